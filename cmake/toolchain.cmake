@@ -1,0 +1,36 @@
+# Compiler flags shared by every target.
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+find_program(RECURVE_CCACHE ccache)
+if(RECURVE_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${RECURVE_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${RECURVE_CCACHE})
+endif()
+
+# Exactness: a row's arithmetic must not depend on which loop a compiler chose
+# to contract into fused multiply-adds. Kernels ask for FMA explicitly.
+set(RECURVE_CXX_FLAGS -Wall -Wextra -Wno-sign-compare -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  list(APPEND RECURVE_CXX_FLAGS -Wthread-safety)
+endif()
+if(RECURVE_WERROR)
+  list(APPEND RECURVE_CXX_FLAGS -Werror)
+endif()
+
+if(RECURVE_SANITIZER STREQUAL "address")
+  set(RECURVE_SANITIZER_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined
+      -fno-omit-frame-pointer)
+elseif(RECURVE_SANITIZER STREQUAL "thread")
+  set(RECURVE_SANITIZER_FLAGS -fsanitize=thread -fno-omit-frame-pointer)
+elseif(NOT RECURVE_SANITIZER STREQUAL "")
+  message(FATAL_ERROR "RECURVE_SANITIZER is '${RECURVE_SANITIZER}'; expected empty, address or thread")
+endif()
+if(RECURVE_SANITIZER_FLAGS)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${RECURVE_SANITIZER_FLAGS}>")
+  # Every option in one word, so that CMake does not drop the repeats.
+  string(REPLACE ";" " " _sanitizer_link "${RECURVE_SANITIZER_FLAGS}")
+  add_link_options("SHELL:${_sanitizer_link}")
+endif()
