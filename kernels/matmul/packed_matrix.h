@@ -1,0 +1,54 @@
+#ifndef RECURVE_KERNELS_MATMUL_PACKED_MATRIX_H_
+#define RECURVE_KERNELS_MATMUL_PACKED_MATRIX_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/tensor_view.h"
+
+namespace recurve {
+
+// A weight matrix [outputs, inputs] repacked for Matmul: groups of 16 output
+// rows, interleaved, so that one vector load reads the same input column of 16
+// outputs. Layout: [ceil(outputs / 16)][inputs][16], padding rows zero.
+//
+// Held as float32 or bfloat16; both widen to float32 exactly, so the choice
+// changes memory traffic and not results.
+//
+// Immutable, hence safe to share between threads.
+class PackedMatrix {
+ public:
+  static constexpr int64_t kBlock = 16;
+
+  PackedMatrix() = default;
+
+  // Packs the rows of `parts`, each [n_i, inputs], one after the other.
+  // `storage` is kFloat32 or kBFloat16; bfloat16 rounds wider parts.
+  // InvalidArgument when a part is not such a matrix.
+  static absl::StatusOr<PackedMatrix> Pack(absl::Span<const TensorView> parts,
+                                           DType storage);
+
+  int64_t outputs() const { return outputs_; }
+  int64_t inputs() const { return inputs_; }
+  DType storage() const { return storage_; }
+  int64_t bytes() const {
+    return static_cast<int64_t>(floats_.size() * 4 + bfloats_.size() * 2);
+  }
+
+  // The packed elements; the one that storage() names is not empty.
+  const std::vector<float>& floats() const { return floats_; }
+  const std::vector<uint16_t>& bfloats() const { return bfloats_; }
+
+ private:
+  int64_t outputs_ = 0;
+  int64_t inputs_ = 0;
+  DType storage_ = DType::kFloat32;
+  std::vector<float> floats_;
+  std::vector<uint16_t> bfloats_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_MATMUL_PACKED_MATRIX_H_

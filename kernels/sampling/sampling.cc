@@ -1,0 +1,304 @@
+#include "kernels/sampling/sampling.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "base/random.h"
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+using Row = absl::Span<const float>;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A token with its rank in one integer: comparing keys compares rank. The upper
+// half is the logit's bits, arranged so that a larger logit is a smaller
+// number; the lower half is the id.
+uint64_t RankKey(float logit, int32_t id) {
+  // Adding +0 turns -0 into +0: they are equal, so the id must decide.
+  const uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0f);
+  const uint32_t order = (bits >> 31) != 0 ? bits : bits ^ 0x7fffffffu;
+  return uint64_t{order} << 32 | static_cast<uint32_t>(id);
+}
+int32_t IdOf(uint64_t key) {
+  return static_cast<int32_t>(static_cast<uint32_t>(key));
+}
+float LogitOf(uint64_t key) {
+  const uint32_t order = static_cast<uint32_t>(key >> 32);
+  return std::bit_cast<float>((order >> 31) != 0 ? order : order ^ 0x7fffffffu);
+}
+
+// Leaves the best `k` possible tokens in *keys, in no order; fewer when there
+// are not as many. One pass: candidates collect in a buffer that is cut back to
+// k whenever it fills, and from then on only a larger logit than the k-th can
+// matter (ids ascend, so a later equal ranks lower). REQUIRES: k >= 1.
+void SelectBest(Row logits, size_t k, std::vector<uint64_t>* keys) {
+  const size_t capacity = std::max<size_t>(2 * k, 1024);
+  float cutoff = -kInfinity;
+  keys->clear();
+  for (size_t id = 0; id < logits.size(); ++id) {
+    if (!(logits[id] > cutoff)) continue;
+    keys->push_back(RankKey(logits[id], static_cast<int32_t>(id)));
+    if (keys->size() < capacity) continue;
+    std::nth_element(keys->begin(), keys->begin() + (k - 1), keys->end());
+    keys->resize(k);
+    cutoff = LogitOf(keys->back());
+  }
+  if (keys->size() > k) {
+    std::nth_element(keys->begin(), keys->begin() + (k - 1), keys->end());
+    keys->resize(k);
+  }
+}
+
+absl::Status CheckIds(absl::string_view what, absl::Span<const int32_t> ids,
+                      size_t vocab) {
+  for (int32_t id : ids) {
+    if (id < 0 || static_cast<size_t>(id) >= vocab) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          what, ": token id ", id, " is outside the vocabulary of ", vocab));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Counts the tokens that penalties apply to: seen[id] is 1 plus the number of
+// times it occurs in the output, 0 for one that is in neither list.
+absl::Status CountTokens(const SampleInput& input, bool with_prompt,
+                         SamplingScratch* scratch) {
+  const size_t vocab = input.logits.size();
+  if (with_prompt)
+    RECURVE_RETURN_IF_ERROR(CheckIds("prompt", input.prompt, vocab));
+  RECURVE_RETURN_IF_ERROR(CheckIds("output", input.output, vocab));
+  if (scratch->seen.size() < vocab) scratch->seen.resize(vocab, 0);
+  scratch->touched.clear();
+  const auto touch = [scratch](int32_t id) {
+    if (scratch->seen[id] != 0) return;
+    scratch->seen[id] = 1;
+    scratch->touched.push_back(id);
+  };
+  if (with_prompt) {
+    for (int32_t id : input.prompt) touch(id);
+  }
+  for (int32_t id : input.output) {
+    touch(id);
+    ++scratch->seen[id];
+  }
+  return absl::OkStatus();
+}
+
+// Step 1 of the header: the logits after penalties and bias. Without any, these
+// are the input's own.
+absl::StatusOr<Row> Adjust(const SampleInput& input, SamplingScratch* scratch) {
+  const SamplingParams& params = *input.params;
+  const bool repetition = params.repetition_penalty != 1;
+  const bool penalties = repetition || params.presence_penalty != 0 ||
+                         params.frequency_penalty != 0;
+  if (!penalties && params.logit_bias.empty()) return input.logits;
+  for (const auto& [id, bias] : params.logit_bias) {
+    RECURVE_RETURN_IF_ERROR(CheckIds("logit_bias", {id}, input.logits.size()));
+  }
+  std::vector<float>& logits = scratch->logits;
+  logits.assign(input.logits.begin(), input.logits.end());
+  if (penalties) {
+    RECURVE_RETURN_IF_ERROR(CountTokens(input, repetition, scratch));
+    for (int32_t id : scratch->touched) {
+      float l = logits[id];
+      if (repetition) {
+        l = l > 0 ? l / params.repetition_penalty
+                  : l * params.repetition_penalty;
+      }
+      const uint32_t in_output = std::exchange(scratch->seen[id], 0) - 1;
+      if (in_output > 0) {
+        l -= params.presence_penalty;
+        l -= params.frequency_penalty * static_cast<float>(in_output);
+      }
+      logits[id] = l;
+    }
+  }
+  for (const auto& [id, bias] : params.logit_bias) logits[id] += bias;
+  return Row(logits);
+}
+
+absl::Status NonFinite(Row logits) {
+  for (size_t id = 0; id < logits.size(); ++id) {
+    if (std::isnan(logits[id]) || logits[id] == kInfinity) {
+      return absl::InternalError(
+          absl::StrCat("non-finite logits: ", logits[id], " for token ", id));
+    }
+  }
+  return absl::InternalError(absl::StrCat("non-finite logits: every one of ",
+                                          logits.size(), " is -inf"));
+}
+
+// The largest logit's smallest id, in one pass that also checks the row: the
+// comparison fails for NaN and +Inf too, and seldom for anything else.
+absl::StatusOr<int32_t> ArgMax(Row logits) {
+  float best = -kInfinity;
+  int32_t best_id = -1;
+  for (size_t id = 0; id < logits.size(); ++id) {
+    if (logits[id] <= best) continue;
+    if (!(logits[id] < kInfinity)) return NonFinite(logits);
+    best = logits[id];
+    best_id = static_cast<int32_t>(id);
+  }
+  if (best_id < 0) return NonFinite(logits);
+  return best_id;
+}
+
+// Step 4: what a logit weighs against the best one.
+struct Weigher {
+  double max;
+  double temperature;
+  double operator()(float logit) const {
+    return std::exp((static_cast<double>(logit) - max) / temperature);
+  }
+};
+
+// Step 2. `result->token` is set already.
+void AddLogprobs(Row logits, float max, int32_t count, SamplingScratch* scratch,
+                 SampleResult* result) {
+  const Weigher weigh = {max, 1.0};
+  double sum = 0;
+  for (float logit : logits) sum += weigh(logit);
+  const double log_sum = static_cast<double>(max) + std::log(sum);
+  result->logprob = static_cast<float>(logits[result->token] - log_sum);
+  if (count == 0) return;
+  SelectBest(logits, count, &scratch->ranked);
+  std::sort(scratch->ranked.begin(), scratch->ranked.end());
+  result->top.reserve(scratch->ranked.size());
+  for (uint64_t key : scratch->ranked) {
+    result->top.emplace_back(IdOf(key),
+                             static_cast<float>(LogitOf(key) - log_sum));
+  }
+}
+
+double SumOf(absl::Span<const uint64_t> keys, const Weigher& weigh) {
+  double sum = 0;
+  for (uint64_t key : keys) sum += weigh(LogitOf(key));
+  return sum;
+}
+
+// Reduces *keys, in any order, to its shortest prefix in rank order whose
+// weights sum to `threshold`; to all when none does. Halves the range in which
+// the prefix ends, rather than sort what may be a whole vocabulary.
+// REQUIRES: *keys is not empty.
+void CutAt(double threshold, const Weigher& weigh,
+           std::vector<uint64_t>* keys) {
+  // Everything before first is in the prefix and sums to `sum` < threshold;
+  // nothing from last on is.
+  auto first = keys->begin();
+  auto last = keys->end();
+  double sum = 0;
+  while (last - first > 1) {
+    const auto middle = first + (last - first) / 2;
+    std::nth_element(first, middle, last);
+    const double better =
+        SumOf(absl::MakeConstSpan(&*first, middle - first), weigh);
+    if (sum + better >= threshold) {
+      last = middle;
+    } else {
+      sum += better;
+      first = middle;
+    }
+  }
+  keys->erase(last, keys->end());
+}
+
+// Steps 5 and 6: the tokens that top_k (0: all) and top_p keep, in no order.
+void KeepBest(Row logits, size_t top_k, double top_p, const Weigher& weigh,
+              std::vector<uint64_t>* keys) {
+  if (top_k > 0) {
+    SelectBest(logits, top_k, keys);
+    if (top_p < 1) CutAt(top_p * SumOf(*keys, weigh), weigh, keys);
+    return;
+  }
+  double total = 0;
+  for (float logit : logits) total += weigh(logit);
+  // As a rule the prefix is among a few.
+  constexpr size_t kFew = 256;
+  SelectBest(logits, kFew, keys);
+  if (SumOf(*keys, weigh) < top_p * total) {
+    SelectBest(logits, logits.size(), keys);
+  }
+  CutAt(top_p * total, weigh, keys);
+}
+
+// Step 8: an index into `weights`, which are not all 0.
+size_t Draw(absl::Span<const double> weights, uint64_t seed, uint64_t index) {
+  const std::array<uint32_t, 4> words = Philox4x32(seed, index, 0);
+  const double u =
+      static_cast<double>((uint64_t{words[0]} << 32 | words[1]) >> 11) *
+      0x1p-53;
+  double total = 0;
+  for (double weight : weights) total += weight;
+  double sum = 0;
+  size_t last = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] == 0) continue;
+    sum += weights[i];
+    last = i;
+    if (sum > u * total) break;
+  }
+  return last;
+}
+
+// Steps 4 to 8.
+int32_t DrawToken(Row logits, float max, const SampleInput& input,
+                  SamplingScratch* scratch) {
+  const SamplingParams& params = *input.params;
+  const Weigher weigh = {max, params.temperature};
+  const double min_p = params.min_p;
+  std::vector<double>& weights = scratch->weights;
+  weights.clear();
+  const bool cut_k =
+      params.top_k > 0 && static_cast<size_t>(params.top_k) < logits.size();
+  if (!cut_k && params.top_p >= 1) {
+    for (float logit : logits) {
+      const double weight = weigh(logit);
+      weights.push_back(weight >= min_p ? weight : 0);
+    }
+    return static_cast<int32_t>(Draw(weights, params.seed, input.index));
+  }
+  std::vector<uint64_t>& keys = scratch->ranked;
+  KeepBest(logits, cut_k ? params.top_k : 0, params.top_p, weigh, &keys);
+  std::sort(keys.begin(), keys.end(),
+            [](uint64_t a, uint64_t b) { return IdOf(a) < IdOf(b); });
+  for (uint64_t key : keys) {
+    const double weight = weigh(LogitOf(key));
+    weights.push_back(weight >= min_p ? weight : 0);
+  }
+  return IdOf(keys[Draw(weights, params.seed, input.index)]);
+}
+
+}  // namespace
+
+absl::StatusOr<SampleResult> SampleRow(const SampleInput& input,
+                                       SamplingScratch* scratch) {
+  RECURVE_CHECK(input.params != nullptr && scratch != nullptr);
+  const SamplingParams& params = *input.params;
+  if (input.logits.empty()) {
+    return absl::InvalidArgumentError("logits: the row is empty");
+  }
+  RECURVE_ASSIGN_OR_RETURN(const Row logits, Adjust(input, scratch));
+  RECURVE_ASSIGN_OR_RETURN(const int32_t best, ArgMax(logits));
+  SampleResult result;
+  result.token = params.temperature > 0
+                     ? DrawToken(logits, logits[best], input, scratch)
+                     : best;
+  if (params.num_logprobs >= 0) {
+    AddLogprobs(logits, logits[best], params.num_logprobs, scratch, &result);
+  }
+  return result;
+}
+
+}  // namespace recurve

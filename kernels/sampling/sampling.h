@@ -1,0 +1,96 @@
+#ifndef RECURVE_KERNELS_SAMPLING_SAMPLING_H_
+#define RECURVE_KERNELS_SAMPLING_SAMPLING_H_
+
+// Chooses the next token from one row of logits, on the CPU. This is the
+// specification that other implementations are tested against.
+//
+// In order:
+//  1. Penalties and bias, in float32, on the logit l of a token:
+//       seen in prompt or output:  l = l > 0 ? l / repetition : l * repetition
+//       in the output, n times:    l = l - presence, then l = l - frequency * n
+//       for each entry of logit_bias: l = l + bias
+//     What follows calls the result "the logits".
+//  2. Log-probabilities, when asked for: log-softmax of the logits.
+//  3. temperature 0: the largest logit, the smallest id among equals. Done.
+//  4. Weights w = exp((l - max l) / temperature); the best token has 1.
+//  5. top_k: the k best tokens. Rank is by logit, larger first, ties by smaller
+//     id; so exactly k are kept.
+//  6. top_p: the shortest prefix, in rank order, whose weights sum to at least
+//     top_p of the sum over the tokens that top_k left; the best token always.
+//  7. min_p: those with w >= min_p.
+//  8. One draw: u in [0, 1), uniform with 53 bits, from words 0 (high) and 1 of
+//     Philox4x32(seed, index, 0). Walking the kept tokens by ascending id, the
+//     first whose running sum of weights exceeds u times their sum.
+// Weights, exponentials and sums are float64.
+//
+// A token with logit -Inf is impossible: it is never chosen, ranked or
+// reported. NaN, +Inf, and a row of nothing but -Inf mean that the sequence is
+// broken, and give an error.
+//
+// The result depends on the input alone: not on the scratch's history, nor on
+// other rows. Thread safety: calls with different scratches may run at the same
+// time.
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace recurve {
+
+// Ranges are those of recurve.v1.SamplingParams; whoever accepts a request
+// validates them. Values outside give an unspecified token or an error.
+struct SamplingParams {
+  float repetition_penalty = 1;
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+  float temperature = 0;
+  float top_p = 1;
+  float min_p = 0;
+  int32_t top_k = 0;  // 0 = all
+  uint64_t seed = 0;
+  std::vector<std::pair<int32_t, float>> logit_bias;  // token id, bias
+  // -1: none. n >= 0: the chosen token's, and those of the n best.
+  int32_t num_logprobs = -1;
+};
+
+struct SampleInput {
+  absl::Span<const float> logits;    // [vocab]
+  absl::Span<const int32_t> prompt;  // token ids, read for repetition_penalty
+  absl::Span<const int32_t> output;  // token ids generated so far
+  // Of the token to draw among the generated ones, from 0: the same index of
+  // the same request meets the same u, whatever happened in between.
+  uint64_t index = 0;
+  const SamplingParams* params = nullptr;
+};
+
+struct SampleResult {
+  int32_t token = 0;
+  float logprob = 0;  // natural logarithm; 0 when num_logprobs is -1
+  // (token id, log-probability) in rank order: num_logprobs of them, or fewer
+  // when there are not as many possible tokens.
+  std::vector<std::pair<int32_t, float>> top;
+};
+
+// Buffers kept from call to call so that sampling need not allocate. The
+// contents are SampleRow's own.
+struct SamplingScratch {
+  std::vector<float> logits;     // [vocab], after penalties and bias
+  std::vector<uint32_t> seen;    // [vocab], all 0 between calls
+  std::vector<int32_t> touched;  // ids with seen != 0
+  std::vector<uint64_t> ranked;  // tokens as rank keys, see sampling.cc
+  std::vector<double> weights;   // of the tokens to draw from
+};
+
+// Errors: Internal "non-finite logits: ..." for this row alone;
+// InvalidArgument for an empty row, or an id outside [0, vocab) in logit_bias,
+// output or prompt (each looked at only where it takes effect).
+// REQUIRES: input.params and scratch are not null.
+absl::StatusOr<SampleResult> SampleRow(const SampleInput& input,
+                                       SamplingScratch* scratch);
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_SAMPLING_SAMPLING_H_

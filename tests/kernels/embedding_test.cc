@@ -1,0 +1,69 @@
+#include "kernels/embedding/embedding.h"
+
+#include <cstring>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "gtest/gtest.h"
+#include "tests/testing/compare.h"
+#include "tests/testing/random_tensor.h"
+
+namespace recurve {
+namespace {
+
+constexpr int64_t kVocab = 11;
+
+// Row t of `y` must be row tokens[t] of `values`, and nothing else be written.
+void ExpectRows(const TensorView& table, const std::vector<float>& values,
+                ThreadPool& pool) {
+  const int64_t cols = table.shape[1];
+  const int64_t stride = cols + 3;
+  const std::vector<int32_t> tokens = {10, 0, 3, 3, 7, 10};
+  std::vector<float> y(tokens.size() * stride, kCanary);
+  std::vector<float> want = y;
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    for (int64_t c = 0; c < cols; ++c) {
+      want[t * stride + c] = values[tokens[t] * cols + c];
+    }
+  }
+  Embedding({&table, tokens.data(), y.data(), stride,
+             static_cast<int64_t>(tokens.size())},
+            pool);
+  EXPECT_TRUE(SameBits(y, want));
+}
+
+TEST(EmbeddingTest, CopiesFloat32Rows) {
+  for (int64_t cols : {1, 5, 64}) {
+    const std::vector<float> values = RandomTensor(1, kVocab * cols);
+    const TensorView table = {values.data(), DType::kFloat32, {kVocab, cols}};
+    for (int threads : {1, 3}) {
+      ThreadPool pool(threads);
+      ExpectRows(table, values, pool);
+    }
+  }
+}
+
+TEST(EmbeddingTest, WidensBFloat16FromAnyAddress) {
+  ThreadPool pool(2);
+  for (int64_t cols : {1, 5, 64}) {
+    const std::vector<float> values = RandomBFloat16Tensor(2, kVocab * cols);
+    std::vector<char> bytes(1 + values.size() * 2);  // at an odd address
+    for (size_t i = 0; i < values.size(); ++i) {
+      const uint16_t bits = FloatToBFloat16(values[i]);
+      std::memcpy(bytes.data() + 1 + i * 2, &bits, 2);
+    }
+    const TensorView table = {
+        bytes.data() + 1, DType::kBFloat16, {kVocab, cols}};
+    ExpectRows(table, values, pool);
+  }
+}
+
+TEST(EmbeddingTest, NoRows) {
+  ThreadPool pool(2);
+  const std::vector<float> values = RandomTensor(1, kVocab);
+  const TensorView table = {values.data(), DType::kFloat32, {kVocab, 1}};
+  Embedding({&table, nullptr, nullptr, 1, 0}, pool);
+}
+
+}  // namespace
+}  // namespace recurve
