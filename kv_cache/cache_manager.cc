@@ -1,0 +1,207 @@
+#include "kv_cache/cache_manager.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+// A storage's error as Internal: whatever its code, it must not pass for a
+// pool that is short.
+absl::Status StorageError(absl::string_view action, int32_t id,
+                          const absl::Status& status) {
+  return absl::InternalError(
+      absl::StrCat(action, " ", id, ": ", status.ToString()));
+}
+
+PoolStats StatsOf(const IdPool& pool) {
+  return {pool.total(), pool.used(), pool.free()};
+}
+
+}  // namespace
+
+CacheManager::CacheManager(const CacheSpec& spec, CacheStorage* storage,
+                           const CacheOptions& options)
+    : spec_(spec),
+      storage_(storage),
+      options_(options),
+      pages_(spec.num_pages),
+      slots_(spec.num_slots),
+      pages_of_slot_(static_cast<size_t>(spec.num_slots) + 1, 0) {
+  RECURVE_CHECK(storage != nullptr);
+  RECURVE_CHECK(spec.page_bytes >= 0 && spec.slot_bytes >= 0);
+}
+
+CacheManager::~CacheManager() {
+  // A lease that outlived this would write into freed memory.
+  RECURVE_CHECK(slots_.ids().used() == 0 && pages_.used() == 0);
+}
+
+absl::StatusOr<SequenceLease> CacheManager::Acquire(uint64_t owner) {
+  if (owner == 0) {
+    return absl::InternalError("Acquire: sequence id 0 means free");
+  }
+  if (slots_.Holds(owner)) {
+    return absl::InternalError(
+        absl::StrCat("Acquire: sequence ", owner, " holds a slot already"));
+  }
+  if (slots_.ids().free() == 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("sequence ", owner, " needs a slot; 0 of ",
+                     slots_.ids().total(), " are free"));
+  }
+  const int32_t slot = slots_.NextFree();
+  const absl::Status cleared = storage_->ClearSlot(slot);
+  if (!cleared.ok()) return StorageError("clearing slot", slot, cleared);
+  return SequenceLease(this, owner, slots_.Take(owner));
+}
+
+absl::Status CacheManager::Reserve(SequenceLease& lease, int64_t tokens) {
+  RECURVE_RETURN_IF_ERROR(CheckLease(lease));
+  if (tokens < 0) {
+    return absl::InternalError(absl::StrCat("Reserve: sequence ", lease.owner_,
+                                            " asked for ", tokens, " tokens"));
+  }
+  const int64_t held = static_cast<int64_t>(lease.pages_.size());
+  const int64_t more = PagesFor(tokens, spec_) - held;
+  if (more <= 0) return absl::OkStatus();
+  if (more > pages_.free()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "sequence ", lease.owner_, " holds ", held, " pages and needs ", more,
+        " more for ", tokens, " tokens; ", pages_.free(), " of ",
+        pages_.total(), " are free"));
+  }
+  // All are cleared while free, and only then taken: a failure halfway leaves
+  // nothing to undo.
+  for (int32_t page : pages_.NextFree(static_cast<int32_t>(more))) {
+    const absl::Status cleared = storage_->ClearPage(page);
+    if (!cleared.ok()) return StorageError("clearing page", page, cleared);
+  }
+  for (int64_t i = 0; i < more; ++i) {
+    const OwnedId page = pages_.Take(lease.owner_);
+    lease.pages_.push_back(page.id);
+    lease.page_generations_.push_back(page.generation);
+  }
+  pages_of_slot_[lease.slot_.id] += more;
+  return absl::OkStatus();
+}
+
+absl::Status CacheManager::BeginUpdate(const SequenceLease& lease,
+                                       int64_t position, int64_t num_tokens) {
+  RECURVE_RETURN_IF_ERROR(CheckLease(lease));
+  // The pages first: SlotPool::BeginUpdate marks the slot, so it comes last.
+  const int64_t held = static_cast<int64_t>(lease.pages_.size());
+  if (spec_.page_bytes != 0 && position >= 0 && num_tokens >= 0 &&
+      num_tokens > held * kPageTokens - position) {
+    return absl::InternalError(
+        absl::StrCat("sequence ", lease.owner_, ": update of ", num_tokens,
+                     " tokens at position ", position, " but its ", held,
+                     " pages hold ", held * kPageTokens, " tokens"));
+  }
+  return slots_.BeginUpdate(lease.slot_, lease.owner_, position, num_tokens);
+}
+
+void CacheManager::CommitUpdate(SequenceLease& lease, int64_t num_tokens) {
+  RECURVE_CHECK(lease.manager_ == this);
+  RECURVE_CHECK(
+      slots_.CommitUpdate(lease.slot_, lease.owner_, num_tokens).ok());
+}
+
+CacheStats CacheManager::stats() const {
+  return {StatsOf(pages_), StatsOf(slots_.ids())};
+}
+
+absl::Status CacheManager::CheckLease(const SequenceLease& lease) const {
+  if (lease.empty()) {
+    return absl::InternalError("the lease is empty: released or moved from");
+  }
+  if (lease.manager_ != this) {
+    return absl::InternalError(absl::StrCat(
+        "the lease of sequence ", lease.owner_, " is another manager's"));
+  }
+  RECURVE_RETURN_IF_ERROR(slots_.ids().CheckOwned(lease.slot_, lease.owner_));
+  for (size_t i = 0; i < lease.pages_.size(); ++i) {
+    RECURVE_RETURN_IF_ERROR(pages_.CheckOwned(
+        {lease.pages_[i], lease.page_generations_[i]}, lease.owner_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CacheManager::CheckInvariants() const {
+  RECURVE_RETURN_IF_ERROR(poison_status_);
+  RECURVE_RETURN_IF_ERROR(pages_.CheckInvariants());
+  RECURVE_RETURN_IF_ERROR(slots_.CheckInvariants());
+  std::map<uint64_t, int64_t> expected;  // pages by owner
+  for (int32_t slot = 0; slot <= slots_.ids().total(); ++slot) {
+    const uint64_t owner = slots_.ids().owner(slot);
+    if (owner == 0) {
+      if (pages_of_slot_[slot] == 0) continue;
+      return absl::InternalError(absl::StrCat("slot ", slot,
+                                              " is free but counts ",
+                                              pages_of_slot_[slot], " pages"));
+    }
+    if (!expected.emplace(owner, pages_of_slot_[slot]).second) {
+      return absl::InternalError(
+          absl::StrCat("sequence ", owner, " holds two slots"));
+    }
+  }
+  std::map<uint64_t, int64_t> found;
+  for (int32_t page = 1; page <= pages_.total(); ++page) {
+    if (pages_.owner(page) != 0) ++found[pages_.owner(page)];
+  }
+  for (const auto& [owner, count] : found) {
+    if (expected.find(owner) == expected.end()) {
+      return absl::InternalError(absl::StrCat("sequence ", owner, " owns ",
+                                              count, " pages and no slot"));
+    }
+  }
+  for (const auto& [owner, count] : expected) {
+    if (found[owner] != count) {
+      return absl::InternalError(absl::StrCat("sequence ", owner, " owns ",
+                                              found[owner],
+                                              " pages but was handed ", count));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CacheManager::CheckIdle() const {
+  RECURVE_RETURN_IF_ERROR(CheckInvariants());
+  RECURVE_RETURN_IF_ERROR(slots_.ids().CheckIdle());
+  return pages_.CheckIdle();
+}
+
+void CacheManager::TakeBack(const SequenceLease& lease) {
+  // Last page first, so that the next sequence gets them in the same order.
+  for (size_t i = lease.pages_.size(); i-- > 0;) {
+    const OwnedId page = {lease.pages_[i], lease.page_generations_[i]};
+    RECURVE_CHECK(pages_.CheckOwned(page, lease.owner_).ok());
+    if (options_.poison_on_release) {
+      const absl::Status poisoned = storage_->PoisonPage(page.id);
+      if (!poisoned.ok()) {
+        poison_status_.Update(
+            StorageError("poisoning page", page.id, poisoned));
+      }
+    }
+    RECURVE_CHECK(pages_.Give(page, lease.owner_).ok());
+  }
+  const int32_t slot = lease.slot_.id;
+  RECURVE_CHECK(slots_.ids().CheckOwned(lease.slot_, lease.owner_).ok());
+  if (options_.poison_on_release) {
+    const absl::Status poisoned = storage_->PoisonSlot(slot);
+    if (!poisoned.ok()) {
+      poison_status_.Update(StorageError("poisoning slot", slot, poisoned));
+    }
+  }
+  RECURVE_CHECK(slots_.Give(lease.slot_, lease.owner_).ok());
+  pages_of_slot_[slot] = 0;
+}
+
+int64_t CacheManager::TokensApplied(const SequenceLease& lease) const {
+  return slots_.tokens_applied(lease.slot_.id);
+}
+
+}  // namespace recurve

@@ -1,0 +1,113 @@
+#ifndef RECURVE_KV_CACHE_CACHE_MANAGER_H_
+#define RECURVE_KV_CACHE_CACHE_MANAGER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kv_cache/cache_spec.h"
+#include "kv_cache/cache_storage.h"
+#include "kv_cache/page_pool.h"
+#include "kv_cache/sequence_lease.h"
+#include "kv_cache/slot_pool.h"
+
+namespace recurve {
+
+struct CacheOptions {
+  // Has the storage fill pages and slots with NaN when they are given back.
+  // For tests: it costs a write of every freed byte.
+  bool poison_on_release = false;
+};
+
+struct PoolStats {
+  int32_t total = 0;
+  int32_t used = 0;
+  int32_t free = 0;
+};
+
+struct CacheStats {
+  PoolStats pages;
+  PoolStats slots;
+};
+
+// Hands out sequence memory and checks every use of it. Bookkeeping only: the
+// bytes are the storage's.
+//
+// Invariants: memory is cleared, while still free, before it gets an owner;
+// each page and slot has at most one owner; a failed call changes nothing that
+// can be observed through this class.
+//
+// Statuses: ResourceExhausted means that a pool is short and that giving
+// something back helps; it never comes from the storage, whose errors arrive as
+// Internal. Misuse is Internal, with the numbers.
+//
+// Thread safety: none; the engine's step thread owns the manager and its
+// leases.
+class CacheManager {
+ public:
+  // `storage` outlives the manager. REQUIRES: nothing in `spec` is negative.
+  CacheManager(const CacheSpec& spec, CacheStorage* storage,
+               const CacheOptions& options = {});
+  // REQUIRES: every lease is gone.
+  ~CacheManager();
+  CacheManager(const CacheManager&) = delete;
+  CacheManager& operator=(const CacheManager&) = delete;
+
+  const CacheSpec& spec() const { return spec_; }
+
+  // A lease of one cleared slot at position 0 and no pages. `owner` is a
+  // sequence id other than 0 that holds no lease now.
+  absl::StatusOr<SequenceLease> Acquire(uint64_t owner);
+
+  // Grows the lease to the pages that `tokens` tokens in all need, or leaves it
+  // as it is. Never shrinks it.
+  absl::Status Reserve(SequenceLease& lease, int64_t tokens);
+
+  // To be called before each launch that feeds the sequence's tokens
+  // [position, position + num_tokens): verifies that slot and pages are still
+  // this lease's, that the state is exactly at `position` with no update in
+  // flight, and that the pages cover the tokens.
+  absl::Status BeginUpdate(const SequenceLease& lease, int64_t position,
+                           int64_t num_tokens);
+
+  // The launch succeeded. After one that failed the state is unknown: release
+  // the lease instead. REQUIRES: an update of `num_tokens` is in flight.
+  void CommitUpdate(SequenceLease& lease, int64_t num_tokens);
+
+  CacheStats stats() const;
+
+  // Internal unless slot and pages are this lease's.
+  absl::Status CheckLease(const SequenceLease& lease) const;
+
+  // Internal unless each page is owned at most once and by a sequence with a
+  // slot, free lists and owners agree, counts add up, and no poisoning failed.
+  // Looks at everything: for tests and simulation.
+  absl::Status CheckInvariants() const;
+
+  // CheckInvariants, and every pool is full again.
+  absl::Status CheckIdle() const;
+
+ private:
+  friend class SequenceLease;
+  friend class CachePeer;  // tests break invariants on purpose
+
+  // For SequenceLease::Release and tokens_applied. REQUIRES: of this manager.
+  void TakeBack(const SequenceLease& lease);
+  int64_t TokensApplied(const SequenceLease& lease) const;
+
+  const CacheSpec spec_;
+  CacheStorage* const storage_;
+  const CacheOptions options_;
+  PagePool pages_;
+  SlotPool slots_;
+  // Pages handed to the holder of each slot, [num_slots + 1]: a second count
+  // that CheckInvariants holds against the owners of pages.
+  std::vector<int64_t> pages_of_slot_;
+  // The first failure to poison. Release cannot report it.
+  absl::Status poison_status_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_KV_CACHE_CACHE_MANAGER_H_

@@ -1,0 +1,34 @@
+#ifndef RECURVE_KV_CACHE_CACHE_SPEC_H_
+#define RECURVE_KV_CACHE_CACHE_SPEC_H_
+
+// How much sequence state a server holds, in units of hand-over.
+
+#include <cstdint>
+
+namespace recurve {
+
+// Tokens whose TPA factors, of every layer, one page holds.
+inline constexpr int kPageTokens = 64;
+
+// Page 0 and slot 0 are the sinks that padding rows write to. They exist
+// besides the counts here and are never handed out: usable ids are 1..num.
+struct CacheSpec {
+  int32_t num_pages = 0;
+  int32_t num_slots = 0;
+  // Bytes of one page, all layers together; 0 for a model without TPA layers,
+  // whose sequences then need no pages.
+  int64_t page_bytes = 0;
+  // Bytes of one slot, all layers together; 0 for a model without recurrent
+  // layers. Its sequences hold a slot all the same: it counts their tokens.
+  int64_t slot_bytes = 0;
+};
+
+// Pages that a sequence of `tokens` tokens occupies. REQUIRES: tokens >= 0.
+constexpr int64_t PagesFor(int64_t tokens, const CacheSpec& spec) {
+  if (spec.page_bytes == 0) return 0;
+  return tokens / kPageTokens + (tokens % kPageTokens != 0 ? 1 : 0);
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KV_CACHE_CACHE_SPEC_H_

@@ -1,0 +1,38 @@
+#ifndef RECURVE_TESTS_KV_CACHE_CACHE_PEER_H_
+#define RECURVE_TESTS_KV_CACHE_CACHE_PEER_H_
+
+#include <vector>
+
+#include "kv_cache/cache_manager.h"
+
+namespace recurve {
+
+// Reaches into the bookkeeping to break it, so that tests can show that the
+// checks see it.
+class CachePeer {
+ public:
+  static std::vector<int32_t>& FreeList(IdPool& pool) { return pool.free_; }
+  static uint64_t& Owner(IdPool& pool, int32_t id) {
+    return pool.tags_[id].owner;
+  }
+  static uint32_t& Generation(IdPool& pool, int32_t id) {
+    return pool.tags_[id].generation;
+  }
+  static IdPool& Ids(SlotPool& pool) { return pool.ids_; }
+  static int64_t& TokensApplied(SlotPool& pool, int32_t slot) {
+    return pool.progress_[slot].tokens_applied;
+  }
+  static PagePool& Pages(CacheManager& manager) { return manager.pages_; }
+  static SlotPool& Slots(CacheManager& manager) { return manager.slots_; }
+  static int64_t& PagesOfSlot(CacheManager& manager, int32_t slot) {
+    return manager.pages_of_slot_[slot];
+  }
+  static std::vector<int32_t>& LeasePages(SequenceLease& lease) {
+    return lease.pages_;
+  }
+  static OwnedId& LeaseSlot(SequenceLease& lease) { return lease.slot_; }
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_KV_CACHE_CACHE_PEER_H_
