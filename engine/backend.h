@@ -1,0 +1,149 @@
+#ifndef RECURVE_ENGINE_BACKEND_H_
+#define RECURVE_ENGINE_BACKEND_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/tensor_view.h"
+#include "engine/models/config.h"
+#include "engine/step.h"
+#include "kv_cache/cache_storage.h"
+
+namespace recurve {
+
+// Things a backend holds, by number.
+struct MatrixId {
+  int32_t value = -1;
+};
+struct VectorId {
+  int32_t value = -1;
+};
+struct TableId {
+  int32_t value = -1;
+};
+struct PositionId {
+  int32_t value = -1;
+};
+struct TpaCacheId {
+  int32_t value = -1;
+};
+struct StateId {
+  int32_t value = -1;
+};
+
+// A block of activation rows in the backend's memory: one row for each token of
+// the step. Model code passes these on and cuts them by columns; only the
+// backend looks inside.
+struct Activations {
+  char* data = nullptr;
+  int64_t cols = 0;
+  int64_t stride = 0;         // elements between rows
+  int64_t element_bytes = 4;  // of the backend's activation type
+
+  Activations Columns(int64_t first, int64_t count) const {
+    return {data + first * element_bytes, count, stride, element_bytes};
+  }
+};
+
+// Where a model runs. Methods are whole operations on the ragged batch given to
+// BeginStep, so that model code is written once for every device.
+//
+// Order of calls: Load… and Allocate… while a model is built; AllocateCache
+// once; then, for each step, BeginStep, operations, EndStep.
+//
+// A row's result depends on that row, its sequence and its position only.
+//
+// Thread safety: one thread at a time.
+class Backend : public CacheStorage {
+ public:
+  virtual absl::string_view name() const = 0;
+  virtual absl::string_view weight_dtype() const = 0;
+  virtual absl::string_view state_dtype() const = 0;
+  virtual absl::string_view kv_dtype() const = 0;
+
+  // --- Building a model ---
+
+  // The rows of `parts` one after the other, each part [n_i, inputs].
+  virtual absl::StatusOr<MatrixId> LoadMatrix(
+      absl::Span<const TensorView> parts) = 0;
+  virtual absl::StatusOr<VectorId> LoadVector(const TensorView& tensor) = 0;
+  virtual absl::StatusOr<VectorId> LoadVector(
+      absl::Span<const float> values) = 0;
+  virtual absl::StatusOr<TableId> LoadEmbedding(const TensorView& table) = 0;
+  virtual absl::StatusOr<PositionId> LoadPosition(
+      const PositionConfig& config) = 0;
+  // Bytes of weights held so far.
+  virtual uint64_t weight_bytes() const = 0;
+
+  // Declares the memory of one layer. Bytes are those of one page or slot.
+  virtual TpaCacheId AddTpaCache(const TpaShape& shape) = 0;
+  virtual StateId AddState(int64_t num_heads, int64_t key_dim,
+                           int64_t value_dim) = 0;
+  virtual int64_t page_bytes() const = 0;
+  virtual int64_t slot_bytes() const = 0;
+  // Allocates pages 0 ... num_pages and slots 0 ... num_slots, all zero; number
+  // 0 of each is the sink for padding rows.
+  virtual absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) = 0;
+
+  // Rows for the largest step.
+  virtual absl::StatusOr<Activations> AllocateActivations(int64_t cols) = 0;
+
+  // --- One step ---
+
+  virtual absl::Status BeginStep(const StepBatch& batch) = 0;
+
+  // out = table[token]
+  virtual void Embed(TableId table, Activations out) = 0;
+  virtual void RmsNorm(Activations in, VectorId weight, double eps,
+                       Activations out) = 0;
+  // out = in · matrixᵀ, or out += that.
+  virtual void Project(Activations in, MatrixId matrix, Activations out,
+                       bool add) = 0;
+  // out = act(in[:, :n]) ⊙ in[:, n:]
+  virtual void Glu(Activations in, Activation activation, Activations out) = 0;
+
+  struct TpaArgs {
+    TpaCacheId cache;
+    PositionId position;
+    Activations a_q, b_q, a_k, b_k, a_v, b_v;
+    Activations out;  // [T, H·E]
+  };
+  // Appends the step's tokens to the factor cache and attends.
+  virtual void Tpa(const TpaArgs& args) = 0;
+
+  struct LinearAttentionArgs {
+    StateId state;
+    PositionId position;
+    VectorId decay;  // λ of each head
+    const LinearConfig* config;
+    Activations q, k, v;
+    Activations out;  // [T, H·E]
+  };
+  virtual void LinearAttention(const LinearAttentionArgs& args) = 0;
+
+  struct GatedNormArgs {
+    Activations in;
+    Activations gate;
+    Activation activation;
+    bool gate_after_norm;
+    VectorId weight;
+    double eps;
+    Activations out;
+  };
+  virtual void GatedNorm(const GatedNormArgs& args) = 0;
+
+  // Normalises the rows whose logits are wanted, multiplies them by the head,
+  // and draws the samples.
+  virtual void Head(Activations in, VectorId norm, double eps, MatrixId head,
+                    StepOutput* output) = 0;
+
+  // Waits for the step. An error is a failure of the device.
+  virtual absl::Status EndStep() = 0;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_BACKEND_H_

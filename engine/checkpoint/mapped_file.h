@@ -1,0 +1,48 @@
+#ifndef RECURVE_ENGINE_CHECKPOINT_MAPPED_FILE_H_
+#define RECURVE_ENGINE_CHECKPOINT_MAPPED_FILE_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace recurve {
+
+// A whole file mapped read-only, unmapped when this object goes.
+//
+// The bytes stay where they are when the object is moved. The file must not
+// shrink while it is mapped: the kernel answers a read past the new end with
+// SIGBUS, which nothing here can turn into an error. Deployments mount models
+// read-only.
+//
+// Thread safety: const methods may run concurrently.
+class MappedFile {
+ public:
+  // Refuses what is not a regular file, and empty files.
+  static absl::StatusOr<MappedFile> Open(const std::string& path);
+
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+
+  // Never empty, except in a moved-from object.
+  absl::string_view bytes() const {
+    return absl::string_view(static_cast<const char*>(data_), size_);
+  }
+
+ private:
+  MappedFile(std::string path, void* data, size_t size);
+
+  std::string path_;
+  void* data_ = nullptr;
+  size_t size_ = 0;  // bytes
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CHECKPOINT_MAPPED_FILE_H_

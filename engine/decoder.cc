@@ -1,0 +1,134 @@
+#include "engine/decoder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "kernels/tpa/tpa_layout.h"
+#include "kv_cache/cache_spec.h"
+
+namespace recurve {
+
+// The pages that kv_cache hands out are the ones that the kernels lay out. The
+// two folders do not know each other, so that this is said here.
+static_assert(kPageTokens == kTpaPageTokens);
+
+int64_t CacheBytesPerToken(const ModelDefinition& model,
+                           int64_t element_bytes) {
+  int64_t elements = 0;
+  for (const LayerDefinition& layer : model.layers) {
+    if (const auto* tpa = std::get_if<TpaLayer>(&layer.mixer)) {
+      elements +=
+          TpaPageLayout(tpa->config.shape).page_elements / kTpaPageTokens;
+    }
+  }
+  return elements * element_bytes;
+}
+
+int64_t StateBytesPerSequence(const ModelDefinition& model) {
+  int64_t elements = 0;
+  for (const LayerDefinition& layer : model.layers) {
+    if (const auto* linear = std::get_if<LinearLayer>(&layer.mixer)) {
+      const LinearConfig& config = linear->config;
+      elements += config.num_heads *
+                  LrpeOutputDim(config.position.type, config.head_dim) *
+                  config.value_dim;
+    }
+  }
+  return elements * static_cast<int64_t>(sizeof(float));
+}
+
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
+    const ModelDefinition& model, std::unique_ptr<Backend> backend,
+    int32_t num_pages, int32_t num_slots) {
+  auto decoder = std::unique_ptr<Decoder>(new Decoder(std::move(backend)));
+  RECURVE_RETURN_IF_ERROR(decoder->LoadWeights(model));
+  Backend& device = *decoder->backend_;
+  RECURVE_RETURN_IF_ERROR(device.AllocateCache(num_pages, num_slots));
+  decoder->cache_spec_ = {num_pages, num_slots, device.page_bytes(),
+                          device.slot_bytes()};
+
+  ModelInfo& info = decoder->info_;
+  info.family = model.family;
+  info.parameters = model.parameters;
+  info.num_layers = static_cast<int64_t>(model.layers.size());
+  info.hidden_size = model.hidden_size;
+  info.vocab_size = model.vocab_size;
+  for (const Layer& layer : decoder->layers_)
+    info.mixers.emplace_back(layer.mixer->name());
+  info.max_position_embeddings = model.max_position_embeddings;
+  info.tokenizer = model.tokenizer;
+  info.bos_token_id = model.bos_token_id;
+  info.eos_token_ids = model.eos_token_ids;
+  info.fingerprint = model.fingerprint;
+  info.device = std::string(device.name());
+  info.weight_dtype = std::string(device.weight_dtype());
+  info.state_dtype = std::string(device.state_dtype());
+  info.kv_dtype = std::string(device.kv_dtype());
+  info.weight_bytes = device.weight_bytes();
+  return decoder;
+}
+
+absl::Status Decoder::LoadLayer(const ModelDefinition& model,
+                                const LayerDefinition& definition) {
+  Layer layer;
+  if (const auto* tpa = std::get_if<TpaLayer>(&definition.mixer)) {
+    RECURVE_ASSIGN_OR_RETURN(layer.mixer, MakeTpaMixer(*tpa, *backend_));
+  } else {
+    RECURVE_ASSIGN_OR_RETURN(
+        layer.mixer, MakeLinearMixer(std::get<LinearLayer>(definition.mixer),
+                                     model.norm_eps, *backend_));
+  }
+  RECURVE_ASSIGN_OR_RETURN(layer.token_norm,
+                           backend_->LoadVector(definition.token_norm));
+  RECURVE_ASSIGN_OR_RETURN(layer.channel_norm,
+                           backend_->LoadVector(definition.channel_norm));
+  RECURVE_ASSIGN_OR_RETURN(
+      layer.w1_w2, backend_->LoadMatrix({definition.w1, definition.w2}));
+  RECURVE_ASSIGN_OR_RETURN(layer.w3, backend_->LoadMatrix({definition.w3}));
+  layers_.push_back(std::move(layer));
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::LoadWeights(const ModelDefinition& model) {
+  intermediate_size_ = model.intermediate_size;
+  norm_eps_ = model.norm_eps;
+  channel_activation_ = model.channel_activation;
+  RECURVE_ASSIGN_OR_RETURN(embedding_,
+                           backend_->LoadEmbedding(model.embedding));
+  int64_t scratch_cols = 3 * model.intermediate_size;
+  for (const LayerDefinition& definition : model.layers) {
+    RECURVE_RETURN_IF_ERROR(LoadLayer(model, definition));
+    scratch_cols = std::max(scratch_cols, layers_.back().mixer->scratch_cols());
+  }
+  RECURVE_ASSIGN_OR_RETURN(final_norm_, backend_->LoadVector(model.final_norm));
+  RECURVE_ASSIGN_OR_RETURN(head_, backend_->LoadMatrix({model.head}));
+  RECURVE_ASSIGN_OR_RETURN(residual_,
+                           backend_->AllocateActivations(model.hidden_size));
+  RECURVE_ASSIGN_OR_RETURN(normed_,
+                           backend_->AllocateActivations(model.hidden_size));
+  RECURVE_ASSIGN_OR_RETURN(scratch_,
+                           backend_->AllocateActivations(scratch_cols));
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Run(const StepBatch& batch, StepOutput* output) {
+  Backend& backend = *backend_;
+  RECURVE_RETURN_IF_ERROR(backend.BeginStep(batch));
+  backend.Embed(embedding_, residual_);
+  const Activations gates = scratch_.Columns(0, 2 * intermediate_size_);
+  const Activations hidden =
+      scratch_.Columns(2 * intermediate_size_, intermediate_size_);
+  for (const Layer& layer : layers_) {
+    backend.RmsNorm(residual_, layer.token_norm, norm_eps_, normed_);
+    layer.mixer->Forward(backend, normed_, scratch_, residual_);
+    backend.RmsNorm(residual_, layer.channel_norm, norm_eps_, normed_);
+    backend.Project(normed_, layer.w1_w2, gates, /*add=*/false);
+    backend.Glu(gates, channel_activation_, hidden);
+    backend.Project(hidden, layer.w3, residual_, /*add=*/true);
+  }
+  backend.Head(residual_, final_norm_, norm_eps_, head_, output);
+  return backend.EndStep();
+}
+
+}  // namespace recurve

@@ -1,0 +1,65 @@
+#ifndef RECURVE_ENGINE_DECODER_H_
+#define RECURVE_ENGINE_DECODER_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/backend.h"
+#include "engine/model_runner.h"
+#include "engine/models/mixer.h"
+
+namespace recurve {
+
+// Memory that a model's sequences need, known from its config alone.
+int64_t CacheBytesPerToken(const ModelDefinition& model, int64_t element_bytes);
+int64_t StateBytesPerSequence(const ModelDefinition& model);
+
+// The decoder-only transformer that all families share: embedding, layers of a
+// token mixer and a gated linear unit, final norm, head. Runs on any backend.
+class Decoder : public ModelRunner {
+ public:
+  // Copies the weights into `backend` and allocates `num_pages` pages and
+  // `num_slots` slots. `model`'s views are not used afterwards.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Load(
+      const ModelDefinition& model, std::unique_ptr<Backend> backend,
+      int32_t num_pages, int32_t num_slots);
+
+  const ModelInfo& info() const override { return info_; }
+  CacheSpec cache_spec() const override { return cache_spec_; }
+  CacheStorage& storage() override { return *backend_; }
+  absl::Status Run(const StepBatch& batch, StepOutput* output) override;
+
+ private:
+  struct Layer {
+    VectorId token_norm;
+    std::unique_ptr<TokenMixer> mixer;
+    VectorId channel_norm;
+    MatrixId w1_w2;  // [2F, C]
+    MatrixId w3;
+  };
+
+  explicit Decoder(std::unique_ptr<Backend> backend)
+      : backend_(std::move(backend)) {}
+  absl::Status LoadWeights(const ModelDefinition& model);
+  absl::Status LoadLayer(const ModelDefinition& model,
+                         const LayerDefinition& definition);
+
+  std::unique_ptr<Backend> backend_;
+  ModelInfo info_;
+  CacheSpec cache_spec_;
+  int64_t intermediate_size_ = 0;
+  double norm_eps_ = 0;
+  Activation channel_activation_ = Activation::kSilu;
+  TableId embedding_;
+  std::vector<Layer> layers_;
+  VectorId final_norm_;
+  MatrixId head_;
+  Activations residual_;  // [T, C]
+  Activations normed_;    // [T, C]
+  Activations scratch_;   // [T, the widest need of any layer]
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_DECODER_H_

@@ -1,0 +1,176 @@
+#include "engine/engine.h"
+
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/random.h"
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+uint64_t RandomKey() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
+    const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
+    const Tokenizer* tokenizer, EngineObserver* observer) {
+  RECURVE_RETURN_IF_ERROR(options.Validate());
+  if (options.max_model_len < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-model-len is ", options.max_model_len,
+                     "; an engine needs at least 1"));
+  }
+  const CacheSpec spec = runner->cache_spec();
+  if (spec.num_slots < options.max_num_seqs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-num-seqs is ", options.max_num_seqs,
+                     "; the model has ", spec.num_slots, " state slots"));
+  }
+  if (PagesFor(options.max_model_len, spec) > spec.num_pages) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-model-len is ", options.max_model_len,
+                     "; the cache has ", spec.num_pages, " pages, which hold ",
+                     int64_t{spec.num_pages} * kPageTokens, " tokens"));
+  }
+  auto engine = std::unique_ptr<Engine>(
+      new Engine(options, std::move(runner), tokenizer, observer));
+  engine->thread_ = std::thread([e = engine.get()] { e->Loop(); });
+  return engine;
+}
+
+Engine::Engine(const EngineOptions& options,
+               std::unique_ptr<ModelRunner> runner, const Tokenizer* tokenizer,
+               EngineObserver* observer)
+    : options_(options),
+      runner_(std::move(runner)),
+      tokenizer_(tokenizer),
+      observer_(observer),
+      cache_spec_(runner_->cache_spec()),
+      id_key_(RandomKey()),
+      cache_(cache_spec_, &runner_->storage(),
+             CacheOptions{options.poison_released}) {
+  limits_ = {runner_->info().vocab_size, options.max_model_len,
+             tokenizer != nullptr};
+  counters_.slots_total = cache_spec_.num_slots;
+  counters_.pages_total = cache_spec_.num_pages;
+  MutexLock lock(&mu_);
+  load_ = counters_;
+}
+
+Engine::~Engine() {
+  {
+    MutexLock lock(&mu_);
+    stop_ = true;
+  }
+  wake_.NotifyAll();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::StatusOr<uint64_t> Engine::Submit(Submission submission) {
+  RECURVE_RETURN_IF_ERROR(ValidateOptions(submission.options, limits_));
+  if (submission.command.append.empty()) {
+    return absl::InvalidArgumentError(
+        "the prompt is empty; at least one token is needed");
+  }
+  RECURVE_RETURN_IF_ERROR(
+      ValidateCommand(submission.command, 0, limits_, "prompt_ids"));
+  if (draining_.load()) return absl::UnavailableError("the server is draining");
+  uint64_t id;
+  {
+    MutexLock lock(&mu_);
+    if (stop_) return absl::UnavailableError("the server is shutting down");
+    if (!health_.ok()) {
+      return absl::UnavailableError(
+          absl::StrCat("the device failed: ", health_.message()));
+    }
+    const int64_t limit = options_.max_num_seqs + options_.max_queued_requests;
+    if (static_cast<int64_t>(open_.size()) >= limit) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          open_.size(), " requests are running or waiting; this server takes ",
+          options_.max_num_seqs, " running and ", options_.max_queued_requests,
+          " waiting"));
+    }
+    const uint64_t arrival = next_arrival_++;
+    const auto words = Philox4x32(id_key_, arrival, 0);
+    id = (uint64_t{words[0]} << 32) | words[1];
+    if (!open_.insert(id).second)
+      return absl::InternalError("request id collision; try again");
+    auto sequence = std::make_shared<Sequence>(
+        id, arrival, std::move(submission.options), submission.close_when_done,
+        tokenizer_, runner_->info().eos_token_ids, std::move(submission.sink),
+        Clock::now());
+    sequence->Enqueue(std::move(submission.command));
+    inbox_.emplace_back(std::move(sequence));
+  }
+  wake_.NotifyAll();
+  return id;
+}
+
+void Engine::Post(Message message) {
+  {
+    MutexLock lock(&mu_);
+    inbox_.push_back(std::move(message));
+  }
+  wake_.NotifyAll();
+}
+
+void Engine::Extend(uint64_t id, Command command) {
+  Post(Extension{id, std::move(command)});
+}
+void Engine::Close(uint64_t id) { Post(Closing{id}); }
+void Engine::Cancel(uint64_t id, absl::Status status) {
+  RECURVE_CHECK(!status.ok());
+  Post(Cancellation{id, std::move(status)});
+}
+void Engine::Resume(uint64_t id) { Post(Resumption{id}); }
+
+absl::Status Engine::Abort(uint64_t id) {
+  {
+    MutexLock lock(&mu_);
+    if (!open_.contains(id)) {
+      return absl::NotFoundError(
+          "no request with this id is running or waiting");
+    }
+  }
+  Cancel(id, absl::CancelledError("the request was aborted"));
+  return absl::OkStatus();
+}
+
+int64_t Engine::Drain() {
+  if (!draining_.exchange(true)) Post(DrainStart{});
+  MutexLock lock(&mu_);
+  return static_cast<int64_t>(open_.size());
+}
+
+EngineLoad Engine::load() const {
+  MutexLock lock(&mu_);
+  EngineLoad load = load_;
+  load.open = static_cast<int64_t>(open_.size());
+  return load;
+}
+
+absl::Status Engine::health() const {
+  MutexLock lock(&mu_);
+  return health_;
+}
+
+int64_t Engine::NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             Clock::now().time_since_epoch())
+      .count();
+}
+
+double Engine::step_age_seconds() const {
+  const int64_t started = step_started_ns_.load();
+  return started == 0 ? 0.0 : static_cast<double>(NowNs() - started) * 1e-9;
+}
+
+}  // namespace recurve

@@ -1,0 +1,186 @@
+#ifndef RECURVE_ENGINE_ENGINE_H_
+#define RECURVE_ENGINE_ENGINE_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "engine/event_sink.h"
+#include "engine/model_runner.h"
+#include "engine/observer.h"
+#include "engine/options.h"
+#include "engine/request.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "kv_cache/cache_manager.h"
+
+namespace recurve {
+
+// Serves many sequences on one model: takes requests from any thread, runs
+// steps on one thread of its own, reports through each sequence's EventSink.
+//
+// A step is: take what came in, plan, run, commit. The tokens of a sequence do
+// not depend on what else is there.
+//
+// Thread safety: the public methods may be called from any thread, also from
+// within EventSink calls.
+class Engine {
+ public:
+  // `runner` has memory for options.max_num_seqs slots. `tokenizer` may be
+  // null; `observer` may be null. Both outlive the engine.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(
+      const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
+      const Tokenizer* tokenizer, EngineObserver* observer);
+  // Ends everything that is left with UNAVAILABLE.
+  ~Engine();
+
+  const EngineOptions& options() const { return options_; }
+  const ModelInfo& model() const { return runner_->info(); }
+  const CacheSpec& cache_spec() const { return cache_spec_; }
+  const RequestLimits& limits() const { return limits_; }
+
+  struct Submission {
+    SequenceOptions options;
+    Command command;
+    // True: the sequence ends when the command is done (Generate). False: it
+    // waits for more commands until Close (Decode).
+    bool close_when_done = true;
+    std::shared_ptr<EventSink> sink;
+  };
+  // Accepts a sequence and returns its id, or says why not: InvalidArgument,
+  // ResourceExhausted (the queue is full), Unavailable (draining). After an
+  // error the sink is never called.
+  absl::StatusOr<uint64_t> Submit(Submission submission);
+
+  // These act at the next step and ignore ids that are gone.
+  // REQUIRES (Extend): the command passed ValidateCommand for this sequence.
+  void Extend(uint64_t id, Command command);
+  void Close(uint64_t id);
+  // Ends the sequence with `status`, which is not OK.
+  void Cancel(uint64_t id, absl::Status status);
+  // The reader of a sequence whose OnStep returned false has caught up.
+  void Resume(uint64_t id);
+
+  // As Cancel with CANCELLED; NotFound when there is no such sequence.
+  absl::Status Abort(uint64_t id);
+
+  // Refuses new sequences from now on and ends idle ones; the others run on.
+  // Returns how many are left.
+  int64_t Drain();
+  bool draining() const { return draining_.load(); }
+
+  EngineLoad load() const;
+  // OK, or why the engine can serve no more: the device failed.
+  absl::Status health() const;
+  // Seconds that the step in progress has been running; 0 between steps.
+  double step_age_seconds() const;
+
+ private:
+  struct Extension {
+    uint64_t id;
+    Command command;
+  };
+  struct Closing {
+    uint64_t id;
+  };
+  struct Cancellation {
+    uint64_t id;
+    absl::Status status;
+  };
+  struct Resumption {
+    uint64_t id;
+  };
+  struct DrainStart {};
+  using Message = std::variant<std::shared_ptr<Sequence>, Extension, Closing,
+                               Cancellation, Resumption, DrainStart>;
+
+  // What one sequence has in the batch of a step.
+  struct BatchEntry {
+    std::shared_ptr<Sequence> sequence;
+    int64_t num_tokens;
+    struct WantedLogits {
+      int64_t position;
+      int32_t logit_index;
+    };
+    std::vector<WantedLogits> logits;
+    int32_t sample = -1;  // into StepBatch::samples, or -1
+  };
+
+  Engine(const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
+         const Tokenizer* tokenizer, EngineObserver* observer);
+
+  void Post(Message message);
+  static int64_t NowNs();
+
+  // --- Step thread (engine_step.cc) ---
+  void Loop();
+  // Takes what came in; sleeps while there is nothing to run. False: stop.
+  bool TakeMessages();
+  bool HasRunnable() const;
+  // Brings the sequence's place in the queues below up to date. To be called
+  // whenever its lease, its command or `stalled` changed.
+  void Reindex(Sequence& sequence);
+  void Handle(Message& message);
+  void Step();
+  SequenceView View(const Sequence& sequence) const;
+  StepPlan Plan() const;
+  // Preempts and admits.
+  absl::Status ApplyMemory(const StepPlan& plan);
+  absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
+                                        int32_t batch_index, StepBatch* batch);
+  void Commit(const BatchEntry& entry, const StepOutput& output);
+  // Starts queued commands and ends the sequence when there will be no more.
+  void AdvanceCommands(Sequence& sequence);
+  void End(uint64_t id, const absl::Status& status);
+  void FailAll(const absl::Status& status);
+  void EndStalledClients();
+  void PublishLoad();
+
+  const EngineOptions options_;
+  const std::unique_ptr<ModelRunner> runner_;
+  const Tokenizer* const tokenizer_;
+  EngineObserver* const observer_;
+  const CacheSpec cache_spec_;
+  RequestLimits limits_;
+  const uint64_t id_key_;  // makes ids unguessable
+
+  // --- Step thread only ---
+  CacheManager cache_;
+  std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences_;
+  // Where they stand, so that a step looks at no more than it may run. Waiting:
+  // those with work and no memory, in rank order.
+  using QueueKey = std::pair<int32_t, uint64_t>;  // minus priority, arrival
+  std::map<QueueKey, Sequence*> waiting_;
+  std::unordered_set<Sequence*> resident_;  // those with memory
+  std::unordered_set<Sequence*> stalled_;
+  EngineLoad counters_;
+
+  // --- Shared ---
+  mutable Mutex mu_;
+  CondVar wake_;
+  std::vector<Message> inbox_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t next_arrival_ ABSL_GUARDED_BY(mu_) = 0;
+  std::unordered_set<uint64_t> open_
+      ABSL_GUARDED_BY(mu_);  // accepted and not ended
+  EngineLoad load_ ABSL_GUARDED_BY(mu_);
+  absl::Status health_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> draining_{false};
+  std::atomic<int64_t> step_started_ns_{0};  // 0 between steps
+
+  std::thread thread_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_ENGINE_H_

@@ -1,0 +1,399 @@
+// The step thread of the engine: what is declared so in engine.h.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "engine/engine.h"
+
+namespace recurve {
+namespace {
+
+// The most logits that a sequence may give its stream in one step, in bytes.
+constexpr int64_t kMaxLogitsBytes = 1 << 20;
+
+double SecondsBetween(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+absl::Status DeviceFailed(const absl::Status& status) {
+  return absl::InternalError(
+      absl::StrCat("the device failed: ", status.message()));
+}
+
+// As SampleRow sees it: -inf only says that a token cannot be drawn.
+bool IsBroken(float logit) {
+  return std::isnan(logit) || logit == std::numeric_limits<float>::infinity();
+}
+
+}  // namespace
+
+void Engine::Loop() {
+  while (TakeMessages()) {
+    EndStalledClients();
+    if (const absl::Status status = health(); !status.ok()) {
+      FailAll(DeviceFailed(status));  // accepted before the failure was known
+    } else if (HasRunnable()) {
+      Step();
+    }
+    PublishLoad();
+  }
+  FailAll(absl::UnavailableError("the server is shutting down"));
+  PublishLoad();
+}
+
+void Engine::Reindex(Sequence& sequence) {
+  const QueueKey key = {-sequence.options().priority, sequence.arrival()};
+  const bool has_work = sequence.command_active() && !sequence.stalled;
+  if (sequence.lease) {
+    resident_.insert(&sequence);
+  } else {
+    resident_.erase(&sequence);
+  }
+  if (!sequence.lease && has_work) {
+    waiting_.emplace(key, &sequence);
+  } else {
+    waiting_.erase(key);
+  }
+  if (sequence.stalled) {
+    stalled_.insert(&sequence);
+  } else {
+    stalled_.erase(&sequence);
+  }
+}
+
+bool Engine::HasRunnable() const {
+  return !waiting_.empty() ||
+         std::any_of(resident_.begin(), resident_.end(),
+                     [](const Sequence* sequence) {
+                       return sequence->command_active() && !sequence->stalled;
+                     });
+}
+
+bool Engine::TakeMessages() {
+  std::vector<Message> messages;
+  {
+    const bool runnable = HasRunnable();
+    MutexLock lock(&mu_);
+    while (!runnable && inbox_.empty() && !stop_) {
+      // Wake up now and then while there are clients to time out.
+      if (sequences_.empty()) {
+        wake_.Wait(&mu_);
+      } else if (!wake_.WaitFor(&mu_, std::chrono::milliseconds(100))) {
+        break;
+      }
+    }
+    if (stop_) {
+      // What was accepted must still be told that it ends.
+      for (Message& message : inbox_) {
+        if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
+          sequences_.emplace((*sequence)->id(), *sequence);
+        }
+      }
+      inbox_.clear();
+      return false;
+    }
+    messages.swap(inbox_);
+  }
+  for (Message& message : messages) Handle(message);
+  return true;
+}
+
+void Engine::Handle(Message& message) {
+  if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
+    sequences_.emplace((*sequence)->id(), *sequence);
+    AdvanceCommands(**sequence);
+  } else if (auto* extension = std::get_if<Extension>(&message)) {
+    if (const auto it = sequences_.find(extension->id);
+        it != sequences_.end()) {
+      const std::shared_ptr<Sequence> held = it->second;
+      held->Enqueue(std::move(extension->command));
+      AdvanceCommands(*held);
+    }
+  } else if (auto* closing = std::get_if<Closing>(&message)) {
+    if (const auto it = sequences_.find(closing->id); it != sequences_.end()) {
+      const std::shared_ptr<Sequence> held = it->second;
+      held->CloseAfterLastCommand();
+      AdvanceCommands(*held);
+    }
+  } else if (auto* cancellation = std::get_if<Cancellation>(&message)) {
+    End(cancellation->id, cancellation->status);
+  } else if (auto* resumption = std::get_if<Resumption>(&message)) {
+    if (const auto it = sequences_.find(resumption->id);
+        it != sequences_.end()) {
+      it->second->stalled = false;
+      Reindex(*it->second);
+    }
+  } else {
+    // Draining: sequences between two commands end now, the others when idle.
+    std::vector<std::shared_ptr<Sequence>> all;
+    for (const auto& [id, sequence] : sequences_) all.push_back(sequence);
+    for (const auto& sequence : all) AdvanceCommands(*sequence);
+  }
+}
+
+void Engine::AdvanceCommands(Sequence& sequence) {
+  if (sequence.command_active()) return;
+  const int64_t appended = sequence.appended();
+  if (sequence.StartNextCommand()) {
+    counters_.prompt_tokens_total += sequence.appended() - appended;
+    Reindex(sequence);
+  } else if (sequence.finished()) {
+    StepEvent rest;
+    rest.index = sequence.generated();
+    rest.text = sequence.FlushText();
+    // The stream ends here, so whether its reader is behind changes nothing.
+    if (!rest.text.empty()) (void)sequence.sink().OnStep(std::move(rest));
+    End(sequence.id(), absl::OkStatus());
+  } else if (draining_.load()) {
+    End(sequence.id(), absl::UnavailableError("the server is draining"));
+  }
+}
+
+SequenceView Engine::View(const Sequence& sequence) const {
+  SequenceView view;
+  view.id = sequence.id();
+  view.priority = sequence.options().priority;
+  view.arrival = sequence.arrival();
+  view.num_tokens = sequence.num_tokens();
+  view.num_computed = sequence.num_computed();
+  view.pages =
+      sequence.lease ? static_cast<int64_t>(sequence.lease->pages().size()) : 0;
+  view.has_work = sequence.command_active() && !sequence.stalled;
+  // A step hands all rows that a command wants to its stream at once.
+  if (sequence.wants_all_logits()) {
+    const int64_t row_bytes =
+        limits_.vocab_size * static_cast<int64_t>(sizeof(float));
+    view.max_step_tokens = std::max<int64_t>(1, kMaxLogitsBytes / row_bytes);
+  }
+  return view;
+}
+
+StepPlan Engine::Plan() const {
+  const SchedulerLimits limits = {
+      options_.max_num_batched_tokens, options_.max_chunk_tokens,
+      cache_spec_.page_bytes == 0 ? 0 : kPageTokens};
+  std::vector<SequenceView> resident;
+  for (const Sequence* sequence : resident_)
+    resident.push_back(View(*sequence));
+  // No more than these can be admitted in one step.
+  std::vector<SequenceView> waiting;
+  for (auto it = waiting_.begin();
+       it != waiting_.end() &&
+       static_cast<int64_t>(waiting.size()) < options_.max_num_seqs;
+       ++it) {
+    waiting.push_back(View(*it->second));
+  }
+  const CacheStats cache = cache_.stats();
+  return PlanStep(limits, cache.pages.free, cache.slots.free, resident,
+                  waiting);
+}
+
+absl::Status Engine::ApplyMemory(const StepPlan& plan) {
+  for (uint64_t id : plan.preempt) {
+    Sequence& sequence = *sequences_.at(id);
+    sequence.Preempt();
+    Reindex(sequence);
+    ++counters_.preemptions_total;
+  }
+  for (uint64_t id : plan.admit) {
+    Sequence& sequence = *sequences_.at(id);
+    RECURVE_ASSIGN_OR_RETURN(SequenceLease lease, cache_.Acquire(id));
+    RECURVE_RETURN_IF_ERROR(cache_.Reserve(lease, sequence.num_tokens()));
+    sequence.lease = std::move(lease);
+    Reindex(sequence);
+    if (!sequence.admitted) {
+      sequence.admitted = true;
+      sequence.queue_seconds = SecondsBetween(sequence.submitted, Clock::now());
+      if (observer_ != nullptr) observer_->OnQueued(sequence.queue_seconds);
+      sequence.sink().OnAdmitted(sequence.queue_seconds);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
+    const StepPlan::Entry& planned, int32_t batch_index, StepBatch* batch) {
+  BatchEntry entry{sequences_.at(planned.id), planned.num_tokens, {}, -1};
+  Sequence& sequence = *entry.sequence;
+  const int64_t begin = sequence.num_computed();
+  const int64_t end = begin + planned.num_tokens;
+  RECURVE_RETURN_IF_ERROR(cache_.Reserve(*sequence.lease, end));
+  RECURVE_RETURN_IF_ERROR(
+      cache_.BeginUpdate(*sequence.lease, begin, planned.num_tokens));
+  for (int64_t position = begin; position < end; ++position) {
+    const bool sampled = position + 1 == end && sequence.WillSample(end);
+    const bool wanted = sequence.WantsLogits(position);
+    if (sampled || wanted) {
+      const auto index = static_cast<int32_t>(batch->logit_rows.size());
+      batch->logit_rows.push_back(static_cast<int32_t>(batch->tokens.size()));
+      if (wanted) entry.logits.push_back({position, index});
+      if (sampled) {
+        entry.sample = static_cast<int32_t>(batch->samples.size());
+        batch->samples.push_back(sequence.MakeSampleRequest(index));
+      }
+    }
+    batch->tokens.push_back(sequence.tokens()[position]);
+    batch->positions.push_back(position);
+    batch->row_sequence.push_back(batch_index);
+  }
+  batch->query_start.push_back(static_cast<int32_t>(batch->tokens.size()));
+  batch->slots.push_back(sequence.lease->slot());
+  return entry;
+}
+
+void Engine::Step() {
+  const auto started = Clock::now();
+  step_started_ns_.store(NowNs());
+  const StepPlan plan = Plan();
+  // The scheduler promises progress; without it the loop would spin for ever.
+  RECURVE_CHECK(!plan.entries.empty());
+
+  StepBatch batch;
+  StepOutput output;
+  std::vector<BatchEntry> entries;
+  batch.query_start.push_back(0);
+  const auto run = [&]() -> absl::Status {
+    RECURVE_RETURN_IF_ERROR(ApplyMemory(plan));
+    for (const StepPlan::Entry& planned : plan.entries) {
+      RECURVE_ASSIGN_OR_RETURN(
+          BatchEntry entry,
+          AddToBatch(planned, static_cast<int32_t>(entries.size()), &batch));
+      entries.push_back(std::move(entry));
+    }
+    for (const BatchEntry& entry : entries) {
+      batch.page_table_stride =
+          std::max(batch.page_table_stride,
+                   static_cast<int64_t>(entry.sequence->lease->pages().size()));
+    }
+    batch.page_table.assign(batch.page_table_stride * batch.num_sequences(), 0);
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const auto pages = entries[i].sequence->lease->pages();
+      std::copy(pages.begin(), pages.end(),
+                batch.page_table.begin() +
+                    static_cast<int64_t>(i) * batch.page_table_stride);
+    }
+    return runner_->Run(batch, &output);
+  };
+  if (const absl::Status status = run(); !status.ok()) {
+    {
+      MutexLock lock(&mu_);
+      health_ = status;
+    }
+    FailAll(DeviceFailed(status));
+  } else {
+    for (const BatchEntry& entry : entries) Commit(entry, output);
+  }
+  step_started_ns_.store(0);
+  ++counters_.steps_total;
+  PublishLoad();
+  if (observer_ != nullptr) {
+    observer_->OnStepDone(batch.num_sequences(), batch.num_tokens(),
+                          SecondsBetween(started, Clock::now()));
+  }
+}
+
+void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
+  Sequence& sequence = *entry.sequence;
+  cache_.CommitUpdate(*sequence.lease, entry.num_tokens);
+  sequence.Advance(entry.num_tokens);
+
+  StepEvent event;
+  const int64_t vocab = limits_.vocab_size;
+  for (const BatchEntry::WantedLogits& wanted : entry.logits) {
+    const auto row = output.logits.subspan(wanted.logit_index * vocab, vocab);
+    if (std::any_of(row.begin(), row.end(), IsBroken)) {
+      End(sequence.id(),
+          absl::InternalError(
+              absl::StrCat("non-finite logits at position ", wanted.position)));
+      return;
+    }
+    event.logits.push_back({wanted.position, {row.begin(), row.end()}});
+    sequence.LogitsEmitted(wanted.position);
+  }
+  if (entry.sample >= 0) {
+    const absl::StatusOr<SampleResult>& sample = output.samples[entry.sample];
+    if (!sample.ok()) {
+      End(sequence.id(), sample.status());
+      return;
+    }
+    const auto now = Clock::now();
+    sequence.AcceptToken(*sample, &event);
+    ++counters_.generation_tokens_total;
+    if (event.index == 0) {
+      sequence.time_to_first_token_seconds =
+          SecondsBetween(sequence.submitted, now);
+      if (observer_ != nullptr)
+        observer_->OnFirstToken(sequence.time_to_first_token_seconds);
+    } else if (observer_ != nullptr) {
+      observer_->OnNextToken(SecondsBetween(sequence.last_token, now));
+    }
+    sequence.last_token = now;
+  }
+  if (event.has_token || !event.logits.empty()) {
+    if (!sequence.sink().OnStep(std::move(event))) {
+      sequence.stalled = true;
+      sequence.stalled_since = Clock::now();
+      Reindex(sequence);
+    }
+  }
+  if (sequence.CommandComplete()) {
+    const CommandResult result = sequence.FinishCommand(Clock::now());
+    if (observer_ != nullptr) observer_->OnCommandDone(result);
+    sequence.sink().OnCommandDone(result);
+    AdvanceCommands(sequence);
+  }
+}
+
+void Engine::End(uint64_t id, const absl::Status& status) {
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end()) return;
+  const std::shared_ptr<Sequence> sequence = std::move(it->second);
+  sequences_.erase(it);
+  waiting_.erase({-sequence->options().priority, sequence->arrival()});
+  resident_.erase(sequence.get());
+  stalled_.erase(sequence.get());
+  sequence->lease.reset();
+  {
+    MutexLock lock(&mu_);
+    open_.erase(id);
+  }
+  PublishLoad();  // a client that sees its stream end also sees the memory free
+  if (!status.ok() && observer_ != nullptr) observer_->OnFailed(status);
+  sequence->sink().OnEnd(status);
+}
+
+void Engine::FailAll(const absl::Status& status) {
+  while (!sequences_.empty()) End(sequences_.begin()->first, status);
+}
+
+void Engine::EndStalledClients() {
+  const auto limit = Clock::now() - options_.stalled_client_timeout;
+  std::vector<uint64_t> expired;
+  for (const Sequence* sequence : stalled_) {
+    if (sequence->stalled_since < limit) expired.push_back(sequence->id());
+  }
+  for (uint64_t id : expired) {
+    End(id, absl::ResourceExhaustedError(
+                absl::StrCat("the client read nothing for ",
+                             options_.stalled_client_timeout.count(),
+                             " ms while its buffer was full")));
+  }
+}
+
+void Engine::PublishLoad() {
+  counters_.resident = static_cast<int64_t>(resident_.size());
+  counters_.waiting = static_cast<int64_t>(waiting_.size());
+  const CacheStats cache = cache_.stats();
+  counters_.slots_used = cache.slots.used;
+  counters_.pages_used = cache.pages.used;
+  if (observer_ != nullptr) observer_->OnLoad(counters_);
+  MutexLock lock(&mu_);
+  load_ = counters_;
+}
+
+}  // namespace recurve

@@ -1,0 +1,54 @@
+#ifndef RECURVE_ENGINE_MODEL_LOADER_H_
+#define RECURVE_ENGINE_MODEL_LOADER_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/model_runner.h"
+#include "engine/options.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace recurve {
+
+// How to bring a checkpoint to life. Each field is what the server's flag of
+// that name says.
+struct ModelOptions {
+  std::string path;             // folder of the checkpoint
+  std::string device = "auto";  // auto, cpu, cuda
+  std::string dtype =
+      "auto";  // of weights: auto (as stored), float32, bfloat16
+  std::string state_dtype = "auto";
+  std::string kv_dtype = "auto";
+  int num_threads = 0;   // CPU threads; 0: one a core
+  int64_t kv_pages = 0;  // pages of the TPA factor cache; 0: from kv_pool_bytes
+  int64_t kv_pool_bytes = int64_t{1}
+                          << 30;  // the most the factor cache may take
+};
+
+// What a server with these options holds: computed before any weight is loaded.
+struct Capacity {
+  int64_t max_model_len = 0;
+  int64_t num_pages = 0;
+  int64_t num_slots = 0;
+  int64_t cache_bytes_per_token = 0;
+  int64_t state_bytes_per_sequence = 0;
+  // Less than the model supports, because the cache is too small for more.
+  bool max_model_len_reduced = false;
+};
+
+struct LoadedModel {
+  std::unique_ptr<ModelRunner> runner;
+  std::unique_ptr<Tokenizer> tokenizer;  // null when the checkpoint has none
+  Capacity capacity;
+};
+
+// Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means as much
+// as model and cache allow; it is set to what holds. InvalidArgument names the
+// option or the file and what is supported.
+absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
+                                      EngineOptions* engine);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_MODEL_LOADER_H_

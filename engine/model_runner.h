@@ -1,0 +1,57 @@
+#ifndef RECURVE_ENGINE_MODEL_RUNNER_H_
+#define RECURVE_ENGINE_MODEL_RUNNER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/step.h"
+#include "kv_cache/cache_spec.h"
+#include "kv_cache/cache_storage.h"
+
+namespace recurve {
+
+// Plain facts about a loaded model.
+struct ModelInfo {
+  std::string family;
+  uint64_t parameters = 0;
+  int64_t num_layers = 0;
+  int64_t hidden_size = 0;
+  int64_t vocab_size = 0;
+  std::vector<std::string> mixers;  // "tpa" or "linear", one a layer
+  int64_t max_position_embeddings = 0;
+  std::string tokenizer;
+  std::optional<int32_t> bos_token_id;
+  std::vector<int32_t> eos_token_ids;
+  uint64_t fingerprint = 0;
+  std::string device;
+  std::string weight_dtype;
+  std::string state_dtype;
+  std::string kv_dtype;
+  uint64_t weight_bytes = 0;
+};
+
+// Runs steps of a model and owns the memory its sequences live in. The engine
+// knows models only through this, which is also where tests put fakes.
+//
+// Thread safety: all but info() belong to the engine's step thread.
+class ModelRunner {
+ public:
+  virtual ~ModelRunner() = default;
+
+  virtual const ModelInfo& info() const = 0;
+  // Pages and slots this runner has memory for.
+  virtual CacheSpec cache_spec() const = 0;
+  virtual CacheStorage& storage() = 0;
+
+  // Runs the batch: writes its tokens into pages and states, computes the
+  // wanted logits, draws the samples. An error means that the device failed:
+  // the contents of every page and slot in the batch are unknown.
+  virtual absl::Status Run(const StepBatch& batch, StepOutput* output) = 0;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_MODEL_RUNNER_H_

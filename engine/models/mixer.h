@@ -1,0 +1,39 @@
+#ifndef RECURVE_ENGINE_MODELS_MIXER_H_
+#define RECURVE_ENGINE_MODELS_MIXER_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/backend.h"
+#include "engine/models/config.h"
+
+namespace recurve {
+
+// The part of a layer that mixes tokens of a sequence. One per layer; it owns
+// the layer's projection weights and its place in the cache.
+class TokenMixer {
+ public:
+  virtual ~TokenMixer() = default;
+
+  // "tpa" or "linear".
+  virtual absl::string_view name() const = 0;
+
+  // Columns of scratch that Forward needs.
+  virtual int64_t scratch_cols() const = 0;
+
+  // residual += out_proj(mix(in)) for every token of the step. `in` is
+  // [T, hidden], normalised; `scratch` is [T, >= scratch_cols()].
+  virtual void Forward(Backend& backend, Activations in, Activations scratch,
+                       Activations residual) const = 0;
+};
+
+// Load the weights into `backend` and declare the layer's cache there.
+absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpaMixer(const TpaLayer& layer,
+                                                         Backend& backend);
+absl::StatusOr<std::unique_ptr<TokenMixer>> MakeLinearMixer(
+    const LinearLayer& layer, double norm_eps, Backend& backend);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_MODELS_MIXER_H_

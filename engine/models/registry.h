@@ -1,0 +1,22 @@
+#ifndef RECURVE_ENGINE_MODELS_REGISTRY_H_
+#define RECURVE_ENGINE_MODELS_REGISTRY_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/models/config.h"
+
+namespace recurve {
+
+// Reads what a checkpoint is, by the family it belongs to. The result's views
+// live as long as `checkpoint`.
+//
+// A family is one file beside this one and one row in registry.cc.
+//
+// InvalidArgument, with the file, key or tensor at fault and what is supported.
+absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_MODELS_REGISTRY_H_

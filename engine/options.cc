@@ -1,0 +1,30 @@
+#include "engine/options.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+absl::Status CheckOption(const char* name, int64_t value, int64_t min,
+                         int64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", name, " is ", value, "; expected ", min, " to ", max));
+}
+
+}  // namespace
+
+absl::Status EngineOptions::Validate() const {
+  RECURVE_RETURN_IF_ERROR(CheckOption("max-num-seqs", max_num_seqs, 1, 65536));
+  // Every running sequence must be able to decode in the same step.
+  RECURVE_RETURN_IF_ERROR(CheckOption(
+      "max-num-batched-tokens", max_num_batched_tokens, max_num_seqs, 1 << 20));
+  RECURVE_RETURN_IF_ERROR(CheckOption("max-chunk-tokens", max_chunk_tokens, 1,
+                                      max_num_batched_tokens));
+  RECURVE_RETURN_IF_ERROR(
+      CheckOption("max-model-len", max_model_len, 0, int64_t{1} << 31));
+  return CheckOption("max-queued-requests", max_queued_requests, 0, 1 << 20);
+}
+
+}  // namespace recurve

@@ -1,0 +1,127 @@
+#include "engine/request.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+absl::Status CheckRange(absl::string_view field, double value, double min,
+                        double max, absl::string_view limit) {
+  // Written so that a NaN fails.
+  if (value >= min && value <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, "; expected ", limit));
+}
+
+absl::Status CheckToken(absl::string_view field, int64_t id,
+                        int64_t vocab_size) {
+  if (id >= 0 && id < vocab_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, " is ", id, "; the vocabulary has ids 0 to ", vocab_size - 1));
+}
+
+absl::Status CheckCount(absl::string_view field, size_t count, size_t limit) {
+  if (count <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, " has ", count, " entries; at most ", limit, " are allowed"));
+}
+
+absl::Status ValidateSampling(const SamplingParams& s,
+                              const RequestLimits& limits) {
+  RECURVE_RETURN_IF_ERROR(
+      CheckRange("sampling.temperature", s.temperature, 0, 100, "0 to 100"));
+  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.repetition_penalty",
+                                     s.repetition_penalty, 0.01f, 10,
+                                     "0.01 to 10"));
+  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.presence_penalty",
+                                     s.presence_penalty, -2, 2, "-2 to 2"));
+  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.frequency_penalty",
+                                     s.frequency_penalty, -2, 2, "-2 to 2"));
+  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.top_p", s.top_p,
+                                     std::nextafter(0.0, 1.0), 1,
+                                     "above 0, at most 1"));
+  RECURVE_RETURN_IF_ERROR(
+      CheckRange("sampling.min_p", s.min_p, 0, 1, "0 to 1"));
+  RECURVE_RETURN_IF_ERROR(
+      CheckRange("sampling.top_k", s.top_k, 0, 2147483647, "0 to 2147483647"));
+  RECURVE_RETURN_IF_ERROR(
+      CheckCount("sampling.logit_bias", s.logit_bias.size(), kMaxLogitBias));
+  for (const auto& [id, bias] : s.logit_bias) {
+    RECURVE_RETURN_IF_ERROR(
+        CheckToken("sampling.logit_bias key", id, limits.vocab_size));
+    RECURVE_RETURN_IF_ERROR(
+        CheckRange(absl::StrCat("sampling.logit_bias[", id, "]"), bias, -100,
+                   100, "-100 to 100"));
+  }
+  return CheckRange("logprobs", s.num_logprobs, -1, kMaxLogprobs,
+                    absl::StrCat("0 to ", kMaxLogprobs));
+}
+
+absl::Status ValidateStopping(const StoppingParams& s,
+                              const RequestLimits& limits) {
+  RECURVE_RETURN_IF_ERROR(CheckCount(
+      "stopping.stop_token_ids", s.stop_token_ids.size(), kMaxStopTokenIds));
+  for (size_t i = 0; i < s.stop_token_ids.size(); ++i) {
+    RECURVE_RETURN_IF_ERROR(
+        CheckToken(absl::StrCat("stopping.stop_token_ids[", i, "]"),
+                   s.stop_token_ids[i], limits.vocab_size));
+  }
+  RECURVE_RETURN_IF_ERROR(CheckCount("stopping.stop_strings",
+                                     s.stop_strings.size(), kMaxStopStrings));
+  if (!s.stop_strings.empty() && !limits.has_tokenizer) {
+    return absl::InvalidArgumentError(
+        "stopping.stop_strings needs a tokenizer, and this model has none");
+  }
+  for (size_t i = 0; i < s.stop_strings.size(); ++i) {
+    if (s.stop_strings[i].empty() ||
+        s.stop_strings[i].size() > kMaxStopStringBytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "stopping.stop_strings[", i, "] has ", s.stop_strings[i].size(),
+          " bytes; expected 1 to ", kMaxStopStringBytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ValidateOptions(const SequenceOptions& options,
+                             const RequestLimits& limits) {
+  RECURVE_RETURN_IF_ERROR(ValidateSampling(options.sampling, limits));
+  RECURVE_RETURN_IF_ERROR(ValidateStopping(options.stopping, limits));
+  return CheckRange("priority", options.priority, -kMaxPriority, kMaxPriority,
+                    absl::StrCat(-kMaxPriority, " to ", kMaxPriority));
+}
+
+absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
+                             const RequestLimits& limits,
+                             absl::string_view append_field) {
+  if (command.append.empty() && command.generate == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(append_field,
+                     " is empty and nothing is to be generated; a command "
+                     "appends or generates at least one token"));
+  }
+  for (size_t i = 0; i < command.append.size(); ++i) {
+    RECURVE_RETURN_IF_ERROR(CheckToken(absl::StrCat(append_field, "[", i, "]"),
+                                       command.append[i], limits.vocab_size));
+  }
+  const int64_t appended = static_cast<int64_t>(command.append.size());
+  // The terms are bounded one by one first, so that the sum cannot overflow.
+  if (command.generate < 0 || command.generate > limits.max_model_len ||
+      appended > limits.max_model_len ||
+      num_tokens + appended + command.generate > limits.max_model_len) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the sequence would reach ", num_tokens, " + ", appended,
+                     " + ", command.generate,
+                     " tokens (held, appended, "
+                     "to generate); this server's max_model_len is ",
+                     limits.max_model_len));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recurve

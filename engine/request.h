@@ -1,0 +1,65 @@
+#ifndef RECURVE_ENGINE_REQUEST_H_
+#define RECURVE_ENGINE_REQUEST_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/sampling/sampling.h"
+
+namespace recurve {
+
+struct StoppingParams {
+  std::vector<int32_t> stop_token_ids;
+  std::vector<std::string> stop_strings;
+  bool ignore_eos = false;
+};
+
+// What holds for the whole life of a sequence.
+struct SequenceOptions {
+  SamplingParams sampling;  // the seed is set: the caller draws one if need be
+  StoppingParams stopping;
+  int32_t priority = 0;
+};
+
+// Which rows of logits a command returns; see LogitsMode in inference.proto.
+enum class LogitsMode { kNone, kNext, kAll };
+
+// One piece of work on a sequence: append tokens, then generate.
+struct Command {
+  std::vector<int32_t> append;
+  int64_t generate = 0;
+  LogitsMode logits = LogitsMode::kNone;
+};
+
+// What a request must respect.
+struct RequestLimits {
+  int64_t vocab_size = 0;
+  int64_t max_model_len = 0;  // tokens of a sequence, generated ones included
+  bool has_tokenizer = false;
+};
+
+// The most a request may ask for, whatever the model.
+inline constexpr int kMaxLogprobs = 20;
+inline constexpr int kMaxStopTokenIds = 64;
+inline constexpr int kMaxStopStrings = 16;
+inline constexpr int kMaxStopStringBytes = 256;
+inline constexpr int kMaxLogitBias = 1024;
+inline constexpr int kMaxPriority = 100;
+
+// InvalidArgument naming field, value and limit; fields are named as in the
+// public protos.
+absl::Status ValidateOptions(const SequenceOptions& options,
+                             const RequestLimits& limits);
+
+// As above, for a command on a sequence that holds `num_tokens` tokens.
+// `append_field` is what the caller calls Command::append.
+absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
+                             const RequestLimits& limits,
+                             absl::string_view append_field);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_REQUEST_H_

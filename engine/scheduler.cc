@@ -1,0 +1,198 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace recurve {
+namespace {
+
+bool RanksAbove(const SequenceView& a, const SequenceView& b) {
+  if (a.priority != b.priority) return a.priority > b.priority;
+  return a.arrival < b.arrival;
+}
+
+std::vector<SequenceView> Ranked(absl::Span<const SequenceView> sequences) {
+  std::vector<SequenceView> ranked(sequences.begin(), sequences.end());
+  std::sort(ranked.begin(), ranked.end(), RanksAbove);
+  return ranked;
+}
+
+class Planner {
+ public:
+  Planner(const SchedulerLimits& limits, int64_t free_pages, int64_t free_slots,
+          absl::Span<const SequenceView> resident)
+      : limits_(limits),
+        free_pages_(free_pages),
+        free_slots_(free_slots),
+        budget_(limits.max_batched_tokens),
+        resident_(Ranked(resident)) {
+    // Victims are taken from the back: the lowest in rank, idle ones last of
+    // all.
+    victims_ = resident_;
+    std::stable_sort(victims_.begin(), victims_.end(),
+                     [](const SequenceView& a, const SequenceView& b) {
+                       return a.has_work > b.has_work;
+                     });
+  }
+
+  StepPlan Plan(absl::Span<const SequenceView> waiting) {
+    ScheduleResident();
+    for (const SequenceView& sequence : Ranked(waiting)) {
+      if (budget_ == 0 || WouldOvertake(sequence) || !Admit(sequence)) break;
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  int64_t PagesFor(int64_t tokens) const {
+    if (limits_.page_tokens == 0) return 0;
+    return (tokens + limits_.page_tokens - 1) / limits_.page_tokens;
+  }
+
+  int64_t ChunkLimit(const SequenceView& s) const {
+    return std::min(limits_.max_chunk_tokens, s.max_step_tokens);
+  }
+
+  bool IsPreempted(uint64_t id) const {
+    return std::find(plan_.preempt.begin(), plan_.preempt.end(), id) !=
+           plan_.preempt.end();
+  }
+
+  // Whether `sequence` ranks below one that lost its memory in this step and
+  // waits for it from the next on.
+  bool WouldOvertake(const SequenceView& sequence) const {
+    return highest_preempted_ && RanksAbove(*highest_preempted_, sequence);
+  }
+
+  void PreemptLast() {
+    const SequenceView& victim = victims_.back();
+    if (victim.has_work &&
+        (!highest_preempted_ || RanksAbove(victim, *highest_preempted_))) {
+      highest_preempted_ = victim;
+    }
+    free_pages_ += victim.pages;
+    ++free_slots_;
+    plan_.preempt.push_back(victims_.back().id);
+    victims_.pop_back();
+  }
+
+  // Whether `victim` may be preempted so that resident `sequence` gets a page.
+  static bool YieldsTo(const SequenceView& victim,
+                       const SequenceView& sequence) {
+    return victim.id != sequence.id &&
+           (!victim.has_work || RanksAbove(sequence, victim));
+  }
+
+  void ScheduleResident() {
+    int64_t decodes = 0;  // not yet scheduled: their tokens are set aside
+    for (const SequenceView& s : resident_) {
+      decodes += s.has_work && s.num_tokens - s.num_computed == 1;
+    }
+    for (const SequenceView& s : resident_) {
+      if (!s.has_work) continue;
+      int64_t tokens = std::min(s.num_tokens - s.num_computed, ChunkLimit(s));
+      if (s.num_tokens - s.num_computed == 1) --decodes;
+      if (IsPreempted(s.id)) continue;
+      tokens = std::min(tokens, budget_ - decodes);
+      // Pages: as many tokens as fit, but at least one.
+      while (tokens > 0 &&
+             PagesFor(s.num_computed + 1) - s.pages > free_pages_) {
+        if (victims_.empty() || !YieldsTo(victims_.back(), s)) break;
+        PreemptLast();
+      }
+      if (limits_.page_tokens > 0) {
+        const int64_t room =
+            (s.pages + free_pages_) * limits_.page_tokens - s.num_computed;
+        tokens = std::min(tokens, room);
+      }
+      if (tokens <= 0) continue;
+      GrantPages(s.id, std::max<int64_t>(
+                           0, PagesFor(s.num_computed + tokens) - s.pages));
+      budget_ -= tokens;
+      plan_.entries.push_back({s.id, tokens});
+    }
+  }
+
+  // The pages a sequence gets in this step count as its own: whoever takes its
+  // memory takes those too.
+  void GrantPages(uint64_t id, int64_t pages) {
+    free_pages_ -= pages;
+    for (SequenceView& victim : victims_) {
+      if (victim.id == id) victim.pages += pages;
+    }
+  }
+
+  bool Admit(const SequenceView& s) {
+    // One token more than is known, so that a sequence admitted into the last
+    // page is not preempted at its first generated token.
+    const int64_t needed = PagesFor(s.num_tokens + 1);
+    const int64_t known = PagesFor(s.num_tokens);
+    // How many victims, from the back, make it fit? None are taken if all would
+    // not do.
+    int64_t pages = free_pages_;
+    int64_t slots = free_slots_;
+    int64_t taken = 0;
+    const auto fits = [&] {
+      return slots > 0 &&
+             (pages >= needed || (IsAlone(taken) && pages >= known));
+    };
+    while (!fits()) {
+      const int64_t index = static_cast<int64_t>(victims_.size()) - 1 - taken;
+      if (index < 0) return false;
+      const SequenceView& victim = victims_[index];
+      if (victim.has_work && victim.priority >= s.priority) return false;
+      pages += victim.pages;
+      ++slots;
+      ++taken;
+    }
+    for (; taken > 0; --taken) {
+      Unschedule(victims_.back().id);
+      PreemptLast();
+    }
+    free_pages_ -= known;
+    --free_slots_;
+    plan_.admit.push_back(s.id);
+    const int64_t tokens =
+        std::min({s.num_tokens - s.num_computed, ChunkLimit(s), budget_});
+    budget_ -= tokens;
+    plan_.entries.push_back({s.id, tokens});
+    return true;
+  }
+
+  // Whether nothing else would be resident after taking `taken` victims.
+  bool IsAlone(int64_t taken) const {
+    return plan_.admit.empty() &&
+           taken == static_cast<int64_t>(victims_.size());
+  }
+
+  // Drops a lower-priority sequence from this step, since its memory is taken.
+  void Unschedule(uint64_t id) {
+    for (size_t i = 0; i < plan_.entries.size(); ++i) {
+      if (plan_.entries[i].id != id) continue;
+      budget_ += plan_.entries[i].num_tokens;
+      plan_.entries.erase(plan_.entries.begin() + static_cast<int64_t>(i));
+      return;
+    }
+  }
+
+  const SchedulerLimits limits_;
+  int64_t free_pages_;
+  int64_t free_slots_;
+  int64_t budget_;
+  const std::vector<SequenceView> resident_;  // in rank order
+  std::vector<SequenceView>
+      victims_;  // resident and not preempted; next victim last
+  // Of those preempted that have work.
+  std::optional<SequenceView> highest_preempted_;
+  StepPlan plan_;
+};
+
+}  // namespace
+
+StepPlan PlanStep(const SchedulerLimits& limits, int64_t free_pages,
+                  int64_t free_slots, absl::Span<const SequenceView> resident,
+                  absl::Span<const SequenceView> waiting) {
+  return Planner(limits, free_pages, free_slots, resident).Plan(waiting);
+}
+
+}  // namespace recurve

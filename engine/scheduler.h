@@ -1,0 +1,72 @@
+#ifndef RECURVE_ENGINE_SCHEDULER_H_
+#define RECURVE_ENGINE_SCHEDULER_H_
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace recurve {
+
+// What runs in the next step: a pure function of sequences and limits. It holds
+// nothing and touches nothing, so that a policy can be read, tested and
+// replaced by itself.
+//
+// The policy: continuous batching, first come first served within a priority.
+// Sequences are ranked by priority (higher first), then arrival (earlier
+// first).
+//  1. Resident sequences with work run in rank order: one token for those that
+//     decode, a chunk of the prompt for the others. Every decoding sequence has
+//     its token set aside before chunks are cut, so prompts never stall decode.
+//  2. A sequence that needs a page when none is free takes it from the lowest
+//     in rank: first those without work (an idle or stalled client), then those
+//     ranked below itself. If there are none it waits, keeping what it holds.
+//  3. Waiting sequences are admitted in rank order while a slot and the pages
+//     for all their known tokens are free. The first that does not fit stops
+//     admission, so nothing is overtaken and nothing starves; nor is what was
+//     preempted for want of a page in this very step. Idle residents, and
+//     residents of lower priority, are preempted for it if that makes it fit.
+// The highest in rank of the residents always proceeds, and what does not fit
+// an empty server is refused before it gets here; so every sequence finishes.
+
+struct SchedulerLimits {
+  int64_t max_batched_tokens;  // tokens in a step; >= max_sequences
+  int64_t max_chunk_tokens;    // prompt tokens of one sequence in a step; >= 1
+  int64_t page_tokens;         // 0: the model needs no pages
+};
+
+// One sequence as the policy sees it.
+struct SequenceView {
+  uint64_t id;
+  int32_t priority;
+  uint64_t arrival;      // unique
+  int64_t num_tokens;    // known tokens
+  int64_t num_computed;  // of these, already in the cache
+  int64_t pages;         // held
+  bool has_work;  // wants to run now; false: idle or its client is stalled
+  // The most it may compute in a step, when less than the limits allow.
+  int64_t max_step_tokens = std::numeric_limits<int64_t>::max();
+};
+
+struct StepPlan {
+  struct Entry {
+    uint64_t id;
+    int64_t num_tokens;  // to compute, from num_computed on
+  };
+  // In the order to apply: give up all memory, ...
+  std::vector<uint64_t> preempt;
+  // ... get a slot and the pages for all known tokens, ...
+  std::vector<uint64_t> admit;
+  // ... compute.
+  std::vector<Entry> entries;
+};
+
+// REQUIRES: every waiting sequence has work and fits an empty server.
+StepPlan PlanStep(const SchedulerLimits& limits, int64_t free_pages,
+                  int64_t free_slots, absl::Span<const SequenceView> resident,
+                  absl::Span<const SequenceView> waiting);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_SCHEDULER_H_

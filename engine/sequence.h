@@ -1,0 +1,142 @@
+#ifndef RECURVE_ENGINE_SEQUENCE_H_
+#define RECURVE_ENGINE_SEQUENCE_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "engine/event_sink.h"
+#include "engine/request.h"
+#include "engine/step.h"
+#include "engine/tokenizer/stream_decoder.h"
+#include "kernels/sampling/sampling.h"
+#include "kv_cache/sequence_lease.h"
+
+namespace recurve {
+
+using Clock = std::chrono::steady_clock;
+
+// One sequence: its tokens, how far they are in the cache, the command it is
+// working on and where to report.
+//
+// Invariants:
+//  - num_computed <= tokens().size(). A sampled token is known before it is
+//    computed, so an idle sequence may be one token behind.
+//  - Memory is held exactly while `lease` has a value. Giving it up
+//  (preemption)
+//    sets num_computed to 0 and changes nothing that a client can see.
+//
+// Owned by the engine's step thread; not thread-safe.
+class Sequence {
+ public:
+  Sequence(uint64_t id, uint64_t arrival, SequenceOptions options,
+           bool close_when_done, const Tokenizer* tokenizer,
+           absl::Span<const int32_t> eos_token_ids,
+           std::shared_ptr<EventSink> sink, Clock::time_point submitted);
+
+  uint64_t id() const { return id_; }
+  uint64_t arrival() const { return arrival_; }
+  const SequenceOptions& options() const { return options_; }
+  EventSink& sink() { return *sink_; }
+
+  // --- Commands ---
+
+  void Enqueue(Command command) { commands_.push_back(std::move(command)); }
+  // The client will send no more commands.
+  void CloseAfterLastCommand() { close_when_done_ = true; }
+  // Starts the next command if none is active. Returns false if there is none.
+  bool StartNextCommand();
+  bool command_active() const { return active_; }
+  // No command is active or queued, and none will come.
+  bool finished() const {
+    return close_when_done_ && !active_ && commands_.empty();
+  }
+
+  // --- Progress ---
+
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
+  int64_t num_computed() const { return num_computed_; }
+  int64_t appended() const { return static_cast<int64_t>(prompt_.size()); }
+  int64_t generated() const { return static_cast<int64_t>(output_.size()); }
+
+  // Whether the active command wants the logits of `position`.
+  bool WantsLogits(int64_t position) const;
+  bool wants_all_logits() const {
+    return active_ && logits_mode_ == LogitsMode::kAll;
+  }
+  // Whether computing up to `end` tokens gives the row that the next token is
+  // drawn from.
+  bool WillSample(int64_t end) const {
+    return active_ && generate_left_ > 0 && end == num_tokens();
+  }
+  SampleRequest MakeSampleRequest(int32_t logit_index) const;
+
+  // `count` more tokens are in the cache.
+  void Advance(int64_t count) { num_computed_ += count; }
+  // Takes a sampled token: appends it and fills the event. Ends generation when
+  // a stop condition holds.
+  void AcceptToken(const SampleResult& sample, StepEvent* event);
+  void LogitsEmitted(int64_t position) { next_logits_ = position + 1; }
+
+  // The active command has computed and generated all it was to.
+  bool CommandComplete() const;
+  // Ends the active command. REQUIRES: CommandComplete().
+  CommandResult FinishCommand(Clock::time_point now);
+
+  // Text held back by commands that are done, now that nothing follows.
+  std::string FlushText();
+
+  // Gives up all memory; the tokens will be computed again.
+  void Preempt();
+
+  // --- Memory and waiting, managed by the engine ---
+
+  std::optional<SequenceLease> lease;
+  bool admitted = false;
+  // The client is behind; nothing runs until it catches up.
+  bool stalled = false;
+  Clock::time_point stalled_since;
+  Clock::time_point submitted;
+  Clock::time_point last_token;
+  double queue_seconds = 0;
+  double time_to_first_token_seconds = 0;
+
+ private:
+  // The stop condition that `token` meets, if any.
+  std::optional<FinishReason> StopsAt(int32_t token) const;
+
+  const uint64_t id_;
+  const uint64_t arrival_;
+  const SequenceOptions options_;
+  const std::vector<int32_t> eos_token_ids_;
+  const Tokenizer* const tokenizer_;  // may be null
+  bool close_when_done_;
+  std::shared_ptr<EventSink> sink_;
+  std::optional<StreamDecoder> decoder_;  // absent without a tokenizer
+  std::string carried_text_;  // of an earlier command, not emitted yet
+
+  std::vector<int32_t> tokens_;  // all, in order
+  std::vector<int32_t> prompt_;  // those the client appended
+  std::vector<int32_t> output_;  // those generated
+  int64_t num_computed_ = 0;
+  // The last token was sampled and nothing was appended since: it is computed
+  // only when something comes after it.
+  bool output_pending_ = false;
+  int64_t preemptions_ = 0;
+
+  std::deque<Command> commands_;
+  bool active_ = false;
+  LogitsMode logits_mode_ = LogitsMode::kNone;
+  int64_t generate_left_ = 0;
+  int64_t next_logits_ = 0;  // first position whose logits were not emitted yet
+  std::optional<FinishReason> stop_reason_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_SEQUENCE_H_

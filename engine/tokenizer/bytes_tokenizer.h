@@ -1,0 +1,35 @@
+#ifndef RECURVE_ENGINE_TOKENIZER_BYTES_TOKENIZER_H_
+#define RECURVE_ENGINE_TOKENIZER_BYTES_TOKENIZER_H_
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/tokenizer/tokenizer.h"
+
+namespace recurve {
+
+// Token b is the byte b, for b below 256; every later id is special and has no
+// text. Accepts any bytes, valid UTF-8 or not.
+class BytesTokenizer : public Tokenizer {
+ public:
+  static constexpr char kName[] = "bytes";
+
+  // InvalidArgument for a vocabulary of fewer than 256 tokens, and for a
+  // special token that is a byte or outside the vocabulary.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Make(
+      int32_t vocab_size, std::optional<int32_t> bos_id,
+      std::optional<int32_t> eos_id);
+
+  absl::string_view name() const override { return kName; }
+  absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
+                                              bool add_bos) const override;
+  absl::string_view TokenBytes(int32_t id) const override;
+
+ private:
+  using Tokenizer::Tokenizer;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_TOKENIZER_BYTES_TOKENIZER_H_

@@ -1,0 +1,60 @@
+#ifndef RECURVE_ENGINE_TOKENIZER_TOKENIZER_H_
+#define RECURVE_ENGINE_TOKENIZER_TOKENIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace recurve {
+
+// Text to token ids, and ids to bytes. A new kind is one class and one row in
+// MakeTokenizer.
+//
+// Thread safety: immutable, so any thread may call.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  // The kind as MakeTokenizer and config.json spell it: "bytes".
+  virtual absl::string_view name() const = 0;
+
+  // Ids of `text`, preceded by the beginning-of-sequence token if `add_bos`.
+  // InvalidArgument for text that the vocabulary cannot express, and for
+  // `add_bos` when the model has no such token.
+  virtual absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
+                                                      bool add_bos) const = 0;
+
+  // The bytes that a token adds to the text; empty for special tokens. A
+  // character may be spread over several tokens. Valid as long as the
+  // tokenizer. REQUIRES: 0 <= id < vocab_size().
+  virtual absl::string_view TokenBytes(int32_t id) const = 0;
+
+  int32_t vocab_size() const { return vocab_size_; }
+  std::optional<int32_t> bos_id() const { return bos_id_; }
+
+ protected:
+  Tokenizer(int32_t vocab_size, std::optional<int32_t> bos_id)
+      : vocab_size_(vocab_size), bos_id_(bos_id) {}
+
+ private:
+  const int32_t vocab_size_;
+  const std::optional<int32_t> bos_id_;
+};
+
+// InvalidArgument for an unknown kind, with a list of the supported ones, and
+// for a vocabulary or special tokens that do not fit the kind. bos and eos are
+// nullopt for a model without them.
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
+    absl::string_view kind, int32_t vocab_size, std::optional<int32_t> bos_id,
+    std::optional<int32_t> eos_id);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_TOKENIZER_TOKENIZER_H_

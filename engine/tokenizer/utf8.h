@@ -1,0 +1,41 @@
+#ifndef RECURVE_ENGINE_TOKENIZER_UTF8_H_
+#define RECURVE_ENGINE_TOKENIZER_UTF8_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace recurve {
+
+// Turns a stream of bytes, cut anywhere, into whole UTF-8 characters.
+//
+// Invalid bytes become U+FFFD, one for each maximal subpart of an ill-formed
+// sequence (The Unicode Standard, section 3.9), as Python's
+// bytes.decode("utf-8", "replace") does. What comes out does not depend on how
+// the stream was cut. Copyable; one thread at a time.
+class Utf8Decoder {
+ public:
+  // Appends the characters that are complete now to *text. At most three bytes
+  // stay behind.
+  void Decode(absl::string_view bytes, std::string* text);
+
+  // The stream is over: bytes that stayed behind become one U+FFFD.
+  void Finish(std::string* text);
+
+ private:
+  // Starts a character, or replaces a byte that cannot start one.
+  void Start(uint8_t byte, std::string* text);
+
+  std::string partial_;  // a proper prefix of a well-formed character
+  int missing_ = 0;      // bytes until it is complete; 0 when it is empty
+  // Range of the byte that may come next.
+  uint8_t low_ = 0x80;
+  uint8_t high_ = 0xbf;
+};
+
+bool IsValidUtf8(absl::string_view text);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_TOKENIZER_UTF8_H_

@@ -1,0 +1,243 @@
+// Sequences that a client drives command by command; on a FakeRunner.
+
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/engine_harness.h"
+#include "tests/testing/test_random.h"
+
+namespace recurve {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+std::vector<int32_t> Tokens(int64_t count, uint64_t seed) {
+  return TestRandom(seed).Tokens(count, 258);
+}
+
+std::vector<int32_t> Joined(std::vector<int32_t> a,
+                            const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// [first, last)
+std::vector<int64_t> Range(int64_t first, int64_t last) {
+  std::vector<int64_t> range(last - first);
+  std::iota(range.begin(), range.end(), first);
+  return range;
+}
+
+struct Parameters {
+  int64_t chunk;
+  bool preempted;  // whenever the sequence is idle
+};
+
+class EngineDecodeTest : public testing::TestWithParam<Parameters> {
+ protected:
+  EngineDecodeTest() {
+    fake_.num_slots = 1;  // so that anybody else takes the memory
+    EngineOptions options = OptionsFor(fake_);
+    options.max_chunk_tokens = GetParam().chunk;
+    engine_ = MakeEngine(options, fake_);
+  }
+
+  // Runs one command and returns what it alone brought.
+  StreamRecord Run(Command command) {
+    const StreamRecord before = sink_->Record();
+    if (id_ == 0) {
+      const auto id = engine_->Submit(
+          {options_, std::move(command), /*close_when_done=*/false, sink_});
+      EXPECT_TRUE(id.ok()) << id.status();
+      id_ = *id;
+    } else {
+      engine_->Extend(id_, std::move(command));
+    }
+    StreamRecord record = sink_->WaitCommands(before.results.size() + 1);
+    EXPECT_FALSE(record.end) << *record.end;
+    record.tokens.erase(
+        record.tokens.begin(),
+        record.tokens.begin() + static_cast<int64_t>(before.tokens.size()));
+    record.logits.erase(
+        record.logits.begin(),
+        record.logits.begin() + static_cast<int64_t>(before.logits.size()));
+    if (GetParam().preempted) {
+      EXPECT_TRUE(
+          RunAlone(*engine_, Script::Generate(Tokens(90, 99), 3)).end->ok());
+      EXPECT_EQ(engine_->load().slots_used, 0);
+    }
+    return record;
+  }
+
+  void Finish() {
+    engine_->Close(id_);
+    const StreamRecord record = sink_->WaitEnd();
+    EXPECT_TRUE(record.end->ok()) << *record.end;
+    EXPECT_EQ(record.violation, "");
+    EXPECT_TRUE(IsIdle(*engine_));
+    EXPECT_EQ(engine_->load().preemptions_total > 0, GetParam().preempted);
+  }
+
+  // The rows are those of the model after these tokens.
+  void ExpectRows(const StreamRecord& record,
+                  const std::vector<int32_t>& sequence) {
+    for (const StepEvent::LogitsRow& row : record.logits) {
+      ASSERT_LT(row.position, static_cast<int64_t>(sequence.size()));
+      EXPECT_EQ(row.values,
+                FakeLogits(absl::MakeConstSpan(sequence).first(
+                               static_cast<size_t>(row.position) + 1),
+                           fake_));
+    }
+  }
+
+  FakeRunnerOptions fake_;
+  SequenceOptions options_;
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  uint64_t id_ = 0;
+};
+
+TEST_P(EngineDecodeTest, PiecesGiveTheTokensOfTheWhole) {
+  const std::vector<int32_t> prompt = Tokens(150, 1);
+  const Script whole = Script::Generate(prompt, 30);
+  const std::vector<int32_t> expected = RunSolo(fake_, whole).tokens;
+  // The prompt in pieces without generation, the tokens in pieces without
+  // appending.
+  std::vector<int32_t> tokens;
+  Run({{prompt.begin(), prompt.begin() + 1}});
+  Run({{prompt.begin() + 1, prompt.begin() + 64}});
+  for (int64_t count : {0, 1, 10, 19}) {
+    Command command;
+    if (count == 0) command.append = {prompt.begin() + 64, prompt.end()};
+    command.generate = count;
+    const StreamRecord record = Run(std::move(command));
+    tokens = Joined(tokens, record.tokens);
+  }
+  EXPECT_EQ(tokens, expected);
+  Finish();
+}
+
+TEST_P(EngineDecodeTest, WhatIsAppendedAfterGenerationFollowsIt) {
+  const StreamRecord first = Run({Tokens(70, 1), 5, LogitsMode::kNone});
+  const StreamRecord second = Run({Tokens(3, 2), 5, LogitsMode::kNone});
+  const std::vector<int32_t> sequence =
+      Joined(Joined(Tokens(70, 1), first.tokens), Tokens(3, 2));
+  EXPECT_EQ(second.tokens,
+            RunSolo(fake_, Script::Generate(sequence, 5)).tokens);
+  EXPECT_EQ(second.results.back().sequence_tokens, 83);
+  EXPECT_EQ(second.results.back().prompt_tokens, 73);
+  EXPECT_EQ(second.results.back().completion_tokens, 10);
+  Finish();
+}
+
+TEST_P(EngineDecodeTest, NoneReturnsNoRows) {
+  EXPECT_THAT(Run({Tokens(70, 1), 5, LogitsMode::kNone}).logits, IsEmpty());
+  EXPECT_THAT(Run({Tokens(7, 1), 0, LogitsMode::kNone}).logits, IsEmpty());
+  Finish();
+}
+
+TEST_P(EngineDecodeTest, NextReturnsTheRowsThatTokensAreDrawnFrom) {
+  std::vector<int32_t> sequence = Tokens(70, 1);
+  const auto append = [&](const StreamRecord& record) {
+    sequence = Joined(sequence, record.tokens);
+    return record.LogitsPositions();
+  };
+  StreamRecord record = Run({sequence, 4, LogitsMode::kNext});
+  EXPECT_EQ(append(record), Range(69, 73));
+  ExpectRows(record, sequence);
+  // The fourth token is not computed yet, and is what the next is drawn from.
+  record = Run({{}, 2, LogitsMode::kNext});
+  EXPECT_EQ(append(record), Range(73, 75));
+  ExpectRows(record, sequence);
+  // Of what is appended, the last only.
+  sequence = Joined(sequence, Tokens(5, 2));
+  record = Run({Tokens(5, 2), 0, LogitsMode::kNext});
+  EXPECT_EQ(append(record), Range(80, 81));
+  ExpectRows(record, sequence);
+  record = Run({{}, 1, LogitsMode::kNext});
+  EXPECT_EQ(append(record), Range(80, 81));
+  ExpectRows(record, sequence);
+  EXPECT_THAT(sequence, SizeIs(82));
+  Finish();
+}
+
+TEST_P(EngineDecodeTest, AllReturnsTheRowsOfTheCommand) {
+  std::vector<int32_t> sequence = Tokens(70, 1);
+  const auto append = [&](const StreamRecord& record) {
+    sequence = Joined(sequence, record.tokens);
+    return record.LogitsPositions();
+  };
+  StreamRecord record = Run({sequence, 4, LogitsMode::kAll});
+  EXPECT_EQ(append(record), Range(0, 73));
+  ExpectRows(record, sequence);
+  sequence = Joined(sequence, Tokens(5, 2));
+  record = Run({Tokens(5, 2), 0, LogitsMode::kAll});  // and the one before it
+  EXPECT_EQ(append(record), Range(73, 79));
+  ExpectRows(record, sequence);
+  record = Run({{}, 3, LogitsMode::kAll});
+  EXPECT_EQ(append(record), Range(78, 81));
+  ExpectRows(record, sequence);
+  sequence = Joined(sequence, Tokens(70, 3));
+  record = Run({Tokens(70, 3), 0, LogitsMode::kNone});
+  EXPECT_THAT(append(record), IsEmpty());
+  sequence = Joined(sequence, Tokens(1, 4));
+  record = Run({Tokens(1, 4), 0, LogitsMode::kAll});
+  EXPECT_EQ(append(record), Range(152, 153));
+  ExpectRows(record, sequence);
+  Finish();
+}
+
+TEST_P(EngineDecodeTest, CommandsMayBeSentAhead) {
+  Script script;
+  script.commands = {{Tokens(30, 1), 3, LogitsMode::kNext},
+                     {{}, 4, LogitsMode::kNone},
+                     {Tokens(3, 2), 0, LogitsMode::kAll},
+                     {{}, 2, LogitsMode::kNext}};
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> positions;
+  for (const Command& command : script.commands) {
+    const StreamRecord record = Run(command);
+    tokens = Joined(tokens, record.tokens);
+    for (int64_t position : record.LogitsPositions())
+      positions.push_back(position);
+  }
+  Finish();
+  EXPECT_EQ(positions,
+            (std::vector<int64_t>{29, 30, 31, 36, 37, 38, 39, 39, 40}));
+  const StreamRecord ahead = RunSolo(fake_, script);
+  EXPECT_EQ(ahead.tokens, tokens);
+  EXPECT_EQ(ahead.LogitsPositions(), positions);
+  EXPECT_THAT(ahead.results, SizeIs(4));
+}
+
+TEST_P(EngineDecodeTest, EndsOfCommandsCarryTheirReason) {
+  const std::vector<int32_t> expected =
+      RunSolo(fake_, Script::Generate(Tokens(9, 1), 20)).tokens;
+  options_.stopping.stop_token_ids = {expected[2]};
+  StreamRecord record = Run({Tokens(9, 1), 20, LogitsMode::kNone});
+  EXPECT_EQ(record.results.back().reason, FinishReason::kStopToken);
+  EXPECT_EQ(record.tokens.back(), expected[2]);
+  record = Run({Tokens(9, 2), 0, LogitsMode::kNone});
+  EXPECT_EQ(record.results.back().reason, FinishReason::kLength);
+  Finish();
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuts, EngineDecodeTest,
+                         testing::Values(Parameters{512, false},
+                                         Parameters{512, true},
+                                         Parameters{1, false},
+                                         Parameters{7, true},
+                                         Parameters{64, true}),
+                         [](const testing::TestParamInfo<Parameters>& info) {
+                           return "Chunk" + std::to_string(info.param.chunk) +
+                                  (info.param.preempted ? "Preempted" : "");
+                         });
+
+}  // namespace
+}  // namespace recurve

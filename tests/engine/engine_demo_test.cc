@@ -1,0 +1,155 @@
+// The engine on the demo model: the published continuations, and the same
+// tokens and logits however steps are cut and memory is fought for.
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/safetensors.h"
+#include "engine/engine.h"
+#include "engine/model_loader.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/engine_harness.h"
+#include "tests/testing/test_random.h"
+
+namespace recurve {
+namespace {
+
+using testing::SizeIs;
+
+constexpr char kModel[] = RECURVE_SOURCE_DIR "/deploy/models/demo";
+
+std::unique_ptr<Engine> LoadDemo(EngineOptions options, int64_t kv_pages) {
+  ModelOptions model;
+  model.path = kModel;
+  model.num_threads = 2;
+  model.kv_pages = kv_pages;
+  options.poison_released = true;
+  auto loaded = LoadModel(model, &options);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  if (!loaded.ok()) return nullptr;
+  auto engine =
+      Engine::Create(options, std::move(loaded->runner), nullptr, nullptr);
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  return engine.ok() ? *std::move(engine) : nullptr;
+}
+
+std::vector<int32_t> Ids(const SafetensorsFile& file, const std::string& name) {
+  const TensorView& view = file.tensors().at(name);
+  EXPECT_EQ(view.dtype, DType::kInt32);
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < view.num_elements(); ++i)
+    ids.push_back(static_cast<int32_t>(view.Element(i)));
+  return ids;
+}
+
+TEST(EngineDemoTest, ReproducesThePublishedContinuations) {
+  const auto expected =
+      SafetensorsFile::Open(std::string(kModel) + "/expected.safetensors");
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  const auto engine = LoadDemo({}, 64);
+  ASSERT_NE(engine, nullptr);
+  const std::vector<std::string> names = {"def", "class", "import", "recall"};
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (const std::string& name : names) {
+    Script script = Script::Generate(Ids(*expected, "prompt_" + name), 160,
+                                     LogitsMode::kNext);
+    script.options.stopping.ignore_eos = true;
+    sinks.push_back(std::make_shared<RecordingSink>());
+    ASSERT_TRUE(Submit(*engine, script, sinks.back()).ok());
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    SCOPED_TRACE(names[i]);
+    const StreamRecord record = sinks[i]->WaitEnd();
+    ASSERT_TRUE(record.end && record.end->ok());
+    EXPECT_EQ(record.tokens, Ids(*expected, "greedy_" + names[i]));
+    const TensorView& rows = expected->tensors().at("logits_" + names[i]);
+    ASSERT_THAT(record.logits, SizeIs(160));
+    float worst = 0;
+    for (int64_t r = 0; r < 160; ++r) {
+      for (int64_t v = 0; v < 258; ++v) {
+        const float golden = rows.Element(r * 258 + v);
+        // The golden rows are rounded to 11 bits.
+        const float rounding = std::abs(golden) * 0x1p-11f;
+        worst = std::max(
+            worst, std::abs(record.logits[r].values[v] - golden) - rounding);
+      }
+    }
+    EXPECT_LE(worst, 2e-3f);
+  }
+  EXPECT_TRUE(IsIdle(*engine));
+}
+
+TEST(EngineDemoTest, ChunksDoNotChangeABit) {
+  const Script script =
+      Script::Generate(TestRandom(1).Tokens(200, 256), 5, LogitsMode::kAll);
+  StreamRecord whole;
+  for (int64_t chunk : {512, 64, 7, 1}) {
+    EngineOptions options;
+    options.max_chunk_tokens = chunk;
+    const auto engine = LoadDemo(options, 64);
+    ASSERT_NE(engine, nullptr);
+    const StreamRecord record = RunAlone(*engine, script);
+    ASSERT_THAT(record.logits, SizeIs(204));
+    if (chunk == 512) {
+      whole = record;
+      continue;
+    }
+    EXPECT_EQ(record.tokens, whole.tokens) << chunk;
+    for (size_t i = 0; i < whole.logits.size(); ++i) {
+      EXPECT_EQ(record.logits[i].values, whole.logits[i].values)
+          << "position " << i << ", chunk " << chunk;
+    }
+  }
+}
+
+Script RandomScript(uint64_t seed) {
+  TestRandom random(seed);
+  Script script = Script::Generate(random.Tokens(random.Uniform(1, 200), 256),
+                                   random.Uniform(1, 40), LogitsMode::kNext);
+  script.options.sampling.seed = seed;
+  script.options.sampling.temperature = random.Chance(0.5) ? 0.8f : 0.0f;
+  // Those who come late are more important, so that memory changes hands.
+  script.options.priority = static_cast<int32_t>(seed / 6);
+  return script;
+}
+
+TEST(EngineDemoTest, OthersDoNotChangeABit) {
+  constexpr uint64_t kRequests = 16;
+  EngineOptions options;
+  options.max_num_seqs = 5;
+  options.max_num_batched_tokens = 96;
+  options.max_chunk_tokens = 50;
+  options.max_model_len = 256;
+  const auto engine = LoadDemo(options, /*kv_pages=*/7);
+  ASSERT_NE(engine, nullptr);
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (uint64_t seed = 0; seed < kRequests; ++seed) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    ASSERT_TRUE(Submit(*engine, RandomScript(seed), sinks.back()).ok());
+    if (seed % 6 == 5) sinks[seed - 5]->WaitTokens(1);
+  }
+  for (const auto& sink : sinks) sink->WaitEnd();
+  EXPECT_TRUE(IsIdle(*engine));
+  EXPECT_GT(engine->load().preemptions_total, 0u);
+
+  const auto alone = LoadDemo({}, 64);
+  ASSERT_NE(alone, nullptr);
+  for (uint64_t seed = 0; seed < kRequests; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const StreamRecord record = sinks[seed]->Record();
+    EXPECT_EQ(record.violation, "");
+    ASSERT_TRUE(record.end && record.end->ok());
+    const StreamRecord solo = RunAlone(*alone, RandomScript(seed));
+    EXPECT_EQ(record.tokens, solo.tokens);
+    ASSERT_EQ(record.LogitsPositions(), solo.LogitsPositions());
+    for (size_t i = 0; i < solo.logits.size(); ++i)
+      EXPECT_EQ(record.logits[i].values, solo.logits[i].values);
+  }
+}
+
+}  // namespace
+}  // namespace recurve

@@ -1,0 +1,325 @@
+// What ends a stream, and what a client sees of it; on a FakeRunner.
+
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/tokenizer/bytes_tokenizer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/checkpoint_files.h"
+#include "tests/testing/engine_harness.h"
+#include "tests/testing/test_random.h"
+
+namespace recurve {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+std::vector<int32_t> Prompt(int64_t tokens, uint64_t seed = 1) {
+  return TestRandom(seed).Tokens(tokens, 258);
+}
+
+class EngineTest : public testing::Test {
+ protected:
+  EngineTest() {
+    fake_.printable = true;
+    fake_.on_run = [this](const StepBatch& batch) { gate_.Enter(batch); };
+    auto tokenizer = BytesTokenizer::Make(258, 256, 257);
+    tokenizer_ = *std::move(tokenizer);
+  }
+  ~EngineTest() override { gate_.Open(); }
+
+  // With the options as they are now.
+  void Start() { Start(OptionsFor(fake_)); }
+  void Start(const EngineOptions& options) {
+    gate_.Open();
+    engine_ = MakeEngine(options, fake_, tokenizer_.get());
+  }
+  std::shared_ptr<RecordingSink> NewSink() {
+    return std::make_shared<RecordingSink>();
+  }
+
+  FakeRunnerOptions fake_;
+  StepGate gate_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// --- Generation ---
+
+TEST_F(EngineTest, TokensAreTheModelsOwn) {
+  Start();
+  const std::vector<int32_t> prompt = Prompt(130);
+  const StreamRecord record =
+      RunAlone(*engine_, Script::Generate(prompt, 70, LogitsMode::kNext));
+  EXPECT_EQ(record.violation, "");
+  EXPECT_TRUE(record.end->ok()) << *record.end;
+  ASSERT_THAT(record.tokens, SizeIs(70));
+  std::vector<int32_t> sequence = prompt;
+  for (size_t i = 0; i < record.tokens.size(); ++i) {
+    const std::vector<float> logits = FakeLogits(sequence, fake_);
+    EXPECT_EQ(record.logits[i].values, logits);
+    EXPECT_EQ(record.tokens[i],
+              std::max_element(logits.begin(), logits.end()) - logits.begin());
+    sequence.push_back(record.tokens[i]);
+  }
+  EXPECT_TRUE(IsIdle(*engine_));
+}
+
+TEST_F(EngineTest, ReportsUsageAndTimes) {
+  Start();
+  const StreamRecord record =
+      RunAlone(*engine_, Script::Generate(Prompt(30), 7));
+  ASSERT_THAT(record.results, SizeIs(1));
+  const CommandResult& result = record.results[0];
+  EXPECT_EQ(result.reason, FinishReason::kLength);
+  EXPECT_EQ(result.prompt_tokens, 30);
+  EXPECT_EQ(result.completion_tokens, 7);
+  EXPECT_EQ(result.sequence_tokens, 37);
+  EXPECT_EQ(result.preemptions, 0);
+  EXPECT_LE(result.queue_seconds, result.time_to_first_token_seconds);
+  EXPECT_LE(result.time_to_first_token_seconds, result.total_seconds);
+  const EngineLoad load = engine_->load();
+  EXPECT_EQ(load.prompt_tokens_total, 30u);
+  EXPECT_EQ(load.generation_tokens_total, 7u);
+  EXPECT_EQ(load.slots_total, fake_.num_slots);
+  EXPECT_EQ(load.pages_total, fake_.num_pages);
+}
+
+TEST_F(EngineTest, ASeedGivesTheSameTokensAndAnotherSeedOthers) {
+  Start();
+  Script script = Script::Generate(Prompt(10), 40);
+  script.options.sampling.temperature = 1.0f;
+  script.options.sampling.seed = 5;
+  const StreamRecord first = RunAlone(*engine_, script);
+  EXPECT_EQ(RunAlone(*engine_, script).tokens, first.tokens);
+  script.options.sampling.seed = 6;
+  EXPECT_NE(RunAlone(*engine_, script).tokens, first.tokens);
+}
+
+// --- Stop conditions ---
+
+TEST_F(EngineTest, StopsAtEosUnlessToldToIgnoreIt) {
+  Start();
+  Script script = Script::Generate(Prompt(20), 30);
+  const StreamRecord all = RunAlone(*engine_, script);
+  fake_.eos_token_ids = {1, all.tokens[9]};
+  Start();
+  const auto first =
+      std::find(all.tokens.begin(), all.tokens.end(), all.tokens[9]);
+  const StreamRecord stopped = RunAlone(*engine_, script);
+  EXPECT_EQ(stopped.tokens,
+            std::vector<int32_t>(all.tokens.begin(), first + 1));
+  EXPECT_EQ(stopped.results[0].reason, FinishReason::kEos);
+  script.options.stopping.ignore_eos = true;
+  const StreamRecord ignored = RunAlone(*engine_, script);
+  EXPECT_EQ(ignored.tokens, all.tokens);
+  EXPECT_EQ(ignored.results[0].reason, FinishReason::kLength);
+}
+
+TEST_F(EngineTest, StopsAtAStopToken) {
+  Start();
+  Script script = Script::Generate(Prompt(20), 30);
+  const StreamRecord all = RunAlone(*engine_, script);
+  script.options.stopping.stop_token_ids = {all.tokens[4]};
+  const StreamRecord stopped = RunAlone(*engine_, script);
+  EXPECT_EQ(stopped.tokens.back(), all.tokens[4]);
+  EXPECT_LE(stopped.tokens.size(), 5u);
+  EXPECT_EQ(stopped.results[0].reason, FinishReason::kStopToken);
+}
+
+TEST_F(EngineTest, StopsAtAStopStringAndShowsNothingOfIt) {
+  Start();
+  Script script = Script::Generate(Prompt(20), 30);
+  const StreamRecord all = RunAlone(*engine_, script);
+  ASSERT_THAT(all.text, SizeIs(30));
+  const std::string stop = all.text.substr(11, 3);
+  script.options.stopping.stop_strings = {"\x01never", stop};
+  const StreamRecord stopped = RunAlone(*engine_, script);
+  EXPECT_EQ(stopped.text, all.text.substr(0, all.text.find(stop)));
+  EXPECT_EQ(stopped.results[0].reason, FinishReason::kStopString);
+  EXPECT_EQ(stopped.results[0].stop_string, stop);
+  EXPECT_EQ(stopped.tokens.size(), all.text.find(stop) + 3);
+}
+
+TEST_F(EngineTest, FlushesTextHeldForAStopStringThatDoesNotCome) {
+  Start();
+  Script script = Script::Generate(Prompt(20), 30);
+  const StreamRecord all = RunAlone(*engine_, script);
+  script.options.stopping.stop_strings = {all.text.substr(28) + "\x01"};
+  const StreamRecord record = RunAlone(*engine_, script);
+  EXPECT_EQ(record.text, all.text);
+  EXPECT_EQ(record.results[0].text, all.text.substr(28));
+  EXPECT_EQ(record.results[0].reason, FinishReason::kLength);
+}
+
+// --- Refusals ---
+
+TEST_F(EngineTest, RefusesBadRequestsBeforeAnyStep) {
+  Start();
+  const auto refused = [&](const Script& script) {
+    return RunAlone(*engine_, script).end.value();
+  };
+  EXPECT_THAT(refused(Script::Generate({}, 1)), FailsWith(kInvalid, "empty"));
+  EXPECT_THAT(refused(Script::Generate({258}, 1)),
+              FailsWith(kInvalid, "[0] is 258"));
+  EXPECT_THAT(refused(Script::Generate(Prompt(4000), 97)),
+              FailsWith(kInvalid, "max_model_len", "4096"));
+  Script script = Script::Generate({1}, 1);
+  script.options.sampling.temperature = -1;
+  EXPECT_THAT(refused(script), FailsWith(kInvalid, "temperature"));
+  EXPECT_EQ(gate_.steps(), 0);
+  EXPECT_EQ(engine_->load().open, 0);
+}
+
+TEST_F(EngineTest, RunsASequenceThatFillsTheCacheExactly) {
+  fake_.num_pages = 2;
+  Start();
+  const StreamRecord record =
+      RunAlone(*engine_, Script::Generate(Prompt(100), 28));
+  EXPECT_TRUE(record.end->ok()) << *record.end;
+  EXPECT_THAT(record.tokens, SizeIs(28));
+}
+
+TEST_F(EngineTest, CreateRefusesOptionsThatTheRunnerCannotMeet) {
+  const auto create = [&](const EngineOptions& options) {
+    return Engine::Create(options, std::make_unique<FakeRunner>(fake_), nullptr,
+                          nullptr)
+        .status();
+  };
+  EngineOptions options = OptionsFor(fake_);
+  options.max_num_seqs = fake_.num_slots + 1;
+  EXPECT_THAT(create(options), FailsWith(kInvalid, "max-num-seqs", "9", "8"));
+  options = OptionsFor(fake_);
+  ++options.max_model_len;
+  EXPECT_THAT(create(options),
+              FailsWith(kInvalid, "max-model-len", "4097", "4096"));
+  options.max_model_len = -1;
+  EXPECT_THAT(create(options), FailsWith(kInvalid, "max-model-len is -1"));
+  options = OptionsFor(fake_);
+  options.max_num_batched_tokens = options.max_num_seqs - 1;
+  EXPECT_THAT(create(options), FailsWith(kInvalid, "max-num-batched-tokens"));
+}
+
+TEST_F(EngineTest, RefusesMoreThanTheQueueHolds) {
+  EngineOptions options = OptionsFor(fake_);
+  options.max_queued_requests = 3;
+  Start(options);
+  gate_.Hold();
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  const Script script = Script::Generate(Prompt(5), 3);
+  for (int i = 0; i < 11; ++i) {
+    sinks.push_back(NewSink());
+    EXPECT_TRUE(Submit(*engine_, script, sinks.back()).ok()) << i;
+  }
+  const auto extra = NewSink();
+  EXPECT_THAT(Submit(*engine_, script, extra).status(),
+              FailsWith(absl::StatusCode::kResourceExhausted, "11", "8", "3"));
+  gate_.WaitHeld();
+  gate_.Open();
+  for (const auto& sink : sinks) EXPECT_TRUE(sink->WaitEnd().end->ok());
+  EXPECT_EQ(extra->Record().ends, 0);
+  EXPECT_TRUE(Submit(*engine_, script, extra).ok());
+  EXPECT_TRUE(extra->WaitEnd().end->ok());
+}
+
+// --- Cancellation ---
+
+TEST_F(EngineTest, ACancelledSequenceIsGoneWithinTwoSteps) {
+  Start();
+  gate_.Hold();
+  const auto stays = NewSink();
+  const auto leaves = NewSink();
+  ASSERT_TRUE(Submit(*engine_, Script::Generate(Prompt(9), 500), stays).ok());
+  const auto id = Submit(*engine_, Script::Generate(Prompt(99), 500), leaves);
+  while (gate_.WaitHeld() < 4) gate_.Pass();
+  const int64_t held = gate_.steps();
+  EXPECT_EQ(gate_.last_sequences(), 2);
+  engine_->Cancel(*id, absl::DeadlineExceededError("too late"));
+  gate_.Pass();  // the step that was under way
+  EXPECT_LE(gate_.WaitHeld() - held, 2);
+  EXPECT_EQ(gate_.last_sequences(), 1);
+  EXPECT_EQ(engine_->load().slots_used, 1);
+  EXPECT_EQ(engine_->load().open, 1);
+  EXPECT_EQ(leaves->WaitEnd().end->code(), absl::StatusCode::kDeadlineExceeded);
+  gate_.Open();
+  EXPECT_THAT(stays->WaitEnd().tokens, SizeIs(500));
+  EXPECT_EQ(leaves->Record().violation, "");
+  EXPECT_TRUE(IsIdle(*engine_));
+}
+
+TEST_F(EngineTest, CancelsWhatWaitsAndWhatWasNeverSeen) {
+  fake_.num_slots = 1;
+  Start();
+  gate_.Hold();
+  const auto runs = NewSink();
+  const auto waits = NewSink();
+  const auto fresh = NewSink();
+  const Script script = Script::Generate(Prompt(9), 50);
+  ASSERT_TRUE(Submit(*engine_, script, runs).ok());
+  const auto waiting = Submit(*engine_, script, waits);
+  gate_.WaitHeld();
+  const auto unseen = Submit(*engine_, script, fresh);
+  EXPECT_TRUE(engine_->Abort(*waiting).ok());
+  EXPECT_TRUE(engine_->Abort(*unseen).ok());
+  gate_.Open();
+  for (const auto& sink : {waits, fresh}) {
+    EXPECT_EQ(sink->WaitEnd().end->code(), absl::StatusCode::kCancelled);
+    EXPECT_FALSE(sink->Record().admitted);
+  }
+  EXPECT_TRUE(runs->WaitEnd().end->ok());
+  EXPECT_EQ(engine_->Abort(*waiting).code(), absl::StatusCode::kNotFound);
+  engine_->Cancel(*unseen, absl::CancelledError("again"));
+  EXPECT_TRUE(RunAlone(*engine_, script).end->ok());
+  EXPECT_EQ(fresh->Record().ends, 1);
+}
+
+// --- The engine called from within its own callbacks ---
+
+// Cancels itself at its third token and looks at the engine on every call.
+class ReentrantSink : public RecordingSink {
+ public:
+  void OnAdmitted(double queue_seconds) override {
+    EXPECT_EQ(engine->load().open, 1);
+    RecordingSink::OnAdmitted(queue_seconds);
+  }
+  bool OnStep(StepEvent event) override {
+    if (event.index == 2) {
+      EXPECT_TRUE(engine->Abort(id.load()).ok());
+    }
+    return RecordingSink::OnStep(std::move(event));
+  }
+  void OnEnd(absl::Status status) override {
+    EXPECT_TRUE(IsIdle(*engine));
+    EXPECT_EQ(engine->Abort(id.load()).code(), absl::StatusCode::kNotFound);
+    RecordingSink::OnEnd(std::move(status));
+  }
+  Engine* engine = nullptr;
+  std::atomic<uint64_t> id{0};
+};
+
+TEST_F(EngineTest, CallbacksMayCallTheEngine) {
+  Start();
+  const auto sink = std::make_shared<ReentrantSink>();
+  sink->engine = engine_.get();
+  gate_.Hold();
+  sink->id = Submit(*engine_, Script::Generate(Prompt(9), 50), sink).value();
+  gate_.WaitHeld();
+  gate_.Open();
+  const StreamRecord record = sink->WaitEnd();
+  EXPECT_EQ(record.end->code(), absl::StatusCode::kCancelled);
+  EXPECT_THAT(record.tokens, SizeIs(3));
+}
+
+}  // namespace
+}  // namespace recurve

@@ -1,0 +1,197 @@
+#include "engine/model_loader.h"
+
+#include <string>
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/checkpoint_files.h"
+#include "tests/engine/tiny_checkpoint.h"
+
+namespace recurve {
+namespace {
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+class ModelLoaderTest : public testing::Test {
+ protected:
+  ModelLoaderTest() {
+    options_.path = folder_.path() + "/model";
+    options_.num_threads = 1;
+    engine_.max_num_seqs = 4;
+    tiny_.Write(options_.path);
+  }
+
+  absl::StatusOr<LoadedModel> Load() { return LoadModel(options_, &engine_); }
+  absl::Status Status() { return Load().status(); }
+
+  TempFolder folder_;
+  TinyCheckpoint tiny_ = TinyCheckpoint::Hybrid();
+  ModelOptions options_;
+  EngineOptions engine_;
+};
+
+TEST_F(ModelLoaderTest, SaysWhatItLoaded) {
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const ModelInfo& info = loaded->runner->info();
+  EXPECT_EQ(info.family, "recurve");
+  EXPECT_EQ(info.num_layers, 2);
+  EXPECT_THAT(info.mixers, testing::ElementsAre("tpa", "linear"));
+  EXPECT_EQ(info.device, "cpu");
+  EXPECT_EQ(info.weight_dtype, "float32");
+  EXPECT_EQ(info.state_dtype, "float32");
+  EXPECT_EQ(info.kv_dtype, "float32");
+  EXPECT_NE(info.fingerprint, 0u);
+  ASSERT_NE(loaded->tokenizer, nullptr);
+  EXPECT_EQ(loaded->tokenizer->name(), "bytes");
+  // Everything the model supports, for every sequence.
+  EXPECT_EQ(engine_.max_model_len, 256);
+  EXPECT_EQ(loaded->capacity.max_model_len, 256);
+  EXPECT_FALSE(loaded->capacity.max_model_len_reduced);
+  EXPECT_EQ(loaded->capacity.num_pages, 16);
+  EXPECT_EQ(loaded->capacity.num_slots, 4);
+  // 2 ranks of (2 heads + 8) for keys and values; 2 heads of 12 by 8.
+  EXPECT_EQ(loaded->capacity.cache_bytes_per_token, 2 * 2 * (2 + 8) * 4);
+  EXPECT_EQ(loaded->capacity.state_bytes_per_sequence, 2 * 12 * 8 * 4);
+  const CacheSpec spec = loaded->runner->cache_spec();
+  EXPECT_EQ(spec.num_pages, 16);
+  EXPECT_EQ(spec.num_slots, 4);
+  EXPECT_EQ(spec.page_bytes, 64 * loaded->capacity.cache_bytes_per_token);
+  EXPECT_EQ(spec.slot_bytes, loaded->capacity.state_bytes_per_sequence);
+}
+
+TEST_F(ModelLoaderTest, AModelWithoutATokenizer) {
+  tiny_.config.erase("tokenizer");
+  tiny_.Write(options_.path);
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->tokenizer, nullptr);
+  tiny_.config["tokenizer"] = "sentences";
+  tiny_.Write(options_.path);
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "sentences", "bytes"));
+}
+
+TEST_F(ModelLoaderTest, WeightTypes) {
+  const auto dtype_of = [&](const char* option) {
+    options_.dtype = option;
+    const auto loaded = Load();
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded.ok() ? loaded->runner->info().weight_dtype : "";
+  };
+  EXPECT_EQ(dtype_of("auto"), "float32");
+  EXPECT_EQ(dtype_of("bfloat16"), "bfloat16");
+  tiny_.SetDType(DType::kBFloat16);
+  tiny_.Write(options_.path);
+  EXPECT_EQ(dtype_of("auto"), "bfloat16");
+  EXPECT_EQ(dtype_of("float32"), "float32");
+  tiny_.SetDType(DType::kFloat16);
+  tiny_.Write(options_.path);
+  EXPECT_EQ(dtype_of("auto"), "float32");
+}
+
+TEST_F(ModelLoaderTest, RefusesOptionsWithTheirChoices) {
+  options_.device = "cuda";
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--device is cuda", "auto, cpu"));
+  options_.device = "gpu0";
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--device is gpu0"));
+  options_.device = "cpu";
+  options_.dtype = "float16";
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--dtype is float16",
+                                  "auto, float32, bfloat16"));
+  options_.dtype = "";
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--dtype"));
+  options_.dtype = "auto";
+  options_.state_dtype = "bfloat16";
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--state-dtype is bfloat16"));
+  options_.state_dtype = "float32";
+  options_.kv_dtype = "int8";
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--kv-dtype is int8"));
+  options_.kv_dtype = "float32";
+  for (int threads : {-1, 1025}) {
+    options_.num_threads = threads;
+    EXPECT_THAT(Status(), FailsWith(kInvalid, "--num-threads", "0 to 1024"));
+  }
+  options_.num_threads = 1;
+  EXPECT_TRUE(Status().ok());
+}
+
+TEST_F(ModelLoaderTest, MaxModelLenStaysWithinTheModel) {
+  engine_.max_model_len = 256;
+  EXPECT_TRUE(Status().ok());
+  engine_.max_model_len = 257;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-model-len is 257", "256"));
+  engine_.max_model_len = -1;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-model-len is -1"));
+  engine_.max_model_len = 100;
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->capacity.num_pages, 8);  // two for each
+}
+
+TEST_F(ModelLoaderTest, MaxModelLenStaysWithinTheCache) {
+  options_.kv_pages = 3;
+  engine_.max_model_len = 192;
+  EXPECT_TRUE(Status().ok());
+  engine_.max_model_len = 193;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-model-len is 193", "3 pages",
+                                  "192 tokens"));
+  // Not asked for: as much as fits, and said so.
+  engine_.max_model_len = 0;
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(engine_.max_model_len, 192);
+  EXPECT_TRUE(loaded->capacity.max_model_len_reduced);
+}
+
+TEST_F(ModelLoaderTest, ThePoolLimitsThePages) {
+  const int64_t page_bytes = 64 * 160;
+  options_.kv_pool_bytes = 5 * page_bytes + 1;
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->capacity.num_pages, 5);
+  options_.kv_pool_bytes = page_bytes - 1;
+  engine_.max_model_len = 0;
+  EXPECT_THAT(Status(),
+              FailsWith(kInvalid, "--kv-pool-bytes is 10239", "10240 bytes"));
+}
+
+TEST_F(ModelLoaderTest, AModelWithoutTpaNeedsNoPages) {
+  tiny_.config["layers"].erase(0);
+  tiny_.config["num_hidden_layers"] = 1;
+  tiny_.FillTensors();
+  tiny_.Write(options_.path);
+  options_.kv_pool_bytes = 0;
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->capacity.num_pages, 0);
+  EXPECT_EQ(loaded->capacity.max_model_len, 256);
+}
+
+TEST_F(ModelLoaderTest, ChecksEngineOptionsBeforeItLoads) {
+  engine_.max_num_batched_tokens = 3;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-num-batched-tokens is 3"));
+}
+
+TEST_F(ModelLoaderTest, NamesAFolderThatIsNotThere) {
+  options_.path += "/nowhere";
+  EXPECT_THAT(Status(),
+              FailsWith(absl::StatusCode::kNotFound, "/model/nowhere"));
+}
+
+TEST_F(ModelLoaderTest, TheFingerprintIsOfConfigAndWeights) {
+  const auto fingerprint = [&] {
+    tiny_.Write(options_.path);
+    return Load()->runner->info().fingerprint;
+  };
+  const uint64_t first = fingerprint();
+  EXPECT_EQ(fingerprint(), first);
+  tiny_.tensors["model.final_norm.weight"].values[0] += 1;
+  const uint64_t second = fingerprint();
+  EXPECT_NE(second, first);
+  tiny_.config["rms_norm_eps"] = 1e-6;
+  EXPECT_NE(fingerprint(), second);
+}
+
+}  // namespace
+}  // namespace recurve

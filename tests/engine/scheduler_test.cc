@@ -1,0 +1,343 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/plan_checker.h"
+#include "tests/testing/test_random.h"
+
+namespace recurve {
+
+bool operator==(const StepPlan::Entry& a, const StepPlan::Entry& b) {
+  return a.id == b.id && a.num_tokens == b.num_tokens;
+}
+void PrintTo(const StepPlan::Entry& entry, std::ostream* os) {
+  *os << "{" << entry.id << ", " << entry.num_tokens << " tokens}";
+}
+
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+using Entry = StepPlan::Entry;
+
+constexpr SchedulerLimits kLimits = {
+    /*max_batched_tokens=*/100, /*max_chunk_tokens=*/40, /*page_tokens=*/10};
+
+// Arrived in the order of ids; holds the pages of what it has computed.
+SequenceView Decoding(uint64_t id, int64_t tokens, int32_t priority = 0) {
+  return {id, priority, id, tokens, tokens - 1, (tokens + 8) / 10, true};
+}
+// A prompt of which nothing is computed; holds pages for all of it.
+SequenceView Prefilling(uint64_t id, int64_t tokens, int32_t priority = 0) {
+  return {id, priority, id, tokens, 0, (tokens + 9) / 10, true};
+}
+SequenceView Waiting(uint64_t id, int64_t tokens, int32_t priority = 0) {
+  return {id, priority, id, tokens, 0, 0, true};
+}
+SequenceView Idle(SequenceView view) {
+  view.has_work = false;
+  return view;
+}
+
+// Plans, and checks what holds for every plan.
+StepPlan Plan(const SchedulerLimits& limits, int64_t free_pages,
+              int64_t free_slots, const std::vector<SequenceView>& resident,
+              const std::vector<SequenceView>& waiting) {
+  StepPlan plan = PlanStep(limits, free_pages, free_slots, resident, waiting);
+  const absl::Status status =
+      CheckPlan(limits, free_pages, free_slots, resident, waiting, plan);
+  EXPECT_TRUE(status.ok()) << status;
+  return plan;
+}
+
+// --- Rule 1: residents run in rank order, decodes are set aside ---
+
+TEST(SchedulerTest, NothingToDo) {
+  const StepPlan plan = Plan(kLimits, 10, 4, {Idle(Decoding(1, 5))}, {});
+  EXPECT_THAT(plan.entries, IsEmpty());
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.admit, IsEmpty());
+}
+
+TEST(SchedulerTest, RanksByPriorityThenArrival) {
+  const StepPlan plan = Plan(
+      kLimits, 10, 4,
+      {Decoding(3, 5), Decoding(4, 5, 1), Decoding(2, 5), Decoding(5, 5, -1)},
+      {});
+  EXPECT_THAT(plan.entries,
+              ElementsAre(Entry{4, 1}, Entry{2, 1}, Entry{3, 1}, Entry{5, 1}));
+}
+
+TEST(SchedulerTest, CutsPromptsIntoChunks) {
+  SequenceView half_done = Prefilling(2, 45);
+  half_done.num_computed = 30;
+  const StepPlan plan =
+      Plan(kLimits, 10, 4, {Prefilling(1, 90), half_done}, {});
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 40}, Entry{2, 15}));
+}
+
+TEST(SchedulerTest, SetsDecodeTokensAsideBeforeItCutsChunks) {
+  SchedulerLimits limits = kLimits;
+  limits.max_batched_tokens = 20;
+  const StepPlan plan = Plan(
+      limits, 10, 4,
+      {Prefilling(1, 90), Decoding(2, 5), Prefilling(3, 9), Decoding(4, 5)},
+      {});
+  EXPECT_THAT(plan.entries,
+              ElementsAre(Entry{1, 18}, Entry{2, 1}, Entry{4, 1}));
+}
+
+TEST(SchedulerTest, TheLastTokenOfAPromptCountsAsADecode) {
+  SchedulerLimits limits = kLimits;
+  limits.max_batched_tokens = 4;
+  limits.max_chunk_tokens = 4;
+  SequenceView last = Prefilling(2, 30);
+  last.num_computed = 29;
+  const StepPlan plan = Plan(limits, 10, 4, {Prefilling(1, 90), last}, {});
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 3}, Entry{2, 1}));
+}
+
+// --- Rule 2: pages are taken from the lowest in rank ---
+
+TEST(SchedulerTest, TakesAPageFromTheIdleFirst) {
+  // 1 needs a second page; 2 ranks below it and works, 0 ranks above and idles.
+  const StepPlan plan =
+      Plan(kLimits, 0, 4,
+           {Idle(Decoding(0, 5)), Decoding(1, 11), Decoding(2, 5)}, {});
+  EXPECT_THAT(plan.preempt, ElementsAre(0u));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{2, 1}));
+}
+
+TEST(SchedulerTest, AmongTheIdleTakesTheLowestInRank) {
+  const StepPlan plan = Plan(kLimits, 0, 4,
+                             {Idle(Decoding(1, 5)), Decoding(2, 11),
+                              Idle(Decoding(3, 5)), Idle(Decoding(4, 5, 1))},
+                             {});
+  EXPECT_THAT(plan.preempt, ElementsAre(3u));
+}
+
+TEST(SchedulerTest, ThenTakesItFromThoseBelow) {
+  const StepPlan plan = Plan(
+      kLimits, 0, 4, {Decoding(1, 11), Decoding(2, 5), Decoding(3, 5)}, {});
+  EXPECT_THAT(plan.preempt, ElementsAre(3u));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{2, 1}));
+}
+
+TEST(SchedulerTest, TheLowestWaitsAndKeepsWhatItHolds) {
+  const StepPlan plan = Plan(
+      kLimits, 0, 4, {Decoding(1, 5), Decoding(2, 5), Decoding(3, 11)}, {});
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{2, 1}));
+}
+
+TEST(SchedulerTest, AChunkTakesTheFreePagesAndOneByForceAtMost) {
+  // 1 has 90 more tokens and one page for them; a chunk would take four.
+  SequenceView growing = {1, 0, 1, 100, 10, 1, true};
+  StepPlan plan = Plan(kLimits, 2, 4, {growing, Decoding(2, 5)}, {});
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 20}, Entry{2, 1}));
+  plan = Plan(kLimits, 0, 4, {growing, Decoding(2, 5)}, {});
+  EXPECT_THAT(plan.preempt, ElementsAre(2u));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 10}));
+}
+
+TEST(SchedulerTest, WithoutPagesNothingIsPreemptedForThem) {
+  SchedulerLimits limits = kLimits;
+  limits.page_tokens = 0;
+  const StepPlan plan =
+      Plan(limits, 0, 0, {{1, 0, 1, 50, 49, 0, true}, {2, 0, 2, 9, 0, 0, true}},
+           {Waiting(3, 5)});
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{2, 9}));
+}
+
+// --- Rule 3: admission in rank order ---
+
+TEST(SchedulerTest, AdmitsInRankOrderWhileThereIsRoom) {
+  const StepPlan plan =
+      Plan(kLimits, 5, 9, {}, {Waiting(2, 15), Waiting(1, 15), Waiting(3, 5)});
+  EXPECT_THAT(plan.admit, ElementsAre(1u, 2u, 3u));
+  EXPECT_THAT(plan.entries,
+              ElementsAre(Entry{1, 15}, Entry{2, 15}, Entry{3, 5}));
+}
+
+TEST(SchedulerTest, TheFirstThatDoesNotFitStopsAdmission) {
+  const StepPlan plan = Plan(kLimits, 5, 9, {Decoding(1, 5)},
+                             {Waiting(2, 15), Waiting(3, 45), Waiting(4, 5)});
+  EXPECT_THAT(plan.admit, ElementsAre(2u));
+}
+
+TEST(SchedulerTest, NeedsASlot) {
+  const StepPlan plan =
+      Plan(kLimits, 9, 1, {Decoding(1, 5)}, {Waiting(2, 5), Waiting(3, 5)});
+  EXPECT_THAT(plan.admit, ElementsAre(2u));
+}
+
+TEST(SchedulerTest, TheTokensOfAStepEndAdmission) {
+  const StepPlan plan = Plan(kLimits, 50, 9, {Prefilling(1, 70)},
+                             {Waiting(2, 70), Waiting(3, 30), Waiting(4, 5)});
+  EXPECT_THAT(plan.admit, ElementsAre(2u, 3u));
+  EXPECT_THAT(plan.entries,
+              ElementsAre(Entry{1, 40}, Entry{2, 40}, Entry{3, 20}));
+}
+
+TEST(SchedulerTest, LeavesRoomForTheFirstGeneratedTokenUnlessAlone) {
+  // 20 tokens fill two pages; the next token needs a third.
+  EXPECT_THAT(Plan(kLimits, 2, 9, {Decoding(1, 5)}, {Waiting(2, 20)}).admit,
+              IsEmpty());
+  EXPECT_THAT(Plan(kLimits, 2, 9, {}, {Waiting(2, 20)}).admit, ElementsAre(2u));
+}
+
+TEST(SchedulerTest, AdmissionPreemptsTheIdleAndThoseOfLowerPriority) {
+  const std::vector<SequenceView> resident = {
+      Idle(Decoding(1, 5, 9)), Decoding(2, 5, 1), Decoding(3, 5, 1),
+      Decoding(4, 5, 2)};
+  StepPlan plan = Plan(kLimits, 0, 0, resident, {Waiting(5, 5, 2)});
+  EXPECT_THAT(plan.preempt, ElementsAre(1u));
+  EXPECT_THAT(plan.admit, ElementsAre(5u));
+  plan = Plan(kLimits, 0, 0, resident, {Waiting(5, 15, 2)});
+  EXPECT_THAT(plan.preempt, ElementsAre(1u, 3u));
+  plan = Plan(kLimits, 0, 0, resident, {Waiting(5, 25, 2)});
+  EXPECT_THAT(plan.preempt, ElementsAre(1u, 3u, 2u));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{4, 1}, Entry{5, 25}));
+}
+
+TEST(SchedulerTest, AdmissionTakesNothingWhenThatWouldNotDo) {
+  const StepPlan plan = Plan(
+      kLimits, 0, 0, {Idle(Decoding(1, 5)), Decoding(2, 5), Decoding(3, 5, 1)},
+      {Waiting(4, 25, 1)});
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.admit, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{3, 1}, Entry{2, 1}));
+}
+
+TEST(SchedulerTest, EqualsAreNotPreemptedForAdmission) {
+  // Number 1 arrived first, but was idle when its memory was taken.
+  const StepPlan plan = Plan(kLimits, 0, 0, {Decoding(2, 5)}, {Waiting(1, 5)});
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{2, 1}));
+}
+
+TEST(SchedulerTest, AVictimOfAdmissionGivesBackItsPlaceInTheStep) {
+  SchedulerLimits limits = kLimits;
+  limits.max_batched_tokens = 10;
+  limits.max_chunk_tokens = 9;
+  const StepPlan plan = Plan(
+      limits, 0, 0, {Decoding(1, 5, 1), Prefilling(2, 8)}, {Waiting(3, 9, 1)});
+  EXPECT_THAT(plan.preempt, ElementsAre(2u));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{3, 9}));
+}
+
+TEST(SchedulerTest, AVictimOfAdmissionGivesBackThePagesItWasToGet) {
+  // Four pages: two are held, 2 is to get a third; 3 needs all of them.
+  const StepPlan plan =
+      Plan(kLimits, 2, 1, {Decoding(2, 21)}, {Waiting(3, 35, 1)});
+  EXPECT_THAT(plan.preempt, ElementsAre(2u));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{3, 35}));
+}
+
+TEST(SchedulerTest, WhatIsPreemptedIsNotOvertakenInThatStep) {
+  // 1 needs one of the two pages of 2. The other would do for 3, not for 0.
+  const std::vector<SequenceView> resident = {Decoding(1, 11), Decoding(2, 15)};
+  StepPlan plan = Plan(kLimits, 0, 0, resident, {Waiting(3, 5)});
+  EXPECT_THAT(plan.preempt, ElementsAre(2u));
+  EXPECT_THAT(plan.admit, IsEmpty());
+  plan = Plan(kLimits, 0, 0, resident, {Waiting(0, 5), Waiting(3, 5)});
+  EXPECT_THAT(plan.admit, ElementsAre(0u));
+  // One that is idle waits for nothing.
+  plan = Plan(kLimits, 0, 0, {resident[0], Idle(resident[1])}, {Waiting(3, 5)});
+  EXPECT_THAT(plan.preempt, ElementsAre(2u));
+  EXPECT_THAT(plan.admit, ElementsAre(3u));
+}
+
+// --- Any state ---
+
+TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
+  for (uint64_t seed = 0; seed < SimSeeds(100'000); ++seed) {
+    TestRandom random(seed);
+    const int64_t slots = random.Uniform(1, 12);
+    SchedulerLimits limits;
+    limits.max_batched_tokens = slots + random.Uniform(0, 60);
+    limits.max_chunk_tokens = random.Uniform(1, limits.max_batched_tokens);
+    limits.page_tokens = random.Chance(0.1) ? 0 : random.Uniform(1, 10);
+    const auto pages_for = [&](int64_t tokens) {
+      return limits.page_tokens == 0
+                 ? 0
+                 : (tokens + limits.page_tokens - 1) / limits.page_tokens;
+    };
+    std::vector<SequenceView> resident;
+    std::vector<SequenceView> waiting;
+    int64_t used = 0;
+    int64_t longest = 1;
+    for (uint64_t id = 1; id <= 20; ++id) {
+      SequenceView s = {id,
+                        static_cast<int32_t>(random.Uniform(-1, 1)),
+                        id,
+                        random.Uniform(1, 60),
+                        0,
+                        0,
+                        random.Chance(0.7)};
+      longest = std::max(longest, s.num_tokens);
+      if (static_cast<int64_t>(resident.size()) < slots && random.Chance(0.5)) {
+        s.num_computed = s.has_work ? random.Uniform(0, s.num_tokens - 1)
+                                    : random.Uniform(0, s.num_tokens);
+        if (random.Chance(0.5)) s.num_computed = s.num_tokens - 1;
+        s.pages = random.Chance(0.5)
+                      ? pages_for(s.num_tokens)
+                      : pages_for(std::max<int64_t>(1, s.num_computed));
+        used += s.pages;
+        resident.push_back(s);
+      } else {
+        s.has_work = true;
+        waiting.push_back(s);
+      }
+    }
+    int64_t free_pages = std::max<int64_t>(0, pages_for(longest) - used);
+    if (random.Chance(0.5)) free_pages += random.Uniform(0, 12);
+    if (limits.page_tokens == 0) free_pages = 0;
+    const int64_t free_slots = slots - static_cast<int64_t>(resident.size());
+    const StepPlan plan =
+        PlanStep(limits, free_pages, free_slots, resident, waiting);
+    const absl::Status status =
+        CheckPlan(limits, free_pages, free_slots, resident, waiting, plan);
+    ASSERT_TRUE(status.ok()) << "seed " << seed << ": " << status;
+  }
+}
+
+// The checker must be able to fail.
+TEST(PlanCheckerTest, RefusesUnsoundPlans) {
+  const std::vector<SequenceView> resident = {Decoding(1, 11), Decoding(2, 5),
+                                              Idle(Decoding(3, 5))};
+  const std::vector<SequenceView> waiting = {Waiting(4, 15), Waiting(5, 5)};
+  const auto refuses = [&](const char* rule, int64_t free_pages,
+                           const StepPlan& plan) {
+    const absl::Status status =
+        CheckPlan(kLimits, free_pages, 2, resident, waiting, plan);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(rule));
+  };
+  refuses("what is preempted", 9, {{9}, {}, {{1, 1}, {2, 1}}});
+  refuses("what is admitted was waiting", 9, {{}, {1}, {{1, 1}, {2, 1}}});
+  refuses("those admitted fit", 1, {{}, {4}, {{1, 1}, {2, 1}, {4, 15}}});
+  refuses("what runs holds memory", 9, {{}, {}, {{1, 1}, {1, 1}}});
+  refuses("what runs holds memory", 9, {{2}, {}, {{1, 1}, {2, 1}}});
+  refuses("what runs has work", 9, {{}, {}, {{1, 1}, {3, 1}}});
+  refuses("a chunk has", 9, {{}, {}, {{1, 2}}});
+  refuses("tokens and pages", 0, {{}, {}, {{1, 1}, {2, 1}}});
+  refuses("what is admitted runs", 9, {{}, {4}, {{1, 1}, {2, 1}}});
+  refuses("a victim yields", 9, {{3}, {}, {{2, 1}}});
+  refuses("waits is overtaken", 1, {{3}, {5}, {{1, 1}, {2, 1}, {5, 5}}});
+  refuses("preempted is overtaken", 2, {{2}, {4}, {{1, 1}, {4, 15}}});
+  refuses("what fits is admitted", 9, {{}, {}, {{1, 1}, {2, 1}}});
+  refuses("a decoding resident", 1, {{}, {}, {{1, 1}}});
+  refuses("a decoding resident", 0, {{}, {}, {{2, 1}}});
+}
+
+}  // namespace
+}  // namespace recurve

@@ -1,0 +1,183 @@
+#include "engine/sequence.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/tokenizer/bytes_tokenizer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/recording_sink.h"
+
+namespace recurve {
+namespace {
+
+using testing::ElementsAre;
+
+class SequenceTest : public testing::Test {
+ protected:
+  SequenceTest() : tokenizer_(*BytesTokenizer::Make(258, 256, 257)) {}
+
+  std::unique_ptr<Sequence> Make(bool close_when_done = true) {
+    return std::make_unique<Sequence>(
+        1, 1, options_, close_when_done, tokenizer_.get(),
+        std::vector<int32_t>{257}, std::make_shared<RecordingSink>(),
+        Clock::now());
+  }
+  // Computes all known tokens, as the engine does, and accepts `token`.
+  static StepEvent Accept(Sequence& sequence, int32_t token) {
+    EXPECT_TRUE(sequence.WillSample(sequence.num_tokens()));
+    sequence.Advance(sequence.num_tokens() - sequence.num_computed());
+    StepEvent event;
+    sequence.AcceptToken({token, -1.5f, {}}, &event);
+    return event;
+  }
+
+  SequenceOptions options_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+TEST_F(SequenceTest, RunsOneCommandToItsLength) {
+  const auto sequence = Make();
+  EXPECT_FALSE(sequence->StartNextCommand());
+  sequence->Enqueue({{1, 2, 3}, 2, LogitsMode::kNone});
+  EXPECT_FALSE(sequence->finished());
+  EXPECT_TRUE(sequence->StartNextCommand());
+  EXPECT_TRUE(sequence->command_active());
+  EXPECT_EQ(sequence->num_tokens(), 3);
+  EXPECT_FALSE(sequence->WillSample(2));
+  EXPECT_TRUE(sequence->WillSample(3));
+  const StepEvent event = Accept(*sequence, 'a');
+  EXPECT_TRUE(event.has_token);
+  EXPECT_EQ(event.index, 0);
+  EXPECT_EQ(event.token, 'a');
+  EXPECT_EQ(event.text, "a");
+  EXPECT_EQ(event.logprob, -1.5f);
+  EXPECT_FALSE(sequence->CommandComplete());
+  EXPECT_EQ(Accept(*sequence, 'b').index, 1);
+  // The last token is known and need not be computed.
+  EXPECT_EQ(sequence->num_computed(), 4);
+  EXPECT_TRUE(sequence->CommandComplete());
+  const CommandResult result = sequence->FinishCommand(Clock::now());
+  EXPECT_EQ(result.reason, FinishReason::kLength);
+  EXPECT_EQ(result.sequence_tokens, 5);
+  EXPECT_TRUE(sequence->finished());
+}
+
+TEST_F(SequenceTest, AppendOnlyIsCompleteWhenComputed) {
+  const auto sequence = Make(/*close_when_done=*/false);
+  sequence->Enqueue({{1, 2, 3}, 0, LogitsMode::kNone});
+  sequence->StartNextCommand();
+  EXPECT_FALSE(sequence->WillSample(3));
+  sequence->Advance(2);
+  EXPECT_FALSE(sequence->CommandComplete());
+  sequence->Advance(1);
+  EXPECT_TRUE(sequence->CommandComplete());
+  sequence->FinishCommand(Clock::now());
+  EXPECT_FALSE(sequence->finished());
+  sequence->CloseAfterLastCommand();
+  EXPECT_TRUE(sequence->finished());
+}
+
+TEST_F(SequenceTest, GeneratingAfterAppendOnlyComputesAnew) {
+  const auto sequence = Make(/*close_when_done=*/false);
+  sequence->Enqueue({{1, 2, 3}, 0, LogitsMode::kNone});
+  sequence->Enqueue({{}, 1, LogitsMode::kNext});
+  sequence->StartNextCommand();
+  sequence->Advance(3);
+  sequence->FinishCommand(Clock::now());
+  EXPECT_TRUE(sequence->StartNextCommand());
+  EXPECT_EQ(sequence->num_computed(), 0);
+  EXPECT_FALSE(sequence->WantsLogits(1));
+  EXPECT_TRUE(sequence->WantsLogits(2));
+  Accept(*sequence, 'a');
+  EXPECT_EQ(sequence->FinishCommand(Clock::now()).preemptions, 0);
+}
+
+TEST_F(SequenceTest, PenaltiesSeePromptAndOutputApart) {
+  const auto sequence = Make();
+  sequence->Enqueue({{1, 2}, 3, LogitsMode::kNone});
+  sequence->StartNextCommand();
+  Accept(*sequence, 7);
+  const SampleRequest request = sequence->MakeSampleRequest(4);
+  EXPECT_EQ(request.logit_index, 4);
+  EXPECT_THAT(request.prompt, ElementsAre(1, 2));
+  EXPECT_THAT(request.output, ElementsAre(7));
+  EXPECT_EQ(request.index, 1u);
+}
+
+TEST_F(SequenceTest, PreemptionForgetsNothingButTheCache) {
+  const auto sequence = Make();
+  sequence->Enqueue({{1, 2, 3}, 3, LogitsMode::kAll});
+  sequence->StartNextCommand();
+  for (int64_t position = 0; position < 3; ++position)
+    sequence->LogitsEmitted(position);
+  Accept(*sequence, 'a');
+  sequence->Preempt();
+  EXPECT_EQ(sequence->num_computed(), 0);
+  EXPECT_THAT(sequence->tokens(), ElementsAre(1, 2, 3, 'a'));
+  EXPECT_FALSE(sequence->WantsLogits(2));  // a client has it already
+  EXPECT_TRUE(sequence->WantsLogits(3));
+  Accept(*sequence, 'b');
+  Accept(*sequence, 'c');
+  EXPECT_EQ(sequence->FinishCommand(Clock::now()).preemptions, 1);
+}
+
+TEST_F(SequenceTest, StopReasonsHaveAnOrder) {
+  options_.stopping.stop_token_ids = {'t', 257};
+  options_.stopping.stop_strings = {"ut"};
+  const auto reason = [&](std::vector<int32_t> tokens, int64_t generate) {
+    const auto sequence = Make();
+    sequence->Enqueue({{1}, generate, LogitsMode::kNone});
+    sequence->StartNextCommand();
+    for (int32_t token : tokens) Accept(*sequence, token);
+    EXPECT_TRUE(sequence->CommandComplete());
+    return sequence->FinishCommand(Clock::now()).reason;
+  };
+  EXPECT_EQ(reason({257}, 1), FinishReason::kEos);
+  EXPECT_EQ(reason({'u', 't'}, 2), FinishReason::kStopToken);
+  EXPECT_EQ(reason({'x', 'y'}, 2), FinishReason::kLength);
+  options_.stopping.ignore_eos = true;
+  EXPECT_EQ(reason({257}, 9), FinishReason::kStopToken);
+  options_.stopping.stop_token_ids.clear();
+  EXPECT_EQ(reason({257, 'u', 't'}, 9), FinishReason::kStopString);
+}
+
+TEST_F(SequenceTest, FlushingMayCompleteAStopString) {
+  // "ab" waits while "xab!", which began before it, may still come.
+  options_.stopping.stop_strings = {"xab!", "ab"};
+  const auto sequence = Make();
+  sequence->Enqueue({{1}, 3, LogitsMode::kNone});
+  sequence->StartNextCommand();
+  std::string text;
+  for (char c : std::string("xab")) text += Accept(*sequence, c).text;
+  const CommandResult result = sequence->FinishCommand(Clock::now());
+  EXPECT_EQ(result.reason, FinishReason::kStopString);
+  EXPECT_EQ(result.stop_string, "ab");
+  EXPECT_EQ(text + result.text, "x");
+}
+
+TEST_F(SequenceTest, ACharacterMaySpanCommands) {
+  const auto sequence = Make(/*close_when_done=*/false);
+  sequence->Enqueue({{1}, 1, LogitsMode::kNone});
+  sequence->Enqueue({{}, 1, LogitsMode::kNone});
+  sequence->StartNextCommand();
+  EXPECT_EQ(Accept(*sequence, 0xc3).text, "");
+  EXPECT_EQ(sequence->FinishCommand(Clock::now()).text, "");
+  sequence->StartNextCommand();
+  EXPECT_EQ(Accept(*sequence, 0xa9).text, "\u00e9");
+}
+
+TEST_F(SequenceTest, AppendingEndsAnUnfinishedCharacter) {
+  const auto sequence = Make(/*close_when_done=*/false);
+  sequence->Enqueue({{1}, 1, LogitsMode::kNone});
+  sequence->Enqueue({{'x'}, 1, LogitsMode::kNone});
+  sequence->StartNextCommand();
+  EXPECT_EQ(Accept(*sequence, 0xc3).text, "");
+  sequence->FinishCommand(Clock::now());
+  sequence->StartNextCommand();
+  EXPECT_EQ(Accept(*sequence, 'y').text, "\ufffdy");
+}
+
+}  // namespace
+}  // namespace recurve

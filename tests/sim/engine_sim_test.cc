@@ -1,0 +1,217 @@
+// The real engine with many clients at once, on a model whose tokens change
+// with any mistake in memory: whatever else runs, however steps are cut, each
+// request gets what it gets alone.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/testing/engine_harness.h"
+#include "tests/testing/test_random.h"
+
+namespace recurve {
+namespace {
+
+constexpr int kClients = 64;
+constexpr int kThreads = 4;
+constexpr int64_t kMaxPrompt = 700;
+constexpr int64_t kMaxTokens = 832;  // of a sequence: 13 pages
+
+FakeRunnerOptions RandomModel(TestRandom& random) {
+  FakeRunnerOptions fake;
+  fake.num_slots = static_cast<int32_t>(random.Uniform(2, 12));
+  fake.num_pages =
+      random.Chance(0.1) ? 0 : static_cast<int32_t>(random.Uniform(13, 30));
+  fake.eos_token_ids = {7};
+  return fake;
+}
+
+EngineOptions RandomOptions(const FakeRunnerOptions& fake, TestRandom& random) {
+  EngineOptions options = OptionsFor(fake);
+  options.max_model_len = kMaxTokens;
+  options.max_num_batched_tokens = fake.num_slots + random.Uniform(0, 600);
+  options.max_chunk_tokens = random.Uniform(1, options.max_num_batched_tokens);
+  return options;
+}
+
+Script RandomScript(const FakeRunnerOptions& fake, TestRandom& random) {
+  Script script;
+  script.options.priority = static_cast<int32_t>(random.Uniform(-1, 1));
+  SamplingParams& sampling = script.options.sampling;
+  sampling.seed = random.Next();
+  if (random.Chance(0.7)) {
+    sampling.temperature = 0.5f;
+    sampling.top_k = static_cast<int32_t>(random.Uniform(0, 50));
+    sampling.top_p = random.Chance(0.5) ? 0.9f : 1.0f;
+    sampling.repetition_penalty = random.Chance(0.3) ? 1.2f : 1.0f;
+    sampling.num_logprobs = random.Chance(0.2) ? 2 : -1;
+  }
+  script.options.stopping.ignore_eos = random.Chance(0.5);
+  const int64_t commands = random.Chance(0.25) ? random.Uniform(2, 4) : 1;
+  int64_t room = kMaxTokens;
+  for (int64_t i = 0; i < commands; ++i) {
+    Command command;
+    // Short ones are common, so that many fit at once.
+    const int64_t most =
+        std::min(room - 80, i == 0 && random.Chance(0.4) ? kMaxPrompt : 100);
+    if (most < 1) break;
+    if (i == 0 || random.Chance(0.7))
+      command.append = random.Tokens(random.Uniform(1, most), fake.vocab_size);
+    command.generate = random.Uniform(command.append.empty() ? 1 : 0, 60);
+    const int64_t mode = random.Uniform(0, 19);
+    if (mode == 0) command.logits = LogitsMode::kAll;
+    if (mode == 1 || mode == 2) command.logits = LogitsMode::kNext;
+    room -= static_cast<int64_t>(command.append.size()) + command.generate;
+    script.commands.push_back(std::move(command));
+  }
+  return script;
+}
+
+// One client: submits, comes back after stalls, sends its next command when the
+// last is done, perhaps goes away half-way. Driven by polling.
+class Client {
+ public:
+  Client(Script script, uint64_t seed)
+      : script_(std::move(script)), random_(seed) {
+    stall_probability_ = random_.Chance(0.3) ? 0.1 : 0;
+    if (random_.Chance(0.2)) cancel_after_ = random_.Uniform(0, 60);
+    pipelines_ = random_.Chance(0.3);
+    sink_ = std::make_shared<RecordingSink>(
+        [this, stalls = TestRandom(seed + 1)]() mutable {
+          return stalls.Chance(stall_probability_);
+        });
+  }
+
+  void Start(Engine& engine) {
+    const bool one = script_.commands.size() == 1;
+    const absl::StatusOr<uint64_t> id = Submit(engine, script_, sink_, one);
+    ASSERT_TRUE(id.ok()) << id.status();
+    id_ = *id;
+    if (pipelines_ && !one) {
+      while (next_ < script_.commands.size())
+        engine.Extend(id_, script_.commands[next_++]);
+      engine.Close(id_);
+      closed_ = true;
+    }
+    closed_ |= one;
+  }
+
+  // Does what is due. Returns whether the stream has ended.
+  bool Poll(Engine& engine) {
+    const StreamRecord record = sink_->Record();
+    if (record.end) return true;
+    if (sink_->TakeStall()) engine.Resume(id_);
+    if (cancel_after_ &&
+        static_cast<int64_t>(record.tokens.size()) >= *cancel_after_) {
+      cancel_after_.reset();
+      engine.Cancel(id_, absl::CancelledError("the client left"));
+    }
+    if (!closed_ && record.results.size() == next_ && random_.Chance(0.3)) {
+      if (next_ < script_.commands.size()) {
+        engine.Extend(id_, script_.commands[next_++]);
+      } else {
+        engine.Close(id_);
+        closed_ = true;
+      }
+    }
+    return false;
+  }
+
+  void CheckAgainst(const StreamRecord& solo) const {
+    const StreamRecord record = sink_->Record();
+    EXPECT_EQ(record.violation, "");
+    ASSERT_TRUE(solo.end && solo.end->ok());
+    ASSERT_TRUE(record.end);
+    if (record.end->ok()) {
+      EXPECT_EQ(record.tokens, solo.tokens);
+      EXPECT_EQ(record.logprobs, solo.logprobs);
+      EXPECT_EQ(record.LogitsPositions(), solo.LogitsPositions());
+      EXPECT_EQ(record.results.size(), solo.results.size());
+    } else {
+      EXPECT_EQ(record.end->code(), absl::StatusCode::kCancelled)
+          << *record.end;
+      ASSERT_LE(record.tokens.size(), solo.tokens.size());
+      EXPECT_TRUE(std::equal(record.tokens.begin(), record.tokens.end(),
+                             solo.tokens.begin()));
+    }
+    ASSERT_LE(record.logits.size(), solo.logits.size());
+    for (size_t i = 0; i < record.logits.size(); ++i) {
+      ASSERT_EQ(record.logits[i].position, solo.logits[i].position);
+      ASSERT_EQ(record.logits[i].values, solo.logits[i].values);
+    }
+  }
+
+  const Script& script() const { return script_; }
+
+ private:
+  const Script script_;
+  TestRandom random_;
+  double stall_probability_ = 0;
+  std::optional<int64_t> cancel_after_;  // tokens
+  bool pipelines_ = false;               // sends all commands at once
+  std::shared_ptr<RecordingSink> sink_;
+  uint64_t id_ = 0;
+  size_t next_ = 1;  // command to send
+  bool closed_ = false;
+};
+
+// Starts its share of the clients, a few at a time, and sees them through.
+void Drive(Engine& engine, std::vector<std::unique_ptr<Client>>& clients,
+           int first) {
+  std::vector<Client*> running;
+  for (int i = first; i < kClients || !running.empty();) {
+    if (i < kClients && running.size() < 8) {
+      ASSERT_NO_FATAL_FAILURE(clients[i]->Start(engine));
+      running.push_back(clients[i].get());
+      i += kThreads;
+    }
+    for (size_t r = 0; r < running.size();) {
+      if (running[r]->Poll(engine)) {
+        running.erase(running.begin() + static_cast<int64_t>(r));
+      } else {
+        ++r;
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+uint64_t RunSeed(uint64_t seed) {
+  TestRandom random(seed);
+  const FakeRunnerOptions fake = RandomModel(random);
+  const auto engine = MakeEngine(RandomOptions(fake, random), fake);
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < kClients; ++i) {
+    clients.push_back(
+        std::make_unique<Client>(RandomScript(fake, random), random.Next()));
+  }
+  std::vector<std::thread> threads;
+  for (int first = 0; first < kThreads; ++first) {
+    threads.emplace_back([&, first] { Drive(*engine, clients, first); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(IsIdle(*engine));
+  EXPECT_TRUE(engine->health().ok()) << engine->health();
+  for (int i = 0; i < kClients; ++i) {
+    SCOPED_TRACE(testing::Message() << "client " << i);
+    clients[i]->CheckAgainst(RunSolo(fake, clients[i]->script()));
+  }
+  return engine->load().preemptions_total;
+}
+
+TEST(EngineSimTest, EveryRequestGetsWhatItGetsAlone) {
+  uint64_t preemptions = 0;
+  for (uint64_t seed = 0; seed < SimSeeds(24); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    preemptions += RunSeed(seed);
+    if (testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(preemptions, 0u);
+}
+
+}  // namespace
+}  // namespace recurve

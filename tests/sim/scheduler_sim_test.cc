@@ -1,0 +1,220 @@
+// The scheduler in a closed loop without an engine: sequences arrive, stall,
+// come back with more, are cancelled; every plan is checked and applied, and in
+// the end every sequence has all its tokens and all memory is free.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "engine/scheduler.h"
+#include "gtest/gtest.h"
+#include "tests/testing/plan_checker.h"
+#include "tests/testing/test_random.h"
+
+namespace recurve {
+namespace {
+
+class Simulation {
+ public:
+  explicit Simulation(uint64_t seed) : random_(seed) {
+    limits_.page_tokens = random_.Chance(0.15) ? 0 : random_.Uniform(1, 8);
+    free_slots_ = total_slots_ = random_.Uniform(1, 8);
+    limits_.max_batched_tokens = total_slots_ + random_.Uniform(0, 40);
+    limits_.max_chunk_tokens = random_.Uniform(1, limits_.max_batched_tokens);
+    total_pages_ = limits_.page_tokens == 0 ? 0 : random_.Uniform(1, 40);
+    free_pages_ = total_pages_;
+    max_tokens_ =
+        limits_.page_tokens == 0
+            ? 60
+            : std::min<int64_t>(60, total_pages_ * limits_.page_tokens);
+    arrival_rate_ =
+        0.02 + 0.5 * static_cast<double>(random_.Uniform(0, 100)) / 100;
+    num_priorities_ = random_.Uniform(1, 3);
+  }
+
+  // Stops at the first failure.
+  void Run(int64_t busy_steps) {
+    for (int64_t step = 0; step < busy_steps; ++step) {
+      if (random_.Chance(arrival_rate_)) Arrive();
+      Disturb();
+      ASSERT_NO_FATAL_FAILURE(Step());
+    }
+    // Nobody comes, stalls or leaves any more: the rest must finish. Each step
+    // computes a token, and a token is computed again only after a preemption
+    // by one who ranks above and finishes for good, so work is bounded.
+    calm_ = true;
+    for (Sequence& s : sequences_) s.asleep = false;
+    int64_t steps = 0;
+    while (!sequences_.empty()) {
+      ASSERT_LT(++steps, 200'000) << sequences_.size() << " never finish";
+      ASSERT_NO_FATAL_FAILURE(Step());
+    }
+    EXPECT_EQ(free_pages_, total_pages_);
+    EXPECT_EQ(free_slots_, total_slots_);
+  }
+
+  int64_t preemptions() const { return preemptions_; }
+  int64_t finished() const { return finished_; }
+
+ private:
+  struct Sequence {
+    SequenceView view;
+    int64_t generate_left;
+    int64_t commands_left;  // after the current one
+    bool resident = false;
+    bool asleep = false;  // stalled, or idle between commands
+  };
+
+  void Arrive() {
+    const int64_t prompt = random_.Uniform(1, max_tokens_);
+    Sequence s;
+    s.view = {
+        next_id_, static_cast<int32_t>(random_.Uniform(1, num_priorities_)),
+        next_id_, prompt,
+        0,        0,
+        true};
+    s.generate_left = random_.Uniform(0, max_tokens_ - prompt);
+    s.commands_left = random_.Chance(0.3) ? random_.Uniform(1, 3) : 0;
+    ++next_id_;
+    sequences_.push_back(s);
+  }
+
+  void Disturb() {
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      Sequence& s = sequences_[i];
+      if (s.asleep ? random_.Chance(0.1) : random_.Chance(0.02))
+        s.asleep = !s.asleep;
+      if (random_.Chance(0.003)) Remove(i--);
+    }
+  }
+
+  void Release(Sequence& s) {
+    free_pages_ += s.view.pages;
+    free_slots_ += s.resident;
+    s.view.pages = 0;
+    s.resident = false;
+  }
+
+  void Remove(size_t index) {
+    Release(sequences_[index]);
+    sequences_.erase(sequences_.begin() + static_cast<int64_t>(index));
+  }
+
+  size_t IndexOf(uint64_t id) const {
+    const auto found =
+        std::find_if(sequences_.begin(), sequences_.end(),
+                     [id](const Sequence& s) { return s.view.id == id; });
+    return static_cast<size_t>(found - sequences_.begin());
+  }
+
+  int64_t PagesFor(int64_t tokens) const {
+    return limits_.page_tokens == 0
+               ? 0
+               : (tokens + limits_.page_tokens - 1) / limits_.page_tokens;
+  }
+
+  void Grow(Sequence& s, int64_t tokens) {
+    const int64_t pages = std::max<int64_t>(0, PagesFor(tokens) - s.view.pages);
+    s.view.pages += pages;
+    free_pages_ -= pages;
+  }
+
+  void Step() {
+    std::vector<SequenceView> resident;
+    std::vector<SequenceView> waiting;
+    bool work = false;
+    for (Sequence& s : sequences_) {
+      s.view.has_work = !s.asleep;
+      work |= s.view.has_work;
+      if (s.resident) {
+        resident.push_back(s.view);
+      } else if (s.view.has_work) {
+        waiting.push_back(s.view);
+      }
+    }
+    if (!work) return;
+    const StepPlan plan =
+        PlanStep(limits_, free_pages_, free_slots_, resident, waiting);
+    const absl::Status status =
+        CheckPlan(limits_, free_pages_, free_slots_, resident, waiting, plan);
+    ASSERT_TRUE(status.ok()) << status;
+    Apply(plan);
+    ASSERT_GE(free_pages_, 0);
+    ASSERT_GE(free_slots_, 0);
+  }
+
+  void Apply(const StepPlan& plan) {
+    for (uint64_t id : plan.preempt) {
+      Sequence& s = sequences_[IndexOf(id)];
+      Release(s);
+      s.view.num_computed = 0;
+      ++preemptions_;
+    }
+    for (uint64_t id : plan.admit) {
+      Sequence& s = sequences_[IndexOf(id)];
+      s.resident = true;
+      --free_slots_;
+      Grow(s, s.view.num_tokens);
+    }
+    for (const StepPlan::Entry& entry : plan.entries) {
+      const size_t index = IndexOf(entry.id);
+      Sequence& s = sequences_[index];
+      Grow(s, s.view.num_computed + entry.num_tokens);
+      s.view.num_computed += entry.num_tokens;
+      if (s.view.num_computed == s.view.num_tokens) Complete(index);
+    }
+  }
+
+  // All known tokens are computed: the next is drawn, or the command ends.
+  void Complete(size_t index) {
+    Sequence& s = sequences_[index];
+    if (s.generate_left > 0) {
+      --s.generate_left;
+      ++s.view.num_tokens;
+    } else if (s.commands_left > 0 && s.view.num_tokens < max_tokens_) {
+      --s.commands_left;
+      const int64_t append =
+          random_.Uniform(1, max_tokens_ - s.view.num_tokens);
+      s.view.num_tokens += append;
+      s.generate_left = random_.Uniform(0, max_tokens_ - s.view.num_tokens);
+      s.asleep = !calm_ && random_.Chance(0.7);
+    } else {
+      Remove(index);
+      ++finished_;
+    }
+  }
+
+  TestRandom random_;
+  SchedulerLimits limits_{};
+  int64_t total_pages_;
+  int64_t free_pages_;
+  int64_t total_slots_;
+  int64_t free_slots_;
+  int64_t max_tokens_;
+  double arrival_rate_;
+  int64_t num_priorities_;
+  uint64_t next_id_ = 1;
+  bool calm_ = false;
+  int64_t preemptions_ = 0;
+  int64_t finished_ = 0;
+  std::vector<Sequence> sequences_;
+};
+
+TEST(SchedulerSimTest, EverySequenceFinishesAndEveryPlanIsSound) {
+  int64_t preemptions = 0;
+  int64_t finished = 0;
+  for (uint64_t seed = 0; seed < SimSeeds(3000); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Simulation simulation(seed);
+    simulation.Run(/*busy_steps=*/300);
+    if (HasFailure()) return;
+    preemptions += simulation.preemptions();
+    finished += simulation.finished();
+  }
+  // The simulation is worth something only if these happen.
+  EXPECT_GT(preemptions, 0);
+  EXPECT_GT(finished, 0);
+}
+
+}  // namespace
+}  // namespace recurve

@@ -1,0 +1,81 @@
+#ifndef RECURVE_TESTS_TESTING_ENGINE_HARNESS_H_
+#define RECURVE_TESTS_TESTING_ENGINE_HARNESS_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/engine.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "tests/testing/fake_runner.h"
+#include "tests/testing/recording_sink.h"
+
+namespace recurve {
+
+// Commands on one sequence, and how it is sampled.
+struct Script {
+  SequenceOptions options;
+  std::vector<Command> commands;
+
+  // One command that generates `generate` tokens.
+  static Script Generate(std::vector<int32_t> prompt, int64_t generate,
+                         LogitsMode logits = LogitsMode::kNone);
+};
+
+// Options for an engine on a FakeRunner that has all the memory: no limit but
+// the runner's own, released memory poisoned.
+EngineOptions OptionsFor(const FakeRunnerOptions& fake);
+
+// REQUIRES: the options are valid.
+std::unique_ptr<Engine> MakeEngine(const EngineOptions& options,
+                                   const FakeRunnerOptions& fake,
+                                   const Tokenizer* tokenizer = nullptr);
+
+// Runs all commands at once on an engine with nothing else on it.
+StreamRecord RunAlone(Engine& engine, const Script& script);
+
+// The same on a fresh engine with plenty of everything.
+StreamRecord RunSolo(const FakeRunnerOptions& model, const Script& script,
+                     const Tokenizer* tokenizer = nullptr);
+
+// Submits the first command. `sink` may be shared with the caller.
+absl::StatusOr<uint64_t> Submit(Engine& engine, const Script& script,
+                                std::shared_ptr<EventSink> sink,
+                                bool close_when_done = true);
+
+// Whether no request is open and all memory is free.
+bool IsIdle(const Engine& engine);
+
+// Stops an engine's steps where a test wants them: give Enter to a FakeRunner
+// as on_run. Open until held. Open() must be called before the engine ends.
+class StepGate {
+ public:
+  void Enter(const StepBatch& batch);
+
+  // From the next step on, steps stop before they compute.
+  void Hold();
+  // Waits until a step is stopped; returns its number, from 1. Ends the test
+  // when none comes for a minute.
+  int64_t WaitHeld();
+  // Lets the step that is stopped go; the next one stops again.
+  void Pass();
+  void Open();
+
+  int64_t steps() const;
+  // Sequences in the batch that entered last.
+  int64_t last_sequences() const;
+
+ private:
+  mutable Mutex mu_;
+  CondVar changed_;
+  bool holding_ ABSL_GUARDED_BY(mu_) = false;
+  bool held_ ABSL_GUARDED_BY(mu_) = false;
+  bool pass_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t steps_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t last_sequences_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_TESTING_ENGINE_HARNESS_H_

@@ -1,0 +1,227 @@
+#include "tests/testing/fake_runner.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "tests/testing/test_random.h"
+
+namespace recurve {
+namespace {
+
+constexpr uint64_t kPoison = ~uint64_t{0};
+
+// Neither 0 nor kPoison.
+uint64_t TokenHash(int32_t token, int64_t position) {
+  return 1 + (MixBits(MixBits(static_cast<uint64_t>(token)) ^
+                      static_cast<uint64_t>(position)) >>
+              1);
+}
+
+uint64_t Fold(uint64_t state, uint64_t token_hash) {
+  return MixBits(state * 3 + token_hash);
+}
+
+void FillLogits(uint64_t hash, int32_t token, const FakeRunnerOptions& options,
+                float* logits) {
+  for (int64_t v = 0; v < options.vocab_size; ++v) {
+    const uint64_t bits = MixBits(hash ^ MixBits(static_cast<uint64_t>(v)));
+    logits[v] = static_cast<float>(bits >> 40) * 0x1p-21f;  // [0, 8)
+    if (options.printable && (v < 32 || v > 126)) logits[v] = -100.0f;
+    if (v == options.nan_token) logits[v] = -100.0f;
+    if (options.nan_token >= 0 && token == options.nan_token) {
+      logits[v] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+}
+
+absl::Status Violation(absl::string_view what) {
+  return absl::InternalError(absl::StrCat("fake runner: ", what));
+}
+
+}  // namespace
+
+FakeRunner::FakeRunner(FakeRunnerOptions options)
+    : options_(std::move(options)),
+      cells_((int64_t{options_.num_pages} + 1) * kPageTokens, 0),
+      slots_(static_cast<size_t>(options_.num_slots) + 1) {
+  info_.family = "fake";
+  info_.vocab_size = options_.vocab_size;
+  info_.eos_token_ids = options_.eos_token_ids;
+  info_.max_position_embeddings = int64_t{1} << 30;
+}
+
+CacheSpec FakeRunner::cache_spec() const {
+  return {options_.num_pages, options_.num_slots,
+          options_.num_pages == 0 ? 0 : kPageTokens * 8, sizeof(State)};
+}
+
+absl::Status FakeRunner::ClearPage(int32_t page) {
+  std::fill_n(cells_.begin() + page * kPageTokens, kPageTokens, 0);
+  return absl::OkStatus();
+}
+absl::Status FakeRunner::ClearSlot(int32_t slot) {
+  slots_[slot] = State();
+  return absl::OkStatus();
+}
+absl::Status FakeRunner::PoisonPage(int32_t page) {
+  std::fill_n(cells_.begin() + page * kPageTokens, kPageTokens, kPoison);
+  return absl::OkStatus();
+}
+absl::Status FakeRunner::PoisonSlot(int32_t slot) {
+  slots_[slot] = {kPoison, -1};
+  return absl::OkStatus();
+}
+
+uint64_t& FakeRunner::Cell(const StepBatch& batch, int64_t sequence,
+                           int64_t position) {
+  const int32_t page = batch.page_table[sequence * batch.page_table_stride +
+                                        position / kPageTokens];
+  return cells_[page * kPageTokens + position % kPageTokens];
+}
+
+absl::Status FakeRunner::CheckShape(const StepBatch& batch) const {
+  const auto tokens = static_cast<size_t>(batch.num_tokens());
+  const auto sequences = static_cast<size_t>(batch.num_sequences());
+  if (tokens == 0 || batch.positions.size() != tokens ||
+      batch.row_sequence.size() != tokens ||
+      batch.query_start.size() != sequences + 1 ||
+      batch.query_start.front() != 0 ||
+      batch.query_start.back() != batch.num_tokens() ||
+      batch.page_table.size() != sequences * batch.page_table_stride) {
+    return Violation("the arrays of the batch disagree in size");
+  }
+  for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+    const int32_t row = batch.logit_rows[i];
+    if (row < 0 || row >= batch.num_tokens() ||
+        (i > 0 && row <= batch.logit_rows[i - 1])) {
+      return Violation("logit_rows is not ascending or out of range");
+    }
+  }
+  for (const SampleRequest& sample : batch.samples) {
+    if (sample.logit_index < 0 || sample.params == nullptr ||
+        sample.logit_index >= static_cast<int64_t>(batch.logit_rows.size())) {
+      return Violation("a sample has no logits or no parameters");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeRunner::CheckSequence(const StepBatch& batch,
+                                       int64_t sequence) const {
+  const int32_t begin = batch.query_start[sequence];
+  const int32_t end = batch.query_start[sequence + 1];
+  if (begin >= end) return Violation("a sequence has no tokens");
+  const int32_t slot = batch.slots[sequence];
+  if (slot < 1 || slot > options_.num_slots)
+    return Violation(absl::StrCat("slot ", slot, " does not exist"));
+  for (int32_t row = begin; row < end; ++row) {
+    if (batch.row_sequence[row] != sequence)
+      return Violation("row_sequence and query_start disagree");
+    if (batch.positions[row] != slots_[slot].tokens_applied + (row - begin)) {
+      return Violation(
+          absl::StrCat("position ", batch.positions[row], " follows ",
+                       slots_[slot].tokens_applied + (row - begin), " tokens"));
+    }
+    if (batch.tokens[row] < 0 || batch.tokens[row] >= options_.vocab_size)
+      return Violation("a token is outside the vocabulary");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeRunner::CheckDistinct(const StepBatch& batch) const {
+  std::set<int32_t> slots;
+  std::set<int32_t> pages;
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    if (!slots.insert(batch.slots[s]).second)
+      return Violation("a slot is used twice in a step");
+    if (options_.num_pages == 0) continue;
+    const int64_t last = batch.positions[batch.query_start[s + 1] - 1];
+    if (last / kPageTokens >= batch.page_table_stride)
+      return Violation("the page table is too narrow");
+    for (int64_t i = 0; i <= last / kPageTokens; ++i) {
+      const int32_t page = batch.page_table[s * batch.page_table_stride + i];
+      if (page < 1 || page > options_.num_pages)
+        return Violation(absl::StrCat("page ", page, " does not exist"));
+      if (!pages.insert(page).second)
+        return Violation("a page is used twice in a step");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeRunner::ComputeSequence(const StepBatch& batch,
+                                         int64_t sequence) {
+  State& state = slots_[batch.slots[sequence]];
+  for (int32_t row = batch.query_start[sequence];
+       row < batch.query_start[sequence + 1]; ++row) {
+    const int64_t position = batch.positions[row];
+    const uint64_t token = TokenHash(batch.tokens[row], position);
+    if (options_.num_pages > 0) {
+      uint64_t& cell = Cell(batch, sequence, position);
+      if (cell != 0) return Violation("a page was not cleared");
+      cell = token;
+    }
+    state.fold = Fold(state.fold, token);
+    ++state.tokens_applied;
+
+    const auto wanted =
+        std::lower_bound(batch.logit_rows.begin(), batch.logit_rows.end(), row);
+    if (wanted == batch.logit_rows.end() || *wanted != row) continue;
+    uint64_t hash = 0;
+    for (int64_t p = 0; options_.num_pages > 0 && p <= position; ++p) {
+      const uint64_t cell = Cell(batch, sequence, p);
+      if (cell == 0 || cell == kPoison)
+        return Violation("a page was read that its sequence did not write");
+      hash = Fold(hash, cell);
+    }
+    const int64_t index = wanted - batch.logit_rows.begin();
+    FillLogits(hash ^ state.fold * 5, batch.tokens[row], options_,
+               logits_.data() + index * options_.vocab_size);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeRunner::Run(const StepBatch& batch, StepOutput* output) {
+  ++runs_;
+  if (options_.on_run) options_.on_run(batch);
+  if (options_.step_time.count() > 0)
+    std::this_thread::sleep_for(options_.step_time);
+  if (runs_ == options_.fail_on_run)
+    return absl::InternalError("the fake device broke");
+  RECURVE_RETURN_IF_ERROR(CheckShape(batch));
+  for (int64_t s = 0; s < batch.num_sequences(); ++s)
+    RECURVE_RETURN_IF_ERROR(CheckSequence(batch, s));
+  RECURVE_RETURN_IF_ERROR(CheckDistinct(batch));
+  logits_.resize(batch.logit_rows.size() * options_.vocab_size);
+  for (int64_t s = 0; s < batch.num_sequences(); ++s)
+    RECURVE_RETURN_IF_ERROR(ComputeSequence(batch, s));
+  output->logits = logits_;
+  output->samples.clear();
+  for (const SampleRequest& sample : batch.samples) {
+    const auto row = absl::MakeConstSpan(logits_).subspan(
+        sample.logit_index * options_.vocab_size, options_.vocab_size);
+    output->samples.push_back(SampleRow(
+        {row, sample.prompt, sample.output, sample.index, sample.params},
+        &scratch_));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<float> FakeLogits(absl::Span<const int32_t> tokens,
+                              const FakeRunnerOptions& options) {
+  uint64_t fold = 0;  // of the cells and of the state alike
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    fold = Fold(fold, TokenHash(tokens[i], static_cast<int64_t>(i)));
+  }
+  std::vector<float> logits(options.vocab_size);
+  FillLogits((options.num_pages > 0 ? fold : 0) ^ fold * 5, tokens.back(),
+             options, logits.data());
+  return logits;
+}
+
+}  // namespace recurve

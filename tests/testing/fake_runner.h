@@ -1,0 +1,86 @@
+#ifndef RECURVE_TESTS_TESTING_FAKE_RUNNER_H_
+#define RECURVE_TESTS_TESTING_FAKE_RUNNER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/model_runner.h"
+#include "engine/step.h"
+#include "kernels/sampling/sampling.h"
+
+namespace recurve {
+
+struct FakeRunnerOptions {
+  int32_t num_pages = 64;  // 0: a model that needs no pages
+  int32_t num_slots = 8;
+  int64_t vocab_size = 258;
+  std::vector<int32_t> eos_token_ids;
+  // Only bytes that are printable ASCII are ever drawn.
+  bool printable = false;
+  // This run, counted from 1, fails as a device does; 0: none.
+  int64_t fail_on_run = 0;
+  // Rows that compute this token have NaN logits, and it is never drawn.
+  int32_t nan_token = -1;
+  std::chrono::microseconds step_time{0};
+  // On the step thread, before the batch is computed.
+  std::function<void(const StepBatch&)> on_run;
+};
+
+// A model with memory and no network. Each token leaves a hash of itself and
+// its position in its page cell, and folds into the state of its slot, which
+// cannot be repeated or undone. The logits of a row are a hash of that state
+// and of all cells up to its position, read through the page table. So tokens
+// change with any wrong page, slot or position, any update that is missing or
+// done twice, and anything left by an earlier owner.
+//
+// What can be seen to be wrong is also said outright: Run then returns
+// INTERNAL with the violation, which ends all streams.
+//
+// Thread safety: as ModelRunner.
+class FakeRunner : public ModelRunner, private CacheStorage {
+ public:
+  explicit FakeRunner(FakeRunnerOptions options);
+
+  const ModelInfo& info() const override { return info_; }
+  CacheSpec cache_spec() const override;
+  CacheStorage& storage() override { return *this; }
+  absl::Status Run(const StepBatch& batch, StepOutput* output) override;
+
+ private:
+  struct State {
+    uint64_t fold = 0;
+    int64_t tokens_applied = 0;  // -1: poisoned
+  };
+
+  absl::Status ClearPage(int32_t page) override;
+  absl::Status ClearSlot(int32_t slot) override;
+  absl::Status PoisonPage(int32_t page) override;
+  absl::Status PoisonSlot(int32_t slot) override;
+
+  absl::Status CheckShape(const StepBatch& batch) const;
+  absl::Status CheckSequence(const StepBatch& batch, int64_t sequence) const;
+  absl::Status CheckDistinct(const StepBatch& batch) const;
+  absl::Status ComputeSequence(const StepBatch& batch, int64_t sequence);
+  uint64_t& Cell(const StepBatch& batch, int64_t sequence, int64_t position);
+
+  const FakeRunnerOptions options_;
+  ModelInfo info_;
+  std::vector<uint64_t> cells_;  // [pages + 1, 64]; 0: cleared
+  std::vector<State> slots_;     // [slots + 1]
+  std::vector<float> logits_;
+  SamplingScratch scratch_;
+  int64_t runs_ = 0;
+};
+
+// What a FakeRunner's logits must be after `tokens`, worked out from the tokens
+// alone. [vocab]
+std::vector<float> FakeLogits(absl::Span<const int32_t> tokens,
+                              const FakeRunnerOptions& options);
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_TESTING_FAKE_RUNNER_H_

@@ -1,0 +1,234 @@
+#include "tests/testing/plan_checker.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+absl::Status Broken(absl::string_view rule, uint64_t id) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(rule, " (sequence ", id, ")"));
+}
+
+bool RanksAbove(const SequenceView& a, const SequenceView& b) {
+  return a.priority != b.priority ? a.priority > b.priority
+                                  : a.arrival < b.arrival;
+}
+
+class Checker {
+ public:
+  Checker(const SchedulerLimits& limits, int64_t free_pages, int64_t free_slots,
+          absl::Span<const SequenceView> resident,
+          absl::Span<const SequenceView> waiting, const StepPlan& plan)
+      : limits_(limits),
+        pages_left_(free_pages),
+        slots_left_(free_slots),
+        tokens_left_(limits.max_batched_tokens),
+        plan_(plan),
+        waiting_(waiting.begin(), waiting.end()) {
+    for (const SequenceView& s : resident) resident_[s.id] = s;
+    std::sort(waiting_.begin(), waiting_.end(), RanksAbove);
+  }
+
+  absl::Status Check() {
+    RECURVE_RETURN_IF_ERROR(ApplyMemory());
+    RECURVE_RETURN_IF_ERROR(ApplyEntries());
+    RECURVE_RETURN_IF_ERROR(CheckVictims());
+    RECURVE_RETURN_IF_ERROR(CheckAdmission());
+    return CheckProgress();
+  }
+
+ private:
+  int64_t PagesFor(int64_t tokens) const {
+    return limits_.page_tokens == 0
+               ? 0
+               : (tokens + limits_.page_tokens - 1) / limits_.page_tokens;
+  }
+  // Pages that `tokens` tokens need beyond those held.
+  int64_t Missing(const SequenceView& s, int64_t tokens) const {
+    return std::max<int64_t>(0, PagesFor(tokens) - s.pages);
+  }
+  bool Preempted(uint64_t id) const { return preempted_.count(id) > 0; }
+  bool Runs(uint64_t id) const { return entries_.count(id) > 0; }
+
+  absl::Status ApplyMemory() {
+    for (uint64_t id : plan_.preempt) {
+      if (resident_.count(id) == 0 || !preempted_.insert(id).second)
+        return Broken("what is preempted holds memory, once", id);
+      pages_left_ += resident_[id].pages;
+      ++slots_left_;
+    }
+    for (uint64_t id : plan_.admit) {
+      const auto found =
+          std::find_if(waiting_.begin(), waiting_.end(),
+                       [id](const SequenceView& s) { return s.id == id; });
+      if (found == waiting_.end() || !admitted_.emplace(id, *found).second)
+        return Broken("what is admitted was waiting, once", id);
+      pages_left_ -= PagesFor(found->num_tokens);
+      --slots_left_;
+      if (pages_left_ < 0 || slots_left_ < 0)
+        return Broken("those admitted fit", id);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ApplyEntries() {
+    for (const StepPlan::Entry& entry : plan_.entries) {
+      const bool admitted = admitted_.count(entry.id) > 0;
+      if (!entries_.insert(entry.id).second ||
+          (!admitted && resident_.count(entry.id) == 0) ||
+          Preempted(entry.id)) {
+        return Broken("what runs holds memory, once", entry.id);
+      }
+      const SequenceView& s =
+          admitted ? admitted_[entry.id] : resident_[entry.id];
+      if (!s.has_work) return Broken("what runs has work", entry.id);
+      if (entry.num_tokens < 1 || entry.num_tokens > limits_.max_chunk_tokens ||
+          entry.num_tokens > s.num_tokens - s.num_computed) {
+        return Broken("a chunk has 1 to chunk or remaining tokens", entry.id);
+      }
+      tokens_left_ -= entry.num_tokens;
+      if (!admitted) {
+        const int64_t pages = Missing(s, s.num_computed + entry.num_tokens);
+        pages_left_ -= pages;
+        granted_[s.id] = pages;
+        resident_[s.id].pages += pages;
+      }
+      if (tokens_left_ < 0 || pages_left_ < 0)
+        return Broken("tokens and pages suffice", entry.id);
+    }
+    for (const auto& [id, s] : admitted_) {
+      if (!Runs(id)) return Broken("what is admitted runs", id);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckVictims() const {
+    for (uint64_t id : preempted_) {
+      const SequenceView& victim = resident_.at(id);
+      bool justified = false;
+      for (const auto& [gainer, pages] : granted_) {
+        const bool yields =
+            !victim.has_work || RanksAbove(resident_.at(gainer), victim);
+        justified |= pages > 0 && yields;
+      }
+      for (const auto& [gainer, s] : admitted_)
+        justified |= !victim.has_work || s.priority > victim.priority;
+      if (!justified) return Broken("a victim yields to somebody", id);
+    }
+    return absl::OkStatus();
+  }
+
+  // Whether one with work that ranks above `s` was preempted in this step.
+  bool BehindAVictim(const SequenceView& s) const {
+    return std::any_of(preempted_.begin(), preempted_.end(), [&](uint64_t id) {
+      const SequenceView& victim = resident_.at(id);
+      return victim.has_work && RanksAbove(victim, s);
+    });
+  }
+
+  absl::Status CheckAdmission() const {
+    for (size_t i = 0; i < waiting_.size(); ++i) {
+      const SequenceView& s = waiting_[i];
+      if (admitted_.count(s.id) > 0) {
+        if (i > 0 && admitted_.count(waiting_[i - 1].id) == 0)
+          return Broken("nothing that waits is overtaken", s.id);
+        if (BehindAVictim(s))
+          return Broken("nothing that is preempted is overtaken", s.id);
+        continue;
+      }
+      if (i > 0 && admitted_.count(waiting_[i - 1].id) == 0) continue;
+      if (tokens_left_ > 0 && !BehindAVictim(s) && CouldFit(s))
+        return Broken("what fits is admitted", s.id);
+    }
+    return absl::OkStatus();
+  }
+
+  // Whether taking everything that yields to `s` would make room.
+  bool CouldFit(const SequenceView& s) const {
+    int64_t pages = pages_left_;
+    int64_t slots = slots_left_;
+    bool alone = admitted_.empty();
+    for (const auto& [id, other] : resident_) {
+      if (Preempted(id)) continue;
+      if (other.has_work && other.priority >= s.priority) {
+        alone = false;
+        continue;
+      }
+      pages += other.pages;
+      ++slots;
+    }
+    return slots > 0 && (pages >= PagesFor(s.num_tokens + 1) ||
+                         (alone && pages >= PagesFor(s.num_tokens)));
+  }
+
+  // Whether a page could be had for resident `s`, after all.
+  bool PageToBeHad(const SequenceView& s) const {
+    if (pages_left_ > 0) return true;
+    for (const auto& [id, other] : resident_) {
+      if (id != s.id && !Preempted(id) &&
+          (!other.has_work || RanksAbove(s, other))) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  absl::Status CheckProgress() const {
+    bool work = !waiting_.empty();
+    const SequenceView* highest = nullptr;
+    for (const auto& [id, s] : resident_) {
+      if (!s.has_work) continue;
+      work = true;
+      if (highest == nullptr || RanksAbove(s, *highest)) highest = &s;
+      const bool starved =
+          Missing(s, s.num_computed + 1) > 0 && !PageToBeHad(s);
+      if (s.num_tokens - s.num_computed == 1 && !Runs(id) && !Preempted(id) &&
+          !starved) {
+        return Broken("a decoding resident runs", id);
+      }
+    }
+    if (highest != nullptr && !Runs(highest->id)) {
+      bool yielded = false;
+      for (const auto& [id, s] : admitted_)
+        yielded |= s.priority > highest->priority;
+      if (!yielded || !Preempted(highest->id))
+        return Broken("the highest of the residents runs", highest->id);
+    }
+    if (work && plan_.entries.empty())
+      return absl::FailedPreconditionError("there is work and nothing runs");
+    return absl::OkStatus();
+  }
+
+  const SchedulerLimits limits_;
+  int64_t pages_left_;
+  int64_t slots_left_;
+  int64_t tokens_left_;
+  const StepPlan& plan_;
+  std::map<uint64_t, SequenceView> resident_;  // `pages` as after the plan
+  std::vector<SequenceView> waiting_;          // in rank order
+  std::set<uint64_t> preempted_;
+  std::map<uint64_t, SequenceView> admitted_;
+  std::set<uint64_t> entries_;
+  std::map<uint64_t, int64_t> granted_;  // pages that residents gain
+};
+
+}  // namespace
+
+absl::Status CheckPlan(const SchedulerLimits& limits, int64_t free_pages,
+                       int64_t free_slots,
+                       absl::Span<const SequenceView> resident,
+                       absl::Span<const SequenceView> waiting,
+                       const StepPlan& plan) {
+  return Checker(limits, free_pages, free_slots, resident, waiting, plan)
+      .Check();
+}
+
+}  // namespace recurve

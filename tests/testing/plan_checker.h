@@ -1,0 +1,35 @@
+#ifndef RECURVE_TESTS_TESTING_PLAN_CHECKER_H_
+#define RECURVE_TESTS_TESTING_PLAN_CHECKER_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/scheduler.h"
+
+namespace recurve {
+
+// What every plan must satisfy, whatever the policy's taste:
+//  - ids are known and used once; nothing preempted or idle runs;
+//  - tokens stay within the step, the chunk and what the sequence has left;
+//  - pages and slots suffice when the plan is applied in order;
+//  - a victim is idle, or ranks below a resident that takes pages, or is of
+//    lower priority than a sequence that is admitted; and somebody gains;
+//  - those admitted are the first of the waiting in rank, none ranks below one
+//    preempted in this step, and the next could not be admitted;
+//  - a resident with a token to decode has it, or no page can be had;
+//  - the highest in rank of the residents runs, or yields to an admission;
+//  - where there is work, something runs.
+// FailedPrecondition with the rule and the numbers.
+//
+// REQUIRES: every resident holds pages for what it has computed and, where the
+// model needs pages, at least one.
+absl::Status CheckPlan(const SchedulerLimits& limits, int64_t free_pages,
+                       int64_t free_slots,
+                       absl::Span<const SequenceView> resident,
+                       absl::Span<const SequenceView> waiting,
+                       const StepPlan& plan);
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_TESTING_PLAN_CHECKER_H_

@@ -1,0 +1,71 @@
+#ifndef RECURVE_TESTS_TESTING_RECORDING_SINK_H_
+#define RECURVE_TESTS_TESTING_RECORDING_SINK_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/mutex.h"
+#include "engine/event_sink.h"
+
+namespace recurve {
+
+// What an engine said of one sequence.
+struct StreamRecord {
+  bool admitted = false;
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;  // beside tokens
+  std::string text;
+  std::vector<StepEvent::LogitsRow> logits;
+  std::vector<CommandResult> results;
+  std::optional<absl::Status> end;
+  int ends = 0;
+  // The first breach of EventSink's contract; empty: none.
+  std::string violation;
+
+  std::vector<int64_t> LogitsPositions() const;
+};
+
+// Remembers all it is told and checks the order in which it is told.
+//
+// Thread safety: any thread may ask; the engine tells.
+class RecordingSink : public EventSink {
+ public:
+  // `stalls` is asked at each step, on the step thread, whether the reader is
+  // behind; null: never.
+  explicit RecordingSink(std::function<bool()> stalls = nullptr)
+      : stalls_(std::move(stalls)) {}
+
+  void OnAdmitted(double queue_seconds) override;
+  bool OnStep(StepEvent event) override;
+  void OnCommandDone(CommandResult result) override;
+  void OnEnd(absl::Status status) override;
+
+  StreamRecord Record() const;
+  // These wait, for a minute at most, until the stream has ended or has so
+  // much.
+  StreamRecord WaitEnd() const;
+  StreamRecord WaitTokens(size_t count) const;
+  StreamRecord WaitCommands(size_t count) const;
+  // Whether it returned false since last asked.
+  bool TakeStall();
+
+ private:
+  template <typename Condition>
+  StreamRecord Wait(Condition condition) const;
+  void Expect(bool ok, const char* rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::function<bool()> stalls_;
+  mutable Mutex mu_;
+  mutable CondVar changed_;
+  StreamRecord record_ ABSL_GUARDED_BY(mu_);
+  bool stalled_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t last_row_ ABSL_GUARDED_BY(mu_) = -1;  // of this command
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_TESTING_RECORDING_SINK_H_
