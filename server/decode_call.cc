@@ -1,0 +1,141 @@
+#include "server/decode_call.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace recurve {
+
+void DecodeCall::Begin(const std::shared_ptr<DecodeCall>& self) {
+  KeepAlive(self);
+  StartRead(&request_);
+}
+
+absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
+  RECURVE_ASSIGN_OR_RETURN(SequenceOptions options, OptionsFromProto(request));
+  RECURVE_ASSIGN_OR_RETURN(Command command,
+                           CommandFromProto(request, 0, environment_.context));
+  RECURVE_RETURN_IF_ERROR(
+      ValidateCommand(command, 0, environment_.engine->limits(), "append_ids"));
+  with_logprobs_ = options.sampling.num_logprobs >= 0;
+  seed_ = options.sampling.seed;
+  prompt_tokens_ = static_cast<int64_t>(command.append.size());
+  RECURVE_ASSIGN_OR_RETURN(
+      const uint64_t id,
+      environment_.engine->Submit({std::move(options), std::move(command),
+                                   /*close_when_done=*/false, sink()}));
+  Accepted(id);
+  return absl::OkStatus();
+}
+
+absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
+  int64_t position;
+  {
+    MutexLock lock(&mu_);
+    position = sequence_tokens_;
+  }
+  RECURVE_RETURN_IF_ERROR(CheckNoOptions(request));
+  RECURVE_ASSIGN_OR_RETURN(
+      Command command,
+      CommandFromProto(request, position, environment_.context));
+  RECURVE_RETURN_IF_ERROR(ValidateCommand(
+      command, position, environment_.engine->limits(), "append_ids"));
+  environment_.engine->Extend(id, std::move(command));
+  return absl::OkStatus();
+}
+
+void DecodeCall::OnReadDone(bool ok) {
+  std::optional<uint64_t> id;
+  {
+    MutexLock lock(&mu_);
+    if (end_) return;
+    SetIdle(false);
+    id = id_;
+  }
+  if (!ok) {  // the client half-closed, or is gone
+    if (id) {
+      environment_.engine->Close(*id);
+    } else {
+      Refuse(absl::OkStatus());
+    }
+    return;
+  }
+  v1::DecodeRequest request;
+  absl::Status status;
+  if (!ParseBuffer(&request_, &request)) {
+    status = absl::InvalidArgumentError(kMalformedMessage);
+  } else {
+    status = id ? Extend(*id, request) : Open(request);
+  }
+  if (status.ok()) return;
+  if (id) {
+    environment_.engine->Cancel(*id, status);
+  } else {
+    Refuse(status);
+  }
+}
+
+void DecodeCall::OnAdmitted(double queue_seconds) {
+  {
+    MutexLock lock(&mu_);
+    v1::Admitted& admitted = *output_.mutable_admitted();
+    admitted.set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
+    admitted.set_seed(seed_);
+    admitted.set_queue_seconds(queue_seconds);
+    has_output_ = true;
+  }
+  Pump();
+}
+
+bool DecodeCall::OnStep(StepEvent event) {
+  bool room;
+  {
+    MutexLock lock(&mu_);
+    if (event.has_token || !event.text.empty()) {
+      AppendStep(event, with_logprobs_, output_.mutable_tokens());
+    }
+    for (const StepEvent::LogitsRow& row : event.logits) {
+      v1::Logits& logits = *output_.add_logits();
+      logits.set_position(static_cast<uint64_t>(row.position));
+      logits.mutable_values()->Add(row.values.begin(), row.values.end());
+      output_bytes_ += static_cast<int64_t>(row.values.size() * sizeof(float));
+    }
+    has_output_ = true;
+    room = HasRoom(output_.tokens().ids_size(), output_bytes_);
+  }
+  Pump();
+  return room;
+}
+
+void DecodeCall::OnCommandDone(CommandResult result) {
+  {
+    MutexLock lock(&mu_);
+    sequence_tokens_ = result.sequence_tokens;
+    if (!result.text.empty()) {
+      AppendText(result.completion_tokens, result.text,
+                 output_.mutable_tokens());
+    }
+    output_.set_done(true);
+    output_.set_sequence_tokens(static_cast<uint64_t>(result.sequence_tokens));
+    output_.set_reason(ToProto(result.reason));
+    output_.set_stop_string(result.stop_string);
+    *output_.mutable_usage() = UsageToProto(result);
+    has_output_ = true;
+    SetIdle(true);
+  }
+  Pump();
+}
+
+bool DecodeCall::TakeOutput(v1::DecodeResponse* message, bool* read_next) {
+  if (!has_output_) return false;
+  *read_next = output_.done();
+  if (output_.has_admitted())
+    output_.mutable_admitted()->set_request_id(FormatRequestId(*id_));
+  message->Swap(&output_);
+  output_.Clear();
+  has_output_ = false;
+  output_bytes_ = 0;
+  return true;
+}
+
+}  // namespace recurve

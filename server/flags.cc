@@ -1,0 +1,164 @@
+#include "server/flags.h"
+
+#include <algorithm>
+#include <cctype>
+#include <iostream>
+
+#include "CLI/CLI.hpp"
+
+namespace recurve {
+namespace {
+
+// --max-num-seqs is also RECURVE_MAX_NUM_SEQS.
+std::string EnvironmentName(const std::string& flag) {
+  std::string name = "RECURVE_" + flag;
+  for (char& c : name) {
+    c = c == '-'
+            ? '_'
+            : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+template <typename T>
+CLI::Option* Add(CLI::App& app, const std::string& flag, T& value,
+                 const std::string& help) {
+  return app.add_option("--" + flag, value, help)
+      ->envname(EnvironmentName(flag))
+      ->capture_default_str();
+}
+
+struct Seconds {
+  double shutdown;
+  double step;
+  double stalled;
+};
+
+void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
+  Add(app, "model", o.model.path, "Folder of the checkpoint")->required();
+  Add(app, "served-model-name", o.served_model_name,
+      "Name to report (default: the folder's)");
+  Add(app, "host", o.host,
+      "Address to listen on; without TLS keep it on loopback");
+  Add(app, "grpc-port", o.grpc_port, "gRPC port; 0 picks a free one")
+      ->check(CLI::Range(0, 65535));
+  Add(app, "http-port", o.http_port,
+      "Port of /metrics; 0 picks a free one, -1 turns it off")
+      ->check(CLI::Range(-1, 65535));
+  Add(app, "device", o.model.device, "auto, cpu or cuda");
+  Add(app, "dtype", o.model.dtype,
+      "Weights in memory: auto (as stored), float32, bfloat16");
+  Add(app, "state-dtype", o.model.state_dtype,
+      "Recurrent state: auto, float32");
+  Add(app, "kv-dtype", o.model.kv_dtype, "TPA factor cache: auto, float32");
+  Add(app, "num-threads", o.model.num_threads,
+      "CPU threads; 0: one for each core");
+  Add(app, "max-num-seqs", o.engine.max_num_seqs,
+      "Sequences that hold memory at once");
+  Add(app, "max-model-len", o.engine.max_model_len,
+      "Tokens of a sequence, generated ones included; 0: what model and cache "
+      "allow");
+  Add(app, "max-num-batched-tokens", o.engine.max_num_batched_tokens,
+      "Tokens in a step");
+  Add(app, "max-chunk-tokens", o.engine.max_chunk_tokens,
+      "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens");
+  Add(app, "max-queued-requests", o.engine.max_queued_requests,
+      "Requests that may wait beyond max-num-seqs");
+  Add(app, "kv-pool-bytes", o.model.kv_pool_bytes,
+      "The most the TPA factor cache may take");
+  Add(app, "kv-pages", o.model.kv_pages,
+      "Pages of 64 tokens in the TPA factor cache; 0: from kv-pool-bytes");
+  Add(app, "default-max-new-tokens", o.default_max_new_tokens,
+      "Tokens to generate for requests that do not say");
+  Add(app, "shutdown-timeout", s.shutdown,
+      "Seconds that running requests get to finish");
+  Add(app, "step-timeout", s.step, "Seconds after which a step counts as hung");
+  Add(app, "stalled-client-timeout", s.stalled,
+      "Seconds after which a client that does not read is cut off");
+  Add(app, "max-buffered-tokens", o.max_buffered_tokens,
+      "Unread tokens after which a stream pauses");
+}
+
+std::chrono::milliseconds ToMilliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000.0));
+}
+
+std::string OneLine(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+// Returns an error message, or nothing.
+std::string CheckValues(const ServerOptions& o, const Seconds& s) {
+  const std::pair<const char*, double> timeouts[] = {
+      {"step-timeout", s.step}, {"stalled-client-timeout", s.stalled}};
+  for (const auto& [name, value] : timeouts) {
+    if (!(value >= 0.1 && value <= 86400)) {
+      return "--" + std::string(name) + " is " + std::to_string(value) +
+             "; expected 0.1 to 86400 seconds";
+    }
+  }
+  if (!(s.shutdown >= 0 && s.shutdown <= 86400)) {
+    return "--shutdown-timeout is " + std::to_string(s.shutdown) +
+           "; expected 0 to 86400 seconds";
+  }
+  if (o.default_max_new_tokens > INT32_MAX) {
+    return "--default-max-new-tokens is " +
+           std::to_string(o.default_max_new_tokens) + "; expected 1 to " +
+           std::to_string(INT32_MAX);
+  }
+  if (o.default_max_new_tokens < 1) {
+    return "--default-max-new-tokens is " +
+           std::to_string(o.default_max_new_tokens) + "; expected at least 1";
+  }
+  if (o.max_buffered_tokens < 1) {
+    return "--max-buffered-tokens is " + std::to_string(o.max_buffered_tokens) +
+           "; expected at least 1";
+  }
+  return "";
+}
+
+}  // namespace
+
+FlagsResult ParseFlags(int argc, const char* const* argv) {
+  FlagsResult result;
+  ServerOptions& options = result.options;
+  options.engine.max_chunk_tokens = 0;
+  Seconds seconds = {45, 30, 60};
+  CLI::App app(
+      "Serves a model with tensor product and linear attention over gRPC.",
+      "recurve-server");
+  app.set_version_flag("--version",
+                       std::string("recurve-server ") + RECURVE_VERSION);
+  app.footer(
+      "Every flag is also an environment variable: --max-num-seqs is "
+      "RECURVE_MAX_NUM_SEQS. The flag wins.");
+  AddFlags(app, options, seconds);
+  try {  // the library reports errors by exceptions
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+      result.exit_code = app.exit(error);  // --help, --version
+    } else {
+      std::cerr << "recurve-server: " << OneLine(error.what())
+                << " (see --help)\n";
+      result.exit_code = 2;
+    }
+    return result;
+  }
+  if (const std::string problem = CheckValues(options, seconds);
+      !problem.empty()) {
+    std::cerr << "recurve-server: " << problem << '\n';
+    result.exit_code = 2;
+    return result;
+  }
+  options.shutdown_timeout = ToMilliseconds(seconds.shutdown);
+  options.step_timeout = ToMilliseconds(seconds.step);
+  options.engine.stalled_client_timeout = ToMilliseconds(seconds.stalled);
+  if (options.engine.max_chunk_tokens == 0) {
+    options.engine.max_chunk_tokens = options.engine.max_num_batched_tokens;
+  }
+  return result;
+}
+
+}  // namespace recurve

@@ -1,0 +1,84 @@
+#include "server/generate_call.h"
+
+#include <utility>
+
+namespace recurve {
+
+void GenerateCall::Begin(const std::shared_ptr<GenerateCall>& self,
+                         grpc::ByteBuffer* buffer) {
+  KeepAlive(self);
+  v1::GenerateRequest request;
+  if (!ParseBuffer(buffer, &request)) {
+    return Refuse(absl::InvalidArgumentError(kMalformedMessage));
+  }
+  absl::StatusOr<GenerateInput> input =
+      FromProto(request, environment_.context);
+  if (!input.ok()) return Refuse(input.status());
+  with_logprobs_ = input->options.sampling.num_logprobs >= 0;
+  seed_ = input->options.sampling.seed;
+  prompt_tokens_ = static_cast<int64_t>(input->command.append.size());
+  const absl::StatusOr<uint64_t> id = environment_.engine->Submit(
+      {std::move(input->options), std::move(input->command),
+       /*close_when_done=*/true, sink()});
+  if (!id.ok()) return Refuse(id.status());
+  Accepted(*id);
+}
+
+void GenerateCall::OnAdmitted(double queue_seconds) {
+  {
+    MutexLock lock(&mu_);
+    admitted_.emplace();
+    admitted_->set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
+    admitted_->set_seed(seed_);
+    admitted_->set_queue_seconds(queue_seconds);
+  }
+  Pump();
+}
+
+bool GenerateCall::OnStep(StepEvent event) {
+  bool room;
+  {
+    MutexLock lock(&mu_);
+    AppendStep(event, with_logprobs_, &tokens_);
+    room = HasRoom(tokens_.ids_size(),
+                   static_cast<int64_t>(tokens_.text().size()));
+  }
+  Pump();
+  return room;
+}
+
+void GenerateCall::OnCommandDone(CommandResult result) {
+  {
+    MutexLock lock(&mu_);
+    AppendText(result.completion_tokens, result.text, &tokens_);
+    finished_.emplace();
+    finished_->set_reason(ToProto(result.reason));
+    finished_->set_stop_string(result.stop_string);
+    *finished_->mutable_usage() = UsageToProto(result);
+    v1::Timings& timings = *finished_->mutable_timings();
+    timings.set_queue_seconds(result.queue_seconds);
+    timings.set_time_to_first_token_seconds(result.time_to_first_token_seconds);
+    timings.set_total_seconds(result.total_seconds);
+  }
+  Pump();
+}
+
+bool GenerateCall::TakeOutput(v1::GenerateEvent* message, bool*) {
+  if (admitted_) {
+    admitted_->set_request_id(FormatRequestId(*id_));
+    *message->mutable_admitted() = *std::exchange(admitted_, std::nullopt);
+    return true;
+  }
+  if (tokens_.ids_size() > 0 || !tokens_.text().empty()) {
+    message->mutable_tokens()->Swap(&tokens_);
+    tokens_.Clear();
+    return true;
+  }
+  if (finished_) {
+    *message->mutable_finished() = *std::exchange(finished_, std::nullopt);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace recurve

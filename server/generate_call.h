@@ -1,0 +1,45 @@
+#ifndef RECURVE_SERVER_GENERATE_CALL_H_
+#define RECURVE_SERVER_GENERATE_CALL_H_
+
+#include <memory>
+#include <optional>
+
+#include "recurve/v1/inference.pb.h"
+#include "server/stream_call.h"
+
+namespace recurve {
+
+// One Generate call. Lifetime and threads: see StreamCall.
+class GenerateCall
+    : public StreamCall<grpc::ServerWriteReactor<grpc::ByteBuffer>,
+                        v1::GenerateEvent> {
+ public:
+  using StreamCall::StreamCall;
+
+  // Reads the request, which it empties, and submits it. `self` owns this
+  // object.
+  void Begin(const std::shared_ptr<GenerateCall>& self,
+             grpc::ByteBuffer* buffer);
+
+  void OnAdmitted(double queue_seconds) override;
+  bool OnStep(StepEvent event) override;
+  void OnCommandDone(CommandResult result) override;
+
+ protected:
+  bool TakeOutput(v1::GenerateEvent* message, bool* read_next) override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+ private:
+  // Set before the engine knows the sequence, then constant.
+  bool with_logprobs_ = false;
+  uint64_t seed_ = 0;
+  int64_t prompt_tokens_ = 0;
+
+  std::optional<v1::Admitted> admitted_ ABSL_GUARDED_BY(mu_);
+  v1::Tokens tokens_ ABSL_GUARDED_BY(mu_);
+  std::optional<v1::Finished> finished_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_GENERATE_CALL_H_

@@ -1,0 +1,214 @@
+#include "server/metrics.h"
+
+#include <algorithm>
+#include <string>
+
+#include "prometheus/counter.h"
+#include "prometheus/gauge.h"
+#include "prometheus/histogram.h"
+#include "prometheus/registry.h"
+
+namespace recurve {
+namespace {
+
+using prometheus::BuildCounter;
+using prometheus::BuildGauge;
+using prometheus::BuildHistogram;
+using prometheus::Counter;
+using prometheus::Gauge;
+using prometheus::Histogram;
+using prometheus::Registry;
+
+using Buckets = Histogram::BucketBoundaries;
+
+// Seconds. A request lasts from milliseconds to minutes, a step from tens of
+// microseconds to seconds.
+Buckets RequestBuckets() {
+  return {0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1,
+          2,     5,     10,   20,   50,   100, 200, 500};
+}
+Buckets StepBuckets() {
+  return {0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02,
+          0.05,   0.1,    0.2,    0.5,   1,     2,     5};
+}
+Buckets CountBuckets() { return {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}; }
+
+Counter& MakeCounter(Registry& registry, const std::string& name,
+                     const std::string& help) {
+  return BuildCounter()
+      .Name("recurve_" + name)
+      .Help(help)
+      .Register(registry)
+      .Add({});
+}
+
+Gauge& MakeGauge(Registry& registry, const std::string& name,
+                 const std::string& help,
+                 const prometheus::Labels& labels = {}) {
+  return BuildGauge()
+      .Name("recurve_" + name)
+      .Help(help)
+      .Register(registry)
+      .Add(labels);
+}
+
+Histogram& MakeHistogram(Registry& registry, const std::string& name,
+                         const std::string& help, const Buckets& buckets) {
+  return BuildHistogram()
+      .Name("recurve_" + name)
+      .Help(help)
+      .Register(registry)
+      .Add({}, buckets);
+}
+
+const char* ReasonName(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kEos:
+      return "eos";
+    case FinishReason::kStopToken:
+      return "stop_token";
+    case FinishReason::kStopString:
+      return "stop_string";
+  }
+  return "unknown";
+}
+
+// Raises a counter to a total kept elsewhere.
+void RaiseTo(Counter& counter, uint64_t total) {
+  const double increase = static_cast<double>(total) - counter.Value();
+  if (increase > 0) counter.Increment(increase);
+}
+
+double Fraction(int64_t used, int64_t total) {
+  return total > 0 ? static_cast<double>(used) / static_cast<double>(total)
+                   : 0.0;
+}
+
+}  // namespace
+
+struct Metrics::Families {
+  std::shared_ptr<Registry> registry = std::make_shared<Registry>();
+  Registry& r = *registry;
+
+  Gauge& running =
+      MakeGauge(r, "num_requests_running", "Sequences that hold memory.");
+  Gauge& waiting =
+      MakeGauge(r, "num_requests_waiting", "Sequences that wait for memory.");
+  Gauge& usage = MakeGauge(
+      r, "kv_cache_usage_perc",
+      "Used part of the state slots or of the TPA pages, whichever is "
+      "more; 1 is full.");
+  Gauge& slots_used = MakeGauge(r, "state_slots", "Recurrent-state slots.",
+                                {{"state", "used"}});
+  Gauge& slots_total = MakeGauge(r, "state_slots", "Recurrent-state slots.",
+                                 {{"state", "total"}});
+  Gauge& pages_used = MakeGauge(
+      r, "tpa_pages", "Pages of the TPA factor cache.", {{"state", "used"}});
+  Gauge& pages_total = MakeGauge(
+      r, "tpa_pages", "Pages of the TPA factor cache.", {{"state", "total"}});
+  Gauge& state_bytes = MakeGauge(
+      r, "state_bytes", "Memory of all recurrent-state slots, in bytes.",
+      {{"tier", "device"}});
+
+  Counter& prompt_tokens =
+      MakeCounter(r, "prompt_tokens_total", "Prompt tokens accepted.");
+  Counter& generation_tokens =
+      MakeCounter(r, "generation_tokens_total", "Tokens generated.");
+  Counter& preemptions =
+      MakeCounter(r, "num_preemptions_total",
+                  "Sequences that lost their memory to others.");
+  prometheus::Family<Counter>& success =
+      BuildCounter()
+          .Name("recurve_request_success_total")
+          .Help("Commands that ran to their end, by reason.")
+          .Register(r);
+  prometheus::Family<Counter>& failure =
+      BuildCounter()
+          .Name("recurve_request_failure_total")
+          .Help("Accepted sequences that ended with an error, by status.")
+          .Register(r);
+
+  Histogram& first_token =
+      MakeHistogram(r, "time_to_first_token_seconds",
+                    "From acceptance to the first token.", RequestBuckets());
+  Histogram& inter_token =
+      MakeHistogram(r, "inter_token_latency_seconds",
+                    "Between two tokens of a sequence.", StepBuckets());
+  Histogram& per_token = MakeHistogram(
+      r, "request_time_per_output_token_seconds",
+      "After the first token, per token, one sample a request.", StepBuckets());
+  Histogram& end_to_end =
+      MakeHistogram(r, "e2e_request_latency_seconds",
+                    "From acceptance to the end.", RequestBuckets());
+  Histogram& queue = MakeHistogram(r, "request_queue_time_seconds",
+                                   "From acceptance to the first admission.",
+                                   RequestBuckets());
+  Histogram& batch =
+      MakeHistogram(r, "batch_size", "Sequences in a step.", CountBuckets());
+  Histogram& step_tokens =
+      MakeHistogram(r, "step_tokens", "Tokens in a step.", CountBuckets());
+  Histogram& step =
+      MakeHistogram(r, "decode_step_seconds", "Time of a step.", StepBuckets());
+};
+
+Metrics::Metrics() : families_(std::make_unique<Families>()) {}
+Metrics::~Metrics() = default;
+
+std::shared_ptr<Registry> Metrics::registry() const {
+  return families_->registry;
+}
+
+void Metrics::SetCapacity(int64_t state_bytes, int64_t slots, int64_t pages) {
+  families_->state_bytes.Set(static_cast<double>(state_bytes));
+  families_->slots_total.Set(static_cast<double>(slots));
+  families_->pages_total.Set(static_cast<double>(pages));
+}
+
+void Metrics::OnStepDone(int64_t sequences, int64_t tokens, double seconds) {
+  families_->batch.Observe(static_cast<double>(sequences));
+  families_->step_tokens.Observe(static_cast<double>(tokens));
+  families_->step.Observe(seconds);
+}
+
+void Metrics::OnLoad(const EngineLoad& load) {
+  Families& f = *families_;
+  f.running.Set(static_cast<double>(load.resident));
+  f.waiting.Set(static_cast<double>(load.waiting));
+  f.slots_used.Set(static_cast<double>(load.slots_used));
+  f.pages_used.Set(static_cast<double>(load.pages_used));
+  f.usage.Set(std::max(Fraction(load.slots_used, load.slots_total),
+                       Fraction(load.pages_used, load.pages_total)));
+  RaiseTo(f.prompt_tokens, load.prompt_tokens_total);
+  RaiseTo(f.generation_tokens, load.generation_tokens_total);
+  RaiseTo(f.preemptions, load.preemptions_total);
+}
+
+void Metrics::OnQueued(double queue_seconds) {
+  families_->queue.Observe(queue_seconds);
+}
+void Metrics::OnFirstToken(double seconds) {
+  families_->first_token.Observe(seconds);
+}
+void Metrics::OnNextToken(double seconds) {
+  families_->inter_token.Observe(seconds);
+}
+
+void Metrics::OnCommandDone(const CommandResult& result) {
+  families_->success.Add({{"finished_reason", ReasonName(result.reason)}})
+      .Increment();
+  families_->end_to_end.Observe(result.total_seconds);
+  if (result.completion_tokens > 1) {
+    families_->per_token.Observe(
+        (result.total_seconds - result.time_to_first_token_seconds) /
+        static_cast<double>(result.completion_tokens - 1));
+  }
+}
+
+void Metrics::OnFailed(const absl::Status& status) {
+  families_->failure.Add({{"status", absl::StatusCodeToString(status.code())}})
+      .Increment();
+}
+
+}  // namespace recurve

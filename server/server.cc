@@ -1,0 +1,225 @@
+#include "server/server.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "prometheus/registry.h"
+#include "server/control_service.h"
+#include "server/http_server.h"
+#include "server/inference_service.h"
+#include "spdlog/spdlog.h"
+
+namespace recurve {
+namespace {
+
+// What the supervisor does not hear of by itself, it looks at this often.
+constexpr std::chrono::milliseconds kPollInterval{50};
+// After the device failed, probes and clients get to see it before the exit.
+constexpr std::chrono::seconds kFailureGrace{2};
+// What calls without a sequence get to finish when the server stops.
+constexpr std::chrono::seconds kCallGrace{1};
+// Requests are small; what is larger is refused before it is read.
+constexpr int kMaxReceiveBytes = 4 << 20;
+
+std::string ModelName(const ServerOptions& options) {
+  if (!options.served_model_name.empty()) return options.served_model_name;
+  const std::filesystem::path path =
+      std::filesystem::path(options.model.path).lexically_normal();
+  return (path.has_filename() ? path.filename() : path.parent_path().filename())
+      .string();
+}
+
+}  // namespace
+
+std::string HostPort(const std::string& host, int port) {
+  const bool bare_ipv6 =
+      host.find(':') != std::string::npos && host.front() != '[';
+  return bare_ipv6 ? absl::StrCat("[", host, "]:", port)
+                   : absl::StrCat(host, ":", port);
+}
+
+Server::Server(const ServerOptions& options, LoadedModel model)
+    : options_(options),
+      tokenizer_(std::move(model.tokenizer)),
+      capacity_(model.capacity) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(
+    const ServerOptions& options, LoadedModel model) {
+  std::unique_ptr<ModelRunner> runner = std::move(model.runner);
+  auto server = std::unique_ptr<Server>(new Server(options, std::move(model)));
+  RECURVE_RETURN_IF_ERROR(server->StartEngine(std::move(runner)));
+  RECURVE_RETURN_IF_ERROR(server->StartHttp());
+  RECURVE_RETURN_IF_ERROR(server->StartGrpc());
+  {
+    MutexLock lock(&server->mu_);
+    server->SetServing(true);
+  }
+  server->supervisor_ = std::thread([s = server.get()] { s->Supervise(); });
+  return server;
+}
+
+absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
+  RECURVE_ASSIGN_OR_RETURN(engine_,
+                           Engine::Create(options_.engine, std::move(runner),
+                                          tokenizer_.get(), &metrics_));
+  const CacheSpec& spec = engine_->cache_spec();
+  metrics_.SetCapacity(spec.slot_bytes * spec.num_slots, spec.num_slots,
+                       spec.num_pages);
+  environment_.engine = engine_.get();
+  environment_.context = {tokenizer_.get(), engine_->limits().max_model_len,
+                          options_.default_max_new_tokens};
+  environment_.max_buffered_tokens = options_.max_buffered_tokens;
+  environment_.stalled_client_timeout = options_.engine.stalled_client_timeout;
+  environment_.open_streams = &open_streams_;
+  environment_.accepted_streams = &accepted_streams_;
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartHttp() {
+  if (options_.http_port < 0) return absl::OkStatus();
+  RECURVE_ASSIGN_OR_RETURN(http_server_,
+                           HttpServer::Start(options_.host, options_.http_port,
+                                             metrics_.registry()));
+  return absl::OkStatus();
+}
+
+int Server::http_port() const {
+  return http_server_ != nullptr ? http_server_->port() : -1;
+}
+
+absl::Status Server::StartGrpc() {
+  inference_ = std::make_unique<InferenceService>(environment_);
+  control_ = std::make_unique<ControlService>(
+      ControlService::Options{engine_.get(), ModelName(options_), capacity_,
+                              options_.default_max_new_tokens, &open_streams_,
+                              [this] { return RequestDrain(); }});
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  const std::string address = HostPort(options_.host, options_.grpc_port);
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(),
+                           &grpc_port_);
+  builder.RegisterService(inference_.get());
+  builder.RegisterService(control_.get());
+  builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+  // Otherwise a second server on the same port would silently take half the
+  // connections.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  grpc_server_ = builder.BuildAndStart();
+  if (grpc_server_ == nullptr || grpc_port_ == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen for gRPC on ", address,
+                     ": the address is not available"));
+  }
+  return absl::OkStatus();
+}
+
+void Server::SetServing(bool serving) {
+  serving_ = serving;
+  grpc::HealthCheckServiceInterface* health =
+      grpc_server_->GetHealthCheckService();
+  health->SetServingStatus(serving);
+  for (const char* service : {"recurve.v1.Inference", "recurve.v1.Control"}) {
+    health->SetServingStatus(service, serving);
+  }
+}
+
+int64_t Server::RequestDrain() {
+  {
+    MutexLock lock(&mu_);
+    drain_requested_ = true;
+    SetServing(false);  // probes hear of it before clients are refused
+  }
+  changed_.NotifyAll();
+  return engine_->Drain();
+}
+
+bool Server::StepHangs() const {
+  return engine_->step_age_seconds() >
+         std::chrono::duration<double>(options_.step_timeout).count();
+}
+
+absl::Status Server::SuperviseUntilDrained() {
+  absl::Status failure;
+  std::optional<std::chrono::steady_clock::time_point> deadline;
+  while (true) {
+    const auto now = std::chrono::steady_clock::now();
+    if (failure.ok() && !engine_->health().ok()) {
+      failure = engine_->health();
+      spdlog::error("the device failed: {}", std::string(failure.message()));
+      deadline =
+          std::min(deadline.value_or(now + kFailureGrace), now + kFailureGrace);
+    }
+    {
+      MutexLock lock(&mu_);
+      if (drain_requested_ && !deadline) {
+        deadline = now + options_.shutdown_timeout;
+      }
+      const bool serving = !deadline && !StepHangs();
+      if (serving != serving_) {
+        if (StepHangs()) spdlog::error("a step hangs; not serving");
+        SetServing(serving);
+      }
+    }
+    if (deadline) {
+      const bool empty =
+          engine_->load().open == 0 && accepted_streams_.load() == 0;
+      if (now >= *deadline || (empty && failure.ok())) return failure;
+    }
+    MutexLock lock(&mu_);
+    if (!drain_requested_ || deadline) changed_.WaitFor(&mu_, kPollInterval);
+  }
+}
+
+void Server::Supervise() {
+  const absl::Status failure = SuperviseUntilDrained();
+  const int64_t left = engine_->load().open;
+  if (left > 0) {
+    spdlog::warn(
+        "the shutdown timeout passed with {} requests running; ending them",
+        left);
+  }
+  if (StepHangs()) {
+    // gRPC waits for calls that wait for the step; neither would end.
+    spdlog::critical("a step hangs; leaving without it");
+    std::_Exit(EXIT_FAILURE);
+  }
+  // Cancels what is left; the calls need the engine until then. When nothing is
+  // left to run, short calls (the one that asked to drain, say) get to finish.
+  const auto grace = left > 0 ? std::chrono::seconds(0) : kCallGrace;
+  grpc_server_->Shutdown(std::chrono::system_clock::now() + grace);
+  MutexLock lock(&mu_);
+  outcome_ = failure;
+  stopped_ = true;
+  changed_.NotifyAll();
+}
+
+absl::Status Server::Wait() {
+  MutexLock lock(&mu_);
+  while (!stopped_) changed_.Wait(&mu_);
+  return outcome_;
+}
+
+Server::~Server() {
+  if (supervisor_.joinable()) {
+    RequestDrain();
+    supervisor_.join();
+  }
+  if (grpc_server_ != nullptr)
+    grpc_server_->Shutdown(std::chrono::system_clock::now());
+  // Calls refer to the engine, so they end first; the engine's sinks keep the
+  // call objects alive beyond that.
+  grpc_server_.reset();
+  http_server_.reset();
+  engine_.reset();
+}
+
+}  // namespace recurve

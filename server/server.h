@@ -1,0 +1,107 @@
+#ifndef RECURVE_SERVER_SERVER_H_
+#define RECURVE_SERVER_SERVER_H_
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "engine/engine.h"
+#include "engine/model_loader.h"
+#include "engine/options.h"
+#include "server/metrics.h"
+#include "server/stream_call.h"
+
+namespace grpc {
+class Server;
+}  // namespace grpc
+namespace recurve {
+
+class ControlService;
+class HttpServer;
+class InferenceService;
+
+struct ServerOptions {
+  ModelOptions model;
+  EngineOptions engine;
+  std::string served_model_name;  // empty: the name of the model's folder
+  std::string host = "127.0.0.1";
+  int grpc_port = 50051;  // 0: any free one
+  int http_port = 9090;   // metrics; 0: any free one, -1: none
+  int64_t default_max_new_tokens = 256;
+  // After this long a drain ends what is still running.
+  std::chrono::milliseconds shutdown_timeout{45'000};
+  // A step that takes longer counts as hung: health turns NOT_SERVING.
+  std::chrono::milliseconds step_timeout{30'000};
+  int64_t max_buffered_tokens = 256;  // of one stream; see CallEnvironment
+};
+
+// "HOST:PORT", with an IPv6 address in brackets.
+std::string HostPort(const std::string& host, int port);
+
+// A running server: engine, services, health, reflection, metrics.
+//
+// Life: Start, serve, RequestDrain (SIGTERM, Control.Drain, or a failed
+// device), Wait. While draining, health is NOT_SERVING, new requests get
+// UNAVAILABLE and accepted ones run to their end or to the shutdown timeout.
+//
+// Thread safety: all methods after Start may be called from any thread.
+class Server {
+ public:
+  // Listens when it returns OK. `model` is what LoadModel gave (or a fake).
+  static absl::StatusOr<std::unique_ptr<Server>> Start(
+      const ServerOptions& options, LoadedModel model);
+  ~Server();
+
+  int grpc_port() const { return grpc_port_; }
+  int http_port() const;  // -1 without HTTP
+  Engine& engine() { return *engine_; }
+
+  // Starts the drain; returns at once with the number of requests left.
+  int64_t RequestDrain();
+  // Blocks until drained and shut down. OK, or why the server could not go on.
+  absl::Status Wait();
+
+ private:
+  Server(const ServerOptions& options, LoadedModel model);
+  absl::Status StartEngine(std::unique_ptr<ModelRunner> runner);
+  absl::Status StartGrpc();
+  absl::Status StartHttp();
+  // Supervisor thread: keeps health in step with the engine, carries the drain
+  // out, stops gRPC.
+  void Supervise();
+  // Returns when nothing is left to do or time is up, with the device's failure
+  // if that is why.
+  absl::Status SuperviseUntilDrained();
+  bool StepHangs() const;
+  void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const ServerOptions options_;
+  const std::unique_ptr<Tokenizer> tokenizer_;
+  const Capacity capacity_;
+  Metrics metrics_;
+  std::atomic<int64_t> open_streams_{0};
+  std::atomic<int64_t> accepted_streams_{0};
+  CallEnvironment environment_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<InferenceService> inference_;
+  std::unique_ptr<ControlService> control_;
+  std::unique_ptr<grpc::Server> grpc_server_;
+  std::unique_ptr<HttpServer> http_server_;
+  int grpc_port_ = 0;
+
+  Mutex mu_;
+  CondVar changed_;
+  bool drain_requested_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status outcome_ ABSL_GUARDED_BY(mu_);
+  bool serving_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread supervisor_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_SERVER_H_

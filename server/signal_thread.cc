@@ -1,0 +1,48 @@
+#include "server/signal_thread.h"
+
+#include <cstdlib>
+#include <ctime>
+
+#include "server/server.h"
+#include "spdlog/spdlog.h"
+
+namespace recurve {
+
+SignalThread::SignalThread() {
+  sigemptyset(&signals_);
+  sigaddset(&signals_, SIGTERM);
+  sigaddset(&signals_, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  thread_ = std::thread([this] { Loop(); });
+}
+
+SignalThread::~SignalThread() {
+  stop_.store(true);
+  thread_.join();
+}
+
+void SignalThread::SetServer(Server* server) {
+  MutexLock lock(&mu_);
+  server_ = server;
+}
+
+void SignalThread::Loop() {
+  const timespec poll = {0, 50'000'000};  // to look at stop_
+  while (!stop_.load()) {
+    const int signal = sigtimedwait(&signals_, nullptr, &poll);
+    if (signal > 0) Handle(signal);
+  }
+}
+
+void SignalThread::Handle(int signal) {
+  MutexLock lock(&mu_);
+  if (server_ == nullptr || draining_) {
+    spdlog::warn("signal {}: stopping at once", signal);
+    std::_Exit(128 + signal);
+  }
+  draining_ = true;
+  spdlog::info("signal {}: draining; a second one stops at once", signal);
+  server_->RequestDrain();
+}
+
+}  // namespace recurve

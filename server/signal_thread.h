@@ -1,0 +1,43 @@
+#ifndef RECURVE_SERVER_SIGNAL_THREAD_H_
+#define RECURVE_SERVER_SIGNAL_THREAD_H_
+
+#include <signal.h>
+
+#include <atomic>
+#include <thread>
+
+#include "base/mutex.h"
+
+namespace recurve {
+
+class Server;
+
+// Answers SIGTERM and SIGINT on a thread of its own: the first one drains the
+// server, a second one, or one that comes before there is a server, ends the
+// process at once with 128 + its number.
+//
+// Make it before any other thread: it blocks the signals, and threads inherit
+// that.
+class SignalThread {
+ public:
+  SignalThread();
+  ~SignalThread();
+
+  // The server to drain; null once there is none. Thread-safe.
+  void SetServer(Server* server);
+
+ private:
+  void Loop();
+  void Handle(int signal);
+
+  sigset_t signals_;
+  std::atomic<bool> stop_{false};
+  Mutex mu_;
+  Server* server_ ABSL_GUARDED_BY(mu_) = nullptr;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_SIGNAL_THREAD_H_

@@ -1,0 +1,269 @@
+// The programs themselves: flags, output, signals, exit codes.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "nlohmann/json.hpp"
+#include "tests/e2e/server_fixture.h"
+
+namespace recurve {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+const char kServer[] = RECURVE_BINARY_DIR "/bin/recurve-server";
+const char kClient[] = RECURVE_BINARY_DIR "/bin/recurve-client";
+const char kDemo[] = RECURVE_SOURCE_DIR "/deploy/models/demo";
+
+// A child process whose standard output and error go to files.
+class Process {
+ public:
+  explicit Process(const std::vector<std::string>& command,
+                   const std::vector<std::string>& environment = {}) {
+    static std::atomic<int> counter = 0;
+    const std::string base = testing::TempDir() + "process_" +
+                             std::to_string(getpid()) + "_" +
+                             std::to_string(counter++);
+    out_ = base + ".out";
+    err_ = base + ".err";
+    std::vector<char*> argv;
+    for (const std::string& word : command) {
+      argv.push_back(const_cast<char*>(word.c_str()));
+    }
+    argv.push_back(nullptr);
+    const int out = open(out_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    const int err = open(err_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(out, 1);
+      dup2(err, 2);
+      for (const std::string& entry : environment) {
+        putenv(const_cast<char*>(entry.c_str()));
+      }
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+    close(out);
+    close(err);
+  }
+  ~Process() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      Wait();
+    }
+    std::filesystem::remove(out_);
+    std::filesystem::remove(err_);
+  }
+
+  void Signal(int signal) const { kill(pid_, signal); }
+
+  // The exit code, or 128 + signal.
+  int Wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+  std::string Out() const { return Read(out_); }
+  std::string Err() const { return Read(err_); }
+
+  // HOST:PORT of a server, from what it prints; empty if it does not come up.
+  std::string GrpcAddress() const {
+    std::string address;
+    WaitFor([&] {
+      const std::string out = Out();
+      const size_t at = out.find("listening grpc=");
+      if (at == std::string::npos) return false;
+      const size_t end = out.find('\n', at);
+      if (end == std::string::npos) return false;
+      address = out.substr(at + 15, end - at - 15);
+      return true;
+    });
+    return address;
+  }
+
+ private:
+  static std::string Read(const std::string& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::string out_, err_;
+  pid_t pid_ = -1;
+};
+
+std::vector<std::string> ServerCommand(std::vector<std::string> extra = {}) {
+  std::vector<std::string> command = {
+      kServer, "--model", kDemo, "--grpc-port", "0", "--http-port", "0"};
+  command.insert(command.end(), extra.begin(), extra.end());
+  return command;
+}
+
+TEST(ProcessTest, ServesAndDrainsOnSigterm) {
+  Process server(ServerCommand());
+  const std::string address = server.GrpcAddress();
+  ASSERT_THAT(address, StartsWith("127.0.0.1:")) << server.Err();
+  const auto client = *RecurveClient::Create(address);
+  Generation generation;
+  bool signalled = false;
+  const absl::Status status = client->Generate(
+      GreedyRequest({256, 65}, 300), [&](const v1::GenerateEvent& event) {
+        EXPECT_TRUE(generation.Add(event).ok());
+        if (!std::exchange(signalled, true)) server.Signal(SIGTERM);
+        return true;
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(generation.token_ids.size(), 300);
+  EXPECT_EQ(server.Wait(), 0) << server.Err();
+}
+
+TEST(ProcessTest, SecondSignalStopsAtOnce) {
+  Process server(ServerCommand());
+  const auto client = *RecurveClient::Create(server.GrpcAddress());
+  bool signalled = false;
+  const absl::Status status = client->Generate(
+      GreedyRequest({256, 65}, 8000), [&](const v1::GenerateEvent& event) {
+        if (!event.has_tokens() || std::exchange(signalled, true)) return true;
+        server.Signal(SIGTERM);
+        // Two that are pending at once are one. What the client does not read
+        // meanwhile makes the request pause, so that it cannot finish.
+        EXPECT_TRUE(WaitFor([&] {
+          return server.Err().find("draining") != std::string::npos;
+        })) << server.Err();
+        server.Signal(SIGTERM);
+        return true;
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(server.Wait(), 128 + SIGTERM);
+}
+
+TEST(ProcessTest, ClientPrintsOneJsonObject) {
+  Process server(ServerCommand());
+  const std::string address = server.GrpcAddress();
+  Process client({kClient, "generate", "--server", address, "--prompt-ids",
+                  "256,100,101,102", "--max-new-tokens", "12", "--ignore-eos",
+                  "--seed", "7", "--json"});
+  EXPECT_EQ(client.Wait(), 0) << client.Err();
+  const auto json = nlohmann::json::parse(client.Out(), nullptr, false);
+  ASSERT_TRUE(json.is_object()) << client.Out();
+  EXPECT_EQ(json["token_ids"].size(), 12);
+  EXPECT_EQ(json["finish_reason"], "length");
+  EXPECT_EQ(json["usage"]["prompt_tokens"], 4);
+  EXPECT_EQ(json["usage"]["completion_tokens"], 12);
+  EXPECT_TRUE(json.contains("timings"));
+
+  Process health({kClient, "health", "--server", address});
+  EXPECT_EQ(health.Wait(), 0);
+  EXPECT_EQ(health.Out(), "SERVING\n");
+  Process bad({kClient, "generate", "--server", address, "--prompt-ids", "999",
+               "--max-new-tokens", "1"});
+  EXPECT_EQ(bad.Wait(), 1);
+  EXPECT_EQ(bad.Err(),
+            "recurve-client: INVALID_ARGUMENT: prompt_ids[0] is 999; the "
+            "vocabulary has ids 0 to 257\n");
+  Process drain({kClient, "drain", "--server", address});
+  EXPECT_EQ(drain.Wait(), 0) << drain.Err();
+  EXPECT_EQ(server.Wait(), 0);
+}
+
+// Log lines begin with the year of a timestamp.
+std::vector<std::string> LinesOutsideTheLog(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    if (line.rfind("20", 0) != 0) lines.push_back(line);
+  }
+  return lines;
+}
+
+TEST(ProcessTest, BadUsageIsOneLineAndANonZeroExit) {
+  struct Case {
+    std::vector<std::string> extra;
+    int code;
+    const char* message;
+  };
+  const Case cases[] = {
+      {{"--no-such-flag"}, 2, "--no-such-flag"},
+      {{"--grpc-port", "70000"}, 2, "70000"},
+      {{"--max-num-seqs", "0"}, 1, "--max-num-seqs is 0; expected 1 to 65536"},
+      {{"--max-num-seqs", "9", "--max-num-batched-tokens", "8"},
+       1,
+       "--max-num-batched-tokens is 8; expected 9 to"},
+      {{"--max-model-len", "9000"},
+       1,
+       "--max-model-len is 9000; the model supports 1 to 8192"},
+      {{"--max-model-len", "1000", "--kv-pages", "2"},
+       1,
+       "a cache of 2 pages holds 128 tokens"},
+      {{"--device", "cuda"}, 1, "--device is cuda"},
+      {{"--dtype", "int3"}, 1, "--dtype is int3"},
+      {{"--kv-dtype", "bfloat16"}, 1, "--kv-dtype is bfloat16"},
+      {{"--model", "/nonexistent"}, 1, "/nonexistent"},
+      {{"--host", "192.0.2.1"}, 1, "192.0.2.1"},
+      {{"--shutdown-timeout", "-1"}, 2, "--shutdown-timeout is -1"},
+  };
+  for (const Case& c : cases) {
+    std::vector<std::string> command = {kServer, "--grpc-port", "0",
+                                        "--http-port", "0"};
+    if (c.extra[0] != "--model") {
+      command.insert(command.end(), {"--model", kDemo});
+    }
+    if (c.extra[0] == "--grpc-port")
+      command.erase(command.begin() + 1, command.begin() + 3);
+    command.insert(command.end(), c.extra.begin(), c.extra.end());
+    Process server(command);
+    EXPECT_EQ(server.Wait(), c.code) << c.message;
+    const std::vector<std::string> lines = LinesOutsideTheLog(server.Err());
+    ASSERT_EQ(lines.size(), 1) << server.Err();
+    EXPECT_THAT(lines[0], StartsWith("recurve-server: "));
+    EXPECT_THAT(lines[0], HasSubstr(c.message));
+    EXPECT_EQ(server.Out(), "");
+  }
+}
+
+TEST(ProcessTest, APortInUseIsAnError) {
+  Process first(ServerCommand());
+  const std::string address = first.GrpcAddress();
+  const std::string port = address.substr(address.find(':') + 1);
+  Process second(
+      {kServer, "--model", kDemo, "--grpc-port", port, "--http-port", "-1"});
+  EXPECT_EQ(second.Wait(), 1);
+  const std::vector<std::string> lines = LinesOutsideTheLog(second.Err());
+  ASSERT_EQ(lines.size(), 1) << second.Err();
+  EXPECT_THAT(lines[0], StartsWith("recurve-server: cannot listen for gRPC on "
+                                   "127.0.0.1:" +
+                                   port));
+}
+
+TEST(ProcessTest, FlagsComeFromTheEnvironmentAndTheCommandLineWins) {
+  Process server(ServerCommand({"--max-num-seqs", "5"}),
+                 {"RECURVE_MAX_NUM_SEQS=3", "RECURVE_MAX_MODEL_LEN=100",
+                  "RECURVE_SERVED_MODEL_NAME=other"});
+  const auto client = *RecurveClient::Create(server.GrpcAddress());
+  EXPECT_EQ(client->GetServerInfo()->max_num_seqs(), 5);
+  EXPECT_EQ(client->GetModelInfo()->max_model_len(), 100);
+  EXPECT_EQ(client->GetModelInfo()->name(), "other");
+}
+
+TEST(ProcessTest, VersionAndHelp) {
+  for (const char* program : {kServer, kClient}) {
+    Process version({program, "--version"});
+    EXPECT_EQ(version.Wait(), 0);
+    EXPECT_THAT(version.Out(), HasSubstr(RECURVE_VERSION));
+    Process help({program, "--help"});
+    EXPECT_EQ(help.Wait(), 0);
+    EXPECT_THAT(help.Out(), HasSubstr("--help"));
+  }
+}
+
+}  // namespace
+}  // namespace recurve

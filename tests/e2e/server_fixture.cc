@@ -1,0 +1,141 @@
+#include "tests/e2e/server_fixture.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "base/status_macros.h"
+
+namespace recurve {
+
+absl::Status FaultyRunner::Run(const StepBatch& batch, StepOutput* output) {
+  BeforeRun before;
+  {
+    MutexLock lock(&mu_);
+    before = before_;
+  }
+  if (before) RECURVE_RETURN_IF_ERROR(before(batch, real_->storage()));
+  return real_->Run(batch, output);
+}
+
+void FaultyRunner::SetBeforeRun(BeforeRun before) {
+  MutexLock lock(&mu_);
+  before_ = std::move(before);
+}
+
+ServerOptions DemoOptions() {
+  ServerOptions options;
+  options.model.path = RECURVE_SOURCE_DIR "/deploy/models/demo";
+  options.model.num_threads = 2;
+  options.grpc_port = 0;
+  options.http_port = 0;
+  options.engine.poison_released = true;
+  return options;
+}
+
+TestServer::TestServer(ServerOptions options) {
+  absl::StatusOr<LoadedModel> model = LoadModel(options.model, &options.engine);
+  if (!model.ok()) {
+    ADD_FAILURE() << model.status();
+    std::abort();
+  }
+  auto runner = std::make_unique<FaultyRunner>(std::move(model->runner));
+  runner_ = runner.get();
+  model->runner = std::move(runner);
+  auto server = Server::Start(options, *std::move(model));
+  if (!server.ok()) {
+    ADD_FAILURE() << server.status();
+    std::abort();
+  }
+  server_ = *std::move(server);
+}
+
+std::string TestServer::address() const {
+  return absl::StrCat("127.0.0.1:", server_->grpc_port());
+}
+
+std::unique_ptr<RecurveClient> TestServer::Connect() const {
+  ClientOptions options;
+  options.own_connection = true;
+  return *RecurveClient::Create(address(), options);
+}
+
+std::shared_ptr<grpc::Channel> TestServer::Channel() const {
+  return grpc::CreateChannel(address(), grpc::InsecureChannelCredentials());
+}
+
+void TestServer::ExpectIdle() {
+  const auto client = Connect();
+  v1::Load load;
+  const bool idle = WaitFor([&] {
+    const auto now = client->GetLoad();
+    if (now.ok()) load = *now;
+    return now.ok() && server_->engine().load().open == 0 &&
+           load.open_streams() == 0;
+  });
+  EXPECT_TRUE(idle) << load.ShortDebugString();
+  EXPECT_EQ(load.num_requests_running(), 0);
+  EXPECT_EQ(load.num_requests_waiting(), 0);
+  EXPECT_EQ(load.state_slots_used(), 0);
+  EXPECT_EQ(load.tpa_pages_used(), 0);
+}
+
+GenerateOutcome Generate(RecurveClient& client,
+                         const v1::GenerateRequest& request,
+                         const CallOptions& options) {
+  GenerateOutcome outcome;
+  outcome.status = client.Generate(
+      request,
+      [&](const v1::GenerateEvent& event) {
+        EXPECT_TRUE(outcome.generation.Add(event).ok());
+        return true;
+      },
+      options);
+  if (outcome.status.ok()) {
+    EXPECT_TRUE(outcome.generation.CheckFinished().ok());
+  }
+  return outcome;
+}
+
+v1::GenerateRequest GreedyRequest(const std::vector<uint32_t>& prompt,
+                                  uint32_t max_new_tokens) {
+  v1::GenerateRequest request;
+  request.mutable_prompt_ids()->mutable_ids()->Add(prompt.begin(),
+                                                   prompt.end());
+  request.mutable_stopping()->set_max_new_tokens(max_new_tokens);
+  request.mutable_stopping()->set_ignore_eos(true);
+  return request;
+}
+
+std::vector<uint32_t> RandomPrompt(uint64_t seed, int64_t count) {
+  std::vector<uint32_t> ids = {256};
+  for (int64_t i = 1; i < count; ++i) {
+    ids.push_back(Philox4x32(seed, static_cast<uint64_t>(i), 1)[0] % 256);
+  }
+  return ids;
+}
+
+bool Sanitized() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return true;
+#elif defined(__has_feature)
+  return __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#else
+  return false;
+#endif
+}
+
+bool WaitFor(const std::function<bool()>& condition, double seconds) {
+  const auto deadline =
+      std::chrono::steady_clock::now() +
+      std::chrono::duration<double>(seconds * (Sanitized() ? 10 : 1));
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+}  // namespace recurve

@@ -1,0 +1,91 @@
+#ifndef RECURVE_TESTS_E2E_SERVER_FIXTURE_H_
+#define RECURVE_TESTS_E2E_SERVER_FIXTURE_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/generation.h"
+#include "client/recurve_client.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "recurve/v1/inference.grpc.pb.h"
+#include "server/server.h"
+
+namespace recurve {
+
+// A server on the demo model, on a free port, in this process, and clients that
+// reach it over a real channel.
+
+// Passes through to a real model, and misbehaves where asked to.
+class FaultyRunner : public ModelRunner {
+ public:
+  // Called before each step; an error is what the device reports.
+  using BeforeRun =
+      std::function<absl::Status(const StepBatch&, CacheStorage&)>;
+
+  explicit FaultyRunner(std::unique_ptr<ModelRunner> real)
+      : real_(std::move(real)) {}
+
+  const ModelInfo& info() const override { return real_->info(); }
+  CacheSpec cache_spec() const override { return real_->cache_spec(); }
+  CacheStorage& storage() override { return real_->storage(); }
+  absl::Status Run(const StepBatch& batch, StepOutput* output) override;
+
+  void SetBeforeRun(BeforeRun before);
+
+ private:
+  const std::unique_ptr<ModelRunner> real_;
+  Mutex mu_;
+  BeforeRun before_ ABSL_GUARDED_BY(mu_);
+};
+
+// Options that suit tests: the demo model, free ports, poisoned memory.
+ServerOptions DemoOptions();
+
+class TestServer {
+ public:
+  // Fails the test when the server does not start.
+  explicit TestServer(ServerOptions options = DemoOptions());
+
+  Server& server() { return *server_; }
+  FaultyRunner& runner() { return *runner_; }
+  std::string address() const;
+  // A client with a connection of its own.
+  std::unique_ptr<RecurveClient> Connect() const;
+  std::shared_ptr<grpc::Channel> Channel() const;
+
+  // Waits until nothing is open and checks that all memory is back.
+  void ExpectIdle();
+
+ private:
+  std::unique_ptr<Server> server_;
+  FaultyRunner* runner_ = nullptr;
+};
+
+struct GenerateOutcome {
+  absl::Status status;
+  Generation generation;
+};
+GenerateOutcome Generate(RecurveClient& client,
+                         const v1::GenerateRequest& request,
+                         const CallOptions& options = {});
+
+// A request for `max_new_tokens` greedy tokens, end-of-sequence ignored.
+v1::GenerateRequest GreedyRequest(const std::vector<uint32_t>& prompt,
+                                  uint32_t max_new_tokens);
+
+// `count` ids of bytes after BOS, fixed by the seed.
+std::vector<uint32_t> RandomPrompt(uint64_t seed, int64_t count);
+
+// Whether this build is slowed down by a sanitizer.
+bool Sanitized();
+
+// Waits for `condition`, up to `seconds` (times ten under a sanitizer).
+bool WaitFor(const std::function<bool()>& condition, double seconds = 10);
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_E2E_SERVER_FIXTURE_H_

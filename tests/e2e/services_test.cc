@@ -1,0 +1,301 @@
+// Health, reflection, metrics and Control, as their public tools see them.
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <future>
+#include <thread>
+
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "tests/e2e/server_fixture.h"
+
+namespace recurve {
+namespace {
+
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+using testing::HasSubstr;
+
+TEST(ServicesTest, HealthWatchFollowsADrain) {
+  TestServer server;
+  const auto stub = grpc::health::v1::Health::NewStub(server.Channel());
+  grpc::ClientContext context;
+  HealthCheckRequest request;
+  request.set_service("recurve.v1.Inference");
+  const auto watch = stub->Watch(&context, request);
+  HealthCheckResponse response;
+  ASSERT_TRUE(watch->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVING);
+
+  const auto client = server.Connect();
+  bool drained = false;
+  const absl::Status status = client->Generate(
+      GreedyRequest({256, 65}, 1000), [&](const v1::GenerateEvent& event) {
+        if (!std::exchange(drained, event.has_tokens()) && drained) {
+          EXPECT_TRUE(client->Drain().ok());
+          EXPECT_TRUE(watch->Read(&response));
+          EXPECT_EQ(response.status(), HealthCheckResponse::NOT_SERVING);
+          EXPECT_EQ(client->CheckHealth()->status(),
+                    HealthCheckResponse::NOT_SERVING);
+        }
+        return true;
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  context.TryCancel();
+  watch->Finish();
+}
+
+TEST(ServicesTest, UnknownHealthServiceIsNotFound) {
+  TestServer server;
+  EXPECT_EQ(server.Connect()->CheckHealth("nobody").status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST(ServicesTest, ReflectionListsTheServices) {
+  TestServer server;
+  grpc::GenericStub stub(server.Channel());
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  // ServerReflectionRequest{list_services: ""}: field 7, length 0.
+  const std::string bytes("\x3a\x00", 2);
+  const grpc::Slice slice(bytes);
+  const auto call = stub.PrepareCall(
+      &context,
+      "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  void* tag;
+  bool ok;
+  call->StartCall(nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  grpc::ByteBuffer response;
+  call->Read(&response, nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  grpc::Slice whole;
+  ASSERT_TRUE(response.DumpToSingleSlice(&whole).ok());
+  const std::string text(reinterpret_cast<const char*>(whole.begin()),
+                         whole.size());
+  for (const char* service : {"recurve.v1.Inference", "recurve.v1.Control",
+                              "grpc.health.v1.Health"}) {
+    EXPECT_THAT(text, HasSubstr(service));
+  }
+  context.TryCancel();
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
+// Sends raw bytes as the first message of a method; returns the final status.
+grpc::Status CallWithBytes(const TestServer& server, const std::string& method,
+                           const std::string& bytes) {
+  grpc::GenericStub stub(server.Channel());
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const grpc::Slice slice(bytes);
+  const auto call = stub.PrepareCall(&context, method, &queue);
+  void* tag;
+  bool ok;
+  call->StartCall(nullptr);
+  queue.Next(&tag, &ok);
+  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+  queue.Next(&tag, &ok);
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+  return status;
+}
+
+TEST(ServicesTest, MalformedMessagesAreInvalidArguments) {
+  TestServer server;
+  for (const char* method :
+       {"/recurve.v1.Inference/Generate", "/recurve.v1.Inference/Decode"}) {
+    // A field of wire type 7; a string cut short; prompt_text (Generate) or
+    // append_text (Decode), field 2, that is not UTF-8.
+    for (const char* bytes : {"\x0f", "\x12\x7f", "\x12\x02\xff\xfe"}) {
+      const grpc::Status status = CallWithBytes(server, method, bytes);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+          << method;
+      EXPECT_THAT(status.error_message(), HasSubstr("no valid message"));
+    }
+  }
+  server.ExpectIdle();
+}
+
+// The body of http://127.0.0.1:port/path.
+std::string HttpGet(int port, const std::string& path) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string body;
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) ==
+      0) {
+    const std::string request = "GET " + path +
+                                " HTTP/1.1\r\nHost: localhost\r\n"
+                                "Connection: close\r\n\r\n";
+    EXPECT_EQ(send(fd, request.data(), request.size(), 0), request.size());
+    char buffer[4096];
+    ssize_t n;
+    while ((n = recv(fd, buffer, sizeof(buffer), 0)) > 0)
+      body.append(buffer, n);
+  }
+  close(fd);
+  return body;
+}
+
+TEST(ServicesTest, MetricsCountWhatRan) {
+  TestServer server;
+  const auto client = server.Connect();
+  ASSERT_TRUE(Generate(*client, GreedyRequest({256, 65, 66}, 10)).status.ok());
+  server.ExpectIdle();
+  const std::string body = HttpGet(server.server().http_port(), "/metrics");
+  for (const char* line : {
+           "recurve_prompt_tokens_total 3\n",
+           "recurve_generation_tokens_total 10\n",
+           "recurve_request_success_total{finished_reason=\"length\"} 1\n",
+           "recurve_num_requests_running 0\n",
+           "recurve_num_requests_waiting 0\n",
+           "recurve_num_preemptions_total 0\n",
+           "recurve_kv_cache_usage_perc 0\n",
+           "recurve_state_slots{state=\"total\"} 32\n",
+           "recurve_state_slots{state=\"used\"} 0\n",
+           "recurve_tpa_pages{state=\"used\"} 0\n",
+           "recurve_time_to_first_token_seconds_count 1\n",
+           "recurve_inter_token_latency_seconds_count 9\n",
+           "recurve_request_time_per_output_token_seconds_count 1\n",
+           "recurve_e2e_request_latency_seconds_count 1\n",
+           "recurve_request_queue_time_seconds_count 1\n",
+           "recurve_batch_size_count 10\n",
+           "recurve_decode_step_seconds_count 10\n",
+       }) {
+    EXPECT_THAT(body, HasSubstr(line));
+  }
+}
+
+TEST(ServicesTest, ControlTellsWhatTheServerIs) {
+  TestServer server;
+  const auto client = server.Connect();
+  const auto model = client->GetModelInfo();
+  ASSERT_TRUE(model.ok());
+  EXPECT_EQ(model->name(), "demo");
+  EXPECT_EQ(model->family(), "recurve");
+  EXPECT_EQ(model->parameters(), 5334272);
+  EXPECT_EQ(model->vocab_size(), 258);
+  EXPECT_EQ(model->mixers_size(), 6);
+  EXPECT_EQ(model->mixers(0), "tpa");
+  EXPECT_EQ(model->mixers(1), "linear");
+  EXPECT_EQ(model->tokenizer(), "bytes");
+  EXPECT_EQ(model->bos_token_id(), 256);
+  EXPECT_EQ(model->max_model_len(), 8192);
+  // 2 layers · (2·2·4 + 2·64 + 2·64) factors, 4 bytes each.
+  EXPECT_EQ(model->cache_bytes_per_token(), 2 * (16 + 256) * 4);
+  // 4 heads · 64 · (128 + 64 + 128 + 64) rows, 4 bytes each.
+  EXPECT_EQ(model->state_bytes_per_sequence(), 4 * 64 * 384 * 4);
+  const auto info = client->GetServerInfo();
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(info->device(), "cpu");
+  EXPECT_EQ(info->weight_dtype(), "bfloat16");
+  EXPECT_FALSE(info->draining());
+}
+
+TEST(ServicesTest, ADrainDoesNotWaitForCallsWithoutASequence) {
+  TestServer server;
+  const auto stub = v1::Inference::NewStub(server.Channel());
+  grpc::ClientContext context;
+  const auto stream = stub->Decode(&context);  // sends no command
+  ASSERT_TRUE(WaitFor(
+      [&] { return server.Connect()->GetLoad()->open_streams() == 1; }));
+  const auto started = std::chrono::steady_clock::now();
+  server.server().RequestDrain();
+  EXPECT_TRUE(server.server().Wait().ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - started,
+            std::chrono::seconds(Sanitized() ? 20 : 10));  // timeout: 45 s
+  EXPECT_FALSE(stream->Finish().ok());
+}
+
+TEST(ServicesTest, AHungStepTurnsHealthDownUntilItEnds) {
+  ServerOptions options = DemoOptions();
+  options.step_timeout = std::chrono::milliseconds(200);
+  TestServer server(options);
+  std::atomic<bool> hang = true;
+  server.runner().SetBeforeRun([&](const StepBatch&, CacheStorage&) {
+    while (hang) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return absl::OkStatus();
+  });
+  const auto client = server.Connect();
+  const auto health = [&] { return server.Connect()->CheckHealth()->status(); };
+  auto running = std::async(std::launch::async, [&] {
+    return Generate(*client, GreedyRequest({256, 65}, 3));
+  });
+  EXPECT_TRUE(
+      WaitFor([&] { return health() == HealthCheckResponse::NOT_SERVING; }));
+  hang = false;
+  EXPECT_TRUE(running.get().status.ok());
+  EXPECT_TRUE(
+      WaitFor([&] { return health() == HealthCheckResponse::SERVING; }));
+}
+
+TEST(ServicesTest, TextThatWasHeldBackComesAtTheEndOfADecodeCall) {
+  TestServer server;
+  const auto stub = v1::Inference::NewStub(server.Channel());
+  grpc::ClientContext context;
+  const auto stream = stub->Decode(&context);
+  v1::DecodeRequest request;
+  request.set_append_text("def fibonacci(n):\n");
+  request.set_generate(10);  // "    return"
+  request.mutable_stopping()->add_stop_strings("return XYZ");
+  ASSERT_TRUE(stream->Write(request));
+  std::string text;
+  v1::DecodeResponse response;
+  while (stream->Read(&response)) {
+    text += response.tokens().text();
+    if (response.done()) {
+      EXPECT_EQ(text, "    ");  // "return" may still become the stop string
+      stream->WritesDone();
+    }
+  }
+  EXPECT_EQ(text, "    return");
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST(ServicesTest, TextPromptsLogprobsAndStopStringsWork) {
+  TestServer server;
+  const auto client = server.Connect();
+  v1::GenerateRequest request;
+  request.set_prompt_text("def fibonacci(n):\n");
+  request.mutable_stopping()->set_max_new_tokens(160);
+  const auto full = Generate(*client, request);
+  ASSERT_TRUE(full.status.ok()) << full.status;
+  EXPECT_THAT(full.generation.text, HasSubstr("return np.array"));
+
+  request.mutable_stopping()->add_stop_strings("np.arr");
+  request.set_logprobs(2);
+  const auto stopped = Generate(*client, request);
+  ASSERT_TRUE(stopped.status.ok());
+  EXPECT_EQ(stopped.generation.text, "    return ");
+  EXPECT_EQ(stopped.generation.end.reason(), v1::FINISH_REASON_STOP_STRING);
+  EXPECT_EQ(stopped.generation.end.stop_string(), "np.arr");
+  ASSERT_EQ(stopped.generation.logprobs.size(),
+            stopped.generation.token_ids.size());
+  for (size_t i = 0; i < stopped.generation.token_ids.size(); ++i) {
+    const v1::TokenLogprob& logprob = stopped.generation.logprobs[i];
+    ASSERT_EQ(logprob.top_size(), 2);
+    EXPECT_EQ(logprob.top(0).id(), stopped.generation.token_ids[i]);  // greedy
+    EXPECT_FLOAT_EQ(logprob.top(0).logprob(), logprob.logprob());
+    EXPECT_LE(logprob.top(1).logprob(), logprob.top(0).logprob());
+  }
+  server.ExpectIdle();
+}
+
+}  // namespace
+}  // namespace recurve
