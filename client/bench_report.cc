@@ -1,0 +1,182 @@
+#include "client/bench_report.h"
+
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/bench_stats.h"
+
+namespace recurve {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kMetrics[] = {"ttft", "tpot", "itl", "e2el"};
+constexpr const char* kStatistics[] = {"mean", "median", "std",  "p90",
+                                       "p95",  "p99",    "p99.9"};
+
+const char* OutcomeName(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kCompleted:
+      return "completed";
+    case Outcome::kCancelled:
+      return "cancelled";
+    case Outcome::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+std::string Key(const char* statistic, const char* metric) {
+  return absl::StrCat(statistic, "_", metric, "_ms");
+}
+
+void AddSummary(const char* metric, std::vector<double> sample,
+                ordered_json* report) {
+  const Summary s = Summarize(std::move(sample));
+  const double values[] = {s.mean, s.median, s.std_dev, s.p90,
+                           s.p95,  s.p99,    s.p999};
+  for (int i = 0; i < 7; ++i) {
+    ordered_json& value = (*report)[Key(kStatistics[i], metric)];
+    if (s.count > 0) value = values[i];
+  }
+}
+
+double Rate(uint64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+}  // namespace
+
+std::map<absl::StatusCode, std::pair<uint64_t, std::string>> CountErrors(
+    const BenchResult& result) {
+  std::map<absl::StatusCode, std::pair<uint64_t, std::string>> errors;
+  for (const RequestRecord& record : result.records) {
+    if (record.outcome != Outcome::kFailed) continue;
+    auto& [count, message] = errors[record.status.code()];
+    if (count++ == 0) message = std::string(record.status.message());
+  }
+  return errors;
+}
+
+ordered_json MakeReport(const BenchResult& result) {
+  uint64_t counts[3] = {0, 0, 0};
+  uint64_t input_tokens = 0;
+  uint64_t output_tokens = 0;
+  uint64_t cancelled_output_tokens = 0;
+  uint64_t preemptions = 0;
+  std::vector<double> ttft, tpot, itl, e2el;
+  for (const RequestRecord& record : result.records) {
+    ++counts[static_cast<int>(record.outcome)];
+    const uint64_t generated = record.generation.token_ids.size();
+    if (record.outcome == Outcome::kCancelled) {
+      cancelled_output_tokens += generated;
+    }
+    if (record.outcome != Outcome::kCompleted) continue;
+    input_tokens += record.prompt_tokens;
+    output_tokens += generated;
+    preemptions += record.generation.end.usage().preemptions();
+    const RequestLatency& latency = record.latency;
+    if (latency.ttft_ms.has_value()) ttft.push_back(*latency.ttft_ms);
+    if (latency.tpot_ms.has_value()) tpot.push_back(*latency.tpot_ms);
+    itl.insert(itl.end(), latency.itl_ms.begin(), latency.itl_ms.end());
+    e2el.push_back(latency.e2el_ms);
+  }
+  const uint64_t completed = counts[static_cast<int>(Outcome::kCompleted)];
+  const double duration = result.duration_seconds;
+  ordered_json report;
+  report["duration"] = duration;
+  report["completed"] = completed;
+  report["cancelled"] = counts[static_cast<int>(Outcome::kCancelled)];
+  report["failed"] = counts[static_cast<int>(Outcome::kFailed)];
+  report["total_input_tokens"] = input_tokens;
+  report["total_output_tokens"] = output_tokens;
+  report["cancelled_output_tokens"] = cancelled_output_tokens;
+  report["preemptions"] = preemptions;
+  report["request_throughput"] = Rate(completed, duration);
+  report["output_throughput"] = Rate(output_tokens, duration);
+  report["total_token_throughput"] =
+      Rate(input_tokens + output_tokens, duration);
+  AddSummary("ttft", std::move(ttft), &report);
+  AddSummary("tpot", std::move(tpot), &report);
+  AddSummary("itl", std::move(itl), &report);
+  AddSummary("e2el", std::move(e2el), &report);
+  report["errors"] = ordered_json::object();
+  for (const auto& [code, entry] : CountErrors(result)) {
+    report["errors"][absl::StatusCodeToString(code)] = entry.first;
+  }
+  report["stopped_early"] = result.stopped || result.gave_up;
+  return report;
+}
+
+std::string FormatReport(const ordered_json& report) {
+  std::string text;
+  const auto count = [&](const char* label, const char* key) {
+    absl::StrAppendFormat(&text, "%-28s%12d\n", label,
+                          report[key].get<uint64_t>());
+  };
+  const auto real = [&](const char* label, const char* key) {
+    absl::StrAppendFormat(&text, "%-28s%12.2f\n", label,
+                          report[key].get<double>());
+  };
+  count("Completed requests", "completed");
+  count("Cancelled requests", "cancelled");
+  count("Failed requests", "failed");
+  for (const auto& [name, failures] : report["errors"].items()) {
+    absl::StrAppendFormat(&text, "  %-26s%12d\n", name,
+                          failures.get<uint64_t>());
+  }
+  real("Duration (s)", "duration");
+  count("Input tokens", "total_input_tokens");
+  count("Output tokens", "total_output_tokens");
+  count("Preemptions", "preemptions");
+  real("Requests/s", "request_throughput");
+  real("Output tokens/s", "output_throughput");
+  real("Input + output tokens/s", "total_token_throughput");
+  absl::StrAppendFormat(&text, "\n%-6s", "ms");
+  for (const char* statistic : kStatistics) {
+    absl::StrAppendFormat(&text, "%11s", statistic);
+  }
+  for (const char* metric : kMetrics) {
+    absl::StrAppendFormat(&text, "\n%-6s", absl::AsciiStrToUpper(metric));
+    for (const char* statistic : kStatistics) {
+      const ordered_json& value = report[Key(statistic, metric)];
+      if (value.is_null()) {
+        absl::StrAppendFormat(&text, "%11s", "-");
+      } else {
+        absl::StrAppendFormat(&text, "%11.2f", value.get<double>());
+      }
+    }
+  }
+  return absl::StrCat(text, "\n\n", kLatencyDefinitions);
+}
+
+std::string FormatRecord(const RequestRecord& record) {
+  const RequestLatency& latency = record.latency;
+  ordered_json line;
+  line["index"] = record.index;
+  line["request_id"] = record.generation.request_id;
+  line["outcome"] = OutcomeName(record.outcome);
+  line["status"] = absl::StatusCodeToString(record.status.code());
+  line["message"] = std::string(record.status.message());
+  line["start_seconds"] = record.start_seconds;
+  line["prompt_tokens"] = record.prompt_tokens;
+  line["max_new_tokens"] = record.max_new_tokens;
+  line["output_tokens"] = record.generation.token_ids.size();
+  line["finish_reason"] =
+      record.generation.finished
+          ? ordered_json(FinishReasonName(record.generation.end.reason()))
+          : ordered_json();
+  line["ttft_ms"] = latency.ttft_ms.has_value() ? ordered_json(*latency.ttft_ms)
+                                                : ordered_json();
+  line["tpot_ms"] = latency.tpot_ms.has_value() ? ordered_json(*latency.tpot_ms)
+                                                : ordered_json();
+  line["e2el_ms"] = latency.e2el_ms;
+  line["itl_ms"] = latency.itl_ms;
+  line["token_ids"] = record.generation.token_ids;
+  // Messages are the server's; whatever bytes they hold must not stop the dump.
+  return line.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+}  // namespace recurve

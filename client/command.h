@@ -1,0 +1,48 @@
+#ifndef RECURVE_CLIENT_COMMAND_H_
+#define RECURVE_CLIENT_COMMAND_H_
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace recurve {
+
+// Exit statuses of recurve-client.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+// As shells report a program ended by SIGINT.
+inline constexpr int kExitInterrupted = 130;
+
+// Each declares its subcommands on `app`. Parsing a command line that names one
+// runs it and sets *exit_code.
+void RegisterGenerate(CLI::App* app, int* exit_code);
+void RegisterBench(CLI::App* app, int* exit_code);
+void RegisterAdmin(CLI::App* app, int* exit_code);
+
+// Declares --server (or RECURVE_SERVER).
+void AddServerFlag(CLI::App* command, std::string* server);
+
+// For 64-bit flags, of which CLI11 would let a negative number wrap around.
+// Takes decimal digits.
+const CLI::Validator& Decimal();
+
+// Writes "recurve-client: CODE: message" as one line to stderr. Returns
+// kExitFailure.
+int ReportError(const absl::Status& status);
+
+// Writes "recurve-client: message" as one line to stderr. Returns kExitUsage.
+int ReportUsage(absl::string_view message);
+
+// `value` as seconds; InvalidArgument, naming `flag`, unless finite and above
+// 0.
+absl::StatusOr<absl::Duration> PositiveSeconds(absl::string_view flag,
+                                               double value);
+
+}  // namespace recurve
+
+#endif  // RECURVE_CLIENT_COMMAND_H_

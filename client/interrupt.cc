@@ -1,0 +1,76 @@
+#include "client/interrupt.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <utility>
+
+#include "base/check.h"
+
+namespace recurve {
+namespace {
+
+constexpr int kSignals[] = {SIGINT, SIGTERM};
+constexpr char kInterrupted = 'i';
+constexpr char kStop = 's';
+
+// The pipe to the watcher; -1 when there is none. All a handler may touch.
+std::atomic<int> g_write_end{-1};
+struct sigaction g_former[2];
+
+void WriteByte(int fd, char byte) {
+  // The pipe holds far more than is ever written to it.
+  while (write(fd, &byte, 1) < 0 && errno == EINTR) {
+  }
+}
+
+void OnSignal(int) {
+  const int saved_errno = errno;
+  const int fd = g_write_end.load();
+  if (fd >= 0) WriteByte(fd, kInterrupted);
+  errno = saved_errno;
+}
+
+}  // namespace
+
+Interrupt::Interrupt(std::function<void()> on_interrupt)
+    : on_interrupt_(std::move(on_interrupt)) {
+  RECURVE_CHECK(g_write_end.load() == -1);
+  int ends[2];
+  RECURVE_CHECK(pipe(ends) == 0);
+  read_end_ = ends[0];
+  write_end_ = ends[1];
+  g_write_end.store(write_end_);
+  watcher_ = std::thread([this] { Watch(); });
+  struct sigaction action = {};
+  action.sa_handler = OnSignal;
+  sigemptyset(&action.sa_mask);
+  // Reset: the second signal of a kind finds the default action.
+  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
+  for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &g_former[i]);
+}
+
+Interrupt::~Interrupt() {
+  for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &g_former[i], nullptr);
+  g_write_end.store(-1);
+  WriteByte(write_end_, kStop);
+  watcher_.join();
+  close(read_end_);
+  close(write_end_);
+}
+
+void Interrupt::Watch() {
+  bool called = false;
+  char byte = 0;
+  for (;;) {
+    const ssize_t count = read(read_end_, &byte, 1);
+    if (count < 0 && errno == EINTR) continue;
+    if (count != 1 || byte == kStop) return;
+    if (!called) on_interrupt_();
+    called = true;
+  }
+}
+
+}  // namespace recurve

@@ -1,0 +1,32 @@
+#ifndef RECURVE_CLIENT_INTERRUPT_H_
+#define RECURVE_CLIENT_INTERRUPT_H_
+
+#include <functional>
+#include <thread>
+
+namespace recurve {
+
+// While one exists, the first SIGINT or SIGTERM calls `on_interrupt` on a
+// thread of its own (so it may lock and call gRPC); a second one ends the
+// process, as without it. The destructor puts the former handlers back.
+//
+// At most one at a time in a process.
+class Interrupt {
+ public:
+  explicit Interrupt(std::function<void()> on_interrupt);
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+ private:
+  void Watch();
+
+  const std::function<void()> on_interrupt_;
+  int read_end_ = -1;
+  int write_end_ = -1;
+  std::thread watcher_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_CLIENT_INTERRUPT_H_

@@ -1,0 +1,188 @@
+#include "client/recurve_client.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/grpc_status.h"
+
+namespace recurve {
+
+void Canceller::Cancel() {
+  MutexLock lock(&mu_);
+  cancelled_ = true;
+  if (context_ != nullptr) context_->TryCancel();
+}
+
+bool Canceller::cancelled() const {
+  MutexLock lock(&mu_);
+  return cancelled_;
+}
+
+void Canceller::Bind(grpc::ClientContext* context) {
+  MutexLock lock(&mu_);
+  context_ = context;
+  if (cancelled_) context_->TryCancel();
+}
+
+void Canceller::Unbind() {
+  MutexLock lock(&mu_);
+  context_ = nullptr;
+}
+
+// The gRPC context of one blocking call.
+class ClientCall {
+ public:
+  explicit ClientCall(const CallOptions& options)
+      : canceller_(options.canceller) {
+    if (options.timeout < absl::InfiniteDuration()) {
+      context_.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
+    }
+    if (canceller_ != nullptr) canceller_->Bind(&context_);
+  }
+  ~ClientCall() {
+    if (canceller_ != nullptr) canceller_->Unbind();
+  }
+  ClientCall(const ClientCall&) = delete;
+  ClientCall& operator=(const ClientCall&) = delete;
+
+  grpc::ClientContext* context() { return &context_; }
+
+ private:
+  grpc::ClientContext context_;
+  Canceller* const canceller_;
+};
+
+namespace {
+
+absl::Status CheckServer(absl::string_view server) {
+  const size_t colon = server.rfind(':');
+  uint32_t port = 0;
+  if (colon != absl::string_view::npos &&
+      absl::SimpleAtoi(server.substr(colon + 1), &port) && port >= 1 &&
+      port <= 65535) {
+    const absl::string_view host = server.substr(0, colon);
+    const bool bracketed =
+        host.size() > 2 && host.front() == '[' && host.back() == ']';
+    const bool plain =
+        !host.empty() && host.find_first_of(":[]/ ") == absl::string_view::npos;
+    if (bracketed || plain) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("server: '", server,
+                   "' is not HOST:PORT with a port of 1 to 65535 (an IPv6 "
+                   "address goes in brackets)"));
+}
+
+template <typename Stub, typename Request, typename Response>
+absl::StatusOr<Response> Unary(
+    Stub* stub,
+    grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                 Response*),
+    const Request& request, const CallOptions& options) {
+  ClientCall call(options);
+  Response response;
+  RECURVE_RETURN_IF_ERROR(
+      FromGrpcStatus((stub->*method)(call.context(), request, &response)));
+  return response;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
+    absl::string_view server, const ClientOptions& options) {
+  RECURVE_RETURN_IF_ERROR(CheckServer(server));
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(options.max_receive_bytes);
+  if (options.own_connection) {
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  }
+  // The scheme keeps a host named like one of gRPC's other schemes a host.
+  return std::unique_ptr<RecurveClient>(
+      new RecurveClient(grpc::CreateCustomChannel(
+          absl::StrCat("dns:///", server), grpc::InsecureChannelCredentials(),
+          arguments)));
+}
+
+RecurveClient::RecurveClient(const std::shared_ptr<grpc::Channel>& channel)
+    : inference_(v1::Inference::NewStub(channel)),
+      control_(v1::Control::NewStub(channel)),
+      health_(grpc::health::v1::Health::NewStub(channel)) {}
+
+absl::Status RecurveClient::Generate(
+    const v1::GenerateRequest& request,
+    absl::FunctionRef<bool(const v1::GenerateEvent&)> on_event,
+    const CallOptions& options) {
+  ClientCall call(options);
+  const auto reader = inference_->Generate(call.context(), request);
+  v1::GenerateEvent event;
+  bool wanted = true;
+  while (reader->Read(&event)) {
+    // After a cancellation what is under way is read and dropped: gRPC wants
+    // the stream read to its end.
+    if (wanted && !on_event(event)) {
+      wanted = false;
+      call.context()->TryCancel();
+    }
+  }
+  absl::Status status = FromGrpcStatus(reader->Finish());
+  // The server may have finished before it saw the cancellation.
+  if (!wanted && status.ok()) {
+    return absl::CancelledError("cancelled by the caller");
+  }
+  return status;
+}
+
+std::unique_ptr<GenerateStream> RecurveClient::StartGenerate(
+    const v1::GenerateRequest& request, GenerateStream::Callbacks callbacks,
+    absl::Duration timeout) {
+  return std::make_unique<GenerateStream>(inference_.get(), request,
+                                          std::move(callbacks), timeout);
+}
+
+absl::StatusOr<v1::ModelInfo> RecurveClient::GetModelInfo(
+    const CallOptions& options) {
+  return Unary(control_.get(), &v1::Control::Stub::GetModelInfo,
+               v1::GetModelInfoRequest(), options);
+}
+
+absl::StatusOr<v1::ServerInfo> RecurveClient::GetServerInfo(
+    const CallOptions& options) {
+  return Unary(control_.get(), &v1::Control::Stub::GetServerInfo,
+               v1::GetServerInfoRequest(), options);
+}
+
+absl::StatusOr<v1::Load> RecurveClient::GetLoad(const CallOptions& options) {
+  return Unary(control_.get(), &v1::Control::Stub::GetLoad,
+               v1::GetLoadRequest(), options);
+}
+
+absl::Status RecurveClient::Abort(absl::string_view request_id,
+                                  const CallOptions& options) {
+  v1::AbortRequest request;
+  request.set_request_id(std::string(request_id));
+  return Unary(control_.get(), &v1::Control::Stub::Abort, request, options)
+      .status();
+}
+
+absl::StatusOr<v1::DrainResponse> RecurveClient::Drain(
+    const CallOptions& options) {
+  return Unary(control_.get(), &v1::Control::Stub::Drain, v1::DrainRequest(),
+               options);
+}
+
+absl::StatusOr<grpc::health::v1::HealthCheckResponse>
+RecurveClient::CheckHealth(absl::string_view service,
+                           const CallOptions& options) {
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(std::string(service));
+  return Unary(health_.get(), &grpc::health::v1::Health::Stub::Check, request,
+               options);
+}
+
+}  // namespace recurve
