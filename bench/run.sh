@@ -8,36 +8,21 @@ programs=$1
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 out=$source/build/bench
 mkdir -p "$out"
-work=$(mktemp -d)
-server_pid=
-cleanup() {
-  [ -z "$server_pid" ] || kill -TERM "$server_pid" 2>/dev/null || true
-  rm -rf "$work"
-}
-trap cleanup EXIT
+# shellcheck source=deploy/serve.sh
+source "$source/deploy/serve.sh"
 
 printf '\n== kernels\n'
 "$programs/recurve-cpu-kernel-bench" --benchmark_out="$out/kernels.json" --benchmark_out_format=json
 
 printf '\n== the demo model over gRPC\n'
-"$programs/recurve-server" --model "$source/deploy/models/demo" --grpc-port 0 --http-port 0 \
-  >"$work/out" 2>"$work/err" &
-server_pid=$!
-address=
-for _ in $(seq 300); do
-  address=$(sed -n 's/^listening grpc=//p' "$work/out")
-  [ -z "$address" ] || break
-  kill -0 "$server_pid" 2>/dev/null || { cat "$work/err" >&2; exit 1; }
-  sleep 0.1
-done
-[ -n "$address" ] || { echo "the server did not come up" >&2; cat "$work/err" >&2; exit 1; }
+serve "$programs" "$source/deploy/models/demo"
 
 rss() { awk '/^VmRSS/ {print $2 " kB"}' "/proc/$server_pid/status"; }
 run() {  # NAME, then arguments of recurve-client bench
   local name=$1
   shift
   printf '\n-- %s\n' "$name"
-  "$programs/recurve-client" bench --server "$address" --json "$out/$name.json" "$@"
+  "$programs/recurve-client" bench --server "$server_address" --json "$out/$name.json" "$@"
 }
 
 run streams-1 --concurrency 1 --num-requests 32 --warmup 2 --prompt-tokens 32 --output-tokens 256
@@ -49,7 +34,7 @@ requests=${RECURVE_BENCH_REQUESTS:-10000}
 : >"$out/memory.txt"
 printf 'before: %s\n' "$(rss)" | tee -a "$out/memory.txt"
 for part in 1 2 3 4 5; do
-  "$programs/recurve-client" bench --server "$address" --concurrency 16 --seed "$part" \
+  "$programs/recurve-client" bench --server "$server_address" --concurrency 16 --seed "$part" \
     --num-requests $((requests / 5)) --prompt-tokens 1:64 --output-tokens 1:16 --cancel-fraction 0.1 >/dev/null
   printf 'after %s requests: %s\n' $((part * requests / 5)) "$(rss)" | tee -a "$out/memory.txt"
 done

@@ -5,39 +5,24 @@ set -euo pipefail
 
 programs=$1
 model=$(dirname "${BASH_SOURCE[0]}")/models/demo
-work=$(mktemp -d)
-server_pid=
-cleanup() {
-  [ -z "$server_pid" ] || kill -TERM "$server_pid" 2>/dev/null || true
-  rm -rf "$work"
-}
-trap cleanup EXIT
+# shellcheck source=deploy/serve.sh
+source "$(dirname "${BASH_SOURCE[0]}")/serve.sh"
 
 printf '\n== starting recurve-server on %s\n' "$model"
-"$programs/recurve-server" --model "$model" --grpc-port 0 --http-port 0 \
-  >"$work/out" 2>"$work/err" &
-server_pid=$!
-address=
-for _ in $(seq 300); do
-  address=$(sed -n 's/^listening grpc=//p' "$work/out")
-  [ -z "$address" ] || break
-  kill -0 "$server_pid" 2>/dev/null || { cat "$work/err" >&2; exit 1; }
-  sleep 0.1
-done
-[ -n "$address" ] || { echo "the server did not come up" >&2; cat "$work/err" >&2; exit 1; }
-cat "$work/err" "$work/out"
+serve "$programs" "$model"
+cat "$server_log/err" "$server_log/out"
 
 prompt=$'import os\nimport sys\n\n'
-printf '\n== streaming 160 tokens after the prompt below, from %s\n' "$address"
+printf '\n== streaming 160 tokens after the prompt below, from %s\n' "$server_address"
 printf '%s' "$prompt"
-"$programs/recurve-client" generate --server "$address" --prompt "$prompt" --max-new-tokens 160
+"$programs/recurve-client" generate --server "$server_address" --prompt "$prompt" --max-new-tokens 160
 
 printf '\n== draining the server\n'
 kill -TERM "$server_pid"
 status=0
 wait "$server_pid" || status=$?
 server_pid=
-tail -n 2 "$work/err"
+tail -n 2 "$server_log/err"
 [ "$status" -eq 0 ] || { echo "the server ended with status $status" >&2; exit 1; }
 
 cat <<TEXT
