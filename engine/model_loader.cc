@@ -101,7 +101,8 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   }
   RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                            Checkpoint::Open(options.path));
-  RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(checkpoint));
+  RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model,
+                           ReadModel(checkpoint, options.family));
   LoadedModel loaded;
   RECURVE_ASSIGN_OR_RETURN(loaded.capacity,
                            PlanCapacity(model, options, engine));

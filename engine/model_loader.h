@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model_runner.h"
+#include "engine/models/registry.h"
 #include "engine/options.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -15,6 +16,7 @@ namespace recurve {
 // that name says.
 struct ModelOptions {
   std::string path;             // folder of the checkpoint
+  FamilyOptions family;         // --model-family, --model-variant
   std::string device = "auto";  // auto, cpu, cuda
   std::string dtype =
       "auto";  // of weights: auto (as stored), float32, bfloat16
