@@ -21,8 +21,8 @@ struct Preset {
 const std::vector<Preset>& Presets();
 
 struct PresetOptions {
-  std::optional<int64_t> layers;         // instead of the preset's
-  std::optional<int64_t> max_positions;  // likewise
+  std::optional<int64_t> layers = std::nullopt;  // instead of the preset's
+  std::optional<int64_t> max_positions = std::nullopt;  // likewise
 };
 
 // InvalidArgument for an unknown name, with a list of the known ones, and for
