@@ -54,4 +54,22 @@ float Float16ToFloat(uint16_t bits) {
   return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
 }
 
+uint16_t FloatToFloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return sign | 0x7e00u;
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // 65520 and above
+  if (magnitude < 0x38800000u) {  // below 2^-14: zero and subnormals
+    // The last place of a float just above 0.5 is 2^-24, that of a subnormal:
+    // the addition rounds.
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return sign | static_cast<uint16_t>(std::bit_cast<uint32_t>(shifted) -
+                                        0x3f000000u);
+  }
+  const uint32_t rebased = magnitude - (112u << 23);
+  return sign | static_cast<uint16_t>(
+                    (rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13);
+}
+
 }  // namespace recurve

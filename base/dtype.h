@@ -37,6 +37,9 @@ inline uint16_t FloatToBFloat16(float value) {
 // IEEE binary16, subnormals, infinities and NaNs included.
 float Float16ToFloat(uint16_t bits);
 
+// Rounds to nearest, ties to even; beyond 65504 an infinity, a NaN stays a NaN.
+uint16_t FloatToFloat16(float value);
+
 }  // namespace recurve
 
 #endif  // RECURVE_BASE_DTYPE_H_

@@ -54,5 +54,33 @@ TEST(DTypeTest, Float16CoversEveryClass) {
   EXPECT_TRUE(std::isnan(Float16ToFloat(0x7e01)));
 }
 
+TEST(DTypeTest, Float16IsExactBothWays) {
+  for (uint32_t bits = 0; bits < 0x10000u; ++bits) {
+    const float value = Float16ToFloat(static_cast<uint16_t>(bits));
+    if (std::isnan(value)) {
+      EXPECT_TRUE(std::isnan(Float16ToFloat(FloatToFloat16(value))));
+    } else {
+      EXPECT_EQ(FloatToFloat16(value), bits);
+    }
+  }
+}
+
+TEST(DTypeTest, Float16RoundsToNearestEven) {
+  // Between every two neighbours: the tie goes to the even one, and the least
+  // step off it to the nearer one. The last one's neighbour is infinity.
+  for (uint32_t bits = 0; bits < 0x7c00u; ++bits) {
+    const float low = Float16ToFloat(static_cast<uint16_t>(bits));
+    const float high = bits == 0x7bff
+                           ? 65536.0f
+                           : Float16ToFloat(static_cast<uint16_t>(bits + 1));
+    const float middle = (low + high) / 2;  // exact
+    EXPECT_EQ(FloatToFloat16(middle), bits + (bits & 1u)) << bits;
+    EXPECT_EQ(FloatToFloat16(std::nextafter(middle, 0.0f)), bits) << bits;
+    EXPECT_EQ(FloatToFloat16(std::nextafter(middle, 1e6f)), bits + 1) << bits;
+    EXPECT_EQ(FloatToFloat16(-middle), (bits + (bits & 1u)) | 0x8000u) << bits;
+  }
+  EXPECT_EQ(FloatToFloat16(std::numeric_limits<float>::max()), 0x7c00);
+}
+
 }  // namespace
 }  // namespace recurve

@@ -1,0 +1,123 @@
+#include "tools/recurve_model/describe.h"
+
+#include "engine/models/registry.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/checkpoint_files.h"
+#include "tests/engine/tiny_checkpoint.h"
+
+namespace recurve {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+class DescribeTest : public testing::Test {
+ protected:
+  CheckpointFacts Facts(int shards = 1) {
+    const std::string dir = folder_.path() + "/model";
+    tiny_.Write(dir, shards);
+    const auto checkpoint = Checkpoint::Open(dir);
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const auto model = ReadModel(*checkpoint);
+    EXPECT_TRUE(model.ok()) << model.status();
+    return Describe(*checkpoint, *model);
+  }
+
+  TempFolder folder_;
+  TinyCheckpoint tiny_ = TinyCheckpoint::Hybrid();
+};
+
+TEST(CompressRunsTest, CountsNeighbours) {
+  EXPECT_EQ(CompressRuns({}), "");
+  EXPECT_EQ(CompressRuns({"tpa"}), "1 x tpa");
+  EXPECT_EQ(CompressRuns({"tpa", "tpa", "linear", "tpa"}),
+            "2 x tpa, 1 x linear, 1 x tpa");
+}
+
+TEST_F(DescribeTest, Facts) {
+  const CheckpointFacts facts = Facts();
+  EXPECT_EQ(facts.family, "recurve");
+  EXPECT_THAT(facts.mixers, testing::ElementsAre("tpa", "linear"));
+  EXPECT_EQ(facts.files, 1);
+  EXPECT_EQ(facts.stored.at("float32").bytes,
+            static_cast<int64_t>(4 * facts.parameters));
+  EXPECT_EQ(facts.stored.at("float32").tensors,
+            static_cast<int64_t>(tiny_.tensors.size()));
+  EXPECT_EQ(facts.weight_bytes, facts.stored_bytes);
+  // As in model_loader_test.cc.
+  EXPECT_EQ(facts.cache_bytes_per_token_float32, 2 * 2 * (2 + 8) * 4);
+  EXPECT_EQ(facts.cache_bytes_per_token_bfloat16, 2 * 2 * (2 + 8) * 2);
+  EXPECT_EQ(facts.state_bytes_per_sequence, 2 * 12 * 8 * 4);
+  EXPECT_EQ(facts.tokenizer, "bytes");
+  EXPECT_EQ(Facts(/*shards=*/3).files, 3);
+}
+
+TEST_F(DescribeTest, WeightsInMemory) {
+  const int64_t as_float32 = Facts().stored_bytes;
+  int64_t vectors = 0;
+  for (const auto& [name, tensor] : tiny_.tensors) {
+    if (tensor.shape.size() == 1) vectors += tensor.shape[0];
+  }
+  tiny_.SetDType(DType::kBFloat16);
+  EXPECT_EQ(Facts().stored_bytes, as_float32 / 2);
+  EXPECT_EQ(Facts().weight_bytes, as_float32 / 2 + 2 * vectors);
+  tiny_.SetDType(DType::kFloat16);  // not kept
+  EXPECT_EQ(Facts().weight_bytes, as_float32);
+  // A tied embedding is on disk once and in memory twice.
+  tiny_.config["tie_word_embeddings"] = true;
+  tiny_.FillTensors();
+  EXPECT_EQ(Facts().weight_bytes, as_float32);
+  EXPECT_EQ(Facts().stored_bytes, as_float32 - 260 * 16 * 4);
+}
+
+TEST_F(DescribeTest, TextAndJsonSayTheSame) {
+  const CheckpointFacts facts = Facts();
+  const std::string text = FactsText(facts);
+  EXPECT_THAT(text, HasSubstr("2: 1 x tpa, 1 x linear"));
+  EXPECT_THAT(text, HasSubstr("160 bytes in float32, 80 bytes in bfloat16"));
+  EXPECT_THAT(text, HasSubstr(absl::StrCat(facts.parameters)));
+  const auto json = FactsJson(facts);
+  EXPECT_EQ(json["num_layers"], 2);
+  EXPECT_EQ(json["parameters"], facts.parameters);
+  EXPECT_EQ(json["bos_token_id"], 256);
+  EXPECT_EQ(json["stored"]["float32"]["bytes"], facts.stored_bytes);
+  EXPECT_EQ(json["cache_bytes_per_token"]["bfloat16"], 80);
+}
+
+TEST_F(DescribeTest, WhatIsNotThereIsSaid) {
+  tiny_.config["layers"].erase(0);
+  tiny_.config["num_hidden_layers"] = 1;
+  for (const char* key : {"tokenizer", "bos_token_id", "eos_token_id"})
+    tiny_.config.erase(key);
+  tiny_.FillTensors();
+  const CheckpointFacts facts = Facts();
+  EXPECT_THAT(FactsText(facts), HasSubstr("none, token ids only"));
+  EXPECT_TRUE(FactsJson(facts)["bos_token_id"].is_null());
+  const auto capacity = PlanCapacity(facts, 1 << 20, 256);
+  ASSERT_TRUE(capacity.ok()) << capacity.status();
+  EXPECT_THAT(CapacityText(facts, *capacity), Not(HasSubstr("pages")));
+}
+
+TEST_F(DescribeTest, Capacity) {
+  const CheckpointFacts facts = Facts();
+  const int64_t memory = 10 << 20;
+  const auto capacity = PlanCapacity(facts, memory, 100);
+  ASSERT_TRUE(capacity.ok()) << capacity.status();
+  const int64_t each = 2 * 64 * 160 + 768;
+  EXPECT_EQ(capacity->float32.sequence_bytes, each);
+  EXPECT_EQ(capacity->float32.sequences,
+            (memory - facts.weight_bytes - 64 * 160 - 768) / each);
+  EXPECT_GT(capacity->bfloat16.sequences, capacity->float32.sequences);
+  EXPECT_EQ(CapacityJson(*capacity)["float32_cache"]["sequences"],
+            capacity->float32.sequences);
+  EXPECT_THAT(CapacityText(facts, *capacity),
+              HasSubstr("2 pages of 64 tokens"));
+  EXPECT_TRUE(PlanCapacity(facts, memory, 256).ok());
+  EXPECT_THAT(PlanCapacity(facts, memory, 257).status(),
+              FailsWith(absl::StatusCode::kInvalidArgument, "--length is 257",
+                        "1 to 256"));
+}
+
+}  // namespace
+}  // namespace recurve

@@ -1,0 +1,25 @@
+#ifndef RECURVE_TOOLS_RECURVE_MODEL_BYTE_SIZE_H_
+#define RECURVE_TOOLS_RECURVE_MODEL_BYTE_SIZE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace recurve {
+
+// "1500", "512KiB", "24GiB", "1.5TiB", "80GB": a number and a unit, of 1024 or
+// of 1000; without a unit, bytes. At least 1 and less than 2^63; a fraction of
+// a byte is dropped. InvalidArgument quotes the text and says what is accepted.
+absl::StatusOr<int64_t> ParseByteSize(absl::string_view text);
+
+// "24.0 GiB"; below 1024, "17 bytes".
+std::string HumanBytes(int64_t bytes);
+
+// "25769803776 (24.0 GiB)"
+std::string ExactBytes(int64_t bytes);
+
+}  // namespace recurve
+
+#endif  // RECURVE_TOOLS_RECURVE_MODEL_BYTE_SIZE_H_

@@ -1,0 +1,37 @@
+// check: whether a checkpoint can be served.
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "tools/recurve_model/command.h"
+#include "tools/recurve_model/self_check.h"
+
+namespace recurve {
+namespace {
+
+int Run(const std::string& dir) {
+  const absl::Status status = CheckCheckpoint(
+      dir, [](absl::string_view stage, absl::string_view found) {
+        absl::PrintF("%-8s %s\n", stage, found);
+        std::fflush(stdout);  // the next stage may take minutes
+      });
+  if (!status.ok()) return ReportModelError(status);
+  absl::PrintF("OK\n");
+  return kModelExitOk;
+}
+
+}  // namespace
+
+void RegisterModelCheck(CLI::App* app, int* exit_code) {
+  auto dir = std::make_shared<std::string>();
+  CLI::App* const command = app->add_subcommand(
+      "check",
+      "Check every tensor, load the model on the CPU and compare a prompt in "
+      "one chunk with the same token by token");
+  command->add_option("DIR", *dir, "Folder of the checkpoint")->required();
+  command->callback([dir, exit_code] { *exit_code = Run(*dir); });
+}
+
+}  // namespace recurve

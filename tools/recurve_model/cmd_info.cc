@@ -1,0 +1,86 @@
+// info: what a checkpoint is, and what fits.
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/models/registry.h"
+#include "tools/recurve_model/byte_size.h"
+#include "tools/recurve_model/command.h"
+#include "tools/recurve_model/describe.h"
+
+namespace recurve {
+namespace {
+
+struct InfoFlags {
+  std::string dir;
+  std::string memory;
+  int64_t length = 0;
+  bool json = false;
+};
+
+absl::Status Print(const InfoFlags& flags, int64_t memory) {
+  RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                           Checkpoint::Open(flags.dir));
+  RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(checkpoint));
+  const CheckpointFacts facts = Describe(checkpoint, model);
+  std::optional<CapacityFacts> capacity;
+  if (memory > 0) {
+    RECURVE_ASSIGN_OR_RETURN(capacity,
+                             PlanCapacity(facts, memory, flags.length));
+  }
+  if (flags.json) {
+    nlohmann::ordered_json json = FactsJson(facts);
+    if (capacity) json["capacity"] = CapacityJson(*capacity);
+    absl::PrintF("%s\n", json.dump());
+    return absl::OkStatus();
+  }
+  absl::PrintF("%s", FactsText(facts));
+  if (capacity) absl::PrintF("%s", CapacityText(facts, *capacity));
+  return absl::OkStatus();
+}
+
+int Run(const InfoFlags& flags) {
+  int64_t memory = 0;
+  if (!flags.memory.empty()) {
+    const absl::StatusOr<int64_t> parsed = ParseByteSize(flags.memory);
+    if (!parsed.ok()) {
+      return ReportModelUsage(
+          absl::StrCat("--memory: ", parsed.status().message()));
+    }
+    memory = *parsed;
+    if (flags.length < 1)
+      return ReportModelUsage("--length: expected tokens above 0");
+  }
+  const absl::Status status = Print(flags, memory);
+  return status.ok() ? kModelExitOk : ReportModelError(status);
+}
+
+}  // namespace
+
+void RegisterModelInfo(CLI::App* app, int* exit_code) {
+  auto flags = std::make_shared<InfoFlags>();
+  CLI::App* const command = app->add_subcommand(
+      "info", "Print what a checkpoint is and what it needs");
+  command->add_option("DIR", flags->dir, "Folder of the checkpoint")
+      ->required();
+  CLI::Option* const memory = command->add_option(
+      "--memory", flags->memory,
+      "Also print how many sequences fit this, in bytes or as 24GiB");
+  CLI::Option* const length =
+      command
+          ->add_option("--length", flags->length,
+                       "… of so many tokens each, prompt and output together")
+          ->check(WholeNumber());
+  memory->needs(length);
+  length->needs(memory);
+  command->add_flag("--json", flags->json, "Print one JSON object");
+  command->callback([flags, exit_code] { *exit_code = Run(*flags); });
+}
+
+}  // namespace recurve

@@ -1,0 +1,42 @@
+#include "tools/recurve_model/command.h"
+
+#include <cstdio>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+
+namespace recurve {
+namespace {
+
+void WriteLine(absl::string_view text) {
+  const std::string line =
+      absl::StrReplaceAll(text, {{"\n", " "}, {"\r", " "}});
+  std::fprintf(stderr, "recurve-model: %s\n", line.c_str());
+}
+
+}  // namespace
+
+const CLI::Validator& WholeNumber() {
+  static const CLI::Validator* const whole_number = new CLI::Validator(
+      [](std::string& text) {
+        return text.find_first_not_of("0123456789") == std::string::npos
+                   ? std::string()
+                   : absl::StrCat("'", text, "' is not a whole number");
+      },
+      "");
+  return *whole_number;
+}
+
+int ReportModelError(const absl::Status& status) {
+  WriteLine(absl::StrCat(absl::StatusCodeToString(status.code()), ": ",
+                         status.message()));
+  return kModelExitFailure;
+}
+
+int ReportModelUsage(absl::string_view message) {
+  WriteLine(message);
+  return kModelExitUsage;
+}
+
+}  // namespace recurve

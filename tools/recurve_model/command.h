@@ -1,0 +1,36 @@
+#ifndef RECURVE_TOOLS_RECURVE_MODEL_COMMAND_H_
+#define RECURVE_TOOLS_RECURVE_MODEL_COMMAND_H_
+
+#include <CLI/CLI.hpp>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace recurve {
+
+// Exit statuses of recurve-model.
+inline constexpr int kModelExitOk = 0;
+inline constexpr int kModelExitFailure = 1;
+inline constexpr int kModelExitUsage = 2;
+
+// Each declares its subcommand on `app`. Parsing a command line that names it
+// runs it and sets *exit_code.
+void RegisterModelInfo(CLI::App* app, int* exit_code);
+void RegisterModelCheck(CLI::App* app, int* exit_code);
+void RegisterModelRandom(CLI::App* app, int* exit_code);
+
+// For 64-bit flags, of which CLI11 would let a negative number wrap around.
+// Takes decimal digits.
+const CLI::Validator& WholeNumber();
+
+// Writes "recurve-model: CODE: message" as one line to stderr. Returns
+// kModelExitFailure.
+int ReportModelError(const absl::Status& status);
+
+// Writes "recurve-model: message" as one line to stderr. Returns
+// kModelExitUsage.
+int ReportModelUsage(absl::string_view message);
+
+}  // namespace recurve
+
+#endif  // RECURVE_TOOLS_RECURVE_MODEL_COMMAND_H_

@@ -1,0 +1,246 @@
+#include "tools/recurve_model/describe.h"
+
+#include <set>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/dtype.h"
+#include "base/status_macros.h"
+#include "engine/decoder.h"
+#include "kv_cache/cache_spec.h"
+#include "tools/recurve_model/byte_size.h"
+
+namespace recurve {
+namespace {
+
+// Bytes that a tensor takes in memory with --dtype auto: bfloat16 matrices stay
+// as they are, vectors are always float32.
+int64_t LoadedBytes(const TensorView& tensor) {
+  const bool stays =
+      tensor.dtype == DType::kBFloat16 && tensor.shape.size() > 1;
+  return tensor.num_elements() * SizeOf(stays ? tensor.dtype : DType::kFloat32);
+}
+
+void AddWeights(const Checkpoint& checkpoint, const ModelDefinition& model,
+                CheckpointFacts* facts) {
+  std::set<std::string> files;
+  for (const std::string& name : checkpoint.names()) {
+    const TensorView tensor = checkpoint.Tensor(name).value();
+    const int64_t bytes = tensor.num_elements() * SizeOf(tensor.dtype);
+    StoredWeights& stored =
+        facts->stored[std::string(absl::string_view(Name(tensor.dtype)))];
+    ++stored.tensors;
+    stored.bytes += bytes;
+    facts->stored_bytes += bytes;
+    facts->weight_bytes += LoadedBytes(tensor);
+    files.insert(checkpoint.FileOf(name));
+  }
+  if (model.head.data == model.embedding.data)
+    facts->weight_bytes += LoadedBytes(model.head);
+  facts->files = static_cast<int64_t>(files.size());
+}
+
+void AddLine(absl::string_view name, absl::string_view value,
+             std::string* text) {
+  absl::StrAppendFormat(text, "  %-24s %s\n", name, value);
+}
+
+nlohmann::ordered_json FitJson(const Fit& fit) {
+  return {{"page_bytes", fit.page_bytes},
+          {"pages_per_sequence", fit.pages_per_sequence},
+          {"sequence_bytes", fit.sequence_bytes},
+          {"spare_bytes", fit.spare_bytes},
+          {"sequences", fit.sequences}};
+}
+
+std::string FitText(const CheckpointFacts& facts, const Fit& fit) {
+  std::string each;
+  if (fit.page_bytes > 0) {
+    absl::StrAppend(&each, fit.pages_per_sequence, " pages of ", kPageTokens,
+                    " tokens, ", HumanBytes(fit.page_bytes), " each");
+  }
+  if (facts.state_bytes_per_sequence > 0) {
+    absl::StrAppend(&each, each.empty() ? "" : ", and ",
+                    HumanBytes(facts.state_bytes_per_sequence), " of state");
+  }
+  return absl::StrCat(fit.sequences, " sequences: each ",
+                      HumanBytes(fit.sequence_bytes), " (", each, ")");
+}
+
+}  // namespace
+
+CheckpointFacts Describe(const Checkpoint& checkpoint,
+                         const ModelDefinition& model) {
+  CheckpointFacts facts;
+  facts.path = checkpoint.dir();
+  facts.family = model.family;
+  for (const LayerDefinition& layer : model.layers) {
+    facts.mixers.emplace_back(
+        std::holds_alternative<TpaLayer>(layer.mixer) ? "tpa" : "linear");
+  }
+  facts.hidden_size = model.hidden_size;
+  facts.intermediate_size = model.intermediate_size;
+  facts.vocab_size = model.vocab_size;
+  facts.max_position_embeddings = model.max_position_embeddings;
+  facts.parameters = model.parameters;
+  AddWeights(checkpoint, model, &facts);
+  facts.cache_bytes_per_token_float32 =
+      CacheBytesPerToken(model, SizeOf(DType::kFloat32));
+  facts.cache_bytes_per_token_bfloat16 =
+      CacheBytesPerToken(model, SizeOf(DType::kBFloat16));
+  facts.state_bytes_per_sequence = StateBytesPerSequence(model);
+  facts.tokenizer = model.tokenizer;
+  facts.bos_token_id = model.bos_token_id;
+  facts.eos_token_ids = model.eos_token_ids;
+  return facts;
+}
+
+std::string CompressRuns(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t begin = 0; begin < names.size();) {
+    size_t end = begin;
+    while (end < names.size() && names[end] == names[begin]) ++end;
+    absl::StrAppend(&text, text.empty() ? "" : ", ", end - begin, " x ",
+                    names[begin]);
+    begin = end;
+  }
+  return text;
+}
+
+std::string FactsText(const CheckpointFacts& facts) {
+  std::string text = absl::StrCat(facts.path, "\n");
+  AddLine("family", facts.family, &text);
+  AddLine("layers",
+          absl::StrCat(facts.mixers.size(), ": ", CompressRuns(facts.mixers)),
+          &text);
+  AddLine(
+      "sizes",
+      absl::StrCat("hidden ", facts.hidden_size, ", inner ",
+                   facts.intermediate_size, ", vocabulary ", facts.vocab_size),
+      &text);
+  AddLine("longest sequence",
+          absl::StrCat(facts.max_position_embeddings, " tokens"), &text);
+  AddLine("parameters", absl::StrCat(facts.parameters), &text);
+  AddLine("weights on disk",
+          absl::StrCat(ExactBytes(facts.stored_bytes), " in ", facts.files,
+                       facts.files == 1 ? " file" : " files"),
+          &text);
+  for (const auto& [dtype, stored] : facts.stored) {
+    AddLine(absl::StrCat("  ", dtype),
+            absl::StrCat(ExactBytes(stored.bytes), " in ", stored.tensors,
+                         stored.tensors == 1 ? " tensor" : " tensors"),
+            &text);
+  }
+  AddLine("weights in memory", ExactBytes(facts.weight_bytes), &text);
+  AddLine("cache for each token",
+          facts.cache_bytes_per_token_float32 == 0
+              ? "none"
+              : absl::StrCat(ExactBytes(facts.cache_bytes_per_token_float32),
+                             " in float32, ",
+                             ExactBytes(facts.cache_bytes_per_token_bfloat16),
+                             " in bfloat16"),
+          &text);
+  AddLine("state for each sequence",
+          facts.state_bytes_per_sequence == 0
+              ? "none"
+              : ExactBytes(facts.state_bytes_per_sequence),
+          &text);
+  AddLine("tokenizer",
+          facts.tokenizer.empty() ? "none, token ids only" : facts.tokenizer,
+          &text);
+  AddLine("begin of sequence",
+          facts.bos_token_id ? absl::StrCat(*facts.bos_token_id) : "none",
+          &text);
+  AddLine("end of sequence",
+          facts.eos_token_ids.empty()
+              ? "none"
+              : absl::StrJoin(facts.eos_token_ids, ", "),
+          &text);
+  return text;
+}
+
+nlohmann::ordered_json FactsJson(const CheckpointFacts& facts) {
+  nlohmann::ordered_json stored = nlohmann::ordered_json::object();
+  for (const auto& [dtype, weights] : facts.stored) {
+    stored[dtype] = {{"tensors", weights.tensors}, {"bytes", weights.bytes}};
+  }
+  nlohmann::ordered_json json = {
+      {"path", facts.path},
+      {"family", facts.family},
+      {"num_layers", facts.mixers.size()},
+      {"mixers", facts.mixers},
+      {"hidden_size", facts.hidden_size},
+      {"intermediate_size", facts.intermediate_size},
+      {"vocab_size", facts.vocab_size},
+      {"max_position_embeddings", facts.max_position_embeddings},
+      {"parameters", facts.parameters},
+      {"files", facts.files},
+      {"stored_bytes", facts.stored_bytes},
+      {"stored", stored},
+      {"weight_bytes", facts.weight_bytes},
+      {"cache_bytes_per_token",
+       {{"float32", facts.cache_bytes_per_token_float32},
+        {"bfloat16", facts.cache_bytes_per_token_bfloat16}}},
+      {"state_bytes_per_sequence", facts.state_bytes_per_sequence},
+      {"tokenizer", facts.tokenizer},
+      {"bos_token_id", nullptr},
+      {"eos_token_ids", facts.eos_token_ids},
+  };
+  if (facts.bos_token_id) json["bos_token_id"] = *facts.bos_token_id;
+  return json;
+}
+
+absl::StatusOr<CapacityFacts> PlanCapacity(const CheckpointFacts& facts,
+                                           int64_t memory, int64_t length) {
+  if (length > facts.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--length is ", length, "; the model supports 1 to ",
+                     facts.max_position_embeddings));
+  }
+  CapacityFacts capacity;
+  capacity.memory = memory;
+  capacity.length = length;
+  MemoryNeeds needs;
+  needs.weights = facts.weight_bytes;
+  needs.state_per_sequence = facts.state_bytes_per_sequence;
+  needs.cache_per_token = facts.cache_bytes_per_token_float32;
+  RECURVE_ASSIGN_OR_RETURN(capacity.float32,
+                           FitSequences(needs, memory, length));
+  needs.cache_per_token = facts.cache_bytes_per_token_bfloat16;
+  RECURVE_ASSIGN_OR_RETURN(capacity.bfloat16,
+                           FitSequences(needs, memory, length));
+  return capacity;
+}
+
+std::string CapacityText(const CheckpointFacts& facts,
+                         const CapacityFacts& capacity) {
+  std::string text =
+      absl::StrCat("sequences of ", capacity.length, " tokens in ",
+                   ExactBytes(capacity.memory), "\n");
+  AddLine("weights", ExactBytes(facts.weight_bytes), &text);
+  const bool pages = capacity.float32.page_bytes > 0;
+  AddLine(pages ? "spare page and slot" : "spare slot",
+          ExactBytes(capacity.float32.spare_bytes), &text);
+  if (pages) {
+    AddLine("cache of float32", FitText(facts, capacity.float32), &text);
+    AddLine("cache of bfloat16", FitText(facts, capacity.bfloat16), &text);
+  } else {
+    AddLine("fit", FitText(facts, capacity.float32), &text);
+  }
+  absl::StrAppend(
+      &text,
+      "  Activations and the program itself come on top. The server "
+      "runs at most --max-num-seqs of them.\n");
+  return text;
+}
+
+nlohmann::ordered_json CapacityJson(const CapacityFacts& capacity) {
+  return {{"memory_bytes", capacity.memory},
+          {"length", capacity.length},
+          {"float32_cache", FitJson(capacity.float32)},
+          {"bfloat16_cache", FitJson(capacity.bfloat16)}};
+}
+
+}  // namespace recurve

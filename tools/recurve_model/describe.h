@@ -1,0 +1,77 @@
+#ifndef RECURVE_TOOLS_RECURVE_MODEL_DESCRIBE_H_
+#define RECURVE_TOOLS_RECURVE_MODEL_DESCRIBE_H_
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/models/config.h"
+#include "tools/recurve_model/capacity.h"
+
+namespace recurve {
+
+// Tensors of one element type, as they lie on disk.
+struct StoredWeights {
+  int64_t tensors = 0;
+  int64_t bytes = 0;
+};
+
+// What a checkpoint is, in plain facts.
+struct CheckpointFacts {
+  std::string path;
+  std::string family;
+  std::vector<std::string> mixers;  // "tpa" or "linear", one a layer
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t vocab_size = 0;
+  int64_t max_position_embeddings = 0;
+  uint64_t parameters = 0;
+  int64_t files = 0;                            // that hold weights
+  std::map<std::string, StoredWeights> stored;  // by "float32" …
+  int64_t stored_bytes = 0;
+  // In memory with --dtype auto: what is stored as bfloat16 stays so, the rest
+  // becomes float32; a tied embedding is held twice, as table and as matrix.
+  int64_t weight_bytes = 0;
+  int64_t cache_bytes_per_token_float32 = 0;
+  int64_t cache_bytes_per_token_bfloat16 = 0;
+  int64_t state_bytes_per_sequence = 0;
+  std::string tokenizer;  // empty: token ids only
+  std::optional<int32_t> bos_token_id;
+  std::vector<int32_t> eos_token_ids;
+};
+
+CheckpointFacts Describe(const Checkpoint& checkpoint,
+                         const ModelDefinition& model);
+
+// "2 x tpa, 1 x linear"; runs in the order of the layers.
+std::string CompressRuns(const std::vector<std::string>& names);
+
+// The same facts for people, several lines, and for programs, one object.
+std::string FactsText(const CheckpointFacts& facts);
+nlohmann::ordered_json FactsJson(const CheckpointFacts& facts);
+
+// How many sequences fit, with a cache of float32 and of bfloat16.
+struct CapacityFacts {
+  int64_t memory = 0;  // bytes
+  int64_t length = 0;  // tokens
+  Fit float32;
+  Fit bfloat16;
+};
+
+// InvalidArgument for a length that the model does not support, and when the
+// weights do not fit. REQUIRES: memory and length above 0.
+absl::StatusOr<CapacityFacts> PlanCapacity(const CheckpointFacts& facts,
+                                           int64_t memory, int64_t length);
+
+std::string CapacityText(const CheckpointFacts& facts,
+                         const CapacityFacts& capacity);
+nlohmann::ordered_json CapacityJson(const CapacityFacts& capacity);
+
+}  // namespace recurve
+
+#endif  // RECURVE_TOOLS_RECURVE_MODEL_DESCRIBE_H_

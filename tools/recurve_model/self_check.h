@@ -1,0 +1,32 @@
+#ifndef RECURVE_TOOLS_RECURVE_MODEL_SELF_CHECK_H_
+#define RECURVE_TOOLS_RECURVE_MODEL_SELF_CHECK_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "engine/model_runner.h"
+
+namespace recurve {
+
+// Called after each stage that went well: its name and what was found.
+using CheckReport =
+    std::function<void(absl::string_view stage, absl::string_view found)>;
+
+// Whether a checkpoint can be served: opens the folder, checks every tensor
+// (name, shape, type, that each value is finite), loads it on the CPU and runs
+// CheckChunking on a prompt longer than a page. The first error.
+absl::Status CheckCheckpoint(const std::string& dir, const CheckReport& report);
+
+// Runs a prompt of `length` tokens in one chunk and token by token, and
+// compares the logits of every position bit for bit. They must be finite.
+// Internal names position, token and both values where they differ.
+//
+// Uses pages 1 to 2·PagesFor(length) and slots 1 and 2, which must be clear.
+absl::Status CheckChunking(ModelRunner& runner, int64_t length);
+
+}  // namespace recurve
+
+#endif  // RECURVE_TOOLS_RECURVE_MODEL_SELF_CHECK_H_
