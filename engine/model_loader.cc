@@ -88,6 +88,15 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
+    const std::string& path, const ModelDefinition& model) {
+  std::optional<int32_t> eos;
+  if (!model.eos_token_ids.empty()) eos = model.eos_token_ids.front();
+  return LoadTokenizer(path, model.tokenizer,
+                       static_cast<int32_t>(model.vocab_size),
+                       model.bos_token_id, eos);
+}
+
 absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
                                       EngineOptions* engine) {
   RECURVE_RETURN_IF_ERROR(CheckDevice(options));
@@ -107,12 +116,8 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   LoadedModel loaded;
   RECURVE_ASSIGN_OR_RETURN(loaded.capacity,
                            PlanCapacity(model, options, engine));
-  std::optional<int32_t> eos;
-  if (!model.eos_token_ids.empty()) eos = model.eos_token_ids.front();
   RECURVE_ASSIGN_OR_RETURN(loaded.tokenizer,
-                           LoadTokenizer(options.path, model.tokenizer,
-                                         static_cast<int32_t>(model.vocab_size),
-                                         model.bos_token_id, eos));
+                           LoadModelTokenizer(options.path, model));
   if (loaded.tokenizer) model.tokenizer = std::string(loaded.tokenizer->name());
   CpuBackend::Options backend;
   if (options.dtype != "auto") {

@@ -45,6 +45,11 @@ struct LoadedModel {
   Capacity capacity;
 };
 
+// The tokenizer of the checkpoint in folder `path`: of the kind that the model
+// names, else of the files that are there; null without any.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
+    const std::string& path, const ModelDefinition& model);
+
 // Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means as much
 // as model and cache allow; it is set to what holds. InvalidArgument names the
 // option or the file and what is supported.
