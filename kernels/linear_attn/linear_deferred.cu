@@ -39,15 +39,13 @@ struct RingTile {
 // An entry of the ring of one head, in memory.
 __device__ __forceinline__ float* Entry(float* head_ring, const Shape& s,
                                         int64_t token, int ring) {
-  return head_ring +
-         (token & (ring - 1)) * int64_t{s.key_dim + s.value_dim};
+  return head_ring + (token & (ring - 1)) * int64_t{s.key_dim + s.value_dim};
 }
 
 __device__ __forceinline__ void CopyAsync(float* shared, const float* global) {
-  asm volatile(
-      "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-          static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-      "l"(global));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global));
 }
 
 // Starts the copy of the pending entries; CopyWait and a barrier end it.
@@ -160,9 +158,9 @@ __global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
   extern __shared__ __align__(16) float shared[];
   float* q = shared;
   float* v = q + s.key_dim;
-  const RingTile ring = {v + s.value_dim,
-                         v + s.value_dim + ring_length * s.key_dim,
-                         v + s.value_dim + ring_length * (s.key_dim + kColumns)};
+  const RingTile ring = {
+      v + s.value_dim, v + s.value_dim + ring_length * s.key_dim,
+      v + s.value_dim + ring_length * (s.key_dim + kColumns)};
   float* weight = ring.power + ring_length + 1;
   float* partial = weight + ring_length;
 
@@ -281,7 +279,8 @@ LaunchShape PlanLaunch(const LinearDeferredParams& params) {
   const int64_t key_dim = LrpeOutputDim(p.position, p.head_dim);
   const LinearStepPlan plan =
       PlanLinearStep(key_dim, p.value_dim, p.state_type);
-  const int64_t ring = params.ring_length * (key_dim + plan.tile_columns + 2) + 1;
+  const int64_t ring =
+      params.ring_length * (key_dim + plan.tile_columns + 2) + 1;
   const int64_t step =
       key_dim + p.value_dim + plan.threads / 32 * plan.tile_columns;
   return {{static_cast<int>(p.head_dim), static_cast<int>(key_dim),
@@ -324,9 +323,8 @@ cudaError_t LaunchLinearDeferredStep(const LinearDeferredParams& params,
   if (params.step.max_rows == 0) return cudaSuccess;
   const bool bf16_state = params.step.state_type == ElementType::kBFloat16;
   if (params.step.io_type == ElementType::kBFloat16) {
-    return bf16_state
-               ? LaunchStep<__nv_bfloat16, __nv_bfloat16>(params, stream)
-               : LaunchStep<__nv_bfloat16, float>(params, stream);
+    return bf16_state ? LaunchStep<__nv_bfloat16, __nv_bfloat16>(params, stream)
+                      : LaunchStep<__nv_bfloat16, float>(params, stream);
   }
   return bf16_state ? LaunchStep<float, __nv_bfloat16>(params, stream)
                     : LaunchStep<float, float>(params, stream);

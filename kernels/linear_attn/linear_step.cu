@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
 
   const int64_t row = blockIdx.z;
   const int64_t head = blockIdx.y;
-  // All of these are in flight together; a row beyond the count has memory, too.
-  const int rows =
-      p.rows == nullptr ? gridDim.z : linear_step::LoadNow(p.rows);
+  // All of these are in flight together; a row beyond the count has memory,
+  // too.
+  const int rows = p.rows == nullptr ? gridDim.z : linear_step::LoadNow(p.rows);
   const int slot = linear_step::LoadNow(p.slots + row);
   const int64_t position =
       p.positions == nullptr ? 0 : linear_step::LoadNow(p.positions + row);
@@ -45,8 +45,9 @@ __global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
   const Inputs<IO> inputs(p, s, row, head);
   const float decay = p.decay[head];
   const int64_t head_start = head * s.key_dim * s.value_dim;
-  Tile<State> tile(
-      static_cast<State*>(p.states) + int64_t{slot} * p.slot_stride + head_start, s);
+  Tile<State> tile(static_cast<State*>(p.states) +
+                       int64_t{slot} * p.slot_stride + head_start,
+                   s);
   tile.Load();
   linear_step::MakeVectors<IO>(p, s, inputs, position, vectors);
   __syncthreads();
@@ -80,8 +81,7 @@ __global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
   for (int c = threadIdx.x; c < kColumns; c += blockDim.x) {
     const int column = blockIdx.x * kColumns + c;
     if (column < s.value_dim) {
-      out[column] =
-          FromFloat<IO>(linear_step::ColumnSum<kColumns>(partial, c));
+      out[column] = FromFloat<IO>(linear_step::ColumnSum<kColumns>(partial, c));
     }
   }
 }

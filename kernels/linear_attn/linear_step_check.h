@@ -19,9 +19,8 @@ inline bool ValidLinearState(const LinearStepParams& p) {
          ValidLinearDim(p.head_dim) && ValidLinearDim(p.value_dim) &&
          p.max_rows >= 0 && p.max_rows <= 65535 && p.slots != nullptr &&
          p.decay != nullptr && p.states != nullptr && p.slot_stride % 8 == 0 &&
-         (p.positions != nullptr ||
-          (p.position == LrpeType::kNone &&
-           p.state_type == ElementType::kFloat32));
+         (p.positions != nullptr || (p.position == LrpeType::kNone &&
+                                     p.state_type == ElementType::kFloat32));
 }
 
 inline bool ValidLinearStep(const LinearStepParams& p) {

@@ -46,9 +46,8 @@ struct Tile {
             threadIdx.x % 32 / kLinearLanesPerRow),
         state(head_state + int64_t{row} * s.value_dim + column),
         row_step(kRowStep * s.value_dim),
-        rows(column < s.value_dim
-                 ? (s.key_dim - row + kRowStep - 1) / kRowStep
-                 : 0) {}
+        rows(column < s.value_dim ? (s.key_dim - row + kRowStep - 1) / kRowStep
+                                  : 0) {}
 
   __device__ __forceinline__ void Load() {
 #pragma unroll
@@ -78,11 +77,11 @@ struct Tile {
   __device__ __forceinline__ int Row(int i) const { return row + i * kRowStep; }
 
   static constexpr int kRowStep = 32 / kLinearLanesPerRow;
-  int column;     // first of kVector
-  int row;        // first; the others follow kRowStep apart
-  State* state;   // at (row, column)
-  int row_step;   // elements between this thread's rows
-  int rows;       // that exist, of kLinearRowsPerLane; may exceed it
+  int column;    // first of kVector
+  int row;       // first; the others follow kRowStep apart
+  State* state;  // at (row, column)
+  int row_step;  // elements between this thread's rows
+  int rows;      // that exist, of kLinearRowsPerLane; may exceed it
   uint4 raw[kLinearRowsPerLane];
 };
 
@@ -107,8 +106,9 @@ __device__ __forceinline__ void StoreRow(const Tile<float>& tile, int i,
 __device__ __forceinline__ void StoreRow(const Tile<__nv_bfloat16>& tile, int i,
                                          const float (&x)[8], uint64_t seed,
                                          int64_t element, int64_t position) {
-  const uint4 random = DevicePhilox4x32(seed, static_cast<uint64_t>(element) / 8,
-                                        static_cast<uint64_t>(position));
+  const uint4 random =
+      DevicePhilox4x32(seed, static_cast<uint64_t>(element) / 8,
+                       static_cast<uint64_t>(position));
   const uint32_t word[4] = {random.x, random.y, random.z, random.w};
   uint32_t packed[4];
 #pragma unroll
@@ -142,7 +142,8 @@ struct Inputs {
       k = static_cast<const IO*>(p.k)[at];
     }
     if (i < s.value_dim) v = value[i];
-    if (i < s.angles) phase_step = p.phase_steps[head * p.phase_head_stride + i];
+    if (i < s.angles)
+      phase_step = p.phase_steps[head * p.phase_head_stride + i];
   }
 
   const IO* value;  // [E]
@@ -220,7 +221,9 @@ __device__ void MakeVectors(const LinearStepParams& p, const Shape& s,
                                     : which == 1 ? p.k_activation
                                                  : p.v_activation;
       if (activation != Activation::kSoftmax) continue;
-      SoftmaxByWarp(which == 0 ? out.q : which == 1 ? out.k : out.v,
+      SoftmaxByWarp(which == 0   ? out.q
+                    : which == 1 ? out.k
+                                 : out.v,
                     which == 2 ? s.value_dim : s.head_dim);
     }
   }

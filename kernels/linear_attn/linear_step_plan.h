@@ -32,8 +32,8 @@ constexpr LinearStepPlan PlanLinearStep(int64_t key_dim, int64_t value_dim,
                                         ElementType state_type) {
   const int vector = state_type == ElementType::kBFloat16 ? 8 : 4;
   const int columns = kLinearLanesPerRow * vector;
-  const int warps = static_cast<int>((key_dim + kLinearRowsPerWarp - 1) /
-                                     kLinearRowsPerWarp);
+  const int warps =
+      static_cast<int>((key_dim + kLinearRowsPerWarp - 1) / kLinearRowsPerWarp);
   return {32 * warps, columns,
           static_cast<int>((value_dim + columns - 1) / columns)};
 }
