@@ -7,6 +7,7 @@
 namespace recurve {
 namespace {
 
+using linear_step::Four;
 using linear_step::Inputs;
 using linear_step::LoadNow;
 using linear_step::Shape;
@@ -48,21 +49,21 @@ __device__ __forceinline__ void CopyAsync(float* shared, const float* global) {
                "l"(global));
 }
 
-// Starts the copy of the pending entries; CopyWait and a barrier end it.
-template <int kColumns>
+// Starts the copy of the pending entries, a warp an entry at a time; CopyWait
+// and a barrier end it.
 __device__ void StartRing(float* head_ring, const Shape& s,
                           const Pending& pending, int ring,
                           const RingTile& to) {
-  const int first_column = blockIdx.x * kColumns;
+  const int first_column = blockIdx.x * kLinearTileColumns;
   const int keys = s.key_dim / 4;
-  const int values = min(kColumns, s.value_dim - first_column) / 4;
-  for (int e = 0; e < pending.count; ++e) {
+  const int values = min(kLinearTileColumns, s.value_dim - first_column) / 4;
+  for (int e = threadIdx.x / 32; e < pending.count; e += blockDim.x / 32) {
     const float* entry = Entry(head_ring, s, pending.first + e, ring);
-    for (int i = threadIdx.x; i < keys + values; i += blockDim.x) {
+    for (int i = threadIdx.x % 32; i < keys + values; i += 32) {
       if (i < keys) {
         CopyAsync(to.k + e * s.key_dim + 4 * i, entry + 4 * i);
       } else {
-        CopyAsync(to.v + e * kColumns + 4 * (i - keys),
+        CopyAsync(to.v + e * kLinearTileColumns + 4 * (i - keys),
                   entry + s.key_dim + first_column + 4 * (i - keys));
       }
     }
@@ -88,27 +89,43 @@ __device__ void FoldTile(const Tile<State>& tile, const RingTile& ring, int m,
                          const Shape& s, int64_t head, uint64_t seed,
                          int64_t position) {
   constexpr int kVector = Tile<State>::kVector;
-  constexpr int kColumns = Tile<State>::kColumns;
-  const int column = tile.column - blockIdx.x * kColumns;
+  constexpr int kRows = Tile<State>::kRows;
+  const int column = tile.column - blockIdx.x * kLinearTileColumns;
+  float x[kRows][kVector];
 #pragma unroll
-  for (int i = 0; i < kLinearRowsPerLane; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     if (i >= tile.rows) break;
-    float x[kVector];
-    tile.Get(i, x);
+    tile.Get(i, x[i]);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) x[j] *= ring.power[m];
+    for (int j = 0; j < kVector; ++j) x[i][j] *= ring.power[m];
+  }
 #pragma unroll 1
-    for (int e = 0; e < m; ++e) {
-      const float key =
-          ring.power[m - 1 - e] * ring.k[e * s.key_dim + tile.Row(i)];
+  for (int e = 0; e < m; ++e) {
+    float value[kVector];
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        x[j] = fmaf(key, ring.v[e * kColumns + column + j], x[j]);
+    for (int j = 0; j < kVector; ++j) {
+      value[j] =
+          ring.power[m - 1 - e] * ring.v[e * kLinearTileColumns + column + j];
+    }
+#pragma unroll
+    for (int first = 0; first < kRows; first += 4) {
+      if (first >= tile.rows) break;
+      const Four key(ring.k + e * s.key_dim + tile.row + first);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          x[first + i][j] = fmaf(key.value[i], value[j], x[first + i][j]);
+        }
       }
     }
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (i >= tile.rows) break;
     const int64_t element =
-        (head * s.key_dim + tile.Row(i)) * s.value_dim + tile.column;
-    linear_step::StoreRow(tile, i, x, seed, element, position);
+        (head * s.key_dim + tile.row + i) * s.value_dim + tile.column;
+    linear_step::StoreRow(tile, i, x[i], seed, element, position);
   }
 }
 
@@ -148,10 +165,9 @@ __device__ __forceinline__ float* HeadRing(const LinearDeferredParams& p,
 }
 
 template <typename IO, typename State>
-__global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
+__global__ void __launch_bounds__(kLinearBoundThreads, 1)
     linear_deferred_kernel(const __grid_constant__ LinearDeferredParams params,
                            const __grid_constant__ Shape s) {
-  constexpr int kColumns = Tile<State>::kColumns;
   constexpr int kVector = Tile<State>::kVector;
   const LinearStepParams& p = params.step;
   const int ring_length = static_cast<int>(params.ring_length);
@@ -160,25 +176,27 @@ __global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
   float* v = q + s.key_dim;
   const RingTile ring = {
       v + s.value_dim, v + s.value_dim + ring_length * s.key_dim,
-      v + s.value_dim + ring_length * (s.key_dim + kColumns)};
+      v + s.value_dim + ring_length * (s.key_dim + kLinearTileColumns)};
   float* weight = ring.power + ring_length + 1;
   float* partial = weight + ring_length;
 
   const int64_t head = blockIdx.y;
   const Where at = LoadWhere(params);
   if (min(at.rows_left, at.slot) <= 0) {
-    if (at.rows_left > 0) linear_step::WriteZeros<IO>(p, s, kColumns);
+    linear_step::WaitForPrevious();
+    if (at.rows_left > 0) linear_step::WriteZeros<IO>(p, s);
     return;
   }
   const Pending pending = PendingBefore(at.position, at.start, ring_length);
   const int n = pending.count;  // and the new token's entry is the n-th
   const bool fold = ((at.position + 1) & (ring_length - 1)) == 0;
-  const Inputs<IO> inputs(p, s, blockIdx.z, head);
   const float decay = p.decay[head];
   Tile<State> tile(HeadState<State>(p, s, at.slot, head), s);
   tile.Load();
   float* head_ring = HeadRing(params, s, at.slot, head);
-  StartRing<kColumns>(head_ring, s, pending, ring_length, ring);
+  StartRing(head_ring, s, pending, ring_length, ring);
+  linear_step::WaitForPrevious();
+  const Inputs<IO> inputs(p, s, blockIdx.z, head);
 
   const Vectors vectors = {q, ring.k + n * s.key_dim, v};
   linear_step::MakeVectors<IO>(p, s, inputs, at.position, vectors);
@@ -188,10 +206,10 @@ __global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
 
   // The new entry: into the tile, and into memory unless the fold uses it up.
   float* entry = Entry(head_ring, s, at.position, ring_length);
-  for (int c = threadIdx.x; c < kColumns; c += blockDim.x) {
-    const int column = blockIdx.x * kColumns + c;
+  for (int c = threadIdx.x; c < kLinearTileColumns; c += blockDim.x) {
+    const int column = blockIdx.x * kLinearTileColumns + c;
     if (column >= s.value_dim) break;
-    ring.v[n * kColumns + c] = v[column];
+    ring.v[n * kLinearTileColumns + c] = v[column];
     if (!fold) entry[s.key_dim + column] = v[column];
   }
   if (!fold && blockIdx.x == 0 && threadIdx.x < s.key_dim) {
@@ -212,50 +230,54 @@ __global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
   // Scᵀ q̃.
   float sum[kVector] = {};
 #pragma unroll
-  for (int i = 0; i < kLinearRowsPerLane; ++i) {
-    if (i >= tile.rows) break;
-    const float query = q[tile.Row(i)];
-    float x[kVector];
-    tile.Get(i, x);
+  for (int first = 0; first < Tile<State>::kRows; first += 4) {
+    if (first >= tile.rows) break;
+    const Four query(q + tile.row + first);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] = fmaf(query, x[j], sum[j]);
+    for (int i = 0; i < 4; ++i) {
+      float x[kVector];
+      tile.Get(first + i, x);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        sum[j] = fmaf(query.value[i], x[j], sum[j]);
+      }
+    }
   }
   linear_step::GatherColumns(sum, partial);
 
   if (fold) FoldTile(tile, ring, n + 1, s, head, p.rounding_seed, at.position);
   IO* out = static_cast<IO*>(p.out) + int64_t{blockIdx.z} * p.out_stride +
             head * s.value_dim;
-  for (int c = threadIdx.x; c < kColumns; c += blockDim.x) {
-    const int column = blockIdx.x * kColumns + c;
+  for (int c = threadIdx.x; c < kLinearTileColumns; c += blockDim.x) {
+    const int column = blockIdx.x * kLinearTileColumns + c;
     if (column >= s.value_dim) break;
-    float total =
-        ring.power[n + 1] * linear_step::ColumnSum<kColumns>(partial, c);
+    float total = ring.power[n + 1] * linear_step::ColumnSum(partial, c);
     for (int e = 0; e <= n; ++e) {
-      total = fmaf(weight[e], ring.v[e * kColumns + c], total);
+      total = fmaf(weight[e], ring.v[e * kLinearTileColumns + c], total);
     }
     out[column] = FromFloat<IO>(total);
   }
 }
 
 template <typename State>
-__global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
+__global__ void __launch_bounds__(kLinearBoundThreads, 1)
     linear_fold_kernel(const __grid_constant__ LinearDeferredParams params,
                        const __grid_constant__ Shape s) {
-  constexpr int kColumns = Tile<State>::kColumns;
   const LinearStepParams& p = params.step;
   const int ring_length = static_cast<int>(params.ring_length);
   extern __shared__ __align__(16) float shared[];
-  const RingTile ring = {shared, shared + ring_length * s.key_dim,
-                         shared + ring_length * (s.key_dim + kColumns)};
+  const RingTile ring = {
+      shared, shared + ring_length * s.key_dim,
+      shared + ring_length * (s.key_dim + kLinearTileColumns)};
   const int64_t head = blockIdx.y;
   const Where at = LoadWhere(params);
+  linear_step::WaitForPrevious();
   if (min(at.rows_left, at.slot) <= 0) return;
   const Pending pending = PendingBefore(at.position, at.start, ring_length);
   if (pending.count == 0) return;
   Tile<State> tile(HeadState<State>(p, s, at.slot, head), s);
   tile.Load();
-  StartRing<kColumns>(HeadRing(params, s, at.slot, head), s, pending,
-                      ring_length, ring);
+  StartRing(HeadRing(params, s, at.slot, head), s, pending, ring_length, ring);
   MakePowers(p.decay[head], pending.count, ring.power);
   CopyWait();
   __syncthreads();
@@ -266,51 +288,47 @@ __global__ void __launch_bounds__(kLinearMaxThreads, sizeof(State) == 4 ? 2 : 1)
 // ----------------------------------------------------------------------------
 // Launchers
 
-struct LaunchShape {
+struct LaunchPlan {
   Shape shape;
-  dim3 grid;
-  int threads;
-  int64_t ring_bytes;  // of shared memory: RingTile and the weights
-  int64_t step_bytes;  // and the vectors and partial sums of a step
+  LinearStepPlan plan;
+  size_t ring_bytes;  // of shared memory: RingTile and the weights
+  size_t step_bytes;  // and the vectors and partial sums of a step
 };
 
-LaunchShape PlanLaunch(const LinearDeferredParams& params) {
+LaunchPlan PlanLaunch(const LinearDeferredParams& params) {
   const LinearStepParams& p = params.step;
   const int64_t key_dim = LrpeOutputDim(p.position, p.head_dim);
-  const LinearStepPlan plan =
-      PlanLinearStep(key_dim, p.value_dim, p.state_type);
+  const LinearStepPlan plan = PlanLinearStep(key_dim, p.value_dim);
   const int64_t ring =
-      params.ring_length * (key_dim + plan.tile_columns + 2) + 1;
+      params.ring_length * (key_dim + kLinearTileColumns + 2) + 1;
   const int64_t step =
-      key_dim + p.value_dim + plan.threads / 32 * plan.tile_columns;
+      key_dim + p.value_dim + plan.threads / 32 * int64_t{kLinearTileColumns};
   return {{static_cast<int>(p.head_dim), static_cast<int>(key_dim),
            static_cast<int>(p.value_dim),
            static_cast<int>(LrpeAngles(p.position, p.head_dim))},
-          dim3(plan.tiles, static_cast<unsigned>(p.num_heads),
-               static_cast<unsigned>(p.max_rows)),
-          plan.threads,
-          ring * int64_t{sizeof(float)},
-          (ring + step) * int64_t{sizeof(float)}};
+          plan,
+          ring * sizeof(float),
+          (ring + step) * sizeof(float)};
 }
 
 template <typename IO, typename State>
 cudaError_t LaunchStep(const LinearDeferredParams& params,
                        cudaStream_t stream) {
-  const LaunchShape launch = PlanLaunch(params);
-  linear_deferred_kernel<IO, State>
-      <<<launch.grid, launch.threads, launch.step_bytes, stream>>>(
-          params, launch.shape);
-  return cudaGetLastError();
+  const LaunchPlan plan = PlanLaunch(params);
+  linear_step::LaunchConfig launch(params.step, plan.plan, plan.step_bytes,
+                                   stream);
+  return cudaLaunchKernelEx(&launch.config, linear_deferred_kernel<IO, State>,
+                            params, plan.shape);
 }
 
 template <typename State>
 cudaError_t LaunchFold(const LinearDeferredParams& params,
                        cudaStream_t stream) {
-  const LaunchShape launch = PlanLaunch(params);
-  linear_fold_kernel<State>
-      <<<launch.grid, launch.threads, launch.ring_bytes, stream>>>(
-          params, launch.shape);
-  return cudaGetLastError();
+  const LaunchPlan plan = PlanLaunch(params);
+  linear_step::LaunchConfig launch(params.step, plan.plan, plan.ring_bytes,
+                                   stream);
+  return cudaLaunchKernelEx(&launch.config, linear_fold_kernel<State>, params,
+                            plan.shape);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_STEP_DEVICE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_STEP_DEVICE_CUH_
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "kernels/common/device_math.cuh"
@@ -33,25 +35,33 @@ __device__ __forceinline__ int64_t LoadNow(const int64_t* x) {
   return value;
 }
 
-// One thread's part of a state tile.
+// Waits for the kernel before this one (see overlap_previous), and lets the one
+// after it start. At once where the launch does not overlap.
+__device__ __forceinline__ void WaitForPrevious() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// One thread's part of a state tile: 16 bytes of each of kRows rows.
 template <typename State>
 struct Tile {
   static constexpr int kVector = 16 / sizeof(State);
-  static constexpr int kColumns = kLinearLanesPerRow * kVector;
+  static constexpr int kLanes = kLinearTileColumns / kVector;  // side by side
+  static constexpr int kRows = kLinearRowsPerWarp / (32 / kLanes);
 
   __device__ Tile(State* head_state, const Shape& s)
-      : column(blockIdx.x * kColumns +
-               threadIdx.x % kLinearLanesPerRow * kVector),
-        row(threadIdx.x / 32 * kLinearRowsPerWarp +
-            threadIdx.x % 32 / kLinearLanesPerRow),
+      : column(blockIdx.x * kLinearTileColumns +
+               threadIdx.x % kLanes * kVector),
+        row(threadIdx.x / kLanes * kRows),
         state(head_state + int64_t{row} * s.value_dim + column),
-        row_step(kRowStep * s.value_dim),
-        rows(column < s.value_dim ? (s.key_dim - row + kRowStep - 1) / kRowStep
-                                  : 0) {}
+        row_step(s.value_dim),
+        rows(column < s.value_dim ? s.key_dim - row : 0) {}
 
   __device__ __forceinline__ void Load() {
 #pragma unroll
-    for (int i = 0; i < kLinearRowsPerLane; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       if (i < rows) raw[i] = __ldcs(Address(i));
     }
   }
@@ -70,28 +80,35 @@ struct Tile {
   }
 
   __device__ __forceinline__ uint4* Address(int i) const {
-    return reinterpret_cast<uint4*>(state + int64_t{i} * row_step);
+    return reinterpret_cast<uint4*>(state + i * row_step);
   }
 
-  // The state row of register i.
-  __device__ __forceinline__ int Row(int i) const { return row + i * kRowStep; }
-
-  static constexpr int kRowStep = 32 / kLinearLanesPerRow;
   int column;    // first of kVector
-  int row;       // first; the others follow kRowStep apart
+  int row;       // first of kRows
   State* state;  // at (row, column)
-  int row_step;  // elements between this thread's rows
-  int rows;      // that exist, of kLinearRowsPerLane; may exceed it
-  uint4 raw[kLinearRowsPerLane];
+  int row_step;  // elements from row to row
+  int rows;      // that exist, a multiple of 8; may exceed kRows
+  uint4 raw[kRows];
 };
 
-// float32 to bfloat16, up with the probability that the bits cut off say.
-// `random` is uniform in 16 bits. NaN and the infinities stay what they are.
+// Four neighbours of a 16-byte aligned vector in shared memory.
+struct Four {
+  __device__ __forceinline__ explicit Four(const float* x) {
+    const float4 four = *reinterpret_cast<const float4*>(x);
+    value[0] = four.x;
+    value[1] = four.y;
+    value[2] = four.z;
+    value[3] = four.w;
+  }
+  float value[4];
+};
+
+// A float32 whose upper half is its bfloat16, rounded up with the probability
+// that the bits cut off say. `random` is uniform in 16 bits. NaN and the
+// infinities stay what they are.
 __device__ __forceinline__ uint32_t RoundStochastically(float x,
                                                         uint32_t random) {
-  const uint32_t bits = __float_as_uint(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
-  return (bits + random) >> 16;
+  return x != x ? 0x7fffffffu : __float_as_uint(x) + random;
 }
 
 // Stores a thread's part of state row `i`. `element` is the index of its first
@@ -113,8 +130,9 @@ __device__ __forceinline__ void StoreRow(const Tile<__nv_bfloat16>& tile, int i,
   uint32_t packed[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    packed[j] = RoundStochastically(x[2 * j], word[j] & 0xffffu) |
-                RoundStochastically(x[2 * j + 1], word[j] >> 16) << 16;
+    packed[j] =
+        __byte_perm(RoundStochastically(x[2 * j], word[j] & 0xffffu),
+                    RoundStochastically(x[2 * j + 1], word[j] >> 16), 0x7632);
   }
   __stcs(tile.Address(i),
          make_uint4(packed[0], packed[1], packed[2], packed[3]));
@@ -147,8 +165,10 @@ struct Inputs {
   }
 
   const IO* value;  // [E]
-  IO q, k, v;
-  uint64_t phase_step;
+  IO q = {};
+  IO k = {};
+  IO v = {};
+  uint64_t phase_step = 0;
 };
 
 // softmax(x[0..n)), n at most 256, by one warp.
@@ -201,20 +221,27 @@ __device__ void MakeVectors(const LinearStepParams& p, const Shape& s,
   float cos = 1.0f;
   float sin = 0.0f;
   if (i < s.angles) PhaseCosSin(in.phase_step, position, &cos, &sin);
-  if (i < s.head_dim) {
-    out.q[i] = DeviceActivate(p.q_activation, ToFloat(in.q));
-    out.k[i] = DeviceActivate(p.k_activation, ToFloat(in.k));
-  }
-  if (i < s.value_dim) out.v[i] = DeviceActivate(p.v_activation, ToFloat(in.v));
-  for (int j = i + blockDim.x; j < s.value_dim; j += blockDim.x) {
-    out.v[j] = DeviceActivate(p.v_activation, ToFloat(in.value[j]));
+    // One copy of the code, here and below, for the sake of the instruction
+    // cache: it is cold when a step begins.
+#pragma unroll 1
+  for (int which = 0; which < 3; ++which) {
+    const Activation activation = which == 0   ? p.q_activation
+                                  : which == 1 ? p.k_activation
+                                               : p.v_activation;
+    float* to = which == 0 ? out.q : which == 1 ? out.k : out.v;
+    const int count = which == 2 ? s.value_dim : s.head_dim;
+    float x = ToFloat(which == 0 ? in.q : which == 1 ? in.k : in.v);
+#pragma unroll 1
+    for (int j = i; j < count; j += blockDim.x) {
+      if (j != i) x = ToFloat(in.value[j]);
+      to[j] = DeviceActivate(activation, x);
+    }
   }
   const bool softmax = p.q_activation == Activation::kSoftmax ||
                        p.k_activation == Activation::kSoftmax ||
                        p.v_activation == Activation::kSoftmax;
   if (softmax) {
     __syncthreads();
-    // One copy of the code, for the sake of the instruction cache.
 #pragma unroll 1
     for (int which = threadIdx.x / 32; which < 3; which += blockDim.x / 32) {
       const Activation activation = which == 0   ? p.q_activation
@@ -240,45 +267,65 @@ __device__ void MakeVectors(const LinearStepParams& p, const Shape& s,
 }
 
 // Adds up a tile's columns over the lanes and warps that share them, in order,
-// into partial[0..warps) of [warps, kColumns]. Synchronises the block.
+// into partial[0..warps) of [warps, columns]. Synchronises the block.
 template <int kVector>
 __device__ __forceinline__ void GatherColumns(float (&sum)[kVector],
                                               float* partial) {
-  constexpr int kColumns = kLinearLanesPerRow * kVector;
+  constexpr int kLanes = kLinearTileColumns / kVector;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
 #pragma unroll
-    for (int offset = kLinearLanesPerRow; offset < 32; offset *= 2) {
+    for (int offset = kLanes; offset < 32; offset *= 2) {
       sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], offset);
     }
-    if (lane < kLinearLanesPerRow) {
-      partial[threadIdx.x / 32 * kColumns + lane * kVector + j] = sum[j];
+    if (lane < kLanes) {
+      partial[threadIdx.x / 32 * kLinearTileColumns + lane * kVector + j] =
+          sum[j];
     }
   }
   __syncthreads();
 }
 
-template <int kColumns>
 __device__ __forceinline__ float ColumnSum(const float* partial, int column) {
   float sum = 0.0f;
   for (int warp = 0; warp < blockDim.x / 32; ++warp) {
-    sum += partial[warp * kColumns + column];
+    sum += partial[warp * kLinearTileColumns + column];
   }
   return sum;
 }
 
 // The output of a padding row: 0 in this block's columns.
 template <typename IO>
-__device__ void WriteZeros(const LinearStepParams& p, const Shape& s,
-                           int columns) {
+__device__ void WriteZeros(const LinearStepParams& p, const Shape& s) {
   IO* out = static_cast<IO*>(p.out) + int64_t{blockIdx.z} * p.out_stride +
             int64_t{blockIdx.y} * s.value_dim;
-  for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-    const int column = blockIdx.x * columns + c;
+  for (int c = threadIdx.x; c < kLinearTileColumns; c += blockDim.x) {
+    const int column = blockIdx.x * kLinearTileColumns + c;
     if (column < s.value_dim) out[column] = FromFloat<IO>(0.0f);
   }
 }
+
+// How a step is launched: a block a (column tile, head, row).
+struct LaunchConfig {
+  LaunchConfig(const LinearStepParams& p, const LinearStepPlan& plan,
+               size_t shared_bytes, cudaStream_t stream) {
+    config.gridDim = dim3(plan.tiles, static_cast<unsigned>(p.num_heads),
+                          static_cast<unsigned>(p.max_rows));
+    config.blockDim = dim3(plan.threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &overlap;
+    config.numAttrs = p.overlap_previous ? 1 : 0;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // config points into it
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+
+  cudaLaunchConfig_t config = {};
+  cudaLaunchAttribute overlap = {};
+};
 
 }  // namespace linear_step
 }  // namespace recurve
