@@ -10,12 +10,15 @@ namespace {
 
 constexpr int64_t kColdBytes = int64_t{320} << 20;  // several times the L2
 
+constexpr int64_t kFirstPosition = 16000;  // a multiple of every ring
+
 struct Case {
   int64_t batch, heads, dim;
   ElementType state;
   LrpeType position;
   Activation activation;
-  bool deferred;
+  int64_t ring;  // tokens between writes of the state; 0: in place
+  bool overlap = false;
 };
 
 std::string Name(const Case& c) {
@@ -25,6 +28,8 @@ std::string Name(const Case& c) {
   if (c.activation == Activation::kSilu) name += " silu";
   if (c.position == LrpeType::kRotate) name += " rotate";
   if (c.position == LrpeType::kCosine) name += " cosine";
+  if (c.ring > 0) name += " ring " + std::to_string(c.ring);
+  if (c.overlap) name += " overlap";
   return name;
 }
 
@@ -64,14 +69,15 @@ class LinearBench {
     p.slot_stride = state_elements_;
     slots_ = Slots();
     positions_ = DeviceCopy(Positions());
-    if (!c.deferred) return;
+    p.overlap_previous = c.overlap;
+    if (c.ring == 0) return;
     const int64_t key_dim = LrpeOutputDim(c.position, c.dim);
-    params_.ring_length = kMaxLinearRing;
-    params_.ring_slot_stride = c.heads * kMaxLinearRing * (key_dim + c.dim);
+    params_.ring_length = case_.ring;
+    params_.ring_slot_stride = c.heads * case_.ring * (key_dim + c.dim);
     params_.ring = static_cast<float*>(
         RandomMemory(slots * params_.ring_slot_stride * 4, false));
     params_.ring_start =
-        DeviceCopy(std::vector<int64_t>(c.batch, 1000 * kMaxLinearRing));
+        DeviceCopy(std::vector<int64_t>(c.batch, kFirstPosition));
   }
   ~LinearBench() {
     for (const void* memory :
@@ -93,12 +99,12 @@ class LinearBench {
   Result Run() {
     const Case& c = case_;
     const int nodes = static_cast<int>(
-        c.deferred ? sets_ * kMaxLinearRing : std::max<int64_t>(sets_, 4));
+        c.ring > 0 ? sets_ * case_.ring : std::max<int64_t>(sets_, 4));
     const Timing timing = Measure(
         [this](cudaStream_t stream, int call) { return Launch(stream, call); },
         nodes);
     const double row = 2.0 * state_bytes_ + 4.0 * c.heads * c.dim * 2;
-    return {c.deferred ? "linear_deferred_step" : "linear_step", Name(c),
+    return {c.ring > 0 ? "linear_deferred_step" : "linear_step", Name(c),
             timing, row * c.batch};
   }
 
@@ -106,7 +112,7 @@ class LinearBench {
   cudaError_t Launch(cudaStream_t stream, int call) {
     // Neighbours in time use different sets, so that the cache does not help.
     const int64_t set = call % sets_;
-    const int64_t phase = case_.deferred ? call / sets_ % kMaxLinearRing : 0;
+    const int64_t phase = case_.ring > 0 ? call / sets_ % case_.ring : 0;
     LinearDeferredParams params = params_;
     LinearStepParams& p = params.step;
     const int64_t width = 2 * case_.heads * case_.dim;  // bytes of one of four
@@ -117,7 +123,7 @@ class LinearBench {
     p.out = token + 3 * width;
     p.slots = slots_ + set * case_.batch;
     p.positions = positions_ + phase * case_.batch;
-    return case_.deferred ? LaunchLinearDeferredStep(params, stream)
+    return case_.ring > 0 ? LaunchLinearDeferredStep(params, stream)
                           : LaunchLinearStep(p, stream);
   }
 
@@ -134,9 +140,8 @@ class LinearBench {
   }
   std::vector<int64_t> Positions() const {
     std::vector<int64_t> positions;
-    for (int64_t phase = 0; phase < kMaxLinearRing; ++phase) {
-      positions.insert(positions.end(), case_.batch,
-                       1000 * kMaxLinearRing + phase);
+    for (int64_t phase = 0; phase < std::max<int64_t>(1, case_.ring); ++phase) {
+      positions.insert(positions.end(), case_.batch, kFirstPosition + phase);
     }
     return positions;
   }
@@ -156,26 +161,33 @@ std::vector<Result> BenchLinear(bool quick) {
   constexpr ElementType bf16 = ElementType::kBFloat16;
   std::vector<Case> cases;
   const auto add = [&](int64_t batch, ElementType state, LrpeType position,
-                       Activation activation, bool deferred) {
-    cases.push_back({batch, 32, 128, state, position, activation, deferred});
+                       Activation activation, int64_t ring,
+                       bool overlap = false) {
+    cases.push_back(
+        {batch, 32, 128, state, position, activation, ring, overlap});
   };
   for (int64_t batch : {1, 8, 32, 128, 256, 512}) {
-    add(batch, f32, LrpeType::kRotate, Activation::kSilu, false);
+    add(batch, f32, LrpeType::kRotate, Activation::kSilu, 0);
+  }
+  for (int64_t batch : {1, 8, 32}) {
+    add(batch, f32, LrpeType::kRotate, Activation::kSilu, 0, true);
   }
   for (int64_t batch : {1, 32, 128, 512}) {
-    add(batch, f32, LrpeType::kRotate, Activation::kSilu, true);
+    for (int64_t ring : {4, 8, 16}) {
+      add(batch, f32, LrpeType::kRotate, Activation::kSilu, ring);
+    }
     if (quick) continue;
-    add(batch, f32, LrpeType::kNone, Activation::kNone, false);
-    add(batch, bf16, LrpeType::kRotate, Activation::kSilu, false);
-    add(batch, bf16, LrpeType::kRotate, Activation::kSilu, true);
-    add(batch, f32, LrpeType::kCosine, Activation::kSilu, false);
-    add(batch, f32, LrpeType::kCosine, Activation::kSilu, true);
+    add(batch, f32, LrpeType::kNone, Activation::kNone, 0);
+    add(batch, f32, LrpeType::kCosine, Activation::kSilu, 0);
+    add(batch, f32, LrpeType::kCosine, Activation::kSilu, 8);
+    add(batch, bf16, LrpeType::kRotate, Activation::kSilu, 0);
+    add(batch, bf16, LrpeType::kRotate, Activation::kSilu, 8);
   }
   if (!quick) {
-    cases.push_back(
-        {32, 12, 64, f32, LrpeType::kRotate, Activation::kSilu, false});
-    cases.push_back(
-        {128, 12, 64, f32, LrpeType::kRotate, Activation::kSilu, false});
+    for (int64_t batch : {32, 128}) {
+      cases.push_back(
+          {batch, 12, 64, f32, LrpeType::kRotate, Activation::kSilu, 0});
+    }
   }
   std::vector<Result> results;
   for (const Case& c : cases) results.push_back(LinearBench(c).Run());

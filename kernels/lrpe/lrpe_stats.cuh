@@ -12,7 +12,7 @@ namespace lrpe {
 
 constexpr int kStatsThreads = 128;
 constexpr int kStatsChunk = 256;  // tokens of one block
-constexpr int kStatsBatch = 8;    // loads a thread has in flight
+constexpr int kStatsBatch = 4;    // tokens a thread takes at once
 
 inline int64_t StatsChunks(const CudaLrpeParams& p) {
   return (p.length + kStatsChunk - 1) / kStatsChunk;
@@ -25,104 +25,116 @@ struct Workspace {
   unsigned int* arrivals;  // [batch, H], 0 between launches
 };
 
-inline Workspace SplitWorkspace(const CudaLrpeParams& p, void* workspace) {
-  Workspace w;
-  w.stats = static_cast<float2*>(workspace);
-  w.partial = w.stats + p.batch * p.num_heads * p.dim;
-  w.arrivals = reinterpret_cast<unsigned int*>(
-      w.partial + p.batch * p.num_heads * p.dim * StatsChunks(p));
-  return w;
-}
-
 // (maximum, sum) of the union of two sets.
 __device__ __forceinline__ float2 Merge(float2 a, float2 b) {
   const float max = fmaxf(a.x, b.x);
   if (max == -INFINITY) return make_float2(max, a.y + b.y);
-  return make_float2(max, a.y * expf(a.x - max) + b.y * expf(b.x - max));
+  return make_float2(max, a.y * __expf(a.x - max) + b.y * __expf(b.x - max));
 }
 
-// Grid: (chunks, H, batch). Threads lie along the features, then along tokens.
-// Sums are made in an order that depends on the shape alone; the block that
-// comes last merges the chunks, in their order.
+// kVector features of some tokens, as (maximum, sum).
+template <typename T, int kVector>
+struct Running {
+  using Batch = Pack<T, kVector>[kStatsBatch];
+
+  __device__ Running() {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      max[j] = -INFINITY;
+      sum[j] = 0.0f;
+    }
+  }
+  // Token i of the batch is the (first + i · step)-th, if that is below count.
+  __device__ __forceinline__ static void Load(const T* x, int64_t stride,
+                                              int first, int step, int count,
+                                              Batch& in) {
+#pragma unroll
+    for (int i = 0; i < kStatsBatch; ++i) {
+      const int token = first + i * step;
+      if (token < count) in[i] = LoadPack<T, kVector>(x + token * stride);
+    }
+  }
+  __device__ __forceinline__ void Add(const Batch& in, int first, int step,
+                                      int count) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      float value[kStatsBatch];
+      float all = max[j];
+#pragma unroll
+      for (int i = 0; i < kStatsBatch; ++i) {
+        value[i] =
+            first + i * step < count ? ToFloat(in[i].value[j]) : -INFINITY;
+        all = fmaxf(all, value[i]);
+      }
+      // Features of −∞ alone so far; they must not hide the others.
+      const float base = all == -INFINITY ? 0.0f : all;
+      float total = sum[j] * __expf(max[j] - base);
+#pragma unroll
+      for (int i = 0; i < kStatsBatch; ++i) total += __expf(value[i] - base);
+      max[j] = all;
+      sum[j] = total;
+    }
+  }
+
+  float max[kVector];
+  float sum[kVector];
+};
+
+// Chunk `chunk` of `chunks` of one head of one sequence, by one block. Threads
+// lie along the features, then along tokens. Sums are made in an order that
+// depends on the shape alone; the block that comes last merges the chunks, in
+// their order.
 template <typename T>
-__global__ void __launch_bounds__(kStatsThreads)
-    stats_kernel(const __grid_constant__ CudaLrpeParams p,
-                 const __grid_constant__ Workspace w) {
+__device__ __forceinline__ void ChunkStats(const CudaLrpeParams& p,
+                                           const Workspace& w, int64_t sequence,
+                                           int64_t head, int chunk,
+                                           int chunks) {
   constexpr int kVector = 16 / sizeof(T);
   __shared__ float2 shared[kStatsThreads * kVector];
   __shared__ bool last;
   const int dim = static_cast<int>(p.dim);
   const int lanes = dim / kVector;
-  const int tokens_at_once = kStatsThreads / lanes;
+  const int step = kStatsThreads / lanes;  // tokens at once
   const int lane = threadIdx.x % lanes;
-  const int first = threadIdx.x / lanes;
-  const int64_t head = blockIdx.y;
-  const int64_t sequence = blockIdx.z;
-  const int64_t begin = int64_t{blockIdx.x} * kStatsChunk;
+  const int own = threadIdx.x / lanes;
+  const int64_t begin = int64_t{chunk} * kStatsChunk;
   const int count =
       static_cast<int>(min(int64_t{kStatsChunk}, p.length - begin));
   const T* x = static_cast<const T*>(p.x) + sequence * p.x_batch_stride +
                begin * p.x_token_stride + head * p.x_head_stride +
                lane * kVector;
-
-  float max[kVector];
-  float sum[kVector];
+  if (own < step) {
+    using Own = Running<T, kVector>;
+    Own running;
+    typename Own::Batch in;
+    Own::Load(x, p.x_token_stride, own, step, count, in);
+    for (int t = own; t < count; t += kStatsBatch * step) {
+      typename Own::Batch next;
+      Own::Load(x, p.x_token_stride, t + kStatsBatch * step, step, count, next);
+      running.Add(in, t, step, count);
 #pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    max[j] = -INFINITY;
-    sum[j] = 0.0f;
-  }
-  if (first < tokens_at_once) {
-    for (int t = first; t < count; t += kStatsBatch * tokens_at_once) {
-      Pack<T, kVector> in[kStatsBatch];
-#pragma unroll
-      for (int i = 0; i < kStatsBatch; ++i) {
-        const int token = t + i * tokens_at_once;
-        if (token < count) {
-          in[i] = LoadPack<T, kVector>(x + token * p.x_token_stride);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        float value[kStatsBatch];
-        float batch_max = max[j];
-#pragma unroll
-        for (int i = 0; i < kStatsBatch; ++i) {
-          value[i] = t + i * tokens_at_once < count ? ToFloat(in[i].value[j])
-                                                    : -INFINITY;
-          batch_max = fmaxf(batch_max, value[i]);
-        }
-        // A column of −∞ alone has no softmax; it must not hide the others.
-        const float base = batch_max == -INFINITY ? 0.0f : batch_max;
-        float batch_sum = sum[j] * __expf(max[j] - base);
-#pragma unroll
-        for (int i = 0; i < kStatsBatch; ++i) {
-          batch_sum += __expf(value[i] - base);
-        }
-        max[j] = batch_max;
-        sum[j] = batch_sum;
-      }
+      for (int i = 0; i < kStatsBatch; ++i) in[i] = next[i];
     }
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      shared[first * dim + lane * kVector + j] = make_float2(max[j], sum[j]);
+      shared[own * dim + lane * kVector + j] =
+          make_float2(running.max[j], running.sum[j]);
     }
   }
   __syncthreads();
   const int64_t group = sequence * p.num_heads + head;
-  float2* partial = w.partial + group * gridDim.x * dim;
+  float2* partial = w.partial + group * chunks * dim;
   for (int d = threadIdx.x; d < dim; d += kStatsThreads) {
     float2 total = shared[d];
-    for (int t = 1; t < tokens_at_once; ++t) {
-      total = Merge(total, shared[t * dim + d]);
-    }
-    partial[int64_t{blockIdx.x} * dim + d] = total;
+    for (int t = 1; t < step; ++t) total = Merge(total, shared[t * dim + d]);
+    partial[int64_t{chunk} * dim + d] = total;
   }
 
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {  // wraps to 0 for the next launch
-    last = atomicInc(w.arrivals + group, gridDim.x - 1) == gridDim.x - 1;
+    const unsigned end = chunks - 1;
+    last = atomicInc(w.arrivals + group, end) == end;
   }
   __syncthreads();
   if (!last) return;
@@ -130,7 +142,7 @@ __global__ void __launch_bounds__(kStatsThreads)
   for (int d = threadIdx.x; d < dim; d += kStatsThreads) {
     float2 total = __ldcg(partial + d);
 #pragma unroll 8
-    for (int c = 1; c < gridDim.x; ++c) {
+    for (int c = 1; c < chunks; ++c) {
       total = Merge(total, __ldcg(partial + int64_t{c} * dim + d));
     }
     w.stats[group * dim + d] = make_float2(total.x, 1.0f / total.y);

@@ -15,7 +15,7 @@ constexpr int64_t kWarpWidth = 1024;  // wider groups get a whole block
 // else one by one. Which thread owns which element is the same either way, so
 // the order of a sum does not depend on how memory happens to be aligned.
 template <typename T, int kVector>
-__device__ __forceinline__ void LoadRun(const T* x, int64_t left, bool whole,
+__device__ __forceinline__ void LoadRun(const T* x, int left, bool whole,
                                         float (&out)[kVector]) {
   if (whole && left >= kVector) {
     Unpack(LoadPack<T, kVector>(x), out);
@@ -26,8 +26,8 @@ __device__ __forceinline__ void LoadRun(const T* x, int64_t left, bool whole,
 }
 
 template <typename T, int kVector>
-__device__ __forceinline__ void StoreRun(const float (&x)[kVector],
-                                         int64_t left, bool whole, T* y) {
+__device__ __forceinline__ void StoreRun(const float (&x)[kVector], int left,
+                                         bool whole, T* y) {
   if (whole && left >= kVector) {
     StorePack<T, kVector>(x, y);
     return;
@@ -38,50 +38,55 @@ __device__ __forceinline__ void StoreRun(const float (&x)[kVector],
   }
 }
 
-// The sum over kThreads neighbouring threads (32 or the block), in all of them:
-// a butterfly within each warp, then the warps' sums in order.
+// The sum over kThreads neighbouring threads (a power of two up to 32, or the
+// block), in all of them: a butterfly within each warp, then the warps' sums in
+// order.
 template <int kThreads>
 __device__ __forceinline__ float ThreadSum(float value) {
-  value = LaneSum(value);
-  if (kThreads == 32) return value;
-  __shared__ float partial[kBlock / 32];
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
-  __syncthreads();
-  float sum = 0.0f;
-  for (int warp = 0; warp < kBlock / 32; ++warp) sum += partial[warp];
-  return sum;
+  if constexpr (kThreads <= 32) {
+    return LaneSum<kThreads>(value);
+  } else {
+    __shared__ float partial[kBlock / 32];
+    value = LaneSum(value);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int warp = 0; warp < kBlock / 32; ++warp) sum += partial[warp];
+    return sum;
+  }
 }
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// kThreads threads normalise one group of one row.
+// kThreads threads normalise one group of one row. Threads of a warp that have
+// no row go along, for the sake of the others' sums.
 template <typename T, Gate kGate, int kThreads>
 __global__ void __launch_bounds__(kBlock)
     norm_kernel(const __grid_constant__ CudaGatedNormParams params,
                 bool whole) {
   constexpr int kVector = 16 / sizeof(T);
+  constexpr int kStep = kThreads * kVector;
   const CudaRmsNormParams& p = params.norm;
-  const int64_t item =
-      int64_t{blockIdx.x} * (kBlock / kThreads) + threadIdx.x / kThreads;
-  const int64_t row = item / p.groups;
-  if (row >=
-      (p.live_rows == nullptr ? p.rows : min(p.rows, int64_t{*p.live_rows}))) {
-    return;
-  }
-  const int64_t width = p.cols / p.groups;
-  const int64_t first = item % p.groups * width;
+  const unsigned groups = static_cast<unsigned>(p.groups);
+  const unsigned item =
+      blockIdx.x * (kBlock / kThreads) + threadIdx.x / kThreads;
+  const int64_t row = item / groups;
+  const int rows = static_cast<int>(p.rows);
+  const bool live =
+      row < (p.live_rows == nullptr ? rows : min(rows, *p.live_rows));
+  const int width = static_cast<int>(p.cols / groups);
+  const int64_t first = int64_t{item % groups} * width;
   const T* x = static_cast<const T*>(p.x) + row * p.x_stride + first;
   const T* gate =
       static_cast<const T*>(params.gate) + row * params.gate_stride + first;
   T* y = static_cast<T*>(p.y) + row * p.y_stride + first;
-  const int64_t begin = int64_t{threadIdx.x % kThreads} * kVector;
-  constexpr int64_t kStep = int64_t{kThreads} * kVector;
+  const int begin = live ? threadIdx.x % kThreads * kVector : width;
 
   // x, gated if the gate comes first.
-  const auto load = [&](int64_t i, float(&in)[kVector]) {
+  const auto load = [&](int i, float(&in)[kVector]) {
     LoadRun(x + i, width - i, whole, in);
-    if (kGate == Gate::kBefore) {
+    if constexpr (kGate == Gate::kBefore) {
       float g[kVector];
       LoadRun(gate + i, width - i, whole, g);
 #pragma unroll
@@ -92,8 +97,8 @@ __global__ void __launch_bounds__(kBlock)
   };
 
   float squares = 0.0f;
-#pragma unroll 4
-  for (int64_t i = begin; i < width; i += kStep) {
+#pragma unroll 2
+  for (int i = begin; i < width; i += kStep) {
     float in[kVector];
     load(i, in);
 #pragma unroll
@@ -103,16 +108,25 @@ __global__ void __launch_bounds__(kBlock)
   const float scale = 1.0f / sqrtf(mean + p.eps);
 
 #pragma unroll 2
-  for (int64_t i = begin; i < width; i += kStep) {
+  for (int i = begin; i < width; i += kStep) {
     float out[kVector];
     load(i, out);
+    if (p.weight != nullptr) {
+      float weight[kVector];
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      out[j] *= scale;
-      if (p.weight != nullptr && i + j < width)
-        out[j] *= p.weight[first + i + j];
+      for (int j = 0; j < kVector; j += 4) {
+        float four[4];
+        LoadRun(p.weight + first + i + j, width - i - j, whole, four);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) weight[j + k] = four[k];
+      }
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) out[j] = out[j] * scale * weight[j];
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) out[j] *= scale;
     }
-    if (kGate == Gate::kAfter) {
+    if constexpr (kGate == Gate::kAfter) {
       float g[kVector];
       LoadRun(gate + i, width - i, whole, g);
 #pragma unroll
@@ -141,22 +155,27 @@ cudaError_t Launch(const CudaGatedNormParams& params, cudaStream_t stream) {
                      Aligned(p.y, p.y_stride, kVector) &&
                      (kGate == Gate::kNone ||
                       Aligned(params.gate, params.gate_stride, kVector));
-  const int64_t items = p.rows * p.groups;
-  if (width <= kWarpWidth) {
-    constexpr int kItems = kBlock / 32;
-    norm_kernel<T, kGate, 32>
-        <<<static_cast<unsigned>((items + kItems - 1) / kItems), kBlock, 0,
-           stream>>>(params, whole);
+  const bool fits = p.weight == nullptr || Aligned(p.weight, width, 4);
+  const auto launch = [&](auto kernel, int threads) {
+    const int64_t items = p.rows * p.groups;
+    const int64_t items_a_block = kBlock / threads;
+    kernel<<<static_cast<unsigned>((items + items_a_block - 1) / items_a_block),
+             kBlock, 0, stream>>>(params, whole && fits);
+  };
+  if (width <= 16 * kVector) {
+    launch(norm_kernel<T, kGate, 16>, 16);
+  } else if (width <= kWarpWidth) {
+    launch(norm_kernel<T, kGate, 32>, 32);
   } else {
-    norm_kernel<T, kGate, kBlock>
-        <<<static_cast<unsigned>(items), kBlock, 0, stream>>>(params, whole);
+    launch(norm_kernel<T, kGate, kBlock>, kBlock);
   }
   return cudaGetLastError();
 }
 
 bool Valid(const CudaRmsNormParams& p) {
   return p.rows >= 0 && p.cols >= 1 && p.groups >= 1 &&
-         p.cols % p.groups == 0 && p.rows <= INT32_MAX / p.groups;
+         p.cols % p.groups == 0 && p.cols <= INT32_MAX &&
+         p.rows <= INT32_MAX / p.groups;
 }
 
 template <typename T>

@@ -261,6 +261,61 @@ TEST_F(LinearGpuTest, RoundsAStateAsDocumented) {
   }
 }
 
+// Each launch reads what the one before it wrote, in a graph, with and without
+// overlap.
+TEST_F(LinearGpuTest, OverlapWaitsForItsInputs) {
+  constexpr int64_t kHeads = 8, kDim = 64, kWidth = kHeads * kDim;
+  constexpr int kLaunches = 12;
+  const auto run = [](bool overlap) {
+    DeviceBuffer<float> rows(RandomTensor(8, (kLaunches + 1) * kWidth));
+    DeviceBuffer<float> kv(RandomTensor(9, kLaunches * kWidth));
+    DeviceBuffer<float> states(
+        RandomTensor(10, (kLaunches + 1) * kHeads * kDim * kDim));
+    DeviceBuffer<float> decay(std::vector<float>(kHeads, 0.5f));
+    std::vector<int32_t> slot_list;
+    for (int i = 0; i < kLaunches; ++i) slot_list.push_back(kLaunches - i);
+    DeviceBuffer<int32_t> slots(slot_list);
+    cudaStream_t stream;
+    EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+              cudaSuccess);
+    for (int i = 0; i < kLaunches; ++i) {
+      LinearStepParams p = {};
+      p.num_heads = kHeads;
+      p.head_dim = p.value_dim = kDim;
+      p.q = rows.data() + i * kWidth;
+      p.k = p.v = kv.data() + i * kWidth;
+      p.stride = p.out_stride = kWidth;
+      p.out = rows.data() + (i + 1) * kWidth;
+      p.max_rows = 1;
+      p.slots = slots.data() + i;
+      p.q_activation = Activation::kSigmoid;
+      p.scale = 1.0f;
+      p.decay = decay.data();
+      p.states = states.data();
+      p.slot_stride = kWidth * kDim;
+      p.overlap_previous = overlap && i > 0;
+      EXPECT_EQ(LaunchLinearStep(p, stream), cudaSuccess);
+    }
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    }
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+    std::vector<float> all = rows.Read();
+    const std::vector<float> after = states.Read();
+    all.insert(all.end(), after.begin(), after.end());
+    return all;
+  };
+  EXPECT_TRUE(SameBits(run(true), run(false)));
+}
+
 TEST_F(LinearGpuTest, RefusesWhatItDoesNotSupport) {
   LinearGpuBatch batch(LinearGpuConfig{}, {0});
   const LinearDeferredParams good = batch.Params();
