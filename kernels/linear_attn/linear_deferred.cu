@@ -183,20 +183,24 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   const int64_t head = blockIdx.y;
   const Where at = LoadWhere(params);
   if (min(at.rows_left, at.slot) <= 0) {
-    linear_step::WaitForPrevious();
+    if (p.overlap_previous) linear_step::WaitForPrevious();
     if (at.rows_left > 0) linear_step::WriteZeros<IO>(p, s);
     return;
   }
   const Pending pending = PendingBefore(at.position, at.start, ring_length);
   const int n = pending.count;  // and the new token's entry is the n-th
   const bool fold = ((at.position + 1) & (ring_length - 1)) == 0;
+  Inputs<IO> inputs;
+  if (!p.overlap_previous) inputs.Load(p, s, blockIdx.z, head);
   const float decay = p.decay[head];
   Tile<State> tile(HeadState<State>(p, s, at.slot, head), s);
   tile.Load();
   float* head_ring = HeadRing(params, s, at.slot, head);
   StartRing(head_ring, s, pending, ring_length, ring);
-  linear_step::WaitForPrevious();
-  const Inputs<IO> inputs(p, s, blockIdx.z, head);
+  if (p.overlap_previous) {
+    linear_step::WaitForPrevious();
+    inputs.Load(p, s, blockIdx.z, head);
+  }
 
   const Vectors vectors = {q, ring.k + n * s.key_dim, v};
   linear_step::MakeVectors<IO>(p, s, inputs, at.position, vectors);
@@ -271,7 +275,7 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
       shared + ring_length * (s.key_dim + kLinearTileColumns)};
   const int64_t head = blockIdx.y;
   const Where at = LoadWhere(params);
-  linear_step::WaitForPrevious();
+  if (p.overlap_previous) linear_step::WaitForPrevious();
   if (min(at.rows_left, at.slot) <= 0) return;
   const Pending pending = PendingBefore(at.position, at.start, ring_length);
   if (pending.count == 0) return;

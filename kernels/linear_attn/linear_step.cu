@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   // One branch on both: two would make the second load wait for the first.
   const int rows_left = rows - static_cast<int>(row);
   if (min(rows_left, slot) <= 0) {
-    linear_step::WaitForPrevious();
+    if (p.overlap_previous) linear_step::WaitForPrevious();
     if (rows_left > 0) linear_step::WriteZeros<IO>(p, s);
     return;
   }
@@ -47,10 +47,14 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   Tile<State> tile(static_cast<State*>(p.states) +
                        int64_t{slot} * p.slot_stride + head_start,
                    s);
-  tile.Load();
+  Inputs<IO> inputs;
+  if (!p.overlap_previous) inputs.Load(p, s, row, head);
   const float decay = p.decay[head];
-  linear_step::WaitForPrevious();
-  const Inputs<IO> inputs(p, s, row, head);
+  tile.Load();
+  if (p.overlap_previous) {
+    linear_step::WaitForPrevious();
+    inputs.Load(p, s, row, head);
+  }
   linear_step::MakeVectors<IO>(p, s, inputs, position, vectors);
   __syncthreads();
 

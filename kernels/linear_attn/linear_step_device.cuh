@@ -149,22 +149,23 @@ struct Vectors {
 // at least D threads, but perhaps fewer than E.
 template <typename IO>
 struct Inputs {
-  __device__ Inputs(const LinearStepParams& p, const Shape& s, int64_t row,
-                    int64_t head)
-      : value(static_cast<const IO*>(p.v) + row * p.stride +
-              head * s.value_dim) {
+  __device__ __forceinline__ void Load(const LinearStepParams& p,
+                                       const Shape& s, int64_t row,
+                                       int64_t head) {
     const int i = threadIdx.x;
     const int64_t at = row * p.stride + head * s.head_dim + i;
+    value = static_cast<const IO*>(p.v) + row * p.stride + head * s.value_dim;
     if (i < s.head_dim) {
       q = static_cast<const IO*>(p.q)[at];
       k = static_cast<const IO*>(p.k)[at];
     }
     if (i < s.value_dim) v = value[i];
-    if (i < s.angles)
+    if (i < s.angles) {
       phase_step = p.phase_steps[head * p.phase_head_stride + i];
+    }
   }
 
-  const IO* value;  // [E]
+  const IO* value = nullptr;  // [E]
   IO q = {};
   IO k = {};
   IO v = {};
@@ -221,27 +222,22 @@ __device__ void MakeVectors(const LinearStepParams& p, const Shape& s,
   float cos = 1.0f;
   float sin = 0.0f;
   if (i < s.angles) PhaseCosSin(in.phase_step, position, &cos, &sin);
-    // One copy of the code, here and below, for the sake of the instruction
-    // cache: it is cold when a step begins.
+  if (i < s.head_dim) {
+    out.q[i] = DeviceActivate(p.q_activation, ToFloat(in.q));
+    out.k[i] = DeviceActivate(p.k_activation, ToFloat(in.k));
+  }
+  float v = ToFloat(in.v);
 #pragma unroll 1
-  for (int which = 0; which < 3; ++which) {
-    const Activation activation = which == 0   ? p.q_activation
-                                  : which == 1 ? p.k_activation
-                                               : p.v_activation;
-    float* to = which == 0 ? out.q : which == 1 ? out.k : out.v;
-    const int count = which == 2 ? s.value_dim : s.head_dim;
-    float x = ToFloat(which == 0 ? in.q : which == 1 ? in.k : in.v);
-#pragma unroll 1
-    for (int j = i; j < count; j += blockDim.x) {
-      if (j != i) x = ToFloat(in.value[j]);
-      to[j] = DeviceActivate(activation, x);
-    }
+  for (int j = i; j < s.value_dim; j += blockDim.x) {
+    if (j != i) v = ToFloat(in.value[j]);
+    out.v[j] = DeviceActivate(p.v_activation, v);
   }
   const bool softmax = p.q_activation == Activation::kSoftmax ||
                        p.k_activation == Activation::kSoftmax ||
                        p.v_activation == Activation::kSoftmax;
   if (softmax) {
     __syncthreads();
+    // One copy of the code, for the sake of the instruction cache.
 #pragma unroll 1
     for (int which = threadIdx.x / 32; which < 3; which += blockDim.x / 32) {
       const Activation activation = which == 0   ? p.q_activation

@@ -11,15 +11,12 @@ using lrpe::kHeadsPerThread;
 using lrpe::kThreads;
 using lrpe::Softmax;
 
-#ifndef LRPE_BLOCKS
-#define LRPE_BLOCKS 1
-#endif
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
 // Grid: (runs of tokens, runs of kHeadsPerThread heads).
 template <typename T, int kVector, bool kRotate, Softmax kSoftmax>
-__global__ void __launch_bounds__(kThreads, LRPE_BLOCKS)
+__global__ void __launch_bounds__(kThreads, kRotate ? 5 : 4)
     lrpe_kernel(const __grid_constant__ CudaLrpeParams p,
                 const __grid_constant__ int lanes) {
   const int first_head = blockIdx.y * kHeadsPerThread;
@@ -52,12 +49,15 @@ cudaError_t Launch(const CudaLrpeParams& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+// Runs of 16 bytes, or of 8 where a half of a bfloat16 head has an odd number
+// of those.
 template <Softmax kSoftmax>
 cudaError_t LaunchType(const CudaLrpeParams& p, cudaStream_t stream) {
-  return p.type == ElementType::kFloat32
-             ? Launch<float, 4, kSoftmax>(p, stream)
-             : Launch<__nv_bfloat16, lrpe::kBFloat16Vector, kSoftmax>(p,
-                                                                      stream);
+  if (p.type == ElementType::kFloat32) {
+    return Launch<float, 4, kSoftmax>(p, stream);
+  }
+  return p.dim % 16 == 0 ? Launch<__nv_bfloat16, 8, kSoftmax>(p, stream)
+                         : Launch<__nv_bfloat16, 4, kSoftmax>(p, stream);
 }
 
 }  // namespace

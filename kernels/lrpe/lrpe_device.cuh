@@ -11,16 +11,9 @@ namespace recurve {
 namespace lrpe {
 
 constexpr int kThreads = 128;
-#ifndef LRPE_VECTOR
-#define LRPE_VECTOR 4
-#endif
-constexpr int kBFloat16Vector = LRPE_VECTOR;
 constexpr int kHeadsPerThread = 16;  // share one set of angles
 
-#ifndef LRPE_HEADS
-#define LRPE_HEADS 2
-#endif
-constexpr int kHeadsAtOnce = LRPE_HEADS;  // whose loads are in flight together
+constexpr int kHeadsAtOnce = 2;  // whose loads are in flight together
 
 enum class Softmax { kNone, kFeatures, kSequence };
 
@@ -47,34 +40,52 @@ __device__ __forceinline__ void ActivateAll(Activation activation,
   for (int j = 0; j < kCount; ++j) x[j] = DeviceActivate(activation, x[j]);
 }
 
-// Softmax over the features, of which each of `lanes` lanes has two runs.
-template <int kVector>
+// Softmax over the features of kHeads heads; each of `lanes` lanes has two runs
+// of a head's.
+template <int kHeads, int kVector>
 __device__ __forceinline__ void SoftmaxFeatures(int lanes, bool active,
-                                                float (&x1)[kVector],
-                                                float (&x2)[kVector]) {
-  float max = -INFINITY;
+                                                float (&x1)[kHeads][kVector],
+                                                float (&x2)[kHeads][kVector]) {
+  float max[kHeads];
+  float sum[kHeads];
 #pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    if (active) max = fmaxf(max, fmaxf(x1[j], x2[j]));
+  for (int h = 0; h < kHeads; ++h) {
+    max[h] = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      if (active) max[h] = fmaxf(max[h], fmaxf(x1[h][j], x2[h][j]));
+    }
   }
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-  }
-  float sum = 0.0f;
 #pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    x1[j] = __expf(x1[j] - max);
-    x2[j] = __expf(x2[j] - max);
-    if (active) sum += x1[j] + x2[j];
+    for (int h = 0; h < kHeads; ++h) {
+      max[h] = fmaxf(max[h], __shfl_xor_sync(0xffffffffu, max[h], offset));
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    sum[h] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      x1[h][j] = __expf(x1[h][j] - max[h]);
+      x2[h][j] = __expf(x2[h][j] - max[h]);
+      if (active) sum[h] += x1[h][j] + x2[h][j];
+    }
   }
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  }
-  const float scale = 1.0f / sum;
 #pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    x1[j] *= scale;
-    x2[j] *= scale;
+    for (int h = 0; h < kHeads; ++h) {
+      sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], offset);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const float scale = __fdividef(1.0f, sum[h]);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      x1[h][j] *= scale;
+      x2[h][j] *= scale;
+    }
   }
 }
 
@@ -124,6 +135,28 @@ __device__ __forceinline__ void EncodeToken(const CudaLrpeParams& p, int lanes,
         in2[i] = LoadPack<T, kVector>(from + half);
       }
     }
+    // All heads at once, so that their exponentials and shuffles overlap.
+    float x1[kHeadsAtOnce][kVector];
+    float x2[kHeadsAtOnce][kVector];
+#pragma unroll
+    for (int i = 0; i < kHeadsAtOnce; ++i) {
+      Unpack(in1[i], x1[i]);
+      Unpack(in2[i], x2[i]);
+      if constexpr (kSoftmax == Softmax::kNone) {
+        ActivateAll(p.activation, x1[i]);
+        ActivateAll(p.activation, x2[i]);
+      } else if constexpr (kSoftmax == Softmax::kSequence) {
+        if (active && first + i < end_head) {
+          const float2* columns =
+              stats + (sequence * p.num_heads + first + i) * p.dim + column;
+          SoftmaxSequence(columns, x1[i]);
+          SoftmaxSequence(columns + half, x2[i]);
+        }
+      }
+    }
+    if constexpr (kSoftmax == Softmax::kFeatures) {
+      SoftmaxFeatures(lanes, active, x1, x2);
+    }
 #pragma unroll
     for (int i = 0; i < kHeadsAtOnce; ++i) {
       const int head = first + i;
@@ -137,41 +170,27 @@ __device__ __forceinline__ void EncodeToken(const CudaLrpeParams& p, int lanes,
                       &cos[j], &sin[j]);
         }
       }
-      float x1[kVector];
-      float x2[kVector];
-      Unpack(in1[i], x1);
-      Unpack(in2[i], x2);
-      if (kSoftmax == Softmax::kNone) {
-        ActivateAll(p.activation, x1);
-        ActivateAll(p.activation, x2);
-      } else if (kSoftmax == Softmax::kFeatures) {
-        SoftmaxFeatures(lanes, active, x1, x2);
-      } else if (active) {
-        const float2* columns =
-            stats + (sequence * p.num_heads + head) * p.dim + column;
-        SoftmaxSequence(columns, x1);
-        SoftmaxSequence(columns + half, x2);
-      }
       if (!active) continue;
       T* to = y + head * p.y_head_stride;
       float out[kVector];
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        out[j] = kRotate ? x1[j] * cos[j] - x2[j] * sin[j] : x1[j] * cos[j];
+        out[j] =
+            kRotate ? x1[i][j] * cos[j] - x2[i][j] * sin[j] : x1[i][j] * cos[j];
       }
       StorePack<T, kVector>(out, to);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        out[j] = kRotate ? x1[j] * sin[j] + x2[j] * cos[j]
-                         : x2[j] * cos[kAngles - kVector + j];
+        out[j] = kRotate ? x1[i][j] * sin[j] + x2[i][j] * cos[j]
+                         : x2[i][j] * cos[kAngles - kVector + j];
       }
       StorePack<T, kVector>(out, to + half);
       if constexpr (!kRotate) {
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) out[j] = x1[j] * sin[j];
+        for (int j = 0; j < kVector; ++j) out[j] = x1[i][j] * sin[j];
         StorePack<T, kVector>(out, to + 2 * half);
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) out[j] = x2[j] * sin[kVector + j];
+        for (int j = 0; j < kVector; ++j) out[j] = x2[i][j] * sin[kVector + j];
         StorePack<T, kVector>(out, to + 3 * half);
       }
     }

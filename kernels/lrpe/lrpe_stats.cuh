@@ -11,7 +11,7 @@ namespace recurve {
 namespace lrpe {
 
 constexpr int kStatsThreads = 128;
-constexpr int kStatsChunk = 256;  // tokens of one block
+constexpr int kStatsChunk = 512;  // tokens of one block
 constexpr int kStatsBatch = 4;    // tokens a thread takes at once
 
 inline int64_t StatsChunks(const CudaLrpeParams& p) {
