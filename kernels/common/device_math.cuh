@@ -57,6 +57,14 @@ __device__ __forceinline__ float DeviceSigmoid(float x) {
   return __fdividef(1.0f, 1.0f + expf(-x));
 }
 
+// e^x to about 2⁻²² · max(1, |x|), relative, in two instructions; 0 below the
+// smallest normal number.
+__device__ __forceinline__ float FastExp(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.442695041f));
+  return y;
+}
+
 // Activate of activation.h. `activation` is the same for all threads.
 // REQUIRES: activation is pointwise (not kSoftmax).
 __device__ __forceinline__ float DeviceActivate(Activation activation,

@@ -7,7 +7,6 @@
 namespace recurve {
 namespace {
 
-using linear_step::Four;
 using linear_step::Inputs;
 using linear_step::LoadNow;
 using linear_step::Shape;
@@ -108,15 +107,12 @@ __device__ void FoldTile(const Tile<State>& tile, const RingTile& ring, int m,
           ring.power[m - 1 - e] * ring.v[e * kLinearTileColumns + column + j];
     }
 #pragma unroll
-    for (int first = 0; first < kRows; first += 4) {
-      if (first >= tile.rows) break;
-      const Four key(ring.k + e * s.key_dim + tile.row + first);
+    for (int i = 0; i < kRows; ++i) {
+      if (i >= tile.rows) break;
+      const float key = ring.k[e * s.key_dim + tile.Row(i)];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          x[first + i][j] = fmaf(key.value[i], value[j], x[first + i][j]);
-        }
+      for (int j = 0; j < kVector; ++j) {
+        x[i][j] = fmaf(key, value[j], x[i][j]);
       }
     }
   }
@@ -124,7 +120,7 @@ __device__ void FoldTile(const Tile<State>& tile, const RingTile& ring, int m,
   for (int i = 0; i < kRows; ++i) {
     if (i >= tile.rows) break;
     const int64_t element =
-        (head * s.key_dim + tile.row + i) * s.value_dim + tile.column;
+        (head * s.key_dim + tile.Row(i)) * s.value_dim + tile.column;
     linear_step::StoreRow(tile, i, x[i], seed, element, position);
   }
 }
@@ -234,18 +230,13 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   // Scᵀ q̃.
   float sum[kVector] = {};
 #pragma unroll
-  for (int first = 0; first < Tile<State>::kRows; first += 4) {
-    if (first >= tile.rows) break;
-    const Four query(q + tile.row + first);
+  for (int i = 0; i < Tile<State>::kRows; ++i) {
+    if (i >= tile.rows) break;
+    const float query = q[tile.Row(i)];
+    float x[kVector];
+    tile.Get(i, x);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float x[kVector];
-      tile.Get(first + i, x);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        sum[j] = fmaf(query.value[i], x[j], sum[j]);
-      }
-    }
+    for (int j = 0; j < kVector; ++j) sum[j] = fmaf(query, x[j], sum[j]);
   }
   linear_step::GatherColumns(sum, partial);
 

@@ -7,7 +7,6 @@
 namespace recurve {
 namespace {
 
-using linear_step::Four;
 using linear_step::Inputs;
 using linear_step::Shape;
 using linear_step::Tile;
@@ -65,25 +64,21 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
     value[j] = tile.rows > 0 ? vectors.v[tile.column + j] : 0.0f;
   }
 #pragma unroll
-  for (int first = 0; first < Tile<State>::kRows; first += 4) {
-    if (first >= tile.rows) break;
-    const Four query(vectors.q + tile.row + first);
-    const Four key(vectors.k + tile.row + first);
+  for (int i = 0; i < Tile<State>::kRows; ++i) {
+    if (i >= tile.rows) break;
+    const float query = vectors.q[tile.Row(i)];
+    const float key = vectors.k[tile.Row(i)];
+    float x[kVector];
+    tile.Get(i, x);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float x[kVector];
-      tile.Get(first + i, x);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        x[j] = fmaf(decay, x[j], key.value[i] * value[j]);
-        sum[j] = fmaf(query.value[i], x[j], sum[j]);
-      }
-      linear_step::StoreRow(tile, first + i, x, p.rounding_seed,
-                            head_start +
-                                int64_t{tile.row + first + i} * s.value_dim +
-                                tile.column,
-                            position);
+    for (int j = 0; j < kVector; ++j) {
+      x[j] = fmaf(decay, x[j], key * value[j]);
+      sum[j] = fmaf(query, x[j], sum[j]);
     }
+    linear_step::StoreRow(
+        tile, i, x, p.rounding_seed,
+        head_start + int64_t{tile.Row(i)} * s.value_dim + tile.column,
+        position);
   }
   linear_step::GatherColumns(sum, partial);
 

@@ -49,15 +49,17 @@ template <typename State>
 struct Tile {
   static constexpr int kVector = 16 / sizeof(State);
   static constexpr int kLanes = kLinearTileColumns / kVector;  // side by side
-  static constexpr int kRows = kLinearRowsPerWarp / (32 / kLanes);
+  static constexpr int kRowStep = 32 / kLanes;  // between a lane's rows
+  static constexpr int kRows = kLinearRowsPerWarp / kRowStep;
 
   __device__ Tile(State* head_state, const Shape& s)
       : column(blockIdx.x * kLinearTileColumns +
                threadIdx.x % kLanes * kVector),
-        row(threadIdx.x / kLanes * kRows),
+        row(threadIdx.x / 32 * kLinearRowsPerWarp + threadIdx.x % 32 / kLanes),
         state(head_state + int64_t{row} * s.value_dim + column),
-        row_step(s.value_dim),
-        rows(column < s.value_dim ? s.key_dim - row : 0) {}
+        row_step(kRowStep * s.value_dim),
+        rows(column < s.value_dim ? (s.key_dim - row + kRowStep - 1) / kRowStep
+                                  : 0) {}
 
   __device__ __forceinline__ void Load() {
 #pragma unroll
@@ -79,6 +81,8 @@ struct Tile {
     }
   }
 
+  // The row of the state that register i holds.
+  __device__ __forceinline__ int Row(int i) const { return row + i * kRowStep; }
   __device__ __forceinline__ uint4* Address(int i) const {
     return reinterpret_cast<uint4*>(state + i * row_step);
   }
@@ -89,18 +93,6 @@ struct Tile {
   int row_step;  // elements from row to row
   int rows;      // that exist, a multiple of 8; may exceed kRows
   uint4 raw[kRows];
-};
-
-// Four neighbours of a 16-byte aligned vector in shared memory.
-struct Four {
-  __device__ __forceinline__ explicit Four(const float* x) {
-    const float4 four = *reinterpret_cast<const float4*>(x);
-    value[0] = four.x;
-    value[1] = four.y;
-    value[2] = four.z;
-    value[3] = four.w;
-  }
-  float value[4];
 };
 
 // A float32 whose upper half is its bfloat16, rounded up with the probability
@@ -116,9 +108,8 @@ __device__ __forceinline__ uint32_t RoundStochastically(float x,
 __device__ __forceinline__ void StoreRow(const Tile<float>& tile, int i,
                                          const float (&x)[4], uint64_t, int64_t,
                                          int64_t) {
-  __stcs(tile.Address(i),
-         make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]),
-                    __float_as_uint(x[2]), __float_as_uint(x[3])));
+  *tile.Address(i) = make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]),
+                                __float_as_uint(x[2]), __float_as_uint(x[3]));
 }
 __device__ __forceinline__ void StoreRow(const Tile<__nv_bfloat16>& tile, int i,
                                          const float (&x)[8], uint64_t seed,
@@ -134,8 +125,7 @@ __device__ __forceinline__ void StoreRow(const Tile<__nv_bfloat16>& tile, int i,
         __byte_perm(RoundStochastically(x[2 * j], word[j] & 0xffffu),
                     RoundStochastically(x[2 * j + 1], word[j] >> 16), 0x7632);
   }
-  __stcs(tile.Address(i),
-         make_uint4(packed[0], packed[1], packed[2], packed[3]));
+  *tile.Address(i) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
 }
 
 // q̃, k̃ and ṽ of one (row, head) in shared memory.

@@ -32,7 +32,7 @@ __device__ __forceinline__ void ActivateAll(Activation activation,
   if (activation == Activation::kSilu) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      x[j] *= __fdividef(1.0f, 1.0f + __expf(-x[j]));
+      x[j] *= __fdividef(1.0f, 1.0f + FastExp(-x[j]));
     }
     return;
   }
@@ -40,52 +40,34 @@ __device__ __forceinline__ void ActivateAll(Activation activation,
   for (int j = 0; j < kCount; ++j) x[j] = DeviceActivate(activation, x[j]);
 }
 
-// Softmax over the features of kHeads heads; each of `lanes` lanes has two runs
-// of a head's.
-template <int kHeads, int kVector>
+// Softmax over the features, of which each of `lanes` lanes has two runs.
+template <int kVector>
 __device__ __forceinline__ void SoftmaxFeatures(int lanes, bool active,
-                                                float (&x1)[kHeads][kVector],
-                                                float (&x2)[kHeads][kVector]) {
-  float max[kHeads];
-  float sum[kHeads];
+                                                float (&x1)[kVector],
+                                                float (&x2)[kVector]) {
+  float max = -INFINITY;
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    max[h] = -INFINITY;
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      if (active) max[h] = fmaxf(max[h], fmaxf(x1[h][j], x2[h][j]));
-    }
+  for (int j = 0; j < kVector; ++j) {
+    if (active) max = fmaxf(max, fmaxf(x1[j], x2[j]));
   }
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      max[h] = fmaxf(max[h], __shfl_xor_sync(0xffffffffu, max[h], offset));
-    }
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
   }
+  float sum = 0.0f;
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    sum[h] = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      x1[h][j] = __expf(x1[h][j] - max[h]);
-      x2[h][j] = __expf(x2[h][j] - max[h]);
-      if (active) sum[h] += x1[h][j] + x2[h][j];
-    }
+  for (int j = 0; j < kVector; ++j) {
+    x1[j] = FastExp(x1[j] - max);
+    x2[j] = FastExp(x2[j] - max);
+    if (active) sum += x1[j] + x2[j];
   }
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], offset);
-    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   }
+  const float scale = __fdividef(1.0f, sum);
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    const float scale = __fdividef(1.0f, sum[h]);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      x1[h][j] *= scale;
-      x2[h][j] *= scale;
-    }
+  for (int j = 0; j < kVector; ++j) {
+    x1[j] *= scale;
+    x2[j] *= scale;
   }
 }
 
@@ -96,8 +78,8 @@ __device__ __forceinline__ void SoftmaxSequence(const float2* stats,
 #pragma unroll
   for (int j = 0; j < kVector; j += 2) {
     const float4 two = *reinterpret_cast<const float4*>(stats + j);
-    x[j] = __expf(x[j] - two.x) * two.y;
-    x[j + 1] = __expf(x[j + 1] - two.z) * two.w;
+    x[j] = FastExp(x[j] - two.x) * two.y;
+    x[j + 1] = FastExp(x[j + 1] - two.z) * two.w;
   }
 }
 
@@ -124,39 +106,28 @@ __device__ __forceinline__ void EncodeToken(const CudaLrpeParams& p, int lanes,
   constexpr int kAngles = kRotate ? kVector : 2 * kVector;
   float cos[kAngles];
   float sin[kAngles];
+  Pack<T, kVector> next1[kHeadsAtOnce];
+  Pack<T, kVector> next2[kHeadsAtOnce];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < kHeadsAtOnce; ++i) {
+      if (active && first + i < end_head) {
+        const T* from = x + (first + i) * p.x_head_stride;
+        next1[i] = LoadPack<T, kVector>(from);
+        next2[i] = LoadPack<T, kVector>(from + half);
+      }
+    }
+  };
+  load(first_head);
   for (int first = first_head; first < end_head; first += kHeadsAtOnce) {
     Pack<T, kVector> in1[kHeadsAtOnce];
     Pack<T, kVector> in2[kHeadsAtOnce];
 #pragma unroll
     for (int i = 0; i < kHeadsAtOnce; ++i) {
-      if (active && first + i < end_head) {
-        const T* from = x + (first + i) * p.x_head_stride;
-        in1[i] = LoadPack<T, kVector>(from);
-        in2[i] = LoadPack<T, kVector>(from + half);
-      }
+      in1[i] = next1[i];
+      in2[i] = next2[i];
     }
-    // All heads at once, so that their exponentials and shuffles overlap.
-    float x1[kHeadsAtOnce][kVector];
-    float x2[kHeadsAtOnce][kVector];
-#pragma unroll
-    for (int i = 0; i < kHeadsAtOnce; ++i) {
-      Unpack(in1[i], x1[i]);
-      Unpack(in2[i], x2[i]);
-      if constexpr (kSoftmax == Softmax::kNone) {
-        ActivateAll(p.activation, x1[i]);
-        ActivateAll(p.activation, x2[i]);
-      } else if constexpr (kSoftmax == Softmax::kSequence) {
-        if (active && first + i < end_head) {
-          const float2* columns =
-              stats + (sequence * p.num_heads + first + i) * p.dim + column;
-          SoftmaxSequence(columns, x1[i]);
-          SoftmaxSequence(columns + half, x2[i]);
-        }
-      }
-    }
-    if constexpr (kSoftmax == Softmax::kFeatures) {
-      SoftmaxFeatures(lanes, active, x1, x2);
-    }
+    load(first + kHeadsAtOnce);
 #pragma unroll
     for (int i = 0; i < kHeadsAtOnce; ++i) {
       const int head = first + i;
@@ -170,27 +141,41 @@ __device__ __forceinline__ void EncodeToken(const CudaLrpeParams& p, int lanes,
                       &cos[j], &sin[j]);
         }
       }
+      float x1[kVector];
+      float x2[kVector];
+      Unpack(in1[i], x1);
+      Unpack(in2[i], x2);
+      if constexpr (kSoftmax == Softmax::kNone) {
+        ActivateAll(p.activation, x1);
+        ActivateAll(p.activation, x2);
+      } else if constexpr (kSoftmax == Softmax::kFeatures) {
+        SoftmaxFeatures(lanes, active, x1, x2);
+      } else if (active) {
+        const float2* columns =
+            stats + (sequence * p.num_heads + head) * p.dim + column;
+        SoftmaxSequence(columns, x1);
+        SoftmaxSequence(columns + half, x2);
+      }
       if (!active) continue;
       T* to = y + head * p.y_head_stride;
       float out[kVector];
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        out[j] =
-            kRotate ? x1[i][j] * cos[j] - x2[i][j] * sin[j] : x1[i][j] * cos[j];
+        out[j] = kRotate ? x1[j] * cos[j] - x2[j] * sin[j] : x1[j] * cos[j];
       }
       StorePack<T, kVector>(out, to);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        out[j] = kRotate ? x1[i][j] * sin[j] + x2[i][j] * cos[j]
-                         : x2[i][j] * cos[kAngles - kVector + j];
+        out[j] = kRotate ? x1[j] * sin[j] + x2[j] * cos[j]
+                         : x2[j] * cos[kAngles - kVector + j];
       }
       StorePack<T, kVector>(out, to + half);
       if constexpr (!kRotate) {
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) out[j] = x1[i][j] * sin[j];
+        for (int j = 0; j < kVector; ++j) out[j] = x1[j] * sin[j];
         StorePack<T, kVector>(out, to + 2 * half);
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) out[j] = x2[i][j] * sin[kVector + j];
+        for (int j = 0; j < kVector; ++j) out[j] = x2[j] * sin[kVector + j];
         StorePack<T, kVector>(out, to + 3 * half);
       }
     }

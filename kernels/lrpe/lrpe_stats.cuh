@@ -29,7 +29,7 @@ struct Workspace {
 __device__ __forceinline__ float2 Merge(float2 a, float2 b) {
   const float max = fmaxf(a.x, b.x);
   if (max == -INFINITY) return make_float2(max, a.y + b.y);
-  return make_float2(max, a.y * __expf(a.x - max) + b.y * __expf(b.x - max));
+  return make_float2(max, a.y * FastExp(a.x - max) + b.y * FastExp(b.x - max));
 }
 
 // kVector features of some tokens, as (maximum, sum).
@@ -54,23 +54,22 @@ struct Running {
       if (token < count) in[i] = LoadPack<T, kVector>(x + token * stride);
     }
   }
-  __device__ __forceinline__ void Add(const Batch& in, int first, int step,
-                                      int count) {
+  // The first `count` of the batch are tokens.
+  __device__ __forceinline__ void Add(const Batch& in, int count) {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       float value[kStatsBatch];
       float all = max[j];
 #pragma unroll
       for (int i = 0; i < kStatsBatch; ++i) {
-        value[i] =
-            first + i * step < count ? ToFloat(in[i].value[j]) : -INFINITY;
+        value[i] = i < count ? ToFloat(in[i].value[j]) : -INFINITY;
         all = fmaxf(all, value[i]);
       }
       // Features of −∞ alone so far; they must not hide the others.
       const float base = all == -INFINITY ? 0.0f : all;
-      float total = sum[j] * __expf(max[j] - base);
+      float total = sum[j] * FastExp(max[j] - base);
 #pragma unroll
-      for (int i = 0; i < kStatsBatch; ++i) total += __expf(value[i] - base);
+      for (int i = 0; i < kStatsBatch; ++i) total += FastExp(value[i] - base);
       max[j] = all;
       sum[j] = total;
     }
@@ -111,7 +110,11 @@ __device__ __forceinline__ void ChunkStats(const CudaLrpeParams& p,
     for (int t = own; t < count; t += kStatsBatch * step) {
       typename Own::Batch next;
       Own::Load(x, p.x_token_stride, t + kStatsBatch * step, step, count, next);
-      running.Add(in, t, step, count);
+      if (t + (kStatsBatch - 1) * step < count) {  // nothing to leave out
+        running.Add(in, kStatsBatch);
+      } else {
+        running.Add(in, (count - t + step - 1) / step);
+      }
 #pragma unroll
       for (int i = 0; i < kStatsBatch; ++i) in[i] = next[i];
     }
