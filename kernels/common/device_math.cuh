@@ -26,10 +26,20 @@ __device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// kCount elements in one memory access of kCount · sizeof(T) bytes, at most 16.
+// kCount elements in one memory access of kCount · sizeof(T) bytes, 4 to 16, as
+// the words they come in: 16-bit variables would cost an instruction each.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
-  T value[kCount];
+  __device__ __forceinline__ float Get(int i) const {
+    if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(word[i]);
+    } else {  // bfloat16 is the upper half of a float32
+      return __uint_as_float(i % 2 == 0 ? word[i / 2] << 16
+                                        : word[i / 2] & 0xffff0000u);
+    }
+  }
+
+  uint32_t word[sizeof(T) * kCount / 4];
 };
 
 template <typename T, int kCount>
@@ -41,14 +51,22 @@ template <typename T, int kCount>
 __device__ __forceinline__ void Unpack(const Pack<T, kCount>& pack,
                                        float (&out)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) out[i] = ToFloat(pack.value[i]);
+  for (int i = 0; i < kCount; ++i) out[i] = pack.Get(i);
 }
 
 template <typename T, int kCount>
 __device__ __forceinline__ void StorePack(const float (&x)[kCount], T* y) {
   Pack<T, kCount> pack;
+  if constexpr (sizeof(T) == 4) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) pack.value[i] = FromFloat<T>(x[i]);
+    for (int i = 0; i < kCount; ++i) pack.word[i] = __float_as_uint(x[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(x[i], x[i + 1]);
+      memcpy(&pack.word[i / 2], &two, sizeof(two));
+    }
+  }
   *reinterpret_cast<Pack<T, kCount>*>(y) = pack;
 }
 

@@ -20,18 +20,22 @@ __global__ void __launch_bounds__(kThreads)
       (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
   if (column >= p.cols) return;
   const T* x = static_cast<const T*>(p.x) + row * p.x_stride + column;
-  const Pack<T, kVector> in1 = LoadPack<T, kVector>(x);
-  const Pack<T, kVector> in2 = LoadPack<T, kVector>(x + p.cols);
-  if (p.live_rows != nullptr && row >= *p.live_rows) return;
-  float x1[kVector];
-  float x2[kVector];
-  Unpack(in1, x1);
-  Unpack(in2, x2);
+  T* y = static_cast<T*>(p.y) + row * p.y_stride + column;
+  if constexpr (kVector == 1) {
+    if (p.live_rows != nullptr && row >= *p.live_rows) return;
+    *y = FromFloat<T>(DeviceActivate(p.activation, ToFloat(x[0])) *
+                      ToFloat(x[p.cols]));
+  } else {
+    const Pack<T, kVector> in1 = LoadPack<T, kVector>(x);
+    const Pack<T, kVector> in2 = LoadPack<T, kVector>(x + p.cols);
+    if (p.live_rows != nullptr && row >= *p.live_rows) return;
+    float out[kVector];
 #pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    x1[j] = DeviceActivate(p.activation, x1[j]) * x2[j];
+    for (int j = 0; j < kVector; ++j) {
+      out[j] = DeviceActivate(p.activation, in1.Get(j)) * in2.Get(j);
+    }
+    StorePack<T, kVector>(out, y);
   }
-  StorePack<T, kVector>(x1, static_cast<T*>(p.y) + row * p.y_stride + column);
 }
 
 // ----------------------------------------------------------------------------

@@ -7,11 +7,14 @@
 namespace recurve {
 namespace {
 
+using linear_step::Four;
 using linear_step::Inputs;
 using linear_step::LoadNow;
 using linear_step::Shape;
-using linear_step::Tile;
 using linear_step::Vectors;
+
+template <typename State>
+using RowsTile = linear_step::Tile<State, /*kAdjacent=*/true>;
 
 // ----------------------------------------------------------------------------
 // The ring
@@ -84,11 +87,11 @@ __device__ void MakePowers(float decay, int count, float* power) {
 // S ← λ^m S + Σ_e λ^(m−1−e) k̃_e ṽ_eᵀ over m entries, in the tile and then in
 // memory. `position` is that of the last token.
 template <typename State>
-__device__ void FoldTile(const Tile<State>& tile, const RingTile& ring, int m,
-                         const Shape& s, int64_t head, uint64_t seed,
+__device__ void FoldTile(const RowsTile<State>& tile, const RingTile& ring,
+                         int m, const Shape& s, int64_t head, uint64_t seed,
                          int64_t position) {
-  constexpr int kVector = Tile<State>::kVector;
-  constexpr int kRows = Tile<State>::kRows;
+  constexpr int kVector = RowsTile<State>::kVector;
+  constexpr int kRows = RowsTile<State>::kRows;
   const int column = tile.column - blockIdx.x * kLinearTileColumns;
   float x[kRows][kVector];
 #pragma unroll
@@ -107,12 +110,15 @@ __device__ void FoldTile(const Tile<State>& tile, const RingTile& ring, int m,
           ring.power[m - 1 - e] * ring.v[e * kLinearTileColumns + column + j];
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (i >= tile.rows) break;
-      const float key = ring.k[e * s.key_dim + tile.Row(i)];
+    for (int first = 0; first < kRows; first += 4) {
+      if (first >= tile.rows) break;
+      const Four key(ring.k + e * s.key_dim + tile.Row(first));
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        x[i][j] = fmaf(key, value[j], x[i][j]);
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          x[first + i][j] = fmaf(key.value[i], value[j], x[first + i][j]);
+        }
       }
     }
   }
@@ -164,7 +170,7 @@ template <typename IO, typename State>
 __global__ void __launch_bounds__(kLinearBoundThreads, 1)
     linear_deferred_kernel(const __grid_constant__ LinearDeferredParams params,
                            const __grid_constant__ Shape s) {
-  constexpr int kVector = Tile<State>::kVector;
+  constexpr int kVector = RowsTile<State>::kVector;
   const LinearStepParams& p = params.step;
   const int ring_length = static_cast<int>(params.ring_length);
   extern __shared__ __align__(16) float shared[];
@@ -189,7 +195,7 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   Inputs<IO> inputs;
   if (!p.overlap_previous) inputs.Load(p, s, blockIdx.z, head);
   const float decay = p.decay[head];
-  Tile<State> tile(HeadState<State>(p, s, at.slot, head), s);
+  RowsTile<State> tile(HeadState<State>(p, s, at.slot, head), s);
   tile.Load();
   float* head_ring = HeadRing(params, s, at.slot, head);
   StartRing(head_ring, s, pending, ring_length, ring);
@@ -230,13 +236,18 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   // Scᵀ q̃.
   float sum[kVector] = {};
 #pragma unroll
-  for (int i = 0; i < Tile<State>::kRows; ++i) {
-    if (i >= tile.rows) break;
-    const float query = q[tile.Row(i)];
-    float x[kVector];
-    tile.Get(i, x);
+  for (int first = 0; first < RowsTile<State>::kRows; first += 4) {
+    if (first >= tile.rows) break;
+    const Four query(q + tile.Row(first));
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] = fmaf(query, x[j], sum[j]);
+    for (int i = 0; i < 4; ++i) {
+      float x[kVector];
+      tile.Get(first + i, x);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        sum[j] = fmaf(query.value[i], x[j], sum[j]);
+      }
+    }
   }
   linear_step::GatherColumns(sum, partial);
 
@@ -270,7 +281,7 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   if (min(at.rows_left, at.slot) <= 0) return;
   const Pending pending = PendingBefore(at.position, at.start, ring_length);
   if (pending.count == 0) return;
-  Tile<State> tile(HeadState<State>(p, s, at.slot, head), s);
+  RowsTile<State> tile(HeadState<State>(p, s, at.slot, head), s);
   tile.Load();
   StartRing(HeadRing(params, s, at.slot, head), s, pending, ring_length, ring);
   MakePowers(p.decay[head], pending.count, ring.power);

@@ -9,8 +9,10 @@ namespace {
 
 using linear_step::Inputs;
 using linear_step::Shape;
-using linear_step::Tile;
 using linear_step::Vectors;
+
+template <typename State>
+using StepTile = linear_step::Tile<State, /*kAdjacent=*/false>;
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -23,7 +25,7 @@ template <typename IO, typename State>
 __global__ void __launch_bounds__(kLinearBoundThreads, 1)
     linear_step_kernel(const __grid_constant__ LinearStepParams p,
                        const __grid_constant__ Shape s) {
-  constexpr int kVector = Tile<State>::kVector;
+  constexpr int kVector = StepTile<State>::kVector;
   extern __shared__ __align__(16) float shared[];
   const Vectors vectors = {shared, shared + s.key_dim, shared + 2 * s.key_dim};
   float* partial = vectors.v + s.value_dim;
@@ -43,9 +45,9 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
     return;
   }
   const int64_t head_start = head * s.key_dim * s.value_dim;
-  Tile<State> tile(static_cast<State*>(p.states) +
-                       int64_t{slot} * p.slot_stride + head_start,
-                   s);
+  StepTile<State> tile(static_cast<State*>(p.states) +
+                           int64_t{slot} * p.slot_stride + head_start,
+                       s);
   Inputs<IO> inputs;
   if (!p.overlap_previous) inputs.Load(p, s, row, head);
   const float decay = p.decay[head];
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
     value[j] = tile.rows > 0 ? vectors.v[tile.column + j] : 0.0f;
   }
 #pragma unroll
-  for (int i = 0; i < Tile<State>::kRows; ++i) {
+  for (int i = 0; i < StepTile<State>::kRows; ++i) {
     if (i >= tile.rows) break;
     const float query = vectors.q[tile.Row(i)];
     const float key = vectors.k[tile.Row(i)];

@@ -16,7 +16,7 @@ using lrpe::Softmax;
 
 // Grid: (runs of tokens, runs of kHeadsPerThread heads).
 template <typename T, int kVector, bool kRotate, Softmax kSoftmax>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, lrpe::kBlocks<kRotate>)
     lrpe_kernel(const __grid_constant__ CudaLrpeParams p,
                 const __grid_constant__ int lanes) {
   const int first_head = blockIdx.y * kHeadsPerThread;

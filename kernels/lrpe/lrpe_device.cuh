@@ -13,7 +13,13 @@ namespace lrpe {
 constexpr int kThreads = 128;
 constexpr int kHeadsPerThread = 16;  // share one set of angles
 
-constexpr int kHeadsAtOnce = 2;  // whose loads are in flight together
+// How many heads' loads are in flight while others are encoded. Rotate has half
+// the sines to keep, and gains more from more warps.
+template <bool kRotate>
+constexpr int kHeadsAhead = kRotate ? 1 : 2;
+// Blocks of a multiprocessor that the registers are to allow for.
+template <bool kRotate>
+constexpr int kBlocks = kRotate ? 7 : 4;
 
 enum class Softmax { kNone, kFeatures, kSequence };
 
@@ -103,6 +109,7 @@ __device__ __forceinline__ void EncodeToken(const CudaLrpeParams& p, int lanes,
          index * p.y_token_stride + column;
   const int64_t position = p.offsets[sequence] + index;
 
+  constexpr int kHeadsAtOnce = kHeadsAhead<kRotate>;
   constexpr int kAngles = kRotate ? kVector : 2 * kVector;
   float cos[kAngles];
   float sin[kAngles];

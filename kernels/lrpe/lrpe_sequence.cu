@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(lrpe::kStatsThreads)
 // the last to the first: the end of x is what the pass before left in the L2
 // cache.
 template <typename T, int kVector, bool kRotate>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, kRotate ? 5 : 4)
     lrpe_sequence_kernel(const __grid_constant__ CudaLrpeParams p,
                          const __grid_constant__ int lanes,
                          const float2* stats) {

@@ -62,7 +62,7 @@ struct Running {
       float all = max[j];
 #pragma unroll
       for (int i = 0; i < kStatsBatch; ++i) {
-        value[i] = i < count ? ToFloat(in[i].value[j]) : -INFINITY;
+        value[i] = i < count ? in[i].Get(j) : -INFINITY;
         all = fmaxf(all, value[i]);
       }
       // Features of −∞ alone so far; they must not hide the others.
