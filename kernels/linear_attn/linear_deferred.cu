@@ -321,20 +321,22 @@ template <typename IO, typename State>
 cudaError_t LaunchStep(const LinearDeferredParams& params,
                        cudaStream_t stream) {
   const LaunchPlan plan = PlanLaunch(params);
+  const auto kernel = linear_deferred_kernel<IO, State>;
   linear_step::LaunchConfig launch(params.step, plan.plan, plan.step_bytes,
+                                   reinterpret_cast<const void*>(kernel),
                                    stream);
-  return cudaLaunchKernelEx(&launch.config, linear_deferred_kernel<IO, State>,
-                            params, plan.shape);
+  return cudaLaunchKernelEx(&launch.config, kernel, params, plan.shape);
 }
 
 template <typename State>
 cudaError_t LaunchFold(const LinearDeferredParams& params,
                        cudaStream_t stream) {
   const LaunchPlan plan = PlanLaunch(params);
+  const auto kernel = linear_fold_kernel<State>;
   linear_step::LaunchConfig launch(params.step, plan.plan, plan.ring_bytes,
+                                   reinterpret_cast<const void*>(kernel),
                                    stream);
-  return cudaLaunchKernelEx(&launch.config, linear_fold_kernel<State>, params,
-                            plan.shape);
+  return cudaLaunchKernelEx(&launch.config, kernel, params, plan.shape);
 }
 
 }  // namespace

@@ -105,9 +105,11 @@ cudaError_t Launch(const LinearStepParams& p, cudaStream_t stream) {
                        static_cast<int>(LrpeAngles(p.position, p.head_dim))};
   const int64_t floats = 2 * key_dim + p.value_dim +
                          plan.threads / 32 * int64_t{kLinearTileColumns};
-  linear_step::LaunchConfig launch(p, plan, floats * sizeof(float), stream);
-  return cudaLaunchKernelEx(&launch.config, linear_step_kernel<IO, State>, p,
-                            shape);
+  const auto kernel = linear_step_kernel<IO, State>;
+  linear_step::LaunchConfig launch(p, plan, floats * sizeof(float),
+                                   reinterpret_cast<const void*>(kernel),
+                                   stream);
+  return cudaLaunchKernelEx(&launch.config, kernel, p, shape);
 }
 
 }  // namespace

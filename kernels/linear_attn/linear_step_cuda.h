@@ -64,10 +64,11 @@ struct LinearStepParams {
   int64_t slot_stride;  // in elements, a multiple of 8
   uint64_t rounding_seed;
 
-  // Starts before the kernel before it in the stream ends, and reads the states
-  // meanwhile (programmatic dependent launch, compute capability 9.0). That
-  // kernel may write q, k and v, but nothing else of these params; nor may a
-  // still earlier one, unless all between wait for their predecessors.
+  // May start before the kernel before it in the stream ends, and read the
+  // states meanwhile (programmatic dependent launch, code for compute
+  // capability 9.0). That kernel may write q, k and v, but nothing else of
+  // these params; nor may a still earlier one, unless all between wait for
+  // their predecessors.
   bool overlap_previous;
 };
 
