@@ -12,6 +12,7 @@
 #include "engine/cpu_backend.h"
 #include "engine/decoder.h"
 #include "engine/models/registry.h"
+#include "engine/tokenizer/load_tokenizer.h"
 #include "kv_cache/cache_spec.h"
 
 namespace recurve {
@@ -101,18 +102,17 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   }
   RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                            Checkpoint::Open(options.path));
-  RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(checkpoint));
+  RECURVE_ASSIGN_OR_RETURN(ModelDefinition model, ReadModel(checkpoint));
   LoadedModel loaded;
   RECURVE_ASSIGN_OR_RETURN(loaded.capacity,
                            PlanCapacity(model, options, engine));
-  if (!model.tokenizer.empty()) {
-    std::optional<int32_t> eos;
-    if (!model.eos_token_ids.empty()) eos = model.eos_token_ids.front();
-    RECURVE_ASSIGN_OR_RETURN(
-        loaded.tokenizer,
-        MakeTokenizer(model.tokenizer, static_cast<int32_t>(model.vocab_size),
-                      model.bos_token_id, eos));
-  }
+  std::optional<int32_t> eos;
+  if (!model.eos_token_ids.empty()) eos = model.eos_token_ids.front();
+  RECURVE_ASSIGN_OR_RETURN(loaded.tokenizer,
+                           LoadTokenizer(options.path, model.tokenizer,
+                                         static_cast<int32_t>(model.vocab_size),
+                                         model.bos_token_id, eos));
+  if (loaded.tokenizer) model.tokenizer = std::string(loaded.tokenizer->name());
   CpuBackend::Options backend;
   if (options.dtype != "auto") {
     RECURVE_ASSIGN_OR_RETURN(backend.weight_dtype, ParseDType(options.dtype));
