@@ -147,6 +147,7 @@ void BM_LinearAttention(benchmark::State& state) {
   p.k = qkv.data() + width;
   p.v = qkv.data() + 2 * width;
   p.stride = 3 * width;
+  p.v_stride = p.stride;
   p.out = out.data();
   p.out_stride = width;
   p.query_start = starts.data();

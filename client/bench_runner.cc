@@ -54,13 +54,17 @@ BenchResult BenchRunner::Run(
   slots_.resize(options_.concurrency);
   begin_ = BenchClock::now();
   BenchClock::time_point last_end = begin_;
-  for (size_t i = 0; i < slots_.size() && MayStart(); ++i) Start(i);
+  const auto start_if_due = [this](size_t slot) {
+    const BenchClock::time_point now = BenchClock::now();
+    if (MayStart(now)) Start(slot, now);
+  };
+  for (size_t i = 0; i < slots_.size(); ++i) start_if_due(i);
   while (running_ > 0) {
     for (const size_t i : WaitForEnded()) {
       last_end = std::max(last_end, slots_[i]->ended);
       Collect(slots_[i].get());
       slots_[i].reset();
-      if (MayStart()) Start(i);
+      start_if_due(i);
     }
     if (stop_.load()) CancelRunning();
     on_progress(Progress());
@@ -71,19 +75,20 @@ BenchResult BenchRunner::Run(
   return std::move(result_);
 }
 
-bool BenchRunner::MayStart() const {
+bool BenchRunner::MayStart(BenchClock::time_point now) const {
   return !stop_.load() && started_ < options_.num_requests &&
          failed_ < options_.max_failures &&
-         absl::FromChrono(BenchClock::now() - begin_) < options_.start_for;
+         absl::FromChrono(now - begin_) < options_.start_for;
 }
 
-void BenchRunner::Start(size_t slot_number) {
+void BenchRunner::Start(size_t slot_number, BenchClock::time_point now) {
   slots_[slot_number] = std::make_unique<Slot>();
   Slot* const slot = slots_[slot_number].get();
   const uint64_t index = first_index_ + started_;
   const WorkItem item = workload_->Make(index);
   slot->cancel_after_tokens = item.cancel_after_tokens;
   slot->record.index = index;
+  slot->record.start_seconds = Seconds(now - begin_);
   slot->record.prompt_tokens = item.request.prompt_ids().ids_size();
   slot->record.max_new_tokens = item.request.stopping().max_new_tokens();
   GenerateStream::Callbacks callbacks;
@@ -101,7 +106,6 @@ void BenchRunner::Start(size_t slot_number) {
   ++started_;
   ++running_;
   slot->sent = BenchClock::now();
-  slot->record.start_seconds = Seconds(slot->sent - begin_);
   slot->stream = client->StartGenerate(item.request, std::move(callbacks),
                                        options_.request_timeout);
 }

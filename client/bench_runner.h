@@ -94,8 +94,8 @@ class BenchRunner {
  private:
   struct Slot;
 
-  bool MayStart() const;
-  void Start(size_t slot_number);
+  bool MayStart(BenchClock::time_point now) const;
+  void Start(size_t slot_number, BenchClock::time_point now);
   bool OnEvent(Slot* slot, const v1::GenerateEvent& event);
   void Collect(Slot* slot);
   std::vector<size_t> WaitForEnded();

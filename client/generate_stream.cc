@@ -17,9 +17,7 @@ class GenerateStream::Reactor final
   Reactor(const v1::GenerateRequest& request, Callbacks callbacks)
       : request_(request), callbacks_(std::move(callbacks)) {}
 
-  void Start(v1::Inference::StubInterface* stub, absl::Duration timeout,
-             std::shared_ptr<Reactor> self) {
-    self_ = std::move(self);
+  void Start(v1::Inference::StubInterface* stub, absl::Duration timeout) {
     if (timeout < absl::InfiniteDuration()) {
       context_.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     }
@@ -43,8 +41,9 @@ class GenerateStream::Reactor final
 
   void OnDone(const grpc::Status& status) override {
     callbacks_.on_done(FromGrpcStatus(status));
-    // Keeps the members alive to the end of this function.
-    const std::shared_ptr<Reactor> self = std::move(self_);
+    // Whoever waits may destroy this object as soon as the lock is free. It is
+    // not destroyed here: context_ may hold the last reference to the channel,
+    // and a channel that ends joins the thread that this runs on.
     MutexLock lock(&mu_);
     done_ = true;
     finished_.NotifyAll();
@@ -55,7 +54,6 @@ class GenerateStream::Reactor final
   const v1::GenerateRequest request_;
   const Callbacks callbacks_;
   v1::GenerateEvent event_;
-  std::shared_ptr<Reactor> self_;
 
   Mutex mu_;
   CondVar finished_;
@@ -66,8 +64,8 @@ GenerateStream::GenerateStream(v1::Inference::StubInterface* stub,
                                const v1::GenerateRequest& request,
                                Callbacks callbacks, absl::Duration timeout) {
   RECURVE_CHECK(callbacks.on_event != nullptr && callbacks.on_done != nullptr);
-  reactor_ = std::make_shared<Reactor>(request, std::move(callbacks));
-  reactor_->Start(stub, timeout, reactor_);
+  reactor_ = std::make_unique<Reactor>(request, std::move(callbacks));
+  reactor_->Start(stub, timeout);
 }
 
 GenerateStream::~GenerateStream() {

@@ -48,8 +48,7 @@ class GenerateStream {
 
  private:
   class Reactor;
-  // Shared with itself while the call runs: gRPC uses it until OnDone returns.
-  std::shared_ptr<Reactor> reactor_;
+  std::unique_ptr<Reactor> reactor_;
 };
 
 }  // namespace recurve

@@ -68,8 +68,7 @@ class Backend : public CacheStorage {
 
   // The rows of `parts` one after the other, each part [n_i, inputs].
   virtual absl::StatusOr<MatrixId> LoadMatrix(
-      absl::Span<const TensorView> parts) = 0;
-  virtual absl::StatusOr<VectorId> LoadVector(const TensorView& tensor) = 0;
+      absl::Span<const MatrixPart> parts) = 0;
   virtual absl::StatusOr<VectorId> LoadVector(
       absl::Span<const float> values) = 0;
   virtual absl::StatusOr<TableId> LoadEmbedding(const TensorView& table) = 0;
@@ -95,10 +94,19 @@ class Backend : public CacheStorage {
 
   virtual absl::Status BeginStep(const StepBatch& batch) = 0;
 
-  // out = table[token]
-  virtual void Embed(TableId table, Activations out) = 0;
-  virtual void RmsNorm(Activations in, VectorId weight, double eps,
-                       Activations out) = 0;
+  // out = scale · table[token]
+  virtual void Embed(TableId table, float scale, Activations out) = 0;
+  // Every row of out = values.
+  virtual void Fill(VectorId values, Activations out) = 0;
+
+  struct NormArgs {
+    NormKind kind = NormKind::kRms;
+    int64_t groups = 1;
+    double eps = 0;
+    VectorId weight;  // -1: none
+    VectorId bias;    // -1: none
+  };
+  virtual void Norm(Activations in, const NormArgs& norm, Activations out) = 0;
   // out = in · matrixᵀ, or out += that.
   virtual void Project(Activations in, MatrixId matrix, Activations out,
                        bool add) = 0;
@@ -108,11 +116,22 @@ class Backend : public CacheStorage {
   struct TpaArgs {
     TpaCacheId cache;
     PositionId position;
+    Activation factor_activation;  // of a_k and a_v
     Activations a_q, b_q, a_k, b_k, a_v, b_v;
     Activations out;  // [T, H·E]
   };
   // Appends the step's tokens to the factor cache and attends.
   virtual void Tpa(const TpaArgs& args) = 0;
+
+  // out[h] = (1/rank) Σ_r a[r,h] · b[r]
+  struct ExpandArgs {
+    Activations a;  // [T, rank·heads]
+    Activations b;  // [T, rank·dim]
+    int64_t rank;
+    int64_t num_heads;
+    Activations out;  // [T, heads·dim]
+  };
+  virtual void ExpandFactors(const ExpandArgs& args) = 0;
 
   struct LinearAttentionArgs {
     StateId state;
@@ -129,15 +148,14 @@ class Backend : public CacheStorage {
     Activations gate;
     Activation activation;
     bool gate_after_norm;
-    VectorId weight;
-    double eps;
+    NormArgs norm;  // kRms
     Activations out;
   };
   virtual void GatedNorm(const GatedNormArgs& args) = 0;
 
   // Normalises the rows whose logits are wanted, multiplies them by the head,
   // and draws the samples.
-  virtual void Head(Activations in, VectorId norm, double eps, MatrixId head,
+  virtual void Head(Activations in, const NormArgs& norm, MatrixId head,
                     StepOutput* output) = 0;
 
   // Waits for the step. An error is a failure of the device.

@@ -12,6 +12,7 @@
 #include "kernels/linear_attn/linear_attn.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/norm/norm.h"
+#include "kernels/tpa/expand_factors.h"
 #include "kernels/tpa/tpa.h"
 
 namespace recurve {
@@ -19,23 +20,17 @@ namespace {
 
 float* Floats(const Activations& a) { return reinterpret_cast<float*>(a.data); }
 
-// Equal encodings share their table of angles.
-bool SamePosition(LrpeType type, const std::vector<uint64_t>& steps,
-                  LrpeType other_type,
-                  const std::vector<uint64_t>& other_steps) {
-  return type == other_type && steps == other_steps;
-}
-
 }  // namespace
 
 CpuBackend::CpuBackend(const Options& options)
     : options_(options), pool_(options.num_threads) {}
 
-DType CpuBackend::StorageFor(absl::Span<const TensorView> parts) const {
+DType CpuBackend::StorageFor(absl::Span<const MatrixPart> parts) const {
   if (options_.weight_dtype) return *options_.weight_dtype;
-  const bool all_bfloat16 = std::all_of(
-      parts.begin(), parts.end(),
-      [](const TensorView& part) { return part.dtype == DType::kBFloat16; });
+  const bool all_bfloat16 =
+      std::all_of(parts.begin(), parts.end(), [](const MatrixPart& part) {
+        return part.tensor.dtype == DType::kBFloat16;
+      });
   return all_bfloat16 ? DType::kBFloat16 : DType::kFloat32;
 }
 
@@ -52,19 +47,12 @@ absl::string_view CpuBackend::weight_dtype() const {
 }
 
 absl::StatusOr<MatrixId> CpuBackend::LoadMatrix(
-    absl::Span<const TensorView> parts) {
+    absl::Span<const MatrixPart> parts) {
   RECURVE_ASSIGN_OR_RETURN(PackedMatrix packed,
                            PackedMatrix::Pack(parts, StorageFor(parts)));
   weight_bytes_ += packed.bytes();
   matrices_.push_back(std::move(packed));
   return MatrixId{static_cast<int32_t>(matrices_.size()) - 1};
-}
-
-absl::StatusOr<VectorId> CpuBackend::LoadVector(const TensorView& tensor) {
-  std::vector<float> values(tensor.num_elements());
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = tensor.Element(static_cast<int64_t>(i));
-  return LoadVector(values);
 }
 
 absl::StatusOr<VectorId> CpuBackend::LoadVector(
@@ -97,17 +85,17 @@ absl::StatusOr<TableId> CpuBackend::LoadEmbedding(const TensorView& table) {
 
 absl::StatusOr<PositionId> CpuBackend::LoadPosition(
     const PositionConfig& config) {
-  std::vector<uint64_t> steps = LrpePhaseSteps(config.theta);
+  // Equal encodings share their tables.
   for (size_t i = 0; i < positions_.size(); ++i) {
-    if (SamePosition(config.type, steps, positions_[i].type,
-                     positions_[i].phase_steps)) {
+    if (positions_[i].config == config) {
       return PositionId{static_cast<int32_t>(i)};
     }
   }
   Position position;
-  position.type = config.type;
-  position.angles = static_cast<int64_t>(steps.size());
-  position.phase_steps = std::move(steps);
+  position.config = config;
+  position.angles = static_cast<int64_t>(config.theta.size());
+  position.phase_steps = LrpePhaseSteps(config.theta);
+  position.theta.assign(config.theta.begin(), config.theta.end());
   position.cos.resize(options_.max_tokens * position.angles);
   position.sin.resize(options_.max_tokens * position.angles);
   positions_.push_back(std::move(position));
@@ -167,28 +155,62 @@ absl::Status CpuBackend::BeginStep(const StepBatch& batch) {
                      options_.max_tokens, " that were allocated"));
   }
   batch_ = &batch;
-  for (Position& position : positions_) {
-    if (position.type == LrpeType::kNone) continue;
-    LrpeTable({position.phase_steps.data(), batch.positions.data(),
-               position.cos.data(), position.sin.data(), batch.num_tokens(),
-               position.angles},
-              pool_);
-  }
+  for (Position& position : positions_) FillTables(position);
   return absl::OkStatus();
 }
 
-void CpuBackend::Embed(TableId table, Activations out) {
+void CpuBackend::FillTables(Position& position) {
+  if (position.config.type == LrpeType::kNone) return;
+  if (position.config.float32_angles) {
+    LrpeFloat32Table(
+        {position.theta.data(), batch_->positions.data(), position.cos.data(),
+         position.sin.data(), batch_->num_tokens(), position.angles,
+         position.config.log_decay, position.config.bfloat16_tables},
+        pool_);
+  } else {
+    LrpeTable({position.phase_steps.data(), batch_->positions.data(),
+               position.cos.data(), position.sin.data(), batch_->num_tokens(),
+               position.angles},
+              pool_);
+  }
+}
+
+void CpuBackend::Embed(TableId table, float scale, Activations out) {
   Embedding({&tables_[table.value]->view, batch_->tokens.data(), Floats(out),
-             out.stride, batch_->num_tokens()},
+             out.stride, batch_->num_tokens(), scale},
             pool_);
 }
 
-void CpuBackend::RmsNorm(Activations in, VectorId weight, double eps,
-                         Activations out) {
-  recurve::RmsNorm(
-      {Floats(in), in.stride, vectors_[weight.value].data(), Floats(out),
-       out.stride, batch_->num_tokens(), in.cols, 1, static_cast<float>(eps)},
-      pool_);
+void CpuBackend::Fill(VectorId values, Activations out) {
+  const std::vector<float>& row = vectors_[values.value];
+  for (int64_t t = 0; t < batch_->num_tokens(); ++t) {
+    std::copy(row.begin(), row.end(), Floats(out) + t * out.stride);
+  }
+}
+
+const float* CpuBackend::OptionalVector(VectorId id) const {
+  return id.value < 0 ? nullptr : vectors_[id.value].data();
+}
+
+void CpuBackend::NormRows(const float* in, int64_t in_stride,
+                          const NormArgs& norm, float* out, int64_t out_stride,
+                          int64_t rows, int64_t cols) {
+  const float* weight = OptionalVector(norm.weight);
+  const float eps = static_cast<float>(norm.eps);
+  if (norm.kind == NormKind::kLayer) {
+    LayerNorm({in, in_stride, weight, OptionalVector(norm.bias), out,
+               out_stride, rows, cols, eps},
+              pool_);
+  } else {
+    RmsNorm(
+        {in, in_stride, weight, out, out_stride, rows, cols, norm.groups, eps},
+        pool_);
+  }
+}
+
+void CpuBackend::Norm(Activations in, const NormArgs& norm, Activations out) {
+  NormRows(Floats(in), in.stride, norm, Floats(out), out.stride,
+           batch_->num_tokens(), in.cols);
 }
 
 void CpuBackend::Project(Activations in, MatrixId matrix, Activations out,
@@ -215,39 +237,58 @@ void CpuBackend::Tpa(const TpaArgs& args) {
   TpaCache& cache = tpa_caches_[args.cache.value];
   const Position& position = positions_[args.position.value];
   TpaAppend({cache.shape, CacheView(cache), Floats(args.a_k), Floats(args.b_k),
-             Floats(args.a_v), Floats(args.b_v), args.a_k.stride, position.type,
-             position.cos.data(), position.sin.data()},
+             Floats(args.a_v), Floats(args.b_v), args.a_k.stride,
+             position.config.type, position.cos.data(), position.sin.data(),
+             args.factor_activation},
             pool_);
   TpaAttend({cache.shape, CacheView(cache), Floats(args.a_q), Floats(args.b_q),
-             args.a_q.stride, position.type, position.cos.data(),
+             args.b_q.stride, position.config.type, position.cos.data(),
              position.sin.data(), Floats(args.out), args.out.stride},
             pool_);
+}
+
+void CpuBackend::ExpandFactors(const ExpandArgs& args) {
+  recurve::ExpandFactors(
+      {Floats(args.a), Floats(args.b), args.a.stride, Floats(args.out),
+       args.out.stride, batch_->num_tokens(), args.rank, args.num_heads,
+       args.b.cols / args.rank},
+      pool_);
 }
 
 void CpuBackend::LinearAttention(const LinearAttentionArgs& args) {
   State& state = states_[args.state.value];
   const Position& position = positions_[args.position.value];
   const LinearConfig& config = *args.config;
-  recurve::LinearAttention(
-      {config.num_heads,        config.head_dim,
-       config.value_dim,        Floats(args.q),
-       Floats(args.k),          Floats(args.v),
-       args.q.stride,           Floats(args.out),
-       args.out.stride,         batch_->query_start.data(),
-       batch_->num_sequences(), config.q_activation,
-       config.k_activation,     config.v_activation,
-       position.type,           position.cos.data(),
-       position.sin.data(),     vectors_[args.decay.value].data(),
-       state.slots.data(),      state.slot_elements,
-       batch_->slots.data()},
-      pool_);
+  recurve::LinearAttention({config.num_heads,
+                            config.head_dim,
+                            config.value_dim,
+                            Floats(args.q),
+                            Floats(args.k),
+                            Floats(args.v),
+                            args.q.stride,
+                            args.v.stride,
+                            Floats(args.out),
+                            args.out.stride,
+                            batch_->query_start.data(),
+                            batch_->num_sequences(),
+                            config.q_activation,
+                            config.k_activation,
+                            config.v_activation,
+                            position.config.type,
+                            position.cos.data(),
+                            position.sin.data(),
+                            vectors_[args.decay.value].data(),
+                            state.slots.data(),
+                            state.slot_elements,
+                            batch_->slots.data()},
+                           pool_);
 }
 
 void CpuBackend::GatedNorm(const GatedNormArgs& args) {
   recurve::GatedNorm(
-      {{Floats(args.in), args.in.stride, vectors_[args.weight.value].data(),
+      {{Floats(args.in), args.in.stride, OptionalVector(args.norm.weight),
         Floats(args.out), args.out.stride, batch_->num_tokens(), args.in.cols,
-        1, static_cast<float>(args.eps)},
+        args.norm.groups, static_cast<float>(args.norm.eps)},
        Floats(args.gate),
        args.gate.stride,
        args.activation,
@@ -255,7 +296,7 @@ void CpuBackend::GatedNorm(const GatedNormArgs& args) {
       pool_);
 }
 
-void CpuBackend::Head(Activations in, VectorId norm, double eps, MatrixId head,
+void CpuBackend::Head(Activations in, const NormArgs& norm, MatrixId head,
                       StepOutput* output) {
   const PackedMatrix& matrix = matrices_[head.value];
   const int64_t rows = static_cast<int64_t>(batch_->logit_rows.size());
@@ -265,10 +306,8 @@ void CpuBackend::Head(Activations in, VectorId norm, double eps, MatrixId head,
     const float* row = Floats(in) + batch_->logit_rows[i] * in.stride;
     std::copy(row, row + in.cols, head_rows_.data() + i * in.cols);
   }
-  recurve::RmsNorm(
-      {head_rows_.data(), in.cols, vectors_[norm.value].data(),
-       head_rows_.data(), in.cols, rows, in.cols, 1, static_cast<float>(eps)},
-      pool_);
+  NormRows(head_rows_.data(), in.cols, norm, head_rows_.data(), in.cols, rows,
+           in.cols);
   logits_.resize(rows * vocab);
   Matmul(
       {head_rows_.data(), in.cols, &matrix, logits_.data(), vocab, rows, false},

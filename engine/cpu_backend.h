@@ -31,8 +31,7 @@ class CpuBackend : public Backend {
   absl::string_view kv_dtype() const override { return "float32"; }
 
   absl::StatusOr<MatrixId> LoadMatrix(
-      absl::Span<const TensorView> parts) override;
-  absl::StatusOr<VectorId> LoadVector(const TensorView& tensor) override;
+      absl::Span<const MatrixPart> parts) override;
   absl::StatusOr<VectorId> LoadVector(absl::Span<const float> values) override;
   absl::StatusOr<TableId> LoadEmbedding(const TensorView& table) override;
   absl::StatusOr<PositionId> LoadPosition(
@@ -48,16 +47,17 @@ class CpuBackend : public Backend {
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
 
   absl::Status BeginStep(const StepBatch& batch) override;
-  void Embed(TableId table, Activations out) override;
-  void RmsNorm(Activations in, VectorId weight, double eps,
-               Activations out) override;
+  void Embed(TableId table, float scale, Activations out) override;
+  void Fill(VectorId values, Activations out) override;
+  void Norm(Activations in, const NormArgs& norm, Activations out) override;
   void Project(Activations in, MatrixId matrix, Activations out,
                bool add) override;
   void Glu(Activations in, Activation activation, Activations out) override;
   void Tpa(const TpaArgs& args) override;
+  void ExpandFactors(const ExpandArgs& args) override;
   void LinearAttention(const LinearAttentionArgs& args) override;
   void GatedNorm(const GatedNormArgs& args) override;
-  void Head(Activations in, VectorId norm, double eps, MatrixId head,
+  void Head(Activations in, const NormArgs& norm, MatrixId head,
             StepOutput* output) override;
   absl::Status EndStep() override { return absl::OkStatus(); }
 
@@ -68,10 +68,11 @@ class CpuBackend : public Backend {
 
  private:
   struct Position {
-    LrpeType type;
+    PositionConfig config;
     int64_t angles;
-    std::vector<uint64_t> phase_steps;
-    std::vector<float> cos, sin;  // [max_tokens, angles], of this step
+    std::vector<uint64_t> phase_steps;  // exact angles
+    std::vector<float> theta;           // float32 angles
+    std::vector<float> cos, sin;        // [max_tokens, angles], of this step
   };
   struct TpaCache {
     TpaShape shape;
@@ -88,7 +89,12 @@ class CpuBackend : public Backend {
   };
 
   // The type to hold these tensors in.
-  DType StorageFor(absl::Span<const TensorView> parts) const;
+  DType StorageFor(absl::Span<const MatrixPart> parts) const;
+  // The vector, or null for the id -1.
+  const float* OptionalVector(VectorId id) const;
+  void NormRows(const float* in, int64_t in_stride, const NormArgs& norm,
+                float* out, int64_t out_stride, int64_t rows, int64_t cols);
+  void FillTables(Position& position);
   void FillPage(int32_t page, float value);
   void FillSlot(int32_t slot, float value);
   struct TpaCacheView CacheView(TpaCache& cache) const;

@@ -26,7 +26,7 @@ int64_t CacheBytesPerToken(const ModelDefinition& model,
 }
 
 int64_t StateBytesPerSequence(const ModelDefinition& model) {
-  int64_t elements = 0;
+  int64_t elements = model.tpe ? model.hidden_size : 0;
   for (const LayerDefinition& layer : model.layers) {
     if (const auto* linear = std::get_if<LinearLayer>(&layer.mixer)) {
       const LinearConfig& config = linear->config;
@@ -69,20 +69,19 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
   return decoder;
 }
 
-absl::Status Decoder::LoadLayer(const ModelDefinition& model,
-                                const LayerDefinition& definition) {
+absl::Status Decoder::LoadLayer(const LayerDefinition& definition) {
   Layer layer;
   if (const auto* tpa = std::get_if<TpaLayer>(&definition.mixer)) {
     RECURVE_ASSIGN_OR_RETURN(layer.mixer, MakeTpaMixer(*tpa, *backend_));
   } else {
     RECURVE_ASSIGN_OR_RETURN(
-        layer.mixer, MakeLinearMixer(std::get<LinearLayer>(definition.mixer),
-                                     model.norm_eps, *backend_));
+        layer.mixer,
+        MakeLinearMixer(std::get<LinearLayer>(definition.mixer), *backend_));
   }
   RECURVE_ASSIGN_OR_RETURN(layer.token_norm,
-                           backend_->LoadVector(definition.token_norm));
+                           LoadNorm(definition.token_norm, *backend_));
   RECURVE_ASSIGN_OR_RETURN(layer.channel_norm,
-                           backend_->LoadVector(definition.channel_norm));
+                           LoadNorm(definition.channel_norm, *backend_));
   RECURVE_ASSIGN_OR_RETURN(
       layer.w1_w2, backend_->LoadMatrix({definition.w1, definition.w2}));
   RECURVE_ASSIGN_OR_RETURN(layer.w3, backend_->LoadMatrix({definition.w3}));
@@ -92,16 +91,22 @@ absl::Status Decoder::LoadLayer(const ModelDefinition& model,
 
 absl::Status Decoder::LoadWeights(const ModelDefinition& model) {
   intermediate_size_ = model.intermediate_size;
-  norm_eps_ = model.norm_eps;
   channel_activation_ = model.channel_activation;
   RECURVE_ASSIGN_OR_RETURN(embedding_,
                            backend_->LoadEmbedding(model.embedding));
+  embedding_scale_ = model.embedding_scale;
   int64_t scratch_cols = 3 * model.intermediate_size;
+  if (model.tpe) {
+    RECURVE_ASSIGN_OR_RETURN(tpe_, MakeTpeMixer(*model.tpe, *backend_));
+    RECURVE_ASSIGN_OR_RETURN(zeros_, backend_->LoadVector(std::vector<float>(
+                                         model.hidden_size, 0.0f)));
+    scratch_cols = std::max(scratch_cols, tpe_->scratch_cols());
+  }
   for (const LayerDefinition& definition : model.layers) {
-    RECURVE_RETURN_IF_ERROR(LoadLayer(model, definition));
+    RECURVE_RETURN_IF_ERROR(LoadLayer(definition));
     scratch_cols = std::max(scratch_cols, layers_.back().mixer->scratch_cols());
   }
-  RECURVE_ASSIGN_OR_RETURN(final_norm_, backend_->LoadVector(model.final_norm));
+  RECURVE_ASSIGN_OR_RETURN(final_norm_, LoadNorm(model.final_norm, *backend_));
   RECURVE_ASSIGN_OR_RETURN(head_, backend_->LoadMatrix({model.head}));
   RECURVE_ASSIGN_OR_RETURN(residual_,
                            backend_->AllocateActivations(model.hidden_size));
@@ -112,22 +117,33 @@ absl::Status Decoder::LoadWeights(const ModelDefinition& model) {
   return absl::OkStatus();
 }
 
+void Decoder::Embed(Backend& backend) const {
+  if (tpe_ == nullptr) {
+    backend.Embed(embedding_, embedding_scale_, residual_);
+    return;
+  }
+  // The mixer adds to a residual; here there is none yet.
+  backend.Embed(embedding_, embedding_scale_, normed_);
+  backend.Fill(zeros_, residual_);
+  tpe_->Forward(backend, normed_, scratch_, residual_);
+}
+
 absl::Status Decoder::Run(const StepBatch& batch, StepOutput* output) {
   Backend& backend = *backend_;
   RECURVE_RETURN_IF_ERROR(backend.BeginStep(batch));
-  backend.Embed(embedding_, residual_);
+  Embed(backend);
   const Activations gates = scratch_.Columns(0, 2 * intermediate_size_);
   const Activations hidden =
       scratch_.Columns(2 * intermediate_size_, intermediate_size_);
   for (const Layer& layer : layers_) {
-    backend.RmsNorm(residual_, layer.token_norm, norm_eps_, normed_);
+    backend.Norm(residual_, layer.token_norm, normed_);
     layer.mixer->Forward(backend, normed_, scratch_, residual_);
-    backend.RmsNorm(residual_, layer.channel_norm, norm_eps_, normed_);
+    backend.Norm(residual_, layer.channel_norm, normed_);
     backend.Project(normed_, layer.w1_w2, gates, /*add=*/false);
     backend.Glu(gates, channel_activation_, hidden);
     backend.Project(hidden, layer.w3, residual_, /*add=*/true);
   }
-  backend.Head(residual_, final_norm_, norm_eps_, head_, output);
+  backend.Head(residual_, final_norm_, head_, output);
   return backend.EndStep();
 }
 

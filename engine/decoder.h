@@ -32,9 +32,9 @@ class Decoder : public ModelRunner {
 
  private:
   struct Layer {
-    VectorId token_norm;
+    Backend::NormArgs token_norm;
     std::unique_ptr<TokenMixer> mixer;
-    VectorId channel_norm;
+    Backend::NormArgs channel_norm;
     MatrixId w1_w2;  // [2F, C]
     MatrixId w3;
   };
@@ -42,18 +42,20 @@ class Decoder : public ModelRunner {
   explicit Decoder(std::unique_ptr<Backend> backend)
       : backend_(std::move(backend)) {}
   absl::Status LoadWeights(const ModelDefinition& model);
-  absl::Status LoadLayer(const ModelDefinition& model,
-                         const LayerDefinition& definition);
+  absl::Status LoadLayer(const LayerDefinition& definition);
+  void Embed(Backend& backend) const;
 
   std::unique_ptr<Backend> backend_;
   ModelInfo info_;
   CacheSpec cache_spec_;
   int64_t intermediate_size_ = 0;
-  double norm_eps_ = 0;
   Activation channel_activation_ = Activation::kSilu;
   TableId embedding_;
+  float embedding_scale_ = 1;
+  std::unique_ptr<TokenMixer> tpe_;  // or null
+  VectorId zeros_;                   // [C], with tpe_
   std::vector<Layer> layers_;
-  VectorId final_norm_;
+  Backend::NormArgs final_norm_;
   MatrixId head_;
   Activations residual_;  // [T, C]
   Activations normed_;    // [T, C]

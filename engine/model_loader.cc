@@ -12,6 +12,7 @@
 #include "engine/cpu_backend.h"
 #include "engine/decoder.h"
 #include "engine/models/registry.h"
+#include "engine/tokenizer/load_tokenizer.h"
 #include "kv_cache/cache_spec.h"
 
 namespace recurve {
@@ -87,6 +88,15 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
+    const std::string& path, const ModelDefinition& model) {
+  std::optional<int32_t> eos;
+  if (!model.eos_token_ids.empty()) eos = model.eos_token_ids.front();
+  return LoadTokenizer(path, model.tokenizer,
+                       static_cast<int32_t>(model.vocab_size),
+                       model.bos_token_id, eos);
+}
+
 absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
                                       EngineOptions* engine) {
   RECURVE_RETURN_IF_ERROR(CheckDevice(options));
@@ -101,18 +111,14 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   }
   RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                            Checkpoint::Open(options.path));
-  RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(checkpoint));
+  RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
+                           ReadModel(checkpoint, options.family));
   LoadedModel loaded;
   RECURVE_ASSIGN_OR_RETURN(loaded.capacity,
                            PlanCapacity(model, options, engine));
-  if (!model.tokenizer.empty()) {
-    std::optional<int32_t> eos;
-    if (!model.eos_token_ids.empty()) eos = model.eos_token_ids.front();
-    RECURVE_ASSIGN_OR_RETURN(
-        loaded.tokenizer,
-        MakeTokenizer(model.tokenizer, static_cast<int32_t>(model.vocab_size),
-                      model.bos_token_id, eos));
-  }
+  RECURVE_ASSIGN_OR_RETURN(loaded.tokenizer,
+                           LoadModelTokenizer(options.path, model));
+  if (loaded.tokenizer) model.tokenizer = std::string(loaded.tokenizer->name());
   CpuBackend::Options backend;
   if (options.dtype != "auto") {
     RECURVE_ASSIGN_OR_RETURN(backend.weight_dtype, ParseDType(options.dtype));

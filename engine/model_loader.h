@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/model_runner.h"
+#include "engine/models/registry.h"
 #include "engine/options.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -15,6 +16,7 @@ namespace recurve {
 // that name says.
 struct ModelOptions {
   std::string path;             // folder of the checkpoint
+  FamilyOptions family;         // --model-family, --model-variant
   std::string device = "auto";  // auto, cpu, cuda
   std::string dtype =
       "auto";  // of weights: auto (as stored), float32, bfloat16
@@ -42,6 +44,11 @@ struct LoadedModel {
   std::unique_ptr<Tokenizer> tokenizer;  // null when the checkpoint has none
   Capacity capacity;
 };
+
+// The tokenizer of the checkpoint in folder `path`: of the kind that the model
+// names, else of the files that are there; null without any.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
+    const std::string& path, const ModelDefinition& model);
 
 // Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means as much
 // as model and cache allow; it is set to what holds. InvalidArgument names the

@@ -39,13 +39,16 @@ bool Sequence::StartNextCommand() {
   // computed; and a command that appends nothing draws from the last row.
   next_logits_ =
       num_tokens() - (output_pending_ || command.append.empty() ? 1 : 0);
-  if (decoder_ && (decoder_->stopped() || !command.append.empty())) {
+  const bool new_text =
+      decoder_ && (decoder_->stopped() || !command.append.empty());
+  if (new_text) {
     // What is generated next does not continue the text generated so far.
     carried_text_ += decoder_->Flush();
     decoder_.emplace(tokenizer_, options_.stopping.stop_strings);
   }
   tokens_.insert(tokens_.end(), command.append.begin(), command.append.end());
   prompt_.insert(prompt_.end(), command.append.begin(), command.append.end());
+  if (new_text) decoder_->SkipBefore(tokens_);
   generate_left_ = command.generate;
   if (!command.append.empty() || command.generate > 0) output_pending_ = false;
   if (generate_left_ > 0 && num_computed_ == num_tokens()) {

@@ -36,6 +36,10 @@ struct Seconds {
 
 void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "model", o.model.path, "Folder of the checkpoint")->required();
+  Add(app, "model-family", o.model.family.family,
+      "auto (by config.json and tensor names), recurve, t6 or xmixers");
+  Add(app, "model-variant", o.model.family.variant,
+      "Variant of the family, as t6_variant of T6");
   Add(app, "served-model-name", o.served_model_name,
       "Name to report (default: the folder's)");
   Add(app, "host", o.host,

@@ -19,6 +19,7 @@ weights_only), safetensors and numpy.
 
 import argparse
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -415,6 +416,10 @@ def write_weights(output, tensors, shards, total, dtype):
             content[name] = tensor.detach().contiguous().clone()
             weight_map[name] = file
         save_file(content, output / file, metadata={"format": "pt"})
+        # The library makes files for their owner alone.
+        umask = os.umask(0)
+        os.umask(umask)
+        (output / file).chmod(0o666 & ~umask)
     if len(shards) > 1:
         write_json(output / "model.safetensors.index.json",
                    {"metadata": {"total_size": total}, "weight_map": weight_map})

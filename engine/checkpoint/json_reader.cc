@@ -233,6 +233,19 @@ absl::StatusOr<std::vector<int64_t>> JsonObject::IntList(const std::string& key,
   return values;
 }
 
+absl::StatusOr<std::vector<std::string>> JsonObject::StringList(
+    const std::string& key) const {
+  RECURVE_ASSIGN_OR_RETURN(const json* list, List(key, "a list of strings"));
+  std::vector<std::string> values;
+  for (const json& element : *list) {
+    if (!element.is_string()) {
+      return Unexpected(Element(key, values.size()), &element, "a string");
+    }
+    values.push_back(element.get<std::string>());
+  }
+  return values;
+}
+
 absl::StatusOr<std::vector<JsonObject>> JsonObject::ObjectList(
     const std::string& key) const {
   RECURVE_ASSIGN_OR_RETURN(const json* list, List(key, "a list of objects"));

@@ -70,6 +70,8 @@ class JsonObject {
   // eos_token_id.
   absl::StatusOr<std::vector<int64_t>> IntList(const std::string& key,
                                                int64_t min, int64_t max) const;
+  absl::StatusOr<std::vector<std::string>> StringList(
+      const std::string& key) const;
   absl::StatusOr<std::vector<JsonObject>> ObjectList(
       const std::string& key) const;
   absl::StatusOr<JsonObject> Object(const std::string& key) const;

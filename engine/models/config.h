@@ -10,6 +10,7 @@
 #include "base/tensor_view.h"
 #include "kernels/common/activation.h"
 #include "kernels/lrpe/lrpe.h"
+#include "kernels/matmul/packed_matrix.h"
 #include "kernels/tpa/tpa_layout.h"
 
 namespace recurve {
@@ -21,13 +22,35 @@ namespace recurve {
 // Position encoding of queries and keys.
 struct PositionConfig {
   LrpeType type = LrpeType::kNone;
-  std::vector<double> theta;  // [LrpeAngles(type, head_dim)] radians a position
+  // [LrpeAngles(type, head_dim)] radians a position; negative turns backwards,
+  // 0 leaves a pair of features as it is.
+  std::vector<double> theta;
+
+  // Angles as one float32 product, and what comes after it
+  // (LrpeFloat32TableParams): for models whose weights expect the rounding.
+  bool float32_angles = false;
+  bool bfloat16_tables = false;
+  float log_decay = 0;
+
+  bool operator==(const PositionConfig&) const = default;
+};
+
+// y = x · rsqrt(mean(x²) + eps) · weight over each of `groups` parts of a row,
+// or LayerNorm over the whole row.
+enum class NormKind { kRms, kLayer };
+struct NormDefinition {
+  NormKind kind = NormKind::kRms;
+  int64_t groups = 1;         // 1 for kLayer
+  double eps = 0;             // added to the mean of squares, or the variance
+  std::vector<float> weight;  // [cols], or empty
+  std::vector<float> bias;    // [cols], or empty; kLayer only
 };
 
 // Tensor product attention; maths in kernels/tpa/tpa.h.
 struct TpaConfig {
   TpaShape shape;
-  PositionConfig position;  // kNone or kRotate
+  PositionConfig position;                           // kNone or kRotate
+  Activation factor_activation = Activation::kNone;  // of A_k and A_v
 };
 
 // Linear attention; maths in kernels/linear_attn/linear_attn.h.
@@ -35,44 +58,73 @@ struct LinearConfig {
   int64_t num_heads = 0;
   int64_t head_dim = 0;   // D of q and k
   int64_t value_dim = 0;  // E of v
+  // Queries, and keys and values, made from factors of these ranks
+  // (kernels/tpa/expand_factors.h); 0: projected whole.
+  int64_t q_rank = 0;
+  int64_t kv_rank = 0;
+  // x / sqrt(Σ x² + eps) over each head's features, before the activation.
+  struct L2Norm {
+    double eps = 0;
+  };
+  std::optional<L2Norm> q_norm, k_norm, v_norm;
   Activation q_activation = Activation::kNone;
   Activation k_activation = Activation::kNone;
   Activation v_activation = Activation::kNone;
   PositionConfig position;
   std::vector<double> log_decay;  // [num_heads], each <= 0
-  // Low-rank output gate W2(W1 x); absent: the output is normalised only.
+  // Low-rank output gate W2(W1 x); absent: the output is normalised only. A
+  // gate needs an RMSNorm.
   std::optional<Activation> output_gate;
   bool gate_after_norm = false;
 };
 
-// Weights are [outputs, inputs]; views into the mapped checkpoint.
+// Weights are [outputs, inputs]; views into the mapped checkpoint, whose rows
+// the model may want in another order.
+struct FactorTensors {
+  MatrixPart a;  // [R·H, C], rank-major
+  MatrixPart b;  // [R·D, C]
+};
 struct TpaTensors {
-  TensorView a_q, b_q, a_k, b_k, a_v, b_v;  // [R·H, C] and [R·D, C]; rank-major
-  TensorView out;                           // [C, H·E]
+  FactorTensors q, k, v;  // of whole queries: b is [H·D, C] and there is no a
+  MatrixPart out;         // [C, H·E]
 };
 struct LinearTensors {
-  TensorView q, k, v;            // [H·D, C], [H·D, C], [H·E, C]
-  TensorView gate_in, gate_out;  // [G, C], [H·E, G]; empty without a gate
-  TensorView norm;               // [H·E]
-  TensorView out;                // [C, H·E]
+  // [H·D, C], [H·D, C], [H·E, C] in b; with a rank, factors.
+  FactorTensors q, k, v;
+  MatrixPart gate_in, gate_out;  // [G, C], [H·E, G]; empty without a gate
+  MatrixPart out;                // [C, H·E]
 };
 
+// A layer's mixer. The norm, over H·E numbers, comes before `out`.
 struct TpaLayer {
   TpaConfig config;
   TpaTensors tensors;
+  std::optional<NormDefinition> norm;
 };
 struct LinearLayer {
   LinearConfig config;
   LinearTensors tensors;
+  std::optional<NormDefinition> norm;
+};
+
+// Token position encoding by a decaying sum, in place of the embedding (xmixers
+// TPE): for each head u ← λ u + x, and x becomes out · norm(gain · u).
+struct TpeLayer {
+  int64_t num_heads = 0;
+  std::vector<float> decay;  // [num_heads] λ
+  std::vector<float> gain;   // [num_heads]
+  NormDefinition norm;
+  MatrixPart out;  // [C, C]
 };
 
 // x += mixer(norm(x)); x += w3(act(w1 y) ⊙ (w2 y)) with y = norm(x).
 struct LayerDefinition {
-  TensorView token_norm;  // [C]
+  NormDefinition token_norm;
+  // Another kind of mixer is another alternative here and a TokenMixer.
   std::variant<TpaLayer, LinearLayer> mixer;
-  TensorView channel_norm;  // [C]
-  TensorView w1, w2;        // [F, C]
-  TensorView w3;            // [C, F]
+  NormDefinition channel_norm;
+  MatrixPart w1, w2;  // [F, C]
+  MatrixPart w3;      // [C, F]
 };
 
 struct ModelDefinition {
@@ -80,7 +132,6 @@ struct ModelDefinition {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;        // C
   int64_t intermediate_size = 0;  // F
-  double norm_eps = 0;            // added to the mean of squares
   Activation channel_activation = Activation::kSilu;
   int64_t max_position_embeddings = 0;  // the longest context it was made for
 
@@ -88,10 +139,12 @@ struct ModelDefinition {
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
 
-  TensorView embedding;  // [vocab, C]
+  TensorView embedding;         // [vocab, C]
+  float embedding_scale = 1;    // of each row
+  std::optional<TpeLayer> tpe;  // between the embedding and the layers
   std::vector<LayerDefinition> layers;
-  TensorView final_norm;  // [C]
-  TensorView head;        // [vocab, C]; the embedding when tied
+  NormDefinition final_norm;
+  TensorView head;  // [vocab, C]; the embedding when tied
 
   uint64_t parameters = 0;
   // Identifies config and weights, for saved states.

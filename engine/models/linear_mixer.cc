@@ -7,91 +7,166 @@
 namespace recurve {
 namespace {
 
+// One of query, key and value: where it stands in the projected row and how it
+// becomes a vector a head.
+struct Input {
+  int64_t rank = 0;    // 0: projected whole
+  int64_t dim = 0;     // features a head
+  int64_t column = 0;  // in the product
+  std::optional<Backend::NormArgs> norm;
+};
+
 struct LinearWeights {
   StateId state;
   PositionId position;
   VectorId decay;
-  MatrixId qkv_gate;  // q, k, v and, with a gate, its first factor: one product
-  int64_t gate_rank;  // 0 without a gate
+  Input q, k, v;
+  MatrixId inputs;  // q, k, v and, with a gate, its first factor
+  int64_t input_cols = 0;
+  int64_t gate_column = 0;
+  int64_t gate_rank = 0;  // 0 without a gate
   MatrixId gate_out;
-  VectorId norm;
+  std::optional<Backend::NormArgs> norm;
   MatrixId out;
 };
 
 class LinearMixer : public TokenMixer {
  public:
-  LinearMixer(const LinearConfig& config, const LinearWeights& weights,
-              double norm_eps)
-      : config_(config), weights_(weights), norm_eps_(norm_eps) {}
+  LinearMixer(const LinearConfig& config, const LinearWeights& weights)
+      : config_(config), weights_(weights) {}
 
   absl::string_view name() const override { return "linear"; }
 
   int64_t scratch_cols() const override {
-    return input_cols() + value_cols() * (weights_.gate_rank > 0 ? 2 : 1);
+    return weights_.input_cols + expanded_cols() +
+           value_cols() * (weights_.gate_rank > 0 ? 2 : 1);
   }
 
   void Forward(Backend& backend, Activations in, Activations scratch,
                Activations residual) const override {
-    const int64_t key_cols = config_.num_heads * config_.head_dim;
-    const Activations projected = scratch.Columns(0, input_cols());
-    const Activations mixed = scratch.Columns(input_cols(), value_cols());
-    backend.Project(in, weights_.qkv_gate, projected, /*add=*/false);
+    const Activations inputs = scratch.Columns(0, weights_.input_cols);
+    int64_t column = weights_.input_cols;
+    const auto next = [&](int64_t cols) {
+      column += cols;
+      return scratch.Columns(column - cols, cols);
+    };
+    backend.Project(in, weights_.inputs, inputs, /*add=*/false);
 
     Backend::LinearAttentionArgs args;
     args.state = weights_.state;
     args.position = weights_.position;
     args.decay = weights_.decay;
     args.config = &config_;
-    args.q = projected.Columns(0, key_cols);
-    args.k = projected.Columns(key_cols, key_cols);
-    args.v = projected.Columns(2 * key_cols, value_cols());
+    const auto vectors = [&](const Input& input) {
+      return HeadVectors(
+          backend, input, inputs,
+          input.rank > 0 ? next(config_.num_heads * input.dim) : Activations());
+    };
+    args.q = vectors(weights_.q);
+    args.k = vectors(weights_.k);
+    args.v = vectors(weights_.v);
+    const Activations mixed = next(value_cols());
     args.out = mixed;
     backend.LinearAttention(args);
 
     if (weights_.gate_rank > 0) {
       const Activations gate_in =
-          projected.Columns(2 * key_cols + value_cols(), weights_.gate_rank);
-      const Activations gate =
-          scratch.Columns(input_cols() + value_cols(), value_cols());
+          inputs.Columns(weights_.gate_column, weights_.gate_rank);
+      const Activations gate = next(value_cols());
       backend.Project(gate_in, weights_.gate_out, gate, /*add=*/false);
       backend.GatedNorm({mixed, gate, *config_.output_gate,
-                         config_.gate_after_norm, weights_.norm, norm_eps_,
-                         mixed});
-    } else {
-      backend.RmsNorm(mixed, weights_.norm, norm_eps_, mixed);
+                         config_.gate_after_norm, *weights_.norm, mixed});
+    } else if (weights_.norm) {
+      backend.Norm(mixed, *weights_.norm, mixed);
     }
     backend.Project(mixed, weights_.out, residual, /*add=*/true);
   }
 
  private:
   int64_t value_cols() const { return config_.num_heads * config_.value_dim; }
-  int64_t input_cols() const {
-    return 2 * config_.num_heads * config_.head_dim + value_cols() +
-           weights_.gate_rank;
+  int64_t expanded_cols() const {
+    int64_t cols = 0;
+    for (const Input* input : {&weights_.q, &weights_.k, &weights_.v}) {
+      if (input->rank > 0) cols += config_.num_heads * input->dim;
+    }
+    return cols;
+  }
+
+  // The vectors of all heads, [T, H·dim]: in place, or in `expanded`.
+  Activations HeadVectors(Backend& backend, const Input& input,
+                          Activations inputs, Activations expanded) const {
+    const int64_t heads = config_.num_heads;
+    Activations result = expanded;
+    if (input.rank == 0) {
+      result = inputs.Columns(input.column, heads * input.dim);
+    } else {
+      backend.ExpandFactors({inputs.Columns(input.column, input.rank * heads),
+                             inputs.Columns(input.column + input.rank * heads,
+                                            input.rank * input.dim),
+                             input.rank, heads, expanded});
+    }
+    if (input.norm) backend.Norm(result, *input.norm, result);
+    return result;
   }
 
   const LinearConfig config_;
   const LinearWeights weights_;
-  const double norm_eps_;
 };
+
+// Σ x² is dim · mean(x²), so an L2 norm is an RMSNorm with eps / dim and the
+// weight dim^-1/2.
+NormDefinition AsRmsNorm(double l2_eps, int64_t num_heads, int64_t dim) {
+  const double size = static_cast<double>(dim);
+  NormDefinition norm;
+  norm.groups = num_heads;
+  norm.eps = l2_eps / size;
+  norm.weight.assign(num_heads * dim, static_cast<float>(1 / std::sqrt(size)));
+  return norm;
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TokenMixer>> MakeLinearMixer(
-    const LinearLayer& layer, double norm_eps, Backend& backend) {
+    const LinearLayer& layer, Backend& backend) {
   const LinearTensors& t = layer.tensors;
   const LinearConfig& config = layer.config;
   LinearWeights weights;
-  std::vector<TensorView> parts = {t.q, t.k, t.v};
-  weights.gate_rank = 0;
+  std::vector<MatrixPart> parts;
+  const auto add = [&](const MatrixPart& part) {
+    parts.push_back(part);
+    weights.input_cols += part.tensor.shape[0];
+  };
+  const auto add_input = [&](const FactorTensors& factors, int64_t rank,
+                             int64_t dim,
+                             const std::optional<LinearConfig::L2Norm>& norm,
+                             Input* input) -> absl::Status {
+    *input = {rank, dim, weights.input_cols, std::nullopt};
+    if (rank > 0) add(factors.a);
+    add(factors.b);
+    if (norm) {
+      RECURVE_ASSIGN_OR_RETURN(
+          input->norm,
+          LoadNorm(AsRmsNorm(norm->eps, config.num_heads, dim), backend));
+    }
+    return absl::OkStatus();
+  };
+  RECURVE_RETURN_IF_ERROR(add_input(t.q, config.q_rank, config.head_dim,
+                                    config.q_norm, &weights.q));
+  RECURVE_RETURN_IF_ERROR(add_input(t.k, config.kv_rank, config.head_dim,
+                                    config.k_norm, &weights.k));
+  RECURVE_RETURN_IF_ERROR(add_input(t.v, config.kv_rank, config.value_dim,
+                                    config.v_norm, &weights.v));
   if (config.output_gate) {
-    parts.push_back(t.gate_in);
-    weights.gate_rank = t.gate_in.shape[0];
+    weights.gate_column = weights.input_cols;
+    weights.gate_rank = t.gate_in.tensor.shape[0];
+    add(t.gate_in);
     RECURVE_ASSIGN_OR_RETURN(weights.gate_out,
                              backend.LoadMatrix({t.gate_out}));
   }
-  RECURVE_ASSIGN_OR_RETURN(weights.qkv_gate, backend.LoadMatrix(parts));
-  RECURVE_ASSIGN_OR_RETURN(weights.norm, backend.LoadVector(t.norm));
+  RECURVE_ASSIGN_OR_RETURN(weights.inputs, backend.LoadMatrix(parts));
+  if (layer.norm) {
+    RECURVE_ASSIGN_OR_RETURN(weights.norm, LoadNorm(*layer.norm, backend));
+  }
   RECURVE_ASSIGN_OR_RETURN(weights.out, backend.LoadMatrix({t.out}));
   RECURVE_ASSIGN_OR_RETURN(weights.position,
                            backend.LoadPosition(config.position));
@@ -102,7 +177,22 @@ absl::StatusOr<std::unique_ptr<TokenMixer>> MakeLinearMixer(
   weights.state = backend.AddState(
       config.num_heads, LrpeOutputDim(config.position.type, config.head_dim),
       config.value_dim);
-  return std::make_unique<LinearMixer>(config, weights, norm_eps);
+  return std::make_unique<LinearMixer>(config, weights);
+}
+
+absl::StatusOr<Backend::NormArgs> LoadNorm(const NormDefinition& norm,
+                                           Backend& backend) {
+  Backend::NormArgs args;
+  args.kind = norm.kind;
+  args.groups = norm.groups;
+  args.eps = norm.eps;
+  if (!norm.weight.empty()) {
+    RECURVE_ASSIGN_OR_RETURN(args.weight, backend.LoadVector(norm.weight));
+  }
+  if (!norm.bias.empty()) {
+    RECURVE_ASSIGN_OR_RETURN(args.bias, backend.LoadVector(norm.bias));
+  }
+  return args;
 }
 
 }  // namespace recurve

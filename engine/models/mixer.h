@@ -11,12 +11,13 @@
 namespace recurve {
 
 // The part of a layer that mixes tokens of a sequence. One per layer; it owns
-// the layer's projection weights and its place in the cache.
+// the layer's projection weights and its place in the cache. A new kind is a
+// class in a file of its own and an alternative of LayerDefinition::mixer.
 class TokenMixer {
  public:
   virtual ~TokenMixer() = default;
 
-  // "tpa" or "linear".
+  // "tpa", "linear" or "tpe".
   virtual absl::string_view name() const = 0;
 
   // Columns of scratch that Forward needs.
@@ -32,7 +33,12 @@ class TokenMixer {
 absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpaMixer(const TpaLayer& layer,
                                                          Backend& backend);
 absl::StatusOr<std::unique_ptr<TokenMixer>> MakeLinearMixer(
-    const LinearLayer& layer, double norm_eps, Backend& backend);
+    const LinearLayer& layer, Backend& backend);
+absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpeMixer(const TpeLayer& layer,
+                                                         Backend& backend);
+
+absl::StatusOr<Backend::NormArgs> LoadNorm(const NormDefinition& norm,
+                                           Backend& backend);
 
 }  // namespace recurve
 

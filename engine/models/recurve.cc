@@ -1,37 +1,33 @@
 // Recurve's own checkpoint format; described in docs/model-format.md.
 
-#include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "engine/checkpoint/check_finite.h"
 #include "engine/models/families.h"
+#include "engine/models/family_reader.h"
 
 namespace recurve {
 namespace {
 
 constexpr int64_t kMaxDim = 1 << 20;
 
-absl::StatusOr<Activation> ReadActivation(
-    const JsonObject& object, const std::string& key,
-    const std::optional<std::string>& default_value, bool allow_softmax) {
-  static constexpr std::pair<const char*, Activation> kNames[] = {
-      {"none", Activation::kNone},        {"silu", Activation::kSilu},
-      {"relu", Activation::kRelu},        {"sigmoid", Activation::kSigmoid},
-      {"1+elu", Activation::kOnePlusElu}, {"softmax", Activation::kSoftmax}};
-  std::vector<std::string> choices;
-  for (const auto& [name, activation] : kNames) {
-    if (allow_softmax || activation != Activation::kSoftmax)
-      choices.emplace_back(name);
-  }
-  RECURVE_ASSIGN_OR_RETURN(const std::string chosen,
-                           object.StringOneOf(key, choices, default_value));
-  for (const auto& [name, activation] : kNames) {
-    if (chosen == name) return activation;
-  }
-  return absl::InternalError("activation choices and names disagree");
+const ActivationNames kPointwise = {{"none", Activation::kNone},
+                                    {"silu", Activation::kSilu},
+                                    {"relu", Activation::kRelu},
+                                    {"sigmoid", Activation::kSigmoid},
+                                    {"elu", Activation::kElu},
+                                    {"1+elu", Activation::kOnePlusElu},
+                                    {"2+elu", Activation::kTwoPlusElu},
+                                    {"exp", Activation::kExp},
+                                    {"leaky_relu", Activation::kLeakyRelu},
+                                    {"relu2", Activation::kReluSquared},
+                                    {"gelu", Activation::kGelu}};
+
+ActivationNames WithSoftmax() {
+  ActivationNames names = kPointwise;
+  names.emplace_back("softmax", Activation::kSoftmax);
+  return names;
 }
 
 // `types` are the position types this mixer supports.
@@ -41,95 +37,93 @@ absl::StatusOr<PositionConfig> ReadPosition(
   PositionConfig position;
   if (!layer.Has("position")) return position;
   RECURVE_ASSIGN_OR_RETURN(const JsonObject object, layer.Object("position"));
-  RECURVE_RETURN_IF_ERROR(object.CheckNoUnknownKeys({"type", "base"}));
+  RECURVE_RETURN_IF_ERROR(object.CheckNoUnknownKeys({"type", "base", "theta"}));
   RECURVE_ASSIGN_OR_RETURN(const std::string type,
                            object.StringOneOf("type", types));
   if (type == "none") return position;
-  RECURVE_ASSIGN_OR_RETURN(const double base,
-                           object.DoubleOr("base", 10000.0, 1.0, 1e12));
   position.type = type == "lrpe_rotate" ? LrpeType::kRotate : LrpeType::kCosine;
   if (position.type == LrpeType::kRotate && head_dim % 2 != 0) {
     return layer.Invalid(
         "head_dim",
         absl::StrCat("is ", head_dim, "; lrpe_rotate needs an even head_dim"));
   }
+  if (object.Has("theta")) {
+    if (object.Has("base")) {
+      return object.Invalid("theta", "is given beside base; expected one");
+    }
+    RECURVE_ASSIGN_OR_RETURN(
+        position.theta,
+        object.DoubleList("theta", LrpeAngles(position.type, head_dim)));
+    return position;
+  }
+  RECURVE_ASSIGN_OR_RETURN(const double base,
+                           object.DoubleOr("base", 10000.0, 1.0, 1e12));
   position.theta = LrpeTheta(position.type, head_dim, base);
   return position;
 }
 
-// Looks tensors up by name and shape and remembers which were asked for.
-class TensorReader {
- public:
-  explicit TensorReader(const Checkpoint& checkpoint)
-      : checkpoint_(checkpoint) {}
+absl::StatusOr<NormDefinition> ReadRmsNorm(const std::string& name,
+                                           int64_t size, double eps,
+                                           TensorReader& tensors) {
+  NormDefinition norm;
+  norm.eps = eps;
+  RECURVE_ASSIGN_OR_RETURN(norm.weight, tensors.ReadVector(name, size));
+  return norm;
+}
 
-  absl::StatusOr<TensorView> Read(const std::string& name,
-                                  const std::vector<int64_t>& shape) {
-    absl::StatusOr<TensorView> found = checkpoint_.Tensor(name, shape);
-    if (absl::IsNotFound(found.status())) {
-      return absl::InvalidArgumentError(found.status().message());
-    }
-    RECURVE_ASSIGN_OR_RETURN(TensorView view, std::move(found));
-    RECURVE_RETURN_IF_ERROR(CheckFinite(view, name, checkpoint_.FileOf(name)));
-    if (used_.insert(name).second) parameters_ += view.num_elements();
-    return view;
+absl::StatusOr<FactorTensors> ReadFactors(const std::string& prefix,
+                                          int64_t rank, int64_t num_heads,
+                                          int64_t dim, int64_t hidden,
+                                          TensorReader& tensors) {
+  FactorTensors factors;
+  if (rank > 0) {
+    RECURVE_ASSIGN_OR_RETURN(
+        factors.a,
+        tensors.Read(prefix + "_head_proj.weight", {rank * num_heads, hidden}));
   }
-
-  // A matrix whose row count the tensor itself decides.
-  absl::StatusOr<TensorView> ReadWithAnyRows(const std::string& name,
-                                             int64_t cols) {
-    const absl::StatusOr<TensorView> view = checkpoint_.Tensor(name);
-    const int64_t rows = view.ok() && view->shape.size() == 2
-                             ? std::max<int64_t>(view->shape[0], 1)
-                             : 1;
-    return Read(name, {rows, cols});
-  }
-
-  const std::set<std::string>& used() const { return used_; }
-  uint64_t parameters() const { return parameters_; }
-
- private:
-  const Checkpoint& checkpoint_;
-  std::set<std::string> used_;
-  uint64_t parameters_ = 0;
-};
+  RECURVE_ASSIGN_OR_RETURN(
+      factors.b, tensors.Read(prefix + "_proj.weight",
+                              {(rank > 0 ? rank : num_heads) * dim, hidden}));
+  return factors;
+}
 
 absl::StatusOr<TpaLayer> ReadTpa(const JsonObject& object,
                                  const std::string& prefix, int64_t hidden,
-                                 TensorReader& tensors) {
-  RECURVE_RETURN_IF_ERROR(
-      object.CheckNoUnknownKeys({"mixer", "num_heads", "head_dim", "value_dim",
-                                 "q_rank", "kv_rank", "position"}));
+                                 double norm_eps, TensorReader& tensors) {
+  RECURVE_RETURN_IF_ERROR(object.CheckNoUnknownKeys(
+      {"mixer", "num_heads", "head_dim", "value_dim", "q_rank", "kv_rank",
+       "position", "factor_activation", "head_norm"}));
   TpaLayer layer;
   TpaShape& s = layer.config.shape;
   RECURVE_ASSIGN_OR_RETURN(s.num_heads, object.Int("num_heads", 1, 1024));
   RECURVE_ASSIGN_OR_RETURN(s.head_dim, object.Int("head_dim", 1, 1024));
   RECURVE_ASSIGN_OR_RETURN(s.value_dim,
                            object.IntOr("value_dim", s.head_dim, 1, 1024));
-  RECURVE_ASSIGN_OR_RETURN(s.q_rank, object.Int("q_rank", 1, 256));
+  RECURVE_ASSIGN_OR_RETURN(s.q_rank, object.Int("q_rank", 0, 256));
   RECURVE_ASSIGN_OR_RETURN(s.kv_rank, object.Int("kv_rank", 1, 64));
   RECURVE_ASSIGN_OR_RETURN(
       layer.config.position,
       ReadPosition(object, {"none", "lrpe_rotate"}, s.head_dim));
+  RECURVE_ASSIGN_OR_RETURN(
+      layer.config.factor_activation,
+      ReadActivation(object, "factor_activation", kPointwise, "none"));
   TpaTensors& t = layer.tensors;
-  RECURVE_ASSIGN_OR_RETURN(t.a_q,
-                           tensors.Read(prefix + "q_head_proj.weight",
-                                        {s.q_rank * s.num_heads, hidden}));
+  RECURVE_ASSIGN_OR_RETURN(t.q, ReadFactors(prefix + "q", s.q_rank, s.num_heads,
+                                            s.head_dim, hidden, tensors));
   RECURVE_ASSIGN_OR_RETURN(
-      t.b_q,
-      tensors.Read(prefix + "q_proj.weight", {s.q_rank * s.head_dim, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(t.a_k,
-                           tensors.Read(prefix + "k_head_proj.weight",
-                                        {s.kv_rank * s.num_heads, hidden}));
+      t.k, ReadFactors(prefix + "k", s.kv_rank, s.num_heads, s.head_dim, hidden,
+                       tensors));
   RECURVE_ASSIGN_OR_RETURN(
-      t.b_k,
-      tensors.Read(prefix + "k_proj.weight", {s.kv_rank * s.head_dim, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(t.a_v,
-                           tensors.Read(prefix + "v_head_proj.weight",
-                                        {s.kv_rank * s.num_heads, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(t.b_v,
-                           tensors.Read(prefix + "v_proj.weight",
-                                        {s.kv_rank * s.value_dim, hidden}));
+      t.v, ReadFactors(prefix + "v", s.kv_rank, s.num_heads, s.value_dim,
+                       hidden, tensors));
+  RECURVE_ASSIGN_OR_RETURN(const bool head_norm,
+                           object.BoolOr("head_norm", false));
+  if (head_norm) {
+    RECURVE_ASSIGN_OR_RETURN(
+        const std::vector<float> weight,
+        tensors.ReadVector(prefix + "norm.weight", s.value_dim));
+    layer.norm = NormOfHeads(s.num_heads, norm_eps, weight);
+  }
   RECURVE_ASSIGN_OR_RETURN(t.out,
                            tensors.Read(prefix + "o_proj.weight",
                                         {hidden, s.num_heads * s.value_dim}));
@@ -140,25 +134,28 @@ absl::StatusOr<LinearConfig> ReadLinearConfig(const JsonObject& object) {
   RECURVE_RETURN_IF_ERROR(object.CheckNoUnknownKeys(
       {"mixer", "num_heads", "head_dim", "value_dim", "q_activation",
        "k_activation", "v_activation", "output_gate", "gate_position",
-       "position", "log_decay"}));
+       "position", "log_decay", "norm"}));
   LinearConfig c;
   RECURVE_ASSIGN_OR_RETURN(c.num_heads, object.Int("num_heads", 1, 1024));
   RECURVE_ASSIGN_OR_RETURN(c.head_dim, object.Int("head_dim", 1, 1024));
   RECURVE_ASSIGN_OR_RETURN(c.value_dim,
                            object.IntOr("value_dim", c.head_dim, 1, 1024));
   RECURVE_ASSIGN_OR_RETURN(
-      c.q_activation, ReadActivation(object, "q_activation", "none", true));
+      c.q_activation,
+      ReadActivation(object, "q_activation", WithSoftmax(), "none"));
   RECURVE_ASSIGN_OR_RETURN(
-      c.k_activation, ReadActivation(object, "k_activation", "none", true));
+      c.k_activation,
+      ReadActivation(object, "k_activation", WithSoftmax(), "none"));
   RECURVE_ASSIGN_OR_RETURN(
-      c.v_activation, ReadActivation(object, "v_activation", "none", true));
+      c.v_activation,
+      ReadActivation(object, "v_activation", WithSoftmax(), "none"));
   RECURVE_ASSIGN_OR_RETURN(
       c.position,
       ReadPosition(object, {"none", "lrpe_rotate", "lrpe_cosine"}, c.head_dim));
   if (object.Has("output_gate")) {
-    RECURVE_ASSIGN_OR_RETURN(c.output_gate,
-                             ReadActivation(object, "output_gate", std::nullopt,
-                                            /*allow_softmax=*/false));
+    RECURVE_ASSIGN_OR_RETURN(
+        c.output_gate,
+        ReadActivation(object, "output_gate", kPointwise, std::nullopt));
   }
   RECURVE_ASSIGN_OR_RETURN(
       const std::string gate_position,
@@ -182,28 +179,38 @@ absl::StatusOr<LinearConfig> ReadLinearConfig(const JsonObject& object) {
 
 absl::StatusOr<LinearLayer> ReadLinear(const JsonObject& object,
                                        const std::string& prefix,
-                                       int64_t hidden, TensorReader& tensors) {
+                                       int64_t hidden, double norm_eps,
+                                       TensorReader& tensors) {
   LinearLayer layer;
   RECURVE_ASSIGN_OR_RETURN(layer.config, ReadLinearConfig(object));
   const int64_t keys = layer.config.num_heads * layer.config.head_dim;
   const int64_t values = layer.config.num_heads * layer.config.value_dim;
   LinearTensors& t = layer.tensors;
   RECURVE_ASSIGN_OR_RETURN(
-      t.q, tensors.Read(prefix + "q_proj.weight", {keys, hidden}));
+      t.q.b, tensors.Read(prefix + "q_proj.weight", {keys, hidden}));
   RECURVE_ASSIGN_OR_RETURN(
-      t.k, tensors.Read(prefix + "k_proj.weight", {keys, hidden}));
+      t.k.b, tensors.Read(prefix + "k_proj.weight", {keys, hidden}));
   RECURVE_ASSIGN_OR_RETURN(
-      t.v, tensors.Read(prefix + "v_proj.weight", {values, hidden}));
+      t.v.b, tensors.Read(prefix + "v_proj.weight", {values, hidden}));
   if (layer.config.output_gate) {
     RECURVE_ASSIGN_OR_RETURN(
         t.gate_in,
         tensors.ReadWithAnyRows(prefix + "output_gate.0.weight", hidden));
     RECURVE_ASSIGN_OR_RETURN(t.gate_out,
                              tensors.Read(prefix + "output_gate.1.weight",
-                                          {values, t.gate_in.shape[0]}));
+                                          {values, t.gate_in.tensor.shape[0]}));
   }
-  RECURVE_ASSIGN_OR_RETURN(t.norm,
-                           tensors.Read(prefix + "norm.weight", {values}));
+  RECURVE_ASSIGN_OR_RETURN(
+      const std::string norm,
+      object.StringOneOf("norm", {"rms", "group_rms", "none"}, "rms"));
+  if (norm != "none") {
+    RECURVE_ASSIGN_OR_RETURN(
+        layer.norm,
+        ReadRmsNorm(prefix + "norm.weight", values, norm_eps, tensors));
+    if (norm == "group_rms") layer.norm->groups = layer.config.num_heads;
+  } else if (layer.config.output_gate) {
+    return object.Invalid("norm", "is \"none\"; an output_gate needs a norm");
+  }
   RECURVE_ASSIGN_OR_RETURN(
       t.out, tensors.Read(prefix + "o_proj.weight", {hidden, values}));
   return layer;
@@ -212,6 +219,7 @@ absl::StatusOr<LinearLayer> ReadLinear(const JsonObject& object,
 absl::StatusOr<LayerDefinition> ReadLayer(const JsonObject& object,
                                           int64_t index,
                                           const ModelDefinition& model,
+                                          double norm_eps,
                                           TensorReader& tensors) {
   const std::string prefix = absl::StrCat("model.layers.", index, ".");
   const int64_t hidden = model.hidden_size;
@@ -221,17 +229,19 @@ absl::StatusOr<LayerDefinition> ReadLayer(const JsonObject& object,
                            object.StringOneOf("mixer", {"tpa", "linear"}));
   if (mixer == "tpa") {
     RECURVE_ASSIGN_OR_RETURN(
-        layer.mixer, ReadTpa(object, prefix + "token_mixer.", hidden, tensors));
+        layer.mixer,
+        ReadTpa(object, prefix + "token_mixer.", hidden, norm_eps, tensors));
   } else {
     RECURVE_ASSIGN_OR_RETURN(
         layer.mixer,
-        ReadLinear(object, prefix + "token_mixer.", hidden, tensors));
+        ReadLinear(object, prefix + "token_mixer.", hidden, norm_eps, tensors));
   }
   RECURVE_ASSIGN_OR_RETURN(
-      layer.token_norm, tensors.Read(prefix + "token_norm.weight", {hidden}));
+      layer.token_norm,
+      ReadRmsNorm(prefix + "token_norm.weight", hidden, norm_eps, tensors));
   RECURVE_ASSIGN_OR_RETURN(
       layer.channel_norm,
-      tensors.Read(prefix + "channel_norm.weight", {hidden}));
+      ReadRmsNorm(prefix + "channel_norm.weight", hidden, norm_eps, tensors));
   const std::string glu = prefix + "channel_mixer.";
   RECURVE_ASSIGN_OR_RETURN(layer.w1,
                            tensors.Read(glu + "w1.weight", {inner, hidden}));
@@ -242,31 +252,6 @@ absl::StatusOr<LayerDefinition> ReadLayer(const JsonObject& object,
   return layer;
 }
 
-// End-of-sequence ids: generation_config.json, where present, knows best.
-absl::Status ReadSpecialTokens(const Checkpoint& checkpoint,
-                               ModelDefinition& model) {
-  const JsonObject& config = checkpoint.config();
-  if (config.Has("bos_token_id")) {
-    RECURVE_ASSIGN_OR_RETURN(
-        const int64_t bos, config.Int("bos_token_id", 0, model.vocab_size - 1));
-    model.bos_token_id = static_cast<int32_t>(bos);
-  }
-  const JsonObject* source = nullptr;
-  if (checkpoint.generation_config() &&
-      checkpoint.generation_config()->Has("eos_token_id")) {
-    source = &*checkpoint.generation_config();
-  } else if (config.Has("eos_token_id")) {
-    source = &config;
-  }
-  if (source != nullptr) {
-    RECURVE_ASSIGN_OR_RETURN(
-        const std::vector<int64_t> ids,
-        source->IntList("eos_token_id", 0, model.vocab_size - 1));
-    model.eos_token_ids.assign(ids.begin(), ids.end());
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 bool IsRecurve(const Checkpoint& checkpoint) {
@@ -274,7 +259,8 @@ bool IsRecurve(const Checkpoint& checkpoint) {
   return model_type.ok() && *model_type == "recurve";
 }
 
-absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint) {
+absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint,
+                                            const std::string& /*variant*/) {
   const JsonObject& config = checkpoint.config();
   RECURVE_RETURN_IF_ERROR(config.CheckNoUnknownKeys(
       {"model_type", "architectures", "vocab_size", "hidden_size",
@@ -290,11 +276,11 @@ absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint) {
                            config.Int("hidden_size", 1, kMaxDim));
   RECURVE_ASSIGN_OR_RETURN(model.intermediate_size,
                            config.Int("intermediate_size", 1, kMaxDim));
-  RECURVE_ASSIGN_OR_RETURN(model.norm_eps,
+  RECURVE_ASSIGN_OR_RETURN(const double norm_eps,
                            config.DoubleOr("rms_norm_eps", 1e-5, 0, 1));
   RECURVE_ASSIGN_OR_RETURN(
       model.channel_activation,
-      ReadActivation(config, "hidden_act", "silu", /*allow_softmax=*/false));
+      ReadActivation(config, "hidden_act", kPointwise, "silu"));
   RECURVE_ASSIGN_OR_RETURN(
       model.max_position_embeddings,
       config.Int("max_position_embeddings", 1, int64_t{1} << 31));
@@ -318,19 +304,17 @@ absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint) {
   }
   for (int64_t i = 0; i < num_layers; ++i) {
     RECURVE_ASSIGN_OR_RETURN(LayerDefinition layer,
-                             ReadLayer(layers[i], i, model, tensors));
+                             ReadLayer(layers[i], i, model, norm_eps, tensors));
     model.layers.push_back(std::move(layer));
   }
-  RECURVE_ASSIGN_OR_RETURN(
-      model.final_norm,
-      tensors.Read("model.final_norm.weight", {model.hidden_size}));
+  RECURVE_ASSIGN_OR_RETURN(model.final_norm,
+                           ReadRmsNorm("model.final_norm.weight",
+                                       model.hidden_size, norm_eps, tensors));
   model.head = model.embedding;
   if (!tied) {
     RECURVE_ASSIGN_OR_RETURN(model.head, tensors.Read("lm_head.weight", table));
   }
-  RECURVE_RETURN_IF_ERROR(checkpoint.CheckAllUsed(tensors.used()));
-  model.parameters = tensors.parameters();
-  model.fingerprint = checkpoint.Fingerprint();
+  RECURVE_RETURN_IF_ERROR(tensors.Finish(model));
   return model;
 }
 

@@ -9,29 +9,64 @@ namespace {
 struct Family {
   const char* name;
   const char* recognised_by;
+  bool has_variants;
   bool (*matches)(const Checkpoint&);
-  absl::StatusOr<ModelDefinition> (*read)(const Checkpoint&);
+  absl::StatusOr<ModelDefinition> (*read)(const Checkpoint&,
+                                          const std::string& variant);
 };
 
 constexpr Family kFamilies[] = {
-    {"recurve", "model_type \"recurve\"", IsRecurve, ReadRecurve},
+    {"recurve", "model_type \"recurve\"", false, IsRecurve, ReadRecurve},
+    {"t6", "tensors named transformer.h.N.attn.c_qkv.W_A_k.weight", true, IsT6,
+     ReadT6},
+    {"xmixers",
+     "model_type \"llama_\", \"linear_transformer\", \"tnl\" or "
+     "\"naive_hybrid\"",
+     false, IsXmixers, ReadXmixers},
 };
 
-}  // namespace
-
-absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint) {
+std::string SupportedFamilies() {
   std::string supported;
   for (const Family& family : kFamilies) {
-    if (family.matches(checkpoint)) return family.read(checkpoint);
     absl::StrAppend(&supported, supported.empty() ? "" : ", ", family.name,
                     " (", family.recognised_by, ")");
   }
+  return supported;
+}
+
+absl::StatusOr<const Family*> FindFamily(const Checkpoint& checkpoint,
+                                         const std::string& wanted) {
+  for (const Family& family : kFamilies) {
+    if (wanted == "auto" ? family.matches(checkpoint) : wanted == family.name)
+      return &family;
+  }
+  if (wanted != "auto") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model-family is \"", wanted, "\"; supported: auto, ",
+                     SupportedFamilies()));
+  }
   const absl::StatusOr<std::string> model_type =
       checkpoint.config().StringOr("model_type", "");
-  return absl::InvalidArgumentError(absl::StrCat(
-      checkpoint.config().file(), ": model_type is \"",
-      model_type.ok() ? *model_type : "?",
-      "\", which is no supported model family; supported: ", supported));
+  return absl::InvalidArgumentError(
+      absl::StrCat(checkpoint.config().file(), ": model_type is \"",
+                   model_type.ok() ? *model_type : "?",
+                   "\", which is no supported model family; supported: ",
+                   SupportedFamilies()));
+}
+
+}  // namespace
+
+absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint,
+                                          const FamilyOptions& options) {
+  const absl::StatusOr<const Family*> family =
+      FindFamily(checkpoint, options.family);
+  if (!family.ok()) return family.status();
+  if (!options.variant.empty() && !(*family)->has_variants) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model-variant is \"", options.variant,
+                     "\"; the family ", (*family)->name, " has no variants"));
+  }
+  return (*family)->read(checkpoint, options.variant);
 }
 
 }  // namespace recurve

@@ -9,13 +9,20 @@
 
 namespace recurve {
 
+// What a user knows of a checkpoint that its files may not say.
+struct FamilyOptions {
+  std::string family = "auto";  // auto: by config.json and tensor names
+  std::string variant;          // within the family; empty: as the files say
+};
+
 // Reads what a checkpoint is, by the family it belongs to. The result's views
 // live as long as `checkpoint`.
 //
 // A family is one file beside this one and one row in registry.cc.
 //
 // InvalidArgument, with the file, key or tensor at fault and what is supported.
-absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint);
+absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint,
+                                          const FamilyOptions& options = {});
 
 }  // namespace recurve
 

@@ -1,64 +1,73 @@
+#include <optional>
+
 #include "base/status_macros.h"
 #include "engine/models/mixer.h"
 
 namespace recurve {
 namespace {
 
+struct TpaWeights {
+  TpaCacheId cache;
+  PositionId position;
+  MatrixId factors;  // all six: one product
+  std::optional<Backend::NormArgs> norm;
+  MatrixId out;
+};
+
 class TpaMixer : public TokenMixer {
  public:
-  TpaMixer(const TpaConfig& config, TpaCacheId cache, PositionId position,
-           MatrixId factors, MatrixId out)
+  TpaMixer(const TpaConfig& config, const TpaWeights& weights)
       : shape_(config.shape),
-        cache_(cache),
-        position_(position),
-        factors_(factors),
-        out_(out) {}
+        factor_activation_(config.factor_activation),
+        weights_(weights) {}
 
   absl::string_view name() const override { return "tpa"; }
 
-  int64_t scratch_cols() const override {
-    return factor_cols() + shape_.num_heads * shape_.value_dim;
-  }
+  int64_t scratch_cols() const override { return factor_cols() + out_cols(); }
 
   void Forward(Backend& backend, Activations in, Activations scratch,
                Activations residual) const override {
-    // All six factors come from one product; they lie side by side in a row.
+    // The factors lie side by side in a row.
     const Activations factors = scratch.Columns(0, factor_cols());
-    const Activations mixed =
-        scratch.Columns(factor_cols(), shape_.num_heads * shape_.value_dim);
-    backend.Project(in, factors_, factors, /*add=*/false);
+    const Activations mixed = scratch.Columns(factor_cols(), out_cols());
+    backend.Project(in, weights_.factors, factors, /*add=*/false);
 
     Backend::TpaArgs args;
-    args.cache = cache_;
-    args.position = position_;
+    args.cache = weights_.cache;
+    args.position = weights_.position;
+    args.factor_activation = factor_activation_;
     int64_t column = 0;
     const auto next = [&](int64_t cols) {
       column += cols;
       return factors.Columns(column - cols, cols);
     };
     args.a_q = next(shape_.q_rank * shape_.num_heads);
-    args.b_q = next(shape_.q_rank * shape_.head_dim);
+    args.b_q = next(query_cols());
     args.a_k = next(shape_.kv_rank * shape_.num_heads);
     args.b_k = next(shape_.kv_rank * shape_.head_dim);
     args.a_v = next(shape_.kv_rank * shape_.num_heads);
     args.b_v = next(shape_.kv_rank * shape_.value_dim);
     args.out = mixed;
     backend.Tpa(args);
-    backend.Project(mixed, out_, residual, /*add=*/true);
+    if (weights_.norm) backend.Norm(mixed, *weights_.norm, mixed);
+    backend.Project(mixed, weights_.out, residual, /*add=*/true);
   }
 
  private:
+  int64_t query_cols() const {  // of B_q, or of whole queries
+    return (shape_.q_rank > 0 ? shape_.q_rank : shape_.num_heads) *
+           shape_.head_dim;
+  }
   int64_t factor_cols() const {
-    return shape_.q_rank * (shape_.num_heads + shape_.head_dim) +
+    return shape_.q_rank * shape_.num_heads + query_cols() +
            shape_.kv_rank *
                (2 * shape_.num_heads + shape_.head_dim + shape_.value_dim);
   }
+  int64_t out_cols() const { return shape_.num_heads * shape_.value_dim; }
 
   const TpaShape shape_;
-  const TpaCacheId cache_;
-  const PositionId position_;
-  const MatrixId factors_;
-  const MatrixId out_;
+  const Activation factor_activation_;
+  const TpaWeights weights_;
 };
 
 }  // namespace
@@ -66,14 +75,20 @@ class TpaMixer : public TokenMixer {
 absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpaMixer(const TpaLayer& layer,
                                                          Backend& backend) {
   const TpaTensors& t = layer.tensors;
-  const TensorView parts[] = {t.a_q, t.b_q, t.a_k, t.b_k, t.a_v, t.b_v};
-  RECURVE_ASSIGN_OR_RETURN(MatrixId factors, backend.LoadMatrix(parts));
-  RECURVE_ASSIGN_OR_RETURN(MatrixId out, backend.LoadMatrix({t.out}));
-  RECURVE_ASSIGN_OR_RETURN(PositionId position,
+  std::vector<MatrixPart> parts;
+  if (layer.config.shape.q_rank > 0) parts.push_back(t.q.a);
+  for (const MatrixPart* part : {&t.q.b, &t.k.a, &t.k.b, &t.v.a, &t.v.b})
+    parts.push_back(*part);
+  TpaWeights weights;
+  RECURVE_ASSIGN_OR_RETURN(weights.factors, backend.LoadMatrix(parts));
+  RECURVE_ASSIGN_OR_RETURN(weights.out, backend.LoadMatrix({t.out}));
+  RECURVE_ASSIGN_OR_RETURN(weights.position,
                            backend.LoadPosition(layer.config.position));
-  const TpaCacheId cache = backend.AddTpaCache(layer.config.shape);
-  return std::make_unique<TpaMixer>(layer.config, cache, position, factors,
-                                    out);
+  if (layer.norm) {
+    RECURVE_ASSIGN_OR_RETURN(weights.norm, LoadNorm(*layer.norm, backend));
+  }
+  weights.cache = backend.AddTpaCache(layer.config.shape);
+  return std::make_unique<TpaMixer>(layer.config, weights);
 }
 
 }  // namespace recurve

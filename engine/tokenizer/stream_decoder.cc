@@ -21,9 +21,18 @@ StreamDecoder::StreamDecoder(const Tokenizer* tokenizer,
                       stop_strings_.end());
 }
 
+void StreamDecoder::SkipBefore(absl::Span<const int32_t> ids) {
+  for (int32_t id : ids) {
+    if (!at_start_) return;
+    tokenizer_->FirstTokenBytes(id, &at_start_);
+  }
+}
+
 std::string StreamDecoder::Append(int32_t id) {
   if (stopped()) return "";
-  utf8_.Decode(tokenizer_->TokenBytes(id), &held_);
+  utf8_.Decode(at_start_ ? tokenizer_->FirstTokenBytes(id, &at_start_)
+                         : tokenizer_->TokenBytes(id),
+               &held_);
   return Release(/*final=*/false);
 }
 

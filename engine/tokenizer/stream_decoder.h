@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/tokenizer/utf8.h"
 
@@ -31,6 +32,11 @@ class StreamDecoder {
   StreamDecoder(const Tokenizer* tokenizer,
                 std::vector<std::string> stop_strings);
 
+  // Tells which tokens came before, whose text is not shown: whether the first
+  // one that is shown begins the text decides about its leading space. Before
+  // the first Append(). REQUIRES: ids as for Append().
+  void SkipBefore(absl::Span<const int32_t> ids);
+
   // Takes the next token and returns the text that is safe now, often empty.
   // Ignored once stopped. REQUIRES: 0 <= id < tokenizer->vocab_size().
   std::string Append(int32_t id);
@@ -54,6 +60,7 @@ class StreamDecoder {
 
   const Tokenizer* tokenizer_;
   std::vector<std::string> stop_strings_;
+  bool at_start_ = true;  // no text came yet
   Utf8Decoder utf8_;
   std::string held_;  // decoded, whole characters
   int matched_ = -1;  // index in stop_strings_

@@ -13,7 +13,7 @@
 namespace recurve {
 
 // Text to token ids, and ids to bytes. A new kind is one class and one row in
-// MakeTokenizer.
+// load_tokenizer.cc.
 //
 // Thread safety: immutable, so any thread may call.
 class Tokenizer {
@@ -22,7 +22,7 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // The kind as MakeTokenizer and config.json spell it: "bytes".
+  // The kind as LoadTokenizer() and config.json spell it: "bytes".
   virtual absl::string_view name() const = 0;
 
   // Ids of `text`, preceded by the beginning-of-sequence token if `add_bos`.
@@ -36,6 +36,15 @@ class Tokenizer {
   // tokenizer. REQUIRES: 0 <= id < vocab_size().
   virtual absl::string_view TokenBytes(int32_t id) const = 0;
 
+  // The same for a token with no text before it: SentencePiece puts a space
+  // before a text, which must not come out again. *at_start says whether the
+  // next token still has no text before it.
+  virtual absl::string_view FirstTokenBytes(int32_t id, bool* at_start) const {
+    const absl::string_view bytes = TokenBytes(id);
+    *at_start = bytes.empty();
+    return bytes;
+  }
+
   int32_t vocab_size() const { return vocab_size_; }
   std::optional<int32_t> bos_id() const { return bos_id_; }
 
@@ -48,6 +57,7 @@ class Tokenizer {
   const std::optional<int32_t> bos_id_;
 };
 
+// A tokenizer that needs no files; load_tokenizer.h has the others.
 // InvalidArgument for an unknown kind, with a list of the supported ones, and
 // for a vocabulary or special tokens that do not fit the kind. bos and eos are
 // nullopt for a model without them.

@@ -62,4 +62,50 @@ bool IsValidUtf8(absl::string_view text) {
   return decoded == text;
 }
 
+size_t DecodeCharacter(absl::string_view text, char32_t* code) {
+  if (text.empty()) return 0;
+  const auto byte = [text](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) {
+    *code = lead;
+    return 1;
+  }
+  if (lead < 0xc2 || lead > 0xf4) return 0;
+  const size_t length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  if (text.size() < length) return 0;
+  char32_t value = lead & (0xff >> (length + 1));
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    value = value << 6 | (byte(i) & 0x3f);
+  }
+  // Overlong forms (of two bytes: the lead says it), surrogates, no code point.
+  if ((length == 3 && value < 0x800) || (length == 4 && value < 0x10000) ||
+      (value >= 0xd800 && value <= 0xdfff) || value > 0x10ffff) {
+    return 0;
+  }
+  *code = value;
+  return length;
+}
+
+void AppendCharacter(char32_t code, std::string* text) {
+  const auto tail = [&](int shift) {
+    text->push_back(static_cast<char>(0x80 | ((code >> shift) & 0x3f)));
+  };
+  if (code < 0x80) {
+    text->push_back(static_cast<char>(code));
+  } else if (code < 0x800) {
+    text->push_back(static_cast<char>(0xc0 | code >> 6));
+    tail(0);
+  } else if (code < 0x10000) {
+    text->push_back(static_cast<char>(0xe0 | code >> 12));
+    tail(6);
+    tail(0);
+  } else {
+    text->push_back(static_cast<char>(0xf0 | code >> 18));
+    tail(12);
+    tail(6);
+    tail(0);
+  }
+}
+
 }  // namespace recurve

@@ -1,6 +1,7 @@
 #ifndef RECURVE_ENGINE_TOKENIZER_UTF8_H_
 #define RECURVE_ENGINE_TOKENIZER_UTF8_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -35,6 +36,13 @@ class Utf8Decoder {
 };
 
 bool IsValidUtf8(absl::string_view text);
+
+// Bytes of the character with which `text` begins, and its code point; 0 where
+// it begins with none: empty, cut short or invalid.
+size_t DecodeCharacter(absl::string_view text, char32_t* code);
+
+// REQUIRES: a code point, no surrogate.
+void AppendCharacter(char32_t code, std::string* text);
 
 }  // namespace recurve
 

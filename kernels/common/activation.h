@@ -7,7 +7,20 @@
 namespace recurve {
 
 // Pointwise functions, and softmax over the features of one head.
-enum class Activation { kNone, kSilu, kRelu, kSigmoid, kOnePlusElu, kSoftmax };
+enum class Activation {
+  kNone,
+  kSilu,
+  kRelu,
+  kSigmoid,
+  kElu,
+  kOnePlusElu,
+  kTwoPlusElu,
+  kExp,
+  kLeakyRelu,    // slope 0.01
+  kReluSquared,  // relu(x)²
+  kGelu,         // exact, by erf
+  kSoftmax,
+};
 
 inline float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
@@ -20,8 +33,20 @@ inline float Activate(Activation activation, float x) {
       return x < 0.0f ? 0.0f : x;  // a NaN stays one
     case Activation::kSigmoid:
       return Sigmoid(x);
+    case Activation::kElu:
+      return x > 0.0f ? x : std::expm1(x);
     case Activation::kOnePlusElu:
       return x > 0.0f ? 1.0f + x : std::exp(x);
+    case Activation::kTwoPlusElu:
+      return x > 0.0f ? 2.0f + x : 1.0f + std::exp(x);
+    case Activation::kExp:
+      return std::exp(x);
+    case Activation::kLeakyRelu:
+      return x < 0.0f ? 0.01f * x : x;
+    case Activation::kReluSquared:
+      return x < 0.0f ? 0.0f : x * x;
+    case Activation::kGelu:
+      return 0.5f * x * std::erfc(x * -0.70710678118654752440f);
     case Activation::kNone:
     case Activation::kSoftmax:
       break;

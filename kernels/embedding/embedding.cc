@@ -9,7 +9,9 @@ void Embedding(const EmbeddingParams& p, ThreadPool& pool) {
   pool.ParallelFor(p.rows, [&](int64_t row) {
     float* y = p.y + row * p.y_stride;
     const int64_t first = p.tokens[row] * cols;
-    for (int64_t i = 0; i < cols; ++i) y[i] = p.table->Element(first + i);
+    for (int64_t i = 0; i < cols; ++i) {
+      y[i] = p.scale * p.table->Element(first + i);
+    }
   });
 }
 

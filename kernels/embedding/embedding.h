@@ -9,13 +9,14 @@ namespace recurve {
 
 class ThreadPool;
 
-// y[t] = table[tokens[t]].
+// y[t] = scale · table[tokens[t]].
 struct EmbeddingParams {
   const TensorView* table;  // [vocab, cols], any float type
   const int32_t* tokens;    // [rows], each in [0, vocab)
   float* y;                 // [rows, cols]
   int64_t y_stride;
   int64_t rows;
+  float scale;
 };
 void Embedding(const EmbeddingParams& params, ThreadPool& pool);
 

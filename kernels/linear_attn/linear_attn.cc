@@ -92,8 +92,8 @@ void ScanHead(const LinearAttentionParams& p, int64_t sequence, int64_t head) {
     ActivateRow(p.k_activation, p.k + in + head * p.head_dim,
                 s.activated.data(), p.head_dim);
     LrpeApply(p.position, s.activated.data(), cos, sin, p.head_dim, s.k.data());
-    ActivateRow(p.v_activation, p.v + in + head * p.value_dim, s.v.data(),
-                p.value_dim);
+    ActivateRow(p.v_activation, p.v + row * p.v_stride + head * p.value_dim,
+                s.v.data(), p.value_dim);
     UpdateState(s.q.data(), s.k.data(), s.v.data(), p.decay[head], state,
                 p.out + row * p.out_stride + head * p.value_dim, key_dim,
                 p.value_dim);

@@ -28,8 +28,9 @@ struct LinearAttentionParams {
   const float* q;  // [rows, H, D]
   const float* k;  // [rows, H, D]
   const float* v;  // [rows, H, E]
-  int64_t stride;  // elements between rows of q, k and v
-  float* out;      // [rows, H, E]
+  int64_t stride;  // elements between rows of q and of k
+  int64_t v_stride;
+  float* out;  // [rows, H, E]
   int64_t out_stride;
   const int32_t* query_start;  // [sequences + 1]
   int64_t sequences;

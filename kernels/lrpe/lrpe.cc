@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/dtype.h"
 #include "base/thread_pool.h"
 
 namespace recurve {
@@ -54,6 +55,26 @@ void LrpeTable(const LrpeTableParams& p, ThreadPool& pool) {
           static_cast<double>(phase) * (3.14159265358979323846 * 0x1p-63);
       p.cos[row * p.angles + k] = static_cast<float>(std::cos(radians));
       p.sin[row * p.angles + k] = static_cast<float>(std::sin(radians));
+    }
+  });
+}
+
+void LrpeFloat32Table(const LrpeFloat32TableParams& p, ThreadPool& pool) {
+  const auto rounded = [&p](float x) {
+    return p.round_to_bfloat16 ? BFloat16ToFloat(FloatToBFloat16(x)) : x;
+  };
+  pool.ParallelFor(p.rows, [&](int64_t row) {
+    const float position = static_cast<float>(p.positions[row]);
+    for (int64_t k = 0; k < p.angles; ++k) {
+      const float angle = position * p.theta[k];
+      // exp(0) is 1, so that without a decay nothing changes.
+      const float decay = static_cast<float>(
+          std::exp(static_cast<double>(std::abs(angle) * p.log_decay)));
+      const double wide = static_cast<double>(angle);
+      p.cos[row * p.angles + k] =
+          rounded(static_cast<float>(std::cos(wide))) * decay;
+      p.sin[row * p.angles + k] =
+          rounded(static_cast<float>(std::sin(wide))) * decay;
     }
   });
 }

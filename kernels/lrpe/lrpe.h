@@ -43,6 +43,22 @@ struct LrpeTableParams {
 };
 void LrpeTable(const LrpeTableParams& params, ThreadPool& pool);
 
+// The tables of models whose authors compute angles in float32, as one product
+// position · θ, rounding included; their weights were trained with them. cos
+// and sin may then be rounded to bfloat16, and both are multiplied by
+// exp(|position · θ| · log_decay), a decay by absolute position (T6).
+struct LrpeFloat32TableParams {
+  const float* theta;        // [angles] radians a position
+  const int64_t* positions;  // [rows], >= 0
+  float* cos;                // [rows, angles]
+  float* sin;                // [rows, angles]
+  int64_t rows;
+  int64_t angles;
+  float log_decay;  // <= 0 for a decay; 0: none
+  bool round_to_bfloat16;
+};
+void LrpeFloat32Table(const LrpeFloat32TableParams& params, ThreadPool& pool);
+
 // Encodes one vector: y[0..LrpeOutputDim) from x[0..dim). `cos` and `sin` are
 // its row of a table. y may be x only when type is kNone.
 inline void LrpeApply(LrpeType type, const float* x, const float* cos,

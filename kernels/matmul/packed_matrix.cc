@@ -1,31 +1,57 @@
 #include "kernels/matmul/packed_matrix.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 
 namespace recurve {
 
+namespace {
+
+absl::Status CheckRowOrder(const MatrixPart& part) {
+  if (part.row_order.empty()) return absl::OkStatus();
+  std::vector<int32_t> sorted = part.row_order;
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    if (sorted[i] != static_cast<int32_t>(i)) {
+      return absl::InvalidArgumentError(
+          "the row order of a matrix is not a permutation of its rows");
+    }
+  }
+  if (static_cast<int64_t>(sorted.size()) != part.tensor.shape[0]) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the row order of a matrix has ", sorted.size(),
+                     " entries for ", part.tensor.shape[0], " rows"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<PackedMatrix> PackedMatrix::Pack(
-    absl::Span<const TensorView> parts, DType storage) {
+    absl::Span<const MatrixPart> parts, DType storage) {
   if (storage != DType::kFloat32 && storage != DType::kBFloat16) {
     return absl::InvalidArgumentError(absl::StrCat(
         "matrices are held as float32 or bfloat16, not ", Name(storage)));
   }
   PackedMatrix packed;
   packed.storage_ = storage;
-  for (const TensorView& part : parts) {
-    if (part.shape.size() != 2 ||
-        (packed.inputs_ != 0 && part.shape[1] != packed.inputs_) ||
-        part.shape[0] < 1 || part.shape[1] < 1) {
+  for (const MatrixPart& part : parts) {
+    const std::vector<int64_t>& shape = part.tensor.shape;
+    if (shape.size() != 2 ||
+        (packed.inputs_ != 0 && shape[1] != packed.inputs_) || shape[0] < 1 ||
+        shape[1] < 1) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "cannot pack a tensor of shape [", absl::StrJoin(part.shape, ", "),
+          "cannot pack a tensor of shape [", absl::StrJoin(shape, ", "),
           "]; expected [rows, ",
           packed.inputs_ ? absl::StrCat(packed.inputs_) : "columns", "]"));
     }
-    packed.outputs_ += part.shape[0];
-    packed.inputs_ = part.shape[1];
+    RECURVE_RETURN_IF_ERROR(CheckRowOrder(part));
+    packed.outputs_ += shape[0];
+    packed.inputs_ = shape[1];
   }
   const int64_t blocks = (packed.outputs_ + kBlock - 1) / kBlock;
   const int64_t size = blocks * packed.inputs_ * kBlock;
@@ -35,12 +61,13 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Pack(
     packed.bfloats_.assign(size, 0);
   }
   int64_t row = 0;
-  for (const TensorView& part : parts) {
-    for (int64_t r = 0; r < part.shape[0]; ++r, ++row) {
+  for (const MatrixPart& part : parts) {
+    for (int64_t r = 0; r < part.tensor.shape[0]; ++r, ++row) {
+      const int64_t stored = part.row_order.empty() ? r : part.row_order[r];
       const int64_t base =
           (row / kBlock) * packed.inputs_ * kBlock + row % kBlock;
       for (int64_t c = 0; c < packed.inputs_; ++c) {
-        const float value = part.Element(r * packed.inputs_ + c);
+        const float value = part.tensor.Element(stored * packed.inputs_ + c);
         if (storage == DType::kFloat32) {
           packed.floats_[base + c * kBlock] = value;
         } else {

@@ -2,6 +2,7 @@
 #define RECURVE_KERNELS_MATMUL_PACKED_MATRIX_H_
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -9,6 +10,20 @@
 #include "base/tensor_view.h"
 
 namespace recurve {
+
+// Rows of a weight matrix, [n, inputs], perhaps in another order than they are
+// stored in.
+struct MatrixPart {
+  MatrixPart() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): a tensor is its rows in order
+  MatrixPart(TensorView view) : tensor(std::move(view)) {}
+  MatrixPart(TensorView view, std::vector<int32_t> order)
+      : tensor(std::move(view)), row_order(std::move(order)) {}
+
+  TensorView tensor;
+  // Row i of the part is row row_order[i] of the tensor. Empty: as stored.
+  std::vector<int32_t> row_order;
+};
 
 // A weight matrix [outputs, inputs] repacked for Matmul: groups of 16 output
 // rows, interleaved, so that one vector load reads the same input column of 16
@@ -27,7 +42,7 @@ class PackedMatrix {
   // Packs the rows of `parts`, each [n_i, inputs], one after the other.
   // `storage` is kFloat32 or kBFloat16; bfloat16 rounds wider parts.
   // InvalidArgument when a part is not such a matrix.
-  static absl::StatusOr<PackedMatrix> Pack(absl::Span<const TensorView> parts,
+  static absl::StatusOr<PackedMatrix> Pack(absl::Span<const MatrixPart> parts,
                                            DType storage);
 
   int64_t outputs() const { return outputs_; }

@@ -7,20 +7,25 @@
 namespace recurve {
 namespace {
 
-// Sum of squares in 16 interleaved partial sums, folded in halves: a fixed
+// Sum of term(x[i]) in 16 interleaved partial sums, folded in halves: a fixed
 // order that a compiler can still vectorise.
-float SumOfSquares(const float* x, int64_t n) {
+template <typename Term>
+float Sum(const float* x, int64_t n, Term term) {
   constexpr int kLanes = 16;
   float partial[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) partial[j] += x[i + j] * x[i + j];
+    for (int j = 0; j < kLanes; ++j) partial[j] += term(x[i + j]);
   }
-  for (int j = 0; i < n; ++i, ++j) partial[j] += x[i] * x[i];
+  for (int j = 0; i < n; ++i, ++j) partial[j] += term(x[i]);
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int j = 0; j < width; ++j) partial[j] += partial[j + width];
   }
   return partial[0];
+}
+
+float SumOfSquares(const float* x, int64_t n) {
+  return Sum(x, n, [](float value) { return value * value; });
 }
 
 void NormRow(const RmsNormParams& p, const float* x, float* y) {
@@ -44,6 +49,25 @@ void NormRow(const RmsNormParams& p, const float* x, float* y) {
 void RmsNorm(const RmsNormParams& p, ThreadPool& pool) {
   pool.ParallelFor(p.rows, [&](int64_t row) {
     NormRow(p, p.x + row * p.x_stride, p.y + row * p.y_stride);
+  });
+}
+
+void LayerNorm(const LayerNormParams& p, ThreadPool& pool) {
+  const float size = static_cast<float>(p.cols);
+  pool.ParallelFor(p.rows, [&](int64_t row) {
+    const float* x = p.x + row * p.x_stride;
+    float* y = p.y + row * p.y_stride;
+    const float mean = Sum(x, p.cols, [](float value) { return value; }) / size;
+    const float variance =
+        Sum(x, p.cols,
+            [mean](float value) { return (value - mean) * (value - mean); }) /
+        size;
+    const float scale = 1.0f / std::sqrt(variance + p.eps);
+    for (int64_t i = 0; i < p.cols; ++i) {
+      const float weight = p.weight == nullptr ? 1.0f : p.weight[i];
+      const float bias = p.bias == nullptr ? 0.0f : p.bias[i];
+      y[i] = (x[i] - mean) * scale * weight + bias;
+    }
   });
 }
 

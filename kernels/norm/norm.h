@@ -24,6 +24,21 @@ struct RmsNormParams {
 };
 void RmsNorm(const RmsNormParams& params, ThreadPool& pool);
 
+// LayerNorm (Ba et al., 2016): y = (x - mean(x)) · rsqrt(variance(x) + eps) ·
+// weight + bias.
+struct LayerNormParams {
+  const float* x;  // [rows, cols]
+  int64_t x_stride;
+  const float* weight;  // [cols], or null for none
+  const float* bias;    // [cols], or null for none
+  float* y;             // [rows, cols]; may be x
+  int64_t y_stride;
+  int64_t rows;
+  int64_t cols;
+  float eps;  // added to the variance
+};
+void LayerNorm(const LayerNormParams& params, ThreadPool& pool);
+
 // The output gate of a linear-attention layer. Gate before the norm:
 // y = RMSNorm(x ⊙ act(gate)); after it: y = RMSNorm(x) ⊙ act(gate).
 struct GatedNormParams {

@@ -29,13 +29,22 @@ struct AttendScratch {
   float scores[kTpaPageTokens];
 };
 
-// q[h] = (1/Rq) Σ_r A_q[r,h] · position(B_q[r]), times everything that scales a
-// score: D^-1/2 and the 1/R of the keys.
+// q[h] = (1/Rq) Σ_r A_q[r,h] · position(B_q[r]), or position(q[h]) of a whole
+// query, times everything that scales a score: D^-1/2 and the 1/R of the keys.
 void FormQuery(const TpaAttendParams& p, int64_t row, int64_t head,
                AttendScratch& s) {
   const TpaShape& shape = p.shape;
   const int64_t dim = shape.head_dim;
   const int64_t angles = LrpeAngles(p.position, dim);
+  const int64_t rank = std::max<int64_t>(shape.q_rank, 1);
+  const float scale = 1.0f / (std::sqrt(static_cast<float>(dim)) *
+                              static_cast<float>(rank * shape.kv_rank));
+  if (shape.q_rank == 0) {
+    LrpeApply(p.position, p.b_q + row * p.stride + head * dim,
+              p.cos + row * angles, p.sin + row * angles, dim, s.q.data());
+    for (float& value : s.q) value *= scale;
+    return;
+  }
   std::fill(s.q.begin(), s.q.end(), 0.0f);
   for (int64_t r = 0; r < shape.q_rank; ++r) {
     LrpeApply(p.position, p.b_q + row * p.stride + r * dim,
@@ -44,8 +53,6 @@ void FormQuery(const TpaAttendParams& p, int64_t row, int64_t head,
     AddScaled(p.a_q[row * p.stride + r * shape.num_heads + head],
               s.encoded.data(), s.q.data(), dim);
   }
-  const float scale = 1.0f / (std::sqrt(static_cast<float>(dim)) *
-                              static_cast<float>(shape.q_rank * shape.kv_rank));
   for (float& value : s.q) value *= scale;
 }
 
@@ -147,10 +154,10 @@ void TpaAppend(const TpaAppendParams& p, ThreadPool& pool) {
     const float* a_k = p.a_k + row * p.stride;
     const float* a_v = p.a_v + row * p.stride;
     const float* b_v = p.b_v + row * p.stride;
-    std::copy(a_k, a_k + layout.a_k_row,
-              page + layout.a_k_plane + m * layout.a_k_row);
-    std::copy(a_v, a_v + layout.a_v_row,
-              page + layout.a_v_plane + m * layout.a_v_row);
+    ActivateRow(p.activation, a_k, page + layout.a_k_plane + m * layout.a_k_row,
+                layout.a_k_row);
+    ActivateRow(p.activation, a_v, page + layout.a_v_plane + m * layout.a_v_row,
+                layout.a_v_row);
     std::copy(b_v, b_v + layout.b_v_row,
               page + layout.b_v_plane + m * layout.b_v_row);
     float* b_k = page + layout.b_k_plane + m * layout.b_k_row;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/activation.h"
 #include "kernels/lrpe/lrpe.h"
 #include "kernels/tpa/tpa_layout.h"
 
@@ -14,7 +15,7 @@ class ThreadPool;
 // For a token m, keys and values of head h exist only as sums of rank R:
 //
 //   k[m,h] = (1/R) Σ_r A_k[m,r,h] · B_k[m,r]     v[m,h] likewise
-//   q[h]   = (1/Rq) Σ_r A_q[r,h] · B_q[r]
+//   q[h]   = (1/Rq) Σ_r A_q[r,h] · B_q[r]       or whole, as projected
 //   o[h]   = Σ_m softmax_m(D^-1/2 · q[h]·k[m,h]) · v[m,h]
 //
 // B_q and B_k carry the position (LRPE rotate, or none).
@@ -31,7 +32,7 @@ struct TpaCacheView {
 };
 
 // Writes the key and value factors of new tokens into their pages, with the
-// position applied to B_k.
+// position applied to B_k and the activation to A_k and A_v.
 struct TpaAppendParams {
   TpaShape shape;
   TpaCacheView cache;
@@ -43,6 +44,7 @@ struct TpaAppendParams {
   LrpeType position;  // kNone or kRotate
   const float* cos;   // [rows, D/2] of LrpeTable, unused for kNone
   const float* sin;
+  Activation activation;  // of A_k and A_v, pointwise
 };
 void TpaAppend(const TpaAppendParams& params, ThreadPool& pool);
 
@@ -56,8 +58,8 @@ void TpaAppend(const TpaAppendParams& params, ThreadPool& pool);
 struct TpaAttendParams {
   TpaShape shape;
   TpaCacheView cache;
-  const float* a_q;  // [rows, Rq, H]
-  const float* b_q;  // [rows, Rq, D], without position
+  const float* a_q;  // [rows, Rq, H]; unused when Rq is 0
+  const float* b_q;  // [rows, Rq, D], without position; [rows, H, D] for Rq 0
   int64_t stride;    // elements between rows of both
   LrpeType position;
   const float* cos;

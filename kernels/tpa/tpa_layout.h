@@ -10,7 +10,7 @@ struct TpaShape {
   int64_t num_heads;  // H
   int64_t head_dim;   // D, of queries and keys
   int64_t value_dim;  // E, of values
-  int64_t q_rank;     // Rq
+  int64_t q_rank;     // Rq; 0: queries are whole, one of D features a head
   int64_t kv_rank;    // R, of keys and values
 };
 

@@ -1,5 +1,6 @@
 #include "engine/model_loader.h"
 
+#include <fstream>
 #include <string>
 #include <utility>
 
@@ -67,6 +68,13 @@ TEST_F(ModelLoaderTest, AModelWithoutATokenizer) {
   const auto loaded = Load();
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->tokenizer, nullptr);
+  // One that only its file tells.
+  const std::string ranks = options_.path + "/gpt2.tiktoken";
+  std::ofstream(ranks) << "YQ== 0\nYg== 1\n";
+  const auto with_file = Load();
+  ASSERT_TRUE(with_file.ok()) << with_file.status();
+  ASSERT_NE(with_file->tokenizer, nullptr);
+  EXPECT_EQ(with_file->runner->info().tokenizer, "tiktoken");
   tiny_.config["tokenizer"] = "sentences";
   tiny_.Write(options_.path);
   EXPECT_THAT(Status(), FailsWith(kInvalid, "sentences", "bytes"));

@@ -122,6 +122,51 @@ TEST_F(RecurveFamilyTest, ReadsEveryKey) {
 
 TEST_F(RecurveFamilyTest, TheHybridRuns) { ExpectRuns(); }
 
+TEST_F(RecurveFamilyTest, EveryOptionOfATpaLayerRuns) {
+  tpa()["q_rank"] = 0;
+  tpa()["factor_activation"] = "sigmoid";
+  tpa()["head_norm"] = true;
+  tpa()["value_dim"] = 12;
+  tiny_.FillTensors();
+  ExpectRuns();
+}
+
+TEST_F(RecurveFamilyTest, EveryNormOfALinearLayerRuns) {
+  linear().erase("output_gate");
+  std::vector<std::vector<float>> rms;
+  for (const char* norm : {"rms", "group_rms", "none"}) {
+    SCOPED_TRACE(norm);
+    linear()["norm"] = norm;
+    tiny_.FillTensors();
+    ExpectRuns();
+    if (rms.empty()) {
+      rms = Rows(512);
+    } else {
+      EXPECT_NE(Rows(512), rms);
+    }
+  }
+  linear()["output_gate"] = "silu";
+  tiny_.FillTensors();
+  EXPECT_THAT(Read(), FailsWith(kInvalid, "layers[1].norm", "output_gate"));
+}
+
+TEST_F(RecurveFamilyTest, AnglesMayBeGivenOneByOne) {
+  const auto by_base = Rows(512);
+  tpa()["position"].erase("base");
+  tpa()["position"]["theta"] = LrpeTheta(LrpeType::kRotate, 8, 100.0);
+  EXPECT_EQ(Rows(512), by_base);
+  tpa()["position"]["theta"] = {0, 0, 0, 0};
+  const auto without = Rows(512);
+  EXPECT_NE(without, by_base);
+  tpa()["position"] = {{"type", "none"}};
+  EXPECT_EQ(Rows(512), without);
+  tpa()["position"] = {{"type", "lrpe_rotate"}, {"theta", {0.5, 0.1}}};
+  EXPECT_THAT(Read(), FailsWith(kInvalid, "layers[0].position.theta", "4"));
+  tpa()["position"]["theta"] = {1, 1, 1, 1};
+  tpa()["position"]["base"] = 100;
+  EXPECT_THAT(Read(), FailsWith(kInvalid, "position.theta", "base"));
+}
+
 TEST_F(RecurveFamilyTest, ATiedHeadIsTheEmbedding) {
   tensor("lm_head.weight") = tensor("model.embed_tokens.weight");
   const auto untied = Rows(512);
@@ -289,8 +334,8 @@ TEST_F(RecurveFamilyTest, RefusesUnknownKeys) {
   linear()["kv_rank"] = 4;  // of the other mixer
   EXPECT_THAT(Read(), FailsWith(kInvalid, "layers[1]", "'kv_rank'"));
   tiny_ = TinyCheckpoint::Hybrid();
-  linear()["position"]["theta"] = 4;
-  EXPECT_THAT(Read(), FailsWith(kInvalid, "layers[1]", "'theta'"));
+  linear()["position"]["angle"] = 4;
+  EXPECT_THAT(Read(), FailsWith(kInvalid, "layers[1]", "'angle'"));
 }
 
 TEST_F(RecurveFamilyTest, RefusesMissingKeys) {
@@ -336,7 +381,7 @@ TEST_F(RecurveFamilyTest, RefusesValuesOutOfRange) {
       {"/layers/0/position/base", 0.5, {"layers[0]", "base", "0.5"}},
       {"/layers/1/log_decay", {-0.1, 0.001}, {"layers[1].log_decay", "0.001"}},
       {"/layers/1/log_decay", {-0.1}, {"layers[1].log_decay", "list of 2"}},
-      {"/layers/1/k_activation", "gelu", {"layers[1].k_activation", "gelu"}},
+      {"/layers/1/k_activation", "tanh", {"layers[1].k_activation", "tanh"}},
       {"/layers/1/output_gate", "softmax", {"layers[1].output_gate"}},
       {"/layers/1/gate_position", "mid", {"layers[1].gate_position", "mid"}},
       {"/hidden_act", "softmax", {"hidden_act", "softmax"}},

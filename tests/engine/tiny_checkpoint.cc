@@ -118,8 +118,12 @@ void TinyCheckpoint::FillLayer(int64_t index) {
   if (layer["mixer"] == "tpa") {
     const int64_t q_rank = layer["q_rank"];
     const int64_t kv_rank = layer["kv_rank"];
-    Fill(mixer + "q_head_proj.weight", {q_rank * heads, hidden});
-    Fill(mixer + "q_proj.weight", {q_rank * dim, hidden});
+    if (q_rank > 0)
+      Fill(mixer + "q_head_proj.weight", {q_rank * heads, hidden});
+    Fill(mixer + "q_proj.weight",
+         {(q_rank > 0 ? q_rank : heads) * dim, hidden});
+    if (layer.value("head_norm", false))
+      Fill(mixer + "norm.weight", {value_dim});
     Fill(mixer + "k_head_proj.weight", {kv_rank * heads, hidden});
     Fill(mixer + "k_proj.weight", {kv_rank * dim, hidden});
     Fill(mixer + "v_head_proj.weight", {kv_rank * heads, hidden});
@@ -128,7 +132,8 @@ void TinyCheckpoint::FillLayer(int64_t index) {
     Fill(mixer + "q_proj.weight", {heads * dim, hidden});
     Fill(mixer + "k_proj.weight", {heads * dim, hidden});
     Fill(mixer + "v_proj.weight", {heads * value_dim, hidden});
-    Fill(mixer + "norm.weight", {heads * value_dim});
+    if (layer.value("norm", "rms") != "none")
+      Fill(mixer + "norm.weight", {heads * value_dim});
     if (layer.contains("output_gate")) {
       Fill(mixer + "output_gate.0.weight", {5, hidden});
       Fill(mixer + "output_gate.1.weight", {heads * value_dim, 5});

@@ -19,8 +19,20 @@ inline double ActivationOracle(Activation activation, double x) {
       return std::max(x, 0.0);
     case Activation::kSigmoid:
       return 1.0 / (1.0 + std::exp(-x));
+    case Activation::kElu:
+      return x > 0.0 ? x : std::expm1(x);
     case Activation::kOnePlusElu:
       return x > 0.0 ? 1.0 + x : std::exp(x);
+    case Activation::kTwoPlusElu:
+      return x > 0.0 ? 2.0 + x : 1.0 + std::exp(x);
+    case Activation::kExp:
+      return std::exp(x);
+    case Activation::kLeakyRelu:
+      return x > 0.0 ? x : 0.01 * x;
+    case Activation::kReluSquared:
+      return x > 0.0 ? x * x : 0.0;
+    case Activation::kGelu:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case Activation::kNone:
     case Activation::kSoftmax:
       break;

@@ -23,11 +23,11 @@ void ExpectRows(const TensorView& table, const std::vector<float>& values,
   std::vector<float> want = y;
   for (size_t t = 0; t < tokens.size(); ++t) {
     for (int64_t c = 0; c < cols; ++c) {
-      want[t * stride + c] = values[tokens[t] * cols + c];
+      want[t * stride + c] = 0.5f * values[tokens[t] * cols + c];
     }
   }
   Embedding({&table, tokens.data(), y.data(), stride,
-             static_cast<int64_t>(tokens.size())},
+             static_cast<int64_t>(tokens.size()), 0.5f},
             pool);
   EXPECT_TRUE(SameBits(y, want));
 }
@@ -62,7 +62,7 @@ TEST(EmbeddingTest, NoRows) {
   ThreadPool pool(2);
   const std::vector<float> values = RandomTensor(1, kVocab);
   const TensorView table = {values.data(), DType::kFloat32, {kVocab, 1}};
-  Embedding({&table, nullptr, nullptr, 1, 0}, pool);
+  Embedding({&table, nullptr, nullptr, 1, 0, 1.0f}, pool);
 }
 
 }  // namespace

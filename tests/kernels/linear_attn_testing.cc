@@ -62,6 +62,7 @@ std::vector<float> RunStep(const LinearTokens& t, const Step& step,
   p.k = step.in.data() + t.k;
   p.v = step.in.data() + t.v;
   p.stride = t.stride;
+  p.v_stride = t.stride;
   p.out = out.data();
   p.out_stride = width + kGap;
   p.query_start = step.query_start.data();

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "gtest/gtest.h"
 #include "tests/kernels/lrpe_oracle.h"
@@ -81,6 +82,40 @@ TEST(LrpeTest, TableAtFarPositions) {
       EXPECT_NEAR(sin[r * angles + k], static_cast<double>(std::sin(angle)),
                   tolerance)
           << "position " << positions[r] << " theta " << theta[k];
+    }
+  }
+}
+
+// One rounding of the angle to float32, then as stated.
+TEST(LrpeTest, Float32Table) {
+  ThreadPool pool(2);
+  const std::vector<int64_t> positions = {0, 1, 60, 2047, 100'000};
+  const std::vector<float> theta = {-1.0f, -0.1f, 0.0f, 0.3f};
+  const int64_t rows = static_cast<int64_t>(positions.size());
+  const int64_t angles = static_cast<int64_t>(theta.size());
+  for (const bool round : {false, true}) {
+    for (const float log_decay : {0.0f, -1e-3f}) {
+      std::vector<float> cos(rows * angles, kNaN);
+      std::vector<float> sin(rows * angles, kNaN);
+      LrpeFloat32Table({theta.data(), positions.data(), cos.data(), sin.data(),
+                        rows, angles, log_decay, round},
+                       pool);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t k = 0; k < angles; ++k) {
+          const float product = static_cast<float>(positions[r]) * theta[k];
+          const double angle = product;
+          const double decay =
+              std::exp(static_cast<double>(std::abs(product) * log_decay));
+          // bfloat16 keeps 8 bits.
+          const double tolerance = decay * (round ? 0x1p-8 : 2e-7) + 1e-44;
+          const int64_t at = r * angles + k;
+          EXPECT_NEAR(cos[at], std::cos(angle) * decay, tolerance);
+          EXPECT_NEAR(sin[at], std::sin(angle) * decay, tolerance);
+          if (round && log_decay == 0) {
+            EXPECT_EQ(BFloat16ToFloat(FloatToBFloat16(cos[at])), cos[at]);
+          }
+        }
+      }
     }
   }
 }

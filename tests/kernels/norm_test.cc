@@ -154,6 +154,28 @@ TEST_P(NormTest, GatedNormOnBothSides) {
   }
 }
 
+TEST_P(NormTest, LayerNorm) {
+  ThreadPool pool(2);
+  const std::vector<float> weight = RandomTensor(3, cols_);
+  const std::vector<float> bias = RandomTensor(4, cols_);
+  for (const bool affine : {false, true}) {
+    std::vector<float> y(kRows * stride_, kCanary);
+    LayerNorm(
+        {x_.data(), stride_, affine ? weight.data() : nullptr,
+         affine ? bias.data() : nullptr, y.data(), stride_, kRows, cols_, kEps},
+        pool);
+    for (int64_t r = 0; r < kRows; ++r) {
+      std::vector<double> want = Row(x_, r);
+      double mean = 0.0;
+      for (double value : want) mean += value / static_cast<double>(cols_);
+      for (double& value : want) value -= mean;
+      want = NormOracle(want, affine ? weight : std::vector<float>(), 1, kEps);
+      for (int64_t i = 0; affine && i < cols_; ++i) want[i] += bias[i];
+      ExpectRow(y, r, want);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, NormTest, testing::ValuesIn(kShapes),
                          [](const auto& info) {
                            return "Cols" + std::to_string(info.param.cols) +

@@ -17,7 +17,7 @@ namespace recurve {
 namespace {
 
 // {H, D, E, Rq, R}: every rank, odd heads, values narrower and wider than keys,
-// sizes that are no multiple of a vector.
+// sizes that are no multiple of a vector; whole queries (Rq 0), activations.
 const TpaTestConfig kConfigs[] = {
     {{1, 8, 8, 1, 1}, LrpeType::kNone},
     {{3, 48, 64, 6, 2}, LrpeType::kRotate},
@@ -25,6 +25,8 @@ const TpaTestConfig kConfigs[] = {
     {{4, 100, 100, 6, 4}, LrpeType::kNone},
     {{2, 64, 100, 1, 2}, LrpeType::kRotate},
     {{5, 8, 3, 6, 1}, LrpeType::kRotate},
+    {{5, 48, 32, 0, 2}, LrpeType::kRotate},
+    {{3, 32, 32, 4, 3}, LrpeType::kRotate, 10000.0, Activation::kSigmoid},
 };
 
 std::string Describe(const TpaTestConfig& c) {

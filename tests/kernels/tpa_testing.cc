@@ -5,6 +5,7 @@
 
 #include "base/thread_pool.h"
 #include "gtest/gtest.h"
+#include "tests/kernels/activation_oracle.h"
 #include "tests/kernels/lrpe_oracle.h"
 #include "tests/kernels/lrpe_table.h"
 #include "tests/testing/compare.h"
@@ -17,21 +18,37 @@ namespace {
 constexpr int32_t kWildPage = 2147480000;
 constexpr int64_t kGap = 5;  // elements between pages and between rows
 
-// (1/R) Σ_r a[r, head] · position(b[r]).
+// (1/R) Σ_r act(a[r, head]) · position(b[r]).
 std::vector<double> Combine(const TpaTokens& tokens, const float* a,
                             const float* b, int64_t rank, int64_t dim,
-                            int64_t head, LrpeType type, int64_t position) {
+                            int64_t head, LrpeType type, int64_t position,
+                            Activation activation = Activation::kNone) {
   std::vector<double> sum(dim, 0.0);
   for (int64_t r = 0; r < rank; ++r) {
     const std::vector<double> row(b + r * dim, b + (r + 1) * dim);
     const std::vector<double> encoded =
         LrpeOracle(type, row, position, tokens.config.base);
-    const double weight = a[r * tokens.config.shape.num_heads + head];
+    const double weight = ActivationOracle(
+        activation, a[r * tokens.config.shape.num_heads + head]);
     for (int64_t i = 0; i < dim; ++i) {
       sum[i] += weight * encoded[i] / static_cast<double>(rank);
     }
   }
   return sum;
+}
+
+std::vector<double> Query(const TpaTokens& tokens, int64_t position,
+                          int64_t head) {
+  const TpaShape& s = tokens.config.shape;
+  const float* row = tokens.Row(position);
+  if (s.q_rank > 0) {
+    return Combine(tokens, row + tokens.a_q, row + tokens.b_q, s.q_rank,
+                   s.head_dim, head, tokens.config.position, position);
+  }
+  const float* whole = row + tokens.b_q + head * s.head_dim;
+  return LrpeOracle(tokens.config.position,
+                    std::vector<double>(whole, whole + s.head_dim), position,
+                    tokens.config.base);
 }
 
 std::vector<double> SoftmaxAverage(const std::vector<double>& scores,
@@ -55,7 +72,7 @@ TpaTokens::TpaTokens(const TpaTestConfig& c, int64_t n, uint64_t seed)
   const TpaShape& s = c.shape;
   a_q = 0;
   b_q = a_q + s.q_rank * s.num_heads;
-  a_k = b_q + s.q_rank * s.head_dim;
+  a_k = b_q + (s.q_rank > 0 ? s.q_rank : s.num_heads) * s.head_dim;
   b_k = a_k + s.kv_rank * s.num_heads;
   a_v = b_k + s.kv_rank * s.head_dim;
   b_v = a_v + s.kv_rank * s.num_heads;
@@ -98,15 +115,13 @@ std::vector<std::vector<double>> TpaOracle(const TpaTokens& tokens,
     for (int64_t m = 0; m < tokens.length; ++m) {
       const float* row = tokens.Row(m);
       k.push_back(Combine(tokens, row + tokens.a_k, row + tokens.b_k, s.kv_rank,
-                          s.head_dim, h, type, m));
+                          s.head_dim, h, type, m, tokens.config.activation));
       v.push_back(Combine(tokens, row + tokens.a_v, row + tokens.b_v, s.kv_rank,
-                          s.value_dim, h, LrpeType::kNone, m));
+                          s.value_dim, h, LrpeType::kNone, m,
+                          tokens.config.activation));
     }
     for (size_t i = 0; i < rows.size(); ++i) {
-      const float* row = tokens.Row(rows[i]);
-      const std::vector<double> q =
-          Combine(tokens, row + tokens.a_q, row + tokens.b_q, s.q_rank,
-                  s.head_dim, h, type, rows[i]);
+      const std::vector<double> q = Query(tokens, rows[i], h);
       std::vector<double> scores(rows[i] + 1, 0.0);
       for (int64_t m = 0; m <= rows[i]; ++m) {
         for (int64_t d = 0; d < s.head_dim; ++d) scores[m] += q[d] * k[m][d];
@@ -182,7 +197,7 @@ std::vector<float> TpaTestCache::Step(absl::Span<const TpaRow> rows,
       row_sequence.data(), positions.data(), count};
   TpaAppend({shape, view, in.data() + t.a_k, in.data() + t.b_k,
              in.data() + t.a_v, in.data() + t.b_v, t.stride, config_.position,
-             lrpe.cos.data(), lrpe.sin.data()},
+             lrpe.cos.data(), lrpe.sin.data(), config_.activation},
             pool);
   const int64_t width = shape.num_heads * shape.value_dim;
   const int64_t out_stride = width + kGap;

@@ -16,6 +16,7 @@ struct TpaTestConfig {
   TpaShape shape;
   LrpeType position = LrpeType::kRotate;
   double base = 10000.0;
+  Activation activation = Activation::kNone;  // of A_k and A_v
 };
 
 // The factors of all tokens of one sequence, side by side in a row as one
@@ -26,6 +27,7 @@ struct TpaTokens {
 
   // Adds `from` ... `to`, a ramp over the tokens, to what the score of each
   // would be without position; REQUIRES: length >= 1.
+  // The queries must be factored.
   void Ramp(double from, double to);
 
   float* Row(int64_t token) { return data.data() + token * stride; }

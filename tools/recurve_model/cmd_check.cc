@@ -11,12 +11,18 @@
 namespace recurve {
 namespace {
 
-int Run(const std::string& dir) {
-  const absl::Status status = CheckCheckpoint(
-      dir, [](absl::string_view stage, absl::string_view found) {
-        absl::PrintF("%-8s %s\n", stage, found);
-        std::fflush(stdout);  // the next stage may take minutes
-      });
+struct CheckFlags {
+  std::string dir;
+  FamilyOptions family;
+};
+
+int Run(const CheckFlags& flags) {
+  const absl::Status status =
+      CheckCheckpoint(flags.dir, flags.family,
+                      [](absl::string_view stage, absl::string_view found) {
+                        absl::PrintF("%-8s %s\n", stage, found);
+                        std::fflush(stdout);  // the next stage may take minutes
+                      });
   if (!status.ok()) return ReportModelError(status);
   absl::PrintF("OK\n");
   return kModelExitOk;
@@ -25,13 +31,15 @@ int Run(const std::string& dir) {
 }  // namespace
 
 void RegisterModelCheck(CLI::App* app, int* exit_code) {
-  auto dir = std::make_shared<std::string>();
+  auto flags = std::make_shared<CheckFlags>();
   CLI::App* const command = app->add_subcommand(
       "check",
       "Check every tensor, load the model on the CPU and compare a prompt in "
       "one chunk with the same token by token");
-  command->add_option("DIR", *dir, "Folder of the checkpoint")->required();
-  command->callback([dir, exit_code] { *exit_code = Run(*dir); });
+  command->add_option("DIR", flags->dir, "Folder of the checkpoint")
+      ->required();
+  AddFamilyFlags(command, &flags->family);
+  command->callback([flags, exit_code] { *exit_code = Run(*flags); });
 }
 
 }  // namespace recurve

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/model_loader.h"
 #include "engine/models/registry.h"
 #include "tools/recurve_model/byte_size.h"
 #include "tools/recurve_model/command.h"
@@ -19,6 +20,7 @@ namespace {
 
 struct InfoFlags {
   std::string dir;
+  FamilyOptions family;
   std::string memory;
   int64_t length = 0;
   bool json = false;
@@ -27,7 +29,11 @@ struct InfoFlags {
 absl::Status Print(const InfoFlags& flags, int64_t memory) {
   RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                            Checkpoint::Open(flags.dir));
-  RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(checkpoint));
+  RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
+                           ReadModel(checkpoint, flags.family));
+  RECURVE_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
+                           LoadModelTokenizer(flags.dir, model));
+  if (tokenizer != nullptr) model.tokenizer = std::string(tokenizer->name());
   const CheckpointFacts facts = Describe(checkpoint, model);
   std::optional<CapacityFacts> capacity;
   if (memory > 0) {
@@ -69,6 +75,7 @@ void RegisterModelInfo(CLI::App* app, int* exit_code) {
       "info", "Print what a checkpoint is and what it needs");
   command->add_option("DIR", flags->dir, "Folder of the checkpoint")
       ->required();
+  AddFamilyFlags(command, &flags->family);
   CLI::Option* const memory = command->add_option(
       "--memory", flags->memory,
       "Also print how many sequences fit this, in bytes or as 24GiB");

@@ -17,6 +17,13 @@ void WriteLine(absl::string_view text) {
 
 }  // namespace
 
+void AddFamilyFlags(CLI::App* command, FamilyOptions* options) {
+  command->add_option("--model-family", options->family,
+                      "auto, recurve, t6 or xmixers");
+  command->add_option("--model-variant", options->variant,
+                      "Variant of the family, as t6_variant of T6");
+}
+
 const CLI::Validator& WholeNumber() {
   static const CLI::Validator* const whole_number = new CLI::Validator(
       [](std::string& text) {

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "engine/models/registry.h"
 
 namespace recurve {
 
@@ -18,6 +19,9 @@ inline constexpr int kModelExitUsage = 2;
 void RegisterModelInfo(CLI::App* app, int* exit_code);
 void RegisterModelCheck(CLI::App* app, int* exit_code);
 void RegisterModelRandom(CLI::App* app, int* exit_code);
+
+// --model-family and --model-variant, as the server has them.
+void AddFamilyFlags(CLI::App* command, FamilyOptions* options);
 
 // For 64-bit flags, of which CLI11 would let a negative number wrap around.
 // Takes decimal digits.

@@ -91,6 +91,7 @@ absl::Status CheckChunking(ModelRunner& runner, int64_t length) {
 }
 
 absl::Status CheckCheckpoint(const std::string& dir,
+                             const FamilyOptions& family,
                              const CheckReport& report) {
   int64_t length = 0;
   {
@@ -99,7 +100,7 @@ absl::Status CheckCheckpoint(const std::string& dir,
     report("files",
            absl::StrCat(checkpoint.names().size(), " tensors, well formed"));
     RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model,
-                             ReadModel(checkpoint));
+                             ReadModel(checkpoint, family));
     const CheckpointFacts facts = Describe(checkpoint, model);
     report("model",
            absl::StrCat("family ", facts.family, ", ",
@@ -109,6 +110,7 @@ absl::Status CheckCheckpoint(const std::string& dir,
   }
   ModelOptions options;
   options.path = dir;
+  options.family = family;
   options.device = "cpu";
   options.kv_pages = 2 * ((length + kPageTokens - 1) / kPageTokens);
   EngineOptions engine;

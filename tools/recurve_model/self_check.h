@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "engine/model_runner.h"
+#include "engine/models/registry.h"
 
 namespace recurve {
 
@@ -18,7 +19,9 @@ using CheckReport =
 // Whether a checkpoint can be served: opens the folder, checks every tensor
 // (name, shape, type, that each value is finite), loads it on the CPU and runs
 // CheckChunking on a prompt longer than a page. The first error.
-absl::Status CheckCheckpoint(const std::string& dir, const CheckReport& report);
+absl::Status CheckCheckpoint(const std::string& dir,
+                             const FamilyOptions& family,
+                             const CheckReport& report);
 
 // Runs a prompt of `length` tokens in one chunk and token by token, and
 // compares the logits of every position bit for bit. They must be finite.

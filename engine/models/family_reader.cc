@@ -1,0 +1,113 @@
+#include "engine/models/family_reader.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "engine/checkpoint/check_finite.h"
+
+namespace recurve {
+
+absl::StatusOr<TensorView> TensorReader::Read(
+    const std::string& name, const std::vector<int64_t>& shape) {
+  absl::StatusOr<TensorView> found = checkpoint_.Tensor(name, shape);
+  if (absl::IsNotFound(found.status())) {
+    return absl::InvalidArgumentError(found.status().message());
+  }
+  RECURVE_ASSIGN_OR_RETURN(TensorView view, std::move(found));
+  RECURVE_RETURN_IF_ERROR(CheckFinite(view, name, checkpoint_.FileOf(name)));
+  if (used_.insert(name).second) parameters_ += view.num_elements();
+  return view;
+}
+
+absl::StatusOr<TensorView> TensorReader::ReadWithAnyRows(
+    const std::string& name, int64_t cols) {
+  const absl::StatusOr<TensorView> view = checkpoint_.Tensor(name);
+  const int64_t rows = view.ok() && view->shape.size() == 2
+                           ? std::max<int64_t>(view->shape[0], 1)
+                           : 1;
+  return Read(name, {rows, cols});
+}
+
+absl::StatusOr<std::vector<float>> TensorReader::ReadVector(
+    const std::string& name, int64_t size) {
+  RECURVE_ASSIGN_OR_RETURN(const TensorView view, Read(name, {size}));
+  std::vector<float> values(size);
+  for (int64_t i = 0; i < size; ++i) values[i] = view.Element(i);
+  return values;
+}
+
+absl::Status TensorReader::Finish(ModelDefinition& model) const {
+  RECURVE_RETURN_IF_ERROR(checkpoint_.CheckAllUsed(used_));
+  model.parameters = parameters_;
+  model.fingerprint = checkpoint_.Fingerprint();
+  return absl::OkStatus();
+}
+
+absl::Status ReadSpecialTokens(const Checkpoint& checkpoint,
+                               ModelDefinition& model) {
+  const JsonObject& config = checkpoint.config();
+  if (config.Has("bos_token_id")) {
+    RECURVE_ASSIGN_OR_RETURN(
+        const int64_t bos, config.Int("bos_token_id", 0, model.vocab_size - 1));
+    model.bos_token_id = static_cast<int32_t>(bos);
+  }
+  const JsonObject* source = nullptr;
+  if (checkpoint.generation_config() &&
+      checkpoint.generation_config()->Has("eos_token_id")) {
+    source = &*checkpoint.generation_config();
+  } else if (config.Has("eos_token_id")) {
+    source = &config;
+  }
+  if (source != nullptr) {
+    RECURVE_ASSIGN_OR_RETURN(
+        const std::vector<int64_t> ids,
+        source->IntList("eos_token_id", 0, model.vocab_size - 1));
+    model.eos_token_ids.assign(ids.begin(), ids.end());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Activation> ReadActivation(
+    const JsonObject& object, const std::string& key,
+    const ActivationNames& choices,
+    const std::optional<std::string>& default_value) {
+  std::vector<std::string> names;
+  names.reserve(choices.size());
+  for (const auto& choice : choices) names.emplace_back(choice.first);
+  RECURVE_ASSIGN_OR_RETURN(const std::string chosen,
+                           object.StringOneOf(key, names, default_value));
+  for (const auto& [name, activation] : choices) {
+    if (chosen == name) return activation;
+  }
+  return absl::InternalError("activation choices and names disagree");
+}
+
+NormDefinition NormOfHeads(int64_t num_heads, double eps,
+                           const std::vector<float>& weight) {
+  NormDefinition norm;
+  norm.groups = num_heads;
+  norm.eps = eps;
+  for (int64_t h = 0; h < num_heads; ++h) {
+    norm.weight.insert(norm.weight.end(), weight.begin(), weight.end());
+  }
+  return norm;
+}
+
+absl::Status RequireInt(const JsonObject& object, const std::string& key,
+                        int64_t value) {
+  return object.IntOr(key, value, value, value).status();
+}
+
+absl::Status RequireBool(const JsonObject& object, const std::string& key,
+                         bool value) {
+  RECURVE_ASSIGN_OR_RETURN(const bool found, object.BoolOr(key, value));
+  if (found != value) {
+    return object.Invalid(
+        key, absl::StrCat("is ", found ? "true" : "false", "; only ",
+                          value ? "true" : "false", " is supported"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recurve

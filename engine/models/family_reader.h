@@ -1,0 +1,73 @@
+#ifndef RECURVE_ENGINE_MODELS_FAMILY_READER_H_
+#define RECURVE_ENGINE_MODELS_FAMILY_READER_H_
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/models/config.h"
+
+namespace recurve {
+
+// What the readers of all families share.
+
+// Looks tensors up by name and shape, refuses infinities and NaN, and remembers
+// which were asked for. Every error is InvalidArgument and names file and
+// tensor.
+class TensorReader {
+ public:
+  explicit TensorReader(const Checkpoint& checkpoint)
+      : checkpoint_(checkpoint) {}
+
+  absl::StatusOr<TensorView> Read(const std::string& name,
+                                  const std::vector<int64_t>& shape);
+  // A matrix whose row count the tensor itself decides.
+  absl::StatusOr<TensorView> ReadWithAnyRows(const std::string& name,
+                                             int64_t cols);
+  // The elements of a vector, widened.
+  absl::StatusOr<std::vector<float>> ReadVector(const std::string& name,
+                                                int64_t size);
+  // The layer is done with a tensor whose values it does not use.
+  void Ignore(const std::string& name) { used_.insert(name); }
+
+  // What the checkpoint holds and nobody read is an error. Fills in the counts
+  // that follow from what was read.
+  absl::Status Finish(ModelDefinition& model) const;
+
+ private:
+  const Checkpoint& checkpoint_;
+  std::set<std::string> used_;
+  uint64_t parameters_ = 0;
+};
+
+// config.json's bos_token_id and the end-of-sequence ids, which
+// generation_config.json, where present, knows best.
+absl::Status ReadSpecialTokens(const Checkpoint& checkpoint,
+                               ModelDefinition& model);
+
+// One of the `choices`, under their names in this family.
+using ActivationNames = std::vector<std::pair<const char*, Activation>>;
+absl::StatusOr<Activation> ReadActivation(
+    const JsonObject& object, const std::string& key,
+    const ActivationNames& choices,
+    const std::optional<std::string>& default_value);
+
+// An RMSNorm of each head with one weight, [dim], for all of them.
+NormDefinition NormOfHeads(int64_t num_heads, double eps,
+                           const std::vector<float>& weight);
+
+// The key where it is there must have this value: the reader supports no other.
+absl::Status RequireInt(const JsonObject& object, const std::string& key,
+                        int64_t value);
+absl::Status RequireBool(const JsonObject& object, const std::string& key,
+                         bool value);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_MODELS_FAMILY_READER_H_

@@ -1,0 +1,48 @@
+#include "engine/tokenizer/added_tokens.h"
+
+#include <algorithm>
+
+#include "engine/tokenizer/unicode_class.h"
+
+namespace recurve {
+
+void AddedTokens::Add(const AddedToken& token) {
+  if (token.content.empty()) return;
+  if (trie_.Add(token.content, static_cast<int32_t>(tokens_.size()))) {
+    tokens_.push_back(token);
+  }
+}
+
+std::vector<AddedTokens::Span> AddedTokens::Find(absl::string_view text) const {
+  std::vector<Span> spans;
+  size_t done = 0;  // bytes that are in spans
+  for (size_t at = 0; at < text.size();) {
+    int32_t found = -1;
+    const size_t size = trie_.LongestPrefix(text.substr(at), &found);
+    if (size == 0) {
+      ++at;
+      continue;
+    }
+    const AddedToken& token = tokens_[found];
+    size_t begin = at;
+    size_t end = at + size;
+    at = end;
+    if (token.single_word && (IsWord(ClassOfLast(text.substr(0, begin))) ||
+                              IsWord(ClassOfFirst(text.substr(end))))) {
+      continue;
+    }
+    if (token.lstrip) {
+      // What an earlier token has taken is gone.
+      const absl::string_view before = text.substr(0, begin);
+      begin = std::max(done, begin - TrailingSpace(before));
+    }
+    if (token.rstrip) end += LeadingSpace(text.substr(end));
+    if (begin > done) spans.push_back({text.substr(done, begin - done)});
+    spans.push_back({text.substr(begin, end - begin), token.id});
+    done = end;
+  }
+  if (done < text.size()) spans.push_back({text.substr(done)});
+  return spans;
+}
+
+}  // namespace recurve

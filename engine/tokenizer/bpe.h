@@ -1,0 +1,83 @@
+#ifndef RECURVE_ENGINE_TOKENIZER_BPE_H_
+#define RECURVE_ENGINE_TOKENIZER_BPE_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace recurve {
+
+// Byte-pair encoding of one word. Starts from single bytes and joins the pair
+// of the lowest rank, the leftmost of equals, until no pair has one. Time
+// n log n in the length of the word.
+//
+// Thread safety: the const methods may run concurrently.
+class Bpe {
+ public:
+  struct Merge {
+    int32_t rank = 0;
+    int32_t id = 0;  // of what the pair becomes
+  };
+  using Vocabulary = absl::flat_hash_map<std::string, int32_t>;  // from bytes
+  using Merges = absl::flat_hash_map<uint64_t, Merge>;           // by PairKey()
+
+  struct Options {
+    // A word that is a token becomes that token, whatever the merges say.
+    bool ignore_merges = false;
+    // Stands for a byte that the vocabulary lacks; without it such a text is an
+    // error.
+    std::optional<int32_t> unk_id;
+    bool fuse_unk = false;  // one unk_id for a run of such bytes
+  };
+
+  static uint64_t PairKey(int32_t left, int32_t right) {
+    return uint64_t{static_cast<uint32_t>(left)} << 32 |
+           static_cast<uint32_t>(right);
+  }
+
+  // Without `merges` any two neighbours that together are a token may join, and
+  // the rank is the id of that token, as in tiktoken.
+  Bpe(Vocabulary vocabulary, std::optional<Merges> merges, Options options);
+
+  // Appends the ids of `word`. InvalidArgument for a byte that the vocabulary
+  // lacks. REQUIRES: less than 2 GiB.
+  absl::Status Encode(absl::string_view word, std::vector<int32_t>* ids) const;
+
+ private:
+  // A part of the word; size 0 once it was joined to its left neighbour.
+  struct Part {
+    int32_t id;
+    uint32_t begin, size;    // bytes of the word
+    int32_t previous, next;  // index, or -1
+  };
+  // Ordered so that the candidate to join first is the largest.
+  struct Candidate {
+    int32_t rank;
+    int32_t left;               // index of a part
+    int32_t left_id, right_id;  // outdated when the parts are other tokens now
+    int32_t id;                 // of what they become
+    bool operator<(const Candidate& other) const {
+      return rank != other.rank ? rank > other.rank : left > other.left;
+    }
+  };
+
+  absl::Status Split(absl::string_view word, std::vector<Part>* parts) const;
+  std::optional<Merge> FindMerge(absl::string_view word, const Part& left,
+                                 const Part& right) const;
+
+  Vocabulary vocabulary_;
+  std::optional<Merges> merges_;
+  Options options_;
+  size_t longest_ = 0;                 // bytes of the longest token
+  std::array<int32_t, 256> byte_ids_;  // -1: not in the vocabulary
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_TOKENIZER_BPE_H_

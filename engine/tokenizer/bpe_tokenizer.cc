@@ -1,0 +1,83 @@
+#include "engine/tokenizer/bpe_tokenizer.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "engine/tokenizer/nfc.h"
+
+namespace recurve {
+namespace {
+
+// Positions in a text are 32-bit.
+constexpr size_t kMaxTextBytes = size_t{1} << 30;
+
+}  // namespace
+
+BpeTokenizer::BpeTokenizer(int32_t vocab_size, Parts parts)
+    : Tokenizer(vocab_size, parts.bos_id),
+      name_(std::move(parts.name)),
+      tokens_(std::move(parts.tokens)),
+      bpe_(std::move(parts.bpe)),
+      pre_tokenizer_(std::move(parts.pre_tokenizer)),
+      nfc_(parts.nfc) {
+  RECURVE_CHECK(tokens_.size() <= static_cast<size_t>(vocab_size));
+  tokens_.resize(static_cast<size_t>(vocab_size));
+  // Where two tokens read the same, the special one counts.
+  for (bool special : {true, false}) {
+    for (AddedToken& token : parts.added_tokens) {
+      if (token.special != special) continue;
+      if (token.normalized && nfc_) token.content = NormalizeNfc(token.content);
+      (token.normalized ? normalized_added_ : raw_added_).Add(token);
+    }
+  }
+}
+
+absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(
+    absl::string_view text, bool add_bos) const {
+  if (text.size() > kMaxTextBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the text holds ", text.size(),
+                     " bytes; expected at most ", kMaxTextBytes));
+  }
+  std::vector<int32_t> ids;
+  if (add_bos) {
+    if (!bos_id().has_value()) {
+      return absl::InvalidArgumentError(
+          "the tokenizer adds no beginning-of-sequence token");
+    }
+    ids.push_back(*bos_id());
+  }
+  for (const AddedTokens::Span& span : raw_added_.Find(text)) {
+    if (span.id >= 0) {
+      ids.push_back(span.id);
+    } else if (nfc_) {
+      RECURVE_RETURN_IF_ERROR(EncodeNormalized(NormalizeNfc(span.text), &ids));
+    } else {
+      RECURVE_RETURN_IF_ERROR(EncodeNormalized(span.text, &ids));
+    }
+  }
+  return ids;
+}
+
+absl::Status BpeTokenizer::EncodeNormalized(absl::string_view text,
+                                            std::vector<int32_t>* ids) const {
+  for (const AddedTokens::Span& span : normalized_added_.Find(text)) {
+    if (span.id >= 0) {
+      ids->push_back(span.id);
+      continue;
+    }
+    RECURVE_RETURN_IF_ERROR(pre_tokenizer_.ForEachWord(
+        span.text,
+        [&](absl::string_view word) { return bpe_.Encode(word, ids); }));
+  }
+  return absl::OkStatus();
+}
+
+absl::string_view BpeTokenizer::TokenBytes(int32_t id) const {
+  RECURVE_CHECK(id >= 0 && id < vocab_size());
+  return tokens_[static_cast<size_t>(id)];
+}
+
+}  // namespace recurve

@@ -1,0 +1,60 @@
+#ifndef RECURVE_ENGINE_TOKENIZER_BPE_TOKENIZER_H_
+#define RECURVE_ENGINE_TOKENIZER_BPE_TOKENIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/tokenizer/added_tokens.h"
+#include "engine/tokenizer/bpe.h"
+#include "engine/tokenizer/pre_tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace recurve {
+
+// Byte-level BPE: added tokens are found first, then the text between them is
+// normalised, cut into words, and each word's bytes are joined to tokens.
+//
+// Any bytes are accepted. Those that are not UTF-8 are characters of no class
+// to the patterns, and otherwise bytes like any other, so that without a
+// normaliser decoding gives back every input.
+class BpeTokenizer : public Tokenizer {
+ public:
+  struct Parts {
+    std::string name;                 // kind, as Tokenizer::name() gives it
+    std::vector<std::string> tokens;  // bytes by id; "" for special tokens
+    Bpe bpe;
+    PreTokenizer pre_tokenizer;
+    std::vector<AddedToken> added_tokens;
+    bool nfc = false;
+    std::optional<int32_t> bos_id;
+  };
+
+  // Ids of `parts.tokens` from vocab_size on are padding of the vocabulary:
+  // `parts.tokens` is grown to that size. REQUIRES: no more than vocab_size.
+  BpeTokenizer(int32_t vocab_size, Parts parts);
+
+  absl::string_view name() const override { return name_; }
+  absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
+                                              bool add_bos) const override;
+  absl::string_view TokenBytes(int32_t id) const override;
+
+ private:
+  // Of text without raw added tokens.
+  absl::Status EncodeNormalized(absl::string_view text,
+                                std::vector<int32_t>* ids) const;
+
+  const std::string name_;
+  std::vector<std::string> tokens_;
+  const Bpe bpe_;
+  const PreTokenizer pre_tokenizer_;
+  const bool nfc_;
+  AddedTokens raw_added_;         // found before normalisation
+  AddedTokens normalized_added_;  // and after it
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_TOKENIZER_BPE_TOKENIZER_H_

@@ -1,0 +1,79 @@
+#include "engine/tokenizer/byte_vocabulary.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "engine/checkpoint/quote.h"
+#include "engine/tokenizer/byte_level.h"
+
+namespace recurve {
+
+absl::Status ByteVocabulary::AddUnreachable(std::string bytes, int64_t id) {
+  if (id < 0 || id >= vocab_size_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("is ", id, "; expected 0 to ", vocab_size_ - 1,
+                     ", as the model's vocab_size is ", vocab_size_));
+  }
+  if (Has(id)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("is ", id, ", which is another token already"));
+  }
+  if (id >= static_cast<int64_t>(tokens_.size())) {
+    tokens_.resize(static_cast<size_t>(id) + 1);
+    taken_.resize(static_cast<size_t>(id) + 1);
+  }
+  tokens_[static_cast<size_t>(id)] = std::move(bytes);
+  taken_[static_cast<size_t>(id)] = true;
+  return absl::OkStatus();
+}
+
+absl::Status ByteVocabulary::AddBytes(const std::string& bytes, int64_t id) {
+  RECURVE_RETURN_IF_ERROR(AddUnreachable(bytes, id));
+  if (!vocabulary_.try_emplace(bytes, static_cast<int32_t>(id)).second) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("is ", id, ", and an earlier token has the same bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ByteVocabulary::AddToken(absl::string_view token, int64_t id) {
+  std::optional<std::string> bytes = BytesOfToken(token);
+  return bytes.has_value() ? AddBytes(*bytes, id)
+                           : AddUnreachable(std::string(token), id);
+}
+
+std::optional<int32_t> ByteVocabulary::Find(absl::string_view token) const {
+  const std::optional<std::string> bytes = BytesOfToken(token);
+  if (!bytes.has_value()) return std::nullopt;
+  const auto found = vocabulary_.find(*bytes);
+  if (found == vocabulary_.end()) return std::nullopt;
+  return found->second;
+}
+
+absl::Status ByteVocabulary::AddMerge(absl::string_view left,
+                                      absl::string_view right) {
+  const std::optional<int32_t> left_id = Find(left);
+  const std::optional<int32_t> right_id = Find(right);
+  const std::optional<int32_t> id = Find(absl::StrCat(left, right));
+  if (!left_id || !right_id || !id) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "joins ", Quote(left), " and ", Quote(right),
+        "; expected two byte-level tokens of the vocabulary that are one "
+        "together"));
+  }
+  // Of a pair that is there twice, the last counts, as in the reference.
+  merges_[Bpe::PairKey(*left_id, *right_id)] = {next_rank_++, *id};
+  return absl::OkStatus();
+}
+
+bool ByteVocabulary::HasAllBytes() const {
+  for (int byte = 0; byte < 256; ++byte) {
+    if (!vocabulary_.contains(std::string(1, static_cast<char>(byte)))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace recurve

@@ -1,0 +1,62 @@
+#ifndef RECURVE_ENGINE_TOKENIZER_BYTE_VOCABULARY_H_
+#define RECURVE_ENGINE_TOKENIZER_BYTE_VOCABULARY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "engine/tokenizer/bpe.h"
+
+namespace recurve {
+
+// Gathers the tokens and merges of a byte-level vocabulary, as files spell
+// them, and turns them into bytes. Errors are InvalidArgument and say what is
+// wrong with the argument, not where it stood.
+class ByteVocabulary {
+ public:
+  // Of the model: no id may reach it.
+  explicit ByteVocabulary(int32_t vocab_size) : vocab_size_(vocab_size) {}
+
+  // A token outside the byte-level alphabet has its own UTF-8 bytes, and no
+  // word can become it.
+  absl::Status AddToken(absl::string_view token, int64_t id);
+  // The same for a token whose bytes are written as they are.
+  absl::Status AddBytes(const std::string& bytes, int64_t id);
+  // A token without a place in the words: `bytes` only says how it decodes.
+  absl::Status AddUnreachable(std::string bytes, int64_t id);
+
+  // The next merge; the rank is the number of those before it.
+  absl::Status AddMerge(absl::string_view left, absl::string_view right);
+
+  // Special tokens have no text. REQUIRES: an id that was added.
+  void ClearText(int32_t id) { tokens_[static_cast<size_t>(id)].clear(); }
+
+  // Whether every byte is a token.
+  bool HasAllBytes() const;
+  bool Has(int64_t id) const {
+    return id >= 0 && id < static_cast<int64_t>(taken_.size()) && taken_[id];
+  }
+  // One more than the largest id.
+  int64_t num_ids() const { return static_cast<int64_t>(tokens_.size()); }
+  std::optional<int32_t> Find(absl::string_view token) const;
+
+  std::vector<std::string> TakeTokens() { return std::move(tokens_); }
+  Bpe::Vocabulary TakeVocabulary() { return std::move(vocabulary_); }
+  Bpe::Merges TakeMerges() { return std::move(merges_); }
+
+ private:
+  const int32_t vocab_size_;
+  std::vector<std::string> tokens_;  // bytes by id
+  std::vector<bool> taken_;          // by id
+  Bpe::Vocabulary vocabulary_;       // tokens that words can become
+  Bpe::Merges merges_;
+  int32_t next_rank_ = 0;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_TOKENIZER_BYTE_VOCABULARY_H_

@@ -1,0 +1,36 @@
+#ifndef RECURVE_ENGINE_TOKENIZER_GPT2_FILES_H_
+#define RECURVE_ENGINE_TOKENIZER_GPT2_FILES_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace recurve {
+
+constexpr char kGpt2Kind[] = "gpt2";
+constexpr char kTiktokenKind[] = "tiktoken";
+
+// A file's name, for errors, and what it holds.
+struct NamedText {
+  std::string file;
+  absl::string_view text;
+};
+
+// GPT-2's own pair of files, vocab.json and merges.txt. <|endoftext|> is a
+// special token where the vocabulary has it. No token is put before a text.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ReadGpt2Files(
+    const NamedText& vocab, const NamedText& merges, int32_t vocab_size);
+
+// tiktoken's ranks of the same encoding: a line holds the bytes of a token in
+// base64, a space, and its rank, which is its id. Ranks run from 0 without a
+// gap; <|endoftext|> is the id behind them, 50256 in the published file.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTiktokenRanks(
+    const NamedText& ranks, int32_t vocab_size);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_TOKENIZER_GPT2_FILES_H_

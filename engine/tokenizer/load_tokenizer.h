@@ -1,0 +1,35 @@
+#ifndef RECURVE_ENGINE_TOKENIZER_LOAD_TOKENIZER_H_
+#define RECURVE_ENGINE_TOKENIZER_LOAD_TOKENIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace recurve {
+
+// The tokenizer of the checkpoint in folder `dir`.
+//
+// An empty `kind` takes the first whose files are there: tokenizer.json
+// ("huggingface"), tokenizer.model ("sentencepiece"), vocab.json and merges.txt
+// ("gpt2"), gpt2.tiktoken or r50k_base.tiktoken ("tiktoken"); null where there
+// are none. "bytes" needs no file. docs/tokenizers.md says what each supports.
+//
+// The model's vocabulary may be larger than the tokenizer's: ids that the
+// tokenizer does not know have no text. `bos` and `eos` are the model's; only
+// "bytes" and "sentencepiece" put `bos` before a text, the other files say
+// themselves what goes there.
+//
+// InvalidArgument names the file, what was found and what is supported; also
+// for a tokenizer with an id that the model's vocabulary lacks.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
+    const std::string& dir, absl::string_view kind, int32_t vocab_size,
+    std::optional<int32_t> bos, std::optional<int32_t> eos);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_TOKENIZER_LOAD_TOKENIZER_H_

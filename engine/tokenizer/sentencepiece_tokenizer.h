@@ -1,0 +1,49 @@
+#ifndef RECURVE_ENGINE_TOKENIZER_SENTENCEPIECE_TOKENIZER_H_
+#define RECURVE_ENGINE_TOKENIZER_SENTENCEPIECE_TOKENIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/tokenizer/sentencepiece_model.h"
+#include "engine/tokenizer/sentencepiece_normalizer.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace recurve {
+
+constexpr char kSentencePieceKind[] = "sentencepiece";
+
+// A SentencePiece .model, unigram or BPE, with the ids of the library of that
+// name. The library itself cannot be in this process: Debian's carries a
+// protobuf of its own whose symbols clash with the one that gRPC uses, and the
+// program ends while it starts.
+class SentencePieceTokenizer : public Tokenizer {
+ public:
+  // REQUIRES: no more pieces than vocab_size; bos_id in the vocabulary.
+  SentencePieceTokenizer(int32_t vocab_size, std::optional<int32_t> bos_id,
+                         std::unique_ptr<const SentencePieceModel> model,
+                         SentencePieceNormalizer normalizer);
+
+  absl::string_view name() const override { return kSentencePieceKind; }
+  absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
+                                              bool add_bos) const override;
+  absl::string_view TokenBytes(int32_t id) const override;
+  absl::string_view FirstTokenBytes(int32_t id, bool* at_start) const override;
+
+ private:
+  const std::unique_ptr<const SentencePieceModel> model_;
+  const SentencePieceNormalizer normalizer_;
+  std::vector<std::string> texts_;  // by id
+};
+
+// Reads a .model file: `bytes` is what it holds and `file` its name.
+// InvalidArgument says what is broken or unsupported.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ReadSentencePiece(
+    const std::string& file, absl::string_view bytes, int32_t vocab_size,
+    std::optional<int32_t> bos_id);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_TOKENIZER_SENTENCEPIECE_TOKENIZER_H_

@@ -1,0 +1,94 @@
+#include "engine/tokenizer/split_pattern.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "engine/checkpoint/quote.h"
+#include "engine/tokenizer/pattern_translator.h"
+#include "engine/tokenizer/symbols.h"
+
+namespace recurve {
+namespace {
+
+pcre2_code* Code(void* code) { return static_cast<pcre2_code*>(code); }
+
+std::string Pcre2Message(int error) {
+  PCRE2_UCHAR buffer[256];
+  pcre2_get_error_message(error, buffer, sizeof(buffer));
+  return reinterpret_cast<const char*>(buffer);
+}
+
+struct FreeMatchData {
+  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+};
+
+}  // namespace
+
+const absl::string_view kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+void SplitPattern::FreeCode::operator()(void* code) const {
+  pcre2_code_free(Code(code));
+}
+
+absl::StatusOr<SplitPattern> SplitPattern::Make(absl::string_view pattern) {
+  RECURVE_ASSIGN_OR_RETURN(const std::string translated,
+                           TranslatePattern(pattern));
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  SplitPattern split(pcre2_compile(
+      reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+      /*options=*/0, &error, &offset, nullptr));
+  if (split.code_ == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "is ", Quote(pattern), ", which PCRE2 refuses: ", Pcre2Message(error)));
+  }
+  uint32_t matches_empty = 0;
+  pcre2_pattern_info(Code(split.code_.get()), PCRE2_INFO_MATCHEMPTY,
+                     &matches_empty);
+  if (matches_empty != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("is ", Quote(pattern),
+                     ", which matches an empty text; expected a "
+                     "pattern that takes a character at least"));
+  }
+  // Where there is no just-in-time compiler, matching is slower.
+  pcre2_jit_compile(Code(split.code_.get()), PCRE2_JIT_COMPLETE);
+  return split;
+}
+
+absl::Status SplitPattern::Split(absl::string_view text,
+                                 std::vector<absl::string_view>* pieces) const {
+  const SymbolText symbols = ToSymbols(text);
+  const auto* subject = reinterpret_cast<PCRE2_SPTR>(symbols.symbols.data());
+  const size_t size = symbols.symbols.size();
+  const std::unique_ptr<pcre2_match_data, FreeMatchData> match(
+      pcre2_match_data_create(1, nullptr));
+  if (match == nullptr) return absl::ResourceExhaustedError("out of memory");
+  const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
+  const auto add = [&](size_t begin, size_t end) {
+    begin = symbols.Start(begin);
+    end = symbols.Start(end);
+    if (end > begin) pieces->push_back(text.substr(begin, end - begin));
+  };
+  size_t at = 0;
+  while (at < size) {
+    const int result = pcre2_match(Code(code_.get()), subject, size, at,
+                                   PCRE2_NOTEMPTY, match.get(), nullptr);
+    if (result == PCRE2_ERROR_NOMATCH) break;
+    if (result < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the tokenizer's pattern cannot split this text: ",
+                       Pcre2Message(result)));
+    }
+    add(at, range[0]);
+    add(range[0], range[1]);
+    at = range[1];
+  }
+  add(at, size);
+  return absl::OkStatus();
+}
+
+}  // namespace recurve

@@ -1,0 +1,136 @@
+// Checkpoints of every family that their authors' own code has run
+// (tests/golden/models; RECURVE_GOLDEN_MODELS names another folder): the same
+// tokens, and logits within 1e-3 of the largest, however the prompt is cut.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/safetensors.h"
+#include "engine/engine.h"
+#include "engine/model_loader.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/engine_harness.h"
+
+namespace recurve {
+namespace {
+
+using testing::SizeIs;
+
+std::string GoldenFolder() {
+  const char* folder = std::getenv("RECURVE_GOLDEN_MODELS");
+  return folder != nullptr ? folder : RECURVE_SOURCE_DIR "/tests/golden/models";
+}
+
+std::vector<std::string> Sets() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(GoldenFolder()))
+    if (entry.is_directory()) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class GoldenModelsTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    path_ = GoldenFolder() + "/" + GetParam();
+    auto file = SafetensorsFile::Open(path_ + "/expected.safetensors");
+    ASSERT_TRUE(file.ok()) << file.status();
+    expected_.emplace(*std::move(file));
+  }
+
+  std::unique_ptr<Engine> Load(int64_t chunk) {
+    ModelOptions model;
+    model.path = path_;
+    model.num_threads = 2;
+    EngineOptions options;
+    options.max_chunk_tokens = chunk;
+    options.max_num_batched_tokens = std::max<int64_t>(chunk, 64);
+    options.max_num_seqs = 4;
+    options.poison_released = true;
+    auto loaded = LoadModel(model, &options);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    if (!loaded.ok()) return nullptr;
+    auto engine =
+        Engine::Create(options, std::move(loaded->runner), nullptr, nullptr);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return engine.ok() ? *std::move(engine) : nullptr;
+  }
+
+  std::vector<int32_t> Ids(const std::string& name) const {
+    const TensorView& view = expected_->tensors().at(name);
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < view.num_elements(); ++i)
+      ids.push_back(static_cast<int32_t>(view.Element(i)));
+    return ids;
+  }
+
+  std::vector<std::string> Prompts() const {
+    std::vector<std::string> names;
+    for (const auto& [name, view] : expected_->tensors()) {
+      if (name.rfind("prompt_", 0) == 0) names.push_back(name.substr(7));
+    }
+    return names;
+  }
+
+  // Of all rows, against the largest logit of all.
+  double RelativeError(const StreamRecord& record, const TensorView& rows) {
+    const int64_t vocab = rows.shape[1];
+    double largest = 0;
+    double worst = 0;
+    for (int64_t r = 0; r < rows.shape[0]; ++r) {
+      EXPECT_THAT(record.logits[r].values, SizeIs(vocab));
+      for (int64_t v = 0; v < vocab; ++v) {
+        const double golden = rows.Element(r * vocab + v);
+        largest = std::max(largest, std::abs(golden));
+        worst = std::max(
+            worst,
+            std::abs(static_cast<double>(record.logits[r].values[v]) - golden));
+      }
+    }
+    return worst / largest;
+  }
+
+  std::string path_;
+  std::optional<SafetensorsFile> expected_;
+};
+
+TEST_P(GoldenModelsTest, TokensAndLogits) {
+  ASSERT_FALSE(Prompts().empty());
+  for (const int64_t chunk : {4096, 7, 1}) {
+    const auto engine = Load(chunk);
+    ASSERT_NE(engine, nullptr);
+    for (const std::string& name : Prompts()) {
+      SCOPED_TRACE(testing::Message()
+                   << "prompt " << name << " chunk " << chunk);
+      const std::vector<int32_t> greedy = Ids("greedy_" + name);
+      Script script = Script::Generate(Ids("prompt_" + name),
+                                       static_cast<int64_t>(greedy.size()),
+                                       LogitsMode::kNext);
+      script.options.stopping.ignore_eos = true;
+      const StreamRecord record = RunAlone(*engine, script);
+      ASSERT_TRUE(record.end && record.end->ok());
+      EXPECT_EQ(record.tokens, greedy);
+      const TensorView& rows = expected_->tensors().at("logits_" + name);
+      ASSERT_THAT(record.logits, SizeIs(rows.shape[0]));
+      EXPECT_LE(RelativeError(record, rows), 1e-3);
+    }
+    EXPECT_TRUE(IsIdle(*engine));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sets, GoldenModelsTest, testing::ValuesIn(Sets()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace recurve

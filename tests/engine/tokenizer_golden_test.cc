@@ -1,0 +1,234 @@
+// Against the reference libraries: tests/golden/tokenizer/make.py wrote what
+// they make of the same texts.
+
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/tokenizer/stream_decoder.h"
+#include "engine/tokenizer/utf8.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/engine/tokenizer_files.h"
+
+namespace recurve {
+namespace {
+
+using nlohmann::json;
+
+struct Golden {
+  const char* folder;
+  const char* kind;
+  bool is_exact;  // decoding gives the text back
+};
+
+std::vector<int32_t> Encode(const Tokenizer& tokenizer,
+                            absl::string_view text) {
+  const auto ids = tokenizer.Encode(text, tokenizer.bos_id().has_value());
+  EXPECT_TRUE(ids.ok()) << ids.status();
+  return ids.value_or(std::vector<int32_t>());
+}
+
+std::string Stream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
+                   std::vector<std::string> stops = {}) {
+  StreamDecoder decoder(&tokenizer, std::move(stops));
+  std::string text;
+  for (int32_t id : ids) {
+    const std::string piece = decoder.Append(id);
+    EXPECT_TRUE(IsValidUtf8(piece));
+    text += piece;
+  }
+  return text + decoder.Flush();
+}
+
+class TokenizerGoldenTest : public testing::TestWithParam<Golden> {
+ protected:
+  TokenizerGoldenTest()
+      : tokenizer_(LoadGolden(GetParam().folder, GetParam().kind)) {}
+
+  std::string Name(absl::string_view file) const {
+    return absl::StrCat(GetParam().folder, "/", file);
+  }
+
+  const std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+TEST_P(TokenizerGoldenTest, MixedTextHasTheIdsOfTheReference) {
+  EXPECT_EQ(tokenizer_->name(), GetParam().kind);
+  const std::string text = ReadGolden("mixed.txt");
+  ASSERT_GT(text.size(), 20000u);
+  const std::vector<int32_t> ids = Encode(*tokenizer_, text);
+  EXPECT_EQ(ids, ReadGoldenIds(Name("mixed.ids")));
+  if (GetParam().is_exact) {
+    EXPECT_EQ(Stream(*tokenizer_, ids), text);
+  }
+}
+
+TEST_P(TokenizerGoldenTest, EdgeCasesHaveTheIdsOfTheReference) {
+  const json cases = json::parse(ReadGolden(Name("cases.json")));
+  ASSERT_GT(cases.size(), 40u);
+  for (const json& entry : cases) {
+    const std::string text = entry[0].get<std::string>();
+    EXPECT_EQ(Encode(*tokenizer_, text), entry[1].get<std::vector<int32_t>>())
+        << entry[0];
+  }
+}
+
+// Whatever the tokens, what comes out piece by piece is what they say at once.
+TEST_P(TokenizerGoldenTest, AnyTokensStreamAsTheyDecode) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 200; ++i) {
+    std::vector<int32_t> ids(random() % 40);
+    for (int32_t& id : ids) {
+      id = static_cast<int32_t>(random() % kGoldenVocabSize);
+    }
+    // With a first token that has text, no leading space is dropped.
+    const std::vector<int32_t> before = Encode(*tokenizer_, "x");
+    StreamDecoder decoder(tokenizer_.get(), {});
+    decoder.SkipBefore(before);
+    std::string streamed;
+    for (int32_t id : ids) streamed += decoder.Append(id);
+    streamed += decoder.Flush();
+    Utf8Decoder utf8;
+    std::string expected;
+    utf8.Decode(JoinTokens(*tokenizer_, ids), &expected);
+    utf8.Finish(&expected);
+    ASSERT_EQ(streamed, expected) << i;
+  }
+}
+
+TEST_P(TokenizerGoldenTest, StopStringsSpanTokens) {
+  const std::string text = "中文 first line\nUser 😀: second";
+  const std::vector<int32_t> ids = Encode(*tokenizer_, text);
+  ASSERT_GT(ids.size(), 4u);
+  const std::string whole = Stream(*tokenizer_, ids);
+  for (const std::string stop : {"line\nUs", "r 😀: s", "😀", "文 f"}) {
+    const size_t at = whole.find(stop);
+    if (at == std::string::npos) continue;  // trimmed by the normaliser
+    EXPECT_EQ(Stream(*tokenizer_, ids, {stop}), whole.substr(0, at)) << stop;
+  }
+}
+
+TEST_P(TokenizerGoldenTest, ThreadsShareOneTokenizer) {
+  const std::string text = ReadGolden("mixed.txt").substr(0, 4000);
+  const std::vector<int32_t> expected = Encode(*tokenizer_, text);
+  std::vector<std::vector<int32_t>> ids(4);
+  std::vector<std::thread> threads;
+  threads.reserve(ids.size());
+  for (std::vector<int32_t>& out : ids) {
+    threads.emplace_back([&] { out = Encode(*tokenizer_, text); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::vector<int32_t>& out : ids) EXPECT_EQ(out, expected);
+}
+
+// Longer than any quadratic algorithm could take.
+TEST_P(TokenizerGoldenTest, AMegabyteOfOneThing) {
+  for (const std::string unit :
+       {" ", "a", "\n", "\u0301\u0323", "\u0f73", "\xff", "<|", "'"}) {
+    std::string text;
+    while (text.size() < (1 << 20)) text += unit;
+    const std::vector<int32_t> ids = Encode(*tokenizer_, text);
+    if (GetParam().is_exact) {
+      ASSERT_EQ(JoinTokens(*tokenizer_, ids), text) << unit;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Tokenizers, TokenizerGoldenTest,
+    testing::Values(Golden{"gpt2", "huggingface", true},
+                    Golden{"gpt2", "gpt2", true},
+                    Golden{"gpt2", "tiktoken", true},
+                    Golden{"llama3", "huggingface", true},
+                    Golden{"qwen", "huggingface", false},
+                    Golden{"prefix_space", "huggingface", false},
+                    Golden{"sentencepiece_bpe", "sentencepiece", false},
+                    Golden{"sentencepiece_unigram", "sentencepiece", false}),
+    [](const auto& info) {
+      return absl::StrCat(info.param.folder, "_", info.param.kind);
+    });
+
+// Python's str cannot hold these; here they are bytes like any other.
+TEST(TokenizerInvalidUtf8Test, ByteLevelGivesEveryByteBack) {
+  std::mt19937 random(1);
+  for (const char* folder : {"gpt2", "llama3"}) {
+    const std::unique_ptr<Tokenizer> tokenizer = LoadGolden(folder);
+    std::string text = ReadGolden("mixed.txt").substr(0, 6000);
+    for (int i = 0; i < 500; ++i) {
+      text[random() % text.size()] = static_cast<char>(random());
+    }
+    ASSERT_FALSE(IsValidUtf8(text));
+    std::vector<int32_t> ids = Encode(*tokenizer, text);
+    EXPECT_EQ(JoinTokens(*tokenizer, ids).size(), text.size());
+    EXPECT_EQ(JoinTokens(*tokenizer, ids), text);
+  }
+}
+
+TEST(TokenizerInvalidUtf8Test, TheNormaliserLeavesInvalidBytesAlone) {
+  const std::unique_ptr<Tokenizer> tokenizer = LoadGolden("qwen");
+  const std::string text = "e\u0301\xff\xcc \u0301\xe4\xb8o\u0308";
+  EXPECT_EQ(JoinTokens(*tokenizer, Encode(*tokenizer, text)),
+            "é\xff\xcc \u0301\xe4\xb8ö");
+}
+
+TEST(SentencePieceGoldenTest, InvalidBytesAndDecodingAreTheReferences) {
+  for (const char* folder : {"sentencepiece_bpe", "sentencepiece_unigram"}) {
+    const std::unique_ptr<Tokenizer> tokenizer = LoadGolden(folder);
+    const json invalid =
+        json::parse(ReadGolden(absl::StrCat(folder, "/invalid.json")));
+    for (const json& entry : invalid) {
+      const auto bytes = entry[0].get<std::vector<uint8_t>>();
+      const std::string text(bytes.begin(), bytes.end());
+      EXPECT_EQ(Encode(*tokenizer, text), entry[1].get<std::vector<int32_t>>())
+          << folder << " " << entry[0];
+    }
+    const json cases =
+        json::parse(ReadGolden(absl::StrCat(folder, "/cases.json")));
+    const json decoded =
+        json::parse(ReadGolden(absl::StrCat(folder, "/decoded.json")));
+    ASSERT_EQ(cases.size(), decoded.size());
+    for (size_t i = 0; i < cases.size(); ++i) {
+      EXPECT_EQ(Stream(*tokenizer, cases[i][1].get<std::vector<int32_t>>()),
+                decoded[i].get<std::string>())
+          << folder << " " << cases[i];
+    }
+  }
+}
+
+// The space before a text is not part of it, that before a later word is.
+TEST(SentencePieceGoldenTest, TheLeadingSpaceDependsOnWhatCameBefore) {
+  const std::unique_ptr<Tokenizer> tokenizer = LoadGolden("sentencepiece_bpe");
+  const std::vector<int32_t> ids = Encode(*tokenizer, "the model");
+  EXPECT_EQ(JoinTokens(*tokenizer, ids), " the model");
+  EXPECT_EQ(Stream(*tokenizer, ids), "the model");
+  for (size_t cut = 1; cut < ids.size(); ++cut) {
+    StreamDecoder decoder(tokenizer.get(), {});
+    const std::vector<int32_t> prompt(ids.begin(), ids.begin() + cut);
+    decoder.SkipBefore(prompt);
+    std::string text = Stream(*tokenizer, prompt);
+    for (size_t i = cut; i < ids.size(); ++i) text += decoder.Append(ids[i]);
+    EXPECT_EQ(text + decoder.Flush(), "the model") << cut;
+  }
+  // <s> is no text.
+  StreamDecoder decoder(tokenizer.get(), {});
+  decoder.SkipBefore(std::vector<int32_t>{1});
+  EXPECT_EQ(decoder.Append(ids[0]).substr(0, 1), "t");
+}
+
+TEST(TokenizerBosTest, OnlyATemplateAddsOne) {
+  const std::unique_ptr<Tokenizer> llama3 = LoadGolden("llama3");
+  ASSERT_TRUE(llama3->bos_id().has_value());
+  EXPECT_EQ(llama3->Encode("", true)->front(), *llama3->bos_id());
+  EXPECT_EQ(llama3->TokenBytes(*llama3->bos_id()), "");
+  EXPECT_TRUE(llama3->Encode("", false)->empty());
+  const std::unique_ptr<Tokenizer> gpt2 = LoadGolden("gpt2");
+  EXPECT_FALSE(gpt2->bos_id().has_value());
+  EXPECT_EQ(gpt2->Encode("a", true).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace recurve

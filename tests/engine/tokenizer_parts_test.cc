@@ -1,0 +1,225 @@
+// The parts of a tokenizer, each on its own.
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/tokenizer/added_tokens.h"
+#include "engine/tokenizer/bpe.h"
+#include "engine/tokenizer/byte_level.h"
+#include "engine/tokenizer/nfc.h"
+#include "engine/tokenizer/split_pattern.h"
+#include "engine/tokenizer/unicode_class.h"
+#include "engine/tokenizer/utf8.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace recurve {
+namespace {
+
+using testing::ElementsAre;
+
+std::vector<std::string> Split(absl::string_view pattern,
+                               const std::string& text) {
+  const auto split = SplitPattern::Make(pattern);
+  EXPECT_TRUE(split.ok()) << split.status();
+  std::vector<absl::string_view> pieces;
+  EXPECT_TRUE(split->Split(text, &pieces).ok());
+  return {pieces.begin(), pieces.end()};
+}
+
+TEST(Utf8Test, EveryCodePointAndNothingElseDecodes) {
+  for (char32_t code = 0; code < 0x110000; ++code) {
+    if (code >= 0xd800 && code < 0xe000) continue;
+    std::string text;
+    AppendCharacter(code, &text);
+    ASSERT_TRUE(IsValidUtf8(text));
+    char32_t decoded = 0;
+    ASSERT_EQ(DecodeCharacter(text + "x", &decoded), text.size());
+    ASSERT_EQ(decoded, code);
+    ASSERT_EQ(DecodeCharacter(text.substr(0, text.size() - 1), &decoded), 0u);
+  }
+  std::mt19937 random(1);
+  for (int i = 0; i < 100000; ++i) {
+    std::string bytes(4, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(0x80 | random());
+    char32_t code = 0;
+    const size_t size = DecodeCharacter(bytes, &code);
+    ASSERT_TRUE(IsValidUtf8(bytes.substr(0, size)));
+    // A character that is there is found.
+    for (size_t n = 2; n <= 4; ++n) {
+      ASSERT_TRUE(size > 0 || !IsValidUtf8(bytes.substr(0, n)));
+    }
+  }
+}
+
+TEST(UnicodeClassTest, KnownCharacters) {
+  EXPECT_EQ(ClassOf(U'a'), UnicodeClass::kLetter);
+  EXPECT_EQ(ClassOf(U'中'), UnicodeClass::kLetter);
+  EXPECT_EQ(ClassOf(U'ª'), UnicodeClass::kLetter);
+  EXPECT_EQ(ClassOf(0x10d4a), UnicodeClass::kLetter);  // of Unicode 16
+  EXPECT_EQ(ClassOf(0x301), UnicodeClass::kMark);
+  EXPECT_EQ(ClassOf(U'7'), UnicodeClass::kDecimal);
+  EXPECT_EQ(ClassOf(0x663), UnicodeClass::kDecimal);
+  EXPECT_EQ(ClassOf(U'Ⅷ'), UnicodeClass::kLetterNumber);
+  EXPECT_EQ(ClassOf(U'½'), UnicodeClass::kOtherNumber);
+  EXPECT_EQ(ClassOf(U'_'), UnicodeClass::kWord);
+  EXPECT_EQ(ClassOf(0x200d), UnicodeClass::kWord);
+  for (char32_t space : {0x9, 0xd, 0x20, 0x85, 0xa0, 0x2003, 0x2028, 0x3000}) {
+    EXPECT_EQ(ClassOf(space), UnicodeClass::kSpace);
+  }
+  // No White_Space, whatever older regex libraries say.
+  EXPECT_EQ(ClassOf(0x180e), UnicodeClass::kOther);
+  EXPECT_EQ(ClassOf(0x200b), UnicodeClass::kOther);
+  EXPECT_EQ(ClassOf(0), UnicodeClass::kOther);
+  EXPECT_EQ(ClassOf(0x10ffff), UnicodeClass::kOther);
+  // The numbers of Unicode 16.
+  int letters = 0;
+  int marks = 0;
+  int numbers = 0;
+  for (char32_t code = 0; code < 0x110000; ++code) {
+    const UnicodeClass c = ClassOf(code);
+    letters += c == UnicodeClass::kLetter;
+    marks += c == UnicodeClass::kMark;
+    numbers += c == UnicodeClass::kDecimal ||
+               c == UnicodeClass::kLetterNumber ||
+               c == UnicodeClass::kOtherNumber;
+  }
+  EXPECT_EQ(letters, 141028);
+  EXPECT_EQ(marks, 2501);
+  EXPECT_EQ(numbers, 1911);
+}
+
+TEST(UnicodeClassTest, SpaceAtTheEnds) {
+  EXPECT_EQ(LeadingSpace(" \u3000\tx "), 5u);
+  EXPECT_EQ(TrailingSpace(" x\u3000 \xa0"), 0u);
+  EXPECT_EQ(TrailingSpace(" x\u3000 \u00a0"), 6u);
+  EXPECT_EQ(TrailingSpace("\n\n"), 2u);
+  EXPECT_EQ(TrailingSpace(""), 0u);
+  EXPECT_EQ(ClassOfLast("é"), UnicodeClass::kLetter);
+  EXPECT_EQ(ClassOfLast("\xa9"), UnicodeClass::kOther);
+}
+
+// Expected values: re.findall of Python's regex module.
+TEST(SplitPatternTest, PatternsMatchAsInTheReference) {
+  EXPECT_THAT(Split(kGpt2Pattern, "I'll go  to\n\n 日本 42½!?"),
+              ElementsAre("I", "'ll", " go", " ", " to", "\n\n", " 日本",
+                          " 42½", "!?"));
+  EXPECT_THAT(Split(R"((?i:'s|k)|\p{L}+?)", "'S'ſKK\u212a"),
+              ElementsAre("'S", "'ſ", "K", "K", "\u212a"));
+  EXPECT_THAT(Split(R"(\p{N}{1,3})", "1234567a"),
+              ElementsAre("123", "456", "7", "a"));
+  EXPECT_THAT(Split(R"([^\r\n\p{L}]?+\p{L}++)", "-ab\nc"),
+              ElementsAre("-ab", "\n", "c"));
+  EXPECT_THAT(Split(R"(\s+(?!\S)|\s+)", "a   b \u3000"),
+              ElementsAre("a", "  ", " ", "b", " \u3000"));
+  EXPECT_THAT(Split(R"(\d+|\S)", "1Ⅷ2 x"),
+              ElementsAre("1", "Ⅷ", "2", " ", "x"));
+  EXPECT_THAT(Split(R"([a-c\-]+(?=d))", "ab-d-c"), ElementsAre("ab-", "d-c"));
+  // Gaps are pieces too, and invalid bytes are characters of no class.
+  EXPECT_THAT(Split(R"(\p{L}+)", "a\xff\xe4\xb8中"),
+              ElementsAre("a", "\xff\xe4\xb8", "中"));
+  EXPECT_THAT(Split(R"(\P{L})", "a\xff\xfe"), ElementsAre("a", "\xff", "\xfe"));
+  EXPECT_THAT(Split("a", ""), ElementsAre());
+}
+
+TEST(NfcTest, ComposesAndReorders) {
+  EXPECT_EQ(NormalizeNfc(""), "");
+  EXPECT_EQ(NormalizeNfc("plain"), "plain");
+  EXPECT_EQ(NormalizeNfc("e\u0301"), "é");
+  EXPECT_EQ(NormalizeNfc("q\u0307\u0323"), "q\u0323\u0307");
+  EXPECT_EQ(NormalizeNfc("\u1100\u1161\u11a8"), "\uac01");
+  EXPECT_EQ(NormalizeNfc("\u212b\u0958"), "\u00c5\u0915\u093c");
+  EXPECT_EQ(NormalizeNfc("\u0344"), "\u0308\u0301");
+  EXPECT_EQ(NormalizeNfc("ﬁ"), "ﬁ");  // only canonical equivalents
+  EXPECT_EQ(NormalizeNfc("e\xff\u0301"), "e\xff\u0301");
+  EXPECT_EQ(NormalizeNfc("\u0301"), "\u0301");
+}
+
+TEST(ByteLevelTest, TheAlphabet) {
+  EXPECT_EQ(BytesOfToken("Ġa"), " a");
+  EXPECT_EQ(BytesOfToken("ĀĊ"), std::string("\0\n", 2));
+  EXPECT_EQ(BytesOfToken("ä¸Ń"), "中");
+  EXPECT_EQ(BytesOfToken("ÿ"), "\xff");
+  EXPECT_EQ(BytesOfToken("a b"), std::nullopt);
+  EXPECT_EQ(BytesOfToken("中"), std::nullopt);
+  EXPECT_EQ(BytesOfToken("\u0144"), std::nullopt);  // behind the last one
+  EXPECT_EQ(TextOfToken("a b"), "a b");
+}
+
+// The definition: again and again the lowest rank, the leftmost of equals.
+std::vector<int32_t> SlowBpe(const Bpe::Merges& merges,
+                             std::vector<int32_t> ids) {
+  while (true) {
+    size_t best = ids.size();
+    Bpe::Merge found;
+    for (size_t i = 0; i + 1 < ids.size(); ++i) {
+      const auto merge = merges.find(Bpe::PairKey(ids[i], ids[i + 1]));
+      if (merge == merges.end()) continue;
+      if (best < ids.size() && merge->second.rank >= found.rank) continue;
+      best = i;
+      found = merge->second;
+    }
+    if (best == ids.size()) return ids;
+    ids[best] = found.id;
+    ids.erase(ids.begin() + static_cast<ptrdiff_t>(best) + 1);
+  }
+}
+
+TEST(BpeTest, JoinsAsTheDefinitionSays) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 500; ++i) {
+    std::vector<std::string> tokens = {"a", "b", "c"};
+    Bpe::Vocabulary vocabulary = {{"a", 0}, {"b", 1}, {"c", 2}};
+    Bpe::Merges merges;
+    for (int32_t rank = 0; rank < 12; ++rank) {
+      const auto left = static_cast<int32_t>(random() % tokens.size());
+      const auto right = static_cast<int32_t>(random() % tokens.size());
+      const std::string joined = tokens[left] + tokens[right];
+      const auto id = static_cast<int32_t>(tokens.size());
+      if (!vocabulary.try_emplace(joined, id).second) continue;
+      tokens.push_back(joined);
+      merges[Bpe::PairKey(left, right)] = {rank, id};
+    }
+    const Bpe bpe(vocabulary, merges, {});
+    std::string word;
+    std::vector<int32_t> bytes;
+    for (size_t length = random() % 30; length > 0; --length) {
+      bytes.push_back(static_cast<int32_t>(random() % 3));
+      word += tokens[bytes.back()];
+    }
+    std::vector<int32_t> ids;
+    ASSERT_TRUE(bpe.Encode(word, &ids).ok());
+    ASSERT_EQ(ids, SlowBpe(merges, bytes)) << i;
+  }
+}
+
+TEST(AddedTokensTest, TheLongestWinsAndFlagsDecideAboutTheRest) {
+  AddedTokens tokens;
+  const auto add = [&](int32_t id, const char* content, bool single_word,
+                       bool lstrip, bool rstrip) {
+    tokens.Add({id, content, single_word, lstrip, rstrip, false, false});
+  };
+  add(1, "ab", false, false, false);
+  add(2, "abc", false, false, false);
+  add(3, "W", true, false, false);
+  add(4, "<m>", false, true, true);
+  const auto find = [&](absl::string_view text) {
+    std::vector<std::string> out;
+    for (const AddedTokens::Span& span : tokens.Find(text)) {
+      out.push_back(absl::StrCat(span.id < 0 ? "" : absl::StrCat(span.id, ":"),
+                                 span.text));
+    }
+    return out;
+  };
+  EXPECT_THAT(find("xabcabd"), ElementsAre("x", "2:abc", "1:ab", "d"));
+  EXPECT_THAT(find("W xW W,é"), ElementsAre("3:W", " xW ", "3:W", ",é"));
+  EXPECT_THAT(find("éW"), ElementsAre("éW"));
+  EXPECT_THAT(find("a \u3000<m>\n <m> b"),
+              ElementsAre("a", "4: \u3000<m>\n ", "4:<m> ", "b"));
+  EXPECT_THAT(find(""), ElementsAre());
+  EXPECT_THAT(find("\xff"), ElementsAre("\xff"));
+}
+
+}  // namespace
+}  // namespace recurve
