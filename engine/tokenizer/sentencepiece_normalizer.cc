@@ -98,7 +98,7 @@ std::string SentencePieceNormalizer::Normalize(absl::string_view text) const {
     }
   }
   while (trim && absl::EndsWith(out, space)) {
-    out.resize(out.size() - space.size());
+    out.erase(out.size() - space.size());
   }
   if (model_->add_dummy_prefix && suffix) absl::StrAppend(&out, space);
   return out;

@@ -17,9 +17,9 @@ struct Job {
 Job MakeJob(uint64_t i) {
   const auto words = Philox4x32(20261121, i, 0);
   // A sanitizer multiplies the cost of every token.
-  const uint32_t longest = Sanitized() ? 200 : 700;
+  constexpr uint32_t kLongest = 700;
   Job job;
-  job.request = GreedyRequest(RandomPrompt(i, 1 + words[0] % longest),
+  job.request = GreedyRequest(RandomPrompt(i, 1 + words[0] % kLongest),
                               1 + words[1] % (Sanitized() ? 60 : 200));
   v1::SamplingParams& sampling = *job.request.mutable_sampling();
   sampling.set_seed(i);
@@ -61,7 +61,7 @@ TEST(LoadTest, SixtyFourStreamsGiveTheTokensOfTheirSoloRuns) {
   options.engine.max_num_seqs = 24;
   options.engine.max_num_batched_tokens = 200;
   options.engine.max_chunk_tokens = 77;
-  options.model.kv_pages = Sanitized() ? 30 : 48;
+  options.model.kv_pages = 48;
   TestServer server(options);
   std::vector<std::thread> threads;
   std::vector<GenerateOutcome> outcomes(kStreams);

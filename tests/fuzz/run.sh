@@ -8,5 +8,5 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 found=$build/found/$name
 mkdir -p "$found"
 exec "$build/bin/fuzz_$name" -max_total_time="$seconds" -max_len=16384 \
-  -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
+  -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 -print_funcs=0 \
   -dict="$here/$name.dict" -artifact_prefix="$found-" "$found" "$here/corpus/$name"

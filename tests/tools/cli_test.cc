@@ -23,7 +23,7 @@ struct Output {
   std::string err;
 };
 
-Output RunTool(std::vector<std::string> arguments) {
+Output RunTool(const std::vector<std::string>& arguments) {
   std::vector<const char*> argv = {"recurve-model"};
   for (const std::string& argument : arguments)
     argv.push_back(argument.c_str());

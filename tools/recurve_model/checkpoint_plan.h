@@ -20,6 +20,7 @@ struct PlannedTensor {
 };
 
 // A checkpoint that is still to be written.
+// NOLINTNEXTLINE(bugprone-exception-escape): the library's move only asserts.
 struct CheckpointPlan {
   nlohmann::ordered_json config;  // config.json
   std::vector<PlannedTensor> tensors;
