@@ -50,6 +50,8 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
 
   ModelInfo& info = decoder->info_;
   info.family = model.family;
+  info.variant = model.variant;
+  info.remarks = model.remarks;
   info.parameters = model.parameters;
   info.num_layers = static_cast<int64_t>(model.layers.size());
   info.hidden_size = model.hidden_size;

@@ -89,12 +89,19 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
-    const std::string& path, const ModelDefinition& model) {
+    const std::string& path, const std::string& kind,
+    const ModelDefinition& model) {
+  if (kind == "none") return nullptr;
   std::optional<int32_t> eos;
   if (!model.eos_token_ids.empty()) eos = model.eos_token_ids.front();
-  return LoadTokenizer(path, model.tokenizer,
-                       static_cast<int32_t>(model.vocab_size),
-                       model.bos_token_id, eos);
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(
+      path, kind == "auto" ? model.tokenizer : kind,
+      static_cast<int32_t>(model.vocab_size), model.bos_token_id, eos);
+  if (tokenizer.ok() || kind != "auto") return tokenizer;
+  return absl::Status(
+      tokenizer.status().code(),
+      absl::StrCat(tokenizer.status().message(),
+                   " (--tokenizer chooses another file, or none)"));
 }
 
 absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
@@ -116,9 +123,11 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   LoadedModel loaded;
   RECURVE_ASSIGN_OR_RETURN(loaded.capacity,
                            PlanCapacity(model, options, engine));
-  RECURVE_ASSIGN_OR_RETURN(loaded.tokenizer,
-                           LoadModelTokenizer(options.path, model));
-  if (loaded.tokenizer) model.tokenizer = std::string(loaded.tokenizer->name());
+  RECURVE_ASSIGN_OR_RETURN(
+      loaded.tokenizer,
+      LoadModelTokenizer(options.path, options.tokenizer, model));
+  model.tokenizer =
+      loaded.tokenizer ? std::string(loaded.tokenizer->name()) : "";
   CpuBackend::Options backend;
   if (options.dtype != "auto") {
     RECURVE_ASSIGN_OR_RETURN(backend.weight_dtype, ParseDType(options.dtype));

@@ -15,8 +15,10 @@ namespace recurve {
 // How to bring a checkpoint to life. Each field is what the server's flag of
 // that name says.
 struct ModelOptions {
-  std::string path;             // folder of the checkpoint
-  FamilyOptions family;         // --model-family, --model-variant
+  std::string path;      // folder of the checkpoint
+  FamilyOptions family;  // --model-family, --model-variant
+  // auto: as the checkpoint says; none: token ids only; else a kind
+  std::string tokenizer = "auto";
   std::string device = "auto";  // auto, cpu, cuda
   std::string dtype =
       "auto";  // of weights: auto (as stored), float32, bfloat16
@@ -45,10 +47,12 @@ struct LoadedModel {
   Capacity capacity;
 };
 
-// The tokenizer of the checkpoint in folder `path`: of the kind that the model
-// names, else of the files that are there; null without any.
+// The tokenizer of the checkpoint in folder `path`. `kind` as
+// ModelOptions::tokenizer; auto: of the kind that the model names, else of the
+// files that are there. Null without any.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
-    const std::string& path, const ModelDefinition& model);
+    const std::string& path, const std::string& kind,
+    const ModelDefinition& model);
 
 // Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means as much
 // as model and cache allow; it is set to what holds. InvalidArgument names the

@@ -16,6 +16,8 @@ namespace recurve {
 // Plain facts about a loaded model.
 struct ModelInfo {
   std::string family;
+  std::string variant;               // within the family, or empty
+  std::vector<std::string> remarks;  // what its owner should know
   uint64_t parameters = 0;
   int64_t num_layers = 0;
   int64_t hidden_size = 0;

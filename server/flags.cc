@@ -40,6 +40,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "auto (by config.json and tensor names), recurve, t6 or xmixers");
   Add(app, "model-variant", o.model.family.variant,
       "Variant of the family, as t6_variant of T6");
+  Add(app, "tokenizer", o.model.tokenizer,
+      "auto (as the checkpoint says), none, bytes, huggingface, "
+      "sentencepiece, gpt2 or tiktoken");
   Add(app, "served-model-name", o.served_model_name,
       "Name to report (default: the folder's)");
   Add(app, "host", o.host,
@@ -49,7 +52,7 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "http-port", o.http_port,
       "Port of /metrics; 0 picks a free one, -1 turns it off")
       ->check(CLI::Range(-1, 65535));
-  Add(app, "device", o.model.device, "auto, cpu or cuda");
+  Add(app, "device", o.model.device, "auto or cpu");
   Add(app, "dtype", o.model.dtype,
       "Weights in memory: auto (as stored), float32, bfloat16");
   Add(app, "state-dtype", o.model.state_dtype,

@@ -34,9 +34,12 @@ int Main(int argc, char** argv) {
   const ModelInfo info = model->runner->info();
   const Capacity capacity = model->capacity;
   spdlog::info(
-      "loaded {}: family {}, {} parameters, {} weights ({:.1f} MB) on {}",
-      options.model.path, info.family, info.parameters, info.weight_dtype,
+      "loaded {}: family {}{}{}, {} parameters, {} weights ({:.1f} MB) on {}",
+      options.model.path, info.family, info.variant.empty() ? "" : " ",
+      info.variant, info.parameters, info.weight_dtype,
       static_cast<double>(info.weight_bytes) * 1e-6, info.device);
+  for (const std::string& remark : info.remarks)
+    spdlog::warn("{}: {}", options.model.path, remark);
   spdlog::info(
       "capacity: {} sequences of up to {} tokens; {} pages of 64 tokens ({} "
       "bytes a "

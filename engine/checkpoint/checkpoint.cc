@@ -19,19 +19,8 @@ constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
-// False for what is not there; an error for what cannot be looked at.
-absl::StatusOr<bool> Exists(const std::string& path) {
-  std::error_code error;
-  const bool exists = std::filesystem::exists(path, error);
-  if (error) {
-    return absl::ErrnoToStatus(error.value(),
-                               absl::StrCat("cannot look for ", path));
-  }
-  return exists;
-}
-
 absl::Status CheckDirectory(const std::string& dir) {
-  RECURVE_ASSIGN_OR_RETURN(const bool exists, Exists(dir));
+  RECURVE_ASSIGN_OR_RETURN(const bool exists, FileExists(dir));
   if (!exists) {
     return absl::NotFoundError(absl::StrCat(dir, " does not exist"));
   }
@@ -92,7 +81,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir) {
   checkpoint.config_hash_ = config_hash.Value();
 
   const std::string generation = absl::StrCat(dir, "/generation_config.json");
-  RECURVE_ASSIGN_OR_RETURN(const bool has_generation, Exists(generation));
+  RECURVE_ASSIGN_OR_RETURN(const bool has_generation, FileExists(generation));
   if (has_generation) {
     RECURVE_ASSIGN_OR_RETURN(checkpoint.generation_config_,
                              LoadJsonFile(generation, kMaxConfigBytes));
@@ -104,12 +93,21 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir) {
 absl::Status Checkpoint::OpenWeights() {
   const std::string single = absl::StrCat(dir_, "/", kSingleFile);
   const std::string index = absl::StrCat(dir_, "/", kIndexFile);
-  RECURVE_ASSIGN_OR_RETURN(const bool has_single, Exists(single));
-  RECURVE_ASSIGN_OR_RETURN(const bool has_index, Exists(index));
+  RECURVE_ASSIGN_OR_RETURN(const bool has_single, FileExists(single));
+  RECURVE_ASSIGN_OR_RETURN(const bool has_index, FileExists(index));
   if (has_single && has_index) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(dir_, " holds both ", kSingleFile, " and ", kIndexFile,
-                     "; expected one of them"));
+    // Some writers add an index of the one file; another index would leave open
+    // which of the two is the model.
+    RECURVE_ASSIGN_OR_RETURN(const JsonObject json,
+                             LoadJsonFile(index, kMaxConfigBytes));
+    RECURVE_ASSIGN_OR_RETURN(const auto weight_map,
+                             json.StringMap("weight_map"));
+    for (const auto& [tensor, file] : weight_map) {
+      if (file == kSingleFile) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(dir_, " holds both ", kSingleFile, " and ", kIndexFile,
+                       ", which is of other files; expected one of them"));
+    }
   }
   if (has_index) {
     listing_ = index;

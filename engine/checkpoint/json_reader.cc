@@ -309,6 +309,7 @@ absl::StatusOr<JsonObject> LoadJsonFile(const std::string& path,
     return absl::InvalidArgumentError(absl::StrCat(
         path, " holds ", size, " bytes; expected at most ", max_bytes));
   }
+  RECURVE_RETURN_IF_ERROR(CheckNotLfsPointer(path, file.bytes()));
   return ParseJsonObject(path, file.bytes());
 }
 

@@ -7,10 +7,13 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace recurve {
@@ -84,6 +87,37 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
+}
+
+absl::Status CheckNotLfsPointer(const std::string& path,
+                                absl::string_view bytes) {
+  if (!absl::StartsWith(bytes, "version https://git-lfs")) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(path,
+                   " is a Git LFS pointer and not the file itself; fetch it "
+                   "with git lfs pull"));
+}
+
+absl::StatusOr<bool> FileExists(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_status link =
+      std::filesystem::symlink_status(path, error);
+  if (link.type() == std::filesystem::file_type::not_found) return false;
+  if (error) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat("cannot look for ", path));
+  }
+  const bool exists = std::filesystem::exists(path, error);
+  if (!exists && std::filesystem::is_symlink(link)) {
+    std::error_code ignored;
+    return absl::NotFoundError(
+        absl::StrCat(path, " is a symbolic link to ",
+                     std::filesystem::read_symlink(path, ignored).string(),
+                     ", which is not there"));
+  }
+  return exists;
 }
 
 }  // namespace recurve

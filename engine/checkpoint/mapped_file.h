@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -42,6 +43,15 @@ class MappedFile {
   void* data_ = nullptr;
   size_t size_ = 0;  // bytes
 };
+
+// An error if `bytes` are a Git LFS pointer: the file itself was never fetched.
+absl::Status CheckNotLfsPointer(const std::string& path,
+                                absl::string_view bytes);
+
+// Whether there is something at `path`. An error for what cannot be looked at,
+// and for a symbolic link whose target is missing: that is no absent file, it
+// is half a copy.
+absl::StatusOr<bool> FileExists(const std::string& path);
 
 }  // namespace recurve
 

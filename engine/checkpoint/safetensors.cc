@@ -219,6 +219,7 @@ absl::Status Split(const MappedFile& file, absl::string_view* header,
         file.path(), ": ", bytes.size(),
         " bytes; expected at least 8, the length of a safetensors header"));
   }
+  RECURVE_RETURN_IF_ERROR(CheckNotLfsPointer(file.path(), bytes));
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) {
     length |= static_cast<uint64_t>(static_cast<uint8_t>(bytes[i])) << (8 * i);

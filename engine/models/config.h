@@ -49,8 +49,9 @@ struct NormDefinition {
 // Tensor product attention; maths in kernels/tpa/tpa.h.
 struct TpaConfig {
   TpaShape shape;
-  PositionConfig position;                           // kNone or kRotate
-  Activation factor_activation = Activation::kNone;  // of A_k and A_v
+  PositionConfig position;  // kNone or kRotate
+  // Of A_k and A_v; softmax over all R·H.
+  Activation factor_activation = Activation::kNone;
 };
 
 // Linear attention; maths in kernels/linear_attn/linear_attn.h.
@@ -129,6 +130,8 @@ struct LayerDefinition {
 
 struct ModelDefinition {
   std::string family;
+  std::string variant;               // within the family, or empty
+  std::vector<std::string> remarks;  // what its owner should know
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;        // C
   int64_t intermediate_size = 0;  // F

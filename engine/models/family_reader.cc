@@ -1,6 +1,7 @@
 #include "engine/models/family_reader.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -81,6 +82,30 @@ absl::StatusOr<Activation> ReadActivation(
     if (chosen == name) return activation;
   }
   return absl::InternalError("activation choices and names disagree");
+}
+
+absl::Status ReadHead(const Checkpoint& checkpoint,
+                      const std::string& embedding, const std::string& head,
+                      bool tied, TensorReader& tensors,
+                      ModelDefinition& model) {
+  const TensorView& table = model.embedding;
+  if (!tied) {
+    RECURVE_ASSIGN_OR_RETURN(model.head, tensors.Read(head, table.shape));
+    return absl::OkStatus();
+  }
+  model.head = table;
+  if (!checkpoint.Has(head)) return absl::OkStatus();
+  RECURVE_ASSIGN_OR_RETURN(const TensorView copy,
+                           checkpoint.Tensor(head, table.shape));
+  if (copy.dtype != table.dtype ||
+      std::memcmp(copy.data, table.data,
+                  copy.num_elements() * SizeOf(copy.dtype)) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint.FileOf(head), ": ", head, " differs from ",
+                     embedding, "; the model ties the two"));
+  }
+  tensors.Ignore(head);
+  return absl::OkStatus();
 }
 
 NormDefinition NormOfHeads(int64_t num_heads, double eps,

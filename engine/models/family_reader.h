@@ -62,6 +62,12 @@ absl::StatusOr<Activation> ReadActivation(
 NormDefinition NormOfHeads(int64_t num_heads, double eps,
                            const std::vector<float>& weight);
 
+// The head: a tensor of its own or, tied, the embedding, of which the files may
+// then hold an equal copy. REQUIRES: model.embedding is read.
+absl::Status ReadHead(const Checkpoint& checkpoint,
+                      const std::string& embedding, const std::string& head,
+                      bool tied, TensorReader& tensors, ModelDefinition& model);
+
 // The key where it is there must have this value: the reader supports no other.
 absl::Status RequireInt(const JsonObject& object, const std::string& key,
                         int64_t value);

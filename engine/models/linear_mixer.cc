@@ -134,7 +134,7 @@ absl::StatusOr<std::unique_ptr<TokenMixer>> MakeLinearMixer(
   std::vector<MatrixPart> parts;
   const auto add = [&](const MatrixPart& part) {
     parts.push_back(part);
-    weights.input_cols += part.tensor.shape[0];
+    weights.input_cols += part.rows();
   };
   const auto add_input = [&](const FactorTensors& factors, int64_t rank,
                              int64_t dim,

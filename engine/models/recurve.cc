@@ -310,10 +310,8 @@ absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint,
   RECURVE_ASSIGN_OR_RETURN(model.final_norm,
                            ReadRmsNorm("model.final_norm.weight",
                                        model.hidden_size, norm_eps, tensors));
-  model.head = model.embedding;
-  if (!tied) {
-    RECURVE_ASSIGN_OR_RETURN(model.head, tensors.Read("lm_head.weight", table));
-  }
+  RECURVE_RETURN_IF_ERROR(ReadHead(checkpoint, "model.embed_tokens.weight",
+                                   "lm_head.weight", tied, tensors, model));
   RECURVE_RETURN_IF_ERROR(tensors.Finish(model));
   return model;
 }

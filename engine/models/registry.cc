@@ -1,6 +1,7 @@
 #include "engine/models/registry.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "engine/models/families.h"
 
 namespace recurve {
@@ -17,8 +18,8 @@ struct Family {
 
 constexpr Family kFamilies[] = {
     {"recurve", "model_type \"recurve\"", false, IsRecurve, ReadRecurve},
-    {"t6", "tensors named transformer.h.N.attn.c_qkv.W_A_k.weight", true, IsT6,
-     ReadT6},
+    {"t6", "tensors named transformer.h.N.attn.c_qkv.W_A_k.weight or W_B_k",
+     true, IsT6, ReadT6},
     {"xmixers",
      "model_type \"llama_\", \"linear_transformer\", \"tnl\" or "
      "\"naive_hybrid\"",
@@ -45,13 +46,19 @@ absl::StatusOr<const Family*> FindFamily(const Checkpoint& checkpoint,
         absl::StrCat("--model-family is \"", wanted, "\"; supported: auto, ",
                      SupportedFamilies()));
   }
-  const absl::StatusOr<std::string> model_type =
-      checkpoint.config().StringOr("model_type", "");
-  return absl::InvalidArgumentError(
-      absl::StrCat(checkpoint.config().file(), ": model_type is \"",
-                   model_type.ok() ? *model_type : "?",
-                   "\", which is no supported model family; supported: ",
-                   SupportedFamilies()));
+  const JsonObject& config = checkpoint.config();
+  if (!config.Has("model_type")) {
+    return config.Invalid(
+        "model_type",
+        absl::StrCat("is missing; supported families: ", SupportedFamilies()));
+  }
+  RECURVE_ASSIGN_OR_RETURN(const std::string model_type,
+                           config.String("model_type"));
+  return config.Invalid("model_type",
+                        absl::StrCat("is \"", model_type,
+                                     "\", which is no supported model family; "
+                                     "supported: ",
+                                     SupportedFamilies()));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Checkpoints of github.com/tensorgi/T6; described in docs/families.md.
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -26,19 +25,18 @@ struct Variant {
   bool partial_rope;
   bool decay;
   bool linear_attention;
-  bool groupnorm_by_default;
 };
 constexpr Variant kVariants[] = {
-    {"T6", false, false, false, false, false},
-    {"T6_kvonly", true, false, false, false, false},
-    {"T6_ropek", false, false, false, false, false},
-    {"T6_kvonly_ropek", true, false, false, false, false},
-    {"T6_partialrope", false, true, false, false, false},
-    {"T6_kvonly_partialrope", true, true, false, false, false},
-    {"T6_partialrope_decay", false, true, true, false, false},
-    {"T6_kvonly_partialrope_decay", true, true, true, false, false},
-    {"T6_linearattn_partialrope_decay", false, true, true, true, true},
-    {"T6_linearattn_kvonly_partialrope_decay", true, true, true, true, false},
+    {"T6", false, false, false, false},
+    {"T6_kvonly", true, false, false, false},
+    {"T6_ropek", false, false, false, false},
+    {"T6_kvonly_ropek", true, false, false, false},
+    {"T6_partialrope", false, true, false, false},
+    {"T6_kvonly_partialrope", true, true, false, false},
+    {"T6_partialrope_decay", false, true, true, false},
+    {"T6_kvonly_partialrope_decay", true, true, true, false},
+    {"T6_linearattn_partialrope_decay", false, true, true, true},
+    {"T6_linearattn_kvonly_partialrope_decay", true, true, true, true},
 };
 
 std::string LayerPrefix(int64_t layer) {
@@ -178,9 +176,12 @@ absl::StatusOr<Attention> ReadAttention(const Checkpoint& checkpoint,
                            RotaryFeatures(config, a.variant, a.shape.head_dim));
   RECURVE_ASSIGN_OR_RETURN(
       a.position, ReadPosition(config, a.variant, a.shape.head_dim, a.rotary));
+  // A key that is missing had the default of the authors' model file, which the
+  // tensors tell.
   RECURVE_ASSIGN_OR_RETURN(
       a.groupnorm,
-      config.BoolOr("using_groupnorm", a.variant.groupnorm_by_default));
+      config.BoolOr("using_groupnorm",
+                    checkpoint.Has(LayerPrefix(0) + "attn.subln.weight")));
   return a;
 }
 
@@ -271,28 +272,6 @@ absl::StatusOr<LayerDefinition> ReadLayer(int64_t index,
   return layer;
 }
 
-// The head is the embedding. Published files hold it under both names.
-absl::Status ReadEmbedding(const Checkpoint& checkpoint, TensorReader& tensors,
-                           ModelDefinition& model) {
-  const std::vector<int64_t> table = {model.vocab_size, model.hidden_size};
-  const std::string embedding = "transformer.wte.weight";
-  const std::string head = "lm_head.weight";
-  RECURVE_ASSIGN_OR_RETURN(model.embedding, tensors.Read(embedding, table));
-  model.head = model.embedding;
-  if (!checkpoint.Has(head)) return absl::OkStatus();
-  RECURVE_ASSIGN_OR_RETURN(const TensorView copy,
-                           checkpoint.Tensor(head, table));
-  if (copy.dtype != model.embedding.dtype ||
-      std::memcmp(copy.data, model.embedding.data,
-                  copy.num_elements() * SizeOf(copy.dtype)) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(checkpoint.FileOf(head), ": ", head, " differs from ",
-                     embedding, "; T6 ties the two"));
-  }
-  tensors.Ignore(head);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 bool IsT6(const Checkpoint& checkpoint) {
@@ -318,10 +297,26 @@ absl::StatusOr<ModelDefinition> ReadT6(const Checkpoint& checkpoint,
   RECURVE_RETURN_IF_ERROR(ReadSpecialTokens(checkpoint, model));
   RECURVE_ASSIGN_OR_RETURN(const Attention attention,
                            ReadAttention(checkpoint, variant));
+  model.variant = attention.variant.name;
+  RECURVE_ASSIGN_OR_RETURN(const std::string stated,
+                           config.StringOr("t6_variant", ""));
+  if (variant.empty() && stated.empty()) {
+    model.remarks.push_back(absl::StrCat(
+        "assumed to be ", model.variant,
+        ", since neither t6_variant in config.json nor --model-variant says; "
+        "tensors do not tell it from the partialrope, decay and linearattn "
+        "variants, with which every token would be wrong"));
+  }
   RECURVE_ASSIGN_OR_RETURN(const int64_t num_layers,
                            config.IntOr("n_layer", 12, 1, 1024));
   TensorReader tensors(checkpoint);
-  RECURVE_RETURN_IF_ERROR(ReadEmbedding(checkpoint, tensors, model));
+  const std::string embedding = "transformer.wte.weight";
+  RECURVE_ASSIGN_OR_RETURN(
+      model.embedding,
+      tensors.Read(embedding, {model.vocab_size, model.hidden_size}));
+  // Published files hold it under both names.
+  RECURVE_RETURN_IF_ERROR(ReadHead(checkpoint, embedding, "lm_head.weight",
+                                   /*tied=*/true, tensors, model));
   for (int64_t i = 0; i < num_layers; ++i) {
     RECURVE_ASSIGN_OR_RETURN(LayerDefinition layer,
                              ReadLayer(i, attention, model, tensors));

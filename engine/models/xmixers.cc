@@ -82,15 +82,13 @@ absl::StatusOr<std::string> MixerNormType(const JsonObject& config,
 absl::StatusOr<PositionConfig> ReadPosition(const JsonObject& config,
                                             const std::string& prefix,
                                             bool used_by_default,
-                                            int64_t max_type,
                                             int64_t head_dim) {
   PositionConfig position;
   RECURVE_ASSIGN_OR_RETURN(const bool used,
                            config.BoolOr(prefix + "use_lrpe", used_by_default));
   if (!used) return position;
   const std::string key = prefix + "lrpe_type";
-  RECURVE_ASSIGN_OR_RETURN(const int64_t type,
-                           config.IntOr(key, 1, 1, max_type));
+  RECURVE_ASSIGN_OR_RETURN(const int64_t type, config.IntOr(key, 1, 1, 6));
   RECURVE_ASSIGN_OR_RETURN(
       const double base, config.DoubleOr(prefix + "base", 10000.0, 1.0, 1e12));
   position.type = type <= 3 ? LrpeType::kRotate : LrpeType::kCosine;
@@ -111,7 +109,7 @@ absl::StatusOr<PositionConfig> ReadPosition(const JsonObject& config,
 // Heads of C / H features.
 absl::StatusOr<int64_t> HeadDim(const Common& common, const std::string& key,
                                 int64_t num_heads) {
-  if (common.hidden % num_heads != 0) {
+  if (common.hidden % num_heads != 0) {  // also: more heads than features
     return common.config.Invalid(
         key, absl::StrCat("is ", num_heads,
                           ", which does not divide embed_dim ", common.hidden));
@@ -119,18 +117,28 @@ absl::StatusOr<int64_t> HeadDim(const Common& common, const std::string& key,
   return common.hidden / num_heads;
 }
 
+// `dim` features in each row of B.
 absl::StatusOr<FactorTensors> ReadFactors(const std::string& prefix,
-                                          int64_t rank, const TpaShape& shape,
-                                          int64_t hidden,
+                                          int64_t rank, int64_t num_heads,
+                                          int64_t dim, int64_t hidden,
                                           TensorReader& tensors) {
   FactorTensors factors;
-  RECURVE_ASSIGN_OR_RETURN(factors.a,
-                           tensors.Read(prefix + "_head_proj.weight",
-                                        {rank * shape.num_heads, hidden}));
+  RECURVE_ASSIGN_OR_RETURN(factors.a, tensors.Read(prefix + "_head_proj.weight",
+                                                   {rank * num_heads, hidden}));
   RECURVE_ASSIGN_OR_RETURN(
-      factors.b,
-      tensors.Read(prefix + "_proj.weight", {rank * shape.head_dim, hidden}));
+      factors.b, tensors.Read(prefix + "_proj.weight", {rank * dim, hidden}));
   return factors;
+}
+
+// [x cos, x sin] is the rotation of [x, 0]: so a cosine encoding is a rotation
+// of vectors twice as long, the second half of which is zero.
+std::vector<int32_t> PadWithZeros(int64_t vectors, int64_t dim) {
+  std::vector<int32_t> order;
+  for (int64_t v = 0; v < vectors; ++v) {
+    for (int64_t i = 0; i < 2 * dim; ++i)
+      order.push_back(i < dim ? static_cast<int32_t>(v * dim + i) : -1);
+  }
+  return order;
 }
 
 absl::StatusOr<TpaLayer> ReadTpa(const Common& common, int64_t num_heads,
@@ -142,33 +150,42 @@ absl::StatusOr<TpaLayer> ReadTpa(const Common& common, int64_t num_heads,
   TpaLayer layer;
   TpaShape& s = layer.config.shape;
   s.num_heads = num_heads;
-  RECURVE_ASSIGN_OR_RETURN(s.head_dim, config.IntOr("head_dim", -1, -1, 1024));
-  if (s.head_dim < 1) s.head_dim = common.hidden / num_heads;
-  s.value_dim = s.head_dim;
+  RECURVE_ASSIGN_OR_RETURN(int64_t dim, config.IntOr("head_dim", -1, -1, 1024));
+  if (dim == -1) dim = common.hidden / num_heads;
+  if (dim < 1) {
+    return config.Invalid(
+        "head_dim",
+        absl::StrCat("is ", dim, ", with -1 for embed_dim ", common.hidden,
+                     " over ", num_heads, " heads; expected at least 1"));
+  }
+  s.head_dim = dim;
+  s.value_dim = dim;
   RECURVE_ASSIGN_OR_RETURN(s.q_rank, config.IntOr("q_rank", 8, 1, 256));
   RECURVE_ASSIGN_OR_RETURN(s.kv_rank, config.IntOr("kv_rank", 2, 1, 64));
-  // Cosine types widen queries and keys beyond the values, which the authors'
-  // attention does not take.
   RECURVE_ASSIGN_OR_RETURN(
       layer.config.position,
-      ReadPosition(config, position_prefix, position_by_default,
-                   /*max_type=*/3, s.head_dim));
+      ReadPosition(config, position_prefix, position_by_default, dim));
   RECURVE_ASSIGN_OR_RETURN(
       layer.config.factor_activation,
-      ReadActivation(config, "cp_activation", kPointwise, "none"));
-  RECURVE_ASSIGN_OR_RETURN(
-      layer.tensors.q,
-      ReadFactors(prefix + "q", s.q_rank, s, common.hidden, tensors));
-  RECURVE_ASSIGN_OR_RETURN(
-      layer.tensors.k,
-      ReadFactors(prefix + "k", s.kv_rank, s, common.hidden, tensors));
-  RECURVE_ASSIGN_OR_RETURN(
-      layer.tensors.v,
-      ReadFactors(prefix + "v", s.kv_rank, s, common.hidden, tensors));
+      ReadActivation(config, "cp_activation", WithSoftmax(), "none"));
+  RECURVE_ASSIGN_OR_RETURN(layer.tensors.q,
+                           ReadFactors(prefix + "q", s.q_rank, num_heads, dim,
+                                       common.hidden, tensors));
+  RECURVE_ASSIGN_OR_RETURN(layer.tensors.k,
+                           ReadFactors(prefix + "k", s.kv_rank, num_heads, dim,
+                                       common.hidden, tensors));
+  RECURVE_ASSIGN_OR_RETURN(layer.tensors.v,
+                           ReadFactors(prefix + "v", s.kv_rank, num_heads, dim,
+                                       common.hidden, tensors));
   RECURVE_ASSIGN_OR_RETURN(
       layer.tensors.out,
-      tensors.Read(prefix + "o_proj.weight",
-                   {common.hidden, s.num_heads * s.head_dim}));
+      tensors.Read(prefix + "o_proj.weight", {common.hidden, num_heads * dim}));
+  if (layer.config.position.type == LrpeType::kCosine) {
+    layer.config.position.type = LrpeType::kRotate;
+    s.head_dim = 2 * dim;
+    layer.tensors.q.b.row_order = PadWithZeros(s.q_rank, dim);
+    layer.tensors.k.b.row_order = PadWithZeros(s.kv_rank, dim);
+  }
   return layer;
 }
 
@@ -243,10 +260,9 @@ absl::StatusOr<LinearLayer> ReadLinearAttention(
       linear.q_activation,
       ReadActivation(config, "linear_activation", WithSoftmax(), "silu"));
   linear.k_activation = linear.q_activation;
-  RECURVE_ASSIGN_OR_RETURN(
-      linear.position,
-      ReadPosition(config, position_prefix, position_by_default,
-                   /*max_type=*/6, linear.head_dim));
+  RECURVE_ASSIGN_OR_RETURN(linear.position,
+                           ReadPosition(config, position_prefix,
+                                        position_by_default, linear.head_dim));
   // Dense memory's projections are kept by the authors and used by nothing.
   for (const char* name : {"alpha_proj", "beta_proj.0", "beta_proj.1"})
     tensors.Ignore(absl::StrCat(prefix, name, ".weight"));
@@ -476,11 +492,7 @@ absl::Status ReadVocabulary(const Checkpoint& checkpoint,
   RECURVE_ASSIGN_OR_RETURN(model.embedding, tensors.Read(name, table));
   RECURVE_ASSIGN_OR_RETURN(const bool tied,
                            config.BoolOr("tie_word_embeddings", false));
-  model.head = model.embedding;
-  if (!tied) {
-    RECURVE_ASSIGN_OR_RETURN(model.head, tensors.Read("lm_head.weight", table));
-  }
-  return absl::OkStatus();
+  return ReadHead(checkpoint, name, "lm_head.weight", tied, tensors, model);
 }
 
 }  // namespace

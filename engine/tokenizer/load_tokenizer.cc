@@ -82,18 +82,18 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Read(const std::string& dir,
       return absl::InvalidArgumentError(absl::StrCat(
           path, " holds ", size, " bytes; expected at most ", kMaxFileBytes));
     }
+    RECURVE_RETURN_IF_ERROR(CheckNotLfsPointer(path, file.bytes()));
     texts.push_back({path, file.bytes()});
     files.push_back(std::move(file));
   }
   return row.read(texts, model);
 }
 
-bool HasFiles(const std::string& dir, const Row& row) {
+absl::StatusOr<bool> HasFiles(const std::string& dir, const Row& row) {
   for (const std::string& name : row.files) {
-    std::error_code error;
-    if (!std::filesystem::exists(absl::StrCat(dir, "/", name), error)) {
-      return false;
-    }
+    RECURVE_ASSIGN_OR_RETURN(const bool exists,
+                             FileExists(absl::StrCat(dir, "/", name)));
+    if (!exists) return false;
   }
   return true;
 }
@@ -135,7 +135,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
   const Row* missing = nullptr;
   for (const Row& row : Rows()) {
     if (!kind.empty() && kind != row.kind) continue;
-    if (HasFiles(dir, row)) return Read(dir, row, model);
+    RECURVE_ASSIGN_OR_RETURN(const bool found, HasFiles(dir, row));
+    if (found) return Read(dir, row, model);
     if (missing == nullptr) missing = &row;
   }
   if (kind.empty()) {

@@ -1,6 +1,7 @@
 #include "kernels/matmul/packed_matrix.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,18 +14,17 @@ namespace {
 
 absl::Status CheckRowOrder(const MatrixPart& part) {
   if (part.row_order.empty()) return absl::OkStatus();
-  std::vector<int32_t> sorted = part.row_order;
-  std::sort(sorted.begin(), sorted.end());
-  for (size_t i = 0; i < sorted.size(); ++i) {
-    if (sorted[i] != static_cast<int32_t>(i)) {
-      return absl::InvalidArgumentError(
-          "the row order of a matrix is not a permutation of its rows");
-    }
+  std::vector<int32_t> stored;
+  for (int32_t row : part.row_order) {
+    if (row != -1) stored.push_back(row);
   }
-  if (static_cast<int64_t>(sorted.size()) != part.tensor.shape[0]) {
+  std::sort(stored.begin(), stored.end());
+  std::vector<int32_t> all(part.tensor.shape[0]);
+  std::iota(all.begin(), all.end(), 0);
+  if (stored != all) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the row order of a matrix has ", sorted.size(),
-                     " entries for ", part.tensor.shape[0], " rows"));
+        absl::StrCat("the row order of a matrix does not name each of its ",
+                     all.size(), " rows once"));
   }
   return absl::OkStatus();
 }
@@ -50,7 +50,7 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Pack(
           packed.inputs_ ? absl::StrCat(packed.inputs_) : "columns", "]"));
     }
     RECURVE_RETURN_IF_ERROR(CheckRowOrder(part));
-    packed.outputs_ += shape[0];
+    packed.outputs_ += part.rows();
     packed.inputs_ = shape[1];
   }
   const int64_t blocks = (packed.outputs_ + kBlock - 1) / kBlock;
@@ -62,8 +62,9 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Pack(
   }
   int64_t row = 0;
   for (const MatrixPart& part : parts) {
-    for (int64_t r = 0; r < part.tensor.shape[0]; ++r, ++row) {
+    for (int64_t r = 0; r < part.rows(); ++r, ++row) {
       const int64_t stored = part.row_order.empty() ? r : part.row_order[r];
+      if (stored < 0) continue;  // the storage is zero
       const int64_t base =
           (row / kBlock) * packed.inputs_ * kBlock + row % kBlock;
       for (int64_t c = 0; c < packed.inputs_; ++c) {

@@ -21,7 +21,13 @@ struct MatrixPart {
       : tensor(std::move(view)), row_order(std::move(order)) {}
 
   TensorView tensor;
-  // Row i of the part is row row_order[i] of the tensor. Empty: as stored.
+  int64_t rows() const {
+    return row_order.empty() ? tensor.shape[0]
+                             : static_cast<int64_t>(row_order.size());
+  }
+
+  // Row i of the part is row row_order[i] of the tensor, or zero for -1. Every
+  // row of the tensor stands once. Empty: as stored.
   std::vector<int32_t> row_order;
 };
 

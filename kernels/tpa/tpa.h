@@ -44,7 +44,7 @@ struct TpaAppendParams {
   LrpeType position;  // kNone or kRotate
   const float* cos;   // [rows, D/2] of LrpeTable, unused for kNone
   const float* sin;
-  Activation activation;  // of A_k and A_v, pointwise
+  Activation activation;  // of A_k and A_v; softmax over all R·H of them
 };
 void TpaAppend(const TpaAppendParams& params, ThreadPool& pool);
 

@@ -1,8 +1,10 @@
-// Checkpoints of every family (tests/golden/models), through the server: the
-// tokens by Generate, the logits by Decode.
+// Checkpoints of every family (tests/golden/models; RECURVE_GOLDEN_MODELS names
+// another folder), through the server: the tokens by Generate, the logits by
+// Decode.
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -12,12 +14,15 @@
 namespace recurve {
 namespace {
 
-constexpr char kFolder[] = RECURVE_SOURCE_DIR "/tests/golden/models";
+std::string Folder() {
+  const char* folder = std::getenv("RECURVE_GOLDEN_MODELS");
+  return folder != nullptr ? folder : RECURVE_SOURCE_DIR "/tests/golden/models";
+}
 
 std::vector<std::string> Sets() {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(kFolder))
-    names.push_back(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(Folder()))
+    if (entry.is_directory()) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -59,7 +64,7 @@ std::vector<std::vector<float>> DecodeRows(const TestServer& server,
 class GoldenModelsTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(GoldenModelsTest, ThroughTheServer) {
-  const std::string path = std::string(kFolder) + "/" + GetParam();
+  const std::string path = Folder() + "/" + GetParam();
   const auto expected = SafetensorsFile::Open(path + "/expected.safetensors");
   ASSERT_TRUE(expected.ok()) << expected.status();
   ServerOptions options = DemoOptions();

@@ -179,8 +179,35 @@ TEST_F(CheckpointTest, RefusesMalformedIndexes) {
   EXPECT_THAT(Open(), FailsWith(kInvalid, "'a' more than once"));
   folder_.Write("model.safetensors.index.json", "{}");
   EXPECT_THAT(Open(), FailsWith(kInvalid, "weight_map is missing"));
+}
+
+TEST_F(CheckpointTest, AnIndexBesideTheOneFileMustBeOfIt) {
   folder_.Write("model.safetensors", Weights({"a"}));
+  WriteIndex(R"({"a":"model.safetensors"})");
+  EXPECT_TRUE(Open().ok());
+  WriteIndex(R"({"a":"model.safetensors","b":"m.safetensors"})");
   EXPECT_THAT(Open(), FailsWith(kInvalid, "both"));
+}
+
+// Half a copy of a folder of links, as caches of models have them.
+TEST_F(CheckpointTest, ALinkToNowhereIsNoAbsentFile) {
+  folder_.Write("model.safetensors", Weights({"a"}));
+  EXPECT_TRUE(Open().ok());
+  std::filesystem::create_symlink("blobs/123",
+                                  folder_.path() + "/generation_config.json");
+  EXPECT_THAT(Open(), FailsWith(kNotFound, "generation_config.json",
+                                "symbolic link to blobs/123"));
+  std::filesystem::remove(folder_.path() + "/model.safetensors");
+  std::filesystem::create_symlink("blobs/4",
+                                  folder_.path() + "/model.safetensors");
+  std::filesystem::remove(folder_.path() + "/generation_config.json");
+  EXPECT_THAT(Open(), FailsWith(kNotFound, "model.safetensors", "blobs/4"));
+}
+
+TEST_F(CheckpointTest, NamesGitLfsPointers) {
+  folder_.Write("model.safetensors",
+                "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
+  EXPECT_THAT(Open(), FailsWith(kInvalid, "model.safetensors", "Git LFS"));
 }
 
 TEST_F(CheckpointTest, SaysWhatItLookedFor) {

@@ -62,7 +62,11 @@ class FamiliesTest : public testing::Test {
     const auto checkpoint = Checkpoint::Open(folder_.path());
     if (!checkpoint.ok()) return checkpoint.status();
     const auto model = ReadModel(*checkpoint, options);
-    if (model.ok()) family_ = model->family;
+    if (model.ok()) {
+      family_ = model->family;
+      variant_ = model->variant;
+      remarks_ = model->remarks;
+    }
     return model.status();
   }
 
@@ -78,6 +82,8 @@ class FamiliesTest : public testing::Test {
   json config;
   std::map<std::string, StoredTensor> tensors;
   std::string family_;
+  std::string variant_;
+  std::vector<std::string> remarks_;
   TempFolder folder_;
 };
 
@@ -95,6 +101,8 @@ TEST_F(FamiliesTest, UnknownOnesListWhatIsSupported) {
   config["model_type"] = "mamba2";
   EXPECT_THAT(Read(), FailsWith(kInvalid, "config.json", "\"mamba2\"",
                                 "recurve", "t6", "xmixers", "llama_"));
+  config.erase("model_type");
+  EXPECT_THAT(Read(), FailsWith(kInvalid, "model_type is missing"));
   EXPECT_THAT(Read({"gpt", ""}),
               FailsWith(kInvalid, "--model-family is \"gpt\"", "t6"));
 }
@@ -125,8 +133,13 @@ TEST_F(FamiliesTest, T6Variants) {
                         "supported: T6,"));
   EXPECT_THAT(ReadWith("t6_variant", "T6_kvonly"),
               FailsWith(kInvalid, "T6_kvonly", "whole", "model.safetensors"));
+  EXPECT_TRUE(Read().ok());
+  EXPECT_EQ(variant_, "T6");
+  EXPECT_THAT(remarks_, testing::IsEmpty());
   config.erase("t6_variant");
   EXPECT_TRUE(Read().ok());
+  EXPECT_EQ(variant_, "T6");
+  EXPECT_THAT(remarks_, testing::ElementsAre(testing::HasSubstr("assumed")));
   // Such a key belongs to a variant that names do not tell.
   EXPECT_THAT(ReadWith("rope_partial_factor", 0.5),
               FailsWith(kInvalid, "rope_partial_factor", "t6_variant"));
@@ -141,6 +154,7 @@ TEST_F(FamiliesTest, T6RefusesWhatDoesNotFit) {
   EXPECT_THAT(ReadWith("using_groupnorm", true),
               FailsWith(kInvalid, "attn.subln.weight"));
   Use("t6-groupnorm");
+  EXPECT_TRUE(ReadWith("using_groupnorm", nullptr).ok());  // tensors tell
   EXPECT_THAT(ReadWith("using_groupnorm", false),
               FailsWith(kInvalid, "attn.subln.weight"));
   Use("t6-partialrope-decay");
@@ -157,6 +171,15 @@ TEST_F(FamiliesTest, T6HeadUnderBothNames) {
   tensors["lm_head.weight"].bytes[5] ^= 1;
   EXPECT_THAT(Read(),
               FailsWith(kInvalid, "lm_head.weight", "transformer.wte.weight"));
+}
+
+TEST_F(FamiliesTest, ATiedHeadMayBeThereTwice) {
+  Use("xmixers-linear-nogate-tied");
+  EXPECT_TRUE(Read().ok());
+  tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight");
+  EXPECT_TRUE(Read().ok());
+  tensors["lm_head.weight"].bytes[5] ^= 1;
+  EXPECT_THAT(Read(), FailsWith(kInvalid, "lm_head.weight", "embed_tokens"));
 }
 
 TEST_F(FamiliesTest, TensorsMustBeAllAndNoMore) {
@@ -199,8 +222,9 @@ TEST_F(FamiliesTest, XmixersRefusesOtherMathematics) {
       {"xmixers-tpa", "bias", true, "only false"},
       {"xmixers-tpa", "use_postnorm", true, "only false"},
       {"xmixers-tpa", "norm_type", "dynamictanh", "rmsnorm, srmsnorm"},
-      {"xmixers-tpa", "lrpe_type", 4, "1 to 3"},
-      {"xmixers-tpa", "cp_activation", "softmax_1", "gelu"},
+      {"xmixers-tpa", "lrpe_type", 7, "1 to 6"},
+      {"xmixers-tpa", "cp_activation", "softmax_2", "softmax_1"},
+      {"xmixers-tpa", "head_dim", 0, "at least 1"},
       {"xmixers-tpa", "channel_mixer_type", "ffn", "glu"},
       {"xmixers-tpa", "channel_mixer_activation", "gelu", "sigmoid"},
       {"xmixers-tpa", "norm_eps_on", "max", "sum, mean"},

@@ -79,19 +79,21 @@ class GoldenModelsTest : public testing::TestWithParam<std::string> {
     return names;
   }
 
-  // Of all rows, against the largest logit of all.
-  double RelativeError(const StreamRecord& record, const TensorView& rows) {
+  // Of rows from `first`, against the largest logit of all.
+  double RelativeError(const StreamRecord& record, int64_t first,
+                       const TensorView& rows) {
     const int64_t vocab = rows.shape[1];
     double largest = 0;
     double worst = 0;
     for (int64_t r = 0; r < rows.shape[0]; ++r) {
-      EXPECT_THAT(record.logits[r].values, SizeIs(vocab));
+      EXPECT_THAT(record.logits[first + r].values, SizeIs(vocab));
       for (int64_t v = 0; v < vocab; ++v) {
         const double golden = rows.Element(r * vocab + v);
         largest = std::max(largest, std::abs(golden));
         worst = std::max(
             worst,
-            std::abs(static_cast<double>(record.logits[r].values[v]) - golden));
+            std::abs(static_cast<double>(record.logits[first + r].values[v]) -
+                     golden));
       }
     }
     return worst / largest;
@@ -112,14 +114,20 @@ TEST_P(GoldenModelsTest, TokensAndLogits) {
       const std::vector<int32_t> greedy = Ids("greedy_" + name);
       Script script = Script::Generate(Ids("prompt_" + name),
                                        static_cast<int64_t>(greedy.size()),
-                                       LogitsMode::kNext);
+                                       LogitsMode::kAll);
       script.options.stopping.ignore_eos = true;
       const StreamRecord record = RunAlone(*engine, script);
       ASSERT_TRUE(record.end && record.end->ok());
       EXPECT_EQ(record.tokens, greedy);
+      // Rows behind every token of the prompt, then of each that follows.
+      const int64_t last = script.commands[0].append.size() - 1;
       const TensorView& rows = expected_->tensors().at("logits_" + name);
-      ASSERT_THAT(record.logits, SizeIs(rows.shape[0]));
-      EXPECT_LE(RelativeError(record, rows), 1e-3);
+      ASSERT_THAT(record.logits, SizeIs(last + rows.shape[0]));
+      EXPECT_LE(RelativeError(record, last, rows), 1e-3);
+      const TensorView& prompt =
+          expected_->tensors().at("last_prompt_logits_" + name);
+      EXPECT_LE(RelativeError(record, last + 1 - prompt.shape[0], prompt),
+                1e-3);
     }
     EXPECT_TRUE(IsIdle(*engine));
   }

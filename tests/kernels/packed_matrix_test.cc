@@ -64,7 +64,7 @@ TEST(PackedMatrixTest, PartsFollowEachOther) {
 TEST(PackedMatrixTest, RowOrder) {
   const std::vector<float> a = RandomTensor(1, 3 * 5);
   const std::vector<float> b = RandomTensor(2, 2 * 5);
-  const MatrixPart reordered(View(a, 3, 5), {2, 0, 1});
+  const MatrixPart reordered(View(a, 3, 5), {2, 0, 1, -1});
   const auto packed = PackedMatrix::Pack({reordered, MatrixPart(View(b, 2, 5))},
                                          DType::kFloat32);
   ASSERT_TRUE(packed.ok());
@@ -72,14 +72,19 @@ TEST(PackedMatrixTest, RowOrder) {
     EXPECT_EQ(At(*packed, 0, i), a[10 + i]);
     EXPECT_EQ(At(*packed, 1, i), a[i]);
     EXPECT_EQ(At(*packed, 2, i), a[5 + i]);
-    EXPECT_EQ(At(*packed, 3, i), b[i]);
+    EXPECT_EQ(At(*packed, 3, i), 0.0f);
+    EXPECT_EQ(At(*packed, 4, i), b[i]);
   }
 }
 
 TEST(PackedMatrixTest, RefusesOrdersThatAreNone) {
   const std::vector<float> values(3 * 5);
-  for (const std::vector<int32_t>& order :
-       {std::vector<int32_t>{0, 1}, {0, 1, 2, 3}, {0, 1, 1}, {0, 1, 3}}) {
+  for (const std::vector<int32_t>& order : {std::vector<int32_t>{0, 1},
+                                            {0, 1, 2, 3},
+                                            {0, 1, 1},
+                                            {0, 1, 3},
+                                            {0, 1, -1},
+                                            {0, 1, 2, -2}}) {
     const auto packed = PackedMatrix::Pack(
         {MatrixPart(View(values, 3, 5), order)}, DType::kFloat32);
     EXPECT_EQ(packed.status().code(), absl::StatusCode::kInvalidArgument);

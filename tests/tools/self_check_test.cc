@@ -20,7 +20,8 @@ class SelfCheckTest : public testing::Test {
     tiny_.Write(dir);
     stages_.clear();
     return CheckCheckpoint(
-        dir, {}, [this](absl::string_view stage, absl::string_view /*found*/) {
+        dir, {}, "auto",
+        [this](absl::string_view stage, absl::string_view /*found*/) {
           stages_.emplace_back(stage);
         });
   }

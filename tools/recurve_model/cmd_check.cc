@@ -14,11 +14,12 @@ namespace {
 struct CheckFlags {
   std::string dir;
   FamilyOptions family;
+  std::string tokenizer = "auto";
 };
 
 int Run(const CheckFlags& flags) {
   const absl::Status status =
-      CheckCheckpoint(flags.dir, flags.family,
+      CheckCheckpoint(flags.dir, flags.family, flags.tokenizer,
                       [](absl::string_view stage, absl::string_view found) {
                         absl::PrintF("%-8s %s\n", stage, found);
                         std::fflush(stdout);  // the next stage may take minutes
@@ -38,7 +39,7 @@ void RegisterModelCheck(CLI::App* app, int* exit_code) {
       "one chunk with the same token by token");
   command->add_option("DIR", flags->dir, "Folder of the checkpoint")
       ->required();
-  AddFamilyFlags(command, &flags->family);
+  AddModelFlags(command, &flags->family, &flags->tokenizer);
   command->callback([flags, exit_code] { *exit_code = Run(*flags); });
 }
 

@@ -21,6 +21,7 @@ namespace {
 struct InfoFlags {
   std::string dir;
   FamilyOptions family;
+  std::string tokenizer = "auto";
   std::string memory;
   int64_t length = 0;
   bool json = false;
@@ -31,9 +32,10 @@ absl::Status Print(const InfoFlags& flags, int64_t memory) {
                            Checkpoint::Open(flags.dir));
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
                            ReadModel(checkpoint, flags.family));
-  RECURVE_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
-                           LoadModelTokenizer(flags.dir, model));
-  if (tokenizer != nullptr) model.tokenizer = std::string(tokenizer->name());
+  RECURVE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Tokenizer> tokenizer,
+      LoadModelTokenizer(flags.dir, flags.tokenizer, model));
+  model.tokenizer = tokenizer ? std::string(tokenizer->name()) : "";
   const CheckpointFacts facts = Describe(checkpoint, model);
   std::optional<CapacityFacts> capacity;
   if (memory > 0) {
@@ -75,7 +77,7 @@ void RegisterModelInfo(CLI::App* app, int* exit_code) {
       "info", "Print what a checkpoint is and what it needs");
   command->add_option("DIR", flags->dir, "Folder of the checkpoint")
       ->required();
-  AddFamilyFlags(command, &flags->family);
+  AddModelFlags(command, &flags->family, &flags->tokenizer);
   CLI::Option* const memory = command->add_option(
       "--memory", flags->memory,
       "Also print how many sequences fit this, in bytes or as 24GiB");

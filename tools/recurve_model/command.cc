@@ -17,11 +17,15 @@ void WriteLine(absl::string_view text) {
 
 }  // namespace
 
-void AddFamilyFlags(CLI::App* command, FamilyOptions* options) {
-  command->add_option("--model-family", options->family,
+void AddModelFlags(CLI::App* command, FamilyOptions* family,
+                   std::string* tokenizer) {
+  command->add_option("--model-family", family->family,
                       "auto, recurve, t6 or xmixers");
-  command->add_option("--model-variant", options->variant,
+  command->add_option("--model-variant", family->variant,
                       "Variant of the family, as t6_variant of T6");
+  command->add_option("--tokenizer", *tokenizer,
+                      "auto, none, bytes, huggingface, sentencepiece, gpt2 or "
+                      "tiktoken");
 }
 
 const CLI::Validator& WholeNumber() {

@@ -20,8 +20,9 @@ void RegisterModelInfo(CLI::App* app, int* exit_code);
 void RegisterModelCheck(CLI::App* app, int* exit_code);
 void RegisterModelRandom(CLI::App* app, int* exit_code);
 
-// --model-family and --model-variant, as the server has them.
-void AddFamilyFlags(CLI::App* command, FamilyOptions* options);
+// --model-family, --model-variant and --tokenizer, as the server has them.
+void AddModelFlags(CLI::App* command, FamilyOptions* family,
+                   std::string* tokenizer);
 
 // For 64-bit flags, of which CLI11 would let a negative number wrap around.
 // Takes decimal digits.

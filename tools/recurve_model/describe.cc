@@ -76,6 +76,8 @@ CheckpointFacts Describe(const Checkpoint& checkpoint,
   CheckpointFacts facts;
   facts.path = checkpoint.dir();
   facts.family = model.family;
+  facts.variant = model.variant;
+  facts.remarks = model.remarks;
   for (const LayerDefinition& layer : model.layers) {
     facts.mixers.emplace_back(
         std::holds_alternative<TpaLayer>(layer.mixer) ? "tpa" : "linear");
@@ -111,7 +113,13 @@ std::string CompressRuns(const std::vector<std::string>& names) {
 
 std::string FactsText(const CheckpointFacts& facts) {
   std::string text = absl::StrCat(facts.path, "\n");
-  AddLine("family", facts.family, &text);
+  AddLine("family",
+          facts.variant.empty()
+              ? facts.family
+              : absl::StrCat(facts.family, ", variant ", facts.variant),
+          &text);
+  for (const std::string& remark : facts.remarks)
+    AddLine("note", remark, &text);
   AddLine("layers",
           absl::StrCat(facts.mixers.size(), ": ", CompressRuns(facts.mixers)),
           &text);
@@ -169,6 +177,8 @@ nlohmann::ordered_json FactsJson(const CheckpointFacts& facts) {
   nlohmann::ordered_json json = {
       {"path", facts.path},
       {"family", facts.family},
+      {"variant", facts.variant},
+      {"remarks", facts.remarks},
       {"num_layers", facts.mixers.size()},
       {"mixers", facts.mixers},
       {"hidden_size", facts.hidden_size},

@@ -25,6 +25,8 @@ struct StoredWeights {
 struct CheckpointFacts {
   std::string path;
   std::string family;
+  std::string variant;  // within the family, or empty
+  std::vector<std::string> remarks;
   std::vector<std::string> mixers;  // "tpa" or "linear", one a layer
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;

@@ -92,6 +92,7 @@ absl::Status CheckChunking(ModelRunner& runner, int64_t length) {
 
 absl::Status CheckCheckpoint(const std::string& dir,
                              const FamilyOptions& family,
+                             const std::string& tokenizer,
                              const CheckReport& report) {
   int64_t length = 0;
   {
@@ -102,15 +103,18 @@ absl::Status CheckCheckpoint(const std::string& dir,
     RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model,
                              ReadModel(checkpoint, family));
     const CheckpointFacts facts = Describe(checkpoint, model);
-    report("model",
-           absl::StrCat("family ", facts.family, ", ",
-                        CompressRuns(facts.mixers), ", ", facts.parameters,
-                        " parameters, every value finite"));
+    report(
+        "model",
+        absl::StrCat("family ", facts.family, facts.variant.empty() ? "" : " ",
+                     facts.variant, ", ", CompressRuns(facts.mixers), ", ",
+                     facts.parameters, " parameters, every value finite"));
+    for (const std::string& remark : facts.remarks) report("note", remark);
     length = std::min(kPromptTokens, model.max_position_embeddings);
   }
   ModelOptions options;
   options.path = dir;
   options.family = family;
+  options.tokenizer = tokenizer;
   options.device = "cpu";
   options.kv_pages = 2 * ((length + kPageTokens - 1) / kPageTokens);
   EngineOptions engine;

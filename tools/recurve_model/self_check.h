@@ -21,6 +21,7 @@ using CheckReport =
 // CheckChunking on a prompt longer than a page. The first error.
 absl::Status CheckCheckpoint(const std::string& dir,
                              const FamilyOptions& family,
+                             const std::string& tokenizer,
                              const CheckReport& report);
 
 // Runs a prompt of `length` tokens in one chunk and token by token, and
