@@ -26,6 +26,7 @@ struct CheckpointFacts {
   std::string path;
   std::string family;
   std::vector<std::string> mixers;  // "tpa" or "linear", one a layer
+  bool tpe = false;                 // token position encoding before the layers
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t vocab_size = 0;
