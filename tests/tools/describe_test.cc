@@ -79,6 +79,7 @@ TEST_F(DescribeTest, TextAndJsonSayTheSame) {
   EXPECT_THAT(text, HasSubstr(absl::StrCat(facts.parameters)));
   const auto json = FactsJson(facts);
   EXPECT_EQ(json["num_layers"], 2);
+  EXPECT_EQ(json["tpe"], false);
   EXPECT_EQ(json["parameters"], facts.parameters);
   EXPECT_EQ(json["bos_token_id"], 256);
   EXPECT_EQ(json["stored"]["float32"]["bytes"], facts.stored_bytes);
@@ -97,6 +98,17 @@ TEST_F(DescribeTest, WhatIsNotThereIsSaid) {
   const auto capacity = PlanCapacity(facts, 1 << 20, 256);
   ASSERT_TRUE(capacity.ok()) << capacity.status();
   EXPECT_THAT(CapacityText(facts, *capacity), Not(HasSubstr("pages")));
+}
+
+TEST(DescribeTpeTest, IsNamedBeforeTheLayers) {
+  const auto checkpoint = Checkpoint::Open(
+      RECURVE_SOURCE_DIR "/tests/golden/models/xmixers-linear-tpe");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto model = ReadModel(*checkpoint);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const CheckpointFacts facts = Describe(*checkpoint, *model);
+  EXPECT_THAT(FactsText(facts), HasSubstr(": tpe, then "));
+  EXPECT_EQ(FactsJson(facts)["tpe"], true);
 }
 
 TEST_F(DescribeTest, Capacity) {

@@ -120,6 +120,32 @@ TEST(RandomCheckpointTest, EveryTypeIsAModelThatTellsTokensApart) {
   }
 }
 
+TEST(RandomCheckpointTest, T6IsReadAsT6) {
+  const CheckpointPlan plan = PlanT6({.layers = 2,
+                                      .hidden = 40,
+                                      .heads = 3,
+                                      .head_dim = 16,
+                                      .q_rank = 4,
+                                      .rank = 2,
+                                      .vocab = 100,
+                                      .max_positions = 256});
+  const TempFolder folder;
+  const std::string dir = folder.path() + "/model";
+  ASSERT_TRUE(WriteRandomCheckpoint(plan, dir, {}, nullptr).ok());
+  const auto checkpoint = Checkpoint::Open(dir);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto model = ReadModel(*checkpoint);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->family, "t6");
+  EXPECT_EQ(model->intermediate_size, 106);
+  EXPECT_EQ(model->parameters, plan.parameters());
+  const TpaShape& shape =
+      std::get<TpaLayer>(model->layers[1].mixer).config.shape;
+  EXPECT_EQ(shape.num_heads, 3);
+  EXPECT_EQ(shape.q_rank, 4);
+  EXPECT_EQ(shape.kv_rank, 2);
+}
+
 TEST(RandomCheckpointTest, RefusesAFolderWithSomethingInIt) {
   const TempFolder folder;
   const std::string file = folder.Write("notes.txt", "mine");

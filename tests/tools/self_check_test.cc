@@ -37,6 +37,17 @@ TEST_F(SelfCheckTest, PassesAGoodCheckpoint) {
   EXPECT_THAT(stages_, ElementsAre("files", "model", "load", "logits"));
 }
 
+// Checkpoints of the other families, with a TPE input layer and without.
+TEST_F(SelfCheckTest, PassesOtherFamilies) {
+  for (const char* name : {"t6-kvonly-partialrope-decay", "xmixers-hybrid",
+                           "xmixers-linear-tpe"}) {
+    const absl::Status status = CheckCheckpoint(
+        std::string(RECURVE_SOURCE_DIR "/tests/golden/models/") + name, {},
+        [](absl::string_view, absl::string_view) {});
+    EXPECT_TRUE(status.ok()) << name << ": " << status;
+  }
+}
+
 TEST_F(SelfCheckTest, AShortModel) {
   for (const int length : {1, 2, 64, 65}) {
     tiny_.config["max_position_embeddings"] = length;

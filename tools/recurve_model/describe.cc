@@ -82,6 +82,7 @@ CheckpointFacts Describe(const Checkpoint& checkpoint,
     facts.mixers.emplace_back(
         std::holds_alternative<TpaLayer>(layer.mixer) ? "tpa" : "linear");
   }
+  facts.tpe = model.tpe.has_value();
   facts.hidden_size = model.hidden_size;
   facts.intermediate_size = model.intermediate_size;
   facts.vocab_size = model.vocab_size;
@@ -121,7 +122,8 @@ std::string FactsText(const CheckpointFacts& facts) {
   for (const std::string& remark : facts.remarks)
     AddLine("note", remark, &text);
   AddLine("layers",
-          absl::StrCat(facts.mixers.size(), ": ", CompressRuns(facts.mixers)),
+          absl::StrCat(facts.mixers.size(), ": ", facts.tpe ? "tpe, then " : "",
+                       CompressRuns(facts.mixers)),
           &text);
   AddLine(
       "sizes",
@@ -181,6 +183,7 @@ nlohmann::ordered_json FactsJson(const CheckpointFacts& facts) {
       {"remarks", facts.remarks},
       {"num_layers", facts.mixers.size()},
       {"mixers", facts.mixers},
+      {"tpe", facts.tpe},
       {"hidden_size", facts.hidden_size},
       {"intermediate_size", facts.intermediate_size},
       {"vocab_size", facts.vocab_size},
