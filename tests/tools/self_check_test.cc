@@ -43,7 +43,7 @@ TEST_F(SelfCheckTest, PassesOtherFamilies) {
                            "xmixers-linear-tpe"}) {
     const absl::Status status = CheckCheckpoint(
         std::string(RECURVE_SOURCE_DIR "/tests/golden/models/") + name, {},
-        [](absl::string_view, absl::string_view) {});
+        "auto", [](absl::string_view, absl::string_view) {});
     EXPECT_TRUE(status.ok()) << name << ": " << status;
   }
 }
