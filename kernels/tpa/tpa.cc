@@ -69,12 +69,10 @@ void AttendOne(const TpaAttendParams& p, int64_t row, int64_t head,
     // Partial result of this page, with its own maximum.
     float chunk_max = -std::numeric_limits<float>::infinity();
     for (int64_t m = 0; m < count; ++m) {
-      const float* a_k = page + layout.a_k_plane + m * layout.a_k_row + head;
-      const float* b_k = page + layout.b_k_plane + m * layout.b_k_row;
       float score = 0.0f;
       for (int64_t r = 0; r < shape.kv_rank; ++r) {
-        score += a_k[r * shape.num_heads] *
-                 Dot(s.q.data(), b_k + r * shape.head_dim, shape.head_dim);
+        score += page[layout.AK(m, r, head)] *
+                 Dot(s.q.data(), page + layout.BK(m, r, 0), shape.head_dim);
       }
       s.scores[m] = score;
       chunk_max = std::max(chunk_max, score);
@@ -84,11 +82,9 @@ void AttendOne(const TpaAttendParams& p, int64_t row, int64_t head,
     for (int64_t m = 0; m < count; ++m) {
       const float weight = std::exp(s.scores[m] - chunk_max);
       chunk_sum += weight;
-      const float* a_v = page + layout.a_v_plane + m * layout.a_v_row + head;
-      const float* b_v = page + layout.b_v_plane + m * layout.b_v_row;
       for (int64_t r = 0; r < shape.kv_rank; ++r) {
-        AddScaled(weight * a_v[r * shape.num_heads], b_v + r * shape.value_dim,
-                  s.partial.data(), shape.value_dim);
+        AddScaled(weight * page[layout.AV(m, r, head)],
+                  page + layout.BV(m, r, 0), s.partial.data(), shape.value_dim);
       }
     }
     // Merge by log-sum-exp, in page order.
@@ -147,17 +143,16 @@ void TpaAppend(const TpaAppendParams& p, ThreadPool& pool) {
     const float* a_k = p.a_k + row * p.stride;
     const float* a_v = p.a_v + row * p.stride;
     const float* b_v = p.b_v + row * p.stride;
-    std::copy(a_k, a_k + layout.a_k_row,
-              page + layout.a_k_plane + m * layout.a_k_row);
-    std::copy(a_v, a_v + layout.a_v_row,
-              page + layout.a_v_plane + m * layout.a_v_row);
-    std::copy(b_v, b_v + layout.b_v_row,
-              page + layout.b_v_plane + m * layout.b_v_row);
-    float* b_k = page + layout.b_k_plane + m * layout.b_k_row;
     for (int64_t r = 0; r < shape.kv_rank; ++r) {
+      std::copy_n(a_k + r * shape.num_heads, shape.num_heads,
+                  page + layout.AK(m, r, 0));
       LrpeApply(p.position, p.b_k + row * p.stride + r * shape.head_dim,
                 p.cos + row * angles, p.sin + row * angles, shape.head_dim,
-                b_k + r * shape.head_dim);
+                page + layout.BK(m, r, 0));
+      std::copy_n(a_v + r * shape.num_heads, shape.num_heads,
+                  page + layout.AV(m, r, 0));
+      std::copy_n(b_v + r * shape.value_dim, shape.value_dim,
+                  page + layout.BV(m, r, 0));
     }
   });
 }
