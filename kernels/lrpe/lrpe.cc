@@ -6,22 +6,6 @@
 
 namespace recurve {
 
-int64_t LrpeAngles(LrpeType type, int64_t dim) {
-  switch (type) {
-    case LrpeType::kNone:
-      return 0;
-    case LrpeType::kRotate:
-      return dim / 2;
-    case LrpeType::kCosine:
-      return dim;
-  }
-  return 0;
-}
-
-int64_t LrpeOutputDim(LrpeType type, int64_t dim) {
-  return type == LrpeType::kCosine ? 2 * dim : dim;
-}
-
 std::vector<double> LrpeTheta(LrpeType type, int64_t dim, double base) {
   std::vector<double> theta(LrpeAngles(type, dim));
   for (size_t k = 0; k < theta.size(); ++k) {

@@ -20,9 +20,21 @@ enum class LrpeType { kNone, kRotate, kCosine };
 
 // How many angles an encoding of `dim` features has (rotate: dim / 2, cosine:
 // dim).
-int64_t LrpeAngles(LrpeType type, int64_t dim);
+constexpr int64_t LrpeAngles(LrpeType type, int64_t dim) {
+  switch (type) {
+    case LrpeType::kNone:
+      return 0;
+    case LrpeType::kRotate:
+      return dim / 2;
+    case LrpeType::kCosine:
+      return dim;
+  }
+  return 0;
+}
 // The length of an encoded vector (cosine: 2 · dim).
-int64_t LrpeOutputDim(LrpeType type, int64_t dim);
+constexpr int64_t LrpeOutputDim(LrpeType type, int64_t dim) {
+  return type == LrpeType::kCosine ? 2 * dim : dim;
+}
 
 // θ_k = base^(−2k/dim), for k below LrpeAngles(type, dim).
 std::vector<double> LrpeTheta(LrpeType type, int64_t dim, double base);

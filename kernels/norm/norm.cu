@@ -1,64 +1,194 @@
+#include <cuda_bf16.h>
+
+#include "kernels/common/device_math.cuh"
 #include "kernels/norm/norm_cuda.h"
 
 namespace recurve {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+enum class Gate { kNone, kBefore, kAfter };
+
+constexpr int kBlock = 256;
+constexpr int64_t kWarpWidth = 1024;  // wider groups get a whole block
+
+// A run of kVector neighbouring elements: one access where the layout allows,
+// else one by one. Which thread owns which element is the same either way, so
+// the order of a sum does not depend on how memory happens to be aligned.
+template <typename T, int kVector>
+__device__ __forceinline__ void LoadRun(const T* x, int64_t left, bool whole,
+                                        float (&out)[kVector]) {
+  if (whole && left >= kVector) {
+    Unpack(LoadPack<T, kVector>(x), out);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) out[j] = j < left ? ToFloat(x[j]) : 0.0f;
+}
+
+template <typename T, int kVector>
+__device__ __forceinline__ void StoreRun(const float (&x)[kVector],
+                                         int64_t left, bool whole, T* y) {
+  if (whole && left >= kVector) {
+    StorePack<T, kVector>(x, y);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    if (j < left) y[j] = FromFloat<T>(x[j]);
+  }
+}
+
+// The sum over kThreads neighbouring threads (32 or the block), in all of them:
+// a butterfly within each warp, then the warps' sums in order.
+template <int kThreads>
+__device__ __forceinline__ float ThreadSum(float value) {
+  value = LaneSum(value);
+  if (kThreads == 32) return value;
+  __shared__ float partial[kBlock / 32];
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  float sum = 0.0f;
+  for (int warp = 0; warp < kBlock / 32; ++warp) sum += partial[warp];
+  return sum;
+}
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// The sum over the block, in every thread: a butterfly within each warp, then
-// the warps' sums in order.
-__device__ float BlockSum(float value) {
-  __shared__ float partial[kWarps];
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
+// kThreads threads normalise one group of one row.
+template <typename T, Gate kGate, int kThreads>
+__global__ void __launch_bounds__(kBlock)
+    norm_kernel(const __grid_constant__ CudaGatedNormParams params,
+                bool whole) {
+  constexpr int kVector = 16 / sizeof(T);
+  const CudaRmsNormParams& p = params.norm;
+  const int64_t item =
+      int64_t{blockIdx.x} * (kBlock / kThreads) + threadIdx.x / kThreads;
+  const int64_t row = item / p.groups;
+  if (row >=
+      (p.live_rows == nullptr ? p.rows : min(p.rows, int64_t{*p.live_rows}))) {
+    return;
   }
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
-  __syncthreads();
-  float sum = 0.0f;
-  for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp];
-  __syncthreads();  // before the next call overwrites the partial sums
-  return sum;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    rms_norm_kernel(const __grid_constant__ RmsNormParams p) {
-  const int64_t row = blockIdx.x;
-  const float* x = p.x + row * p.x_stride;
-  float* y = p.y + row * p.y_stride;
   const int64_t width = p.cols / p.groups;
-  for (int64_t first = 0; first < p.cols; first += width) {
-    float squares = 0.0f;
-    for (int64_t i = threadIdx.x; i < width; i += kThreads) {
-      squares += x[first + i] * x[first + i];
+  const int64_t first = item % p.groups * width;
+  const T* x = static_cast<const T*>(p.x) + row * p.x_stride + first;
+  const T* gate =
+      static_cast<const T*>(params.gate) + row * params.gate_stride + first;
+  T* y = static_cast<T*>(p.y) + row * p.y_stride + first;
+  const int64_t begin = int64_t{threadIdx.x % kThreads} * kVector;
+  constexpr int64_t kStep = int64_t{kThreads} * kVector;
+
+  // x, gated if the gate comes first.
+  const auto load = [&](int64_t i, float(&in)[kVector]) {
+    LoadRun(x + i, width - i, whole, in);
+    if (kGate == Gate::kBefore) {
+      float g[kVector];
+      LoadRun(gate + i, width - i, whole, g);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        in[j] *= DeviceActivate(params.activation, g[j]);
+      }
     }
-    const float mean = BlockSum(squares) / static_cast<float>(width);
-    const float scale = 1.0f / sqrtf(mean + p.eps);
-    for (int64_t i = threadIdx.x; i < width; i += kThreads) {
-      const float normed = x[first + i] * scale;
-      y[first + i] =
-          p.weight == nullptr ? normed : normed * p.weight[first + i];
+  };
+
+  float squares = 0.0f;
+#pragma unroll 4
+  for (int64_t i = begin; i < width; i += kStep) {
+    float in[kVector];
+    load(i, in);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) squares = fmaf(in[j], in[j], squares);
+  }
+  const float mean = ThreadSum<kThreads>(squares) / static_cast<float>(width);
+  const float scale = 1.0f / sqrtf(mean + p.eps);
+
+#pragma unroll 2
+  for (int64_t i = begin; i < width; i += kStep) {
+    float out[kVector];
+    load(i, out);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      out[j] *= scale;
+      if (p.weight != nullptr && i + j < width)
+        out[j] *= p.weight[first + i + j];
     }
+    if (kGate == Gate::kAfter) {
+      float g[kVector];
+      LoadRun(gate + i, width - i, whole, g);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        out[j] *= DeviceActivate(params.activation, g[j]);
+      }
+    }
+    StoreRun(out, width - i, whole, y + i);
   }
 }
-
-}  // namespace
 
 // ----------------------------------------------------------------------------
 // Launchers
 
-cudaError_t LaunchRmsNorm(const RmsNormParams& params, cudaStream_t stream) {
-  if (params.rows < 0 || params.rows > INT32_MAX || params.cols < 1 ||
-      params.groups < 1 || params.cols % params.groups != 0) {
+bool Aligned(const void* data, int64_t stride, int64_t vector) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % vector == 0;
+}
+
+template <typename T, Gate kGate>
+cudaError_t Launch(const CudaGatedNormParams& params, cudaStream_t stream) {
+  constexpr int kVector = 16 / sizeof(T);
+  const CudaRmsNormParams& p = params.norm;
+  const int64_t width = p.cols / p.groups;
+  const bool whole = width % kVector == 0 &&
+                     Aligned(p.x, p.x_stride, kVector) &&
+                     Aligned(p.y, p.y_stride, kVector) &&
+                     (kGate == Gate::kNone ||
+                      Aligned(params.gate, params.gate_stride, kVector));
+  const int64_t items = p.rows * p.groups;
+  if (width <= kWarpWidth) {
+    constexpr int kItems = kBlock / 32;
+    norm_kernel<T, kGate, 32>
+        <<<static_cast<unsigned>((items + kItems - 1) / kItems), kBlock, 0,
+           stream>>>(params, whole);
+  } else {
+    norm_kernel<T, kGate, kBlock>
+        <<<static_cast<unsigned>(items), kBlock, 0, stream>>>(params, whole);
+  }
+  return cudaGetLastError();
+}
+
+bool Valid(const CudaRmsNormParams& p) {
+  return p.rows >= 0 && p.cols >= 1 && p.groups >= 1 &&
+         p.cols % p.groups == 0 && p.rows <= INT32_MAX / p.groups;
+}
+
+template <typename T>
+cudaError_t LaunchGated(const CudaGatedNormParams& params,
+                        cudaStream_t stream) {
+  return params.gate_after_norm ? Launch<T, Gate::kAfter>(params, stream)
+                                : Launch<T, Gate::kBefore>(params, stream);
+}
+
+}  // namespace
+
+cudaError_t LaunchRmsNorm(const CudaRmsNormParams& params,
+                          cudaStream_t stream) {
+  if (!Valid(params)) return cudaErrorInvalidValue;
+  if (params.rows == 0) return cudaSuccess;
+  CudaGatedNormParams gated = {};
+  gated.norm = params;
+  return params.type == ElementType::kBFloat16
+             ? Launch<__nv_bfloat16, Gate::kNone>(gated, stream)
+             : Launch<float, Gate::kNone>(gated, stream);
+}
+
+cudaError_t LaunchGatedNorm(const CudaGatedNormParams& params,
+                            cudaStream_t stream) {
+  if (!Valid(params.norm) || params.gate == nullptr ||
+      params.activation == Activation::kSoftmax) {
     return cudaErrorInvalidValue;
   }
-  if (params.rows == 0) return cudaSuccess;
-  rms_norm_kernel<<<static_cast<unsigned>(params.rows), kThreads, 0, stream>>>(
-      params);
-  return cudaGetLastError();
+  if (params.norm.rows == 0) return cudaSuccess;
+  return params.norm.type == ElementType::kBFloat16
+             ? LaunchGated<__nv_bfloat16>(params, stream)
+             : LaunchGated<float>(params, stream);
 }
 
 }  // namespace recurve

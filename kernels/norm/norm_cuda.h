@@ -3,19 +3,47 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/norm/norm.h"
+#include <cstdint>
+
+#include "kernels/common/activation.h"
+#include "kernels/common/element_type.h"
 
 namespace recurve {
 
-// RMSNorm on the GPU: kernels/norm/norm.h with every pointer in device memory.
+// RMSNorm and the gated norm on the GPU: the maths of kernels/norm/norm.h, in
+// float32, with every pointer in device memory. A norm with eps on the sum of
+// squares is this one with eps / (cols / groups).
 //
-// One block a row; squares are summed in float32 in an order that depends on
-// `cols` and `groups` only, so a row's bits depend on that row alone. Neither
-// allocates nor synchronises, so it may be captured in a graph.
-//
+// A row's bits depend on that row alone. Neither allocates nor synchronises.
+struct CudaRmsNormParams {
+  ElementType type;  // of x, gate and y
+  const void* x;     // [rows, cols]
+  int64_t x_stride;
+  const float* weight;  // [cols], or null for none
+  void* y;              // [rows, cols]; may be x
+  int64_t y_stride;
+  int64_t rows;              // of the launch; rows · groups at most INT32_MAX
+  const int32_t* live_rows;  // [1] rows to do, null: all
+  int64_t cols;              // a multiple of groups
+  int64_t groups;            // >= 1
+  float eps;                 // added to the mean of squares
+};
+
 // cudaErrorInvalidValue when sizes make no sense: negative rows, cols below 1,
 // or groups that do not divide cols.
-cudaError_t LaunchRmsNorm(const RmsNormParams& params, cudaStream_t stream);
+cudaError_t LaunchRmsNorm(const CudaRmsNormParams& params, cudaStream_t stream);
+
+// Gate before the norm: y = RMSNorm(x ⊙ act(gate)); after it: y = RMSNorm(x) ⊙
+// act(gate).
+struct CudaGatedNormParams {
+  CudaRmsNormParams norm;
+  const void* gate;  // [rows, cols]; may be y
+  int64_t gate_stride;
+  Activation activation;  // pointwise, else cudaErrorInvalidValue
+  bool gate_after_norm;
+};
+cudaError_t LaunchGatedNorm(const CudaGatedNormParams& params,
+                            cudaStream_t stream);
 
 }  // namespace recurve
 

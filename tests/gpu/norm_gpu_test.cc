@@ -1,126 +1,228 @@
-// GPU kernels against the CPU's, which the other tests hold against float64.
+// Norms and gates on the GPU against the CPU's, which the other tests hold
+// against float64.
 
+#include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <vector>
 
-#include "base/random.h"
 #include "base/thread_pool.h"
-#include "gtest/gtest.h"
+#include "kernels/glu/glu.h"
+#include "kernels/glu/glu_cuda.h"
 #include "kernels/norm/norm.h"
 #include "kernels/norm/norm_cuda.h"
+#include "tests/gpu/device_buffer.h"
+#include "tests/testing/compare.h"
+#include "tests/testing/random_tensor.h"
 
 namespace recurve {
 namespace {
 
-// Managed by hand: the test must not hide a kernel that allocates.
-class DeviceVector {
- public:
-  explicit DeviceVector(const std::vector<float>& host) : size_(host.size()) {
-    void* memory = nullptr;
-    EXPECT_EQ(cudaMalloc(&memory, size_ * sizeof(float)), cudaSuccess);
-    data_ = static_cast<float*>(memory);
-    EXPECT_EQ(cudaMemcpy(data_, host.data(), size_ * sizeof(float),
-                         cudaMemcpyHostToDevice),
-              cudaSuccess);
-  }
-  ~DeviceVector() { cudaFree(data_); }
-  float* data() { return data_; }
-  std::vector<float> Read() const {
-    std::vector<float> host(size_);
-    EXPECT_EQ(cudaMemcpy(host.data(), data_, size_ * sizeof(float),
-                         cudaMemcpyDeviceToHost),
-              cudaSuccess);
-    return host;
-  }
-
- private:
-  float* data_ = nullptr;
-  size_t size_;
-};
-
-std::vector<float> RandomVector(uint64_t seed, size_t size) {
-  std::vector<float> values(size);
-  for (size_t i = 0; i < size; ++i) {
-    values[i] = 4.0f * UniformFloat(Philox4x32(seed, i, 0)[0]) - 2.0f;
-  }
-  return values;
-}
+constexpr ElementType kTypes[] = {ElementType::kFloat32,
+                                  ElementType::kBFloat16};
+constexpr Activation kPointwise[] = {Activation::kNone, Activation::kSilu,
+                                     Activation::kRelu, Activation::kSigmoid,
+                                     Activation::kOnePlusElu};
+constexpr float kEps = 1e-5f;
 
 struct Shape {
   int64_t rows, cols, groups;
 };
+constexpr Shape kShapes[] = {{1, 1, 1},    {3, 255, 1},   {7, 256, 4},
+                             {2, 257, 1},  {33, 1600, 1}, {5, 4992, 78},
+                             {2, 2056, 2}, {4, 1027, 1},  {9, 96, 3}};
 
-class RmsNormGpuTest : public testing::TestWithParam<Shape> {
+enum class Kind { kNorm, kGateBefore, kGateAfter };
+
+struct Case {
+  Shape shape;
+  ElementType type;
+  Kind kind;
+  bool weighted;
+  Activation activation;
+  int64_t gap;  // between rows
+};
+
+// Rows of x and gate with gaps of NaN.
+std::vector<float> Rows(uint64_t seed, const Case& c) {
+  const int64_t stride = c.shape.cols + c.gap;
+  std::vector<float> x = RandomTensor(seed, c.shape.rows * stride, -2.0f, 2.0f);
+  for (int64_t r = 0; r < c.shape.rows; ++r) {
+    for (int64_t i = 0; i < stride; ++i) {
+      float& value = x[r * stride + i];
+      value = i < c.shape.cols ? value * static_cast<float>(1 + i % 7 + 10 * r)
+                               : kNaN;
+    }
+  }
+  return Rounded(c.type, x);
+}
+
+std::vector<float> OnCpu(const Case& c, const std::vector<float>& x,
+                         const std::vector<float>& gate,
+                         const std::vector<float>& weight) {
+  const auto [rows, cols, groups] = c.shape;
+  const int64_t stride = cols + c.gap;
+  std::vector<float> y(rows * stride, kCanary);
+  const RmsNormParams norm = {
+      x.data(), stride, c.weighted ? weight.data() : nullptr,
+      y.data(), stride, rows,
+      cols,     groups, kEps};
+  ThreadPool pool(1);
+  if (c.kind == Kind::kNorm) {
+    RmsNorm(norm, pool);
+  } else {
+    GatedNorm(
+        {norm, gate.data(), stride, c.activation, c.kind == Kind::kGateAfter},
+        pool);
+  }
+  return y;
+}
+
+// The first `live` rows of x, all of them in the launch.
+std::vector<float> OnGpu(const Case& c, const std::vector<float>& x,
+                         const std::vector<float>& gate,
+                         const std::vector<float>& weight, int32_t live) {
+  const auto [rows, cols, groups] = c.shape;
+  const int64_t stride = cols + c.gap;
+  DeviceTensor device_x(c.type, x);
+  DeviceTensor device_gate(c.type, gate);
+  DeviceTensor y(c.type, std::vector<float>(x.size(), kCanary));
+  DeviceBuffer<float> device_weight(weight);
+  DeviceBuffer<int32_t> live_rows(std::vector<int32_t>{live});
+  CudaGatedNormParams p = {};
+  p.norm.type = c.type;
+  p.norm.x = device_x.data();
+  p.norm.x_stride = stride;
+  p.norm.weight = c.weighted ? device_weight.data() : nullptr;
+  p.norm.y = y.data();
+  p.norm.y_stride = stride;
+  p.norm.rows = static_cast<int64_t>(x.size()) / stride;
+  p.norm.live_rows = live_rows.data();
+  p.norm.cols = cols;
+  p.norm.groups = groups;
+  p.norm.eps = kEps;
+  p.gate = device_gate.data();
+  p.gate_stride = stride;
+  p.activation = c.activation;
+  p.gate_after_norm = c.kind == Kind::kGateAfter;
+  EXPECT_EQ(c.kind == Kind::kNorm ? LaunchRmsNorm(p.norm, nullptr)
+                                  : LaunchGatedNorm(p, nullptr),
+            cudaSuccess);
+  return y.Read();
+}
+
+class NormGpuTest : public GpuTest {
  protected:
-  void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-      GTEST_SKIP() << "no CUDA device on this machine";
+  static void ExpectCpu(const Case& c) {
+    const auto [rows, cols, groups] = c.shape;
+    const int64_t stride = cols + c.gap;
+    const std::vector<float> x = Rows(1, c);
+    const std::vector<float> gate = Rows(2, c);
+    const std::vector<float> weight = RandomTensor(3, cols, -2.0f, 2.0f);
+    const std::vector<float> want = OnCpu(c, x, gate, weight);
+    const std::vector<float> got =
+        OnGpu(c, x, gate, weight, static_cast<int32_t>(rows));
+    for (size_t i = 0; i < want.size(); ++i) {
+      if (want[i] == kCanary) {
+        ASSERT_EQ(got[i], Rounded(c.type, {kCanary})[0]) << "gap at " << i;
+        continue;
+      }
+      const double tolerance = std::max(4e-6, RoundingOf(c.type));
+      ASSERT_NEAR(got[i], want[i], tolerance * (std::abs(want[i]) + 1e-3)) << i;
+    }
+
+    // The last row alone gives the same bits; no rows, none.
+    const auto last = [&](const std::vector<float>& v) {
+      return std::vector<float>(v.end() - stride, v.end());
+    };
+    Case alone = c;
+    alone.shape.rows = 1;
+    EXPECT_TRUE(
+        SameBits(OnGpu(alone, last(x), last(gate), weight, 1), last(got)));
+    for (float value : OnGpu(c, x, gate, weight, 0)) {
+      ASSERT_EQ(value, Rounded(c.type, {kCanary})[0]);
     }
   }
 };
 
-TEST_P(RmsNormGpuTest, MatchesTheCpuAndTheRowAlone) {
-  const auto [rows, cols, groups] = GetParam();
-  const int64_t stride = cols + 3;  // the gap must stay untouched
-  const auto x = RandomVector(1, rows * stride);
-  const auto weight = RandomVector(2, cols);
-  std::vector<float> expected(rows * stride, 7.0f);
-  ThreadPool pool(1);
-  RmsNorm({x.data(), stride, weight.data(), expected.data(), stride, rows, cols,
-           groups, 1e-5f},
-          pool);
-
-  DeviceVector device_x(x);
-  DeviceVector device_weight(weight);
-  DeviceVector device_y(std::vector<float>(rows * stride, 7.0f));
-  RmsNormParams params = {device_x.data(),
-                          stride,
-                          device_weight.data(),
-                          device_y.data(),
-                          stride,
-                          rows,
-                          cols,
-                          groups,
-                          1e-5f};
-  ASSERT_EQ(LaunchRmsNorm(params, nullptr), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  const std::vector<float> actual = device_y.Read();
-  for (size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_NEAR(actual[i], expected[i], 2e-6f * std::fabs(expected[i]) + 1e-7f)
-        << i;
+TEST_F(NormGpuTest, MatchesTheCpu) {
+  for (const Shape& shape : kShapes) {
+    for (ElementType type : kTypes) {
+      for (Kind kind : {Kind::kNorm, Kind::kGateBefore, Kind::kGateAfter}) {
+        for (int64_t gap : {0, 3, 8}) {
+          for (bool weighted : {false, true}) {
+            SCOPED_TRACE(testing::Message()
+                         << shape.rows << " x " << shape.cols << " groups "
+                         << shape.groups << " type " << static_cast<int>(type)
+                         << " kind " << static_cast<int>(kind) << " gap " << gap
+                         << " weighted " << weighted);
+            ASSERT_NO_FATAL_FAILURE(ExpectCpu(
+                {shape, type, kind, weighted, Activation::kSilu, gap}));
+          }
+        }
+      }
+    }
   }
-
-  // The last row alone gives the same bits.
-  if (rows < 2) return;
-  DeviceVector alone(std::vector<float>(stride, 7.0f));
-  params.x += (rows - 1) * stride;
-  params.y = alone.data();
-  params.rows = 1;
-  ASSERT_EQ(LaunchRmsNorm(params, nullptr), cudaSuccess);
-  const std::vector<float> row = alone.Read();
-  EXPECT_EQ(std::memcmp(row.data(), actual.data() + (rows - 1) * stride,
-                        cols * sizeof(float)),
-            0);
+  for (Activation activation : kPointwise) {
+    ASSERT_NO_FATAL_FAILURE(ExpectCpu({{4, 96, 3},
+                                       ElementType::kFloat32,
+                                       Kind::kGateBefore,
+                                       true,
+                                       activation,
+                                       0}));
+  }
 }
 
-TEST_P(RmsNormGpuTest, RefusesBadSizes) {
-  RmsNormParams params = {};
-  params.rows = 1;
-  params.cols = 7;
-  params.groups = 2;
-  EXPECT_EQ(LaunchRmsNorm(params, nullptr), cudaErrorInvalidValue);
-  params.groups = 0;
-  EXPECT_EQ(LaunchRmsNorm(params, nullptr), cudaErrorInvalidValue);
+TEST_F(NormGpuTest, RefusesBadSizes) {
+  CudaGatedNormParams p = {};
+  p.norm.rows = 1;
+  p.norm.cols = 7;
+  p.norm.groups = 2;
+  EXPECT_EQ(LaunchRmsNorm(p.norm, nullptr), cudaErrorInvalidValue);
+  p.norm.groups = 0;
+  EXPECT_EQ(LaunchRmsNorm(p.norm, nullptr), cudaErrorInvalidValue);
+  p.norm.groups = 1;
+  float anything = 0.0f;
+  p.gate = &anything;
+  p.activation = Activation::kSoftmax;
+  EXPECT_EQ(LaunchGatedNorm(p, nullptr), cudaErrorInvalidValue);
+  p.norm.rows = 0;
+  EXPECT_EQ(LaunchRmsNorm(p.norm, nullptr), cudaSuccess);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, RmsNormGpuTest,
-                         testing::Values(Shape{1, 1, 1}, Shape{3, 255, 1},
-                                         Shape{7, 256, 4}, Shape{2, 257, 1},
-                                         Shape{33, 1600, 1},
-                                         Shape{5, 4992, 78}));
+TEST_F(NormGpuTest, GluMatchesTheCpu) {
+  for (const auto& [rows, cols] :
+       {std::pair(1, 1), std::pair(3, 255), std::pair(5, 1024),
+        std::pair(2, 4264), std::pair(33, 80)}) {
+    for (ElementType type : kTypes) {
+      for (Activation activation : kPointwise) {
+        const std::vector<float> x =
+            Rounded(type, RandomTensor(4, rows * 2 * cols, -6.0f, 6.0f));
+        std::vector<float> want(rows * cols);
+        ThreadPool pool(1);
+        Glu({x.data(), 2 * cols, want.data(), cols, rows, cols, activation},
+            pool);
+        DeviceTensor device_x(type, x);
+        DeviceTensor y(type, std::vector<float>(want.size(), kNaN));
+        CudaGluParams p = {};
+        p.type = type;
+        p.x = device_x.data();
+        p.x_stride = 2 * cols;
+        p.y = y.data();
+        p.y_stride = cols;
+        p.rows = rows;
+        p.cols = cols;
+        p.activation = activation;
+        ASSERT_EQ(LaunchGlu(p, nullptr), cudaSuccess);
+        const std::vector<float> got = y.Read();
+        for (size_t i = 0; i < want.size(); ++i) {
+          ASSERT_NEAR(got[i], want[i],
+                      RoundingOf(type) * (std::abs(want[i]) + 1e-3))
+              << rows << " x " << cols << " at " << i;
+        }
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace recurve

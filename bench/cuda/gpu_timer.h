@@ -1,0 +1,66 @@
+// Times GPU work with cold caches, and writes what it found as JSON.
+#ifndef RECURVE_BENCH_CUDA_GPU_TIMER_H_
+#define RECURVE_BENCH_CUDA_GPU_TIMER_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace recurve {
+namespace bench {
+
+// Ends the program with the place and the error.
+#define RECURVE_CUDA_OK(call) \
+  ::recurve::bench::CheckCuda((call), __FILE__, __LINE__)
+void CheckCuda(cudaError_t error, const char* file, int line);
+
+// Device memory for the life of the process, filled with values in [-1, 1).
+void* RandomMemory(int64_t bytes, bool bfloat16);
+template <typename T>
+T* DeviceCopy(const std::vector<T>& host) {
+  void* data = nullptr;
+  RECURVE_CUDA_OK(cudaMalloc(&data, host.size() * sizeof(T)));
+  RECURVE_CUDA_OK(cudaMemcpy(data, host.data(), host.size() * sizeof(T),
+                             cudaMemcpyHostToDevice));
+  return static_cast<T*>(data);
+}
+
+// Medians, in microseconds. The caches hold none of the data at the start.
+struct Timing {
+  double graph_us;   // one call as a graph, between two events
+  double launch_us;  // one plain call, between two events
+  double chain_us;   // of `nodes` calls in one graph, each one's share
+};
+
+// `enqueue(stream, i)` puts call i on the stream. Calls i of one chain should
+// use different data, so much of it that none is in a cache when it comes.
+using Enqueue = std::function<cudaError_t(cudaStream_t, int)>;
+Timing Measure(const Enqueue& enqueue, int nodes);
+
+// Bytes per microsecond of this device: read and written by a large copy, and
+// read by a kernel that only reads.
+struct Ceilings {
+  double copy;
+  double read;
+  double empty_graph_us;  // a graph with an empty kernel between two events
+};
+Ceilings MeasureCeilings();
+
+// A row of results.
+struct Result {
+  std::string op;
+  std::string shape;
+  Timing timing;
+  double bytes;  // that must move
+};
+void Print(const Ceilings& ceilings, const std::vector<Result>& results);
+void WriteJson(const std::string& path, const std::string& commit,
+               const Ceilings& ceilings, const std::vector<Result>& results);
+
+}  // namespace bench
+}  // namespace recurve
+
+#endif  // RECURVE_BENCH_CUDA_GPU_TIMER_H_

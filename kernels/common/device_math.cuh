@@ -1,0 +1,133 @@
+// Short device functions shared by the small GPU kernels.
+#ifndef RECURVE_KERNELS_COMMON_DEVICE_MATH_CUH_
+#define RECURVE_KERNELS_COMMON_DEVICE_MATH_CUH_
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/common/activation.h"
+
+namespace recurve {
+
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+
+template <typename T>
+__device__ __forceinline__ T FromFloat(float x);
+template <>
+__device__ __forceinline__ float FromFloat<float>(float x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// kCount elements in one memory access of kCount · sizeof(T) bytes, at most 16.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T value[kCount];
+};
+
+template <typename T, int kCount>
+__device__ __forceinline__ Pack<T, kCount> LoadPack(const T* x) {
+  return *reinterpret_cast<const Pack<T, kCount>*>(x);
+}
+
+template <typename T, int kCount>
+__device__ __forceinline__ void Unpack(const Pack<T, kCount>& pack,
+                                       float (&out)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) out[i] = ToFloat(pack.value[i]);
+}
+
+template <typename T, int kCount>
+__device__ __forceinline__ void StorePack(const float (&x)[kCount], T* y) {
+  Pack<T, kCount> pack;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) pack.value[i] = FromFloat<T>(x[i]);
+  *reinterpret_cast<Pack<T, kCount>*>(y) = pack;
+}
+
+// 1 / (1 + e^−x): exact limits, and a NaN stays one.
+__device__ __forceinline__ float DeviceSigmoid(float x) {
+  return __fdividef(1.0f, 1.0f + expf(-x));
+}
+
+// Activate of activation.h. `activation` is the same for all threads.
+// REQUIRES: activation is pointwise (not kSoftmax).
+__device__ __forceinline__ float DeviceActivate(Activation activation,
+                                                float x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return x * DeviceSigmoid(x);
+    case Activation::kRelu:
+      return x < 0.0f ? 0.0f : x;
+    case Activation::kSigmoid:
+      return DeviceSigmoid(x);
+    case Activation::kOnePlusElu:
+      return x > 0.0f ? 1.0f + x : expf(x);
+    case Activation::kNone:
+    case Activation::kSoftmax:
+      break;
+  }
+  return x;
+}
+
+// Sum and maximum over `width` neighbouring lanes, a power of two, in each of
+// them, in an order that depends on the width alone.
+template <int kWidth = 32>
+__device__ __forceinline__ float LaneSum(float x) {
+#pragma unroll
+  for (int offset = kWidth / 2; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, offset);
+  }
+  return x;
+}
+template <int kWidth = 32>
+__device__ __forceinline__ float LaneMax(float x) {
+#pragma unroll
+  for (int offset = kWidth / 2; offset > 0; offset /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  }
+  return x;
+}
+
+// cos and sin of step · position turns; see LrpePhaseSteps. The product wraps
+// at whole turns, so the cost and the error do not grow with the position.
+__device__ __forceinline__ void PhaseCosSin(uint64_t step, int64_t position,
+                                            float* cos, float* sin) {
+  const uint64_t phase = step * static_cast<uint64_t>(position);
+  const int32_t half_turns = static_cast<int32_t>(phase >> 32);
+  sincospif(static_cast<float>(half_turns) * 0x1p-31f, sin, cos);
+}
+
+// Philox4x32 of base/random.h, the same bits.
+__device__ __forceinline__ uint4 DevicePhilox4x32(uint64_t key,
+                                                  uint64_t counter_low,
+                                                  uint64_t counter_high) {
+  uint4 c = make_uint4(static_cast<uint32_t>(counter_low),
+                       static_cast<uint32_t>(counter_low >> 32),
+                       static_cast<uint32_t>(counter_high),
+                       static_cast<uint32_t>(counter_high >> 32));
+  uint32_t k0 = static_cast<uint32_t>(key);
+  uint32_t k1 = static_cast<uint32_t>(key >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c.x;
+    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c.z;
+    c = make_uint4(
+        static_cast<uint32_t>(p1 >> 32) ^ c.y ^ k0, static_cast<uint32_t>(p1),
+        static_cast<uint32_t>(p0 >> 32) ^ c.w ^ k1, static_cast<uint32_t>(p0));
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return c;
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_COMMON_DEVICE_MATH_CUH_
