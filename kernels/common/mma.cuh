@@ -32,15 +32,14 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4],
 }
 
 // What depends on the 16-bit type. Split() takes a float apart into terms of
-// the type that add up to it: kTerms of them hold at least 22 bits.
+// the type that add up to it to 22 bits at least; in float16 to no less than
+// 2^-25, and up to 65504.
 template <typename T>
 struct Half;
 
 template <>
 struct Half<__nv_bfloat16> {
   static constexpr int kTerms = 3;
-  // Of the exponent range of float32: nothing over- or underflows.
-  static constexpr bool kNeedsScale = false;
   __device__ static __nv_bfloat16 From(float x) {
     return __float2bfloat16_rn(x);
   }
@@ -68,7 +67,6 @@ struct Half<__nv_bfloat16> {
 template <>
 struct Half<__half> {
   static constexpr int kTerms = 2;
-  static constexpr bool kNeedsScale = true;
   __device__ static __half From(float x) { return __float2half_rn(x); }
   __device__ static float To(__half x) { return __half2float(x); }
   __device__ static float Low(uint32_t pair) {

@@ -9,9 +9,9 @@ namespace recurve {
 // chunks, and chunks gathered into segments, at places that depend on the
 // position only:
 //
-//   position                0 ...  512 ... 8192 ... 131072 ...
-//   tokens in a chunk          64     128     256      1024
-//   tokens in a segment       512     512    2048      8192
+//   position                0 ... 2048 ... 8192 ... 131072 ...
+//   tokens in a chunk         128     256      256      1024
+//   tokens in a segment       512     512     2048      8192
 //
 // A chunk gives a partial result with its own maximum. Partials of a segment
 // merge one after the other into that of the segment, those of the segments
@@ -23,16 +23,14 @@ namespace recurve {
 // segments, or reading and writing partials would cost more than the cache.
 
 RECURVE_HOST_DEVICE constexpr int TpaChunkOf(int position) {
-  return position < 512      ? position / 64
-         : position < 8192   ? 8 + (position - 512) / 128
-         : position < 131072 ? 68 + (position - 8192) / 256
-                             : 548 + (position - 131072) / 1024;
+  return position < 2048     ? position / 128
+         : position < 131072 ? 16 + (position - 2048) / 256
+                             : 520 + (position - 131072) / 1024;
 }
 RECURVE_HOST_DEVICE constexpr int TpaChunkBegin(int chunk) {
-  return chunk < 8     ? 64 * chunk
-         : chunk < 68  ? 512 + 128 * (chunk - 8)
-         : chunk < 548 ? 8192 + 256 * (chunk - 68)
-                       : 131072 + 1024 * (chunk - 548);
+  return chunk < 16    ? 128 * chunk
+         : chunk < 520 ? 2048 + 256 * (chunk - 16)
+                       : 131072 + 1024 * (chunk - 520);
 }
 RECURVE_HOST_DEVICE constexpr int TpaSegmentOf(int position) {
   return position < 8192     ? position / 512
@@ -63,11 +61,11 @@ inline constexpr int kTpaSegmentChunks = 8;
 // meets the ends of chunks and segments where that costs under an eighth.
 RECURVE_HOST_DEVICE constexpr int TpaStep(int tokens, int blocks) {
   const int fair = (tokens + blocks - 1) / blocks;
-  for (int unit = 2048; unit > 64; unit /= 2) {
+  for (int unit = 2048; unit > 128; unit /= 2) {
     const int step = (fair + unit - 1) / unit * unit;
     if (step - fair <= fair / 8) return step;
   }
-  return fair <= 64 ? 64 : (fair + 63) / 64 * 64;
+  return fair <= 128 ? 128 : (fair + 127) / 128 * 128;
 }
 
 // The chunk before which a row of `length` tokens is cut for a target of

@@ -13,58 +13,47 @@ namespace {
 
 // What the registers of a multiprocessor allow, by feature size.
 template <int kFeatures>
-struct Variant;
-template <>
-struct Variant<64> {
-  static constexpr int kWarps = kTpaVariants[0].warps;
-  static constexpr int kThreads = kTpaVariants[0].max_threads();
-  static constexpr bool kQueryInRegisters = true;
-  static constexpr bool kMovesRegisters = false;
-};
-template <>
-struct Variant<128> {
-  static constexpr int kWarps = kTpaVariants[1].warps;
-  static constexpr int kThreads = kTpaVariants[1].max_threads();
-  static constexpr bool kQueryInRegisters = true;
-  static constexpr bool kMovesRegisters = true;
-};
-template <>
-struct Variant<256> {
-  static constexpr int kWarps = kTpaVariants[2].warps;
-  static constexpr int kThreads = kTpaVariants[2].max_threads();
-  static constexpr bool kQueryInRegisters = false;
-  static constexpr bool kMovesRegisters = true;
+struct Variant {
+  static constexpr TpaVariant kIs = kTpaVariants[kFeatures == 64    ? 0
+                                                 : kFeatures == 128 ? 1
+                                                                    : 2];
+  static_assert(kIs.features == kFeatures);
+  // Whole warpgroups can hand registers to each other.
+  static constexpr bool kMovesRegisters = kIs.copy_threads == 128;
 };
 
-// Two or four warps work on a group of 16 heads (of one new token). On a tile
-// of 64 tokens each scores its part of them for all 16 heads; the weights meet
-// in shared memory, and each warp multiplies them with its part of the value
-// features.
+// Where things are in a block's shared memory, behind the ring of stages.
+struct Shared {
+  uint32_t weights;  // [2, groups, pages of a tile, 16 heads, 64 tokens]
+  float* maxima;     // [groups, 16, warps of a group]
+  float* sums;
+  char* terms;  // of the query
+  float* work;  // FormQueries' staging, then outputs of a row
+};
+
+// Two or four warps work on a group of 16 heads (of one new token). On each
+// page of a tile each scores its part of the tokens for all 16 heads; the
+// weights meet in shared memory, and each warp multiplies them with its part of
+// the value features.
 template <typename T, int kFeatures>
 class GroupWorker {
  public:
-  static constexpr int kWarps = Variant<kFeatures>::kWarps;
+  static constexpr TpaVariant kIs = Variant<kFeatures>::kIs;
+  static constexpr int kWarps = kIs.warps;
+  static constexpr int kPages = kIs.pages;
+  static constexpr int kTerms = Half<T>::kTerms;
   static constexpr int kSteps = kFeatures / 16;  // of the scores' products
-  static constexpr int kSixteens = 4 / kWarps;   // of tokens in a warp's part
-  static constexpr int kScores = 8 * kSixteens;  // registers
+  static constexpr int kPart = 4 / kWarps;  // 16s of a page in a warp's part
+  static constexpr int kSixteens = kPages * kPart;
+  static constexpr int kScores = 8 * kSixteens;            // registers
   static constexpr int kBlocks = kFeatures / 16 / kWarps;  // of 16 features
   static constexpr int kOutputs = 8 * kBlocks;             // registers
-  // Terms of a query add up apart from each other: more products in flight,
-  // and small ones are not lost.
-  static constexpr int kSums = kFeatures == 64 ? 1 : Half<T>::kTerms;
-  using Query = QueryFragments<T, kFeatures, kWarps,
-                               Variant<kFeatures>::kQueryInRegisters>;
+  // The largest term adds up apart from the others, where registers allow:
+  // small ones are not lost, and more products are in flight.
+  static constexpr int kSums = kFeatures == 64 ? 1 : 2;
 
-  struct Shared {
-    uint32_t weights;  // [2, groups, 16 heads, 64 tokens], swizzled
-    float* maxima;     // [groups, 16, kWarps]
-    float* sums;
-    float* work;     // FormQueries', then two sets of outputs
-    uint32_t terms;  // of the query, where registers do not suffice
-  };
-
-  __device__ GroupWorker(const TpaDecodeArgs& args, const Shared& shared,
-                         TpaRing ring)
+  __device__ __forceinline__ GroupWorker(const TpaDecodeArgs& args,
+                                         const Shared& shared, TpaRing ring)
       : args_(args),
         shared_(shared),
         ring_(ring),
@@ -73,9 +62,34 @@ class GroupWorker {
         group_(threadIdx.x / (32 * kWarps)),
         pair_(blockIdx.y * args.groups + group_),
         head_group_(pair_ % args.head_groups),
-        t_(pair_ / args.head_groups) {}
+        t_(pair_ / args.head_groups),
+        kv_rank_(static_cast<int>(args.p.shape.kv_rank)) {
+    const int a_groups = static_cast<int>(args.layout.a_width) / 8;
+    const int k_groups = static_cast<int>(args.layout.b_k_width) / 8;
+    const int v_groups = static_cast<int>(args.layout.b_v_width) / 8;
+    const uint32_t b_plane = 128 * static_cast<uint32_t>(args.layout.a_width);
+    // Swaps depend on the low three bits of the token alone, and those are the
+    // lane's wherever it names a token. Of heads that do not exist: another's.
+    const int token = 16 * kPart * part_ + lane_ % 8 + lane_ / 16 * 8;
+    const int a_chunk = min(2 * head_group_ + lane_ / 8 % 2, a_groups - 1);
+    a_offset_ = 16 * (token * a_groups + (a_chunk ^ Swap(a_groups)));
+    k_row_ = b_plane + 16 * token * k_groups;
+    k_swap_ = 16 * (lane_ / 8 % 2 ^ Swap(k_groups));
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      // What lies beyond E is not written in the end: any value will do.
+      const int wanted = 2 * (part_ + kWarps * block);
+      const int chunk = (wanted < v_groups ? wanted : 0) + lane_ / 16;
+      v_offset_[block] =
+          b_plane + 16 * (lane_ % 16 * v_groups + (chunk ^ Swap(v_groups)));
+    }
+    weights_write_ = 128 * (lane_ / 4) +
+                     16 * ((2 * kPart * part_) ^ (lane_ / 4)) + 4 * (lane_ % 4);
+    weights_read_ = 128 * (lane_ % 16) + 16 * (lane_ / 16 ^ lane_ % 8);
+  }
 
-  __device__ void Run(const TpaRange& range) {
+  __device__ __forceinline__ void Run(const TpaRange& range) {
+#pragma unroll 1
     for (int row = range.first_row; row <= range.last_row && row < args_.p.rows;
          ++row) {
       const int length = RowLength(args_, row);
@@ -84,8 +98,12 @@ class GroupWorker {
       const int end = range.ChunkEnd(row, row_chunks);
       if (begin < end) {
         AttendRow(row, length, row_chunks, begin, end);
-      } else if (!args_.split && row == range.first_row) {
-        WriteResult(row);  // an empty row: zeros
+      }
+      // Whole rows; an empty one too if nobody merges: zeros.
+      if (begin == 0 && end == row_chunks &&
+          (begin < end || (!args_.split && row == range.first_row))) {
+        WriteResult(row);
+        if (args_.split) NoteSlot(row, 0, kRowIsDone);
       }
     }
   }
@@ -94,131 +112,74 @@ class GroupWorker {
   // A result without its normalisation, of two heads: rows lane / 4 and
   // lane / 4 + 8 of the group.
   struct State {
-    float max[2];
-    float sum[2];
+    float max[2] = {kMinusInfinity, kMinusInfinity};
+    float sum[2] = {0.0f, 0.0f};
   };
 
-  __device__ void AttendRow(int row, int length, int row_chunks, int begin,
-                            int end) {
-    FormQueries<kFeatures>(args_, row, Consumers(), shared_.work);
-    query_.Build(shared_.work, shared_.terms, args_.groups, group_, part_);
-    NamedBarrier(kConsumerBarrier, Consumers());
+  __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
+                                            int begin, int end) {
+    FormQueries<T, kFeatures>(args_, row, Consumers(), shared_.work,
+                              shared_.terms);
+    LoadQueries();
     const int visible = VisibleTokens(args_, length, t_);
     const bool whole_row = begin == 0 && end == row_chunks;
-    State segment = {};
-    State total = {};
+    State segment;
+    State total;
+#pragma unroll 1
     for (int chunk = begin; chunk < end; ++chunk) {
       const int position = TpaChunkBegin(chunk);
-      const int last_tile = (min(TpaChunkBegin(chunk + 1), length) + 63) / 64;
-      StartChunk();
-      for (int tile = position / 64; tile < last_tile; ++tile) {
-        Tile(64 * tile, visible);
+      const int stop = min(TpaChunkBegin(chunk + 1), length);
+      state_ = State();
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) out_[i / 4][i % 4] = 0.0f;
+#pragma unroll 1
+      for (int tile = position; tile < stop; tile += 64 * kPages) {
+        Tile(tile, visible);
       }
       const int s = TpaSegmentOf(position);
       const int first = TpaChunkOf(TpaSegmentBegin(s));
       const int last = min(TpaChunkOf(TpaSegmentBegin(s + 1)), row_chunks) - 1;
-      if (first < begin || last >= end) {
-        WritePartial(row, chunk, NextLooseSlot());
-        continue;
+      const bool loose = first < begin || last >= end;
+      if (!loose) {
+        FoldIntoSegment(segment, chunk == first);
+        if (chunk != last) continue;
+        if (whole_row) {
+          FoldIntoRow(total, first == 0, last == end - 1);
+          continue;
+        }
       }
-      FoldInto(segment, 0, chunk == first, chunk == last);
-      if (chunk != last) continue;
-      if (whole_row) {
-        FoldInto(total, 1, first == 0, end - 1 == last);
-      } else {
-        WritePartial(row, first,
-                     row * static_cast<int>(args_.scratch.max_segments) + s);
-      }
-    }
-    if (whole_row) {
-      WriteResult(row);
-      if (args_.split) NoteSlot(row, 0, kRowIsDone);
+      WritePartial(row, loose ? chunk : first, Slot(row, s, loose));
     }
   }
 
-  __device__ void StartChunk() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      state_.max[i] = kMinusInfinity;
-      state_.sum[i] = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) out_[i / 4][i % 4] = 0.0f;
+  __device__ __forceinline__ uint32_t Terms(int term) const {
+    return SharedAddress(shared_.terms) +
+           16 * (term * args_.groups + group_) * kFeatures * 2;
   }
-
-  // Scores of this warp's tokens: scores[n][2 i + j] is of head row i and of
-  // token 8 n + 2 (lane % 4) + j of the part.
-  __device__ __forceinline__ void Scores(float (&scores)[2 * kSixteens][4]) {
-    const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
-    const int a_groups = static_cast<int>(args_.layout.a_width) / 8;
-    const int b_groups = static_cast<int>(args_.layout.b_k_width) / 8;
+  __device__ __forceinline__ void LoadQueries() {
+    if constexpr (kIs.query_in_registers) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) scores[i / 4][i % 4] = 0.0f;
-    const int b_token = Token(0);
-    const int b_swap = Swap(b_token, b_groups);
-    const int b_half = lane_ / 8 % 2;  // of a step's 16 features
-    for (int r = 0; r < kv_rank; ++r) {
-      ring_.WaitFull();
-      const uint32_t stage = ring_.stage();
-      const uint32_t b_row = stage +
-                             128 * static_cast<uint32_t>(args_.layout.a_width) +
-                             16 * b_token * b_groups;
-      float sum[kSums][2 * kSixteens][4] = {};
+      for (int term = 0; term < kTerms; ++term) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        // Beyond D the query is zero, and any key of the token will do.
-        const int chunk = 2 * step < b_groups ? 2 * step + b_half : b_half;
-        uint32_t b[kSixteens][4];
-#pragma unroll
-        for (int n = 0; n < kSixteens; ++n) {
-          LoadMatrices(b[n],
-                       b_row + 16 * (16 * n * b_groups + (chunk ^ b_swap)));
+        for (int step = 0; step < kSteps; ++step) {
+          LoadQuery<kFeatures>(query_[step][term], Terms(term), step);
         }
-#pragma unroll
-        for (int term = Half<T>::kTerms - 1; term >= 0; --term) {
-          uint32_t a[4];
-          query_.Get(step, term, a);
-          constexpr int kLast = kSums - 1;
-          const int to = term < kLast ? term : kLast;
-#pragma unroll
-          for (int n = 0; n < kSixteens; ++n) {
-            Half<T>::Mma(sum[to][2 * n], a, b[n][0], b[n][1]);
-            Half<T>::Mma(sum[to][2 * n + 1], a, b[n][2], b[n][3]);
-          }
-        }
-      }
-      uint32_t a_k[kSixteens][4];
-      LoadA(a_k, stage, a_groups);
-      ring_.Release();
-      ring_.Next();
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        float product = sum[kSums - 1][i / 4][i % 4];
-#pragma unroll
-        for (int term = kSums - 2; term >= 0; --term) {
-          product += sum[term][i / 4][i % 4];
-        }
-        if constexpr (Half<T>::kNeedsScale) {
-          product *= query_.Undo(i % 4 / 2);
-        }
-        scores[i / 4][i % 4] =
-            __fmaf_rn(Factor(a_k, i), product, scores[i / 4][i % 4]);
       }
     }
   }
 
-  __device__ __forceinline__ void Tile(int tile_position, int visible) {
+  __device__ __forceinline__ void Tile(int position, int visible) {
     float scores[2 * kSixteens][4];
     Scores(scores);
-    const bool masked = tile_position + 64 > visible;
+    const bool masked = position + 64 * kPages > visible;
     if (masked) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
-        const int token = tile_position + 16 * kSixteens * part_ + 8 * (i / 4) +
-                          lane_ % 4 * 2 + i % 2;
-        if (token >= visible) scores[i / 4][i % 4] = kMinusInfinity;
+        if (Token(position, i) >= visible)
+          scores[i / 4][i % 4] = kMinusInfinity;
       }
     }
+    __syncwarp();
     float scale[2];
     TileMaxima(scores, scale);
     // Scores become weights.
@@ -238,7 +199,65 @@ class GroupWorker {
     }
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) out_[i / 4][i % 4] *= scale[i % 4 / 2];
-    AddValues(scores, masked, scale);
+#pragma unroll 1
+    for (int r = 0; r < kv_rank_; ++r) {
+      AddValues(scores, r & 1, masked ? visible - position : 64 * kPages);
+      if (r == 0) AddSums(scale);
+    }
+  }
+
+  // Scores of this warp's tokens: scores[n][2 i + j] is of head row i and of
+  // token 8 n + 2 (lane % 4) + j of its parts, page after page.
+  __device__ __forceinline__ void Scores(float (&scores)[2 * kSixteens][4]) {
+    const int k_groups = static_cast<int>(args_.layout.b_k_width) / 8;
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) scores[i / 4][i % 4] = 0.0f;
+#pragma unroll 1
+    for (int r = 0; r < kv_rank_; ++r) {
+      uint32_t stage[kPages];
+#pragma unroll
+      for (int page = 0; page < kPages; ++page) {
+        stage[page] = ring_.WaitFull(page);
+      }
+      float sum[kSums][2 * kSixteens][4] = {};
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        // Beyond D the query is zero, and any key of the token will do.
+        const uint32_t column = (2 * step < k_groups ? 32 * step : 0) ^ k_swap_;
+        uint32_t b[kSixteens][4];
+#pragma unroll
+        for (int n = 0; n < kSixteens; ++n) {
+          LoadMatrices(b[n], stage[n / kPart] + k_row_ + column +
+                                 n % kPart * 256 * k_groups);
+        }
+#pragma unroll
+        for (int term = kTerms - 1; term >= 0; --term) {
+          uint32_t a[4];
+          if constexpr (kIs.query_in_registers) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = query_[step][term][i];
+          } else {
+            LoadQuery<kFeatures>(a, Terms(term), step);
+          }
+          const int to = term == 0 ? 0 : kSums - 1;
+#pragma unroll
+          for (int n = 0; n < kSixteens; ++n) {
+            Half<T>::Mma(sum[to][2 * n], a, b[n][0], b[n][1]);
+            Half<T>::Mma(sum[to][2 * n + 1], a, b[n][2], b[n][3]);
+          }
+        }
+      }
+      uint32_t a_k[kSixteens][4];
+      LoadA(a_k, stage);
+      ReleaseTile();
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        float product = sum[0][i / 4][i % 4];
+        if constexpr (kSums == 2) product += sum[1][i / 4][i % 4];
+        scores[i / 4][i % 4] =
+            __fmaf_rn(Factor(a_k, i), product, scores[i / 4][i % 4]);
+      }
+    }
   }
 
   // The maximum over all warps' tokens, and with it the new state_.max; `scale`
@@ -259,106 +278,100 @@ class GroupWorker {
     GroupBarrier();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      float all[kWarps];
+      SharedRow(shared_.maxima, i, all);
       float max = state_.max[i];
 #pragma unroll
-      for (int part = 0; part < kWarps; ++part) {
-        max = fmaxf(max, SharedRow(shared_.maxima, i)[part]);
-      }
+      for (int part = 0; part < kWarps; ++part) max = fmaxf(max, all[part]);
       scale[i] = ScalesFor(state_.max[i], state_.max[i], max).running;
       state_.max[i] = max;
     }
   }
 
-  // out += Σ_r (weights ∘ A_v[r]) · B_v[r], and the sums of the weights.
+  // out += (weights ∘ A_v) · B_v of the next rank. Tokens from `visible` on
+  // have weight zero, and nobody may have written their factors.
   __device__ __forceinline__ void AddValues(
-      const float (&weights)[2 * kSixteens][4], bool masked,
-      const float (&scale)[2]) {
-    const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
-    const int a_groups = static_cast<int>(args_.layout.a_width) / 8;
-    const int b_groups = static_cast<int>(args_.layout.b_v_width) / 8;
-    for (int r = 0; r < kv_rank; ++r) {
-      ring_.WaitFull();
-      const uint32_t stage = ring_.stage();
-      uint32_t a_v[kSixteens][4];
-      LoadA(a_v, stage, a_groups);
-      const uint32_t buffer =
-          shared_.weights + 2048 * ((r & 1) * args_.groups + group_);
+      const float (&weights)[2 * kSixteens][4], int buffer, int visible) {
+    uint32_t stage[kPages];
 #pragma unroll
-      for (int i = 0; i < 4 * kSixteens; ++i) {  // head row i % 2, tokens i / 2
-        float x[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float weight = weights[i / 2][i % 2 * 2 + j];
-          x[j] = weight * Factor(a_v, 4 * (i / 2) + i % 2 * 2 + j);
-          // Nobody wrote the factors of masked tokens.
-          if (masked && weight == 0.0f) x[j] = 0.0f;
-        }
-        const int row = lane_ / 4 + 8 * (i % 2);
-        const int chunk = (2 * kSixteens * part_ + i / 2) ^ (row % 8);
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(
-                         buffer + 128 * row + 16 * chunk + 4 * (lane_ % 4)),
-                     "r"(Half<T>::Pack(x[0], x[1]))
-                     : "memory");
-      }
-      GroupBarrier();
-      if (r == 0) AddSums(scale);
-      Multiply(buffer, stage + 128 * args_.layout.a_width, b_groups);
-      ring_.Release();
-      ring_.Next();
+    for (int page = 0; page < kPages; ++page) {
+      stage[page] = ring_.WaitFull(page);
     }
+    uint32_t a_v[kSixteens][4];
+    LoadA(a_v, stage);
+    if (visible < 64 * kPages) {
+#pragma unroll
+      for (int n = 0; n < kSixteens; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int left = visible - Token(0, 8 * n + 4 * (i / 2));
+          a_v[n][i] &= left >= 2 ? 0xffffffffu : left == 1 ? 0xffffu : 0u;
+        }
+      }
+    }
+    __syncwarp();  // what follows is for whole warps
+    const uint32_t shared =
+        shared_.weights + 2048 * kPages * (buffer * args_.groups + group_);
+#pragma unroll
+    for (int i = 0; i < 4 * kSixteens; ++i) {  // head row i % 2, tokens i / 2
+      const int n = i / 2;
+      const uint32_t pair = Half<T>::Pack(
+          weights[n][i % 2 * 2] * Factor(a_v, 4 * n + i % 2 * 2),
+          weights[n][i % 2 * 2 + 1] * Factor(a_v, 4 * n + i % 2 * 2 + 1));
+      const uint32_t at = shared + 2048 * (n / (2 * kPart)) +
+                          (weights_write_ ^ 16 * (n % (2 * kPart))) +
+                          1024 * (i % 2);
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pair) : "memory");
+    }
+    GroupBarrier();
+    const uint32_t v_step = 32 * static_cast<uint32_t>(args_.layout.b_v_width);
+#pragma unroll
+    for (int step = 0; step < 4 * kPages; ++step) {  // of 16 tokens
+      const int page = step / 4;
+      uint32_t a[4];
+      LoadMatrices(a, (shared + 2048 * page + weights_read_) ^ 32 * (step % 4));
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        uint32_t b[4];
+        LoadMatricesTransposed(
+            b, stage[page] + v_offset_[block] + step % 4 * v_step);
+        Half<T>::Mma(out_[2 * block], a, b[0], b[1]);
+        Half<T>::Mma(out_[2 * block + 1], a, b[2], b[3]);
+      }
+    }
+    ReleaseTile();
   }
 
   __device__ __forceinline__ void AddSums(const float (&scale)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float sum = SharedRow(shared_.sums, i)[0];
+      float all[kWarps];
+      SharedRow(shared_.sums, i, all);
+      float sum = all[0];
 #pragma unroll
-      for (int part = 1; part < kWarps; ++part) {
-        sum += SharedRow(shared_.sums, i)[part];
-      }
+      for (int part = 1; part < kWarps; ++part) sum += all[part];
       state_.sum[i] = __fmaf_rn(state_.sum[i], scale[i], sum);
     }
   }
 
-  __device__ __forceinline__ void Multiply(uint32_t weights, uint32_t b_v,
-                                           int b_groups) {
+  __device__ __forceinline__ void ReleaseTile() {
+    __syncwarp();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {  // of 16 tokens
-      const int row = lane_ % 16;
-      uint32_t a[4];
-      LoadMatrices(
-          a, weights + 128 * row + 16 * ((2 * step + lane_ / 16) ^ (row % 8)));
-      const int token = 16 * step + lane_ % 16;
-      const uint32_t b_row = b_v + 16 * token * b_groups;
-      const int swap = Swap(token, b_groups);
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        // What lies beyond E is not written in the end: any value will do.
-        const int wanted = 2 * (part_ + kWarps * block);
-        const int chunk = (wanted < b_groups ? wanted : 0) + lane_ / 16;
-        uint32_t b[4];
-        LoadMatricesTransposed(b, b_row + 16 * (chunk ^ swap));
-        Half<T>::Mma(out_[2 * block], a, b[0], b[1]);
-        Half<T>::Mma(out_[2 * block + 1], a, b[2], b[3]);
-      }
+    for (int page = 0; page < kPages; ++page) {
+      if (lane_ == 0) BarrierArrive(ring_.empty());
+      ring_.Next();
     }
   }
 
-  // The token (of a tile) whose row this lane names to LoadMatrices, for the
-  // n-th 16 of the part.
-  __device__ __forceinline__ int Token(int n) const {
-    return 16 * (kSixteens * part_ + n) + lane_ % 8 + lane_ / 16 * 8;
-  }
   // A_k or A_v of this group's heads and this warp's tokens, as scores are laid
-  // out. Of heads that do not exist: another's.
+  // out.
   __device__ __forceinline__ void LoadA(uint32_t (&a)[kSixteens][4],
-                                        uint32_t stage, int a_groups) {
-    const int chunk = min(2 * head_group_ + lane_ / 8 % 2, a_groups - 1);
+                                        const uint32_t (&stage)[kPages]) {
+    const uint32_t sixteen = 32 * static_cast<uint32_t>(args_.layout.a_width);
 #pragma unroll
     for (int n = 0; n < kSixteens; ++n) {
-      LoadMatricesTransposed(a[n],
-                             stage + 16 * (Token(n) * a_groups +
-                                           (chunk ^ Swap(Token(n), a_groups))));
+      LoadMatricesTransposed(
+          a[n], stage[n / kPart] + a_offset_ + n % kPart * sixteen);
     }
   }
   // The factor that belongs to scores[i / 4][i % 4].
@@ -367,8 +380,14 @@ class GroupWorker {
     const uint32_t pair = a[i / 8][i % 8 / 4 * 2 + i % 4 / 2];
     return i % 2 == 0 ? Half<T>::Low(pair) : Half<T>::High(pair);
   }
-  __device__ __forceinline__ static int Swap(int token, int groups) {
-    return (token >> TpaPageLayout::SwizzleShift(groups)) &
+  // The token that scores[i / 4][i % 4] is of, in a tile at `position`.
+  __device__ __forceinline__ int Token(int position, int i) const {
+    const int n = i / 8;
+    return position + 64 * (n / kPart) + 16 * (kPart * part_ + n % kPart) +
+           8 * (i / 4 % 2) + lane_ % 4 * 2 + i % 2;
+  }
+  __device__ __forceinline__ int Swap(int groups) const {
+    return (lane_ % 8 >> TpaPageLayout::SwizzleShift(groups)) &
            TpaPageLayout::SwizzleMask(groups);
   }
 
@@ -378,36 +397,68 @@ class GroupWorker {
   __device__ __forceinline__ float& ShareRow(float* shared, int i) {
     return shared[kWarps * (16 * group_ + lane_ / 4 + 8 * i) + part_];
   }
-  __device__ __forceinline__ const float* SharedRow(const float* shared,
-                                                    int i) {
-    return shared + kWarps * (16 * group_ + lane_ / 4 + 8 * i);
+  __device__ __forceinline__ void SharedRow(const float* shared, int i,
+                                            float (&all)[kWarps]) {
+    const float2* row = reinterpret_cast<const float2*>(
+        shared + kWarps * (16 * group_ + lane_ / 4 + 8 * i));
+#pragma unroll
+    for (int j = 0; j < kWarps / 2; ++j) {
+      const float2 two = row[j];
+      all[2 * j] = two.x;
+      all[2 * j + 1] = two.y;
+    }
   }
   __device__ __forceinline__ int Consumers() const {
     return 32 * kWarps * args_.groups;
   }
 
-  // Merges the state and outputs at hand into a running result, whose outputs
-  // wait in set `set` of the work memory, and leaves it at hand if it is the
-  // last.
-  __device__ void FoldInto(State& running, int set, bool first, bool last) {
-    const int threads = Consumers();
-    float* memory = shared_.work + set * kOutputs * threads + threadIdx.x;
-    if (!first) {
+  // Merges the state at hand into `running`; both then hold the result.
+  // `scales` is for the outputs.
+  __device__ __forceinline__ void FoldState(State& running,
+                                            FoldScales (&scales)[2]) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float max = fmaxf(running.max[i], state_.max[i]);
-        const FoldScales scales = ScalesFor(running.max[i], state_.max[i], max);
-        state_.max[i] = max;
-        state_.sum[i] = Fold(running.sum[i], state_.sum[i], scales);
-#pragma unroll
-        for (int j = 0; j < kOutputs; ++j) {
-          if (j % 4 / 2 != i) continue;
-          float& out = out_[j / 4][j % 4];
-          out = Fold(memory[j * threads], out, scales);
-        }
-      }
+    for (int i = 0; i < 2; ++i) {
+      const float max = fmaxf(running.max[i], state_.max[i]);
+      scales[i] = ScalesFor(running.max[i], state_.max[i], max);
+      state_.max[i] = max;
+      state_.sum[i] = Fold(running.sum[i], state_.sum[i], scales[i]);
     }
     running = state_;
+  }
+
+  // Merges what is at hand into the segment's result and leaves that at hand.
+  __device__ __forceinline__ void FoldIntoSegment(State& segment, bool first) {
+    if (first) {
+      segment = state_;
+    } else {
+      FoldScales scales[2];
+      FoldState(segment, scales);
+#pragma unroll
+      for (int j = 0; j < kOutputs; ++j) {
+        float& out = out_[j / 4][j % 4];
+        out = Fold(segment_out_[j], out, scales[j % 4 / 2]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kOutputs; ++j) segment_out_[j] = out_[j / 4][j % 4];
+  }
+
+  // The same with the row's result, whose outputs wait in shared memory.
+  __device__ __forceinline__ void FoldIntoRow(State& total, bool first,
+                                              bool last) {
+    const int threads = Consumers();
+    float* memory = shared_.work + threadIdx.x;
+    if (first) {
+      total = state_;
+    } else {
+      FoldScales scales[2];
+      FoldState(total, scales);
+#pragma unroll
+      for (int j = 0; j < kOutputs; ++j) {
+        float& out = out_[j / 4][j % 4];
+        out = Fold(memory[j * threads], out, scales[j % 4 / 2]);
+      }
+    }
     if (last) return;
 #pragma unroll
     for (int j = 0; j < kOutputs; ++j) {
@@ -425,23 +476,27 @@ class GroupWorker {
     return 16 * (part_ + kWarps * (n / 2)) + 8 * (n % 2) + lane_ % 4 * 2;
   }
 
-  __device__ int NextLooseSlot() {
-    return args_.p.rows * static_cast<int>(args_.scratch.max_segments) +
+  // Whole segments have a place each; the chunks of others, the block's next.
+  __device__ __forceinline__ int Slot(int row, int segment, bool loose) {
+    const int max_segments = static_cast<int>(args_.scratch.max_segments);
+    if (!loose) return row * max_segments + segment;
+    return args_.p.rows * max_segments +
            2 * kTpaSegmentChunks * static_cast<int>(blockIdx.x) + loose_++;
   }
-  __device__ void NoteSlot(int row, int chunk, int slot) {
+  __device__ __forceinline__ void NoteSlot(int row, int chunk, int slot) {
     if (threadIdx.x != 0 || blockIdx.y != 0) return;
     auto* slots = reinterpret_cast<int32_t*>(
         static_cast<char*>(args_.p.scratch) + args_.scratch.chunk_slot);
     slots[row * args_.scratch.max_chunks + chunk] = slot;
   }
 
-  __device__ void WritePartial(int row, int chunk, int slot) {
+  __device__ __forceinline__ void WritePartial(int row, int chunk, int slot) {
     NoteSlot(row, chunk, slot);
     char* scratch = static_cast<char*>(args_.p.scratch);
     auto* max_log_sum =
         reinterpret_cast<float2*>(scratch + args_.scratch.max_log_sum);
     auto* outputs = reinterpret_cast<float*>(scratch + args_.scratch.outputs);
+    const int width = static_cast<int>(args_.scratch.slot_width);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (Head(i) < 0) continue;
@@ -450,17 +505,17 @@ class GroupWorker {
       if (part_ == 0 && lane_ % 4 == 0) {
         max_log_sum[at] = {state_.max[i], state_.sum[i]};
       }
+      float* out = outputs + at * width;
 #pragma unroll
       for (int n = 0; n < 2 * kBlocks; ++n) {
-        if (Feature(n) >= args_.scratch.slot_width) continue;
-        *reinterpret_cast<float2*>(outputs + at * args_.scratch.slot_width +
-                                   Feature(n)) = {out_[n][2 * i],
-                                                  out_[n][2 * i + 1]};
+        if (Feature(n) >= width) continue;
+        *reinterpret_cast<float2*>(out + Feature(n)) = {out_[n][2 * i],
+                                                        out_[n][2 * i + 1]};
       }
     }
   }
 
-  __device__ void WriteResult(int row) {
+  __device__ __forceinline__ void WriteResult(int row) {
     const TpaCudaDecodeParams& p = args_.p;
     const int value_dim = static_cast<int>(p.shape.value_dim);
 #pragma unroll
@@ -468,8 +523,7 @@ class GroupWorker {
       if (Head(i) < 0) continue;
       float* out = p.out + (int64_t{row} * p.new_tokens + t_) * p.out_stride +
                    Head(i) * value_dim;
-      const float scale =
-          Normalizer(state_.sum[i], static_cast<int>(p.shape.kv_rank));
+      const float scale = Normalizer(state_.sum[i], kv_rank_);
 #pragma unroll
       for (int n = 0; n < 2 * kBlocks; ++n) {
         if (Feature(n) >= value_dim) continue;
@@ -482,9 +536,10 @@ class GroupWorker {
   const TpaDecodeArgs& args_;
   const Shared& shared_;
   TpaRing ring_;
-  Query query_;
-  State state_ = {};
+  State state_;
   float out_[2 * kBlocks][4] = {};
+  float segment_out_[kOutputs];
+  uint32_t query_[kIs.query_in_registers ? kSteps : 1][kTerms][4];
   int loose_ = 0;
   const int lane_;
   const int part_;
@@ -492,23 +547,31 @@ class GroupWorker {
   const int pair_;
   const int head_group_;
   const int t_;
+  const int kv_rank_;
+  // Byte offsets of what this lane reads or writes: in a stage, and in a
+  // group's weights.
+  uint32_t a_offset_;
+  uint32_t k_row_;
+  uint32_t k_swap_;
+  uint32_t v_offset_[kBlocks];
+  uint32_t weights_write_;
+  uint32_t weights_read_;
 };
 
-template <typename T, int kFeatures>
-__global__ void __launch_bounds__(Variant<kFeatures>::kThreads, 1)
+template <typename T, int kFeatures, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
     tpa_decode_kernel(const __grid_constant__ TpaDecodeArgs args) {
   using Worker = GroupWorker<T, kFeatures>;
   extern __shared__ __align__(128) char memory[];
-  const int heads = 16 * args.groups;
   char* at = memory + args.stages * args.stage_bytes;
-  typename Worker::Shared shared;
+  Shared shared;
   shared.weights = SharedAddress(at);
-  at += 2 * 2048 * args.groups;
+  at += 2 * 2048 * Worker::kPages * args.groups;
+  shared.terms = at;
+  at += 2 * kTpaQueryTerms * 16 * args.groups * kFeatures;
   shared.maxima = reinterpret_cast<float*>(at);
   shared.sums = shared.maxima + 64 * args.groups;
   at += 512 * args.groups;
-  shared.terms = SharedAddress(at);
-  if (!Variant<kFeatures>::kQueryInRegisters) at += 2 * 3 * heads * kFeatures;
   const uint32_t barriers = SharedAddress(at);
   at += 16 * args.stages;
   shared.work = reinterpret_cast<float*>(at);
@@ -517,14 +580,14 @@ __global__ void __launch_bounds__(Variant<kFeatures>::kThreads, 1)
   if (threadIdx.x == 0) ring.Init(consumer_warps, args.bulk_copies);
   __syncthreads();
   LaunchDependents();
+  const TpaRange range = FindRange(args, blockIdx.x, gridDim.x);
   const int warp = threadIdx.x / 32;
   if (warp >= consumer_warps) {
     if constexpr (Variant<kFeatures>::kMovesRegisters) ReleaseRegisters<40>();
-    if (warp > consumer_warps) return;
-    CopyTiles(args, FindRange(args, blockIdx.x, gridDim.x), ring);
+    if (warp == consumer_warps) CopyTiles<Worker::kPages>(args, range, ring);
   } else {
     if constexpr (Variant<kFeatures>::kMovesRegisters) ClaimRegisters<232>();
-    Worker(args, shared, ring).Run(FindRange(args, blockIdx.x, gridDim.x));
+    Worker(args, shared, ring).Run(range);
   }
 }
 
@@ -534,7 +597,8 @@ __global__ void __launch_bounds__(Variant<kFeatures>::kThreads, 1)
 template <typename T, int kFeatures>
 cudaError_t Launch(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
                    cudaStream_t stream) {
-  const auto kernel = tpa_decode_kernel<T, kFeatures>;
+  constexpr int kThreads = Variant<kFeatures>::kIs.max_threads();
+  const auto kernel = tpa_decode_kernel<T, kFeatures, kThreads>;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes);
   if (error != cudaSuccess) return error;

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/common/async_copy.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_fold.cuh"
@@ -5,71 +7,129 @@
 namespace recurve {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
+constexpr int kMaxWarps = 16;
+constexpr int64_t kWarpsWanted = 4096;
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-struct Partial {
+// Partial results of one head, as TpaScratchLayout lays them out.
+struct Partials {
   const float2* max_log_sum;  // [slots, slot_rows]
   const float* outputs;       // [slots, slot_rows, width]
   int64_t slot_rows;
-  int64_t width;
+  int width;
   int64_t head;  // row of a slot
 };
 
-// The result of a segment, in `out` (this lane's 4 features of each 128) and as
-// {maximum, sum}: one partial, or those of its chunks merged.
-template <int kQuads>
-__device__ float2 SegmentResult(const Partial& partial, const int32_t* slots,
-                                int chunks, int whole_slots,
-                                float4 (&out)[kQuads]) {
+// What a block works with, in shared memory.
+struct Work {
+  float* results;   // [segments, width]
+  float2* max_sum;  // [segments] {maximum, sum}
+  float2* scales;   // [segments] FoldScales
+  int* begins;      // [segments + 1] first item of a segment
+  int32_t* items;   // [chunks] slots of partial results, in order
+};
+
+// A row's partial results: of a whole segment one, of another one for each
+// chunk. By one warp.
+__device__ __forceinline__ void ListItems(const int32_t* chunk_slots,
+                                          int row_chunks, int segments,
+                                          int whole_slots, const Work& work) {
   const int lane = threadIdx.x % 32;
-  const int slot = lane < chunks ? slots[lane] : 0;
-  const int count =
-      __shfl_sync(0xffffffffu, slot, 0) < whole_slots ? 1 : chunks;
-  float2 max_sum[kTpaSegmentChunks];
-  float4 next[kTpaSegmentChunks][kQuads];
-#pragma unroll
-  for (int i = 0; i < kTpaSegmentChunks; ++i) {
-    if (i >= count) break;
-    const int64_t at =
-        __shfl_sync(0xffffffffu, slot, i) * partial.slot_rows + partial.head;
-    max_sum[i] = partial.max_log_sum[at];
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      const int feature = 4 * lane + 128 * q;
-      next[i][q] = feature < partial.width
-                       ? *reinterpret_cast<const float4*>(
-                             partial.outputs + at * partial.width + feature)
-                       : float4{};
+  int count = 0;
+  for (int first = 0; first < row_chunks; first += 32) {
+    const int chunk = first + lane;
+    bool exists = chunk < row_chunks;
+    bool starts = false;
+    int segment = 0;
+    int32_t slot = 0;
+    if (exists) {
+      segment = TpaSegmentOf(TpaChunkBegin(chunk));
+      const int first_chunk = TpaChunkOf(TpaSegmentBegin(segment));
+      starts = chunk == first_chunk;
+      slot = chunk_slots[chunk];
+      // What a whole segment's other chunks say is of an earlier launch.
+      exists = starts || chunk_slots[first_chunk] >= whole_slots;
     }
+    const uint32_t mask = __ballot_sync(0xffffffffu, exists);
+    const int at = count + __popc(mask & ((1u << lane) - 1));
+    if (exists) work.items[at] = slot;
+    if (starts) work.begins[segment] = at;
+    count += __popc(mask);
   }
-  float2 total = max_sum[0];
-#pragma unroll
-  for (int q = 0; q < kQuads; ++q) out[q] = next[0][q];
-#pragma unroll
-  for (int i = 1; i < kTpaSegmentChunks; ++i) {
-    if (i >= count) break;
-    const float max = fmaxf(total.x, max_sum[i].x);
-    const FoldScales scales = ScalesFor(total.x, max_sum[i].x, max);
-    total = {max, Fold(total.y, max_sum[i].y, scales)};
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      out[q].x = Fold(out[q].x, next[i][q].x, scales);
-      out[q].y = Fold(out[q].y, next[i][q].y, scales);
-      out[q].z = Fold(out[q].z, next[i][q].z, scales);
-      out[q].w = Fold(out[q].w, next[i][q].w, scales);
-    }
-  }
-  return total;
+  if (lane == 0) work.begins[segments] = count;
 }
 
-// One block a row and head (of one new token): the warps merge a segment each,
+// Merges segments `first` up to without `last`, to work.results. By one warp;
+// a lane has 4 features of each 128.
+template <int kQuads>
+__device__ __forceinline__ void MergeSegments(const Partials& partials,
+                                              const Work& work, int first,
+                                              int last) {
+  constexpr int kBatch = 8;  // loads in flight
+  const int lane = threadIdx.x % 32;
+  const int end = work.begins[last];
+  int segment = first;
+  float2 total = {};
+  float4 out[kQuads];
+#pragma unroll 1
+  for (int base = work.begins[first]; base < end; base += kBatch) {
+    float2 max_sum[kBatch];
+    float4 next[kBatch][kQuads];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int item = min(base + i, end - 1);
+      const int64_t at = work.items[item] * partials.slot_rows + partials.head;
+      max_sum[i] = partials.max_log_sum[at];
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        const int feature = 4 * lane + 128 * q;
+        if (feature < partials.width) {
+          next[i][q] = *reinterpret_cast<const float4*>(
+              partials.outputs + at * partials.width + feature);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int item = base + i;
+      if (item >= end) break;
+      if (item == work.begins[segment]) {
+        total = max_sum[i];
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) out[q] = next[i][q];
+      } else {
+        const float max = fmaxf(total.x, max_sum[i].x);
+        const FoldScales scales = ScalesFor(total.x, max_sum[i].x, max);
+        total = {max, Fold(total.y, max_sum[i].y, scales)};
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          out[q].x = Fold(out[q].x, next[i][q].x, scales);
+          out[q].y = Fold(out[q].y, next[i][q].y, scales);
+          out[q].z = Fold(out[q].z, next[i][q].z, scales);
+          out[q].w = Fold(out[q].w, next[i][q].w, scales);
+        }
+      }
+      if (item + 1 < work.begins[segment + 1]) continue;
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        const int feature = 4 * lane + 128 * q;
+        if (feature < partials.width) {
+          *reinterpret_cast<float4*>(work.results + segment * partials.width +
+                                     feature) = out[q];
+        }
+      }
+      if (lane == 0) work.max_sum[segment] = total;
+      ++segment;
+    }
+  }
+}
+
+// One block a row and head (of one new token): warps merge some segments each,
 // then all threads the segments.
 template <int kQuads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(32 * kMaxWarps)
     tpa_merge_kernel(const __grid_constant__ TpaDecodeArgs args) {
   extern __shared__ float4 shared[];
   const TpaCudaDecodeParams& p = args.p;
@@ -77,67 +137,61 @@ __global__ void __launch_bounds__(kThreads)
   const int head = blockIdx.x % heads;
   const int t = blockIdx.x / heads;
   const int row = blockIdx.y;
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
+  const int threads = blockDim.x;
   const int length = RowLength(args, row);
   const int row_chunks = TpaChunkCount(length);
   const int segments = TpaSegmentCount(length);
-  const int width = static_cast<int>(args.scratch.slot_width);
-  float* out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
-               head * p.shape.value_dim;
+  const int max_segments = static_cast<int>(args.scratch.max_segments);
   const int value_dim = static_cast<int>(p.shape.value_dim);
   const auto* scratch = static_cast<const char*>(p.scratch);
-  const auto* slots =
+  const auto* chunk_slots =
       reinterpret_cast<const int32_t*>(scratch + args.scratch.chunk_slot) +
       row * args.scratch.max_chunks;
-  const Partial partial = {
+  const Partials partials = {
       reinterpret_cast<const float2*>(scratch + args.scratch.max_log_sum),
       reinterpret_cast<const float*>(scratch + args.scratch.outputs),
-      args.scratch.slot_rows, width,
+      args.scratch.slot_rows, static_cast<int>(args.scratch.slot_width),
       (t * args.head_groups + head / 16) * 16 + head % 16};
+  Work work;
+  work.results = reinterpret_cast<float*>(shared);
+  work.max_sum =
+      reinterpret_cast<float2*>(work.results + max_segments * partials.width);
+  work.scales = work.max_sum + max_segments;
+  work.begins = reinterpret_cast<int*>(work.scales + max_segments);
+  work.items = work.begins + max_segments + 1;
+  float* out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
+               head * value_dim;
   WaitForPrevious();
+  if (threadIdx.x < 32) {
+    ListItems(chunk_slots, row_chunks, segments, p.rows * max_segments, work);
+  }
+  __syncthreads();
   if (segments == 0) {
-    for (int e = threadIdx.x; e < value_dim; e += kThreads) out[e] = 0.0f;
+    for (int e = threadIdx.x; e < value_dim; e += threads) out[e] = 0.0f;
     return;
   }
-  if (slots[0] == kRowIsDone) return;
-
-  float* results = reinterpret_cast<float*>(shared);  // [segments, width]
-  float2* max_sums = reinterpret_cast<float2*>(results + segments * width);
-  float2* scales = max_sums + segments;
-  const int whole_slots = static_cast<int>(p.rows * args.scratch.max_segments);
-  for (int s = warp; s < segments; s += kWarps) {
-    const int first = TpaChunkOf(TpaSegmentBegin(s));
-    const int end = min(TpaChunkOf(TpaSegmentBegin(s + 1)), row_chunks);
-    float4 merged[kQuads];
-    const float2 max_sum = SegmentResult<kQuads>(
-        partial, slots + first, end - first, whole_slots, merged);
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      const int feature = 4 * lane + 128 * q;
-      if (feature < width) {
-        *reinterpret_cast<float4*>(results + s * width + feature) = merged[q];
-      }
-    }
-    if (lane == 0) max_sums[s] = max_sum;
-  }
+  if (work.items[0] == kRowIsDone) return;
+  const int share = (segments + threads / 32 - 1) / (threads / 32);
+  const int first = min(static_cast<int>(threadIdx.x / 32) * share, segments);
+  MergeSegments<kQuads>(partials, work, first, min(first + share, segments));
   __syncthreads();
   // The running maximum before and after each segment gives its scales.
-  for (int s = threadIdx.x; s < segments; s += kThreads) {
+  for (int s = threadIdx.x; s < segments; s += threads) {
     float before = kMinusInfinity;
-    for (int i = 0; i < s; ++i) before = fmaxf(before, max_sums[i].x);
-    const float max = max_sums[s].x;
+    for (int i = 0; i < s; ++i) before = fmaxf(before, work.max_sum[i].x);
+    const float max = work.max_sum[s].x;
     const FoldScales scale = ScalesFor(before, max, fmaxf(before, max));
-    scales[s] = {scale.running, scale.next};
+    work.scales[s] = {scale.running, scale.next};
   }
   __syncthreads();
-  for (int e = threadIdx.x; e < value_dim; e += kThreads) {
-    float value = results[e];
-    float sum = max_sums[0].y;
+  for (int e = threadIdx.x; e < value_dim; e += threads) {
+    float value = work.results[e];
+    float sum = work.max_sum[0].y;
+#pragma unroll 4
     for (int s = 1; s < segments; ++s) {
-      const FoldScales scale = {scales[s].x, scales[s].y};
-      value = Fold(value, results[s * width + e], scale);
-      sum = Fold(sum, max_sums[s].y, scale);
+      const FoldScales scale = {work.scales[s].x, work.scales[s].y};
+      value = Fold(value, work.results[s * partials.width + e], scale);
+      sum = Fold(sum, work.max_sum[s].y, scale);
     }
     out[e] =
         __fmul_rn(value, Normalizer(sum, static_cast<int>(p.shape.kv_rank)));
@@ -153,7 +207,8 @@ cudaError_t LaunchTpaMerge(const TpaDecodeArgs& args, bool dependent_launch,
                            cudaStream_t stream) {
   const int64_t width = args.scratch.slot_width;
   const auto kernel = width <= 128 ? tpa_merge_kernel<1> : tpa_merge_kernel<2>;
-  const size_t bytes = args.scratch.max_segments * (4 * width + 16);
+  const size_t bytes = args.scratch.max_segments * (4 * width + 20) + 4 +
+                       4 * args.scratch.max_chunks;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(bytes));
@@ -162,7 +217,14 @@ cudaError_t LaunchTpaMerge(const TpaDecodeArgs& args, bool dependent_launch,
   config.gridDim =
       dim3(static_cast<unsigned>(args.p.new_tokens * args.p.shape.num_heads),
            static_cast<unsigned>(args.p.rows));
-  config.blockDim = dim3(kThreads);
+  // Enough warps to fill the machine, and no more.
+  const int64_t blocks =
+      int64_t{args.p.rows} * args.p.new_tokens * args.p.shape.num_heads;
+  const int64_t warps = std::min<int64_t>(
+      std::max<int64_t>(
+          std::min(kWarpsWanted / blocks, args.scratch.max_segments), 2),
+      kMaxWarps);
+  config.blockDim = dim3(static_cast<unsigned>(32 * warps));
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   cudaLaunchAttribute attribute = {};

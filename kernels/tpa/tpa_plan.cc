@@ -9,7 +9,6 @@ namespace {
 
 // More is of no use: what is in flight covers the latency of memory by far.
 constexpr int kMaxStages = 12;
-constexpr int kQueryTerms = 3;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -73,22 +72,20 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   const TpaPageLayout layout(shape, TpaPageOrder::kSwizzled);
   plan.stage_bytes =
       static_cast<int>(2 * std::max(layout.k_block, layout.v_block));
-  // As TpaDecodeKernel lays them out: probabilities, their maxima and sums, the
-  // query while it is formed (later the outputs of segment and row), barriers.
+  // As tpa_decode_kernel lays them out: weights, their maxima and sums, terms
+  // of the query with what they are formed from (later the outputs of a row),
+  // barriers.
   const int64_t heads = 16 * plan.groups;
-  const int64_t forming =
-      4 * (heads * (variant.features + 4) + shape.q_rank * variant.features +
-           shape.q_rank * heads);
-  const int64_t outputs = 4 * 2 * heads * variant.features;
-  const int64_t fixed = 2 * 2048 * plan.groups + 512 * plan.groups +
+  const int64_t terms = 2 * kTpaQueryTerms * heads * variant.features;
+  const int64_t forming = 4 * shape.q_rank * (variant.features + heads);
+  const int64_t outputs = 4 * heads * variant.features;
+  const int64_t fixed = (2 * 2048 * variant.pages + 512) * plan.groups + terms +
                         RoundUp(std::max(forming, outputs), 128) +
-                        (variant.query_in_registers
-                             ? 0
-                             : 2 * kQueryTerms * heads * variant.features) +
                         16 * kMaxStages;
   plan.stages = static_cast<int>(std::min<int64_t>(
       kMaxStages, (device.shared_memory - fixed) / plan.stage_bytes));
-  if (plan.stages < 2) return plan;
+  // A tile's pages are read together.
+  if (plan.stages < 2 * variant.pages) return plan;
   plan.shared_bytes = static_cast<int>(fixed + plan.stages * plan.stage_bytes);
   plan.bulk_copies = device.hopper;
   plan.dependent_launch = device.hopper;

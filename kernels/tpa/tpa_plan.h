@@ -45,6 +45,7 @@ struct TpaDecodePlan {
 struct TpaVariant {
   int features;
   int warps;
+  int pages;  // in a tile, the unit of the inner loop
   int max_groups;
   int copy_threads;
   bool query_in_registers;
@@ -53,8 +54,12 @@ struct TpaVariant {
     return 32 * warps * max_groups + copy_threads;
   }
 };
-inline constexpr TpaVariant kTpaVariants[] = {
-    {64, 2, 5, 32, true}, {128, 4, 2, 128, true}, {256, 4, 2, 128, false}};
+inline constexpr TpaVariant kTpaVariants[] = {{64, 2, 1, 5, 32, true},
+                                              {128, 4, 2, 2, 128, true},
+                                              {256, 4, 1, 2, 128, false}};
+
+// 16-bit terms that a query is taken apart into, at most.
+inline constexpr int kTpaQueryTerms = 3;
 
 // Groups of 16 heads.
 inline int TpaHeadGroups(const TpaShape& shape) {

@@ -11,180 +11,167 @@ namespace recurve {
 // Barrier of all warps but the one that copies.
 inline constexpr int kConsumerBarrier = 15;
 
-// Element `d` of B_q[r] of a query, with its position; zero beyond D.
-__device__ __forceinline__ float EncodedBq(const TpaCudaDecodeParams& p,
-                                           int64_t query, int r, int d) {
-  const int dim = static_cast<int>(p.shape.head_dim);
-  if (d >= dim) return 0.0f;
-  const float* x = p.b_q + query * p.stride + r * dim;
-  if (p.position == LrpeType::kNone) return x[d];
-  const int half = dim / 2;
-  const int k = d < half ? d : d - half;
-  const float c = p.cos[query * half + k];
-  const float s = p.sin[query * half + k];
-  return d < half ? __fsub_rn(__fmul_rn(x[k], c), __fmul_rn(x[half + k], s))
-                  : __fadd_rn(__fmul_rn(x[k], s), __fmul_rn(x[half + k], c));
+// Two elements of a B_q row that rotate together, with their position.
+__device__ __forceinline__ float2 Rotated(float x1, float x2, float c,
+                                          float s) {
+  return {__fsub_rn(__fmul_rn(x1, c), __fmul_rn(x2, s)),
+          __fadd_rn(__fmul_rn(x1, s), __fmul_rn(x2, c))};
 }
 
-// Writes q[h] = (1/Rq) Σ_r A_q[r,h] · B_q[r] of the block's heads to `q`
-// [16 · groups, kFeatures + 4], times all that scales a score: D^-1/2, the 1/R
-// of the keys, and log2(e), since weights are powers of two. `work` has room
-// for q, then B_q [Rq, kFeatures] and A_q [Rq, 16 · groups]. Begins and ends
-// with a barrier of the calling `threads`.
+// B_q of a query with its position, to `b_q` [Rq, kFeatures]; zero beyond D.
+// Loads go out several at a time: their latency is all there is to this.
 template <int kFeatures>
-__device__ void FormQueries(const TpaDecodeArgs& args, int row, int threads,
-                            float* work) {
+__device__ __forceinline__ void StageBq(const TpaCudaDecodeParams& p,
+                                        int64_t query, int threads,
+                                        float* b_q) {
+  constexpr int kPairs = kFeatures / 2;
+  constexpr int kBatch = 4;
+  const int dim = static_cast<int>(p.shape.head_dim);
+  const int half = dim / 2;
+  const int count = static_cast<int>(p.shape.q_rank) * kPairs;
+  const float* x = p.b_q + query * p.stride;
+  const bool rotate = p.position == LrpeType::kRotate;
+  const float* cos = p.cos + query * half;
+  const float* sin = p.sin + query * half;
+  for (int first = threadIdx.x; first < count; first += kBatch * threads) {
+    float x1[kBatch], x2[kBatch], c[kBatch], s[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int i = first + j * threads;
+      const int k = i % kPairs;
+      const bool exists = i < count && k < half;
+      const float* row = x + i / kPairs * dim;
+      x1[j] = exists ? row[k] : 0.0f;
+      x2[j] = exists ? row[half + k] : 0.0f;
+      c[j] = exists && rotate ? cos[k] : 1.0f;
+      s[j] = exists && rotate ? sin[k] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int i = first + j * threads;
+      const int k = i % kPairs;
+      if (i >= count) continue;
+      const float2 y =
+          rotate ? Rotated(x1[j], x2[j], c[j], s[j]) : float2{x1[j], x2[j]};
+      float* row = b_q + i / kPairs * kFeatures;
+      // Pairs beyond the half fill what is left of the row.
+      row[k < half ? k : 2 * k] = y.x;
+      row[k < half ? half + k : 2 * k + 1] = y.y;
+    }
+  }
+}
+
+// A_q of the block's heads, to `a_q` [Rq, 16 · groups]; zero for heads that do
+// not exist. `threads` is a multiple of the heads.
+__device__ __forceinline__ void StageAq(const TpaDecodeArgs& args, int row,
+                                        int threads, float* a_q) {
+  constexpr int kBatch = 4;
+  const TpaCudaDecodeParams& p = args.p;
+  const int heads = 16 * args.groups;
+  const int slot = threadIdx.x % heads;
+  const int pair = blockIdx.y * args.groups + slot / 16;
+  const int head = pair % args.head_groups * 16 + slot % 16;
+  const int64_t query = int64_t{row} * p.new_tokens + pair / args.head_groups;
+  const int num_heads = static_cast<int>(p.shape.num_heads);
+  const bool exists = pair < args.pairs && head < num_heads;
+  const float* x = p.a_q + query * p.stride + head;
+  const int q_rank = static_cast<int>(p.shape.q_rank);
+  const int step = threads / heads;
+  for (int first = threadIdx.x / heads; first < q_rank;
+       first += kBatch * step) {
+    float a[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int r = first + j * step;
+      a[j] = exists && r < q_rank ? x[r * num_heads] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int r = first + j * step;
+      if (r < q_rank) a_q[r * heads + slot] = a[j];
+    }
+  }
+}
+
+// q[h] = (1/Rq) Σ_r A_q[r,h] · B_q[r] of the block's heads, times all that
+// scales a score: D^-1/2, the 1/R of the keys, and log2(e), since weights are
+// powers of two. Taken apart into terms of the cache's type: `terms`
+// [kTerms, 16 · groups, kFeatures], rows swizzled for LoadQuery. `staging` has
+// room for B_q [Rq, kFeatures] and A_q [Rq, 16 · groups]. Begins and ends with
+// a barrier of the calling `threads`.
+template <typename T, int kFeatures>
+__device__ __forceinline__ void FormQueries(const TpaDecodeArgs& args, int row,
+                                            int threads, float* staging,
+                                            char* terms) {
+  constexpr int kTerms = Half<T>::kTerms;
   const TpaCudaDecodeParams& p = args.p;
   const int heads = 16 * args.groups;
   const int q_rank = static_cast<int>(p.shape.q_rank);
   const int first_pair = blockIdx.y * args.groups;
   const int last_pair = min(first_pair + args.groups, args.pairs) - 1;
-  constexpr int kPitch = kFeatures + 4;
-  float* q = work;
-  float* b_q = q + heads * kPitch;
+  float* b_q = staging;
   float* a_q = b_q + q_rank * kFeatures;
   const float scale = 1.4426950408889634f /
                       (sqrtf(static_cast<float>(p.shape.head_dim)) *
                        static_cast<float>(p.shape.q_rank * p.shape.kv_rank));
-  NamedBarrier(kConsumerBarrier, threads);  // `work` is no longer in use
-  for (int i = threadIdx.x; i < q_rank * heads; i += threads) {
-    const int r = i / heads;
-    const int pair = first_pair + i % heads / 16;
-    const int head = pair % args.head_groups * 16 + i % 16;
-    const int64_t query = int64_t{row} * p.new_tokens + pair / args.head_groups;
-    const bool exists = pair < args.pairs && head < p.shape.num_heads;
-    a_q[i] =
-        exists ? p.a_q[query * p.stride + r * p.shape.num_heads + head] : 0.0f;
-  }
+  NamedBarrier(kConsumerBarrier, threads);  // the memory is no longer in use
+  StageAq(args, row, threads, a_q);
   const int first_t = first_pair / args.head_groups;
   const int last_t = last_pair / args.head_groups;
+#pragma unroll 1
   for (int t = first_t; t <= last_t; ++t) {
-    const int64_t query = int64_t{row} * p.new_tokens + t;
-    for (int i = threadIdx.x; i < q_rank * kFeatures; i += threads) {
-      b_q[i] = EncodedBq(p, query, i / kFeatures, i % kFeatures);
-    }
+    StageBq<kFeatures>(p, int64_t{row} * p.new_tokens + t, threads, b_q);
     NamedBarrier(kConsumerBarrier, threads);
-    // Four heads by four features a thread.
-    for (int i = threadIdx.x; i < heads * kFeatures / 16; i += threads) {
-      const int h = i / (kFeatures / 4) * 4;
+    // Two heads by four features a thread.
+#pragma unroll 1
+    for (int i = threadIdx.x; i < heads * kFeatures / 8; i += threads) {
+      const int h = i / (kFeatures / 4) * 2;
       const int d = i % (kFeatures / 4) * 4;
       const int pair = first_pair + h / 16;
       if (pair < args.pairs && pair / args.head_groups != t) continue;
-      float sum[4][4] = {};
+      float sum[2][4] = {};
 #pragma unroll 4
       for (int r = 0; r < q_rank; ++r) {
-        const float4 a = *reinterpret_cast<const float4*>(a_q + r * heads + h);
+        const float2 a = *reinterpret_cast<const float2*>(a_q + r * heads + h);
         const float4 b =
             *reinterpret_cast<const float4*>(b_q + r * kFeatures + d);
-        const float as[4] = {a.x, a.y, a.z, a.w};
         const float bs[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-        for (int j = 0; j < 16; ++j) sum[j / 4][j % 4] += as[j / 4] * bs[j % 4];
+        for (int j = 0; j < 4; ++j) {
+          sum[0][j] += a.x * bs[j];
+          sum[1][j] += a.y * bs[j];
+        }
       }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        *reinterpret_cast<float4*>(q + (h + j) * kPitch + d) =
-            make_float4(sum[j][0] * scale, sum[j][1] * scale, sum[j][2] * scale,
-                        sum[j][3] * scale);
+      for (int j = 0; j < 2; ++j) {
+        uint32_t low[kTerms];
+        uint32_t high[kTerms];
+        Split<T>(sum[j][0] * scale, sum[j][1] * scale, low);
+        Split<T>(sum[j][2] * scale, sum[j][3] * scale, high);
+        char* to = terms + (h + j) * kFeatures * 2 +
+                   16 * ((d / 8) ^ ((h + j) % 8)) + d % 8 * 2;
+#pragma unroll
+        for (int term = 0; term < kTerms; ++term) {
+          *reinterpret_cast<uint2*>(to + term * heads * kFeatures * 2) = {
+              low[term], high[term]};
+        }
       }
     }
     NamedBarrier(kConsumerBarrier, threads);
   }
 }
 
-// A power of two that brings the largest of a row near 2^8, so that its terms
-// stay within float16's range.
-__device__ __forceinline__ float RangeScale(float largest) {
-  if (!(largest > 0.0f) || !(largest < 1e30f)) return 1.0f;
-  return exp2f(static_cast<float>(8 - ilogbf(largest)));
+// The fragment of step `step` (16 features) of a group of 16 heads, as the left
+// operand of products. `terms` is where the group's rows of the wanted term
+// begin.
+template <int kFeatures>
+__device__ __forceinline__ void LoadQuery(uint32_t (&a)[4], uint32_t terms,
+                                          int step) {
+  const int lane = threadIdx.x % 32;
+  const int r = lane % 16;
+  const int chunk = (2 * step + lane / 16) ^ (r % 8);
+  LoadMatrices(a, terms + r * kFeatures * 2 + 16 * chunk);
 }
-
-// The queries of one group of 16 heads as the left operand of products, taken
-// apart into terms of the cache's type that add up to the float32 value.
-template <typename T, int kFeatures, int kWarps, bool kInRegisters>
-class QueryFragments {
- public:
-  static constexpr int kSteps = kFeatures / 16;
-  static constexpr int kTerms = Half<T>::kTerms;
-
-  // `q` as FormQueries leaves it; `terms` (for !kInRegisters) is
-  // [kTerms, 16 · groups, kFeatures].
-  __device__ __forceinline__ void Build(const float* q, uint32_t terms,
-                                        int groups, int group, int part) {
-    constexpr int kPitch = kFeatures + 4;
-    const int lane = threadIdx.x % 32;
-    const float* row = q + (16 * group + lane / 4) * kPitch + lane % 4 * 2;
-    float scale[2] = {1.0f, 1.0f};
-    if constexpr (Half<T>::kNeedsScale) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float largest = 0.0f;
-        for (int k = 0; k < kFeatures; k += 8) {
-          const float2 x =
-              *reinterpret_cast<const float2*>(row + 8 * i * kPitch + k);
-          largest = fmaxf(largest, fmaxf(fabsf(x.x), fabsf(x.y)));
-        }
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        scale[i] = RangeScale(largest);
-        undo_[i] = 1.0f / scale[i];
-      }
-    }
-    group_terms_ = terms + 16 * group * kFeatures * 2;
-    term_bytes_ = 16 * groups * kFeatures * 2;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if (!kInRegisters && step % kWarps != part) continue;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {  // row half i % 2, feature half i / 2
-        const float2 x = *reinterpret_cast<const float2*>(
-            row + 8 * (i % 2) * kPitch + 16 * step + 8 * (i / 2));
-        uint32_t parts[kTerms];
-        Split<T>(x.x * scale[i % 2], x.y * scale[i % 2], parts);
-#pragma unroll
-        for (int term = 0; term < kTerms; ++term) {
-          if constexpr (kInRegisters) {
-            fragments_[step][term][i] = parts[term];
-          } else {
-            const int r = lane / 4 + 8 * (i % 2);
-            const int chunk = (2 * step + i / 2) ^ (r % 8);
-            const uint32_t at = group_terms_ + term * term_bytes_ +
-                                r * kFeatures * 2 + 16 * chunk + lane % 4 * 4;
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(parts[term])
-                         : "memory");
-          }
-        }
-      }
-    }
-  }
-
-  // Registers may not be indexed at run time: `step` and `term` are constants
-  // once loops are unrolled.
-  __device__ __forceinline__ void Get(int step, int term,
-                                      uint32_t (&a)[4]) const {
-    if constexpr (kInRegisters) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = fragments_[step][term][i];
-    } else {
-      const int lane = threadIdx.x % 32;
-      const int r = lane % 16;
-      const int chunk = (2 * step + lane / 16) ^ (r % 8);
-      LoadMatrices(a, group_terms_ + term * term_bytes_ + r * kFeatures * 2 +
-                          16 * chunk);
-    }
-  }
-
-  // Scores of row half i are to be multiplied by this.
-  __device__ __forceinline__ float Undo(int i) const {
-    return Half<T>::kNeedsScale ? undo_[i] : 1.0f;
-  }
-
- private:
-  uint32_t fragments_[kInRegisters ? kSteps : 1][kTerms][4];
-  float undo_[2] = {1.0f, 1.0f};
-  uint32_t group_terms_;
-  uint32_t term_bytes_;
-};
 
 }  // namespace recurve
 

@@ -7,10 +7,11 @@
 
 namespace recurve {
 
-// A ring of stages, each holding the keys (or values) of one rank and tile of
-// 64 tokens as they lie in the page: A [64, a_width], then B [64, b_width].
-// Items come in the order of tiles; within a tile keys by rank, then values by
-// rank.
+// A ring of stages, each holding the keys (or values) of one rank and page as
+// they lie in memory: A [64, a_width], then B [64, b_width]. They come in the
+// order of tiles, which are a page or two; within a tile first keys, then
+// values; of these by rank; of a rank by page. A tile's second page may not
+// exist.
 class TpaRing {
  public:
   __device__ TpaRing(const TpaDecodeArgs& args, uint32_t base,
@@ -39,7 +40,17 @@ class TpaRing {
     }
   }
 
-  __device__ void WaitFull() const { BarrierWait(full(), phase_); }
+  // Of the stage `ahead` of the next.
+  __device__ uint32_t WaitFull(int ahead) const {
+    int stage = stage_ + ahead;
+    uint32_t phase = phase_;
+    if (stage >= stages_) {
+      stage -= stages_;
+      phase ^= 1;
+    }
+    BarrierWait(barriers_ + 16 * stage, phase);
+    return base_ + stage * stage_bytes_;
+  }
   __device__ void WaitEmpty() const { BarrierWait(empty(), phase_ ^ 1); }
   // By each consumer warp once it has read the stage.
   __device__ void Release() const {
@@ -93,6 +104,8 @@ __device__ __forceinline__ void FillStage(const TpaDecodeArgs& args,
     CopyRun(to + a_plane, from + a_plane, tokens * b_row);
     BarrierArriveAfterCopies(ring.full());
     BarrierArrive(ring.full());  // for the zeros
+  } else if (lane == 0 && tokens == 0) {
+    BarrierArrive(ring.full());
   } else if (lane == 0) {
     BarrierExpect(ring.full(), tokens * (a_row + b_row));
     if (tokens == kTpaPageTokens) {
@@ -107,38 +120,47 @@ __device__ __forceinline__ void FillStage(const TpaDecodeArgs& args,
 }
 
 // The copying warp: all tiles of a block's range.
+template <int kPages>
 __device__ __forceinline__ void CopyTiles(const TpaDecodeArgs& args,
                                           const TpaRange& range, TpaRing ring) {
   const TpaCudaDecodeParams& p = args.p;
   const int lane = threadIdx.x % 32;
   const int kv_rank = static_cast<int>(p.shape.kv_rank);
+#pragma unroll 1
   for (int row = range.first_row; row <= range.last_row && row < p.rows;
        ++row) {
     const int length = RowLength(args, row);
     const int begin = range.ChunkBegin(row);
     const int end = range.ChunkEnd(row, TpaChunkCount(length));
     if (begin >= end) continue;
-    const int first_tile = TpaChunkBegin(begin) / 64;
-    const int last_tile = (min(TpaChunkBegin(end), length) + 63) / 64;
+    const int first_page = TpaChunkBegin(begin) / 64;
+    const int last_page = (min(TpaChunkBegin(end), length) + 63) / 64;
     const int32_t* table = p.cache.page_table + row * p.cache.page_table_stride;
     int page_of_lane = 0;
-    for (int tile = first_tile; tile < last_tile; ++tile) {
-      const int ahead = (tile - first_tile) % 32;
-      if (ahead == 0 && tile + lane < last_tile) {
-        page_of_lane = table[tile + lane];
+#pragma unroll 1
+    for (int first = first_page; first < last_page; first += kPages) {
+      const int ahead = (first - first_page) % 32;
+      if (ahead == 0 && first + lane < last_page) {
+        page_of_lane = table[first + lane];
       }
-      const int64_t page = __shfl_sync(0xffffffffu, page_of_lane, ahead);
-      const char* from = static_cast<const char*>(p.cache.pages) +
-                         2 * page * p.cache.page_stride;
-      const int tokens = min(64, length - 64 * tile);
-      for (int r = 0; r < kv_rank; ++r) {
-        FillStage(args, ring, from + 2 * r * args.layout.k_block,
-                  static_cast<int>(args.layout.b_k_width), tokens, false);
-      }
-      for (int r = 0; r < kv_rank; ++r) {
-        FillStage(args, ring,
-                  from + 2 * (args.layout.values + r * args.layout.v_block),
-                  static_cast<int>(args.layout.b_v_width), tokens, true);
+      // Keys, then values; each by rank, of a rank by page.
+#pragma unroll 1
+      for (int item = 0; item < 2 * kv_rank * kPages; ++item) {
+        const int page = item % kPages;
+        const int part = item / kPages;
+        const bool values = part >= kv_rank;
+        const int r = values ? part - kv_rank : part;
+        const int64_t id = __shfl_sync(0xffffffffu, page_of_lane, ahead + page);
+        const char* from =
+            static_cast<const char*>(p.cache.pages) +
+            2 * (id * p.cache.page_stride +
+                 (values ? args.layout.values + r * args.layout.v_block
+                         : r * args.layout.k_block));
+        const int tokens = max(0, min(64, length - 64 * (first + page)));
+        FillStage(args, ring, from,
+                  static_cast<int>(values ? args.layout.b_v_width
+                                          : args.layout.b_k_width),
+                  tokens, values);
       }
     }
   }

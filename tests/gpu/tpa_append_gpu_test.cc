@@ -40,8 +40,7 @@ class TpaAppendGpuTest : public GpuTest {
     const TpaPageLayout plain(s);
     const TpaPageLayout swizzled(s, TpaPageOrder::kSwizzled);
     const int64_t page_stride = swizzled.page_elements + kGap;
-    std::vector<uint16_t> want(kPages * page_stride,
-                               ToBits(c.element, kNaN));
+    std::vector<uint16_t> want(kPages * page_stride, ToBits(c.element, kNaN));
     const int64_t heads = s.kv_rank * s.num_heads;
     const int64_t b_k = heads;
     const int64_t a_v = b_k + s.kv_rank * s.head_dim;
@@ -57,8 +56,14 @@ class TpaAppendGpuTest : public GpuTest {
       TpaAppend({s,
                  {pages.data(), plain.page_elements, table_.data(),
                   kTableStride, &row_sequence_[row], &positions_[row], 1},
-                 x, x + b_k, x + a_v, x + b_v, stride, c.position,
-                 cos.data() + row * angles, sin.data() + row * angles},
+                 x,
+                 x + b_k,
+                 x + a_v,
+                 x + b_v,
+                 stride,
+                 c.position,
+                 cos.data() + row * angles,
+                 sin.data() + row * angles},
                 pool);
       const int64_t page = table_[row_sequence_[row] * kTableStride +
                                   positions_[row] / kTpaPageTokens];
@@ -92,13 +97,12 @@ class TpaAppendGpuTest : public GpuTest {
     const int64_t page_stride = layout.page_elements + kGap;
     const int64_t rows = static_cast<int64_t>(positions_.size());
     const int64_t a_k = s.kv_rank * s.num_heads;
-    const int64_t stride =
-        2 * a_k + s.kv_rank * (s.head_dim + s.value_dim) + 3;
+    const int64_t stride = 2 * a_k + s.kv_rank * (s.head_dim + s.value_dim) + 3;
     const auto factors = RandomTensor(1, rows * stride, -3.0f, 3.0f);
     const auto cos = RandomTensor(2, rows * s.head_dim / 2);
     const auto sin = RandomTensor(3, rows * s.head_dim / 2);
-    DeviceBuffer<uint16_t> pages(std::vector<uint16_t>(
-        kPages * page_stride, ToBits(c.element, kNaN)));
+    DeviceBuffer<uint16_t> pages(
+        std::vector<uint16_t>(kPages * page_stride, ToBits(c.element, kNaN)));
     DeviceBuffer<int32_t> table(table_);
     DeviceBuffer<int32_t> row_sequence(row_sequence_);
     DeviceBuffer<int64_t> positions(positions_);
@@ -126,8 +130,7 @@ class TpaAppendGpuTest : public GpuTest {
       ASSERT_EQ(LaunchTpaAppend(params, nullptr), cudaSuccess);
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       const std::vector<uint16_t> got = pages.Read();
-      const std::vector<uint16_t> want =
-          Expected(c, factors, stride, cos, sin);
+      const std::vector<uint16_t> want = Expected(c, factors, stride, cos, sin);
       for (size_t i = 0; i < want.size(); ++i) {
         if (c.activation == Activation::kNone) {
           ASSERT_EQ(got[i], want[i]) << i;
@@ -153,10 +156,12 @@ TEST_F(TpaAppendGpuTest, WritesWhatTheCpuWritesAndNothingElse) {
 }
 
 TEST_F(TpaAppendGpuTest, Activations) {
-  for (Activation activation : {Activation::kSilu, Activation::kRelu,
-                                Activation::kSigmoid,
-                                Activation::kOnePlusElu}) {
-    Check({{78, 64, 64, 6, 2}, TpaElement::kBFloat16, LrpeType::kRotate,
+  for (Activation activation :
+       {Activation::kSilu, Activation::kRelu, Activation::kSigmoid,
+        Activation::kOnePlusElu}) {
+    Check({{78, 64, 64, 6, 2},
+           TpaElement::kBFloat16,
+           LrpeType::kRotate,
            activation});
   }
 }

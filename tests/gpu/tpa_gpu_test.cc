@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/gpu/tpa_gpu_testing.h"
@@ -30,9 +31,9 @@ const TpaShape kShapes[] = {
 
 std::string Describe(const TpaGpuConfig& c) {
   const TpaShape& s = c.shape;
-  return "H" + std::to_string(s.num_heads) + " D" +
-         std::to_string(s.head_dim) + " E" + std::to_string(s.value_dim) +
-         " Rq" + std::to_string(s.q_rank) + " R" + std::to_string(s.kv_rank) +
+  return "H" + std::to_string(s.num_heads) + " D" + std::to_string(s.head_dim) +
+         " E" + std::to_string(s.value_dim) + " Rq" + std::to_string(s.q_rank) +
+         " R" + std::to_string(s.kv_rank) +
          (c.element == TpaElement::kBFloat16 ? " bf16" : " fp16");
 }
 
@@ -68,8 +69,7 @@ class TpaGpuTest : public GpuTest {
       EXPECT_TRUE(SameBits(batch.Decode(form), got)) << Name(form);
     }
     const int64_t dim = config.shape.value_dim;
-    const int64_t row =
-        sequences[0]->queries * config.shape.num_heads * dim;
+    const int64_t row = sequences[0]->queries * config.shape.num_heads * dim;
     for (size_t b = 0; b < sequences.size(); ++b) {
       const std::vector<double> want = TpaGpuOracle(config, *sequences[b]);
       for (int64_t i = 0; i < row; i += dim) {
@@ -86,18 +86,24 @@ class TpaGpuTest : public GpuTest {
   }
 };
 
-TEST_F(TpaGpuTest, MatchesFloat64AtEveryShape) {
-  for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
-    for (const TpaShape& shape : kShapes) {
-      const TpaGpuConfig config = {shape, element};
-      Check(config, Make(config, {0, 1, 63, 64, 65, 129, 600}));
-    }
-  }
+class TpaShapeGpuTest
+    : public TpaGpuTest,
+      public testing::WithParamInterface<std::tuple<TpaElement, TpaShape>> {};
+
+TEST_P(TpaShapeGpuTest, MatchesFloat64) {
+  const TpaGpuConfig config = {std::get<1>(GetParam()),
+                               std::get<0>(GetParam())};
+  Check(config, Make(config, {0, 1, 63, 64, 65, 129, 600}));
 }
 
+INSTANTIATE_TEST_SUITE_P(Shapes, TpaShapeGpuTest,
+                         testing::Combine(testing::Values(TpaElement::kBFloat16,
+                                                          TpaElement::kFloat16),
+                                          testing::ValuesIn(kShapes)));
+
 TEST_F(TpaGpuTest, WithoutPosition) {
-  const TpaGpuConfig config = {
-      kShapes[2], TpaElement::kBFloat16, LrpeType::kNone};
+  const TpaGpuConfig config = {kShapes[2], TpaElement::kBFloat16,
+                               LrpeType::kNone};
   Check(config, Make(config, {200, 1}));
 }
 
@@ -135,8 +141,7 @@ TEST_F(TpaGpuTest, LargeRandomScores) {
     Sequences sequences = Make(config, {8191, 64, 900, 65});
     for (auto& s : sequences) {
       s->Change(config, [&](int which, float x) {
-        return which == 1 ? x * 3000.0f * static_cast<float>(shape.kv_rank)
-                          : x;
+        return which == 1 ? x * 3000.0f * static_cast<float>(shape.kv_rank) : x;
       });
     }
     Check(config, sequences);
@@ -215,10 +220,9 @@ TEST_F(TpaGpuTest, NewTokensMatchStepwiseDecode) {
           take(one.cos, shape.head_dim / 2);
           take(one.sin, shape.head_dim / 2);
           TpaGpuBatch alone(config, {&one});
-          EXPECT_TRUE(SameBits(
-              alone.Decode(TpaDecodeForm::kParallelBn),
-              {got.data() + (b * queries + t) * width,
-               static_cast<size_t>(width)}))
+          EXPECT_TRUE(SameBits(alone.Decode(TpaDecodeForm::kParallelBn),
+                               {got.data() + (b * queries + t) * width,
+                                static_cast<size_t>(width)}))
               << "length " << sequences[b]->length << " query " << t;
         }
       }
@@ -236,9 +240,8 @@ TEST_F(TpaGpuTest, OneGraphReplaysWhileContextsGrow) {
     const TpaCudaDecodeParams params = batch.Params(plan);
     cudaStream_t stream;
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-    ASSERT_EQ(
-        cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-        cudaSuccess);
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+              cudaSuccess);
     ASSERT_EQ(LaunchTpaDecode(params, plan, stream), cudaSuccess);
     cudaGraph_t graph;
     ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);

@@ -145,9 +145,9 @@ std::vector<double> TpaGpuOracle(const TpaGpuConfig& config,
       double* o = out.data() + (t * s.num_heads + h) * s.value_dim;
       for (int64_t m = 0; m < visible; ++m) {
         for (int64_t r = 0; r < s.kv_rank; ++r) {
-          const double weight =
-              weights[m] * seq.a_v[(m * s.kv_rank + r) * s.num_heads + h] /
-              (sum * static_cast<double>(s.kv_rank));
+          const double weight = weights[m] *
+                                seq.a_v[(m * s.kv_rank + r) * s.num_heads + h] /
+                                (sum * static_cast<double>(s.kv_rank));
           if (weight == 0.0) continue;
           const float* b = seq.b_v.data() + (m * s.kv_rank + r) * s.value_dim;
           for (int64_t e = 0; e < s.value_dim; ++e) o[e] += weight * b[e];
@@ -262,8 +262,8 @@ TpaCudaDecodeParams TpaGpuBatch::Params(const TpaDecodePlan& plan) {
   const TpaShape& s = config_.shape;
   TpaCudaDecodeParams params = {};
   params.shape = s;
-  params.cache = {config_.element, pages_->data(), page_stride_,
-                  table_->data(), table_stride_};
+  params.cache = {config_.element, pages_->data(), page_stride_, table_->data(),
+                  table_stride_};
   params.lengths = lengths_->data();
   params.rows = rows_;
   params.new_tokens = queries_;
