@@ -108,12 +108,8 @@ __device__ __forceinline__ void FillStage(const TpaDecodeArgs& args,
     BarrierArrive(ring.full());
   } else if (lane == 0) {
     BarrierExpect(ring.full(), tokens * (a_row + b_row));
-    if (tokens == kTpaPageTokens) {
-      BulkCopy(to, from, a_plane + kTpaPageTokens * b_row, ring.full());
-    } else {
-      BulkCopy(to, from, tokens * a_row, ring.full());
-      BulkCopy(to + a_plane, from + a_plane, tokens * b_row, ring.full());
-    }
+    BulkCopy(to, from, tokens * a_row, ring.full());
+    BulkCopy(to + a_plane, from + a_plane, tokens * b_row, ring.full());
   }
   __syncwarp();
   ring.Next();
