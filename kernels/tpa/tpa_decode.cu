@@ -51,6 +51,8 @@ class GroupWorker {
   // The largest term adds up apart from the others, where registers allow:
   // small ones are not lost, and more products are in flight.
   static constexpr int kSums = kFeatures == 64 ? 1 : 2;
+  // So are operands loaded a step ahead of use.
+  static constexpr int kAhead = kFeatures == 64 ? 0 : 1;
 
   __device__ __forceinline__ GroupWorker(const TpaDecodeArgs& args,
                                          const Shared& shared, TpaRing ring)
@@ -220,16 +222,15 @@ class GroupWorker {
         stage[page] = ring_.WaitFull(page);
       }
       float sum[kSums][2 * kSixteens][4] = {};
+      uint32_t keys[1 + kAhead][kSixteens][4];
+      if (kAhead == 1) LoadKeys(keys[0], stage, 0, k_groups);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        // Beyond D the query is zero, and any key of the token will do.
-        const uint32_t column = (2 * step < k_groups ? 32 * step : 0) ^ k_swap_;
-        uint32_t b[kSixteens][4];
-#pragma unroll
-        for (int n = 0; n < kSixteens; ++n) {
-          LoadMatrices(b[n], stage[n / kPart] + k_row_ + column +
-                                 n % kPart * 256 * k_groups);
+        if (step + kAhead < kSteps) {
+          LoadKeys(keys[(step + kAhead) % (1 + kAhead)], stage, step + kAhead,
+                   k_groups);
         }
+        const uint32_t(&b)[kSixteens][4] = keys[step % (1 + kAhead)];
 #pragma unroll
         for (int term = kTerms - 1; term >= 0; --term) {
           uint32_t a[4];
@@ -257,6 +258,19 @@ class GroupWorker {
         scores[i / 4][i % 4] =
             __fmaf_rn(Factor(a_k, i), product, scores[i / 4][i % 4]);
       }
+    }
+  }
+
+  // Right operands of a step of 16 features.
+  __device__ __forceinline__ void LoadKeys(uint32_t (&b)[kSixteens][4],
+                                           const uint32_t (&stage)[kPages],
+                                           int step, int k_groups) {
+    // Beyond D the query is zero, and any key of the token will do.
+    const uint32_t column = (2 * step < k_groups ? 32 * step : 0) ^ k_swap_;
+#pragma unroll
+    for (int n = 0; n < kSixteens; ++n) {
+      LoadMatrices(b[n], stage[n / kPart] + k_row_ + column +
+                             n % kPart * 256 * k_groups);
     }
   }
 
@@ -325,18 +339,29 @@ class GroupWorker {
     }
     GroupBarrier();
     const uint32_t v_step = 32 * static_cast<uint32_t>(args_.layout.b_v_width);
-#pragma unroll
-    for (int step = 0; step < 4 * kPages; ++step) {  // of 16 tokens
+    constexpr int kBuffers = 1 + kAhead;
+    uint32_t a[kBuffers][4];
+    uint32_t b[kBuffers][kBlocks][4];
+    const auto load = [&](int step) {
       const int page = step / 4;
-      uint32_t a[4];
-      LoadMatrices(a, (shared + 2048 * page + weights_read_) ^ 32 * (step % 4));
+      LoadMatrices(a[step % kBuffers],
+                   (shared + 2048 * page + weights_read_) ^ 32 * (step % 4));
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
-        uint32_t b[4];
         LoadMatricesTransposed(
-            b, stage[page] + v_offset_[block] + step % 4 * v_step);
-        Half<T>::Mma(out_[2 * block], a, b[0], b[1]);
-        Half<T>::Mma(out_[2 * block + 1], a, b[2], b[3]);
+            b[step % kBuffers][block],
+            stage[page] + v_offset_[block] + step % 4 * v_step);
+      }
+    };
+    if (kAhead == 1) load(0);
+#pragma unroll
+    for (int step = 0; step < 4 * kPages; ++step) {  // of 16 tokens
+      if (step + kAhead < 4 * kPages) load(step + kAhead);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        const uint32_t(&v)[4] = b[step % kBuffers][block];
+        Half<T>::Mma(out_[2 * block], a[step % kBuffers], v[0], v[1]);
+        Half<T>::Mma(out_[2 * block + 1], a[step % kBuffers], v[2], v[3]);
       }
     }
     ReleaseTile();

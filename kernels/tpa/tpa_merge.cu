@@ -8,7 +8,8 @@ namespace recurve {
 namespace {
 
 constexpr int kMaxWarps = 16;
-constexpr int64_t kWarpsWanted = 4096;
+constexpr int64_t kBlocksWanted = 128;
+constexpr int64_t kSharedWanted = 65536;  // bytes a block
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -126,21 +127,25 @@ __device__ __forceinline__ void MergeSegments(const Partials& partials,
   }
 }
 
-// One block a row and head (of one new token): warps merge some segments each,
-// then all threads the segments.
+// A block merges `heads` heads (of one row, over its new tokens), each with
+// `warps` warps: first these merge some segments each, then all of them the
+// segments.
 template <int kQuads>
 __global__ void __launch_bounds__(32 * kMaxWarps)
-    tpa_merge_kernel(const __grid_constant__ TpaDecodeArgs args) {
+    tpa_merge_kernel(const __grid_constant__ TpaDecodeArgs args, int heads,
+                     int warps) {
   extern __shared__ float4 shared[];
   const TpaCudaDecodeParams& p = args.p;
-  const int heads = static_cast<int>(p.shape.num_heads);
-  const int head = blockIdx.x % heads;
-  const int t = blockIdx.x / heads;
+  const int num_heads = static_cast<int>(p.shape.num_heads);
   const int row = blockIdx.y;
-  const int threads = blockDim.x;
-  const int length = RowLength(args, row);
-  const int row_chunks = TpaChunkCount(length);
-  const int segments = TpaSegmentCount(length);
+  const int warp = threadIdx.x / 32;
+  const int local = warp / warps;  // head of the block
+  const int part = warp % warps;
+  const int thread = threadIdx.x % (32 * warps);
+  const int index = blockIdx.x * heads + local;  // of new token and head
+  const bool exists = index < p.new_tokens * num_heads;
+  const int t = exists ? index / num_heads : 0;
+  const int head = exists ? index % num_heads : 0;
   const int max_segments = static_cast<int>(args.scratch.max_segments);
   const int value_dim = static_cast<int>(p.shape.value_dim);
   const auto* scratch = static_cast<const char*>(p.scratch);
@@ -153,30 +158,37 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
       args.scratch.slot_rows, static_cast<int>(args.scratch.slot_width),
       (t * args.head_groups + head / 16) * 16 + head % 16};
   Work work;
-  work.results = reinterpret_cast<float*>(shared);
-  work.max_sum =
-      reinterpret_cast<float2*>(work.results + max_segments * partials.width);
+  float* results = reinterpret_cast<float*>(shared);
+  work.results = results + local * max_segments * partials.width;
+  float2* pairs = reinterpret_cast<float2*>(results + heads * max_segments *
+                                                          partials.width);
+  work.max_sum = pairs + 2 * local * max_segments;
   work.scales = work.max_sum + max_segments;
-  work.begins = reinterpret_cast<int*>(work.scales + max_segments);
+  work.begins = reinterpret_cast<int*>(pairs + 2 * heads * max_segments);
   work.items = work.begins + max_segments + 1;
   float* out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
                head * value_dim;
+  const int length = RowLength(args, row);
+  const int row_chunks = TpaChunkCount(length);
+  const int segments = TpaSegmentCount(length);
   WaitForPrevious();
-  if (threadIdx.x < 32) {
+  if (warp == 0) {
     ListItems(chunk_slots, row_chunks, segments, p.rows * max_segments, work);
   }
   __syncthreads();
   if (segments == 0) {
-    for (int e = threadIdx.x; e < value_dim; e += threads) out[e] = 0.0f;
+    for (int e = thread; exists && e < value_dim; e += 32 * warps) {
+      out[e] = 0.0f;
+    }
     return;
   }
   if (work.items[0] == kRowIsDone) return;
-  const int share = (segments + threads / 32 - 1) / (threads / 32);
-  const int first = min(static_cast<int>(threadIdx.x / 32) * share, segments);
+  const int share = (segments + warps - 1) / warps;
+  const int first = min(part * share, segments);
   MergeSegments<kQuads>(partials, work, first, min(first + share, segments));
   __syncthreads();
   // The running maximum before and after each segment gives its scales.
-  for (int s = threadIdx.x; s < segments; s += threads) {
+  for (int s = thread; s < segments; s += 32 * warps) {
     float before = kMinusInfinity;
     for (int i = 0; i < s; ++i) before = fmaxf(before, work.max_sum[i].x);
     const float max = work.max_sum[s].x;
@@ -184,7 +196,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     work.scales[s] = {scale.running, scale.next};
   }
   __syncthreads();
-  for (int e = threadIdx.x; e < value_dim; e += threads) {
+  for (int e = thread; exists && e < value_dim; e += 32 * warps) {
     float value = work.results[e];
     float sum = work.max_sum[0].y;
 #pragma unroll 4
@@ -207,24 +219,29 @@ cudaError_t LaunchTpaMerge(const TpaDecodeArgs& args, bool dependent_launch,
                            cudaStream_t stream) {
   const int64_t width = args.scratch.slot_width;
   const auto kernel = width <= 128 ? tpa_merge_kernel<1> : tpa_merge_kernel<2>;
-  const size_t bytes = args.scratch.max_segments * (4 * width + 20) + 4 +
-                       4 * args.scratch.max_chunks;
+  const int64_t segments = args.scratch.max_segments;
+  const int64_t heads = args.p.new_tokens * args.p.shape.num_heads;
+  // Heads in a block share the list of partial results; but first of all there
+  // should be a block for every multiprocessor, and room for the segments.
+  const int64_t head_bytes = segments * (4 * width + 16);
+  int64_t in_block = 1;
+  while (in_block < 8 && args.p.rows * heads >= 2 * in_block * kBlocksWanted &&
+         2 * in_block * head_bytes <= kSharedWanted) {
+    in_block *= 2;
+  }
+  const int64_t warps = std::min<int64_t>(std::max<int64_t>(segments / 4, 1),
+                                          kMaxWarps / in_block);
+  const size_t bytes =
+      in_block * head_bytes + 4 * (segments + 1) + 4 * args.scratch.max_chunks;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim =
-      dim3(static_cast<unsigned>(args.p.new_tokens * args.p.shape.num_heads),
+      dim3(static_cast<unsigned>((heads + in_block - 1) / in_block),
            static_cast<unsigned>(args.p.rows));
-  // Enough warps to fill the machine, and no more.
-  const int64_t blocks =
-      int64_t{args.p.rows} * args.p.new_tokens * args.p.shape.num_heads;
-  const int64_t warps = std::min<int64_t>(
-      std::max<int64_t>(
-          std::min(kWarpsWanted / blocks, args.scratch.max_segments), 2),
-      kMaxWarps);
-  config.blockDim = dim3(static_cast<unsigned>(32 * warps));
+  config.blockDim = dim3(static_cast<unsigned>(32 * warps * in_block));
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   cudaLaunchAttribute attribute = {};
@@ -232,7 +249,8 @@ cudaError_t LaunchTpaMerge(const TpaDecodeArgs& args, bool dependent_launch,
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = dependent_launch ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args);
+  return cudaLaunchKernelEx(&config, kernel, args, static_cast<int>(in_block),
+                            static_cast<int>(warps));
 }
 
 }  // namespace recurve

@@ -41,11 +41,13 @@ bool TpaDecodeSupports(const TpaShape& s) {
 TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,
                                   int new_tokens, int64_t length,
                                   const TpaDevice& device) {
-  (void)shape;
-  (void)new_tokens;
-  // A block of its own a sequence saves the second launch; that pays while
-  // there is little to read, or a sequence for every multiprocessor.
-  if (length <= 256) return TpaDecodeForm::kParallelB;
+  // Blocks that need no merge pay while there is little to read, or a sequence
+  // for every multiprocessor.
+  const int blocks = rows * new_tokens * TpaHeadGroups(shape);
+  if (length <= 256) return TpaDecodeForm::kParallelBh;
+  if (length <= 512 && 2 * blocks >= device.multiprocessors / 2) {
+    return TpaDecodeForm::kParallelBh;
+  }
   if (rows % device.multiprocessors == 0) return TpaDecodeForm::kParallelB;
   return TpaDecodeForm::kParallelBn;
 }

@@ -122,17 +122,17 @@ __device__ __forceinline__ void FormQueries(const TpaDecodeArgs& args, int row,
   for (int t = first_t; t <= last_t; ++t) {
     StageBq<kFeatures>(p, int64_t{row} * p.new_tokens + t, threads, b_q);
     NamedBarrier(kConsumerBarrier, threads);
-    // Two heads by four features a thread.
+    // Four heads by four features a thread.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < heads * kFeatures / 8; i += threads) {
-      const int h = i / (kFeatures / 4) * 2;
+    for (int i = threadIdx.x; i < heads * kFeatures / 16; i += threads) {
+      const int h = i / (kFeatures / 4) * 4;
       const int d = i % (kFeatures / 4) * 4;
       const int pair = first_pair + h / 16;
       if (pair < args.pairs && pair / args.head_groups != t) continue;
-      float sum[2][4] = {};
+      float sum[4][4] = {};
 #pragma unroll 4
       for (int r = 0; r < q_rank; ++r) {
-        const float2 a = *reinterpret_cast<const float2*>(a_q + r * heads + h);
+        const float4 a = *reinterpret_cast<const float4*>(a_q + r * heads + h);
         const float4 b =
             *reinterpret_cast<const float4*>(b_q + r * kFeatures + d);
         const float bs[4] = {b.x, b.y, b.z, b.w};
@@ -140,10 +140,12 @@ __device__ __forceinline__ void FormQueries(const TpaDecodeArgs& args, int row,
         for (int j = 0; j < 4; ++j) {
           sum[0][j] += a.x * bs[j];
           sum[1][j] += a.y * bs[j];
+          sum[2][j] += a.z * bs[j];
+          sum[3][j] += a.w * bs[j];
         }
       }
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
+      for (int j = 0; j < 4; ++j) {
         uint32_t low[kTerms];
         uint32_t high[kTerms];
         Split<T>(sum[j][0] * scale, sum[j][1] * scale, low);
