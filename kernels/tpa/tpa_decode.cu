@@ -383,8 +383,7 @@ class GroupWorker {
     __syncwarp();
 #pragma unroll
     for (int page = 0; page < kPages; ++page) {
-      if (lane_ == 0) BarrierArrive(ring_.empty());
-      ring_.Next();
+      ring_.Release();
     }
   }
 

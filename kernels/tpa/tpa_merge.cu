@@ -8,7 +8,8 @@ namespace recurve {
 namespace {
 
 constexpr int kMaxWarps = 16;
-constexpr int64_t kBlocksWanted = 128;
+constexpr int64_t kManyHeads = 1024;
+constexpr int64_t kFewHeads = 128;
 constexpr int64_t kSharedWanted = 65536;  // bytes a block
 
 // ----------------------------------------------------------------------------
@@ -30,12 +31,12 @@ struct Work {
   float2* scales;   // [segments] FoldScales
   int* begins;      // [segments + 1] first item of a segment
   int32_t* items;   // [chunks] slots of partial results, in order
+  int32_t* slots;   // [chunks] as noted, what is stale included
 };
 
 // A row's partial results: of a whole segment one, of another one for each
 // chunk. By one warp.
-__device__ __forceinline__ void ListItems(const int32_t* chunk_slots,
-                                          int row_chunks, int segments,
+__device__ __forceinline__ void ListItems(int row_chunks, int segments,
                                           int whole_slots, const Work& work) {
   const int lane = threadIdx.x % 32;
   int count = 0;
@@ -49,9 +50,9 @@ __device__ __forceinline__ void ListItems(const int32_t* chunk_slots,
       segment = TpaSegmentOf(TpaChunkBegin(chunk));
       const int first_chunk = TpaChunkOf(TpaSegmentBegin(segment));
       starts = chunk == first_chunk;
-      slot = chunk_slots[chunk];
+      slot = work.slots[chunk];
       // What a whole segment's other chunks say is of an earlier launch.
-      exists = starts || chunk_slots[first_chunk] >= whole_slots;
+      exists = starts || work.slots[first_chunk] >= whole_slots;
     }
     const uint32_t mask = __ballot_sync(0xffffffffu, exists);
     const int at = count + __popc(mask & ((1u << lane) - 1));
@@ -166,14 +167,19 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   work.scales = work.max_sum + max_segments;
   work.begins = reinterpret_cast<int*>(pairs + 2 * heads * max_segments);
   work.items = work.begins + max_segments + 1;
+  work.slots = work.items + args.scratch.max_chunks;
   float* out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
                head * value_dim;
   const int length = RowLength(args, row);
   const int row_chunks = TpaChunkCount(length);
   const int segments = TpaSegmentCount(length);
   WaitForPrevious();
+  for (int i = threadIdx.x; i < row_chunks; i += blockDim.x) {
+    work.slots[i] = chunk_slots[i];
+  }
+  __syncthreads();
   if (warp == 0) {
-    ListItems(chunk_slots, row_chunks, segments, p.rows * max_segments, work);
+    ListItems(row_chunks, segments, p.rows * max_segments, work);
   }
   __syncthreads();
   if (segments == 0) {
@@ -221,18 +227,25 @@ cudaError_t LaunchTpaMerge(const TpaDecodeArgs& args, bool dependent_launch,
   const auto kernel = width <= 128 ? tpa_merge_kernel<1> : tpa_merge_kernel<2>;
   const int64_t segments = args.scratch.max_segments;
   const int64_t heads = args.p.new_tokens * args.p.shape.num_heads;
-  // Heads in a block share the list of partial results; but first of all there
-  // should be a block for every multiprocessor, and room for the segments.
+  // Where there are many heads to merge, some in a block share the list of
+  // partial results, and few warps work on each; else latency is what counts,
+  // and as many warps as can do.
   const int64_t head_bytes = segments * (4 * width + 16);
+  const bool many = args.p.rows * heads >= kManyHeads;
   int64_t in_block = 1;
-  while (in_block < 8 && args.p.rows * heads >= 2 * in_block * kBlocksWanted &&
-         2 * in_block * head_bytes <= kSharedWanted) {
+  while (many && in_block < 4 && 2 * in_block * head_bytes <= kSharedWanted) {
     in_block *= 2;
   }
-  const int64_t warps = std::min<int64_t>(std::max<int64_t>(segments / 4, 1),
-                                          kMaxWarps / in_block);
+  // Segments of few heads may come in chunks, a batch of loads for each.
+  const int64_t wanted =
+      args.p.rows * heads < kFewHeads
+          ? segments
+          : std::max<int64_t>(segments / 4,
+                              many ? 1 : std::min<int64_t>(segments, 4));
+  const int64_t warps =
+      std::min<int64_t>(std::max<int64_t>(wanted, 1), kMaxWarps / in_block);
   const size_t bytes =
-      in_block * head_bytes + 4 * (segments + 1) + 4 * args.scratch.max_chunks;
+      in_block * head_bytes + 4 * (segments + 1) + 8 * args.scratch.max_chunks;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(bytes));

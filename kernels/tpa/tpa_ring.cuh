@@ -7,6 +7,15 @@
 
 namespace recurve {
 
+// Lanes of a warp that arrive at a barrier for it, after __syncwarp. One is
+// enough; compute-sanitizer's racecheck follows only what each thread does for
+// itself, so a build for it has them all arrive.
+#ifdef RECURVE_RACECHECK
+inline constexpr int kArrivingLanes = 32;
+#else
+inline constexpr int kArrivingLanes = 1;
+#endif
+
 // A ring of stages, each holding the keys (or values) of one rank and page as
 // they lie in memory: A [64, a_width], then B [64, b_width]. They come in the
 // order of tiles, which are a page or two; within a tile first keys, then
@@ -24,8 +33,8 @@ class TpaRing {
   // By one thread, before the block's first barrier.
   __device__ void Init(int consumer_warps, bool bulk_copies) const {
     for (int i = 0; i < stages_; ++i) {
-      BarrierInit(barriers_ + 16 * i, bulk_copies ? 1 : 64);
-      BarrierInit(barriers_ + 16 * i + 8, consumer_warps);
+      BarrierInit(barriers_ + 16 * i, bulk_copies ? kArrivingLanes : 64);
+      BarrierInit(barriers_ + 16 * i + 8, kArrivingLanes * consumer_warps);
     }
     BarrierInitFence();
   }
@@ -52,10 +61,10 @@ class TpaRing {
     return base_ + stage * stage_bytes_;
   }
   __device__ void WaitEmpty() const { BarrierWait(empty(), phase_ ^ 1); }
-  // By each consumer warp once it has read the stage.
-  __device__ void Release() const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) BarrierArrive(empty());
+  // By each consumer warp once it has read the stage (and met in __syncwarp).
+  __device__ void Release() {
+    if (threadIdx.x % 32 < kArrivingLanes) BarrierArrive(empty());
+    Next();
   }
 
  private:
@@ -104,7 +113,7 @@ __device__ __forceinline__ void FillStage(const TpaDecodeArgs& args,
     CopyRun(to + a_plane, from + a_plane, tokens * b_row);
     BarrierArriveAfterCopies(ring.full());
     BarrierArrive(ring.full());  // for the zeros
-  } else if (lane == 0 && tokens == 0) {
+  } else if (lane < kArrivingLanes && (lane > 0 || tokens == 0)) {
     BarrierArrive(ring.full());
   } else if (lane == 0) {
     BarrierExpect(ring.full(), tokens * (a_row + b_row));
