@@ -49,6 +49,12 @@ struct Ceilings {
 };
 Ceilings MeasureCeilings();
 
+// What to measure.
+struct BenchOptions {
+  bool quick = false;  // leave out what no target names
+  std::string shape;   // only shapes with this in their names
+};
+
 // A row of results.
 struct Result {
   std::string op;

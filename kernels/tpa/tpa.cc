@@ -76,12 +76,10 @@ void AttendOne(const TpaAttendParams& p, int64_t row, int64_t head,
     // Partial result of this page, with its own maximum.
     float chunk_max = -std::numeric_limits<float>::infinity();
     for (int64_t m = 0; m < count; ++m) {
-      const float* a_k = page + layout.a_k_plane + m * layout.a_k_row + head;
-      const float* b_k = page + layout.b_k_plane + m * layout.b_k_row;
       float score = 0.0f;
       for (int64_t r = 0; r < shape.kv_rank; ++r) {
-        score += a_k[r * shape.num_heads] *
-                 Dot(s.q.data(), b_k + r * shape.head_dim, shape.head_dim);
+        score += page[layout.AK(m, r, head)] *
+                 Dot(s.q.data(), page + layout.BK(m, r, 0), shape.head_dim);
       }
       s.scores[m] = score;
       chunk_max = std::max(chunk_max, score);
@@ -91,11 +89,9 @@ void AttendOne(const TpaAttendParams& p, int64_t row, int64_t head,
     for (int64_t m = 0; m < count; ++m) {
       const float weight = std::exp(s.scores[m] - chunk_max);
       chunk_sum += weight;
-      const float* a_v = page + layout.a_v_plane + m * layout.a_v_row + head;
-      const float* b_v = page + layout.b_v_plane + m * layout.b_v_row;
       for (int64_t r = 0; r < shape.kv_rank; ++r) {
-        AddScaled(weight * a_v[r * shape.num_heads], b_v + r * shape.value_dim,
-                  s.partial.data(), shape.value_dim);
+        AddScaled(weight * page[layout.AV(m, r, head)],
+                  page + layout.BV(m, r, 0), s.partial.data(), shape.value_dim);
       }
     }
     // Merge by log-sum-exp, in page order.
@@ -154,17 +150,21 @@ void TpaAppend(const TpaAppendParams& p, ThreadPool& pool) {
     const float* a_k = p.a_k + row * p.stride;
     const float* a_v = p.a_v + row * p.stride;
     const float* b_v = p.b_v + row * p.stride;
-    ActivateRow(p.activation, a_k, page + layout.a_k_plane + m * layout.a_k_row,
-                layout.a_k_row);
-    ActivateRow(p.activation, a_v, page + layout.a_v_plane + m * layout.a_v_row,
-                layout.a_v_row);
-    std::copy(b_v, b_v + layout.b_v_row,
-              page + layout.b_v_plane + m * layout.b_v_row);
-    float* b_k = page + layout.b_k_plane + m * layout.b_k_row;
+    const int64_t factors = shape.kv_rank * shape.num_heads;
+    thread_local std::vector<float> activated;  // [2, R·H]
+    activated.resize(2 * factors);
+    ActivateRow(p.activation, a_k, activated.data(), factors);
+    ActivateRow(p.activation, a_v, activated.data() + factors, factors);
     for (int64_t r = 0; r < shape.kv_rank; ++r) {
+      std::copy_n(activated.data() + r * shape.num_heads, shape.num_heads,
+                  page + layout.AK(m, r, 0));
       LrpeApply(p.position, p.b_k + row * p.stride + r * shape.head_dim,
                 p.cos + row * angles, p.sin + row * angles, shape.head_dim,
-                b_k + r * shape.head_dim);
+                page + layout.BK(m, r, 0));
+      std::copy_n(activated.data() + factors + r * shape.num_heads,
+                  shape.num_heads, page + layout.AV(m, r, 0));
+      std::copy_n(b_v + r * shape.value_dim, shape.value_dim,
+                  page + layout.BV(m, r, 0));
     }
   });
 }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/host_device.h"
+
 namespace recurve {
 
 // Sizes of one tensor product attention layer.
@@ -17,34 +19,89 @@ struct TpaShape {
 // Tokens in one page of the factor cache.
 inline constexpr int64_t kTpaPageTokens = 64;
 
-// Where the factors of a token lie within a page of one layer. A page holds
-// four planes, each with one row a token:
+// How the elements of a row follow each other.
 //
-//   a_k [64, R, H]   b_k [64, R, D]   a_v [64, R, H]   b_v [64, R, E]
+//   kPlain     one after the other, rows not padded: the CPU's float32 cache.
+//   kSwizzled  for tensor cores: 16-bit elements, rows padded (H to a multiple
+//              of 8, D and E to one of 16, with zeros), and the 16-byte groups
+//              of a row permuted by the token, so that one group of 8 tokens in
+//              a row falls on 8 different sets of shared memory banks wherever
+//              a plane is copied as it is.
+enum class TpaPageOrder { kPlain, kSwizzled };
+
+// Where the factors of a token lie within a page of one layer. Each rank has
+// planes of its own, with one row a token, A before B, keys before values:
 //
-// Offsets and sizes are in elements. This is the one definition of the layout:
-// whatever reads or writes the cache asks it.
+//   R times { A_k [64, H]  B_k [64, D] }   R times { A_v [64, H]  B_v [64, E] }
+//
+// so that the keys (or values) of one rank are one run of memory. Offsets and
+// sizes are in elements. This is the one definition of the layout: whatever
+// reads or writes the cache asks it.
 struct TpaPageLayout {
-  int64_t a_k_row;  // elements in a row of the plane
-  int64_t b_k_row;
-  int64_t a_v_row;
-  int64_t b_v_row;
-  int64_t a_k_plane;  // offset of the plane
-  int64_t b_k_plane;
-  int64_t a_v_plane;
-  int64_t b_v_plane;
+  TpaPageOrder order;
+  int64_t a_width;    // elements in a row of A_k or A_v, padding included
+  int64_t b_k_width;  // of B_k
+  int64_t b_v_width;  // of B_v
+  int64_t k_block;    // elements in the two key planes of one rank
+  int64_t v_block;    // and in the two value planes
+  int64_t values;     // offset of the value planes of rank 0
   int64_t page_elements;
 
-  explicit TpaPageLayout(const TpaShape& shape)
-      : a_k_row(shape.kv_rank * shape.num_heads),
-        b_k_row(shape.kv_rank * shape.head_dim),
-        a_v_row(shape.kv_rank * shape.num_heads),
-        b_v_row(shape.kv_rank * shape.value_dim),
-        a_k_plane(0),
-        b_k_plane(a_k_plane + kTpaPageTokens * a_k_row),
-        a_v_plane(b_k_plane + kTpaPageTokens * b_k_row),
-        b_v_plane(a_v_plane + kTpaPageTokens * a_v_row),
-        page_elements(b_v_plane + kTpaPageTokens * b_v_row) {}
+  RECURVE_HOST_DEVICE constexpr explicit TpaPageLayout(
+      const TpaShape& shape, TpaPageOrder page_order = TpaPageOrder::kPlain)
+      : order(page_order),
+        a_width(Padded(shape.num_heads, 8)),
+        b_k_width(Padded(shape.head_dim, 16)),
+        b_v_width(Padded(shape.value_dim, 16)),
+        k_block(kTpaPageTokens * (a_width + b_k_width)),
+        v_block(kTpaPageTokens * (a_width + b_v_width)),
+        values(shape.kv_rank * k_block),
+        page_elements(values + shape.kv_rank * v_block) {}
+
+  // Offset of element `i` of token `m` (of its page) and rank `r`.
+  RECURVE_HOST_DEVICE constexpr int64_t AK(int64_t m, int64_t r,
+                                           int64_t i) const {
+    return r * k_block + Row(m, a_width, i);
+  }
+  RECURVE_HOST_DEVICE constexpr int64_t BK(int64_t m, int64_t r,
+                                           int64_t i) const {
+    return r * k_block + kTpaPageTokens * a_width + Row(m, b_k_width, i);
+  }
+  RECURVE_HOST_DEVICE constexpr int64_t AV(int64_t m, int64_t r,
+                                           int64_t i) const {
+    return values + r * v_block + Row(m, a_width, i);
+  }
+  RECURVE_HOST_DEVICE constexpr int64_t BV(int64_t m, int64_t r,
+                                           int64_t i) const {
+    return values + r * v_block + kTpaPageTokens * a_width +
+           Row(m, b_v_width, i);
+  }
+
+  // In kSwizzled, a row of `groups` 16-byte groups swaps group c with group
+  // c ^ ((m >> Shift(groups)) & Mask(groups)). The mask is one less than the
+  // power of two, up to 8, that divides `groups`, so the swap stays within the
+  // row; the shift makes up for rows that are no multiple of 128 bytes.
+  RECURVE_HOST_DEVICE static constexpr int SwizzleMask(int64_t groups) {
+    return groups % 8 == 0 ? 7 : groups % 4 == 0 ? 3 : groups % 2 == 0 ? 1 : 0;
+  }
+  RECURVE_HOST_DEVICE static constexpr int SwizzleShift(int64_t groups) {
+    return groups % 8 == 0 ? 0 : groups % 4 == 0 ? 1 : groups % 2 == 0 ? 2 : 3;
+  }
+
+ private:
+  RECURVE_HOST_DEVICE constexpr int64_t Padded(int64_t size,
+                                               int64_t multiple) const {
+    return order == TpaPageOrder::kPlain
+               ? size
+               : (size + multiple - 1) / multiple * multiple;
+  }
+  RECURVE_HOST_DEVICE constexpr int64_t Row(int64_t m, int64_t width,
+                                            int64_t i) const {
+    if (order == TpaPageOrder::kPlain) return m * width + i;
+    const int64_t groups = width / 8;
+    const int64_t swap = (m >> SwizzleShift(groups)) & SwizzleMask(groups);
+    return m * width + ((i / 8) ^ swap) * 8 + i % 8;
+  }
 };
 
 }  // namespace recurve

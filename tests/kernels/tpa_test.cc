@@ -215,7 +215,7 @@ TEST_P(TpaTest, AppendWritesItsTokensAndNothingElse) {
   const TpaTokens other(config, 3, 13);
   TpaTestCache cache({&tokens, &other});
   std::vector<float> want = cache.pages();
-  const auto expect_plane = [&](int64_t at, const float* values, int64_t n) {
+  const auto expect_run = [&](int64_t at, const float* values, int64_t n) {
     std::copy(values, values + n, want.begin() + at);
   };
   std::vector<TpaRow> rows;
@@ -226,26 +226,25 @@ TEST_P(TpaTest, AppendWritesItsTokensAndNothingElse) {
         cache.page_of(0, t / kTpaPageTokens) * cache.page_stride();
     const int64_t m = t % kTpaPageTokens;
     const float* row = tokens.Row(t);
-    expect_plane(page + layout.a_k_plane + m * layout.a_k_row, row + tokens.a_k,
-                 layout.a_k_row);
-    expect_plane(page + layout.a_v_plane + m * layout.a_v_row, row + tokens.a_v,
-                 layout.a_v_row);
-    expect_plane(page + layout.b_v_plane + m * layout.b_v_row, row + tokens.b_v,
-                 layout.b_v_row);
-    // B_k carries its position: near the oracle, then taken as it is.
-    const int64_t b_k = page + layout.b_k_plane + m * layout.b_k_row;
     for (int64_t r = 0; r < shape.kv_rank; ++r) {
+      expect_run(page + layout.AK(m, r, 0),
+                 row + tokens.a_k + r * shape.num_heads, shape.num_heads);
+      expect_run(page + layout.AV(m, r, 0),
+                 row + tokens.a_v + r * shape.num_heads, shape.num_heads);
+      expect_run(page + layout.BV(m, r, 0),
+                 row + tokens.b_v + r * shape.value_dim, shape.value_dim);
+      // B_k carries its position: near the oracle, then taken as it is.
+      const int64_t b_k = page + layout.BK(m, r, 0);
       const float* x = row + tokens.b_k + r * shape.head_dim;
       const absl::Span<const float> got =
-          absl::MakeConstSpan(cache.pages())
-              .subspan(b_k + r * shape.head_dim, shape.head_dim);
+          absl::MakeConstSpan(cache.pages()).subspan(b_k, shape.head_dim);
       EXPECT_TRUE(
           RelativelyNear(got,
                          LrpeOracle(config.position,
                                     std::vector<double>(x, x + shape.head_dim),
                                     t, config.base),
                          3e-7));
-      expect_plane(b_k + r * shape.head_dim, got.data(), shape.head_dim);
+      expect_run(b_k, got.data(), shape.head_dim);
     }
   }
   EXPECT_TRUE(SameBits(cache.pages(), want));

@@ -1,4 +1,5 @@
-// Measures the linear-attention step and the small ops on a GPU.
+// Measures the kernels on a GPU: `recurve-kernel-bench`. An operation is one
+// file and one row of kOperations.
 
 #include <cstdio>
 #include <cstring>
@@ -7,12 +8,31 @@
 
 #include "bench/cuda/linear_bench.h"
 #include "bench/cuda/small_ops_bench.h"
+#include "bench/cuda/tpa_bench.h"
 
 namespace {
 
+using recurve::bench::BenchOptions;
+using recurve::bench::Result;
+
+struct Operation {
+  const char* name;
+  std::vector<Result> (*bench)(const BenchOptions& options);
+};
+constexpr Operation kOperations[] = {
+    {"tpa", recurve::bench::BenchTpa},
+    {"linear",
+     [](const BenchOptions& options) {
+       return recurve::bench::BenchLinear(options.quick);
+     }},
+    {"lrpe", [](const BenchOptions&) { return recurve::bench::BenchLrpe(); }},
+    {"norm", [](const BenchOptions&) { return recurve::bench::BenchNorm(); }},
+};
+
 constexpr char kUsage[] =
-    "usage: recurve-linear-bench [--json FILE] [--commit ID] [--quick]\n"
-    "                            [--only linear|lrpe|norm]\n";
+    "usage: recurve-kernel-bench [--json FILE] [--commit ID] [--quick]\n"
+    "                            [--only tpa|linear|lrpe|norm]\n"
+    "                            [--shape PART_OF_A_NAME]\n";
 
 int Usage() {
   std::fputs(kUsage, stderr);
@@ -26,20 +46,22 @@ int main(int argc, char** argv) {
   std::string json;
   std::string commit = "unknown";
   std::string only;
-  bool quick = false;
+  BenchOptions options;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--help") == 0) {
       std::fputs(kUsage, stdout);
       return 0;
     }
     if (std::strcmp(argv[i], "--quick") == 0) {
-      quick = true;
+      options.quick = true;
     } else if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
       json = argv[++i];
     } else if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) {
       commit = argv[++i];
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       only = argv[++i];
+    } else if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) {
+      options.shape = argv[++i];
     } else {
       return Usage();
     }
@@ -51,14 +73,11 @@ int main(int argc, char** argv) {
   }
   const Ceilings ceilings = MeasureCeilings();
   std::vector<Result> results;
-  const auto append = [&](const char* name, auto&& bench) {
-    if (!only.empty() && only != name) return;
-    const std::vector<Result> more = bench();
+  for (const Operation& operation : kOperations) {
+    if (!only.empty() && only != operation.name) continue;
+    const std::vector<Result> more = operation.bench(options);
     results.insert(results.end(), more.begin(), more.end());
-  };
-  append("linear", [quick] { return BenchLinear(quick); });
-  append("lrpe", BenchLrpe);
-  append("norm", BenchNorm);
+  }
   Print(ceilings, results);
   if (!json.empty()) WriteJson(json, commit, ceilings, results);
   return 0;

@@ -1,0 +1,21 @@
+#ifndef RECURVE_BENCH_CUDA_TPA_BENCH_H_
+#define RECURVE_BENCH_CUDA_TPA_BENCH_H_
+
+#include <vector>
+
+#include "bench/cuda/gpu_timer.h"
+
+namespace recurve {
+namespace bench {
+
+// TPA decode: the planner's choice at the shapes that targets name, ragged and
+// contiguous batches, and each form over batch and length. Every case is first
+// checked against float64 and the forms against each other; a wrong result ends
+// the program. A quick run
+// leaves out the sweep of the forms.
+std::vector<Result> BenchTpa(const BenchOptions& options);
+
+}  // namespace bench
+}  // namespace recurve
+
+#endif  // RECURVE_BENCH_CUDA_TPA_BENCH_H_

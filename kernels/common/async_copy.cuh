@@ -1,0 +1,143 @@
+// Barriers and asynchronous copies into shared memory. Device code only; what
+// Hopper has of its own falls back to what Ampere has.
+#ifndef RECURVE_KERNELS_COMMON_ASYNC_COPY_CUH_
+#define RECURVE_KERNELS_COMMON_ASYNC_COPY_CUH_
+
+#include <cstdint>
+
+namespace recurve {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// A barrier among `threads` threads (whole warps) of the block; 0 is
+// __syncthreads'.
+__device__ __forceinline__ void NamedBarrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- mbarrier: 8 bytes of shared memory, named by their address ----
+
+__device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier),
+               "r"(arrivals)
+               : "memory");
+}
+// After the last BarrierInit, before __syncthreads.
+__device__ __forceinline__ void BarrierInitFence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(
+          barrier)
+      : "memory");
+}
+__device__ __forceinline__ bool BarrierTest(uint32_t barrier, uint32_t phase) {
+  uint32_t done;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .pred p;"
+      "  mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
+      "  selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(phase)
+      : "memory");
+#else
+  asm volatile(
+      "{ .reg .pred p;"
+      "  mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
+      "  selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(phase)
+      : "memory");
+#endif
+  return done != 0;
+}
+// Until the phase of this parity has completed.
+__device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t phase) {
+  while (!BarrierTest(barrier, phase)) {
+  }
+}
+
+// ---- copies, global to shared ----
+
+// Arrives once and makes the phase wait for `bytes` of bulk copies.
+__device__ __forceinline__ void BarrierExpect(uint32_t barrier,
+                                              uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b64 state;"
+      "  mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(
+          barrier),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+// One thread copies `bytes`, a multiple of 16 at 16-byte boundaries; completion
+// counts on the barrier. Hopper only.
+__device__ __forceinline__ void BulkCopy(uint32_t to, const void* from,
+                                         uint32_t bytes, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+#endif
+}
+// Orders this thread's ordinary writes to shared memory before later bulk
+// copies over them.
+__device__ __forceinline__ void BulkCopyFence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from)
+               : "memory");
+}
+// Arrives when this thread's CopyAsync16 so far are done. Counts as one of the
+// barrier's arrivals.
+__device__ __forceinline__ void BarrierArriveAfterCopies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier)
+               : "memory");
+}
+
+// ---- registers, from one warpgroup to another; nothing but on sm_90a. Every
+// warp of a group of four calls it ----
+
+template <int kRegisters>
+__device__ __forceinline__ void ReleaseRegisters() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+__device__ __forceinline__ void ClaimRegisters() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+
+// ---- programmatic dependent launch; nothing before Hopper ----
+
+// The next kernel in the stream may start its prologue.
+__device__ __forceinline__ void LaunchDependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernel before is done and its writes are visible.
+__device__ __forceinline__ void WaitForPrevious() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_COMMON_ASYNC_COPY_CUH_

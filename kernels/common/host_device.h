@@ -1,0 +1,11 @@
+#ifndef RECURVE_KERNELS_COMMON_HOST_DEVICE_H_
+#define RECURVE_KERNELS_COMMON_HOST_DEVICE_H_
+
+// Marks what host and device code share; nothing where there is no CUDA.
+#ifdef __CUDACC__
+#define RECURVE_HOST_DEVICE __host__ __device__
+#else
+#define RECURVE_HOST_DEVICE
+#endif
+
+#endif  // RECURVE_KERNELS_COMMON_HOST_DEVICE_H_

@@ -1,0 +1,107 @@
+#include "kernels/common/mma.cuh"
+#include "kernels/tpa/tpa_cuda.h"
+
+namespace recurve {
+namespace {
+
+constexpr int kThreads = 128;
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+__device__ float ActivateFactor(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return x / (1.0f + expf(-x));
+    case Activation::kRelu:
+      return x < 0.0f ? 0.0f : x;
+    case Activation::kSigmoid:
+      return 1.0f / (1.0f + expf(-x));
+    case Activation::kOnePlusElu:
+      return x > 0.0f ? 1.0f + x : expf(x);
+    default:
+      return x;
+  }
+}
+
+// Element `d` of an encoded B_k row.
+__device__ float Encode(const TpaCudaAppendParams& p, int64_t row,
+                        const float* x, int d) {
+  if (p.position == LrpeType::kNone) return x[d];
+  const int half = static_cast<int>(p.shape.head_dim) / 2;
+  const int k = d < half ? d : d - half;
+  const float c = p.cos[row * half + k];
+  const float s = p.sin[row * half + k];
+  return d < half ? __fsub_rn(__fmul_rn(x[k], c), __fmul_rn(x[half + k], s))
+                  : __fadd_rn(__fmul_rn(x[k], s), __fmul_rn(x[half + k], c));
+}
+
+// One block a token and rank. Padding of rows becomes zero.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    tpa_append_kernel(const __grid_constant__ TpaCudaAppendParams p,
+                      const __grid_constant__ TpaPageLayout layout) {
+  const int64_t row = blockIdx.x;
+  const int r = blockIdx.y;
+  const int64_t position = p.positions[row];
+  if (position < 0 || position >= kTpaPageTokens * p.cache.page_table_stride) {
+    return;
+  }
+  const int64_t page =
+      p.cache.page_table[p.row_sequence[row] * p.cache.page_table_stride +
+                         position / kTpaPageTokens];
+  T* to = static_cast<T*>(p.cache.pages) + page * p.cache.page_stride;
+  const int m = static_cast<int>(position % kTpaPageTokens);
+  const int heads = static_cast<int>(p.shape.num_heads);
+  const int dim = static_cast<int>(p.shape.head_dim);
+  const int value_dim = static_cast<int>(p.shape.value_dim);
+  const float* a_k = p.a_k + row * p.stride + r * heads;
+  const float* a_v = p.a_v + row * p.stride + r * heads;
+  const float* b_k = p.b_k + row * p.stride + r * dim;
+  const float* b_v = p.b_v + row * p.stride + r * value_dim;
+  for (int h = threadIdx.x; h < layout.a_width; h += kThreads) {
+    const bool exists = h < heads;
+    to[layout.AK(m, r, h)] =
+        Half<T>::From(exists ? ActivateFactor(p.activation, a_k[h]) : 0.0f);
+    to[layout.AV(m, r, h)] =
+        Half<T>::From(exists ? ActivateFactor(p.activation, a_v[h]) : 0.0f);
+  }
+  for (int d = threadIdx.x; d < layout.b_k_width; d += kThreads) {
+    to[layout.BK(m, r, d)] =
+        Half<T>::From(d < dim ? Encode(p, row, b_k, d) : 0.0f);
+  }
+  for (int e = threadIdx.x; e < layout.b_v_width; e += kThreads) {
+    to[layout.BV(m, r, e)] = Half<T>::From(e < value_dim ? b_v[e] : 0.0f);
+  }
+}
+
+bool Valid(const TpaCudaAppendParams& p, const TpaPageLayout& layout) {
+  return TpaDecodeSupports(p.shape) && p.rows >= 0 &&
+         p.cache.page_stride % 8 == 0 &&
+         p.cache.page_stride >= layout.page_elements &&
+         p.position != LrpeType::kCosine &&
+         p.activation != Activation::kSoftmax;
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
+                            cudaStream_t stream) {
+  const TpaPageLayout layout(params.shape, TpaPageOrder::kSwizzled);
+  if (!Valid(params, layout)) return cudaErrorInvalidValue;
+  if (params.rows == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(params.rows),
+                  static_cast<unsigned>(params.shape.kv_rank));
+  if (params.cache.element == TpaElement::kBFloat16) {
+    tpa_append_kernel<__nv_bfloat16>
+        <<<grid, kThreads, 0, stream>>>(params, layout);
+  } else {
+    tpa_append_kernel<__half><<<grid, kThreads, 0, stream>>>(params, layout);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace recurve

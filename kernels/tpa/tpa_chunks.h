@@ -1,0 +1,95 @@
+#ifndef RECURVE_KERNELS_TPA_TPA_CHUNKS_H_
+#define RECURVE_KERNELS_TPA_TPA_CHUNKS_H_
+
+#include "kernels/common/host_device.h"
+
+namespace recurve {
+
+// How a context is cut when the GPU attends to it. Positions are cut into
+// chunks, and chunks gathered into segments, at places that depend on the
+// position only:
+//
+//   position                0 ... 2048 ... 8192 ... 131072 ...
+//   tokens in a chunk         128     256      256      1024
+//   tokens in a segment       512     512     2048      8192
+//
+// A chunk gives a partial result with its own maximum. Partials of a segment
+// merge one after the other into that of the segment, those of the segments
+// into that of the row. Every merge is the same float32 arithmetic, whether it
+// happens in registers or much later from memory: so which thread block works
+// on which chunks changes no bit.
+//
+// Short contexts need small chunks to fill the machine; long ones need large
+// segments, or reading and writing partials would cost more than the cache.
+
+RECURVE_HOST_DEVICE constexpr int TpaChunkOf(int position) {
+  return position < 2048     ? position / 128
+         : position < 131072 ? 16 + (position - 2048) / 256
+                             : 520 + (position - 131072) / 1024;
+}
+RECURVE_HOST_DEVICE constexpr int TpaChunkBegin(int chunk) {
+  return chunk < 16    ? 128 * chunk
+         : chunk < 520 ? 2048 + 256 * (chunk - 16)
+                       : 131072 + 1024 * (chunk - 520);
+}
+RECURVE_HOST_DEVICE constexpr int TpaSegmentOf(int position) {
+  return position < 8192     ? position / 512
+         : position < 131072 ? 16 + (position - 8192) / 2048
+                             : 76 + (position - 131072) / 8192;
+}
+RECURVE_HOST_DEVICE constexpr int TpaSegmentBegin(int segment) {
+  return segment < 16   ? 512 * segment
+         : segment < 76 ? 8192 + 2048 * (segment - 16)
+                        : 131072 + 8192 * (segment - 76);
+}
+
+// Chunks and segments of a context of `length` tokens.
+RECURVE_HOST_DEVICE constexpr int TpaChunkCount(int length) {
+  return length <= 0 ? 0 : TpaChunkOf(length - 1) + 1;
+}
+RECURVE_HOST_DEVICE constexpr int TpaSegmentCount(int length) {
+  return length <= 0 ? 0 : TpaSegmentOf(length - 1) + 1;
+}
+// No segment has more chunks.
+inline constexpr int kTpaSegmentChunks = 8;
+
+// The work of a launch, shared out. All rows' tokens stand in one line, each
+// row rounded up to whole tiles of 64; block i begins at the cut nearest to
+// i · TpaStep.
+
+// Tokens a block should take, at least `tokens` / `blocks`: rounded up to what
+// meets the ends of chunks and segments where that costs under an eighth.
+RECURVE_HOST_DEVICE constexpr int TpaStep(int tokens, int blocks) {
+  const int fair = (tokens + blocks - 1) / blocks;
+  for (int unit = 2048; unit > 128; unit /= 2) {
+    const int step = (fair + unit - 1) / unit * unit;
+    if (step - fair <= fair / 8) return step;
+  }
+  return fair <= 128 ? 128 : (fair + 127) / 128 * 128;
+}
+
+// The chunk before which a row of `length` tokens is cut for a target of
+// `position` (0 <= position < length): the end of a segment or of the row if it
+// is within `tolerance` tokens, else the nearest end of a chunk.
+// TpaChunkCount(length) means the end of the row. Monotone in `position`.
+RECURVE_HOST_DEVICE constexpr int TpaCutChunk(int length, int position,
+                                              int tolerance) {
+  const int segment = TpaSegmentOf(position);
+  const int begin = TpaSegmentBegin(segment);
+  const int next = TpaSegmentBegin(segment + 1);
+  const int end = next < length ? next : length;
+  const int end_chunk =
+      next < length ? TpaChunkOf(next) : TpaChunkCount(length);
+  const bool lower = position - begin <= end - position;
+  if (lower && position - begin <= tolerance) return TpaChunkOf(begin);
+  if (!lower && end - position <= tolerance) return end_chunk;
+  const int chunk = TpaChunkOf(position);
+  const int chunk_begin = TpaChunkBegin(chunk);
+  const int chunk_next = TpaChunkBegin(chunk + 1);
+  const int chunk_end = chunk_next < length ? chunk_next : length;
+  return position - chunk_begin <= chunk_end - position ? chunk : chunk + 1;
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_TPA_TPA_CHUNKS_H_

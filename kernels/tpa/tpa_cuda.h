@@ -1,0 +1,93 @@
+#ifndef RECURVE_KERNELS_TPA_TPA_CUDA_H_
+#define RECURVE_KERNELS_TPA_TPA_CUDA_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/common/activation.h"
+#include "kernels/lrpe/lrpe.h"
+#include "kernels/tpa/tpa_layout.h"
+#include "kernels/tpa/tpa_plan.h"
+
+namespace recurve {
+
+// Tensor product attention on the GPU, over a paged cache of 16-bit factors;
+// kernels/tpa/tpa.h states the mathematics. Every pointer is to device memory.
+// Launchers neither allocate nor synchronise and may be captured in a graph;
+// what changes from step to step is read from device memory, so the graph
+// replays while contexts grow.
+
+enum class TpaElement { kBFloat16, kFloat16 };
+
+// The cache of one layer, laid out as TpaPageLayout(shape, kSwizzled).
+struct TpaCudaCache {
+  TpaElement element;
+  void* pages;          // page p begins at pages + p · page_stride, 16-byte
+                        // aligned
+  int64_t page_stride;  // elements, a multiple of 8; >= page_elements
+  const int32_t* page_table;  // [sequences, page_table_stride]
+  int64_t page_table_stride;  // pages
+};
+
+// Writes the key and value factors of new tokens into their pages: activation
+// on A_k and A_v, position on B_k, then rounding to nearest.
+struct TpaCudaAppendParams {
+  TpaShape shape;
+  TpaCudaCache cache;
+  const int32_t* row_sequence;  // [rows] row of the page table
+  const int64_t* positions;     // [rows] negative: padding, nothing is written
+  int rows;
+  const float* a_k;   // [rows, R, H]
+  const float* b_k;   // [rows, R, D]
+  const float* a_v;   // [rows, R, H]
+  const float* b_v;   // [rows, R, E]
+  int64_t stride;     // elements between rows of each of the four
+  LrpeType position;  // kNone or kRotate
+  const float* cos;   // [rows, D/2] of LrpeTable, unused for kNone
+  const float* sin;
+  Activation activation;  // of A_k and A_v; pointwise
+};
+// cudaErrorInvalidValue for what the comments above rule out.
+cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
+                            cudaStream_t stream);
+
+// One decode step: the last `new_tokens` tokens of each sequence attend to the
+// tokens before them and to themselves. Query t of a sequence of `lengths`
+// tokens (all appended) sees the first lengths - new_tokens + 1 + t; one that
+// sees none gives zeros, so a sequence with fewer new tokens puts its queries
+// last. Sequences are rows of the page table.
+struct TpaCudaDecodeParams {
+  TpaShape shape;
+  TpaCudaCache cache;
+  const int32_t* lengths;  // [rows] tokens; at most 64 · page_table_stride
+  int rows;
+  int new_tokens;     // T, 1 to 8
+  const float* a_q;   // [rows, T, Rq, H]
+  const float* b_q;   // [rows, T, Rq, D], without position
+  int64_t stride;     // elements between tokens of both
+  LrpeType position;  // kNone or kRotate
+  const float* cos;   // [rows, T, D/2]
+  const float* sin;
+  float* out;          // [rows, T, H, E]
+  int64_t out_stride;  // elements between tokens
+  void* scratch;       // 256-byte aligned; nothing has to be in it
+  int64_t scratch_bytes;
+};
+
+// Bytes that TpaCudaDecodeParams::scratch must have. Steps that follow each
+// other in a stream may share it.
+int64_t TpaDecodeScratchBytes(const TpaCudaDecodeParams& params,
+                              const TpaDecodePlan& plan);
+
+// The current device, for PlanTpaDecode.
+cudaError_t GetTpaDevice(TpaDevice* device);
+
+// `plan` is PlanTpaDecode's for this shape, rows and new tokens.
+// cudaErrorInvalidValue for what the comments above rule out.
+cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
+                            const TpaDecodePlan& plan, cudaStream_t stream);
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_TPA_TPA_CUDA_H_

@@ -1,0 +1,325 @@
+// TPA decode on the GPU against float64, and against itself bit for bit.
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/gpu/tpa_gpu_testing.h"
+#include "tests/testing/compare.h"
+#include "tests/testing/random_tensor.h"
+
+namespace recurve {
+namespace {
+
+constexpr TpaDecodeForm kForms[] = {TpaDecodeForm::kParallelB,
+                                    TpaDecodeForm::kParallelBh,
+                                    TpaDecodeForm::kParallelBn};
+constexpr double kTolerance = 4e-3;
+
+// {H, D, E, Rq, R}: each kernel instance, odd heads, values narrower and wider
+// than keys, sizes that are no multiple of 16.
+const TpaShape kShapes[] = {
+    {32, 128, 128, 16, 1}, {78, 64, 64, 6, 2},   {5, 64, 48, 6, 3},
+    {1, 32, 256, 1, 1},    {3, 256, 32, 32, 4},  {33, 96, 40, 7, 2},
+    {7, 72, 88, 3, 2},     {128, 128, 64, 2, 1}, {17, 40, 8, 5, 1},
+    {128, 256, 256, 3, 4},
+};
+
+std::string Describe(const TpaGpuConfig& c) {
+  const TpaShape& s = c.shape;
+  return "H" + std::to_string(s.num_heads) + " D" + std::to_string(s.head_dim) +
+         " E" + std::to_string(s.value_dim) + " Rq" + std::to_string(s.q_rank) +
+         " R" + std::to_string(s.kv_rank) +
+         (c.element == TpaElement::kBFloat16 ? " bf16" : " fp16");
+}
+
+using Sequences = std::vector<std::unique_ptr<TpaSequence>>;
+
+std::vector<const TpaSequence*> Pointers(const Sequences& sequences) {
+  std::vector<const TpaSequence*> pointers;
+  for (const auto& s : sequences) pointers.push_back(s.get());
+  return pointers;
+}
+
+class TpaGpuTest : public GpuTest {
+ protected:
+  static Sequences Make(const TpaGpuConfig& config,
+                        const std::vector<int>& lengths, int queries = 1) {
+    Sequences sequences;
+    uint64_t seed = 1;
+    for (int length : lengths) {
+      sequences.push_back(
+          std::make_unique<TpaSequence>(config, length, queries, seed));
+      seed += 10;
+    }
+    return sequences;
+  }
+
+  // Of a query's whole output, |got - want| / |want|.
+  static testing::AssertionResult Near(const float* got, const double* want,
+                                       int64_t count) {
+    double error = 0.0;
+    double norm = 0.0;
+    for (int64_t i = 0; i < count; ++i) {
+      error += (got[i] - want[i]) * (got[i] - want[i]);
+      norm += want[i] * want[i];
+    }
+    if (error <= kTolerance * kTolerance * norm) {
+      return testing::AssertionSuccess();
+    }
+    return testing::AssertionFailure()
+           << "relative error " << std::sqrt(error / norm);
+  }
+
+  // All forms give the same bits, near the oracle's; returns them.
+  static std::vector<float> Check(const TpaGpuConfig& config,
+                                  const Sequences& sequences) {
+    SCOPED_TRACE(Describe(config));
+    TpaGpuBatch batch(config, Pointers(sequences));
+    const std::vector<float> got = batch.Decode(TpaDecodeForm::kParallelBn);
+    for (TpaDecodeForm form : kForms) {
+      EXPECT_TRUE(SameBits(batch.Decode(form), got)) << Name(form);
+    }
+    const int64_t row = config.shape.num_heads * config.shape.value_dim;
+    const int queries = sequences[0]->queries;
+    for (size_t b = 0; b < sequences.size(); ++b) {
+      const std::vector<double> want = TpaGpuOracle(config, *sequences[b]);
+      for (int t = 0; t < queries; ++t) {
+        EXPECT_TRUE(Near(got.data() + (b * queries + t) * row,
+                         want.data() + t * row, row))
+            << "sequence of " << sequences[b]->length << ", query " << t;
+        if (HasFailure()) return got;
+      }
+    }
+    return got;
+  }
+};
+
+class TpaShapeGpuTest
+    : public TpaGpuTest,
+      public testing::WithParamInterface<std::tuple<TpaElement, TpaShape>> {};
+
+TEST_P(TpaShapeGpuTest, MatchesFloat64) {
+  const TpaGpuConfig config = {std::get<1>(GetParam()),
+                               std::get<0>(GetParam())};
+  Check(config, Make(config, {0, 1, 63, 64, 65, 129, 600}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, TpaShapeGpuTest,
+                         testing::Combine(testing::Values(TpaElement::kBFloat16,
+                                                          TpaElement::kFloat16),
+                                          testing::ValuesIn(kShapes)));
+
+TEST_F(TpaGpuTest, WithoutPosition) {
+  const TpaGpuConfig config = {kShapes[2], TpaElement::kBFloat16,
+                               LrpeType::kNone};
+  Check(config, Make(config, {200, 1}));
+}
+
+TEST_F(TpaGpuTest, MatchesFloat64AtLongLengths) {
+  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[2]}) {
+    const TpaGpuConfig config = {shape};
+    Check(config, Make(config, {8191, 512, 513, 3000}));
+  }
+  const TpaGpuConfig config = {{2, 32, 32, 2, 1}};
+  Check(config, Make(config, {140000, 8193, 33000}));
+}
+
+// Log-sum-exps of chunks that differ by a lot, growing or falling.
+TEST_F(TpaGpuTest, RampedScores) {
+  for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
+    for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[3]}) {
+      for (const auto& [from, to] :
+           {std::pair(0.0f, 60.0f), std::pair(60.0f, 0.0f),
+            std::pair(0.0f, 6.0f), std::pair(-1e4f, 1e4f),
+            std::pair(1e4f, -1e4f)}) {
+        const TpaGpuConfig config = {shape, element};
+        Sequences sequences = Make(config, {2100, 65, 700});
+        for (auto& s : sequences) s->Ramp(config, from, to);
+        SCOPED_TRACE(testing::Message() << from << " to " << to);
+        Check(config, sequences);
+      }
+    }
+  }
+}
+
+// Scores up to ±1e4 without order, some of them close to each other.
+TEST_F(TpaGpuTest, LargeRandomScores) {
+  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
+    const TpaGpuConfig config = {shape};
+    Sequences sequences = Make(config, {8191, 64, 900, 65});
+    for (auto& s : sequences) {
+      s->Change(config, [&](int which, float x) {
+        return which == 1 ? x * 3000.0f * static_cast<float>(shape.kv_rank) : x;
+      });
+    }
+    Check(config, sequences);
+  }
+}
+
+TEST_F(TpaGpuTest, BitsDoNotDependOnTheBatch) {
+  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
+    const TpaGpuConfig config = {shape};
+    SCOPED_TRACE(Describe(config));
+    const std::vector<int> lengths = {1000, 0, 63, 4100, 64, 65, 1, 300, 2048};
+    const Sequences sequences = Make(config, lengths);
+    TpaGpuBatch batch(config, Pointers(sequences));
+    const std::vector<float> all = batch.Decode(TpaDecodeForm::kParallelBn);
+    const size_t width = shape.num_heads * shape.value_dim;
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      TpaGpuBatch alone(config, {sequences[b].get()});
+      for (TpaDecodeForm form : kForms) {
+        EXPECT_TRUE(
+            SameBits(alone.Decode(form), {all.data() + b * width, width}))
+            << Name(form) << " of " << lengths[b];
+      }
+    }
+  }
+}
+
+// However many blocks share the work.
+TEST_F(TpaGpuTest, BitsDoNotDependOnTheBlocks) {
+  const TpaGpuConfig config = {kShapes[1]};
+  const Sequences sequences = Make(config, {9000, 700, 40});
+  TpaGpuBatch batch(config, Pointers(sequences));
+  TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
+  const std::vector<float> want = batch.Decode(plan);
+  for (int blocks : {1, 2, 5, 31, 100}) {
+    plan.blocks = blocks;
+    EXPECT_TRUE(SameBits(batch.Decode(plan), want)) << blocks << " blocks";
+  }
+}
+
+TEST_F(TpaGpuTest, BitsDoNotDependOnHowFactorsAreCopied) {
+  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
+    const TpaGpuConfig config = {shape};
+    const Sequences sequences = Make(config, {1500, 65, 63});
+    TpaGpuBatch batch(config, Pointers(sequences));
+    for (TpaDecodeForm form : kForms) {
+      TpaDecodePlan plan = batch.Plan(form);
+      const std::vector<float> want = batch.Decode(plan);
+      plan.bulk_copies = false;
+      plan.dependent_launch = false;
+      EXPECT_TRUE(SameBits(batch.Decode(plan), want)) << Name(form);
+    }
+  }
+}
+
+// Several new tokens: each gives what it would have given alone, when it was
+// the last.
+TEST_F(TpaGpuTest, NewTokensMatchStepwiseDecode) {
+  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[6]}) {
+    for (int queries : {2, 3, 8}) {
+      const TpaGpuConfig config = {shape};
+      SCOPED_TRACE(testing::Message() << Describe(config) << ", " << queries);
+      const Sequences sequences = Make(config, {5, 66, 515, 1030}, queries);
+      const std::vector<float> got = Check(config, sequences);
+      const int64_t width = shape.num_heads * shape.value_dim;
+      for (size_t b = 0; b < sequences.size(); ++b) {
+        for (int t = 0; t < queries; ++t) {
+          TpaSequence one = *sequences[b];
+          one.queries = 1;
+          one.length -= queries - 1 - t;
+          if (one.length <= 0) continue;
+          const auto take = [t](std::vector<float>& v, int64_t n) {
+            v = std::vector<float>(v.begin() + t * n, v.begin() + (t + 1) * n);
+          };
+          take(one.a_q, shape.q_rank * shape.num_heads);
+          take(one.b_q, shape.q_rank * shape.head_dim);
+          take(one.cos, shape.head_dim / 2);
+          take(one.sin, shape.head_dim / 2);
+          TpaGpuBatch alone(config, {&one});
+          EXPECT_TRUE(SameBits(alone.Decode(TpaDecodeForm::kParallelBn),
+                               {got.data() + (b * queries + t) * width,
+                                static_cast<size_t>(width)}))
+              << "length " << sequences[b]->length << " query " << t;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(TpaGpuTest, OneGraphReplaysWhileContextsGrow) {
+  const TpaGpuConfig config = {kShapes[1]};
+  const Sequences sequences = Make(config, {1400, 700, 65});
+  for (TpaDecodeForm form : kForms) {
+    TpaGpuBatch batch(config, Pointers(sequences));
+    const TpaDecodePlan plan = batch.Plan(form);
+    batch.SetLengths({3, 0, 64});
+    const TpaCudaDecodeParams params = batch.Params(plan);
+    cudaStream_t stream;
+    ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+              cudaSuccess);
+    ASSERT_EQ(LaunchTpaDecode(params, plan, stream), cudaSuccess);
+    cudaGraph_t graph;
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cudaGraphExec_t exec;
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (const std::vector<int32_t>& lengths :
+         {std::vector<int32_t>{3, 0, 64}, std::vector<int32_t>{4, 1, 65},
+          std::vector<int32_t>{1400, 700, 1}}) {
+      batch.SetLengths(lengths);
+      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      const std::vector<float> got = batch.Compact();
+      const size_t width = config.shape.num_heads * config.shape.value_dim;
+      for (size_t b = 0; b < lengths.size(); ++b) {
+        TpaSequence now = *sequences[b];
+        now.length = lengths[b];
+        TpaGpuBatch alone(config, {&now});
+        EXPECT_TRUE(SameBits({got.data() + b * width, width},
+                             alone.Decode(TpaDecodeForm::kParallelB)))
+            << Name(form) << " sequence " << b << " of " << lengths[b];
+      }
+    }
+    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  }
+}
+
+// A sequence with NaN in it spoils itself alone.
+TEST_F(TpaGpuTest, NonFiniteSequenceFailsAlone) {
+  const TpaGpuConfig config = {kShapes[2]};
+  Sequences sequences = Make(config, {300, 200, 100});
+  const std::vector<float> want = Check(config, sequences);
+  sequences[1]->b_v[70 * config.shape.kv_rank * config.shape.value_dim] = kNaN;
+  TpaGpuBatch batch(config, Pointers(sequences));
+  const size_t width = config.shape.num_heads * config.shape.value_dim;
+  for (TpaDecodeForm form : kForms) {
+    const std::vector<float> got = batch.Decode(form);
+    EXPECT_TRUE(std::isnan(got[width]));
+    EXPECT_TRUE(SameBits({got.data(), width}, {want.data(), width}));
+    EXPECT_TRUE(SameBits({got.data() + 2 * width, width},
+                         {want.data() + 2 * width, width}));
+  }
+}
+
+TEST_F(TpaGpuTest, RefusesBadParameters) {
+  const TpaGpuConfig config = {kShapes[2]};
+  const Sequences sequences = Make(config, {70});
+  TpaGpuBatch batch(config, Pointers(sequences));
+  const TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
+  const TpaCudaDecodeParams good = batch.Params(plan);
+  const auto refused = [&](auto&& change) {
+    TpaCudaDecodeParams params = good;
+    change(params);
+    return LaunchTpaDecode(params, plan, nullptr) == cudaErrorInvalidValue;
+  };
+  using Params = TpaCudaDecodeParams;
+  EXPECT_TRUE(refused([](Params& p) { p.shape.num_heads = 129; }));
+  EXPECT_TRUE(refused([](Params& p) { p.shape.head_dim = 60; }));
+  EXPECT_TRUE(refused([](Params& p) { p.rows = -1; }));
+  EXPECT_TRUE(refused([](Params& p) { p.new_tokens = 9; }));
+  EXPECT_TRUE(refused([](Params& p) { p.scratch_bytes -= 1; }));
+  EXPECT_TRUE(refused([](Params& p) { p.cache.page_stride -= 16; }));
+  EXPECT_TRUE(refused([](Params& p) { p.position = LrpeType::kCosine; }));
+}
+
+}  // namespace
+}  // namespace recurve

@@ -1,0 +1,90 @@
+// A cache of tensor product attention on the GPU, full of traps, and the oracle
+// that decoding from it is tested against.
+#ifndef RECURVE_TESTS_GPU_TPA_GPU_TESTING_H_
+#define RECURVE_TESTS_GPU_TPA_GPU_TESTING_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/tpa/tpa_cuda.h"
+#include "tests/gpu/device_buffer.h"
+
+namespace recurve {
+
+// A float as the cache's 16-bit type, and back.
+uint16_t ToBits(TpaElement element, float value);
+float FromBits(TpaElement element, uint16_t bits);
+
+struct TpaGpuConfig {
+  TpaShape shape;
+  TpaElement element = TpaElement::kBFloat16;
+  LrpeType position = LrpeType::kRotate;
+};
+
+// Queries and factors of one sequence, the latter already rounded to what the
+// cache holds.
+struct TpaSequence {
+  // Uniform in [-1, 1). Queries of the last `queries` tokens.
+  TpaSequence(const TpaGpuConfig& config, int length, int queries,
+              uint64_t seed);
+  // Scores from `from` to `to` over the tokens, about.
+  void Ramp(const TpaGpuConfig& config, float from, float to);
+  // Calls `change` with each factor of keys and values, and rounds the result:
+  // 0 A_k, 1 B_k, 2 A_v, 3 B_v.
+  void Change(const TpaGpuConfig& config,
+              const std::function<float(int, float)>& change);
+
+  int length;
+  int queries;
+  std::vector<float> a_k, b_k, a_v, b_v;  // [length, R, ...]
+  std::vector<float> a_q, b_q;            // [queries, Rq, ...]
+  std::vector<float> cos, sin;            // [queries, D/2]
+};
+
+// [queries, H, E] in float64; query t sees the first length - queries + 1 + t
+// tokens.
+std::vector<double> TpaGpuOracle(const TpaGpuConfig& config,
+                                 const TpaSequence& sequence);
+
+// A cache with these sequences. Pages are scattered, full of NaN where no token
+// is, with a gap between them; the page table points nowhere beyond what a
+// sequence needs.
+class TpaGpuBatch {
+ public:
+  TpaGpuBatch(const TpaGpuConfig& config,
+              const std::vector<const TpaSequence*>& sequences);
+
+  // [rows, queries, H, E], compact.
+  std::vector<float> Decode(TpaDecodeForm form);
+  std::vector<float> Decode(const TpaDecodePlan& plan);
+  TpaDecodePlan Plan(TpaDecodeForm form) const;
+
+  // For what a test does itself.
+  TpaCudaDecodeParams Params(const TpaDecodePlan& plan);
+  std::vector<float> Compact() const;
+  void SetLengths(const std::vector<int32_t>& lengths);
+
+ private:
+  const TpaGpuConfig config_;
+  const int rows_;
+  const int queries_;
+  int64_t page_stride_;
+  int64_t table_stride_;
+  int64_t query_stride_;
+  int64_t out_stride_;
+  std::optional<DeviceBuffer<uint16_t>> pages_;
+  std::optional<DeviceBuffer<int32_t>> table_;
+  std::optional<DeviceBuffer<int32_t>> lengths_;
+  std::optional<DeviceBuffer<float>> queries_buffer_;
+  std::optional<DeviceBuffer<float>> cos_;
+  std::optional<DeviceBuffer<float>> sin_;
+  std::optional<DeviceBuffer<float>> out_;
+  std::optional<DeviceBuffer<uint8_t>> scratch_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_GPU_TPA_GPU_TESTING_H_

@@ -1,0 +1,242 @@
+#include "kernels/tpa/tpa_plan.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/tpa/tpa_chunks.h"
+
+namespace recurve {
+namespace {
+
+constexpr TpaDevice kH200 = {132, 232448, true};
+constexpr TpaDevice kA100 = {108, 166912, false};
+
+TEST(TpaLayoutTest, EveryElementHasAPlaceOfItsOwn) {
+  for (TpaPageOrder order : {TpaPageOrder::kPlain, TpaPageOrder::kSwizzled}) {
+    for (const TpaShape& shape :
+         {TpaShape{5, 24, 40, 2, 3}, TpaShape{32, 128, 128, 16, 1},
+          TpaShape{78, 64, 64, 6, 2}, TpaShape{1, 8, 256, 1, 4}}) {
+      const TpaPageLayout layout(shape, order);
+      std::set<int64_t> seen;
+      int64_t count = 0;
+      const auto add = [&](int64_t at) {
+        EXPECT_GE(at, 0);
+        EXPECT_LT(at, layout.page_elements);
+        seen.insert(at);
+        ++count;
+      };
+      for (int64_t m = 0; m < kTpaPageTokens; ++m) {
+        for (int64_t r = 0; r < shape.kv_rank; ++r) {
+          for (int64_t i = 0; i < layout.a_width; ++i) {
+            add(layout.AK(m, r, i));
+            add(layout.AV(m, r, i));
+          }
+          for (int64_t i = 0; i < layout.b_k_width; ++i) {
+            add(layout.BK(m, r, i));
+          }
+          for (int64_t i = 0; i < layout.b_v_width; ++i) {
+            add(layout.BV(m, r, i));
+          }
+        }
+      }
+      EXPECT_EQ(static_cast<int64_t>(seen.size()), count);
+      EXPECT_EQ(count, layout.page_elements);
+    }
+  }
+}
+
+// Eight neighbouring tokens' groups lie in different 16-byte columns of the 128
+// bytes that shared memory reads at once.
+TEST(TpaLayoutTest, SwizzledRowsFallOnDifferentBanks) {
+  for (int64_t heads = 8; heads <= 128; heads += 8) {
+    const TpaPageLayout layout({heads, 64, 64, 1, 1}, TpaPageOrder::kSwizzled);
+    for (int64_t group = 0; group < heads / 8; ++group) {
+      for (int64_t first = 0; first < kTpaPageTokens; first += 8) {
+        std::set<int64_t> columns;
+        for (int64_t m = first; m < first + 8; ++m) {
+          columns.insert(layout.AK(m, 0, 8 * group) / 8 % 8);
+        }
+        EXPECT_EQ(columns.size(), 8u) << heads << " heads, group " << group;
+      }
+    }
+  }
+}
+
+TEST(TpaChunksTest, ChunksAndSegmentsFollowEachOther) {
+  int chunk = 0;
+  int segment = 0;
+  for (int position = 0; position < 300000; position += 64) {
+    if (position == TpaChunkBegin(chunk + 1)) ++chunk;
+    if (position == TpaSegmentBegin(segment + 1)) {
+      ++segment;
+      ASSERT_EQ(TpaChunkBegin(chunk), position);
+    }
+    for (int at : {position, position + 63}) {
+      ASSERT_EQ(TpaChunkOf(at), chunk);
+      ASSERT_EQ(TpaSegmentOf(at), segment);
+    }
+  }
+  EXPECT_EQ(TpaChunkCount(0), 0);
+  EXPECT_EQ(TpaChunkCount(1), 1);
+  EXPECT_EQ(TpaChunkCount(128), 1);
+  EXPECT_EQ(TpaChunkCount(129), 2);
+  EXPECT_EQ(TpaSegmentCount(0), 0);
+  EXPECT_EQ(TpaSegmentCount(512), 1);
+  EXPECT_EQ(TpaSegmentCount(513), 2);
+}
+
+TEST(TpaChunksTest, NoSegmentHasMoreChunksThanItMay) {
+  for (int s = 0; s < 120; ++s) {
+    EXPECT_LE(
+        TpaChunkOf(TpaSegmentBegin(s + 1)) - TpaChunkOf(TpaSegmentBegin(s)),
+        kTpaSegmentChunks);
+  }
+}
+
+// What a block does on the device, in a loop.
+std::pair<int, int> Cut(const std::vector<int>& lengths, int64_t target,
+                        int step) {
+  int64_t begin = 0;
+  for (size_t row = 0; row < lengths.size(); ++row) {
+    const int padded = (lengths[row] + 63) / 64 * 64;
+    if (target < begin + padded) {
+      const int position =
+          std::min(static_cast<int>(target - begin), lengths[row] - 1);
+      const int chunk = TpaCutChunk(lengths[row], position, step / 8);
+      if (chunk == TpaChunkCount(lengths[row])) {
+        return {static_cast<int>(row) + 1, 0};
+      }
+      return {static_cast<int>(row), chunk};
+    }
+    begin += padded;
+  }
+  return {static_cast<int>(lengths.size()), 0};
+}
+
+void ExpectFairCuts(const std::vector<int>& lengths, int blocks) {
+  int64_t tokens = 0;
+  for (int length : lengths) tokens += (length + 63) / 64 * 64;
+  const int step = TpaStep(static_cast<int>(tokens), blocks);
+  EXPECT_GE(int64_t{step} * blocks, tokens);
+  std::pair<int, int> before = {0, 0};
+  for (int block = 1; block <= blocks; ++block) {
+    const auto cut = Cut(lengths, int64_t{block} * step, step);
+    EXPECT_LE(before, cut);
+    // No share is much larger than the step: an eighth at either end, or half
+    // a chunk.
+    int64_t share = 0;
+    for (int row = before.first; row <= cut.first; ++row) {
+      if (row == static_cast<int>(lengths.size())) break;
+      const int end = row == cut.first ? TpaChunkBegin(cut.second)
+                                       : (lengths[row] + 63) / 64 * 64;
+      share += std::min(end, (lengths[row] + 63) / 64 * 64) -
+               (row == before.first ? TpaChunkBegin(before.second) : 0);
+    }
+    EXPECT_LE(share, step + std::max(2 * (step / 8), 1024) + 64);
+    before = cut;
+  }
+  EXPECT_EQ(before, (std::pair<int, int>(static_cast<int>(lengths.size()), 0)));
+}
+
+TEST(TpaChunksTest, CutsCoverEveryRowInOrder) {
+  for (int blocks : {1, 7, 66, 132}) {
+    ExpectFairCuts({0}, blocks);
+    ExpectFairCuts({1}, blocks);
+    ExpectFairCuts({0, 63, 0, 64, 65, 8191, 1, 0}, blocks);
+    ExpectFairCuts(std::vector<int>(32, 2048), blocks);
+    ExpectFairCuts(std::vector<int>(8, 32768), blocks);
+    ExpectFairCuts({32768}, blocks);
+    std::vector<int> ragged(32, 1024);
+    ragged[5] = 131072;
+    ExpectFairCuts(ragged, blocks);
+    for (int i = 0; i < 32; ++i) ragged[i] = 37 + 911 * i * i;
+    ExpectFairCuts(ragged, blocks);
+    ExpectFairCuts(std::vector<int>(500, 300), blocks);
+  }
+}
+
+TEST(TpaChunksTest, EvenBatchesAreCutAtSegments) {
+  EXPECT_EQ(TpaStep(32 * 2048, 132), 512);
+  EXPECT_EQ(TpaStep(8 * 2048, 132), 128);
+  EXPECT_EQ(TpaStep(8 * 32768, 132), 2048);
+  EXPECT_EQ(TpaStep(32768, 132), 256);
+  EXPECT_EQ(TpaStep(256, 132), 128);
+}
+
+TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
+  for (const TpaDevice& device : {kH200, kA100}) {
+    for (int64_t heads : {1, 16, 17, 32, 78, 80, 81, 128}) {
+      for (int64_t dim : {8, 32, 64, 72, 128, 256}) {
+        for (int new_tokens : {1, 3, 8}) {
+          for (TpaDecodeForm form :
+               {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBh,
+                TpaDecodeForm::kParallelBn}) {
+            // An A100 has no room for the widest.
+            if (!device.hopper && dim == 256) continue;
+            const TpaShape shape = {heads, dim, 64, 32, 4};
+            const TpaDecodePlan plan =
+                PlanTpaDecode(shape, form, 9, new_tokens, device);
+            SCOPED_TRACE(testing::Message()
+                         << heads << " heads of " << dim << ", " << new_tokens
+                         << " new tokens, " << Name(form));
+            ASSERT_GT(plan.blocks, 0);
+            const TpaVariant& variant = kTpaVariants[plan.variant];
+            EXPECT_GE(plan.groups * plan.head_blocks,
+                      new_tokens * TpaHeadGroups(shape));
+            EXPECT_LE(plan.groups, variant.max_groups);
+            EXPECT_LE(plan.threads, variant.max_threads());
+            EXPECT_GE(variant.features, dim);
+            EXPECT_GE(plan.stages, 2 * variant.pages);
+            EXPECT_LE(plan.shared_bytes, device.shared_memory);
+            EXPECT_EQ(plan.bulk_copies, device.hopper);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(TpaPlanTest, RefusesWhatKernelsDoNotTake) {
+  const auto blocks = [](const TpaShape& shape, int rows, int new_tokens) {
+    return PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, rows, new_tokens,
+                         kH200)
+        .blocks;
+  };
+  EXPECT_EQ(blocks({129, 64, 64, 6, 2}, 1, 1), 0);
+  EXPECT_EQ(blocks({0, 64, 64, 6, 2}, 1, 1), 0);
+  EXPECT_EQ(blocks({8, 60, 64, 6, 2}, 1, 1), 0);
+  EXPECT_EQ(blocks({8, 64, 264, 6, 2}, 1, 1), 0);
+  EXPECT_EQ(blocks({8, 64, 64, 33, 2}, 1, 1), 0);
+  EXPECT_EQ(blocks({8, 64, 64, 6, 5}, 1, 1), 0);
+  EXPECT_EQ(blocks({8, 64, 64, 6, 2}, 0, 1), 0);
+  EXPECT_EQ(blocks({8, 64, 64, 6, 2}, 1, 9), 0);
+  EXPECT_GT(blocks({8, 64, 64, 6, 2}, 1, 8), 0);
+}
+
+TEST(TpaPlanTest, ScratchHoldsAllPartials) {
+  const TpaShape shape = {78, 64, 40, 6, 2};
+  const TpaDecodePlan plan =
+      PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 3, 2, kH200);
+  const TpaScratchLayout scratch = TpaDecodeScratch(shape, plan, 3, 2, 32768);
+  EXPECT_EQ(scratch.max_segments, TpaSegmentCount(32768));
+  EXPECT_GE(scratch.slots, 3 * scratch.max_segments +
+                               2 * (kTpaSegmentChunks - 1) * plan.blocks);
+  EXPECT_GE(scratch.slot_rows, 2 * 78);
+  EXPECT_GE(scratch.slot_width, 40);
+  EXPECT_GE(scratch.outputs, 8 * scratch.slots * scratch.slot_rows);
+  EXPECT_GE(scratch.chunk_slot - scratch.outputs,
+            4 * scratch.slots * scratch.slot_rows * scratch.slot_width);
+  EXPECT_GE(scratch.bytes - scratch.chunk_slot, 4 * 3 * scratch.max_chunks);
+  EXPECT_EQ(
+      TpaDecodeScratch(
+          shape, PlanTpaDecode(shape, TpaDecodeForm::kParallelB, 3, 2, kH200),
+          3, 2, 32768)
+          .bytes,
+      0);
+}
+
+}  // namespace
+}  // namespace recurve
