@@ -19,9 +19,23 @@ __device__ float ActivateFactor(Activation activation, float x) {
       return 1.0f / (1.0f + expf(-x));
     case Activation::kOnePlusElu:
       return x > 0.0f ? 1.0f + x : expf(x);
-    default:
-      return x;
+    case Activation::kElu:
+      return x > 0.0f ? x : expm1f(x);
+    case Activation::kTwoPlusElu:
+      return x > 0.0f ? 2.0f + x : 1.0f + expf(x);
+    case Activation::kExp:
+      return expf(x);
+    case Activation::kLeakyRelu:
+      return x < 0.0f ? 0.01f * x : x;
+    case Activation::kReluSquared:
+      return x < 0.0f ? 0.0f : x * x;
+    case Activation::kGelu:
+      return 0.5f * x * erfcf(x * -0.70710678118654752440f);
+    case Activation::kNone:
+    case Activation::kSoftmax:  // refused by the launcher
+      break;
   }
+  return x;
 }
 
 // Element `d` of an encoded B_k row.

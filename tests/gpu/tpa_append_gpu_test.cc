@@ -33,8 +33,8 @@ class TpaAppendGpuTest : public GpuTest {
 
   // The CPU's pages, in the GPU's order and type.
   std::vector<uint16_t> Expected(const AppendCase& c,
-                                 std::vector<float> factors, int64_t stride,
-                                 const std::vector<float>& cos,
+                                 const std::vector<float>& factors,
+                                 int64_t stride, const std::vector<float>& cos,
                                  const std::vector<float>& sin) const {
     const TpaShape& s = c.shape;
     const TpaPageLayout plain(s);
@@ -49,9 +49,7 @@ class TpaAppendGpuTest : public GpuTest {
     ThreadPool pool(1);
     for (size_t row = 0; row < positions_.size(); ++row) {
       if (positions_[row] < 0) continue;
-      float* x = factors.data() + row * stride;
-      ActivateRow(c.activation, x, x, heads);
-      ActivateRow(c.activation, x + a_v, x + a_v, heads);
+      const float* x = factors.data() + row * stride;
       const int64_t angles = LrpeAngles(c.position, s.head_dim);
       TpaAppend({s,
                  {pages.data(), plain.page_elements, table_.data(),
@@ -63,7 +61,8 @@ class TpaAppendGpuTest : public GpuTest {
                  stride,
                  c.position,
                  cos.data() + row * angles,
-                 sin.data() + row * angles},
+                 sin.data() + row * angles,
+                 c.activation},
                 pool);
       const int64_t page = table_[row_sequence_[row] * kTableStride +
                                   positions_[row] / kTpaPageTokens];
