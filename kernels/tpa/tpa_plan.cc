@@ -9,9 +9,24 @@ namespace {
 
 // More is of no use: what is in flight covers the latency of memory by far.
 constexpr int kMaxStages = 12;
+// A tile's pages are read together, and there are at most two.
+constexpr int kMinStages = 2;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
+}
+
+// Shared memory besides the stages, as tpa_decode_kernel lays it out: weights,
+// their maxima and sums, terms of the query with what they are formed from
+// (later the outputs of a row), barriers.
+int64_t FixedBytes(const TpaShape& shape, const TpaVariant& variant,
+                   int groups) {
+  const int64_t heads = int64_t{16} * groups;
+  const int64_t terms = 2 * kTpaQueryTerms * heads * variant.features;
+  const int64_t forming = 4 * shape.q_rank * (variant.features + heads);
+  const int64_t outputs = 4 * heads * variant.features;
+  return int64_t{groups} * (2 * 2048 * variant.pages + 512) + terms +
+         RoundUp(std::max(forming, outputs), 128) + 16 * kMaxStages;
 }
 
 }  // namespace
@@ -68,27 +83,21 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
       form == TpaDecodeForm::kParallelBh
           ? pairs
           : (pairs + variant.max_groups - 1) / variant.max_groups;
-  plan.groups = (pairs + plan.head_blocks - 1) / plan.head_blocks;
-  plan.threads = 32 * variant.warps * plan.groups + variant.copy_threads;
-
   const TpaPageLayout layout(shape, TpaPageOrder::kSwizzled);
   plan.stage_bytes =
       static_cast<int>(2 * std::max(layout.k_block, layout.v_block));
-  // As tpa_decode_kernel lays them out: weights, their maxima and sums, terms
-  // of the query with what they are formed from (later the outputs of a row),
-  // barriers.
-  const int64_t heads = 16 * plan.groups;
-  const int64_t terms = 2 * kTpaQueryTerms * heads * variant.features;
-  const int64_t forming = 4 * shape.q_rank * (variant.features + heads);
-  const int64_t outputs = 4 * heads * variant.features;
-  const int64_t fixed = (2 * 2048 * variant.pages + 512) * plan.groups + terms +
-                        RoundUp(std::max(forming, outputs), 128) +
-                        16 * kMaxStages;
-  plan.stages = static_cast<int>(std::min<int64_t>(
-      kMaxStages, (device.shared_memory - fixed) / plan.stage_bytes));
-  // A tile's pages are read together.
-  if (plan.stages < 2 * variant.pages) return plan;
-  plan.shared_bytes = static_cast<int>(fixed + plan.stages * plan.stage_bytes);
+  // Fewer heads in a block if their work leaves too little room for factors.
+  for (;; ++plan.head_blocks) {
+    plan.groups = (pairs + plan.head_blocks - 1) / plan.head_blocks;
+    const int64_t fixed = FixedBytes(shape, variant, plan.groups);
+    plan.stages = static_cast<int>(std::min<int64_t>(
+        kMaxStages, (device.shared_memory - fixed) / plan.stage_bytes));
+    plan.shared_bytes =
+        static_cast<int>(fixed) + plan.stages * plan.stage_bytes;
+    if (plan.stages >= kMinStages) break;
+    if (plan.groups == 1) return plan;
+  }
+  plan.threads = 32 * variant.warps * plan.groups + variant.copy_threads;
   plan.bulk_copies = device.hopper;
   plan.dependent_launch = device.hopper;
   plan.blocks = form == TpaDecodeForm::kParallelBn

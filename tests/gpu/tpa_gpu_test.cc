@@ -194,6 +194,21 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheBlocks) {
   }
 }
 
+// Nor how many of their factors are under way.
+TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
+  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
+    const TpaGpuConfig config = {shape};
+    const Sequences sequences = Make(config, {700, 65});
+    TpaGpuBatch batch(config, Pointers(sequences));
+    TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
+    const std::vector<float> want = batch.Decode(plan);
+    for (plan.stages = 2; plan.stages <= 4; ++plan.stages) {
+      EXPECT_TRUE(SameBits(batch.Decode(plan), want))
+          << Describe(config) << ", " << plan.stages << " stages";
+    }
+  }
+}
+
 TEST_F(TpaGpuTest, BitsDoNotDependOnHowFactorsAreCopied) {
   for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
     const TpaGpuConfig config = {shape};
