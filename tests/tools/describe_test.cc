@@ -39,6 +39,12 @@ TEST_F(DescribeTest, Facts) {
   const CheckpointFacts facts = Facts();
   EXPECT_EQ(facts.family, "recurve");
   EXPECT_THAT(facts.mixers, testing::ElementsAre("tpa", "linear"));
+  EXPECT_THAT(
+      facts.mixer_options,
+      testing::ElementsAre(
+          "tpa: 2 heads of 8, query rank 3, key and value rank 2, rotated",
+          "linear: 2 heads of 6 (values 8), cosine position, q silu, k silu, "
+          "decay, RMS norm, gate sigmoid before it"));
   EXPECT_EQ(facts.files, 1);
   EXPECT_EQ(facts.stored.at("float32").bytes,
             static_cast<int64_t>(4 * facts.parameters));

@@ -1,5 +1,6 @@
 #include "tools/recurve_model/describe.h"
 
+#include <algorithm>
 #include <set>
 #include <variant>
 
@@ -11,6 +12,7 @@
 #include "engine/decoder.h"
 #include "kv_cache/cache_spec.h"
 #include "tools/recurve_model/byte_size.h"
+#include "tools/recurve_model/describe_mixer.h"
 
 namespace recurve {
 namespace {
@@ -81,6 +83,11 @@ CheckpointFacts Describe(const Checkpoint& checkpoint,
   for (const LayerDefinition& layer : model.layers) {
     facts.mixers.emplace_back(
         std::holds_alternative<TpaLayer>(layer.mixer) ? "tpa" : "linear");
+    std::string options = DescribeMixer(layer);
+    if (std::find(facts.mixer_options.begin(), facts.mixer_options.end(),
+                  options) == facts.mixer_options.end()) {
+      facts.mixer_options.push_back(std::move(options));
+    }
   }
   facts.tpe = model.tpe.has_value();
   facts.hidden_size = model.hidden_size;
@@ -125,6 +132,8 @@ std::string FactsText(const CheckpointFacts& facts) {
           absl::StrCat(facts.mixers.size(), ": ", facts.tpe ? "tpe, then " : "",
                        CompressRuns(facts.mixers)),
           &text);
+  for (const std::string& options : facts.mixer_options)
+    AddLine("", options, &text);
   AddLine(
       "sizes",
       absl::StrCat("hidden ", facts.hidden_size, ", inner ",
@@ -183,6 +192,7 @@ nlohmann::ordered_json FactsJson(const CheckpointFacts& facts) {
       {"remarks", facts.remarks},
       {"num_layers", facts.mixers.size()},
       {"mixers", facts.mixers},
+      {"mixer_options", facts.mixer_options},
       {"tpe", facts.tpe},
       {"hidden_size", facts.hidden_size},
       {"intermediate_size", facts.intermediate_size},

@@ -28,7 +28,9 @@ struct CheckpointFacts {
   std::string variant;  // within the family, or empty
   std::vector<std::string> remarks;
   std::vector<std::string> mixers;  // "tpa" or "linear", one a layer
-  bool tpe = false;                 // token position encoding before the layers
+  // The options of each kind of mixer there is, in the order of the layers.
+  std::vector<std::string> mixer_options;
+  bool tpe = false;  // token position encoding before the layers
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t vocab_size = 0;
