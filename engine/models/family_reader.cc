@@ -119,11 +119,6 @@ NormDefinition NormOfHeads(int64_t num_heads, double eps,
   return norm;
 }
 
-absl::Status RequireInt(const JsonObject& object, const std::string& key,
-                        int64_t value) {
-  return object.IntOr(key, value, value, value).status();
-}
-
 absl::Status RequireBool(const JsonObject& object, const std::string& key,
                          bool value) {
   RECURVE_ASSIGN_OR_RETURN(const bool found, object.BoolOr(key, value));

@@ -69,8 +69,6 @@ absl::Status ReadHead(const Checkpoint& checkpoint,
                       bool tied, TensorReader& tensors, ModelDefinition& model);
 
 // The key where it is there must have this value: the reader supports no other.
-absl::Status RequireInt(const JsonObject& object, const std::string& key,
-                        int64_t value);
 absl::Status RequireBool(const JsonObject& object, const std::string& key,
                          bool value);
 

@@ -4,28 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 
 #include "engine/checkpoint/safetensors.h"
 #include "tests/e2e/server_fixture.h"
+#include "tests/testing/golden_sets.h"
 
 namespace recurve {
 namespace {
-
-std::string Folder() {
-  const char* folder = std::getenv("RECURVE_GOLDEN_MODELS");
-  return folder != nullptr ? folder : RECURVE_SOURCE_DIR "/tests/golden/models";
-}
-
-std::vector<std::string> Sets() {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(Folder()))
-    if (entry.is_directory()) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 std::vector<uint32_t> Ids(const TensorView& view) {
   std::vector<uint32_t> ids;
@@ -64,7 +50,7 @@ std::vector<std::vector<float>> DecodeRows(const TestServer& server,
 class GoldenModelsTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(GoldenModelsTest, ThroughTheServer) {
-  const std::string path = Folder() + "/" + GetParam();
+  const std::string path = GoldenFolder() + "/" + GetParam();
   const auto expected = SafetensorsFile::Open(path + "/expected.safetensors");
   ASSERT_TRUE(expected.ok()) << expected.status();
   ServerOptions options = DemoOptions();
@@ -104,11 +90,9 @@ TEST_P(GoldenModelsTest, ThroughTheServer) {
   server.ExpectIdle();
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, GoldenModelsTest, testing::ValuesIn(Sets()),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
+INSTANTIATE_TEST_SUITE_P(Sets, GoldenModelsTest,
+                         testing::ValuesIn(GoldenSets()), [](const auto& info) {
+                           return GoldenTestName(info.param);
                          });
 
 }  // namespace

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,24 +15,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/engine_harness.h"
+#include "tests/testing/golden_sets.h"
 
 namespace recurve {
 namespace {
 
 using testing::SizeIs;
-
-std::string GoldenFolder() {
-  const char* folder = std::getenv("RECURVE_GOLDEN_MODELS");
-  return folder != nullptr ? folder : RECURVE_SOURCE_DIR "/tests/golden/models";
-}
-
-std::vector<std::string> Sets() {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(GoldenFolder()))
-    if (entry.is_directory()) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 class GoldenModelsTest : public testing::TestWithParam<std::string> {
  protected:
@@ -133,11 +119,9 @@ TEST_P(GoldenModelsTest, TokensAndLogits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, GoldenModelsTest, testing::ValuesIn(Sets()),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
+INSTANTIATE_TEST_SUITE_P(Sets, GoldenModelsTest,
+                         testing::ValuesIn(GoldenSets()), [](const auto& info) {
+                           return GoldenTestName(info.param);
                          });
 
 }  // namespace

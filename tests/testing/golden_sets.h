@@ -1,0 +1,36 @@
+#ifndef RECURVE_TESTS_TESTING_GOLDEN_SETS_H_
+#define RECURVE_TESTS_TESTING_GOLDEN_SETS_H_
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace recurve {
+
+// Where the golden checkpoints are: tests/golden/models, or what
+// RECURVE_GOLDEN_MODELS names.
+inline std::string GoldenFolder() {
+  const char* folder = std::getenv("RECURVE_GOLDEN_MODELS");
+  return folder != nullptr ? folder : RECURVE_SOURCE_DIR "/tests/golden/models";
+}
+
+// The sets there, sorted.
+inline std::vector<std::string> GoldenSets() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(GoldenFolder()))
+    if (entry.is_directory()) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// A set's name as GoogleTest takes it.
+inline std::string GoldenTestName(std::string set) {
+  std::replace(set.begin(), set.end(), '-', '_');
+  return set;
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_TESTING_GOLDEN_SETS_H_
