@@ -17,6 +17,10 @@ namespace {
 constexpr int64_t kColdBytes = int64_t{320} << 20;  // several times the L2
 constexpr double kTolerance = 4e-3;
 
+constexpr TpaDecodeForm kForms[] = {TpaDecodeForm::kParallelB,
+                                    TpaDecodeForm::kParallelBh,
+                                    TpaDecodeForm::kParallelBn};
+
 constexpr TpaShape kSeed = {32, 128, 128, 16, 1};
 constexpr TpaShape kRank2 = {32, 128, 128, 16, 2};
 constexpr TpaShape kT6Xl = {78, 64, 64, 6, 2};
@@ -41,7 +45,7 @@ class TpaBench {
   explicit TpaBench(const Case& c)
       : case_(c),
         rows_(static_cast<int>(c.lengths.size())),
-        layout_(c.shape, TpaPageOrder::kSwizzled) {
+        layout_(c.shape, TpaPageOrder::kOctets) {
     const int32_t longest =
         *std::max_element(c.lengths.begin(), c.lengths.end());
     table_stride_ = (longest + kTpaPageTokens - 1) / kTpaPageTokens;
@@ -64,13 +68,16 @@ class TpaBench {
     device_table_ = DeviceCopy(table_);
     lengths_ = DeviceCopy(c.lengths);
     RECURVE_CUDA_OK(GetTpaDevice(&device_));
-    for (TpaDecodeForm form :
-         {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBh,
-          TpaDecodeForm::kParallelBn}) {
+    for (TpaDecodeForm form : kForms) {
       scratch_bytes_ = std::max(scratch_bytes_,
                                 TpaDecodeScratchBytes(Params(0), Plan(form)));
     }
     scratch_ = RandomMemory(scratch_bytes_ + 256, false);
+    for (TpaDecodeForm form : kForms) {
+      schedule_bytes_ = std::max(
+          schedule_bytes_, TpaScheduleBytes(Plan(form), rows_, table_stride_));
+    }
+    schedule_ = RandomMemory(schedule_bytes_, false);
   }
   ~TpaBench() {
     for (const void* memory :
@@ -78,7 +85,8 @@ class TpaBench {
           static_cast<const void*>(angles_), static_cast<const void*>(out_),
           static_cast<const void*>(device_table_),
           static_cast<const void*>(lengths_),
-          static_cast<const void*>(scratch_)}) {
+          static_cast<const void*>(scratch_),
+          static_cast<const void*>(schedule_)}) {
       cudaFree(const_cast<void*>(memory));
     }
   }
@@ -89,8 +97,22 @@ class TpaBench {
     return ChooseTpaDecodeForm(case_.shape, rows_, 1, tokens / rows_, device_);
   }
 
+  // What a step does once for all its layers.
+  Result RunSchedule() {
+    const TpaDecodePlan plan = Plan(TpaDecodeForm::kParallelBn);
+    const Timing timing = Measure(
+        [&](cudaStream_t stream, int) {
+          return LaunchTpaSchedule(Schedule(plan), plan, stream);
+        },
+        8);
+    return {"tpa_schedule", case_.name, timing, 4.0 * rows_};
+  }
+
+  // One layer: the step's schedule is there already.
   Result Run(TpaDecodeForm form, const char* op) {
     const TpaDecodePlan plan = Plan(form);
+    RECURVE_CUDA_OK(LaunchTpaSchedule(Schedule(plan), plan, nullptr));
+    RECURVE_CUDA_OK(cudaDeviceSynchronize());
     const Timing timing = Measure(
         [&](cudaStream_t stream, int call) {
           return LaunchTpaDecode(Params(call % layers_), plan, stream);
@@ -175,7 +197,6 @@ class TpaBench {
     p.shape = s;
     p.cache = {TpaElement::kBFloat16, pages_ + layer * layer_elements_ * 2,
                layout_.page_elements, device_table_, table_stride_};
-    p.lengths = lengths_;
     p.rows = rows_;
     p.new_tokens = 1;
     p.a_q = queries_;
@@ -188,12 +209,21 @@ class TpaBench {
     p.out_stride = s.num_heads * s.value_dim;
     p.scratch = scratch_;
     p.scratch_bytes = scratch_bytes_;
+    p.schedule = schedule_;
     return p;
+  }
+
+  TpaCudaScheduleParams Schedule(const TpaDecodePlan& plan) const {
+    return {lengths_,      device_table_,
+            table_stride_, rows_,
+            schedule_,     TpaScheduleBytes(plan, rows_, table_stride_)};
   }
 
   std::vector<float> Decode(TpaDecodeForm form) {
     RECURVE_CUDA_OK(cudaMemset(out_, 0xff, out_elements_ * 4));
-    RECURVE_CUDA_OK(LaunchTpaDecode(Params(0), Plan(form), nullptr));
+    const TpaDecodePlan plan = Plan(form);
+    RECURVE_CUDA_OK(LaunchTpaSchedule(Schedule(plan), plan, nullptr));
+    RECURVE_CUDA_OK(LaunchTpaDecode(Params(0), plan, nullptr));
     RECURVE_CUDA_OK(cudaDeviceSynchronize());
     return HostCopy(out_, out_elements_);
   }
@@ -291,6 +321,7 @@ class TpaBench {
   int64_t query_stride_;
   int64_t out_elements_;
   int64_t scratch_bytes_ = 0;
+  int64_t schedule_bytes_ = 0;
   char* pages_;
   float* queries_;
   float* angles_;
@@ -298,6 +329,7 @@ class TpaBench {
   const int32_t* device_table_;
   const int32_t* lengths_;
   void* scratch_ = nullptr;
+  void* schedule_ = nullptr;
 };
 
 std::vector<Case> TargetCases() {
@@ -338,6 +370,9 @@ std::vector<Result> BenchTpa(const BenchOptions& options) {
     TpaBench bench(c);
     bench.Check();
     results.push_back(bench.Run(bench.Choice(), "tpa_decode"));
+    if (c.name == "H32 D128 R1 B32 M2048") {
+      results.push_back(bench.RunSchedule());
+    }
   }
   if (options.quick) return results;
   for (int rows : {8, 32}) {
@@ -346,9 +381,7 @@ std::vector<Result> BenchTpa(const BenchOptions& options) {
       if (!wanted(c)) continue;
       TpaBench bench(c);
       bench.Check();
-      for (TpaDecodeForm form :
-           {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBh,
-            TpaDecodeForm::kParallelBn}) {
+      for (TpaDecodeForm form : kForms) {
         const std::string op = std::string("tpa_") + Name(form);
         results.push_back(bench.Run(form, op.c_str()));
       }

@@ -10,8 +10,8 @@ constexpr int kThreads = 128;
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// DeviceActivate, with the division of the CPU's where it has a faster one: what
-// is cached is read at every later step.
+// DeviceActivate, with the division of the CPU's where it has a faster one:
+// what is cached is read at every later step.
 __device__ float ActivateFactor(Activation activation, float x) {
   if (activation == Activation::kSilu) return x / (1.0f + expf(-x));
   if (activation == Activation::kSigmoid) return 1.0f / (1.0f + expf(-x));
@@ -84,7 +84,7 @@ bool Valid(const TpaCudaAppendParams& p, const TpaPageLayout& layout) {
 
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
                             cudaStream_t stream) {
-  const TpaPageLayout layout(params.shape, TpaPageOrder::kSwizzled);
+  const TpaPageLayout layout(params.shape, TpaPageOrder::kOctets);
   if (!Valid(params, layout)) return cudaErrorInvalidValue;
   if (params.rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(params.rows),

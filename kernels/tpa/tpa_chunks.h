@@ -9,38 +9,42 @@ namespace recurve {
 // chunks, and chunks gathered into segments, at places that depend on the
 // position only:
 //
-//   position                0 ... 2048 ... 8192 ... 131072 ...
-//   tokens in a chunk         128     256      256      1024
-//   tokens in a segment       512     512     2048      8192
+//   position                0 ... 2048 ... 32768 ... 131072 ...
+//   tokens in a chunk         128     256       512       1024
+//   tokens in a segment       512    2048      4096       8192
 //
 // A chunk gives a partial result with its own maximum. Partials of a segment
-// merge one after the other into that of the segment, those of the segments
-// into that of the row. Every merge is the same float32 arithmetic, whether it
-// happens in registers or much later from memory: so which thread block works
-// on which chunks changes no bit.
+// merge one after the other into that of the segment; those of the segments are
+// brought to the row's maximum and added up. It is the same float32 arithmetic
+// whether it happens in registers or much later from memory: so which thread
+// block works on which chunks changes no bit.
 //
 // Short contexts need small chunks to fill the machine; long ones need large
 // segments, or reading and writing partials would cost more than the cache.
 
 RECURVE_HOST_DEVICE constexpr int TpaChunkOf(int position) {
   return position < 2048     ? position / 128
-         : position < 131072 ? 16 + (position - 2048) / 256
-                             : 520 + (position - 131072) / 1024;
+         : position < 32768  ? 16 + (position - 2048) / 256
+         : position < 131072 ? 136 + (position - 32768) / 512
+                             : 328 + (position - 131072) / 1024;
 }
 RECURVE_HOST_DEVICE constexpr int TpaChunkBegin(int chunk) {
   return chunk < 16    ? 128 * chunk
-         : chunk < 520 ? 2048 + 256 * (chunk - 16)
-                       : 131072 + 1024 * (chunk - 520);
+         : chunk < 136 ? 2048 + 256 * (chunk - 16)
+         : chunk < 328 ? 32768 + 512 * (chunk - 136)
+                       : 131072 + 1024 * (chunk - 328);
 }
 RECURVE_HOST_DEVICE constexpr int TpaSegmentOf(int position) {
-  return position < 8192     ? position / 512
-         : position < 131072 ? 16 + (position - 8192) / 2048
-                             : 76 + (position - 131072) / 8192;
+  return position < 2048     ? position / 512
+         : position < 32768  ? 4 + (position - 2048) / 2048
+         : position < 131072 ? 19 + (position - 32768) / 4096
+                             : 43 + (position - 131072) / 8192;
 }
 RECURVE_HOST_DEVICE constexpr int TpaSegmentBegin(int segment) {
-  return segment < 16   ? 512 * segment
-         : segment < 76 ? 8192 + 2048 * (segment - 16)
-                        : 131072 + 8192 * (segment - 76);
+  return segment < 4    ? 512 * segment
+         : segment < 19 ? 2048 + 2048 * (segment - 4)
+         : segment < 43 ? 32768 + 4096 * (segment - 19)
+                        : 131072 + 8192 * (segment - 43);
 }
 
 // Chunks and segments of a context of `length` tokens.
@@ -52,6 +56,46 @@ RECURVE_HOST_DEVICE constexpr int TpaSegmentCount(int length) {
 }
 // No segment has more chunks.
 inline constexpr int kTpaSegmentChunks = 8;
+
+// Where segment `segment` of a row of `row_chunks` chunks begins and ends, in
+// chunks of the row.
+RECURVE_HOST_DEVICE constexpr int TpaSegmentFirst(int segment) {
+  return TpaChunkOf(TpaSegmentBegin(segment));
+}
+RECURVE_HOST_DEVICE constexpr int TpaSegmentEnd(int segment, int row_chunks) {
+  const int end = TpaSegmentFirst(segment + 1);
+  return end < row_chunks ? end : row_chunks;
+}
+
+// A block that attends to chunks [begin, end) of a row of `row_chunks` writes a
+// partial result for each segment that lies within, and one for each other
+// chunk. TpaPartialEnd is the chunk after the partial that begins with `chunk`.
+RECURVE_HOST_DEVICE constexpr int TpaPartialEnd(int chunk, int begin, int end,
+                                                int row_chunks) {
+  const int segment = TpaSegmentOf(TpaChunkBegin(chunk));
+  const int first = TpaSegmentFirst(segment);
+  const int last = TpaSegmentEnd(segment, row_chunks);
+  return first >= begin && last <= end ? last : chunk + 1;
+}
+RECURVE_HOST_DEVICE constexpr int TpaPartialCount(int begin, int end,
+                                                  int row_chunks) {
+  if (begin >= end) return 0;
+  int segment = TpaSegmentOf(TpaChunkBegin(begin));
+  int count = 0;
+  if (begin != TpaSegmentFirst(segment)) {
+    const int segment_end = TpaSegmentEnd(segment, row_chunks);
+    const int loose_end = segment_end < end ? segment_end : end;
+    count += loose_end - begin;
+    begin = loose_end;
+    if (begin == end) return count;
+    ++segment;
+  }
+  const int last = TpaSegmentOf(TpaChunkBegin(end - 1));
+  count += last - segment;
+  return count + (end == TpaSegmentEnd(last, row_chunks)
+                      ? 1
+                      : end - TpaSegmentFirst(last));
+}
 
 // The work of a launch, shared out. All rows' tokens stand in one line, each
 // row rounded up to whole tiles of 64; block i begins at the cut nearest to

@@ -18,9 +18,10 @@ namespace recurve {
 // what changes from step to step is read from device memory, so the graph
 // replays while contexts grow.
 
+// What a cache may hold: tensor cores multiply it as it is.
 enum class TpaElement { kBFloat16, kFloat16 };
 
-// The cache of one layer, laid out as TpaPageLayout(shape, kSwizzled).
+// The cache of one layer, laid out as TpaPageLayout(shape, kOctets).
 struct TpaCudaCache {
   TpaElement element;
   void* pages;          // page p begins at pages + p · page_stride, 16-byte
@@ -52,6 +53,26 @@ struct TpaCudaAppendParams {
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
                             cudaStream_t stream);
 
+// Shares out the work of a decode step: from the lengths as they are in device
+// memory, which blocks take which tokens. Once a step, for all its layers.
+struct TpaCudaScheduleParams {
+  const int32_t* lengths;     // [rows] tokens; at most 64 · page_table_stride
+  const int32_t* page_table;  // [rows, page_table_stride]
+  int64_t page_table_stride;  // pages
+  int rows;                   // at most kTpaMaxRows
+  void* schedule;             // 128-byte aligned; nothing has to be in it
+  int64_t schedule_bytes;
+};
+
+// Bytes that a schedule must have.
+int64_t TpaScheduleBytes(const TpaDecodePlan& plan, int rows,
+                         int64_t page_table_stride);
+
+// cudaErrorInvalidValue for what the comments above rule out. A length outside
+// its range counts as the nearest within.
+cudaError_t LaunchTpaSchedule(const TpaCudaScheduleParams& params,
+                              const TpaDecodePlan& plan, cudaStream_t stream);
+
 // One decode step: the last `new_tokens` tokens of each sequence attend to the
 // tokens before them and to themselves. Query t of a sequence of `lengths`
 // tokens (all appended) sees the first lengths - new_tokens + 1 + t; one that
@@ -60,17 +81,20 @@ cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
 struct TpaCudaDecodeParams {
   TpaShape shape;
   TpaCudaCache cache;
-  const int32_t* lengths;  // [rows] tokens; at most 64 · page_table_stride
   int rows;
   int new_tokens;     // T, 1 to 8
-  const float* a_q;   // [rows, T, Rq, H]
-  const float* b_q;   // [rows, T, Rq, D], without position
+  const float* a_q;   // [rows, T, Rq, H]; unused where Rq is 0
+  const float* b_q;   // [rows, T, Rq, D], or [rows, T, H, D] where Rq is 0;
+                      // without position
   int64_t stride;     // elements between tokens of both
   LrpeType position;  // kNone or kRotate
   const float* cos;   // [rows, T, D/2]
   const float* sin;
   float* out;          // [rows, T, H, E]
   int64_t out_stride;  // elements between tokens
+  void* schedule;      // LaunchTpaSchedule's, of the same plan, page table and
+                       // rows. Launches that share it must follow each other
+                       // in one stream.
   void* scratch;       // 256-byte aligned; nothing has to be in it
   int64_t scratch_bytes;
 };
@@ -83,7 +107,9 @@ int64_t TpaDecodeScratchBytes(const TpaCudaDecodeParams& params,
 // The current device, for PlanTpaDecode.
 cudaError_t GetTpaDevice(TpaDevice* device);
 
-// `plan` is PlanTpaDecode's for this shape, rows and new tokens.
+// `plan` is PlanTpaDecode's for this shape, rows and new tokens. In
+// kParallelBn the blocks of a row wait for each other: they must all fit the
+// GPU at once, beside what else runs on it for good.
 // cudaErrorInvalidValue for what the comments above rule out.
 cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
                             const TpaDecodePlan& plan, cudaStream_t stream);

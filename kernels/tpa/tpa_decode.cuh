@@ -1,11 +1,13 @@
-// What the kernels of a decode step share: arguments, and who works on what.
+// What the parts of the decode kernel share: arguments, and what they mean.
 #ifndef RECURVE_KERNELS_TPA_TPA_DECODE_CUH_
 #define RECURVE_KERNELS_TPA_TPA_DECODE_CUH_
 
 #include <cstdint>
 
+#include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_chunks.h"
 #include "kernels/tpa/tpa_cuda.h"
+#include "kernels/tpa/tpa_schedule.h"
 
 namespace recurve {
 
@@ -13,101 +15,100 @@ struct TpaDecodeArgs {
   TpaCudaDecodeParams p;
   TpaPageLayout layout;
   TpaScratchLayout scratch;
-  int max_length;   // of a row: what the page table holds
-  int head_groups;  // groups of 16 heads
-  int pairs;        // of new token and group
-  int groups;       // pairs in a block
+  TpaScheduleLayout schedule;
+  int head_octets;   // groups of 8 heads
+  int octets;        // of all new tokens
+  int group_octets;  // of a warpgroup
+  int groups;        // warpgroups of a block that compute
   int stages;
   int stage_bytes;
-  bool split;  // rows are shared out over blocks (kParallelBn)
   bool bulk_copies;
+
+  __device__ const TpaBlockWork& block_work() const {
+    return reinterpret_cast<const TpaBlockWork*>(
+        static_cast<const char*>(p.schedule) + schedule.block_work)[blockIdx.x];
+  }
+  __device__ const TpaRowWork& row_work(int row) const {
+    return reinterpret_cast<const TpaRowWork*>(
+        static_cast<const char*>(p.schedule) + schedule.row_work)[row];
+  }
+  __device__ TpaRowCounters& counters(int row) const {
+    return reinterpret_cast<TpaRowCounters*>(
+        static_cast<char*>(p.schedule) +
+        schedule.counters)[row * gridDim.y + blockIdx.y];
+  }
+  __device__ const int32_t* partial_chunk() const {
+    return reinterpret_cast<const int32_t*>(
+        static_cast<const char*>(p.schedule) + schedule.partial_chunk);
+  }
+  __device__ float2* max_sum() const {
+    return reinterpret_cast<float2*>(static_cast<char*>(p.scratch) +
+                                     scratch.max_sum);
+  }
+  __device__ float* outputs() const {
+    return reinterpret_cast<float*>(static_cast<char*>(p.scratch) +
+                                    scratch.outputs);
+  }
+
+  // Of this block: its first octet of columns, and how many there are.
+  __device__ int first_octet() const {
+    return static_cast<int>(blockIdx.y) * groups * group_octets;
+  }
+  __device__ int block_octets() const {
+    return min(groups * group_octets, octets - first_octet());
+  }
+  // The octets of heads that this block copies: those of its columns if they
+  // are of one token, else all.
+  __device__ int first_head_octet() const {
+    return p.new_tokens == 1 ? first_octet() : 0;
+  }
+  __device__ int head_octet_count() const {
+    return p.new_tokens == 1 ? block_octets() : head_octets;
+  }
+  __device__ int consumers() const { return 128 * groups; }
+
+  // Tokens that query `t` of a row of `length` tokens sees.
+  __device__ int Visible(int length, int t) const {
+    return length - (p.new_tokens - 1 - t);
+  }
 };
 
-// A wrong length must not lead outside the page table.
-__device__ __forceinline__ int RowLength(const TpaDecodeArgs& args, int row) {
-  return min(max(args.p.lengths[row], 0), args.max_length);
-}
+// Bytes from one octet of elements to the next, in a plane of factors or
+// weights.
+inline constexpr uint32_t kTpaOctetBytes = 16 * kTpaPageTokens;
 
-// Tokens that query `t` of a row of `length` tokens sees.
-__device__ __forceinline__ int VisibleTokens(const TpaDecodeArgs& args,
-                                             int length, int t) {
-  return length - (args.p.new_tokens - 1 - t);
-}
+// Barriers of the block, besides 0: of all warps that compute, and from 1 on
+// of each warpgroup of them.
+inline constexpr int kTpaConsumerBarrier = 15;
 
-// A run of chunks, over rows: from chunk `first_chunk` of `first_row` up to but
-// without chunk `last_chunk` of `last_row`.
-struct TpaRange {
-  int first_row;
-  int first_chunk;
-  int last_row;
-  int last_chunk;
+inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 
-  __device__ int ChunkBegin(int row) const {
-    return row == first_row ? first_chunk : 0;
-  }
-  __device__ int ChunkEnd(int row, int row_chunks) const {
-    return row == last_row ? last_chunk : row_chunks;
-  }
+// ---- merging ----
+
+// A running result and the next one: each is an output weighed by
+// 2^(score - max), the sum of those weights, and max. What saw no token has max
+// -inf and changes nothing.
+struct TpaFoldScales {
+  float running;
+  float next;
 };
-
-// The share of a block, from the lengths as they are now. Called by whole
-// warps.
-__device__ __forceinline__ TpaRange FindRange(const TpaDecodeArgs& args,
-                                              int block, int blocks) {
-  const int rows = args.p.rows;
-  if (!args.split) return {block, 0, block + 1, 0};
-  const int lane = threadIdx.x % 32;
-  int tokens = 0;
-  for (int row = lane; row < rows; row += 32) {
-    tokens += (RowLength(args, row) + 63) / 64 * 64;
-  }
-  tokens = __reduce_add_sync(0xffffffffu, tokens);
-  const int step = TpaStep(tokens, blocks);
-  int found_row[2] = {rows, rows};
-  int found_chunk[2] = {0, 0};
-  int before = 0;
-  for (int first = 0; first < rows; first += 32) {
-    const int row = first + lane;
-    const int length = row < rows ? RowLength(args, row) : 0;
-    const int padded = (length + 63) / 64 * 64;
-    int through = padded;  // tokens up to and with this row
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, through, offset);
-      if (lane >= offset) through += other;
-    }
-    const int begin = before + through - padded;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t target = int64_t{block + i} * step;
-      const bool here = target >= begin && target < begin + padded;
-      int cut_row = row;
-      int cut = 0;
-      if (here) {
-        const int position = min(static_cast<int>(target) - begin, length - 1);
-        cut = TpaCutChunk(length, position, step / 8);
-        if (cut == TpaChunkCount(length)) {
-          ++cut_row;
-          cut = 0;
-        }
-      }
-      const uint32_t owner = __ballot_sync(0xffffffffu, here);
-      if (owner != 0) {
-        found_row[i] = __shfl_sync(0xffffffffu, cut_row, __ffs(owner) - 1);
-        found_chunk[i] = __shfl_sync(0xffffffffu, cut, __ffs(owner) - 1);
-      }
-    }
-    before += __shfl_sync(0xffffffffu, through, 31);
-  }
-  return {found_row[0], found_chunk[0], found_row[1], found_chunk[1]};
+__device__ __forceinline__ TpaFoldScales ScalesFor(float running_max,
+                                                   float next_max) {
+  const float max = fmaxf(running_max, next_max);
+  const float base = max == kMinusInfinity ? 0.0f : max;
+  return {Exp2(running_max - base), Exp2(next_max - base)};
+}
+__device__ __forceinline__ float Fold(float running, float next,
+                                      TpaFoldScales scales) {
+  return __fmaf_rn(running, scales.running, __fmul_rn(next, scales.next));
 }
 
-// In the table of where a chunk's partial result went: the row needs no merge.
-inline constexpr int32_t kRowIsDone = -1;
-
-// Merges the partial results of kParallelBn.
-cudaError_t LaunchTpaMerge(const TpaDecodeArgs& args, bool dependent_launch,
-                           cudaStream_t stream);
+// What an output is multiplied with in the end. Nothing seen: zero.
+__device__ __forceinline__ float Normalizer(float sum, int kv_rank) {
+  return sum == 0.0f
+             ? 0.0f
+             : __fdiv_rn(1.0f, __fmul_rn(sum, static_cast<float>(kv_rank)));
+}
 
 }  // namespace recurve
 

@@ -19,18 +19,21 @@ struct TpaShape {
 // Tokens in one page of the factor cache.
 inline constexpr int64_t kTpaPageTokens = 64;
 
-// How the elements of a row follow each other.
+// How the elements of a plane (one factor of a page's 64 tokens) follow each
+// other.
 //
-//   kPlain     one after the other, rows not padded: the CPU's float32 cache.
-//   kSwizzled  for tensor cores: 16-bit elements, rows padded (H to a multiple
-//              of 8, D and E to one of 16, with zeros), and the 16-byte groups
-//              of a row permuted by the token, so that one group of 8 tokens in
-//              a row falls on 8 different sets of shared memory banks wherever
-//              a plane is copied as it is.
-enum class TpaPageOrder { kPlain, kSwizzled };
+//   kPlain     token after token, rows not padded: the CPU's float32 cache.
+//   kOctets    for tensor cores: 16-bit elements, H padded to a multiple of 8,
+//              D and E to one of 16, with zeros. Eight neighbouring elements of
+//              a token are 16 bytes; those of all 64 tokens follow each other,
+//              then come the next eight elements: [width / 8, 64, 8]. So any 8
+//              tokens by 8 elements are 128 bytes in a row, which shared memory
+//              reads at once and tensor cores take as they are, along tokens or
+//              along elements; and some heads of a plane are one run.
+enum class TpaPageOrder { kPlain, kOctets };
 
 // Where the factors of a token lie within a page of one layer. Each rank has
-// planes of its own, with one row a token, A before B, keys before values:
+// planes of its own, A before B, keys before values:
 //
 //   R times { A_k [64, H]  B_k [64, D] }   R times { A_v [64, H]  B_v [64, E] }
 //
@@ -77,17 +80,6 @@ struct TpaPageLayout {
            Row(m, b_v_width, i);
   }
 
-  // In kSwizzled, a row of `groups` 16-byte groups swaps group c with group
-  // c ^ ((m >> Shift(groups)) & Mask(groups)). The mask is one less than the
-  // power of two, up to 8, that divides `groups`, so the swap stays within the
-  // row; the shift makes up for rows that are no multiple of 128 bytes.
-  RECURVE_HOST_DEVICE static constexpr int SwizzleMask(int64_t groups) {
-    return groups % 8 == 0 ? 7 : groups % 4 == 0 ? 3 : groups % 2 == 0 ? 1 : 0;
-  }
-  RECURVE_HOST_DEVICE static constexpr int SwizzleShift(int64_t groups) {
-    return groups % 8 == 0 ? 0 : groups % 4 == 0 ? 1 : groups % 2 == 0 ? 2 : 3;
-  }
-
  private:
   RECURVE_HOST_DEVICE constexpr int64_t Padded(int64_t size,
                                                int64_t multiple) const {
@@ -98,9 +90,7 @@ struct TpaPageLayout {
   RECURVE_HOST_DEVICE constexpr int64_t Row(int64_t m, int64_t width,
                                             int64_t i) const {
     if (order == TpaPageOrder::kPlain) return m * width + i;
-    const int64_t groups = width / 8;
-    const int64_t swap = (m >> SwizzleShift(groups)) & SwizzleMask(groups);
-    return m * width + ((i / 8) ^ swap) * 8 + i % 8;
+    return (i / 8 * kTpaPageTokens + m) * 8 + i % 8;
   }
 };
 

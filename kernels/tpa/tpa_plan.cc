@@ -3,30 +3,37 @@
 #include <algorithm>
 
 #include "kernels/tpa/tpa_chunks.h"
+#include "kernels/tpa/tpa_schedule.h"
 
 namespace recurve {
 namespace {
 
 // More is of no use: what is in flight covers the latency of memory by far.
 constexpr int kMaxStages = 12;
-// A tile's pages are read together, and there are at most two.
+// Values are held while the next page's keys are waited for.
 constexpr int kMinStages = 2;
+// Products read value features by 64s, whatever is behind the last ones.
+constexpr int kReadBehind = 8192;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
+int CeilDiv(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
-// Shared memory besides the stages, as tpa_decode_kernel lays it out: weights,
-// their maxima and sums, terms of the query with what they are formed from
-// (later the outputs of a row), barriers.
-int64_t FixedBytes(const TpaShape& shape, const TpaVariant& variant,
-                   int groups) {
-  const int64_t heads = int64_t{16} * groups;
-  const int64_t terms = 2 * kTpaQueryTerms * heads * variant.features;
-  const int64_t forming = 4 * shape.q_rank * (variant.features + heads);
-  const int64_t outputs = 4 * heads * variant.features;
-  return int64_t{groups} * (2 * 2048 * variant.pages + 512) + terms +
-         RoundUp(std::max(forming, outputs), 128) + 16 * kMaxStages;
+// Shared memory besides the stages, as tpa_decode_kernel lays it out: terms of
+// the query, weights, what warps exchange, barriers, and what queries are
+// formed from.
+int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
+  const TpaVariant& variant = kTpaVariants[plan.variant];
+  const int64_t columns = int64_t{variant.columns} * plan.groups;
+  const int64_t dim = RoundUp(shape.head_dim, 16);
+  const int64_t terms = 2 * kTpaQueryTerms * columns * dim;
+  const int64_t weights = 2 * 2 * kTpaPageTokens * columns;
+  const int64_t exchange = 2 * 4 * 4 * columns;
+  const int64_t forming = 4 * shape.q_rank * (dim + columns);
+  return std::max<int64_t>(
+      terms + weights + exchange + 16 * kMaxStages + RoundUp(forming, 128),
+      kReadBehind);
 }
 
 }  // namespace
@@ -49,7 +56,7 @@ bool TpaDecodeSupports(const TpaShape& s) {
   };
   return within(s.num_heads, 1, 128) && within(s.head_dim, 8, 256) &&
          s.head_dim % 8 == 0 && within(s.value_dim, 8, 256) &&
-         s.value_dim % 8 == 0 && within(s.q_rank, 1, 32) &&
+         s.value_dim % 8 == 0 && within(s.q_rank, 0, 32) &&
          within(s.kv_rank, 1, 4);
 }
 
@@ -58,9 +65,9 @@ TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,
                                   const TpaDevice& device) {
   // Blocks that need no merge pay while there is little to read, or a sequence
   // for every multiprocessor.
-  const int blocks = rows * new_tokens * TpaHeadGroups(shape);
+  const int octets = new_tokens * TpaHeadOctets(shape);
   if (length <= 256) return TpaDecodeForm::kParallelBh;
-  if (length <= 512 && 2 * blocks >= device.multiprocessors / 2) {
+  if (length <= 512 && rows * octets >= 2 * device.multiprocessors) {
     return TpaDecodeForm::kParallelBh;
   }
   if (rows % device.multiprocessors == 0) return TpaDecodeForm::kParallelB;
@@ -71,35 +78,48 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
                             int new_tokens, const TpaDevice& device) {
   TpaDecodePlan plan = {};
   plan.form = form;
-  if (!TpaDecodeSupports(shape) || rows < 1 || new_tokens < 1 ||
-      new_tokens > 8) {
+  if (!TpaDecodeSupports(shape) || rows < 1 || rows > kTpaMaxRows ||
+      new_tokens < 1 || new_tokens > 8) {
     return plan;
   }
-  const int64_t features = std::max(shape.head_dim, shape.value_dim);
-  plan.variant = features <= 64 ? 0 : features <= 128 ? 1 : 2;
-  const TpaVariant& variant = kTpaVariants[plan.variant];
-  const int pairs = new_tokens * TpaHeadGroups(shape);
-  plan.head_blocks =
-      form == TpaDecodeForm::kParallelBh
-          ? pairs
-          : (pairs + variant.max_groups - 1) / variant.max_groups;
-  const TpaPageLayout layout(shape, TpaPageOrder::kSwizzled);
-  plan.stage_bytes =
-      static_cast<int>(2 * std::max(layout.k_block, layout.v_block));
-  // Fewer heads in a block if their work leaves too little room for factors.
-  for (;; ++plan.head_blocks) {
-    plan.groups = (pairs + plan.head_blocks - 1) / plan.head_blocks;
-    const int64_t fixed = FixedBytes(shape, variant, plan.groups);
+  plan.hopper = device.hopper;
+  const int octets = new_tokens * TpaHeadOctets(shape);
+  // Many columns in a block read the factors fewer times; the instances with 40
+  // have registers and shared memory for up to 128 features.
+  const bool wide = plan.hopper && octets > 2 * kTpaMaxGroups &&
+                    std::max(shape.head_dim, shape.value_dim) <= 128;
+  const int tiles = shape.value_dim <= 64 ? 1 : shape.value_dim <= 128 ? 2 : 4;
+  while (kTpaVariants[plan.variant].columns != (wide ? 40 : 16) ||
+         kTpaVariants[plan.variant].value_tiles != tiles) {
+    ++plan.variant;
+  }
+  const int most = kTpaVariants[plan.variant].columns / 8;
+  const int max_groups = form == TpaDecodeForm::kParallelBh ? 1 : kTpaMaxGroups;
+  const TpaPageLayout layout(shape, TpaPageOrder::kOctets);
+  // Columns shared out evenly; fewer in a block if its work leaves too little
+  // room for factors.
+  const int all = CeilDiv(octets, most * max_groups);
+  for (int block_octets = CeilDiv(octets, all);; --block_octets) {
+    plan.groups = std::min(CeilDiv(block_octets, 2), max_groups);
+    plan.group_octets = CeilDiv(block_octets, plan.groups);
+    plan.head_blocks = CeilDiv(octets, plan.groups * plan.group_octets);
+    // Blocks with some heads of one token copy those alone.
+    const int64_t a_width =
+        new_tokens == 1 ? std::min<int64_t>(layout.a_width,
+                                            8 * plan.groups * plan.group_octets)
+                        : layout.a_width;
+    plan.stage_bytes = static_cast<int>(
+        2 * kTpaPageTokens *
+        (a_width + std::max(layout.b_k_width, layout.b_v_width)));
+    const int64_t fixed = FixedBytes(shape, plan);
     plan.stages = static_cast<int>(std::min<int64_t>(
         kMaxStages, (device.shared_memory - fixed) / plan.stage_bytes));
     plan.shared_bytes =
         static_cast<int>(fixed) + plan.stages * plan.stage_bytes;
     if (plan.stages >= kMinStages) break;
-    if (plan.groups == 1) return plan;
+    if (block_octets == 1) return plan;
   }
-  plan.threads = 32 * variant.warps * plan.groups + variant.copy_threads;
-  plan.bulk_copies = device.hopper;
-  plan.dependent_launch = device.hopper;
+  plan.threads = 128 * (plan.groups + 1);
   plan.blocks = form == TpaDecodeForm::kParallelBn
                     ? std::max(1, device.multiprocessors / plan.head_blocks)
                     : rows;
@@ -110,24 +130,34 @@ TpaScratchLayout TpaDecodeScratch(const TpaShape& shape,
                                   const TpaDecodePlan& plan, int rows,
                                   int new_tokens, int64_t max_length) {
   TpaScratchLayout scratch = {};
-  if (plan.form != TpaDecodeForm::kParallelBn) return scratch;
-  const int length = static_cast<int>(max_length);
-  scratch.max_segments = TpaSegmentCount(length);
-  scratch.max_chunks = TpaChunkCount(length);
-  // Whole segments have a place each; what is left at the two ends of a
-  // block's work is less than two segments.
-  scratch.slots = rows * scratch.max_segments +
-                  int64_t{2} * kTpaSegmentChunks * plan.blocks;
-  scratch.slot_rows = int64_t{16} * new_tokens * TpaHeadGroups(shape);
+  scratch.slots = TpaScheduleParts(plan, rows, max_length).slots;
+  scratch.slot_rows = int64_t{8} * new_tokens * TpaHeadOctets(shape);
   scratch.slot_width = RoundUp(shape.value_dim, 16);
-  const int64_t heads = scratch.slots * scratch.slot_rows;
-  scratch.max_log_sum = 0;
-  scratch.outputs = RoundUp(8 * heads, 256);
-  scratch.chunk_slot =
-      scratch.outputs + RoundUp(4 * heads * scratch.slot_width, 256);
+  const int64_t columns = scratch.slots * scratch.slot_rows;
+  scratch.max_sum = 0;
+  scratch.outputs = RoundUp(8 * columns, 256);
   scratch.bytes =
-      scratch.chunk_slot + RoundUp(4 * rows * scratch.max_chunks, 256);
+      scratch.outputs + RoundUp(4 * columns * scratch.slot_width, 256);
   return scratch;
+}
+
+TpaScheduleLayout TpaScheduleParts(const TpaDecodePlan& plan, int rows,
+                                   int64_t max_length) {
+  TpaScheduleLayout parts = {};
+  // Whole segments have a place each; what is left at the two ends of a
+  // block's share is less than two segments.
+  const int64_t loose = plan.form == TpaDecodeForm::kParallelBn
+                            ? int64_t{2} * kTpaSegmentChunks * plan.blocks
+                            : 0;
+  parts.slots =
+      rows * int64_t{TpaSegmentCount(static_cast<int>(max_length))} + loose;
+  parts.block_work = 0;
+  parts.row_work = parts.block_work + int64_t{128} * plan.blocks;
+  parts.counters = parts.row_work + int64_t{32} * rows;
+  parts.partial_chunk =
+      parts.counters + RoundUp(int64_t{8} * rows * plan.head_blocks, 128);
+  parts.bytes = parts.partial_chunk + RoundUp(4 * parts.slots, 128);
+  return parts;
 }
 
 }  // namespace recurve

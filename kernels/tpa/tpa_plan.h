@@ -10,9 +10,10 @@ namespace recurve {
 // How thread blocks share the work of a decode step. The results are the same
 // to the bit.
 enum class TpaDecodeForm {
-  kParallelB,   // one block a sequence, every head
-  kParallelBh,  // one block a sequence and group of 16 heads
-  kParallelBn,  // sequences split over tokens; a second launch merges
+  kParallelB,   // one block a sequence, every head (of up to 80 or 32, as the
+                // instance says; more heads are more blocks)
+  kParallelBh,  // one block a sequence and group of heads (40 or 16)
+  kParallelBn,  // sequences split over tokens; their blocks merge them
 };
 const char* Name(TpaDecodeForm form);
 
@@ -25,49 +26,48 @@ struct TpaDevice {
 
 // Launch parameters of a decode step. They stay as they are while contexts
 // grow, so a captured graph replays.
+//
+// Queries stand in columns: token after token, the heads of each padded to
+// octets of 8. A block has `groups` warpgroups with `group_octets` octets each.
 struct TpaDecodePlan {
   TpaDecodeForm form;
-  int variant;      // of kTpaVariants
-  int blocks;       // thread blocks along the sequences
-  int head_blocks;  // and along (new token, group of 16 heads)
-  int groups;       // such pairs in a block
-  int stages;       // blocks of factors in flight
+  int variant;       // of kTpaVariants
+  int blocks;        // thread blocks along the sequences
+  int head_blocks;   // and along the columns
+  int groups;        // warpgroups in a block that compute
+  int group_octets;  // columns / 8 of each
+  int stages;        // blocks of factors in flight
   int stage_bytes;
   int shared_bytes;  // of dynamic shared memory
   int threads;
-  bool bulk_copies;
-  bool dependent_launch;
+  bool hopper;  // wgmma, bulk copies and dependent launch; else mma.sync
 };
 
-// The kernel instances: registers are laid out for so many features (of keys
-// and of values). `max_groups` groups of 16 heads fit a multiprocessor, with
-// `warps` warps each; `copy_threads` more copy (or lend their registers).
+// The kernel instances: columns of a warpgroup, and value features in 64s.
+// Without Hopper's
+// instructions there are only those of 16 columns.
 struct TpaVariant {
-  int features;
-  int warps;
-  int pages;  // in a tile, the unit of the inner loop
-  int max_groups;
-  int copy_threads;
-  bool query_in_registers;
-
-  constexpr int max_threads() const {
-    return 32 * warps * max_groups + copy_threads;
-  }
+  int columns;
+  int value_tiles;
 };
-inline constexpr TpaVariant kTpaVariants[] = {{64, 2, 1, 5, 32, true},
-                                              {128, 4, 2, 2, 128, true},
-                                              {256, 4, 1, 2, 128, false}};
+inline constexpr TpaVariant kTpaVariants[] = {
+    {16, 1}, {16, 2}, {16, 4}, {40, 1}, {40, 2}};
+inline constexpr int kTpaMaxGroups = 2;
 
 // 16-bit terms that a query is taken apart into, at most.
 inline constexpr int kTpaQueryTerms = 3;
 
-// Groups of 16 heads.
-inline int TpaHeadGroups(const TpaShape& shape) {
-  return static_cast<int>((shape.num_heads + 15) / 16);
+// Sequences in a launch, at most.
+inline constexpr int kTpaMaxRows = 16384;
+
+// Groups of 8 heads.
+inline int TpaHeadOctets(const TpaShape& shape) {
+  return static_cast<int>((shape.num_heads + 7) / 8);
 }
 
 // Whether the GPU kernels take this shape: 1 to 128 heads, head and value sizes
-// from 8 to 256 in steps of 8, query rank 1 to 32, key-value rank 1 to 4.
+// from 8 to 256 in steps of 8, query rank 1 to 32 or whole queries (0),
+// key-value rank 1 to 4.
 bool TpaDecodeSupports(const TpaShape& shape);
 
 // The form to take for `rows` sequences of about `length` tokens each.
@@ -79,17 +79,13 @@ TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,
 TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
                             int new_tokens, const TpaDevice& device);
 
-// Where the parts of a launch's scratch memory begin, in bytes. Only
-// kParallelBn uses any.
+// Where the partial results lie in a launch's scratch memory, in bytes.
 struct TpaScratchLayout {
   int64_t slots;       // partial results
-  int64_t slot_rows;   // heads in a slot, padded to 16 for each new token
-  int64_t slot_width;  // floats in a head's partial output
-  int64_t max_segments;
-  int64_t max_chunks;
-  int64_t max_log_sum;  // [slots, slot_rows] pairs of maximum and sum
-  int64_t outputs;      // [slots, slot_rows, slot_width]
-  int64_t chunk_slot;   // [rows, max_chunks] int32
+  int64_t slot_rows;   // columns in a slot
+  int64_t slot_width;  // floats in a column's partial output
+  int64_t max_sum;     // [slots, slot_rows] pairs of maximum and sum
+  int64_t outputs;     // [slots, slot_rows, slot_width]
   int64_t bytes;
 };
 TpaScratchLayout TpaDecodeScratch(const TpaShape& shape,

@@ -17,14 +17,12 @@ inline constexpr int kArrivingLanes = 1;
 #endif
 
 // A ring of stages, each holding the keys (or values) of one rank and page as
-// they lie in memory: A [64, a_width], then B [64, b_width]. They come in the
-// order of tiles, which are a page or two; within a tile first keys, then
-// values; of these by rank; of a rank by page. A tile's second page may not
-// exist.
+// they lie in memory: the octets of A that the block needs, then B. They come
+// page after page; within a page first keys, then values, each by rank.
 class TpaRing {
  public:
-  __device__ TpaRing(const TpaDecodeArgs& args, uint32_t base,
-                     uint32_t barriers)
+  __device__ __forceinline__ TpaRing(const TpaDecodeArgs& args, uint32_t base,
+                                     uint32_t barriers)
       : base_(base),
         barriers_(barriers),
         stages_(args.stages),
@@ -33,38 +31,50 @@ class TpaRing {
   // By one thread, before the block's first barrier.
   __device__ void Init(int consumer_warps, bool bulk_copies) const {
     for (int i = 0; i < stages_; ++i) {
-      BarrierInit(barriers_ + 16 * i, bulk_copies ? kArrivingLanes : 64);
+      BarrierInit(barriers_ + 16 * i, bulk_copies ? kArrivingLanes : 32);
       BarrierInit(barriers_ + 16 * i + 8, kArrivingLanes * consumer_warps);
     }
     BarrierInitFence();
   }
 
-  __device__ uint32_t stage() const { return base_ + stage_ * stage_bytes_; }
-  __device__ uint32_t full() const { return barriers_ + 16 * stage_; }
-  __device__ uint32_t empty() const { return barriers_ + 16 * stage_ + 8; }
-  __device__ void Next() {
+  // ---- the copying warp ----
+
+  __device__ __forceinline__ uint32_t stage() const {
+    return base_ + stage_ * stage_bytes_;
+  }
+  __device__ __forceinline__ uint32_t full() const {
+    return barriers_ + 16 * stage_;
+  }
+  __device__ __forceinline__ void WaitEmpty() const {
+    BarrierWait(barriers_ + 16 * stage_ + 8, phase_ ^ 1);
+  }
+  __device__ __forceinline__ void Next() {
     if (++stage_ == stages_) {
       stage_ = 0;
       phase_ ^= 1;
     }
   }
 
-  // Of the stage `ahead` of the next.
-  __device__ uint32_t WaitFull(int ahead) const {
-    int stage = stage_ + ahead;
-    uint32_t phase = phase_;
-    if (stage >= stages_) {
-      stage -= stages_;
-      phase ^= 1;
-    }
-    BarrierWait(barriers_ + 16 * stage, phase);
-    return base_ + stage * stage_bytes_;
-  }
-  __device__ void WaitEmpty() const { BarrierWait(empty(), phase_ ^ 1); }
-  // By each consumer warp once it has read the stage (and met in __syncwarp).
-  __device__ void Release() {
-    if (threadIdx.x % 32 < kArrivingLanes) BarrierArrive(empty());
+  // ---- warps that compute ----
+
+  // The next stage, once it is full.
+  __device__ __forceinline__ uint32_t Take() {
+    BarrierWait(full(), phase_);
+    const uint32_t at = stage();
     Next();
+    ++held_;
+    return at;
+  }
+  // Gives back all stages taken but the last `keep`. The warp's reads of them
+  // are done.
+  __device__ __forceinline__ void Release(int keep = 0) {
+    __syncwarp();
+    for (; held_ > keep; --held_) {
+      if (threadIdx.x % 32 < kArrivingLanes) {
+        BarrierArrive(barriers_ + 16 * release_ + 8);
+      }
+      if (++release_ == stages_) release_ = 0;
+    }
   }
 
  private:
@@ -74,102 +84,118 @@ class TpaRing {
   int stage_bytes_;
   int stage_ = 0;
   uint32_t phase_ = 0;
+  int release_ = 0;
+  int held_ = 0;
 };
 
-// All lanes copy `bytes` by 16.
-__device__ __forceinline__ void CopyRun(uint32_t to, const char* from,
-                                        int bytes) {
-  for (int i = 16 * (threadIdx.x % 32); i < bytes; i += 512) {
-    CopyAsync16(to + i, from + i);
-  }
-}
+// Fills stages with the factors of a block's share. By one warp.
+class TpaCopier {
+ public:
+  __device__ __forceinline__ TpaCopier(const TpaDecodeArgs& args,
+                                       const TpaRing& ring)
+      : args_(args),
+        ring_(ring),
+        lane_(threadIdx.x % 32),
+        a_plane_(kTpaOctetBytes * static_cast<int>(args.layout.a_width / 8)),
+        a_first_(kTpaOctetBytes * args.first_head_octet()),
+        a_bytes_(kTpaOctetBytes * args.head_octet_count()) {}
 
-// Fills the next stage with the first `tokens` of 64 rows of both planes. Rows
-// of values beyond them become zeros: their weight is zero, but memory that
-// nobody wrote may hold a NaN.
-__device__ __forceinline__ void FillStage(const TpaDecodeArgs& args,
-                                          TpaRing& ring, const char* from,
-                                          int b_width, int tokens,
-                                          bool values) {
-  const int lane = threadIdx.x % 32;
-  const int a_row = 2 * static_cast<int>(args.layout.a_width);
-  const int b_row = 2 * b_width;
-  const int a_plane = static_cast<int>(kTpaPageTokens) * a_row;
-  const uint32_t to = ring.stage();
-  ring.WaitEmpty();
-  if (values && tokens < kTpaPageTokens) {
-    for (int i = tokens * b_row + 16 * lane; i < kTpaPageTokens * b_row;
-         i += 512) {
-      asm volatile(
-          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to + a_plane + i),
-          "r"(0)
-          : "memory");
+  __device__ __forceinline__ void CopyShare(const TpaBlockWork& work) {
+    const TpaCudaDecodeParams& p = args_.p;
+#pragma unroll 1
+    for (int row = work.first_row; row <= work.last_row && row < p.rows;
+         ++row) {
+      const bool is_first = row == work.first_row;
+      const int length =
+          is_first ? work.first.length : args_.row_work(row).length;
+      const int begin = is_first ? work.first_chunk : 0;
+      const int end =
+          row == work.last_row ? work.last_chunk : TpaChunkCount(length);
+      if (begin >= end) continue;
+      const int last_page = (min(TpaChunkBegin(end), length) + 63) / 64;
+      const int32_t* table =
+          p.cache.page_table + row * p.cache.page_table_stride;
+      // Numbers of pages are read a batch ahead. The first row's first few came
+      // with the block's share.
+      int first = TpaChunkBegin(begin) / 64;
+      int count = is_first ? kTpaEarlyPages : 32;
+      int pages = 0;
+      if (is_first) {
+        if (lane_ < kTpaEarlyPages) pages = work.pages[lane_];
+      } else if (first + lane_ < last_page) {
+        pages = table[first + lane_];
+      }
+#pragma unroll 1
+      while (first < last_page) {
+        const int next = first + count;
+        int next_pages = 0;
+        if (next + lane_ < last_page) next_pages = table[next + lane_];
+        count = min(count, last_page - first);
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+          CopyPage(__shfl_sync(0xffffffffu, pages, i));
+        }
+        pages = next_pages;
+        first = next;
+        count = 32;
+      }
     }
-    if (args.bulk_copies) BulkCopyFence();
+  }
+
+ private:
+  __device__ __forceinline__ void CopyPage(int64_t page) {
+    const TpaPageLayout& layout = args_.layout;
+    const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
+    const char* from = static_cast<const char*>(args_.p.cache.pages) +
+                       2 * page * args_.p.cache.page_stride;
+#pragma unroll 1
+    for (int r = 0; r < kv_rank; ++r) {
+      Fill(from + 2 * r * layout.k_block, static_cast<int>(layout.b_k_width));
+    }
+#pragma unroll 1
+    for (int r = 0; r < kv_rank; ++r) {
+      Fill(from + 2 * (layout.values + r * layout.v_block),
+           static_cast<int>(layout.b_v_width));
+    }
+  }
+
+  // The next stage: A's octets and all of B.
+  __device__ __forceinline__ void Fill(const char* from, int b_width) {
+    const int b_bytes = kTpaOctetBytes * (b_width / 8);
+    const uint32_t to = ring_.stage();
+    ring_.WaitEmpty();
+    if (!args_.bulk_copies) {
+      CopyRun(to, from + a_first_, a_bytes_);
+      CopyRun(to + a_bytes_, from + a_plane_, b_bytes);
+      BarrierArriveAfterCopies(ring_.full());
+    } else if (lane_ == 0) {
+      BarrierExpect(ring_.full(), a_bytes_ + b_bytes);
+      if (a_bytes_ == a_plane_) {
+        BulkCopy(to, from, a_bytes_ + b_bytes, ring_.full());
+      } else {
+        BulkCopy(to, from + a_first_, a_bytes_, ring_.full());
+        BulkCopy(to + a_bytes_, from + a_plane_, b_bytes, ring_.full());
+      }
+    } else if (lane_ < kArrivingLanes) {
+      BarrierArrive(ring_.full());
+    }
     __syncwarp();
+    ring_.Next();
   }
-  if (!args.bulk_copies) {
-    CopyRun(to, from, tokens * a_row);
-    CopyRun(to + a_plane, from + a_plane, tokens * b_row);
-    BarrierArriveAfterCopies(ring.full());
-    BarrierArrive(ring.full());  // for the zeros
-  } else if (lane < kArrivingLanes && (lane > 0 || tokens == 0)) {
-    BarrierArrive(ring.full());
-  } else if (lane == 0) {
-    BarrierExpect(ring.full(), tokens * (a_row + b_row));
-    BulkCopy(to, from, tokens * a_row, ring.full());
-    BulkCopy(to + a_plane, from + a_plane, tokens * b_row, ring.full());
-  }
-  __syncwarp();
-  ring.Next();
-}
 
-// The copying warp: all tiles of a block's range.
-template <int kPages>
-__device__ __forceinline__ void CopyTiles(const TpaDecodeArgs& args,
-                                          const TpaRange& range, TpaRing ring) {
-  const TpaCudaDecodeParams& p = args.p;
-  const int lane = threadIdx.x % 32;
-  const int kv_rank = static_cast<int>(p.shape.kv_rank);
-#pragma unroll 1
-  for (int row = range.first_row; row <= range.last_row && row < p.rows;
-       ++row) {
-    const int length = RowLength(args, row);
-    const int begin = range.ChunkBegin(row);
-    const int end = range.ChunkEnd(row, TpaChunkCount(length));
-    if (begin >= end) continue;
-    const int first_page = TpaChunkBegin(begin) / 64;
-    const int last_page = (min(TpaChunkBegin(end), length) + 63) / 64;
-    const int32_t* table = p.cache.page_table + row * p.cache.page_table_stride;
-    int page_of_lane = 0;
-#pragma unroll 1
-    for (int first = first_page; first < last_page; first += kPages) {
-      const int ahead = (first - first_page) % 32;
-      if (ahead == 0 && first + lane < last_page) {
-        page_of_lane = table[first + lane];
-      }
-      // Keys, then values; each by rank, of a rank by page.
-#pragma unroll 1
-      for (int item = 0; item < 2 * kv_rank * kPages; ++item) {
-        const int page = item % kPages;
-        const int part = item / kPages;
-        const bool values = part >= kv_rank;
-        const int r = values ? part - kv_rank : part;
-        const int64_t id = __shfl_sync(0xffffffffu, page_of_lane, ahead + page);
-        const char* from =
-            static_cast<const char*>(p.cache.pages) +
-            2 * (id * p.cache.page_stride +
-                 (values ? args.layout.values + r * args.layout.v_block
-                         : r * args.layout.k_block));
-        const int tokens = max(0, min(64, length - 64 * (first + page)));
-        FillStage(args, ring, from,
-                  static_cast<int>(values ? args.layout.b_v_width
-                                          : args.layout.b_k_width),
-                  tokens, values);
-      }
-    }
+  // All lanes copy `bytes` by 16.
+  __device__ __forceinline__ void CopyRun(uint32_t to, const char* from,
+                                          int bytes) {
+    for (int i = 16 * lane_; i < bytes; i += 512) CopyAsync16(to + i, from + i);
   }
-}
+
+  const TpaDecodeArgs& args_;
+  TpaRing ring_;
+  const int lane_;
+  const int a_plane_;  // bytes of A in memory
+  const int a_first_;  // where this block's octets of it begin
+  const int a_bytes_;
+};
 
 }  // namespace recurve
 

@@ -38,7 +38,7 @@ class TpaAppendGpuTest : public GpuTest {
                                  const std::vector<float>& sin) const {
     const TpaShape& s = c.shape;
     const TpaPageLayout plain(s);
-    const TpaPageLayout swizzled(s, TpaPageOrder::kSwizzled);
+    const TpaPageLayout swizzled(s, TpaPageOrder::kOctets);
     const int64_t page_stride = swizzled.page_elements + kGap;
     std::vector<uint16_t> want(kPages * page_stride, ToBits(c.element, kNaN));
     const int64_t heads = s.kv_rank * s.num_heads;
@@ -92,7 +92,7 @@ class TpaAppendGpuTest : public GpuTest {
 
   void Check(const AppendCase& c) const {
     const TpaShape& s = c.shape;
-    const TpaPageLayout layout(s, TpaPageOrder::kSwizzled);
+    const TpaPageLayout layout(s, TpaPageOrder::kOctets);
     const int64_t page_stride = layout.page_elements + kGap;
     const int64_t rows = static_cast<int64_t>(positions_.size());
     const int64_t a_k = s.kv_rank * s.num_heads;
@@ -169,7 +169,7 @@ TEST_F(TpaAppendGpuTest, RefusesWhatItCannotDo) {
   TpaCudaAppendParams params = {};
   params.shape = {4, 64, 64, 6, 2};
   params.cache.page_stride =
-      TpaPageLayout(params.shape, TpaPageOrder::kSwizzled).page_elements;
+      TpaPageLayout(params.shape, TpaPageOrder::kOctets).page_elements;
   EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaSuccess);  // no rows
   params.activation = Activation::kSoftmax;
   EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaErrorInvalidValue);

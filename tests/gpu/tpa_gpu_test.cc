@@ -21,12 +21,13 @@ constexpr TpaDecodeForm kForms[] = {TpaDecodeForm::kParallelB,
 constexpr double kTolerance = 4e-3;
 
 // {H, D, E, Rq, R}: each kernel instance, odd heads, values narrower and wider
-// than keys, sizes that are no multiple of 16.
+// than keys, sizes that are no multiple of 16, whole queries.
 const TpaShape kShapes[] = {
     {32, 128, 128, 16, 1}, {78, 64, 64, 6, 2},   {5, 64, 48, 6, 3},
     {1, 32, 256, 1, 1},    {3, 256, 32, 32, 4},  {33, 96, 40, 7, 2},
     {7, 72, 88, 3, 2},     {128, 128, 64, 2, 1}, {17, 40, 8, 5, 1},
-    {128, 256, 256, 3, 4},
+    {128, 256, 256, 3, 4}, {12, 64, 128, 0, 2},  {45, 40, 64, 0, 1},
+    {96, 64, 128, 8, 2},   {40, 128, 24, 4, 3},
 };
 
 std::string Describe(const TpaGpuConfig& c) {
@@ -77,9 +78,11 @@ class TpaGpuTest : public GpuTest {
 
   // All forms give the same bits, near the oracle's; returns them.
   static std::vector<float> Check(const TpaGpuConfig& config,
-                                  const Sequences& sequences) {
+                                  const Sequences& sequences,
+                                  bool portable = false) {
     SCOPED_TRACE(Describe(config));
     TpaGpuBatch batch(config, Pointers(sequences));
+    if (portable) batch.UsePortableKernel();
     const std::vector<float> got = batch.Decode(TpaDecodeForm::kParallelBn);
     for (TpaDecodeForm form : kForms) {
       EXPECT_TRUE(SameBits(batch.Decode(form), got)) << Name(form);
@@ -209,19 +212,16 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
   }
 }
 
-TEST_F(TpaGpuTest, BitsDoNotDependOnHowFactorsAreCopied) {
-  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
-    const TpaGpuConfig config = {shape};
-    const Sequences sequences = Make(config, {1500, 65, 63});
-    TpaGpuBatch batch(config, Pointers(sequences));
-    for (TpaDecodeForm form : kForms) {
-      TpaDecodePlan plan = batch.Plan(form);
-      const std::vector<float> want = batch.Decode(plan);
-      plan.bulk_copies = false;
-      plan.dependent_launch = false;
-      EXPECT_TRUE(SameBits(batch.Decode(plan), want)) << Name(form);
+// The kernel for GPUs before Hopper, which runs on later ones too.
+TEST_F(TpaGpuTest, PortableKernelMatchesFloat64) {
+  for (const TpaShape& shape : kShapes) {
+    for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
+      const TpaGpuConfig config = {shape, element};
+      Check(config, Make(config, {0, 1, 63, 64, 65, 129, 600}), true);
     }
   }
+  const TpaGpuConfig config = {kShapes[1]};
+  Check(config, Make(config, {3000, 66, 5}, 3), true);
 }
 
 // Several new tokens: each gives what it would have given alone, when it was
@@ -258,6 +258,23 @@ TEST_F(TpaGpuTest, NewTokensMatchStepwiseDecode) {
   }
 }
 
+// One schedule serves all layers of a step: what a launch counts, it counts
+// back.
+TEST_F(TpaGpuTest, LaunchesShareASchedule) {
+  const TpaGpuConfig config = {kShapes[0]};
+  const Sequences sequences = Make(config, {9000, 0, 700, 40});
+  TpaGpuBatch batch(config, Pointers(sequences));
+  const TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
+  const std::vector<float> want = batch.Decode(plan);
+  const TpaCudaDecodeParams params = batch.Params(plan);
+  ASSERT_EQ(batch.Launch(params, plan, nullptr), cudaSuccess);
+  for (int layer = 0; layer < 20; ++layer) {
+    ASSERT_EQ(LaunchTpaDecode(params, plan, nullptr), cudaSuccess);
+  }
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_TRUE(SameBits(batch.Compact(), want));
+}
+
 TEST_F(TpaGpuTest, OneGraphReplaysWhileContextsGrow) {
   const TpaGpuConfig config = {kShapes[1]};
   const Sequences sequences = Make(config, {1400, 700, 65});
@@ -270,7 +287,7 @@ TEST_F(TpaGpuTest, OneGraphReplaysWhileContextsGrow) {
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
               cudaSuccess);
-    ASSERT_EQ(LaunchTpaDecode(params, plan, stream), cudaSuccess);
+    ASSERT_EQ(batch.Launch(params, plan, stream), cudaSuccess);
     cudaGraph_t graph;
     ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
     cudaGraphExec_t exec;
@@ -334,6 +351,7 @@ TEST_F(TpaGpuTest, RefusesBadParameters) {
   EXPECT_TRUE(refused([](Params& p) { p.scratch_bytes -= 1; }));
   EXPECT_TRUE(refused([](Params& p) { p.cache.page_stride -= 16; }));
   EXPECT_TRUE(refused([](Params& p) { p.position = LrpeType::kCosine; }));
+  EXPECT_TRUE(refused([](Params& p) { p.schedule = nullptr; }));
 }
 
 }  // namespace

@@ -18,6 +18,14 @@ constexpr int32_t kWildPage = 2147480000;
 constexpr int64_t kPageGap = 8;  // elements
 constexpr int64_t kRowGap = 5;
 
+// Rows of B_q: one for each rank, or whole queries.
+int64_t QueryRows(const TpaShape& s) {
+  return s.q_rank > 0 ? s.q_rank : s.num_heads;
+}
+int64_t QueryElements(const TpaShape& s) {
+  return s.q_rank * s.num_heads + QueryRows(s) * s.head_dim;
+}
+
 void Round(TpaElement element, std::vector<float>& values) {
   for (float& value : values) value = FromBits(element, ToBits(element, value));
 }
@@ -50,7 +58,7 @@ TpaSequence::TpaSequence(const TpaGpuConfig& config, int tokens, int q,
     Round(config.element, *factors);
   }
   a_q = RandomTensor(seed + 4, q * s.q_rank * s.num_heads, -2.0f, 2.0f);
-  b_q = RandomTensor(seed + 5, q * s.q_rank * s.head_dim, -2.0f, 2.0f);
+  b_q = RandomTensor(seed + 5, q * QueryRows(s) * s.head_dim, -2.0f, 2.0f);
   for (float phase : RandomTensor(seed + 6, q * s.head_dim / 2, -3.0f, 3.0f)) {
     cos.push_back(std::cos(phase));
     sin.push_back(std::sin(phase));
@@ -92,8 +100,8 @@ std::vector<double> Query(const TpaGpuConfig& config, const TpaSequence& seq,
   const TpaShape& s = config.shape;
   const int64_t half = s.head_dim / 2;
   std::vector<double> q(s.num_heads * s.head_dim, 0.0);
-  for (int64_t r = 0; r < s.q_rank; ++r) {
-    const float* x = seq.b_q.data() + (t * s.q_rank + r) * s.head_dim;
+  for (int64_t r = 0; r < QueryRows(s); ++r) {
+    const float* x = seq.b_q.data() + (t * QueryRows(s) + r) * s.head_dim;
     std::vector<double> b(x, x + s.head_dim);
     for (int64_t k = 0; k < half && config.position == LrpeType::kRotate; ++k) {
       const double c = seq.cos[t * half + k];
@@ -101,7 +109,8 @@ std::vector<double> Query(const TpaGpuConfig& config, const TpaSequence& seq,
       b[k] = x[k] * c - x[half + k] * n;
       b[half + k] = x[k] * n + x[half + k] * c;
     }
-    for (int64_t h = 0; h < s.num_heads; ++h) {
+    if (s.q_rank == 0) std::copy(b.begin(), b.end(), &q[r * s.head_dim]);
+    for (int64_t h = 0; h < s.num_heads && s.q_rank > 0; ++h) {
       const double a = seq.a_q[(t * s.q_rank + r) * s.num_heads + h];
       for (int64_t d = 0; d < s.head_dim; ++d) {
         q[h * s.head_dim + d] += a * b[d] / static_cast<double>(s.q_rank);
@@ -205,9 +214,9 @@ TpaGpuBatch::TpaGpuBatch(const TpaGpuConfig& config,
       rows_(static_cast<int>(sequences.size())),
       queries_(sequences[0]->queries) {
   const TpaShape& s = config.shape;
-  const TpaPageLayout layout(s, TpaPageOrder::kSwizzled);
+  const TpaPageLayout layout(s, TpaPageOrder::kOctets);
   page_stride_ = layout.page_elements + kPageGap;
-  query_stride_ = s.q_rank * (s.num_heads + s.head_dim) + kRowGap;
+  query_stride_ = QueryElements(s) + kRowGap;
   out_stride_ = s.num_heads * s.value_dim + kRowGap;
   int64_t wanted = 0;
   table_stride_ = 1;
@@ -237,7 +246,7 @@ TpaGpuBatch::TpaGpuBatch(const TpaGpuConfig& config,
                        from.begin() + (t + 1) * n);
       };
       append(seq.a_q, s.q_rank * s.num_heads);
-      append(seq.b_q, s.q_rank * s.head_dim);
+      append(seq.b_q, QueryElements(s) - s.q_rank * s.num_heads);
       queries.insert(queries.end(), kRowGap, kNaN);
     }
     cos.insert(cos.end(), seq.cos.begin(), seq.cos.end());
@@ -255,6 +264,7 @@ TpaGpuBatch::TpaGpuBatch(const TpaGpuConfig& config,
 TpaDecodePlan TpaGpuBatch::Plan(TpaDecodeForm form) const {
   TpaDevice device = {};
   EXPECT_EQ(GetTpaDevice(&device), cudaSuccess);
+  device.hopper = device.hopper && !portable_;
   return PlanTpaDecode(config_.shape, form, rows_, queries_, device);
 }
 
@@ -264,7 +274,6 @@ TpaCudaDecodeParams TpaGpuBatch::Params(const TpaDecodePlan& plan) {
   params.shape = s;
   params.cache = {config_.element, pages_->data(), page_stride_, table_->data(),
                   table_stride_};
-  params.lengths = lengths_->data();
   params.rows = rows_;
   params.new_tokens = queries_;
   params.a_q = queries_buffer_->data();
@@ -279,7 +288,22 @@ TpaCudaDecodeParams TpaGpuBatch::Params(const TpaDecodePlan& plan) {
   // Every byte 0xff: NaN, and slots that do not exist.
   scratch_.emplace(std::vector<uint8_t>(params.scratch_bytes + 1, 0xff));
   params.scratch = scratch_->data();
+  const int64_t schedule_bytes = TpaScheduleBytes(plan, rows_, table_stride_);
+  schedule_.emplace(std::vector<uint8_t>(schedule_bytes, 0xff));
+  params.schedule = schedule_->data();
   return params;
+}
+
+cudaError_t TpaGpuBatch::Launch(const TpaCudaDecodeParams& params,
+                                const TpaDecodePlan& plan,
+                                cudaStream_t stream) {
+  const TpaCudaScheduleParams schedule = {
+      lengths_->data(), table_->data(),
+      table_stride_,    rows_,
+      params.schedule,  TpaScheduleBytes(plan, rows_, table_stride_)};
+  const cudaError_t error = LaunchTpaSchedule(schedule, plan, stream);
+  if (error != cudaSuccess) return error;
+  return LaunchTpaDecode(params, plan, stream);
 }
 
 std::vector<float> TpaGpuBatch::Decode(TpaDecodeForm form) {
@@ -288,7 +312,7 @@ std::vector<float> TpaGpuBatch::Decode(TpaDecodeForm form) {
 
 std::vector<float> TpaGpuBatch::Decode(const TpaDecodePlan& plan) {
   out_->Write(std::vector<float>(rows_ * queries_ * out_stride_, kCanary));
-  EXPECT_EQ(LaunchTpaDecode(Params(plan), plan, nullptr), cudaSuccess);
+  EXPECT_EQ(Launch(Params(plan), plan, nullptr), cudaSuccess);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   return Compact();
 }

@@ -40,7 +40,8 @@ struct TpaSequence {
   int length;
   int queries;
   std::vector<float> a_k, b_k, a_v, b_v;  // [length, R, ...]
-  std::vector<float> a_q, b_q;            // [queries, Rq, ...]
+  std::vector<float> a_q, b_q;            // [queries, Rq, ...], or whole
+                                          // queries b_q [queries, H, D]
   std::vector<float> cos, sin;            // [queries, D/2]
 };
 
@@ -62,8 +63,14 @@ class TpaGpuBatch {
   std::vector<float> Decode(const TpaDecodePlan& plan);
   TpaDecodePlan Plan(TpaDecodeForm form) const;
 
+  // Plans from now on are for a GPU without Hopper's instructions.
+  void UsePortableKernel() { portable_ = true; }
+
   // For what a test does itself.
   TpaCudaDecodeParams Params(const TpaDecodePlan& plan);
+  // The schedule and the step.
+  cudaError_t Launch(const TpaCudaDecodeParams& params,
+                     const TpaDecodePlan& plan, cudaStream_t stream);
   std::vector<float> Compact() const;
   void SetLengths(const std::vector<int32_t>& lengths);
 
@@ -83,6 +90,8 @@ class TpaGpuBatch {
   std::optional<DeviceBuffer<float>> sin_;
   std::optional<DeviceBuffer<float>> out_;
   std::optional<DeviceBuffer<uint8_t>> scratch_;
+  std::optional<DeviceBuffer<uint8_t>> schedule_;
+  bool portable_ = false;
 };
 
 }  // namespace recurve

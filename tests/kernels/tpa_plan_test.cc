@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/tpa/tpa_chunks.h"
+#include "kernels/tpa/tpa_schedule.h"
 
 namespace recurve {
 namespace {
@@ -15,7 +16,7 @@ constexpr TpaDevice kH200 = {132, 232448, true};
 constexpr TpaDevice kA100 = {108, 166912, false};
 
 TEST(TpaLayoutTest, EveryElementHasAPlaceOfItsOwn) {
-  for (TpaPageOrder order : {TpaPageOrder::kPlain, TpaPageOrder::kSwizzled}) {
+  for (TpaPageOrder order : {TpaPageOrder::kPlain, TpaPageOrder::kOctets}) {
     for (const TpaShape& shape :
          {TpaShape{5, 24, 40, 2, 3}, TpaShape{32, 128, 128, 16, 1},
           TpaShape{78, 64, 64, 6, 2}, TpaShape{1, 8, 256, 1, 4}}) {
@@ -48,18 +49,15 @@ TEST(TpaLayoutTest, EveryElementHasAPlaceOfItsOwn) {
   }
 }
 
-// Eight neighbouring tokens' groups lie in different 16-byte columns of the 128
-// bytes that shared memory reads at once.
-TEST(TpaLayoutTest, SwizzledRowsFallOnDifferentBanks) {
-  for (int64_t heads = 8; heads <= 128; heads += 8) {
-    const TpaPageLayout layout({heads, 64, 64, 1, 1}, TpaPageOrder::kSwizzled);
-    for (int64_t group = 0; group < heads / 8; ++group) {
-      for (int64_t first = 0; first < kTpaPageTokens; first += 8) {
-        std::set<int64_t> columns;
-        for (int64_t m = first; m < first + 8; ++m) {
-          columns.insert(layout.AK(m, 0, 8 * group) / 8 % 8);
-        }
-        EXPECT_EQ(columns.size(), 8u) << heads << " heads, group " << group;
+// Eight tokens by eight elements are 128 bytes in a row: what shared memory
+// reads at once and tensor cores take.
+TEST(TpaLayoutTest, EightTokensByEightElementsAreOneRun) {
+  const TpaPageLayout layout({78, 64, 40, 1, 2}, TpaPageOrder::kOctets);
+  for (int64_t octet = 0; octet < layout.a_width / 8; ++octet) {
+    for (int64_t m = 0; m < kTpaPageTokens; ++m) {
+      for (int64_t i = 0; i < 8; ++i) {
+        EXPECT_EQ(layout.AK(m, 1, 8 * octet + i),
+                  layout.AK(m / 8 * 8, 1, 8 * octet) + m % 8 * 8 + i);
       }
     }
   }
@@ -89,7 +87,7 @@ TEST(TpaChunksTest, ChunksAndSegmentsFollowEachOther) {
 }
 
 TEST(TpaChunksTest, NoSegmentHasMoreChunksThanItMay) {
-  for (int s = 0; s < 120; ++s) {
+  for (int s = 0; s < 160; ++s) {
     EXPECT_LE(
         TpaChunkOf(TpaSegmentBegin(s + 1)) - TpaChunkOf(TpaSegmentBegin(s)),
         kTpaSegmentChunks);
@@ -166,6 +164,34 @@ TEST(TpaChunksTest, EvenBatchesAreCutAtSegments) {
   EXPECT_EQ(TpaStep(256, 132), 128);
 }
 
+// Partial results of a share, one after the other.
+int CountPartials(int begin, int end, int row_chunks) {
+  int count = 0;
+  for (int chunk = begin; chunk < end;) {
+    const int next = TpaPartialEnd(chunk, begin, end, row_chunks);
+    EXPECT_GT(next, chunk);
+    EXPECT_LE(next, end);
+    chunk = next;
+    ++count;
+  }
+  return count;
+}
+
+TEST(TpaChunksTest, PartialsOfAShareAreCounted) {
+  for (int length : {1, 128, 500, 512, 513, 2048, 2500, 9000, 33000, 140000}) {
+    const int chunks = TpaChunkCount(length);
+    const int step = chunks > 100 ? 13 : 1;
+    for (int begin = 0; begin < chunks; begin += step) {
+      for (int end = begin; end <= chunks; end += step) {
+        ASSERT_EQ(TpaPartialCount(begin, end, chunks),
+                  CountPartials(begin, end, chunks))
+            << begin << " to " << end << " of " << length;
+      }
+    }
+    EXPECT_EQ(TpaPartialCount(0, chunks, chunks), TpaSegmentCount(length));
+  }
+}
+
 TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
   for (const TpaDevice& device : {kH200, kA100}) {
     for (int64_t heads : {1, 16, 17, 32, 78, 80, 81, 128}) {
@@ -174,8 +200,6 @@ TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
           for (TpaDecodeForm form :
                {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBh,
                 TpaDecodeForm::kParallelBn}) {
-            // An A100 has no room for the widest.
-            if (!device.hopper && dim == 256) continue;
             const TpaShape shape = {heads, dim, 64, 32, 4};
             const TpaDecodePlan plan =
                 PlanTpaDecode(shape, form, 9, new_tokens, device);
@@ -184,14 +208,21 @@ TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
                          << " new tokens, " << Name(form));
             ASSERT_GT(plan.blocks, 0);
             const TpaVariant& variant = kTpaVariants[plan.variant];
-            EXPECT_GE(plan.groups * plan.head_blocks,
-                      new_tokens * TpaHeadGroups(shape));
-            EXPECT_LE(plan.groups, variant.max_groups);
-            EXPECT_LE(plan.threads, variant.max_threads());
-            EXPECT_GE(variant.features, dim);
+            EXPECT_GE(plan.groups * plan.group_octets * plan.head_blocks,
+                      new_tokens * TpaHeadOctets(shape));
+            // No block without a column.
+            EXPECT_LT(plan.groups * plan.group_octets * (plan.head_blocks - 1),
+                      new_tokens * TpaHeadOctets(shape));
+            EXPECT_LE(plan.groups, kTpaMaxGroups);
+            EXPECT_LE(8 * plan.group_octets, variant.columns);
+            EXPECT_EQ(plan.threads, 128 * (plan.groups + 1));
+            EXPECT_GE(64 * variant.value_tiles, shape.value_dim);
             EXPECT_GE(plan.stages, 2);
             EXPECT_LE(plan.shared_bytes, device.shared_memory);
-            EXPECT_EQ(plan.bulk_copies, device.hopper);
+            EXPECT_EQ(plan.hopper, device.hopper);
+            if (form == TpaDecodeForm::kParallelBn) {
+              EXPECT_LE(plan.blocks * plan.head_blocks, device.multiprocessors);
+            }
           }
         }
       }
@@ -210,6 +241,7 @@ TEST(TpaPlanTest, RefusesWhatKernelsDoNotTake) {
   EXPECT_EQ(blocks({8, 60, 64, 6, 2}, 1, 1), 0);
   EXPECT_EQ(blocks({8, 64, 264, 6, 2}, 1, 1), 0);
   EXPECT_EQ(blocks({8, 64, 64, 33, 2}, 1, 1), 0);
+  EXPECT_EQ(blocks({8, 64, 64, -1, 2}, 1, 1), 0);
   EXPECT_EQ(blocks({8, 64, 64, 6, 5}, 1, 1), 0);
   EXPECT_EQ(blocks({8, 64, 64, 6, 2}, 0, 1), 0);
   EXPECT_EQ(blocks({8, 64, 64, 6, 2}, 1, 9), 0);
@@ -218,24 +250,27 @@ TEST(TpaPlanTest, RefusesWhatKernelsDoNotTake) {
 
 TEST(TpaPlanTest, ScratchHoldsAllPartials) {
   const TpaShape shape = {78, 64, 40, 6, 2};
-  const TpaDecodePlan plan =
-      PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 3, 2, kH200);
-  const TpaScratchLayout scratch = TpaDecodeScratch(shape, plan, 3, 2, 32768);
-  EXPECT_EQ(scratch.max_segments, TpaSegmentCount(32768));
-  EXPECT_GE(scratch.slots, 3 * scratch.max_segments +
-                               2 * (kTpaSegmentChunks - 1) * plan.blocks);
-  EXPECT_GE(scratch.slot_rows, 2 * 78);
-  EXPECT_GE(scratch.slot_width, 40);
-  EXPECT_GE(scratch.outputs, 8 * scratch.slots * scratch.slot_rows);
-  EXPECT_GE(scratch.chunk_slot - scratch.outputs,
-            4 * scratch.slots * scratch.slot_rows * scratch.slot_width);
-  EXPECT_GE(scratch.bytes - scratch.chunk_slot, 4 * 3 * scratch.max_chunks);
-  EXPECT_EQ(
-      TpaDecodeScratch(
-          shape, PlanTpaDecode(shape, TpaDecodeForm::kParallelB, 3, 2, kH200),
-          3, 2, 32768)
-          .bytes,
-      0);
+  for (TpaDecodeForm form :
+       {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBn}) {
+    const TpaDecodePlan plan = PlanTpaDecode(shape, form, 3, 2, kH200);
+    const TpaScratchLayout scratch = TpaDecodeScratch(shape, plan, 3, 2, 32768);
+    // Every segment, and what is loose at both ends of each block's share.
+    const int loose = form == TpaDecodeForm::kParallelB
+                          ? 0
+                          : 2 * (kTpaSegmentChunks - 1) * plan.blocks;
+    EXPECT_GE(scratch.slots, 3 * TpaSegmentCount(32768) + loose);
+    EXPECT_EQ(scratch.slot_rows, 2 * 80);
+    EXPECT_GE(scratch.slot_width, 40);
+    EXPECT_GE(scratch.outputs, 8 * scratch.slots * scratch.slot_rows);
+    EXPECT_GE(scratch.bytes - scratch.outputs,
+              4 * scratch.slots * scratch.slot_rows * scratch.slot_width);
+    const TpaScheduleLayout parts = TpaScheduleParts(plan, 3, 32768);
+    EXPECT_EQ(parts.slots, scratch.slots);
+    EXPECT_GE(parts.row_work, 128 * plan.blocks);
+    EXPECT_GE(parts.counters, parts.row_work + 32 * 3);
+    EXPECT_GE(parts.partial_chunk, parts.counters + 8 * 3 * plan.head_blocks);
+    EXPECT_GE(parts.bytes, parts.partial_chunk + 4 * parts.slots);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,85 @@
+// The decode kernel and its launch, for one kind of products.
+#ifndef RECURVE_KERNELS_TPA_TPA_KERNEL_CUH_
+#define RECURVE_KERNELS_TPA_TPA_KERNEL_CUH_
+
+#include "kernels/common/async_copy.cuh"
+#include "kernels/tpa/tpa_decode.cuh"
+#include "kernels/tpa/tpa_merge.cuh"
+#include "kernels/tpa/tpa_products.cuh"
+#include "kernels/tpa/tpa_ring.cuh"
+#include "kernels/tpa/tpa_worker.cuh"
+
+namespace recurve {
+
+// A warpgroup more than compute: one warp of it copies, and all of it hands
+// registers to the others.
+inline constexpr int kTpaMaxThreads = 128 * (kTpaMaxGroups + 1);
+
+template <typename T, int kColumns, int kTiles, typename Products>
+__device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
+  extern __shared__ __align__(128) char memory[];
+  char* at = memory + args.stages * args.stage_bytes;
+  TpaShared shared;
+  shared.terms = at;
+  at += 2 * Half<T>::kTerms * kColumns * args.groups *
+        static_cast<int>(args.layout.b_k_width);
+  shared.weights = SharedAddress(at);
+  at += 2 * 2 * kTpaPageTokens * kColumns * args.groups;
+  shared.exchange = reinterpret_cast<float*>(at);
+  at += 2 * 4 * 4 * kColumns * args.groups;
+  shared.barriers = SharedAddress(at);
+  at += 16 * args.stages;
+  shared.staging = reinterpret_cast<float*>(at);
+  const TpaRing ring(args, SharedAddress(memory), shared.barriers);
+  if (threadIdx.x == 0) ring.Init(4 * args.groups, args.bulk_copies);
+  __syncthreads();
+  LaunchDependents();
+  WaitForPrevious();
+  const TpaBlockWork& work = args.block_work();
+  if (static_cast<int>(threadIdx.x) >= args.consumers()) {
+    if constexpr (Products::kAsync) ReleaseRegisters<40>();
+    if (static_cast<int>(threadIdx.x) >= args.consumers() + 32) return;
+    TpaCopier(args, ring).CopyShare(work);
+  } else {
+    if constexpr (Products::kAsync) ClaimRegisters<232>();
+    TpaWorker<T, kColumns, kTiles, Products>(args, shared, ring).Run(work);
+    // Nothing is copied any more: the ring's memory is free.
+    TpaMerger merger(args, memory, args.stages * args.stage_bytes);
+    merger.Arrive(work);
+    merger.Merge(work);
+  }
+}
+
+template <typename Kernel>
+cudaError_t LaunchTpaKernel(Kernel kernel, const TpaDecodeArgs& args,
+                            const TpaDecodePlan& plan, cudaStream_t stream) {
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks),
+                        static_cast<unsigned>(plan.head_blocks));
+  config.blockDim = dim3(static_cast<unsigned>(plan.threads));
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (plan.hopper) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  config.attrs = attributes;
+  config.numAttrs = count;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+// tpa_decode_hopper.cu and tpa_decode_portable.cu. cudaErrorInvalidValue for an
+// instance that they do not have.
+cudaError_t LaunchTpaHopper(const TpaDecodeArgs& args,
+                            const TpaDecodePlan& plan, cudaStream_t stream);
+cudaError_t LaunchTpaPortable(const TpaDecodeArgs& args,
+                              const TpaDecodePlan& plan, cudaStream_t stream);
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_TPA_TPA_KERNEL_CUH_

@@ -1,0 +1,154 @@
+// The two products of a decode step on a page of 64 tokens, by a warpgroup:
+// scores from keys and queries, outputs from values and weights.
+#ifndef RECURVE_KERNELS_TPA_TPA_PRODUCTS_CUH_
+#define RECURVE_KERNELS_TPA_TPA_PRODUCTS_CUH_
+
+#include "kernels/common/mma.cuh"
+#include "kernels/common/wgmma.cuh"
+#include "kernels/tpa/tpa_decode.cuh"
+
+namespace recurve {
+
+// Both classes have
+//
+//   Scores   sum[token, term and column] = Σ_d B_k[token, d] · query[d, ...]
+//            over `steps` times 16 features. The query's plane is
+//            [D / 8, kTerms · kColumns, 8].
+//   Values   out[feature, column] += Σ_token B_v[token, feature] ·
+//            weights[token, column], `weights` a plane of the columns
+//   Wait     until all of them are done; until then nothing else may touch
+//            their operands and results.
+//
+// Tokens, or features of a tile of 64, are rows: warp w of the four has rows
+// 16 w to 16 w + 15, and lane l in [j] row l / 4 (and in [j][2], [j][3] that
+// plus 8), columns 8 j + 2 (l % 4) and the next.
+
+// With wgmma: what Hopper has.
+template <typename T, int kColumns, int kTiles>
+struct TpaWgmmaProducts {
+  static constexpr bool kAsync = true;
+  static constexpr int kOctets = kColumns / 8;
+  static constexpr int kTerms = Half<T>::kTerms;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __device__ __forceinline__ static void Scores(
+      float (&sum)[kTerms * kOctets][4], uint32_t keys, uint32_t query,
+      int steps) {
+    constexpr uint32_t kRows = kTerms * kColumns;
+    uint64_t a = WgmmaOperand(keys, kTpaOctetBytes, 128);
+    uint64_t b = WgmmaOperand(query, 16 * kRows, 128);
+    WgmmaPin(sum);
+    WgmmaFence();
+#pragma unroll 4
+    for (int step = 0; step < steps; ++step) {
+      Wgmma<kMajorK, kMajorK>(sum, a, b, step > 0, T());
+      a = WgmmaAdvance(a, 2 * kTpaOctetBytes);
+      b = WgmmaAdvance(b, 2 * 16 * kRows);
+    }
+    WgmmaCommit();
+    WgmmaPin(sum);
+  }
+
+  __device__ __forceinline__ static void Values(
+      float (&out)[kTiles][kOctets][4], uint32_t values, uint32_t weights,
+      int tiles) {
+    const uint64_t b = WgmmaOperand(weights, 128, kTpaOctetBytes);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) WgmmaPin(out[tile]);
+    WgmmaFence();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (tile >= tiles) break;
+      const uint64_t a =
+          WgmmaOperand(values + tile * 8 * kTpaOctetBytes, 128, kTpaOctetBytes);
+#pragma unroll
+      for (int step = 0; step < kTpaPageTokens / 16; ++step) {
+        Wgmma<kMajorMN, kMajorMN>(out[tile], WgmmaAdvance(a, 256 * step),
+                                  WgmmaAdvance(b, 256 * step), true, T());
+      }
+    }
+    WgmmaCommit();
+    Wait(out);
+  }
+
+  __device__ __forceinline__ static void Wait(
+      float (&out)[kTiles][kOctets][4]) {
+    WgmmaWait<0>();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) WgmmaPin(out[tile]);
+  }
+#endif
+};
+
+// With mma.sync, for every GPU from Ampere on.
+template <typename T, int kColumns, int kTiles>
+struct TpaMmaProducts {
+  static constexpr bool kAsync = false;
+  static constexpr int kOctets = kColumns / 8;
+  static constexpr int kTerms = Half<T>::kTerms;
+  static_assert(kOctets % 2 == 0, "octets are loaded in pairs");
+
+  __device__ __forceinline__ static void Scores(
+      float (&sum)[kTerms * kOctets][4], uint32_t keys, uint32_t query,
+      int steps) {
+    constexpr uint32_t kRows = kTerms * kColumns;
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    keys += kTpaOctetBytes * (lane / 16) + 16 * (16 * warp + lane % 16);
+    query += 16 * (kRows * (lane / 8 % 2) + 8 * (lane / 16) + lane % 8);
+#pragma unroll
+    for (int j = 0; j < kTerms * kOctets; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[j][i] = 0.0f;
+    }
+#pragma unroll 2
+    for (int step = 0; step < steps; ++step) {
+      uint32_t a[4];
+      LoadMatrices(a, keys + 2 * kTpaOctetBytes * step);
+#pragma unroll
+      for (int j = 0; j < kTerms * kOctets; j += 2) {
+        uint32_t b[4];
+        LoadMatrices(b, query + 16 * (2 * kRows * step + 8 * j));
+        Half<T>::Mma(sum[j], a, b[0], b[1]);
+        Half<T>::Mma(sum[j + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void Values(
+      float (&out)[kTiles][kOctets][4], uint32_t values, uint32_t weights,
+      int tiles) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    values += kTpaOctetBytes * (2 * warp + lane / 8 % 2) +
+              16 * (lane / 16 * 8 + lane % 8);
+    weights += kTpaOctetBytes * (lane / 16) + 16 * (lane % 16);
+#pragma unroll
+    for (int step = 0; step < kTpaPageTokens / 16; ++step) {
+      uint32_t b[kOctets / 2][4];
+#pragma unroll
+      for (int j = 0; j < kOctets / 2; ++j) {
+        LoadMatricesTransposed(b[j],
+                               weights + 2 * kTpaOctetBytes * j + 256 * step);
+      }
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (tile >= tiles) break;
+        uint32_t a[4];
+        LoadMatricesTransposed(a,
+                               values + 8 * kTpaOctetBytes * tile + 256 * step);
+#pragma unroll
+        for (int j = 0; j < kOctets / 2; ++j) {
+          Half<T>::Mma(out[tile][2 * j], a, b[j][0], b[j][1]);
+          Half<T>::Mma(out[tile][2 * j + 1], a, b[j][2], b[j][3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void Wait(float (&)[kTiles][kOctets][4]) {}
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_TPA_TPA_PRODUCTS_CUH_

@@ -1,0 +1,68 @@
+#ifndef RECURVE_KERNELS_TPA_TPA_SCHEDULE_H_
+#define RECURVE_KERNELS_TPA_TPA_SCHEDULE_H_
+
+#include <cstdint>
+
+#include "kernels/tpa/tpa_chunks.h"
+#include "kernels/tpa/tpa_plan.h"
+
+namespace recurve {
+
+// Who works on what in a decode step: found on the device from the lengths,
+// once a step, and the same for every layer (LaunchTpaSchedule). All of it is
+// in one piece of device memory, laid out as TpaScheduleLayout says.
+
+// A row of the batch. Its partial results have the slots [first_slot,
+// end_slot), in the order of its tokens; blocks [first_block, last_block] work
+// on it and merge it.
+struct TpaRowWork {
+  int32_t length;  // tokens, within what the page table holds
+  int32_t first_slot;
+  int32_t end_slot;
+  int32_t first_block;
+  int32_t last_block;
+  int32_t unused[3];
+};
+
+// Pages whose numbers a block finds beside its share, without a second read.
+inline constexpr int kTpaEarlyPages = 8;
+
+// A block's share: from chunk `first_chunk` of `first_row` up to but without
+// chunk `last_chunk` of `last_row`. One line of memory, so that a block knows
+// after one read where its first factors are.
+struct TpaBlockWork {
+  int32_t first_row;
+  int32_t first_chunk;
+  int32_t last_row;
+  int32_t last_chunk;
+  int32_t first_slot;  // of its partial results
+  int32_t unused[3];
+  TpaRowWork first;               // row first_row
+  TpaRowWork last;                // the last row with work for this block
+  int32_t pages[kTpaEarlyPages];  // of the first row, from its first chunk on
+};
+static_assert(sizeof(TpaBlockWork) == 128, "one line of memory");
+
+// How many blocks of a row have arrived with their partial results, and how
+// many have merged. Both are 0 between launches.
+struct TpaRowCounters {
+  uint32_t arrived;
+  uint32_t merged;
+};
+
+// Where the parts begin, in bytes.
+struct TpaScheduleLayout {
+  int64_t block_work;     // [blocks] TpaBlockWork
+  int64_t row_work;       // [rows] TpaRowWork
+  int64_t counters;       // [rows, head_blocks] TpaRowCounters
+  int64_t partial_chunk;  // [slots] int32: the chunk a partial begins with
+  int64_t slots;          // partial results at most
+  int64_t bytes;
+};
+// Pure. For rows of at most `max_length` tokens.
+TpaScheduleLayout TpaScheduleParts(const TpaDecodePlan& plan, int rows,
+                                   int64_t max_length);
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_TPA_TPA_SCHEDULE_H_
