@@ -17,6 +17,21 @@ __device__ __forceinline__ void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same; whether any of the threads says so.
+__device__ __forceinline__ bool NamedBarrierAny(int id, int threads,
+                                                bool value) {
+  uint32_t any;
+  asm volatile(
+      "{ .reg .pred p, q;"
+      "  setp.ne.u32 p, %1, 0;"
+      "  bar.red.or.pred q, %2, %3, p;"
+      "  selp.u32 %0, 1, 0, q; }"
+      : "=r"(any)
+      : "r"(static_cast<uint32_t>(value)), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
 // ---- mbarrier: 8 bytes of shared memory, named by their address ----
 
 __device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {

@@ -30,7 +30,6 @@ class TpaMerger {
     const int last_row = LastRow(work);
     const bool last = last_row > work.first_row && Shared(work.last);
     if (!first && !last) return;
-    __threadfence();
     NamedBarrier(kTpaConsumerBarrier, threads_);
     if (threadIdx.x != 0) return;
     if (first) Add(&args_.counters(work.first_row).arrived);
@@ -61,17 +60,21 @@ class TpaMerger {
   __device__ __forceinline__ static bool Shared(const TpaRowWork& row) {
     return row.first_block < row.last_block;
   }
+  // What all threads wrote before the barrier is there for whoever sees this.
   __device__ __forceinline__ static void Add(uint32_t* counter) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter)
                  : "memory");
   }
-  __device__ __forceinline__ static uint32_t Load(const uint32_t* counter) {
+  __device__ __forceinline__ static void WaitFor(const uint32_t* counter,
+                                                 uint32_t wanted) {
     uint32_t value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                 : "=r"(value)
-                 : "l"(counter)
-                 : "memory");
-    return value;
+    do {
+      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+                   : "=r"(value)
+                   : "l"(counter)
+                   : "memory");
+    } while (value < wanted);
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
   }
 
   // Until all blocks of the row have arrived. The last to see it makes the
@@ -80,8 +83,7 @@ class TpaMerger {
     if (Shared(work) && threadIdx.x == 0) {
       const uint32_t blocks = work.last_block - work.first_block + 1;
       TpaRowCounters& counters = args_.counters(row);
-      while (Load(&counters.arrived) < blocks) {
-      }
+      WaitFor(&counters.arrived, blocks);
       if (atomicAdd(&counters.merged, 1u) == blocks - 1) {
         counters.arrived = 0;
         counters.merged = 0;
@@ -131,6 +133,7 @@ class TpaMerger {
         16 * segments * quads_ + 8 * partials + 8 * segments + 16;
     const int most = max(1, (bytes_ - head) / column_bytes);
     const int last_column = (end - 1) / quads_;
+#pragma unroll 1
     for (int first = begin / quads_; first <= last_column; first += most) {
       Batch batch;
       batch.first = first;
@@ -153,43 +156,44 @@ class TpaMerger {
                                              int segments, const Batch& batch) {
     const int64_t rows = args_.scratch.slot_rows;
     const int64_t first_row = work.first_slot * rows + 8 * args_.first_octet();
-    // Scales within each segment.
-    for (int i = threadIdx.x; i < batch.columns * segments; i += threads_) {
-      const int column = i / segments;
-      const int s = i % segments;
-      const int from = begins[s];
-      const int count = begins[s + 1] - from;
-      const float2* max_sum =
-          args_.max_sum() + first_row + from * rows + batch.first + column;
-      float2 next[kTpaSegmentChunks];
-#pragma unroll
-      for (int j = 0; j < kTpaSegmentChunks; ++j) {
-        if (j < count) next[j] = __ldcg(max_sum + j * rows);
-      }
-      float2 state = next[0];
-#pragma unroll
-      for (int j = 1; j < kTpaSegmentChunks; ++j) {
-        if (j >= count) break;
-        const TpaFoldScales scales = ScalesFor(state.x, next[j].x);
-        state = {fmaxf(state.x, next[j].x), Fold(state.y, next[j].y, scales)};
-        batch.scales[column * partials + from + j] = scales;
-      }
-      batch.segments[i] = state;
-    }
-    NamedBarrier(kTpaConsumerBarrier, threads_);
-    // Weights of the segments, a warp a column.
+    // A warp takes columns, a lane segments: first scales within each segment,
+    // then what brings it to the row's maximum.
     const int lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int column = threadIdx.x / 32; column < batch.columns;
          column += threads_ / 32) {
       float2* segment = batch.segments + column * segments;
+      const float2* first_max_sum =
+          args_.max_sum() + first_row + batch.first + column;
       float max = kMinusInfinity;
-      for (int s = lane; s < segments; s += 32) max = fmaxf(max, segment[s].x);
+#pragma unroll 1
+      for (int s = lane; s < segments; s += 32) {
+        const int from = begins[s];
+        const int count = begins[s + 1] - from;
+        const float2* max_sum = first_max_sum + from * rows;
+        float2 next[kTpaSegmentChunks];
+#pragma unroll
+        for (int j = 0; j < kTpaSegmentChunks; ++j) {
+          if (j < count) next[j] = __ldcg(max_sum + j * rows);
+        }
+        float2 state = next[0];
+#pragma unroll
+        for (int j = 1; j < kTpaSegmentChunks; ++j) {
+          if (j >= count) break;
+          const TpaFoldScales scales = ScalesFor(state.x, next[j].x);
+          state = {fmaxf(state.x, next[j].x), Fold(state.y, next[j].y, scales)};
+          batch.scales[column * partials + from + j] = scales;
+        }
+        segment[s] = state;
+        max = fmaxf(max, state.x);
+      }
 #pragma unroll
       for (int offset = 16; offset > 0; offset /= 2) {
         max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
       }
       const float base = max == kMinusInfinity ? 0.0f : max;
       float sum = 0.0f;
+#pragma unroll 1
       for (int s = lane; s < segments; s += 32) {
         const float weight = Exp2(segment[s].x - base);
         sum = __fmaf_rn(segment[s].y, weight, sum);
@@ -207,6 +211,7 @@ class TpaMerger {
     NamedBarrier(kTpaConsumerBarrier, threads_);
     // Segments, each with its weight.
     const int count = batch.end - batch.begin;
+#pragma unroll 1
     for (int i = threadIdx.x; i < count * segments; i += threads_) {
       const int quad = batch.begin + i % count;
       const int s = i / count;
@@ -235,9 +240,10 @@ class TpaMerger {
                                               out.z * weight, out.w * weight};
     }
     NamedBarrier(kTpaConsumerBarrier, threads_);
+#pragma unroll 1
     for (int i = threadIdx.x; i < count; i += threads_) {
       float4 out = batch.results[i];
-#pragma unroll 4
+#pragma unroll 1
       for (int s = 1; s < segments; ++s) {
         const float4 next = batch.results[s * count + i];
         out.x += next.x;

@@ -10,8 +10,8 @@ namespace {
 
 // More is of no use: what is in flight covers the latency of memory by far.
 constexpr int kMaxStages = 12;
-// Values are held while the next page's keys are waited for.
-constexpr int kMinStages = 2;
+// Held at once: the next keys, the last values, and those that come.
+constexpr int kMinStages = 3;
 // Products read value features by 64s, whatever is behind the last ones.
 constexpr int kReadBehind = 8192;
 

@@ -12,19 +12,22 @@ namespace recurve {
 // Both classes have
 //
 //   Scores   sum[token, term and column] = Σ_d B_k[token, d] · query[d, ...]
-//            over `steps` times 16 features. The query's plane is
-//            [D / 8, kTerms · kColumns, 8].
-//   Values   out[feature, column] += Σ_token B_v[token, feature] ·
-//            weights[token, column], `weights` a plane of the columns
-//   Wait     until all of them are done; until then nothing else may touch
-//            their operands and results.
+//            over `steps` times 16 features (kSteps, unless that is 0). The
+//            query's plane is [D / 8, kTerms · kColumns, 8].
+//   Values   out[feature, column] (+)= Σ_token B_v[token, feature] ·
+//            weights[token, column], `weights` a plane of the columns; what
+//            was in `out` counts if `add`
+//   Wait     until at most the last kLeft of them are under way. Until then
+//            nothing else may touch their operands and results.
 //
 // Tokens, or features of a tile of 64, are rows: warp w of the four has rows
 // 16 w to 16 w + 15, and lane l in [j] row l / 4 (and in [j][2], [j][3] that
 // plus 8), columns 8 j + 2 (l % 4) and the next.
 
-// With wgmma: what Hopper has.
-template <typename T, int kColumns, int kTiles>
+// With wgmma: what Hopper has. Products are in a row, without a branch between
+// them, if kSteps is given and all kTiles have features: else ptxas makes each
+// wait for the last.
+template <typename T, int kColumns, int kTiles, int kSteps>
 struct TpaWgmmaProducts {
   static constexpr bool kAsync = true;
   static constexpr int kOctets = kColumns / 8;
@@ -39,43 +42,54 @@ struct TpaWgmmaProducts {
     uint64_t b = WgmmaOperand(query, 16 * kRows, 128);
     WgmmaPin(sum);
     WgmmaFence();
-#pragma unroll 4
-    for (int step = 0; step < steps; ++step) {
-      Wgmma<kMajorK, kMajorK>(sum, a, b, step > 0, T());
-      a = WgmmaAdvance(a, 2 * kTpaOctetBytes);
-      b = WgmmaAdvance(b, 2 * 16 * kRows);
+    if constexpr (kSteps > 0) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        Wgmma<kMajorK, kMajorK>(sum, WgmmaAdvance(a, 2 * kTpaOctetBytes * step),
+                                WgmmaAdvance(b, 2 * 16 * kRows * step),
+                                step > 0, T());
+      }
+    } else {
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        Wgmma<kMajorK, kMajorK>(sum, a, b, step > 0, T());
+        a = WgmmaAdvance(a, 2 * kTpaOctetBytes);
+        b = WgmmaAdvance(b, 2 * 16 * kRows);
+      }
     }
     WgmmaCommit();
-    WgmmaPin(sum);
   }
 
   __device__ __forceinline__ static void Values(
       float (&out)[kTiles][kOctets][4], uint32_t values, uint32_t weights,
-      int tiles) {
+      int tiles, bool add) {
     const uint64_t b = WgmmaOperand(weights, 128, kTpaOctetBytes);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) WgmmaPin(out[tile]);
     WgmmaFence();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      if (tile >= tiles) break;
+      if (kSteps == 0 && tile >= tiles) break;
       const uint64_t a =
           WgmmaOperand(values + tile * 8 * kTpaOctetBytes, 128, kTpaOctetBytes);
 #pragma unroll
       for (int step = 0; step < kTpaPageTokens / 16; ++step) {
         Wgmma<kMajorMN, kMajorMN>(out[tile], WgmmaAdvance(a, 256 * step),
-                                  WgmmaAdvance(b, 256 * step), true, T());
+                                  WgmmaAdvance(b, 256 * step), add || step > 0,
+                                  T());
       }
     }
     WgmmaCommit();
-    Wait(out);
   }
 
-  __device__ __forceinline__ static void Wait(
-      float (&out)[kTiles][kOctets][4]) {
-    WgmmaWait<0>();
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) WgmmaPin(out[tile]);
+  template <int kLeft>
+  __device__ __forceinline__ static void Wait() {
+    WgmmaWait<kLeft>();
+  }
+  // After Wait, for registers that have been waited for.
+  template <int kRows>
+  __device__ __forceinline__ static void Pin(float (&d)[kRows][4]) {
+    WgmmaPin(d);
   }
 #endif
 };
@@ -117,12 +131,18 @@ struct TpaMmaProducts {
 
   __device__ __forceinline__ static void Values(
       float (&out)[kTiles][kOctets][4], uint32_t values, uint32_t weights,
-      int tiles) {
+      int tiles, bool add) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     values += kTpaOctetBytes * (2 * warp + lane / 8 % 2) +
               16 * (lane / 16 * 8 + lane % 8);
     weights += kTpaOctetBytes * (lane / 16) + 16 * (lane % 16);
+    if (!add) {
+#pragma unroll
+      for (int i = 0; i < kTiles * kOctets * 4; ++i) {
+        out[i / (4 * kOctets)][i / 4 % kOctets][i % 4] = 0.0f;
+      }
+    }
 #pragma unroll
     for (int step = 0; step < kTpaPageTokens / 16; ++step) {
       uint32_t b[kOctets / 2][4];
@@ -146,7 +166,10 @@ struct TpaMmaProducts {
     }
   }
 
-  __device__ __forceinline__ static void Wait(float (&)[kTiles][kOctets][4]) {}
+  template <int kLeft>
+  __device__ __forceinline__ static void Wait() {}
+  template <int kRows>
+  __device__ __forceinline__ static void Pin(float (&)[kRows][4]) {}
 };
 
 }  // namespace recurve

@@ -61,61 +61,75 @@ class QueryFormer {
   }
 
  private:
-  static constexpr int kBatch = 4;  // loads in flight of each factor
+  // Columns and pairs of features that a lane may have to load of one rank.
+  static constexpr int kLaneColumns = (kTpaMaxGroups * kColumns + 31) / 32;
+  static constexpr int kLanePairs = kColumns == 16 ? 4 : 2;
 
   // Column `c` of the block: its new token and head; head -1: none.
   __device__ __forceinline__ int2 TokenAndHead(int c) const {
     const int octet = args_.first_octet() + c / 8;
-    const int head = octet % args_.head_octets * 8 + c % 8;
-    if (octet >= args_.octets || head >= num_heads_) return {-1, -1};
-    return {octet / args_.head_octets, head};
+    if (c >= columns_ || octet >= args_.octets) return {-1, -1};
+    int t = 0;
+    int head = 8 * octet + c % 8;
+    if (args_.p.new_tokens > 1) {
+      t = octet / args_.head_octets;
+      head -= 8 * t * args_.head_octets;
+    }
+    return head < num_heads_ ? int2{t, head} : int2{-1, -1};
   }
 
   // The factors of one new token's queries, B_q with its position, into shared
-  // memory; zero beyond D and for heads that do not exist. The loads of all
-  // go out together: their latency is all there is to this.
+  // memory; zero beyond D and for heads that do not exist. A warp takes ranks;
+  // all its loads go out together: their latency is all there is to this.
   __device__ __forceinline__ void Stage(int64_t query, int t, int threads) {
     const TpaCudaDecodeParams& p = args_.p;
+    const int lane = threadIdx.x % 32;
     const int half = dim_ / 2;
     const int pairs = width_ / 2;
     const float* b = p.b_q + query * p.stride;
     const float* a = p.a_q + query * p.stride;
-    const float* cos = p.cos + query * half;
-    const float* sin = p.sin + query * half;
     const bool rotate = p.position == LrpeType::kRotate;
-    const int b_count = q_rank_ * pairs;
-    const int a_count = q_rank_ * columns_;
-    const int count = max(b_count, a_count);
-#pragma unroll 1
-    for (int first = threadIdx.x; first < count; first += kBatch * threads) {
-      float x1[kBatch], x2[kBatch], c[kBatch], s[kBatch], y[kBatch];
+    float c[kLanePairs], s[kLanePairs];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int i = first + j * threads;
-        const int k = i % pairs;
-        const bool exists = i < b_count && k < half;
-        const float* row = b + i / pairs * dim_;
-        x1[j] = exists ? row[k] : 0.0f;
-        x2[j] = exists ? row[half + k] : 0.0f;
-        c[j] = exists && rotate ? cos[k] : 1.0f;
-        s[j] = exists && rotate ? sin[k] : 0.0f;
-        const int2 column = TokenAndHead(i % columns_);
-        y[j] = i < a_count && column.x == t
-                   ? a[i / columns_ * num_heads_ + column.y]
-                   : 0.0f;
+    for (int j = 0; j < kLanePairs; ++j) {
+      const int k = lane + 32 * j;
+      const bool exists = rotate && k < half;
+      c[j] = exists ? p.cos[query * half + k] : 1.0f;
+      s[j] = exists ? p.sin[query * half + k] : 0.0f;
+    }
+    int head[kLaneColumns];
+#pragma unroll
+    for (int j = 0; j < kLaneColumns; ++j) {
+      const int2 who = TokenAndHead(lane + 32 * j);
+      head[j] = who.x == t ? who.y : -1;
+    }
+#pragma unroll 2
+    for (int r = threadIdx.x / 32; r < q_rank_; r += threads / 32) {
+      float x1[kLanePairs], x2[kLanePairs], y[kLaneColumns];
+#pragma unroll
+      for (int j = 0; j < kLanePairs; ++j) {
+        const int k = lane + 32 * j;
+        x1[j] = k < half ? b[r * dim_ + k] : 0.0f;
+        x2[j] = k < half ? b[r * dim_ + half + k] : 0.0f;
       }
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int i = first + j * threads;
-        if (i < a_count) a_q_[i] = y[j];
-        if (i >= b_count) continue;
-        const int k = i % pairs;
+      for (int j = 0; j < kLaneColumns; ++j) {
+        y[j] = head[j] >= 0 ? a[r * num_heads_ + head[j]] : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < kLanePairs; ++j) {
+        const int k = lane + 32 * j;
+        if (k >= pairs) break;
         const float2 z =
             rotate ? Rotated(x1[j], x2[j], c[j], s[j]) : float2{x1[j], x2[j]};
-        float* row = b_q_ + i / pairs * width_;
+        float* row = b_q_ + r * width_;
         // Pairs beyond the half fill what is left of the row.
         row[k < half ? k : 2 * k] = z.x;
         row[k < half ? half + k : 2 * k + 1] = z.y;
+      }
+#pragma unroll
+      for (int j = 0; j < kLaneColumns; ++j) {
+        if (lane + 32 * j < columns_) a_q_[r * columns_ + lane + 32 * j] = y[j];
       }
     }
   }
@@ -127,16 +141,20 @@ class QueryFormer {
     const int half = dim_ / 2;
     const float* row =
         p.b_q + query * p.stride + static_cast<int64_t>(head) * dim_;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < 8; ++i) {
       const int k = d + i;
-      x[i] = k < dim_ ? row[k] : 0.0f;
-      if (k >= dim_ || p.position != LrpeType::kRotate) continue;
-      const int pair = k < half ? k : k - half;
-      const float2 y =
-          Rotated(row[pair], row[half + pair], p.cos[query * half + pair],
-                  p.sin[query * half + pair]);
-      x[i] = k < half ? y.x : y.y;
+      float value = k < dim_ ? row[k] : 0.0f;
+      if (k < dim_ && p.position == LrpeType::kRotate) {
+        const int pair = k < half ? k : k - half;
+        const float2 y =
+            Rotated(row[pair], row[half + pair], p.cos[query * half + pair],
+                    p.sin[query * half + pair]);
+        value = k < half ? y.x : y.y;
+      }
+      // No run-time index into registers.
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] = i == j ? value : x[j];
     }
   }
 
@@ -147,24 +165,31 @@ class QueryFormer {
     const float scale =
         1.4426950408889634f / (sqrtf(static_cast<float>(dim_)) * rank *
                                static_cast<float>(args_.p.shape.kv_rank));
+    const int octets = width_ / 8;
+    const int octet_step = threads / columns_;
+    const int column_step = threads - octet_step * columns_;
+    int octet = static_cast<int>(threadIdx.x) / columns_;
+    int column = static_cast<int>(threadIdx.x) - octet * columns_;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < columns_ * (width_ / 8); i += threads) {
-      const int column = i % columns_;
-      const int d = i / columns_ * 8;
+    for (; octet < octets; octet += octet_step, column += column_step) {
+      if (column >= columns_) {
+        column -= columns_;
+        if (++octet == octets) break;
+      }
       const int2 who = TokenAndHead(column);
       // Columns without a head are zero, written with the first token's.
       if (who.x != t && who.x >= 0) continue;
       float sum[8] = {};
       if (who.x >= 0 && q_rank_ == 0) {
-        LoadWhole(query, who.y, d, sum);
+        LoadWhole(query, who.y, 8 * octet, sum);
       } else if (who.x >= 0) {
 #pragma unroll 4
         for (int r = 0; r < q_rank_; ++r) {
           const float a = a_q_[r * columns_ + column];
-          const float4 low =
-              *reinterpret_cast<const float4*>(b_q_ + r * width_ + d);
-          const float4 high =
-              *reinterpret_cast<const float4*>(b_q_ + r * width_ + d + 4);
+          const float4* b =
+              reinterpret_cast<const float4*>(b_q_ + r * width_ + 8 * octet);
+          const float4 low = b[0];
+          const float4 high = b[1];
           sum[0] += a * low.x;
           sum[1] += a * low.y;
           sum[2] += a * low.z;
@@ -180,10 +205,9 @@ class QueryFormer {
       for (int k = 0; k < 4; ++k) {
         Split<T>(sum[2 * k] * scale, sum[2 * k + 1] * scale, parts[k]);
       }
-      const int group = column / group_columns;
-      char* to =
-          terms_ + 16 * ((group * (width_ / 8) + d / 8) * (kTerms * kColumns) +
-                         column % group_columns);
+      const int group = column >= group_columns ? 1 : 0;
+      char* to = terms_ + 16 * ((group * octets + octet) * (kTerms * kColumns) +
+                                column - group * group_columns);
 #pragma unroll
       for (int term = 0; term < kTerms; ++term) {
         *reinterpret_cast<uint4*>(to + 16 * kColumns * term) = {

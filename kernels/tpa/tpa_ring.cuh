@@ -18,7 +18,10 @@ inline constexpr int kArrivingLanes = 1;
 
 // A ring of stages, each holding the keys (or values) of one rank and page as
 // they lie in memory: the octets of A that the block needs, then B. They come
-// page after page; within a page first keys, then values, each by rank.
+// in the order of use. Scores of a page begin while the page before is still at
+// work, so with R ranks, pages 0, 1, ... of a row come as
+//
+//   K(0, 0)  K(0, 1..R-1) K(1, 0) V(0, 0..R-1)  K(1, 1..R-1) K(2, 0) V(1, ...
 class TpaRing {
  public:
   __device__ __forceinline__ TpaRing(const TpaDecodeArgs& args, uint32_t base,
@@ -37,16 +40,18 @@ class TpaRing {
     BarrierInitFence();
   }
 
+  __device__ __forceinline__ uint32_t At(int stage) const {
+    return base_ + stage * stage_bytes_;
+  }
+
   // ---- the copying warp ----
 
-  __device__ __forceinline__ uint32_t stage() const {
-    return base_ + stage_ * stage_bytes_;
-  }
+  __device__ __forceinline__ int stage() const { return stage_; }
   __device__ __forceinline__ uint32_t full() const {
     return barriers_ + 16 * stage_;
   }
   __device__ __forceinline__ void WaitEmpty() const {
-    BarrierWait(barriers_ + 16 * stage_ + 8, phase_ ^ 1);
+    BarrierWait(full() + 8, phase_ ^ 1);
   }
   __device__ __forceinline__ void Next() {
     if (++stage_ == stages_) {
@@ -58,22 +63,16 @@ class TpaRing {
   // ---- warps that compute ----
 
   // The next stage, once it is full.
-  __device__ __forceinline__ uint32_t Take() {
+  __device__ __forceinline__ int Take() {
     BarrierWait(full(), phase_);
-    const uint32_t at = stage();
+    const int taken = stage_;
     Next();
-    ++held_;
-    return at;
+    return taken;
   }
-  // Gives back all stages taken but the last `keep`. The warp's reads of them
-  // are done.
-  __device__ __forceinline__ void Release(int keep = 0) {
-    __syncwarp();
-    for (; held_ > keep; --held_) {
-      if (threadIdx.x % 32 < kArrivingLanes) {
-        BarrierArrive(barriers_ + 16 * release_ + 8);
-      }
-      if (++release_ == stages_) release_ = 0;
+  // Gives a stage back. The warp's reads of it are done, for all lanes.
+  __device__ __forceinline__ void Give(int stage) const {
+    if (threadIdx.x % 32 < kArrivingLanes) {
+      BarrierArrive(barriers_ + 16 * stage + 8);
     }
   }
 
@@ -84,8 +83,6 @@ class TpaRing {
   int stage_bytes_;
   int stage_ = 0;
   uint32_t phase_ = 0;
-  int release_ = 0;
-  int held_ = 0;
 };
 
 // Fills stages with the factors of a block's share. By one warp.
@@ -119,6 +116,7 @@ class TpaCopier {
       // with the block's share.
       int first = TpaChunkBegin(begin) / 64;
       int count = is_first ? kTpaEarlyPages : 32;
+      int current = -1;
       int pages = 0;
       if (is_first) {
         if (lane_ < kTpaEarlyPages) pages = work.pages[lane_];
@@ -133,36 +131,48 @@ class TpaCopier {
         count = min(count, last_page - first);
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
-          CopyPage(__shfl_sync(0xffffffffu, pages, i));
+          const int page = __shfl_sync(0xffffffffu, pages, i);
+          if (current >= 0) {
+            CopyRest(current, page);
+          } else {
+            FillKeys(page, 0);
+          }
+          current = page;
         }
         pages = next_pages;
         first = next;
         count = 32;
       }
+      CopyRest(current, -1);
     }
   }
 
  private:
-  __device__ __forceinline__ void CopyPage(int64_t page) {
-    const TpaPageLayout& layout = args_.layout;
+  // What of `page` is not under way yet, and the first keys of the next.
+  __device__ __forceinline__ void CopyRest(int page, int next) {
     const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
-    const char* from = static_cast<const char*>(args_.p.cache.pages) +
-                       2 * page * args_.p.cache.page_stride;
+#pragma unroll 1
+    for (int r = 1; r < kv_rank; ++r) FillKeys(page, r);
+    if (next >= 0) FillKeys(next, 0);
 #pragma unroll 1
     for (int r = 0; r < kv_rank; ++r) {
-      Fill(from + 2 * r * layout.k_block, static_cast<int>(layout.b_k_width));
+      Fill(PageAt(page) + 2 * (args_.layout.values + r * args_.layout.v_block),
+           static_cast<int>(args_.layout.b_v_width));
     }
-#pragma unroll 1
-    for (int r = 0; r < kv_rank; ++r) {
-      Fill(from + 2 * (layout.values + r * layout.v_block),
-           static_cast<int>(layout.b_v_width));
-    }
+  }
+  __device__ __forceinline__ void FillKeys(int page, int r) {
+    Fill(PageAt(page) + 2 * r * args_.layout.k_block,
+         static_cast<int>(args_.layout.b_k_width));
+  }
+  __device__ __forceinline__ const char* PageAt(int64_t page) const {
+    return static_cast<const char*>(args_.p.cache.pages) +
+           2 * page * args_.p.cache.page_stride;
   }
 
   // The next stage: A's octets and all of B.
   __device__ __forceinline__ void Fill(const char* from, int b_width) {
     const int b_bytes = kTpaOctetBytes * (b_width / 8);
-    const uint32_t to = ring_.stage();
+    const uint32_t to = ring_.At(ring_.stage());
     ring_.WaitEmpty();
     if (!args_.bulk_copies) {
       CopyRun(to, from + a_first_, a_bytes_);

@@ -3,6 +3,8 @@
 #ifndef RECURVE_KERNELS_TPA_TPA_WORKER_CUH_
 #define RECURVE_KERNELS_TPA_TPA_WORKER_CUH_
 
+#include <type_traits>
+
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
@@ -36,8 +38,8 @@ class TpaWorker {
       : args_(args),
         ring_(ring),
         lane_(threadIdx.x % 32),
-        warp_(threadIdx.x / 32 % 4),
-        group_(threadIdx.x / 128),
+        warp_(Uniform(threadIdx.x / 32 % 4)),
+        group_(Uniform(threadIdx.x / 128)),
         first_octet_(args.first_octet() + group_ * args.group_octets),
         kv_rank_(static_cast<int>(args.p.shape.kv_rank)),
         former_(args, shared.terms, shared.staging) {
@@ -73,8 +75,7 @@ class TpaWorker {
       if (begin < end) {
         AttendRow(row, length, row_chunks, begin, end, slot);
       } else if (row_chunks == 0) {
-        ClearOutputs();
-        WriteResult(row, State());
+        ClearRow(row);
       }
     }
   }
@@ -95,53 +96,57 @@ class TpaWorker {
 
   __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
                                             int begin, int end, int& slot) {
+    const int row_end = min(TpaChunkBegin(end), length);
     former_.Form(row);
+    BeginScores(true);
+    Products::template Wait<0>();
     State segment;
 #pragma unroll 1
     for (int chunk = begin; chunk < end; ++chunk) {
       const int position = TpaChunkBegin(chunk);
       const int stop = min(TpaChunkBegin(chunk + 1), length);
       State state;
-      ClearOutputs();
 #pragma unroll 1
       for (int page = position; page < stop; page += 64) {
-        AttendPage(page, length, state);
+        AttendPage(page, length, page == position, page + 64 < row_end, state);
       }
       FinishChunk(state);
       const int s = TpaSegmentOf(position);
       const int first = TpaSegmentFirst(s);
       const int last = TpaSegmentEnd(s, row_chunks) - 1;
-      if (first < begin || last >= end) {  // some of it is another block's
-        WritePartial(slot++, state);
-        continue;
-      }
-      FoldIntoSegment(segment, state, chunk == first);
-      if (chunk != last) continue;
-      if (first == 0 && last == row_chunks - 1) {
-        WriteResult(row, segment);  // all of the row
-        ++slot;                     // which the schedule counts all the same
-      } else {
-        WritePartial(slot++, segment);
+      // Of a segment that is another block's too, each chunk is a result.
+      const bool loose = first < begin || last >= end;
+      if (!loose) FoldIntoSegment(segment, state, chunk == first);
+      if (loose || chunk == last) {
+        const bool all = !loose && first == 0 && last == row_chunks - 1;
+        Write(all ? row : -1, slot++, loose ? state : segment);
       }
     }
   }
 
-  __device__ __forceinline__ void ClearOutputs() {
-#pragma unroll
-    for (int i = 0; i < kTiles * kOctets * 4; ++i) Out(i) = 0.0f;
+  // Products for the scores of the next keys get under way. Not `more`: there
+  // are none, and the last ones are used again for nothing, which is cheaper
+  // than a branch that ptxas cannot see to be the same for all warps.
+  __device__ __forceinline__ void BeginScores(bool more) {
+    if (more) key_stage_ = ring_.Take();
+    Products::Scores(products_, ring_.At(key_stage_) + b_offset_, query_,
+                     static_cast<int>(args_.layout.b_k_width) / 16);
   }
 
-  // The first token of `page` is given. state.sum is of this thread's tokens
-  // alone, until the chunk is finished.
-  __device__ __forceinline__ void AttendPage(int page, int length,
-                                             State& state) {
+  // The first token of `page` is given; its BeginScores has been called, and
+  // that of the next page is called here, if there is `more` of the row.
+  // `fresh` begins a chunk. state.sum is of this thread's tokens alone, until
+  // the chunk is finished.
+  //
+  // While products are under way nothing may write accumulators, or ptxas makes
+  // them wait for each other: hence `fresh`, and a maximum that moves seldom.
+  __device__ __forceinline__ void AttendPage(int page, int length, bool fresh,
+                                             bool more, State& state) {
     float scores[kOctets][4];
     Scores(scores);
+    BeginScores(more);
     // The first column's query sees the fewest tokens.
-    const bool masked =
-        page + 64 > args_.Visible(length, min(first_octet_, args_.octets - 1) /
-                                              args_.head_octets);
-    if (masked) {
+    if (page + 64 > Visible(length, 0)) {
 #pragma unroll
       for (int j = 0; j < kOctets; ++j) {
 #pragma unroll
@@ -152,62 +157,97 @@ class TpaWorker {
         }
       }
     }
+    bool above = fresh;
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      above |= fmaxf(scores[k / 2][k % 2], scores[k / 2][k % 2 + 2]) >
+               state.max[k] + kSlack;
+    }
+    if (NamedBarrierAny(1 + group_, 128, above)) Raise(scores, fresh, state);
+      // Scores become weights.
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      const float base = Base(state.max[k]);
+      float& low = scores[k / 2][k % 2];
+      float& high = scores[k / 2][k % 2 + 2];
+      low = Exp2(low - base);
+      high = Exp2(high - base);
+      state.sum[k] += low + high;
+    }
+#pragma unroll 1
+    for (int r = 0; r < kv_rank_; ++r) {
+      AddValues(scores, r, page, length, fresh && r == 0);
+    }
+  }
+
+  // Weights are 2^(score - max) of a maximum that may be this much too small:
+  // with 8 they are at most 256, and few pages but the first of a chunk need a
+  // new one. In float16 weights times A_v must not leave the range.
+  static constexpr float kSlack = std::is_same_v<T, __half> ? 0.0f : 8.0f;
+  __device__ __forceinline__ static float Base(float max) {
+    return max == kMinusInfinity ? 0.0f : max;
+  }
+
+  // Takes this page's scores into the maximum, and what is at hand to it.
+  __device__ __forceinline__ void Raise(const float (&scores)[kOctets][4],
+                                        bool fresh, State& state) {
     float max[kOwn];
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
       max[k] = fmaxf(scores[k / 2][k % 2], scores[k / 2][k % 2 + 2]);
     }
     OverWarps<true>(max, maxima_);
-    // Scores become weights, and older results come to the new maximum.
+    if (fresh) {
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) state.max[k] = max[k];
+      return;
+    }
+    Products::template Wait<0>();
+    Products::Pin(products_);
+    PinOutputs();
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
       const float next = fmaxf(state.max[k], max[k]);
-      const float base = next == kMinusInfinity ? 0.0f : next;
-      const float scale = Exp2(state.max[k] - base);
+      const float scale = Exp2(state.max[k] - Base(next));
       state.max[k] = next;
-      float& low = scores[k / 2][k % 2];
-      float& high = scores[k / 2][k % 2 + 2];
-      low = Exp2(low - base);
-      high = Exp2(high - base);
-      state.sum[k] = __fmaf_rn(state.sum[k], scale, low + high);
+      state.sum[k] *= scale;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         out_[tile][k / 2][k % 2] *= scale;
         out_[tile][k / 2][k % 2 + 2] *= scale;
       }
     }
-#pragma unroll 1
-    for (int r = 0; r < kv_rank_; ++r) {
-      AddValues(scores, r, page, length, masked);
-    }
   }
 
   // Scores of this warp's tokens.
   __device__ __forceinline__ void Scores(float (&scores)[kOctets][4]) {
-    const int steps = static_cast<int>(args_.layout.b_k_width) / 16;
+#pragma unroll
+    for (int j = 0; j < kOctets; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[j][i] = 0.0f;
+    }
 #pragma unroll 1
     for (int r = 0; r < kv_rank_; ++r) {
-      const uint32_t stage = ring_.Take();
-      float sum[kTerms * kOctets][4];
-      Products::Scores(sum, stage + b_offset_, query_, steps);
+      if (r > 0) BeginScores(true);
       uint32_t a_k[kOctets][2];
-      LoadFactors(a_k, stage);
-      Products::Wait(out_);
-      Pin(sum);
-      ring_.Release();  // what the last page's products read, too
+      LoadFactors(a_k, ring_.At(key_stage_));
+      Products::template Wait<0>();  // for the last page's outputs, too
+      Products::Pin(products_);
+      PinOutputs();
+      __syncwarp();
+      ring_.Give(key_stage_);
+      GiveValues();
 #pragma unroll
       for (int j = 0; j < kOctets; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           // Small terms first.
-          float score = sum[(kTerms - 1) * kOctets + j][i];
+          float score = products_[(kTerms - 1) * kOctets + j][i];
 #pragma unroll
           for (int term = kTerms - 2; term >= 0; --term) {
-            score += sum[term * kOctets + j][i];
+            score += products_[term * kOctets + j][i];
           }
-          const float a = Factor(a_k, j, i);
-          scores[j][i] =
-              r == 0 ? __fmul_rn(a, score) : __fmaf_rn(a, score, scores[j][i]);
+          scores[j][i] = __fmaf_rn(Factor(a_k, j, i), score, scores[j][i]);
         }
       }
     }
@@ -216,43 +256,62 @@ class TpaWorker {
   // out += (weights ∘ A_v) · B_v of the next rank.
   __device__ __forceinline__ void AddValues(const float (&weights)[kOctets][4],
                                             int r, int page, int length,
-                                            bool masked) {
-    const uint32_t stage = ring_.Take();
+                                            bool fresh) {
     const int tiles = (static_cast<int>(args_.p.shape.value_dim) + 63) / 64;
+    const int stage = ring_.Take();
     uint32_t a_v[kOctets][2];
-    LoadFactors(a_v, stage);
-    const uint32_t plane = weights_ + kTpaOctetBytes * kOctets * (r & 1);
+    LoadFactors(a_v, ring_.At(stage));
+    const bool partial = page + 64 > length;
+    if (partial) {
+      // Nobody may have written the factors of tokens that are not there.
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (Token(page, 2 * i) < length) continue;
+#pragma unroll
+        for (int j = 0; j < kOctets; ++j) a_v[j][i] = 0;
+      }
+      ClearValues(ring_.At(stage) + b_offset_, length - page);
+    }
+    // Two buffers of weights: the last products may still read the other, while
+    // all warps have seen the end of those before.
+    const uint32_t plane = weights_ + weights_offset_;
+    weights_offset_ ^= kTpaOctetBytes * kOctets;
+    const uint32_t own =
+        plane + 16 * (16 * warp_ + lane_ / 4) + 4 * (lane_ % 4);
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // tokens lane / 4 and that plus 8
-        uint32_t pair =
+        const uint32_t pair =
             Half<T>::Pack(weights[j][2 * i] * Factor(a_v, j, 2 * i),
                           weights[j][2 * i + 1] * Factor(a_v, j, 2 * i + 1));
-        // Nobody may have written the factors of tokens that are not there.
-        if (masked && Token(page, 2 * i) >= Visible(length, j)) pair = 0;
-        const uint32_t at = plane + kTpaOctetBytes * j +
-                            16 * (16 * warp_ + lane_ / 4 + 8 * i) +
-                            4 * (lane_ % 4);
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pair) : "memory");
+        asm volatile(
+            "st.shared.b32 [%0], %1;" ::"r"(own + kTpaOctetBytes * j + 128 * i),
+            "r"(pair)
+            : "memory");
       }
     }
     if (r > 0) {
-      // The last rank's products are done: for all warps, after the barrier, so
-      // that the next rank may have their buffer of weights.
-      Products::Wait(out_);
-      ring_.Release(1);
+      Products::template Wait<0>();
+      Products::Pin(products_);
+      PinOutputs();
+      __syncwarp();
+      GiveValues();
     }
-    if (page + 64 > length) {
-      ClearValues(stage + b_offset_, length - page);
-      BulkCopyFence();
+    BulkCopyFence();
+    if (partial) {
       NamedBarrier(kTpaConsumerBarrier, args_.consumers());
     } else {
-      BulkCopyFence();
       GroupBarrier();
     }
-    Products::Values(out_, stage + b_offset_, plane, tiles);
-    if constexpr (!Products::kAsync) ring_.Release();
+    Products::Values(out_, ring_.At(stage) + b_offset_, plane, tiles, !fresh);
+    value_stage_ = stage;
+  }
+
+  // Gives back the values of products that are done.
+  __device__ __forceinline__ void GiveValues() {
+    if (value_stage_ >= 0) ring_.Give(value_stage_);
+    value_stage_ = -1;
   }
 
   // Values of tokens from `tokens` on become zero: their weights are, but
@@ -269,8 +328,10 @@ class TpaWorker {
   }
 
   __device__ __forceinline__ void FinishChunk(State& state) {
-    Products::Wait(out_);
-    ring_.Release();
+    Products::template Wait<0>();
+    PinOutputs();
+    __syncwarp();
+    GiveValues();
     OverWarps<false>(state.sum, sums_);
   }
 
@@ -350,51 +411,56 @@ class TpaWorker {
     for (int i = 0; i < kTiles * kOctets * 4; ++i) segment_out_[i] = Out(i);
   }
 
-  __device__ __forceinline__ void WritePartial(int slot, const State& state) {
+  // Writes the outputs at hand: the result of `row`, or if that is -1 a partial
+  // one.
+  __device__ __forceinline__ void Write(int row, int slot, const State& state) {
+    const TpaCudaDecodeParams& p = args_.p;
     const int width = static_cast<int>(args_.scratch.slot_width);
-    const int64_t base =
-        slot * args_.scratch.slot_rows + 8 * first_octet_ + lane_ % 4 * 2;
+    const int value_dim = static_cast<int>(p.shape.value_dim);
+    const int64_t first_column = slot * args_.scratch.slot_rows;
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      if (!Exists(k / 2)) continue;
-      const int64_t column = base + 8 * (k / 2) + k % 2;
-      if (warp_ == 0 && lane_ < 4) {
-        args_.max_sum()[column] = {state.max[k], state.sum[k]};
+      const int octet = first_octet_ + k / 2;
+      if (k / 2 >= args_.group_octets || octet >= args_.octets) continue;
+      const int column = 8 * octet + lane_ % 4 * 2 + k % 2;
+      float* out = args_.outputs() + (first_column + column) * width;
+      float scale = 1.0f;
+      int limit = width;
+      if (row >= 0) {
+        const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
+        const int head = column - 8 * t * args_.head_octets;
+        out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
+              head * value_dim;
+        scale = Normalizer(state.sum[k], kv_rank_);
+        limit = head < p.shape.num_heads ? value_dim : 0;
+      } else if (warp_ == 0 && lane_ < 4) {
+        args_.max_sum()[first_column + column] = {state.max[k], state.sum[k]};
       }
-      float* out = args_.outputs() + column * width;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int feature = Feature(tile, i);
-          if (feature < width) out[feature] = out_[tile][k / 2][k % 2 + 2 * i];
+          const int feature = 64 * tile + 16 * warp_ + lane_ / 4 + 8 * i;
+          if (feature < limit) {
+            out[feature] = __fmul_rn(out_[tile][k / 2][k % 2 + 2 * i], scale);
+          }
         }
       }
     }
   }
 
-  __device__ __forceinline__ void WriteResult(int row, const State& state) {
+  // A row without tokens gives zeros.
+  __device__ __forceinline__ void ClearRow(int row) {
     const TpaCudaDecodeParams& p = args_.p;
     const int value_dim = static_cast<int>(p.shape.value_dim);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      const int octet = first_octet_ + k / 2;
-      const int head = octet % args_.head_octets * 8 + lane_ % 4 * 2 + k % 2;
-      if (!Exists(k / 2) || head >= p.shape.num_heads) continue;
-      const int64_t query =
-          int64_t{row} * p.new_tokens + octet / args_.head_octets;
-      float* out = p.out + query * p.out_stride + head * value_dim;
-      const float scale = Normalizer(state.sum[k], kv_rank_);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int feature = Feature(tile, i);
-          if (feature < value_dim) {
-            out[feature] = __fmul_rn(out_[tile][k / 2][k % 2 + 2 * i], scale);
-          }
-        }
-      }
+    for (int i = threadIdx.x % 128; i < 8 * args_.group_octets * value_dim;
+         i += 128) {
+      const int octet = first_octet_ + i / value_dim / 8;
+      const int t = octet / args_.head_octets;
+      const int head = octet % args_.head_octets * 8 + i / value_dim % 8;
+      if (octet >= args_.octets || head >= p.shape.num_heads) continue;
+      p.out[(int64_t{row} * p.new_tokens + t) * p.out_stride +
+            head * value_dim + i % value_dim] = 0.0f;
     }
   }
 
@@ -420,9 +486,13 @@ class TpaWorker {
     return i % 2 == 0 ? Half<T>::Low(pair) : Half<T>::High(pair);
   }
 
-  template <int kRows>
-  __device__ __forceinline__ static void Pin(float (&d)[kRows][4]) {
-    if constexpr (Products::kAsync) WgmmaPin(d);
+  // The same for all lanes, and the compiler may know.
+  __device__ __forceinline__ static int Uniform(int x) {
+    return __shfl_sync(0xffffffffu, x, 0);
+  }
+  __device__ __forceinline__ void PinOutputs() {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) Products::Pin(out_[tile]);
   }
   __device__ __forceinline__ float& Out(int i) {
     return out_[i / (4 * kOctets)][i / 4 % kOctets][i % 4];
@@ -434,16 +504,11 @@ class TpaWorker {
   __device__ __forceinline__ int Token(int page, int i) const {
     return page + 16 * warp_ + lane_ / 4 + 8 * (i / 2);
   }
-  // First feature of out_[tile][][2 i].
-  __device__ __forceinline__ int Feature(int tile, int i) const {
-    return 64 * tile + 16 * warp_ + lane_ / 4 + 8 * i;
-  }
+  // Tokens that the queries of octet j see.
   __device__ __forceinline__ int Visible(int length, int j) const {
+    if (args_.p.new_tokens == 1) return length;
     return args_.Visible(
         length, min(first_octet_ + j, args_.octets - 1) / args_.head_octets);
-  }
-  __device__ __forceinline__ bool Exists(int j) const {
-    return j < args_.group_octets && first_octet_ + j < args_.octets;
   }
 
   const TpaDecodeArgs& args_;
@@ -454,11 +519,15 @@ class TpaWorker {
   const int first_octet_;
   const int kv_rank_;
   QueryFormer<T, kColumns> former_;
-  float out_[kTiles][kOctets][4];
+  float products_[kTerms * kOctets][4];  // of keys and queries
+  float out_[kTiles][kOctets][4] = {};
   float segment_out_[kTiles * kOctets * 4];
-  uint32_t b_offset_;  // of B in a stage
+  int key_stage_ = 0;     // of the products of scores under way
+  int value_stage_ = -1;  // of those of outputs, or -1
+  uint32_t b_offset_;     // of B in a stage
   uint32_t query_;
   uint32_t weights_;
+  uint32_t weights_offset_ = 0;
   float* maxima_;
   float* sums_;
   uint32_t a_offset_[kOctets];  // of this lane's row of an octet of A
