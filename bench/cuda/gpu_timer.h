@@ -28,11 +28,17 @@ T* DeviceCopy(const std::vector<T>& host) {
   return static_cast<T*>(data);
 }
 
-// Medians, in microseconds. The caches hold none of the data at the start.
+// Medians, in microseconds. No cache holds the data at the start.
+//
+// In a model the kernel has run a moment before, on another layer's data: so
+// its code is in the caches, and what all layers share. The first three have
+// it like that: a flush, a call on other data, the call that is timed. cold_us
+// is without the call between: instructions come from memory, too.
 struct Timing {
   double graph_us;   // one call as a graph, between two events
   double launch_us;  // one plain call, between two events
   double chain_us;   // of `nodes` calls in one graph, each one's share
+  double cold_us;    // one call as a graph, right after the flush
 };
 
 // `enqueue(stream, i)` puts call i on the stream. Calls i of one chain should

@@ -49,6 +49,8 @@ cudaError_t GetTpaDevice(TpaDevice* device) {
   };
   get(&device->multiprocessors, cudaDevAttrMultiProcessorCount);
   get(&device->shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  get(&device->shared_memory_per_multiprocessor,
+      cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   get(&major, cudaDevAttrComputeCapabilityMajor);
   device->hopper = major == 9;
   return error;
@@ -70,7 +72,8 @@ cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
       plan.groups,
       plan.stages,
       plan.stage_bytes,
-      plan.hopper};
+      plan.hopper,
+      plan.early_keys};
   return plan.hopper ? LaunchTpaHopper(args, plan, stream)
                      : LaunchTpaPortable(args, plan, stream);
 }

@@ -23,6 +23,7 @@ struct TpaDecodeArgs {
   int stages;
   int stage_bytes;
   bool bulk_copies;
+  bool early_keys;
 
   __device__ const TpaBlockWork& block_work() const {
     return reinterpret_cast<const TpaBlockWork*>(

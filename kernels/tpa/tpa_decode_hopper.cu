@@ -4,43 +4,59 @@
 namespace recurve {
 namespace {
 
-template <typename T, int kColumns, int kTiles, int kSteps>
+// Any shape.
+template <typename T, int kColumns, int kTiles>
 __global__ void __launch_bounds__(kTpaMaxThreads, 1)
-    tpa_decode_kernel(const __grid_constant__ TpaDecodeArgs args) {
+    tpa_decode_any(const __grid_constant__ TpaDecodeArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  TpaDecodeBlock<T, kColumns, kTiles,
-                 TpaWgmmaProducts<T, kColumns, kTiles, kSteps>>(args);
+  TpaDecodeBlock<T, kColumns, kTiles, 0, 1,
+                 TpaWgmmaProducts<T, kColumns, kTiles, 0>>(args);
 #else
   __trap();  // never launched: LaunchTpaDecode checks the device
 #endif
 }
 
+// Common ones: D = E = 64 kTiles, rank 1 or 2. Products are in a row without a
+// branch, and ranks without a loop.
+template <typename T, int kColumns, int kTiles, int kRank>
+__global__ void __launch_bounds__(kTpaMaxThreads, TpaBlocksPerSm(kColumns))
+    tpa_decode_fast(const __grid_constant__ TpaDecodeArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  TpaDecodeBlock<T, kColumns, kTiles, kRank, TpaBlocksPerSm(kColumns),
+                 TpaWgmmaProducts<T, kColumns, kTiles, 4 * kTiles>>(args);
+#else
+  __trap();
+#endif
+}
+
+template <typename T, int kColumns, int kTiles>
+cudaError_t LaunchRank(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
+                       cudaStream_t stream) {
+  if (!plan.early_keys) {
+    return LaunchTpaKernel(tpa_decode_any<T, kColumns, kTiles>, args, plan,
+                           stream);
+  }
+  return args.p.shape.kv_rank == 1
+             ? LaunchTpaKernel(tpa_decode_fast<T, kColumns, kTiles, 1>, args,
+                               plan, stream)
+             : LaunchTpaKernel(tpa_decode_fast<T, kColumns, kTiles, 2>, args,
+                               plan, stream);
+}
+
 template <typename T>
 cudaError_t LaunchVariant(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
                           cudaStream_t stream) {
-  // Common sizes have instances of their own: D = E = 64 or 128.
-  const TpaShape& shape = args.p.shape;
-  const bool square = shape.head_dim == shape.value_dim;
-  const bool is_64 = square && shape.head_dim == 64;
-  const bool is_128 = square && shape.head_dim == 128;
-  const auto launch = [&](auto kernel) {
-    return LaunchTpaKernel(kernel, args, plan, stream);
-  };
   switch (plan.variant) {
     case 0:
-      return is_64 ? launch(tpa_decode_kernel<T, 16, 1, 4>)
-                   : launch(tpa_decode_kernel<T, 16, 1, 0>);
+      return LaunchRank<T, 16, 1>(args, plan, stream);
     case 1:
-      return is_128 ? launch(tpa_decode_kernel<T, 16, 2, 8>)
-                    : launch(tpa_decode_kernel<T, 16, 2, 0>);
+      return LaunchRank<T, 16, 2>(args, plan, stream);
     case 2:
-      return launch(tpa_decode_kernel<T, 16, 4, 0>);
+      return LaunchTpaKernel(tpa_decode_any<T, 16, 4>, args, plan, stream);
     case 3:
-      return is_64 ? launch(tpa_decode_kernel<T, 40, 1, 4>)
-                   : launch(tpa_decode_kernel<T, 40, 1, 0>);
+      return LaunchRank<T, 40, 1>(args, plan, stream);
     case 4:
-      return is_128 ? launch(tpa_decode_kernel<T, 40, 2, 8>)
-                    : launch(tpa_decode_kernel<T, 40, 2, 0>);
+      return LaunchRank<T, 40, 2>(args, plan, stream);
     default:
       return cudaErrorInvalidValue;
   }

@@ -15,7 +15,9 @@ namespace recurve {
 // registers to the others.
 inline constexpr int kTpaMaxThreads = 128 * (kTpaMaxGroups + 1);
 
-template <typename T, int kColumns, int kTiles, typename Products>
+// kBlocks run on a multiprocessor at once.
+template <typename T, int kColumns, int kTiles, int kRank, int kBlocks,
+          typename Products>
 __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   extern __shared__ __align__(128) char memory[];
   char* at = memory + args.stages * args.stage_bytes;
@@ -37,12 +39,13 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   WaitForPrevious();
   const TpaBlockWork& work = args.block_work();
   if (static_cast<int>(threadIdx.x) >= args.consumers()) {
-    if constexpr (Products::kAsync) ReleaseRegisters<40>();
+    if constexpr (Products::kAsync) ReleaseRegisters<kBlocks == 1 ? 40 : 24>();
     if (static_cast<int>(threadIdx.x) >= args.consumers() + 32) return;
     TpaCopier(args, ring).CopyShare(work);
   } else {
-    if constexpr (Products::kAsync) ClaimRegisters<232>();
-    TpaWorker<T, kColumns, kTiles, Products>(args, shared, ring).Run(work);
+    if constexpr (Products::kAsync) ClaimRegisters<kBlocks == 1 ? 232 : 104>();
+    TpaWorker<T, kColumns, kTiles, kRank, Products>(args, shared, ring)
+        .Run(work);
     // Nothing is copied any more: the ring's memory is free.
     TpaMerger merger(args, memory, args.stages * args.stage_bytes);
     merger.Arrive(work);

@@ -96,6 +96,16 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   const int most = kTpaVariants[plan.variant].columns / 8;
   const int max_groups = form == TpaDecodeForm::kParallelBh ? 1 : kTpaMaxGroups;
   const TpaPageLayout layout(shape, TpaPageOrder::kOctets);
+  // What the driver takes of each block's shared memory.
+  constexpr int kReserved = 1024;
+  const bool common = plan.hopper && shape.head_dim == shape.value_dim &&
+                      (shape.head_dim == 64 || shape.head_dim == 128) &&
+                      shape.kv_rank <= 2;
+  const int per_sm =
+      common ? TpaBlocksPerSm(kTpaVariants[plan.variant].columns) : 1;
+  const int shared =
+      std::min(device.shared_memory,
+               device.shared_memory_per_multiprocessor / per_sm - kReserved);
   // Columns shared out evenly; fewer in a block if its work leaves too little
   // room for factors.
   const int all = CeilDiv(octets, most * max_groups);
@@ -112,17 +122,20 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
         2 * kTpaPageTokens *
         (a_width + std::max(layout.b_k_width, layout.b_v_width)));
     const int64_t fixed = FixedBytes(shape, plan);
-    plan.stages = static_cast<int>(std::min<int64_t>(
-        kMaxStages, (device.shared_memory - fixed) / plan.stage_bytes));
+    plan.stages = static_cast<int>(
+        std::min<int64_t>(kMaxStages, (shared - fixed) / plan.stage_bytes));
     plan.shared_bytes =
         static_cast<int>(fixed) + plan.stages * plan.stage_bytes;
     if (plan.stages >= kMinStages) break;
     if (block_octets == 1) return plan;
   }
+  // The next page's first keys wait beside all values of this one.
+  plan.early_keys = common && plan.stages > shape.kv_rank;
   plan.threads = 128 * (plan.groups + 1);
-  plan.blocks = form == TpaDecodeForm::kParallelBn
-                    ? std::max(1, device.multiprocessors / plan.head_blocks)
-                    : rows;
+  plan.blocks =
+      form == TpaDecodeForm::kParallelBn
+          ? std::max(1, per_sm * device.multiprocessors / plan.head_blocks)
+          : rows;
   return plan;
 }
 

@@ -21,7 +21,8 @@ const char* Name(TpaDecodeForm form);
 struct TpaDevice {
   int multiprocessors;
   int shared_memory;  // bytes a block may have
-  bool hopper;        // compute capability 9.0: bulk copies, dependent launch
+  int shared_memory_per_multiprocessor;
+  bool hopper;  // compute capability 9.0: bulk copies, dependent launch
 };
 
 // Launch parameters of a decode step. They stay as they are while contexts
@@ -40,7 +41,9 @@ struct TpaDecodePlan {
   int stage_bytes;
   int shared_bytes;  // of dynamic shared memory
   int threads;
-  bool hopper;  // wgmma, bulk copies and dependent launch; else mma.sync
+  bool hopper;      // wgmma, bulk copies and dependent launch; else mma.sync
+  bool early_keys;  // one of the instances for common shapes, which begin a
+                    // page's scores early
 };
 
 // The kernel instances: columns of a warpgroup, and value features in 64s.
@@ -53,6 +56,10 @@ struct TpaVariant {
 inline constexpr TpaVariant kTpaVariants[] = {
     {16, 1}, {16, 2}, {16, 4}, {40, 1}, {40, 2}};
 inline constexpr int kTpaMaxGroups = 2;
+
+// Blocks of an instance for common shapes that run on a multiprocessor at once:
+// registers decide.
+RECURVE_HOST_DEVICE constexpr int TpaBlocksPerSm(int columns) { return columns == 16 ? 1 : 1; }
 
 // 16-bit terms that a query is taken apart into, at most.
 inline constexpr int kTpaQueryTerms = 3;

@@ -30,6 +30,7 @@ namespace recurve {
 template <typename T, int kColumns, int kTiles, int kSteps>
 struct TpaWgmmaProducts {
   static constexpr bool kAsync = true;
+  static constexpr bool kEarlyKeys = kSteps > 0;
   static constexpr int kOctets = kColumns / 8;
   static constexpr int kTerms = Half<T>::kTerms;
 
@@ -98,6 +99,7 @@ struct TpaWgmmaProducts {
 template <typename T, int kColumns, int kTiles>
 struct TpaMmaProducts {
   static constexpr bool kAsync = false;
+  static constexpr bool kEarlyKeys = false;
   static constexpr int kOctets = kColumns / 8;
   static constexpr int kTerms = Half<T>::kTerms;
   static_assert(kOctets % 2 == 0, "octets are loaded in pairs");

@@ -94,8 +94,8 @@ class QueryFormer {
     for (int j = 0; j < kLanePairs; ++j) {
       const int k = lane + 32 * j;
       const bool exists = rotate && k < half;
-      c[j] = exists ? p.cos[query * half + k] : 1.0f;
-      s[j] = exists ? p.sin[query * half + k] : 0.0f;
+      c[j] = exists ? __ldg(p.cos + query * half + k) : 1.0f;
+      s[j] = exists ? __ldg(p.sin + query * half + k) : 0.0f;
     }
     int head[kLaneColumns];
 #pragma unroll
@@ -109,12 +109,12 @@ class QueryFormer {
 #pragma unroll
       for (int j = 0; j < kLanePairs; ++j) {
         const int k = lane + 32 * j;
-        x1[j] = k < half ? b[r * dim_ + k] : 0.0f;
-        x2[j] = k < half ? b[r * dim_ + half + k] : 0.0f;
+        x1[j] = k < half ? __ldg(b + r * dim_ + k) : 0.0f;
+        x2[j] = k < half ? __ldg(b + r * dim_ + half + k) : 0.0f;
       }
 #pragma unroll
       for (int j = 0; j < kLaneColumns; ++j) {
-        y[j] = head[j] >= 0 ? a[r * num_heads_ + head[j]] : 0.0f;
+        y[j] = head[j] >= 0 ? __ldg(a + r * num_heads_ + head[j]) : 0.0f;
       }
 #pragma unroll
       for (int j = 0; j < kLanePairs; ++j) {
@@ -166,17 +166,23 @@ class QueryFormer {
         1.4426950408889634f / (sqrtf(static_cast<float>(dim_)) * rank *
                                static_cast<float>(args_.p.shape.kv_rank));
     const int octets = width_ / 8;
-    const int octet_step = threads / columns_;
-    const int column_step = threads - octet_step * columns_;
-    int octet = static_cast<int>(threadIdx.x) / columns_;
-    int column = static_cast<int>(threadIdx.x) - octet * columns_;
+    // Of all columns of the planes: those that nobody uses are zero.
+    const int columns = kColumns * args_.groups;
+    const int octet_step = threads / columns;
+    const int column_step = threads - octet_step * columns;
+    int octet = static_cast<int>(threadIdx.x) / columns;
+    int place = static_cast<int>(threadIdx.x) - octet * columns;
 #pragma unroll 1
-    for (; octet < octets; octet += octet_step, column += column_step) {
-      if (column >= columns_) {
-        column -= columns_;
+    for (; octet < octets; octet += octet_step, place += column_step) {
+      if (place >= columns) {
+        place -= columns;
         if (++octet == octets) break;
       }
-      const int2 who = TokenAndHead(column);
+      const int group = place >= kColumns ? 1 : 0;
+      const int group_column = place - group * kColumns;
+      const bool used = group_column < group_columns;
+      const int column = group * group_columns + group_column;
+      const int2 who = used ? TokenAndHead(column) : int2{-1, -1};
       // Columns without a head are zero, written with the first token's.
       if (who.x != t && who.x >= 0) continue;
       float sum[8] = {};
@@ -205,9 +211,8 @@ class QueryFormer {
       for (int k = 0; k < 4; ++k) {
         Split<T>(sum[2 * k] * scale, sum[2 * k + 1] * scale, parts[k]);
       }
-      const int group = column >= group_columns ? 1 : 0;
       char* to = terms_ + 16 * ((group * octets + octet) * (kTerms * kColumns) +
-                                column - group * group_columns);
+                                group_column);
 #pragma unroll
       for (int term = 0; term < kTerms; ++term) {
         *reinterpret_cast<uint4*>(to + 16 * kColumns * term) = {

@@ -22,6 +22,10 @@ inline constexpr int kArrivingLanes = 1;
 // work, so with R ranks, pages 0, 1, ... of a row come as
 //
 //   K(0, 0)  K(0, 1..R-1) K(1, 0) V(0, 0..R-1)  K(1, 1..R-1) K(2, 0) V(1, ...
+//
+// if there is room to hold that many (early_keys), else as
+//
+//   K(0, 0)  K(0, 1..R-1) V(0, 0..R-2) K(1, 0) V(0, R-1)  K(1, 1..R-1) ...
 class TpaRing {
  public:
   __device__ __forceinline__ TpaRing(const TpaDecodeArgs& args, uint32_t base,
@@ -153,9 +157,10 @@ class TpaCopier {
     const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
 #pragma unroll 1
     for (int r = 1; r < kv_rank; ++r) FillKeys(page, r);
-    if (next >= 0) FillKeys(next, 0);
+    const int before = args_.early_keys ? 0 : kv_rank - 1;
 #pragma unroll 1
     for (int r = 0; r < kv_rank; ++r) {
+      if (r == before && next >= 0) FillKeys(next, 0);
       Fill(PageAt(page) + 2 * (args_.layout.values + r * args_.layout.v_block),
            static_cast<int>(args_.layout.b_v_width));
     }

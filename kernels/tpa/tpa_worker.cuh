@@ -25,12 +25,15 @@ struct TpaShared {
 // Products is one of tpa_products.cuh. Each warp has 16 tokens of a page; what
 // a thread holds of a page are the scores of two tokens and kOctets pairs of
 // columns.
-template <typename T, int kColumns, int kTiles, typename Products>
+//
+// kRank is the key-value rank, or 0: as the arguments say.
+template <typename T, int kColumns, int kTiles, int kRank, typename Products>
 class TpaWorker {
  public:
   static constexpr int kOctets = kColumns / 8;
   static constexpr int kTerms = Half<T>::kTerms;
   static constexpr int kOwn = 2 * kOctets;  // columns of a thread
+  static constexpr int kUnroll = kRank > 0 ? kRank : 1;
 
   __device__ __forceinline__ TpaWorker(const TpaDecodeArgs& args,
                                        const TpaShared& shared,
@@ -41,8 +44,8 @@ class TpaWorker {
         warp_(Uniform(threadIdx.x / 32 % 4)),
         group_(Uniform(threadIdx.x / 128)),
         first_octet_(args.first_octet() + group_ * args.group_octets),
-        kv_rank_(static_cast<int>(args.p.shape.kv_rank)),
-        former_(args, shared.terms, shared.staging) {
+        kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)),
+        shared_(shared) {
     const int k_width = static_cast<int>(args.layout.b_k_width);
     b_offset_ = kTpaOctetBytes * args.head_octet_count();
     query_ =
@@ -62,16 +65,18 @@ class TpaWorker {
   }
 
   __device__ __forceinline__ void Run(const TpaBlockWork& work) {
-    int slot = work.first_slot;
+    int slot = Uniform(work.first_slot);
 #pragma unroll 1
-    for (int row = work.first_row; row <= work.last_row && row < args_.p.rows;
-         ++row) {
+    for (int row = Uniform(work.first_row);
+         row <= work.last_row && row < args_.p.rows; ++row) {
       if (row == work.last_row && work.last_chunk == 0) break;
-      const int length = row == work.first_row ? work.first.length
-                                               : args_.row_work(row).length;
+      const int length =
+          Uniform(row == work.first_row ? work.first.length
+                                        : args_.row_work(row).length);
       const int row_chunks = TpaChunkCount(length);
-      const int begin = row == work.first_row ? work.first_chunk : 0;
-      const int end = row == work.last_row ? work.last_chunk : row_chunks;
+      const int begin = Uniform(row == work.first_row ? work.first_chunk : 0);
+      const int end =
+          Uniform(row == work.last_row ? work.last_chunk : row_chunks);
       if (begin < end) {
         AttendRow(row, length, row_chunks, begin, end, slot);
       } else if (row_chunks == 0) {
@@ -97,7 +102,7 @@ class TpaWorker {
   __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
                                             int begin, int end, int& slot) {
     const int row_end = min(TpaChunkBegin(end), length);
-    former_.Form(row);
+    QueryFormer<T, kColumns>(args_, shared_.terms, shared_.staging).Form(row);
     BeginScores(true);
     Products::template Wait<0>();
     State segment;
@@ -119,7 +124,7 @@ class TpaWorker {
       if (!loose) FoldIntoSegment(segment, state, chunk == first);
       if (loose || chunk == last) {
         const bool all = !loose && first == 0 && last == row_chunks - 1;
-        Write(all ? row : -1, slot++, loose ? state : segment);
+        Write(all ? row : -1, slot++, state);
       }
     }
   }
@@ -144,7 +149,7 @@ class TpaWorker {
                                              bool more, State& state) {
     float scores[kOctets][4];
     Scores(scores);
-    BeginScores(more);
+    if (Products::kEarlyKeys) BeginScores(more);
     // The first column's query sees the fewest tokens.
     if (page + 64 > Visible(length, 0)) {
 #pragma unroll
@@ -174,8 +179,9 @@ class TpaWorker {
       high = Exp2(high - base);
       state.sum[k] += low + high;
     }
-#pragma unroll 1
+#pragma unroll kUnroll
     for (int r = 0; r < kv_rank_; ++r) {
+      if (!Products::kEarlyKeys && r == kv_rank_ - 1) BeginScores(more);
       AddValues(scores, r, page, length, fresh && r == 0);
     }
   }
@@ -188,7 +194,9 @@ class TpaWorker {
     return max == kMinusInfinity ? 0.0f : max;
   }
 
-  // Takes this page's scores into the maximum, and what is at hand to it.
+  // Takes this page's scores into the maxima of the columns that need it, and
+  // what is at hand to the new ones. A column's maximum does not depend on what
+  // others are beside it.
   __device__ __forceinline__ void Raise(const float (&scores)[kOctets][4],
                                         bool fresh, State& state) {
     float max[kOwn];
@@ -207,7 +215,7 @@ class TpaWorker {
     PinOutputs();
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      const float next = fmaxf(state.max[k], max[k]);
+      const float next = max[k] > state.max[k] + kSlack ? max[k] : state.max[k];
       const float scale = Exp2(state.max[k] - Base(next));
       state.max[k] = next;
       state.sum[k] *= scale;
@@ -226,7 +234,7 @@ class TpaWorker {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[j][i] = 0.0f;
     }
-#pragma unroll 1
+#pragma unroll kUnroll
     for (int r = 0; r < kv_rank_; ++r) {
       if (r > 0) BeginScores(true);
       uint32_t a_k[kOctets][2];
@@ -386,17 +394,14 @@ class TpaWorker {
   }
 
   // Merges what is at hand into the segment's result; both then hold that.
-  __device__ __forceinline__ void FoldIntoSegment(State& segment,
-                                                  const State& state,
+  __device__ __forceinline__ void FoldIntoSegment(State& segment, State& state,
                                                   bool first) {
-    if (first) {
-      segment = state;
-    } else {
+    if (!first) {
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) {
         const TpaFoldScales scales = ScalesFor(segment.max[k], state.max[k]);
-        segment.max[k] = fmaxf(segment.max[k], state.max[k]);
-        segment.sum[k] = Fold(segment.sum[k], state.sum[k], scales);
+        state.max[k] = fmaxf(segment.max[k], state.max[k]);
+        state.sum[k] = Fold(segment.sum[k], state.sum[k], scales);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -407,6 +412,7 @@ class TpaWorker {
         }
       }
     }
+    segment = state;
 #pragma unroll
     for (int i = 0; i < kTiles * kOctets * 4; ++i) segment_out_[i] = Out(i);
   }
@@ -518,7 +524,7 @@ class TpaWorker {
   const int group_;
   const int first_octet_;
   const int kv_rank_;
-  QueryFormer<T, kColumns> former_;
+  const TpaShared& shared_;
   float products_[kTerms * kOctets][4];  // of keys and queries
   float out_[kTiles][kOctets][4] = {};
   float segment_out_[kTiles * kOctets * 4];

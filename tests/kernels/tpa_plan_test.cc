@@ -12,8 +12,8 @@
 namespace recurve {
 namespace {
 
-constexpr TpaDevice kH200 = {132, 232448, true};
-constexpr TpaDevice kA100 = {108, 166912, false};
+constexpr TpaDevice kH200 = {132, 232448, 233472, true};
+constexpr TpaDevice kA100 = {108, 166912, 167936, false};
 
 TEST(TpaLayoutTest, EveryElementHasAPlaceOfItsOwn) {
   for (TpaPageOrder order : {TpaPageOrder::kPlain, TpaPageOrder::kOctets}) {
@@ -200,6 +200,8 @@ TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
           for (TpaDecodeForm form :
                {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBh,
                 TpaDecodeForm::kParallelBn}) {
+            // An A100 has no room for the widest.
+            if (!device.hopper && dim == 256) continue;
             const TpaShape shape = {heads, dim, 64, 32, 4};
             const TpaDecodePlan plan =
                 PlanTpaDecode(shape, form, 9, new_tokens, device);
@@ -217,7 +219,7 @@ TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
             EXPECT_LE(8 * plan.group_octets, variant.columns);
             EXPECT_EQ(plan.threads, 128 * (plan.groups + 1));
             EXPECT_GE(64 * variant.value_tiles, shape.value_dim);
-            EXPECT_GE(plan.stages, 2);
+            EXPECT_GE(plan.stages, 3);
             EXPECT_LE(plan.shared_bytes, device.shared_memory);
             EXPECT_EQ(plan.hopper, device.hopper);
             if (form == TpaDecodeForm::kParallelBn) {
