@@ -75,15 +75,28 @@ __device__ __forceinline__ void WgmmaPin(float (&d)[kRows][4]) {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[2][4], uint64_t a, uint64_t b,
+__device__ __forceinline__ void Wgmma(float (&d)[1][4], uint64_t a, uint64_t b,
                                       bool add, __nv_bfloat16) {
   asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %10, 0; "
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, p, 1, 1, %11, %12; }"
+      "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3"
+      "}, %4, %5, p, 1, 1, %7, %8; }"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
+}
+
+template <int kMajorA, int kMajorB>
+__device__ __forceinline__ void Wgmma(float (&d)[3][4], uint64_t a, uint64_t b,
+                                      bool add, __nv_bfloat16) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %14, 0; "
+      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
+      "}, %12, %13, p, 1, 1, %15, %16; }"
       : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
       : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
 }
 
@@ -101,25 +114,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[5][4], uint64_t a, uint64_t b,
         "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
         "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
         "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[6][4], uint64_t a, uint64_t b,
-                                      bool add, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %26, 0; "
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-      "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-      "%22, %23"
-      "}, %24, %25, p, 1, 1, %27, %28; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3])
       : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
 }
 
@@ -155,6 +149,18 @@ __device__ __forceinline__ void Wgmma(float (&d)[15][4], uint64_t a, uint64_t b,
 }
 
 template <int kMajorA, int kMajorB>
+__device__ __forceinline__ void Wgmma(float (&d)[1][4], uint64_t a, uint64_t b,
+                                      bool add, __half) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+      "%0, %1, %2, %3"
+      "}, %4, %5, p, 1, 1, %7, %8; }"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
+}
+
+template <int kMajorA, int kMajorB>
 __device__ __forceinline__ void Wgmma(float (&d)[2][4], uint64_t a, uint64_t b,
                                       bool add, __half) {
   asm volatile(
@@ -181,22 +187,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[5][4], uint64_t a, uint64_t b,
         "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
         "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
         "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[4][4], uint64_t a, uint64_t b,
-                                      bool add, __half) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %18, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-      "%12, %13, %14, %15"
-      "}, %16, %17, p, 1, 1, %19, %20; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
       : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
 }
 

@@ -49,8 +49,6 @@ cudaError_t GetTpaDevice(TpaDevice* device) {
   };
   get(&device->multiprocessors, cudaDevAttrMultiProcessorCount);
   get(&device->shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  get(&device->shared_memory_per_multiprocessor,
-      cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   get(&major, cudaDevAttrComputeCapabilityMajor);
   device->hopper = major == 9;
   return error;

@@ -13,11 +13,11 @@ namespace recurve {
 
 // A warpgroup more than compute: one warp of it copies, and all of it hands
 // registers to the others.
-inline constexpr int kTpaMaxThreads = 128 * (kTpaMaxGroups + 1);
+RECURVE_HOST_DEVICE constexpr int TpaMaxThreads(int columns) {
+  return 128 * (TpaMaxGroups(columns) + 1);
+}
 
-// kBlocks run on a multiprocessor at once.
-template <typename T, int kColumns, int kTiles, int kRank, int kBlocks,
-          typename Products>
+template <typename T, int kColumns, int kTiles, int kRank, typename Products>
 __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   extern __shared__ __align__(128) char memory[];
   char* at = memory + args.stages * args.stage_bytes;
@@ -39,11 +39,11 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   WaitForPrevious();
   const TpaBlockWork& work = args.block_work();
   if (static_cast<int>(threadIdx.x) >= args.consumers()) {
-    if constexpr (Products::kAsync) ReleaseRegisters<kBlocks == 1 ? 40 : 24>();
+    if constexpr (Products::kAsync) ReleaseRegisters<kColumns == 8 ? 24 : 40>();
     if (static_cast<int>(threadIdx.x) >= args.consumers() + 32) return;
     TpaCopier(args, ring).CopyShare(work);
   } else {
-    if constexpr (Products::kAsync) ClaimRegisters<kBlocks == 1 ? 232 : 104>();
+    if constexpr (Products::kAsync) ClaimRegisters<kColumns == 8 ? 112 : 232>();
     TpaWorker<T, kColumns, kTiles, kRank, Products>(args, shared, ring)
         .Run(work);
     // Nothing is copied any more: the ring's memory is free.

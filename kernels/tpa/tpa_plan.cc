@@ -84,33 +84,27 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   }
   plan.hopper = device.hopper;
   const int octets = new_tokens * TpaHeadOctets(shape);
-  // Many columns in a block read the factors fewer times; the instances with 40
-  // have registers and shared memory for up to 128 features.
-  const bool wide = plan.hopper && octets > 2 * kTpaMaxGroups &&
+  // The instances with 40 columns have registers and shared memory for up to
+  // 128 features.
+  const bool wide = plan.hopper && octets > TpaMaxGroups(8) &&
                     std::max(shape.head_dim, shape.value_dim) <= 128;
   const int tiles = shape.value_dim <= 64 ? 1 : shape.value_dim <= 128 ? 2 : 4;
-  while (kTpaVariants[plan.variant].columns != (wide ? 40 : 16) ||
+  while (kTpaVariants[plan.variant].columns != (wide ? 40 : 8) ||
          kTpaVariants[plan.variant].value_tiles != tiles) {
     ++plan.variant;
   }
   const int most = kTpaVariants[plan.variant].columns / 8;
-  const int max_groups = form == TpaDecodeForm::kParallelBh ? 1 : kTpaMaxGroups;
+  const int max_groups =
+      TpaMaxGroups(8 * most) / (form == TpaDecodeForm::kParallelBh ? 2 : 1);
   const TpaPageLayout layout(shape, TpaPageOrder::kOctets);
-  // What the driver takes of each block's shared memory.
-  constexpr int kReserved = 1024;
   const bool common = plan.hopper && shape.head_dim == shape.value_dim &&
                       (shape.head_dim == 64 || shape.head_dim == 128) &&
                       shape.kv_rank <= 2;
-  const int per_sm =
-      common ? TpaBlocksPerSm(kTpaVariants[plan.variant].columns) : 1;
-  const int shared =
-      std::min(device.shared_memory,
-               device.shared_memory_per_multiprocessor / per_sm - kReserved);
   // Columns shared out evenly; fewer in a block if its work leaves too little
   // room for factors.
   const int all = CeilDiv(octets, most * max_groups);
   for (int block_octets = CeilDiv(octets, all);; --block_octets) {
-    plan.groups = std::min(CeilDiv(block_octets, 2), max_groups);
+    plan.groups = std::min(CeilDiv(block_octets, most), max_groups);
     plan.group_octets = CeilDiv(block_octets, plan.groups);
     plan.head_blocks = CeilDiv(octets, plan.groups * plan.group_octets);
     // Blocks with some heads of one token copy those alone.
@@ -122,8 +116,8 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
         2 * kTpaPageTokens *
         (a_width + std::max(layout.b_k_width, layout.b_v_width)));
     const int64_t fixed = FixedBytes(shape, plan);
-    plan.stages = static_cast<int>(
-        std::min<int64_t>(kMaxStages, (shared - fixed) / plan.stage_bytes));
+    plan.stages = static_cast<int>(std::min<int64_t>(
+        kMaxStages, (device.shared_memory - fixed) / plan.stage_bytes));
     plan.shared_bytes =
         static_cast<int>(fixed) + plan.stages * plan.stage_bytes;
     if (plan.stages >= kMinStages) break;
@@ -132,10 +126,9 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   // The next page's first keys wait beside all values of this one.
   plan.early_keys = common && plan.stages > shape.kv_rank;
   plan.threads = 128 * (plan.groups + 1);
-  plan.blocks =
-      form == TpaDecodeForm::kParallelBn
-          ? std::max(1, per_sm * device.multiprocessors / plan.head_blocks)
-          : rows;
+  plan.blocks = form == TpaDecodeForm::kParallelBn
+                    ? std::max(1, device.multiprocessors / plan.head_blocks)
+                    : rows;
   return plan;
 }
 

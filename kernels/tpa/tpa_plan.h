@@ -10,8 +10,8 @@ namespace recurve {
 // How thread blocks share the work of a decode step. The results are the same
 // to the bit.
 enum class TpaDecodeForm {
-  kParallelB,   // one block a sequence, every head (of up to 80 or 32, as the
-                // instance says; more heads are more blocks)
+  kParallelB,   // one block a sequence, every head (up to 80: more heads, or
+                // features beyond 128, are more blocks)
   kParallelBh,  // one block a sequence and group of heads (40 or 16)
   kParallelBn,  // sequences split over tokens; their blocks merge them
 };
@@ -21,8 +21,7 @@ const char* Name(TpaDecodeForm form);
 struct TpaDevice {
   int multiprocessors;
   int shared_memory;  // bytes a block may have
-  int shared_memory_per_multiprocessor;
-  bool hopper;  // compute capability 9.0: bulk copies, dependent launch
+  bool hopper;        // compute capability 9.0: bulk copies, dependent launch
 };
 
 // Launch parameters of a decode step. They stay as they are while contexts
@@ -47,19 +46,17 @@ struct TpaDecodePlan {
 };
 
 // The kernel instances: columns of a warpgroup, and value features in 64s.
-// Without Hopper's
-// instructions there are only those of 16 columns.
+// Registers allow four warpgroups of 8 columns, which hide each other's
+// latencies, or two of 40, which read what is in shared memory fewer times.
 struct TpaVariant {
   int columns;
   int value_tiles;
 };
 inline constexpr TpaVariant kTpaVariants[] = {
-    {16, 1}, {16, 2}, {16, 4}, {40, 1}, {40, 2}};
-inline constexpr int kTpaMaxGroups = 2;
-
-// Blocks of an instance for common shapes that run on a multiprocessor at once:
-// registers decide.
-RECURVE_HOST_DEVICE constexpr int TpaBlocksPerSm(int columns) { return columns == 16 ? 1 : 1; }
+    {8, 1}, {8, 2}, {8, 4}, {40, 1}, {40, 2}};
+RECURVE_HOST_DEVICE constexpr int TpaMaxGroups(int columns) {
+  return columns == 8 ? 4 : 2;
+}
 
 // 16-bit terms that a query is taken apart into, at most.
 inline constexpr int kTpaQueryTerms = 3;

@@ -102,7 +102,6 @@ struct TpaMmaProducts {
   static constexpr bool kEarlyKeys = false;
   static constexpr int kOctets = kColumns / 8;
   static constexpr int kTerms = Half<T>::kTerms;
-  static_assert(kOctets % 2 == 0, "octets are loaded in pairs");
 
   __device__ __forceinline__ static void Scores(
       float (&sum)[kTerms * kOctets][4], uint32_t keys, uint32_t query,
@@ -111,7 +110,7 @@ struct TpaMmaProducts {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     keys += kTpaOctetBytes * (lane / 16) + 16 * (16 * warp + lane % 16);
-    query += 16 * (kRows * (lane / 8 % 2) + 8 * (lane / 16) + lane % 8);
+    query += 16 * (kRows * (lane / 8 % 2) + lane % 8);
 #pragma unroll
     for (int j = 0; j < kTerms * kOctets; ++j) {
 #pragma unroll
@@ -124,9 +123,11 @@ struct TpaMmaProducts {
 #pragma unroll
       for (int j = 0; j < kTerms * kOctets; j += 2) {
         uint32_t b[4];
-        LoadMatrices(b, query + 16 * (2 * kRows * step + 8 * j));
+        // Octets come in pairs; the last may be alone.
+        const int octet = lane < 16 ? j : min(j + 1, kTerms * kOctets - 1);
+        LoadMatrices(b, query + 16 * (2 * kRows * step + 8 * octet));
         Half<T>::Mma(sum[j], a, b[0], b[1]);
-        Half<T>::Mma(sum[j + 1], a, b[2], b[3]);
+        if (j + 1 < kTerms * kOctets) Half<T>::Mma(sum[j + 1], a, b[2], b[3]);
       }
     }
   }
@@ -138,7 +139,7 @@ struct TpaMmaProducts {
     const int warp = threadIdx.x / 32 % 4;
     values += kTpaOctetBytes * (2 * warp + lane / 8 % 2) +
               16 * (lane / 16 * 8 + lane % 8);
-    weights += kTpaOctetBytes * (lane / 16) + 16 * (lane % 16);
+    weights += 16 * (lane % 16);
     if (!add) {
 #pragma unroll
       for (int i = 0; i < kTiles * kOctets * 4; ++i) {
@@ -147,11 +148,12 @@ struct TpaMmaProducts {
     }
 #pragma unroll
     for (int step = 0; step < kTpaPageTokens / 16; ++step) {
-      uint32_t b[kOctets / 2][4];
+      uint32_t b[(kOctets + 1) / 2][4];
 #pragma unroll
-      for (int j = 0; j < kOctets / 2; ++j) {
+      for (int j = 0; j < (kOctets + 1) / 2; ++j) {
+        const int octet = lane < 16 ? 2 * j : min(2 * j + 1, kOctets - 1);
         LoadMatricesTransposed(b[j],
-                               weights + 2 * kTpaOctetBytes * j + 256 * step);
+                               weights + kTpaOctetBytes * octet + 256 * step);
       }
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
@@ -160,9 +162,9 @@ struct TpaMmaProducts {
         LoadMatricesTransposed(a,
                                values + 8 * kTpaOctetBytes * tile + 256 * step);
 #pragma unroll
-        for (int j = 0; j < kOctets / 2; ++j) {
-          Half<T>::Mma(out[tile][2 * j], a, b[j][0], b[j][1]);
-          Half<T>::Mma(out[tile][2 * j + 1], a, b[j][2], b[j][3]);
+        for (int j = 0; j < kOctets; ++j) {
+          const uint32_t(&two)[4] = b[j / 2];
+          Half<T>::Mma(out[tile][j], a, two[j % 2 * 2], two[j % 2 * 2 + 1]);
         }
       }
     }

@@ -62,8 +62,9 @@ class QueryFormer {
 
  private:
   // Columns and pairs of features that a lane may have to load of one rank.
-  static constexpr int kLaneColumns = (kTpaMaxGroups * kColumns + 31) / 32;
-  static constexpr int kLanePairs = kColumns == 16 ? 4 : 2;
+  static constexpr int kLaneColumns =
+      (TpaMaxGroups(kColumns) * kColumns + 31) / 32;
+  static constexpr int kLanePairs = kColumns == 8 ? 4 : 2;
 
   // Column `c` of the block: its new token and head; head -1: none.
   __device__ __forceinline__ int2 TokenAndHead(int c) const {
@@ -178,7 +179,7 @@ class QueryFormer {
         place -= columns;
         if (++octet == octets) break;
       }
-      const int group = place >= kColumns ? 1 : 0;
+      const int group = place / kColumns;
       const int group_column = place - group * kColumns;
       const bool used = group_column < group_columns;
       const int column = group * group_columns + group_column;
