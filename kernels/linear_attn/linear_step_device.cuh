@@ -76,9 +76,10 @@ struct Vectors {
 // A thread's share of what Vectors is made from, still in flight. A block has
 // at least D threads, but perhaps fewer than E.
 //
-// Staging must come before the loads of the state, with a barrier between that
-// keeps ptxas from moving these up: it gives all loads in flight one
-// scoreboard, so that what is used later would wait for the state.
+// Where few blocks run and latency counts, staging comes before the loads of
+// the state, with a barrier between that keeps ptxas from moving these up: it
+// gives all loads in flight one scoreboard, so that what is used later would
+// wait for the state.
 template <typename IO>
 struct Inputs {
   // What no kernel before this one writes.
@@ -183,6 +184,7 @@ __device__ __forceinline__ void ActivateInPlace(const LinearStepParams& p,
   for (int which = 0; which < 3; ++which) {
     const Part part = PartOf(p, s, vectors, which);
     if (IsPlain(part.activation)) continue;
+    if (part.activation == Activation::kSoftmax) continue;  // below
 #pragma unroll 1
     for (int i = threadIdx.x; i < part.size; i += blockDim.x) {
       part.x[i] = DeviceActivate(part.activation, part.x[i]);

@@ -18,7 +18,7 @@ using lrpe::Workspace;
 
 // Grid: (chunks, heads, sequences).
 template <typename T>
-__global__ void __launch_bounds__(lrpe::kStatsThreads, 7)
+__global__ void __launch_bounds__(lrpe::kStatsThreads, 6)
     lrpe_stats_kernel(const __grid_constant__ CudaLrpeParams p,
                       const __grid_constant__ Workspace w) {
   lrpe::ChunkStats<T>(p, w, blockIdx.z, blockIdx.y, blockIdx.x, gridDim.x);
