@@ -75,12 +75,18 @@ __device__ __forceinline__ float DeviceSigmoid(float x) {
   return __fdividef(1.0f, 1.0f + expf(-x));
 }
 
+// 2^x to about 2⁻²², relative, in one instruction; 0 below the smallest normal
+// number.
+__device__ __forceinline__ float FastExp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // e^x to about 2⁻²² · max(1, |x|), relative, in two instructions; 0 below the
 // smallest normal number.
 __device__ __forceinline__ float FastExp(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.442695041f));
-  return y;
+  return FastExp2(x * 1.442695041f);
 }
 
 // Activate of activation.h. `activation` is the same for all threads.
@@ -134,13 +140,19 @@ __device__ __forceinline__ float LaneMax(float x) {
   return x;
 }
 
-// cos and sin of step · position turns; see LrpePhaseSteps. The product wraps
-// at whole turns, so the cost and the error do not grow with the position.
+// step · position turns, in halves of a turn from -1 to 1; see LrpePhaseSteps.
+// The product wraps at whole turns, so the cost and the error do not grow with
+// the position.
+__device__ __forceinline__ float PhaseHalfTurns(uint64_t step,
+                                                int64_t position) {
+  const uint64_t phase = step * static_cast<uint64_t>(position);
+  return static_cast<float>(static_cast<int32_t>(phase >> 32)) * 0x1p-31f;
+}
+
+// The cos and sin of that.
 __device__ __forceinline__ void PhaseCosSin(uint64_t step, int64_t position,
                                             float* cos, float* sin) {
-  const uint64_t phase = step * static_cast<uint64_t>(position);
-  const int32_t half_turns = static_cast<int32_t>(phase >> 32);
-  sincospif(static_cast<float>(half_turns) * 0x1p-31f, sin, cos);
+  sincospif(PhaseHalfTurns(step, position), sin, cos);
 }
 
 // Philox4x32 of base/random.h, the same bits.

@@ -184,6 +184,9 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
 
   const int64_t head = blockIdx.y;
   const Where at = LoadWhere(params);
+  Inputs<IO> inputs;
+  inputs.LoadSteady(p, s, head);
+  inputs.Load(p, s, blockIdx.z, head, !p.overlap_previous);
   if (min(at.rows_left, at.slot) <= 0) {
     if (p.overlap_previous) linear_step::WaitForPrevious();
     if (at.rows_left > 0) linear_step::WriteZeros<IO>(p, s);
@@ -192,21 +195,27 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   const Pending pending = PendingBefore(at.position, at.start, ring_length);
   const int n = pending.count;  // and the new token's entry is the n-th
   const bool fold = ((at.position + 1) & (ring_length - 1)) == 0;
-  Inputs<IO> inputs;
-  if (!p.overlap_previous) inputs.Load(p, s, blockIdx.z, head);
-  const float decay = p.decay[head];
+  const Vectors vectors = {q, ring.k + n * s.key_dim, v, partial,
+                           partial + blockDim.x / 32 * kLinearTileColumns};
   RowsTile<State> tile(HeadState<State>(p, s, at.slot, head), s);
-  tile.Load();
   float* head_ring = HeadRing(params, s, at.slot, head);
-  StartRing(head_ring, s, pending, ring_length, ring);
+  inputs.StageSteady(s, at.position, vectors);
   if (p.overlap_previous) {
+    __syncthreads();
+    tile.Load();
+    StartRing(head_ring, s, pending, ring_length, ring);
     linear_step::WaitForPrevious();
-    inputs.Load(p, s, blockIdx.z, head);
+    inputs.Load(p, s, blockIdx.z, head, true);
+    inputs.Stage(s, vectors);
+    __syncthreads();
+  } else {
+    inputs.Stage(s, vectors);
+    __syncthreads();
+    tile.Load();
+    StartRing(head_ring, s, pending, ring_length, ring);
   }
-
-  const Vectors vectors = {q, ring.k + n * s.key_dim, v};
-  linear_step::MakeVectors<IO>(p, s, inputs, at.position, vectors);
-  MakePowers(decay, n + 1, ring.power);
+  linear_step::MakeVectors(p, s, vectors);
+  MakePowers(*vectors.decay, n + 1, ring.power);
   CopyWait();
   __syncthreads();
 
@@ -307,8 +316,8 @@ LaunchPlan PlanLaunch(const LinearDeferredParams& params) {
   const LinearStepPlan plan = PlanLinearStep(key_dim, p.value_dim);
   const int64_t ring =
       params.ring_length * (key_dim + kLinearTileColumns + 2) + 1;
-  const int64_t step =
-      key_dim + p.value_dim + plan.threads / 32 * int64_t{kLinearTileColumns};
+  const int64_t step = key_dim + p.value_dim +
+                       plan.threads / 32 * int64_t{kLinearTileColumns} + 1;
   return {{static_cast<int>(p.head_dim), static_cast<int>(key_dim),
            static_cast<int>(p.value_dim),
            static_cast<int>(LrpeAngles(p.position, p.head_dim))},

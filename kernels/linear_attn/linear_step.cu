@@ -17,18 +17,24 @@ using StepTile = linear_step::Tile<State, /*kAdjacent=*/false>;
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Grid: (column tiles, heads, rows). The state is read once and written once;
-// its loads are in flight while q̃, k̃ and ṽ are made. Half a head a block fills
+// Grid: (column tiles, heads, rows). The state is read once and written once.
+// Two waits for memory in a row: for the slot, with all that does not depend on
+// it, and for the state, while q̃, k̃ and ṽ are made. With `inputs_first` the
+// state's loads come a barrier later, but nothing but the state waits for them;
+// where it is false, p.overlap_previous is, too. Half a head a block fills
 // the device with few rows, and keeps 160 KB a multiprocessor in flight with
 // many.
 template <typename IO, typename State>
 __global__ void __launch_bounds__(kLinearBoundThreads, 1)
     linear_step_kernel(const __grid_constant__ LinearStepParams p,
-                       const __grid_constant__ Shape s) {
+                       const __grid_constant__ Shape s,
+                       const __grid_constant__ bool inputs_first) {
   constexpr int kVector = StepTile<State>::kVector;
   extern __shared__ __align__(16) float shared[];
-  const Vectors vectors = {shared, shared + s.key_dim, shared + 2 * s.key_dim};
-  float* partial = vectors.v + s.value_dim;
+  float* partial = shared + 2 * s.key_dim + s.value_dim;
+  const Vectors vectors = {shared, shared + s.key_dim, shared + 2 * s.key_dim,
+                           partial,
+                           partial + blockDim.x / 32 * kLinearTileColumns};
 
   const int64_t row = blockIdx.z;
   const int64_t head = blockIdx.y;
@@ -37,6 +43,9 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   const int slot = linear_step::LoadNow(p.slots + row);
   const int64_t position =
       p.positions == nullptr ? 0 : linear_step::LoadNow(p.positions + row);
+  Inputs<IO> inputs;
+  inputs.LoadSteady(p, s, head);
+  inputs.Load(p, s, row, head, !p.overlap_previous);
   // One branch on both: two would make the second load wait for the first.
   const int rows_left = rows - static_cast<int>(row);
   if (min(rows_left, slot) <= 0) {
@@ -48,17 +57,27 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   StepTile<State> tile(static_cast<State*>(p.states) +
                            int64_t{slot} * p.slot_stride + head_start,
                        s);
-  Inputs<IO> inputs;
-  if (!p.overlap_previous) inputs.Load(p, s, row, head);
-  const float decay = p.decay[head];
-  tile.Load();
-  if (p.overlap_previous) {
-    linear_step::WaitForPrevious();
-    inputs.Load(p, s, row, head);
+  if (inputs_first) {
+    inputs.StageSteady(s, position, vectors);
+    if (!p.overlap_previous) inputs.Stage(s, vectors);
+    __syncthreads();
+    tile.Load();
+    if (p.overlap_previous) {
+      linear_step::WaitForPrevious();
+      inputs.Load(p, s, row, head, true);
+      inputs.Stage(s, vectors);
+      __syncthreads();
+    }
+  } else {
+    tile.Load();
+    inputs.StageSteady(s, position, vectors);
+    inputs.Stage(s, vectors);
+    __syncthreads();
   }
-  linear_step::MakeVectors<IO>(p, s, inputs, position, vectors);
+  linear_step::MakeVectors(p, s, vectors);
   __syncthreads();
 
+  const float decay = *vectors.decay;
   float sum[kVector] = {};
   float value[kVector];
 #pragma unroll
@@ -104,12 +123,14 @@ cudaError_t Launch(const LinearStepParams& p, cudaStream_t stream) {
                        static_cast<int>(p.value_dim),
                        static_cast<int>(LrpeAngles(p.position, p.head_dim))};
   const int64_t floats = 2 * key_dim + p.value_dim +
-                         plan.threads / 32 * int64_t{kLinearTileColumns};
+                         plan.threads / 32 * int64_t{kLinearTileColumns} + 1;
+  const int64_t blocks = plan.tiles * p.num_heads * p.max_rows;
+  const bool inputs_first = p.overlap_previous || blocks <= kLinearFewBlocks;
   const auto kernel = linear_step_kernel<IO, State>;
   linear_step::LaunchConfig launch(p, plan, floats * sizeof(float),
                                    reinterpret_cast<const void*>(kernel),
                                    stream);
-  return cudaLaunchKernelEx(&launch.config, kernel, p, shape);
+  return cudaLaunchKernelEx(&launch.config, kernel, p, shape, inputs_first);
 }
 
 }  // namespace

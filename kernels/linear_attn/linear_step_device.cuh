@@ -28,6 +28,32 @@ __device__ __forceinline__ int64_t LoadNow(const int64_t* x) {
   return value;
 }
 
+// The same for one of a thread's elements, if `when`: predicated, since ptxas
+// would wait for the loads before a branch at the branch.
+__device__ __forceinline__ void LoadNowIf(bool when, const uint64_t* x,
+                                          uint64_t* value) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u64 %0, [%1]; }"
+      : "+l"(*value)
+      : "l"(x), "r"(static_cast<int>(when)));
+}
+__device__ __forceinline__ void LoadNowIf(bool when, const float* x,
+                                          float* value) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.f32 %0, [%1]; }"
+      : "+f"(*value)
+      : "l"(x), "r"(static_cast<int>(when)));
+}
+__device__ __forceinline__ void LoadNowIf(bool when, const __nv_bfloat16* x,
+                                          __nv_bfloat16* value) {
+  uint16_t bits = __bfloat16_as_ushort(*value);
+  asm volatile(
+      "{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.u16 %0, [%1]; }"
+      : "+h"(bits)
+      : "l"(x), "r"(static_cast<int>(when)));
+  *value = __ushort_as_bfloat16(bits);
+}
+
 // Waits for the kernel before this one (see overlap_previous), and lets the one
 // after it start. At once where the launch does not overlap.
 __device__ __forceinline__ void WaitForPrevious() {
@@ -37,30 +63,59 @@ __device__ __forceinline__ void WaitForPrevious() {
 #endif
 }
 
-// q̃, k̃ and ṽ of one (row, head) in shared memory.
+// Of one (row, head), in shared memory: first q, k and v as they came, then q̃,
+// k̃ and ṽ.
 struct Vectors {
-  float* q;  // [Dk]
-  float* k;  // [Dk]
-  float* v;  // [E]
+  float* q;           // [Dk]
+  float* k;           // [Dk]
+  float* v;           // [E]
+  float* half_turns;  // [angles] PhaseHalfTurns; GatherColumns may reuse it
+  float* decay;       // [1]
 };
 
 // A thread's share of what Vectors is made from, still in flight. A block has
 // at least D threads, but perhaps fewer than E.
+//
+// Where few blocks run and latency counts, staging comes before the loads of
+// the state, with a barrier between that keeps ptxas from moving these up: it
+// gives all loads in flight one scoreboard, so that what is used later would
+// wait for the state.
 template <typename IO>
 struct Inputs {
+  // What no kernel before this one writes.
+  __device__ __forceinline__ void LoadSteady(const LinearStepParams& p,
+                                             const Shape& s, int64_t head) {
+    const int i = threadIdx.x;
+    LoadNowIf(i < s.angles, p.phase_steps + head * p.phase_head_stride + i,
+              &phase_step);
+    LoadNowIf(i == 0, p.decay + head, &decay);
+  }
+  __device__ __forceinline__ void StageSteady(const Shape& s, int64_t position,
+                                              const Vectors& to) const {
+    const int i = threadIdx.x;
+    if (i < s.angles) to.half_turns[i] = PhaseHalfTurns(phase_step, position);
+    if (i == 0) *to.decay = decay;
+  }
   __device__ __forceinline__ void Load(const LinearStepParams& p,
                                        const Shape& s, int64_t row,
-                                       int64_t head) {
+                                       int64_t head, bool when) {
     const int i = threadIdx.x;
     const int64_t at = row * p.stride + head * s.head_dim + i;
     value = static_cast<const IO*>(p.v) + row * p.stride + head * s.value_dim;
+    LoadNowIf(when && i < s.head_dim, static_cast<const IO*>(p.q) + at, &q);
+    LoadNowIf(when && i < s.head_dim, static_cast<const IO*>(p.k) + at, &k);
+    LoadNowIf(when && i < s.value_dim, value + i, &v);
+  }
+  __device__ __forceinline__ void Stage(const Shape& s,
+                                        const Vectors& to) const {
+    const int i = threadIdx.x;
     if (i < s.head_dim) {
-      q = static_cast<const IO*>(p.q)[at];
-      k = static_cast<const IO*>(p.k)[at];
+      to.q[i] = ToFloat(q);
+      to.k[i] = ToFloat(k);
     }
-    if (i < s.value_dim) v = value[i];
-    if (i < s.angles) {
-      phase_step = p.phase_steps[head * p.phase_head_stride + i];
+    if (i < s.value_dim) to.v[i] = ToFloat(v);
+    for (int j = i + blockDim.x; j < s.value_dim; j += blockDim.x) {
+      to.v[j] = ToFloat(value[j]);
     }
   }
 
@@ -69,6 +124,7 @@ struct Inputs {
   IO k = {};
   IO v = {};
   uint64_t phase_step = 0;
+  float decay = 0.0f;
 };
 
 // softmax(x[0..n)), n at most 256, by one warp.
@@ -96,68 +152,95 @@ __device__ inline void SoftmaxByWarp(float* x, int n) {
   }
 }
 
-// LrpeApply of kernels/lrpe/lrpe.h, in place, for angle i = threadIdx.x.
-__device__ __forceinline__ void Encode(LrpeType type, int head_dim, float cos,
-                                       float sin, float* x) {
+__device__ __forceinline__ bool IsPlain(Activation activation) {
+  return activation == Activation::kNone || activation == Activation::kSilu;
+}
+// REQUIRES: IsPlain(activation), or x is activated already.
+__device__ __forceinline__ float PlainActivate(Activation activation, float x) {
+  const float silu = x * DeviceSigmoid(x);
+  return activation == Activation::kSilu ? silu : x;
+}
+
+// One of q, k and v.
+struct Part {
+  Activation activation;
+  float* x;
+  int size;
+};
+__device__ __forceinline__ Part PartOf(const LinearStepParams& p,
+                                       const Shape& s, const Vectors& vectors,
+                                       int which) {
+  if (which == 0) return {p.q_activation, vectors.q, s.head_dim};
+  if (which == 1) return {p.k_activation, vectors.k, s.head_dim};
+  return {p.v_activation, vectors.v, s.value_dim};
+}
+
+// The activations that are not plain, in place. One copy of the code, out of
+// the way of the usual case. Synchronises the block.
+__device__ __forceinline__ void ActivateInPlace(const LinearStepParams& p,
+                                                const Shape& s,
+                                                const Vectors& vectors) {
+#pragma unroll 1
+  for (int which = 0; which < 3; ++which) {
+    const Part part = PartOf(p, s, vectors, which);
+    if (IsPlain(part.activation)) continue;
+    if (part.activation == Activation::kSoftmax) continue;  // below
+#pragma unroll 1
+    for (int i = threadIdx.x; i < part.size; i += blockDim.x) {
+      part.x[i] = DeviceActivate(part.activation, part.x[i]);
+    }
+  }
+#pragma unroll 1
+  for (int which = threadIdx.x / 32; which < 3; which += blockDim.x / 32) {
+    const Part part = PartOf(p, s, vectors, which);
+    if (part.activation == Activation::kSoftmax) {
+      SoftmaxByWarp(part.x, part.size);
+    }
+  }
+  __syncthreads();
+}
+
+// Activation and LrpeApply of kernels/lrpe/lrpe.h, in place, for angle
+// i = threadIdx.x.
+__device__ __forceinline__ void Encode(Activation activation, LrpeType type,
+                                       int head_dim, float cos, float sin,
+                                       float* x) {
   const int i = threadIdx.x;
+  const float x1 = PlainActivate(activation, x[i]);
   if (type == LrpeType::kRotate) {
-    const float x1 = x[i];
-    const float x2 = x[head_dim / 2 + i];
+    const float x2 = PlainActivate(activation, x[head_dim / 2 + i]);
     x[i] = x1 * cos - x2 * sin;
     x[head_dim / 2 + i] = x1 * sin + x2 * cos;
   } else {
-    const float x1 = x[i];
     x[i] = x1 * cos;
     x[head_dim + i] = x1 * sin;
   }
 }
 
-// Fills `out` from `in`. The caller synchronises the block before reading it.
-template <typename IO>
-__device__ void MakeVectors(const LinearStepParams& p, const Shape& s,
-                            const Inputs<IO>& in, int64_t position,
-                            const Vectors& out) {
+// Makes q̃, k̃ and ṽ of what Inputs staged. The caller synchronises the block
+// before reading them.
+__device__ __forceinline__ void MakeVectors(const LinearStepParams& p,
+                                            const Shape& s,
+                                            const Vectors& vectors) {
   const int i = threadIdx.x;
-  float cos = 1.0f;
-  float sin = 0.0f;
-  if (i < s.angles) PhaseCosSin(in.phase_step, position, &cos, &sin);
-  if (i < s.head_dim) {
-    out.q[i] = DeviceActivate(p.q_activation, ToFloat(in.q));
-    out.k[i] = DeviceActivate(p.k_activation, ToFloat(in.k));
-  }
-  float v = ToFloat(in.v);
-#pragma unroll 1
-  for (int j = i; j < s.value_dim; j += blockDim.x) {
-    if (j != i) v = ToFloat(in.value[j]);
-    out.v[j] = DeviceActivate(p.v_activation, v);
-  }
-  const bool softmax = p.q_activation == Activation::kSoftmax ||
-                       p.k_activation == Activation::kSoftmax ||
-                       p.v_activation == Activation::kSoftmax;
-  if (softmax) {
-    __syncthreads();
-    // One copy of the code, for the sake of the instruction cache.
-#pragma unroll 1
-    for (int which = threadIdx.x / 32; which < 3; which += blockDim.x / 32) {
-      const Activation activation = which == 0   ? p.q_activation
-                                    : which == 1 ? p.k_activation
-                                                 : p.v_activation;
-      if (activation != Activation::kSoftmax) continue;
-      SoftmaxByWarp(which == 0   ? out.q
-                    : which == 1 ? out.k
-                                 : out.v,
-                    which == 2 ? s.value_dim : s.head_dim);
+  const bool plain = IsPlain(p.q_activation) && IsPlain(p.k_activation) &&
+                     IsPlain(p.v_activation);
+  if (!plain) ActivateInPlace(p, s, vectors);
+  if (p.v_activation == Activation::kSilu) {
+    for (int j = i; j < s.value_dim; j += blockDim.x) {
+      vectors.v[j] = PlainActivate(p.v_activation, vectors.v[j]);
     }
   }
   if (p.position != LrpeType::kNone) {
-    __syncthreads();
-    if (i < s.angles) {
-      Encode(p.position, s.head_dim, cos * p.scale, sin * p.scale, out.q);
-      Encode(p.position, s.head_dim, cos, sin, out.k);
-    }
-  } else if (p.scale != 1.0f) {
-    if (softmax) __syncthreads();
-    if (i < s.head_dim) out.q[i] *= p.scale;
+    if (i >= s.angles) return;
+    float cos, sin;
+    sincospif(vectors.half_turns[i], &sin, &cos);
+    Encode(p.q_activation, p.position, s.head_dim, cos * p.scale, sin * p.scale,
+           vectors.q);
+    Encode(p.k_activation, p.position, s.head_dim, cos, sin, vectors.k);
+  } else if (i < s.head_dim) {
+    vectors.q[i] = PlainActivate(p.q_activation, vectors.q[i]) * p.scale;
+    vectors.k[i] = PlainActivate(p.k_activation, vectors.k[i]);
   }
 }
 

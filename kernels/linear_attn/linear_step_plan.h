@@ -17,6 +17,9 @@ inline constexpr int kLinearMaxThreads = kLinearMaxKeyDim;
 // What the kernels' registers allow for: five blocks of 128 threads a
 // multiprocessor, and with them 160 KB of loads in flight.
 inline constexpr int kLinearBoundThreads = 640;
+// Up to so many blocks, about what is resident at once on the devices meant,
+// latency counts more than bytes in flight.
+inline constexpr int64_t kLinearFewBlocks = 1024;
 
 // One block a (row, head, column tile). The cut depends on the shape of the
 // state alone, never on the batch, and with it the order of every sum.

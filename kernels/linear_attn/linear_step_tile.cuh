@@ -38,10 +38,11 @@ struct Tile {
         rows(column < s.value_dim ? (s.key_dim - row + kRowStep - 1) / kRowStep
                                   : 0) {}
 
+  // Past L1 alone: evict-first in L2 costs 2% at large batches.
   __device__ __forceinline__ void Load() {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (i < rows) raw[i] = __ldcs(Address(i));
+      if (i < rows) raw[i] = __ldcg(Address(i));
     }
   }
 

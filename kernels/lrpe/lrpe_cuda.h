@@ -48,8 +48,9 @@ cudaError_t LaunchLrpe(const CudaLrpeParams& params, cudaStream_t stream);
 
 // The same with a softmax over the sequence as activation: each feature of each
 // head is normalised over the tokens of its sequence. `activation` is not used.
-// x is read twice. `workspace` has LrpeSequenceWorkspaceBytes, was zeroed when
-// it was allocated, and serves one launch at a time.
+// |x| is below 2e38, or x is −∞; results below the smallest normal number may
+// come out as 0. x is read twice. `workspace` has LrpeSequenceWorkspaceBytes,
+// was zeroed when it was allocated, and serves one launch at a time.
 int64_t LrpeSequenceWorkspaceBytes(const CudaLrpeParams& params);
 cudaError_t LaunchLrpeSequenceSoftmax(const CudaLrpeParams& params,
                                       void* workspace, cudaStream_t stream);

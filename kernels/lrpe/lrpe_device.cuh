@@ -10,6 +10,7 @@
 namespace recurve {
 namespace lrpe {
 
+constexpr float kLog2E = 1.442695041f;
 constexpr int kThreads = 128;
 constexpr int kHeadsPerThread = 16;  // share one set of angles
 
@@ -77,15 +78,17 @@ __device__ __forceinline__ void SoftmaxFeatures(int lanes, bool active,
   }
 }
 
-// softmax(x) for kVector features, given each one's maximum and 1 / sum.
+// softmax(x) for kVector features, given the shift of each (lrpe_stats.cuh).
 template <int kVector>
-__device__ __forceinline__ void SoftmaxSequence(const float2* stats,
+__device__ __forceinline__ void SoftmaxSequence(const float* shift,
                                                 float (&x)[kVector]) {
 #pragma unroll
-  for (int j = 0; j < kVector; j += 2) {
-    const float4 two = *reinterpret_cast<const float4*>(stats + j);
-    x[j] = FastExp(x[j] - two.x) * two.y;
-    x[j + 1] = FastExp(x[j + 1] - two.z) * two.w;
+  for (int j = 0; j < kVector; j += 4) {
+    const float4 four = __ldg(reinterpret_cast<const float4*>(shift + j));
+    x[j] = FastExp2(fmaf(x[j], kLog2E, -four.x));
+    x[j + 1] = FastExp2(fmaf(x[j + 1], kLog2E, -four.y));
+    x[j + 2] = FastExp2(fmaf(x[j + 2], kLog2E, -four.z));
+    x[j + 3] = FastExp2(fmaf(x[j + 3], kLog2E, -four.w));
   }
 }
 
@@ -96,7 +99,7 @@ template <typename T, int kVector, bool kRotate, Softmax kSoftmax>
 __device__ __forceinline__ void EncodeToken(const CudaLrpeParams& p, int lanes,
                                             int token, int end_token,
                                             int first_head, int end_head,
-                                            const float2* stats) {
+                                            const float* shift) {
   const int lane = threadIdx.x % lanes;
   const int half = static_cast<int>(p.dim / 2);
   const int column = lane * kVector;
@@ -158,8 +161,8 @@ __device__ __forceinline__ void EncodeToken(const CudaLrpeParams& p, int lanes,
       } else if constexpr (kSoftmax == Softmax::kFeatures) {
         SoftmaxFeatures(lanes, active, x1, x2);
       } else if (active) {
-        const float2* columns =
-            stats + (sequence * p.num_heads + head) * p.dim + column;
+        const float* columns =
+            shift + (sequence * p.num_heads + head) * p.dim + column;
         SoftmaxSequence(columns, x1);
         SoftmaxSequence(columns + half, x2);
       }

@@ -18,7 +18,7 @@ using lrpe::Workspace;
 
 // Grid: (chunks, heads, sequences).
 template <typename T>
-__global__ void __launch_bounds__(lrpe::kStatsThreads)
+__global__ void __launch_bounds__(lrpe::kStatsThreads, 6)
     lrpe_stats_kernel(const __grid_constant__ CudaLrpeParams p,
                       const __grid_constant__ Workspace w) {
   lrpe::ChunkStats<T>(p, w, blockIdx.z, blockIdx.y, blockIdx.x, gridDim.x);
@@ -28,16 +28,16 @@ __global__ void __launch_bounds__(lrpe::kStatsThreads)
 // the last to the first: the end of x is what the pass before left in the L2
 // cache.
 template <typename T, int kVector, bool kRotate>
-__global__ void __launch_bounds__(kThreads, kRotate ? 5 : 4)
+__global__ void __launch_bounds__(kThreads, lrpe::kBlocks<kRotate>)
     lrpe_sequence_kernel(const __grid_constant__ CudaLrpeParams p,
                          const __grid_constant__ int lanes,
-                         const float2* stats) {
+                         const float* shift) {
   const int first_head = blockIdx.y * kHeadsPerThread;
   const int run = gridDim.x - 1 - blockIdx.x;
   lrpe::EncodeToken<T, kVector, kRotate, Softmax::kSequence>(
       p, lanes, run * (kThreads / lanes) + threadIdx.x / lanes,
       static_cast<int>(p.batch * p.length), first_head,
-      min(static_cast<int>(p.num_heads), first_head + kHeadsPerThread), stats);
+      min(static_cast<int>(p.num_heads), first_head + kHeadsPerThread), shift);
 }
 
 // ----------------------------------------------------------------------------
@@ -45,8 +45,9 @@ __global__ void __launch_bounds__(kThreads, kRotate ? 5 : 4)
 
 Workspace SplitWorkspace(const CudaLrpeParams& p, void* workspace) {
   Workspace w;
-  w.stats = static_cast<float2*>(workspace);
-  w.partial = w.stats + p.batch * p.num_heads * p.dim;
+  w.shift = static_cast<float*>(workspace);
+  w.partial =
+      reinterpret_cast<float2*>(w.shift + p.batch * p.num_heads * p.dim);
   w.arrivals = reinterpret_cast<unsigned int*>(
       w.partial + p.batch * p.num_heads * p.dim * lrpe::StatsChunks(p));
   return w;
@@ -69,7 +70,7 @@ cudaError_t Launch(const CudaLrpeParams& p, const Workspace& w,
       static_cast<unsigned>((p.num_heads + kHeadsPerThread - 1) /
                             kHeadsPerThread));
   lrpe_sequence_kernel<T, kVector, kRotate>
-      <<<grid, kThreads, 0, stream>>>(p, lanes, w.stats);
+      <<<grid, kThreads, 0, stream>>>(p, lanes, w.shift);
   return cudaGetLastError();
 }
 
@@ -87,8 +88,9 @@ cudaError_t LaunchType(const CudaLrpeParams& p, const Workspace& w,
 
 int64_t LrpeSequenceWorkspaceBytes(const CudaLrpeParams& p) {
   const int64_t groups = p.batch * p.num_heads;
-  return groups * p.dim * (1 + lrpe::StatsChunks(p)) *
-             static_cast<int64_t>(sizeof(float2)) +
+  return groups * p.dim *
+             (static_cast<int64_t>(sizeof(float)) +
+              lrpe::StatsChunks(p) * static_cast<int64_t>(sizeof(float2))) +
          groups * static_cast<int64_t>(sizeof(unsigned int));
 }
 

@@ -1,4 +1,4 @@
-// Maximum and sum of exponentials of each feature over a sequence.
+// Sum of exponentials of each feature over a sequence.
 #ifndef RECURVE_KERNELS_LRPE_LRPE_STATS_CUH_
 #define RECURVE_KERNELS_LRPE_LRPE_STATS_CUH_
 
@@ -6,6 +6,7 @@
 
 #include "kernels/common/device_math.cuh"
 #include "kernels/lrpe/lrpe_cuda.h"
+#include "kernels/lrpe/lrpe_device.cuh"
 
 namespace recurve {
 namespace lrpe {
@@ -18,21 +19,51 @@ inline int64_t StatsChunks(const CudaLrpeParams& p) {
   return (p.length + kStatsChunk - 1) / kStatsChunk;
 }
 
-// The parts of the workspace, in this order.
+// The parts of the workspace, in this order. `shift` is all that the encoding
+// needs of a feature: log2 Σ e^x, and softmax(x) = 2^(x · log2 e − shift). To
+// round it costs no more than to round the largest x.
 struct Workspace {
-  float2* stats;           // [batch, H, D] maximum, 1 / sum
-  float2* partial;         // [batch, H, chunks, D] maximum, sum
+  float* shift;            // [batch, H, D]
+  float2* partial;         // [batch, H, chunks, D] base, sum
   unsigned int* arrivals;  // [batch, H], 0 between launches
 };
 
-// (maximum, sum) of the union of two sets.
-__device__ __forceinline__ float2 Merge(float2 a, float2 b) {
-  const float max = fmaxf(a.x, b.x);
-  if (max == -INFINITY) return make_float2(max, a.y + b.y);
-  return make_float2(max, a.y * FastExp(a.x - max) + b.y * FastExp(b.x - max));
+// Σ e^x is kept as (base, sum) with Σ e^x = 2^base · sum. What bases begin
+// with; not −∞, which would make NaN of nothing.
+constexpr float kLowest = -3e38f;
+// Sums above are put on a new base. So are those that overflowed, and NaN.
+constexpr float kLargest = 0x1p64f;
+
+// e^x / 2^base.
+__device__ __forceinline__ float Scaled(float x, float base) {
+  return FastExp2(fmaf(x, kLog2E, -base));
 }
 
-// kVector features of some tokens, as (maximum, sum).
+// The union of `count` sets. The base comes first, so that the terms of the sum
+// do not wait for each other.
+template <int kCount, typename Load>
+__device__ __forceinline__ float2 Union(int count, const Load& load) {
+  float2 total = make_float2(kLowest, 0.0f);
+  for (int first = 0; first < count; first += kCount) {
+    float2 set[kCount];
+    float base = total.x;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      set[i] = make_float2(kLowest, 0.0f);
+      if (first + i < count) set[i] = load(first + i);
+      base = fmaxf(base, set[i].x);
+    }
+    float sum = total.y * FastExp2(total.x - base);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sum = fmaf(set[i].y, FastExp2(set[i].x - base), sum);
+    }
+    total = make_float2(base, sum);
+  }
+  return total;
+}
+
+// kVector features of some tokens.
 template <typename T, int kVector>
 struct Running {
   using Batch = Pack<T, kVector>[kStatsBatch];
@@ -40,43 +71,79 @@ struct Running {
   __device__ Running() {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      max[j] = -INFINITY;
+      base[j] = kLowest;
       sum[j] = 0.0f;
     }
   }
-  // Token i of the batch is the (first + i · step)-th, if that is below count.
-  __device__ __forceinline__ static void Load(const T* x, int64_t stride,
-                                              int first, int step, int count,
-                                              Batch& in) {
+  // The first `count` of a batch, `hop` elements apart. Whole batches are most,
+  // and need no tests.
+  __device__ __forceinline__ static void Load(const T* x, int64_t hop,
+                                              int count, Batch& in) {
+    if (count >= kStatsBatch) {
 #pragma unroll
-    for (int i = 0; i < kStatsBatch; ++i) {
-      const int token = first + i * step;
-      if (token < count) in[i] = LoadPack<T, kVector>(x + token * stride);
+      for (int i = 0; i < kStatsBatch; ++i) {
+        in[i] = LoadPack<T, kVector>(x + i * hop);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kStatsBatch; ++i) {
+        if (i < count) in[i] = LoadPack<T, kVector>(x + i * hop);
+      }
     }
   }
-  // The first `count` of the batch are tokens.
+  // A base need not be the maximum: as long as the sums stay in range there is
+  // none to look for. The first batch of a thread always overflows.
   __device__ __forceinline__ void Add(const Batch& in, int count) {
+    if (count >= kStatsBatch) {
+      float total[kVector];
+      bool in_range = true;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        total[j] = sum[j];
+#pragma unroll
+        for (int i = 0; i < kStatsBatch; ++i) {
+          total[j] += Scaled(in[i].Get(j), base[j]);
+        }
+        in_range = in_range && total[j] < kLargest;
+      }
+      if (in_range) {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) sum[j] = total[j];
+        return;
+      }
+    }
+    // Unpacked once more: what is seldom used must not stay in registers.
+    Batch again;
+#pragma unroll
+    for (int i = 0; i < kStatsBatch; ++i) {
+      again[i] = in[i];
+#pragma unroll
+      for (uint32_t& word : again[i].word) asm volatile("" : "+r"(word));
+    }
+    AddOnNewBase(again, count);
+  }
+
+  float base[kVector];
+  float sum[kVector];
+
+ private:
+  __device__ __forceinline__ void AddOnNewBase(const Batch& in, int count) {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       float value[kStatsBatch];
-      float all = max[j];
+      float max = base[j];
 #pragma unroll
       for (int i = 0; i < kStatsBatch; ++i) {
         value[i] = i < count ? in[i].Get(j) : -INFINITY;
-        all = fmaxf(all, value[i]);
+        max = fmaxf(max, value[i] * kLog2E);
       }
-      // Features of −∞ alone so far; they must not hide the others.
-      const float base = all == -INFINITY ? 0.0f : all;
-      float total = sum[j] * FastExp(max[j] - base);
+      float total = sum[j] * FastExp2(base[j] - max);
 #pragma unroll
-      for (int i = 0; i < kStatsBatch; ++i) total += FastExp(value[i] - base);
-      max[j] = all;
+      for (int i = 0; i < kStatsBatch; ++i) total += Scaled(value[i], max);
+      base[j] = max;
       sum[j] = total;
     }
   }
-
-  float max[kVector];
-  float sum[kVector];
 };
 
 // Chunk `chunk` of `chunks` of one head of one sequence, by one block. Threads
@@ -103,34 +170,33 @@ __device__ __forceinline__ void ChunkStats(const CudaLrpeParams& p,
                begin * p.x_token_stride + head * p.x_head_stride +
                lane * kVector;
   if (own < step) {
-    using Own = Running<T, kVector>;
-    Own running;
-    typename Own::Batch in;
-    Own::Load(x, p.x_token_stride, own, step, count, in);
-    for (int t = own; t < count; t += kStatsBatch * step) {
-      typename Own::Batch next;
-      Own::Load(x, p.x_token_stride, t + kStatsBatch * step, step, count, next);
-      if (t + (kStatsBatch - 1) * step < count) {  // nothing to leave out
-        running.Add(in, kStatsBatch);
-      } else {
-        running.Add(in, (count - t + step - 1) / step);
-      }
+    Running<T, kVector> running;
+    typename Running<T, kVector>::Batch in;
+    const int64_t hop = step * p.x_token_stride;
+    x += own * p.x_token_stride;
+    int left = (count - own + step - 1) / step;  // tokens of this thread
+    running.Load(x, hop, left, in);
+    while (left > 0) {
+      typename Running<T, kVector>::Batch next;
+      x += kStatsBatch * hop;
+      running.Load(x, hop, left - kStatsBatch, next);
+      running.Add(in, left);
+      left -= kStatsBatch;
 #pragma unroll
       for (int i = 0; i < kStatsBatch; ++i) in[i] = next[i];
     }
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       shared[own * dim + lane * kVector + j] =
-          make_float2(running.max[j], running.sum[j]);
+          make_float2(running.base[j], running.sum[j]);
     }
   }
   __syncthreads();
   const int64_t group = sequence * p.num_heads + head;
   float2* partial = w.partial + group * chunks * dim;
   for (int d = threadIdx.x; d < dim; d += kStatsThreads) {
-    float2 total = shared[d];
-    for (int t = 1; t < step; ++t) total = Merge(total, shared[t * dim + d]);
-    partial[int64_t{chunk} * dim + d] = total;
+    partial[int64_t{chunk} * dim + d] =
+        Union<8>(step, [&](int t) { return shared[t * dim + d]; });
   }
 
   __threadfence();
@@ -143,12 +209,9 @@ __device__ __forceinline__ void ChunkStats(const CudaLrpeParams& p,
   if (!last) return;
   __threadfence();
   for (int d = threadIdx.x; d < dim; d += kStatsThreads) {
-    float2 total = __ldcg(partial + d);
-#pragma unroll 8
-    for (int c = 1; c < chunks; ++c) {
-      total = Merge(total, __ldcg(partial + int64_t{c} * dim + d));
-    }
-    w.stats[group * dim + d] = make_float2(total.x, 1.0f / total.y);
+    const float2 total = Union<8>(
+        chunks, [&](int c) { return __ldcg(partial + int64_t{c} * dim + d); });
+    w.shift[group * dim + d] = total.x + log2f(total.y);
   }
 }
 

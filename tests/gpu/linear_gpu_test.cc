@@ -77,7 +77,9 @@ TEST_F(LinearGpuTest, MatchesFloat64InEveryShape) {
   for (const auto& [heads, d, e] :
        {std::tuple(1, 8, 8), std::tuple(3, 32, 40), std::tuple(5, 64, 32),
         std::tuple(1, 72, 200), std::tuple(2, 128, 128), std::tuple(1, 8, 256),
-        std::tuple(1, 256, 64), std::tuple(1, 256, 256)}) {
+        std::tuple(1, 256, 64), std::tuple(1, 256, 256),
+        // More than kLinearFewBlocks.
+        std::tuple(350, 8, 8), std::tuple(171, 40, 72)}) {
     for (ElementType io : kTypes) {
       for (ElementType state : kTypes) {
         for (LrpeType position : kPositions) {
@@ -175,10 +177,16 @@ TEST_F(LinearGpuTest, FoldsAnywhereAndChangesForm) {
   }
 }
 
+// Also where a few blocks load in another order than many.
 TEST_F(LinearGpuTest, ARowAloneHasTheSameBits) {
+  constexpr int64_t kHeads = 80;
+  ASSERT_LE(kHeads * PlanLinearStep(64, 72).tiles, kLinearFewBlocks);
+  ASSERT_GT(7 * kHeads * PlanLinearStep(64, 72).tiles, kLinearFewBlocks);
   for (ElementType state : kTypes) {
     for (bool deferred : {false, true}) {
       LinearGpuConfig c;
+      c.heads = kHeads;
+      c.value_dim = 72;
       c.state = state;
       c.io = ElementType::kBFloat16;
       c.position = LrpeType::kCosine;
