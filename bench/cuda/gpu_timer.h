@@ -29,22 +29,23 @@ T* DeviceCopy(const std::vector<T>& host) {
 }
 
 // Medians, in microseconds. No cache holds the data at the start.
-//
-// In a model the kernel has run a moment before, on another layer's data: so
-// its code is in the caches, and what all layers share. The first three have
-// it like that: a flush, a call on other data, the call that is timed. cold_us
-// is without the call between: instructions come from memory, too.
 struct Timing {
   double graph_us;   // one call as a graph, between two events
   double launch_us;  // one plain call, between two events
   double chain_us;   // of `nodes` calls in one graph, each one's share
-  double cold_us;    // one call as a graph, right after the flush
+  double cold_us;    // as graph_us, but right after the flush
 };
 
 // `enqueue(stream, i)` puts call i on the stream. Calls i of one chain should
 // use different data, so much of it that none is in a cache when it comes.
+//
+// In a model a kernel has run a moment before, on another layer's data: so its
+// code is in the caches, and what all layers share. If call 1 is `distinct`,
+// with no data of call 0, then graph_us and launch_us are measured like that: a
+// flush, call 1, and call 0, which is timed. Else they are right after the
+// flush, where instructions come from memory, too.
 using Enqueue = std::function<cudaError_t(cudaStream_t, int)>;
-Timing Measure(const Enqueue& enqueue, int nodes);
+Timing Measure(const Enqueue& enqueue, int nodes, bool distinct);
 
 // Bytes per microsecond of this device: read and written by a large copy, and
 // read by a kernel that only reads.

@@ -102,7 +102,7 @@ class LinearBench {
         c.ring > 0 ? sets_ * case_.ring : std::max<int64_t>(sets_, 4));
     const Timing timing = Measure(
         [this](cudaStream_t stream, int call) { return Launch(stream, call); },
-        nodes);
+        nodes, sets_ > 1);
     const double row = 2.0 * state_bytes_ + 4.0 * c.heads * c.dim * 2;
     return {c.ring > 0 ? "linear_deferred_step" : "linear_step", Name(c),
             timing, row * c.batch};

@@ -44,7 +44,7 @@ Result BenchOneLrpe(CudaLrpeParams p, const Named& activation,
         return over_sequence ? LaunchLrpeSequenceSoftmax(p, workspace, stream)
                              : LaunchLrpe(p, stream);
       },
-      4);
+      4, false);
   RECURVE_CUDA_OK(cudaFree(workspace));
   return {
       p.position == LrpeType::kRotate ? "lrpe_rotate" : "lrpe_cosine",
@@ -114,7 +114,7 @@ std::vector<Result> BenchNorm() {
     const auto add = [&](const char* op, const Enqueue& enqueue, int moved,
                          const char* detail) {
       results.push_back(
-          {op, shape + detail, Measure(enqueue, 32), moved * row_bytes});
+          {op, shape + detail, Measure(enqueue, 32, false), moved * row_bytes});
     };
     add(
         "rms_norm",

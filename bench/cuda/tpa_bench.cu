@@ -104,7 +104,7 @@ class TpaBench {
         [&](cudaStream_t stream, int) {
           return LaunchTpaSchedule(Schedule(plan), plan, stream);
         },
-        8);
+        8, false);
     return {"tpa_schedule", case_.name, timing, 4.0 * rows_};
   }
 
@@ -117,7 +117,7 @@ class TpaBench {
         [&](cudaStream_t stream, int call) {
           return LaunchTpaDecode(Params(call % layers_), plan, stream);
         },
-        static_cast<int>(std::max<int64_t>(layers_, 8)));
+        static_cast<int>(std::max<int64_t>(layers_, 8)), true);
     return {op, case_.name, timing, static_cast<double>(Bytes())};
   }
 
