@@ -38,8 +38,8 @@ class TpaAppendGpuTest : public GpuTest {
                                  const std::vector<float>& sin) const {
     const TpaShape& s = c.shape;
     const TpaPageLayout plain(s);
-    const TpaPageLayout swizzled(s, TpaPageOrder::kOctets);
-    const int64_t page_stride = swizzled.page_elements + kGap;
+    const TpaPageLayout octets(s, TpaPageOrder::kOctets);
+    const int64_t page_stride = octets.page_elements + kGap;
     std::vector<uint16_t> want(kPages * page_stride, ToBits(c.element, kNaN));
     const int64_t heads = s.kv_rank * s.num_heads;
     const int64_t b_k = heads;
@@ -70,19 +70,19 @@ class TpaAppendGpuTest : public GpuTest {
       const float* from = pages.data() + page * plain.page_elements;
       uint16_t* to = want.data() + page * page_stride;
       for (int64_t r = 0; r < s.kv_rank; ++r) {
-        for (int64_t i = 0; i < swizzled.a_width; ++i) {
+        for (int64_t i = 0; i < octets.a_width; ++i) {
           const bool in = i < s.num_heads;
-          to[swizzled.AK(m, r, i)] =
+          to[octets.AK(m, r, i)] =
               ToBits(c.element, in ? from[plain.AK(m, r, i)] : 0.0f);
-          to[swizzled.AV(m, r, i)] =
+          to[octets.AV(m, r, i)] =
               ToBits(c.element, in ? from[plain.AV(m, r, i)] : 0.0f);
         }
-        for (int64_t i = 0; i < swizzled.b_k_width; ++i) {
-          to[swizzled.BK(m, r, i)] = ToBits(
+        for (int64_t i = 0; i < octets.b_k_width; ++i) {
+          to[octets.BK(m, r, i)] = ToBits(
               c.element, i < s.head_dim ? from[plain.BK(m, r, i)] : 0.0f);
         }
-        for (int64_t i = 0; i < swizzled.b_v_width; ++i) {
-          to[swizzled.BV(m, r, i)] = ToBits(
+        for (int64_t i = 0; i < octets.b_v_width; ++i) {
+          to[octets.BV(m, r, i)] = ToBits(
               c.element, i < s.value_dim ? from[plain.BV(m, r, i)] : 0.0f);
         }
       }
