@@ -19,7 +19,7 @@ namespace {
 using grpc::health::v1::HealthCheckResponse;
 
 struct AdminFlags {
-  std::string server;
+  ServerFlags server;
   double timeout_seconds = 10;
   bool json = false;
   std::string service;
@@ -90,7 +90,8 @@ int Run(const AdminFlags& flags, const AdminCall& call) {
   const auto timeout = PositiveSeconds("--timeout", flags.timeout_seconds);
   if (!timeout.ok()) return ReportUsage(timeout.status().message());
   options.timeout = *timeout;
-  const auto client = RecurveClient::Create(flags.server);
+  const auto client =
+      RecurveClient::Create(flags.server.address, {.tls = flags.server.tls});
   if (!client.ok()) return ReportUsage(client.status().message());
   const absl::StatusOr<int> exit_code = call(client->get(), options, flags);
   if (!exit_code.ok()) return ReportError(exit_code.status());
@@ -102,7 +103,7 @@ CLI::App* Register(CLI::App* app, int* exit_code, const char* name,
                    const std::shared_ptr<AdminFlags>& flags,
                    const AdminCall& call) {
   CLI::App* const command = app->add_subcommand(name, description);
-  AddServerFlag(command, &flags->server);
+  AddServerFlags(command, &flags->server);
   command
       ->add_option("--timeout", flags->timeout_seconds,
                    "Give up after so many seconds")

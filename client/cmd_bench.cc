@@ -66,9 +66,10 @@ absl::Status CreateClients(const BenchFlags& flags, const BenchPlan& plan,
                            Session* session) {
   ClientOptions options;
   options.own_connection = true;
+  options.tls = flags.server.tls;
   for (uint32_t i = 0; i < plan.connections; ++i) {
-    RECURVE_ASSIGN_OR_RETURN(auto client,
-                             RecurveClient::Create(flags.server, options));
+    RECURVE_ASSIGN_OR_RETURN(
+        auto client, RecurveClient::Create(flags.server.address, options));
     session->clients.push_back(std::move(client));
   }
   return absl::OkStatus();
@@ -119,7 +120,7 @@ ordered_json Configuration(const BenchFlags& flags, const BenchPlan& plan) {
     return value.has_value() ? ordered_json(*value) : ordered_json();
   };
   ordered_json config;
-  config["server"] = flags.server;
+  config["server"] = flags.server.address;
   config["concurrency"] = plan.options.concurrency;
   config["connections"] = plan.connections;
   config["num_requests"] =
@@ -160,10 +161,10 @@ absl::Status WriteResults(const BenchFlags& flags, const BenchPlan& plan,
                           const Session& session, const BenchResult& result) {
   ordered_json report = MakeReport(result);
   if (flags.json_path != "-") {
-    absl::PrintF("%s: model %s (%s) on %s, %d streams\n\n%s", flags.server,
-                 session.model.name(), session.model.family(),
-                 session.server.device(), plan.options.concurrency,
-                 FormatReport(report));
+    absl::PrintF("%s: model %s (%s) on %s, %d streams\n\n%s",
+                 flags.server.address, session.model.name(),
+                 session.model.family(), session.server.device(),
+                 plan.options.concurrency, FormatReport(report));
     std::fflush(stdout);
   }
   report["config"] = Configuration(flags, plan);
@@ -356,7 +357,7 @@ void RegisterBench(CLI::App* app, int* exit_code) {
   CLI::App* const command = app->add_subcommand(
       "bench", "Load a server with many streams and measure it");
   const auto flags = std::make_shared<BenchFlags>();
-  AddServerFlag(command, &flags->server);
+  AddServerFlags(command, &flags->server);
   AddLoadFlags(command, flags.get());
   AddWorkloadFlags(command, flags.get());
   command->add_option("--json", flags->json_path,

@@ -8,12 +8,13 @@
 #include "absl/status/statusor.h"
 #include "client/bench_runner.h"
 #include "client/bench_workload.h"
+#include "client/command.h"
 
 namespace recurve {
 
 // The flags of `recurve-client bench`; what the user left out is empty.
 struct BenchFlags {
-  std::string server;
+  ServerFlags server;
   uint32_t concurrency = 16;
   uint32_t connections = 0;  // 0: one for each 100 streams
   std::optional<uint64_t> num_requests;

@@ -206,7 +206,8 @@ absl::Status Generate(RecurveClient* client, const GenerateFlags& flags,
 int Run(const GenerateFlags& flags) {
   const auto request = MakeGenerateRequest(flags);
   if (!request.ok()) return ReportUsage(request.status().message());
-  const auto client = RecurveClient::Create(flags.server);
+  const auto client =
+      RecurveClient::Create(flags.server.address, {.tls = flags.server.tls});
   if (!client.ok()) return ReportUsage(client.status().message());
   Canceller canceller;
   CallOptions options;
@@ -287,7 +288,7 @@ void RegisterGenerate(CLI::App* app, int* exit_code) {
   CLI::App* const command = app->add_subcommand(
       "generate", "Stream the continuation of a prompt to stdout");
   const auto flags = std::make_shared<GenerateFlags>();
-  AddServerFlag(command, &flags->server);
+  AddServerFlags(command, &flags->server);
   command->add_option("--prompt", flags->prompt, "The prompt");
   command->add_option("--prompt-ids", flags->prompt_ids,
                       "The prompt as token ids: 1,2,3");

@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/command.h"
 #include "recurve/v1/inference.pb.h"
 
 namespace recurve {
 
 // The flags of `recurve-client generate`; what the user left out is empty.
 struct GenerateFlags {
-  std::string server;
+  ServerFlags server;
   std::optional<std::string> prompt;
   std::optional<std::string> prompt_ids;
   std::optional<std::string> prompt_file;

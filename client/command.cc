@@ -17,11 +17,26 @@ void WriteLine(absl::string_view text) {
 
 }  // namespace
 
-void AddServerFlag(CLI::App* command, std::string* server) {
-  *server = "127.0.0.1:50051";
-  command->add_option("--server", *server, "Address of the server, HOST:PORT")
+void AddServerFlags(CLI::App* command, ServerFlags* flags) {
+  flags->address = "127.0.0.1:50051";
+  command
+      ->add_option("--server", flags->address,
+                   "Address of the server, HOST:PORT")
       ->envname("RECURVE_SERVER")
       ->capture_default_str();
+  command->add_flag("--tls", flags->tls.enabled, "Connect over TLS")
+      ->envname("RECURVE_TLS");
+  command
+      ->add_option("--tls-ca", flags->tls.ca,
+                   "PEM file of who may sign the server's certificate "
+                   "(default: the system's)")
+      ->envname("RECURVE_TLS_CA");
+  command
+      ->add_option("--tls-cert", flags->tls.cert,
+                   "PEM file of a certificate to show the server")
+      ->envname("RECURVE_TLS_CERT");
+  command->add_option("--tls-key", flags->tls.key, "PEM file of its key")
+      ->envname("RECURVE_TLS_KEY");
 }
 
 const CLI::Validator& Decimal() {

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "client/recurve_client.h"
 
 namespace recurve {
 
@@ -24,8 +25,14 @@ void RegisterGenerate(CLI::App* app, int* exit_code);
 void RegisterBench(CLI::App* app, int* exit_code);
 void RegisterAdmin(CLI::App* app, int* exit_code);
 
-// Declares --server (or RECURVE_SERVER).
-void AddServerFlag(CLI::App* command, std::string* server);
+// Which server, and how to reach it.
+struct ServerFlags {
+  std::string address;
+  TlsOptions tls;
+};
+// Declares --server, --tls, --tls-ca, --tls-cert and --tls-key (or
+// RECURVE_SERVER and so on).
+void AddServerFlags(CLI::App* command, ServerFlags* flags);
 
 // For 64-bit flags, of which CLI11 would let a negative number wrap around.
 // Takes decimal digits.

@@ -3,6 +3,8 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -92,6 +94,39 @@ absl::StatusOr<Response> Unary(
   return response;
 }
 
+absl::StatusOr<std::string> ReadPem(const char* what, const std::string& path) {
+  if (path.empty()) return std::string();
+  std::ifstream file(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  if (!file || text.find("-----BEGIN ") == std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " ", path, " is not a PEM file that can be read"));
+  }
+  return text;
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
+    const TlsOptions& tls) {
+  if (!tls.enabled) {
+    if (!tls.ca.empty() || !tls.cert.empty() || !tls.key.empty()) {
+      return absl::InvalidArgumentError("TLS files are given without TLS");
+    }
+    return grpc::InsecureChannelCredentials();
+  }
+  if (tls.cert.empty() != tls.key.empty()) {
+    return absl::InvalidArgumentError(
+        "a client's TLS certificate and key go together");
+  }
+  grpc::SslCredentialsOptions options;
+  RECURVE_ASSIGN_OR_RETURN(options.pem_root_certs,
+                           ReadPem("TLS authority", tls.ca));
+  RECURVE_ASSIGN_OR_RETURN(options.pem_cert_chain,
+                           ReadPem("TLS certificate", tls.cert));
+  RECURVE_ASSIGN_OR_RETURN(options.pem_private_key,
+                           ReadPem("TLS key", tls.key));
+  return grpc::SslCredentials(options);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
@@ -102,11 +137,11 @@ absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
   if (options.own_connection) {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   }
+  RECURVE_ASSIGN_OR_RETURN(const auto credentials, Credentials(options.tls));
   // The scheme keeps a host named like one of gRPC's other schemes a host.
   return std::unique_ptr<RecurveClient>(
       new RecurveClient(grpc::CreateCustomChannel(
-          absl::StrCat("dns:///", server), grpc::InsecureChannelCredentials(),
-          arguments)));
+          absl::StrCat("dns:///", server), credentials, arguments)));
 }
 
 RecurveClient::RecurveClient(const std::shared_ptr<grpc::Channel>& channel)

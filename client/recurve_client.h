@@ -44,6 +44,15 @@ struct CallOptions {
   Canceller* canceller = nullptr;
 };
 
+// Files are PEM, read by RecurveClient::Create.
+struct TlsOptions {
+  bool enabled = false;  // else plaintext
+  std::string ca;        // who may sign the server's certificate; empty: the
+                         // system's
+  std::string cert;      // of this client, if the server asks for one
+  std::string key;
+};
+
 struct ClientOptions {
   // Largest message taken from the server, in bytes. Logits of a Decode call
   // are large: one row is 4 bytes for each token of the vocabulary.
@@ -51,9 +60,10 @@ struct ClientOptions {
   // gRPC shares one connection among the clients of a server. True opens one
   // for this client alone: a server may bound the streams of a connection.
   bool own_connection = false;
+  TlsOptions tls;
 };
 
-// The services of one Recurve server. Plaintext.
+// The services of one Recurve server.
 //
 // Errors of calls are what the server sent, or gRPC's own (UNAVAILABLE when
 // there is no connection, DEADLINE_EXCEEDED, CANCELLED).
@@ -63,7 +73,8 @@ struct ClientOptions {
 class RecurveClient {
  public:
   // `server` is HOST:PORT (an IPv6 address in brackets). Does not connect: the
-  // first call does. InvalidArgument when `server` has another form.
+  // first call does. InvalidArgument when `server` has another form, or a file
+  // of `options` cannot be read.
   static absl::StatusOr<std::unique_ptr<RecurveClient>> Create(
       absl::string_view server, const ClientOptions& options = {});
 

@@ -32,6 +32,7 @@ struct Seconds {
   double shutdown;
   double step;
   double stalled;
+  int64_t tls_reload;
 };
 
 void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
@@ -52,6 +53,13 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "http-port", o.http_port,
       "Port of /metrics; 0 picks a free one, -1 turns it off")
       ->check(CLI::Range(-1, 65535));
+  Add(app, "tls-cert", o.transport.tls_cert,
+      "PEM file of the certificate chain; with it gRPC is served over TLS");
+  Add(app, "tls-key", o.transport.tls_key, "PEM file of its key");
+  Add(app, "tls-client-ca", o.transport.tls_client_ca,
+      "PEM file; clients must have a certificate signed by one of these");
+  Add(app, "tls-reload", s.tls_reload,
+      "Seconds after which the files are read again");
   Add(app, "device", o.model.device, "auto or cpu");
   Add(app, "dtype", o.model.dtype,
       "Weights in memory: auto (as stored), float32, bfloat16");
@@ -105,6 +113,10 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
              "; expected 0.1 to 86400 seconds";
     }
   }
+  if (s.tls_reload < 1 || s.tls_reload > 86400) {
+    return "--tls-reload is " + std::to_string(s.tls_reload) +
+           "; expected 1 to 86400 seconds";
+  }
   if (!(s.shutdown >= 0 && s.shutdown <= 86400)) {
     return "--shutdown-timeout is " + std::to_string(s.shutdown) +
            "; expected 0 to 86400 seconds";
@@ -131,7 +143,7 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   FlagsResult result;
   ServerOptions& options = result.options;
   options.engine.max_chunk_tokens = 0;
-  Seconds seconds = {45, 30, 60};
+  Seconds seconds = {45, 30, 60, 60};
   CLI::App app(
       "Serves a model with tensor product and linear attention over gRPC.",
       "recurve-server");
@@ -161,6 +173,7 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   }
   options.shutdown_timeout = ToMilliseconds(seconds.shutdown);
   options.step_timeout = ToMilliseconds(seconds.step);
+  options.transport.tls_reload = std::chrono::seconds(seconds.tls_reload);
   options.engine.stalled_client_timeout = ToMilliseconds(seconds.stalled);
   if (options.engine.max_chunk_tokens == 0) {
     options.engine.max_chunk_tokens = options.engine.max_num_batched_tokens;

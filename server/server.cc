@@ -105,8 +105,10 @@ absl::Status Server::StartGrpc() {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   const std::string address = HostPort(options_.host, options_.grpc_port);
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(),
-                           &grpc_port_);
+  RECURVE_ASSIGN_OR_RETURN(const auto credentials,
+                           MakeServerCredentials(options_.transport));
+  builder.AddListeningPort(address, credentials, &grpc_port_);
+  LimitTransport(&builder);
   builder.RegisterService(inference_.get());
   builder.RegisterService(control_.get());
   builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);

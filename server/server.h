@@ -14,6 +14,7 @@
 #include "engine/options.h"
 #include "server/metrics.h"
 #include "server/stream_call.h"
+#include "server/transport.h"
 
 namespace grpc {
 class Server;
@@ -31,6 +32,7 @@ struct ServerOptions {
   std::string host = "127.0.0.1";
   int grpc_port = 50051;  // 0: any free one
   int http_port = 9090;   // metrics; 0: any free one, -1: none
+  TransportOptions transport;
   int64_t default_max_new_tokens = 256;
   // After this long a drain ends what is still running.
   std::chrono::milliseconds shutdown_timeout{45'000};

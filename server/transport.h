@@ -1,0 +1,37 @@
+#ifndef RECURVE_SERVER_TRANSPORT_H_
+#define RECURVE_SERVER_TRANSPORT_H_
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server_builder.h"
+
+namespace recurve {
+
+// How gRPC connections are protected. Files are PEM and are read again every
+// `tls_reload`, so that certificates can be renewed while the server runs; new
+// connections get the new ones. Files that have become unreadable or do not fit
+// each other are not taken.
+struct TransportOptions {
+  std::string tls_cert;  // the server's chain, its own first; empty: plaintext
+  std::string tls_key;   // of the first certificate
+  // Not empty: clients must have a certificate that one of these signed.
+  std::string tls_client_ca;
+  std::chrono::seconds tls_reload{60};
+};
+
+// InvalidArgument, with the flag and the file, if a file cannot be used or one
+// of a pair is missing.
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
+    const TransportOptions& options);
+
+// Bounds what a peer may ask of a connection: metadata, pings; and finds out
+// about peers that are gone.
+void LimitTransport(grpc::ServerBuilder* builder);
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_TRANSPORT_H_

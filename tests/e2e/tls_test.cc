@@ -1,0 +1,154 @@
+// TLS through real channels: who gets in, and renewed certificates.
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "tests/e2e/server_fixture.h"
+#include "tests/testing/certificates.h"
+
+namespace recurve {
+namespace {
+
+using testing::HasSubstr;
+
+class TlsTest : public testing::Test {
+ protected:
+  TlsTest() {
+    std::string name = testing::TempDir() + "recurve_tls_XXXXXX";
+    folder_ = mkdtemp(name.data());
+  }
+  ~TlsTest() override { std::filesystem::remove_all(folder_); }
+
+  // Replaces the file at once, as who renews certificates should.
+  std::string Write(const std::string& name, const std::string& text) const {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path + ".new") << text;
+    std::filesystem::rename(path + ".new", path);
+    return path;
+  }
+  ServerOptions Options(const TestAuthority& authority) const {
+    const PemPair pair = authority.Sign("server");
+    ServerOptions options = DemoOptions();
+    options.transport.tls_cert = Write("server.pem", pair.certificate);
+    options.transport.tls_key = Write("server.key", pair.key);
+    options.transport.tls_reload = std::chrono::seconds(1);
+    return options;
+  }
+  absl::Status Call(const TestServer& server, const TlsOptions& tls) const {
+    const auto client =
+        RecurveClient::Create(server.address(),
+                              {.own_connection = true, .tls = tls})
+            .value();
+    return client->GetLoad({.timeout = absl::Seconds(20)}).status();
+  }
+  TlsOptions Trusting(const TestAuthority& authority) const {
+    return {.enabled = true,
+            .ca = Write("client_ca.pem", authority.certificate())};
+  }
+
+  TestAuthority authority_;
+  std::string folder_;
+};
+
+TEST_F(TlsTest, ServesThoseWhoTrustTheCertificate) {
+  TestServer server(Options(authority_));
+  EXPECT_EQ(Call(server, Trusting(authority_)), absl::OkStatus());
+  const TestAuthority other;
+  EXPECT_EQ(Call(server, Trusting(other)).code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Call(server, {}).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(TlsTest, GeneratesAsInTheClear) {
+  const v1::GenerateRequest request = GreedyRequest({256, 72, 105}, 12);
+  TestServer plain;
+  const auto want = Generate(*plain.Connect(), request);
+  TestServer server(Options(authority_));
+  const auto client =
+      RecurveClient::Create(server.address(), {.tls = Trusting(authority_)})
+          .value();
+  const auto got = Generate(*client, request);
+  ASSERT_EQ(got.status, absl::OkStatus());
+  EXPECT_EQ(got.generation.token_ids, want.generation.token_ids);
+}
+
+TEST_F(TlsTest, AsksClientsForACertificate) {
+  ServerOptions options = Options(authority_);
+  const TestAuthority clients;
+  options.transport.tls_client_ca = Write("clients.pem", clients.certificate());
+  TestServer server(options);
+  TlsOptions tls = Trusting(authority_);
+  EXPECT_EQ(Call(server, tls).code(), absl::StatusCode::kUnavailable);
+  const auto show = [&](const TestAuthority& authority) {
+    const PemPair pair = authority.Sign("client");
+    tls.cert = Write("client.pem", pair.certificate);
+    tls.key = Write("client.key", pair.key);
+  };
+  show(TestAuthority());
+  EXPECT_EQ(Call(server, tls).code(), absl::StatusCode::kUnavailable);
+  show(clients);
+  EXPECT_EQ(Call(server, tls), absl::OkStatus());
+}
+
+TEST_F(TlsTest, TakesRenewedCertificates) {
+  TestServer server(Options(authority_));
+  ASSERT_EQ(Call(server, Trusting(authority_)), absl::OkStatus());
+  const TestAuthority renewed;
+  const PemPair pair = renewed.Sign("server");
+  Write("server.key", pair.key);
+  Write("server.pem", pair.certificate);
+  absl::Status status = absl::UnknownError("not tried");
+  for (int i = 0; i < 100 && !status.ok(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    status = Call(server, Trusting(renewed));
+  }
+  EXPECT_EQ(status, absl::OkStatus());
+  // What cannot be used is not taken.
+  Write("server.pem", "nonsense");
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  EXPECT_EQ(Call(server, Trusting(renewed)), absl::OkStatus());
+}
+
+TEST_F(TlsTest, RefusesFilesThatCannotBeUsed) {
+  const auto error = [](const ServerOptions& options) {
+    return std::string(
+        MakeServerCredentials(options.transport).status().message());
+  };
+  const ServerOptions good = Options(authority_);
+  EXPECT_EQ(error(good), "");
+  ServerOptions bad = good;
+  bad.transport.tls_key = "";
+  EXPECT_EQ(error(bad), "--tls-cert needs --tls-key");
+  bad = good;
+  bad.transport.tls_cert = "";
+  EXPECT_EQ(error(bad), "--tls-key needs --tls-cert");
+  bad.transport.tls_key = "";
+  bad.transport.tls_client_ca = good.transport.tls_cert;
+  EXPECT_EQ(error(bad), "--tls-client-ca needs --tls-cert and --tls-key");
+  bad = good;
+  bad.transport.tls_cert = folder_ + "/none.pem";
+  EXPECT_THAT(error(bad), HasSubstr("--tls-cert " + folder_ + "/none.pem"));
+  bad = good;
+  bad.transport.tls_key = Write("other.key", authority_.Sign("other").key);
+  EXPECT_THAT(error(bad), HasSubstr("mismatch"));
+  bad = good;
+  bad.transport.tls_client_ca = Write("empty.pem", "");
+  EXPECT_THAT(error(bad), HasSubstr("--tls-client-ca"));
+}
+
+TEST_F(TlsTest, ClientRefusesFilesThatCannotBeUsed) {
+  const auto error = [](const TlsOptions& tls) {
+    return std::string(
+        RecurveClient::Create("127.0.0.1:1", {.tls = tls}).status().message());
+  };
+  EXPECT_THAT(error({.ca = "/ca.pem"}), HasSubstr("without TLS"));
+  EXPECT_THAT(error({.enabled = true, .ca = folder_ + "/none"}),
+              HasSubstr("/none is not a PEM file"));
+  EXPECT_THAT(error({.enabled = true, .cert = folder_ + "/none"}),
+              HasSubstr("go together"));
+}
+
+}  // namespace
+}  // namespace recurve

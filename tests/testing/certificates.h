@@ -1,0 +1,46 @@
+// Certificates for tests of TLS, made when they are needed: none to expire.
+#ifndef RECURVE_TESTS_TESTING_CERTIFICATES_H_
+#define RECURVE_TESTS_TESTING_CERTIFICATES_H_
+
+#include <openssl/x509.h>
+
+#include <memory>
+#include <string>
+
+namespace recurve {
+
+struct PemPair {
+  std::string certificate;
+  std::string key;
+};
+
+// Signs certificates with one of its own. P-256, valid for a day.
+class TestAuthority {
+ public:
+  TestAuthority();
+
+  const std::string& certificate() const { return pem_.certificate; }
+  // For the host 127.0.0.1.
+  PemPair Sign(const std::string& name) const;
+
+ private:
+  struct Free {
+    void operator()(X509* x) const { X509_free(x); }
+    void operator()(EVP_PKEY* x) const { EVP_PKEY_free(x); }
+  };
+  using Certificate = std::unique_ptr<X509, Free>;
+  using Key = std::unique_ptr<EVP_PKEY, Free>;
+
+  // Signed by `issuer`, or by itself if that is null.
+  Certificate Make(const std::string& name, EVP_PKEY* key, X509* issuer,
+                   EVP_PKEY* issuer_key) const;
+  static PemPair Pem(X509* certificate, EVP_PKEY* key);
+
+  Key key_;
+  Certificate certificate_;
+  PemPair pem_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_TESTING_CERTIFICATES_H_
