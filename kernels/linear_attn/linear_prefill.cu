@@ -1,0 +1,823 @@
+#include <cuda_bf16.h>
+
+#include <type_traits>
+
+#include "kernels/common/async_copy.cuh"
+#include "kernels/common/mma.cuh"
+#include "kernels/linear_attn/linear_prefill_cuda.h"
+#include "kernels/linear_attn/linear_prefill_plan.h"
+#include "kernels/linear_attn/linear_prefill_tiles.cuh"
+#include "kernels/linear_attn/linear_step_check.h"
+#include "kernels/linear_attn/linear_wgmma.cuh"
+
+namespace recurve {
+namespace {
+
+using linear_prefill::kChunk;
+using linear_prefill::kGroup;
+using linear_prefill::Recipe;
+using linear_prefill::Row;
+using linear_prefill::Slice;
+using Bf16 = Half<__nv_bfloat16>;
+
+// How many bfloat16 terms stand for the state where it is a factor.
+#ifndef RECURVE_LINEAR_PREFILL_TERMS
+#define RECURVE_LINEAR_PREFILL_TERMS 1
+#endif
+constexpr int kStateTerms = RECURVE_LINEAR_PREFILL_TERMS;
+
+// What a launch is cut into, in 32 bits and ready for the device.
+struct Shape {
+  int head_dim;
+  int key_dim;
+  int value_dim;
+  int value_tiles;
+  int stages;
+  int key_slices;
+  int exchange_bytes;  // of one buffer of partial sums
+  int exchange_blocks;
+};
+
+// ----------------------------------------------------------------------------
+// Shared memory
+
+// Addresses in a block's shared memory, the same in every block of a cluster.
+template <int kGroups>
+struct Layout {
+  static constexpr int kStageBytes = (2 + kGroups) * wgmma::kTileBytes;
+
+  __device__ __forceinline__ Layout(uint32_t start, const Shape& s)
+      : scores(start + s.stages * kStageBytes),
+        exchange(scores + 2 * wgmma::kTileBytes),
+        outputs(exchange + 2 * kGroups * s.exchange_bytes),
+        powers(outputs + kGroups * wgmma::kTileBytes),
+        barriers(powers + 512),
+        stages(start),
+        exchange_bytes(s.exchange_bytes) {}
+
+  __device__ __forceinline__ uint32_t Queries(int stage) const {
+    return stages + stage * kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t Keys(int stage) const {
+    return Queries(stage) + wgmma::kTileBytes;
+  }
+  __device__ __forceinline__ uint32_t Values(int stage, int group) const {
+    return Queries(stage) + (2 + group) * wgmma::kTileBytes;
+  }
+  __device__ __forceinline__ uint32_t Scores(int c) const {
+    return scores + (c & 1) * wgmma::kTileBytes;
+  }
+  __device__ __forceinline__ uint32_t Exchange(int group, int c) const {
+    return exchange + (2 * group + (c & 1)) * exchange_bytes;
+  }
+  // Barriers. A stage is full, is free; scores are there, are used; partial
+  // sums have come, and those sent have been used.
+  __device__ __forceinline__ uint32_t Full(int stage) const {
+    return barriers + 8 * stage;
+  }
+  __device__ __forceinline__ uint32_t Free(int stage) const {
+    return barriers + 64 + 8 * stage;
+  }
+  __device__ __forceinline__ uint32_t ScoresFull(int c) const {
+    return barriers + 128 + 8 * (c & 1);
+  }
+  __device__ __forceinline__ uint32_t ScoresFree(int c) const {
+    return barriers + 144 + 8 * (c & 1);
+  }
+  __device__ __forceinline__ uint32_t SumsFull(int group, int c) const {
+    return barriers + 160 + 32 * group + 8 * (c & 1);
+  }
+  __device__ __forceinline__ uint32_t SumsFree(int group, int c) const {
+    return SumsFull(group, c) + 16;
+  }
+
+  uint32_t scores, exchange, outputs, powers, barriers;
+  uint32_t stages;
+  int exchange_bytes;
+};
+
+// ----------------------------------------------------------------------------
+// Clusters
+
+__device__ __forceinline__ int ClusterRank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+__device__ __forceinline__ void ClusterBarrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+#endif
+}
+// A shared-memory address of this block, in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
+  uint32_t mapped = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(mapped)
+      : "r"(address), "r"(rank));
+#endif
+  return mapped;
+}
+// Four floats into another block, counted on a barrier there.
+__device__ __forceinline__ void SendFour(uint32_t to, uint32_t barrier, float a,
+                                         float b, float c, float d) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void ArriveInCluster(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+          barrier)
+      : "memory");
+#endif
+}
+// BarrierWait where those who arrive may be in other blocks.
+__device__ __forceinline__ void WaitInCluster(uint32_t barrier,
+                                              uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{ .reg .pred p;"
+        "  mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], "
+        "%2;"
+        "  selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(phase)
+        : "memory");
+  }
+#endif
+}
+
+// ----------------------------------------------------------------------------
+// The group that prepares: tiles of q̃, k̃ and ṽ, and the scores
+
+template <int kGroups, bool kCopy, typename IO>
+struct Preparer {
+  __device__ __forceinline__ Preparer(const LinearPrefillParams& params,
+                                      const Shape& shape,
+                                      const Layout<kGroups>& l, const Row& r,
+                                      int head_index, int slice_index,
+                                      int value_tile)
+      : p(params),
+        s(shape),
+        layout(l),
+        row(r),
+        slice(params.position, shape.head_dim, slice_index),
+        head(head_index),
+        first_value(value_tile * kGroups * 64) {
+    q = static_cast<const IO*>(p.q) + int64_t{head} * s.head_dim;
+    k = static_cast<const IO*>(p.k) + int64_t{head} * s.head_dim;
+    v = static_cast<const IO*>(p.v) + int64_t{head} * s.value_dim;
+  }
+
+  // Starts the copies of chunk c.
+  __device__ __forceinline__ void Copy(int c, int stage) const {
+    const int features = s.head_dim - slice.first[0];
+    linear_prefill::CopyTile(q + slice.first[0], p.stride, features, row, c,
+                             layout.Queries(stage));
+    linear_prefill::CopyTile(k + slice.first[0], p.stride, features, row, c,
+                             layout.Keys(stage));
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int first = first_value + g * 64;
+      const bool exists = first < s.value_dim;
+      linear_prefill::CopyTile(v + (exists ? first : 0), p.stride,
+                               exists ? s.value_dim - first : 0, row, c,
+                               layout.Values(stage, g));
+    }
+  }
+
+  __device__ __forceinline__ void Make(int c, int stage) const {
+    Recipe recipe = {p.q_activation,
+                     s.head_dim,
+                     {slice.first[0], slice.first[1]},
+                     {slice.end[0], slice.end[1]}};
+    const Slice* encode = p.position == LrpeType::kNone ? nullptr : &slice;
+    const uint64_t* steps = p.phase_steps + head * p.phase_head_stride;
+    linear_prefill::MakeTile(q, p.stride, recipe, encode, steps, row, c,
+                             layout.Queries(stage));
+    recipe.activation = p.k_activation;
+    linear_prefill::MakeTile(k, p.stride, recipe, encode, steps, row, c,
+                             layout.Keys(stage));
+    recipe.activation = p.v_activation;
+    recipe.dim = s.value_dim;
+    recipe.end[0] = recipe.end[1] = s.value_dim;
+#pragma unroll 1
+    for (int g = 0; g < kGroups; ++g) {
+      recipe.first[0] = first_value + g * 64;
+      recipe.first[1] = recipe.first[0] + 32;
+      linear_prefill::MakeTile(v, p.stride, recipe,
+                               static_cast<const Slice*>(nullptr), steps, row,
+                               c, layout.Values(stage, g));
+    }
+  }
+
+  // λ^(i−j) (q̃_i · k̃_j) for j <= i, to bfloat16.
+  __device__ __forceinline__ void Scores(int c, int stage,
+                                         const float (&weight)[32]) const {
+    float scores[32];
+    wgmma::Fence();
+#pragma unroll
+    for (int step = 0; step < wgmma::kSteps; ++step) {
+      wgmma::Multiply(scores, wgmma::ByRows(layout.Queries(stage), step),
+                      wgmma::ByRows(layout.Keys(stage), step), step > 0);
+    }
+    wgmma::Commit();
+    wgmma::Wait<0>();
+    wgmma::Hold(scores);
+    const int warp = threadIdx.x / 32 % 4;
+    const int lane = threadIdx.x % 32;
+    const int ahead = 16 * warp + lane / 4 - 2 * (lane % 4);
+    // What comes later may be infinite: it is left out, not multiplied by 0.
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      scores[i] = ahead + Place(i) >= 0 ? scores[i] * weight[i] : 0.0f;
+    }
+    BarrierWait(layout.ScoresFree(c), (c >> 1 & 1) ^ 1);
+    const int matrix = lane / 8;
+    const int token = 16 * warp + matrix % 2 * 8 + lane % 8;
+#pragma unroll
+    for (int b = 0; b < 8; b += 2) {
+      const uint32_t r[4] = {Bf16::Pack(scores[4 * b], scores[4 * b + 1]),
+                             Bf16::Pack(scores[4 * b + 2], scores[4 * b + 3]),
+                             Bf16::Pack(scores[4 * b + 4], scores[4 * b + 5]),
+                             Bf16::Pack(scores[4 * b + 6], scores[4 * b + 7])};
+      wgmma::StoreMatrices(
+          layout.Scores(c) + wgmma::PieceOffset(token, b + matrix / 2), r);
+    }
+  }
+
+  // i − j of accumulator register r of thread 0.
+  __device__ __forceinline__ static constexpr int Place(int r) {
+    return (r & 2 ? 8 : 0) - (r / 4 * 8 + (r & 1));
+  }
+
+  __device__ __forceinline__ void Run(float log2_decay) const {
+    const int thread = threadIdx.x % kGroup;
+    const int lane = thread % 32;
+    const int ahead = thread / 32 * 16 + lane / 4 - 2 * (lane % 4);
+    float weight[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      weight[i] =
+          exp2f(log2_decay * static_cast<float>(max(ahead + Place(i), 0)));
+    }
+    if constexpr (kCopy) {
+      for (int c = 0; c < s.stages - 1; ++c) {
+        if (c < row.chunks) Copy(c, c);
+        linear_prefill::CommitCopies();
+      }
+    }
+    int stage = 0;
+    uint32_t phase = 1;  // of Free: at first every stage is
+    int ahead_stage = s.stages - 1;
+    uint32_t ahead_phase = 1;
+    for (int c = 0; c < row.chunks; ++c) {
+      if constexpr (kCopy) {
+        linear_prefill::WaitCopies(s.stages - 2);
+      } else {
+        BarrierWait(layout.Free(stage), phase);
+        Make(c, stage);
+      }
+      BulkCopyFence();  // wgmma reads what this thread wrote
+      NamedBarrier(1, kGroup);
+      if (thread == 0) BarrierArrive(layout.Full(stage));
+      Scores(c, stage, weight);
+      BulkCopyFence();
+      NamedBarrier(1, kGroup);
+      if (thread == 0) BarrierArrive(layout.ScoresFull(c));
+      if constexpr (kCopy) {
+        const int next = c + s.stages - 1;
+        if (next < row.chunks) {
+          BarrierWait(layout.Free(ahead_stage), ahead_phase);
+          Copy(next, ahead_stage);
+        }
+        linear_prefill::CommitCopies();
+        if (++ahead_stage == s.stages) {
+          ahead_stage = 0;
+          ahead_phase ^= 1;
+        }
+      }
+      if (++stage == s.stages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+  }
+
+  const LinearPrefillParams& p;
+  const Shape& s;
+  const Layout<kGroups>& layout;
+  const Row& row;
+  const Slice slice;
+  int head;
+  int first_value;
+  const IO* q;
+  const IO* k;
+  const IO* v;
+};
+
+// ----------------------------------------------------------------------------
+// A group that has a part of the state
+
+// Sᵀ, 64 columns e by 64 features, is one accumulator; so is oᵀ, 64 columns by
+// the 64 tokens of a chunk. Then S is a factor without leaving its registers.
+template <int kGroups, typename IO>
+struct StateGroup {
+  __device__ __forceinline__ StateGroup(const LinearPrefillParams& params,
+                                        const Shape& shape,
+                                        const Layout<kGroups>& l, const Row& r,
+                                        int head_index, int slice_index,
+                                        int value_tile, int group_index)
+      : p(params),
+        s(shape),
+        layout(l),
+        row(r),
+        slice(params.position, shape.head_dim, slice_index),
+        rank(slice_index),
+        head(head_index),
+        group(group_index),
+        thread(threadIdx.x % kGroup),
+        warp(thread / 32),
+        lane(thread % 32),
+        first_column((value_tile * kGroups + group_index) * 64 + 16 * warp) {}
+
+  // Calls f(register, row of the state, column) for what this thread has.
+  template <typename F>
+  __device__ __forceinline__ void ForState(F f) const {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int at = slice.StateRow(i / 4 * 8 + lane % 4 * 2 + (i & 1));
+      const int column = first_column + lane / 4 + (i & 2 ? 8 : 0);
+      if (at >= 0 && column < s.value_dim) {
+        f(i, int64_t{at} * s.value_dim + column);
+      }
+    }
+  }
+
+  // λ^n, n in [0, kChunk].
+  __device__ __forceinline__ float Power(int n) const {
+    float power;
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(power)
+                 : "r"(layout.powers + 4 * n));
+    return power;
+  }
+
+  // Sᵀ as a factor, and then Sᵀ times what the chunk makes of it.
+  __device__ __forceinline__ void TakeState(
+      int c, bool decays, float (&state)[32],
+      uint32_t (&factor)[kStateTerms][16]) const {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float low = state[2 * i];
+      float high = state[2 * i + 1];
+#pragma unroll
+      for (int term = 0; term < kStateTerms; ++term) {
+        factor[term][i] = Bf16::Pack(low, high);
+        low -= Bf16::Low(factor[term][i]);
+        high -= Bf16::High(factor[term][i]);
+      }
+    }
+    if (decays) {
+      const float old = Power(row.End(c) - row.Begin(c));
+#pragma unroll
+      for (int i = 0; i < 32; ++i) state[i] *= old;
+    }
+  }
+
+  // ṽᵀ as a factor, and with each token's column times its power of the decay.
+  __device__ __forceinline__ void TakeValues(int c, uint32_t values,
+                                             bool decays,
+                                             uint32_t (&value)[4][4],
+                                             uint32_t (&weighted)[4][4]) const {
+    const int end = row.End(c);
+    const int matrix = lane / 8;
+#pragma unroll
+    for (int step = 0; step < wgmma::kSteps; ++step) {
+      const int token = 16 * step + matrix / 2 * 8 + lane % 8;
+      LoadMatricesTransposed(
+          value[step],
+          values + wgmma::PieceOffset(token, 2 * warp + matrix % 2));
+    }
+#pragma unroll
+    for (int step = 0; step < wgmma::kSteps; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float w0 = 1.0f;
+        float w1 = 1.0f;
+        if (decays) {
+          const int token = 16 * step + 8 * half + lane % 4 * 2;
+          w0 = Power(max(end - 1 - token, 0));
+          w1 = Power(max(end - 2 - token, 0));
+        }
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          weighted[step][i] = Bf16::Pack(Bf16::Low(value[step][i]) * w0,
+                                         Bf16::High(value[step][i]) * w1);
+        }
+      }
+    }
+  }
+
+  // oᵀ = Sᵀ q̃ᵀ, and in a second group of products Sᵀ += ṽᵀ k̃.
+  __device__ __forceinline__ void QueryAndUpdate(
+      int stage, const uint32_t (&factor)[kStateTerms][16],
+      const uint32_t (&weighted)[4][4], float (&out)[32],
+      float (&state)[32]) const {
+    wgmma::Fence();
+#pragma unroll
+    for (int term = 0; term < kStateTerms; ++term) {
+#pragma unroll
+      for (int step = 0; step < wgmma::kSteps; ++step) {
+        const uint32_t(&f)[16] = factor[term];
+        const uint32_t a[4] = {f[4 * step], f[4 * step + 1], f[4 * step + 2],
+                               f[4 * step + 3]};
+        wgmma::Multiply<false>(out, a,
+                               wgmma::ByRows(layout.Queries(stage), step),
+                               term + step > 0);
+      }
+    }
+    wgmma::Commit();
+#pragma unroll
+    for (int step = 0; step < wgmma::kSteps; ++step) {
+      wgmma::Multiply<true>(state, weighted[step],
+                            wgmma::ByColumns(layout.Keys(stage), step), true);
+    }
+    wgmma::Commit();
+  }
+
+  // Token columns of oᵀ times λ^(i+1), counted from the chunk's first token.
+  __device__ __forceinline__ void Decay(int c, float (&out)[32]) const {
+    const int first = lane % 4 * 2 + 1 - row.Begin(c);
+#pragma unroll
+    for (int b = 0; b < 8; ++b) {
+      const float w0 = Power(max(first + 8 * b, 0));
+      const float w1 = Power(max(first + 8 * b + 1, 0));
+      out[4 * b] *= w0;
+      out[4 * b + 1] *= w1;
+      out[4 * b + 2] *= w0;
+      out[4 * b + 3] *= w1;
+    }
+  }
+
+  // Sends each block of 8 tokens of oᵀ to the block of the cluster that sums it
+  // up.
+  __device__ __forceinline__ void Send(int c, const float (&out)[32]) const {
+    WaitInCluster(layout.SumsFree(group, c), (c >> 1 & 1) ^ 1);
+    const uint32_t to = layout.Exchange(group, c) +
+                        rank * s.exchange_blocks * (kGroup * 16) + thread * 16;
+    const uint32_t barrier = layout.SumsFull(group, c);
+#pragma unroll
+    for (int b = 0; b < 8; ++b) {
+      const int owner = b * s.key_slices >> 3;
+      const int place = b - FirstBlock(owner);
+      SendFour(InBlock(to + place * (kGroup * 16), owner),
+               InBlock(barrier, owner), out[4 * b], out[4 * b + 1],
+               out[4 * b + 2], out[4 * b + 3]);
+    }
+  }
+  // Of 8 tokens, that block `owner` of the cluster sums up.
+  __device__ __forceinline__ int FirstBlock(int owner) const {
+    return (8 * owner + s.key_slices - 1) / s.key_slices;
+  }
+  __device__ __forceinline__ void Expect(int c) const {
+    if (thread == 0) {
+      BarrierExpect(layout.SumsFull(group, c),
+                    (FirstBlock(rank + 1) - FirstBlock(rank)) * s.key_slices *
+                        (kGroup * 16));
+    }
+  }
+
+  // Sums up this block's tokens of chunk c, in the order of the slices, and
+  // writes them.
+  __device__ __forceinline__ void Finish(int c) const {
+    WaitInCluster(layout.SumsFull(group, c), c >> 1 & 1);
+    if (c + 2 < row.chunks) Expect(c + 2);
+    const int first = FirstBlock(rank);
+    const int blocks = FirstBlock(rank + 1) - first;
+    const uint32_t staging = layout.outputs + group * wgmma::kTileBytes +
+                             warp * (wgmma::kTileBytes / 4);
+    __syncwarp();  // the last chunk's outputs have been read
+    for (int b = 0; b < blocks; ++b) {
+      float sum[4] = {};
+      for (int from = 0; from < s.key_slices; ++from) {
+        float part[4];
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]),
+                       "=f"(part[3])
+                     : "r"(layout.Exchange(group, c) +
+                           (from * s.exchange_blocks + b) * (kGroup * 16) +
+                           thread * 16));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] += part[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] *= p.scale;
+      if constexpr (std::is_same<IO, float>::value) {
+        WriteFloats(c, 8 * (first + b), sum);
+      } else {
+        wgmma::StoreMatricesTransposed(
+            staging + (8 * b + lane % 8) * 32 + lane / 8 % 2 * 16,
+            Bf16::Pack(sum[0], sum[1]), Bf16::Pack(sum[2], sum[3]));
+      }
+    }
+    __syncwarp();
+    if (lane < s.key_slices) {
+      ArriveInCluster(InBlock(layout.SumsFree(group, c), lane));
+    }
+    if constexpr (!std::is_same<IO, float>::value) {
+      WriteStaged(c, 8 * first, 8 * blocks, staging);
+    }
+  }
+
+  __device__ __forceinline__ IO* Out(int c, int place, int column) const {
+    return static_cast<IO*>(p.out) + row.Token(c, place) * p.out_stride +
+           int64_t{head} * s.value_dim + column;
+  }
+  __device__ __forceinline__ void WriteFloats(int c, int first,
+                                              const float (&sum)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int place = first + lane % 4 * 2 + i % 2;
+      const int column = first_column + lane / 4 + i / 2 * 8;
+      if (place >= row.Begin(c) && place < row.End(c) && column < s.value_dim) {
+        *Out(c, place, column) = FromFloat<IO>(sum[i]);
+      }
+    }
+  }
+  // A warp's 16 columns of each token: 32 bytes, by two lanes.
+  __device__ __forceinline__ void WriteStaged(int c, int first, int tokens,
+                                              uint32_t staging) const {
+    const int column = first_column + lane % 2 * 8;
+    for (int i = lane / 2; i < tokens; i += 16) {
+      uint32_t x[4];
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                   : "r"(staging + i * 32 + lane % 2 * 16));
+      const int place = first + i;
+      if (place >= row.Begin(c) && place < row.End(c) && column < s.value_dim) {
+        *reinterpret_cast<uint4*>(Out(c, place, column)) =
+            make_uint4(x[0], x[1], x[2], x[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Run(float* head_state, bool fresh,
+                                      bool decays) {
+    float state[32] = {};
+    if (!fresh) {
+      ForState([&](int i, int64_t at) { state[i] = head_state[at]; });
+    }
+    Expect(0);
+    if (row.chunks > 1) Expect(1);
+    int stage = 0;
+    uint32_t phase = 0;
+    for (int c = 0; c < row.chunks; ++c) {
+      float out[32];
+      uint32_t factor[kStateTerms][16];
+      uint32_t value[4][4];
+      uint32_t weighted[4][4];
+      BarrierWait(layout.Full(stage), phase);
+      TakeState(c, decays, state, factor);
+      TakeValues(c, layout.Values(stage, group), decays, value, weighted);
+      wgmma::Hold(state);
+      QueryAndUpdate(stage, factor, weighted, out, state);
+      wgmma::Wait<1>();
+      wgmma::Hold(out);
+      if (decays) Decay(c, out);
+      BarrierWait(layout.ScoresFull(c), c >> 1 & 1);
+      wgmma::Hold(out);
+      wgmma::Fence();
+#pragma unroll
+      for (int step = 0; step < wgmma::kSteps; ++step) {
+        wgmma::Multiply<false>(out, value[step],
+                               wgmma::ByRows(layout.Scores(c), step), true);
+      }
+      wgmma::Commit();
+      if (c > 0) Finish(c - 1);
+      wgmma::Wait<0>();
+      wgmma::Hold(out);
+      wgmma::Hold(state);
+      wgmma::Hold(factor);
+      wgmma::Hold(weighted);
+      wgmma::Hold(value);
+      if (lane == 0) {
+        BarrierArrive(layout.Free(stage));
+        BarrierArrive(layout.ScoresFree(c));
+      }
+      Send(c, out);
+      if (++stage == s.stages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+    Finish(row.chunks - 1);
+    ForState([&](int i, int64_t at) { head_state[at] = state[i]; });
+  }
+
+  const LinearPrefillParams& p;
+  const Shape& s;
+  const Layout<kGroups>& layout;
+  const Row& row;
+  const Slice slice;
+  int rank;
+  int head;
+  int group;
+  int thread;
+  int warp;
+  int lane;
+  int first_column;  // of this warp's 16
+};
+
+// The outputs of a row in the sink: 0, in this block's columns.
+template <int kGroups, typename IO>
+__device__ void WriteZeros(const LinearPrefillParams& p, const Shape& s,
+                           int64_t first_token, int count, int head,
+                           int value_tile) {
+  const int first = value_tile * kGroups * 64;
+  const int columns = min(kGroups * 64, s.value_dim - first);
+  for (int64_t i = threadIdx.x; i < int64_t{count} * columns; i += blockDim.x) {
+    static_cast<IO*>(p.out)[(first_token + i / columns) * p.out_stride +
+                            int64_t{head} * s.value_dim + first + i % columns] =
+        FromFloat<IO>(0.0f);
+  }
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+// Grid: (key slices, heads · value tiles, rows), in clusters of the key slices.
+// Key slices are independent but for the sum of their outputs, and parts of the
+// values altogether. The first group of threads prepares, the others keep the
+// state.
+template <int kGroups, bool kCopy, typename IO>
+__global__ void __launch_bounds__(kGroup*(1 + kGroups), 1)
+    linear_prefill_kernel(const __grid_constant__ LinearPrefillParams p,
+                          const __grid_constant__ Shape s) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char shared[];
+  const int b = blockIdx.z;
+  const int head = blockIdx.y / s.value_tiles;
+  const int value_tile = blockIdx.y % s.value_tiles;
+  if (p.rows != nullptr && b >= *p.rows) return;
+  const int64_t first_token = p.query_start[b];
+  const int count = p.query_start[b + 1] - p.query_start[b];
+  const int slot = p.slots[b];
+  if (count <= 0) return;
+  if (slot <= 0) {
+    if (blockIdx.x == 0) {
+      WriteZeros<kGroups, IO>(p, s, first_token, count, head, value_tile);
+    }
+    return;
+  }
+  const Row row(first_token, count, p.positions[b]);
+  const bool fresh = p.fresh != nullptr && p.fresh[b] != 0;
+  const float decay = p.decay == nullptr ? 1.0f : p.decay[head];
+  const float log2_decay = log2f(decay);
+  const Layout<kGroups> layout((SharedAddress(shared) + 1023) & ~1023u, s);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < s.stages; ++i) {
+      BarrierInit(layout.Full(i), 1);
+      BarrierInit(layout.Free(i), 4 * kGroups);
+    }
+    for (int i = 0; i < 2; ++i) {
+      BarrierInit(layout.ScoresFull(i), 1);
+      BarrierInit(layout.ScoresFree(i), 4 * kGroups);
+      for (int g = 0; g < kGroups; ++g) {
+        BarrierInit(layout.SumsFull(g, i), 1);
+        BarrierInit(layout.SumsFree(g, i), 4 * s.key_slices);
+      }
+    }
+    BarrierInitFence();
+  }
+  for (int n = threadIdx.x; n <= kChunk; n += blockDim.x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(layout.powers + 4 * n),
+                 "f"(exp2f(log2_decay * static_cast<float>(n)))
+                 : "memory");
+  }
+  __syncthreads();
+  ClusterBarrier();  // everybody's barriers are ready
+
+  if (threadIdx.x < kGroup) {
+    const Preparer<kGroups, kCopy, IO> preparer(p, s, layout, row, head,
+                                                ClusterRank(), value_tile);
+    preparer.Run(log2_decay);
+  } else {
+    float* head_state = p.states + int64_t{slot} * p.slot_stride +
+                        int64_t{head} * s.key_dim * s.value_dim;
+    StateGroup<kGroups, IO> group(p, s, layout, row, head, ClusterRank(),
+                                  value_tile, threadIdx.x / kGroup - 1);
+    group.Run(head_state, fresh, decay != 1.0f);
+  }
+  ClusterBarrier();  // nobody leaves while others send to it
+#endif
+}
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+bool Valid(const LinearPrefillParams& p) {
+  return p.num_heads >= 1 && ValidLinearDim(p.head_dim) &&
+         ValidLinearDim(p.value_dim) && p.num_heads <= 65535 / 4 &&
+         p.max_rows >= 0 && p.max_rows <= 65535 && p.q != nullptr &&
+         p.k != nullptr && p.v != nullptr && p.out != nullptr &&
+         p.stride % 8 == 0 && p.out_stride % 8 == 0 &&
+         p.query_start != nullptr && p.slots != nullptr &&
+         p.positions != nullptr && p.states != nullptr &&
+         (p.position == LrpeType::kNone || p.phase_steps != nullptr);
+}
+
+template <int kGroups, bool kCopy, typename IO>
+cudaError_t Launch(const LinearPrefillParams& p, const LinearPrefillPlan& plan,
+                   cudaStream_t stream) {
+  const auto kernel = linear_prefill_kernel<kGroups, kCopy, IO>;
+  // What the driver makes of PTX for other devices has nothing in it.
+  cudaFuncAttributes attributes;
+  cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+  if (error != cudaSuccess) return error;
+  if (attributes.binaryVersion != 90 || attributes.ptxVersion < 90) {
+    return cudaErrorNotSupported;
+  }
+  error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               plan.shared_bytes);
+  if (error != cudaSuccess) return error;
+  const Shape shape = {static_cast<int>(p.head_dim),
+                       static_cast<int>(LrpeOutputDim(p.position, p.head_dim)),
+                       static_cast<int>(p.value_dim),
+                       plan.value_tiles,
+                       plan.stages,
+                       plan.key_slices,
+                       plan.key_slices * plan.exchange_blocks * kGroup * 16,
+                       plan.exchange_blocks};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(plan.key_slices,
+                        static_cast<unsigned>(p.num_heads * plan.value_tiles),
+                        static_cast<unsigned>(p.max_rows));
+  config.blockDim = dim3(plan.threads);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = plan.key_slices;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, p, shape);
+}
+
+template <int kGroups>
+cudaError_t LaunchGroups(const LinearPrefillParams& p,
+                         const LinearPrefillPlan& plan, cudaStream_t stream) {
+  if (p.io_type == ElementType::kFloat32) {
+    return Launch<kGroups, false, float>(p, plan, stream);
+  }
+  const bool copy = p.position == LrpeType::kNone &&
+                    p.q_activation == Activation::kNone &&
+                    p.k_activation == Activation::kNone &&
+                    p.v_activation == Activation::kNone;
+  return copy ? Launch<kGroups, true, __nv_bfloat16>(p, plan, stream)
+              : Launch<kGroups, false, __nv_bfloat16>(p, plan, stream);
+}
+
+}  // namespace
+
+cudaError_t LaunchLinearPrefill(const LinearPrefillParams& p,
+                                cudaStream_t stream) {
+  if (!Valid(p)) return cudaErrorInvalidValue;
+  if (p.max_rows == 0) return cudaSuccess;
+  int device = 0;
+  int multiprocessors = 0;
+  int shared_limit = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(
+        &shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error != cudaSuccess) return error;
+  const LinearPrefillPlan plan =
+      PlanLinearPrefill(p.position, p.head_dim, p.value_dim, p.num_heads,
+                        p.max_rows, multiprocessors, shared_limit);
+  if (plan.stages < 3) return cudaErrorNotSupported;
+  return plan.groups == 2 ? LaunchGroups<2>(p, plan, stream)
+                          : LaunchGroups<1>(p, plan, stream);
+}
+
+}  // namespace recurve
