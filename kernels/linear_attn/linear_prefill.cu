@@ -20,6 +20,11 @@ using linear_prefill::Row;
 using linear_prefill::Slice;
 using Bf16 = Half<__nv_bfloat16>;
 
+// How tiles come into shared memory: q, k and v as they are; copied, then
+// activated and encoded in place; or made from global memory, which takes any
+// type, activation and alignment.
+enum class Source { kCopied, kChanged, kMade };
+
 // How many bfloat16 terms stand for the state where it is a factor.
 #ifndef RECURVE_LINEAR_PREFILL_TERMS
 #define RECURVE_LINEAR_PREFILL_TERMS 1
@@ -133,68 +138,69 @@ __device__ __forceinline__ void SendFour(uint32_t to, uint32_t barrier, float a,
       : "memory");
 #endif
 }
+// Of the block's own scope: a release to the cluster would wait for all of the
+// warp's stores to global memory. What this orders is reads of shared memory
+// whose values have been used already.
 __device__ __forceinline__ void ArriveInCluster(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
-          barrier)
-      : "memory");
-#endif
-}
-// BarrierWait where those who arrive may be in other blocks.
-__device__ __forceinline__ void WaitInCluster(uint32_t barrier,
-                                              uint32_t phase) {
-#if __CUDA_ARCH__ >= 900
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{ .reg .pred p;"
-        "  mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], "
-        "%2;"
-        "  selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(barrier), "r"(phase)
-        : "memory");
-  }
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
 #endif
 }
 
 // ----------------------------------------------------------------------------
 // The group that prepares: tiles of q̃, k̃ and ṽ, and the scores
 
-template <int kGroups, bool kCopy, typename IO>
+template <int kGroups, Source kSource, typename IO>
 struct Preparer {
   __device__ __forceinline__ Preparer(const LinearPrefillParams& params,
                                       const Shape& shape,
                                       const Layout<kGroups>& l, const Row& r,
                                       int head_index, int slice_index,
-                                      int value_tile)
+                                      int value_tile_index)
       : p(params),
         s(shape),
         layout(l),
         row(r),
         slice(params.position, shape.head_dim, slice_index),
         head(head_index),
-        first_value(value_tile * kGroups * 64) {
+        first_value(value_tile_index * kGroups * 64) {
     q = static_cast<const IO*>(p.q) + int64_t{head} * s.head_dim;
     k = static_cast<const IO*>(p.k) + int64_t{head} * s.head_dim;
     v = static_cast<const IO*>(p.v) + int64_t{head} * s.value_dim;
+    if constexpr (kSource != Source::kMade) {
+      query_tile.Begin(q, p.stride, slice.first, slice.end, row);
+      key_tile.Begin(k, p.stride, slice.first, slice.end, row);
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        const int first[2] = {first_value + g * 64, first_value + g * 64 + 32};
+        const int end[2] = {s.value_dim, s.value_dim};
+        value_tile[g].Begin(v, p.stride, first, end, row);
+      }
+    }
   }
 
-  // Starts the copies of chunk c.
-  __device__ __forceinline__ void Copy(int c, int stage) const {
-    const int features = s.head_dim - slice.first[0];
-    linear_prefill::CopyTile(q + slice.first[0], p.stride, features, row, c,
-                             layout.Queries(stage));
-    linear_prefill::CopyTile(k + slice.first[0], p.stride, features, row, c,
-                             layout.Keys(stage));
+  // Starts the copies of chunk c; to be called for each in order.
+  __device__ __forceinline__ void Copy(int c, int stage) {
+    const bool whole = row.Begin(c) == 0 && row.End(c) == kChunk;
+    query_tile.Copy(row, c, whole, layout.Queries(stage));
+    key_tile.Copy(row, c, whole, layout.Keys(stage));
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      const int first = first_value + g * 64;
-      const bool exists = first < s.value_dim;
-      linear_prefill::CopyTile(v + (exists ? first : 0), p.stride,
-                               exists ? s.value_dim - first : 0, row, c,
-                               layout.Values(stage, g));
+      value_tile[g].Copy(row, c, whole, layout.Values(stage, g));
+    }
+  }
+  // Activates and encodes what has been copied.
+  __device__ __forceinline__ void Change(int c, int stage) const {
+    linear_prefill::ChangeKeys(p.q_activation, p.k_activation, slice,
+                               p.phase_steps + head * p.phase_head_stride, row,
+                               c, layout.Queries(stage), layout.Keys(stage));
+    if (p.v_activation == Activation::kNone) return;
+#pragma unroll 1
+    for (int g = 0; g < kGroups; ++g) {
+      linear_prefill::ChangeValues(p.v_activation,
+                                   s.value_dim - first_value - g * 64, row, c,
+                                   layout.Values(stage, g));
     }
   }
 
@@ -263,7 +269,7 @@ struct Preparer {
     return (r & 2 ? 8 : 0) - (r / 4 * 8 + (r & 1));
   }
 
-  __device__ __forceinline__ void Run(float log2_decay) const {
+  __device__ __forceinline__ void Run(float log2_decay) {
     const int thread = threadIdx.x % kGroup;
     const int lane = thread % 32;
     const int ahead = thread / 32 * 16 + lane / 4 - 2 * (lane % 4);
@@ -273,7 +279,7 @@ struct Preparer {
       weight[i] =
           exp2f(log2_decay * static_cast<float>(max(ahead + Place(i), 0)));
     }
-    if constexpr (kCopy) {
+    if constexpr (kSource != Source::kMade) {
       for (int c = 0; c < s.stages - 1; ++c) {
         if (c < row.chunks) Copy(c, c);
         linear_prefill::CommitCopies();
@@ -284,8 +290,12 @@ struct Preparer {
     int ahead_stage = s.stages - 1;
     uint32_t ahead_phase = 1;
     for (int c = 0; c < row.chunks; ++c) {
-      if constexpr (kCopy) {
+      if constexpr (kSource != Source::kMade) {
         linear_prefill::WaitCopies(s.stages - 2);
+        if constexpr (kSource == Source::kChanged) {
+          NamedBarrier(1, kGroup);  // everybody's copies
+          Change(c, stage);
+        }
       } else {
         BarrierWait(layout.Free(stage), phase);
         Make(c, stage);
@@ -297,7 +307,7 @@ struct Preparer {
       BulkCopyFence();
       NamedBarrier(1, kGroup);
       if (thread == 0) BarrierArrive(layout.ScoresFull(c));
-      if constexpr (kCopy) {
+      if constexpr (kSource != Source::kMade) {
         const int next = c + s.stages - 1;
         if (next < row.chunks) {
           BarrierWait(layout.Free(ahead_stage), ahead_phase);
@@ -326,6 +336,7 @@ struct Preparer {
   const IO* q;
   const IO* k;
   const IO* v;
+  linear_prefill::CopiedTile query_tile, key_tile, value_tile[kGroups];
 };
 
 // ----------------------------------------------------------------------------
@@ -351,7 +362,13 @@ struct StateGroup {
         thread(threadIdx.x % kGroup),
         warp(thread / 32),
         lane(thread % 32),
-        first_column((value_tile * kGroups + group_index) * 64 + 16 * warp) {}
+        first_column((value_tile * kGroups + group_index) * 64 + 16 * warp),
+        staging(l.outputs + group_index * wgmma::kTileBytes +
+                warp * (wgmma::kTileBytes / 4)) {
+    first_block = FirstBlock(rank);
+    own_blocks = FirstBlock(rank + 1) - first_block;
+    routes = Routes();
+  }
 
   // Calls f(register, row of the state, column) for what this thread has.
   template <typename F>
@@ -374,10 +391,49 @@ struct StateGroup {
                  : "r"(layout.powers + 4 * n));
     return power;
   }
+  // Powers that make up those of a whole chunk.
+  struct Powers {
+    float eights[9];  // λ^(8n)
+    float after[2];   // λ^(t + 1), of this thread's two tokens of each eight
+    float before[2];  // λ^(7 − t)
+  };
+  __device__ __forceinline__ Powers TakePowers() const {
+    Powers w;
+#pragma unroll
+    for (int i = 0; i < 9; ++i) w.eights[i] = Power(8 * i);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      w.after[i] = Power(lane % 4 * 2 + i + 1);
+      w.before[i] = Power(7 - (lane % 4 * 2 + i));
+    }
+    return w;
+  }
+  __device__ __forceinline__ bool Whole(int c) const {
+    return row.Begin(c) == 0 && row.End(c) == kChunk;
+  }
+  // For this thread's two tokens i of each eight, λ^(tokens of the chunk after
+  // i), or λ^(tokens up to i and with it).
+  __device__ __forceinline__ void Weights(int c, const Powers& w, bool after,
+                                          float (&weight)[8][2]) const {
+    if (Whole(c)) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        weight[i / 2][i % 2] = after ? w.eights[7 - i / 2] * w.before[i % 2]
+                                     : w.eights[i / 2] * w.after[i % 2];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int place = i / 2 * 8 + lane % 4 * 2 + i % 2;
+        weight[i / 2][i % 2] = Power(
+            max(after ? row.End(c) - 1 - place : place + 1 - row.Begin(c), 0));
+      }
+    }
+  }
 
   // Sᵀ as a factor, and then Sᵀ times what the chunk makes of it.
   __device__ __forceinline__ void TakeState(
-      int c, bool decays, float (&state)[32],
+      int c, bool decays, const Powers& w, float (&state)[32],
       uint32_t (&factor)[kStateTerms][16]) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -391,7 +447,8 @@ struct StateGroup {
       }
     }
     if (decays) {
-      const float old = Power(row.End(c) - row.Begin(c));
+      const float old =
+          Whole(c) ? w.eights[8] : Power(row.End(c) - row.Begin(c));
 #pragma unroll
       for (int i = 0; i < 32; ++i) state[i] *= old;
     }
@@ -399,10 +456,9 @@ struct StateGroup {
 
   // ṽᵀ as a factor, and with each token's column times its power of the decay.
   __device__ __forceinline__ void TakeValues(int c, uint32_t values,
-                                             bool decays,
+                                             bool decays, const Powers& w,
                                              uint32_t (&value)[4][4],
                                              uint32_t (&weighted)[4][4]) const {
-    const int end = row.End(c);
     const int matrix = lane / 8;
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
@@ -414,19 +470,18 @@ struct StateGroup {
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float w0 = 1.0f;
-        float w1 = 1.0f;
-        if (decays) {
-          const int token = 16 * step + 8 * half + lane % 4 * 2;
-          w0 = Power(max(end - 1 - token, 0));
-          w1 = Power(max(end - 2 - token, 0));
-        }
+      for (int i = 0; i < 4; ++i) weighted[step][i] = value[step][i];
+    }
+    if (!decays) return;
+    float weight[8][2];
+    Weights(c, w, true, weight);
 #pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          weighted[step][i] = Bf16::Pack(Bf16::Low(value[step][i]) * w0,
-                                         Bf16::High(value[step][i]) * w1);
-        }
+    for (int eight = 0; eight < 8; ++eight) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t& x = weighted[eight / 2][eight % 2 * 2 + i];
+        x = Bf16::Pack(Bf16::Low(x) * weight[eight][0],
+                       Bf16::High(x) * weight[eight][1]);
       }
     }
   }
@@ -459,86 +514,104 @@ struct StateGroup {
   }
 
   // Token columns of oᵀ times λ^(i+1), counted from the chunk's first token.
-  __device__ __forceinline__ void Decay(int c, float (&out)[32]) const {
-    const int first = lane % 4 * 2 + 1 - row.Begin(c);
+  __device__ __forceinline__ void Decay(int c, const Powers& w,
+                                        float (&out)[32]) const {
+    float weight[8][2];
+    Weights(c, w, false, weight);
 #pragma unroll
-    for (int b = 0; b < 8; ++b) {
-      const float w0 = Power(max(first + 8 * b, 0));
-      const float w1 = Power(max(first + 8 * b + 1, 0));
-      out[4 * b] *= w0;
-      out[4 * b + 1] *= w1;
-      out[4 * b + 2] *= w0;
-      out[4 * b + 3] *= w1;
-    }
+    for (int i = 0; i < 32; ++i) out[i] *= weight[i / 4][i % 2];
   }
 
   // Sends each block of 8 tokens of oᵀ to the block of the cluster that sums it
   // up.
   __device__ __forceinline__ void Send(int c, const float (&out)[32]) const {
-    WaitInCluster(layout.SumsFree(group, c), (c >> 1 & 1) ^ 1);
+    BarrierWait(layout.SumsFree(group, c), (c >> 1 & 1) ^ 1);
     const uint32_t to = layout.Exchange(group, c) +
                         rank * s.exchange_blocks * (kGroup * 16) + thread * 16;
     const uint32_t barrier = layout.SumsFull(group, c);
 #pragma unroll
     for (int b = 0; b < 8; ++b) {
-      const int owner = b * s.key_slices >> 3;
-      const int place = b - FirstBlock(owner);
+      const int owner = routes >> (8 * b) & 15;
+      const int place = routes >> (8 * b + 4) & 15;
       SendFour(InBlock(to + place * (kGroup * 16), owner),
                InBlock(barrier, owner), out[4 * b], out[4 * b + 1],
                out[4 * b + 2], out[4 * b + 3]);
     }
   }
-  // Of 8 tokens, that block `owner` of the cluster sums up.
+  // The first block of 8 tokens that block `owner` of the cluster sums up.
   __device__ __forceinline__ int FirstBlock(int owner) const {
     return (8 * owner + s.key_slices - 1) / s.key_slices;
+  }
+  // For each block of 8 tokens, a byte: who sums it up, and as which of its
+  // own (upper half).
+  __device__ __forceinline__ uint64_t Routes() const {
+    uint64_t all = 0;
+    for (int b = 0; b < 8; ++b) {
+      const int owner = b * s.key_slices >> 3;
+      all |= static_cast<uint64_t>(owner | (b - FirstBlock(owner)) << 4)
+             << (8 * b);
+    }
+    return all;
   }
   __device__ __forceinline__ void Expect(int c) const {
     if (thread == 0) {
       BarrierExpect(layout.SumsFull(group, c),
-                    (FirstBlock(rank + 1) - FirstBlock(rank)) * s.key_slices *
-                        (kGroup * 16));
+                    own_blocks * s.key_slices * (kGroup * 16));
     }
   }
 
   // Sums up this block's tokens of chunk c, in the order of the slices, and
   // writes them.
   __device__ __forceinline__ void Finish(int c) const {
-    WaitInCluster(layout.SumsFull(group, c), c >> 1 & 1);
+    BarrierWait(layout.SumsFull(group, c), c >> 1 & 1);
     if (c + 2 < row.chunks) Expect(c + 2);
-    const int first = FirstBlock(rank);
-    const int blocks = FirstBlock(rank + 1) - first;
-    const uint32_t staging = layout.outputs + group * wgmma::kTileBytes +
-                             warp * (wgmma::kTileBytes / 4);
     __syncwarp();  // the last chunk's outputs have been read
-    for (int b = 0; b < blocks; ++b) {
-      float sum[4] = {};
-      for (int from = 0; from < s.key_slices; ++from) {
-        float part[4];
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]),
-                       "=f"(part[3])
-                     : "r"(layout.Exchange(group, c) +
-                           (from * s.exchange_blocks + b) * (kGroup * 16) +
-                           thread * 16));
+    const uint32_t parts = layout.Exchange(group, c) + thread * 16;
+    if (s.key_slices == 2) {  // without loops
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[i] += part[i];
+      for (int b = 0; b < 4; ++b) {
+        float sum[4];
+        float more[4];
+        LoadPart(parts + b * (kGroup * 16), sum);
+        LoadPart(parts + (4 + b) * (kGroup * 16), more);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] = (sum[i] + more[i]) * p.scale;
+        Put(c, b, sum);
       }
+    } else {
+      for (int b = 0; b < own_blocks; ++b) {
+        float sum[4] = {};
+        for (int from = 0; from < s.key_slices; ++from) {
+          float more[4];
+          LoadPart(parts + (from * s.exchange_blocks + b) * (kGroup * 16),
+                   more);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] *= p.scale;
-      if constexpr (std::is_same<IO, float>::value) {
-        WriteFloats(c, 8 * (first + b), sum);
-      } else {
-        wgmma::StoreMatricesTransposed(
-            staging + (8 * b + lane % 8) * 32 + lane / 8 % 2 * 16,
-            Bf16::Pack(sum[0], sum[1]), Bf16::Pack(sum[2], sum[3]));
+          for (int i = 0; i < 4; ++i) sum[i] += more[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] *= p.scale;
+        Put(c, b, sum);
       }
     }
     __syncwarp();
     if (lane < s.key_slices) {
       ArriveInCluster(InBlock(layout.SumsFree(group, c), lane));
     }
-    if constexpr (!std::is_same<IO, float>::value) {
-      WriteStaged(c, 8 * first, 8 * blocks, staging);
+    if constexpr (!std::is_same<IO, float>::value) WriteStaged(c);
+  }
+  __device__ __forceinline__ void LoadPart(uint32_t at, float (&x)[4]) const {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(at));
+  }
+  // Own block b of 8 tokens: to memory, or turned round on its way there.
+  __device__ __forceinline__ void Put(int c, int b, const float (&x)[4]) const {
+    if constexpr (std::is_same<IO, float>::value) {
+      WriteFloats(c, 8 * (first_block + b), x);
+    } else {
+      wgmma::StoreMatricesTransposed(
+          staging + (8 * b + lane % 8) * 32 + lane / 8 % 2 * 16,
+          Bf16::Pack(x[0], x[1]), Bf16::Pack(x[2], x[3]));
     }
   }
 
@@ -558,15 +631,14 @@ struct StateGroup {
     }
   }
   // A warp's 16 columns of each token: 32 bytes, by two lanes.
-  __device__ __forceinline__ void WriteStaged(int c, int first, int tokens,
-                                              uint32_t staging) const {
+  __device__ __forceinline__ void WriteStaged(int c) const {
     const int column = first_column + lane % 2 * 8;
-    for (int i = lane / 2; i < tokens; i += 16) {
+    for (int i = lane / 2; i < 8 * own_blocks; i += 16) {
       uint32_t x[4];
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                    : "r"(staging + i * 32 + lane % 2 * 16));
-      const int place = first + i;
+      const int place = 8 * first_block + i;
       if (place >= row.Begin(c) && place < row.End(c) && column < s.value_dim) {
         *reinterpret_cast<uint4*>(Out(c, place, column)) =
             make_uint4(x[0], x[1], x[2], x[3]);
@@ -580,6 +652,7 @@ struct StateGroup {
     if (!fresh) {
       ForState([&](int i, int64_t at) { state[i] = head_state[at]; });
     }
+    const Powers powers = TakePowers();
     Expect(0);
     if (row.chunks > 1) Expect(1);
     int stage = 0;
@@ -590,13 +663,14 @@ struct StateGroup {
       uint32_t value[4][4];
       uint32_t weighted[4][4];
       BarrierWait(layout.Full(stage), phase);
-      TakeState(c, decays, state, factor);
-      TakeValues(c, layout.Values(stage, group), decays, value, weighted);
+      TakeState(c, decays, powers, state, factor);
+      TakeValues(c, layout.Values(stage, group), decays, powers, value,
+                 weighted);
       wgmma::Hold(state);
       QueryAndUpdate(stage, factor, weighted, out, state);
       wgmma::Wait<1>();
       wgmma::Hold(out);
-      if (decays) Decay(c, out);
+      if (decays) Decay(c, powers, out);
       BarrierWait(layout.ScoresFull(c), c >> 1 & 1);
       wgmma::Hold(out);
       wgmma::Fence();
@@ -639,6 +713,10 @@ struct StateGroup {
   int warp;
   int lane;
   int first_column;  // of this warp's 16
+  uint32_t staging;  // of this warp
+  int first_block;   // of 8 tokens, of those that this block sums up
+  int own_blocks;
+  uint64_t routes;
 };
 
 // The outputs of a row in the sink: 0, in this block's columns.
@@ -662,7 +740,7 @@ __device__ void WriteZeros(const LinearPrefillParams& p, const Shape& s,
 // Key slices are independent but for the sum of their outputs, and parts of the
 // values altogether. The first group of threads prepares, the others keep the
 // state.
-template <int kGroups, bool kCopy, typename IO>
+template <int kGroups, Source kSource, typename IO>
 __global__ void __launch_bounds__(kGroup*(1 + kGroups), 1)
     linear_prefill_kernel(const __grid_constant__ LinearPrefillParams p,
                           const __grid_constant__ Shape s) {
@@ -711,10 +789,12 @@ __global__ void __launch_bounds__(kGroup*(1 + kGroups), 1)
   ClusterBarrier();  // everybody's barriers are ready
 
   if (threadIdx.x < kGroup) {
-    const Preparer<kGroups, kCopy, IO> preparer(p, s, layout, row, head,
-                                                ClusterRank(), value_tile);
+    if constexpr (kGroups == 2) ReleaseRegisters<104>();
+    Preparer<kGroups, kSource, IO> preparer(p, s, layout, row, head,
+                                            ClusterRank(), value_tile);
     preparer.Run(log2_decay);
   } else {
+    if constexpr (kGroups == 2) ClaimRegisters<200>();
     float* head_state = p.states + int64_t{slot} * p.slot_stride +
                         int64_t{head} * s.key_dim * s.value_dim;
     StateGroup<kGroups, IO> group(p, s, layout, row, head, ClusterRank(),
@@ -739,10 +819,10 @@ bool Valid(const LinearPrefillParams& p) {
          (p.position == LrpeType::kNone || p.phase_steps != nullptr);
 }
 
-template <int kGroups, bool kCopy, typename IO>
+template <int kGroups, Source kSource, typename IO>
 cudaError_t Launch(const LinearPrefillParams& p, const LinearPrefillPlan& plan,
                    cudaStream_t stream) {
-  const auto kernel = linear_prefill_kernel<kGroups, kCopy, IO>;
+  const auto kernel = linear_prefill_kernel<kGroups, kSource, IO>;
   // What the driver makes of PTX for other devices has nothing in it.
   cudaFuncAttributes attributes;
   cudaError_t error =
@@ -782,15 +862,24 @@ cudaError_t Launch(const LinearPrefillParams& p, const LinearPrefillPlan& plan,
 template <int kGroups>
 cudaError_t LaunchGroups(const LinearPrefillParams& p,
                          const LinearPrefillPlan& plan, cudaStream_t stream) {
-  if (p.io_type == ElementType::kFloat32) {
-    return Launch<kGroups, false, float>(p, plan, stream);
-  }
-  const bool copy = p.position == LrpeType::kNone &&
-                    p.q_activation == Activation::kNone &&
+  const auto is = [&p](Activation activation) {
+    return p.q_activation == activation || p.k_activation == activation ||
+           p.v_activation == activation;
+  };
+  const bool none = p.q_activation == Activation::kNone &&
                     p.k_activation == Activation::kNone &&
                     p.v_activation == Activation::kNone;
-  return copy ? Launch<kGroups, true, __nv_bfloat16>(p, plan, stream)
-              : Launch<kGroups, false, __nv_bfloat16>(p, plan, stream);
+  if (p.io_type == ElementType::kFloat32) {
+    return Launch<kGroups, Source::kMade, float>(p, plan, stream);
+  }
+  if (is(Activation::kSoftmax) ||
+      (p.position == LrpeType::kRotate && p.head_dim % 16 != 0)) {
+    return Launch<kGroups, Source::kMade, __nv_bfloat16>(p, plan, stream);
+  }
+  return p.position == LrpeType::kNone && none
+             ? Launch<kGroups, Source::kCopied, __nv_bfloat16>(p, plan, stream)
+             : Launch<kGroups, Source::kChanged, __nv_bfloat16>(p, plan,
+                                                                stream);
 }
 
 }  // namespace

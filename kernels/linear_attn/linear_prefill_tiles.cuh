@@ -79,27 +79,42 @@ __device__ __forceinline__ void WaitCopies(int pending) {
   }
 }
 
-// Copies 64 features of each token of chunk c from x (at the first token of
-// the launch, in this tile's first feature), of which `features` exist. Each
+// Copies of 64 features, in two runs of 32, of each token of a chunk. Each
 // thread has one piece of every sixteenth token.
-__device__ __forceinline__ void CopyTile(const __nv_bfloat16* x, int64_t stride,
-                                         int features, const Row& row, int c,
-                                         uint32_t tile) {
-  const int thread = threadIdx.x % kGroup;
-  const int piece = thread % 8;
-  const int begin = row.Begin(c);
-  const int end = row.End(c);
-  const bool exists = piece * 8 < features;
-  const uint32_t to = tile + wgmma::PieceOffset(thread / 8, piece);
-#pragma unroll
-  for (int m = 0; m < 4; ++m) {
-    const int i = thread / 8 + 16 * m;
-    const bool valid = exists && i >= begin && i < end;
-    const __nv_bfloat16* from =
-        valid ? x + row.Token(c, i) * stride + piece * 8 : x;
-    CopyOrZero16(to + 2048 * m, from, valid);
+struct CopiedTile {
+  // Of x, at this head of the first token of the launch: features [first, end)
+  // of each run.
+  __device__ __forceinline__ void Begin(const __nv_bfloat16* x, int64_t stride,
+                                        const int (&first)[2],
+                                        const int (&end)[2], const Row& row) {
+    const int thread = threadIdx.x % kGroup;
+    const int piece = thread % 8;
+    const int feature = (piece < 4 ? first[0] : first[1]) + piece % 4 * 8;
+    exists = feature < (piece < 4 ? end[0] : end[1]);
+    step = 16 * stride;
+    somewhere = x;
+    from = x + (row.Token(0, 0) + thread / 8) * stride + feature;
   }
-}
+  // Of chunk c, and then goes on to the next.
+  __device__ __forceinline__ void Copy(const Row& row, int c, bool whole,
+                                       uint32_t tile) {
+    const int thread = threadIdx.x % kGroup;
+    const uint32_t to = tile + wgmma::PieceOffset(thread / 8, thread % 8);
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const int i = thread / 8 + 16 * m;
+      const bool valid =
+          exists && (whole || (i >= row.Begin(c) && i < row.End(c)));
+      CopyOrZero16(to + 2048 * m, valid ? from : somewhere, valid);
+      from += step;
+    }
+  }
+
+  const __nv_bfloat16* from;
+  const __nv_bfloat16* somewhere;  // a valid address
+  int64_t step;
+  bool exists;
+};
 
 // ---- tiles that are more than a copy ----
 
@@ -280,6 +295,133 @@ __device__ __forceinline__ void MakeTile(const IO* x, int64_t stride,
     }
     StoreEight(tile + wgmma::PieceOffset(i, piece), x1);
     StoreEight(tile + wgmma::PieceOffset(i, piece + 4), x2);
+  }
+}
+
+// ---- tiles that are copied, then changed in place ----
+
+__device__ __forceinline__ void LoadEightShared(uint32_t from, float (&x)[8]) {
+  uint32_t word[4];
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+               : "r"(from));
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    x[2 * j] = Half<__nv_bfloat16>::Low(word[j]);
+    x[2 * j + 1] = Half<__nv_bfloat16>::High(word[j]);
+  }
+}
+
+// cos and sin of phase · 2⁻³² turns, to about 2⁻²⁰.
+__device__ __forceinline__ void FastCosSin(uint32_t phase, float* cos,
+                                           float* sin) {
+  const float radians =
+      static_cast<float>(static_cast<int32_t>(phase)) * 1.4629180792671596e-9f;
+  *cos = __cosf(radians);
+  *sin = __sinf(radians);
+}
+
+__device__ __forceinline__ void ActivateSome(Activation activation, int count,
+                                             float (&x)[8]) {
+  if (activation == Activation::kNone) return;
+  if (activation == Activation::kSilu) {  // of 0 it is 0
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      x[j] *= __fdividef(1.0f, 1.0f + FastExp(-x[j]));
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int j = 0; j < 8; ++j) {
+    // A loop over registers: the eight take turns in the first.
+    const float y = j < count ? DeviceActivate(activation, x[0]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 7; ++i) x[i] = x[i + 1];
+    x[7] = y;
+  }
+}
+
+// q and k of chunk c, which have the same angles.
+__device__ __forceinline__ void ChangeKeys(Activation q_activation,
+                                           Activation k_activation,
+                                           const Slice& slice,
+                                           const uint64_t* steps,
+                                           const Row& row, int c,
+                                           uint32_t queries, uint32_t keys) {
+  const int thread = threadIdx.x % kGroup;
+  const int f = thread % 4 * 8;
+  const int count1 = slice.end[0] - slice.first[0] - f;
+  const int count2 = slice.end[1] - slice.first[1] - f;
+#pragma unroll 1
+  for (int i = thread / 4; i < kChunk; i += kGroup / 4) {
+    if (i < row.Begin(c) || i >= row.End(c)) continue;  // zeros
+    const uint32_t at1 = wgmma::PieceOffset(i, thread % 4);
+    const uint32_t at2 = wgmma::PieceOffset(i, thread % 4 + 4);
+    float q1[8], q2[8], k1[8], k2[8];
+    LoadEightShared(queries + at1, q1);
+    LoadEightShared(queries + at2, q2);
+    LoadEightShared(keys + at1, k1);
+    LoadEightShared(keys + at2, k2);
+    ActivateSome(q_activation, count1, q1);
+    ActivateSome(q_activation, count2, q2);
+    ActivateSome(k_activation, count1, k1);
+    ActivateSome(k_activation, count2, k2);
+    const uint64_t position = static_cast<uint64_t>(row.Position(c, i));
+    const auto angle = [&](int feature, float* cos, float* sin) {
+      FastCosSin(static_cast<uint32_t>(steps[feature] * position >> 32), cos,
+                 sin);
+    };
+    if (slice.position == LrpeType::kRotate) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (j >= count1) break;
+        float cos, sin;
+        angle(slice.first[0] + f + j, &cos, &sin);
+        const float q = q1[j] * cos - q2[j] * sin;
+        q2[j] = q1[j] * sin + q2[j] * cos;
+        q1[j] = q;
+        const float k = k1[j] * cos - k2[j] * sin;
+        k2[j] = k1[j] * sin + k2[j] * cos;
+        k1[j] = k;
+      }
+    } else if (slice.position == LrpeType::kCosine) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float cos, sin;
+        if (j < count1) {
+          angle(slice.first[0] + f + j, &cos, &sin);
+          const float wave = slice.part == 0 ? cos : sin;
+          q1[j] *= wave;
+          k1[j] *= wave;
+        }
+        if (j < count2) {
+          angle(slice.first[1] + f + j, &cos, &sin);
+          const float wave = slice.part == 0 ? cos : sin;
+          q2[j] *= wave;
+          k2[j] *= wave;
+        }
+      }
+    }
+    StoreEight(queries + at1, q1);
+    StoreEight(queries + at2, q2);
+    StoreEight(keys + at1, k1);
+    StoreEight(keys + at2, k2);
+  }
+}
+
+// v of chunk c, of which the tile has `features`.
+__device__ __forceinline__ void ChangeValues(Activation activation,
+                                             int features, const Row& row,
+                                             int c, uint32_t values) {
+  const int thread = threadIdx.x % kGroup;
+  const int piece = thread % 8;
+#pragma unroll 1
+  for (int i = thread / 8; i < kChunk; i += kGroup / 8) {
+    if (i < row.Begin(c) || i >= row.End(c)) continue;
+    float x[8];
+    LoadEightShared(values + wgmma::PieceOffset(i, piece), x);
+    ActivateSome(activation, features - 8 * piece, x);
+    StoreEight(values + wgmma::PieceOffset(i, piece), x);
   }
 }
 

@@ -23,18 +23,20 @@ __device__ __forceinline__ uint32_t PieceOffset(int row, int piece) {
 
 // A descriptor of 16 elements of a tile's depth, `step` of kSteps. In
 // `ByRows` the depth runs along a row; in `ByColumns` each row is one of the
-// depth (the operand is transposed as it is read).
-__device__ __forceinline__ uint64_t Descriptor(uint32_t address) {
+// depth (the operand is transposed as it is read), the tile may have any number
+// of rows, and one of 128 columns is two tiles `next` bytes apart.
+__device__ __forceinline__ uint64_t Descriptor(uint32_t address, int next) {
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
-  constexpr uint64_t kNextBlock = uint64_t{kTileBytes >> 4} << 16;
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | kEightRows | kNextBlock | ((address & 0x3ffffu) >> 4);
+  return kSwizzle128 | kEightRows | static_cast<uint64_t>(next >> 4) << 16 |
+         ((address & 0x3ffffu) >> 4);
 }
 __device__ __forceinline__ uint64_t ByRows(uint32_t tile, int step) {
-  return Descriptor(tile + step * 32);
+  return Descriptor(tile + step * 32, kTileBytes);
 }
-__device__ __forceinline__ uint64_t ByColumns(uint32_t tile, int step) {
-  return Descriptor(tile + step * 2048);
+__device__ __forceinline__ uint64_t ByColumns(uint32_t tile, int step,
+                                              int next = kTileBytes) {
+  return Descriptor(tile + step * 2048, next);
 }
 
 // Before the first product of a run, and after registers that one uses have
@@ -116,6 +118,31 @@ __device__ __forceinline__ void Multiply(float (&c)[32], const uint32_t (&a)[4],
       : RECURVE_WGMMA_REGISTERS(c)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
         "r"(static_cast<int>(add)), "n"(kColumns ? 1 : 0));
+#endif
+}
+
+// The same for c of 64 x 128 and b by columns.
+__device__ __forceinline__ void Multiply128(float (&c)[64],
+                                            const uint32_t (&a)[4], uint64_t b,
+                                            bool add) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %69, 0;"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+      "{%64,%65,%66,%67}, %68, p, 1, 1, 1; }"
+      : RECURVE_WGMMA_REGISTERS(c), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
+        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
+        "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]),
+        "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
+        "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]),
+        "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]),
+        "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+        "r"(static_cast<int>(add)));
 #endif
 }
 

@@ -47,7 +47,9 @@ class LinearPrefillGpuTest : public GpuTest {
           WorstHeadError(batch.Out(i), want.out, c.heads, c.value_dim);
       std::printf("    length %5d first %4d: out %.2e", int(parts[i].count),
                   int(c.first_position + parts[i].first), out);
-      EXPECT_LE(out, kTolerance)
+      // A product q · k that cancels keeps the rounding of its terms; among
+      // few tokens one such may be most of what there is.
+      EXPECT_LE(out, parts[i].count < 16 ? 2 * kTolerance : kTolerance)
           << "out, length " << parts[i].count << " from " << parts[i].first
           << RelativelyNear(batch.Out(i), want.out, kTolerance).message();
       if (parts[i].count == 0 && options.fresh) continue;
