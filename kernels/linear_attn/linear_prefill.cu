@@ -4,6 +4,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
@@ -13,6 +14,11 @@
 namespace recurve {
 namespace {
 
+using linear_cluster::ArriveInCluster;
+using linear_cluster::ClusterBarrier;
+using linear_cluster::ClusterRank;
+using linear_cluster::InBlock;
+using linear_cluster::SendFour;
 using linear_prefill::kChunk;
 using linear_prefill::kGroup;
 using linear_prefill::Recipe;
@@ -100,53 +106,6 @@ struct Layout {
   uint32_t stages;
   int exchange_bytes;
 };
-
-// ----------------------------------------------------------------------------
-// Clusters
-
-__device__ __forceinline__ int ClusterRank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-}
-__device__ __forceinline__ void ClusterBarrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-#endif
-}
-// A shared-memory address of this block, in block `rank` of the cluster.
-__device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
-  uint32_t mapped = 0;
-#if __CUDA_ARCH__ >= 900
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(mapped)
-      : "r"(address), "r"(rank));
-#endif
-  return mapped;
-}
-// Four floats into another block, counted on a barrier there.
-__device__ __forceinline__ void SendFour(uint32_t to, uint32_t barrier, float a,
-                                         float b, float c, float d) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
-      "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
-      : "memory");
-#endif
-}
-// Of the block's own scope: a release to the cluster would wait for all of the
-// warp's stores to global memory. What this orders is reads of shared memory
-// whose values have been used already.
-__device__ __forceinline__ void ArriveInCluster(uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
-#endif
-}
 
 // ----------------------------------------------------------------------------
 // The group that prepares: tiles of q̃, k̃ and ṽ, and the scores
