@@ -191,21 +191,25 @@ struct Noncausal {
     const __nv_bfloat16* x = static_cast<const __nv_bfloat16*>(tensor);
     const int row = thread / 8;
     const int piece = thread % 8;
+    const int rows_left = count - step * kStepTokens - row;
     const __nv_bfloat16* from =
         x + (first_token + step * kStepTokens + row) * p.stride +
         int64_t{head} * dim + piece * 8;
-    const int64_t next = 32 * p.stride;
+    to += wgmma::PieceOffset(row, piece);
 #pragma unroll
-    for (int m = 0; m < kStepTokens / 32; ++m) {
-      const bool token = step * kStepTokens + row + 32 * m < count;
+    for (int block = 0; block < 2; ++block) {
+      // Where there is no feature, nothing is read, from a valid address.
+      const bool exists = block * 64 + piece * 8 < dim;
+      const int bytes = exists ? 16 : 0;
+      const int64_t next = exists ? 32 * p.stride : 0;
+      const __nv_bfloat16* at = exists ? from + block * 64 : x;
 #pragma unroll
-      for (int block = 0; block < 2; ++block) {
-        const bool valid = token && block * 64 + piece * 8 < dim;
-        linear_prefill::CopyOrZero16(
-            to + block * kBlockBytes + wgmma::PieceOffset(row + 32 * m, piece),
-            valid ? from + block * 64 : x, valid);
+      for (int m = 0; m < kStepTokens / 32; ++m) {
+        const bool token = 32 * m < rows_left;
+        linear_prefill::CopyOrZero16(to + block * kBlockBytes + m * (32 * 128),
+                                     token ? at : x, token ? bytes : 0);
+        at += next;
       }
-      from += next;
     }
   }
   // For each angle, its phase at the step's first token and from token to
@@ -369,9 +373,10 @@ struct Noncausal {
 
   // x[feature][token] of 16 tokens from `token`: its own two, and those eight
   // further.
+  template <Change kChange>
   __device__ __forceinline__ void ChangeKeys(const Keys& keys, int token,
                                              float (&x)[2][4]) const {
-    switch (s.k_change) {
+    switch (kChange) {
       case Change::kNone:
         break;
       case Change::kSilu:
@@ -436,79 +441,120 @@ struct Noncausal {
   // S += k̃ᵀ v of one step.
   __device__ __forceinline__ void AddStep(int load, const Keys& keys,
                                           float (&state)[kEncodings][64]) {
+    switch (s.k_change) {
+      case Change::kNone:
+        return AddChanged<Change::kNone>(load, keys, state);
+      case Change::kSilu:
+        return AddChanged<Change::kSilu>(load, keys, state);
+      case Change::kFeatureSoftmax:
+        return AddChanged<Change::kFeatureSoftmax>(load, keys, state);
+      case Change::kSequenceSoftmax:
+        return AddChanged<Change::kSequenceSoftmax>(load, keys, state);
+    }
+  }
+  template <Change kChange>
+  __device__ __forceinline__ void AddChanged(int load, const Keys& keys,
+                                             float (&state)[kEncodings][64]) {
     const uint32_t stage = memory.Stage(load);
     const uint32_t values = stage + kTensorBytes;
-    constexpr int kAngled = kPosition == LrpeType::kCosine ? 2 : 1;
-    float cos[2][4];
-    float sin[2][4];
-    if constexpr (kPosition != LrpeType::kNone) {
-      const uint64_t first =
-          static_cast<uint64_t>(position) +
-          static_cast<uint64_t>(first_step + load) * kStepTokens +
-          static_cast<uint64_t>(lane % 4 * 2);
-#pragma unroll
-      for (int f = 0; f < kAngled; ++f) {
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          linear_prefill::FastCosSin(
-              static_cast<uint32_t>(
-                  keys.turn[f] * (first + t % 2 + t / 2 * 8) >> 32),
-              &cos[f][t], &sin[f][t]);
-        }
-      }
-    }
     const int feature =
         (lane / 8 % 2 == 0 ? 0 : s.half) + 8 * (4 * group + warp);
     const uint32_t from =
         stage + feature / 64 * kBlockBytes +
         wgmma::PieceOffset(lane / 16 * 8 + lane % 8, feature / 8 % 8);
-    uint32_t factor[2][kEncodings][4];
+    constexpr int kSteps = kStepTokens / 16;
+    if constexpr (kPosition == LrpeType::kNone && kChange == Change::kNone) {
+      uint32_t factor[kSteps][4];
 #pragma unroll
-    for (int step = 0; step < kStepTokens / 16; ++step) {
-      uint32_t raw[4];
-      LoadMatricesTransposed(raw, from + step * 2048);
-      auto& f = factor[step % 2];
-      if (kPosition == LrpeType::kNone && s.k_change == Change::kNone) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) f[0][i] = raw[i];
-      } else {
-        float x[2][4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          x[i % 2][i / 2 * 2] = Bf16::Low(raw[i]);
-          x[i % 2][i / 2 * 2 + 1] = Bf16::High(raw[i]);
-        }
-        ChangeKeys(keys, 16 * step, x);
-        EncodeKeys(x, cos, sin, f);
+      for (int step = 0; step < kSteps; ++step) {
+        LoadMatricesTransposed(factor[step], from + step * 2048);
       }
       wgmma::Fence();
 #pragma unroll
-      for (int e = 0; e < kEncodings; ++e) {
-        wgmma::Multiply128(state[e], f[e],
+      for (int step = 0; step < kSteps; ++step) {
+        wgmma::Multiply128(state[0], factor[step],
                            wgmma::ByColumns(values, step, kBlockBytes), true);
       }
       wgmma::Commit();
+      wgmma::Wait<0>();
+      wgmma::Hold(factor);
+      wgmma::Hold(state[0]);
+    } else {
+      Waves waves;
+      waves.Begin(keys,
+                  static_cast<uint64_t>(position) +
+                      static_cast<uint64_t>(first_step + load) * kStepTokens +
+                      static_cast<uint64_t>(lane % 4 * 2));
+      uint32_t factor[2][kEncodings][4];
+      uint32_t raw[2][4];
+      LoadMatricesTransposed(raw[0], from);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        if (step + 1 < kSteps) {  // in time
+          LoadMatricesTransposed(raw[(step + 1) % 2], from + (step + 1) * 2048);
+        }
+        auto& f = factor[step % 2];
+        float x[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[i % 2][i / 2 * 2] = Bf16::Low(raw[step % 2][i]);
+          x[i % 2][i / 2 * 2 + 1] = Bf16::High(raw[step % 2][i]);
+        }
+        ChangeKeys<kChange>(keys, 16 * step, x);
+        EncodeKeys(x, waves.cos, waves.sin, f);
+        wgmma::Fence();
+#pragma unroll
+        for (int e = 0; e < kEncodings; ++e) {
+          wgmma::Multiply128(state[e], f[e],
+                             wgmma::ByColumns(values, step, kBlockBytes), true);
+        }
+        wgmma::Commit();
+        waves.Turn(keys);
+        wgmma::Wait<1>();
+        wgmma::Hold(factor[(step + 1) % 2]);
+      }
+      wgmma::Wait<0>();
+      wgmma::Hold(factor[(kSteps - 1) % 2]);
+#pragma unroll
+      for (int e = 0; e < kEncodings; ++e) wgmma::Hold(state[e]);
+    }
+  }
+  // cos and sin of a thread's features, at its four of 16 tokens.
+  struct Waves {
+    static constexpr int kAngled = kPosition == LrpeType::kCosine ? 2 : 1;
+    __device__ __forceinline__ void Begin(const Keys& keys, uint64_t first) {
       if constexpr (kPosition != LrpeType::kNone) {
 #pragma unroll
-        for (int a = 0; a < kAngled; ++a) {
-          const float turn_cos = a == 0 ? keys.turn_cos : keys.turn_cos2;
-          const float turn_sin = a == 0 ? keys.turn_sin : keys.turn_sin2;
+        for (int f = 0; f < kAngled; ++f) {
 #pragma unroll
           for (int t = 0; t < 4; ++t) {
-            const float c = cos[a][t];
-            cos[a][t] = c * turn_cos - sin[a][t] * turn_sin;
-            sin[a][t] = sin[a][t] * turn_cos + c * turn_sin;
+            linear_prefill::FastCosSin(
+                static_cast<uint32_t>(
+                    keys.turn[f] * (first + t % 2 + t / 2 * 8) >> 32),
+                &cos[f][t], &sin[f][t]);
           }
         }
       }
-      wgmma::Wait<1>();
-      wgmma::Hold(factor[(step + 1) % 2]);
     }
-    wgmma::Wait<0>();
-    wgmma::Hold(factor[(kStepTokens / 16 - 1) % 2]);
+    // 16 tokens on.
+    __device__ __forceinline__ void Turn(const Keys& keys) {
+      if constexpr (kPosition != LrpeType::kNone) {
 #pragma unroll
-    for (int e = 0; e < kEncodings; ++e) wgmma::Hold(state[e]);
-  }
+        for (int f = 0; f < kAngled; ++f) {
+          const float turn_cos = f == 0 ? keys.turn_cos : keys.turn_cos2;
+          const float turn_sin = f == 0 ? keys.turn_sin : keys.turn_sin2;
+#pragma unroll
+          for (int t = 0; t < 4; ++t) {
+            const float c = cos[f][t];
+            cos[f][t] = c * turn_cos - sin[f][t] * turn_sin;
+            sin[f][t] = sin[f][t] * turn_cos + c * turn_sin;
+          }
+        }
+      }
+    }
+    float cos[2][4];
+    float sin[2][4];
+  };
 
   // Adds up the parts of S. Each block does its share of the columns, writes
   // them to the slot, and to every block as the factor of the second half.
@@ -644,10 +690,11 @@ struct Noncausal {
   }
 
   // x[token][half][two features].
+  template <Change kChange>
   __device__ __forceinline__ void ChangeQueries(int eight,
                                                 const float2 (&stats)[2],
                                                 float (&x)[2][2][2]) const {
-    switch (s.q_change) {
+    switch (kChange) {
       case Change::kNone:
         break;
       case Change::kSilu:
@@ -730,69 +777,108 @@ struct Noncausal {
 
   // The outputs of a step; each group has 64 of its tokens.
   __device__ __forceinline__ void OutStep(int load) const {
-    const uint32_t stage = memory.Stage(load);
-    float2 stats[2];
-    if (s.q_change == Change::kFeatureSoftmax) QueryStats(stage, stats);
     float out[64];
-    uint32_t factor[2][kEncodings][4];
+    switch (s.q_change) {
+      case Change::kNone:
+        Query<Change::kNone>(load, out);
+        break;
+      case Change::kSilu:
+        Query<Change::kSilu>(load, out);
+        break;
+      case Change::kFeatureSoftmax:
+        Query<Change::kFeatureSoftmax>(load, out);
+        break;
+      case Change::kSequenceSoftmax:
+        Query<Change::kSequenceSoftmax>(load, out);
+        break;
+    }
+    const uint32_t gates = memory.Stage(load) + kTensorBytes;
+    if (p.g == nullptr) {
+      Gate<false, false>(gates, out);
+    } else if (p.g_activation == Activation::kSilu) {
+      Gate<true, true>(gates, out);
+    } else {
+      Gate<true, false>(gates, out);
+    }
+    Write(load, gates);
+  }
+  template <Change kChange>
+  __device__ __forceinline__ void Query(int load, float (&out)[64]) const {
+    const uint32_t stage = memory.Stage(load);
+    if constexpr (kPosition == LrpeType::kNone && kChange == Change::kNone) {
+      uint32_t factor[8][4];
 #pragma unroll
-    for (int eight = 0; eight < 8; ++eight) {
-      uint32_t raw[4];
-      LoadQueries(stage, eight, raw);
-      auto& f = factor[eight % 2];
-      if (kPosition == LrpeType::kNone && s.q_change == Change::kNone) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) f[0][i] = raw[i];
-      } else {
-        float x[2][2][2];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          x[i % 2][i / 2][0] = Bf16::Low(raw[i]);
-          x[i % 2][i / 2][1] = Bf16::High(raw[i]);
-        }
-        ChangeQueries(eight, stats, x);
-        EncodeQueries(load, eight, x, f);
+      for (int eight = 0; eight < 8; ++eight) {
+        LoadQueries(stage, eight, factor[eight]);
       }
       wgmma::Fence();
 #pragma unroll
-      for (int e = 0; e < kEncodings; ++e) {
+      for (int eight = 0; eight < 8; ++eight) {
         wgmma::Multiply128(
-            out, f[e],
-            wgmma::ByColumns(memory.state, 8 * e + eight, Memory::kStateBlock),
-            eight + e > 0);
+            out, factor[eight],
+            wgmma::ByColumns(memory.state, eight, Memory::kStateBlock),
+            eight > 0);
       }
       wgmma::Commit();
-      wgmma::Wait<1>();
-      wgmma::Hold(factor[(eight + 1) % 2]);
+      wgmma::Wait<0>();
+      wgmma::Hold(factor);
+    } else {
+      float2 stats[2];
+      if (kChange == Change::kFeatureSoftmax) QueryStats(stage, stats);
+      uint32_t factor[2][kEncodings][4];
+      uint32_t raw[2][4];
+      LoadQueries(stage, 0, raw[0]);
+#pragma unroll
+      for (int eight = 0; eight < 8; ++eight) {
+        if (eight < 7) LoadQueries(stage, eight + 1, raw[(eight + 1) % 2]);
+        auto& f = factor[eight % 2];
+        float x[2][2][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[i % 2][i / 2][0] = Bf16::Low(raw[eight % 2][i]);
+          x[i % 2][i / 2][1] = Bf16::High(raw[eight % 2][i]);
+        }
+        ChangeQueries<kChange>(eight, stats, x);
+        EncodeQueries(load, eight, x, f);
+        wgmma::Fence();
+#pragma unroll
+        for (int e = 0; e < kEncodings; ++e) {
+          wgmma::Multiply128(out, f[e],
+                             wgmma::ByColumns(memory.state, 8 * e + eight,
+                                              Memory::kStateBlock),
+                             eight + e > 0);
+        }
+        wgmma::Commit();
+        wgmma::Wait<1>();
+        wgmma::Hold(factor[(eight + 1) % 2]);
+      }
+      wgmma::Wait<0>();
+      wgmma::Hold(factor[1]);
     }
-    wgmma::Wait<0>();
-    wgmma::Hold(factor[1]);
     wgmma::Hold(out);
-    Gate(stage + kTensorBytes, out);
-    Write(load, stage + kTensorBytes);
   }
   // Gated outputs take the place of the gates in shared memory.
+  template <bool kGated, bool kSilu>
   __device__ __forceinline__ void Gate(uint32_t gates,
                                        const float (&out)[64]) const {
+    const int token = 64 * group + 16 * warp + lane / 4;
+    // Rows 8 apart have their pieces in the same places.
+    const uint32_t row = gates + token * 128 + lane % 4 * 4;
+    const int swap = token & 7;
 #pragma unroll
     for (int b = 0; b < 16; ++b) {
+      const uint32_t piece = row + b / 8 * kBlockBytes + ((b % 8 ^ swap) << 4);
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const int token = 64 * group + 16 * warp + lane / 4 + 8 * t;
-        const uint32_t at = gates + b / 8 * kBlockBytes +
-                            wgmma::PieceOffset(token, b % 8) + lane % 4 * 4;
+        const uint32_t at = piece + t * (8 * 128);
         float low = out[4 * b + 2 * t] * p.scale;
         float high = out[4 * b + 2 * t + 1] * p.scale;
-        if (p.g != nullptr) {
+        if constexpr (kGated) {
           const uint32_t gate = LoadShared<uint32_t>(at);
-          float g0 = Bf16::Low(gate);
-          float g1 = Bf16::High(gate);
-          if (p.g_activation == Activation::kSilu) {
-            g0 = FastSilu(g0);
-            g1 = FastSilu(g1);
-          }
-          low *= g0;
-          high *= g1;
+          const float g0 = Bf16::Low(gate);
+          const float g1 = Bf16::High(gate);
+          low *= kSilu ? FastSilu(g0) : g0;
+          high *= kSilu ? FastSilu(g1) : g1;
         }
         StoreShared(at, Bf16::Pack(low, high));
       }
@@ -802,17 +888,21 @@ struct Noncausal {
   __device__ __forceinline__ void Write(int load, uint32_t from) const {
     const int step = first_step + load - part_steps;
     const int column = lane % 16 * 8;
+    if (column >= s.value_dim) return;
+    const int row = 64 * group + 16 * warp + lane / 16;
+    const int left = count - step * kStepTokens - row;
+    __nv_bfloat16* to =
+        static_cast<__nv_bfloat16*>(p.out) +
+        (first_token + step * kStepTokens + row) * p.out_stride +
+        int64_t{head} * s.value_dim + column;
+    from += column / 64 * kBlockBytes;
+    const int64_t next = 2 * p.out_stride;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int row = 64 * group + 16 * warp + 2 * i + lane / 16;
-      const int token = step * kStepTokens + row;
-      if (token < count && column < s.value_dim) {
-        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) +
-                                  (first_token + token) * p.out_stride +
-                                  int64_t{head} * s.value_dim + column) =
-            LoadShared<uint4>(from + column / 64 * kBlockBytes +
-                              wgmma::PieceOffset(row, column / 8 % 8));
-      }
+      const uint4 x = LoadShared<uint4>(
+          from + wgmma::PieceOffset(row + 2 * i, column / 8 % 8));
+      if (2 * i < left) *reinterpret_cast<uint4*>(to) = x;
+      to += next;
     }
   }
 

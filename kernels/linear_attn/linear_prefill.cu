@@ -206,8 +206,19 @@ struct Preparer {
     const int ahead = 16 * warp + lane / 4 - 2 * (lane % 4);
     // What comes later may be infinite: it is left out, not multiplied by 0.
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      scores[i] = ahead + Place(i) >= 0 ? scores[i] * weight[i] : 0.0f;
+    for (int b = 0; b < 8; ++b) {
+      if (b < 2 * warp) {  // all of it is past
+#pragma unroll
+        for (int i = 4 * b; i < 4 * b + 4; ++i) scores[i] *= weight[i];
+      } else if (b > 2 * warp + 1) {
+#pragma unroll
+        for (int i = 4 * b; i < 4 * b + 4; ++i) scores[i] = 0.0f;
+      } else {
+#pragma unroll
+        for (int i = 4 * b; i < 4 * b + 4; ++i) {
+          scores[i] = ahead + Place(i) >= 0 ? scores[i] * weight[i] : 0.0f;
+        }
+      }
     }
     BarrierWait(layout.ScoresFree(c), (c >> 1 & 1) ^ 1);
     const int matrix = lane / 8;
@@ -299,34 +310,71 @@ struct Preparer {
 };
 
 // ----------------------------------------------------------------------------
+// What groups have in common
+
+// Index in its group; the compiler would read it anew at each use.
+__device__ __forceinline__ int GroupThread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread % kGroup;
+}
+
+// Who in the cluster sums up which blocks of 8 of a chunk's tokens.
+struct Routes {
+  __device__ __forceinline__ explicit Routes(int slices) : key_slices(slices) {
+    for (int b = 0; b < 8; ++b) {
+      const int owner = b * key_slices >> 3;
+      packed |= static_cast<uint64_t>(owner | (b - FirstBlock(owner)) << 4)
+                << (8 * b);
+    }
+  }
+  __device__ __forceinline__ int FirstBlock(int owner) const {
+    return (8 * owner + key_slices - 1) / key_slices;
+  }
+  __device__ __forceinline__ int Owner(int b) const {
+    return static_cast<int>(packed >> (8 * b)) & 15;
+  }
+  // As which of its own the owner has block b.
+  __device__ __forceinline__ int Place(int b) const {
+    return static_cast<int>(packed >> (8 * b + 4)) & 15;
+  }
+
+  int key_slices;
+  uint64_t packed = 0;
+};
+
+// ----------------------------------------------------------------------------
 // A group that has a part of the state
 
 // Sᵀ, 64 columns e by 64 features, is one accumulator; so is oᵀ, 64 columns by
 // the 64 tokens of a chunk. Then S is a factor without leaving its registers.
-template <int kGroups, typename IO>
+template <int kGroups>
 struct StateGroup {
   __device__ __forceinline__ StateGroup(const LinearPrefillParams& params,
                                         const Shape& shape,
                                         const Layout<kGroups>& l, const Row& r,
-                                        int head_index, int slice_index,
-                                        int value_tile, int group_index)
+                                        int slice_index, int value_tile,
+                                        int group_index)
       : p(params),
         s(shape),
         layout(l),
         row(r),
         slice(params.position, shape.head_dim, slice_index),
         rank(slice_index),
-        head(head_index),
         group(group_index),
-        thread(threadIdx.x % kGroup),
+        thread(GroupThread()),
         warp(thread / 32),
         lane(thread % 32),
         first_column((value_tile * kGroups + group_index) * 64 + 16 * warp),
-        staging(l.outputs + group_index * wgmma::kTileBytes +
-                warp * (wgmma::kTileBytes / 4)) {
-    first_block = FirstBlock(rank);
-    own_blocks = FirstBlock(rank + 1) - first_block;
-    routes = Routes();
+        routes(shape.key_slices) {
+    const uint32_t to = layout.Exchange(group, 0) +
+                        rank * s.exchange_blocks * (kGroup * 16) + thread * 16;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int block = min(i, s.key_slices - 1);
+      sums[i] = InBlock(to, block);
+      sums_full[i] = InBlock(layout.SumsFull(group, 0), block);
+    }
   }
 
   // Calls f(register, row of the state, column) for what this thread has.
@@ -350,49 +398,32 @@ struct StateGroup {
                  : "r"(layout.powers + 4 * n));
     return power;
   }
-  // Powers that make up those of a whole chunk.
+  // Those of a whole chunk. Of each eight tokens a thread has two.
   struct Powers {
-    float eights[9];  // λ^(8n)
-    float after[2];   // λ^(t + 1), of this thread's two tokens of each eight
-    float before[2];  // λ^(7 − t)
+    float all;          // λ^64
+    uint32_t after[8];  // λ^(tokens that come after), as factors of ṽ
+    float upto[8][2];   // λ^(tokens up to here and with it), of the outputs
   };
-  __device__ __forceinline__ Powers TakePowers() const {
+  __device__ __forceinline__ Powers TakePowers(int begin, int end) const {
     Powers w;
+    w.all = Power(end - begin);
 #pragma unroll
-    for (int i = 0; i < 9; ++i) w.eights[i] = Power(8 * i);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      w.after[i] = Power(lane % 4 * 2 + i + 1);
-      w.before[i] = Power(7 - (lane % 4 * 2 + i));
+    for (int i = 0; i < 8; ++i) {
+      const int place = 8 * i + lane % 4 * 2;
+      w.after[i] = Bf16::Pack(Power(max(end - 1 - place, 0)),
+                              Power(max(end - 2 - place, 0)));
+      w.upto[i][0] = Power(max(place + 1 - begin, 0));
+      w.upto[i][1] = Power(max(place + 2 - begin, 0));
     }
     return w;
   }
   __device__ __forceinline__ bool Whole(int c) const {
     return row.Begin(c) == 0 && row.End(c) == kChunk;
   }
-  // For this thread's two tokens i of each eight, λ^(tokens of the chunk after
-  // i), or λ^(tokens up to i and with it).
-  __device__ __forceinline__ void Weights(int c, const Powers& w, bool after,
-                                          float (&weight)[8][2]) const {
-    if (Whole(c)) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        weight[i / 2][i % 2] = after ? w.eights[7 - i / 2] * w.before[i % 2]
-                                     : w.eights[i / 2] * w.after[i % 2];
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int place = i / 2 * 8 + lane % 4 * 2 + i % 2;
-        weight[i / 2][i % 2] = Power(
-            max(after ? row.End(c) - 1 - place : place + 1 - row.Begin(c), 0));
-      }
-    }
-  }
 
   // Sᵀ as a factor, and then Sᵀ times what the chunk makes of it.
   __device__ __forceinline__ void TakeState(
-      int c, bool decays, const Powers& w, float (&state)[32],
+      bool decays, const Powers& w, float (&state)[32],
       uint32_t (&factor)[kStateTerms][16]) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -406,16 +437,14 @@ struct StateGroup {
       }
     }
     if (decays) {
-      const float old =
-          Whole(c) ? w.eights[8] : Power(row.End(c) - row.Begin(c));
 #pragma unroll
-      for (int i = 0; i < 32; ++i) state[i] *= old;
+      for (int i = 0; i < 32; ++i) state[i] *= w.all;
     }
   }
 
   // ṽᵀ as a factor, and with each token's column times its power of the decay.
-  __device__ __forceinline__ void TakeValues(int c, uint32_t values,
-                                             bool decays, const Powers& w,
+  __device__ __forceinline__ void TakeValues(uint32_t values, bool decays,
+                                             const Powers& w,
                                              uint32_t (&value)[4][4],
                                              uint32_t (&weighted)[4][4]) const {
     const int matrix = lane / 8;
@@ -432,15 +461,12 @@ struct StateGroup {
       for (int i = 0; i < 4; ++i) weighted[step][i] = value[step][i];
     }
     if (!decays) return;
-    float weight[8][2];
-    Weights(c, w, true, weight);
 #pragma unroll
     for (int eight = 0; eight < 8; ++eight) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         uint32_t& x = weighted[eight / 2][eight % 2 * 2 + i];
-        x = Bf16::Pack(Bf16::Low(x) * weight[eight][0],
-                       Bf16::High(x) * weight[eight][1]);
+        asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(x) : "r"(w.after[eight]));
       }
     }
   }
@@ -472,48 +498,160 @@ struct StateGroup {
     wgmma::Commit();
   }
 
-  // Token columns of oᵀ times λ^(i+1), counted from the chunk's first token.
-  __device__ __forceinline__ void Decay(int c, const Powers& w,
-                                        float (&out)[32]) const {
-    float weight[8][2];
-    Weights(c, w, false, weight);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) out[i] *= weight[i / 4][i % 2];
-  }
-
   // Sends each block of 8 tokens of oᵀ to the block of the cluster that sums it
   // up.
   __device__ __forceinline__ void Send(int c, const float (&out)[32]) const {
     BarrierWait(layout.SumsFree(group, c), (c >> 1 & 1) ^ 1);
-    const uint32_t to = layout.Exchange(group, c) +
-                        rank * s.exchange_blocks * (kGroup * 16) + thread * 16;
-    const uint32_t barrier = layout.SumsFull(group, c);
+    const uint32_t buffer = (c & 1) * s.exchange_bytes;
+    const uint32_t barrier = (c & 1) * 8;
+    if (s.key_slices == 1) {
 #pragma unroll
-    for (int b = 0; b < 8; ++b) {
-      const int owner = routes >> (8 * b) & 15;
-      const int place = routes >> (8 * b + 4) & 15;
-      SendFour(InBlock(to + place * (kGroup * 16), owner),
-               InBlock(barrier, owner), out[4 * b], out[4 * b + 1],
-               out[4 * b + 2], out[4 * b + 3]);
+      for (int b = 0; b < 8; ++b) {
+        asm volatile(
+            "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
+                layout.Exchange(group, c) + b * (kGroup * 16) + thread * 16),
+            "f"(out[4 * b]), "f"(out[4 * b + 1]), "f"(out[4 * b + 2]),
+            "f"(out[4 * b + 3])
+            : "memory");
+      }
+      BarrierArrive(layout.SumsFull(group, c));
+    } else if (s.key_slices == 2) {
+#pragma unroll
+      for (int b = 0; b < 8; ++b) {
+        SendFour(sums[b / 4] + buffer + b % 4 * (kGroup * 16),
+                 sums_full[b / 4] + barrier, out[4 * b], out[4 * b + 1],
+                 out[4 * b + 2], out[4 * b + 3]);
+      }
+    } else {
+      const uint32_t to = layout.Exchange(group, c) +
+                          rank * s.exchange_blocks * (kGroup * 16) +
+                          thread * 16;
+#pragma unroll
+      for (int b = 0; b < 8; ++b) {
+        SendFour(InBlock(to + routes.Place(b) * (kGroup * 16), routes.Owner(b)),
+                 InBlock(layout.SumsFull(group, c), routes.Owner(b)),
+                 out[4 * b], out[4 * b + 1], out[4 * b + 2], out[4 * b + 3]);
+      }
     }
   }
-  // The first block of 8 tokens that block `owner` of the cluster sums up.
-  __device__ __forceinline__ int FirstBlock(int owner) const {
-    return (8 * owner + s.key_slices - 1) / s.key_slices;
-  }
-  // For each block of 8 tokens, a byte: who sums it up, and as which of its
-  // own (upper half).
-  __device__ __forceinline__ uint64_t Routes() const {
-    uint64_t all = 0;
-    for (int b = 0; b < 8; ++b) {
-      const int owner = b * s.key_slices >> 3;
-      all |= static_cast<uint64_t>(owner | (b - FirstBlock(owner)) << 4)
-             << (8 * b);
+
+  __device__ __forceinline__ void Run(float* head_state, bool fresh,
+                                      bool decays) {
+    float state[32] = {};
+    if (!fresh) {
+      ForState([&](int i, int64_t at) { state[i] = head_state[at]; });
     }
-    return all;
+    const Powers whole = TakePowers(0, kChunk);
+    int stage = 0;
+    uint32_t phase = 0;
+    for (int c = 0; c < row.chunks; ++c) {
+      if (Whole(c)) {
+        Step(c, stage, phase, decays, whole, state);
+      } else {
+        Step(c, stage, phase, decays, TakePowers(row.Begin(c), row.End(c)),
+             state);
+      }
+      if (++stage == s.stages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+    ForState([&](int i, int64_t at) { head_state[at] = state[i]; });
   }
-  __device__ __forceinline__ void Expect(int c) const {
-    if (thread == 0) {
+
+  __device__ __forceinline__ void Step(int c, int stage, uint32_t phase,
+                                       bool decays, const Powers& w,
+                                       float (&state)[32]) const {
+    float out[32];
+    uint32_t factor[kStateTerms][16];
+    uint32_t value[4][4];
+    uint32_t weighted[4][4];
+    BarrierWait(layout.Full(stage), phase);
+    TakeValues(layout.Values(stage, group), decays, w, value, weighted);
+    TakeState(decays, w, state, factor);
+    wgmma::Hold(state);
+    QueryAndUpdate(stage, factor, weighted, out, state);
+    wgmma::Wait<1>();
+    wgmma::Hold(out);
+    if (decays) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) out[i] *= w.upto[i / 4][i % 2];
+    }
+    BarrierWait(layout.ScoresFull(c), c >> 1 & 1);
+    wgmma::Hold(out);
+    wgmma::Fence();
+#pragma unroll
+    for (int step = 0; step < wgmma::kSteps; ++step) {
+      wgmma::Multiply<false>(out, value[step],
+                             wgmma::ByRows(layout.Scores(c), step), true);
+    }
+    wgmma::Commit();
+    wgmma::Wait<0>();
+    wgmma::Hold(out);
+    wgmma::Hold(state);
+    wgmma::Hold(factor);
+    wgmma::Hold(weighted);
+    wgmma::Hold(value);
+    if (lane == 0) {
+      BarrierArrive(layout.Free(stage));
+      BarrierArrive(layout.ScoresFree(c));
+    }
+    Send(c, out);
+  }
+
+  const LinearPrefillParams& p;
+  const Shape& s;
+  const Layout<kGroups>& layout;
+  const Row& row;
+  const Slice slice;
+  int rank;
+  int group;
+  int thread;
+  int warp;
+  int lane;
+  int first_column;  // of this warp's 16
+  Routes routes;
+  uint32_t sums[2];  // where two key slices send to, and the barriers there
+  uint32_t sums_full[2];
+};
+
+// ----------------------------------------------------------------------------
+// The group that finishes: sums over the key slices, and writes
+
+template <int kGroups, typename IO>
+struct Finisher {
+  __device__ __forceinline__ Finisher(const LinearPrefillParams& params,
+                                      const Shape& shape,
+                                      const Layout<kGroups>& l, const Row& r,
+                                      int head_index, int slice_index,
+                                      int value_tile)
+      : p(params),
+        s(shape),
+        layout(l),
+        row(r),
+        head(head_index),
+        thread(GroupThread()),
+        warp(thread / 32),
+        lane(thread % 32),
+        first_column(value_tile * kGroups * 64 + 16 * warp) {
+    const Routes routes(s.key_slices);
+    first_block = routes.FirstBlock(slice_index);
+    own_blocks = routes.FirstBlock(slice_index + 1) - first_block;
+  }
+
+  __device__ __forceinline__ void Run() const {
+    for (int c = 0; c < 2 && c < row.chunks; ++c) {
+      for (int g = 0; g < kGroups; ++g) Expect(g, c);
+    }
+    for (int c = 0; c < row.chunks; ++c) {
+#pragma unroll 1
+      for (int g = 0; g < kGroups; ++g) Finish(g, c);
+    }
+  }
+
+  // Where there is one slice, its threads arrive themselves.
+  __device__ __forceinline__ void Expect(int group, int c) const {
+    if (thread == 0 && s.key_slices > 1) {
       BarrierExpect(layout.SumsFull(group, c),
                     own_blocks * s.key_slices * (kGroup * 16));
     }
@@ -521,21 +659,26 @@ struct StateGroup {
 
   // Sums up this block's tokens of chunk c, in the order of the slices, and
   // writes them.
-  __device__ __forceinline__ void Finish(int c) const {
+  __device__ __forceinline__ void Finish(int group, int c) const {
     BarrierWait(layout.SumsFull(group, c), c >> 1 & 1);
-    if (c + 2 < row.chunks) Expect(c + 2);
-    __syncwarp();  // the last chunk's outputs have been read
+    if (c + 2 < row.chunks) Expect(group, c + 2);
+    __syncwarp();  // what was staged last has been read
     const uint32_t parts = layout.Exchange(group, c) + thread * 16;
     if (s.key_slices == 2) {  // without loops
+      float sum[4][4];
+      float more[4][4];
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
-        float sum[4];
-        float more[4];
-        LoadPart(parts + b * (kGroup * 16), sum);
-        LoadPart(parts + (4 + b) * (kGroup * 16), more);
+        LoadPart(parts + b * (kGroup * 16), sum[b]);
+        LoadPart(parts + (4 + b) * (kGroup * 16), more[b]);
+      }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[i] = (sum[i] + more[i]) * p.scale;
-        Put(c, b, sum);
+      for (int b = 0; b < 4; ++b) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum[b][i] = (sum[b][i] + more[b][i]) * p.scale;
+        }
+        Put(group, c, b, sum[b]);
       }
     } else {
       for (int b = 0; b < own_blocks; ++b) {
@@ -549,133 +692,85 @@ struct StateGroup {
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[i] *= p.scale;
-        Put(c, b, sum);
+        Put(group, c, b, sum);
       }
     }
     __syncwarp();
-    if (lane < s.key_slices) {
+    if (s.key_slices == 1) {
+      if (lane == 0) BarrierArrive(layout.SumsFree(group, c));
+    } else if (lane < s.key_slices) {
       ArriveInCluster(InBlock(layout.SumsFree(group, c), lane));
     }
-    if constexpr (!std::is_same<IO, float>::value) WriteStaged(c);
+    if constexpr (!std::is_same<IO, float>::value) WriteStaged(group, c);
   }
   __device__ __forceinline__ void LoadPart(uint32_t at, float (&x)[4]) const {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
                  : "r"(at));
   }
+  __device__ __forceinline__ uint32_t Staging(int group) const {
+    return layout.outputs + group * wgmma::kTileBytes +
+           warp * (wgmma::kTileBytes / 4);
+  }
   // Own block b of 8 tokens: to memory, or turned round on its way there.
-  __device__ __forceinline__ void Put(int c, int b, const float (&x)[4]) const {
+  __device__ __forceinline__ void Put(int group, int c, int b,
+                                      const float (&x)[4]) const {
     if constexpr (std::is_same<IO, float>::value) {
-      WriteFloats(c, 8 * (first_block + b), x);
+      WriteFloats(group, c, 8 * (first_block + b), x);
     } else {
       wgmma::StoreMatricesTransposed(
-          staging + (8 * b + lane % 8) * 32 + lane / 8 % 2 * 16,
+          Staging(group) + (8 * b + lane % 8) * 32 + lane / 8 % 2 * 16,
           Bf16::Pack(x[0], x[1]), Bf16::Pack(x[2], x[3]));
     }
   }
-
   __device__ __forceinline__ IO* Out(int c, int place, int column) const {
     return static_cast<IO*>(p.out) + row.Token(c, place) * p.out_stride +
            int64_t{head} * s.value_dim + column;
   }
-  __device__ __forceinline__ void WriteFloats(int c, int first,
+  __device__ __forceinline__ void WriteFloats(int group, int c, int first,
                                               const float (&sum)[4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int place = first + lane % 4 * 2 + i % 2;
-      const int column = first_column + lane / 4 + i / 2 * 8;
+      const int column = first_column + 64 * group + lane / 4 + i / 2 * 8;
       if (place >= row.Begin(c) && place < row.End(c) && column < s.value_dim) {
         *Out(c, place, column) = FromFloat<IO>(sum[i]);
       }
     }
   }
   // A warp's 16 columns of each token: 32 bytes, by two lanes.
-  __device__ __forceinline__ void WriteStaged(int c) const {
-    const int column = first_column + lane % 2 * 8;
-    for (int i = lane / 2; i < 8 * own_blocks; i += 16) {
+  __device__ __forceinline__ void WriteStaged(int group, int c) const {
+    const int column = first_column + 64 * group + lane % 2 * 8;
+    if (column >= s.value_dim) return;
+    const int first = 8 * first_block + lane / 2;
+    IO* to = Out(c, first, column);
+    uint32_t from = Staging(group) + lane / 2 * 32 + lane % 2 * 16;
+    for (int i = 0; i < 8 * own_blocks; i += 16) {
       uint32_t x[4];
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                   : "r"(staging + i * 32 + lane % 2 * 16));
-      const int place = 8 * first_block + i;
-      if (place >= row.Begin(c) && place < row.End(c) && column < s.value_dim) {
-        *reinterpret_cast<uint4*>(Out(c, place, column)) =
-            make_uint4(x[0], x[1], x[2], x[3]);
+                   : "r"(from));
+      const int place = first + i;
+      if (place >= row.Begin(c) && place < row.End(c) &&
+          i + lane / 2 < 8 * own_blocks) {
+        *reinterpret_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]);
       }
+      to += 16 * p.out_stride;
+      from += 16 * 32;
     }
-  }
-
-  __device__ __forceinline__ void Run(float* head_state, bool fresh,
-                                      bool decays) {
-    float state[32] = {};
-    if (!fresh) {
-      ForState([&](int i, int64_t at) { state[i] = head_state[at]; });
-    }
-    const Powers powers = TakePowers();
-    Expect(0);
-    if (row.chunks > 1) Expect(1);
-    int stage = 0;
-    uint32_t phase = 0;
-    for (int c = 0; c < row.chunks; ++c) {
-      float out[32];
-      uint32_t factor[kStateTerms][16];
-      uint32_t value[4][4];
-      uint32_t weighted[4][4];
-      BarrierWait(layout.Full(stage), phase);
-      TakeState(c, decays, powers, state, factor);
-      TakeValues(c, layout.Values(stage, group), decays, powers, value,
-                 weighted);
-      wgmma::Hold(state);
-      QueryAndUpdate(stage, factor, weighted, out, state);
-      wgmma::Wait<1>();
-      wgmma::Hold(out);
-      if (decays) Decay(c, powers, out);
-      BarrierWait(layout.ScoresFull(c), c >> 1 & 1);
-      wgmma::Hold(out);
-      wgmma::Fence();
-#pragma unroll
-      for (int step = 0; step < wgmma::kSteps; ++step) {
-        wgmma::Multiply<false>(out, value[step],
-                               wgmma::ByRows(layout.Scores(c), step), true);
-      }
-      wgmma::Commit();
-      if (c > 0) Finish(c - 1);
-      wgmma::Wait<0>();
-      wgmma::Hold(out);
-      wgmma::Hold(state);
-      wgmma::Hold(factor);
-      wgmma::Hold(weighted);
-      wgmma::Hold(value);
-      if (lane == 0) {
-        BarrierArrive(layout.Free(stage));
-        BarrierArrive(layout.ScoresFree(c));
-      }
-      Send(c, out);
-      if (++stage == s.stages) {
-        stage = 0;
-        phase ^= 1;
-      }
-    }
-    Finish(row.chunks - 1);
-    ForState([&](int i, int64_t at) { head_state[at] = state[i]; });
   }
 
   const LinearPrefillParams& p;
   const Shape& s;
   const Layout<kGroups>& layout;
   const Row& row;
-  const Slice slice;
-  int rank;
   int head;
-  int group;
   int thread;
   int warp;
   int lane;
-  int first_column;  // of this warp's 16
-  uint32_t staging;  // of this warp
+  int first_column;  // of this warp's 16 of group 0
   int first_block;   // of 8 tokens, of those that this block sums up
   int own_blocks;
-  uint64_t routes;
 };
 
 // The outputs of a row in the sink: 0, in this block's columns.
@@ -697,10 +792,10 @@ __device__ void WriteZeros(const LinearPrefillParams& p, const Shape& s,
 
 // Grid: (key slices, heads · value tiles, rows), in clusters of the key slices.
 // Key slices are independent but for the sum of their outputs, and parts of the
-// values altogether. The first group of threads prepares, the others keep the
-// state.
+// values altogether. The first group of threads prepares, the second finishes,
+// the others keep the state.
 template <int kGroups, Source kSource, typename IO>
-__global__ void __launch_bounds__(kGroup*(1 + kGroups), 1)
+__global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
     linear_prefill_kernel(const __grid_constant__ LinearPrefillParams p,
                           const __grid_constant__ Shape s) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -733,7 +828,7 @@ __global__ void __launch_bounds__(kGroup*(1 + kGroups), 1)
       BarrierInit(layout.ScoresFull(i), 1);
       BarrierInit(layout.ScoresFree(i), 4 * kGroups);
       for (int g = 0; g < kGroups; ++g) {
-        BarrierInit(layout.SumsFull(g, i), 1);
+        BarrierInit(layout.SumsFull(g, i), s.key_slices == 1 ? kGroup : 1);
         BarrierInit(layout.SumsFree(g, i), 4 * s.key_slices);
       }
     }
@@ -747,17 +842,24 @@ __global__ void __launch_bounds__(kGroup*(1 + kGroups), 1)
   __syncthreads();
   ClusterBarrier();  // everybody's barriers are ready
 
-  if (threadIdx.x < kGroup) {
-    if constexpr (kGroups == 2) ReleaseRegisters<104>();
-    Preparer<kGroups, kSource, IO> preparer(p, s, layout, row, head,
-                                            ClusterRank(), value_tile);
+  // Registers go to the groups that keep the state.
+  const int rank = ClusterRank();
+  const int role = threadIdx.x / kGroup;
+  if (role == 0) {
+    ReleaseRegisters<kGroups == 2 ? 112 : 128>();
+    Preparer<kGroups, kSource, IO> preparer(p, s, layout, row, head, rank,
+                                            value_tile);
     preparer.Run(log2_decay);
+  } else if (role == 1) {
+    ReleaseRegisters<kGroups == 2 ? 80 : 112>();
+    const Finisher<kGroups, IO> finisher(p, s, layout, row, head, rank,
+                                         value_tile);
+    finisher.Run();
   } else {
-    if constexpr (kGroups == 2) ClaimRegisters<200>();
+    ClaimRegisters<kGroups == 2 ? 160 : 240>();
     float* head_state = p.states + int64_t{slot} * p.slot_stride +
                         int64_t{head} * s.key_dim * s.value_dim;
-    StateGroup<kGroups, IO> group(p, s, layout, row, head, ClusterRank(),
-                                  value_tile, threadIdx.x / kGroup - 1);
+    StateGroup<kGroups> group(p, s, layout, row, rank, value_tile, role - 2);
     group.Run(head_state, fresh, decay != 1.0f);
   }
   ClusterBarrier();  // nobody leaves while others send to it

@@ -23,7 +23,8 @@ struct LinearPrefillPlan {
   int key_slices;   // blocks of a cluster
   int groups;       // of 64 columns in a block, 1 or 2
   int value_tiles;  // of `groups` · 64 columns
-  int threads;      // of a block: `groups`, and one that prepares their work
+  int threads;      // of a block: `groups`, one that prepares their work, and
+                    // one that finishes it
   int stages;       // chunks of q, k and v on their way
   int exchange_blocks;  // of 8 tokens that a block sums up, at most
   int shared_bytes;
@@ -61,7 +62,7 @@ constexpr LinearPrefillPlan PlanLinearPrefill(
           ? 2
           : 1;
   plan.value_tiles = (columns + plan.groups - 1) / plan.groups;
-  plan.threads = kLinearPrefillGroup * (1 + plan.groups);
+  plan.threads = kLinearPrefillGroup * (2 + plan.groups);
   plan.exchange_blocks = (8 + plan.key_slices - 1) / plan.key_slices;
   // Beside the stages: two tiles of scores, for each group two buffers of
   // partial sums and one tile of outputs, powers of the decay and barriers.

@@ -53,11 +53,11 @@ struct Row {
   int chunks;
 };
 
-// 16 bytes, or zeros where not `valid`.
+// 16 bytes, of which `bytes` (16 or 0) are copied and the others zeros.
 __device__ __forceinline__ void CopyOrZero16(uint32_t to, const void* from,
-                                             bool valid) {
+                                             int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
-               "l"(from), "r"(valid ? 16 : 0)
+               "l"(from), "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void CommitCopies() {
@@ -90,30 +90,40 @@ struct CopiedTile {
     const int thread = threadIdx.x % kGroup;
     const int piece = thread % 8;
     const int feature = (piece < 4 ? first[0] : first[1]) + piece % 4 * 8;
-    exists = feature < (piece < 4 ? end[0] : end[1]);
-    step = 16 * stride;
+    const bool exists = feature < (piece < 4 ? end[0] : end[1]);
+    // Where there is no feature, nothing is read, from a valid address.
+    bytes = exists ? 16 : 0;
+    step = exists ? 16 * stride : 0;
     somewhere = x;
-    from = x + (row.Token(0, 0) + thread / 8) * stride + feature;
+    from = exists ? x + (row.Token(0, 0) + thread / 8) * stride + feature : x;
   }
   // Of chunk c, and then goes on to the next.
   __device__ __forceinline__ void Copy(const Row& row, int c, bool whole,
                                        uint32_t tile) {
     const int thread = threadIdx.x % kGroup;
     const uint32_t to = tile + wgmma::PieceOffset(thread / 8, thread % 8);
+    if (whole) {
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      const int i = thread / 8 + 16 * m;
-      const bool valid =
-          exists && (whole || (i >= row.Begin(c) && i < row.End(c)));
-      CopyOrZero16(to + 2048 * m, valid ? from : somewhere, valid);
-      from += step;
+      for (int m = 0; m < 4; ++m) {
+        CopyOrZero16(to + 2048 * m, from, bytes);
+        from += step;
+      }
+    } else {
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const int i = thread / 8 + 16 * m;
+        const bool valid = i >= row.Begin(c) && i < row.End(c);
+        CopyOrZero16(to + 2048 * m, valid ? from : somewhere,
+                     valid ? bytes : 0);
+        from += step;
+      }
     }
   }
 
   const __nv_bfloat16* from;
-  const __nv_bfloat16* somewhere;  // a valid address
+  const __nv_bfloat16* somewhere;
   int64_t step;
-  bool exists;
+  int bytes;
 };
 
 // ---- tiles that are more than a copy ----
