@@ -20,12 +20,12 @@ using Bf16 = Half<__nv_bfloat16>;
 constexpr int kThreads = 256;        // two groups of four warps
 constexpr int kParts = 4;            // of a sequence: blocks of a cluster
 constexpr int kShare = 16 / kParts;  // of S that each adds up, in 8 columns
+constexpr int kFeatures = 128;       // of a head, at most
+constexpr int kStages = 2;
 constexpr int kStepTokens = 128;
-constexpr int kFeatures = 128;                  // of a head, at most
 constexpr int kBlockBytes = kStepTokens * 128;  // 64 features of a step
 constexpr int kTensorBytes = 2 * kBlockBytes;
 constexpr int kStageBytes = 2 * kTensorBytes;  // k and v, or q and g
-constexpr int kStages = 2;
 
 // What is done to q or k before its encoding.
 enum class Change { kNone, kSilu, kFeatureSoftmax, kSequenceSoftmax };
@@ -162,7 +162,8 @@ struct Noncausal {
         thread(threadIdx.x),
         group(thread / 128),
         warp(thread / 32 % 4),
-        lane(thread % 32) {
+        lane(thread % 32),
+        first_row(64 * group + 16 * warp) {
     const int steps = (count + kStepTokens - 1) / kStepTokens;
     first_step = static_cast<int>(int64_t{rank} * steps / kParts);
     part_steps =
@@ -521,11 +522,10 @@ struct Noncausal {
   }
   // cos and sin of a thread's features, at its four of 16 tokens.
   struct Waves {
-    static constexpr int kAngled = kPosition == LrpeType::kCosine ? 2 : 1;
     __device__ __forceinline__ void Begin(const Keys& keys, uint64_t first) {
       if constexpr (kPosition != LrpeType::kNone) {
 #pragma unroll
-        for (int f = 0; f < kAngled; ++f) {
+        for (int f = 0; f < kEncodings; ++f) {
 #pragma unroll
           for (int t = 0; t < 4; ++t) {
             linear_prefill::FastCosSin(
@@ -540,7 +540,7 @@ struct Noncausal {
     __device__ __forceinline__ void Turn(const Keys& keys) {
       if constexpr (kPosition != LrpeType::kNone) {
 #pragma unroll
-        for (int f = 0; f < kAngled; ++f) {
+        for (int f = 0; f < kEncodings; ++f) {
           const float turn_cos = f == 0 ? keys.turn_cos : keys.turn_cos2;
           const float turn_sin = f == 0 ? keys.turn_sin : keys.turn_sin2;
 #pragma unroll
@@ -647,7 +647,7 @@ struct Noncausal {
   // eights of features, its own two of both.
   __device__ __forceinline__ void LoadQueries(uint32_t queries, int eight,
                                               uint32_t (&raw)[4]) const {
-    const int token = 64 * group + 16 * warp + lane / 8 % 2 * 8 + lane % 8;
+    const int token = first_row + lane / 8 % 2 * 8 + lane % 8;
     const int feature = (lane / 16 == 0 ? 0 : s.half) + 8 * eight;
     LoadMatrices(raw, queries + feature / 64 * kBlockBytes +
                           wgmma::PieceOffset(token, feature / 8 % 8));
@@ -742,7 +742,7 @@ struct Noncausal {
         const uint4 turn = LoadShared<uint4>(memory.Angles(load) + angle * 8);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-          const uint32_t row = 64 * group + 16 * warp + lane / 4 + 8 * t;
+          const uint32_t row = first_row + lane / 4 + 8 * t;
           linear_prefill::FastCosSin(turn.x + row * turn.y, &cos[t][h][0],
                                      &sin[t][h][0]);
           linear_prefill::FastCosSin(turn.z + row * turn.w, &cos[t][h][1],
@@ -814,10 +814,7 @@ struct Noncausal {
       wgmma::Fence();
 #pragma unroll
       for (int eight = 0; eight < 8; ++eight) {
-        wgmma::Multiply128(
-            out, factor[eight],
-            wgmma::ByColumns(memory.state, eight, Memory::kStateBlock),
-            eight > 0);
+        MultiplyState(out, factor[eight], eight, eight > 0);
       }
       wgmma::Commit();
       wgmma::Wait<0>();
@@ -843,10 +840,7 @@ struct Noncausal {
         wgmma::Fence();
 #pragma unroll
         for (int e = 0; e < kEncodings; ++e) {
-          wgmma::Multiply128(out, f[e],
-                             wgmma::ByColumns(memory.state, 8 * e + eight,
-                                              Memory::kStateBlock),
-                             eight + e > 0);
+          MultiplyState(out, f[e], 8 * e + eight, eight + e > 0);
         }
         wgmma::Commit();
         wgmma::Wait<1>();
@@ -857,11 +851,18 @@ struct Noncausal {
     }
     wgmma::Hold(out);
   }
+  __device__ __forceinline__ void MultiplyState(float (&out)[64],
+                                                const uint32_t (&factor)[4],
+                                                int step, bool add) const {
+    wgmma::Multiply128(
+        out, factor, wgmma::ByColumns(memory.state, step, Memory::kStateBlock),
+        add);
+  }
   // Gated outputs take the place of the gates in shared memory.
   template <bool kGated, bool kSilu>
   __device__ __forceinline__ void Gate(uint32_t gates,
                                        const float (&out)[64]) const {
-    const int token = 64 * group + 16 * warp + lane / 4;
+    const int token = first_row + lane / 4;
     // Rows 8 apart have their pieces in the same places.
     const uint32_t row = gates + token * 128 + lane % 4 * 4;
     const int swap = token & 7;
@@ -889,7 +890,7 @@ struct Noncausal {
     const int step = first_step + load - part_steps;
     const int column = lane % 16 * 8;
     if (column >= s.value_dim) return;
-    const int row = 64 * group + 16 * warp + lane / 16;
+    const int row = first_row + lane / 16;
     const int left = count - step * kStepTokens - row;
     __nv_bfloat16* to =
         static_cast<__nv_bfloat16*>(p.out) +
@@ -961,6 +962,7 @@ struct Noncausal {
   int group;
   int warp;
   int lane;
+  int first_row;   // of a step, of the 16 whose outputs this warp has
   int first_step;  // of this part
   int part_steps;
 };

@@ -398,7 +398,7 @@ struct StateGroup {
                  : "r"(layout.powers + 4 * n));
     return power;
   }
-  // Those of a whole chunk. Of each eight tokens a thread has two.
+  // Those of a chunk. Of each eight tokens a thread has two.
   struct Powers {
     float all;          // λ^64
     uint32_t after[8];  // λ^(tokens that come after), as factors of ṽ
@@ -417,10 +417,6 @@ struct StateGroup {
     }
     return w;
   }
-  __device__ __forceinline__ bool Whole(int c) const {
-    return row.Begin(c) == 0 && row.End(c) == kChunk;
-  }
-
   // Sᵀ as a factor, and then Sᵀ times what the chunk makes of it.
   __device__ __forceinline__ void TakeState(
       bool decays, const Powers& w, float (&state)[32],
@@ -541,16 +537,14 @@ struct StateGroup {
     if (!fresh) {
       ForState([&](int i, int64_t at) { state[i] = head_state[at]; });
     }
-    const Powers whole = TakePowers(0, kChunk);
+    Powers powers = TakePowers(row.Begin(0), row.End(0));
     int stage = 0;
     uint32_t phase = 0;
     for (int c = 0; c < row.chunks; ++c) {
-      if (Whole(c)) {
-        Step(c, stage, phase, decays, whole, state);
-      } else {
-        Step(c, stage, phase, decays, TakePowers(row.Begin(c), row.End(c)),
-             state);
+      if (c == 1 || c == row.chunks - 1) {
+        powers = TakePowers(row.Begin(c), row.End(c));
       }
+      Step(c, stage, phase, decays, powers, state);
       if (++stage == s.stages) {
         stage = 0;
         phase ^= 1;
