@@ -65,15 +65,15 @@ __device__ __forceinline__ void Hold(float (&c)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }
+template <int kCount>
+__device__ __forceinline__ void Hold(uint32_t (&a)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
 template <int kRows, int kCount>
 __device__ __forceinline__ void Hold(uint32_t (&a)[kRows][kCount]) {
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      asm volatile("" : "+r"(a[row][i])::"memory");
-    }
-  }
+  for (int row = 0; row < kRows; ++row) Hold(a[row]);
 }
 
 #define RECURVE_WGMMA_ACCUMULATOR                           \

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <tuple>
 #include <vector>
 
@@ -262,8 +261,6 @@ class LinearNoncausalGpuTest : public GpuTest {
           WorstHeadError(batch.Out(i), want.out, c.heads, c.value_dim);
       const double state = WorstHeadError(batch.State(i), want.state, c.heads,
                                           c.key_dim() * c.value_dim);
-      std::printf("    length %5d: out %.2e state %.2e\n", int(counts[i]), out,
-                  state);
       EXPECT_LE(out, counts[i] < 16 ? 2 * kTolerance : kTolerance)
           << "out, length " << counts[i]
           << RelativelyNear(batch.Out(i), want.out, kTolerance).message();
@@ -290,7 +287,6 @@ TEST_F(LinearNoncausalGpuTest, MatchesFloat64InEveryShape) {
       SCOPED_TRACE(testing::Message()
                    << heads << " heads " << d << " x " << e << " position "
                    << static_cast<int>(position));
-      std::printf("  %d x %d position %d\n", d, e, int(position));
       Config c;
       c.heads = heads;
       c.head_dim = d;
@@ -309,7 +305,6 @@ TEST_F(LinearNoncausalGpuTest, MatchesFloat64WithEveryActivation) {
     for (int which = 0; which < 7; ++which) {
       SCOPED_TRACE(testing::Message() << "case " << which << " position "
                                       << static_cast<int>(position));
-      std::printf("  case %d position %d\n", which, int(position));
       Config c;
       c.head_dim = which == 4 ? 48 : 128;
       c.position = position;

@@ -2,8 +2,8 @@
 // itself.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <tuple>
 #include <vector>
 
@@ -45,8 +45,6 @@ class LinearPrefillGpuTest : public GpuTest {
       const PrefillOracle want(c, parts[i], options.fresh);
       const double out =
           WorstHeadError(batch.Out(i), want.out, c.heads, c.value_dim);
-      std::printf("    length %5d first %4d: out %.2e", int(parts[i].count),
-                  int(c.first_position + parts[i].first), out);
       // A product q · k that cancels keeps the rounding of its terms; among
       // few tokens one such may be most of what there is.
       EXPECT_LE(out, parts[i].count < 16 ? 2 * kTolerance : kTolerance)
@@ -55,7 +53,6 @@ class LinearPrefillGpuTest : public GpuTest {
       if (parts[i].count == 0 && options.fresh) continue;
       const double state = WorstHeadError(batch.State(i), want.state, c.heads,
                                           c.key_dim() * c.value_dim);
-      std::printf(" state %.2e\n", state);
       EXPECT_LE(state, kTolerance)
           << "state, length " << parts[i].count << " from " << parts[i].first
           << RelativelyNear(batch.State(i), want.state, kTolerance).message();
@@ -128,8 +125,6 @@ TEST_F(LinearPrefillGpuTest, MatchesFloat64InEveryShape) {
                      << heads << " heads " << d << " x " << e << " io "
                      << static_cast<int>(io) << " position "
                      << static_cast<int>(position));
-        std::printf("  %d heads %d x %d io %d position %d\n", heads, d, e,
-                    int(io), int(position));
         LinearGpuConfig c = Plain(heads, d, e);
         c.io = io;
         c.position = position;
@@ -158,8 +153,6 @@ TEST_F(LinearPrefillGpuTest, MatchesFloat64WithEveryActivation) {
                      << "activation " << static_cast<int>(activation)
                      << " position " << static_cast<int>(position) << " io "
                      << static_cast<int>(io));
-        std::printf("  activation %d position %d io %d\n", int(activation),
-                    int(position), int(io));
         LinearGpuConfig c = Plain(2, 96, 40);
         c.io = io;
         c.position = position;
@@ -233,8 +226,6 @@ TEST_F(LinearPrefillGpuTest, HandsOverToTheStep) {
       const double error = WorstHeadError(got, oracle, c.heads, c.value_dim);
       const double state = WorstHeadError(batch.State(0), want.state, c.heads,
                                           c.key_dim() * c.value_dim);
-      std::printf("    hand-over %d: out %.2e state %.2e\n", int(count), error,
-                  state);
       EXPECT_LE(error, kTolerance);
       EXPECT_LE(state, kTolerance);
     }
@@ -295,19 +286,17 @@ TEST_F(LinearPrefillGpuTest, ARowAloneHasTheSameBits) {
 // A value that is not finite spoils nothing before it.
 TEST_F(LinearPrefillGpuTest, InfinityDoesNotReachBack) {
   const LinearGpuConfig c = Plain(1, 64, 64);
+  LinearPrefillBatch finite(c, {{1, 0, 100}}, {});
+  ASSERT_NO_FATAL_FAILURE(finite.Run());
+  const std::vector<float> want = finite.Out(0);
   LinearPrefillBatch batch(c, {{1, 0, 100}}, {});
-  ASSERT_NO_FATAL_FAILURE(batch.Run());
-  const std::vector<float> want = batch.Out(0);
-  LinearPrefillParams p = batch.Params();
+  const LinearPrefillParams p = batch.Params();
   DeviceTensor key(c.io, {INFINITY});
   void* at = static_cast<char*>(const_cast<void*>(p.k)) + 50 * p.stride * 2;
-  LinearPrefillBatch again(c, {{1, 0, 100}}, {});
-  p = again.Params();
-  at = static_cast<char*>(const_cast<void*>(p.k)) + 50 * p.stride * 2;
   ASSERT_EQ(cudaMemcpy(at, key.data(), 2, cudaMemcpyDeviceToDevice),
             cudaSuccess);
-  ASSERT_NO_FATAL_FAILURE(again.Run());
-  const std::vector<float> got = again.Out(0);
+  ASSERT_NO_FATAL_FAILURE(batch.Run());
+  const std::vector<float> got = batch.Out(0);
   EXPECT_TRUE(SameBits({got.data(), 50 * 64}, {want.data(), 50 * 64}));
   EXPECT_FALSE(std::isfinite(got[51 * 64]));
 }
