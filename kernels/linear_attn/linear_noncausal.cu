@@ -16,8 +16,8 @@ using linear_noncausal::Noncausal;
 using linear_noncausal::Shape;
 
 // The outputs of a row in the sink.
-__device__ void WriteZeros(const LinearNoncausalParams& p, int value_dim,
-                           int64_t first_token, int count) {
+__device__ inline void WriteZeros(const LinearNoncausalParams& p, int value_dim,
+                                  int64_t first_token, int count) {
   for (int64_t i = threadIdx.x; i < int64_t{count} * value_dim;
        i += blockDim.x) {
     static_cast<__nv_bfloat16*>(
