@@ -16,13 +16,13 @@ using linear_noncausal::Noncausal;
 using linear_noncausal::Shape;
 
 // The outputs of a row in the sink.
-__device__ inline void WriteZeros(const LinearNoncausalParams& p, int value_dim,
-                                  int64_t first_token, int count) {
+template <typename T>
+__device__ void WriteZeros(const LinearNoncausalParams& p, int value_dim,
+                           int64_t first_token, int count) {
   for (int64_t i = threadIdx.x; i < int64_t{count} * value_dim;
        i += blockDim.x) {
-    static_cast<__nv_bfloat16*>(
-        p.out)[(first_token + i / value_dim) * p.out_stride +
-               int64_t{blockIdx.y} * value_dim + i % value_dim] =
+    static_cast<T*>(p.out)[(first_token + i / value_dim) * p.out_stride +
+                           int64_t{blockIdx.y} * value_dim + i % value_dim] =
         __float2bfloat16_rn(0.0f);
   }
 }
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (p.states != nullptr) {
     const int slot = p.slots[b];
     if (slot <= 0) {
-      if (blockIdx.x == 0) WriteZeros(p, s.value_dim, first_token, count);
+      if (blockIdx.x == 0)
+        WriteZeros<__nv_bfloat16>(p, s.value_dim, first_token, count);
       return;
     }
     head_state =
