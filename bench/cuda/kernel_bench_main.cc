@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "bench/cuda/linear_bench.h"
+#include "bench/cuda/linear_noncausal_bench.h"
+#include "bench/cuda/linear_prefill_bench.h"
 #include "bench/cuda/small_ops_bench.h"
 #include "bench/cuda/tpa_bench.h"
 
@@ -25,13 +27,16 @@ constexpr Operation kOperations[] = {
      [](const BenchOptions& options) {
        return recurve::bench::BenchLinear(options.quick);
      }},
+    {"linear_noncausal", recurve::bench::BenchLinearNoncausal},
+    {"linear_prefill", recurve::bench::BenchLinearPrefill},
     {"lrpe", [](const BenchOptions&) { return recurve::bench::BenchLrpe(); }},
     {"norm", [](const BenchOptions&) { return recurve::bench::BenchNorm(); }},
 };
 
 constexpr char kUsage[] =
     "usage: recurve-kernel-bench [--json FILE] [--commit ID] [--quick]\n"
-    "                            [--only tpa|linear|lrpe|norm]\n"
+    "                            [--only tpa|linear|linear_noncausal|\n"
+    "                                    linear_prefill|lrpe|norm]\n"
     "                            [--shape PART_OF_A_NAME]\n";
 
 int Usage() {

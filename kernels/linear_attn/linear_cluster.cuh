@@ -1,0 +1,73 @@
+// Blocks of a cluster that read and write each other's shared memory. Device
+// code only; nothing before Hopper.
+#ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CLUSTER_CUH_
+#define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CLUSTER_CUH_
+
+#include <cstdint>
+
+namespace recurve {
+namespace linear_cluster {
+
+__device__ __forceinline__ int ClusterRank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+__device__ __forceinline__ void ClusterBarrier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+#endif
+}
+// A shared-memory address of this block, in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
+  uint32_t mapped = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(mapped)
+      : "r"(address), "r"(rank));
+#endif
+  return mapped;
+}
+// Four floats into another block, counted on a barrier there.
+__device__ __forceinline__ void SendFour(uint32_t to, uint32_t barrier, float a,
+                                         float b, float c, float d) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+      : "memory");
+#endif
+}
+// Of the block's own scope: a release to the cluster would wait for all of the
+// warp's stores to global memory. What this orders is reads of shared memory
+// whose values have been used already.
+__device__ __forceinline__ void ArriveInCluster(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+#endif
+}
+
+// Four floats from another block; four bytes into one.
+__device__ __forceinline__ void ReadFour(uint32_t from, float (&x)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(from));
+#endif
+}
+__device__ __forceinline__ void Write(uint32_t to, uint32_t word) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(word)
+               : "memory");
+#endif
+}
+
+}  // namespace linear_cluster
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CLUSTER_CUH_
