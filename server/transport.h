@@ -12,9 +12,9 @@
 namespace recurve {
 
 // How gRPC connections are protected. Files are PEM and are read again every
-// `tls_reload`, so that certificates can be renewed while the server runs; new
-// connections get the new ones. Files that have become unreadable or do not fit
-// each other are not taken.
+// `tls_reload`, so that certificates can be renewed while the server runs: new
+// connections get the new ones. Files that have become unusable make new
+// connections fail until they are good again; open ones stay.
 struct TransportOptions {
   std::string tls_cert;  // the server's chain, its own first; empty: plaintext
   std::string tls_key;   // of the first certificate

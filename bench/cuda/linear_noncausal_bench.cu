@@ -130,7 +130,7 @@ class LinearNoncausalBench {
         [this](cudaStream_t stream, int call) {
           return LaunchLinearNoncausal(Params(call % sets_), stream);
         },
-        static_cast<int>(std::max<int64_t>(sets_, 2)));
+        static_cast<int>(std::max<int64_t>(sets_, 2)), sets_ > 1);
     const int64_t state =
         case_.heads * kDim * LrpeOutputDim(case_.position, kDim);
     return {"linear_noncausal", Name(case_), timing,

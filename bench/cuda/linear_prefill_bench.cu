@@ -159,7 +159,7 @@ class LinearPrefillBench {
         [this](cudaStream_t stream, int call) {
           return LaunchLinearPrefill(Params(call % sets_), stream);
         },
-        static_cast<int>(std::max<int64_t>(sets_, 2)));
+        static_cast<int>(std::max<int64_t>(sets_, 2)), sets_ > 1);
     return {"linear_prefill", Name(case_), timing,
             8.0 * tokens_ * width_ + 4.0 * state_elements_ * case_.batch};
   }

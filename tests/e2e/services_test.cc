@@ -114,6 +114,20 @@ grpc::Status CallWithBytes(const TestServer& server, const std::string& method,
   return status;
 }
 
+TEST(ServicesTest, MetadataIsBounded) {
+  TestServer server;
+  const auto stub = grpc::health::v1::Health::NewStub(server.Channel());
+  for (const auto& [bytes, fits] : {std::pair(1000, true), {20'000, false}}) {
+    grpc::ClientContext context;
+    context.AddMetadata("x-test", std::string(bytes, 'x'));
+    HealthCheckResponse response;
+    const grpc::Status status =
+        stub->Check(&context, HealthCheckRequest(), &response);
+    EXPECT_EQ(status.ok(), fits) << bytes << ": " << status.error_message();
+  }
+  EXPECT_TRUE(server.Connect()->GetLoad().ok());
+}
+
 TEST(ServicesTest, MalformedMessagesAreInvalidArguments) {
   TestServer server;
   for (const char* method :
