@@ -168,8 +168,10 @@ class TpaWorker {
       above |= fmaxf(scores[k / 2][k % 2], scores[k / 2][k % 2 + 2]) >
                state.max[k] + kSlack;
     }
-    if (NamedBarrierAny(1 + group_, 128, above)) Raise(scores, fresh, state);
-      // Scores become weights.
+    if (NamedBarrierAny(1 + group_, 128, above)) {
+      Raise(scores, fresh, state);
+    }
+    // Scores become weights.
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
       const float base = Base(state.max[k]);
