@@ -2,6 +2,7 @@
 # recurve_binary(NAME SRCS ... DEPS ...)
 # recurve_test(NAME SRCS ... DEPS ... [LABELS ...] [TIMEOUT seconds])
 # recurve_bench(NAME SRCS ... DEPS ...)
+# recurve_sanitizer_environment(NAME)
 #
 # Sources and dependencies are listed, never globbed. Libraries are static; a
 # .cu source in SRCS needs RECURVE_HAVE_CUDA at the caller.
@@ -46,12 +47,17 @@ function(recurve_test name)
   endif()
   if(RECURVE_SANITIZER)
     math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")
-    set(_seeds 1)
-    if(RECURVE_SANITIZER STREQUAL "thread")
-      set(_seeds 0.1)  # of the simulation's: each is twenty times slower
-    endif()
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  recurve_sanitizer_environment(${name})
+endfunction()
+
+# For tests that recurve_test does not make, but that run programs of ours.
+function(recurve_sanitizer_environment name)
+  set(_seeds 1)
+  if(RECURVE_SANITIZER STREQUAL "thread")
+    set(_seeds 0.1)  # of the simulation's: each is twenty times slower
+  endif()
   if(RECURVE_SANITIZER)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT
       "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp second_deadlock_stack=1 ignore_noninstrumented_modules=1;ASAN_OPTIONS=detect_leaks=1;LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/lsan.supp;UBSAN_OPTIONS=print_stacktrace=1;RECURVE_SIM_SEEDS=${_seeds}")

@@ -1,0 +1,566 @@
+"""Tests deploy/kubernetes and deploy/compose. Argument: the program
+recurve-server, or nothing, which leaves out the tests that need it. Exit status
+77, and a line that says why, where PyYAML or kubernetes-validate are missing.
+
+No cluster and no network: schemas come with kubernetes-validate, overlays are
+rendered by kubectl or kustomize where one is installed. Of custom resources,
+which have no schema there, the references are checked."""
+
+import functools
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+import urllib.request
+
+try:
+    import kubernetes_validate
+    import yaml
+except ImportError as error:
+    print(f"skipped: {error} (pip install pyyaml kubernetes-validate)")
+    sys.exit(77)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SERVER = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
+KUBERNETES = ROOT / "deploy/kubernetes"
+COMPOSE = ROOT / "deploy/compose"
+# The oldest version that docs/kubernetes.md names, and the newest known here.
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+# Rendered, these are what a user applies.
+ENTRIES = ("model", "overlays/cpu", "overlays/cuda", "example")
+# Not a manifest: values of another project's chart.
+VALUES = KUBERNETES / "components/autoscaling/prometheus-adapter-values.yaml"
+CUSTOM = {"ServiceMonitor": "monitoring.coreos.com/v1",
+          "Gateway": "gateway.networking.k8s.io/v1",
+          "GRPCRoute": "gateway.networking.k8s.io/v1",
+          "BackendTrafficPolicy": "gateway.envoyproxy.io/v1alpha1"}
+# Series that appear with their first event.
+LATE = {"recurve_request_success_total", "recurve_request_failure_total"}
+# What the end of the server takes after its drain, at most.
+END_SECONDS = 5
+
+
+def load_all(path):
+    return [d for d in yaml.safe_load_all(path.read_text()) if d is not None]
+
+
+def load(path):
+    (document,) = load_all(path)
+    return document
+
+
+def kustomizations():
+    return {p.parent: load(p) for p in KUBERNETES.rglob("kustomization.yaml")}
+
+
+def written():
+    """[(where, manifest)] of every file that a kustomization lists."""
+    return [(f"{folder.relative_to(ROOT)}/{name}", manifest)
+            for folder, k in kustomizations().items()
+            for name in k.get("resources", []) if (folder / name).is_file()
+            for manifest in load_all(folder / name)]
+
+
+def renderer():
+    for command in (["kustomize", "build"], ["kubectl", "kustomize"]):
+        if shutil.which(command[0]):
+            return command
+    return None
+
+
+@functools.lru_cache(maxsize=None)
+def render(entry):
+    # No configuration of a cluster is looked at.
+    result = subprocess.run([*renderer(), str(KUBERNETES / entry)], text=True,
+                            capture_output=True, timeout=60,
+                            env={**os.environ, "KUBECONFIG": os.devnull})
+    if result.returncode != 0:
+        raise AssertionError(f"{entry}: {result.stderr}")
+    return [(f"{entry} rendered", m) for m in yaml.safe_load_all(result.stdout)]
+
+
+def manifests():
+    """[(where, manifest)], as written and as rendered."""
+    result = written()
+    if renderer():
+        for entry in ENTRIES:
+            result += render(entry)
+    return result
+
+
+def of_kind(kind, found=None):
+    return [(where, m) for where, m in (found or manifests()) if m["kind"] == kind]
+
+
+def pod_specs():
+    return ([(w, m["spec"]["template"]["spec"]) for w, m in of_kind("Deployment")] +
+            [(w, m["spec"]) for w, m in of_kind("Pod")])
+
+
+def servers():
+    """[(where, Deployment, its container)]"""
+    result = [(w, m, m["spec"]["template"]["spec"]["containers"][0])
+              for w, m in of_kind("Deployment")]
+    assert result
+    return result
+
+
+def arguments(args):
+    """{flag: value} of --flag=value; two of a kind are an error."""
+    pairs = []
+    for arg in args:
+        match = re.fullmatch(r"--([a-z-]+)=(.+)", arg)
+        assert match, f"{arg}: expected --flag=value"
+        pairs.append(match.groups())
+    assert len(dict(pairs)) == len(pairs), f"a flag twice in {args}"
+    return dict(pairs)
+
+
+def seconds(text):
+    number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+def documented_metrics():
+    """{name: Gauges, Counters or Histograms} of docs/metrics.md"""
+    result, section = {}, None
+    for line in (ROOT / "docs/metrics.md").read_text().splitlines():
+        if line.startswith("## "):
+            section = line[3:]
+        match = re.match(r"\| `(recurve_[a-z0-9_]+)` \|", line)
+        if match:
+            result[match[1]] = section
+    return result
+
+
+def series(metrics):
+    """The names that a scrape holds."""
+    result = set()
+    for name, section in metrics.items():
+        result |= ({name + s for s in ("_bucket", "_sum", "_count")}
+                   if section == "Histograms" else {name})
+    return result
+
+
+def dashboards():
+    return {p: json.loads(p.read_text())
+            for p in sorted((COMPOSE / "grafana/dashboards").glob("*.json"))}
+
+
+def expressions():
+    """[(where, PromQL)] of all panels."""
+    result = [(f"{path.name}: {panel['title']}", target["expr"])
+              for path, dashboard in dashboards().items()
+              for panel in dashboard["panels"]
+              for target in panel.get("targets", [])]
+    assert result
+    return result
+
+
+def names_in(text):
+    return set(re.findall(r"\brecurve_[a-z0-9_]+", text))
+
+
+def references():
+    """[(where, text)]: whatever names a metric."""
+    result = expressions()
+    for path, dashboard in dashboards().items():
+        result += [(f"{path.name}: {v['name']}", json.dumps(v["query"]))
+                   for v in dashboard["templating"]["list"] if v["type"] == "query"]
+    for rule in load(VALUES)["rules"]["custom"]:
+        result.append((VALUES.name, json.dumps(rule)))
+    for where, hpa in of_kind("HorizontalPodAutoscaler"):
+        result += [(where, m["pods"]["metric"]["name"]) for m in hpa["spec"]["metrics"]]
+    return result
+
+
+class Files(unittest.TestCase):
+    def test_every_file_is_used_and_every_use_is_a_file(self):
+        used = {VALUES}
+        for folder, k in kustomizations().items():
+            used.add(folder / "kustomization.yaml")
+            for key in ("resources", "components"):
+                for name in k.get(key, []):
+                    path = (folder / name).resolve()
+                    self.assertTrue(path.exists(), f"{folder}: {name}")
+                    used.add(path)
+            for patch in k.get("patches", []):
+                if "path" in patch:
+                    path = folder / patch["path"]
+                    self.assertTrue(path.is_file(), path)
+                    used.add(path)
+        self.assertEqual(set(), set(KUBERNETES.rglob("*.yaml")) - used)
+
+    def test_what_the_guide_names_exists(self):
+        text = (ROOT / "docs/kubernetes.md").read_text()
+        paths = set(re.findall(r"(?<!tests/)\bdeploy/[\w./-]*\w", text))
+        self.assertGreater(len(paths), 5)
+        for path in paths:
+            self.assertTrue((ROOT / path).exists(), path)
+        for entry in ENTRIES:
+            self.assertIn(f"deploy/kubernetes/{entry}", text)
+        self.assertIn(f"Kubernetes {VERSIONS[0]}", text)
+
+    def test_the_schemas(self):
+        known = 0
+        for where, manifest in manifests():
+            kind = manifest["kind"]
+            if kind in CUSTOM:
+                self.assertEqual(CUSTOM[kind], manifest["apiVersion"], where)
+                continue
+            for version in VERSIONS:
+                with self.subTest(where=where, kind=kind, version=version):
+                    kubernetes_validate.validate(manifest, version, strict=True)
+                    known += 1
+        self.assertGreater(known, 10)
+
+    @unittest.skipUnless(renderer(), "neither kustomize nor kubectl to render with")
+    def test_rendered_objects_are_in_one_namespace_and_unique(self):
+        for entry in ENTRIES:
+            keys = [(m["kind"], m["metadata"]["name"]) for _, m in render(entry)]
+            self.assertEqual(len(keys), len(set(keys)), entry)
+            for where, m in render(entry):
+                name = m["metadata"]["name" if m["kind"] == "Namespace" else "namespace"]
+                self.assertEqual("recurve", name, where)
+
+    @unittest.skipUnless(renderer(), "neither kustomize nor kubectl to render with")
+    def test_the_example_sets_image_and_leaves_replicas_to_the_autoscaler(self):
+        ((_, deployment),) = of_kind("Deployment", render("example"))
+        self.assertNotIn("replicas", deployment["spec"])
+        image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+        self.assertNotIn("VERSION", image)
+        ((_, deployment),) = of_kind("Deployment", render("overlays/cuda"))
+        limits = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+        self.assertEqual("1", limits["nvidia.com/gpu"])
+
+
+class Pods(unittest.TestCase):
+    def test_nothing_is_privileged(self):
+        specs = pod_specs()
+        self.assertGreaterEqual(len(specs), 2)
+        for where, spec in specs:
+            with self.subTest(where):
+                self.assertIs(False, spec["automountServiceAccountToken"])
+                context = spec["securityContext"]
+                self.assertIs(True, context["runAsNonRoot"])
+                self.assertGreater(context["runAsUser"], 0)
+                self.assertEqual("RuntimeDefault", context["seccompProfile"]["type"])
+                for container in spec["containers"]:
+                    own = container["securityContext"]
+                    self.assertIs(False, own["allowPrivilegeEscalation"])
+                    self.assertIs(True, own["readOnlyRootFilesystem"])
+                    self.assertEqual({"drop": ["ALL"]}, own["capabilities"])
+                    self.assertIn("memory", container["resources"]["limits"])
+
+    def test_the_model_is_read_only_and_where_the_flag_says(self):
+        for where, deployment, container in servers():
+            with self.subTest(where):
+                (mount,) = container["volumeMounts"]
+                self.assertIs(True, mount["readOnly"])
+                model = pathlib.PurePath(arguments(container["args"])["model"])
+                self.assertIn(pathlib.PurePath(mount["mountPath"]), model.parents)
+                (volume,) = deployment["spec"]["template"]["spec"]["volumes"]
+                self.assertEqual(mount["name"], volume["name"])
+                claim = volume["persistentVolumeClaim"]
+                self.assertIs(True, claim["readOnly"])
+                names = {m["metadata"]["name"] for _, m in of_kind("PersistentVolumeClaim")}
+                self.assertIn(claim["claimName"], names)
+
+    def test_service_links_do_not_become_flags(self):
+        for where, deployment, _ in servers():
+            self.assertIs(
+                False, deployment["spec"]["template"]["spec"].get("enableServiceLinks"), where)
+
+    def test_ports_are_those_of_the_flags(self):
+        for where, _, container in servers():
+            with self.subTest(where):
+                flags = arguments(container["args"])
+                self.assertEqual("0.0.0.0", flags["host"])
+                self.assertEqual({"grpc": int(flags["grpc-port"]),
+                                  "metrics": int(flags["http-port"])},
+                                 {p["name"]: p["containerPort"] for p in container["ports"]})
+
+    def test_probes_ask_a_service_of_the_server_on_its_port(self):
+        services = {""}
+        for proto in (ROOT / "proto/recurve/v1").glob("*.proto"):
+            text = proto.read_text()
+            package = re.search(r"^package (.+);", text, re.M)[1]
+            services |= {f"{package}.{s}" for s in re.findall(r"^service (\w+)", text, re.M)}
+        self.assertIn("recurve.v1.Inference", services)
+        for where, _, container in servers():
+            port = int(arguments(container["args"])["grpc-port"])
+            for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+                with self.subTest(where=where, probe=name):
+                    probe = container[name]
+                    self.assertEqual(port, probe["grpc"]["port"])
+                    self.assertIn(probe["grpc"].get("service", ""), services)
+
+    def test_a_drain_ends_before_it_is_killed(self):
+        for where, deployment, container in servers():
+            with self.subTest(where):
+                drain = int(arguments(container["args"])["shutdown-timeout"])
+                before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+                grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+                self.assertGreater(before, 0)
+                self.assertLessEqual(before + drain + END_SECONDS, grace)
+                # A drain on request is NOT_SERVING for as long.
+                live = container["livenessProbe"]
+                self.assertGreater(live["periodSeconds"] * live["failureThreshold"], drain)
+
+    def test_threads_are_the_cores_of_the_limit(self):
+        for where, _, container in servers():
+            with self.subTest(where):
+                env = {e["name"]: e for e in container["env"]}
+                self.assertEqual(
+                    "limits.cpu",
+                    env["RECURVE_NUM_THREADS"]["valueFrom"]["resourceFieldRef"]["resource"])
+                self.assertIn("cpu", container["resources"]["limits"])
+
+
+class References(unittest.TestCase):
+    def setUp(self):
+        found = written()
+        (_, self.deployment), = of_kind("Deployment", found)
+        self.labels = self.deployment["spec"]["template"]["metadata"]["labels"]
+        container = self.deployment["spec"]["template"]["spec"]["containers"][0]
+        self.ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+        self.services = {m["metadata"]["name"]: m for _, m in of_kind("Service", found)}
+        self.found = found
+
+    def one(self, kind):
+        (_, manifest), = of_kind(kind, self.found)
+        return manifest
+
+    def test_selectors_select_the_pods(self):
+        selected = 0
+        for where, m in self.found:
+            selector = {"Deployment": lambda: m["spec"]["selector"]["matchLabels"],
+                        "Service": lambda: m["spec"]["selector"],
+                        "PodDisruptionBudget": lambda: m["spec"]["selector"]["matchLabels"],
+                        "NetworkPolicy": lambda: m["spec"]["podSelector"]["matchLabels"],
+                        }.get(m["kind"])
+            if selector:
+                self.assertLessEqual(selector().items(), self.labels.items(), where)
+                selected += 1
+        self.assertGreaterEqual(selected, 7)
+
+    def test_services_lead_to_ports_of_the_pod(self):
+        self.assertEqual("None", self.services["recurve-headless"]["spec"]["clusterIP"])
+        self.assertNotIn("clusterIP", self.services["recurve"]["spec"])
+        for name, service in self.services.items():
+            for port in service["spec"]["ports"]:
+                self.assertEqual(self.ports[port["targetPort"]], port["port"], name)
+
+    def test_policies_open_ports_of_the_pod_to_somebody_named(self):
+        policies = of_kind("NetworkPolicy", self.found)
+        self.assertEqual(3, len(policies))
+        for where, policy in policies:
+            for rule in policy["spec"]["ingress"]:
+                self.assertTrue(rule["from"], where)
+                for peer in rule["from"]:
+                    for selector in peer.values():
+                        self.assertTrue(selector["matchLabels"], where)
+                for port in rule["ports"]:
+                    self.assertIn(port["port"], self.ports, where)
+        base = dict(policies)["deploy/kubernetes/base/networkpolicy.yaml"]["spec"]
+        self.assertEqual(["Ingress", "Egress"], base["policyTypes"])
+        self.assertEqual([], base["egress"])
+
+    def test_the_autoscaler_scales_the_deployment_by_metrics_that_the_adapter_has(self):
+        spec = self.one("HorizontalPodAutoscaler")["spec"]
+        target = spec["scaleTargetRef"]
+        self.assertEqual((self.deployment["kind"], self.deployment["metadata"]["name"]),
+                         (target["kind"], target["name"]))
+        metrics = {m["pods"]["metric"]["name"] for m in spec["metrics"]}
+        self.assertEqual({"recurve_num_requests_waiting", "recurve_kv_cache_usage_perc"}, metrics)
+        rules = load(VALUES)["rules"]["custom"]
+        self.assertEqual(metrics, {r["seriesQuery"].split("{")[0] for r in rules})
+        for rule in rules:
+            self.assertEqual({"namespace", "pod"}, set(rule["resources"]["overrides"]))
+
+    def test_the_service_monitor_finds_each_pod_once(self):
+        spec = self.one("ServiceMonitor")["spec"]
+        labels = spec["selector"]["matchLabels"].items()
+        (service,) = [s for s in self.services.values()
+                      if labels <= s["metadata"]["labels"].items()]
+        (endpoint,) = spec["endpoints"]
+        self.assertIn(endpoint["port"], {p["name"] for p in service["spec"]["ports"]})
+        self.assertEqual("/metrics", endpoint["path"])
+
+    def test_the_gateway_routes_inference_alone_to_the_service(self):
+        gateway, route = self.one("Gateway"), self.one("GRPCRoute")
+        for listener in gateway["spec"]["listeners"]:
+            self.assertEqual(("HTTPS", "Terminate"),
+                             (listener["protocol"], listener["tls"]["mode"]))
+            self.assertTrue(listener["tls"]["certificateRefs"])
+        self.assertEqual([{"name": gateway["metadata"]["name"]}], route["spec"]["parentRefs"])
+        (rule,) = route["spec"]["rules"]
+        proto = (ROOT / "proto/recurve/v1/inference.proto").read_text()
+        methods = re.findall(r"^  rpc (\w+)\(", proto, re.M)
+        self.assertIn("Generate", methods)
+        self.assertEqual([{"method": {"type": "Exact", "service": "recurve.v1.Inference",
+                                      "method": method}} for method in methods],
+                         rule["matches"])
+        (backend,) = rule["backendRefs"]
+        self.assertIn(backend["port"],
+                      {p["port"] for p in self.services[backend["name"]]["spec"]["ports"]})
+
+    def test_affinity_is_by_header_and_streams_are_not_cut_off(self):
+        spec = self.one("BackendTrafficPolicy")["spec"]
+        self.assertEqual([{"group": "gateway.networking.k8s.io", "kind": "GRPCRoute",
+                           "name": self.one("GRPCRoute")["metadata"]["name"]}],
+                         spec["targetRefs"])
+        self.assertEqual({"type": "ConsistentHash",
+                          "consistentHash": {"type": "Header",
+                                             "header": {"name": "x-session-token"}}},
+                         spec["loadBalancer"])
+        self.assertEqual("0s", spec["timeout"]["http"]["requestTimeout"])
+        self.assertIn("x-session-token", (ROOT / "docs/kubernetes.md").read_text())
+
+
+class Compose(unittest.TestCase):
+    def setUp(self):
+        self.services = load(COMPOSE / "docker-compose.yml")["services"]
+        self.server = self.services["recurve"]
+        self.flags = arguments(self.server["command"])
+
+    def test_ports_are_of_loopback_alone(self):
+        ports = [p for s in self.services.values() for p in s["ports"]]
+        self.assertEqual(3, len(ports))
+        for port in ports:
+            self.assertRegex(port, r"^127\.0\.0\.1:\d+:\d+$")
+        self.assertIn(f"127.0.0.1:50051:{self.flags['grpc-port']}", self.server["ports"])
+
+    def test_the_server_is_unprivileged_and_reads_its_model_only(self):
+        self.assertRegex(self.server["user"], r"^[1-9]\d*:[1-9]\d*$")
+        self.assertIs(True, self.server["read_only"])
+        (mount,) = self.server["volumes"]
+        self.assertIs(True, mount["read_only"])
+        self.assertEqual(self.flags["model"], mount["target"])
+        default = re.search(r":-(.*)}", mount["source"])[1]
+        self.assertTrue((COMPOSE / default / "config.json").is_file())
+        for name, service in self.services.items():
+            self.assertEqual(["ALL"], service["cap_drop"], name)
+            self.assertEqual(["no-new-privileges:true"], service["security_opt"], name)
+
+    def test_a_drain_ends_before_it_is_killed(self):
+        self.assertGreaterEqual(seconds(self.server["stop_grace_period"]),
+                                int(self.flags["shutdown-timeout"]) + END_SECONDS)
+
+    def test_the_health_check_asks_the_port(self):
+        self.assertEqual(
+            ["CMD", "recurve-client", "health", "--server",
+             f"127.0.0.1:{self.flags['grpc-port']}"], self.server["healthcheck"]["test"])
+
+    def test_prometheus_scrapes_the_server_and_grafana_asks_prometheus(self):
+        (job,) = load(COMPOSE / "prometheus/prometheus.yml")["scrape_configs"]
+        self.assertEqual([f"recurve:{self.flags['http-port']}"],
+                         job["static_configs"][0]["targets"])
+        (source,) = load(
+            COMPOSE / "grafana/provisioning/datasources/prometheus.yml")["datasources"]
+        self.assertEqual("http://prometheus:9090", source["url"])
+        (provider,) = load(
+            COMPOSE / "grafana/provisioning/dashboards/recurve.yml")["providers"]
+        mounts = dict(v.split(":")[:2][::-1] for v in self.services["grafana"]["volumes"])
+        self.assertEqual("./grafana/dashboards", mounts[provider["options"]["path"]])
+        home = self.services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+        self.assertIn(pathlib.PurePath(home).name, {p.name for p in dashboards()})
+        for service in self.services.values():
+            for volume in service["volumes"]:
+                if isinstance(volume, str) and volume.startswith("./"):
+                    self.assertTrue((COMPOSE / volume.split(":")[0]).exists(), volume)
+
+
+class Metrics(unittest.TestCase):
+    def test_every_name_is_documented(self):
+        known = series(documented_metrics())
+        self.assertIn("recurve_batch_size_bucket", known)
+        for where, text in references():
+            with self.subTest(where):
+                self.assertTrue(names_in(text), text)
+                self.assertEqual(set(), names_in(text) - known)
+
+    def test_the_dashboard_shows_every_metric(self):
+        shown = set().union(*(names_in(e) for _, e in expressions()))
+        for name, section in documented_metrics().items():
+            wanted = name + "_bucket" if section == "Histograms" else name
+            self.assertIn(wanted, shown)
+
+    def test_counters_and_histograms_are_shown_as_rates(self):
+        kinds = documented_metrics()
+        for where, expression in expressions():
+            for name in names_in(expression):
+                if kinds.get(name) == "Gauges":
+                    self.assertNotIn(f"rate({name}", expression, where)
+                else:
+                    self.assertIn(f"rate({name}{{", expression, where)
+
+    def test_panels_are_valid(self):
+        for path, dashboard in dashboards().items():
+            ids = [p["id"] for p in dashboard["panels"]]
+            self.assertEqual(len(ids), len(set(ids)), path)
+            cells = set()
+            for panel in dashboard["panels"]:
+                g = panel["gridPos"]
+                self.assertLessEqual(g["x"] + g["w"], 24, panel["title"])
+                own = {(x, y) for x in range(g["x"], g["x"] + g["w"])
+                       for y in range(g["y"], g["y"] + g["h"])}
+                self.assertEqual(set(), own & cells, panel["title"])
+                cells |= own
+            variables = {v["name"] for v in dashboard["templating"]["list"]}
+            for where, expression in expressions():
+                self.assertLessEqual(
+                    set(re.findall(r"\$(\w+)", expression)), variables | {"__rate_interval"}, where)
+                self.assertEqual(expression.count("("), expression.count(")"), where)
+
+
+@unittest.skipUnless(SERVER, "no recurve-server given")
+class WithServer(unittest.TestCase):
+    def test_flags_and_variables_exist(self):
+        text = subprocess.run([SERVER, "--help"], text=True, capture_output=True, check=True,
+                              timeout=60).stdout
+        flags = dict(re.findall(r"^  --([a-z-]+).*\(Env:(RECURVE_\w+)\)", text, re.M))
+        self.assertIn("model", flags)
+        compose = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]["command"]
+        self.assertEqual(set(), set(arguments(compose)) - set(flags))
+        for where, _, container in servers():
+            self.assertEqual(set(), set(arguments(container["args"])) - set(flags), where)
+            own = {e["name"] for e in container["env"]}
+            self.assertEqual(set(), own - set(flags.values()), where)
+
+    def start(self, flags):
+        flags = {**flags, "model": str(ROOT / "deploy/models/demo"), "host": "127.0.0.1",
+                 "grpc-port": "0", "http-port": "0"}
+        process = subprocess.Popen(
+            [SERVER, *(f"--{f}={v}" for f, v in flags.items())], text=True,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "RECURVE_NUM_THREADS": "1"})
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        lines = [process.stdout.readline(), process.stdout.readline()]
+        self.assertRegex(lines[1], r"^listening grpc=")
+        return process, lines[0].strip().removeprefix("listening http=")
+
+    def test_it_starts_with_these_flags_serves_these_metrics_and_drains(self):
+        compose = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]["command"]
+        (_, deployment), = of_kind("Deployment", written())
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        for flags in (arguments(compose), arguments(container["args"])):
+            process, http = self.start(flags)
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                    f"http://{http}/metrics", timeout=30) as response:
+                served = names_in(response.read().decode())
+            for where, text in references():
+                self.assertEqual(set(), names_in(text) - served - LATE, where)
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(0, process.wait(timeout=60))
+
+
+if __name__ == "__main__":
+    unittest.main()
