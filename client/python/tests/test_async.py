@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
-from conftest import wait_until_idle
+from conftest import Server, wait_until_idle
 
 from recurve import AsyncClient, Client, Generation, Health, Params, RecurveError, StatusCode
 
@@ -71,6 +72,23 @@ def test_cancel(address: str, client: Client) -> None:
 
     asyncio.run(main())
     wait_until_idle(client)
+
+
+def test_cancel_while_another_task_waits(start_server: Callable[..., Server]) -> None:
+    async def main(address: str) -> None:
+        async with AsyncClient(address) as aclient:
+            running = aclient.generate(PROMPT, **LONG)
+            await anext(running)
+            waiting = aclient.generate(PROMPT, **LONG)  # in the queue: there is nothing to read
+            assert await waiting.request_id() is not None
+            task = asyncio.create_task(waiting.result())
+            asyncio.get_running_loop().call_later(0.05, waiting.cancel)
+            with pytest.raises(RecurveError) as error:
+                await task
+            assert error.value.code == StatusCode.CANCELLED
+            running.cancel()
+
+    asyncio.run(main(start_server("--max-num-seqs", "1").address))
 
 
 def test_cancelling_the_task_ends_the_call(address: str, client: Client) -> None:

@@ -131,6 +131,7 @@ def test_tls_files_are_checked(tls: Tls, field: str) -> None:
         ("prompt is not set; expected prompt_ids or prompt_text", "prompt"),
         ("the request is no valid message of this method", None),
         ("the sequence would reach 0 + 1 + 9 tokens", None),
+        ("proxy is not amused", None),
         ("", None),
     ],
 )

@@ -25,12 +25,12 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("many.py", "assert x['b'] == "), ("logprobs.py", " of "),
-     ("survive_restart.py", "-- 4000 tokens")],
+    ("name", "arguments", "expected"),
+    [("many.py", [], "assert x['b'] == "), ("logprobs.py", [], " of "),
+     ("survive_restart.py", ["300"], "-- 300 tokens")],
 )  # fmt: skip
-def test_example(address: str, name: str, expected: str) -> None:
-    done = run(HERE / "examples" / name, address)
+def test_example(address: str, name: str, arguments: list[str], expected: str) -> None:
+    done = run(HERE / "examples" / name, address, *arguments)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
 
