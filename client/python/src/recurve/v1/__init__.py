@@ -1,0 +1,1 @@
+"""The messages of recurve.v1, as generate.sh made them from proto/recurve/v1."""
