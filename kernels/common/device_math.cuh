@@ -75,8 +75,8 @@ __device__ __forceinline__ float DeviceSigmoid(float x) {
   return __fdividef(1.0f, 1.0f + expf(-x));
 }
 
-// 2^x to about 2⁻²², relative, in one instruction; 0 below the smallest normal
-// number.
+// 2^x to about 2⁻²², relative, in one instruction; exact at 0, and 0 below the
+// smallest normal number and at −∞.
 __device__ __forceinline__ float FastExp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

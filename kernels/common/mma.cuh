@@ -99,13 +99,6 @@ __device__ __forceinline__ void Split(float low, float high,
   }
 }
 
-// 2^x, flushing to zero below the normal range; exact at 0, 0 at -inf.
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 }  // namespace recurve
 
 #endif  // RECURVE_KERNELS_COMMON_MMA_CUH_

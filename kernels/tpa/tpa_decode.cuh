@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_chunks.h"
 #include "kernels/tpa/tpa_cuda.h"
@@ -97,7 +98,7 @@ __device__ __forceinline__ TpaFoldScales ScalesFor(float running_max,
                                                    float next_max) {
   const float max = fmaxf(running_max, next_max);
   const float base = max == kMinusInfinity ? 0.0f : max;
-  return {Exp2(running_max - base), Exp2(next_max - base)};
+  return {FastExp2(running_max - base), FastExp2(next_max - base)};
 }
 __device__ __forceinline__ float Fold(float running, float next,
                                       TpaFoldScales scales) {

@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(TpaMaxThreads(kColumns), 1)
   TpaDecodeBlock<T, kColumns, kTiles, 0,
                  TpaWgmmaProducts<T, kColumns, kTiles, 0>>(args);
 #else
-  __trap();  // never launched: LaunchTpaDecode checks the device
+  __trap();  // never launched: plans for such a device are not `hopper`
 #endif
 }
 

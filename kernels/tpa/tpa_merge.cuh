@@ -195,7 +195,7 @@ class TpaMerger {
       float sum = 0.0f;
 #pragma unroll 1
       for (int s = lane; s < segments; s += 32) {
-        const float weight = Exp2(segment[s].x - base);
+        const float weight = FastExp2(segment[s].x - base);
         sum = __fmaf_rn(segment[s].y, weight, sum);
         segment[s].x = weight;
       }

@@ -177,8 +177,8 @@ class TpaWorker {
       const float base = Base(state.max[k]);
       float& low = scores[k / 2][k % 2];
       float& high = scores[k / 2][k % 2 + 2];
-      low = Exp2(low - base);
-      high = Exp2(high - base);
+      low = FastExp2(low - base);
+      high = FastExp2(high - base);
       state.sum[k] += low + high;
     }
 #pragma unroll kUnroll
@@ -218,7 +218,7 @@ class TpaWorker {
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
       const float next = max[k] > state.max[k] + kSlack ? max[k] : state.max[k];
-      const float scale = Exp2(state.max[k] - Base(next));
+      const float scale = FastExp2(state.max[k] - Base(next));
       state.max[k] = next;
       state.sum[k] *= scale;
 #pragma unroll

@@ -10,9 +10,15 @@
 #include "tests/testing/random_tensor.h"
 
 namespace recurve {
-namespace {
+std::vector<float> LinearGpuConfig::Decay() const {
+  std::vector<float> decay(heads);
+  for (int64_t h = 0; h < heads; ++h) {
+    decay[h] = h == 0 ? 1.0f : std::exp(-0.01f * static_cast<float>(h * h));
+  }
+  return decay;
+}
 
-std::vector<uint64_t> Phases(const LinearGpuConfig& c) {
+std::vector<uint64_t> LinearPhases(const LinearGpuConfig& c) {
   std::vector<uint64_t> phases;
   for (int64_t h = 0; h < (c.angles_by_head ? c.heads : 1); ++h) {
     const std::vector<uint64_t> of_head =
@@ -21,16 +27,6 @@ std::vector<uint64_t> Phases(const LinearGpuConfig& c) {
   }
   if (phases.empty()) phases.push_back(0);
   return phases;
-}
-
-}  // namespace
-
-std::vector<float> LinearGpuConfig::Decay() const {
-  std::vector<float> decay(heads);
-  for (int64_t h = 0; h < heads; ++h) {
-    decay[h] = h == 0 ? 1.0f : std::exp(-0.01f * static_cast<float>(h * h));
-  }
-  return decay;
 }
 
 std::vector<float> LinearToken(const LinearGpuConfig& c, int64_t sequence,
@@ -110,7 +106,7 @@ LinearGpuBatch::LinearGpuBatch(const LinearGpuConfig& config,
       slots_(SlotIndices()),
       positions_(Positions()),
       starts_(Positions()),
-      phases_(Phases(config)),
+      phases_(LinearPhases(config)),
       decay_(config.Decay()),
       ring_(std::vector<float>(slots() * ring_stride_, kNaN)) {}
 

@@ -36,6 +36,9 @@ struct LinearGpuConfig {
   std::vector<float> Decay() const;
 };
 
+// LinearStepParams::phase_steps: [heads or 1, angles], one 0 without position.
+std::vector<uint64_t> LinearPhases(const LinearGpuConfig& config);
+
 // q, k and v of one token of one sequence, side by side: a pure function of
 // both, with a ramp, so that tokens and features are not alike.
 std::vector<float> LinearToken(const LinearGpuConfig& config, int64_t sequence,

@@ -28,17 +28,6 @@ std::vector<float> FirstStates(const LinearGpuConfig& config,
   return states;
 }
 
-std::vector<uint64_t> Phases(const LinearGpuConfig& c) {
-  std::vector<uint64_t> phases;
-  for (int64_t h = 0; h < (c.angles_by_head ? c.heads : 1); ++h) {
-    const std::vector<uint64_t> of_head =
-        LrpePhaseSteps(LrpeTheta(c.position, c.head_dim, c.base(h)));
-    phases.insert(phases.end(), of_head.begin(), of_head.end());
-  }
-  if (phases.empty()) phases.push_back(0);
-  return phases;
-}
-
 }  // namespace
 
 PrefillOracle::PrefillOracle(const LinearGpuConfig& config,
@@ -117,7 +106,7 @@ LinearPrefillBatch::LinearPrefillBatch(const LinearGpuConfig& config,
       slot_stride_(config.state_elements() + kGap),
       states_(FirstStates(config, parts_, slot_stride_, options.fresh)),
       decay_(config.Decay()),
-      phases_(Phases(config)) {
+      phases_(LinearPhases(config)) {
   Upload();
 }
 
