@@ -17,7 +17,13 @@ __device__ __forceinline__ void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same; whether any of the threads says so.
+// Counts the calling threads as arrived and goes on: what they wrote is there
+// for those that wait.
+__device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The same as NamedBarrier; whether any of the threads says so.
 __device__ __forceinline__ bool NamedBarrierAny(int id, int threads,
                                                 bool value) {
   uint32_t any;

@@ -32,14 +32,14 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4],
 }
 
 // What depends on the 16-bit type. Split() takes a float apart into terms of
-// the type that add up to it to 22 bits at least; in float16 to no less than
-// 2^-25, and up to 65504.
+// the type that add up to it: in bfloat16 to 16 bits; in float16 to 22 bits,
+// but to no less than 2^-25, and up to 65504.
 template <typename T>
 struct Half;
 
 template <>
 struct Half<__nv_bfloat16> {
-  static constexpr int kTerms = 3;
+  static constexpr int kTerms = 2;
   __device__ static __nv_bfloat16 From(float x) {
     return __float2bfloat16_rn(x);
   }

@@ -68,9 +68,9 @@ cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
       params.new_tokens * TpaHeadOctets(params.shape),
       plan.group_octets,
       plan.groups,
+      plan.lanes,
       plan.stages,
       plan.stage_bytes,
-      plan.hopper,
       plan.early_keys};
   return plan.hopper ? LaunchTpaHopper(args, plan, stream)
                      : LaunchTpaPortable(args, plan, stream);

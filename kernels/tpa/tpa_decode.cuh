@@ -20,10 +20,10 @@ struct TpaDecodeArgs {
   int head_octets;   // groups of 8 heads
   int octets;        // of all new tokens
   int group_octets;  // of a warpgroup
-  int groups;        // warpgroups of a block that compute
-  int stages;
+  int groups;        // warpgroups that share the columns of a block
+  int lanes;         // times so many that share its chunks: 1 or 2
+  int stages;        // of each lane
   int stage_bytes;
-  bool bulk_copies;
   bool early_keys;
 
   __device__ const TpaBlockWork& block_work() const {
@@ -67,7 +67,9 @@ struct TpaDecodeArgs {
   __device__ int head_octet_count() const {
     return p.new_tokens == 1 ? block_octets() : head_octets;
   }
-  __device__ int consumers() const { return 128 * groups; }
+  // Threads that compute: of a lane, and of the block.
+  __device__ int lane_threads() const { return 128 * groups; }
+  __device__ int consumers() const { return lane_threads() * lanes; }
 
   // Tokens that query `t` of a row of `length` tokens sees.
   __device__ int Visible(int length, int t) const {
@@ -79,9 +81,13 @@ struct TpaDecodeArgs {
 // weights.
 inline constexpr uint32_t kTpaOctetBytes = 16 * kTpaPageTokens;
 
-// Barriers of the block, besides 0: of all warps that compute, and from 1 on
-// of each warpgroup of them.
+// Barriers of the block, besides 0: of all warps that compute; of those of a
+// lane; of each warpgroup of them; and of two warpgroups that have the same
+// columns, for the turn of one of them.
 inline constexpr int kTpaConsumerBarrier = 15;
+inline constexpr int kTpaLaneBarrier = 13;  // and 14
+inline constexpr int kTpaGroupBarrier = 1;  // to 4
+inline constexpr int kTpaTurnBarrier = 5;   // to 8
 
 inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 

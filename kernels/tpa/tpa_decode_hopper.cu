@@ -6,7 +6,7 @@ namespace {
 
 // Any shape.
 template <typename T, int kColumns, int kTiles>
-__global__ void __launch_bounds__(TpaMaxThreads(kColumns), 1)
+__global__ void __launch_bounds__(kTpaMaxThreads, 1)
     tpa_decode_any(const __grid_constant__ TpaDecodeArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   TpaDecodeBlock<T, kColumns, kTiles, 0,
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(TpaMaxThreads(kColumns), 1)
 // Common ones: D = E = 64 kTiles, rank 1 or 2. Products are in a row without a
 // branch, and ranks without a loop.
 template <typename T, int kColumns, int kTiles, int kRank>
-__global__ void __launch_bounds__(TpaMaxThreads(kColumns), 1)
+__global__ void __launch_bounds__(kTpaMaxThreads, 1)
     tpa_decode_fast(const __grid_constant__ TpaDecodeArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   TpaDecodeBlock<T, kColumns, kTiles, kRank,
@@ -48,11 +48,11 @@ cudaError_t LaunchVariant(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
                           cudaStream_t stream) {
   switch (plan.variant) {
     case 0:
-      return LaunchRank<T, 8, 1>(args, plan, stream);
+      return LaunchRank<T, 32, 1>(args, plan, stream);
     case 1:
-      return LaunchRank<T, 8, 2>(args, plan, stream);
+      return LaunchRank<T, 32, 2>(args, plan, stream);
     case 2:
-      return LaunchTpaKernel(tpa_decode_any<T, 8, 4>, args, plan, stream);
+      return LaunchTpaKernel(tpa_decode_any<T, 32, 4>, args, plan, stream);
     case 3:
       return LaunchRank<T, 40, 1>(args, plan, stream);
     case 4:

@@ -5,9 +5,9 @@ namespace recurve {
 namespace {
 
 template <typename T, int kTiles>
-__global__ void __launch_bounds__(TpaMaxThreads(8), 1)
+__global__ void __launch_bounds__(kTpaMaxThreads, 1)
     tpa_decode_kernel(const __grid_constant__ TpaDecodeArgs args) {
-  TpaDecodeBlock<T, 8, kTiles, 0, TpaMmaProducts<T, 8, kTiles>>(args);
+  TpaDecodeBlock<T, 32, kTiles, 0, TpaMmaProducts<T, 32, kTiles>>(args);
 }
 
 template <typename T>

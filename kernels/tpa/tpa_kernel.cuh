@@ -11,43 +11,56 @@
 
 namespace recurve {
 
-// A warpgroup more than compute: one warp of it copies, and all of it hands
-// registers to the others.
-RECURVE_HOST_DEVICE constexpr int TpaMaxThreads(int columns) {
-  return 128 * (TpaMaxGroups(columns) + 1);
-}
+// A warpgroup more than compute: a warp of it for each lane copies, and all of
+// it hands registers to the others.
+inline constexpr int kTpaMaxThreads = 128 * (kTpaMaxWarpgroups + 1);
 
 template <typename T, int kColumns, int kTiles, int kRank, typename Products>
 __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   extern __shared__ __align__(128) char memory[];
-  char* at = memory + args.stages * args.stage_bytes;
+  const int ring_bytes = args.stages * args.stage_bytes;
+  char* at = memory + args.lanes * ring_bytes;
   TpaShared shared;
   shared.terms = at;
   at += 2 * Half<T>::kTerms * kColumns * args.groups *
         static_cast<int>(args.layout.b_k_width);
   shared.weights = SharedAddress(at);
-  at += 2 * 2 * kTpaPageTokens * kColumns * args.groups;
+  at += 2 * 2 * kTpaPageTokens * kColumns * args.groups * args.lanes;
   shared.exchange = reinterpret_cast<float*>(at);
-  at += 2 * 4 * 4 * kColumns * args.groups;
-  shared.barriers = SharedAddress(at);
-  at += 16 * args.stages;
+  at += 2 * 4 * 4 * kColumns * args.groups * args.lanes;
+  shared.kept = reinterpret_cast<float2*>(at);
+  at += 2 * 8 * kColumns * args.groups;
+  const uint32_t barriers = SharedAddress(at);
+  at += 16 * args.lanes * args.stages;
   shared.staging = reinterpret_cast<float*>(at);
-  const TpaRing ring(args, SharedAddress(memory), shared.barriers);
-  if (threadIdx.x == 0) ring.Init(4 * args.groups, args.bulk_copies);
+  const auto ring_of = [&](int lane) {
+    return TpaRing(args, SharedAddress(memory) + lane * ring_bytes,
+                   barriers + 16 * lane * args.stages);
+  };
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (int lane = 0; lane < args.lanes; ++lane) {
+      ring_of(lane).Init(4 * args.groups, Products::kAsync);
+    }
+  }
   __syncthreads();
   LaunchDependents();
   WaitForPrevious();
   const TpaBlockWork& work = args.block_work();
   if (static_cast<int>(threadIdx.x) >= args.consumers()) {
-    if constexpr (Products::kAsync) ReleaseRegisters<kColumns == 8 ? 24 : 40>();
-    if (static_cast<int>(threadIdx.x) >= args.consumers() + 32) return;
-    TpaCopier(args, ring).CopyShare(work);
+    if constexpr (Products::kAsync) ReleaseRegisters<40>();
+    const int lane = (static_cast<int>(threadIdx.x) - args.consumers()) / 32;
+    if (lane >= args.lanes) return;
+    TpaCopier<Products::kAsync>(args, ring_of(lane), lane).CopyShare(work);
   } else {
-    if constexpr (Products::kAsync) ClaimRegisters<kColumns == 8 ? 112 : 232>();
-    TpaWorker<T, kColumns, kTiles, kRank, Products>(args, shared, ring)
+    if constexpr (Products::kAsync) ClaimRegisters<232>();
+    const int lane =
+        static_cast<int>(threadIdx.x) >= args.lane_threads() ? 1 : 0;
+    TpaWorker<T, kColumns, kTiles, kRank, Products>(args, shared, ring_of(lane),
+                                                    lane)
         .Run(work);
-    // Nothing is copied any more: the ring's memory is free.
-    TpaMerger merger(args, memory, args.stages * args.stage_bytes);
+    // Nothing is copied any more: the rings' memory is free.
+    TpaMerger merger(args, memory, args.lanes * ring_bytes);
     merger.Arrive(work);
     merger.Merge(work);
   }

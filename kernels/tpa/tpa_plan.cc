@@ -28,12 +28,15 @@ int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
   const int64_t columns = int64_t{variant.columns} * plan.groups;
   const int64_t dim = RoundUp(shape.head_dim, 16);
   const int64_t terms = 2 * kTpaQueryTerms * columns * dim;
-  const int64_t weights = 2 * 2 * kTpaPageTokens * columns;
-  const int64_t exchange = 2 * 4 * 4 * columns;
+  const int64_t weights = 2 * 2 * kTpaPageTokens * columns * plan.lanes;
+  const int64_t exchange = 2 * 4 * 4 * columns * plan.lanes;
+  const int64_t kept = 2 * 8 * columns;
   const int64_t forming = 4 * shape.q_rank * (dim + columns);
-  return std::max<int64_t>(
-      terms + weights + exchange + 16 * kMaxStages + RoundUp(forming, 128),
-      kReadBehind);
+  const int64_t kept_outputs = 4 * 64 * variant.value_tiles * columns;
+  return std::max<int64_t>(terms + weights + exchange + kept +
+                               16 * kMaxStages * plan.lanes +
+                               RoundUp(std::max(forming, kept_outputs), 128),
+                           kReadBehind);
 }
 
 }  // namespace
@@ -86,16 +89,16 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   const int octets = new_tokens * TpaHeadOctets(shape);
   // The instances with 40 columns have registers and shared memory for up to
   // 128 features.
-  const bool wide = plan.hopper && octets > TpaMaxGroups(8) &&
+  const bool wide = plan.hopper && octets > 4 &&
                     std::max(shape.head_dim, shape.value_dim) <= 128;
   const int tiles = shape.value_dim <= 64 ? 1 : shape.value_dim <= 128 ? 2 : 4;
-  while (kTpaVariants[plan.variant].columns != (wide ? 40 : 8) ||
+  while (kTpaVariants[plan.variant].columns != (wide ? 40 : 32) ||
          kTpaVariants[plan.variant].value_tiles != tiles) {
     ++plan.variant;
   }
   const int most = kTpaVariants[plan.variant].columns / 8;
   const int max_groups =
-      TpaMaxGroups(8 * most) / (form == TpaDecodeForm::kParallelBh ? 2 : 1);
+      form == TpaDecodeForm::kParallelBh ? 1 : kTpaMaxWarpgroups;
   const TpaPageLayout layout(shape, TpaPageOrder::kOctets);
   const bool common = plan.hopper && shape.head_dim == shape.value_dim &&
                       (shape.head_dim == 64 || shape.head_dim == 128) &&
@@ -115,17 +118,23 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
     plan.stage_bytes = static_cast<int>(
         2 * kTpaPageTokens *
         (a_width + std::max(layout.b_k_width, layout.b_v_width)));
-    const int64_t fixed = FixedBytes(shape, plan);
-    plan.stages = static_cast<int>(std::min<int64_t>(
-        kMaxStages, (device.shared_memory - fixed) / plan.stage_bytes));
+    // As many lanes as leave room for a ring each.
+    int64_t fixed = 0;
+    for (plan.lanes = kTpaMaxWarpgroups / plan.groups;; --plan.lanes) {
+      fixed = FixedBytes(shape, plan);
+      plan.stages = static_cast<int>(std::min<int64_t>(
+          kMaxStages,
+          (device.shared_memory - fixed) / plan.stage_bytes / plan.lanes));
+      if (plan.stages >= kMinStages || plan.lanes == 1) break;
+    }
     plan.shared_bytes =
-        static_cast<int>(fixed) + plan.stages * plan.stage_bytes;
+        static_cast<int>(fixed) + plan.lanes * plan.stages * plan.stage_bytes;
     if (plan.stages >= kMinStages) break;
     if (block_octets == 1) return plan;
   }
   // The next page's first keys wait beside all values of this one.
   plan.early_keys = common && plan.stages > shape.kv_rank;
-  plan.threads = 128 * (plan.groups + 1);
+  plan.threads = 128 * (plan.groups * plan.lanes + 1);
   plan.blocks = form == TpaDecodeForm::kParallelBn
                     ? std::max(1, device.multiprocessors / plan.head_blocks)
                     : rows;

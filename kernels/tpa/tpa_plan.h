@@ -28,15 +28,17 @@ struct TpaDevice {
 // grow, so a captured graph replays.
 //
 // Queries stand in columns: token after token, the heads of each padded to
-// octets of 8. A block has `groups` warpgroups with `group_octets` octets each.
+// octets of 8. A block has `groups` warpgroups with `group_octets` octets each,
+// and that `lanes` times: lanes take turns at the chunks of a row.
 struct TpaDecodePlan {
   TpaDecodeForm form;
   int variant;       // of kTpaVariants
   int blocks;        // thread blocks along the sequences
   int head_blocks;   // and along the columns
-  int groups;        // warpgroups in a block that compute
+  int groups;        // warpgroups of a lane
   int group_octets;  // columns / 8 of each
-  int stages;        // blocks of factors in flight
+  int lanes;         // 1 or 2
+  int stages;        // blocks of factors in flight, for each lane
   int stage_bytes;
   int shared_bytes;  // of dynamic shared memory
   int threads;
@@ -46,20 +48,19 @@ struct TpaDecodePlan {
 };
 
 // The kernel instances: columns of a warpgroup, and value features in 64s.
-// Registers allow four warpgroups of 8 columns, which hide each other's
-// latencies, or two of 40, which read what is in shared memory fewer times.
+// Two warpgroups compute: on the same columns, each for its own chunks, or on
+// different ones. Few columns would be of no use: a warpgroup reads all of a
+// page from shared memory for its products, whatever their number.
 struct TpaVariant {
   int columns;
   int value_tiles;
 };
 inline constexpr TpaVariant kTpaVariants[] = {
-    {8, 1}, {8, 2}, {8, 4}, {40, 1}, {40, 2}};
-RECURVE_HOST_DEVICE constexpr int TpaMaxGroups(int columns) {
-  return columns == 8 ? 4 : 2;
-}
+    {32, 1}, {32, 2}, {32, 4}, {40, 1}, {40, 2}};
+inline constexpr int kTpaMaxWarpgroups = 2;
 
 // 16-bit terms that a query is taken apart into, at most.
-inline constexpr int kTpaQueryTerms = 3;
+inline constexpr int kTpaQueryTerms = 2;
 
 // Sequences in a launch, at most.
 inline constexpr int kTpaMaxRows = 16384;

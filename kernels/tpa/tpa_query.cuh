@@ -62,9 +62,8 @@ class QueryFormer {
 
  private:
   // Columns and pairs of features that a lane may have to load of one rank.
-  static constexpr int kLaneColumns =
-      (TpaMaxGroups(kColumns) * kColumns + 31) / 32;
-  static constexpr int kLanePairs = kColumns == 8 ? 4 : 2;
+  static constexpr int kLaneColumns = (kTpaMaxWarpgroups * kColumns + 31) / 32;
+  static constexpr int kLanePairs = kColumns == 32 ? 4 : 2;
 
   // Column `c` of the block: its new token and head; head -1: none.
   __device__ __forceinline__ int2 TokenAndHead(int c) const {

@@ -37,6 +37,7 @@ class TpaRing {
 
   // By one thread, before the block's first barrier.
   __device__ void Init(int consumer_warps, bool bulk_copies) const {
+#pragma unroll 1
     for (int i = 0; i < stages_; ++i) {
       BarrierInit(barriers_ + 16 * i, bulk_copies ? kArrivingLanes : 32);
       BarrierInit(barriers_ + 16 * i + 8, kArrivingLanes * consumer_warps);
@@ -89,13 +90,17 @@ class TpaRing {
   uint32_t phase_ = 0;
 };
 
-// Fills stages with the factors of a block's share. By one warp.
+// Fills stages with the factors of a lane's part of a block's share: every
+// args.lanes-th chunk of a row. By one warp, with bulk copies or, without
+// kBulk, by 16 bytes.
+template <bool kBulk>
 class TpaCopier {
  public:
   __device__ __forceinline__ TpaCopier(const TpaDecodeArgs& args,
-                                       const TpaRing& ring)
+                                       const TpaRing& ring, int lane)
       : args_(args),
         ring_(ring),
+        chunk_lane_(lane),
         lane_(threadIdx.x % 32),
         a_plane_(kTpaOctetBytes * static_cast<int>(args.layout.a_width / 8)),
         a_first_(kTpaOctetBytes * args.first_head_octet()),
@@ -136,6 +141,8 @@ class TpaCopier {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
           const int page = __shfl_sync(0xffffffffu, pages, i);
+          const int chunk = TpaChunkOf(64 * (first + i)) - begin;
+          if ((chunk & (args_.lanes - 1)) != chunk_lane_) continue;
           if (current >= 0) {
             CopyRest(current, page);
           } else {
@@ -147,7 +154,7 @@ class TpaCopier {
         first = next;
         count = 32;
       }
-      CopyRest(current, -1);
+      if (current >= 0) CopyRest(current, -1);
     }
   }
 
@@ -179,7 +186,7 @@ class TpaCopier {
     const int b_bytes = kTpaOctetBytes * (b_width / 8);
     const uint32_t to = ring_.At(ring_.stage());
     ring_.WaitEmpty();
-    if (!args_.bulk_copies) {
+    if constexpr (!kBulk) {
       CopyRun(to, from + a_first_, a_bytes_);
       CopyRun(to + a_bytes_, from + a_plane_, b_bytes);
       BarrierArriveAfterCopies(ring_.full());
@@ -201,11 +208,13 @@ class TpaCopier {
   // All lanes copy `bytes` by 16.
   __device__ __forceinline__ void CopyRun(uint32_t to, const char* from,
                                           int bytes) {
+#pragma unroll 1
     for (int i = 16 * lane_; i < bytes; i += 512) CopyAsync16(to + i, from + i);
   }
 
   const TpaDecodeArgs& args_;
   TpaRing ring_;
+  const int chunk_lane_;
   const int lane_;
   const int a_plane_;  // bytes of A in memory
   const int a_first_;  // where this block's octets of it begin

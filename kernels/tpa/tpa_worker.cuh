@@ -1,5 +1,5 @@
-// A warpgroup's part of a decode step: its columns of queries against the
-// tokens of its block.
+// A warpgroup's part of a decode step: its columns of queries against its
+// lane's chunks of the block's tokens.
 #ifndef RECURVE_KERNELS_TPA_TPA_WORKER_CUH_
 #define RECURVE_KERNELS_TPA_TPA_WORKER_CUH_
 
@@ -13,13 +13,14 @@
 
 namespace recurve {
 
-// A block's shared memory behind the ring of stages.
+// A block's shared memory behind the rings of stages.
 struct TpaShared {
-  char* terms;        // [groups] planes of queries
-  uint32_t weights;   // [groups, 2] planes of columns
-  float* exchange;    // [groups, 2, columns, 4 warps]: maxima, sums
-  uint32_t barriers;  // [stages] pairs
-  float* staging;     // for QueryFormer
+  char* terms;       // [groups] planes of queries
+  uint32_t weights;  // [lanes, groups, 2] planes of columns
+  float* exchange;   // [lanes, groups, 2, columns, 4 warps]: maxima, sums
+  float2* kept;      // [groups, 2, columns]: maximum, sum of a segment so far
+  float* staging;    // QueryFormer's; then [groups, outputs of a thread, 128]:
+                     // the outputs of a segment so far
 };
 
 // Products is one of tpa_products.cuh. Each warp has 16 tokens of a page; what
@@ -34,15 +35,18 @@ class TpaWorker {
   static constexpr int kTerms = Half<T>::kTerms;
   static constexpr int kOwn = 2 * kOctets;  // columns of a thread
   static constexpr int kUnroll = kRank > 0 ? kRank : 1;
+  static constexpr int kThreadOutputs = kTiles * kOctets * 4;
 
   __device__ __forceinline__ TpaWorker(const TpaDecodeArgs& args,
                                        const TpaShared& shared,
-                                       const TpaRing& ring)
+                                       const TpaRing& ring, int lane)
       : args_(args),
         ring_(ring),
         lane_(threadIdx.x % 32),
         warp_(Uniform(threadIdx.x / 32 % 4)),
-        group_(Uniform(threadIdx.x / 128)),
+        warpgroup_(Uniform(threadIdx.x / 128)),
+        chunk_lane_(Uniform(lane)),
+        group_(warpgroup_ - chunk_lane_ * args.groups),
         first_octet_(args.first_octet() + group_ * args.group_octets),
         kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)),
         shared_(shared) {
@@ -50,9 +54,12 @@ class TpaWorker {
     b_offset_ = kTpaOctetBytes * args.head_octet_count();
     query_ =
         SharedAddress(shared.terms) + 2 * group_ * k_width * kTerms * kColumns;
-    weights_ = shared.weights + 2 * kTpaOctetBytes * kOctets * group_;
-    maxima_ = shared.exchange + 8 * kColumns * group_;
+    weights_ = shared.weights + 2 * kTpaOctetBytes * kOctets * warpgroup_;
+    maxima_ = shared.exchange + 8 * kColumns * warpgroup_;
     sums_ = maxima_ + 4 * kColumns;
+    kept_ = shared.kept + 2 * kColumns * group_;
+    kept_outputs_ = shared.staging + 128 * kThreadOutputs * group_ +
+                    static_cast<int>(threadIdx.x) % 128;
     const int token = 16 * warp_ + lane_ % 16;
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
@@ -101,32 +108,51 @@ class TpaWorker {
 
   __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
                                             int begin, int end, int& slot) {
-    const int row_end = min(TpaChunkBegin(end), length);
     QueryFormer<T, kColumns>(args_, shared_.terms, shared_.staging).Form(row);
-    BeginScores(true);
-    Products::template Wait<0>();
-    State segment;
+    if (begin + chunk_lane_ < end) {
+      BeginScores(true);
+      Products::template Wait<0>();
+    }
+    int turn = 0;  // the lane of this chunk
 #pragma unroll 1
     for (int chunk = begin; chunk < end; ++chunk) {
       const int position = TpaChunkBegin(chunk);
-      const int stop = min(TpaChunkBegin(chunk + 1), length);
-      State state;
-#pragma unroll 1
-      for (int page = position; page < stop; page += 64) {
-        AttendPage(page, length, page == position, page + 64 < row_end, state);
-      }
-      FinishChunk(state);
       const int s = TpaSegmentOf(position);
       const int first = TpaSegmentFirst(s);
       const int last = TpaSegmentEnd(s, row_chunks) - 1;
       // Of a segment that is another block's too, each chunk is a result.
       const bool loose = first < begin || last >= end;
-      if (!loose) FoldIntoSegment(segment, state, chunk == first);
-      if (loose || chunk == last) {
+      const bool result = loose || chunk == last;
+      if (turn == chunk_lane_) {
+        const int stop = min(TpaChunkBegin(chunk + 1), length);
+        const bool more_chunks = chunk + args_.lanes < end;
+        State state;
+#pragma unroll 1
+        for (int page = position; page < stop; page += 64) {
+          AttendPage(page, length, page == position,
+                     page + 64 < stop || more_chunks, state);
+        }
+        FinishChunk(state);
+        // Chunks are done in their order: what is kept goes from one to the
+        // next, which is another lane's.
+        if (args_.lanes > 1 && chunk > begin) {
+          NamedBarrier(TurnBarrier(turn), 256);
+        }
+        if (chunk > first && !loose) Fold(chunk, state);
+        if (!result) Keep(chunk, state);
+        if (args_.lanes > 1 && chunk + 1 < end) {
+          NamedBarrierArrive(TurnBarrier(turn ^ 1), 256);
+        }
         const bool all = !loose && first == 0 && last == row_chunks - 1;
-        Write(all ? row : -1, slot++, state);
+        if (result) Write(all ? row : -1, slot, state);
       }
+      if (result) ++slot;
+      if (args_.lanes > 1) turn ^= 1;
     }
+  }
+
+  __device__ __forceinline__ int TurnBarrier(int lane) const {
+    return kTpaTurnBarrier + 2 * group_ + lane;
   }
 
   // Products for the scores of the next keys get under way. Not `more`: there
@@ -168,7 +194,7 @@ class TpaWorker {
       above |= fmaxf(scores[k / 2][k % 2], scores[k / 2][k % 2 + 2]) >
                state.max[k] + kSlack;
     }
-    if (NamedBarrierAny(1 + group_, 128, above)) {
+    if (NamedBarrierAny(kTpaGroupBarrier + warpgroup_, 128, above)) {
       Raise(scores, fresh, state);
     }
     // Scores become weights.
@@ -310,7 +336,7 @@ class TpaWorker {
     }
     BulkCopyFence();
     if (partial) {
-      NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+      NamedBarrier(kTpaLaneBarrier + chunk_lane_, args_.lane_threads());
     } else {
       GroupBarrier();
     }
@@ -325,11 +351,13 @@ class TpaWorker {
   }
 
   // Values of tokens from `tokens` on become zero: their weights are, but
-  // memory that nobody wrote may hold a NaN. By all warps that compute.
+  // memory that nobody wrote may hold a NaN. By all warps of the lane.
   __device__ __forceinline__ void ClearValues(uint32_t plane, int tokens) {
     const int missing = 64 - tokens;
     const int count = static_cast<int>(args_.layout.b_v_width) / 8 * missing;
-    for (int i = threadIdx.x; i < count; i += args_.consumers()) {
+    const int threads = args_.lane_threads();
+    for (int i = static_cast<int>(threadIdx.x) - threads * chunk_lane_;
+         i < count; i += threads) {
       const uint32_t at =
           plane + kTpaOctetBytes * (i / missing) + 16 * (tokens + i % missing);
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0)
@@ -395,28 +423,40 @@ class TpaWorker {
     }
   }
 
-  // Merges what is at hand into the segment's result; both then hold that.
-  __device__ __forceinline__ void FoldIntoSegment(State& segment, State& state,
-                                                  bool first) {
-    if (!first) {
+  // Merges what is kept of the segment's chunks before this into what is at
+  // hand.
+  __device__ __forceinline__ void Fold(int chunk, State& state) {
+    const float2* kept = kept_ + kColumns * ((chunk - 1) % 2);
 #pragma unroll
-      for (int k = 0; k < kOwn; ++k) {
-        const TpaFoldScales scales = ScalesFor(segment.max[k], state.max[k]);
-        state.max[k] = fmaxf(segment.max[k], state.max[k]);
-        state.sum[k] = Fold(segment.sum[k], state.sum[k], scales);
+    for (int k = 0; k < kOwn; ++k) {
+      const float2 before = kept[8 * (k / 2) + 2 * (lane_ % 4) + k % 2];
+      const TpaFoldScales scales = ScalesFor(before.x, state.max[k]);
+      state.max[k] = fmaxf(before.x, state.max[k]);
+      state.sum[k] = recurve::Fold(before.y, state.sum[k], scales);
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
+      for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-          for (int i = 0; i < 4; i += 2) {
-            const int at = (tile * kOctets + k / 2) * 4 + k % 2 + i;
-            Out(at) = Fold(segment_out_[at], Out(at), scales);
-          }
+        for (int i = 0; i < 4; i += 2) {
+          const int at = (tile * kOctets + k / 2) * 4 + k % 2 + i;
+          Out(at) = recurve::Fold(kept_outputs_[128 * at], Out(at), scales);
         }
       }
     }
-    segment = state;
+  }
+
+  // Keeps it for the segment's next chunk. Two places take turns, so that a
+  // warp may write while others still read; a warpgroup's barriers of a page
+  // lie between this and the next use of either.
+  __device__ __forceinline__ void Keep(int chunk, const State& state) {
+    float2* kept = kept_ + kColumns * (chunk % 2);
+    if (warp_ == 0 && lane_ < 4) {
 #pragma unroll
-    for (int i = 0; i < kTiles * kOctets * 4; ++i) segment_out_[i] = Out(i);
+      for (int k = 0; k < kOwn; ++k) {
+        kept[8 * (k / 2) + 2 * lane_ + k % 2] = {state.max[k], state.sum[k]};
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kThreadOutputs; ++i) kept_outputs_[128 * i] = Out(i);
   }
 
   // Writes the outputs at hand: the result of `row`, or if that is -1 a partial
@@ -506,7 +546,7 @@ class TpaWorker {
     return out_[i / (4 * kOctets)][i / 4 % kOctets][i % 4];
   }
   __device__ __forceinline__ void GroupBarrier() {
-    NamedBarrier(1 + group_, 128);
+    NamedBarrier(kTpaGroupBarrier + warpgroup_, 128);
   }
   // Token of scores[][i], for a page whose first token is given.
   __device__ __forceinline__ int Token(int page, int i) const {
@@ -523,13 +563,14 @@ class TpaWorker {
   TpaRing ring_;
   const int lane_;
   const int warp_;
-  const int group_;
+  const int warpgroup_;   // of the block's
+  const int chunk_lane_;  // of the block's lanes
+  const int group_;       // of the lane's warpgroups
   const int first_octet_;
   const int kv_rank_;
   const TpaShared& shared_;
   float products_[kTerms * kOctets][4];  // of keys and queries
   float out_[kTiles][kOctets][4] = {};
-  float segment_out_[kTiles * kOctets * 4];
   int key_stage_ = 0;     // of the products of scores under way
   int value_stage_ = -1;  // of those of outputs, or -1
   uint32_t b_offset_;     // of B in a stage
@@ -538,6 +579,8 @@ class TpaWorker {
   uint32_t weights_offset_ = 0;
   float* maxima_;
   float* sums_;
+  float2* kept_;
+  float* kept_outputs_;
   uint32_t a_offset_[kOctets];  // of this lane's row of an octet of A
 };
 

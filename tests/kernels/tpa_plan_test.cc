@@ -215,9 +215,10 @@ TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
             // No block without a column.
             EXPECT_LT(plan.groups * plan.group_octets * (plan.head_blocks - 1),
                       new_tokens * TpaHeadOctets(shape));
-            EXPECT_LE(plan.groups, TpaMaxGroups(variant.columns));
+            EXPECT_LE(plan.groups * plan.lanes, kTpaMaxWarpgroups);
+            EXPECT_GE(plan.lanes, 1);
             EXPECT_LE(8 * plan.group_octets, variant.columns);
-            EXPECT_EQ(plan.threads, 128 * (plan.groups + 1));
+            EXPECT_EQ(plan.threads, 128 * (plan.groups * plan.lanes + 1));
             EXPECT_GE(64 * variant.value_tiles, shape.value_dim);
             EXPECT_GE(plan.stages, 3);
             EXPECT_LE(plan.shared_bytes, device.shared_memory);
