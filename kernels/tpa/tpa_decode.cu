@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_kernel.cuh"
 
@@ -23,6 +26,15 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          reinterpret_cast<uintptr_t>(p.schedule) % 128 == 0 &&
          p.schedule != nullptr &&
          p.scratch_bytes >= TpaDecodeScratchBytes(p, plan);
+}
+
+// What a score of whole numbers is multiplied with; weights are powers of two.
+float ScoreScale(const TpaShape& s) {
+  const double ranks =
+      static_cast<double>(std::max<int64_t>(s.q_rank, 1) * s.kv_rank);
+  return static_cast<float>(
+      1.4426950408889634 /
+      (std::sqrt(static_cast<double>(s.head_dim)) * ranks));
 }
 
 }  // namespace
@@ -66,6 +78,7 @@ cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
       TpaScheduleParts(plan, params.rows, MaxLength(params)),
       TpaHeadOctets(params.shape),
       params.new_tokens * TpaHeadOctets(params.shape),
+      ScoreScale(params.shape),
       plan.group_octets,
       plan.groups,
       plan.lanes,

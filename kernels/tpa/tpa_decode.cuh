@@ -17,12 +17,13 @@ struct TpaDecodeArgs {
   TpaPageLayout layout;
   TpaScratchLayout scratch;
   TpaScheduleLayout schedule;
-  int head_octets;   // groups of 8 heads
-  int octets;        // of all new tokens
-  int group_octets;  // of a warpgroup
-  int groups;        // warpgroups that share the columns of a block
-  int lanes;         // times so many that share its chunks: 1 or 2
-  int stages;        // of each lane
+  int head_octets;    // groups of 8 heads
+  int octets;         // of all new tokens
+  float score_scale;  // of queries: D^-1/2, 1/Rq, 1/R and log2(e)
+  int group_octets;   // of a warpgroup
+  int groups;         // warpgroups that share the columns of a block
+  int lanes;          // times so many that share its chunks: 1 or 2
+  int stages;         // of each lane
   int stage_bytes;
   bool early_keys;
 
@@ -34,8 +35,8 @@ struct TpaDecodeArgs {
     return reinterpret_cast<const TpaRowWork*>(
         static_cast<const char*>(p.schedule) + schedule.row_work)[row];
   }
-  __device__ TpaRowCounters& counters(int row) const {
-    return reinterpret_cast<TpaRowCounters*>(
+  __device__ uint32_t& counter(int row) const {
+    return reinterpret_cast<uint32_t*>(
         static_cast<char*>(p.schedule) +
         schedule.counters)[row * gridDim.y + blockIdx.y];
   }
@@ -88,6 +89,8 @@ inline constexpr int kTpaConsumerBarrier = 15;
 inline constexpr int kTpaLaneBarrier = 13;  // and 14
 inline constexpr int kTpaGroupBarrier = 1;  // to 4
 inline constexpr int kTpaTurnBarrier = 5;   // to 8
+// For the warp that copies for a lane, until the first queries are asked for.
+inline constexpr int kTpaQueryBarrier = 9;  // and 10
 
 inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 

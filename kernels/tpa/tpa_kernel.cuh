@@ -30,6 +30,8 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   at += 2 * 4 * 4 * kColumns * args.groups * args.lanes;
   shared.kept = reinterpret_cast<float2*>(at);
   at += 2 * 8 * kColumns * args.groups;
+  auto* share = reinterpret_cast<int*>(at);
+  at += sizeof(TpaBlockWork);
   const uint32_t barriers = SharedAddress(at);
   at += 16 * args.lanes * args.stages;
   shared.staging = reinterpret_cast<float*>(at);
@@ -37,16 +39,15 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     return TpaRing(args, SharedAddress(memory) + lane * ring_bytes,
                    barriers + 16 * lane * args.stages);
   };
-  if (threadIdx.x == 0) {
-#pragma unroll 1
-    for (int lane = 0; lane < args.lanes; ++lane) {
-      ring_of(lane).Init(4 * args.groups, Products::kAsync);
-    }
-  }
-  __syncthreads();
+  ring_of(0).Init(args.lanes * args.stages, 4 * args.groups, Products::kAsync);
   LaunchDependents();
   WaitForPrevious();
-  const TpaBlockWork& work = args.block_work();
+  if (threadIdx.x < sizeof(TpaBlockWork) / sizeof(int)) {
+    share[threadIdx.x] =
+        reinterpret_cast<const int*>(&args.block_work())[threadIdx.x];
+  }
+  __syncthreads();
+  const auto& work = *reinterpret_cast<const TpaBlockWork*>(share);
   if (static_cast<int>(threadIdx.x) >= args.consumers()) {
     if constexpr (Products::kAsync) ReleaseRegisters<40>();
     const int lane = (static_cast<int>(threadIdx.x) - args.consumers()) / 32;

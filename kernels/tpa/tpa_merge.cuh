@@ -32,8 +32,8 @@ class TpaMerger {
     if (!first && !last) return;
     NamedBarrier(kTpaConsumerBarrier, threads_);
     if (threadIdx.x != 0) return;
-    if (first) Add(&args_.counters(work.first_row).arrived);
-    if (last) Add(&args_.counters(last_row).arrived);
+    if (first) first_before_ = Add(work.first_row, work.first);
+    if (last) last_before_ = Add(last_row, work.last);
   }
 
   __device__ __forceinline__ void Merge(const TpaBlockWork& work) {
@@ -44,7 +44,8 @@ class TpaMerger {
       const TpaRowWork row_work = row == work.first_row ? work.first
                                   : row == last_row     ? work.last
                                                         : args_.row_work(row);
-      MergeRow(row, row_work);
+      MergeRow(row, row_work,
+               row == work.first_row ? first_before_ : last_before_);
     }
   }
 
@@ -60,51 +61,40 @@ class TpaMerger {
   __device__ __forceinline__ static bool Shared(const TpaRowWork& row) {
     return row.first_block < row.last_block;
   }
-  // What all threads wrote before the barrier is there for whoever sees this.
-  __device__ __forceinline__ static void Add(uint32_t* counter) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter)
+  // A row's counter grows by 2^31 when all its blocks have arrived, whatever
+  // their order: so its highest bit changes, and it is ready for the next
+  // launch. Returns what it was. What all threads wrote before the barrier is
+  // there for whoever sees that bit.
+  __device__ __forceinline__ uint32_t Add(int row,
+                                          const TpaRowWork& work) const {
+    const uint32_t others = work.last_block - work.first_block;
+    const bool first = static_cast<int>(blockIdx.x) == work.first_block;
+    uint32_t before;
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(&args_.counter(row)),
+                   "r"(first ? 0x80000000u - others : 1u)
                  : "memory");
-  }
-  __device__ __forceinline__ static void WaitFor(const uint32_t* counter,
-                                                 uint32_t wanted) {
-    uint32_t value;
-    do {
-      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                   : "=r"(value)
-                   : "l"(counter)
-                   : "memory");
-    } while (value < wanted);
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    return before;
   }
 
-  // Until all blocks of the row have arrived. The last to see it makes the
-  // counters ready for the next launch.
-  __device__ __forceinline__ void WaitForRow(int row, const TpaRowWork& work) {
+  // Until all blocks of the row have arrived.
+  __device__ __forceinline__ void WaitForRow(int row, const TpaRowWork& work,
+                                             uint32_t before) const {
     if (Shared(work) && threadIdx.x == 0) {
-      const uint32_t blocks = work.last_block - work.first_block + 1;
-      TpaRowCounters& counters = args_.counters(row);
-      WaitFor(&counters.arrived, blocks);
-      if (atomicAdd(&counters.merged, 1u) == blocks - 1) {
-        counters.arrived = 0;
-        counters.merged = 0;
-      }
+      uint32_t value;
+      do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                     : "=r"(value)
+                     : "l"(&args_.counter(row))
+                     : "memory");
+      } while (((value ^ before) & 0x80000000u) == 0);
     }
     NamedBarrier(kTpaConsumerBarrier, threads_);
   }
 
-  // What a batch of columns needs, in shared memory.
-  struct Batch {
-    float4* results;        // [segments, quads of the batch]
-    TpaFoldScales* scales;  // [columns, partials]
-    float2* segments;       // [columns, segments] {maximum, sum}, then weights
-    float* normalizers;     // [columns]
-    int first;              // column
-    int columns;
-    int begin;  // quads: column · quads_ + its quad of features
-    int end;
-  };
-
-  __device__ __forceinline__ void MergeRow(int row, const TpaRowWork& work) {
+  __device__ __forceinline__ void MergeRow(int row, const TpaRowWork& work,
+                                           uint32_t before) {
     const int partials = work.end_slot - work.first_slot;
     // One block had it all in one segment: that has been written.
     if (partials <= 1) return;
@@ -114,145 +104,99 @@ class TpaMerger {
     int* begins = reinterpret_cast<int*>(memory_);
     const int32_t* chunks = args_.partial_chunk() + work.first_slot;
     NamedBarrier(kTpaConsumerBarrier, threads_);  // the memory is free
+#pragma unroll 1
     for (int i = threadIdx.x; i < partials; i += threads_) {
       const int chunk = chunks[i];
       const int segment = TpaSegmentOf(TpaChunkBegin(chunk));
       if (chunk == TpaSegmentFirst(segment)) begins[segment] = i;
     }
     if (threadIdx.x == 0) begins[segments] = partials;
-    WaitForRow(row, work);
+    WaitForRow(row, work, before);
 
     const int total = 8 * args_.block_octets() * quads_;
     const int parts = work.last_block - work.first_block + 1;
     const int part = static_cast<int>(blockIdx.x) - work.first_block;
     const int begin = static_cast<int>(int64_t{total} * part / parts);
     const int end = static_cast<int>(int64_t{total} * (part + 1) / parts);
-    if (begin == end) return;
     const int head = (4 * (segments + 1) + 15) / 16 * 16;
-    const int column_bytes =
-        16 * segments * quads_ + 8 * partials + 8 * segments + 16;
-    const int most = max(1, (bytes_ - head) / column_bytes);
-    const int last_column = (end - 1) / quads_;
+    // As many at a time as there is room for their segments.
+    const int most = (bytes_ - head) / (24 * segments);
 #pragma unroll 1
-    for (int first = begin / quads_; first <= last_column; first += most) {
-      Batch batch;
-      batch.first = first;
-      batch.columns = min(most, last_column + 1 - first);
-      batch.begin = max(begin, first * quads_);
-      batch.end = min(end, (first + batch.columns) * quads_);
-      batch.results = reinterpret_cast<float4*>(memory_ + head);
-      batch.scales = reinterpret_cast<TpaFoldScales*>(
-          batch.results + segments * batch.columns * quads_);
-      batch.segments =
-          reinterpret_cast<float2*>(batch.scales + batch.columns * partials);
-      batch.normalizers =
-          reinterpret_cast<float*>(batch.segments + batch.columns * segments);
-      MergeBatch(row, work, begins, partials, segments, batch);
+    for (int first = begin; first < end; first += most) {
+      MergeQuads(row, work, begins, segments, first, min(most, end - first),
+                 reinterpret_cast<float4*>(memory_ + head));
     }
   }
 
-  __device__ __forceinline__ void MergeBatch(int row, const TpaRowWork& work,
-                                             const int* begins, int partials,
-                                             int segments, const Batch& batch) {
+  // Quads [first, first + count) of the row: column · quads_ + a column's quad
+  // of features. `results` has room for [segments, count] results and as many
+  // pairs of maximum and sum.
+  __device__ __forceinline__ void MergeQuads(int row, const TpaRowWork& work,
+                                             const int* begins, int segments,
+                                             int first, int count,
+                                             float4* results) {
+    float2* max_sums = reinterpret_cast<float2*>(results + segments * count);
     const int64_t rows = args_.scratch.slot_rows;
     const int64_t first_row = work.first_slot * rows + 8 * args_.first_octet();
-    // A warp takes columns, a lane segments: first scales within each segment,
-    // then what brings it to the row's maximum.
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int column = threadIdx.x / 32; column < batch.columns;
-         column += threads_ / 32) {
-      float2* segment = batch.segments + column * segments;
-      const float2* first_max_sum =
-          args_.max_sum() + first_row + batch.first + column;
-      float max = kMinusInfinity;
-#pragma unroll 1
-      for (int s = lane; s < segments; s += 32) {
-        const int from = begins[s];
-        const int count = begins[s + 1] - from;
-        const float2* max_sum = first_max_sum + from * rows;
-        float2 next[kTpaSegmentChunks];
-#pragma unroll
-        for (int j = 0; j < kTpaSegmentChunks; ++j) {
-          if (j < count) next[j] = __ldcg(max_sum + j * rows);
-        }
-        float2 state = next[0];
-#pragma unroll
-        for (int j = 1; j < kTpaSegmentChunks; ++j) {
-          if (j >= count) break;
-          const TpaFoldScales scales = ScalesFor(state.x, next[j].x);
-          state = {fmaxf(state.x, next[j].x), Fold(state.y, next[j].y, scales)};
-          batch.scales[column * partials + from + j] = scales;
-        }
-        segment[s] = state;
-        max = fmaxf(max, state.x);
-      }
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) {
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-      }
-      const float base = max == kMinusInfinity ? 0.0f : max;
-      float sum = 0.0f;
-#pragma unroll 1
-      for (int s = lane; s < segments; s += 32) {
-        const float weight = FastExp2(segment[s].x - base);
-        sum = __fmaf_rn(segment[s].y, weight, sum);
-        segment[s].x = weight;
-      }
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-      }
-      if (lane == 0) {
-        batch.normalizers[column] =
-            Normalizer(sum, static_cast<int>(args_.p.shape.kv_rank));
-      }
-    }
-    NamedBarrier(kTpaConsumerBarrier, threads_);
-    // Segments, each with its weight.
-    const int count = batch.end - batch.begin;
+    // Segments, each thread one quad of one. All its loads go out together.
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * segments; i += threads_) {
-      const int quad = batch.begin + i % count;
       const int s = i / count;
-      const int column = quad / quads_ - batch.first;
-      const int from = begins[s];
-      const int chunks = begins[s + 1] - from;
+      const int quad = first + i - s * count;
+      const int chunks = begins[s + 1] - begins[s];
+      const int64_t slot_row = first_row + begins[s] * rows;
       const float4* outputs = reinterpret_cast<const float4*>(args_.outputs()) +
-                              (first_row + from * rows) * quads_ + quad;
-      const TpaFoldScales* scales = batch.scales + column * partials + from;
+                              slot_row * quads_ + quad;
+      const float2* max_sum = args_.max_sum() + slot_row + quad / quads_;
       float4 next[kTpaSegmentChunks];
+      float2 next_max_sum[kTpaSegmentChunks];
 #pragma unroll
       for (int j = 0; j < kTpaSegmentChunks; ++j) {
-        if (j < chunks) next[j] = __ldcg(outputs + j * rows * quads_);
+        if (j >= chunks) break;
+        next[j] = __ldcg(outputs + j * rows * quads_);
+        next_max_sum[j] = __ldcg(max_sum + j * rows);
       }
       float4 out = next[0];
+      float2 state = next_max_sum[0];
 #pragma unroll
       for (int j = 1; j < kTpaSegmentChunks; ++j) {
         if (j >= chunks) break;
-        out.x = Fold(out.x, next[j].x, scales[j]);
-        out.y = Fold(out.y, next[j].y, scales[j]);
-        out.z = Fold(out.z, next[j].z, scales[j]);
-        out.w = Fold(out.w, next[j].w, scales[j]);
+        const TpaFoldScales scales = ScalesFor(state.x, next_max_sum[j].x);
+        state = {fmaxf(state.x, next_max_sum[j].x),
+                 Fold(state.y, next_max_sum[j].y, scales)};
+        out.x = Fold(out.x, next[j].x, scales);
+        out.y = Fold(out.y, next[j].y, scales);
+        out.z = Fold(out.z, next[j].z, scales);
+        out.w = Fold(out.w, next[j].w, scales);
       }
-      const float weight = batch.segments[column * segments + s].x;
-      batch.results[s * count + i % count] = {out.x * weight, out.y * weight,
-                                              out.z * weight, out.w * weight};
+      results[i] = out;
+      max_sums[i] = state;
     }
     NamedBarrier(kTpaConsumerBarrier, threads_);
+    // Segments brought to the row's maximum and added in their order.
 #pragma unroll 1
     for (int i = threadIdx.x; i < count; i += threads_) {
-      float4 out = batch.results[i];
-#pragma unroll 1
-      for (int s = 1; s < segments; ++s) {
-        const float4 next = batch.results[s * count + i];
-        out.x += next.x;
-        out.y += next.y;
-        out.z += next.z;
-        out.w += next.w;
+      float max = kMinusInfinity;
+#pragma unroll 4
+      for (int s = 0; s < segments; ++s) {
+        max = fmaxf(max, max_sums[s * count + i].x);
       }
-      const int quad = batch.begin + i;
-      Write(row, quad, out, batch.normalizers[quad / quads_ - batch.first]);
+      const float base = max == kMinusInfinity ? 0.0f : max;
+      float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+      float sum = 0.0f;
+#pragma unroll 4
+      for (int s = 0; s < segments; ++s) {
+        const float4 next = results[s * count + i];
+        const float2 state = max_sums[s * count + i];
+        const float weight = FastExp2(state.x - base);
+        sum = __fmaf_rn(state.y, weight, sum);
+        out.x = __fmaf_rn(next.x, weight, out.x);
+        out.y = __fmaf_rn(next.y, weight, out.y);
+        out.z = __fmaf_rn(next.z, weight, out.z);
+        out.w = __fmaf_rn(next.w, weight, out.w);
+      }
+      Write(row, first + i, out,
+            Normalizer(sum, static_cast<int>(args_.p.shape.kv_rank)));
     }
     NamedBarrier(kTpaConsumerBarrier, threads_);
   }
@@ -278,6 +222,9 @@ class TpaMerger {
   const int bytes_;
   const int threads_;
   const int quads_;  // fours of features
+  // Of the counters of the first and last row, in thread 0.
+  uint32_t first_before_ = 0;
+  uint32_t last_before_ = 0;
 };
 
 }  // namespace recurve

@@ -170,7 +170,7 @@ TpaScheduleLayout TpaScheduleParts(const TpaDecodePlan& plan, int rows,
   parts.row_work = parts.block_work + int64_t{128} * plan.blocks;
   parts.counters = parts.row_work + int64_t{32} * rows;
   parts.partial_chunk =
-      parts.counters + RoundUp(int64_t{8} * rows * plan.head_blocks, 128);
+      parts.counters + RoundUp(int64_t{4} * rows * plan.head_blocks, 128);
   parts.bytes = parts.partial_chunk + RoundUp(4 * parts.slots, 128);
   return parts;
 }

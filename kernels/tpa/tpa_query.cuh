@@ -40,23 +40,44 @@ class QueryFormer {
         b_q_(staging),
         a_q_(staging + q_rank_ * width_) {}
 
-  // Begins and ends with a barrier of all threads that compute.
-  __device__ __forceinline__ void Form(int row) {
+  // Begins and ends with a barrier of all threads that compute. `first` of the
+  // block: lets the copying warps begin once all that this waits for has been
+  // asked for. What they ask for would fill the memory's queues for
+  // microseconds.
+  __device__ __forceinline__ void Form(int row, bool first) {
     const int threads = args_.consumers();
     NamedBarrier(kTpaConsumerBarrier, threads);  // the memory is free
     const int first_octet = args_.first_octet();
     const int last_octet = first_octet + args_.block_octets() - 1;
     const int last_t = last_octet / args_.head_octets;
+    if (first && q_rank_ == 0) ReleaseCopies();
 #pragma unroll 1
     for (int t = first_octet / args_.head_octets; t <= last_t; ++t) {
       const int64_t query = int64_t{row} * args_.p.new_tokens + t;
       if (q_rank_ > 0) {
-        Stage(query, t, threads);
+        Stage(query, t, threads, first);
         NamedBarrier(kTpaConsumerBarrier, threads);
       }
+      first = false;
       Combine(query, t, threads);
       BulkCopyFence();  // tensor cores read what ordinary writes wrote
       NamedBarrier(kTpaConsumerBarrier, threads);
+    }
+  }
+
+  // Brings a row's factors near, for when it is its turn.
+  __device__ __forceinline__ void Prefetch(int row) const {
+    const TpaCudaDecodeParams& p = args_.p;
+    const int b_rows = q_rank_ > 0 ? q_rank_ : num_heads_;
+#pragma unroll 1
+    for (int t = 0; t < p.new_tokens; ++t) {
+      const int64_t query = int64_t{row} * p.new_tokens + t;
+      PrefetchRun(p.a_q + query * p.stride, q_rank_ * num_heads_);
+      PrefetchRun(p.b_q + query * p.stride, b_rows * dim_);
+      if (p.position == LrpeType::kRotate) {
+        PrefetchRun(p.cos + query * (dim_ / 2), dim_ / 2);
+        PrefetchRun(p.sin + query * (dim_ / 2), dim_ / 2);
+      }
     }
   }
 
@@ -78,10 +99,28 @@ class QueryFormer {
     return head < num_heads_ ? int2{t, head} : int2{-1, -1};
   }
 
+  __device__ __forceinline__ void PrefetchRun(const float* from,
+                                              int count) const {
+#pragma unroll 1
+    for (int i = 32 * static_cast<int>(threadIdx.x); i < count;
+         i += 32 * args_.consumers()) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+    }
+  }
+
+  __device__ __forceinline__ void ReleaseCopies() const {
+#pragma unroll 1
+    for (int lane = 0; lane < args_.lanes; ++lane) {
+      NamedBarrierArrive(kTpaQueryBarrier + lane, args_.consumers() + 32);
+    }
+  }
+
   // The factors of one new token's queries, B_q with its position, into shared
-  // memory; zero beyond D and for heads that do not exist. A warp takes ranks;
-  // all its loads go out together: their latency is all there is to this.
-  __device__ __forceinline__ void Stage(int64_t query, int t, int threads) {
+  // memory; zero beyond D and for heads that do not exist. A warp takes ranks,
+  // two at a time; all its loads go out together: their latency is all there is
+  // to this.
+  __device__ __forceinline__ void Stage(int64_t query, int t, int threads,
+                                        bool first) {
     const TpaCudaDecodeParams& p = args_.p;
     const int lane = threadIdx.x % 32;
     const int half = dim_ / 2;
@@ -94,8 +133,8 @@ class QueryFormer {
     for (int j = 0; j < kLanePairs; ++j) {
       const int k = lane + 32 * j;
       const bool exists = rotate && k < half;
-      c[j] = exists ? __ldg(p.cos + query * half + k) : 1.0f;
-      s[j] = exists ? __ldg(p.sin + query * half + k) : 0.0f;
+      c[j] = exists ? p.cos[query * half + k] : 1.0f;
+      s[j] = exists ? p.sin[query * half + k] : 0.0f;
     }
     int head[kLaneColumns];
 #pragma unroll
@@ -103,33 +142,47 @@ class QueryFormer {
       const int2 who = TokenAndHead(lane + 32 * j);
       head[j] = who.x == t ? who.y : -1;
     }
-#pragma unroll 2
-    for (int r = threadIdx.x / 32; r < q_rank_; r += threads / 32) {
-      float x1[kLanePairs], x2[kLanePairs], y[kLaneColumns];
+    const int warps = threads / 32;
+#pragma unroll 1
+    for (int base = 0; base < q_rank_; base += 2 * warps) {
+      const int r0 = base + static_cast<int>(threadIdx.x) / 32;
+      float x1[2][kLanePairs], x2[2][kLanePairs], y[2][kLaneColumns];
 #pragma unroll
-      for (int j = 0; j < kLanePairs; ++j) {
-        const int k = lane + 32 * j;
-        x1[j] = k < half ? __ldg(b + r * dim_ + k) : 0.0f;
-        x2[j] = k < half ? __ldg(b + r * dim_ + half + k) : 0.0f;
+      for (int i = 0; i < 2; ++i) {
+        const int r = r0 + i * warps;
+        const bool exists = r < q_rank_;
+#pragma unroll
+        for (int j = 0; j < kLanePairs; ++j) {
+          const int k = lane + 32 * j;
+          x1[i][j] = exists && k < half ? b[r * dim_ + k] : 0.0f;
+          x2[i][j] = exists && k < half ? b[r * dim_ + half + k] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < kLaneColumns; ++j) {
+          y[i][j] = exists && head[j] >= 0 ? a[r * num_heads_ + head[j]] : 0.0f;
+        }
       }
+      if (first && base == 0) ReleaseCopies();
 #pragma unroll
-      for (int j = 0; j < kLaneColumns; ++j) {
-        y[j] = head[j] >= 0 ? __ldg(a + r * num_heads_ + head[j]) : 0.0f;
-      }
+      for (int i = 0; i < 2; ++i) {
+        const int r = r0 + i * warps;
+        if (r >= q_rank_) break;
 #pragma unroll
-      for (int j = 0; j < kLanePairs; ++j) {
-        const int k = lane + 32 * j;
-        if (k >= pairs) break;
-        const float2 z =
-            rotate ? Rotated(x1[j], x2[j], c[j], s[j]) : float2{x1[j], x2[j]};
-        float* row = b_q_ + r * width_;
-        // Pairs beyond the half fill what is left of the row.
-        row[k < half ? k : 2 * k] = z.x;
-        row[k < half ? half + k : 2 * k + 1] = z.y;
-      }
+        for (int j = 0; j < kLanePairs; ++j) {
+          const int k = lane + 32 * j;
+          if (k >= pairs) break;
+          const float2 z = rotate ? Rotated(x1[i][j], x2[i][j], c[j], s[j])
+                                  : float2{x1[i][j], x2[i][j]};
+          float* row = b_q_ + r * width_;
+          // Pairs beyond the half fill what is left of the row.
+          row[k < half ? k : 2 * k] = z.x;
+          row[k < half ? half + k : 2 * k + 1] = z.y;
+        }
 #pragma unroll
-      for (int j = 0; j < kLaneColumns; ++j) {
-        if (lane + 32 * j < columns_) a_q_[r * columns_ + lane + 32 * j] = y[j];
+        for (int j = 0; j < kLaneColumns; ++j) {
+          const int column = lane + 32 * j;
+          if (column < columns_) a_q_[r * columns_ + column] = y[i][j];
+        }
       }
     }
   }
@@ -161,25 +214,16 @@ class QueryFormer {
   // The columns of one new token, eight features of a column at a time.
   __device__ __forceinline__ void Combine(int64_t query, int t, int threads) {
     const int group_columns = 8 * args_.group_octets;
-    const float rank = static_cast<float>(q_rank_ > 0 ? q_rank_ : 1);
-    const float scale =
-        1.4426950408889634f / (sqrtf(static_cast<float>(dim_)) * rank *
-                               static_cast<float>(args_.p.shape.kv_rank));
+    const float scale = args_.score_scale;
     const int octets = width_ / 8;
     // Of all columns of the planes: those that nobody uses are zero.
-    const int columns = kColumns * args_.groups;
-    const int octet_step = threads / columns;
-    const int column_step = threads - octet_step * columns;
-    int octet = static_cast<int>(threadIdx.x) / columns;
-    int place = static_cast<int>(threadIdx.x) - octet * columns;
+    const int second = args_.groups - 1;  // whether there are two groups
 #pragma unroll 1
-    for (; octet < octets; octet += octet_step, place += column_step) {
-      if (place >= columns) {
-        place -= columns;
-        if (++octet == octets) break;
-      }
-      const int group = place / kColumns;
-      const int group_column = place - group * kColumns;
+    for (int i = threadIdx.x; i < (octets * kColumns) << second; i += threads) {
+      const int place = i / kColumns;
+      const int group_column = i - place * kColumns;
+      const int group = place & second;
+      const int octet = place >> second;
       const bool used = group_column < group_columns;
       const int column = group * group_columns + group_column;
       const int2 who = used ? TokenAndHead(column) : int2{-1, -1};

@@ -35,10 +35,12 @@ class TpaRing {
         stages_(args.stages),
         stage_bytes_(args.stage_bytes) {}
 
-  // By one thread, before the block's first barrier.
-  __device__ void Init(int consumer_warps, bool bulk_copies) const {
-#pragma unroll 1
-    for (int i = 0; i < stages_; ++i) {
+  // By all threads, before the block's first barrier: this ring and those after
+  // it, of so many stages in all.
+  __device__ __forceinline__ void Init(int stages, int consumer_warps,
+                                       bool bulk_copies) const {
+    const int i = threadIdx.x;
+    if (i < stages) {
       BarrierInit(barriers_ + 16 * i, bulk_copies ? kArrivingLanes : 32);
       BarrierInit(barriers_ + 16 * i + 8, kArrivingLanes * consumer_warps);
     }
@@ -118,6 +120,10 @@ class TpaCopier {
       const int end =
           row == work.last_row ? work.last_chunk : TpaChunkCount(length);
       if (begin >= end) continue;
+      if (!released_) {
+        NamedBarrier(kTpaQueryBarrier + chunk_lane_, args_.consumers() + 32);
+        released_ = true;
+      }
       const int last_page = (min(TpaChunkBegin(end), length) + 63) / 64;
       const int32_t* table =
           p.cache.page_table + row * p.cache.page_table_stride;
@@ -219,6 +225,7 @@ class TpaCopier {
   const int a_plane_;  // bytes of A in memory
   const int a_first_;  // where this block's octets of it begin
   const int a_bytes_;
+  bool released_ = false;  // QueryFormer's loads are under way
 };
 
 }  // namespace recurve

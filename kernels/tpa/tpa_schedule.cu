@@ -199,7 +199,7 @@ cudaError_t LaunchTpaSchedule(const TpaCudaScheduleParams& params,
                      layout,
                      static_cast<int>(max_length),
                      plan.blocks,
-                     2 * params.rows * plan.head_blocks,
+                     params.rows * plan.head_blocks,
                      split};
   const int bytes = 4 * (params.rows + 1 + plan.blocks + 1);
   const cudaError_t error = cudaFuncSetAttribute(

@@ -43,18 +43,12 @@ struct TpaBlockWork {
 };
 static_assert(sizeof(TpaBlockWork) == 128, "one line of memory");
 
-// How many blocks of a row have arrived with their partial results, and how
-// many have merged. Both are 0 between launches.
-struct TpaRowCounters {
-  uint32_t arrived;
-  uint32_t merged;
-};
-
 // Where the parts begin, in bytes.
 struct TpaScheduleLayout {
   int64_t block_work;     // [blocks] TpaBlockWork
   int64_t row_work;       // [rows] TpaRowWork
-  int64_t counters;       // [rows, head_blocks] TpaRowCounters
+  int64_t counters;       // [rows, head_blocks] uint32: blocks of the row that
+                          // have arrived with their partial results
   int64_t partial_chunk;  // [slots] int32: the chunk a partial begins with
   int64_t slots;          // partial results at most
   int64_t bytes;

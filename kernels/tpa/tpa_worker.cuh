@@ -85,7 +85,11 @@ class TpaWorker {
       const int end =
           Uniform(row == work.last_row ? work.last_chunk : row_chunks);
       if (begin < end) {
-        AttendRow(row, length, row_chunks, begin, end, slot);
+        const bool another_row =
+            row + 1 < args_.p.rows &&
+            (row + 1 < work.last_row ||
+             (row + 1 == work.last_row && work.last_chunk > 0));
+        AttendRow(row, length, row_chunks, begin, end, another_row, slot);
       } else if (row_chunks == 0) {
         ClearRow(row);
       }
@@ -107,8 +111,12 @@ class TpaWorker {
   };
 
   __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
-                                            int begin, int end, int& slot) {
-    QueryFormer<T, kColumns>(args_, shared_.terms, shared_.staging).Form(row);
+                                            int begin, int end,
+                                            bool another_row, int& slot) {
+    QueryFormer<T, kColumns> queries(args_, shared_.terms, shared_.staging);
+    queries.Form(row, fresh_);
+    fresh_ = false;
+    if (another_row) queries.Prefetch(row + 1);
     if (begin + chunk_lane_ < end) {
       BeginScores(true);
       Products::template Wait<0>();
@@ -577,6 +585,7 @@ class TpaWorker {
   uint32_t query_;
   uint32_t weights_;
   uint32_t weights_offset_ = 0;
+  bool fresh_ = true;  // no row so far
   float* maxima_;
   float* sums_;
   float2* kept_;

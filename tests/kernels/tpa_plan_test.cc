@@ -271,7 +271,7 @@ TEST(TpaPlanTest, ScratchHoldsAllPartials) {
     EXPECT_EQ(parts.slots, scratch.slots);
     EXPECT_GE(parts.row_work, 128 * plan.blocks);
     EXPECT_GE(parts.counters, parts.row_work + 32 * 3);
-    EXPECT_GE(parts.partial_chunk, parts.counters + 8 * 3 * plan.head_blocks);
+    EXPECT_GE(parts.partial_chunk, parts.counters + 4 * 3 * plan.head_blocks);
     EXPECT_GE(parts.bytes, parts.partial_chunk + 4 * parts.slots);
   }
 }
