@@ -30,7 +30,8 @@ int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
   const int64_t terms = 2 * kTpaQueryTerms * columns * dim;
   const int64_t weights = 2 * 2 * kTpaPageTokens * columns * plan.lanes;
   const int64_t exchange = 2 * 4 * 4 * columns * plan.lanes;
-  const int64_t kept = 2 * 8 * columns;
+  const int64_t kept =
+      2 * 8 * columns + static_cast<int64_t>(sizeof(TpaBlockWork));
   const int64_t forming = 4 * shape.q_rank * (dim + columns);
   const int64_t kept_outputs = 4 * 64 * variant.value_tiles * columns;
   return std::max<int64_t>(terms + weights + exchange + kept +
