@@ -121,6 +121,10 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 }
+// Until this thread's CopyAsync16 are done.
+__device__ __forceinline__ void CopyAsyncWait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 // Arrives when this thread's CopyAsync16 so far are done. Counts as one of the
 // barrier's arrivals.
 __device__ __forceinline__ void BarrierArriveAfterCopies(uint32_t barrier) {

@@ -110,7 +110,8 @@ cudaError_t GetTpaDevice(TpaDevice* device);
 // `plan` is PlanTpaDecode's for this shape, rows and new tokens. In
 // kParallelBn the blocks of a row wait for each other: they must all fit the
 // GPU at once, beside what else runs on it for good.
-// cudaErrorInvalidValue for what the comments above rule out.
+// cudaErrorInvalidValue for what the comments above rule out, and for page
+// tables so long that a block could not merge such a row: millions of tokens.
 cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
                             const TpaDecodePlan& plan, cudaStream_t stream);
 

@@ -11,6 +11,16 @@ int64_t MaxLength(const TpaCudaDecodeParams& p) {
   return kTpaPageTokens * p.cache.page_table_stride;
 }
 
+// A block can hold what it takes to merge a row of the greatest length.
+bool Mergeable(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
+  const int segments = TpaSegmentCount(static_cast<int>(MaxLength(p)));
+  const int loose = plan.form == TpaDecodeForm::kParallelBn
+                        ? 2 * kTpaSegmentChunks * plan.blocks
+                        : 0;
+  return TpaMergeQuads(plan.lanes * plan.stages * plan.stage_bytes,
+                       segments + loose, segments) > 0;
+}
+
 bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   const TpaPageLayout layout(p.shape, TpaPageOrder::kOctets);
   const bool split = plan.form == TpaDecodeForm::kParallelBn;
@@ -23,6 +33,7 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          reinterpret_cast<uintptr_t>(p.cache.pages) % 16 == 0 &&
          p.position != LrpeType::kCosine && p.new_tokens >= 1 &&
          p.new_tokens <= 8 && MaxLength(p) * p.rows <= INT32_MAX &&
+         Mergeable(p, plan) &&
          reinterpret_cast<uintptr_t>(p.schedule) % 128 == 0 &&
          p.schedule != nullptr &&
          p.scratch_bytes >= TpaDecodeScratchBytes(p, plan);

@@ -98,19 +98,22 @@ class TpaMerger {
     const int partials = work.end_slot - work.first_slot;
     // One block had it all in one segment: that has been written.
     if (partials <= 1) return;
-    const int row_chunks = TpaChunkCount(work.length);
-    const int segments = TpaSegmentOf(TpaChunkBegin(row_chunks - 1)) + 1;
+    const int segments = TpaSegmentCount(work.length);
     // Where each segment's partial results begin: known before they are there.
+    // Most often each segment is one.
     int* begins = reinterpret_cast<int*>(memory_);
-    const int32_t* chunks = args_.partial_chunk() + work.first_slot;
+    const bool chunks = partials > segments;
     NamedBarrier(kTpaConsumerBarrier, threads_);  // the memory is free
+    if (chunks) {
+      const int32_t* first_chunks = args_.partial_chunk() + work.first_slot;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < partials; i += threads_) {
-      const int chunk = chunks[i];
-      const int segment = TpaSegmentOf(TpaChunkBegin(chunk));
-      if (chunk == TpaSegmentFirst(segment)) begins[segment] = i;
+      for (int i = threadIdx.x; i < partials; i += threads_) {
+        const int chunk = first_chunks[i];
+        const int segment = TpaSegmentOf(TpaChunkBegin(chunk));
+        if (chunk == TpaSegmentFirst(segment)) begins[segment] = i;
+      }
+      if (threadIdx.x == 0) begins[segments] = partials;
     }
-    if (threadIdx.x == 0) begins[segments] = partials;
     WaitForRow(row, work, before);
 
     const int total = 8 * args_.block_octets() * quads_;
@@ -118,84 +121,134 @@ class TpaMerger {
     const int part = static_cast<int>(blockIdx.x) - work.first_block;
     const int begin = static_cast<int>(int64_t{total} * part / parts);
     const int end = static_cast<int>(int64_t{total} * (part + 1) / parts);
-    const int head = (4 * (segments + 1) + 15) / 16 * 16;
-    // As many at a time as there is room for their segments.
-    const int most = (bytes_ - head) / (24 * segments);
+    const int most = TpaMergeQuads(bytes_, partials, segments);
 #pragma unroll 1
     for (int first = begin; first < end; first += most) {
-      MergeQuads(row, work, begins, segments, first, min(most, end - first),
-                 reinterpret_cast<float4*>(memory_ + head));
+      Batch batch;
+      batch.partials = partials;
+      batch.segments = segments;
+      batch.first = first;
+      batch.count = min(most, end - first);
+      batch.first_column = first / quads_;
+      batch.columns =
+          (first + batch.count - 1) / quads_ + 1 - batch.first_column;
+      batch.begins = begins;
+      batch.results =
+          reinterpret_cast<float4*>(memory_ + TpaMergeHeadBytes(segments));
+      batch.max_sums =
+          reinterpret_cast<float2*>(batch.results + partials * batch.count);
+      Load(work, batch);
+      float2* states = batch.max_sums;
+      if (chunks) {
+        states += partials * batch.columns;
+        FoldChunks(batch, states);
+      }
+      AddSegments(row, batch, chunks, states);
     }
   }
 
-  // Quads [first, first + count) of the row: column · quads_ + a column's quad
-  // of features. `results` has room for [segments, count] results and as many
-  // pairs of maximum and sum.
-  __device__ __forceinline__ void MergeQuads(int row, const TpaRowWork& work,
-                                             const int* begins, int segments,
-                                             int first, int count,
-                                             float4* results) {
-    float2* max_sums = reinterpret_cast<float2*>(results + segments * count);
+  // Quads [first, first + count) of a row: column · quads_ + a column's quad of
+  // features.
+  struct Batch {
+    int partials;
+    int segments;
+    int first;
+    int count;
+    int first_column;  // of these quads
+    int columns;
+    const int* begins;  // [segments + 1] where segments are several partials
+    float4* results;    // [partials, count]
+    float2* max_sums;   // [partials, columns] {maximum, sum}
+  };
+
+  // All that the batch needs, at once.
+  __device__ __forceinline__ void Load(const TpaRowWork& work,
+                                       const Batch& batch) const {
     const int64_t rows = args_.scratch.slot_rows;
     const int64_t first_row = work.first_slot * rows + 8 * args_.first_octet();
-    // Segments, each thread one quad of one. All its loads go out together.
+    const float4* outputs = reinterpret_cast<const float4*>(args_.outputs()) +
+                            first_row * quads_ + batch.first;
+    const uint32_t to = SharedAddress(batch.results);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count * segments; i += threads_) {
-      const int s = i / count;
-      const int quad = first + i - s * count;
-      const int chunks = begins[s + 1] - begins[s];
-      const int64_t slot_row = first_row + begins[s] * rows;
-      const float4* outputs = reinterpret_cast<const float4*>(args_.outputs()) +
-                              slot_row * quads_ + quad;
-      const float2* max_sum = args_.max_sum() + slot_row + quad / quads_;
-      float4 next[kTpaSegmentChunks];
-      float2 next_max_sum[kTpaSegmentChunks];
-#pragma unroll
-      for (int j = 0; j < kTpaSegmentChunks; ++j) {
-        if (j >= chunks) break;
-        next[j] = __ldcg(outputs + j * rows * quads_);
-        next_max_sum[j] = __ldcg(max_sum + j * rows);
+    for (int i = threadIdx.x; i < batch.partials * batch.count; i += threads_) {
+      const int partial = i / batch.count;
+      const int quad = i - partial * batch.count;
+      CopyAsync16(to + 16 * i, outputs + partial * rows * quads_ + quad);
+    }
+    const float2* max_sum = args_.max_sum() + first_row + batch.first_column;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < batch.partials * batch.columns;
+         i += threads_) {
+      const int partial = i / batch.columns;
+      const int column = i - partial * batch.columns;
+      batch.max_sums[i] = __ldcg(max_sum + partial * rows + column);
+    }
+    CopyAsyncWait();
+    NamedBarrier(kTpaConsumerBarrier, threads_);
+  }
+
+  // The chunks of each segment, one after the other, as TpaWorker does. A
+  // segment's result takes the place of its first chunk's, its maximum and sum
+  // go to `states` [segments, columns].
+  __device__ __forceinline__ void FoldChunks(const Batch& batch,
+                                             float2* states) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < batch.segments * batch.count; i += threads_) {
+      const int s = i / batch.count;
+      const int quad = i - s * batch.count;
+      const int column = (batch.first + quad) / quads_ - batch.first_column;
+      const int from = batch.begins[s];
+      float4 out = batch.results[from * batch.count + quad];
+      float2 state = batch.max_sums[from * batch.columns + column];
+#pragma unroll 1
+      for (int p = from + 1; p < batch.begins[s + 1]; ++p) {
+        const float4 next = batch.results[p * batch.count + quad];
+        const float2 next_state = batch.max_sums[p * batch.columns + column];
+        const TpaFoldScales scales = ScalesFor(state.x, next_state.x);
+        state = {fmaxf(state.x, next_state.x),
+                 Fold(state.y, next_state.y, scales)};
+        out.x = Fold(out.x, next.x, scales);
+        out.y = Fold(out.y, next.y, scales);
+        out.z = Fold(out.z, next.z, scales);
+        out.w = Fold(out.w, next.w, scales);
       }
-      float4 out = next[0];
-      float2 state = next_max_sum[0];
-#pragma unroll
-      for (int j = 1; j < kTpaSegmentChunks; ++j) {
-        if (j >= chunks) break;
-        const TpaFoldScales scales = ScalesFor(state.x, next_max_sum[j].x);
-        state = {fmaxf(state.x, next_max_sum[j].x),
-                 Fold(state.y, next_max_sum[j].y, scales)};
-        out.x = Fold(out.x, next[j].x, scales);
-        out.y = Fold(out.y, next[j].y, scales);
-        out.z = Fold(out.z, next[j].z, scales);
-        out.w = Fold(out.w, next[j].w, scales);
+      batch.results[from * batch.count + quad] = out;
+      if (quad == 0 || (batch.first + quad) % quads_ == 0) {
+        states[s * batch.columns + column] = state;
       }
-      results[i] = out;
-      max_sums[i] = state;
     }
     NamedBarrier(kTpaConsumerBarrier, threads_);
-    // Segments brought to the row's maximum and added in their order.
+  }
+
+  // Segments brought to the row's maximum and added in their order.
+  __device__ __forceinline__ void AddSegments(int row, const Batch& batch,
+                                              bool chunks,
+                                              const float2* states) const {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += threads_) {
+    for (int i = threadIdx.x; i < batch.count; i += threads_) {
+      const int quad = batch.first + i;
+      const float2* state = states + quad / quads_ - batch.first_column;
       float max = kMinusInfinity;
 #pragma unroll 4
-      for (int s = 0; s < segments; ++s) {
-        max = fmaxf(max, max_sums[s * count + i].x);
+      for (int s = 0; s < batch.segments; ++s) {
+        max = fmaxf(max, state[s * batch.columns].x);
       }
       const float base = max == kMinusInfinity ? 0.0f : max;
       float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
       float sum = 0.0f;
-#pragma unroll 4
-      for (int s = 0; s < segments; ++s) {
-        const float4 next = results[s * count + i];
-        const float2 state = max_sums[s * count + i];
-        const float weight = FastExp2(state.x - base);
-        sum = __fmaf_rn(state.y, weight, sum);
+#pragma unroll 2
+      for (int s = 0; s < batch.segments; ++s) {
+        const int partial = chunks ? batch.begins[s] : s;
+        const float4 next = batch.results[partial * batch.count + i];
+        const float2 max_sum = state[s * batch.columns];
+        const float weight = FastExp2(max_sum.x - base);
+        sum = __fmaf_rn(max_sum.y, weight, sum);
         out.x = __fmaf_rn(next.x, weight, out.x);
         out.y = __fmaf_rn(next.y, weight, out.y);
         out.z = __fmaf_rn(next.z, weight, out.z);
         out.w = __fmaf_rn(next.w, weight, out.w);
       }
-      Write(row, first + i, out,
+      Write(row, quad, out,
             Normalizer(sum, static_cast<int>(args_.p.shape.kv_rank)));
     }
     NamedBarrier(kTpaConsumerBarrier, threads_);

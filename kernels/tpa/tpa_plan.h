@@ -84,6 +84,20 @@ TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,
 TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
                             int new_tokens, const TpaDevice& device);
 
+// How a block merges, in `bytes` of shared memory: what it keeps for a row
+// besides its results, and of how many fours of features it can hold the
+// results at a time. 0: the row has too many of them.
+RECURVE_HOST_DEVICE constexpr int TpaMergeHeadBytes(int segments) {
+  return (4 * (segments + 1) + 15) / 16 * 16;
+}
+RECURVE_HOST_DEVICE constexpr int TpaMergeQuads(int bytes, int partials,
+                                                int segments) {
+  // Quads begin and end within a column: two more at most have maxima and sums.
+  const int column_bytes = 8 * (partials + segments);
+  const int left = bytes - TpaMergeHeadBytes(segments) - 2 * column_bytes;
+  return left <= 0 ? 0 : left / (16 * partials + column_bytes);
+}
+
 // Where the partial results lie in a launch's scratch memory, in bytes.
 struct TpaScratchLayout {
   int64_t slots;       // partial results
