@@ -17,8 +17,9 @@ bool Mergeable(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   const int loose = plan.form == TpaDecodeForm::kParallelBn
                         ? 2 * kTpaSegmentChunks * plan.blocks
                         : 0;
+  const int chunks = TpaChunkCount(static_cast<int>(MaxLength(p)));
   return TpaMergeQuads(plan.lanes * plan.stages * plan.stage_bytes,
-                       segments + loose, segments) > 0;
+                       std::min(segments + loose, chunks), segments) > 0;
 }
 
 bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {

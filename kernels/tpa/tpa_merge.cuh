@@ -169,19 +169,28 @@ class TpaMerger {
     const float4* outputs = reinterpret_cast<const float4*>(args_.outputs()) +
                             first_row * quads_ + batch.first;
     const uint32_t to = SharedAddress(batch.results);
+    // Of the maxima and sums most often one a thread: asked for first, and not
+    // waited for before the outputs are under way, too.
+    const int pairs = batch.partials * batch.columns;
+    const float2* max_sum = args_.max_sum() + first_row + batch.first_column;
+    const auto load_pair = [&](int i) {
+      const int partial = i / batch.columns;
+      const int column = i - partial * batch.columns;
+      return __ldcg(max_sum + partial * rows + column);
+    };
+    const int thread = static_cast<int>(threadIdx.x);
+    float2 pair = {0.0f, 0.0f};
+    if (thread < pairs) pair = load_pair(thread);
 #pragma unroll 1
     for (int i = threadIdx.x; i < batch.partials * batch.count; i += threads_) {
       const int partial = i / batch.count;
       const int quad = i - partial * batch.count;
       CopyAsync16(to + 16 * i, outputs + partial * rows * quads_ + quad);
     }
-    const float2* max_sum = args_.max_sum() + first_row + batch.first_column;
+    if (thread < pairs) batch.max_sums[thread] = pair;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < batch.partials * batch.columns;
-         i += threads_) {
-      const int partial = i / batch.columns;
-      const int column = i - partial * batch.columns;
-      batch.max_sums[i] = __ldcg(max_sum + partial * rows + column);
+    for (int i = thread + threads_; i < pairs; i += threads_) {
+      batch.max_sums[i] = load_pair(i);
     }
     CopyAsyncWait();
     NamedBarrier(kTpaConsumerBarrier, threads_);

@@ -98,15 +98,16 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
     ++plan.variant;
   }
   const int most = kTpaVariants[plan.variant].columns / 8;
-  const int max_groups =
-      form == TpaDecodeForm::kParallelBh ? 1 : kTpaMaxWarpgroups;
+  const bool by_heads = form == TpaDecodeForm::kParallelBh;
+  const int max_groups = by_heads ? 1 : kTpaMaxWarpgroups;
+  const int max_octets = by_heads ? (wide ? 5 : 2) : most * max_groups;
   const TpaPageLayout layout(shape, TpaPageOrder::kOctets);
   const bool common = plan.hopper && shape.head_dim == shape.value_dim &&
                       (shape.head_dim == 64 || shape.head_dim == 128) &&
                       shape.kv_rank <= 2;
   // Columns shared out evenly; fewer in a block if its work leaves too little
   // room for factors.
-  const int all = CeilDiv(octets, most * max_groups);
+  const int all = CeilDiv(octets, max_octets);
   for (int block_octets = CeilDiv(octets, all);; --block_octets) {
     plan.groups = std::min(CeilDiv(block_octets, most), max_groups);
     plan.group_octets = CeilDiv(block_octets, plan.groups);

@@ -211,58 +211,83 @@ class QueryFormer {
     }
   }
 
-  // The columns of one new token, eight features of a column at a time.
+  // The columns of one new token: a thread takes two neighbours and eight
+  // features.
   __device__ __forceinline__ void Combine(int64_t query, int t, int threads) {
+    constexpr int kPairs = kColumns / 2;
     const int group_columns = 8 * args_.group_octets;
-    const float scale = args_.score_scale;
     const int octets = width_ / 8;
     // Of all columns of the planes: those that nobody uses are zero.
     const int second = args_.groups - 1;  // whether there are two groups
 #pragma unroll 1
-    for (int i = threadIdx.x; i < (octets * kColumns) << second; i += threads) {
-      const int place = i / kColumns;
-      const int group_column = i - place * kColumns;
+    for (int i = threadIdx.x; i < (octets * kPairs) << second; i += threads) {
+      const int place = i / kPairs;
+      const int group_column = 2 * (i - place * kPairs);
       const int group = place & second;
       const int octet = place >> second;
       const bool used = group_column < group_columns;
       const int column = group * group_columns + group_column;
-      const int2 who = used ? TokenAndHead(column) : int2{-1, -1};
-      // Columns without a head are zero, written with the first token's.
-      if (who.x != t && who.x >= 0) continue;
-      float sum[8] = {};
-      if (who.x >= 0 && q_rank_ == 0) {
-        LoadWhole(query, who.y, 8 * octet, sum);
-      } else if (who.x >= 0) {
+      if (args_.p.new_tokens > 1 && used) {
+        const int column_octet = args_.first_octet() + column / 8;
+        if (column_octet < args_.octets &&
+            column_octet / args_.head_octets != t)
+          continue;
+      }
+      float sum[2][8] = {};
+      if (used && q_rank_ > 0) {
 #pragma unroll 4
         for (int r = 0; r < q_rank_; ++r) {
-          const float a = a_q_[r * columns_ + column];
+          const float2 a =
+              *reinterpret_cast<const float2*>(a_q_ + r * columns_ + column);
           const float4* b =
               reinterpret_cast<const float4*>(b_q_ + r * width_ + 8 * octet);
           const float4 low = b[0];
           const float4 high = b[1];
-          sum[0] += a * low.x;
-          sum[1] += a * low.y;
-          sum[2] += a * low.z;
-          sum[3] += a * low.w;
-          sum[4] += a * high.x;
-          sum[5] += a * high.y;
-          sum[6] += a * high.z;
-          sum[7] += a * high.w;
+          AddProducts(sum[0], a.x, low, high);
+          AddProducts(sum[1], a.y, low, high);
         }
-      }
-      uint32_t parts[4][kTerms];
+      } else if (used) {
+#pragma unroll 1
+        for (int k = 0; k < 2; ++k) {
+          const int2 who = TokenAndHead(column + k);
+          float whole[8] = {};
+          if (who.x == t) LoadWhole(query, who.y, 8 * octet, whole);
+            // No run-time index into registers.
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        Split<T>(sum[2 * k] * scale, sum[2 * k + 1] * scale, parts[k]);
+          for (int j = 0; j < 16; ++j) {
+            sum[j / 8][j % 8] = j / 8 == k ? whole[j % 8] : sum[j / 8][j % 8];
+          }
+        }
       }
       char* to = terms_ + 16 * ((group * octets + octet) * (kTerms * kColumns) +
                                 group_column);
 #pragma unroll
-      for (int term = 0; term < kTerms; ++term) {
-        *reinterpret_cast<uint4*>(to + 16 * kColumns * term) = {
-            parts[0][term], parts[1][term], parts[2][term], parts[3][term]};
+      for (int k = 0; k < 2; ++k) {
+        uint32_t parts[4][kTerms];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          Split<T>(sum[k][2 * j] * args_.score_scale,
+                   sum[k][2 * j + 1] * args_.score_scale, parts[j]);
+        }
+#pragma unroll
+        for (int term = 0; term < kTerms; ++term) {
+          *reinterpret_cast<uint4*>(to + 16 * (kColumns * term + k)) = {
+              parts[0][term], parts[1][term], parts[2][term], parts[3][term]};
+        }
       }
     }
+  }
+  __device__ __forceinline__ static void AddProducts(float (&sum)[8], float a,
+                                                     const float4& low,
+                                                     const float4& high) {
+    sum[0] += a * low.x;
+    sum[1] += a * low.y;
+    sum[2] += a * low.z;
+    sum[3] += a * low.w;
+    sum[4] += a * high.x;
+    sum[5] += a * high.y;
+    sum[6] += a * high.z;
+    sum[7] += a * high.w;
   }
 
   const TpaDecodeArgs& args_;
