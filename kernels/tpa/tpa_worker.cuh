@@ -63,8 +63,10 @@ class TpaWorker {
     const int token = 16 * warp_ + lane_ % 16;
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
-      // Columns that do not exist take another's factors.
-      const int octet = min(first_octet_ + j, args.octets - 1);
+      // Columns that do not exist take another's factors, of those that this
+      // block copies.
+      const int octet =
+          min(first_octet_ + j, args.first_octet() + args.block_octets() - 1);
       const int head_octet = octet % args.head_octets - args.first_head_octet();
       // Lanes 16 to 31 name the rows of the next octet; see LoadFactors.
       a_offset_[j] = kTpaOctetBytes * max(head_octet, 0) + 16 * token;
