@@ -12,8 +12,9 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
 }
 
 // A barrier among `threads` threads (whole warps) of the block; 0 is
-// __syncthreads'.
+// __syncthreads'. The instruction asks for warps that have converged.
 __device__ __forceinline__ void NamedBarrier(int id, int threads) {
+  __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
@@ -24,6 +25,7 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 #ifdef RECURVE_RACECHECK
   NamedBarrier(id, threads);
 #else
+  __syncwarp();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 #endif
 }
@@ -32,6 +34,7 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 __device__ __forceinline__ bool NamedBarrierAny(int id, int threads,
                                                 bool value) {
   uint32_t any;
+  __syncwarp();
   asm volatile(
       "{ .reg .pred p, q;"
       "  setp.ne.u32 p, %1, 0;"
