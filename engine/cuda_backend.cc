@@ -1160,4 +1160,48 @@ absl::Status CudaBackend::PoisonSlot(int32_t slot) {
   return SetBytes(slots_, slot, slot_bytes(), 0xff);
 }
 
+absl::Status CudaBackend::FillCacheAtRandom() {
+  const int64_t count = int64_t{8} << 20;
+  // 16-bit values of [-1, 1), or float32 ones, whose sum of squares is sane.
+  const auto fill = [&](const CudaMemory& memory, bool halves) -> absl::Status {
+    if (memory.bytes() == 0) return absl::OkStatus();
+    std::vector<uint32_t> words(count);
+    uint64_t state = 1;
+    for (uint32_t& word : words) {
+      const auto next = [&] {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        return static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
+      };
+      if (!halves) {
+        const float value = next();
+        std::memcpy(&word, &value, sizeof(word));
+        continue;
+      }
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t bits = options_.kv_dtype == DType::kFloat16
+                                  ? FloatToFloat16(next())
+                                  : FloatToBFloat16(next());
+        word = half == 0 ? bits : word | bits << 16;
+      }
+    }
+    int64_t filled = std::min(count * static_cast<int64_t>(sizeof(uint32_t)),
+                              memory.bytes());
+    RECURVE_RETURN_IF_ERROR(CudaStatus(
+        cudaMemcpy(memory.data(), words.data(), filled, cudaMemcpyHostToDevice),
+        "filling the cache"));
+    while (filled < memory.bytes()) {
+      const int64_t more = std::min(filled, memory.bytes() - filled);
+      RECURVE_RETURN_IF_ERROR(
+          CudaStatus(cudaMemcpy(memory.data() + filled, memory.data(), more,
+                                cudaMemcpyDeviceToDevice),
+                     "filling the cache"));
+      filled += more;
+    }
+    return absl::OkStatus();
+  };
+  RECURVE_RETURN_IF_ERROR(fill(pages_, true));
+  RECURVE_RETURN_IF_ERROR(fill(slots_, false));
+  return CudaStatus(cudaDeviceSynchronize(), "filling the cache");
+}
+
 }  // namespace recurve

@@ -69,6 +69,12 @@ class CudaBackend : public Backend {
   // kernels do not support.
   static absl::Status CheckModel(const ModelDefinition& model);
 
+  // For benchmarks: all work is put on this stream.
+  cudaStream_t stream() const { return stream_; }
+  // For benchmarks: gives every page and slot random values, as zeros are
+  // multiplied faster. Waits.
+  absl::Status FillCacheAtRandom();
+
   absl::string_view name() const override { return "cuda"; }
   absl::string_view weight_dtype() const override;
   absl::string_view state_dtype() const override { return "float32"; }
