@@ -1,3 +1,6 @@
+#include "kernels/common/async_copy.cuh"
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/host_device.h"
 #include "kernels/common/mma.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"
 
@@ -8,57 +11,93 @@ constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBlock = kDecodeMatmulInputs;
 
-__device__ __forceinline__ uint4 LoadWeights(const void* address) {
+// Copies 16 bytes, or zeros, to shared memory.
+__device__ __forceinline__ void CopyAsync(uint32_t to, const void* from,
+                                          bool exists) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+      "l"(from), "r"(exists ? 16 : 0)
+      : "memory");
+}
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ uint4 LoadShared(uint32_t from) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(address));
+               : "r"(from)
+               : "memory");
   return v;
 }
 
-// Eight inputs of a row of x from column c on, as pairs of T.
-template <typename T, bool kFloat>
-__device__ __forceinline__ uint4 LoadInputs(const DecodeMatmulParams& p,
+// Eight inputs of a row of float32 x from column c on, as pairs of T.
+template <typename T>
+__device__ __forceinline__ uint4 LoadFloats(const DecodeMatmulParams& p,
                                             int64_t row, int64_t c) {
-  if constexpr (!kFloat) {
-    return *reinterpret_cast<const uint4*>(static_cast<const T*>(p.x) +
-                                           row * p.x_stride + c);
+  if (row >= p.rows) return make_uint4(0, 0, 0, 0);
+  const float* x = static_cast<const float*>(p.x) + row * p.x_stride + c;
+  float v[8];
+  if (c + 8 <= p.x_cols) {
+    const float4 low = *reinterpret_cast<const float4*>(x);
+    const float4 high = *reinterpret_cast<const float4*>(x + 4);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
   } else {
-    const float* x = static_cast<const float*>(p.x) + row * p.x_stride + c;
-    float v[8];
-    if (c + 8 <= p.x_cols) {
-      const float4 low = *reinterpret_cast<const float4*>(x);
-      const float4 high = *reinterpret_cast<const float4*>(x + 4);
-      v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-      v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-    } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = c + i < p.x_cols ? x[i] : 0.0f;
-    }
-    return make_uint4(Half<T>::Pack(v[0], v[1]), Half<T>::Pack(v[2], v[3]),
-                      Half<T>::Pack(v[4], v[5]), Half<T>::Pack(v[6], v[7]));
+    for (int i = 0; i < 8; ++i) v[i] = c + i < p.x_cols ? x[i] : 0.0f;
   }
+  return make_uint4(Half<T>::Pack(v[0], v[1]), Half<T>::Pack(v[2], v[3]),
+                    Half<T>::Pack(v[4], v[5]), Half<T>::Pack(v[6], v[7]));
+}
+
+RECURVE_HOST_DEVICE constexpr int Chunks(bool is_float, int m, int n) {
+  return 2 * m + (is_float ? 0 : n);
+}
+RECURVE_HOST_DEVICE constexpr int SharedBytes(bool is_float, int m, int n,
+                                              int stages) {
+  const int ring = kWarps * stages * Chunks(is_float, m, n) * 512;
+  const int sums = kWarps * 16 * (8 * n + 1) * 4;
+  return ring > sums ? ring : sums;
 }
 
 // A block has 16 · kM outputs by 8 · kN rows. Its warps take runs of 32 inputs
-// in turn; kAhead of them are under way. Of a run a lane (g, t) loads inputs
-// 8t ... 8t + 7 of weight rows g and g + 8 and of input row g: which input
-// stands where in an mma does not matter while both operands agree.
+// in turn; kStages of them are under way. Of a run a lane (g, t) copies inputs
+// 8t ... 8t + 7 of weight rows g and g + 8 and of input row g, and reads them
+// back itself, so that no barrier is needed: which input stands where in an mma
+// does not matter while both operands agree.
+//
+// Weights do not wait for the kernel before.
 //
 // Grid: (runs of outputs, runs of rows).
-template <typename T, bool kFloat, int kM, int kN, int kAhead>
-__global__ void __launch_bounds__(kThreads)
+template <typename T, bool kFloat, int kM, int kN, int kStages>
+__global__ void __launch_bounds__(kThreads, 1)
     matmul_kernel(const __grid_constant__ DecodeMatmulParams p) {
-  __shared__ float sums[kWarps][16][8 * kN + 1];
+  constexpr int kChunks = Chunks(kFloat, kM, kN);
+  extern __shared__ __align__(16) char memory[];
+  LaunchDependents();
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int t = lane % 4;
   const int64_t first_output = int64_t{blockIdx.x} * 16 * kM;
   const int64_t first_row = int64_t{blockIdx.y} * 8 * kN;
-  const int runs = static_cast<int>(p.inputs / kBlock);
+  const int all = static_cast<int>(p.inputs / kBlock);
+  const int runs = all > warp ? (all - warp + kWarps - 1) / kWarps : 0;
+  const uint32_t ring =
+      SharedAddress(memory) + warp * kStages * kChunks * 512 + lane * 16;
+  const auto place = [&](int run, int chunk) {
+    return ring + (run % kStages * kChunks + chunk) * 512;
+  };
+  const auto column = [&](int run) {
+    return int64_t{warp + run * kWarps} * kBlock + 8 * t;
+  };
 
-  // Outputs and rows beyond the last are computed as the last, and not written.
+  // Outputs beyond the last are computed as the last, and not written.
   const T* w[kM][2];
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -66,59 +105,89 @@ __global__ void __launch_bounds__(kThreads)
     for (int half = 0; half < 2; ++half) {
       const int64_t output =
           min(first_output + 16 * m + 8 * half + g, p.outputs - 1);
-      w[m][half] = static_cast<const T*>(p.w) + output * p.inputs + 8 * t;
+      w[m][half] = static_cast<const T*>(p.w) + output * p.inputs;
     }
   }
-  int64_t rows[kN];
+  const auto copy_weights = [&](int run) {
+    if (run >= runs) return;
+    const int64_t c = column(run);
 #pragma unroll
-  for (int n = 0; n < kN; ++n) rows[n] = first_row + 8 * n + g;
-
-  float acc[kM][kN][4] = {};
-  for (int run = warp; run < runs; run += kWarps * kAhead) {
-    uint4 a[kAhead][kM][2];
-    uint4 b[kAhead][kN];
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t c = int64_t{run + u * kWarps} * kBlock;
-      if (run + u * kWarps >= runs) continue;
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        a[u][m][0] = LoadWeights(w[m][0] + c);
-        a[u][m][1] = LoadWeights(w[m][1] + c);
-      }
+    for (int m = 0; m < kM; ++m) {
+      CopyAsync(place(run, 2 * m), w[m][0] + c, true);
+      CopyAsync(place(run, 2 * m + 1), w[m][1] + c, true);
     }
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t c = int64_t{run + u * kWarps} * kBlock + 8 * t;
-      if (run + u * kWarps >= runs) continue;
+  };
+  const auto copy_inputs = [&](int run) {
+    if constexpr (!kFloat) {
+      if (run >= runs) return;
+      const int64_t c = column(run);
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
-        b[u][n] = rows[n] < p.rows ? LoadInputs<T, kFloat>(p, rows[n], c)
-                                   : make_uint4(0, 0, 0, 0);
+        const int64_t row = first_row + 8 * n + g;
+        const bool exists = row < p.rows;
+        CopyAsync(
+            place(run, 2 * kM + n),
+            static_cast<const T*>(p.x) + (exists ? row : 0) * p.x_stride + c,
+            exists);
       }
     }
+  };
+  uint4 next[kN];  // of float32 x, the inputs of the next run
+  const auto load_inputs = [&](int run) {
+    if constexpr (kFloat) {
+      if (run >= runs) return;
+      const int64_t c = column(run);
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      if (run + u * kWarps >= runs) continue;
+      for (int n = 0; n < kN; ++n)
+        next[n] = LoadFloats<T>(p, first_row + 8 * n + g, c);
+    }
+  };
+
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        const uint4& low = a[u][m][0];
-        const uint4& high = a[u][m][1];
-        const uint32_t first[4] = {low.x, high.x, low.y, high.y};
-        const uint32_t second[4] = {low.z, high.z, low.w, high.w};
+  for (int s = 0; s < kStages; ++s) {
+    copy_weights(s);
+    if constexpr (kFloat) CommitCopies();
+  }
+  WaitForPrevious();
 #pragma unroll
-        for (int n = 0; n < kN; ++n) {
-          Half<T>::Mma(acc[m][n], first, b[u][n].x, b[u][n].y);
-          Half<T>::Mma(acc[m][n], second, b[u][n].z, b[u][n].w);
-        }
+  for (int s = 0; s < kStages; ++s) {
+    copy_inputs(s);
+    if constexpr (!kFloat) CommitCopies();
+  }
+  load_inputs(0);
+
+  float acc[kM][kN][4] = {};
+  for (int run = 0; run < runs; ++run) {
+    WaitForCopies<kStages - 1>();
+    uint4 b[kN];
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      b[n] = kFloat ? next[n] : LoadShared(place(run, 2 * kM + n));
+    }
+    load_inputs(run + 1);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const uint4 low = LoadShared(place(run, 2 * m));
+      const uint4 high = LoadShared(place(run, 2 * m + 1));
+      const uint32_t first[4] = {low.x, high.x, low.y, high.y};
+      const uint32_t second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        Half<T>::Mma(acc[m][n], first, b[n].x, b[n].y);
+        Half<T>::Mma(acc[m][n], second, b[n].z, b[n].w);
       }
     }
+    copy_weights(run + kStages);
+    copy_inputs(run + kStages);
+    CommitCopies();
   }
 
-  // The warps' sums, in order.
+  // The warps' sums, in order, in the ring's memory.
+  WaitForCopies<0>();
+  auto* const sums = reinterpret_cast<float(*)[16][8 * kN + 1]>(memory);
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
-    if (m > 0) __syncthreads();
+    __syncthreads();
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
       sums[warp][g][8 * n + 2 * t] = acc[m][n][0];
@@ -140,25 +209,43 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <typename T, bool kFloat, int kM, int kN, int kAhead>
-cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((p.outputs + 16 * kM - 1) / (16 * kM)),
-                  static_cast<unsigned>((p.rows + 8 * kN - 1) / (8 * kN)));
-  matmul_kernel<T, kFloat, kM, kN, kAhead><<<grid, kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+int64_t Blocks(const DecodeMatmulParams& p, int m, int n) {
+  return (p.outputs + 16 * m - 1) / (16 * m) * ((p.rows + 8 * n - 1) / (8 * n));
 }
 
-// Wide tiles once their operands are worth more than the blocks they cost.
+template <typename T, bool kFloat, int kM, int kN, int kStages>
+cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
+  constexpr int kBytes = SharedBytes(kFloat, kM, kN, kStages);
+  const auto kernel = matmul_kernel<T, kFloat, kM, kN, kStages>;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(static_cast<unsigned>((p.outputs + 16 * kM - 1) / (16 * kM)),
+                  static_cast<unsigned>((p.rows + 8 * kN - 1) / (8 * kN)));
+  return LaunchDependent(kernel, grid, kThreads, kBytes, stream, p);
+}
+
+// Tiles as wide as leave work for this many multiprocessors; two blocks share
+// one where the ring is small.
+constexpr int64_t kEnoughBlocks = 96;
+
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
   if (p.x_is_float) {
-    return p.rows <= 8 ? Launch<T, true, 1, 1, 4>(p, stream)
-                       : Launch<T, true, 1, 2, 4>(p, stream);
+    return p.rows <= 8 ? Launch<T, true, 1, 1, 8>(p, stream)
+                       : Launch<T, true, 1, 2, 8>(p, stream);
   }
-  if (p.rows <= 8) return Launch<T, false, 1, 1, 4>(p, stream);
-  if (p.rows <= 16) return Launch<T, false, 1, 2, 4>(p, stream);
-  if (p.rows <= 32) return Launch<T, false, 1, 4, 4>(p, stream);
-  return Launch<T, false, 4, 8, 1>(p, stream);
+  if (p.rows <= 16) return Launch<T, false, 1, 2, 6>(p, stream);
+  if (p.rows <= 32) {
+    return Blocks(p, 2, 4) >= kEnoughBlocks
+               ? Launch<T, false, 2, 4, 3>(p, stream)
+               : Launch<T, false, 1, 4, 4>(p, stream);
+  }
+  if (Blocks(p, 4, 8) >= kEnoughBlocks)
+    return Launch<T, false, 4, 8, 3>(p, stream);
+  return Blocks(p, 2, 8) >= kEnoughBlocks
+             ? Launch<T, false, 2, 8, 4>(p, stream)
+             : Launch<T, false, 1, 8, 4>(p, stream);
 }
 
 bool Aligned(const void* data) {

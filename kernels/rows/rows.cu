@@ -1,3 +1,4 @@
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/weight_math.cuh"
 #include "kernels/rows/rows_cuda.h"
 
@@ -12,6 +13,8 @@ constexpr int kThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(const __grid_constant__ CudaGatherRowsParams p) {
+  LaunchDependents();
+  WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int64_t from = p.index == nullptr ? row : p.index[row];
   const float* x = p.x + (from < 0 ? 0 : from) * p.x_stride;
@@ -52,19 +55,19 @@ cudaError_t LaunchGatherRows(const CudaGatherRowsParams& p,
     return cudaErrorInvalidValue;
   }
   if (p.rows == 0) return cudaSuccess;
-  const auto grid = static_cast<unsigned>(p.rows);
+  const dim3 grid(static_cast<unsigned>(p.rows));
+  const auto launch = [&](auto kernel) {
+    return LaunchDependent(kernel, grid, kThreads, 0, stream, p);
+  };
   switch (p.type) {
     case WeightType::kFloat32:
-      gather_kernel<float><<<grid, kThreads, 0, stream>>>(p);
-      break;
+      return launch(gather_kernel<float>);
     case WeightType::kBFloat16:
-      gather_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(p);
-      break;
+      return launch(gather_kernel<__nv_bfloat16>);
     case WeightType::kFloat16:
-      gather_kernel<__half><<<grid, kThreads, 0, stream>>>(p);
-      break;
+      return launch(gather_kernel<__half>);
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 cudaError_t LaunchScatterRows(const CudaScatterRowsParams& p,
