@@ -43,6 +43,6 @@ done
 mkdir -p "$(dirname "$tarball")"
 # The same files give the same tarball.
 tar -C "$staging" --sort=name --owner=0 --group=0 --numeric-owner \
-  --mtime="@${SOURCE_DATE_EPOCH:-0}" -cf - "$name" | xz -T0 -6 >"$tarball"
+  --mtime="@${SOURCE_DATE_EPOCH:-0}" -cf - "$name" | xz -T0 "-${XZ_LEVEL:-6}" >"$tarball"
 printf '%s: %s, %s libraries\n' "$tarball" "$(du -h "$tarball" | cut -f1)" \
   "$(find "$staging/$name/lib" -type f | wc -l)"

@@ -11,12 +11,12 @@ constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBlock = kDecodeMatmulInputs;
 
-// Copies 16 bytes, or zeros, to shared memory.
+// Copies `bytes` of 16 bytes to shared memory; the others become 0.
 __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from,
-                                          bool exists) {
+                                          int bytes) {
   asm volatile(
       "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
-      "l"(from), "r"(exists ? 16 : 0)
+      "l"(from), "r"(bytes)
       : "memory");
 }
 __device__ __forceinline__ void CommitCopies() {
@@ -35,28 +35,18 @@ __device__ __forceinline__ uint4 LoadShared(uint32_t from) {
   return v;
 }
 
-// Eight inputs of a row of float32 x from column c on, as pairs of T.
+// Eight float32 inputs as pairs of T.
 template <typename T>
-__device__ __forceinline__ uint4 LoadFloats(const DecodeMatmulParams& p,
-                                            int64_t row, int64_t c) {
-  if (row >= p.rows) return make_uint4(0, 0, 0, 0);
-  const float* x = static_cast<const float*>(p.x) + row * p.x_stride + c;
-  float v[8];
-  if (c + 8 <= p.x_cols) {
-    const float4 low = *reinterpret_cast<const float4*>(x);
-    const float4 high = *reinterpret_cast<const float4*>(x + 4);
-    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = c + i < p.x_cols ? x[i] : 0.0f;
-  }
-  return make_uint4(Half<T>::Pack(v[0], v[1]), Half<T>::Pack(v[2], v[3]),
-                    Half<T>::Pack(v[4], v[5]), Half<T>::Pack(v[6], v[7]));
+__device__ __forceinline__ uint4 Rounded(const uint4& low, const uint4& high) {
+  const auto pack = [](uint32_t x, uint32_t y) {
+    return Half<T>::Pack(__uint_as_float(x), __uint_as_float(y));
+  };
+  return make_uint4(pack(low.x, low.y), pack(low.z, low.w),
+                    pack(high.x, high.y), pack(high.z, high.w));
 }
 
 RECURVE_HOST_DEVICE constexpr int Chunks(bool is_float, int m, int n) {
-  return 2 * m + (is_float ? 0 : n);
+  return 2 * m + (is_float ? 2 * n : n);
 }
 RECURVE_HOST_DEVICE constexpr int SharedBytes(bool is_float, int m, int n,
                                               int stages) {
@@ -113,48 +103,43 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int64_t c = column(run);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      CopyAsync(place(run, 2 * m), w[m][0] + c, true);
-      CopyAsync(place(run, 2 * m + 1), w[m][1] + c, true);
+      CopyAsync(place(run, 2 * m), w[m][0] + c, 16);
+      CopyAsync(place(run, 2 * m + 1), w[m][1] + c, 16);
     }
   };
+  // Of rows and columns beyond the last, zeros.
   const auto copy_inputs = [&](int run) {
-    if constexpr (!kFloat) {
-      if (run >= runs) return;
-      const int64_t c = column(run);
+    if (run >= runs) return;
+    const int64_t c = column(run);
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        const int64_t row = first_row + 8 * n + g;
-        const bool exists = row < p.rows;
-        CopyAsync(
-            place(run, 2 * kM + n),
-            static_cast<const T*>(p.x) + (exists ? row : 0) * p.x_stride + c,
-            exists);
+    for (int n = 0; n < kN; ++n) {
+      const int64_t row = first_row + 8 * n + g;
+      const bool exists = row < p.rows;
+      const int64_t from = exists ? row * p.x_stride : 0;
+      if constexpr (kFloat) {
+        const float* x = static_cast<const float*>(p.x) + from;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int64_t at = c + 4 * half;
+          const int left = exists ? static_cast<int>(p.x_cols - at) : 0;
+          CopyAsync(place(run, 2 * kM + 2 * n + half), left > 0 ? x + at : x,
+                    4 * min(max(left, 0), 4));
+        }
+      } else {
+        CopyAsync(place(run, 2 * kM + n), static_cast<const T*>(p.x) + from + c,
+                  exists ? 16 : 0);
       }
-    }
-  };
-  uint4 next[kN];  // of float32 x, the inputs of the next run
-  const auto load_inputs = [&](int run) {
-    if constexpr (kFloat) {
-      if (run >= runs) return;
-      const int64_t c = column(run);
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-        next[n] = LoadFloats<T>(p, first_row + 8 * n + g, c);
     }
   };
 
 #pragma unroll
-  for (int s = 0; s < kStages; ++s) {
-    copy_weights(s);
-    if constexpr (kFloat) CommitCopies();
-  }
+  for (int s = 0; s < kStages; ++s) copy_weights(s);
   WaitForPrevious();
 #pragma unroll
   for (int s = 0; s < kStages; ++s) {
     copy_inputs(s);
-    if constexpr (!kFloat) CommitCopies();
+    CommitCopies();
   }
-  load_inputs(0);
 
   float acc[kM][kN][4] = {};
   for (int run = 0; run < runs; ++run) {
@@ -162,9 +147,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     uint4 b[kN];
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
-      b[n] = kFloat ? next[n] : LoadShared(place(run, 2 * kM + n));
+      if constexpr (kFloat) {
+        b[n] = Rounded<T>(LoadShared(place(run, 2 * kM + 2 * n)),
+                          LoadShared(place(run, 2 * kM + 2 * n + 1)));
+      } else {
+        b[n] = LoadShared(place(run, 2 * kM + n));
+      }
     }
-    load_inputs(run + 1);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const uint4 low = LoadShared(place(run, 2 * m));
@@ -232,8 +221,8 @@ constexpr int64_t kEnoughBlocks = 96;
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
   if (p.x_is_float) {
-    return p.rows <= 8 ? Launch<T, true, 1, 1, 8>(p, stream)
-                       : Launch<T, true, 1, 2, 8>(p, stream);
+    return p.rows <= 8 ? Launch<T, true, 1, 1, 6>(p, stream)
+                       : Launch<T, true, 1, 2, 4>(p, stream);
   }
   if (p.rows <= 16) return Launch<T, false, 1, 2, 6>(p, stream);
   if (p.rows <= 32) {

@@ -22,11 +22,25 @@ __global__ void __launch_bounds__(kThreads)
   const float* row = p.logits + blockIdx.x * p.stride;
   uint64_t best = 0;
   bool broken = false;
-  for (int32_t id = threadIdx.x; id < p.vocab; id += kThreads) {
-    const float logit = row[id];
+  const auto take = [&](float logit, int32_t id) {
     broken |= !(logit < INFINITY);
     if (logit > -INFINITY) best = max(best, Key(logit, id));
+  };
+  // Aligned rows by four, so that enough is under way; the rest one by one.
+  const bool aligned =
+      p.stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0;
+  const auto vocab = static_cast<int32_t>(p.vocab);
+  const int32_t whole = aligned ? vocab / 4 * 4 : 0;
+#pragma unroll 4
+  for (int32_t id = 4 * threadIdx.x; id < whole; id += 4 * kThreads) {
+    const float4 four = *reinterpret_cast<const float4*>(row + id);
+    take(four.x, id);
+    take(four.y, id + 1);
+    take(four.z, id + 2);
+    take(four.w, id + 3);
   }
+  for (int32_t id = whole + threadIdx.x; id < vocab; id += kThreads)
+    take(row[id], id);
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     best = max(best, __shfl_xor_sync(0xffffffffu, best, offset));
@@ -51,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t LaunchGreedy(const CudaGreedyParams& p, cudaStream_t stream) {
   if (p.rows < 0 || p.rows > INT32_MAX || p.vocab < 1 ||
-      p.vocab > INT32_MAX - kThreads) {
+      p.vocab > INT32_MAX - 4 * kThreads) {
     return cudaErrorInvalidValue;
   }
   if (p.rows == 0) return cudaSuccess;
