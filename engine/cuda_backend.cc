@@ -29,8 +29,6 @@ constexpr auto kHost = CudaMemory::Kind::kHost;
 // decode kernel takes at most, and a bound on its partial results.
 constexpr int64_t kPieceTokens = 8;
 constexpr int64_t kPieceRows = 32;
-// Up to so many rows are rounded to the weights' type by the product itself.
-constexpr int64_t kFloatRows = 16;
 constexpr int64_t kMaxRows = 65535;        // of a launch
 constexpr int64_t kLogitBytes = 64 << 20;  // of logits on the device, about
 
@@ -778,7 +776,7 @@ void CudaBackend::ProjectRun(const Matrix& matrix, const float* x,
     return;
   }
   const bool as_float =
-      generated && rows <= kFloatRows && AlignedFloats(x, x_stride);
+      generated && rows <= kDecodeMatmulFloatRows && AlignedFloats(x, x_stride);
   if (!as_float) {
     Check(LaunchGatherRows({x, x_stride, nullptr, matrix.type, x16_.data(),
                             matrix.padded, rows, cols, matrix.padded},

@@ -19,6 +19,15 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from,
       "l"(from), "r"(bytes)
       : "memory");
 }
+// The same, leaving a copy in the first-level cache, for other blocks of this
+// multiprocessor: all blocks read the same few rows at the same time, which the
+// second level serves one after the other.
+__device__ __forceinline__ void CopyAsyncShared(uint32_t to, const void* from,
+                                                int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(from), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -122,8 +131,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int half = 0; half < 2; ++half) {
           const int64_t at = c + 4 * half;
           const int left = exists ? static_cast<int>(p.x_cols - at) : 0;
-          CopyAsync(place(run, 2 * kM + 2 * n + half), left > 0 ? x + at : x,
-                    4 * min(max(left, 0), 4));
+          CopyAsyncShared(place(run, 2 * kM + 2 * n + half),
+                          left > 0 ? x + at : x, 4 * min(max(left, 0), 4));
         }
       } else {
         CopyAsync(place(run, 2 * kM + n), static_cast<const T*>(p.x) + from + c,
@@ -220,10 +229,7 @@ constexpr int64_t kEnoughBlocks = 96;
 
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
-  if (p.x_is_float) {
-    return p.rows <= 8 ? Launch<T, true, 1, 1, 6>(p, stream)
-                       : Launch<T, true, 1, 2, 4>(p, stream);
-  }
+  if (p.x_is_float) return Launch<T, true, 1, 1, 6>(p, stream);
   if (p.rows <= 16) return Launch<T, false, 1, 2, 6>(p, stream);
   if (p.rows <= 32) {
     return Blocks(p, 2, 4) >= kEnoughBlocks
@@ -247,8 +253,9 @@ cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& p,
                                cudaStream_t stream) {
   if (p.type == WeightType::kFloat32 || p.outputs < 1 || p.inputs < 1 ||
       p.inputs % kBlock != 0 || p.inputs > INT32_MAX || p.x_cols > p.inputs ||
-      p.rows < 0 || p.rows > 65535 || !Aligned(p.w) || !Aligned(p.x) ||
-      p.x_stride % (p.x_is_float ? 4 : 8) != 0) {
+      p.rows < 0 || p.rows > 65535 ||
+      (p.x_is_float && p.rows > kDecodeMatmulFloatRows) || !Aligned(p.w) ||
+      !Aligned(p.x) || p.x_stride % (p.x_is_float ? 4 : 8) != 0) {
     return cudaErrorInvalidValue;
   }
   if (p.rows == 0) return cudaSuccess;

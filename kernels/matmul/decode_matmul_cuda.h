@@ -24,7 +24,8 @@ struct DecodeMatmulParams {
   int64_t outputs;
   int64_t inputs;    // a multiple of kDecodeMatmulInputs
   const void* x;     // [rows, inputs] of `type`, or float32
-  bool x_is_float;   // then x has x_cols columns, the others count as 0
+  bool x_is_float;   // then x has x_cols columns, the others count as 0, and
+                     // there are at most kDecodeMatmulFloatRows rows
   int64_t x_cols;    // <= inputs
   int64_t x_stride;  // elements; a multiple of 8, of 4 for float32
   float* y;          // [rows, outputs]
@@ -33,6 +34,7 @@ struct DecodeMatmulParams {
   bool add;
 };
 inline constexpr int64_t kDecodeMatmulInputs = 32;
+inline constexpr int64_t kDecodeMatmulFloatRows = 8;
 
 // cudaErrorInvalidValue for what the comments above rule out.
 cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& params,
