@@ -29,6 +29,10 @@ function(recurve_binary name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
   _recurve_common(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  # Where `./dev bundle` puts libraries, and CUDA's own; as RPATH, which also
+  # holds for what those libraries need.
+  set_target_properties(${name} PROPERTIES BUILD_RPATH "$ORIGIN/../lib;/usr/local/cuda/lib64")
+  target_link_options(${name} PRIVATE "LINKER:--disable-new-dtags")
 endfunction()
 
 function(recurve_test name)

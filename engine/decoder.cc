@@ -13,13 +13,13 @@ namespace recurve {
 // two folders do not know each other, so that this is said here.
 static_assert(kPageTokens == kTpaPageTokens);
 
-int64_t CacheBytesPerToken(const ModelDefinition& model,
-                           int64_t element_bytes) {
+int64_t CacheBytesPerToken(const ModelDefinition& model, int64_t element_bytes,
+                           TpaPageOrder order) {
   int64_t elements = 0;
   for (const LayerDefinition& layer : model.layers) {
     if (const auto* tpa = std::get_if<TpaLayer>(&layer.mixer)) {
-      elements +=
-          TpaPageLayout(tpa->config.shape).page_elements / kTpaPageTokens;
+      elements += TpaPageLayout(tpa->config.shape, order).page_elements /
+                  kTpaPageTokens;
     }
   }
   return elements * element_bytes;

@@ -11,8 +11,10 @@
 
 namespace recurve {
 
-// Memory that a model's sequences need, known from its config alone.
-int64_t CacheBytesPerToken(const ModelDefinition& model, int64_t element_bytes);
+// Memory that a model's sequences need, known from its config alone. `order` is
+// that of the backend's pages.
+int64_t CacheBytesPerToken(const ModelDefinition& model, int64_t element_bytes,
+                           TpaPageOrder order = TpaPageOrder::kPlain);
 int64_t StateBytesPerSequence(const ModelDefinition& model);
 
 // The decoder-only transformer that all families share: embedding, layers of a

@@ -231,7 +231,10 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
     if (sampled || wanted) {
       const auto index = static_cast<int32_t>(batch->logit_rows.size());
       batch->logit_rows.push_back(static_cast<int32_t>(batch->tokens.size()));
-      if (wanted) entry.logits.push_back({position, index});
+      if (wanted) {
+        entry.logits.push_back({position, index});
+        batch->wants_logits = true;
+      }
       if (sampled) {
         entry.sample = static_cast<int32_t>(batch->samples.size());
         batch->samples.push_back(sequence.MakeSampleRequest(index));
@@ -239,6 +242,7 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
     }
     batch->tokens.push_back(sequence.tokens()[position]);
     batch->positions.push_back(position);
+    batch->generated.push_back(sequence.WasGenerated(position) ? 1 : 0);
     batch->row_sequence.push_back(batch_index);
   }
   batch->query_start.push_back(static_cast<int32_t>(batch->tokens.size()));
@@ -257,6 +261,7 @@ void Engine::Step() {
   StepOutput output;
   std::vector<BatchEntry> entries;
   batch.query_start.push_back(0);
+  batch.wants_logits = false;
   const auto run = [&]() -> absl::Status {
     RECURVE_RETURN_IF_ERROR(ApplyMemory(plan));
     for (const StepPlan::Entry& planned : plan.entries) {

@@ -1,6 +1,7 @@
 #include "engine/model_loader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <thread>
 #include <utility>
@@ -14,6 +15,9 @@
 #include "engine/models/registry.h"
 #include "engine/tokenizer/load_tokenizer.h"
 #include "kv_cache/cache_spec.h"
+#ifdef RECURVE_HAVE_CUDA
+#include "engine/cuda_backend.h"
+#endif
 
 namespace recurve {
 namespace {
@@ -28,24 +32,98 @@ absl::Status CheckChoice(absl::string_view option, absl::string_view value,
                    " supports: ", absl::StrJoin(choices, ", ")));
 }
 
-absl::Status CheckDevice(const ModelOptions& options) {
-  RECURVE_RETURN_IF_ERROR(CheckChoice("device", options.device, {"auto", "cpu"},
+// Where a model runs, and in what its memory is held.
+struct Placement {
+  bool cuda = false;
+  std::string description;
+  int64_t free_bytes = 0;  // of the GPU
+  std::optional<DType> weight_dtype;
+  DType kv_dtype = DType::kFloat32;
+  TpaPageOrder page_order = TpaPageOrder::kPlain;
+};
+
+// Chooses the device. Not to find a GPU is an error only if one is asked for.
+absl::Status ChooseDevice(const std::string& device, Placement* placement) {
+#ifdef RECURVE_HAVE_CUDA
+  RECURVE_RETURN_IF_ERROR(CheckChoice("device", device, {"auto", "cpu", "cuda"},
                                       "this version of the server"));
-  RECURVE_RETURN_IF_ERROR(CheckChoice(
-      "dtype", options.dtype, {"auto", "float32", "bfloat16"}, "the CPU"));
+  if (device == "cpu") {
+    placement->description = "cpu, by --device cpu";
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<CudaDevice> found = FindCudaDevice();
+  if (!found.ok()) {
+    if (device == "cuda") {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--device is cuda; ", found.status().message()));
+    }
+    placement->description =
+        absl::StrCat("cpu, by --device auto: ", found.status().message());
+    return absl::OkStatus();
+  }
+  placement->cuda = true;
+  placement->free_bytes = found->free_bytes;
+  placement->description = absl::StrCat(
+      "cuda, by --device ", device, ": ", found->name, ", ", found->free_bytes,
+      " of ", found->total_bytes, " bytes free");
+#else
+  RECURVE_RETURN_IF_ERROR(CheckChoice("device", device, {"auto", "cpu"},
+                                      "this build, which is without CUDA,"));
+  placement->description =
+      absl::StrCat("cpu, by --device ", device, ": this build is without CUDA");
+#endif
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Placement> Place(const ModelOptions& options) {
+  Placement placement;
+  RECURVE_RETURN_IF_ERROR(ChooseDevice(options.device, &placement));
+  const char* const where = placement.cuda ? "the GPU" : "the CPU";
+  const std::vector<std::string> dtypes =
+      placement.cuda
+          ? std::vector<std::string>{"auto", "float32", "bfloat16", "float16"}
+          : std::vector<std::string>{"auto", "float32", "bfloat16"};
+  const std::vector<std::string> kv_dtypes =
+      placement.cuda ? std::vector<std::string>{"auto", "bfloat16", "float16"}
+                     : std::vector<std::string>{"auto", "float32"};
+  RECURVE_RETURN_IF_ERROR(CheckChoice("dtype", options.dtype, dtypes, where));
   RECURVE_RETURN_IF_ERROR(CheckChoice("state-dtype", options.state_dtype,
-                                      {"auto", "float32"}, "the CPU"));
-  return CheckChoice("kv-dtype", options.kv_dtype, {"auto", "float32"},
-                     "the CPU");
+                                      {"auto", "float32"}, where));
+  RECURVE_RETURN_IF_ERROR(
+      CheckChoice("kv-dtype", options.kv_dtype, kv_dtypes, where));
+  if (options.dtype != "auto") {
+    RECURVE_ASSIGN_OR_RETURN(placement.weight_dtype, ParseDType(options.dtype));
+  }
+  if (placement.cuda) placement.page_order = TpaPageOrder::kOctets;
+  return placement;
+}
+
+// What depends on the model too.
+absl::Status PlaceModel(const ModelDefinition& model,
+                        const ModelOptions& options, Placement* placement) {
+  if (!placement->cuda) return absl::OkStatus();
+#ifdef RECURVE_HAVE_CUDA
+  RECURVE_RETURN_IF_ERROR(CudaBackend::CheckModel(model));
+#endif
+  if (options.kv_dtype != "auto") {
+    RECURVE_ASSIGN_OR_RETURN(placement->kv_dtype, ParseDType(options.kv_dtype));
+  } else {
+    const DType weights =
+        placement->weight_dtype.value_or(model.embedding.dtype);
+    placement->kv_dtype =
+        weights == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
                                       const ModelOptions& options,
+                                      const Placement& placement,
                                       EngineOptions* engine) {
   Capacity capacity;
   capacity.num_slots = engine->max_num_seqs;
-  capacity.cache_bytes_per_token =
-      CacheBytesPerToken(model, SizeOf(DType::kFloat32));
+  capacity.cache_bytes_per_token = CacheBytesPerToken(
+      model, SizeOf(placement.kv_dtype), placement.page_order);
   capacity.state_bytes_per_sequence = StateBytesPerSequence(model);
   const int64_t supported = model.max_position_embeddings;
   if (engine->max_model_len < 0 || engine->max_model_len > supported) {
@@ -86,6 +164,53 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
   return capacity;
 }
 
+// Before any weight is loaded: what surely does not fit is refused.
+absl::Status CheckMemory(const ModelDefinition& model,
+                         const Placement& placement, const Capacity& capacity) {
+  if (!placement.cuda) return absl::OkStatus();
+  const auto weights = static_cast<int64_t>(
+      model.parameters *
+      SizeOf(placement.weight_dtype.value_or(model.embedding.dtype)));
+  const int64_t cache =
+      (capacity.num_pages + 1) * kPageTokens * capacity.cache_bytes_per_token;
+  const int64_t state =
+      (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
+  if (weights + cache + state <= placement.free_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the GPU has ", placement.free_bytes, " bytes free; needed are ", weights,
+      " for weights, ", cache, " for ", capacity.num_pages,
+      " pages of the factor cache and ", state, " for the state of ",
+      capacity.num_slots,
+      " sequences (lower --kv-pool-bytes or --kv-pages, --max-num-seqs)"));
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
+    const Placement& placement, const Capacity& capacity, int num_threads,
+    const EngineOptions& engine) {
+#ifdef RECURVE_HAVE_CUDA
+  if (placement.cuda) {
+    CudaBackend::Options options;
+    options.weight_dtype = placement.weight_dtype;
+    options.kv_dtype = placement.kv_dtype;
+    options.max_tokens = engine.max_num_batched_tokens;
+    options.max_sequences = engine.max_num_seqs;
+    options.max_pages =
+        capacity.cache_bytes_per_token == 0
+            ? 0
+            : (capacity.max_model_len + kPageTokens - 1) / kPageTokens;
+    options.num_threads = num_threads;
+    return CudaBackend::Create(options);
+  }
+#else
+  (void)capacity;
+#endif
+  CpuBackend::Options options;
+  options.weight_dtype = placement.weight_dtype;
+  options.num_threads = num_threads;
+  options.max_tokens = engine.max_num_batched_tokens;
+  return std::make_unique<CpuBackend>(options);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
@@ -106,7 +231,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
 
 absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
                                       EngineOptions* engine) {
-  RECURVE_RETURN_IF_ERROR(CheckDevice(options));
+  RECURVE_ASSIGN_OR_RETURN(Placement placement, Place(options));
   if (options.num_threads < 0 || options.num_threads > 1024) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--num-threads is ", options.num_threads, "; expected 0 to 1024"));
@@ -120,27 +245,29 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
                            Checkpoint::Open(options.path));
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
                            ReadModel(checkpoint, options.family));
+  RECURVE_RETURN_IF_ERROR(PlaceModel(model, options, &placement));
   LoadedModel loaded;
+  loaded.device = placement.description;
   RECURVE_ASSIGN_OR_RETURN(loaded.capacity,
-                           PlanCapacity(model, options, engine));
+                           PlanCapacity(model, options, placement, engine));
+  RECURVE_RETURN_IF_ERROR(CheckMemory(model, placement, loaded.capacity));
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, model));
   model.tokenizer =
       loaded.tokenizer ? std::string(loaded.tokenizer->name()) : "";
-  CpuBackend::Options backend;
-  if (options.dtype != "auto") {
-    RECURVE_ASSIGN_OR_RETURN(backend.weight_dtype, ParseDType(options.dtype));
-  }
-  backend.num_threads =
+  const int num_threads =
       options.num_threads > 0
           ? options.num_threads
           : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  backend.max_tokens = engine->max_num_batched_tokens;
+  const auto started = std::chrono::steady_clock::now();
   try {  // weights, activations and cache may be more than the machine has
     RECURVE_ASSIGN_OR_RETURN(
+        std::unique_ptr<Backend> backend,
+        MakeBackend(placement, loaded.capacity, num_threads, *engine));
+    RECURVE_ASSIGN_OR_RETURN(
         loaded.runner,
-        Decoder::Load(model, std::make_unique<CpuBackend>(backend),
+        Decoder::Load(model, std::move(backend),
                       static_cast<int32_t>(loaded.capacity.num_pages),
                       static_cast<int32_t>(loaded.capacity.num_slots)));
   } catch (const std::bad_alloc&) {
@@ -151,6 +278,9 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
         " tokens a step (lower --kv-pool-bytes or --kv-pages, --max-num-seqs, "
         "--max-num-batched-tokens)"));
   }
+  loaded.load_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started)
+          .count();
   return loaded;
 }
 

@@ -19,10 +19,13 @@ struct ModelOptions {
   FamilyOptions family;  // --model-family, --model-variant
   // auto: as the checkpoint says; none: token ids only; else a kind
   std::string tokenizer = "auto";
-  std::string device = "auto";  // auto, cpu, cuda
-  std::string dtype =
-      "auto";  // of weights: auto (as stored), float32, bfloat16
+  // auto: cuda where there is a usable GPU, else cpu
+  std::string device = "auto";
+  // Of weights: auto (as stored), float32, bfloat16; on the GPU float16.
+  std::string dtype = "auto";
   std::string state_dtype = "auto";
+  // Of the factor cache: float32 on the CPU; bfloat16 or float16 on the GPU,
+  // where auto is bfloat16 with bfloat16 weights and else float16.
   std::string kv_dtype = "auto";
   int num_threads = 0;   // CPU threads; 0: one a core
   int64_t kv_pages = 0;  // pages of the TPA factor cache; 0: from kv_pool_bytes
@@ -45,6 +48,8 @@ struct LoadedModel {
   std::unique_ptr<ModelRunner> runner;
   std::unique_ptr<Tokenizer> tokenizer;  // null when the checkpoint has none
   Capacity capacity;
+  std::string device;       // what was chosen, and why, for people
+  double load_seconds = 0;  // that weights took
 };
 
 // The tokenizer of the checkpoint in folder `path`. `kind` as

@@ -47,6 +47,7 @@ bool Sequence::StartNextCommand() {
     decoder_.emplace(tokenizer_, options_.stopping.stop_strings);
   }
   tokens_.insert(tokens_.end(), command.append.begin(), command.append.end());
+  generated_.resize(tokens_.size(), 0);
   prompt_.insert(prompt_.end(), command.append.begin(), command.append.end());
   if (new_text) decoder_->SkipBefore(tokens_);
   generate_left_ = command.generate;
@@ -98,6 +99,7 @@ void Sequence::AcceptToken(const SampleResult& sample, StepEvent* event) {
   event->logprob = sample.logprob;
   event->top_logprobs = sample.top;
   tokens_.push_back(sample.token);
+  generated_.push_back(1);
   output_.push_back(sample.token);
   output_pending_ = true;
   --generate_left_;

@@ -60,12 +60,15 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "PEM file; clients must have a certificate signed by one of these");
   Add(app, "tls-reload", s.tls_reload,
       "Seconds after which the files are read again");
-  Add(app, "device", o.model.device, "auto or cpu");
+  Add(app, "device", o.model.device,
+      "auto (cuda where there is a usable GPU, else cpu), cpu or cuda");
   Add(app, "dtype", o.model.dtype,
-      "Weights in memory: auto (as stored), float32, bfloat16");
+      "Weights in memory: auto (as stored), float32, bfloat16; on the GPU "
+      "float16");
   Add(app, "state-dtype", o.model.state_dtype,
       "Recurrent state: auto, float32");
-  Add(app, "kv-dtype", o.model.kv_dtype, "TPA factor cache: auto, float32");
+  Add(app, "kv-dtype", o.model.kv_dtype,
+      "TPA factor cache: auto, float32; on the GPU auto, bfloat16, float16");
   Add(app, "num-threads", o.model.num_threads,
       "CPU threads; 0: one for each core");
   Add(app, "max-num-seqs", o.engine.max_num_seqs,

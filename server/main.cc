@@ -33,11 +33,16 @@ int Main(int argc, char** argv) {
   if (!model.ok()) return Fail(model.status());
   const ModelInfo info = model->runner->info();
   const Capacity capacity = model->capacity;
+  spdlog::info("device: {}", model->device);
   spdlog::info(
-      "loaded {}: family {}{}{}, {} parameters, {} weights ({:.1f} MB) on {}",
+      "loaded {}: family {}{}{}, {} parameters, {} weights ({:.1f} MB) on {}, "
+      "in "
+      "{:.1f} s ({:.2f} GB/s)",
       options.model.path, info.family, info.variant.empty() ? "" : " ",
       info.variant, info.parameters, info.weight_dtype,
-      static_cast<double>(info.weight_bytes) * 1e-6, info.device);
+      static_cast<double>(info.weight_bytes) * 1e-6, info.device,
+      model->load_seconds,
+      static_cast<double>(info.weight_bytes) * 1e-9 / model->load_seconds);
   for (const std::string& remark : info.remarks)
     spdlog::warn("{}: {}", options.model.path, remark);
   spdlog::info(

@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/glu/glu_cuda.h"
 
@@ -15,6 +16,8 @@ constexpr int kThreads = 128;
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kThreads)
     glu_kernel(const __grid_constant__ CudaGluParams p) {
+  LaunchDependents();
+  WaitForPrevious();
   const int64_t row = blockIdx.y;
   const int64_t column =
       (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
@@ -46,8 +49,7 @@ cudaError_t Launch(const CudaGluParams& p, cudaStream_t stream) {
   constexpr int64_t kColumns = kThreads * kVector;
   const dim3 grid(static_cast<unsigned>((p.cols + kColumns - 1) / kColumns),
                   static_cast<unsigned>(p.rows));
-  glu_kernel<T, kVector><<<grid, kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return LaunchDependent(glu_kernel<T, kVector>, grid, kThreads, 0, stream, p);
 }
 
 template <typename T>

@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/norm/norm_cuda.h"
 
@@ -65,6 +66,8 @@ template <typename T, Gate kGate, int kThreads>
 __global__ void __launch_bounds__(kBlock)
     norm_kernel(const __grid_constant__ CudaGatedNormParams params,
                 bool whole) {
+  LaunchDependents();
+  WaitForPrevious();
   constexpr int kVector = 16 / sizeof(T);
   constexpr int kStep = kThreads * kVector;
   const CudaRmsNormParams& p = params.norm;
@@ -159,17 +162,16 @@ cudaError_t Launch(const CudaGatedNormParams& params, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int threads) {
     const int64_t items = p.rows * p.groups;
     const int64_t items_a_block = kBlock / threads;
-    kernel<<<static_cast<unsigned>((items + items_a_block - 1) / items_a_block),
-             kBlock, 0, stream>>>(params, whole && fits);
+    return LaunchDependent(kernel,
+                           dim3(static_cast<unsigned>(
+                               (items + items_a_block - 1) / items_a_block)),
+                           kBlock, 0, stream, params, whole && fits);
   };
   if (width <= 16 * kVector) {
-    launch(norm_kernel<T, kGate, 16>, 16);
-  } else if (width <= kWarpWidth) {
-    launch(norm_kernel<T, kGate, 32>, 32);
-  } else {
-    launch(norm_kernel<T, kGate, kBlock>, kBlock);
+    return launch(norm_kernel<T, kGate, 16>, 16);
   }
-  return cudaGetLastError();
+  if (width <= kWarpWidth) return launch(norm_kernel<T, kGate, 32>, 32);
+  return launch(norm_kernel<T, kGate, kBlock>, kBlock);
 }
 
 bool Valid(const CudaRmsNormParams& p) {

@@ -45,6 +45,22 @@ struct CudaGatedNormParams {
 cudaError_t LaunchGatedNorm(const CudaGatedNormParams& params,
                             cudaStream_t stream);
 
+// LayerNorm, as kernels/norm/norm.h: float32, two passes over a row.
+struct CudaLayerNormParams {
+  const float* x;  // [rows, cols]
+  int64_t x_stride;
+  const float* weight;  // [cols], or null for none
+  const float* bias;    // [cols], or null for none
+  float* y;             // [rows, cols]; may be x
+  int64_t y_stride;
+  int64_t rows;
+  int64_t cols;
+  float eps;  // added to the variance
+};
+// cudaErrorInvalidValue for negative rows or cols below 1.
+cudaError_t LaunchLayerNorm(const CudaLayerNormParams& params,
+                            cudaStream_t stream);
+
 }  // namespace recurve
 
 #endif  // RECURVE_KERNELS_NORM_NORM_CUDA_H_

@@ -1,3 +1,4 @@
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_cuda.h"
@@ -35,6 +36,8 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     tpa_append_kernel(const __grid_constant__ TpaCudaAppendParams p,
                       const __grid_constant__ TpaPageLayout layout) {
+  LaunchDependents();
+  WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int r = blockIdx.y;
   const int64_t position = p.positions[row];
@@ -90,12 +93,11 @@ cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
   const dim3 grid(static_cast<unsigned>(params.rows),
                   static_cast<unsigned>(params.shape.kv_rank));
   if (params.cache.element == TpaElement::kBFloat16) {
-    tpa_append_kernel<__nv_bfloat16>
-        <<<grid, kThreads, 0, stream>>>(params, layout);
-  } else {
-    tpa_append_kernel<__half><<<grid, kThreads, 0, stream>>>(params, layout);
+    return LaunchDependent(tpa_append_kernel<__nv_bfloat16>, grid, kThreads, 0,
+                           stream, params, layout);
   }
-  return cudaGetLastError();
+  return LaunchDependent(tpa_append_kernel<__half>, grid, kThreads, 0, stream,
+                         params, layout);
 }
 
 }  // namespace recurve

@@ -29,6 +29,7 @@ ServerOptions DemoOptions() {
   ServerOptions options;
   options.model.path = RECURVE_SOURCE_DIR "/deploy/models/demo";
   options.model.num_threads = 2;
+  options.model.device = "cpu";  // the goldens are its own, to the bit
   options.grpc_port = 0;
   options.http_port = 0;
   options.engine.poison_released = true;

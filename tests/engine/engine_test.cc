@@ -3,6 +3,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,6 +19,9 @@
 namespace recurve {
 namespace {
 
+using testing::AllOf;
+using testing::Contains;
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -74,6 +78,33 @@ TEST_F(EngineTest, TokensAreTheModelsOwn) {
     sequence.push_back(record.tokens[i]);
   }
   EXPECT_TRUE(IsIdle(*engine_));
+}
+
+// What a backend may go by: who made each token, however often it is computed,
+// and whether logits are read.
+TEST_F(EngineTest, BatchesSayWhichTokensWereGenerated) {
+  std::map<int64_t, std::vector<uint8_t>> generated;  // by position
+  std::vector<bool> wants_logits;
+  fake_.on_run = [&](const StepBatch& batch) {
+    ASSERT_EQ(batch.generated.size(), batch.tokens.size());
+    for (size_t i = 0; i < batch.tokens.size(); ++i)
+      generated[batch.positions[i]].push_back(batch.generated[i]);
+    wants_logits.push_back(batch.wants_logits);
+  };
+  Start();
+  Script script = Script::Generate(Prompt(3), 2);
+  script.commands.push_back({Prompt(2), 2, LogitsMode::kNext});
+  // Draws nothing; the last command then computes all tokens again.
+  script.commands.push_back({Prompt(1), 0, LogitsMode::kNone});
+  script.commands.push_back({{}, 1, LogitsMode::kNone});
+  ASSERT_TRUE(RunAlone(*engine_, script).end->ok());
+  const std::vector<uint8_t> want = {0, 0, 0, 1, 1, 0, 0, 1, 1, 0};
+  for (size_t position = 0; position < want.size(); ++position) {
+    EXPECT_THAT(generated[position], AllOf(SizeIs(2), Each(want[position])))
+        << position;
+  }
+  EXPECT_FALSE(wants_logits.front());
+  EXPECT_THAT(wants_logits, Contains(true));
 }
 
 TEST_F(EngineTest, ReportsUsageAndTimes) {

@@ -53,6 +53,7 @@ class RecurveFamilyTest : public testing::Test {
     ModelOptions model_options;
     model_options.path = path();
     model_options.num_threads = 1;
+    model_options.device = "cpu";
     auto loaded = LoadModel(model_options, &engine_options);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     if (!loaded.ok()) return {};

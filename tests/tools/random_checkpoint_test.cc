@@ -87,6 +87,7 @@ TEST(RandomCheckpointTest, EveryTypeIsAModelThatTellsTokensApart) {
     ModelOptions model;
     model.path = folder.path() + "/model";
     model.num_threads = 1;
+    model.device = "cpu";
     RandomCheckpointOptions options;
     options.dtype = dtype;
     ASSERT_TRUE(

@@ -1,0 +1,291 @@
+#ifndef RECURVE_ENGINE_CUDA_BACKEND_H_
+#define RECURVE_ENGINE_CUDA_BACKEND_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "engine/backend.h"
+#include "engine/cuda_memory.h"
+#include "engine/cuda_step_buffer.h"
+#include "engine/cuda_weights.h"
+#include "kernels/common/weight_type.h"
+#include "kernels/matmul/cublas_matmul.h"
+#include "kernels/tpa/tpa_cuda.h"
+
+namespace recurve {
+
+// What a server on the GPU needs to know of it before it loads a model.
+struct CudaDevice {
+  std::string name;
+  int64_t free_bytes = 0;
+  int64_t total_bytes = 0;
+};
+// The current device. Unavailable, with the reason, where there is none that
+// the kernels run on.
+absl::StatusOr<CudaDevice> FindCudaDevice();
+
+// The model on one GPU and one stream. Weights are held in 16 bits or float32,
+// activations and recurrent states are float32, TPA factors 16-bit. All memory
+// is allocated while a model is built; a step copies what changes to fixed
+// places in one transfer.
+//
+// Exactness: every kernel computes a row from that row alone. Tokens that were
+// generated and tokens that a client appended are multiplied with 16-bit
+// weights by different kernels (StepBatch::generated), each with one order of
+// sums for every number of rows.
+//
+// Steps in which every sequence has one generated token are captured in a CUDA
+// graph for each power of two of sequences, and replayed; rows up to it are
+// padding in page and slot 0.
+//
+// Errors of the device are kept and come from EndStep.
+class CudaBackend : public Backend {
+ public:
+  struct Options {
+    // kFloat32, kBFloat16 or kFloat16. Absent: the 16-bit type that all parts
+    // of a matrix are stored in, else float32.
+    std::optional<DType> weight_dtype;
+    DType kv_dtype = DType::kBFloat16;  // or kFloat16
+    int64_t max_tokens = 0;             // rows in the largest step, <= 65535
+    int64_t max_sequences = 0;          // in a step
+    int64_t max_pages = 0;              // of a sequence
+    int num_threads = 1;                // to load weights and to sample
+    bool graphs = true;
+  };
+  static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(
+      const Options& options);
+  ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  // InvalidArgument, naming layer, field and limit, for a model that the
+  // kernels do not support.
+  static absl::Status CheckModel(const ModelDefinition& model);
+
+  // For benchmarks: all work is put on this stream.
+  cudaStream_t stream() const { return stream_; }
+  // For benchmarks: gives every page and slot random values, as zeros are
+  // multiplied faster. Waits.
+  absl::Status FillCacheAtRandom();
+
+  absl::string_view name() const override { return "cuda"; }
+  absl::string_view weight_dtype() const override;
+  absl::string_view state_dtype() const override { return "float32"; }
+  absl::string_view kv_dtype() const override {
+    return Name(options_.kv_dtype);
+  }
+
+  absl::StatusOr<MatrixId> LoadMatrix(
+      absl::Span<const MatrixPart> parts) override;
+  absl::StatusOr<VectorId> LoadVector(absl::Span<const float> values) override;
+  absl::StatusOr<TableId> LoadEmbedding(const TensorView& table) override;
+  absl::StatusOr<PositionId> LoadPosition(
+      const PositionConfig& config) override;
+  uint64_t weight_bytes() const override { return weight_bytes_; }
+
+  TpaCacheId AddTpaCache(const TpaShape& shape) override;
+  StateId AddState(int64_t num_heads, int64_t key_dim,
+                   int64_t value_dim) override;
+  int64_t page_bytes() const override { return 2 * page_elements_; }
+  int64_t slot_bytes() const override { return 4 * slot_elements_; }
+  absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
+  absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
+
+  absl::Status BeginStep(const StepBatch& batch) override;
+  void Embed(TableId table, float scale, Activations out) override;
+  void Fill(VectorId values, Activations out) override;
+  void Norm(Activations in, const NormArgs& norm, Activations out) override;
+  void Project(Activations in, MatrixId matrix, Activations out,
+               bool add) override;
+  void Glu(Activations in, Activation activation, Activations out) override;
+  void Tpa(const TpaArgs& args) override;
+  void ExpandFactors(const ExpandArgs& args) override;
+  void LinearAttention(const LinearAttentionArgs& args) override;
+  void GatedNorm(const GatedNormArgs& args) override;
+  void Head(Activations in, const NormArgs& norm, MatrixId head,
+            StepOutput* output) override;
+  absl::Status EndStep() override { return status_; }
+
+  absl::Status ClearPage(int32_t page) override;
+  absl::Status ClearSlot(int32_t slot) override;
+  absl::Status PoisonPage(int32_t page) override;
+  absl::Status PoisonSlot(int32_t slot) override;
+
+ private:
+  struct Matrix {
+    WeightType type;
+    int64_t outputs;
+    int64_t inputs;
+    int64_t padded;  // elements between rows; zeros from `inputs` on
+    CudaMemory memory;
+  };
+  struct Table {
+    WeightType type;
+    int64_t vocab;
+    int64_t cols;
+    CudaMemory memory;
+  };
+  // cos and sin are [rows, angles]: of the step's rows, then of the rows of the
+  // TPA pieces.
+  struct Position {
+    PositionConfig config;
+    int64_t angles;
+    CudaMemory phase_steps;  // exact angles, or
+    CudaMemory theta;        // float32 angles
+    CudaMemory cos, sin;
+  };
+  // Launch plans of the layers of one shape, which share them.
+  struct TpaPlans {
+    TpaShape shape;
+    std::map<int64_t, TpaDecodePlan> decode;  // by rows, one new token each
+    std::map<int64_t, TpaDecodePlan> pieces;  // by rows, kPieceTokens each
+    std::vector<CudaMemory> schedules;        // of the step's launches
+  };
+  struct TpaCache {
+    size_t plans;
+    int64_t offset;  // elements from the begin of a page
+  };
+  struct State {
+    int64_t offset;  // elements from the begin of a slot
+  };
+  // Rows [begin, begin + count) of the step, all generated or none.
+  struct Run {
+    int64_t begin;
+    int64_t count;
+    bool generated;
+  };
+  // One attention launch over rows of up to kPieceTokens tokens each. Where a
+  // prefill kernel comes in: it takes the place of these.
+  struct TpaPiece {
+    int64_t rows;
+    int64_t tokens;          // of a row: 1 or kPieceTokens
+    int64_t table_row;       // first row in Position::cos and sin
+    const int32_t* index;    // [rows · tokens] rows of the step, -1: padding
+    const int32_t* lengths;  // [rows]
+    const int32_t* pages;    // [rows, page_stride_]
+  };
+  struct Graph {
+    bool warm = false;  // ran once, so that nothing is loaded while capturing
+    cudaGraphExec_t exec = nullptr;
+  };
+
+  explicit CudaBackend(const Options& options);
+  absl::Status Init();
+
+  // Keeps the first error.
+  void Check(cudaError_t error, const char* what);
+  void Check(const absl::Status& status);
+  // Whether an operation has to be put on the stream.
+  bool active() const { return !replay_ && status_.ok(); }
+
+  WeightType StorageFor(absl::Span<const MatrixPart> parts) const;
+  int64_t BucketOf(int64_t sequences) const;
+  const float* Vector(VectorId id) const;  // null for the id -1
+  TpaElement tpa_element() const;
+  TpaCudaCache CacheView(const TpaCache& cache) const;
+  absl::StatusOr<const TpaDecodePlan*> Plan(TpaPlans& plans, int64_t rows,
+                                            int64_t tokens);
+
+  absl::Status CheckBatch(const StepBatch& batch) const;
+  void FillDecode(const StepBatch& batch);
+  void FillMixed(const StepBatch& batch);
+  void FillPieces(const StepBatch& batch);
+  void ComputeTables();
+  void ComputeSchedules();
+  void LaunchSchedule(TpaPlans& plans, size_t index, int64_t rows,
+                      int64_t tokens, const int32_t* lengths,
+                      const int32_t* pages);
+  void Attend(const TpaArgs& args, TpaPlans& plans, size_t index, int64_t rows,
+              int64_t tokens, const int32_t* pages, Activations a_q,
+              Activations b_q, int64_t table_row, float* out,
+              int64_t out_stride);
+  void NormRows(const float* in, int64_t in_stride, const NormArgs& norm,
+                float* out, int64_t out_stride, int64_t rows, int64_t cols);
+  void ProjectRun(const Matrix& matrix, const float* x, int64_t x_stride,
+                  float* y, int64_t y_stride, int64_t rows, int64_t cols,
+                  bool generated, bool add);
+  // Logits of `rows` rows of `in` (index: device, null for all in order) into
+  // logits_, their greedy tokens into greedy_.
+  void ComputeLogits(Activations in, const int32_t* index, int64_t rows,
+                     const NormArgs& norm, const Matrix& head);
+  void CopyLogits(int64_t device_row, int64_t host_row, int64_t count,
+                  int64_t vocab);
+  void HeadOfDecode(Activations in, const NormArgs& norm, const Matrix& head);
+  void HeadOfMixed(Activations in, const NormArgs& norm, const Matrix& head);
+  void Sample(int64_t vocab, StepOutput* output);
+  // Page or slot `number`, of `bytes` each.
+  absl::Status SetBytes(const CudaMemory& memory, int64_t number, int64_t bytes,
+                        int value);
+  // Whether logits of the sample's row must come to the host.
+  bool NeedsHost(const SampleRequest& sample) const;
+
+  const Options options_;
+  ThreadPool pool_;
+  cudaStream_t stream_ = nullptr;
+  TpaDevice tpa_device_ = {};
+  std::unique_ptr<CudaWeightLoader> loader_;  // until the cache is allocated
+  std::unique_ptr<CublasMatmul> cublas_;
+  absl::Status status_;
+
+  uint64_t weight_bytes_ = 0;
+  std::vector<Matrix> matrices_;
+  std::vector<CudaMemory> vectors_;
+  std::vector<Table> tables_;
+  std::vector<Position> positions_;
+  std::vector<TpaPlans> tpa_plans_;
+  std::vector<TpaCache> tpa_caches_;
+  std::vector<State> states_;
+  int64_t page_elements_ = 0;  // of all layers
+  int64_t slot_elements_ = 0;
+  CudaMemory pages_;
+  CudaMemory slots_;
+  std::vector<CudaMemory> activations_;
+  int64_t row_capacity_ = 0;
+  int64_t piece_capacity_ = 0;  // pieces' rows in a step, at most
+  int64_t logit_capacity_ = 0;  // rows in logits_
+  CudaMemory x16_;              // rows rounded to the type of the weights
+  CudaMemory head_rows_;        // normalised rows whose logits are wanted
+  CudaMemory logits_;           // [logit_capacity_, vocab]
+  CudaMemory greedy_;           // [row_capacity_] tokens
+  CudaMemory greedy_host_;
+  CudaMemory logits_host_;  // grows
+  CudaMemory queries_;      // of a piece, gathered
+  CudaMemory attended_;     // of a piece
+  CudaMemory tpa_scratch_;
+  std::vector<SamplingScratch> sampling_scratch_;
+
+  // Of the step in progress; pointers are to the device.
+  const StepBatch* batch_ = nullptr;
+  CudaStepBuffer step_;
+  bool decode_ = false;  // every sequence has one generated token
+  bool replay_ = false;  // a graph has it all
+  bool capturing_ = false;
+  Graph* graph_ = nullptr;
+  int64_t rows_ = 0;       // of a launch: with padding
+  int64_t sequences_ = 0;  // likewise
+  int64_t page_stride_ = 0;
+  std::vector<Run> runs_;
+  std::vector<TpaPiece> pieces_;
+  const int32_t* tokens_ = nullptr;
+  const int64_t* row_positions_ = nullptr;
+  const int64_t* piece_positions_ = nullptr;
+  int64_t piece_rows_ = 0;  // of all pieces, with padding
+  const int32_t* row_sequence_ = nullptr;
+  const int32_t* query_start_ = nullptr;
+  const int32_t* slots_of_ = nullptr;
+  const int32_t* lengths_ = nullptr;
+  const int32_t* page_table_ = nullptr;
+  const int32_t* logit_rows_ = nullptr;
+  std::map<int64_t, Graph> graphs_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CUDA_BACKEND_H_

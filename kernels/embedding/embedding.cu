@@ -1,0 +1,45 @@
+#include "kernels/common/weight_math.cuh"
+#include "kernels/embedding/embedding_cuda.h"
+
+namespace recurve {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Grid: rows.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    embed_kernel(const __grid_constant__ CudaEmbedParams p) {
+  const int64_t row = blockIdx.x;
+  const int64_t token = p.tokens[row];
+  const bool known = token >= 0 && token < p.vocab;
+  const T* from = static_cast<const T*>(p.table) + (known ? token : 0) * p.cols;
+  float* y = p.y + row * p.y_stride;
+  for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) {
+    y[c] = known ? __fmul_rn(p.scale, WeightToFloat(from[c])) : 0.0f;
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchEmbed(const CudaEmbedParams& p, cudaStream_t stream) {
+  if (p.rows < 0 || p.rows > INT32_MAX || p.cols < 1 || p.vocab < 1) {
+    return cudaErrorInvalidValue;
+  }
+  if (p.rows == 0) return cudaSuccess;
+  const auto grid = static_cast<unsigned>(p.rows);
+  switch (p.type) {
+    case WeightType::kFloat32:
+      embed_kernel<float><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    case WeightType::kBFloat16:
+      embed_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    case WeightType::kFloat16:
+      embed_kernel<__half><<<grid, kThreads, 0, stream>>>(p);
+      break;
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace recurve

@@ -1,0 +1,29 @@
+#ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_SCAN_CUDA_H_
+#define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_SCAN_CUDA_H_
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/linear_attn/linear_attn.h"
+
+namespace recurve {
+
+// kernels/linear_attn/linear_attn.h on the GPU as it stands there: one update a
+// token, in order, in float32, for any sizes. The state of a head stays in
+// registers while its tokens pass. Prompt and decode are the same arithmetic,
+// so that a prompt gives the same bits however it is cut, and a row the same
+// bits in any batch.
+//
+// Every pointer is device memory; nothing that changes from step to step is an
+// argument. Slot 0 is the sink: its state is neither read nor written, and the
+// outputs of its rows are 0.
+inline constexpr int64_t kLinearScanMaxKeyDim = 512;  // LrpeOutputDim
+inline constexpr int64_t kLinearScanMaxValueDim = 1024;
+
+// cudaErrorInvalidValue for sizes below 1 or above these limits, or more than
+// 65535 heads or sequences.
+cudaError_t LaunchLinearScan(const LinearAttentionParams& params,
+                             cudaStream_t stream);
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_LINEAR_ATTN_LINEAR_SCAN_CUDA_H_

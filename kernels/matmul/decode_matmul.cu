@@ -1,0 +1,266 @@
+#include "kernels/common/async_copy.cuh"
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/host_device.h"
+#include "kernels/common/mma.cuh"
+#include "kernels/matmul/decode_matmul_cuda.h"
+
+namespace recurve {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kBlock = kDecodeMatmulInputs;
+
+// Copies `bytes` of 16 bytes to shared memory; the others become 0.
+__device__ __forceinline__ void CopyAsync(uint32_t to, const void* from,
+                                          int bytes) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+      "l"(from), "r"(bytes)
+      : "memory");
+}
+// The same, leaving a copy in the first-level cache, for other blocks of this
+// multiprocessor: all blocks read the same few rows at the same time, which the
+// second level serves one after the other.
+__device__ __forceinline__ void CopyAsyncShared(uint32_t to, const void* from,
+                                                int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ uint4 LoadShared(uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(from)
+               : "memory");
+  return v;
+}
+
+// Eight float32 inputs as pairs of T.
+template <typename T>
+__device__ __forceinline__ uint4 Rounded(const uint4& low, const uint4& high) {
+  const auto pack = [](uint32_t x, uint32_t y) {
+    return Half<T>::Pack(__uint_as_float(x), __uint_as_float(y));
+  };
+  return make_uint4(pack(low.x, low.y), pack(low.z, low.w),
+                    pack(high.x, high.y), pack(high.z, high.w));
+}
+
+RECURVE_HOST_DEVICE constexpr int Chunks(bool is_float, int m, int n) {
+  return 2 * m + (is_float ? 2 * n : n);
+}
+RECURVE_HOST_DEVICE constexpr int SharedBytes(bool is_float, int m, int n,
+                                              int stages) {
+  const int ring = kWarps * stages * Chunks(is_float, m, n) * 512;
+  const int sums = kWarps * 16 * (8 * n + 1) * 4;
+  return ring > sums ? ring : sums;
+}
+
+// A block has 16 · kM outputs by 8 · kN rows. Its warps take runs of 32 inputs
+// in turn; kStages of them are under way. Of a run a lane (g, t) copies inputs
+// 8t ... 8t + 7 of weight rows g and g + 8 and of input row g, and reads them
+// back itself, so that no barrier is needed: which input stands where in an mma
+// does not matter while both operands agree.
+//
+// Weights do not wait for the kernel before.
+//
+// Grid: (runs of outputs, runs of rows).
+template <typename T, bool kFloat, int kM, int kN, int kStages>
+__global__ void __launch_bounds__(kThreads, 1)
+    matmul_kernel(const __grid_constant__ DecodeMatmulParams p) {
+  constexpr int kChunks = Chunks(kFloat, kM, kN);
+  extern __shared__ __align__(16) char memory[];
+  LaunchDependents();
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int64_t first_output = int64_t{blockIdx.x} * 16 * kM;
+  const int64_t first_row = int64_t{blockIdx.y} * 8 * kN;
+  const int all = static_cast<int>(p.inputs / kBlock);
+  const int runs = all > warp ? (all - warp + kWarps - 1) / kWarps : 0;
+  const uint32_t ring =
+      SharedAddress(memory) + warp * kStages * kChunks * 512 + lane * 16;
+  const auto place = [&](int run, int chunk) {
+    return ring + (run % kStages * kChunks + chunk) * 512;
+  };
+  const auto column = [&](int run) {
+    return int64_t{warp + run * kWarps} * kBlock + 8 * t;
+  };
+
+  // Outputs beyond the last are computed as the last, and not written.
+  const T* w[kM][2];
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t output =
+          min(first_output + 16 * m + 8 * half + g, p.outputs - 1);
+      w[m][half] = static_cast<const T*>(p.w) + output * p.inputs;
+    }
+  }
+  const auto copy_weights = [&](int run) {
+    if (run >= runs) return;
+    const int64_t c = column(run);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      CopyAsync(place(run, 2 * m), w[m][0] + c, 16);
+      CopyAsync(place(run, 2 * m + 1), w[m][1] + c, 16);
+    }
+  };
+  // Of rows and columns beyond the last, zeros.
+  const auto copy_inputs = [&](int run) {
+    if (run >= runs) return;
+    const int64_t c = column(run);
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      const int64_t row = first_row + 8 * n + g;
+      const bool exists = row < p.rows;
+      const int64_t from = exists ? row * p.x_stride : 0;
+      if constexpr (kFloat) {
+        const float* x = static_cast<const float*>(p.x) + from;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int64_t at = c + 4 * half;
+          const int left = exists ? static_cast<int>(p.x_cols - at) : 0;
+          CopyAsyncShared(place(run, 2 * kM + 2 * n + half),
+                          left > 0 ? x + at : x, 4 * min(max(left, 0), 4));
+        }
+      } else {
+        CopyAsync(place(run, 2 * kM + n), static_cast<const T*>(p.x) + from + c,
+                  exists ? 16 : 0);
+      }
+    }
+  };
+
+#pragma unroll
+  for (int s = 0; s < kStages; ++s) copy_weights(s);
+  WaitForPrevious();
+#pragma unroll
+  for (int s = 0; s < kStages; ++s) {
+    copy_inputs(s);
+    CommitCopies();
+  }
+
+  float acc[kM][kN][4] = {};
+  for (int run = 0; run < runs; ++run) {
+    WaitForCopies<kStages - 1>();
+    uint4 b[kN];
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      if constexpr (kFloat) {
+        b[n] = Rounded<T>(LoadShared(place(run, 2 * kM + 2 * n)),
+                          LoadShared(place(run, 2 * kM + 2 * n + 1)));
+      } else {
+        b[n] = LoadShared(place(run, 2 * kM + n));
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const uint4 low = LoadShared(place(run, 2 * m));
+      const uint4 high = LoadShared(place(run, 2 * m + 1));
+      const uint32_t first[4] = {low.x, high.x, low.y, high.y};
+      const uint32_t second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        Half<T>::Mma(acc[m][n], first, b[n].x, b[n].y);
+        Half<T>::Mma(acc[m][n], second, b[n].z, b[n].w);
+      }
+    }
+    copy_weights(run + kStages);
+    copy_inputs(run + kStages);
+    CommitCopies();
+  }
+
+  // The warps' sums, in order, in the ring's memory.
+  WaitForCopies<0>();
+  auto* const sums = reinterpret_cast<float(*)[16][8 * kN + 1]>(memory);
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      sums[warp][g][8 * n + 2 * t] = acc[m][n][0];
+      sums[warp][g][8 * n + 2 * t + 1] = acc[m][n][1];
+      sums[warp][g + 8][8 * n + 2 * t] = acc[m][n][2];
+      sums[warp][g + 8][8 * n + 2 * t + 1] = acc[m][n][3];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 16 * 8 * kN; i += kThreads) {
+      const int64_t output = first_output + 16 * m + i % 16;
+      const int64_t row = first_row + i / 16;
+      if (output >= p.outputs || row >= p.rows) continue;
+      float sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kWarps; ++k) sum += sums[k][i % 16][i / 16];
+      float* y = p.y + row * p.y_stride + output;
+      *y = p.add ? *y + sum : sum;
+    }
+  }
+}
+
+int64_t Blocks(const DecodeMatmulParams& p, int m, int n) {
+  return (p.outputs + 16 * m - 1) / (16 * m) * ((p.rows + 8 * n - 1) / (8 * n));
+}
+
+template <typename T, bool kFloat, int kM, int kN, int kStages>
+cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
+  constexpr int kBytes = SharedBytes(kFloat, kM, kN, kStages);
+  const auto kernel = matmul_kernel<T, kFloat, kM, kN, kStages>;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(static_cast<unsigned>((p.outputs + 16 * kM - 1) / (16 * kM)),
+                  static_cast<unsigned>((p.rows + 8 * kN - 1) / (8 * kN)));
+  return LaunchDependent(kernel, grid, kThreads, kBytes, stream, p);
+}
+
+// Tiles as wide as leave work for this many multiprocessors; two blocks share
+// one where the ring is small.
+constexpr int64_t kEnoughBlocks = 96;
+
+template <typename T>
+cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
+  if (p.x_is_float) return Launch<T, true, 1, 1, 6>(p, stream);
+  if (p.rows <= 16) return Launch<T, false, 1, 2, 6>(p, stream);
+  if (p.rows <= 32) {
+    return Blocks(p, 2, 4) >= kEnoughBlocks
+               ? Launch<T, false, 2, 4, 3>(p, stream)
+               : Launch<T, false, 1, 4, 4>(p, stream);
+  }
+  if (Blocks(p, 4, 8) >= kEnoughBlocks)
+    return Launch<T, false, 4, 8, 3>(p, stream);
+  return Blocks(p, 2, 8) >= kEnoughBlocks
+             ? Launch<T, false, 2, 8, 4>(p, stream)
+             : Launch<T, false, 1, 8, 4>(p, stream);
+}
+
+bool Aligned(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+}  // namespace
+
+cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& p,
+                               cudaStream_t stream) {
+  if (p.type == WeightType::kFloat32 || p.outputs < 1 || p.inputs < 1 ||
+      p.inputs % kBlock != 0 || p.inputs > INT32_MAX || p.x_cols > p.inputs ||
+      p.rows < 0 || p.rows > 65535 ||
+      (p.x_is_float && p.rows > kDecodeMatmulFloatRows) || !Aligned(p.w) ||
+      !Aligned(p.x) || p.x_stride % (p.x_is_float ? 4 : 8) != 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (p.rows == 0) return cudaSuccess;
+  return p.type == WeightType::kBFloat16 ? LaunchTyped<__nv_bfloat16>(p, stream)
+                                         : LaunchTyped<__half>(p, stream);
+}
+
+}  // namespace recurve

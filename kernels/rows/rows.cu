@@ -1,0 +1,88 @@
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/weight_math.cuh"
+#include "kernels/rows/rows_cuda.h"
+
+namespace recurve {
+namespace {
+
+constexpr int kThreads = 256;
+
+// ----------------------------------------------------------------------------
+// CUDA kernels. Grid: rows.
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const __grid_constant__ CudaGatherRowsParams p) {
+  LaunchDependents();
+  WaitForPrevious();
+  const int64_t row = blockIdx.x;
+  const int64_t from = p.index == nullptr ? row : p.index[row];
+  const float* x = p.x + (from < 0 ? 0 : from) * p.x_stride;
+  T* y = static_cast<T*>(p.y) + row * p.y_stride;
+  for (int64_t c = threadIdx.x; c < p.y_cols; c += kThreads) {
+    FloatToWeight(from >= 0 && c < p.cols ? x[c] : 0.0f, y + c);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    scatter_kernel(const __grid_constant__ CudaScatterRowsParams p) {
+  const int64_t row = blockIdx.x;
+  const int64_t to = p.index[row];
+  if (to < 0) return;
+  const float* x = p.x + row * p.x_stride;
+  float* y = p.y + to * p.y_stride;
+  for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) y[c] = x[c];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    fill_kernel(const __grid_constant__ CudaFillRowsParams p) {
+  float* y = p.y + blockIdx.x * p.y_stride;
+  for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) y[c] = p.values[c];
+}
+
+bool Valid(int64_t rows, int64_t cols) {
+  return rows >= 0 && rows <= INT32_MAX && cols >= 0;
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+cudaError_t LaunchGatherRows(const CudaGatherRowsParams& p,
+                             cudaStream_t stream) {
+  if (!Valid(p.rows, p.cols) || p.y_cols < p.cols) {
+    return cudaErrorInvalidValue;
+  }
+  if (p.rows == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(p.rows));
+  const auto launch = [&](auto kernel) {
+    return LaunchDependent(kernel, grid, kThreads, 0, stream, p);
+  };
+  switch (p.type) {
+    case WeightType::kFloat32:
+      return launch(gather_kernel<float>);
+    case WeightType::kBFloat16:
+      return launch(gather_kernel<__nv_bfloat16>);
+    case WeightType::kFloat16:
+      return launch(gather_kernel<__half>);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t LaunchScatterRows(const CudaScatterRowsParams& p,
+                              cudaStream_t stream) {
+  if (!Valid(p.rows, p.cols)) return cudaErrorInvalidValue;
+  if (p.rows == 0) return cudaSuccess;
+  scatter_kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchFillRows(const CudaFillRowsParams& p, cudaStream_t stream) {
+  if (!Valid(p.rows, p.cols)) return cudaErrorInvalidValue;
+  if (p.rows == 0) return cudaSuccess;
+  fill_kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace recurve

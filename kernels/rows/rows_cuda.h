@@ -1,0 +1,59 @@
+#ifndef RECURVE_KERNELS_ROWS_ROWS_CUDA_H_
+#define RECURVE_KERNELS_ROWS_ROWS_CUDA_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/common/weight_type.h"
+
+namespace recurve {
+
+// Moves rows of float32 activations about on the GPU: copies, conversions,
+// gathers and scatters. Every pointer is device memory. None allocates or
+// synchronises; cudaErrorInvalidValue for negative sizes.
+
+// y[i] = x[index[i]], rounded to `type`; zeros for a negative index, and in the
+// columns from cols to y_cols.
+struct CudaGatherRowsParams {
+  const float* x;  // [.., cols]
+  int64_t x_stride;
+  const int32_t* index;  // [rows], or null: row i
+  WeightType type;       // of y
+  void* y;               // [rows, y_cols]; must not overlap x
+  int64_t y_stride;
+  int64_t rows;
+  int64_t cols;
+  int64_t y_cols;  // >= cols
+};
+cudaError_t LaunchGatherRows(const CudaGatherRowsParams& params,
+                             cudaStream_t stream);
+
+// y[index[i]] = x[i]; rows with a negative index are left out. No two of the
+// others are equal.
+struct CudaScatterRowsParams {
+  const float* x;  // [rows, cols]
+  int64_t x_stride;
+  const int32_t* index;  // [rows]
+  float* y;              // must not overlap x
+  int64_t y_stride;
+  int64_t rows;
+  int64_t cols;
+};
+cudaError_t LaunchScatterRows(const CudaScatterRowsParams& params,
+                              cudaStream_t stream);
+
+// Every row of y = values.
+struct CudaFillRowsParams {
+  const float* values;  // [cols]
+  float* y;             // [rows, cols]
+  int64_t y_stride;
+  int64_t rows;
+  int64_t cols;
+};
+cudaError_t LaunchFillRows(const CudaFillRowsParams& params,
+                           cudaStream_t stream);
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_ROWS_ROWS_CUDA_H_

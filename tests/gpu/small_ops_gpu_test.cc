@@ -1,0 +1,384 @@
+// The small operations of the backend on the GPU against those of the CPU:
+// embedding, rows, position tables, LayerNorm, expanded factors, the linear
+// scan and greedy sampling.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "gtest/gtest.h"
+#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/linear_attn/linear_scan_cuda.h"
+#include "kernels/lrpe/lrpe.h"
+#include "kernels/lrpe/lrpe_table_cuda.h"
+#include "kernels/norm/norm.h"
+#include "kernels/norm/norm_cuda.h"
+#include "kernels/rows/rows_cuda.h"
+#include "kernels/sampling/greedy_cuda.h"
+#include "kernels/tpa/expand_factors_cuda.h"
+#include "tests/gpu/device_buffer.h"
+#include "tests/testing/test_random.h"
+
+namespace recurve {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+class SmallOpsGpuTest : public GpuTest {
+ protected:
+  std::vector<float> Random(int64_t n, float scale = 1.0f) {
+    std::vector<float> x;
+    for (int64_t i = 0; i < n; ++i) {
+      x.push_back(scale * 1e-6f *
+                  static_cast<float>(random_.Uniform(-1000000, 1000000)));
+    }
+    return x;
+  }
+  static void Done() { ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess); }
+  static double Worst(const std::vector<float>& a,
+                      const std::vector<float>& b) {
+    EXPECT_EQ(a.size(), b.size());
+    double worst = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      const double error = std::abs(static_cast<double>(a[i]) - b[i]);
+      worst = std::max(worst, std::isnan(error) ? 1e30 : error);
+    }
+    return worst;
+  }
+
+  TestRandom random_{7};
+  ThreadPool pool_{2};
+};
+
+TEST_F(SmallOpsGpuTest, Embed) {
+  const int64_t vocab = 11, cols = 37, stride = 41;
+  const std::vector<float> table = Random(vocab * cols);
+  const std::vector<int32_t> tokens = {3, 10, 0, 3, -1, 11};
+  DeviceBuffer<int32_t> ids(tokens);
+  for (const WeightType type :
+       {WeightType::kFloat32, WeightType::kBFloat16, WeightType::kFloat16}) {
+    std::vector<uint16_t> halves;
+    for (float x : table) {
+      halves.push_back(type == WeightType::kBFloat16 ? FloatToBFloat16(x)
+                                                     : FloatToFloat16(x));
+    }
+    DeviceBuffer<float> floats_on_device(table);
+    DeviceBuffer<uint16_t> halves_on_device(halves);
+    DeviceBuffer<float> out(std::vector<float>(tokens.size() * stride, -7));
+    const void* data = type == WeightType::kFloat32
+                           ? static_cast<const void*>(floats_on_device.data())
+                           : halves_on_device.data();
+    ASSERT_EQ(LaunchEmbed({type, data, vocab, ids.data(), out.data(), stride,
+                           static_cast<int64_t>(tokens.size()), cols, 3.0f},
+                          nullptr),
+              cudaSuccess);
+    Done();
+    const std::vector<float> got = out.Read();
+    for (size_t r = 0; r < tokens.size(); ++r) {
+      for (int64_t c = 0; c < stride; ++c) {
+        float want = -7;
+        if (c < cols) {
+          want = 0;
+          if (tokens[r] >= 0 && tokens[r] < vocab) {
+            const int64_t i = tokens[r] * cols + c;
+            want = 3.0f * (type == WeightType::kFloat32 ? table[i]
+                           : type == WeightType::kBFloat16
+                               ? BFloat16ToFloat(halves[i])
+                               : Float16ToFloat(halves[i]));
+          }
+        }
+        ASSERT_EQ(got[r * stride + c], want) << r << " " << c;
+      }
+    }
+  }
+}
+
+TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
+  const int64_t cols = 70, x_stride = 75, y_stride = 96;
+  const std::vector<float> x = Random(5 * x_stride);
+  const std::vector<int32_t> index = {4, -1, 0, 2};
+  DeviceBuffer<float> in(x);
+  DeviceBuffer<int32_t> rows(index);
+  DeviceBuffer<float> gathered(std::vector<float>(4 * y_stride, kNaN));
+  ASSERT_EQ(
+      LaunchGatherRows({in.data(), x_stride, rows.data(), WeightType::kFloat32,
+                        gathered.data(), y_stride, 4, cols, 90},
+                       nullptr),
+      cudaSuccess);
+  DeviceBuffer<uint16_t> halves(std::vector<uint16_t>(5 * y_stride, 0xffff));
+  ASSERT_EQ(
+      LaunchGatherRows({in.data(), x_stride, nullptr, WeightType::kBFloat16,
+                        halves.data(), y_stride, 5, cols, 96},
+                       nullptr),
+      cudaSuccess);
+  DeviceBuffer<float> scattered(std::vector<float>(5 * y_stride, -1));
+  ASSERT_EQ(LaunchScatterRows({gathered.data(), y_stride, rows.data(),
+                               scattered.data(), y_stride, 4, cols},
+                              nullptr),
+            cudaSuccess);
+  DeviceBuffer<float> filled(std::vector<float>(3 * y_stride, -1));
+  ASSERT_EQ(
+      LaunchFillRows({in.data(), filled.data(), y_stride, 3, cols}, nullptr),
+      cudaSuccess);
+  Done();
+  const auto got = gathered.Read();
+  const auto got_halves = halves.Read();
+  const auto got_scattered = scattered.Read();
+  const auto got_filled = filled.Read();
+  for (int64_t c = 0; c < y_stride; ++c) {
+    for (int64_t r = 0; r < 4; ++r) {
+      const float value = got[r * y_stride + c];
+      if (c >= 90) {
+        ASSERT_TRUE(std::isnan(value));
+      } else {
+        ASSERT_EQ(value,
+                  index[r] >= 0 && c < cols ? x[index[r] * x_stride + c] : 0);
+      }
+    }
+    for (int64_t r = 0; r < 5; ++r) {
+      ASSERT_EQ(got_halves[r * y_stride + c],
+                c < cols ? FloatToBFloat16(x[r * x_stride + c]) : 0);
+      const bool named = r == 4 || r == 0 || r == 2;
+      ASSERT_EQ(got_scattered[r * y_stride + c],
+                named && c < cols ? x[r * x_stride + c] : -1);
+    }
+    for (int64_t r = 0; r < 3; ++r)
+      ASSERT_EQ(got_filled[r * y_stride + c], c < cols ? x[c] : -1);
+  }
+}
+
+TEST_F(SmallOpsGpuTest, PositionTables) {
+  const std::vector<int64_t> positions = {0, 1, 63, 4097, 1000003};
+  const auto rows = static_cast<int64_t>(positions.size());
+  const std::vector<double> theta = LrpeTheta(LrpeType::kRotate, 26, 10000.0);
+  const auto angles = static_cast<int64_t>(theta.size());
+  const std::vector<uint64_t> steps = LrpePhaseSteps(theta);
+  const std::vector<float> theta32(theta.begin(), theta.end());
+  DeviceBuffer<int64_t> positions_on_device(positions);
+  DeviceBuffer<uint64_t> steps_on_device(steps);
+  DeviceBuffer<float> theta_on_device(theta32);
+  DeviceBuffer<float> cos(std::vector<float>(rows * angles, kNaN));
+  DeviceBuffer<float> sin(std::vector<float>(rows * angles, kNaN));
+  std::vector<float> want_cos(rows * angles), want_sin(rows * angles);
+  CudaLrpeTableParams params = {steps_on_device.data(),
+                                nullptr,
+                                positions_on_device.data(),
+                                cos.data(),
+                                sin.data(),
+                                rows,
+                                angles,
+                                0,
+                                false};
+  ASSERT_EQ(LaunchLrpeTable(params, nullptr), cudaSuccess);
+  Done();
+  LrpeTable({steps.data(), positions.data(), want_cos.data(), want_sin.data(),
+             rows, angles},
+            pool_);
+  EXPECT_LE(Worst(cos.Read(), want_cos), 1e-7);
+  EXPECT_LE(Worst(sin.Read(), want_sin), 1e-7);
+
+  for (const bool bfloat16 : {false, true}) {
+    params.phase_steps = nullptr;
+    params.theta = theta_on_device.data();
+    params.log_decay = -1e-3f;
+    params.round_to_bfloat16 = bfloat16;
+    ASSERT_EQ(LaunchLrpeTable(params, nullptr), cudaSuccess);
+    Done();
+    LrpeFloat32Table({theta32.data(), positions.data(), want_cos.data(),
+                      want_sin.data(), rows, angles, -1e-3f, bfloat16},
+                     pool_);
+    EXPECT_LE(Worst(cos.Read(), want_cos), 1e-7);
+    EXPECT_LE(Worst(sin.Read(), want_sin), 1e-7);
+  }
+}
+
+TEST_F(SmallOpsGpuTest, LayerNorm) {
+  for (const int64_t cols : {1, 24, 255, 1600}) {
+    const int64_t rows = 5, stride = cols + 3;
+    std::vector<float> x = Random(rows * stride, 3.0f);
+    for (float& value : x) value += 10.0f;
+    const std::vector<float> weight = Random(cols), bias = Random(cols);
+    DeviceBuffer<float> in(x), w(weight), b(bias);
+    for (const bool plain : {false, true}) {
+      std::vector<float> want(x);
+      LayerNorm({x.data(), stride, plain ? nullptr : weight.data(),
+                 plain ? nullptr : bias.data(), want.data(), stride, rows, cols,
+                 1e-5f},
+                pool_);
+      DeviceBuffer<float> out(x);
+      ASSERT_EQ(LaunchLayerNorm({in.data(), stride, plain ? nullptr : w.data(),
+                                 plain ? nullptr : b.data(), out.data(), stride,
+                                 rows, cols, 1e-5f},
+                                nullptr),
+                cudaSuccess);
+      Done();
+      EXPECT_LE(Worst(out.Read(), want), 2e-5) << cols;
+    }
+  }
+}
+
+TEST_F(SmallOpsGpuTest, ExpandFactors) {
+  const int64_t rows = 3, rank = 4, heads = 5, dim = 12;
+  const int64_t stride = rank * (heads + dim) + 2, out_stride = heads * dim + 1;
+  const std::vector<float> factors = Random(rows * stride);
+  std::vector<float> want(rows * out_stride, -1);
+  ExpandFactorsParams params = {factors.data(),
+                                factors.data() + rank * heads,
+                                stride,
+                                want.data(),
+                                out_stride,
+                                rows,
+                                rank,
+                                heads,
+                                dim};
+  ExpandFactors(params, pool_);
+  DeviceBuffer<float> in(factors);
+  DeviceBuffer<float> out(std::vector<float>(rows * out_stride, -1));
+  params.a = in.data();
+  params.b = in.data() + rank * heads;
+  params.out = out.data();
+  ASSERT_EQ(LaunchExpandFactors(params, nullptr), cudaSuccess);
+  Done();
+  EXPECT_LE(Worst(out.Read(), want), 1e-6);
+}
+
+struct ScanCase {
+  int64_t heads, dim, value_dim;
+  LrpeType position;
+  Activation q, k, v;
+};
+
+TEST_F(SmallOpsGpuTest, LinearScan) {
+  const ScanCase cases[] = {
+      {3, 1, 24, LrpeType::kNone, Activation::kNone, Activation::kNone,
+       Activation::kNone},
+      {2, 12, 20, LrpeType::kRotate, Activation::kSilu, Activation::kSoftmax,
+       Activation::kNone},
+      {2, 64, 64, LrpeType::kCosine, Activation::kSilu, Activation::kSilu,
+       Activation::kSoftmax},
+      {1, 128, 130, LrpeType::kCosine, Activation::kTwoPlusElu,
+       Activation::kRelu, Activation::kSilu},
+      {2, 250, 33, LrpeType::kCosine, Activation::kSigmoid, Activation::kExp,
+       Activation::kNone},
+  };
+  // Rows of each sequence; the third is in the sink.
+  const std::vector<int32_t> starts = {0, 1, 70, 72, 72, 90};
+  const std::vector<int32_t> slots = {3, 1, 0, 2, 5};
+  const int64_t tokens = starts.back();
+  const auto sequences = static_cast<int64_t>(slots.size());
+  for (const ScanCase& c : cases) {
+    SCOPED_TRACE(c.dim);
+    const int64_t key_dim = LrpeOutputDim(c.position, c.dim);
+    const int64_t angles = LrpeAngles(c.position, c.dim);
+    const int64_t qk = c.heads * c.dim, vd = c.heads * c.value_dim;
+    const int64_t stride = qk + 1, v_stride = vd + 2, out_stride = vd + 3;
+    const int64_t slot_stride = c.heads * key_dim * c.value_dim + 5;
+    const std::vector<float> q = Random(tokens * stride),
+                             k = Random(tokens * stride),
+                             v = Random(tokens * v_stride);
+    const std::vector<float> states = Random(6 * slot_stride);
+    std::vector<float> decay;
+    for (int64_t h = 0; h < c.heads; ++h)
+      decay.push_back(1.0f - 0.05f * static_cast<float>(h));
+    std::vector<float> cos(tokens * angles + 1), sin(tokens * angles + 1);
+    for (size_t i = 0; i < cos.size(); ++i) {
+      cos[i] = std::cos(static_cast<float>(i));
+      sin[i] = std::sin(static_cast<float>(i));
+    }
+    std::vector<float> want(tokens * out_stride, -1), want_states = states;
+    LinearAttentionParams p = {
+        c.heads,     c.dim,       c.value_dim,   q.data(),
+        k.data(),    v.data(),    stride,        v_stride,
+        want.data(), out_stride,  starts.data(), sequences,
+        c.q,         c.k,         c.v,           c.position,
+        cos.data(),  sin.data(),  decay.data(),  want_states.data(),
+        slot_stride, slots.data()};
+    LinearAttention(p, pool_);
+    // The sink gives zeros and keeps its state.
+    std::copy_n(states.begin(), slot_stride, want_states.begin());
+    for (int64_t row = 70; row < 72; ++row)
+      std::fill_n(want.begin() + row * out_stride, vd, 0.0f);
+
+    DeviceBuffer<float> dq(q), dk(k), dv(v), dcos(cos), dsin(sin), dd(decay);
+    DeviceBuffer<float> out(std::vector<float>(tokens * out_stride, -1));
+    DeviceBuffer<float> dstates(states);
+    DeviceBuffer<int32_t> dstarts(starts), dslots(slots);
+    LinearAttentionParams g = p;
+    g.q = dq.data(), g.k = dk.data(), g.v = dv.data();
+    g.out = out.data();
+    g.query_start = dstarts.data();
+    g.cos = dcos.data(), g.sin = dsin.data();
+    g.decay = dd.data();
+    g.states = dstates.data();
+    g.slots = dslots.data();
+    ASSERT_EQ(LaunchLinearScan(g, nullptr), cudaSuccess);
+    Done();
+    double largest = 0;
+    for (float x : want) largest = std::max<double>(largest, std::abs(x));
+    const std::vector<float> got = out.Read();
+    EXPECT_LE(Worst(got, want), 1e-5 * largest);
+    const std::vector<float> got_states = dstates.Read();
+    EXPECT_LE(Worst(got_states, want_states), 1e-5 * largest);
+
+    // The second sequence again, cut in two launches: the same bits.
+    DeviceBuffer<float> again(states), out2(got);
+    for (const auto& [from, to] : {std::pair(1, 20), std::pair(20, 70)}) {
+      DeviceBuffer<int32_t> cut({from, to}), slot({1});
+      g.query_start = cut.data();
+      g.slots = slot.data();
+      g.sequences = 1;
+      g.states = again.data();
+      g.out = out2.data();
+      ASSERT_EQ(LaunchLinearScan(g, nullptr), cudaSuccess);
+      Done();
+    }
+    EXPECT_EQ(out2.Read(), got);
+    const std::vector<float> twice = again.Read();
+    EXPECT_TRUE(std::equal(twice.begin() + slot_stride,
+                           twice.begin() + 2 * slot_stride,
+                           got_states.begin() + slot_stride));
+  }
+}
+
+TEST_F(SmallOpsGpuTest, Greedy) {
+  const int64_t vocab = 5003, stride = 5004;
+  struct Row {
+    std::vector<std::pair<int64_t, float>> set;
+    float rest;
+    int32_t want;
+  };
+  const std::vector<Row> rows = {
+      {{{17, 2.0f}, {4000, 2.0f}}, 1.0f, 17},
+      {{{5002, 3.0f}}, -1.0f, 5002},
+      {{}, 0.5f, 0},
+      {{{9, 0.0f}, {3, -0.0f}}, -1.0f, 3},
+      {{{44, -2.0f}}, -kInfinity, 44},
+      {{}, -kInfinity, kNonFiniteLogits},
+      {{{5000, kNaN}}, 1.0f, kNonFiniteLogits},
+      {{{1, kInfinity}}, 1.0f, kNonFiniteLogits},
+      {{{123, -1e-30f}}, -1.0f, 123},
+  };
+  std::vector<float> logits;
+  for (const Row& row : rows) {
+    std::vector<float> values(stride, row.rest);
+    values[vocab] = 1e30f;  // not of the row
+    for (const auto& [id, value] : row.set) values[id] = value;
+    logits.insert(logits.end(), values.begin(), values.end());
+  }
+  DeviceBuffer<float> in(logits);
+  DeviceBuffer<int32_t> out(std::vector<int32_t>(rows.size(), -77));
+  ASSERT_EQ(LaunchGreedy({in.data(), stride, static_cast<int64_t>(rows.size()),
+                          vocab, out.data()},
+                         nullptr),
+            cudaSuccess);
+  Done();
+  const std::vector<int32_t> got = out.Read();
+  for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(got[i], rows[i].want) << i;
+}
+
+}  // namespace
+}  // namespace recurve

@@ -1,0 +1,39 @@
+#ifndef RECURVE_TESTS_TESTING_TEST_DEVICE_H_
+#define RECURVE_TESTS_TESTING_TEST_DEVICE_H_
+
+// Where a test of the engine runs its model. The same sources are built once
+// for the CPU and, with RECURVE_TEST_ON_GPU, once for the GPU.
+
+#include "gtest/gtest.h"
+
+#ifdef RECURVE_TEST_ON_GPU
+#include "engine/cuda_backend.h"
+#endif
+
+namespace recurve {
+
+#ifdef RECURVE_TEST_ON_GPU
+inline constexpr bool kTestOnGpu = true;
+inline constexpr char kTestDevice[] = "cuda";
+#else
+inline constexpr bool kTestOnGpu = false;
+inline constexpr char kTestDevice[] = "cpu";
+#endif
+
+// A base of tests that skips them where there is no such device.
+template <typename Base = testing::Test>
+class OnTestDevice : public Base {
+ protected:
+  void SetUp() override {
+#ifdef RECURVE_TEST_ON_GPU
+    if (!FindCudaDevice().ok()) {
+      GTEST_SKIP() << "no CUDA device on this machine";
+    }
+#endif
+    Base::SetUp();
+  }
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_TESTING_TEST_DEVICE_H_
