@@ -14,8 +14,8 @@ cudaError_t Launch(const TpaPrefillArgs& args, int blocks,
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
   if (error != cudaSuccess) return error;
-  kernel<<<blocks, S::kThreads, S::kBytes, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchTpaPrefillNext(kernel, dim3(blocks), S::kThreads, S::kBytes,
+                              args, stream);
 }
 
 template <typename T>

@@ -51,6 +51,25 @@ struct TpaPrefillArgs {
   }
 };
 
+// Launches a kernel of a prefill that may begin while the one before it ends
+// (and waits for it itself, where it has to).
+template <typename Kernel>
+cudaError_t LaunchTpaPrefillNext(Kernel kernel, dim3 blocks, int threads,
+                                 int shared_bytes, const TpaPrefillArgs& args,
+                                 cudaStream_t stream) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
 // Forms the group's queries in scratch memory, times all that scales a score,
 // and zeroes the counter of items; and, for kExpanded, the keys and values.
 cudaError_t LaunchTpaPrefillPrepare(const TpaPrefillArgs& args,

@@ -36,8 +36,21 @@ template <typename T, int kWidthOf, bool kDirectOf>
 struct TpaPrefillSizes {
   static constexpr int kWidth = kWidthOf;
   static constexpr bool kDirect = kDirectOf;
-  static constexpr int kGroups = kWidth == 64 ? 3 : 2;
+  static constexpr int kGroups = kWidth == 64 && !kDirect ? 3 : 2;
   static constexpr int kKeyTile = kWidth == 256 ? 64 : 128;
+#ifndef TPP_CR
+#define TPP_CR 24
+#endif
+#ifndef TPP_DREG
+#define TPP_DREG 1
+#endif
+#ifndef TPP_QREG
+#define TPP_QREG 1
+#endif
+  static constexpr bool kQueryRegisters =
+      kWidth <= 128 && kGroups == 2 && (kDirect ? TPP_DREG : TPP_QREG);
+  // Keys lie page by page: a product for each.
+  static constexpr bool kPageKeys = kDirect;
   static constexpr int kPages = kKeyTile / 64;
   static constexpr int kStages = kWidth == 64 ? 4 : 2;
   static constexpr int kFactorStages = 4;
@@ -45,8 +58,8 @@ struct TpaPrefillSizes {
   static constexpr int kQueryBytes = 2 * 64 * kWidth;  // of a warpgroup
   static constexpr int kTileBytes = 2 * kKeyTile * kWidth;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 24;
-  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : 240;
+  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : TPP_CR;
+  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : TPP_CR == 24 ? 240 : 232;
 
   // Shared memory, in bytes.
   static constexpr int kFullKeys = 0;  // barriers
@@ -181,23 +194,17 @@ class TpaPrefillCopier {
     const uint32_t empty = base_ + S::kEmptyKeys + 8 * keys_.index;
     const uint32_t to = base_ + S::kKeys + S::kTileBytes * keys_.index;
     if constexpr (S::kDirect) {
-      // Octet by octet: those of a page's tokens are a run.
-      const int octets = static_cast<int>(args_.layout.b_k_width / 8);
+      const int bytes = static_cast<int>(128 * args_.layout.b_k_width);
       const int pages = Pages(item, n);
       const int32_t* table = args_.PageTable(item.row) + n * S::kPages;
-      const int64_t first = table[0];
-      const int64_t second = pages > 1 ? table[1] : 0;
+      const int64_t page = lane_ < pages ? table[lane_] : 0;
       BarrierWait(empty, keys_.phase ^ 1);
-      if (lane_ == 0) BarrierExpect(full, 1024 * octets * pages);
+      if (lane_ == 0) BarrierExpect(full, bytes * pages);
       __syncwarp();
-#pragma unroll 1
-      for (int i = lane_; i < octets * pages; i += 32) {
-        const int page = i >= octets ? 1 : 0;
-        const int octet = i - page * octets;
-        BulkCopy(to + 16 * S::kKeyTile * octet + 1024 * page,
-                 args_.PageAt(page == 0 ? first : second) +
-                     2 * args_.layout.BK(0, 0, 8 * octet),
-                 1024, full);
+      if (lane_ < pages) {
+        BulkCopy(to + S::kTileBytes / S::kPages * lane_,
+                 args_.PageAt(page) + 2 * args_.layout.BK(0, 0, 0), bytes,
+                 full);
       }
     } else {
       const char* from = args_.Context(item.head, ContextTile(item, n));
@@ -351,13 +358,15 @@ class TpaPrefillWorker {
       if (item.key_tiles < 0) return;
       BarrierWait(base_ + S::kFullQueries, query_phase);
       query_phase ^= 1;
+      if constexpr (S::kQueryRegisters) LoadQueries();
       Attend(item);
       Store(item);
     }
   }
 
  private:
-  static constexpr int kScores = S::kKeyTile / 2;  // registers
+  static constexpr int kScoreParts = S::kPageKeys ? S::kPages : 1;
+  static constexpr int kPartScores = S::kKeyTile / 2 / kScoreParts;
   static constexpr int kParts = S::kWidth == 256 ? 2 : 1;
   static constexpr int kPartWidth = S::kWidth / kParts;
 
@@ -439,18 +448,47 @@ class TpaPrefillWorker {
     Pack();
   }
 
+  // Score i of a thread's, as accumulators of one product would have them.
+  __device__ __forceinline__ float& Score(int i) {
+    return scores_[i / kPartScores][i % kPartScores];
+  }
+
+  // Queries stay in registers: shared memory is free for the next tile's.
+  __device__ __forceinline__ void LoadQueries() {
+    const uint32_t from = base_ + S::kQueries + S::kQueryBytes * group_ +
+                          lane_ / 16 * 1024 +
+                          16 * (static_cast<int>(threadIdx.x) / 32 % 4 * 16 +
+                                lane_ % 16);
+#pragma unroll
+    for (int step = 0; step < S::kWidth / 16; ++step) {
+      LoadMatrices(queries_[step], from + 2048 * step);
+    }
+    __syncwarp();
+    Arrive(S::kEmptyQueries);
+  }
+
   __device__ __forceinline__ void IssueScores() {
     const uint64_t queries =
         WgmmaOperand(base_ + S::kQueries + S::kQueryBytes * group_, 1024, 128);
+    constexpr int kTokens = S::kKeyTile / kScoreParts;
     const uint64_t keys =
         WgmmaOperand(base_ + S::kKeys + S::kTileBytes * keys_.index,
-                     16 * S::kKeyTile, 128);
+                     16 * kTokens, 128);
     HoldRegisters(scores_);
     WgmmaFence();
 #pragma unroll
-    for (int step = 0; step < S::kWidth / 16; ++step) {
-      MultiplyScores<T>(scores_, WgmmaAdvance(queries, 2048 * step),
-                        WgmmaAdvance(keys, 32 * S::kKeyTile * step), step > 0);
+    for (int part = 0; part < kScoreParts; ++part) {
+#pragma unroll
+      for (int step = 0; step < S::kWidth / 16; ++step) {
+        const uint64_t b = WgmmaAdvance(
+            keys, S::kTileBytes / kScoreParts * part + 32 * kTokens * step);
+        if constexpr (S::kQueryRegisters) {
+          MultiplyScores<T>(scores_[part], queries_[step], b, step > 0);
+        } else {
+          MultiplyScores<T>(scores_[part], WgmmaAdvance(queries, 2048 * step),
+                            b, step > 0);
+        }
+      }
     }
     WgmmaCommit();
   }
@@ -476,7 +514,7 @@ class TpaPrefillWorker {
   __device__ __forceinline__ void ReleaseKeys(bool last) {
     Arrive(S::kEmptyKeys + 8 * keys_.index);
     keys_.Next();
-    if (last) Arrive(S::kEmptyQueries);
+    if (last && !S::kQueryRegisters) Arrive(S::kEmptyQueries);
   }
   __device__ __forceinline__ void ReleaseValues() {
     Arrive(S::kEmptyValues + 8 * values_.index);
@@ -503,7 +541,7 @@ class TpaPrefillWorker {
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& s = scores_[4 * j + i];
+        float& s = Score(4 * j + i);
         if constexpr (S::kDirect) s *= i % 2 == 0 ? a.x : a.y;
         if constexpr (kMasked) {
           const int key = n * S::kKeyTile + 8 * j + 2 * (lane_ % 4) + i % 2;
@@ -531,7 +569,7 @@ class TpaPrefillWorker {
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& s = scores_[4 * j + i];
+        float& s = Score(4 * j + i);
         s = FastExp2(s - base[i / 2]);
         sum[i / 2][i % 2] += s;
         if constexpr (S::kDirect) s *= i % 2 == 0 ? a.x : a.y;
@@ -554,8 +592,8 @@ class TpaPrefillWorker {
     for (int step = 0; step < S::kKeyTile / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        weights_[step][i] = Half<T>::Pack(scores_[8 * step + 2 * i],
-                                          scores_[8 * step + 2 * i + 1]);
+        weights_[step][i] = Half<T>::Pack(Score(8 * step + 2 * i),
+                                          Score(8 * step + 2 * i + 1));
       }
     }
   }
@@ -643,7 +681,8 @@ class TpaPrefillWorker {
   const int lane_;
   const int row_;  // of the tile; the thread's other one is row_ + 8
   int position_;   // of row_
-  float scores_[kScores];
+  float scores_[kScoreParts][kPartScores];
+  uint32_t queries_[S::kQueryRegisters ? S::kWidth / 16 : 1][4];
   uint32_t weights_[S::kKeyTile / 16][4];
   float out_[kParts][kPartWidth / 2];
   float max_[2];
@@ -691,6 +730,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
   }
   __syncthreads();
+  WaitForPrevious();
   const int group =
       __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 0) {

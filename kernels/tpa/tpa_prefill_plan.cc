@@ -32,7 +32,8 @@ TpaPrefillPlan PlanTpaPrefill(const TpaShape& shape, TpaPrefillForm form,
   }
   plan.form = form;
   plan.width = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-  plan.groups = plan.width == 64 ? 3 : 2;
+  plan.groups =
+      plan.width == 64 && form == TpaPrefillForm::kExpanded ? 3 : 2;
   plan.query_tile = 64 * plan.groups;
   plan.key_tile = plan.width == 256 ? 64 : 128;
   plan.max_rows = limits.max_rows;

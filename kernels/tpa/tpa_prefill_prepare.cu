@@ -2,6 +2,7 @@
 // heads where the rank is more than 1.
 #include <algorithm>
 
+#include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_prefill_args.cuh"
 
@@ -33,13 +34,89 @@ __device__ __forceinline__ float2 Rotated(float x1, float x2, float c,
           __fadd_rn(__fmul_rn(x1, s), __fmul_rn(x2, c))};
 }
 
+// The factors of 4 tokens into shared memory, B_q with its position: a warp takes
+// ranks of one token. What does not exist is zero.
+template <int kWidth>
+__device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
+                                             int begin, int count, float* b_q,
+                                             float* a_q) {
+  constexpr int kLanePairs = kWidth / 64;
+  constexpr int kLaneHeads = 4;
+  constexpr int kBatch = 4;  // ranks whose loads are under way together
+  constexpr int kWarps = kThreads / 32 / kTokens;  // of a token
+  const TpaPrefillParams& p = args.p;
+  const int dim = static_cast<int>(p.shape.head_dim);
+  const int half = dim / 2;
+  const int q_rank = static_cast<int>(p.shape.q_rank);
+  const int num_heads = static_cast<int>(p.shape.num_heads);
+  const int a_stride = AStride(args.heads);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int token = warp % kTokens;
+  const bool exists = token < count;
+  const bool rotate = p.position == LrpeType::kRotate;
+  const float* b = p.b_q + (begin + token) * p.stride;
+  const float* a = p.a_q + (begin + token) * p.stride + args.first_head;
+  float c[kLanePairs], s[kLanePairs];
+#pragma unroll
+  for (int j = 0; j < kLanePairs; ++j) {
+    const int k = lane + 32 * j;
+    const int64_t angle = int64_t{begin + token} * half + k;
+    const bool turns = rotate && exists && k < half;
+    c[j] = turns ? __ldg(p.cos + angle) : 1.0f;
+    s[j] = turns ? __ldg(p.sin + angle) : 0.0f;
+  }
+#pragma unroll 1
+  for (int first = warp / kTokens; first < q_rank; first += kBatch * kWarps) {
+    float x1[kBatch][kLanePairs], x2[kBatch][kLanePairs];
+    float y[kBatch][kLaneHeads];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int r = first + i * kWarps;
+      const bool read = exists && r < q_rank;
+#pragma unroll
+      for (int j = 0; j < kLanePairs; ++j) {
+        const int k = lane + 32 * j;
+        x1[i][j] = read && k < half ? __ldg(b + r * dim + k) : 0.0f;
+        x2[i][j] = read && k < half ? __ldg(b + r * dim + half + k) : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < kLaneHeads; ++j) {
+        const int h = lane + 32 * j;
+        y[i][j] = read && h < args.heads ? __ldg(a + r * num_heads + h) : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int r = first + i * kWarps;
+      if (r >= q_rank) break;
+      float* to = b_q + (r * kTokens + token) * BStride(kWidth);
+#pragma unroll
+      for (int j = 0; j < kLanePairs; ++j) {
+        const int k = lane + 32 * j;
+        float2 z = {x1[i][j], x2[i][j]};
+        if (rotate) z = Rotated(z.x, z.y, c[j], s[j]);
+        // Pairs beyond the half fill what is left of the row.
+        to[Place(k < half ? k : 2 * k, kWidth)] = z.x;
+        to[Place(k < half ? half + k : 2 * k + 1, kWidth)] = z.y;
+      }
+#pragma unroll
+      for (int j = 0; j < kLaneHeads; ++j) {
+        const int h = lane + 32 * j;
+        if (h < a_stride) a_q[(r * kTokens + token) * a_stride + h] = y[i][j];
+      }
+    }
+  }
+}
+
 // q[h] = (1/Rq) Σ_r A_q[r,h] · B_q[r] for 4 tokens, as the tensor cores take
 // them: rotated, times D^-1/2 / R and log2(e), and rounded. Queries of a tile
 // that do not exist are zero.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads, 2)
     tpa_prefill_queries(const __grid_constant__ TpaPrefillArgs args) {
   extern __shared__ __align__(16) float staging[];
+  LaunchDependents();
   const TpaPrefillParams& p = args.p;
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     args.Scheduled<TpaPrefillHeader>(0)->next = 0;
@@ -51,54 +128,19 @@ __global__ void __launch_bounds__(kThreads)
       args.Scheduled<TpaPrefillTile>(args.parts.by_slot)[slot];
   const int in_tile =
       static_cast<int>(blockIdx.x) % blocks_per_tile * kTokens;
-  const int row_begin = p.query_start[tile.row];
-  const int begin = row_begin + tile.first + in_tile;
+  const int begin = p.query_start[tile.row] + tile.first + in_tile;
   const int count =
       max(0, min(kTokens, p.query_start[tile.row + 1] - begin));
   const int dim = static_cast<int>(p.shape.head_dim);
   const int half = dim / 2;
   const int q_rank = static_cast<int>(p.shape.q_rank);
-  const int num_heads = static_cast<int>(p.shape.num_heads);
-  const int b_stride = BStride(args.width);
+  constexpr int b_stride = BStride(kWidth);
   const int a_stride = AStride(args.heads);
   const bool rotate = p.position == LrpeType::kRotate;
   float* const b_q = staging;
   float* const a_q = staging + q_rank * kTokens * b_stride;
-
   if (q_rank > 0) {
-    for (int i = threadIdx.x; i < q_rank * kTokens * (args.width / 2);
-         i += kThreads) {
-      const int k = i % (args.width / 2);
-      const int row = i / (args.width / 2);  // rank · kTokens + token
-      const int token = row % kTokens;
-      float* to = b_q + row * b_stride;
-      if (k < half) {
-        float2 x = {0.0f, 0.0f};
-        if (token < count) {
-          const float* b = p.b_q + (begin + token) * p.stride +
-                           row / kTokens * dim;
-          x = {b[k], b[half + k]};
-          if (rotate) {
-            const int64_t angle = int64_t{begin + token} * half + k;
-            x = Rotated(x.x, x.y, p.cos[angle], p.sin[angle]);
-          }
-        }
-        to[Place(k, args.width)] = x.x;
-        to[Place(half + k, args.width)] = x.y;
-      } else {  // beyond D
-        to[Place(2 * k, args.width)] = 0.0f;
-        to[Place(2 * k + 1, args.width)] = 0.0f;
-      }
-    }
-    for (int i = threadIdx.x; i < q_rank * kTokens * a_stride; i += kThreads) {
-      const int head = i % a_stride;
-      const int row = i / a_stride;
-      const int token = row % kTokens;
-      a_q[i] = head < args.heads && token < count
-                   ? p.a_q[(begin + token) * p.stride +
-                           row / kTokens * num_heads + args.first_head + head]
-                   : 0.0f;
-    }
+    StageFactors<kWidth>(args, begin, count, b_q, a_q);
     __syncthreads();
   }
 
@@ -106,14 +148,14 @@ __global__ void __launch_bounds__(kThreads)
       1.4426950408889634f /
       (sqrtf(static_cast<float>(dim)) *
        static_cast<float>(max(q_rank, 1) * static_cast<int>(p.shape.kv_rank)));
-  const int octets = args.width / 8;
-  const int pairs = kTokens * octets;
+  constexpr int octets = kWidth / 8;
+  constexpr int pairs = kTokens * octets;
   const int pair = static_cast<int>(threadIdx.x) % pairs;
   const int token = pair % kTokens;
   const int octet = pair / kTokens;
   const int query = in_tile + token;
   const int64_t to_offset =
-      int64_t{2} * (query / 64 * 64 * args.width + (octet * 64 + query % 64) * 8);
+      int64_t{2} * (query / 64 * 64 * kWidth + (octet * 64 + query % 64) * 8);
   const auto store = [&](int head, const float(&x)[8]) {
     const uint4 words = {Half<T>::Pack(x[0] * scale, x[1] * scale),
                          Half<T>::Pack(x[2] * scale, x[3] * scale),
@@ -121,7 +163,7 @@ __global__ void __launch_bounds__(kThreads)
                          Half<T>::Pack(x[6] * scale, x[7] * scale)};
     *reinterpret_cast<uint4*>(args.Queries(head, slot) + to_offset) = words;
   };
-  const int step = kThreads / pairs;
+  constexpr int step = kThreads / pairs;
 
   if (q_rank == 0) {  // whole queries
     for (int head = static_cast<int>(threadIdx.x) / pairs; head < args.heads;
@@ -189,9 +231,15 @@ constexpr int kMaxRank = 4;
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     tpa_prefill_expand(const __grid_constant__ TpaPrefillArgs args) {
+  LaunchDependents();
   const TpaPrefillParams& p = args.p;
   const int tile = static_cast<int>(blockIdx.x);
-  if (tile >= args.header().key_tiles) return;
+  // Runs beside the kernel before, which it needs nothing of; but whoever waits
+  // for this one waits for both.
+  if (tile >= args.header().key_tiles) {
+    WaitForPrevious();
+    return;
+  }
   const TpaPrefillKeyTile at =
       args.Scheduled<TpaPrefillKeyTile>(args.parts.keys)[tile];
   const int token = static_cast<int>(threadIdx.x) % args.key_tile;
@@ -262,30 +310,44 @@ __global__ void __launch_bounds__(kThreads)
       *reinterpret_cast<uint4*>(to + 16 * (first_octet + i) * stride) = out;
     }
   }
+  WaitForPrevious();
+}
+
+template <typename T, int kWidth>
+cudaError_t Launch(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
+                   cudaStream_t stream) {
+  const int staging = static_cast<int>(4 * kTokens * args.p.shape.q_rank *
+                                       (BStride(kWidth) + AStride(args.heads)));
+  const auto queries = tpa_prefill_queries<T, kWidth>;
+  cudaError_t error = cudaFuncSetAttribute(
+      queries, cudaFuncAttributeMaxDynamicSharedMemorySize, staging);
+  if (error != cudaSuccess) return error;
+  const int blocks = plan.query_tiles * (plan.query_tile / kTokens);
+  queries<<<blocks, kThreads, staging, stream>>>(args);
+  error = cudaGetLastError();
+  if (error != cudaSuccess || plan.form != TpaPrefillForm::kExpanded) {
+    return error;
+  }
+  const int octets = 2 * kWidth / 8;
+  const int block_octets = kThreads / plan.key_tile * kThreadOctets;
+  return LaunchTpaPrefillNext(
+      tpa_prefill_expand<T>,
+      dim3(plan.key_tiles, octets / block_octets), kThreads, 0, args, stream);
 }
 
 template <typename T>
-cudaError_t Launch(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
-                   cudaStream_t stream) {
-  const int64_t rank = args.p.shape.q_rank;
-  const int staging = static_cast<int>(
-      4 * kTokens * rank * (BStride(plan.width) + AStride(args.heads)));
-  if (staging > 48 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        tpa_prefill_queries<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-        staging);
-    if (error != cudaSuccess) return error;
+cudaError_t LaunchWidth(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
+                        cudaStream_t stream) {
+  switch (plan.width) {
+    case 64:
+      return Launch<T, 64>(args, plan, stream);
+    case 128:
+      return Launch<T, 128>(args, plan, stream);
+    case 256:
+      return Launch<T, 256>(args, plan, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  const int blocks = plan.query_tiles * (plan.query_tile / kTokens);
-  tpa_prefill_queries<T><<<blocks, kThreads, staging, stream>>>(args);
-  if (plan.form == TpaPrefillForm::kExpanded) {
-    const int octets = 2 * plan.width / 8;
-    const int block_octets = kThreads / plan.key_tile * kThreadOctets;
-    tpa_prefill_expand<T>
-        <<<dim3(plan.key_tiles, octets / block_octets), kThreads, 0, stream>>>(
-            args);
-  }
-  return cudaGetLastError();
 }
 
 }  // namespace
@@ -294,8 +356,8 @@ cudaError_t LaunchTpaPrefillPrepare(const TpaPrefillArgs& args,
                                     const TpaPrefillPlan& plan,
                                     cudaStream_t stream) {
   return args.p.cache.element == TpaElement::kBFloat16
-             ? Launch<__nv_bfloat16>(args, plan, stream)
-             : Launch<__half>(args, plan, stream);
+             ? LaunchWidth<__nv_bfloat16>(args, plan, stream)
+             : LaunchWidth<__half>(args, plan, stream);
 }
 
 }  // namespace recurve

@@ -35,7 +35,7 @@ namespace recurve {
   "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
 // Both operands from shared memory, along K.
-#define RECURVE_TPA_SCORES(TYPE, NAME, N, TEXT, A, B, P, ...)                 \
+#define RECURVE_TPA_SCORES(NAME, N, TEXT, A, B, P, ...)                 \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " P                            \
                ", 0; wgmma.mma_async.sync.aligned.m64n" N "k16.f32." NAME     \
                "." NAME " " TEXT ", " A ", " B ", p, 1, 1, 0, 0; }"           \
@@ -47,11 +47,11 @@ __device__ __forceinline__ void MultiplyScores(float (&c)[64], uint64_t a,
                                                uint64_t b, bool add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    RECURVE_TPA_SCORES(T, "bf16", "128", RECURVE_TPA_TEXT_128, "%64", "%65",
+    RECURVE_TPA_SCORES("bf16", "128", RECURVE_TPA_TEXT_128, "%64", "%65",
                        "%66", RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0),
                        RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 32));
   } else {
-    RECURVE_TPA_SCORES(T, "f16", "128", RECURVE_TPA_TEXT_128, "%64", "%65",
+    RECURVE_TPA_SCORES("f16", "128", RECURVE_TPA_TEXT_128, "%64", "%65",
                        "%66", RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0),
                        RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 32));
   }
@@ -62,17 +62,17 @@ __device__ __forceinline__ void MultiplyScores(float (&c)[32], uint64_t a,
                                                uint64_t b, bool add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    RECURVE_TPA_SCORES(T, "bf16", "64", RECURVE_TPA_TEXT_64, "%32", "%33",
+    RECURVE_TPA_SCORES("bf16", "64", RECURVE_TPA_TEXT_64, "%32", "%33",
                        "%34", RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0));
   } else {
-    RECURVE_TPA_SCORES(T, "f16", "64", RECURVE_TPA_TEXT_64, "%32", "%33",
+    RECURVE_TPA_SCORES("f16", "64", RECURVE_TPA_TEXT_64, "%32", "%33",
                        "%34", RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0));
   }
 #endif
 }
 
 // A from registers, as fragments of mma.m16n8k16; B from shared memory, along N.
-#define RECURVE_TPA_VALUES(TYPE, NAME, N, TEXT, A, B, P, ...)                 \
+#define RECURVE_TPA_VALUES(NAME, N, TEXT, A, B, P, ...)                 \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " P                            \
                ", 0; wgmma.mma_async.sync.aligned.m64n" N "k16.f32." NAME     \
                "." NAME " " TEXT ", " A ", " B ", p, 1, 1, 1; }"              \
@@ -86,12 +86,12 @@ __device__ __forceinline__ void MultiplyValues(float (&c)[64],
                                                uint64_t b, bool add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    RECURVE_TPA_VALUES(T, "bf16", "128", RECURVE_TPA_TEXT_128,
+    RECURVE_TPA_VALUES("bf16", "128", RECURVE_TPA_TEXT_128,
                        "{%64, %65, %66, %67}", "%68", "%69",
                        RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0),
                        RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 32));
   } else {
-    RECURVE_TPA_VALUES(T, "f16", "128", RECURVE_TPA_TEXT_128,
+    RECURVE_TPA_VALUES("f16", "128", RECURVE_TPA_TEXT_128,
                        "{%64, %65, %66, %67}", "%68", "%69",
                        RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0),
                        RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 32));
@@ -104,18 +104,63 @@ __device__ __forceinline__ void MultiplyValues(float (&c)[32],
                                                uint64_t b, bool add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    RECURVE_TPA_VALUES(T, "bf16", "64", RECURVE_TPA_TEXT_64,
+    RECURVE_TPA_VALUES("bf16", "64", RECURVE_TPA_TEXT_64,
                        "{%32, %33, %34, %35}", "%36", "%37",
                        RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0));
   } else {
-    RECURVE_TPA_VALUES(T, "f16", "64", RECURVE_TPA_TEXT_64,
+    RECURVE_TPA_VALUES("f16", "64", RECURVE_TPA_TEXT_64,
                        "{%32, %33, %34, %35}", "%36", "%37",
                        RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0));
   }
 #endif
 }
 
+// A from registers; B from shared memory, along K.
+#define RECURVE_TPA_SCORES_OF(NAME, N, TEXT, A, B, P, ...)                    \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " P                            \
+               ", 0; wgmma.mma_async.sync.aligned.m64n" N "k16.f32." NAME     \
+               "." NAME " " TEXT ", " A ", " B ", p, 1, 1, 0; }"              \
+               : __VA_ARGS__                                                  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),          \
+                 "r"(static_cast<int>(add)))
+
+template <typename T>
+__device__ __forceinline__ void MultiplyScores(float (&c)[64],
+                                               const uint32_t (&a)[4],
+                                               uint64_t b, bool add) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    RECURVE_TPA_SCORES_OF("bf16", "128", RECURVE_TPA_TEXT_128,
+                          "{%64, %65, %66, %67}", "%68", "%69",
+                          RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0),
+                          RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 32));
+  } else {
+    RECURVE_TPA_SCORES_OF("f16", "128", RECURVE_TPA_TEXT_128,
+                          "{%64, %65, %66, %67}", "%68", "%69",
+                          RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0),
+                          RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 32));
+  }
+#endif
+}
+template <typename T>
+__device__ __forceinline__ void MultiplyScores(float (&c)[32],
+                                               const uint32_t (&a)[4],
+                                               uint64_t b, bool add) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    RECURVE_TPA_SCORES_OF("bf16", "64", RECURVE_TPA_TEXT_64,
+                          "{%32, %33, %34, %35}", "%36", "%37",
+                          RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0));
+  } else {
+    RECURVE_TPA_SCORES_OF("f16", "64", RECURVE_TPA_TEXT_64,
+                          "{%32, %33, %34, %35}", "%36", "%37",
+                          RECURVE_TPA_LIST_32(RECURVE_TPA_ACCUMULATOR, 0));
+  }
+#endif
+}
+
 #undef RECURVE_TPA_SCORES
+#undef RECURVE_TPA_SCORES_OF
 #undef RECURVE_TPA_VALUES
 #undef RECURVE_TPA_TEXT_64
 #undef RECURVE_TPA_TEXT_128

@@ -226,9 +226,9 @@ class TpaPrefillGpuTest : public GpuTest {
     return probes;
   }
 
-  // |got - want| / |want| over the probes, of the worst head and of the worst
-  // query with all its heads. Few tokens may cancel, or be one that is rounded
-  // badly: in a single head they may be twice as far off.
+  // |got - want| / |want| of the worst head over the probes, and of the worst
+  // query with all its heads. Few numbers may all be rounded badly, or cancel:
+  // a single query, or few queries or features of a head, may be further off.
   static void Compare(const TpaGpuConfig& config, const Sequences& sequences,
                       const std::vector<float>& got, double tolerance,
                       int probes = 20) {
@@ -257,7 +257,7 @@ class TpaPrefillGpuTest : public GpuTest {
         }
         worst_query_ = std::max(worst_query_,
                                 std::sqrt(query_error / query_norm));
-        ASSERT_LE(std::sqrt(query_error / query_norm), 1.25 * tolerance)
+        ASSERT_LE(std::sqrt(query_error / query_norm), (heads * dim < 512 ? 2 : 1) * tolerance)
             << "query " << t << " of " << seq->queries << ", length "
             << seq->length;
       }
