@@ -53,7 +53,6 @@ bool Valid(const TpaPrefillParams& p, const TpaPrefillPlan& plan) {
          p.cache.page_stride % 8 == 0 &&
          p.cache.page_stride >= layout.page_elements &&
          aligned(p.cache.pages, 16) && p.cache.page_table != nullptr &&
-         p.query_start != nullptr && p.lengths != nullptr &&
          (p.shape.q_rank == 0 || p.a_q != nullptr) && p.b_q != nullptr &&
          angles && aligned(p.out, 16) && p.out_stride % 8 == 0 &&
          p.out_stride >= p.shape.num_heads * p.shape.value_dim &&
@@ -72,7 +71,7 @@ cudaError_t LaunchTpaPrefill(const TpaPrefillParams& params,
   TpaPrefillArgs args = {
       params,
       TpaPageLayout(params.shape, TpaPageOrder::kOctets),
-      TpaPrefillSchedule(plan.query_tiles, plan.key_tiles, plan.max_rows),
+      TpaPrefillSchedule(plan.query_tiles, plan.key_tiles),
       0,
       0,
       plan.query_tile,
@@ -81,8 +80,7 @@ cudaError_t LaunchTpaPrefill(const TpaPrefillParams& params,
       plan.query_tiles,
       plan.query_bytes,
       plan.context_bytes,
-      static_cast<char*>(params.scratch) +
-          plan.head_group * plan.query_bytes};
+      static_cast<char*>(params.scratch) + plan.head_group * plan.query_bytes};
   const int num_heads = static_cast<int>(params.shape.num_heads);
   while (args.first_head < num_heads && error == cudaSuccess) {
     args.heads = std::min(plan.head_group, num_heads - args.first_head);

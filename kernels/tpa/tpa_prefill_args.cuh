@@ -10,21 +10,21 @@ namespace recurve {
 // cores of 8 rows of 8 (tpa_layout.h):
 //
 //   queries [heads][slot][64 queries]    each [width / 8][64][8]
-//   keys    [heads][key tile]            each [width / 8][key_tile][8], and then
-//   values                               [page][width / 8][64][8]
+//   keys    [heads][key tile]            each [width / 8][key_tile][8], and
+//   then values                               [page][width / 8][64][8]
 struct TpaPrefillArgs {
   TpaPrefillParams p;
   TpaPageLayout layout;
   TpaPrefillSchedule parts;
   int first_head;
-  int heads;             // of this group
-  int query_tile;        // of the plan, as what follows
+  int heads;       // of this group
+  int query_tile;  // of the plan, as what follows
   int key_tile;
   int width;
   int query_tiles;
   int64_t query_bytes;
   int64_t context_bytes;
-  char* contexts;        // where keys and values begin
+  char* contexts;  // where keys and values begin
 
   template <typename T>
   __device__ T* Scheduled(int64_t offset) const {

@@ -20,16 +20,12 @@ inline constexpr float kTpaPrefillLazy = 8.0f;
 template <>
 inline constexpr float kTpaPrefillLazy<__half> = 3.0f;
 
-// What a block does next; key_tiles is negative where nothing is left.
+// What a block does next: a query tile, and a head of the group. key_tiles is
+// negative where nothing is left.
 struct TpaPrefillItem {
-  int32_t key_tiles;
-  int32_t head;      // of the group
-  int32_t slot;
-  int32_t row;
-  int32_t length;    // tokens of the row
-  int32_t position;  // of the tile's first query
-  int32_t token;     // and its token in the launch
-  int32_t queries;   // of the tile, 1 or more
+  TpaPrefillTile tile;
+  int32_t head;
+  int32_t spare[3];
 };
 
 template <typename T, int kWidthOf, bool kDirectOf>
@@ -38,17 +34,6 @@ struct TpaPrefillSizes {
   static constexpr bool kDirect = kDirectOf;
   static constexpr int kGroups = kWidth == 64 && !kDirect ? 3 : 2;
   static constexpr int kKeyTile = kWidth == 256 ? 64 : 128;
-#ifndef TPP_CR
-#define TPP_CR 24
-#endif
-#ifndef TPP_DREG
-#define TPP_DREG 1
-#endif
-#ifndef TPP_QREG
-#define TPP_QREG 1
-#endif
-  static constexpr bool kQueryRegisters =
-      kWidth <= 128 && kGroups == 2 && (kDirect ? TPP_DREG : TPP_QREG);
   // Keys lie page by page: a product for each.
   static constexpr bool kPageKeys = kDirect;
   static constexpr int kPages = kKeyTile / 64;
@@ -58,8 +43,8 @@ struct TpaPrefillSizes {
   static constexpr int kQueryBytes = 2 * 64 * kWidth;  // of a warpgroup
   static constexpr int kTileBytes = 2 * kKeyTile * kWidth;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : TPP_CR;
-  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : TPP_CR == 24 ? 240 : 232;
+  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : 232;
 
   // Shared memory, in bytes.
   static constexpr int kFullKeys = 0;  // barriers
@@ -73,7 +58,7 @@ struct TpaPrefillSizes {
   static constexpr int kFullQueries = kEmptyItem + 8 * kItemStages;
   static constexpr int kEmptyQueries = kFullQueries + 8;
   static constexpr int kTail = kEmptyQueries + 8;
-  static constexpr int kItems = 384;
+  static constexpr int kItems = 320;
   static_assert(kTail + 8 <= kItems);
   static constexpr int kFactors = 512;
   static constexpr int kQueries =
@@ -119,8 +104,8 @@ class TpaPrefillCopier {
       const bool more = Take(total, &item);
       BarrierWait(base_ + S::kEmptyItem + 8 * at.index, at.phase ^ 1);
       if (lane_ == 0) {
-        *reinterpret_cast<TpaPrefillItem*>(
-            shared_ + S::kItems + sizeof(item) * at.index) = item;
+        *reinterpret_cast<TpaPrefillItem*>(shared_ + S::kItems +
+                                           sizeof(item) * at.index) = item;
         BarrierArrive(base_ + S::kFullItem + 8 * at.index);
       }
       __syncwarp();
@@ -132,13 +117,13 @@ class TpaPrefillCopier {
       if (lane_ == 0) {
         constexpr int kBytes = S::kGroups * S::kQueryBytes;
         BarrierExpect(base_ + S::kFullQueries, kBytes);
-        BulkCopy(base_ + S::kQueries, args_.Queries(item.head, item.slot),
+        BulkCopy(base_ + S::kQueries, args_.Queries(item.head, item.tile.slot),
                  kBytes, base_ + S::kFullQueries);
       }
       __syncwarp();
 #pragma unroll 1
-      for (int n = 0; n < item.key_tiles; ++n) {
-        if (n + 1 < item.key_tiles) CopyKeys(item, n + 1);
+      for (int n = 0; n < item.tile.key_tiles; ++n) {
+        if (n + 1 < item.tile.key_tiles) CopyKeys(item, n + 1);
         CopyValues(item, n);
       }
     }
@@ -153,7 +138,7 @@ class TpaPrefillCopier {
       next = atomicAdd(&args_.Scheduled<TpaPrefillHeader>(0)->next, 1);
     }
     next = __shfl_sync(0xffffffffu, next, 0);
-    item->key_tiles = -1;
+    item->tile.key_tiles = -1;
     if (next >= total) return false;
     const TpaPrefillHeader& header = args_.header();
     int section = args_.heads;
@@ -164,31 +149,17 @@ class TpaPrefillCopier {
     const int first = next / (header.query_tiles * section) * section;
     const int rest = next - first * header.query_tiles;
     const int heads = min(section, args_.heads - first);
-    const TpaPrefillTile tile =
+    item->tile =
         args_.Scheduled<TpaPrefillTile>(args_.parts.by_length)[rest / heads];
-    const int begin = args_.p.query_start[tile.row];
-    const int end = args_.p.query_start[tile.row + 1];
-    item->key_tiles = tile.key_tiles;
     item->head = first + rest % heads;
-    item->slot = tile.slot;
-    item->row = tile.row;
-    item->length = args_.p.lengths[tile.row];
-    item->position = item->length - (end - begin) + tile.first;
-    item->token = begin + tile.first;
-    item->queries = min(end - begin - tile.first, 64 * S::kGroups);
     return true;
   }
 
   // Of key tile n, how many pages exist.
   __device__ __forceinline__ int Pages(const TpaPrefillItem& item,
                                        int n) const {
-    return min(S::kPages, (item.length - n * S::kKeyTile + 63) / 64);
+    return min(S::kPages, (item.tile.length - n * S::kKeyTile + 63) / 64);
   }
-  __device__ __forceinline__ int64_t ContextTile(const TpaPrefillItem& item,
-                                                 int n) const {
-    return args_.Scheduled<int32_t>(args_.parts.row_keys)[item.row] + n;
-  }
-
   __device__ __forceinline__ void CopyKeys(const TpaPrefillItem& item, int n) {
     const uint32_t full = base_ + S::kFullKeys + 8 * keys_.index;
     const uint32_t empty = base_ + S::kEmptyKeys + 8 * keys_.index;
@@ -196,7 +167,7 @@ class TpaPrefillCopier {
     if constexpr (S::kDirect) {
       const int bytes = static_cast<int>(128 * args_.layout.b_k_width);
       const int pages = Pages(item, n);
-      const int32_t* table = args_.PageTable(item.row) + n * S::kPages;
+      const int32_t* table = args_.PageTable(item.tile.row) + n * S::kPages;
       const int64_t page = lane_ < pages ? table[lane_] : 0;
       BarrierWait(empty, keys_.phase ^ 1);
       if (lane_ == 0) BarrierExpect(full, bytes * pages);
@@ -207,7 +178,7 @@ class TpaPrefillCopier {
                  full);
       }
     } else {
-      const char* from = args_.Context(item.head, ContextTile(item, n));
+      const char* from = args_.Context(item.head, item.tile.first_key + n);
       BarrierWait(empty, keys_.phase ^ 1);
       if (lane_ == 0) {
         BarrierExpect(full, S::kTileBytes);
@@ -226,8 +197,8 @@ class TpaPrefillCopier {
     if constexpr (S::kDirect) {
       const int bytes = static_cast<int>(128 * args_.layout.b_v_width);
       const int pages = Pages(item, n);
-      const int tokens = item.length - n * S::kKeyTile;
-      const int32_t* table = args_.PageTable(item.row) + n * S::kPages;
+      const int tokens = item.tile.length - n * S::kKeyTile;
+      const int32_t* table = args_.PageTable(item.tile.row) + n * S::kPages;
       const int64_t page = lane_ < pages ? table[lane_] : 0;
       const bool whole = tokens >= S::kKeyTile;
       const uint32_t barrier = whole ? full : base_ + S::kTail;
@@ -259,7 +230,7 @@ class TpaPrefillCopier {
       }
     } else {
       const char* from =
-          args_.Context(item.head, ContextTile(item, n)) + S::kTileBytes;
+          args_.Context(item.head, item.tile.first_key + n) + S::kTileBytes;
       BarrierWait(empty, values_.phase ^ 1);
       if (lane_ == 0) {
         BarrierExpect(full, S::kTileBytes);
@@ -296,17 +267,17 @@ __device__ __forceinline__ void FetchTpaPrefillFactors(
     __syncwarp();
     if (lane == 0) BarrierArrive(base + S::kEmptyItem + 8 * at.index);
     at.Next();
-    if (item.key_tiles < 0) return;
+    if (item.tile.key_tiles < 0) return;
     const int head = args.first_head + item.head;
-    const int32_t* table = args.PageTable(item.row);
+    const int32_t* table = args.PageTable(item.tile.row);
 #pragma unroll 1
-    for (int n = 0; n < item.key_tiles; ++n) {
+    for (int n = 0; n < item.tile.key_tiles; ++n) {
       T a_k[kEach], a_v[kEach];
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const int position = n * S::kKeyTile + 32 * i + lane;
         a_k[i] = a_v[i] = Half<T>::From(0.0f);
-        if (position < item.length) {
+        if (position < item.tile.length) {
           const T* page =
               reinterpret_cast<const T*>(args.PageAt(table[position / 64]));
           a_k[i] = page[args.layout.AK(position % 64, 0, head)];
@@ -355,10 +326,9 @@ class TpaPrefillWorker {
       __syncwarp();
       Arrive(S::kEmptyItem + 8 * at.index);
       at.Next();
-      if (item.key_tiles < 0) return;
+      if (item.tile.key_tiles < 0) return;
       BarrierWait(base_ + S::kFullQueries, query_phase);
       query_phase ^= 1;
-      if constexpr (S::kQueryRegisters) LoadQueries();
       Attend(item);
       Store(item);
     }
@@ -383,7 +353,7 @@ class TpaPrefillWorker {
   }
 
   __device__ __forceinline__ void Attend(const TpaPrefillItem& item) {
-    position_ = item.position + row_;
+    position_ = item.tile.position + row_;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -396,19 +366,20 @@ class TpaPrefillWorker {
     IssueScores();
     WgmmaWait<0>();
     HoldRegisters(scores_);
-    ReleaseKeys(item.key_tiles == 1);
+    ReleaseKeys(item.tile.key_tiles == 1);
     float scale[2];
     Softmax<true>(0, scale);
     Pack();
 
     // Up to here all queries of the warpgroup see all keys of a tile.
-    const int whole = min(
-        item.key_tiles, (item.position + 64 * group_ + 1) / S::kKeyTile);
+    const int whole = min(item.tile.key_tiles,
+                          (item.tile.position + 64 * group_ + 1) / S::kKeyTile);
     int n = 1;
 #pragma unroll 1
-    for (; n < whole; ++n) Step<false>(n, n + 1 == item.key_tiles);
+    for (; n < whole; ++n) Step<false>(n, n + 1 == item.tile.key_tiles);
 #pragma unroll 1
-    for (; n < item.key_tiles; ++n) Step<true>(n, n + 1 == item.key_tiles);
+    for (; n < item.tile.key_tiles; ++n)
+      Step<true>(n, n + 1 == item.tile.key_tiles);
 
     BarrierWait(base_ + S::kFullValues + 8 * values_.index, values_.phase);
     IssueValues();
@@ -453,27 +424,12 @@ class TpaPrefillWorker {
     return scores_[i / kPartScores][i % kPartScores];
   }
 
-  // Queries stay in registers: shared memory is free for the next tile's.
-  __device__ __forceinline__ void LoadQueries() {
-    const uint32_t from = base_ + S::kQueries + S::kQueryBytes * group_ +
-                          lane_ / 16 * 1024 +
-                          16 * (static_cast<int>(threadIdx.x) / 32 % 4 * 16 +
-                                lane_ % 16);
-#pragma unroll
-    for (int step = 0; step < S::kWidth / 16; ++step) {
-      LoadMatrices(queries_[step], from + 2048 * step);
-    }
-    __syncwarp();
-    Arrive(S::kEmptyQueries);
-  }
-
   __device__ __forceinline__ void IssueScores() {
     const uint64_t queries =
         WgmmaOperand(base_ + S::kQueries + S::kQueryBytes * group_, 1024, 128);
     constexpr int kTokens = S::kKeyTile / kScoreParts;
-    const uint64_t keys =
-        WgmmaOperand(base_ + S::kKeys + S::kTileBytes * keys_.index,
-                     16 * kTokens, 128);
+    const uint64_t keys = WgmmaOperand(
+        base_ + S::kKeys + S::kTileBytes * keys_.index, 16 * kTokens, 128);
     HoldRegisters(scores_);
     WgmmaFence();
 #pragma unroll
@@ -482,12 +438,8 @@ class TpaPrefillWorker {
       for (int step = 0; step < S::kWidth / 16; ++step) {
         const uint64_t b = WgmmaAdvance(
             keys, S::kTileBytes / kScoreParts * part + 32 * kTokens * step);
-        if constexpr (S::kQueryRegisters) {
-          MultiplyScores<T>(scores_[part], queries_[step], b, step > 0);
-        } else {
-          MultiplyScores<T>(scores_[part], WgmmaAdvance(queries, 2048 * step),
-                            b, step > 0);
-        }
+        MultiplyScores<T>(scores_[part], WgmmaAdvance(queries, 2048 * step), b,
+                          step > 0);
       }
     }
     WgmmaCommit();
@@ -514,7 +466,7 @@ class TpaPrefillWorker {
   __device__ __forceinline__ void ReleaseKeys(bool last) {
     Arrive(S::kEmptyKeys + 8 * keys_.index);
     keys_.Next();
-    if (last && !S::kQueryRegisters) Arrive(S::kEmptyQueries);
+    if (last) Arrive(S::kEmptyQueries);
   }
   __device__ __forceinline__ void ReleaseValues() {
     Arrive(S::kEmptyValues + 8 * values_.index);
@@ -529,8 +481,7 @@ class TpaPrefillWorker {
         reinterpret_cast<const float*>(shared_ + S::kFactors) +
         2 * S::kKeyTile * factors_.index + 2 * (lane_ % 4);
     if constexpr (S::kDirect) {
-      BarrierWait(base_ + S::kFullFactors + 8 * factors_.index,
-                  factors_.phase);
+      BarrierWait(base_ + S::kFullFactors + 8 * factors_.index, factors_.phase);
     }
     float high[2][2];
 #pragma unroll
@@ -592,8 +543,8 @@ class TpaPrefillWorker {
     for (int step = 0; step < S::kKeyTile / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        weights_[step][i] = Half<T>::Pack(Score(8 * step + 2 * i),
-                                          Score(8 * step + 2 * i + 1));
+        weights_[step][i] =
+            Half<T>::Pack(Score(8 * step + 2 * i), Score(8 * step + 2 * i + 1));
       }
     }
   }
@@ -609,9 +560,9 @@ class TpaPrefillWorker {
       const float sum = LaneSum<4>(sum_[half]);
       const float scale =
           __fdiv_rn(1.0f, sum * static_cast<float>(p.shape.kv_rank));
-      const bool exists = query < item.queries;
+      const bool exists = query < item.tile.queries;
       const int64_t at =
-          (item.token + query) * p.out_stride + head * value_dim;
+          (item.tile.token + query) * p.out_stride + head * value_dim;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         // Four octets of features at a time: a lane has two of each.
@@ -682,7 +633,6 @@ class TpaPrefillWorker {
   const int row_;  // of the tile; the thread's other one is row_ + 8
   int position_;   // of row_
   float scores_[kScoreParts][kPartScores];
-  uint32_t queries_[S::kQueryRegisters ? S::kWidth / 16 : 1][4];
   uint32_t weights_[S::kKeyTile / 16][4];
   float out_[kParts][kPartWidth / 2];
   float max_[2];
@@ -721,9 +671,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
   if constexpr (S::kDirect) {
     // Features beyond those of the pages are never copied.
-    if (args.layout.b_k_width < S::kWidth || args.layout.b_v_width < S::kWidth) {
-      for (int i = S::kKeys + 16 * static_cast<int>(threadIdx.x);
-           i < S::kBytes; i += 16 * S::kThreads) {
+    if (args.layout.b_k_width < S::kWidth ||
+        args.layout.b_v_width < S::kWidth) {
+      for (int i = S::kKeys + 16 * static_cast<int>(threadIdx.x); i < S::kBytes;
+           i += 16 * S::kThreads) {
         *reinterpret_cast<uint4*>(shared + i) = {0, 0, 0, 0};
       }
       BulkCopyFence();

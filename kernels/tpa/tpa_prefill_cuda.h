@@ -14,17 +14,17 @@ namespace recurve {
 
 // Tensor product attention of many new tokens of each row at once, on a GPU of
 // compute capability 9.0; kernels/tpa/tpa.h states the mathematics. The pages
-// hold the factors of all tokens of a row, the new ones included (LaunchTpaAppend
-// runs before): the new tokens may be a whole prompt, or a chunk of one that
-// goes on from what is cached.
+// hold the factors of all tokens of a row, the new ones included
+// (LaunchTpaAppend runs before): the new tokens may be a whole prompt, or a
+// chunk of one that goes on from what is cached.
 //
 // Every pointer is to device memory. Launchers neither allocate nor synchronise
-// and may be captured in a graph; lengths, tokens of each row and pages are read
-// from device memory.
+// and may be captured in a graph; lengths, tokens of each row and pages are
+// read from device memory.
 //
 // Precision: queries, weights (times A_v where rank is 1) and, where rank is
-// more, K_h and V_h are rounded to the cache's 16-bit type; sums and the softmax
-// are float32. In float16 nothing of these may be beyond 65504.
+// more, K_h and V_h are rounded to the cache's 16-bit type; sums and the
+// softmax are float32. In float16 nothing of these may be beyond 65504.
 //
 // Exactness: a token's output depends on its row's factors and its own query
 // and position alone: whatever is in the batch, however a prompt is cut into
@@ -49,23 +49,21 @@ cudaError_t LaunchTpaPrefillSchedule(const TpaPrefillScheduleParams& params,
 
 struct TpaPrefillParams {
   TpaShape shape;
-  TpaCudaCache cache;          // row b of its page table is row b of the launch
-  const int32_t* query_start;  // as for the schedule
-  const int32_t* lengths;
-  const float* a_q;   // [tokens, Rq, H]; unused where Rq is 0
-  const float* b_q;   // [tokens, Rq, D], or [tokens, H, D] where Rq is 0;
-                      // without position
-  int64_t stride;     // elements between tokens of both
-  LrpeType position;  // kNone or kRotate
-  const float* cos;   // [tokens, D/2]
+  TpaCudaCache cache;  // row b of its page table is row b of the launch
+  const float* a_q;    // [tokens, Rq, H]; unused where Rq is 0
+  const float* b_q;    // [tokens, Rq, D], or [tokens, H, D] where Rq is 0;
+                       // without position
+  int64_t stride;      // elements between tokens of both
+  LrpeType position;   // kNone or kRotate
+  const float* cos;    // [tokens, D/2]
   const float* sin;
   ElementType out_type;
   void* out;           // [tokens, H, E], 16-byte aligned
   int64_t out_stride;  // elements between tokens; a multiple of 8
   void* schedule;      // LaunchTpaPrefillSchedule's, of the same plan. Launches
                        // that share it must follow each other in one stream.
-  void* scratch;       // plan.scratch_bytes, 128-byte aligned; nothing has to be
-                       // in it
+  void* scratch;  // plan.scratch_bytes, 128-byte aligned; nothing has to be
+                  // in it
 };
 
 // cudaErrorInvalidValue for what the comments rule out or a plan of another

@@ -34,8 +34,8 @@ __device__ __forceinline__ float2 Rotated(float x1, float x2, float c,
           __fadd_rn(__fmul_rn(x1, s), __fmul_rn(x2, c))};
 }
 
-// The factors of 4 tokens into shared memory, B_q with its position: a warp takes
-// ranks of one token. What does not exist is zero.
+// The factors of 4 tokens into shared memory, B_q with its position: a warp
+// takes ranks of one token. What does not exist is zero.
 template <int kWidth>
 __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
                                              int begin, int count, float* b_q,
@@ -123,14 +123,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   const int blocks_per_tile = args.query_tile / kTokens;
   const int slot = static_cast<int>(blockIdx.x) / blocks_per_tile;
-  if (slot >= args.header().query_tiles) return;
   const TpaPrefillTile tile =
       args.Scheduled<TpaPrefillTile>(args.parts.by_slot)[slot];
-  const int in_tile =
-      static_cast<int>(blockIdx.x) % blocks_per_tile * kTokens;
-  const int begin = p.query_start[tile.row] + tile.first + in_tile;
-  const int count =
-      max(0, min(kTokens, p.query_start[tile.row + 1] - begin));
+  if (slot >= args.header().query_tiles) return;
+  const int in_tile = static_cast<int>(blockIdx.x) % blocks_per_tile * kTokens;
+  const int begin = tile.token + in_tile;
+  const int count = max(0, min(kTokens, tile.queries - in_tile));
   const int dim = static_cast<int>(p.shape.head_dim);
   const int half = dim / 2;
   const int q_rank = static_cast<int>(p.shape.q_rank);
@@ -225,8 +223,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 constexpr int kThreadOctets = 2;  // of features that a thread has
 constexpr int kMaxRank = 4;
 
-// K_h = Σ_r A_k[r,h] · B_k[r] and V_h likewise, of the heads of the group, for a
-// key tile: blockIdx.x is the tile, blockIdx.y some of its features. (Queries
+// K_h = Σ_r A_k[r,h] · B_k[r] and V_h likewise, of the heads of the group, for
+// a key tile: blockIdx.x is the tile, blockIdx.y some of its features. (Queries
 // and outputs take the 1/R.) Zeros where no token is, and beyond D and E.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -236,12 +234,12 @@ __global__ void __launch_bounds__(kThreads)
   const int tile = static_cast<int>(blockIdx.x);
   // Runs beside the kernel before, which it needs nothing of; but whoever waits
   // for this one waits for both.
+  const TpaPrefillKeyTile at =
+      args.Scheduled<TpaPrefillKeyTile>(args.parts.keys)[tile];
   if (tile >= args.header().key_tiles) {
     WaitForPrevious();
     return;
   }
-  const TpaPrefillKeyTile at =
-      args.Scheduled<TpaPrefillKeyTile>(args.parts.keys)[tile];
   const int token = static_cast<int>(threadIdx.x) % args.key_tile;
   const int position = at.index * args.key_tile + token;
   const int lanes = kThreads / args.key_tile;
@@ -255,7 +253,7 @@ __global__ void __launch_bounds__(kThreads)
   const int used = static_cast<int>(
       (values ? args.layout.b_v_width : args.layout.b_k_width) / 8);
   const int kv_rank = static_cast<int>(p.shape.kv_rank);
-  const bool exists = position < p.lengths[at.row];
+  const bool exists = position < at.length;
   const int m = position % static_cast<int>(kTpaPageTokens);
   const T* page = nullptr;
   if (exists) {
@@ -271,7 +269,8 @@ __global__ void __launch_bounds__(kThreads)
       if (r < kv_rank && exists && first_octet + i < used) {
         const int d = 8 * (first_octet + i);
         b[r][i] = *reinterpret_cast<const uint4*>(
-            page + (values ? args.layout.BV(m, r, d) : args.layout.BK(m, r, d)));
+            page +
+            (values ? args.layout.BV(m, r, d) : args.layout.BK(m, r, d)));
       }
     }
   }
@@ -330,9 +329,9 @@ cudaError_t Launch(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
   }
   const int octets = 2 * kWidth / 8;
   const int block_octets = kThreads / plan.key_tile * kThreadOctets;
-  return LaunchTpaPrefillNext(
-      tpa_prefill_expand<T>,
-      dim3(plan.key_tiles, octets / block_octets), kThreads, 0, args, stream);
+  return LaunchTpaPrefillNext(tpa_prefill_expand<T>,
+                              dim3(plan.key_tiles, octets / block_octets),
+                              kThreads, 0, args, stream);
 }
 
 template <typename T>

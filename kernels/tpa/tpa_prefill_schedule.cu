@@ -53,8 +53,11 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ int kept_keys;
   __shared__ int row_first[kThreads];  // of these rows: their first query tile,
   __shared__ int row_tiles[kThreads];  // how many they have,
-  __shared__ int row_cached[kThreads];  // tokens before the new ones,
-  __shared__ int row_keys[kThreads];    // and their key tiles
+  __shared__ int row_token[kThreads];  // their first new token,
+  __shared__ int row_queries[kThreads];
+  __shared__ int row_length[kThreads];
+  __shared__ int row_first_key[kThreads];
+  __shared__ int row_keys[kThreads];  // and how many key tiles
   if (threadIdx.x == 0) {
     longest = 1;
     kept_tiles = kept_keys = 0;
@@ -89,11 +92,11 @@ __global__ void __launch_bounds__(kThreads)
     }
     row_first[threadIdx.x] = first_tile;
     row_tiles[threadIdx.x] = tiles;
-    row_cached[threadIdx.x] = length - queries;
+    row_token[threadIdx.x] = b < args.rows ? args.p.query_start[b] : 0;
+    row_queries[threadIdx.x] = queries;
+    row_length[threadIdx.x] = length;
+    row_first_key[threadIdx.x] = first_key;
     row_keys[threadIdx.x] = keys;
-    if (b < args.rows) {
-      args.At<int32_t>(args.parts.row_keys)[b] = first_key;
-    }
     if (keys > 0) {
       atomicMax(&longest, keys);
       atomicMax(&kept_tiles, first_tile + tiles);
@@ -104,17 +107,22 @@ __global__ void __launch_bounds__(kThreads)
          i += kThreads / 32) {
       for (int tile = lane; tile < row_tiles[i]; tile += 32) {
         const int slot = row_first[i] + tile;
-        const int seen =
-            min((row_cached[i] + (tile + 1) * args.query_tile + args.key_tile -
-                 1) / args.key_tile,
-                row_keys[i]);
-        by_slot[slot] = {first + i, tile * args.query_tile, slot, seen};
+        const int begin = tile * args.query_tile;
+        const int count = min(args.query_tile, row_queries[i] - begin);
+        const int position = row_length[i] - row_queries[i] + begin;
+        by_slot[slot] = {first + i,
+                         row_length[i],
+                         position,
+                         row_token[i] + begin,
+                         count,
+                         (position + count + args.key_tile - 1) / args.key_tile,
+                         row_first_key[i],
+                         slot};
       }
       if (args.max_key_tiles == 0) continue;
-      const int begin = args.At<int32_t>(args.parts.row_keys)[first + i];
       for (int key = lane; key < row_keys[i]; key += 32) {
-        args.At<TpaPrefillKeyTile>(args.parts.keys)[begin + key] = {first + i,
-                                                                    key};
+        args.At<TpaPrefillKeyTile>(args.parts.keys)[row_first_key[i] + key] = {
+            first + i, row_length[i], key, 0};
       }
     }
     query_tiles += tile_sum.y;
@@ -155,12 +163,9 @@ cudaError_t LaunchTpaPrefillSchedule(const TpaPrefillScheduleParams& params,
     return cudaErrorInvalidValue;
   }
   const Args args = {
-      params,
-      TpaPrefillSchedule(plan.query_tiles, plan.key_tiles, plan.max_rows),
-      plan.max_rows,
-      plan.query_tile,
-      plan.key_tile,
-      plan.query_tiles,
+      params,        TpaPrefillSchedule(plan.query_tiles, plan.key_tiles),
+      plan.max_rows, plan.query_tile,
+      plan.key_tile, plan.query_tiles,
       plan.key_tiles};
   tpa_prefill_schedule_kernel<<<1, kThreads, 0, stream>>>(args);
   return cudaGetLastError();

@@ -87,8 +87,7 @@ class Prefill {
       for (int t = piece.begin; t < piece.end; ++t) {
         const auto append = [t](std::vector<float>& to,
                                 const std::vector<float>& from, int64_t n) {
-          to.insert(to.end(), from.begin() + t * n,
-                    from.begin() + (t + 1) * n);
+          to.insert(to.end(), from.begin() + t * n, from.begin() + (t + 1) * n);
         };
         append(queries, seq.a_q, a);
         append(queries, seq.b_q, b);
@@ -117,8 +116,6 @@ class Prefill {
     params_.shape = s;
     params_.cache = {config.element, pages_->data(), cache.page_stride,
                      table_->data(), cache.table_stride};
-    params_.query_start = starts_->data();
-    params_.lengths = lengths_->data();
     params_.a_q = queries_->data();
     params_.b_q = queries_->data() + a;
     params_.stride = a + b + kQueryGap;
@@ -134,8 +131,7 @@ class Prefill {
 
   cudaError_t Launch(cudaStream_t stream) {
     const cudaError_t error = LaunchTpaPrefillSchedule(
-        {params_.query_start, params_.lengths, params_.schedule}, plan_,
-        stream);
+        {starts_->data(), lengths_->data(), params_.schedule}, plan_, stream);
     if (error != cudaSuccess) return error;
     return LaunchTpaPrefill(params_, plan_, stream);
   }
@@ -157,9 +153,7 @@ class Prefill {
     }
     return compact;
   }
-  void Clear() {
-    out_->Write(std::vector<float>(tokens_ * Stride(), kCanary));
-  }
+  void Clear() { out_->Write(std::vector<float>(tokens_ * Stride(), kCanary)); }
   void SetRows(const std::vector<int32_t>& starts,
                const std::vector<int32_t>& lengths) {
     starts_->Write(starts);
@@ -255,9 +249,10 @@ class TpaPrefillGpuTest : public GpuTest {
           query_error += e;
           query_norm += n;
         }
-        worst_query_ = std::max(worst_query_,
-                                std::sqrt(query_error / query_norm));
-        ASSERT_LE(std::sqrt(query_error / query_norm), (heads * dim < 512 ? 2 : 1) * tolerance)
+        worst_query_ =
+            std::max(worst_query_, std::sqrt(query_error / query_norm));
+        ASSERT_LE(std::sqrt(query_error / query_norm),
+                  (heads * dim < 512 ? 2 : 1) * tolerance)
             << "query " << t << " of " << seq->queries << ", length "
             << seq->length;
       }
@@ -338,9 +333,9 @@ TEST_F(TpaPrefillGpuTest, RampedScores) {
     for (const TpaShape& shape :
          {TpaShape{3, 128, 128, 2, 1}, TpaShape{2, 64, 64, 2, 1},
           TpaShape{2, 128, 128, 2, 2}}) {
-      for (const auto& [from, to] : {std::pair(0.0f, 60.0f),
-                                     std::pair(60.0f, 0.0f),
-                                     std::pair(0.0f, 6.0f)}) {
+      for (const auto& [from, to] :
+           {std::pair(0.0f, 60.0f), std::pair(60.0f, 0.0f),
+            std::pair(0.0f, 6.0f)}) {
         const TpaGpuConfig config = {shape, element};
         Sequences sequences = Make(config, {{900, 900}, {65, 65}, {700, 20}});
         for (auto& s : sequences) s->Ramp(config, from, to);
@@ -382,9 +377,9 @@ TEST_F(TpaPrefillGpuTest, ExtremeScoresAreFinite) {
   }
 }
 
-const TpaShape kBitShapes[] = {
-    {4, 128, 128, 4, 1}, {3, 128, 128, 4, 2}, {5, 64, 64, 4, 1},
-    {2, 64, 64, 4, 2},   {2, 256, 200, 2, 3}, {3, 96, 40, 0, 1}};
+const TpaShape kBitShapes[] = {{4, 128, 128, 4, 1}, {3, 128, 128, 4, 2},
+                               {5, 64, 64, 4, 1},   {2, 64, 64, 4, 2},
+                               {2, 256, 200, 2, 3}, {3, 96, 40, 0, 1}};
 
 // A prompt cut anywhere.
 TEST_F(TpaPrefillGpuTest, BitsDoNotDependOnChunks) {
@@ -417,9 +412,15 @@ TEST_F(TpaPrefillGpuTest, BitsDoNotDependOnTheBatch) {
   for (const TpaShape& shape : kBitShapes) {
     const TpaGpuConfig config = {shape};
     const int64_t width = shape.num_heads * shape.value_dim;
-    Sequences sequences =
-        Make(config, {{1000, 1000}, {40, 0}, {63, 63}, {2100, 129}, {64, 64},
-                      {65, 1}, {1, 1}, {300, 300}, {191, 190}});
+    Sequences sequences = Make(config, {{1000, 1000},
+                                        {40, 0},
+                                        {63, 63},
+                                        {2100, 129},
+                                        {64, 64},
+                                        {65, 1},
+                                        {1, 1},
+                                        {300, 300},
+                                        {191, 190}});
     // Maxima move at other places in each row.
     for (size_t i = 0; i < sequences.size(); i += 2) {
       sequences[i]->Ramp(config, 0.0f, 40.0f);
@@ -433,8 +434,9 @@ TEST_F(TpaPrefillGpuTest, BitsDoNotDependOnTheBatch) {
         if (seq->queries == 0) continue;
         const std::vector<float> alone =
             Prefill(config, {{seq.get(), 0, seq->queries}}, form).Run();
-        ASSERT_TRUE(SameBits(alone, {all.data() + token * width,
-                                     static_cast<size_t>(seq->queries * width)}))
+        ASSERT_TRUE(
+            SameBits(alone, {all.data() + token * width,
+                             static_cast<size_t>(seq->queries * width)}))
             << seq->queries << " of " << seq->length;
         token += seq->queries;
       }
@@ -523,7 +525,7 @@ TEST_F(TpaPrefillGpuTest, RefusesWhatItDoesNotSupport) {
   const Sequences sequences = Make(config, {{10, 10}});
   Prefill prefill(config, Whole(sequences), TpaPrefillForm::kDirect);
   const TpaPrefillParams good = prefill.params();
-  EXPECT_EQ(LaunchTpaPrefillSchedule({nullptr, good.lengths, good.schedule},
+  EXPECT_EQ(LaunchTpaPrefillSchedule({nullptr, nullptr, good.schedule},
                                      prefill.plan(), nullptr),
             cudaErrorInvalidValue);
   const auto refused = [&](auto change) {
@@ -536,7 +538,10 @@ TEST_F(TpaPrefillGpuTest, RefusesWhatItDoesNotSupport) {
   using L = TpaPrefillPlan;
   EXPECT_TRUE(refused([](P& p, L&) { p.shape.head_dim = 60; }));
   EXPECT_TRUE(refused([](P& p, L&) { p.shape.kv_rank = 2; }));
-  EXPECT_TRUE(refused([](P& p, L&) { p.shape.head_dim = 64; p.shape.value_dim = 64; }));
+  EXPECT_TRUE(refused([](P& p, L&) {
+    p.shape.head_dim = 64;
+    p.shape.value_dim = 64;
+  }));
   EXPECT_TRUE(refused([](P& p, L&) { p.position = LrpeType::kCosine; }));
   EXPECT_TRUE(refused([](P& p, L&) { p.sin = nullptr; }));
   EXPECT_TRUE(refused([](P& p, L&) { p.a_q = nullptr; }));
