@@ -13,33 +13,20 @@ constexpr int kThreads = 256;
 
 // ---- queries ----
 
-// A_q and B_q of a token are [Rq, H] and [Rq, D]: products of 16 x 16 x 8 on
-// the tensor cores, where a factor is the sum of two bfloat16 terms (16 bits;
-// the product of the two small ones is left out).
-
 constexpr int kTokens = 4;  // of a block
-constexpr int kTerms = 2;
+constexpr int kHeads = 4;   // of a thread at a time
 
-// Shared memory of a block. Rows are 16 bytes longer than they have to be, so
-// that eight of them lie in different banks.
-template <int kWidth>
-struct QuerySizes {
-  static constexpr int kHeadTiles = kWidth == 256 ? 1 : 2;  // of 16, at a time
-  static constexpr int kRow = kWidth + 8;          // elements of B_q's rows
-  static constexpr int kOutRow = 8 * kWidth + 16;  // bytes of a head's results
-  int ranks;                                       // rounded up to 16
-  int heads;                                       // of a row of A_q's
-  __host__ __device__ QuerySizes(int q_rank, int head_count)
-      : ranks((q_rank + 15) / 16 * 16),
-        heads((head_count + 15) / 16 * 16 + 8) {}
-  // Elements from one term, or token, to the next.
-  __host__ __device__ int b_plane() const { return ranks * kRow; }
-  __host__ __device__ int a_plane() const { return ranks * heads; }
-  __host__ __device__ int bytes() const {
-    return 2 * kTerms * kTokens * (a_plane() + b_plane()) +
-           8 * kHeadTiles * kOutRow;
-  }
-};
+// Floats between tokens of staged A_q and B_q: rows of neighbouring tokens
+// begin in different banks.
+__host__ __device__ constexpr int AStride(int heads) {
+  return (heads + kHeads - 1) / kHeads * kHeads + 4;
+}
+__host__ __device__ constexpr int BStride(int width) { return width + 8; }
+// B_q lies such that eight neighbouring features are two fours, half a row
+// apart: then a warp's reads do not collide.
+__device__ __forceinline__ int Place(int d, int width) {
+  return (d & 4) / 4 * (width / 2) + d / 8 * 4 + (d & 3);
+}
 
 __device__ __forceinline__ float2 Rotated(float x1, float x2, float c,
                                           float s) {
@@ -47,22 +34,12 @@ __device__ __forceinline__ float2 Rotated(float x1, float x2, float c,
           __fadd_rn(__fmul_rn(x1, s), __fmul_rn(x2, c))};
 }
 
-// Both terms of x, `plane` elements apart.
-__device__ __forceinline__ void StoreTerms(__nv_bfloat16* to, int plane,
-                                           float x) {
-  const __nv_bfloat16 high = __float2bfloat16_rn(x);
-  to[0] = high;
-  to[plane] = __float2bfloat16_rn(x - __bfloat162float(high));
-}
-
 // The factors of 4 tokens into shared memory, B_q with its position: a warp
 // takes ranks of one token. What does not exist is zero.
 template <int kWidth>
 __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
-                                             const QuerySizes<kWidth>& sizes,
-                                             int begin, int count,
-                                             __nv_bfloat16* b_q,
-                                             __nv_bfloat16* a_q) {
+                                             int begin, int count, float* b_q,
+                                             float* a_q) {
   constexpr int kLanePairs = kWidth / 64;
   constexpr int kLaneHeads = 4;
   constexpr int kBatch = 4;  // ranks whose loads are under way together
@@ -72,6 +49,7 @@ __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
   const int half = dim / 2;
   const int q_rank = static_cast<int>(p.shape.q_rank);
   const int num_heads = static_cast<int>(p.shape.num_heads);
+  const int a_stride = AStride(args.heads);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int token = warp % kTokens;
@@ -89,8 +67,7 @@ __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
     s[j] = turns ? __ldg(p.sin + angle) : 0.0f;
   }
 #pragma unroll 1
-  for (int first = warp / kTokens; first < sizes.ranks;
-       first += kBatch * kWarps) {
+  for (int first = warp / kTokens; first < q_rank; first += kBatch * kWarps) {
     float x1[kBatch][kLanePairs], x2[kBatch][kLanePairs];
     float y[kBatch][kLaneHeads];
 #pragma unroll
@@ -111,47 +88,23 @@ __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int r = first + i * kWarps;  // ranks is a multiple of 8
-      __nv_bfloat16* to = b_q + token * sizes.b_plane() + r * sizes.kRow;
+      const int r = first + i * kWarps;
+      if (r >= q_rank) break;
+      float* to = b_q + (r * kTokens + token) * BStride(kWidth);
 #pragma unroll
       for (int j = 0; j < kLanePairs; ++j) {
         const int k = lane + 32 * j;
         float2 z = {x1[i][j], x2[i][j]};
         if (rotate) z = Rotated(z.x, z.y, c[j], s[j]);
         // Pairs beyond the half fill what is left of the row.
-        const int plane = kTokens * sizes.b_plane();
-        StoreTerms(to + (k < half ? k : 2 * k), plane, z.x);
-        StoreTerms(to + (k < half ? half + k : 2 * k + 1), plane, z.y);
+        to[Place(k < half ? k : 2 * k, kWidth)] = z.x;
+        to[Place(k < half ? half + k : 2 * k + 1, kWidth)] = z.y;
       }
 #pragma unroll
       for (int j = 0; j < kLaneHeads; ++j) {
         const int h = lane + 32 * j;
-        if (h < sizes.heads) {
-          StoreTerms(a_q + token * sizes.a_plane() + r * sizes.heads + h,
-                     kTokens * sizes.a_plane(), y[i][j]);
-        }
+        if (h < a_stride) a_q[(r * kTokens + token) * a_stride + h] = y[i][j];
       }
-    }
-  }
-}
-
-// Eight features of a whole query, with its position.
-__device__ __forceinline__ void LoadWholeQuery(const TpaPrefillParams& p,
-                                               int64_t token, int head, int d0,
-                                               float (&x)[8]) {
-  const int dim = static_cast<int>(p.shape.head_dim);
-  const int half = dim / 2;
-  const float* b = p.b_q + token * p.stride + int64_t{head} * dim;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int d = d0 + i;
-    if (d >= dim) continue;
-    x[i] = b[d];
-    if (p.position == LrpeType::kRotate) {
-      const int k = d < half ? d : d - half;
-      const float2 y = Rotated(b[k], b[half + k], p.cos[token * half + k],
-                               p.sin[token * half + k]);
-      x[i] = d < half ? y.x : y.y;
     }
   }
 }
@@ -160,10 +113,9 @@ __device__ __forceinline__ void LoadWholeQuery(const TpaPrefillParams& p,
 // them: rotated, times D^-1/2 / R and log2(e), and rounded. Queries of a tile
 // that do not exist are zero.
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 3)
     tpa_prefill_queries(const __grid_constant__ TpaPrefillArgs args) {
-  using Sizes = QuerySizes<kWidth>;
-  extern __shared__ __align__(16) char staging[];
+  extern __shared__ __align__(16) float staging[];
   LaunchDependents();
   const TpaPrefillParams& p = args.p;
   if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -177,126 +129,89 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int in_tile = static_cast<int>(blockIdx.x) % blocks_per_tile * kTokens;
   const int begin = tile.token + in_tile;
   const int count = max(0, min(kTokens, tile.queries - in_tile));
+  const int dim = static_cast<int>(p.shape.head_dim);
+  const int half = dim / 2;
   const int q_rank = static_cast<int>(p.shape.q_rank);
+  constexpr int b_stride = BStride(kWidth);
+  const int a_stride = AStride(args.heads);
+  const bool rotate = p.position == LrpeType::kRotate;
+  float* const b_q = staging;
+  float* const a_q = staging + q_rank * kTokens * b_stride;
+  if (q_rank > 0) {
+    StageFactors<kWidth>(args, begin, count, b_q, a_q);
+    __syncthreads();
+  }
+
   const float scale =
       1.4426950408889634f /
-      (sqrtf(static_cast<float>(p.shape.head_dim)) *
+      (sqrtf(static_cast<float>(dim)) *
        static_cast<float>(max(q_rank, 1) * static_cast<int>(p.shape.kv_rank)));
-  constexpr int kOctets = kWidth / 8;
-  // Of the first of the block's tokens, in scratch memory; octets are 1 KB.
-  char* const out = args.Queries(0, slot) + 2 * (in_tile / 64 * 64 * kWidth) +
-                    in_tile % 64 * 16;
+  constexpr int octets = kWidth / 8;
+  constexpr int pairs = kTokens * octets;
+  const int pair = static_cast<int>(threadIdx.x) % pairs;
+  const int token = pair % kTokens;
+  const int octet = pair / kTokens;
+  const int query = in_tile + token;
+  const int64_t to_offset =
+      int64_t{2} * (query / 64 * 64 * kWidth + (octet * 64 + query % 64) * 8);
+  const auto store = [&](int head, const float(&x)[8]) {
+    const uint4 words = {Half<T>::Pack(x[0] * scale, x[1] * scale),
+                         Half<T>::Pack(x[2] * scale, x[3] * scale),
+                         Half<T>::Pack(x[4] * scale, x[5] * scale),
+                         Half<T>::Pack(x[6] * scale, x[7] * scale)};
+    *reinterpret_cast<uint4*>(args.Queries(head, slot) + to_offset) = words;
+  };
+  constexpr int step = kThreads / pairs;
 
   if (q_rank == 0) {  // whole queries
-    for (int i = threadIdx.x; i < args.heads * kOctets * kTokens;
-         i += kThreads) {
-      const int token = i % kTokens;
-      const int octet = i / kTokens % kOctets;
-      const int head = i / (kTokens * kOctets);
-      float x[8] = {};
-      if (token < count) {
-        LoadWholeQuery(p, begin + token, args.first_head + head, 8 * octet, x);
+    for (int head = static_cast<int>(threadIdx.x) / pairs; head < args.heads;
+         head += step) {
+      float x[8];
+      const float* b = p.b_q + (begin + token) * p.stride +
+                       int64_t{args.first_head + head} * dim;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int d = 8 * octet + i;
+        x[i] = 0.0f;
+        if (token >= count || d >= dim) continue;
+        x[i] = b[d];
+        if (rotate) {
+          const int k = d < half ? d : d - half;
+          const int64_t angle = int64_t{begin + token} * half + k;
+          const float2 y =
+              Rotated(b[k], b[half + k], p.cos[angle], p.sin[angle]);
+          x[i] = d < half ? y.x : y.y;
+        }
       }
-      *reinterpret_cast<uint4*>(out + head * args.query_bytes + 1024 * octet +
-                                16 * token) = {
-          Half<T>::Pack(x[0] * scale, x[1] * scale),
-          Half<T>::Pack(x[2] * scale, x[3] * scale),
-          Half<T>::Pack(x[4] * scale, x[5] * scale),
-          Half<T>::Pack(x[6] * scale, x[7] * scale)};
+      store(head, x);
     }
     return;
   }
 
-  const Sizes sizes(q_rank, args.heads);
-  const int a_plane = sizes.a_plane();
-  const int b_plane = sizes.b_plane();
-  __nv_bfloat16* const b_q = reinterpret_cast<__nv_bfloat16*>(staging);
-  __nv_bfloat16* const a_q = b_q + kTerms * kTokens * b_plane;
-  char* const results =
-      reinterpret_cast<char*>(a_q + kTerms * kTokens * a_plane);
-  StageFactors<kWidth>(args, sizes, begin, count, b_q, a_q);
-  __syncthreads();
-
-  // A warp has one token and half of the features.
-  constexpr int kTiles = kOctets / 2;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int token = warp % kTokens;
-  const int first_octet = warp / kTokens * kTiles;
-  const uint32_t b_from =
-      SharedAddress(b_q + token * b_plane + lane % 16 * Sizes::kRow +
-                    lane / 16 * 8 + 8 * first_octet);
-  const uint32_t a_from = SharedAddress(
-      a_q + token * a_plane + (lane / 16 * 8 + lane % 8) * sizes.heads +
-      lane / 8 % 2 * 8);
-#pragma unroll 1
-  for (int head = 0; head < args.heads; head += 16 * Sizes::kHeadTiles) {
-    float c[Sizes::kHeadTiles][kTiles][4] = {};
-#pragma unroll 1
-    for (int r = 0; r < sizes.ranks; r += 16) {
-      uint32_t a[Sizes::kHeadTiles][kTerms][4];
+  for (int head = static_cast<int>(threadIdx.x) / pairs * kHeads;
+       head < args.heads; head += step * kHeads) {
+    float sum[kHeads][8] = {};
+#pragma unroll 2
+    for (int r = 0; r < q_rank; ++r) {
+      const float* row = b_q + (r * kTokens + token) * b_stride;
+      const float4 low = reinterpret_cast<const float4*>(row)[octet];
+      const float4 high = reinterpret_cast<const float4*>(row)[octets + octet];
+      const float* factors = a_q + (r * kTokens + token) * a_stride + head;
+      const float4 a4 = *reinterpret_cast<const float4*>(factors);
+      const float a[kHeads] = {a4.x, a4.y, a4.z, a4.w};
+      const float b[8] = {low.x,  low.y,  low.z,  low.w,
+                          high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int m = 0; m < Sizes::kHeadTiles; ++m) {
-        // The last tile may be alone.
-        const int from = min(head + 16 * m, sizes.heads - 24);
+      for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-        for (int term = 0; term < kTerms; ++term) {
-          LoadMatricesTransposed(
-              a[m][term],
-              a_from + 2 * (term * kTokens * a_plane + r * sizes.heads + from));
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < kTiles; n += 2) {
-        uint32_t b[kTerms][4];
-#pragma unroll
-        for (int term = 0; term < kTerms; ++term) {
-          LoadMatricesTransposed(b[term],
-                                 b_from + 2 * (term * kTokens * b_plane +
-                                               r * Sizes::kRow + 8 * n));
-        }
-#pragma unroll
-        for (int m = 0; m < Sizes::kHeadTiles; ++m) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float(&sum)[4] = c[m][n + i];
-            using Product = Half<__nv_bfloat16>;
-            Product::Mma(sum, a[m][1], b[0][2 * i], b[0][2 * i + 1]);
-            Product::Mma(sum, a[m][0], b[1][2 * i], b[1][2 * i + 1]);
-            Product::Mma(sum, a[m][0], b[0][2 * i], b[0][2 * i + 1]);
-          }
+        for (int i = 0; i < 8; ++i) {
+          sum[h][i] = __fmaf_rn(a[h], b[i], sum[h][i]);
         }
       }
     }
-    // By way of shared memory, so that tokens are written together; eight heads
-    // of each tile at a time.
-    const int heads = args.heads - head;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      __syncthreads();
-#pragma unroll
-      for (int m = 0; m < Sizes::kHeadTiles; ++m) {
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          char* to = results + (8 * m + lane / 4) * Sizes::kOutRow +
-                     64 * (first_octet + n) + 16 * token + 4 * (lane % 4);
-          *reinterpret_cast<uint32_t*>(to) =
-              Half<T>::Pack(c[m][n][2 * i] * scale, c[m][n][2 * i + 1] * scale);
-        }
-      }
-      __syncthreads();
-      for (int k = threadIdx.x; k < 8 * Sizes::kHeadTiles * kOctets * kTokens;
-           k += kThreads) {
-        const int to_token = k % kTokens;
-        const int octet = k / kTokens % kOctets;
-        const int row = k / (kTokens * kOctets);
-        const int h = row / 8 * 16 + 8 * i + row % 8;
-        if (h >= heads) continue;
-        *reinterpret_cast<uint4*>(out + (head + h) * args.query_bytes +
-                                  1024 * octet + 16 * to_token) =
-            *reinterpret_cast<const uint4*>(results + row * Sizes::kOutRow +
-                                            64 * octet + 16 * to_token);
-      }
+    for (int h = 0; h < kHeads; ++h) {
+      if (head + h < args.heads) store(head + h, sum[h]);
     }
   }
 }
@@ -398,9 +313,8 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int kWidth>
 cudaError_t Launch(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
                    cudaStream_t stream) {
-  const int q_rank = static_cast<int>(args.p.shape.q_rank);
-  const int staging =
-      q_rank == 0 ? 0 : QuerySizes<kWidth>(q_rank, args.heads).bytes();
+  const int staging = static_cast<int>(4 * kTokens * args.p.shape.q_rank *
+                                       (BStride(kWidth) + AStride(args.heads)));
   const auto queries = tpa_prefill_queries<T, kWidth>;
   cudaError_t error = cudaFuncSetAttribute(
       queries, cudaFuncAttributeMaxDynamicSharedMemorySize, staging);
