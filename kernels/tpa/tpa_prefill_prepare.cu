@@ -14,7 +14,7 @@ constexpr int kThreads = 256;
 // ---- queries ----
 
 constexpr int kTokens = 4;  // of a block
-constexpr int kHeads = 4;   // of a thread at a time
+constexpr int kHeads = 8;   // of a thread at a time
 
 // Floats between tokens of staged A_q and B_q: rows of neighbouring tokens
 // begin in different banks.
@@ -113,7 +113,7 @@ __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
 // them: rotated, times D^-1/2 / R and log2(e), and rounded. Queries of a tile
 // that do not exist are zero.
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 2)
     tpa_prefill_queries(const __grid_constant__ TpaPrefillArgs args) {
   extern __shared__ __align__(16) float staging[];
   LaunchDependents();
@@ -197,8 +197,10 @@ __global__ void __launch_bounds__(kThreads, 3)
       const float4 low = reinterpret_cast<const float4*>(row)[octet];
       const float4 high = reinterpret_cast<const float4*>(row)[octets + octet];
       const float* factors = a_q + (r * kTokens + token) * a_stride + head;
-      const float4 a4 = *reinterpret_cast<const float4*>(factors);
-      const float a[kHeads] = {a4.x, a4.y, a4.z, a4.w};
+      const float4 a_low = *reinterpret_cast<const float4*>(factors);
+      const float4 a_high = *reinterpret_cast<const float4*>(factors + 4);
+      const float a[kHeads] = {a_low.x,  a_low.y,  a_low.z,  a_low.w,
+                               a_high.x, a_high.y, a_high.z, a_high.w};
       const float b[8] = {low.x,  low.y,  low.z,  low.w,
                           high.x, high.y, high.z, high.w};
 #pragma unroll
