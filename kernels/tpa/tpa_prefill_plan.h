@@ -18,11 +18,10 @@ namespace recurve {
 //
 //   kExpanded   K_h and V_h of some heads at a time are written to scratch
 //               memory, and all query tiles of these heads read them there. The
-//               faster one where a chunk has some 1000 new tokens or more.
-//   kDirect     rank 1: B_k and B_v are multiplied as the cache has them, for
-//               every head the same; A_k multiplies columns of the scores and
-//               A_v those of the weights. Little scratch memory, and faster for
-//               short chunks on long contexts.
+//               faster one for prompts.
+//   kDirect     rank 1, D and E to 128: B_k and B_v are multiplied as the cache
+//               has them, for every head the same; A_k multiplies columns of
+//               the scores and A_v those of the weights. Less scratch memory.
 //
 // Results differ within rounding: choose one for a model, not for a chunk.
 enum class TpaPrefillForm { kDirect, kExpanded };
