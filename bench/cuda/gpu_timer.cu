@@ -198,10 +198,14 @@ void Print(const Ceilings& c, const std::vector<Result>& results) {
               "of copy");
   for (const Result& r : results) {
     const double floor = r.bytes / c.copy;
-    std::printf("%-26s %-34s %9.2f %9.2f %9.2f %9.2f %9.2f %7.1f%%\n",
+    std::printf("%-26s %-34s %9.2f %9.2f %9.2f %9.2f %9.2f %7.1f%%",
                 r.op.c_str(), r.shape.c_str(), r.timing.graph_us,
                 r.timing.launch_us, r.timing.chain_us, r.timing.cold_us, floor,
                 100.0 * floor / r.timing.graph_us);
+    if (r.flops > 0.0) {
+      std::printf(" %6.1f TF/s", 1e-6 * r.flops / r.timing.graph_us);
+    }
+    std::printf("\n");
   }
 }
 
@@ -230,11 +234,16 @@ void WriteJson(const std::string& path, const std::string& commit,
                  "\"graph_us\": %.2f, \"launch_us\": %.2f, "
                  "\"chain_us\": %.2f, \"cold_us\": %.2f, \"bytes\": %.0f, "
                  "\"floor_us\": %.2f, "
-                 "\"of_floor\": %.3f}",
+                 "\"of_floor\": %.3f",
                  separator, r.op.c_str(), r.shape.c_str(), r.timing.graph_us,
                  r.timing.launch_us, r.timing.chain_us, r.timing.cold_us,
                  r.bytes, r.bytes / c.copy,
                  r.bytes / c.copy / r.timing.graph_us);
+    if (r.flops > 0.0) {
+      std::fprintf(out, ", \"tflop_per_s\": %.1f",
+                   1e-6 * r.flops / r.timing.graph_us);
+    }
+    std::fprintf(out, "}");
     separator = ",";
   }
   std::fprintf(out, "\n  ]\n}\n");

@@ -67,7 +67,8 @@ struct Result {
   std::string op;
   std::string shape;
   Timing timing;
-  double bytes;  // that must move
+  double bytes;        // that must move
+  double flops = 0.0;  // in matrix products, where they are what takes time
 };
 void Print(const Ceilings& ceilings, const std::vector<Result>& results);
 void WriteJson(const std::string& path, const std::string& commit,

@@ -11,6 +11,7 @@
 #include "bench/cuda/linear_prefill_bench.h"
 #include "bench/cuda/small_ops_bench.h"
 #include "bench/cuda/tpa_bench.h"
+#include "bench/cuda/tpa_prefill_bench.h"
 
 namespace {
 
@@ -31,12 +32,14 @@ constexpr Operation kOperations[] = {
     {"linear_prefill", recurve::bench::BenchLinearPrefill},
     {"lrpe", [](const BenchOptions&) { return recurve::bench::BenchLrpe(); }},
     {"norm", [](const BenchOptions&) { return recurve::bench::BenchNorm(); }},
+    {"tpa_prefill", recurve::bench::BenchTpaPrefill},
 };
 
 constexpr char kUsage[] =
     "usage: recurve-kernel-bench [--json FILE] [--commit ID] [--quick]\n"
     "                            [--only tpa|linear|linear_noncausal|\n"
-    "                                    linear_prefill|lrpe|norm]\n"
+    "                                    "
+    "linear_prefill|lrpe|norm|tpa_prefill]\n"
     "                            [--shape PART_OF_A_NAME]\n";
 
 int Usage() {

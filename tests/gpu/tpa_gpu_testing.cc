@@ -135,34 +135,42 @@ double Score(const TpaShape& s, const TpaSequence& seq, const double* q,
 
 }  // namespace
 
-std::vector<double> TpaGpuOracle(const TpaGpuConfig& config,
-                                 const TpaSequence& seq) {
+std::vector<double> TpaGpuOracleOf(const TpaGpuConfig& config,
+                                   const TpaSequence& seq, int t) {
   const TpaShape& s = config.shape;
-  std::vector<double> out(seq.queries * s.num_heads * s.value_dim, 0.0);
-  for (int t = 0; t < seq.queries; ++t) {
-    const int64_t visible = seq.length - seq.queries + 1 + t;
-    if (visible <= 0) continue;
-    const std::vector<double> q = Query(config, seq, t);
-    for (int64_t h = 0; h < s.num_heads; ++h) {
-      std::vector<double> weights(visible);
-      for (int64_t m = 0; m < visible; ++m) {
-        weights[m] = Score(s, seq, q.data() + h * s.head_dim, m, h);
-      }
-      const double max = *std::max_element(weights.begin(), weights.end());
-      double sum = 0.0;
-      for (double& weight : weights) sum += weight = std::exp(weight - max);
-      double* o = out.data() + (t * s.num_heads + h) * s.value_dim;
-      for (int64_t m = 0; m < visible; ++m) {
-        for (int64_t r = 0; r < s.kv_rank; ++r) {
-          const double weight = weights[m] *
-                                seq.a_v[(m * s.kv_rank + r) * s.num_heads + h] /
-                                (sum * static_cast<double>(s.kv_rank));
-          if (weight == 0.0) continue;
-          const float* b = seq.b_v.data() + (m * s.kv_rank + r) * s.value_dim;
-          for (int64_t e = 0; e < s.value_dim; ++e) o[e] += weight * b[e];
-        }
+  std::vector<double> out(s.num_heads * s.value_dim, 0.0);
+  const int64_t visible = seq.length - seq.queries + 1 + t;
+  if (visible <= 0) return out;
+  const std::vector<double> q = Query(config, seq, t);
+  for (int64_t h = 0; h < s.num_heads; ++h) {
+    std::vector<double> weights(visible);
+    for (int64_t m = 0; m < visible; ++m) {
+      weights[m] = Score(s, seq, q.data() + h * s.head_dim, m, h);
+    }
+    const double max = *std::max_element(weights.begin(), weights.end());
+    double sum = 0.0;
+    for (double& weight : weights) sum += weight = std::exp(weight - max);
+    double* o = out.data() + h * s.value_dim;
+    for (int64_t m = 0; m < visible; ++m) {
+      for (int64_t r = 0; r < s.kv_rank; ++r) {
+        const double weight = weights[m] *
+                              seq.a_v[(m * s.kv_rank + r) * s.num_heads + h] /
+                              (sum * static_cast<double>(s.kv_rank));
+        if (weight == 0.0) continue;
+        const float* b = seq.b_v.data() + (m * s.kv_rank + r) * s.value_dim;
+        for (int64_t e = 0; e < s.value_dim; ++e) o[e] += weight * b[e];
       }
     }
+  }
+  return out;
+}
+
+std::vector<double> TpaGpuOracle(const TpaGpuConfig& config,
+                                 const TpaSequence& seq) {
+  std::vector<double> out;
+  for (int t = 0; t < seq.queries; ++t) {
+    const std::vector<double> one = TpaGpuOracleOf(config, seq, t);
+    out.insert(out.end(), one.begin(), one.end());
   }
   return out;
 }
@@ -208,38 +216,54 @@ void WriteToken(const TpaGpuConfig& config, const TpaPageLayout& layout,
 
 }  // namespace
 
+TpaHostCache MakeTpaHostCache(const TpaGpuConfig& config,
+                              const std::vector<TpaCached>& rows) {
+  const TpaPageLayout layout(config.shape, TpaPageOrder::kOctets);
+  TpaHostCache cache;
+  cache.page_stride = layout.page_elements + kPageGap;
+  int64_t wanted = 0;
+  cache.table_stride = 1;
+  for (const TpaCached& row : rows) {
+    const int64_t pages = (row.length + kTpaPageTokens - 1) / kTpaPageTokens;
+    wanted += pages;
+    cache.table_stride = std::max(cache.table_stride, pages + 2);
+  }
+  PageDealer dealer(wanted);
+  cache.pages.assign(dealer.pool * cache.page_stride,
+                     ToBits(config.element, kNaN));
+  cache.table.assign(rows.size() * cache.table_stride, kWildPage);
+  for (size_t row = 0; row < rows.size(); ++row) {
+    for (int64_t token = 0; token < rows[row].length; ++token) {
+      int32_t& page =
+          cache.table[row * cache.table_stride + token / kTpaPageTokens];
+      if (token % kTpaPageTokens == 0) page = dealer.Deal();
+      WriteToken(config, layout, *rows[row].sequence, token,
+                 cache.pages.data() + page * cache.page_stride);
+    }
+  }
+  return cache;
+}
+
 TpaGpuBatch::TpaGpuBatch(const TpaGpuConfig& config,
                          const std::vector<const TpaSequence*>& sequences)
     : config_(config),
       rows_(static_cast<int>(sequences.size())),
       queries_(sequences[0]->queries) {
   const TpaShape& s = config.shape;
-  const TpaPageLayout layout(s, TpaPageOrder::kOctets);
-  page_stride_ = layout.page_elements + kPageGap;
+  std::vector<TpaCached> cached;
+  for (const TpaSequence* seq : sequences) {
+    cached.push_back({seq, seq->length});
+  }
+  const TpaHostCache cache = MakeTpaHostCache(config, cached);
+  page_stride_ = cache.page_stride;
+  table_stride_ = cache.table_stride;
   query_stride_ = QueryElements(s) + kRowGap;
   out_stride_ = s.num_heads * s.value_dim + kRowGap;
-  int64_t wanted = 0;
-  table_stride_ = 1;
-  for (const TpaSequence* seq : sequences) {
-    const int64_t pages = (seq->length + kTpaPageTokens - 1) / kTpaPageTokens;
-    wanted += pages;
-    table_stride_ = std::max(table_stride_, pages + 2);
-  }
-  PageDealer dealer(wanted);
-  std::vector<uint16_t> pages(dealer.pool * page_stride_,
-                              ToBits(config.element, kNaN));
-  std::vector<int32_t> table(rows_ * table_stride_, kWildPage);
   std::vector<int32_t> lengths;
   std::vector<float> queries, cos, sin;
   for (int row = 0; row < rows_; ++row) {
     const TpaSequence& seq = *sequences[row];
     lengths.push_back(seq.length);
-    for (int64_t token = 0; token < seq.length; ++token) {
-      int32_t& page = table[row * table_stride_ + token / kTpaPageTokens];
-      if (token % kTpaPageTokens == 0) page = dealer.Deal();
-      WriteToken(config, layout, seq, token,
-                 pages.data() + page * page_stride_);
-    }
     for (int t = 0; t < queries_; ++t) {
       const auto append = [&](const std::vector<float>& from, int64_t n) {
         queries.insert(queries.end(), from.begin() + t * n,
@@ -252,8 +276,8 @@ TpaGpuBatch::TpaGpuBatch(const TpaGpuConfig& config,
     cos.insert(cos.end(), seq.cos.begin(), seq.cos.end());
     sin.insert(sin.end(), seq.sin.begin(), seq.sin.end());
   }
-  pages_.emplace(pages);
-  table_.emplace(table);
+  pages_.emplace(cache.pages);
+  table_.emplace(cache.table);
   lengths_.emplace(lengths);
   queries_buffer_.emplace(queries);
   cos_.emplace(cos);

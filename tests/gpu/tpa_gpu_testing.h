@@ -50,9 +50,28 @@ struct TpaSequence {
 std::vector<double> TpaGpuOracle(const TpaGpuConfig& config,
                                  const TpaSequence& sequence);
 
-// A cache with these sequences. Pages are scattered, full of NaN where no token
-// is, with a gap between them; the page table points nowhere beyond what a
-// sequence needs.
+// The same of one query: [H, E].
+std::vector<double> TpaGpuOracleOf(const TpaGpuConfig& config,
+                                   const TpaSequence& sequence, int query);
+
+// The first `length` tokens of a sequence.
+struct TpaCached {
+  const TpaSequence* sequence;
+  int length;
+};
+// A cache of these, a row of the page table for each. Pages are scattered, full
+// of NaN where no token is, with a gap between them; the page table points
+// nowhere beyond what a sequence needs.
+struct TpaHostCache {
+  std::vector<uint16_t> pages;
+  std::vector<int32_t> table;
+  int64_t page_stride;
+  int64_t table_stride;
+};
+TpaHostCache MakeTpaHostCache(const TpaGpuConfig& config,
+                              const std::vector<TpaCached>& rows);
+
+// A decode step over such a cache.
 class TpaGpuBatch {
  public:
   TpaGpuBatch(const TpaGpuConfig& config,

@@ -1,0 +1,19 @@
+#ifndef RECURVE_BENCH_CUDA_TPA_PREFILL_BENCH_H_
+#define RECURVE_BENCH_CUDA_TPA_PREFILL_BENCH_H_
+
+#include <vector>
+
+#include "bench/cuda/gpu_timer.h"
+
+namespace recurve {
+namespace bench {
+
+// TPA over prompts, both forms; what a layer does, and the schedule that its
+// layers share. Every case is first checked against float64; a wrong result
+// ends the program. A quick run has only the shapes that targets name.
+std::vector<Result> BenchTpaPrefill(const BenchOptions& options);
+
+}  // namespace bench
+}  // namespace recurve
+
+#endif  // RECURVE_BENCH_CUDA_TPA_PREFILL_BENCH_H_

@@ -1,0 +1,707 @@
+// Attention of a prefill: one block of a multiprocessor takes query tile after
+// query tile. One warp copies keys and values into shared memory, another
+// fetches A_k and A_v, and warpgroups of 64 queries each compute.
+#ifndef RECURVE_KERNELS_TPA_TPA_PREFILL_ATTEND_CUH_
+#define RECURVE_KERNELS_TPA_TPA_PREFILL_ATTEND_CUH_
+
+#include "kernels/common/async_copy.cuh"
+#include "kernels/common/device_math.cuh"
+#include "kernels/common/mma.cuh"
+#include "kernels/tpa/tpa_prefill_args.cuh"
+#include "kernels/tpa/tpa_prefill_products.cuh"
+
+namespace recurve {
+
+// A row's maximum moves only if a score is more than this above it, in powers
+// of two: then outputs need not be rescaled for every key tile. Weights, and
+// their sums, grow by up to 2^8; float16 has less room.
+template <typename T>
+inline constexpr float kTpaPrefillLazy = 8.0f;
+template <>
+inline constexpr float kTpaPrefillLazy<__half> = 3.0f;
+
+// What a block does next: a query tile, and a head of the group. key_tiles is
+// negative where nothing is left.
+struct TpaPrefillItem {
+  TpaPrefillTile tile;
+  int32_t head;
+  int32_t spare[3];
+};
+
+template <typename T, int kWidthOf, bool kDirectOf>
+struct TpaPrefillSizes {
+  static constexpr int kWidth = kWidthOf;
+  static constexpr bool kDirect = kDirectOf;
+  static constexpr int kGroups = kWidth == 64 && !kDirect ? 3 : 2;
+  static constexpr int kKeyTile = kWidth == 256 ? 64 : 128;
+  // Keys lie page by page: a product for each.
+  static constexpr bool kPageKeys = kDirect;
+  static constexpr int kPages = kKeyTile / 64;
+  static constexpr int kStages = kWidth == 64 ? 4 : 2;
+  static constexpr int kFactorStages = 4;
+  static constexpr int kItemStages = 2;
+  static constexpr int kQueryBytes = 2 * 64 * kWidth;  // of a warpgroup
+  static constexpr int kTileBytes = 2 * kKeyTile * kWidth;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : 232;
+
+  // Shared memory, in bytes.
+  static constexpr int kFullKeys = 0;  // barriers
+  static constexpr int kEmptyKeys = kFullKeys + 8 * kStages;
+  static constexpr int kFullValues = kEmptyKeys + 8 * kStages;
+  static constexpr int kEmptyValues = kFullValues + 8 * kStages;
+  static constexpr int kFullFactors = kEmptyValues + 8 * kStages;
+  static constexpr int kEmptyFactors = kFullFactors + 8 * kFactorStages;
+  static constexpr int kFullItem = kEmptyFactors + 8 * kFactorStages;
+  static constexpr int kEmptyItem = kFullItem + 8 * kItemStages;
+  static constexpr int kFullQueries = kEmptyItem + 8 * kItemStages;
+  static constexpr int kEmptyQueries = kFullQueries + 8;
+  static constexpr int kTail = kEmptyQueries + 8;
+  static constexpr int kItems = 320;
+  static_assert(kTail + 8 <= kItems);
+  static constexpr int kFactors = 512;
+  static constexpr int kQueries =
+      kFactors + (kDirect ? kFactorStages * 8 * kKeyTile : 512);
+  static constexpr int kKeys = kQueries + kGroups * kQueryBytes;
+  static constexpr int kValues = kKeys + kStages * kTileBytes;
+  static constexpr int kBytes = kValues + kStages * kTileBytes;
+  static_assert(kItems + kItemStages * sizeof(TpaPrefillItem) <= kFactors);
+  static_assert(kQueries % 128 == 0 && kBytes <= 232448);
+};
+
+// A stage of a ring and the parity of the phase that it is in.
+template <int kStages>
+struct TpaPrefillStage {
+  int index = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void Next() {
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---- the warp that copies ----
+
+template <typename S>
+class TpaPrefillCopier {
+ public:
+  __device__ __forceinline__ TpaPrefillCopier(const TpaPrefillArgs& args,
+                                              char* shared)
+      : args_(args),
+        shared_(shared),
+        base_(SharedAddress(shared)),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ void Run() {
+    const int total = args_.header().query_tiles * args_.heads;
+    TpaPrefillStage<S::kItemStages> at;
+    uint32_t query_phase = 0;
+    while (true) {
+      TpaPrefillItem item;
+      const bool more = Take(total, &item);
+      BarrierWait(base_ + S::kEmptyItem + 8 * at.index, at.phase ^ 1);
+      if (lane_ == 0) {
+        *reinterpret_cast<TpaPrefillItem*>(shared_ + S::kItems +
+                                           sizeof(item) * at.index) = item;
+        BarrierArrive(base_ + S::kFullItem + 8 * at.index);
+      }
+      __syncwarp();
+      at.Next();
+      if (!more) return;
+      CopyKeys(item, 0);
+      BarrierWait(base_ + S::kEmptyQueries, query_phase ^ 1);
+      query_phase ^= 1;
+      if (lane_ == 0) {
+        constexpr int kBytes = S::kGroups * S::kQueryBytes;
+        BarrierExpect(base_ + S::kFullQueries, kBytes);
+        BulkCopy(base_ + S::kQueries, args_.Queries(item.head, item.tile.slot),
+                 kBytes, base_ + S::kFullQueries);
+      }
+      __syncwarp();
+#pragma unroll 1
+      for (int n = 0; n < item.tile.key_tiles; ++n) {
+        if (n + 1 < item.tile.key_tiles) CopyKeys(item, n + 1);
+        CopyValues(item, n);
+      }
+    }
+  }
+
+ private:
+  // Items are in order of length, longest first, but the heads of a section
+  // follow each other: as many as the L2 cache holds keys and values of.
+  __device__ __forceinline__ bool Take(int total, TpaPrefillItem* item) {
+    int next = 0;
+    if (lane_ == 0) {
+      next = atomicAdd(&args_.Scheduled<TpaPrefillHeader>(0)->next, 1);
+    }
+    next = __shfl_sync(0xffffffffu, next, 0);
+    item->tile.key_tiles = -1;
+    if (next >= total) return false;
+    const TpaPrefillHeader& header = args_.header();
+    int section = args_.heads;
+    if constexpr (!S::kDirect) {
+      constexpr int kCachedTiles = (24 << 20) / (2 * S::kTileBytes);
+      section = min(section, max(1, kCachedTiles / max(header.key_tiles, 1)));
+    }
+    const int first = next / (header.query_tiles * section) * section;
+    const int rest = next - first * header.query_tiles;
+    const int heads = min(section, args_.heads - first);
+    item->tile =
+        args_.Scheduled<TpaPrefillTile>(args_.parts.by_length)[rest / heads];
+    item->head = first + rest % heads;
+    return true;
+  }
+
+  // Of key tile n, how many pages exist.
+  __device__ __forceinline__ int Pages(const TpaPrefillItem& item,
+                                       int n) const {
+    return min(S::kPages, (item.tile.length - n * S::kKeyTile + 63) / 64);
+  }
+  __device__ __forceinline__ void CopyKeys(const TpaPrefillItem& item, int n) {
+    const uint32_t full = base_ + S::kFullKeys + 8 * keys_.index;
+    const uint32_t empty = base_ + S::kEmptyKeys + 8 * keys_.index;
+    const uint32_t to = base_ + S::kKeys + S::kTileBytes * keys_.index;
+    if constexpr (S::kDirect) {
+      const int bytes = static_cast<int>(128 * args_.layout.b_k_width);
+      const int pages = Pages(item, n);
+      const int32_t* table = args_.PageTable(item.tile.row) + n * S::kPages;
+      const int64_t page = lane_ < pages ? table[lane_] : 0;
+      BarrierWait(empty, keys_.phase ^ 1);
+      if (lane_ == 0) BarrierExpect(full, bytes * pages);
+      __syncwarp();
+      if (lane_ < pages) {
+        BulkCopy(to + S::kTileBytes / S::kPages * lane_,
+                 args_.PageAt(page) + 2 * args_.layout.BK(0, 0, 0), bytes,
+                 full);
+      }
+    } else {
+      const char* from = args_.Context(item.head, item.tile.first_key + n);
+      BarrierWait(empty, keys_.phase ^ 1);
+      if (lane_ == 0) {
+        BarrierExpect(full, S::kTileBytes);
+        BulkCopy(to, from, S::kTileBytes, full);
+      }
+    }
+    __syncwarp();
+    keys_.Next();
+  }
+
+  __device__ __forceinline__ void CopyValues(const TpaPrefillItem& item,
+                                             int n) {
+    const uint32_t full = base_ + S::kFullValues + 8 * values_.index;
+    const uint32_t empty = base_ + S::kEmptyValues + 8 * values_.index;
+    const uint32_t to = base_ + S::kValues + S::kTileBytes * values_.index;
+    if constexpr (S::kDirect) {
+      const int bytes = static_cast<int>(128 * args_.layout.b_v_width);
+      const int pages = Pages(item, n);
+      const int tokens = item.tile.length - n * S::kKeyTile;
+      const int32_t* table = args_.PageTable(item.tile.row) + n * S::kPages;
+      const int64_t page = lane_ < pages ? table[lane_] : 0;
+      const bool whole = tokens >= S::kKeyTile;
+      const uint32_t barrier = whole ? full : base_ + S::kTail;
+      BarrierWait(empty, values_.phase ^ 1);
+      if (lane_ == 0) BarrierExpect(barrier, bytes * pages);
+      __syncwarp();
+      if (lane_ < pages) {
+        BulkCopy(to + S::kTileBytes / S::kPages * lane_,
+                 args_.PageAt(page) + 2 * args_.layout.BV(0, 0, 0), bytes,
+                 barrier);
+      }
+      if (!whole) {
+        // Values of tokens that do not exist are zero: their weights are, but
+        // what is in memory may be NaN.
+        BarrierWait(barrier, tail_phase_);
+        tail_phase_ ^= 1;
+        char* tile = shared_ + (to - base_);
+#pragma unroll 1
+        for (int token = tokens; token < S::kKeyTile; ++token) {
+          char* row =
+              tile + S::kTileBytes / S::kPages * (token / 64) + token % 64 * 16;
+          if (lane_ < S::kWidth / 8) {
+            *reinterpret_cast<uint4*>(row + 1024 * lane_) = {0, 0, 0, 0};
+          }
+        }
+        BulkCopyFence();  // tensor cores read what ordinary writes wrote
+        __syncwarp();
+        if (lane_ == 0) BarrierArrive(full);
+      }
+    } else {
+      const char* from =
+          args_.Context(item.head, item.tile.first_key + n) + S::kTileBytes;
+      BarrierWait(empty, values_.phase ^ 1);
+      if (lane_ == 0) {
+        BarrierExpect(full, S::kTileBytes);
+        BulkCopy(to, from, S::kTileBytes, full);
+      }
+    }
+    __syncwarp();
+    values_.Next();
+  }
+
+  const TpaPrefillArgs& args_;
+  char* const shared_;
+  const uint32_t base_;
+  const int lane_;
+  TpaPrefillStage<S::kStages> keys_;
+  TpaPrefillStage<S::kStages> values_;
+  uint32_t tail_phase_ = 0;
+};
+
+// ---- the warp that fetches A_k and A_v (kDirect) ----
+
+template <typename T, typename S>
+__device__ __forceinline__ void FetchTpaPrefillFactors(
+    const TpaPrefillArgs& args, char* shared) {
+  constexpr int kEach = S::kKeyTile / 32;
+  const uint32_t base = SharedAddress(shared);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  TpaPrefillStage<S::kItemStages> at;
+  TpaPrefillStage<S::kFactorStages> stage;
+  while (true) {
+    BarrierWait(base + S::kFullItem + 8 * at.index, at.phase);
+    const TpaPrefillItem item = *reinterpret_cast<const TpaPrefillItem*>(
+        shared + S::kItems + sizeof(TpaPrefillItem) * at.index);
+    __syncwarp();
+    if (lane == 0) BarrierArrive(base + S::kEmptyItem + 8 * at.index);
+    at.Next();
+    if (item.tile.key_tiles < 0) return;
+    const int head = args.first_head + item.head;
+    const int32_t* table = args.PageTable(item.tile.row);
+#pragma unroll 1
+    for (int n = 0; n < item.tile.key_tiles; ++n) {
+      T a_k[kEach], a_v[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int position = n * S::kKeyTile + 32 * i + lane;
+        a_k[i] = a_v[i] = Half<T>::From(0.0f);
+        if (position < item.tile.length) {
+          const T* page =
+              reinterpret_cast<const T*>(args.PageAt(table[position / 64]));
+          a_k[i] = page[args.layout.AK(position % 64, 0, head)];
+          a_v[i] = page[args.layout.AV(position % 64, 0, head)];
+        }
+      }
+      BarrierWait(base + S::kEmptyFactors + 8 * stage.index, stage.phase ^ 1);
+      float* to = reinterpret_cast<float*>(shared + S::kFactors) +
+                  2 * S::kKeyTile * stage.index;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        to[32 * i + lane] = Half<T>::To(a_k[i]);
+        to[S::kKeyTile + 32 * i + lane] = Half<T>::To(a_v[i]);
+      }
+      BarrierArrive(base + S::kFullFactors + 8 * stage.index);
+      stage.Next();
+    }
+  }
+}
+
+// ---- warpgroups that compute ----
+
+template <typename T, typename S>
+class TpaPrefillWorker {
+ public:
+  __device__ __forceinline__ TpaPrefillWorker(const TpaPrefillArgs& args,
+                                              char* shared, int group)
+      : args_(args),
+        shared_(shared),
+        base_(SharedAddress(shared)),
+        group_(group),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        row_(64 * group + static_cast<int>(threadIdx.x) / 32 % 4 * 16 +
+             lane_ / 4) {}
+
+  __device__ __forceinline__ void Run() {
+    TpaPrefillStage<S::kItemStages> at;
+    uint32_t query_phase = 0;
+    // Warpgroups take turns with the tensor cores: while one has its softmax to
+    // do, the products of another are under way. The first begins.
+    if (group_ == S::kGroups - 1) PassTurn();
+    while (true) {
+      BarrierWait(base_ + S::kFullItem + 8 * at.index, at.phase);
+      const TpaPrefillItem item = *reinterpret_cast<const TpaPrefillItem*>(
+          shared_ + S::kItems + sizeof(TpaPrefillItem) * at.index);
+      __syncwarp();
+      Arrive(S::kEmptyItem + 8 * at.index);
+      at.Next();
+      if (item.tile.key_tiles < 0) return;
+      BarrierWait(base_ + S::kFullQueries, query_phase);
+      query_phase ^= 1;
+      Attend(item);
+      Store(item);
+    }
+  }
+
+ private:
+  static constexpr int kScoreParts = S::kPageKeys ? S::kPages : 1;
+  static constexpr int kPartScores = S::kKeyTile / 2 / kScoreParts;
+  static constexpr int kParts = S::kWidth == 256 ? 2 : 1;
+  static constexpr int kPartWidth = S::kWidth / kParts;
+
+  // One lane of a warp.
+  __device__ __forceinline__ void Arrive(int barrier) const {
+    if (lane_ == 0) BarrierArrive(base_ + barrier);
+  }
+  __device__ __forceinline__ void AwaitTurn() const {
+    NamedBarrier(1 + group_, 256);
+  }
+  __device__ __forceinline__ void PassTurn() const {
+    const int next = group_ + 1 == S::kGroups ? 0 : group_ + 1;
+    asm volatile("bar.arrive %0, %1;" ::"r"(1 + next), "r"(256) : "memory");
+  }
+
+  __device__ __forceinline__ void Attend(const TpaPrefillItem& item) {
+    position_ = item.tile.position + row_;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kPartWidth / 2; ++i) out_[part][i] = 0.0f;
+    }
+    max_[0] = max_[1] = -__builtin_huge_valf();
+    sum_[0] = sum_[1] = 0.0f;
+
+    BarrierWait(base_ + S::kFullKeys + 8 * keys_.index, keys_.phase);
+    IssueScores();
+    WgmmaWait<0>();
+    HoldRegisters(scores_);
+    ReleaseKeys(item.tile.key_tiles == 1);
+    float scale[2];
+    Softmax<true>(0, scale);
+    Pack();
+
+    // Up to here all queries of the warpgroup see all keys of a tile.
+    const int whole = min(item.tile.key_tiles,
+                          (item.tile.position + 64 * group_ + 1) / S::kKeyTile);
+    int n = 1;
+#pragma unroll 1
+    for (; n < whole; ++n) Step<false>(n, n + 1 == item.tile.key_tiles);
+#pragma unroll 1
+    for (; n < item.tile.key_tiles; ++n)
+      Step<true>(n, n + 1 == item.tile.key_tiles);
+
+    BarrierWait(base_ + S::kFullValues + 8 * values_.index, values_.phase);
+    IssueValues();
+    WgmmaWait<0>();
+    HoldRegisters(out_);
+    ReleaseValues();
+  }
+
+  // Scores of tile n, and values of the tile before.
+  template <bool kMasked>
+  __device__ __forceinline__ void Step(int n, bool last) {
+    BarrierWait(base_ + S::kFullKeys + 8 * keys_.index, keys_.phase);
+    BarrierWait(base_ + S::kFullValues + 8 * values_.index, values_.phase);
+    AwaitTurn();
+    IssueScores();
+    IssueValues();
+    PassTurn();
+    WgmmaWait<1>();
+    HoldRegisters(scores_);
+    ReleaseKeys(last);
+    float scale[2];
+    Softmax<kMasked>(n, scale);
+    WgmmaWait<0>();
+    HoldRegisters(out_);
+    HoldRegisters(weights_);
+    ReleaseValues();
+    // Multiplying by 1 changes nothing: so no bit depends on the other rows.
+    if (__any_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < kPartWidth / 2; ++i) {
+          out_[part][i] *= scale[i / 2 % 2];
+        }
+      }
+    }
+    Pack();
+  }
+
+  // Score i of a thread's, as accumulators of one product would have them.
+  __device__ __forceinline__ float& Score(int i) {
+    return scores_[i / kPartScores][i % kPartScores];
+  }
+
+  __device__ __forceinline__ void IssueScores() {
+    const uint64_t queries =
+        WgmmaOperand(base_ + S::kQueries + S::kQueryBytes * group_, 1024, 128);
+    constexpr int kTokens = S::kKeyTile / kScoreParts;
+    const uint64_t keys = WgmmaOperand(
+        base_ + S::kKeys + S::kTileBytes * keys_.index, 16 * kTokens, 128);
+    HoldRegisters(scores_);
+    WgmmaFence();
+#pragma unroll
+    for (int part = 0; part < kScoreParts; ++part) {
+#pragma unroll
+      for (int step = 0; step < S::kWidth / 16; ++step) {
+        const uint64_t b = WgmmaAdvance(
+            keys, S::kTileBytes / kScoreParts * part + 32 * kTokens * step);
+        MultiplyScores<T>(scores_[part], WgmmaAdvance(queries, 2048 * step), b,
+                          step > 0);
+      }
+    }
+    WgmmaCommit();
+  }
+  __device__ __forceinline__ void IssueValues() {
+    const uint64_t values = WgmmaOperand(
+        base_ + S::kValues + S::kTileBytes * values_.index, 128, 1024);
+    HoldRegisters(out_);
+    HoldRegisters(weights_);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < S::kKeyTile / 16; ++step) {
+      // 16 tokens of a page.
+      const uint64_t tokens = WgmmaAdvance(
+          values, S::kTileBytes / S::kPages * (step / 4) + 256 * (step % 4));
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        MultiplyValues<T>(out_[part], weights_[step],
+                          WgmmaAdvance(tokens, 128 * kPartWidth * part), true);
+      }
+    }
+    WgmmaCommit();
+  }
+  __device__ __forceinline__ void ReleaseKeys(bool last) {
+    Arrive(S::kEmptyKeys + 8 * keys_.index);
+    keys_.Next();
+    if (last) Arrive(S::kEmptyQueries);
+  }
+  __device__ __forceinline__ void ReleaseValues() {
+    Arrive(S::kEmptyValues + 8 * values_.index);
+    values_.Next();
+  }
+
+  // Scores become weights (times A_v where kDirect); outputs so far are to be
+  // multiplied by `scale`.
+  template <bool kMasked>
+  __device__ __forceinline__ void Softmax(int n, float (&scale)[2]) {
+    const float* factors =
+        reinterpret_cast<const float*>(shared_ + S::kFactors) +
+        2 * S::kKeyTile * factors_.index + 2 * (lane_ % 4);
+    if constexpr (S::kDirect) {
+      BarrierWait(base_ + S::kFullFactors + 8 * factors_.index, factors_.phase);
+    }
+    float high[2][2];
+#pragma unroll
+    for (int j = 0; j < S::kKeyTile / 8; ++j) {
+      float2 a;
+      if constexpr (S::kDirect) {
+        a = *reinterpret_cast<const float2*>(factors + 8 * j);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& s = Score(4 * j + i);
+        if constexpr (S::kDirect) s *= i % 2 == 0 ? a.x : a.y;
+        if constexpr (kMasked) {
+          const int key = n * S::kKeyTile + 8 * j + 2 * (lane_ % 4) + i % 2;
+          if (key > position_ + i / 2 * 8) s = -__builtin_huge_valf();
+        }
+        float& top = high[i / 2][j % 2];
+        top = j < 2 && i % 2 == 0 ? s : fmaxf(top, s);
+      }
+    }
+    float base[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float top = LaneMax<4>(fmaxf(high[i][0], high[i][1]));
+      // Position 0 is in the first tile, so the maximum is finite after it.
+      base[i] = top > max_[i] + kTpaPrefillLazy<T> ? top : max_[i];
+      scale[i] = FastExp2(max_[i] - base[i]);
+      max_[i] = base[i];
+    }
+    float sum[2][2] = {};
+#pragma unroll
+    for (int j = 0; j < S::kKeyTile / 8; ++j) {
+      float2 a;
+      if constexpr (S::kDirect) {
+        a = *reinterpret_cast<const float2*>(factors + S::kKeyTile + 8 * j);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& s = Score(4 * j + i);
+        s = FastExp2(s - base[i / 2]);
+        sum[i / 2][i % 2] += s;
+        if constexpr (S::kDirect) s *= i % 2 == 0 ? a.x : a.y;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sum_[i] = __fmaf_rn(sum_[i], scale[i], sum[i][0] + sum[i][1]);
+    }
+    if constexpr (S::kDirect) {
+      __syncwarp();
+      Arrive(S::kEmptyFactors + 8 * factors_.index);
+      factors_.Next();
+    }
+  }
+
+  // Weights as the next product's first operand.
+  __device__ __forceinline__ void Pack() {
+#pragma unroll
+    for (int step = 0; step < S::kKeyTile / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        weights_[step][i] =
+            Half<T>::Pack(Score(8 * step + 2 * i), Score(8 * step + 2 * i + 1));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Store(const TpaPrefillItem& item) {
+    const TpaPrefillParams& p = args_.p;
+    const int value_dim = static_cast<int>(p.shape.value_dim);
+    const int64_t head = args_.first_head + item.head;
+    const int t = lane_ % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = row_ + 8 * half;
+      const float sum = LaneSum<4>(sum_[half]);
+      const float scale =
+          __fdiv_rn(1.0f, sum * static_cast<float>(p.shape.kv_rank));
+      const bool exists = query < item.tile.queries;
+      const int64_t at =
+          (item.tile.token + query) * p.out_stride + head * value_dim;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        // Four octets of features at a time: a lane has two of each.
+#pragma unroll
+        for (int j = 0; j < kPartWidth / 8; j += 4) {
+          const int octet = part * kPartWidth / 8 + j;
+          float2 x[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            x[i] = {out_[part][4 * (j + i) + 2 * half] * scale,
+                    out_[part][4 * (j + i) + 2 * half + 1] * scale};
+          }
+          if (p.out_type == ElementType::kFloat32) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              if (exists && 8 * (octet + i) < value_dim) {
+                reinterpret_cast<float2*>(static_cast<float*>(p.out) + at +
+                                          8 * (octet + i))[t] = x[i];
+              }
+            }
+          } else {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              words[i] = Half<__nv_bfloat16>::Pack(x[i].x, x[i].y);
+            }
+            Transpose(words);  // lane t: all of octet t
+            if (exists && 8 * (octet + t) < value_dim) {
+              *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) +
+                                        at + 8 * (octet + t)) = {
+                  words[0], words[1], words[2], words[3]};
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Of four neighbouring lanes, each with a row of four.
+  __device__ __forceinline__ void Transpose(uint32_t (&a)[4]) const {
+    const bool upper = lane_ & 2;
+    const uint32_t x0 = __shfl_xor_sync(0xffffffffu, upper ? a[0] : a[2], 2);
+    const uint32_t x1 = __shfl_xor_sync(0xffffffffu, upper ? a[1] : a[3], 2);
+    if (upper) {
+      a[0] = x0;
+      a[1] = x1;
+    } else {
+      a[2] = x0;
+      a[3] = x1;
+    }
+    const bool odd = lane_ & 1;
+    const uint32_t y0 = __shfl_xor_sync(0xffffffffu, odd ? a[0] : a[1], 1);
+    const uint32_t y1 = __shfl_xor_sync(0xffffffffu, odd ? a[2] : a[3], 1);
+    if (odd) {
+      a[0] = y0;
+      a[2] = y1;
+    } else {
+      a[1] = y0;
+      a[3] = y1;
+    }
+  }
+
+  const TpaPrefillArgs& args_;
+  char* const shared_;
+  const uint32_t base_;
+  const int group_;
+  const int lane_;
+  const int row_;  // of the tile; the thread's other one is row_ + 8
+  int position_;   // of row_
+  float scores_[kScoreParts][kPartScores];
+  uint32_t weights_[S::kKeyTile / 16][4];
+  float out_[kParts][kPartWidth / 2];
+  float max_[2];
+  float sum_[2];
+  TpaPrefillStage<S::kStages> keys_;
+  TpaPrefillStage<S::kStages> values_;
+  TpaPrefillStage<S::kFactorStages> factors_;
+};
+
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    tpa_prefill_attend(const __grid_constant__ TpaPrefillArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) char shared[];
+  const uint32_t base = SharedAddress(shared);
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = 4 * S::kGroups;
+    for (int i = 0; i < S::kStages; ++i) {
+      BarrierInit(base + S::kFullKeys + 8 * i, 1);
+      BarrierInit(base + S::kEmptyKeys + 8 * i, kWarps);
+      BarrierInit(base + S::kFullValues + 8 * i, 1);
+      BarrierInit(base + S::kEmptyValues + 8 * i, kWarps);
+    }
+    for (int i = 0; i < S::kFactorStages; ++i) {
+      BarrierInit(base + S::kFullFactors + 8 * i, 32);
+      BarrierInit(base + S::kEmptyFactors + 8 * i, kWarps);
+    }
+    for (int i = 0; i < S::kItemStages; ++i) {
+      BarrierInit(base + S::kFullItem + 8 * i, 1);
+      BarrierInit(base + S::kEmptyItem + 8 * i, kWarps + (S::kDirect ? 1 : 0));
+    }
+    BarrierInit(base + S::kFullQueries, 1);
+    BarrierInit(base + S::kEmptyQueries, kWarps);
+    BarrierInit(base + S::kTail, 1);
+    BarrierInitFence();
+  }
+  if constexpr (S::kDirect) {
+    // Features beyond those of the pages are never copied.
+    if (args.layout.b_k_width < S::kWidth ||
+        args.layout.b_v_width < S::kWidth) {
+      for (int i = S::kKeys + 16 * static_cast<int>(threadIdx.x); i < S::kBytes;
+           i += 16 * S::kThreads) {
+        *reinterpret_cast<uint4*>(shared + i) = {0, 0, 0, 0};
+      }
+      BulkCopyFence();
+    }
+  }
+  __syncthreads();
+  WaitForPrevious();
+  const int group =
+      __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (group == 0) {
+    ReleaseRegisters<S::kCopyRegisters>();
+    const int warp =
+        __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+    if (warp == 0) {
+      TpaPrefillCopier<S>(args, shared).Run();
+    } else if (S::kDirect && warp == 1) {
+      FetchTpaPrefillFactors<T, S>(args, shared);
+    }
+  } else {
+    ClaimRegisters<S::kComputeRegisters>();
+    TpaPrefillWorker<T, S>(args, shared, group - 1).Run();
+  }
+#else
+  __trap();  // never launched
+#endif
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_TPA_TPA_PREFILL_ATTEND_CUH_
