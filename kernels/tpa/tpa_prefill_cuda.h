@@ -22,9 +22,10 @@ namespace recurve {
 // and may be captured in a graph; lengths, tokens of each row and pages are
 // read from device memory.
 //
-// Precision: queries, weights (times A_v where rank is 1) and, where rank is
-// more, K_h and V_h are rounded to the cache's 16-bit type; sums and the
-// softmax are float32. In float16 nothing of these may be beyond 65504.
+// Precision: queries, weights (kDirect: times A_v) and K_h and V_h (kExpanded)
+// are rounded to the cache's 16-bit type; sums and the
+// softmax are float32. In float16 none of these may be beyond 65504; weights
+// are up to 8.
 //
 // Exactness: a token's output depends on its row's factors and its own query
 // and position alone: whatever is in the batch, however a prompt is cut into
