@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -292,8 +293,13 @@ const SamplingParams& Greedy() {
 }
 
 absl::Status Run(const Flags& flags) {
+  RECURVE_RETURN_IF_ERROR(FindCudaDevice().status());
   std::string folder = flags.model;
   const bool temporary = folder.empty();
+  const auto remove = absl::MakeCleanup([&] {
+    std::error_code ignored;  // it is a temporary folder
+    if (temporary) std::filesystem::remove_all(folder, ignored);
+  });
   if (temporary) {
     folder = std::filesystem::temp_directory_path() /
              absl::StrCat("recurve-step-bench-", getpid());
@@ -315,9 +321,6 @@ absl::Status Run(const Flags& flags) {
                 flags.preset.c_str(), static_cast<long long>(written.bytes),
                 std::chrono::duration<double>(Clock::now() - started).count());
   }
-  const auto remove = [&] {
-    if (temporary) std::filesystem::remove_all(folder);
-  };
   const auto checkpoint = Checkpoint::Open(folder);
   RECURVE_RETURN_IF_ERROR(checkpoint.status());
   RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(*checkpoint));
@@ -367,7 +370,6 @@ absl::Status Run(const Flags& flags) {
                     static_cast<int32_t>(most)));
   const double load =
       std::chrono::duration<double>(Clock::now() - started).count();
-  remove();
   const ModelInfo& info = decoder->info();
   std::printf("%lld bytes of %s weights loaded in %.2f s; copies %.0f GB/s\n",
               static_cast<long long>(info.weight_bytes),

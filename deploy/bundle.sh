@@ -46,3 +46,7 @@ tar -C "$staging" --sort=name --owner=0 --group=0 --numeric-owner \
   --mtime="@${SOURCE_DATE_EPOCH:-0}" -cf - "$name" | xz -T0 "-${XZ_LEVEL:-6}" >"$tarball"
 printf '%s: %s, %s libraries\n' "$tarball" "$(du -h "$tarball" | cut -f1)" \
   "$(find "$staging/$name/lib" -type f | wc -l)"
+cublas=$(ldd "$programs/recurve-server" | awk '/libcublasLt/ {print $1}')
+if [ -n "$cublas" ]; then
+  printf 'built with CUDA: the other machine needs %s, also to run on the CPU\n' "$cublas"
+fi

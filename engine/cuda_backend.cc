@@ -102,7 +102,9 @@ absl::StatusOr<CudaDevice> FindCudaDevice() {
     (void)cudaGetLastError();
     return absl::UnavailableError(absl::StrCat(
         "no usable GPU: ",
-        error == cudaSuccess ? "there is none" : cudaGetErrorString(error)));
+        error == cudaSuccess ? "there is none" : cudaGetErrorString(error),
+        error == cudaErrorInsufficientDriver ? " (no driver, or one too old)"
+                                             : ""));
   }
   int id = 0;
   cudaDeviceProp properties;
@@ -384,7 +386,8 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   }
   const int64_t float_bytes = sizeof(float);
   RECURVE_RETURN_IF_ERROR(
-      allocate(&x16_, row_capacity_ * max_inputs * 2, "rounded activations"));
+      allocate(&x16_, row_capacity_ * max_inputs * 2,
+               "rounded activations; lower --max-num-batched-tokens"));
   logit_capacity_ = std::clamp(kLogitBytes / (float_bytes * max_outputs),
                                BucketOf(options_.max_sequences), row_capacity_);
   RECURVE_RETURN_IF_ERROR(allocate(
@@ -408,6 +411,17 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
          {std::pair(bucket, int64_t{1}), std::pair(kPieceRows, kPieceTokens)}) {
       RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
                                Plan(plans, rows, tokens));
+      const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
+      if (!TpaDecodeHolds(*plan, static_cast<int>(rows), pages)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "the GPU does not support ", rows, " sequences of ",
+            kTpaPageTokens * pages, " tokens in a step: at most ", INT32_MAX,
+            " tokens together, and a few million each (lower --max-num-seqs "
+            "or --max-model-len)"));
+      }
+      plans.schedule_bytes =
+          std::max(plans.schedule_bytes,
+                   TpaScheduleBytes(*plan, static_cast<int>(rows), pages));
       scratch = std::max(
           scratch, TpaDecodeScratch(plans.shape, *plan, static_cast<int>(rows),
                                     static_cast<int>(tokens),
@@ -421,8 +435,15 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
                                       : s.num_heads * s.head_dim));
     attended = std::max(attended, most * s.num_heads * s.value_dim);
   }
+  for (TpaPlans& plans : tpa_plans_) {
+    plans.schedules.emplace_back();
+    RECURVE_RETURN_IF_ERROR(
+        allocate(&plans.schedules.back(), plans.schedule_bytes, "schedules"));
+  }
   RECURVE_RETURN_IF_ERROR(
-      allocate(&tpa_scratch_, scratch, "partial results of attention"));
+      allocate(&tpa_scratch_, scratch,
+               "partial results of attention; lower --max-num-seqs or "
+               "--max-model-len"));
   RECURVE_RETURN_IF_ERROR(
       allocate(&queries_, queries * float_bytes, "queries"));
   RECURVE_RETURN_IF_ERROR(
@@ -667,17 +688,19 @@ void CudaBackend::LaunchSchedule(TpaPlans& plans, size_t index, int64_t rows,
   if (!plan.ok()) return Check(plan.status());
   const int64_t bytes =
       TpaScheduleBytes(**plan, static_cast<int>(rows), page_stride_);
-  if (plans.schedules.size() <= index) plans.schedules.resize(index + 1);
-  CudaMemory& schedule = plans.schedules[index];
-  if (schedule.bytes() < bytes) {
-    // Never while capturing: the step before had the same shape.
-    if (capturing_) {
-      return Check(absl::InternalError("a schedule grew during a capture"));
-    }
-    Check(cudaStreamSynchronize(stream_), "schedules");
-    auto memory = CudaMemory::Allocate(kDevice, bytes, "schedules");
+  // The first is there from the start, and none ever moves: graphs hold its
+  // address.
+  while (plans.schedules.size() <= index) {
+    auto memory =
+        CudaMemory::Allocate(kDevice, plans.schedule_bytes, "schedules");
     if (!memory.ok()) return Check(memory.status());
-    schedule = *std::move(memory);
+    plans.schedules.push_back(*std::move(memory));
+  }
+  const CudaMemory& schedule = plans.schedules[index];
+  if (schedule.bytes() < bytes) {
+    return Check(absl::InternalError(absl::StrCat("a schedule of ", bytes,
+                                                  " bytes; there is room for ",
+                                                  schedule.bytes())));
   }
   const TpaCudaScheduleParams params = {lengths,         pages,
                                         page_stride_,    static_cast<int>(rows),
@@ -990,6 +1013,24 @@ void CudaBackend::ComputeLogits(Activations in, const int32_t* index,
         "sampling");
 }
 
+bool CudaBackend::AnyNeedsHost() const {
+  return std::any_of(
+      batch_->samples.begin(), batch_->samples.end(),
+      [&](const SampleRequest& sample) { return NeedsHost(sample); });
+}
+
+void CudaBackend::ReserveHostLogits(int64_t vocab) {
+  if (!batch_->wants_logits && !AnyNeedsHost()) return;
+  const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
+  const auto row_bytes = vocab * static_cast<int64_t>(sizeof(float));
+  if (rows * row_bytes <= logits_host_.bytes()) return;
+  // Nothing is under way that reads the old one: a step ends with a wait.
+  auto memory =
+      CudaMemory::Allocate(kHost, BucketOf(rows) * row_bytes, "logits");
+  if (!memory.ok()) return Check(memory.status());
+  logits_host_ = *std::move(memory);
+}
+
 void CudaBackend::CopyLogits(int64_t device_row, int64_t host_row,
                              int64_t count, int64_t vocab) {
   const int64_t stride = RoundUp(vocab, 4);
@@ -1025,6 +1066,9 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
   } else if (graph_ != nullptr) {
     graph_->warm = true;
   }
+  // Not before: page-locked memory is not to be had while capturing.
+  ReserveHostLogits(head.outputs);
+  if (!status_.ok()) return;
   // Logit i is of row logit_rows[i].
   const auto& rows = batch_->logit_rows;
   if (batch_->wants_logits) {
@@ -1042,6 +1086,7 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
 void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
                               const Matrix& head) {
   const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
+  ReserveHostLogits(head.outputs);
   for (int64_t first = 0; first < rows && status_.ok();
        first += logit_capacity_) {
     const int64_t count = std::min(logit_capacity_, rows - first);
@@ -1064,17 +1109,6 @@ void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
 void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head,
                        StepOutput* output) {
   const Matrix& matrix = matrices_[head.value];
-  const auto logit_rows = static_cast<int64_t>(batch_->logit_rows.size());
-  const int64_t bytes =
-      logit_rows * matrix.outputs * static_cast<int64_t>(sizeof(float));
-  if (bytes > logits_host_.bytes()) {
-    auto memory = CudaMemory::Allocate(kHost, bytes, "logits");
-    if (memory.ok()) {
-      logits_host_ = *std::move(memory);
-    } else {
-      Check(memory.status());
-    }
-  }
   if (decode_) {
     HeadOfDecode(in, norm, matrix);
   } else if (status_.ok()) {
@@ -1122,10 +1156,7 @@ void CudaBackend::Sample(int64_t vocab, StepOutput* output) {
         {row, request.prompt, request.output, request.index, request.params},
         &sampling_scratch_[i]);
   };
-  const bool any_on_host = std::any_of(
-      batch_->samples.begin(), batch_->samples.end(),
-      [&](const SampleRequest& sample) { return NeedsHost(sample); });
-  if (any_on_host) {
+  if (AnyNeedsHost()) {
     pool_.ParallelFor(samples, host_samples);
   } else {  // not worth waking anybody
     for (int64_t i = 0; i < samples; ++i) host_samples(i);

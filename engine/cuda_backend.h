@@ -146,6 +146,7 @@ class CudaBackend : public Backend {
     TpaShape shape;
     std::map<int64_t, TpaDecodePlan> decode;  // by rows, one new token each
     std::map<int64_t, TpaDecodePlan> pieces;  // by rows, kPieceTokens each
+    int64_t schedule_bytes = 0;               // of the largest launch
     std::vector<CudaMemory> schedules;        // of the step's launches
   };
   struct TpaCache {
@@ -225,6 +226,9 @@ class CudaBackend : public Backend {
                         int value);
   // Whether logits of the sample's row must come to the host.
   bool NeedsHost(const SampleRequest& sample) const;
+  bool AnyNeedsHost() const;
+  // Makes room in logits_host_ for the step, if it needs any.
+  void ReserveHostLogits(int64_t vocab);
 
   const Options options_;
   ThreadPool pool_;

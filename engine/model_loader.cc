@@ -78,7 +78,9 @@ absl::Status ChooseDevice(const std::string& device, Placement* placement) {
 absl::StatusOr<Placement> Place(const ModelOptions& options) {
   Placement placement;
   RECURVE_RETURN_IF_ERROR(ChooseDevice(options.device, &placement));
-  const char* const where = placement.cuda ? "the GPU" : "the CPU";
+  const std::string where =
+      placement.cuda ? "the GPU"
+                     : absl::StrCat("the CPU (", placement.description, ")");
   const std::vector<std::string> dtypes =
       placement.cuda
           ? std::vector<std::string>{"auto", "float32", "bfloat16", "float16"}

@@ -64,7 +64,7 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "auto (cuda where there is a usable GPU, else cpu), cpu or cuda");
   Add(app, "dtype", o.model.dtype,
       "Weights in memory: auto (as stored), float32, bfloat16; on the GPU "
-      "float16");
+      "also float16");
   Add(app, "state-dtype", o.model.state_dtype,
       "Recurrent state: auto, float32");
   Add(app, "kv-dtype", o.model.kv_dtype,

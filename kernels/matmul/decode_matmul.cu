@@ -227,6 +227,12 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
 // one where the ring is small.
 constexpr int64_t kEnoughBlocks = 96;
 
+// Whether a block of the device has the memory for a tile of 16-bit inputs. The
+// order of sums does not depend on the tile.
+bool Fits(int shared_memory, int m, int n, int stages) {
+  return SharedBytes(false, m, n, stages) <= shared_memory;
+}
+
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
   if (p.x_is_float) return Launch<T, true, 1, 1, 6>(p, stream);
@@ -236,11 +242,22 @@ cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
                ? Launch<T, false, 2, 4, 3>(p, stream)
                : Launch<T, false, 1, 4, 4>(p, stream);
   }
-  if (Blocks(p, 4, 8) >= kEnoughBlocks)
+  int device = 0;
+  int memory = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(
+        &memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error != cudaSuccess) return error;
+  if (Blocks(p, 4, 8) >= kEnoughBlocks && Fits(memory, 4, 8, 3))
     return Launch<T, false, 4, 8, 3>(p, stream);
-  return Blocks(p, 2, 8) >= kEnoughBlocks
-             ? Launch<T, false, 2, 8, 4>(p, stream)
-             : Launch<T, false, 1, 8, 4>(p, stream);
+  if (Blocks(p, 2, 8) >= kEnoughBlocks && Fits(memory, 2, 8, 4))
+    return Launch<T, false, 2, 8, 4>(p, stream);
+  if (Fits(memory, 1, 8, 4)) return Launch<T, false, 1, 8, 4>(p, stream);
+  return Blocks(p, 2, 4) >= kEnoughBlocks
+             ? Launch<T, false, 2, 4, 3>(p, stream)
+             : Launch<T, false, 1, 4, 4>(p, stream);
 }
 
 bool Aligned(const void* data) {

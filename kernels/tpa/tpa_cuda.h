@@ -64,6 +64,11 @@ struct TpaCudaScheduleParams {
   int64_t schedule_bytes;
 };
 
+// Whether launches of this plan take `rows` rows of a page table of such a
+// stride (in pages): 2^31 - 1 tokens together, and rows that a block can merge.
+bool TpaDecodeHolds(const TpaDecodePlan& plan, int rows,
+                    int64_t page_table_stride);
+
 // Bytes that a schedule must have.
 int64_t TpaScheduleBytes(const TpaDecodePlan& plan, int rows,
                          int64_t page_table_stride);
@@ -110,8 +115,7 @@ cudaError_t GetTpaDevice(TpaDevice* device);
 // `plan` is PlanTpaDecode's for this shape, rows and new tokens. In
 // kParallelBn the blocks of a row wait for each other: they must all fit the
 // GPU at once, beside what else runs on it for good.
-// cudaErrorInvalidValue for what the comments above rule out, and for page
-// tables so long that a block could not merge such a row: millions of tokens.
+// cudaErrorInvalidValue for what the comments above rule out.
 cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
                             const TpaDecodePlan& plan, cudaStream_t stream);
 

@@ -11,17 +11,6 @@ int64_t MaxLength(const TpaCudaDecodeParams& p) {
   return kTpaPageTokens * p.cache.page_table_stride;
 }
 
-// A block can hold what it takes to merge a row of the greatest length.
-bool Mergeable(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
-  const int segments = TpaSegmentCount(static_cast<int>(MaxLength(p)));
-  const int loose = plan.form == TpaDecodeForm::kParallelBn
-                        ? 2 * kTpaSegmentChunks * plan.blocks
-                        : 0;
-  const int chunks = TpaChunkCount(static_cast<int>(MaxLength(p)));
-  return TpaMergeQuads(plan.lanes * plan.stages * plan.stage_bytes,
-                       std::min(segments + loose, chunks), segments) > 0;
-}
-
 bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   const TpaPageLayout layout(p.shape, TpaPageOrder::kOctets);
   const bool split = plan.form == TpaDecodeForm::kParallelBn;
@@ -33,8 +22,8 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          p.cache.page_stride >= layout.page_elements &&
          reinterpret_cast<uintptr_t>(p.cache.pages) % 16 == 0 &&
          p.position != LrpeType::kCosine && p.new_tokens >= 1 &&
-         p.new_tokens <= 8 && MaxLength(p) * p.rows <= INT32_MAX &&
-         Mergeable(p, plan) &&
+         p.new_tokens <= 8 &&
+         TpaDecodeHolds(plan, p.rows, p.cache.page_table_stride) &&
          reinterpret_cast<uintptr_t>(p.schedule) % 128 == 0 &&
          p.schedule != nullptr &&
          p.scratch_bytes >= TpaDecodeScratchBytes(p, plan);
@@ -50,6 +39,19 @@ float ScoreScale(const TpaShape& s) {
 }
 
 }  // namespace
+
+bool TpaDecodeHolds(const TpaDecodePlan& plan, int rows,
+                    int64_t page_table_stride) {
+  const int64_t max_length = kTpaPageTokens * page_table_stride;
+  if (max_length * rows > INT32_MAX) return false;
+  const int segments = TpaSegmentCount(static_cast<int>(max_length));
+  const int chunks = TpaChunkCount(static_cast<int>(max_length));
+  const int loose = plan.form == TpaDecodeForm::kParallelBn
+                        ? 2 * kTpaSegmentChunks * plan.blocks
+                        : 0;
+  return TpaMergeQuads(plan.lanes * plan.stages * plan.stage_bytes,
+                       std::min(segments + loose, chunks), segments) > 0;
+}
 
 int64_t TpaDecodeScratchBytes(const TpaCudaDecodeParams& params,
                               const TpaDecodePlan& plan) {
