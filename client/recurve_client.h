@@ -60,10 +60,10 @@ struct ClientOptions {
   // gRPC shares one connection among the clients of a server. True opens one
   // for this client alone: a server may bound the streams of a connection.
   bool own_connection = false;
-  TlsOptions tls;
+  TlsOptions tls = {};
   // Sent with every call but those of health, as a server with API keys wants
   // it; empty: none. Whoever can read the connection can read it: use TLS.
-  std::string api_key;
+  std::string api_key = "";
 };
 
 // The services of one Recurve server.

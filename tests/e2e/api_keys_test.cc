@@ -114,9 +114,8 @@ class ApiKeysTest : public testing::Test {
   }
   static std::unique_ptr<RecurveClient> Connect(const TestServer& server,
                                                 const std::string& key) {
-    return RecurveClient::Create(
-               server.address(),
-               {.own_connection = true, .tls = {}, .api_key = key})
+    return RecurveClient::Create(server.address(),
+                                 {.own_connection = true, .api_key = key})
         .value();
   }
   static absl::Status Run(
@@ -233,8 +232,7 @@ TEST_F(ApiKeysTest, WithoutAFileAnyoneMayCall) {
 TEST_F(ApiKeysTest, ClientRefusesKeysThatAreNoHeader) {
   for (const char* key : {"a b", "a\nb", "schl\xc3\xbcssel"}) {
     const absl::Status status =
-        RecurveClient::Create("127.0.0.1:1", {.tls = {}, .api_key = key})
-            .status();
+        RecurveClient::Create("127.0.0.1:1", {.api_key = key}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), Not(HasSubstr(key)));
   }
