@@ -90,8 +90,8 @@ int Run(const AdminFlags& flags, const AdminCall& call) {
   const auto timeout = PositiveSeconds("--timeout", flags.timeout_seconds);
   if (!timeout.ok()) return ReportUsage(timeout.status().message());
   options.timeout = *timeout;
-  const auto client =
-      RecurveClient::Create(flags.server.address, {.tls = flags.server.tls});
+  const auto client = RecurveClient::Create(flags.server.address,
+                                            MakeClientOptions(flags.server));
   if (!client.ok()) return ReportUsage(client.status().message());
   const absl::StatusOr<int> exit_code = call(client->get(), options, flags);
   if (!exit_code.ok()) return ReportError(exit_code.status());

@@ -64,9 +64,8 @@ struct Session {
 
 absl::Status CreateClients(const BenchFlags& flags, const BenchPlan& plan,
                            Session* session) {
-  ClientOptions options;
+  ClientOptions options = MakeClientOptions(flags.server);
   options.own_connection = true;
-  options.tls = flags.server.tls;
   for (uint32_t i = 0; i < plan.connections; ++i) {
     RECURVE_ASSIGN_OR_RETURN(
         auto client, RecurveClient::Create(flags.server.address, options));

@@ -206,8 +206,8 @@ absl::Status Generate(RecurveClient* client, const GenerateFlags& flags,
 int Run(const GenerateFlags& flags) {
   const auto request = MakeGenerateRequest(flags);
   if (!request.ok()) return ReportUsage(request.status().message());
-  const auto client =
-      RecurveClient::Create(flags.server.address, {.tls = flags.server.tls});
+  const auto client = RecurveClient::Create(flags.server.address,
+                                            MakeClientOptions(flags.server));
   if (!client.ok()) return ReportUsage(client.status().message());
   Canceller canceller;
   CallOptions options;

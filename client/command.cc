@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 
@@ -37,6 +38,24 @@ void AddServerFlags(CLI::App* command, ServerFlags* flags) {
       ->envname("RECURVE_TLS_CERT");
   command->add_option("--tls-key", flags->tls.key, "PEM file of its key")
       ->envname("RECURVE_TLS_KEY");
+  command
+      ->add_option("--api-key", flags->api_key,
+                   "API key, for a server that asks for one; better in the "
+                   "variable, which other users do not see")
+      ->envname("RECURVE_API_KEY");
+}
+
+ClientOptions MakeClientOptions(const ServerFlags& flags) {
+  const bool loopback = absl::StartsWith(flags.address, "127.") ||
+                        absl::StartsWith(flags.address, "localhost:") ||
+                        absl::StartsWith(flags.address, "[::1]:");
+  if (!flags.api_key.empty() && !flags.tls.enabled && !loopback) {
+    WriteLine("warning: the API key is sent in plaintext; use --tls");
+  }
+  ClientOptions options;
+  options.tls = flags.tls;
+  options.api_key = flags.api_key;
+  return options;
 }
 
 const CLI::Validator& Decimal() {

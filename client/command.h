@@ -29,10 +29,14 @@ void RegisterAdmin(CLI::App* app, int* exit_code);
 struct ServerFlags {
   std::string address;
   TlsOptions tls;
+  std::string api_key;
 };
-// Declares --server, --tls, --tls-ca, --tls-cert and --tls-key (or
+// Declares --server, --tls, --tls-ca, --tls-cert, --tls-key and --api-key (or
 // RECURVE_SERVER and so on).
 void AddServerFlags(CLI::App* command, ServerFlags* flags);
+// The options for RecurveClient::Create. Warns on stderr where an API key would
+// leave the machine in plaintext.
+ClientOptions MakeClientOptions(const ServerFlags& flags);
 
 // For 64-bit flags, of which CLI11 would let a negative number wrap around.
 // Takes decimal digits.

@@ -17,7 +17,11 @@ class GenerateStream::Reactor final
   Reactor(const v1::GenerateRequest& request, Callbacks callbacks)
       : request_(request), callbacks_(std::move(callbacks)) {}
 
-  void Start(v1::Inference::StubInterface* stub, absl::Duration timeout) {
+  void Start(v1::Inference::StubInterface* stub, absl::Duration timeout,
+             const std::string& authorization) {
+    if (!authorization.empty()) {
+      context_.AddMetadata("authorization", authorization);
+    }
     if (timeout < absl::InfiniteDuration()) {
       context_.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     }
@@ -62,10 +66,11 @@ class GenerateStream::Reactor final
 
 GenerateStream::GenerateStream(v1::Inference::StubInterface* stub,
                                const v1::GenerateRequest& request,
-                               Callbacks callbacks, absl::Duration timeout) {
+                               Callbacks callbacks, absl::Duration timeout,
+                               const std::string& authorization) {
   RECURVE_CHECK(callbacks.on_event != nullptr && callbacks.on_done != nullptr);
   reactor_ = std::make_unique<Reactor>(request, std::move(callbacks));
-  reactor_->Start(stub, timeout);
+  reactor_->Start(stub, timeout, authorization);
 }
 
 GenerateStream::~GenerateStream() {

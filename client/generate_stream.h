@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -30,11 +31,12 @@ class GenerateStream {
     std::function<void(const absl::Status&)> on_done;
   };
 
-  // Sends the request. An infinite timeout sets no deadline.
+  // Sends the request. An infinite timeout sets no deadline, an empty
+  // authorization no such header.
   // REQUIRES: *stub outlives the object; both callbacks are set.
   GenerateStream(v1::Inference::StubInterface* stub,
                  const v1::GenerateRequest& request, Callbacks callbacks,
-                 absl::Duration timeout);
+                 absl::Duration timeout, const std::string& authorization);
   ~GenerateStream();
   GenerateStream(const GenerateStream&) = delete;
   GenerateStream& operator=(const GenerateStream&) = delete;

@@ -40,8 +40,11 @@ void Canceller::Unbind() {
 // The gRPC context of one blocking call.
 class ClientCall {
  public:
-  explicit ClientCall(const CallOptions& options)
+  ClientCall(const CallOptions& options, const std::string& authorization)
       : canceller_(options.canceller) {
+    if (!authorization.empty()) {
+      context_.AddMetadata("authorization", authorization);
+    }
     if (options.timeout < absl::InfiniteDuration()) {
       context_.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
     }
@@ -86,12 +89,24 @@ absl::StatusOr<Response> Unary(
     Stub* stub,
     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
                                  Response*),
-    const Request& request, const CallOptions& options) {
-  ClientCall call(options);
+    const Request& request, const CallOptions& options,
+    const std::string& authorization) {
+  ClientCall call(options, authorization);
   Response response;
   RECURVE_RETURN_IF_ERROR(
       FromGrpcStatus((stub->*method)(call.context(), request, &response)));
   return response;
+}
+
+// Without its text: it is a secret.
+absl::Status CheckApiKey(absl::string_view key) {
+  for (const char c : key) {
+    if (c <= ' ' || c > '~') {
+      return absl::InvalidArgumentError(
+          "the API key has characters that are not printable ASCII, or spaces");
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> ReadPem(const char* what, const std::string& path) {
@@ -132,6 +147,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
 absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
     absl::string_view server, const ClientOptions& options) {
   RECURVE_RETURN_IF_ERROR(CheckServer(server));
+  RECURVE_RETURN_IF_ERROR(CheckApiKey(options.api_key));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(options.max_receive_bytes);
   if (options.own_connection) {
@@ -139,13 +155,16 @@ absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
   }
   RECURVE_ASSIGN_OR_RETURN(const auto credentials, Credentials(options.tls));
   // The scheme keeps a host named like one of gRPC's other schemes a host.
-  return std::unique_ptr<RecurveClient>(
-      new RecurveClient(grpc::CreateCustomChannel(
-          absl::StrCat("dns:///", server), credentials, arguments)));
+  return std::unique_ptr<RecurveClient>(new RecurveClient(
+      grpc::CreateCustomChannel(absl::StrCat("dns:///", server), credentials,
+                                arguments),
+      options.api_key));
 }
 
-RecurveClient::RecurveClient(const std::shared_ptr<grpc::Channel>& channel)
-    : inference_(v1::Inference::NewStub(channel)),
+RecurveClient::RecurveClient(const std::shared_ptr<grpc::Channel>& channel,
+                             const std::string& api_key)
+    : authorization_(api_key.empty() ? "" : absl::StrCat("Bearer ", api_key)),
+      inference_(v1::Inference::NewStub(channel)),
       control_(v1::Control::NewStub(channel)),
       health_(grpc::health::v1::Health::NewStub(channel)) {}
 
@@ -153,7 +172,7 @@ absl::Status RecurveClient::Generate(
     const v1::GenerateRequest& request,
     absl::FunctionRef<bool(const v1::GenerateEvent&)> on_event,
     const CallOptions& options) {
-  ClientCall call(options);
+  ClientCall call(options, authorization_);
   const auto reader = inference_->Generate(call.context(), request);
   v1::GenerateEvent event;
   bool wanted = true;
@@ -176,39 +195,40 @@ absl::Status RecurveClient::Generate(
 std::unique_ptr<GenerateStream> RecurveClient::StartGenerate(
     const v1::GenerateRequest& request, GenerateStream::Callbacks callbacks,
     absl::Duration timeout) {
-  return std::make_unique<GenerateStream>(inference_.get(), request,
-                                          std::move(callbacks), timeout);
+  return std::make_unique<GenerateStream>(
+      inference_.get(), request, std::move(callbacks), timeout, authorization_);
 }
 
 absl::StatusOr<v1::ModelInfo> RecurveClient::GetModelInfo(
     const CallOptions& options) {
   return Unary(control_.get(), &v1::Control::Stub::GetModelInfo,
-               v1::GetModelInfoRequest(), options);
+               v1::GetModelInfoRequest(), options, authorization_);
 }
 
 absl::StatusOr<v1::ServerInfo> RecurveClient::GetServerInfo(
     const CallOptions& options) {
   return Unary(control_.get(), &v1::Control::Stub::GetServerInfo,
-               v1::GetServerInfoRequest(), options);
+               v1::GetServerInfoRequest(), options, authorization_);
 }
 
 absl::StatusOr<v1::Load> RecurveClient::GetLoad(const CallOptions& options) {
   return Unary(control_.get(), &v1::Control::Stub::GetLoad,
-               v1::GetLoadRequest(), options);
+               v1::GetLoadRequest(), options, authorization_);
 }
 
 absl::Status RecurveClient::Abort(absl::string_view request_id,
                                   const CallOptions& options) {
   v1::AbortRequest request;
   request.set_request_id(std::string(request_id));
-  return Unary(control_.get(), &v1::Control::Stub::Abort, request, options)
+  return Unary(control_.get(), &v1::Control::Stub::Abort, request, options,
+               authorization_)
       .status();
 }
 
 absl::StatusOr<v1::DrainResponse> RecurveClient::Drain(
     const CallOptions& options) {
   return Unary(control_.get(), &v1::Control::Stub::Drain, v1::DrainRequest(),
-               options);
+               options, authorization_);
 }
 
 absl::StatusOr<grpc::health::v1::HealthCheckResponse>
@@ -217,7 +237,7 @@ RecurveClient::CheckHealth(absl::string_view service,
   grpc::health::v1::HealthCheckRequest request;
   request.set_service(std::string(service));
   return Unary(health_.get(), &grpc::health::v1::Health::Stub::Check, request,
-               options);
+               options, /*authorization=*/"");
 }
 
 }  // namespace recurve

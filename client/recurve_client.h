@@ -60,7 +60,10 @@ struct ClientOptions {
   // gRPC shares one connection among the clients of a server. True opens one
   // for this client alone: a server may bound the streams of a connection.
   bool own_connection = false;
-  TlsOptions tls;
+  TlsOptions tls = {};
+  // Sent with every call but those of health, as a server with API keys wants
+  // it; empty: none. Whoever can read the connection can read it: use TLS.
+  std::string api_key = "";
 };
 
 // The services of one Recurve server.
@@ -73,8 +76,8 @@ struct ClientOptions {
 class RecurveClient {
  public:
   // `server` is HOST:PORT (an IPv6 address in brackets). Does not connect: the
-  // first call does. InvalidArgument when `server` has another form, or a file
-  // of `options` cannot be read.
+  // first call does. InvalidArgument when `server` has another form, a file of
+  // `options` cannot be read, or the API key is not printable ASCII.
   static absl::StatusOr<std::unique_ptr<RecurveClient>> Create(
       absl::string_view server, const ClientOptions& options = {});
 
@@ -103,8 +106,10 @@ class RecurveClient {
       absl::string_view service = "", const CallOptions& options = {});
 
  private:
-  explicit RecurveClient(const std::shared_ptr<grpc::Channel>& channel);
+  RecurveClient(const std::shared_ptr<grpc::Channel>& channel,
+                const std::string& api_key);
 
+  const std::string authorization_;  // the header; empty: none
   const std::unique_ptr<v1::Inference::Stub> inference_;
   const std::unique_ptr<v1::Control::Stub> control_;
   const std::unique_ptr<grpc::health::v1::Health::Stub> health_;

@@ -18,9 +18,24 @@ grpc::ServerUnaryReactor* Finish(
 
 }  // namespace
 
+absl::Status ControlService::Authenticate(
+    const grpc::CallbackServerContext& context) const {
+  if (options_.tenants == nullptr) return absl::OkStatus();
+  return options_.tenants->Authenticate(context.client_metadata()).status();
+}
+
+absl::Status ControlService::AuthorizeAdmin(
+    const grpc::CallbackServerContext& context) const {
+  if (options_.tenants == nullptr) return absl::OkStatus();
+  return options_.tenants->AuthorizeAdmin(context.client_metadata());
+}
+
 grpc::ServerUnaryReactor* ControlService::GetModelInfo(
     grpc::CallbackServerContext* context, const v1::GetModelInfoRequest*,
     v1::ModelInfo* response) {
+  if (const absl::Status status = Authenticate(*context); !status.ok()) {
+    return Finish(context, status);
+  }
   const ModelInfo& model = options_.engine->model();
   response->set_name(options_.model_name);
   response->set_family(model.family);
@@ -50,6 +65,9 @@ grpc::ServerUnaryReactor* ControlService::GetModelInfo(
 grpc::ServerUnaryReactor* ControlService::GetServerInfo(
     grpc::CallbackServerContext* context, const v1::GetServerInfoRequest*,
     v1::ServerInfo* response) {
+  if (const absl::Status status = Authenticate(*context); !status.ok()) {
+    return Finish(context, status);
+  }
   const ModelInfo& model = options_.engine->model();
   const EngineOptions& engine = options_.engine->options();
   const std::chrono::duration<double> uptime =
@@ -75,6 +93,9 @@ grpc::ServerUnaryReactor* ControlService::GetServerInfo(
 grpc::ServerUnaryReactor* ControlService::GetLoad(
     grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
     v1::Load* response) {
+  if (const absl::Status status = Authenticate(*context); !status.ok()) {
+    return Finish(context, status);
+  }
   const EngineLoad load = options_.engine->load();
   response->set_num_requests_running(static_cast<uint32_t>(load.resident));
   response->set_num_requests_waiting(static_cast<uint32_t>(load.waiting));
@@ -95,6 +116,7 @@ grpc::ServerUnaryReactor* ControlService::Abort(
     grpc::CallbackServerContext* context, const v1::AbortRequest* request,
     v1::AbortResponse*) {
   const auto abort = [&]() -> absl::Status {
+    RECURVE_RETURN_IF_ERROR(AuthorizeAdmin(*context));
     RECURVE_ASSIGN_OR_RETURN(const uint64_t id,
                              ParseRequestId(request->request_id()));
     return options_.engine->Abort(id);
@@ -105,6 +127,9 @@ grpc::ServerUnaryReactor* ControlService::Abort(
 grpc::ServerUnaryReactor* ControlService::Drain(
     grpc::CallbackServerContext* context, const v1::DrainRequest*,
     v1::DrainResponse* response) {
+  if (const absl::Status status = AuthorizeAdmin(*context); !status.ok()) {
+    return Finish(context, status);
+  }
   response->set_remaining(static_cast<uint32_t>(options_.drain()));
   return Finish(context);
 }

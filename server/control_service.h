@@ -9,10 +9,12 @@
 #include "engine/engine.h"
 #include "engine/model_loader.h"
 #include "recurve/v1/control.grpc.pb.h"
+#include "server/tenants.h"
 
 namespace recurve {
 
-// recurve.v1.Control: facts and switches. Thread-safe.
+// recurve.v1.Control: facts, for every tenant, and switches, for admins.
+// Thread-safe.
 class ControlService : public v1::Control::CallbackService {
  public:
   struct Options {
@@ -20,6 +22,7 @@ class ControlService : public v1::Control::CallbackService {
     std::string model_name;
     Capacity capacity;
     int64_t default_max_new_tokens = 0;
+    Tenants* tenants = nullptr;  // null: whoever can connect may call
     const std::atomic<int64_t>* open_streams;
     std::function<int64_t()> drain;  // starts draining; returns requests left
   };
@@ -43,6 +46,11 @@ class ControlService : public v1::Control::CallbackService {
                                   v1::DrainResponse* response) override;
 
  private:
+  // Whether the call is from a tenant.
+  absl::Status Authenticate(const grpc::CallbackServerContext& context) const;
+  // Whether it is from one that may use the switches.
+  absl::Status AuthorizeAdmin(const grpc::CallbackServerContext& context) const;
+
   const Options options_;
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();

@@ -8,6 +8,7 @@ namespace recurve {
 
 void DecodeCall::Begin(const std::shared_ptr<DecodeCall>& self) {
   KeepAlive(self);
+  if (!Enter()) return;
   StartRead(&request_);
 }
 
@@ -17,6 +18,7 @@ absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
                            CommandFromProto(request, 0, environment_.context));
   RECURVE_RETURN_IF_ERROR(
       ValidateCommand(command, 0, environment_.engine->limits(), "append_ids"));
+  RECURVE_RETURN_IF_ERROR(Charge(command));
   with_logprobs_ = options.sampling.num_logprobs >= 0;
   seed_ = options.sampling.seed;
   prompt_tokens_ = static_cast<int64_t>(command.append.size());
@@ -40,6 +42,7 @@ absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
       CommandFromProto(request, position, environment_.context));
   RECURVE_RETURN_IF_ERROR(ValidateCommand(
       command, position, environment_.engine->limits(), "append_ids"));
+  RECURVE_RETURN_IF_ERROR(Charge(command));
   environment_.engine->Extend(id, std::move(command));
   return absl::OkStatus();
 }
@@ -91,6 +94,7 @@ bool DecodeCall::OnStep(StepEvent event) {
   bool room;
   {
     MutexLock lock(&mu_);
+    if (event.has_token) ticket_.CountToken();
     if (event.has_token || !event.text.empty()) {
       AppendStep(event, with_logprobs_, output_.mutable_tokens());
     }
@@ -110,6 +114,7 @@ bool DecodeCall::OnStep(StepEvent event) {
 void DecodeCall::OnCommandDone(CommandResult result) {
   {
     MutexLock lock(&mu_);
+    ticket_.Settle();
     sequence_tokens_ = result.sequence_tokens;
     if (!result.text.empty()) {
       AppendText(result.completion_tokens, result.text,

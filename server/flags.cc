@@ -60,6 +60,15 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "PEM file; clients must have a certificate signed by one of these");
   Add(app, "tls-reload", s.tls_reload,
       "Seconds after which the files are read again");
+  Add(app, "api-keys-file", o.api_keys_file,
+      "File of tenants, digests of their API keys, and quotas; with it a key "
+      "is "
+      "needed")
+      ->check(CLI::Validator(
+          [](const std::string& file) {
+            return file.empty() ? "expected a file" : "";
+          },
+          "FILE"));
   Add(app, "device", o.model.device,
       "auto (cuda where there is a usable GPU, else cpu), cpu or cuda");
   Add(app, "dtype", o.model.dtype,

@@ -7,6 +7,7 @@ namespace recurve {
 void GenerateCall::Begin(const std::shared_ptr<GenerateCall>& self,
                          grpc::ByteBuffer* buffer) {
   KeepAlive(self);
+  if (!Enter()) return;
   v1::GenerateRequest request;
   if (!ParseBuffer(buffer, &request)) {
     return Refuse(absl::InvalidArgumentError(kMalformedMessage));
@@ -17,6 +18,10 @@ void GenerateCall::Begin(const std::shared_ptr<GenerateCall>& self,
   with_logprobs_ = input->options.sampling.num_logprobs >= 0;
   seed_ = input->options.sampling.seed;
   prompt_tokens_ = static_cast<int64_t>(input->command.append.size());
+  absl::Status status = ValidateCommand(
+      input->command, 0, environment_.engine->limits(), "prompt_ids");
+  if (status.ok()) status = Charge(input->command);
+  if (!status.ok()) return Refuse(status);
   const absl::StatusOr<uint64_t> id = environment_.engine->Submit(
       {std::move(input->options), std::move(input->command),
        /*close_when_done=*/true, sink()});
@@ -39,6 +44,7 @@ bool GenerateCall::OnStep(StepEvent event) {
   bool room;
   {
     MutexLock lock(&mu_);
+    if (event.has_token) ticket_.CountToken();
     AppendStep(event, with_logprobs_, &tokens_);
     room = HasRoom(tokens_.ids_size(),
                    static_cast<int64_t>(tokens_.text().size()));

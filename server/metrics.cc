@@ -129,6 +129,26 @@ struct Metrics::Families {
           .Name("recurve_request_failure_total")
           .Help("Accepted sequences that ended with an error, by status.")
           .Register(r);
+  prometheus::Family<Counter>& tenant_admitted =
+      BuildCounter()
+          .Name("recurve_tenant_requests_admitted_total")
+          .Help("Streams that a tenant's quotas let in.")
+          .Register(r);
+  prometheus::Family<Counter>& tenant_refused =
+      BuildCounter()
+          .Name("recurve_tenant_requests_refused_total")
+          .Help("What was refused to a tenant, by reason.")
+          .Register(r);
+  prometheus::Family<Gauge>& tenant_streams =
+      BuildGauge()
+          .Name("recurve_tenant_open_streams")
+          .Help("Streams that a tenant has open.")
+          .Register(r);
+  prometheus::Family<Counter>& unauthenticated =
+      BuildCounter()
+          .Name("recurve_unauthenticated_requests_total")
+          .Help("Calls without an API key, or with one that is not known.")
+          .Register(r);
 
   Histogram& first_token =
       MakeHistogram(r, "time_to_first_token_seconds",
@@ -209,6 +229,20 @@ void Metrics::OnCommandDone(const CommandResult& result) {
 void Metrics::OnFailed(const absl::Status& status) {
   families_->failure.Add({{"status", absl::StatusCodeToString(status.code())}})
       .Increment();
+}
+
+void Metrics::OnTenantAdmitted(const std::string& tenant) {
+  families_->tenant_admitted.Add({{"tenant", tenant}}).Increment();
+}
+void Metrics::OnTenantRefused(const std::string& tenant, const char* reason) {
+  families_->tenant_refused.Add({{"tenant", tenant}, {"reason", reason}})
+      .Increment();
+}
+void Metrics::AddTenantStreams(const std::string& tenant, int difference) {
+  families_->tenant_streams.Add({{"tenant", tenant}}).Increment(difference);
+}
+void Metrics::OnUnauthenticated(const char* reason) {
+  families_->unauthenticated.Add({{"reason", reason}}).Increment();
 }
 
 }  // namespace recurve

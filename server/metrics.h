@@ -2,6 +2,7 @@
 #define RECURVE_SERVER_METRICS_H_
 
 #include <memory>
+#include <string>
 
 #include "engine/observer.h"
 
@@ -14,7 +15,8 @@ namespace recurve {
 // Counts what the engine does, as Prometheus metrics named recurve_…; the list
 // is in docs/metrics.md. Nothing in them comes from a request's content.
 //
-// Thread safety: called on the step thread; scraped from any.
+// Thread safety: the observer's methods are called on the step thread, those of
+// tenants from any; scraped from any.
 class Metrics : public EngineObserver {
  public:
   Metrics();
@@ -32,6 +34,14 @@ class Metrics : public EngineObserver {
   void OnNextToken(double seconds_since_last_token) override;
   void OnCommandDone(const CommandResult& result) override;
   void OnFailed(const absl::Status& status) override;
+
+  // A stream's first command was let in by the tenant's quotas.
+  void OnTenantAdmitted(const std::string& tenant);
+  // Something of the tenant was refused: "streams", "tokens" or "admin".
+  void OnTenantRefused(const std::string& tenant, const char* reason);
+  void AddTenantStreams(const std::string& tenant, int difference);
+  // A call without a key ("missing") or with one that is "unknown".
+  void OnUnauthenticated(const char* reason);
 
  private:
   struct Families;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -22,6 +23,8 @@ namespace {
 
 // What the supervisor does not hear of by itself, it looks at this often.
 constexpr std::chrono::milliseconds kPollInterval{50};
+// How often the file of the API keys is looked at.
+constexpr std::chrono::seconds kApiKeysInterval{2};
 // After the device failed, probes and clients get to see it before the exit.
 constexpr std::chrono::seconds kFailureGrace{2};
 // What calls without a sequence get to finish when the server stops.
@@ -55,6 +58,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const ServerOptions& options, LoadedModel model) {
   std::unique_ptr<ModelRunner> runner = std::move(model.runner);
   auto server = std::unique_ptr<Server>(new Server(options, std::move(model)));
+  RECURVE_RETURN_IF_ERROR(server->LoadApiKeys());
   RECURVE_RETURN_IF_ERROR(server->StartEngine(std::move(runner)));
   RECURVE_RETURN_IF_ERROR(server->StartHttp());
   RECURVE_RETURN_IF_ERROR(server->StartGrpc());
@@ -64,6 +68,23 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   }
   server->supervisor_ = std::thread([s = server.get()] { s->Supervise(); });
   return server;
+}
+
+absl::Status Server::LoadApiKeys() {
+  if (options_.api_keys_file.empty()) return absl::OkStatus();
+  RECURVE_ASSIGN_OR_RETURN(tenants_,
+                           Tenants::Load(options_.api_keys_file, &metrics_));
+  environment_.tenants = tenants_.get();
+  const std::string& host = options_.host;
+  if (options_.transport.tls_cert.empty() && host != "localhost" &&
+      host != "::1" && host != "[::1]" && !absl::StartsWith(host, "127.")) {
+    spdlog::warn(
+        "clients send their API keys in plaintext: --host is {} and there is "
+        "no "
+        "--tls-cert",
+        host);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
@@ -97,10 +118,10 @@ int Server::http_port() const {
 
 absl::Status Server::StartGrpc() {
   inference_ = std::make_unique<InferenceService>(environment_);
-  control_ = std::make_unique<ControlService>(
-      ControlService::Options{engine_.get(), ModelName(options_), capacity_,
-                              options_.default_max_new_tokens, &open_streams_,
-                              [this] { return RequestDrain(); }});
+  control_ = std::make_unique<ControlService>(ControlService::Options{
+      engine_.get(), ModelName(options_), capacity_,
+      options_.default_max_new_tokens, tenants_.get(), &open_streams_,
+      [this] { return RequestDrain(); }});
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
@@ -152,8 +173,13 @@ bool Server::StepHangs() const {
 absl::Status Server::SuperviseUntilDrained() {
   absl::Status failure;
   std::optional<std::chrono::steady_clock::time_point> deadline;
+  auto next_keys = std::chrono::steady_clock::now() + kApiKeysInterval;
   while (true) {
     const auto now = std::chrono::steady_clock::now();
+    if (tenants_ != nullptr && now >= next_keys) {
+      tenants_->ReloadIfChanged();
+      next_keys = now + kApiKeysInterval;
+    }
     if (failure.ok() && !engine_->health().ok()) {
       failure = engine_->health();
       spdlog::error("the device failed: {}", std::string(failure.message()));

@@ -14,6 +14,7 @@
 #include "engine/options.h"
 #include "server/metrics.h"
 #include "server/stream_call.h"
+#include "server/tenants.h"
 #include "server/transport.h"
 
 namespace grpc {
@@ -33,6 +34,8 @@ struct ServerOptions {
   int grpc_port = 50051;  // 0: any free one
   int http_port = 9090;   // metrics; 0: any free one, -1: none
   TransportOptions transport;
+  std::string
+      api_keys_file;  // of the tenants; empty: whoever connects may call
   int64_t default_max_new_tokens = 256;
   // After this long a drain ends what is still running.
   std::chrono::milliseconds shutdown_timeout{45'000};
@@ -69,11 +72,12 @@ class Server {
 
  private:
   Server(const ServerOptions& options, LoadedModel model);
+  absl::Status LoadApiKeys();
   absl::Status StartEngine(std::unique_ptr<ModelRunner> runner);
   absl::Status StartGrpc();
   absl::Status StartHttp();
-  // Supervisor thread: keeps health in step with the engine, carries the drain
-  // out, stops gRPC.
+  // Supervisor thread: keeps health in step with the engine, reads changed API
+  // keys, carries the drain out, stops gRPC.
   void Supervise();
   // Returns when nothing is left to do or time is up, with the device's failure
   // if that is why.
@@ -85,6 +89,7 @@ class Server {
   const std::unique_ptr<Tokenizer> tokenizer_;
   const Capacity capacity_;
   Metrics metrics_;
+  std::unique_ptr<Tenants> tenants_;  // null without API keys
   std::atomic<int64_t> open_streams_{0};
   std::atomic<int64_t> accepted_streams_{0};
   CallEnvironment environment_;

@@ -18,6 +18,7 @@
 #include "server/convert.h"
 #include "server/grpc_status.h"
 #include "server/proto_buffer.h"
+#include "server/tenants.h"
 
 namespace recurve {
 
@@ -33,6 +34,7 @@ struct CallEnvironment {
   std::chrono::milliseconds stalled_client_timeout{60'000};
   // When a client refused for load should come back.
   std::chrono::milliseconds retry_pushback{1000};
+  Tenants* tenants = nullptr;              // null: whoever can connect may call
   std::atomic<int64_t>* open_streams;      // calls alive
   std::atomic<int64_t>* accepted_streams;  // those that have a sequence
 };
@@ -90,7 +92,9 @@ class StreamCall : public Reactor, public EventSink {
     bool stalled;
     {
       MutexLock lock(&mu_);
-      stalled = write_in_flight_ && absl::IsResourceExhausted(status);
+      // Unless it is a quota that ended it: that is for the client to read.
+      stalled = write_in_flight_ && absl::IsResourceExhausted(status) &&
+                !retry_after_;
       end_ = std::move(status);
       if (write_in_flight_) WatchReader();
     }
@@ -109,6 +113,33 @@ class StreamCall : public Reactor, public EventSink {
   // Makes the object keep itself alive until OnDone. Call once, at the start.
   void KeepAlive(std::shared_ptr<StreamCall> self) { self_ = std::move(self); }
   std::shared_ptr<EventSink> sink() { return self_; }
+
+  // Finds out whose call this is and takes one of the tenant's streams, or
+  // refuses the call and returns false.
+  bool Enter() {
+    if (environment_.tenants == nullptr) return true;
+    absl::StatusOr<StreamTicket> ticket =
+        environment_.tenants->OpenStream(context_->client_metadata());
+    if (!ticket.ok()) {
+      Refuse(ticket.status());
+      return false;
+    }
+    MutexLock lock(&mu_);
+    ticket_ = *std::move(ticket);
+    return true;
+  }
+
+  // Takes the tokens of a command, which has been checked, off the tenant's
+  // rate. After ResourceExhausted the call has to end with this status.
+  absl::Status Charge(const Command& command) {
+    MutexLock lock(&mu_);
+    std::chrono::milliseconds retry_after{0};
+    absl::Status status =
+        ticket_.Charge(static_cast<int64_t>(command.append.size()),
+                       command.generate, &retry_after);
+    if (!status.ok()) retry_after_ = retry_after;
+    return status;
+  }
 
   // The engine accepted the sequence: tells the client its id and lets output
   // go.
@@ -129,14 +160,11 @@ class StreamCall : public Reactor, public EventSink {
 
   // The call ends with `status` and has no sequence.
   void Refuse(const absl::Status& status) {
-    if (absl::IsResourceExhausted(status)) {
-      context_->AddTrailingMetadata(
-          "grpc-retry-pushback-ms",
-          absl::StrCat(environment_.retry_pushback.count()));
-    }
     {
       MutexLock lock(&mu_);
       end_ = status;
+      if (!retry_after_) retry_after_ = environment_.retry_pushback;
+      ticket_.Refund();
     }
     Start();
   }
@@ -174,6 +202,7 @@ class StreamCall : public Reactor, public EventSink {
     bool write = false;
     bool read_next = false;
     std::optional<uint64_t> resume;
+    std::optional<std::chrono::milliseconds> retry_after;
     grpc::Status status;
     {
       MutexLock lock(&mu_);
@@ -189,6 +218,10 @@ class StreamCall : public Reactor, public EventSink {
       } else if (end_) {
         finish_called_ = true;
         status = ToGrpcStatus(*end_);
+        if (absl::IsResourceExhausted(*end_)) retry_after = retry_after_;
+        // Before the client hears of the end, so that its next call finds its
+        // place free.
+        ticket_.Close();
       } else {
         return;
       }
@@ -200,6 +233,10 @@ class StreamCall : public Reactor, public EventSink {
       if (read_next) ReadNext();
       this->StartWrite(&message_);
     } else {
+      if (retry_after) {
+        context_->AddTrailingMetadata("grpc-retry-pushback-ms",
+                                      absl::StrCat(retry_after->count()));
+      }
       this->Finish(status);
     }
   }
@@ -208,6 +245,7 @@ class StreamCall : public Reactor, public EventSink {
   Mutex mu_;
   std::optional<uint64_t> id_ ABSL_GUARDED_BY(mu_);       // of the sequence
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);  // how the call ends
+  StreamTicket ticket_ ABSL_GUARDED_BY(mu_);
 
  private:
   void Start() {
@@ -253,6 +291,8 @@ class StreamCall : public Reactor, public EventSink {
   grpc::ByteBuffer message_;  // on its way while write_in_flight_
   std::unique_ptr<grpc::Alarm> break_off_ ABSL_GUARDED_BY(mu_);
 
+  // When the client should come back, if the call ends for load or for a quota.
+  std::optional<std::chrono::milliseconds> retry_after_ ABSL_GUARDED_BY(mu_);
   bool accepted_ ABSL_GUARDED_BY(mu_) = false;
   bool idle_ ABSL_GUARDED_BY(mu_) = false;
   bool started_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,5 +1,9 @@
 #include "tests/e2e/server_fixture.h"
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -116,6 +120,28 @@ std::vector<uint32_t> RandomPrompt(uint64_t seed, int64_t count) {
     ids.push_back(Philox4x32(seed, static_cast<uint64_t>(i), 1)[0] % 256);
   }
   return ids;
+}
+
+std::string HttpGet(int port, const std::string& path) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string body;
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) ==
+      0) {
+    const std::string request = "GET " + path +
+                                " HTTP/1.1\r\nHost: localhost\r\n"
+                                "Connection: close\r\n\r\n";
+    EXPECT_EQ(send(fd, request.data(), request.size(), 0), request.size());
+    char buffer[4096];
+    ssize_t n;
+    while ((n = recv(fd, buffer, sizeof(buffer), 0)) > 0)
+      body.append(buffer, n);
+  }
+  close(fd);
+  return body;
 }
 
 bool Sanitized() {

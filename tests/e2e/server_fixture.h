@@ -80,6 +80,9 @@ v1::GenerateRequest GreedyRequest(const std::vector<uint32_t>& prompt,
 // `count` ids of bytes after BOS, fixed by the seed.
 std::vector<uint32_t> RandomPrompt(uint64_t seed, int64_t count);
 
+// What GET answers on loopback, headers and all.
+std::string HttpGet(int port, const std::string& path);
+
 // Whether this build is slowed down by a sanitizer.
 bool Sanitized();
 

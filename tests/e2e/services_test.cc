@@ -1,9 +1,5 @@
 // Health, reflection, metrics and Control, as their public tools see them.
 
-#include <arpa/inet.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <future>
 #include <thread>
@@ -142,29 +138,6 @@ TEST(ServicesTest, MalformedMessagesAreInvalidArguments) {
     }
   }
   server.ExpectIdle();
-}
-
-// The body of http://127.0.0.1:port/path.
-std::string HttpGet(int port, const std::string& path) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::string body;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) ==
-      0) {
-    const std::string request = "GET " + path +
-                                " HTTP/1.1\r\nHost: localhost\r\n"
-                                "Connection: close\r\n\r\n";
-    EXPECT_EQ(send(fd, request.data(), request.size(), 0), request.size());
-    char buffer[4096];
-    ssize_t n;
-    while ((n = recv(fd, buffer, sizeof(buffer), 0)) > 0)
-      body.append(buffer, n);
-  }
-  close(fd);
-  return body;
 }
 
 TEST(ServicesTest, MetricsCountWhatRan) {

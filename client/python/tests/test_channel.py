@@ -60,6 +60,31 @@ def test_metadata_is_sent_with_every_call() -> None:
             assert received.items() >= metadata.items()
 
 
+@pytest.mark.parametrize("cls", [Client, AsyncClient])
+@pytest.mark.parametrize(("api_key", "metadata"), [("", {}), ("a b", {}), ("a\n", {}), ("é", {}),
+                                                   ("k", {"authorization": "x"})])  # fmt: skip
+def test_api_keys_are_checked(cls: Any, api_key: str, metadata: dict[str, str]) -> None:
+    with pytest.raises(RecurveError) as error:
+        cls(api_key=api_key, metadata=metadata)
+    assert error.value.field == "api_key"
+
+
+def test_the_api_key_is_sent_with_every_call() -> None:
+    async def main(address: str) -> None:
+        async with AsyncClient(address, api_key="k-1") as client:
+            await client.generate([1]).result()
+            await client.model_info()
+
+    with FakeServer([Try(tokens=1)]) as server:
+        with Client(server.address, api_key="k-1", metadata={"x": "y"}) as client:
+            client.generate([1]).result()
+            client.model_info()
+        asyncio.run(main(server.address))
+        assert len(server.metadata) == 4
+        for received in server.metadata:
+            assert received["authorization"] == "Bearer k-1"
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     """A self-signed certificate of "recurve.test", for both sides."""

@@ -157,6 +157,7 @@ class AsyncClient:
         server: str = "127.0.0.1:50051",
         *,
         tls: _channel.Tls | None = None,
+        api_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
         retry: RetryPolicy = RetryPolicy(),
@@ -165,7 +166,7 @@ class AsyncClient:
         Attempts(retry, timeout)  # refuses a timeout that no call could have
         self._timeout = timeout
         self._retry = retry
-        self._metadata = _channel.check_metadata(metadata or {})
+        self._metadata = _channel.check_metadata(metadata or {}, api_key)
         target = _channel.target(server)
         options = _channel.options(tls, max_receive_bytes)
         self._channel = (

@@ -70,7 +70,7 @@ def options(tls: Tls | None, max_receive_bytes: int) -> list[tuple[str, int | st
     return result
 
 
-def check_metadata(metadata: Mapping[str, str]) -> Metadata:
+def check_metadata(metadata: Mapping[str, str], api_key: str | None = None) -> Metadata:
     """The headers of every call, refused here rather than in each call."""
     for key, value in metadata.items():
         # Without its text: it may be a secret.
@@ -80,7 +80,13 @@ def check_metadata(metadata: Mapping[str, str]) -> Metadata:
             raise invalid("metadata", f"has the key {key!r}; 'grpc-' is gRPC's own")
         if not re.fullmatch(r"[\x20-\x7e]*", value):
             raise invalid("metadata", f"has a value of {key!r} that is not printable ASCII")
-    return tuple(metadata.items())
+    if api_key is None:
+        return tuple(metadata.items())
+    if not re.fullmatch(r"[\x21-\x7e]+", api_key):
+        raise invalid("api_key", "is empty or has characters that are not printable ASCII")
+    if "authorization" in metadata:
+        raise invalid("api_key", "is given together with metadata 'authorization'")
+    return (*metadata.items(), ("authorization", f"Bearer {api_key}"))
 
 
 def _read(field: str, path: str | os.PathLike[str] | None) -> bytes | None:

@@ -143,9 +143,10 @@ class Client:
     Args:
       server: HOST:PORT; an IPv6 address goes in brackets.
       tls: None: plaintext.
-      metadata: headers of every call, e.g. {"authorization": "Bearer …"} for a
-        proxy that checks API keys. Keys in lower case. Without `tls` they travel
-        as they are.
+      api_key: sent with every call, for a server with API keys. Without `tls` it
+        travels as it is.
+      metadata: headers of every call, e.g. for a proxy. Keys in lower case.
+        Without `tls` they travel as they are.
       timeout: seconds that each call has, retries and waits included, where the
         call does not say; None: no limit.
       retry: see `RetryPolicy`.
@@ -164,6 +165,7 @@ class Client:
         server: str = "127.0.0.1:50051",
         *,
         tls: _channel.Tls | None = None,
+        api_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
         retry: RetryPolicy = RetryPolicy(),
@@ -172,7 +174,7 @@ class Client:
         Attempts(retry, timeout)  # refuses a timeout that no call could have
         self._timeout = timeout
         self._retry = retry
-        self._metadata = _channel.check_metadata(metadata or {})
+        self._metadata = _channel.check_metadata(metadata or {}, api_key)
         target = _channel.target(server)
         options = _channel.options(tls, max_receive_bytes)
         self._channel = (

@@ -1,0 +1,258 @@
+#include "server/tenants.h"
+
+#include <openssl/crypto.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "spdlog/spdlog.h"
+
+namespace recurve {
+namespace {
+
+constexpr int64_t kMaxFileBytes = 1 << 20;
+constexpr std::chrono::milliseconds kLongestRetry{86'400'000};
+
+absl::string_view View(grpc::string_ref text) {
+  return {text.data(), text.size()};
+}
+
+}  // namespace
+
+Tenant::Tenant(std::string name, Metrics* metrics)
+    : name_(std::move(name)), metrics_(metrics) {}
+
+bool Tenant::admin() const {
+  MutexLock lock(&mu_);
+  return admin_;
+}
+
+void Tenant::Configure(const TenantEntry& entry) {
+  MutexLock lock(&mu_);
+  admin_ = entry.admin;
+  limits_ = entry.limits;
+  const auto now = std::chrono::steady_clock::now();
+  if (!limits_.rate) {
+    bucket_.reset();
+  } else if (bucket_) {
+    bucket_->SetLimits(limits_.rate->tokens_per_second, limits_.rate->burst,
+                       now);
+  } else {
+    bucket_.emplace(limits_.rate->tokens_per_second, limits_.rate->burst, now);
+  }
+}
+
+absl::Status Tenant::OpenStream() {
+  MutexLock lock(&mu_);
+  if (limits_.max_streams && streams_ >= *limits_.max_streams) {
+    metrics_->OnTenantRefused(name_, "streams");
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "tenant ", name_, " has ", streams_,
+        " streams open; its max_streams is ", *limits_.max_streams));
+  }
+  ++streams_;
+  metrics_->AddTenantStreams(name_, 1);
+  return absl::OkStatus();
+}
+
+void Tenant::CloseStream() {
+  MutexLock lock(&mu_);
+  --streams_;
+  metrics_->AddTenantStreams(name_, -1);
+}
+
+absl::StatusOr<int64_t> Tenant::TakeTokens(
+    int64_t count, std::chrono::milliseconds* retry_after) {
+  MutexLock lock(&mu_);
+  if (!bucket_) return 0;
+  const auto now = std::chrono::steady_clock::now();
+  if (bucket_->Take(count, now)) return count;
+  *retry_after = std::clamp(bucket_->Wait(count, now),
+                            std::chrono::milliseconds(1), kLongestRetry);
+  metrics_->OnTenantRefused(name_, "tokens");
+  return absl::ResourceExhaustedError(
+      absl::StrCat("tenant ", name_, " has no ", count,
+                   " tokens (prompt and most that may be generated) left; its "
+                   "tokens_per_second is ",
+                   limits_.rate->tokens_per_second, " with a token_burst of ",
+                   limits_.rate->burst));
+}
+
+void Tenant::GiveTokens(int64_t count) {
+  MutexLock lock(&mu_);
+  if (bucket_) bucket_->Give(count);
+}
+
+StreamTicket& StreamTicket::operator=(StreamTicket&& other) noexcept {
+  if (this != &other) {
+    Close();
+    tenant_ = std::move(other.tenant_);
+    charged_ = std::exchange(other.charged_, 0);
+    unused_ = std::exchange(other.unused_, 0);
+    admitted_ = other.admitted_;
+  }
+  return *this;
+}
+
+absl::Status StreamTicket::Charge(int64_t append, int64_t generate,
+                                  std::chrono::milliseconds* retry_after) {
+  if (tenant_ == nullptr) return absl::OkStatus();
+  Settle();
+  RECURVE_ASSIGN_OR_RETURN(charged_,
+                           tenant_->TakeTokens(append + generate, retry_after));
+  unused_ = charged_ > 0 ? generate : 0;
+  if (!std::exchange(admitted_, true)) {
+    tenant_->metrics().OnTenantAdmitted(tenant_->name());
+  }
+  return absl::OkStatus();
+}
+
+void StreamTicket::Settle() {
+  if (unused_ > 0) tenant_->GiveTokens(unused_);
+  charged_ = unused_ = 0;
+}
+
+void StreamTicket::Refund() {
+  if (charged_ > 0) tenant_->GiveTokens(charged_);
+  charged_ = unused_ = 0;
+}
+
+void StreamTicket::Close() {
+  if (tenant_ == nullptr) return;
+  Settle();
+  tenant_->CloseStream();
+  tenant_.reset();
+}
+
+absl::StatusOr<std::unique_ptr<Tenants>> Tenants::Load(const std::string& path,
+                                                       Metrics* metrics) {
+  auto tenants = std::unique_ptr<Tenants>(new Tenants(path, metrics));
+  RECURVE_ASSIGN_OR_RETURN(tenants->version_, tenants->Version());
+  RECURVE_RETURN_IF_ERROR(tenants->Read());
+  return tenants;
+}
+
+absl::StatusOr<Tenants::FileVersion> Tenants::Version() const {
+  struct stat info;
+  if (stat(path_.c_str(), &info) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--api-keys-file ", path_, " cannot be read: ", std::strerror(errno)));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--api-keys-file ", path_, " is not a file"));
+  }
+  const auto nanoseconds = [](const timespec& t) {
+    return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+  };
+  return FileVersion(info.st_dev, info.st_ino, info.st_size,
+                     nanoseconds(info.st_mtim), nanoseconds(info.st_ctim));
+}
+
+absl::Status Tenants::Read() {
+  std::ifstream file(path_, std::ios::binary);
+  std::string text(kMaxFileBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file.is_open() || file.bad()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--api-keys-file ", path_, " cannot be read"));
+  }
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (static_cast<int64_t>(text.size()) > kMaxFileBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--api-keys-file ", path_, " has more than ", kMaxFileBytes, " bytes"));
+  }
+  const auto entries = ParseApiKeys(text);
+  if (!entries.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--api-keys-file ", path_, ", ", entries.status().message()));
+  }
+  auto keys = std::make_shared<std::vector<Key>>();
+  for (const TenantEntry& entry : *entries) {
+    std::shared_ptr<Tenant>& tenant = all_[entry.name];
+    if (tenant == nullptr) {
+      tenant = std::make_shared<Tenant>(entry.name, metrics_);
+    }
+    tenant->Configure(entry);
+    for (const KeyDigest& digest : entry.keys)
+      keys->push_back({digest, tenant});
+  }
+  spdlog::info("API keys: {} keys of {} tenants", keys->size(),
+               entries->size());
+  MutexLock lock(&mu_);
+  keys_ = std::move(keys);
+  return absl::OkStatus();
+}
+
+void Tenants::ReloadIfChanged() {
+  const absl::StatusOr<FileVersion> now = Version();
+  const std::optional<FileVersion> version =
+      now.ok() ? std::optional(*now) : std::nullopt;
+  if (version == version_) return;
+  version_ = version;
+  const absl::Status status = now.ok() ? Read() : now.status();
+  if (!status.ok()) {
+    spdlog::error("the API keys stay as they were: {}",
+                  std::string(status.message()));
+  }
+}
+
+absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
+    const Metadata& metadata) {
+  constexpr absl::string_view kScheme = "Bearer ";
+  const auto [first, last] = metadata.equal_range("authorization");
+  const absl::string_view value =
+      first == last ? absl::string_view() : View(first->second);
+  if (first == last || std::next(first) != last ||
+      !absl::StartsWithIgnoreCase(value, kScheme) ||
+      value.size() == kScheme.size()) {
+    metrics_->OnUnauthenticated("missing");
+    return absl::UnauthenticatedError(
+        "an API key is needed; expected one metadata entry 'authorization: "
+        "Bearer KEY'");
+  }
+  const KeyDigest digest = DigestOfKey(value.substr(kScheme.size()));
+  std::shared_ptr<const std::vector<Key>> keys;
+  {
+    MutexLock lock(&mu_);
+    keys = keys_;
+  }
+  // All of them, each in constant time: how long it takes tells nothing.
+  const Key* found = nullptr;
+  for (const Key& key : *keys) {
+    if (CRYPTO_memcmp(key.digest.data(), digest.data(), digest.size()) == 0) {
+      found = &key;
+    }
+  }
+  if (found == nullptr) {
+    metrics_->OnUnauthenticated("unknown");
+    return absl::UnauthenticatedError("the API key is not known");
+  }
+  return found->tenant;
+}
+
+absl::Status Tenants::AuthorizeAdmin(const Metadata& metadata) {
+  RECURVE_ASSIGN_OR_RETURN(const std::shared_ptr<Tenant> tenant,
+                           Authenticate(metadata));
+  if (tenant->admin()) return absl::OkStatus();
+  metrics_->OnTenantRefused(tenant->name(), "admin");
+  return absl::PermissionDeniedError(absl::StrCat(
+      "tenant ", tenant->name(), " is no admin; Abort and Drain need one"));
+}
+
+absl::StatusOr<StreamTicket> Tenants::OpenStream(const Metadata& metadata) {
+  RECURVE_ASSIGN_OR_RETURN(std::shared_ptr<Tenant> tenant,
+                           Authenticate(metadata));
+  RECURVE_RETURN_IF_ERROR(tenant->OpenStream());
+  return StreamTicket(std::move(tenant));
+}
+
+}  // namespace recurve

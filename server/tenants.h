@@ -1,0 +1,149 @@
+#ifndef RECURVE_SERVER_TENANTS_H_
+#define RECURVE_SERVER_TENANTS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "grpcpp/support/string_ref.h"
+#include "server/api_keys.h"
+#include "server/metrics.h"
+#include "server/token_bucket.h"
+
+namespace recurve {
+
+// One of those who may call, with what it uses now. Thread-safe.
+class Tenant {
+ public:
+  // `metrics` outlives the tenant.
+  Tenant(std::string name, Metrics* metrics);
+
+  const std::string& name() const { return name_; }
+  bool admin() const;
+  // What is in use stays in use, also where it is above the new limits.
+  void Configure(const TenantEntry& entry);
+
+  // Takes one of the tenant's streams; ResourceExhausted when all are taken.
+  absl::Status OpenStream();
+  void CloseStream();
+
+  // Takes tokens off the tenant's rate. Returns how many were taken: all, or
+  // none where there is no limit. ResourceExhausted when there are not enough
+  // now; `*retry_after` is then when there will be.
+  absl::StatusOr<int64_t> TakeTokens(int64_t count,
+                                     std::chrono::milliseconds* retry_after);
+  void GiveTokens(int64_t count);
+
+  Metrics& metrics() { return *metrics_; }
+
+ private:
+  const std::string name_;
+  Metrics* const metrics_;
+  mutable Mutex mu_;
+  bool admin_ ABSL_GUARDED_BY(mu_) = false;
+  TenantLimits limits_ ABSL_GUARDED_BY(mu_);
+  int64_t streams_ ABSL_GUARDED_BY(mu_) = 0;
+  std::optional<TokenBucket> bucket_ ABSL_GUARDED_BY(mu_);
+};
+
+// What one call uses of its tenant; gives it back at the latest when destroyed.
+// An empty one, of a server without keys, limits nothing. Not thread-safe.
+class StreamTicket {
+ public:
+  StreamTicket() = default;
+  // The tenant has opened a stream, which is the ticket's from now on.
+  explicit StreamTicket(std::shared_ptr<Tenant> tenant)
+      : tenant_(std::move(tenant)) {}
+  ~StreamTicket() { Close(); }
+  StreamTicket(const StreamTicket&) = delete;
+  StreamTicket& operator=(const StreamTicket&) = delete;
+  StreamTicket(StreamTicket&&) = default;
+  StreamTicket& operator=(StreamTicket&& other) noexcept;
+
+  // Takes the tokens of a command: what it appends and all that it may
+  // generate. Errors as Tenant::TakeTokens.
+  absl::Status Charge(int64_t append, int64_t generate,
+                      std::chrono::milliseconds* retry_after);
+  // One token of the command was generated.
+  void CountToken() {
+    if (unused_ > 0) --unused_;
+  }
+  // The command is done: gives back what it did not generate.
+  void Settle();
+  // The command was refused: gives back all of it.
+  void Refund();
+  // Settles, and gives the stream back.
+  void Close();
+
+ private:
+  std::shared_ptr<Tenant> tenant_;  // null: nothing is held
+  int64_t charged_ = 0;             // for the command at work
+  int64_t unused_ = 0;              // of it, tokens that may yet be generated
+  bool admitted_ = false;           // a command was
+};
+
+// The tenants of a keys file, and who of them a call is from.
+//
+// Thread safety: all methods but ReloadIfChanged may be called from any thread.
+class Tenants {
+ public:
+  using Metadata = std::multimap<grpc::string_ref, grpc::string_ref>;
+
+  // InvalidArgument, with the file and what is wrong, when it cannot be used.
+  // `metrics` outlives the object and all tickets.
+  static absl::StatusOr<std::unique_ptr<Tenants>> Load(const std::string& path,
+                                                       Metrics* metrics);
+
+  // The tenant whose key is in the metadata (`authorization: Bearer KEY`).
+  // Unauthenticated when there is none or it is not known. Takes the same time
+  // whichever key it is.
+  absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
+      const Metadata& metadata);
+  // As Authenticate; PermissionDenied if the tenant is no admin.
+  absl::Status AuthorizeAdmin(const Metadata& metadata);
+  // As Authenticate; ResourceExhausted if the tenant has no stream left.
+  absl::StatusOr<StreamTicket> OpenStream(const Metadata& metadata);
+
+  // Reads the file again if it has changed; one that cannot be used leaves all
+  // as it is, and the log says why. Streams of tenants that are gone run on.
+  // Call it from one thread.
+  void ReloadIfChanged();
+
+ private:
+  // Device, inode, size, modification and status change in nanoseconds.
+  using FileVersion = std::tuple<uint64_t, uint64_t, int64_t, int64_t, int64_t>;
+  struct Key {
+    KeyDigest digest;
+    std::shared_ptr<Tenant> tenant;
+  };
+
+  Tenants(std::string path, Metrics* metrics)
+      : path_(std::move(path)), metrics_(metrics) {}
+  absl::StatusOr<FileVersion> Version() const;
+  // Reads the file and makes it count.
+  absl::Status Read();
+
+  const std::string path_;
+  Metrics* const metrics_;
+  // Of the file that was last tried; nothing when it was not there.
+  std::optional<FileVersion> version_;
+  // Also those that are no longer in the file: what they use is not forgotten
+  // when they come back.
+  std::map<std::string, std::shared_ptr<Tenant>> all_;
+
+  Mutex mu_;
+  std::shared_ptr<const std::vector<Key>> keys_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_TENANTS_H_

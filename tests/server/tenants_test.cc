@@ -1,0 +1,191 @@
+#include "server/tenants.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace recurve {
+namespace {
+
+using testing::HasSubstr;
+
+class TenantsTest : public testing::Test {
+ protected:
+  TenantsTest() {
+    std::string name = testing::TempDir() + "recurve_keys_XXXXXX";
+    folder_ = mkdtemp(name.data());
+    path_ = folder_ + "/keys";
+  }
+  ~TenantsTest() override { std::filesystem::remove_all(folder_); }
+
+  static std::string Line(const std::string& name, const std::string& key,
+                          const std::string& more = "") {
+    const KeyDigest digest = DigestOfKey(key);
+    return absl::StrCat(
+        name, " sha256=",
+        absl::BytesToHexString(absl::string_view(
+            reinterpret_cast<const char*>(digest.data()), digest.size())),
+        " ", more, "\n");
+  }
+  void Write(const std::string& text) const {
+    std::ofstream(path_ + ".new") << text;
+    std::filesystem::rename(path_ + ".new", path_);
+  }
+  std::unique_ptr<Tenants> Load() {
+    return Tenants::Load(path_, &metrics_).value();
+  }
+  std::string LoadError() {
+    return std::string(Tenants::Load(path_, &metrics_).status().message());
+  }
+  static absl::StatusOr<std::string> Who(Tenants& tenants,
+                                         const std::string& value) {
+    const Tenants::Metadata metadata = {{"authorization", value}, {"x", "y"}};
+    const auto tenant = tenants.Authenticate(metadata);
+    if (!tenant.ok()) return tenant.status();
+    return (*tenant)->name();
+  }
+  static absl::StatusOr<StreamTicket> Open(Tenants& tenants,
+                                           const std::string& value) {
+    const Tenants::Metadata metadata = {{"authorization", value}};
+    return tenants.OpenStream(metadata);
+  }
+
+  Metrics metrics_;
+  std::string folder_;
+  std::string path_;
+};
+
+TEST_F(TenantsTest, KnowsTenantsByTheirKeys) {
+  Write(Line("a", "key-a") + Line("b", "key-b"));
+  const auto tenants = Load();
+  EXPECT_EQ(Who(*tenants, "Bearer key-a").value(), "a");
+  EXPECT_EQ(Who(*tenants, "bearer key-b").value(), "b");
+  for (const char* value : {"", "Bearer", "Bearer ", "Basic key-a", "key-a"}) {
+    const absl::Status status = Who(*tenants, value).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << value;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("'authorization: "));
+  }
+  for (const char* value : {"Bearer key-", "Bearer key-a ", "Bearer  key-a"}) {
+    const absl::Status status = Who(*tenants, value).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << value;
+    EXPECT_EQ(status.message(), "the API key is not known");
+  }
+  const Tenants::Metadata two = {{"authorization", "Bearer key-a"},
+                                 {"authorization", "Bearer key-b"}};
+  EXPECT_EQ(tenants->Authenticate(two).status().code(),
+            absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(tenants->Authenticate({}).status().code(),
+            absl::StatusCode::kUnauthenticated);
+}
+
+TEST_F(TenantsTest, RefusesFilesThatCannotBeUsed) {
+  EXPECT_THAT(LoadError(), HasSubstr("--api-keys-file " + path_ +
+                                     " cannot be read: No such file"));
+  std::filesystem::create_directory(path_);
+  EXPECT_THAT(LoadError(), HasSubstr("is not a file"));
+  std::filesystem::remove(path_);
+  Write("a max_streams=0");
+  EXPECT_THAT(LoadError(), HasSubstr("--api-keys-file " + path_ +
+                                     ", line 1, tenant a: max_streams is 0"));
+  Write(std::string((1 << 20) + 1, '\n'));
+  EXPECT_THAT(LoadError(), HasSubstr("more than 1048576 bytes"));
+}
+
+TEST_F(TenantsTest, ReadsAChangedFileAndKeepsTheKeysWhenItIsBad) {
+  Write(Line("a", "key-a"));
+  const auto tenants = Load();
+  tenants->ReloadIfChanged();
+  EXPECT_TRUE(Who(*tenants, "Bearer key-a").ok());
+  Write(Line("a", "key-a", "max_streams=0") + Line("b", "key-b"));
+  tenants->ReloadIfChanged();
+  EXPECT_TRUE(Who(*tenants, "Bearer key-a").ok());
+  EXPECT_FALSE(Who(*tenants, "Bearer key-b").ok());
+  std::filesystem::remove(path_);
+  tenants->ReloadIfChanged();
+  EXPECT_TRUE(Who(*tenants, "Bearer key-a").ok());
+  Write(Line("b", "key-b"));
+  tenants->ReloadIfChanged();
+  EXPECT_FALSE(Who(*tenants, "Bearer key-a").ok());
+  EXPECT_TRUE(Who(*tenants, "Bearer key-b").ok());
+}
+
+TEST_F(TenantsTest, StreamsAreCountedThroughReloads) {
+  Write(Line("a", "key", "max_streams=2"));
+  const auto tenants = Load();
+  auto first = Open(*tenants, "Bearer key");
+  auto second = Open(*tenants, "Bearer key");
+  ASSERT_TRUE(first.ok() && second.ok());
+  const absl::Status full = Open(*tenants, "Bearer key").status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(full.message(),
+            "tenant a has 2 streams open; its max_streams is 2");
+  Write(Line("b", "key-b"));
+  tenants->ReloadIfChanged();
+  EXPECT_FALSE(Open(*tenants, "Bearer key").ok());
+  Write(Line("a", "key", "max_streams=1"));  // what is open counts
+  tenants->ReloadIfChanged();
+  first->Close();
+  EXPECT_EQ(Open(*tenants, "Bearer key").status().code(),
+            absl::StatusCode::kResourceExhausted);
+  first->Close();  // once is enough
+  StreamTicket moved = *std::move(second);
+  EXPECT_FALSE(Open(*tenants, "Bearer key").ok());
+  moved = StreamTicket();
+  EXPECT_TRUE(Open(*tenants, "Bearer key").ok());
+  EXPECT_TRUE(
+      Open(*tenants, "Bearer key").ok());  // the destructor gave it back
+}
+
+TEST_F(TenantsTest, TokensAreTakenAndWhatIsNotUsedGivenBack) {
+  // So slow that what flows in during the test does not matter.
+  Write(Line("a", "key", "tokens_per_second=1 token_burst=1000000"));
+  const auto tenants = Load();
+  std::chrono::milliseconds retry{0};
+  auto ticket = Open(*tenants, "Bearer key");
+  ASSERT_TRUE(ticket.ok());
+  ASSERT_TRUE(ticket->Charge(100'000, 800'000, &retry).ok());
+  auto other = Open(*tenants, "Bearer key");
+  const absl::Status none = other->Charge(100'000, 100'000, &retry);
+  EXPECT_EQ(none.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(none.message()),
+              HasSubstr("tenant a has no 200000 tokens"));
+  EXPECT_THAT(
+      std::string(none.message()),
+      HasSubstr("tokens_per_second is 1 with a token_burst of 1000000"));
+  EXPECT_GT(retry, std::chrono::seconds(10'000));
+  EXPECT_LE(retry, std::chrono::hours(24));
+  // One token was generated and 100000 were appended.
+  ticket->CountToken();
+  ticket->Settle();
+  ticket->Settle();
+  ASSERT_TRUE(ticket->Charge(800'000, 0, &retry).ok());
+  EXPECT_FALSE(other->Charge(200'000, 0, &retry).ok());
+  ticket->Refund();
+  EXPECT_TRUE(other->Charge(800'000, 50'000, &retry).ok());
+  other->Close();  // gives back what may still have been generated
+  EXPECT_TRUE(ticket->Charge(0, 80'000, &retry).ok());
+}
+
+TEST_F(TenantsTest, AdminsAreThoseOfTheFile) {
+  Write(Line("a", "key-a") + Line("ops", "key-o", "admin=true"));
+  const auto tenants = Load();
+  const auto admin = [&](const std::string& value) {
+    const Tenants::Metadata metadata = {{"authorization", value}};
+    return tenants->AuthorizeAdmin(metadata);
+  };
+  EXPECT_TRUE(admin("Bearer key-o").ok());
+  EXPECT_EQ(admin("Bearer key-a").code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(admin("Bearer x").code(), absl::StatusCode::kUnauthenticated);
+  Write(Line("a", "key-a", "admin=true") + Line("ops", "key-o"));
+  tenants->ReloadIfChanged();
+  EXPECT_TRUE(admin("Bearer key-a").ok());
+  EXPECT_FALSE(admin("Bearer key-o").ok());
+}
+
+}  // namespace
+}  // namespace recurve
