@@ -87,8 +87,8 @@ inline constexpr uint32_t kTpaOctetBytes = 16 * kTpaPageTokens;
 // columns, for the turn of one of them.
 inline constexpr int kTpaConsumerBarrier = 15;
 inline constexpr int kTpaLaneBarrier = 13;  // and 14
-inline constexpr int kTpaGroupBarrier = 1;  // to 4
-inline constexpr int kTpaTurnBarrier = 5;   // to 8
+inline constexpr int kTpaGroupBarrier = 1;  // and 2
+inline constexpr int kTpaTurnBarrier = 5;   // and 6
 // For the warp that copies for a lane, until the first queries are asked for.
 inline constexpr int kTpaQueryBarrier = 9;  // and 10
 
