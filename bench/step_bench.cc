@@ -276,7 +276,7 @@ StepBatch MakeBatch(int64_t batch, int64_t context, int64_t count,
           static_cast<int32_t>((b * 7919 + t * 104729) % vocab));
       step.positions.push_back(t);
       step.row_sequence.push_back(static_cast<int32_t>(b));
-      step.generated.push_back(generated ? 1 : 0);
+      step.kinds.push_back(generated ? TokenKind::kStep : TokenKind::kPrompt);
     }
     step.query_start.push_back(static_cast<int32_t>(step.tokens.size()));
     for (int64_t p = 0; p < step.page_table_stride; ++p)

@@ -87,6 +87,9 @@ class Backend : public CacheStorage {
   // 0 of each is the sink for padding rows.
   virtual absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) = 0;
 
+  // ModelInfo::chunk_multiple, once a model is built.
+  virtual int64_t chunk_multiple() const { return 1; }
+
   // Rows for the largest step.
   virtual absl::StatusOr<Activations> AllocateActivations(int64_t cols) = 0;
 

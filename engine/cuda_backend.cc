@@ -11,6 +11,8 @@
 #include "base/status_macros.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/glu/glu_cuda.h"
+#include "kernels/linear_attn/linear_prefill_cuda.h"
+#include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_scan_cuda.h"
 #include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
@@ -25,10 +27,6 @@ namespace {
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr auto kHost = CudaMemory::Kind::kHost;
 
-// Prompt tokens attend by rows of so many, so many rows a launch: what the
-// decode kernel takes at most, and a bound on its partial results.
-constexpr int64_t kPieceTokens = 8;
-constexpr int64_t kPieceRows = 32;
 constexpr int64_t kMaxRows = 65535;        // of a launch
 constexpr int64_t kLogitBytes = 64 << 20;  // of logits on the device, about
 
@@ -183,12 +181,15 @@ absl::Status CudaBackend::Init() {
   RECURVE_RETURN_IF_ERROR(FindCudaDevice().status());
   RECURVE_RETURN_IF_ERROR(CudaStatus(
       cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
-  RECURVE_RETURN_IF_ERROR(CudaStatus(GetTpaDevice(&tpa_device_), "device"));
+  RECURVE_RETURN_IF_ERROR(CudaStatus(GetTpaDevice(&device_), "device"));
   RECURVE_ASSIGN_OR_RETURN(loader_, CudaWeightLoader::Create(&pool_, stream_));
   RECURVE_ASSIGN_OR_RETURN(cublas_, CublasMatmul::Create());
   row_capacity_ =
       std::max(options_.max_tokens, BucketOf(options_.max_sequences));
-  piece_capacity_ = options_.max_tokens + kPieceTokens * options_.max_sequences;
+  tpa_.emplace(CudaTpa::Options{tpa_element(), options_.max_tokens,
+                                BucketOf(options_.max_sequences),
+                                options_.max_pages, row_capacity_},
+               device_);
   return absl::OkStatus();
 }
 
@@ -313,7 +314,7 @@ absl::StatusOr<PositionId> CudaBackend::LoadPosition(
           copy(LrpePhaseSteps(config.theta), &position.phase_steps));
     }
   }
-  const int64_t bytes = (row_capacity_ + piece_capacity_) * position.angles *
+  const int64_t bytes = (row_capacity_ + tpa_->piece_rows()) * position.angles *
                         static_cast<int64_t>(sizeof(float));
   for (CudaMemory* table : {&position.cos, &position.sin}) {
     RECURVE_ASSIGN_OR_RETURN(
@@ -324,20 +325,7 @@ absl::StatusOr<PositionId> CudaBackend::LoadPosition(
 }
 
 TpaCacheId CudaBackend::AddTpaCache(const TpaShape& shape) {
-  const auto same = [&](const TpaPlans& plans) {
-    const TpaShape& s = plans.shape;
-    return s.num_heads == shape.num_heads && s.head_dim == shape.head_dim &&
-           s.value_dim == shape.value_dim && s.q_rank == shape.q_rank &&
-           s.kv_rank == shape.kv_rank;
-  };
-  auto plans = std::find_if(tpa_plans_.begin(), tpa_plans_.end(), same);
-  if (plans == tpa_plans_.end()) {
-    tpa_plans_.emplace_back();
-    plans = std::prev(tpa_plans_.end());
-    plans->shape = shape;
-  }
-  tpa_caches_.push_back(
-      {static_cast<size_t>(plans - tpa_plans_.begin()), page_elements_});
+  tpa_caches_.push_back({tpa_->AddShape(shape), page_elements_});
   // Every layer's part of a page begins at a multiple of 256 bytes.
   page_elements_ +=
       RoundUp(TpaPageLayout(shape, TpaPageOrder::kOctets).page_elements, 128);
@@ -401,63 +389,15 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
       greedy_host_,
       CudaMemory::Allocate(kHost, row_capacity_ * 4, "sampled tokens"));
 
-  // Partial results and gathered queries of the largest attention launches.
-  int64_t scratch = 0;
-  int64_t queries = 0;
-  int64_t attended = 0;
-  for (TpaPlans& plans : tpa_plans_) {
-    const int64_t bucket = BucketOf(options_.max_sequences);
-    for (const auto& [rows, tokens] :
-         {std::pair(bucket, int64_t{1}), std::pair(kPieceRows, kPieceTokens)}) {
-      RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
-                               Plan(plans, rows, tokens));
-      const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
-      if (!TpaDecodeHolds(*plan, static_cast<int>(rows), pages)) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "the GPU does not support ", rows, " sequences of ",
-            kTpaPageTokens * pages, " tokens in a step: at most ", INT32_MAX,
-            " tokens together, and a few million each (lower --max-num-seqs "
-            "or --max-model-len)"));
-      }
-      plans.schedule_bytes =
-          std::max(plans.schedule_bytes,
-                   TpaScheduleBytes(*plan, static_cast<int>(rows), pages));
-      scratch = std::max(
-          scratch, TpaDecodeScratch(plans.shape, *plan, static_cast<int>(rows),
-                                    static_cast<int>(tokens),
-                                    kTpaPageTokens * options_.max_pages)
-                       .bytes);
-    }
-    const TpaShape& s = plans.shape;
-    const int64_t most = std::max(kPieceRows * kPieceTokens, bucket);
-    queries = std::max(
-        queries, most * (s.q_rank > 0 ? s.q_rank * (s.num_heads + s.head_dim)
-                                      : s.num_heads * s.head_dim));
-    attended = std::max(attended, most * s.num_heads * s.value_dim);
-  }
-  for (TpaPlans& plans : tpa_plans_) {
-    plans.schedules.emplace_back();
-    RECURVE_RETURN_IF_ERROR(
-        allocate(&plans.schedules.back(), plans.schedule_bytes, "schedules"));
-  }
-  RECURVE_RETURN_IF_ERROR(
-      allocate(&tpa_scratch_, scratch,
-               "partial results of attention; lower --max-num-seqs or "
-               "--max-model-len"));
-  RECURVE_RETURN_IF_ERROR(
-      allocate(&queries_, queries * float_bytes, "queries"));
-  RECURVE_RETURN_IF_ERROR(
-      allocate(&attended_, attended * float_bytes, "attention"));
+  if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
 
-  // A step: numbers of each row, of each sequence with its pages, and of each
-  // piece's rows with theirs; some room for alignment.
+  // A step: numbers of each row, of each sequence with its pages, and what
+  // attention adds; some room for alignment.
   const int64_t sequences = BucketOf(options_.max_sequences);
-  const int64_t piece_rows =
-      piece_capacity_ / kPieceTokens + options_.max_sequences;
   const int64_t page_bytes = 4 * std::max<int64_t>(options_.max_pages, 1);
-  RECURVE_RETURN_IF_ERROR(step_.Allocate(
-      32 * row_capacity_ + (64 + page_bytes) * sequences +
-      16 * piece_capacity_ + (64 + page_bytes) * piece_rows + 4096));
+  RECURVE_RETURN_IF_ERROR(step_.Allocate(32 * row_capacity_ +
+                                         (64 + page_bytes) * sequences +
+                                         tpa_->step_bytes() + 4096));
   return CudaStatus(cudaDeviceSynchronize(), "allocating");
 }
 
@@ -483,20 +423,20 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   batch_ = &batch;
   decode_ =
       batch.num_tokens() == batch.num_sequences() &&
-      static_cast<int64_t>(batch.generated.size()) == batch.num_tokens() &&
-      std::all_of(batch.generated.begin(), batch.generated.end(),
-                  [](uint8_t generated) { return generated != 0; });
+      static_cast<int64_t>(batch.kinds.size()) == batch.num_tokens() &&
+      std::all_of(batch.kinds.begin(), batch.kinds.end(),
+                  [](TokenKind kind) { return kind == TokenKind::kStep; });
   graph_ = nullptr;
   replay_ = capturing_ = false;
   runs_.clear();
-  pieces_.clear();
-  piece_rows_ = 0;
   step_.Clear();
   if (decode_) {
     FillDecode(batch);
   } else {
     FillMixed(batch);
-    if (!tpa_caches_.empty()) FillPieces(batch);
+    const std::vector<StepRun> runs = StepRuns(batch);
+    Check(tpa_->BeginMixed(batch, runs, &step_));
+    AddLinearGroups(batch, runs);
   }
   Check(step_.Copy(stream_), "copying a step");
   if (decode_ && options_.graphs) {
@@ -510,7 +450,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   }
   if (active()) {
     ComputeTables();
-    ComputeSchedules();
+    Check(tpa_->LaunchSchedules(stream_));
   }
   return status_;
 }
@@ -546,6 +486,7 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
     }
   }
   query_start[rows_] = static_cast<int32_t>(rows_);
+  tpa_->BeginDecode(rows_, lengths_, page_table_, page_stride_);
 }
 
 void CudaBackend::FillMixed(const StepBatch& batch) {
@@ -564,7 +505,7 @@ void CudaBackend::FillMixed(const StepBatch& batch) {
   copy(batch.page_table, &page_table_);
   copy(batch.logit_rows, &logit_rows_);
   const auto generated = [&](int64_t row) {
-    return !batch.generated.empty() && batch.generated[row] != 0;
+    return !batch.kinds.empty() && batch.kinds[row] == TokenKind::kStep;
   };
   for (int64_t row = 0; row < rows_; ++row) {
     if (row == 0 || generated(row) != generated(row - 1)) {
@@ -574,67 +515,26 @@ void CudaBackend::FillMixed(const StepBatch& batch) {
   }
 }
 
-// Cuts the step's tokens into rows of attention launches: sequences with one
-// token together, the tokens of others by kPieceTokens, the last of which ends
-// a row.
-void CudaBackend::FillPieces(const StepBatch& batch) {
-  struct Row {
-    int64_t sequence;
-    int64_t end;    // behind its last row of the step
-    int64_t count;  // rows of the step
-  };
-  std::vector<Row> single, several;
-  for (int64_t b = 0; b < batch.num_sequences(); ++b) {
-    const int64_t begin = batch.query_start[b];
-    const int64_t end = batch.query_start[b + 1];
-    if (end - begin == 1) single.push_back({b, end, 1});
-    if (end - begin <= 1) continue;
-    for (int64_t i = begin; i < end; i += kPieceTokens) {
-      const int64_t count = std::min(kPieceTokens, end - i);
-      several.push_back({b, i + count, count});
+void CudaBackend::AddLinearGroups(const StepBatch& batch,
+                                  const std::vector<StepRun>& runs) {
+  linear_groups_.clear();
+  if (chunk_multiple() == 1) return;
+  for (const std::vector<StepRun>& runs_of : RunGroups(runs)) {
+    LinearGroup group = {};
+    group.prompt = !runs_of.front().step;
+    group.rows = static_cast<int64_t>(runs_of.size());
+    int32_t* const query_start = step_.Add(group.rows + 1, &group.query_start);
+    int32_t* const slots = step_.Add(group.rows, &group.slots);
+    int64_t* const positions = step_.Add(group.rows, &group.positions);
+    for (int64_t i = 0; i < group.rows; ++i) {
+      const StepRun& run = runs_of[i];
+      query_start[i] = static_cast<int32_t>(run.begin);
+      query_start[i + 1] = static_cast<int32_t>(run.end);
+      slots[i] = batch.slots[run.sequence];
+      positions[i] = batch.positions[run.begin];
     }
+    linear_groups_.push_back(group);
   }
-  int64_t all = 0;
-  for (const auto* rows : {&single, &several}) {
-    all += static_cast<int64_t>(rows->size()) *
-           (rows == &single ? 1 : kPieceTokens);
-  }
-  int64_t* const positions = step_.Add(all, &piece_positions_);
-  std::fill_n(positions, all, 0);
-  const auto add = [&](absl::Span<const Row> rows, int64_t tokens) {
-    TpaPiece piece = {};
-    piece.rows = static_cast<int64_t>(rows.size());
-    piece.tokens = tokens;
-    piece.table_row = row_capacity_ + piece_rows_;
-    int32_t* const index = step_.Add(piece.rows * tokens, &piece.index);
-    int32_t* const lengths = step_.Add(piece.rows, &piece.lengths);
-    int32_t* const pages = step_.Add(piece.rows * page_stride_, &piece.pages);
-    for (int64_t r = 0; r < piece.rows; ++r) {
-      const Row& row = rows[r];
-      for (int64_t t = 0; t < tokens; ++t) {
-        // Queries stand last in their row.
-        const int64_t from = row.end - tokens + t;
-        const bool exists = t >= tokens - row.count;
-        index[r * tokens + t] = exists ? static_cast<int32_t>(from) : -1;
-        if (exists) {
-          positions[piece_rows_ + r * tokens + t] = batch.positions[from];
-        }
-      }
-      lengths[r] = static_cast<int32_t>(batch.positions[row.end - 1] + 1);
-      std::copy_n(
-          batch.page_table.data() + row.sequence * batch.page_table_stride,
-          batch.page_table_stride, pages + r * page_stride_);
-    }
-    piece_rows_ += piece.rows * tokens;
-    pieces_.push_back(piece);
-  };
-  const auto add_all = [&](absl::Span<const Row> rows, int64_t most,
-                           int64_t tokens) {
-    for (size_t i = 0; i < rows.size(); i += most)
-      add(rows.subspan(i, most), tokens);
-  };
-  add_all(single, BucketOf(options_.max_sequences), 1);
-  add_all(several, kPieceRows, kPieceTokens);
 }
 
 void CudaBackend::ComputeTables() {
@@ -651,73 +551,12 @@ void CudaBackend::ComputeTables() {
     params.sin = position.sin.as<float>();
     params.rows = rows_;
     Check(LaunchLrpeTable(params, stream_), "position tables");
-    if (piece_rows_ == 0) continue;
-    params.positions = piece_positions_;
+    if (tpa_->num_piece_positions() == 0) continue;
+    params.positions = tpa_->piece_positions();
     params.cos += row_capacity_ * position.angles;
     params.sin += row_capacity_ * position.angles;
-    params.rows = piece_rows_;
+    params.rows = tpa_->num_piece_positions();
     Check(LaunchLrpeTable(params, stream_), "position tables");
-  }
-}
-
-absl::StatusOr<const TpaDecodePlan*> CudaBackend::Plan(TpaPlans& plans,
-                                                       int64_t rows,
-                                                       int64_t tokens) {
-  auto& known = tokens == 1 ? plans.decode : plans.pieces;
-  auto it = known.find(rows);
-  if (it == known.end()) {
-    const TpaDecodePlan plan = PlanTpaDecode(
-        plans.shape, TpaDecodeForm::kParallelBn, static_cast<int>(rows),
-        static_cast<int>(tokens), tpa_device_);
-    if (plan.blocks == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the GPU does not support attention with ", plans.shape.num_heads,
-          " heads of ", plans.shape.head_dim, " and ", plans.shape.value_dim,
-          ": it does not fit the ", tpa_device_.shared_memory,
-          " bytes of shared memory of this one (--device cpu runs it)"));
-    }
-    it = known.emplace(rows, plan).first;
-  }
-  return &it->second;
-}
-
-void CudaBackend::LaunchSchedule(TpaPlans& plans, size_t index, int64_t rows,
-                                 int64_t tokens, const int32_t* lengths,
-                                 const int32_t* pages) {
-  const auto plan = Plan(plans, rows, tokens);
-  if (!plan.ok()) return Check(plan.status());
-  const int64_t bytes =
-      TpaScheduleBytes(**plan, static_cast<int>(rows), page_stride_);
-  // The first is there from the start, and none ever moves: graphs hold its
-  // address.
-  while (plans.schedules.size() <= index) {
-    auto memory =
-        CudaMemory::Allocate(kDevice, plans.schedule_bytes, "schedules");
-    if (!memory.ok()) return Check(memory.status());
-    plans.schedules.push_back(*std::move(memory));
-  }
-  const CudaMemory& schedule = plans.schedules[index];
-  if (schedule.bytes() < bytes) {
-    return Check(absl::InternalError(absl::StrCat("a schedule of ", bytes,
-                                                  " bytes; there is room for ",
-                                                  schedule.bytes())));
-  }
-  const TpaCudaScheduleParams params = {lengths,         pages,
-                                        page_stride_,    static_cast<int>(rows),
-                                        schedule.data(), schedule.bytes()};
-  Check(LaunchTpaSchedule(params, **plan, stream_), "schedule of attention");
-}
-
-void CudaBackend::ComputeSchedules() {
-  for (TpaPlans& plans : tpa_plans_) {
-    if (decode_) {
-      LaunchSchedule(plans, 0, rows_, 1, lengths_, page_table_);
-      continue;
-    }
-    for (size_t i = 0; i < pieces_.size(); ++i) {
-      LaunchSchedule(plans, i + 1, pieces_[i].rows, pieces_[i].tokens,
-                     pieces_[i].lengths, pieces_[i].pages);
-    }
   }
 }
 
@@ -856,41 +695,12 @@ TpaCudaCache CudaBackend::CacheView(const TpaCache& cache) const {
           page_table_, page_stride_};
 }
 
-void CudaBackend::Attend(const TpaArgs& args, TpaPlans& plans, size_t index,
-                         int64_t rows, int64_t tokens, const int32_t* pages,
-                         Activations a_q, Activations b_q, int64_t table_row,
-                         float* out, int64_t out_stride) {
-  const auto plan = Plan(plans, rows, tokens);
-  if (!plan.ok()) return Check(plan.status());
-  const Position& position = positions_[args.position.value];
-  TpaCudaDecodeParams params = {};
-  params.shape = plans.shape;
-  params.cache = CacheView(tpa_caches_[args.cache.value]);
-  params.cache.page_table = pages;
-  params.rows = static_cast<int>(rows);
-  params.new_tokens = static_cast<int>(tokens);
-  params.a_q = Floats(a_q);
-  params.b_q = Floats(b_q);
-  params.stride = b_q.stride;
-  params.position = position.config.type;
-  params.cos = position.cos.as<float>() + table_row * position.angles;
-  params.sin = position.sin.as<float>() + table_row * position.angles;
-  params.out = out;
-  params.out_stride = out_stride;
-  params.schedule = plans.schedules[index].data();
-  params.scratch = tpa_scratch_.data();
-  params.scratch_bytes = tpa_scratch_.bytes();
-  Check(LaunchTpaDecode(params, **plan, stream_), "attention");
-}
-
 void CudaBackend::Tpa(const TpaArgs& args) {
   if (!active()) return;
   const TpaCache& cache = tpa_caches_[args.cache.value];
-  TpaPlans& plans = tpa_plans_[cache.plans];
-  const TpaShape& shape = plans.shape;
   const Position& position = positions_[args.position.value];
   TpaCudaAppendParams append = {};
-  append.shape = shape;
+  append.shape = tpa_->shape(cache.shape);
   append.cache = CacheView(cache);
   append.row_sequence = row_sequence_;
   append.positions = row_positions_;
@@ -906,38 +716,10 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   append.activation = args.factor_activation;
   Check(LaunchTpaAppend(append, stream_), "appending factors");
 
-  if (decode_) {
-    Attend(args, plans, 0, rows_, 1, page_table_, args.a_q, args.b_q, 0,
-           Floats(args.out), args.out.stride);
-    return;
-  }
-  const int64_t a_cols = shape.q_rank * shape.num_heads;
-  const int64_t b_cols =
-      (shape.q_rank > 0 ? shape.q_rank : shape.num_heads) * shape.head_dim;
-  const int64_t width = shape.num_heads * shape.value_dim;
-  const Activations gathered = {queries_.data(), a_cols + b_cols,
-                                a_cols + b_cols, sizeof(float)};
-  for (size_t i = 0; i < pieces_.size() && status_.ok(); ++i) {
-    const TpaPiece& piece = pieces_[i];
-    const int64_t rows = piece.rows * piece.tokens;
-    const auto gather = [&](Activations from, Activations to) {
-      Check(LaunchGatherRows(
-                {Floats(from), from.stride, piece.index, WeightType::kFloat32,
-                 to.data, to.stride, rows, to.cols, to.cols},
-                stream_),
-            "gathering queries");
-    };
-    const Activations a_q = gathered.Columns(0, a_cols);
-    const Activations b_q = gathered.Columns(a_cols, b_cols);
-    if (a_cols > 0) gather(args.a_q, a_q);
-    gather(args.b_q, b_q);
-    Attend(args, plans, i + 1, piece.rows, piece.tokens, piece.pages, a_q, b_q,
-           piece.table_row, attended_.as<float>(), width);
-    Check(LaunchScatterRows({attended_.as<float>(), width, piece.index,
-                             Floats(args.out), args.out.stride, rows, width},
-                            stream_),
-          "scattering attention");
-  }
+  Check(tpa_->Attend(
+      {cache.shape, append.cache, args.a_q, args.b_q, position.config.type,
+       position.angles, append.cos, append.sin, args.out},
+      stream_));
 }
 
 void CudaBackend::ExpandFactors(const ExpandArgs& args) {
@@ -950,8 +732,35 @@ void CudaBackend::ExpandFactors(const ExpandArgs& args) {
       "expanding factors");
 }
 
-void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
-  if (!active()) return;
+int64_t CudaBackend::chunk_multiple() const {
+  // The kernel for prompts rounds what it multiplies to bfloat16, which would
+  // show in models of finer weights.
+  return device_.hopper && !states_.empty() && weight_dtype() == "bfloat16"
+             ? kLinearPrefillChunk
+             : 1;
+}
+
+bool CudaBackend::PrefillsByChunks(const LinearAttentionArgs& args) const {
+  const LinearConfig& config = *args.config;
+  const PositionConfig& position = positions_[args.position.value].config;
+  const auto dim = [](int64_t n) { return n >= 8 && n <= 256 && n % 8 == 0; };
+  return chunk_multiple() > 1 && dim(config.head_dim) &&
+         dim(config.value_dim) && config.num_heads <= 65535 / 4 &&
+         args.v.stride == args.q.stride && args.q.stride % 8 == 0 &&
+         AlignedFloats(Floats(args.q), args.q.stride) &&
+         AlignedFloats(Floats(args.k), args.k.stride) &&
+         AlignedFloats(Floats(args.v), args.v.stride) &&
+         AlignedFloats(Floats(args.out), args.out.stride) &&
+         args.out.stride % 8 == 0 && !position.float32_angles &&
+         position.log_decay == 0 && !position.bfloat16_tables &&
+         PlanLinearPrefill(position.type, config.head_dim, config.value_dim,
+                           config.num_heads, 1, device_.multiprocessors,
+                           device_.shared_memory)
+                 .stages >= kLinearPrefillMinStages;
+}
+
+void CudaBackend::ScanLinear(const LinearAttentionArgs& args, int64_t rows,
+                             const int32_t* query_start, const int32_t* slots) {
   const Position& position = positions_[args.position.value];
   const LinearConfig& config = *args.config;
   Check(LaunchLinearScan({config.num_heads,
@@ -964,8 +773,8 @@ void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
                           args.v.stride,
                           Floats(args.out),
                           args.out.stride,
-                          query_start_,
-                          sequences_,
+                          query_start,
+                          rows,
                           config.q_activation,
                           config.k_activation,
                           config.v_activation,
@@ -975,9 +784,54 @@ void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
                           Vector(args.decay),
                           slots_.as<float>() + states_[args.state.value].offset,
                           slot_elements_,
-                          slots_of_},
+                          slots},
                          stream_),
         "linear attention");
+}
+
+void CudaBackend::PrefillLinear(const LinearAttentionArgs& args,
+                                const LinearGroup& group) {
+  const Position& position = positions_[args.position.value];
+  const LinearConfig& config = *args.config;
+  LinearPrefillParams params = {};
+  params.num_heads = config.num_heads;
+  params.head_dim = config.head_dim;
+  params.value_dim = config.value_dim;
+  params.io_type = ElementType::kFloat32;
+  params.q = Floats(args.q);
+  params.k = Floats(args.k);
+  params.v = Floats(args.v);
+  params.stride = args.q.stride;
+  params.out = Floats(args.out);
+  params.out_stride = args.out.stride;
+  params.query_start = group.query_start;
+  params.max_rows = group.rows;
+  params.slots = group.slots;
+  params.positions = group.positions;
+  params.q_activation = config.q_activation;
+  params.k_activation = config.k_activation;
+  params.v_activation = config.v_activation;
+  params.position = position.config.type;
+  params.phase_steps = position.phase_steps.as<const uint64_t>();
+  params.scale = 1;
+  params.decay = Vector(args.decay);
+  params.states = slots_.as<float>() + states_[args.state.value].offset;
+  params.slot_stride = slot_elements_;
+  Check(LaunchLinearPrefill(params, stream_), "linear attention of prompts");
+}
+
+void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
+  if (!active()) return;
+  if (decode_ || !PrefillsByChunks(args)) {
+    return ScanLinear(args, sequences_, query_start_, slots_of_);
+  }
+  for (const LinearGroup& group : linear_groups_) {
+    if (group.prompt) {
+      PrefillLinear(args, group);
+    } else {
+      ScanLinear(args, group.rows, group.query_start, group.slots);
+    }
+  }
 }
 
 // ----------------------------------------------------------------------------

@@ -14,10 +14,10 @@
 #include "engine/backend.h"
 #include "engine/cuda_memory.h"
 #include "engine/cuda_step_buffer.h"
+#include "engine/cuda_tpa.h"
 #include "engine/cuda_weights.h"
 #include "kernels/common/weight_type.h"
 #include "kernels/matmul/cublas_matmul.h"
-#include "kernels/tpa/tpa_cuda.h"
 
 namespace recurve {
 
@@ -36,12 +36,11 @@ absl::StatusOr<CudaDevice> FindCudaDevice();
 // is allocated while a model is built; a step copies what changes to fixed
 // places in one transfer.
 //
-// Exactness: every kernel computes a row from that row alone. Tokens that were
-// generated and tokens that a client appended are multiplied with 16-bit
-// weights by different kernels (StepBatch::generated), each with one order of
-// sums for every number of rows.
+// Exactness: every kernel computes a row from that row alone. Steps
+// and prompts (TokenKind) are multiplied with 16-bit weights, and attended, by
+// different kernels, each with one order of sums for every number of rows.
 //
-// Steps in which every sequence has one generated token are captured in a CUDA
+// Steps in which every sequence has one token of kStep are captured in a CUDA
 // graph for each power of two of sequences, and replayed; rows up to it are
 // padding in page and slot 0.
 //
@@ -96,6 +95,7 @@ class CudaBackend : public Backend {
   int64_t page_bytes() const override { return 2 * page_elements_; }
   int64_t slot_bytes() const override { return 4 * slot_elements_; }
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
+  int64_t chunk_multiple() const override;
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
 
   absl::Status BeginStep(const StepBatch& batch) override;
@@ -141,36 +141,26 @@ class CudaBackend : public Backend {
     CudaMemory theta;        // float32 angles
     CudaMemory cos, sin;
   };
-  // Launch plans of the layers of one shape, which share them.
-  struct TpaPlans {
-    TpaShape shape;
-    std::map<int64_t, TpaDecodePlan> decode;  // by rows, one new token each
-    std::map<int64_t, TpaDecodePlan> pieces;  // by rows, kPieceTokens each
-    int64_t schedule_bytes = 0;               // of the largest launch
-    std::vector<CudaMemory> schedules;        // of the step's launches
-  };
   struct TpaCache {
-    size_t plans;
+    size_t shape;    // of CudaTpa
     int64_t offset;  // elements from the begin of a page
   };
   struct State {
     int64_t offset;  // elements from the begin of a slot
   };
-  // Rows [begin, begin + count) of the step, all generated or none.
+  // Rows [begin, begin + count) of the step, all of TokenKind::kStep or none.
   struct Run {
     int64_t begin;
     int64_t count;
     bool generated;
   };
-  // One attention launch over rows of up to kPieceTokens tokens each. Where a
-  // prefill kernel comes in: it takes the place of these.
-  struct TpaPiece {
+  // One launch of linear attention: runs that follow each other in the step.
+  struct LinearGroup {
+    bool prompt;
     int64_t rows;
-    int64_t tokens;          // of a row: 1 or kPieceTokens
-    int64_t table_row;       // first row in Position::cos and sin
-    const int32_t* index;    // [rows · tokens] rows of the step, -1: padding
-    const int32_t* lengths;  // [rows]
-    const int32_t* pages;    // [rows, page_stride_]
+    const int32_t* query_start;  // [rows + 1]
+    const int32_t* slots;        // [rows]
+    const int64_t* positions;    // [rows] of the first tokens
   };
   struct Graph {
     bool warm = false;  // ran once, so that nothing is loaded while capturing
@@ -191,22 +181,18 @@ class CudaBackend : public Backend {
   const float* Vector(VectorId id) const;  // null for the id -1
   TpaElement tpa_element() const;
   TpaCudaCache CacheView(const TpaCache& cache) const;
-  absl::StatusOr<const TpaDecodePlan*> Plan(TpaPlans& plans, int64_t rows,
-                                            int64_t tokens);
 
   absl::Status CheckBatch(const StepBatch& batch) const;
   void FillDecode(const StepBatch& batch);
   void FillMixed(const StepBatch& batch);
-  void FillPieces(const StepBatch& batch);
+  void AddLinearGroups(const StepBatch& batch,
+                       const std::vector<StepRun>& runs);
+  // Whether prompts pass the layer by chunks.
+  bool PrefillsByChunks(const LinearAttentionArgs& args) const;
+  void ScanLinear(const LinearAttentionArgs& args, int64_t rows,
+                  const int32_t* query_start, const int32_t* slots);
+  void PrefillLinear(const LinearAttentionArgs& args, const LinearGroup& group);
   void ComputeTables();
-  void ComputeSchedules();
-  void LaunchSchedule(TpaPlans& plans, size_t index, int64_t rows,
-                      int64_t tokens, const int32_t* lengths,
-                      const int32_t* pages);
-  void Attend(const TpaArgs& args, TpaPlans& plans, size_t index, int64_t rows,
-              int64_t tokens, const int32_t* pages, Activations a_q,
-              Activations b_q, int64_t table_row, float* out,
-              int64_t out_stride);
   void NormRows(const float* in, int64_t in_stride, const NormArgs& norm,
                 float* out, int64_t out_stride, int64_t rows, int64_t cols);
   void ProjectRun(const Matrix& matrix, const float* x, int64_t x_stride,
@@ -233,7 +219,6 @@ class CudaBackend : public Backend {
   const Options options_;
   ThreadPool pool_;
   cudaStream_t stream_ = nullptr;
-  TpaDevice tpa_device_ = {};
   std::unique_ptr<CudaWeightLoader> loader_;  // until the cache is allocated
   std::unique_ptr<CublasMatmul> cublas_;
   absl::Status status_;
@@ -243,7 +228,8 @@ class CudaBackend : public Backend {
   std::vector<CudaMemory> vectors_;
   std::vector<Table> tables_;
   std::vector<Position> positions_;
-  std::vector<TpaPlans> tpa_plans_;
+  std::optional<CudaTpa> tpa_;  // after Init
+  TpaDevice device_ = {};
   std::vector<TpaCache> tpa_caches_;
   std::vector<State> states_;
   int64_t page_elements_ = 0;  // of all layers
@@ -252,7 +238,6 @@ class CudaBackend : public Backend {
   CudaMemory slots_;
   std::vector<CudaMemory> activations_;
   int64_t row_capacity_ = 0;
-  int64_t piece_capacity_ = 0;  // pieces' rows in a step, at most
   int64_t logit_capacity_ = 0;  // rows in logits_
   CudaMemory x16_;              // rows rounded to the type of the weights
   CudaMemory head_rows_;        // normalised rows whose logits are wanted
@@ -260,9 +245,6 @@ class CudaBackend : public Backend {
   CudaMemory greedy_;           // [row_capacity_] tokens
   CudaMemory greedy_host_;
   CudaMemory logits_host_;  // grows
-  CudaMemory queries_;      // of a piece, gathered
-  CudaMemory attended_;     // of a piece
-  CudaMemory tpa_scratch_;
   std::vector<SamplingScratch> sampling_scratch_;
 
   // Of the step in progress; pointers are to the device.
@@ -276,11 +258,9 @@ class CudaBackend : public Backend {
   int64_t sequences_ = 0;  // likewise
   int64_t page_stride_ = 0;
   std::vector<Run> runs_;
-  std::vector<TpaPiece> pieces_;
+  std::vector<LinearGroup> linear_groups_;  // of a step with prompts
   const int32_t* tokens_ = nullptr;
   const int64_t* row_positions_ = nullptr;
-  const int64_t* piece_positions_ = nullptr;
-  int64_t piece_rows_ = 0;  // of all pieces, with padding
   const int32_t* row_sequence_ = nullptr;
   const int32_t* query_start_ = nullptr;
   const int32_t* slots_of_ = nullptr;

@@ -68,6 +68,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
   info.state_dtype = std::string(device.state_dtype());
   info.kv_dtype = std::string(device.kv_dtype());
   info.weight_bytes = device.weight_bytes();
+  info.chunk_multiple = device.chunk_multiple();
   return decoder;
 }
 

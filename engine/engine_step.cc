@@ -168,15 +168,17 @@ SequenceView Engine::View(const Sequence& sequence) const {
   if (sequence.wants_all_logits()) {
     const int64_t row_bytes =
         limits_.vocab_size * static_cast<int64_t>(sizeof(float));
-    view.max_step_tokens = std::max<int64_t>(1, kMaxLogitsBytes / row_bytes);
+    view.max_step_tokens =
+        std::max(runner_->info().chunk_multiple, kMaxLogitsBytes / row_bytes);
   }
   return view;
 }
 
 StepPlan Engine::Plan() const {
-  const SchedulerLimits limits = {
-      options_.max_num_batched_tokens, options_.max_chunk_tokens,
-      cache_spec_.page_bytes == 0 ? 0 : kPageTokens};
+  const SchedulerLimits limits = {options_.max_num_batched_tokens,
+                                  options_.max_chunk_tokens,
+                                  cache_spec_.page_bytes == 0 ? 0 : kPageTokens,
+                                  runner_->info().chunk_multiple};
   std::vector<SequenceView> resident;
   for (const Sequence* sequence : resident_)
     resident.push_back(View(*sequence));
@@ -242,7 +244,7 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
     }
     batch->tokens.push_back(sequence.tokens()[position]);
     batch->positions.push_back(position);
-    batch->generated.push_back(sequence.WasGenerated(position) ? 1 : 0);
+    batch->kinds.push_back(sequence.kind(position));
     batch->row_sequence.push_back(batch_index);
   }
   batch->query_start.push_back(static_cast<int32_t>(batch->tokens.size()));
@@ -253,7 +255,12 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
 void Engine::Step() {
   const auto started = Clock::now();
   step_started_ns_.store(NowNs());
-  const StepPlan plan = Plan();
+  StepPlan plan = Plan();
+  // Sequences with one token stand first, so that a backend finds what it
+  // computes alike side by side.
+  std::stable_partition(
+      plan.entries.begin(), plan.entries.end(),
+      [](const StepPlan::Entry& entry) { return entry.num_tokens == 1; });
   // The scheduler promises progress; without it the loop would spin for ever.
   RECURVE_CHECK(!plan.entries.empty());
 

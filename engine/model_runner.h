@@ -33,6 +33,9 @@ struct ModelInfo {
   std::string state_dtype;
   std::string kv_dtype;
   uint64_t weight_bytes = 0;
+  // The tokens of a sequence in a step must end at a multiple of so many, or
+  // with its last (SchedulerLimits): a divisor of kPageTokens.
+  int64_t chunk_multiple = 1;
 };
 
 // Runs steps of a model and owns the memory its sequences live in. The engine

@@ -53,6 +53,14 @@ class Planner {
     return std::min(limits_.max_chunk_tokens, s.max_step_tokens);
   }
 
+  // `tokens` more of `s`, or fewer, so that they end where a step may end.
+  int64_t CutChunk(const SequenceView& s, int64_t tokens) const {
+    const int64_t end = s.num_computed + tokens;
+    if (end == s.num_tokens) return tokens;
+    return std::max<int64_t>(
+        0, end - end % limits_.chunk_multiple - s.num_computed);
+  }
+
   bool IsPreempted(uint64_t id) const {
     return std::find(plan_.preempt.begin(), plan_.preempt.end(), id) !=
            plan_.preempt.end();
@@ -93,7 +101,7 @@ class Planner {
       int64_t tokens = std::min(s.num_tokens - s.num_computed, ChunkLimit(s));
       if (s.num_tokens - s.num_computed == 1) --decodes;
       if (IsPreempted(s.id)) continue;
-      tokens = std::min(tokens, budget_ - decodes);
+      tokens = CutChunk(s, std::min(tokens, budget_ - decodes));
       // Pages: as many tokens as fit, but at least one.
       while (tokens > 0 &&
              PagesFor(s.num_computed + 1) - s.pages > free_pages_) {
@@ -103,7 +111,7 @@ class Planner {
       if (limits_.page_tokens > 0) {
         const int64_t room =
             (s.pages + free_pages_) * limits_.page_tokens - s.num_computed;
-        tokens = std::min(tokens, room);
+        tokens = CutChunk(s, std::min(tokens, room));
       }
       if (tokens <= 0) continue;
       GrantPages(s.id, std::max<int64_t>(
@@ -123,6 +131,11 @@ class Planner {
   }
 
   bool Admit(const SequenceView& s) {
+    const auto chunk = [&] {
+      return CutChunk(
+          s, std::min({s.num_tokens - s.num_computed, ChunkLimit(s), budget_}));
+    };
+    if (chunk() <= 0) return false;
     // One token more than is known, so that a sequence admitted into the last
     // page is not preempted at its first generated token.
     const int64_t needed = PagesFor(s.num_tokens + 1);
@@ -152,8 +165,7 @@ class Planner {
     free_pages_ -= known;
     --free_slots_;
     plan_.admit.push_back(s.id);
-    const int64_t tokens =
-        std::min({s.num_tokens - s.num_computed, ChunkLimit(s), budget_});
+    const int64_t tokens = chunk();  // victims may have left some
     budget_ -= tokens;
     plan_.entries.push_back({s.id, tokens});
     return true;

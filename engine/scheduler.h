@@ -31,9 +31,14 @@ namespace recurve {
 // an empty server is refused before it gets here; so every sequence finishes.
 
 struct SchedulerLimits {
-  int64_t max_batched_tokens;  // tokens in a step; >= max_sequences
-  int64_t max_chunk_tokens;    // prompt tokens of one sequence in a step; >= 1
-  int64_t page_tokens;         // 0: the model needs no pages
+  // Tokens in a step; >= max_sequences + chunk_multiple - 1.
+  int64_t max_batched_tokens;
+  // Prompt tokens of one sequence in a step; >= chunk_multiple.
+  int64_t max_chunk_tokens;
+  int64_t page_tokens;  // 0: the model needs no pages
+  // What a sequence computes in a step ends at a multiple of so many of its
+  // tokens, or at its last. page_tokens is 0 or a multiple of it.
+  int64_t chunk_multiple = 1;
 };
 
 // One sequence as the policy sees it.
@@ -45,7 +50,8 @@ struct SequenceView {
   int64_t num_computed;  // of these, already in the cache
   int64_t pages;         // held
   bool has_work;  // wants to run now; false: idle or its client is stalled
-  // The most it may compute in a step, when less than the limits allow.
+  // The most it may compute in a step, when less than the limits allow; >=
+  // chunk_multiple.
   int64_t max_step_tokens = std::numeric_limits<int64_t>::max();
 };
 

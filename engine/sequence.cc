@@ -47,7 +47,10 @@ bool Sequence::StartNextCommand() {
     decoder_.emplace(tokenizer_, options_.stopping.stop_strings);
   }
   tokens_.insert(tokens_.end(), command.append.begin(), command.append.end());
-  generated_.resize(tokens_.size(), 0);
+  const auto first_new = static_cast<int64_t>(kinds_.size());
+  const bool few = command.append.size() < kMinPromptTokens;
+  kinds_.resize(tokens_.size(), few ? TokenKind::kStep : TokenKind::kPrompt);
+  if (!few) kinds_[first_new] = TokenKind::kPromptStart;
   prompt_.insert(prompt_.end(), command.append.begin(), command.append.end());
   if (new_text) decoder_->SkipBefore(tokens_);
   generate_left_ = command.generate;
@@ -99,7 +102,7 @@ void Sequence::AcceptToken(const SampleResult& sample, StepEvent* event) {
   event->logprob = sample.logprob;
   event->top_logprobs = sample.top;
   tokens_.push_back(sample.token);
-  generated_.push_back(1);
+  kinds_.push_back(TokenKind::kStep);
   output_.push_back(sample.token);
   output_pending_ = true;
   --generate_left_;

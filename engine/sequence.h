@@ -60,10 +60,7 @@ class Sequence {
 
   const std::vector<int32_t>& tokens() const { return tokens_; }
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
-  // Whether the model generated the token at `position`.
-  bool WasGenerated(int64_t position) const {
-    return generated_[position] != 0;
-  }
+  TokenKind kind(int64_t position) const { return kinds_[position]; }
   int64_t num_computed() const { return num_computed_; }
   int64_t appended() const { return static_cast<int64_t>(prompt_.size()); }
   int64_t generated() const { return static_cast<int64_t>(output_.size()); }
@@ -124,10 +121,10 @@ class Sequence {
   std::optional<StreamDecoder> decoder_;  // absent without a tokenizer
   std::string carried_text_;  // of an earlier command, not emitted yet
 
-  std::vector<int32_t> tokens_;     // all, in order
-  std::vector<uint8_t> generated_;  // of each of them: 1 if in output_
-  std::vector<int32_t> prompt_;     // those the client appended
-  std::vector<int32_t> output_;     // those generated
+  std::vector<int32_t> tokens_;   // all, in order
+  std::vector<TokenKind> kinds_;  // of each of them
+  std::vector<int32_t> prompt_;   // those the client appended
+  std::vector<int32_t> output_;   // those generated
   int64_t num_computed_ = 0;
   // The last token was sampled and nothing was appended since: it is computed
   // only when something comes after it.

@@ -218,7 +218,7 @@ cudaError_t LaunchLinearPrefill(const LinearPrefillParams& p,
   const LinearPrefillPlan plan =
       PlanLinearPrefill(p.position, p.head_dim, p.value_dim, p.num_heads,
                         p.max_rows, multiprocessors, shared_limit);
-  if (plan.stages < 3) return cudaErrorNotSupported;
+  if (plan.stages < kLinearPrefillMinStages) return cudaErrorNotSupported;
   return plan.groups == 2 ? LaunchGroups<2>(p, plan, stream)
                           : LaunchGroups<1>(p, plan, stream);
 }

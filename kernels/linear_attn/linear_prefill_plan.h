@@ -15,6 +15,7 @@ namespace recurve {
 // which the blocks of a cluster have.
 inline constexpr int kLinearPrefillSlice = 64;
 inline constexpr int kLinearPrefillMaxSlices = 8;  // a cluster's blocks
+inline constexpr int kLinearPrefillMinStages = 3;  // less does not run
 inline constexpr int kLinearPrefillMaxStages = 5;
 inline constexpr int kLinearPrefillTileBytes = 64 * 64 * 2;
 inline constexpr int kLinearPrefillGroup = 128;  // threads

@@ -80,31 +80,83 @@ TEST_F(EngineTest, TokensAreTheModelsOwn) {
   EXPECT_TRUE(IsIdle(*engine_));
 }
 
-// What a backend may go by: who made each token, however often it is computed,
-// and whether logits are read.
-TEST_F(EngineTest, BatchesSayWhichTokensWereGenerated) {
-  std::map<int64_t, std::vector<uint8_t>> generated;  // by position
+// What a backend may go by: how each token is to be computed, the same however
+// often it is, and whether logits are read.
+TEST_F(EngineTest, BatchesSayHowTokensAreComputed) {
+  std::map<int64_t, std::vector<TokenKind>> kinds;  // by position
   std::vector<bool> wants_logits;
   fake_.on_run = [&](const StepBatch& batch) {
-    ASSERT_EQ(batch.generated.size(), batch.tokens.size());
+    ASSERT_EQ(batch.kinds.size(), batch.tokens.size());
     for (size_t i = 0; i < batch.tokens.size(); ++i)
-      generated[batch.positions[i]].push_back(batch.generated[i]);
+      kinds[batch.positions[i]].push_back(batch.kinds[i]);
     wants_logits.push_back(batch.wants_logits);
   };
   Start();
-  Script script = Script::Generate(Prompt(3), 2);
-  script.commands.push_back({Prompt(2), 2, LogitsMode::kNext});
+  Script script = Script::Generate(Prompt(kMinPromptTokens), 2);
+  script.commands.push_back(
+      {Prompt(kMinPromptTokens - 1), 2, LogitsMode::kNext});
   // Draws nothing; the last command then computes all tokens again.
-  script.commands.push_back({Prompt(1), 0, LogitsMode::kNone});
+  script.commands.push_back(
+      {Prompt(kMinPromptTokens + 1), 0, LogitsMode::kNone});
   script.commands.push_back({{}, 1, LogitsMode::kNone});
   ASSERT_TRUE(RunAlone(*engine_, script).end->ok());
-  const std::vector<uint8_t> want = {0, 0, 0, 1, 1, 0, 0, 1, 1, 0};
+  std::vector<TokenKind> want;
+  const auto prompt = [&](size_t count) {
+    want.push_back(TokenKind::kPromptStart);
+    want.insert(want.end(), count - 1, TokenKind::kPrompt);
+  };
+  prompt(kMinPromptTokens);
+  // Two generated, a short command, two generated.
+  want.insert(want.end(), 2 + kMinPromptTokens - 1 + 2, TokenKind::kStep);
+  prompt(kMinPromptTokens + 1);
+  ASSERT_EQ(kinds.size(), want.size());
   for (size_t position = 0; position < want.size(); ++position) {
-    EXPECT_THAT(generated[position], AllOf(SizeIs(2), Each(want[position])))
+    EXPECT_THAT(kinds[position], AllOf(SizeIs(2), Each(want[position])))
         << position;
   }
   EXPECT_FALSE(wants_logits.front());
   EXPECT_THAT(wants_logits, Contains(true));
+}
+
+TEST_F(EngineTest, PromptsAreCutWhereTheModelSays) {
+  std::vector<int64_t> ends;
+  fake_.chunk_multiple = 64;
+  fake_.on_run = [&](const StepBatch& batch) {
+    ends.push_back(batch.positions.back() + 1);
+  };
+  EngineOptions options = OptionsFor(fake_);
+  options.max_chunk_tokens = 100;
+  Start(options);
+  ASSERT_TRUE(RunAlone(*engine_, Script::Generate(Prompt(200), 3)).end->ok());
+  EXPECT_THAT(ends, testing::ElementsAre(64, 128, 192, 200, 201, 202));
+}
+
+// Sequences that compute one token stand before the others.
+TEST_F(EngineTest, BatchesBeginWithSingleTokens) {
+  bool mixed = false;
+  fake_.on_run = [&](const StepBatch& batch) {
+    bool several = false;
+    for (int64_t b = 0; b < batch.num_sequences(); ++b) {
+      const bool single = batch.query_start[b + 1] - batch.query_start[b] == 1;
+      EXPECT_FALSE(single && several);
+      several |= !single;
+      mixed |= single && batch.num_tokens() > batch.num_sequences();
+    }
+  };
+  Start();
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (int i = 0; i < 6; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    Script script = Script::Generate(Prompt(20 + i), 40);
+    script.options.priority = i;
+    ASSERT_TRUE(Submit(*engine_, script, sinks.back(), true).ok());
+    sinks.back()->WaitTokens(2);
+  }
+  for (const auto& sink : sinks) {
+    sink->WaitEnd();
+    EXPECT_TRUE(sink->Record().end->ok());
+  }
+  EXPECT_TRUE(mixed);
 }
 
 TEST_F(EngineTest, ReportsUsageAndTimes) {
@@ -231,6 +283,16 @@ TEST_F(EngineTest, CreateRefusesOptionsThatTheRunnerCannotMeet) {
   EngineOptions options = OptionsFor(fake_);
   options.max_num_seqs = fake_.num_slots + 1;
   EXPECT_THAT(create(options), FailsWith(kInvalid, "max-num-seqs", "9", "8"));
+  fake_.chunk_multiple = 64;
+  options = OptionsFor(fake_);
+  options.max_chunk_tokens = 63;
+  EXPECT_THAT(create(options), FailsWith(kInvalid, "max-chunk-tokens is 63",
+                                         "by 64 tokens", "at least 64"));
+  options = OptionsFor(fake_);
+  options.max_num_batched_tokens = options.max_chunk_tokens =
+      options.max_num_seqs + 62;
+  EXPECT_THAT(create(options),
+              FailsWith(kInvalid, "max-num-batched-tokens is", "at least 71"));
   options = OptionsFor(fake_);
   ++options.max_model_len;
   EXPECT_THAT(create(options),

@@ -123,7 +123,7 @@ TEST_P(GoldenModelsTest, TokensAndLogits) {
                                        LogitsMode::kAll);
       script.options.stopping.ignore_eos = true;
       const StreamRecord record = RunAlone(*engine, script);
-      ASSERT_TRUE(record.end && record.end->ok());
+      ASSERT_TRUE(record.end && record.end->ok()) << *record.end;
       EXPECT_EQ(record.tokens, greedy);
       // Rows behind every token of the prompt, then of each that follows.
       const int64_t last = script.commands[0].append.size() - 1;

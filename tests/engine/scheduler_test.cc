@@ -104,6 +104,26 @@ TEST(SchedulerTest, TheLastTokenOfAPromptCountsAsADecode) {
   EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 3}, Entry{2, 1}));
 }
 
+TEST(SchedulerTest, ChunksEndAtMultiplesOrWithTheLastToken) {
+  SchedulerLimits limits = kLimits;
+  limits.chunk_multiple = 5;
+  SequenceView within = Prefilling(2, 45);  // began at a token of its own
+  within.num_computed = 33;
+  EXPECT_THAT(Plan(limits, 10, 4, {Prefilling(1, 90), within}, {}).entries,
+              ElementsAre(Entry{1, 40}, Entry{2, 12}));
+  limits.max_batched_tokens = 49;
+  EXPECT_THAT(
+      Plan(limits, 10, 4, {Prefilling(1, 90), Decoding(3, 5), within}, {})
+          .entries,
+      ElementsAre(Entry{1, 40}, Entry{2, 7}, Entry{3, 1}));
+  limits.max_batched_tokens = 42;
+  // No room to the next multiple, and so none at all.
+  EXPECT_THAT(Plan(limits, 10, 4, {Prefilling(1, 90)}, {Waiting(2, 30)}).admit,
+              IsEmpty());
+  EXPECT_THAT(Plan(limits, 10, 4, {Prefilling(1, 90)}, {Waiting(2, 2)}).entries,
+              ElementsAre(Entry{1, 40}, Entry{2, 2}));
+}
+
 // --- Rule 2: pages are taken from the lowest in rank ---
 
 TEST(SchedulerTest, TakesAPageFromTheIdleFirst) {

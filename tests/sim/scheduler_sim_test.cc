@@ -19,8 +19,14 @@ class Simulation {
   explicit Simulation(uint64_t seed) : random_(seed) {
     limits_.page_tokens = random_.Chance(0.15) ? 0 : random_.Uniform(1, 8);
     free_slots_ = total_slots_ = random_.Uniform(1, 8);
-    limits_.max_batched_tokens = total_slots_ + random_.Uniform(0, 40);
-    limits_.max_chunk_tokens = random_.Uniform(1, limits_.max_batched_tokens);
+    if (random_.Chance(0.3)) {
+      limits_.chunk_multiple = random_.Uniform(2, 6);
+      limits_.page_tokens *= limits_.chunk_multiple;
+    }
+    limits_.max_batched_tokens =
+        total_slots_ + limits_.chunk_multiple - 1 + random_.Uniform(0, 40);
+    limits_.max_chunk_tokens =
+        random_.Uniform(limits_.chunk_multiple, limits_.max_batched_tokens);
     total_pages_ = limits_.page_tokens == 0 ? 0 : random_.Uniform(1, 40);
     free_pages_ = total_pages_;
     max_tokens_ =

@@ -52,6 +52,7 @@ FakeRunner::FakeRunner(FakeRunnerOptions options)
   info_.family = "fake";
   info_.vocab_size = options_.vocab_size;
   info_.eos_token_ids = options_.eos_token_ids;
+  info_.chunk_multiple = options_.chunk_multiple;
   info_.max_position_embeddings = int64_t{1} << 30;
 }
 

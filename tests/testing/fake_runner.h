@@ -18,6 +18,7 @@ struct FakeRunnerOptions {
   int32_t num_pages = 64;  // 0: a model that needs no pages
   int32_t num_slots = 8;
   int64_t vocab_size = 258;
+  int64_t chunk_multiple = 1;
   std::vector<int32_t> eos_token_ids;
   // Only bytes that are printable ASCII are ever drawn.
   bool printable = false;

@@ -94,6 +94,9 @@ class Checker {
           entry.num_tokens > s.num_tokens - s.num_computed) {
         return Broken("a chunk has 1 to chunk or remaining tokens", entry.id);
       }
+      const int64_t end = s.num_computed + entry.num_tokens;
+      if (end != s.num_tokens && end % limits_.chunk_multiple != 0)
+        return Broken("a chunk ends at a multiple or the last token", entry.id);
       tokens_left_ -= entry.num_tokens;
       if (!admitted) {
         const int64_t pages = Missing(s, s.num_computed + entry.num_tokens);
@@ -145,7 +148,9 @@ class Checker {
         continue;
       }
       if (i > 0 && admitted_.count(waiting_[i - 1].id) == 0) continue;
-      if (tokens_left_ > 0 && !BehindAVictim(s) && CouldFit(s))
+      // What is waiting has nothing computed.
+      const int64_t least = std::min(s.num_tokens, limits_.chunk_multiple);
+      if (tokens_left_ >= least && !BehindAVictim(s) && CouldFit(s))
         return Broken("what fits is admitted", s.id);
     }
     return absl::OkStatus();

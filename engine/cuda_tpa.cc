@@ -1,0 +1,490 @@
+#include "engine/cuda_tpa.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/rows/rows_cuda.h"
+
+namespace recurve {
+namespace {
+
+constexpr auto kDevice = CudaMemory::Kind::kDevice;
+constexpr int64_t kFloatBytes = sizeof(float);
+
+// Rows of so many tokens, so many rows a launch: what the decode kernel takes
+// at most, and a bound on its partial results.
+constexpr int64_t kPieceTokens = 8;
+constexpr int64_t kPieceRows = 32;
+
+// A launch of the prefill kernel has at most so many rows, and, unless one row
+// has more, so many tokens of context. Together with the scratch memory for
+// queries, keys and values of as many heads as fit, a bound on memory.
+constexpr int64_t kPrefillRows = 256;
+constexpr int64_t kPrefillContext = 65536;
+constexpr int64_t kPrefillScratch = 256 << 20;
+
+float* Floats(const Activations& a) { return reinterpret_cast<float*>(a.data); }
+
+absl::Status Allocate(CudaMemory* memory, int64_t bytes,
+                      absl::string_view what) {
+  RECURVE_ASSIGN_OR_RETURN(*memory, CudaMemory::Allocate(kDevice, bytes, what));
+  return absl::OkStatus();
+}
+
+// The runs of a step, at most: a run of a prompt that is neither the first nor
+// the last of its sequence has at least kMinPromptTokens, and there is at most
+// one of the other kind between two of them.
+int64_t MaxRuns(int64_t tokens, int64_t sequences) {
+  return std::min(tokens,
+                  5 * sequences + 2 * tokens / int64_t{kMinPromptTokens});
+}
+
+}  // namespace
+
+CudaTpa::CudaTpa(const Options& options, const TpaDevice& device)
+    : options_(options),
+      device_(device),
+      piece_tokens_(options.max_tokens +
+                    kPieceTokens *
+                        MaxRuns(options.max_tokens, options.max_sequences)) {}
+
+size_t CudaTpa::AddShape(const TpaShape& shape) {
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    const TpaShape& s = shapes_[i].shape;
+    if (s.num_heads == shape.num_heads && s.head_dim == shape.head_dim &&
+        s.value_dim == shape.value_dim && s.q_rank == shape.q_rank &&
+        s.kv_rank == shape.kv_rank) {
+      return i;
+    }
+  }
+  shapes_.emplace_back();
+  shapes_.back().shape = shape;
+  return shapes_.size() - 1;
+}
+
+int64_t CudaTpa::step_bytes() const {
+  if (empty()) return 0;
+  const int64_t runs = MaxRuns(options_.max_tokens, options_.max_sequences);
+  const int64_t rows = options_.max_tokens / kPieceTokens + 2 * runs;
+  const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
+  // Positions and indices of tokens; of rows their pages and three numbers;
+  // room for alignment.
+  return 12 * piece_tokens_ + (16 + 4 * pages) * rows + 64 * (rows + 8);
+}
+
+absl::StatusOr<const TpaDecodePlan*> CudaTpa::Plan(Shape& shape, int64_t rows,
+                                                   int64_t tokens) const {
+  auto& known = tokens == 1 ? shape.decode : shape.pieces;
+  auto it = known.find(rows);
+  if (it == known.end()) {
+    const TpaDecodePlan plan = PlanTpaDecode(
+        shape.shape, TpaDecodeForm::kParallelBn, static_cast<int>(rows),
+        static_cast<int>(tokens), device_);
+    if (plan.blocks == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the GPU does not support attention with ", shape.shape.num_heads,
+          " heads of ", shape.shape.head_dim, " and ", shape.shape.value_dim,
+          ": it does not fit the ", device_.shared_memory,
+          " bytes of shared memory of this one (--device cpu runs it)"));
+    }
+    it = known.emplace(rows, plan).first;
+  }
+  return &it->second;
+}
+
+TpaPrefillPlan CudaTpa::PlanPrefill(const Shape& shape, int64_t rows,
+                                    int64_t tokens, int64_t context) const {
+  // The one form that takes every shape, and the faster one for prompts.
+  return PlanTpaPrefill(
+      shape.shape, TpaPrefillForm::kExpanded,
+      {static_cast<int>(rows), tokens, context, shape.prefill_scratch});
+}
+
+absl::Status CudaTpa::Allocate() {
+  // Partial results and gathered queries of the largest launches.
+  int64_t scratch = 0;
+  int64_t prefill_scratch = 0;
+  int64_t queries = 0;
+  int64_t attended = 0;
+  const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
+  for (Shape& shape : shapes_) {
+    const TpaShape& s = shape.shape;
+    for (const auto& [rows, tokens] :
+         {std::pair(options_.max_sequences, int64_t{1}),
+          std::pair(kPieceRows, kPieceTokens)}) {
+      RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
+                               Plan(shape, rows, tokens));
+      if (!TpaDecodeHolds(*plan, static_cast<int>(rows), pages)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "the GPU does not support ", rows, " sequences of ",
+            kTpaPageTokens * pages, " tokens in a step: at most ", INT32_MAX,
+            " tokens together, and a few million each (lower --max-num-seqs "
+            "or --max-model-len)"));
+      }
+      shape.schedule_bytes =
+          std::max(shape.schedule_bytes,
+                   TpaScheduleBytes(*plan, static_cast<int>(rows), pages));
+      scratch = std::max(scratch,
+                         TpaDecodeScratch(s, *plan, static_cast<int>(rows),
+                                          static_cast<int>(tokens),
+                                          kTpaPageTokens * options_.max_pages)
+                             .bytes);
+    }
+    const int64_t most =
+        std::max(kPieceRows * kPieceTokens, options_.max_sequences);
+    queries = std::max(
+        queries, most * (s.q_rank > 0 ? s.q_rank * (s.num_heads + s.head_dim)
+                                      : s.num_heads * s.head_dim));
+    attended = std::max(attended, most * s.num_heads * s.value_dim);
+    if (!device_.hopper) continue;
+    const TpaPrefillPlan largest = PlanPrefill(
+        shape, std::min(kPrefillRows, options_.max_tokens), options_.max_tokens,
+        std::max(kPrefillContext, kTpaPageTokens * pages));
+    if (largest.query_tiles == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the GPU does not support prompts of ", kTpaPageTokens * pages,
+          " tokens (lower --max-model-len)"));
+    }
+    // The plan above has one head in scratch memory.
+    const int64_t head_bytes = largest.scratch_bytes;
+    shape.prefill_scratch = std::max(
+        head_bytes, std::min(kPrefillScratch, s.num_heads * head_bytes));
+    shape.prefill_schedule_bytes = largest.schedule_bytes;
+    prefill_scratch = std::max(prefill_scratch, shape.prefill_scratch);
+  }
+  for (Shape& shape : shapes_) {
+    shape.schedules.emplace_back();
+    RECURVE_RETURN_IF_ERROR(recurve::Allocate(
+        &shape.schedules.back(), shape.schedule_bytes, "schedules"));
+  }
+  const absl::string_view what =
+      "partial results of attention; lower --max-num-seqs, --max-model-len or "
+      "--max-num-batched-tokens";
+  RECURVE_RETURN_IF_ERROR(recurve::Allocate(&scratch_, scratch, what));
+  RECURVE_RETURN_IF_ERROR(
+      recurve::Allocate(&prefill_scratch_, prefill_scratch, what));
+  RECURVE_RETURN_IF_ERROR(
+      recurve::Allocate(&queries_, queries * kFloatBytes, "queries"));
+  return recurve::Allocate(&attended_, attended * kFloatBytes, "attention");
+}
+
+// ----------------------------------------------------------------------------
+// A step
+
+void CudaTpa::BeginDecode(int64_t rows, const int32_t* lengths,
+                          const int32_t* page_table, int64_t page_stride) {
+  decode_ = true;
+  rows_ = rows;
+  lengths_ = lengths;
+  page_table_ = page_table;
+  page_stride_ = page_stride;
+  pieces_.clear();
+  prefills_.clear();
+  piece_positions_count_ = 0;
+}
+
+absl::Status CudaTpa::BeginMixed(const StepBatch& batch,
+                                 const std::vector<StepRun>& runs,
+                                 CudaStepBuffer* step) {
+  decode_ = false;
+  page_stride_ = std::max<int64_t>(batch.page_table_stride, 1);
+  pieces_.clear();
+  prefills_.clear();
+  piece_positions_count_ = 0;
+  for (Shape& shape : shapes_) shape.prefills.clear();
+  if (empty()) return absl::OkStatus();
+  const int64_t most = MaxRuns(options_.max_tokens, options_.max_sequences);
+  if (static_cast<int64_t>(runs.size()) > most) {
+    return absl::InternalError(absl::StrCat("a step of ", runs.size(),
+                                            " runs of tokens; there is room "
+                                            "for ",
+                                            most));
+  }
+  AddPieces(batch, runs, step);
+  if (device_.hopper) AddPrefills(batch, runs, step);
+  return absl::OkStatus();
+}
+
+void CudaTpa::CopyPages(const StepBatch& batch, int32_t sequence,
+                        int32_t* to) const {
+  std::copy_n(batch.page_table.data() + sequence * batch.page_table_stride,
+              batch.page_table_stride, to);
+}
+
+// Runs of one token go together, and others by kPieceTokens, the last of which
+// ends a row.
+void CudaTpa::AddPieces(const StepBatch& batch,
+                        const std::vector<StepRun>& runs,
+                        CudaStepBuffer* step) {
+  std::vector<StepRun> single, several;
+  for (const StepRun& run : runs) {
+    if (!run.step && device_.hopper) continue;
+    if (run.count() == 1) {
+      single.push_back(run);
+      continue;
+    }
+    for (int64_t i = run.begin; i < run.end; i += kPieceTokens) {
+      several.push_back(
+          {run.sequence, run.step, i, std::min(i + kPieceTokens, run.end)});
+    }
+  }
+  const auto all =
+      static_cast<int64_t>(single.size() + several.size() * kPieceTokens);
+  int64_t* const positions = step->Add(all, &piece_positions_);
+  std::fill_n(positions, all, 0);
+  const auto add = [&](absl::Span<const StepRun> rows, int64_t tokens) {
+    Piece piece = {};
+    piece.rows = static_cast<int64_t>(rows.size());
+    piece.tokens = tokens;
+    piece.table_row = options_.table_rows + piece_positions_count_;
+    int32_t* const index = step->Add(piece.rows * tokens, &piece.index);
+    int32_t* const lengths = step->Add(piece.rows, &piece.lengths);
+    int32_t* const pages = step->Add(piece.rows * page_stride_, &piece.pages);
+    for (int64_t r = 0; r < piece.rows; ++r) {
+      const StepRun& row = rows[r];
+      for (int64_t t = 0; t < tokens; ++t) {
+        // Queries stand last in their row.
+        const int64_t from = row.end - tokens + t;
+        const bool exists = t >= tokens - row.count();
+        index[r * tokens + t] = exists ? static_cast<int32_t>(from) : -1;
+        if (exists) {
+          positions[piece_positions_count_ + r * tokens + t] =
+              batch.positions[from];
+        }
+      }
+      lengths[r] = static_cast<int32_t>(batch.positions[row.end - 1] + 1);
+      CopyPages(batch, row.sequence, pages + r * page_stride_);
+    }
+    piece_positions_count_ += piece.rows * tokens;
+    pieces_.push_back(piece);
+  };
+  const auto add_all = [&](absl::Span<const StepRun> rows, int64_t most,
+                           int64_t tokens) {
+    for (size_t i = 0; i < rows.size(); i += most)
+      add(rows.subspan(i, most), tokens);
+  };
+  add_all(single, options_.max_sequences, 1);
+  add_all(several, kPieceRows, kPieceTokens);
+}
+
+void CudaTpa::AddPrefills(const StepBatch& batch,
+                          const std::vector<StepRun>& runs,
+                          CudaStepBuffer* step) {
+  const auto length = [&](const StepRun& run) {
+    return run.step ? 0 : batch.positions[run.end - 1] + 1;
+  };
+  const int64_t most =
+      std::max(kPrefillContext, kTpaPageTokens * options_.max_pages);
+  size_t first = 0;
+  while (first < runs.size()) {
+    if (runs[first].step) {
+      ++first;
+      continue;
+    }
+    Prefill prefill = {};
+    size_t end = first;
+    for (size_t i = first; i < runs.size() && i - first < kPrefillRows; ++i) {
+      if (runs[i].step) continue;
+      if (i > first && prefill.context + length(runs[i]) > most) break;
+      prefill.context += length(runs[i]);
+      prefill.tokens += runs[i].count();
+      end = i + 1;
+    }
+    prefill.rows = static_cast<int64_t>(end - first);
+    int32_t* const query_start =
+        step->Add(prefill.rows + 1, &prefill.query_start);
+    int32_t* const lengths = step->Add(prefill.rows, &prefill.lengths);
+    int32_t* const pages =
+        step->Add(prefill.rows * page_stride_, &prefill.pages);
+    for (int64_t r = 0; r < prefill.rows; ++r) {
+      const StepRun& run = runs[first + r];
+      query_start[r] = static_cast<int32_t>(run.begin);
+      query_start[r + 1] = static_cast<int32_t>(run.end);
+      lengths[r] = static_cast<int32_t>(length(run));
+      CopyPages(batch, run.sequence, pages + r * page_stride_);
+    }
+    prefills_.push_back(prefill);
+    for (Shape& shape : shapes_) {
+      shape.prefills.push_back(
+          PlanPrefill(shape, prefill.rows, prefill.tokens, prefill.context));
+    }
+    first = end;
+  }
+}
+
+absl::Status CudaTpa::LaunchSchedule(Shape& shape, size_t index, int64_t rows,
+                                     int64_t tokens, const int32_t* lengths,
+                                     const int32_t* pages,
+                                     cudaStream_t stream) {
+  RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
+                           Plan(shape, rows, tokens));
+  const int64_t bytes =
+      TpaScheduleBytes(*plan, static_cast<int>(rows), page_stride_);
+  // The first is there from the start, and none ever moves: graphs hold its
+  // address.
+  while (shape.schedules.size() <= index) {
+    RECURVE_ASSIGN_OR_RETURN(
+        CudaMemory memory,
+        CudaMemory::Allocate(kDevice, shape.schedule_bytes, "schedules"));
+    shape.schedules.push_back(std::move(memory));
+  }
+  const CudaMemory& schedule = shape.schedules[index];
+  if (schedule.bytes() < bytes) {
+    return absl::InternalError(absl::StrCat("a schedule of ", bytes,
+                                            " bytes; there is room for ",
+                                            schedule.bytes()));
+  }
+  const TpaCudaScheduleParams params = {lengths,         pages,
+                                        page_stride_,    static_cast<int>(rows),
+                                        schedule.data(), schedule.bytes()};
+  return CudaStatus(LaunchTpaSchedule(params, *plan, stream),
+                    "schedule of attention");
+}
+
+absl::Status CudaTpa::LaunchPrefillSchedule(Shape& shape, size_t index,
+                                            cudaStream_t stream) {
+  const TpaPrefillPlan& plan = shape.prefills[index];
+  if (plan.query_tiles == 0 ||
+      plan.schedule_bytes > shape.prefill_schedule_bytes ||
+      plan.scratch_bytes > prefill_scratch_.bytes()) {
+    return absl::InternalError(absl::StrCat(
+        "attention of a prompt takes ", plan.schedule_bytes, " and ",
+        plan.scratch_bytes, " bytes; there is room for ",
+        shape.prefill_schedule_bytes, " and ", prefill_scratch_.bytes()));
+  }
+  while (shape.prefill_schedules.size() <= index) {
+    RECURVE_ASSIGN_OR_RETURN(
+        CudaMemory memory,
+        CudaMemory::Allocate(kDevice, shape.prefill_schedule_bytes,
+                             "schedules"));
+    shape.prefill_schedules.push_back(std::move(memory));
+  }
+  const Prefill& prefill = prefills_[index];
+  return CudaStatus(
+      LaunchTpaPrefillSchedule({prefill.query_start, prefill.lengths,
+                                shape.prefill_schedules[index].data()},
+                               plan, stream),
+      "schedule of a prompt's attention");
+}
+
+absl::Status CudaTpa::LaunchSchedules(cudaStream_t stream) {
+  for (Shape& shape : shapes_) {
+    if (decode_) {
+      RECURVE_RETURN_IF_ERROR(
+          LaunchSchedule(shape, 0, rows_, 1, lengths_, page_table_, stream));
+      continue;
+    }
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const Piece& piece = pieces_[i];
+      RECURVE_RETURN_IF_ERROR(LaunchSchedule(shape, i + 1, piece.rows,
+                                             piece.tokens, piece.lengths,
+                                             piece.pages, stream));
+    }
+    for (size_t i = 0; i < prefills_.size(); ++i) {
+      RECURVE_RETURN_IF_ERROR(LaunchPrefillSchedule(shape, i, stream));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaTpa::LaunchDecode(const Layer& layer, size_t index,
+                                   int64_t rows, int64_t tokens,
+                                   const int32_t* pages, Activations a_q,
+                                   Activations b_q, int64_t table_row,
+                                   float* out, int64_t out_stride,
+                                   cudaStream_t stream) {
+  Shape& shape = shapes_[layer.shape];
+  RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
+                           Plan(shape, rows, tokens));
+  TpaCudaDecodeParams params = {};
+  params.shape = shape.shape;
+  params.cache = layer.cache;
+  params.cache.page_table = pages;
+  params.cache.page_table_stride = page_stride_;
+  params.rows = static_cast<int>(rows);
+  params.new_tokens = static_cast<int>(tokens);
+  params.a_q = Floats(a_q);
+  params.b_q = Floats(b_q);
+  params.stride = b_q.stride;
+  params.position = layer.position;
+  params.cos = layer.cos + table_row * layer.angles;
+  params.sin = layer.sin + table_row * layer.angles;
+  params.out = out;
+  params.out_stride = out_stride;
+  params.schedule = shape.schedules[index].data();
+  params.scratch = scratch_.data();
+  params.scratch_bytes = scratch_.bytes();
+  return CudaStatus(LaunchTpaDecode(params, *plan, stream), "attention");
+}
+
+absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
+                                  cudaStream_t stream) {
+  const TpaShape& shape = shapes_[layer.shape].shape;
+  const Piece& piece = pieces_[index];
+  const int64_t a_cols = shape.q_rank * shape.num_heads;
+  const int64_t b_cols =
+      (shape.q_rank > 0 ? shape.q_rank : shape.num_heads) * shape.head_dim;
+  const int64_t width = shape.num_heads * shape.value_dim;
+  const Activations gathered = {queries_.data(), a_cols + b_cols,
+                                a_cols + b_cols, sizeof(float)};
+  const int64_t rows = piece.rows * piece.tokens;
+  const auto gather = [&](Activations from, Activations to) {
+    return CudaStatus(LaunchGatherRows({Floats(from), from.stride, piece.index,
+                                        WeightType::kFloat32, to.data,
+                                        to.stride, rows, to.cols, to.cols},
+                                       stream),
+                      "gathering queries");
+  };
+  const Activations a_q = gathered.Columns(0, a_cols);
+  const Activations b_q = gathered.Columns(a_cols, b_cols);
+  if (a_cols > 0) RECURVE_RETURN_IF_ERROR(gather(layer.a_q, a_q));
+  RECURVE_RETURN_IF_ERROR(gather(layer.b_q, b_q));
+  RECURVE_RETURN_IF_ERROR(
+      LaunchDecode(layer, index + 1, piece.rows, piece.tokens, piece.pages, a_q,
+                   b_q, piece.table_row, attended_.as<float>(), width, stream));
+  return CudaStatus(
+      LaunchScatterRows({attended_.as<float>(), width, piece.index,
+                         Floats(layer.out), layer.out.stride, rows, width},
+                        stream),
+      "scattering attention");
+}
+
+absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
+                                    cudaStream_t stream) {
+  Shape& shape = shapes_[layer.shape];
+  const Prefill& prefill = prefills_[index];
+  TpaPrefillParams params = {};
+  params.shape = shape.shape;
+  params.cache = layer.cache;
+  params.cache.page_table = prefill.pages;
+  params.cache.page_table_stride = page_stride_;
+  params.a_q = Floats(layer.a_q);
+  params.b_q = Floats(layer.b_q);
+  params.stride = layer.b_q.stride;
+  params.position = layer.position;
+  params.cos = layer.cos;
+  params.sin = layer.sin;
+  params.out_type = ElementType::kFloat32;
+  params.out = Floats(layer.out);
+  params.out_stride = layer.out.stride;
+  params.schedule = shape.prefill_schedules[index].data();
+  params.scratch = prefill_scratch_.data();
+  return CudaStatus(LaunchTpaPrefill(params, shape.prefills[index], stream),
+                    "attention of a prompt");
+}
+
+absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {
+  if (decode_) {
+    return LaunchDecode(layer, 0, rows_, 1, page_table_, layer.a_q, layer.b_q,
+                        0, Floats(layer.out), layer.out.stride, stream);
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i)
+    RECURVE_RETURN_IF_ERROR(LaunchPiece(layer, i, stream));
+  for (size_t i = 0; i < prefills_.size(); ++i)
+    RECURVE_RETURN_IF_ERROR(LaunchPrefill(layer, i, stream));
+  return absl::OkStatus();
+}
+
+}  // namespace recurve

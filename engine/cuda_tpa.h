@@ -1,0 +1,164 @@
+#ifndef RECURVE_ENGINE_CUDA_TPA_H_
+#define RECURVE_ENGINE_CUDA_TPA_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/backend.h"
+#include "engine/cuda_memory.h"
+#include "engine/cuda_step_buffer.h"
+#include "engine/step_runs.h"
+#include "kernels/tpa/tpa_cuda.h"
+#include "kernels/tpa/tpa_prefill_cuda.h"
+
+namespace recurve {
+
+// Tensor product attention of a CudaBackend: the launch plans of the shapes of
+// its layers, and what is launched for each of them in a step.
+//
+//  - A step of decoding: one launch of the decode kernel, a row a sequence.
+//  - Other steps, tokens of TokenKind::kStep: the decode kernel, with rows of
+//    one token or up to kPieceTokens, whose queries are gathered ("pieces").
+//  - Prompts: the prefill kernel where there is one for the device, else as
+//    above.
+//
+// So a token is always attended by the same kernel, which gives it the same
+// bits in any batch and however its prompt is cut.
+class CudaTpa {
+ public:
+  struct Options {
+    TpaElement element = TpaElement::kBFloat16;
+    int64_t max_tokens = 0;     // in a step
+    int64_t max_sequences = 0;  // in a step, a power of two
+    int64_t max_pages = 0;      // of a sequence
+    int64_t table_rows = 0;     // of position tables, before those of pieces
+  };
+  CudaTpa(const Options& options, const TpaDevice& device);
+
+  bool empty() const { return shapes_.empty(); }
+  // Layers of equal shapes share a number.
+  size_t AddShape(const TpaShape& shape);
+  const TpaShape& shape(size_t number) const { return shapes_[number].shape; }
+  // Rows that position tables need beyond Options::table_rows.
+  int64_t piece_rows() const { return piece_tokens_; }
+  // Room that a step takes in a CudaStepBuffer, page tables included.
+  int64_t step_bytes() const;
+  // Allocates what launches need, when all shapes are known. InvalidArgument
+  // or ResourceExhausted, with the limit.
+  absl::Status Allocate();
+
+  // --- A step ---
+
+  // Pointers are to the device, here and below.
+  void BeginDecode(int64_t rows, const int32_t* lengths,
+                   const int32_t* page_table, int64_t page_stride);
+  // Adds what the step's launches need to `step`.
+  absl::Status BeginMixed(const StepBatch& batch,
+                          const std::vector<StepRun>& runs,
+                          CudaStepBuffer* step);
+  // Positions whose angles come behind those of the step's rows in the tables.
+  int64_t num_piece_positions() const { return piece_positions_count_; }
+  const int64_t* piece_positions() const { return piece_positions_; }
+
+  // Shares out the work, for all layers of the step.
+  absl::Status LaunchSchedules(cudaStream_t stream);
+
+  struct Layer {
+    size_t shape;
+    TpaCudaCache cache;  // its page table is not used
+    Activations a_q, b_q;
+    LrpeType position;
+    int64_t angles;    // of a row of
+    const float* cos;  // [table_rows + piece_rows(), angles]
+    const float* sin;
+    Activations out;
+  };
+  // The step's tokens are in the cache.
+  absl::Status Attend(const Layer& layer, cudaStream_t stream);
+
+ private:
+  // Of one shape.
+  struct Shape {
+    TpaShape shape;
+    std::map<int64_t, TpaDecodePlan> decode;  // by rows, one new token each
+    std::map<int64_t, TpaDecodePlan> pieces;  // by rows, kPieceTokens each
+    int64_t schedule_bytes = 0;               // of the largest launch
+    std::vector<CudaMemory> schedules;        // of the step's launches
+    int64_t prefill_scratch = 0;              // bytes that plans may take
+    int64_t prefill_schedule_bytes = 0;       // of the largest launch
+    std::vector<CudaMemory> prefill_schedules;
+    std::vector<TpaPrefillPlan> prefills;  // of the step's launches
+  };
+  // One launch of the decode kernel over rows of up to kPieceTokens tokens.
+  struct Piece {
+    int64_t rows;
+    int64_t tokens;          // of a row: 1 or kPieceTokens
+    int64_t table_row;       // first row in position tables
+    const int32_t* index;    // [rows · tokens] rows of the step, -1: padding
+    const int32_t* lengths;  // [rows]
+    const int32_t* pages;    // [rows, page_stride_]
+  };
+  // One launch of the prefill kernel. Its rows are runs that follow each other
+  // in the step; those of kStep have the length 0, and are left out.
+  struct Prefill {
+    int64_t rows;
+    int64_t tokens;              // of those not left out
+    int64_t context;             // likewise
+    const int32_t* query_start;  // [rows + 1]
+    const int32_t* lengths;      // [rows]
+    const int32_t* pages;        // [rows, page_stride_]
+  };
+
+  absl::StatusOr<const TpaDecodePlan*> Plan(Shape& shape, int64_t rows,
+                                            int64_t tokens) const;
+  TpaPrefillPlan PlanPrefill(const Shape& shape, int64_t rows, int64_t tokens,
+                             int64_t context) const;
+  void AddPieces(const StepBatch& batch, const std::vector<StepRun>& runs,
+                 CudaStepBuffer* step);
+  void AddPrefills(const StepBatch& batch, const std::vector<StepRun>& runs,
+                   CudaStepBuffer* step);
+  // A row's pages, of its sequence's, to `to`.
+  void CopyPages(const StepBatch& batch, int32_t sequence, int32_t* to) const;
+  absl::Status LaunchSchedule(Shape& shape, size_t index, int64_t rows,
+                              int64_t tokens, const int32_t* lengths,
+                              const int32_t* pages, cudaStream_t stream);
+  absl::Status LaunchPrefillSchedule(Shape& shape, size_t index,
+                                     cudaStream_t stream);
+  absl::Status LaunchDecode(const Layer& layer, size_t index, int64_t rows,
+                            int64_t tokens, const int32_t* pages,
+                            Activations a_q, Activations b_q, int64_t table_row,
+                            float* out, int64_t out_stride,
+                            cudaStream_t stream);
+  absl::Status LaunchPiece(const Layer& layer, size_t index,
+                           cudaStream_t stream);
+  absl::Status LaunchPrefill(const Layer& layer, size_t index,
+                             cudaStream_t stream);
+
+  const Options options_;
+  const TpaDevice device_;
+  int64_t piece_tokens_;  // in a step, at most, with padding
+  std::vector<Shape> shapes_;
+  CudaMemory scratch_;  // of the decode kernel
+  CudaMemory prefill_scratch_;
+  CudaMemory queries_;   // of a piece, gathered
+  CudaMemory attended_;  // of a piece
+
+  // Of the step in progress.
+  bool decode_ = false;
+  int64_t rows_ = 0;
+  const int32_t* lengths_ = nullptr;
+  const int32_t* page_table_ = nullptr;
+  int64_t page_stride_ = 0;
+  std::vector<Piece> pieces_;
+  std::vector<Prefill> prefills_;
+  int64_t piece_positions_count_ = 0;
+  const int64_t* piece_positions_ = nullptr;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CUDA_TPA_H_
