@@ -84,6 +84,10 @@ class TimedBackend : public Backend {
     return backend_->state_dtype();
   }
   absl::string_view kv_dtype() const override { return backend_->kv_dtype(); }
+  int64_t chunk_multiple() const override { return backend_->chunk_multiple(); }
+  int64_t column_multiple() const override {
+    return backend_->column_multiple();
+  }
   absl::StatusOr<MatrixId> LoadMatrix(
       absl::Span<const MatrixPart> parts) override {
     RECURVE_ASSIGN_OR_RETURN(const MatrixId id, backend_->LoadMatrix(parts));

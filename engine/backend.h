@@ -90,6 +90,14 @@ class Backend : public CacheStorage {
   // ModelInfo::chunk_multiple, once a model is built.
   virtual int64_t chunk_multiple() const { return 1; }
 
+  // Where a block of columns begins that is the output of an operation, and how
+  // far Project may write zeros behind it: at a multiple of so many columns.
+  virtual int64_t column_multiple() const { return 1; }
+  int64_t PadColumns(int64_t cols) const {
+    const int64_t multiple = column_multiple();
+    return (cols + multiple - 1) / multiple * multiple;
+  }
+
   // Rows for the largest step.
   virtual absl::StatusOr<Activations> AllocateActivations(int64_t cols) = 0;
 
@@ -110,7 +118,8 @@ class Backend : public CacheStorage {
     VectorId bias;    // -1: none
   };
   virtual void Norm(Activations in, const NormArgs& norm, Activations out) = 0;
-  // out = in · matrixᵀ, or out += that.
+  // out = in · matrixᵀ, or out += that. Columns behind those of `out`, up to
+  // PadColumns, may be written to.
   virtual void Project(Activations in, MatrixId matrix, Activations out,
                        bool add) = 0;
   // out = act(in[:, :n]) ⊙ in[:, n:]

@@ -27,6 +27,8 @@ namespace {
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr auto kHost = CudaMemory::Kind::kHost;
 
+// Of outputs of a 16-bit matrix; divides CudaBackend::column_multiple().
+constexpr int64_t kMatrixRowMultiple = 16;
 constexpr int64_t kMaxRows = 65535;        // of a launch
 constexpr int64_t kLogitBytes = 64 << 20;  // of logits on the device, about
 
@@ -247,10 +249,20 @@ absl::StatusOr<MatrixId> CudaBackend::LoadMatrix(
   matrix.padded =
       RoundUp(matrix.inputs,
               matrix.type == WeightType::kFloat32 ? 4 : kDecodeMatmulInputs);
-  const int64_t bytes =
-      matrix.outputs * matrix.padded * WeightBytes(matrix.type);
+  matrix.padded_outputs = matrix.type == WeightType::kFloat32
+                              ? matrix.outputs
+                              : RoundUp(matrix.outputs, kMatrixRowMultiple);
+  const int64_t row_bytes = matrix.padded * WeightBytes(matrix.type);
+  const int64_t bytes = matrix.padded_outputs * row_bytes;
   RECURVE_ASSIGN_OR_RETURN(matrix.memory,
                            CudaMemory::Allocate(kDevice, bytes, "weights"));
+  const int64_t filled = matrix.outputs * row_bytes;
+  if (bytes > filled) {
+    RECURVE_RETURN_IF_ERROR(
+        CudaStatus(cudaMemsetAsync(matrix.memory.data() + filled, 0,
+                                   bytes - filled, stream_),
+                   "clearing weights"));
+  }
   RECURVE_RETURN_IF_ERROR(
       loader_->Load(parts, matrix.type, matrix.padded, matrix.memory.data()));
   weight_bytes_ += bytes;
@@ -340,7 +352,7 @@ StateId CudaBackend::AddState(int64_t num_heads, int64_t key_dim,
 }
 
 absl::StatusOr<Activations> CudaBackend::AllocateActivations(int64_t cols) {
-  const int64_t stride = RoundUp(cols, 64);
+  const int64_t stride = RoundUp(cols, kColumns);
   RECURVE_ASSIGN_OR_RETURN(
       CudaMemory memory,
       CudaMemory::Allocate(
@@ -654,10 +666,11 @@ void CudaBackend::ProjectRun(const Matrix& matrix, const float* x,
             stream_),
         "projection");
   } else {
-    Check(cublas_->Multiply(
-        {matrix.type, matrix.memory.data(), matrix.outputs, matrix.padded,
-         matrix.padded, x16_.data(), matrix.padded, y, y_stride, rows, add},
-        stream_));
+    Check(
+        cublas_->Multiply({matrix.type, matrix.memory.data(),
+                           matrix.padded_outputs, matrix.padded, matrix.padded,
+                           x16_.data(), matrix.padded, y, y_stride, rows, add},
+                          stream_));
   }
 }
 

@@ -96,6 +96,7 @@ class CudaBackend : public Backend {
   int64_t slot_bytes() const override { return 4 * slot_elements_; }
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
   int64_t chunk_multiple() const override;
+  int64_t column_multiple() const override { return kColumns; }
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
 
   absl::Status BeginStep(const StepBatch& batch) override;
@@ -119,11 +120,16 @@ class CudaBackend : public Backend {
   absl::Status PoisonSlot(int32_t slot) override;
 
  private:
+  static constexpr int64_t kColumns = 64;
+
   struct Matrix {
     WeightType type;
     int64_t outputs;
     int64_t inputs;
     int64_t padded;  // elements between rows; zeros from `inputs` on
+    // Rows in memory: zeros from `outputs` on, so that cuBLASLt may use kernels
+    // that take multiples of 16 only.
+    int64_t padded_outputs;
     CudaMemory memory;
   };
   struct Table {

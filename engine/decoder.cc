@@ -1,6 +1,7 @@
 #include "engine/decoder.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -72,6 +73,21 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
   return decoder;
 }
 
+namespace {
+
+// `part` with rows of zeros behind it, `rows` in all.
+MatrixPart WithZeroRows(MatrixPart part, int64_t rows) {
+  if (part.rows() == rows) return part;
+  if (part.row_order.empty()) {
+    part.row_order.resize(part.rows());
+    std::iota(part.row_order.begin(), part.row_order.end(), 0);
+  }
+  part.row_order.resize(rows, -1);
+  return part;
+}
+
+}  // namespace
+
 absl::Status Decoder::LoadLayer(const LayerDefinition& definition) {
   Layer layer;
   if (const auto* tpa = std::get_if<TpaLayer>(&definition.mixer)) {
@@ -86,7 +102,9 @@ absl::Status Decoder::LoadLayer(const LayerDefinition& definition) {
   RECURVE_ASSIGN_OR_RETURN(layer.channel_norm,
                            LoadNorm(definition.channel_norm, *backend_));
   RECURVE_ASSIGN_OR_RETURN(
-      layer.w1_w2, backend_->LoadMatrix({definition.w1, definition.w2}));
+      layer.w1_w2,
+      backend_->LoadMatrix({WithZeroRows(definition.w1, padded_size_),
+                            WithZeroRows(definition.w2, padded_size_)}));
   RECURVE_ASSIGN_OR_RETURN(layer.w3, backend_->LoadMatrix({definition.w3}));
   layers_.push_back(std::move(layer));
   return absl::OkStatus();
@@ -94,11 +112,12 @@ absl::Status Decoder::LoadLayer(const LayerDefinition& definition) {
 
 absl::Status Decoder::LoadWeights(const ModelDefinition& model) {
   intermediate_size_ = model.intermediate_size;
+  padded_size_ = backend_->PadColumns(intermediate_size_);
   channel_activation_ = model.channel_activation;
   RECURVE_ASSIGN_OR_RETURN(embedding_,
                            backend_->LoadEmbedding(model.embedding));
   embedding_scale_ = model.embedding_scale;
-  int64_t scratch_cols = 3 * model.intermediate_size;
+  int64_t scratch_cols = 3 * padded_size_;
   if (model.tpe) {
     RECURVE_ASSIGN_OR_RETURN(tpe_, MakeTpeMixer(*model.tpe, *backend_));
     RECURVE_ASSIGN_OR_RETURN(zeros_, backend_->LoadVector(std::vector<float>(
@@ -135,15 +154,16 @@ absl::Status Decoder::Run(const StepBatch& batch, StepOutput* output) {
   Backend& backend = *backend_;
   RECURVE_RETURN_IF_ERROR(backend.BeginStep(batch));
   Embed(backend);
-  const Activations gates = scratch_.Columns(0, 2 * intermediate_size_);
-  const Activations hidden =
-      scratch_.Columns(2 * intermediate_size_, intermediate_size_);
+  // Behind each part of the gated unit's inputs are zeros; so are its outputs.
+  const Activations gates = scratch_.Columns(0, 2 * padded_size_);
+  const Activations gated = scratch_.Columns(2 * padded_size_, padded_size_);
+  const Activations hidden = gated.Columns(0, intermediate_size_);
   for (const Layer& layer : layers_) {
     backend.Norm(residual_, layer.token_norm, normed_);
     layer.mixer->Forward(backend, normed_, scratch_, residual_);
     backend.Norm(residual_, layer.channel_norm, normed_);
     backend.Project(normed_, layer.w1_w2, gates, /*add=*/false);
-    backend.Glu(gates, channel_activation_, hidden);
+    backend.Glu(gates, channel_activation_, gated);
     backend.Project(hidden, layer.w3, residual_, /*add=*/true);
   }
   backend.Head(residual_, final_norm_, head_, output);

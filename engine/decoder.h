@@ -37,7 +37,7 @@ class Decoder : public ModelRunner {
     Backend::NormArgs token_norm;
     std::unique_ptr<TokenMixer> mixer;
     Backend::NormArgs channel_norm;
-    MatrixId w1_w2;  // [2F, C]
+    MatrixId w1_w2;  // [2 · padded_size_, C]
     MatrixId w3;
   };
 
@@ -51,6 +51,7 @@ class Decoder : public ModelRunner {
   ModelInfo info_;
   CacheSpec cache_spec_;
   int64_t intermediate_size_ = 0;
+  int64_t padded_size_ = 0;  // of each part of w1_w2
   Activation channel_activation_ = Activation::kSilu;
   TableId embedding_;
   float embedding_scale_ = 1;

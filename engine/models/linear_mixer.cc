@@ -32,23 +32,30 @@ struct LinearWeights {
 
 class LinearMixer : public TokenMixer {
  public:
-  LinearMixer(const LinearConfig& config, const LinearWeights& weights)
-      : config_(config), weights_(weights) {}
+  LinearMixer(const LinearConfig& config, const LinearWeights& weights,
+              const Backend& backend)
+      : config_(config), weights_(weights), backend_(backend) {}
 
   absl::string_view name() const override { return "linear"; }
 
   int64_t scratch_cols() const override {
-    return weights_.input_cols + expanded_cols() +
-           value_cols() * (weights_.gate_rank > 0 ? 2 : 1);
+    int64_t cols = backend_.PadColumns(weights_.input_cols);
+    for (const Input* input : {&weights_.q, &weights_.k, &weights_.v}) {
+      if (input->rank > 0)
+        cols += backend_.PadColumns(config_.num_heads * input->dim);
+    }
+    return cols +
+           backend_.PadColumns(value_cols()) * (weights_.gate_rank > 0 ? 2 : 1);
   }
 
   void Forward(Backend& backend, Activations in, Activations scratch,
                Activations residual) const override {
     const Activations inputs = scratch.Columns(0, weights_.input_cols);
-    int64_t column = weights_.input_cols;
+    int64_t column = backend.PadColumns(weights_.input_cols);
     const auto next = [&](int64_t cols) {
-      column += cols;
-      return scratch.Columns(column - cols, cols);
+      const int64_t first = column;
+      column += backend.PadColumns(cols);
+      return scratch.Columns(first, cols);
     };
     backend.Project(in, weights_.inputs, inputs, /*add=*/false);
 
@@ -84,13 +91,6 @@ class LinearMixer : public TokenMixer {
 
  private:
   int64_t value_cols() const { return config_.num_heads * config_.value_dim; }
-  int64_t expanded_cols() const {
-    int64_t cols = 0;
-    for (const Input* input : {&weights_.q, &weights_.k, &weights_.v}) {
-      if (input->rank > 0) cols += config_.num_heads * input->dim;
-    }
-    return cols;
-  }
 
   // The vectors of all heads, [T, H·dim]: in place, or in `expanded`.
   Activations HeadVectors(Backend& backend, const Input& input,
@@ -111,6 +111,7 @@ class LinearMixer : public TokenMixer {
 
   const LinearConfig config_;
   const LinearWeights weights_;
+  const Backend& backend_;
 };
 
 // Σ x² is dim · mean(x²), so an L2 norm is an RMSNorm with eps / dim and the
@@ -177,7 +178,7 @@ absl::StatusOr<std::unique_ptr<TokenMixer>> MakeLinearMixer(
   weights.state = backend.AddState(
       config.num_heads, LrpeOutputDim(config.position.type, config.head_dim),
       config.value_dim);
-  return std::make_unique<LinearMixer>(config, weights);
+  return std::make_unique<LinearMixer>(config, weights, backend);
 }
 
 absl::StatusOr<Backend::NormArgs> LoadNorm(const NormDefinition& norm,

@@ -16,20 +16,22 @@ struct TpaWeights {
 
 class TpaMixer : public TokenMixer {
  public:
-  TpaMixer(const TpaConfig& config, const TpaWeights& weights)
+  TpaMixer(const TpaConfig& config, const TpaWeights& weights,
+           const Backend& backend)
       : shape_(config.shape),
         factor_activation_(config.factor_activation),
-        weights_(weights) {}
+        weights_(weights),
+        out_column_(backend.PadColumns(factor_cols())) {}
 
   absl::string_view name() const override { return "tpa"; }
 
-  int64_t scratch_cols() const override { return factor_cols() + out_cols(); }
+  int64_t scratch_cols() const override { return out_column_ + out_cols(); }
 
   void Forward(Backend& backend, Activations in, Activations scratch,
                Activations residual) const override {
     // The factors lie side by side in a row.
     const Activations factors = scratch.Columns(0, factor_cols());
-    const Activations mixed = scratch.Columns(factor_cols(), out_cols());
+    const Activations mixed = scratch.Columns(out_column_, out_cols());
     backend.Project(in, weights_.factors, factors, /*add=*/false);
 
     Backend::TpaArgs args;
@@ -68,6 +70,7 @@ class TpaMixer : public TokenMixer {
   const TpaShape shape_;
   const Activation factor_activation_;
   const TpaWeights weights_;
+  const int64_t out_column_;  // of attention in the scratch columns
 };
 
 }  // namespace
@@ -88,7 +91,7 @@ absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpaMixer(const TpaLayer& layer,
     RECURVE_ASSIGN_OR_RETURN(weights.norm, LoadNorm(*layer.norm, backend));
   }
   weights.cache = backend.AddTpaCache(layer.config.shape);
-  return std::make_unique<TpaMixer>(layer.config, weights);
+  return std::make_unique<TpaMixer>(layer.config, weights, backend);
 }
 
 }  // namespace recurve

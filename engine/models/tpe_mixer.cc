@@ -18,8 +18,9 @@ class TpeMixer : public TokenMixer {
     MatrixId out;
   };
 
-  TpeMixer(int64_t num_heads, int64_t value_dim, const Weights& weights)
-      : weights_(weights) {
+  TpeMixer(int64_t num_heads, int64_t value_dim, const Weights& weights,
+           const Backend& backend)
+      : weights_(weights), out_column_(backend.PadColumns(2 * num_heads)) {
     config_.num_heads = num_heads;
     config_.head_dim = 1;
     config_.value_dim = value_dim;
@@ -28,7 +29,7 @@ class TpeMixer : public TokenMixer {
   absl::string_view name() const override { return "tpe"; }
 
   int64_t scratch_cols() const override {
-    return 2 * config_.num_heads + config_.num_heads * config_.value_dim;
+    return out_column_ + config_.num_heads * config_.value_dim;
   }
 
   void Forward(Backend& backend, Activations in, Activations scratch,
@@ -42,7 +43,7 @@ class TpeMixer : public TokenMixer {
     args.q = scratch.Columns(0, heads);
     args.k = scratch.Columns(heads, heads);
     args.v = in;
-    args.out = scratch.Columns(2 * heads, heads * config_.value_dim);
+    args.out = scratch.Columns(out_column_, heads * config_.value_dim);
     backend.Fill(weights_.gain, args.q);
     backend.Fill(weights_.ones, args.k);
     backend.LinearAttention(args);
@@ -53,6 +54,7 @@ class TpeMixer : public TokenMixer {
  private:
   LinearConfig config_;
   const Weights weights_;
+  const int64_t out_column_;  // in the scratch columns
 };
 
 }  // namespace
@@ -69,7 +71,8 @@ absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpeMixer(const TpeLayer& layer,
                                              layer.num_heads, 1.0f)));
   RECURVE_ASSIGN_OR_RETURN(weights.norm, LoadNorm(layer.norm, backend));
   RECURVE_ASSIGN_OR_RETURN(weights.out, backend.LoadMatrix({layer.out}));
-  return std::make_unique<TpeMixer>(layer.num_heads, value_dim, weights);
+  return std::make_unique<TpeMixer>(layer.num_heads, value_dim, weights,
+                                    backend);
 }
 
 }  // namespace recurve

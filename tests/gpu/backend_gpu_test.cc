@@ -214,7 +214,8 @@ TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAloneInFloat32) {
 
 // The golden sets with weights rounded to bfloat16, which the CPU rounds alike.
 // These are small models of random weights, some of which make much of a
-// rounding of their factors; so the bound is wide for factors in bfloat16.
+// rounding of their factors, and of keys, queries and weights in prompts; so
+// the bound is wide for factors in bfloat16.
 TEST_F(BackendGpuTest, GoldenModelsInBFloat16AreNearTheCpus) {
   for (const std::string& set : GoldenSets()) {
     SCOPED_TRACE(set);
@@ -239,7 +240,7 @@ TEST_F(BackendGpuTest, GoldenModelsInBFloat16AreNearTheCpus) {
       ASSERT_TRUE(got.end && got.end->ok()) << *got.end;
       const double error = RelativeError(got, want);
       std::printf("%-50s factors in %-8s %.5f\n", set.c_str(), kv_dtype, error);
-      EXPECT_LE(error, kv_dtype[0] == 'f' ? 3e-2 : 4.5e-2);
+      EXPECT_LE(error, kv_dtype[0] == 'f' ? 3e-2 : 5.5e-2);
     }
   }
 }
