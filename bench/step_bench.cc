@@ -158,6 +158,10 @@ class TimedBackend : public Backend {
   void Glu(Activations in, Activation activation, Activations out) override {
     Timed("glu", [&] { backend_->Glu(in, activation, out); });
   }
+  void ChannelMixer(const ChannelMixerArgs& args) override {
+    Timed("channel mixer (norm, gate and up, down)",
+          [&] { backend_->ChannelMixer(args); });
+  }
   void Tpa(const TpaArgs& args) override {
     Timed("tpa (append, attend)", [&] { backend_->Tpa(args); });
   }

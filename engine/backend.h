@@ -125,6 +125,26 @@ class Backend : public CacheStorage {
   // out = act(in[:, :n]) ⊙ in[:, n:]
   virtual void Glu(Activations in, Activation activation, Activations out) = 0;
 
+  // residual += (act(g) ⊙ u) · w3ᵀ, where (g, u) = Norm(residual) · w1_w2ᵀ.
+  // What is in the other activations afterwards is not defined.
+  struct ChannelMixerArgs {
+    Activations residual;
+    NormArgs norm;
+    MatrixId w1_w2;
+    Activation activation;
+    MatrixId w3;
+    Activations normed;  // as residual
+    Activations gates;   // [T, 2·n]
+    Activations gated;   // [T, n]
+    Activations hidden;  // the first columns of that: the inputs of w3
+  };
+  virtual void ChannelMixer(const ChannelMixerArgs& args) {
+    Norm(args.residual, args.norm, args.normed);
+    Project(args.normed, args.w1_w2, args.gates, /*add=*/false);
+    Glu(args.gates, args.activation, args.gated);
+    Project(args.hidden, args.w3, args.residual, /*add=*/true);
+  }
+
   struct TpaArgs {
     TpaCacheId cache;
     PositionId position;

@@ -15,7 +15,6 @@
 #include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_scan_cuda.h"
 #include "kernels/lrpe/lrpe_table_cuda.h"
-#include "kernels/matmul/decode_matmul_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
 #include "kernels/sampling/greedy_cuda.h"
@@ -649,29 +648,53 @@ void CudaBackend::ProjectRun(const Matrix& matrix, const float* x,
         stream_));
     return;
   }
-  const bool as_float =
-      generated && rows <= kDecodeMatmulFloatRows && AlignedFloats(x, x_stride);
-  if (!as_float) {
-    Check(LaunchGatherRows({x, x_stride, nullptr, matrix.type, x16_.data(),
-                            matrix.padded, rows, cols, matrix.padded},
-                           stream_),
+  if (generated) {
+    DecodeMatmulParams params = ProductOf(matrix, y, y_stride, rows, cols);
+    params.add = add;
+    ProjectGenerated(params, x, x_stride);
+    return;
+  }
+  Check(LaunchGatherRows({x, x_stride, nullptr, matrix.type, x16_.data(),
+                          matrix.padded, rows, cols, matrix.padded},
+                         stream_),
+        "rounding activations");
+  Check(cublas_->Multiply(
+      {matrix.type, matrix.memory.data(), matrix.padded_outputs, matrix.padded,
+       matrix.padded, x16_.data(), matrix.padded, y, y_stride, rows, add},
+      stream_));
+}
+
+DecodeMatmulParams CudaBackend::ProductOf(const Matrix& matrix, float* y,
+                                          int64_t y_stride, int64_t rows,
+                                          int64_t cols) {
+  DecodeMatmulParams params = {};
+  params.type = matrix.type;
+  params.w = matrix.memory.data();
+  params.outputs = matrix.outputs;
+  params.inputs = matrix.padded;
+  params.x_cols = cols;
+  params.y = y;
+  params.y_stride = y_stride;
+  params.rows = rows;
+  return params;
+}
+
+void CudaBackend::ProjectGenerated(DecodeMatmulParams params, const float* x,
+                                   int64_t x_stride) {
+  params.x_is_float = DecodeMatmulTakesFloats(params.inputs, params.rows) &&
+                      AlignedFloats(x, x_stride);
+  params.x = x;
+  params.x_stride = x_stride;
+  if (!params.x_is_float) {
+    params.x = x16_.data();
+    params.x_stride = params.inputs;
+    Check(LaunchGatherRows(
+              {x, x_stride, nullptr, params.type, x16_.data(), params.inputs,
+               params.rows, params.x_cols, params.inputs},
+              stream_),
           "rounding activations");
   }
-  if (generated) {
-    Check(
-        LaunchDecodeMatmul(
-            {matrix.type, matrix.memory.data(), matrix.outputs, matrix.padded,
-             as_float ? static_cast<const void*>(x) : x16_.data(), as_float,
-             cols, as_float ? x_stride : matrix.padded, y, y_stride, rows, add},
-            stream_),
-        "projection");
-  } else {
-    Check(
-        cublas_->Multiply({matrix.type, matrix.memory.data(),
-                           matrix.padded_outputs, matrix.padded, matrix.padded,
-                           x16_.data(), matrix.padded, y, y_stride, rows, add},
-                          stream_));
-  }
+  Check(LaunchDecodeMatmul(params, stream_), "projection");
 }
 
 void CudaBackend::Project(Activations in, MatrixId id, Activations out,
@@ -696,6 +719,64 @@ void CudaBackend::Glu(Activations in, Activation activation, Activations out) {
                    out.stride, rows_, nullptr, out.cols, activation},
                   stream_),
         "gated linear unit");
+}
+
+// A decode step fuses what the device can; other steps do not, with the same
+// bits.
+void CudaBackend::ChannelMixer(const ChannelMixerArgs& args) {
+  const Matrix& matrix = matrices_[args.w1_w2.value];
+  if (!decode_ || matrix.type == WeightType::kFloat32 || !DecodeMatmulFuses()) {
+    Backend::ChannelMixer(args);
+    return;
+  }
+  if (!active()) return;
+  DecodeMatmulParams params =
+      ProductOf(matrix, Floats(args.hidden), args.hidden.stride, rows_,
+                args.residual.cols);
+  params.gate = true;
+  params.activation = args.activation;
+  const Activations in = args.residual;
+  const bool rms = args.norm.kind == NormKind::kRms;
+  // More rows than one are faster in 16 bits, though a kernel of its own has to
+  // bring them there.
+  const bool floats = rows_ == 1 && DecodeMatmulTakesFloats(matrix.padded, 1) &&
+                      AlignedFloats(Floats(in), in.stride);
+  // What the next product takes, so that nothing has to be rounded for it.
+  const Matrix& next = matrices_[args.w3.value];
+  params.y_is_half = !floats && next.type == matrix.type &&
+                     AlignedFloats(params.y, params.y_stride);
+  if (params.y_is_half) params.y_stride *= 2;
+  if (floats && rms && args.norm.groups == 1 &&
+      in.cols > kDecodeMatmulNormCols) {
+    params.norm = true;
+    params.norm_weight = Vector(args.norm.weight);
+    params.norm_eps = static_cast<float>(args.norm.eps);
+    ProjectGenerated(params, Floats(in), in.stride);
+  } else if (!floats && rms) {
+    Check(LaunchRoundedRmsNorm(
+              {ElementType::kFloat32, Floats(in), in.stride,
+               Vector(args.norm.weight), x16_.data(), matrix.padded, rows_,
+               nullptr, in.cols, args.norm.groups,
+               static_cast<float>(args.norm.eps)},
+              matrix.type, stream_),
+          "norm");
+    params.x = x16_.data();
+    params.x_stride = matrix.padded;
+    Check(LaunchDecodeMatmul(params, stream_), "projection");
+  } else {
+    Norm(in, args.norm, args.normed);
+    ProjectGenerated(params, Floats(args.normed), args.normed.stride);
+  }
+  if (!params.y_is_half) {
+    Project(args.hidden, args.w3, args.residual, /*add=*/true);
+    return;
+  }
+  DecodeMatmulParams down =
+      ProductOf(next, Floats(in), in.stride, rows_, args.hidden.cols);
+  down.add = true;
+  down.x = args.hidden.data;
+  down.x_stride = params.y_stride;
+  Check(LaunchDecodeMatmul(down, stream_), "projection");
 }
 
 TpaElement CudaBackend::tpa_element() const {

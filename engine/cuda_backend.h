@@ -18,6 +18,7 @@
 #include "engine/cuda_weights.h"
 #include "kernels/common/weight_type.h"
 #include "kernels/matmul/cublas_matmul.h"
+#include "kernels/matmul/decode_matmul_cuda.h"
 
 namespace recurve {
 
@@ -106,6 +107,7 @@ class CudaBackend : public Backend {
   void Project(Activations in, MatrixId matrix, Activations out,
                bool add) override;
   void Glu(Activations in, Activation activation, Activations out) override;
+  void ChannelMixer(const ChannelMixerArgs& args) override;
   void Tpa(const TpaArgs& args) override;
   void ExpandFactors(const ExpandArgs& args) override;
   void LinearAttention(const LinearAttentionArgs& args) override;
@@ -204,6 +206,13 @@ class CudaBackend : public Backend {
   void ProjectRun(const Matrix& matrix, const float* x, int64_t x_stride,
                   float* y, int64_t y_stride, int64_t rows, int64_t cols,
                   bool generated, bool add);
+  // A product of generated tokens with 16-bit weights: x is rounded on the way,
+  // or before.
+  void ProjectGenerated(DecodeMatmulParams params, const float* x,
+                        int64_t x_stride);
+  static DecodeMatmulParams ProductOf(const Matrix& matrix, float* y,
+                                      int64_t y_stride, int64_t rows,
+                                      int64_t cols);
   // Logits of `rows` rows of `in` (index: device, null for all in order) into
   // logits_, their greedy tokens into greedy_.
   void ComputeLogits(Activations in, const int32_t* index, int64_t rows,

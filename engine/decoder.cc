@@ -161,10 +161,9 @@ absl::Status Decoder::Run(const StepBatch& batch, StepOutput* output) {
   for (const Layer& layer : layers_) {
     backend.Norm(residual_, layer.token_norm, normed_);
     layer.mixer->Forward(backend, normed_, scratch_, residual_);
-    backend.Norm(residual_, layer.channel_norm, normed_);
-    backend.Project(normed_, layer.w1_w2, gates, /*add=*/false);
-    backend.Glu(gates, channel_activation_, gated);
-    backend.Project(hidden, layer.w3, residual_, /*add=*/true);
+    backend.ChannelMixer({residual_, layer.channel_norm, layer.w1_w2,
+                          channel_activation_, layer.w3, normed_, gates, gated,
+                          hidden});
   }
   backend.Head(residual_, final_norm_, head_, output);
   return backend.EndStep();

@@ -9,6 +9,7 @@
 #include "bench/cuda/linear_bench.h"
 #include "bench/cuda/linear_noncausal_bench.h"
 #include "bench/cuda/linear_prefill_bench.h"
+#include "bench/cuda/matmul_bench.h"
 #include "bench/cuda/small_ops_bench.h"
 #include "bench/cuda/tpa_bench.h"
 #include "bench/cuda/tpa_prefill_bench.h"
@@ -31,6 +32,7 @@ constexpr Operation kOperations[] = {
     {"linear_noncausal", recurve::bench::BenchLinearNoncausal},
     {"linear_prefill", recurve::bench::BenchLinearPrefill},
     {"lrpe", [](const BenchOptions&) { return recurve::bench::BenchLrpe(); }},
+    {"matmul", recurve::bench::BenchMatmul},
     {"norm", [](const BenchOptions&) { return recurve::bench::BenchNorm(); }},
     {"tpa_prefill", recurve::bench::BenchTpaPrefill},
 };
@@ -39,7 +41,7 @@ constexpr char kUsage[] =
     "usage: recurve-kernel-bench [--json FILE] [--commit ID] [--quick]\n"
     "                            [--only tpa|linear|linear_noncausal|\n"
     "                                    "
-    "linear_prefill|lrpe|norm|tpa_prefill]\n"
+    "linear_prefill|lrpe|matmul|norm|tpa_prefill]\n"
     "                            [--shape PART_OF_A_NAME]\n";
 
 int Usage() {

@@ -12,16 +12,19 @@
 
 namespace recurve {
 
-// Launches `kernel` so. REQUIRES: every thread of it calls WaitForPrevious()
-// before it reads what any earlier kernel writes, and before it writes. Then
-// "the kernel before is done" holds for all before that one, too.
+// Launches `kernel` so, `cluster` neighbouring blocks of the grid's first
+// dimension a cluster (1: no clusters). REQUIRES: every thread of it calls
+// WaitForPrevious() before it reads what any earlier kernel writes, and before
+// it writes. Then "the kernel before is done" holds for all before that one,
+// too.
 //
 // On devices other than of compute capability 9.0, for which there is other
 // code, it is a plain launch.
 template <typename... Params, typename... Args>
-cudaError_t LaunchDependent(void (*kernel)(Params...), dim3 grid, int threads,
-                            size_t shared_bytes, cudaStream_t stream,
-                            Args&&... args) {
+cudaError_t LaunchDependentCluster(void (*kernel)(Params...), dim3 grid,
+                                   int threads, size_t shared_bytes,
+                                   int cluster, cudaStream_t stream,
+                                   Args&&... args) {
   int device = 0;
   int major = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -35,12 +38,23 @@ cudaError_t LaunchDependent(void (*kernel)(Params...), dim3 grid, int threads,
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = major == 9 ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  config.attrs = attributes;
+  config.numAttrs = major != 9 ? 0 : cluster > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, Params(args)...);
+}
+
+// The same without clusters.
+template <typename... Params, typename... Args>
+cudaError_t LaunchDependent(void (*kernel)(Params...), dim3 grid, int threads,
+                            size_t shared_bytes, cudaStream_t stream,
+                            Args&&... args) {
+  return LaunchDependentCluster(kernel, grid, threads, shared_bytes, 1, stream,
+                                std::forward<Args>(args)...);
 }
 
 }  // namespace recurve

@@ -1,8 +1,12 @@
+// Checks products of a decode step and chooses their kernel; the one for
+// devices before Hopper and after it.
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/host_device.h"
 #include "kernels/common/mma.cuh"
+#include "kernels/matmul/decode_copies.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"
+#include "kernels/matmul/decode_matmul_hopper.h"
 
 namespace recurve {
 namespace {
@@ -11,15 +15,7 @@ constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBlock = kDecodeMatmulInputs;
 
-// Copies `bytes` of 16 bytes to shared memory; the others become 0.
-__device__ __forceinline__ void CopyAsync(uint32_t to, const void* from,
-                                          int bytes) {
-  asm volatile(
-      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
-      "l"(from), "r"(bytes)
-      : "memory");
-}
-// The same, leaving a copy in the first-level cache, for other blocks of this
+// CopyAsync, leaving a copy in the first-level cache, for other blocks of this
 // multiprocessor: all blocks read the same few rows at the same time, which the
 // second level serves one after the other.
 __device__ __forceinline__ void CopyAsyncShared(uint32_t to, const void* from,
@@ -27,13 +23,6 @@ __device__ __forceinline__ void CopyAsyncShared(uint32_t to, const void* from,
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to),
                "l"(from), "r"(bytes)
                : "memory");
-}
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 __device__ __forceinline__ uint4 LoadShared(uint32_t from) {
   uint4 v;
@@ -135,8 +124,10 @@ __global__ void __launch_bounds__(kThreads, 1)
                           left > 0 ? x + at : x, 4 * min(max(left, 0), 4));
         }
       } else {
-        CopyAsync(place(run, 2 * kM + n), static_cast<const T*>(p.x) + from + c,
-                  exists ? 16 : 0);
+        const T* x = static_cast<const T*>(p.x) + from;
+        const int left = exists ? static_cast<int>(p.x_cols - c) : 0;
+        CopyAsync(place(run, 2 * kM + n), left > 0 ? x + c : x,
+                  2 * min(max(left, 0), 8));
       }
     }
   };
@@ -264,18 +255,60 @@ bool Aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
+bool IsHopper() {
+  int device = 0;
+  int major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                                device) == cudaSuccess &&
+         major == 9;
+}
+
+cudaError_t LaunchHopper(const DecodeMatmulParams& p, cudaStream_t stream) {
+  // Measured: tiles are faster from the second row on, if rows have 16 bits.
+  if ((!p.x_is_float && p.rows > 1) || !StreamMatmulFits(p.inputs, p.rows))
+    return LaunchTileMatmul(p, stream);
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return error;
+  return LaunchStreamMatmul(p, multiprocessors, stream);
+}
+
 }  // namespace
+
+bool DecodeMatmulFuses() { return IsHopper(); }
+
+bool DecodeMatmulTakesFloats(int64_t inputs, int64_t rows) {
+  return rows <= kDecodeMatmulFloatRows &&
+         (!IsHopper() || StreamMatmulFits(inputs, rows));
+}
 
 cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& p,
                                cudaStream_t stream) {
   if (p.type == WeightType::kFloat32 || p.outputs < 1 || p.inputs < 1 ||
-      p.inputs % kBlock != 0 || p.inputs > INT32_MAX || p.x_cols > p.inputs ||
+      p.inputs % kBlock != 0 || p.inputs > INT32_MAX / 8 ||
+      p.outputs > INT32_MAX / 8 || p.x_cols < 0 || p.x_cols > p.inputs ||
       p.rows < 0 || p.rows > 65535 ||
-      (p.x_is_float && p.rows > kDecodeMatmulFloatRows) || !Aligned(p.w) ||
-      !Aligned(p.x) || p.x_stride % (p.x_is_float ? 4 : 8) != 0) {
+      (p.x_is_float && !DecodeMatmulTakesFloats(p.inputs, p.rows)) ||
+      !Aligned(p.w) || !Aligned(p.x) ||
+      p.x_stride % (p.x_is_float ? 4 : 8) != 0) {
     return cudaErrorInvalidValue;
   }
+  const bool hopper = IsHopper();
+  if (p.norm && (!hopper || !p.x_is_float || p.x_cols <= kDecodeMatmulNormCols))
+    return cudaErrorInvalidValue;
+  if (p.gate && (!hopper || p.outputs % 2 != 0 || p.add ||
+                 p.activation == Activation::kSoftmax)) {
+    return cudaErrorInvalidValue;
+  }
+  if (p.y_is_half && !p.gate) return cudaErrorInvalidValue;
   if (p.rows == 0) return cudaSuccess;
+  if (hopper) return LaunchHopper(p, stream);
   return p.type == WeightType::kBFloat16 ? LaunchTyped<__nv_bfloat16>(p, stream)
                                          : LaunchTyped<__half>(p, stream);
 }

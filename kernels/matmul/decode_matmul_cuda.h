@@ -5,16 +5,19 @@
 
 #include <cstdint>
 
+#include "kernels/common/activation.h"
 #include "kernels/common/weight_type.h"
 
 namespace recurve {
 
 // y = x · wᵀ, or y += that, for the rows of a decode step on the GPU: the
-// weights stream by once, split over the inputs between the warps of a block.
+// weights stream by once.
 //
 // Products are of 16-bit factors (float32 x is rounded to the type of w), sums
-// are float32. The order of a sum depends on `inputs` alone: a row's bits are
-// the same whatever rows stand beside it, and however many.
+// are float32. The order of a sum depends on the matrix's sizes and the device
+// alone: a row's bits are the same whatever rows stand beside it, and however
+// many, and whether what is marked "fused" below is done here or by kernels of
+// its own.
 //
 // Every pointer is device memory, 16-byte aligned. Neither allocates nor
 // synchronises.
@@ -23,18 +26,37 @@ struct DecodeMatmulParams {
   const void* w;    // [outputs, inputs]; zeros from the last input on
   int64_t outputs;
   int64_t inputs;    // a multiple of kDecodeMatmulInputs
-  const void* x;     // [rows, inputs] of `type`, or float32
-  bool x_is_float;   // then x has x_cols columns, the others count as 0, and
-                     // there are at most kDecodeMatmulFloatRows rows
-  int64_t x_cols;    // <= inputs
+  const void* x;     // [rows, x_cols] of `type`, or float32
+  bool x_is_float;   // then there are at most kDecodeMatmulFloatRows rows
+  int64_t x_cols;    // <= inputs; the others count as 0
   int64_t x_stride;  // elements; a multiple of 8, of 4 for float32
-  float* y;          // [rows, outputs]
-  int64_t y_stride;
+  float* y;          // [rows, outputs]; of `gate`, [rows, outputs / 2]
+  int64_t y_stride;  // elements
   int64_t rows;
   bool add;
+
+  // Fused; see DecodeMatmulFuses. All off: null and false.
+
+  // RMSNorm of x (norm_cuda.h, in one group) before it is rounded. x is
+  // float32, x_cols are more than kDecodeMatmulNormCols.
+  bool norm = false;
+  const float* norm_weight = nullptr;  // [x_cols], or null for none
+  float norm_eps = 0;
+  // y = act(first half of the outputs) ⊙ second half, as glu_cuda.h. Without
+  // `add`; outputs are even, the activation is pointwise.
+  bool gate = false;
+  Activation activation = Activation::kNone;
+  // With `gate`: y is of `type`, as the next product takes it, not float32.
+  bool y_is_half = false;
 };
 inline constexpr int64_t kDecodeMatmulInputs = 32;
 inline constexpr int64_t kDecodeMatmulFloatRows = 8;
+inline constexpr int64_t kDecodeMatmulNormCols = 1024;
+
+// Whether the current device does what is marked "fused".
+bool DecodeMatmulFuses();
+// Whether it takes float32 x of so many inputs and rows.
+bool DecodeMatmulTakesFloats(int64_t inputs, int64_t rows);
 
 // cudaErrorInvalidValue for what the comments above rule out.
 cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& params,

@@ -2,6 +2,7 @@
 
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
+#include "kernels/common/mma.cuh"
 #include "kernels/norm/norm_cuda.h"
 
 namespace recurve {
@@ -30,12 +31,22 @@ template <typename T, int kVector>
 __device__ __forceinline__ void StoreRun(const float (&x)[kVector], int left,
                                          bool whole, T* y) {
   if (whole && left >= kVector) {
-    StorePack<T, kVector>(x, y);
+    if constexpr (sizeof(T) == 2 && kVector == 4) {
+      *reinterpret_cast<uint2*>(y) =
+          make_uint2(Half<T>::Pack(x[0], x[1]), Half<T>::Pack(x[2], x[3]));
+    } else {
+      StorePack<T, kVector>(x, y);
+    }
     return;
   }
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    if (j < left) y[j] = FromFloat<T>(x[j]);
+    if (j >= left) continue;
+    if constexpr (sizeof(T) == 2) {
+      y[j] = Half<T>::From(x[j]);
+    } else {
+      y[j] = x[j];
+    }
   }
 }
 
@@ -62,7 +73,7 @@ __device__ __forceinline__ float ThreadSum(float value) {
 
 // kThreads threads normalise one group of one row. Threads of a warp that have
 // no row go along, for the sake of the others' sums.
-template <typename T, Gate kGate, int kThreads>
+template <typename T, typename TOut, Gate kGate, int kThreads>
 __global__ void __launch_bounds__(kBlock)
     norm_kernel(const __grid_constant__ CudaGatedNormParams params,
                 bool whole) {
@@ -83,7 +94,7 @@ __global__ void __launch_bounds__(kBlock)
   const T* x = static_cast<const T*>(p.x) + row * p.x_stride + first;
   const T* gate =
       static_cast<const T*>(params.gate) + row * params.gate_stride + first;
-  T* y = static_cast<T*>(p.y) + row * p.y_stride + first;
+  TOut* y = static_cast<TOut*>(p.y) + row * p.y_stride + first;
   const int begin = live ? threadIdx.x % kThreads * kVector : width;
 
   // x, gated if the gate comes first.
@@ -148,7 +159,7 @@ bool Aligned(const void* data, int64_t stride, int64_t vector) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % vector == 0;
 }
 
-template <typename T, Gate kGate>
+template <typename T, Gate kGate, typename TOut = T>
 cudaError_t Launch(const CudaGatedNormParams& params, cudaStream_t stream) {
   constexpr int kVector = 16 / sizeof(T);
   const CudaRmsNormParams& p = params.norm;
@@ -168,10 +179,10 @@ cudaError_t Launch(const CudaGatedNormParams& params, cudaStream_t stream) {
                            kBlock, 0, stream, params, whole && fits);
   };
   if (width <= 16 * kVector) {
-    return launch(norm_kernel<T, kGate, 16>, 16);
+    return launch(norm_kernel<T, TOut, kGate, 16>, 16);
   }
-  if (width <= kWarpWidth) return launch(norm_kernel<T, kGate, 32>, 32);
-  return launch(norm_kernel<T, kGate, kBlock>, kBlock);
+  if (width <= kWarpWidth) return launch(norm_kernel<T, TOut, kGate, 32>, 32);
+  return launch(norm_kernel<T, TOut, kGate, kBlock>, kBlock);
 }
 
 bool Valid(const CudaRmsNormParams& p) {
@@ -198,6 +209,20 @@ cudaError_t LaunchRmsNorm(const CudaRmsNormParams& params,
   return params.type == ElementType::kBFloat16
              ? Launch<__nv_bfloat16, Gate::kNone>(gated, stream)
              : Launch<float, Gate::kNone>(gated, stream);
+}
+
+cudaError_t LaunchRoundedRmsNorm(const CudaRmsNormParams& params,
+                                 WeightType y_type, cudaStream_t stream) {
+  if (!Valid(params) || params.type != ElementType::kFloat32 ||
+      y_type == WeightType::kFloat32) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.rows == 0) return cudaSuccess;
+  CudaGatedNormParams gated = {};
+  gated.norm = params;
+  return y_type == WeightType::kBFloat16
+             ? Launch<float, Gate::kNone, __nv_bfloat16>(gated, stream)
+             : Launch<float, Gate::kNone, __half>(gated, stream);
 }
 
 cudaError_t LaunchGatedNorm(const CudaGatedNormParams& params,

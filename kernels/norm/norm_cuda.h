@@ -7,6 +7,7 @@
 
 #include "kernels/common/activation.h"
 #include "kernels/common/element_type.h"
+#include "kernels/common/weight_type.h"
 
 namespace recurve {
 
@@ -32,6 +33,10 @@ struct CudaRmsNormParams {
 // cudaErrorInvalidValue when sizes make no sense: negative rows, cols below 1,
 // or groups that do not divide cols.
 cudaError_t LaunchRmsNorm(const CudaRmsNormParams& params, cudaStream_t stream);
+
+// The same with x in float32 and y, rounded once, in `y_type`: 16 bits.
+cudaError_t LaunchRoundedRmsNorm(const CudaRmsNormParams& params,
+                                 WeightType y_type, cudaStream_t stream);
 
 // Gate before the norm: y = RMSNorm(x ⊙ act(gate)); after it: y = RMSNorm(x) ⊙
 // act(gate).

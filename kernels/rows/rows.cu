@@ -8,7 +8,10 @@ namespace {
 constexpr int kThreads = 256;
 
 // ----------------------------------------------------------------------------
-// CUDA kernels. Grid: rows.
+// CUDA kernels. Grid: rows; of the first, (rows, runs of columns).
+
+// A thread asks for all of its columns before it writes one.
+constexpr int kColumns = 4;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -19,8 +22,17 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t from = p.index == nullptr ? row : p.index[row];
   const float* x = p.x + (from < 0 ? 0 : from) * p.x_stride;
   T* y = static_cast<T*>(p.y) + row * p.y_stride;
-  for (int64_t c = threadIdx.x; c < p.y_cols; c += kThreads) {
-    FloatToWeight(from >= 0 && c < p.cols ? x[c] : 0.0f, y + c);
+  const int64_t first = int64_t{blockIdx.y} * kThreads * kColumns + threadIdx.x;
+  float values[kColumns];
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int64_t c = first + i * kThreads;
+    values[i] = from >= 0 && c < p.cols ? x[c] : 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int64_t c = first + i * kThreads;
+    if (c < p.y_cols) FloatToWeight(values[i], y + c);
   }
 }
 
@@ -54,8 +66,11 @@ cudaError_t LaunchGatherRows(const CudaGatherRowsParams& p,
   if (!Valid(p.rows, p.cols) || p.y_cols < p.cols) {
     return cudaErrorInvalidValue;
   }
-  if (p.rows == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(p.rows));
+  constexpr int64_t kRun = int64_t{kThreads} * kColumns;
+  const int64_t runs = (p.y_cols + kRun - 1) / kRun;
+  if (runs > 65535) return cudaErrorInvalidValue;
+  if (p.rows == 0 || runs == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(runs));
   const auto launch = [&](auto kernel) {
     return LaunchDependent(kernel, grid, kThreads, 0, stream, p);
   };

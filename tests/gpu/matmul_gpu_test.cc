@@ -4,13 +4,16 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/glu/glu_cuda.h"
 #include "kernels/matmul/cublas_matmul.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
+#include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
 #include "tests/gpu/device_buffer.h"
 #include "tests/testing/test_random.h"
@@ -80,8 +83,8 @@ struct Case {
       return all;
     };
     w = padded_rows(outputs, 0.0f);
-    // As float32, what is behind the inputs is not read.
-    x = padded_rows(rows, kind == Kind::kDecodeFloat ? kNaN : 0.0f);
+    // What is behind the inputs is not read.
+    x = padded_rows(rows, kind == Kind::kCublas ? 0.0f : kNaN);
     y = Random(random, rows * (outputs + kYGap));
     if (type == WeightType::kFloat32) {
       w_floats = std::make_unique<DeviceBuffer<float>>(w);
@@ -168,7 +171,8 @@ class MatmulGpuTest : public GpuTest {
                 0)
           << "rows " << first << " to " << first + count;
     };
-    for (const int64_t count : {1, 2, 7, 8, 9, 16, 17, 32, 33, 100, 300}) {
+    for (const int64_t count :
+         {1, 2, 7, 8, 9, 16, 17, 32, 33, 63, 64, 65, 100, 128, 300}) {
       if (count > c.rows) break;
       same(0, count);
       same(c.rows - count, count);
@@ -179,17 +183,182 @@ class MatmulGpuTest : public GpuTest {
 };
 
 const std::pair<int64_t, int64_t> kSizes[] = {
-    {80, 32}, {1, 24}, {258, 256}, {1420, 1600}, {1600, 4992}, {17, 4288}};
+    {80, 32},     {1, 24},    {258, 256}, {1420, 1600},
+    {1600, 4992}, {17, 4288}, {4098, 328}};
+// Rows of so many inputs do not fit a block's shared memory.
+const std::pair<int64_t, int64_t> kLongInputs = {48, 16384};
 
 TEST_F(MatmulGpuTest, Decode) {
   for (const WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
-    for (const auto& [outputs, inputs] : kSizes) {
+    std::vector<std::pair<int64_t, int64_t>> sizes(std::begin(kSizes),
+                                                   std::end(kSizes));
+    sizes.push_back(kLongInputs);
+    for (const auto& [outputs, inputs] : sizes) {
       for (const bool add : {false, true}) {
         Case halves(Kind::kDecode, type, outputs, inputs, 130);
         Check(halves, add);
+        if (!DecodeMatmulTakesFloats((inputs + 31) / 32 * 32, 8)) continue;
         Case floats(Kind::kDecodeFloat, type, outputs, inputs, 8);
         Check(floats, add);
       }
+    }
+  }
+}
+
+// Small matrices of which the inputs are cut into parts or not, for every
+// number of rows: every kernel and tile, and every edge of one.
+TEST_F(MatmulGpuTest, EveryNumberOfRows) {
+  constexpr int64_t kRows = 257;
+  for (const auto& [outputs, inputs] :
+       std::vector<std::pair<int64_t, int64_t>>{{200, 712}, {4100, 200}}) {
+    for (const WeightType type :
+         {WeightType::kBFloat16, WeightType::kFloat16}) {
+      Case c(Kind::kDecode, type, outputs, inputs, kRows);
+      Case floats(Kind::kDecodeFloat, type, outputs, inputs,
+                  kDecodeMatmulFloatRows);
+      floats.x = c.x;
+      floats.x_floats = std::make_unique<DeviceBuffer<float>>(c.x);
+      const int64_t stride = outputs + kYGap;
+      const std::vector<float> all = c.Run(*cublas_, 0, kRows, false);
+      for (int64_t count = 1; count < kRows; ++count) {
+        const int64_t first = kRows - count;
+        const std::vector<float> some = c.Run(*cublas_, first, count, false);
+        for (int64_t r = 0; r < count; ++r) {
+          ASSERT_EQ(std::memcmp(&some[r * stride], &all[(first + r) * stride],
+                                outputs * sizeof(float)),
+                    0)
+              << outputs << " outputs, " << count << " rows, row " << r;
+        }
+      }
+      for (int64_t count = 1; count <= kDecodeMatmulFloatRows; ++count) {
+        const std::vector<float> some = floats.Run(*cublas_, 0, count, false);
+        for (int64_t r = 0; r < count; ++r) {
+          ASSERT_EQ(std::memcmp(&some[r * stride], &all[r * stride],
+                                outputs * sizeof(float)),
+                    0)
+              << outputs << " outputs, " << count << " float rows, row " << r;
+        }
+      }
+    }
+  }
+}
+
+// What is fused gives the bits of the kernels it stands for.
+TEST_F(MatmulGpuTest, NormBefore) {
+  if (!DecodeMatmulFuses()) GTEST_SKIP() << "this device fuses nothing";
+  for (const auto& [outputs, inputs] :
+       std::vector<std::pair<int64_t, int64_t>>{{1420, 1600}, {4100, 1027}}) {
+    Case c(Kind::kDecodeFloat, WeightType::kBFloat16, outputs, inputs, 8);
+    TestRandom random(1);
+    for (float& x : c.x) x *= 3.0f;
+    c.x_floats = std::make_unique<DeviceBuffer<float>>(c.x);
+    DeviceBuffer<float> weight(Random(random, inputs));
+    for (const float* const w : {weight.data(), static_cast<float*>(nullptr)}) {
+      for (const int64_t rows : {1, 5, 8}) {
+        DeviceBuffer<float> normed(std::vector<float>(rows * c.padded, kNaN));
+        ASSERT_EQ(LaunchRmsNorm({ElementType::kFloat32, c.x_floats->data(),
+                                 c.padded, w, normed.data(), c.padded, rows,
+                                 nullptr, inputs, 1, 1e-5f},
+                                nullptr),
+                  cudaSuccess);
+        DecodeMatmulParams p = {c.type,        c.w_halves->data(),
+                                outputs,       c.padded,
+                                normed.data(), true,
+                                inputs,        c.padded,
+                                nullptr,       outputs,
+                                rows,          false};
+        DeviceBuffer<float> want(std::vector<float>(rows * outputs, kNaN));
+        DeviceBuffer<float> got(std::vector<float>(rows * outputs, kNaN));
+        p.y = want.data();
+        ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
+        p.x = c.x_floats->data();
+        p.y = got.data();
+        p.norm = true;
+        p.norm_weight = w;
+        p.norm_eps = 1e-5f;
+        ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
+        EXPECT_EQ(want.Read(), got.Read()) << outputs << ", " << rows;
+      }
+    }
+  }
+}
+
+TEST_F(MatmulGpuTest, GateAfter) {
+  if (!DecodeMatmulFuses()) GTEST_SKIP() << "this device fuses nothing";
+  for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
+           {2 * 101, 712}, {2 * 2061, 200}}) {
+    const int64_t features = outputs / 2;
+    Case halves(Kind::kDecode, WeightType::kBFloat16, outputs, inputs, 140);
+    for (const int64_t rows : {1, 5, 8, 9, 17, 33, 64, 140}) {
+      for (const bool as_float : {false, true}) {
+        if (as_float && rows > kDecodeMatmulFloatRows) continue;
+        DecodeMatmulParams p = {
+            halves.type,
+            halves.w_halves->data(),
+            outputs,
+            halves.padded,
+            as_float ? static_cast<const void*>(halves.x_floats->data())
+                     : halves.x_halves->data(),
+            as_float,
+            inputs,
+            halves.padded,
+            nullptr,
+            outputs,
+            rows,
+            false};
+        DeviceBuffer<float> gates(std::vector<float>(rows * outputs, kNaN));
+        DeviceBuffer<float> want(std::vector<float>(rows * features, kNaN));
+        DeviceBuffer<float> got(std::vector<float>(rows * features, kNaN));
+        p.y = gates.data();
+        ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
+        ASSERT_EQ(LaunchGlu({ElementType::kFloat32, gates.data(), outputs,
+                             want.data(), features, rows, nullptr, features,
+                             Activation::kSilu},
+                            nullptr),
+                  cudaSuccess);
+        p.y = got.data();
+        p.y_stride = features;
+        p.gate = true;
+        p.activation = Activation::kSilu;
+        ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
+        EXPECT_EQ(want.Read(), got.Read()) << outputs << ", " << rows;
+        DeviceBuffer<uint16_t> rounded(
+            std::vector<uint16_t>(rows * features, 0xffff));
+        p.y = reinterpret_cast<float*>(rounded.data());
+        p.y_is_half = true;
+        ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
+        EXPECT_EQ(rounded.Read(), ToBits(p.type, want.Read()))
+            << outputs << ", " << rows;
+      }
+    }
+  }
+}
+
+// A norm that rounds is a norm, rounded.
+TEST_F(MatmulGpuTest, RoundedNorm) {
+  for (const WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
+    for (const int64_t cols : {1600, 1027, 40}) {
+      constexpr int64_t kRows = 5;
+      TestRandom random(static_cast<uint64_t>(cols));
+      DeviceBuffer<float> x(Random(random, kRows * cols));
+      DeviceBuffer<float> weight(Random(random, cols));
+      DeviceBuffer<float> want(std::vector<float>(kRows * cols, kNaN));
+      DeviceBuffer<uint16_t> got(std::vector<uint16_t>(kRows * cols, 0xffff));
+      CudaRmsNormParams p = {ElementType::kFloat32,
+                             x.data(),
+                             cols,
+                             weight.data(),
+                             want.data(),
+                             cols,
+                             kRows,
+                             nullptr,
+                             cols,
+                             1,
+                             1e-5f};
+      ASSERT_EQ(LaunchRmsNorm(p, nullptr), cudaSuccess);
+      p.y = got.data();
+      ASSERT_EQ(LaunchRoundedRmsNorm(p, type, nullptr), cudaSuccess);
+      EXPECT_EQ(got.Read(), ToBits(type, want.Read())) << cols;
     }
   }
 }
@@ -241,6 +410,24 @@ TEST_F(MatmulGpuTest, RefusesBadParameters) {
   EXPECT_TRUE(refused([](Params& p) { p.x_cols = 33; }));
   EXPECT_TRUE(refused([](Params& p) { p.x_stride = 4; }));
   EXPECT_TRUE(refused([](Params& p) { p.rows = 65536; }));
+  EXPECT_TRUE(refused([](Params& p) { p.norm = true; }));  // of halves
+  EXPECT_TRUE(refused([](Params& p) {
+    p.x_is_float = true;  // too few columns
+    p.norm = true;
+  }));
+  EXPECT_TRUE(refused([](Params& p) {
+    p.gate = true;
+    p.add = true;
+  }));
+  EXPECT_TRUE(refused([](Params& p) {
+    p.gate = true;
+    p.outputs = 15;
+  }));
+  EXPECT_TRUE(refused([](Params& p) { p.y_is_half = true; }));
+  EXPECT_TRUE(refused([](Params& p) {
+    p.gate = true;
+    p.activation = Activation::kSoftmax;
+  }));
   EXPECT_TRUE(refused([](Params& p) {
     p.x_is_float = true;
     p.rows = kDecodeMatmulFloatRows + 1;

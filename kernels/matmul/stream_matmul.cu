@@ -1,0 +1,369 @@
+// Products of few rows: weights pass by once, as fast as memory gives them.
+#include "kernels/common/async_copy.cuh"
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/device_math.cuh"
+#include "kernels/common/host_device.h"
+#include "kernels/common/mma.cuh"
+#include "kernels/matmul/decode_copies.cuh"
+#include "kernels/matmul/decode_matmul_hopper.h"
+#include "kernels/matmul/decode_matmul_order.h"
+
+namespace recurve {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kTileOutputs = 16;
+constexpr int kStep = 64;                             // inputs
+constexpr int kStepBytes = kTileOutputs * kStep * 2;  // of weights
+constexpr int kStages = 8;  // steps of a warp under way
+constexpr int kRingBytes = kWarps * kStages * kStepBytes;
+constexpr int kSumBytes = kWarps * kTileOutputs * (kStreamRows + 1) * 4;
+
+// Bytes from one row of x to the next in shared memory: eight rows at a time
+// are read without bank conflicts.
+RECURVE_HOST_DEVICE constexpr int64_t RowBytes(int64_t inputs) {
+  return (2 * inputs + 127) / 128 * 128 + 16;
+}
+constexpr int64_t SharedBytes(int64_t inputs, int64_t rows) {
+  return kRingBytes + kSumBytes + rows * RowBytes(inputs);
+}
+
+// The block's rows of x, rounded, to shared memory. Sums of the norm are those
+// of norm.cu bit for bit: thread i of 256 takes columns 4i ... 4i + 3 of each
+// 1024, lanes meet in a butterfly, and the 8 warps in order.
+template <typename T, int kRows>
+__device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
+                                         int row_bytes, float* partial) {
+  const int inputs = static_cast<int>(p.inputs);
+  const int cols = static_cast<int>(p.x_cols);
+  const int rows = static_cast<int>(p.rows);
+  if (!p.x_is_float) {
+    const int chunks = inputs / 8;
+    for (int i = threadIdx.x; i < rows * chunks; i += kThreads) {
+      const int row = i / chunks;
+      const int c = i % chunks * 8;
+      const T* x = static_cast<const T*>(p.x) + row * p.x_stride + c;
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (c + 8 <= cols) {
+        v = *reinterpret_cast<const uint4*>(x);
+      } else if (c < cols) {
+        uint32_t words[4] = {};
+        for (int j = 0; j < cols - c; ++j) {
+          words[j / 2] |= uint32_t{reinterpret_cast<const uint16_t*>(x)[j]}
+                          << 16 * (j % 2);
+        }
+        v = make_uint4(words[0], words[1], words[2], words[3]);
+      }
+      *reinterpret_cast<uint4*>(to + row * row_bytes + 2 * c) = v;
+    }
+    return;
+  }
+  const auto load = [&](const float* from, int c) {
+    if (c + 4 <= cols) return *reinterpret_cast<const float4*>(from + c);
+    float4 v = make_float4(0, 0, 0, 0);
+    if (c < cols) v.x = from[c];
+    if (c + 1 < cols) v.y = from[c + 1];
+    if (c + 2 < cols) v.z = from[c + 2];
+    return v;
+  };
+  // All rows' columns of one step are asked for together.
+  constexpr int kColumns = 4 * kThreads;
+  constexpr int kUnroll = kRows == 1 ? 4 : 1;
+  const auto load_rows = [&](int c, float4(&v)[kRows]) {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      v[row] = row < rows
+                   ? load(static_cast<const float*>(p.x) + row * p.x_stride, c)
+                   : make_float4(0, 0, 0, 0);
+    }
+  };
+  float scale[kRows];
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) scale[row] = 1.0f;
+  if (p.norm) {
+    float squares[kRows] = {};
+#pragma unroll kUnroll
+    for (int c = 4 * threadIdx.x; c < cols; c += kColumns) {
+      float4 v[kRows];
+      load_rows(c, v);
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        squares[row] = fmaf(v[row].x, v[row].x, squares[row]);
+        squares[row] = fmaf(v[row].y, v[row].y, squares[row]);
+        squares[row] = fmaf(v[row].z, v[row].z, squares[row]);
+        squares[row] = fmaf(v[row].w, v[row].w, squares[row]);
+      }
+    }
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      squares[row] = LaneSum(squares[row]);
+      if (threadIdx.x % 32 == 0)
+        partial[row * kWarps + threadIdx.x / 32] = squares[row];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += partial[row * kWarps + w];
+      scale[row] = 1.0f / sqrtf(sum / static_cast<float>(cols) + p.norm_eps);
+    }
+  }
+#pragma unroll kUnroll
+  for (int c = 4 * threadIdx.x; c < inputs; c += kColumns) {
+    float4 v[kRows];
+    load_rows(c, v);
+    float4 weight = make_float4(1, 1, 1, 1);
+    if (p.norm_weight != nullptr) weight = load(p.norm_weight, c);
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      if (row >= rows) break;
+      if (p.norm) {
+        v[row].x = v[row].x * scale[row] * weight.x;
+        v[row].y = v[row].y * scale[row] * weight.y;
+        v[row].z = v[row].z * scale[row] * weight.z;
+        v[row].w = v[row].w * scale[row] * weight.w;
+      }
+      *reinterpret_cast<uint2*>(to + row * row_bytes + 2 * c) = make_uint2(
+          Half<T>::Pack(v[row].x, v[row].y), Half<T>::Pack(v[row].z, v[row].w));
+    }
+  }
+}
+
+// A warp takes tiles of 16 outputs, each by steps of 64 inputs, through a ring
+// of its own in shared memory: no barrier but that for x. Without splits each
+// warp has tiles of its own; with 8, the block has one tile, and warp s part s
+// of its inputs. Tensor cores see weights as the 16 rows, x as the 8 columns.
+//
+// Weights do not wait for the kernel before.
+template <typename T, int kSplits, int kRows>
+__global__ void __launch_bounds__(kThreads, 1)
+    stream_kernel(const __grid_constant__ DecodeMatmulParams p) {
+  extern __shared__ __align__(128) char memory[];
+  LaunchDependents();
+  float* const sums = reinterpret_cast<float*>(memory + kRingBytes);
+  char* const rows_of_x = memory + kRingBytes + kSumBytes;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int inputs = static_cast<int>(p.inputs);
+  const int rows = static_cast<int>(p.rows);
+  const int row_bytes = static_cast<int>(RowBytes(inputs));
+  const int tiles =
+      static_cast<int>((p.outputs + kTileOutputs - 1) / kTileOutputs);
+  const int grid = static_cast<int>(gridDim.x);
+
+  int begin = 0, end = inputs;
+  int tile = static_cast<int>(blockIdx.x);
+  int tile_step = tiles;  // no other
+  if constexpr (kSplits == 1) {
+    tile += grid * warp;
+    tile_step = grid * kWarps;
+  } else {
+    begin = DecodeMatmulSplitBegin(inputs, kSplits, warp);
+    end = DecodeMatmulSplitBegin(inputs, kSplits, warp + 1);
+  }
+  const int steps = (end - begin + kStep - 1) / kStep;  // of a tile
+  const int my_tiles = tile < tiles ? (tiles - 1 - tile) / tile_step + 1 : 0;
+  const int all = my_tiles * steps;
+
+  // ---- copying: lane l takes 16 bytes of rows l / 8 + 4 i ----
+  const uint32_t ring = SharedAddress(memory) + warp * kStages * kStepBytes;
+  const int chunk = lane % 8;
+  const T* from[4];
+  int copy_tile = tile;
+  int copy_step = 0;
+  int copied = 0;
+  uint32_t copy_slot = ring;
+  const auto point = [&] {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      from[i] =
+          static_cast<const T*>(p.w) +
+          TileOutput(p, int64_t{copy_tile} * kTileOutputs, lane / 8 + 4 * i) *
+              p.inputs +
+          begin + 8 * chunk;
+    }
+  };
+  const auto copy = [&] {
+    if (copied < all) {
+      if (copy_step == 0) point();
+      if (begin + copy_step * kStep + 8 * chunk < end) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = lane / 8 + 4 * i;
+          CopyAsync(copy_slot + row * 128 + (chunk ^ row % 8) * 16,
+                    from[i] + copy_step * kStep, 16);
+        }
+      }
+      ++copied;
+      if (++copy_step == steps) {
+        copy_step = 0;
+        copy_tile += tile_step;
+      }
+      copy_slot += kStepBytes;
+      if (copy_slot == ring + kStages * kStepBytes) copy_slot = ring;
+    }
+    CommitCopies();
+  };
+#pragma unroll 1
+  for (int s = 0; s < kStages; ++s) copy();
+  if (p.norm_weight != nullptr) {  // does not wait, either
+    for (int c = 32 * threadIdx.x; c < p.x_cols; c += 32 * kThreads)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + c));
+  }
+
+  WaitForPrevious();
+  // Where this thread adds to: asked for before it is needed.
+  float before = 0.0f;
+  const int out_row = threadIdx.x / 16;
+  const int64_t out = int64_t{blockIdx.x} * kTileOutputs + threadIdx.x % 16;
+  if constexpr (kSplits > 1) {
+    if (p.add && out_row < rows && out < p.outputs)
+      before = p.y[out_row * p.y_stride + out];
+  }
+  LoadRows<T, kRows>(p, rows_of_x, row_bytes, sums);
+  __syncthreads();
+
+  // ---- multiplying ----
+  const uint32_t x_at = SharedAddress(rows_of_x) +
+                        min(lane % 8, rows - 1) * row_bytes + lane / 8 * 16 +
+                        2 * begin;
+  // ldmatrix: rows 0-7 and 8-15 of a chunk, then of the next.
+  const int w_row = lane % 16;
+  const int w_chunk = lane / 16;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  uint32_t slot = ring;
+#pragma unroll 1
+  for (int i = 0; i < my_tiles; ++i, tile += tile_step) {
+    float acc[4] = {};
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      WaitForCopies<kStages - 1>();
+      __syncwarp();
+      // Fragments of both halves before the products of either.
+      const bool two = begin + step * kStep + 32 < end;
+      uint32_t a[4][4], b[2][4];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        LoadMatrices(a[j],
+                     slot + w_row * 128 + ((2 * j + w_chunk) ^ w_row % 8) * 16);
+      }
+      LoadMatrices(b[0], x_at + 2 * step * kStep);
+      if (two) {
+#pragma unroll
+        for (int j = 2; j < 4; ++j) {
+          LoadMatrices(
+              a[j], slot + w_row * 128 + ((2 * j + w_chunk) ^ w_row % 8) * 16);
+        }
+        LoadMatrices(b[1], x_at + 2 * step * kStep + 64);
+      }
+      Half<T>::Mma(acc, a[0], b[0][0], b[0][1]);
+      Half<T>::Mma(acc, a[1], b[0][2], b[0][3]);
+      if (two) {
+        Half<T>::Mma(acc, a[2], b[1][0], b[1][1]);
+        Half<T>::Mma(acc, a[3], b[1][2], b[1][3]);
+      }
+      __syncwarp();
+      copy();
+      slot += kStepBytes;
+      if (slot == ring + kStages * kStepBytes) slot = ring;
+    }
+    if constexpr (kSplits == 1) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = 2 * t + j;
+        if (row >= rows) continue;
+        if (p.gate) {
+          const int64_t feature = int64_t{tile} * 8 + g;
+          if (feature < p.outputs / 2) {
+            WriteGated<T>(p, row, feature, acc[j], acc[2 + j]);
+          }
+          continue;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int64_t output = int64_t{tile} * 16 + 8 * half + g;
+          if (output >= p.outputs) continue;
+          float* y = p.y + row * p.y_stride + output;
+          *y = p.add ? *y + acc[2 * half + j] : acc[2 * half + j];
+        }
+      }
+    } else {
+      // The block's only tile.
+      float* const mine = sums + warp * 16 * (kStreamRows + 1);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        mine[(g + j / 2 * 8) * (kStreamRows + 1) + 2 * t + j % 2] = acc[j];
+      }
+    }
+  }
+  if constexpr (kSplits > 1) {
+    __syncthreads();
+    if (out_row >= rows) return;
+    const auto sum = [&](int output) {
+      float total = sums[output * (kStreamRows + 1) + out_row];
+#pragma unroll
+      for (int s = 1; s < kSplits; ++s) {
+        total += sums[(s * 16 + output) * (kStreamRows + 1) + out_row];
+      }
+      return total;
+    };
+    if (p.gate) {
+      const int64_t feature = int64_t{blockIdx.x} * 8 + threadIdx.x % 16;
+      if (threadIdx.x % 16 < 8 && feature < p.outputs / 2) {
+        WriteGated<T>(p, out_row, feature, sum(threadIdx.x % 8),
+                      sum(threadIdx.x % 8 + 8));
+      }
+    } else if (out < p.outputs) {
+      const float total = sum(threadIdx.x % 16);
+      p.y[out_row * p.y_stride + out] = p.add ? before + total : total;
+    }
+  }
+}
+
+template <typename T, int kSplits, int kRows>
+cudaError_t Launch(const DecodeMatmulParams& p, int multiprocessors,
+                   cudaStream_t stream) {
+  const auto kernel = stream_kernel<T, kSplits, kRows>;
+  const auto bytes = static_cast<int>(SharedBytes(p.inputs, p.rows));
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  const int64_t tiles = (p.outputs + kTileOutputs - 1) / kTileOutputs;
+  const int64_t grid =
+      kSplits == 1 && tiles > multiprocessors ? multiprocessors : tiles;
+  return LaunchDependent(kernel, dim3(static_cast<unsigned>(grid)), kThreads,
+                         bytes, stream, p);
+}
+
+template <typename T>
+cudaError_t LaunchTyped(const DecodeMatmulParams& p, int multiprocessors,
+                        cudaStream_t stream) {
+  const bool cut = DecodeMatmulSplits(p.outputs) > 1;
+  if (p.rows == 1) {
+    return cut ? Launch<T, kWarps, 1>(p, multiprocessors, stream)
+               : Launch<T, 1, 1>(p, multiprocessors, stream);
+  }
+  return cut ? Launch<T, kWarps, kStreamRows>(p, multiprocessors, stream)
+             : Launch<T, 1, kStreamRows>(p, multiprocessors, stream);
+}
+static_assert(kWarps == kDecodeMatmulMaxSplits);
+
+constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
+
+}  // namespace
+
+bool StreamMatmulFits(int64_t inputs, int64_t rows) {
+  return rows <= kStreamRows && SharedBytes(inputs, rows) <= kMaxShared;
+}
+
+cudaError_t LaunchStreamMatmul(const DecodeMatmulParams& p, int multiprocessors,
+                               cudaStream_t stream) {
+  return p.type == WeightType::kBFloat16
+             ? LaunchTyped<__nv_bfloat16>(p, multiprocessors, stream)
+             : LaunchTyped<__half>(p, multiprocessors, stream);
+}
+
+}  // namespace recurve
