@@ -404,6 +404,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   // Partial results and gathered queries of the largest attention launches.
   int64_t scratch = 0;
   int64_t queries = 0;
+  int64_t formed = 0;
   int64_t attended = 0;
   for (TpaPlans& plans : tpa_plans_) {
     const int64_t bucket = BucketOf(options_.max_sequences);
@@ -433,6 +434,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
     queries = std::max(
         queries, most * (s.q_rank > 0 ? s.q_rank * (s.num_heads + s.head_dim)
                                       : s.num_heads * s.head_dim));
+    formed = std::max(formed, TpaQueryBytes(s, most));
     attended = std::max(attended, most * s.num_heads * s.value_dim);
   }
   for (TpaPlans& plans : tpa_plans_) {
@@ -446,6 +448,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
                "--max-model-len"));
   RECURVE_RETURN_IF_ERROR(
       allocate(&queries_, queries * float_bytes, "queries"));
+  RECURVE_RETURN_IF_ERROR(allocate(&tpa_queries_, formed, "queries"));
   RECURVE_RETURN_IF_ERROR(
       allocate(&attended_, attended * float_bytes, "attention"));
 
@@ -858,23 +861,18 @@ TpaCudaCache CudaBackend::CacheView(const TpaCache& cache) const {
 
 void CudaBackend::Attend(const TpaArgs& args, TpaPlans& plans, size_t index,
                          int64_t rows, int64_t tokens, const int32_t* pages,
-                         Activations a_q, Activations b_q, int64_t table_row,
                          float* out, int64_t out_stride) {
   const auto plan = Plan(plans, rows, tokens);
   if (!plan.ok()) return Check(plan.status());
-  const Position& position = positions_[args.position.value];
   TpaCudaDecodeParams params = {};
   params.shape = plans.shape;
   params.cache = CacheView(tpa_caches_[args.cache.value]);
   params.cache.page_table = pages;
   params.rows = static_cast<int>(rows);
   params.new_tokens = static_cast<int>(tokens);
-  params.a_q = Floats(a_q);
-  params.b_q = Floats(b_q);
-  params.stride = b_q.stride;
-  params.position = position.config.type;
-  params.cos = position.cos.as<float>() + table_row * position.angles;
-  params.sin = position.sin.as<float>() + table_row * position.angles;
+  params.queries = tpa_queries_.data();
+  // Tokens of other pieces may be of the same sequence.
+  params.fresh_tokens = decode_ ? 1 : INT32_MAX;
   params.out = out;
   params.out_stride = out_stride;
   params.schedule = plans.schedules[index].data();
@@ -904,11 +902,17 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   append.cos = position.cos.as<const float>();
   append.sin = position.sin.as<const float>();
   append.activation = args.factor_activation;
+  if (decode_) {
+    append.a_q = Floats(args.a_q);
+    append.b_q = Floats(args.b_q);
+    append.query_stride = args.b_q.stride;
+    append.queries = tpa_queries_.data();
+  }
   Check(LaunchTpaAppend(append, stream_), "appending factors");
 
   if (decode_) {
-    Attend(args, plans, 0, rows_, 1, page_table_, args.a_q, args.b_q, 0,
-           Floats(args.out), args.out.stride);
+    Attend(args, plans, 0, rows_, 1, page_table_, Floats(args.out),
+           args.out.stride);
     return;
   }
   const int64_t a_cols = shape.q_rank * shape.num_heads;
@@ -931,8 +935,20 @@ void CudaBackend::Tpa(const TpaArgs& args) {
     const Activations b_q = gathered.Columns(a_cols, b_cols);
     if (a_cols > 0) gather(args.a_q, a_q);
     gather(args.b_q, b_q);
-    Attend(args, plans, i + 1, piece.rows, piece.tokens, piece.pages, a_q, b_q,
-           piece.table_row, attended_.as<float>(), width);
+    TpaCudaQueryParams form = {};
+    form.shape = shape;
+    form.element = tpa_element();
+    form.tokens = static_cast<int>(rows);
+    form.a_q = Floats(a_q);
+    form.b_q = Floats(b_q);
+    form.stride = b_q.stride;
+    form.position = position.config.type;
+    form.cos = position.cos.as<float>() + piece.table_row * position.angles;
+    form.sin = position.sin.as<float>() + piece.table_row * position.angles;
+    form.queries = tpa_queries_.data();
+    Check(LaunchTpaQueries(form, stream_), "forming queries");
+    Attend(args, plans, i + 1, piece.rows, piece.tokens, piece.pages,
+           attended_.as<float>(), width);
     Check(LaunchScatterRows({attended_.as<float>(), width, piece.index,
                              Floats(args.out), args.out.stride, rows, width},
                             stream_),

@@ -204,8 +204,7 @@ class CudaBackend : public Backend {
                       int64_t tokens, const int32_t* lengths,
                       const int32_t* pages);
   void Attend(const TpaArgs& args, TpaPlans& plans, size_t index, int64_t rows,
-              int64_t tokens, const int32_t* pages, Activations a_q,
-              Activations b_q, int64_t table_row, float* out,
+              int64_t tokens, const int32_t* pages, float* out,
               int64_t out_stride);
   void NormRows(const float* in, int64_t in_stride, const NormArgs& norm,
                 float* out, int64_t out_stride, int64_t rows, int64_t cols);
@@ -261,6 +260,7 @@ class CudaBackend : public Backend {
   CudaMemory greedy_host_;
   CudaMemory logits_host_;  // grows
   CudaMemory queries_;      // of a piece, gathered
+  CudaMemory tpa_queries_;  // as the decode kernel takes them
   CudaMemory attended_;     // of a piece
   CudaMemory tpa_scratch_;
   std::vector<SamplingScratch> sampling_scratch_;

@@ -174,6 +174,11 @@ __global__ void __launch_bounds__(kThreads)
     }
     blocks[i] = work;
   }
+  // The decode kernel reads this, and the page table, before it waits for the
+  // launch in front of it. It may, since this launch lets nothing that depends
+  // on it begin before its end (no LaunchDependents here), and by then what it
+  // has written is there.
+  __threadfence();
 }
 
 }  // namespace

@@ -8,19 +8,17 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
-#include "kernels/tpa/tpa_query.cuh"
 #include "kernels/tpa/tpa_ring.cuh"
 
 namespace recurve {
 
 // A block's shared memory behind the rings of stages.
 struct TpaShared {
-  char* terms;       // [groups] planes of queries
+  char* queries;     // [groups, octets of kColumns] as TpaQueryCopy brings
   uint32_t weights;  // [lanes, groups, 2] planes of columns
   float* exchange;   // [lanes, groups, 2, columns, 4 warps]: maxima, sums
   float2* kept;      // [groups, 2, columns]: maximum, sum of a segment so far
-  float* staging;    // QueryFormer's; then [groups, outputs of a thread, 128]:
-                     // the outputs of a segment so far
+  float* kept_outputs;  // [groups, outputs of a thread, 128] of it
 };
 
 // Products is one of tpa_products.cuh. Each warp has 16 tokens of a page; what
@@ -39,26 +37,25 @@ class TpaWorker {
 
   __device__ __forceinline__ TpaWorker(const TpaDecodeArgs& args,
                                        const TpaShared& shared,
-                                       const TpaRing& ring, int lane)
+                                       const TpaRing& ring,
+                                       const TpaQueryCopy& queries, int lane)
       : args_(args),
         ring_(ring),
+        queries_(queries),
         lane_(threadIdx.x % 32),
         warp_(Uniform(threadIdx.x / 32 % 4)),
         warpgroup_(Uniform(threadIdx.x / 128)),
         chunk_lane_(Uniform(lane)),
         group_(warpgroup_ - chunk_lane_ * args.groups),
         first_octet_(args.first_octet() + group_ * args.group_octets),
-        kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)),
-        shared_(shared) {
-    const int k_width = static_cast<int>(args.layout.b_k_width);
+        kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)) {
     b_offset_ = kTpaOctetBytes * args.head_octet_count();
-    query_ =
-        SharedAddress(shared.terms) + 2 * group_ * k_width * kTerms * kColumns;
+    query_ = SharedAddress(shared.queries) + group_ * queries.group_bytes();
     weights_ = shared.weights + 2 * kTpaOctetBytes * kOctets * warpgroup_;
     maxima_ = shared.exchange + 8 * kColumns * warpgroup_;
     sums_ = maxima_ + 4 * kColumns;
     kept_ = shared.kept + 2 * kColumns * group_;
-    kept_outputs_ = shared.staging + 128 * kThreadOutputs * group_ +
+    kept_outputs_ = shared.kept_outputs + 128 * kThreadOutputs * group_ +
                     static_cast<int>(threadIdx.x) % 128;
     const int token = 16 * warp_ + lane_ % 16;
 #pragma unroll
@@ -67,7 +64,9 @@ class TpaWorker {
       // block copies.
       const int octet =
           min(first_octet_ + j, args.first_octet() + args.block_octets() - 1);
-      const int head_octet = octet % args.head_octets - args.first_head_octet();
+      const int head_octet = args.p.new_tokens == 1
+                                 ? octet - args.first_head_octet()
+                                 : octet % args.head_octets;
       // Lanes 16 to 31 name the rows of the next octet; see LoadFactors.
       a_offset_[j] = kTpaOctetBytes * max(head_octet, 0) + 16 * token;
     }
@@ -87,11 +86,7 @@ class TpaWorker {
       const int end =
           Uniform(row == work.last_row ? work.last_chunk : row_chunks);
       if (begin < end) {
-        const bool another_row =
-            row + 1 < args_.p.rows &&
-            (row + 1 < work.last_row ||
-             (row + 1 == work.last_row && work.last_chunk > 0));
-        AttendRow(row, length, row_chunks, begin, end, another_row, slot);
+        AttendRow(row, length, row_chunks, begin, end, slot);
       } else if (row_chunks == 0) {
         ClearRow(row);
       }
@@ -113,12 +108,8 @@ class TpaWorker {
   };
 
   __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
-                                            int begin, int end,
-                                            bool another_row, int& slot) {
-    QueryFormer<T, kColumns> queries(args_, shared_.terms, shared_.staging);
-    queries.Form(row, fresh_);
-    fresh_ = false;
-    if (another_row) queries.Prefetch(row + 1);
+                                            int begin, int end, int& slot) {
+    TakeQueries(row);
     if (begin + chunk_lane_ < end) {
       BeginScores(true);
       Products::template Wait<0>();
@@ -159,6 +150,23 @@ class TpaWorker {
       if (result) ++slot;
       if (args_.lanes > 1) turn ^= 1;
     }
+  }
+
+  // The first row's have been asked for by the warp that copies.
+  __device__ __forceinline__ void TakeQueries(int row) {
+    if constexpr (Products::kAsync) {
+      if (!fresh_) {
+        NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+        if (threadIdx.x == 0) queries_.Ask(row);
+      }
+      queries_.Wait(query_phase_);
+      query_phase_ ^= 1;
+    } else {
+      NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+      queries_.Copy(row);
+      NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+    }
+    fresh_ = false;
   }
 
   __device__ __forceinline__ int TurnBarrier(int lane) const {
@@ -288,10 +296,10 @@ class TpaWorker {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           // Small terms first.
-          float score = products_[(kTerms - 1) * kOctets + j][i];
+          float score = products_[kTerms * j + kTerms - 1][i];
 #pragma unroll
           for (int term = kTerms - 2; term >= 0; --term) {
-            score += products_[term * kOctets + j][i];
+            score += products_[kTerms * j + term][i];
           }
           scores[j][i] = __fmaf_rn(Factor(a_k, j, i), score, scores[j][i]);
         }
@@ -571,6 +579,7 @@ class TpaWorker {
 
   const TpaDecodeArgs& args_;
   TpaRing ring_;
+  const TpaQueryCopy queries_;
   const int lane_;
   const int warp_;
   const int warpgroup_;   // of the block's
@@ -578,7 +587,6 @@ class TpaWorker {
   const int group_;       // of the lane's warpgroups
   const int first_octet_;
   const int kv_rank_;
-  const TpaShared& shared_;
   float products_[kTerms * kOctets][4];  // of keys and queries
   float out_[kTiles][kOctets][4] = {};
   int key_stage_ = 0;     // of the products of scores under way
@@ -588,6 +596,7 @@ class TpaWorker {
   uint32_t weights_;
   uint32_t weights_offset_ = 0;
   bool fresh_ = true;  // no row so far
+  uint32_t query_phase_ = 0;
   float* maxima_;
   float* sums_;
   float2* kept_;

@@ -350,8 +350,29 @@ TEST_F(TpaGpuTest, RefusesBadParameters) {
   EXPECT_TRUE(refused([](Params& p) { p.new_tokens = 9; }));
   EXPECT_TRUE(refused([](Params& p) { p.scratch_bytes -= 1; }));
   EXPECT_TRUE(refused([](Params& p) { p.cache.page_stride -= 16; }));
-  EXPECT_TRUE(refused([](Params& p) { p.position = LrpeType::kCosine; }));
+  EXPECT_TRUE(refused([](Params& p) { p.queries = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.fresh_tokens = -1; }));
   EXPECT_TRUE(refused([](Params& p) { p.schedule = nullptr; }));
+}
+
+TEST_F(TpaGpuTest, QueriesRefuseBadParameters) {
+  TpaCudaQueryParams good = {};
+  good.shape = kShapes[2];
+  DeviceBuffer<uint8_t> queries(
+      std::vector<uint8_t>(TpaQueryBytes(good.shape, 1)));
+  good.queries = queries.data();
+  EXPECT_EQ(LaunchTpaQueries(good, nullptr), cudaSuccess);  // no tokens
+  const auto refused = [&](auto&& change) {
+    TpaCudaQueryParams params = good;
+    params.tokens = 1;
+    change(params);
+    return LaunchTpaQueries(params, nullptr) == cudaErrorInvalidValue;
+  };
+  using Params = TpaCudaQueryParams;
+  EXPECT_TRUE(refused([](Params& p) { p.shape.num_heads = 129; }));
+  EXPECT_TRUE(refused([](Params& p) { p.tokens = -1; }));
+  EXPECT_TRUE(refused([](Params& p) { p.position = LrpeType::kCosine; }));
+  EXPECT_TRUE(refused([](Params& p) { p.queries = nullptr; }));
 }
 
 }  // namespace
