@@ -43,32 +43,41 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   };
   const int thread = static_cast<int>(threadIdx.x);
   const int consumers = args.consumers();
+  // Threads that wait for the block's share, and bring it.
+  const int sharers =
+      consumers + 32 * (args.lanes + (Products::kAsync ? 1 : 0));
   LaunchDependents();
   if (thread >= consumers) {
     if constexpr (Products::kAsync) ReleaseRegisters<40>();
     const int lane = (thread - consumers) / 32;
-    if (lane >= args.lanes) return;
+    // The warps after those that copy: one asks for queries.
+    if (lane > args.lanes || (lane == args.lanes && !Products::kAsync)) return;
     const int word = thread % 32;
     const int work =
         __ldcg(reinterpret_cast<const int*>(&args.block_work()) + word);
+    if (lane == args.lanes) {
+      if (word == 0) queries.Init();
+      __syncwarp();
+      NamedBarrierArrive(kTpaShareBarrier, sharers);
+      AskForFirstQueries(args, queries, work);
+      return;
+    }
     const TpaRing ring = ring_of(lane);
     ring.Init(4 * args.groups, Products::kAsync);
-    if (lane == 0) {
-      if (word == 0) queries.Init();
-      share[word] = work;
-    }
-    NamedBarrierArrive(kTpaShareBarrier, consumers + 32 * args.lanes);
-    TpaCopier<Products::kAsync>(args, ring, queries, lane, work).CopyShare();
+    if (lane == 0) share[word] = work;
+    NamedBarrierArrive(kTpaShareBarrier, sharers);
+    TpaCopier<Products::kAsync>(args, ring, lane, work).CopyShare();
   } else {
     if constexpr (Products::kAsync) ClaimRegisters<232>();
     queries.ClearUnused();
-    NamedBarrier(kTpaShareBarrier, consumers + 32 * args.lanes);
+    const int lane = thread >= args.lane_threads() ? 1 : 0;
+    // What does not need the share is done while it comes.
+    TpaWorker<T, kColumns, kTiles, kRank, Products> worker(
+        args, shared, ring_of(lane), queries, lane);
+    NamedBarrier(kTpaShareBarrier, sharers);
     WaitForPrevious();
     const auto& work = *reinterpret_cast<const TpaBlockWork*>(share);
-    const int lane = thread >= args.lane_threads() ? 1 : 0;
-    TpaWorker<T, kColumns, kTiles, kRank, Products>(args, shared, ring_of(lane),
-                                                    queries, lane)
-        .Run(work);
+    worker.Run(work);
     // Nothing is copied any more: the rings' memory is free.
     TpaMerger merger(args, memory, args.lanes * ring_bytes);
     merger.Arrive(work);

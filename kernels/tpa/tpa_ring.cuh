@@ -174,13 +174,38 @@ class TpaQueryCopy {
   const int group_bytes_;
 };
 
+// A word of the TpaBlockWork of which lane i has word i.
+__device__ __forceinline__ int TpaShareWord(int work, size_t offset) {
+  return __shfl_sync(0xffffffffu, work, static_cast<int>(offset / 4));
+}
+
+// By a warp of its own: asks for the queries of the first row that the block
+// has tokens of, once the launch in front of this one is done.
+__device__ __forceinline__ void AskForFirstQueries(const TpaDecodeArgs& args,
+                                                   const TpaQueryCopy& queries,
+                                                   int work) {
+  int row = TpaShareWord(work, offsetof(TpaBlockWork, first_row));
+  const int last_row = TpaShareWord(work, offsetof(TpaBlockWork, last_row));
+  const int last_chunk = TpaShareWord(work, offsetof(TpaBlockWork, last_chunk));
+  int begin = TpaShareWord(work, offsetof(TpaBlockWork, first_chunk));
+  int length = TpaShareWord(work, offsetof(TpaBlockWork, first.length));
+  while (row <= last_row && row < args.p.rows &&
+         begin >= (row == last_row ? last_chunk : TpaChunkCount(length))) {
+    ++row;
+    begin = 0;
+    if (row < last_row && row < args.p.rows) {
+      length = __ldcg(&args.row_work(row).length);
+    }
+  }
+  if (row > last_row || row >= args.p.rows) return;
+  WaitForPrevious();
+  if (threadIdx.x % 32 == 0) queries.Ask(row);
+}
+
 // Stages that a lane fills before it waits for the launch in front of this one
 // and the block's queries are asked for. More would fill the memory's queues
 // for microseconds.
-#ifndef RECURVE_TPA_EARLY_STAGES
-#define RECURVE_TPA_EARLY_STAGES 2
-#endif
-inline constexpr int kTpaEarlyStages = RECURVE_TPA_EARLY_STAGES;
+inline constexpr int kTpaEarlyStages = 4;
 
 // Fills stages with the factors of a lane's part of a block's share: every
 // args.lanes-th chunk of a row. By one warp, with bulk copies or, without
@@ -190,12 +215,9 @@ class TpaCopier {
  public:
   // `work` is a word for each lane of the block's TpaBlockWork.
   __device__ __forceinline__ TpaCopier(const TpaDecodeArgs& args,
-                                       const TpaRing& ring,
-                                       const TpaQueryCopy& queries, int lane,
-                                       int work)
+                                       const TpaRing& ring, int lane, int work)
       : args_(args),
         ring_(ring),
-        queries_(queries),
         chunk_lane_(lane),
         work_(work),
         early_left_(min(kTpaEarlyStages, ring.stages())),
@@ -225,7 +247,6 @@ class TpaCopier {
       const int begin = is_first ? first_chunk : 0;
       const int end = row == last_row ? last_chunk : TpaChunkCount(length);
       if (begin >= end) continue;
-      if (query_row_ < 0) query_row_ = row;
       // Pages before this have no fresh token.
       const int settled =
           static_cast<int>(max(int64_t{length} - p.fresh_tokens, int64_t{0})) /
@@ -233,76 +254,78 @@ class TpaCopier {
       const int last_page = (min(TpaChunkBegin(end), length) + 63) / 64;
       const int32_t* table =
           p.cache.page_table + row * p.cache.page_table_stride;
-      // Numbers of pages are read a batch ahead. The first row's first few came
-      // with the block's share.
-      int first = TpaChunkBegin(begin) / 64;
-      int count = is_first ? kTpaEarlyPages : 32;
+      // Numbers of pages are read a batch ahead: page `batch` + i by lane i.
+      // The first row's first few came with the block's share.
+      int index = TpaChunkBegin(begin) / 64;
+      int batch = index;
+      int batch_pages = is_first ? kTpaEarlyPages : 32;
+      int pages = early_page;
+      if (!is_first && index + lane_ < last_page) {
+        pages = __ldcg(table + index + lane_);
+      }
+      int next_pages = 0;
+      if (batch + batch_pages + lane_ < last_page) {
+        next_pages = __ldcg(table + batch + batch_pages + lane_);
+      }
       int current = -1;
-      int pages = 0;
-      if (is_first) {
-        pages = early_page;
-      } else if (first + lane_ < last_page) {
-        pages = __ldcg(table + first + lane_);
-      }
 #pragma unroll 1
-      while (first < last_page) {
-        const int next = first + count;
-        int next_pages = 0;
-        if (next + lane_ < last_page) next_pages = __ldcg(table + next + lane_);
-        count = min(count, last_page - first);
-#pragma unroll 1
-        for (int i = 0; i < count; ++i) {
-          const int page = __shfl_sync(0xffffffffu, pages, i);
-          const int chunk = TpaChunkOf(64 * (first + i)) - begin;
-          if ((chunk & (args_.lanes - 1)) != chunk_lane_) continue;
-          if (first + i >= settled) Settle();
-          if (current >= 0) {
-            CopyRest(current, page);
-          } else {
-            FillKeys(page, 0);
-          }
-          current = page;
+      do {
+        // The lane's next page.
+        while (index < last_page && ((TpaChunkOf(64 * index) - begin) &
+                                     (args_.lanes - 1)) != chunk_lane_) {
+          ++index;
         }
-        pages = next_pages;
-        first = next;
-        count = 32;
-      }
-      if (current >= 0) CopyRest(current, -1);
+        int page = -1;
+        if (index < last_page) {
+          if (index >= batch + batch_pages) {
+            batch += batch_pages;
+            batch_pages = 32;
+            pages = next_pages;
+            if (batch + 32 + lane_ < last_page) {
+              next_pages = __ldcg(table + batch + 32 + lane_);
+            }
+          }
+          page = __shfl_sync(0xffffffffu, pages, index - batch);
+          if (index >= settled) Settle();
+          ++index;
+        }
+        CopyPage(current, page);
+        current = page;
+      } while (current >= 0);
     }
-    Settle();
   }
 
  private:
   __device__ __forceinline__ int Word(size_t offset) const {
-    return __shfl_sync(0xffffffffu, work_, static_cast<int>(offset / 4));
+    return TpaShareWord(work_, offset);
   }
 
-  // Once: waits for the launch in front, and asks for the first queries.
-  __device__ __forceinline__ void Settle() {
-    if (settled_) return;
-    settled_ = true;
-    WaitForPrevious();
-    if (kBulk && chunk_lane_ == 0 && lane_ == 0 && query_row_ >= 0) {
-      queries_.Ask(query_row_);
-    }
-  }
+  // Waits for the launch in front. Again is for nothing.
+  __device__ __forceinline__ void Settle() { WaitForPrevious(); }
 
-  // What of `page` is not under way yet, and the first keys of the next.
-  __device__ __forceinline__ void CopyRest(int page, int next) {
+  // What of `page` is not under way yet, and the first keys of `next`; either
+  // may be -1 for none. One loop and one copy in it: this code is cold when a
+  // block begins, and each line of it comes from far away.
+  __device__ __forceinline__ void CopyPage(int page, int next) {
+    const TpaPageLayout& layout = args_.layout;
     const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
+    const int first_value = kv_rank - 1;
+    const int next_keys = args_.early_keys ? first_value : 2 * first_value;
+    const int begin = page < 0 ? next_keys : 0;
+    const int end = page < 0 ? next_keys + 1 : 2 * kv_rank;
 #pragma unroll 1
-    for (int r = 1; r < kv_rank; ++r) FillKeys(page, r);
-    const int before = args_.early_keys ? 0 : kv_rank - 1;
-#pragma unroll 1
-    for (int r = 0; r < kv_rank; ++r) {
-      if (r == before && next >= 0) FillKeys(next, 0);
-      Fill(PageAt(page) + 2 * (args_.layout.values + r * args_.layout.v_block),
-           static_cast<int>(args_.layout.b_v_width));
+    for (int i = begin; i < end; ++i) {
+      const bool of_next = i == next_keys;
+      if (of_next && next < 0) continue;
+      const bool keys = of_next || i < first_value;
+      const int r = of_next ? 0
+                    : keys  ? i + 1
+                            : i - first_value - (i > next_keys ? 1 : 0);
+      const int64_t offset =
+          keys ? r * layout.k_block : layout.values + r * layout.v_block;
+      Fill(PageAt(of_next ? next : page) + 2 * offset,
+           static_cast<int>(keys ? layout.b_k_width : layout.b_v_width));
     }
-  }
-  __device__ __forceinline__ void FillKeys(int page, int r) {
-    Fill(PageAt(page) + 2 * r * args_.layout.k_block,
-         static_cast<int>(args_.layout.b_k_width));
   }
   __device__ __forceinline__ const char* PageAt(int64_t page) const {
     return static_cast<const char*>(args_.p.cache.pages) +
@@ -343,12 +366,9 @@ class TpaCopier {
 
   const TpaDecodeArgs& args_;
   TpaRing ring_;
-  const TpaQueryCopy queries_;
   const int chunk_lane_;
   const int work_;
   int early_left_;
-  bool settled_ = false;
-  int query_row_ = -1;  // the first with work
   const int lane_;
   const int a_plane_;  // bytes of A in memory
   const int a_first_;  // where this block's octets of it begin

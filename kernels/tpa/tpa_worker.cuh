@@ -34,6 +34,8 @@ class TpaWorker {
   static constexpr int kOwn = 2 * kOctets;  // columns of a thread
   static constexpr int kUnroll = kRank > 0 ? kRank : 1;
   static constexpr int kThreadOutputs = kTiles * kOctets * 4;
+  // Whether E is 64 kTiles for sure.
+  static constexpr bool kAllFeatures = kRank > 0;
 
   __device__ __forceinline__ TpaWorker(const TpaDecodeArgs& args,
                                        const TpaShared& shared,
@@ -144,8 +146,13 @@ class TpaWorker {
         if (args_.lanes > 1 && chunk + 1 < end) {
           NamedBarrierArrive(TurnBarrier(turn ^ 1), 256);
         }
-        const bool all = !loose && first == 0 && last == row_chunks - 1;
-        if (result) Write(all ? row : -1, slot, state);
+        const bool all =
+            result && !loose && first == 0 && last == row_chunks - 1;
+        if (all) {
+          WriteResult(row, state);
+        } else if (result) {
+          WritePartial(slot, state);
+        }
       }
       if (result) ++slot;
       if (args_.lanes > 1) turn ^= 1;
@@ -477,38 +484,69 @@ class TpaWorker {
     for (int i = 0; i < kThreadOutputs; ++i) kept_outputs_[128 * i] = Out(i);
   }
 
-  // Writes the outputs at hand: the result of `row`, or if that is -1 a partial
-  // one.
-  __device__ __forceinline__ void Write(int row, int slot, const State& state) {
-    const TpaCudaDecodeParams& p = args_.p;
-    const int width = static_cast<int>(args_.scratch.slot_width);
-    const int value_dim = static_cast<int>(p.shape.value_dim);
-    const int64_t first_column = slot * args_.scratch.slot_rows;
+  // Writes the outputs at hand, a partial result. Few instructions: they are
+  // cold, as this most often happens once in a block.
+  __device__ __forceinline__ void WritePartial(int slot,
+                                               const State& state) const {
+    const int64_t width = args_.scratch.slot_width;
+    const int64_t column =
+        slot * args_.scratch.slot_rows + 8 * first_octet_ + 2 * (lane_ % 4);
+    float2* max_sum = args_.max_sum() + column;
+    const int feature = 16 * warp_ + lane_ / 4;
+    float* out = args_.outputs() + column * width + feature;
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      const int octet = first_octet_ + k / 2;
-      if (k / 2 >= args_.group_octets || octet >= args_.octets) continue;
-      const int column = 8 * octet + lane_ % 4 * 2 + k % 2;
-      float* out = args_.outputs() + (first_column + column) * width;
-      float scale = 1.0f;
-      int limit = width;
-      if (row >= 0) {
-        const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
-        const int head = column - 8 * t * args_.head_octets;
-        out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
-              head * value_dim;
-        scale = Normalizer(state.sum[k], kv_rank_);
-        limit = head < p.shape.num_heads ? value_dim : 0;
-      } else if (warp_ == 0 && lane_ < 4) {
-        args_.max_sum()[first_column + column] = {state.max[k], state.sum[k]};
+    for (int j = 0; j < kOctets; ++j) {
+      if (j >= octets) break;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (warp_ == 0 && lane_ < 4) {
+          max_sum[8 * j + k] = {state.max[2 * j + k], state.sum[2 * j + k]};
+        }
+        float* to = out + k * width;
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (kAllFeatures || feature + 64 * tile + 8 * i < width) {
+              to[64 * tile + 8 * i] = out_[tile][j][k + 2 * i];
+            }
+          }
+        }
       }
+      out += 8 * width;
+    }
+  }
+
+  // Writes the outputs at hand, the result of `row`.
+  __device__ __forceinline__ void WriteResult(int row,
+                                              const State& state) const {
+    const TpaCudaDecodeParams& p = args_.p;
+    const int value_dim = static_cast<int>(p.shape.value_dim);
+    const int num_heads = static_cast<int>(p.shape.num_heads);
+    const int feature = 16 * warp_ + lane_ / 4;
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+    for (int j = 0; j < kOctets; ++j) {
+      if (j >= octets) break;
+      const int octet = first_octet_ + j;
+      const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
+      const int head = 8 * (octet - t * args_.head_octets) + 2 * (lane_ % 4);
+      float* out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
+                   head * value_dim + feature;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int feature = 64 * tile + 16 * warp_ + lane_ / 4 + 8 * i;
-          if (feature < limit) {
-            out[feature] = __fmul_rn(out_[tile][k / 2][k % 2 + 2 * i], scale);
+      for (int k = 0; k < 2; ++k) {
+        if (head + k >= num_heads) break;
+        const float scale = Normalizer(state.sum[2 * j + k], kv_rank_);
+        float* to = out + k * value_dim;
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (kAllFeatures || feature + 64 * tile + 8 * i < value_dim) {
+              to[64 * tile + 8 * i] =
+                  __fmul_rn(out_[tile][j][k + 2 * i], scale);
+            }
           }
         }
       }
