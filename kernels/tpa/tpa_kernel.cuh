@@ -64,9 +64,11 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     }
     const TpaRing ring = ring_of(lane);
     ring.Init(4 * args.groups, Products::kAsync);
+    TpaCopier<Products::kAsync> copier(args, ring, lane, work);
+    copier.Begin();
     if (lane == 0) share[word] = work;
     NamedBarrierArrive(kTpaShareBarrier, sharers);
-    TpaCopier<Products::kAsync>(args, ring, lane, work).CopyShare();
+    copier.CopyShare();
   } else {
     if constexpr (Products::kAsync) ClaimRegisters<232>();
     queries.ClearUnused();

@@ -226,6 +226,19 @@ class TpaCopier {
         a_first_(kTpaOctetBytes * args.first_head_octet()),
         a_bytes_(kTpaOctetBytes * args.head_octet_count()) {}
 
+  // The block's first keys, before all else, if they are not fresh.
+  __device__ __forceinline__ void Begin() {
+    if (chunk_lane_ != 0 ||
+        Word(offsetof(TpaBlockWork, behind_page)) < args_.p.fresh_tokens) {
+      return;
+    }
+    Fill(PageAt(Word(offsetof(TpaBlockWork, pages))),
+         static_cast<int>(args_.layout.b_k_width));
+    begun_ = true;
+  }
+
+  // All the rest.
+  //
   // Until it waits for the launch in front, it reads only what is older than
   // the schedule, which nothing overtakes (tpa_schedule.cu).
   __device__ __forceinline__ void CopyShare() {
@@ -268,6 +281,10 @@ class TpaCopier {
         next_pages = __ldcg(table + batch + batch_pages + lane_);
       }
       int current = -1;
+      if (is_first && begun_) {
+        current = __shfl_sync(0xffffffffu, early_page, 0);
+        ++index;
+      }
 #pragma unroll 1
       do {
         // The lane's next page.
@@ -369,6 +386,7 @@ class TpaCopier {
   const int chunk_lane_;
   const int work_;
   int early_left_;
+  bool begun_ = false;
   const int lane_;
   const int a_plane_;  // bytes of A in memory
   const int a_first_;  // where this block's octets of it begin
