@@ -402,11 +402,11 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
 
   if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
 
-  // A step: numbers of each row, of each sequence with its pages, and what
-  // attention adds; some room for alignment.
+  // A step: numbers of each row and run, of each sequence with its pages, and
+  // what attention adds; some room for alignment.
   const int64_t sequences = BucketOf(options_.max_sequences);
   const int64_t page_bytes = 4 * std::max<int64_t>(options_.max_pages, 1);
-  RECURVE_RETURN_IF_ERROR(step_.Allocate(32 * row_capacity_ +
+  RECURVE_RETURN_IF_ERROR(step_.Allocate((32 + 96) * row_capacity_ +
                                          (64 + page_bytes) * sequences +
                                          tpa_->step_bytes() + 4096));
   return CudaStatus(cudaDeviceSynchronize(), "allocating");
@@ -808,6 +808,12 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   append.cos = position.cos.as<const float>();
   append.sin = position.sin.as<const float>();
   append.activation = args.factor_activation;
+  if (decode_) {
+    append.a_q = Floats(args.a_q);
+    append.b_q = Floats(args.b_q);
+    append.query_stride = args.b_q.stride;
+    append.queries = tpa_->queries();
+  }
   Check(LaunchTpaAppend(append, stream_), "appending factors");
 
   Check(tpa_->Attend(

@@ -107,6 +107,7 @@ absl::Status CudaTpa::Allocate() {
   int64_t scratch = 0;
   int64_t prefill_scratch = 0;
   int64_t queries = 0;
+  int64_t formed = 0;
   int64_t attended = 0;
   const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
   for (Shape& shape : shapes_) {
@@ -137,6 +138,7 @@ absl::Status CudaTpa::Allocate() {
     queries = std::max(
         queries, most * (s.q_rank > 0 ? s.q_rank * (s.num_heads + s.head_dim)
                                       : s.num_heads * s.head_dim));
+    formed = std::max(formed, TpaQueryBytes(s, most));
     attended = std::max(attended, most * s.num_heads * s.value_dim);
     if (!device_.hopper) continue;
     const TpaPrefillPlan largest = PlanPrefill(
@@ -167,6 +169,7 @@ absl::Status CudaTpa::Allocate() {
       recurve::Allocate(&prefill_scratch_, prefill_scratch, what));
   RECURVE_RETURN_IF_ERROR(
       recurve::Allocate(&queries_, queries * kFloatBytes, "queries"));
+  RECURVE_RETURN_IF_ERROR(recurve::Allocate(&formed_, formed, "queries"));
   return recurve::Allocate(&attended_, attended * kFloatBytes, "attention");
 }
 
@@ -391,10 +394,8 @@ absl::Status CudaTpa::LaunchSchedules(cudaStream_t stream) {
 
 absl::Status CudaTpa::LaunchDecode(const Layer& layer, size_t index,
                                    int64_t rows, int64_t tokens,
-                                   const int32_t* pages, Activations a_q,
-                                   Activations b_q, int64_t table_row,
-                                   float* out, int64_t out_stride,
-                                   cudaStream_t stream) {
+                                   const int32_t* pages, float* out,
+                                   int64_t out_stride, cudaStream_t stream) {
   Shape& shape = shapes_[layer.shape];
   RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
                            Plan(shape, rows, tokens));
@@ -405,12 +406,9 @@ absl::Status CudaTpa::LaunchDecode(const Layer& layer, size_t index,
   params.cache.page_table_stride = page_stride_;
   params.rows = static_cast<int>(rows);
   params.new_tokens = static_cast<int>(tokens);
-  params.a_q = Floats(a_q);
-  params.b_q = Floats(b_q);
-  params.stride = b_q.stride;
-  params.position = layer.position;
-  params.cos = layer.cos + table_row * layer.angles;
-  params.sin = layer.sin + table_row * layer.angles;
+  params.queries = formed_.data();
+  // Tokens of other pieces may be of the same sequence.
+  params.fresh_tokens = decode_ ? 1 : INT32_MAX;
   params.out = out;
   params.out_stride = out_stride;
   params.schedule = shape.schedules[index].data();
@@ -441,9 +439,22 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
   const Activations b_q = gathered.Columns(a_cols, b_cols);
   if (a_cols > 0) RECURVE_RETURN_IF_ERROR(gather(layer.a_q, a_q));
   RECURVE_RETURN_IF_ERROR(gather(layer.b_q, b_q));
+  TpaCudaQueryParams form = {};
+  form.shape = shape;
+  form.element = options_.element;
+  form.tokens = static_cast<int>(rows);
+  form.a_q = Floats(a_q);
+  form.b_q = Floats(b_q);
+  form.stride = b_q.stride;
+  form.position = layer.position;
+  form.cos = layer.cos + piece.table_row * layer.angles;
+  form.sin = layer.sin + piece.table_row * layer.angles;
+  form.queries = formed_.data();
   RECURVE_RETURN_IF_ERROR(
-      LaunchDecode(layer, index + 1, piece.rows, piece.tokens, piece.pages, a_q,
-                   b_q, piece.table_row, attended_.as<float>(), width, stream));
+      CudaStatus(LaunchTpaQueries(form, stream), "forming queries"));
+  RECURVE_RETURN_IF_ERROR(LaunchDecode(layer, index + 1, piece.rows,
+                                       piece.tokens, piece.pages,
+                                       attended_.as<float>(), width, stream));
   return CudaStatus(
       LaunchScatterRows({attended_.as<float>(), width, piece.index,
                          Floats(layer.out), layer.out.stride, rows, width},
@@ -477,8 +488,8 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
 
 absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {
   if (decode_) {
-    return LaunchDecode(layer, 0, rows_, 1, page_table_, layer.a_q, layer.b_q,
-                        0, Floats(layer.out), layer.out.stride, stream);
+    return LaunchDecode(layer, 0, rows_, 1, page_table_, Floats(layer.out),
+                        layer.out.stride, stream);
   }
   for (size_t i = 0; i < pieces_.size(); ++i)
     RECURVE_RETURN_IF_ERROR(LaunchPiece(layer, i, stream));

@@ -64,6 +64,10 @@ class CudaTpa {
   int64_t num_piece_positions() const { return piece_positions_count_; }
   const int64_t* piece_positions() const { return piece_positions_; }
 
+  // Where queries of a step of decoding have to be when Attend is called:
+  // LaunchTpaAppend puts them there.
+  void* queries() const { return formed_.data(); }
+
   // Shares out the work, for all layers of the step.
   absl::Status LaunchSchedules(cudaStream_t stream);
 
@@ -129,10 +133,8 @@ class CudaTpa {
   absl::Status LaunchPrefillSchedule(Shape& shape, size_t index,
                                      cudaStream_t stream);
   absl::Status LaunchDecode(const Layer& layer, size_t index, int64_t rows,
-                            int64_t tokens, const int32_t* pages,
-                            Activations a_q, Activations b_q, int64_t table_row,
-                            float* out, int64_t out_stride,
-                            cudaStream_t stream);
+                            int64_t tokens, const int32_t* pages, float* out,
+                            int64_t out_stride, cudaStream_t stream);
   absl::Status LaunchPiece(const Layer& layer, size_t index,
                            cudaStream_t stream);
   absl::Status LaunchPrefill(const Layer& layer, size_t index,
@@ -145,6 +147,7 @@ class CudaTpa {
   CudaMemory scratch_;  // of the decode kernel
   CudaMemory prefill_scratch_;
   CudaMemory queries_;   // of a piece, gathered
+  CudaMemory formed_;    // queries as the decode kernel takes them
   CudaMemory attended_;  // of a piece
 
   // Of the step in progress.

@@ -59,14 +59,24 @@ class TpaBench {
     pages_ =
         static_cast<char*>(RandomMemory(layers_ * layer_elements_ * 2, true));
     const TpaShape& s = c.shape;
-    query_stride_ = s.q_rank * (s.num_heads + s.head_dim);
-    queries_ =
-        static_cast<float*>(RandomMemory(rows_ * query_stride_ * 4, false));
+    a_q_ = 2 * s.kv_rank * s.num_heads;
+    b_k_ = a_q_ + s.q_rank * s.num_heads;
+    b_v_ = b_k_ + s.kv_rank * s.head_dim;
+    b_q_ = b_v_ + s.kv_rank * s.value_dim;
+    stride_ = b_q_ + s.q_rank * s.head_dim;
+    factors_ = static_cast<float*>(RandomMemory(rows_ * stride_ * 4, false));
+    queries_ = RandomMemory(TpaQueryBytes(s, rows_), true);
     angles_ = static_cast<float*>(RandomMemory(rows_ * s.head_dim * 4, false));
     out_elements_ = rows_ * s.num_heads * s.value_dim;
     out_ = static_cast<float*>(RandomMemory(out_elements_ * 4, false));
     device_table_ = DeviceCopy(table_);
     lengths_ = DeviceCopy(c.lengths);
+    std::vector<int32_t> sequences(rows_);
+    std::iota(sequences.begin(), sequences.end(), 0);
+    row_sequence_ = DeviceCopy(sequences);
+    std::vector<int64_t> last;
+    for (int32_t length : c.lengths) last.push_back(length - 1);
+    positions_ = DeviceCopy(last);
     RECURVE_CUDA_OK(GetTpaDevice(&device_));
     for (TpaDecodeForm form : kForms) {
       scratch_bytes_ = std::max(scratch_bytes_,
@@ -81,7 +91,10 @@ class TpaBench {
   }
   ~TpaBench() {
     for (const void* memory :
-         {static_cast<const void*>(pages_), static_cast<const void*>(queries_),
+         {static_cast<const void*>(pages_), static_cast<const void*>(factors_),
+          static_cast<const void*>(queries_),
+          static_cast<const void*>(row_sequence_),
+          static_cast<const void*>(positions_),
           static_cast<const void*>(angles_), static_cast<const void*>(out_),
           static_cast<const void*>(device_table_),
           static_cast<const void*>(lengths_),
@@ -113,12 +126,37 @@ class TpaBench {
     const TpaDecodePlan plan = Plan(form);
     RECURVE_CUDA_OK(LaunchTpaSchedule(Schedule(plan), plan, nullptr));
     RECURVE_CUDA_OK(cudaDeviceSynchronize());
+    RECURVE_CUDA_OK(LaunchTpaAppend(Append(0), nullptr));
     const Timing timing = Measure(
         [&](cudaStream_t stream, int call) {
           return LaunchTpaDecode(Params(call % layers_), plan, stream);
         },
         static_cast<int>(std::max<int64_t>(layers_, 8)), true);
     return {op, case_.name, timing, static_cast<double>(Bytes())};
+  }
+
+  // One layer with its append, and the append alone.
+  Result RunLayer(TpaDecodeForm form) {
+    const TpaDecodePlan plan = Plan(form);
+    RECURVE_CUDA_OK(LaunchTpaSchedule(Schedule(plan), plan, nullptr));
+    RECURVE_CUDA_OK(cudaDeviceSynchronize());
+    const Timing timing = Measure(
+        [&](cudaStream_t stream, int call) {
+          const cudaError_t error =
+              LaunchTpaAppend(Append(call % layers_), stream);
+          if (error != cudaSuccess) return error;
+          return LaunchTpaDecode(Params(call % layers_), plan, stream);
+        },
+        static_cast<int>(std::max<int64_t>(layers_, 8)), true);
+    return {"tpa_layer", case_.name, timing, static_cast<double>(Bytes())};
+  }
+  Result RunAppend() {
+    const Timing timing = Measure(
+        [&](cudaStream_t stream, int call) {
+          return LaunchTpaAppend(Append(call % layers_), stream);
+        },
+        static_cast<int>(std::max<int64_t>(layers_, 8)), true);
+    return {"tpa_append", case_.name, timing, 4.0 * rows_ * stride_};
   }
 
   // Ends the program unless all forms give the same bits and some heads of the
@@ -199,17 +237,36 @@ class TpaBench {
                layout_.page_elements, device_table_, table_stride_};
     p.rows = rows_;
     p.new_tokens = 1;
-    p.a_q = queries_;
-    p.b_q = queries_ + s.q_rank * s.num_heads;
-    p.stride = query_stride_;
-    p.position = LrpeType::kRotate;
-    p.cos = angles_;
-    p.sin = angles_ + rows_ * s.head_dim / 2;
+    p.queries = queries_;
+    p.fresh_tokens = 1;
     p.out = out_;
     p.out_stride = s.num_heads * s.value_dim;
     p.scratch = scratch_;
     p.scratch_bytes = scratch_bytes_;
     p.schedule = schedule_;
+    return p;
+  }
+
+  // Of each row's last token, all its factors in one piece.
+  TpaCudaAppendParams Append(int64_t layer) const {
+    TpaCudaAppendParams p = {};
+    p.shape = case_.shape;
+    p.cache = Params(layer).cache;
+    p.row_sequence = row_sequence_;
+    p.positions = positions_;
+    p.rows = rows_;
+    p.a_k = factors_;
+    p.a_v = factors_ + a_q_ / 2;
+    p.a_q = factors_ + a_q_;
+    p.b_k = factors_ + b_k_;
+    p.b_v = factors_ + b_v_;
+    p.b_q = factors_ + b_q_;
+    p.stride = stride_;
+    p.query_stride = stride_;
+    p.position = LrpeType::kRotate;
+    p.cos = angles_;
+    p.sin = angles_ + rows_ * case_.shape.head_dim / 2;
+    p.queries = queries_;
     return p;
   }
 
@@ -223,6 +280,7 @@ class TpaBench {
     RECURVE_CUDA_OK(cudaMemset(out_, 0xff, out_elements_ * 4));
     const TpaDecodePlan plan = Plan(form);
     RECURVE_CUDA_OK(LaunchTpaSchedule(Schedule(plan), plan, nullptr));
+    RECURVE_CUDA_OK(LaunchTpaAppend(Append(0), nullptr));
     RECURVE_CUDA_OK(LaunchTpaDecode(Params(0), plan, nullptr));
     RECURVE_CUDA_OK(cudaDeviceSynchronize());
     return HostCopy(out_, out_elements_);
@@ -253,16 +311,15 @@ class TpaBench {
   std::vector<double> Oracle(int row, int64_t head,
                              const std::vector<uint16_t>& pages) const {
     const TpaShape& s = case_.shape;
-    const std::vector<float> x =
-        HostCopy(queries_ + row * query_stride_, query_stride_);
+    const std::vector<float> x = HostCopy(factors_ + row * stride_, stride_);
     const int64_t half = s.head_dim / 2;
     const std::vector<float> cos = HostCopy(angles_ + row * half, half);
     const std::vector<float> sin =
         HostCopy(angles_ + (rows_ + row) * half, half);
     std::vector<double> q(s.head_dim, 0.0);
     for (int64_t r = 0; r < s.q_rank; ++r) {
-      const double a = x[r * s.num_heads + head];
-      const float* b = x.data() + s.q_rank * s.num_heads + r * s.head_dim;
+      const double a = x[a_q_ + r * s.num_heads + head];
+      const float* b = x.data() + b_q_ + r * s.head_dim;
       for (int64_t k = 0; k < half; ++k) {
         q[k] += a * (double{b[k]} * cos[k] - double{b[half + k]} * sin[k]);
         q[half + k] +=
@@ -318,16 +375,24 @@ class TpaBench {
   std::vector<int32_t> table_;
   int64_t layer_elements_;
   int64_t layers_;
-  int64_t query_stride_;
+  // Where a row's factors begin: A_k, A_v, A_q, B_k, B_v, B_q.
+  int64_t a_q_;
+  int64_t b_k_;
+  int64_t b_v_;
+  int64_t b_q_;
+  int64_t stride_;
   int64_t out_elements_;
   int64_t scratch_bytes_ = 0;
   int64_t schedule_bytes_ = 0;
   char* pages_;
-  float* queries_;
+  float* factors_;
+  void* queries_;
   float* angles_;
   float* out_;
   const int32_t* device_table_;
   const int32_t* lengths_;
+  const int32_t* row_sequence_;
+  const int64_t* positions_;
   void* scratch_ = nullptr;
   void* schedule_ = nullptr;
 };
@@ -342,6 +407,8 @@ std::vector<Case> TargetCases() {
   cases.push_back(Uniform("H32 D128 R2 ", kRank2, 1, 32768));
   cases.push_back(Uniform("H32 D128 R2 ", kRank2, 32, 8192));
   cases.push_back(Uniform("H32 D128 R2 ", kRank2, 32, 32768));
+  cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 1, 2048));
+  cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 8, 2048));
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 32, 2048));
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 32, 32768));
   cases.push_back(Uniform("H32 D128 R1 ", kSeed, 32, 5088));
@@ -370,8 +437,12 @@ std::vector<Result> BenchTpa(const BenchOptions& options) {
     TpaBench bench(c);
     bench.Check();
     results.push_back(bench.Run(bench.Choice(), "tpa_decode"));
+    if (!c.contiguous) results.push_back(bench.RunLayer(bench.Choice()));
     if (c.name == "H32 D128 R1 B32 M2048") {
       results.push_back(bench.RunSchedule());
+    }
+    if (c.lengths.front() == 2048 && !c.contiguous) {
+      results.push_back(bench.RunAppend());
     }
   }
   if (options.quick) return results;

@@ -2,11 +2,12 @@
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_cuda.h"
+#include "kernels/tpa/tpa_query.cuh"
 
 namespace recurve {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = kTpaQueryThreads;
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -31,15 +32,23 @@ __device__ float Encode(const TpaCudaAppendParams& p, int64_t row,
                   : __fadd_rn(__fmul_rn(x[k], s), __fmul_rn(x[half + k], c));
 }
 
-// One block a token and rank. Padding of rows becomes zero.
+// One block a token and rank, and one for each group of 8 heads of queries that
+// are wanted. Padding of rows becomes zero.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     tpa_append_kernel(const __grid_constant__ TpaCudaAppendParams p,
-                      const __grid_constant__ TpaPageLayout layout) {
+                      const __grid_constant__ TpaPageLayout layout,
+                      const __grid_constant__ TpaQueryArgs queries) {
+  extern __shared__ __align__(16) float staging[];
   LaunchDependents();
   WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int r = blockIdx.y;
+  if (r >= p.shape.kv_rank) {
+    TpaQueryFormer<T>(queries, staging)
+        .Form(row, r - static_cast<int>(p.shape.kv_rank));
+    return;
+  }
   const int64_t position = p.positions[row];
   if (position < 0 || position >= kTpaPageTokens * p.cache.page_table_stride) {
     return;
@@ -88,16 +97,25 @@ bool Valid(const TpaCudaAppendParams& p, const TpaPageLayout& layout) {
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
                             cudaStream_t stream) {
   const TpaPageLayout layout(params.shape, TpaPageOrder::kOctets);
-  if (!Valid(params, layout)) return cudaErrorInvalidValue;
-  if (params.rows == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(params.rows),
-                  static_cast<unsigned>(params.shape.kv_rank));
-  if (params.cache.element == TpaElement::kBFloat16) {
-    return LaunchDependent(tpa_append_kernel<__nv_bfloat16>, grid, kThreads, 0,
-                           stream, params, layout);
+  TpaQueryArgs queries;
+  if (!Valid(params, layout) ||
+      !MakeTpaQueryArgs(
+          {params.shape, params.cache.element, params.rows, params.a_q,
+           params.b_q, params.query_stride, params.position, params.cos,
+           params.sin, params.queries},
+          &queries)) {
+    return cudaErrorInvalidValue;
   }
-  return LaunchDependent(tpa_append_kernel<__half>, grid, kThreads, 0, stream,
-                         params, layout);
+  if (params.rows == 0) return cudaSuccess;
+  const bool form = params.queries != nullptr;
+  const dim3 grid(static_cast<unsigned>(params.rows),
+                  static_cast<unsigned>(params.shape.kv_rank +
+                                        (form ? queries.octets : 0)));
+  const auto kernel = params.cache.element == TpaElement::kBFloat16
+                          ? tpa_append_kernel<__nv_bfloat16>
+                          : tpa_append_kernel<__half>;
+  return LaunchDependent(kernel, grid, kThreads, form ? queries.staging : 0,
+                         stream, params, layout, queries);
 }
 
 }  // namespace recurve

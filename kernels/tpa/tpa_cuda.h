@@ -31,8 +31,31 @@ struct TpaCudaCache {
   int64_t page_table_stride;  // pages
 };
 
+// Forms the queries of new tokens, as tpa_layout.h lays them out for decode:
+//
+//   q[h] = (1/Rq) Σ_r A_q[r, h] · B_q[r]     (or whole queries where Rq is 0)
+//
+// with position, times D^-1/2, the 1/R of the keys, and log2(e), since decode's
+// weights are powers of two. In float32, then two terms of the cache's type.
+struct TpaCudaQueryParams {
+  TpaShape shape;
+  TpaElement element;  // of the cache
+  int tokens;
+  const float* a_q;   // [tokens, Rq, H]; unused where Rq is 0
+  const float* b_q;   // [tokens, Rq, D], or [tokens, H, D] where Rq is 0
+  int64_t stride;     // elements between tokens of both
+  LrpeType position;  // kNone or kRotate
+  const float* cos;   // [tokens, D/2] of LrpeTable, unused for kNone
+  const float* sin;
+  void* queries;  // TpaQueryBytes(shape, tokens), 16-byte aligned
+};
+// cudaErrorInvalidValue for what the comments above rule out.
+cudaError_t LaunchTpaQueries(const TpaCudaQueryParams& params,
+                             cudaStream_t stream);
+
 // Writes the key and value factors of new tokens into their pages: activation
-// on A_k and A_v, position on B_k, then rounding to nearest.
+// on A_k and A_v, position on B_k, then rounding to nearest. In the same launch
+// it may form the tokens' queries, as LaunchTpaQueries does.
 struct TpaCudaAppendParams {
   TpaShape shape;
   TpaCudaCache cache;
@@ -48,6 +71,10 @@ struct TpaCudaAppendParams {
   const float* cos;   // [rows, D/2] of LrpeTable, unused for kNone
   const float* sin;
   Activation activation;  // of A_k and A_v; pointwise
+  const float* a_q;       // [rows, ...] as in TpaCudaQueryParams
+  const float* b_q;
+  int64_t query_stride;  // elements between rows of both
+  void* queries;         // nullptr: none are formed
 };
 // cudaErrorInvalidValue for what the comments above rule out.
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
@@ -87,20 +114,18 @@ struct TpaCudaDecodeParams {
   TpaShape shape;
   TpaCudaCache cache;
   int rows;
-  int new_tokens;     // T, 1 to 8
-  const float* a_q;   // [rows, T, Rq, H]; unused where Rq is 0
-  const float* b_q;   // [rows, T, Rq, D], or [rows, T, H, D] where Rq is 0;
-                      // without position
-  int64_t stride;     // elements between tokens of both
-  LrpeType position;  // kNone or kRotate
-  const float* cos;   // [rows, T, D/2]
-  const float* sin;
-  float* out;          // [rows, T, H, E]
-  int64_t out_stride;  // elements between tokens
-  void* schedule;      // LaunchTpaSchedule's, of the same plan, page table and
-                       // rows. Launches that share it must follow each other
-                       // in one stream.
-  void* scratch;       // 256-byte aligned; nothing has to be in it
+  int new_tokens;       // T, 1 to 8
+  const void* queries;  // [rows, T]: LaunchTpaQueries', or LaunchTpaAppend's
+  int fresh_tokens;     // so many tokens at the end of a row may have been
+                        // appended since the schedule was made. Pages without
+                        // any are read while the launch in front of this one
+                        // still runs. INT32_MAX: read nothing that early
+  float* out;           // [rows, T, H, E]
+  int64_t out_stride;   // elements between tokens
+  void* schedule;       // LaunchTpaSchedule's, of the same plan, page table and
+                        // rows. Launches that share it must follow each other
+                        // in one stream, and come after it there.
+  void* scratch;        // 256-byte aligned; nothing has to be in it
   int64_t scratch_bytes;
 };
 

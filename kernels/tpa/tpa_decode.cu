@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_kernel.cuh"
@@ -21,21 +20,13 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          p.cache.page_stride % 8 == 0 &&
          p.cache.page_stride >= layout.page_elements &&
          reinterpret_cast<uintptr_t>(p.cache.pages) % 16 == 0 &&
-         p.position != LrpeType::kCosine && p.new_tokens >= 1 &&
+         reinterpret_cast<uintptr_t>(p.queries) % 16 == 0 &&
+         p.queries != nullptr && p.fresh_tokens >= 0 && p.new_tokens >= 1 &&
          p.new_tokens <= 8 &&
          TpaDecodeHolds(plan, p.rows, p.cache.page_table_stride) &&
          reinterpret_cast<uintptr_t>(p.schedule) % 128 == 0 &&
          p.schedule != nullptr &&
          p.scratch_bytes >= TpaDecodeScratchBytes(p, plan);
-}
-
-// What a score of whole numbers is multiplied with; weights are powers of two.
-float ScoreScale(const TpaShape& s) {
-  const double ranks =
-      static_cast<double>(std::max<int64_t>(s.q_rank, 1) * s.kv_rank);
-  return static_cast<float>(
-      1.4426950408889634 /
-      (std::sqrt(static_cast<double>(s.head_dim)) * ranks));
 }
 
 }  // namespace
@@ -92,7 +83,7 @@ cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
       TpaScheduleParts(plan, params.rows, MaxLength(params)),
       TpaHeadOctets(params.shape),
       params.new_tokens * TpaHeadOctets(params.shape),
-      ScoreScale(params.shape),
+      static_cast<int>(2 * TpaQueryOctetElements(params.shape)),
       plan.group_octets,
       plan.groups,
       plan.lanes,

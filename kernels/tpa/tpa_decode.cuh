@@ -17,13 +17,13 @@ struct TpaDecodeArgs {
   TpaPageLayout layout;
   TpaScratchLayout scratch;
   TpaScheduleLayout schedule;
-  int head_octets;    // groups of 8 heads
-  int octets;         // of all new tokens
-  float score_scale;  // of queries: D^-1/2, 1/Rq, 1/R and log2(e)
-  int group_octets;   // of a warpgroup
-  int groups;         // warpgroups that share the columns of a block
-  int lanes;          // times so many that share its chunks: 1 or 2
-  int stages;         // of each lane
+  int head_octets;        // groups of 8 heads
+  int octets;             // of all new tokens
+  int query_octet_bytes;  // of 8 columns of queries
+  int group_octets;       // of a warpgroup
+  int groups;             // warpgroups that share the columns of a block
+  int lanes;              // times so many that share its chunks: 1 or 2
+  int stages;             // of each lane
   int stage_bytes;
   bool early_keys;
 
@@ -89,8 +89,8 @@ inline constexpr int kTpaConsumerBarrier = 15;
 inline constexpr int kTpaLaneBarrier = 13;  // and 14
 inline constexpr int kTpaGroupBarrier = 1;  // and 2
 inline constexpr int kTpaTurnBarrier = 5;   // and 6
-// For the warp that copies for a lane, until the first queries are asked for.
-inline constexpr int kTpaQueryBarrier = 9;  // and 10
+// And of those and the warps that copy, for the block's share.
+inline constexpr int kTpaShareBarrier = 0;
 
 inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 

@@ -21,7 +21,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   const int ring_bytes = args.stages * args.stage_bytes;
   char* at = memory + args.lanes * ring_bytes;
   TpaShared shared;
-  shared.terms = at;
+  shared.queries = at;
   at += 2 * Half<T>::kTerms * kColumns * args.groups *
         static_cast<int>(args.layout.b_k_width);
   shared.weights = SharedAddress(at);
@@ -33,33 +33,53 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   auto* share = reinterpret_cast<int*>(at);
   at += sizeof(TpaBlockWork);
   const uint32_t barriers = SharedAddress(at);
-  at += 16 * args.lanes * args.stages;
-  shared.staging = reinterpret_cast<float*>(at);
+  at += 16 * (args.lanes * args.stages + 1);
+  shared.kept_outputs = reinterpret_cast<float*>(at);
+  const TpaQueryCopy queries(
+      args, shared.queries, barriers + 16 * args.lanes * args.stages, kColumns);
   const auto ring_of = [&](int lane) {
     return TpaRing(args, SharedAddress(memory) + lane * ring_bytes,
                    barriers + 16 * lane * args.stages);
   };
-  ring_of(0).Init(args.lanes * args.stages, 4 * args.groups, Products::kAsync);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int consumers = args.consumers();
+  // Threads that wait for the block's share, and bring it.
+  const int sharers =
+      consumers + 32 * (args.lanes + (Products::kAsync ? 1 : 0));
   LaunchDependents();
-  WaitForPrevious();
-  if (threadIdx.x < sizeof(TpaBlockWork) / sizeof(int)) {
-    share[threadIdx.x] =
-        reinterpret_cast<const int*>(&args.block_work())[threadIdx.x];
-  }
-  __syncthreads();
-  const auto& work = *reinterpret_cast<const TpaBlockWork*>(share);
-  if (static_cast<int>(threadIdx.x) >= args.consumers()) {
+  if (thread >= consumers) {
     if constexpr (Products::kAsync) ReleaseRegisters<40>();
-    const int lane = (static_cast<int>(threadIdx.x) - args.consumers()) / 32;
-    if (lane >= args.lanes) return;
-    TpaCopier<Products::kAsync>(args, ring_of(lane), lane).CopyShare(work);
+    const int lane = (thread - consumers) / 32;
+    // The warps after those that copy: one asks for queries.
+    if (lane > args.lanes || (lane == args.lanes && !Products::kAsync)) return;
+    const int word = thread % 32;
+    const int work =
+        __ldcg(reinterpret_cast<const int*>(&args.block_work()) + word);
+    if (lane == args.lanes) {
+      if (word == 0) queries.Init();
+      __syncwarp();
+      NamedBarrierArrive(kTpaShareBarrier, sharers);
+      AskForFirstQueries(args, queries, work);
+      return;
+    }
+    const TpaRing ring = ring_of(lane);
+    ring.Init(4 * args.groups, Products::kAsync);
+    TpaCopier<Products::kAsync> copier(args, ring, lane, work);
+    copier.Begin();
+    if (lane == 0) share[word] = work;
+    NamedBarrierArrive(kTpaShareBarrier, sharers);
+    copier.CopyShare();
   } else {
     if constexpr (Products::kAsync) ClaimRegisters<232>();
-    const int lane =
-        static_cast<int>(threadIdx.x) >= args.lane_threads() ? 1 : 0;
-    TpaWorker<T, kColumns, kTiles, kRank, Products>(args, shared, ring_of(lane),
-                                                    lane)
-        .Run(work);
+    queries.ClearUnused();
+    const int lane = thread >= args.lane_threads() ? 1 : 0;
+    // What does not need the share is done while it comes.
+    TpaWorker<T, kColumns, kTiles, kRank, Products> worker(
+        args, shared, ring_of(lane), queries, lane);
+    NamedBarrier(kTpaShareBarrier, sharers);
+    WaitForPrevious();
+    const auto& work = *reinterpret_cast<const TpaBlockWork*>(share);
+    worker.Run(work);
     // Nothing is copied any more: the rings' memory is free.
     TpaMerger merger(args, memory, args.lanes * ring_bytes);
     merger.Arrive(work);

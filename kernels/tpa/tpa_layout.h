@@ -94,6 +94,28 @@ struct TpaPageLayout {
   }
 };
 
+// Queries as decode reads them: whole, with position, times all that scales a
+// score, and taken apart into terms of the cache's 16-bit type that add up to
+// them, the largest first. Each group of 8 heads of a token has
+//
+//   [terms, D / 8, 8 heads, 8 features]
+//
+// with D padded to a multiple of 16 and H to one of 8, by zeros: what tensor
+// cores take as it is. Groups of a token follow each other, then tokens.
+inline constexpr int kTpaQueryTerms = 2;
+
+// Elements of one group.
+RECURVE_HOST_DEVICE constexpr int64_t TpaQueryOctetElements(
+    const TpaShape& shape) {
+  return kTpaQueryTerms * 8 * ((shape.head_dim + 15) / 16 * 16);
+}
+// Bytes of `tokens` tokens' queries.
+RECURVE_HOST_DEVICE constexpr int64_t TpaQueryBytes(const TpaShape& shape,
+                                                    int64_t tokens) {
+  return 2 * tokens * ((shape.num_heads + 7) / 8) *
+         TpaQueryOctetElements(shape);
+}
+
 }  // namespace recurve
 
 #endif  // RECURVE_KERNELS_TPA_TPA_LAYOUT_H_

@@ -22,7 +22,8 @@ class TpaMerger {
         memory_(memory),
         bytes_(bytes),
         threads_(args.consumers()),
-        quads_(static_cast<int>(args.scratch.slot_width) / 4) {}
+        quads_(static_cast<int>(args.scratch.slot_width) / 4),
+        inverse_quads_(1.0f / static_cast<float>(quads_)) {}
 
   // After the last partial result of the block.
   __device__ __forceinline__ void Arrive(const TpaBlockWork& work) {
@@ -31,6 +32,7 @@ class TpaMerger {
     const bool last = last_row > work.first_row && Shared(work.last);
     if (!first && !last) return;
     NamedBarrier(kTpaConsumerBarrier, threads_);
+    free_ = true;
     if (threadIdx.x != 0) return;
     if (first) first_before_ = Add(work.first_row, work.first);
     if (last) last_before_ = Add(last_row, work.last);
@@ -103,25 +105,30 @@ class TpaMerger {
     // Most often each segment is one.
     int* begins = reinterpret_cast<int*>(memory_);
     const bool chunks = partials > segments;
-    NamedBarrier(kTpaConsumerBarrier, threads_);  // the memory is free
-    if (chunks) {
+    if (!free_) NamedBarrier(kTpaConsumerBarrier, threads_);
+    free_ = false;
+    // Not by warp 0: its thread 0 may still wait for the block's writes to be
+    // visible (Add).
+    if (chunks && threadIdx.x >= 32) {
       const int32_t* first_chunks = args_.partial_chunk() + work.first_slot;
 #pragma unroll 1
-      for (int i = threadIdx.x; i < partials; i += threads_) {
+      for (int i = static_cast<int>(threadIdx.x) - 32; i < partials;
+           i += threads_ - 32) {
         const int chunk = first_chunks[i];
         const int segment = TpaSegmentOf(TpaChunkBegin(chunk));
         if (chunk == TpaSegmentFirst(segment)) begins[segment] = i;
       }
-      if (threadIdx.x == 0) begins[segments] = partials;
+      if (threadIdx.x == 32) begins[segments] = partials;
     }
+    // Less than 2^17 quads and 2^14 blocks.
+    const uint32_t total = 8 * args_.block_octets() * quads_;
+    const uint32_t parts = work.last_block - work.first_block + 1;
+    const uint32_t part = blockIdx.x - work.first_block;
+    const int begin = static_cast<int>(total * part / parts);
+    const int end = static_cast<int>(total * (part + 1) / parts);
+    const int most = TpaMergeQuads(bytes_, partials, segments);
     WaitForRow(row, work, before);
 
-    const int total = 8 * args_.block_octets() * quads_;
-    const int parts = work.last_block - work.first_block + 1;
-    const int part = static_cast<int>(blockIdx.x) - work.first_block;
-    const int begin = static_cast<int>(int64_t{total} * part / parts);
-    const int end = static_cast<int>(int64_t{total} * (part + 1) / parts);
-    const int most = TpaMergeQuads(bytes_, partials, segments);
 #pragma unroll 1
     for (int first = begin; first < end; first += most) {
       Batch batch;
@@ -129,9 +136,9 @@ class TpaMerger {
       batch.segments = segments;
       batch.first = first;
       batch.count = min(most, end - first);
-      batch.first_column = first / quads_;
+      batch.first_column = ColumnOf(first);
       batch.columns =
-          (first + batch.count - 1) / quads_ + 1 - batch.first_column;
+          ColumnOf(first + batch.count - 1) + 1 - batch.first_column;
       batch.begins = begins;
       batch.results =
           reinterpret_cast<float4*>(memory_ + TpaMergeHeadBytes(segments));
@@ -161,6 +168,27 @@ class TpaMerger {
     float2* max_sums;   // [partials, columns] {maximum, sum}
   };
 
+  // Threads as rows of a power of two of them, so that to share out rows of
+  // `count` things no thread has to divide.
+  struct Grid {
+    int width;  // threads in a row
+    int rows;
+    int row;  // this thread's
+    int at;   // and its place there
+    __device__ __forceinline__ Grid(int count, int threads) {
+      const int bits = count >= 32 ? 5 : 32 - __clz(max(count, 1) - 1);
+      width = 1 << bits;
+      rows = threads >> bits;
+      row = static_cast<int>(threadIdx.x) >> bits;
+      at = static_cast<int>(threadIdx.x) & (width - 1);
+    }
+  };
+  // quad / quads_. Exact: there are less than 2^18 quads, and a half is far
+  // more than the rounding errors.
+  __device__ __forceinline__ int ColumnOf(int quad) const {
+    return static_cast<int>((static_cast<float>(quad) + 0.5f) * inverse_quads_);
+  }
+
   // All that the batch needs, at once.
   __device__ __forceinline__ void Load(const TpaRowWork& work,
                                        const Batch& batch) const {
@@ -171,26 +199,33 @@ class TpaMerger {
     const uint32_t to = SharedAddress(batch.results);
     // Of the maxima and sums most often one a thread: asked for first, and not
     // waited for before the outputs are under way, too.
-    const int pairs = batch.partials * batch.columns;
     const float2* max_sum = args_.max_sum() + first_row + batch.first_column;
-    const auto load_pair = [&](int i) {
-      const int partial = i / batch.columns;
-      const int column = i - partial * batch.columns;
-      return __ldcg(max_sum + partial * rows + column);
-    };
-    const int thread = static_cast<int>(threadIdx.x);
+    const Grid pairs(batch.columns, threads_);
     float2 pair = {0.0f, 0.0f};
-    if (thread < pairs) pair = load_pair(thread);
+    const bool has_pair =
+        pairs.row < batch.partials && pairs.at < batch.columns;
+    if (has_pair) pair = __ldcg(max_sum + pairs.row * rows + pairs.at);
+    const Grid grid(batch.count, threads_);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < batch.partials * batch.count; i += threads_) {
-      const int partial = i / batch.count;
-      const int quad = i - partial * batch.count;
-      CopyAsync16(to + 16 * i, outputs + partial * rows * quads_ + quad);
+    for (int partial = grid.row; partial < batch.partials;
+         partial += grid.rows) {
+#pragma unroll 1
+      for (int quad = grid.at; quad < batch.count; quad += grid.width) {
+        CopyAsync16(to + 16 * (partial * batch.count + quad),
+                    outputs + partial * rows * quads_ + quad);
+      }
     }
-    if (thread < pairs) batch.max_sums[thread] = pair;
+    if (has_pair) batch.max_sums[pairs.row * batch.columns + pairs.at] = pair;
 #pragma unroll 1
-    for (int i = thread + threads_; i < pairs; i += threads_) {
-      batch.max_sums[i] = load_pair(i);
+    for (int partial = pairs.row; partial < batch.partials;
+         partial += pairs.rows) {
+#pragma unroll 1
+      for (int column = pairs.at; column < batch.columns;
+           column += pairs.width) {
+        if (partial == pairs.row && column == pairs.at) continue;
+        batch.max_sums[partial * batch.columns + column] =
+            __ldcg(max_sum + partial * rows + column);
+      }
     }
     CopyAsyncWait();
     NamedBarrier(kTpaConsumerBarrier, threads_);
@@ -201,11 +236,9 @@ class TpaMerger {
   // go to `states` [segments, columns].
   __device__ __forceinline__ void FoldChunks(const Batch& batch,
                                              float2* states) const {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < batch.segments * batch.count; i += threads_) {
-      const int s = i / batch.count;
-      const int quad = i - s * batch.count;
-      const int column = (batch.first + quad) / quads_ - batch.first_column;
+    const Grid grid(batch.count, threads_);
+    const auto fold = [&](int s, int quad) {
+      const int column = ColumnOf(batch.first + quad) - batch.first_column;
       const int from = batch.begins[s];
       float4 out = batch.results[from * batch.count + quad];
       float2 state = batch.max_sums[from * batch.columns + column];
@@ -222,8 +255,17 @@ class TpaMerger {
         out.w = Fold(out.w, next.w, scales);
       }
       batch.results[from * batch.count + quad] = out;
-      if (quad == 0 || (batch.first + quad) % quads_ == 0) {
+      const int quad_of_column =
+          batch.first + quad - (batch.first_column + column) * quads_;
+      if (quad == 0 || quad_of_column == 0) {
         states[s * batch.columns + column] = state;
+      }
+    };
+#pragma unroll 1
+    for (int s = grid.row; s < batch.segments; s += grid.rows) {
+#pragma unroll 1
+      for (int quad = grid.at; quad < batch.count; quad += grid.width) {
+        fold(s, quad);
       }
     }
     NamedBarrier(kTpaConsumerBarrier, threads_);
@@ -236,7 +278,8 @@ class TpaMerger {
 #pragma unroll 1
     for (int i = threadIdx.x; i < batch.count; i += threads_) {
       const int quad = batch.first + i;
-      const float2* state = states + quad / quads_ - batch.first_column;
+      const int column = ColumnOf(quad);
+      const float2* state = states + column - batch.first_column;
       float max = kMinusInfinity;
 #pragma unroll 4
       for (int s = 0; s < batch.segments; ++s) {
@@ -245,7 +288,7 @@ class TpaMerger {
       const float base = max == kMinusInfinity ? 0.0f : max;
       float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
       float sum = 0.0f;
-#pragma unroll 2
+#pragma unroll 4
       for (int s = 0; s < batch.segments; ++s) {
         const int partial = chunks ? batch.begins[s] : s;
         const float4 next = batch.results[partial * batch.count + i];
@@ -257,22 +300,22 @@ class TpaMerger {
         out.z = __fmaf_rn(next.z, weight, out.z);
         out.w = __fmaf_rn(next.w, weight, out.w);
       }
-      Write(row, quad, out,
+      Write(row, column, quad - column * quads_, out,
             Normalizer(sum, static_cast<int>(args_.p.shape.kv_rank)));
     }
     NamedBarrier(kTpaConsumerBarrier, threads_);
   }
 
-  __device__ __forceinline__ void Write(int row, int quad, float4 out,
-                                        float scale) const {
+  __device__ __forceinline__ void Write(int row, int column, int quad,
+                                        float4 out, float scale) const {
     const TpaCudaDecodeParams& p = args_.p;
-    const int octet = args_.first_octet() + quad / quads_ / 8;
-    const int head = octet % args_.head_octets * 8 + quad / quads_ % 8;
-    const int feature = quad % quads_ * 4;
+    const int octet = args_.first_octet() + column / 8;
+    const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
+    const int head = (octet - t * args_.head_octets) * 8 + column % 8;
+    const int feature = quad * 4;
     const int value_dim = static_cast<int>(p.shape.value_dim);
     if (head >= p.shape.num_heads || feature >= value_dim) return;
-    const int64_t query =
-        int64_t{row} * p.new_tokens + octet / args_.head_octets;
+    const int64_t query = int64_t{row} * p.new_tokens + t;
     float* to = p.out + query * p.out_stride + head * value_dim + feature;
     const float values[4] = {out.x, out.y, out.z, out.w};
 #pragma unroll
@@ -284,6 +327,8 @@ class TpaMerger {
   const int bytes_;
   const int threads_;
   const int quads_;  // fours of features
+  const float inverse_quads_;
+  bool free_ = false;  // `memory` is, as a barrier has said
   // Of the counters of the first and last row, in thread 0.
   uint32_t first_before_ = 0;
   uint32_t last_before_ = 0;

@@ -21,8 +21,8 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 int CeilDiv(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
 // Shared memory besides the stages, as tpa_decode_kernel lays it out: terms of
-// the query, weights, what warps exchange, barriers, and what queries are
-// formed from.
+// the query, weights, what warps exchange, barriers, and what is kept of a
+// segment.
 int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
   const TpaVariant& variant = kTpaVariants[plan.variant];
   const int64_t columns = int64_t{variant.columns} * plan.groups;
@@ -32,11 +32,10 @@ int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
   const int64_t exchange = 2 * 4 * 4 * columns * plan.lanes;
   const int64_t kept =
       2 * 8 * columns + static_cast<int64_t>(sizeof(TpaBlockWork));
-  const int64_t forming = 4 * shape.q_rank * (dim + columns);
   const int64_t kept_outputs = 4 * 64 * variant.value_tiles * columns;
   return std::max<int64_t>(terms + weights + exchange + kept +
-                               16 * kMaxStages * plan.lanes +
-                               RoundUp(std::max(forming, kept_outputs), 128),
+                               16 * (kMaxStages * plan.lanes + 1) +
+                               RoundUp(kept_outputs, 128),
                            kReadBehind);
 }
 

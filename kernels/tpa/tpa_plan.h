@@ -59,9 +59,6 @@ inline constexpr TpaVariant kTpaVariants[] = {
     {32, 1}, {32, 2}, {32, 4}, {40, 1}, {40, 2}};
 inline constexpr int kTpaMaxWarpgroups = 2;
 
-// 16-bit terms that a query is taken apart into, at most.
-inline constexpr int kTpaQueryTerms = 2;
-
 // Sequences in a launch, at most.
 inline constexpr int kTpaMaxRows = 16384;
 

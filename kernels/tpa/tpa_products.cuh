@@ -13,7 +13,8 @@ namespace recurve {
 //
 //   Scores   sum[token, term and column] = Σ_d B_k[token, d] · query[d, ...]
 //            over `steps` times 16 features (kSteps, unless that is 0). The
-//            query's plane is [D / 8, kTerms · kColumns, 8].
+//            query's plane is [kOctets, kTerms, D / 8, 8, 8], as tpa_layout.h
+//            says, and sum[kTerms · j + term] of octet j.
 //   Values   out[feature, column] (+)= Σ_token B_v[token, feature] ·
 //            weights[token, column], `weights` a plane of the columns; what
 //            was in `out` counts if `add`
@@ -38,24 +39,23 @@ struct TpaWgmmaProducts {
   __device__ __forceinline__ static void Scores(
       float (&sum)[kTerms * kOctets][4], uint32_t keys, uint32_t query,
       int steps) {
-    constexpr uint32_t kRows = kTerms * kColumns;
     uint64_t a = WgmmaOperand(keys, kTpaOctetBytes, 128);
-    uint64_t b = WgmmaOperand(query, 16 * kRows, 128);
+    uint64_t b = WgmmaOperand(
+        query, 128, 256 * static_cast<uint32_t>(kSteps > 0 ? kSteps : steps));
     WgmmaPin(sum);
     WgmmaFence();
     if constexpr (kSteps > 0) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         Wgmma<kMajorK, kMajorK>(sum, WgmmaAdvance(a, 2 * kTpaOctetBytes * step),
-                                WgmmaAdvance(b, 2 * 16 * kRows * step),
-                                step > 0, T());
+                                WgmmaAdvance(b, 256 * step), step > 0, T());
       }
     } else {
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) {
         Wgmma<kMajorK, kMajorK>(sum, a, b, step > 0, T());
         a = WgmmaAdvance(a, 2 * kTpaOctetBytes);
-        b = WgmmaAdvance(b, 2 * 16 * kRows);
+        b = WgmmaAdvance(b, 256);
       }
     }
     WgmmaCommit();
@@ -106,11 +106,10 @@ struct TpaMmaProducts {
   __device__ __forceinline__ static void Scores(
       float (&sum)[kTerms * kOctets][4], uint32_t keys, uint32_t query,
       int steps) {
-    constexpr uint32_t kRows = kTerms * kColumns;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     keys += kTpaOctetBytes * (lane / 16) + 16 * (16 * warp + lane % 16);
-    query += 16 * (kRows * (lane / 8 % 2) + lane % 8);
+    query += 128 * (lane / 8 % 2) + 16 * (lane % 8);
 #pragma unroll
     for (int j = 0; j < kTerms * kOctets; ++j) {
 #pragma unroll
@@ -125,7 +124,7 @@ struct TpaMmaProducts {
         uint32_t b[4];
         // Octets come in pairs; the last may be alone.
         const int octet = lane < 16 ? j : min(j + 1, kTerms * kOctets - 1);
-        LoadMatrices(b, query + 16 * (2 * kRows * step + 8 * octet));
+        LoadMatrices(b, query + 256 * (steps * octet + step));
         Half<T>::Mma(sum[j], a, b[0], b[1]);
         if (j + 1 < kTerms * kOctets) Half<T>::Mma(sum[j + 1], a, b[2], b[3]);
       }

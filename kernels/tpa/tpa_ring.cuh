@@ -2,6 +2,8 @@
 #ifndef RECURVE_KERNELS_TPA_TPA_RING_CUH_
 #define RECURVE_KERNELS_TPA_TPA_RING_CUH_
 
+#include <cstddef>
+
 #include "kernels/common/async_copy.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 
@@ -35,17 +37,18 @@ class TpaRing {
         stages_(args.stages),
         stage_bytes_(args.stage_bytes) {}
 
-  // By all threads, before the block's first barrier: this ring and those after
-  // it, of so many stages in all.
-  __device__ __forceinline__ void Init(int stages, int consumer_warps,
+  // By the warp that copies, before others touch the ring.
+  __device__ __forceinline__ void Init(int consumer_warps,
                                        bool bulk_copies) const {
-    const int i = threadIdx.x;
-    if (i < stages) {
+    const int i = threadIdx.x % 32;
+    if (i < stages_) {
       BarrierInit(barriers_ + 16 * i, bulk_copies ? kArrivingLanes : 32);
       BarrierInit(barriers_ + 16 * i + 8, kArrivingLanes * consumer_warps);
     }
     BarrierInitFence();
+    __syncwarp();
   }
+  __device__ __forceinline__ int stages() const { return stages_; }
 
   __device__ __forceinline__ uint32_t At(int stage) const {
     return base_ + stage * stage_bytes_;
@@ -92,95 +95,254 @@ class TpaRing {
   uint32_t phase_ = 0;
 };
 
+// A row's queries in shared memory: for each warpgroup the octets of its
+// columns, with room for kOctets of them, as they lie in memory.
+class TpaQueryCopy {
+ public:
+  __device__ __forceinline__ TpaQueryCopy(const TpaDecodeArgs& args, char* to,
+                                          uint32_t barrier, int columns)
+      : args_(args),
+        to_(to),
+        barrier_(barrier),
+        group_bytes_(columns / 8 * args.query_octet_bytes) {}
+
+  __device__ __forceinline__ void Init() const {
+    BarrierInit(barrier_, 1);
+    BarrierInitFence();
+  }
+  __device__ __forceinline__ int group_bytes() const { return group_bytes_; }
+  // Bytes of a warpgroup's queries; behind them no columns are used.
+  __device__ __forceinline__ int UsedBytes(int group) const {
+    return args_.query_octet_bytes *
+           max(0, min(args_.group_octets,
+                      args_.block_octets() - group * args_.group_octets));
+  }
+
+  // By one thread: asks for the queries of `row`, with bulk copies.
+  __device__ __forceinline__ void Ask(int row) const {
+    BarrierExpect(barrier_, args_.block_octets() * args_.query_octet_bytes);
+#pragma unroll 1
+    for (int group = 0; group < args_.groups; ++group) {
+      const int bytes = UsedBytes(group);
+      if (bytes == 0) break;
+      BulkCopy(SharedAddress(to_) + group * group_bytes_, From(row, group),
+               bytes, barrier_);
+    }
+  }
+  // Until the queries last asked for are there; `phase` is 0 for the first
+  // time and changes.
+  __device__ __forceinline__ void Wait(uint32_t phase) const {
+    BarrierWait(barrier_, phase);
+  }
+  // Without bulk copies: by all threads that compute, a barrier before and
+  // after.
+  __device__ __forceinline__ void Copy(int row) const {
+#pragma unroll 1
+    for (int group = 0; group < args_.groups; ++group) {
+#pragma unroll 1
+      for (int i = 16 * static_cast<int>(threadIdx.x); i < UsedBytes(group);
+           i += 16 * args_.consumers()) {
+        CopyAsync16(SharedAddress(to_) + group * group_bytes_ + i,
+                    From(row, group) + i);
+      }
+    }
+    CopyAsyncWait();
+  }
+  // Columns that nobody uses are zero, for good. By all threads that compute.
+  __device__ __forceinline__ void ClearUnused() const {
+#pragma unroll 1
+    for (int group = 0; group < args_.groups; ++group) {
+      for (int i = UsedBytes(group) + 16 * static_cast<int>(threadIdx.x);
+           i < group_bytes_; i += 16 * args_.consumers()) {
+        *reinterpret_cast<uint4*>(to_ + group * group_bytes_ + i) = {};
+      }
+    }
+    BulkCopyFence();
+  }
+
+ private:
+  __device__ __forceinline__ const char* From(int row, int group) const {
+    const int64_t octet = int64_t{row} * args_.octets + args_.first_octet() +
+                          group * args_.group_octets;
+    return static_cast<const char*>(args_.p.queries) +
+           octet * args_.query_octet_bytes;
+  }
+
+  const TpaDecodeArgs& args_;
+  char* const to_;
+  const uint32_t barrier_;
+  const int group_bytes_;
+};
+
+// A word of the TpaBlockWork of which lane i has word i.
+__device__ __forceinline__ int TpaShareWord(int work, size_t offset) {
+  return __shfl_sync(0xffffffffu, work, static_cast<int>(offset / 4));
+}
+
+// By a warp of its own: asks for the queries of the first row that the block
+// has tokens of, once the launch in front of this one is done.
+__device__ __forceinline__ void AskForFirstQueries(const TpaDecodeArgs& args,
+                                                   const TpaQueryCopy& queries,
+                                                   int work) {
+  int row = TpaShareWord(work, offsetof(TpaBlockWork, first_row));
+  const int last_row = TpaShareWord(work, offsetof(TpaBlockWork, last_row));
+  const int last_chunk = TpaShareWord(work, offsetof(TpaBlockWork, last_chunk));
+  int begin = TpaShareWord(work, offsetof(TpaBlockWork, first_chunk));
+  int length = TpaShareWord(work, offsetof(TpaBlockWork, first.length));
+  while (row <= last_row && row < args.p.rows &&
+         begin >= (row == last_row ? last_chunk : TpaChunkCount(length))) {
+    ++row;
+    begin = 0;
+    if (row < last_row && row < args.p.rows) {
+      length = __ldcg(&args.row_work(row).length);
+    }
+  }
+  if (row > last_row || row >= args.p.rows) return;
+  WaitForPrevious();
+  if (threadIdx.x % 32 == 0) queries.Ask(row);
+}
+
+// Stages that a lane fills before it waits for the launch in front of this one
+// and the block's queries are asked for. More would fill the memory's queues
+// for microseconds.
+inline constexpr int kTpaEarlyStages = 4;
+
 // Fills stages with the factors of a lane's part of a block's share: every
 // args.lanes-th chunk of a row. By one warp, with bulk copies or, without
 // kBulk, by 16 bytes.
 template <bool kBulk>
 class TpaCopier {
  public:
+  // `work` is a word for each lane of the block's TpaBlockWork.
   __device__ __forceinline__ TpaCopier(const TpaDecodeArgs& args,
-                                       const TpaRing& ring, int lane)
+                                       const TpaRing& ring, int lane, int work)
       : args_(args),
         ring_(ring),
         chunk_lane_(lane),
+        work_(work),
+        early_left_(min(kTpaEarlyStages, ring.stages())),
         lane_(threadIdx.x % 32),
         a_plane_(kTpaOctetBytes * static_cast<int>(args.layout.a_width / 8)),
         a_first_(kTpaOctetBytes * args.first_head_octet()),
         a_bytes_(kTpaOctetBytes * args.head_octet_count()) {}
 
-  __device__ __forceinline__ void CopyShare(const TpaBlockWork& work) {
+  // The block's first keys, before all else, if they are not fresh.
+  __device__ __forceinline__ void Begin() {
+    if (chunk_lane_ != 0 ||
+        Word(offsetof(TpaBlockWork, behind_page)) < args_.p.fresh_tokens) {
+      return;
+    }
+    Fill(PageAt(Word(offsetof(TpaBlockWork, pages))),
+         static_cast<int>(args_.layout.b_k_width));
+    begun_ = true;
+  }
+
+  // All the rest.
+  //
+  // Until it waits for the launch in front, it reads only what is older than
+  // the schedule, which nothing overtakes (tpa_schedule.cu).
+  __device__ __forceinline__ void CopyShare() {
     const TpaCudaDecodeParams& p = args_.p;
+    const int first_row = Word(offsetof(TpaBlockWork, first_row));
+    const int last_row = Word(offsetof(TpaBlockWork, last_row));
+    const int first_chunk = Word(offsetof(TpaBlockWork, first_chunk));
+    const int last_chunk = Word(offsetof(TpaBlockWork, last_chunk));
+    const int first_length = Word(offsetof(TpaBlockWork, first.length));
+    const int early_page =
+        __shfl_sync(0xffffffffu, work_,
+                    static_cast<int>(offsetof(TpaBlockWork, pages)) / 4 +
+                        lane_ % kTpaEarlyPages);
 #pragma unroll 1
-    for (int row = work.first_row; row <= work.last_row && row < p.rows;
-         ++row) {
-      const bool is_first = row == work.first_row;
+    for (int row = first_row; row <= last_row && row < p.rows; ++row) {
+      const bool is_first = row == first_row;
       const int length =
-          is_first ? work.first.length : args_.row_work(row).length;
-      const int begin = is_first ? work.first_chunk : 0;
-      const int end =
-          row == work.last_row ? work.last_chunk : TpaChunkCount(length);
+          is_first ? first_length : __ldcg(&args_.row_work(row).length);
+      const int begin = is_first ? first_chunk : 0;
+      const int end = row == last_row ? last_chunk : TpaChunkCount(length);
       if (begin >= end) continue;
-      if (!released_) {
-        NamedBarrier(kTpaQueryBarrier + chunk_lane_, args_.consumers() + 32);
-        released_ = true;
-      }
+      // Pages before this have no fresh token.
+      const int settled =
+          static_cast<int>(max(int64_t{length} - p.fresh_tokens, int64_t{0})) /
+          64;
       const int last_page = (min(TpaChunkBegin(end), length) + 63) / 64;
       const int32_t* table =
           p.cache.page_table + row * p.cache.page_table_stride;
-      // Numbers of pages are read a batch ahead. The first row's first few came
-      // with the block's share.
-      int first = TpaChunkBegin(begin) / 64;
-      int count = is_first ? kTpaEarlyPages : 32;
+      // Numbers of pages are read a batch ahead: page `batch` + i by lane i.
+      // The first row's first few came with the block's share.
+      int index = TpaChunkBegin(begin) / 64;
+      int batch = index;
+      int batch_pages = is_first ? kTpaEarlyPages : 32;
+      int pages = early_page;
+      if (!is_first && index + lane_ < last_page) {
+        pages = __ldcg(table + index + lane_);
+      }
+      int next_pages = 0;
+      if (batch + batch_pages + lane_ < last_page) {
+        next_pages = __ldcg(table + batch + batch_pages + lane_);
+      }
       int current = -1;
-      int pages = 0;
-      if (is_first) {
-        if (lane_ < kTpaEarlyPages) pages = work.pages[lane_];
-      } else if (first + lane_ < last_page) {
-        pages = table[first + lane_];
+      if (is_first && begun_) {
+        current = __shfl_sync(0xffffffffu, early_page, 0);
+        ++index;
       }
 #pragma unroll 1
-      while (first < last_page) {
-        const int next = first + count;
-        int next_pages = 0;
-        if (next + lane_ < last_page) next_pages = table[next + lane_];
-        count = min(count, last_page - first);
-#pragma unroll 1
-        for (int i = 0; i < count; ++i) {
-          const int page = __shfl_sync(0xffffffffu, pages, i);
-          const int chunk = TpaChunkOf(64 * (first + i)) - begin;
-          if ((chunk & (args_.lanes - 1)) != chunk_lane_) continue;
-          if (current >= 0) {
-            CopyRest(current, page);
-          } else {
-            FillKeys(page, 0);
-          }
-          current = page;
+      do {
+        // The lane's next page.
+        while (index < last_page && ((TpaChunkOf(64 * index) - begin) &
+                                     (args_.lanes - 1)) != chunk_lane_) {
+          ++index;
         }
-        pages = next_pages;
-        first = next;
-        count = 32;
-      }
-      if (current >= 0) CopyRest(current, -1);
+        int page = -1;
+        if (index < last_page) {
+          if (index >= batch + batch_pages) {
+            batch += batch_pages;
+            batch_pages = 32;
+            pages = next_pages;
+            if (batch + 32 + lane_ < last_page) {
+              next_pages = __ldcg(table + batch + 32 + lane_);
+            }
+          }
+          page = __shfl_sync(0xffffffffu, pages, index - batch);
+          if (index >= settled) Settle();
+          ++index;
+        }
+        CopyPage(current, page);
+        current = page;
+      } while (current >= 0);
     }
   }
 
  private:
-  // What of `page` is not under way yet, and the first keys of the next.
-  __device__ __forceinline__ void CopyRest(int page, int next) {
-    const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
-#pragma unroll 1
-    for (int r = 1; r < kv_rank; ++r) FillKeys(page, r);
-    const int before = args_.early_keys ? 0 : kv_rank - 1;
-#pragma unroll 1
-    for (int r = 0; r < kv_rank; ++r) {
-      if (r == before && next >= 0) FillKeys(next, 0);
-      Fill(PageAt(page) + 2 * (args_.layout.values + r * args_.layout.v_block),
-           static_cast<int>(args_.layout.b_v_width));
-    }
+  __device__ __forceinline__ int Word(size_t offset) const {
+    return TpaShareWord(work_, offset);
   }
-  __device__ __forceinline__ void FillKeys(int page, int r) {
-    Fill(PageAt(page) + 2 * r * args_.layout.k_block,
-         static_cast<int>(args_.layout.b_k_width));
+
+  // Waits for the launch in front. Again is for nothing.
+  __device__ __forceinline__ void Settle() { WaitForPrevious(); }
+
+  // What of `page` is not under way yet, and the first keys of `next`; either
+  // may be -1 for none. One loop and one copy in it: this code is cold when a
+  // block begins, and each line of it comes from far away.
+  __device__ __forceinline__ void CopyPage(int page, int next) {
+    const TpaPageLayout& layout = args_.layout;
+    const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
+    const int first_value = kv_rank - 1;
+    const int next_keys = args_.early_keys ? first_value : 2 * first_value;
+    const int begin = page < 0 ? next_keys : 0;
+    const int end = page < 0 ? next_keys + 1 : 2 * kv_rank;
+#pragma unroll 1
+    for (int i = begin; i < end; ++i) {
+      const bool of_next = i == next_keys;
+      if (of_next && next < 0) continue;
+      const bool keys = of_next || i < first_value;
+      const int r = of_next ? 0
+                    : keys  ? i + 1
+                            : i - first_value - (i > next_keys ? 1 : 0);
+      const int64_t offset =
+          keys ? r * layout.k_block : layout.values + r * layout.v_block;
+      Fill(PageAt(of_next ? next : page) + 2 * offset,
+           static_cast<int>(keys ? layout.b_k_width : layout.b_v_width));
+    }
   }
   __device__ __forceinline__ const char* PageAt(int64_t page) const {
     return static_cast<const char*>(args_.p.cache.pages) +
@@ -191,6 +353,7 @@ class TpaCopier {
   __device__ __forceinline__ void Fill(const char* from, int b_width) {
     const int b_bytes = kTpaOctetBytes * (b_width / 8);
     const uint32_t to = ring_.At(ring_.stage());
+    if (early_left_-- == 0) Settle();
     ring_.WaitEmpty();
     if constexpr (!kBulk) {
       CopyRun(to, from + a_first_, a_bytes_);
@@ -221,11 +384,13 @@ class TpaCopier {
   const TpaDecodeArgs& args_;
   TpaRing ring_;
   const int chunk_lane_;
+  const int work_;
+  int early_left_;
+  bool begun_ = false;
   const int lane_;
   const int a_plane_;  // bytes of A in memory
   const int a_first_;  // where this block's octets of it begin
   const int a_bytes_;
-  bool released_ = false;  // QueryFormer's loads are under way
 };
 
 }  // namespace recurve

@@ -156,6 +156,7 @@ __global__ void __launch_bounds__(kThreads)
     work.last_row = to.x;
     work.last_chunk = to.y;
     work.first_slot = slots[i];
+    work.behind_page = -1;
     if (from.x < rows) work.first = row_work[from.x];
     const int last = to.y > 0 ? to.x : to.x - 1;
     if (last >= 0) work.last = row_work[last];
@@ -165,6 +166,9 @@ __global__ void __launch_bounds__(kThreads)
       const int first_page = TpaChunkBegin(from.y) / 64;
       const int last_page =
           (min(TpaChunkBegin(end), work.first.length) + 63) / 64;
+      if (from.y < end) {
+        work.behind_page = max(work.first.length - 64 * (first_page + 1), -1);
+      }
       const int32_t* table =
           args.p.page_table + from.x * args.p.page_table_stride;
 #pragma unroll
@@ -174,6 +178,11 @@ __global__ void __launch_bounds__(kThreads)
     }
     blocks[i] = work;
   }
+  // The decode kernel reads this, and the page table, before it waits for the
+  // launch in front of it. It may, since this launch lets nothing that depends
+  // on it begin before its end (no LaunchDependents here), and by then what it
+  // has written is there.
+  __threadfence();
 }
 
 }  // namespace

@@ -36,7 +36,10 @@ struct TpaBlockWork {
   int32_t last_row;
   int32_t last_chunk;
   int32_t first_slot;  // of its partial results
-  int32_t unused[3];
+  int32_t
+      behind_page;  // tokens of the first row behind the block's first page;
+                    // -1 if that is not full, or the block has none of it
+  int32_t unused[2];
   TpaRowWork first;               // row first_row
   TpaRowWork last;                // the last row with work for this block
   int32_t pages[kTpaEarlyPages];  // of the first row, from its first chunk on

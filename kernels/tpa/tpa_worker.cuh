@@ -8,19 +8,17 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
-#include "kernels/tpa/tpa_query.cuh"
 #include "kernels/tpa/tpa_ring.cuh"
 
 namespace recurve {
 
 // A block's shared memory behind the rings of stages.
 struct TpaShared {
-  char* terms;       // [groups] planes of queries
+  char* queries;     // [groups, octets of kColumns] as TpaQueryCopy brings
   uint32_t weights;  // [lanes, groups, 2] planes of columns
   float* exchange;   // [lanes, groups, 2, columns, 4 warps]: maxima, sums
   float2* kept;      // [groups, 2, columns]: maximum, sum of a segment so far
-  float* staging;    // QueryFormer's; then [groups, outputs of a thread, 128]:
-                     // the outputs of a segment so far
+  float* kept_outputs;  // [groups, outputs of a thread, 128] of it
 };
 
 // Products is one of tpa_products.cuh. Each warp has 16 tokens of a page; what
@@ -36,29 +34,30 @@ class TpaWorker {
   static constexpr int kOwn = 2 * kOctets;  // columns of a thread
   static constexpr int kUnroll = kRank > 0 ? kRank : 1;
   static constexpr int kThreadOutputs = kTiles * kOctets * 4;
+  // Whether E is 64 kTiles for sure.
+  static constexpr bool kAllFeatures = kRank > 0;
 
   __device__ __forceinline__ TpaWorker(const TpaDecodeArgs& args,
                                        const TpaShared& shared,
-                                       const TpaRing& ring, int lane)
+                                       const TpaRing& ring,
+                                       const TpaQueryCopy& queries, int lane)
       : args_(args),
         ring_(ring),
+        queries_(queries),
         lane_(threadIdx.x % 32),
         warp_(Uniform(threadIdx.x / 32 % 4)),
         warpgroup_(Uniform(threadIdx.x / 128)),
         chunk_lane_(Uniform(lane)),
         group_(warpgroup_ - chunk_lane_ * args.groups),
         first_octet_(args.first_octet() + group_ * args.group_octets),
-        kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)),
-        shared_(shared) {
-    const int k_width = static_cast<int>(args.layout.b_k_width);
+        kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)) {
     b_offset_ = kTpaOctetBytes * args.head_octet_count();
-    query_ =
-        SharedAddress(shared.terms) + 2 * group_ * k_width * kTerms * kColumns;
+    query_ = SharedAddress(shared.queries) + group_ * queries.group_bytes();
     weights_ = shared.weights + 2 * kTpaOctetBytes * kOctets * warpgroup_;
     maxima_ = shared.exchange + 8 * kColumns * warpgroup_;
     sums_ = maxima_ + 4 * kColumns;
     kept_ = shared.kept + 2 * kColumns * group_;
-    kept_outputs_ = shared.staging + 128 * kThreadOutputs * group_ +
+    kept_outputs_ = shared.kept_outputs + 128 * kThreadOutputs * group_ +
                     static_cast<int>(threadIdx.x) % 128;
     const int token = 16 * warp_ + lane_ % 16;
 #pragma unroll
@@ -67,7 +66,9 @@ class TpaWorker {
       // block copies.
       const int octet =
           min(first_octet_ + j, args.first_octet() + args.block_octets() - 1);
-      const int head_octet = octet % args.head_octets - args.first_head_octet();
+      const int head_octet = args.p.new_tokens == 1
+                                 ? octet - args.first_head_octet()
+                                 : octet % args.head_octets;
       // Lanes 16 to 31 name the rows of the next octet; see LoadFactors.
       a_offset_[j] = kTpaOctetBytes * max(head_octet, 0) + 16 * token;
     }
@@ -87,11 +88,7 @@ class TpaWorker {
       const int end =
           Uniform(row == work.last_row ? work.last_chunk : row_chunks);
       if (begin < end) {
-        const bool another_row =
-            row + 1 < args_.p.rows &&
-            (row + 1 < work.last_row ||
-             (row + 1 == work.last_row && work.last_chunk > 0));
-        AttendRow(row, length, row_chunks, begin, end, another_row, slot);
+        AttendRow(row, length, row_chunks, begin, end, slot);
       } else if (row_chunks == 0) {
         ClearRow(row);
       }
@@ -113,12 +110,8 @@ class TpaWorker {
   };
 
   __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
-                                            int begin, int end,
-                                            bool another_row, int& slot) {
-    QueryFormer<T, kColumns> queries(args_, shared_.terms, shared_.staging);
-    queries.Form(row, fresh_);
-    fresh_ = false;
-    if (another_row) queries.Prefetch(row + 1);
+                                            int begin, int end, int& slot) {
+    TakeQueries(row);
     if (begin + chunk_lane_ < end) {
       BeginScores(true);
       Products::template Wait<0>();
@@ -153,12 +146,34 @@ class TpaWorker {
         if (args_.lanes > 1 && chunk + 1 < end) {
           NamedBarrierArrive(TurnBarrier(turn ^ 1), 256);
         }
-        const bool all = !loose && first == 0 && last == row_chunks - 1;
-        if (result) Write(all ? row : -1, slot, state);
+        const bool all =
+            result && !loose && first == 0 && last == row_chunks - 1;
+        if (all) {
+          WriteResult(row, state);
+        } else if (result) {
+          WritePartial(slot, state);
+        }
       }
       if (result) ++slot;
       if (args_.lanes > 1) turn ^= 1;
     }
+  }
+
+  // The first row's have been asked for by the warp that copies.
+  __device__ __forceinline__ void TakeQueries(int row) {
+    if constexpr (Products::kAsync) {
+      if (!fresh_) {
+        NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+        if (threadIdx.x == 0) queries_.Ask(row);
+      }
+      queries_.Wait(query_phase_);
+      query_phase_ ^= 1;
+    } else {
+      NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+      queries_.Copy(row);
+      NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+    }
+    fresh_ = false;
   }
 
   __device__ __forceinline__ int TurnBarrier(int lane) const {
@@ -288,10 +303,10 @@ class TpaWorker {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           // Small terms first.
-          float score = products_[(kTerms - 1) * kOctets + j][i];
+          float score = products_[kTerms * j + kTerms - 1][i];
 #pragma unroll
           for (int term = kTerms - 2; term >= 0; --term) {
-            score += products_[term * kOctets + j][i];
+            score += products_[kTerms * j + term][i];
           }
           scores[j][i] = __fmaf_rn(Factor(a_k, j, i), score, scores[j][i]);
         }
@@ -469,38 +484,69 @@ class TpaWorker {
     for (int i = 0; i < kThreadOutputs; ++i) kept_outputs_[128 * i] = Out(i);
   }
 
-  // Writes the outputs at hand: the result of `row`, or if that is -1 a partial
-  // one.
-  __device__ __forceinline__ void Write(int row, int slot, const State& state) {
-    const TpaCudaDecodeParams& p = args_.p;
-    const int width = static_cast<int>(args_.scratch.slot_width);
-    const int value_dim = static_cast<int>(p.shape.value_dim);
-    const int64_t first_column = slot * args_.scratch.slot_rows;
+  // Writes the outputs at hand, a partial result. Few instructions: they are
+  // cold, as this most often happens once in a block.
+  __device__ __forceinline__ void WritePartial(int slot,
+                                               const State& state) const {
+    const int64_t width = args_.scratch.slot_width;
+    const int64_t column =
+        slot * args_.scratch.slot_rows + 8 * first_octet_ + 2 * (lane_ % 4);
+    float2* max_sum = args_.max_sum() + column;
+    const int feature = 16 * warp_ + lane_ / 4;
+    float* out = args_.outputs() + column * width + feature;
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      const int octet = first_octet_ + k / 2;
-      if (k / 2 >= args_.group_octets || octet >= args_.octets) continue;
-      const int column = 8 * octet + lane_ % 4 * 2 + k % 2;
-      float* out = args_.outputs() + (first_column + column) * width;
-      float scale = 1.0f;
-      int limit = width;
-      if (row >= 0) {
-        const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
-        const int head = column - 8 * t * args_.head_octets;
-        out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
-              head * value_dim;
-        scale = Normalizer(state.sum[k], kv_rank_);
-        limit = head < p.shape.num_heads ? value_dim : 0;
-      } else if (warp_ == 0 && lane_ < 4) {
-        args_.max_sum()[first_column + column] = {state.max[k], state.sum[k]};
+    for (int j = 0; j < kOctets; ++j) {
+      if (j >= octets) break;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (warp_ == 0 && lane_ < 4) {
+          max_sum[8 * j + k] = {state.max[2 * j + k], state.sum[2 * j + k]};
+        }
+        float* to = out + k * width;
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (kAllFeatures || feature + 64 * tile + 8 * i < width) {
+              to[64 * tile + 8 * i] = out_[tile][j][k + 2 * i];
+            }
+          }
+        }
       }
+      out += 8 * width;
+    }
+  }
+
+  // Writes the outputs at hand, the result of `row`.
+  __device__ __forceinline__ void WriteResult(int row,
+                                              const State& state) const {
+    const TpaCudaDecodeParams& p = args_.p;
+    const int value_dim = static_cast<int>(p.shape.value_dim);
+    const int num_heads = static_cast<int>(p.shape.num_heads);
+    const int feature = 16 * warp_ + lane_ / 4;
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+    for (int j = 0; j < kOctets; ++j) {
+      if (j >= octets) break;
+      const int octet = first_octet_ + j;
+      const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
+      const int head = 8 * (octet - t * args_.head_octets) + 2 * (lane_ % 4);
+      float* out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
+                   head * value_dim + feature;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int feature = 64 * tile + 16 * warp_ + lane_ / 4 + 8 * i;
-          if (feature < limit) {
-            out[feature] = __fmul_rn(out_[tile][k / 2][k % 2 + 2 * i], scale);
+      for (int k = 0; k < 2; ++k) {
+        if (head + k >= num_heads) break;
+        const float scale = Normalizer(state.sum[2 * j + k], kv_rank_);
+        float* to = out + k * value_dim;
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (kAllFeatures || feature + 64 * tile + 8 * i < value_dim) {
+              to[64 * tile + 8 * i] =
+                  __fmul_rn(out_[tile][j][k + 2 * i], scale);
+            }
           }
         }
       }
@@ -571,6 +617,7 @@ class TpaWorker {
 
   const TpaDecodeArgs& args_;
   TpaRing ring_;
+  const TpaQueryCopy queries_;
   const int lane_;
   const int warp_;
   const int warpgroup_;   // of the block's
@@ -578,7 +625,6 @@ class TpaWorker {
   const int group_;       // of the lane's warpgroups
   const int first_octet_;
   const int kv_rank_;
-  const TpaShared& shared_;
   float products_[kTerms * kOctets][4];  // of keys and queries
   float out_[kTiles][kOctets][4] = {};
   int key_stage_ = 0;     // of the products of scores under way
@@ -588,6 +634,7 @@ class TpaWorker {
   uint32_t weights_;
   uint32_t weights_offset_ = 0;
   bool fresh_ = true;  // no row so far
+  uint32_t query_phase_ = 0;
   float* maxima_;
   float* sums_;
   float2* kept_;

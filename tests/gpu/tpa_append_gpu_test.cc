@@ -1,5 +1,7 @@
 // The append kernel against the CPU's.
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -90,6 +92,8 @@ class TpaAppendGpuTest : public GpuTest {
     return want;
   }
 
+  void CheckQueries(const AppendCase& c) const;
+
   void Check(const AppendCase& c) const {
     const TpaShape& s = c.shape;
     const TpaPageLayout layout(s, TpaPageOrder::kOctets);
@@ -124,7 +128,11 @@ class TpaAppendGpuTest : public GpuTest {
         c.position,
         device_cos.data(),
         device_sin.data(),
-        c.activation};
+        c.activation,
+        nullptr,
+        nullptr,
+        0,
+        nullptr};
     for (int time = 0; time < 2; ++time) {  // twice does no harm
       ASSERT_EQ(LaunchTpaAppend(params, nullptr), cudaSuccess);
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -141,6 +149,103 @@ class TpaAppendGpuTest : public GpuTest {
     }
   }
 };
+
+void TpaAppendGpuTest::CheckQueries(const AppendCase& c) const {
+  const TpaShape& s = c.shape;
+  const TpaPageLayout layout(s, TpaPageOrder::kOctets);
+  const auto rows = static_cast<int64_t>(positions_.size());
+  const int64_t a_q = s.q_rank * s.num_heads;
+  const int64_t b_q = (s.q_rank > 0 ? s.q_rank : s.num_heads) * s.head_dim;
+  const int64_t keys = s.kv_rank * (2 * s.num_heads + s.head_dim + s.value_dim);
+  const int64_t stride = a_q + b_q + keys + 1;
+  const auto x = RandomTensor(1, rows * stride, -3.0f, 3.0f);
+  const auto cos = RandomTensor(2, rows * s.head_dim / 2);
+  const auto sin = RandomTensor(3, rows * s.head_dim / 2);
+  DeviceBuffer<float> factors(x);
+  DeviceBuffer<float> device_cos(cos);
+  DeviceBuffer<float> device_sin(sin);
+  const int64_t size = TpaQueryBytes(s, rows) / 2;
+  const std::vector<uint16_t> nothing(size + kGap, ToBits(c.element, kNaN));
+  DeviceBuffer<uint16_t> alone(nothing);
+  DeviceBuffer<uint16_t> appended(nothing);
+  DeviceBuffer<uint16_t> pages(
+      std::vector<uint16_t>(kPages * layout.page_elements));
+  DeviceBuffer<int32_t> table(table_);
+  DeviceBuffer<int32_t> row_sequence(row_sequence_);
+  DeviceBuffer<int64_t> positions(positions_);
+  const TpaCudaQueryParams queries = {s,
+                                      c.element,
+                                      static_cast<int>(rows),
+                                      factors.data(),
+                                      factors.data() + a_q,
+                                      stride,
+                                      c.position,
+                                      device_cos.data(),
+                                      device_sin.data(),
+                                      alone.data()};
+  ASSERT_EQ(LaunchTpaQueries(queries, nullptr), cudaSuccess);
+  TpaCudaAppendParams append = {};
+  append.shape = s;
+  append.cache = {c.element, pages.data(), layout.page_elements, table.data(),
+                  kTableStride};
+  append.row_sequence = row_sequence.data();
+  append.positions = positions.data();
+  append.rows = static_cast<int>(rows);
+  append.a_k = append.b_k = append.a_v = append.b_v =
+      factors.data() + a_q + b_q;
+  append.stride = stride;
+  append.position = c.position;
+  append.cos = device_cos.data();
+  append.sin = device_sin.data();
+  append.a_q = queries.a_q;
+  append.b_q = queries.b_q;
+  append.query_stride = stride;
+  append.queries = appended.data();
+  ASSERT_EQ(LaunchTpaAppend(append, nullptr), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<uint16_t> got = alone.Read();
+  ASSERT_EQ(got, appended.Read());
+  for (int64_t i = size; i < size + kGap; ++i) ASSERT_EQ(got[i], nothing[i]);
+
+  const int64_t octets = (s.num_heads + 7) / 8;
+  const int64_t width = layout.b_k_width;
+  const int64_t half = s.head_dim / 2;
+  const double scale =
+      1.4426950408889634 / (std::sqrt(static_cast<double>(s.head_dim)) *
+                            static_cast<double>(s.kv_rank));
+  for (int64_t i = 0; i < size / 2; ++i) {
+    const int64_t h8 = i / (8 * width) % octets;
+    const int64_t row = i / (8 * width) / octets;
+    const int64_t head = 8 * h8 + i / 8 % 8;
+    const int64_t d = i % (8 * width) / 64 * 8 + i % 8;
+    // The terms of an octet follow each other.
+    const int64_t first = i + (i / (8 * width)) * (8 * width);
+    const double value = double{FromBits(c.element, got[first])} +
+                         FromBits(c.element, got[first + 8 * width]);
+    double want = 0.0;
+    double size_of = 0.0;  // what the sum's rounding errors are relative to
+    if (head < s.num_heads && d < s.head_dim) {
+      const float* q = x.data() + row * stride;
+      const bool rotate = c.position == LrpeType::kRotate;
+      const int64_t pair = d < half ? d : d - half;
+      const double co = rotate ? cos[row * half + pair] : 1.0;
+      const double si = rotate ? sin[row * half + pair] : 0.0;
+      const int64_t ranks = std::max<int64_t>(s.q_rank, 1);
+      for (int64_t r = 0; r < ranks; ++r) {
+        const double a = s.q_rank > 0 ? q[r * s.num_heads + head] : 1.0;
+        const float* b = q + a_q + (s.q_rank > 0 ? r : head) * s.head_dim;
+        const double y = !rotate    ? double{b[d]}
+                         : d < half ? b[pair] * co - b[half + pair] * si
+                                    : b[pair] * si + b[half + pair] * co;
+        want += a * y * scale / static_cast<double>(ranks);
+        size_of += 9.0 * std::abs(a) * scale / static_cast<double>(ranks);
+      }
+    }
+    // Two terms hold 16 bits; zeros are zero.
+    ASSERT_LE(std::abs(value - want), 2e-5 * size_of + 1e-7 * (size_of > 0.0))
+        << "row " << row << " head " << head << " feature " << d;
+  }
+}
 
 TEST_F(TpaAppendGpuTest, WritesWhatTheCpuWritesAndNothingElse) {
   for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
@@ -162,6 +267,20 @@ TEST_F(TpaAppendGpuTest, Activations) {
            TpaElement::kBFloat16,
            LrpeType::kRotate,
            activation});
+  }
+}
+
+// In the same launch, and in one of their own to the same bits.
+TEST_F(TpaAppendGpuTest, FormsQueries) {
+  for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
+    for (LrpeType position : {LrpeType::kNone, LrpeType::kRotate}) {
+      for (const TpaShape& shape :
+           {TpaShape{32, 128, 128, 16, 1}, TpaShape{78, 64, 64, 6, 2},
+            TpaShape{5, 24, 40, 1, 4}, TpaShape{3, 256, 8, 32, 1},
+            TpaShape{9, 40, 16, 0, 2}}) {
+        CheckQueries({shape, element, position, Activation::kNone});
+      }
+    }
   }
 }
 

@@ -300,12 +300,10 @@ TpaCudaDecodeParams TpaGpuBatch::Params(const TpaDecodePlan& plan) {
                   table_stride_};
   params.rows = rows_;
   params.new_tokens = queries_;
-  params.a_q = queries_buffer_->data();
-  params.b_q = queries_buffer_->data() + s.q_rank * s.num_heads;
-  params.stride = query_stride_;
-  params.position = config_.position;
-  params.cos = cos_->data();
-  params.sin = sin_->data();
+  queries_formed_.emplace(
+      std::vector<uint8_t>(TpaQueryBytes(s, int64_t{rows_} * queries_), 0xff));
+  params.queries = queries_formed_->data();
+  params.fresh_tokens = queries_;
   params.out = out_->data();
   params.out_stride = out_stride_;
   params.scratch_bytes = TpaDecodeScratchBytes(params, plan);
@@ -325,9 +323,25 @@ cudaError_t TpaGpuBatch::Launch(const TpaCudaDecodeParams& params,
       lengths_->data(), table_->data(),
       table_stride_,    rows_,
       params.schedule,  TpaScheduleBytes(plan, rows_, table_stride_)};
-  const cudaError_t error = LaunchTpaSchedule(schedule, plan, stream);
+  cudaError_t error = LaunchTpaSchedule(schedule, plan, stream);
+  if (error != cudaSuccess) return error;
+  error = LaunchTpaQueries(QueryParams(), stream);
   if (error != cudaSuccess) return error;
   return LaunchTpaDecode(params, plan, stream);
+}
+
+TpaCudaQueryParams TpaGpuBatch::QueryParams() {
+  const TpaShape& s = config_.shape;
+  return {s,
+          config_.element,
+          rows_ * queries_,
+          queries_buffer_->data(),
+          queries_buffer_->data() + s.q_rank * s.num_heads,
+          query_stride_,
+          config_.position,
+          cos_->data(),
+          sin_->data(),
+          queries_formed_->data()};
 }
 
 std::vector<float> TpaGpuBatch::Decode(TpaDecodeForm form) {

@@ -87,13 +87,15 @@ class TpaGpuBatch {
 
   // For what a test does itself.
   TpaCudaDecodeParams Params(const TpaDecodePlan& plan);
-  // The schedule and the step.
+  // The schedule, the queries and the step.
   cudaError_t Launch(const TpaCudaDecodeParams& params,
                      const TpaDecodePlan& plan, cudaStream_t stream);
   std::vector<float> Compact() const;
   void SetLengths(const std::vector<int32_t>& lengths);
 
  private:
+  TpaCudaQueryParams QueryParams();
+
   const TpaGpuConfig config_;
   const int rows_;
   const int queries_;
@@ -108,6 +110,7 @@ class TpaGpuBatch {
   std::optional<DeviceBuffer<float>> cos_;
   std::optional<DeviceBuffer<float>> sin_;
   std::optional<DeviceBuffer<float>> out_;
+  std::optional<DeviceBuffer<uint8_t>> queries_formed_;
   std::optional<DeviceBuffer<uint8_t>> scratch_;
   std::optional<DeviceBuffer<uint8_t>> schedule_;
   bool portable_ = false;

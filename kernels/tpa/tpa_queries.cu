@@ -1,0 +1,62 @@
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/tpa/tpa_query.cuh"
+
+namespace recurve {
+namespace {
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+// One block a token and group of 8 heads.
+template <typename T>
+__global__ void __launch_bounds__(kTpaQueryThreads)
+    tpa_queries_kernel(const __grid_constant__ TpaQueryArgs args) {
+  extern __shared__ __align__(16) float staging[];
+  LaunchDependents();
+  WaitForPrevious();
+  TpaQueryFormer<T>(args, staging).Form(blockIdx.x, blockIdx.y);
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+bool MakeTpaQueryArgs(const TpaCudaQueryParams& params, TpaQueryArgs* args) {
+  const TpaShape& s = params.shape;
+  if (!TpaDecodeSupports(s) || params.tokens < 0 ||
+      params.position == LrpeType::kCosine ||
+      reinterpret_cast<uintptr_t>(params.queries) % 16 != 0) {
+    return false;
+  }
+  const double ranks =
+      static_cast<double>(std::max<int64_t>(s.q_rank, 1) * s.kv_rank);
+  args->p = params;
+  args->octets = TpaHeadOctets(s);
+  args->scale =
+      static_cast<float>(1.4426950408889634 /
+                         (std::sqrt(static_cast<double>(s.head_dim)) * ranks));
+  args->staging =
+      static_cast<int>(4 * s.q_rank * ((s.head_dim + 15) / 16 * 16 + 8));
+  return true;
+}
+
+cudaError_t LaunchTpaQueries(const TpaCudaQueryParams& params,
+                             cudaStream_t stream) {
+  TpaQueryArgs args;
+  if (!MakeTpaQueryArgs(params, &args)) return cudaErrorInvalidValue;
+  if (params.tokens == 0) return cudaSuccess;
+  if (params.queries == nullptr) return cudaErrorInvalidValue;
+  const dim3 grid(static_cast<unsigned>(params.tokens),
+                  static_cast<unsigned>(args.octets));
+  const auto kernel = params.element == TpaElement::kBFloat16
+                          ? tpa_queries_kernel<__nv_bfloat16>
+                          : tpa_queries_kernel<__half>;
+  return LaunchDependent(kernel, grid, kTpaQueryThreads, args.staging, stream,
+                         args);
+}
+
+}  // namespace recurve
