@@ -39,6 +39,9 @@ using Clock = std::chrono::steady_clock;
 // They parse, encode prompts and pass output on; the model runs elsewhere.
 constexpr int kThreads = 2;
 constexpr size_t kReadBytes = 8 << 10;
+// The system would take megabytes for a client that does not read; what waits
+// is to be seen, so that the client's sequences pause.
+constexpr int kSendBufferBytes = 64 << 10;
 // What a client may send ahead while its request is answered.
 constexpr size_t kMaxAheadBytes = 16 << 10;
 // After an answer that ends the connection, what the client is still sending is
@@ -188,6 +191,8 @@ class HttpServer::Connection : public HttpReply,
     Post([this] {
       error_code ignored;
       transport_.socket().set_option(tcp::no_delay(true), ignored);
+      transport_.socket().set_option(
+          tcp::socket::send_buffer_size(kSendBufferBytes), ignored);
       ExpectRequest(core_->options().head_timeout);
       if (!transport_.secure()) return Read();
       SetDeadline(core_->options().handshake_timeout);

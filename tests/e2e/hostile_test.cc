@@ -31,6 +31,10 @@ constexpr char kKey[] = "Authorization: Bearer right";
 constexpr char kLong[] =
     "{\"prompt\":\"a\",\"max_tokens\":8000,\"ignore_eos\":true,\"stream\":"
     "true}";
+// Many bytes a token: what is not read soon fills all buffers.
+constexpr char kWide[] =
+    "{\"prompt\":\"a\",\"max_tokens\":8000,\"ignore_eos\":true,\"stream\":true,"
+    "\"logprobs\":20}";
 constexpr char kShort[] =
     "{\"prompt\":\"a\",\"max_tokens\":4,\"ignore_eos\":true,"
     "\"temperature\":0}";
@@ -169,6 +173,7 @@ class HostileTest : public testing::Test {
     EXPECT_TRUE(server_->Running()) << server_->Err();
   }
 
+ public:  // for the table of them
   void HttpConnectsAndLeaves();
   void HttpMalformed();
   void HttpFloods();
@@ -179,6 +184,7 @@ class HostileTest : public testing::Test {
   void Http2Floods();
   void BadKeys();
 
+ protected:
   std::string folder_;
   std::unique_ptr<Process> server_;
   std::string grpc_address_;
@@ -287,7 +293,7 @@ void HostileTest::HttpSlowClients() {
   for (int i = 0; i < 12; ++i) {  // more than there are slots
     held.push_back(std::make_unique<HttpConnection>(http_port_));
     held.back()->SetReceiveBuffer(4096);
-    held.back()->Send(PostText(kPath, kLong, {kKey}));
+    held.back()->Send(PostText(kPath, kWide, {kKey}));
   }
   for (int i = 0; i < 100; ++i) {  // a byte, and then nothing
     held.push_back(std::make_unique<HttpConnection>(http_port_));
