@@ -59,6 +59,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const ServerOptions& options, LoadedModel model) {
   std::unique_ptr<ModelRunner> runner = std::move(model.runner);
   auto server = std::unique_ptr<Server>(new Server(options, std::move(model)));
+  // Before anything listens: half of a pair must not mean plaintext.
+  RECURVE_RETURN_IF_ERROR(CheckTransport(options.transport));
   RECURVE_RETURN_IF_ERROR(server->LoadApiKeys());
   RECURVE_RETURN_IF_ERROR(server->StartEngine(std::move(runner)));
   RECURVE_RETURN_IF_ERROR(server->StartHttp());

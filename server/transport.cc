@@ -69,8 +69,7 @@ absl::StatusOr<Context> ReadFiles(const TransportOptions& o) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
-    const TransportOptions& o) {
+absl::Status CheckTransport(const TransportOptions& o) {
   if (o.tls_cert.empty() != o.tls_key.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tls-", o.tls_cert.empty() ? "key" : "cert",
@@ -81,9 +80,15 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
       return absl::InvalidArgumentError(
           "--tls-client-ca needs --tls-cert and --tls-key");
     }
-    return grpc::InsecureServerCredentials();
+    return absl::OkStatus();
   }
-  RECURVE_RETURN_IF_ERROR(ReadFiles(o).status());
+  return ReadFiles(o).status();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
+    const TransportOptions& o) {
+  RECURVE_RETURN_IF_ERROR(CheckTransport(o));
+  if (o.tls_cert.empty()) return grpc::InsecureServerCredentials();
   using grpc::experimental::FileWatcherCertificateProvider;
   const auto seconds = static_cast<unsigned int>(o.tls_reload.count());
   grpc::experimental::TlsServerCredentialsOptions tls(

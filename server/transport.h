@@ -27,6 +27,9 @@ struct TransportOptions {
 
 // InvalidArgument, with the flag and the file, if a file cannot be used or one
 // of a pair is missing.
+absl::Status CheckTransport(const TransportOptions& options);
+
+// Errors as above.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
     const TransportOptions& options);
 

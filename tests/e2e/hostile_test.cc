@@ -360,8 +360,10 @@ void HostileTest::GrpcConnectsAndCancels() {
 }
 
 void HostileTest::GrpcOversized() {
-  const auto stub = v1::Inference::NewStub(Channel());
-  const auto run = [&](const v1::GenerateRequest& request, size_t metadata) {
+  const auto expect = [&](const v1::GenerateRequest& request, size_t metadata,
+                          grpc::StatusCode code) {
+    // A channel for each: metadata that are too large cost the connection.
+    const auto stub = v1::Inference::NewStub(Channel());
     grpc::ClientContext context;
     AddKey(context);
     if (metadata > 0) {
@@ -371,14 +373,15 @@ void HostileTest::GrpcOversized() {
     v1::GenerateEvent event;
     while (stream->Read(&event)) {
     }
-    return stream->Finish().error_code();
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), code) << status.error_message();
   };
   v1::GenerateRequest request = GreedyRequest({256}, 4);
-  EXPECT_EQ(run(request, 20'000), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  expect(request, 20'000, grpc::StatusCode::RESOURCE_EXHAUSTED);
   request.set_prompt_text(std::string(5 << 20, 'a'));
-  EXPECT_EQ(run(request, 0), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  expect(request, 0, grpc::StatusCode::RESOURCE_EXHAUSTED);
   request.set_prompt_text(std::string(3 << 20, 'a'));
-  EXPECT_EQ(run(request, 0), grpc::StatusCode::INVALID_ARGUMENT);
+  expect(request, 0, grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 void HostileTest::GrpcSlowReaders() {

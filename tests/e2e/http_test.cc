@@ -557,6 +557,7 @@ TEST_F(HttpKeysTest, TlsIsForHttpTooAndMetricsMayHaveTheirOwnPort) {
   options.transport.tls_cert = Write("server.pem", pair.certificate);
   options.transport.tls_key = Write("server.key", pair.key);
   options.transport.tls_client_ca = Write("clients.pem", clients.certificate());
+  options.transport.tls_reload = std::chrono::seconds(1);
   options.metrics_port = 0;
   Server* server;
   const auto running = [&] {
@@ -600,6 +601,14 @@ TEST_F(HttpKeysTest, TlsIsForHttpTooAndMetricsMayHaveTheirOwnPort) {
       Fetch(server->metrics_port(), HttpRequestText("GET", "/metrics")).status,
       200);
   EXPECT_EQ(Fetch(server->metrics_port(), PostText(kPath, "{}")).status, 404);
+  // Files that cannot be used keep new connections out until they are good.
+  const auto connects = [&] {
+    return HttpConnection(server->http_port(), tls.get()).connected();
+  };
+  Write("server.pem", "nonsense");
+  EXPECT_TRUE(WaitFor([&] { return !connects(); }));
+  Write("server.pem", pair.certificate);
+  EXPECT_TRUE(WaitFor(connects));
 }
 
 }  // namespace

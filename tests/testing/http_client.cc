@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <openssl/ssl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 namespace recurve {
 
 HttpConnection::HttpConnection(int port, SSL_CTX* tls) {
+  signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL
   fd_ = socket(AF_INET, SOCK_STREAM, 0);
   timeval minute = {60, 0};
   setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof(minute));
