@@ -476,9 +476,11 @@ class HttpKeysTest : public testing::Test {
   }
   ~HttpKeysTest() override { std::filesystem::remove_all(folder_); }
 
+  // Replaces the file at once: gRPC ends the process over an empty certificate.
   std::string Write(const std::string& name, const std::string& text) const {
     const std::string path = folder_ + "/" + name;
-    std::ofstream(path) << text;
+    std::ofstream(path + ".new") << text;
+    std::filesystem::rename(path + ".new", path);
     return path;
   }
   std::string Line(const std::string& name, const std::string& key,
