@@ -27,7 +27,7 @@ if(RECURVE_BUILD_SERVER)
   find_package(gRPC CONFIG REQUIRED)
   find_package(OpenSSL 3.0 REQUIRED)
   find_package(prometheus-cpp CONFIG REQUIRED)
-  pkg_check_modules(HTTPLIB REQUIRED IMPORTED_TARGET cpp-httplib)
+  find_package(Boost 1.74 CONFIG REQUIRED)  # Asio and Beast: headers alone
   find_program(RECURVE_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)
 endif()
 if(RECURVE_BUILD_TESTS)

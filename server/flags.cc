@@ -51,10 +51,19 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "grpc-port", o.grpc_port, "gRPC port; 0 picks a free one")
       ->check(CLI::Range(0, 65535));
   Add(app, "http-port", o.http_port,
-      "Port of /metrics; 0 picks a free one, -1 turns it off")
+      "Port of the completions API and of /metrics; 0 picks a free one, -1 "
+      "turns it off")
       ->check(CLI::Range(-1, 65535));
+  Add(app, "metrics-port", o.metrics_port,
+      "Port of its own for /metrics, plaintext; 0 picks a free one, -1: "
+      "on http-port")
+      ->check(CLI::Range(-1, 65535));
+  Add(app, "max-http-connections", o.max_http_connections,
+      "HTTP connections at a time; more are answered 503")
+      ->check(CLI::Range(1, 1048576));
   Add(app, "tls-cert", o.transport.tls_cert,
-      "PEM file of the certificate chain; with it gRPC is served over TLS");
+      "PEM file of the certificate chain; with it gRPC and HTTP are served "
+      "over TLS");
   Add(app, "tls-key", o.transport.tls_key, "PEM file of its key");
   Add(app, "tls-client-ca", o.transport.tls_client_ca,
       "PEM file; clients must have a certificate signed by one of these");

@@ -1,41 +1,73 @@
 #ifndef RECURVE_SERVER_HTTP_SERVER_H_
 #define RECURVE_SERVER_HTTP_SERVER_H_
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 
 #include "absl/status/statusor.h"
-
-namespace httplib {
-class Server;
-}  // namespace httplib
-namespace prometheus {
-class Collectable;
-}  // namespace prometheus
+#include "server/http_reply.h"
+#include "server/transport.h"
 
 namespace recurve {
 
-// The HTTP side of the server: GET /metrics in Prometheus' text format.
+struct HttpServerOptions {
+  std::string host;
+  int port = 0;  // 0: any free one
+  // With a certificate: TLS, and nothing else, on this port.
+  TransportOptions transport;
+  // One more is answered 503 (with TLS: closed).
+  int64_t max_connections = 4096;
+  // Of a request line with its headers, and of a body.
+  uint32_t max_head_bytes = 8 << 10;
+  uint64_t max_body_bytes = 4 << 20;
+  // Of all bodies that are being received; one more is answered 503.
+  int64_t max_bodies_bytes = 256 << 20;
+  // What a client gets for the TLS handshake, for the head of a request, for
+  // its body, and between two requests.
+  std::chrono::milliseconds handshake_timeout{10'000};
+  std::chrono::milliseconds head_timeout{10'000};
+  std::chrono::milliseconds body_timeout{30'000};
+  std::chrono::milliseconds idle_timeout{60'000};
+  // A client that takes nothing for so long, while output waits for it, is cut
+  // off.
+  std::chrono::milliseconds stalled_client_timeout{60'000};
+};
+
+// An HTTP/1.1 server: keep-alive, pipelining, chunked bodies, streamed answers,
+// on a fixed number of threads whatever the number of connections. A client
+// that closes its side of the connection is taken to be gone.
 //
-// Thread safety: requests are served on threads of its own.
+// Thread safety: all methods may be called from any thread.
 class HttpServer {
  public:
-  // Listens on host:port (0: any free port) when it returns OK. Unavailable
-  // when the address cannot be had.
+  // Listens when it returns OK. Unavailable when the address cannot be had;
+  // InvalidArgument when a TLS file cannot be used. `handler` outlives the
+  // server's threads, which end with Stop.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(
-      const std::string& host, int port,
-      std::shared_ptr<prometheus::Collectable> metrics);
+      const HttpServerOptions& options, HttpHandler* handler);
+  // REQUIRES: who holds an HttpReply of this server is gone, or will not use
+  // it.
   ~HttpServer();
 
   int port() const { return port_; }
+  int64_t connections() const;
+
+  // From now on connections are closed after the answer that is on its way.
+  void Drain();
+  // Closes all connections, which their listeners hear, and ends the threads.
+  void Stop();
 
  private:
+  class Core;
+  class Connection;
+  class Transport;
+
   HttpServer();
 
-  const std::unique_ptr<httplib::Server> server_;
+  const std::shared_ptr<Core> core_;
   int port_ = 0;
-  std::thread thread_;
 };
 
 }  // namespace recurve

@@ -1,3 +1,5 @@
+#include <sys/resource.h>
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +19,15 @@ int Fail(const absl::Status& status) {
   return EXIT_FAILURE;
 }
 
+// Every connection is an open file; the usual limit of 1024 is for programs
+// that use select().
+void RaiseFileLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int Main(int argc, char** argv) {
   // gRPC's own lines would come before the one line that says what is wrong.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
@@ -26,6 +37,7 @@ int Main(int argc, char** argv) {
   spdlog::set_default_logger(spdlog::stderr_logger_mt("recurve"));
   spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
 
+  RaiseFileLimit();
   SignalThread signals;
   std::signal(SIGPIPE, SIG_IGN);
 
@@ -66,6 +78,10 @@ int Main(int argc, char** argv) {
   if ((*server)->http_port() >= 0) {
     std::printf("listening http=%s\n",
                 HostPort(options.host, (*server)->http_port()).c_str());
+  }
+  if ((*server)->metrics_port() >= 0) {
+    std::printf("listening metrics=%s\n",
+                HostPort(options.host, (*server)->metrics_port()).c_str());
   }
   std::printf("listening grpc=%s\n",
               HostPort(options.host, (*server)->grpc_port()).c_str());

@@ -14,6 +14,7 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "prometheus/registry.h"
 #include "server/control_service.h"
+#include "server/http_api.h"
 #include "server/http_server.h"
 #include "server/inference_service.h"
 #include "spdlog/spdlog.h"
@@ -58,6 +59,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const ServerOptions& options, LoadedModel model) {
   std::unique_ptr<ModelRunner> runner = std::move(model.runner);
   auto server = std::unique_ptr<Server>(new Server(options, std::move(model)));
+  // Before anything listens: half of a pair must not mean plaintext.
+  RECURVE_RETURN_IF_ERROR(CheckTransport(options.transport));
   RECURVE_RETURN_IF_ERROR(server->LoadApiKeys());
   RECURVE_RETURN_IF_ERROR(server->StartEngine(std::move(runner)));
   RECURVE_RETURN_IF_ERROR(server->StartHttp());
@@ -105,15 +108,47 @@ absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
 }
 
 absl::Status Server::StartHttp() {
+  const auto serving = [this] {
+    MutexLock lock(&mu_);
+    return serving_;
+  };
+  const bool own_port = options_.metrics_port >= 0;
+  if (own_port) {
+    metrics_api_ = std::make_unique<HttpApi>(HttpApi::Options{
+        nullptr, ModelName(options_), metrics_.registry(), serving});
+    RECURVE_ASSIGN_OR_RETURN(
+        metrics_server_, StartHttpOn(options_.metrics_port, /*secure=*/false,
+                                     metrics_api_.get()));
+  }
   if (options_.http_port < 0) return absl::OkStatus();
-  RECURVE_ASSIGN_OR_RETURN(http_server_,
-                           HttpServer::Start(options_.host, options_.http_port,
-                                             metrics_.registry()));
+  http_api_ = std::make_unique<HttpApi>(
+      HttpApi::Options{&environment_, ModelName(options_),
+                       own_port ? nullptr : metrics_.registry(), serving});
+  RECURVE_ASSIGN_OR_RETURN(
+      http_server_,
+      StartHttpOn(options_.http_port, /*secure=*/true, http_api_.get()));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> Server::StartHttpOn(int port,
+                                                                bool secure,
+                                                                HttpApi* api) {
+  HttpServerOptions http;
+  http.host = options_.host;
+  http.port = port;
+  if (secure) http.transport = options_.transport;
+  http.max_connections = options_.max_http_connections;
+  http.max_body_bytes = kMaxReceiveBytes;
+  http.stalled_client_timeout = options_.engine.stalled_client_timeout;
+  return HttpServer::Start(http, api);
 }
 
 int Server::http_port() const {
   return http_server_ != nullptr ? http_server_->port() : -1;
+}
+
+int Server::metrics_port() const {
+  return metrics_server_ != nullptr ? metrics_server_->port() : -1;
 }
 
 absl::Status Server::StartGrpc() {
@@ -161,6 +196,7 @@ int64_t Server::RequestDrain() {
     drain_requested_ = true;
     SetServing(false);  // probes hear of it before clients are refused
   }
+  if (http_server_ != nullptr) http_server_->Drain();
   changed_.NotifyAll();
   return engine_->Drain();
 }
@@ -224,6 +260,7 @@ void Server::Supervise() {
   // left to run, short calls (the one that asked to drain, say) get to finish.
   const auto grace = left > 0 ? std::chrono::seconds(0) : kCallGrace;
   grpc_server_->Shutdown(std::chrono::system_clock::now() + grace);
+  if (http_server_ != nullptr) http_server_->Stop();
   MutexLock lock(&mu_);
   outcome_ = failure;
   stopped_ = true;
@@ -246,7 +283,9 @@ Server::~Server() {
   // Calls refer to the engine, so they end first; the engine's sinks keep the
   // call objects alive beyond that.
   grpc_server_.reset();
-  http_server_.reset();
+  for (HttpServer* http : {http_server_.get(), metrics_server_.get()}) {
+    if (http != nullptr) http->Stop();
+  }
   engine_.reset();
 }
 

@@ -23,6 +23,7 @@ class Server;
 namespace recurve {
 
 class ControlService;
+class HttpApi;
 class HttpServer;
 class InferenceService;
 
@@ -32,7 +33,11 @@ struct ServerOptions {
   std::string served_model_name;  // empty: the name of the model's folder
   std::string host = "127.0.0.1";
   int grpc_port = 50051;  // 0: any free one
-  int http_port = 9090;   // metrics; 0: any free one, -1: none
+  // The completions API, and metrics unless they have a port of their own;
+  // 0: any free one, -1: none.
+  int http_port = 9090;
+  int metrics_port = -1;  // plaintext; 0: any free one, -1: on http_port
+  int64_t max_http_connections = 4096;
   TransportOptions transport;
   std::string
       api_keys_file;  // of the tenants; empty: whoever connects may call
@@ -47,7 +52,7 @@ struct ServerOptions {
 // "HOST:PORT", with an IPv6 address in brackets.
 std::string HostPort(const std::string& host, int port);
 
-// A running server: engine, services, health, reflection, metrics.
+// A running server: engine, gRPC services, health, reflection, HTTP, metrics.
 //
 // Life: Start, serve, RequestDrain (SIGTERM, Control.Drain, or a failed
 // device), Wait. While draining, health is NOT_SERVING, new requests get
@@ -62,7 +67,8 @@ class Server {
   ~Server();
 
   int grpc_port() const { return grpc_port_; }
-  int http_port() const;  // -1 without HTTP
+  int http_port() const;     // -1 without HTTP
+  int metrics_port() const;  // -1 without a port of their own
   Engine& engine() { return *engine_; }
 
   // Starts the drain; returns at once with the number of requests left.
@@ -76,6 +82,8 @@ class Server {
   absl::Status StartEngine(std::unique_ptr<ModelRunner> runner);
   absl::Status StartGrpc();
   absl::Status StartHttp();
+  absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpOn(int port, bool secure,
+                                                          HttpApi* api);
   // Supervisor thread: keeps health in step with the engine, reads changed API
   // keys, carries the drain out, stops gRPC.
   void Supervise();
@@ -97,7 +105,10 @@ class Server {
   std::unique_ptr<InferenceService> inference_;
   std::unique_ptr<ControlService> control_;
   std::unique_ptr<grpc::Server> grpc_server_;
+  std::unique_ptr<HttpApi> http_api_;
+  std::unique_ptr<HttpApi> metrics_api_;
   std::unique_ptr<HttpServer> http_server_;
+  std::unique_ptr<HttpServer> metrics_server_;
   int grpc_port_ = 0;
 
   Mutex mu_;

@@ -207,17 +207,29 @@ void Tenants::ReloadIfChanged() {
 
 absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
     const Metadata& metadata) {
-  constexpr absl::string_view kScheme = "Bearer ";
   const auto [first, last] = metadata.equal_range("authorization");
+  std::vector<absl::string_view> values;
+  for (auto it = first; it != last; ++it) values.push_back(View(it->second));
+  return Authenticate(values, "metadata entry");
+}
+
+absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
+    const std::vector<std::string>& headers) {
+  const std::vector<absl::string_view> values(headers.begin(), headers.end());
+  return Authenticate(values, "header");
+}
+
+absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
+    absl::Span<const absl::string_view> values, absl::string_view entry) {
+  constexpr absl::string_view kScheme = "Bearer ";
   const absl::string_view value =
-      first == last ? absl::string_view() : View(first->second);
-  if (first == last || std::next(first) != last ||
-      !absl::StartsWithIgnoreCase(value, kScheme) ||
+      values.size() == 1 ? values[0] : absl::string_view();
+  if (!absl::StartsWithIgnoreCase(value, kScheme) ||
       value.size() == kScheme.size()) {
     metrics_->OnUnauthenticated("missing");
     return absl::UnauthenticatedError(
-        "an API key is needed; expected one metadata entry 'authorization: "
-        "Bearer KEY'");
+        absl::StrCat("an API key is needed; expected one ", entry,
+                     " 'authorization: Bearer KEY'"));
   }
   const KeyDigest digest = DigestOfKey(value.substr(kScheme.size()));
   std::shared_ptr<const std::vector<Key>> keys;
@@ -251,6 +263,14 @@ absl::Status Tenants::AuthorizeAdmin(const Metadata& metadata) {
 absl::StatusOr<StreamTicket> Tenants::OpenStream(const Metadata& metadata) {
   RECURVE_ASSIGN_OR_RETURN(std::shared_ptr<Tenant> tenant,
                            Authenticate(metadata));
+  RECURVE_RETURN_IF_ERROR(tenant->OpenStream());
+  return StreamTicket(std::move(tenant));
+}
+
+absl::StatusOr<StreamTicket> Tenants::OpenStream(
+    const std::vector<std::string>& headers) {
+  RECURVE_ASSIGN_OR_RETURN(std::shared_ptr<Tenant> tenant,
+                           Authenticate(headers));
   RECURVE_RETURN_IF_ERROR(tenant->OpenStream());
   return StreamTicket(std::move(tenant));
 }

@@ -13,6 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/mutex.h"
 #include "grpcpp/support/string_ref.h"
 #include "server/api_keys.h"
@@ -108,10 +110,15 @@ class Tenants {
   // whichever key it is.
   absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
       const Metadata& metadata);
+  // As above, for HTTP: the values of all authorization headers.
+  absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
+      const std::vector<std::string>& headers);
   // As Authenticate; PermissionDenied if the tenant is no admin.
   absl::Status AuthorizeAdmin(const Metadata& metadata);
   // As Authenticate; ResourceExhausted if the tenant has no stream left.
   absl::StatusOr<StreamTicket> OpenStream(const Metadata& metadata);
+  absl::StatusOr<StreamTicket> OpenStream(
+      const std::vector<std::string>& headers);
 
   // Reads the file again if it has changed; one that cannot be used leaves all
   // as it is, and the log says why. Streams of tenants that are gone run on.
@@ -128,6 +135,9 @@ class Tenants {
 
   Tenants(std::string path, Metrics* metrics)
       : path_(std::move(path)), metrics_(metrics) {}
+  // `values` are the authorization entries; `entry` is what an error calls one.
+  absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
+      absl::Span<const absl::string_view> values, absl::string_view entry);
   absl::StatusOr<FileVersion> Version() const;
   // Reads the file and makes it count.
   absl::Status Read();

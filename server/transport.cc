@@ -33,9 +33,9 @@ absl::Status Unusable(absl::string_view flag, const std::string& file) {
       " cannot be used: ", reason != nullptr ? reason : "not a PEM file"));
 }
 
-// What gRPC would find out at the first connection, and keep to itself.
-absl::Status CheckFiles(const TransportOptions& o) {
-  const Context context(SSL_CTX_new(TLS_server_method()), SSL_CTX_free);
+// Also finds out what gRPC would at the first connection, and keep to itself.
+absl::StatusOr<Context> ReadFiles(const TransportOptions& o) {
+  Context context(SSL_CTX_new(TLS_server_method()), SSL_CTX_free);
   if (context == nullptr)
     return absl::InternalError("OpenSSL gives no context");
   ERR_clear_error();
@@ -48,18 +48,28 @@ absl::Status CheckFiles(const TransportOptions& o) {
                                   SSL_FILETYPE_PEM) != 1) {
     return Unusable("tls-key", o.tls_key);
   }
-  if (!o.tls_client_ca.empty() &&
-      SSL_CTX_load_verify_locations(context.get(), o.tls_client_ca.c_str(),
-                                    nullptr) != 1) {
-    return Unusable("tls-client-ca", o.tls_client_ca);
+  if (!o.tls_client_ca.empty()) {
+    if (SSL_CTX_load_verify_locations(context.get(), o.tls_client_ca.c_str(),
+                                      nullptr) != 1) {
+      return Unusable("tls-client-ca", o.tls_client_ca);
+    }
+    SSL_CTX_set_verify(context.get(),
+                       SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT,
+                       nullptr);
   }
-  return absl::OkStatus();
+  SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION);
+  // Every connection shows its certificate anew, also after a reload.
+  SSL_CTX_set_options(context.get(),
+                      SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
+  SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
+  // Buffers only while they are used: thousands of connections may be idle.
+  SSL_CTX_set_mode(context.get(), SSL_MODE_RELEASE_BUFFERS);
+  return context;
 }
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
-    const TransportOptions& o) {
+absl::Status CheckTransport(const TransportOptions& o) {
   if (o.tls_cert.empty() != o.tls_key.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tls-", o.tls_cert.empty() ? "key" : "cert",
@@ -70,9 +80,15 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
       return absl::InvalidArgumentError(
           "--tls-client-ca needs --tls-cert and --tls-key");
     }
-    return grpc::InsecureServerCredentials();
+    return absl::OkStatus();
   }
-  RECURVE_RETURN_IF_ERROR(CheckFiles(o));
+  return ReadFiles(o).status();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
+    const TransportOptions& o) {
+  RECURVE_RETURN_IF_ERROR(CheckTransport(o));
+  if (o.tls_cert.empty()) return grpc::InsecureServerCredentials();
   using grpc::experimental::FileWatcherCertificateProvider;
   const auto seconds = static_cast<unsigned int>(o.tls_reload.count());
   grpc::experimental::TlsServerCredentialsOptions tls(
@@ -85,6 +101,11 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
         GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   }
   return grpc::experimental::TlsServerCredentials(tls);
+}
+
+absl::StatusOr<SSL_CTX*> MakeTlsContext(const TransportOptions& options) {
+  RECURVE_ASSIGN_OR_RETURN(Context context, ReadFiles(options));
+  return context.release();
 }
 
 void LimitTransport(grpc::ServerBuilder* builder) {

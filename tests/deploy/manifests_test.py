@@ -284,7 +284,7 @@ class Pods(unittest.TestCase):
                 flags = arguments(container["args"])
                 self.assertEqual("0.0.0.0", flags["host"])
                 self.assertEqual({"grpc": int(flags["grpc-port"]),
-                                  "metrics": int(flags["http-port"])},
+                                  "metrics": int(flags["metrics-port"])},
                                  {p["name"]: p["containerPort"] for p in container["ports"]})
 
     def test_probes_ask_a_service_of_the_server_on_its_port(self):
@@ -433,10 +433,11 @@ class Compose(unittest.TestCase):
 
     def test_ports_are_of_loopback_alone(self):
         ports = [p for s in self.services.values() for p in s["ports"]]
-        self.assertEqual(3, len(ports))
+        self.assertEqual(4, len(ports))
         for port in ports:
             self.assertRegex(port, r"^127\.0\.0\.1:\d+:\d+$")
         self.assertIn(f"127.0.0.1:50051:{self.flags['grpc-port']}", self.server["ports"])
+        self.assertIn(f"127.0.0.1:8000:{self.flags['http-port']}", self.server["ports"])
 
     def test_the_server_is_unprivileged_and_reads_its_model_only(self):
         self.assertRegex(self.server["user"], r"^[1-9]\d*:[1-9]\d*$")
@@ -461,7 +462,7 @@ class Compose(unittest.TestCase):
 
     def test_prometheus_scrapes_the_server_and_grafana_asks_prometheus(self):
         (job,) = load(COMPOSE / "prometheus/prometheus.yml")["scrape_configs"]
-        self.assertEqual([f"recurve:{self.flags['http-port']}"],
+        self.assertEqual([f"recurve:{self.flags['metrics-port']}"],
                          job["static_configs"][0]["targets"])
         (source,) = load(
             COMPOSE / "grafana/provisioning/datasources/prometheus.yml")["datasources"]
@@ -537,7 +538,7 @@ class WithServer(unittest.TestCase):
 
     def start(self, flags):
         flags = {**flags, "model": str(ROOT / "deploy/models/demo"), "host": "127.0.0.1",
-                 "grpc-port": "0", "http-port": "0"}
+                 "grpc-port": "0", "http-port": "-1", "metrics-port": "0"}
         process = subprocess.Popen(
             [SERVER, *(f"--{f}={v}" for f, v in flags.items())], text=True,
             stdout=subprocess.PIPE,
@@ -547,7 +548,7 @@ class WithServer(unittest.TestCase):
         self.addCleanup(process.kill)
         lines = [process.stdout.readline(), process.stdout.readline()]
         self.assertRegex(lines[1], r"^listening grpc=")
-        return process, lines[0].strip().removeprefix("listening http=")
+        return process, lines[0].strip().removeprefix("listening metrics=")
 
     def test_it_starts_with_these_flags_serves_these_metrics_and_drains(self):
         compose = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]["command"]

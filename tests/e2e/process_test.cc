@@ -1,13 +1,9 @@
 // The programs themselves: flags, output, signals, exit codes.
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "tests/testing/process.h"
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
+#include <signal.h>
+
 #include <sstream>
 #include <thread>
 
@@ -23,83 +19,6 @@ using testing::StartsWith;
 const char kServer[] = RECURVE_BINARY_DIR "/bin/recurve-server";
 const char kClient[] = RECURVE_BINARY_DIR "/bin/recurve-client";
 const char kDemo[] = RECURVE_SOURCE_DIR "/deploy/models/demo";
-
-// A child process whose standard output and error go to files.
-class Process {
- public:
-  explicit Process(const std::vector<std::string>& command,
-                   const std::vector<std::string>& environment = {}) {
-    static std::atomic<int> counter = 0;
-    const std::string base = testing::TempDir() + "process_" +
-                             std::to_string(getpid()) + "_" +
-                             std::to_string(counter++);
-    out_ = base + ".out";
-    err_ = base + ".err";
-    std::vector<char*> argv;
-    for (const std::string& word : command) {
-      argv.push_back(const_cast<char*>(word.c_str()));
-    }
-    argv.push_back(nullptr);
-    const int out = open(out_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
-    const int err = open(err_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
-    pid_ = fork();
-    if (pid_ == 0) {
-      dup2(out, 1);
-      dup2(err, 2);
-      for (const std::string& entry : environment) {
-        putenv(const_cast<char*>(entry.c_str()));
-      }
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    close(out);
-    close(err);
-  }
-  ~Process() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      Wait();
-    }
-    std::filesystem::remove(out_);
-    std::filesystem::remove(err_);
-  }
-
-  void Signal(int signal) const { kill(pid_, signal); }
-
-  // The exit code, or 128 + signal.
-  int Wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-
-  std::string Out() const { return Read(out_); }
-  std::string Err() const { return Read(err_); }
-
-  // HOST:PORT of a server, from what it prints; empty if it does not come up.
-  std::string GrpcAddress() const {
-    std::string address;
-    WaitFor([&] {
-      const std::string out = Out();
-      const size_t at = out.find("listening grpc=");
-      if (at == std::string::npos) return false;
-      const size_t end = out.find('\n', at);
-      if (end == std::string::npos) return false;
-      address = out.substr(at + 15, end - at - 15);
-      return true;
-    });
-    return address;
-  }
-
- private:
-  static std::string Read(const std::string& path) {
-    std::ifstream file(path);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  std::string out_, err_;
-  pid_t pid_ = -1;
-};
 
 std::vector<std::string> ServerCommand(std::vector<std::string> extra = {}) {
   std::vector<std::string> command = {

@@ -1,0 +1,375 @@
+#include "server/completion_call.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace recurve {
+namespace {
+
+std::string Event(const nlohmann::json& value) {
+  return absl::StrCat("data: ", ToText(value), "\n\n");
+}
+
+}  // namespace
+
+// The engine's view of one prompt. All members but the constants are guarded by
+// the call's mu_.
+class CompletionCall::Choice : public EventSink {
+ public:
+  Choice(CompletionCall* call, int index) : call_(call) {
+    piece_.index = index;
+  }
+
+  void OnAdmitted(double) override {}
+
+  bool OnStep(StepEvent event) override {
+    bool room;
+    {
+      MutexLock lock(&call_->mu_);
+      if (event.has_token) {
+        ticket_.CountToken();
+        piece_.last_token = event.token;
+      }
+      AppendStep(event, with_logprobs_, &piece_.tokens);
+      // One answer at the end waits for no reader; its size is bounded by
+      // max_model_len.
+      stalled_ = call_->request_.stream &&
+                 (piece_.tokens.ids_size() >=
+                      call_->environment_.max_buffered_tokens ||
+                  static_cast<int64_t>(piece_.tokens.text().size()) >=
+                      call_->environment_.max_buffered_bytes);
+      room = !stalled_;
+    }
+    call_->Pump();
+    return room;
+  }
+
+  void OnCommandDone(CommandResult result) override {
+    {
+      MutexLock lock(&call_->mu_);
+      AppendText(result.completion_tokens, result.text, &piece_.tokens);
+      piece_.finished.emplace();
+      piece_.finished->set_reason(ToProto(result.reason));
+      piece_.finished->set_stop_string(result.stop_string);
+      *piece_.finished->mutable_usage() = UsageToProto(result);
+      completion_tokens_ = result.completion_tokens;
+    }
+    call_->Pump();
+  }
+
+  void OnEnd(absl::Status status) override {
+    bool unread = false;
+    {
+      MutexLock lock(&call_->mu_);
+      // The engine ends a stream in this way when its client does not read.
+      unread = call_->streaming_ && call_->write_in_flight_ &&
+               absl::IsResourceExhausted(status);
+      end_ = std::move(status);
+    }
+    if (unread) call_->reply_->Drop();
+    call_->Pump();
+  }
+
+ private:
+  friend class CompletionCall;
+
+  CompletionCall* const call_;
+  // Set before the engine knows of the choice, then constant.
+  bool with_logprobs_ = false;
+  int64_t prompt_tokens_ = 0;
+
+  StreamTicket ticket_;
+  std::optional<uint64_t> id_;  // of the sequence
+  ChoicePiece piece_;           // what gathers until it is sent
+  int64_t text_offset_ = 0;
+  int64_t completion_tokens_ = 0;
+  bool stalled_ = false;
+  std::optional<absl::Status> end_;
+};
+
+CompletionCall::CompletionCall(const CallEnvironment& environment,
+                               const std::string& model_name,
+                               std::shared_ptr<HttpReply> reply)
+    : environment_(environment),
+      model_name_(model_name),
+      reply_(std::move(reply)),
+      created_(std::chrono::duration_cast<std::chrono::seconds>(
+                   std::chrono::system_clock::now().time_since_epoch())
+                   .count()) {
+  environment_.open_streams->fetch_add(1);
+}
+
+CompletionCall::~CompletionCall() { environment_.open_streams->fetch_sub(1); }
+
+void CompletionCall::Begin(const HttpRequest& request) {
+  reply_->Listen(shared_from_this());
+  if (std::optional<ApiError> error = Submit(request)) {
+    CancelAll(
+        absl::CancelledError("another prompt of the request was refused"));
+    {
+      MutexLock lock(&mu_);
+      over_ = true;
+      if (retry_after_) error->retry_after = retry_after_;
+      for (const auto& choice : choices_) {
+        if (!choice->id_) choice->ticket_.Refund();
+        choice->ticket_.Close();
+      }
+    }
+    return reply_->Send(ErrorResponse(*error));
+  }
+  {
+    MutexLock lock(&mu_);
+    started_ = true;
+    accepted_ = true;
+    environment_.accepted_streams->fetch_add(1);
+  }
+  Pump();
+}
+
+absl::StatusOr<GenerateInput> CompletionCall::Prepare(
+    size_t index, const HttpRequest& request) {
+  RequestContext context = environment_.context;
+  context.default_max_new_tokens = kCompletionMaxTokens;
+  RECURVE_ASSIGN_OR_RETURN(GenerateInput input,
+                           FromProto(request_.prompts[index], context));
+  Choice& choice = *choices_[index];
+  choice.with_logprobs_ = input.options.sampling.num_logprobs >= 0;
+  choice.prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
+  RECURVE_RETURN_IF_ERROR(ValidateCommand(
+      input.command, 0, environment_.engine->limits(), "prompt_ids"));
+  RECURVE_RETURN_IF_ERROR(
+      ValidateOptions(input.options, environment_.engine->limits()));
+  // The text of the prompt is not needed any more.
+  request_.prompts[index].clear_prompt();
+  if (environment_.tenants == nullptr) return input;
+  RECURVE_ASSIGN_OR_RETURN(
+      StreamTicket ticket,
+      environment_.tenants->OpenStream(request.authorization));
+  MutexLock lock(&mu_);
+  choice.ticket_ = std::move(ticket);
+  std::chrono::milliseconds retry_after{0};
+  const absl::Status charged = choice.ticket_.Charge(
+      choice.prompt_tokens_, input.command.generate, &retry_after);
+  if (!charged.ok()) {
+    retry_after_ = retry_after;
+    return charged;
+  }
+  return input;
+}
+
+std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
+  if (auto error = ParseCompletion(request.body, model_name_, &request_)) {
+    return error;
+  }
+  const size_t count = request_.prompts.size();
+  const auto error_of = [&](const absl::Status& status, size_t index) {
+    ApiError error = ErrorOf(status);
+    if (count > 1) {
+      error.message = absl::StrCat("in prompt[", index, "]: ", error.message);
+    }
+    return error;
+  };
+  for (size_t i = 0; i < count; ++i) {
+    choices_.push_back(std::make_unique<Choice>(this, static_cast<int>(i)));
+  }
+  std::vector<GenerateInput> inputs;
+  for (size_t i = 0; i < count; ++i) {
+    auto input = Prepare(i, request);
+    if (!input.ok()) return error_of(input.status(), i);
+    inputs.push_back(*std::move(input));
+  }
+  std::vector<std::string> ids;
+  for (size_t i = 0; i < count; ++i) {
+    const auto id = environment_.engine->Submit(
+        {std::move(inputs[i].options), std::move(inputs[i].command),
+         /*close_when_done=*/true,
+         // Shares the call's count: the engine keeps the call alive.
+         std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get())});
+    if (!id.ok()) return error_of(id.status(), i);
+    MutexLock lock(&mu_);
+    choices_[i]->id_ = *id;
+    ids.push_back(FormatRequestId(*id));
+  }
+  id_ = "cmpl-" + ids[0];
+  headers_.emplace_back("x-request-id", id_);
+  headers_.emplace_back("recurve-request-id", absl::StrJoin(ids, ","));
+  return std::nullopt;
+}
+
+void CompletionCall::OnWritten() {
+  {
+    MutexLock lock(&mu_);
+    write_in_flight_ = false;
+  }
+  Pump();
+}
+
+void CompletionCall::OnDone() {
+  {
+    MutexLock lock(&mu_);
+    over_ = true;
+    if (std::exchange(accepted_, false)) {
+      environment_.accepted_streams->fetch_sub(1);
+    }
+    for (const auto& choice : choices_) choice->ticket_.Close();
+  }
+  CancelAll(absl::CancelledError("the client went away"));
+}
+
+void CompletionCall::CancelAll(const absl::Status& status) {
+  std::vector<uint64_t> ids;
+  {
+    MutexLock lock(&mu_);
+    for (const auto& choice : choices_) {
+      if (choice->id_ && !choice->end_) ids.push_back(*choice->id_);
+    }
+  }
+  for (const uint64_t id : ids) environment_.engine->Cancel(id, status);
+}
+
+bool CompletionCall::AllEnded() const {
+  for (const auto& choice : choices_) {
+    if (!choice->end_) return false;
+  }
+  return true;
+}
+
+std::optional<ApiError> CompletionCall::FirstError() {
+  for (const auto& choice : choices_) {
+    if (choice->end_ && !choice->end_->ok()) return ErrorOf(*choice->end_);
+  }
+  return std::nullopt;
+}
+
+std::vector<uint64_t> CompletionCall::TakeStalled() {
+  std::vector<uint64_t> ids;
+  for (const auto& choice : choices_) {
+    if (std::exchange(choice->stalled_, false)) ids.push_back(*choice->id_);
+  }
+  return ids;
+}
+
+nlohmann::json CompletionCall::TotalUsage() const {
+  int64_t prompt_tokens = 0;
+  int64_t completion_tokens = 0;
+  for (const auto& choice : choices_) {
+    prompt_tokens += choice->prompt_tokens_;
+    completion_tokens += choice->completion_tokens_;
+  }
+  return UsageJson(prompt_tokens, completion_tokens);
+}
+
+std::string CompletionCall::EventsOfAll() {
+  std::string events;
+  for (const auto& choice : choices_) {
+    ChoicePiece& piece = choice->piece_;
+    if (piece.tokens.ids_size() == 0 && piece.tokens.text().empty() &&
+        !piece.finished) {
+      continue;
+    }
+    nlohmann::json json = CompletionJson(id_, created_, model_name_);
+    json["choices"] = nlohmann::json::array(
+        {ChoiceJson(piece, request_, environment_.context.tokenizer,
+                    &choice->text_offset_)});
+    if (request_.include_usage) json["usage"] = nullptr;
+    events += Event(json);
+    piece.tokens.Clear();
+    piece.finished.reset();
+  }
+  return events;
+}
+
+std::string CompletionCall::LastEvents() {
+  std::string events;
+  if (request_.include_usage) {
+    nlohmann::json json = CompletionJson(id_, created_, model_name_);
+    json["choices"] = nlohmann::json::array();
+    json["usage"] = TotalUsage();
+    events += Event(json);
+  }
+  return events + "data: [DONE]\n\n";
+}
+
+HttpResponse CompletionCall::WholeAnswer() {
+  nlohmann::json json = CompletionJson(id_, created_, model_name_);
+  json["choices"] = nlohmann::json::array();
+  for (const auto& choice : choices_) {
+    json["choices"].push_back(ChoiceJson(choice->piece_, request_,
+                                         environment_.context.tokenizer,
+                                         &choice->text_offset_));
+  }
+  json["usage"] = TotalUsage();
+  HttpResponse response;
+  response.headers = headers_;
+  response.body = ToText(json);
+  return response;
+}
+
+// Sends what has gathered, unless something is on its way.
+void CompletionCall::Pump() {
+  enum { kNothing, kBegin, kWrite, kSend } action = kNothing;
+  bool finish = false;
+  HttpResponse response;
+  std::string piece;
+  std::vector<uint64_t> resume;
+  bool failed = false;
+  {
+    MutexLock lock(&mu_);
+    if (!started_ || write_in_flight_ || over_) return;
+    const std::optional<ApiError> error = FirstError();
+    failed = error.has_value();
+    const bool ended = failed || AllEnded();
+    if (!request_.stream || (failed && !streaming_)) {
+      if (!ended) return;
+      action = kSend;
+      response = failed ? ErrorResponse(*error) : WholeAnswer();
+    } else {
+      piece = EventsOfAll();
+      resume = TakeStalled();
+      if (failed) {
+        piece += Event(ErrorJson(*error));
+      } else if (ended) {
+        piece += LastEvents();
+      }
+      if (piece.empty()) return;
+      finish = ended;
+      action = streaming_ ? kWrite : kBegin;
+      streaming_ = true;
+      write_in_flight_ = true;
+      if (action == kBegin) {
+        response.content_type = "text/event-stream; charset=utf-8";
+        response.headers = headers_;
+        response.headers.emplace_back("Cache-Control", "no-cache");
+        response.body = std::move(piece);
+      }
+    }
+    if (ended) {
+      over_ = true;
+      // Before the client hears of the end, so that its next call finds its
+      // place free.
+      for (const auto& choice : choices_) choice->ticket_.Close();
+    }
+  }
+  for (const uint64_t id : resume) environment_.engine->Resume(id);
+  switch (action) {
+    case kSend:
+      reply_->Send(std::move(response));
+      break;
+    case kBegin:
+      reply_->Begin(std::move(response));
+      break;
+    case kWrite:
+      reply_->Write(std::move(piece));
+      break;
+    case kNothing:
+      break;
+  }
+  if (finish) reply_->Finish();
+  if (failed) CancelAll(absl::CancelledError("another prompt failed"));
+}
+
+}  // namespace recurve

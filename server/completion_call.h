@@ -1,0 +1,83 @@
+#ifndef RECURVE_SERVER_COMPLETION_CALL_H_
+#define RECURVE_SERVER_COMPLETION_CALL_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "server/http_reply.h"
+#include "server/openai.h"
+#include "server/stream_call.h"
+
+namespace recurve {
+
+// One request of POST /v1/completions: what GenerateCall is over gRPC, for one
+// or more prompts at a time, each a sequence of its own. The answer is JSON, or
+// server-sent events.
+//
+// A streamed answer begins with its first output, so that what fails before, in
+// the queue say, has a status of its own. A client that reads slowly gets
+// fewer, larger events and pauses its sequences, as over gRPC.
+//
+// Lifetime: the reply holds the object until OnDone, the engine until OnEnd of
+// each sequence. Thread safety: mu_ guards all state; the engine and the reply
+// are never called with mu_ held.
+class CompletionCall : public HttpListener,
+                       public std::enable_shared_from_this<CompletionCall> {
+ public:
+  CompletionCall(const CallEnvironment& environment,
+                 const std::string& model_name,
+                 std::shared_ptr<HttpReply> reply);
+  ~CompletionCall() override;
+
+  // Reads the request and submits it, or refuses it.
+  void Begin(const HttpRequest& request);
+
+  void OnWritten() override;
+  void OnDone() override;
+
+ private:
+  // One prompt and what becomes of it.
+  class Choice;
+
+  std::optional<ApiError> Submit(const HttpRequest& request);
+  // Checks and charges prompt `index`.
+  absl::StatusOr<GenerateInput> Prepare(size_t index,
+                                        const HttpRequest& request);
+  void Pump();
+  std::optional<ApiError> FirstError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool AllEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string EventsOfAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string LastEvents() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  HttpResponse WholeAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  nlohmann::json TotalUsage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those that must be resumed after their output was taken.
+  std::vector<uint64_t> TakeStalled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CancelAll(const absl::Status& status);
+
+  const CallEnvironment& environment_;
+  const std::string& model_name_;
+  const std::shared_ptr<HttpReply> reply_;
+  const int64_t created_;  // seconds since 1970
+
+  // Set before the engine knows of the call, then constant.
+  CompletionRequest request_;
+  std::vector<std::unique_ptr<Choice>> choices_;
+  std::string id_;  // cmpl-…
+  std::vector<std::pair<std::string, std::string>> headers_;
+
+  Mutex mu_;
+  bool started_ ABSL_GUARDED_BY(mu_) = false;    // output may go
+  bool accepted_ ABSL_GUARDED_BY(mu_) = false;   // counted as such
+  bool streaming_ ABSL_GUARDED_BY(mu_) = false;  // the answer has begun
+  bool write_in_flight_ ABSL_GUARDED_BY(mu_) = false;
+  bool over_ ABSL_GUARDED_BY(mu_) = false;  // nothing more is to be said
+  // When the client should come back, if a quota refuses it.
+  std::optional<std::chrono::milliseconds> retry_after_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_COMPLETION_CALL_H_

@@ -1,0 +1,111 @@
+#include "server/http_api.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "nlohmann/json.hpp"
+#include "prometheus/collectable.h"
+#include "prometheus/text_serializer.h"
+#include "server/completion_call.h"
+#include "server/openai.h"
+
+namespace recurve {
+namespace {
+
+constexpr absl::string_view kModelPrefix = "/v1/models/";
+constexpr char kCompletions[] = "/v1/completions";
+
+bool IsJson(absl::string_view content_type) {
+  const absl::string_view type = content_type.substr(0, content_type.find(';'));
+  return absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(type),
+                                "application/json");
+}
+
+}  // namespace
+
+HttpApi::HttpApi(Options options)
+    : options_(std::move(options)),
+      started_(std::chrono::duration_cast<std::chrono::seconds>(
+                   std::chrono::system_clock::now().time_since_epoch())
+                   .count()) {}
+
+std::optional<HttpResponse> HttpApi::CheckHead(const HttpRequest& head) {
+  const bool models =
+      head.path == "/v1/models" || absl::StartsWith(head.path, kModelPrefix);
+  const bool completions = head.path == kCompletions;
+  if (options_.environment != nullptr && absl::StartsWith(head.path, "/v1/") &&
+      options_.environment->tenants != nullptr) {
+    const auto tenant =
+        options_.environment->tenants->Authenticate(head.authorization);
+    if (!tenant.ok()) return ErrorResponse(ErrorOf(tenant.status()));
+  }
+  const bool known =
+      head.path == "/health" ||
+      (head.path == "/metrics" && options_.metrics != nullptr) ||
+      (options_.environment != nullptr && (models || completions));
+  if (!known) {
+    return HttpError(404,
+                     "there is nothing under this path; expected "
+                     "/v1/completions, /v1/models, /health or /metrics, "
+                     "as far as this port has them");
+  }
+  const bool get = head.method == "GET" || head.method == "HEAD";
+  if (completions ? head.method != "POST" : !get) {
+    HttpResponse response = HttpError(
+        405, completions ? "this path takes POST" : "this path takes GET");
+    response.headers.emplace_back("Allow", completions ? "POST" : "GET, HEAD");
+    return response;
+  }
+  // Also keeps out what a web page may send without asking.
+  if (completions && !IsJson(head.content_type)) {
+    return HttpError(415, "the body must have Content-Type: application/json");
+  }
+  return std::nullopt;
+}
+
+HttpResponse HttpApi::Get(const std::string& path) const {
+  HttpResponse response;
+  if (path == "/health") {
+    const bool serving = options_.serving();
+    response.status = serving ? 200 : 503;
+    const nlohmann::json body = {
+        {"status", serving ? "SERVING" : "NOT_SERVING"}};
+    response.body = ToText(body);
+    return response;
+  }
+  if (path == "/metrics") {
+    response.content_type = "text/plain; version=0.0.4";
+    response.body =
+        prometheus::TextSerializer().Serialize(options_.metrics->Collect());
+    return response;
+  }
+  const nlohmann::json models =
+      ModelsJson(options_.model_name, started_,
+                 options_.environment->context.max_model_len);
+  absl::string_view name = path;
+  if (!absl::ConsumePrefix(&name, kModelPrefix)) {
+    response.body = ToText(models);
+  } else if (name == options_.model_name) {
+    response.body = ToText(models["data"][0]);
+  } else {
+    ApiError error;
+    error.status = 404;
+    error.message = absl::StrCat("the model is not here; this server has '",
+                                 options_.model_name, "'");
+    error.param = "model";
+    error.code = "model_not_found";
+    return ErrorResponse(error);
+  }
+  return response;
+}
+
+void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+  if (request.path != kCompletions) return reply->Send(Get(request.path));
+  std::make_shared<CompletionCall>(*options_.environment, options_.model_name,
+                                   std::move(reply))
+      ->Begin(request);
+}
+
+}  // namespace recurve

@@ -1,0 +1,43 @@
+#ifndef RECURVE_SERVER_HTTP_API_H_
+#define RECURVE_SERVER_HTTP_API_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "server/http_reply.h"
+#include "server/stream_call.h"
+
+namespace prometheus {
+class Collectable;
+}  // namespace prometheus
+
+namespace recurve {
+
+// What there is under which path (docs/http.md). Thread-safe.
+class HttpApi : public HttpHandler {
+ public:
+  struct Options {
+    // Null: without /v1/completions and /v1/models.
+    const CallEnvironment* environment = nullptr;
+    std::string model_name;
+    // Null: without /metrics.
+    std::shared_ptr<prometheus::Collectable> metrics;
+    std::function<bool()> serving;  // what /health says
+  };
+  explicit HttpApi(Options options);
+
+  std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
+  void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override;
+
+ private:
+  HttpResponse Get(const std::string& path) const;
+
+  const Options options_;
+  const int64_t started_;  // seconds since 1970
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_HTTP_API_H_

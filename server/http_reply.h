@@ -1,0 +1,78 @@
+#ifndef RECURVE_SERVER_HTTP_REPLY_H_
+#define RECURVE_SERVER_HTTP_REPLY_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace recurve {
+
+// What http_server.h and those who answer requests say to each other.
+
+struct HttpRequest {
+  std::string method;
+  std::string path;  // without the query
+  // The values of these headers, one an occurrence.
+  std::vector<std::string> authorization;
+  std::string content_type;
+  std::string body;
+};
+
+struct HttpResponse {
+  int status = 200;
+  std::string content_type = "application/json";
+  std::vector<std::pair<std::string, std::string>> headers;
+  std::string body;
+};
+
+// Hears how an answer gets on. Called on the server's threads, one call at a
+// time.
+class HttpListener {
+ public:
+  virtual ~HttpListener() = default;
+  // All that was written of a streamed answer is with the system's socket.
+  virtual void OnWritten() = 0;
+  // The answer is sent, or the client is gone. Called once, and last.
+  virtual void OnDone() = 0;
+};
+
+// The way to answer one request: Send, or Begin, Write as often as wanted, and
+// Finish. After Send, Finish or Drop, and after the listener's OnDone, nothing
+// more has an effect. Thread-safe; nothing blocks.
+class HttpReply {
+ public:
+  virtual ~HttpReply() = default;
+
+  // Only from within HttpHandler::Handle. The reply keeps the listener alive
+  // until its OnDone.
+  virtual void Listen(std::shared_ptr<HttpListener> listener) = 0;
+
+  virtual void Send(HttpResponse response) = 0;
+  // Status, headers and the first piece of a streamed answer.
+  virtual void Begin(HttpResponse head) = 0;
+  virtual void Write(std::string piece) = 0;
+  virtual void Finish() = 0;
+  // Breaks the connection off: the client reads nothing, so it could not be
+  // told.
+  virtual void Drop() = 0;
+};
+
+// Answers requests. Called on the server's threads, many at once.
+class HttpHandler {
+ public:
+  virtual ~HttpHandler() = default;
+  // The head of a request is there, its body is not. An answer given here
+  // refuses the request, and its body is not read.
+  virtual std::optional<HttpResponse> CheckHead(const HttpRequest& head) = 0;
+  virtual void Handle(HttpRequest request,
+                      std::shared_ptr<HttpReply> reply) = 0;
+};
+
+// An answer that refuses, with an error object as OpenAI's API has it.
+HttpResponse HttpError(int status, const std::string& message);
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_HTTP_REPLY_H_

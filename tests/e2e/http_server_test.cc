@@ -1,0 +1,176 @@
+// The HTTP server by itself: limits and times, which the completions API leaves
+// at their defaults.
+
+#include "server/http_server.h"
+
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/server_fixture.h"
+#include "tests/testing/http_client.h"
+
+namespace recurve {
+namespace {
+
+using testing::HasSubstr;
+
+// Answers with what it was sent; "/stream" with a line for each OnWritten,
+// without end.
+class EchoHandler : public HttpHandler {
+ public:
+  std::optional<HttpResponse> CheckHead(const HttpRequest& head) override {
+    if (head.path == "/refused") return HttpError(403, "no");
+    return std::nullopt;
+  }
+  void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override {
+    HttpResponse response;
+    if (request.path != "/stream") {
+      response.body = request.method + " " + request.path + " " + request.body;
+      return reply->Send(std::move(response));
+    }
+    reply->Listen(std::make_shared<Endless>(reply, &streams));
+    response.body = std::string(100'000, 'x');
+    reply->Begin(std::move(response));
+  }
+
+  std::atomic<int> streams = 0;
+
+ private:
+  struct Endless : public HttpListener {
+    Endless(std::shared_ptr<HttpReply> reply, std::atomic<int>* streams)
+        : reply(std::move(reply)), streams(streams) {
+      ++*streams;
+    }
+    void OnWritten() override { reply->Write(std::string(100'000, 'y')); }
+    void OnDone() override { --*streams; }
+    const std::shared_ptr<HttpReply> reply;
+    std::atomic<int>* const streams;
+  };
+};
+
+HttpServerOptions Options() {
+  HttpServerOptions options;
+  options.host = "127.0.0.1";
+  return options;
+}
+
+const std::string kGet = HttpRequestText("GET", "/");
+
+TEST(HttpServerTest, TooManyConnectionsAreToldSo) {
+  EchoHandler handler;
+  HttpServerOptions options = Options();
+  options.max_connections = 3;
+  const auto server = *HttpServer::Start(options, &handler);
+  {
+    HttpConnection held[3] = {HttpConnection(server->port()),
+                              HttpConnection(server->port()),
+                              HttpConnection(server->port())};
+    ASSERT_TRUE(WaitFor([&] { return server->connections() == 3; }));
+    HttpConnection fourth(server->port());
+    const HttpResult result = fourth.Read();  // without being asked
+    EXPECT_EQ(result.status, 503);
+    EXPECT_EQ(result.headers.at("retry-after"), "1");
+    for (HttpConnection& connection : held) {
+      connection.Send(kGet);
+      EXPECT_EQ(connection.Read().body, "GET / ");
+    }
+  }
+  ASSERT_TRUE(WaitFor([&] { return server->connections() == 0; }));
+  EXPECT_EQ(Fetch(server->port(), kGet).status, 200);
+}
+
+TEST(HttpServerTest, SlowRequestsAndIdleConnectionsEnd) {
+  EchoHandler handler;
+  HttpServerOptions options = Options();
+  options.head_timeout = std::chrono::milliseconds(100);
+  options.body_timeout = std::chrono::milliseconds(100);
+  options.idle_timeout = std::chrono::milliseconds(100);
+  const auto server = *HttpServer::Start(options, &handler);
+  HttpConnection silent(server->port());
+  EXPECT_EQ(silent.ReadSome(), "");
+  for (const std::string part :
+       {"GET", "GET / HTTP/1.1\r\nA: b\r\n",
+        "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab"}) {
+    EXPECT_EQ(Fetch(server->port(), part).status, 408) << part;
+  }
+  HttpConnection idle(server->port());
+  idle.Send(kGet);
+  EXPECT_EQ(idle.Read().status, 200);
+  EXPECT_EQ(idle.ReadSome(), "");
+}
+
+TEST(HttpServerTest, BodiesAreBoundedTogether) {
+  EchoHandler handler;
+  HttpServerOptions options = Options();
+  options.max_bodies_bytes = 1000;
+  const auto server = *HttpServer::Start(options, &handler);
+  const auto post = [&](size_t size) {
+    return Fetch(server->port(),
+                 HttpRequestText("POST", "/", std::string(size, 'x')))
+        .status;
+  };
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(post(900), 200);  // given back each time
+    EXPECT_EQ(post(1100), 503);
+  }
+  {
+    HttpConnection half(server->port());
+    half.Send("POST / HTTP/1.1\r\nContent-Length: 900\r\n\r\n" +
+              std::string(800, 'x'));
+    EXPECT_TRUE(WaitFor([&] { return post(300) == 503; }));
+  }
+  EXPECT_TRUE(WaitFor([&] { return post(300) == 200; }));
+}
+
+TEST(HttpServerTest, AReaderThatStopsIsCutOffAndOneThatLeavesIsNoticed) {
+  EchoHandler handler;
+  HttpServerOptions options = Options();
+  options.stalled_client_timeout = std::chrono::milliseconds(200);
+  const auto server = *HttpServer::Start(options, &handler);
+  HttpConnection stalled(server->port());
+  stalled.Send(HttpRequestText("GET", "/stream"));
+  EXPECT_THAT(stalled.ReadSome(), HasSubstr("200 OK"));
+  EXPECT_TRUE(WaitFor([&] { return handler.streams == 0; }));
+  auto leaving = std::make_unique<HttpConnection>(server->port());
+  leaving->Send(HttpRequestText("GET", "/stream"));
+  EXPECT_THAT(leaving->ReadSome(), HasSubstr("200 OK"));
+  leaving.reset();
+  EXPECT_TRUE(WaitFor([&] { return handler.streams == 0; }));
+}
+
+TEST(HttpServerTest, ARefusalIsReadAlthoughTheBodyIsStillComing) {
+  EchoHandler handler;
+  const auto server = *HttpServer::Start(Options(), &handler);
+  HttpConnection connection(server->port());
+  connection.Send("POST /refused HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n");
+  connection.Send(std::string(2'000'000, 'x'));
+  const HttpResult result = connection.Read();
+  EXPECT_EQ(result.status, 403);
+  EXPECT_EQ(result.headers.at("connection"), "close");
+}
+
+TEST(HttpServerTest, StopEndsStreams) {
+  EchoHandler handler;
+  const auto server = *HttpServer::Start(Options(), &handler);
+  HttpConnection connection(server->port());
+  connection.Send(HttpRequestText("GET", "/stream"));
+  EXPECT_NE(connection.ReadSome(), "");
+  server->Stop();
+  EXPECT_EQ(handler.streams, 0);
+  while (!connection.ReadSome().empty()) {
+  }
+}
+
+TEST(HttpServerTest, APortInUseIsAnError) {
+  EchoHandler handler;
+  const auto server = *HttpServer::Start(Options(), &handler);
+  HttpServerOptions options = Options();
+  options.port = server->port();
+  const auto second = HttpServer::Start(options, &handler);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr("cannot listen for HTTP on 127.0.0.1:"));
+}
+
+}  // namespace
+}  // namespace recurve

@@ -1,0 +1,617 @@
+// The completions API over HTTP, as its clients see it.
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+#include "openssl/ssl.h"
+#include "tests/e2e/server_fixture.h"
+#include "tests/testing/certificates.h"
+#include "tests/testing/http_client.h"
+
+namespace recurve {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr char kPath[] = "/v1/completions";
+
+json Parse(const std::string& text) {
+  json value = json::parse(text, nullptr, false);
+  EXPECT_FALSE(value.is_discarded()) << text;
+  return value;
+}
+
+HttpResult Complete(TestServer& server, const json& body,
+                    const std::vector<std::string>& headers = {}) {
+  return Fetch(server.server().http_port(),
+               PostText(kPath, body.dump(), headers));
+}
+
+// The same request over gRPC.
+Generation OverGrpc(TestServer& server, const v1::GenerateRequest& request) {
+  const auto outcome = Generate(*server.Connect(), request);
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+  return outcome.generation;
+}
+
+TEST(HttpTest, GivesTheTokensOfGrpc) {
+  TestServer server;
+  v1::GenerateRequest request;
+  request.set_prompt_text("def fibonacci(n):\n");
+  request.mutable_stopping()->set_max_new_tokens(40);
+  request.mutable_sampling()->set_temperature(0.8f);
+  request.mutable_sampling()->set_top_p(0.9f);
+  request.mutable_sampling()->set_top_k(50);
+  request.mutable_sampling()->set_min_p(0.01f);
+  request.mutable_sampling()->set_seed(7);
+  request.mutable_sampling()->set_presence_penalty(0.5f);
+  request.mutable_sampling()->set_frequency_penalty(0.25f);
+  request.mutable_sampling()->set_repetition_penalty(1.1f);
+  (*request.mutable_sampling()->mutable_logit_bias())[10] = -2;
+  request.mutable_stopping()->set_ignore_eos(true);
+  const Generation want = OverGrpc(server, request);
+  json body = {{"model", "demo"},
+               {"prompt", "def fibonacci(n):\n"},
+               {"max_tokens", 40},
+               {"temperature", 0.8},
+               {"top_p", 0.9},
+               {"top_k", 50},
+               {"min_p", 0.01},
+               {"seed", 7},
+               {"presence_penalty", 0.5},
+               {"frequency_penalty", 0.25},
+               {"repetition_penalty", 1.1},
+               {"logit_bias", {{"10", -2}}},
+               {"ignore_eos", true},
+               {"return_token_ids", true},
+               {"user", "me"},
+               {"n", 1},
+               {"echo", false},
+               {"stop", nullptr}};
+  const HttpResult whole = Complete(server, body);
+  ASSERT_EQ(whole.status, 200) << whole.body;
+  EXPECT_EQ(whole.headers.at("content-type"), "application/json");
+  const json answer = Parse(whole.body);
+  EXPECT_EQ(answer["object"], "text_completion");
+  EXPECT_EQ(answer["model"], "demo");
+  EXPECT_EQ(answer["id"], whole.headers.at("x-request-id"));
+  EXPECT_EQ(answer["id"], "cmpl-" + whole.headers.at("recurve-request-id"));
+  const json& choice = answer["choices"][0];
+  EXPECT_EQ(choice["text"], want.text);
+  EXPECT_EQ(choice["token_ids"], json(want.token_ids));
+  EXPECT_EQ(choice["finish_reason"], "length");
+  EXPECT_TRUE(choice["logprobs"].is_null());
+  EXPECT_EQ(answer["usage"]["prompt_tokens"], 19);
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 40);
+  EXPECT_EQ(answer["usage"]["total_tokens"], 59);
+
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  const HttpResult streamed = Complete(server, body);
+  ASSERT_EQ(streamed.status, 200) << streamed.body;
+  EXPECT_THAT(streamed.headers.at("content-type"),
+              HasSubstr("text/event-stream"));
+  const std::vector<std::string> events = SseEvents(streamed.body);
+  ASSERT_GE(events.size(), 3);
+  EXPECT_EQ(events.back(), "[DONE]");
+  std::string text;
+  json ids = json::array();
+  for (size_t i = 0; i + 2 < events.size(); ++i) {
+    const json event = Parse(events[i]);
+    EXPECT_TRUE(event["usage"].is_null());
+    text += event["choices"][0]["text"].get<std::string>();
+    for (const json& id : event["choices"][0]["token_ids"]) ids.push_back(id);
+    EXPECT_EQ(event["choices"][0]["finish_reason"].is_null(),
+              i + 3 < events.size());
+  }
+  EXPECT_EQ(text, want.text);
+  EXPECT_EQ(ids, json(want.token_ids));
+  const json last = Parse(events[events.size() - 2]);
+  EXPECT_EQ(last["choices"].size(), 0);
+  EXPECT_EQ(last["usage"]["completion_tokens"], 40);
+  server.ExpectIdle();
+}
+
+TEST(HttpTest, TakesTokenIdsAndListsOfPrompts) {
+  TestServer server;
+  const Generation want = OverGrpc(server, GreedyRequest({256, 65, 66}, 5));
+  json body = {{"prompt", {256, 65, 66}},
+               {"max_tokens", 5},
+               {"temperature", 0},
+               {"ignore_eos", true},
+               {"return_token_ids", true}};
+  const json one = Parse(Complete(server, body).body);
+  EXPECT_EQ(one["choices"][0]["token_ids"], json(want.token_ids));
+  // A text is encoded with the beginning-of-sequence token, which is 256.
+  body["prompt"] = "AB";
+  EXPECT_EQ(Parse(Complete(server, body).body)["choices"][0]["token_ids"],
+            json(want.token_ids));
+
+  body["prompt"] = json::array({json::array({256, 65, 66}), "x", "AB"});
+  const json three = Parse(Complete(server, body).body);
+  ASSERT_EQ(three["choices"].size(), 3);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(three["choices"][i]["index"], i);
+  EXPECT_EQ(three["choices"][0]["token_ids"], json(want.token_ids));
+  EXPECT_EQ(three["choices"][2]["token_ids"], json(want.token_ids));
+  EXPECT_EQ(three["usage"]["completion_tokens"], 15);
+  EXPECT_EQ(three["usage"]["prompt_tokens"], 8);
+
+  body["stream"] = true;
+  std::vector<json> ids(3, json::array());
+  for (const std::string& event : SseEvents(Complete(server, body).body)) {
+    if (event == "[DONE]") continue;
+    const json choice = Parse(event)["choices"][0];
+    for (const json& id : choice["token_ids"]) {
+      ids[choice["index"].get<size_t>()].push_back(id);
+    }
+  }
+  EXPECT_EQ(ids[0], json(want.token_ids));
+  EXPECT_EQ(ids[1].size(), 5);
+  EXPECT_EQ(ids[2], json(want.token_ids));
+  server.ExpectIdle();
+}
+
+TEST(HttpTest, LogprobsAndStopsAreThoseOfGrpc) {
+  TestServer server;
+  v1::GenerateRequest request;
+  request.set_prompt_text("def fibonacci(n):\n");
+  request.mutable_stopping()->set_max_new_tokens(160);
+  request.mutable_stopping()->add_stop_strings("np.arr");
+  request.set_logprobs(2);
+  const Generation want = OverGrpc(server, request);
+  const json body = {{"prompt", "def fibonacci(n):\n"},
+                     {"max_tokens", 160},
+                     {"stop", {"np.arr", "never"}},
+                     {"logprobs", 2},
+                     {"temperature", 0}};
+  const json choice = Parse(Complete(server, body).body)["choices"][0];
+  EXPECT_EQ(choice["text"], "    return ");
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["stop_reason"], "np.arr");
+  const json& logprobs = choice["logprobs"];
+  ASSERT_EQ(logprobs["tokens"].size(), want.token_ids.size());
+  EXPECT_EQ(logprobs["tokens"][4], "r");
+  EXPECT_EQ(logprobs["text_offset"][4], 4);
+  for (size_t i = 0; i < want.logprobs.size(); ++i) {
+    EXPECT_FLOAT_EQ(logprobs["token_logprobs"][i].get<float>(),
+                    want.logprobs[i].logprob());
+    // Greedy: the chosen token is the first of the two best.
+    EXPECT_EQ(logprobs["top_logprobs"][i].size(), 2);
+  }
+  const json by_id =
+      Parse(Complete(server,
+                     {{"prompt", "def fibonacci(n):\n"},
+                      {"temperature", 0},
+                      {"stop_token_ids", {static_cast<int>(want.token_ids[4])}},
+                      {"logprobs", 0},
+                      {"return_tokens_as_token_ids", true}})
+                .body)["choices"][0];
+  EXPECT_EQ(by_id["finish_reason"], "stop");
+  EXPECT_EQ(by_id["stop_reason"], want.token_ids[4]);
+  EXPECT_EQ(by_id["logprobs"]["tokens"].back(),
+            absl::StrCat("token_id:", want.token_ids[4]));
+  EXPECT_EQ(by_id["logprobs"]["top_logprobs"][0].size(), 1);
+  // What the API promises by default: 16 tokens.
+  const json plain =
+      Parse(Complete(server, {{"prompt", "a"}, {"ignore_eos", true}}).body);
+  EXPECT_EQ(plain["usage"]["completion_tokens"], 16);
+}
+
+TEST(HttpTest, BadRequestsNameTheField) {
+  TestServer server;
+  struct Case {
+    json body;
+    const char* param;
+    const char* message;
+    int status = 400;
+  };
+  const Case cases[] = {
+      {{{"max_tokens", 1}}, "prompt", "prompt is missing"},
+      {{{"prompt", ""}, {"n", 2}}, "n", "n is 2; this server supports 1 only"},
+      {{{"prompt", "a"}, {"echo", true}}, "echo", "supports false only"},
+      {{{"prompt", "a"}, {"best_of", 3}}, "best_of", "best_of is 3"},
+      {{{"prompt", "a"}, {"colour", "red"}}, "colour", "no option"},
+      {{{"prompt", "a"}, {"temperature", 101}},
+       "temperature",
+       "temperature is 101; expected 0 to 100"},
+      {{{"prompt", "a"}, {"temperature", "hot"}},
+       "temperature",
+       "temperature is 'hot'; expected a number"},
+      {{{"prompt", "a"}, {"top_p", 0}}, "top_p", "above 0, at most 1"},
+      {{{"prompt", "a"}, {"top_k", 1.5}}, "top_k", "expected an integer"},
+      {{{"prompt", "a"}, {"max_tokens", 0}},
+       "max_tokens",
+       "max_tokens is 0; expected an integer from 1"},
+      {{{"prompt", "a"}, {"max_tokens", 9000}},
+       "max_tokens",
+       "this server's max_model_len is 8192"},
+      {{{"prompt", "a"}, {"max_tokens", 1}, {"max_completion_tokens", 2}},
+       "max_tokens",
+       "differs"},
+      {{{"prompt", "a"}, {"logprobs", 21}}, "logprobs", "from 0 to 20"},
+      {{{"prompt", "a"}, {"logprobs", true}}, "logprobs", "logprobs is true"},
+      {{{"prompt", "a"}, {"seed", 1.5}}, "seed", "expected an integer"},
+      {{{"prompt", "a"}, {"stop", 5}}, "stop", "expected a string or a list"},
+      {{{"prompt", "a"}, {"stop", {"a", ""}}},
+       "stop",
+       "stop[1] has 0 bytes; expected 1 to 256"},
+      {{{"prompt", "a"}, {"logit_bias", {{"A", 1}}}},
+       "logit_bias",
+       "has the key 'A'"},
+      {{{"prompt", "a"}, {"logit_bias", {{"999", 1}}}}, "logit_bias", "999"},
+      {{{"prompt", "a"}, {"stream_options", json::object()}},
+       "stream_options",
+       "stream is not true"},
+      {{{"prompt", "a"},
+        {"stream", true},
+        {"stream_options", {{"continuous_usage_stats", true}}}},
+       "stream_options",
+       "no such option"},
+      {{{"prompt", {1, 2, 258}}},
+       "prompt",
+       "prompt[2] is 258; the vocabulary has ids 0 to 257"},
+      {{{"prompt", {1, -2}}}, "prompt", "prompt[1] is -2; expected a token id"},
+      {{{"prompt", json::array()}}, "prompt", "has 0 entries"},
+      {{{"prompt", json::array({"a", json::array({999})})}},
+       "prompt",
+       "in prompt[1]: prompt[0] is 999"},
+      {{{"prompt", json::object()}}, "prompt", "expected a string or a list"},
+      {{{"prompt", json::array()}, {"model", "gpt-9"}},
+       "model",
+       "the model 'gpt-9' is not here; this server has 'demo'",
+       404},
+      {json::array(), nullptr, "the body is a list of 0; expected an object"},
+  };
+  for (const Case& c : cases) {
+    const HttpResult result = Complete(server, c.body);
+    EXPECT_EQ(result.status, c.status) << c.body;
+    const json error = Parse(result.body)["error"];
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr(c.message));
+    EXPECT_EQ(error["type"], "invalid_request_error");
+    EXPECT_EQ(error["param"], c.param != nullptr ? json(c.param) : json());
+  }
+  for (const std::string body :
+       {"", "{", "{\"prompt\": \"a\"} x", "{\"prompt\": \"\xff\"}",
+        "{\"prompt\": \"a\", \"prompt\": \"b\"}", "[[[[[[[[[[[[[[",
+        "{\"prompt\": \"\\ud800\"}"}) {
+    EXPECT_EQ(Fetch(server.server().http_port(), PostText(kPath, body)).status,
+              400)
+        << body;
+  }
+  server.ExpectIdle();
+}
+
+TEST(HttpTest, PathsMethodsAndTypes) {
+  TestServer server;
+  const int port = server.server().http_port();
+  const auto get = [&](const std::string& path) {
+    return Fetch(port, HttpRequestText("GET", path));
+  };
+  const json models = Parse(get("/v1/models?limit=3").body);
+  EXPECT_EQ(models["object"], "list");
+  EXPECT_EQ(models["data"][0]["id"], "demo");
+  EXPECT_EQ(models["data"][0]["max_model_len"], 8192);
+  EXPECT_EQ(Parse(get("/v1/models/demo").body)["id"], "demo");
+  EXPECT_EQ(Parse(get("/v1/models/other").body)["error"]["code"],
+            "model_not_found");
+  EXPECT_EQ(get("/health").body, "{\"status\":\"SERVING\"}");
+  EXPECT_EQ(get("/metrics").status, 200);
+  EXPECT_EQ(get("/v1/chat/completions").status, 404);
+  EXPECT_EQ(get("/").status, 404);
+  const HttpResult wrong = get(kPath);
+  EXPECT_EQ(wrong.status, 405);
+  EXPECT_EQ(wrong.headers.at("allow"), "POST");
+  EXPECT_EQ(Fetch(port, HttpRequestText("POST", "/health", "x")).status, 405);
+  EXPECT_EQ(Fetch(port, HttpRequestText("POST", kPath, "{}",
+                                        {"Content-Type: text/plain"}))
+                .status,
+            415);
+  // HEAD has the length and no body; the next answer follows at once.
+  HttpConnection connection(port);
+  connection.Send(HttpRequestText("HEAD", "/health") +
+                  HttpRequestText("GET", "/health"));
+  const std::string both = connection.ReadSome();
+  EXPECT_THAT(both, HasSubstr("Content-Length: 20"));
+}
+
+TEST(HttpTest, KeepsConnectionsAndAnswersPipelinedRequests) {
+  TestServer server;
+  HttpConnection connection(server.server().http_port());
+  const json body = {{"prompt", "ab"}, {"max_tokens", 3}, {"ignore_eos", true}};
+  json streamed = body;
+  streamed["stream"] = true;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(connection.Send(PostText(kPath, body.dump()) +
+                                PostText(kPath, streamed.dump()) +
+                                HttpRequestText("GET", "/health")));
+    EXPECT_EQ(Parse(connection.Read().body)["usage"]["completion_tokens"], 3);
+    EXPECT_EQ(SseEvents(connection.Read().body).back(), "[DONE]");
+    EXPECT_EQ(connection.Read().status, 200);
+  }
+  // A chunked body, byte by byte, after 100 Continue.
+  const std::string text = body.dump();
+  std::string request =
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+      "application/json\r\nExpect: 100-continue\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n";
+  ASSERT_TRUE(connection.Send(request));
+  EXPECT_EQ(connection.ReadSome(), "HTTP/1.1 100 Continue\r\n\r\n");
+  for (const char c : text)
+    connection.Send(absl::StrCat("1\r\n", std::string(1, c), "\r\n"));
+  connection.Send("0\r\n\r\n");
+  EXPECT_EQ(connection.Read().status, 200);
+  // HTTP/1.0: the end of the connection is the end of the stream.
+  const std::string old = streamed.dump();
+  const HttpResult result =
+      Fetch(server.server().http_port(),
+            absl::StrCat("POST /v1/completions HTTP/1.0\r\nContent-Type: "
+                         "application/json\r\nContent-Length: ",
+                         old.size(), "\r\n\r\n", old));
+  EXPECT_EQ(result.status, 200);
+  EXPECT_EQ(SseEvents(result.body).back(), "[DONE]");
+  server.ExpectIdle();
+}
+
+TEST(HttpTest, AClientThatLeavesEndsItsRequest) {
+  TestServer server;
+  const auto open = [&] { return server.server().engine().load().open; };
+  for (const bool stream : {true, false}) {
+    for (const bool half : {true, false}) {
+      HttpConnection connection(server.server().http_port());
+      ASSERT_TRUE(connection.Send(
+          PostText(kPath, json({{"prompt", json::array({"a", "b"})},
+                                {"max_tokens", 8000},
+                                {"ignore_eos", true},
+                                {"stream", stream}})
+                              .dump())));
+      ASSERT_TRUE(WaitFor([&] { return open() == 2; }));
+      if (stream) {
+        EXPECT_THAT(connection.ReadSome(), HasSubstr("200 OK"));
+      }
+      half ? connection.HalfClose() : connection.Reset();
+      EXPECT_TRUE(WaitFor([&] { return open() == 0; }));
+    }
+  }
+  server.ExpectIdle();
+}
+
+TEST(HttpTest, ADrainLetsStreamsFinishAndRefusesNewRequests) {
+  auto server = std::make_unique<TestServer>();
+  const int port = server->server().http_port();
+  HttpConnection stream(port);
+  HttpConnection other(port);
+  const json body = {{"prompt", "a"},
+                     {"max_tokens", 600},
+                     {"ignore_eos", true},
+                     {"stream", true}};
+  stream.Send(PostText(kPath, body.dump()));
+  std::string text = stream.ReadSome();
+  server->server().RequestDrain();
+  other.Send(HttpRequestText("GET", "/health"));
+  const HttpResult health = other.Read();
+  EXPECT_EQ(health.status, 503);
+  EXPECT_EQ(health.headers.at("connection"), "close");
+  const HttpResult refused = Complete(*server, body);
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.headers.at("retry-after"), "1");
+  for (std::string more; !(more = stream.ReadSome()).empty();) text += more;
+  EXPECT_THAT(text, HasSubstr("data: [DONE]"));
+  EXPECT_THAT(text, HasSubstr("\"finish_reason\":\"length\""));
+  EXPECT_TRUE(server->server().Wait().ok());
+}
+
+TEST(HttpTest, AShutdownTimeoutCutsStreamsOff) {
+  ServerOptions options = DemoOptions();
+  options.shutdown_timeout = std::chrono::milliseconds(100);
+  TestServer server(options);
+  HttpConnection stream(server.server().http_port());
+  stream.Send(PostText(kPath, json({{"prompt", "a"},
+                                    {"max_tokens", 8000},
+                                    {"ignore_eos", true},
+                                    {"stream", true}})
+                                  .dump()));
+  EXPECT_NE(stream.ReadSome(), "");
+  server.server().RequestDrain();
+  EXPECT_TRUE(server.server().Wait().ok());
+  std::string text;
+  for (std::string more; !(more = stream.ReadSome()).empty();) text += more;
+  EXPECT_THAT(text, Not(HasSubstr("[DONE]")));
+}
+
+TEST(HttpTest, FailuresHaveAStatusBeforeTheStreamAndAnEventWithin) {
+  TestServer server;
+  std::atomic<int> steps = 0;
+  server.runner().SetBeforeRun([&](const StepBatch&, CacheStorage&) {
+    return ++steps == 3 ? absl::InternalError("broken") : absl::OkStatus();
+  });
+  const json body = {{"prompt", "a"},
+                     {"max_tokens", 50},
+                     {"ignore_eos", true},
+                     {"stream", true}};
+  const HttpResult within = Complete(server, body);
+  EXPECT_EQ(within.status, 200);
+  const auto events = SseEvents(within.body);
+  EXPECT_EQ(Parse(events.back())["error"]["type"], "server_error");
+  const HttpResult after = Complete(server, body);
+  EXPECT_GE(after.status, 500);
+  EXPECT_EQ(Parse(after.body)["error"]["type"], "server_error");
+}
+
+TEST(HttpTest, AFullQueueIs429) {
+  ServerOptions options = DemoOptions();
+  options.engine.max_num_seqs = 1;
+  options.engine.max_queued_requests = 0;
+  TestServer server(options);
+  HttpConnection first(server.server().http_port());
+  const json body = {
+      {"prompt", "a"}, {"max_tokens", 8000}, {"ignore_eos", true}};
+  first.Send(PostText(kPath, body.dump()));
+  ASSERT_TRUE(
+      WaitFor([&] { return server.server().engine().load().open == 1; }));
+  const HttpResult result = Complete(server, body);
+  EXPECT_EQ(result.status, 429);
+  EXPECT_EQ(result.headers.at("retry-after"), "1");
+  EXPECT_EQ(Parse(result.body)["error"]["code"], "rate_limit_exceeded");
+  // Several prompts: all or none.
+  json many = body;
+  many["prompt"] = json::array({"a", "b"});
+  EXPECT_EQ(Complete(server, many).status, 429);
+  first.Reset();
+  server.ExpectIdle();
+}
+
+class HttpKeysTest : public testing::Test {
+ protected:
+  HttpKeysTest() {
+    std::string name = testing::TempDir() + "recurve_http_XXXXXX";
+    folder_ = mkdtemp(name.data());
+  }
+  ~HttpKeysTest() override { std::filesystem::remove_all(folder_); }
+
+  // Replaces the file at once: gRPC ends the process over an empty certificate.
+  std::string Write(const std::string& name, const std::string& text) const {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path + ".new") << text;
+    std::filesystem::rename(path + ".new", path);
+    return path;
+  }
+  std::string Line(const std::string& name, const std::string& key,
+                   const std::string& more) const {
+    const KeyDigest digest = DigestOfKey(key);
+    return absl::StrCat(
+        name, " sha256=",
+        absl::BytesToHexString(absl::string_view(
+            reinterpret_cast<const char*>(digest.data()), digest.size())),
+        " ", more, "\n");
+  }
+
+  std::string folder_;
+};
+
+TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
+  ServerOptions options = DemoOptions();
+  options.api_keys_file = Write(
+      "keys", Line("acme", "key", "max_streams=2") +
+                  Line("slow", "slow", "tokens_per_second=1 token_burst=100"));
+  TestServer server(options);
+  const int port = server.server().http_port();
+  const json body = {{"prompt", "a"}, {"max_tokens", 2}};
+  for (const std::vector<std::string>& headers :
+       {std::vector<std::string>{},
+        {"Authorization: Bearer wrong"},
+        {"Authorization: Basic key"},
+        {"Authorization: Bearer key", "Authorization: Bearer key"}}) {
+    const HttpResult result = Complete(server, body, headers);
+    EXPECT_EQ(result.status, 401);
+    EXPECT_EQ(result.headers.at("www-authenticate"), "Bearer");
+    EXPECT_EQ(Parse(result.body)["error"]["code"], "invalid_api_key");
+    EXPECT_EQ(
+        Fetch(port, HttpRequestText("GET", "/v1/models", "", headers)).status,
+        401);
+  }
+  // Refused before the body comes.
+  HttpConnection early(port);
+  early.Send(
+      "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+      "Content-Length: 1000000\r\n\r\n");
+  EXPECT_EQ(early.Read().status, 401);
+  EXPECT_EQ(Fetch(port, HttpRequestText("GET", "/health")).status, 200);
+  const std::vector<std::string> key = {"Authorization: Bearer key"};
+  // Each prompt is a stream.
+  json many = body;
+  many["prompt"] = json::array({"a", "b"});
+  EXPECT_EQ(Complete(server, many, key).status, 200);
+  many["prompt"].push_back("c");
+  for (int i = 0; i < 3; ++i) {
+    const HttpResult full = Complete(server, many, key);
+    EXPECT_EQ(full.status, 429);
+    EXPECT_THAT(full.body, HasSubstr("max_streams is 2"));
+    EXPECT_EQ(Complete(server, body, key).status, 200) << i;
+  }
+  const std::vector<std::string> slow = {"authorization: bearer slow"};
+  const json large = {
+      {"prompt", "a"}, {"max_tokens", 98}, {"ignore_eos", true}};
+  EXPECT_EQ(Complete(server, large, slow).status, 200);
+  const HttpResult spent = Complete(server, large, slow);
+  EXPECT_EQ(spent.status, 429);
+  EXPECT_GT(std::stoi(spent.headers.at("retry-after")), 10);
+  const std::string metrics =
+      Fetch(port, HttpRequestText("GET", "/metrics")).body;
+  EXPECT_THAT(metrics,
+              HasSubstr("recurve_tenant_open_streams{tenant=\"acme\"} 0\n"));
+  EXPECT_TRUE(
+      WaitFor([&] { return server.server().engine().load().open == 0; }));
+}
+
+TEST_F(HttpKeysTest, TlsIsForHttpTooAndMetricsMayHaveTheirOwnPort) {
+  const TestAuthority authority;
+  const TestAuthority clients;
+  const PemPair pair = authority.Sign("server");
+  ServerOptions options = DemoOptions();
+  options.transport.tls_cert = Write("server.pem", pair.certificate);
+  options.transport.tls_key = Write("server.key", pair.key);
+  options.transport.tls_client_ca = Write("clients.pem", clients.certificate());
+  options.transport.tls_reload = std::chrono::seconds(1);
+  options.metrics_port = 0;
+  Server* server;
+  const auto running = [&] {
+    ServerOptions o = options;
+    auto model = LoadModel(o.model, &o.engine);
+    return Server::Start(o, *std::move(model)).value();
+  }();
+  server = running.get();
+  const PemPair client = clients.Sign("client");
+  const std::string ca = Write("ca.pem", authority.certificate());
+  const std::string cert = Write("client.pem", client.certificate);
+  const std::string key = Write("client.key", client.key);
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> tls(
+      SSL_CTX_new(TLS_client_method()), SSL_CTX_free);
+  SSL_CTX_load_verify_locations(tls.get(), ca.c_str(), nullptr);
+  SSL_CTX_set_verify(tls.get(), SSL_VERIFY_PEER, nullptr);
+  const std::string health = HttpRequestText("GET", "/health");
+  {  // without a certificate of its own
+    HttpConnection connection(server->http_port(), tls.get());
+    connection.Send(health);
+    EXPECT_EQ(connection.Read().status, 0);
+  }
+  SSL_CTX_use_certificate_chain_file(tls.get(), cert.c_str());
+  SSL_CTX_use_PrivateKey_file(tls.get(), key.c_str(), SSL_FILETYPE_PEM);
+  HttpConnection connection(server->http_port(), tls.get());
+  ASSERT_TRUE(connection.connected());
+  connection.Send(health);
+  EXPECT_EQ(connection.Read().status, 200);
+  connection.Send(PostText(kPath, json({{"prompt", "a"},
+                                        {"max_tokens", 30},
+                                        {"ignore_eos", true},
+                                        {"stream", true}})
+                                      .dump()));
+  EXPECT_EQ(SseEvents(connection.Read().body).back(), "[DONE]");
+  connection.Send(HttpRequestText("GET", "/metrics"));
+  EXPECT_EQ(connection.Read().status, 404);
+  // In the clear: nothing on one port, metrics alone on the other.
+  EXPECT_EQ(Fetch(server->http_port(), health).status, 0);
+  EXPECT_EQ(Fetch(server->metrics_port(), health).status, 200);
+  EXPECT_EQ(
+      Fetch(server->metrics_port(), HttpRequestText("GET", "/metrics")).status,
+      200);
+  EXPECT_EQ(Fetch(server->metrics_port(), PostText(kPath, "{}")).status, 404);
+  // Files that cannot be used keep new connections out until they are good.
+  const auto connects = [&] {
+    return HttpConnection(server->http_port(), tls.get()).connected();
+  };
+  Write("server.pem", "nonsense");
+  EXPECT_TRUE(WaitFor([&] { return !connects(); }));
+  Write("server.pem", pair.certificate);
+  EXPECT_TRUE(WaitFor(connects));
+}
+
+}  // namespace
+}  // namespace recurve

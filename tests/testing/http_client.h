@@ -1,0 +1,67 @@
+#ifndef RECURVE_TESTS_TESTING_HTTP_CLIENT_H_
+#define RECURVE_TESTS_TESTING_HTTP_CLIENT_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+typedef struct ssl_st SSL;
+typedef struct ssl_ctx_st SSL_CTX;
+
+namespace recurve {
+
+struct HttpResult {
+  int status = 0;  // 0: the connection ended before the answer did
+  std::map<std::string, std::string> headers;  // names in lower case
+  std::string body;
+};
+
+// One connection to a port of this machine, as low as a test may want it. Reads
+// end after a minute.
+class HttpConnection {
+ public:
+  explicit HttpConnection(int port, SSL_CTX* tls = nullptr);
+  ~HttpConnection();
+
+  bool connected() const { return connected_; }
+  // False when the other side has closed.
+  bool Send(absl::string_view bytes);
+  // Reads one answer, chunked or not.
+  HttpResult Read();
+  // Reads what is there, or waits for some; empty at the end.
+  std::string ReadSome();
+  void HalfClose();  // no more will be sent
+  void Reset();      // breaks off without a word
+  void SetReceiveBuffer(int bytes);
+
+ private:
+  bool More();  // reads into buffer_
+  bool Line(std::string* line);
+  bool Bytes(size_t count, std::string* out);
+
+  int fd_ = -1;
+  SSL* ssl_ = nullptr;
+  bool connected_ = false;
+  std::string buffer_;
+};
+
+// The bytes of a request; `headers` are whole lines without their end.
+std::string HttpRequestText(const std::string& method, const std::string& path,
+                            const std::string& body = "",
+                            const std::vector<std::string>& headers = {});
+// A POST of JSON.
+std::string PostText(const std::string& path, const std::string& body,
+                     const std::vector<std::string>& headers = {});
+
+// One request on a connection of its own.
+HttpResult Fetch(int port, const std::string& text);
+
+// The data of each server-sent event.
+std::vector<std::string> SseEvents(const std::string& body);
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_TESTING_HTTP_CLIENT_H_
