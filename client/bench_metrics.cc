@@ -79,9 +79,9 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"saturated", "",
        "in a sweep over rates: the server fell behind, as saturation_reason "
        "says: more than 5% of the requests failed; or in the second half of "
-       "the sending time the requests under way grew by more than a tenth of "
-       "the requests that arrived and by more than twice the square root of "
-       "their number (what chance alone does)"},
+       "the sending time, where at least 10 requests arrived, those under way "
+       "grew by more than a tenth of the arrivals and by more than twice the "
+       "square root of their number (what chance alone does)"},
       {"max_sustained_rate", "requests/s",
        "of a sweep over rates: the highest rate below every saturated one; "
        "null when there is none"},

@@ -184,6 +184,10 @@ std::string FormatReport(const ordered_json& report) {
   real("Output tokens/s", "output_throughput");
   real("Input + output tokens/s", "total_token_throughput");
   real("Mean requests open", "mean_concurrent_requests");
+  if (report.contains("verified")) {
+    count("Verified requests", "verified");
+    count("  of them with other tokens", "verify_mismatches");
+  }
   absl::StrAppendFormat(&text, "\n%-6s", "ms");
   for (const char* statistic : kStatistics) {
     absl::StrAppendFormat(&text, "%11s", statistic);

@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kMostSteps = 100;
 constexpr double kFailedShare = 0.05;
 constexpr double kGrowthShare = 0.1;
+// Fewer say nothing.
+constexpr double kLeastArrivals = 10;
 
 }  // namespace
 
@@ -90,7 +92,8 @@ std::optional<std::string> FindSaturation(const BenchResult& result) {
     ended += end > sending / 2 && end <= sending ? 1 : 0;
   }
   const double growth = arrived - ended;
-  if (growth > kGrowthShare * arrived && growth > 2 * std::sqrt(arrived)) {
+  if (arrived >= kLeastArrivals && growth > kGrowthShare * arrived &&
+      growth > 2 * std::sqrt(arrived)) {
     return absl::StrFormat(
         "%.0f requests arrived and %.0f ended in the second half of the "
         "sending time",
@@ -124,7 +127,12 @@ std::optional<double> RateBetween(const std::vector<SweepPoint>& points) {
     }
   }
   if (!sustained.has_value() || !saturated.has_value()) return std::nullopt;
-  return std::sqrt(*sustained * *saturated);
+  const double between = std::sqrt(*sustained * *saturated);
+  // To three significant places, which read better, while the two ends are
+  // further apart than that.
+  const double unit = std::pow(10, std::floor(std::log10(between)) - 2);
+  const double rounded = std::round(between / unit) * unit;
+  return rounded > *sustained && rounded < *saturated ? rounded : between;
 }
 
 }  // namespace recurve

@@ -34,7 +34,8 @@ struct SweepPoint {
 std::optional<double> MaxSustainedRate(const std::vector<SweepPoint>& points);
 
 // The rate between the highest sustained and the lowest saturated one, their
-// geometric mean; nothing when one of the two is missing.
+// geometric mean to three significant places; nothing when one of the two is
+// missing.
 std::optional<double> RateBetween(const std::vector<SweepPoint>& points);
 
 }  // namespace recurve
