@@ -36,10 +36,10 @@ figure() { sed -n "s/^  \"$1\": \([0-9.e+-]*\),*$/\1/p" "$folder/report.json"; }
 read -r user system <"$folder/time"
 awk -v streams="$streams" -v step="$step_ms" -v duration="$(figure duration)" \
   -v tokens="$(figure total_output_tokens)" -v p50="$(figure median_itl_ms)" \
-  -v p99="$(figure p99_itl_ms)" -v user="$user" -v system="$system" -v failed="$(figure failed)" 'BEGIN {
+  -v p99="$(figure p99_itl_ms)" -v user_s="$user" -v system_s="$system" -v failed="$(figure failed)" 'BEGIN {
   printf "%d streams, a token each %g ms: at most %d tokens/s\n", streams, step, streams * 1000 / step
   printf "received %.0f tokens/s over %.1f s, %d requests failed\n", tokens / duration, duration, failed
   printf "inter-token latency median %.2f ms, p99 %.2f ms\n", p50, p99
   printf "client: %.1f s of processor time, %.0f%% of a core, %.0f tokens for each second of it\n",
-    user + system, 100 * (user + system) / duration, tokens / (user + system)
+    user_s + system_s, 100 * (user_s + system_s) / duration, tokens / (user_s + system_s)
 }'

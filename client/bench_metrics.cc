@@ -26,10 +26,13 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
        "(closed loop); of all requests. Large values mean that the client or "
        "--max-concurrency, not the server, set the pace, and TTFT does not "
        "include them"},
+      {"reject", "ms",
+       "how long a refusal took: from sending to the final status of requests "
+       "that failed with RESOURCE_EXHAUSTED or UNAVAILABLE"},
       {"mean, median, std, p90, p95, p99, p99.9", "ms",
        "of a latency: percentiles are interpolated linearly between the two "
        "closest ranks, std is of the population; of completed requests, but "
-       "for send_lag; null when there is no value"},
+       "for send_lag and reject; null when there is no value"},
       {"duration", "s", "from the begin of the run to the last final status"},
       {"completed", "requests",
        "ended with status OK and a whole stream: no gap between tokens, a "

@@ -14,7 +14,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kMetrics[] = {"ttft", "tpot", "itl", "e2el", "send_lag"};
+constexpr const char* kMetrics[] = {"ttft", "tpot",     "itl",
+                                    "e2el", "send_lag", "reject"};
 constexpr const char* kStatistics[] = {"mean", "median", "std",  "p90",
                                        "p95",  "p99",    "p99.9"};
 
@@ -47,6 +48,13 @@ ordered_json RequestRate(const std::optional<ArrivalConfig>& arrivals) {
 bool HasBurstiness(const std::optional<ArrivalConfig>& arrivals) {
   return arrivals.has_value() && arrivals->trace == nullptr &&
          !arrivals->constant;
+}
+
+// The server had no room for it, and said so.
+bool IsRejected(const RequestRecord& record) {
+  return record.outcome == Outcome::kFailed &&
+         (absl::IsResourceExhausted(record.status) ||
+          absl::IsUnavailable(record.status));
 }
 
 double MaxTokensPerSecond(const BenchResult& result) {
@@ -88,10 +96,11 @@ ordered_json MakeReport(const BenchResult& result,
   uint64_t cancelled_output_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t good = 0;
-  std::vector<double> ttft, tpot, itl, e2el, send_lag;
+  std::vector<double> ttft, tpot, itl, e2el, send_lag, reject;
   for (const RequestRecord& record : result.records) {
     ++counts[static_cast<int>(record.outcome)];
     send_lag.push_back(record.send_lag_ms);
+    if (IsRejected(record)) reject.push_back(record.latency.e2el_ms);
     const uint64_t generated = record.generation.token_ids.size();
     if (record.outcome == Outcome::kCancelled) {
       cancelled_output_tokens += generated;
@@ -148,6 +157,7 @@ ordered_json MakeReport(const BenchResult& result,
   AddSummary("itl", std::move(itl), &report);
   AddSummary("e2el", std::move(e2el), &report);
   AddSummary("send_lag", std::move(send_lag), &report);
+  AddSummary("reject", std::move(reject), &report);
   report["errors"] = ordered_json::object();
   for (const auto& [code, entry] : CountErrors(result)) {
     report["errors"][absl::StatusCodeToString(code)] = entry.first;
@@ -194,6 +204,8 @@ std::string FormatReport(const ordered_json& report) {
   }
   for (const char* metric : kMetrics) {
     const bool is_lag = absl::string_view(metric) == "send_lag";
+    const bool is_reject = absl::string_view(metric) == "reject";
+    if (is_reject && report[Key("mean", metric)].is_null()) continue;
     absl::StrAppendFormat(&text, "\n%-6s",
                           is_lag ? "LAG" : absl::AsciiStrToUpper(metric));
     for (const char* statistic : kStatistics) {

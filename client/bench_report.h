@@ -29,8 +29,8 @@ struct ReportContext {
 
 // The figures of a run, with the keys of `vllm bench serve` where that has
 // them. bench_metrics.h says what each means. Latencies are
-// {mean,median,std,p90,p95,p99,p99.9}_{ttft,tpot,itl,e2el,send_lag}_ms, null
-// when no request has the value.
+// {mean,median,std,p90,p95,p99,p99.9}_{ttft,tpot,itl,e2el,send_lag,reject}_ms,
+// null when no request has the value.
 nlohmann::ordered_json MakeReport(const BenchResult& result,
                                   const ReportContext& context = {});
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <thread>
@@ -249,6 +251,12 @@ TEST_F(BenchModesTest, EveryFigureIsDefined) {
     EXPECT_THAT(names, HasSubstr(" " + key + ",")) << key;
   }
   EXPECT_THAT(ExplainMetrics(), HasSubstr("ttft (ms)\n    time to first"));
+  std::ifstream file(RECURVE_SOURCE_DIR "/docs/load-testing.md");
+  const std::string guide((std::istreambuf_iterator<char>(file)),
+                          std::istreambuf_iterator<char>());
+  for (const MetricDefinition& metric : MetricDefinitions()) {
+    EXPECT_THAT(guide, HasSubstr(metric.meaning));
+  }
 }
 
 TEST_F(BenchModesTest, HtmlHoldsItsDataAndNothingFromElsewhere) {
