@@ -187,6 +187,8 @@ int Run(double step_ms) {
 }  // namespace
 }  // namespace recurve
 
+// An exception ends the program, as it should.
+// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   CLI::App app("Streams tokens to every client, one a step; computes nothing");
   double step_ms = 10;

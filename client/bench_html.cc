@@ -34,6 +34,7 @@ ordered_json RoundedArray(const std::vector<double>& values) {
 // outcome] with times in seconds; the first token's is null without tokens.
 ordered_json Timeline(const BenchResult& result) {
   std::vector<const RequestRecord*> records;
+  records.reserve(result.records.size());
   for (const RequestRecord& record : result.records) {
     records.push_back(&record);
   }

@@ -103,6 +103,7 @@ absl::Status WriteFile(const std::string& path,
 // Of a sweep over rates.
 std::optional<double> MaxSustainedRate(const std::vector<BenchStep>& steps) {
   std::vector<SweepPoint> points;
+  points.reserve(steps.size());
   for (const BenchStep& step : steps) {
     points.push_back({step.rate, step.report.value("saturated", false)});
   }

@@ -117,7 +117,7 @@ void BenchRunner::SendDue() {
       ++started_;
       if (schedule_ != nullptr) ScheduleArrival();
     }
-    Start(std::move(due), node.key());
+    Start(due, node.key());
   }
 }
 
@@ -131,7 +131,7 @@ size_t BenchRunner::FreeSlot() {
   return slot;
 }
 
-void BenchRunner::Start(Due due, BenchClock::time_point due_at) {
+void BenchRunner::Start(const Due& due, BenchClock::time_point due_at) {
   const size_t slot_number = FreeSlot();
   slots_[slot_number] = std::make_unique<Slot>();
   Slot* const slot = slots_[slot_number].get();

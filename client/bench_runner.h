@@ -123,7 +123,7 @@ class BenchRunner {
   bool MaySend() const;
   void ScheduleArrival();
   void SendDue();
-  void Start(Due due, BenchClock::time_point due_at);
+  void Start(const Due& due, BenchClock::time_point due_at);
   size_t FreeSlot();
   bool OnEvent(Slot* slot, const v1::GenerateEvent& event);
   void Collect(Slot* slot);

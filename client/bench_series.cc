@@ -85,6 +85,7 @@ std::vector<double> Quantiles(std::vector<double> sample, int points) {
   std::vector<double> values;
   if (sample.empty()) return values;
   std::sort(sample.begin(), sample.end());
+  values.reserve(points);
   for (int i = 0; i < points; ++i) {
     values.push_back(Percentile(sample, 100.0 * i / (points - 1)));
   }

@@ -1,6 +1,7 @@
 #include "client/bench_view.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,7 +21,7 @@ std::string Sparkline(const std::deque<double>& values) {
   std::string bars;
   for (const double value : values) {
     const int level =
-        highest > 0 ? static_cast<int>(value / highest * 7 + 0.5) : 0;
+        highest > 0 ? static_cast<int>(std::lround(value / highest * 7)) : 0;
     absl::StrAppend(&bars, kBars[std::clamp(level, 0, 7)]);
   }
   return bars;
