@@ -17,8 +17,9 @@ const char kLatencyDefinitions[] =
     "ITL: the gap between two tokens events divided by the tokens of the later "
     "one, counted once for each of those tokens.\n"
     "E2EL: from sending the request to its final status.\n"
+    "LAG: how late the client sent a request.\n"
     "All are measured by the client over completed requests; percentiles are "
-    "interpolated linearly; std is of the population.\n";
+    "interpolated linearly; std is of the population. --explain says more.\n";
 
 RequestLatency ComputeLatency(BenchClock::time_point sent,
                               const std::vector<TokenArrival>& arrivals,

@@ -1,7 +1,9 @@
 #include "client/bench_progress.h"
 
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace recurve {
@@ -13,22 +15,40 @@ constexpr double kLogSeconds = 5;
 }  // namespace
 
 ProgressLine::ProgressLine(std::FILE* out, bool is_terminal, std::string total)
-    : out_(out), is_terminal_(is_terminal), total_(std::move(total)) {}
+    : out_(out),
+      is_terminal_(is_terminal),
+      total_(std::move(total)),
+      view_(total_) {}
 
 void ProgressLine::Update(const BenchProgress& progress) {
   const double interval = is_terminal_ ? kTerminalSeconds : kLogSeconds;
   if (progress.elapsed_seconds - last_seconds_ < interval) return;
   last_seconds_ = progress.elapsed_seconds;
-  const std::string line = FormatProgress(progress, total_);
-  // "\033[K" clears what a longer line before left behind.
-  std::fprintf(out_, is_terminal_ ? "\r%s\033[K" : "%s\n", line.c_str());
+  if (!is_terminal_) {
+    std::fprintf(out_, "%s\n", FormatProgress(progress, total_).c_str());
+  } else {
+    const std::vector<std::string> lines = view_.Lines(progress);
+    std::string text = ToFirstLine();
+    // "\033[K" clears what a longer line before left behind.
+    for (const std::string& line : lines) {
+      absl::StrAppend(&text, line, "\033[K\n");
+    }
+    std::fputs(text.c_str(), out_);
+    lines_open_ = lines.size();
+  }
   std::fflush(out_);
-  line_open_ = is_terminal_;
+}
+
+std::string ProgressLine::ToFirstLine() const {
+  return lines_open_ == 0 ? "" : absl::StrCat("\033[", lines_open_, "A\r");
 }
 
 void ProgressLine::Finish() {
-  if (line_open_) std::fputc('\n', out_);
-  line_open_ = false;
+  if (lines_open_ == 0) return;
+  // "\033[J" clears from there to the end of the screen.
+  std::fprintf(out_, "%s\033[J", ToFirstLine().c_str());
+  std::fflush(out_);
+  lines_open_ = 0;
 }
 
 std::string FormatProgress(const BenchProgress& progress,

@@ -5,11 +5,12 @@
 #include <string>
 
 #include "client/bench_runner.h"
+#include "client/bench_view.h"
 
 namespace recurve {
 
-// Shows how a bench goes: on a terminal one line that is rewritten, elsewhere a
-// new line every five seconds.
+// Shows how a bench goes: on a terminal a few lines that are rewritten (see
+// LiveView), elsewhere a new line every five seconds.
 // Thread safety: none.
 class ProgressLine {
  public:
@@ -19,15 +20,18 @@ class ProgressLine {
   // Writes if it is time to.
   void Update(const BenchProgress& progress);
 
-  // Ends a line that is being rewritten.
+  // Takes the lines that are being rewritten away.
   void Finish();
 
  private:
+  std::string ToFirstLine() const;
+
   std::FILE* const out_;
   const bool is_terminal_;
   const std::string total_;
+  LiveView view_;
   double last_seconds_ = 0;
-  bool line_open_ = false;
+  size_t lines_open_ = 0;
 };
 
 // "12.5 s: 40/64 done, 16 running, 1234 tokens/s, 0 errors"

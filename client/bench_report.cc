@@ -1,10 +1,12 @@
 #include "client/bench_report.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/bench_series.h"
 #include "client/bench_stats.h"
 
 namespace recurve {
@@ -12,21 +14,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kMetrics[] = {"ttft", "tpot", "itl", "e2el"};
+constexpr const char* kMetrics[] = {"ttft", "tpot",     "itl",
+                                    "e2el", "send_lag", "reject"};
 constexpr const char* kStatistics[] = {"mean", "median", "std",  "p90",
                                        "p95",  "p99",    "p99.9"};
-
-const char* OutcomeName(Outcome outcome) {
-  switch (outcome) {
-    case Outcome::kCompleted:
-      return "completed";
-    case Outcome::kCancelled:
-      return "cancelled";
-    case Outcome::kFailed:
-      return "failed";
-  }
-  return "unknown";
-}
 
 std::string Key(const char* statistic, const char* metric) {
   return absl::StrCat(statistic, "_", metric, "_ms");
@@ -47,7 +38,44 @@ double Rate(uint64_t count, double seconds) {
   return seconds > 0 ? static_cast<double>(count) / seconds : 0;
 }
 
+// Requests a second, as asked for.
+ordered_json RequestRate(const std::optional<ArrivalConfig>& arrivals) {
+  if (!arrivals.has_value()) return "inf";
+  if (arrivals->trace != nullptr) return nullptr;
+  return arrivals->rate;
+}
+
+bool HasBurstiness(const std::optional<ArrivalConfig>& arrivals) {
+  return arrivals.has_value() && arrivals->trace == nullptr &&
+         !arrivals->constant;
+}
+
+// The server had no room for it, and said so.
+bool IsRejected(const RequestRecord& record) {
+  return record.outcome == Outcome::kFailed &&
+         (absl::IsResourceExhausted(record.status) ||
+          absl::IsUnavailable(record.status));
+}
+
+double MaxTokensPerSecond(const BenchResult& result) {
+  const TimeSeries series = MakeTimeSeries(result, 1);
+  return *std::max_element(series.tokens_per_second.begin(),
+                           series.tokens_per_second.end());
+}
+
 }  // namespace
+
+const char* OutcomeName(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kCompleted:
+      return "completed";
+    case Outcome::kCancelled:
+      return "cancelled";
+    case Outcome::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
 
 std::map<absl::StatusCode, std::pair<uint64_t, std::string>> CountErrors(
     const BenchResult& result) {
@@ -60,15 +88,19 @@ std::map<absl::StatusCode, std::pair<uint64_t, std::string>> CountErrors(
   return errors;
 }
 
-ordered_json MakeReport(const BenchResult& result) {
+ordered_json MakeReport(const BenchResult& result,
+                        const ReportContext& context) {
   uint64_t counts[3] = {0, 0, 0};
   uint64_t input_tokens = 0;
   uint64_t output_tokens = 0;
   uint64_t cancelled_output_tokens = 0;
   uint64_t preemptions = 0;
-  std::vector<double> ttft, tpot, itl, e2el;
+  uint64_t good = 0;
+  std::vector<double> ttft, tpot, itl, e2el, send_lag, reject;
   for (const RequestRecord& record : result.records) {
     ++counts[static_cast<int>(record.outcome)];
+    send_lag.push_back(record.send_lag_ms);
+    if (IsRejected(record)) reject.push_back(record.latency.e2el_ms);
     const uint64_t generated = record.generation.token_ids.size();
     if (record.outcome == Outcome::kCancelled) {
       cancelled_output_tokens += generated;
@@ -78,6 +110,7 @@ ordered_json MakeReport(const BenchResult& result) {
     output_tokens += generated;
     preemptions += record.generation.end.usage().preemptions();
     const RequestLatency& latency = record.latency;
+    if (KeepsServiceLevel(latency, context.service_level)) ++good;
     if (latency.ttft_ms.has_value()) ttft.push_back(*latency.ttft_ms);
     if (latency.tpot_ms.has_value()) tpot.push_back(*latency.tpot_ms);
     itl.insert(itl.end(), latency.itl_ms.begin(), latency.itl_ms.end());
@@ -90,18 +123,41 @@ ordered_json MakeReport(const BenchResult& result) {
   report["completed"] = completed;
   report["cancelled"] = counts[static_cast<int>(Outcome::kCancelled)];
   report["failed"] = counts[static_cast<int>(Outcome::kFailed)];
+  report["num_prompts"] = result.records.size();
   report["total_input_tokens"] = input_tokens;
   report["total_output_tokens"] = output_tokens;
   report["cancelled_output_tokens"] = cancelled_output_tokens;
   report["preemptions"] = preemptions;
+  report["request_rate"] = RequestRate(context.arrivals);
+  report["burstiness"] = HasBurstiness(context.arrivals)
+                             ? ordered_json(context.arrivals->burstiness)
+                             : ordered_json();
+  report["max_concurrency"] = context.max_concurrency.has_value()
+                                  ? ordered_json(*context.max_concurrency)
+                                  : ordered_json();
   report["request_throughput"] = Rate(completed, duration);
+  const uint64_t judged =
+      completed + counts[static_cast<int>(Outcome::kFailed)];
+  const bool has_level = context.service_level.any();
+  report["request_goodput"] =
+      has_level ? ordered_json(Rate(good, duration)) : ordered_json();
+  report["good_fraction"] = has_level && judged > 0
+                                ? ordered_json(static_cast<double>(good) /
+                                               static_cast<double>(judged))
+                                : ordered_json();
   report["output_throughput"] = Rate(output_tokens, duration);
   report["total_token_throughput"] =
       Rate(input_tokens + output_tokens, duration);
+  report["max_output_tokens_per_s"] = MaxTokensPerSecond(result);
+  report["mean_concurrent_requests"] =
+      duration > 0 ? OpenSeconds(result) / duration : 0;
+  report["max_concurrent_requests"] = PeakOpen(result);
   AddSummary("ttft", std::move(ttft), &report);
   AddSummary("tpot", std::move(tpot), &report);
   AddSummary("itl", std::move(itl), &report);
   AddSummary("e2el", std::move(e2el), &report);
+  AddSummary("send_lag", std::move(send_lag), &report);
+  AddSummary("reject", std::move(reject), &report);
   report["errors"] = ordered_json::object();
   for (const auto& [code, entry] : CountErrors(result)) {
     report["errors"][absl::StatusCodeToString(code)] = entry.first;
@@ -132,14 +188,26 @@ std::string FormatReport(const ordered_json& report) {
   count("Output tokens", "total_output_tokens");
   count("Preemptions", "preemptions");
   real("Requests/s", "request_throughput");
+  if (!report["request_goodput"].is_null()) {
+    real("Good requests/s", "request_goodput");
+  }
   real("Output tokens/s", "output_throughput");
   real("Input + output tokens/s", "total_token_throughput");
+  real("Mean requests open", "mean_concurrent_requests");
+  if (report.contains("verified")) {
+    count("Verified requests", "verified");
+    count("  of them with other tokens", "verify_mismatches");
+  }
   absl::StrAppendFormat(&text, "\n%-6s", "ms");
   for (const char* statistic : kStatistics) {
     absl::StrAppendFormat(&text, "%11s", statistic);
   }
   for (const char* metric : kMetrics) {
-    absl::StrAppendFormat(&text, "\n%-6s", absl::AsciiStrToUpper(metric));
+    const bool is_lag = absl::string_view(metric) == "send_lag";
+    const bool is_reject = absl::string_view(metric) == "reject";
+    if (is_reject && report[Key("mean", metric)].is_null()) continue;
+    absl::StrAppendFormat(&text, "\n%-6s",
+                          is_lag ? "LAG" : absl::AsciiStrToUpper(metric));
     for (const char* statistic : kStatistics) {
       const ordered_json& value = report[Key(statistic, metric)];
       if (value.is_null()) {
@@ -156,11 +224,13 @@ std::string FormatRecord(const RequestRecord& record) {
   const RequestLatency& latency = record.latency;
   ordered_json line;
   line["index"] = record.index;
+  line["turn"] = record.turn;
   line["request_id"] = record.generation.request_id;
   line["outcome"] = OutcomeName(record.outcome);
   line["status"] = absl::StatusCodeToString(record.status.code());
   line["message"] = std::string(record.status.message());
   line["start_seconds"] = record.start_seconds;
+  line["send_lag_ms"] = record.send_lag_ms;
   line["prompt_tokens"] = record.prompt_tokens;
   line["max_new_tokens"] = record.max_new_tokens;
   line["output_tokens"] = record.generation.token_ids.size();

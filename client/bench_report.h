@@ -3,10 +3,13 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "client/bench_arrivals.h"
+#include "client/bench_goodput.h"
 #include "client/bench_runner.h"
 
 namespace recurve {
@@ -15,14 +18,27 @@ namespace recurve {
 std::map<absl::StatusCode, std::pair<uint64_t, std::string>> CountErrors(
     const BenchResult& result);
 
+// What of a run its figures depend on, besides its result.
+struct ReportContext {
+  ServiceLevel service_level;
+  // Of an open loop; absent in a closed one.
+  std::optional<ArrivalConfig> arrivals;
+  // The bound on streams; absent when there was none.
+  std::optional<uint32_t> max_concurrency;
+};
+
 // The figures of a run, with the keys of `vllm bench serve` where that has
-// them: counts, token totals of completed requests, rates by `duration` in
-// seconds, and {mean,median,std,p90,p95,p99,p99.9}_{ttft,tpot,itl,e2el}_ms over
-// completed requests (null when no request has the value).
-nlohmann::ordered_json MakeReport(const BenchResult& result);
+// them. bench_metrics.h says what each means. Latencies are
+// {mean,median,std,p90,p95,p99,p99.9}_{ttft,tpot,itl,e2el,send_lag,reject}_ms,
+// null when no request has the value.
+nlohmann::ordered_json MakeReport(const BenchResult& result,
+                                  const ReportContext& context = {});
 
 // The same as a table for people; ends with the definitions.
 std::string FormatReport(const nlohmann::ordered_json& report);
+
+// "completed", "cancelled" or "failed".
+const char* OutcomeName(Outcome outcome);
 
 // One request as one line of JSON, without the newline.
 std::string FormatRecord(const RequestRecord& record);

@@ -21,6 +21,9 @@ double Seconds(BenchClock::duration duration) {
 // its number is in ended_; the thread in Run touches it before and after.
 struct BenchRunner::Slot {
   RequestRecord record;
+  // Of a conversation that goes on after this request.
+  std::vector<uint32_t> prompt;
+  bool last_turn = true;
   uint32_t cancel_after_tokens = 0;
   bool cancel_sent = false;
   // The first event that made no sense.
@@ -49,22 +52,26 @@ void BenchRunner::Stop() {
 BenchResult BenchRunner::Run(
     uint64_t first_index,
     absl::FunctionRef<void(const BenchProgress&)> on_progress) {
-  RECURVE_CHECK(started_ == 0);
+  RECURVE_CHECK(sent_ == 0);
   first_index_ = first_index;
-  slots_.resize(options_.concurrency);
   begin_ = BenchClock::now();
   BenchClock::time_point last_end = begin_;
-  const auto start_if_due = [this](size_t slot) {
-    const BenchClock::time_point now = BenchClock::now();
-    if (MayStart(now)) Start(slot, now);
-  };
-  for (size_t i = 0; i < slots_.size(); ++i) start_if_due(i);
-  while (running_ > 0) {
+  if (options_.arrivals.has_value()) {
+    schedule_ = std::make_unique<ArrivalSchedule>(*options_.arrivals);
+    ScheduleArrival();
+  } else {
+    for (uint32_t i = 0; i < options_.concurrency; ++i) {
+      due_.emplace(begin_, Due());
+    }
+  }
+  for (;;) {
+    SendDue();
+    if (running_ == 0 && due_.empty()) break;
     for (const size_t i : WaitForEnded()) {
       last_end = std::max(last_end, slots_[i]->ended);
       Collect(slots_[i].get());
       slots_[i].reset();
-      start_if_due(i);
+      free_slots_.push_back(i);
     }
     if (stop_.load()) CancelRunning();
     on_progress(Progress());
@@ -75,21 +82,67 @@ BenchResult BenchRunner::Run(
   return std::move(result_);
 }
 
-bool BenchRunner::MayStart(BenchClock::time_point now) const {
-  return !stop_.load() && started_ < options_.num_requests &&
-         failed_ < options_.max_failures &&
-         absl::FromChrono(now - begin_) < options_.start_for;
+bool BenchRunner::MaySend() const {
+  return !stop_.load() && failed_ < options_.max_failures;
 }
 
-void BenchRunner::Start(size_t slot_number, BenchClock::time_point now) {
+// Whether another conversation may start now.
+bool BenchRunner::MayStart() const {
+  return MaySend() && started_ < options_.num_requests &&
+         absl::FromChrono(BenchClock::now() - begin_) < options_.start_for;
+}
+
+void BenchRunner::ScheduleArrival() {
+  // One arrival at a time is in due_, itself not among started_.
+  const std::optional<double> seconds = schedule_->Next();
+  if (!seconds.has_value() || started_ >= options_.num_requests ||
+      absl::Seconds(*seconds) >= options_.start_for) {
+    return;
+  }
+  due_.emplace(begin_ + std::chrono::duration_cast<BenchClock::duration>(
+                            std::chrono::duration<double>(*seconds)),
+               Due());
+}
+
+void BenchRunner::SendDue() {
+  if (!MaySend()) due_.clear();
+  while (!due_.empty() && due_.begin()->first <= BenchClock::now() &&
+         running_ < options_.concurrency) {
+    auto node = due_.extract(due_.begin());
+    Due due = std::move(node.mapped());
+    if (due.fresh) {
+      // An arrival that came in time is sent even if that is late.
+      if (schedule_ == nullptr && !MayStart()) continue;
+      due.index = first_index_ + started_;
+      ++started_;
+      if (schedule_ != nullptr) ScheduleArrival();
+    }
+    Start(due, node.key());
+  }
+}
+
+size_t BenchRunner::FreeSlot() {
+  if (free_slots_.empty()) {
+    slots_.emplace_back();
+    return slots_.size() - 1;
+  }
+  const size_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  return slot;
+}
+
+void BenchRunner::Start(const Due& due, BenchClock::time_point due_at) {
+  const size_t slot_number = FreeSlot();
   slots_[slot_number] = std::make_unique<Slot>();
   Slot* const slot = slots_[slot_number].get();
-  const uint64_t index = first_index_ + started_;
-  const WorkItem item = workload_->Make(index);
+  const WorkItem item = workload_->MakeTurn(due.index, due.turn, due.history);
   slot->cancel_after_tokens = item.cancel_after_tokens;
-  slot->record.index = index;
-  slot->record.start_seconds = Seconds(now - begin_);
-  slot->record.prompt_tokens = item.request.prompt_ids().ids_size();
+  slot->last_turn = due.turn + 1 >= workload_->Turns(due.index);
+  const auto& prompt = item.request.prompt_ids().ids();
+  if (!slot->last_turn) slot->prompt.assign(prompt.begin(), prompt.end());
+  slot->record.index = due.index;
+  slot->record.turn = due.turn;
+  slot->record.prompt_tokens = prompt.size();
   slot->record.max_new_tokens = item.request.stopping().max_new_tokens();
   GenerateStream::Callbacks callbacks;
   callbacks.on_event = [this, slot](const v1::GenerateEvent& event) {
@@ -102,10 +155,12 @@ void BenchRunner::Start(size_t slot_number, BenchClock::time_point now) {
     ended_.push_back(slot_number);
     changed_.NotifyAll();
   };
-  RecurveClient* const client = clients_[started_ % clients_.size()];
-  ++started_;
+  RecurveClient* const client = clients_[sent_ % clients_.size()];
+  ++sent_;
   ++running_;
   slot->sent = BenchClock::now();
+  slot->record.start_seconds = Seconds(slot->sent - begin_);
+  slot->record.send_lag_ms = 1000 * Seconds(slot->sent - due_at);
   slot->stream = client->StartGenerate(item.request, std::move(callbacks),
                                        options_.request_timeout);
 }
@@ -145,12 +200,39 @@ void BenchRunner::Collect(Slot* slot) {
                                                         : Outcome::kFailed;
   if (record.outcome == Outcome::kFailed) ++failed_;
   record.latency = ComputeLatency(slot->sent, slot->arrivals, slot->ended);
+  ScheduleNext(*slot, record);
   result_.records.push_back(std::move(record));
 }
 
+// What the end of a request makes due: the next turn, else, in a closed loop,
+// another conversation.
+void BenchRunner::ScheduleNext(const Slot& slot, const RequestRecord& record) {
+  if (!slot.last_turn && record.outcome == Outcome::kCompleted) {
+    Due next;
+    next.fresh = false;
+    next.index = record.index;
+    next.turn = record.turn + 1;
+    next.history = slot.prompt;
+    next.history.insert(next.history.end(), record.generation.token_ids.begin(),
+                        record.generation.token_ids.end());
+    due_.emplace(slot.ended + absl::ToChronoNanoseconds(options_.think_time),
+                 std::move(next));
+  } else if (schedule_ == nullptr) {
+    due_.emplace(slot.ended, Due());
+  }
+}
+
 std::vector<size_t> BenchRunner::WaitForEnded() {
+  std::chrono::nanoseconds timeout = kTick;
+  if (!due_.empty() && running_ < options_.concurrency) {
+    timeout = std::clamp<std::chrono::nanoseconds>(
+        due_.begin()->first - BenchClock::now(), std::chrono::nanoseconds(0),
+        kTick);
+  }
   MutexLock lock(&mu_);
-  if (ended_.empty()) changed_.WaitFor(&mu_, kTick);
+  // A stop is acted upon at once; after that there is only the end to wait for.
+  const bool stop_is_new = stop_.load() && !cancelled_running_;
+  if (ended_.empty() && !stop_is_new) changed_.WaitFor(&mu_, timeout);
   return std::exchange(ended_, {});
 }
 
@@ -169,6 +251,7 @@ BenchProgress BenchRunner::Progress() const {
   progress.running = running_;
   progress.failed = failed_;
   progress.output_tokens = output_tokens_.load();
+  progress.records = &result_.records;
   return progress;
 }
 

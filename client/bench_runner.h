@@ -4,13 +4,16 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "client/bench_arrivals.h"
 #include "client/bench_latency.h"
 #include "client/bench_workload.h"
 #include "client/generation.h"
@@ -19,14 +22,21 @@
 namespace recurve {
 
 struct BenchOptions {
-  // Streams open at a time, >= 1.
+  // Closed loop: conversations open at a time, a pause between two turns
+  // included. Open loop: requests under way at a time; what is due beyond is
+  // sent late. >= 1.
   uint32_t concurrency = 16;
-  // No request is started after this many ...
+  // If set, an open loop: conversations begin at its times, whatever the server
+  // does.
+  std::optional<ArrivalConfig> arrivals;
+  // Between the end of one turn of a conversation and the next.
+  absl::Duration think_time = absl::ZeroDuration();
+  // No conversation is started after this many ...
   uint64_t num_requests = std::numeric_limits<uint64_t>::max();
-  // ... nor this long after the first ...
+  // ... nor this long after the first; nothing at all is sent ...
   absl::Duration start_for = absl::InfiniteDuration();
-  // ... nor after this many have failed (a dead server would otherwise be asked
-  // as fast as it can refuse).
+  // ... after this many requests have failed (a dead server would otherwise be
+  // asked as fast as it can refuse).
   uint64_t max_failures = 1000;
   // Deadline of each request.
   absl::Duration request_timeout = absl::InfiniteDuration();
@@ -39,11 +49,15 @@ enum class Outcome {
 };
 
 struct RequestRecord {
-  uint64_t index = 0;  // in the workload
+  uint64_t index = 0;  // of its conversation in the workload
+  uint32_t turn = 0;   // in the conversation
   Outcome outcome = Outcome::kFailed;
   absl::Status status;
-  // Since the run began.
+  // When it was sent, since the run began.
   double start_seconds = 0;
+  // How much later that was than it should have been: than its arrival (open
+  // loop), or than the end of what it waited for and the think time.
+  double send_lag_ms = 0;
   uint32_t prompt_tokens = 0;
   uint32_t max_new_tokens = 0;
   Generation generation;
@@ -56,6 +70,8 @@ struct BenchProgress {
   uint64_t running = 0;
   uint64_t failed = 0;
   uint64_t output_tokens = 0;
+  // Those ended so far, in that order; valid during the call.
+  const std::vector<RequestRecord>* records = nullptr;
 };
 
 struct BenchResult {
@@ -69,8 +85,9 @@ struct BenchResult {
   bool gave_up = false;
 };
 
-// Keeps `concurrency` streams open: as one ends, the next is sent. The streams
-// run on gRPC's threads; the caller's thread only starts and collects them.
+// Closed loop: keeps `concurrency` streams open; as one ends, the next is sent.
+// Open loop: sends each request when it is due. The streams run on gRPC's
+// threads; the caller's thread only starts and collects them.
 //
 // Thread safety: Stop may be called from any thread, also before Run.
 class BenchRunner {
@@ -83,7 +100,7 @@ class BenchRunner {
   BenchRunner(const BenchRunner&) = delete;
   BenchRunner& operator=(const BenchRunner&) = delete;
 
-  // Sends requests first_index, first_index + 1, … of the workload. Calls
+  // Sends conversations first_index, first_index + 1, … of the workload. Calls
   // on_progress on this thread, at least four times a second. Once only.
   BenchResult Run(uint64_t first_index,
                   absl::FunctionRef<void(const BenchProgress&)> on_progress);
@@ -93,11 +110,24 @@ class BenchRunner {
 
  private:
   struct Slot;
+  // A request that is to be sent.
+  struct Due {
+    // A new conversation; its index is not chosen yet, nor is what follows.
+    bool fresh = true;
+    uint64_t index = 0;
+    uint32_t turn = 0;
+    std::vector<uint32_t> history;
+  };
 
-  bool MayStart(BenchClock::time_point now) const;
-  void Start(size_t slot_number, BenchClock::time_point now);
+  bool MayStart() const;
+  bool MaySend() const;
+  void ScheduleArrival();
+  void SendDue();
+  void Start(const Due& due, BenchClock::time_point due_at);
+  size_t FreeSlot();
   bool OnEvent(Slot* slot, const v1::GenerateEvent& event);
   void Collect(Slot* slot);
+  void ScheduleNext(const Slot& slot, const RequestRecord& record);
   std::vector<size_t> WaitForEnded();
   void CancelRunning();
   BenchProgress Progress() const;
@@ -108,9 +138,14 @@ class BenchRunner {
 
   // Of the thread in Run.
   std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<size_t> free_slots_;
+  // By the time at which they are due.
+  std::multimap<BenchClock::time_point, Due> due_;
+  std::unique_ptr<ArrivalSchedule> schedule_;  // null in a closed loop
   BenchClock::time_point begin_;
   uint64_t first_index_ = 0;
-  uint64_t started_ = 0;
+  uint64_t started_ = 0;  // conversations
+  uint64_t sent_ = 0;     // requests
   uint64_t running_ = 0;
   uint64_t failed_ = 0;
   bool cancelled_running_ = false;

@@ -1,43 +1,16 @@
 #include "client/bench_workload.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "base/random.h"
+#include "client/bench_random.h"
 
 namespace recurve {
 namespace {
 
-// The draws of one request: a stream of random words of its own.
-class Draws {
- public:
-  Draws(uint64_t seed, uint64_t index) : seed_(seed), index_(index) {}
-
-  // Uniform in [0, count); count >= 1. Off by at most count / 2^32, which no
-  // load test can see.
-  uint32_t Below(uint32_t count) {
-    return static_cast<uint32_t>((uint64_t{Word()} * count) >> 32);
-  }
-  uint32_t In(CountRange range) {
-    return range.min +
-           static_cast<uint32_t>(
-               (uint64_t{Word()} * (uint64_t{range.max} - range.min + 1)) >>
-               32);
-  }
-  uint32_t Word() {
-    const uint64_t block = next_ / 4;
-    if (next_ % 4 == 0) words_ = Philox4x32(seed_, block, index_);
-    return words_[next_++ % 4];
-  }
-
- private:
-  const uint64_t seed_;
-  const uint64_t index_;
-  uint64_t next_ = 0;
-  std::array<uint32_t, 4> words_ = {};
-};
+// Keeps the draws of a conversation's length apart from those of its requests.
+constexpr uint64_t kTurnsPart = (1 << 24) - 1;
 
 // Spreads cancellations evenly: of the first n requests, n * fraction (rounded
 // down) are cancelled.
@@ -53,12 +26,32 @@ bool IsCancelled(uint64_t index, double fraction) {
 
 absl::StatusOr<Workload> Workload::Create(const WorkloadConfig& config,
                                           const v1::ModelInfo& model) {
+  uint64_t prompt = config.prompt_tokens.max();
+  uint64_t output = config.output_tokens.max();
+  if (config.trace != nullptr) {
+    prompt = output = 0;
+    for (const TraceEntry& entry : *config.trace) {
+      if (uint64_t{entry.prompt_tokens} + entry.output_tokens >
+          prompt + output) {
+        prompt = entry.prompt_tokens;
+        output = entry.output_tokens;
+      }
+    }
+  }
+  const uint64_t later = config.turns.max() - 1;
   const uint64_t longest =
-      uint64_t{config.prompt_tokens.max} + config.output_tokens.max;
+      prompt + output +
+      later * (config.turn_tokens.max() + uint64_t{config.output_tokens.max()});
   if (longest > model.max_model_len()) {
+    const std::string turns =
+        later == 0 ? ""
+                   : absl::StrCat(" + ", later, " more turns of ",
+                                  config.turn_tokens.max(), " + ",
+                                  config.output_tokens.max());
     return absl::InvalidArgumentError(absl::StrCat(
-        "--prompt-tokens and --output-tokens: up to ", config.prompt_tokens.max,
-        " + ", config.output_tokens.max, " = ", longest,
+        config.trace != nullptr ? "--trace: "
+                                : "--prompt-tokens and --output-tokens: ",
+        "up to ", prompt, " + ", output, turns, " = ", longest,
         " tokens, but the server's max_model_len is ", model.max_model_len()));
   }
   Workload workload(config, model);
@@ -86,19 +79,33 @@ Workload::Workload(const WorkloadConfig& config, const v1::ModelInfo& model)
       special_.end());
 }
 
-WorkItem Workload::Make(uint64_t index) const {
-  Draws draws(config_.seed, index);
+uint32_t Workload::Turns(uint64_t index) const {
+  BenchDraws draws(config_.seed, index, kTurnsPart);
+  return config_.turns.Draw(&draws);
+}
+
+WorkItem Workload::MakeTurn(uint64_t index, uint32_t turn,
+                            const std::vector<uint32_t>& history) const {
+  BenchDraws draws(config_.seed, index, turn);
   WorkItem item;
-  const uint32_t prompt_tokens = draws.In(config_.prompt_tokens);
-  const uint32_t output_tokens = draws.In(config_.output_tokens);
+  const LengthDistribution& added =
+      turn == 0 ? config_.prompt_tokens : config_.turn_tokens;
+  uint64_t prompt_tokens = history.size() + added.Draw(&draws);
+  uint32_t output_tokens = config_.output_tokens.Draw(&draws);
+  if (config_.trace != nullptr) {
+    const TraceEntry& entry = (*config_.trace)[index % config_.trace->size()];
+    prompt_tokens = entry.prompt_tokens;
+    output_tokens = entry.output_tokens;
+  }
   const uint32_t cancel_word = draws.Word();
   const uint32_t sampling_seed = draws.Word();
 
   auto* ids = item.request.mutable_prompt_ids()->mutable_ids();
   ids->Reserve(static_cast<int>(prompt_tokens));
-  if (bos_.has_value()) ids->Add(*bos_);
+  ids->Add(history.begin(), history.end());
+  if (history.empty() && bos_.has_value()) ids->Add(*bos_);
   const uint32_t plain = vocab_size_ - static_cast<uint32_t>(special_.size());
-  while (ids->size() < prompt_tokens) {
+  while (static_cast<uint64_t>(ids->size()) < prompt_tokens) {
     uint32_t id = draws.Below(plain);
     for (const uint32_t skipped : special_) id += id >= skipped ? 1 : 0;
     ids->Add(id);
@@ -111,7 +118,7 @@ WorkItem Workload::Make(uint64_t index) const {
     item.request.mutable_sampling()->set_temperature(*config_.temperature);
     item.request.mutable_sampling()->set_seed(sampling_seed);
   }
-  if (IsCancelled(index, config_.cancel_fraction)) {
+  if (IsCancelled(index, config_.cancel_fraction) && turn + 1 == Turns(index)) {
     const uint32_t choices = std::max<uint32_t>(1, output_tokens - 1);
     item.cancel_after_tokens =
         1 + static_cast<uint32_t>((uint64_t{cancel_word} * choices) >> 32);

@@ -1,12 +1,9 @@
-#include "client/cmd_bench.h"
-
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <limits>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -14,26 +11,29 @@
 #include "absl/strings/str_format.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "client/bench_metrics.h"
+#include "client/bench_output.h"
+#include "client/bench_plan.h"
 #include "client/bench_progress.h"
 #include "client/bench_report.h"
+#include "client/bench_step.h"
+#include "client/bench_sweep.h"
+#include "client/bench_verify.h"
 #include "client/command.h"
 #include "client/interrupt.h"
-#include "client/parse.h"
-#include "client/proto_json.h"
 #include "client/recurve_client.h"
 
 namespace recurve {
 namespace {
 
-using nlohmann::ordered_json;
-
-constexpr uint64_t kDefaultRequests = 64;
 // Warm-up requests are others than the measured ones.
 constexpr uint64_t kFirstWarmupIndex = uint64_t{1} << 40;
-// How many streams a server is sure to take on one connection: the least that
-// HTTP/2 recommends.
-constexpr uint32_t kStreamsPerConnection = 100;
+// Streams of the warm-up of an open loop.
+constexpr uint32_t kWarmupStreams = 16;
 constexpr absl::Duration kInfoTimeout = absl::Seconds(10);
+// Of the 99th percentile of send lags in an open loop, above which the user is
+// told.
+constexpr double kLateMilliseconds = 50;
 
 // Passes an interrupt on to the run under way and to later ones.
 class RunSwitch {
@@ -47,9 +47,17 @@ class RunSwitch {
     MutexLock lock(&mu_);
     stopped_ = true;
     if (runner_ != nullptr) runner_->Stop();
+    canceller_.Cancel();
   }
+  bool stopped() {
+    MutexLock lock(&mu_);
+    return stopped_;
+  }
+  // Cancelled by Stop; for calls outside a runner.
+  Canceller* canceller() { return &canceller_; }
 
  private:
+  Canceller canceller_;
   Mutex mu_;
   BenchRunner* runner_ ABSL_GUARDED_BY(mu_) = nullptr;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
@@ -113,76 +121,127 @@ bool ReportFailures(const char* phase, const BenchResult& result) {
   return errors.empty();
 }
 
-ordered_json Configuration(const BenchFlags& flags, const BenchPlan& plan) {
-  const WorkloadConfig& workload = plan.workload;
-  const auto optional = [](const auto& value) {
-    return value.has_value() ? ordered_json(*value) : ordered_json();
-  };
-  ordered_json config;
-  config["server"] = flags.server.address;
-  config["concurrency"] = plan.options.concurrency;
-  config["connections"] = plan.connections;
-  config["num_requests"] =
-      plan.options.num_requests == std::numeric_limits<uint64_t>::max()
-          ? ordered_json()
-          : ordered_json(plan.options.num_requests);
-  config["duration_seconds"] = optional(flags.duration_seconds);
-  config["timeout_seconds"] = optional(flags.timeout_seconds);
-  config["max_errors"] = plan.options.max_failures;
-  config["warmup"] = plan.warmup;
-  config["prompt_tokens"] = {workload.prompt_tokens.min,
-                             workload.prompt_tokens.max};
-  config["output_tokens"] = {workload.output_tokens.min,
-                             workload.output_tokens.max};
-  config["ignore_eos"] = workload.ignore_eos;
-  config["cancel_fraction"] = workload.cancel_fraction;
-  config["temperature"] = optional(workload.temperature);
-  config["seed"] = workload.seed;
-  config["client_version"] = RECURVE_VERSION;
-  return config;
+// The exit status if the bench is to end after the warm-up.
+absl::StatusOr<std::optional<int>> WarmUp(const BenchPlan& plan,
+                                          Session* session) {
+  if (plan.warmup == 0) return std::nullopt;
+  WorkloadConfig config = plan.workload;
+  config.cancel_fraction = 0;
+  RECURVE_ASSIGN_OR_RETURN(const Workload workload,
+                           Workload::Create(config, session->model));
+  BenchOptions options = plan.options;
+  if (options.arrivals.has_value()) {
+    options.arrivals.reset();
+    options.concurrency = std::min(options.concurrency, kWarmupStreams);
+  }
+  options.num_requests = plan.warmup;
+  options.start_for = absl::InfiniteDuration();
+  const BenchResult result =
+      RunOnce(workload, options, kFirstWarmupIndex,
+              absl::StrCat(plan.warmup, " warm-up"), session);
+  if (!ReportFailures("warm-up requests", result)) return kExitFailure;
+  if (result.stopped) return kExitInterrupted;
+  return std::nullopt;
 }
 
-absl::Status WriteFile(const std::string& path,
-                       const std::function<void(std::FILE*)>& write) {
-  std::FILE* const file = path == "-" ? stdout : std::fopen(path.c_str(), "wb");
-  if (file == nullptr) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("'", path, "' cannot be opened for writing"));
+// What is being done, on stderr, in a bench of several steps.
+void Announce(const BenchPlan& plan, const std::string& what) {
+  if (plan.is_sweep() || plan.verify > 0) {
+    absl::FPrintF(stderr, "%s\n", what);
   }
-  write(file);
-  bool ok = std::fflush(file) == 0 && std::ferror(file) == 0;
-  if (file != stdout) ok = std::fclose(file) == 0 && ok;
-  if (ok) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("'", path, "' cannot be written"));
 }
 
-absl::Status WriteResults(const BenchFlags& flags, const BenchPlan& plan,
-                          const Session& session, const BenchResult& result) {
-  ordered_json report = MakeReport(result);
-  if (flags.json_path != "-") {
-    absl::PrintF("%s: model %s (%s) on %s, %d streams\n\n%s",
-                 flags.server.address, session.model.name(),
-                 session.model.family(), session.server.device(),
-                 plan.options.concurrency, FormatReport(report));
-    std::fflush(stdout);
+// Whether every token is the same alone.
+bool Verify(const BenchPlan& plan, const Workload& workload, BenchStep* step,
+            Session* session) {
+  if (plan.verify == 0 || session->run_switch.stopped()) return true;
+  Announce(plan, "verifying: requests are sent again, one at a time");
+  CallOptions call;
+  call.timeout = plan.options.request_timeout;
+  call.canceller = session->run_switch.canceller();
+  const auto verified = VerifyAlone(session->clients.front().get(), workload,
+                                    step->result, plan.verify, call);
+  if (!verified.ok()) {
+    // What was measured is not lost.
+    if (!session->run_switch.stopped()) ReportError(verified.status());
+    return session->run_switch.stopped();
   }
-  report["config"] = Configuration(flags, plan);
-  report["model"] = ProtoToJson(session.model);
-  report["server"] = ProtoToJson(session.server);
-  if (!flags.json_path.empty()) {
-    RECURVE_RETURN_IF_ERROR(WriteFile(flags.json_path, [&](std::FILE* file) {
-      absl::FPrintF(file, "%s\n", report.dump(2));
-    }));
+  step->report["verified"] = verified->checked;
+  step->report["verify_mismatches"] = verified->mismatches.size();
+  if (verified->mismatches.empty()) return true;
+  ReportError(absl::DataLossError(absl::StrCat(
+      verified->mismatches.size(), " of ", verified->checked,
+      " verified requests have other tokens under load than alone, the first: ",
+      verified->mismatches.front())));
+  return false;
+}
+
+struct Measured {
+  std::vector<BenchStep> steps;
+  bool clean = true;
+  bool stopped = false;
+};
+
+// Runs one step and adds it. Whether the sweep, if it is one, may go on.
+bool MeasureStep(const BenchPlan& plan, const Workload& workload,
+                 BenchStep step, Session* session, Measured* measured) {
+  Announce(plan, StepLabel(step.options));
+  const bool counted =
+      step.options.num_requests != std::numeric_limits<uint64_t>::max();
+  step.result =
+      RunOnce(workload, step.options, step.first_index,
+              counted ? absl::StrCat(step.options.num_requests) : "?", session);
+  step.report = MakeReport(step.result, ContextOf(plan, step.options));
+  measured->stopped = step.result.stopped;
+  bool saturated = false;
+  if (!plan.sweep_rates.empty()) {
+    const auto reason = FindSaturation(step.result);
+    saturated = reason.has_value();
+    step.report["saturated"] = saturated;
+    step.report["saturation_reason"] =
+        saturated ? nlohmann::ordered_json(*reason) : nlohmann::ordered_json();
   }
-  if (!flags.requests_path.empty()) {
-    RECURVE_RETURN_IF_ERROR(
-        WriteFile(flags.requests_path, [&](std::FILE* file) {
-          for (const RequestRecord& record : result.records) {
-            absl::FPrintF(file, "%s\n", FormatRecord(record));
-          }
-        }));
+  // A server that refuses what is too much for it does what it should.
+  if (!saturated && !ReportFailures("requests", step.result)) {
+    measured->clean = false;
   }
-  return absl::OkStatus();
+  if (!Verify(plan, workload, &step, session)) measured->clean = false;
+  measured->stopped = measured->stopped || session->run_switch.stopped();
+  measured->steps.push_back(std::move(step));
+  return !measured->stopped && !saturated && measured->clean;
+}
+
+// Rates between the highest sustained and the lowest saturated one.
+void Refine(const BenchPlan& plan, const Workload& workload, Session* session,
+            Measured* measured) {
+  for (uint32_t i = 0; i < plan.sweep_refine; ++i) {
+    std::vector<SweepPoint> points;
+    for (const BenchStep& step : measured->steps) {
+      points.push_back({step.rate, step.report.value("saturated", false)});
+    }
+    const std::optional<double> rate = RateBetween(points);
+    if (!rate.has_value() || measured->stopped || !measured->clean) break;
+    MeasureStep(plan, workload, RateStep(plan, *rate, measured->steps.size()),
+                session, measured);
+  }
+  std::stable_sort(
+      measured->steps.begin(), measured->steps.end(),
+      [](const BenchStep& a, const BenchStep& b) { return a.rate < b.rate; });
+}
+
+// Tells of a client that could not keep its own schedule.
+void WarnIfLate(const BenchPlan& plan, const Measured& measured) {
+  if (!plan.options.arrivals.has_value() || plan.max_concurrency.has_value()) {
+    return;
+  }
+  for (const BenchStep& step : measured.steps) {
+    const auto& lag = step.report["p99_send_lag_ms"];
+    if (lag.is_null() || lag.get<double>() < kLateMilliseconds) continue;
+    ReportUsage(absl::StrFormat(
+        "warning: at %s the client sent late (p99 %.0f ms): it was the "
+        "bottleneck, and its figures are not the server's",
+        StepLabel(step.options), lag.get<double>()));
+  }
 }
 
 // Runs warm-up and bench. The exit status, or the error to report.
@@ -191,32 +250,30 @@ absl::StatusOr<int> Measure(const BenchFlags& flags, const BenchPlan& plan,
   RECURVE_RETURN_IF_ERROR(Connect(session));
   RECURVE_ASSIGN_OR_RETURN(const Workload workload,
                            Workload::Create(plan.workload, session->model));
-  if (plan.warmup > 0) {
-    WorkloadConfig config = plan.workload;
-    config.cancel_fraction = 0;
-    RECURVE_ASSIGN_OR_RETURN(const Workload warmup,
-                             Workload::Create(config, session->model));
-    BenchOptions options = plan.options;
-    options.num_requests = plan.warmup;
-    options.start_for = absl::InfiniteDuration();
-    const BenchResult result =
-        RunOnce(warmup, options, kFirstWarmupIndex,
-                absl::StrCat(plan.warmup, " warm-up"), session);
-    if (!ReportFailures("warm-up requests", result)) return kExitFailure;
-    if (result.stopped) return kExitInterrupted;
+  RECURVE_ASSIGN_OR_RETURN(const std::optional<int> ended,
+                           WarmUp(plan, session));
+  if (ended.has_value()) return *ended;
+  Measured measured;
+  for (BenchStep& step : PlanSteps(plan)) {
+    if (!MeasureStep(plan, workload, std::move(step), session, &measured)) {
+      break;
+    }
   }
-  const bool counted =
-      plan.options.num_requests != std::numeric_limits<uint64_t>::max();
-  const BenchResult result =
-      RunOnce(workload, plan.options, 0,
-              counted ? absl::StrCat(plan.options.num_requests) : "?", session);
-  RECURVE_RETURN_IF_ERROR(WriteResults(flags, plan, *session, result));
-  const bool clean = ReportFailures("requests", result);
-  if (result.stopped) return kExitInterrupted;
-  return clean ? kExitOk : kExitFailure;
+  if (!plan.sweep_rates.empty()) {
+    Refine(plan, workload, session, &measured);
+  }
+  RECURVE_RETURN_IF_ERROR(
+      WriteBench(flags, plan, session->model, session->server, measured.steps));
+  WarnIfLate(plan, measured);
+  if (measured.stopped) return kExitInterrupted;
+  return measured.clean ? kExitOk : kExitFailure;
 }
 
 int Run(const BenchFlags& flags) {
+  if (flags.explain) {
+    absl::PrintF("%s", ExplainMetrics());
+    return kExitOk;
+  }
   const auto plan = MakeBenchPlan(flags);
   if (!plan.ok()) return ReportUsage(plan.status().message());
   Session session;
@@ -228,61 +285,52 @@ int Run(const BenchFlags& flags) {
   return *exit_code;
 }
 
-absl::Status SetLengths(const BenchFlags& flags, WorkloadConfig* workload) {
-  const auto parse = [](absl::string_view flag, const std::string& text,
-                        CountRange* range) {
-    const auto parsed = ParseCountRange(text);
-    if (!parsed.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(flag, ": ", parsed.status().message()));
-    }
-    *range = *parsed;
-    return absl::OkStatus();
-  };
-  RECURVE_RETURN_IF_ERROR(
-      parse("--prompt-tokens", flags.prompt_tokens, &workload->prompt_tokens));
-  return parse("--output-tokens", flags.output_tokens,
-               &workload->output_tokens);
-}
-
-absl::Status SetLimits(const BenchFlags& flags, BenchOptions* options) {
-  options->concurrency = flags.concurrency;
-  options->max_failures = flags.max_errors;
-  if (flags.duration_seconds.has_value()) {
-    RECURVE_ASSIGN_OR_RETURN(
-        options->start_for,
-        PositiveSeconds("--duration", *flags.duration_seconds));
-  }
-  if (flags.timeout_seconds.has_value()) {
-    RECURVE_ASSIGN_OR_RETURN(
-        options->request_timeout,
-        PositiveSeconds("--timeout", *flags.timeout_seconds));
-  }
-  if (flags.num_requests.has_value()) {
-    options->num_requests = *flags.num_requests;
-  } else if (!flags.duration_seconds.has_value()) {
-    options->num_requests = kDefaultRequests;
-  }
-  return absl::OkStatus();
-}
-
 void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
   command
       ->add_option("--concurrency", flags->concurrency,
-                   "Streams open at a time")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str();
+                   "Closed loop: streams open at a time [16]")
+      ->check(CLI::Range(1, 10000));
+  command->add_option("--rate,--request-rate", flags->rate,
+                      "Open loop: requests a second, whatever the server does");
+  command
+      ->add_option("--arrivals", flags->arrivals,
+                   "Gaps between the requests of an open loop [poisson]")
+      ->check(CLI::IsMember({"constant", "poisson", "bursty"}));
+  command->add_option("--burstiness", flags->burstiness,
+                      "Shape of gamma distributed gaps: 1 is poisson, less is "
+                      "burstier [0.25 with --arrivals bursty]");
+  command
+      ->add_option("--max-concurrency", flags->max_concurrency,
+                   "Bound on the streams of an open loop; what is due beyond "
+                   "is sent late [none]")
+      ->check(CLI::Range(1, 10000));
+  command->add_option("--trace", flags->trace_path,
+                      "Open loop: replay times and lengths of this JSONL file");
+  command->add_option("--trace-speed", flags->trace_speed,
+                      "Replay so many times as fast [1]");
+  command->add_option("--sweep-rates", flags->sweep_rates,
+                      "Open loops at these rates, 1,2,5 or 1:64 (doubling), "
+                      "until one saturates the server");
+  command
+      ->add_option("--sweep-refine", flags->sweep_refine,
+                   "So many more rates between sustained and saturated [0]")
+      ->check(CLI::Range(0, 20));
+  command->add_option("--sweep-concurrency", flags->sweep_concurrency,
+                      "Closed loops with these streams, 1,2,5 or 1:64");
   command
       ->add_option("--connections", flags->connections,
-                   "Connections that they share; 0: one for each 100 streams")
+                   "Connections that they share; 0: one for each 100 streams, "
+                   "16 for an open loop without a bound")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
   command
       ->add_option("--num-requests", flags->num_requests,
-                   "Requests to send [64, or no limit with --duration]")
+                   "Requests to send (with --turns: conversations) [64; no "
+                   "limit with --duration or in a sweep; a trace's]")
       ->check(Decimal());
   command->add_option("--duration", flags->duration_seconds,
-                      "Start requests for so many seconds");
+                      "Start requests for so many seconds [none; 20 for each "
+                      "step of a sweep]");
   command->add_option("--timeout", flags->timeout_seconds,
                       "Deadline of each request in seconds");
   command
@@ -298,59 +346,54 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
 }
 
 void AddWorkloadFlags(CLI::App* command, BenchFlags* flags) {
-  command
-      ->add_option("--prompt-tokens", flags->prompt_tokens,
-                   "Prompt lengths: N, or uniform in MIN:MAX")
-      ->capture_default_str();
-  command
-      ->add_option("--output-tokens", flags->output_tokens,
-                   "Output lengths: N, or uniform in MIN:MAX")
-      ->capture_default_str();
+  command->add_option("--prompt-tokens", flags->prompt_tokens,
+                      "Prompt lengths: N, MIN:MAX (uniform), "
+                      "normal:MEAN:STD:MIN:MAX, lognormal:MEDIAN:SIGMA:MIN:MAX,"
+                      " zipf:S:MIN:MAX or file:PATH [64:256]");
+  command->add_option("--output-tokens", flags->output_tokens,
+                      "Output lengths, in the same forms [16:128]");
+  command->add_option("--turns", flags->turns,
+                      "Requests of a conversation, in the same forms; each "
+                      "goes on from the output of the one before [1]");
+  command->add_option("--turn-tokens", flags->turn_tokens,
+                      "New tokens in the prompt of a later turn, in the same "
+                      "forms [as --prompt-tokens]");
+  command->add_option("--think-time", flags->think_time_seconds,
+                      "Seconds between two turns [0]");
   command->add_flag("--no-ignore-eos", flags->no_ignore_eos,
                     "Let the model end a request before its output length");
   command
       ->add_option("--cancel-fraction", flags->cancel_fraction,
-                   "Share of requests to cancel midway, 0 to 1")
+                   "Share of requests (of conversations: their last) to cancel "
+                   "midway, 0 to 1")
       ->capture_default_str();
   command->add_option("--temperature", flags->temperature,
                       "Sample, with a seed for each request");
-  command->add_option("--seed", flags->seed, "Seed of lengths and prompts")
+  command
+      ->add_option("--seed", flags->seed, "Seed of lengths, prompts and gaps")
       ->check(Decimal())
       ->capture_default_str();
 }
 
-}  // namespace
-
-absl::StatusOr<BenchPlan> MakeBenchPlan(const BenchFlags& flags) {
-  BenchPlan plan;
-  RECURVE_RETURN_IF_ERROR(SetLengths(flags, &plan.workload));
-  RECURVE_RETURN_IF_ERROR(SetLimits(flags, &plan.options));
-  // Written so that NaN fails too.
-  if (!(flags.cancel_fraction >= 0 && flags.cancel_fraction <= 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--cancel-fraction: ", flags.cancel_fraction, " is not in 0 to 1"));
-  }
-  if (plan.options.num_requests < 1 || flags.max_errors < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flags.max_errors < 1 ? "--max-errors" : "--num-requests",
-                     ": 0 is below the least, 1"));
-  }
-  if (flags.requests_path == "-") {
-    return absl::InvalidArgumentError(
-        "--requests-jsonl: needs the name of a file; standard output is for "
-        "the report");
-  }
-  plan.workload.ignore_eos = !flags.no_ignore_eos;
-  plan.workload.cancel_fraction = flags.cancel_fraction;
-  plan.workload.temperature = flags.temperature;
-  plan.workload.seed = flags.seed;
-  plan.warmup = flags.warmup;
-  plan.connections = flags.connections > 0
-                         ? flags.connections
-                         : (flags.concurrency + kStreamsPerConnection - 1) /
-                               kStreamsPerConnection;
-  return plan;
+void AddOutputFlags(CLI::App* command, BenchFlags* flags) {
+  command->add_option("--goodput", flags->goodput,
+                      "Limits that a good request keeps, in milliseconds: "
+                      "ttft:MS tpot:MS e2el:MS");
+  command->add_flag("--verify{all}", flags->verify,
+                    "Send requests again alone and compare their tokens; "
+                    "--verify=N: so many of them");
+  command->add_option("--json", flags->json_path,
+                      "Write the report as JSON to this file; -: to standard "
+                      "output, in place of the table");
+  command->add_option("--html", flags->html_path,
+                      "Write the report with plots to this file");
+  command->add_option("--requests-jsonl", flags->requests_path,
+                      "Write one line of JSON for each request to this file");
+  command->add_flag("--explain", flags->explain,
+                    "Say what each figure of the report means, and end");
 }
+
+}  // namespace
 
 void RegisterBench(CLI::App* app, int* exit_code) {
   CLI::App* const command = app->add_subcommand(
@@ -359,17 +402,15 @@ void RegisterBench(CLI::App* app, int* exit_code) {
   AddServerFlags(command, &flags->server);
   AddLoadFlags(command, flags.get());
   AddWorkloadFlags(command, flags.get());
-  command->add_option("--json", flags->json_path,
-                      "Write the report as JSON to this file; -: to standard "
-                      "output, in place of the table");
-  command->add_option("--requests-jsonl", flags->requests_path,
-                      "Write one line of JSON for each request to this file");
+  AddOutputFlags(command, flags.get());
   command->footer(absl::StrCat(
-      "Closed loop: as one request ends, the next is sent. Prompts are random "
-      "ids that\ndepend on --seed and the request's number only.\n\n",
+      "Closed loop: as one request ends, the next is sent. Open loop: requests "
+      "are sent when\nthey are due. Prompts are random ids that depend on "
+      "--seed and the request's number only.\n\n",
       kLatencyDefinitions,
       "\nExit status 0 when every request completed or was cancelled as "
-      "planned."));
+      "planned, and every\nverified one had the same tokens. In a sweep over "
+      "rates failures of a saturated step do\nnot count."));
   command->callback([flags, exit_code] { *exit_code = Run(*flags); });
 }
 

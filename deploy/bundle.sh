@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a tarball of the programs that runs on another Linux machine: `./dev
-# bundle` builds first and calls this with the folder of the programs and the
-# name of the tarball.
+# bundle` builds first and calls this with the folder of the programs, the name
+# of the tarball and the programs that it built.
 #
 #   recurve-VERSION-ARCH/bin   recurve-server, recurve-client, recurve-model, ...
 #   recurve-VERSION-ARCH/lib   the shared libraries that they need
@@ -13,8 +13,7 @@ set -euo pipefail
 
 programs=$1
 tarball=$2
-# Of these, those that were built.
-names=(recurve-server recurve-client recurve-model recurve-step-bench)
+names=("${@:3}")
 excluded='^(linux-vdso|ld-linux|libc|libm|libpthread|libdl|librt|libresolv|libnss_[a-z]*|libcuda|libcudart|libcublas|libcublasLt)[.-]'
 
 version=$("$programs/recurve-server" --version | awk '{print $2}')
@@ -24,7 +23,6 @@ trap 'rm -rf "$staging"' EXIT
 mkdir -p "$staging/$name/bin" "$staging/$name/lib"
 
 for program in "${names[@]}"; do
-  [ -x "$programs/$program" ] || continue
   strip -o "$staging/$name/bin/$program" "$programs/$program"
   if missing=$(ldd "$programs/$program" | grep 'not found'); then
     printf 'bundle: %s lacks libraries on this machine:\n%s\n' "$program" "$missing" >&2

@@ -234,6 +234,9 @@ TEST_F(BenchRunnerTest, CountsErrorsByStatus) {
   const auto errors = CountErrors(result);
   EXPECT_EQ(errors.at(absl::StatusCode::kResourceExhausted).second, "full");
   EXPECT_THAT(FormatReport(report), HasSubstr("RESOURCE_EXHAUSTED"));
+  // Of the three that the server refused; DATA_LOSS is no refusal.
+  EXPECT_GT(report["p99_reject_ms"].get<double>(), 0);
+  EXPECT_THAT(FormatReport(report), HasSubstr("REJECT"));
 }
 
 TEST_F(BenchRunnerTest, ServerSideCancellationIsAFailure) {

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -60,6 +61,11 @@ TEST(CliUsageTest, BadUsageIsOneLine) {
       {"bench", "--prompt-tokens", "9:1"},
       {"bench", "--requests-jsonl", "-"},
       {"bench", "--server", "nowhere"},
+      {"bench", "--rate", "1", "--concurrency", "2"},
+      {"bench", "--rate", "0"},
+      {"bench", "--arrivals", "sometimes"},
+      {"bench", "--trace", "/no/such/file"},
+      {"bench", "--verify=x"},
       {"abort"},
       {"health", "--server", "nowhere"},
       {"info", "--timeout", "nan"},
@@ -315,6 +321,47 @@ TEST_F(CliTest, BenchWritesTableAndFiles) {
   EXPECT_EQ(lines, 10);
   std::remove(json_path.c_str());
   std::remove(lines_path.c_str());
+}
+
+TEST_F(CliTest, BenchSweepsVerifiesAndExplains) {
+  const std::string html_path = testing::TempDir() + "/recurve_cli_test." +
+                                std::to_string(getpid()) + ".html";
+  const Output sweep =
+      RunCli({"bench", "--sweep-rates", "50,100", "--duration", "0.1",
+              "--prompt-tokens", "4", "--output-tokens", "2", "--arrivals",
+              "constant", "--verify=3", "--goodput", "ttft:60000", "tpot:60000",
+              "--json", "-", "--html", html_path.c_str()});
+  EXPECT_EQ(sweep.exit_code, 0) << sweep.err;
+  const auto report = nlohmann::json::parse(sweep.out);
+  EXPECT_EQ(report["sweep"], "rate");
+  ASSERT_EQ(report["steps"].size(), 2u);
+  EXPECT_EQ(report["steps"][0]["completed"], 5);
+  EXPECT_EQ(report["steps"][1]["request_rate"], 100);
+  EXPECT_EQ(report["steps"][1]["verified"], 3);
+  EXPECT_EQ(report["steps"][1]["good_fraction"], 1);
+  EXPECT_EQ(report["max_sustained_rate"], 100);
+  std::ifstream html(html_path);
+  EXPECT_TRUE(html.good());
+  std::remove(html_path.c_str());
+  const Output table =
+      RunCli({"bench", "--sweep-concurrency", "1:2", "--num-requests", "3",
+              "--prompt-tokens", "4", "--output-tokens", "2"});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("\n2 streams               3      0"));
+  EXPECT_THAT(RunCli({"bench", "--explain"}).out, HasSubstr("request_goodput"));
+}
+
+TEST_F(CliTest, BenchFailsWhenTokensDependOnTheLoad) {
+  std::atomic<int> calls{0};
+  server_.script = [&](const v1::GenerateRequest& request) {
+    FakeScript script = FullScript(request);
+    script.steps[1].event.mutable_tokens()->set_ids(0, calls.fetch_add(1));
+    return script;
+  };
+  const Output output = RunCli({"bench", "--num-requests", "3", "--verify"});
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_THAT(output.err, HasSubstr("DATA_LOSS: 3 of 3 verified requests"));
+  EXPECT_THAT(output.out, HasSubstr("Verified requests"));
 }
 
 TEST_F(CliTest, BenchFailsWithTheFirstMessage) {

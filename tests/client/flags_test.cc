@@ -1,7 +1,7 @@
 #include <cmath>
 #include <string>
 
-#include "client/cmd_bench.h"
+#include "client/bench_plan.h"
 #include "client/cmd_generate.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

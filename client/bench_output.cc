@@ -1,0 +1,198 @@
+#include "client/bench_output.h"
+
+#include <cstdio>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "client/bench_html.h"
+#include "client/bench_latency.h"
+#include "client/bench_report.h"
+#include "client/bench_sweep.h"
+#include "client/proto_json.h"
+
+namespace recurve {
+namespace {
+
+using nlohmann::ordered_json;
+
+template <typename T>
+ordered_json OrNull(const std::optional<T>& value) {
+  return value.has_value() ? ordered_json(*value) : ordered_json();
+}
+
+ordered_json OrNull(const std::string& value) {
+  return value.empty() ? ordered_json() : ordered_json(value);
+}
+
+ordered_json Configuration(const BenchFlags& flags, const BenchPlan& plan) {
+  const WorkloadConfig& workload = plan.workload;
+  const auto range = [](const LengthDistribution& lengths) {
+    return ordered_json({lengths.min(), lengths.max()});
+  };
+  const std::optional<ArrivalConfig>& arrivals = plan.options.arrivals;
+  ordered_json config;
+  config["server"] = flags.server.address;
+  config["concurrency"] = arrivals.has_value() || plan.is_sweep()
+                              ? ordered_json()
+                              : ordered_json(plan.options.concurrency);
+  config["rate"] = OrNull(flags.rate);
+  config["arrivals"] = !arrivals.has_value()        ? ordered_json()
+                       : arrivals->trace != nullptr ? ordered_json("trace")
+                       : arrivals->constant         ? ordered_json("constant")
+                       : arrivals->burstiness == 1  ? ordered_json("poisson")
+                                                    : ordered_json("bursty");
+  config["burstiness"] = OrNull(flags.burstiness);
+  config["max_concurrency"] = OrNull(flags.max_concurrency);
+  config["trace"] = OrNull(flags.trace_path);
+  config["trace_speed"] = OrNull(flags.trace_speed);
+  config["sweep_rates"] = OrNull(flags.sweep_rates);
+  config["sweep_concurrency"] = OrNull(flags.sweep_concurrency);
+  config["sweep_refine"] = OrNull(flags.sweep_refine);
+  config["connections"] = plan.connections;
+  config["num_requests"] =
+      plan.options.num_requests == std::numeric_limits<uint64_t>::max()
+          ? ordered_json()
+          : ordered_json(plan.options.num_requests);
+  config["duration_seconds"] =
+      plan.options.start_for == absl::InfiniteDuration()
+          ? ordered_json()
+          : ordered_json(absl::ToDoubleSeconds(plan.options.start_for));
+  config["timeout_seconds"] = OrNull(flags.timeout_seconds);
+  config["max_errors"] = plan.options.max_failures;
+  config["warmup"] = plan.warmup;
+  if (workload.trace == nullptr) {
+    config["prompt_tokens"] = range(workload.prompt_tokens);
+    config["prompt_tokens_distribution"] = workload.prompt_tokens.text();
+    config["output_tokens"] = range(workload.output_tokens);
+    config["output_tokens_distribution"] = workload.output_tokens.text();
+  }
+  config["turns_distribution"] = workload.turns.text();
+  config["turn_tokens_distribution"] =
+      flags.turns.empty() ? ordered_json()
+                          : ordered_json(workload.turn_tokens.text());
+  config["think_time_seconds"] = OrNull(flags.think_time_seconds);
+  config["ignore_eos"] = workload.ignore_eos;
+  config["cancel_fraction"] = workload.cancel_fraction;
+  config["temperature"] = OrNull(workload.temperature);
+  config["seed"] = workload.seed;
+  config["goodput"] = flags.goodput;
+  config["verify"] = OrNull(flags.verify);
+  config["client_version"] = RECURVE_VERSION;
+  return config;
+}
+
+absl::Status WriteFile(const std::string& path,
+                       const std::function<void(std::FILE*)>& write) {
+  std::FILE* const file = path == "-" ? stdout : std::fopen(path.c_str(), "wb");
+  if (file == nullptr) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("'", path, "' cannot be opened for writing"));
+  }
+  write(file);
+  bool ok = std::fflush(file) == 0 && std::ferror(file) == 0;
+  if (file != stdout) ok = std::fclose(file) == 0 && ok;
+  if (ok) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("'", path, "' cannot be written"));
+}
+
+// Of a sweep over rates.
+std::optional<double> MaxSustainedRate(const std::vector<BenchStep>& steps) {
+  std::vector<SweepPoint> points;
+  points.reserve(steps.size());
+  for (const BenchStep& step : steps) {
+    points.push_back({step.rate, step.report.value("saturated", false)});
+  }
+  return MaxSustainedRate(points);
+}
+
+std::string Table(const BenchPlan& plan, const std::vector<BenchStep>& steps) {
+  if (!plan.is_sweep()) return FormatReport(steps.front().report);
+  std::string text = FormatSweep(steps);
+  if (!plan.sweep_rates.empty()) {
+    for (const BenchStep& step : steps) {
+      if (!step.report.value("saturated", false)) continue;
+      absl::StrAppend(&text, "\nSaturated at ", StepLabel(step.options), ": ",
+                      step.report["saturation_reason"].get<std::string>(), ".");
+    }
+    const std::optional<double> best = MaxSustainedRate(steps);
+    absl::StrAppend(
+        &text, "\nHighest rate sustained: ",
+        best.has_value() ? absl::StrFormat("%.6g requests/s", *best) : "none",
+        ".\n");
+  }
+  return absl::StrCat(text, "\n", kLatencyDefinitions);
+}
+
+}  // namespace
+
+ordered_json MakeBenchJson(const BenchFlags& flags, const BenchPlan& plan,
+                           const v1::ModelInfo& model,
+                           const v1::ServerInfo& server,
+                           const std::vector<BenchStep>& steps) {
+  ordered_json report;
+  if (!plan.is_sweep()) {
+    report = steps.front().report;
+  } else if (!plan.sweep_rates.empty()) {
+    report["sweep"] = "rate";
+    report["max_sustained_rate"] = OrNull(MaxSustainedRate(steps));
+  } else {
+    report["sweep"] = "concurrency";
+  }
+  if (plan.is_sweep()) {
+    report["steps"] = ordered_json::array();
+    for (const BenchStep& step : steps) report["steps"].push_back(step.report);
+  }
+  report["date"] =
+      absl::FormatTime("%Y%m%d-%H%M%S", absl::Now(), absl::UTCTimeZone());
+  report["backend"] = "recurve-grpc";
+  report["model_id"] = model.name();
+  report["config"] = Configuration(flags, plan);
+  report["model"] = ProtoToJson(model);
+  report["server"] = ProtoToJson(server);
+  return report;
+}
+
+absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
+                        const v1::ModelInfo& model,
+                        const v1::ServerInfo& server,
+                        const std::vector<BenchStep>& steps) {
+  if (flags.json_path != "-") {
+    absl::PrintF("%s: model %s (%s) on %s, %s\n\n%s", flags.server.address,
+                 model.name(), model.family(), server.device(),
+                 plan.is_sweep() ? absl::StrCat(steps.size(), " steps")
+                                 : StepLabel(steps.front().options),
+                 Table(plan, steps));
+    std::fflush(stdout);
+  }
+  const ordered_json report = MakeBenchJson(flags, plan, model, server, steps);
+  if (!flags.json_path.empty()) {
+    RECURVE_RETURN_IF_ERROR(WriteFile(flags.json_path, [&](std::FILE* file) {
+      absl::FPrintF(
+          file, "%s\n",
+          report.dump(2, ' ', false, ordered_json::error_handler_t::replace));
+    }));
+  }
+  if (!flags.requests_path.empty()) {
+    RECURVE_RETURN_IF_ERROR(
+        WriteFile(flags.requests_path, [&](std::FILE* file) {
+          for (const BenchStep& step : steps) {
+            for (const RequestRecord& record : step.result.records) {
+              absl::FPrintF(file, "%s\n", FormatRecord(record));
+            }
+          }
+        }));
+  }
+  if (!flags.html_path.empty()) {
+    RECURVE_RETURN_IF_ERROR(WriteFile(flags.html_path, [&](std::FILE* file) {
+      absl::FPrintF(file, "%s", MakeHtmlReport(report, steps));
+    }));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recurve

@@ -1,0 +1,33 @@
+#ifndef RECURVE_CLIENT_BENCH_OUTPUT_H_
+#define RECURVE_CLIENT_BENCH_OUTPUT_H_
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/bench_plan.h"
+#include "client/bench_step.h"
+#include "recurve/v1/control.pb.h"
+
+namespace recurve {
+
+// Everything about a bench as one JSON object: the report of its run, or, of a
+// sweep, `sweep` ("rate" or "concurrency"), `max_sustained_rate` and the
+// reports of its `steps`; then date, backend, model_id, config, model and
+// server.
+nlohmann::ordered_json MakeBenchJson(const BenchFlags& flags,
+                                     const BenchPlan& plan,
+                                     const v1::ModelInfo& model,
+                                     const v1::ServerInfo& server,
+                                     const std::vector<BenchStep>& steps);
+
+// Prints the table and writes the files that the flags name. An error names
+// the file.
+absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
+                        const v1::ModelInfo& model,
+                        const v1::ServerInfo& server,
+                        const std::vector<BenchStep>& steps);
+
+}  // namespace recurve
+
+#endif  // RECURVE_CLIENT_BENCH_OUTPUT_H_
