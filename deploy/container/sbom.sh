@@ -17,8 +17,8 @@ shift 2
 export LC_ALL=C
 
 # Of these the programs contain code without a shared library of theirs.
-compiled_in=(libabsl-dev libboost-dev libcli11-dev libcpp-httplib-dev libgrpc++-dev libhwy-dev libprotobuf-dev
-  libspdlog-dev libstdc++-dev nlohmann-json3-dev prometheus-cpp-dev)
+compiled_in=(libabsl-dev libboost-dev libcli11-dev libcpp-httplib-dev libgrpc++-dev libhwy-dev
+  libprotobuf-dev libspdlog-dev libstdc++-dev nlohmann-json3-dev prometheus-cpp-dev)
 
 packages=(ca-certificates)
 orphans=()
@@ -31,9 +31,10 @@ for file in $(printf '%s\n' "$@" | sort -u); do
   fi
 done
 for package in "${compiled_in[@]}"; do
-  # libstdc++-dev has the compiler's version in its name.
-  name=$(dpkg-query -W -f='${db:Status-Abbrev} ${Package}\n' "${package/-dev/*-dev}" 2>/dev/null |
-    awk '$1 == "ii" {print $2; exit}')
+  # libstdc++-dev has the compiler's version in its name. One that is not there was
+  # not compiled in.
+  name=$({ dpkg-query -W -f='${db:Status-Abbrev} ${Package}\n' "${package/-dev/*-dev}" 2>/dev/null ||
+    true; } | awk '$1 == "ii" && !found {print $2; found = 1}')
   [ -z "$name" ] || packages+=("$name")
 done
 mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sort -u)
@@ -45,7 +46,8 @@ relations=()
 # add NAME VERSION SUPPLIER PURL SHA256
 add() {
   local id="SPDXRef-Package-$((${#elements[@]} + 1))" entry
-  entry="{\"SPDXID\": \"$id\", \"name\": \"$1\", \"versionInfo\": \"$2\", \"supplier\": \"$3\", "
+  entry="{\"SPDXID\": \"$id\", \"name\": \"$1\", \"supplier\": \"$3\", "
+  [ -z "$2" ] || entry+="\"versionInfo\": \"$2\", "
   entry+="\"downloadLocation\": \"NOASSERTION\", \"filesAnalyzed\": false, "
   entry+="\"licenseConcluded\": \"NOASSERTION\", \"licenseDeclared\": \"NOASSERTION\", "
   entry+="\"copyrightText\": \"NOASSERTION\""

@@ -168,9 +168,9 @@ def kill(programs):
     print("== kill -9 and restart under load")
     port = free_port()
     server = Server(programs, port)
-    client = Client(programs, server, "--concurrency", PLACES, "--duration", 25, "--retry",
+    client = Client(programs, server, "--concurrency", PLACES, "--duration", 30, "--retry",
                     "--timeout", 60)
-    for pause in (0, 3):
+    for pause in (0, 12):
         time.sleep(5)
         server.end(signal.SIGKILL)
         time.sleep(pause)
