@@ -129,6 +129,8 @@ print(*(x.getsockname()[1] for x in s))')
 environment+=(RECURVE_HOST=127.0.0.1 "RECURVE_GRPC_PORT=$grpc" "RECURVE_HTTP_PORT=$http"
   "RECURVE_SERVER=127.0.0.1:$grpc")
 
+rm -f "$work/out" "$work/err"
+: >"$work/out"
 # In new namespaces: the root read-only, /proc of its own processes; then without
 # capabilities, as the user.
 env -i "${environment[@]}" "$(command -v unshare)" --mount --pid --fork --kill-child \
