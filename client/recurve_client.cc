@@ -153,6 +153,10 @@ absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
   if (options.own_connection) {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   }
+  // As in the Python client. gRPC's own would look for a server that was away
+  // for a while every two minutes only.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000);
   RECURVE_ASSIGN_OR_RETURN(const auto credentials, Credentials(options.tls));
   // The scheme keeps a host named like one of gRPC's other schemes a host.
   return std::unique_ptr<RecurveClient>(new RecurveClient(

@@ -479,6 +479,69 @@ class Compose(unittest.TestCase):
                     self.assertTrue((COMPOSE / volume.split(":")[0]).exists(), volume)
 
 
+class Image(unittest.TestCase):
+    """The Dockerfile against those who run it."""
+
+    def setUp(self):
+        text = (ROOT / "deploy/container/Dockerfile").read_text()
+        self.lines = [line for line in text.replace("\\\n", "").splitlines()
+                      if line and not line.startswith("#")]
+
+    def one(self, instruction):
+        (line,) = [x for x in self.lines if x.startswith(instruction + " ")]
+        return line.removeprefix(instruction + " ")
+
+    def test_it_runs_as_the_user_of_the_manifests(self):
+        user = self.one("USER")
+        self.assertEqual(load(COMPOSE / "docker-compose.yml")["services"]["recurve"]["user"], user)
+        for where, spec in pod_specs():
+            context = spec["securityContext"]
+            self.assertEqual(user, f"{context['runAsUser']}:{context['runAsGroup']}", where)
+
+    def test_its_programs_are_those_that_are_called(self):
+        compose = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]
+        entry = json.loads(self.one("ENTRYPOINT"))
+        self.assertEqual(compose["entrypoint"], entry)
+        for where, _, container in servers():
+            self.assertEqual(container["command"], entry, where)
+        health = json.loads(self.one("HEALTHCHECK").split(" CMD ")[1])
+        self.assertEqual(compose["healthcheck"]["test"][1:3], health)
+        packed = (ROOT / "deploy/container/pack.sh").read_text()
+        for program in (entry[0], health[0]):
+            self.assertRegex(packed, rf"for program in .*\b{program}\b")
+
+    def test_only_files_are_in_it(self):
+        stages = [x.split()[1] for x in self.lines if x.startswith("FROM ")]
+        self.assertEqual(["${BASE}", "build", "scratch", "image-cpu", "image-${VARIANT}"], stages)
+
+    def test_its_own_model_is_not_where_others_are_mounted(self):
+        # A volume that is not there must not look like a model.
+        environment = [x for x in self.lines if x.startswith("ENV ")]
+        model = re.search(r"RECURVE_MODEL=(\S+)", " ".join(environment))[1]
+        (mount,) = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]["volumes"]
+        self.assertNotEqual(model, mount["target"])
+        self.assertTrue((ROOT / "deploy" / model.lstrip("/") / "config.json").is_file())
+
+    def test_compose_builds_what_it_names(self):
+        service = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]
+        version = re.search(r"project\(recurve VERSION (\S+)",
+                            (ROOT / "CMakeLists.txt").read_text())[1]
+        self.assertEqual(f"${{RECURVE_IMAGE:-recurve:{version}}}", service["image"])
+        context = COMPOSE / service["build"]["context"]
+        self.assertEqual(ROOT, context.resolve())
+        self.assertTrue((context / service["build"]["dockerfile"]).is_file())
+
+    def test_what_is_sent_to_the_build_is_what_cmake_reads(self):
+        kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()
+                if line.startswith("!")}
+        for name in kept:
+            self.assertTrue((ROOT / name).exists(), name)
+        cmake = (ROOT / "CMakeLists.txt").read_text()
+        folders = {x.split("/")[0] for x in re.findall(r"^ *(?:add_subdirectory|include)\((\w+)",
+                                                       cmake, re.M)}
+        self.assertEqual(set(), folders - kept - {"bench", "tests"})
+
+
 class Metrics(unittest.TestCase):
     def test_every_name_is_documented(self):
         known = series(documented_metrics())
