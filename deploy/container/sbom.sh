@@ -17,7 +17,7 @@ shift 2
 export LC_ALL=C
 
 # Of these the programs contain code without a shared library of theirs.
-compiled_in=(libabsl-dev libboost-dev libcli11-dev libcpp-httplib-dev libgrpc++-dev libhwy-dev
+compiled_in=(libabsl-dev libboost-dev libcli11-dev libgrpc++-dev libhwy-dev
   libprotobuf-dev libspdlog-dev libstdc++-dev nlohmann-json3-dev prometheus-cpp-dev)
 
 packages=(ca-certificates)

@@ -79,7 +79,9 @@ TEST_F(TenantsTest, KnowsTenantsByTheirKeys) {
                                  {"authorization", "Bearer key-b"}};
   EXPECT_EQ(tenants->Authenticate(two).status().code(),
             absl::StatusCode::kUnauthenticated);
-  EXPECT_EQ(tenants->Authenticate({}).status().code(),
+  EXPECT_EQ(tenants->Authenticate(Tenants::Metadata{}).status().code(),
+            absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(tenants->Authenticate(std::vector<std::string>{}).status().code(),
             absl::StatusCode::kUnauthenticated);
 }
 
