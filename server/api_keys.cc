@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kMaxKeys = 1024;
 constexpr size_t kMaxNameLength = 64;
 constexpr int64_t kMaxStreams = 1 << 20;
+constexpr int64_t kMaxPages = 1 << 30;
 constexpr int64_t kMaxTokensPerSecond = 1'000'000'000;
 constexpr int64_t kMaxTokenBurst = 10'000'000'000;
 constexpr int64_t kDefaultBurstSeconds = 10;
@@ -97,6 +98,9 @@ absl::StatusOr<TenantEntry> ParseEntry(
     if (key == "max_streams") {
       RECURVE_ASSIGN_OR_RETURN(entry.limits.max_streams,
                                ParseCount(key, value, kMaxStreams));
+    } else if (key == "max_pages") {
+      RECURVE_ASSIGN_OR_RETURN(entry.limits.max_pages,
+                               ParseCount(key, value, kMaxPages));
     } else if (key == "tokens_per_second") {
       RECURVE_ASSIGN_OR_RETURN(rate,
                                ParseCount(key, value, kMaxTokensPerSecond));
@@ -113,7 +117,7 @@ absl::StatusOr<TenantEntry> ParseEntry(
       return Wrong(absl::StrCat(
           "a field of ", field.size(),
           " characters is not known; expected sha256=, max_streams=, "
-          "tokens_per_second=, token_burst= or admin="));
+          "max_pages=, tokens_per_second=, token_burst= or admin="));
     }
   }
   if (entry.keys.empty()) {

@@ -19,6 +19,7 @@ KeyDigest DigestOfKey(absl::string_view key);
 // What one tenant may use at a time.
 struct TenantLimits {
   std::optional<int64_t> max_streams;
+  std::optional<int64_t> max_pages;  // of kPageTokens tokens
   struct Rate {
     int64_t tokens_per_second;
     int64_t burst;

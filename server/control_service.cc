@@ -26,6 +26,10 @@ absl::Status ControlService::Authenticate(
 
 absl::Status ControlService::AuthorizeAdmin(
     const grpc::CallbackServerContext& context) const {
+  if (!options_.admin) {
+    return absl::PermissionDeniedError(
+        "Abort and Drain are turned off (--admin is off)");
+  }
   if (options_.tenants == nullptr) return absl::OkStatus();
   return options_.tenants->AuthorizeAdmin(context.client_metadata());
 }

@@ -23,6 +23,7 @@ class ControlService : public v1::Control::CallbackService {
     Capacity capacity;
     int64_t default_max_new_tokens = 0;
     Tenants* tenants = nullptr;  // null: whoever can connect may call
+    bool admin = true;           // false: nobody may abort or drain
     const std::atomic<int64_t>* open_streams;
     std::function<int64_t()> drain;  // starts draining; returns requests left
   };

@@ -28,6 +28,16 @@ CLI::Option* Add(CLI::App& app, const std::string& flag, T& value,
       ->capture_default_str();
 }
 
+void AddSwitch(CLI::App& app, const std::string& flag, bool& value,
+               const std::string& help) {
+  app.add_option_function<std::string>(
+         "--" + flag,
+         [&value](const std::string& text) { value = text == "on"; }, help)
+      ->check(CLI::IsMember({"on", "off"}))
+      ->envname(EnvironmentName(flag))
+      ->default_str(value ? "on" : "off");
+}
+
 struct Seconds {
   double shutdown;
   double step;
@@ -69,6 +79,10 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "PEM file; clients must have a certificate signed by one of these");
   Add(app, "tls-reload", s.tls_reload,
       "Seconds after which the files are read again");
+  AddSwitch(app, "admin", o.admin,
+            "on or off: whether Control.Abort and Control.Drain are served");
+  AddSwitch(app, "reflection", o.reflection,
+            "on or off: whether gRPC reflection is served");
   Add(app, "api-keys-file", o.api_keys_file,
       "File of tenants, digests of their API keys, and quotas; with it a key "
       "is "

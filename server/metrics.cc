@@ -144,6 +144,11 @@ struct Metrics::Families {
           .Name("recurve_tenant_open_streams")
           .Help("Streams that a tenant has open.")
           .Register(r);
+  prometheus::Family<Gauge>& tenant_pages =
+      BuildGauge()
+          .Name("recurve_tenant_pages")
+          .Help("Pages that a tenant's open streams may need.")
+          .Register(r);
   prometheus::Family<Counter>& unauthenticated =
       BuildCounter()
           .Name("recurve_unauthenticated_requests_total")
@@ -237,6 +242,9 @@ void Metrics::OnTenantAdmitted(const std::string& tenant) {
 void Metrics::OnTenantRefused(const std::string& tenant, const char* reason) {
   families_->tenant_refused.Add({{"tenant", tenant}, {"reason", reason}})
       .Increment();
+}
+void Metrics::AddTenantPages(const std::string& tenant, double difference) {
+  families_->tenant_pages.Add({{"tenant", tenant}}).Increment(difference);
 }
 void Metrics::AddTenantStreams(const std::string& tenant, int difference) {
   families_->tenant_streams.Add({{"tenant", tenant}}).Increment(difference);

@@ -40,6 +40,7 @@ class Metrics : public EngineObserver {
   // Something of the tenant was refused: "streams", "tokens" or "admin".
   void OnTenantRefused(const std::string& tenant, const char* reason);
   void AddTenantStreams(const std::string& tenant, int difference);
+  void AddTenantPages(const std::string& tenant, double difference);
   // A call without a key ("missing") or with one that is "unknown".
   void OnUnauthenticated(const char* reason);
 

@@ -12,6 +12,7 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/impl/server_builder_option.h"
 #include "prometheus/registry.h"
 #include "server/control_service.h"
 #include "server/http_api.h"
@@ -32,6 +33,23 @@ constexpr std::chrono::seconds kFailureGrace{2};
 constexpr std::chrono::seconds kCallGrace{1};
 // Requests are small; what is larger is refused before it is read.
 constexpr int kMaxReceiveBytes = 4 << 20;
+
+// Takes reflection from a builder again. gRPC gives it to every builder of the
+// process, as soon as its library is linked.
+class WithoutReflection : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>*
+                         plugins) override {
+    const std::string name =
+        grpc::reflection::ProtoServerReflectionPlugin().name();
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                  [&](const auto& plugin) {
+                                    return plugin->name() == name;
+                                  }),
+                   plugins->end());
+  }
+};
 
 std::string ModelName(const ServerOptions& options) {
   if (!options.served_model_name.empty()) return options.served_model_name;
@@ -155,11 +173,14 @@ absl::Status Server::StartGrpc() {
   inference_ = std::make_unique<InferenceService>(environment_);
   control_ = std::make_unique<ControlService>(ControlService::Options{
       engine_.get(), ModelName(options_), capacity_,
-      options_.default_max_new_tokens, tenants_.get(), &open_streams_,
-      [this] { return RequestDrain(); }});
+      options_.default_max_new_tokens, tenants_.get(), options_.admin,
+      &open_streams_, [this] { return RequestDrain(); }});
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
+  if (!options_.reflection) {
+    builder.SetOption(std::make_unique<WithoutReflection>());
+  }
   const std::string address = HostPort(options_.host, options_.grpc_port);
   RECURVE_ASSIGN_OR_RETURN(const auto credentials,
                            MakeServerCredentials(options_.transport));

@@ -39,6 +39,8 @@ struct ServerOptions {
   int metrics_port = -1;  // plaintext; 0: any free one, -1: on http_port
   int64_t max_http_connections = 4096;
   TransportOptions transport;
+  bool admin = true;       // whether Control.Abort and Drain are served
+  bool reflection = true;  // whether gRPC reflection is
   std::string
       api_keys_file;  // of the tenants; empty: whoever connects may call
   int64_t default_max_new_tokens = 256;

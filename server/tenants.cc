@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "kv_cache/cache_spec.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {
@@ -20,6 +21,11 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr std::chrono::milliseconds kLongestRetry{86'400'000};
+constexpr std::chrono::milliseconds kPagesRetry{1'000};
+
+int64_t PagesOf(int64_t tokens) {
+  return (tokens + kPageTokens - 1) / kPageTokens;
+}
 
 absl::string_view View(grpc::string_ref text) {
   return {text.data(), text.size()};
@@ -69,6 +75,28 @@ void Tenant::CloseStream() {
   metrics_->AddTenantStreams(name_, -1);
 }
 
+absl::Status Tenant::TakePages(int64_t count,
+                               std::chrono::milliseconds* retry_after) {
+  MutexLock lock(&mu_);
+  if (limits_.max_pages && count > *limits_.max_pages - pages_) {
+    *retry_after = count > *limits_.max_pages ? kLongestRetry : kPagesRetry;
+    metrics_->OnTenantRefused(name_, "pages");
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tenant ", name_, " has ", pages_, " pages of ",
+                     kPageTokens, " tokens and asks for ", count,
+                     " more; its max_pages is ", *limits_.max_pages));
+  }
+  pages_ += count;
+  metrics_->AddTenantPages(name_, static_cast<double>(count));
+  return absl::OkStatus();
+}
+
+void Tenant::GivePages(int64_t count) {
+  MutexLock lock(&mu_);
+  pages_ -= count;
+  metrics_->AddTenantPages(name_, -static_cast<double>(count));
+}
+
 absl::StatusOr<int64_t> Tenant::TakeTokens(
     int64_t count, std::chrono::milliseconds* retry_after) {
   MutexLock lock(&mu_);
@@ -97,6 +125,9 @@ StreamTicket& StreamTicket::operator=(StreamTicket&& other) noexcept {
     tenant_ = std::move(other.tenant_);
     charged_ = std::exchange(other.charged_, 0);
     unused_ = std::exchange(other.unused_, 0);
+    before_ = std::exchange(other.before_, 0);
+    tokens_ = std::exchange(other.tokens_, 0);
+    pages_ = std::exchange(other.pages_, 0);
     admitted_ = other.admitted_;
   }
   return *this;
@@ -106,28 +137,52 @@ absl::Status StreamTicket::Charge(int64_t append, int64_t generate,
                                   std::chrono::milliseconds* retry_after) {
   if (tenant_ == nullptr) return absl::OkStatus();
   Settle();
-  RECURVE_ASSIGN_OR_RETURN(charged_,
-                           tenant_->TakeTokens(append + generate, retry_after));
-  unused_ = charged_ > 0 ? generate : 0;
+  const int64_t tokens = tokens_ + append + generate;
+  const int64_t more = PagesOf(tokens) - pages_;
+  RECURVE_RETURN_IF_ERROR(tenant_->TakePages(more, retry_after));
+  absl::StatusOr<int64_t> charged =
+      tenant_->TakeTokens(append + generate, retry_after);
+  if (!charged.ok()) {
+    tenant_->GivePages(more);
+    return charged.status();
+  }
+  pages_ += more;
+  before_ = tokens_;
+  tokens_ = tokens;
+  charged_ = *charged;
+  unused_ = generate;
   if (!std::exchange(admitted_, true)) {
     tenant_->metrics().OnTenantAdmitted(tenant_->name());
   }
   return absl::OkStatus();
 }
 
+void StreamTicket::ShrinkTo(int64_t tokens) {
+  tokens_ = tokens;
+  const int64_t spare = pages_ - PagesOf(tokens);
+  if (spare > 0) tenant_->GivePages(spare);
+  pages_ -= std::max<int64_t>(spare, 0);
+}
+
 void StreamTicket::Settle() {
-  if (unused_ > 0) tenant_->GiveTokens(unused_);
+  if (tenant_ == nullptr) return;
+  if (charged_ > 0) tenant_->GiveTokens(unused_);
+  ShrinkTo(tokens_ - unused_);
+  before_ = tokens_;
   charged_ = unused_ = 0;
 }
 
 void StreamTicket::Refund() {
+  if (tenant_ == nullptr) return;
   if (charged_ > 0) tenant_->GiveTokens(charged_);
+  ShrinkTo(before_);
   charged_ = unused_ = 0;
 }
 
 void StreamTicket::Close() {
   if (tenant_ == nullptr) return;
   Settle();
+  ShrinkTo(0);
   tenant_->CloseStream();
   tenant_.reset();
 }

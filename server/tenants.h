@@ -38,6 +38,11 @@ class Tenant {
   absl::Status OpenStream();
   void CloseStream();
 
+  // Takes pages; ResourceExhausted when so many are not left. `*retry_after` is
+  // then when to come again: there is no telling when pages come back.
+  absl::Status TakePages(int64_t count, std::chrono::milliseconds* retry_after);
+  void GivePages(int64_t count);
+
   // Takes tokens off the tenant's rate. Returns how many were taken: all, or
   // none where there is no limit. ResourceExhausted when there are not enough
   // now; `*retry_after` is then when there will be.
@@ -54,6 +59,7 @@ class Tenant {
   bool admin_ ABSL_GUARDED_BY(mu_) = false;
   TenantLimits limits_ ABSL_GUARDED_BY(mu_);
   int64_t streams_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t pages_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<TokenBucket> bucket_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -71,8 +77,9 @@ class StreamTicket {
   StreamTicket(StreamTicket&&) = default;
   StreamTicket& operator=(StreamTicket&& other) noexcept;
 
-  // Takes the tokens of a command: what it appends and all that it may
-  // generate. Errors as Tenant::TakeTokens.
+  // Takes the tokens of a command, what it appends and all that it may
+  // generate, off the tenant's rate, and the pages that the sequence then has.
+  // Errors as Tenant::TakeTokens and TakePages.
   absl::Status Charge(int64_t append, int64_t generate,
                       std::chrono::milliseconds* retry_after);
   // One token of the command was generated.
@@ -83,14 +90,20 @@ class StreamTicket {
   void Settle();
   // The command was refused: gives back all of it.
   void Refund();
-  // Settles, and gives the stream back.
+  // Settles, and gives the pages and the stream back.
   void Close();
 
  private:
+  // Gives back the pages beyond those of `tokens` tokens.
+  void ShrinkTo(int64_t tokens);
+
   std::shared_ptr<Tenant> tenant_;  // null: nothing is held
-  int64_t charged_ = 0;             // for the command at work
-  int64_t unused_ = 0;              // of it, tokens that may yet be generated
-  bool admitted_ = false;           // a command was
+  int64_t charged_ = 0;             // to the rate, for the command at work
+  int64_t unused_ = 0;              // tokens that the command may yet generate
+  int64_t before_ = 0;              // tokens of the sequence before the command
+  int64_t tokens_ = 0;  // tokens of the sequence, those of `unused_` included
+  int64_t pages_ = 0;   // taken
+  bool admitted_ = false;  // a command was
 };
 
 // The tenants of a keys file, and who of them a call is from.

@@ -110,6 +110,26 @@ grpc::Status CallWithBytes(const TestServer& server, const std::string& method,
   return status;
 }
 
+TEST(ServicesTest, AdminAndReflectionCanBeTurnedOff) {
+  ServerOptions options = DemoOptions();
+  options.admin = options.reflection = false;
+  TestServer server(options);
+  const auto client = server.Connect();
+  const absl::Status drain = client->Drain().status();
+  EXPECT_EQ(drain.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(drain.message()), HasSubstr("--admin is off"));
+  EXPECT_EQ(client->Abort("0123456789abcdef").code(),
+            absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(client->CheckHealth()->status(), HealthCheckResponse::SERVING);
+  EXPECT_TRUE(client->GetServerInfo().ok());
+  EXPECT_EQ(CallWithBytes(server,
+                          "/grpc.reflection.v1alpha.ServerReflection/"
+                          "ServerReflectionInfo",
+                          std::string("\x3a\x00", 2))
+                .error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
 TEST(ServicesTest, MetadataIsBounded) {
   TestServer server;
   const auto stub = grpc::health::v1::Health::NewStub(server.Channel());

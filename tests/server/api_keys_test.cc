@@ -84,6 +84,7 @@ TEST(ApiKeysTest, SaysWhatIsWrong) {
       {"acme max_streams=1048577" + key, "max_streams is 1048577"},
       {"acme max_streams=99999999999999999999" + key, "max_streams is 9999"},
       {"acme max_streams=1 max_streams=2" + key, "is there twice"},
+      {"acme max_pages=0" + key, "max_pages is 0; expected 1 to 1073741824"},
       {"acme tokens_per_second=1.5" + key, "tokens_per_second is 1.5"},
       {"acme tokens_per_second=0" + key,
        "tokens_per_second is 0; expected 1 to 1000000000"},

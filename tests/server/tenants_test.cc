@@ -173,6 +173,54 @@ TEST_F(TenantsTest, TokensAreTakenAndWhatIsNotUsedGivenBack) {
   EXPECT_TRUE(ticket->Charge(0, 80'000, &retry).ok());
 }
 
+TEST_F(TenantsTest, PagesAreTakenForWhatAStreamMayComeTo) {
+  Write(Line("a", "key", "max_pages=10"));
+  const auto tenants = Load();
+  std::chrono::milliseconds retry{0};
+  auto first = Open(*tenants, "Bearer key");
+  auto second = Open(*tenants, "Bearer key");
+  ASSERT_TRUE(first.ok() && second.ok());
+  ASSERT_TRUE(first->Charge(64, 6 * 64, &retry).ok());
+  const absl::Status full = second->Charge(100, 93, &retry);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(full.message(),
+            "tenant a has 7 pages of 64 tokens and asks for 4 more; its "
+            "max_pages is 10");
+  EXPECT_EQ(retry, std::chrono::seconds(1));
+  EXPECT_TRUE(second->Charge(100, 92, &retry).ok());
+  second->Refund();
+  // Of what the first might have generated it has one token: 65 are 2 pages.
+  first->CountToken();
+  first->Settle();
+  EXPECT_FALSE(second->Charge(9 * 64, 0, &retry).ok());
+  EXPECT_TRUE(second->Charge(8 * 64, 0, &retry).ok());
+  // The next command goes on where the sequence is.
+  EXPECT_TRUE(first->Charge(63, 0, &retry).ok());
+  EXPECT_FALSE(first->Charge(1, 0, &retry).ok());
+  first->Close();
+  EXPECT_TRUE(second->Charge(2 * 64, 0, &retry).ok());
+  second->Close();
+  auto third = Open(*tenants, "Bearer key");
+  EXPECT_FALSE(third->Charge(640, 1, &retry).ok());  // not ever
+  EXPECT_EQ(retry, std::chrono::hours(24));
+  EXPECT_TRUE(third->Charge(640, 0, &retry).ok());
+}
+
+// What a rate refuses has taken no pages.
+TEST_F(TenantsTest, PagesOfARefusedCommandAreFree) {
+  Write(Line("a", "key", "max_pages=10 tokens_per_second=1 token_burst=64"));
+  const auto tenants = Load();
+  std::chrono::milliseconds retry{0};
+  auto first = Open(*tenants, "Bearer key");
+  ASSERT_TRUE(first->Charge(64, 0, &retry).ok());
+  auto second = Open(*tenants, "Bearer key");
+  const absl::Status refused = second->Charge(9 * 64, 0, &retry);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("has no 576 tokens"));
+  Write(Line("a", "key", "max_pages=10"));
+  tenants->ReloadIfChanged();
+  EXPECT_TRUE(second->Charge(9 * 64, 0, &retry).ok());
+}
+
 TEST_F(TenantsTest, AdminsAreThoseOfTheFile) {
   Write(Line("a", "key-a") + Line("ops", "key-o", "admin=true"));
   const auto tenants = Load();
