@@ -14,6 +14,7 @@
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_scan_cuda.h"
+#include "kernels/linear_attn/linear_step_check.h"
 #include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
@@ -401,6 +402,11 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
       CudaMemory::Allocate(kHost, row_capacity_ * 4, "sampled tokens"));
 
   if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
+  // The kernel for prompts rounds what it multiplies to bfloat16, which would
+  // show in models of finer weights.
+  if (device_.hopper && !states_.empty() && weight_dtype() == "bfloat16") {
+    chunk_multiple_ = kLinearPrefillChunk;
+  }
 
   // A step: numbers of each row and run, of each sequence with its pages, and
   // what attention adds; some room for alignment.
@@ -529,7 +535,7 @@ void CudaBackend::FillMixed(const StepBatch& batch) {
 void CudaBackend::AddLinearGroups(const StepBatch& batch,
                                   const std::vector<StepRun>& runs) {
   linear_groups_.clear();
-  if (chunk_multiple() == 1) return;
+  if (chunk_multiple_ == 1) return;
   for (const std::vector<StepRun>& runs_of : RunGroups(runs)) {
     LinearGroup group = {};
     group.prompt = !runs_of.front().step;
@@ -832,20 +838,11 @@ void CudaBackend::ExpandFactors(const ExpandArgs& args) {
       "expanding factors");
 }
 
-int64_t CudaBackend::chunk_multiple() const {
-  // The kernel for prompts rounds what it multiplies to bfloat16, which would
-  // show in models of finer weights.
-  return device_.hopper && !states_.empty() && weight_dtype() == "bfloat16"
-             ? kLinearPrefillChunk
-             : 1;
-}
-
 bool CudaBackend::PrefillsByChunks(const LinearAttentionArgs& args) const {
   const LinearConfig& config = *args.config;
   const PositionConfig& position = positions_[args.position.value].config;
-  const auto dim = [](int64_t n) { return n >= 8 && n <= 256 && n % 8 == 0; };
-  return chunk_multiple() > 1 && dim(config.head_dim) &&
-         dim(config.value_dim) && config.num_heads <= 65535 / 4 &&
+  return chunk_multiple_ > 1 && ValidLinearDim(config.head_dim) &&
+         ValidLinearDim(config.value_dim) && config.num_heads <= 65535 / 4 &&
          args.v.stride == args.q.stride && args.q.stride % 8 == 0 &&
          AlignedFloats(Floats(args.q), args.q.stride) &&
          AlignedFloats(Floats(args.k), args.k.stride) &&

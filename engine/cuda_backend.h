@@ -96,7 +96,7 @@ class CudaBackend : public Backend {
   int64_t page_bytes() const override { return 2 * page_elements_; }
   int64_t slot_bytes() const override { return 4 * slot_elements_; }
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
-  int64_t chunk_multiple() const override;
+  int64_t chunk_multiple() const override { return chunk_multiple_; }
   int64_t column_multiple() const override { return kColumns; }
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
 
@@ -245,6 +245,7 @@ class CudaBackend : public Backend {
   std::vector<Position> positions_;
   std::optional<CudaTpa> tpa_;  // after Init
   TpaDevice device_ = {};
+  int64_t chunk_multiple_ = 1;  // once the cache is allocated
   std::vector<TpaCache> tpa_caches_;
   std::vector<State> states_;
   int64_t page_elements_ = 0;  // of all layers
