@@ -14,6 +14,7 @@
 #include "engine/backend.h"
 #include "engine/cuda_memory.h"
 #include "engine/cuda_step_buffer.h"
+#include "engine/cuda_swap.h"
 #include "engine/cuda_tpa.h"
 #include "engine/cuda_weights.h"
 #include "kernels/common/weight_type.h"
@@ -96,6 +97,7 @@ class CudaBackend : public Backend {
   int64_t page_bytes() const override { return 2 * page_elements_; }
   int64_t slot_bytes() const override { return 4 * slot_elements_; }
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
+  absl::Status AllocateHost(int32_t num_blocks, int64_t block_bytes) override;
   int64_t chunk_multiple() const override { return chunk_multiple_; }
   int64_t column_multiple() const override { return kColumns; }
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
@@ -120,6 +122,9 @@ class CudaBackend : public Backend {
   absl::Status ClearSlot(int32_t slot) override;
   absl::Status PoisonPage(int32_t page) override;
   absl::Status PoisonSlot(int32_t slot) override;
+  absl::Status Save(const SavedMemory& memory) override;
+  absl::Status Restore(const SavedMemory& memory) override;
+  bool Restored(int32_t slot) override;
 
  private:
   static constexpr int64_t kColumns = 64;
@@ -225,6 +230,9 @@ class CudaBackend : public Backend {
   // Page or slot `number`, of `bytes` each.
   absl::Status SetBytes(const CudaMemory& memory, int64_t number, int64_t bytes,
                         int value);
+  // The same, after copies of it.
+  absl::Status SetPage(int32_t page, int value);
+  absl::Status SetSlot(int32_t slot, int value);
   // Whether logits of the sample's row must come to the host.
   bool NeedsHost(const SampleRequest& sample) const;
   bool AnyNeedsHost() const;
@@ -252,6 +260,8 @@ class CudaBackend : public Backend {
   int64_t slot_elements_ = 0;
   CudaMemory pages_;
   CudaMemory slots_;
+  CacheSpec cache_;
+  std::unique_ptr<CudaSwap> swap_;  // null without host memory
   std::vector<CudaMemory> activations_;
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;  // rows in logits_
