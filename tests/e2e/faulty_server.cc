@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -39,10 +40,11 @@ int Main(int argc, char** argv) {
   if (fault == nullptr || at == nullptr) return 2;
   return ServerMain(argc, argv, [&](std::unique_ptr<ModelRunner> real) {
     auto runner = std::make_unique<FaultyRunner>(std::move(real));
-    runner->SetBeforeRun([fault = std::string(fault), left = std::atoi(at)](
-                             const StepBatch&, CacheStorage&) mutable {
-      return --left > 0 ? absl::OkStatus() : Fault(fault);
-    });
+    const auto left = std::make_shared<int>(std::atoi(at));
+    runner->SetBeforeRun(
+        [fault = std::string(fault), left](const StepBatch&, CacheStorage&) {
+          return --*left > 0 ? absl::OkStatus() : Fault(fault);
+        });
     return runner;
   });
 }

@@ -135,7 +135,8 @@ class RandomLoadTest : public testing::Test {
   // A client's next act, with a client whose connection lasts.
   void Act(RecurveClient& client, TestRandom& random, int act);
   void Finish(RecurveClient& client, TestRandom& random, int act);
-  void SecondTurn(TestRandom& random);
+  std::vector<uint32_t> TwoTurns(uint64_t which,
+                                 std::chrono::milliseconds rest);
   void SlowReader(TestRandom& random);
   void LeaveGrpc(TestRandom& random);
   void Http(TestRandom& random, int act);
@@ -161,7 +162,7 @@ class RandomLoadTest : public testing::Test {
   int http_port_ = 0;
   int grpc_port_ = 0;
   std::vector<std::vector<uint32_t>> expected_;   // tokens of each request
-  std::vector<std::vector<uint32_t>> two_turns_;  // of SecondTurn
+  std::vector<std::vector<uint32_t>> two_turns_;  // of TwoTurns
   std::array<std::atomic<int64_t>, kActs> acts_ = {};
 };
 
@@ -210,36 +211,34 @@ v1::DecodeRequest Turn(uint64_t seed, int64_t tokens, uint32_t generate) {
 }
 
 // Two turns, with a rest between them in which others take the memory.
-void RandomLoadTest::SecondTurn(TestRandom& random) {
-  const auto which = static_cast<size_t>(random.Uniform(0, 3));
+std::vector<uint32_t> RandomLoadTest::TwoTurns(uint64_t which,
+                                               std::chrono::milliseconds rest) {
   const auto stub = v1::Inference::NewStub(Channel());
   grpc::ClientContext context;
   const auto stream = stub->Decode(&context);
   std::vector<uint32_t> tokens;
+  v1::DecodeResponse response;
   for (int turn = 0; turn < 2; ++turn) {
-    v1::DecodeRequest request = Turn(which, 40 + 60 * which, 20);
+    v1::DecodeRequest request =
+        Turn(which, 40 + 60 * static_cast<int64_t>(which), 20);
     if (turn == 1) {
       request.clear_sampling();  // as for the first turn
-      if (!two_turns_.empty()) {
-        std::this_thread::sleep_for(
-            std::chrono::milliseconds(random.Uniform(0, 300)));
-      }
+      request.clear_stopping();
+      std::this_thread::sleep_for(rest);
     }
     stream->Write(request);
     if (turn == 1) stream->WritesDone();
-    v1::DecodeResponse response;
     while (stream->Read(&response)) {
       for (uint32_t id : response.tokens().ids()) tokens.push_back(id);
       if (response.done()) break;
     }
   }
-  v1::DecodeResponse rest;
-  while (stream->Read(&rest)) {
+  while (stream->Read(&response)) {
   }
   const grpc::Status status = stream->Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(tokens.size(), 40);
-  if (!two_turns_.empty()) EXPECT_EQ(tokens, two_turns_[which]);
+  return tokens;
 }
 
 // Asks for much and does not read: paused, and in the end cut off.
@@ -329,8 +328,12 @@ void RandomLoadTest::BadRequest(RecurveClient& client, TestRandom& random) {
 
 void RandomLoadTest::Act(RecurveClient& client, TestRandom& random, int act) {
   switch (act) {
-    case kSecondTurn:
-      return SecondTurn(random);
+    case kSecondTurn: {
+      const auto which = static_cast<uint64_t>(random.Uniform(0, 3));
+      const std::chrono::milliseconds rest(random.Uniform(0, 300));
+      EXPECT_EQ(TwoTurns(which, rest), two_turns_[which]);
+      return;
+    }
     case kSlowReader:
       return SlowReader(random);
     case kLeaveGrpc:
@@ -411,7 +414,8 @@ TEST_F(RandomLoadTest, LeavesNothingBehind) {
     ASSERT_TRUE(outcome.status.ok()) << outcome.status;
     expected_.push_back(outcome.generation.token_ids);
   }
-  const auto client = Connect();
+  for (uint64_t which = 0; which < 4; ++which)
+    two_turns_.push_back(TwoTurns(which, std::chrono::milliseconds(0)));
   const double seconds =
       std::atof(FromEnvironment("RECURVE_LOAD_SECONDS", "8").c_str());
   const int rounds = seconds >= 60 ? 10 : 4;
