@@ -11,10 +11,7 @@
 #include "base/status_macros.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/glu/glu_cuda.h"
-#include "kernels/linear_attn/linear_prefill_cuda.h"
-#include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_scan_cuda.h"
-#include "kernels/linear_attn/linear_step_check.h"
 #include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
@@ -192,6 +189,7 @@ absl::Status CudaBackend::Init() {
                                 BucketOf(options_.max_sequences),
                                 options_.max_pages, row_capacity_},
                device_);
+  linear_.emplace(device_);
   return absl::OkStatus();
 }
 
@@ -404,9 +402,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
   // The kernel for prompts rounds what it multiplies to bfloat16, which would
   // show in models of finer weights.
-  if (device_.hopper && !states_.empty() && weight_dtype() == "bfloat16") {
-    chunk_multiple_ = kLinearPrefillChunk;
-  }
+  if (!states_.empty() && weight_dtype() == "bfloat16") linear_->UseChunks();
 
   // A step: numbers of each row and run, of each sequence with its pages, and
   // what attention adds; some room for alignment.
@@ -453,7 +449,8 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
     FillMixed(batch);
     const std::vector<StepRun> runs = StepRuns(batch);
     Check(tpa_->BeginMixed(batch, runs, &step_));
-    AddLinearGroups(batch, runs);
+    linear_->BeginMixed({sequences_, query_start_, slots_of_}, batch, runs,
+                        &step_);
   }
   Check(step_.Copy(stream_), "copying a step");
   if (decode_ && options_.graphs) {
@@ -504,6 +501,7 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
   }
   query_start[rows_] = static_cast<int32_t>(rows_);
   tpa_->BeginDecode(rows_, lengths_, page_table_, page_stride_);
+  linear_->BeginDecode({sequences_, query_start_, slots_of_});
 }
 
 void CudaBackend::FillMixed(const StepBatch& batch) {
@@ -529,28 +527,6 @@ void CudaBackend::FillMixed(const StepBatch& batch) {
       runs_.push_back({row, 0, generated(row)});
     }
     ++runs_.back().count;
-  }
-}
-
-void CudaBackend::AddLinearGroups(const StepBatch& batch,
-                                  const std::vector<StepRun>& runs) {
-  linear_groups_.clear();
-  if (chunk_multiple_ == 1) return;
-  for (const std::vector<StepRun>& runs_of : RunGroups(runs)) {
-    LinearGroup group = {};
-    group.prompt = !runs_of.front().step;
-    group.rows = static_cast<int64_t>(runs_of.size());
-    int32_t* const query_start = step_.Add(group.rows + 1, &group.query_start);
-    int32_t* const slots = step_.Add(group.rows, &group.slots);
-    int64_t* const positions = step_.Add(group.rows, &group.positions);
-    for (int64_t i = 0; i < group.rows; ++i) {
-      const StepRun& run = runs_of[i];
-      query_start[i] = static_cast<int32_t>(run.begin);
-      query_start[i + 1] = static_cast<int32_t>(run.end);
-      slots[i] = batch.slots[run.sequence];
-      positions[i] = batch.positions[run.begin];
-    }
-    linear_groups_.push_back(group);
   }
 }
 
@@ -838,97 +814,15 @@ void CudaBackend::ExpandFactors(const ExpandArgs& args) {
       "expanding factors");
 }
 
-bool CudaBackend::PrefillsByChunks(const LinearAttentionArgs& args) const {
-  const LinearConfig& config = *args.config;
-  const PositionConfig& position = positions_[args.position.value].config;
-  return chunk_multiple_ > 1 && ValidLinearDim(config.head_dim) &&
-         ValidLinearDim(config.value_dim) && config.num_heads <= 65535 / 4 &&
-         args.v.stride == args.q.stride && args.q.stride % 8 == 0 &&
-         AlignedFloats(Floats(args.q), args.q.stride) &&
-         AlignedFloats(Floats(args.k), args.k.stride) &&
-         AlignedFloats(Floats(args.v), args.v.stride) &&
-         AlignedFloats(Floats(args.out), args.out.stride) &&
-         args.out.stride % 8 == 0 && !position.float32_angles &&
-         position.log_decay == 0 && !position.bfloat16_tables &&
-         PlanLinearPrefill(position.type, config.head_dim, config.value_dim,
-                           config.num_heads, 1, device_.multiprocessors,
-                           device_.shared_memory)
-                 .stages >= kLinearPrefillMinStages;
-}
-
-void CudaBackend::ScanLinear(const LinearAttentionArgs& args, int64_t rows,
-                             const int32_t* query_start, const int32_t* slots) {
-  const Position& position = positions_[args.position.value];
-  const LinearConfig& config = *args.config;
-  Check(LaunchLinearScan({config.num_heads,
-                          config.head_dim,
-                          config.value_dim,
-                          Floats(args.q),
-                          Floats(args.k),
-                          Floats(args.v),
-                          args.q.stride,
-                          args.v.stride,
-                          Floats(args.out),
-                          args.out.stride,
-                          query_start,
-                          rows,
-                          config.q_activation,
-                          config.k_activation,
-                          config.v_activation,
-                          position.config.type,
-                          position.cos.as<const float>(),
-                          position.sin.as<const float>(),
-                          Vector(args.decay),
-                          slots_.as<float>() + states_[args.state.value].offset,
-                          slot_elements_,
-                          slots},
-                         stream_),
-        "linear attention");
-}
-
-void CudaBackend::PrefillLinear(const LinearAttentionArgs& args,
-                                const LinearGroup& group) {
-  const Position& position = positions_[args.position.value];
-  const LinearConfig& config = *args.config;
-  LinearPrefillParams params = {};
-  params.num_heads = config.num_heads;
-  params.head_dim = config.head_dim;
-  params.value_dim = config.value_dim;
-  params.io_type = ElementType::kFloat32;
-  params.q = Floats(args.q);
-  params.k = Floats(args.k);
-  params.v = Floats(args.v);
-  params.stride = args.q.stride;
-  params.out = Floats(args.out);
-  params.out_stride = args.out.stride;
-  params.query_start = group.query_start;
-  params.max_rows = group.rows;
-  params.slots = group.slots;
-  params.positions = group.positions;
-  params.q_activation = config.q_activation;
-  params.k_activation = config.k_activation;
-  params.v_activation = config.v_activation;
-  params.position = position.config.type;
-  params.phase_steps = position.phase_steps.as<const uint64_t>();
-  params.scale = 1;
-  params.decay = Vector(args.decay);
-  params.states = slots_.as<float>() + states_[args.state.value].offset;
-  params.slot_stride = slot_elements_;
-  Check(LaunchLinearPrefill(params, stream_), "linear attention of prompts");
-}
-
 void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
   if (!active()) return;
-  if (decode_ || !PrefillsByChunks(args)) {
-    return ScanLinear(args, sequences_, query_start_, slots_of_);
-  }
-  for (const LinearGroup& group : linear_groups_) {
-    if (group.prompt) {
-      PrefillLinear(args, group);
-    } else {
-      ScanLinear(args, group.rows, group.query_start, group.slots);
-    }
-  }
+  const Position& position = positions_[args.position.value];
+  Check(linear_->Attend({args.config, position.phase_steps.as<const uint64_t>(),
+                         position.cos.as<const float>(),
+                         position.sin.as<const float>(), Vector(args.decay),
+                         slots_.as<float>() + states_[args.state.value].offset,
+                         slot_elements_, args.q, args.k, args.v, args.out},
+                        stream_));
 }
 
 // ----------------------------------------------------------------------------

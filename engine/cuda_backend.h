@@ -12,6 +12,7 @@
 
 #include "base/thread_pool.h"
 #include "engine/backend.h"
+#include "engine/cuda_linear.h"
 #include "engine/cuda_memory.h"
 #include "engine/cuda_step_buffer.h"
 #include "engine/cuda_tpa.h"
@@ -96,7 +97,7 @@ class CudaBackend : public Backend {
   int64_t page_bytes() const override { return 2 * page_elements_; }
   int64_t slot_bytes() const override { return 4 * slot_elements_; }
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
-  int64_t chunk_multiple() const override { return chunk_multiple_; }
+  int64_t chunk_multiple() const override { return linear_->chunk_multiple(); }
   int64_t column_multiple() const override { return kColumns; }
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
 
@@ -162,14 +163,6 @@ class CudaBackend : public Backend {
     int64_t count;
     bool generated;
   };
-  // One launch of linear attention: runs that follow each other in the step.
-  struct LinearGroup {
-    bool prompt;
-    int64_t rows;
-    const int32_t* query_start;  // [rows + 1]
-    const int32_t* slots;        // [rows]
-    const int64_t* positions;    // [rows] of the first tokens
-  };
   struct Graph {
     bool warm = false;  // ran once, so that nothing is loaded while capturing
     cudaGraphExec_t exec = nullptr;
@@ -193,13 +186,6 @@ class CudaBackend : public Backend {
   absl::Status CheckBatch(const StepBatch& batch) const;
   void FillDecode(const StepBatch& batch);
   void FillMixed(const StepBatch& batch);
-  void AddLinearGroups(const StepBatch& batch,
-                       const std::vector<StepRun>& runs);
-  // Whether prompts pass the layer by chunks.
-  bool PrefillsByChunks(const LinearAttentionArgs& args) const;
-  void ScanLinear(const LinearAttentionArgs& args, int64_t rows,
-                  const int32_t* query_start, const int32_t* slots);
-  void PrefillLinear(const LinearAttentionArgs& args, const LinearGroup& group);
   void ComputeTables();
   void NormRows(const float* in, int64_t in_stride, const NormArgs& norm,
                 float* out, int64_t out_stride, int64_t rows, int64_t cols);
@@ -243,9 +229,9 @@ class CudaBackend : public Backend {
   std::vector<CudaMemory> vectors_;
   std::vector<Table> tables_;
   std::vector<Position> positions_;
-  std::optional<CudaTpa> tpa_;  // after Init
+  std::optional<CudaTpa> tpa_;        // after Init
+  std::optional<CudaLinear> linear_;  // after Init
   TpaDevice device_ = {};
-  int64_t chunk_multiple_ = 1;  // once the cache is allocated
   std::vector<TpaCache> tpa_caches_;
   std::vector<State> states_;
   int64_t page_elements_ = 0;  // of all layers
@@ -274,7 +260,6 @@ class CudaBackend : public Backend {
   int64_t sequences_ = 0;  // likewise
   int64_t page_stride_ = 0;
   std::vector<Run> runs_;
-  std::vector<LinearGroup> linear_groups_;  // of a step with prompts
   const int32_t* tokens_ = nullptr;
   const int64_t* row_positions_ = nullptr;
   const int32_t* row_sequence_ = nullptr;
