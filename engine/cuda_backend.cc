@@ -15,7 +15,6 @@
 #include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
-#include "kernels/sampling/greedy_cuda.h"
 #include "kernels/tpa/expand_factors_cuda.h"
 
 namespace recurve {
@@ -393,11 +392,8 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   RECURVE_RETURN_IF_ERROR(allocate(
       &logits_, logit_capacity_ * RoundUp(max_outputs, 4) * float_bytes,
       "logits"));
-  RECURVE_RETURN_IF_ERROR(
-      allocate(&greedy_, row_capacity_ * 4, "sampled tokens"));
-  RECURVE_ASSIGN_OR_RETURN(
-      greedy_host_,
-      CudaMemory::Allocate(kHost, row_capacity_ * 4, "sampled tokens"));
+  RECURVE_RETURN_IF_ERROR(sampler_.Allocate(
+      num_slots + 1, BucketOf(options_.max_sequences), max_outputs));
 
   if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
   // The kernel for prompts rounds what it multiplies to bfloat16, which would
@@ -405,12 +401,12 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   if (!states_.empty() && weight_dtype() == "bfloat16") linear_->UseChunks();
 
   // A step: numbers of each row and run, of each sequence with its pages, and
-  // what attention adds; some room for alignment.
+  // what attention and sampling add; some room for alignment.
   const int64_t sequences = BucketOf(options_.max_sequences);
   const int64_t page_bytes = 4 * std::max<int64_t>(options_.max_pages, 1);
-  RECURVE_RETURN_IF_ERROR(step_.Allocate((32 + 96) * row_capacity_ +
-                                         (64 + page_bytes) * sequences +
-                                         tpa_->step_bytes() + 4096));
+  RECURVE_RETURN_IF_ERROR(
+      step_.Allocate((32 + 96) * row_capacity_ + (64 + page_bytes) * sequences +
+                     tpa_->step_bytes() + sampler_.step_bytes() + 4096));
   return CudaStatus(cudaDeviceSynchronize(), "allocating");
 }
 
@@ -452,6 +448,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
     linear_->BeginMixed({sequences_, query_start_, slots_of_}, batch, runs,
                         &step_);
   }
+  BeginSamples(batch);
   Check(step_.Copy(stream_), "copying a step");
   if (decode_ && options_.graphs) {
     graph_ = &graphs_[rows_];
@@ -467,6 +464,20 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
     Check(tpa_->LaunchSchedules(stream_));
   }
   return status_;
+}
+
+// A decode step has logits of all rows, with those of padding; another those
+// that are wanted, logit_capacity_ at a time.
+void CudaBackend::BeginSamples(const StepBatch& batch) {
+  std::vector<int32_t> rows;
+  for (const SampleRequest& sample : batch.samples) {
+    rows.push_back(
+        decode_ ? batch.logit_rows[sample.logit_index]
+                : static_cast<int32_t>(sample.logit_index % logit_capacity_));
+  }
+  Check(sampler_.Begin(batch, rows,
+                       decode_ ? rows_ : static_cast<int64_t>(rows.size()),
+                       &step_, stream_));
 }
 
 // One row a sequence, and padding up to the bucket.
@@ -826,14 +837,7 @@ void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
 }
 
 // ----------------------------------------------------------------------------
-// Logits and samples
-
-bool CudaBackend::NeedsHost(const SampleRequest& sample) const {
-  const SamplingParams& p = *sample.params;
-  return p.temperature > 0 || p.repetition_penalty != 1 ||
-         p.presence_penalty != 0 || p.frequency_penalty != 0 ||
-         !p.logit_bias.empty() || p.num_logprobs >= 0;
-}
+// Logits
 
 void CudaBackend::ComputeLogits(Activations in, const int32_t* index,
                                 int64_t rows, const NormArgs& norm,
@@ -852,20 +856,16 @@ void CudaBackend::ComputeLogits(Activations in, const int32_t* index,
   const int64_t stride = RoundUp(head.outputs, 4);
   ProjectRun(head, normed, width, logits_.as<float>(), stride, rows, in.cols,
              /*generated=*/true, /*add=*/false);
-  Check(LaunchGreedy({logits_.as<float>(), stride, rows, head.outputs,
-                      greedy_.as<int32_t>()},
-                     stream_),
+}
+
+void CudaBackend::Draw(int64_t vocab, int64_t first, int64_t count) {
+  Check(sampler_.Launch(logits_.as<float>(), RoundUp(vocab, 4), vocab, first,
+                        count, stream_),
         "sampling");
 }
 
-bool CudaBackend::AnyNeedsHost() const {
-  return std::any_of(
-      batch_->samples.begin(), batch_->samples.end(),
-      [&](const SampleRequest& sample) { return NeedsHost(sample); });
-}
-
 void CudaBackend::ReserveHostLogits(int64_t vocab) {
-  if (!batch_->wants_logits && !AnyNeedsHost()) return;
+  if (!batch_->wants_logits) return;
   const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
   const auto row_bytes = vocab * static_cast<int64_t>(sizeof(float));
   if (rows * row_bytes <= logits_host_.bytes()) return;
@@ -890,9 +890,7 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
                                const Matrix& head) {
   if (active()) {
     ComputeLogits(in, nullptr, rows_, norm, head);
-    Check(cudaMemcpyAsync(greedy_host_.data(), greedy_.data(), 4 * rows_,
-                          cudaMemcpyDeviceToHost, stream_),
-          "copying tokens");
+    Draw(head.outputs, 0, rows_);
   }
   if (capturing_) {
     cudaGraph_t graph = nullptr;
@@ -913,41 +911,30 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
   }
   // Not before: page-locked memory is not to be had while capturing.
   ReserveHostLogits(head.outputs);
-  if (!status_.ok()) return;
+  if (!status_.ok() || !batch_->wants_logits) return;
   // Logit i is of row logit_rows[i].
   const auto& rows = batch_->logit_rows;
-  if (batch_->wants_logits) {
-    for (size_t i = 0; i < rows.size(); ++i)
-      CopyLogits(rows[i], static_cast<int64_t>(i), 1, head.outputs);
-    return;
-  }
-  for (const SampleRequest& sample : batch_->samples) {
-    if (NeedsHost(sample)) {
-      CopyLogits(rows[sample.logit_index], sample.logit_index, 1, head.outputs);
-    }
-  }
+  for (size_t i = 0; i < rows.size(); ++i)
+    CopyLogits(rows[i], static_cast<int64_t>(i), 1, head.outputs);
 }
 
 void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
                               const Matrix& head) {
   const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
   ReserveHostLogits(head.outputs);
+  const auto& samples = batch_->samples;  // in the order of their logits
+  size_t drawn = 0;
   for (int64_t first = 0; first < rows && status_.ok();
        first += logit_capacity_) {
     const int64_t count = std::min(logit_capacity_, rows - first);
     ComputeLogits(in, logit_rows_ + first, count, norm, head);
-    Check(cudaMemcpyAsync(greedy_host_.as<int32_t>() + first, greedy_.data(),
-                          4 * count, cudaMemcpyDeviceToHost, stream_),
-          "copying tokens");
-    if (batch_->wants_logits) {
-      CopyLogits(0, first, count, head.outputs);
-      continue;
-    }
-    for (const SampleRequest& sample : batch_->samples) {
-      const int64_t row = sample.logit_index - first;
-      if (row >= 0 && row < count && NeedsHost(sample))
-        CopyLogits(row, sample.logit_index, 1, head.outputs);
-    }
+    size_t end = drawn;
+    while (end < samples.size() && samples[end].logit_index < first + count)
+      ++end;
+    Draw(head.outputs, static_cast<int64_t>(drawn),
+         static_cast<int64_t>(end - drawn));
+    drawn = end;
+    if (batch_->wants_logits) CopyLogits(0, first, count, head.outputs);
   }
 }
 
@@ -959,53 +946,19 @@ void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head,
   } else if (status_.ok()) {
     HeadOfMixed(in, norm, matrix);
   }
+  if (status_.ok()) Check(sampler_.CopyResults(stream_), "copying tokens");
   if (status_.ok()) Check(cudaStreamSynchronize(stream_), "a step");
-  Sample(matrix.outputs, output);
-}
-
-void CudaBackend::Sample(int64_t vocab, StepOutput* output) {
-  const auto samples = static_cast<int64_t>(batch_->samples.size());
   output->logits = {};
   if (!status_.ok()) {
-    output->samples.assign(samples, status_);
+    output->samples.assign(batch_->samples.size(), status_);
     return;
   }
   if (batch_->wants_logits) {
     output->logits = absl::MakeConstSpan(
         logits_host_.as<const float>(),
-        static_cast<size_t>(vocab) * batch_->logit_rows.size());
+        static_cast<size_t>(matrix.outputs) * batch_->logit_rows.size());
   }
-  output->samples.assign(samples, absl::UnknownError("not sampled"));
-  if (static_cast<int64_t>(sampling_scratch_.size()) < samples)
-    sampling_scratch_.resize(samples);
-  const auto host_samples = [&](int64_t i) {
-    const SampleRequest& request = batch_->samples[i];
-    if (!NeedsHost(request)) {
-      const int64_t row = decode_ ? batch_->logit_rows[request.logit_index]
-                                  : request.logit_index;
-      const int32_t token = greedy_host_.as<const int32_t>()[row];
-      if (token == kNonFiniteLogits) {
-        output->samples[i] = absl::InternalError(
-            "non-finite logits: a NaN, an infinity, or nothing but -inf");
-      } else {
-        SampleResult result;
-        result.token = token;
-        output->samples[i] = std::move(result);
-      }
-      return;
-    }
-    const auto row = absl::MakeConstSpan(
-        logits_host_.as<const float>() + request.logit_index * vocab,
-        static_cast<size_t>(vocab));
-    output->samples[i] = SampleRow(
-        {row, request.prompt, request.output, request.index, request.params},
-        &sampling_scratch_[i]);
-  };
-  if (AnyNeedsHost()) {
-    pool_.ParallelFor(samples, host_samples);
-  } else {  // not worth waking anybody
-    for (int64_t i = 0; i < samples; ++i) host_samples(i);
-  }
+  sampler_.Read(output);
 }
 
 // ----------------------------------------------------------------------------

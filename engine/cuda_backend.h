@@ -14,6 +14,7 @@
 #include "engine/backend.h"
 #include "engine/cuda_linear.h"
 #include "engine/cuda_memory.h"
+#include "engine/cuda_sampler.h"
 #include "engine/cuda_step_buffer.h"
 #include "engine/cuda_tpa.h"
 #include "engine/cuda_weights.h"
@@ -57,7 +58,7 @@ class CudaBackend : public Backend {
     int64_t max_tokens = 0;             // rows in the largest step, <= 65535
     int64_t max_sequences = 0;          // in a step
     int64_t max_pages = 0;              // of a sequence
-    int num_threads = 1;                // to load weights and to sample
+    int num_threads = 1;                // to load weights
     bool graphs = true;
   };
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(
@@ -199,21 +200,20 @@ class CudaBackend : public Backend {
   static DecodeMatmulParams ProductOf(const Matrix& matrix, float* y,
                                       int64_t y_stride, int64_t rows,
                                       int64_t cols);
+  void BeginSamples(const StepBatch& batch);
   // Logits of `rows` rows of `in` (index: device, null for all in order) into
-  // logits_, their greedy tokens into greedy_.
+  // logits_.
   void ComputeLogits(Activations in, const int32_t* index, int64_t rows,
                      const NormArgs& norm, const Matrix& head);
+  // Draws samples [first, first + count) from logits_.
+  void Draw(int64_t vocab, int64_t first, int64_t count);
   void CopyLogits(int64_t device_row, int64_t host_row, int64_t count,
                   int64_t vocab);
   void HeadOfDecode(Activations in, const NormArgs& norm, const Matrix& head);
   void HeadOfMixed(Activations in, const NormArgs& norm, const Matrix& head);
-  void Sample(int64_t vocab, StepOutput* output);
   // Page or slot `number`, of `bytes` each.
   absl::Status SetBytes(const CudaMemory& memory, int64_t number, int64_t bytes,
                         int value);
-  // Whether logits of the sample's row must come to the host.
-  bool NeedsHost(const SampleRequest& sample) const;
-  bool AnyNeedsHost() const;
   // Makes room in logits_host_ for the step, if it needs any.
   void ReserveHostLogits(int64_t vocab);
 
@@ -244,10 +244,8 @@ class CudaBackend : public Backend {
   CudaMemory x16_;              // rows rounded to the type of the weights
   CudaMemory head_rows_;        // normalised rows whose logits are wanted
   CudaMemory logits_;           // [logit_capacity_, vocab]
-  CudaMemory greedy_;           // [row_capacity_] tokens
-  CudaMemory greedy_host_;
-  CudaMemory logits_host_;  // grows
-  std::vector<SamplingScratch> sampling_scratch_;
+  CudaMemory logits_host_;      // grows
+  CudaSampler sampler_;
 
   // Of the step in progress; pointers are to the device.
   const StepBatch* batch_ = nullptr;

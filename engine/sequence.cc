@@ -81,7 +81,8 @@ bool Sequence::WantsLogits(int64_t position) const {
 }
 
 SampleRequest Sequence::MakeSampleRequest(int32_t logit_index) const {
-  return {logit_index, &options_.sampling, prompt_, output_, output_.size()};
+  return {logit_index, &options_.sampling, prompt_,
+          output_,     output_.size(),     id_};
 }
 
 std::optional<FinishReason> Sequence::StopsAt(int32_t token) const {

@@ -32,6 +32,9 @@ struct SampleRequest {
   absl::Span<const int32_t> prompt;  // what the penalties look at
   absl::Span<const int32_t> output;
   uint64_t index;  // of the token among those generated: the draw's counter
+  // Whose tokens these are. The same number later means the same tokens, and
+  // perhaps more behind them.
+  uint64_t sequence = 0;
 };
 
 // The ragged batch of one step: B sequences, T tokens in all. Prefill chunks

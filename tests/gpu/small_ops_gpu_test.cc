@@ -1,6 +1,6 @@
 // The small operations of the backend on the GPU against those of the CPU:
-// embedding, rows, position tables, LayerNorm, expanded factors, the linear
-// scan and greedy sampling.
+// embedding, rows, position tables, LayerNorm, expanded factors and the linear
+// scan.
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,6 @@
 #include "kernels/norm/norm.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
-#include "kernels/sampling/greedy_cuda.h"
 #include "kernels/tpa/expand_factors_cuda.h"
 #include "tests/gpu/device_buffer.h"
 #include "tests/testing/test_random.h"
@@ -342,42 +341,6 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
                            twice.begin() + 2 * slot_stride,
                            got_states.begin() + slot_stride));
   }
-}
-
-TEST_F(SmallOpsGpuTest, Greedy) {
-  const int64_t vocab = 5003, stride = 5004;
-  struct Row {
-    std::vector<std::pair<int64_t, float>> set;
-    float rest;
-    int32_t want;
-  };
-  const std::vector<Row> rows = {
-      {{{17, 2.0f}, {4000, 2.0f}}, 1.0f, 17},
-      {{{5002, 3.0f}}, -1.0f, 5002},
-      {{}, 0.5f, 0},
-      {{{9, 0.0f}, {3, -0.0f}}, -1.0f, 3},
-      {{{44, -2.0f}}, -kInfinity, 44},
-      {{}, -kInfinity, kNonFiniteLogits},
-      {{{5000, kNaN}}, 1.0f, kNonFiniteLogits},
-      {{{1, kInfinity}}, 1.0f, kNonFiniteLogits},
-      {{{123, -1e-30f}}, -1.0f, 123},
-  };
-  std::vector<float> logits;
-  for (const Row& row : rows) {
-    std::vector<float> values(stride, row.rest);
-    values[vocab] = 1e30f;  // not of the row
-    for (const auto& [id, value] : row.set) values[id] = value;
-    logits.insert(logits.end(), values.begin(), values.end());
-  }
-  DeviceBuffer<float> in(logits);
-  DeviceBuffer<int32_t> out(std::vector<int32_t>(rows.size(), -77));
-  ASSERT_EQ(LaunchGreedy({in.data(), stride, static_cast<int64_t>(rows.size()),
-                          vocab, out.data()},
-                         nullptr),
-            cudaSuccess);
-  Done();
-  const std::vector<int32_t> got = out.Read();
-  for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(got[i], rows[i].want) << i;
 }
 
 }  // namespace
