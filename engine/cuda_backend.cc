@@ -445,8 +445,8 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
     FillMixed(batch);
     const std::vector<StepRun> runs = StepRuns(batch);
     Check(tpa_->BeginMixed(batch, runs, &step_));
-    linear_->BeginMixed({sequences_, query_start_, slots_of_}, batch, runs,
-                        &step_);
+    linear_->BeginMixed({sequences_, query_start_, slots_of_, nullptr}, batch,
+                        runs, &step_);
   }
   BeginSamples(batch);
   Check(step_.Copy(stream_), "copying a step");
@@ -512,7 +512,7 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
   }
   query_start[rows_] = static_cast<int32_t>(rows_);
   tpa_->BeginDecode(rows_, lengths_, page_table_, page_stride_);
-  linear_->BeginDecode({sequences_, query_start_, slots_of_});
+  linear_->BeginDecode({sequences_, query_start_, slots_of_, nullptr});
 }
 
 void CudaBackend::FillMixed(const StepBatch& batch) {
@@ -828,12 +828,13 @@ void CudaBackend::ExpandFactors(const ExpandArgs& args) {
 void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
   if (!active()) return;
   const Position& position = positions_[args.position.value];
-  Check(linear_->Attend({args.config, position.phase_steps.as<const uint64_t>(),
-                         position.cos.as<const float>(),
-                         position.sin.as<const float>(), Vector(args.decay),
-                         slots_.as<float>() + states_[args.state.value].offset,
-                         slot_elements_, args.q, args.k, args.v, args.out},
-                        stream_));
+  Check(linear_->Attend(
+      {args.config, position.phase_steps.as<const uint64_t>(),
+       position.cos.as<const float>(), position.sin.as<const float>(),
+       Vector(args.decay),
+       slots_.as<float>() + states_[args.state.value].offset, slot_elements_,
+       args.q, args.k, args.v, args.out, args.scratch},
+      stream_));
 }
 
 // ----------------------------------------------------------------------------

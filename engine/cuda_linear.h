@@ -19,10 +19,12 @@ namespace recurve {
 //  - Tokens of TokenKind::kStep: the scan, one update a token in float32.
 //  - Prompts: the kernel that goes by chunks, where there is one for the device
 //    and the layer, and chunks are used; else the scan.
+//  - What a layer that is not causal looks at as a whole: under the same
+//    conditions the non-causal kernel, else the scan.
 //
 // So a token is always computed by the same kernel, which gives it the same
 // bits in any batch, and however its prompt is cut at multiples of
-// chunk_multiple().
+// chunk_multiple(), where it may be cut.
 class CudaLinear {
  public:
   explicit CudaLinear(const TpaDevice& device) : device_(device) {}
@@ -40,9 +42,10 @@ class CudaLinear {
     int64_t count;
     const int32_t* query_start;  // [count + 1]
     const int32_t* slots;        // [count]
+    const int32_t* whole;        // [count] LinearAttentionParams, or null
   };
   void BeginDecode(const Rows& rows);
-  // Adds what the step's launches need to `step`.
+  // Adds what the step's launches need, and rows.whole, to `step`.
   void BeginMixed(const Rows& rows, const StepBatch& batch,
                   const std::vector<StepRun>& runs, CudaStepBuffer* step);
 
@@ -56,23 +59,41 @@ class CudaLinear {
     int64_t slot_stride;
     Activations q, k, v;
     Activations out;
+    Activations scratch;  // Backend::LinearAttentionArgs
   };
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
 
  private:
   // One launch: runs that follow each other in the step.
-  struct Group {
-    bool prompt;
+  struct Launch {
     Rows rows;
     const int64_t* positions;  // [rows.count] of the first tokens
+  };
+  // Of a layer that is not causal, runs [first, first + count) of a group: all
+  // begin a prompt, or none.
+  struct Stretch {
+    bool whole;
+    int64_t first, count;
+    int64_t begin, end;  // rows of the step
+  };
+  struct Group {
+    bool prompt;
+    Launch launch;
+    std::vector<Stretch> stretches;  // of prompts
   };
 
   // Whether prompts pass the layer by chunks.
   bool PrefillsByChunks(const Layer& layer) const;
+  // Whether the non-causal kernel is for the layer, if that is so.
+  static bool FusesWhole(const Layer& layer);
   static absl::Status Scan(const Layer& layer, const Rows& rows,
                            cudaStream_t stream);
-  static absl::Status Prefill(const Layer& layer, const Group& group,
+  static absl::Status Prefill(const Layer& layer, const Launch& launch,
                               cudaStream_t stream);
+  static absl::Status PrefillStretches(const Layer& layer, const Group& group,
+                                       cudaStream_t stream);
+  static absl::Status PrefillWhole(const Layer& layer, const Launch& launch,
+                                   const Stretch& stretch, cudaStream_t stream);
 
   const TpaDevice device_;
   int64_t chunk_multiple_ = 1;

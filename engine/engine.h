@@ -120,6 +120,8 @@ class Engine {
          const Tokenizer* tokenizer, EngineObserver* observer);
 
   void Post(Message message);
+  // The most rows of logits that a sequence may give its stream in one step.
+  int64_t max_step_logits() const;
   static int64_t NowNs();
 
   // --- Step thread (engine_step.cc) ---

@@ -323,6 +323,34 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
     const std::vector<float> got_states = dstates.Read();
     EXPECT_LE(Worst(got_states, want_states), 1e-5 * largest);
 
+    // Whole prompts, of no, some and all tokens of a sequence.
+    std::vector<int32_t> whole;
+    for (int64_t i = 0; i < sequences; ++i) {
+      whole.push_back((starts[i + 1] - starts[i]) * static_cast<int>(i % 3) /
+                      2);
+    }
+    LinearAttentionParams w = p;
+    std::vector<float> whole_out(tokens * out_stride, -1),
+        whole_states = states;
+    w.out = whole_out.data();
+    w.states = whole_states.data();
+    w.whole = whole.data();
+    LinearAttention(w, pool_);
+    std::copy_n(states.begin(), slot_stride, whole_states.begin());
+    for (int64_t row = 70; row < 72; ++row)
+      std::fill_n(whole_out.begin() + row * out_stride, vd, 0.0f);
+    DeviceBuffer<float> gwhole_out(std::vector<float>(tokens * out_stride, -1));
+    DeviceBuffer<float> gwhole_states(states);
+    DeviceBuffer<int32_t> dwhole(whole);
+    LinearAttentionParams gw = g;
+    gw.out = gwhole_out.data();
+    gw.states = gwhole_states.data();
+    gw.whole = dwhole.data();
+    ASSERT_EQ(LaunchLinearScan(gw, nullptr), cudaSuccess);
+    Done();
+    EXPECT_LE(Worst(gwhole_out.Read(), whole_out), 1e-5 * largest);
+    EXPECT_LE(Worst(gwhole_states.Read(), whole_states), 1e-5 * largest);
+
     // The second sequence again, cut in two launches: the same bits.
     DeviceBuffer<float> again(states), out2(got);
     for (const auto& [from, to] : {std::pair(1, 20), std::pair(20, 70)}) {
