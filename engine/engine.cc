@@ -105,22 +105,10 @@ absl::StatusOr<uint64_t> Engine::Submit(Submission submission) {
   }
   RECURVE_RETURN_IF_ERROR(
       ValidateCommand(submission.command, 0, limits_, "prompt_ids"));
-  if (draining_.load()) return absl::UnavailableError("the server is draining");
   uint64_t id;
   {
     MutexLock lock(&mu_);
-    if (stop_) return absl::UnavailableError("the server is shutting down");
-    if (!health_.ok()) {
-      return absl::UnavailableError(
-          absl::StrCat("the device failed: ", health_.message()));
-    }
-    const int64_t limit = options_.max_num_seqs + options_.max_queued_requests;
-    if (static_cast<int64_t>(open_.size()) >= limit) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          open_.size(), " requests are running or waiting; this server takes ",
-          options_.max_num_seqs, " running and ", options_.max_queued_requests,
-          " waiting"));
-    }
+    RECURVE_RETURN_IF_ERROR(Accepting());
     const uint64_t arrival = next_arrival_++;
     const auto words = Philox4x32(id_key_, arrival, 0);
     id = (uint64_t{words[0]} << 32) | words[1];
@@ -136,6 +124,28 @@ absl::StatusOr<uint64_t> Engine::Submit(Submission submission) {
   }
   wake_.NotifyAll();
   return id;
+}
+
+absl::Status Engine::CheckAccepts() const {
+  MutexLock lock(&mu_);
+  return Accepting();
+}
+
+absl::Status Engine::Accepting() const {
+  if (draining_.load()) return absl::UnavailableError("the server is draining");
+  if (stop_) return absl::UnavailableError("the server is shutting down");
+  if (!health_.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("the device failed: ", health_.message()));
+  }
+  const int64_t limit = options_.max_num_seqs + options_.max_queued_requests;
+  if (static_cast<int64_t>(open_.size()) >= limit) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        open_.size(), " requests are running or waiting; this server takes ",
+        options_.max_num_seqs, " running and ", options_.max_queued_requests,
+        " waiting"));
+  }
+  return absl::OkStatus();
 }
 
 void Engine::Post(Message message) {
