@@ -368,6 +368,13 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
                              CudaMemory::Allocate(kDevice, bytes, what));
     return absl::OkStatus();
   };
+  for (const Matrix& matrix : matrices_) {
+    RECURVE_RETURN_IF_ERROR(
+        cublas_->Tune({matrix.type, matrix.memory.data(), matrix.padded_outputs,
+                       matrix.padded, matrix.padded, nullptr, matrix.padded,
+                       nullptr, RoundUp(matrix.outputs, kColumns), 0, false},
+                      row_capacity_, stream_));
+  }
   RECURVE_RETURN_IF_ERROR(allocate(
       &pages_, (int64_t{num_pages} + 1) * page_bytes(),
       "factor cache; lower --kv-pages, --kv-pool-bytes or --max-num-seqs"));
@@ -375,6 +382,12 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
                                    (int64_t{num_slots} + 1) * slot_bytes(),
                                    "recurrent state; lower --max-num-seqs"));
 
+  if (const WeightType type = matrices_.front().type;
+      type != WeightType::kFloat32 &&
+      std::all_of(matrices_.begin(), matrices_.end(),
+                  [&](const Matrix& matrix) { return matrix.type == type; })) {
+    product_type_ = type;
+  }
   int64_t max_inputs = 0;
   int64_t max_outputs = 0;
   for (const Matrix& matrix : matrices_) {
@@ -439,6 +452,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   replay_ = capturing_ = false;
   runs_.clear();
   step_.Clear();
+  rounded_.clear();
   if (decode_) {
     FillDecode(batch);
   } else {
@@ -605,8 +619,39 @@ void CudaBackend::NormRows(const float* in, int64_t in_stride,
 
 void CudaBackend::Norm(Activations in, const NormArgs& norm, Activations out) {
   if (!active()) return;
+  const bool rounded = RoundsInto(out) && norm.kind == NormKind::kRms;
+  SetRounded(out, rounded);
+  if (rounded) {
+    Check(LaunchRoundedRmsNorm(
+              {ElementType::kFloat32, Floats(in), in.stride,
+               Vector(norm.weight), out.data, 2 * out.stride, rows_, nullptr,
+               in.cols, norm.groups, static_cast<float>(norm.eps)},
+              *product_type_, stream_),
+          "norm");
+    return;
+  }
   NormRows(Floats(in), in.stride, norm, Floats(out), out.stride, rows_,
            in.cols);
+}
+
+// Steps of decoding fuse otherwise; and behind the columns must not be what
+// cuBLASLt would read.
+bool CudaBackend::RoundsInto(const Activations& out) const {
+  return out.for_products && !decode_ && product_type_ &&
+         out.cols % kDecodeMatmulInputs == 0 &&
+         AlignedFloats(Floats(out), out.stride);
+}
+
+void CudaBackend::SetRounded(const Activations& out, bool rounded) {
+  if (!rounded) {
+    rounded_.erase(out.data);
+  } else {
+    rounded_.insert(out.data);
+  }
+}
+
+bool CudaBackend::IsRounded(const Activations& in) const {
+  return in.for_products && rounded_.count(in.data) > 0;
 }
 
 void CudaBackend::GatedNorm(const GatedNormArgs& args) {
@@ -651,9 +696,25 @@ void CudaBackend::ProjectRun(const Matrix& matrix, const float* x,
                           matrix.padded, rows, cols, matrix.padded},
                          stream_),
         "rounding activations");
+  ProjectRounded(matrix, x16_.data(), matrix.padded, y, y_stride, rows, cols,
+                 generated, add);
+}
+
+void CudaBackend::ProjectRounded(const Matrix& matrix, const void* x,
+                                 int64_t x_stride, float* y, int64_t y_stride,
+                                 int64_t rows, int64_t cols, bool generated,
+                                 bool add) {
+  if (generated) {
+    DecodeMatmulParams params = ProductOf(matrix, y, y_stride, rows, cols);
+    params.add = add;
+    params.x = x;
+    params.x_stride = x_stride;
+    Check(LaunchDecodeMatmul(params, stream_), "projection");
+    return;
+  }
   Check(cublas_->Multiply(
       {matrix.type, matrix.memory.data(), matrix.padded_outputs, matrix.padded,
-       matrix.padded, x16_.data(), matrix.padded, y, y_stride, rows, add},
+       matrix.padded, x, x_stride, y, y_stride, rows, add},
       stream_));
 }
 
@@ -699,7 +760,17 @@ void CudaBackend::Project(Activations in, MatrixId id, Activations out,
                in.cols, false, add);
     return;
   }
+  const bool rounded = IsRounded(in);
   for (const Run& run : runs_) {
+    if (rounded) {
+      const int64_t stride = 2 * in.stride;
+      ProjectRounded(
+          matrix,
+          reinterpret_cast<const uint16_t*>(in.data) + run.begin * stride,
+          stride, Floats(out) + run.begin * out.stride, out.stride, run.count,
+          in.cols, run.generated, add);
+      continue;
+    }
     ProjectRun(matrix, Floats(in) + run.begin * in.stride, in.stride,
                Floats(out) + run.begin * out.stride, out.stride, run.count,
                in.cols, run.generated, add);
@@ -708,9 +779,20 @@ void CudaBackend::Project(Activations in, MatrixId id, Activations out,
 
 void CudaBackend::Glu(Activations in, Activation activation, Activations out) {
   if (!active()) return;
-  Check(LaunchGlu({ElementType::kFloat32, Floats(in), in.stride, Floats(out),
-                   out.stride, rows_, nullptr, out.cols, activation},
-                  stream_),
+  const bool rounded = RoundsInto(out);
+  SetRounded(out, rounded);
+  CudaGluParams params = {ElementType::kFloat32,
+                          Floats(in),
+                          in.stride,
+                          out.data,
+                          out.stride,
+                          rows_,
+                          nullptr,
+                          out.cols,
+                          activation};
+  if (rounded) params.y_stride *= 2;
+  Check(rounded ? LaunchRoundedGlu(params, *product_type_, stream_)
+                : LaunchGlu(params, stream_),
         "gated linear unit");
 }
 
@@ -809,9 +891,14 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   }
   Check(LaunchTpaAppend(append, stream_), "appending factors");
 
+  // The prefill kernel writes bfloat16 or float32.
+  const bool rounded =
+      RoundsInto(args.out) && product_type_ == WeightType::kBFloat16;
+  SetRounded(args.out, rounded);
   Check(tpa_->Attend(
       {cache.shape, append.cache, args.a_q, args.b_q, position.config.type,
-       position.angles, append.cos, append.sin, args.out},
+       position.angles, append.cos, append.sin, args.out,
+       rounded ? WeightType::kBFloat16 : WeightType::kFloat32},
       stream_));
 }
 

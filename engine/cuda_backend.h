@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -193,6 +194,14 @@ class CudaBackend : public Backend {
   void ProjectRun(const Matrix& matrix, const float* x, int64_t x_stride,
                   float* y, int64_t y_stride, int64_t rows, int64_t cols,
                   bool generated, bool add);
+  // Whether `out` is to hold 16-bit values, rows as long as those of floats.
+  bool RoundsInto(const Activations& out) const;
+  void SetRounded(const Activations& out, bool rounded);
+  bool IsRounded(const Activations& in) const;
+  // A product with 16-bit weights of rows that are rounded already.
+  void ProjectRounded(const Matrix& matrix, const void* x, int64_t x_stride,
+                      float* y, int64_t y_stride, int64_t rows, int64_t cols,
+                      bool generated, bool add);
   // A product of generated tokens with 16-bit weights: x is rounded on the way,
   // or before.
   void ProjectGenerated(DecodeMatmulParams params, const float* x,
@@ -239,6 +248,8 @@ class CudaBackend : public Backend {
   CudaMemory pages_;
   CudaMemory slots_;
   std::vector<CudaMemory> activations_;
+  // The 16-bit type of all matrices, if it is one.
+  std::optional<WeightType> product_type_;
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;  // rows in logits_
   CudaMemory x16_;              // rows rounded to the type of the weights
@@ -250,6 +261,8 @@ class CudaBackend : public Backend {
   // Of the step in progress; pointers are to the device.
   const StepBatch* batch_ = nullptr;
   CudaStepBuffer step_;
+  // Activations that hold values of product_type_ instead of floats.
+  std::set<const char*> rounded_;
   bool decode_ = false;  // every sequence has one generated token
   bool replay_ = false;  // a graph has it all
   bool capturing_ = false;

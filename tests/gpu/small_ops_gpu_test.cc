@@ -115,9 +115,17 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
                        nullptr),
       cudaSuccess);
   DeviceBuffer<float> scattered(std::vector<float>(5 * y_stride, -1));
-  ASSERT_EQ(LaunchScatterRows({gathered.data(), y_stride, rows.data(),
-                               scattered.data(), y_stride, 4, cols},
-                              nullptr),
+  ASSERT_EQ(LaunchScatterRows(
+                {gathered.data(), y_stride, rows.data(), WeightType::kFloat32,
+                 scattered.data(), y_stride, 4, cols},
+                nullptr),
+            cudaSuccess);
+  DeviceBuffer<uint16_t> scattered_halves(
+      std::vector<uint16_t>(5 * y_stride, 0xffff));
+  ASSERT_EQ(LaunchScatterRows(
+                {gathered.data(), y_stride, rows.data(), WeightType::kBFloat16,
+                 scattered_halves.data(), y_stride, 4, cols},
+                nullptr),
             cudaSuccess);
   DeviceBuffer<float> filled(std::vector<float>(3 * y_stride, -1));
   ASSERT_EQ(
@@ -127,6 +135,7 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
   const auto got = gathered.Read();
   const auto got_halves = halves.Read();
   const auto got_scattered = scattered.Read();
+  const auto got_scattered_halves = scattered_halves.Read();
   const auto got_filled = filled.Read();
   for (int64_t c = 0; c < y_stride; ++c) {
     for (int64_t r = 0; r < 4; ++r) {
@@ -144,6 +153,9 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
       const bool named = r == 4 || r == 0 || r == 2;
       ASSERT_EQ(got_scattered[r * y_stride + c],
                 named && c < cols ? x[r * x_stride + c] : -1);
+      ASSERT_EQ(
+          got_scattered_halves[r * y_stride + c],
+          named && c < cols ? FloatToBFloat16(x[r * x_stride + c]) : 0xffff);
     }
     for (int64_t r = 0; r < 3; ++r)
       ASSERT_EQ(got_filled[r * y_stride + c], c < cols ? x[c] : -1);
