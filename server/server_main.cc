@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/synchronization/mutex.h"
 #include "server/flags.h"
 #include "server/server.h"
 #include "server/signal_thread.h"
@@ -36,6 +37,8 @@ void RaiseFileLimit() {
 int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   // gRPC's own lines would come before the one line that says what is wrong.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  // Debian's Abseil looks for deadlocks at every lock that gRPC takes.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   FlagsResult flags = ParseFlags(argc, argv);
   if (flags.exit_code) return *flags.exit_code;
   ServerOptions& options = flags.options;
