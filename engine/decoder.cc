@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/tpa/tpa_layout.h"
 #include "kv_cache/cache_spec.h"
@@ -64,6 +65,11 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
   if (const int64_t bytes = HostBlockBytes(spec); bytes > 0) {
     spec.num_host_blocks = static_cast<int32_t>(
         std::min<int64_t>(swap_bytes / bytes, int64_t{1} << 30));
+    if (swap_bytes > 0 && spec.num_host_blocks < HostBlocksFor(1, spec)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--swap-bytes is ", swap_bytes, "; one sequence of this model takes ",
+          HostBlocksFor(1, spec) * bytes, " at least (0 saves none)"));
+    }
     if (spec.num_host_blocks > 0) {
       RECURVE_RETURN_IF_ERROR(device.AllocateHost(spec.num_host_blocks, bytes));
     }

@@ -140,6 +140,15 @@ TEST_F(ModelLoaderTest, MaxModelLenStaysWithinTheModel) {
   EXPECT_EQ(loaded->capacity.num_pages, 8);  // two for each
 }
 
+TEST_F(ModelLoaderTest, SwapBytesTakeASequenceOrNothing) {
+  options_.swap_bytes = 0;
+  EXPECT_TRUE(Status().ok());
+  options_.swap_bytes = 1;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--swap-bytes is 1; one sequence"));
+  options_.swap_bytes = -1;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--swap-bytes is -1; expected 0"));
+}
+
 TEST_F(ModelLoaderTest, MaxModelLenStaysWithinTheCache) {
   options_.kv_pages = 3;
   engine_.max_model_len = 192;
