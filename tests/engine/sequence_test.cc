@@ -163,7 +163,7 @@ TEST_F(SequenceTest, AWholePromptIsWhatTheFirstCommandAppends) {
     EXPECT_EQ(sequence->kind(2), next);
     for (int64_t i = 3; i < 6; ++i)
       EXPECT_EQ(sequence->kind(i), TokenKind::kStep);
-    sequence->Preempt();
+    sequence->Preempt(std::nullopt);
     EXPECT_EQ(sequence->whole_tokens(), whole ? 3 : 0);
   }
 }
