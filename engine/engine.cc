@@ -84,6 +84,8 @@ Engine::Engine(const EngineOptions& options,
   }
   counters_.slots_total = cache_spec_.num_slots;
   counters_.pages_total = cache_spec_.num_pages;
+  counters_.swap_bytes_total =
+      cache_spec_.num_host_blocks * HostBlockBytes(cache_spec_);
   MutexLock lock(&mu_);
   load_ = counters_;
 }

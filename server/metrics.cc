@@ -119,6 +119,21 @@ struct Metrics::Families {
   Counter& preemptions =
       MakeCounter(r, "num_preemptions_total",
                   "Sequences that lost their memory to others.");
+  Counter& saves = MakeCounter(r, "preemption_saves_total",
+                               "Preempted sequences saved in host memory.");
+  Counter& restores =
+      MakeCounter(r, "preemption_restores_total",
+                  "Saved sequences that came back from host memory.");
+  Counter& recomputes = MakeCounter(
+      r, "preemption_recomputes_total",
+      "Preempted sequences for which host memory had no room: what they had "
+      "computed is computed again.");
+  Gauge& swap_used = MakeGauge(
+      r, "swap_bytes", "Host memory that preempted sequences are saved in.",
+      {{"state", "used"}});
+  Gauge& swap_total = MakeGauge(
+      r, "swap_bytes", "Host memory that preempted sequences are saved in.",
+      {{"state", "total"}});
   prometheus::Family<Counter>& success =
       BuildCounter()
           .Name("recurve_request_success_total")
@@ -218,6 +233,11 @@ void Metrics::OnLoad(const EngineLoad& load) {
   RaiseTo(f.prompt_tokens, load.prompt_tokens_total);
   RaiseTo(f.generation_tokens, load.generation_tokens_total);
   RaiseTo(f.preemptions, load.preemptions_total);
+  RaiseTo(f.saves, load.saves_total);
+  RaiseTo(f.restores, load.restores_total);
+  RaiseTo(f.recomputes, load.recomputes_total);
+  f.swap_used.Set(static_cast<double>(load.swap_bytes_used));
+  f.swap_total.Set(static_cast<double>(load.swap_bytes_total));
 }
 
 void Metrics::OnQueued(double queue_seconds) {
