@@ -166,6 +166,14 @@ void Engine::Cancel(uint64_t id, absl::Status status) {
   RECURVE_CHECK(!status.ok());
   Post(Cancellation{id, std::move(status)});
 }
+void Engine::CancelAll(const absl::Status& status) {
+  RECURVE_CHECK(!status.ok());
+  {
+    MutexLock lock(&mu_);
+    for (const uint64_t id : open_) inbox_.push_back(Cancellation{id, status});
+  }
+  wake_.NotifyAll();
+}
 void Engine::Resume(uint64_t id) { Post(Resumption{id}); }
 
 absl::Status Engine::Abort(uint64_t id) {

@@ -74,6 +74,8 @@ class Engine {
   // The reader of a sequence whose OnStep returned false has caught up.
   void Resume(uint64_t id);
 
+  // Cancel for every sequence that there is now.
+  void CancelAll(const absl::Status& status);
   // As Cancel with CANCELLED; NotFound when there is no such sequence.
   absl::Status Abort(uint64_t id);
 

@@ -169,6 +169,16 @@ struct Metrics::Families {
           .Name("recurve_unauthenticated_requests_total")
           .Help("Calls without an API key, or with one that is not known.")
           .Register(r);
+  prometheus::Family<Counter>& http_requests =
+      BuildCounter()
+          .Name("recurve_http_requests_total")
+          .Help("HTTP requests answered, by endpoint and status.")
+          .Register(r);
+  prometheus::Family<Histogram>& http_seconds =
+      BuildHistogram()
+          .Name("recurve_http_request_duration_seconds")
+          .Help("From the head of an HTTP request to the end of its answer.")
+          .Register(r);
 
   Histogram& first_token =
       MakeHistogram(r, "time_to_first_token_seconds",
@@ -271,6 +281,14 @@ void Metrics::AddTenantStreams(const std::string& tenant, int difference) {
 }
 void Metrics::OnUnauthenticated(const char* reason) {
   families_->unauthenticated.Add({{"reason", reason}}).Increment();
+}
+
+void Metrics::OnHttpAnswered(const char* endpoint, int status, double seconds) {
+  families_->http_requests
+      .Add({{"endpoint", endpoint}, {"code", std::to_string(status)}})
+      .Increment();
+  families_->http_seconds.Add({{"endpoint", endpoint}}, RequestBuckets())
+      .Observe(seconds);
 }
 
 }  // namespace recurve
