@@ -121,7 +121,7 @@ TEST_F(WholePromptTest, TheLastTokenOfAPromptIsAsInACausalLayer) {
         if (i < prompt - 1) {
           EXPECT_GT(error, kTestOnGpu ? 0.0 : 1e-3) << i;
         } else if (kTestOnGpu) {
-          EXPECT_LT(error, 0.03) << i;
+          EXPECT_LT(error, 0.1) << i;  // products of bfloat16; a wrong state: 1
         } else {
           EXPECT_EQ(got, want) << i;
         }
@@ -247,13 +247,20 @@ TEST_F(WholePromptTest, TheGpuIsNearTheCpu) {
     const StreamRecord got = RunAlone(*Load({}), All(150, 0));
     ASSERT_THAT(want.logits, SizeIs(150));
     ASSERT_THAT(got.logits, SizeIs(150));
+    std::vector<float> all_got, all_want;
     double worst = 0;
     for (size_t i = 0; i < 150; ++i) {
-      worst = std::max(
-          worst, RelativeError(got.logits[i].values, want.logits[i].values));
+      const auto& a = got.logits[i].values;
+      const auto& b = want.logits[i].values;
+      worst = std::max(worst, RelativeError(a, b));
+      all_got.insert(all_got.end(), a.begin(), a.end());
+      all_want.insert(all_want.end(), b.begin(), b.end());
     }
-    std::printf("%zu layers: worst row %.5f\n", layers.size(), worst);
-    EXPECT_LE(worst, 5e-2);
+    const double error = RelativeError(all_got, all_want);
+    std::printf("%zu layers: error %.5f, worst row %.5f\n", layers.size(),
+                error, worst);
+    EXPECT_LE(error, 5.5e-2);  // as that of golden models
+    EXPECT_LE(worst, 0.15);
   }
 }
 #endif
