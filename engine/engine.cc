@@ -71,7 +71,8 @@ Engine::Engine(const EngineOptions& options,
       cache_spec_(runner_->cache_spec()),
       id_key_(RandomKey()),
       cache_(cache_spec_, &runner_->storage(),
-             CacheOptions{options.poison_released}) {
+             CacheOptions{options.poison_released}),
+      pacer_(options.max_decode_slowdown) {
   limits_ = {runner_->info().vocab_size, options.max_model_len,
              tokenizer != nullptr};
   counters_.slots_total = cache_spec_.num_slots;

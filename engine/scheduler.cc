@@ -25,6 +25,7 @@ class Planner {
         free_pages_(free_pages),
         free_slots_(free_slots),
         budget_(limits.max_batched_tokens),
+        prompt_budget_(limits.max_prompt_tokens),
         resident_(Ranked(resident)) {
     // Victims are taken from the back: the lowest in rank, idle ones last of
     // all.
@@ -49,8 +50,19 @@ class Planner {
     return (tokens + limits_.page_tokens - 1) / limits_.page_tokens;
   }
 
+  static bool Decodes(const SequenceView& s) {
+    return s.num_tokens - s.num_computed == 1;
+  }
+
   int64_t ChunkLimit(const SequenceView& s) const {
-    return std::min(limits_.max_chunk_tokens, s.max_step_tokens);
+    const int64_t limit = std::min(limits_.max_chunk_tokens, s.max_step_tokens);
+    return Decodes(s) ? limit : std::min(limit, prompt_budget_);
+  }
+
+  // `tokens` of `s` are computed in this step; or, negative, not after all.
+  void Spend(const SequenceView& s, int64_t tokens) {
+    budget_ -= tokens;
+    if (!Decodes(s)) prompt_budget_ -= tokens;
   }
 
   // `tokens` more of `s`, or fewer, so that they end where a step may end.
@@ -94,12 +106,12 @@ class Planner {
   void ScheduleResident() {
     int64_t decodes = 0;  // not yet scheduled: their tokens are set aside
     for (const SequenceView& s : resident_) {
-      decodes += s.has_work && s.num_tokens - s.num_computed == 1;
+      decodes += s.has_work && Decodes(s);
     }
     for (const SequenceView& s : resident_) {
       if (!s.has_work) continue;
       int64_t tokens = std::min(s.num_tokens - s.num_computed, ChunkLimit(s));
-      if (s.num_tokens - s.num_computed == 1) --decodes;
+      if (Decodes(s)) --decodes;
       if (IsPreempted(s.id)) continue;
       tokens = CutChunk(s, std::min(tokens, budget_ - decodes));
       // Pages: as many tokens as fit, but at least one.
@@ -116,7 +128,7 @@ class Planner {
       if (tokens <= 0) continue;
       GrantPages(s.id, std::max<int64_t>(
                            0, PagesFor(s.num_computed + tokens) - s.pages));
-      budget_ -= tokens;
+      Spend(s, tokens);
       plan_.entries.push_back({s.id, tokens});
     }
   }
@@ -159,14 +171,14 @@ class Planner {
       ++taken;
     }
     for (; taken > 0; --taken) {
-      Unschedule(victims_.back().id);
+      Unschedule(victims_.back());
       PreemptLast();
     }
     free_pages_ -= known;
     --free_slots_;
     plan_.admit.push_back(s.id);
     const int64_t tokens = chunk();  // victims may have left some
-    budget_ -= tokens;
+    Spend(s, tokens);
     plan_.entries.push_back({s.id, tokens});
     return true;
   }
@@ -178,10 +190,10 @@ class Planner {
   }
 
   // Drops a lower-priority sequence from this step, since its memory is taken.
-  void Unschedule(uint64_t id) {
+  void Unschedule(const SequenceView& s) {
     for (size_t i = 0; i < plan_.entries.size(); ++i) {
-      if (plan_.entries[i].id != id) continue;
-      budget_ += plan_.entries[i].num_tokens;
+      if (plan_.entries[i].id != s.id) continue;
+      Spend(s, -plan_.entries[i].num_tokens);
       plan_.entries.erase(plan_.entries.begin() + static_cast<int64_t>(i));
       return;
     }
@@ -191,6 +203,7 @@ class Planner {
   int64_t free_pages_;
   int64_t free_slots_;
   int64_t budget_;
+  int64_t prompt_budget_;
   const std::vector<SequenceView> resident_;  // in rank order
   std::vector<SequenceView>
       victims_;  // resident and not preempted; next victim last
@@ -204,7 +217,13 @@ class Planner {
 StepPlan PlanStep(const SchedulerLimits& limits, int64_t free_pages,
                   int64_t free_slots, absl::Span<const SequenceView> resident,
                   absl::Span<const SequenceView> waiting) {
-  return Planner(limits, free_pages, free_slots, resident).Plan(waiting);
+  StepPlan plan =
+      Planner(limits, free_pages, free_slots, resident).Plan(waiting);
+  if (!plan.entries.empty()) return plan;
+  // Those that decode wait for pages, which the prompts have.
+  SchedulerLimits unbounded = limits;
+  unbounded.max_prompt_tokens = std::numeric_limits<int64_t>::max();
+  return Planner(unbounded, free_pages, free_slots, resident).Plan(waiting);
 }
 
 }  // namespace recurve

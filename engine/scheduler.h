@@ -19,6 +19,8 @@ namespace recurve {
 //  1. Resident sequences with work run in rank order: one token for those that
 //     decode, a chunk of the prompt for the others. Every decoding sequence has
 //     its token set aside before chunks are cut, so prompts never stall decode.
+//     max_prompt_tokens bounds the chunks together; prompts that get nothing
+//     wait, unless then nothing at all could run.
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.
@@ -27,8 +29,9 @@ namespace recurve {
 //     admission, so nothing is overtaken and nothing starves; nor is what was
 //     preempted for want of a page in this very step. Idle residents, and
 //     residents of lower priority, are preempted for it if that makes it fit.
-// The highest in rank of the residents always proceeds, and what does not fit
-// an empty server is refused before it gets here; so every sequence finishes.
+// The highest in rank of the residents proceeds, in this step or once
+// max_prompt_tokens lets it, and what does not fit an empty server is refused
+// before it gets here; so every sequence finishes.
 
 struct SchedulerLimits {
   // Tokens in a step; >= max_sequences + chunk_multiple - 1.
@@ -39,6 +42,8 @@ struct SchedulerLimits {
   // What a sequence computes in a step ends at a multiple of so many of its
   // tokens, or at its last. page_tokens is 0 or a multiple of it.
   int64_t chunk_multiple = 1;
+  // Tokens of all chunks of a step; 0, or >= chunk_multiple.
+  int64_t max_prompt_tokens = std::numeric_limits<int64_t>::max();
 };
 
 // One sequence as the policy sees it.

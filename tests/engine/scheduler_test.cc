@@ -124,6 +124,35 @@ TEST(SchedulerTest, ChunksEndAtMultiplesOrWithTheLastToken) {
               ElementsAre(Entry{1, 40}, Entry{2, 2}));
 }
 
+TEST(SchedulerTest, BoundsPromptsTogether) {
+  SchedulerLimits limits = kLimits;
+  limits.max_prompt_tokens = 50;
+  EXPECT_THAT(
+      Plan(limits, 10, 4,
+           {Prefilling(1, 90), Decoding(2, 5), Prefilling(3, 30),
+            Decoding(4, 5)},
+           {Waiting(5, 20), Waiting(6, 1)})
+          .entries,
+      ElementsAre(Entry{1, 40}, Entry{2, 1}, Entry{3, 10}, Entry{4, 1}));
+  // Those that decode go on without any; and nobody overtakes.
+  limits.max_prompt_tokens = 0;
+  const StepPlan plan = Plan(limits, 10, 4, {Prefilling(1, 90), Decoding(2, 5)},
+                             {Waiting(5, 20), Waiting(6, 1)});
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{2, 1}));
+  EXPECT_THAT(plan.admit, IsEmpty());
+}
+
+TEST(SchedulerTest, PromptsRunWhereNothingElseCan) {
+  SchedulerLimits limits = kLimits;
+  limits.max_prompt_tokens = 0;
+  EXPECT_THAT(Plan(limits, 10, 4, {Prefilling(1, 90)}, {}).entries,
+              ElementsAre(Entry{1, 40}));
+  // 2 needs a page, which only 1 could give, and 1 ranks above it.
+  EXPECT_THAT(
+      Plan(limits, 0, 4, {Prefilling(1, 90), Decoding(2, 11)}, {}).entries,
+      ElementsAre(Entry{1, 40}));
+}
+
 // --- Rule 2: pages are taken from the lowest in rank ---
 
 TEST(SchedulerTest, TakesAPageFromTheIdleFirst) {

@@ -31,6 +31,7 @@ class Checker {
         pages_left_(free_pages),
         slots_left_(free_slots),
         tokens_left_(limits.max_batched_tokens),
+        prompt_tokens_left_(limits.max_prompt_tokens),
         plan_(plan),
         waiting_(waiting.begin(), waiting.end()) {
     for (const SequenceView& s : resident) resident_[s.id] = s;
@@ -98,6 +99,9 @@ class Checker {
       if (end != s.num_tokens && end % limits_.chunk_multiple != 0)
         return Broken("a chunk ends at a multiple or the last token", entry.id);
       tokens_left_ -= entry.num_tokens;
+      if (s.num_tokens - s.num_computed > 1) {
+        prompt_tokens_left_ -= entry.num_tokens;
+      }
       if (!admitted) {
         const int64_t pages = Missing(s, s.num_computed + entry.num_tokens);
         pages_left_ -= pages;
@@ -150,7 +154,8 @@ class Checker {
       if (i > 0 && admitted_.count(waiting_[i - 1].id) == 0) continue;
       // What is waiting has nothing computed.
       const int64_t least = std::min(s.num_tokens, limits_.chunk_multiple);
-      if (tokens_left_ >= least && !BehindAVictim(s) && CouldFit(s))
+      const bool paced = s.num_tokens > 1 && prompt_tokens_left_ < least;
+      if (tokens_left_ >= least && !paced && !BehindAVictim(s) && CouldFit(s))
         return Broken("what fits is admitted", s.id);
     }
     return absl::OkStatus();
@@ -200,7 +205,12 @@ class Checker {
         return Broken("a decoding resident runs", id);
       }
     }
-    if (highest != nullptr && !Runs(highest->id)) {
+    // It may be a prompt that waits for its turn while others run.
+    const bool paced = highest != nullptr &&
+                       highest->num_tokens - highest->num_computed > 1 &&
+                       limits_.max_prompt_tokens < limits_.chunk_multiple &&
+                       !plan_.entries.empty();
+    if (highest != nullptr && !Runs(highest->id) && !paced) {
       bool yielded = false;
       for (const auto& [id, s] : admitted_)
         yielded |= s.priority > highest->priority;
@@ -216,6 +226,7 @@ class Checker {
   int64_t pages_left_;
   int64_t slots_left_;
   int64_t tokens_left_;
+  int64_t prompt_tokens_left_;
   const StepPlan& plan_;
   std::map<uint64_t, SequenceView> resident_;  // `pages` as after the plan
   std::vector<SequenceView> waiting_;          // in rank order
