@@ -62,6 +62,9 @@ class Engine {
   // ResourceExhausted (the queue is full), Unavailable (draining). After an
   // error the sink is never called.
   absl::StatusOr<uint64_t> Submit(Submission submission);
+  // What Submit would say now of any request: for a look before the work of
+  // reading one. OK is no promise.
+  absl::Status CheckAccepts() const;
 
   // These act at the next step and ignore ids that are gone.
   // REQUIRES (Extend): the command passed ValidateCommand for this sequence.
@@ -72,6 +75,8 @@ class Engine {
   // The reader of a sequence whose OnStep returned false has caught up.
   void Resume(uint64_t id);
 
+  // Cancel for every sequence that there is now.
+  void CancelAll(const absl::Status& status);
   // As Cancel with CANCELLED; NotFound when there is no such sequence.
   absl::Status Abort(uint64_t id);
 
@@ -120,7 +125,10 @@ class Engine {
   Engine(const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
          const Tokenizer* tokenizer, EngineObserver* observer);
 
+  absl::Status Accepting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Post(Message message);
+  // The most rows of logits that a sequence may give its stream in one step.
+  int64_t max_step_logits() const;
   static int64_t NowNs();
 
   // --- Step thread (engine_step.cc) ---
@@ -135,8 +143,12 @@ class Engine {
   void Step();
   SequenceView View(const Sequence& sequence) const;
   StepPlan Plan() const;
-  // Preempts and admits.
+  // Preempts and admits (engine_memory.cc).
   absl::Status ApplyMemory(const StepPlan& plan);
+  // Takes the sequence's memory, which is saved if there is room.
+  absl::Status Preempt(Sequence& sequence);
+  // A lease that is at sequence.num_computed().
+  absl::StatusOr<SequenceLease> LeaseFor(Sequence& sequence);
   absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
                                         int32_t batch_index, StepBatch* batch);
   void Commit(const BatchEntry& entry, const StepOutput& output);

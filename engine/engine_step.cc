@@ -13,9 +13,6 @@
 namespace recurve {
 namespace {
 
-// The most logits that a sequence may give its stream in one step, in bytes.
-constexpr int64_t kMaxLogitsBytes = 1 << 20;
-
 // One token is left to compute: what the scheduler takes for decoding.
 bool Decodes(const Sequence& sequence) {
   return sequence.num_tokens() - sequence.num_computed() == 1;
@@ -166,15 +163,19 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.arrival = sequence.arrival();
   view.num_tokens = sequence.num_tokens();
   view.num_computed = sequence.num_computed();
+  view.whole_tokens = sequence.whole_tokens();
   view.pages =
       sequence.lease ? static_cast<int64_t>(sequence.lease->pages().size()) : 0;
   view.has_work = sequence.command_active() && !sequence.stalled;
+  view.from_host =
+      sequence.saved || (sequence.lease && !cache_.Restored(*sequence.lease));
   // A step hands all rows that a command wants to its stream at once.
   if (sequence.wants_all_logits()) {
-    const int64_t row_bytes =
-        limits_.vocab_size * static_cast<int64_t>(sizeof(float));
-    view.max_step_tokens =
-        std::max(runner_->info().chunk_multiple, kMaxLogitsBytes / row_bytes);
+    view.max_step_tokens = max_step_logits();
+    // A whole prompt of more is one computed again, whose rows are had already.
+    if (view.num_computed < view.whole_tokens) {
+      view.max_step_tokens = std::max(view.max_step_tokens, view.whole_tokens);
+    }
   }
   return view;
 }
@@ -188,7 +189,8 @@ StepPlan Engine::Plan() const {
   int64_t decoding = 0;
   for (const Sequence* sequence : resident_) {
     resident.push_back(View(*sequence));
-    decoding += resident.back().has_work && Decodes(*sequence);
+    decoding += resident.back().has_work && !resident.back().from_host &&
+                Decodes(*sequence);
   }
   limits.max_prompt_tokens = pacer_.MaxTokens(decoding);
   if (limits.max_prompt_tokens > 0) {
@@ -206,29 +208,6 @@ StepPlan Engine::Plan() const {
   const CacheStats cache = cache_.stats();
   return PlanStep(limits, cache.pages.free, cache.slots.free, resident,
                   waiting);
-}
-
-absl::Status Engine::ApplyMemory(const StepPlan& plan) {
-  for (uint64_t id : plan.preempt) {
-    Sequence& sequence = *sequences_.at(id);
-    sequence.Preempt();
-    Reindex(sequence);
-    ++counters_.preemptions_total;
-  }
-  for (uint64_t id : plan.admit) {
-    Sequence& sequence = *sequences_.at(id);
-    RECURVE_ASSIGN_OR_RETURN(SequenceLease lease, cache_.Acquire(id));
-    RECURVE_RETURN_IF_ERROR(cache_.Reserve(lease, sequence.num_tokens()));
-    sequence.lease = std::move(lease);
-    Reindex(sequence);
-    if (!sequence.admitted) {
-      sequence.admitted = true;
-      sequence.queue_seconds = SecondsBetween(sequence.submitted, Clock::now());
-      if (observer_ != nullptr) observer_->OnQueued(sequence.queue_seconds);
-      sequence.sink().OnAdmitted(sequence.queue_seconds);
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
@@ -393,6 +372,7 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   resident_.erase(sequence.get());
   stalled_.erase(sequence.get());
   sequence->lease.reset();
+  sequence->saved.reset();
   {
     MutexLock lock(&mu_);
     open_.erase(id);
@@ -426,6 +406,8 @@ void Engine::PublishLoad() {
   const CacheStats cache = cache_.stats();
   counters_.slots_used = cache.slots.used;
   counters_.pages_used = cache.pages.used;
+  counters_.swap_bytes_used =
+      cache.host_blocks.used * HostBlockBytes(cache_spec_);
   if (observer_ != nullptr) observer_->OnLoad(counters_);
   MutexLock lock(&mu_);
   load_ = counters_;

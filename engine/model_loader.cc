@@ -17,6 +17,7 @@
 #include "kv_cache/cache_spec.h"
 #ifdef RECURVE_HAVE_CUDA
 #include "engine/cuda_backend.h"
+#include "engine/cuda_sampler.h"
 #endif
 
 namespace recurve {
@@ -170,6 +171,11 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
 absl::Status CheckMemory(const ModelDefinition& model,
                          const Placement& placement, const Capacity& capacity) {
   if (!placement.cuda) return absl::OkStatus();
+  int64_t sampling = 0;
+#ifdef RECURVE_HAVE_CUDA
+  sampling = CudaSampler::DeviceBytes(capacity.num_slots + 1,
+                                      capacity.num_slots, model.vocab_size);
+#endif
   const auto weights = static_cast<int64_t>(
       model.parameters *
       SizeOf(placement.weight_dtype.value_or(model.embedding.dtype)));
@@ -177,13 +183,14 @@ absl::Status CheckMemory(const ModelDefinition& model,
       (capacity.num_pages + 1) * kPageTokens * capacity.cache_bytes_per_token;
   const int64_t state =
       (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
-  if (weights + cache + state <= placement.free_bytes) return absl::OkStatus();
+  if (weights + cache + state + sampling <= placement.free_bytes)
+    return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the GPU has ", placement.free_bytes, " bytes free; needed are ", weights,
       " for weights, ", cache, " for ", capacity.num_pages,
-      " pages of the factor cache and ", state, " for the state of ",
-      capacity.num_slots,
-      " sequences (lower --kv-pool-bytes or --kv-pages, --max-num-seqs)"));
+      " pages of the factor cache, ", state, " for the state of ",
+      capacity.num_slots, " sequences and ", sampling, " for sampling",
+      " (lower --kv-pool-bytes or --kv-pages, --max-num-seqs)"));
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
@@ -243,6 +250,11 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
     return absl::InvalidArgumentError(absl::StrCat(
         "--kv-pages is ", options.kv_pages, "; expected 0 to ", 1 << 30));
   }
+  if (options.swap_bytes < 0 || options.swap_bytes > (int64_t{1} << 50)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--swap-bytes is ", options.swap_bytes, "; expected 0 to ",
+                     int64_t{1} << 50));
+  }
   RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                            Checkpoint::Open(options.path));
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
@@ -271,7 +283,8 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
         loaded.runner,
         Decoder::Load(model, std::move(backend),
                       static_cast<int32_t>(loaded.capacity.num_pages),
-                      static_cast<int32_t>(loaded.capacity.num_slots)));
+                      static_cast<int32_t>(loaded.capacity.num_slots),
+                      options.swap_bytes));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "not enough memory for the model with ", loaded.capacity.num_pages,

@@ -41,6 +41,7 @@ class Planner {
     for (const SequenceView& sequence : Ranked(waiting)) {
       if (budget_ == 0 || WouldOvertake(sequence) || !Admit(sequence)) break;
     }
+    if (plan_.entries.empty()) AwaitCopy();
     return std::move(plan_);
   }
 
@@ -56,7 +57,13 @@ class Planner {
 
   int64_t ChunkLimit(const SequenceView& s) const {
     const int64_t limit = std::min(limits_.max_chunk_tokens, s.max_step_tokens);
-    return Decodes(s) ? limit : std::min(limit, prompt_budget_);
+    if (Decodes(s)) return limit;
+    int64_t prompts = std::max<int64_t>(0, prompt_budget_);
+    // What is whole cannot be cut. The first of a step may be beyond the bound.
+    if (prompts > 0 && prompts == limits_.max_prompt_tokens) {
+      prompts = std::max(prompts, s.whole_tokens - s.num_computed);
+    }
+    return std::min(limit, prompts);
   }
 
   // `tokens` of `s` are computed in this step; or, negative, not after all.
@@ -69,8 +76,12 @@ class Planner {
   int64_t CutChunk(const SequenceView& s, int64_t tokens) const {
     const int64_t end = s.num_computed + tokens;
     if (end == s.num_tokens) return tokens;
-    return std::max<int64_t>(
-        0, end - end % limits_.chunk_multiple - s.num_computed);
+    int64_t cut = end - end % limits_.chunk_multiple;
+    if (s.num_computed < s.whole_tokens) {
+      if (end < s.whole_tokens) return 0;
+      cut = std::max(cut, s.whole_tokens);
+    }
+    return std::max<int64_t>(0, cut - s.num_computed);
   }
 
   bool IsPreempted(uint64_t id) const {
@@ -105,32 +116,50 @@ class Planner {
 
   void ScheduleResident() {
     int64_t decodes = 0;  // not yet scheduled: their tokens are set aside
-    for (const SequenceView& s : resident_) {
-      decodes += s.has_work && Decodes(s);
-    }
+    const auto decodes_now = [](const SequenceView& s) {
+      return s.has_work && !s.from_host && Decodes(s);
+    };
+    for (const SequenceView& s : resident_) decodes += decodes_now(s);
     for (const SequenceView& s : resident_) {
       if (!s.has_work) continue;
-      int64_t tokens = std::min(s.num_tokens - s.num_computed, ChunkLimit(s));
-      if (Decodes(s)) --decodes;
-      if (IsPreempted(s.id)) continue;
-      tokens = CutChunk(s, std::min(tokens, budget_ - decodes));
-      // Pages: as many tokens as fit, but at least one.
-      while (tokens > 0 &&
-             PagesFor(s.num_computed + 1) - s.pages > free_pages_) {
-        if (victims_.empty() || !YieldsTo(victims_.back(), s)) break;
-        PreemptLast();
+      if (s.from_host) {
+        arriving_.push_back(s);
+        continue;
       }
-      if (limits_.page_tokens > 0) {
-        const int64_t room =
-            (s.pages + free_pages_) * limits_.page_tokens - s.num_computed;
-        tokens = CutChunk(s, std::min(tokens, room));
-      }
-      if (tokens <= 0) continue;
-      GrantPages(s.id, std::max<int64_t>(
-                           0, PagesFor(s.num_computed + tokens) - s.pages));
-      Spend(s, tokens);
-      plan_.entries.push_back({s.id, tokens});
+      decodes -= decodes_now(s);
+      if (!IsPreempted(s.id)) Schedule(s, budget_ - decodes);
     }
+  }
+
+  // Nothing else runs: the first one whose memory is on its way does.
+  void AwaitCopy() {
+    for (const SequenceView& s : arriving_) {
+      if (!IsPreempted(s.id) && Schedule(s, budget_)) return;
+    }
+  }
+
+  // Up to `most` tokens of resident `s`, as many as pages can be had for.
+  // Whether it runs.
+  bool Schedule(const SequenceView& s, int64_t most) {
+    int64_t tokens =
+        std::min({s.num_tokens - s.num_computed, ChunkLimit(s), most});
+    tokens = CutChunk(s, tokens);
+    // Pages: as many tokens as fit, but at least one.
+    while (tokens > 0 && PagesFor(s.num_computed + 1) - s.pages > free_pages_) {
+      if (victims_.empty() || !YieldsTo(victims_.back(), s)) break;
+      PreemptLast();
+    }
+    if (limits_.page_tokens > 0) {
+      const int64_t room =
+          (s.pages + free_pages_) * limits_.page_tokens - s.num_computed;
+      tokens = CutChunk(s, std::min(tokens, room));
+    }
+    if (tokens <= 0) return false;
+    GrantPages(s.id, std::max<int64_t>(
+                         0, PagesFor(s.num_computed + tokens) - s.pages));
+    Spend(s, tokens);
+    plan_.entries.push_back({s.id, tokens});
+    return true;
   }
 
   // The pages a sequence gets in this step count as its own: whoever takes its
@@ -177,6 +206,11 @@ class Planner {
     free_pages_ -= known;
     --free_slots_;
     plan_.admit.push_back(s.id);
+    if (s.from_host) {
+      arriving_.push_back(s);
+      arriving_.back().pages = known;
+      return true;
+    }
     const int64_t tokens = chunk();  // victims may have left some
     Spend(s, tokens);
     plan_.entries.push_back({s.id, tokens});
@@ -207,6 +241,7 @@ class Planner {
   const std::vector<SequenceView> resident_;  // in rank order
   std::vector<SequenceView>
       victims_;  // resident and not preempted; next victim last
+  std::vector<SequenceView> arriving_;  // from_host, with work
   // Of those preempted that have work.
   std::optional<SequenceView> highest_preempted_;
   StepPlan plan_;

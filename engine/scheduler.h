@@ -29,9 +29,12 @@ namespace recurve {
 //     admission, so nothing is overtaken and nothing starves; nor is what was
 //     preempted for want of a page in this very step. Idle residents, and
 //     residents of lower priority, are preempted for it if that makes it fit.
-// The highest in rank of the residents proceeds, in this step or once
-// max_prompt_tokens lets it, and what does not fit an empty server is refused
-// before it gets here; so every sequence finishes.
+//  4. A sequence whose memory was saved in the host's is admitted like others.
+//     Its copy takes time, so it runs when that has arrived; until then steps
+//     go on without it. If nothing else can run, the step waits for one copy.
+// The highest in rank of the residents proceeds, or its copy does, in this step
+// or once max_prompt_tokens lets it, and what does not fit an empty server is
+// refused before it gets here; so every sequence finishes.
 
 struct SchedulerLimits {
   // Tokens in a step; >= max_sequences + chunk_multiple - 1.
@@ -40,9 +43,11 @@ struct SchedulerLimits {
   int64_t max_chunk_tokens;
   int64_t page_tokens;  // 0: the model needs no pages
   // What a sequence computes in a step ends at a multiple of so many of its
-  // tokens, or at its last. page_tokens is 0 or a multiple of it.
+  // tokens, at the end of its whole_tokens, or at its last. page_tokens is 0 or
+  // a multiple of it.
   int64_t chunk_multiple = 1;
-  // Tokens of all chunks of a step; 0, or >= chunk_multiple.
+  // Tokens of all chunks of a step; 0, or >= chunk_multiple. The first chunk
+  // may have more, where whole_tokens are.
   int64_t max_prompt_tokens = std::numeric_limits<int64_t>::max();
 };
 
@@ -55,9 +60,15 @@ struct SequenceView {
   int64_t num_computed;  // of these, already in the cache
   int64_t pages;         // held
   bool has_work;  // wants to run now; false: idle or its client is stalled
+  // What is computed is in the host's memory, or on its way from there: pages
+  // for all known tokens are held already. A step with it would wait.
+  bool from_host = false;
   // The most it may compute in a step, when less than the limits allow; >=
   // chunk_multiple.
   int64_t max_step_tokens = std::numeric_limits<int64_t>::max();
+  // So many of its first tokens are computed in one step; within the limits of
+  // one, and max_step_tokens while num_computed is less.
+  int64_t whole_tokens = 0;
 };
 
 struct StepPlan {

@@ -46,9 +46,11 @@ bool Sequence::StartNextCommand() {
     carried_text_ += decoder_->Flush();
     decoder_.emplace(tokenizer_, options_.stopping.stop_strings);
   }
+  const bool whole = whole_prompt_ && tokens_.empty();
+  if (whole) whole_tokens_ = static_cast<int64_t>(command.append.size());
   tokens_.insert(tokens_.end(), command.append.begin(), command.append.end());
   const auto first_new = static_cast<int64_t>(kinds_.size());
-  const bool few = command.append.size() < kMinPromptTokens;
+  const bool few = command.append.size() < kMinPromptTokens && !whole;
   kinds_.resize(tokens_.size(), few ? TokenKind::kStep : TokenKind::kPrompt);
   if (!few) kinds_[first_new] = TokenKind::kPromptStart;
   prompt_.insert(prompt_.end(), command.append.begin(), command.append.end());
@@ -59,6 +61,7 @@ bool Sequence::StartNextCommand() {
     // The row to draw the next token from was computed by a command that drew
     // none. A state cannot take its last token again, so all are computed anew.
     lease.reset();
+    saved.reset();
     num_computed_ = 0;
   }
   logits_mode_ = command.logits;
@@ -81,7 +84,8 @@ bool Sequence::WantsLogits(int64_t position) const {
 }
 
 SampleRequest Sequence::MakeSampleRequest(int32_t logit_index) const {
-  return {logit_index, &options_.sampling, prompt_, output_, output_.size()};
+  return {logit_index, &options_.sampling, prompt_,
+          output_,     output_.size(),     id_};
 }
 
 std::optional<FinishReason> Sequence::StopsAt(int32_t token) const {
@@ -151,9 +155,11 @@ std::string Sequence::FlushText() {
   return std::exchange(carried_text_, "") + decoder_->Flush();
 }
 
-void Sequence::Preempt() {
+void Sequence::Preempt(std::optional<SavedSequence> copy) {
+  RECURVE_CHECK(!copy || copy->tokens() == num_computed_);
   lease.reset();
-  num_computed_ = 0;
+  saved = std::move(copy);
+  if (!saved) num_computed_ = 0;
   ++preemptions_;
 }
 

@@ -14,6 +14,7 @@
 #include "engine/step.h"
 #include "engine/tokenizer/stream_decoder.h"
 #include "kernels/sampling/sampling.h"
+#include "kv_cache/saved_sequence.h"
 #include "kv_cache/sequence_lease.h"
 
 namespace recurve {
@@ -27,8 +28,8 @@ using Clock = std::chrono::steady_clock;
 //  - num_computed <= tokens().size(). A sampled token is known before it is
 //    computed, so an idle sequence may be one token behind.
 //  - Memory is held exactly while `lease` has a value. Giving it up
-//  (preemption)
-//    sets num_computed to 0 and changes nothing that a client can see.
+//    (preemption) changes nothing that a client can see: it sets num_computed
+//    to 0, unless `saved` has what was computed. Never do both have a value.
 //
 // Owned by the engine's step thread; not thread-safe.
 class Sequence {
@@ -42,6 +43,10 @@ class Sequence {
   uint64_t arrival() const { return arrival_; }
   const SequenceOptions& options() const { return options_; }
   EventSink& sink() { return *sink_; }
+
+  // What the first command appends is computed in one step, as a prompt. To be
+  // called before that command starts.
+  void ComputePromptWhole() { whole_prompt_ = true; }
 
   // --- Commands ---
 
@@ -62,6 +67,8 @@ class Sequence {
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   TokenKind kind(int64_t position) const { return kinds_[position]; }
   int64_t num_computed() const { return num_computed_; }
+  // So many of the first tokens are computed in one step.
+  int64_t whole_tokens() const { return whole_tokens_; }
   int64_t appended() const { return static_cast<int64_t>(prompt_.size()); }
   int64_t generated() const { return static_cast<int64_t>(output_.size()); }
 
@@ -92,12 +99,13 @@ class Sequence {
   // Text held back by commands that are done, now that nothing follows.
   std::string FlushText();
 
-  // Gives up all memory; the tokens will be computed again.
-  void Preempt();
+  // Gives up all memory. Without a `copy` the tokens will be computed again.
+  void Preempt(std::optional<SavedSequence> copy);
 
   // --- Memory and waiting, managed by the engine ---
 
   std::optional<SequenceLease> lease;
+  std::optional<SavedSequence> saved;
   bool admitted = false;
   // The client is behind; nothing runs until it catches up.
   bool stalled = false;
@@ -126,6 +134,8 @@ class Sequence {
   std::vector<int32_t> prompt_;   // those the client appended
   std::vector<int32_t> output_;   // those generated
   int64_t num_computed_ = 0;
+  bool whole_prompt_ = false;
+  int64_t whole_tokens_ = 0;
   // The last token was sampled and nothing was appended since: it is computed
   // only when something comes after it.
   bool output_pending_ = false;

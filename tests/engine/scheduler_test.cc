@@ -57,6 +57,13 @@ StepPlan Plan(const SchedulerLimits& limits, int64_t free_pages,
   return plan;
 }
 
+// Saved in the host's memory: waiting, or resident with its copy on its way.
+SequenceView FromHost(SequenceView view, int64_t computed) {
+  view.num_computed = computed;
+  view.from_host = true;
+  return view;
+}
+
 // --- Rule 1: residents run in rank order, decodes are set aside ---
 
 TEST(SchedulerTest, NothingToDo) {
@@ -151,6 +158,45 @@ TEST(SchedulerTest, PromptsRunWhereNothingElseCan) {
   EXPECT_THAT(
       Plan(limits, 0, 4, {Prefilling(1, 90), Decoding(2, 11)}, {}).entries,
       ElementsAre(Entry{1, 40}));
+}
+
+TEST(SchedulerTest, WhatIsWholeIsComputedInOneStep) {
+  SchedulerLimits limits = kLimits;
+  limits.chunk_multiple = 5;
+  const auto whole = [](SequenceView view, int64_t tokens) {
+    view.whole_tokens = tokens;
+    return view;
+  };
+  // All of it, or behind it, and then to the next multiple.
+  EXPECT_THAT(Plan(limits, 10, 4, {}, {whole(Waiting(1, 33), 33)}).entries,
+              ElementsAre(Entry{1, 33}));
+  EXPECT_THAT(Plan(limits, 10, 4, {}, {whole(Waiting(1, 90), 38)}).entries,
+              ElementsAre(Entry{1, 40}));
+  limits.max_chunk_tokens = 39;
+  EXPECT_THAT(Plan(limits, 10, 4, {}, {whole(Waiting(1, 90), 38)}).entries,
+              ElementsAre(Entry{1, 38}));
+  SequenceView behind = whole(Prefilling(1, 90), 38);
+  behind.num_computed = 38;
+  EXPECT_THAT(Plan(limits, 10, 4, {behind}, {}).entries,
+              ElementsAre(Entry{1, 37}));
+  // It may be beyond the bound for prompts, as the first; but not held up.
+  limits.max_prompt_tokens = 10;
+  EXPECT_THAT(Plan(limits, 10, 4, {Decoding(2, 5)},
+                   {whole(Waiting(1, 33), 33), Waiting(3, 30)})
+                  .entries,
+              ElementsAre(Entry{2, 1}, Entry{1, 33}));
+  limits.max_prompt_tokens = 0;
+  EXPECT_THAT(Plan(limits, 10, 4, {Decoding(2, 5)}, {whole(Waiting(1, 33), 33)})
+                  .entries,
+              ElementsAre(Entry{2, 1}));
+  limits.max_prompt_tokens = kLimits.max_prompt_tokens;
+  // Where the step has no room for it, it waits, and so do those behind it.
+  limits.max_batched_tokens = 40;
+  EXPECT_THAT(
+      Plan(limits, 10, 4, {Decoding(1, 5), Decoding(2, 5), Decoding(3, 5)},
+           {whole(Waiting(4, 90), 38), Waiting(5, 5)})
+          .entries,
+      ElementsAre(Entry{1, 1}, Entry{2, 1}, Entry{3, 1}));
 }
 
 // --- Rule 2: pages are taken from the lowest in rank ---
@@ -306,6 +352,46 @@ TEST(SchedulerTest, WhatIsPreemptedIsNotOvertakenInThatStep) {
   EXPECT_THAT(plan.admit, ElementsAre(3u));
 }
 
+// --- Rule 4: what comes from the host runs when it has arrived ---
+
+TEST(SchedulerTest, WhatComesFromTheHostIsAdmittedAndRunsLater) {
+  const StepPlan plan = Plan(kLimits, 10, 4, {Decoding(1, 5)},
+                             {FromHost(Waiting(2, 25), 24), Waiting(3, 9)});
+  EXPECT_THAT(plan.admit, ElementsAre(2, 3));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{3, 9}));
+}
+
+TEST(SchedulerTest, StepsDoNotWaitForACopyOnItsWay) {
+  const StepPlan plan =
+      Plan(kLimits, 10, 4, {FromHost(Decoding(1, 25), 24), Decoding(2, 5)}, {});
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{2, 1}));
+}
+
+TEST(SchedulerTest, AStepWaitsForOneCopyWhenNothingElseRuns) {
+  StepPlan plan =
+      Plan(kLimits, 10, 4,
+           {FromHost(Decoding(2, 25), 24), FromHost(Decoding(1, 25), 24)}, {});
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
+  plan = Plan(kLimits, 10, 4, {Idle(Decoding(1, 5))},
+              {FromHost(Waiting(2, 90), 30), FromHost(Waiting(3, 5), 4)});
+  EXPECT_THAT(plan.admit, ElementsAre(2, 3));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{2, 40}));
+}
+
+TEST(SchedulerTest, ACopyOnItsWayKeepsItsPagesFromThoseBelow) {
+  const StepPlan plan =
+      Plan(kLimits, 0, 4, {FromHost(Decoding(1, 25), 24), Decoding(2, 11)}, {});
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
+}
+
+TEST(SchedulerTest, ACopyOnItsWayYieldsToThoseAbove) {
+  const StepPlan plan =
+      Plan(kLimits, 0, 4, {Decoding(1, 11), FromHost(Decoding(2, 25), 24)}, {});
+  EXPECT_THAT(plan.preempt, ElementsAre(2));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
+}
+
 // --- Any state ---
 
 TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
@@ -334,17 +420,31 @@ TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
                         0,
                         random.Chance(0.7)};
       longest = std::max(longest, s.num_tokens);
+      if (random.Chance(0.2)) {
+        s.whole_tokens =
+            random.Uniform(0, std::min(s.num_tokens, limits.max_chunk_tokens));
+      }
       if (static_cast<int64_t>(resident.size()) < slots && random.Chance(0.5)) {
         s.num_computed = s.has_work ? random.Uniform(0, s.num_tokens - 1)
                                     : random.Uniform(0, s.num_tokens);
         if (random.Chance(0.5)) s.num_computed = s.num_tokens - 1;
+        // Admitted and computed in the same step.
+        s.whole_tokens = std::min(s.whole_tokens, s.num_computed);
         s.pages = random.Chance(0.5)
                       ? pages_for(s.num_tokens)
                       : pages_for(std::max<int64_t>(1, s.num_computed));
+        if (s.num_computed > 0 && random.Chance(0.3)) {
+          s.from_host = true;
+          s.pages = pages_for(s.num_tokens);
+        }
         used += s.pages;
         resident.push_back(s);
       } else {
         s.has_work = true;
+        if (s.num_tokens > 1 && random.Chance(0.3)) {
+          s.from_host = true;
+          s.num_computed = random.Uniform(1, s.num_tokens - 1);
+        }
         waiting.push_back(s);
       }
     }

@@ -113,7 +113,7 @@ TEST_F(SequenceTest, PreemptionForgetsNothingButTheCache) {
   for (int64_t position = 0; position < 3; ++position)
     sequence->LogitsEmitted(position);
   Accept(*sequence, 'a');
-  sequence->Preempt();
+  sequence->Preempt(std::nullopt);
   EXPECT_EQ(sequence->num_computed(), 0);
   EXPECT_THAT(sequence->tokens(), ElementsAre(1, 2, 3, 'a'));
   EXPECT_FALSE(sequence->WantsLogits(2));  // a client has it already
@@ -141,6 +141,31 @@ TEST_F(SequenceTest, StopReasonsHaveAnOrder) {
   EXPECT_EQ(reason({257}, 9), FinishReason::kStopToken);
   options_.stopping.stop_token_ids.clear();
   EXPECT_EQ(reason({257, 'u', 't'}, 9), FinishReason::kStopString);
+}
+
+TEST_F(SequenceTest, AWholePromptIsWhatTheFirstCommandAppends) {
+  for (bool whole : {false, true}) {
+    const auto sequence = Make(/*close_when_done=*/false);
+    if (whole) sequence->ComputePromptWhole();
+    EXPECT_EQ(sequence->whole_tokens(), 0);
+    sequence->Enqueue({{1, 2, 3}, 1, LogitsMode::kNone});
+    sequence->Enqueue({{4, 5}, 1, LogitsMode::kNone});
+    sequence->StartNextCommand();
+    Accept(*sequence, 'a');
+    sequence->FinishCommand(Clock::now());
+    sequence->StartNextCommand();
+    EXPECT_EQ(sequence->whole_tokens(), whole ? 3 : 0);
+    // However few they are, they are a prompt.
+    const auto first = whole ? TokenKind::kPromptStart : TokenKind::kStep;
+    const auto next = whole ? TokenKind::kPrompt : TokenKind::kStep;
+    EXPECT_EQ(sequence->kind(0), first);
+    EXPECT_EQ(sequence->kind(1), next);
+    EXPECT_EQ(sequence->kind(2), next);
+    for (int64_t i = 3; i < 6; ++i)
+      EXPECT_EQ(sequence->kind(i), TokenKind::kStep);
+    sequence->Preempt();
+    EXPECT_EQ(sequence->whole_tokens(), whole ? 3 : 0);
+  }
 }
 
 TEST_F(SequenceTest, FlushingMayCompleteAStopString) {

@@ -96,8 +96,11 @@ class Checker {
         return Broken("a chunk has 1 to chunk or remaining tokens", entry.id);
       }
       const int64_t end = s.num_computed + entry.num_tokens;
-      if (end != s.num_tokens && end % limits_.chunk_multiple != 0)
+      if (end != s.num_tokens && end != s.whole_tokens &&
+          end % limits_.chunk_multiple != 0)
         return Broken("a chunk ends at a multiple or the last token", entry.id);
+      if (s.num_computed < s.whole_tokens && end < s.whole_tokens)
+        return Broken("what is whole is computed in one step", entry.id);
       tokens_left_ -= entry.num_tokens;
       if (s.num_tokens - s.num_computed > 1) {
         prompt_tokens_left_ -= entry.num_tokens;
@@ -112,7 +115,15 @@ class Checker {
         return Broken("tokens and pages suffice", entry.id);
     }
     for (const auto& [id, s] : admitted_) {
-      if (!Runs(id)) return Broken("what is admitted runs", id);
+      if (!Runs(id) && !s.from_host) return Broken("what is admitted runs", id);
+    }
+    // Nobody waits for a copy while there is something else to do.
+    for (uint64_t id : entries_) {
+      const auto found = admitted_.find(id);
+      const bool waits = found != admitted_.end() ? found->second.from_host
+                                                  : resident_.at(id).from_host;
+      if (waits && entries_.size() > 1)
+        return Broken("a step waits for a copy only if nothing else runs", id);
     }
     return absl::OkStatus();
   }
@@ -152,9 +163,15 @@ class Checker {
         continue;
       }
       if (i > 0 && admitted_.count(waiting_[i - 1].id) == 0) continue;
-      // What is waiting has nothing computed.
-      const int64_t least = std::min(s.num_tokens, limits_.chunk_multiple);
-      const bool paced = s.num_tokens > 1 && prompt_tokens_left_ < least;
+      const int64_t least =
+          s.num_computed < s.whole_tokens
+              ? std::max(std::min(s.num_tokens, limits_.chunk_multiple),
+                         s.whole_tokens)
+              : std::min(s.num_tokens - s.num_computed,
+                         limits_.chunk_multiple -
+                             s.num_computed % limits_.chunk_multiple);
+      const bool paced =
+          s.num_tokens - s.num_computed > 1 && prompt_tokens_left_ < least;
       if (tokens_left_ >= least && !paced && !BehindAVictim(s) && CouldFit(s))
         return Broken("what fits is admitted", s.id);
     }
@@ -201,16 +218,18 @@ class Checker {
       const bool starved =
           Missing(s, s.num_computed + 1) > 0 && !PageToBeHad(s);
       if (s.num_tokens - s.num_computed == 1 && !Runs(id) && !Preempted(id) &&
-          !starved) {
+          !starved && !s.from_host) {
         return Broken("a decoding resident runs", id);
       }
     }
-    // It may be a prompt that waits for its turn while others run.
+    // The copy of one that waits for it goes on by itself; and it may be a
+    // prompt that waits for its turn while others run.
     const bool paced = highest != nullptr &&
                        highest->num_tokens - highest->num_computed > 1 &&
                        limits_.max_prompt_tokens < limits_.chunk_multiple &&
                        !plan_.entries.empty();
-    if (highest != nullptr && !Runs(highest->id) && !paced) {
+    if (highest != nullptr && !Runs(highest->id) && !paced &&
+        !highest->from_host) {
       bool yielded = false;
       for (const auto& [id, s] : admitted_)
         yielded |= s.priority > highest->priority;

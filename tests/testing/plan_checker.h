@@ -12,7 +12,8 @@ namespace recurve {
 // What every plan must satisfy, whatever the policy's taste:
 //  - ids are known and used once; nothing preempted or idle runs;
 //  - tokens stay within the step, the chunk and what the sequence has left, and
-//    end at a multiple or with the last;
+//    end at a multiple, behind what is whole, or with the last; what is whole
+//    is computed in one step;
 //  - pages and slots suffice when the plan is applied in order;
 //  - a victim is idle, or ranks below a resident that takes pages, or is of
 //    lower priority than a sequence that is admitted; and somebody gains;
@@ -20,6 +21,8 @@ namespace recurve {
 //    preempted in this step, and the next could not be admitted;
 //  - a resident with a token to decode has it, or no page can be had;
 //  - the highest in rank of the residents runs, or yields to an admission;
+//    residents and admitted ones that wait for a copy from the host run only
+//    if nothing else does, and then one of them;
 //  - where there is work, something runs.
 // FailedPrecondition with the rule and the numbers.
 //
