@@ -72,7 +72,8 @@ Engine::Engine(const EngineOptions& options,
       cache_spec_(runner_->cache_spec()),
       id_key_(RandomKey()),
       cache_(cache_spec_, &runner_->storage(),
-             CacheOptions{options.poison_released}) {
+             CacheOptions{options.poison_released}),
+      pacer_(options.max_decode_slowdown) {
   limits_.vocab_size = runner_->info().vocab_size;
   limits_.max_model_len = options.max_model_len;
   limits_.has_tokenizer = tokenizer != nullptr;

@@ -18,6 +18,7 @@
 #include "engine/model_runner.h"
 #include "engine/observer.h"
 #include "engine/options.h"
+#include "engine/prompt_pacer.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
@@ -168,6 +169,7 @@ class Engine {
 
   // --- Step thread only ---
   CacheManager cache_;
+  PromptPacer pacer_;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences_;
   // Where they stand, so that a step looks at no more than it may run. Waiting:
   // those with work and no memory, in rank order.

@@ -13,6 +13,11 @@
 namespace recurve {
 namespace {
 
+// One token is left to compute: what the scheduler takes for decoding.
+bool Decodes(const Sequence& sequence) {
+  return sequence.num_tokens() - sequence.num_computed() == 1;
+}
+
 double SecondsBetween(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
@@ -176,13 +181,22 @@ SequenceView Engine::View(const Sequence& sequence) const {
 }
 
 StepPlan Engine::Plan() const {
-  const SchedulerLimits limits = {options_.max_num_batched_tokens,
-                                  options_.max_chunk_tokens,
-                                  cache_spec_.page_bytes == 0 ? 0 : kPageTokens,
-                                  runner_->info().chunk_multiple};
+  SchedulerLimits limits = {options_.max_num_batched_tokens,
+                            options_.max_chunk_tokens,
+                            cache_spec_.page_bytes == 0 ? 0 : kPageTokens,
+                            runner_->info().chunk_multiple};
   std::vector<SequenceView> resident;
-  for (const Sequence* sequence : resident_)
+  int64_t decoding = 0;
+  for (const Sequence* sequence : resident_) {
     resident.push_back(View(*sequence));
+    decoding += resident.back().has_work && !resident.back().from_host &&
+                Decodes(*sequence);
+  }
+  limits.max_prompt_tokens = pacer_.MaxTokens(decoding);
+  if (limits.max_prompt_tokens > 0) {
+    limits.max_prompt_tokens =
+        std::max(limits.max_prompt_tokens, limits.chunk_multiple);
+  }
   // No more than these can be admitted in one step.
   std::vector<SequenceView> waiting;
   for (auto it = waiting_.begin();
@@ -241,6 +255,15 @@ void Engine::Step() {
       [](const StepPlan::Entry& entry) { return entry.num_tokens == 1; });
   // The scheduler promises progress; without it the loop would spin for ever.
   RECURVE_CHECK(!plan.entries.empty());
+  int64_t decoding = 0;
+  int64_t prompt_tokens = 0;
+  for (const StepPlan::Entry& entry : plan.entries) {
+    if (Decodes(*sequences_.at(entry.id))) {
+      ++decoding;
+    } else {
+      prompt_tokens += entry.num_tokens;
+    }
+  }
 
   StepBatch batch;
   StepOutput output;
@@ -279,6 +302,7 @@ void Engine::Step() {
     for (const BatchEntry& entry : entries) Commit(entry, output);
   }
   step_started_ns_.store(0);
+  pacer_.OnStep(decoding, prompt_tokens, SecondsBetween(started, Clock::now()));
   ++counters_.steps_total;
   PublishLoad();
   if (observer_ != nullptr) {

@@ -24,6 +24,12 @@ absl::Status EngineOptions::Validate() const {
                                       max_num_batched_tokens));
   RECURVE_RETURN_IF_ERROR(
       CheckOption("max-model-len", max_model_len, 0, int64_t{1} << 31));
+  if (max_decode_slowdown != 0 &&
+      !(max_decode_slowdown >= 1.1 && max_decode_slowdown <= 1000)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-decode-slowdown is ", max_decode_slowdown,
+                     "; expected 0 (no limit), or 1.1 to 1000"));
+  }
   return CheckOption("max-queued-requests", max_queued_requests, 0, 1 << 20);
 }
 

@@ -25,6 +25,7 @@ class Planner {
         free_pages_(free_pages),
         free_slots_(free_slots),
         budget_(limits.max_batched_tokens),
+        prompt_budget_(limits.max_prompt_tokens),
         resident_(Ranked(resident)) {
     // Victims are taken from the back: the lowest in rank, idle ones last of
     // all.
@@ -50,8 +51,25 @@ class Planner {
     return (tokens + limits_.page_tokens - 1) / limits_.page_tokens;
   }
 
+  static bool Decodes(const SequenceView& s) {
+    return s.num_tokens - s.num_computed == 1;
+  }
+
   int64_t ChunkLimit(const SequenceView& s) const {
-    return std::min(limits_.max_chunk_tokens, s.max_step_tokens);
+    const int64_t limit = std::min(limits_.max_chunk_tokens, s.max_step_tokens);
+    if (Decodes(s)) return limit;
+    int64_t prompts = std::max<int64_t>(0, prompt_budget_);
+    // What is whole cannot be cut. The first of a step may be beyond the bound.
+    if (prompts > 0 && prompts == limits_.max_prompt_tokens) {
+      prompts = std::max(prompts, s.whole_tokens - s.num_computed);
+    }
+    return std::min(limit, prompts);
+  }
+
+  // `tokens` of `s` are computed in this step; or, negative, not after all.
+  void Spend(const SequenceView& s, int64_t tokens) {
+    budget_ -= tokens;
+    if (!Decodes(s)) prompt_budget_ -= tokens;
   }
 
   // `tokens` more of `s`, or fewer, so that they end where a step may end.
@@ -99,7 +117,7 @@ class Planner {
   void ScheduleResident() {
     int64_t decodes = 0;  // not yet scheduled: their tokens are set aside
     const auto decodes_now = [](const SequenceView& s) {
-      return s.has_work && !s.from_host && s.num_tokens - s.num_computed == 1;
+      return s.has_work && !s.from_host && Decodes(s);
     };
     for (const SequenceView& s : resident_) decodes += decodes_now(s);
     for (const SequenceView& s : resident_) {
@@ -139,7 +157,7 @@ class Planner {
     if (tokens <= 0) return false;
     GrantPages(s.id, std::max<int64_t>(
                          0, PagesFor(s.num_computed + tokens) - s.pages));
-    budget_ -= tokens;
+    Spend(s, tokens);
     plan_.entries.push_back({s.id, tokens});
     return true;
   }
@@ -182,7 +200,7 @@ class Planner {
       ++taken;
     }
     for (; taken > 0; --taken) {
-      Unschedule(victims_.back().id);
+      Unschedule(victims_.back());
       PreemptLast();
     }
     free_pages_ -= known;
@@ -194,7 +212,7 @@ class Planner {
       return true;
     }
     const int64_t tokens = chunk();  // victims may have left some
-    budget_ -= tokens;
+    Spend(s, tokens);
     plan_.entries.push_back({s.id, tokens});
     return true;
   }
@@ -206,10 +224,10 @@ class Planner {
   }
 
   // Drops a lower-priority sequence from this step, since its memory is taken.
-  void Unschedule(uint64_t id) {
+  void Unschedule(const SequenceView& s) {
     for (size_t i = 0; i < plan_.entries.size(); ++i) {
-      if (plan_.entries[i].id != id) continue;
-      budget_ += plan_.entries[i].num_tokens;
+      if (plan_.entries[i].id != s.id) continue;
+      Spend(s, -plan_.entries[i].num_tokens);
       plan_.entries.erase(plan_.entries.begin() + static_cast<int64_t>(i));
       return;
     }
@@ -219,6 +237,7 @@ class Planner {
   int64_t free_pages_;
   int64_t free_slots_;
   int64_t budget_;
+  int64_t prompt_budget_;
   const std::vector<SequenceView> resident_;  // in rank order
   std::vector<SequenceView>
       victims_;  // resident and not preempted; next victim last
@@ -233,7 +252,13 @@ class Planner {
 StepPlan PlanStep(const SchedulerLimits& limits, int64_t free_pages,
                   int64_t free_slots, absl::Span<const SequenceView> resident,
                   absl::Span<const SequenceView> waiting) {
-  return Planner(limits, free_pages, free_slots, resident).Plan(waiting);
+  StepPlan plan =
+      Planner(limits, free_pages, free_slots, resident).Plan(waiting);
+  if (!plan.entries.empty()) return plan;
+  // Those that decode wait for pages, which the prompts have.
+  SchedulerLimits unbounded = limits;
+  unbounded.max_prompt_tokens = std::numeric_limits<int64_t>::max();
+  return Planner(unbounded, free_pages, free_slots, resident).Plan(waiting);
 }
 
 }  // namespace recurve

@@ -19,6 +19,8 @@ namespace recurve {
 //  1. Resident sequences with work run in rank order: one token for those that
 //     decode, a chunk of the prompt for the others. Every decoding sequence has
 //     its token set aside before chunks are cut, so prompts never stall decode.
+//     max_prompt_tokens bounds the chunks together; prompts that get nothing
+//     wait, unless then nothing at all could run.
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.
@@ -30,9 +32,9 @@ namespace recurve {
 //  4. A sequence whose memory was saved in the host's is admitted like others.
 //     Its copy takes time, so it runs when that has arrived; until then steps
 //     go on without it. If nothing else can run, the step waits for one copy.
-// The highest in rank of the residents always proceeds, or its copy does, and
-// what does not fit an empty server is refused before it gets here; so every
-// sequence finishes.
+// The highest in rank of the residents proceeds, or its copy does, in this step
+// or once max_prompt_tokens lets it, and what does not fit an empty server is
+// refused before it gets here; so every sequence finishes.
 
 struct SchedulerLimits {
   // Tokens in a step; >= max_sequences + chunk_multiple - 1.
@@ -44,6 +46,9 @@ struct SchedulerLimits {
   // tokens, at the end of its whole_tokens, or at its last. page_tokens is 0 or
   // a multiple of it.
   int64_t chunk_multiple = 1;
+  // Tokens of all chunks of a step; 0, or >= chunk_multiple. The first chunk
+  // may have more, where whole_tokens are.
+  int64_t max_prompt_tokens = std::numeric_limits<int64_t>::max();
 };
 
 // One sequence as the policy sees it.

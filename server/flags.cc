@@ -112,6 +112,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "Tokens in a step");
   Add(app, "max-chunk-tokens", o.engine.max_chunk_tokens,
       "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens");
+  Add(app, "max-decode-slowdown", o.engine.max_decode_slowdown,
+      "How many times longer than alone running sequences may wait for a "
+      "token, on average, while prompts are computed; 0: no limit");
   Add(app, "max-queued-requests", o.engine.max_queued_requests,
       "Requests that may wait beyond max-num-seqs");
   Add(app, "kv-pool-bytes", o.model.kv_pool_bytes,
@@ -181,6 +184,7 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   FlagsResult result;
   ServerOptions& options = result.options;
   options.engine.max_chunk_tokens = 0;
+  options.engine.max_decode_slowdown = 2;
   Seconds seconds = {45, 30, 60, 60};
   CLI::App app(
       "Serves a model with tensor product and linear attention over gRPC.",

@@ -131,6 +131,35 @@ TEST(SchedulerTest, ChunksEndAtMultiplesOrWithTheLastToken) {
               ElementsAre(Entry{1, 40}, Entry{2, 2}));
 }
 
+TEST(SchedulerTest, BoundsPromptsTogether) {
+  SchedulerLimits limits = kLimits;
+  limits.max_prompt_tokens = 50;
+  EXPECT_THAT(
+      Plan(limits, 10, 4,
+           {Prefilling(1, 90), Decoding(2, 5), Prefilling(3, 30),
+            Decoding(4, 5)},
+           {Waiting(5, 20), Waiting(6, 1)})
+          .entries,
+      ElementsAre(Entry{1, 40}, Entry{2, 1}, Entry{3, 10}, Entry{4, 1}));
+  // Those that decode go on without any; and nobody overtakes.
+  limits.max_prompt_tokens = 0;
+  const StepPlan plan = Plan(limits, 10, 4, {Prefilling(1, 90), Decoding(2, 5)},
+                             {Waiting(5, 20), Waiting(6, 1)});
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{2, 1}));
+  EXPECT_THAT(plan.admit, IsEmpty());
+}
+
+TEST(SchedulerTest, PromptsRunWhereNothingElseCan) {
+  SchedulerLimits limits = kLimits;
+  limits.max_prompt_tokens = 0;
+  EXPECT_THAT(Plan(limits, 10, 4, {Prefilling(1, 90)}, {}).entries,
+              ElementsAre(Entry{1, 40}));
+  // 2 needs a page, which only 1 could give, and 1 ranks above it.
+  EXPECT_THAT(
+      Plan(limits, 0, 4, {Prefilling(1, 90), Decoding(2, 11)}, {}).entries,
+      ElementsAre(Entry{1, 40}));
+}
+
 TEST(SchedulerTest, WhatIsWholeIsComputedInOneStep) {
   SchedulerLimits limits = kLimits;
   limits.chunk_multiple = 5;
@@ -150,6 +179,17 @@ TEST(SchedulerTest, WhatIsWholeIsComputedInOneStep) {
   behind.num_computed = 38;
   EXPECT_THAT(Plan(limits, 10, 4, {behind}, {}).entries,
               ElementsAre(Entry{1, 37}));
+  // It may be beyond the bound for prompts, as the first; but not held up.
+  limits.max_prompt_tokens = 10;
+  EXPECT_THAT(Plan(limits, 10, 4, {Decoding(2, 5)},
+                   {whole(Waiting(1, 33), 33), Waiting(3, 30)})
+                  .entries,
+              ElementsAre(Entry{2, 1}, Entry{1, 33}));
+  limits.max_prompt_tokens = 0;
+  EXPECT_THAT(Plan(limits, 10, 4, {Decoding(2, 5)}, {whole(Waiting(1, 33), 33)})
+                  .entries,
+              ElementsAre(Entry{2, 1}));
+  limits.max_prompt_tokens = kLimits.max_prompt_tokens;
   // Where the step has no room for it, it waits, and so do those behind it.
   limits.max_batched_tokens = 40;
   EXPECT_THAT(

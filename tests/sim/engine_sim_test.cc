@@ -39,6 +39,7 @@ EngineOptions RandomOptions(const FakeRunnerOptions& fake, TestRandom& random) {
   options.max_model_len = kMaxTokens;
   options.max_num_batched_tokens = fake.num_slots + random.Uniform(0, 600);
   options.max_chunk_tokens = random.Uniform(1, options.max_num_batched_tokens);
+  if (random.Chance(0.5)) options.max_decode_slowdown = 2;
   return options;
 }
 

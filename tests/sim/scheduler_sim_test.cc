@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "engine/scheduler.h"
@@ -143,6 +144,13 @@ class Simulation {
       }
     }
     if (!work) return;
+    // Prompts are held up, bounded, or free.
+    limits_.max_prompt_tokens = std::numeric_limits<int64_t>::max();
+    if (random_.Chance(0.4)) {
+      limits_.max_prompt_tokens =
+          random_.Chance(0.5) ? 0
+                              : limits_.chunk_multiple + random_.Uniform(0, 20);
+    }
     const StepPlan plan =
         PlanStep(limits_, free_pages_, free_slots_, resident, waiting);
     const absl::Status status =

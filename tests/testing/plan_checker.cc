@@ -31,6 +31,7 @@ class Checker {
         pages_left_(free_pages),
         slots_left_(free_slots),
         tokens_left_(limits.max_batched_tokens),
+        prompt_tokens_left_(limits.max_prompt_tokens),
         plan_(plan),
         waiting_(waiting.begin(), waiting.end()) {
     for (const SequenceView& s : resident) resident_[s.id] = s;
@@ -101,6 +102,9 @@ class Checker {
       if (s.num_computed < s.whole_tokens && end < s.whole_tokens)
         return Broken("what is whole is computed in one step", entry.id);
       tokens_left_ -= entry.num_tokens;
+      if (s.num_tokens - s.num_computed > 1) {
+        prompt_tokens_left_ -= entry.num_tokens;
+      }
       if (!admitted) {
         const int64_t pages = Missing(s, s.num_computed + entry.num_tokens);
         pages_left_ -= pages;
@@ -166,7 +170,9 @@ class Checker {
               : std::min(s.num_tokens - s.num_computed,
                          limits_.chunk_multiple -
                              s.num_computed % limits_.chunk_multiple);
-      if (tokens_left_ >= least && !BehindAVictim(s) && CouldFit(s))
+      const bool paced =
+          s.num_tokens - s.num_computed > 1 && prompt_tokens_left_ < least;
+      if (tokens_left_ >= least && !paced && !BehindAVictim(s) && CouldFit(s))
         return Broken("what fits is admitted", s.id);
     }
     return absl::OkStatus();
@@ -216,8 +222,14 @@ class Checker {
         return Broken("a decoding resident runs", id);
       }
     }
-    // The copy of one that waits for it goes on by itself.
-    if (highest != nullptr && !Runs(highest->id) && !highest->from_host) {
+    // The copy of one that waits for it goes on by itself; and it may be a
+    // prompt that waits for its turn while others run.
+    const bool paced = highest != nullptr &&
+                       highest->num_tokens - highest->num_computed > 1 &&
+                       limits_.max_prompt_tokens < limits_.chunk_multiple &&
+                       !plan_.entries.empty();
+    if (highest != nullptr && !Runs(highest->id) && !paced &&
+        !highest->from_host) {
       bool yielded = false;
       for (const auto& [id, s] : admitted_)
         yielded |= s.priority > highest->priority;
@@ -233,6 +245,7 @@ class Checker {
   int64_t pages_left_;
   int64_t slots_left_;
   int64_t tokens_left_;
+  int64_t prompt_tokens_left_;
   const StepPlan& plan_;
   std::map<uint64_t, SequenceView> resident_;  // `pages` as after the plan
   std::vector<SequenceView> waiting_;          // in rank order

@@ -1,0 +1,63 @@
+#include "engine/prompt_pacer.h"
+
+#include <algorithm>
+
+namespace recurve {
+namespace {
+
+// Contexts grow: after so many steps with prompts, d is measured again.
+constexpr int64_t kMostSteps = 32;
+// A step that takes longer than the last ones may be a hiccup.
+constexpr double kUp = 0.1;
+constexpr double kDown = 0.5;
+constexpr double kTokenWeight = 0.5;
+// What is owed at most, in steps of decoding: no hiccup stops prompts for long.
+constexpr double kMostOwed = 64;
+
+}  // namespace
+
+PromptPacer::PromptPacer(double max_slowdown) : max_slowdown_(max_slowdown) {}
+
+bool PromptPacer::Stale(int64_t decoding) const {
+  return decode_seconds_ == 0 || steps_since_ >= kMostSteps ||
+         decoding > 2 * measured_ || 2 * decoding < measured_;
+}
+
+int64_t PromptPacer::MaxTokens(int64_t decoding) const {
+  if (max_slowdown_ == 0 || decoding == 0) return kUnlimited;
+  if (Stale(decoding) || credit_ < 0) return 0;
+  if (token_seconds_ == 0) return kLeastTokens;
+  const double spend = credit_ + (max_slowdown_ - 1) * decode_seconds_;
+  const double tokens = std::min(spend / token_seconds_, 1e9);
+  return std::max(kLeastTokens,
+                  static_cast<int64_t>(tokens) / kMultiple * kMultiple);
+}
+
+void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
+                         double seconds) {
+  if (max_slowdown_ == 0 || decoding == 0) return;
+  if (prompt_tokens == 0) {
+    if (Stale(decoding)) {
+      decode_seconds_ = seconds;
+    } else {
+      const double weight = seconds > decode_seconds_ ? kUp : kDown;
+      decode_seconds_ += weight * (seconds - decode_seconds_);
+    }
+    measured_ = decoding;
+    steps_since_ = 0;
+  } else if (decode_seconds_ > 0) {
+    ++steps_since_;
+    const double added = std::max(0.0, seconds - decode_seconds_) /
+                         static_cast<double>(prompt_tokens);
+    token_seconds_ =
+        token_seconds_ == 0
+            ? added
+            : token_seconds_ + kTokenWeight * (added - token_seconds_);
+  }
+  const double step = decode_seconds_;
+  const double most = std::max(kBurstSeconds, (max_slowdown_ - 1) * step);
+  credit_ = std::clamp(credit_ + max_slowdown_ * step - seconds,
+                       -kMostOwed * step, most);
+}
+
+}  // namespace recurve

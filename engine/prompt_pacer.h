@@ -1,0 +1,54 @@
+#ifndef RECURVE_ENGINE_PROMPT_PACER_H_
+#define RECURVE_ENGINE_PROMPT_PACER_H_
+
+#include <cstdint>
+#include <limits>
+
+namespace recurve {
+
+// How many tokens of prompts go into a step beside sequences that decode, so
+// that these wait for a token, on average, at most `max_slowdown` times as long
+// as they would by themselves.
+//
+// It measures: d, the time of a step of decoding alone, and what a prompt's
+// token adds to a step. A step of time t beside d leaves max_slowdown · d - t
+// to be spent, or owed: while something is owed, steps have no prompts. Up to
+// kBurstSeconds are saved, so that short prompts that come in together are not
+// held up. A chunk is as large as what may be spent pays for, but never so
+// small that its fixed costs are most of it (kLeastTokens); such a chunk is
+// paid for afterwards.
+//
+// The cut of a prompt into chunks changes no token, so neither do clocks.
+//
+// Thread safety: one thread at a time.
+class PromptPacer {
+ public:
+  static constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+  static constexpr int64_t kLeastTokens = 256;
+  static constexpr double kBurstSeconds = 0.1;
+  // Answers are multiples of this.
+  static constexpr int64_t kMultiple = 64;
+
+  // max_slowdown: 0, no limit; else more than 1.
+  explicit PromptPacer(double max_slowdown);
+
+  // Tokens of prompts in the next step, at most, beside `decoding` sequences:
+  // 0, or kLeastTokens and more.
+  int64_t MaxTokens(int64_t decoding) const;
+  // A step is done.
+  void OnStep(int64_t decoding, int64_t prompt_tokens, double seconds);
+
+ private:
+  bool Stale(int64_t decoding) const;
+
+  const double max_slowdown_;
+  double decode_seconds_ = 0;      // d; 0: not known
+  int64_t measured_ = 0;           // sequences that d is of
+  int64_t steps_since_ = 0;        // with prompts, since d was measured
+  double token_seconds_ = 0;       // that a prompt's token adds; 0: not known
+  double credit_ = kBurstSeconds;  // seconds; negative: owed
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_PROMPT_PACER_H_

@@ -1,0 +1,126 @@
+#include "engine/prompt_pacer.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gtest/gtest.h"
+
+namespace recurve {
+namespace {
+
+// A device whose steps take `fixed` and something for each token, in seconds.
+struct Device {
+  double decode = 0.003;
+  double fixed = 0.002;  // of a step with prompts
+  double token = 20e-6;
+  double Seconds(int64_t tokens) const {
+    return decode + (tokens > 0 ? fixed : 0) +
+           token * static_cast<double>(tokens);
+  }
+};
+
+struct Outcome {
+  double mean_seconds;
+  int64_t tokens;
+};
+// Steps beside 32 sequences, with prompts in plenty, `chunk` tokens at most.
+Outcome Serve(PromptPacer& pacer, Device& device, int steps, int64_t chunk,
+              double growth = 0) {
+  double seconds = 0;
+  int64_t all = 0;
+  for (int i = 0; i < steps; ++i) {
+    const int64_t tokens = std::min(chunk, pacer.MaxTokens(32));
+    const double step = device.Seconds(tokens);
+    pacer.OnStep(32, tokens, step);
+    device.token += growth * static_cast<double>(tokens);
+    seconds += step;
+    all += tokens;
+  }
+  return {seconds / steps, all};
+}
+
+TEST(PromptPacerTest, WithoutALimitOrDecodingEverythingGoes) {
+  PromptPacer off(0);
+  off.OnStep(3, 0, 1.0);
+  EXPECT_EQ(off.MaxTokens(3), PromptPacer::kUnlimited);
+  const PromptPacer pacer(2);
+  EXPECT_EQ(pacer.MaxTokens(0), PromptPacer::kUnlimited);
+}
+
+TEST(PromptPacerTest, MeasuresDecodingFirst) {
+  PromptPacer pacer(2);
+  EXPECT_EQ(pacer.MaxTokens(32), 0);
+  pacer.OnStep(32, 0, 0.003);
+  EXPECT_EQ(pacer.MaxTokens(32), PromptPacer::kLeastTokens);
+  // Far more or fewer sequences: what was measured tells nothing.
+  EXPECT_EQ(pacer.MaxTokens(65), 0);
+  EXPECT_EQ(pacer.MaxTokens(15), 0);
+}
+
+TEST(PromptPacerTest, KeepsTheMeanAndSpendsWhatItMay) {
+  for (const double slowdown : {1.25, 2.0, 4.0}) {
+    for (const double token : {1e-6, 20e-6, 300e-6}) {
+      PromptPacer pacer(slowdown);
+      Device device;
+      device.token = token;
+      const Outcome outcome = Serve(pacer, device, 5000, 2048);
+      EXPECT_LE(outcome.mean_seconds, 1.02 * slowdown * device.decode)
+          << slowdown << ", " << token;
+      // Chunks of 2048 cheap tokens cannot spend it all.
+      if (token > 1e-6) {
+        EXPECT_GE(outcome.mean_seconds, 0.85 * slowdown * device.decode)
+            << slowdown << ", " << token;
+      }
+    }
+  }
+}
+
+// Thirty-two short prompts at once, after a while without: at full speed.
+TEST(PromptPacerTest, ShortBurstsAreNotHeldUp) {
+  PromptPacer pacer(2);
+  Device device;
+  device.token = 8e-6;
+  Serve(pacer, device, 100, 256);  // all is spent
+  for (int i = 0; i < 100; ++i) pacer.OnStep(32, 0, device.decode);
+  int64_t left = 32 * 256;
+  int steps = 0;
+  for (; left > 0 && steps < 100; ++steps) {
+    const int64_t tokens = std::min(left, pacer.MaxTokens(32));
+    pacer.OnStep(32, tokens, device.Seconds(tokens));
+    left -= tokens;
+  }
+  EXPECT_LE(steps, 3);
+}
+
+// As a prompt's context grows, so do its tokens' costs.
+TEST(PromptPacerTest, FollowsCostsThatGrow) {
+  PromptPacer pacer(2);
+  Device device;
+  const Outcome outcome = Serve(pacer, device, 3000, 512, 1e-9);
+  EXPECT_GT(device.token, 40e-6);
+  EXPECT_LE(outcome.mean_seconds, 2.04 * device.decode);
+}
+
+TEST(PromptPacerTest, AHiccupStopsPromptsForAWhileOnly) {
+  PromptPacer pacer(2);
+  Device device;
+  Serve(pacer, device, 100, 512);
+  pacer.OnStep(32, 256, 10.0);  // 3000 steps' time
+  EXPECT_EQ(pacer.MaxTokens(32), 0);
+  EXPECT_GT(Serve(pacer, device, 100, 512).tokens, 0);
+}
+
+TEST(PromptPacerTest, AnswersAreMultiples) {
+  PromptPacer pacer(3);
+  Device device;
+  device.token = 7.3e-6;
+  for (int i = 0; i < 200; ++i) {
+    const int64_t tokens = pacer.MaxTokens(32);
+    EXPECT_EQ(tokens % PromptPacer::kMultiple, 0);
+    EXPECT_TRUE(tokens == 0 || tokens >= PromptPacer::kLeastTokens);
+    pacer.OnStep(32, tokens, device.Seconds(tokens));
+  }
+}
+
+}  // namespace
+}  // namespace recurve
