@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -206,6 +207,14 @@ class CudaBackend : public Backend {
   void ProjectRun(const Matrix& matrix, const float* x, int64_t x_stride,
                   float* y, int64_t y_stride, int64_t rows, int64_t cols,
                   bool generated, bool add);
+  // Whether `out` is to hold 16-bit values, rows as long as those of floats.
+  bool RoundsInto(const Activations& out) const;
+  void SetRounded(const Activations& out, bool rounded);
+  bool IsRounded(const Activations& in) const;
+  // Whether a product of a step of decoding takes the norm of `in` on its way.
+  bool FusesNorm(const Activations& in, const NormArgs& norm) const;
+  static void FuseNorm(const Activations& in, const NormArgs& norm,
+                       const float* weight, DecodeMatmulParams* params);
   // A product of generated tokens with 16-bit weights: x is rounded on the way,
   // or before.
   void ProjectGenerated(DecodeMatmulParams params, const float* x,
@@ -253,6 +262,8 @@ class CudaBackend : public Backend {
   CudaMemory pages_;
   CudaMemory slots_;
   std::vector<CudaMemory> activations_;
+  // The 16-bit type of all matrices, if it is one.
+  std::optional<WeightType> product_type_;
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;  // rows in logits_
   CudaMemory x16_;              // rows rounded to the type of the weights
@@ -266,6 +277,14 @@ class CudaBackend : public Backend {
   // Of the step in progress; pointers are to the device.
   const StepBatch* batch_ = nullptr;
   CudaStepBuffer step_;
+  // Activations that hold values of product_type_ instead of floats, and those
+  // that hold nothing: the products that read them take the norm on their way.
+  std::set<const char*> rounded_;
+  struct FusedNorm {
+    Activations in;
+    NormArgs norm;
+  };
+  std::map<const char*, FusedNorm> fused_norms_;
   bool decode_ = false;  // every sequence has one generated token
   bool replay_ = false;  // a graph has it all
   bool capturing_ = false;

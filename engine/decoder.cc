@@ -156,13 +156,16 @@ absl::Status Decoder::Run(const StepBatch& batch, StepOutput* output) {
   Embed(backend);
   // Behind each part of the gated unit's inputs are zeros; so are its outputs.
   const Activations gates = scratch_.Columns(0, 2 * padded_size_);
-  const Activations gated = scratch_.Columns(2 * padded_size_, padded_size_);
+  Activations gated = scratch_.Columns(2 * padded_size_, padded_size_);
+  gated.for_products = true;
   const Activations hidden = gated.Columns(0, intermediate_size_);
+  Activations normed = normed_;
+  normed.for_products = true;
   for (const Layer& layer : layers_) {
-    backend.Norm(residual_, layer.token_norm, normed_);
-    layer.mixer->Forward(backend, normed_, scratch_, residual_);
+    backend.Norm(residual_, layer.token_norm, normed);
+    layer.mixer->Forward(backend, normed, scratch_, residual_);
     backend.ChannelMixer({residual_, layer.channel_norm, layer.w1_w2,
-                          channel_activation_, layer.w3, normed_, gates, gated,
+                          channel_activation_, layer.w3, normed, gates, gated,
                           hidden});
   }
   backend.Head(residual_, final_norm_, head_, output);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/common/activation.h"
+#include "kernels/common/weight_type.h"
 #include "kernels/lrpe/lrpe.h"
 #include "kernels/tpa/tpa_layout.h"
 #include "kernels/tpa/tpa_plan.h"
@@ -120,7 +121,8 @@ struct TpaCudaDecodeParams {
                         // appended since the schedule was made. Pages without
                         // any are read while the launch in front of this one
                         // still runs. INT32_MAX: read nothing that early
-  float* out;           // [rows, T, H, E]
+  WeightType out_type;  // rounded once where it has 16 bits
+  void* out;            // [rows, T, H, E] of that
   int64_t out_stride;   // elements between tokens
   void* schedule;       // LaunchTpaSchedule's, of the same plan, page table and
                         // rows. Launches that share it must follow each other

@@ -114,6 +114,18 @@ __device__ __forceinline__ float Fold(float running, float next,
   return __fmaf_rn(running, scales.running, __fmul_rn(next, scales.next));
 }
 
+// Element `at` of the outputs.
+__device__ __forceinline__ void WriteOut(const TpaCudaDecodeParams& p,
+                                         int64_t at, float value) {
+  if (p.out_type == WeightType::kFloat32) {
+    static_cast<float*>(p.out)[at] = value;
+  } else if (p.out_type == WeightType::kBFloat16) {
+    static_cast<__nv_bfloat16*>(p.out)[at] = Half<__nv_bfloat16>::From(value);
+  } else {
+    static_cast<__half*>(p.out)[at] = Half<__half>::From(value);
+  }
+}
+
 // What an output is multiplied with in the end. Nothing seen: zero.
 __device__ __forceinline__ float Normalizer(float sum, int kv_rank) {
   return sum == 0.0f

@@ -316,10 +316,11 @@ class TpaMerger {
     const int value_dim = static_cast<int>(p.shape.value_dim);
     if (head >= p.shape.num_heads || feature >= value_dim) return;
     const int64_t query = int64_t{row} * p.new_tokens + t;
-    float* to = p.out + query * p.out_stride + head * value_dim + feature;
+    const int64_t to = query * p.out_stride + head * value_dim + feature;
     const float values[4] = {out.x, out.y, out.z, out.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = __fmul_rn(values[i], scale);
+    for (int i = 0; i < 4; ++i)
+      WriteOut(p, to + i, __fmul_rn(values[i], scale));
   }
 
   const TpaDecodeArgs& args_;
