@@ -175,7 +175,8 @@ class Backend : public CacheStorage {
     VectorId decay;  // λ of each head
     const LinearConfig* config;
     Activations q, k, v;
-    Activations out;  // [T, H·E]
+    Activations out;      // [T, H·E]
+    Activations scratch;  // [T, H·(2D + E)] unless config->causal, else none
   };
   virtual void LinearAttention(const LinearAttentionArgs& args) = 0;
 

@@ -114,6 +114,7 @@ class CpuBackend : public Backend {
   std::vector<float> logits_;
   std::vector<SamplingScratch> sampling_scratch_;
   const StepBatch* batch_ = nullptr;
+  std::vector<int32_t> whole_;  // WholePromptRows of the step
 };
 
 }  // namespace recurve

@@ -11,14 +11,10 @@
 #include "base/status_macros.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/glu/glu_cuda.h"
-#include "kernels/linear_attn/linear_prefill_cuda.h"
-#include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_scan_cuda.h"
-#include "kernels/linear_attn/linear_step_check.h"
 #include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
-#include "kernels/sampling/greedy_cuda.h"
 #include "kernels/tpa/expand_factors_cuda.h"
 
 namespace recurve {
@@ -192,6 +188,7 @@ absl::Status CudaBackend::Init() {
                                 BucketOf(options_.max_sequences),
                                 options_.max_pages, row_capacity_},
                device_);
+  linear_.emplace(device_);
   return absl::OkStatus();
 }
 
@@ -371,6 +368,13 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
                              CudaMemory::Allocate(kDevice, bytes, what));
     return absl::OkStatus();
   };
+  for (const Matrix& matrix : matrices_) {
+    RECURVE_RETURN_IF_ERROR(
+        cublas_->Tune({matrix.type, matrix.memory.data(), matrix.padded_outputs,
+                       matrix.padded, matrix.padded, nullptr, matrix.padded,
+                       nullptr, RoundUp(matrix.outputs, kColumns), 0, false},
+                      row_capacity_, stream_));
+  }
   RECURVE_RETURN_IF_ERROR(allocate(
       &pages_, (int64_t{num_pages} + 1) * page_bytes(),
       "factor cache; lower --kv-pages, --kv-pool-bytes or --max-num-seqs"));
@@ -401,26 +405,21 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   RECURVE_RETURN_IF_ERROR(allocate(
       &logits_, logit_capacity_ * RoundUp(max_outputs, 4) * float_bytes,
       "logits"));
-  RECURVE_RETURN_IF_ERROR(
-      allocate(&greedy_, row_capacity_ * 4, "sampled tokens"));
-  RECURVE_ASSIGN_OR_RETURN(
-      greedy_host_,
-      CudaMemory::Allocate(kHost, row_capacity_ * 4, "sampled tokens"));
+  RECURVE_RETURN_IF_ERROR(sampler_.Allocate(
+      num_slots + 1, BucketOf(options_.max_sequences), max_outputs));
 
   if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
   // The kernel for prompts rounds what it multiplies to bfloat16, which would
   // show in models of finer weights.
-  if (device_.hopper && !states_.empty() && weight_dtype() == "bfloat16") {
-    chunk_multiple_ = kLinearPrefillChunk;
-  }
+  if (!states_.empty() && weight_dtype() == "bfloat16") linear_->UseChunks();
 
   // A step: numbers of each row and run, of each sequence with its pages, and
-  // what attention adds; some room for alignment.
+  // what attention and sampling add; some room for alignment.
   const int64_t sequences = BucketOf(options_.max_sequences);
   const int64_t page_bytes = 4 * std::max<int64_t>(options_.max_pages, 1);
-  RECURVE_RETURN_IF_ERROR(step_.Allocate((32 + 96) * row_capacity_ +
-                                         (64 + page_bytes) * sequences +
-                                         tpa_->step_bytes() + 4096));
+  RECURVE_RETURN_IF_ERROR(
+      step_.Allocate((32 + 96) * row_capacity_ + (64 + page_bytes) * sequences +
+                     tpa_->step_bytes() + sampler_.step_bytes() + 4096));
   return CudaStatus(cudaDeviceSynchronize(), "allocating");
 }
 
@@ -461,8 +460,10 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
     FillMixed(batch);
     const std::vector<StepRun> runs = StepRuns(batch);
     Check(tpa_->BeginMixed(batch, runs, &step_));
-    AddLinearGroups(batch, runs);
+    linear_->BeginMixed({sequences_, query_start_, slots_of_, nullptr}, batch,
+                        runs, &step_);
   }
+  BeginSamples(batch);
   Check(step_.Copy(stream_), "copying a step");
   if (decode_ && options_.graphs) {
     graph_ = &graphs_[rows_];
@@ -478,6 +479,20 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
     Check(tpa_->LaunchSchedules(stream_));
   }
   return status_;
+}
+
+// A decode step has logits of all rows, with those of padding; another those
+// that are wanted, logit_capacity_ at a time.
+void CudaBackend::BeginSamples(const StepBatch& batch) {
+  std::vector<int32_t> rows;
+  for (const SampleRequest& sample : batch.samples) {
+    rows.push_back(
+        decode_ ? batch.logit_rows[sample.logit_index]
+                : static_cast<int32_t>(sample.logit_index % logit_capacity_));
+  }
+  Check(sampler_.Begin(batch, rows,
+                       decode_ ? rows_ : static_cast<int64_t>(rows.size()),
+                       &step_, stream_));
 }
 
 // One row a sequence, and padding up to the bucket.
@@ -512,6 +527,7 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
   }
   query_start[rows_] = static_cast<int32_t>(rows_);
   tpa_->BeginDecode(rows_, lengths_, page_table_, page_stride_);
+  linear_->BeginDecode({sequences_, query_start_, slots_of_, nullptr});
 }
 
 void CudaBackend::FillMixed(const StepBatch& batch) {
@@ -537,28 +553,6 @@ void CudaBackend::FillMixed(const StepBatch& batch) {
       runs_.push_back({row, 0, generated(row)});
     }
     ++runs_.back().count;
-  }
-}
-
-void CudaBackend::AddLinearGroups(const StepBatch& batch,
-                                  const std::vector<StepRun>& runs) {
-  linear_groups_.clear();
-  if (chunk_multiple_ == 1) return;
-  for (const std::vector<StepRun>& runs_of : RunGroups(runs)) {
-    LinearGroup group = {};
-    group.prompt = !runs_of.front().step;
-    group.rows = static_cast<int64_t>(runs_of.size());
-    int32_t* const query_start = step_.Add(group.rows + 1, &group.query_start);
-    int32_t* const slots = step_.Add(group.rows, &group.slots);
-    int64_t* const positions = step_.Add(group.rows, &group.positions);
-    for (int64_t i = 0; i < group.rows; ++i) {
-      const StepRun& run = runs_of[i];
-      query_start[i] = static_cast<int32_t>(run.begin);
-      query_start[i + 1] = static_cast<int32_t>(run.end);
-      slots[i] = batch.slots[run.sequence];
-      positions[i] = batch.positions[run.begin];
-    }
-    linear_groups_.push_back(group);
   }
 }
 
@@ -646,8 +640,9 @@ void CudaBackend::Norm(Activations in, const NormArgs& norm, Activations out) {
            in.cols);
 }
 
+// Behind the columns must not be what cuBLASLt would read.
 bool CudaBackend::RoundsInto(const Activations& out) const {
-  return out.for_products && decode_ && product_type_ &&
+  return out.for_products && product_type_ &&
          out.cols % kDecodeMatmulInputs == 0 &&
          AlignedFloats(Floats(out), out.stride);
 }
@@ -725,9 +720,25 @@ void CudaBackend::ProjectRun(const Matrix& matrix, const float* x,
                           matrix.padded, rows, cols, matrix.padded},
                          stream_),
         "rounding activations");
+  ProjectRounded(matrix, x16_.data(), matrix.padded, y, y_stride, rows, cols,
+                 generated, add);
+}
+
+void CudaBackend::ProjectRounded(const Matrix& matrix, const void* x,
+                                 int64_t x_stride, float* y, int64_t y_stride,
+                                 int64_t rows, int64_t cols, bool generated,
+                                 bool add) {
+  if (generated) {
+    DecodeMatmulParams params = ProductOf(matrix, y, y_stride, rows, cols);
+    params.add = add;
+    params.x = x;
+    params.x_stride = x_stride;
+    Check(LaunchDecodeMatmul(params, stream_), "projection");
+    return;
+  }
   Check(cublas_->Multiply(
       {matrix.type, matrix.memory.data(), matrix.padded_outputs, matrix.padded,
-       matrix.padded, x16_.data(), matrix.padded, y, y_stride, rows, add},
+       matrix.padded, x, x_stride, y, y_stride, rows, add},
       stream_));
 }
 
@@ -777,20 +788,22 @@ void CudaBackend::Project(Activations in, MatrixId id, Activations out,
              Vector(norm->second.norm.weight), &params);
     return Check(LaunchDecodeMatmul(params, stream_), "projection");
   }
-  if (IsRounded(in)) {
-    DecodeMatmulParams params =
-        ProductOf(matrix, Floats(out), out.stride, rows_, in.cols);
-    params.add = add;
-    params.x = in.data;
-    params.x_stride = 2 * in.stride;
-    return Check(LaunchDecodeMatmul(params, stream_), "projection");
-  }
   if (matrix.type == WeightType::kFloat32) {
     ProjectRun(matrix, Floats(in), in.stride, Floats(out), out.stride, rows_,
                in.cols, false, add);
     return;
   }
+  const bool rounded = IsRounded(in);
   for (const Run& run : runs_) {
+    if (rounded) {
+      const int64_t stride = 2 * in.stride;
+      ProjectRounded(
+          matrix,
+          reinterpret_cast<const uint16_t*>(in.data) + run.begin * stride,
+          stride, Floats(out) + run.begin * out.stride, out.stride, run.count,
+          in.cols, run.generated, add);
+      continue;
+    }
     ProjectRun(matrix, Floats(in) + run.begin * in.stride, in.stride,
                Floats(out) + run.begin * out.stride, out.stride, run.count,
                in.cols, run.generated, add);
@@ -799,9 +812,20 @@ void CudaBackend::Project(Activations in, MatrixId id, Activations out,
 
 void CudaBackend::Glu(Activations in, Activation activation, Activations out) {
   if (!active()) return;
-  Check(LaunchGlu({ElementType::kFloat32, Floats(in), in.stride, Floats(out),
-                   out.stride, rows_, nullptr, out.cols, activation},
-                  stream_),
+  const bool rounded = RoundsInto(out);
+  SetRounded(out, rounded);
+  CudaGluParams params = {ElementType::kFloat32,
+                          Floats(in),
+                          in.stride,
+                          out.data,
+                          out.stride,
+                          rows_,
+                          nullptr,
+                          out.cols,
+                          activation};
+  if (rounded) params.y_stride *= 2;
+  Check(rounded ? LaunchRoundedGlu(params, *product_type_, stream_)
+                : LaunchGlu(params, stream_),
         "gated linear unit");
 }
 
@@ -897,7 +921,9 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   }
   Check(LaunchTpaAppend(append, stream_), "appending factors");
 
-  const bool rounded = RoundsInto(args.out);
+  // The prefill kernel writes bfloat16 or float32.
+  const bool rounded = RoundsInto(args.out) &&
+                       (decode_ || product_type_ == WeightType::kBFloat16);
   SetRounded(args.out, rounded);
   Check(tpa_->Attend(
       {cache.shape, append.cache, args.a_q, args.b_q, position.config.type,
@@ -916,108 +942,20 @@ void CudaBackend::ExpandFactors(const ExpandArgs& args) {
       "expanding factors");
 }
 
-bool CudaBackend::PrefillsByChunks(const LinearAttentionArgs& args) const {
-  const LinearConfig& config = *args.config;
-  const PositionConfig& position = positions_[args.position.value].config;
-  return chunk_multiple_ > 1 && ValidLinearDim(config.head_dim) &&
-         ValidLinearDim(config.value_dim) && config.num_heads <= 65535 / 4 &&
-         args.v.stride == args.q.stride && args.q.stride % 8 == 0 &&
-         AlignedFloats(Floats(args.q), args.q.stride) &&
-         AlignedFloats(Floats(args.k), args.k.stride) &&
-         AlignedFloats(Floats(args.v), args.v.stride) &&
-         AlignedFloats(Floats(args.out), args.out.stride) &&
-         args.out.stride % 8 == 0 && !position.float32_angles &&
-         position.log_decay == 0 && !position.bfloat16_tables &&
-         PlanLinearPrefill(position.type, config.head_dim, config.value_dim,
-                           config.num_heads, 1, device_.multiprocessors,
-                           device_.shared_memory)
-                 .stages >= kLinearPrefillMinStages;
-}
-
-void CudaBackend::ScanLinear(const LinearAttentionArgs& args, int64_t rows,
-                             const int32_t* query_start, const int32_t* slots) {
-  const Position& position = positions_[args.position.value];
-  const LinearConfig& config = *args.config;
-  Check(LaunchLinearScan({config.num_heads,
-                          config.head_dim,
-                          config.value_dim,
-                          Floats(args.q),
-                          Floats(args.k),
-                          Floats(args.v),
-                          args.q.stride,
-                          args.v.stride,
-                          Floats(args.out),
-                          args.out.stride,
-                          query_start,
-                          rows,
-                          config.q_activation,
-                          config.k_activation,
-                          config.v_activation,
-                          position.config.type,
-                          position.cos.as<const float>(),
-                          position.sin.as<const float>(),
-                          Vector(args.decay),
-                          slots_.as<float>() + states_[args.state.value].offset,
-                          slot_elements_,
-                          slots},
-                         stream_),
-        "linear attention");
-}
-
-void CudaBackend::PrefillLinear(const LinearAttentionArgs& args,
-                                const LinearGroup& group) {
-  const Position& position = positions_[args.position.value];
-  const LinearConfig& config = *args.config;
-  LinearPrefillParams params = {};
-  params.num_heads = config.num_heads;
-  params.head_dim = config.head_dim;
-  params.value_dim = config.value_dim;
-  params.io_type = ElementType::kFloat32;
-  params.q = Floats(args.q);
-  params.k = Floats(args.k);
-  params.v = Floats(args.v);
-  params.stride = args.q.stride;
-  params.out = Floats(args.out);
-  params.out_stride = args.out.stride;
-  params.query_start = group.query_start;
-  params.max_rows = group.rows;
-  params.slots = group.slots;
-  params.positions = group.positions;
-  params.q_activation = config.q_activation;
-  params.k_activation = config.k_activation;
-  params.v_activation = config.v_activation;
-  params.position = position.config.type;
-  params.phase_steps = position.phase_steps.as<const uint64_t>();
-  params.scale = 1;
-  params.decay = Vector(args.decay);
-  params.states = slots_.as<float>() + states_[args.state.value].offset;
-  params.slot_stride = slot_elements_;
-  Check(LaunchLinearPrefill(params, stream_), "linear attention of prompts");
-}
-
 void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
   if (!active()) return;
-  if (decode_ || !PrefillsByChunks(args)) {
-    return ScanLinear(args, sequences_, query_start_, slots_of_);
-  }
-  for (const LinearGroup& group : linear_groups_) {
-    if (group.prompt) {
-      PrefillLinear(args, group);
-    } else {
-      ScanLinear(args, group.rows, group.query_start, group.slots);
-    }
-  }
+  const Position& position = positions_[args.position.value];
+  Check(linear_->Attend(
+      {args.config, position.phase_steps.as<const uint64_t>(),
+       position.cos.as<const float>(), position.sin.as<const float>(),
+       Vector(args.decay),
+       slots_.as<float>() + states_[args.state.value].offset, slot_elements_,
+       args.q, args.k, args.v, args.out, args.scratch},
+      stream_));
 }
 
 // ----------------------------------------------------------------------------
-// Logits and samples
-
-bool CudaBackend::NeedsHost(const SampleRequest& sample) const {
-  const SamplingParams& p = *sample.params;
-  return p.temperature > 0 || p.repetition_penalty != 1 ||
-         p.presence_penalty != 0 || p.frequency_penalty != 0 ||
-         !p.logit_bias.empty() || p.num_logprobs >= 0;
-}
+// Logits
 
 void CudaBackend::ComputeLogits(Activations in, const int32_t* index,
                                 int64_t rows, const NormArgs& norm,
@@ -1044,20 +982,16 @@ void CudaBackend::ComputeLogits(Activations in, const int32_t* index,
     ProjectRun(head, normed, width, logits_.as<float>(), stride, rows, in.cols,
                /*generated=*/true, /*add=*/false);
   }
-  Check(LaunchGreedy({logits_.as<float>(), stride, rows, head.outputs,
-                      greedy_.as<int32_t>()},
-                     stream_),
+}
+
+void CudaBackend::Draw(int64_t vocab, int64_t first, int64_t count) {
+  Check(sampler_.Launch(logits_.as<float>(), RoundUp(vocab, 4), vocab, first,
+                        count, stream_),
         "sampling");
 }
 
-bool CudaBackend::AnyNeedsHost() const {
-  return std::any_of(
-      batch_->samples.begin(), batch_->samples.end(),
-      [&](const SampleRequest& sample) { return NeedsHost(sample); });
-}
-
 void CudaBackend::ReserveHostLogits(int64_t vocab) {
-  if (!batch_->wants_logits && !AnyNeedsHost()) return;
+  if (!batch_->wants_logits) return;
   const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
   const auto row_bytes = vocab * static_cast<int64_t>(sizeof(float));
   if (rows * row_bytes <= logits_host_.bytes()) return;
@@ -1082,9 +1016,7 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
                                const Matrix& head) {
   if (active()) {
     ComputeLogits(in, nullptr, rows_, norm, head);
-    Check(cudaMemcpyAsync(greedy_host_.data(), greedy_.data(), 4 * rows_,
-                          cudaMemcpyDeviceToHost, stream_),
-          "copying tokens");
+    Draw(head.outputs, 0, rows_);
   }
   if (capturing_) {
     cudaGraph_t graph = nullptr;
@@ -1105,41 +1037,30 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
   }
   // Not before: page-locked memory is not to be had while capturing.
   ReserveHostLogits(head.outputs);
-  if (!status_.ok()) return;
+  if (!status_.ok() || !batch_->wants_logits) return;
   // Logit i is of row logit_rows[i].
   const auto& rows = batch_->logit_rows;
-  if (batch_->wants_logits) {
-    for (size_t i = 0; i < rows.size(); ++i)
-      CopyLogits(rows[i], static_cast<int64_t>(i), 1, head.outputs);
-    return;
-  }
-  for (const SampleRequest& sample : batch_->samples) {
-    if (NeedsHost(sample)) {
-      CopyLogits(rows[sample.logit_index], sample.logit_index, 1, head.outputs);
-    }
-  }
+  for (size_t i = 0; i < rows.size(); ++i)
+    CopyLogits(rows[i], static_cast<int64_t>(i), 1, head.outputs);
 }
 
 void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
                               const Matrix& head) {
   const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
   ReserveHostLogits(head.outputs);
+  const auto& samples = batch_->samples;  // in the order of their logits
+  size_t drawn = 0;
   for (int64_t first = 0; first < rows && status_.ok();
        first += logit_capacity_) {
     const int64_t count = std::min(logit_capacity_, rows - first);
     ComputeLogits(in, logit_rows_ + first, count, norm, head);
-    Check(cudaMemcpyAsync(greedy_host_.as<int32_t>() + first, greedy_.data(),
-                          4 * count, cudaMemcpyDeviceToHost, stream_),
-          "copying tokens");
-    if (batch_->wants_logits) {
-      CopyLogits(0, first, count, head.outputs);
-      continue;
-    }
-    for (const SampleRequest& sample : batch_->samples) {
-      const int64_t row = sample.logit_index - first;
-      if (row >= 0 && row < count && NeedsHost(sample))
-        CopyLogits(row, sample.logit_index, 1, head.outputs);
-    }
+    size_t end = drawn;
+    while (end < samples.size() && samples[end].logit_index < first + count)
+      ++end;
+    Draw(head.outputs, static_cast<int64_t>(drawn),
+         static_cast<int64_t>(end - drawn));
+    drawn = end;
+    if (batch_->wants_logits) CopyLogits(0, first, count, head.outputs);
   }
 }
 
@@ -1151,53 +1072,19 @@ void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head,
   } else if (status_.ok()) {
     HeadOfMixed(in, norm, matrix);
   }
+  if (status_.ok()) Check(sampler_.CopyResults(stream_), "copying tokens");
   if (status_.ok()) Check(cudaStreamSynchronize(stream_), "a step");
-  Sample(matrix.outputs, output);
-}
-
-void CudaBackend::Sample(int64_t vocab, StepOutput* output) {
-  const auto samples = static_cast<int64_t>(batch_->samples.size());
   output->logits = {};
   if (!status_.ok()) {
-    output->samples.assign(samples, status_);
+    output->samples.assign(batch_->samples.size(), status_);
     return;
   }
   if (batch_->wants_logits) {
     output->logits = absl::MakeConstSpan(
         logits_host_.as<const float>(),
-        static_cast<size_t>(vocab) * batch_->logit_rows.size());
+        static_cast<size_t>(matrix.outputs) * batch_->logit_rows.size());
   }
-  output->samples.assign(samples, absl::UnknownError("not sampled"));
-  if (static_cast<int64_t>(sampling_scratch_.size()) < samples)
-    sampling_scratch_.resize(samples);
-  const auto host_samples = [&](int64_t i) {
-    const SampleRequest& request = batch_->samples[i];
-    if (!NeedsHost(request)) {
-      const int64_t row = decode_ ? batch_->logit_rows[request.logit_index]
-                                  : request.logit_index;
-      const int32_t token = greedy_host_.as<const int32_t>()[row];
-      if (token == kNonFiniteLogits) {
-        output->samples[i] = absl::InternalError(
-            "non-finite logits: a NaN, an infinity, or nothing but -inf");
-      } else {
-        SampleResult result;
-        result.token = token;
-        output->samples[i] = std::move(result);
-      }
-      return;
-    }
-    const auto row = absl::MakeConstSpan(
-        logits_host_.as<const float>() + request.logit_index * vocab,
-        static_cast<size_t>(vocab));
-    output->samples[i] = SampleRow(
-        {row, request.prompt, request.output, request.index, request.params},
-        &sampling_scratch_[i]);
-  };
-  if (AnyNeedsHost()) {
-    pool_.ParallelFor(samples, host_samples);
-  } else {  // not worth waking anybody
-    for (int64_t i = 0; i < samples; ++i) host_samples(i);
-  }
+  sampler_.Read(output);
 }
 
 // ----------------------------------------------------------------------------

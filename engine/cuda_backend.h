@@ -13,7 +13,9 @@
 
 #include "base/thread_pool.h"
 #include "engine/backend.h"
+#include "engine/cuda_linear.h"
 #include "engine/cuda_memory.h"
+#include "engine/cuda_sampler.h"
 #include "engine/cuda_step_buffer.h"
 #include "engine/cuda_tpa.h"
 #include "engine/cuda_weights.h"
@@ -57,7 +59,7 @@ class CudaBackend : public Backend {
     int64_t max_tokens = 0;             // rows in the largest step, <= 65535
     int64_t max_sequences = 0;          // in a step
     int64_t max_pages = 0;              // of a sequence
-    int num_threads = 1;                // to load weights and to sample
+    int num_threads = 1;                // to load weights
     bool graphs = true;
   };
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(
@@ -97,7 +99,7 @@ class CudaBackend : public Backend {
   int64_t page_bytes() const override { return 2 * page_elements_; }
   int64_t slot_bytes() const override { return 4 * slot_elements_; }
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
-  int64_t chunk_multiple() const override { return chunk_multiple_; }
+  int64_t chunk_multiple() const override { return linear_->chunk_multiple(); }
   int64_t column_multiple() const override { return kColumns; }
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
 
@@ -163,14 +165,6 @@ class CudaBackend : public Backend {
     int64_t count;
     bool generated;
   };
-  // One launch of linear attention: runs that follow each other in the step.
-  struct LinearGroup {
-    bool prompt;
-    int64_t rows;
-    const int32_t* query_start;  // [rows + 1]
-    const int32_t* slots;        // [rows]
-    const int64_t* positions;    // [rows] of the first tokens
-  };
   struct Graph {
     bool warm = false;  // ran once, so that nothing is loaded while capturing
     cudaGraphExec_t exec = nullptr;
@@ -194,13 +188,6 @@ class CudaBackend : public Backend {
   absl::Status CheckBatch(const StepBatch& batch) const;
   void FillDecode(const StepBatch& batch);
   void FillMixed(const StepBatch& batch);
-  void AddLinearGroups(const StepBatch& batch,
-                       const std::vector<StepRun>& runs);
-  // Whether prompts pass the layer by chunks.
-  bool PrefillsByChunks(const LinearAttentionArgs& args) const;
-  void ScanLinear(const LinearAttentionArgs& args, int64_t rows,
-                  const int32_t* query_start, const int32_t* slots);
-  void PrefillLinear(const LinearAttentionArgs& args, const LinearGroup& group);
   void ComputeTables();
   void NormRows(const float* in, int64_t in_stride, const NormArgs& norm,
                 float* out, int64_t out_stride, int64_t rows, int64_t cols);
@@ -215,6 +202,10 @@ class CudaBackend : public Backend {
   bool FusesNorm(const Activations& in, const NormArgs& norm) const;
   static void FuseNorm(const Activations& in, const NormArgs& norm,
                        const float* weight, DecodeMatmulParams* params);
+  // A product with 16-bit weights of rows that are rounded already.
+  void ProjectRounded(const Matrix& matrix, const void* x, int64_t x_stride,
+                      float* y, int64_t y_stride, int64_t rows, int64_t cols,
+                      bool generated, bool add);
   // A product of generated tokens with 16-bit weights: x is rounded on the way,
   // or before.
   void ProjectGenerated(DecodeMatmulParams params, const float* x,
@@ -222,21 +213,20 @@ class CudaBackend : public Backend {
   static DecodeMatmulParams ProductOf(const Matrix& matrix, float* y,
                                       int64_t y_stride, int64_t rows,
                                       int64_t cols);
+  void BeginSamples(const StepBatch& batch);
   // Logits of `rows` rows of `in` (index: device, null for all in order) into
-  // logits_, their greedy tokens into greedy_.
+  // logits_.
   void ComputeLogits(Activations in, const int32_t* index, int64_t rows,
                      const NormArgs& norm, const Matrix& head);
+  // Draws samples [first, first + count) from logits_.
+  void Draw(int64_t vocab, int64_t first, int64_t count);
   void CopyLogits(int64_t device_row, int64_t host_row, int64_t count,
                   int64_t vocab);
   void HeadOfDecode(Activations in, const NormArgs& norm, const Matrix& head);
   void HeadOfMixed(Activations in, const NormArgs& norm, const Matrix& head);
-  void Sample(int64_t vocab, StepOutput* output);
   // Page or slot `number`, of `bytes` each.
   absl::Status SetBytes(const CudaMemory& memory, int64_t number, int64_t bytes,
                         int value);
-  // Whether logits of the sample's row must come to the host.
-  bool NeedsHost(const SampleRequest& sample) const;
-  bool AnyNeedsHost() const;
   // Makes room in logits_host_ for the step, if it needs any.
   void ReserveHostLogits(int64_t vocab);
 
@@ -252,9 +242,9 @@ class CudaBackend : public Backend {
   std::vector<CudaMemory> vectors_;
   std::vector<Table> tables_;
   std::vector<Position> positions_;
-  std::optional<CudaTpa> tpa_;  // after Init
+  std::optional<CudaTpa> tpa_;        // after Init
+  std::optional<CudaLinear> linear_;  // after Init
   TpaDevice device_ = {};
-  int64_t chunk_multiple_ = 1;  // once the cache is allocated
   std::vector<TpaCache> tpa_caches_;
   std::vector<State> states_;
   int64_t page_elements_ = 0;  // of all layers
@@ -269,10 +259,8 @@ class CudaBackend : public Backend {
   CudaMemory x16_;              // rows rounded to the type of the weights
   CudaMemory head_rows_;        // normalised rows whose logits are wanted
   CudaMemory logits_;           // [logit_capacity_, vocab]
-  CudaMemory greedy_;           // [row_capacity_] tokens
-  CudaMemory greedy_host_;
-  CudaMemory logits_host_;  // grows
-  std::vector<SamplingScratch> sampling_scratch_;
+  CudaMemory logits_host_;      // grows
+  CudaSampler sampler_;
 
   // Of the step in progress; pointers are to the device.
   const StepBatch* batch_ = nullptr;
@@ -293,7 +281,6 @@ class CudaBackend : public Backend {
   int64_t sequences_ = 0;  // likewise
   int64_t page_stride_ = 0;
   std::vector<Run> runs_;
-  std::vector<LinearGroup> linear_groups_;  // of a step with prompts
   const int32_t* tokens_ = nullptr;
   const int64_t* row_positions_ = nullptr;
   const int32_t* row_sequence_ = nullptr;

@@ -458,9 +458,10 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
       LaunchDecode(layer, index + 1, piece.rows, piece.tokens, piece.pages,
                    WeightType::kFloat32, attended_.data(), width, stream));
   return CudaStatus(
-      LaunchScatterRows({attended_.as<float>(), width, piece.index,
-                         Floats(layer.out), layer.out.stride, rows, width},
-                        stream),
+      LaunchScatterRows(
+          {attended_.as<float>(), width, piece.index, layer.out_type,
+           layer.out.data, OutStride(layer), rows, width},
+          stream),
       "scattering attention");
 }
 
@@ -479,9 +480,11 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
   params.position = layer.position;
   params.cos = layer.cos;
   params.sin = layer.sin;
-  params.out_type = ElementType::kFloat32;
-  params.out = Floats(layer.out);
-  params.out_stride = layer.out.stride;
+  params.out_type = layer.out_type == WeightType::kFloat32
+                        ? ElementType::kFloat32
+                        : ElementType::kBFloat16;
+  params.out = layer.out.data;
+  params.out_stride = OutStride(layer);
   params.schedule = shape.prefill_schedules[index].data();
   params.scratch = prefill_scratch_.data();
   return CudaStatus(LaunchTpaPrefill(params, shape.prefills[index], stream),

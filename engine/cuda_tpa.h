@@ -81,8 +81,9 @@ class CudaTpa {
     const float* cos;  // [table_rows + piece_rows(), angles]
     const float* sin;
     Activations out;
-    WeightType out_type = WeightType::kFloat32;  // else of 16 bits, in rows as
-                                                 // long; in steps of decoding
+    WeightType out_type = WeightType::kFloat32;  // or of 16 bits, in rows as
+                                                 // long; in steps with prompts
+                                                 // kBFloat16
   };
   // The step's tokens are in the cache.
   absl::Status Attend(const Layer& layer, cudaStream_t stream);

@@ -39,6 +39,19 @@ int64_t StateBytesPerSequence(const ModelDefinition& model) {
   return elements * static_cast<int64_t>(sizeof(float));
 }
 
+namespace {
+
+// Whether some layer looks at prompts as a whole.
+bool HasWholePrompts(const ModelDefinition& model) {
+  return std::any_of(model.layers.begin(), model.layers.end(),
+                     [](const LayerDefinition& l) {
+                       const auto* linear = std::get_if<LinearLayer>(&l.mixer);
+                       return linear != nullptr && !linear->config.causal;
+                     });
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
     const ModelDefinition& model, std::unique_ptr<Backend> backend,
     int32_t num_pages, int32_t num_slots) {
@@ -70,6 +83,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
   info.kv_dtype = std::string(device.kv_dtype());
   info.weight_bytes = device.weight_bytes();
   info.chunk_multiple = device.chunk_multiple();
+  info.whole_prompts = HasWholePrompts(model);
   return decoder;
 }
 

@@ -17,6 +17,7 @@
 #include "kv_cache/cache_spec.h"
 #ifdef RECURVE_HAVE_CUDA
 #include "engine/cuda_backend.h"
+#include "engine/cuda_sampler.h"
 #endif
 
 namespace recurve {
@@ -170,6 +171,11 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
 absl::Status CheckMemory(const ModelDefinition& model,
                          const Placement& placement, const Capacity& capacity) {
   if (!placement.cuda) return absl::OkStatus();
+  int64_t sampling = 0;
+#ifdef RECURVE_HAVE_CUDA
+  sampling = CudaSampler::DeviceBytes(capacity.num_slots + 1,
+                                      capacity.num_slots, model.vocab_size);
+#endif
   const auto weights = static_cast<int64_t>(
       model.parameters *
       SizeOf(placement.weight_dtype.value_or(model.embedding.dtype)));
@@ -177,13 +183,14 @@ absl::Status CheckMemory(const ModelDefinition& model,
       (capacity.num_pages + 1) * kPageTokens * capacity.cache_bytes_per_token;
   const int64_t state =
       (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
-  if (weights + cache + state <= placement.free_bytes) return absl::OkStatus();
+  if (weights + cache + state + sampling <= placement.free_bytes)
+    return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the GPU has ", placement.free_bytes, " bytes free; needed are ", weights,
       " for weights, ", cache, " for ", capacity.num_pages,
-      " pages of the factor cache and ", state, " for the state of ",
-      capacity.num_slots,
-      " sequences (lower --kv-pool-bytes or --kv-pages, --max-num-seqs)"));
+      " pages of the factor cache, ", state, " for the state of ",
+      capacity.num_slots, " sequences and ", sampling, " for sampling",
+      " (lower --kv-pool-bytes or --kv-pages, --max-num-seqs)"));
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(

@@ -22,7 +22,9 @@ enum class TokenKind : uint8_t {
 };
 
 // What a client appends in one command is of kPrompt from so many tokens on,
-// and of kStep below: a kernel for prompts would not pay.
+// and of kStep below: a kernel for prompts would not pay. What the first
+// command appends is a prompt of any length if the model looks at it as a
+// whole.
 inline constexpr size_t kMinPromptTokens = 32;
 
 // One token to be chosen from one row of logits.
@@ -32,6 +34,9 @@ struct SampleRequest {
   absl::Span<const int32_t> prompt;  // what the penalties look at
   absl::Span<const int32_t> output;
   uint64_t index;  // of the token among those generated: the draw's counter
+  // Whose tokens these are. The same number later means the same tokens, and
+  // perhaps more behind them.
+  uint64_t sequence = 0;
 };
 
 // The ragged batch of one step: B sequences, T tokens in all. Prefill chunks
@@ -49,6 +54,9 @@ struct StepBatch {
   std::vector<int32_t>
       logit_rows;  // [L] rows whose logits are wanted, ascending
   std::vector<SampleRequest> samples;
+  // A prompt that begins at position 0 is whole here if the model looks at it
+  // as a whole (ModelInfo::whole_prompts).
+
   // Whether StepOutput::logits is read; without, it may be empty.
   bool wants_logits = true;
 

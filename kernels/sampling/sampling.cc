@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/random.h"
 #include "base/status_macros.h"
+#include "kernels/sampling/sampling_weight.h"
 
 namespace recurve {
 namespace {
@@ -155,22 +156,26 @@ absl::StatusOr<int32_t> ArgMax(Row logits) {
   return best_id;
 }
 
+constexpr double kExpTable[kSampleExpEntries] = RECURVE_SAMPLE_EXP_TABLE;
+
 // Step 4: what a logit weighs against the best one.
 struct Weigher {
   double max;
-  double temperature;
-  double operator()(float logit) const {
-    return std::exp((static_cast<double>(logit) - max) / temperature);
+  double inverse_temperature;
+  double Exact(float logit) const {
+    return SampleExp((static_cast<double>(logit) - max) * inverse_temperature,
+                     kExpTable);
   }
+  uint64_t operator()(float logit) const { return SampleFixed(Exact(logit)); }
 };
 
 // Step 2. `result->token` is set already.
 void AddLogprobs(Row logits, float max, int32_t count, SamplingScratch* scratch,
                  SampleResult* result) {
   const Weigher weigh = {max, 1.0};
-  double sum = 0;
+  uint64_t sum = 0;
   for (float logit : logits) sum += weigh(logit);
-  const double log_sum = static_cast<double>(max) + std::log(sum);
+  const double log_sum = SampleLogSum(max, sum);
   result->logprob = static_cast<float>(logits[result->token] - log_sum);
   if (count == 0) return;
   SelectBest(logits, count, &scratch->ranked);
@@ -182,8 +187,8 @@ void AddLogprobs(Row logits, float max, int32_t count, SamplingScratch* scratch,
   }
 }
 
-double SumOf(absl::Span<const uint64_t> keys, const Weigher& weigh) {
-  double sum = 0;
+uint64_t SumOf(absl::Span<const uint64_t> keys, const Weigher& weigh) {
+  uint64_t sum = 0;
   for (uint64_t key : keys) sum += weigh(LogitOf(key));
   return sum;
 }
@@ -192,17 +197,17 @@ double SumOf(absl::Span<const uint64_t> keys, const Weigher& weigh) {
 // weights sum to `threshold`; to all when none does. Halves the range in which
 // the prefix ends, rather than sort what may be a whole vocabulary.
 // REQUIRES: *keys is not empty.
-void CutAt(double threshold, const Weigher& weigh,
+void CutAt(uint64_t threshold, const Weigher& weigh,
            std::vector<uint64_t>* keys) {
   // Everything before first is in the prefix and sums to `sum` < threshold;
   // nothing from last on is.
   auto first = keys->begin();
   auto last = keys->end();
-  double sum = 0;
+  uint64_t sum = 0;
   while (last - first > 1) {
     const auto middle = first + (last - first) / 2;
     std::nth_element(first, middle, last);
-    const double better =
+    const uint64_t better =
         SumOf(absl::MakeConstSpan(&*first, middle - first), weigh);
     if (sum + better >= threshold) {
       last = middle;
@@ -215,72 +220,71 @@ void CutAt(double threshold, const Weigher& weigh,
 }
 
 // Steps 5 and 6: the tokens that top_k (0: all) and top_p keep, in no order.
-void KeepBest(Row logits, size_t top_k, double top_p, const Weigher& weigh,
+void KeepBest(Row logits, size_t top_k, float top_p, const Weigher& weigh,
               std::vector<uint64_t>* keys) {
   if (top_k > 0) {
     SelectBest(logits, top_k, keys);
-    if (top_p < 1) CutAt(top_p * SumOf(*keys, weigh), weigh, keys);
+    if (top_p < 1)
+      CutAt(SampleThreshold(top_p, SumOf(*keys, weigh)), weigh, keys);
     return;
   }
-  double total = 0;
+  uint64_t total = 0;
   for (float logit : logits) total += weigh(logit);
+  const uint64_t threshold = SampleThreshold(top_p, total);
   // As a rule the prefix is among a few.
   constexpr size_t kFew = 256;
   SelectBest(logits, kFew, keys);
-  if (SumOf(*keys, weigh) < top_p * total) {
+  if (SumOf(*keys, weigh) < threshold) {
     SelectBest(logits, logits.size(), keys);
   }
-  CutAt(top_p * total, weigh, keys);
+  CutAt(threshold, weigh, keys);
 }
 
-// Step 8: an index into `weights`, which are not all 0.
-size_t Draw(absl::Span<const double> weights, uint64_t seed, uint64_t index) {
-  const std::array<uint32_t, 4> words = Philox4x32(seed, index, 0);
-  const double u =
-      static_cast<double>((uint64_t{words[0]} << 32 | words[1]) >> 11) *
-      0x1p-53;
-  double total = 0;
-  for (double weight : weights) total += weight;
-  double sum = 0;
-  size_t last = 0;
+// Step 8: an index into `weights`.
+size_t Draw(absl::Span<const uint64_t> weights, uint64_t seed, uint64_t index) {
+  uint64_t total = 0;
+  for (uint64_t weight : weights) total += weight;
+  const uint64_t target = SampleTarget(SampleUniform(seed, index), total);
+  uint64_t sum = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
-    if (weights[i] == 0) continue;
     sum += weights[i];
-    last = i;
-    if (sum > u * total) break;
+    if (sum > target) return i;
   }
-  return last;
+  return 0;  // all weights are 0: min_p was out of its range
 }
 
 // Steps 4 to 8.
 int32_t DrawToken(Row logits, float max, const SampleInput& input,
                   SamplingScratch* scratch) {
   const SamplingParams& params = *input.params;
-  const Weigher weigh = {max, params.temperature};
+  const Weigher weigh = {max, 1.0 / params.temperature};
   const double min_p = params.min_p;
-  std::vector<double>& weights = scratch->weights;
+  const auto kept_weight = [&](float logit) -> uint64_t {
+    const double weight = weigh.Exact(logit);
+    return weight >= min_p ? SampleFixed(weight) : 0;
+  };
+  std::vector<uint64_t>& weights = scratch->weights;
   weights.clear();
   const bool cut_k =
       params.top_k > 0 && static_cast<size_t>(params.top_k) < logits.size();
   if (!cut_k && params.top_p >= 1) {
-    for (float logit : logits) {
-      const double weight = weigh(logit);
-      weights.push_back(weight >= min_p ? weight : 0);
-    }
+    for (float logit : logits) weights.push_back(kept_weight(logit));
     return static_cast<int32_t>(Draw(weights, params.seed, input.index));
   }
   std::vector<uint64_t>& keys = scratch->ranked;
   KeepBest(logits, cut_k ? params.top_k : 0, params.top_p, weigh, &keys);
   std::sort(keys.begin(), keys.end(),
             [](uint64_t a, uint64_t b) { return IdOf(a) < IdOf(b); });
-  for (uint64_t key : keys) {
-    const double weight = weigh(LogitOf(key));
-    weights.push_back(weight >= min_p ? weight : 0);
-  }
+  for (uint64_t key : keys) weights.push_back(kept_weight(LogitOf(key)));
   return IdOf(keys[Draw(weights, params.seed, input.index)]);
 }
 
 }  // namespace
+
+uint64_t SampleUniform(uint64_t seed, uint64_t index) {
+  const std::array<uint32_t, 4> words = Philox4x32(seed, index, 0);
+  return (uint64_t{words[0]} << 32 | words[1]) >> 11;
+}
 
 absl::StatusOr<SampleResult> SampleRow(const SampleInput& input,
                                        SamplingScratch* scratch) {
@@ -288,6 +292,11 @@ absl::StatusOr<SampleResult> SampleRow(const SampleInput& input,
   const SamplingParams& params = *input.params;
   if (input.logits.empty()) {
     return absl::InvalidArgumentError("logits: the row is empty");
+  }
+  if (static_cast<int64_t>(input.logits.size()) > kMaxSampleVocab) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("logits: a row of ", input.logits.size(), "; at most ",
+                     kMaxSampleVocab, " are supported"));
   }
   RECURVE_ASSIGN_OR_RETURN(const Row logits, Adjust(input, scratch));
   RECURVE_ASSIGN_OR_RETURN(const int32_t best, ArgMax(logits));

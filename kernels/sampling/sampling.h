@@ -12,7 +12,7 @@
 //     What follows calls the result "the logits".
 //  2. Log-probabilities, when asked for: log-softmax of the logits.
 //  3. temperature 0: the largest logit, the smallest id among equals. Done.
-//  4. Weights w = exp((l - max l) / temperature); the best token has 1.
+//  4. Weights w = exp((l - max l) · (1 / temperature)); the best token has 1.
 //  5. top_k: the k best tokens. Rank is by logit, larger first, ties by smaller
 //     id; so exactly k are kept.
 //  6. top_p: the shortest prefix, in rank order, whose weights sum to at least
@@ -21,7 +21,9 @@
 //  8. One draw: u in [0, 1), uniform with 53 bits, from words 0 (high) and 1 of
 //     Philox4x32(seed, index, 0). Walking the kept tokens by ascending id, the
 //     first whose running sum of weights exceeds u times their sum.
-// Weights, exponentials and sums are float64.
+// Weights and exponentials are float64, by sampling_weight.h; in a sum, also
+// that of step 2, a weight counts as the nearest multiple of 2^-40. So a sum
+// has no order, and the GPU (sampling_cuda.h) draws the same tokens.
 //
 // A token with logit -Inf is impossible: it is never chosen, ranked or
 // reported. NaN, +Inf, and a row of nothing but -Inf mean that the sequence is
@@ -77,17 +79,21 @@ struct SampleResult {
 // Buffers kept from call to call so that sampling need not allocate. The
 // contents are SampleRow's own.
 struct SamplingScratch {
-  std::vector<float> logits;     // [vocab], after penalties and bias
-  std::vector<uint32_t> seen;    // [vocab], all 0 between calls
-  std::vector<int32_t> touched;  // ids with seen != 0
-  std::vector<uint64_t> ranked;  // tokens as rank keys, see sampling.cc
-  std::vector<double> weights;   // of the tokens to draw from
+  std::vector<float> logits;      // [vocab], after penalties and bias
+  std::vector<uint32_t> seen;     // [vocab], all 0 between calls
+  std::vector<int32_t> touched;   // ids with seen != 0
+  std::vector<uint64_t> ranked;   // tokens as rank keys, see sampling.cc
+  std::vector<uint64_t> weights;  // of the tokens to draw from
 };
 
+// u of step 8 as a multiple of 2^-53.
+uint64_t SampleUniform(uint64_t seed, uint64_t index);
+
 // Errors: Internal "non-finite logits: ..." for this row alone;
-// InvalidArgument for an empty row, or an id outside [0, vocab) in logit_bias,
-// output or prompt (each looked at only where it takes effect).
-// REQUIRES: input.params and scratch are not null.
+// InvalidArgument for a row that is empty or of more than 2^23
+// (kMaxSampleVocab) logits, or an id outside [0, vocab) in logit_bias, output
+// or prompt (each looked at only where it takes effect). REQUIRES: input.params
+// and scratch are not null.
 absl::StatusOr<SampleResult> SampleRow(const SampleInput& input,
                                        SamplingScratch* scratch);
 

@@ -1,6 +1,6 @@
 // The small operations of the backend on the GPU against those of the CPU:
-// embedding, rows, position tables, LayerNorm, expanded factors, the linear
-// scan and greedy sampling.
+// embedding, rows, position tables, LayerNorm, expanded factors and the linear
+// scan.
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,6 @@
 #include "kernels/norm/norm.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
-#include "kernels/sampling/greedy_cuda.h"
 #include "kernels/tpa/expand_factors_cuda.h"
 #include "tests/gpu/device_buffer.h"
 #include "tests/testing/test_random.h"
@@ -116,9 +115,17 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
                        nullptr),
       cudaSuccess);
   DeviceBuffer<float> scattered(std::vector<float>(5 * y_stride, -1));
-  ASSERT_EQ(LaunchScatterRows({gathered.data(), y_stride, rows.data(),
-                               scattered.data(), y_stride, 4, cols},
-                              nullptr),
+  ASSERT_EQ(LaunchScatterRows(
+                {gathered.data(), y_stride, rows.data(), WeightType::kFloat32,
+                 scattered.data(), y_stride, 4, cols},
+                nullptr),
+            cudaSuccess);
+  DeviceBuffer<uint16_t> scattered_halves(
+      std::vector<uint16_t>(5 * y_stride, 0xffff));
+  ASSERT_EQ(LaunchScatterRows(
+                {gathered.data(), y_stride, rows.data(), WeightType::kBFloat16,
+                 scattered_halves.data(), y_stride, 4, cols},
+                nullptr),
             cudaSuccess);
   DeviceBuffer<float> filled(std::vector<float>(3 * y_stride, -1));
   ASSERT_EQ(
@@ -128,6 +135,7 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
   const auto got = gathered.Read();
   const auto got_halves = halves.Read();
   const auto got_scattered = scattered.Read();
+  const auto got_scattered_halves = scattered_halves.Read();
   const auto got_filled = filled.Read();
   for (int64_t c = 0; c < y_stride; ++c) {
     for (int64_t r = 0; r < 4; ++r) {
@@ -145,6 +153,9 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
       const bool named = r == 4 || r == 0 || r == 2;
       ASSERT_EQ(got_scattered[r * y_stride + c],
                 named && c < cols ? x[r * x_stride + c] : -1);
+      ASSERT_EQ(
+          got_scattered_halves[r * y_stride + c],
+          named && c < cols ? FloatToBFloat16(x[r * x_stride + c]) : 0xffff);
     }
     for (int64_t r = 0; r < 3; ++r)
       ASSERT_EQ(got_filled[r * y_stride + c], c < cols ? x[c] : -1);
@@ -324,6 +335,34 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
     const std::vector<float> got_states = dstates.Read();
     EXPECT_LE(Worst(got_states, want_states), 1e-5 * largest);
 
+    // Whole prompts, of no, some and all tokens of a sequence.
+    std::vector<int32_t> whole;
+    for (int64_t i = 0; i < sequences; ++i) {
+      whole.push_back((starts[i + 1] - starts[i]) * static_cast<int>(i % 3) /
+                      2);
+    }
+    LinearAttentionParams w = p;
+    std::vector<float> whole_out(tokens * out_stride, -1),
+        whole_states = states;
+    w.out = whole_out.data();
+    w.states = whole_states.data();
+    w.whole = whole.data();
+    LinearAttention(w, pool_);
+    std::copy_n(states.begin(), slot_stride, whole_states.begin());
+    for (int64_t row = 70; row < 72; ++row)
+      std::fill_n(whole_out.begin() + row * out_stride, vd, 0.0f);
+    DeviceBuffer<float> gwhole_out(std::vector<float>(tokens * out_stride, -1));
+    DeviceBuffer<float> gwhole_states(states);
+    DeviceBuffer<int32_t> dwhole(whole);
+    LinearAttentionParams gw = g;
+    gw.out = gwhole_out.data();
+    gw.states = gwhole_states.data();
+    gw.whole = dwhole.data();
+    ASSERT_EQ(LaunchLinearScan(gw, nullptr), cudaSuccess);
+    Done();
+    EXPECT_LE(Worst(gwhole_out.Read(), whole_out), 1e-5 * largest);
+    EXPECT_LE(Worst(gwhole_states.Read(), whole_states), 1e-5 * largest);
+
     // The second sequence again, cut in two launches: the same bits.
     DeviceBuffer<float> again(states), out2(got);
     for (const auto& [from, to] : {std::pair(1, 20), std::pair(20, 70)}) {
@@ -342,42 +381,6 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
                            twice.begin() + 2 * slot_stride,
                            got_states.begin() + slot_stride));
   }
-}
-
-TEST_F(SmallOpsGpuTest, Greedy) {
-  const int64_t vocab = 5003, stride = 5004;
-  struct Row {
-    std::vector<std::pair<int64_t, float>> set;
-    float rest;
-    int32_t want;
-  };
-  const std::vector<Row> rows = {
-      {{{17, 2.0f}, {4000, 2.0f}}, 1.0f, 17},
-      {{{5002, 3.0f}}, -1.0f, 5002},
-      {{}, 0.5f, 0},
-      {{{9, 0.0f}, {3, -0.0f}}, -1.0f, 3},
-      {{{44, -2.0f}}, -kInfinity, 44},
-      {{}, -kInfinity, kNonFiniteLogits},
-      {{{5000, kNaN}}, 1.0f, kNonFiniteLogits},
-      {{{1, kInfinity}}, 1.0f, kNonFiniteLogits},
-      {{{123, -1e-30f}}, -1.0f, 123},
-  };
-  std::vector<float> logits;
-  for (const Row& row : rows) {
-    std::vector<float> values(stride, row.rest);
-    values[vocab] = 1e30f;  // not of the row
-    for (const auto& [id, value] : row.set) values[id] = value;
-    logits.insert(logits.end(), values.begin(), values.end());
-  }
-  DeviceBuffer<float> in(logits);
-  DeviceBuffer<int32_t> out(std::vector<int32_t>(rows.size(), -77));
-  ASSERT_EQ(LaunchGreedy({in.data(), stride, static_cast<int64_t>(rows.size()),
-                          vocab, out.data()},
-                         nullptr),
-            cudaSuccess);
-  Done();
-  const std::vector<int32_t> got = out.Read();
-  for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(got[i], rows[i].want) << i;
 }
 
 }  // namespace

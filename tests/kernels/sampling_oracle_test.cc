@@ -2,7 +2,6 @@
 // throughout.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/sampling/sampling_weight.h"
 #include "tests/kernels/sampling_testing.h"
 
 namespace recurve {
@@ -103,43 +103,6 @@ Oracle SampleByOracle(const Case& c) {
   return oracle;
 }
 
-// A random row with a random character: spread, ties, extremes, holes.
-Case RandomCase(std::mt19937_64& random) {
-  const auto below = [&](int n) { return static_cast<int>(random() % n); };
-  const auto real = [&](float low, float high) {
-    return std::uniform_real_distribution<float>(low, high)(random);
-  };
-  const std::array<int, 8> sizes = {1, 2, 3, 7, 64, 258, 1500, 5000};
-  Case c;
-  const int vocab = sizes[below(sizes.size())];
-  const float spread = std::array<float, 5>{0, 0.5f, 3, 30, 1e4f}[below(5)];
-  const bool ties = below(3) == 0;
-  const bool holes = below(3) == 0;
-  for (int id = 0; id < vocab; ++id) {
-    float l = real(-spread, spread + 1e-6f);
-    if (ties) l = std::round(l);
-    if (holes && id > 0 && below(2) == 0) l = -kInf;
-    c.logits.push_back(l);
-  }
-  std::shuffle(c.logits.begin(), c.logits.end(), random);
-  for (int n = below(20); n > 0; --n) c.prompt.push_back(below(vocab));
-  for (int n = below(20); n > 0; --n) c.output.push_back(below(vocab));
-  if (below(2) == 0) c.params.repetition_penalty = real(0.2f, 3);
-  if (below(2) == 0) c.params.presence_penalty = real(-2, 2);
-  if (below(2) == 0) c.params.frequency_penalty = real(-2, 2);
-  if (below(4) != 0) c.params.temperature = real(0.01f, 3);
-  if (below(2) == 0) c.params.top_p = real(0.01f, 1);
-  if (below(3) == 0) c.params.min_p = real(0, 1);
-  if (below(2) == 0) c.params.top_k = 1 + below(below(2) == 0 ? 10 : 3000);
-  for (int n = below(4); n > 0; --n) {
-    c.params.logit_bias.emplace_back(below(vocab), real(-100, 100));
-  }
-  c.params.num_logprobs = below(24) - 1;
-  c.params.seed = random();
-  c.index = below(2) == 0 ? below(1000) : random();
-  return c;
-}
-
 TEST(SamplingOracleTest, AgreesWithTheOracleOnRandomRows) {
   std::mt19937_64 random(20240611);
   SamplingScratch scratch;  // one for all: its history must not matter
@@ -169,6 +132,19 @@ TEST(SamplingOracleTest, AgreesWithTheOracleOnRandomRows) {
     }
   }
   EXPECT_LT(borderline, 40);
+}
+
+TEST(SamplingOracleTest, WeightsAreExponentials) {
+  constexpr double kTable[] = RECURVE_SAMPLE_EXP_TABLE;
+  EXPECT_EQ(SampleExp(0, kTable), 1);
+  EXPECT_EQ(SampleExp(-kInf, kTable), 0);
+  EXPECT_EQ(SampleExp(std::numeric_limits<double>::quiet_NaN(), kTable), 0);
+  EXPECT_EQ(SampleFixed(1), uint64_t{1} << kSampleWeightBits);
+  EXPECT_EQ(SampleFixed(std::exp(kSampleExpMin)), 0u);
+  for (int i = 0; i < 29000; ++i) {
+    const double x = i * -1e-3;
+    ASSERT_NEAR(SampleExp(x, kTable) / std::exp(x), 1, 0x1p-47) << x;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,279 @@
+#include "engine/cuda_sampler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "kernels/sampling/sampling.h"
+#include "kernels/sampling/sampling_weight.h"
+
+namespace recurve {
+namespace {
+
+constexpr auto kDevice = CudaMemory::Kind::kDevice;
+constexpr auto kHost = CudaMemory::Kind::kHost;
+constexpr int64_t kUploadTokens = 1 << 16;  // of one copy
+
+// Rows of floats begin at multiples of 16 bytes.
+int64_t PaddedVocab(int64_t vocab) { return (vocab + 3) / 4 * 4; }
+
+bool HasPenalties(const SamplingParams& p) {
+  return p.repetition_penalty != 1 || p.presence_penalty != 0 ||
+         p.frequency_penalty != 0;
+}
+
+// As SampleRow says it.
+absl::Status CheckIds(absl::string_view what, absl::Span<const int32_t> ids,
+                      int64_t vocab) {
+  for (int32_t id : ids) {
+    if (id < 0 || id >= vocab) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          what, ": token id ", id, " is outside the vocabulary of ", vocab));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRequest(const SampleRequest& request, int64_t vocab) {
+  const SamplingParams& p = *request.params;
+  for (const auto& [id, bias] : p.logit_bias)
+    RECURVE_RETURN_IF_ERROR(CheckIds("logit_bias", {id}, vocab));
+  if (p.logit_bias.size() > kSampleMaxBias) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("logit_bias has ", p.logit_bias.size(),
+                     " entries; the GPU supports at most ", kSampleMaxBias));
+  }
+  if (p.num_logprobs > kSampleMaxTop) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("logprobs is ", p.num_logprobs,
+                     "; the GPU supports at most ", kSampleMaxTop));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t CudaSampler::DeviceBytes(int64_t slots, int64_t samples,
+                                 int64_t vocab) {
+  const int64_t width = PaddedVocab(vocab);
+  const int64_t slot = width * static_cast<int64_t>(sizeof(uint32_t)) +
+                       kSampleMaxBias * static_cast<int64_t>(sizeof(CudaBias));
+  const int64_t sample =
+      width * static_cast<int64_t>(sizeof(float)) +
+      static_cast<int64_t>(sizeof(CudaSampleResult)) +
+      kSampleMaxTop * static_cast<int64_t>(sizeof(CudaTopToken));
+  return slots * slot + samples * sample +
+         kUploadTokens * static_cast<int64_t>(sizeof(uint32_t));
+}
+
+absl::Status CudaSampler::Allocate(int64_t slots, int64_t samples,
+                                   int64_t vocab) {
+  if (vocab > kMaxSampleVocab) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model has a vocabulary of ", vocab,
+                     "; sampling supports at most ", kMaxSampleVocab));
+  }
+  vocab_ = PaddedVocab(vocab);
+  max_samples_ = samples;
+  slots_.assign(slots, {});
+  const auto allocate = [](CudaMemory* memory, CudaMemory::Kind kind,
+                           int64_t count, size_t size) -> absl::Status {
+    RECURVE_ASSIGN_OR_RETURN(
+        *memory, CudaMemory::Allocate(kind, count * static_cast<int64_t>(size),
+                                      "sampling; lower --max-num-seqs"));
+    return absl::OkStatus();
+  };
+  const int64_t top = samples * kSampleMaxTop;
+  RECURVE_RETURN_IF_ERROR(
+      allocate(&counts_, kDevice, slots * vocab_, sizeof(uint32_t)));
+  RECURVE_RETURN_IF_ERROR(
+      allocate(&biases_, kDevice, slots * kSampleMaxBias, sizeof(CudaBias)));
+  RECURVE_RETURN_IF_ERROR(
+      allocate(&uploads_, kDevice, kUploadTokens, sizeof(uint32_t)));
+  RECURVE_RETURN_IF_ERROR(
+      allocate(&adjusted_, kDevice, samples * vocab_, sizeof(float)));
+  RECURVE_RETURN_IF_ERROR(
+      allocate(&results_, kDevice, samples, sizeof(CudaSampleResult)));
+  RECURVE_RETURN_IF_ERROR(
+      allocate(&results_host_, kHost, samples, sizeof(CudaSampleResult)));
+  RECURVE_RETURN_IF_ERROR(allocate(&top_, kDevice, top, sizeof(CudaTopToken)));
+  return allocate(&top_host_, kHost, top, sizeof(CudaTopToken));
+}
+
+int64_t CudaSampler::step_bytes() const {
+  return max_samples_ * static_cast<int64_t>(sizeof(CudaSampleRow)) + 16;
+}
+
+absl::Status CudaSampler::Count(absl::Span<const int32_t> tokens, uint32_t flag,
+                                int32_t slot, cudaStream_t stream) {
+  std::vector<uint32_t> words;
+  while (!tokens.empty()) {
+    const auto some = tokens.subspan(0, kUploadTokens);
+    tokens.remove_prefix(some.size());
+    words.clear();
+    for (int32_t token : some) words.push_back(token | flag);
+    // From pageable memory: what is copied may be written over at once.
+    RECURVE_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(uploads_.data(), words.data(),
+                                   words.size() * sizeof(uint32_t),
+                                   cudaMemcpyHostToDevice, stream),
+                   "copying tokens for penalties"));
+    RECURVE_RETURN_IF_ERROR(CudaStatus(
+        LaunchCountTokens(
+            {uploads_.as<const uint32_t>(), static_cast<int64_t>(words.size()),
+             counts_.as<uint32_t>() + slot * vocab_},
+            stream),
+        "counting tokens for penalties"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaSampler::UpdateTables(const SampleRequest& request,
+                                       int32_t slot, cudaStream_t stream) {
+  const SamplingParams& params = *request.params;
+  Slot& held = slots_[slot];
+  if (!held.used || held.sequence != request.sequence) {
+    held = {};
+    held.used = true;
+    held.sequence = request.sequence;
+  }
+  if (!params.logit_bias.empty() && !held.bias) {
+    std::vector<CudaBias> entries;
+    for (const auto& [id, bias] : params.logit_bias)
+      entries.push_back({id, bias});
+    RECURVE_RETURN_IF_ERROR(CudaStatus(
+        cudaMemcpyAsync(biases_.as<CudaBias>() + slot * kSampleMaxBias,
+                        entries.data(), entries.size() * sizeof(CudaBias),
+                        cudaMemcpyHostToDevice, stream),
+        "copying logit_bias"));
+    held.bias = true;
+  }
+  if (!HasPenalties(params)) return absl::OkStatus();
+  // A token that was drawn and then thrown away was counted, too.
+  if (!held.counts || held.prompt > request.prompt.size() ||
+      held.output > request.output.size()) {
+    RECURVE_RETURN_IF_ERROR(
+        CudaStatus(cudaMemsetAsync(counts_.as<uint32_t>() + slot * vocab_, 0,
+                                   vocab_ * sizeof(uint32_t), stream),
+                   "clearing counts for penalties"));
+    held.counts = true;
+    held.prompt = held.output = 0;
+  }
+  const auto prompt = request.prompt.subspan(held.prompt);
+  const auto output = request.output.subspan(held.output);
+  RECURVE_RETURN_IF_ERROR(Count(prompt, kSampleInPrompt, slot, stream));
+  RECURVE_RETURN_IF_ERROR(Count(output, 0, slot, stream));
+  held.prompt = request.prompt.size();
+  held.output = request.output.size() + 1;  // with the one that is drawn now
+  return absl::OkStatus();
+}
+
+absl::Status CudaSampler::Begin(const StepBatch& batch,
+                                absl::Span<const int32_t> rows, int64_t padded,
+                                CudaStepBuffer* step, cudaStream_t stream) {
+  const auto count = static_cast<int64_t>(batch.samples.size());
+  RECURVE_CHECK(count <= padded && padded <= max_samples_);
+  batch_ = &batch;
+  any_top_ = false;
+  errors_.assign(count, absl::OkStatus());
+  CudaSampleRow* const samples = step->Add(padded, &samples_);
+  for (int64_t i = 0; i < padded; ++i) {
+    CudaSampleRow row = {};
+    row.row = -1;
+    if (i < count) {
+      const SampleRequest& request = batch.samples[i];
+      const SamplingParams& p = *request.params;
+      const int32_t slot =
+          batch
+              .slots[batch.row_sequence[batch.logit_rows[request.logit_index]]];
+      errors_[i] = CheckRequest(request, vocab_);
+      if (errors_[i].ok()) {
+        RECURVE_RETURN_IF_ERROR(UpdateTables(request, slot, stream));
+        row.row = rows[i];
+      }
+      row.slot = slot;
+      if (p.temperature > 0) {
+        row.inverse_temperature = 1.0 / p.temperature;
+        row.uniform = SampleUniform(p.seed, request.index);
+      }
+      row.penalties = HasPenalties(p) ? 1 : 0;
+      row.num_bias = static_cast<int32_t>(p.logit_bias.size());
+      row.repetition_penalty = p.repetition_penalty;
+      row.presence_penalty = p.presence_penalty;
+      row.frequency_penalty = p.frequency_penalty;
+      row.top_p = p.top_p;
+      row.min_p = p.min_p;
+      row.top_k = p.top_k;
+      row.num_logprobs = p.num_logprobs;
+      any_top_ = any_top_ || p.num_logprobs > 0;
+    }
+    samples[i] = row;
+  }
+  return absl::OkStatus();
+}
+
+cudaError_t CudaSampler::Launch(const float* logits, int64_t stride,
+                                int64_t vocab, int64_t first, int64_t count,
+                                cudaStream_t stream) const {
+  CudaSampleParams params = {};
+  params.samples = samples_ + first;
+  params.num_samples = count;
+  params.logits = logits;
+  params.stride = stride;
+  params.vocab = vocab;
+  params.counts = counts_.as<uint32_t>();
+  params.counts_stride = vocab_;
+  params.bias = biases_.as<const CudaBias>();
+  params.adjusted = adjusted_.as<float>() + first * stride;
+  params.results = results_.as<CudaSampleResult>() + first;
+  params.top = top_.as<CudaTopToken>() + first * kSampleMaxTop;
+  return LaunchSample(params, stream);
+}
+
+cudaError_t CudaSampler::CopyResults(cudaStream_t stream) const {
+  const size_t count = batch_->samples.size();
+  if (count == 0) return cudaSuccess;
+  if (any_top_) {
+    const cudaError_t error =
+        cudaMemcpyAsync(top_host_.data(), top_.data(),
+                        count * kSampleMaxTop * sizeof(CudaTopToken),
+                        cudaMemcpyDeviceToHost, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaMemcpyAsync(results_host_.data(), results_.data(),
+                         count * sizeof(CudaSampleResult),
+                         cudaMemcpyDeviceToHost, stream);
+}
+
+void CudaSampler::Read(StepOutput* output) const {
+  output->samples.clear();
+  for (size_t i = 0; i < batch_->samples.size(); ++i) {
+    const CudaSampleResult& drawn = results_host_.as<CudaSampleResult>()[i];
+    if (!errors_[i].ok()) {
+      output->samples.emplace_back(errors_[i]);
+      continue;
+    }
+    if (drawn.token == kNonFiniteLogits) {
+      output->samples.emplace_back(absl::InternalError(
+          "non-finite logits: a NaN, an infinity, or nothing but -inf"));
+      continue;
+    }
+    SampleResult result;
+    result.token = drawn.token;
+    if (batch_->samples[i].params->num_logprobs >= 0) {
+      const double log_sum = SampleLogSum(drawn.max, drawn.sum);
+      result.logprob = static_cast<float>(drawn.logit - log_sum);
+      const CudaTopToken* const top =
+          top_host_.as<CudaTopToken>() + i * kSampleMaxTop;
+      for (int32_t t = 0; t < drawn.num_top; ++t) {
+        result.top.emplace_back(top[t].id,
+                                static_cast<float>(top[t].logit - log_sum));
+      }
+    }
+    output->samples.emplace_back(std::move(result));
+  }
+}
+
+}  // namespace recurve

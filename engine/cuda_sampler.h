@@ -1,0 +1,89 @@
+#ifndef RECURVE_ENGINE_CUDA_SAMPLER_H_
+#define RECURVE_ENGINE_CUDA_SAMPLER_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/cuda_memory.h"
+#include "engine/cuda_step_buffer.h"
+#include "engine/step.h"
+#include "kernels/sampling/sampling_cuda.h"
+
+namespace recurve {
+
+// Draws the tokens of a CudaBackend where the logits are. What requests ask is
+// copied with the rest of a step, so that the launch may be in a captured
+// graph.
+//
+// What penalties look at is a table: a row for each state slot, in which the
+// kernel counts the tokens it draws. It is brought up to date from the
+// request's tokens when they are not those that were counted, as after another
+// sequence had the slot. So a step costs the same however long a sequence is,
+// and needs nothing from the host that the GPU knows already; the tokens
+// themselves would be copied and counted again in every step. The biases of a
+// request are a row of another table.
+//
+// Not thread-safe.
+class CudaSampler {
+ public:
+  // Memory on the device for so many slots (slot 0 included), samples in a
+  // step, and logits in a row.
+  static int64_t DeviceBytes(int64_t slots, int64_t samples, int64_t vocab);
+  absl::Status Allocate(int64_t slots, int64_t samples, int64_t vocab);
+  // Room that a step takes in a CudaStepBuffer.
+  int64_t step_bytes() const;
+
+  // The samples of `batch`, which outlives the step. `rows`: the row of each
+  // in the logits of its launch. What is launched has `padded` samples; those
+  // beyond the batch's are idle. Brings the tables up to date, so not while
+  // capturing. The results of the step before must have been read.
+  absl::Status Begin(const StepBatch& batch, absl::Span<const int32_t> rows,
+                     int64_t padded, CudaStepBuffer* step, cudaStream_t stream);
+  // Draws samples [first, first + count).
+  cudaError_t Launch(const float* logits, int64_t stride, int64_t vocab,
+                     int64_t first, int64_t count, cudaStream_t stream) const;
+  // Brings the results to the host. Not while capturing.
+  cudaError_t CopyResults(cudaStream_t stream) const;
+  // Once the copy is done.
+  void Read(StepOutput* output) const;
+
+ private:
+  // What is in the tables for a slot.
+  struct Slot {
+    bool used = false;
+    uint64_t sequence = 0;
+    size_t prompt = 0;  // tokens counted
+    size_t output = 0;
+    bool counts = false;  // the row of counts has these
+    bool bias = false;    // the row of biases is the sequence's
+  };
+
+  absl::Status UpdateTables(const SampleRequest& request, int32_t slot,
+                            cudaStream_t stream);
+  absl::Status Count(absl::Span<const int32_t> tokens, uint32_t flag,
+                     int32_t slot, cudaStream_t stream);
+
+  int64_t vocab_ = 0;
+  int64_t max_samples_ = 0;
+  CudaMemory counts_;    // [slots, vocab_]
+  CudaMemory biases_;    // [slots, kSampleMaxBias]
+  CudaMemory uploads_;   // tokens on their way into counts_
+  CudaMemory adjusted_;  // [max_samples_, vocab_]
+  CudaMemory results_, results_host_;
+  CudaMemory top_, top_host_;
+  std::vector<Slot> slots_;
+
+  // Of the step in progress.
+  const StepBatch* batch_ = nullptr;
+  const CudaSampleRow* samples_ = nullptr;  // on the device
+  std::vector<absl::Status> errors_;        // found before the launch
+  bool any_top_ = false;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CUDA_SAMPLER_H_
