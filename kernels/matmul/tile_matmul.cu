@@ -2,8 +2,6 @@
 // multiplied by wgmma.
 #include <cuda.h>
 
-#include <cstdlib>
-
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
@@ -426,27 +424,26 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
                                 stream, args);
 }
 
-// Two blocks share a multiprocessor, also those of kernels after each other.
-// But more rows than 128 are one tile as long as they can be: what tiles bring
-// in twice, from the second-level cache, takes longer than the rest.
+// Two blocks share a multiprocessor, also those of kernels after each other;
+// but up to 128 rows one with as many stages is faster, and so is one of 256
+// rows where a matrix has tiles for all multiprocessors and more. (Measured;
+// docs/kernels/matmul.md.)
 using Rows16 = Tile<1, 2, 10>;
 using Rows32 = Tile<1, 4, 8>;
 using Rows64 = Tile<1, 8, 6>;
-using Rows128 = Tile<2, 16, 3>;
-using Rows256 = Tile<2, 32, 4>;
+using Rows128 = Tile<2, 16, 6>;
+using ManyRows = Tile<2, 16, 3>;
+using ManyRowsWide = Tile<2, 32, 4>;
+constexpr int64_t kWideOutputs = 256 * ManyRowsWide::kOutputs;
 
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
   if (p.rows <= 16) return Launch<T, Rows16>(p, stream);
   if (p.rows <= 32) return Launch<T, Rows32>(p, stream);
   if (p.rows <= 64) return Launch<T, Rows64>(p, stream);
-  static const int kind =
-      getenv("RECURVE_TILE") ? atoi(getenv("RECURVE_TILE")) : 0;
-  if (kind == 1) return Launch<T, Rows256>(p, stream);
-  if (kind == 2 && DecodeMatmulSplits(p.outputs) == 1)
-    return Launch<T, Rows256>(p, stream);
-  if (kind == 3) return Launch<T, Tile<2, 16, 6>>(p, stream);
-  return Launch<T, Rows128>(p, stream);
+  if (p.rows <= 128) return Launch<T, Rows128>(p, stream);
+  if (p.outputs >= kWideOutputs) return Launch<T, ManyRowsWide>(p, stream);
+  return Launch<T, ManyRows>(p, stream);
 }
 
 }  // namespace

@@ -121,7 +121,8 @@ struct TpaCudaDecodeParams {
                         // appended since the schedule was made. Pages without
                         // any are read while the launch in front of this one
                         // still runs. INT32_MAX: read nothing that early
-  WeightType out_type;  // rounded once where it has 16 bits
+  WeightType out_type;  // rounded once where it has 16 bits; out is then
+                        // 8-byte aligned
   void* out;            // [rows, T, H, E] of that
   int64_t out_stride;   // elements between tokens
   void* schedule;       // LaunchTpaSchedule's, of the same plan, page table and

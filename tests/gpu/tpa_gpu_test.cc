@@ -284,6 +284,50 @@ TEST_F(TpaGpuTest, NewTokensMatchStepwiseDecode) {
 
 // One schedule serves all layers of a step: what a launch counts, it counts
 // back.
+// Outputs of 16 bits are those of float32, rounded, and nothing is written
+// between rows; also where fours of them are not aligned.
+TEST_F(TpaGpuTest, OutputsOf16Bits) {
+  constexpr uint16_t kGap = 0x1234;
+  for (const TpaShape& shape :
+       {TpaShape{78, 64, 64, 6, 2}, TpaShape{17, 40, 8, 5, 1}}) {
+    const TpaGpuConfig config = {shape, TpaElement::kBFloat16};
+    const std::vector<int> lengths = {0, 1, 64, 600, 5000};
+    const Sequences sequences = Make(config, lengths);
+    const int64_t width = shape.num_heads * shape.value_dim;
+    for (const TpaDecodeForm form : kForms) {
+      TpaGpuBatch batch(config, Pointers(sequences));
+      const std::vector<float> want = batch.Decode(form);
+      for (const WeightType type :
+           {WeightType::kBFloat16, WeightType::kFloat16}) {
+        for (const int64_t gap : {3, 4}) {
+          DeviceBuffer<uint16_t> out(
+              std::vector<uint16_t>(lengths.size() * (width + gap), kGap));
+          const TpaDecodePlan plan = batch.Plan(form);
+          TpaCudaDecodeParams params = batch.Params(plan);
+          params.out_type = type;
+          params.out = out.data();
+          params.out_stride = width + gap;
+          ASSERT_EQ(batch.Launch(params, plan, nullptr), cudaSuccess);
+          ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+          const std::vector<uint16_t> got = out.Read();
+          for (size_t i = 0; i < got.size(); ++i) {
+            const auto row = static_cast<int64_t>(i) / (width + gap);
+            const auto at = static_cast<int64_t>(i) % (width + gap);
+            uint16_t expected = kGap;
+            if (at < width) {
+              const float value = want[row * width + at];
+              expected = type == WeightType::kBFloat16 ? FloatToBFloat16(value)
+                                                       : FloatToFloat16(value);
+            }
+            ASSERT_EQ(got[i], expected) << Describe(config) << ", row " << row
+                                        << ", " << at << ", gap " << gap;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(TpaGpuTest, LaunchesShareASchedule) {
   const TpaGpuConfig config = {kShapes[0]};
   const Sequences sequences = Make(config, {9000, 0, 700, 40});
