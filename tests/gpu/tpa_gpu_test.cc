@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/dtype.h"
 #include "tests/gpu/tpa_gpu_testing.h"
 #include "tests/testing/compare.h"
 #include "tests/testing/random_tensor.h"
