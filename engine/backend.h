@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/tensor_view.h"
@@ -90,6 +91,13 @@ class Backend : public CacheStorage {
   // Allocates pages 0 ... num_pages and slots 0 ... num_slots, all zero; number
   // 0 of each is the sink for padding rows.
   virtual absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) = 0;
+  // Memory of the host for Save and Restore: blocks 1 ... num_blocks of
+  // `block_bytes` each. After AllocateCache; without it there is none.
+  virtual absl::Status AllocateHost(int32_t /*num_blocks*/,
+                                    int64_t /*block_bytes*/) {
+    return absl::UnimplementedError(
+        absl::StrCat(name(), " cannot save sequences in host memory"));
+  }
 
   // ModelInfo::chunk_multiple, once a model is built.
   virtual int64_t chunk_multiple() const { return 1; }

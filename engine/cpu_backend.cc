@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <new>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -15,6 +16,7 @@
 #include "kernels/norm/norm.h"
 #include "kernels/tpa/expand_factors.h"
 #include "kernels/tpa/tpa.h"
+#include "kv_cache/block_pieces.h"
 
 namespace recurve {
 namespace {
@@ -139,6 +141,19 @@ absl::Status CpuBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
         "no memory for ", num_pages, " pages of ", page_bytes(), " bytes and ",
         num_slots, " state slots of ", slot_bytes(),
         " bytes; lower --kv-pages, --kv-pool-bytes or --max-num-seqs"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::AllocateHost(int32_t num_blocks, int64_t block_bytes) {
+  const int64_t bytes = num_blocks * block_bytes;
+  host_block_bytes_ = block_bytes;
+  // Not touched before it is used.
+  host_.reset(new (std::nothrow) char[bytes]);
+  if (host_ == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for ", bytes,
+                     " bytes of preempted sequences; lower --swap-bytes"));
   }
   return absl::OkStatus();
 }
@@ -363,6 +378,49 @@ absl::Status CpuBackend::PoisonPage(int32_t page) {
 
 absl::Status CpuBackend::PoisonSlot(int32_t slot) {
   FillSlot(slot, std::numeric_limits<float>::quiet_NaN());
+  return absl::OkStatus();
+}
+
+template <typename Copy>
+void CpuBackend::CopySaved(const SavedMemory& memory, Copy copy) {
+  const auto block = [&](size_t index) {
+    return host_.get() + (memory.blocks[index] - 1) * host_block_bytes_;
+  };
+  for (size_t i = 0; i < memory.pages.size(); ++i) {
+    char* to = block(i);
+    for (TpaCache& cache : tpa_caches_) {
+      float* const page =
+          cache.pages.data() + memory.pages[i] * cache.page_elements;
+      const int64_t bytes = cache.page_elements * sizeof(float);
+      copy(reinterpret_cast<char*>(page), to, bytes);
+      to += bytes;
+    }
+  }
+  int64_t done = 0;
+  for (State& state : states_) {
+    char* const slot = reinterpret_cast<char*>(
+        state.slots.data() + memory.slot * state.slot_elements);
+    const int64_t bytes = state.slot_elements * sizeof(float);
+    ForEachBlockPiece(
+        done, bytes, host_block_bytes_,
+        [&](int64_t index, int64_t offset, int64_t from, int64_t count) {
+          copy(slot + from, block(memory.pages.size() + index) + offset, count);
+        });
+    done += bytes;
+  }
+}
+
+absl::Status CpuBackend::Save(const SavedMemory& memory) {
+  CopySaved(memory, [](char* memory, char* block, int64_t bytes) {
+    std::memcpy(block, memory, bytes);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::Restore(const SavedMemory& memory) {
+  CopySaved(memory, [](char* memory, char* block, int64_t bytes) {
+    std::memcpy(memory, block, bytes);
+  });
   return absl::OkStatus();
 }
 

@@ -44,6 +44,7 @@ class CpuBackend : public Backend {
   int64_t page_bytes() const override;
   int64_t slot_bytes() const override;
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
+  absl::Status AllocateHost(int32_t num_blocks, int64_t block_bytes) override;
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
 
   absl::Status BeginStep(const StepBatch& batch) override;
@@ -65,6 +66,8 @@ class CpuBackend : public Backend {
   absl::Status ClearSlot(int32_t slot) override;
   absl::Status PoisonPage(int32_t page) override;
   absl::Status PoisonSlot(int32_t slot) override;
+  absl::Status Save(const SavedMemory& memory) override;
+  absl::Status Restore(const SavedMemory& memory) override;
 
  private:
   struct Position {
@@ -97,6 +100,9 @@ class CpuBackend : public Backend {
   void FillTables(Position& position);
   void FillPage(int32_t page, float value);
   void FillSlot(int32_t slot, float value);
+  // Calls copy(memory of a sequence, memory of a block, bytes) for all of it.
+  template <typename Copy>
+  void CopySaved(const SavedMemory& memory, Copy copy);
   struct TpaCacheView CacheView(TpaCache& cache) const;
 
   const Options options_;
@@ -109,6 +115,8 @@ class CpuBackend : public Backend {
   std::vector<Position> positions_;
   std::vector<TpaCache> tpa_caches_;
   std::vector<State> states_;
+  std::unique_ptr<char[]> host_;  // [blocks, host_block_bytes_]
+  int64_t host_block_bytes_ = 0;
   std::vector<std::vector<float>> activations_;
   std::vector<float> head_rows_;  // normalised rows, gathered
   std::vector<float> logits_;

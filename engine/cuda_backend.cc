@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/glu/glu_cuda.h"
@@ -381,6 +382,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   RECURVE_RETURN_IF_ERROR(allocate(&slots_,
                                    (int64_t{num_slots} + 1) * slot_bytes(),
                                    "recurrent state; lower --max-num-seqs"));
+  cache_ = {num_pages, num_slots, page_bytes(), slot_bytes()};
 
   if (const WeightType type = matrices_.front().type;
       type != WeightType::kFloat32 &&
@@ -423,6 +425,15 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   return CudaStatus(cudaDeviceSynchronize(), "allocating");
 }
 
+absl::Status CudaBackend::AllocateHost(int32_t num_blocks,
+                                       int64_t block_bytes) {
+  cache_.num_host_blocks = num_blocks;
+  RECURVE_CHECK(block_bytes == HostBlockBytes(cache_));
+  RECURVE_ASSIGN_OR_RETURN(
+      swap_, CudaSwap::Create(stream_, cache_, pages_.data(), slots_.data()));
+  return absl::OkStatus();
+}
+
 // ----------------------------------------------------------------------------
 // A step
 
@@ -442,6 +453,9 @@ absl::Status CudaBackend::CheckBatch(const StepBatch& batch) const {
 absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   RECURVE_RETURN_IF_ERROR(status_);
   RECURVE_RETURN_IF_ERROR(CheckBatch(batch));
+  for (int32_t slot : batch.slots) {
+    if (swap_ != nullptr) RECURVE_RETURN_IF_ERROR(swap_->AwaitSlot(slot));
+  }
   batch_ = &batch;
   decode_ =
       batch.num_tokens() == batch.num_sequences() &&
@@ -1098,19 +1112,33 @@ absl::Status CudaBackend::SetBytes(const CudaMemory& memory, int64_t number,
       "setting the memory of a sequence");
 }
 
-absl::Status CudaBackend::ClearPage(int32_t page) {
-  return SetBytes(pages_, page, page_bytes(), 0);
+absl::Status CudaBackend::SetPage(int32_t page, int value) {
+  if (swap_ != nullptr) RECURVE_RETURN_IF_ERROR(swap_->AwaitPage(page));
+  return SetBytes(pages_, page, page_bytes(), value);
 }
-absl::Status CudaBackend::ClearSlot(int32_t slot) {
-  return SetBytes(slots_, slot, slot_bytes(), 0);
+absl::Status CudaBackend::SetSlot(int32_t slot, int value) {
+  if (swap_ != nullptr) RECURVE_RETURN_IF_ERROR(swap_->AwaitSlot(slot));
+  return SetBytes(slots_, slot, slot_bytes(), value);
 }
 
+absl::Status CudaBackend::ClearPage(int32_t page) { return SetPage(page, 0); }
+absl::Status CudaBackend::ClearSlot(int32_t slot) { return SetSlot(slot, 0); }
 // Every byte 0xff is a NaN in each of the types.
 absl::Status CudaBackend::PoisonPage(int32_t page) {
-  return SetBytes(pages_, page, page_bytes(), 0xff);
+  return SetPage(page, 0xff);
 }
 absl::Status CudaBackend::PoisonSlot(int32_t slot) {
-  return SetBytes(slots_, slot, slot_bytes(), 0xff);
+  return SetSlot(slot, 0xff);
+}
+
+absl::Status CudaBackend::Save(const SavedMemory& memory) {
+  return swap_->Save(memory);
+}
+absl::Status CudaBackend::Restore(const SavedMemory& memory) {
+  return swap_->Restore(memory);
+}
+bool CudaBackend::Restored(int32_t slot) {
+  return swap_ == nullptr || swap_->Done(slot);
 }
 
 absl::Status CudaBackend::FillCacheAtRandom() {

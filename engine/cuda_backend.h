@@ -17,6 +17,7 @@
 #include "engine/cuda_memory.h"
 #include "engine/cuda_sampler.h"
 #include "engine/cuda_step_buffer.h"
+#include "engine/cuda_swap.h"
 #include "engine/cuda_tpa.h"
 #include "engine/cuda_weights.h"
 #include "kernels/common/weight_type.h"
@@ -99,6 +100,7 @@ class CudaBackend : public Backend {
   int64_t page_bytes() const override { return 2 * page_elements_; }
   int64_t slot_bytes() const override { return 4 * slot_elements_; }
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
+  absl::Status AllocateHost(int32_t num_blocks, int64_t block_bytes) override;
   int64_t chunk_multiple() const override { return linear_->chunk_multiple(); }
   int64_t column_multiple() const override { return kColumns; }
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
@@ -123,6 +125,9 @@ class CudaBackend : public Backend {
   absl::Status ClearSlot(int32_t slot) override;
   absl::Status PoisonPage(int32_t page) override;
   absl::Status PoisonSlot(int32_t slot) override;
+  absl::Status Save(const SavedMemory& memory) override;
+  absl::Status Restore(const SavedMemory& memory) override;
+  bool Restored(int32_t slot) override;
 
  private:
   static constexpr int64_t kColumns = 64;
@@ -227,6 +232,9 @@ class CudaBackend : public Backend {
   // Page or slot `number`, of `bytes` each.
   absl::Status SetBytes(const CudaMemory& memory, int64_t number, int64_t bytes,
                         int value);
+  // The same, after copies of it.
+  absl::Status SetPage(int32_t page, int value);
+  absl::Status SetSlot(int32_t slot, int value);
   // Makes room in logits_host_ for the step, if it needs any.
   void ReserveHostLogits(int64_t vocab);
 
@@ -251,6 +259,8 @@ class CudaBackend : public Backend {
   int64_t slot_elements_ = 0;
   CudaMemory pages_;
   CudaMemory slots_;
+  CacheSpec cache_;
+  std::unique_ptr<CudaSwap> swap_;  // null without host memory
   std::vector<CudaMemory> activations_;
   // The 16-bit type of all matrices, if it is one.
   std::optional<WeightType> product_type_;

@@ -54,13 +54,20 @@ bool HasWholePrompts(const ModelDefinition& model) {
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
     const ModelDefinition& model, std::unique_ptr<Backend> backend,
-    int32_t num_pages, int32_t num_slots) {
+    int32_t num_pages, int32_t num_slots, int64_t swap_bytes) {
   auto decoder = std::unique_ptr<Decoder>(new Decoder(std::move(backend)));
   RECURVE_RETURN_IF_ERROR(decoder->LoadWeights(model));
   Backend& device = *decoder->backend_;
   RECURVE_RETURN_IF_ERROR(device.AllocateCache(num_pages, num_slots));
-  decoder->cache_spec_ = {num_pages, num_slots, device.page_bytes(),
-                          device.slot_bytes()};
+  CacheSpec& spec = decoder->cache_spec_;
+  spec = {num_pages, num_slots, device.page_bytes(), device.slot_bytes()};
+  if (const int64_t bytes = HostBlockBytes(spec); bytes > 0) {
+    spec.num_host_blocks = static_cast<int32_t>(
+        std::min<int64_t>(swap_bytes / bytes, int64_t{1} << 30));
+    if (spec.num_host_blocks > 0) {
+      RECURVE_RETURN_IF_ERROR(device.AllocateHost(spec.num_host_blocks, bytes));
+    }
+  }
 
   ModelInfo& info = decoder->info_;
   info.family = model.family;

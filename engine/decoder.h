@@ -21,11 +21,12 @@ int64_t StateBytesPerSequence(const ModelDefinition& model);
 // token mixer and a gated linear unit, final norm, head. Runs on any backend.
 class Decoder : public ModelRunner {
  public:
-  // Copies the weights into `backend` and allocates `num_pages` pages and
-  // `num_slots` slots. `model`'s views are not used afterwards.
+  // Copies the weights into `backend` and allocates `num_pages` pages,
+  // `num_slots` slots and up to `swap_bytes` of host memory to save sequences
+  // in. `model`'s views are not used afterwards.
   static absl::StatusOr<std::unique_ptr<Decoder>> Load(
       const ModelDefinition& model, std::unique_ptr<Backend> backend,
-      int32_t num_pages, int32_t num_slots);
+      int32_t num_pages, int32_t num_slots, int64_t swap_bytes = 0);
 
   const ModelInfo& info() const override { return info_; }
   CacheSpec cache_spec() const override { return cache_spec_; }

@@ -84,6 +84,8 @@ Engine::Engine(const EngineOptions& options,
   }
   counters_.slots_total = cache_spec_.num_slots;
   counters_.pages_total = cache_spec_.num_pages;
+  counters_.swap_bytes_total =
+      cache_spec_.num_host_blocks * HostBlockBytes(cache_spec_);
   MutexLock lock(&mu_);
   load_ = counters_;
 }
@@ -163,6 +165,14 @@ void Engine::Close(uint64_t id) { Post(Closing{id}); }
 void Engine::Cancel(uint64_t id, absl::Status status) {
   RECURVE_CHECK(!status.ok());
   Post(Cancellation{id, std::move(status)});
+}
+void Engine::CancelAll(const absl::Status& status) {
+  RECURVE_CHECK(!status.ok());
+  {
+    MutexLock lock(&mu_);
+    for (const uint64_t id : open_) inbox_.push_back(Cancellation{id, status});
+  }
+  wake_.NotifyAll();
 }
 void Engine::Resume(uint64_t id) { Post(Resumption{id}); }
 

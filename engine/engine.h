@@ -74,6 +74,8 @@ class Engine {
   // The reader of a sequence whose OnStep returned false has caught up.
   void Resume(uint64_t id);
 
+  // Cancel for every sequence that there is now.
+  void CancelAll(const absl::Status& status);
   // As Cancel with CANCELLED; NotFound when there is no such sequence.
   absl::Status Abort(uint64_t id);
 
@@ -140,8 +142,12 @@ class Engine {
   void Step();
   SequenceView View(const Sequence& sequence) const;
   StepPlan Plan() const;
-  // Preempts and admits.
+  // Preempts and admits (engine_memory.cc).
   absl::Status ApplyMemory(const StepPlan& plan);
+  // Takes the sequence's memory, which is saved if there is room.
+  absl::Status Preempt(Sequence& sequence);
+  // A lease that is at sequence.num_computed().
+  absl::StatusOr<SequenceLease> LeaseFor(Sequence& sequence);
   absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
                                         int32_t batch_index, StepBatch* batch);
   void Commit(const BatchEntry& entry, const StepOutput& output);

@@ -162,6 +162,8 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.pages =
       sequence.lease ? static_cast<int64_t>(sequence.lease->pages().size()) : 0;
   view.has_work = sequence.command_active() && !sequence.stalled;
+  view.from_host =
+      sequence.saved || (sequence.lease && !cache_.Restored(*sequence.lease));
   // A step hands all rows that a command wants to its stream at once.
   if (sequence.wants_all_logits()) {
     view.max_step_tokens = max_step_logits();
@@ -192,29 +194,6 @@ StepPlan Engine::Plan() const {
   const CacheStats cache = cache_.stats();
   return PlanStep(limits, cache.pages.free, cache.slots.free, resident,
                   waiting);
-}
-
-absl::Status Engine::ApplyMemory(const StepPlan& plan) {
-  for (uint64_t id : plan.preempt) {
-    Sequence& sequence = *sequences_.at(id);
-    sequence.Preempt();
-    Reindex(sequence);
-    ++counters_.preemptions_total;
-  }
-  for (uint64_t id : plan.admit) {
-    Sequence& sequence = *sequences_.at(id);
-    RECURVE_ASSIGN_OR_RETURN(SequenceLease lease, cache_.Acquire(id));
-    RECURVE_RETURN_IF_ERROR(cache_.Reserve(lease, sequence.num_tokens()));
-    sequence.lease = std::move(lease);
-    Reindex(sequence);
-    if (!sequence.admitted) {
-      sequence.admitted = true;
-      sequence.queue_seconds = SecondsBetween(sequence.submitted, Clock::now());
-      if (observer_ != nullptr) observer_->OnQueued(sequence.queue_seconds);
-      sequence.sink().OnAdmitted(sequence.queue_seconds);
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
@@ -369,6 +348,7 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   resident_.erase(sequence.get());
   stalled_.erase(sequence.get());
   sequence->lease.reset();
+  sequence->saved.reset();
   {
     MutexLock lock(&mu_);
     open_.erase(id);
@@ -402,6 +382,8 @@ void Engine::PublishLoad() {
   const CacheStats cache = cache_.stats();
   counters_.slots_used = cache.slots.used;
   counters_.pages_used = cache.pages.used;
+  counters_.swap_bytes_used =
+      cache.host_blocks.used * HostBlockBytes(cache_spec_);
   if (observer_ != nullptr) observer_->OnLoad(counters_);
   MutexLock lock(&mu_);
   load_ = counters_;

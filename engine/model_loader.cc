@@ -250,6 +250,11 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
     return absl::InvalidArgumentError(absl::StrCat(
         "--kv-pages is ", options.kv_pages, "; expected 0 to ", 1 << 30));
   }
+  if (options.swap_bytes < 0 || options.swap_bytes > (int64_t{1} << 50)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--swap-bytes is ", options.swap_bytes, "; expected 0 to ",
+                     int64_t{1} << 50));
+  }
   RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                            Checkpoint::Open(options.path));
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
@@ -278,7 +283,8 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
         loaded.runner,
         Decoder::Load(model, std::move(backend),
                       static_cast<int32_t>(loaded.capacity.num_pages),
-                      static_cast<int32_t>(loaded.capacity.num_slots)));
+                      static_cast<int32_t>(loaded.capacity.num_slots),
+                      options.swap_bytes));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "not enough memory for the model with ", loaded.capacity.num_pages,

@@ -31,6 +31,9 @@ struct ModelOptions {
   int64_t kv_pages = 0;  // pages of the TPA factor cache; 0: from kv_pool_bytes
   int64_t kv_pool_bytes = int64_t{1}
                           << 30;  // the most the factor cache may take
+  // Memory of the host, page-locked for a GPU, that preempted sequences are
+  // saved in; 0: they are computed again.
+  int64_t swap_bytes = int64_t{1} << 30;
 };
 
 // What a server with these options holds: computed before any weight is loaded.

@@ -19,6 +19,13 @@ struct EngineLoad {
   uint64_t prompt_tokens_total = 0;
   uint64_t generation_tokens_total = 0;
   uint64_t preemptions_total = 0;
+  // Of those: saved in host memory; brought back; had something to compute
+  // again, since there was no room.
+  uint64_t saves_total = 0;
+  uint64_t restores_total = 0;
+  uint64_t recomputes_total = 0;
+  int64_t swap_bytes_used = 0;  // of host memory
+  int64_t swap_bytes_total = 0;
   uint64_t steps_total = 0;
   // Requests accepted and not ended.
   int64_t open = 0;

@@ -40,6 +40,7 @@ class Planner {
     for (const SequenceView& sequence : Ranked(waiting)) {
       if (budget_ == 0 || WouldOvertake(sequence) || !Admit(sequence)) break;
     }
+    if (plan_.entries.empty()) AwaitCopy();
     return std::move(plan_);
   }
 
@@ -97,32 +98,50 @@ class Planner {
 
   void ScheduleResident() {
     int64_t decodes = 0;  // not yet scheduled: their tokens are set aside
-    for (const SequenceView& s : resident_) {
-      decodes += s.has_work && s.num_tokens - s.num_computed == 1;
-    }
+    const auto decodes_now = [](const SequenceView& s) {
+      return s.has_work && !s.from_host && s.num_tokens - s.num_computed == 1;
+    };
+    for (const SequenceView& s : resident_) decodes += decodes_now(s);
     for (const SequenceView& s : resident_) {
       if (!s.has_work) continue;
-      int64_t tokens = std::min(s.num_tokens - s.num_computed, ChunkLimit(s));
-      if (s.num_tokens - s.num_computed == 1) --decodes;
-      if (IsPreempted(s.id)) continue;
-      tokens = CutChunk(s, std::min(tokens, budget_ - decodes));
-      // Pages: as many tokens as fit, but at least one.
-      while (tokens > 0 &&
-             PagesFor(s.num_computed + 1) - s.pages > free_pages_) {
-        if (victims_.empty() || !YieldsTo(victims_.back(), s)) break;
-        PreemptLast();
+      if (s.from_host) {
+        arriving_.push_back(s);
+        continue;
       }
-      if (limits_.page_tokens > 0) {
-        const int64_t room =
-            (s.pages + free_pages_) * limits_.page_tokens - s.num_computed;
-        tokens = CutChunk(s, std::min(tokens, room));
-      }
-      if (tokens <= 0) continue;
-      GrantPages(s.id, std::max<int64_t>(
-                           0, PagesFor(s.num_computed + tokens) - s.pages));
-      budget_ -= tokens;
-      plan_.entries.push_back({s.id, tokens});
+      decodes -= decodes_now(s);
+      if (!IsPreempted(s.id)) Schedule(s, budget_ - decodes);
     }
+  }
+
+  // Nothing else runs: the first one whose memory is on its way does.
+  void AwaitCopy() {
+    for (const SequenceView& s : arriving_) {
+      if (!IsPreempted(s.id) && Schedule(s, budget_)) return;
+    }
+  }
+
+  // Up to `most` tokens of resident `s`, as many as pages can be had for.
+  // Whether it runs.
+  bool Schedule(const SequenceView& s, int64_t most) {
+    int64_t tokens =
+        std::min({s.num_tokens - s.num_computed, ChunkLimit(s), most});
+    tokens = CutChunk(s, tokens);
+    // Pages: as many tokens as fit, but at least one.
+    while (tokens > 0 && PagesFor(s.num_computed + 1) - s.pages > free_pages_) {
+      if (victims_.empty() || !YieldsTo(victims_.back(), s)) break;
+      PreemptLast();
+    }
+    if (limits_.page_tokens > 0) {
+      const int64_t room =
+          (s.pages + free_pages_) * limits_.page_tokens - s.num_computed;
+      tokens = CutChunk(s, std::min(tokens, room));
+    }
+    if (tokens <= 0) return false;
+    GrantPages(s.id, std::max<int64_t>(
+                         0, PagesFor(s.num_computed + tokens) - s.pages));
+    budget_ -= tokens;
+    plan_.entries.push_back({s.id, tokens});
+    return true;
   }
 
   // The pages a sequence gets in this step count as its own: whoever takes its
@@ -169,6 +188,11 @@ class Planner {
     free_pages_ -= known;
     --free_slots_;
     plan_.admit.push_back(s.id);
+    if (s.from_host) {
+      arriving_.push_back(s);
+      arriving_.back().pages = known;
+      return true;
+    }
     const int64_t tokens = chunk();  // victims may have left some
     budget_ -= tokens;
     plan_.entries.push_back({s.id, tokens});
@@ -198,6 +222,7 @@ class Planner {
   const std::vector<SequenceView> resident_;  // in rank order
   std::vector<SequenceView>
       victims_;  // resident and not preempted; next victim last
+  std::vector<SequenceView> arriving_;  // from_host, with work
   // Of those preempted that have work.
   std::optional<SequenceView> highest_preempted_;
   StepPlan plan_;

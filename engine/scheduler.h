@@ -27,8 +27,12 @@ namespace recurve {
 //     admission, so nothing is overtaken and nothing starves; nor is what was
 //     preempted for want of a page in this very step. Idle residents, and
 //     residents of lower priority, are preempted for it if that makes it fit.
-// The highest in rank of the residents always proceeds, and what does not fit
-// an empty server is refused before it gets here; so every sequence finishes.
+//  4. A sequence whose memory was saved in the host's is admitted like others.
+//     Its copy takes time, so it runs when that has arrived; until then steps
+//     go on without it. If nothing else can run, the step waits for one copy.
+// The highest in rank of the residents always proceeds, or its copy does, and
+// what does not fit an empty server is refused before it gets here; so every
+// sequence finishes.
 
 struct SchedulerLimits {
   // Tokens in a step; >= max_sequences + chunk_multiple - 1.
@@ -51,6 +55,9 @@ struct SequenceView {
   int64_t num_computed;  // of these, already in the cache
   int64_t pages;         // held
   bool has_work;  // wants to run now; false: idle or its client is stalled
+  // What is computed is in the host's memory, or on its way from there: pages
+  // for all known tokens are held already. A step with it would wait.
+  bool from_host = false;
   // The most it may compute in a step, when less than the limits allow; >=
   // chunk_multiple.
   int64_t max_step_tokens = std::numeric_limits<int64_t>::max();

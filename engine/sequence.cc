@@ -61,6 +61,7 @@ bool Sequence::StartNextCommand() {
     // The row to draw the next token from was computed by a command that drew
     // none. A state cannot take its last token again, so all are computed anew.
     lease.reset();
+    saved.reset();
     num_computed_ = 0;
   }
   logits_mode_ = command.logits;
@@ -154,9 +155,11 @@ std::string Sequence::FlushText() {
   return std::exchange(carried_text_, "") + decoder_->Flush();
 }
 
-void Sequence::Preempt() {
+void Sequence::Preempt(std::optional<SavedSequence> copy) {
+  RECURVE_CHECK(!copy || copy->tokens() == num_computed_);
   lease.reset();
-  num_computed_ = 0;
+  saved = std::move(copy);
+  if (!saved) num_computed_ = 0;
   ++preemptions_;
 }
 

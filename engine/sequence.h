@@ -14,6 +14,7 @@
 #include "engine/step.h"
 #include "engine/tokenizer/stream_decoder.h"
 #include "kernels/sampling/sampling.h"
+#include "kv_cache/saved_sequence.h"
 #include "kv_cache/sequence_lease.h"
 
 namespace recurve {
@@ -27,8 +28,8 @@ using Clock = std::chrono::steady_clock;
 //  - num_computed <= tokens().size(). A sampled token is known before it is
 //    computed, so an idle sequence may be one token behind.
 //  - Memory is held exactly while `lease` has a value. Giving it up
-//  (preemption)
-//    sets num_computed to 0 and changes nothing that a client can see.
+//    (preemption) changes nothing that a client can see: it sets num_computed
+//    to 0, unless `saved` has what was computed. Never do both have a value.
 //
 // Owned by the engine's step thread; not thread-safe.
 class Sequence {
@@ -98,12 +99,13 @@ class Sequence {
   // Text held back by commands that are done, now that nothing follows.
   std::string FlushText();
 
-  // Gives up all memory; the tokens will be computed again.
-  void Preempt();
+  // Gives up all memory. Without a `copy` the tokens will be computed again.
+  void Preempt(std::optional<SavedSequence> copy);
 
   // --- Memory and waiting, managed by the engine ---
 
   std::optional<SequenceLease> lease;
+  std::optional<SavedSequence> saved;
   bool admitted = false;
   // The client is behind; nothing runs until it catches up.
   bool stalled = false;

@@ -30,14 +30,16 @@ CacheManager::CacheManager(const CacheSpec& spec, CacheStorage* storage,
       options_(options),
       pages_(spec.num_pages),
       slots_(spec.num_slots),
+      host_blocks_("host block", spec.num_host_blocks),
       pages_of_slot_(static_cast<size_t>(spec.num_slots) + 1, 0) {
   RECURVE_CHECK(storage != nullptr);
   RECURVE_CHECK(spec.page_bytes >= 0 && spec.slot_bytes >= 0);
 }
 
 CacheManager::~CacheManager() {
-  // A lease that outlived this would write into freed memory.
-  RECURVE_CHECK(slots_.ids().used() == 0 && pages_.used() == 0);
+  // What outlived this would write into freed memory.
+  RECURVE_CHECK(slots_.ids().used() == 0 && pages_.used() == 0 &&
+                host_blocks_.used() == 0);
 }
 
 absl::StatusOr<SequenceLease> CacheManager::Acquire(uint64_t owner) {
@@ -110,8 +112,74 @@ void CacheManager::CommitUpdate(SequenceLease& lease, int64_t num_tokens) {
       slots_.CommitUpdate(lease.slot_, lease.owner_, num_tokens).ok());
 }
 
+bool CacheManager::CanSave(const SequenceLease& lease) const {
+  if (!CheckLease(lease).ok() || slots_.in_flight(lease.slot())) return false;
+  const int64_t tokens = TokensApplied(lease);
+  return tokens > 0 && HostBlocksFor(tokens, spec_) <= host_blocks_.free();
+}
+
+absl::StatusOr<SavedSequence> CacheManager::Save(const SequenceLease& lease) {
+  RECURVE_RETURN_IF_ERROR(CheckLease(lease));
+  if (!CanSave(lease)) {
+    return absl::InternalError(absl::StrCat(
+        "Save: sequence ", lease.owner_, " of ", TokensApplied(lease),
+        " tokens cannot be saved; ", host_blocks_.free(), " of ",
+        host_blocks_.total(), " host blocks are free"));
+  }
+  SavedSequence saved(this, lease.owner_, TokensApplied(lease));
+  const int64_t blocks = HostBlocksFor(saved.tokens_, spec_);
+  for (int64_t i = 0; i < blocks; ++i) {
+    const OwnedId block = host_blocks_.Take(lease.owner_);
+    saved.blocks_.push_back(block.id);
+    saved.generations_.push_back(block.generation);
+  }
+  // Pages beyond the tokens hold nothing yet.
+  const absl::Status copied = storage_->Save(
+      {lease.slot(), lease.pages().first(PagesFor(saved.tokens_, spec_)),
+       saved.blocks_});
+  if (!copied.ok()) return StorageError("saving slot", lease.slot(), copied);
+  return saved;
+}
+
+absl::StatusOr<SequenceLease> CacheManager::Restore(SavedSequence& saved) {
+  if (saved.manager_ != this) {
+    return absl::InternalError("Restore: nothing saved by this manager");
+  }
+  const uint64_t owner = saved.owner_;
+  for (size_t i = 0; i < saved.blocks_.size(); ++i) {
+    RECURVE_RETURN_IF_ERROR(host_blocks_.CheckOwned(
+        {saved.blocks_[i], saved.generations_[i]}, owner));
+  }
+  if (slots_.Holds(owner)) {
+    return absl::InternalError(
+        absl::StrCat("Restore: sequence ", owner, " holds a slot already"));
+  }
+  const int64_t count = PagesFor(saved.tokens_, spec_);
+  if (slots_.ids().free() == 0 || count > pages_.free()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "sequence ", owner, " needs a slot and ", count, " pages; ",
+        slots_.ids().free(), " slots and ", pages_.free(), " pages are free"));
+  }
+  const int32_t slot = slots_.NextFree();
+  // In the order in which Take returns them.
+  const auto next = pages_.NextFree(static_cast<int32_t>(count));
+  const std::vector<int32_t> pages(next.rbegin(), next.rend());
+  const absl::Status copied = storage_->Restore({slot, pages, saved.blocks_});
+  if (!copied.ok()) return StorageError("restoring slot", slot, copied);
+  SequenceLease lease(this, owner, slots_.Take(owner, saved.tokens_));
+  for (int64_t i = 0; i < count; ++i) {
+    const OwnedId page = pages_.Take(owner);
+    RECURVE_CHECK(page.id == pages[i]);
+    lease.pages_.push_back(page.id);
+    lease.page_generations_.push_back(page.generation);
+  }
+  pages_of_slot_[slot] += count;
+  saved.Release();  // whoever gets the blocks writes after they were read
+  return lease;
+}
+
 CacheStats CacheManager::stats() const {
-  return {StatsOf(pages_), StatsOf(slots_.ids())};
+  return {StatsOf(pages_), StatsOf(slots_.ids()), StatsOf(host_blocks_)};
 }
 
 absl::Status CacheManager::CheckLease(const SequenceLease& lease) const {
@@ -134,6 +202,7 @@ absl::Status CacheManager::CheckInvariants() const {
   RECURVE_RETURN_IF_ERROR(poison_status_);
   RECURVE_RETURN_IF_ERROR(pages_.CheckInvariants());
   RECURVE_RETURN_IF_ERROR(slots_.CheckInvariants());
+  RECURVE_RETURN_IF_ERROR(host_blocks_.CheckInvariants());
   std::map<uint64_t, int64_t> expected;  // pages by owner
   for (int32_t slot = 0; slot <= slots_.ids().total(); ++slot) {
     const uint64_t owner = slots_.ids().owner(slot);
@@ -171,7 +240,17 @@ absl::Status CacheManager::CheckInvariants() const {
 absl::Status CacheManager::CheckIdle() const {
   RECURVE_RETURN_IF_ERROR(CheckInvariants());
   RECURVE_RETURN_IF_ERROR(slots_.ids().CheckIdle());
+  RECURVE_RETURN_IF_ERROR(host_blocks_.CheckIdle());
   return pages_.CheckIdle();
+}
+
+void CacheManager::TakeBack(const SavedSequence& saved) {
+  for (size_t i = saved.blocks_.size(); i-- > 0;) {
+    RECURVE_CHECK(
+        host_blocks_
+            .Give({saved.blocks_[i], saved.generations_[i]}, saved.owner_)
+            .ok());
+  }
 }
 
 void CacheManager::TakeBack(const SequenceLease& lease) {

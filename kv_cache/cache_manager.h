@@ -9,6 +9,7 @@
 #include "kv_cache/cache_spec.h"
 #include "kv_cache/cache_storage.h"
 #include "kv_cache/page_pool.h"
+#include "kv_cache/saved_sequence.h"
 #include "kv_cache/sequence_lease.h"
 #include "kv_cache/slot_pool.h"
 
@@ -29,14 +30,16 @@ struct PoolStats {
 struct CacheStats {
   PoolStats pages;
   PoolStats slots;
+  PoolStats host_blocks;
 };
 
 // Hands out sequence memory and checks every use of it. Bookkeeping only: the
 // bytes are the storage's.
 //
-// Invariants: memory is cleared, while still free, before it gets an owner;
-// each page and slot has at most one owner; a failed call changes nothing that
-// can be observed through this class.
+// Invariants: memory is cleared, or overwritten by a saved sequence, while
+// still free, before it gets an owner; each page, slot and block has at most
+// one owner; a failed call changes nothing that can be observed through this
+// class.
 //
 // Statuses: ResourceExhausted means that a pool is short and that giving
 // something back helps; it never comes from the storage, whose errors arrive as
@@ -49,7 +52,7 @@ class CacheManager {
   // `storage` outlives the manager. REQUIRES: nothing in `spec` is negative.
   CacheManager(const CacheSpec& spec, CacheStorage* storage,
                const CacheOptions& options = {});
-  // REQUIRES: every lease is gone.
+  // REQUIRES: every lease and saved sequence is gone.
   ~CacheManager();
   CacheManager(const CacheManager&) = delete;
   CacheManager& operator=(const CacheManager&) = delete;
@@ -75,6 +78,23 @@ class CacheManager {
   // the lease instead. REQUIRES: an update of `num_tokens` is in flight.
   void CommitUpdate(SequenceLease& lease, int64_t num_tokens);
 
+  // Whether Save would find room: false too when there is nothing to save, or
+  // an update is in flight, so that the state is not known.
+  bool CanSave(const SequenceLease& lease) const;
+
+  // Has the sequence's memory copied to host memory; the lease may then be
+  // released. REQUIRES: CanSave(lease).
+  absl::StatusOr<SavedSequence> Save(const SequenceLease& lease);
+
+  // A lease of a slot and the pages of `saved`, which get its contents, at the
+  // position where it was saved. `saved` is empty afterwards.
+  absl::StatusOr<SequenceLease> Restore(SavedSequence& saved);
+
+  // Whether a step with this lease need not wait for a Restore.
+  bool Restored(const SequenceLease& lease) const {
+    return storage_->Restored(lease.slot());
+  }
+
   CacheStats stats() const;
 
   // Internal unless slot and pages are this lease's.
@@ -90,8 +110,11 @@ class CacheManager {
 
  private:
   friend class SequenceLease;
+  friend class SavedSequence;
   friend class CachePeer;  // tests break invariants on purpose
 
+  // For SavedSequence::Release. REQUIRES: of this manager.
+  void TakeBack(const SavedSequence& saved);
   // For SequenceLease::Release and tokens_applied. REQUIRES: of this manager.
   void TakeBack(const SequenceLease& lease);
   int64_t TokensApplied(const SequenceLease& lease) const;
@@ -101,6 +124,7 @@ class CacheManager {
   const CacheOptions options_;
   PagePool pages_;
   SlotPool slots_;
+  IdPool host_blocks_;
   // Pages handed to the holder of each slot, [num_slots + 1]: a second count
   // that CheckInvariants holds against the owners of pages.
   std::vector<int64_t> pages_of_slot_;

@@ -21,12 +21,31 @@ struct CacheSpec {
   // Bytes of one slot, all layers together; 0 for a model without recurrent
   // layers. Its sequences hold a slot all the same: it counts their tokens.
   int64_t slot_bytes = 0;
+  // Blocks of host memory that preempted sequences are saved in, numbered from
+  // 1 as well; HostBlockBytes each.
+  int32_t num_host_blocks = 0;
 };
 
 // Pages that a sequence of `tokens` tokens occupies. REQUIRES: tokens >= 0.
 constexpr int64_t PagesFor(int64_t tokens, const CacheSpec& spec) {
   if (spec.page_bytes == 0) return 0;
   return tokens / kPageTokens + (tokens % kPageTokens != 0 ? 1 : 0);
+}
+
+// A block of host memory holds one page, or one slot where there are no pages.
+constexpr int64_t HostBlockBytes(const CacheSpec& spec) {
+  return spec.page_bytes != 0 ? spec.page_bytes : spec.slot_bytes;
+}
+
+// Blocks that one slot takes.
+constexpr int64_t HostBlocksOfSlot(const CacheSpec& spec) {
+  const int64_t block = HostBlockBytes(spec);
+  return spec.slot_bytes == 0 ? 0 : (spec.slot_bytes + block - 1) / block;
+}
+
+// Blocks that a sequence of `tokens` tokens takes. REQUIRES: tokens >= 0.
+constexpr int64_t HostBlocksFor(int64_t tokens, const CacheSpec& spec) {
+  return PagesFor(tokens, spec) + HostBlocksOfSlot(spec);
 }
 
 }  // namespace recurve

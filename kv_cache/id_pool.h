@@ -46,8 +46,8 @@ class IdPool {
   // 0 when the id is free, or is the sink. REQUIRES: 0 <= id <= total().
   uint64_t owner(int32_t id) const { return tags_[id].owner; }
 
-  // The ids that the next `count` calls of Take return, in any order; they can
-  // be cleared while still free. Valid until the pool changes.
+  // The ids that the next `count` calls of Take return, the last of them first;
+  // they can be written to while still free. Valid until the pool changes.
   // REQUIRES: 0 <= count <= free().
   absl::Span<const int32_t> NextFree(int32_t count) const;
 

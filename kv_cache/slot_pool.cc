@@ -17,7 +17,11 @@ bool SlotPool::Holds(uint64_t owner) const {
   return false;
 }
 
-OwnedId SlotPool::Take(uint64_t owner) { return ids_.Take(owner); }
+OwnedId SlotPool::Take(uint64_t owner, int64_t tokens_applied) {
+  const OwnedId slot = ids_.Take(owner);
+  progress_[slot.id].tokens_applied = tokens_applied;
+  return slot;
+}
 
 absl::Status SlotPool::Give(OwnedId slot, uint64_t owner) {
   RECURVE_RETURN_IF_ERROR(ids_.Give(slot, owner));

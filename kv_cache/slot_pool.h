@@ -30,8 +30,9 @@ class SlotPool {
   // The slot that the next Take returns. REQUIRES: ids().free() > 0.
   int32_t NextFree() const { return ids_.NextFree(1)[0]; }
 
-  // Hands over a slot at 0 tokens. REQUIRES: ids().free() > 0, owner != 0.
-  OwnedId Take(uint64_t owner);
+  // Hands over a slot whose state has absorbed `tokens_applied` tokens.
+  // REQUIRES: ids().free() > 0, owner != 0, tokens_applied >= 0.
+  OwnedId Take(uint64_t owner, int64_t tokens_applied = 0);
 
   // Makes the slot free again, dropping an update in flight. Internal when it
   // is not `owner`'s.
@@ -41,6 +42,9 @@ class SlotPool {
   int64_t tokens_applied(int32_t slot) const {
     return progress_[slot].tokens_applied;
   }
+
+  // Whether an update is in flight. REQUIRES: 1 <= slot <= total.
+  bool in_flight(int32_t slot) const { return progress_[slot].in_flight != 0; }
 
   // Declares that tokens [position, position + num_tokens) are about to be
   // absorbed. Internal unless the slot is `owner`'s, is at `position`, and has

@@ -118,6 +118,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "The most the TPA factor cache may take");
   Add(app, "kv-pages", o.model.kv_pages,
       "Pages of 64 tokens in the TPA factor cache; 0: from kv-pool-bytes");
+  Add(app, "swap-bytes", o.model.swap_bytes,
+      "Memory of the host that preempted sequences are saved in; 0: they are "
+      "computed again");
   Add(app, "default-max-new-tokens", o.default_max_new_tokens,
       "Tokens to generate for requests that do not say");
   Add(app, "shutdown-timeout", s.shutdown,

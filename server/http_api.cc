@@ -9,6 +9,7 @@
 #include "prometheus/collectable.h"
 #include "prometheus/text_serializer.h"
 #include "server/completion_call.h"
+#include "server/metrics.h"
 #include "server/openai.h"
 
 namespace recurve {
@@ -99,6 +100,18 @@ HttpResponse HttpApi::Get(const std::string& path) const {
     return ErrorResponse(error);
   }
   return response;
+}
+
+void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
+  if (options_.counters == nullptr) return;
+  // A label has few values, whatever clients ask for.
+  const char* endpoint = "other";
+  for (const char* known :
+       {kCompletions, "/v1/models", "/health", "/metrics"}) {
+    if (path == known) endpoint = known;
+  }
+  if (absl::StartsWith(path, kModelPrefix)) endpoint = "/v1/models";
+  options_.counters->OnHttpAnswered(endpoint, status, seconds);
 }
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {

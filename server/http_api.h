@@ -15,6 +15,8 @@ class Collectable;
 
 namespace recurve {
 
+class Metrics;
+
 // What there is under which path (docs/http.md). Thread-safe.
 class HttpApi : public HttpHandler {
  public:
@@ -25,11 +27,13 @@ class HttpApi : public HttpHandler {
     // Null: without /metrics.
     std::shared_ptr<prometheus::Collectable> metrics;
     std::function<bool()> serving;  // what /health says
+    Metrics* counters = nullptr;    // of answers; outlives this
   };
   explicit HttpApi(Options options);
 
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
   void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override;
+  void OnAnswered(const std::string& path, int status, double seconds) override;
 
  private:
   HttpResponse Get(const std::string& path) const;

@@ -68,6 +68,12 @@ class HttpHandler {
   virtual std::optional<HttpResponse> CheckHead(const HttpRequest& head) = 0;
   virtual void Handle(HttpRequest request,
                       std::shared_ptr<HttpReply> reply) = 0;
+  // A request is over: its answer is with the system's socket, or its client
+  // is gone (status 499). `path` is empty where the request's head never came;
+  // `seconds` count from the head. Called once a request, those included that
+  // were refused before Handle.
+  virtual void OnAnswered(const std::string& path, int status,
+                          double seconds) = 0;
 };
 
 // An answer that refuses, with an error object as OpenAI's API has it.

@@ -52,6 +52,8 @@ constexpr int64_t kMaxLingerBytes = 16 << 20;
 constexpr std::chrono::milliseconds kAcceptPause{100};
 // Connections above the limit that are told so at a time; more are just closed.
 constexpr int64_t kMaxRefusing = 256;
+// nginx's status for a client that left before its answer was whole.
+constexpr int kClientGone = 499;
 
 absl::string_view View(boost::beast::string_view text) {
   return {text.data(), text.size()};
@@ -207,7 +209,7 @@ class HttpServer::Connection : public HttpReply,
   void StartRefused() {
     Post([this] {
       if (transport_.secure()) return Close();
-      state_ = State::kAnswering;
+      StartAnswer();
       HttpResponse response = HttpError(
           503, "the server has as many connections as it takes; come back");
       response.headers.emplace_back("Retry-After", "1");
@@ -233,6 +235,7 @@ class HttpServer::Connection : public HttpReply,
       if (state_ != State::kAnswering) return;
       keep_alive_ = keep_alive_ && version_ >= 11 && !core_->draining();
       streaming_ = true;
+      status_to_send_ = head.status;
       pending_ += recurve::Head(head, version_, keep_alive_, std::nullopt);
       AppendPiece(head.body);
       WriteMore();
@@ -291,6 +294,8 @@ class HttpServer::Connection : public HttpReply,
     parser_->header_limit(core_->options().max_head_bytes);
     parser_->body_limit(core_->options().max_body_bytes);
     request_ = HttpRequest();
+    path_.clear();
+    asked_.reset();
     head_only_ = streaming_ = finished_ = false;
     version_ = 11;
     keep_alive_ = true;
@@ -355,7 +360,8 @@ class HttpServer::Connection : public HttpReply,
     head_only_ = message.method() == http::verb::head;
     request_.method = std::string(View(message.method_string()));
     const absl::string_view target = View(message.target());
-    request_.path = std::string(target.substr(0, target.find('?')));
+    request_.path = path_ = std::string(target.substr(0, target.find('?')));
+    asked_ = Clock::now();
     request_.content_type =
         std::string(View(message[http::field::content_type]));
     const auto [first, last] = message.equal_range(http::field::authorization);
@@ -387,8 +393,21 @@ class HttpServer::Connection : public HttpReply,
     parser_.reset();
     core_->RemoveBodyBytes(std::exchange(body_bytes_, 0));
   }
-  void Dispatch() {
+  void StartAnswer() {
     state_ = State::kAnswering;
+    status_ = kClientGone;  // until there is another
+    if (!asked_) asked_ = Clock::now();
+  }
+  // The answer is sent, or never will be.
+  void CountAnswer() {
+    const auto asked = std::exchange(asked_, std::nullopt);
+    if (!asked) return;
+    core_->handler().OnAnswered(
+        path_, status_,
+        std::chrono::duration<double>(Clock::now() - *asked).count());
+  }
+  void Dispatch() {
+    StartAnswer();
     ClearDeadline();
     request_.body = std::move(parser_->get().body());
     core_->handler().Handle(std::move(request_), shared_from_this());
@@ -412,7 +431,7 @@ class HttpServer::Connection : public HttpReply,
   // Answers a request that is not whole, after which the connection cannot be
   // used.
   void Refuse(const HttpResponse& response) {
-    state_ = State::kAnswering;
+    StartAnswer();
     ReleaseBody();
     SendNow(response, /*keep_alive=*/false);
     Read();
@@ -423,6 +442,7 @@ class HttpServer::Connection : public HttpReply,
     pending_ +=
         recurve::Head(response, version_, keep_alive_, response.body.size());
     if (!head_only_) pending_ += response.body;
+    status_to_send_ = response.status;
     finished_ = true;
     WriteMore();
   }
@@ -462,6 +482,8 @@ class HttpServer::Connection : public HttpReply,
       if (streaming_ && listener_ != nullptr) listener_->OnWritten();
       return;
     }
+    status_ = status_to_send_;
+    CountAnswer();
     if (const auto listener = std::exchange(listener_, nullptr)) {
       listener->OnDone();
     }
@@ -480,6 +502,7 @@ class HttpServer::Connection : public HttpReply,
 
   void Close() {
     if (state_ == State::kClosed) return;
+    if (state_ == State::kAnswering) CountAnswer();
     state_ = State::kClosed;
     closed_ = true;
     timer_.cancel();
@@ -507,6 +530,10 @@ class HttpServer::Connection : public HttpReply,
   int64_t body_bytes_ = 0;  // counted by the core
   int64_t lingered_ = 0;
   HttpRequest request_;
+  std::string path_;
+  std::optional<Clock::time_point> asked_;  // not counted as answered yet
+  int status_ = 0;
+  int status_to_send_ = 0;
 
   int version_ = 11;  // of the request
   bool keep_alive_ = true;

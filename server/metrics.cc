@@ -119,6 +119,21 @@ struct Metrics::Families {
   Counter& preemptions =
       MakeCounter(r, "num_preemptions_total",
                   "Sequences that lost their memory to others.");
+  Counter& saves = MakeCounter(r, "preemption_saves_total",
+                               "Preempted sequences saved in host memory.");
+  Counter& restores =
+      MakeCounter(r, "preemption_restores_total",
+                  "Saved sequences that came back from host memory.");
+  Counter& recomputes = MakeCounter(
+      r, "preemption_recomputes_total",
+      "Preempted sequences for which host memory had no room: what they had "
+      "computed is computed again.");
+  Gauge& swap_used = MakeGauge(
+      r, "swap_bytes", "Host memory that preempted sequences are saved in.",
+      {{"state", "used"}});
+  Gauge& swap_total = MakeGauge(
+      r, "swap_bytes", "Host memory that preempted sequences are saved in.",
+      {{"state", "total"}});
   prometheus::Family<Counter>& success =
       BuildCounter()
           .Name("recurve_request_success_total")
@@ -153,6 +168,16 @@ struct Metrics::Families {
       BuildCounter()
           .Name("recurve_unauthenticated_requests_total")
           .Help("Calls without an API key, or with one that is not known.")
+          .Register(r);
+  prometheus::Family<Counter>& http_requests =
+      BuildCounter()
+          .Name("recurve_http_requests_total")
+          .Help("HTTP requests answered, by endpoint and status.")
+          .Register(r);
+  prometheus::Family<Histogram>& http_seconds =
+      BuildHistogram()
+          .Name("recurve_http_request_duration_seconds")
+          .Help("From the head of an HTTP request to the end of its answer.")
           .Register(r);
 
   Histogram& first_token =
@@ -208,6 +233,11 @@ void Metrics::OnLoad(const EngineLoad& load) {
   RaiseTo(f.prompt_tokens, load.prompt_tokens_total);
   RaiseTo(f.generation_tokens, load.generation_tokens_total);
   RaiseTo(f.preemptions, load.preemptions_total);
+  RaiseTo(f.saves, load.saves_total);
+  RaiseTo(f.restores, load.restores_total);
+  RaiseTo(f.recomputes, load.recomputes_total);
+  f.swap_used.Set(static_cast<double>(load.swap_bytes_used));
+  f.swap_total.Set(static_cast<double>(load.swap_bytes_total));
 }
 
 void Metrics::OnQueued(double queue_seconds) {
@@ -251,6 +281,14 @@ void Metrics::AddTenantStreams(const std::string& tenant, int difference) {
 }
 void Metrics::OnUnauthenticated(const char* reason) {
   families_->unauthenticated.Add({{"reason", reason}}).Increment();
+}
+
+void Metrics::OnHttpAnswered(const char* endpoint, int status, double seconds) {
+  families_->http_requests
+      .Add({{"endpoint", endpoint}, {"code", std::to_string(status)}})
+      .Increment();
+  families_->http_seconds.Add({{"endpoint", endpoint}}, RequestBuckets())
+      .Observe(seconds);
 }
 
 }  // namespace recurve

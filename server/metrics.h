@@ -43,6 +43,8 @@ class Metrics : public EngineObserver {
   void AddTenantPages(const std::string& tenant, double difference);
   // A call without a key ("missing") or with one that is "unknown".
   void OnUnauthenticated(const char* reason);
+  // Of an HTTP port; `endpoint` is one of a few.
+  void OnHttpAnswered(const char* endpoint, int status, double seconds);
 
  private:
   struct Families;

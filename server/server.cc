@@ -133,15 +133,15 @@ absl::Status Server::StartHttp() {
   const bool own_port = options_.metrics_port >= 0;
   if (own_port) {
     metrics_api_ = std::make_unique<HttpApi>(HttpApi::Options{
-        nullptr, ModelName(options_), metrics_.registry(), serving});
+        nullptr, ModelName(options_), metrics_.registry(), serving, &metrics_});
     RECURVE_ASSIGN_OR_RETURN(
         metrics_server_, StartHttpOn(options_.metrics_port, /*secure=*/false,
                                      metrics_api_.get()));
   }
   if (options_.http_port < 0) return absl::OkStatus();
-  http_api_ = std::make_unique<HttpApi>(
-      HttpApi::Options{&environment_, ModelName(options_),
-                       own_port ? nullptr : metrics_.registry(), serving});
+  http_api_ = std::make_unique<HttpApi>(HttpApi::Options{
+      &environment_, ModelName(options_),
+      own_port ? nullptr : metrics_.registry(), serving, &metrics_});
   RECURVE_ASSIGN_OR_RETURN(
       http_server_,
       StartHttpOn(options_.http_port, /*secure=*/true, http_api_.get()));
@@ -271,16 +271,23 @@ void Server::Supervise() {
     spdlog::warn(
         "the shutdown timeout passed with {} requests running; ending them",
         left);
+    engine_->CancelAll(absl::UnavailableError(
+        "the server shuts down and --shutdown-timeout has passed"));
   }
   if (StepHangs()) {
     // gRPC waits for calls that wait for the step; neither would end.
     spdlog::critical("a step hangs; leaving without it");
     std::_Exit(EXIT_FAILURE);
   }
-  // Cancels what is left; the calls need the engine until then. When nothing is
-  // left to run, short calls (the one that asked to drain, say) get to finish.
-  const auto grace = left > 0 ? std::chrono::seconds(0) : kCallGrace;
-  grpc_server_->Shutdown(std::chrono::system_clock::now() + grace);
+  // Clients that read get to see how their calls ended; short calls (the one
+  // that asked to drain, say) get to finish.
+  const auto end = std::chrono::system_clock::now() + kCallGrace;
+  while (accepted_streams_.load() > 0 &&
+         std::chrono::system_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  // Cancels what is left; the calls need the engine until then.
+  grpc_server_->Shutdown(end);
   if (http_server_ != nullptr) http_server_->Stop();
   MutexLock lock(&mu_);
   outcome_ = failure;

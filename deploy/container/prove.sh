@@ -127,7 +127,9 @@ for x in s: x.bind(("127.0.0.1", 0))
 print(*(x.getsockname()[1] for x in s))')
 # The container has the network of this machine: ports that are free, of loopback.
 environment+=(RECURVE_HOST=127.0.0.1 "RECURVE_GRPC_PORT=$grpc" "RECURVE_HTTP_PORT=$http"
-  "RECURVE_SERVER=127.0.0.1:$grpc")
+  "RECURVE_SERVER=127.0.0.1:$grpc"
+  # A busy machine takes long for the stream below.
+  RECURVE_SHUTDOWN_TIMEOUT=600)
 
 rm -f "$work/out" "$work/err"
 : >"$work/out"

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "engine/checkpoint/fingerprint.h"
 #include "engine/models/families.h"
 
 namespace recurve {
@@ -73,7 +74,15 @@ absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint,
         absl::StrCat("--model-variant is \"", options.variant,
                      "\"; the family ", (*family)->name, " has no variants"));
   }
-  return (*family)->read(checkpoint, options.variant);
+  RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
+                           (*family)->read(checkpoint, options.variant));
+  // The same files mean another model as another variant, or family.
+  Fingerprinter hash;
+  hash.AddInt(static_cast<int64_t>(model.fingerprint));
+  hash.AddBytes((*family)->name);
+  hash.AddBytes(model.variant);
+  model.fingerprint = hash.Value();
+  return model;
 }
 
 }  // namespace recurve

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
@@ -8,6 +10,12 @@ namespace recurve {
 namespace {
 
 constexpr int kThreads = kTpaQueryThreads;
+// Blocks are short and small, and decode leaves one multiprocessor after the
+// other: the first one left would get many of them, and be the last to be done.
+// Shared memory that nobody uses lets it have four, as long as that is enough
+// for all.
+constexpr int kSpreadBytes = 47 << 10;
+constexpr int64_t kSpreadBlocks = 512;
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -20,21 +28,78 @@ __device__ float ActivateFactor(Activation activation, float x) {
   return DeviceActivate(activation, x);
 }
 
-// Element `d` of an encoded B_k row.
+// Element `d` of an encoded B_k row. Without branches, so that what it reads
+// is asked for together with all else.
 __device__ float Encode(const TpaCudaAppendParams& p, int64_t row,
                         const float* x, int d) {
   if (p.position == LrpeType::kNone) return x[d];
   const int half = static_cast<int>(p.shape.head_dim) / 2;
-  const int k = d < half ? d : d - half;
+  const bool first = d < half;
+  const int k = first ? d : d - half;
   const float c = p.cos[row * half + k];
   const float s = p.sin[row * half + k];
-  return d < half ? __fsub_rn(__fmul_rn(x[k], c), __fmul_rn(x[half + k], s))
-                  : __fadd_rn(__fmul_rn(x[k], s), __fmul_rn(x[half + k], c));
+  const float x1 = x[k];
+  const float x2 = x[half + k];
+  const float low = __fsub_rn(__fmul_rn(x1, c), __fmul_rn(x2, s));
+  const float high = __fadd_rn(__fmul_rn(x1, s), __fmul_rn(x2, c));
+  return first ? low : high;
+}
+
+// A thread's elements of B, of a token and rank: no more are needed.
+constexpr int kOwn = 256 / kThreads;
+static_assert(kThreads >= 128, "a thread has at most one head");
+
+// The key and value factors of a token and rank. Padding of rows becomes zero.
+// All factors are asked for before it is known where they go: the way there is
+// three reads, one after the other.
+template <typename T>
+__device__ void AppendFactors(const TpaCudaAppendParams& p,
+                              const TpaPageLayout& layout, int64_t row, int r) {
+  const int64_t position = p.positions[row];
+  const int64_t sequence = p.row_sequence[row];
+  const int heads = static_cast<int>(p.shape.num_heads);
+  const int dim = static_cast<int>(p.shape.head_dim);
+  const int value_dim = static_cast<int>(p.shape.value_dim);
+  const int i = threadIdx.x;
+  const float* b_k = p.b_k + row * p.stride + r * dim;
+  const float* b_v = p.b_v + row * p.stride + r * value_dim;
+  const int64_t head = row * p.stride + r * heads + i;
+  float k = i < heads ? p.a_k[head] : 0.0f;
+  float v = i < heads ? p.a_v[head] : 0.0f;
+  float own_k[kOwn], own_v[kOwn];
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    const int d = i + j * kThreads;
+    own_k[j] = d < dim ? Encode(p, row, b_k, d) : 0.0f;
+    own_v[j] = d < value_dim ? b_v[d] : 0.0f;
+  }
+  if (position < 0 || position >= kTpaPageTokens * p.cache.page_table_stride) {
+    return;
+  }
+  const int64_t page = p.cache.page_table[sequence * p.cache.page_table_stride +
+                                          position / kTpaPageTokens];
+  T* to = static_cast<T*>(p.cache.pages) + page * p.cache.page_stride;
+  const int m = static_cast<int>(position % kTpaPageTokens);
+  if (i < layout.a_width) {
+    // Heads that do not exist stay zero.
+    if (i < heads) {
+      k = ActivateFactor(p.activation, k);
+      v = ActivateFactor(p.activation, v);
+    }
+    to[layout.AK(m, r, i)] = Half<T>::From(k);
+    to[layout.AV(m, r, i)] = Half<T>::From(v);
+  }
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    const int d = i + j * kThreads;
+    if (d < layout.b_k_width) to[layout.BK(m, r, d)] = Half<T>::From(own_k[j]);
+    if (d < layout.b_v_width) to[layout.BV(m, r, d)] = Half<T>::From(own_v[j]);
+  }
 }
 
 // One block a token and rank, and one for each group of 8 heads of queries that
-// are wanted. Padding of rows becomes zero.
-template <typename T>
+// are wanted, of D up to 64 kPairs.
+template <typename T, int kPairs>
 __global__ void __launch_bounds__(kThreads)
     tpa_append_kernel(const __grid_constant__ TpaCudaAppendParams p,
                       const __grid_constant__ TpaPageLayout layout,
@@ -42,43 +107,32 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(16) float staging[];
   LaunchDependents();
   WaitForPrevious();
-  const int64_t row = blockIdx.x;
+  const int kv_rank = static_cast<int>(p.shape.kv_rank);
   const int r = blockIdx.y;
-  if (r >= p.shape.kv_rank) {
-    TpaQueryFormer<T>(queries, staging)
-        .Form(row, r - static_cast<int>(p.shape.kv_rank));
-    return;
+  if (r < kv_rank) {
+    AppendFactors<T>(p, layout, blockIdx.x, r);
+  } else {
+    TpaQueryFormer<T, kPairs>(queries, staging).Form(blockIdx.x, r - kv_rank);
   }
-  const int64_t position = p.positions[row];
-  if (position < 0 || position >= kTpaPageTokens * p.cache.page_table_stride) {
-    return;
+}
+
+template <typename T>
+cudaError_t Launch(const TpaCudaAppendParams& params,
+                   const TpaPageLayout& layout, const TpaQueryArgs& queries,
+                   cudaStream_t stream) {
+  const bool form = params.queries != nullptr;
+  const dim3 grid(static_cast<unsigned>(params.rows),
+                  static_cast<unsigned>(params.shape.kv_rank +
+                                        (form ? queries.octets : 0)));
+  const auto kernel = params.shape.head_dim <= 64    ? tpa_append_kernel<T, 1>
+                      : params.shape.head_dim <= 128 ? tpa_append_kernel<T, 2>
+                                                     : tpa_append_kernel<T, 4>;
+  int bytes = form ? queries.staging : 0;
+  if (int64_t{grid.x} * grid.y <= kSpreadBlocks) {
+    bytes = std::max(bytes, kSpreadBytes);
   }
-  const int64_t page =
-      p.cache.page_table[p.row_sequence[row] * p.cache.page_table_stride +
-                         position / kTpaPageTokens];
-  T* to = static_cast<T*>(p.cache.pages) + page * p.cache.page_stride;
-  const int m = static_cast<int>(position % kTpaPageTokens);
-  const int heads = static_cast<int>(p.shape.num_heads);
-  const int dim = static_cast<int>(p.shape.head_dim);
-  const int value_dim = static_cast<int>(p.shape.value_dim);
-  const float* a_k = p.a_k + row * p.stride + r * heads;
-  const float* a_v = p.a_v + row * p.stride + r * heads;
-  const float* b_k = p.b_k + row * p.stride + r * dim;
-  const float* b_v = p.b_v + row * p.stride + r * value_dim;
-  for (int h = threadIdx.x; h < layout.a_width; h += kThreads) {
-    const bool exists = h < heads;
-    to[layout.AK(m, r, h)] =
-        Half<T>::From(exists ? ActivateFactor(p.activation, a_k[h]) : 0.0f);
-    to[layout.AV(m, r, h)] =
-        Half<T>::From(exists ? ActivateFactor(p.activation, a_v[h]) : 0.0f);
-  }
-  for (int d = threadIdx.x; d < layout.b_k_width; d += kThreads) {
-    to[layout.BK(m, r, d)] =
-        Half<T>::From(d < dim ? Encode(p, row, b_k, d) : 0.0f);
-  }
-  for (int e = threadIdx.x; e < layout.b_v_width; e += kThreads) {
-    to[layout.BV(m, r, e)] = Half<T>::From(e < value_dim ? b_v[e] : 0.0f);
-  }
+  return LaunchDependent(kernel, grid, kThreads, bytes, stream, params, layout,
+                         queries);
 }
 
 bool Valid(const TpaCudaAppendParams& p, const TpaPageLayout& layout) {
@@ -107,15 +161,9 @@ cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
     return cudaErrorInvalidValue;
   }
   if (params.rows == 0) return cudaSuccess;
-  const bool form = params.queries != nullptr;
-  const dim3 grid(static_cast<unsigned>(params.rows),
-                  static_cast<unsigned>(params.shape.kv_rank +
-                                        (form ? queries.octets : 0)));
-  const auto kernel = params.cache.element == TpaElement::kBFloat16
-                          ? tpa_append_kernel<__nv_bfloat16>
-                          : tpa_append_kernel<__half>;
-  return LaunchDependent(kernel, grid, kThreads, form ? queries.staging : 0,
-                         stream, params, layout, queries);
+  return params.cache.element == TpaElement::kBFloat16
+             ? Launch<__nv_bfloat16>(params, layout, queries, stream)
+             : Launch<__half>(params, layout, queries, stream);
 }
 
 }  // namespace recurve

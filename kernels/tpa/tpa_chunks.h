@@ -9,9 +9,9 @@ namespace recurve {
 // chunks, and chunks gathered into segments, at places that depend on the
 // position only:
 //
-//   position                0 ... 2048 ... 32768 ... 131072 ...
-//   tokens in a chunk         128     256       512       1024
-//   tokens in a segment       512    2048      4096       8192
+//   position                0 ... 2048 ... 131072 ...
+//   tokens in a chunk         128     256        1024
+//   tokens in a segment       512    2048        8192
 //
 // A chunk gives a partial result with its own maximum. Partials of a segment
 // merge one after the other into that of the segment; those of the segments are
@@ -24,27 +24,23 @@ namespace recurve {
 
 RECURVE_HOST_DEVICE constexpr int TpaChunkOf(int position) {
   return position < 2048     ? position / 128
-         : position < 32768  ? 16 + (position - 2048) / 256
-         : position < 131072 ? 136 + (position - 32768) / 512
-                             : 328 + (position - 131072) / 1024;
+         : position < 131072 ? 16 + (position - 2048) / 256
+                             : 520 + (position - 131072) / 1024;
 }
 RECURVE_HOST_DEVICE constexpr int TpaChunkBegin(int chunk) {
   return chunk < 16    ? 128 * chunk
-         : chunk < 136 ? 2048 + 256 * (chunk - 16)
-         : chunk < 328 ? 32768 + 512 * (chunk - 136)
-                       : 131072 + 1024 * (chunk - 328);
+         : chunk < 520 ? 2048 + 256 * (chunk - 16)
+                       : 131072 + 1024 * (chunk - 520);
 }
 RECURVE_HOST_DEVICE constexpr int TpaSegmentOf(int position) {
   return position < 2048     ? position / 512
-         : position < 32768  ? 4 + (position - 2048) / 2048
-         : position < 131072 ? 19 + (position - 32768) / 4096
-                             : 43 + (position - 131072) / 8192;
+         : position < 131072 ? 4 + (position - 2048) / 2048
+                             : 67 + (position - 131072) / 8192;
 }
 RECURVE_HOST_DEVICE constexpr int TpaSegmentBegin(int segment) {
   return segment < 4    ? 512 * segment
-         : segment < 19 ? 2048 + 2048 * (segment - 4)
-         : segment < 43 ? 32768 + 4096 * (segment - 19)
-                        : 131072 + 8192 * (segment - 43);
+         : segment < 67 ? 2048 + 2048 * (segment - 4)
+                        : 131072 + 8192 * (segment - 67);
 }
 
 // Chunks and segments of a context of `length` tokens.

@@ -329,6 +329,10 @@ class TpaPrefillWorker {
       if (item.tile.key_tiles < 0) return;
       BarrierWait(base_ + S::kFullQueries, query_phase);
       query_phase ^= 1;
+      if (64 * group_ >= item.tile.queries) {
+        Pass(item);
+        continue;
+      }
       Attend(item);
       Store(item);
     }
@@ -385,6 +389,31 @@ class TpaPrefillWorker {
     IssueValues();
     WgmmaWait<0>();
     HoldRegisters(out_);
+    ReleaseValues();
+  }
+
+  // As Attend, where the warpgroup has no query: what the others wait for.
+  __device__ __forceinline__ void Pass(const TpaPrefillItem& item) {
+    const int tiles = item.tile.key_tiles;
+#pragma unroll 1
+    for (int n = 0; n < tiles; ++n) {
+      BarrierWait(base_ + S::kFullKeys + 8 * keys_.index, keys_.phase);
+      if (n > 0) {
+        BarrierWait(base_ + S::kFullValues + 8 * values_.index, values_.phase);
+        AwaitTurn();
+        PassTurn();
+      }
+      ReleaseKeys(n + 1 == tiles);
+      if constexpr (S::kDirect) {
+        BarrierWait(base_ + S::kFullFactors + 8 * factors_.index,
+                    factors_.phase);
+        __syncwarp();
+        Arrive(S::kEmptyFactors + 8 * factors_.index);
+        factors_.Next();
+      }
+      if (n > 0) ReleaseValues();
+    }
+    BarrierWait(base_ + S::kFullValues + 8 * values_.index, values_.phase);
     ReleaseValues();
   }
 

@@ -10,14 +10,26 @@ namespace {
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// One block a token and group of 8 heads.
-template <typename T>
+// One block a token and group of 8 heads, of D up to 64 kPairs.
+template <typename T, int kPairs>
 __global__ void __launch_bounds__(kTpaQueryThreads)
     tpa_queries_kernel(const __grid_constant__ TpaQueryArgs args) {
   extern __shared__ __align__(16) float staging[];
   LaunchDependents();
   WaitForPrevious();
-  TpaQueryFormer<T>(args, staging).Form(blockIdx.x, blockIdx.y);
+  TpaQueryFormer<T, kPairs>(args, staging).Form(blockIdx.x, blockIdx.y);
+}
+
+template <typename T>
+cudaError_t Launch(const TpaQueryArgs& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.p.tokens),
+                  static_cast<unsigned>(args.octets));
+  const int64_t dim = args.p.shape.head_dim;
+  const auto kernel = dim <= 64    ? tpa_queries_kernel<T, 1>
+                      : dim <= 128 ? tpa_queries_kernel<T, 2>
+                                   : tpa_queries_kernel<T, 4>;
+  return LaunchDependent(kernel, grid, kTpaQueryThreads, args.staging, stream,
+                         args);
 }
 
 }  // namespace
@@ -50,13 +62,9 @@ cudaError_t LaunchTpaQueries(const TpaCudaQueryParams& params,
   if (!MakeTpaQueryArgs(params, &args)) return cudaErrorInvalidValue;
   if (params.tokens == 0) return cudaSuccess;
   if (params.queries == nullptr) return cudaErrorInvalidValue;
-  const dim3 grid(static_cast<unsigned>(params.tokens),
-                  static_cast<unsigned>(args.octets));
-  const auto kernel = params.element == TpaElement::kBFloat16
-                          ? tpa_queries_kernel<__nv_bfloat16>
-                          : tpa_queries_kernel<__half>;
-  return LaunchDependent(kernel, grid, kTpaQueryThreads, args.staging, stream,
-                         args);
+  return params.element == TpaElement::kBFloat16
+             ? Launch<__nv_bfloat16>(args, stream)
+             : Launch<__half>(args, stream);
 }
 
 }  // namespace recurve

@@ -19,8 +19,10 @@ struct TpaQueryArgs {
 // tpa_queries.cu. False for what TpaCudaQueryParams' comments rule out.
 bool MakeTpaQueryArgs(const TpaCudaQueryParams& params, TpaQueryArgs* args);
 
-// `staging` has room for B_q [Rq, D] and A_q [Rq, 8 heads].
-template <typename T>
+// `staging` has room for B_q [Rq, D] and A_q [Rq, 8 heads]. D is at most 64
+// kLanePairs: a lane has so many pairs of a rank's features. (What is loaded
+// ahead for more costs instructions, and each is run once.)
+template <typename T, int kLanePairs>
 class TpaQueryFormer {
  public:
   __device__ __forceinline__ TpaQueryFormer(const TpaQueryArgs& args,
@@ -58,7 +60,6 @@ class TpaQueryFormer {
 
  private:
   static constexpr int kWarps = kTpaQueryThreads / 32;
-  static constexpr int kLanePairs = 4;  // of features, of a rank
   static constexpr int kLaneRanks = 4;
 
   // Two elements that rotate together, with their position.

@@ -41,6 +41,7 @@ CUSTOM = {"ServiceMonitor": "monitoring.coreos.com/v1",
           "BackendTrafficPolicy": "gateway.envoyproxy.io/v1alpha1"}
 # Series that appear with their first event.
 LATE = {"recurve_request_success_total", "recurve_request_failure_total",
+        "recurve_http_requests_total", "recurve_http_request_duration_seconds_bucket",
         "recurve_tenant_open_streams", "recurve_tenant_pages",
         "recurve_tenant_requests_admitted_total",
         "recurve_tenant_requests_refused_total", "recurve_unauthenticated_requests_total"}

@@ -33,9 +33,23 @@ class EchoHandler : public HttpHandler {
     reply->Begin(std::move(response));
   }
 
+  void OnAnswered(const std::string& path, int status,
+                  double seconds) override {
+    EXPECT_GE(seconds, 0);
+    MutexLock lock(&mu_);
+    answered_.push_back(absl::StrCat(path, " ", status));
+  }
+  std::vector<std::string> answered() {
+    MutexLock lock(&mu_);
+    return answered_;
+  }
+
   std::atomic<int> streams = 0;
 
  private:
+  Mutex mu_;
+  std::vector<std::string> answered_ ABSL_GUARDED_BY(mu_);
+
   struct Endless : public HttpListener {
     Endless(std::shared_ptr<HttpReply> reply, std::atomic<int>* streams)
         : reply(std::move(reply)), streams(streams) {
@@ -97,6 +111,37 @@ TEST(HttpServerTest, SlowRequestsAndIdleConnectionsEnd) {
   idle.Send(kGet);
   EXPECT_EQ(idle.Read().status, 200);
   EXPECT_EQ(idle.ReadSome(), "");
+}
+
+TEST(HttpServerTest, EveryRequestIsCountedOnce) {
+  EchoHandler handler;
+  HttpServerOptions options = Options();
+  options.head_timeout = std::chrono::milliseconds(100);
+  const auto server = *HttpServer::Start(options, &handler);
+  const auto fetch = [&](const std::string& text) {
+    return Fetch(server->port(), text).status;
+  };
+  EXPECT_EQ(fetch(HttpRequestText("GET", "/a?secret")), 200);
+  EXPECT_EQ(fetch(HttpRequestText("GET", "/refused")), 403);
+  EXPECT_EQ(fetch("nonsense\r\n\r\n"), 400);
+  EXPECT_EQ(fetch("GET /slow"), 408);
+  {
+    HttpConnection pipelined(server->port());
+    pipelined.Send(HttpRequestText("GET", "/b") + HttpRequestText("GET", "/c"));
+    EXPECT_EQ(pipelined.Read().status, 200);
+    EXPECT_EQ(pipelined.Read().status, 200);
+    HttpConnection silent(server->port());  // asks for nothing
+  }
+  {
+    HttpConnection leaving(server->port());
+    leaving.Send(HttpRequestText("GET", "/stream"));
+    EXPECT_THAT(leaving.ReadSome(), HasSubstr("200 OK"));
+  }
+  EXPECT_TRUE(WaitFor([&] { return handler.answered().size() >= 7; }));
+  EXPECT_TRUE(WaitFor([&] { return server->connections() == 0; }));
+  EXPECT_THAT(handler.answered(),
+              testing::ElementsAre("/a 200", "/refused 403", " 400", " 408",
+                                   "/b 200", "/c 200", "/stream 499"));
 }
 
 TEST(HttpServerTest, BodiesAreBoundedTogether) {

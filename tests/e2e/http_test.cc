@@ -320,6 +320,13 @@ TEST(HttpTest, PathsMethodsAndTypes) {
                   HttpRequestText("GET", "/health"));
   const std::string both = connection.ReadSome();
   EXPECT_THAT(both, HasSubstr("Content-Length: 20"));
+  const std::string metrics = get("/metrics").body;
+  EXPECT_THAT(metrics, HasSubstr("recurve_http_requests_total{code=\"404\","
+                                 "endpoint=\"other\"} 2\n"));
+  EXPECT_THAT(metrics, HasSubstr("recurve_http_requests_total{code=\"404\","
+                                 "endpoint=\"/v1/models\"} 1\n"));
+  EXPECT_THAT(metrics, HasSubstr("recurve_http_request_duration_seconds_count{"
+                                 "endpoint=\"/metrics\"} 1\n"));
 }
 
 TEST(HttpTest, KeepsConnectionsAndAnswersPipelinedRequests) {
@@ -408,7 +415,7 @@ TEST(HttpTest, ADrainLetsStreamsFinishAndRefusesNewRequests) {
   EXPECT_TRUE(server->server().Wait().ok());
 }
 
-TEST(HttpTest, AShutdownTimeoutCutsStreamsOff) {
+TEST(HttpTest, StreamsAtTheShutdownTimeoutEndWithAnError) {
   ServerOptions options = DemoOptions();
   options.shutdown_timeout = std::chrono::milliseconds(100);
   TestServer server(options);
@@ -424,6 +431,9 @@ TEST(HttpTest, AShutdownTimeoutCutsStreamsOff) {
   std::string text;
   for (std::string more; !(more = stream.ReadSome()).empty();) text += more;
   EXPECT_THAT(text, Not(HasSubstr("[DONE]")));
+  EXPECT_THAT(text, HasSubstr("--shutdown-timeout has passed"));
+  EXPECT_THAT(text, HasSubstr("\"type\":\"server_error\""));
+  EXPECT_THAT(text, testing::EndsWith("\r\n0\r\n\r\n"));
 }
 
 TEST(HttpTest, FailuresHaveAStatusBeforeTheStreamAndAnEventWithin) {

@@ -10,24 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
-#include "base/status_macros.h"
 
 namespace recurve {
-
-absl::Status FaultyRunner::Run(const StepBatch& batch, StepOutput* output) {
-  BeforeRun before;
-  {
-    MutexLock lock(&mu_);
-    before = before_;
-  }
-  if (before) RECURVE_RETURN_IF_ERROR(before(batch, real_->storage()));
-  return real_->Run(batch, output);
-}
-
-void FaultyRunner::SetBeforeRun(BeforeRun before) {
-  MutexLock lock(&mu_);
-  before_ = std::move(before);
-}
 
 ServerOptions DemoOptions() {
   ServerOptions options;

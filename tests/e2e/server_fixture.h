@@ -13,34 +13,12 @@
 #include "gtest/gtest.h"
 #include "recurve/v1/inference.grpc.pb.h"
 #include "server/server.h"
+#include "tests/testing/faulty_runner.h"
 
 namespace recurve {
 
 // A server on the demo model, on a free port, in this process, and clients that
 // reach it over a real channel.
-
-// Passes through to a real model, and misbehaves where asked to.
-class FaultyRunner : public ModelRunner {
- public:
-  // Called before each step; an error is what the device reports.
-  using BeforeRun =
-      std::function<absl::Status(const StepBatch&, CacheStorage&)>;
-
-  explicit FaultyRunner(std::unique_ptr<ModelRunner> real)
-      : real_(std::move(real)) {}
-
-  const ModelInfo& info() const override { return real_->info(); }
-  CacheSpec cache_spec() const override { return real_->cache_spec(); }
-  CacheStorage& storage() override { return real_->storage(); }
-  absl::Status Run(const StepBatch& batch, StepOutput* output) override;
-
-  void SetBeforeRun(BeforeRun before);
-
- private:
-  const std::unique_ptr<ModelRunner> real_;
-  Mutex mu_;
-  BeforeRun before_ ABSL_GUARDED_BY(mu_);
-};
 
 // Options that suit tests: the demo model, free ports, poisoned memory.
 ServerOptions DemoOptions();

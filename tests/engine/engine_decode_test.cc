@@ -36,13 +36,15 @@ std::vector<int64_t> Range(int64_t first, int64_t last) {
 
 struct Parameters {
   int64_t chunk;
-  bool preempted;  // whenever the sequence is idle
+  bool preempted;      // whenever the sequence is idle
+  int32_t blocks = 0;  // of host memory, to save it in
 };
 
 class EngineDecodeTest : public testing::TestWithParam<Parameters> {
  protected:
   EngineDecodeTest() {
     fake_.num_slots = 1;  // so that anybody else takes the memory
+    fake_.num_host_blocks = GetParam().blocks;
     EngineOptions options = OptionsFor(fake_);
     options.max_chunk_tokens = GetParam().chunk;
     engine_ = MakeEngine(options, fake_);
@@ -82,6 +84,7 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
     EXPECT_EQ(record.violation, "");
     EXPECT_TRUE(IsIdle(*engine_));
     EXPECT_EQ(engine_->load().preemptions_total > 0, GetParam().preempted);
+    EXPECT_EQ(engine_->load().saves_total > 0, GetParam().blocks > 0);
   }
 
   // The rows are those of the model after these tokens.
@@ -228,16 +231,18 @@ TEST_P(EngineDecodeTest, EndsOfCommandsCarryTheirReason) {
   Finish();
 }
 
-INSTANTIATE_TEST_SUITE_P(Cuts, EngineDecodeTest,
-                         testing::Values(Parameters{512, false},
-                                         Parameters{512, true},
-                                         Parameters{1, false},
-                                         Parameters{7, true},
-                                         Parameters{64, true}),
-                         [](const testing::TestParamInfo<Parameters>& info) {
-                           return "Chunk" + std::to_string(info.param.chunk) +
-                                  (info.param.preempted ? "Preempted" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Cuts, EngineDecodeTest,
+    testing::Values(Parameters{512, false}, Parameters{512, true},
+                    Parameters{1, false}, Parameters{7, true},
+                    Parameters{64, true}, Parameters{512, true, 64},
+                    Parameters{7, true, 64}),
+    [](const testing::TestParamInfo<Parameters>& info) {
+      return "Chunk" + std::to_string(info.param.chunk) +
+             (info.param.blocks > 0  ? "Saved"
+              : info.param.preempted ? "Preempted"
+                                     : "");
+    });
 
 }  // namespace
 }  // namespace recurve

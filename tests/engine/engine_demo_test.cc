@@ -32,8 +32,10 @@ std::string DemoFolder() {
 class EngineDemoTest : public OnTestDevice<> {};
 
 std::unique_ptr<Engine> LoadDemo(EngineOptions options, int64_t kv_pages,
-                                 const char* dtype = "auto") {
+                                 const char* dtype = "auto",
+                                 int64_t swap_bytes = 0) {
   ModelOptions model;
+  model.swap_bytes = swap_bytes;
   model.device = kTestDevice;
   model.dtype = dtype;
   model.path = DemoFolder();
@@ -141,37 +143,57 @@ Script RandomScript(uint64_t seed) {
   return script;
 }
 
-TEST_F(EngineDemoTest, OthersDoNotChangeABit) {
-  constexpr uint64_t kRequests = 16;
+// With `swap_bytes` of host memory to save preempted sequences in.
+std::vector<StreamRecord> RunTogether(uint64_t requests, int64_t swap_bytes,
+                                      EngineLoad* load) {
   EngineOptions options;
   options.max_num_seqs = 5;
   options.max_num_batched_tokens = 96;
   options.max_chunk_tokens = kTestOnGpu ? 70 : 50;
   options.max_model_len = 256;
-  const auto engine = LoadDemo(options, /*kv_pages=*/7);
-  ASSERT_NE(engine, nullptr);
+  const auto engine = LoadDemo(options, /*kv_pages=*/7, "auto", swap_bytes);
+  if (engine == nullptr) return {};
   std::vector<std::shared_ptr<RecordingSink>> sinks;
-  for (uint64_t seed = 0; seed < kRequests; ++seed) {
+  for (uint64_t seed = 0; seed < requests; ++seed) {
     sinks.push_back(std::make_shared<RecordingSink>());
-    ASSERT_TRUE(Submit(*engine, RandomScript(seed), sinks.back()).ok());
+    EXPECT_TRUE(Submit(*engine, RandomScript(seed), sinks.back()).ok());
     if (seed % 6 == 5) sinks[seed - 5]->WaitTokens(1);
   }
-  for (const auto& sink : sinks) sink->WaitEnd();
+  std::vector<StreamRecord> records;
+  for (const auto& sink : sinks) records.push_back(sink->WaitEnd());
   EXPECT_TRUE(IsIdle(*engine));
-  EXPECT_GT(engine->load().preemptions_total, 0u);
+  *load = engine->load();
+  return records;
+}
+
+TEST_F(EngineDemoTest, OthersDoNotChangeABit) {
+  constexpr uint64_t kRequests = 16;
+  EngineLoad computed_again;
+  EngineLoad saved;
+  std::vector<StreamRecord> runs[] = {
+      RunTogether(kRequests, 0, &computed_again),
+      RunTogether(kRequests, 64 << 20, &saved)};
+  EXPECT_GT(computed_again.recomputes_total, 0u);
+  EXPECT_EQ(computed_again.saves_total, 0u);
+  EXPECT_GT(saved.restores_total, 0u);
+  EXPECT_EQ(saved.recomputes_total, 0u);
 
   const auto alone = LoadDemo({}, 64);
   ASSERT_NE(alone, nullptr);
   for (uint64_t seed = 0; seed < kRequests; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    const StreamRecord record = sinks[seed]->Record();
-    EXPECT_EQ(record.violation, "");
-    ASSERT_TRUE(record.end && record.end->ok());
     const StreamRecord solo = RunAlone(*alone, RandomScript(seed));
-    EXPECT_EQ(record.tokens, solo.tokens);
-    ASSERT_EQ(record.LogitsPositions(), solo.LogitsPositions());
-    for (size_t i = 0; i < solo.logits.size(); ++i)
-      EXPECT_EQ(record.logits[i].values, solo.logits[i].values);
+    for (const auto& run : runs) {
+      SCOPED_TRACE(testing::Message()
+                   << "seed " << seed << (&run == runs ? "" : ", saved"));
+      ASSERT_EQ(run.size(), kRequests);
+      const StreamRecord& record = run[seed];
+      EXPECT_EQ(record.violation, "");
+      ASSERT_TRUE(record.end && record.end->ok());
+      EXPECT_EQ(record.tokens, solo.tokens);
+      ASSERT_EQ(record.LogitsPositions(), solo.LogitsPositions());
+      for (size_t i = 0; i < solo.logits.size(); ++i)
+        EXPECT_EQ(record.logits[i].values, solo.logits[i].values);
+    }
   }
 }
 

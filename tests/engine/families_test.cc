@@ -65,6 +65,7 @@ class FamiliesTest : public testing::Test {
     if (model.ok()) {
       family_ = model->family;
       variant_ = model->variant;
+      fingerprint_ = model->fingerprint;
       remarks_ = model->remarks;
     }
     return model.status();
@@ -83,6 +84,7 @@ class FamiliesTest : public testing::Test {
   std::map<std::string, StoredTensor> tensors;
   std::string family_;
   std::string variant_;
+  uint64_t fingerprint_ = 0;
   std::vector<std::string> remarks_;
   TempFolder folder_;
 };
@@ -124,6 +126,9 @@ TEST_F(FamiliesTest, OnlyT6HasVariants) {
 TEST_F(FamiliesTest, T6Variants) {
   Use("t6");
   EXPECT_TRUE(Read({"auto", "T6_ropek"}).ok());
+  const uint64_t ropek = fingerprint_;
+  EXPECT_TRUE(Read({"auto", "T6"}).ok());
+  EXPECT_NE(fingerprint_, ropek);  // one checkpoint, two models
   EXPECT_TRUE(Read({"auto", "T6_partialrope_decay"}).ok());
   EXPECT_THAT(Read({"auto", "T6_infer"}),
               FailsWith(kInvalid, "--model-variant is \"T6_infer\"",

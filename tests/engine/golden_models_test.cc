@@ -44,6 +44,7 @@ class GoldenModelsTest
     model.path = path_;
     model.num_threads = 2;
     model.device = kTestDevice;
+    model.swap_bytes = 0;
     EngineOptions options;
     options.max_chunk_tokens = chunk;
     options.max_num_batched_tokens = std::max<int64_t>(chunk, 64);

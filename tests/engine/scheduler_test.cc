@@ -57,6 +57,13 @@ StepPlan Plan(const SchedulerLimits& limits, int64_t free_pages,
   return plan;
 }
 
+// Saved in the host's memory: waiting, or resident with its copy on its way.
+SequenceView FromHost(SequenceView view, int64_t computed) {
+  view.num_computed = computed;
+  view.from_host = true;
+  return view;
+}
+
 // --- Rule 1: residents run in rank order, decodes are set aside ---
 
 TEST(SchedulerTest, NothingToDo) {
@@ -305,6 +312,46 @@ TEST(SchedulerTest, WhatIsPreemptedIsNotOvertakenInThatStep) {
   EXPECT_THAT(plan.admit, ElementsAre(3u));
 }
 
+// --- Rule 4: what comes from the host runs when it has arrived ---
+
+TEST(SchedulerTest, WhatComesFromTheHostIsAdmittedAndRunsLater) {
+  const StepPlan plan = Plan(kLimits, 10, 4, {Decoding(1, 5)},
+                             {FromHost(Waiting(2, 25), 24), Waiting(3, 9)});
+  EXPECT_THAT(plan.admit, ElementsAre(2, 3));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{3, 9}));
+}
+
+TEST(SchedulerTest, StepsDoNotWaitForACopyOnItsWay) {
+  const StepPlan plan =
+      Plan(kLimits, 10, 4, {FromHost(Decoding(1, 25), 24), Decoding(2, 5)}, {});
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{2, 1}));
+}
+
+TEST(SchedulerTest, AStepWaitsForOneCopyWhenNothingElseRuns) {
+  StepPlan plan =
+      Plan(kLimits, 10, 4,
+           {FromHost(Decoding(2, 25), 24), FromHost(Decoding(1, 25), 24)}, {});
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
+  plan = Plan(kLimits, 10, 4, {Idle(Decoding(1, 5))},
+              {FromHost(Waiting(2, 90), 30), FromHost(Waiting(3, 5), 4)});
+  EXPECT_THAT(plan.admit, ElementsAre(2, 3));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{2, 40}));
+}
+
+TEST(SchedulerTest, ACopyOnItsWayKeepsItsPagesFromThoseBelow) {
+  const StepPlan plan =
+      Plan(kLimits, 0, 4, {FromHost(Decoding(1, 25), 24), Decoding(2, 11)}, {});
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
+}
+
+TEST(SchedulerTest, ACopyOnItsWayYieldsToThoseAbove) {
+  const StepPlan plan =
+      Plan(kLimits, 0, 4, {Decoding(1, 11), FromHost(Decoding(2, 25), 24)}, {});
+  EXPECT_THAT(plan.preempt, ElementsAre(2));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
+}
+
 // --- Any state ---
 
 TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
@@ -346,10 +393,18 @@ TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
         s.pages = random.Chance(0.5)
                       ? pages_for(s.num_tokens)
                       : pages_for(std::max<int64_t>(1, s.num_computed));
+        if (s.num_computed > 0 && random.Chance(0.3)) {
+          s.from_host = true;
+          s.pages = pages_for(s.num_tokens);
+        }
         used += s.pages;
         resident.push_back(s);
       } else {
         s.has_work = true;
+        if (s.num_tokens > 1 && random.Chance(0.3)) {
+          s.from_host = true;
+          s.num_computed = random.Uniform(1, s.num_tokens - 1);
+        }
         waiting.push_back(s);
       }
     }

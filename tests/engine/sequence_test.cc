@@ -113,7 +113,7 @@ TEST_F(SequenceTest, PreemptionForgetsNothingButTheCache) {
   for (int64_t position = 0; position < 3; ++position)
     sequence->LogitsEmitted(position);
   Accept(*sequence, 'a');
-  sequence->Preempt();
+  sequence->Preempt(std::nullopt);
   EXPECT_EQ(sequence->num_computed(), 0);
   EXPECT_THAT(sequence->tokens(), ElementsAre(1, 2, 3, 'a'));
   EXPECT_FALSE(sequence->WantsLogits(2));  // a client has it already

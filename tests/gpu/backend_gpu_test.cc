@@ -2,6 +2,7 @@
 // many streams at once each gets what it gets alone.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/engine_harness.h"
+#include "tests/testing/faulty_runner.h"
 #include "tests/testing/golden_sets.h"
 #include "tests/testing/test_device.h"
 #include "tests/testing/test_random.h"
@@ -34,8 +36,11 @@ std::string DemoFolder() {
 std::unique_ptr<Engine> Load(const std::string& path, const char* device,
                              const char* dtype, EngineOptions options,
                              int64_t kv_pages = 0,
-                             const char* kv_dtype = "auto") {
+                             const char* kv_dtype = "auto",
+                             int64_t swap_bytes = 0,
+                             FaultyRunner::BeforeRun before = nullptr) {
   ModelOptions model;
+  model.swap_bytes = swap_bytes;
   model.path = path;
   model.device = device;
   model.dtype = dtype;
@@ -47,6 +52,11 @@ std::unique_ptr<Engine> Load(const std::string& path, const char* device,
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   if (!loaded.ok()) return nullptr;
   EXPECT_EQ(loaded->runner->info().device, device);
+  if (before != nullptr) {
+    auto faulty = std::make_unique<FaultyRunner>(std::move(loaded->runner));
+    faulty->SetBeforeRun(std::move(before));
+    loaded->runner = std::move(faulty);
+  }
   auto engine =
       Engine::Create(options, std::move(loaded->runner), nullptr, nullptr);
   EXPECT_TRUE(engine.ok()) << engine.status();
@@ -139,47 +149,13 @@ Request MakeRequest(uint64_t seed) {
   return request;
 }
 
-void ManyStreams(const char* dtype) {
-  constexpr uint64_t kStreams = 64;
-  EngineOptions options;
-  options.max_num_seqs = 11;
-  options.max_num_batched_tokens = 150;
-  options.max_chunk_tokens = 70;  // cut to 64 where linear attention asks
-  options.max_model_len = 448;
-  const auto engine = Load(DemoFolder(), "cuda", dtype, options,
-                           /*kv_pages=*/20);
-  ASSERT_NE(engine, nullptr);
-  std::vector<std::shared_ptr<RecordingSink>> sinks;
-  std::vector<uint64_t> ids;
-  for (uint64_t seed = 0; seed < kStreams; ++seed) {
-    const Request request = MakeRequest(seed);
-    sinks.push_back(std::make_shared<RecordingSink>());
-    const bool one = request.script.commands.size() == 1;
-    const auto id = Submit(*engine, request.script, sinks.back(), one);
-    ASSERT_TRUE(id.ok()) << id.status();
-    ids.push_back(*id);
-    if (!one) {
-      engine->Extend(*id, request.script.commands[1]);
-      engine->Close(*id);
-    }
-    if (seed % 16 == 15) {
-      for (uint64_t i = seed - 15; i <= seed; ++i) {
-        const int64_t after = MakeRequest(i).cancel_after;
-        if (after < 0) continue;
-        sinks[i]->WaitTokens(static_cast<size_t>(after));
-        engine->Cancel(ids[i], absl::CancelledError("the client left"));
-      }
-    }
-  }
-  for (const auto& sink : sinks) sink->WaitEnd();
-  EXPECT_TRUE(engine->health().ok()) << engine->health();
-  EXPECT_TRUE(IsIdle(*engine));
-  EXPECT_GT(engine->load().preemptions_total, 0u);
-
+void CompareWithEachAlone(
+    const char* dtype,
+    const std::vector<std::shared_ptr<RecordingSink>>& sinks) {
   const auto alone = Load(DemoFolder(), "cuda", dtype, {}, 64);
   ASSERT_NE(alone, nullptr);
   uint64_t finished = 0;
-  for (uint64_t seed = 0; seed < kStreams; ++seed) {
+  for (uint64_t seed = 0; seed < sinks.size(); ++seed) {
     SCOPED_TRACE(testing::Message() << dtype << ", seed " << seed);
     const StreamRecord record = sinks[seed]->Record();
     EXPECT_EQ(record.violation, "");
@@ -202,14 +178,112 @@ void ManyStreams(const char* dtype) {
     for (size_t i = 0; i < record.logits.size(); ++i)
       ASSERT_EQ(record.logits[i].values, solo.logits[i].values) << i;
   }
-  EXPECT_GT(finished, kStreams / 2);
+  EXPECT_GT(finished, sinks.size() / 2);
+}
+
+// `swap_bytes` of host memory save preempted sequences: none, some, or all.
+EngineLoad ManyStreams(const char* dtype, int64_t swap_bytes) {
+  constexpr uint64_t kStreams = 64;
+  EngineOptions options;
+  options.max_num_seqs = 11;
+  options.max_num_batched_tokens = 150;
+  options.max_chunk_tokens = 70;  // cut to 64 where linear attention asks
+  options.max_model_len = 448;
+  const auto engine = Load(DemoFolder(), "cuda", dtype, options,
+                           /*kv_pages=*/20, "auto", swap_bytes);
+  EXPECT_NE(engine, nullptr);
+  if (engine == nullptr) return {};
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  std::vector<uint64_t> ids;
+  for (uint64_t seed = 0; seed < kStreams; ++seed) {
+    const Request request = MakeRequest(seed);
+    sinks.push_back(std::make_shared<RecordingSink>());
+    const bool one = request.script.commands.size() == 1;
+    const auto id = Submit(*engine, request.script, sinks.back(), one);
+    EXPECT_TRUE(id.ok()) << id.status();
+    if (!id.ok()) return {};
+    ids.push_back(*id);
+    if (!one) {
+      engine->Extend(*id, request.script.commands[1]);
+      engine->Close(*id);
+    }
+    if (seed % 16 == 15) {
+      for (uint64_t i = seed - 15; i <= seed; ++i) {
+        const int64_t after = MakeRequest(i).cancel_after;
+        if (after < 0) continue;
+        sinks[i]->WaitTokens(static_cast<size_t>(after));
+        engine->Cancel(ids[i], absl::CancelledError("the client left"));
+      }
+    }
+  }
+  for (const auto& sink : sinks) sink->WaitEnd();
+  EXPECT_TRUE(engine->health().ok()) << engine->health();
+  EXPECT_TRUE(IsIdle(*engine));
+  const EngineLoad load = engine->load();
+  EXPECT_GT(load.preemptions_total, 0u);
+  CompareWithEachAlone(dtype, sinks);
+  return load;
 }
 
 TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAlone) {
-  ManyStreams("bfloat16");
+  const EngineLoad load = ManyStreams("bfloat16", 256 << 20);
+  EXPECT_GT(load.restores_total, 0u);
+  EXPECT_EQ(load.recomputes_total, 0u);
+}
+TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAloneComputedAgain) {
+  const EngineLoad load = ManyStreams("bfloat16", 0);
+  EXPECT_EQ(load.saves_total, 0u);
+  EXPECT_GT(load.recomputes_total, 0u);
+}
+TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAloneWithSomeSaved) {
+  const EngineLoad load = ManyStreams("bfloat16", 2 << 20);
+  EXPECT_GT(load.restores_total, 0u);
+  EXPECT_GT(load.recomputes_total, 0u);
 }
 TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAloneInFloat32) {
-  ManyStreams("float32");
+  const EngineLoad load = ManyStreams("float32", 256 << 20);
+  EXPECT_GT(load.restores_total, 0u);
+}
+
+// The state of one sequence breaks down; the other goes on with the same bits.
+TEST_F(BackendGpuTest, ANonFiniteRowEndsItsOwnStreamOnly) {
+  EngineOptions options;
+  options.max_num_seqs = 4;
+  std::atomic<int32_t> victim = 0;  // slot of the sequence with 5 rows
+  std::atomic<int> steps = 0;
+  const auto engine = Load(
+      DemoFolder(), "cuda", "bfloat16", options, 64, "auto", 0,
+      [&](const StepBatch& batch, CacheStorage& storage) {
+        for (int64_t b = 0; b < batch.num_sequences(); ++b) {
+          const int32_t rows = batch.query_start[b + 1] - batch.query_start[b];
+          if (rows == 5) victim = batch.slots[b];
+        }
+        // Later, so that the decode graph is what meets it.
+        if (victim == 0 || ++steps < 8) return absl::OkStatus();
+        return storage.PoisonSlot(victim.exchange(0));
+      });
+  ASSERT_NE(engine, nullptr);
+  Script healthy = Script::Generate(TestRandom(5).Tokens(50, 256), 100);
+  healthy.options.stopping.ignore_eos = true;
+  const std::vector<int32_t> solo = RunAlone(*engine, healthy).tokens;
+  const auto good = std::make_shared<RecordingSink>();
+  ASSERT_TRUE(Submit(*engine, healthy, good).ok());
+  for (const float temperature : {0.0f, 0.8f}) {
+    steps = 0;
+    Script script = Script::Generate({256, 1, 2, 3, 4}, 100);
+    script.options.stopping.ignore_eos = true;
+    script.options.sampling.temperature = temperature;
+    const auto bad = std::make_shared<RecordingSink>();
+    ASSERT_TRUE(Submit(*engine, script, bad).ok());
+    EXPECT_THAT(std::string(bad->WaitEnd().end->message()),
+                testing::HasSubstr("non-finite"));
+    EXPECT_EQ(bad->Record().end->code(), absl::StatusCode::kInternal);
+    EXPECT_GE(bad->Record().tokens.size(), 3u);
+  }
+  EXPECT_EQ(good->WaitEnd().tokens, solo);
+  EXPECT_TRUE(engine->health().ok());
+  EXPECT_EQ(RunAlone(*engine, healthy).tokens, solo);
+  EXPECT_TRUE(IsIdle(*engine));
 }
 
 // The golden sets with weights rounded to bfloat16, which the CPU rounds alike.

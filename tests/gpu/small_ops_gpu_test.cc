@@ -302,12 +302,12 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
     }
     std::vector<float> want(tokens * out_stride, -1), want_states = states;
     LinearAttentionParams p = {
-        c.heads,     c.dim,       c.value_dim,   q.data(),
-        k.data(),    v.data(),    stride,        v_stride,
-        want.data(), out_stride,  starts.data(), sequences,
-        c.q,         c.k,         c.v,           c.position,
-        cos.data(),  sin.data(),  decay.data(),  want_states.data(),
-        slot_stride, slots.data()};
+        c.heads,     c.dim,        c.value_dim,   q.data(),
+        k.data(),    v.data(),     stride,        v_stride,
+        want.data(), out_stride,   starts.data(), sequences,
+        c.q,         c.k,          c.v,           c.position,
+        cos.data(),  sin.data(),   decay.data(),  want_states.data(),
+        slot_stride, slots.data(), nullptr};
     LinearAttention(p, pool_);
     // The sink gives zeros and keeps its state.
     std::copy_n(states.begin(), slot_stride, want_states.begin());

@@ -27,6 +27,10 @@ FakeRunnerOptions RandomModel(TestRandom& random) {
   fake.num_pages =
       random.Chance(0.1) ? 0 : static_cast<int32_t>(random.Uniform(13, 30));
   fake.eos_token_ids = {7};
+  // All that is preempted is saved, or a part, or none.
+  if (random.Chance(0.7))
+    fake.num_host_blocks = static_cast<int32_t>(random.Uniform(3, 60));
+  fake.restore_steps = random.Chance(0.5) ? random.Uniform(1, 5) : 0;
   return fake;
 }
 
@@ -180,7 +184,7 @@ void Drive(Engine& engine, std::vector<std::unique_ptr<Client>>& clients,
   }
 }
 
-uint64_t RunSeed(uint64_t seed) {
+EngineLoad RunSeed(uint64_t seed) {
   TestRandom random(seed);
   const FakeRunnerOptions fake = RandomModel(random);
   const auto engine = MakeEngine(RandomOptions(fake, random), fake);
@@ -200,17 +204,24 @@ uint64_t RunSeed(uint64_t seed) {
     SCOPED_TRACE(testing::Message() << "client " << i);
     clients[i]->CheckAgainst(RunSolo(fake, clients[i]->script()));
   }
-  return engine->load().preemptions_total;
+  return engine->load();
 }
 
 TEST(EngineSimTest, EveryRequestGetsWhatItGetsAlone) {
-  uint64_t preemptions = 0;
+  EngineLoad sum;
   for (uint64_t seed = 0; seed < SimSeeds(24); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
-    preemptions += RunSeed(seed);
+    const EngineLoad load = RunSeed(seed);
+    sum.preemptions_total += load.preemptions_total;
+    sum.saves_total += load.saves_total;
+    sum.restores_total += load.restores_total;
+    sum.recomputes_total += load.recomputes_total;
     if (testing::Test::HasFailure()) return;
   }
-  EXPECT_GT(preemptions, 0u);
+  EXPECT_GT(sum.preemptions_total, 0u);
+  EXPECT_GT(sum.restores_total, 0u);
+  EXPECT_GT(sum.saves_total, sum.restores_total);  // some were cancelled
+  EXPECT_GT(sum.recomputes_total, 0u);
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ class Simulation {
     arrival_rate_ =
         0.02 + 0.5 * static_cast<double>(random_.Uniform(0, 100)) / 100;
     num_priorities_ = random_.Uniform(1, 3);
+    save_rate_ = random_.Chance(0.5) ? 0.7 : 0;
   }
 
   // Stops at the first failure.
@@ -61,6 +62,7 @@ class Simulation {
 
   int64_t preemptions() const { return preemptions_; }
   int64_t finished() const { return finished_; }
+  int64_t restores() const { return restores_; }
 
  private:
   struct Sequence {
@@ -131,6 +133,8 @@ class Simulation {
     bool work = false;
     for (Sequence& s : sequences_) {
       s.view.has_work = !s.asleep;
+      // A copy arrives sooner or later.
+      if (s.resident && random_.Chance(0.5)) s.view.from_host = false;
       work |= s.view.has_work;
       if (s.resident) {
         resident.push_back(s.view);
@@ -153,18 +157,21 @@ class Simulation {
     for (uint64_t id : plan.preempt) {
       Sequence& s = sequences_[IndexOf(id)];
       Release(s);
-      s.view.num_computed = 0;
+      s.view.from_host = s.view.num_computed > 0 && random_.Chance(save_rate_);
+      if (!s.view.from_host) s.view.num_computed = 0;
       ++preemptions_;
     }
     for (uint64_t id : plan.admit) {
       Sequence& s = sequences_[IndexOf(id)];
       s.resident = true;
       --free_slots_;
+      restores_ += s.view.from_host;
       Grow(s, s.view.num_tokens);
     }
     for (const StepPlan::Entry& entry : plan.entries) {
       const size_t index = IndexOf(entry.id);
       Sequence& s = sequences_[index];
+      s.view.from_host = false;  // the step waited
       Grow(s, s.view.num_computed + entry.num_tokens);
       s.view.num_computed += entry.num_tokens;
       if (s.view.num_computed == s.view.num_tokens) Complete(index);
@@ -203,12 +210,15 @@ class Simulation {
   bool calm_ = false;
   int64_t preemptions_ = 0;
   int64_t finished_ = 0;
+  double save_rate_ = 0;
+  int64_t restores_ = 0;
   std::vector<Sequence> sequences_;
 };
 
 TEST(SchedulerSimTest, EverySequenceFinishesAndEveryPlanIsSound) {
   int64_t preemptions = 0;
   int64_t finished = 0;
+  int64_t restores = 0;
   for (uint64_t seed = 0; seed < SimSeeds(3000); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Simulation simulation(seed);
@@ -216,10 +226,12 @@ TEST(SchedulerSimTest, EverySequenceFinishesAndEveryPlanIsSound) {
     if (HasFailure()) return;
     preemptions += simulation.preemptions();
     finished += simulation.finished();
+    restores += simulation.restores();
   }
   // The simulation is worth something only if these happen.
   EXPECT_GT(preemptions, 0);
   EXPECT_GT(finished, 0);
+  EXPECT_GT(restores, 0);
 }
 
 }  // namespace

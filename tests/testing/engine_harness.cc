@@ -68,7 +68,8 @@ StreamRecord RunSolo(const FakeRunnerOptions& model, const Script& script,
 bool IsIdle(const Engine& engine) {
   const EngineLoad load = engine.load();
   return load.open == 0 && load.resident == 0 && load.waiting == 0 &&
-         load.slots_used == 0 && load.pages_used == 0;
+         load.slots_used == 0 && load.pages_used == 0 &&
+         load.swap_bytes_used == 0;
 }
 
 void StepGate::Enter(const StepBatch& batch) {

@@ -48,7 +48,9 @@ absl::Status Violation(absl::string_view what) {
 FakeRunner::FakeRunner(FakeRunnerOptions options)
     : options_(std::move(options)),
       cells_((int64_t{options_.num_pages} + 1) * kPageTokens, 0),
-      slots_(static_cast<size_t>(options_.num_slots) + 1) {
+      slots_(static_cast<size_t>(options_.num_slots) + 1),
+      blocks_(static_cast<size_t>(options_.num_host_blocks) + 1),
+      restored_at_(static_cast<size_t>(options_.num_slots) + 1, 0) {
   info_.family = "fake";
   info_.vocab_size = options_.vocab_size;
   info_.eos_token_ids = options_.eos_token_ids;
@@ -58,8 +60,40 @@ FakeRunner::FakeRunner(FakeRunnerOptions options)
 
 CacheSpec FakeRunner::cache_spec() const {
   return {options_.num_pages, options_.num_slots,
-          options_.num_pages == 0 ? 0 : kPageTokens * 8, sizeof(State)};
+          options_.num_pages == 0 ? 0 : kPageTokens * 8, sizeof(State),
+          options_.num_host_blocks};
 }
+
+absl::Status FakeRunner::Save(const SavedMemory& memory) {
+  if (memory.blocks.size() != memory.pages.size() + 1)
+    return Violation("a saved sequence has a block a page and one for a slot");
+  for (size_t i = 0; i < memory.pages.size(); ++i) {
+    const auto cells = cells_.begin() + memory.pages[i] * kPageTokens;
+    blocks_[memory.blocks[i]].assign(cells, cells + kPageTokens);
+  }
+  const State& state = slots_[memory.slot];
+  blocks_[memory.blocks.back()] = {state.fold,
+                                   static_cast<uint64_t>(state.tokens_applied)};
+  return absl::OkStatus();
+}
+
+absl::Status FakeRunner::Restore(const SavedMemory& memory) {
+  for (size_t i = 0; i < memory.pages.size(); ++i) {
+    const std::vector<uint64_t>& block = blocks_[memory.blocks[i]];
+    if (block.size() != kPageTokens)
+      return Violation("a page was restored that was not saved");
+    std::copy(block.begin(), block.end(),
+              cells_.begin() + memory.pages[i] * kPageTokens);
+  }
+  const std::vector<uint64_t>& block = blocks_[memory.blocks.back()];
+  if (block.size() != 2)
+    return Violation("a slot was restored that was not saved");
+  slots_[memory.slot] = {block[0], static_cast<int64_t>(block[1])};
+  restored_at_[memory.slot] = runs_ + options_.restore_steps;
+  return absl::OkStatus();
+}
+
+bool FakeRunner::Restored(int32_t slot) { return runs_ >= restored_at_[slot]; }
 
 absl::Status FakeRunner::ClearPage(int32_t page) {
   std::fill_n(cells_.begin() + page * kPageTokens, kPageTokens, 0);

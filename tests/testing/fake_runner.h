@@ -19,6 +19,9 @@ struct FakeRunnerOptions {
   int32_t num_slots = 8;
   int64_t vocab_size = 258;
   int64_t chunk_multiple = 1;
+  int32_t num_host_blocks = 0;  // of one page, or slot
+  // Steps that a restore takes if nobody waits for it.
+  int64_t restore_steps = 0;
   std::vector<int32_t> eos_token_ids;
   // Only bytes that are printable ASCII are ever drawn.
   bool printable = false;
@@ -61,6 +64,9 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   absl::Status ClearSlot(int32_t slot) override;
   absl::Status PoisonPage(int32_t page) override;
   absl::Status PoisonSlot(int32_t slot) override;
+  absl::Status Save(const SavedMemory& memory) override;
+  absl::Status Restore(const SavedMemory& memory) override;
+  bool Restored(int32_t slot) override;
 
   absl::Status CheckShape(const StepBatch& batch) const;
   absl::Status CheckSequence(const StepBatch& batch, int64_t sequence) const;
@@ -72,6 +78,9 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   ModelInfo info_;
   std::vector<uint64_t> cells_;  // [pages + 1, 64]; 0: cleared
   std::vector<State> slots_;     // [slots + 1]
+  // What a block holds: cells of a page, or a state in the first two.
+  std::vector<std::vector<uint64_t>> blocks_;  // [blocks + 1]
+  std::vector<int64_t> restored_at_;           // [slots + 1], as runs_
   std::vector<float> logits_;
   SamplingScratch scratch_;
   int64_t runs_ = 0;

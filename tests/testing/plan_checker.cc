@@ -111,7 +111,15 @@ class Checker {
         return Broken("tokens and pages suffice", entry.id);
     }
     for (const auto& [id, s] : admitted_) {
-      if (!Runs(id)) return Broken("what is admitted runs", id);
+      if (!Runs(id) && !s.from_host) return Broken("what is admitted runs", id);
+    }
+    // Nobody waits for a copy while there is something else to do.
+    for (uint64_t id : entries_) {
+      const auto found = admitted_.find(id);
+      const bool waits = found != admitted_.end() ? found->second.from_host
+                                                  : resident_.at(id).from_host;
+      if (waits && entries_.size() > 1)
+        return Broken("a step waits for a copy only if nothing else runs", id);
     }
     return absl::OkStatus();
   }
@@ -151,9 +159,13 @@ class Checker {
         continue;
       }
       if (i > 0 && admitted_.count(waiting_[i - 1].id) == 0) continue;
-      // What is waiting has nothing computed.
-      const int64_t least = std::max(
-          std::min(s.num_tokens, limits_.chunk_multiple), s.whole_tokens);
+      const int64_t least =
+          s.num_computed < s.whole_tokens
+              ? std::max(std::min(s.num_tokens, limits_.chunk_multiple),
+                         s.whole_tokens)
+              : std::min(s.num_tokens - s.num_computed,
+                         limits_.chunk_multiple -
+                             s.num_computed % limits_.chunk_multiple);
       if (tokens_left_ >= least && !BehindAVictim(s) && CouldFit(s))
         return Broken("what fits is admitted", s.id);
     }
@@ -200,11 +212,12 @@ class Checker {
       const bool starved =
           Missing(s, s.num_computed + 1) > 0 && !PageToBeHad(s);
       if (s.num_tokens - s.num_computed == 1 && !Runs(id) && !Preempted(id) &&
-          !starved) {
+          !starved && !s.from_host) {
         return Broken("a decoding resident runs", id);
       }
     }
-    if (highest != nullptr && !Runs(highest->id)) {
+    // The copy of one that waits for it goes on by itself.
+    if (highest != nullptr && !Runs(highest->id) && !highest->from_host) {
       bool yielded = false;
       for (const auto& [id, s] : admitted_)
         yielded |= s.priority > highest->priority;

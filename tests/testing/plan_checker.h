@@ -21,6 +21,8 @@ namespace recurve {
 //    preempted in this step, and the next could not be admitted;
 //  - a resident with a token to decode has it, or no page can be had;
 //  - the highest in rank of the residents runs, or yields to an admission;
+//    residents and admitted ones that wait for a copy from the host run only
+//    if nothing else does, and then one of them;
 //  - where there is work, something runs.
 // FailedPrecondition with the rule and the numbers.
 //

@@ -79,6 +79,24 @@ int64_t Process::MemoryBytes() const {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
+namespace {
+
+int64_t CountEntries(const std::string& folder) {
+  std::error_code error;
+  const std::filesystem::directory_iterator entries(folder, error);
+  return std::distance(begin(entries), end(entries));
+}
+
+}  // namespace
+
+int64_t Process::OpenFiles() const {
+  return CountEntries("/proc/" + std::to_string(pid_) + "/fd");
+}
+
+int64_t Process::Threads() const {
+  return CountEntries("/proc/" + std::to_string(pid_) + "/task");
+}
+
 std::string Process::Address(const std::string& name) const {
   const std::string key = "listening " + name + "=";
   const std::string out = Out();

@@ -23,6 +23,8 @@ class Process {
   bool Running() const;
   // Resident memory, in bytes.
   int64_t MemoryBytes() const;
+  int64_t OpenFiles() const;
+  int64_t Threads() const;
 
   std::string Out() const { return Read(out_); }
   std::string Err() const { return Read(err_); }

@@ -52,7 +52,7 @@ class Tokens:
 class Usage:
     prompt_tokens: int
     completion_tokens: int
-    preemptions: int  # how often the sequence was recomputed
+    preemptions: int  # how often the sequence lost its memory to others
 
 
 @dataclass(frozen=True)

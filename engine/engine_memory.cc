@@ -1,0 +1,57 @@
+// How sequences of the engine give up memory and get it (step thread).
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "engine/engine.h"
+
+namespace recurve {
+
+absl::Status Engine::ApplyMemory(const StepPlan& plan) {
+  for (uint64_t id : plan.preempt) {
+    RECURVE_RETURN_IF_ERROR(Preempt(*sequences_.at(id)));
+  }
+  for (uint64_t id : plan.admit) {
+    Sequence& sequence = *sequences_.at(id);
+    RECURVE_ASSIGN_OR_RETURN(SequenceLease lease, LeaseFor(sequence));
+    RECURVE_RETURN_IF_ERROR(cache_.Reserve(lease, sequence.num_tokens()));
+    sequence.lease = std::move(lease);
+    Reindex(sequence);
+    if (!sequence.admitted) {
+      sequence.admitted = true;
+      sequence.queue_seconds =
+          std::chrono::duration<double>(Clock::now() - sequence.submitted)
+              .count();
+      if (observer_ != nullptr) observer_->OnQueued(sequence.queue_seconds);
+      sequence.sink().OnAdmitted(sequence.queue_seconds);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Preempt(Sequence& sequence) {
+  std::optional<SavedSequence> saved;
+  if (cache_.CanSave(*sequence.lease)) {
+    RECURVE_ASSIGN_OR_RETURN(saved, cache_.Save(*sequence.lease));
+    ++counters_.saves_total;
+  } else if (sequence.num_computed() > 0) {
+    ++counters_.recomputes_total;
+  }
+  sequence.Preempt(std::move(saved));
+  Reindex(sequence);
+  ++counters_.preemptions_total;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SequenceLease> Engine::LeaseFor(Sequence& sequence) {
+  if (!sequence.saved) return cache_.Acquire(sequence.id());
+  RECURVE_ASSIGN_OR_RETURN(SequenceLease lease,
+                           cache_.Restore(*sequence.saved));
+  sequence.saved.reset();
+  ++counters_.restores_total;
+  return lease;
+}
+
+}  // namespace recurve

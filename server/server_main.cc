@@ -1,0 +1,110 @@
+#include "server/server_main.h"
+
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/synchronization/mutex.h"
+#include "server/flags.h"
+#include "server/server.h"
+#include "server/signal_thread.h"
+#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/spdlog.h"
+
+namespace recurve {
+namespace {
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "recurve-server: %s\n",
+               std::string(status.message()).c_str());
+  return EXIT_FAILURE;
+}
+
+// Every connection is an open file; the usual limit of 1024 is for programs
+// that use select().
+void RaiseFileLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace
+
+int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
+  // gRPC's own lines would come before the one line that says what is wrong.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  // Debian's Abseil looks for deadlocks at every lock that gRPC takes.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  FlagsResult flags = ParseFlags(argc, argv);
+  if (flags.exit_code) return *flags.exit_code;
+  ServerOptions& options = flags.options;
+  spdlog::set_default_logger(spdlog::stderr_logger_mt("recurve"));
+  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
+
+  RaiseFileLimit();
+  SignalThread signals;
+  std::signal(SIGPIPE, SIG_IGN);
+
+  absl::StatusOr<LoadedModel> model = LoadModel(options.model, &options.engine);
+  if (!model.ok()) return Fail(model.status());
+  if (wrap != nullptr) model->runner = wrap(std::move(model->runner));
+  const ModelInfo info = model->runner->info();
+  const Capacity capacity = model->capacity;
+  spdlog::info("device: {}", model->device);
+  spdlog::info(
+      "loaded {}: family {}{}{}, {} parameters, {} weights ({:.1f} MB) on {}, "
+      "in "
+      "{:.1f} s ({:.2f} GB/s)",
+      options.model.path, info.family, info.variant.empty() ? "" : " ",
+      info.variant, info.parameters, info.weight_dtype,
+      static_cast<double>(info.weight_bytes) * 1e-6, info.device,
+      model->load_seconds,
+      static_cast<double>(info.weight_bytes) * 1e-9 / model->load_seconds);
+  for (const std::string& remark : info.remarks)
+    spdlog::warn("{}: {}", options.model.path, remark);
+  spdlog::info(
+      "capacity: {} sequences of up to {} tokens; {} pages of 64 tokens ({} "
+      "bytes a "
+      "token), {} bytes of state a sequence",
+      capacity.num_slots, capacity.max_model_len, capacity.num_pages,
+      capacity.cache_bytes_per_token, capacity.state_bytes_per_sequence);
+  const CacheSpec spec = model->runner->cache_spec();
+  spdlog::info("preempted sequences: {} bytes of host memory to save them in",
+               spec.num_host_blocks * HostBlockBytes(spec));
+  if (capacity.max_model_len_reduced) {
+    spdlog::warn(
+        "max_model_len is {} and not the model's {}: the factor cache holds no "
+        "more "
+        "(raise --kv-pool-bytes or --kv-pages)",
+        capacity.max_model_len, info.max_position_embeddings);
+  }
+
+  absl::StatusOr<std::unique_ptr<Server>> server =
+      Server::Start(options, *std::move(model));
+  if (!server.ok()) return Fail(server.status());
+  signals.SetServer(server->get());
+  if ((*server)->http_port() >= 0) {
+    std::printf("listening http=%s\n",
+                HostPort(options.host, (*server)->http_port()).c_str());
+  }
+  if ((*server)->metrics_port() >= 0) {
+    std::printf("listening metrics=%s\n",
+                HostPort(options.host, (*server)->metrics_port()).c_str());
+  }
+  std::printf("listening grpc=%s\n",
+              HostPort(options.host, (*server)->grpc_port()).c_str());
+  std::fflush(stdout);
+
+  const absl::Status outcome = (*server)->Wait();
+  signals.SetServer(nullptr);
+  server->reset();
+  if (!outcome.ok()) return Fail(outcome);
+  spdlog::info("drained; bye");
+  return EXIT_SUCCESS;
+}
+
+}  // namespace recurve

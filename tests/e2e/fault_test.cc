@@ -1,0 +1,93 @@
+// What a process does whose device fails or hangs. RECURVE_TEST_DEVICE=cuda has
+// a GPU fail.
+
+#include <signal.h>
+
+#include <thread>
+
+#include "tests/e2e/server_fixture.h"
+#include "tests/testing/process.h"
+#include "tests/testing/program_paths.h"
+
+namespace recurve {
+namespace {
+
+using grpc::health::v1::HealthCheckResponse;
+using testing::HasSubstr;
+
+std::unique_ptr<Process> StartServer(const std::string& fault) {
+  return std::make_unique<Process>(
+      std::vector<std::string>{
+          TestProgram("recurve-faulty-server"), "--model", DemoModelFolder(),
+          "--device", TestDeviceFlag(), "--grpc-port", "0", "--http-port", "-1",
+          "--num-threads", "2", "--max-num-seqs", "3", "--step-timeout", "1",
+          "--shutdown-timeout", "0.5"},
+      std::vector<std::string>{"RECURVE_TEST_FAULT=" + fault,
+                               "RECURVE_TEST_FAULT_AT=40"});
+}
+
+bool TurnsNotServing(const std::string& address) {
+  ClientOptions options;
+  options.own_connection = true;
+  const auto client = *RecurveClient::Create(address, options);
+  // The issue asks for five seconds.
+  return WaitFor(
+      [&] {
+        const auto health = client->CheckHealth();
+        return health.ok() &&
+               health->status() == HealthCheckResponse::NOT_SERVING;
+      },
+      5);
+}
+
+void DeviceFails(const std::string& fault, const std::string& message) {
+  const auto server = StartServer(fault);
+  const std::string address = server->GrpcAddress();
+  ASSERT_NE(address, "") << server->Err();
+  // Running ones and waiting ones.
+  std::vector<absl::Status> ends(5);
+  std::vector<std::thread> streams;
+  for (absl::Status& end : ends) {
+    streams.emplace_back([&end, &address] {
+      const auto client = *RecurveClient::Create(address);
+      end = Generate(*client, GreedyRequest({256, 65}, 8000)).status;
+    });
+  }
+  EXPECT_TRUE(TurnsNotServing(address)) << server->Err();
+  for (std::thread& stream : streams) stream.join();
+  for (const absl::Status& end : ends) {
+    EXPECT_EQ(end.code(), absl::StatusCode::kInternal) << end;
+    EXPECT_THAT(std::string(end.message()), HasSubstr(message));
+  }
+  EXPECT_EQ(server->Wait(), 1) << server->Err();
+  EXPECT_THAT(server->Err(), HasSubstr(message));
+}
+
+TEST(FaultTest, AnErrorOfTheDeviceEndsStreamsAndProcess) {
+  DeviceFails("error", "a fault of the kind error");
+}
+
+TEST(FaultTest, AFaultOfTheGpuEndsStreamsAndProcess) {
+  if (TestDeviceFlag() != "cuda") GTEST_SKIP() << "RECURVE_TEST_DEVICE is cpu";
+  DeviceFails("illegal", "illegal memory access");
+}
+
+TEST(FaultTest, AStepThatHangsTurnsHealthDownAndFailsTheDrain) {
+  const auto server = StartServer("hang");
+  const std::string address = server->GrpcAddress();
+  ASSERT_NE(address, "") << server->Err();
+  std::thread stream([&address] {
+    const auto client = *RecurveClient::Create(address);
+    const auto outcome = Generate(*client, GreedyRequest({256, 65}, 8000));
+    EXPECT_FALSE(outcome.status.ok());
+  });
+  EXPECT_TRUE(TurnsNotServing(address)) << server->Err();
+  // What restarts containers then ends it; it does not wait for the step.
+  server->Signal(SIGTERM);
+  EXPECT_EQ(server->Wait(), 1) << server->Err();
+  EXPECT_THAT(server->Err(), HasSubstr("a step hangs"));
+  stream.join();
+}
+
+}  // namespace
+}  // namespace recurve

@@ -1,0 +1,87 @@
+// Input: the body of a POST /v1/completions. What the reader accepts goes on as
+// far as the engine, and what it says is put into an answer.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "engine/request.h"
+#include "engine/tokenizer/bytes_tokenizer.h"
+#include "nlohmann/json.hpp"
+#include "server/convert.h"
+#include "server/openai.h"
+
+namespace recurve {
+namespace {
+
+constexpr int64_t kVocabSize = 259;
+constexpr int64_t kMaxModelLen = 512;
+
+void CheckError(const ApiError& error) {
+  RECURVE_CHECK(error.status >= 400 && error.status < 500);
+  RECURVE_CHECK(!error.message.empty());
+  const HttpResponse response = ErrorResponse(error);
+  RECURVE_CHECK(nlohmann::json::accept(response.body));
+}
+
+// A piece of an answer that repeats the prompt, whatever bytes it has.
+void Answer(const CompletionRequest& request, int index, const Command& command,
+            const Tokenizer* tokenizer) {
+  ChoicePiece piece;
+  piece.index = index;
+  piece.tokens.set_text(
+      request.prompts[static_cast<size_t>(index)].prompt_text());
+  for (const int32_t id : command.append) {
+    piece.tokens.add_ids(static_cast<uint32_t>(id));
+    if (!request.prompts[static_cast<size_t>(index)].has_logprobs()) continue;
+    v1::TokenLogprob& logprobs = *piece.tokens.add_logprobs();
+    logprobs.set_logprob(-1);
+  }
+  int64_t text_offset = 0;
+  RECURVE_CHECK(nlohmann::json::accept(
+      ToText(ChoiceJson(piece, request, tokenizer, &text_offset))));
+}
+
+void Read(absl::string_view body, const Tokenizer* tokenizer) {
+  CompletionRequest request;
+  if (const auto error = ParseCompletion(body, "demo", &request)) {
+    return CheckError(*error);
+  }
+  RECURVE_CHECK(!request.prompts.empty());
+  RECURVE_CHECK(request.prompts.size() <= kMaxPrompts);
+  const RequestLimits limits{kVocabSize, kMaxModelLen, tokenizer != nullptr};
+  for (size_t i = 0; i < request.prompts.size(); ++i) {
+    const auto input = FromProto(
+        request.prompts[i], {tokenizer, kMaxModelLen, kCompletionMaxTokens});
+    absl::Status status = input.status();
+    if (status.ok()) {
+      status = ValidateCommand(input->command, 0, limits, "prompt_ids");
+    }
+    if (status.ok()) status = ValidateOptions(input->options, limits);
+    if (!status.ok()) {
+      CheckError(ErrorOf(status));
+      continue;
+    }
+    for (const int32_t id : input->command.append) {
+      RECURVE_CHECK(id >= 0 && id < kVocabSize);
+    }
+    Answer(request, static_cast<int>(i), input->command, tokenizer);
+  }
+}
+
+}  // namespace
+}  // namespace recurve
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const recurve::Tokenizer* const tokenizer = [] {
+    auto made = recurve::BytesTokenizer::Make(recurve::kVocabSize, 256, 257);
+    RECURVE_CHECK(made.ok());
+    return made->release();
+  }();
+  const absl::string_view body(reinterpret_cast<const char*>(data), size);
+  recurve::Read(body, tokenizer);
+  recurve::Read(body, nullptr);
+  return 0;
+}

@@ -1,0 +1,39 @@
+#ifndef RECURVE_TESTS_TESTING_FAULTY_RUNNER_H_
+#define RECURVE_TESTS_TESTING_FAULTY_RUNNER_H_
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "base/mutex.h"
+#include "engine/model_runner.h"
+
+namespace recurve {
+
+// Passes through to a real model, and misbehaves where asked to.
+class FaultyRunner : public ModelRunner {
+ public:
+  // Called before each step; an error is what the device reports.
+  using BeforeRun =
+      std::function<absl::Status(const StepBatch&, CacheStorage&)>;
+
+  explicit FaultyRunner(std::unique_ptr<ModelRunner> real)
+      : real_(std::move(real)) {}
+
+  const ModelInfo& info() const override { return real_->info(); }
+  CacheSpec cache_spec() const override { return real_->cache_spec(); }
+  CacheStorage& storage() override { return real_->storage(); }
+  absl::Status Run(const StepBatch& batch, StepOutput* output) override;
+
+  void SetBeforeRun(BeforeRun before);
+
+ private:
+  const std::unique_ptr<ModelRunner> real_;
+  Mutex mu_;
+  BeforeRun before_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_TESTING_FAULTY_RUNNER_H_
