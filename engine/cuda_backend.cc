@@ -935,9 +935,11 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   }
   Check(LaunchTpaAppend(append, stream_), "appending factors");
 
-  // The prefill kernel writes bfloat16 or float32.
+  // The decode kernel writes the factors' type or float32, that of prompts
+  // bfloat16 or float32.
   const bool rounded = RoundsInto(args.out) &&
-                       (decode_ || product_type_ == WeightType::kBFloat16);
+                       product_type_ == (decode_ ? TpaWeightType(tpa_element())
+                                                 : WeightType::kBFloat16);
   SetRounded(args.out, rounded);
   Check(tpa_->Attend(
       {cache.shape, append.cache, args.a_q, args.b_q, position.config.type,

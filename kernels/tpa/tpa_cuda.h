@@ -21,6 +21,10 @@ namespace recurve {
 
 // What a cache may hold: tensor cores multiply it as it is.
 enum class TpaElement { kBFloat16, kFloat16 };
+constexpr WeightType TpaWeightType(TpaElement element) {
+  return element == TpaElement::kBFloat16 ? WeightType::kBFloat16
+                                          : WeightType::kFloat16;
+}
 
 // The cache of one layer, laid out as TpaPageLayout(shape, kOctets).
 struct TpaCudaCache {
@@ -121,8 +125,8 @@ struct TpaCudaDecodeParams {
                         // appended since the schedule was made. Pages without
                         // any are read while the launch in front of this one
                         // still runs. INT32_MAX: read nothing that early
-  WeightType out_type;  // rounded once where it has 16 bits; out is then
-                        // 8-byte aligned
+  WeightType out_type;  // kFloat32; or the cache's type, rounded once. out is
+                        // then 8-byte aligned
   void* out;            // [rows, T, H, E] of that
   int64_t out_stride;   // elements between tokens
   void* schedule;       // LaunchTpaSchedule's, of the same plan, page table and

@@ -114,7 +114,7 @@ __device__ __forceinline__ float Fold(float running, float next,
   return __fmaf_rn(running, scales.running, __fmul_rn(next, scales.next));
 }
 
-// Element `at` of the outputs.
+// Element `at` of the outputs; for code that runs in loops.
 __device__ __forceinline__ void WriteOut(const TpaCudaDecodeParams& p,
                                          int64_t at, float value) {
   if (p.out_type == WeightType::kFloat32) {
