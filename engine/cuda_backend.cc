@@ -467,6 +467,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   runs_.clear();
   step_.Clear();
   rounded_.clear();
+  fused_norms_.clear();
   if (decode_) {
     FillDecode(batch);
   } else {
@@ -633,6 +634,11 @@ void CudaBackend::NormRows(const float* in, int64_t in_stride,
 
 void CudaBackend::Norm(Activations in, const NormArgs& norm, Activations out) {
   if (!active()) return;
+  fused_norms_.erase(out.data);
+  if (out.for_products && FusesNorm(in, norm)) {
+    fused_norms_[out.data] = {in, norm};
+    return;
+  }
   const bool rounded = RoundsInto(out) && norm.kind == NormKind::kRms;
   SetRounded(out, rounded);
   if (rounded) {
@@ -648,10 +654,9 @@ void CudaBackend::Norm(Activations in, const NormArgs& norm, Activations out) {
            in.cols);
 }
 
-// Steps of decoding fuse otherwise; and behind the columns must not be what
-// cuBLASLt would read.
+// Behind the columns must not be what cuBLASLt would read.
 bool CudaBackend::RoundsInto(const Activations& out) const {
-  return out.for_products && !decode_ && product_type_ &&
+  return out.for_products && product_type_ &&
          out.cols % kDecodeMatmulInputs == 0 &&
          AlignedFloats(Floats(out), out.stride);
 }
@@ -666,6 +671,25 @@ void CudaBackend::SetRounded(const Activations& out, bool rounded) {
 
 bool CudaBackend::IsRounded(const Activations& in) const {
   return in.for_products && rounded_.count(in.data) > 0;
+}
+
+bool CudaBackend::FusesNorm(const Activations& in, const NormArgs& norm) const {
+  return decode_ && rows_ == 1 && product_type_ && DecodeMatmulFuses() &&
+         norm.kind == NormKind::kRms && norm.groups == 1 &&
+         in.cols > kDecodeMatmulNormCols &&
+         DecodeMatmulTakesFloats(RoundUp(in.cols, kDecodeMatmulInputs),
+                                 rows_) &&
+         AlignedFloats(Floats(in), in.stride);
+}
+
+void CudaBackend::FuseNorm(const Activations& in, const NormArgs& norm,
+                           const float* weight, DecodeMatmulParams* params) {
+  params->x = in.data;
+  params->x_is_float = true;
+  params->x_stride = in.stride;
+  params->norm = true;
+  params->norm_weight = weight;
+  params->norm_eps = static_cast<float>(norm.eps);
 }
 
 void CudaBackend::GatedNorm(const GatedNormArgs& args) {
@@ -769,6 +793,15 @@ void CudaBackend::Project(Activations in, MatrixId id, Activations out,
                           bool add) {
   if (!active()) return;
   const Matrix& matrix = matrices_[id.value];
+  if (const auto norm = fused_norms_.find(in.data);
+      in.for_products && norm != fused_norms_.end()) {
+    DecodeMatmulParams params =
+        ProductOf(matrix, Floats(out), out.stride, rows_, in.cols);
+    params.add = add;
+    FuseNorm(norm->second.in, norm->second.norm,
+             Vector(norm->second.norm.weight), &params);
+    return Check(LaunchDecodeMatmul(params, stream_), "projection");
+  }
   if (matrix.type == WeightType::kFloat32) {
     ProjectRun(matrix, Floats(in), in.stride, Floats(out), out.stride, rows_,
                in.cols, false, add);
@@ -811,7 +844,8 @@ void CudaBackend::Glu(Activations in, Activation activation, Activations out) {
 }
 
 // A decode step fuses what the device can; other steps do not, with the same
-// bits.
+// bits. More rows than the kernel for few of them takes are faster in 16 bits,
+// though a kernel of its own has to bring them there.
 void CudaBackend::ChannelMixer(const ChannelMixerArgs& args) {
   const Matrix& matrix = matrices_[args.w1_w2.value];
   if (!decode_ || matrix.type == WeightType::kFloat32 || !DecodeMatmulFuses()) {
@@ -825,23 +859,15 @@ void CudaBackend::ChannelMixer(const ChannelMixerArgs& args) {
   params.gate = true;
   params.activation = args.activation;
   const Activations in = args.residual;
-  const bool rms = args.norm.kind == NormKind::kRms;
-  // More rows than one are faster in 16 bits, though a kernel of its own has to
-  // bring them there.
-  const bool floats = rows_ == 1 && DecodeMatmulTakesFloats(matrix.padded, 1) &&
-                      AlignedFloats(Floats(in), in.stride);
   // What the next product takes, so that nothing has to be rounded for it.
   const Matrix& next = matrices_[args.w3.value];
-  params.y_is_half = !floats && next.type == matrix.type &&
-                     AlignedFloats(params.y, params.y_stride);
+  params.y_is_half =
+      next.type == matrix.type && AlignedFloats(params.y, params.y_stride);
   if (params.y_is_half) params.y_stride *= 2;
-  if (floats && rms && args.norm.groups == 1 &&
-      in.cols > kDecodeMatmulNormCols) {
-    params.norm = true;
-    params.norm_weight = Vector(args.norm.weight);
-    params.norm_eps = static_cast<float>(args.norm.eps);
-    ProjectGenerated(params, Floats(in), in.stride);
-  } else if (!floats && rms) {
+  if (FusesNorm(in, args.norm)) {
+    FuseNorm(in, args.norm, Vector(args.norm.weight), &params);
+    Check(LaunchDecodeMatmul(params, stream_), "projection");
+  } else if (args.norm.kind == NormKind::kRms) {
     Check(LaunchRoundedRmsNorm(
               {ElementType::kFloat32, Floats(in), in.stride,
                Vector(args.norm.weight), x16_.data(), matrix.padded, rows_,
@@ -853,11 +879,15 @@ void CudaBackend::ChannelMixer(const ChannelMixerArgs& args) {
     params.x_stride = matrix.padded;
     Check(LaunchDecodeMatmul(params, stream_), "projection");
   } else {
-    Norm(in, args.norm, args.normed);
-    ProjectGenerated(params, Floats(args.normed), args.normed.stride);
+    Activations normed = args.normed;
+    normed.for_products = false;
+    Norm(in, args.norm, normed);
+    ProjectGenerated(params, Floats(normed), normed.stride);
   }
   if (!params.y_is_half) {
-    Project(args.hidden, args.w3, args.residual, /*add=*/true);
+    Activations hidden = args.hidden;
+    hidden.for_products = false;
+    Project(hidden, args.w3, args.residual, /*add=*/true);
     return;
   }
   DecodeMatmulParams down =
@@ -905,14 +935,16 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   }
   Check(LaunchTpaAppend(append, stream_), "appending factors");
 
-  // The prefill kernel writes bfloat16 or float32.
-  const bool rounded =
-      RoundsInto(args.out) && product_type_ == WeightType::kBFloat16;
+  // The decode kernel writes the factors' type or float32, that of prompts
+  // bfloat16 or float32.
+  const bool rounded = RoundsInto(args.out) &&
+                       product_type_ == (decode_ ? TpaWeightType(tpa_element())
+                                                 : WeightType::kBFloat16);
   SetRounded(args.out, rounded);
   Check(tpa_->Attend(
       {cache.shape, append.cache, args.a_q, args.b_q, position.config.type,
        position.angles, append.cos, append.sin, args.out,
-       rounded ? WeightType::kBFloat16 : WeightType::kFloat32},
+       rounded ? *product_type_ : WeightType::kFloat32},
       stream_));
 }
 
@@ -945,19 +977,27 @@ void CudaBackend::ComputeLogits(Activations in, const int32_t* index,
                                 int64_t rows, const NormArgs& norm,
                                 const Matrix& head) {
   const int64_t width = RoundUp(in.cols, 4);
+  const int64_t stride = RoundUp(head.outputs, 4);
   float* const normed = head_rows_.as<float>();
-  if (index != nullptr) {
-    Check(LaunchGatherRows({Floats(in), in.stride, index, WeightType::kFloat32,
+  if (index == nullptr && FusesNorm(in, norm)) {
+    DecodeMatmulParams params =
+        ProductOf(head, logits_.as<float>(), stride, rows, in.cols);
+    FuseNorm(in, norm, Vector(norm.weight), &params);
+    Check(LaunchDecodeMatmul(params, stream_), "projection");
+  } else {
+    if (index != nullptr) {
+      Check(
+          LaunchGatherRows({Floats(in), in.stride, index, WeightType::kFloat32,
                             normed, width, rows, in.cols, in.cols},
                            stream_),
           "gathering rows");
-    NormRows(normed, width, norm, normed, width, rows, in.cols);
-  } else {
-    NormRows(Floats(in), in.stride, norm, normed, width, rows, in.cols);
+      NormRows(normed, width, norm, normed, width, rows, in.cols);
+    } else {
+      NormRows(Floats(in), in.stride, norm, normed, width, rows, in.cols);
+    }
+    ProjectRun(head, normed, width, logits_.as<float>(), stride, rows, in.cols,
+               /*generated=*/true, /*add=*/false);
   }
-  const int64_t stride = RoundUp(head.outputs, 4);
-  ProjectRun(head, normed, width, logits_.as<float>(), stride, rows, in.cols,
-             /*generated=*/true, /*add=*/false);
 }
 
 void CudaBackend::Draw(int64_t vocab, int64_t first, int64_t count) {

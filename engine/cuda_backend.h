@@ -203,6 +203,10 @@ class CudaBackend : public Backend {
   bool RoundsInto(const Activations& out) const;
   void SetRounded(const Activations& out, bool rounded);
   bool IsRounded(const Activations& in) const;
+  // Whether a product of a step of decoding takes the norm of `in` on its way.
+  bool FusesNorm(const Activations& in, const NormArgs& norm) const;
+  static void FuseNorm(const Activations& in, const NormArgs& norm,
+                       const float* weight, DecodeMatmulParams* params);
   // A product with 16-bit weights of rows that are rounded already.
   void ProjectRounded(const Matrix& matrix, const void* x, int64_t x_stride,
                       float* y, int64_t y_stride, int64_t rows, int64_t cols,
@@ -271,8 +275,14 @@ class CudaBackend : public Backend {
   // Of the step in progress; pointers are to the device.
   const StepBatch* batch_ = nullptr;
   CudaStepBuffer step_;
-  // Activations that hold values of product_type_ instead of floats.
+  // Activations that hold values of product_type_ instead of floats, and those
+  // that hold nothing: the products that read them take the norm on their way.
   std::set<const char*> rounded_;
+  struct FusedNorm {
+    Activations in;
+    NormArgs norm;
+  };
+  std::map<const char*, FusedNorm> fused_norms_;
   bool decode_ = false;  // every sequence has one generated token
   bool replay_ = false;  // a graph has it all
   bool capturing_ = false;

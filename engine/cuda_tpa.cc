@@ -394,8 +394,9 @@ absl::Status CudaTpa::LaunchSchedules(cudaStream_t stream) {
 
 absl::Status CudaTpa::LaunchDecode(const Layer& layer, size_t index,
                                    int64_t rows, int64_t tokens,
-                                   const int32_t* pages, float* out,
-                                   int64_t out_stride, cudaStream_t stream) {
+                                   const int32_t* pages, WeightType out_type,
+                                   void* out, int64_t out_stride,
+                                   cudaStream_t stream) {
   Shape& shape = shapes_[layer.shape];
   RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
                            Plan(shape, rows, tokens));
@@ -409,6 +410,7 @@ absl::Status CudaTpa::LaunchDecode(const Layer& layer, size_t index,
   params.queries = formed_.data();
   // Tokens of other pieces may be of the same sequence.
   params.fresh_tokens = decode_ ? 1 : INT32_MAX;
+  params.out_type = out_type;
   params.out = out;
   params.out_stride = out_stride;
   params.schedule = shape.schedules[index].data();
@@ -452,9 +454,9 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
   form.queries = formed_.data();
   RECURVE_RETURN_IF_ERROR(
       CudaStatus(LaunchTpaQueries(form, stream), "forming queries"));
-  RECURVE_RETURN_IF_ERROR(LaunchDecode(layer, index + 1, piece.rows,
-                                       piece.tokens, piece.pages,
-                                       attended_.as<float>(), width, stream));
+  RECURVE_RETURN_IF_ERROR(
+      LaunchDecode(layer, index + 1, piece.rows, piece.tokens, piece.pages,
+                   WeightType::kFloat32, attended_.data(), width, stream));
   return CudaStatus(
       LaunchScatterRows(
           {attended_.as<float>(), width, piece.index, layer.out_type,
@@ -491,8 +493,8 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
 
 absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {
   if (decode_) {
-    return LaunchDecode(layer, 0, rows_, 1, page_table_, Floats(layer.out),
-                        layer.out.stride, stream);
+    return LaunchDecode(layer, 0, rows_, 1, page_table_, layer.out_type,
+                        layer.out.data, OutStride(layer), stream);
   }
   for (size_t i = 0; i < pieces_.size(); ++i)
     RECURVE_RETURN_IF_ERROR(LaunchPiece(layer, i, stream));

@@ -81,8 +81,9 @@ class CudaTpa {
     const float* cos;  // [table_rows + piece_rows(), angles]
     const float* sin;
     Activations out;
-    WeightType out_type = WeightType::kFloat32;  // of prompts' steps; or
-                                                 // kBFloat16, in rows as long
+    WeightType out_type = WeightType::kFloat32;  // or of 16 bits, in rows as
+                                                 // long; in steps with prompts
+                                                 // kBFloat16
   };
   // The step's tokens are in the cache.
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
@@ -136,8 +137,9 @@ class CudaTpa {
   absl::Status LaunchPrefillSchedule(Shape& shape, size_t index,
                                      cudaStream_t stream);
   absl::Status LaunchDecode(const Layer& layer, size_t index, int64_t rows,
-                            int64_t tokens, const int32_t* pages, float* out,
-                            int64_t out_stride, cudaStream_t stream);
+                            int64_t tokens, const int32_t* pages,
+                            WeightType out_type, void* out, int64_t out_stride,
+                            cudaStream_t stream);
   absl::Status LaunchPiece(const Layer& layer, size_t index,
                            cudaStream_t stream);
   absl::Status LaunchPrefill(const Layer& layer, size_t index,

@@ -15,11 +15,12 @@ namespace {
 
 // A block has 64 · kGroups outputs by 8 · kColumns rows, a warpgroup 64
 // outputs; another warp brings them in. Stages have 64 inputs: rows of 128
-// bytes, swizzled.
+// bytes, swizzled. More than 128 rows are two instructions.
 template <int kGroups_, int kColumns_, int kStages_>
 struct Tile {
   static constexpr int kGroups = kGroups_;
   static constexpr int kColumns = kColumns_;
+  static constexpr int kHalves = kColumns > 16 ? 2 : 1;
   static constexpr int kStages = kStages_;
   static constexpr int kConsumers = 128 * kGroups;
   static constexpr int kThreads = kConsumers + 32;
@@ -34,6 +35,8 @@ struct Tile {
                                                     : kRows* kSumStride * 4;
   // Barriers; and the ring begins at a multiple of 1024.
   static constexpr int kSharedBytes = kRingBytes + 16 * kStages + 1024;
+  // On a multiprocessor.
+  static constexpr int kBlocks = kSharedBytes <= 113 * 1024 ? 2 : 1;
 };
 constexpr int kStageInputs = 64;
 
@@ -81,12 +84,98 @@ __device__ __forceinline__ float LoadFromBlock(uint32_t address, int rank) {
   return value;
 }
 
+// Whether fours of neighbouring outputs of a row can be written at once.
+__device__ __forceinline__ bool WritesFours(const DecodeMatmulParams& p) {
+  return p.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
+}
+
+// The block's sums [rows, outputs], of a tile that begins at output
+// `first_output` and row `first_row`, to y.
+template <typename S>
+__device__ __forceinline__ void WriteTile(const DecodeMatmulParams& p,
+                                          const float* sums, int first_row,
+                                          int rows, int first_output) {
+  constexpr int kFours = S::kOutputs / 4;
+  const bool fours = WritesFours(p);
+#pragma unroll 2
+  for (int i = threadIdx.x; i < rows * kFours; i += S::kThreads) {
+    const int row = i / kFours;
+    const int m = i % kFours * 4;
+    float4 sum =
+        *reinterpret_cast<const float4*>(sums + row * S::kSumStride + m);
+    const int64_t output = first_output + m;
+    float* const y = p.y + (first_row + row) * p.y_stride + output;
+    if (fours && output + 4 <= p.outputs) {
+      if (p.add) {
+        const float4 before = *reinterpret_cast<const float4*>(y);
+        sum.x = before.x + sum.x;
+        sum.y = before.y + sum.y;
+        sum.z = before.z + sum.z;
+        sum.w = before.w + sum.w;
+      }
+      *reinterpret_cast<float4*>(y) = sum;
+      continue;
+    }
+    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (output + j < p.outputs) y[j] = p.add ? y[j] + values[j] : values[j];
+    }
+  }
+}
+
+// The same of a gate: 8 outputs of one half and the 8 of the other that belong
+// to them take turns.
+template <typename T, typename S>
+__device__ __forceinline__ void WriteGatedTile(const DecodeMatmulParams& p,
+                                               const float* sums, int first_row,
+                                               int rows, int first_output) {
+  constexpr int kFours = S::kOutputs / 8;
+  const bool fours = WritesFours(p);
+  const int64_t features = p.outputs / 2;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < rows * kFours; i += S::kThreads) {
+    const int row = i / kFours;
+    const int four = i % kFours;
+    const float* const at =
+        sums + row * S::kSumStride + four / 2 * 16 + four % 2 * 4;
+    const float4 gate = *reinterpret_cast<const float4*>(at);
+    const float4 up = *reinterpret_cast<const float4*>(at + 8);
+    const float4 value = {DeviceActivate(p.activation, gate.x) * up.x,
+                          DeviceActivate(p.activation, gate.y) * up.y,
+                          DeviceActivate(p.activation, gate.z) * up.z,
+                          DeviceActivate(p.activation, gate.w) * up.w};
+    const int64_t feature = first_output / 2 + 4 * four;
+    const int64_t to = (first_row + row) * p.y_stride + feature;
+    T* const half = reinterpret_cast<T*>(p.y) + to;
+    if (fours && feature + 4 <= features) {
+      if (p.y_is_half) {
+        *reinterpret_cast<uint2*>(half) = make_uint2(
+            Half<T>::Pack(value.x, value.y), Half<T>::Pack(value.z, value.w));
+      } else {
+        *reinterpret_cast<float4*>(p.y + to) = value;
+      }
+      continue;
+    }
+    const float values[4] = {value.x, value.y, value.z, value.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (feature + j >= features) break;
+      if (p.y_is_half) {
+        half[j] = Half<T>::From(values[j]);
+      } else {
+        p.y[to + j] = values[j];
+      }
+    }
+  }
+}
+
 // Grid: (tiles of outputs times splits, tiles of rows). The splits of a tile
 // are the blocks of a cluster; they add their sums in order at the end.
 //
 // Weights do not wait for the kernel before.
 template <typename T, typename S>
-__global__ void __launch_bounds__(S::kThreads, 2)
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     tile_kernel(const __grid_constant__ TileArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ char unaligned[];
@@ -115,11 +204,12 @@ __global__ void __launch_bounds__(S::kThreads, 2)
   }
   __syncthreads();
 
-  float acc[S::kColumns][4];
+  constexpr int kHalf = S::kColumns / S::kHalves;
+  float acc[S::kHalves][kHalf][4];
 #pragma unroll
   for (int i = 0; i < S::kColumns; ++i) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) acc[i][j] = 0.0f;
+    for (int j = 0; j < 4; ++j) acc[i / kHalf][i % kHalf][j] = 0.0f;
   }
   if (warp == S::kConsumers / 32) {
     if (lane == 0) {
@@ -168,14 +258,19 @@ __global__ void __launch_bounds__(S::kThreads, 2)
       BarrierWait(full + 8 * slot, phase);
       const uint32_t at = ring + slot * S::kStageBytes;
       const uint64_t a = SwizzledOperand(at + offset);
-      const uint64_t b = SwizzledOperand(at + S::kWeightBytes);
-      WgmmaPin(acc);
+#pragma unroll
+      for (int h = 0; h < S::kHalves; ++h) WgmmaPin(acc[h]);
       WgmmaFence();
       // Beyond the last input there are zeros.
 #pragma unroll
       for (int k = 0; k < kStageInputs / 16; ++k) {
-        Wgmma<kMajorK, kMajorK>(acc, WgmmaAdvance(a, 32 * k),
-                                WgmmaAdvance(b, 32 * k), true, T());
+#pragma unroll
+        for (int h = 0; h < S::kHalves; ++h) {
+          const uint64_t b =
+              SwizzledOperand(at + S::kWeightBytes + h * kHalf * 8 * 128);
+          Wgmma<kMajorK, kMajorK>(acc[h], WgmmaAdvance(a, 32 * k),
+                                  WgmmaAdvance(b, 32 * k), true, T());
+        }
       }
       WgmmaCommit();
       WgmmaWait<1>();
@@ -187,53 +282,42 @@ __global__ void __launch_bounds__(S::kThreads, 2)
       }
     }
     WgmmaWait<0>();
-    WgmmaPin(acc);
+#pragma unroll
+    for (int h = 0; h < S::kHalves; ++h) WgmmaPin(acc[h]);
     WaitForPrevious();  // before anything is added or written
   }
 
   // ---- results ----
+  // By way of shared memory: code that a thread runs once takes 6 cycles an
+  // instruction, so what follows are loops. The ring is read by nobody now; the
+  // sums take its place.
   const int g = lane / 4;
   const int t = lane % 4;
-  const int64_t features = p.outputs / 2;
-  if (splits == 1) {
-    if (warp == S::kConsumers / 32) return;
-#pragma unroll
-    for (int i = 0; i < S::kColumns; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int64_t row = first_row + 8 * i + 2 * t + j;
-        if (row >= p.rows) continue;
-        float* const y = p.y + row * p.y_stride;
-        if (p.gate) {
-          const int64_t feature = first_output / 2 + 8 * warp + g;
-          if (feature < features)
-            WriteGated<T>(p, row, feature, acc[i][j], acc[i][2 + j]);
-          continue;
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int64_t output = first_output + 16 * warp + 8 * half + g;
-          if (output >= p.outputs) continue;
-          const float value = acc[i][2 * half + j];
-          y[output] = p.add ? y[output] + value : value;
-        }
-      }
-    }
-    return;
-  }
-  // The ring is read by nobody now; the sums take its place.
   __syncthreads();
   auto* const sums =
       reinterpret_cast<float*>(unaligned + (ring - SharedAddress(unaligned)));
+  if (warp != S::kConsumers / 32) {
 #pragma unroll
-  for (int i = 0; i < S::kColumns; ++i) {
+    for (int i = 0; i < S::kColumns; ++i) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (warp == S::kConsumers / 32) continue;
-      sums[(8 * i + 2 * t + j % 2) * S::kSumStride + 16 * warp + j / 2 * 8 +
-           g] = acc[i][j];
+      for (int j = 0; j < 4; ++j) {
+        sums[(8 * i + 2 * t + j % 2) * S::kSumStride + 16 * warp + j / 2 * 8 +
+             g] = acc[i / kHalf][i % kHalf][j];
+      }
     }
   }
+  if (splits == 1) {
+    __syncthreads();
+    const int rows =
+        static_cast<int>(min(int64_t{S::kRows}, p.rows - first_row));
+    if (p.gate) {
+      WriteGatedTile<T, S>(p, sums, first_row, rows, first_output);
+    } else {
+      WriteTile<S>(p, sums, first_row, rows, first_output);
+    }
+    return;
+  }
+  const int64_t features = p.outputs / 2;
   ClusterBarrier();
   const auto sum = [&](int row, int output) {
     const uint32_t at = ring + (row * S::kSumStride + output) * 4;
@@ -340,18 +424,26 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
                                 stream, args);
 }
 
-// Two blocks share a multiprocessor, also those of kernels after each other.
+// Two blocks share a multiprocessor, also those of kernels after each other;
+// but up to 128 rows one with as many stages is faster, and so is one of 256
+// rows where a matrix has tiles for all multiprocessors and more. (Measured;
+// docs/kernels/matmul.md.)
 using Rows16 = Tile<1, 2, 10>;
 using Rows32 = Tile<1, 4, 8>;
 using Rows64 = Tile<1, 8, 6>;
-using Rows128 = Tile<2, 16, 3>;
+using Rows128 = Tile<2, 16, 6>;
+using ManyRows = Tile<2, 16, 3>;
+using ManyRowsWide = Tile<2, 32, 4>;
+constexpr int64_t kWideOutputs = 256 * ManyRowsWide::kOutputs;
 
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
   if (p.rows <= 16) return Launch<T, Rows16>(p, stream);
   if (p.rows <= 32) return Launch<T, Rows32>(p, stream);
   if (p.rows <= 64) return Launch<T, Rows64>(p, stream);
-  return Launch<T, Rows128>(p, stream);
+  if (p.rows <= 128) return Launch<T, Rows128>(p, stream);
+  if (p.outputs >= kWideOutputs) return Launch<T, ManyRowsWide>(p, stream);
+  return Launch<T, ManyRows>(p, stream);
 }
 
 }  // namespace

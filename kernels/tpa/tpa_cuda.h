@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/common/activation.h"
+#include "kernels/common/weight_type.h"
 #include "kernels/lrpe/lrpe.h"
 #include "kernels/tpa/tpa_layout.h"
 #include "kernels/tpa/tpa_plan.h"
@@ -20,6 +21,10 @@ namespace recurve {
 
 // What a cache may hold: tensor cores multiply it as it is.
 enum class TpaElement { kBFloat16, kFloat16 };
+constexpr WeightType TpaWeightType(TpaElement element) {
+  return element == TpaElement::kBFloat16 ? WeightType::kBFloat16
+                                          : WeightType::kFloat16;
+}
 
 // The cache of one layer, laid out as TpaPageLayout(shape, kOctets).
 struct TpaCudaCache {
@@ -120,7 +125,9 @@ struct TpaCudaDecodeParams {
                         // appended since the schedule was made. Pages without
                         // any are read while the launch in front of this one
                         // still runs. INT32_MAX: read nothing that early
-  float* out;           // [rows, T, H, E]
+  WeightType out_type;  // kFloat32; or the cache's type, rounded once. out is
+                        // then 8-byte aligned
+  void* out;            // [rows, T, H, E] of that
   int64_t out_stride;   // elements between tokens
   void* schedule;       // LaunchTpaSchedule's, of the same plan, page table and
                         // rows. Launches that share it must follow each other

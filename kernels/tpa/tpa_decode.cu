@@ -10,11 +10,18 @@ int64_t MaxLength(const TpaCudaDecodeParams& p) {
   return kTpaPageTokens * p.cache.page_table_stride;
 }
 
+bool ValidOut(const TpaCudaDecodeParams& p) {
+  if (p.out_type == WeightType::kFloat32) return true;
+  return p.out_type == TpaWeightType(p.cache.element) &&
+         reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
+}
+
 bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   const TpaPageLayout layout(p.shape, TpaPageOrder::kOctets);
   const bool split = plan.form == TpaDecodeForm::kParallelBn;
-  return TpaDecodeSupports(p.shape) && plan.blocks > 0 && p.rows > 0 &&
-         p.rows <= kTpaMaxRows && (split || plan.blocks == p.rows) &&
+  return TpaDecodeSupports(p.shape) && ValidOut(p) && plan.blocks > 0 &&
+         p.rows > 0 && p.rows <= kTpaMaxRows &&
+         (split || plan.blocks == p.rows) &&
          plan.groups * plan.group_octets * plan.head_blocks >=
              p.new_tokens * TpaHeadOctets(p.shape) &&
          p.cache.page_stride % 8 == 0 &&

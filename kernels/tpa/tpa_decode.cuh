@@ -114,6 +114,32 @@ __device__ __forceinline__ float Fold(float running, float next,
   return __fmaf_rn(running, scales.running, __fmul_rn(next, scales.next));
 }
 
+// Element `at` of the outputs; for code that runs in loops.
+__device__ __forceinline__ void WriteOut(const TpaCudaDecodeParams& p,
+                                         int64_t at, float value) {
+  if (p.out_type == WeightType::kFloat32) {
+    static_cast<float*>(p.out)[at] = value;
+  } else if (p.out_type == WeightType::kBFloat16) {
+    static_cast<__nv_bfloat16*>(p.out)[at] = Half<__nv_bfloat16>::From(value);
+  } else {
+    static_cast<__half*>(p.out)[at] = Half<__half>::From(value);
+  }
+}
+
+// Elements at, ..., at + 3, of one head: where they can be, at once.
+__device__ __forceinline__ void WriteFour(const TpaCudaDecodeParams& p,
+                                          int64_t at,
+                                          const float (&values)[4]) {
+  if (p.out_type == WeightType::kBFloat16 && p.out_stride % 4 == 0) {
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.out) + at) =
+        make_uint2(Half<__nv_bfloat16>::Pack(values[0], values[1]),
+                   Half<__nv_bfloat16>::Pack(values[2], values[3]));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) WriteOut(p, at + i, values[i]);
+}
+
 // What an output is multiplied with in the end. Nothing seen: zero.
 __device__ __forceinline__ float Normalizer(float sum, int kv_rank) {
   return sum == 0.0f

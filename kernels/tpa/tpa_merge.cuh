@@ -316,10 +316,10 @@ class TpaMerger {
     const int value_dim = static_cast<int>(p.shape.value_dim);
     if (head >= p.shape.num_heads || feature >= value_dim) return;
     const int64_t query = int64_t{row} * p.new_tokens + t;
-    float* to = p.out + query * p.out_stride + head * value_dim + feature;
-    const float values[4] = {out.x, out.y, out.z, out.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = __fmul_rn(values[i], scale);
+    const int64_t to = query * p.out_stride + head * value_dim + feature;
+    WriteFour(p, to,
+              {__fmul_rn(out.x, scale), __fmul_rn(out.y, scale),
+               __fmul_rn(out.z, scale), __fmul_rn(out.w, scale)});
   }
 
   const TpaDecodeArgs& args_;

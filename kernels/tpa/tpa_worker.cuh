@@ -521,6 +521,15 @@ class TpaWorker {
   // Writes the outputs at hand, the result of `row`.
   __device__ __forceinline__ void WriteResult(int row,
                                               const State& state) const {
+    if (args_.p.out_type == WeightType::kFloat32) {
+      WriteResultAs<float>(row, state);
+    } else {
+      WriteResultAs<T>(row, state);
+    }
+  }
+  template <typename TOut>
+  __device__ __forceinline__ void WriteResultAs(int row,
+                                                const State& state) const {
     const TpaCudaDecodeParams& p = args_.p;
     const int value_dim = static_cast<int>(p.shape.value_dim);
     const int num_heads = static_cast<int>(p.shape.num_heads);
@@ -532,20 +541,25 @@ class TpaWorker {
       const int octet = first_octet_ + j;
       const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
       const int head = 8 * (octet - t * args_.head_octets) + 2 * (lane_ % 4);
-      float* out = p.out + (int64_t{row} * p.new_tokens + t) * p.out_stride +
-                   head * value_dim + feature;
+      TOut* out = static_cast<TOut*>(p.out) +
+                  (int64_t{row} * p.new_tokens + t) * p.out_stride +
+                  head * value_dim + feature;
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         if (head + k >= num_heads) break;
         const float scale = Normalizer(state.sum[2 * j + k], kv_rank_);
-        float* to = out + k * value_dim;
+        TOut* to = out + k * value_dim;
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             if (kAllFeatures || feature + 64 * tile + 8 * i < value_dim) {
-              to[64 * tile + 8 * i] =
-                  __fmul_rn(out_[tile][j][k + 2 * i], scale);
+              const float value = __fmul_rn(out_[tile][j][k + 2 * i], scale);
+              if constexpr (sizeof(TOut) == 4) {
+                to[64 * tile + 8 * i] = value;
+              } else {
+                to[64 * tile + 8 * i] = Half<TOut>::From(value);
+              }
             }
           }
         }
@@ -563,8 +577,10 @@ class TpaWorker {
       const int t = octet / args_.head_octets;
       const int head = octet % args_.head_octets * 8 + i / value_dim % 8;
       if (octet >= args_.octets || head >= p.shape.num_heads) continue;
-      p.out[(int64_t{row} * p.new_tokens + t) * p.out_stride +
-            head * value_dim + i % value_dim] = 0.0f;
+      WriteOut(p,
+               (int64_t{row} * p.new_tokens + t) * p.out_stride +
+                   head * value_dim + i % value_dim,
+               0.0f);
     }
   }
 

@@ -7,8 +7,10 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "base/dtype.h"
 #include "tests/gpu/tpa_gpu_testing.h"
 #include "tests/testing/compare.h"
 #include "tests/testing/random_tensor.h"
@@ -284,6 +286,50 @@ TEST_F(TpaGpuTest, NewTokensMatchStepwiseDecode) {
 
 // One schedule serves all layers of a step: what a launch counts, it counts
 // back.
+// Outputs of 16 bits are those of float32, rounded, and nothing is written
+// between rows; also where fours of them are not aligned.
+TEST_F(TpaGpuTest, OutputsOf16Bits) {
+  constexpr uint16_t kGap = 0x1234;
+  for (const auto& [shape, element] :
+       std::vector<std::pair<TpaShape, TpaElement>>{
+           {{78, 64, 64, 6, 2}, TpaElement::kBFloat16},
+           {{17, 40, 8, 5, 1}, TpaElement::kBFloat16},
+           {{32, 128, 128, 16, 1}, TpaElement::kFloat16}}) {
+    const TpaGpuConfig config = {shape, element};
+    const std::vector<int> lengths = {0, 1, 64, 600, 5000};
+    const Sequences sequences = Make(config, lengths);
+    const int64_t width = shape.num_heads * shape.value_dim;
+    for (const TpaDecodeForm form : kForms) {
+      TpaGpuBatch batch(config, Pointers(sequences));
+      const std::vector<float> want = batch.Decode(form);
+      for (const int64_t gap : {3, 4}) {
+        DeviceBuffer<uint16_t> out(
+            std::vector<uint16_t>(lengths.size() * (width + gap), kGap));
+        const TpaDecodePlan plan = batch.Plan(form);
+        TpaCudaDecodeParams params = batch.Params(plan);
+        params.out_type = TpaWeightType(element);
+        params.out = out.data();
+        params.out_stride = width + gap;
+        ASSERT_EQ(batch.Launch(params, plan, nullptr), cudaSuccess);
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        const std::vector<uint16_t> got = out.Read();
+        for (size_t i = 0; i < got.size(); ++i) {
+          const auto row = static_cast<int64_t>(i) / (width + gap);
+          const auto at = static_cast<int64_t>(i) % (width + gap);
+          uint16_t expected = kGap;
+          if (at < width) {
+            const float value = want[row * width + at];
+            expected = element == TpaElement::kBFloat16 ? FloatToBFloat16(value)
+                                                        : FloatToFloat16(value);
+          }
+          ASSERT_EQ(got[i], expected) << Describe(config) << ", row " << row
+                                      << ", " << at << ", gap " << gap;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(TpaGpuTest, LaunchesShareASchedule) {
   const TpaGpuConfig config = {kShapes[0]};
   const Sequences sequences = Make(config, {9000, 0, 700, 40});
@@ -368,6 +414,11 @@ TEST_F(TpaGpuTest, RefusesBadParameters) {
     return LaunchTpaDecode(params, plan, nullptr) == cudaErrorInvalidValue;
   };
   using Params = TpaCudaDecodeParams;
+  EXPECT_TRUE(refused([](Params& p) {
+    p.out_type = p.cache.element == TpaElement::kBFloat16
+                     ? WeightType::kFloat16
+                     : WeightType::kBFloat16;
+  }));
   EXPECT_TRUE(refused([](Params& p) { p.shape.num_heads = 129; }));
   EXPECT_TRUE(refused([](Params& p) { p.shape.head_dim = 60; }));
   EXPECT_TRUE(refused([](Params& p) { p.rows = -1; }));

@@ -304,6 +304,7 @@ TpaCudaDecodeParams TpaGpuBatch::Params(const TpaDecodePlan& plan) {
       std::vector<uint8_t>(TpaQueryBytes(s, int64_t{rows_} * queries_), 0xff));
   params.queries = queries_formed_->data();
   params.fresh_tokens = queries_;
+  params.out_type = WeightType::kFloat32;
   params.out = out_->data();
   params.out_stride = out_stride_;
   params.scratch_bytes = TpaDecodeScratchBytes(params, plan);
