@@ -11,7 +11,9 @@ correctness always, times and rates as printed (give it a machine of its own).
 
   peak       the most tokens a second of completed requests, with as many streams
              open as the server has places
-  overload   requests at ten times the rate of the peak, for two minutes
+  overload   requests at ten times the rate of the peak, for two minutes. Sender and
+             server share the cores; --apart gives each one of its own in every phase,
+             so that the goodput is short of the peak by what refusals cost the server
   drain      SIGTERM with places and queue full: every admitted stream is whole
   kill       SIGKILL under load and a new server on the same port; clients send again
              what was refused or cut off, and every request comes to its end

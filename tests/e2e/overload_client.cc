@@ -5,6 +5,10 @@
 // kept open. There are few different requests; each runs alone first, and
 // whatever arrives later of any stream, whole or cut off, is compared with
 // that, token by token. Prints one JSON object.
+//
+// One thread does it all, on gRPC's asynchronous API: sender and server share
+// what cores there are, and threads that wake each other for every event would
+// cost more than the requests.
 
 #include <time.h>
 
@@ -16,17 +20,18 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "base/mutex.h"
 #include "base/random.h"
 #include "client/generation.h"
+#include "client/grpc_status.h"
 #include "client/recurve_client.h"
+#include "grpcpp/grpcpp.h"
 #include "nlohmann/json.hpp"
+#include "recurve/v1/inference.grpc.pb.h"
 
 namespace recurve {
 namespace {
@@ -71,7 +76,14 @@ struct Request {
   absl::Status broken;  // events that made no sense
   absl::Status status;
   Generation generation;
-  std::unique_ptr<GenerateStream> stream;
+
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientAsyncReader<v1::GenerateEvent>> stream;
+  v1::GenerateEvent event;  // being read
+  grpc::Status end;
+  bool over = false;  // no more events will come
+  bool finishing = false;
+  int tags = 0;  // operations under way
 };
 
 struct Outcome {
@@ -124,7 +136,19 @@ nlohmann::json Percentiles(std::vector<double> values) {
 class Load {
  public:
   Load(RecurveClient* client, const Options& options)
-      : client_(*client), options_(options) {}
+      : client_(*client), options_(options) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // each try is to be seen
+    stub_ = v1::Inference::NewStub(grpc::CreateCustomChannel(
+        options.server, grpc::InsecureChannelCredentials(), arguments));
+  }
+  ~Load() {
+    queue_.Shutdown();
+    void* tag;
+    bool ok;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
 
   absl::Status RunAlone() {
     for (uint32_t kind = 0; kind < options_.different; ++kind) {
@@ -167,18 +191,13 @@ class Load {
         Send(std::move(waiting_[i]));
         waiting_.erase(waiting_.begin() + i);
       }
-      Collect();
       if (!starting && open_ == 0 && waiting_.empty())
         return std::move(outcome_);
-      Clock::time_point until = Clock::now() + std::chrono::milliseconds(5);
-      if (starting && options_.rate > 0) until = std::min(until, next);
-      MutexLock lock(&mu_);
-      if (ended_.empty()) {
-        const auto wait = until - Clock::now();
-        if (wait > Clock::duration::zero()) {
-          changed_.WaitFor(&mu_, wait);
-        }
+      auto wait = Clock::duration(std::chrono::milliseconds(5));
+      if (starting && options_.rate > 0) {
+        wait = std::clamp(next - Clock::now(), Clock::duration::zero(), wait);
       }
+      Collect(wait);
     }
   }
 
@@ -207,47 +226,72 @@ class Load {
     ++open_;
     outcome_.most_open = std::max(outcome_.most_open, open_);
     sent_[request] = std::move(owned);
-    GenerateStream::Callbacks callbacks;
-    callbacks.on_event = [this, request](const v1::GenerateEvent& event) {
-      if (event.has_admitted()) request->admitted = true;
-      if (event.has_tokens() && request->generation.token_ids.empty()) {
-        request->first = Clock::now();
-      }
-      request->broken.Update(request->generation.Add(event));
-      if (Clock::now() <= end_) {
-        request->tokens_in_time = request->generation.token_ids.size();
-      }
-      return true;
-    };
-    callbacks.on_done = [this, request](const absl::Status& status) {
-      request->status = status;
+    request->context.set_deadline(
+        std::chrono::system_clock::now() +
+        std::chrono::microseconds(
+            static_cast<int64_t>(1e6 * options_.timeout)));
+    request->stream = stub_->PrepareAsyncGenerate(
+        &request->context, requests_[request->kind], &queue_);
+    request->tags = 2;
+    request->stream->StartCall(request);
+    request->stream->Read(&request->event, request);
+  }
+
+  // Takes what has come in; waits for it for so long.
+  void Collect(Clock::duration wait) {
+    auto until = std::chrono::system_clock::now() + wait;
+    void* tag;
+    bool ok;
+    while (queue_.AsyncNext(&tag, &ok, until) ==
+           grpc::CompletionQueue::GOT_EVENT) {
+      OnEvent(static_cast<Request*>(tag), ok);
+      until = std::chrono::system_clock::time_point::min();
+    }
+  }
+
+  // The call has begun, an event has come, there are no more (not ok), or the
+  // status has.
+  void OnEvent(Request* request, bool ok) {
+    --request->tags;
+    if (request->finishing) {
+      if (request->tags > 0) return;
+      request->status = FromGrpcStatus(request->end);
       request->ended = Clock::now();
-      MutexLock lock(&mu_);
-      ended_.push_back(request);
-      changed_.NotifyAll();
-    };
-    request->stream =
-        client_.StartGenerate(requests_[request->kind], std::move(callbacks),
-                              absl::Seconds(options_.timeout));
-  }
-
-  void Collect() {
-    std::vector<Request*> ended;
-    {
-      MutexLock lock(&mu_);
-      ended.swap(ended_);
-    }
-    for (Request* raw : ended) {
-      std::unique_ptr<Request> request = std::move(sent_[raw]);
-      sent_.erase(raw);
+      Judge(*request);
+      sent_.erase(request);
       --open_;
-      request->stream.reset();
-      Judge(std::move(request));
+      return;
+    }
+    if (!ok) request->over = true;
+    if (request->over) {
+      if (request->tags > 0) return;
+      request->finishing = true;
+      request->tags = 1;
+      request->stream->Finish(&request->end, request);
+      return;
+    }
+    // Of StartCall and the first Read the order is not known: an event that has
+    // come is not empty.
+    if (request->event.event_case() == v1::GenerateEvent::EVENT_NOT_SET) return;
+    TakeEvent(request);
+    request->event.Clear();
+    ++request->tags;
+    request->stream->Read(&request->event, request);
+  }
+
+  void TakeEvent(Request* request) {
+    const v1::GenerateEvent& event = request->event;
+    if (event.has_admitted()) request->admitted = true;
+    if (event.has_tokens() && request->generation.token_ids.empty()) {
+      request->first = Clock::now();
+    }
+    request->broken.Update(request->generation.Add(event));
+    if (Clock::now() <= end_) {
+      request->tokens_in_time = request->generation.token_ids.size();
     }
   }
 
-  void Judge(std::unique_ptr<Request> request) {
-    const Request& r = *request;
+  void Judge(const Request& r) {
     const std::vector<uint32_t>& alone = alone_[r.kind];
     const std::vector<uint32_t>& got = r.generation.token_ids;
     const bool begins = got.size() <= alone.size() &&
@@ -294,9 +338,8 @@ class Load {
   bool over_ = false;
   Outcome outcome_;
 
-  Mutex mu_;
-  CondVar changed_;
-  std::vector<Request*> ended_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<v1::Inference::Stub> stub_;
+  grpc::CompletionQueue queue_;
 };
 
 int Main(int argc, char** argv) {
