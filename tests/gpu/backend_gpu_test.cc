@@ -146,6 +146,11 @@ Request MakeRequest(uint64_t seed) {
   script.options.stopping.ignore_eos = true;
   script.options.priority = static_cast<int32_t>(seed / 16);
   if (random.Chance(0.15)) request.cancel_after = random.Uniform(0, 20);
+  if (random.Chance(0.3)) sampling.top_k = 40;
+  if (random.Chance(0.2)) sampling.min_p = 0.01f;
+  if (random.Chance(0.3)) sampling.repetition_penalty = 1.2f;
+  if (random.Chance(0.2)) sampling.frequency_penalty = 0.3f;
+  if (random.Chance(0.2)) sampling.logit_bias = {{101, 3.0f}, {32, -2.0f}};
   return request;
 }
 
