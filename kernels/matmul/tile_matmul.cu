@@ -398,6 +398,7 @@ cudaError_t MakeMap(const void* data, int64_t cols, int64_t rows,
 
 template <typename T, typename S>
 cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
+  static_assert(S::kColumns / S::kHalves <= 16);  // the widest in wgmma.cuh
   const auto kernel = tile_kernel<T, S>;
   TileArgs args = {};
   args.p = p;
