@@ -245,7 +245,7 @@ class Load {
     while (queue_.AsyncNext(&tag, &ok, until) ==
            grpc::CompletionQueue::GOT_EVENT) {
       OnEvent(static_cast<Request*>(tag), ok);
-      until = std::chrono::system_clock::time_point::min();
+      until = {};  // long ago; gRPC takes times before 1970 for "never"
     }
   }
 
