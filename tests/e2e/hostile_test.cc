@@ -351,7 +351,9 @@ void HostileTest::GrpcConnectsAndCancels() {
           v1::DecodeResponse response;
           while (stream->Read(&response)) {
           }
-          EXPECT_TRUE(stream->Finish().ok());
+          const grpc::Status status = stream->Finish();
+          EXPECT_TRUE(status.ok())
+              << status.error_code() << " " << status.error_message();
         } else {
           context.TryCancel();
           stream->Finish();
