@@ -31,6 +31,7 @@ struct Noncausal : NoncausalState<kPosition> {
   using Base::kEncodings;
   using Base::lane;
   using Base::Load;
+  using Base::MakeTokenWaves;
   using Base::memory;
   using Base::p;
   using Base::part_steps;
@@ -40,11 +41,13 @@ struct Noncausal : NoncausalState<kPosition> {
   using Base::s;
   using Base::SequenceStats;
   using Base::TakeKeys;
+  using Base::TakeTurns;
   using Base::thread;
   using Base::TokenStats;
   using Base::warp;
   using typename Base::Keys;
   using typename Base::Memory;
+  using typename Base::Turns;
 
   using Base::Base;
 
@@ -129,14 +132,16 @@ struct Noncausal : NoncausalState<kPosition> {
         }
         break;
     }
+    if constexpr (!kKeepsZero<kChange>) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (!Exists(eight, i / 2 % 2)) x[i / 4][i / 2 % 2][i % 2] = 0.0f;
+      for (int i = 0; i < 8; ++i) {
+        if (!Exists(eight, i / 2 % 2)) x[i / 4][i / 2 % 2][i % 2] = 0.0f;
+      }
     }
   }
 
   __device__ __forceinline__ void EncodeQueries(
-      int load, int eight, const float (&x)[2][2][2],
+      int eight, const float (&x)[2][2][2],
       uint32_t (&factor)[kEncodings][4]) const {
     float cos[2][2][2];
     float sin[2][2][2];
@@ -144,14 +149,16 @@ struct Noncausal : NoncausalState<kPosition> {
 #pragma unroll
       for (int h = 0; h < kEncodings; ++h) {
         const int angle = (h == 0 ? 0 : s.half) + 8 * eight + lane % 4 * 2;
-        const uint4 turn = LoadShared<uint4>(memory.Angles(load) + angle * 8);
+        const float4 base = LoadShared<float4>(Base::Bases() + angle * 8);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-          const uint32_t row = first_row + lane / 4 + 8 * t;
-          linear_prefill::FastCosSin(turn.x + row * turn.y, &cos[t][h][0],
-                                     &sin[t][h][0]);
-          linear_prefill::FastCosSin(turn.z + row * turn.w, &cos[t][h][1],
-                                     &sin[t][h][1]);
+          const float4 wave = LoadShared<float4>(
+              memory.waves + (lane / 4 + 8 * t) * Memory::kWaveBytes +
+              angle * 8);
+          cos[t][h][0] = base.x * wave.x - base.y * wave.y;
+          sin[t][h][0] = base.y * wave.x + base.x * wave.y;
+          cos[t][h][1] = base.z * wave.z - base.w * wave.w;
+          sin[t][h][1] = base.w * wave.z + base.z * wave.w;
         }
       }
     }
@@ -181,7 +188,8 @@ struct Noncausal : NoncausalState<kPosition> {
   }
 
   // The outputs of a step; each group has 64 of its tokens.
-  __device__ __forceinline__ void OutStep(int load) const {
+  __device__ __forceinline__ void OutStep(int load, const Turns& turns) const {
+    Base::MakeBases(turns, first_step + load - part_steps);
     float out[64];
     switch (s.q_change) {
       case Change::kNone:
@@ -237,11 +245,12 @@ struct Noncausal : NoncausalState<kPosition> {
         float x[2][2][2];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+          if (!Exists(eight, i / 2)) raw[eight % 2][i] = 0;
           x[i % 2][i / 2][0] = Bf16::Low(raw[eight % 2][i]);
           x[i % 2][i / 2][1] = Bf16::High(raw[eight % 2][i]);
         }
         ChangeQueries<kChange>(eight, stats, x);
-        EncodeQueries(load, eight, x, f);
+        EncodeQueries(eight, x, f);
         wgmma::Fence();
 #pragma unroll
         for (int e = 0; e < kEncodings; ++e) {
@@ -277,8 +286,8 @@ struct Noncausal : NoncausalState<kPosition> {
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
         const uint32_t at = piece + t * (8 * 128);
-        float low = out[4 * b + 2 * t] * p.scale;
-        float high = out[4 * b + 2 * t + 1] * p.scale;
+        float low = out[4 * b + 2 * t];
+        float high = out[4 * b + 2 * t + 1];
         if constexpr (kGated) {
           const uint32_t gate = LoadShared<uint32_t>(at);
           const float g0 = Bf16::Low(gate);
@@ -337,6 +346,7 @@ struct Noncausal : NoncausalState<kPosition> {
     const int early = Memory::kOwnExchange ? 2 * part_steps : part_steps;
     float state[kEncodings][64] = {};
     for (int i = 0; i < kStages; ++i) LoadUpTo(i, early);
+    MakeTokenWaves();
     const Keys keys = TakeKeys();
     for (int load = 0; load < part_steps; ++load) {
       Arrive();
@@ -352,12 +362,18 @@ struct Noncausal : NoncausalState<kPosition> {
     if (!Memory::kOwnExchange) {
       for (int i = 0; i < kStages; ++i) Load(part_steps + i);
     }
+    // From here on a group goes its own way, so that one computes while the
+    // other waits.
+    const Turns turns = TakeTurns();
     for (int load = part_steps; load < 2 * part_steps; ++load) {
-      Arrive();
-      OutStep(load);
-      __syncthreads();
+      linear_prefill::WaitCopies(kStages - 1);
+      BulkCopyFence();
+      GroupBarrier();
+      OutStep(load, turns);
+      GroupBarrier();
       Load(load + kStages);
     }
+    linear_cluster::WaitAtEnd();
   }
   __device__ __forceinline__ void LoadUpTo(int load, int end) const {
     if (load < end) {
@@ -365,6 +381,9 @@ struct Noncausal : NoncausalState<kPosition> {
     } else {
       linear_prefill::CommitCopies();
     }
+  }
+  __device__ __forceinline__ void GroupBarrier() const {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
   }
   // Until everybody's copies of the next load have come.
   __device__ __forceinline__ void Arrive() const {
