@@ -64,43 +64,37 @@ struct Noncausal : NoncausalState<kPosition> {
     return 8 * eight < s.first_end &&
            (i == 0 || s.half + 8 * eight < s.head_dim);
   }
-  // Maximum and 1 / sum over the features of the two tokens.
-  __device__ __forceinline__ void QueryStats(uint32_t queries,
-                                             float2 (&stats)[2]) const {
-    stats[0] = stats[1] = make_float2(-INFINITY, 0.0f);
-#pragma unroll 1
+  // Maximum over the features of the two tokens.
+  __device__ __forceinline__ void QueryMax(uint32_t queries,
+                                           float (&max)[2]) const {
+    constexpr uint32_t kNone = 0xff80ff80u;  // two of -inf
+    uint32_t pair[2] = {kNone, kNone};
+#pragma unroll
     for (int eight = 0; eight < 8; ++eight) {
       uint32_t raw[4];
       LoadQueries(queries, eight, raw);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // token i % 2, feature i / 2
-        if (!Exists(eight, i / 2)) continue;
-        const float low = Bf16::Low(raw[i]);
-        const float high = Bf16::High(raw[i]);
-        const float max = fmaxf(low, high);
-        stats[i % 2] =
-            Merge(stats[i % 2],
-                  make_float2(max, FastExp(low - max) + FastExp(high - max)));
+        asm("max.bf16x2 %0, %0, %1;"
+            : "+r"(pair[i % 2])
+            : "r"(Exists(eight, i / 2) ? raw[i] : kNone));
       }
     }
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
+      max[t] = fmaxf(Bf16::Low(pair[t]), Bf16::High(pair[t]));
 #pragma unroll
       for (int offset = 1; offset < 4; offset *= 2) {
-        float2 other;
-        other.x = __shfl_xor_sync(0xffffffffu, stats[t].x, offset);
-        other.y = __shfl_xor_sync(0xffffffffu, stats[t].y, offset);
-        stats[t] =
-            lane & offset ? Merge(other, stats[t]) : Merge(stats[t], other);
+        max[t] = fmaxf(max[t], __shfl_xor_sync(0xffffffffu, max[t], offset));
       }
-      stats[t].y = 1.0f / stats[t].y;
     }
   }
 
-  // x[token][half][two features].
+  // x[token][half][two features]. Softmax over them is left to be divided by
+  // its sum.
   template <Change kChange>
   __device__ __forceinline__ void ChangeQueries(int eight,
-                                                const float2 (&stats)[2],
+                                                const float (&max)[2],
                                                 float (&x)[2][2][2]) const {
     switch (kChange) {
       case Change::kNone:
@@ -116,7 +110,7 @@ struct Noncausal : NoncausalState<kPosition> {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           float& y = x[i / 4][i / 2 % 2][i % 2];
-          y = FastExp(y - stats[i / 4].x) * stats[i / 4].y;
+          y = FastExp(y - max[i / 4]);
         }
         break;
       case Change::kSequenceSoftmax:
@@ -233,8 +227,10 @@ struct Noncausal : NoncausalState<kPosition> {
       wgmma::Wait<0>();
       wgmma::Hold(factor);
     } else {
-      float2 stats[2];
-      if (kChange == Change::kFeatureSoftmax) QueryStats(stage, stats);
+      constexpr bool kSoftmax = kChange == Change::kFeatureSoftmax;
+      float max[2];
+      float sum[2] = {};  // of this thread's features
+      if (kSoftmax) QueryMax(stage, max);
       uint32_t factor[2][kEncodings][4];
       uint32_t raw[2][4];
       LoadQueries(stage, 0, raw[0]);
@@ -249,7 +245,11 @@ struct Noncausal : NoncausalState<kPosition> {
           x[i % 2][i / 2][0] = Bf16::Low(raw[eight % 2][i]);
           x[i % 2][i / 2][1] = Bf16::High(raw[eight % 2][i]);
         }
-        ChangeQueries<kChange>(eight, stats, x);
+        ChangeQueries<kChange>(eight, max, x);
+        if (kSoftmax) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) sum[i / 4] += x[i / 4][i / 2 % 2][i % 2];
+        }
         EncodeQueries(eight, x, f);
         wgmma::Fence();
 #pragma unroll
@@ -262,6 +262,22 @@ struct Noncausal : NoncausalState<kPosition> {
       }
       wgmma::Wait<0>();
       wgmma::Hold(factor[1]);
+      wgmma::Hold(out);
+      if (kSoftmax) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+#pragma unroll
+          for (int offset = 1; offset < 4; offset *= 2) {
+            sum[t] += __shfl_xor_sync(0xffffffffu, sum[t], offset);
+          }
+          const float inverse = 1.0f / sum[t];
+#pragma unroll
+          for (int b = 0; b < 16; ++b) {
+            out[4 * b + 2 * t] *= inverse;
+            out[4 * b + 2 * t + 1] *= inverse;
+          }
+        }
+      }
     }
     wgmma::Hold(out);
   }
