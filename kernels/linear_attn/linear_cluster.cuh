@@ -21,6 +21,18 @@ __device__ __forceinline__ void ClusterBarrier() {
           : "memory");
 #endif
 }
+// The two halves of a barrier that orders nothing but reads whose values have
+// been used: before a block ends, whose memory others read.
+__device__ __forceinline__ void ArriveAtEnd() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void WaitAtEnd() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
 // A shared-memory address of this block, in block `rank` of the cluster.
 __device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
   uint32_t mapped = 0;
@@ -52,18 +64,12 @@ __device__ __forceinline__ void ArriveInCluster(uint32_t barrier) {
 #endif
 }
 
-// Four floats from another block; four bytes into one.
+// Sixteen bytes from another block.
 __device__ __forceinline__ void ReadFour(uint32_t from, float (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
                : "r"(from));
-#endif
-}
-__device__ __forceinline__ void Write(uint32_t to, uint32_t word) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(word)
-               : "memory");
 #endif
 }
 

@@ -23,7 +23,9 @@ using linear_cluster::ClusterRank;
 using linear_cluster::InBlock;
 using Bf16 = Half<__nv_bfloat16>;
 
-constexpr int kThreads = 256;        // two groups of four warps
+constexpr int kThreads = 256;  // two groups of four warps
+constexpr int kWarps = 8;
+constexpr int kWarpTokens = 16;      // of a step, whose outputs a warp has
 constexpr int kParts = 4;            // of a sequence: blocks of a cluster
 constexpr int kShare = 16 / kParts;  // of S that each adds up, in 8 columns
 constexpr int kFeatures = 128;       // of a head, at most
@@ -35,6 +37,11 @@ constexpr int kStageBytes = 2 * kTensorBytes;  // k and v, or q and g
 
 // What is done to q or k before its encoding.
 enum class Change { kNone, kSilu, kFeatureSoftmax, kSequenceSoftmax };
+
+// Whether 0 stays 0.
+template <Change kChange>
+constexpr bool kKeepsZero =
+    kChange == Change::kNone || kChange == Change::kSilu;
 
 // In 32 bits and ready for the device.
 struct Shape {
@@ -48,8 +55,9 @@ struct Shape {
 
 // Shared memory
 
-template <int kEncodings>
+template <LrpeType kPosition>
 struct Layout {
+  static constexpr int kEncodings = kPosition == LrpeType::kCosine ? 2 : 1;
   static constexpr int kStateRows = kFeatures * kEncodings;
   static constexpr int kStateBlock = kStateRows * 128;  // of 64 columns
   // What a block keeps of its part of S for each other block of the cluster.
@@ -58,8 +66,17 @@ struct Layout {
   static constexpr bool kOwnExchange = kEncodings == 1;
   static constexpr int kExchangeBytes =
       kOwnExchange ? (kParts - 1) * kShareBytes : 0;
+  // Angles of a head: cosines and sines of q's tokens are products of those of
+  // a warp's first token and those of the tokens behind it.
+  static constexpr int kAngles = kPosition == LrpeType::kNone     ? 0
+                                 : kPosition == LrpeType::kRotate ? 64
+                                                                  : kFeatures;
+  static constexpr int kBaseBytes = kAngles * 8;
+  // Rows next to each other begin half of the banks apart.
+  static constexpr int kWaveBytes = kAngles * 8 + (kAngles > 0 ? 64 : 0);
   static constexpr int kBytes = 1024 + kStages * kStageBytes + 2 * kStateBlock +
-                                kExchangeBytes + 7 * kFeatures * 8;
+                                kExchangeBytes + 5 * kFeatures * 8 +
+                                kWarps * kBaseBytes + kWarpTokens * kWaveBytes;
   static_assert((kParts - 1) * kShareBytes <= kStages * kStageBytes, "");
   static_assert(kBytes <= 227 * 1024, "");
 
@@ -67,25 +84,24 @@ struct Layout {
       : stages(start),
         state(start + kStages * kStageBytes),
         exchange(kOwnExchange ? state + 2 * kStateBlock : start),
-        angles(state + 2 * kStateBlock + kExchangeBytes),
-        token_stats(angles + 2 * kFeatures * 8),
+        token_stats(state + 2 * kStateBlock + kExchangeBytes),
         q_stats(token_stats + kFeatures * 8),
         k_stats(q_stats + kFeatures * 8),
-        parts(k_stats + kFeatures * 8) {}
+        parts(k_stats + kFeatures * 8),
+        bases(parts + 2 * kFeatures * 8),
+        waves(bases + kWarps * kBaseBytes) {}
 
   __device__ __forceinline__ uint32_t Stage(int load) const {
     return stages + load % kStages * kStageBytes;
   }
-  __device__ __forceinline__ uint32_t Angles(int load) const {
-    return angles + load % 2 * (kFeatures * 8);
-  }
 
   uint32_t stages, state, exchange;
-  uint32_t angles;       // [2][features] phase at a step's first token, step
   uint32_t token_stats;  // [tokens of a step] maximum, 1 / sum
   uint32_t q_stats;      // [features] maximum, 1 / sum
   uint32_t k_stats;
   uint32_t parts;  // [q, k][features] of this part: maximum, sum
+  uint32_t bases;  // [warps][angles] cos and sin at a warp's first token
+  uint32_t waves;  // [tokens of a warp][angles] cos and sin from there
 };
 
 template <typename T>
@@ -149,8 +165,8 @@ __device__ __forceinline__ float2 Merge(float2 a, float2 b) {
 // Copies of one part of a sequence, and its softmax over the sequence.
 template <LrpeType kPosition>
 struct NoncausalLoads {
-  static constexpr int kEncodings = kPosition == LrpeType::kCosine ? 2 : 1;
-  using Memory = Layout<kEncodings>;
+  using Memory = Layout<kPosition>;
+  static constexpr int kEncodings = Memory::kEncodings;
 
   __device__ __forceinline__ NoncausalLoads(const LinearNoncausalParams& params,
                                             const Shape& shape, const Memory& m,
@@ -188,50 +204,109 @@ struct NoncausalLoads {
       if (other != nullptr) {
         LoadTensor(other, s.value_dim, step, stage + kTensorBytes);
       }
-      if (!keys && kPosition != LrpeType::kNone) MakeAngles(load, step);
     }
     linear_prefill::CommitCopies();
   }
+  // Each group copies the tokens that it has the outputs of.
   __device__ __forceinline__ void LoadTensor(const void* tensor, int dim,
                                              int step, uint32_t to) const {
+    constexpr int kRows = 16;  // of a pass over the group's tokens
+    constexpr int kPasses = kStepTokens / 2 / kRows;
     const __nv_bfloat16* x = static_cast<const __nv_bfloat16*>(tensor);
-    const int row = thread / 8;
+    const int row = kStepTokens / 2 * group + thread % 128 / 8;
     const int piece = thread % 8;
     const int rows_left = count - step * kStepTokens - row;
     const __nv_bfloat16* from =
         x + (first_token + step * kStepTokens + row) * p.stride +
         int64_t{head} * dim + piece * 8;
     to += wgmma::PieceOffset(row, piece);
+    if (dim == kFeatures && rows_left > (kPasses - 1) * kRows) {
+#pragma unroll
+      for (int m = 0; m < kPasses; ++m) {
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+          linear_prefill::CopyOrZero16(
+              to + block * kBlockBytes + m * (kRows * 128), from + block * 64,
+              16);
+        }
+        from += kRows * p.stride;
+      }
+      return;
+    }
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       // Where there is no feature, nothing is read, from a valid address.
       const bool exists = block * 64 + piece * 8 < dim;
       const int bytes = exists ? 16 : 0;
-      const int64_t next = exists ? 32 * p.stride : 0;
+      const int64_t next = exists ? kRows * p.stride : 0;
       const __nv_bfloat16* at = exists ? from + block * 64 : x;
 #pragma unroll
-      for (int m = 0; m < kStepTokens / 32; ++m) {
-        const bool token = 32 * m < rows_left;
-        linear_prefill::CopyOrZero16(to + block * kBlockBytes + m * (32 * 128),
-                                     token ? at : x, token ? bytes : 0);
+      for (int m = 0; m < kPasses; ++m) {
+        const bool token = kRows * m < rows_left;
+        linear_prefill::CopyOrZero16(
+            to + block * kBlockBytes + m * (kRows * 128), token ? at : x,
+            token ? bytes : 0);
         at += next;
       }
     }
   }
-  // For each angle, its phase at the step's first token and from token to
-  // token, in 2⁻³² turns.
-  __device__ __forceinline__ void MakeAngles(int load, int step) const {
+
+  // ---- angles of q ----
+
+  // A lane's angles, in turns a token.
+  static constexpr int kLaneAngles = (Memory::kAngles + 31) / 32;
+  struct Turns {
+    uint64_t of[kLaneAngles > 0 ? kLaneAngles : 1];
+  };
+  __device__ __forceinline__ Turns TakeTurns() const {
+    Turns turns;
     const int angles = kPosition == LrpeType::kRotate ? s.half : s.head_dim;
-    if (thread >= kFeatures) return;
-    uint64_t turn = 0;
-    if (thread < angles) {
-      turn = p.phase_steps[head * p.phase_head_stride + thread];
+#pragma unroll
+    for (int i = 0; i < kLaneAngles; ++i) {
+      const int angle = 32 * i + lane;
+      turns.of[i] = angle < angles
+                        ? p.phase_steps[head * p.phase_head_stride + angle]
+                        : 0;
     }
-    const uint64_t first = static_cast<uint64_t>(position) +
-                           static_cast<uint64_t>(step) * kStepTokens;
-    const uint32_t at = memory.Angles(load) + thread * 8;
-    StoreShared(at, static_cast<uint32_t>(turn * first >> 32));
-    StoreShared(at + 4, static_cast<uint32_t>(turn >> 32));
+    return turns;
+  }
+  // By a warp: cos and sin of all angles at `position`.
+  __device__ __forceinline__ void MakeWaves(const Turns& turns,
+                                            uint64_t position,
+                                            uint32_t to) const {
+#pragma unroll
+    for (int i = 0; i < kLaneAngles; ++i) {
+      float2 wave;
+      linear_prefill::FastCosSin(
+          static_cast<uint32_t>(turns.of[i] * position >> 32), &wave.x,
+          &wave.y);
+      StoreShared(to + (32 * i + lane) * 8, wave);
+    }
+  }
+  // Those of the tokens of a warp, from its first on.
+  __device__ __forceinline__ void MakeTokenWaves() const {
+    if constexpr (kPosition != LrpeType::kNone) {
+      const Turns turns = TakeTurns();
+      for (int token = thread / 32; token < kWarpTokens; token += kWarps) {
+        MakeWaves(turns, token, memory.waves + token * Memory::kWaveBytes);
+      }
+    }
+  }
+  // Those of this warp's first token of a step.
+  __device__ __forceinline__ void MakeBases(const Turns& turns,
+                                            int step) const {
+    if constexpr (kPosition != LrpeType::kNone) {
+      __syncwarp();
+      MakeWaves(turns,
+                static_cast<uint64_t>(position) +
+                    static_cast<uint64_t>(step) * kStepTokens +
+                    static_cast<uint64_t>(first_row),
+                Bases());
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ uint32_t Bases() const {
+    return memory.bases + first_row / kWarpTokens * Memory::kBaseBytes;
   }
 
   // ---- softmax over the sequence ----

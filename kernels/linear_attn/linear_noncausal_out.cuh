@@ -31,6 +31,7 @@ struct Noncausal : NoncausalState<kPosition> {
   using Base::kEncodings;
   using Base::lane;
   using Base::Load;
+  using Base::MakeTokenWaves;
   using Base::memory;
   using Base::p;
   using Base::part_steps;
@@ -40,11 +41,13 @@ struct Noncausal : NoncausalState<kPosition> {
   using Base::s;
   using Base::SequenceStats;
   using Base::TakeKeys;
+  using Base::TakeTurns;
   using Base::thread;
   using Base::TokenStats;
   using Base::warp;
   using typename Base::Keys;
   using typename Base::Memory;
+  using typename Base::Turns;
 
   using Base::Base;
 
@@ -61,43 +64,37 @@ struct Noncausal : NoncausalState<kPosition> {
     return 8 * eight < s.first_end &&
            (i == 0 || s.half + 8 * eight < s.head_dim);
   }
-  // Maximum and 1 / sum over the features of the two tokens.
-  __device__ __forceinline__ void QueryStats(uint32_t queries,
-                                             float2 (&stats)[2]) const {
-    stats[0] = stats[1] = make_float2(-INFINITY, 0.0f);
-#pragma unroll 1
+  // Maximum over the features of the two tokens.
+  __device__ __forceinline__ void QueryMax(uint32_t queries,
+                                           float (&max)[2]) const {
+    constexpr uint32_t kNone = 0xff80ff80u;  // two of -inf
+    uint32_t pair[2] = {kNone, kNone};
+#pragma unroll
     for (int eight = 0; eight < 8; ++eight) {
       uint32_t raw[4];
       LoadQueries(queries, eight, raw);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // token i % 2, feature i / 2
-        if (!Exists(eight, i / 2)) continue;
-        const float low = Bf16::Low(raw[i]);
-        const float high = Bf16::High(raw[i]);
-        const float max = fmaxf(low, high);
-        stats[i % 2] =
-            Merge(stats[i % 2],
-                  make_float2(max, FastExp(low - max) + FastExp(high - max)));
+        asm("max.bf16x2 %0, %0, %1;"
+            : "+r"(pair[i % 2])
+            : "r"(Exists(eight, i / 2) ? raw[i] : kNone));
       }
     }
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
+      max[t] = fmaxf(Bf16::Low(pair[t]), Bf16::High(pair[t]));
 #pragma unroll
       for (int offset = 1; offset < 4; offset *= 2) {
-        float2 other;
-        other.x = __shfl_xor_sync(0xffffffffu, stats[t].x, offset);
-        other.y = __shfl_xor_sync(0xffffffffu, stats[t].y, offset);
-        stats[t] =
-            lane & offset ? Merge(other, stats[t]) : Merge(stats[t], other);
+        max[t] = fmaxf(max[t], __shfl_xor_sync(0xffffffffu, max[t], offset));
       }
-      stats[t].y = 1.0f / stats[t].y;
     }
   }
 
-  // x[token][half][two features].
+  // x[token][half][two features]. Softmax over them is left to be divided by
+  // its sum.
   template <Change kChange>
   __device__ __forceinline__ void ChangeQueries(int eight,
-                                                const float2 (&stats)[2],
+                                                const float (&max)[2],
                                                 float (&x)[2][2][2]) const {
     switch (kChange) {
       case Change::kNone:
@@ -113,7 +110,7 @@ struct Noncausal : NoncausalState<kPosition> {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           float& y = x[i / 4][i / 2 % 2][i % 2];
-          y = FastExp(y - stats[i / 4].x) * stats[i / 4].y;
+          y = FastExp(y - max[i / 4]);
         }
         break;
       case Change::kSequenceSoftmax:
@@ -129,14 +126,16 @@ struct Noncausal : NoncausalState<kPosition> {
         }
         break;
     }
+    if constexpr (!kKeepsZero<kChange>) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (!Exists(eight, i / 2 % 2)) x[i / 4][i / 2 % 2][i % 2] = 0.0f;
+      for (int i = 0; i < 8; ++i) {
+        if (!Exists(eight, i / 2 % 2)) x[i / 4][i / 2 % 2][i % 2] = 0.0f;
+      }
     }
   }
 
   __device__ __forceinline__ void EncodeQueries(
-      int load, int eight, const float (&x)[2][2][2],
+      int eight, const float (&x)[2][2][2],
       uint32_t (&factor)[kEncodings][4]) const {
     float cos[2][2][2];
     float sin[2][2][2];
@@ -144,14 +143,16 @@ struct Noncausal : NoncausalState<kPosition> {
 #pragma unroll
       for (int h = 0; h < kEncodings; ++h) {
         const int angle = (h == 0 ? 0 : s.half) + 8 * eight + lane % 4 * 2;
-        const uint4 turn = LoadShared<uint4>(memory.Angles(load) + angle * 8);
+        const float4 base = LoadShared<float4>(Base::Bases() + angle * 8);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-          const uint32_t row = first_row + lane / 4 + 8 * t;
-          linear_prefill::FastCosSin(turn.x + row * turn.y, &cos[t][h][0],
-                                     &sin[t][h][0]);
-          linear_prefill::FastCosSin(turn.z + row * turn.w, &cos[t][h][1],
-                                     &sin[t][h][1]);
+          const float4 wave = LoadShared<float4>(
+              memory.waves + (lane / 4 + 8 * t) * Memory::kWaveBytes +
+              angle * 8);
+          cos[t][h][0] = base.x * wave.x - base.y * wave.y;
+          sin[t][h][0] = base.y * wave.x + base.x * wave.y;
+          cos[t][h][1] = base.z * wave.z - base.w * wave.w;
+          sin[t][h][1] = base.w * wave.z + base.z * wave.w;
         }
       }
     }
@@ -181,7 +182,8 @@ struct Noncausal : NoncausalState<kPosition> {
   }
 
   // The outputs of a step; each group has 64 of its tokens.
-  __device__ __forceinline__ void OutStep(int load) const {
+  __device__ __forceinline__ void OutStep(int load, const Turns& turns) const {
+    Base::MakeBases(turns, first_step + load - part_steps);
     float out[64];
     switch (s.q_change) {
       case Change::kNone:
@@ -225,8 +227,10 @@ struct Noncausal : NoncausalState<kPosition> {
       wgmma::Wait<0>();
       wgmma::Hold(factor);
     } else {
-      float2 stats[2];
-      if (kChange == Change::kFeatureSoftmax) QueryStats(stage, stats);
+      constexpr bool kSoftmax = kChange == Change::kFeatureSoftmax;
+      float max[2];
+      float sum[2] = {};  // of this thread's features
+      if (kSoftmax) QueryMax(stage, max);
       uint32_t factor[2][kEncodings][4];
       uint32_t raw[2][4];
       LoadQueries(stage, 0, raw[0]);
@@ -237,11 +241,16 @@ struct Noncausal : NoncausalState<kPosition> {
         float x[2][2][2];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+          if (!Exists(eight, i / 2)) raw[eight % 2][i] = 0;
           x[i % 2][i / 2][0] = Bf16::Low(raw[eight % 2][i]);
           x[i % 2][i / 2][1] = Bf16::High(raw[eight % 2][i]);
         }
-        ChangeQueries<kChange>(eight, stats, x);
-        EncodeQueries(load, eight, x, f);
+        ChangeQueries<kChange>(eight, max, x);
+        if (kSoftmax) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) sum[i / 4] += x[i / 4][i / 2 % 2][i % 2];
+        }
+        EncodeQueries(eight, x, f);
         wgmma::Fence();
 #pragma unroll
         for (int e = 0; e < kEncodings; ++e) {
@@ -253,6 +262,22 @@ struct Noncausal : NoncausalState<kPosition> {
       }
       wgmma::Wait<0>();
       wgmma::Hold(factor[1]);
+      wgmma::Hold(out);
+      if (kSoftmax) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+#pragma unroll
+          for (int offset = 1; offset < 4; offset *= 2) {
+            sum[t] += __shfl_xor_sync(0xffffffffu, sum[t], offset);
+          }
+          const float inverse = 1.0f / sum[t];
+#pragma unroll
+          for (int b = 0; b < 16; ++b) {
+            out[4 * b + 2 * t] *= inverse;
+            out[4 * b + 2 * t + 1] *= inverse;
+          }
+        }
+      }
     }
     wgmma::Hold(out);
   }
@@ -277,8 +302,8 @@ struct Noncausal : NoncausalState<kPosition> {
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
         const uint32_t at = piece + t * (8 * 128);
-        float low = out[4 * b + 2 * t] * p.scale;
-        float high = out[4 * b + 2 * t + 1] * p.scale;
+        float low = out[4 * b + 2 * t];
+        float high = out[4 * b + 2 * t + 1];
         if constexpr (kGated) {
           const uint32_t gate = LoadShared<uint32_t>(at);
           const float g0 = Bf16::Low(gate);
@@ -337,6 +362,7 @@ struct Noncausal : NoncausalState<kPosition> {
     const int early = Memory::kOwnExchange ? 2 * part_steps : part_steps;
     float state[kEncodings][64] = {};
     for (int i = 0; i < kStages; ++i) LoadUpTo(i, early);
+    MakeTokenWaves();
     const Keys keys = TakeKeys();
     for (int load = 0; load < part_steps; ++load) {
       Arrive();
@@ -352,12 +378,18 @@ struct Noncausal : NoncausalState<kPosition> {
     if (!Memory::kOwnExchange) {
       for (int i = 0; i < kStages; ++i) Load(part_steps + i);
     }
+    // From here on a group goes its own way, so that one computes while the
+    // other waits.
+    const Turns turns = TakeTurns();
     for (int load = part_steps; load < 2 * part_steps; ++load) {
-      Arrive();
-      OutStep(load);
-      __syncthreads();
+      linear_prefill::WaitCopies(kStages - 1);
+      BulkCopyFence();
+      GroupBarrier();
+      OutStep(load, turns);
+      GroupBarrier();
       Load(load + kStages);
     }
+    linear_cluster::WaitAtEnd();
   }
   __device__ __forceinline__ void LoadUpTo(int load, int end) const {
     if (load < end) {
@@ -365,6 +397,9 @@ struct Noncausal : NoncausalState<kPosition> {
     } else {
       linear_prefill::CommitCopies();
     }
+  }
+  __device__ __forceinline__ void GroupBarrier() const {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
   }
   // Until everybody's copies of the next load have come.
   __device__ __forceinline__ void Arrive() const {

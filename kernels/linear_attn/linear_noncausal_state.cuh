@@ -148,9 +148,11 @@ struct NoncausalState : NoncausalLoads<kPosition> {
         }
         break;
     }
+    if constexpr (!kKeepsZero<kChange>) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (!keys.exists[i / 4]) x[i / 4][i % 4] = 0.0f;
+      for (int i = 0; i < 8; ++i) {
+        if (!keys.exists[i / 4]) x[i / 4][i % 4] = 0.0f;
+      }
     }
   }
 
@@ -242,6 +244,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
         float x[2][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+          if (!keys.exists[i % 2]) raw[step % 2][i] = 0;
           x[i % 2][i / 2 * 2] = Bf16::Low(raw[step % 2][i]);
           x[i % 2][i / 2 * 2 + 1] = Bf16::High(raw[step % 2][i]);
         }
@@ -300,83 +303,123 @@ struct NoncausalState : NoncausalLoads<kPosition> {
     float sin[2][4];
   };
 
-  // Adds up the parts of S. Each block does its share of the columns, writes
-  // them to the slot, and to every block as the factor of the second half.
+  // Adds up the parts of S: each block its share of the columns, from its own
+  // part on. It writes them to the slot, and to shared memory as a factor of
+  // the second half; the shares of the others it takes from there.
   __device__ __forceinline__ void Reduce(const float (&state)[kEncodings][64],
                                          float* head_state) const {
-    float own[kEncodings][4 * kShare];
+    constexpr int kEights = kEncodings * kShare;  // of columns, of a share
+    float sum[kEights][4];
 #pragma unroll
     for (int other = 0; other < kParts; ++other) {
-      const int place = other < rank ? other : other - 1;
-      const uint32_t to =
-          memory.exchange + place * Memory::kShareBytes + thread * 16;
 #pragma unroll
-      for (int e = 0; e < kEncodings; ++e) {
+      for (int i = 0; i < kEights; ++i) {
+        const float* x = &state[i / kShare][4 * (kShare * other + i % kShare)];
+        if (other == rank) {
 #pragma unroll
-        for (int b = 0; b < kShare; ++b) {
-          const float* x = &state[e][4 * (kShare * other + b)];
-          if (other == rank) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) own[e][4 * b + i] = x[i];
-          } else {
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
-                             to + (kShare * e + b) * (kThreads * 16)),
-                         "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
-                         : "memory");
-          }
+          for (int j = 0; j < 4; ++j) sum[i][j] = x[j];
+        } else {
+          asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
+                           Exchange(rank, other) + i * (kThreads * 16)),
+                       "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+                       : "memory");
         }
       }
     }
     ClusterBarrier();
+    // All reads are under way before the first is waited for.
+    float x[kParts - 1][kEights][4];
 #pragma unroll
-    for (int e = 0; e < kEncodings; ++e) {
+    for (int n = 0; n < kParts - 1; ++n) {
+      const int part = (rank + 1 + n) % kParts;
+      const uint32_t from = InBlock(Exchange(part, rank), part);
 #pragma unroll
-      for (int b = 0; b < kShare; ++b) {
-        float sum[4] = {};
-        for (int part = 0; part < kParts; ++part) {
-          float x[4];
-          const int place = rank < part ? rank : rank - 1;
-          if (part != rank) {
-            linear_cluster::ReadFour(
-                InBlock(memory.exchange + place * Memory::kShareBytes +
-                            (kShare * e + b) * (kThreads * 16) + thread * 16,
-                        part),
-                x);
-          }
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            sum[i] += part == rank ? own[e][4 * b + i] : x[i];
-          }
-        }
-        Publish(e, 8 * (kShare * rank + b), sum, head_state);
+      for (int i = 0; i < kEights; ++i) {
+        linear_cluster::ReadFour(from + i * (kThreads * 16), x[n][i]);
       }
     }
-    asm volatile("fence.proxy.async;" ::: "memory");
+#pragma unroll
+    for (int n = 0; n < kParts - 1; ++n) {
+#pragma unroll
+      for (int i = 0; i < kEights; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[i][j] += x[n][i][j];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kEights; ++i) {
+      Publish(i / kShare, 8 * (kShare * rank + i % kShare), sum[i]);
+    }
     ClusterBarrier();
+    TakeShares();
+    linear_cluster::ArriveAtEnd();
     asm volatile("fence.proxy.async;" ::: "memory");
     __syncthreads();
+    // Not before: a barrier of the cluster would wait for it.
+#pragma unroll
+    for (int i = 0; i < kEights; ++i) {
+      Keep(i / kShare, 8 * (kShare * rank + i % kShare), sum[i], head_state);
+    }
   }
-  // Columns from `column` of two rows of S.
+  // Where block `part` keeps what block `other` adds up.
+  __device__ __forceinline__ uint32_t Exchange(int part, int other) const {
+    const int place = other < part ? other : other - 1;
+    return memory.exchange + place * Memory::kShareBytes + thread * 16;
+  }
+  // Two rows of eight columns of S as a factor.
   __device__ __forceinline__ void Publish(int encoding, int column,
-                                          const float (&x)[4],
-                                          float* head_state) const {
+                                          const float (&x)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row =
+          encoding * kFeatures + 8 * (8 * group + 2 * warp + i) + lane / 4;
+      StoreShared(memory.state + column / 64 * Memory::kStateBlock +
+                      wgmma::PieceOffset(row, column / 8 % 8) + lane % 4 * 4,
+                  Bf16::Pack(x[2 * i] * p.scale, x[2 * i + 1] * p.scale));
+    }
+  }
+  // The others' factors.
+  __device__ __forceinline__ void TakeShares() const {
+    constexpr int kPieces = Memory::kStateRows * kShare / kThreads;
+    float x[kParts - 1][kPieces][4];
+#pragma unroll
+    for (int n = 0; n < kParts - 1; ++n) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int part = (rank + 1 + n) % kParts;
+        linear_cluster::ReadFour(InBlock(SharePiece(part, i), part), x[n][i]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kParts - 1; ++n) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
+                         SharePiece((rank + 1 + n) % kParts, i)),
+                     "f"(x[n][i][0]), "f"(x[n][i][1]), "f"(x[n][i][2]),
+                     "f"(x[n][i][3])
+                     : "memory");
+      }
+    }
+  }
+  // Piece `i` of this thread of the columns that `part` adds up.
+  __device__ __forceinline__ uint32_t SharePiece(int part, int i) const {
+    const int row = (thread + i * kThreads) / kShare;
+    const int piece = kShare * part + thread % kShare;
+    return memory.state + piece / 8 * Memory::kStateBlock +
+           wgmma::PieceOffset(row, piece % 8);
+  }
+  // Two rows of eight columns of S in the slot.
+  __device__ __forceinline__ void Keep(int encoding, int column,
+                                       const float (&x)[4],
+                                       float* head_state) const {
+    if (head_state == nullptr) return;
     const int pair = 8 * (4 * group + warp);
     const int mine = column + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = encoding * kFeatures + 2 * pair + 8 * i + lane / 4;
-      const uint32_t to = memory.state + column / 64 * Memory::kStateBlock +
-                          wgmma::PieceOffset(row, column / 8 % 8) +
-                          lane % 4 * 4;
-      const uint32_t word = Bf16::Pack(x[2 * i], x[2 * i + 1]);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        linear_cluster::Write(InBlock(to, part), word);
-      }
       const int feature = (i == 0 ? 0 : s.half) + pair + lane / 4;
-      const bool exists =
-          pair < s.first_end && feature < s.head_dim && mine < s.value_dim;
-      if (head_state != nullptr && exists) {
+      if (pair < s.first_end && feature < s.head_dim && mine < s.value_dim) {
         *reinterpret_cast<float2*>(
             head_state +
             int64_t{encoding * s.head_dim + feature} * s.value_dim + mine) =
