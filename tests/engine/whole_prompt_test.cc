@@ -259,8 +259,8 @@ TEST_F(WholePromptTest, TheGpuIsNearTheCpu) {
     const double error = RelativeError(all_got, all_want);
     std::printf("%zu layers: error %.5f, worst row %.5f\n", layers.size(),
                 error, worst);
-    EXPECT_LE(error, 5.5e-2);  // as that of golden models
-    EXPECT_LE(worst, 0.15);
+    EXPECT_LE(error, 2e-2);
+    EXPECT_LE(worst, 6e-2);
   }
 }
 #endif
