@@ -45,8 +45,8 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"cancelled_output_tokens", "tokens",
        "received of cancelled requests; in no throughput"},
       {"preemptions", "",
-       "how often completed requests lost their memory to others and were "
-       "recomputed, as the server counts"},
+       "how often completed requests lost their memory to others, as the "
+       "server counts"},
       {"request_rate", "requests/s",
        "asked for in an open loop; \"inf\" in a closed one, null for a trace"},
       {"burstiness", "",

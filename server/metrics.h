@@ -37,7 +37,8 @@ class Metrics : public EngineObserver {
 
   // A stream's first command was let in by the tenant's quotas.
   void OnTenantAdmitted(const std::string& tenant);
-  // Something of the tenant was refused: "streams", "tokens" or "admin".
+  // Something of the tenant was refused: "streams", "tokens", "pages" or
+  // "admin".
   void OnTenantRefused(const std::string& tenant, const char* reason);
   void AddTenantStreams(const std::string& tenant, int difference);
   void AddTenantPages(const std::string& tenant, double difference);
