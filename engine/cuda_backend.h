@@ -37,9 +37,10 @@ struct CudaDevice {
 absl::StatusOr<CudaDevice> FindCudaDevice();
 
 // The model on one GPU and one stream. Weights are held in 16 bits or float32,
-// activations and recurrent states are float32, TPA factors 16-bit. All memory
-// is allocated while a model is built; a step copies what changes to fixed
-// places in one transfer.
+// recurrent states are float32, TPA factors 16-bit; activations are float32,
+// but for those that only products read, which have the weights' type. All
+// memory is allocated while a model is built; a step copies what changes to
+// fixed places in one transfer.
 //
 // Exactness: every kernel computes a row from that row alone. Steps
 // and prompts (TokenKind) are multiplied with 16-bit weights, and attended, by

@@ -11,7 +11,8 @@ constexpr int64_t kMostSteps = 32;
 constexpr double kUp = 0.1;
 constexpr double kDown = 0.5;
 constexpr double kTokenWeight = 0.5;
-// What is owed at most, in steps of decoding: no hiccup stops prompts for long.
+// What is owed at most, in steps of decoding, or what the step's prompts were
+// expected to cost, if that is more: no hiccup stops prompts for long.
 constexpr double kMostOwed = 64;
 
 }  // namespace
@@ -36,6 +37,7 @@ int64_t PromptPacer::MaxTokens(int64_t decoding) const {
 void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
                          double seconds) {
   if (max_slowdown_ == 0 || decoding == 0) return;
+  const double expected = token_seconds_ * static_cast<double>(prompt_tokens);
   if (prompt_tokens == 0) {
     if (Stale(decoding)) {
       decode_seconds_ = seconds;
@@ -47,6 +49,7 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
     steps_since_ = 0;
   } else if (decode_seconds_ > 0) {
     ++steps_since_;
+    decode_seconds_ = std::min(decode_seconds_, seconds);  // can be no more
     const double added = std::max(0.0, seconds - decode_seconds_) /
                          static_cast<double>(prompt_tokens);
     token_seconds_ =
@@ -55,9 +58,12 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
             : token_seconds_ + kTokenWeight * (added - token_seconds_);
   }
   const double step = decode_seconds_;
+  // A step of decoding alone that takes longer than usual is not the prompts'
+  // doing; charged for it, they would never run where many such steps are.
+  const double cost = prompt_tokens == 0 ? std::min(seconds, step) : seconds;
   const double most = std::max(kBurstSeconds, (max_slowdown_ - 1) * step);
-  credit_ = std::clamp(credit_ + max_slowdown_ * step - seconds,
-                       -kMostOwed * step, most);
+  const double least = std::min(credit_, -std::max(kMostOwed * step, expected));
+  credit_ = std::clamp(credit_ + max_slowdown_ * step - cost, least, most);
 }
 
 }  // namespace recurve

@@ -20,7 +20,9 @@ namespace recurve {
 //     decode, a chunk of the prompt for the others. Every decoding sequence has
 //     its token set aside before chunks are cut, so prompts never stall decode.
 //     max_prompt_tokens bounds the chunks together; prompts that get nothing
-//     wait, unless then nothing at all could run.
+//     wait, unless then nothing at all could run. Residents come before those
+//     that wait, whatever their rank: a chunk of a resident's prompt may leave
+//     nothing of these bounds for the first that waits, in one step or in many.
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.

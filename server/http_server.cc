@@ -309,6 +309,12 @@ class HttpServer::Connection : public HttpReply,
     transport_.Read(asio::buffer(read_), [self = shared_from_this()](
                                              error_code error, size_t bytes) {
       self->reading_ = false;
+      // The end of an answer is on its way, which a client may have read before
+      // it left: the write says whether it was taken.
+      if (error && self->state_ == State::kAnswering && self->finished_ &&
+          self->writing_) {
+        return;
+      }
       if (error) return self->Close();
       self->OnRead(bytes);
     });

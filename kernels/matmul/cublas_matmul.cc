@@ -360,8 +360,16 @@ absl::Status CublasMatmul::Tune(const Params& params, int64_t max_rows,
   }
   max_rows = std::min(max_rows, kTuneBytes / (4 * params.y_stride));
   if (max_rows < 1) return absl::OkStatus();
-  Trial trial;
-  RECURVE_RETURN_IF_ERROR(trial.Allocate(params, max_rows));
+  // On fewer rows where memory is scarce.
+  auto room = std::make_unique<Trial>();
+  absl::Status allocated = room->Allocate(params, max_rows);
+  while (absl::IsResourceExhausted(allocated) && max_rows > kTunedRows) {
+    max_rows /= 2;
+    room = std::make_unique<Trial>();
+    allocated = room->Allocate(params, max_rows);
+  }
+  RECURVE_RETURN_IF_ERROR(allocated);
+  Trial& trial = *room;
   Params p = params;
   p.x = trial.x();
   p.y = trial.y();

@@ -17,9 +17,10 @@ namespace recurve {
 //
 // Exactness: an algorithm that takes every number of rows is chosen once for a
 // shape, for kTunedRows rows and without splitting the inputs. Others are used
-// for other numbers of rows only after Tune has seen them give the same bits.
-// So a row's bits do not depend on the rows beside it. Tests hold it to that;
-// cuBLASLt does not promise it in words.
+// for other numbers of rows only after Tune has seen them give the same bits,
+// at some numbers of rows and without adding. So a row's bits do not depend on
+// the rows beside it. Tests hold it to that; cuBLASLt does not promise it in
+// words.
 //
 // Thread safety: one thread at a time, one stream.
 class CublasMatmul {

@@ -75,6 +75,31 @@ TEST(PromptPacerTest, KeepsTheMeanAndSpendsWhatItMay) {
   }
 }
 
+// The smallest chunk takes as long as 128 or 256 steps.
+TEST(PromptPacerTest, ChunksThatCostManyStepsArePaidFor) {
+  for (const double token : {0.0015, 0.003}) {
+    PromptPacer pacer(2);
+    Device device;
+    device.token = token;
+    const Outcome outcome = Serve(pacer, device, 50000, 2048);
+    EXPECT_LE(outcome.mean_seconds, 2.04 * device.decode) << token;
+    EXPECT_GE(outcome.mean_seconds, 1.8 * device.decode) << token;
+  }
+}
+
+// Steps of decoding differ by more than the bound: prompts run all the same.
+TEST(PromptPacerTest, UnevenStepsDoNotHoldPromptsUp) {
+  PromptPacer pacer(1.1);
+  int64_t last = 0;  // step with prompts
+  for (int64_t i = 0; i < 20000; ++i) {
+    const double decode = i % 5 < 3 ? 0.0065 : 0.005;
+    const int64_t tokens = std::min<int64_t>(2048, pacer.MaxTokens(32));
+    pacer.OnStep(32, tokens, decode + 20e-6 * static_cast<double>(tokens));
+    if (tokens > 0) last = i;
+  }
+  EXPECT_GT(last, 19000);
+}
+
 // Thirty-two short prompts at once, after a while without: at full speed.
 TEST(PromptPacerTest, ShortBurstsAreNotHeldUp) {
   PromptPacer pacer(2);

@@ -1,11 +1,13 @@
 // Models with layers that look at a prompt as a whole ("causal": false): what
 // such a layer leaves, and that a sequence's tokens and logits are the same
-// whatever else runs, also when it loses its memory and is computed again.
+// whatever else runs, also when it loses its memory, which is saved, or not and
+// computed again.
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "engine/engine.h"
@@ -64,12 +66,14 @@ class WholePromptTest : public OnTestDevice<> {
   }
 
   std::unique_ptr<Engine> Load(EngineOptions options, int64_t kv_pages = 64,
-                               const char* device = kTestDevice) {
+                               const char* device = kTestDevice,
+                               int64_t swap_bytes = int64_t{1} << 20) {
     ModelOptions model;
     model.path = path();
     model.device = device;
     model.num_threads = 2;
     model.kv_pages = kv_pages;
+    model.swap_bytes = swap_bytes;
     options.poison_released = true;
     auto loaded = LoadModel(model, &options);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
@@ -179,15 +183,26 @@ Script RandomScript(uint64_t seed) {
   return script;
 }
 
-TEST_F(WholePromptTest, OthersDoNotChangeABit) {
+// Whether preempted sequences are saved, and whether prompts are paced.
+class WholePromptMemoryTest
+    : public WholePromptTest,
+      public testing::WithParamInterface<std::tuple<bool, bool>> {};
+INSTANTIATE_TEST_SUITE_P(, WholePromptMemoryTest,
+                         testing::Values(std::tuple(false, false),
+                                         std::tuple(true, true)));
+
+TEST_P(WholePromptMemoryTest, OthersDoNotChangeABit) {
   constexpr uint64_t kRequests = 18;
+  const auto [saved, paced] = GetParam();
   Write(Mixed());
   EngineOptions options;
   options.max_num_seqs = 5;
   options.max_num_batched_tokens = 100;
   options.max_chunk_tokens = 96;
   options.max_model_len = 256;
-  const auto engine = Load(options, /*kv_pages=*/6);
+  if (paced) options.max_decode_slowdown = 2;
+  const auto engine =
+      Load(options, /*kv_pages=*/6, kTestDevice, saved ? 1 << 20 : 0);
   ASSERT_NE(engine, nullptr);
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (uint64_t seed = 0; seed < kRequests; ++seed) {
@@ -204,7 +219,14 @@ TEST_F(WholePromptTest, OthersDoNotChangeABit) {
   }
   for (const auto& sink : sinks) sink->WaitEnd();
   EXPECT_TRUE(IsIdle(*engine));
-  EXPECT_GT(engine->load().preemptions_total, 0u);
+  const EngineLoad load = engine->load();
+  if (saved) {
+    EXPECT_GT(load.saves_total, 0u);
+    EXPECT_GT(load.restores_total, 0u);
+  } else {
+    EXPECT_GT(load.recomputes_total, 0u);
+    EXPECT_EQ(load.saves_total, 0u);
+  }
 
   const auto alone = Load({});
   for (uint64_t seed = 0; seed < kRequests; ++seed) {
