@@ -40,8 +40,9 @@ struct SampleRequest {
 };
 
 // The ragged batch of one step: B sequences, T tokens in all. Prefill chunks
-// and decode tokens may share it. Everything that changes from step to step is
-// here.
+// and decode tokens may share it. A prompt that begins at position 0 is whole
+// in it if the model looks at it as a whole (ModelInfo::whole_prompts).
+// Everything that changes from step to step is here.
 struct StepBatch {
   std::vector<int32_t> tokens;        // [T]
   std::vector<int64_t> positions;     // [T]
@@ -54,9 +55,6 @@ struct StepBatch {
   std::vector<int32_t>
       logit_rows;  // [L] rows whose logits are wanted, ascending
   std::vector<SampleRequest> samples;
-  // A prompt that begins at position 0 is whole here if the model looks at it
-  // as a whole (ModelInfo::whole_prompts).
-
   // Whether StepOutput::logits is read; without, it may be empty.
   bool wants_logits = true;
 
