@@ -24,6 +24,8 @@
 #include "base/status_macros.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/cuda_backend.h"
+#include "engine/cuda_device.h"
+#include "engine/cuda_model_limits.h"
 #include "engine/decoder.h"
 #include "engine/models/registry.h"
 #include "kv_cache/cache_spec.h"
@@ -332,7 +334,7 @@ absl::Status Run(const Flags& flags) {
   const auto checkpoint = Checkpoint::Open(folder);
   RECURVE_RETURN_IF_ERROR(checkpoint.status());
   RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(*checkpoint));
-  RECURVE_RETURN_IF_ERROR(CudaBackend::CheckModel(model));
+  RECURVE_RETURN_IF_ERROR(CheckCudaModel(model));
 
   const double bandwidth = CopyBytesPerSecond();
   const int64_t most =
