@@ -187,11 +187,13 @@ class Backend : public CacheStorage {
 
   // Normalises the rows whose logits are wanted, multiplies them by the head,
   // and draws the samples.
-  virtual void Head(Activations in, const NormArgs& norm, MatrixId head,
-                    StepOutput* output) = 0;
+  virtual void Head(Activations in, const NormArgs& norm, MatrixId head) = 0;
 
-  // Waits for the step. An error is a failure of the device.
-  virtual absl::Status EndStep() = 0;
+  // Waits for the earliest step that was begun and not ended, and gives its
+  // results. An error is a failure of the device.
+  virtual absl::Status EndStep(StepOutput* output) = 0;
+  // Whether a step may begin before the one before it ends.
+  virtual bool runs_ahead() const { return false; }
 };
 
 }  // namespace recurve

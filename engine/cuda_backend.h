@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -113,9 +114,9 @@ class CudaBackend : public Backend {
   void ExpandFactors(const ExpandArgs& args) override;
   void LinearAttention(const LinearAttentionArgs& args) override;
   void GatedNorm(const GatedNormArgs& args) override;
-  void Head(Activations in, const NormArgs& norm, MatrixId head,
-            StepOutput* output) override;
-  absl::Status EndStep() override { return status_; }
+  void Head(Activations in, const NormArgs& norm, MatrixId head) override;
+  absl::Status EndStep(StepOutput* output) override;
+  bool runs_ahead() const override { return true; }
 
   absl::Status ClearPage(int32_t page) override;
   absl::Status ClearSlot(int32_t slot) override;
@@ -170,6 +171,11 @@ class CudaBackend : public Backend {
     const int32_t* query_start;  // [rows + 1]
     const int32_t* slots;        // [rows]
     const int64_t* positions;    // [rows] of the first tokens
+  };
+  // A step that was begun and not ended: all of it is on the stream.
+  struct Begun {
+    cudaEvent_t done;
+    absl::Span<const float> logits;
   };
   struct Graph {
     bool warm = false;  // ran once, so that nothing is loaded while capturing
@@ -261,7 +267,11 @@ class CudaBackend : public Backend {
   CudaMemory logits_host_;      // grows
   CudaSampler sampler_;
 
-  // Of the step in progress; pointers are to the device.
+  std::deque<Begun> begun_;  // two at most
+  cudaEvent_t done_[2] = {};
+  int64_t num_begun_ = 0;
+
+  // Of the step that is put on the stream; pointers are to the device.
   const StepBatch* batch_ = nullptr;
   CudaStepBuffer step_;
   bool decode_ = false;  // every sequence has one generated token

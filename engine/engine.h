@@ -29,8 +29,11 @@ namespace recurve {
 // Serves many sequences on one model: takes requests from any thread, runs
 // steps on one thread of its own, reports through each sequence's EventSink.
 //
-// A step is: take what came in, plan, run, commit. The tokens of a sequence do
-// not depend on what else is there.
+// A step is: take what came in, plan, launch, wait, commit. Where the runner
+// allows it, the next step is launched before the last one is waited for, so
+// that the device is never idle: sequences go on with tokens that only the
+// device knows yet. What such a step computed for a sequence that had ended is
+// thrown away. The tokens of a sequence do not depend on what else is there.
 //
 // Thread safety: the public methods may be called from any thread, also from
 // within EventSink calls.
@@ -116,6 +119,13 @@ class Engine {
     int32_t sample = -1;  // into StepBatch::samples, or -1
   };
 
+  // A step that was launched and not committed.
+  struct PendingStep {
+    StepBatch batch;
+    std::vector<BatchEntry> entries;
+    Clock::time_point started;
+  };
+
   Engine(const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
          const Tokenizer* tokenizer, EngineObserver* observer);
 
@@ -134,11 +144,21 @@ class Engine {
   void Step();
   SequenceView View(const Sequence& sequence) const;
   StepPlan Plan() const;
+  // Plans and launches a step: behind nothing, or behind the pending one. Then
+  // null when the next step has to wait for the results of this one.
+  absl::StatusOr<std::unique_ptr<PendingStep>> LaunchNext();
+  bool MayRunAhead(const StepPlan& plan) const;
+  absl::Status BuildBatch(const StepPlan& plan, PendingStep* step);
   // Preempts and admits.
   absl::Status ApplyMemory(const StepPlan& plan);
   absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
                                         int32_t batch_index, StepBatch* batch);
+  void CommitStep(const PendingStep& step, const StepOutput& output);
   void Commit(const BatchEntry& entry, const StepOutput& output);
+  // Gives the sequence a token: its event, and what follows from it.
+  void Deliver(Sequence& sequence, const SampleResult& sample, StepEvent event);
+  void Emit(Sequence& sequence, StepEvent event);
+  void FinishCommands(Sequence& sequence);
   // Starts queued commands and ends the sequence when there will be no more.
   void AdvanceCommands(Sequence& sequence);
   void End(uint64_t id, const absl::Status& status);
@@ -164,6 +184,7 @@ class Engine {
   std::unordered_set<Sequence*> resident_;  // those with memory
   std::unordered_set<Sequence*> stalled_;
   EngineLoad counters_;
+  std::unique_ptr<PendingStep> pending_;  // between two calls of Step
 
   // --- Shared ---
   mutable Mutex mu_;

@@ -37,10 +37,14 @@ void Engine::Loop() {
     EndStalledClients();
     if (const absl::Status status = health(); !status.ok()) {
       FailAll(DeviceFailed(status));  // accepted before the failure was known
-    } else if (HasRunnable()) {
+    } else if (pending_ != nullptr || HasRunnable()) {
       Step();
     }
     PublishLoad();
+  }
+  if (pending_ != nullptr) {
+    StepOutput unused;
+    (void)runner_->Wait(&unused);
   }
   FailAll(absl::UnavailableError("the server is shutting down"));
   PublishLoad();
@@ -77,7 +81,7 @@ bool Engine::HasRunnable() const {
 bool Engine::TakeMessages() {
   std::vector<Message> messages;
   {
-    const bool runnable = HasRunnable();
+    const bool runnable = pending_ != nullptr || HasRunnable();
     MutexLock lock(&mu_);
     while (!runnable && inbox_.empty() && !stop_) {
       // Wake up now and then while there are clients to time out.
@@ -125,8 +129,14 @@ void Engine::Handle(Message& message) {
   } else if (auto* resumption = std::get_if<Resumption>(&message)) {
     if (const auto it = sequences_.find(resumption->id);
         it != sequences_.end()) {
-      it->second->stalled = false;
-      Reindex(*it->second);
+      const std::shared_ptr<Sequence> resumed = it->second;
+      resumed->stalled = false;
+      Reindex(*resumed);
+      if (resumed->held) {
+        const SampleResult sample = *std::exchange(resumed->held, std::nullopt);
+        Deliver(*resumed, sample, StepEvent());
+        FinishCommands(*resumed);
+      }
     }
   } else {
     // Draining: sequences between two commands end now, the others when idle.
@@ -159,11 +169,11 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.id = sequence.id();
   view.priority = sequence.options().priority;
   view.arrival = sequence.arrival();
-  view.num_tokens = sequence.num_tokens();
-  view.num_computed = sequence.num_computed();
+  view.num_tokens = sequence.launched_tokens();
+  view.num_computed = sequence.launched_computed();
   view.pages =
       sequence.lease ? static_cast<int64_t>(sequence.lease->pages().size()) : 0;
-  view.has_work = sequence.command_active() && !sequence.stalled;
+  view.has_work = sequence.HasWork() && !sequence.stalled;
   // A step hands all rows that a command wants to its stream at once.
   if (sequence.wants_all_logits()) {
     const int64_t row_bytes =
@@ -222,7 +232,7 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
     const StepPlan::Entry& planned, int32_t batch_index, StepBatch* batch) {
   BatchEntry entry{sequences_.at(planned.id), planned.num_tokens, {}, -1};
   Sequence& sequence = *entry.sequence;
-  const int64_t begin = sequence.num_computed();
+  const int64_t begin = sequence.launched_computed();
   const int64_t end = begin + planned.num_tokens;
   RECURVE_RETURN_IF_ERROR(cache_.Reserve(*sequence.lease, end));
   RECURVE_RETURN_IF_ERROR(
@@ -242,9 +252,16 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
         batch->samples.push_back(sequence.MakeSampleRequest(index));
       }
     }
-    batch->tokens.push_back(sequence.tokens()[position]);
+    if (position < sequence.num_tokens()) {
+      batch->tokens.push_back(sequence.tokens()[position]);
+      batch->kinds.push_back(sequence.kind(position));
+    } else {
+      batch->fed.push_back({static_cast<int32_t>(batch->tokens.size()),
+                            sequence.sample_in_flight()});
+      batch->tokens.push_back(0);
+      batch->kinds.push_back(TokenKind::kStep);
+    }
     batch->positions.push_back(position);
-    batch->kinds.push_back(sequence.kind(position));
     batch->row_sequence.push_back(batch_index);
   }
   batch->query_start.push_back(static_cast<int32_t>(batch->tokens.size()));
@@ -252,44 +269,83 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
   return entry;
 }
 
-void Engine::Step() {
-  const auto started = Clock::now();
-  step_started_ns_.store(NowNs());
+absl::Status Engine::BuildBatch(const StepPlan& plan, PendingStep* step) {
+  StepBatch& batch = step->batch;
+  std::vector<BatchEntry>& entries = step->entries;
+  batch.query_start.push_back(0);
+  batch.wants_logits = false;
+  RECURVE_RETURN_IF_ERROR(ApplyMemory(plan));
+  for (const StepPlan::Entry& planned : plan.entries) {
+    RECURVE_ASSIGN_OR_RETURN(
+        BatchEntry entry,
+        AddToBatch(planned, static_cast<int32_t>(entries.size()), &batch));
+    entries.push_back(std::move(entry));
+  }
+  for (const BatchEntry& entry : entries) {
+    batch.page_table_stride =
+        std::max(batch.page_table_stride,
+                 static_cast<int64_t>(entry.sequence->lease->pages().size()));
+  }
+  batch.page_table.assign(batch.page_table_stride * batch.num_sequences(), 0);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto pages = entries[i].sequence->lease->pages();
+    std::copy(pages.begin(), pages.end(),
+              batch.page_table.begin() +
+                  static_cast<int64_t>(i) * batch.page_table_stride);
+  }
+  return absl::OkStatus();
+}
+
+// What would have to be undone if a sample in flight ends a sequence is not
+// done ahead of it: no state goes beyond a token that a later command may
+// follow, and nobody loses memory. Logits have one place on the host.
+bool Engine::MayRunAhead(const StepPlan& plan) const {
+  if (plan.entries.empty() || !plan.preempt.empty()) return false;
+  for (const BatchEntry& entry : pending_->entries) {
+    if (entry.sequence->lease && entry.sequence->MustWait()) return false;
+  }
+  return std::none_of(plan.entries.begin(), plan.entries.end(),
+                      [&](const StepPlan::Entry& entry) {
+                        return sequences_.at(entry.id)->wants_logits();
+                      });
+}
+
+absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   StepPlan plan = Plan();
+  if (pending_ != nullptr && !MayRunAhead(plan)) return nullptr;
+  // The scheduler promises progress; without it the loop would spin for ever.
+  RECURVE_CHECK(!plan.entries.empty());
   // Sequences with one token stand first, so that a backend finds what it
   // computes alike side by side.
   std::stable_partition(
       plan.entries.begin(), plan.entries.end(),
       [](const StepPlan::Entry& entry) { return entry.num_tokens == 1; });
-  // The scheduler promises progress; without it the loop would spin for ever.
-  RECURVE_CHECK(!plan.entries.empty());
+  auto step = std::make_unique<PendingStep>();
+  step->started = Clock::now();
+  RECURVE_RETURN_IF_ERROR(BuildBatch(plan, step.get()));
+  RECURVE_RETURN_IF_ERROR(runner_->Launch(step->batch));
+  for (const BatchEntry& entry : step->entries) {
+    cache_.CommitUpdate(*entry.sequence->lease, entry.num_tokens);
+    entry.sequence->Launched(entry.num_tokens, entry.sample);
+  }
+  return step;
+}
 
-  StepBatch batch;
+void Engine::Step() {
+  const auto begun = Clock::now();
+  step_started_ns_.store(NowNs());
+  std::unique_ptr<PendingStep> step;  // the one to commit
   StepOutput output;
-  std::vector<BatchEntry> entries;
-  batch.query_start.push_back(0);
-  batch.wants_logits = false;
   const auto run = [&]() -> absl::Status {
-    RECURVE_RETURN_IF_ERROR(ApplyMemory(plan));
-    for (const StepPlan::Entry& planned : plan.entries) {
-      RECURVE_ASSIGN_OR_RETURN(
-          BatchEntry entry,
-          AddToBatch(planned, static_cast<int32_t>(entries.size()), &batch));
-      entries.push_back(std::move(entry));
+    if (pending_ == nullptr) {
+      RECURVE_ASSIGN_OR_RETURN(pending_, LaunchNext());
     }
-    for (const BatchEntry& entry : entries) {
-      batch.page_table_stride =
-          std::max(batch.page_table_stride,
-                   static_cast<int64_t>(entry.sequence->lease->pages().size()));
+    std::unique_ptr<PendingStep> next;
+    if (runner_->runs_ahead()) {
+      RECURVE_ASSIGN_OR_RETURN(next, LaunchNext());
     }
-    batch.page_table.assign(batch.page_table_stride * batch.num_sequences(), 0);
-    for (size_t i = 0; i < entries.size(); ++i) {
-      const auto pages = entries[i].sequence->lease->pages();
-      std::copy(pages.begin(), pages.end(),
-                batch.page_table.begin() +
-                    static_cast<int64_t>(i) * batch.page_table_stride);
-    }
-    return runner_->Run(batch, &output);
+    step = std::exchange(pending_, std::move(next));
+    return runner_->Wait(&output);
   };
   if (const absl::Status status = run(); !status.ok()) {
     {
@@ -297,22 +353,33 @@ void Engine::Step() {
       health_ = status;
     }
     FailAll(DeviceFailed(status));
+    pending_.reset();
   } else {
-    for (const BatchEntry& entry : entries) Commit(entry, output);
+    CommitStep(*step, output);
   }
   step_started_ns_.store(0);
   ++counters_.steps_total;
   PublishLoad();
-  if (observer_ != nullptr) {
-    observer_->OnStepDone(batch.num_sequences(), batch.num_tokens(),
-                          SecondsBetween(started, Clock::now()));
+  if (observer_ != nullptr && step != nullptr) {
+    // One that was launched ahead began, as far as anybody waited for it, when
+    // the one before was done.
+    observer_->OnStepDone(
+        step->batch.num_sequences(), step->batch.num_tokens(),
+        SecondsBetween(std::max(begun, step->started), Clock::now()));
+  }
+}
+
+void Engine::CommitStep(const PendingStep& step, const StepOutput& output) {
+  for (const BatchEntry& entry : step.entries) {
+    // Ended since: the step's result for it is of no use, and its memory is
+    // already free. Who gets that has it cleared behind this step.
+    if (entry.sequence->lease) Commit(entry, output);
   }
 }
 
 void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
   Sequence& sequence = *entry.sequence;
-  cache_.CommitUpdate(*sequence.lease, entry.num_tokens);
-  sequence.Advance(entry.num_tokens);
+  sequence.Advance(entry.num_tokens, entry.sample >= 0);
 
   StepEvent event;
   const int64_t vocab = limits_.vocab_size;
@@ -333,32 +400,48 @@ void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
       End(sequence.id(), sample.status());
       return;
     }
-    const auto now = Clock::now();
-    sequence.AcceptToken(*sample, &event);
-    ++counters_.generation_tokens_total;
-    if (event.index == 0) {
-      sequence.time_to_first_token_seconds =
-          SecondsBetween(sequence.submitted, now);
-      if (observer_ != nullptr)
-        observer_->OnFirstToken(sequence.time_to_first_token_seconds);
-    } else if (observer_ != nullptr) {
-      observer_->OnNextToken(SecondsBetween(sequence.last_token, now));
+    if (sequence.stalled) {
+      // Launched before the client fell behind, so without logits.
+      sequence.held = *sample;
+      return;
     }
-    sequence.last_token = now;
+    Deliver(sequence, *sample, std::move(event));
+  } else if (!event.logits.empty()) {
+    Emit(sequence, std::move(event));
   }
-  if (event.has_token || !event.logits.empty()) {
-    if (!sequence.sink().OnStep(std::move(event))) {
-      sequence.stalled = true;
-      sequence.stalled_since = Clock::now();
-      Reindex(sequence);
-    }
+  FinishCommands(sequence);
+}
+
+void Engine::Deliver(Sequence& sequence, const SampleResult& sample,
+                     StepEvent event) {
+  const auto now = Clock::now();
+  sequence.AcceptToken(sample, &event);
+  ++counters_.generation_tokens_total;
+  if (event.index == 0) {
+    sequence.time_to_first_token_seconds =
+        SecondsBetween(sequence.submitted, now);
+    if (observer_ != nullptr)
+      observer_->OnFirstToken(sequence.time_to_first_token_seconds);
+  } else if (observer_ != nullptr) {
+    observer_->OnNextToken(SecondsBetween(sequence.last_token, now));
   }
-  if (sequence.CommandComplete()) {
-    const CommandResult result = sequence.FinishCommand(Clock::now());
-    if (observer_ != nullptr) observer_->OnCommandDone(result);
-    sequence.sink().OnCommandDone(result);
-    AdvanceCommands(sequence);
-  }
+  sequence.last_token = now;
+  Emit(sequence, std::move(event));
+}
+
+void Engine::Emit(Sequence& sequence, StepEvent event) {
+  if (sequence.sink().OnStep(std::move(event))) return;
+  sequence.stalled = true;
+  sequence.stalled_since = Clock::now();
+  Reindex(sequence);
+}
+
+void Engine::FinishCommands(Sequence& sequence) {
+  if (!sequence.CommandComplete()) return;
+  const CommandResult result = sequence.FinishCommand(Clock::now());
+  if (observer_ != nullptr) observer_->OnCommandDone(result);
+  sequence.sink().OnCommandDone(result);
+  AdvanceCommands(sequence);
 }
 
 void Engine::End(uint64_t id, const absl::Status& status) {

@@ -31,7 +31,9 @@ struct SampleRequest {
   const SamplingParams* params;
   absl::Span<const int32_t> prompt;  // what the penalties look at
   absl::Span<const int32_t> output;
-  uint64_t index;  // of the token among those generated: the draw's counter
+  // Of the token among those generated: the draw's counter. Larger than
+  // output.size() if the tokens between are StepBatch::fed to this step.
+  uint64_t index;
   // Whose tokens these are. The same number later means the same tokens, and
   // perhaps more behind them.
   uint64_t sequence = 0;
@@ -52,6 +54,13 @@ struct StepBatch {
   std::vector<int32_t>
       logit_rows;  // [L] rows whose logits are wanted, ascending
   std::vector<SampleRequest> samples;
+  // Rows whose token is not known yet: that of a sample of the step before,
+  // which may be under way. `tokens` has 0 there.
+  struct Fed {
+    int32_t row;
+    int32_t sample;  // into the samples of the step before
+  };
+  std::vector<Fed> fed;
   // Whether StepOutput::logits is read; without, it may be empty.
   bool wants_logits = true;
 
