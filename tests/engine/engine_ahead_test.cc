@@ -62,7 +62,8 @@ TEST_F(EngineAheadTest, EveryStepButTheFirstIsFed) {
 TEST_F(EngineAheadTest, AStepBeyondTheEndIsThrownAway) {
   for (uint64_t seed = 1; seed < 30; ++seed) {
     Script script = Script::Generate(Prompt(10, seed), 200);
-    script.options.sampling = {.temperature = 1, .seed = seed};
+    script.options.sampling.temperature = 1;
+    script.options.sampling.seed = seed;
     script.options.stopping.stop_token_ids = {1, 2, 3, 4, 5, 6, 7, 8, 9};
     fed_ = 0;
     Start();
