@@ -52,7 +52,8 @@ struct Activations {
 // BeginStep, so that model code is written once for every device.
 //
 // Order of calls: Load… and Allocate… while a model is built; AllocateCache
-// once; then, for each step, BeginStep, operations, EndStep.
+// once; then, for each step, BeginStep, operations, EndStep. Where
+// runs_ahead(), the next step may begin before the last one ends.
 //
 // A row's result depends on that row, its sequence and its position only.
 //

@@ -47,6 +47,9 @@ absl::StatusOr<CudaDevice> FindCudaDevice();
 // graph for each power of two of sequences, and replayed; rows up to it are
 // padding in page and slot 0.
 //
+// All work of a step, and on pages and slots, is put on the stream in order;
+// EndStep waits for the event behind its step. So two steps may be under way.
+//
 // Errors of the device are kept and come from EndStep.
 class CudaBackend : public Backend {
  public:

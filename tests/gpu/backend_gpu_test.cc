@@ -117,14 +117,16 @@ struct Request {
   int64_t cancel_after = -1;  // tokens
 };
 
-Request MakeRequest(uint64_t seed) {
+// `ahead`: steps may run ahead of all of them, which no later turn and no
+// logits allow.
+Request MakeRequest(uint64_t seed, bool ahead) {
   TestRandom random(seed);
   Request request;
   Script& script = request.script;
   script = Script::Generate(
       random.Tokens(random.Uniform(1, 300), 256), random.Uniform(1, 60),
-      random.Chance(0.3) ? LogitsMode::kNext : LogitsMode::kNone);
-  if (random.Chance(0.3)) {  // a second turn
+      random.Chance(0.3) && !ahead ? LogitsMode::kNext : LogitsMode::kNone);
+  if (random.Chance(0.3) && !ahead) {  // a second turn
     script.commands.push_back({random.Tokens(random.Uniform(1, 40), 256),
                                random.Uniform(1, 20), LogitsMode::kNone});
   }
@@ -133,13 +135,20 @@ Request MakeRequest(uint64_t seed) {
   sampling.temperature = random.Chance(0.5) ? 0.8f : 0.0f;
   sampling.top_p = random.Chance(0.5) ? 0.9f : 1.0f;
   sampling.num_logprobs = random.Chance(0.2) ? 3 : -1;
+  if (random.Chance(0.3)) sampling.top_k = 40;
+  if (random.Chance(0.2)) sampling.min_p = 0.01f;
+  if (random.Chance(0.3)) sampling.repetition_penalty = 1.2f;
+  if (random.Chance(0.2)) sampling.frequency_penalty = 0.3f;
+  if (random.Chance(0.2))
+    sampling.logit_bias = {{static_cast<int32_t>(random.Uniform(0, 255)), 3.0f},
+                           {32, -2.0f}};
   script.options.stopping.ignore_eos = true;
   script.options.priority = static_cast<int32_t>(seed / 16);
   if (random.Chance(0.15)) request.cancel_after = random.Uniform(0, 20);
   return request;
 }
 
-void ManyStreams(const char* dtype) {
+void ManyStreams(const char* dtype, bool ahead) {
   constexpr uint64_t kStreams = 64;
   EngineOptions options;
   options.max_num_seqs = 11;
@@ -152,7 +161,7 @@ void ManyStreams(const char* dtype) {
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   std::vector<uint64_t> ids;
   for (uint64_t seed = 0; seed < kStreams; ++seed) {
-    const Request request = MakeRequest(seed);
+    const Request request = MakeRequest(seed, ahead);
     sinks.push_back(std::make_shared<RecordingSink>());
     const bool one = request.script.commands.size() == 1;
     const auto id = Submit(*engine, request.script, sinks.back(), one);
@@ -164,7 +173,7 @@ void ManyStreams(const char* dtype) {
     }
     if (seed % 16 == 15) {
       for (uint64_t i = seed - 15; i <= seed; ++i) {
-        const int64_t after = MakeRequest(i).cancel_after;
+        const int64_t after = MakeRequest(i, ahead).cancel_after;
         if (after < 0) continue;
         sinks[i]->WaitTokens(static_cast<size_t>(after));
         engine->Cancel(ids[i], absl::CancelledError("the client left"));
@@ -184,7 +193,11 @@ void ManyStreams(const char* dtype) {
     const StreamRecord record = sinks[seed]->Record();
     EXPECT_EQ(record.violation, "");
     ASSERT_TRUE(record.end);
-    const StreamRecord solo = RunAlone(*alone, MakeRequest(seed).script);
+    Script script = MakeRequest(seed, ahead).script;
+    // Then each step of it waits for the last.
+    if (ahead) script.commands[0].logits = LogitsMode::kNext;
+    StreamRecord solo = RunAlone(*alone, script);
+    if (ahead) solo.logits.clear();
     ASSERT_TRUE(solo.end && solo.end->ok());
     if (record.end->ok()) {
       ++finished;
@@ -206,10 +219,13 @@ void ManyStreams(const char* dtype) {
 }
 
 TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAlone) {
-  ManyStreams("bfloat16");
+  ManyStreams("bfloat16", /*ahead=*/false);
 }
 TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAloneInFloat32) {
-  ManyStreams("float32");
+  ManyStreams("float32", /*ahead=*/false);
+}
+TEST_F(BackendGpuTest, SixtyFourStreamsRunAheadAndGetWhatEachGetsStepByStep) {
+  ManyStreams("bfloat16", /*ahead=*/true);
 }
 
 // The golden sets with weights rounded to bfloat16, which the CPU rounds alike.
