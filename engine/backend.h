@@ -42,9 +42,13 @@ struct Activations {
   int64_t cols = 0;
   int64_t stride = 0;         // elements between rows
   int64_t element_bytes = 4;  // of the backend's activation type
+  // Nothing but Project reads what Norm, Glu or Tpa puts here: a backend may
+  // keep it, from the first column on, in the type that its products take.
+  bool for_products = false;
 
   Activations Columns(int64_t first, int64_t count) const {
-    return {data + first * element_bytes, count, stride, element_bytes};
+    return {data + first * element_bytes, count, stride, element_bytes,
+            for_products};
   }
 };
 
@@ -172,7 +176,8 @@ class Backend : public CacheStorage {
     VectorId decay;  // λ of each head
     const LinearConfig* config;
     Activations q, k, v;
-    Activations out;  // [T, H·E]
+    Activations out;      // [T, H·E]
+    Activations scratch;  // [T, H·(2D + E)] unless config->causal, else none
   };
   virtual void LinearAttention(const LinearAttentionArgs& args) = 0;
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "engine/step_runs.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/glu/glu.h"
 #include "kernels/linear_attn/linear_attn.h"
@@ -155,6 +156,7 @@ absl::Status CpuBackend::BeginStep(const StepBatch& batch) {
                      options_.max_tokens, " that were allocated"));
   }
   batch_ = &batch;
+  whole_ = WholePromptRows(batch, StepRuns(batch));
   for (Position& position : positions_) FillTables(position);
   return absl::OkStatus();
 }
@@ -280,7 +282,8 @@ void CpuBackend::LinearAttention(const LinearAttentionArgs& args) {
                             vectors_[args.decay.value].data(),
                             state.slots.data(),
                             state.slot_elements,
-                            batch_->slots.data()},
+                            batch_->slots.data(),
+                            config.causal ? nullptr : whole_.data()},
                            pool_);
 }
 

@@ -117,6 +117,7 @@ class CpuBackend : public Backend {
   StepOutput output_;  // of the step in progress
   std::vector<SamplingScratch> sampling_scratch_;
   const StepBatch* batch_ = nullptr;
+  std::vector<int32_t> whole_;  // WholePromptRows of the step
 };
 
 }  // namespace recurve

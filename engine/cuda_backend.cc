@@ -11,10 +11,7 @@
 #include "base/status_macros.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/glu/glu_cuda.h"
-#include "kernels/linear_attn/linear_prefill_cuda.h"
-#include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_scan_cuda.h"
-#include "kernels/linear_attn/linear_step_check.h"
 #include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
@@ -195,6 +192,7 @@ absl::Status CudaBackend::Init() {
                                 BucketOf(options_.max_sequences),
                                 options_.max_pages, row_capacity_},
                device_);
+  linear_.emplace(device_);
   return absl::OkStatus();
 }
 
@@ -377,6 +375,13 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
                              CudaMemory::Allocate(kDevice, bytes, what));
     return absl::OkStatus();
   };
+  for (const Matrix& matrix : matrices_) {
+    RECURVE_RETURN_IF_ERROR(
+        cublas_->Tune({matrix.type, matrix.memory.data(), matrix.padded_outputs,
+                       matrix.padded, matrix.padded, nullptr, matrix.padded,
+                       nullptr, RoundUp(matrix.outputs, kColumns), 0, false},
+                      row_capacity_, stream_));
+  }
   RECURVE_RETURN_IF_ERROR(allocate(
       &pages_, (int64_t{num_pages} + 1) * page_bytes(),
       "factor cache; lower --kv-pages, --kv-pool-bytes or --max-num-seqs"));
@@ -384,6 +389,12 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
                                    (int64_t{num_slots} + 1) * slot_bytes(),
                                    "recurrent state; lower --max-num-seqs"));
 
+  if (const WeightType type = matrices_.front().type;
+      type != WeightType::kFloat32 &&
+      std::all_of(matrices_.begin(), matrices_.end(),
+                  [&](const Matrix& matrix) { return matrix.type == type; })) {
+    product_type_ = type;
+  }
   int64_t max_inputs = 0;
   int64_t max_outputs = 0;
   for (const Matrix& matrix : matrices_) {
@@ -407,9 +418,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
   // The kernel for prompts rounds what it multiplies to bfloat16, which would
   // show in models of finer weights.
-  if (device_.hopper && !states_.empty() && weight_dtype() == "bfloat16") {
-    chunk_multiple_ = kLinearPrefillChunk;
-  }
+  if (!states_.empty() && weight_dtype() == "bfloat16") linear_->UseChunks();
 
   // A step: numbers of each row and run, of each sequence with its pages, and
   // what attention and sampling add; some room for alignment.
@@ -450,13 +459,15 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   replay_ = capturing_ = false;
   runs_.clear();
   step_.Clear();
+  rounded_.clear();
   if (decode_) {
     FillDecode(batch);
   } else {
     FillMixed(batch);
     const std::vector<StepRun> runs = StepRuns(batch);
     Check(tpa_->BeginMixed(batch, runs, &step_));
-    AddLinearGroups(batch, runs);
+    linear_->BeginMixed({sequences_, query_start_, slots_of_, nullptr}, batch,
+                        runs, &step_);
   }
   BeginSamples(batch);
   const int32_t* sources = nullptr;
@@ -533,6 +544,7 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
   }
   query_start[rows_] = static_cast<int32_t>(rows_);
   tpa_->BeginDecode(rows_, lengths_, page_table_, page_stride_);
+  linear_->BeginDecode({sequences_, query_start_, slots_of_, nullptr});
 }
 
 void CudaBackend::FillMixed(const StepBatch& batch) {
@@ -558,28 +570,6 @@ void CudaBackend::FillMixed(const StepBatch& batch) {
       runs_.push_back({row, 0, generated(row)});
     }
     ++runs_.back().count;
-  }
-}
-
-void CudaBackend::AddLinearGroups(const StepBatch& batch,
-                                  const std::vector<StepRun>& runs) {
-  linear_groups_.clear();
-  if (chunk_multiple_ == 1) return;
-  for (const std::vector<StepRun>& runs_of : RunGroups(runs)) {
-    LinearGroup group = {};
-    group.prompt = !runs_of.front().step;
-    group.rows = static_cast<int64_t>(runs_of.size());
-    int32_t* const query_start = step_.Add(group.rows + 1, &group.query_start);
-    int32_t* const slots = step_.Add(group.rows, &group.slots);
-    int64_t* const positions = step_.Add(group.rows, &group.positions);
-    for (int64_t i = 0; i < group.rows; ++i) {
-      const StepRun& run = runs_of[i];
-      query_start[i] = static_cast<int32_t>(run.begin);
-      query_start[i + 1] = static_cast<int32_t>(run.end);
-      slots[i] = batch.slots[run.sequence];
-      positions[i] = batch.positions[run.begin];
-    }
-    linear_groups_.push_back(group);
   }
 }
 
@@ -647,8 +637,39 @@ void CudaBackend::NormRows(const float* in, int64_t in_stride,
 
 void CudaBackend::Norm(Activations in, const NormArgs& norm, Activations out) {
   if (!active()) return;
+  const bool rounded = RoundsInto(out) && norm.kind == NormKind::kRms;
+  SetRounded(out, rounded);
+  if (rounded) {
+    Check(LaunchRoundedRmsNorm(
+              {ElementType::kFloat32, Floats(in), in.stride,
+               Vector(norm.weight), out.data, 2 * out.stride, rows_, nullptr,
+               in.cols, norm.groups, static_cast<float>(norm.eps)},
+              *product_type_, stream_),
+          "norm");
+    return;
+  }
   NormRows(Floats(in), in.stride, norm, Floats(out), out.stride, rows_,
            in.cols);
+}
+
+// Steps of decoding fuse otherwise; and behind the columns must not be what
+// cuBLASLt would read.
+bool CudaBackend::RoundsInto(const Activations& out) const {
+  return out.for_products && !decode_ && product_type_ &&
+         out.cols % kDecodeMatmulInputs == 0 &&
+         AlignedFloats(Floats(out), out.stride);
+}
+
+void CudaBackend::SetRounded(const Activations& out, bool rounded) {
+  if (!rounded) {
+    rounded_.erase(out.data);
+  } else {
+    rounded_.insert(out.data);
+  }
+}
+
+bool CudaBackend::IsRounded(const Activations& in) const {
+  return in.for_products && rounded_.count(in.data) > 0;
 }
 
 void CudaBackend::GatedNorm(const GatedNormArgs& args) {
@@ -693,9 +714,25 @@ void CudaBackend::ProjectRun(const Matrix& matrix, const float* x,
                           matrix.padded, rows, cols, matrix.padded},
                          stream_),
         "rounding activations");
+  ProjectRounded(matrix, x16_.data(), matrix.padded, y, y_stride, rows, cols,
+                 generated, add);
+}
+
+void CudaBackend::ProjectRounded(const Matrix& matrix, const void* x,
+                                 int64_t x_stride, float* y, int64_t y_stride,
+                                 int64_t rows, int64_t cols, bool generated,
+                                 bool add) {
+  if (generated) {
+    DecodeMatmulParams params = ProductOf(matrix, y, y_stride, rows, cols);
+    params.add = add;
+    params.x = x;
+    params.x_stride = x_stride;
+    Check(LaunchDecodeMatmul(params, stream_), "projection");
+    return;
+  }
   Check(cublas_->Multiply(
       {matrix.type, matrix.memory.data(), matrix.padded_outputs, matrix.padded,
-       matrix.padded, x16_.data(), matrix.padded, y, y_stride, rows, add},
+       matrix.padded, x, x_stride, y, y_stride, rows, add},
       stream_));
 }
 
@@ -741,7 +778,17 @@ void CudaBackend::Project(Activations in, MatrixId id, Activations out,
                in.cols, false, add);
     return;
   }
+  const bool rounded = IsRounded(in);
   for (const Run& run : runs_) {
+    if (rounded) {
+      const int64_t stride = 2 * in.stride;
+      ProjectRounded(
+          matrix,
+          reinterpret_cast<const uint16_t*>(in.data) + run.begin * stride,
+          stride, Floats(out) + run.begin * out.stride, out.stride, run.count,
+          in.cols, run.generated, add);
+      continue;
+    }
     ProjectRun(matrix, Floats(in) + run.begin * in.stride, in.stride,
                Floats(out) + run.begin * out.stride, out.stride, run.count,
                in.cols, run.generated, add);
@@ -750,9 +797,20 @@ void CudaBackend::Project(Activations in, MatrixId id, Activations out,
 
 void CudaBackend::Glu(Activations in, Activation activation, Activations out) {
   if (!active()) return;
-  Check(LaunchGlu({ElementType::kFloat32, Floats(in), in.stride, Floats(out),
-                   out.stride, rows_, nullptr, out.cols, activation},
-                  stream_),
+  const bool rounded = RoundsInto(out);
+  SetRounded(out, rounded);
+  CudaGluParams params = {ElementType::kFloat32,
+                          Floats(in),
+                          in.stride,
+                          out.data,
+                          out.stride,
+                          rows_,
+                          nullptr,
+                          out.cols,
+                          activation};
+  if (rounded) params.y_stride *= 2;
+  Check(rounded ? LaunchRoundedGlu(params, *product_type_, stream_)
+                : LaunchGlu(params, stream_),
         "gated linear unit");
 }
 
@@ -851,9 +909,14 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   }
   Check(LaunchTpaAppend(append, stream_), "appending factors");
 
+  // The prefill kernel writes bfloat16 or float32.
+  const bool rounded =
+      RoundsInto(args.out) && product_type_ == WeightType::kBFloat16;
+  SetRounded(args.out, rounded);
   Check(tpa_->Attend(
       {cache.shape, append.cache, args.a_q, args.b_q, position.config.type,
-       position.angles, append.cos, append.sin, args.out},
+       position.angles, append.cos, append.sin, args.out,
+       rounded ? WeightType::kBFloat16 : WeightType::kFloat32},
       stream_));
 }
 
@@ -867,97 +930,16 @@ void CudaBackend::ExpandFactors(const ExpandArgs& args) {
       "expanding factors");
 }
 
-bool CudaBackend::PrefillsByChunks(const LinearAttentionArgs& args) const {
-  const LinearConfig& config = *args.config;
-  const PositionConfig& position = positions_[args.position.value].config;
-  return chunk_multiple_ > 1 && ValidLinearDim(config.head_dim) &&
-         ValidLinearDim(config.value_dim) && config.num_heads <= 65535 / 4 &&
-         args.v.stride == args.q.stride && args.q.stride % 8 == 0 &&
-         AlignedFloats(Floats(args.q), args.q.stride) &&
-         AlignedFloats(Floats(args.k), args.k.stride) &&
-         AlignedFloats(Floats(args.v), args.v.stride) &&
-         AlignedFloats(Floats(args.out), args.out.stride) &&
-         args.out.stride % 8 == 0 && !position.float32_angles &&
-         position.log_decay == 0 && !position.bfloat16_tables &&
-         PlanLinearPrefill(position.type, config.head_dim, config.value_dim,
-                           config.num_heads, 1, device_.multiprocessors,
-                           device_.shared_memory)
-                 .stages >= kLinearPrefillMinStages;
-}
-
-void CudaBackend::ScanLinear(const LinearAttentionArgs& args, int64_t rows,
-                             const int32_t* query_start, const int32_t* slots) {
-  const Position& position = positions_[args.position.value];
-  const LinearConfig& config = *args.config;
-  Check(LaunchLinearScan({config.num_heads,
-                          config.head_dim,
-                          config.value_dim,
-                          Floats(args.q),
-                          Floats(args.k),
-                          Floats(args.v),
-                          args.q.stride,
-                          args.v.stride,
-                          Floats(args.out),
-                          args.out.stride,
-                          query_start,
-                          rows,
-                          config.q_activation,
-                          config.k_activation,
-                          config.v_activation,
-                          position.config.type,
-                          position.cos.as<const float>(),
-                          position.sin.as<const float>(),
-                          Vector(args.decay),
-                          slots_.as<float>() + states_[args.state.value].offset,
-                          slot_elements_,
-                          slots},
-                         stream_),
-        "linear attention");
-}
-
-void CudaBackend::PrefillLinear(const LinearAttentionArgs& args,
-                                const LinearGroup& group) {
-  const Position& position = positions_[args.position.value];
-  const LinearConfig& config = *args.config;
-  LinearPrefillParams params = {};
-  params.num_heads = config.num_heads;
-  params.head_dim = config.head_dim;
-  params.value_dim = config.value_dim;
-  params.io_type = ElementType::kFloat32;
-  params.q = Floats(args.q);
-  params.k = Floats(args.k);
-  params.v = Floats(args.v);
-  params.stride = args.q.stride;
-  params.out = Floats(args.out);
-  params.out_stride = args.out.stride;
-  params.query_start = group.query_start;
-  params.max_rows = group.rows;
-  params.slots = group.slots;
-  params.positions = group.positions;
-  params.q_activation = config.q_activation;
-  params.k_activation = config.k_activation;
-  params.v_activation = config.v_activation;
-  params.position = position.config.type;
-  params.phase_steps = position.phase_steps.as<const uint64_t>();
-  params.scale = 1;
-  params.decay = Vector(args.decay);
-  params.states = slots_.as<float>() + states_[args.state.value].offset;
-  params.slot_stride = slot_elements_;
-  Check(LaunchLinearPrefill(params, stream_), "linear attention of prompts");
-}
-
 void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
   if (!active()) return;
-  if (decode_ || !PrefillsByChunks(args)) {
-    return ScanLinear(args, sequences_, query_start_, slots_of_);
-  }
-  for (const LinearGroup& group : linear_groups_) {
-    if (group.prompt) {
-      PrefillLinear(args, group);
-    } else {
-      ScanLinear(args, group.rows, group.query_start, group.slots);
-    }
-  }
+  const Position& position = positions_[args.position.value];
+  Check(linear_->Attend(
+      {args.config, position.phase_steps.as<const uint64_t>(),
+       position.cos.as<const float>(), position.sin.as<const float>(),
+       Vector(args.decay),
+       slots_.as<float>() + states_[args.state.value].offset, slot_elements_,
+       args.q, args.k, args.v, args.out, args.scratch},
+      stream_));
 }
 
 // ----------------------------------------------------------------------------

@@ -8,11 +8,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "base/thread_pool.h"
 #include "engine/backend.h"
+#include "engine/cuda_linear.h"
 #include "engine/cuda_memory.h"
 #include "engine/cuda_sampler.h"
 #include "engine/cuda_step_buffer.h"
@@ -101,7 +103,7 @@ class CudaBackend : public Backend {
   int64_t page_bytes() const override { return 2 * page_elements_; }
   int64_t slot_bytes() const override { return 4 * slot_elements_; }
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
-  int64_t chunk_multiple() const override { return chunk_multiple_; }
+  int64_t chunk_multiple() const override { return linear_->chunk_multiple(); }
   int64_t column_multiple() const override { return kColumns; }
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override;
 
@@ -167,14 +169,6 @@ class CudaBackend : public Backend {
     int64_t count;
     bool generated;
   };
-  // One launch of linear attention: runs that follow each other in the step.
-  struct LinearGroup {
-    bool prompt;
-    int64_t rows;
-    const int32_t* query_start;  // [rows + 1]
-    const int32_t* slots;        // [rows]
-    const int64_t* positions;    // [rows] of the first tokens
-  };
   // A step that was begun and not ended: all of it is on the stream.
   struct Begun {
     cudaEvent_t done;
@@ -203,19 +197,20 @@ class CudaBackend : public Backend {
   absl::Status CheckBatch(const StepBatch& batch) const;
   void FillDecode(const StepBatch& batch);
   void FillMixed(const StepBatch& batch);
-  void AddLinearGroups(const StepBatch& batch,
-                       const std::vector<StepRun>& runs);
-  // Whether prompts pass the layer by chunks.
-  bool PrefillsByChunks(const LinearAttentionArgs& args) const;
-  void ScanLinear(const LinearAttentionArgs& args, int64_t rows,
-                  const int32_t* query_start, const int32_t* slots);
-  void PrefillLinear(const LinearAttentionArgs& args, const LinearGroup& group);
   void ComputeTables();
   void NormRows(const float* in, int64_t in_stride, const NormArgs& norm,
                 float* out, int64_t out_stride, int64_t rows, int64_t cols);
   void ProjectRun(const Matrix& matrix, const float* x, int64_t x_stride,
                   float* y, int64_t y_stride, int64_t rows, int64_t cols,
                   bool generated, bool add);
+  // Whether `out` is to hold 16-bit values, rows as long as those of floats.
+  bool RoundsInto(const Activations& out) const;
+  void SetRounded(const Activations& out, bool rounded);
+  bool IsRounded(const Activations& in) const;
+  // A product with 16-bit weights of rows that are rounded already.
+  void ProjectRounded(const Matrix& matrix, const void* x, int64_t x_stride,
+                      float* y, int64_t y_stride, int64_t rows, int64_t cols,
+                      bool generated, bool add);
   // A product of generated tokens with 16-bit weights: x is rounded on the way,
   // or before.
   void ProjectGenerated(DecodeMatmulParams params, const float* x,
@@ -252,9 +247,9 @@ class CudaBackend : public Backend {
   std::vector<CudaMemory> vectors_;
   std::vector<Table> tables_;
   std::vector<Position> positions_;
-  std::optional<CudaTpa> tpa_;  // after Init
+  std::optional<CudaTpa> tpa_;        // after Init
+  std::optional<CudaLinear> linear_;  // after Init
   TpaDevice device_ = {};
-  int64_t chunk_multiple_ = 1;  // once the cache is allocated
   std::vector<TpaCache> tpa_caches_;
   std::vector<State> states_;
   int64_t page_elements_ = 0;  // of all layers
@@ -262,6 +257,8 @@ class CudaBackend : public Backend {
   CudaMemory pages_;
   CudaMemory slots_;
   std::vector<CudaMemory> activations_;
+  // The 16-bit type of all matrices, if it is one.
+  std::optional<WeightType> product_type_;
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;  // rows in logits_
   CudaMemory x16_;              // rows rounded to the type of the weights
@@ -277,6 +274,8 @@ class CudaBackend : public Backend {
   // Of the step that is put on the stream; pointers are to the device.
   const StepBatch* batch_ = nullptr;
   CudaStepBuffer step_;
+  // Activations that hold values of product_type_ instead of floats.
+  std::set<const char*> rounded_;
   bool decode_ = false;  // every sequence has one generated token
   bool replay_ = false;  // a graph has it all
   bool capturing_ = false;
@@ -285,7 +284,6 @@ class CudaBackend : public Backend {
   int64_t sequences_ = 0;  // likewise
   int64_t page_stride_ = 0;
   std::vector<Run> runs_;
-  std::vector<LinearGroup> linear_groups_;  // of a step with prompts
   const int32_t* tokens_ = nullptr;
   const int64_t* row_positions_ = nullptr;
   const int32_t* row_sequence_ = nullptr;

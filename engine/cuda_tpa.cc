@@ -456,9 +456,10 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
                                        piece.tokens, piece.pages,
                                        attended_.as<float>(), width, stream));
   return CudaStatus(
-      LaunchScatterRows({attended_.as<float>(), width, piece.index,
-                         Floats(layer.out), layer.out.stride, rows, width},
-                        stream),
+      LaunchScatterRows(
+          {attended_.as<float>(), width, piece.index, layer.out_type,
+           layer.out.data, OutStride(layer), rows, width},
+          stream),
       "scattering attention");
 }
 
@@ -477,9 +478,11 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
   params.position = layer.position;
   params.cos = layer.cos;
   params.sin = layer.sin;
-  params.out_type = ElementType::kFloat32;
-  params.out = Floats(layer.out);
-  params.out_stride = layer.out.stride;
+  params.out_type = layer.out_type == WeightType::kFloat32
+                        ? ElementType::kFloat32
+                        : ElementType::kBFloat16;
+  params.out = layer.out.data;
+  params.out_stride = OutStride(layer);
   params.schedule = shape.prefill_schedules[index].data();
   params.scratch = prefill_scratch_.data();
   return CudaStatus(LaunchTpaPrefill(params, shape.prefills[index], stream),

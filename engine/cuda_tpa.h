@@ -12,6 +12,7 @@
 #include "engine/cuda_memory.h"
 #include "engine/cuda_step_buffer.h"
 #include "engine/step_runs.h"
+#include "kernels/common/weight_type.h"
 #include "kernels/tpa/tpa_cuda.h"
 #include "kernels/tpa/tpa_prefill_cuda.h"
 
@@ -80,6 +81,8 @@ class CudaTpa {
     const float* cos;  // [table_rows + piece_rows(), angles]
     const float* sin;
     Activations out;
+    WeightType out_type = WeightType::kFloat32;  // of prompts' steps; or
+                                                 // kBFloat16, in rows as long
   };
   // The step's tokens are in the cache.
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
@@ -139,6 +142,10 @@ class CudaTpa {
                            cudaStream_t stream);
   absl::Status LaunchPrefill(const Layer& layer, size_t index,
                              cudaStream_t stream);
+  // Elements between rows of a layer's outputs.
+  static int64_t OutStride(const Layer& layer) {
+    return layer.out.stride * (layer.out_type == WeightType::kFloat32 ? 1 : 2);
+  }
 
   const Options options_;
   const TpaDevice device_;

@@ -39,6 +39,19 @@ int64_t StateBytesPerSequence(const ModelDefinition& model) {
   return elements * static_cast<int64_t>(sizeof(float));
 }
 
+namespace {
+
+// Whether some layer looks at prompts as a whole.
+bool HasWholePrompts(const ModelDefinition& model) {
+  return std::any_of(model.layers.begin(), model.layers.end(),
+                     [](const LayerDefinition& l) {
+                       const auto* linear = std::get_if<LinearLayer>(&l.mixer);
+                       return linear != nullptr && !linear->config.causal;
+                     });
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
     const ModelDefinition& model, std::unique_ptr<Backend> backend,
     int32_t num_pages, int32_t num_slots) {
@@ -70,6 +83,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
   info.kv_dtype = std::string(device.kv_dtype());
   info.weight_bytes = device.weight_bytes();
   info.chunk_multiple = device.chunk_multiple();
+  info.whole_prompts = HasWholePrompts(model);
   return decoder;
 }
 
@@ -161,13 +175,16 @@ absl::Status Decoder::Launch(const StepBatch& batch) {
   Embed(backend);
   // Behind each part of the gated unit's inputs are zeros; so are its outputs.
   const Activations gates = scratch_.Columns(0, 2 * padded_size_);
-  const Activations gated = scratch_.Columns(2 * padded_size_, padded_size_);
+  Activations gated = scratch_.Columns(2 * padded_size_, padded_size_);
+  gated.for_products = true;
   const Activations hidden = gated.Columns(0, intermediate_size_);
+  Activations normed = normed_;
+  normed.for_products = true;
   for (const Layer& layer : layers_) {
-    backend.Norm(residual_, layer.token_norm, normed_);
-    layer.mixer->Forward(backend, normed_, scratch_, residual_);
+    backend.Norm(residual_, layer.token_norm, normed);
+    layer.mixer->Forward(backend, normed, scratch_, residual_);
     backend.ChannelMixer({residual_, layer.channel_norm, layer.w1_w2,
-                          channel_activation_, layer.w3, normed_, gates, gated,
+                          channel_activation_, layer.w3, normed, gates, gated,
                           hidden});
   }
   backend.Head(residual_, final_norm_, head_);

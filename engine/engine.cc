@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 #include <utility>
@@ -72,8 +73,15 @@ Engine::Engine(const EngineOptions& options,
       id_key_(RandomKey()),
       cache_(cache_spec_, &runner_->storage(),
              CacheOptions{options.poison_released}) {
-  limits_ = {runner_->info().vocab_size, options.max_model_len,
-             tokenizer != nullptr};
+  limits_.vocab_size = runner_->info().vocab_size;
+  limits_.max_model_len = options.max_model_len;
+  limits_.has_tokenizer = tokenizer != nullptr;
+  if (runner_->info().whole_prompts) {
+    limits_.max_prompt_tokens =
+        std::min(options.max_chunk_tokens, options.max_num_batched_tokens);
+    limits_.max_prompt_logits =
+        std::min(limits_.max_prompt_tokens, max_step_logits());
+  }
   counters_.slots_total = cache_spec_.num_slots;
   counters_.pages_total = cache_spec_.num_pages;
   MutexLock lock(&mu_);
@@ -97,22 +105,10 @@ absl::StatusOr<uint64_t> Engine::Submit(Submission submission) {
   }
   RECURVE_RETURN_IF_ERROR(
       ValidateCommand(submission.command, 0, limits_, "prompt_ids"));
-  if (draining_.load()) return absl::UnavailableError("the server is draining");
   uint64_t id;
   {
     MutexLock lock(&mu_);
-    if (stop_) return absl::UnavailableError("the server is shutting down");
-    if (!health_.ok()) {
-      return absl::UnavailableError(
-          absl::StrCat("the device failed: ", health_.message()));
-    }
-    const int64_t limit = options_.max_num_seqs + options_.max_queued_requests;
-    if (static_cast<int64_t>(open_.size()) >= limit) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          open_.size(), " requests are running or waiting; this server takes ",
-          options_.max_num_seqs, " running and ", options_.max_queued_requests,
-          " waiting"));
-    }
+    RECURVE_RETURN_IF_ERROR(Accepting());
     const uint64_t arrival = next_arrival_++;
     const auto words = Philox4x32(id_key_, arrival, 0);
     id = (uint64_t{words[0]} << 32) | words[1];
@@ -122,11 +118,34 @@ absl::StatusOr<uint64_t> Engine::Submit(Submission submission) {
         id, arrival, std::move(submission.options), submission.close_when_done,
         tokenizer_, runner_->info().eos_token_ids, std::move(submission.sink),
         Clock::now());
+    if (runner_->info().whole_prompts) sequence->ComputePromptWhole();
     sequence->Enqueue(std::move(submission.command));
     inbox_.emplace_back(std::move(sequence));
   }
   wake_.NotifyAll();
   return id;
+}
+
+absl::Status Engine::CheckAccepts() const {
+  MutexLock lock(&mu_);
+  return Accepting();
+}
+
+absl::Status Engine::Accepting() const {
+  if (draining_.load()) return absl::UnavailableError("the server is draining");
+  if (stop_) return absl::UnavailableError("the server is shutting down");
+  if (!health_.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("the device failed: ", health_.message()));
+  }
+  const int64_t limit = options_.max_num_seqs + options_.max_queued_requests;
+  if (static_cast<int64_t>(open_.size()) >= limit) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        open_.size(), " requests are running or waiting; this server takes ",
+        options_.max_num_seqs, " running and ", options_.max_queued_requests,
+        " waiting"));
+  }
+  return absl::OkStatus();
 }
 
 void Engine::Post(Message message) {
@@ -175,6 +194,13 @@ EngineLoad Engine::load() const {
 absl::Status Engine::health() const {
   MutexLock lock(&mu_);
   return health_;
+}
+
+int64_t Engine::max_step_logits() const {
+  constexpr int64_t kMaxBytes = 1 << 20;
+  const int64_t row_bytes =
+      limits_.vocab_size * static_cast<int64_t>(sizeof(float));
+  return std::max(runner_->info().chunk_multiple, kMaxBytes / row_bytes);
 }
 
 int64_t Engine::NowNs() {

@@ -64,6 +64,9 @@ class Engine {
   // ResourceExhausted (the queue is full), Unavailable (draining). After an
   // error the sink is never called.
   absl::StatusOr<uint64_t> Submit(Submission submission);
+  // What Submit would say now of any request: for a look before the work of
+  // reading one. OK is no promise.
+  absl::Status CheckAccepts() const;
 
   // These act at the next step and ignore ids that are gone.
   // REQUIRES (Extend): the command passed ValidateCommand for this sequence.
@@ -129,7 +132,10 @@ class Engine {
   Engine(const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
          const Tokenizer* tokenizer, EngineObserver* observer);
 
+  absl::Status Accepting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Post(Message message);
+  // The most rows of logits that a sequence may give its stream in one step.
+  int64_t max_step_logits() const;
   static int64_t NowNs();
 
   // --- Step thread (engine_step.cc) ---

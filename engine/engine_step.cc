@@ -13,9 +13,6 @@
 namespace recurve {
 namespace {
 
-// The most logits that a sequence may give its stream in one step, in bytes.
-constexpr int64_t kMaxLogitsBytes = 1 << 20;
-
 double SecondsBetween(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
@@ -171,15 +168,17 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.arrival = sequence.arrival();
   view.num_tokens = sequence.launched_tokens();
   view.num_computed = sequence.launched_computed();
+  view.whole_tokens = sequence.whole_tokens();
   view.pages =
       sequence.lease ? static_cast<int64_t>(sequence.lease->pages().size()) : 0;
   view.has_work = sequence.HasWork() && !sequence.stalled;
   // A step hands all rows that a command wants to its stream at once.
   if (sequence.wants_all_logits()) {
-    const int64_t row_bytes =
-        limits_.vocab_size * static_cast<int64_t>(sizeof(float));
-    view.max_step_tokens =
-        std::max(runner_->info().chunk_multiple, kMaxLogitsBytes / row_bytes);
+    view.max_step_tokens = max_step_logits();
+    // A whole prompt of more is one computed again, whose rows are had already.
+    if (view.num_computed < view.whole_tokens) {
+      view.max_step_tokens = std::max(view.max_step_tokens, view.whole_tokens);
+    }
   }
   return view;
 }

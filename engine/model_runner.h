@@ -36,6 +36,9 @@ struct ModelInfo {
   // The tokens of a sequence in a step must end at a multiple of so many, or
   // with its last (SchedulerLimits): a divisor of kPageTokens.
   int64_t chunk_multiple = 1;
+  // What the first command of a sequence appends must be computed in one step:
+  // a layer looks at it as a whole.
+  bool whole_prompts = false;
 };
 
 // Runs steps of a model and owns the memory its sequences live in. The engine

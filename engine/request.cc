@@ -110,6 +110,22 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                                        command.append[i], limits.vocab_size));
   }
   const int64_t appended = static_cast<int64_t>(command.append.size());
+  if (num_tokens == 0 && limits.max_prompt_tokens > 0) {
+    constexpr char kWhole[] =
+        " tokens; this model looks at a prompt as a whole, and a step of this "
+        "server has room for ";
+    if (appended > limits.max_prompt_tokens) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          append_field, " has ", appended, kWhole, limits.max_prompt_tokens,
+          " (--max-chunk-tokens, --max-num-batched-tokens)"));
+    }
+    if (command.logits == LogitsMode::kAll &&
+        appended > limits.max_prompt_logits) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          append_field, " has ", appended, kWhole, limits.max_prompt_logits,
+          " whose logits are all wanted"));
+    }
+  }
   // The terms are bounded one by one first, so that the sum cannot overflow.
   if (command.generate < 0 || command.generate > limits.max_model_len ||
       appended > limits.max_model_len ||

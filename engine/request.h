@@ -39,6 +39,11 @@ struct RequestLimits {
   int64_t vocab_size = 0;
   int64_t max_model_len = 0;  // tokens of a sequence, generated ones included
   bool has_tokenizer = false;
+  // Of a model that looks at a prompt as a whole, which is computed in one
+  // step: the most tokens that the first command may append, also when it wants
+  // the logits of all. 0: no limit.
+  int64_t max_prompt_tokens = 0;
+  int64_t max_prompt_logits = 0;
 };
 
 // The most a request may ask for, whatever the model.

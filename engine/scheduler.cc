@@ -57,8 +57,12 @@ class Planner {
   int64_t CutChunk(const SequenceView& s, int64_t tokens) const {
     const int64_t end = s.num_computed + tokens;
     if (end == s.num_tokens) return tokens;
-    return std::max<int64_t>(
-        0, end - end % limits_.chunk_multiple - s.num_computed);
+    int64_t cut = end - end % limits_.chunk_multiple;
+    if (s.num_computed < s.whole_tokens) {
+      if (end < s.whole_tokens) return 0;
+      cut = std::max(cut, s.whole_tokens);
+    }
+    return std::max<int64_t>(0, cut - s.num_computed);
   }
 
   bool IsPreempted(uint64_t id) const {

@@ -37,7 +37,8 @@ struct SchedulerLimits {
   int64_t max_chunk_tokens;
   int64_t page_tokens;  // 0: the model needs no pages
   // What a sequence computes in a step ends at a multiple of so many of its
-  // tokens, or at its last. page_tokens is 0 or a multiple of it.
+  // tokens, at the end of its whole_tokens, or at its last. page_tokens is 0 or
+  // a multiple of it.
   int64_t chunk_multiple = 1;
 };
 
@@ -53,6 +54,9 @@ struct SequenceView {
   // The most it may compute in a step, when less than the limits allow; >=
   // chunk_multiple.
   int64_t max_step_tokens = std::numeric_limits<int64_t>::max();
+  // So many of its first tokens are computed in one step; within the limits of
+  // one, and max_step_tokens while num_computed is less.
+  int64_t whole_tokens = 0;
 };
 
 struct StepPlan {

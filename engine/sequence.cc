@@ -46,9 +46,11 @@ bool Sequence::StartNextCommand() {
     carried_text_ += decoder_->Flush();
     decoder_.emplace(tokenizer_, options_.stopping.stop_strings);
   }
+  const bool whole = whole_prompt_ && tokens_.empty();
+  if (whole) whole_tokens_ = static_cast<int64_t>(command.append.size());
   tokens_.insert(tokens_.end(), command.append.begin(), command.append.end());
   const auto first_new = static_cast<int64_t>(kinds_.size());
-  const bool few = command.append.size() < kMinPromptTokens;
+  const bool few = command.append.size() < kMinPromptTokens && !whole;
   kinds_.resize(tokens_.size(), few ? TokenKind::kStep : TokenKind::kPrompt);
   if (!few) kinds_[first_new] = TokenKind::kPromptStart;
   prompt_.insert(prompt_.end(), command.append.begin(), command.append.end());

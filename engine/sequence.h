@@ -47,6 +47,10 @@ class Sequence {
   const SequenceOptions& options() const { return options_; }
   EventSink& sink() { return *sink_; }
 
+  // What the first command appends is computed in one step, as a prompt. To be
+  // called before that command starts.
+  void ComputePromptWhole() { whole_prompt_ = true; }
+
   // --- Commands ---
 
   void Enqueue(Command command) { commands_.push_back(std::move(command)); }
@@ -66,6 +70,8 @@ class Sequence {
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   TokenKind kind(int64_t position) const { return kinds_[position]; }
   int64_t num_computed() const { return num_computed_; }
+  // So many of the first tokens are computed in one step.
+  int64_t whole_tokens() const { return whole_tokens_; }
   int64_t appended() const { return static_cast<int64_t>(prompt_.size()); }
   int64_t generated() const { return static_cast<int64_t>(output_.size()); }
 
@@ -157,6 +163,8 @@ class Sequence {
   int64_t tokens_in_flight_ = 0;
   int64_t samples_in_flight_ = 0;
   int32_t sample_in_flight_ = -1;  // the latest
+  bool whole_prompt_ = false;
+  int64_t whole_tokens_ = 0;
   // The last token was sampled and nothing was appended since: it is computed
   // only when something comes after it.
   bool output_pending_ = false;

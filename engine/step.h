@@ -22,7 +22,9 @@ enum class TokenKind : uint8_t {
 };
 
 // What a client appends in one command is of kPrompt from so many tokens on,
-// and of kStep below: a kernel for prompts would not pay.
+// and of kStep below: a kernel for prompts would not pay. What the first
+// command appends is a prompt of any length if the model looks at it as a
+// whole.
 inline constexpr size_t kMinPromptTokens = 32;
 
 // One token to be chosen from one row of logits.
@@ -54,6 +56,9 @@ struct StepBatch {
   std::vector<int32_t>
       logit_rows;  // [L] rows whose logits are wanted, ascending
   std::vector<SampleRequest> samples;
+  // A prompt that begins at position 0 is whole here if the model looks at it
+  // as a whole (ModelInfo::whole_prompts).
+
   // Rows whose token is not known yet: that of a sample of the step before,
   // which may be under way. `tokens` has 0 there.
   struct Fed {

@@ -23,6 +23,21 @@ std::vector<StepRun> StepRuns(const StepBatch& batch) {
   return runs;
 }
 
+bool BeginsPrompt(const StepBatch& batch, const StepRun& run) {
+  return !run.step && batch.positions[run.begin] == 0;
+}
+
+std::vector<int32_t> WholePromptRows(const StepBatch& batch,
+                                     const std::vector<StepRun>& runs) {
+  std::vector<int32_t> rows(batch.num_sequences(), 0);
+  for (const StepRun& run : runs) {
+    if (BeginsPrompt(batch, run)) {
+      rows[run.sequence] = static_cast<int32_t>(run.count());
+    }
+  }
+  return rows;
+}
+
 std::vector<std::vector<StepRun>> RunGroups(const std::vector<StepRun>& runs) {
   // By a run's place among those of its sequence.
   std::vector<std::vector<StepRun>> places;

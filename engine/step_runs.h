@@ -25,6 +25,14 @@ struct StepRun {
 // All rows, in order.
 std::vector<StepRun> StepRuns(const StepBatch& batch);
 
+// Whether the run begins its sequence's prompt: of a model that looks at
+// prompts as a whole, the run is the prompt.
+bool BeginsPrompt(const StepBatch& batch, const StepRun& run);
+
+// Rows of each sequence here that such a run has.
+std::vector<int32_t> WholePromptRows(const StepBatch& batch,
+                                     const std::vector<StepRun>& runs);
+
 // The same runs in groups that can be computed one after the other: a group
 // has runs of one kind, at most one of a sequence, which follow each other in
 // the step without a gap; and the runs of a sequence come in order.

@@ -162,6 +162,10 @@ absl::StatusOr<GenerateInput> CompletionCall::Prepare(
 }
 
 std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
+  // First, so that a refusal under overload costs least.
+  if (absl::Status status = environment_.engine->CheckAccepts(); !status.ok()) {
+    return ErrorOf(status);
+  }
   if (auto error = ParseCompletion(request.body, model_name_, &request_)) {
     return error;
   }

@@ -1,12 +1,14 @@
 #include "server/convert.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/random.h"
 #include "base/status_macros.h"
 
 namespace recurve {
@@ -45,9 +47,16 @@ absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view field,
       text, add_bos && context.tokenizer->bos_id().has_value());
 }
 
+// Asks the system once: it may take longer than all else of a request that is
+// refused.
 uint64_t RandomSeed() {
-  std::random_device device;
-  return (uint64_t{device()} << 32) | device();
+  static const uint64_t key = [] {
+    std::random_device device;
+    return (uint64_t{device()} << 32) | device();
+  }();
+  static std::atomic<uint64_t> next{0};
+  const auto words = Philox4x32(key, next.fetch_add(1), 0);
+  return (uint64_t{words[0]} << 32) | words[1];
 }
 
 SamplingParams SamplingFromProto(const v1::SamplingParams& in) {

@@ -13,6 +13,7 @@ void DecodeCall::Begin(const std::shared_ptr<DecodeCall>& self) {
 }
 
 absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
+  RECURVE_RETURN_IF_ERROR(environment_.engine->CheckAccepts());
   RECURVE_ASSIGN_OR_RETURN(SequenceOptions options, OptionsFromProto(request));
   RECURVE_ASSIGN_OR_RETURN(Command command,
                            CommandFromProto(request, 0, environment_.context));

@@ -8,6 +8,11 @@ void GenerateCall::Begin(const std::shared_ptr<GenerateCall>& self,
                          grpc::ByteBuffer* buffer) {
   KeepAlive(self);
   if (!Enter()) return;
+  // First, so that a refusal under overload costs least: the prompt is not even
+  // read.
+  if (absl::Status status = environment_.engine->CheckAccepts(); !status.ok()) {
+    return Refuse(status);
+  }
   v1::GenerateRequest request;
   if (!ParseBuffer(buffer, &request)) {
     return Refuse(absl::InvalidArgumentError(kMalformedMessage));

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "absl/synchronization/mutex.h"
 #include "server/flags.h"
 #include "server/server.h"
 #include "server/signal_thread.h"
@@ -31,6 +32,8 @@ void RaiseFileLimit() {
 int Main(int argc, char** argv) {
   // gRPC's own lines would come before the one line that says what is wrong.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  // Debian's Abseil looks for deadlocks at every lock that gRPC takes.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   FlagsResult flags = ParseFlags(argc, argv);
   if (flags.exit_code) return *flags.exit_code;
   ServerOptions& options = flags.options;

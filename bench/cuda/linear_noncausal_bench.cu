@@ -148,6 +148,7 @@ class LinearNoncausalBench {
     p.k = static_cast<char*>(memory_[1]) + offset;
     p.v = static_cast<char*>(memory_[2]) + offset;
     p.g = static_cast<char*>(memory_[3]) + offset;
+    p.out_type = ElementType::kBFloat16;
     p.out = static_cast<char*>(memory_[4]) + offset;
     return p;
   }

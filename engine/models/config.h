@@ -73,6 +73,10 @@ struct LinearConfig {
   Activation v_activation = Activation::kNone;
   PositionConfig position;
   std::vector<double> log_decay;  // [num_heads], each <= 0
+  // False: the tokens of the prompt, which is what the first command of a
+  // sequence appends, all see the state that the prompt leaves; those after it
+  // see what came before them. Such a layer has no decay.
+  bool causal = true;
   // Low-rank output gate W2(W1 x); absent: the output is normalised only. A
   // gate needs an RMSNorm.
   std::optional<Activation> output_gate;

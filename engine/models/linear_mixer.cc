@@ -44,6 +44,7 @@ class LinearMixer : public TokenMixer {
       if (input->rank > 0)
         cols += backend_.PadColumns(config_.num_heads * input->dim);
     }
+    if (!config_.causal) cols += backend_.PadColumns(vector_cols());
     return cols +
            backend_.PadColumns(value_cols()) * (weights_.gate_rank > 0 ? 2 : 1);
   }
@@ -74,6 +75,7 @@ class LinearMixer : public TokenMixer {
     args.v = vectors(weights_.v);
     const Activations mixed = next(value_cols());
     args.out = mixed;
+    if (!config_.causal) args.scratch = next(vector_cols());
     backend.LinearAttention(args);
 
     if (weights_.gate_rank > 0) {
@@ -91,6 +93,9 @@ class LinearMixer : public TokenMixer {
 
  private:
   int64_t value_cols() const { return config_.num_heads * config_.value_dim; }
+  int64_t vector_cols() const {  // of q, k and v together
+    return 2 * config_.num_heads * config_.head_dim + value_cols();
+  }
 
   // The vectors of all heads, [T, H·dim]: in place, or in `expanded`.
   Activations HeadVectors(Backend& backend, const Input& input,

@@ -134,7 +134,7 @@ absl::StatusOr<LinearConfig> ReadLinearConfig(const JsonObject& object) {
   RECURVE_RETURN_IF_ERROR(object.CheckNoUnknownKeys(
       {"mixer", "num_heads", "head_dim", "value_dim", "q_activation",
        "k_activation", "v_activation", "output_gate", "gate_position",
-       "position", "log_decay", "norm"}));
+       "position", "log_decay", "norm", "causal"}));
   LinearConfig c;
   RECURVE_ASSIGN_OR_RETURN(c.num_heads, object.Int("num_heads", 1, 1024));
   RECURVE_ASSIGN_OR_RETURN(c.head_dim, object.Int("head_dim", 1, 1024));
@@ -172,6 +172,16 @@ absl::StatusOr<LinearConfig> ReadLinearConfig(const JsonObject& object) {
                                       "; expected at most 0 (a decay, exp of "
                                       "it, above 1 would grow without bound)"));
       }
+    }
+  }
+  RECURVE_ASSIGN_OR_RETURN(c.causal, object.BoolOr("causal", true));
+  for (double value : c.log_decay) {
+    if (!c.causal && value != 0) {
+      return object.Invalid(
+          "log_decay",
+          absl::StrCat("has the entry ", value,
+                       "; expected 0 where causal is false (a prompt whose "
+                       "tokens see each other has no order to decay in)"));
     }
   }
   return c;

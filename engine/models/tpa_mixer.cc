@@ -31,7 +31,8 @@ class TpaMixer : public TokenMixer {
                Activations residual) const override {
     // The factors lie side by side in a row.
     const Activations factors = scratch.Columns(0, factor_cols());
-    const Activations mixed = scratch.Columns(out_column_, out_cols());
+    Activations mixed = scratch.Columns(out_column_, out_cols());
+    mixed.for_products = !weights_.norm;
     backend.Project(in, weights_.factors, factors, /*add=*/false);
 
     Backend::TpaArgs args;

@@ -7,6 +7,7 @@
 
 #include "kernels/common/activation.h"
 #include "kernels/common/element_type.h"
+#include "kernels/common/weight_type.h"
 
 namespace recurve {
 
@@ -25,6 +26,10 @@ struct CudaGluParams {
   Activation activation;  // pointwise, else cudaErrorInvalidValue
 };
 cudaError_t LaunchGlu(const CudaGluParams& params, cudaStream_t stream);
+
+// The same with x in float32 and y, rounded once, in `y_type`: 16 bits.
+cudaError_t LaunchRoundedGlu(const CudaGluParams& params, WeightType y_type,
+                             cudaStream_t stream);
 
 }  // namespace recurve
 

@@ -26,8 +26,10 @@ struct StepScratch {
   std::vector<float> v;          // [E]
 };
 
-// S ← λ S + k vᵀ and o = Sᵀ q over a [rows, cols] state, one pass over memory.
-// A few vectors of columns at a time keep their part of v and o in registers.
+// S ← λ S + k vᵀ (with kUpdate) and o = Sᵀ q over a [rows, cols] state, one
+// pass over memory. A few vectors of columns at a time keep their part of v and
+// o in registers.
+template <bool kUpdate>
 void UpdateState(const float* q, const float* k, const float* v, float decay,
                  float* state, float* out, int64_t rows, int64_t cols) {
   const hn::CappedTag<float, 16> d;
@@ -47,9 +49,11 @@ void UpdateState(const float* q, const float* k, const float* v, float decay,
       const auto key = hn::Set(d, k[r]);
       const auto query = hn::Set(d, q[r]);
       for (int j = 0; j < kColumns; ++j) {
-        const auto updated = hn::MulAdd(lambda, hn::LoadU(d, s + j * lanes),
-                                        hn::Mul(key, value[j]));
-        hn::StoreU(updated, d, s + j * lanes);
+        auto updated = hn::LoadU(d, s + j * lanes);
+        if constexpr (kUpdate) {
+          updated = hn::MulAdd(lambda, updated, hn::Mul(key, value[j]));
+          hn::StoreU(updated, d, s + j * lanes);
+        }
         sum[j] = hn::MulAdd(query, updated, sum[j]);
       }
     }
@@ -62,9 +66,12 @@ void UpdateState(const float* q, const float* k, const float* v, float decay,
     const auto value = hn::LoadU(dt, v + c + i);
     for (int64_t r = 0; r < rows; ++r) {
       float* s = state + r * cols + c + i;
-      const auto updated = hn::MulAdd(hn::Set(dt, decay), hn::LoadU(dt, s),
-                                      hn::Mul(hn::Set(dt, k[r]), value));
-      hn::StoreU(updated, dt, s);
+      auto updated = hn::LoadU(dt, s);
+      if constexpr (kUpdate) {
+        updated = hn::MulAdd(hn::Set(dt, decay), updated,
+                             hn::Mul(hn::Set(dt, k[r]), value));
+        hn::StoreU(updated, dt, s);
+      }
       sum = hn::MulAdd(hn::Set(dt, q[r]), updated, sum);
     }
     hn::StoreU(sum, dt, out + c + i);
@@ -81,8 +88,14 @@ void ScanHead(const LinearAttentionParams& p, int64_t sequence, int64_t head) {
   s.v.resize(p.value_dim);
   float* state = p.states + p.slots[sequence] * p.slot_stride +
                  head * key_dim * p.value_dim;
-  for (int64_t row = p.query_start[sequence]; row < p.query_start[sequence + 1];
-       ++row) {
+  const int64_t begin = p.query_start[sequence];
+  const int64_t end = p.query_start[sequence + 1];
+  const int64_t whole = p.whole == nullptr ? 0 : p.whole[sequence];
+  // The rows of a whole prompt come twice: for their updates (what is written
+  // to `out` then is written over), and for their outputs.
+  for (int64_t i = 0; i < end - begin + whole; ++i) {
+    const int64_t row = begin + (i < whole ? i : i - whole);
+    const bool update = i < whole || i >= 2 * whole;
     const float* cos = p.cos + row * angles;
     const float* sin = p.sin + row * angles;
     const int64_t in = row * p.stride;
@@ -94,9 +107,9 @@ void ScanHead(const LinearAttentionParams& p, int64_t sequence, int64_t head) {
     LrpeApply(p.position, s.activated.data(), cos, sin, p.head_dim, s.k.data());
     ActivateRow(p.v_activation, p.v + row * p.v_stride + head * p.value_dim,
                 s.v.data(), p.value_dim);
-    UpdateState(s.q.data(), s.k.data(), s.v.data(), p.decay[head], state,
-                p.out + row * p.out_stride + head * p.value_dim, key_dim,
-                p.value_dim);
+    const auto step = update ? UpdateState<true> : UpdateState<false>;
+    step(s.q.data(), s.k.data(), s.v.data(), p.decay[head], state,
+         p.out + row * p.out_stride + head * p.value_dim, key_dim, p.value_dim);
   }
 }
 

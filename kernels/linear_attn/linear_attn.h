@@ -19,6 +19,9 @@ class ThreadPool;
 // Decode is one such update; prefill runs the same updates in order, with the
 // state of a head in the cache nearest to the processor. So a prompt gives the
 // same bits however it is cut.
+//
+// Tokens of a whole prompt (prefix-LM) all see the state that it leaves: first
+// their updates, in order, then o_i = Sᵀ q̃_i for each of them.
 struct LinearAttentionParams {
   int64_t num_heads;  // H
   int64_t head_dim;   // D, of q and k before the position encoding
@@ -50,6 +53,10 @@ struct LinearAttentionParams {
   float* states;
   int64_t slot_stride;
   const int32_t* slots;  // [sequences], each at most once
+
+  // [sequences] how many of the sequence's first rows here are a whole prompt;
+  // 0 or null: none.
+  const int32_t* whole;
 };
 void LinearAttention(const LinearAttentionParams& params, ThreadPool& pool);
 

@@ -8,8 +8,9 @@
 namespace recurve {
 namespace {
 
+static_assert(kLinearNoncausalMaxDim == linear_noncausal::kFeatures, "");
+
 using linear_noncausal::Change;
-using linear_noncausal::kFeatures;
 using linear_noncausal::kParts;
 using linear_noncausal::kThreads;
 using linear_noncausal::Noncausal;
@@ -23,7 +24,7 @@ __device__ void WriteZeros(const LinearNoncausalParams& p, int value_dim,
        i += blockDim.x) {
     static_cast<T*>(p.out)[(first_token + i / value_dim) * p.out_stride +
                            int64_t{blockIdx.y} * value_dim + i % value_dim] =
-        __float2bfloat16_rn(0.0f);
+        T(0.0f);
   }
 }
 
@@ -49,8 +50,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (p.states != nullptr) {
     const int slot = p.slots[b];
     if (slot <= 0) {
-      if (blockIdx.x == 0)
+      if (blockIdx.x != 0) return;
+      if (p.out_type == ElementType::kFloat32) {
+        WriteZeros<float>(p, s.value_dim, first_token, count);
+      } else {
         WriteZeros<__nv_bfloat16>(p, s.value_dim, first_token, count);
+      }
       return;
     }
     head_state =
@@ -75,10 +80,13 @@ bool ValidActivation(Activation activation) {
 bool Valid(const LinearNoncausalParams& p) {
   return p.num_heads >= 1 && p.num_heads <= 65535 &&
          ValidLinearDim(p.head_dim) && ValidLinearDim(p.value_dim) &&
-         p.head_dim <= kFeatures && p.value_dim <= kFeatures &&
+         p.head_dim <= kLinearNoncausalMaxDim &&
+         p.value_dim <= kLinearNoncausalMaxDim &&
          (p.position != LrpeType::kRotate || p.head_dim % 16 == 0) &&
          p.max_rows >= 0 && p.max_rows <= 65535 && p.q != nullptr &&
          p.k != nullptr && p.v != nullptr && p.out != nullptr &&
+         (p.out_type == ElementType::kBFloat16 ||
+          p.out_type == ElementType::kFloat32) &&
          p.stride % 8 == 0 && p.out_stride % 8 == 0 &&
          p.query_start != nullptr && ValidActivation(p.q_activation) &&
          ValidActivation(p.k_activation) &&

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/common/activation.h"
+#include "kernels/common/element_type.h"
 #include "kernels/lrpe/lrpe.h"
 
 namespace recurve {
@@ -20,9 +21,9 @@ namespace recurve {
 // crosses global memory.
 //
 // Every pointer is device memory and 16-byte aligned; nothing that changes from
-// step to step is a launch argument. q, k, v, g and out are bfloat16. Products
-// are of bfloat16 factors (q̃, k̃, v and S), sums are float32. silu is computed
-// to about 2⁻¹¹ of its argument.
+// step to step is a launch argument. q, k, v and g are bfloat16. Products are
+// of bfloat16 factors (q̃, k̃, v and S), sums are float32; outputs are rounded to
+// bfloat16. silu is computed to about 2⁻¹¹ of its argument.
 //
 // A row's results depend on that row alone: bitwise the same in any batch.
 struct LinearNoncausalParams {
@@ -37,6 +38,7 @@ struct LinearNoncausalParams {
   const void* v;               // [tokens, H, E]
   const void* g;               // [tokens, H, E]; null: no gate
   int64_t stride;              // elements between tokens of q, k, v and g; of 8
+  ElementType out_type;        // of out: kBFloat16 or kFloat32
   void* out;                   // [tokens, H, E]
   int64_t out_stride;          // a multiple of 8
   const int32_t* query_start;  // [max_rows + 1]
@@ -68,6 +70,8 @@ struct LinearNoncausalParams {
   float* states;
   int64_t slot_stride;  // in elements, a multiple of 2
 };
+
+inline constexpr int64_t kLinearNoncausalMaxDim = 128;
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a
 // missing pointer; cudaErrorNotSupported on a device of another compute

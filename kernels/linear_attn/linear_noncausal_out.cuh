@@ -297,19 +297,37 @@ struct Noncausal : NoncausalState<kPosition> {
     if (column >= s.value_dim) return;
     const int row = first_row + lane / 16;
     const int left = count - step * kStepTokens - row;
-    __nv_bfloat16* to =
-        static_cast<__nv_bfloat16*>(p.out) +
-        (first_token + step * kStepTokens + row) * p.out_stride +
-        int64_t{head} * s.value_dim + column;
+    const int64_t at = (first_token + step * kStepTokens + row) * p.out_stride +
+                       int64_t{head} * s.value_dim + column;
     from += column / 64 * kBlockBytes;
+    if (p.out_type == ElementType::kFloat32) {
+      return WriteRows(static_cast<float*>(p.out) + at, from, row, left,
+                       column);
+    }
+    WriteRows(static_cast<__nv_bfloat16*>(p.out) + at, from, row, left, column);
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void WriteRows(T* to, uint32_t from, int row,
+                                            int left, int column) const {
     const int64_t next = 2 * p.out_stride;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const uint4 x = LoadShared<uint4>(
           from + wgmma::PieceOffset(row + 2 * i, column / 8 % 8));
-      if (2 * i < left) *reinterpret_cast<uint4*>(to) = x;
+      if (2 * i < left) Put(to, x);
       to += next;
     }
+  }
+  static __device__ __forceinline__ void Put(__nv_bfloat16* to, uint4 x) {
+    *reinterpret_cast<uint4*>(to) = x;
+  }
+  static __device__ __forceinline__ void Put(float* to, uint4 x) {
+    float4* const at = reinterpret_cast<float4*>(to);
+    at[0] = make_float4(Bf16::Low(x.x), Bf16::High(x.x), Bf16::Low(x.y),
+                        Bf16::High(x.y));
+    at[1] = make_float4(Bf16::Low(x.z), Bf16::High(x.z), Bf16::Low(x.w),
+                        Bf16::High(x.w));
   }
 
   __device__ __forceinline__ void Run(float* head_state) {

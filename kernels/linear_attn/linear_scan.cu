@@ -96,7 +96,12 @@ __global__ void __launch_bounds__(kThreads)
                        p.k_activation == Activation::kSoftmax ||
                        p.v_activation == Activation::kSoftmax;
 
-  for (int64_t row = begin; row < end; ++row) {
+  // The rows of a whole prompt come twice: for their updates (what is written
+  // to `out` then is written over), and for their outputs.
+  const int64_t whole = p.whole == nullptr ? 0 : p.whole[sequence];
+  for (int64_t step = 0; step < end - begin + whole; ++step) {
+    const int64_t row = begin + (step < whole ? step : step - whole);
+    const bool update = step < whole || step >= 2 * whole;
     const float* q_row = p.q + row * p.stride + int64_t{head} * dim;
     const float* k_row = p.k + row * p.stride + int64_t{head} * dim;
     const float* v_row = p.v + row * p.v_stride + int64_t{head} * value_dim;
@@ -125,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kRows; ++i) {
       const int r = warp + kWarps * i;
       if (r < key_dim) {
-        s[i] = fmaf(decay, s[i], __fmul_rn(k[r], v));
+        if (update) s[i] = fmaf(decay, s[i], __fmul_rn(k[r], v));
         sum = fmaf(q[r], s[i], sum);
       }
     }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -16,7 +18,11 @@ namespace recurve {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-constexpr int kCandidates = 32;
+constexpr int kCandidates = 16;
+// Numbers of rows that Tune measures; what is between two has the algorithm of
+// the larger.
+constexpr std::array<int64_t, 5> kTrialRows = {64, 256, 512, 2048, 8192};
+constexpr int kTrials = 3;
 
 absl::Status ToStatus(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
@@ -76,37 +82,148 @@ class Product {
   cublasLtMatrixLayout_t y_ = nullptr;
 };
 
+constexpr uint32_t kAligned = 16;
+
 uint32_t AlignmentOf(const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   return static_cast<uint32_t>(
-      std::min<uintptr_t>(address & (~address + 1), 16));
+      std::min<uintptr_t>(address & (~address + 1), kAligned));
 }
+
+absl::Status CudaToStatus(cudaError_t error) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("measuring algorithms of cuBLASLt: ",
+                                          cudaGetErrorString(error)));
+}
+
+// Rows to multiply and room for the results, to measure algorithms with.
+class Trial {
+ public:
+  Trial() = default;
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+  ~Trial() {
+    cudaFree(x_);
+    cudaFree(y_);
+    if (begin_ != nullptr) cudaEventDestroy(begin_);
+    if (end_ != nullptr) cudaEventDestroy(end_);
+  }
+
+  absl::Status Allocate(const CublasMatmul::Params& p, int64_t rows) {
+    const int64_t count = rows * p.x_stride;
+    for (const auto& [memory, bytes] :
+         {std::pair(&x_, 2 * count), std::pair(&y_, 4 * rows * p.y_stride)}) {
+      if (cudaMalloc(memory, bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "no device memory to measure products of ", rows, " rows: ", bytes,
+            " bytes (lower --max-num-batched-tokens)"));
+      }
+    }
+    // Bits of [1, 2) and [-2, -1), in either 16-bit type.
+    const uint16_t one = p.type == WeightType::kBFloat16 ? 0x3f80 : 0x3c00;
+    const uint16_t fraction = p.type == WeightType::kBFloat16 ? 0x7f : 0x3ff;
+    std::vector<uint16_t> random(
+        static_cast<size_t>(std::min<int64_t>(count, kRandom)));
+    uint64_t state = 1;
+    for (uint16_t& bits : random) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      bits = static_cast<uint16_t>(one | (state >> 48 & fraction) |
+                                   (state >> 63) << 15);
+    }
+    for (int64_t first = 0; first < count; first += kRandom) {
+      RECURVE_RETURN_IF_ERROR(CudaToStatus(cudaMemcpy(
+          static_cast<uint16_t*>(x_) + first, random.data(),
+          2 * std::min(count - first, kRandom), cudaMemcpyHostToDevice)));
+    }
+    RECURVE_RETURN_IF_ERROR(CudaToStatus(cudaEventCreate(&begin_)));
+    return CudaToStatus(cudaEventCreate(&end_));
+  }
+  const void* x() const { return x_; }
+  float* y() const { return static_cast<float*>(y_); }
+
+  // What is between these two is measured: milliseconds.
+  absl::Status Begin(const CublasMatmul::Params& p, cudaStream_t stream) {
+    // Every byte 0x3c: a float like another.
+    RECURVE_RETURN_IF_ERROR(CudaToStatus(
+        cudaMemsetAsync(y_, 0x3c, 4 * p.rows * p.y_stride, stream)));
+    return CudaToStatus(cudaEventRecord(begin_, stream));
+  }
+  absl::StatusOr<float> End(cudaStream_t stream) {
+    float time = 0;
+    RECURVE_RETURN_IF_ERROR(CudaToStatus(cudaEventRecord(end_, stream)));
+    RECURVE_RETURN_IF_ERROR(CudaToStatus(cudaEventSynchronize(end_)));
+    RECURVE_RETURN_IF_ERROR(
+        CudaToStatus(cudaEventElapsedTime(&time, begin_, end_)));
+    return time;
+  }
+
+  // Some rows of the results, those at the ends among them.
+  absl::StatusOr<std::vector<float>> Sample(
+      const CublasMatmul::Params& p) const {
+    const int64_t count = std::min<int64_t>(p.rows, kSampledRows);
+    std::vector<float> rows(count * p.outputs);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row =
+          count == 1 ? 0 : i * (p.rows - 1) / (count - 1);  // 0 ... rows - 1
+      RECURVE_RETURN_IF_ERROR(CudaToStatus(
+          cudaMemcpy(rows.data() + i * p.outputs,
+                     static_cast<const float*>(y_) + row * p.y_stride,
+                     p.outputs * sizeof(float), cudaMemcpyDeviceToHost)));
+    }
+    return rows;
+  }
+
+ private:
+  static constexpr int64_t kRandom = 1000003;  // no multiple of a row
+  static constexpr int64_t kSampledRows = 32;
+
+  void* x_ = nullptr;
+  void* y_ = nullptr;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
 
 }  // namespace
 
 struct CublasMatmul::Impl {
+  // An algorithm, and the most rows that it is for.
+  struct Choice {
+    int64_t rows;
+    cublasLtMatmulAlgo_t algorithm;
+  };
   // All that an algorithm may depend on, but for the rows.
   using Key = std::tuple<WeightType, int64_t, int64_t, int64_t, int64_t,
                          int64_t, uint32_t, uint32_t, uint32_t>;
+  using Shape = std::tuple<WeightType, int64_t, int64_t>;
 
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;
-  std::map<Key, cublasLtMatmulAlgo_t> algorithms;
+  // By rows; the last of each takes all that are more.
+  std::map<Key, std::vector<Choice>> algorithms;
+  std::map<Shape, std::vector<Choice>> tuned;
 
   ~Impl() {
     if (workspace != nullptr) cudaFree(workspace);
     if (handle != nullptr) cublasLtDestroy(handle);
   }
 
+  // What cuBLASLt recommends for so many rows, the best first, without
+  // splitting the inputs.
+  absl::StatusOr<std::vector<cublasLtMatmulAlgo_t>> Recommended(const Params& p,
+                                                                int64_t rows);
+  absl::StatusOr<bool> Takes(const Params& p, int64_t rows,
+                             const cublasLtMatmulAlgo_t& algorithm);
   absl::StatusOr<cublasLtMatmulAlgo_t> Choose(const Params& p);
+  absl::StatusOr<std::vector<Choice>> ChooseAll(const Params& p);
+  absl::Status Enqueue(const Params& p, const cublasLtMatmulAlgo_t& algorithm,
+                       cudaStream_t stream);
 };
 
-// The first that cuBLASLt recommends for kTunedRows rows and that takes every
-// number of rows.
-absl::StatusOr<cublasLtMatmulAlgo_t> CublasMatmul::Impl::Choose(
-    const Params& p) {
-  Product tuned;
-  RECURVE_RETURN_IF_ERROR(tuned.Init(p, kTunedRows));
+absl::StatusOr<std::vector<cublasLtMatmulAlgo_t>>
+CublasMatmul::Impl::Recommended(const Params& p, int64_t rows) {
+  Product product;
+  RECURVE_RETURN_IF_ERROR(product.Init(p, rows));
   cublasLtMatmulPreference_t preference = nullptr;
   RECURVE_RETURN_IF_ERROR(
       ToStatus(cublasLtMatmulPreferenceCreate(&preference), "preference"));
@@ -131,33 +248,90 @@ absl::StatusOr<cublasLtMatmulAlgo_t> CublasMatmul::Impl::Choose(
   std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found;
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle, tuned.desc_, tuned.w_, tuned.x_, tuned.y_, tuned.y_, preference,
-      kCandidates, found.data(), &count);
+      handle, product.desc_, product.w_, product.x_, product.y_, product.y_,
+      preference, kCandidates, found.data(), &count);
   cublasLtMatmulPreferenceDestroy(preference);
   RECURVE_RETURN_IF_ERROR(ToStatus(status, "choosing an algorithm"));
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < count; ++i) {
     int32_t split = 1;
     size_t written = 0;
     cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo,
                                          CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
                                          &split, sizeof(split), &written);
-    bool takes_all = found[i].state == CUBLAS_STATUS_SUCCESS && split <= 1;
+    if (found[i].state == CUBLAS_STATUS_SUCCESS && split <= 1) {
+      algorithms.push_back(found[i].algo);
+    }
+  }
+  return algorithms;
+}
+
+absl::StatusOr<bool> CublasMatmul::Impl::Takes(
+    const Params& p, int64_t rows, const cublasLtMatmulAlgo_t& algorithm) {
+  Product product;
+  RECURVE_RETURN_IF_ERROR(product.Init(p, rows));
+  cublasLtMatmulHeuristicResult_t checked;
+  return cublasLtMatmulAlgoCheck(handle, product.desc_, product.w_, product.x_,
+                                 product.y_, product.y_, &algorithm,
+                                 &checked) == CUBLAS_STATUS_SUCCESS &&
+         checked.workspaceSize <= kWorkspaceBytes;
+}
+
+// The first that cuBLASLt recommends for kTunedRows rows and that takes every
+// number of rows.
+absl::StatusOr<cublasLtMatmulAlgo_t> CublasMatmul::Impl::Choose(
+    const Params& p) {
+  RECURVE_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> found,
+                           Recommended(p, kTunedRows));
+  for (const cublasLtMatmulAlgo_t& algorithm : found) {
+    bool takes_all = true;
     for (const int64_t rows : {1, 7, 64, 300, 8192}) {
       if (!takes_all) break;
-      Product product;
-      RECURVE_RETURN_IF_ERROR(product.Init(p, rows));
-      cublasLtMatmulHeuristicResult_t checked;
-      takes_all =
-          cublasLtMatmulAlgoCheck(handle, product.desc_, product.w_, product.x_,
-                                  product.y_, product.y_, &found[i].algo,
-                                  &checked) == CUBLAS_STATUS_SUCCESS &&
-          checked.workspaceSize <= kWorkspaceBytes;
+      RECURVE_ASSIGN_OR_RETURN(takes_all, Takes(p, rows, algorithm));
     }
-    if (takes_all) return found[i].algo;
+    if (takes_all) return algorithm;
   }
   return absl::InternalError(absl::StrCat(
       "cuBLASLt has no algorithm for every number of rows of a matrix [",
       p.outputs, ", ", p.inputs, "]"));
+}
+
+// What Tune found, if it suits these strides and alignments, too.
+absl::StatusOr<std::vector<CublasMatmul::Impl::Choice>>
+CublasMatmul::Impl::ChooseAll(const Params& p) {
+  const auto it = tuned.find({p.type, p.outputs, p.inputs});
+  bool suits = it != tuned.end();
+  for (const void* data : {p.w, p.x, static_cast<const void*>(p.y)}) {
+    suits = suits && AlignmentOf(data) == kAligned;
+  }
+  if (suits) {
+    int64_t least = 1;
+    for (const Choice& choice : it->second) {
+      for (const int64_t rows : {least, (least + choice.rows) / 2 | 1,
+                                 choice.rows, choice.rows + 1}) {
+        if (!suits) break;
+        RECURVE_ASSIGN_OR_RETURN(suits, Takes(p, rows, choice.algorithm));
+      }
+      least = choice.rows + 1;
+    }
+  }
+  if (suits) return it->second;
+  RECURVE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t algorithm, Choose(p));
+  return std::vector<Choice>{{kTunedRows, algorithm}};
+}
+
+absl::Status CublasMatmul::Impl::Enqueue(const Params& p,
+                                         const cublasLtMatmulAlgo_t& algorithm,
+                                         cudaStream_t stream) {
+  Product product;
+  RECURVE_RETURN_IF_ERROR(product.Init(p, p.rows));
+  const float alpha = 1;
+  const float beta = p.add ? 1 : 0;
+  return ToStatus(
+      cublasLtMatmul(handle, product.desc_, &alpha, p.w, product.w_, p.x,
+                     product.x_, &beta, p.y, product.y_, p.y, product.y_,
+                     &algorithm, workspace, kWorkspaceBytes, stream),
+      "product");
 }
 
 CublasMatmul::CublasMatmul(std::unique_ptr<Impl> impl)
@@ -178,6 +352,67 @@ absl::StatusOr<std::unique_ptr<CublasMatmul>> CublasMatmul::Create() {
   return std::unique_ptr<CublasMatmul>(new CublasMatmul(std::move(impl)));
 }
 
+absl::Status CublasMatmul::Tune(const Params& params, int64_t max_rows,
+                                cudaStream_t stream) {
+  const Impl::Shape shape = {params.type, params.outputs, params.inputs};
+  if (params.type == WeightType::kFloat32 || impl_->tuned.count(shape) > 0) {
+    return absl::OkStatus();
+  }
+  max_rows = std::min(max_rows, kTuneBytes / (4 * params.y_stride));
+  if (max_rows < 1) return absl::OkStatus();
+  Trial trial;
+  RECURVE_RETURN_IF_ERROR(trial.Allocate(params, max_rows));
+  Params p = params;
+  p.x = trial.x();
+  p.y = trial.y();
+  RECURVE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t base, impl_->Choose(p));
+  std::vector<Impl::Choice> choices;
+  for (const int64_t rows : kTrialRows) {
+    p.rows = std::min(rows, max_rows);
+    const auto run =
+        [&](const cublasLtMatmulAlgo_t& algorithm) -> absl::StatusOr<float> {
+      RECURVE_RETURN_IF_ERROR(trial.Begin(p, stream));
+      RECURVE_RETURN_IF_ERROR(impl_->Enqueue(p, algorithm, stream));
+      return trial.End(stream);
+    };
+    const auto best_of =
+        [&](const cublasLtMatmulAlgo_t& algorithm) -> absl::StatusOr<float> {
+      float best = std::numeric_limits<float>::infinity();
+      for (int i = 0; i < kTrials; ++i) {
+        RECURVE_ASSIGN_OR_RETURN(const float time, run(algorithm));
+        best = std::min(best, time);
+      }
+      return best;
+    };
+    RECURVE_RETURN_IF_ERROR(run(base).status());
+    RECURVE_ASSIGN_OR_RETURN(const std::vector<float> want, trial.Sample(p));
+    RECURVE_ASSIGN_OR_RETURN(float best, best_of(base));
+    Impl::Choice choice = {rows, base};
+    RECURVE_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> found,
+                             impl_->Recommended(p, p.rows));
+    for (const cublasLtMatmulAlgo_t& algorithm : found) {
+      RECURVE_ASSIGN_OR_RETURN(const bool takes,
+                               impl_->Takes(p, p.rows, algorithm));
+      if (!takes) continue;
+      RECURVE_RETURN_IF_ERROR(run(algorithm).status());
+      RECURVE_ASSIGN_OR_RETURN(const std::vector<float> got, trial.Sample(p));
+      if (std::memcmp(got.data(), want.data(), want.size() * sizeof(float)) !=
+          0) {
+        continue;
+      }
+      RECURVE_ASSIGN_OR_RETURN(const float time, best_of(algorithm));
+      if (time < best) {
+        best = time;
+        choice.algorithm = algorithm;
+      }
+    }
+    choices.push_back(choice);
+    if (rows >= max_rows) break;
+  }
+  impl_->tuned.emplace(shape, std::move(choices));
+  return absl::OkStatus();
+}
+
 absl::Status CublasMatmul::Multiply(const Params& p, cudaStream_t stream) {
   if (p.rows == 0) return absl::OkStatus();
   const Impl::Key key = {p.type,           p.outputs,        p.inputs,
@@ -185,19 +420,14 @@ absl::Status CublasMatmul::Multiply(const Params& p, cudaStream_t stream) {
                          AlignmentOf(p.w), AlignmentOf(p.x), AlignmentOf(p.y)};
   auto it = impl_->algorithms.find(key);
   if (it == impl_->algorithms.end()) {
-    RECURVE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t algorithm,
-                             impl_->Choose(p));
-    it = impl_->algorithms.emplace(key, algorithm).first;
+    RECURVE_ASSIGN_OR_RETURN(std::vector<Impl::Choice> choices,
+                             impl_->ChooseAll(p));
+    it = impl_->algorithms.emplace(key, std::move(choices)).first;
   }
-  Product product;
-  RECURVE_RETURN_IF_ERROR(product.Init(p, p.rows));
-  const float alpha = 1;
-  const float beta = p.add ? 1 : 0;
-  return ToStatus(
-      cublasLtMatmul(impl_->handle, product.desc_, &alpha, p.w, product.w_, p.x,
-                     product.x_, &beta, p.y, product.y_, p.y, product.y_,
-                     &it->second, impl_->workspace, kWorkspaceBytes, stream),
-      "product");
+  const std::vector<Impl::Choice>& choices = it->second;
+  size_t i = 0;
+  while (i + 1 < choices.size() && p.rows > choices[i].rows) ++i;
+  return impl_->Enqueue(p, choices[i].algorithm, stream);
 }
 
 }  // namespace recurve

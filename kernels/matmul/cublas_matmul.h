@@ -15,10 +15,11 @@ namespace recurve {
 // y = x · wᵀ, or y += that, on the GPU by cuBLASLt. Sums are float32; factors
 // are of one type, float32 without TF32.
 //
-// Exactness: the algorithm (tile, and with it the order of a sum) is chosen
-// once for a shape, for kTunedRows rows and without splitting the inputs, and
-// then used for every number of rows. So a row's bits do not depend on the rows
-// beside it. A test holds it to that; cuBLASLt does not promise it in words.
+// Exactness: an algorithm that takes every number of rows is chosen once for a
+// shape, for kTunedRows rows and without splitting the inputs. Others are used
+// for other numbers of rows only after Tune has seen them give the same bits.
+// So a row's bits do not depend on the rows beside it. Tests hold it to that;
+// cuBLASLt does not promise it in words.
 //
 // Thread safety: one thread at a time, one stream.
 class CublasMatmul {
@@ -45,6 +46,16 @@ class CublasMatmul {
   ~CublasMatmul();
   CublasMatmul(const CublasMatmul&) = delete;
   CublasMatmul& operator=(const CublasMatmul&) = delete;
+
+  // Measures algorithms for the matrix `params.w` and up to `max_rows` rows (or
+  // as many as kTuneBytes hold), on random rows of its own (x, y and rows are
+  // not read), and keeps the fastest whose results are, bit for bit, those of
+  // the one for kTunedRows rows. Matrices of the same sizes and type share what
+  // is found. Without this, every number of rows has that one. Allocates, and
+  // waits.
+  absl::Status Tune(const Params& params, int64_t max_rows,
+                    cudaStream_t stream);
+  static constexpr int64_t kTuneBytes = int64_t{512} << 20;  // of results
 
   // Enqueues the product. Neither allocates device memory nor synchronises.
   absl::Status Multiply(const Params& params, cudaStream_t stream);

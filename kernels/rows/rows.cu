@@ -36,14 +36,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(const __grid_constant__ CudaScatterRowsParams p) {
   const int64_t row = blockIdx.x;
   const int64_t to = p.index[row];
   if (to < 0) return;
   const float* x = p.x + row * p.x_stride;
-  float* y = p.y + to * p.y_stride;
-  for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) y[c] = x[c];
+  T* y = static_cast<T*>(p.y) + to * p.y_stride;
+  for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) {
+    FloatToWeight(x[c], y + c);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -89,7 +92,18 @@ cudaError_t LaunchScatterRows(const CudaScatterRowsParams& p,
                               cudaStream_t stream) {
   if (!Valid(p.rows, p.cols)) return cudaErrorInvalidValue;
   if (p.rows == 0) return cudaSuccess;
-  scatter_kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
+  const auto rows = static_cast<unsigned>(p.rows);
+  switch (p.type) {
+    case WeightType::kFloat32:
+      scatter_kernel<float><<<rows, kThreads, 0, stream>>>(p);
+      break;
+    case WeightType::kBFloat16:
+      scatter_kernel<__nv_bfloat16><<<rows, kThreads, 0, stream>>>(p);
+      break;
+    case WeightType::kFloat16:
+      scatter_kernel<__half><<<rows, kThreads, 0, stream>>>(p);
+      break;
+  }
   return cudaGetLastError();
 }
 

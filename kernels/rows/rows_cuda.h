@@ -29,13 +29,14 @@ struct CudaGatherRowsParams {
 cudaError_t LaunchGatherRows(const CudaGatherRowsParams& params,
                              cudaStream_t stream);
 
-// y[index[i]] = x[i]; rows with a negative index are left out. No two of the
-// others are equal.
+// y[index[i]] = x[i], rounded to `type`; rows with a negative index are left
+// out. No two of the others are equal.
 struct CudaScatterRowsParams {
   const float* x;  // [rows, cols]
   int64_t x_stride;
   const int32_t* index;  // [rows]
-  float* y;              // must not overlap x
+  WeightType type;       // of y
+  void* y;               // must not overlap x
   int64_t y_stride;
   int64_t rows;
   int64_t cols;

@@ -20,6 +20,7 @@ correctness always, times and rates as printed (give it a machine of its own).
 import argparse
 import collections
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -40,13 +41,27 @@ def free_port():
         return s.getsockname()[1]
 
 
+def on_core(core, command):
+    return command if core is None else ["taskset", "--cpu-list", str(core), *command]
+
+
+def cpu_seconds(pid):
+    """Of a process and all its threads, ended ones too."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Server:
+    core = None  # all of them
+
     def __init__(self, programs, port):
         self.address = f"127.0.0.1:{port}"
         self.process = subprocess.Popen(
-            [programs / "recurve-server", "--model", ROOT / "deploy/models/demo",
-             "--grpc-port", str(port), "--http-port", "-1", "--max-num-seqs", str(PLACES),
-             "--max-queued-requests", str(QUEUE), "--shutdown-timeout", "45"],
+            on_core(self.core,
+                    [programs / "recurve-server", "--model", ROOT / "deploy/models/demo",
+                     "--grpc-port", str(port), "--http-port", "-1", "--max-num-seqs",
+                     str(PLACES), "--max-queued-requests", str(QUEUE), "--shutdown-timeout",
+                     "45"]),
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         while line := self.process.stdout.readline():
             if line.startswith("listening grpc="):
@@ -65,21 +80,34 @@ class Server:
 
 class Client:
     """recurve-overload-client, started and past its runs of single requests."""
+    core = None
 
     def __init__(self, programs, server, *flags):
+        self.server = server
         self.process = subprocess.Popen(
-            [programs / "recurve-overload-client", "--server", server.address,
-             "--output-tokens", str(OUTPUT_TOKENS), *map(str, flags)],
+            on_core(self.core,
+                    [programs / "recurve-overload-client", "--server", server.address,
+                     "--output-tokens", str(OUTPUT_TOKENS), *map(str, flags)]),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         line = self.process.stderr.readline()
         if line != "ready\n":
             raise SystemExit(f"the client did not start: {line}")
+        self.began = time.monotonic()
+        self.server_cpu = cpu_seconds(server.process.pid)
 
     def result(self, timeout):
         out, err = self.process.communicate(timeout=timeout)
         if self.process.returncode != 0:
             raise SystemExit(f"the client ended with status {self.process.returncode}: {err}")
         return json.loads(out)
+
+    def load_result(self, timeout):
+        """The same, and the cores that server and client kept busy meanwhile."""
+        result = self.result(timeout)
+        took = time.monotonic() - self.began
+        server = cpu_seconds(self.server.process.pid) - self.server_cpu
+        return result | {"cores": f"server {server / took:.2f} cores, client "
+                                  f"{result['cpu_seconds'] / took:.2f}"}
 
 
 checks = []
@@ -109,9 +137,11 @@ def overload(programs, seconds):
 
     def measure_peak(streams):
         nonlocal peak
-        result = Client(programs, server, "--concurrency", streams, "--duration", 20).result(120)
+        client = Client(programs, server, "--concurrency", streams, "--duration", 20)
+        result = client.load_result(120)
         exact(result)
-        print(f"     {streams} streams: {result['goodput_tokens_per_second']:.0f} tokens/s")
+        print(f"     {streams} streams: {result['goodput_tokens_per_second']:.0f} tokens/s; "
+              f"{result['cores']}")
         peak = max(peak, result["goodput_tokens_per_second"])
 
     measure_peak(PLACES)
@@ -127,14 +157,14 @@ def overload(programs, seconds):
 
     sampler = threading.Thread(target=sample)
     sampler.start()
-    result = client.result(seconds + 120)
+    result = client.load_result(seconds + 120)
     done.set()
     sampler.join()
     good = result["goodput_tokens_per_second"]
     # Again, in case the machine did something else the first time.
     measure_peak(PLACES)
     print(f"     sent {result['started']}: {codes(result)}; up to {result['most_open']} open; "
-          f"lag of the sender p99 {result['send_lag']['p99_ms']:.0f} ms")
+          f"lag of the sender p99 {result['send_lag']['p99_ms']:.0f} ms; {result['cores']}")
     print(f"     first token of those served: median {result['first_token']['p50_ms']:.0f} ms, "
           f"p99 {result['first_token']['p99_ms']:.0f} ms")
     check("goodput", f"{good:.0f} tokens/s, {good / peak:.0%} of the peak", good >= 0.9 * peak)
@@ -197,7 +227,11 @@ def main():
     parser.add_argument("programs", type=pathlib.Path, help="folder of the built programs")
     parser.add_argument("--seconds", type=int, default=120, help="of overload")
     parser.add_argument("--only", choices=["overload", "drain", "kill"])
+    parser.add_argument("--apart", action="store_true",
+                        help="server on core 0 and client on core 1, in every phase")
     arguments = parser.parse_args()
+    if arguments.apart:
+        Server.core, Client.core = 0, 1
     if arguments.only in (None, "overload"):
         overload(arguments.programs, arguments.seconds)
     if arguments.only in (None, "drain"):

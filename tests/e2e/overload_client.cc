@@ -6,6 +6,8 @@
 // whatever arrives later of any stream, whole or cut off, is compared with
 // that, token by token. Prints one JSON object.
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -19,6 +21,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/mutex.h"
 #include "base/random.h"
 #include "client/generation.h"
@@ -49,6 +52,13 @@ double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+// Of this process, all threads.
+double CpuSeconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * time.tv_nsec;
+}
+
 struct Request {
   uint32_t kind = 0;  // of Options::different
   int tries = 0;
@@ -56,6 +66,7 @@ struct Request {
   Clock::time_point sent;
   Clock::time_point first;  // token
   Clock::time_point ended;
+  size_t tokens_in_time = 0;
   bool admitted = false;
   absl::Status broken;  // events that made no sense
   absl::Status status;
@@ -66,7 +77,8 @@ struct Request {
 struct Outcome {
   uint64_t started = 0;
   uint64_t completed = 0;
-  uint64_t completed_tokens = 0;  // that arrived before `duration` was over
+  // Of completed requests, those that arrived before `duration` was over.
+  uint64_t completed_tokens = 0;
   uint64_t tries = 0;
   uint64_t different_tokens =
       0;  // streams that are not, or do not begin, as alone
@@ -133,15 +145,14 @@ class Load {
 
   Outcome Run() {
     begin_ = Clock::now();
-    const auto end =
-        begin_ + std::chrono::duration_cast<Clock::duration>(
-                     std::chrono::duration<double>(options_.duration));
+    end_ = begin_ + std::chrono::duration_cast<Clock::duration>(
+                        std::chrono::duration<double>(options_.duration));
     Clock::time_point next = begin_;
     while (true) {
       const auto now = Clock::now();
-      const bool starting = now < end && !over_;
+      const bool starting = now < end_ && !over_;
       if (starting && options_.rate > 0) {
-        while (next <= Clock::now() && next < end) {
+        while (next <= Clock::now() && next < end_) {
           Add(next);
           next += NextGap();
         }
@@ -156,7 +167,7 @@ class Load {
         Send(std::move(waiting_[i]));
         waiting_.erase(waiting_.begin() + i);
       }
-      Collect(end);
+      Collect();
       if (!starting && open_ == 0 && waiting_.empty())
         return std::move(outcome_);
       Clock::time_point until = Clock::now() + std::chrono::milliseconds(5);
@@ -197,12 +208,15 @@ class Load {
     outcome_.most_open = std::max(outcome_.most_open, open_);
     sent_[request] = std::move(owned);
     GenerateStream::Callbacks callbacks;
-    callbacks.on_event = [request](const v1::GenerateEvent& event) {
+    callbacks.on_event = [this, request](const v1::GenerateEvent& event) {
       if (event.has_admitted()) request->admitted = true;
       if (event.has_tokens() && request->generation.token_ids.empty()) {
         request->first = Clock::now();
       }
       request->broken.Update(request->generation.Add(event));
+      if (Clock::now() <= end_) {
+        request->tokens_in_time = request->generation.token_ids.size();
+      }
       return true;
     };
     callbacks.on_done = [this, request](const absl::Status& status) {
@@ -217,7 +231,7 @@ class Load {
                               absl::Seconds(options_.timeout));
   }
 
-  void Collect(Clock::time_point end) {
+  void Collect() {
     std::vector<Request*> ended;
     {
       MutexLock lock(&mu_);
@@ -228,11 +242,11 @@ class Load {
       sent_.erase(raw);
       --open_;
       request->stream.reset();
-      Judge(std::move(request), end);
+      Judge(std::move(request));
     }
   }
 
-  void Judge(std::unique_ptr<Request> request, Clock::time_point end) {
+  void Judge(std::unique_ptr<Request> request) {
     const Request& r = *request;
     const std::vector<uint32_t>& alone = alone_[r.kind];
     const std::vector<uint32_t>& got = r.generation.token_ids;
@@ -245,7 +259,7 @@ class Load {
     if (r.status.ok()) {
       ++outcome_.statuses["OK"];
       ++outcome_.completed;
-      if (r.ended <= end) outcome_.completed_tokens += got.size();
+      outcome_.completed_tokens += r.tokens_in_time;
       outcome_.first_token_seconds.push_back(Seconds(r.first - r.due));
       return;
     }
@@ -274,6 +288,7 @@ class Load {
   std::map<Request*, std::unique_ptr<Request>> sent_;
   std::deque<std::unique_ptr<Request>> waiting_;  // to be sent again
   Clock::time_point begin_;
+  Clock::time_point end_;  // of the time in which requests are started
   size_t open_ = 0;
   uint64_t gaps_ = 0;
   bool over_ = false;
@@ -285,6 +300,8 @@ class Load {
 };
 
 int Main(int argc, char** argv) {
+  // Debian's Abseil looks for deadlocks at every lock that gRPC takes.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   Options options;
   CLI::App app("Sends more than a server can serve");
   app.add_option("--server", options.server)->required();
@@ -314,8 +331,10 @@ int Main(int argc, char** argv) {
     return 1;
   }
   std::fprintf(stderr, "ready\n");
+  const double cpu_before = CpuSeconds();
   const Outcome outcome = load.Run();
   nlohmann::json json;
+  json["cpu_seconds"] = CpuSeconds() - cpu_before;
   json["started"] = outcome.started;
   json["tries"] = outcome.tries;
   json["completed"] = outcome.completed;

@@ -151,6 +151,21 @@ TEST_F(RecurveFamilyTest, EveryNormOfALinearLayerRuns) {
   EXPECT_THAT(Read(), FailsWith(kInvalid, "layers[1].norm", "output_gate"));
 }
 
+TEST_F(RecurveFamilyTest, ALinearLayerMayLookAtThePromptAsAWhole) {
+  EXPECT_TRUE(Read().ok());
+  linear().erase("log_decay");
+  for (bool causal : {false, true}) {
+    linear()["causal"] = causal;
+    tiny_.Write(path());
+    const auto checkpoint = Checkpoint::Open(path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const auto model = ReadModel(*checkpoint);
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ(std::get<LinearLayer>(model->layers[1].mixer).config.causal,
+              causal);
+  }
+}
+
 TEST_F(RecurveFamilyTest, AnglesMayBeGivenOneByOne) {
   const auto by_base = Rows(512);
   tpa()["position"].erase("base");
@@ -382,6 +397,8 @@ TEST_F(RecurveFamilyTest, RefusesValuesOutOfRange) {
       {"/layers/0/position/base", 0.5, {"layers[0]", "base", "0.5"}},
       {"/layers/1/log_decay", {-0.1, 0.001}, {"layers[1].log_decay", "0.001"}},
       {"/layers/1/log_decay", {-0.1}, {"layers[1].log_decay", "list of 2"}},
+      {"/layers/1/causal", false, {"layers[1].log_decay", "-0.25", "causal"}},
+      {"/layers/1/causal", 0, {"layers[1].causal"}},
       {"/layers/1/k_activation", "tanh", {"layers[1].k_activation", "tanh"}},
       {"/layers/1/output_gate", "softmax", {"layers[1].output_gate"}},
       {"/layers/1/gate_position", "mid", {"layers[1].gate_position", "mid"}},

@@ -230,6 +230,26 @@ TEST(RequestTest, ASequenceFitsTheServer) {
               FailsWith(kInvalid, "-9223372036854775808"));
 }
 
+TEST(RequestTest, AWholePromptFitsAStep) {
+  RequestLimits limits = kLimits;
+  limits.max_prompt_tokens = 50;
+  limits.max_prompt_logits = 20;
+  const auto check = [&](size_t append, int64_t held, LogitsMode logits) {
+    return ValidateCommand({std::vector<int32_t>(append, 1), 1, logits}, held,
+                           limits, "prompt_ids");
+  };
+  EXPECT_TRUE(check(50, 0, LogitsMode::kNext).ok());
+  EXPECT_THAT(check(51, 0, LogitsMode::kNone),
+              FailsWith(kInvalid, "prompt_ids has 51 tokens", "as a whole",
+                        "room for 50", "--max-chunk-tokens"));
+  EXPECT_TRUE(check(20, 0, LogitsMode::kAll).ok());
+  EXPECT_THAT(
+      check(21, 0, LogitsMode::kAll),
+      FailsWith(kInvalid, "prompt_ids has 21 tokens", "room for 20", "logits"));
+  // Of what comes later, any part may be computed in a step.
+  EXPECT_TRUE(check(51, 1, LogitsMode::kAll).ok());
+}
+
 TEST(RequestTest, ACommandDoesSomething) {
   EXPECT_THAT(ValidateCommand({}, 10, kLimits, "append_ids"),
               FailsWith(kInvalid, "append_ids is empty"));

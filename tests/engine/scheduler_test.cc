@@ -124,6 +124,34 @@ TEST(SchedulerTest, ChunksEndAtMultiplesOrWithTheLastToken) {
               ElementsAre(Entry{1, 40}, Entry{2, 2}));
 }
 
+TEST(SchedulerTest, WhatIsWholeIsComputedInOneStep) {
+  SchedulerLimits limits = kLimits;
+  limits.chunk_multiple = 5;
+  const auto whole = [](SequenceView view, int64_t tokens) {
+    view.whole_tokens = tokens;
+    return view;
+  };
+  // All of it, or behind it, and then to the next multiple.
+  EXPECT_THAT(Plan(limits, 10, 4, {}, {whole(Waiting(1, 33), 33)}).entries,
+              ElementsAre(Entry{1, 33}));
+  EXPECT_THAT(Plan(limits, 10, 4, {}, {whole(Waiting(1, 90), 38)}).entries,
+              ElementsAre(Entry{1, 40}));
+  limits.max_chunk_tokens = 39;
+  EXPECT_THAT(Plan(limits, 10, 4, {}, {whole(Waiting(1, 90), 38)}).entries,
+              ElementsAre(Entry{1, 38}));
+  SequenceView behind = whole(Prefilling(1, 90), 38);
+  behind.num_computed = 38;
+  EXPECT_THAT(Plan(limits, 10, 4, {behind}, {}).entries,
+              ElementsAre(Entry{1, 37}));
+  // Where the step has no room for it, it waits, and so do those behind it.
+  limits.max_batched_tokens = 40;
+  EXPECT_THAT(
+      Plan(limits, 10, 4, {Decoding(1, 5), Decoding(2, 5), Decoding(3, 5)},
+           {whole(Waiting(4, 90), 38), Waiting(5, 5)})
+          .entries,
+      ElementsAre(Entry{1, 1}, Entry{2, 1}, Entry{3, 1}));
+}
+
 // --- Rule 2: pages are taken from the lowest in rank ---
 
 TEST(SchedulerTest, TakesAPageFromTheIdleFirst) {
@@ -305,10 +333,16 @@ TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
                         0,
                         random.Chance(0.7)};
       longest = std::max(longest, s.num_tokens);
+      if (random.Chance(0.2)) {
+        s.whole_tokens =
+            random.Uniform(0, std::min(s.num_tokens, limits.max_chunk_tokens));
+      }
       if (static_cast<int64_t>(resident.size()) < slots && random.Chance(0.5)) {
         s.num_computed = s.has_work ? random.Uniform(0, s.num_tokens - 1)
                                     : random.Uniform(0, s.num_tokens);
         if (random.Chance(0.5)) s.num_computed = s.num_tokens - 1;
+        // Admitted and computed in the same step.
+        s.whole_tokens = std::min(s.whole_tokens, s.num_computed);
         s.pages = random.Chance(0.5)
                       ? pages_for(s.num_tokens)
                       : pages_for(std::max<int64_t>(1, s.num_computed));

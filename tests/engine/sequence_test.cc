@@ -143,6 +143,31 @@ TEST_F(SequenceTest, StopReasonsHaveAnOrder) {
   EXPECT_EQ(reason({257, 'u', 't'}, 9), FinishReason::kStopString);
 }
 
+TEST_F(SequenceTest, AWholePromptIsWhatTheFirstCommandAppends) {
+  for (bool whole : {false, true}) {
+    const auto sequence = Make(/*close_when_done=*/false);
+    if (whole) sequence->ComputePromptWhole();
+    EXPECT_EQ(sequence->whole_tokens(), 0);
+    sequence->Enqueue({{1, 2, 3}, 1, LogitsMode::kNone});
+    sequence->Enqueue({{4, 5}, 1, LogitsMode::kNone});
+    sequence->StartNextCommand();
+    Accept(*sequence, 'a');
+    sequence->FinishCommand(Clock::now());
+    sequence->StartNextCommand();
+    EXPECT_EQ(sequence->whole_tokens(), whole ? 3 : 0);
+    // However few they are, they are a prompt.
+    const auto first = whole ? TokenKind::kPromptStart : TokenKind::kStep;
+    const auto next = whole ? TokenKind::kPrompt : TokenKind::kStep;
+    EXPECT_EQ(sequence->kind(0), first);
+    EXPECT_EQ(sequence->kind(1), next);
+    EXPECT_EQ(sequence->kind(2), next);
+    for (int64_t i = 3; i < 6; ++i)
+      EXPECT_EQ(sequence->kind(i), TokenKind::kStep);
+    sequence->Preempt();
+    EXPECT_EQ(sequence->whole_tokens(), whole ? 3 : 0);
+  }
+}
+
 TEST_F(SequenceTest, FlushingMayCompleteAStopString) {
   // "ab" waits while "xab!", which began before it, may still come.
   options_.stopping.stop_strings = {"xab!", "ab"};

@@ -47,6 +47,13 @@ TEST(StepRunsTest, WithoutKindsEachSequenceIsOnePrompt) {
               ElementsAre(StepRun{0, false, 0, 2}, StepRun{1, false, 2, 5}));
 }
 
+TEST(StepRunsTest, WholePromptsBeginAtPositionZero) {
+  StepBatch batch = Batch({"S", "APPSS", "APP", "PPA", "AS"});
+  batch.positions = {0, 0, 1, 2, 3, 4, 9, 10, 11, 7, 8, 9, 0, 1};
+  EXPECT_THAT(WholePromptRows(batch, StepRuns(batch)),
+              ElementsAre(0, 3, 0, 0, 1));
+}
+
 TEST(StepRunsTest, GroupsFollowEachOtherInTheStepAndInEachSequence) {
   EXPECT_THAT(RunGroups({}), IsEmpty());
   const std::vector<StepRun> runs =

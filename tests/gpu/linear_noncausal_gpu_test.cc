@@ -139,6 +139,7 @@ class Batch {
     p.v = at(2 * keys);
     p.g = c_.gate ? at(2 * keys + c_.heads * c_.value_dim) : nullptr;
     p.stride = stride_;
+    p.out_type = ElementType::kBFloat16;
     p.out = out_.data();
     p.out_stride = out_stride_;
     p.query_start = query_start_.data();
@@ -369,6 +370,32 @@ TEST_F(LinearNoncausalGpuTest, StatesMayBeLeftOut) {
   ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_TRUE(SameBits(without.Out(0), with.Out(0)));
+}
+
+// The same values, widened.
+TEST_F(LinearNoncausalGpuTest, OutputsMayBeFloat32) {
+  Config c;
+  c.value_dim = 72;
+  c.position = LrpeType::kRotate;
+  Batch batch(c, {1, 300, 64});
+  ASSERT_NO_FATAL_FAILURE(batch.Run());
+  LinearNoncausalParams p = batch.Params();
+  const int64_t tokens = 1 + 300 + 64 + 9;  // and those of the sink
+  const int64_t width = c.heads * c.value_dim;
+  DeviceBuffer<float> out(std::vector<float>(tokens * width + kGap, kCanary));
+  p.out_type = ElementType::kFloat32;
+  p.out = out.data();
+  p.out_stride = width;
+  ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  std::vector<float> want;
+  for (int64_t row = 0; row < 3; ++row) {
+    const std::vector<float> part = batch.Out(row);
+    want.insert(want.end(), part.begin(), part.end());
+  }
+  want.resize(tokens * width, 0.0f);
+  want.resize(tokens * width + kGap, kCanary);
+  EXPECT_TRUE(SameBits(out.Read(), want));
 }
 
 TEST_F(LinearNoncausalGpuTest, RefusesWhatItDoesNotSupport) {

@@ -363,6 +363,34 @@ TEST_F(MatmulGpuTest, RoundedNorm) {
   }
 }
 
+// So is a gate that rounds, by fours and one by one.
+TEST_F(MatmulGpuTest, RoundedGate) {
+  for (const WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
+    for (const int64_t cols : {1600, 1027, 40}) {
+      constexpr int64_t kRows = 5;
+      TestRandom random(static_cast<uint64_t>(cols));
+      DeviceBuffer<float> x(Random(random, kRows * 2 * cols));
+      DeviceBuffer<float> want(std::vector<float>(kRows * cols, kNaN));
+      DeviceBuffer<uint16_t> got(std::vector<uint16_t>(kRows * cols, 0xffff));
+      CudaGluParams p = {ElementType::kFloat32,
+                         x.data(),
+                         2 * cols,
+                         want.data(),
+                         cols,
+                         kRows,
+                         nullptr,
+                         cols,
+                         Activation::kSilu};
+      ASSERT_EQ(LaunchGlu(p, nullptr), cudaSuccess);
+      p.y = got.data();
+      ASSERT_EQ(LaunchRoundedGlu(p, type, nullptr), cudaSuccess);
+      EXPECT_EQ(got.Read(), ToBits(type, want.Read())) << cols;
+      EXPECT_EQ(LaunchRoundedGlu(p, WeightType::kFloat32, nullptr),
+                cudaErrorInvalidValue);
+    }
+  }
+}
+
 // The two ways to bring in the rows give the same bits.
 TEST_F(MatmulGpuTest, DecodeOfFloatsIsDecodeOfHalves) {
   Case halves(Kind::kDecode, WeightType::kBFloat16, 1420, 1600, 16);
@@ -380,6 +408,44 @@ TEST_F(MatmulGpuTest, Cublas) {
       for (const bool add : {false, true}) {
         Case c(Kind::kCublas, type, outputs, inputs, 600);
         Check(c, add);
+      }
+    }
+  }
+}
+
+// So do the algorithms that are chosen by the rows.
+TEST_F(MatmulGpuTest, CublasTuned) {
+  for (const WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
+    for (const auto& [outputs, inputs] :
+         {std::pair<int64_t, int64_t>(1424, 1600), {1600, 4992}, {272, 256}}) {
+      constexpr int64_t kRows = 2100;
+      const bool add = inputs == 4992;
+      Case c(Kind::kCublas, type, outputs, inputs, kRows);
+      const int64_t stride = outputs + kYGap;
+      // As it is without tuning.
+      const std::vector<float> one = c.Run(*cublas_, 0, 1, add);
+      const std::vector<float> some = c.Run(*cublas_, 0, 512, add);
+      auto tuned = CublasMatmul::Create();
+      ASSERT_TRUE(tuned.ok()) << tuned.status();
+      const absl::Status status =
+          (*tuned)->Tune({type, c.w_halves->data(), outputs, c.padded, c.padded,
+                          nullptr, c.padded, nullptr, stride, 0, add},
+                         kRows, nullptr);
+      ASSERT_TRUE(status.ok()) << status;
+      const std::vector<float> all = c.Run(**tuned, 0, kRows, add);
+      const auto same = [&](const std::vector<float>& got, int64_t first) {
+        EXPECT_EQ(std::memcmp(got.data(), all.data() + first * stride,
+                              got.size() * sizeof(float)),
+                  0)
+            << "[" << outputs << ", " << inputs << "] rows " << first << " to "
+            << first + static_cast<int64_t>(got.size()) / stride;
+      };
+      same(one, 0);
+      same(some, 0);
+      for (const int64_t count : {1, 7, 63, 64, 65, 127, 200, 256, 257, 400,
+                                  512, 513, 1000, 2047, 2048, 2049}) {
+        same(c.Run(**tuned, 0, count, add), 0);
+        same(c.Run(**tuned, kRows - count, count, add), kRows - count);
       }
     }
   }

@@ -115,9 +115,17 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
                        nullptr),
       cudaSuccess);
   DeviceBuffer<float> scattered(std::vector<float>(5 * y_stride, -1));
-  ASSERT_EQ(LaunchScatterRows({gathered.data(), y_stride, rows.data(),
-                               scattered.data(), y_stride, 4, cols},
-                              nullptr),
+  ASSERT_EQ(LaunchScatterRows(
+                {gathered.data(), y_stride, rows.data(), WeightType::kFloat32,
+                 scattered.data(), y_stride, 4, cols},
+                nullptr),
+            cudaSuccess);
+  DeviceBuffer<uint16_t> scattered_halves(
+      std::vector<uint16_t>(5 * y_stride, 0xffff));
+  ASSERT_EQ(LaunchScatterRows(
+                {gathered.data(), y_stride, rows.data(), WeightType::kBFloat16,
+                 scattered_halves.data(), y_stride, 4, cols},
+                nullptr),
             cudaSuccess);
   DeviceBuffer<float> filled(std::vector<float>(3 * y_stride, -1));
   ASSERT_EQ(
@@ -127,6 +135,7 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
   const auto got = gathered.Read();
   const auto got_halves = halves.Read();
   const auto got_scattered = scattered.Read();
+  const auto got_scattered_halves = scattered_halves.Read();
   const auto got_filled = filled.Read();
   for (int64_t c = 0; c < y_stride; ++c) {
     for (int64_t r = 0; r < 4; ++r) {
@@ -144,6 +153,9 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
       const bool named = r == 4 || r == 0 || r == 2;
       ASSERT_EQ(got_scattered[r * y_stride + c],
                 named && c < cols ? x[r * x_stride + c] : -1);
+      ASSERT_EQ(
+          got_scattered_halves[r * y_stride + c],
+          named && c < cols ? FloatToBFloat16(x[r * x_stride + c]) : 0xffff);
     }
     for (int64_t r = 0; r < 3; ++r)
       ASSERT_EQ(got_filled[r * y_stride + c], c < cols ? x[c] : -1);
@@ -322,6 +334,34 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
     EXPECT_LE(Worst(got, want), 1e-5 * largest);
     const std::vector<float> got_states = dstates.Read();
     EXPECT_LE(Worst(got_states, want_states), 1e-5 * largest);
+
+    // Whole prompts, of no, some and all tokens of a sequence.
+    std::vector<int32_t> whole;
+    for (int64_t i = 0; i < sequences; ++i) {
+      whole.push_back((starts[i + 1] - starts[i]) * static_cast<int>(i % 3) /
+                      2);
+    }
+    LinearAttentionParams w = p;
+    std::vector<float> whole_out(tokens * out_stride, -1),
+        whole_states = states;
+    w.out = whole_out.data();
+    w.states = whole_states.data();
+    w.whole = whole.data();
+    LinearAttention(w, pool_);
+    std::copy_n(states.begin(), slot_stride, whole_states.begin());
+    for (int64_t row = 70; row < 72; ++row)
+      std::fill_n(whole_out.begin() + row * out_stride, vd, 0.0f);
+    DeviceBuffer<float> gwhole_out(std::vector<float>(tokens * out_stride, -1));
+    DeviceBuffer<float> gwhole_states(states);
+    DeviceBuffer<int32_t> dwhole(whole);
+    LinearAttentionParams gw = g;
+    gw.out = gwhole_out.data();
+    gw.states = gwhole_states.data();
+    gw.whole = dwhole.data();
+    ASSERT_EQ(LaunchLinearScan(gw, nullptr), cudaSuccess);
+    Done();
+    EXPECT_LE(Worst(gwhole_out.Read(), whole_out), 1e-5 * largest);
+    EXPECT_LE(Worst(gwhole_states.Read(), whole_states), 1e-5 * largest);
 
     // The second sequence again, cut in two launches: the same bits.
     DeviceBuffer<float> again(states), out2(got);

@@ -40,6 +40,19 @@ class LinearAttentionTest : public SimdTest {
     LinearOracle(tokens).Expect(got.out[0], got.state[0], 1e-5);
   }
 
+  // Cut behind its whole prompt; and beside a sequence that is cut likewise.
+  static void ExpectCuts(const LinearTestConfig& config, int64_t whole,
+                         const LinearTokens& tokens, const LinearResult& want) {
+    const int64_t rest = tokens.length - whole;
+    const LinearTokens other(config, tokens.length, 18);
+    ThreadPool pool(2);
+    LinearResult both = RunLinear({&other, &tokens},
+                                  {{whole, 0}, {rest, whole}, {0, rest}}, pool);
+    EXPECT_TRUE(SameBits(both.out[1], want.out[0]));
+    EXPECT_TRUE(SameBits(both.state[1], want.state[0]));
+    LinearOracle(other).Expect(both.out[0], both.state[0], 1e-5);
+  }
+
   static void ExpectSame(const LinearResult& got, const LinearResult& want) {
     for (size_t b = 0; b < want.out.size(); ++b) {
       EXPECT_TRUE(SameBits(got.out[b], want.out[b])) << "sequence " << b;
@@ -65,6 +78,26 @@ TEST_P(LinearAttentionTest, MatchesFloat64InEveryShape) {
         config.decays = decays;
         ExpectOracle(LinearTokens(config, 40, 1));
       }
+    }
+  }
+}
+
+// A whole prompt, then tokens that see what came before them, in the same step
+// and in others.
+TEST_P(LinearAttentionTest, WholePromptsMatchFloat64) {
+  for (LrpeType position : kPositions) {
+    for (int64_t whole : {1, 2, 63, 130}) {
+      SCOPED_TRACE(testing::Message() << "whole " << whole << " position "
+                                      << static_cast<int>(position));
+      LinearTestConfig config = Shape(3, 48, 64);
+      config.position = position;
+      config.decays = false;
+      config.whole = whole;
+      const LinearTokens tokens(config, 130, 17);
+      ExpectOracle(tokens);
+      const LinearResult want = Whole(tokens);
+      for (int threads : {2, 3}) ExpectSame(Whole(tokens, threads), want);
+      ExpectCuts(config, whole, tokens, want);
     }
   }
 }

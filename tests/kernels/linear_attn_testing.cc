@@ -27,6 +27,7 @@ struct Step {
   std::vector<int64_t> positions;
   std::vector<int32_t> query_start = {0};
   std::vector<int32_t> slots;
+  std::vector<int32_t> whole;
 };
 
 Step MakeStep(absl::Span<const LinearTokens* const> sequences,
@@ -40,6 +41,9 @@ Step MakeStep(absl::Span<const LinearTokens* const> sequences,
     }
     step.query_start.push_back(static_cast<int32_t>(step.positions.size()));
     step.slots.push_back(static_cast<int32_t>(SlotOf(b, sequences.size())));
+    step.whole.push_back(
+        done[b] == 0 ? static_cast<int32_t>(std::min(t.config.whole, cut[b]))
+                     : 0);
   }
   return step;
 }
@@ -77,6 +81,7 @@ std::vector<float> RunStep(const LinearTokens& t, const Step& step,
   p.states = states.data();
   p.slot_stride = c.state_elements() + kGap;
   p.slots = step.slots.data();
+  p.whole = c.whole == 0 ? nullptr : step.whole.data();
   LinearAttention(p, pool);
   std::vector<float> compact;
   const std::vector<float> gap(kGap, kCanary);
@@ -128,7 +133,12 @@ LinearOracle::LinearOracle(const LinearTokens& tokens)
   const std::vector<float> decay = config.Decay();
   const int64_t dim = config.head_dim;
   const int64_t cols = config.value_dim;
-  for (int64_t t = 0; t < tokens.length; ++t) {
+  // Those that see each other: updates first, then outputs.
+  const int64_t whole = std::min(config.whole, tokens.length);
+  for (int64_t i = 0; i < tokens.length + whole; ++i) {
+    const int64_t t = i < whole ? i : i - whole;
+    const bool updates = i < whole || i >= 2 * whole;
+    const bool reads = i >= whole;
     for (int64_t h = 0; h < config.num_heads; ++h) {
       const float* row = tokens.Row(t);
       const std::vector<double> q =
@@ -144,7 +154,10 @@ LinearOracle::LinearOracle(const LinearTokens& tokens)
         double magnitude = 0.0;
         for (int64_t d = 0; d < config.key_dim(); ++d) {
           double& cell = s[d * cols + e];
-          cell = static_cast<double>(decay[h]) * cell + k[d] * v[e];
+          if (updates) {
+            cell = static_cast<double>(decay[h]) * cell + k[d] * v[e];
+          }
+          if (!reads) continue;
           o[e] += cell * q[d];
           magnitude += std::abs(cell * q[d]);
         }

@@ -21,6 +21,7 @@ struct LinearTestConfig {
   Activation v_activation = Activation::kNone;
   LrpeType position = LrpeType::kNone;
   bool decays = true;
+  int64_t whole = 0;  // tokens at the begin that see each other
   double base = 10000.0;
 
   int64_t key_dim() const { return LrpeOutputDim(position, head_dim); }

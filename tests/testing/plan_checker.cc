@@ -95,8 +95,11 @@ class Checker {
         return Broken("a chunk has 1 to chunk or remaining tokens", entry.id);
       }
       const int64_t end = s.num_computed + entry.num_tokens;
-      if (end != s.num_tokens && end % limits_.chunk_multiple != 0)
+      if (end != s.num_tokens && end != s.whole_tokens &&
+          end % limits_.chunk_multiple != 0)
         return Broken("a chunk ends at a multiple or the last token", entry.id);
+      if (s.num_computed < s.whole_tokens && end < s.whole_tokens)
+        return Broken("what is whole is computed in one step", entry.id);
       tokens_left_ -= entry.num_tokens;
       if (!admitted) {
         const int64_t pages = Missing(s, s.num_computed + entry.num_tokens);
@@ -149,7 +152,8 @@ class Checker {
       }
       if (i > 0 && admitted_.count(waiting_[i - 1].id) == 0) continue;
       // What is waiting has nothing computed.
-      const int64_t least = std::min(s.num_tokens, limits_.chunk_multiple);
+      const int64_t least = std::max(
+          std::min(s.num_tokens, limits_.chunk_multiple), s.whole_tokens);
       if (tokens_left_ >= least && !BehindAVictim(s) && CouldFit(s))
         return Broken("what fits is admitted", s.id);
     }

@@ -12,7 +12,8 @@ namespace recurve {
 // What every plan must satisfy, whatever the policy's taste:
 //  - ids are known and used once; nothing preempted or idle runs;
 //  - tokens stay within the step, the chunk and what the sequence has left, and
-//    end at a multiple or with the last;
+//    end at a multiple, behind what is whole, or with the last; what is whole
+//    is computed in one step;
 //  - pages and slots suffice when the plan is applied in order;
 //  - a victim is idle, or ranks below a resident that takes pages, or is of
 //    lower priority than a sequence that is admitted; and somebody gains;

@@ -95,6 +95,7 @@ std::string Describe(const LinearLayer& layer) {
     absl::StrAppend(&text, ", gate ", Name(*c.output_gate),
                     c.gate_after_norm ? " after it" : " before it");
   }
+  if (!c.causal) text += ", prompts as a whole";
   return text;
 }
 

@@ -25,7 +25,9 @@ absl::Status CheckCheckpoint(const std::string& dir,
                              const CheckReport& report);
 
 // Runs a prompt of `length` tokens in one chunk and token by token, and
-// compares the logits of every position bit for bit. They must be finite.
+// compares the logits of every position bit for bit. They must be finite. Of a
+// model that looks at prompts as a whole, the first half is the prompt, and
+// the other half is cut.
 // Internal names position, token and both values where they differ.
 //
 // Uses pages 1 to 2·PagesFor(length) and slots 1 and 2, which must be clear.

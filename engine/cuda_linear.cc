@@ -1,0 +1,249 @@
+#include "engine/cuda_linear.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "kernels/linear_attn/linear_noncausal_cuda.h"
+#include "kernels/linear_attn/linear_prefill_cuda.h"
+#include "kernels/linear_attn/linear_prefill_plan.h"
+#include "kernels/linear_attn/linear_scan_cuda.h"
+#include "kernels/linear_attn/linear_step_check.h"
+#include "kernels/rows/rows_cuda.h"
+
+namespace recurve {
+namespace {
+
+float* Floats(const Activations& a) { return reinterpret_cast<float*>(a.data); }
+
+bool Aligned(const Activations& a) {
+  return reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && a.stride % 8 == 0;
+}
+
+}  // namespace
+
+void CudaLinear::UseChunks() {
+  if (device_.hopper) chunk_multiple_ = kLinearPrefillChunk;
+}
+
+void CudaLinear::BeginDecode(const Rows& rows) {
+  decode_ = true;
+  rows_ = rows;
+}
+
+void CudaLinear::BeginMixed(const Rows& rows, const StepBatch& batch,
+                            const std::vector<StepRun>& runs,
+                            CudaStepBuffer* step) {
+  decode_ = false;
+  rows_ = rows;
+  const std::vector<int32_t> whole = WholePromptRows(batch, runs);
+  std::copy(whole.begin(), whole.end(), step->Add(rows.count, &rows_.whole));
+  groups_.clear();
+  if (chunk_multiple_ == 1) return;
+  for (const std::vector<StepRun>& runs_of : RunGroups(runs)) {
+    Group group = {};
+    group.prompt = !runs_of.front().step;
+    Rows& group_rows = group.launch.rows;
+    group_rows.count = static_cast<int64_t>(runs_of.size());
+    int32_t* const query_start =
+        step->Add(group_rows.count + 1, &group_rows.query_start);
+    int32_t* const slots = step->Add(group_rows.count, &group_rows.slots);
+    int64_t* const positions =
+        step->Add(group_rows.count, &group.launch.positions);
+    for (int64_t i = 0; i < group_rows.count; ++i) {
+      const StepRun& run = runs_of[i];
+      query_start[i] = static_cast<int32_t>(run.begin);
+      query_start[i + 1] = static_cast<int32_t>(run.end);
+      slots[i] = batch.slots[run.sequence];
+      positions[i] = batch.positions[run.begin];
+      const bool begins = BeginsPrompt(batch, run);
+      if (i == 0 || begins != group.stretches.back().whole) {
+        group.stretches.push_back({begins, i, 0, run.begin, run.begin});
+      }
+      ++group.stretches.back().count;
+      group.stretches.back().end = run.end;
+    }
+    groups_.push_back(std::move(group));
+  }
+}
+
+bool CudaLinear::PrefillsByChunks(const Layer& layer) const {
+  const LinearConfig& config = *layer.config;
+  const PositionConfig& position = config.position;
+  return chunk_multiple_ > 1 && ValidLinearDim(config.head_dim) &&
+         ValidLinearDim(config.value_dim) && config.num_heads <= 65535 / 4 &&
+         layer.v.stride == layer.q.stride && Aligned(layer.q) &&
+         Aligned(layer.k) && Aligned(layer.v) && Aligned(layer.out) &&
+         !position.float32_angles && position.log_decay == 0 &&
+         !position.bfloat16_tables &&
+         PlanLinearPrefill(position.type, config.head_dim, config.value_dim,
+                           config.num_heads, 1, device_.multiprocessors,
+                           device_.shared_memory)
+                 .stages >= kLinearPrefillMinStages;
+}
+
+absl::Status CudaLinear::Scan(const Layer& layer, const Rows& rows,
+                              cudaStream_t stream) {
+  const LinearConfig& config = *layer.config;
+  LinearAttentionParams params = {};
+  params.num_heads = config.num_heads;
+  params.head_dim = config.head_dim;
+  params.value_dim = config.value_dim;
+  params.q = Floats(layer.q);
+  params.k = Floats(layer.k);
+  params.v = Floats(layer.v);
+  params.stride = layer.q.stride;
+  params.v_stride = layer.v.stride;
+  params.out = Floats(layer.out);
+  params.out_stride = layer.out.stride;
+  params.query_start = rows.query_start;
+  params.sequences = rows.count;
+  params.q_activation = config.q_activation;
+  params.k_activation = config.k_activation;
+  params.v_activation = config.v_activation;
+  params.position = config.position.type;
+  params.cos = layer.cos;
+  params.sin = layer.sin;
+  params.decay = layer.decay;
+  params.states = layer.states;
+  params.slot_stride = layer.slot_stride;
+  params.slots = rows.slots;
+  params.whole = config.causal ? nullptr : rows.whole;
+  return CudaStatus(LaunchLinearScan(params, stream), "linear attention");
+}
+
+absl::Status CudaLinear::Prefill(const Layer& layer, const Launch& launch,
+                                 cudaStream_t stream) {
+  const LinearConfig& config = *layer.config;
+  LinearPrefillParams params = {};
+  params.num_heads = config.num_heads;
+  params.head_dim = config.head_dim;
+  params.value_dim = config.value_dim;
+  params.io_type = ElementType::kFloat32;
+  params.q = Floats(layer.q);
+  params.k = Floats(layer.k);
+  params.v = Floats(layer.v);
+  params.stride = layer.q.stride;
+  params.out = Floats(layer.out);
+  params.out_stride = layer.out.stride;
+  params.query_start = launch.rows.query_start;
+  params.max_rows = launch.rows.count;
+  params.slots = launch.rows.slots;
+  params.positions = launch.positions;
+  params.q_activation = config.q_activation;
+  params.k_activation = config.k_activation;
+  params.v_activation = config.v_activation;
+  params.position = config.position.type;
+  params.phase_steps = layer.phase_steps;
+  params.scale = 1;
+  params.decay = layer.decay;
+  params.states = layer.states;
+  params.slot_stride = layer.slot_stride;
+  return CudaStatus(LaunchLinearPrefill(params, stream),
+                    "linear attention of prompts");
+}
+
+bool CudaLinear::FusesWhole(const Layer& layer) {
+  const LinearConfig& config = *layer.config;
+  const auto does = [](Activation activation) {
+    return activation == Activation::kNone || activation == Activation::kSilu ||
+           activation == Activation::kSoftmax;
+  };
+  return config.head_dim <= kLinearNoncausalMaxDim &&
+         config.value_dim <= kLinearNoncausalMaxDim &&
+         (config.position.type != LrpeType::kRotate ||
+          config.head_dim % 16 == 0) &&
+         does(config.q_activation) && does(config.k_activation) &&
+         config.v_activation == Activation::kNone &&
+         layer.slot_stride % 2 == 0 && Aligned(layer.scratch);
+}
+
+absl::Status CudaLinear::PrefillWhole(const Layer& layer, const Launch& launch,
+                                      const Stretch& stretch,
+                                      cudaStream_t stream) {
+  const LinearConfig& config = *layer.config;
+  // q, k and v, rounded, side by side in the first halves of rows of scratch.
+  const int64_t stride = 2 * layer.scratch.stride;
+  auto* const rounded = reinterpret_cast<uint16_t*>(layer.scratch.data);
+  int64_t column = 0;
+  const auto round = [&](const Activations& x,
+                         const void** to) -> absl::Status {
+    *to = rounded + column;
+    const CudaGatherRowsParams params = {
+        Floats(x) + stretch.begin * x.stride,
+        x.stride,
+        nullptr,
+        WeightType::kBFloat16,
+        rounded + stretch.begin * stride + column,
+        stride,
+        stretch.end - stretch.begin,
+        x.cols,
+        x.cols};
+    column += x.cols;
+    return CudaStatus(LaunchGatherRows(params, stream),
+                      "rounding linear attention's inputs");
+  };
+  LinearNoncausalParams params = {};
+  params.num_heads = config.num_heads;
+  params.head_dim = config.head_dim;
+  params.value_dim = config.value_dim;
+  RECURVE_RETURN_IF_ERROR(round(layer.q, &params.q));
+  RECURVE_RETURN_IF_ERROR(round(layer.k, &params.k));
+  RECURVE_RETURN_IF_ERROR(round(layer.v, &params.v));
+  params.stride = stride;
+  params.out_type = ElementType::kFloat32;
+  params.out = Floats(layer.out);
+  params.out_stride = layer.out.stride;
+  params.query_start = launch.rows.query_start + stretch.first;
+  params.max_rows = stretch.count;
+  params.slots = launch.rows.slots + stretch.first;
+  params.positions = launch.positions + stretch.first;
+  params.q_activation = config.q_activation;
+  params.k_activation = config.k_activation;
+  params.position = config.position.type;
+  params.phase_steps = layer.phase_steps;
+  params.scale = 1;
+  params.states = layer.states;
+  params.slot_stride = layer.slot_stride;
+  return CudaStatus(LaunchLinearNoncausal(params, stream),
+                    "linear attention of whole prompts");
+}
+
+absl::Status CudaLinear::PrefillStretches(const Layer& layer,
+                                          const Group& group,
+                                          cudaStream_t stream) {
+  for (const Stretch& stretch : group.stretches) {
+    if (stretch.whole) {
+      RECURVE_RETURN_IF_ERROR(
+          PrefillWhole(layer, group.launch, stretch, stream));
+      continue;
+    }
+    const Rows& rows = group.launch.rows;
+    RECURVE_RETURN_IF_ERROR(
+        Prefill(layer,
+                {{stretch.count, rows.query_start + stretch.first,
+                  rows.slots + stretch.first, nullptr},
+                 group.launch.positions + stretch.first},
+                stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaLinear::Attend(const Layer& layer, cudaStream_t stream) {
+  const bool causal = layer.config->causal;
+  if (decode_ || !PrefillsByChunks(layer) || (!causal && !FusesWhole(layer))) {
+    return Scan(layer, rows_, stream);
+  }
+  for (const Group& group : groups_) {
+    if (!group.prompt) {
+      RECURVE_RETURN_IF_ERROR(Scan(layer, group.launch.rows, stream));
+    } else if (causal) {
+      RECURVE_RETURN_IF_ERROR(Prefill(layer, group.launch, stream));
+    } else {
+      RECURVE_RETURN_IF_ERROR(PrefillStretches(layer, group, stream));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recurve

@@ -1,0 +1,109 @@
+#ifndef RECURVE_ENGINE_CUDA_LINEAR_H_
+#define RECURVE_ENGINE_CUDA_LINEAR_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/backend.h"
+#include "engine/cuda_step_buffer.h"
+#include "engine/step_runs.h"
+#include "kernels/tpa/tpa_cuda.h"
+
+namespace recurve {
+
+// Linear attention of a CudaBackend: what is launched for a layer in a step.
+//
+//  - Tokens of TokenKind::kStep: the scan, one update a token in float32.
+//  - Prompts: the kernel that goes by chunks, where there is one for the device
+//    and the layer, and chunks are used; else the scan.
+//  - What a layer that is not causal looks at as a whole: under the same
+//    conditions the non-causal kernel, else the scan.
+//
+// So a token is always computed by the same kernel, which gives it the same
+// bits in any batch, and however its prompt is cut at multiples of
+// chunk_multiple(), where it may be cut.
+class CudaLinear {
+ public:
+  explicit CudaLinear(const TpaDevice& device) : device_(device) {}
+
+  // Prompts are computed by chunks, whose factors are rounded to bfloat16, if
+  // the device can.
+  void UseChunks();
+  int64_t chunk_multiple() const { return chunk_multiple_; }
+
+  // --- A step ---
+
+  // Every row's tokens, for the scan. Pointers are to the device, here and
+  // below.
+  struct Rows {
+    int64_t count;
+    const int32_t* query_start;  // [count + 1]
+    const int32_t* slots;        // [count]
+    const int32_t* whole;        // [count] LinearAttentionParams, or null
+  };
+  void BeginDecode(const Rows& rows);
+  // Adds what the step's launches need, and rows.whole, to `step`.
+  void BeginMixed(const Rows& rows, const StepBatch& batch,
+                  const std::vector<StepRun>& runs, CudaStepBuffer* step);
+
+  struct Layer {
+    const LinearConfig* config;
+    const uint64_t* phase_steps;  // null where angles are not exact
+    const float* cos;             // of the step's rows
+    const float* sin;
+    const float* decay;  // [num_heads]
+    float* states;       // LinearAttentionParams
+    int64_t slot_stride;
+    Activations q, k, v;
+    Activations out;
+    Activations scratch;  // Backend::LinearAttentionArgs
+  };
+  absl::Status Attend(const Layer& layer, cudaStream_t stream);
+
+ private:
+  // One launch: runs that follow each other in the step.
+  struct Launch {
+    Rows rows;
+    const int64_t* positions;  // [rows.count] of the first tokens
+  };
+  // Of a layer that is not causal, runs [first, first + count) of a group: all
+  // begin a prompt, or none.
+  struct Stretch {
+    bool whole;
+    int64_t first, count;
+    int64_t begin, end;  // rows of the step
+  };
+  struct Group {
+    bool prompt;
+    Launch launch;
+    std::vector<Stretch> stretches;  // of prompts
+  };
+
+  // Whether prompts pass the layer by chunks.
+  bool PrefillsByChunks(const Layer& layer) const;
+  // Whether the non-causal kernel is for the layer, if that is so.
+  static bool FusesWhole(const Layer& layer);
+  static absl::Status Scan(const Layer& layer, const Rows& rows,
+                           cudaStream_t stream);
+  static absl::Status Prefill(const Layer& layer, const Launch& launch,
+                              cudaStream_t stream);
+  static absl::Status PrefillStretches(const Layer& layer, const Group& group,
+                                       cudaStream_t stream);
+  static absl::Status PrefillWhole(const Layer& layer, const Launch& launch,
+                                   const Stretch& stretch, cudaStream_t stream);
+
+  const TpaDevice device_;
+  int64_t chunk_multiple_ = 1;
+
+  // Of the step in progress.
+  bool decode_ = false;
+  Rows rows_ = {};
+  std::vector<Group> groups_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CUDA_LINEAR_H_
