@@ -189,8 +189,11 @@ absl::Status FakeRunner::ComputeSequence(const StepBatch& batch,
 
 StepBatch FakeRunner::Feed(const StepBatch& batch) const {
   StepBatch fed = batch;
-  for (const StepBatch::Fed& f : batch.fed)
-    fed.tokens[f.row] = sampled_[f.sample];
+  for (const StepBatch::Fed& f : batch.fed) {
+    // A step that failed has drawn nothing.
+    const auto sample = static_cast<size_t>(f.sample);
+    fed.tokens[f.row] = sample < sampled_.size() ? sampled_[sample] : 0;
+  }
   return fed;
 }
 
