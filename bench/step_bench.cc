@@ -174,18 +174,17 @@ class TimedBackend : public Backend {
   void GatedNorm(const GatedNormArgs& args) override {
     Timed("gated norm", [&] { backend_->GatedNorm(args); });
   }
-  void Head(Activations in, const NormArgs& norm, MatrixId head,
-            StepOutput* output) override {
+  void Head(Activations in, const NormArgs& norm, MatrixId head) override {
     {
       const std::lock_guard lock(mu_);
       held_ = false;
     }
     changed_.notify_all();
     Timed("head (norm, logits, tokens to the host)",
-          [&] { backend_->Head(in, norm, head, output); });
+          [&] { backend_->Head(in, norm, head); });
   }
-  absl::Status EndStep() override {
-    RECURVE_RETURN_IF_ERROR(backend_->EndStep());
+  absl::Status EndStep(StepOutput* output) override {
+    RECURVE_RETURN_IF_ERROR(backend_->EndStep(output));
     cudaStreamSynchronize(backend_->stream());
     for (const Span& span : spans_) {
       float ms = 0;

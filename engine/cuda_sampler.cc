@@ -96,10 +96,14 @@ absl::Status CudaSampler::Allocate(int64_t slots, int64_t samples,
       allocate(&adjusted_, kDevice, samples * vocab_, sizeof(float)));
   RECURVE_RETURN_IF_ERROR(
       allocate(&results_, kDevice, samples, sizeof(CudaSampleResult)));
-  RECURVE_RETURN_IF_ERROR(
-      allocate(&results_host_, kHost, samples, sizeof(CudaSampleResult)));
   RECURVE_RETURN_IF_ERROR(allocate(&top_, kDevice, top, sizeof(CudaTopToken)));
-  return allocate(&top_host_, kHost, top, sizeof(CudaTopToken));
+  for (Step& step : steps_) {
+    RECURVE_RETURN_IF_ERROR(
+        allocate(&step.results, kHost, samples, sizeof(CudaSampleResult)));
+    RECURVE_RETURN_IF_ERROR(
+        allocate(&step.top, kHost, top, sizeof(CudaTopToken)));
+  }
+  return absl::OkStatus();
 }
 
 int64_t CudaSampler::step_bytes() const {
@@ -151,6 +155,13 @@ absl::Status CudaSampler::UpdateTables(const SampleRequest& request,
     held.bias = true;
   }
   if (!HasPenalties(params)) return absl::OkStatus();
+  if (request.output.size() < request.index) {
+    // The step before draws the tokens between, and counts them.
+    RECURVE_CHECK(held.counts && held.output == request.index &&
+                  held.prompt == request.prompt.size());
+    ++held.output;
+    return absl::OkStatus();
+  }
   // A token that was drawn and then thrown away was counted, too.
   if (!held.counts || held.prompt > request.prompt.size() ||
       held.output > request.output.size()) {
@@ -175,9 +186,10 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
                                 CudaStepBuffer* step, cudaStream_t stream) {
   const auto count = static_cast<int64_t>(batch.samples.size());
   RECURVE_CHECK(count <= padded && padded <= max_samples_);
-  batch_ = &batch;
-  any_top_ = false;
-  errors_.assign(count, absl::OkStatus());
+  Step& begun = steps_[++num_begun_ % 2];
+  begun.batch = &batch;
+  begun.any_top = false;
+  begun.errors.assign(count, absl::OkStatus());
   CudaSampleRow* const samples = step->Add(padded, &samples_);
   for (int64_t i = 0; i < padded; ++i) {
     CudaSampleRow row = {};
@@ -188,8 +200,8 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
       const int32_t slot =
           batch
               .slots[batch.row_sequence[batch.logit_rows[request.logit_index]]];
-      errors_[i] = CheckRequest(request, vocab_);
-      if (errors_[i].ok()) {
+      begun.errors[i] = CheckRequest(request, vocab_);
+      if (begun.errors[i].ok()) {
         RECURVE_RETURN_IF_ERROR(UpdateTables(request, slot, stream));
         row.row = rows[i];
       }
@@ -207,7 +219,7 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
       row.min_p = p.min_p;
       row.top_k = p.top_k;
       row.num_logprobs = p.num_logprobs;
-      any_top_ = any_top_ || p.num_logprobs > 0;
+      begun.any_top = begun.any_top || p.num_logprobs > 0;
     }
     samples[i] = row;
   }
@@ -233,26 +245,28 @@ cudaError_t CudaSampler::Launch(const float* logits, int64_t stride,
 }
 
 cudaError_t CudaSampler::CopyResults(cudaStream_t stream) const {
-  const size_t count = batch_->samples.size();
+  const Step& step = begun();
+  const size_t count = step.batch->samples.size();
   if (count == 0) return cudaSuccess;
-  if (any_top_) {
+  if (step.any_top) {
     const cudaError_t error =
-        cudaMemcpyAsync(top_host_.data(), top_.data(),
+        cudaMemcpyAsync(step.top.data(), top_.data(),
                         count * kSampleMaxTop * sizeof(CudaTopToken),
                         cudaMemcpyDeviceToHost, stream);
     if (error != cudaSuccess) return error;
   }
-  return cudaMemcpyAsync(results_host_.data(), results_.data(),
+  return cudaMemcpyAsync(step.results.data(), results_.data(),
                          count * sizeof(CudaSampleResult),
                          cudaMemcpyDeviceToHost, stream);
 }
 
-void CudaSampler::Read(StepOutput* output) const {
+void CudaSampler::Read(StepOutput* output) {
+  const Step& step = steps_[++num_read_ % 2];
   output->samples.clear();
-  for (size_t i = 0; i < batch_->samples.size(); ++i) {
-    const CudaSampleResult& drawn = results_host_.as<CudaSampleResult>()[i];
-    if (!errors_[i].ok()) {
-      output->samples.emplace_back(errors_[i]);
+  for (size_t i = 0; i < step.batch->samples.size(); ++i) {
+    const CudaSampleResult& drawn = step.results.as<CudaSampleResult>()[i];
+    if (!step.errors[i].ok()) {
+      output->samples.emplace_back(step.errors[i]);
       continue;
     }
     if (drawn.token == kNonFiniteLogits) {
@@ -262,11 +276,11 @@ void CudaSampler::Read(StepOutput* output) const {
     }
     SampleResult result;
     result.token = drawn.token;
-    if (batch_->samples[i].params->num_logprobs >= 0) {
+    if (step.batch->samples[i].params->num_logprobs >= 0) {
       const double log_sum = SampleLogSum(drawn.max, drawn.sum);
       result.logprob = static_cast<float>(drawn.logit - log_sum);
       const CudaTopToken* const top =
-          top_host_.as<CudaTopToken>() + i * kSampleMaxTop;
+          step.top.as<CudaTopToken>() + i * kSampleMaxTop;
       for (int32_t t = 0; t < drawn.num_top; ++t) {
         result.top.emplace_back(top[t].id,
                                 static_cast<float>(top[t].logit - log_sum));

@@ -33,7 +33,9 @@ struct SampleRequest {
   const SamplingParams* params;
   absl::Span<const int32_t> prompt;  // what the penalties look at
   absl::Span<const int32_t> output;
-  uint64_t index;  // of the token among those generated: the draw's counter
+  // Of the token among those generated: the draw's counter. Larger than
+  // output.size() if the tokens between are StepBatch::fed to this step.
+  uint64_t index;
   // Whose tokens these are. The same number later means the same tokens, and
   // perhaps more behind them.
   uint64_t sequence = 0;
@@ -57,6 +59,13 @@ struct StepBatch {
   // A prompt that begins at position 0 is whole here if the model looks at it
   // as a whole (ModelInfo::whole_prompts).
 
+  // Rows whose token is not known yet: that of a sample of the step before,
+  // which may be under way. `tokens` has 0 there.
+  struct Fed {
+    int32_t row;
+    int32_t sample;  // into the samples of the step before
+  };
+  std::vector<Fed> fed;
   // Whether StepOutput::logits is read; without, it may be empty.
   bool wants_logits = true;
 
@@ -69,6 +78,9 @@ struct StepOutput {
   std::vector<absl::StatusOr<SampleResult>> samples;
   // [L, vocab], valid until the next step. Empty unless wants_logits.
   absl::Span<const float> logits;
+  // Between the end of the step before and the begin of this one on the device,
+  // in which it did nothing; 0 where that is not measured.
+  double device_idle_seconds = 0;
 };
 
 }  // namespace recurve
