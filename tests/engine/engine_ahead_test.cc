@@ -3,9 +3,12 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/tokenizer/bytes_tokenizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
@@ -112,6 +115,96 @@ TEST_F(EngineAheadTest, AStreamThatMayStopAndGoOnWaitsForItsTokens) {
   }
 }
 
+TEST_F(EngineAheadTest, AStopStringEndsWhatIsUnderWay) {
+  const auto tokenizer = *BytesTokenizer::Make(258, 256, 257);
+  FakeRunnerOptions plain = fake_;
+  plain.runs_ahead = false;
+  int stopped = 0;
+  for (uint64_t seed = 1; seed < 30; ++seed) {
+    Script script = Script::Generate(Prompt(10, seed), 60);
+    script.options.sampling.temperature = 1;
+    script.options.sampling.seed = seed;
+    script.options.stopping.stop_strings = {"a", "Q", "7", "ab", "z"};
+    const StreamRecord expected = RunSolo(plain, script, tokenizer.get());
+    const auto engine = MakeEngine(OptionsFor(fake_), fake_, tokenizer.get());
+    const StreamRecord record = RunAlone(*engine, script);
+    EXPECT_EQ(record.violation, "");
+    EXPECT_EQ(record.tokens, expected.tokens);
+    EXPECT_EQ(record.text, expected.text);
+    ASSERT_EQ(record.results.size(), 1u);
+    EXPECT_EQ(record.results[0].stop_string, expected.results[0].stop_string);
+    stopped += record.results[0].reason == FinishReason::kStopString;
+    EXPECT_TRUE(IsIdle(*engine));
+  }
+  EXPECT_GT(stopped, 5);
+}
+
+// Whoever loses its memory while steps run ahead goes on with the same tokens,
+// also those of its neighbours that came and went.
+TEST_F(EngineAheadTest, PreemptionWhileStepsRunAhead) {
+  for (const int32_t blocks : {0, 64}) {
+    SCOPED_TRACE(blocks);
+    fake_.num_slots = 2;
+    fake_.num_host_blocks = blocks;
+    Start();
+    std::vector<Script> scripts;
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    for (uint64_t i = 0; i < 12; ++i) {
+      scripts.push_back(Script::Generate(Prompt(30 + 20 * i, i), 40));
+      Script& script = scripts.back();
+      script.options.priority = static_cast<int32_t>(i);
+      script.options.sampling.temperature = 1;
+      script.options.sampling.repetition_penalty = 1.3f;
+      sinks.push_back(std::make_shared<RecordingSink>());
+      ASSERT_TRUE(Submit(*engine_, script, sinks.back()).ok());
+      sinks.back()->WaitTokens(3 + i % 4);
+    }
+    for (size_t i = 0; i < sinks.size(); ++i) {
+      const StreamRecord record = sinks[i]->WaitEnd();
+      EXPECT_EQ(record.violation, "");
+      EXPECT_EQ(record.tokens, Expected(scripts[i]).tokens);
+    }
+    const EngineLoad load = engine_->load();
+    EXPECT_GT(load.preemptions_total, 0u);
+    EXPECT_EQ(load.saves_total > 0, blocks > 0);
+    EXPECT_GT(fed_, 0);
+    EXPECT_TRUE(IsIdle(*engine_));
+  }
+}
+
+// Its next token was drawn when the client fell behind, and then its memory was
+// taken.
+TEST_F(EngineAheadTest, AReaderThatIsBehindLosesItsMemoryAndNoToken) {
+  for (const int32_t blocks : {0, 8}) {
+    for (const int64_t generate : {2, 20}) {
+      SCOPED_TRACE(testing::Message() << blocks << " " << generate);
+      fake_.num_slots = 1;
+      fake_.num_host_blocks = blocks;
+      Start();
+      Script script = Script::Generate(Prompt(100), generate);
+      script.options.sampling.temperature = 1;
+      script.options.sampling.frequency_penalty = 0.5f;
+      bool stall = true;
+      const auto sink = std::make_shared<RecordingSink>(
+          [&stall] { return std::exchange(stall, false); });
+      const auto id = Submit(*engine_, script, sink);
+      ASSERT_TRUE(id.ok()) << id.status();
+      sink->WaitTokens(1);
+      const Script other = Script::Generate(Prompt(5), 5);
+      EXPECT_EQ(RunAlone(*engine_, other).tokens, Expected(other).tokens);
+      EXPECT_EQ(sink->Record().tokens.size(), 1u);
+      EXPECT_EQ(engine_->load().preemptions_total, 1u);
+      EXPECT_EQ(engine_->load().saves_total, blocks > 0 ? 1u : 0u);
+      EXPECT_TRUE(sink->TakeStall());
+      engine_->Resume(*id);
+      const StreamRecord record = sink->WaitEnd();
+      EXPECT_EQ(record.violation, "");
+      EXPECT_EQ(record.tokens, Expected(script).tokens);
+      EXPECT_TRUE(IsIdle(*engine_));
+    }
+  }
+}
+
 TEST_F(EngineAheadTest, AReaderThatIsBehindHearsNothing) {
   const Script script = Script::Generate(Prompt(10), 40);
   Start();
@@ -172,14 +265,21 @@ TEST_F(EngineAheadTest, ADeviceThatFailsWithTwoStepsUnderWay) {
   }
 }
 
-TEST_F(EngineAheadTest, ARowThatBreaksDownEndsItsStream) {
+// The next step with it is under way when that is seen; its neighbour does not
+// notice.
+TEST_F(EngineAheadTest, ARowThatBreaksDownEndsItsStreamAlone) {
   fake_.nan_token = 3;
   Start();
+  const Script good = Script::Generate(Prompt(30, 5), 40);
+  const auto neighbour = std::make_shared<RecordingSink>();
+  ASSERT_TRUE(Submit(*engine_, good, neighbour).ok());
   std::vector<int32_t> prompt = Prompt(10);
   prompt.back() = 3;
   const StreamRecord record = RunAlone(*engine_, Script::Generate(prompt, 40));
   EXPECT_THAT(*record.end,
               FailsWith(absl::StatusCode::kInternal, "non-finite"));
+  EXPECT_TRUE(record.tokens.empty());
+  EXPECT_EQ(neighbour->WaitEnd().tokens, Expected(good).tokens);
   EXPECT_TRUE(engine_->health().ok());
   EXPECT_TRUE(IsIdle(*engine_));
 }
