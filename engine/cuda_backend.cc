@@ -5,14 +5,13 @@
 #include <cstring>
 #include <set>
 #include <utility>
-#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "engine/cuda_device.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/glu/glu_cuda.h"
-#include "kernels/linear_attn/linear_scan_cuda.h"
 #include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
@@ -35,123 +34,11 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-absl::Status Unsupported(size_t layer, absl::string_view field, int64_t value,
-                         absl::string_view limit) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the GPU does not support layer ", layer, ": ", field, " is ", value,
-      "; expected ", limit, " (--device cpu runs it)"));
-}
-
-absl::Status CheckTpa(size_t layer, const TpaConfig& config) {
-  const TpaShape& s = config.shape;
-  const auto within = [&](absl::string_view field, int64_t value, int64_t low,
-                          int64_t high, int64_t step) -> absl::Status {
-    if (value >= low && value <= high && value % step == 0)
-      return absl::OkStatus();
-    return Unsupported(
-        layer, field, value,
-        absl::StrCat(low, " to ", high,
-                     step > 1 ? absl::StrCat(" in steps of ", step) : ""));
-  };
-  RECURVE_RETURN_IF_ERROR(within("num_heads", s.num_heads, 1, 128, 1));
-  RECURVE_RETURN_IF_ERROR(within("head_dim", s.head_dim, 8, 256, 8));
-  RECURVE_RETURN_IF_ERROR(within("value_dim", s.value_dim, 8, 256, 8));
-  RECURVE_RETURN_IF_ERROR(within("q_rank", s.q_rank, 0, 32, 1));
-  RECURVE_RETURN_IF_ERROR(within("kv_rank", s.kv_rank, 1, 4, 1));
-  if (config.factor_activation == Activation::kSoftmax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the GPU does not support layer ", layer,
-        ": softmax over factors; expected a pointwise activation (--device "
-        "cpu runs it)"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckLinear(size_t layer, const LinearConfig& config) {
-  const int64_t key_dim = LrpeOutputDim(config.position.type, config.head_dim);
-  if (key_dim > kLinearScanMaxKeyDim) {
-    return Unsupported(layer, "encoded head_dim", key_dim,
-                       absl::StrCat("at most ", kLinearScanMaxKeyDim));
-  }
-  if (config.value_dim > kLinearScanMaxValueDim) {
-    return Unsupported(layer, "value_dim", config.value_dim,
-                       absl::StrCat("at most ", kLinearScanMaxValueDim));
-  }
-  if (config.output_gate && *config.output_gate == Activation::kSoftmax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the GPU does not support layer ", layer,
-        ": a softmax output gate; expected a pointwise one (--device cpu runs "
-        "it)"));
-  }
-  return absl::OkStatus();
-}
-
 bool AlignedFloats(const float* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0;
 }
 
 }  // namespace
-
-absl::StatusOr<CudaDevice> FindCudaDevice() {
-  int count = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&count);
-      error != cudaSuccess || count == 0) {
-    (void)cudaGetLastError();
-    return absl::UnavailableError(absl::StrCat(
-        "no usable GPU: ",
-        error == cudaSuccess ? "there is none" : cudaGetErrorString(error),
-        error == cudaErrorInsufficientDriver ? " (no driver, or one too old)"
-                                             : ""));
-  }
-  int id = 0;
-  cudaDeviceProp properties;
-  RECURVE_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&id), "device"));
-  RECURVE_RETURN_IF_ERROR(
-      CudaStatus(cudaGetDeviceProperties(&properties, id), "device"));
-  CudaDevice device;
-  device.name = properties.name;
-  if (properties.major < 8) {
-    return absl::UnavailableError(absl::StrCat(
-        "no usable GPU: ", device.name, " has compute capability ",
-        properties.major, ".", properties.minor, "; 8.0 or higher is needed"));
-  }
-  size_t free = 0;
-  size_t total = 0;
-  if (const cudaError_t error = cudaMemGetInfo(&free, &total);
-      error != cudaSuccess) {
-    (void)cudaGetLastError();
-    return absl::UnavailableError(
-        absl::StrCat("no usable GPU: ", cudaGetErrorString(error)));
-  }
-  device.free_bytes = static_cast<int64_t>(free);
-  device.total_bytes = static_cast<int64_t>(total);
-  return device;
-}
-
-absl::Status CudaBackend::CheckModel(const ModelDefinition& model) {
-  for (size_t i = 0; i < model.layers.size(); ++i) {
-    if (const auto* tpa = std::get_if<TpaLayer>(&model.layers[i].mixer)) {
-      RECURVE_RETURN_IF_ERROR(CheckTpa(i, tpa->config));
-    } else {
-      RECURVE_RETURN_IF_ERROR(
-          CheckLinear(i, std::get<LinearLayer>(model.layers[i].mixer).config));
-    }
-  }
-  if (model.channel_activation == Activation::kSoftmax) {
-    return absl::InvalidArgumentError(
-        "the GPU does not support a softmax in the gated linear unit; expected "
-        "a pointwise activation (--device cpu runs it)");
-  }
-  if (model.tpe &&
-      model.hidden_size / model.tpe->num_heads > kLinearScanMaxValueDim) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the GPU does not support the token position encoding: ",
-                     model.hidden_size / model.tpe->num_heads,
-                     " features a head; expected at most ",
-                     kLinearScanMaxValueDim, " (--device cpu runs it)"));
-  }
-  return absl::OkStatus();
-}
 
 // ----------------------------------------------------------------------------
 // Building a model
@@ -492,7 +379,6 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   int32_t* const fed = step_.Add(rows_, &sources);
   std::fill_n(fed, rows_, -1);
   for (const StepBatch::Fed& f : batch.fed) fed[f.row] = f.sample;
-  Check(cudaEventRecord(begins_[num_begun_ % kEvents], stream_), "a step");
   Check(step_.Copy(stream_), "copying a step");
   if (!batch.fed.empty()) {
     // The one thing in the step's memory that the device writes.
@@ -501,6 +387,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
                            stream_),
           "feeding tokens");
   }
+  Check(cudaEventRecord(begins_[num_begun_ % kEvents], stream_), "a step");
   if (decode_ && options_.graphs) {
     graph_ = &graphs_[rows_];
     replay_ = graph_->exec != nullptr;

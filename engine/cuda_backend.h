@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -26,16 +25,6 @@
 #include "kernels/matmul/decode_matmul_cuda.h"
 
 namespace recurve {
-
-// What a server on the GPU needs to know of it before it loads a model.
-struct CudaDevice {
-  std::string name;
-  int64_t free_bytes = 0;
-  int64_t total_bytes = 0;
-};
-// The current device. Unavailable, with the reason, where there is none that
-// the kernels run on.
-absl::StatusOr<CudaDevice> FindCudaDevice();
 
 // The model on one GPU and one stream. Weights are held in 16 bits or float32,
 // recurrent states are float32, TPA factors 16-bit; activations are float32,
@@ -73,10 +62,6 @@ class CudaBackend : public Backend {
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
-
-  // InvalidArgument, naming layer, field and limit, for a model that the
-  // kernels do not support.
-  static absl::Status CheckModel(const ModelDefinition& model);
 
   // For benchmarks: all work is put on this stream.
   cudaStream_t stream() const { return stream_; }
@@ -283,8 +268,9 @@ class CudaBackend : public Backend {
   CudaSampler sampler_;
 
   std::deque<Begun> begun_;  // two at most
-  // When step i began on the device and was done, at i modulo their number:
-  // what is asked for are those of the last that is done and the one before.
+  // When the device had the numbers of step i and when it was done, at i modulo
+  // their number: what is asked for is the latter of the step before the one
+  // that ends.
   static constexpr int64_t kEvents = 4;
   cudaEvent_t begins_[kEvents] = {};
   cudaEvent_t dones_[kEvents] = {};

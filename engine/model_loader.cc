@@ -17,6 +17,8 @@
 #include "kv_cache/cache_spec.h"
 #ifdef RECURVE_HAVE_CUDA
 #include "engine/cuda_backend.h"
+#include "engine/cuda_device.h"
+#include "engine/cuda_model_limits.h"
 #include "engine/cuda_sampler.h"
 #endif
 
@@ -106,7 +108,7 @@ absl::Status PlaceModel(const ModelDefinition& model,
                         const ModelOptions& options, Placement* placement) {
   if (!placement->cuda) return absl::OkStatus();
 #ifdef RECURVE_HAVE_CUDA
-  RECURVE_RETURN_IF_ERROR(CudaBackend::CheckModel(model));
+  RECURVE_RETURN_IF_ERROR(CheckCudaModel(model));
 #endif
   if (options.kv_dtype != "auto") {
     RECURVE_ASSIGN_OR_RETURN(placement->kv_dtype, ParseDType(options.kv_dtype));

@@ -42,8 +42,9 @@ struct SampleRequest {
 };
 
 // The ragged batch of one step: B sequences, T tokens in all. Prefill chunks
-// and decode tokens may share it. Everything that changes from step to step is
-// here.
+// and decode tokens may share it. A prompt that begins at position 0 is whole
+// in it if the model looks at it as a whole (ModelInfo::whole_prompts).
+// Everything that changes from step to step is here.
 struct StepBatch {
   std::vector<int32_t> tokens;        // [T]
   std::vector<int64_t> positions;     // [T]
@@ -56,9 +57,6 @@ struct StepBatch {
   std::vector<int32_t>
       logit_rows;  // [L] rows whose logits are wanted, ascending
   std::vector<SampleRequest> samples;
-  // A prompt that begins at position 0 is whole here if the model looks at it
-  // as a whole (ModelInfo::whole_prompts).
-
   // Rows whose token is not known yet: that of a sample of the step before,
   // which may be under way. `tokens` has 0 there.
   struct Fed {
@@ -78,8 +76,8 @@ struct StepOutput {
   std::vector<absl::StatusOr<SampleResult>> samples;
   // [L, vocab], valid until the next step. Empty unless wants_logits.
   absl::Span<const float> logits;
-  // Between the end of the step before and the begin of this one on the device,
-  // in which it did nothing; 0 where that is not measured.
+  // From the end of the step before on the device to this one's first kernel,
+  // what it needs from the host being copied; 0 where that is not measured.
   double device_idle_seconds = 0;
 };
 

@@ -9,11 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __CUDACC__
-#define RECURVE_HOST_DEVICE __host__ __device__
-#else
-#define RECURVE_HOST_DEVICE
-#endif
+#include "kernels/common/host_device.h"
 
 namespace recurve {
 

@@ -112,7 +112,7 @@ TEST_P(GoldenModelsTest, TokensAndLogits) {
     const auto engine = Load(chunk);
     if (refused_) {
       GTEST_SKIP() << "the GPU refuses this model: see "
-                      "CudaBackend::CheckModel";
+                      "CheckCudaModel";
     }
     ASSERT_NE(engine, nullptr);
     for (const std::string& name : Prompts()) {

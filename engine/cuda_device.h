@@ -1,0 +1,24 @@
+#ifndef RECURVE_ENGINE_CUDA_DEVICE_H_
+#define RECURVE_ENGINE_CUDA_DEVICE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace recurve {
+
+// What a server on the GPU needs to know of it before it loads a model.
+struct CudaDevice {
+  std::string name;
+  int64_t free_bytes = 0;
+  int64_t total_bytes = 0;
+};
+
+// The current device. Unavailable, with the reason, where there is none that
+// the kernels run on.
+absl::StatusOr<CudaDevice> FindCudaDevice();
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CUDA_DEVICE_H_
