@@ -1016,14 +1016,19 @@ absl::Status CudaBackend::EndStep(StepOutput* output) {
   if (status_.ok()) {
     Check(cudaEventSynchronize(dones_[begun.number % kEvents]), "a step");
   }
-  if (status_.ok() && begun.number > 0) {
+  const auto seconds = [&](cudaEvent_t begin, cudaEvent_t end) {
     float milliseconds = 0;
-    Check(cudaEventElapsedTime(&milliseconds,
-                               dones_[(begun.number - 1) % kEvents],
-                               begins_[begun.number % kEvents]),
-          "a step's time");
-    output->device_idle_seconds = milliseconds * 1e-3;
+    if (status_.ok()) {
+      Check(cudaEventElapsedTime(&milliseconds, begin, end), "a step's time");
+    }
+    return milliseconds * 1e-3;
+  };
+  const int64_t i = begun.number % kEvents;
+  if (begun.number > 0) {
+    output->device_idle_seconds =
+        seconds(dones_[(begun.number - 1) % kEvents], begins_[i]);
   }
+  output->device_seconds = seconds(begins_[i], dones_[i]);
   RECURVE_RETURN_IF_ERROR(status_);
   output->logits = begun.logits;
   sampler_.Read(output);

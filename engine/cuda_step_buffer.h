@@ -15,8 +15,8 @@ namespace recurve {
 // Everything that changes from step to step, written on the host and brought to
 // the device in one copy. Two steps may be under way: the host's side is there
 // twice, and on the device the stream puts a copy behind the step before it.
-// Equal sequences of Add calls give equal addresses, so
-// that a captured graph finds the next step's numbers where it looks.
+// Equal sequences of Add calls give equal addresses there, so that a captured
+// graph finds the next step's numbers where it looks.
 class CudaStepBuffer {
  public:
   absl::Status Allocate(int64_t bytes) {

@@ -133,7 +133,7 @@ class Engine {
     // Sequences that decode, and tokens of prompts beside them.
     int64_t decoding = 0;
     int64_t prompt_tokens = 0;
-    // The step before it was launched with no time without work between.
+    // There was something to run ever since the step before it was launched.
     bool follows_work = false;
   };
 

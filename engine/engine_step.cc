@@ -376,7 +376,14 @@ void Engine::Step() {
   const double seconds =
       SecondsBetween(std::max(last_step_done_, step->started), done);
   last_step_done_ = done;
-  pacer_.OnStep(step->decoding, step->prompt_tokens, seconds);
+  // What the host launches meanwhile is not the step's doing, so the pacer is
+  // told the device's time where there is one.
+  double paced = seconds;
+  if (output.device_seconds > 0) {
+    paced = output.device_seconds;
+    if (step->follows_work) paced += output.device_idle_seconds;
+  }
+  pacer_.OnStep(step->decoding, step->prompt_tokens, paced);
   ++counters_.steps_total;
   if (step->follows_work) {
     counters_.device_idle_seconds_total += output.device_idle_seconds;
@@ -479,7 +486,7 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   }
   PublishLoad();  // a client that sees its stream end also sees the memory free
   if (!status.ok() && observer_ != nullptr) observer_->OnFailed(status);
-  sequence->sink().OnEnd(status);
+  sequence->ReleaseSink()->OnEnd(status);
 }
 
 void Engine::FailAll(const absl::Status& status) {

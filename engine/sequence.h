@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -47,6 +48,8 @@ class Sequence {
   uint64_t arrival() const { return arrival_; }
   const SequenceOptions& options() const { return options_; }
   EventSink& sink() { return *sink_; }
+  // For the sequence's end: a step under way may hold the sequence longer.
+  std::shared_ptr<EventSink> ReleaseSink() { return std::move(sink_); }
 
   // What the first command appends is computed in one step, as a prompt. To be
   // called before that command starts.

@@ -77,8 +77,10 @@ struct StepOutput {
   // [L, vocab], valid until the next step. Empty unless wants_logits.
   absl::Span<const float> logits;
   // From the end of the step before on the device to this one's first kernel,
-  // what it needs from the host being copied; 0 where that is not measured.
+  // what it needs from the host being copied; and from there to its end. 0
+  // where that is not measured.
   double device_idle_seconds = 0;
+  double device_seconds = 0;
 };
 
 }  // namespace recurve
