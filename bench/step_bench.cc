@@ -16,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -178,18 +179,17 @@ class TimedBackend : public Backend {
   void GatedNorm(const GatedNormArgs& args) override {
     Timed("gated norm", [&] { backend_->GatedNorm(args); });
   }
-  void Head(Activations in, const NormArgs& norm, MatrixId head,
-            StepOutput* output) override {
+  void Head(Activations in, const NormArgs& norm, MatrixId head) override {
     {
       const std::lock_guard lock(mu_);
       held_ = false;
     }
     changed_.notify_all();
     Timed("head (norm, logits, tokens to the host)",
-          [&] { backend_->Head(in, norm, head, output); });
+          [&] { backend_->Head(in, norm, head); });
   }
-  absl::Status EndStep() override {
-    RECURVE_RETURN_IF_ERROR(backend_->EndStep());
+  absl::Status EndStep(StepOutput* output) override {
+    RECURVE_RETURN_IF_ERROR(backend_->EndStep(output));
     cudaStreamSynchronize(backend_->stream());
     for (const Span& span : spans_) {
       float ms = 0;
@@ -435,6 +435,35 @@ absl::Status Run(const Flags& flags) {
       RECURVE_RETURN_IF_ERROR(sample.status());
     return Median(times);
   };
+  // As the engine runs steps of decoding: each is launched while the one before
+  // runs, whose tokens it is fed. From the end of one to that of the next.
+  struct Ahead {
+    double ms = 0;
+    double idle_us = 0;  // of the device
+  };
+  const auto measure_ahead = [&](const StepBatch& step,
+                                 int repeats) -> absl::StatusOr<Ahead> {
+    StepBatch fed = step;
+    for (size_t i = 0; i < fed.samples.size(); ++i) {
+      fed.fed.push_back({step.logit_rows[i], static_cast<int32_t>(i)});
+    }
+    std::vector<double> times;
+    std::vector<double> idle;
+    StepOutput output;
+    RECURVE_RETURN_IF_ERROR(decoder->Launch(step));
+    auto done = Clock::now();
+    for (int i = 0; i < repeats + 3; ++i) {
+      RECURVE_RETURN_IF_ERROR(decoder->Launch(fed));
+      RECURVE_RETURN_IF_ERROR(decoder->Wait(&output));
+      const auto begun = std::exchange(done, Clock::now());
+      if (i < 3) continue;
+      times.push_back(1e3 *
+                      std::chrono::duration<double>(done - begun).count());
+      idle.push_back(1e6 * output.device_idle_seconds);
+    }
+    RECURVE_RETURN_IF_ERROR(decoder->Wait(&output));
+    return Ahead{Median(times), Median(idle)};
+  };
   const auto report = [&](const char* what, int64_t batch, int64_t context,
                           double ms, double bytes) {
     const double floor = 1e3 * bytes / bandwidth;
@@ -490,6 +519,13 @@ absl::Status Run(const Flags& flags) {
              weight_bytes + static_cast<double>(batch) *
                                 (static_cast<double>(context * token_bytes) +
                                  2.0 * static_cast<double>(state_bytes)));
+      if (timed != nullptr) continue;
+      RECURVE_ASSIGN_OR_RETURN(const Ahead ahead,
+                               measure_ahead(step, flags.repeats));
+      std::printf("        launched ahead: %10.3f ms   device idle %6.1f us\n",
+                  ahead.ms, ahead.idle_us);
+      results.back()["ms_ahead"] = ahead.ms;
+      results.back()["device_idle_us"] = ahead.idle_us;
     }
   }
   for (const int64_t prompt : flags.prompts) {

@@ -57,7 +57,8 @@ struct Activations {
 // BeginStep, so that model code is written once for every device.
 //
 // Order of calls: Load… and Allocate… while a model is built; AllocateCache
-// once; then, for each step, BeginStep, operations, EndStep.
+// once; then, for each step, BeginStep, operations, EndStep. Where
+// runs_ahead(), the next step may begin before the last one ends.
 //
 // A row's result depends on that row, its sequence and its position only.
 //
@@ -200,11 +201,13 @@ class Backend : public CacheStorage {
 
   // Normalises the rows whose logits are wanted, multiplies them by the head,
   // and draws the samples.
-  virtual void Head(Activations in, const NormArgs& norm, MatrixId head,
-                    StepOutput* output) = 0;
+  virtual void Head(Activations in, const NormArgs& norm, MatrixId head) = 0;
 
-  // Waits for the step. An error is a failure of the device.
-  virtual absl::Status EndStep() = 0;
+  // Waits for the earliest step that was begun and not ended, and gives its
+  // results. An error is a failure of the device.
+  virtual absl::Status EndStep(StepOutput* output) = 0;
+  // Whether a step may begin before the one before it ends.
+  virtual bool runs_ahead() const { return false; }
 };
 
 }  // namespace recurve

@@ -314,8 +314,7 @@ void CpuBackend::GatedNorm(const GatedNormArgs& args) {
       pool_);
 }
 
-void CpuBackend::Head(Activations in, const NormArgs& norm, MatrixId head,
-                      StepOutput* output) {
+void CpuBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
   const PackedMatrix& matrix = matrices_[head.value];
   const int64_t rows = static_cast<int64_t>(batch_->logit_rows.size());
   const int64_t vocab = matrix.outputs();
@@ -330,10 +329,10 @@ void CpuBackend::Head(Activations in, const NormArgs& norm, MatrixId head,
   Matmul(
       {head_rows_.data(), in.cols, &matrix, logits_.data(), vocab, rows, false},
       pool_);
-  output->logits = logits_;
+  output_.logits = logits_;
 
   const int64_t samples = static_cast<int64_t>(batch_->samples.size());
-  output->samples.assign(samples, absl::UnknownError("not sampled"));
+  output_.samples.assign(samples, absl::UnknownError("not sampled"));
   if (sampling_scratch_.size() < batch_->samples.size()) {
     sampling_scratch_.resize(batch_->samples.size());
   }
@@ -341,7 +340,7 @@ void CpuBackend::Head(Activations in, const NormArgs& norm, MatrixId head,
     const SampleRequest& request = batch_->samples[i];
     const absl::Span<const float> row = absl::MakeConstSpan(logits_).subspan(
         request.logit_index * vocab, vocab);
-    output->samples[i] = SampleRow(
+    output_.samples[i] = SampleRow(
         {row, request.prompt, request.output, request.index, request.params},
         &sampling_scratch_[i]);
   });

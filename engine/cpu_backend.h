@@ -58,9 +58,11 @@ class CpuBackend : public Backend {
   void ExpandFactors(const ExpandArgs& args) override;
   void LinearAttention(const LinearAttentionArgs& args) override;
   void GatedNorm(const GatedNormArgs& args) override;
-  void Head(Activations in, const NormArgs& norm, MatrixId head,
-            StepOutput* output) override;
-  absl::Status EndStep() override { return absl::OkStatus(); }
+  void Head(Activations in, const NormArgs& norm, MatrixId head) override;
+  absl::Status EndStep(StepOutput* output) override {
+    *output = std::move(output_);
+    return absl::OkStatus();
+  }
 
   absl::Status ClearPage(int32_t page) override;
   absl::Status ClearSlot(int32_t slot) override;
@@ -120,6 +122,7 @@ class CpuBackend : public Backend {
   std::vector<std::vector<float>> activations_;
   std::vector<float> head_rows_;  // normalised rows, gathered
   std::vector<float> logits_;
+  StepOutput output_;  // of the step in progress
   std::vector<SamplingScratch> sampling_scratch_;
   const StepBatch* batch_ = nullptr;
   std::vector<int32_t> whole_;  // WholePromptRows of the step

@@ -57,6 +57,11 @@ absl::Status CudaBackend::Init() {
   RECURVE_RETURN_IF_ERROR(FindCudaDevice().status());
   RECURVE_RETURN_IF_ERROR(CudaStatus(
       cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
+  for (auto* events : {&begins_, &dones_}) {
+    for (cudaEvent_t& event : *events) {
+      RECURVE_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&event), "event"));
+    }
+  }
   RECURVE_RETURN_IF_ERROR(CudaStatus(GetTpaDevice(&device_), "device"));
   RECURVE_ASSIGN_OR_RETURN(loader_, CudaWeightLoader::Create(&pool_, stream_));
   RECURVE_ASSIGN_OR_RETURN(products_, CudaProducts::Create(stream_));
@@ -77,6 +82,11 @@ CudaBackend::~CudaBackend() {
     if (graph.exec != nullptr) cudaGraphExecDestroy(graph.exec);
   }
   loader_.reset();
+  for (auto* events : {&begins_, &dones_}) {
+    for (cudaEvent_t event : *events) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
   cudaStreamDestroy(stream_);
 }
 
@@ -246,7 +256,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   const int64_t sequences = BucketOf(options_.max_sequences);
   const int64_t page_bytes = 4 * std::max<int64_t>(options_.max_pages, 1);
   RECURVE_RETURN_IF_ERROR(
-      step_.Allocate((32 + 96) * row_capacity_ + (64 + page_bytes) * sequences +
+      step_.Allocate((36 + 96) * row_capacity_ + (64 + page_bytes) * sequences +
                      tpa_->step_bytes() + sampler_.step_bytes() + 4096));
   return CudaStatus(cudaDeviceSynchronize(), "allocating");
 }
@@ -301,7 +311,19 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
                         runs, &step_);
   }
   BeginSamples(batch);
+  const int32_t* sources = nullptr;
+  int32_t* const fed = step_.Add(rows_, &sources);
+  std::fill_n(fed, rows_, -1);
+  for (const StepBatch::Fed& f : batch.fed) fed[f.row] = f.sample;
   Check(step_.Copy(stream_), "copying a step");
+  if (!batch.fed.empty()) {
+    // The one thing in the step's memory that the device writes.
+    Check(LaunchFeedTokens({sources, sampler_.results(),
+                            const_cast<int32_t*>(tokens_), rows_},
+                           stream_),
+          "feeding tokens");
+  }
+  Check(cudaEventRecord(begins_[num_begun_ % kEvents], stream_), "a step");
   if (decode_ && options_.graphs) {
     graph_ = &graphs_[rows_];
     replay_ = graph_->exec != nullptr;
@@ -570,7 +592,8 @@ void CudaBackend::ReserveHostLogits(int64_t vocab) {
   const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
   const auto row_bytes = vocab * static_cast<int64_t>(sizeof(float));
   if (rows * row_bytes <= logits_host_.bytes()) return;
-  // Nothing is under way that reads the old one: a step ends with a wait.
+  // Nothing is under way that writes the old one: no step with logits begins
+  // before the one before it has ended.
   auto memory =
       CudaMemory::Allocate(kHost, BucketOf(rows) * row_bytes, "logits");
   if (!memory.ok()) return Check(memory.status());
@@ -640,27 +663,49 @@ void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
   }
 }
 
-void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head,
-                       StepOutput* output) {
+void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
   if (decode_) {
     HeadOfDecode(in, norm, head);
   } else if (status_.ok()) {
     HeadOfMixed(in, norm, head);
   }
   if (status_.ok()) Check(sampler_.CopyResults(stream_), "copying tokens");
-  if (status_.ok()) Check(cudaStreamSynchronize(stream_), "a step");
-  output->logits = {};
-  if (!status_.ok()) {
-    output->samples.assign(batch_->samples.size(), status_);
-    return;
+  Begun begun = {num_begun_++, {}};
+  if (status_.ok()) {
+    Check(cudaEventRecord(dones_[begun.number % kEvents], stream_), "a step");
   }
-  if (batch_->wants_logits) {
-    output->logits =
+  if (status_.ok() && batch_->wants_logits) {
+    begun.logits =
         absl::MakeConstSpan(logits_host_.as<const float>(),
                             static_cast<size_t>(products_->outputs(head)) *
                                 batch_->logit_rows.size());
   }
+  begun_.push_back(begun);
+}
+
+absl::Status CudaBackend::EndStep(StepOutput* output) {
+  const Begun begun = begun_.front();
+  begun_.pop_front();
+  if (status_.ok()) {
+    Check(cudaEventSynchronize(dones_[begun.number % kEvents]), "a step");
+  }
+  const auto seconds = [&](cudaEvent_t begin, cudaEvent_t end) {
+    float milliseconds = 0;
+    if (status_.ok()) {
+      Check(cudaEventElapsedTime(&milliseconds, begin, end), "a step's time");
+    }
+    return milliseconds * 1e-3;
+  };
+  const int64_t i = begun.number % kEvents;
+  if (begun.number > 0) {
+    output->device_idle_seconds =
+        seconds(dones_[(begun.number - 1) % kEvents], begins_[i]);
+  }
+  output->device_seconds = seconds(begins_[i], dones_[i]);
+  RECURVE_RETURN_IF_ERROR(status_);
+  output->logits = begun.logits;
   sampler_.Read(output);
+  return absl::OkStatus();
 }
 
 // ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,6 +37,9 @@ namespace recurve {
 // Steps in which every sequence has one token of kStep are captured in a CUDA
 // graph for each power of two of sequences, and replayed; rows up to it are
 // padding in page and slot 0.
+//
+// All work of a step, and on pages and slots, is put on the stream in order;
+// EndStep waits for the event behind its step. So two steps may be under way.
 //
 // Errors of the device are kept and come from EndStep.
 class CudaBackend : public Backend {
@@ -105,9 +109,9 @@ class CudaBackend : public Backend {
   void ExpandFactors(const ExpandArgs& args) override;
   void LinearAttention(const LinearAttentionArgs& args) override;
   void GatedNorm(const GatedNormArgs& args) override;
-  void Head(Activations in, const NormArgs& norm, MatrixId head,
-            StepOutput* output) override;
-  absl::Status EndStep() override { return status_; }
+  void Head(Activations in, const NormArgs& norm, MatrixId head) override;
+  absl::Status EndStep(StepOutput* output) override;
+  bool runs_ahead() const override { return true; }
 
   absl::Status ClearPage(int32_t page) override;
   absl::Status ClearSlot(int32_t slot) override;
@@ -141,6 +145,11 @@ class CudaBackend : public Backend {
   };
   struct State {
     int64_t offset;  // elements from the begin of a slot
+  };
+  // A step that was begun and not ended: all of it is on the stream.
+  struct Begun {
+    int64_t number;
+    absl::Span<const float> logits;
   };
   struct Graph {
     bool warm = false;  // ran once, so that nothing is loaded while capturing
@@ -217,7 +226,16 @@ class CudaBackend : public Backend {
   CudaMemory logits_host_;      // grows
   CudaSampler sampler_;
 
-  // Of the step in progress; pointers are to the device.
+  std::deque<Begun> begun_;  // two at most
+  // When the device had the numbers of step i and when it was done, at i modulo
+  // their number: what is asked for is the latter of the step before the one
+  // that ends.
+  static constexpr int64_t kEvents = 4;
+  cudaEvent_t begins_[kEvents] = {};
+  cudaEvent_t dones_[kEvents] = {};
+  int64_t num_begun_ = 0;
+
+  // Of the step that is put on the stream; pointers are to the device.
   const StepBatch* batch_ = nullptr;
   CudaStepBuffer step_;
   bool decode_ = false;  // every sequence has one generated token

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "engine/request.h"
 #include "kernels/sampling/sampling.h"
 #include "kernels/sampling/sampling_weight.h"
 
@@ -17,47 +18,22 @@ constexpr auto kHost = CudaMemory::Kind::kHost;
 constexpr int64_t kUploadTokens = 1 << 16;  // of one copy
 
 // Rows of floats begin at multiples of 16 bytes.
-int64_t PaddedVocab(int64_t vocab) { return (vocab + 3) / 4 * 4; }
+int64_t PaddedWidth(int64_t logits) { return (logits + 3) / 4 * 4; }
 
 bool HasPenalties(const SamplingParams& p) {
   return p.repetition_penalty != 1 || p.presence_penalty != 0 ||
          p.frequency_penalty != 0;
 }
 
-// As SampleRow says it.
-absl::Status CheckIds(absl::string_view what, absl::Span<const int32_t> ids,
-                      int64_t vocab) {
-  for (int32_t id : ids) {
-    if (id < 0 || id >= vocab) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          what, ": token id ", id, " is outside the vocabulary of ", vocab));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckRequest(const SampleRequest& request, int64_t vocab) {
-  const SamplingParams& p = *request.params;
-  for (const auto& [id, bias] : p.logit_bias)
-    RECURVE_RETURN_IF_ERROR(CheckIds("logit_bias", {id}, vocab));
-  if (p.logit_bias.size() > kSampleMaxBias) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("logit_bias has ", p.logit_bias.size(),
-                     " entries; the GPU supports at most ", kSampleMaxBias));
-  }
-  if (p.num_logprobs > kSampleMaxTop) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("logprobs is ", p.num_logprobs,
-                     "; the GPU supports at most ", kSampleMaxTop));
-  }
-  return absl::OkStatus();
-}
+// What a request may ask (ValidateOptions) fits the tables.
+static_assert(kMaxLogitBias <= kSampleMaxBias);
+static_assert(kMaxLogprobs <= kSampleMaxTop);
 
 }  // namespace
 
 int64_t CudaSampler::DeviceBytes(int64_t slots, int64_t samples,
                                  int64_t vocab) {
-  const int64_t width = PaddedVocab(vocab);
+  const int64_t width = PaddedWidth(vocab);
   const int64_t slot = width * static_cast<int64_t>(sizeof(uint32_t)) +
                        kSampleMaxBias * static_cast<int64_t>(sizeof(CudaBias));
   const int64_t sample =
@@ -75,7 +51,7 @@ absl::Status CudaSampler::Allocate(int64_t slots, int64_t samples,
         absl::StrCat("the model has a vocabulary of ", vocab,
                      "; sampling supports at most ", kMaxSampleVocab));
   }
-  vocab_ = PaddedVocab(vocab);
+  width_ = PaddedWidth(vocab);
   max_samples_ = samples;
   slots_.assign(slots, {});
   const auto allocate = [](CudaMemory* memory, CudaMemory::Kind kind,
@@ -87,19 +63,23 @@ absl::Status CudaSampler::Allocate(int64_t slots, int64_t samples,
   };
   const int64_t top = samples * kSampleMaxTop;
   RECURVE_RETURN_IF_ERROR(
-      allocate(&counts_, kDevice, slots * vocab_, sizeof(uint32_t)));
+      allocate(&counts_, kDevice, slots * width_, sizeof(uint32_t)));
   RECURVE_RETURN_IF_ERROR(
       allocate(&biases_, kDevice, slots * kSampleMaxBias, sizeof(CudaBias)));
   RECURVE_RETURN_IF_ERROR(
       allocate(&uploads_, kDevice, kUploadTokens, sizeof(uint32_t)));
   RECURVE_RETURN_IF_ERROR(
-      allocate(&adjusted_, kDevice, samples * vocab_, sizeof(float)));
+      allocate(&adjusted_, kDevice, samples * width_, sizeof(float)));
   RECURVE_RETURN_IF_ERROR(
       allocate(&results_, kDevice, samples, sizeof(CudaSampleResult)));
-  RECURVE_RETURN_IF_ERROR(
-      allocate(&results_host_, kHost, samples, sizeof(CudaSampleResult)));
   RECURVE_RETURN_IF_ERROR(allocate(&top_, kDevice, top, sizeof(CudaTopToken)));
-  return allocate(&top_host_, kHost, top, sizeof(CudaTopToken));
+  for (Step& step : steps_) {
+    RECURVE_RETURN_IF_ERROR(
+        allocate(&step.results, kHost, samples, sizeof(CudaSampleResult)));
+    RECURVE_RETURN_IF_ERROR(
+        allocate(&step.top, kHost, top, sizeof(CudaTopToken)));
+  }
+  return absl::OkStatus();
 }
 
 int64_t CudaSampler::step_bytes() const {
@@ -123,7 +103,7 @@ absl::Status CudaSampler::Count(absl::Span<const int32_t> tokens, uint32_t flag,
     RECURVE_RETURN_IF_ERROR(CudaStatus(
         LaunchCountTokens(
             {uploads_.as<const uint32_t>(), static_cast<int64_t>(words.size()),
-             counts_.as<uint32_t>() + slot * vocab_},
+             counts_.as<uint32_t>() + slot * width_},
             stream),
         "counting tokens for penalties"));
   }
@@ -151,12 +131,19 @@ absl::Status CudaSampler::UpdateTables(const SampleRequest& request,
     held.bias = true;
   }
   if (!HasPenalties(params)) return absl::OkStatus();
+  if (request.output.size() < request.index) {
+    // The step before draws the tokens between, and counts them.
+    RECURVE_CHECK(held.counts && held.output == request.index &&
+                  held.prompt == request.prompt.size());
+    ++held.output;
+    return absl::OkStatus();
+  }
   // A token that was drawn and then thrown away was counted, too.
   if (!held.counts || held.prompt > request.prompt.size() ||
       held.output > request.output.size()) {
     RECURVE_RETURN_IF_ERROR(
-        CudaStatus(cudaMemsetAsync(counts_.as<uint32_t>() + slot * vocab_, 0,
-                                   vocab_ * sizeof(uint32_t), stream),
+        CudaStatus(cudaMemsetAsync(counts_.as<uint32_t>() + slot * width_, 0,
+                                   width_ * sizeof(uint32_t), stream),
                    "clearing counts for penalties"));
     held.counts = true;
     held.prompt = held.output = 0;
@@ -175,9 +162,9 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
                                 CudaStepBuffer* step, cudaStream_t stream) {
   const auto count = static_cast<int64_t>(batch.samples.size());
   RECURVE_CHECK(count <= padded && padded <= max_samples_);
-  batch_ = &batch;
-  any_top_ = false;
-  errors_.assign(count, absl::OkStatus());
+  Step& begun = steps_[++num_begun_ % 2];
+  begun.batch = &batch;
+  begun.any_top = false;
   CudaSampleRow* const samples = step->Add(padded, &samples_);
   for (int64_t i = 0; i < padded; ++i) {
     CudaSampleRow row = {};
@@ -188,11 +175,8 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
       const int32_t slot =
           batch
               .slots[batch.row_sequence[batch.logit_rows[request.logit_index]]];
-      errors_[i] = CheckRequest(request, vocab_);
-      if (errors_[i].ok()) {
-        RECURVE_RETURN_IF_ERROR(UpdateTables(request, slot, stream));
-        row.row = rows[i];
-      }
+      RECURVE_RETURN_IF_ERROR(UpdateTables(request, slot, stream));
+      row.row = rows[i];
       row.slot = slot;
       if (p.temperature > 0) {
         row.inverse_temperature = 1.0 / p.temperature;
@@ -207,7 +191,7 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
       row.min_p = p.min_p;
       row.top_k = p.top_k;
       row.num_logprobs = p.num_logprobs;
-      any_top_ = any_top_ || p.num_logprobs > 0;
+      begun.any_top = begun.any_top || p.num_logprobs > 0;
     }
     samples[i] = row;
   }
@@ -224,7 +208,7 @@ cudaError_t CudaSampler::Launch(const float* logits, int64_t stride,
   params.stride = stride;
   params.vocab = vocab;
   params.counts = counts_.as<uint32_t>();
-  params.counts_stride = vocab_;
+  params.counts_stride = width_;
   params.bias = biases_.as<const CudaBias>();
   params.adjusted = adjusted_.as<float>() + first * stride;
   params.results = results_.as<CudaSampleResult>() + first;
@@ -233,28 +217,26 @@ cudaError_t CudaSampler::Launch(const float* logits, int64_t stride,
 }
 
 cudaError_t CudaSampler::CopyResults(cudaStream_t stream) const {
-  const size_t count = batch_->samples.size();
+  const Step& step = begun();
+  const size_t count = step.batch->samples.size();
   if (count == 0) return cudaSuccess;
-  if (any_top_) {
+  if (step.any_top) {
     const cudaError_t error =
-        cudaMemcpyAsync(top_host_.data(), top_.data(),
+        cudaMemcpyAsync(step.top.data(), top_.data(),
                         count * kSampleMaxTop * sizeof(CudaTopToken),
                         cudaMemcpyDeviceToHost, stream);
     if (error != cudaSuccess) return error;
   }
-  return cudaMemcpyAsync(results_host_.data(), results_.data(),
+  return cudaMemcpyAsync(step.results.data(), results_.data(),
                          count * sizeof(CudaSampleResult),
                          cudaMemcpyDeviceToHost, stream);
 }
 
-void CudaSampler::Read(StepOutput* output) const {
+void CudaSampler::Read(StepOutput* output) {
+  const Step& step = steps_[++num_read_ % 2];
   output->samples.clear();
-  for (size_t i = 0; i < batch_->samples.size(); ++i) {
-    const CudaSampleResult& drawn = results_host_.as<CudaSampleResult>()[i];
-    if (!errors_[i].ok()) {
-      output->samples.emplace_back(errors_[i]);
-      continue;
-    }
+  for (size_t i = 0; i < step.batch->samples.size(); ++i) {
+    const CudaSampleResult& drawn = step.results.as<CudaSampleResult>()[i];
     if (drawn.token == kNonFiniteLogits) {
       output->samples.emplace_back(absl::InternalError(
           "non-finite logits: a NaN, an infinity, or nothing but -inf"));
@@ -262,11 +244,11 @@ void CudaSampler::Read(StepOutput* output) const {
     }
     SampleResult result;
     result.token = drawn.token;
-    if (batch_->samples[i].params->num_logprobs >= 0) {
+    if (step.batch->samples[i].params->num_logprobs >= 0) {
       const double log_sum = SampleLogSum(drawn.max, drawn.sum);
       result.logprob = static_cast<float>(drawn.logit - log_sum);
       const CudaTopToken* const top =
-          top_host_.as<CudaTopToken>() + i * kSampleMaxTop;
+          step.top.as<CudaTopToken>() + i * kSampleMaxTop;
       for (int32_t t = 0; t < drawn.num_top; ++t) {
         result.top.emplace_back(top[t].id,
                                 static_cast<float>(top[t].logit - log_sum));

@@ -32,15 +32,15 @@ class CudaSampler {
  public:
   // Memory on the device for so many slots (slot 0 included), samples in a
   // step, and logits in a row.
-  static int64_t DeviceBytes(int64_t slots, int64_t samples, int64_t vocab);
-  absl::Status Allocate(int64_t slots, int64_t samples, int64_t vocab);
+  static int64_t DeviceBytes(int64_t slots, int64_t samples, int64_t logits);
+  absl::Status Allocate(int64_t slots, int64_t samples, int64_t logits);
   // Room that a step takes in a CudaStepBuffer.
   int64_t step_bytes() const;
 
-  // The samples of `batch`, which outlives the step. `rows`: the row of each
-  // in the logits of its launch. What is launched has `padded` samples; those
-  // beyond the batch's are idle. Brings the tables up to date, so not while
-  // capturing. The results of the step before must have been read.
+  // The samples of `batch`, which lives until they are read. `rows`: the row of
+  // each in the logits of its launch. What is launched has `padded` samples;
+  // those beyond the batch's are idle. Brings the tables up to date, so not
+  // while capturing. The results of the last step but one must have been read.
   absl::Status Begin(const StepBatch& batch, absl::Span<const int32_t> rows,
                      int64_t padded, CudaStepBuffer* step, cudaStream_t stream);
   // Draws samples [first, first + count).
@@ -48,8 +48,13 @@ class CudaSampler {
                      int64_t first, int64_t count, cudaStream_t stream) const;
   // Brings the results to the host. Not while capturing.
   cudaError_t CopyResults(cudaStream_t stream) const;
-  // Once the copy is done.
-  void Read(StepOutput* output) const;
+  // Those of the earliest step that was not read, once the copy is done.
+  void Read(StepOutput* output);
+
+  // Where the next step finds the tokens that the last one draws.
+  const CudaSampleResult* results() const {
+    return results_.as<const CudaSampleResult>();
+  }
 
  private:
   // What is in the tables for a slot.
@@ -62,26 +67,32 @@ class CudaSampler {
     bool bias = false;    // the row of biases is the sequence's
   };
 
+  // A step that was begun and not read.
+  struct Step {
+    const StepBatch* batch = nullptr;
+    bool any_top = false;
+    CudaMemory results, top;  // on the host
+  };
+  const Step& begun() const { return steps_[num_begun_ % 2]; }
+
   absl::Status UpdateTables(const SampleRequest& request, int32_t slot,
                             cudaStream_t stream);
   absl::Status Count(absl::Span<const int32_t> tokens, uint32_t flag,
                      int32_t slot, cudaStream_t stream);
 
-  int64_t vocab_ = 0;
+  int64_t width_ = 0;  // of a row of logits, padded
   int64_t max_samples_ = 0;
-  CudaMemory counts_;    // [slots, vocab_]
+  CudaMemory counts_;    // [slots, width_]
   CudaMemory biases_;    // [slots, kSampleMaxBias]
   CudaMemory uploads_;   // tokens on their way into counts_
-  CudaMemory adjusted_;  // [max_samples_, vocab_]
-  CudaMemory results_, results_host_;
-  CudaMemory top_, top_host_;
+  CudaMemory adjusted_;  // [max_samples_, width_]
+  CudaMemory results_;
+  CudaMemory top_;
   std::vector<Slot> slots_;
-
-  // Of the step in progress.
-  const StepBatch* batch_ = nullptr;
-  const CudaSampleRow* samples_ = nullptr;  // on the device
-  std::vector<absl::Status> errors_;        // found before the launch
-  bool any_top_ = false;
+  const CudaSampleRow* samples_ = nullptr;  // on the device, of the last step
+  Step steps_[2];
+  int64_t num_begun_ = 0;
+  int64_t num_read_ = 0;
 };
 
 }  // namespace recurve

@@ -13,41 +13,49 @@
 namespace recurve {
 
 // Everything that changes from step to step, written on the host and brought to
-// the device in one copy. Equal sequences of Add calls give equal addresses, so
-// that a captured graph finds the next step's numbers where it looks.
+// the device in one copy. Two steps may be under way: the host's side is there
+// twice, and on the device the stream puts a copy behind the step before it.
+// Equal sequences of Add calls give equal addresses there, so that a captured
+// graph finds the next step's numbers where it looks.
 class CudaStepBuffer {
  public:
   absl::Status Allocate(int64_t bytes) {
-    RECURVE_ASSIGN_OR_RETURN(
-        host_, CudaMemory::Allocate(CudaMemory::Kind::kHost, bytes, "a step"));
+    for (CudaMemory& host : hosts_) {
+      RECURVE_ASSIGN_OR_RETURN(
+          host, CudaMemory::Allocate(CudaMemory::Kind::kHost, bytes, "a step"));
+    }
     RECURVE_ASSIGN_OR_RETURN(
         device_,
         CudaMemory::Allocate(CudaMemory::Kind::kDevice, bytes, "a step"));
     return absl::OkStatus();
   }
 
-  // The copy of the step before must be done.
-  void Clear() { used_ = 0; }
+  // Begins a step. The last but one must be done.
+  void Clear() {
+    used_ = 0;
+    turn_ = 1 - turn_;
+  }
 
   // Room for `count` values: where to write them, and where the device finds
   // them.
   template <typename T>
   T* Add(int64_t count, const T** on_device) {
     used_ = (used_ + 15) / 16 * 16;
-    T* const to = reinterpret_cast<T*>(host_.data() + used_);
+    T* const to = reinterpret_cast<T*>(hosts_[turn_].data() + used_);
     *on_device = reinterpret_cast<const T*>(device_.data() + used_);
     used_ += count * static_cast<int64_t>(sizeof(T));
-    RECURVE_CHECK(used_ <= host_.bytes());
+    RECURVE_CHECK(used_ <= device_.bytes());
     return to;
   }
 
   cudaError_t Copy(cudaStream_t stream) const {
-    return cudaMemcpyAsync(device_.data(), host_.data(), used_,
+    return cudaMemcpyAsync(device_.data(), hosts_[turn_].data(), used_,
                            cudaMemcpyHostToDevice, stream);
   }
 
  private:
-  CudaMemory host_;
+  CudaMemory hosts_[2];
+  int turn_ = 0;
   CudaMemory device_;
   int64_t used_ = 0;
 };

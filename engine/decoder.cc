@@ -178,6 +178,11 @@ void Decoder::Embed(Backend& backend) const {
 }
 
 absl::Status Decoder::Run(const StepBatch& batch, StepOutput* output) {
+  RECURVE_RETURN_IF_ERROR(Launch(batch));
+  return Wait(output);
+}
+
+absl::Status Decoder::Launch(const StepBatch& batch) {
   Backend& backend = *backend_;
   RECURVE_RETURN_IF_ERROR(backend.BeginStep(batch));
   Embed(backend);
@@ -195,8 +200,8 @@ absl::Status Decoder::Run(const StepBatch& batch, StepOutput* output) {
                           channel_activation_, layer.w3, normed, gates, gated,
                           hidden});
   }
-  backend.Head(residual_, final_norm_, head_, output);
-  return backend.EndStep();
+  backend.Head(residual_, final_norm_, head_);
+  return absl::OkStatus();
 }
 
 }  // namespace recurve

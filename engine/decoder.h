@@ -32,6 +32,11 @@ class Decoder : public ModelRunner {
   CacheSpec cache_spec() const override { return cache_spec_; }
   CacheStorage& storage() override { return *backend_; }
   absl::Status Run(const StepBatch& batch, StepOutput* output) override;
+  bool runs_ahead() const override { return backend_->runs_ahead(); }
+  absl::Status Launch(const StepBatch& batch) override;
+  absl::Status Wait(StepOutput* output) override {
+    return backend_->EndStep(output);
+  }
 
  private:
   struct Layer {

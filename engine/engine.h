@@ -30,8 +30,11 @@ namespace recurve {
 // Serves many sequences on one model: takes requests from any thread, runs
 // steps on one thread of its own, reports through each sequence's EventSink.
 //
-// A step is: take what came in, plan, run, commit. The tokens of a sequence do
-// not depend on what else is there.
+// A step is: take what came in, plan, launch, wait, commit. Where the runner
+// allows it, the next step is launched before the last one is waited for, so
+// that the device is never idle: sequences go on with tokens that only the
+// device knows yet. What such a step computed for a sequence that had ended is
+// thrown away. The tokens of a sequence do not depend on what else is there.
 //
 // Thread safety: the public methods may be called from any thread, also from
 // within EventSink calls.
@@ -122,6 +125,18 @@ class Engine {
     int32_t sample = -1;  // into StepBatch::samples, or -1
   };
 
+  // A step that was launched and not committed.
+  struct PendingStep {
+    StepBatch batch;
+    std::vector<BatchEntry> entries;
+    Clock::time_point started;
+    // Sequences that decode, and tokens of prompts beside them.
+    int64_t decoding = 0;
+    int64_t prompt_tokens = 0;
+    // There was something to run ever since the step before it was launched.
+    bool follows_work = false;
+  };
+
   Engine(const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
          const Tokenizer* tokenizer, EngineObserver* observer);
 
@@ -143,6 +158,13 @@ class Engine {
   void Step();
   SequenceView View(const Sequence& sequence) const;
   StepPlan Plan() const;
+  // Plans and launches a step: behind nothing, or behind the pending one. Then
+  // null when the next step has to wait for the results of this one.
+  absl::StatusOr<std::unique_ptr<PendingStep>> LaunchNext();
+  bool MayRunAhead(const StepPlan& plan) const;
+  // SequenceView::from_host.
+  bool FromHost(const Sequence& sequence) const;
+  absl::Status BuildBatch(const StepPlan& plan, PendingStep* step);
   // Preempts and admits (engine_memory.cc).
   absl::Status ApplyMemory(const StepPlan& plan);
   // Takes the sequence's memory, which is saved if there is room.
@@ -151,7 +173,12 @@ class Engine {
   absl::StatusOr<SequenceLease> LeaseFor(Sequence& sequence);
   absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
                                         int32_t batch_index, StepBatch* batch);
+  void CommitStep(const PendingStep& step, const StepOutput& output);
   void Commit(const BatchEntry& entry, const StepOutput& output);
+  // Gives the sequence a token: its event, and what follows from it.
+  void Deliver(Sequence& sequence, const SampleResult& sample, StepEvent event);
+  void Emit(Sequence& sequence, StepEvent event);
+  void FinishCommands(Sequence& sequence);
   // Starts queued commands and ends the sequence when there will be no more.
   void AdvanceCommands(Sequence& sequence);
   void End(uint64_t id, const absl::Status& status);
@@ -178,6 +205,9 @@ class Engine {
   std::unordered_set<Sequence*> resident_;  // those with memory
   std::unordered_set<Sequence*> stalled_;
   EngineLoad counters_;
+  std::unique_ptr<PendingStep> pending_;  // between two calls of Step
+  Clock::time_point last_step_done_;
+  bool worked_ = false;  // there was something to run since the last launch
 
   // --- Shared ---
   mutable Mutex mu_;

@@ -13,9 +13,10 @@
 namespace recurve {
 namespace {
 
-// One token is left to compute: what the scheduler takes for decoding.
+// One token will be left to compute when what is under way is done: what the
+// scheduler takes for decoding.
 bool Decodes(const Sequence& sequence) {
-  return sequence.num_tokens() - sequence.num_computed() == 1;
+  return sequence.launched_tokens() - sequence.launched_computed() == 1;
 }
 
 double SecondsBetween(Clock::time_point from, Clock::time_point to) {
@@ -39,10 +40,14 @@ void Engine::Loop() {
     EndStalledClients();
     if (const absl::Status status = health(); !status.ok()) {
       FailAll(DeviceFailed(status));  // accepted before the failure was known
-    } else if (HasRunnable()) {
+    } else if (pending_ != nullptr || HasRunnable()) {
       Step();
     }
     PublishLoad();
+  }
+  if (pending_ != nullptr) {
+    StepOutput unused;
+    (void)runner_->Wait(&unused);
   }
   FailAll(absl::UnavailableError("the server is shutting down"));
   PublishLoad();
@@ -79,9 +84,10 @@ bool Engine::HasRunnable() const {
 bool Engine::TakeMessages() {
   std::vector<Message> messages;
   {
-    const bool runnable = HasRunnable();
+    const bool runnable = pending_ != nullptr || HasRunnable();
     MutexLock lock(&mu_);
     while (!runnable && inbox_.empty() && !stop_) {
+      worked_ = false;
       // Wake up now and then while there are clients to time out.
       if (sequences_.empty()) {
         wake_.Wait(&mu_);
@@ -127,8 +133,14 @@ void Engine::Handle(Message& message) {
   } else if (auto* resumption = std::get_if<Resumption>(&message)) {
     if (const auto it = sequences_.find(resumption->id);
         it != sequences_.end()) {
-      it->second->stalled = false;
-      Reindex(*it->second);
+      const std::shared_ptr<Sequence> resumed = it->second;
+      resumed->stalled = false;
+      Reindex(*resumed);
+      if (resumed->held) {
+        const SampleResult sample = *std::exchange(resumed->held, std::nullopt);
+        Deliver(*resumed, sample, StepEvent());
+        FinishCommands(*resumed);
+      }
     }
   } else {
     // Draining: sequences between two commands end now, the others when idle.
@@ -161,14 +173,13 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.id = sequence.id();
   view.priority = sequence.options().priority;
   view.arrival = sequence.arrival();
-  view.num_tokens = sequence.num_tokens();
-  view.num_computed = sequence.num_computed();
+  view.num_tokens = sequence.launched_tokens();
+  view.num_computed = sequence.launched_computed();
   view.whole_tokens = sequence.whole_tokens();
   view.pages =
       sequence.lease ? static_cast<int64_t>(sequence.lease->pages().size()) : 0;
-  view.has_work = sequence.command_active() && !sequence.stalled;
-  view.from_host =
-      sequence.saved || (sequence.lease && !cache_.Restored(*sequence.lease));
+  view.has_work = sequence.HasWork() && !sequence.stalled;
+  view.from_host = FromHost(sequence);
   // A step hands all rows that a command wants to its stream at once.
   if (sequence.wants_all_logits()) {
     view.max_step_tokens = max_step_logits();
@@ -192,7 +203,9 @@ StepPlan Engine::Plan() const {
     decoding += resident.back().has_work && !resident.back().from_host &&
                 Decodes(*sequence);
   }
-  limits.max_prompt_tokens = pacer_.MaxTokens(decoding);
+  const bool paced = pending_ != nullptr && pending_->decoding > 0;
+  limits.max_prompt_tokens =
+      pacer_.MaxTokens(decoding, paced ? pending_->prompt_tokens : 0);
   if (limits.max_prompt_tokens > 0) {
     limits.max_prompt_tokens =
         std::max(limits.max_prompt_tokens, limits.chunk_multiple);
@@ -214,7 +227,7 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
     const StepPlan::Entry& planned, int32_t batch_index, StepBatch* batch) {
   BatchEntry entry{sequences_.at(planned.id), planned.num_tokens, {}, -1};
   Sequence& sequence = *entry.sequence;
-  const int64_t begin = sequence.num_computed();
+  const int64_t begin = sequence.launched_computed();
   const int64_t end = begin + planned.num_tokens;
   RECURVE_RETURN_IF_ERROR(cache_.Reserve(*sequence.lease, end));
   RECURVE_RETURN_IF_ERROR(
@@ -234,9 +247,16 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
         batch->samples.push_back(sequence.MakeSampleRequest(index));
       }
     }
-    batch->tokens.push_back(sequence.tokens()[position]);
+    if (position < sequence.num_tokens()) {
+      batch->tokens.push_back(sequence.tokens()[position]);
+      batch->kinds.push_back(sequence.kind(position));
+    } else {
+      batch->fed.push_back({static_cast<int32_t>(batch->tokens.size()),
+                            sequence.sample_in_flight()});
+      batch->tokens.push_back(0);
+      batch->kinds.push_back(TokenKind::kStep);
+    }
     batch->positions.push_back(position);
-    batch->kinds.push_back(sequence.kind(position));
     batch->row_sequence.push_back(batch_index);
   }
   batch->query_start.push_back(static_cast<int32_t>(batch->tokens.size()));
@@ -244,53 +264,99 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
   return entry;
 }
 
-void Engine::Step() {
+absl::Status Engine::BuildBatch(const StepPlan& plan, PendingStep* step) {
+  StepBatch& batch = step->batch;
+  std::vector<BatchEntry>& entries = step->entries;
+  batch.query_start.push_back(0);
+  batch.wants_logits = false;
+  RECURVE_RETURN_IF_ERROR(ApplyMemory(plan));
+  for (const StepPlan::Entry& planned : plan.entries) {
+    RECURVE_ASSIGN_OR_RETURN(
+        BatchEntry entry,
+        AddToBatch(planned, static_cast<int32_t>(entries.size()), &batch));
+    entries.push_back(std::move(entry));
+  }
+  for (const BatchEntry& entry : entries) {
+    batch.page_table_stride =
+        std::max(batch.page_table_stride,
+                 static_cast<int64_t>(entry.sequence->lease->pages().size()));
+  }
+  batch.page_table.assign(batch.page_table_stride * batch.num_sequences(), 0);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto pages = entries[i].sequence->lease->pages();
+    std::copy(pages.begin(), pages.end(),
+              batch.page_table.begin() +
+                  static_cast<int64_t>(i) * batch.page_table_stride);
+  }
+  return absl::OkStatus();
+}
+
+bool Engine::FromHost(const Sequence& sequence) const {
+  return sequence.saved ||
+         (sequence.lease && !cache_.Restored(*sequence.lease));
+}
+
+// What would have to be undone if a sample in flight ends a sequence is not
+// done ahead of it: no state goes beyond a token that a later command may
+// follow, and nobody loses memory. Logits have one place on the host. A step
+// that waits for a copy is for when nothing else can run, which is not known
+// yet.
+bool Engine::MayRunAhead(const StepPlan& plan) const {
+  if (plan.entries.empty() || !plan.preempt.empty()) return false;
+  for (const BatchEntry& entry : pending_->entries) {
+    if (entry.sequence->lease && entry.sequence->MustWait()) return false;
+  }
+  return std::none_of(plan.entries.begin(), plan.entries.end(),
+                      [&](const StepPlan::Entry& entry) {
+                        const Sequence& sequence = *sequences_.at(entry.id);
+                        return sequence.wants_logits() || FromHost(sequence);
+                      });
+}
+
+absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   const auto started = Clock::now();
-  step_started_ns_.store(NowNs());
   StepPlan plan = Plan();
+  if (pending_ != nullptr && !MayRunAhead(plan)) return nullptr;
+  // The scheduler promises progress; without it the loop would spin for ever.
+  RECURVE_CHECK(!plan.entries.empty());
   // Sequences with one token stand first, so that a backend finds what it
   // computes alike side by side.
   std::stable_partition(
       plan.entries.begin(), plan.entries.end(),
       [](const StepPlan::Entry& entry) { return entry.num_tokens == 1; });
-  // The scheduler promises progress; without it the loop would spin for ever.
-  RECURVE_CHECK(!plan.entries.empty());
-  int64_t decoding = 0;
-  int64_t prompt_tokens = 0;
+  auto step = std::make_unique<PendingStep>();
+  step->started = started;
+  step->follows_work = std::exchange(worked_, true);
   for (const StepPlan::Entry& entry : plan.entries) {
     if (Decodes(*sequences_.at(entry.id))) {
-      ++decoding;
+      ++step->decoding;
     } else {
-      prompt_tokens += entry.num_tokens;
+      step->prompt_tokens += entry.num_tokens;
     }
   }
+  RECURVE_RETURN_IF_ERROR(BuildBatch(plan, step.get()));
+  RECURVE_RETURN_IF_ERROR(runner_->Launch(step->batch));
+  for (const BatchEntry& entry : step->entries) {
+    cache_.CommitUpdate(*entry.sequence->lease, entry.num_tokens);
+    entry.sequence->Launched(entry.num_tokens, entry.sample);
+  }
+  return step;
+}
 
-  StepBatch batch;
+void Engine::Step() {
+  step_started_ns_.store(NowNs());
+  std::unique_ptr<PendingStep> step;  // the one to commit
   StepOutput output;
-  std::vector<BatchEntry> entries;
-  batch.query_start.push_back(0);
-  batch.wants_logits = false;
   const auto run = [&]() -> absl::Status {
-    RECURVE_RETURN_IF_ERROR(ApplyMemory(plan));
-    for (const StepPlan::Entry& planned : plan.entries) {
-      RECURVE_ASSIGN_OR_RETURN(
-          BatchEntry entry,
-          AddToBatch(planned, static_cast<int32_t>(entries.size()), &batch));
-      entries.push_back(std::move(entry));
+    if (pending_ == nullptr) {
+      RECURVE_ASSIGN_OR_RETURN(pending_, LaunchNext());
     }
-    for (const BatchEntry& entry : entries) {
-      batch.page_table_stride =
-          std::max(batch.page_table_stride,
-                   static_cast<int64_t>(entry.sequence->lease->pages().size()));
+    std::unique_ptr<PendingStep> next;
+    if (runner_->runs_ahead()) {
+      RECURVE_ASSIGN_OR_RETURN(next, LaunchNext());
     }
-    batch.page_table.assign(batch.page_table_stride * batch.num_sequences(), 0);
-    for (size_t i = 0; i < entries.size(); ++i) {
-      const auto pages = entries[i].sequence->lease->pages();
-      std::copy(pages.begin(), pages.end(),
-                batch.page_table.begin() +
-                    static_cast<int64_t>(i) * batch.page_table_stride);
-    }
-    return runner_->Run(batch, &output);
+    step = std::exchange(pending_, std::move(next));
+    return runner_->Wait(&output);
   };
   if (const absl::Status status = run(); !status.ok()) {
     {
@@ -298,23 +364,48 @@ void Engine::Step() {
       health_ = status;
     }
     FailAll(DeviceFailed(status));
-  } else {
-    for (const BatchEntry& entry : entries) Commit(entry, output);
+    pending_.reset();
+    step_started_ns_.store(0);
+    return;
   }
+  CommitStep(*step, output);
   step_started_ns_.store(0);
-  pacer_.OnStep(decoding, prompt_tokens, SecondsBetween(started, Clock::now()));
+  // One that was launched ahead began, as far as anybody waited for it, when
+  // the one before was done.
+  const auto done = Clock::now();
+  const double seconds =
+      SecondsBetween(std::max(last_step_done_, step->started), done);
+  last_step_done_ = done;
+  // What the host launches meanwhile is not the step's doing, so the pacer is
+  // told the device's time where there is one.
+  double paced = seconds;
+  if (output.device_seconds > 0) {
+    paced = output.device_seconds;
+    if (step->follows_work) paced += output.device_idle_seconds;
+  }
+  pacer_.OnStep(step->decoding, step->prompt_tokens, paced);
   ++counters_.steps_total;
+  if (step->follows_work) {
+    counters_.device_idle_seconds_total += output.device_idle_seconds;
+  }
   PublishLoad();
   if (observer_ != nullptr) {
-    observer_->OnStepDone(batch.num_sequences(), batch.num_tokens(),
-                          SecondsBetween(started, Clock::now()));
+    observer_->OnStepDone(step->batch.num_sequences(), step->batch.num_tokens(),
+                          seconds);
+  }
+}
+
+void Engine::CommitStep(const PendingStep& step, const StepOutput& output) {
+  for (const BatchEntry& entry : step.entries) {
+    // Ended since: the step's result for it is of no use, and its memory is
+    // already free. Who gets that has it cleared behind this step.
+    if (entry.sequence->lease) Commit(entry, output);
   }
 }
 
 void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
   Sequence& sequence = *entry.sequence;
-  cache_.CommitUpdate(*sequence.lease, entry.num_tokens);
-  sequence.Advance(entry.num_tokens);
+  sequence.Advance(entry.num_tokens, entry.sample >= 0);
 
   StepEvent event;
   const int64_t vocab = limits_.vocab_size;
@@ -335,32 +426,48 @@ void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
       End(sequence.id(), sample.status());
       return;
     }
-    const auto now = Clock::now();
-    sequence.AcceptToken(*sample, &event);
-    ++counters_.generation_tokens_total;
-    if (event.index == 0) {
-      sequence.time_to_first_token_seconds =
-          SecondsBetween(sequence.submitted, now);
-      if (observer_ != nullptr)
-        observer_->OnFirstToken(sequence.time_to_first_token_seconds);
-    } else if (observer_ != nullptr) {
-      observer_->OnNextToken(SecondsBetween(sequence.last_token, now));
+    if (sequence.stalled) {
+      // Launched before the client fell behind, so without logits.
+      sequence.held = *sample;
+      return;
     }
-    sequence.last_token = now;
+    Deliver(sequence, *sample, std::move(event));
+  } else if (!event.logits.empty()) {
+    Emit(sequence, std::move(event));
   }
-  if (event.has_token || !event.logits.empty()) {
-    if (!sequence.sink().OnStep(std::move(event))) {
-      sequence.stalled = true;
-      sequence.stalled_since = Clock::now();
-      Reindex(sequence);
-    }
+  FinishCommands(sequence);
+}
+
+void Engine::Deliver(Sequence& sequence, const SampleResult& sample,
+                     StepEvent event) {
+  const auto now = Clock::now();
+  sequence.AcceptToken(sample, &event);
+  ++counters_.generation_tokens_total;
+  if (event.index == 0) {
+    sequence.time_to_first_token_seconds =
+        SecondsBetween(sequence.submitted, now);
+    if (observer_ != nullptr)
+      observer_->OnFirstToken(sequence.time_to_first_token_seconds);
+  } else if (observer_ != nullptr) {
+    observer_->OnNextToken(SecondsBetween(sequence.last_token, now));
   }
-  if (sequence.CommandComplete()) {
-    const CommandResult result = sequence.FinishCommand(Clock::now());
-    if (observer_ != nullptr) observer_->OnCommandDone(result);
-    sequence.sink().OnCommandDone(result);
-    AdvanceCommands(sequence);
-  }
+  sequence.last_token = now;
+  Emit(sequence, std::move(event));
+}
+
+void Engine::Emit(Sequence& sequence, StepEvent event) {
+  if (sequence.sink().OnStep(std::move(event))) return;
+  sequence.stalled = true;
+  sequence.stalled_since = Clock::now();
+  Reindex(sequence);
+}
+
+void Engine::FinishCommands(Sequence& sequence) {
+  if (!sequence.CommandComplete()) return;
+  const CommandResult result = sequence.FinishCommand(Clock::now());
+  if (observer_ != nullptr) observer_->OnCommandDone(result);
+  sequence.sink().OnCommandDone(result);
+  AdvanceCommands(sequence);
 }
 
 void Engine::End(uint64_t id, const absl::Status& status) {
@@ -379,7 +486,7 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   }
   PublishLoad();  // a client that sees its stream end also sees the memory free
   if (!status.ok() && observer_ != nullptr) observer_->OnFailed(status);
-  sequence->sink().OnEnd(status);
+  sequence->ReleaseSink()->OnEnd(status);
 }
 
 void Engine::FailAll(const absl::Status& status) {

@@ -58,6 +58,26 @@ class ModelRunner {
   // wanted logits, draws the samples. An error means that the device failed:
   // the contents of every page and slot in the batch are unknown.
   virtual absl::Status Run(const StepBatch& batch, StepOutput* output) = 0;
+
+  // Run in two halves. Wait gives the results of the earliest step that was
+  // launched and not waited for; its batch lives until then. What is launched,
+  // and what storage() is asked for, takes effect in this order.
+  //
+  // Where runs_ahead(), a second step may be launched before the first is
+  // waited for; it may be fed the first's samples (StepBatch::fed), and of the
+  // spans of its SampleRequests nothing is read after Launch. Elsewhere a step
+  // is done when it is waited for.
+  virtual bool runs_ahead() const { return false; }
+  virtual absl::Status Launch(const StepBatch& batch) {
+    launched_ = &batch;
+    return absl::OkStatus();
+  }
+  virtual absl::Status Wait(StepOutput* output) {
+    return Run(*launched_, output);
+  }
+
+ private:
+  const StepBatch* launched_ = nullptr;
 };
 
 }  // namespace recurve

@@ -27,6 +27,9 @@ struct EngineLoad {
   int64_t swap_bytes_used = 0;  // of host memory
   int64_t swap_bytes_total = 0;
   uint64_t steps_total = 0;
+  // In which the device waited for the engine while there was something to run;
+  // 0 where it is not measured.
+  double device_idle_seconds_total = 0;
   // Requests accepted and not ended.
   int64_t open = 0;
 };

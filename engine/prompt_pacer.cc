@@ -24,11 +24,18 @@ bool PromptPacer::Stale(int64_t decoding) const {
          decoding > 2 * measured_ || 2 * decoding < measured_;
 }
 
-int64_t PromptPacer::MaxTokens(int64_t decoding) const {
+int64_t PromptPacer::MaxTokens(int64_t decoding, int64_t under_way) const {
   if (max_slowdown_ == 0 || decoding == 0) return kUnlimited;
-  if (Stale(decoding) || credit_ < 0) return 0;
+  double credit = credit_;
+  if (under_way > 0) {
+    // As OnStep will charge it, if it costs what is expected.
+    if (token_seconds_ == 0) return 0;
+    credit += (max_slowdown_ - 1) * decode_seconds_ -
+              token_seconds_ * static_cast<double>(under_way);
+  }
+  if (Stale(decoding) || credit < 0) return 0;
   if (token_seconds_ == 0) return kLeastTokens;
-  const double spend = credit_ + (max_slowdown_ - 1) * decode_seconds_;
+  const double spend = credit + (max_slowdown_ - 1) * decode_seconds_;
   const double tokens = std::min(spend / token_seconds_, 1e9);
   return std::max(kLeastTokens,
                   static_cast<int64_t>(tokens) / kMultiple * kMultiple);

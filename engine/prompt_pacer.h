@@ -33,8 +33,9 @@ class PromptPacer {
   explicit PromptPacer(double max_slowdown);
 
   // Tokens of prompts in the next step, at most, beside `decoding` sequences:
-  // 0, or kLeastTokens and more.
-  int64_t MaxTokens(int64_t decoding) const;
+  // 0, or kLeastTokens and more. `under_way`: those of a step that sequences
+  // decode in, too, and whose time is not known yet.
+  int64_t MaxTokens(int64_t decoding, int64_t under_way = 0) const;
   // A step is done.
   void OnStep(int64_t decoding, int64_t prompt_tokens, double seconds);
 

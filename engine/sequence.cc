@@ -83,9 +83,43 @@ bool Sequence::WantsLogits(int64_t position) const {
   return false;
 }
 
+bool Sequence::HasWork() const {
+  if (!active_) return false;
+  if (samples_in_flight_ > 0) return generate_left_ > samples_in_flight_;
+  return !in_flight() || launched_computed() < num_tokens();
+}
+
+bool Sequence::MayStop() const {
+  const StoppingParams& stopping = options_.stopping;
+  return (!stopping.ignore_eos && !eos_token_ids_.empty()) ||
+         !stopping.stop_token_ids.empty() || !stopping.stop_strings.empty();
+}
+
+bool Sequence::MustWait() const {
+  return samples_in_flight_ > 0 && generate_left_ > samples_in_flight_ &&
+         MayStop() && !(close_when_done_ && commands_.empty());
+}
+
+void Sequence::Launched(int64_t count, int32_t sample) {
+  tokens_in_flight_ += count;
+  if (sample < 0) return;
+  ++samples_in_flight_;
+  sample_in_flight_ = sample;
+}
+
+void Sequence::Advance(int64_t count, bool sampled) {
+  num_computed_ += count;
+  tokens_in_flight_ -= count;
+  if (sampled) --samples_in_flight_;
+}
+
 SampleRequest Sequence::MakeSampleRequest(int32_t logit_index) const {
-  return {logit_index, &options_.sampling, prompt_,
-          output_,     output_.size(),     id_};
+  return {logit_index,
+          &options_.sampling,
+          prompt_,
+          output_,
+          output_.size() + samples_in_flight_,
+          id_};
 }
 
 std::optional<FinishReason> Sequence::StopsAt(int32_t token) const {
@@ -156,10 +190,13 @@ std::string Sequence::FlushText() {
 }
 
 void Sequence::Preempt(std::optional<SavedSequence> copy) {
-  RECURVE_CHECK(!copy || copy->tokens() == num_computed_);
+  RECURVE_CHECK(!in_flight() && (!copy || copy->tokens() == num_computed_));
   lease.reset();
   saved = std::move(copy);
-  if (!saved) num_computed_ = 0;
+  if (!saved) {
+    num_computed_ = 0;
+    held.reset();  // it will be drawn again, the same
+  }
   ++preemptions_;
 }
 

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -23,6 +24,10 @@ using Clock = std::chrono::steady_clock;
 
 // One sequence: its tokens, how far they are in the cache, the command it is
 // working on and where to report.
+//
+// A step is launched, and later its results are committed; until then what it
+// computes and samples is "in flight". A second step may be launched before the
+// first is committed, from the numbers that the first will leave behind.
 //
 // Invariants:
 //  - num_computed <= tokens().size(). A sampled token is known before it is
@@ -43,6 +48,8 @@ class Sequence {
   uint64_t arrival() const { return arrival_; }
   const SequenceOptions& options() const { return options_; }
   EventSink& sink() { return *sink_; }
+  // For the sequence's end: a step under way may hold the sequence longer.
+  std::shared_ptr<EventSink> ReleaseSink() { return std::move(sink_); }
 
   // What the first command appends is computed in one step, as a prompt. To be
   // called before that command starts.
@@ -72,20 +79,42 @@ class Sequence {
   int64_t appended() const { return static_cast<int64_t>(prompt_.size()); }
   int64_t generated() const { return static_cast<int64_t>(output_.size()); }
 
+  // As they will be when what is in flight is committed.
+  int64_t launched_tokens() const { return num_tokens() + samples_in_flight_; }
+  int64_t launched_computed() const {
+    return num_computed_ + tokens_in_flight_;
+  }
+  bool in_flight() const { return tokens_in_flight_ > 0; }
+  // Whether the active command will have anything to compute then. If a sample
+  // is in flight: as long as it does not end the command.
+  bool HasWork() const;
+  // A sample in flight may or may not end the active command, and the sequence
+  // may go on after it: what comes next must wait for it.
+  bool MustWait() const;
+  // The sample in flight, of those of its step. REQUIRES: one is.
+  int32_t sample_in_flight() const { return sample_in_flight_; }
+
   // Whether the active command wants the logits of `position`.
   bool WantsLogits(int64_t position) const;
+  bool wants_logits() const {
+    return active_ && logits_mode_ != LogitsMode::kNone;
+  }
   bool wants_all_logits() const {
     return active_ && logits_mode_ == LogitsMode::kAll;
   }
   // Whether computing up to `end` tokens gives the row that the next token is
   // drawn from.
   bool WillSample(int64_t end) const {
-    return active_ && generate_left_ > 0 && end == num_tokens();
+    return active_ && generate_left_ > samples_in_flight_ &&
+           end == launched_tokens();
   }
   SampleRequest MakeSampleRequest(int32_t logit_index) const;
 
-  // `count` more tokens are in the cache.
-  void Advance(int64_t count) { num_computed_ += count; }
+  // A step with `count` more of its tokens is in flight; `sample` is that of
+  // its samples which is the sequence's, or -1.
+  void Launched(int64_t count, int32_t sample);
+  // The step's results are there: its `count` tokens are in the cache.
+  void Advance(int64_t count, bool sampled);
   // Takes a sampled token: appends it and fills the event. Ends generation when
   // a stop condition holds.
   void AcceptToken(const SampleResult& sample, StepEvent* event);
@@ -110,12 +139,16 @@ class Sequence {
   // The client is behind; nothing runs until it catches up.
   bool stalled = false;
   Clock::time_point stalled_since;
+  // Drawn by a step that was under way when the client fell behind.
+  std::optional<SampleResult> held;
   Clock::time_point submitted;
   Clock::time_point last_token;
   double queue_seconds = 0;
   double time_to_first_token_seconds = 0;
 
  private:
+  // Whether a token may end the active command before its last one.
+  bool MayStop() const;
   // The stop condition that `token` meets, if any.
   std::optional<FinishReason> StopsAt(int32_t token) const;
 
@@ -134,6 +167,9 @@ class Sequence {
   std::vector<int32_t> prompt_;   // those the client appended
   std::vector<int32_t> output_;   // those generated
   int64_t num_computed_ = 0;
+  int64_t tokens_in_flight_ = 0;
+  int64_t samples_in_flight_ = 0;
+  int32_t sample_in_flight_ = -1;  // the latest
   bool whole_prompt_ = false;
   int64_t whole_tokens_ = 0;
   // The last token was sampled and nothing was appended since: it is computed

@@ -33,7 +33,9 @@ struct SampleRequest {
   const SamplingParams* params;
   absl::Span<const int32_t> prompt;  // what the penalties look at
   absl::Span<const int32_t> output;
-  uint64_t index;  // of the token among those generated: the draw's counter
+  // Of the token among those generated: the draw's counter. Larger than
+  // output.size() if the tokens between are StepBatch::fed to this step.
+  uint64_t index;
   // Whose tokens these are. The same number later means the same tokens, and
   // perhaps more behind them.
   uint64_t sequence = 0;
@@ -55,6 +57,13 @@ struct StepBatch {
   std::vector<int32_t>
       logit_rows;  // [L] rows whose logits are wanted, ascending
   std::vector<SampleRequest> samples;
+  // Rows whose token is not known yet: that of a sample of the step before,
+  // which may be under way. `tokens` has 0 there.
+  struct Fed {
+    int32_t row;
+    int32_t sample;  // into the samples of the step before
+  };
+  std::vector<Fed> fed;
   // Whether StepOutput::logits is read; without, it may be empty.
   bool wants_logits = true;
 
@@ -67,6 +76,11 @@ struct StepOutput {
   std::vector<absl::StatusOr<SampleResult>> samples;
   // [L, vocab], valid until the next step. Empty unless wants_logits.
   absl::Span<const float> logits;
+  // From the end of the step before on the device to this one's first kernel,
+  // what it needs from the host being copied; and from there to its end. 0
+  // where that is not measured.
+  double device_idle_seconds = 0;
+  double device_seconds = 0;
 };
 
 }  // namespace recurve

@@ -76,7 +76,8 @@ const char* ReasonName(FinishReason reason) {
 }
 
 // Raises a counter to a total kept elsewhere.
-void RaiseTo(Counter& counter, uint64_t total) {
+template <typename T>
+void RaiseTo(Counter& counter, T total) {
   const double increase = static_cast<double>(total) - counter.Value();
   if (increase > 0) counter.Increment(increase);
 }
@@ -128,6 +129,10 @@ struct Metrics::Families {
       r, "preemption_recomputes_total",
       "Preempted sequences for which host memory had no room: what they had "
       "computed is computed again.");
+  Counter& device_idle = MakeCounter(
+      r, "device_idle_seconds_total",
+      "Time between two steps in which the GPU did nothing though there was "
+      "something to run; 0 on the CPU.");
   Gauge& swap_used = MakeGauge(
       r, "swap_bytes", "Host memory that preempted sequences are saved in.",
       {{"state", "used"}});
@@ -235,6 +240,7 @@ void Metrics::OnLoad(const EngineLoad& load) {
   RaiseTo(f.preemptions, load.preemptions_total);
   RaiseTo(f.saves, load.saves_total);
   RaiseTo(f.restores, load.restores_total);
+  RaiseTo(f.device_idle, load.device_idle_seconds_total);
   RaiseTo(f.recomputes, load.recomputes_total);
   f.swap_used.Set(static_cast<double>(load.swap_bytes_used));
   f.swap_total.Set(static_cast<double>(load.swap_bytes_total));

@@ -83,6 +83,16 @@ struct CudaSampleParams {
 // kMaxSampleVocab.
 cudaError_t LaunchSample(const CudaSampleParams& params, cudaStream_t stream);
 
+// tokens[i] = results[sources[i]].token for the sources that are not negative.
+struct CudaFeedParams {
+  const int32_t* sources;  // [rows]
+  const CudaSampleResult* results;
+  int32_t* tokens;  // [rows]
+  int64_t rows;
+};
+// cudaErrorInvalidValue for negative rows.
+cudaError_t LaunchFeedTokens(const CudaFeedParams& params, cudaStream_t stream);
+
 // Adds tokens to a row of the table of counts.
 struct CudaCountParams {
   const uint32_t* tokens;  // [count] ids below the length of the row, with

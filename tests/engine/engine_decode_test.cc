@@ -38,6 +38,7 @@ struct Parameters {
   int64_t chunk;
   bool preempted;      // whenever the sequence is idle
   int32_t blocks = 0;  // of host memory, to save it in
+  bool ahead = false;  // the runner lets a step be launched behind another
 };
 
 class EngineDecodeTest : public testing::TestWithParam<Parameters> {
@@ -45,6 +46,7 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
   EngineDecodeTest() {
     fake_.num_slots = 1;  // so that anybody else takes the memory
     fake_.num_host_blocks = GetParam().blocks;
+    fake_.runs_ahead = GetParam().ahead;
     EngineOptions options = OptionsFor(fake_);
     options.max_chunk_tokens = GetParam().chunk;
     engine_ = MakeEngine(options, fake_);
@@ -236,12 +238,15 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Parameters{512, false}, Parameters{512, true},
                     Parameters{1, false}, Parameters{7, true},
                     Parameters{64, true}, Parameters{512, true, 64},
-                    Parameters{7, true, 64}),
+                    Parameters{7, true, 64}, Parameters{64, false, 0, true},
+                    Parameters{7, true, 0, true},
+                    Parameters{512, true, 64, true}),
     [](const testing::TestParamInfo<Parameters>& info) {
       return "Chunk" + std::to_string(info.param.chunk) +
              (info.param.blocks > 0  ? "Saved"
               : info.param.preempted ? "Preempted"
-                                     : "");
+                                     : "") +
+             (info.param.ahead ? "Ahead" : "");
     });
 
 }  // namespace

@@ -75,6 +75,42 @@ TEST(PromptPacerTest, KeepsTheMeanAndSpendsWhatItMay) {
   }
 }
 
+// A step is planned before the one before it is done.
+TEST(PromptPacerTest, KeepsTheMeanWhereStepsRunAhead) {
+  for (const double slowdown : {1.25, 2.0, 4.0}) {
+    for (const double token : {20e-6, 300e-6}) {
+      PromptPacer pacer(slowdown);
+      const Device device = {.token = token};
+      double seconds = 0;
+      int64_t under_way = pacer.MaxTokens(32);
+      constexpr int kSteps = 5000;
+      for (int i = 0; i < kSteps; ++i) {
+        const int64_t next =
+            std::min<int64_t>(2048, pacer.MaxTokens(32, under_way));
+        pacer.OnStep(32, under_way, device.Seconds(under_way));
+        seconds += device.Seconds(under_way);
+        under_way = next;
+      }
+      EXPECT_LE(seconds / kSteps, 1.02 * slowdown * device.decode)
+          << slowdown << ", " << token;
+      EXPECT_GE(seconds / kSteps, 0.85 * slowdown * device.decode)
+          << slowdown << ", " << token;
+    }
+  }
+}
+
+TEST(PromptPacerTest, WhatIsUnderWayIsSpent) {
+  PromptPacer pacer(2);
+  pacer.OnStep(32, 0, 0.003);
+  // What a token costs is not known before the first chunk is done.
+  EXPECT_EQ(pacer.MaxTokens(32), PromptPacer::kLeastTokens);
+  EXPECT_EQ(pacer.MaxTokens(32, 256), 0);
+  pacer.OnStep(32, 256, 0.003 + 256 * 100e-6);
+  EXPECT_GT(pacer.MaxTokens(32), 700);
+  EXPECT_LT(pacer.MaxTokens(32, 512), pacer.MaxTokens(32));
+  EXPECT_EQ(pacer.MaxTokens(32, 1024), 0);
+}
+
 // The smallest chunk takes as long as 128 or 256 steps.
 TEST(PromptPacerTest, ChunksThatCostManyStepsArePaidFor) {
   for (const double token : {0.0015, 0.003}) {

@@ -24,10 +24,14 @@ class SequenceTest : public testing::Test {
         std::vector<int32_t>{257}, std::make_shared<RecordingSink>(),
         Clock::now());
   }
+  static void Compute(Sequence& sequence, int64_t count, bool sampled = false) {
+    sequence.Launched(count, sampled ? 0 : -1);
+    sequence.Advance(count, sampled);
+  }
   // Computes all known tokens, as the engine does, and accepts `token`.
   static StepEvent Accept(Sequence& sequence, int32_t token) {
     EXPECT_TRUE(sequence.WillSample(sequence.num_tokens()));
-    sequence.Advance(sequence.num_tokens() - sequence.num_computed());
+    Compute(sequence, sequence.num_tokens() - sequence.num_computed(), true);
     StepEvent event;
     sequence.AcceptToken({token, -1.5f, {}}, &event);
     return event;
@@ -69,9 +73,9 @@ TEST_F(SequenceTest, AppendOnlyIsCompleteWhenComputed) {
   sequence->Enqueue({{1, 2, 3}, 0, LogitsMode::kNone});
   sequence->StartNextCommand();
   EXPECT_FALSE(sequence->WillSample(3));
-  sequence->Advance(2);
+  Compute(*sequence, 2);
   EXPECT_FALSE(sequence->CommandComplete());
-  sequence->Advance(1);
+  Compute(*sequence, 1);
   EXPECT_TRUE(sequence->CommandComplete());
   sequence->FinishCommand(Clock::now());
   EXPECT_FALSE(sequence->finished());
@@ -84,7 +88,7 @@ TEST_F(SequenceTest, GeneratingAfterAppendOnlyComputesAnew) {
   sequence->Enqueue({{1, 2, 3}, 0, LogitsMode::kNone});
   sequence->Enqueue({{}, 1, LogitsMode::kNext});
   sequence->StartNextCommand();
-  sequence->Advance(3);
+  Compute(*sequence, 3);
   sequence->FinishCommand(Clock::now());
   EXPECT_TRUE(sequence->StartNextCommand());
   EXPECT_EQ(sequence->num_computed(), 0);
@@ -92,6 +96,54 @@ TEST_F(SequenceTest, GeneratingAfterAppendOnlyComputesAnew) {
   EXPECT_TRUE(sequence->WantsLogits(2));
   Accept(*sequence, 'a');
   EXPECT_EQ(sequence->FinishCommand(Clock::now()).preemptions, 0);
+}
+
+TEST_F(SequenceTest, ASecondStepGoesOnFromWhatIsInFlight) {
+  const auto sequence = Make();
+  sequence->Enqueue({{1, 2, 3}, 3, LogitsMode::kNone});
+  sequence->StartNextCommand();
+  sequence->Launched(2, -1);
+  EXPECT_TRUE(sequence->HasWork());
+  EXPECT_TRUE(sequence->WillSample(3));
+  sequence->Launched(1, 5);  // the first token
+  EXPECT_EQ(sequence->num_computed(), 0);
+  EXPECT_EQ(sequence->launched_computed(), 3);
+  EXPECT_EQ(sequence->launched_tokens(), 4);
+  EXPECT_EQ(sequence->sample_in_flight(), 5);
+  EXPECT_TRUE(sequence->HasWork());
+  EXPECT_FALSE(sequence->MustWait());
+  EXPECT_EQ(sequence->MakeSampleRequest(0).index, 1u);
+  sequence->Advance(2, false);
+  sequence->Launched(1, 6);  // the second
+  EXPECT_EQ(sequence->MakeSampleRequest(0).index, 2u);
+  EXPECT_TRUE(sequence->WillSample(5));
+  StepEvent event;
+  sequence->Advance(1, true);
+  sequence->AcceptToken({'a', 0, {}}, &event);
+  sequence->Launched(1, 7);  // the last, which nothing follows
+  EXPECT_FALSE(sequence->HasWork());
+  EXPECT_FALSE(sequence->WillSample(6));
+  for (char token : {'b', 'c'}) {
+    sequence->Advance(1, true);
+    sequence->AcceptToken({token, 0, {}}, &event);
+  }
+  EXPECT_FALSE(sequence->in_flight());
+  EXPECT_TRUE(sequence->CommandComplete());
+}
+
+TEST_F(SequenceTest, WhatMayGoOnWaitsForItsToken) {
+  const auto open = Make(/*close_when_done=*/false);
+  open->Enqueue({{1, 2, 3}, 2, LogitsMode::kNone});
+  open->StartNextCommand();
+  EXPECT_FALSE(open->MustWait());
+  open->Launched(3, 0);
+  EXPECT_TRUE(open->MustWait());
+  open->CloseAfterLastCommand();
+  EXPECT_FALSE(open->MustWait());
+  open->Enqueue({{4}, 1, LogitsMode::kNone});
+  EXPECT_TRUE(open->MustWait());
+  open->Launched(1, 0);  // it ends the command whatever it is
+  EXPECT_FALSE(open->MustWait());
 }
 
 TEST_F(SequenceTest, PenaltiesSeePromptAndOutputApart) {

@@ -127,13 +127,15 @@ struct Request {
   int64_t cancel_after = -1;  // tokens
 };
 
-Request MakeRequest(uint64_t seed) {
+// `ahead`: nothing but preemption keeps steps from running ahead; no logits are
+// asked for.
+Request MakeRequest(uint64_t seed, bool ahead) {
   TestRandom random(seed);
   Request request;
   Script& script = request.script;
   script = Script::Generate(
       random.Tokens(random.Uniform(1, 300), 256), random.Uniform(1, 60),
-      random.Chance(0.3) ? LogitsMode::kNext : LogitsMode::kNone);
+      random.Chance(0.3) && !ahead ? LogitsMode::kNext : LogitsMode::kNone);
   if (random.Chance(0.3)) {  // a second turn
     script.commands.push_back({random.Tokens(random.Uniform(1, 40), 256),
                                random.Uniform(1, 20), LogitsMode::kNone});
@@ -155,7 +157,7 @@ Request MakeRequest(uint64_t seed) {
 }
 
 void CompareWithEachAlone(
-    const char* dtype,
+    const char* dtype, bool ahead,
     const std::vector<std::shared_ptr<RecordingSink>>& sinks) {
   const auto alone = Load(DemoFolder(), "cuda", dtype, {}, 64);
   ASSERT_NE(alone, nullptr);
@@ -165,7 +167,14 @@ void CompareWithEachAlone(
     const StreamRecord record = sinks[seed]->Record();
     EXPECT_EQ(record.violation, "");
     ASSERT_TRUE(record.end);
-    const StreamRecord solo = RunAlone(*alone, MakeRequest(seed).script);
+    Script script = MakeRequest(seed, ahead).script;
+    // Then each step of it waits for the last.
+    if (ahead) {
+      for (Command& command : script.commands)
+        command.logits = LogitsMode::kNext;
+    }
+    StreamRecord solo = RunAlone(*alone, script);
+    if (ahead) solo.logits.clear();
     ASSERT_TRUE(solo.end && solo.end->ok());
     if (record.end->ok()) {
       ++finished;
@@ -187,7 +196,7 @@ void CompareWithEachAlone(
 }
 
 // `swap_bytes` of host memory save preempted sequences: none, some, or all.
-EngineLoad ManyStreams(const char* dtype, int64_t swap_bytes) {
+EngineLoad ManyStreams(const char* dtype, int64_t swap_bytes, bool ahead) {
   constexpr uint64_t kStreams = 64;
   EngineOptions options;
   options.max_num_seqs = 11;
@@ -201,7 +210,7 @@ EngineLoad ManyStreams(const char* dtype, int64_t swap_bytes) {
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   std::vector<uint64_t> ids;
   for (uint64_t seed = 0; seed < kStreams; ++seed) {
-    const Request request = MakeRequest(seed);
+    const Request request = MakeRequest(seed, ahead);
     sinks.push_back(std::make_shared<RecordingSink>());
     const bool one = request.script.commands.size() == 1;
     const auto id = Submit(*engine, request.script, sinks.back(), one);
@@ -214,7 +223,7 @@ EngineLoad ManyStreams(const char* dtype, int64_t swap_bytes) {
     }
     if (seed % 16 == 15) {
       for (uint64_t i = seed - 15; i <= seed; ++i) {
-        const int64_t after = MakeRequest(i).cancel_after;
+        const int64_t after = MakeRequest(i, ahead).cancel_after;
         if (after < 0) continue;
         sinks[i]->WaitTokens(static_cast<size_t>(after));
         engine->Cancel(ids[i], absl::CancelledError("the client left"));
@@ -226,27 +235,32 @@ EngineLoad ManyStreams(const char* dtype, int64_t swap_bytes) {
   EXPECT_TRUE(IsIdle(*engine));
   const EngineLoad load = engine->load();
   EXPECT_GT(load.preemptions_total, 0u);
-  CompareWithEachAlone(dtype, sinks);
+  CompareWithEachAlone(dtype, ahead, sinks);
   return load;
 }
 
 TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAlone) {
-  const EngineLoad load = ManyStreams("bfloat16", 256 << 20);
+  const EngineLoad load = ManyStreams("bfloat16", 256 << 20, /*ahead=*/false);
+  EXPECT_GT(load.restores_total, 0u);
+  EXPECT_EQ(load.recomputes_total, 0u);
+}
+TEST_F(BackendGpuTest, SixtyFourStreamsRunAheadAndGetWhatEachGetsStepByStep) {
+  const EngineLoad load = ManyStreams("bfloat16", 256 << 20, /*ahead=*/true);
   EXPECT_GT(load.restores_total, 0u);
   EXPECT_EQ(load.recomputes_total, 0u);
 }
 TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAloneComputedAgain) {
-  const EngineLoad load = ManyStreams("bfloat16", 0);
+  const EngineLoad load = ManyStreams("bfloat16", 0, /*ahead=*/true);
   EXPECT_EQ(load.saves_total, 0u);
   EXPECT_GT(load.recomputes_total, 0u);
 }
 TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAloneWithSomeSaved) {
-  const EngineLoad load = ManyStreams("bfloat16", 2 << 20);
+  const EngineLoad load = ManyStreams("bfloat16", 2 << 20, /*ahead=*/true);
   EXPECT_GT(load.restores_total, 0u);
   EXPECT_GT(load.recomputes_total, 0u);
 }
 TEST_F(BackendGpuTest, SixtyFourStreamsGetWhatEachGetsAloneInFloat32) {
-  const EngineLoad load = ManyStreams("float32", 256 << 20);
+  const EngineLoad load = ManyStreams("float32", 256 << 20, /*ahead=*/true);
   EXPECT_GT(load.restores_total, 0u);
 }
 

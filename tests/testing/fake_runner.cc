@@ -221,7 +221,43 @@ absl::Status FakeRunner::ComputeSequence(const StepBatch& batch,
   return absl::OkStatus();
 }
 
+StepBatch FakeRunner::Feed(const StepBatch& batch) const {
+  StepBatch fed = batch;
+  for (const StepBatch::Fed& f : batch.fed) {
+    // A step that failed has drawn nothing.
+    const auto sample = static_cast<size_t>(f.sample);
+    fed.tokens[f.row] = sample < sampled_.size() ? sampled_[sample] : 0;
+  }
+  return fed;
+}
+
 absl::Status FakeRunner::Run(const StepBatch& batch, StepOutput* output) {
+  if (!batch.fed.empty()) return Violation("a step is fed by one that is done");
+  return Compute(batch, output);
+}
+
+absl::Status FakeRunner::Launch(const StepBatch& batch) {
+  if (!options_.runs_ahead) return ModelRunner::Launch(batch);
+  if (launched_.size() >= 2) return Violation("three steps are under way");
+  if (!batch.fed.empty() && launched_.empty())
+    return Violation("a step is fed by one that is done");
+  Launched& step = launched_.emplace_back();
+  step.status = Compute(Feed(batch), &step.output);
+  step.logits.assign(step.output.logits.begin(), step.output.logits.end());
+  return absl::OkStatus();
+}
+
+absl::Status FakeRunner::Wait(StepOutput* output) {
+  if (!options_.runs_ahead) return ModelRunner::Wait(output);
+  Launched step = std::move(launched_.front());
+  launched_.pop_front();
+  waited_logits_ = std::move(step.logits);
+  *output = std::move(step.output);
+  output->logits = waited_logits_;
+  return step.status;
+}
+
+absl::Status FakeRunner::Compute(const StepBatch& batch, StepOutput* output) {
   ++runs_;
   if (options_.on_run) options_.on_run(batch);
   if (options_.step_time.count() > 0)
@@ -237,12 +273,21 @@ absl::Status FakeRunner::Run(const StepBatch& batch, StepOutput* output) {
     RECURVE_RETURN_IF_ERROR(ComputeSequence(batch, s));
   output->logits = logits_;
   output->samples.clear();
+  sampled_.clear();
   for (const SampleRequest& sample : batch.samples) {
     const auto row = absl::MakeConstSpan(logits_).subspan(
         sample.logit_index * options_.vocab_size, options_.vocab_size);
+    std::vector<int32_t> history(sample.output.begin(), sample.output.end());
+    for (const StepBatch::Fed& fed : batch.fed) {
+      if (fed.row == batch.logit_rows[sample.logit_index])
+        history.push_back(batch.tokens[fed.row]);
+    }
+    if (history.size() != sample.index)
+      return Violation("a sample's index is not that of its token");
     output->samples.push_back(SampleRow(
-        {row, sample.prompt, sample.output, sample.index, sample.params},
-        &scratch_));
+        {row, sample.prompt, history, sample.index, sample.params}, &scratch_));
+    const auto& result = output->samples.back();
+    sampled_.push_back(result.ok() ? result->token : 0);
   }
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct FakeRunnerOptions {
   // Rows that compute this token have NaN logits, and it is never drawn.
   int32_t nan_token = -1;
   std::chrono::microseconds step_time{0};
+  // A step is computed when it is launched, behind all that was asked of it
+  // before, but its results come, and a failure shows, when it is waited for.
+  bool runs_ahead = false;
   // On the step thread, before the batch is computed.
   std::function<void(const StepBatch&)> on_run;
 };
@@ -53,8 +57,18 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   CacheSpec cache_spec() const override;
   CacheStorage& storage() override { return *this; }
   absl::Status Run(const StepBatch& batch, StepOutput* output) override;
+  bool runs_ahead() const override { return options_.runs_ahead; }
+  absl::Status Launch(const StepBatch& batch) override;
+  absl::Status Wait(StepOutput* output) override;
 
  private:
+  // A step that was launched and not waited for.
+  struct Launched {
+    absl::Status status;
+    StepOutput output;
+    std::vector<float> logits;
+  };
+
   struct State {
     uint64_t fold = 0;
     int64_t tokens_applied = 0;  // -1: poisoned
@@ -68,6 +82,9 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   absl::Status Restore(const SavedMemory& memory) override;
   bool Restored(int32_t slot) override;
 
+  // `batch` with the tokens it is fed.
+  StepBatch Feed(const StepBatch& batch) const;
+  absl::Status Compute(const StepBatch& batch, StepOutput* output);
   absl::Status CheckShape(const StepBatch& batch) const;
   absl::Status CheckSequence(const StepBatch& batch, int64_t sequence) const;
   absl::Status CheckDistinct(const StepBatch& batch) const;
@@ -84,6 +101,9 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   std::vector<float> logits_;
   SamplingScratch scratch_;
   int64_t runs_ = 0;
+  std::vector<int32_t> sampled_;  // by the last step
+  std::deque<Launched> launched_;
+  std::vector<float> waited_logits_;
 };
 
 // What a FakeRunner's logits must be after `tokens`, worked out from the tokens

@@ -25,10 +25,15 @@ class FaultyRunner : public ModelRunner {
   CacheSpec cache_spec() const override { return real_->cache_spec(); }
   CacheStorage& storage() override { return real_->storage(); }
   absl::Status Run(const StepBatch& batch, StepOutput* output) override;
+  bool runs_ahead() const override { return real_->runs_ahead(); }
+  absl::Status Launch(const StepBatch& batch) override;
+  absl::Status Wait(StepOutput* output) override { return real_->Wait(output); }
 
   void SetBeforeRun(BeforeRun before);
 
  private:
+  absl::Status CallBefore(const StepBatch& batch);
+
   const std::unique_ptr<ModelRunner> real_;
   Mutex mu_;
   BeforeRun before_ ABSL_GUARDED_BY(mu_);
