@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/linear_attn/linear_chunks.h"
 #include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_finish.cuh"
@@ -215,6 +216,9 @@ cudaError_t LaunchLinearPrefill(const LinearPrefillParams& p,
         &shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
   if (error != cudaSuccess) return error;
+  if (LinearChunksDoes(p)) {
+    return LaunchLinearChunks(p, multiprocessors, shared_limit, stream);
+  }
   const LinearPrefillPlan plan =
       PlanLinearPrefill(p.position, p.head_dim, p.value_dim, p.num_heads,
                         p.max_rows, multiprocessors, shared_limit);

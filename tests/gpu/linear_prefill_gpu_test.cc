@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstdint>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "kernels/linear_attn/linear_chunks_plan.h"
 #include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_step_cuda.h"
 #include "tests/gpu/linear_prefill_gpu_testing.h"
@@ -88,6 +90,26 @@ TEST(LinearPrefillPlanTest, CoversTheStateAndFits) {
   EXPECT_EQ(
       PlanLinearPrefill(LrpeType::kNone, 128, 128, 12, 12, 132, kLimit).groups,
       2);
+}
+
+TEST(LinearPrefillPlanTest, ChunksFit) {
+  constexpr int kLimit = 227 * 1024;
+  for (int64_t d = 8; d <= kLinearChunksMaxDim; d += 8) {
+    for (int64_t e = 8; e <= 256; e += 8) {
+      for (int64_t rows : {1, 100}) {
+        const LinearChunksPlan plan =
+            PlanLinearChunks(d, e, 12, rows, 132, kLimit);
+        EXPECT_GE(plan.key_tiles * 64, d);
+        EXPECT_GE(plan.value_tiles * 64, e);
+        EXPECT_LT((plan.value_tiles - 1) * 64, e);
+        EXPECT_GE(plan.stages, kLinearChunksMinStages);
+        EXPECT_GT(plan.stages, plan.turns);
+        EXPECT_LE(plan.shared_bytes, kLimit);
+      }
+    }
+  }
+  EXPECT_EQ(PlanLinearChunks(128, 128, 32, 1, 132, kLimit).turns, 2);
+  EXPECT_EQ(PlanLinearChunks(128, 128, 34, 1, 132, kLimit).turns, 1);
 }
 
 TEST_F(LinearPrefillGpuTest, MatchesFloat64AtEveryLength) {
@@ -236,9 +258,11 @@ TEST_F(LinearPrefillGpuTest, HandsOverToTheStep) {
 // the same result within rounding.
 TEST_F(LinearPrefillGpuTest, APromptMayBeCutAnywhere) {
   constexpr int64_t kCount = 300;
-  for (int64_t first : {0, 7}) {
+  for (const auto& [position, first] :
+       {std::pair(LrpeType::kRotate, 0), std::pair(LrpeType::kRotate, 7),
+        std::pair(LrpeType::kNone, 0), std::pair(LrpeType::kNone, 7)}) {
     LinearGpuConfig c = Plain(2, 128, 64);
-    c.position = LrpeType::kRotate;
+    c.position = position;
     c.first_position = first;
     LinearPrefillBatch whole(c, {{1, 0, kCount}}, {});
     ASSERT_NO_FATAL_FAILURE(whole.Run());

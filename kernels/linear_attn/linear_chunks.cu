@@ -1,0 +1,238 @@
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include "kernels/common/async_copy.cuh"
+#include "kernels/linear_attn/linear_chunks.h"
+#include "kernels/linear_attn/linear_chunks_copy.cuh"
+#include "kernels/linear_attn/linear_chunks_out.cuh"
+#include "kernels/linear_attn/linear_chunks_plan.h"
+#include "kernels/linear_attn/linear_chunks_shared.cuh"
+#include "kernels/linear_attn/linear_chunks_state.cuh"
+
+namespace recurve {
+namespace {
+
+using linear_chunks::Args;
+using linear_chunks::Copier;
+using linear_chunks::kChunk;
+using linear_chunks::Keeper;
+using linear_chunks::kGroup;
+using linear_chunks::Layout;
+using linear_chunks::Part;
+using linear_chunks::Row;
+using linear_chunks::Writer;
+
+// The outputs of a row in the sink: 0, in this block's columns.
+__device__ void WriteZeros(const Args& args, int64_t first_token, int count,
+                           int head, const Part& part) {
+  const int first = part.tile * 64;
+  const int columns = min(64, args.value_dim - first);
+  for (int64_t i = threadIdx.x; i < int64_t{count} * columns; i += blockDim.x) {
+    static_cast<__nv_bfloat16*>(
+        args.p.out)[(first_token + i / columns) * args.p.out_stride +
+                    int64_t{head} * args.value_dim + first + i % columns] =
+        __nv_bfloat16(0.0f);
+  }
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+// Grid: (tiles of 64 columns · blocks that take turns, heads, rows). One group
+// of four warps brings in tiles, one keeps the state, one makes outputs.
+template <int kKeyTiles>
+__global__ void __launch_bounds__(kLinearChunksThreads, 1)
+    linear_chunks_kernel(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char shared[];
+  const LinearPrefillParams& p = args.p;
+  const int b = blockIdx.z;
+  const int head = blockIdx.y;
+  if (p.rows != nullptr && b >= *p.rows) return;
+  const int64_t first_token = p.query_start[b];
+  const int count = p.query_start[b + 1] - p.query_start[b];
+  const int slot = p.slots[b];
+  if (count <= 0) return;
+  const Part part(args);
+  if (slot <= 0) {
+    if (part.turn == 0) {
+      WriteZeros(args, first_token, count, head, part);
+    }
+    return;
+  }
+  const Row row(first_token, count, p.positions[b]);
+  const bool fresh = p.fresh != nullptr && p.fresh[b] != 0;
+  const float decay = p.decay == nullptr ? 1.0f : p.decay[head];
+  const float log2_decay = log2f(decay);
+  const Layout<kKeyTiles> layout((SharedAddress(shared) + 1023) & ~1023u, args);
+  if (threadIdx.x == 0) {
+    // Four warps of each block that reads: a stage is read by all that keep
+    // states, and by those whose turn its outputs are.
+    for (int i = 0; i < args.stages; ++i) {
+      BarrierInit(layout.Full(i), 1);
+      BarrierInit(layout.Free(i), 4 * (part.turns + 1));
+    }
+    for (int i = 0; i < args.query_stages; ++i) {
+      BarrierInit(layout.QueryFull(i), 1);
+      BarrierInit(layout.QueryFree(i), 4);
+    }
+    for (int i = 0; i < args.state_buffers; ++i) {
+      BarrierInit(layout.StateFull(i), 4);
+      BarrierInit(layout.StateFree(i), 4);
+    }
+    BarrierInitFence();
+  }
+  for (int n = threadIdx.x; n <= kChunk; n += blockDim.x) {
+    const float power = exp2f(log2_decay * static_cast<float>(n));
+    const float before = exp2f(log2_decay * static_cast<float>(max(n - 1, 0)));
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(layout.powers + 4 * n),
+                 "f"(power)
+                 : "memory");
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(layout.scaled + 4 * n),
+                 "f"(p.scale * power)
+                 : "memory");
+    if (n == kChunk) continue;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(layout.pairs + 4 * n),
+                 "r"(linear_chunks::Bf16::Pack(power, before))
+                 : "memory");
+  }
+  __syncthreads();
+  linear_cluster::ClusterBarrier();  // everybody's barriers are ready
+
+  // Registers go to the groups that have accumulators.
+  const int group = threadIdx.x / kGroup;
+  if (group == 0) {
+    ReleaseRegisters<40>();
+    const Copier<kKeyTiles> copier(args, layout, row, part, head);
+    copier.Run();
+  } else if (group == 1) {
+    ClaimRegisters<232>();
+    float* const head_state = p.states + int64_t{slot} * p.slot_stride +
+                              int64_t{head} * args.head_dim * args.value_dim;
+    const Keeper<kKeyTiles> keeper(args, layout, row, part);
+    keeper.Run(head_state, fresh, decay != 1.0f);
+  } else {
+    ClaimRegisters<232>();
+    const Writer<kKeyTiles> writer(args, layout, row, part, head);
+    writer.Run(log2_decay);
+  }
+#endif
+}
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// From the driver, which is not linked.
+Encode FindEncode() {
+  static const Encode encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                         12000, cudaEnableDefault,
+                                         &result) != cudaSuccess ||
+        result != cudaDriverEntryPointSuccess) {
+      entry = nullptr;
+    }
+    return reinterpret_cast<Encode>(entry);
+  }();
+  return encode;
+}
+
+// Boxes of 64 features by one head by `tokens` tokens; features beyond a head's
+// read as zeros. How many tokens there are the host does not know: the kernel
+// never asks for one that is not there.
+cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
+                    int64_t stride, int tokens, CUtensorMap* map) {
+  const Encode encode = FindEncode();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(features),
+                               static_cast<cuuint64_t>(heads),
+                               cuuint64_t{1} << 31};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(2 * features),
+                                 static_cast<cuuint64_t>(2 * stride)};
+  const cuuint32_t box[3] = {64, 1, static_cast<cuuint32_t>(tokens)};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+                const_cast<void*>(data), sizes, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+             ? cudaSuccess
+             : cudaErrorInvalidValue;
+}
+
+template <int kKeyTiles>
+cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
+                   cudaStream_t stream) {
+  const auto kernel = linear_chunks_kernel<kKeyTiles>;
+  // What the driver makes of PTX for other devices has nothing in it.
+  cudaFuncAttributes attributes;
+  cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+  if (error != cudaSuccess) return error;
+  if (attributes.binaryVersion != 90 || attributes.ptxVersion < 90) {
+    return cudaErrorNotSupported;
+  }
+  error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               plan.shared_bytes);
+  Args args = {};
+  args.p = p;
+  if (error == cudaSuccess) {
+    error = MakeMap(p.q, p.head_dim, p.num_heads, p.stride, kChunk, &args.q);
+  }
+  if (error == cudaSuccess) {
+    error = MakeMap(p.k, p.head_dim, p.num_heads, p.stride, kChunk / plan.turns,
+                    &args.k);
+  }
+  if (error == cudaSuccess) {
+    error = MakeMap(p.v, p.value_dim, p.num_heads, p.stride,
+                    kChunk / plan.turns, &args.v);
+  }
+  if (error != cudaSuccess) return error;
+  args.head_dim = static_cast<int>(p.head_dim);
+  args.value_dim = static_cast<int>(p.value_dim);
+  args.turns = plan.turns;
+  args.stages = plan.stages;
+  args.query_stages = plan.query_stages;
+  args.state_buffers = plan.state_buffers;
+  cudaLaunchConfig_t config = {};
+  config.gridDim =
+      dim3(plan.value_tiles * plan.turns, static_cast<unsigned>(p.num_heads),
+           static_cast<unsigned>(p.max_rows));
+  config.blockDim = dim3(kLinearChunksThreads);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = plan.turns;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+}  // namespace
+
+bool LinearChunksDoes(const LinearPrefillParams& p) {
+  return p.io_type == ElementType::kBFloat16 &&
+         p.head_dim <= kLinearChunksMaxDim &&
+         p.q_activation == Activation::kNone &&
+         p.k_activation == Activation::kNone &&
+         p.v_activation == Activation::kNone && p.position == LrpeType::kNone;
+}
+
+cudaError_t LaunchLinearChunks(const LinearPrefillParams& p,
+                               int multiprocessors, int shared_limit,
+                               cudaStream_t stream) {
+  const LinearChunksPlan plan =
+      PlanLinearChunks(p.head_dim, p.value_dim, p.num_heads, p.max_rows,
+                       multiprocessors, shared_limit);
+  if (plan.stages < kLinearChunksMinStages) return cudaErrorNotSupported;
+  return plan.key_tiles == 2 ? Launch<2>(p, plan, stream)
+                             : Launch<1>(p, plan, stream);
+}
+
+}  // namespace recurve

@@ -1,0 +1,60 @@
+// How linear attention over chunks of plain tiles (linear_chunks.h) is cut into
+// thread blocks: plain arithmetic, so that it can be tested without a GPU.
+#ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CHUNKS_PLAN_H_
+#define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CHUNKS_PLAN_H_
+
+#include <cstdint>
+
+namespace recurve {
+
+inline constexpr int kLinearChunksMaxDim = 128;  // of D
+inline constexpr int kLinearChunksTileBytes = 64 * 64 * 2;
+inline constexpr int kLinearChunksThreads = 384;
+// A block holds a chunk while it begins with the next one whose turn it has.
+inline constexpr int kLinearChunksMinStages = 3;
+inline constexpr int kLinearChunksMaxStages = 6;
+// Powers of the decay, barriers, and what it takes to begin at a multiple of
+// 1024 bytes.
+inline constexpr int kLinearChunksFixedBytes = 3072;
+
+struct LinearChunksPlan {
+  int key_tiles;      // of 64 features, 1 or 2
+  int value_tiles;    // of 64 columns
+  int turns;          // blocks of a cluster, which have the same columns and
+                      // take turns with the outputs of chunks: 1 or 2
+  int stages;         // chunks of k and v on their way
+  int query_stages;   // and of q
+  int state_buffers;  // of states that outputs are made with
+  int shared_bytes;
+};
+
+// A block keeps all of D by 64 columns of a head's state. What a row's outputs
+// and states are does not depend on the plan: blocks that take turns have the
+// same state, to the bit.
+constexpr LinearChunksPlan PlanLinearChunks(int64_t head_dim, int64_t value_dim,
+                                            int64_t num_heads, int64_t max_rows,
+                                            int multiprocessors,
+                                            int shared_limit) {
+  LinearChunksPlan plan = {};
+  plan.key_tiles = static_cast<int>((head_dim + 63) / 64);
+  plan.value_tiles = static_cast<int>((value_dim + 63) / 64);
+  const int64_t units = max_rows * num_heads * plan.value_tiles;
+  // (Four that take turns are slower than one; measured.)
+  plan.turns = 2 * units <= multiprocessors ? 2 : 1;
+  plan.query_stages = 3;
+  plan.state_buffers = 2;
+  const int keys = plan.key_tiles * kLinearChunksTileBytes;
+  const int stage = keys + kLinearChunksTileBytes;
+  const int others = kLinearChunksFixedBytes + kLinearChunksTileBytes +
+                     (plan.query_stages + plan.state_buffers) * keys;
+  plan.stages = (shared_limit - others) / stage;
+  if (plan.stages > kLinearChunksMaxStages) {
+    plan.stages = kLinearChunksMaxStages;
+  }
+  plan.shared_bytes = others + plan.stages * stage;
+  return plan;
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CHUNKS_PLAN_H_
