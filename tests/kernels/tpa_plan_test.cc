@@ -248,7 +248,9 @@ TEST(TpaPlanTest, KeysComeEarlyWhereThereIsRoom) {
     for (int64_t dim : {64, 128}) {
       for (int64_t rank : {1, 2}) {
         const TpaDecodePlan few = plan({78, dim, dim, 6, rank}, memory);
-        if (few.early_keys > 0) EXPECT_GE(few.stages, rank + few.early_keys);
+        if (few.early_keys > 0) {
+          EXPECT_GE(few.stages, rank + few.early_keys);
+        }
       }
     }
   }
