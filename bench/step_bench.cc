@@ -23,6 +23,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "bench/cuda/step_timeline.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/cuda_backend.h"
 #include "engine/cuda_device.h"
@@ -51,6 +52,7 @@ struct Flags {
   bool operations = false;
   bool graphs = true;
   std::string json;
+  std::string timeline;
 };
 
 double Median(std::vector<double> values) {
@@ -302,7 +304,21 @@ const SamplingParams& Greedy() {
   return *params;
 }
 
+absl::Status WriteJson(const std::string& path,
+                       const nlohmann::ordered_json& json, int indent) {
+  std::FILE* const out = std::fopen(path.c_str(), "w");
+  if (out == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("cannot write ", path));
+  std::fputs((json.dump(indent) + "\n").c_str(), out);
+  std::fclose(out);
+  return absl::OkStatus();
+}
+
 absl::Status Run(const Flags& flags) {
+  std::unique_ptr<StepTimeline> timeline;
+  if (!flags.timeline.empty()) {
+    RECURVE_ASSIGN_OR_RETURN(timeline, StepTimeline::Create());
+  }
   RECURVE_RETURN_IF_ERROR(FindCudaDevice().status());
   std::string folder = flags.model;
   const bool temporary = folder.empty();
@@ -397,6 +413,7 @@ absl::Status Run(const Flags& flags) {
                           SizeOf(model.embedding.dtype));
   (void)tied;  // a tied head is loaded as a matrix of its own
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
+  nlohmann::ordered_json timelines = nlohmann::ordered_json::array();
 
   const auto measure = [&](StepBatch& step,
                            int repeats) -> absl::StatusOr<double> {
@@ -481,6 +498,23 @@ absl::Status Run(const Flags& flags) {
       StepBatch step =
           MakeBatch(batch, context, 1, true, info.vocab_size, token_bytes > 0);
       RECURVE_ASSIGN_OR_RETURN(const double ms, measure(step, flags.repeats));
+      if (timeline != nullptr) {
+        // One more step, by itself.
+        RECURVE_RETURN_IF_ERROR(timeline->Take().status());
+        StepOutput output;
+        RECURVE_RETURN_IF_ERROR(decoder->Run(step, &output));
+        RECURVE_ASSIGN_OR_RETURN(const std::vector<StepTimeline::Span> spans,
+                                 timeline->Take());
+        nlohmann::ordered_json all = nlohmann::ordered_json::array();
+        for (const StepTimeline::Span& span : spans) {
+          all.push_back({span.name, span.begin_ns, span.end_ns, span.blocks,
+                         span.threads});
+        }
+        timelines.push_back({{"batch", batch},
+                             {"context", context},
+                             {"traced_ms", ms},
+                             {"spans", std::move(all)}});
+      }
       report("decode", batch, context, ms,
              weight_bytes + static_cast<double>(batch) *
                                 (static_cast<double>(context * token_bytes) +
@@ -511,13 +545,15 @@ absl::Status Run(const Flags& flags) {
     file["factors"] = info.kv_dtype;
     file["copy_gb_per_s"] = bandwidth * 1e-9;
     file["steps"] = results;
-    std::FILE* const out = std::fopen(flags.json.c_str(), "w");
-    if (out == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("cannot write ", flags.json));
-    }
-    std::fputs((file.dump(1) + "\n").c_str(), out);
-    std::fclose(out);
+    RECURVE_RETURN_IF_ERROR(WriteJson(flags.json, file, 1));
+  }
+  if (timeline != nullptr) {
+    nlohmann::ordered_json file;
+    file["model"] = temporary ? flags.preset : flags.model;
+    file["layers"] = info.num_layers;
+    file["span"] = {"name", "begin_ns", "end_ns", "blocks", "threads"};
+    file["steps"] = timelines;
+    RECURVE_RETURN_IF_ERROR(WriteJson(flags.timeline, file, -1));
   }
   return absl::OkStatus();
 }
@@ -553,6 +589,10 @@ int main(int argc, char** argv) {
                "a few layers");
   app.add_flag("!--no-graphs", flags.graphs, "Launch each kernel by itself");
   app.add_option("--json", flags.json, "Write the results there");
+  app.add_option("--timeline", flags.timeline,
+                 "Write there when each kernel of a decode step ran, of each "
+                 "batch and context (needs CUPTI; bench/plot_timeline.py draws "
+                 "it); steps are slower so");
   CLI11_PARSE(app, argc, argv);
   const absl::Status status = recurve::Run(flags);
   if (status.ok()) return EXIT_SUCCESS;

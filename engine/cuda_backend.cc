@@ -1,17 +1,15 @@
 #include "engine/cuda_backend.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "engine/cuda_activations.h"
 #include "engine/cuda_device.h"
 #include "kernels/embedding/embedding_cuda.h"
-#include "kernels/glu/glu_cuda.h"
 #include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
@@ -23,19 +21,11 @@ namespace {
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr auto kHost = CudaMemory::Kind::kHost;
 
-// Of outputs of a 16-bit matrix; divides CudaBackend::column_multiple().
-constexpr int64_t kMatrixRowMultiple = 16;
 constexpr int64_t kMaxRows = 65535;        // of a launch
 constexpr int64_t kLogitBytes = 64 << 20;  // of logits on the device, about
 
-float* Floats(const Activations& a) { return reinterpret_cast<float*>(a.data); }
-
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
-}
-
-bool AlignedFloats(const float* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0;
 }
 
 }  // namespace
@@ -74,7 +64,7 @@ absl::Status CudaBackend::Init() {
   }
   RECURVE_RETURN_IF_ERROR(CudaStatus(GetTpaDevice(&device_), "device"));
   RECURVE_ASSIGN_OR_RETURN(loader_, CudaWeightLoader::Create(&pool_, stream_));
-  RECURVE_ASSIGN_OR_RETURN(cublas_, CublasMatmul::Create());
+  RECURVE_ASSIGN_OR_RETURN(products_, CudaProducts::Create(stream_));
   row_capacity_ =
       std::max(options_.max_tokens, BucketOf(options_.max_sequences));
   tpa_.emplace(CudaTpa::Options{tpa_element(), options_.max_tokens,
@@ -127,42 +117,9 @@ WeightType CudaBackend::StorageFor(absl::Span<const MatrixPart> parts) const {
   return WeightType::kFloat32;
 }
 
-absl::string_view CudaBackend::weight_dtype() const {
-  std::set<WeightType> types;
-  for (const Matrix& matrix : matrices_) types.insert(matrix.type);
-  if (types.size() > 1) return "mixed";
-  return types.empty() ? "float32" : Name(ToDType(*types.begin()));
-}
-
 absl::StatusOr<MatrixId> CudaBackend::LoadMatrix(
     absl::Span<const MatrixPart> parts) {
-  Matrix matrix;
-  matrix.type = StorageFor(parts);
-  matrix.outputs = 0;
-  for (const MatrixPart& part : parts) matrix.outputs += part.rows();
-  matrix.inputs = parts[0].tensor.shape.back();
-  matrix.padded =
-      RoundUp(matrix.inputs,
-              matrix.type == WeightType::kFloat32 ? 4 : kDecodeMatmulInputs);
-  matrix.padded_outputs = matrix.type == WeightType::kFloat32
-                              ? matrix.outputs
-                              : RoundUp(matrix.outputs, kMatrixRowMultiple);
-  const int64_t row_bytes = matrix.padded * WeightBytes(matrix.type);
-  const int64_t bytes = matrix.padded_outputs * row_bytes;
-  RECURVE_ASSIGN_OR_RETURN(matrix.memory,
-                           CudaMemory::Allocate(kDevice, bytes, "weights"));
-  const int64_t filled = matrix.outputs * row_bytes;
-  if (bytes > filled) {
-    RECURVE_RETURN_IF_ERROR(
-        CudaStatus(cudaMemsetAsync(matrix.memory.data() + filled, 0,
-                                   bytes - filled, stream_),
-                   "clearing weights"));
-  }
-  RECURVE_RETURN_IF_ERROR(
-      loader_->Load(parts, matrix.type, matrix.padded, matrix.memory.data()));
-  weight_bytes_ += bytes;
-  matrices_.push_back(std::move(matrix));
-  return MatrixId{static_cast<int32_t>(matrices_.size()) - 1};
+  return products_->Load(parts, StorageFor(parts), loader_.get());
 }
 
 absl::StatusOr<VectorId> CudaBackend::LoadVector(
@@ -173,7 +130,7 @@ absl::StatusOr<VectorId> CudaBackend::LoadVector(
   RECURVE_RETURN_IF_ERROR(CudaStatus(
       cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice),
       "copying weights"));
-  weight_bytes_ += bytes;
+  other_weight_bytes_ += bytes;
   vectors_.push_back(std::move(memory));
   return VectorId{static_cast<int32_t>(vectors_.size()) - 1};
 }
@@ -188,7 +145,7 @@ absl::StatusOr<TableId> CudaBackend::LoadEmbedding(const TensorView& table) {
                            CudaMemory::Allocate(kDevice, bytes, "weights"));
   RECURVE_RETURN_IF_ERROR(
       loader_->Load({table}, copy.type, copy.cols, copy.memory.data()));
-  weight_bytes_ += bytes;
+  other_weight_bytes_ += bytes;
   tables_.push_back(std::move(copy));
   return TableId{static_cast<int32_t>(tables_.size()) - 1};
 }
@@ -266,13 +223,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
                              CudaMemory::Allocate(kDevice, bytes, what));
     return absl::OkStatus();
   };
-  for (const Matrix& matrix : matrices_) {
-    RECURVE_RETURN_IF_ERROR(
-        cublas_->Tune({matrix.type, matrix.memory.data(), matrix.padded_outputs,
-                       matrix.padded, matrix.padded, nullptr, matrix.padded,
-                       nullptr, RoundUp(matrix.outputs, kColumns), 0, false},
-                      row_capacity_, stream_));
-  }
+  RECURVE_RETURN_IF_ERROR(products_->Tune(row_capacity_, kColumns));
   RECURVE_RETURN_IF_ERROR(allocate(
       &pages_, (int64_t{num_pages} + 1) * page_bytes(),
       "factor cache; lower --kv-pages, --kv-pool-bytes or --max-num-seqs"));
@@ -281,22 +232,10 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
                                    "recurrent state; lower --max-num-seqs"));
   cache_ = {num_pages, num_slots, page_bytes(), slot_bytes()};
 
-  if (const WeightType type = matrices_.front().type;
-      type != WeightType::kFloat32 &&
-      std::all_of(matrices_.begin(), matrices_.end(),
-                  [&](const Matrix& matrix) { return matrix.type == type; })) {
-    product_type_ = type;
-  }
-  int64_t max_inputs = 0;
-  int64_t max_outputs = 0;
-  for (const Matrix& matrix : matrices_) {
-    max_inputs = std::max(max_inputs, matrix.padded);
-    max_outputs = std::max(max_outputs, matrix.outputs);
-  }
+  RECURVE_RETURN_IF_ERROR(products_->Allocate(row_capacity_));
+  const int64_t max_inputs = products_->max_inputs();
+  const int64_t max_outputs = products_->max_outputs();
   const int64_t float_bytes = sizeof(float);
-  RECURVE_RETURN_IF_ERROR(
-      allocate(&x16_, row_capacity_ * max_inputs * 2,
-               "rounded activations; lower --max-num-batched-tokens"));
   logit_capacity_ = std::clamp(kLogitBytes / (float_bytes * max_outputs),
                                BucketOf(options_.max_sequences), row_capacity_);
   RECURVE_RETURN_IF_ERROR(allocate(
@@ -361,10 +300,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
                   [](TokenKind kind) { return kind == TokenKind::kStep; });
   graph_ = nullptr;
   replay_ = capturing_ = false;
-  runs_.clear();
   step_.Clear();
-  rounded_.clear();
-  fused_norms_.clear();
   if (decode_) {
     FillDecode(batch);
   } else {
@@ -423,7 +359,6 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
   const int64_t count = batch.num_sequences();
   rows_ = sequences_ = BucketOf(count);
   page_stride_ = std::max<int64_t>(options_.max_pages, 1);
-  runs_.push_back({0, rows_, true});
   int32_t* const tokens = step_.Add(rows_, &tokens_);
   int64_t* const positions = step_.Add(rows_, &row_positions_);
   int32_t* const row_sequence = step_.Add(rows_, &row_sequence_);
@@ -449,6 +384,7 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
     }
   }
   query_start[rows_] = static_cast<int32_t>(rows_);
+  products_->BeginDecode(rows_);
   tpa_->BeginDecode(rows_, lengths_, page_table_, page_stride_);
   linear_->BeginDecode({sequences_, query_start_, slots_of_, nullptr});
 }
@@ -468,15 +404,7 @@ void CudaBackend::FillMixed(const StepBatch& batch) {
   copy(batch.slots, &slots_of_);
   copy(batch.page_table, &page_table_);
   copy(batch.logit_rows, &logit_rows_);
-  const auto generated = [&](int64_t row) {
-    return !batch.kinds.empty() && batch.kinds[row] == TokenKind::kStep;
-  };
-  for (int64_t row = 0; row < rows_; ++row) {
-    if (row == 0 || generated(row) != generated(row - 1)) {
-      runs_.push_back({row, 0, generated(row)});
-    }
-    ++runs_.back().count;
-  }
+  products_->BeginMixed(batch);
 }
 
 void CudaBackend::ComputeTables() {
@@ -523,82 +451,13 @@ void CudaBackend::Fill(VectorId values, Activations out) {
       "fill");
 }
 
-void CudaBackend::NormRows(const float* in, int64_t in_stride,
-                           const NormArgs& norm, float* out, int64_t out_stride,
-                           int64_t rows, int64_t cols) {
-  const auto eps = static_cast<float>(norm.eps);
-  if (norm.kind == NormKind::kLayer) {
-    Check(LaunchLayerNorm({in, in_stride, Vector(norm.weight),
-                           Vector(norm.bias), out, out_stride, rows, cols, eps},
-                          stream_),
-          "norm");
-    return;
-  }
-  Check(
-      LaunchRmsNorm({ElementType::kFloat32, in, in_stride, Vector(norm.weight),
-                     out, out_stride, rows, nullptr, cols, norm.groups, eps},
-                    stream_),
-      "norm");
+CudaProducts::NormWeights CudaBackend::WeightsOf(const NormArgs& norm) const {
+  return {norm.kind, norm.groups, static_cast<float>(norm.eps),
+          Vector(norm.weight), Vector(norm.bias)};
 }
 
 void CudaBackend::Norm(Activations in, const NormArgs& norm, Activations out) {
-  if (!active()) return;
-  fused_norms_.erase(out.data);
-  if (out.for_products && FusesNorm(in, norm)) {
-    fused_norms_[out.data] = {in, norm};
-    return;
-  }
-  const bool rounded = RoundsInto(out) && norm.kind == NormKind::kRms;
-  SetRounded(out, rounded);
-  if (rounded) {
-    Check(LaunchRoundedRmsNorm(
-              {ElementType::kFloat32, Floats(in), in.stride,
-               Vector(norm.weight), out.data, 2 * out.stride, rows_, nullptr,
-               in.cols, norm.groups, static_cast<float>(norm.eps)},
-              *product_type_, stream_),
-          "norm");
-    return;
-  }
-  NormRows(Floats(in), in.stride, norm, Floats(out), out.stride, rows_,
-           in.cols);
-}
-
-// Behind the columns must not be what cuBLASLt would read.
-bool CudaBackend::RoundsInto(const Activations& out) const {
-  return out.for_products && product_type_ &&
-         out.cols % kDecodeMatmulInputs == 0 &&
-         AlignedFloats(Floats(out), out.stride);
-}
-
-void CudaBackend::SetRounded(const Activations& out, bool rounded) {
-  if (!rounded) {
-    rounded_.erase(out.data);
-  } else {
-    rounded_.insert(out.data);
-  }
-}
-
-bool CudaBackend::IsRounded(const Activations& in) const {
-  return in.for_products && rounded_.count(in.data) > 0;
-}
-
-bool CudaBackend::FusesNorm(const Activations& in, const NormArgs& norm) const {
-  return decode_ && rows_ == 1 && product_type_ && DecodeMatmulFuses() &&
-         norm.kind == NormKind::kRms && norm.groups == 1 &&
-         in.cols > kDecodeMatmulNormCols &&
-         DecodeMatmulTakesFloats(RoundUp(in.cols, kDecodeMatmulInputs),
-                                 rows_) &&
-         AlignedFloats(Floats(in), in.stride);
-}
-
-void CudaBackend::FuseNorm(const Activations& in, const NormArgs& norm,
-                           const float* weight, DecodeMatmulParams* params) {
-  params->x = in.data;
-  params->x_is_float = true;
-  params->x_stride = in.stride;
-  params->norm = true;
-  params->norm_weight = weight;
-  params->norm_eps = static_cast<float>(norm.eps);
+  if (active()) Check(products_->Norm(in, WeightsOf(norm), out));
 }
 
 void CudaBackend::GatedNorm(const GatedNormArgs& args) {
@@ -622,189 +481,21 @@ void CudaBackend::GatedNorm(const GatedNormArgs& args) {
   Check(LaunchGatedNorm(params, stream_), "gated norm");
 }
 
-void CudaBackend::ProjectRun(const Matrix& matrix, const float* x,
-                             int64_t x_stride, float* y, int64_t y_stride,
-                             int64_t rows, int64_t cols, bool generated,
-                             bool add) {
-  if (matrix.type == WeightType::kFloat32) {
-    Check(cublas_->Multiply(
-        {matrix.type, matrix.memory.data(), matrix.outputs, matrix.inputs,
-         matrix.padded, x, x_stride, y, y_stride, rows, add},
-        stream_));
-    return;
-  }
-  if (generated) {
-    DecodeMatmulParams params = ProductOf(matrix, y, y_stride, rows, cols);
-    params.add = add;
-    ProjectGenerated(params, x, x_stride);
-    return;
-  }
-  Check(LaunchGatherRows({x, x_stride, nullptr, matrix.type, x16_.data(),
-                          matrix.padded, rows, cols, matrix.padded},
-                         stream_),
-        "rounding activations");
-  ProjectRounded(matrix, x16_.data(), matrix.padded, y, y_stride, rows, cols,
-                 generated, add);
-}
-
-void CudaBackend::ProjectRounded(const Matrix& matrix, const void* x,
-                                 int64_t x_stride, float* y, int64_t y_stride,
-                                 int64_t rows, int64_t cols, bool generated,
-                                 bool add) {
-  if (generated) {
-    DecodeMatmulParams params = ProductOf(matrix, y, y_stride, rows, cols);
-    params.add = add;
-    params.x = x;
-    params.x_stride = x_stride;
-    Check(LaunchDecodeMatmul(params, stream_), "projection");
-    return;
-  }
-  Check(cublas_->Multiply(
-      {matrix.type, matrix.memory.data(), matrix.padded_outputs, matrix.padded,
-       matrix.padded, x, x_stride, y, y_stride, rows, add},
-      stream_));
-}
-
-DecodeMatmulParams CudaBackend::ProductOf(const Matrix& matrix, float* y,
-                                          int64_t y_stride, int64_t rows,
-                                          int64_t cols) {
-  DecodeMatmulParams params = {};
-  params.type = matrix.type;
-  params.w = matrix.memory.data();
-  params.outputs = matrix.outputs;
-  params.inputs = matrix.padded;
-  params.x_cols = cols;
-  params.y = y;
-  params.y_stride = y_stride;
-  params.rows = rows;
-  return params;
-}
-
-void CudaBackend::ProjectGenerated(DecodeMatmulParams params, const float* x,
-                                   int64_t x_stride) {
-  params.x_is_float = DecodeMatmulTakesFloats(params.inputs, params.rows) &&
-                      AlignedFloats(x, x_stride);
-  params.x = x;
-  params.x_stride = x_stride;
-  if (!params.x_is_float) {
-    params.x = x16_.data();
-    params.x_stride = params.inputs;
-    Check(LaunchGatherRows(
-              {x, x_stride, nullptr, params.type, x16_.data(), params.inputs,
-               params.rows, params.x_cols, params.inputs},
-              stream_),
-          "rounding activations");
-  }
-  Check(LaunchDecodeMatmul(params, stream_), "projection");
-}
-
-void CudaBackend::Project(Activations in, MatrixId id, Activations out,
+void CudaBackend::Project(Activations in, MatrixId matrix, Activations out,
                           bool add) {
-  if (!active()) return;
-  const Matrix& matrix = matrices_[id.value];
-  if (const auto norm = fused_norms_.find(in.data);
-      in.for_products && norm != fused_norms_.end()) {
-    DecodeMatmulParams params =
-        ProductOf(matrix, Floats(out), out.stride, rows_, in.cols);
-    params.add = add;
-    FuseNorm(norm->second.in, norm->second.norm,
-             Vector(norm->second.norm.weight), &params);
-    return Check(LaunchDecodeMatmul(params, stream_), "projection");
-  }
-  if (matrix.type == WeightType::kFloat32) {
-    ProjectRun(matrix, Floats(in), in.stride, Floats(out), out.stride, rows_,
-               in.cols, false, add);
-    return;
-  }
-  const bool rounded = IsRounded(in);
-  for (const Run& run : runs_) {
-    if (rounded) {
-      const int64_t stride = 2 * in.stride;
-      ProjectRounded(
-          matrix,
-          reinterpret_cast<const uint16_t*>(in.data) + run.begin * stride,
-          stride, Floats(out) + run.begin * out.stride, out.stride, run.count,
-          in.cols, run.generated, add);
-      continue;
-    }
-    ProjectRun(matrix, Floats(in) + run.begin * in.stride, in.stride,
-               Floats(out) + run.begin * out.stride, out.stride, run.count,
-               in.cols, run.generated, add);
-  }
+  if (active()) Check(products_->Project(in, matrix, out, add));
 }
 
 void CudaBackend::Glu(Activations in, Activation activation, Activations out) {
-  if (!active()) return;
-  const bool rounded = RoundsInto(out);
-  SetRounded(out, rounded);
-  CudaGluParams params = {ElementType::kFloat32,
-                          Floats(in),
-                          in.stride,
-                          out.data,
-                          out.stride,
-                          rows_,
-                          nullptr,
-                          out.cols,
-                          activation};
-  if (rounded) params.y_stride *= 2;
-  Check(rounded ? LaunchRoundedGlu(params, *product_type_, stream_)
-                : LaunchGlu(params, stream_),
-        "gated linear unit");
+  if (active()) Check(products_->Glu(in, activation, out));
 }
 
-// A decode step fuses what the device can; other steps do not, with the same
-// bits. More rows than the kernel for few of them takes are faster in 16 bits,
-// though a kernel of its own has to bring them there.
 void CudaBackend::ChannelMixer(const ChannelMixerArgs& args) {
-  const Matrix& matrix = matrices_[args.w1_w2.value];
-  if (!decode_ || matrix.type == WeightType::kFloat32 || !DecodeMatmulFuses()) {
+  if (!products_->FusesChannelMixer(args.w1_w2)) {
     Backend::ChannelMixer(args);
-    return;
+  } else if (active()) {
+    Check(products_->ChannelMixer(args, WeightsOf(args.norm)));
   }
-  if (!active()) return;
-  DecodeMatmulParams params =
-      ProductOf(matrix, Floats(args.hidden), args.hidden.stride, rows_,
-                args.residual.cols);
-  params.gate = true;
-  params.activation = args.activation;
-  const Activations in = args.residual;
-  // What the next product takes, so that nothing has to be rounded for it.
-  const Matrix& next = matrices_[args.w3.value];
-  params.y_is_half =
-      next.type == matrix.type && AlignedFloats(params.y, params.y_stride);
-  if (params.y_is_half) params.y_stride *= 2;
-  if (FusesNorm(in, args.norm)) {
-    FuseNorm(in, args.norm, Vector(args.norm.weight), &params);
-    Check(LaunchDecodeMatmul(params, stream_), "projection");
-  } else if (args.norm.kind == NormKind::kRms) {
-    Check(LaunchRoundedRmsNorm(
-              {ElementType::kFloat32, Floats(in), in.stride,
-               Vector(args.norm.weight), x16_.data(), matrix.padded, rows_,
-               nullptr, in.cols, args.norm.groups,
-               static_cast<float>(args.norm.eps)},
-              matrix.type, stream_),
-          "norm");
-    params.x = x16_.data();
-    params.x_stride = matrix.padded;
-    Check(LaunchDecodeMatmul(params, stream_), "projection");
-  } else {
-    Activations normed = args.normed;
-    normed.for_products = false;
-    Norm(in, args.norm, normed);
-    ProjectGenerated(params, Floats(normed), normed.stride);
-  }
-  if (!params.y_is_half) {
-    Activations hidden = args.hidden;
-    hidden.for_products = false;
-    Project(hidden, args.w3, args.residual, /*add=*/true);
-    return;
-  }
-  DecodeMatmulParams down =
-      ProductOf(next, Floats(in), in.stride, rows_, args.hidden.cols);
-  down.add = true;
-  down.x = args.hidden.data;
-  down.x_stride = params.y_stride;
-  Check(LaunchDecodeMatmul(down, stream_), "projection");
 }
 
 TpaElement CudaBackend::tpa_element() const {
@@ -846,14 +537,14 @@ void CudaBackend::Tpa(const TpaArgs& args) {
 
   // The decode kernel writes the factors' type or float32, that of prompts
   // bfloat16 or float32.
-  const bool rounded = RoundsInto(args.out) &&
-                       product_type_ == (decode_ ? TpaWeightType(tpa_element())
+  const std::optional<WeightType> type = products_->RoundsInto(args.out);
+  const bool rounded = type && *type == (decode_ ? TpaWeightType(tpa_element())
                                                  : WeightType::kBFloat16);
-  SetRounded(args.out, rounded);
+  products_->SetRounded(args.out, rounded);
   Check(tpa_->Attend(
       {cache.shape, append.cache, args.a_q, args.b_q, position.config.type,
        position.angles, append.cos, append.sin, args.out,
-       rounded ? *product_type_ : WeightType::kFloat32},
+       rounded ? *type : WeightType::kFloat32},
       stream_));
 }
 
@@ -884,29 +575,10 @@ void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
 
 void CudaBackend::ComputeLogits(Activations in, const int32_t* index,
                                 int64_t rows, const NormArgs& norm,
-                                const Matrix& head) {
-  const int64_t width = RoundUp(in.cols, 4);
-  const int64_t stride = RoundUp(head.outputs, 4);
-  float* const normed = head_rows_.as<float>();
-  if (index == nullptr && FusesNorm(in, norm)) {
-    DecodeMatmulParams params =
-        ProductOf(head, logits_.as<float>(), stride, rows, in.cols);
-    FuseNorm(in, norm, Vector(norm.weight), &params);
-    Check(LaunchDecodeMatmul(params, stream_), "projection");
-  } else {
-    if (index != nullptr) {
-      Check(
-          LaunchGatherRows({Floats(in), in.stride, index, WeightType::kFloat32,
-                            normed, width, rows, in.cols, in.cols},
-                           stream_),
-          "gathering rows");
-      NormRows(normed, width, norm, normed, width, rows, in.cols);
-    } else {
-      NormRows(Floats(in), in.stride, norm, normed, width, rows, in.cols);
-    }
-    ProjectRun(head, normed, width, logits_.as<float>(), stride, rows, in.cols,
-               /*generated=*/true, /*add=*/false);
-  }
+                                MatrixId head) {
+  Check(products_->Logits(in, index, rows, WeightsOf(norm), head,
+                          head_rows_.as<float>(), logits_.as<float>(),
+                          RoundUp(products_->outputs(head), 4)));
 }
 
 void CudaBackend::Draw(int64_t vocab, int64_t first, int64_t count) {
@@ -939,10 +611,11 @@ void CudaBackend::CopyLogits(int64_t device_row, int64_t host_row,
 }
 
 void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
-                               const Matrix& head) {
+                               MatrixId head) {
+  const int64_t vocab = products_->outputs(head);
   if (active()) {
     ComputeLogits(in, nullptr, rows_, norm, head);
-    Draw(head.outputs, 0, rows_);
+    Draw(vocab, 0, rows_);
   }
   if (capturing_) {
     cudaGraph_t graph = nullptr;
@@ -962,18 +635,19 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
     graph_->warm = true;
   }
   // Not before: page-locked memory is not to be had while capturing.
-  ReserveHostLogits(head.outputs);
+  ReserveHostLogits(vocab);
   if (!status_.ok() || !batch_->wants_logits) return;
   // Logit i is of row logit_rows[i].
   const auto& rows = batch_->logit_rows;
   for (size_t i = 0; i < rows.size(); ++i)
-    CopyLogits(rows[i], static_cast<int64_t>(i), 1, head.outputs);
+    CopyLogits(rows[i], static_cast<int64_t>(i), 1, vocab);
 }
 
 void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
-                              const Matrix& head) {
+                              MatrixId head) {
+  const int64_t vocab = products_->outputs(head);
   const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
-  ReserveHostLogits(head.outputs);
+  ReserveHostLogits(vocab);
   const auto& samples = batch_->samples;  // in the order of their logits
   size_t drawn = 0;
   for (int64_t first = 0; first < rows && status_.ok();
@@ -983,19 +657,17 @@ void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
     size_t end = drawn;
     while (end < samples.size() && samples[end].logit_index < first + count)
       ++end;
-    Draw(head.outputs, static_cast<int64_t>(drawn),
-         static_cast<int64_t>(end - drawn));
+    Draw(vocab, static_cast<int64_t>(drawn), static_cast<int64_t>(end - drawn));
     drawn = end;
-    if (batch_->wants_logits) CopyLogits(0, first, count, head.outputs);
+    if (batch_->wants_logits) CopyLogits(0, first, count, vocab);
   }
 }
 
 void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
-  const Matrix& matrix = matrices_[head.value];
   if (decode_) {
-    HeadOfDecode(in, norm, matrix);
+    HeadOfDecode(in, norm, head);
   } else if (status_.ok()) {
-    HeadOfMixed(in, norm, matrix);
+    HeadOfMixed(in, norm, head);
   }
   if (status_.ok()) Check(sampler_.CopyResults(stream_), "copying tokens");
   Begun begun = {num_begun_++, {}};
@@ -1003,9 +675,10 @@ void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
     Check(cudaEventRecord(dones_[begun.number % kEvents], stream_), "a step");
   }
   if (status_.ok() && batch_->wants_logits) {
-    begun.logits = absl::MakeConstSpan(
-        logits_host_.as<const float>(),
-        static_cast<size_t>(matrix.outputs) * batch_->logit_rows.size());
+    begun.logits =
+        absl::MakeConstSpan(logits_host_.as<const float>(),
+                            static_cast<size_t>(products_->outputs(head)) *
+                                batch_->logit_rows.size());
   }
   begun_.push_back(begun);
 }

@@ -8,21 +8,19 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "base/thread_pool.h"
 #include "engine/backend.h"
 #include "engine/cuda_linear.h"
 #include "engine/cuda_memory.h"
+#include "engine/cuda_products.h"
 #include "engine/cuda_sampler.h"
 #include "engine/cuda_step_buffer.h"
 #include "engine/cuda_swap.h"
 #include "engine/cuda_tpa.h"
 #include "engine/cuda_weights.h"
 #include "kernels/common/weight_type.h"
-#include "kernels/matmul/cublas_matmul.h"
-#include "kernels/matmul/decode_matmul_cuda.h"
 
 namespace recurve {
 
@@ -70,7 +68,9 @@ class CudaBackend : public Backend {
   absl::Status FillCacheAtRandom();
 
   absl::string_view name() const override { return "cuda"; }
-  absl::string_view weight_dtype() const override;
+  absl::string_view weight_dtype() const override {
+    return products_->weight_dtype();
+  }
   absl::string_view state_dtype() const override { return "float32"; }
   absl::string_view kv_dtype() const override {
     return Name(options_.kv_dtype);
@@ -82,7 +82,9 @@ class CudaBackend : public Backend {
   absl::StatusOr<TableId> LoadEmbedding(const TensorView& table) override;
   absl::StatusOr<PositionId> LoadPosition(
       const PositionConfig& config) override;
-  uint64_t weight_bytes() const override { return weight_bytes_; }
+  uint64_t weight_bytes() const override {
+    return other_weight_bytes_ + products_->bytes();
+  }
 
   TpaCacheId AddTpaCache(const TpaShape& shape) override;
   StateId AddState(int64_t num_heads, int64_t key_dim,
@@ -122,16 +124,6 @@ class CudaBackend : public Backend {
  private:
   static constexpr int64_t kColumns = 64;
 
-  struct Matrix {
-    WeightType type;
-    int64_t outputs;
-    int64_t inputs;
-    int64_t padded;  // elements between rows; zeros from `inputs` on
-    // Rows in memory: zeros from `outputs` on, so that cuBLASLt may use kernels
-    // that take multiples of 16 only.
-    int64_t padded_outputs;
-    CudaMemory memory;
-  };
   struct Table {
     WeightType type;
     int64_t vocab;
@@ -153,12 +145,6 @@ class CudaBackend : public Backend {
   };
   struct State {
     int64_t offset;  // elements from the begin of a slot
-  };
-  // Rows [begin, begin + count) of the step, all of TokenKind::kStep or none.
-  struct Run {
-    int64_t begin;
-    int64_t count;
-    bool generated;
   };
   // A step that was begun and not ended: all of it is on the stream.
   struct Begun {
@@ -189,41 +175,18 @@ class CudaBackend : public Backend {
   void FillDecode(const StepBatch& batch);
   void FillMixed(const StepBatch& batch);
   void ComputeTables();
-  void NormRows(const float* in, int64_t in_stride, const NormArgs& norm,
-                float* out, int64_t out_stride, int64_t rows, int64_t cols);
-  void ProjectRun(const Matrix& matrix, const float* x, int64_t x_stride,
-                  float* y, int64_t y_stride, int64_t rows, int64_t cols,
-                  bool generated, bool add);
-  // Whether `out` is to hold 16-bit values, rows as long as those of floats.
-  bool RoundsInto(const Activations& out) const;
-  void SetRounded(const Activations& out, bool rounded);
-  bool IsRounded(const Activations& in) const;
-  // Whether a product of a step of decoding takes the norm of `in` on its way.
-  bool FusesNorm(const Activations& in, const NormArgs& norm) const;
-  static void FuseNorm(const Activations& in, const NormArgs& norm,
-                       const float* weight, DecodeMatmulParams* params);
-  // A product with 16-bit weights of rows that are rounded already.
-  void ProjectRounded(const Matrix& matrix, const void* x, int64_t x_stride,
-                      float* y, int64_t y_stride, int64_t rows, int64_t cols,
-                      bool generated, bool add);
-  // A product of generated tokens with 16-bit weights: x is rounded on the way,
-  // or before.
-  void ProjectGenerated(DecodeMatmulParams params, const float* x,
-                        int64_t x_stride);
-  static DecodeMatmulParams ProductOf(const Matrix& matrix, float* y,
-                                      int64_t y_stride, int64_t rows,
-                                      int64_t cols);
+  CudaProducts::NormWeights WeightsOf(const NormArgs& norm) const;
   void BeginSamples(const StepBatch& batch);
   // Logits of `rows` rows of `in` (index: device, null for all in order) into
   // logits_.
   void ComputeLogits(Activations in, const int32_t* index, int64_t rows,
-                     const NormArgs& norm, const Matrix& head);
+                     const NormArgs& norm, MatrixId head);
   // Draws samples [first, first + count) from logits_.
   void Draw(int64_t vocab, int64_t first, int64_t count);
   void CopyLogits(int64_t device_row, int64_t host_row, int64_t count,
                   int64_t vocab);
-  void HeadOfDecode(Activations in, const NormArgs& norm, const Matrix& head);
-  void HeadOfMixed(Activations in, const NormArgs& norm, const Matrix& head);
+  void HeadOfDecode(Activations in, const NormArgs& norm, MatrixId head);
+  void HeadOfMixed(Activations in, const NormArgs& norm, MatrixId head);
   // Page or slot `number`, of `bytes` each.
   absl::Status SetBytes(const CudaMemory& memory, int64_t number, int64_t bytes,
                         int value);
@@ -237,11 +200,10 @@ class CudaBackend : public Backend {
   ThreadPool pool_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<CudaWeightLoader> loader_;  // until the cache is allocated
-  std::unique_ptr<CublasMatmul> cublas_;
   absl::Status status_;
 
-  uint64_t weight_bytes_ = 0;
-  std::vector<Matrix> matrices_;
+  std::unique_ptr<CudaProducts> products_;  // after Init
+  uint64_t other_weight_bytes_ = 0;
   std::vector<CudaMemory> vectors_;
   std::vector<Table> tables_;
   std::vector<Position> positions_;
@@ -257,11 +219,8 @@ class CudaBackend : public Backend {
   CacheSpec cache_;
   std::unique_ptr<CudaSwap> swap_;  // null without host memory
   std::vector<CudaMemory> activations_;
-  // The 16-bit type of all matrices, if it is one.
-  std::optional<WeightType> product_type_;
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;  // rows in logits_
-  CudaMemory x16_;              // rows rounded to the type of the weights
   CudaMemory head_rows_;        // normalised rows whose logits are wanted
   CudaMemory logits_;           // [logit_capacity_, vocab]
   CudaMemory logits_host_;      // grows
@@ -279,14 +238,6 @@ class CudaBackend : public Backend {
   // Of the step that is put on the stream; pointers are to the device.
   const StepBatch* batch_ = nullptr;
   CudaStepBuffer step_;
-  // Activations that hold values of product_type_ instead of floats, and those
-  // that hold nothing: the products that read them take the norm on their way.
-  std::set<const char*> rounded_;
-  struct FusedNorm {
-    Activations in;
-    NormArgs norm;
-  };
-  std::map<const char*, FusedNorm> fused_norms_;
   bool decode_ = false;  // every sequence has one generated token
   bool replay_ = false;  // a graph has it all
   bool capturing_ = false;
@@ -294,7 +245,6 @@ class CudaBackend : public Backend {
   int64_t rows_ = 0;       // of a launch: with padding
   int64_t sequences_ = 0;  // likewise
   int64_t page_stride_ = 0;
-  std::vector<Run> runs_;
   const int32_t* tokens_ = nullptr;
   const int64_t* row_positions_ = nullptr;
   const int32_t* row_sequence_ = nullptr;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "engine/cuda_activations.h"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_plan.h"
@@ -13,8 +14,6 @@
 
 namespace recurve {
 namespace {
-
-float* Floats(const Activations& a) { return reinterpret_cast<float*>(a.data); }
 
 bool Aligned(const Activations& a) {
   return reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && a.stride % 8 == 0;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "engine/cuda_activations.h"
 #include "kernels/rows/rows_cuda.h"
 
 namespace recurve {
@@ -24,8 +25,6 @@ constexpr int64_t kPieceRows = 32;
 constexpr int64_t kPrefillRows = 256;
 constexpr int64_t kPrefillContext = 65536;
 constexpr int64_t kPrefillScratch = 256 << 20;
-
-float* Floats(const Activations& a) { return reinterpret_cast<float*>(a.data); }
 
 absl::Status Allocate(CudaMemory* memory, int64_t bytes,
                       absl::string_view what) {

@@ -96,6 +96,11 @@ absl::StatusOr<Placement> Place(const ModelOptions& options) {
                                       {"auto", "float32"}, where));
   RECURVE_RETURN_IF_ERROR(
       CheckChoice("kv-dtype", options.kv_dtype, kv_dtypes, where));
+  if (!options.exact) {
+    return absl::InvalidArgumentError(
+        "--exact is off; only on is supported: every kernel has one order of "
+        "sums for any batch, which costs little (docs/exactness.md)");
+  }
   if (options.dtype != "auto") {
     RECURVE_ASSIGN_OR_RETURN(placement.weight_dtype, ParseDType(options.dtype));
   }

@@ -27,6 +27,9 @@ struct ModelOptions {
   // Of the factor cache: float32 on the CPU; bfloat16 or float16 on the GPU,
   // where auto is bfloat16 with bfloat16 weights and else float16.
   std::string kv_dtype = "auto";
+  // That a request's tokens do not depend on what runs beside it. There is no
+  // other mode: false is refused.
+  bool exact = true;
   int num_threads = 0;   // CPU threads; 0: one a core
   int64_t kv_pages = 0;  // pages of the TPA factor cache; 0: from kv_pool_bytes
   int64_t kv_pool_bytes = int64_t{1}

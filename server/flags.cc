@@ -101,6 +101,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "Recurrent state: auto, float32");
   Add(app, "kv-dtype", o.model.kv_dtype,
       "TPA factor cache: auto, float32; on the GPU auto, bfloat16, float16");
+  AddSwitch(app, "exact", o.model.exact,
+            "on: a request's tokens do not depend on what runs beside it; "
+            "there is no other mode");
   Add(app, "num-threads", o.model.num_threads,
       "CPU threads; 0: one for each core");
   Add(app, "max-num-seqs", o.engine.max_num_seqs,

@@ -163,6 +163,15 @@ Timing Measure(const Enqueue& enqueue, int nodes, bool distinct) {
   return timing;
 }
 
+double MeasureChain(const Enqueue& enqueue, int nodes) {
+  cudaStream_t stream;
+  RECURVE_CUDA_OK(cudaStreamCreate(&stream));
+  RECURVE_CUDA_OK(enqueue(stream, 0));  // loads the code
+  const double time = TimeGraph(enqueue, nodes, stream) / nodes;
+  RECURVE_CUDA_OK(cudaStreamDestroy(stream));
+  return time;
+}
+
 Ceilings MeasureCeilings() {
   constexpr int64_t kBytes = int64_t{1} << 30;
   void* from = RandomMemory(kBytes, false);

@@ -46,6 +46,8 @@ struct Timing {
 // flush, where instructions come from memory, too.
 using Enqueue = std::function<cudaError_t(cudaStream_t, int)>;
 Timing Measure(const Enqueue& enqueue, int nodes, bool distinct);
+// Its chain_us alone.
+double MeasureChain(const Enqueue& enqueue, int nodes);
 
 // Bytes per microsecond of this device: read and written by a large copy, and
 // read by a kernel that only reads.

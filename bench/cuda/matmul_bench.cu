@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "bench/cuda/matmul_bench.h"
+#include "bench/cuda/t6_xl_products.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"
 
@@ -12,22 +13,11 @@ namespace recurve {
 namespace bench {
 namespace {
 
-// Of a layer, in the order of a step: factors; attention out; gate and up;
-// down. Inputs of the last are 4266, padded.
-struct Product {
-  const char* name;
-  int64_t outputs, inputs, cols;
-  bool norm, gate, add;
-};
-constexpr Product kLayer[] = {
-    {"factors", 1420, 1600, 1600, true, false, false},
-    {"attention out", 1600, 4992, 4992, false, false, true},
-    {"gate and up", 8532, 1600, 1600, true, true, false},
-    {"down", 1600, 4288, 4266, false, false, true},
-};
-constexpr int kProducts = 4;
-constexpr int kLayers = 8;  // of weights: more than any cache holds
-constexpr Product kHead = {"head", 50304, 1600, 1600, false, false, false};
+using Product = StepProduct;
+constexpr const auto& kLayer = kT6XlLayer;
+constexpr int kProducts = kT6XlProducts;
+constexpr int kLayers = kT6XlBenchLayers;
+constexpr Product kHead = kT6XlHead;
 
 __device__ float ReadRow(const DecodeMatmulParams& p, int64_t row, int64_t c) {
   if (p.x_is_float) return static_cast<const float*>(p.x)[row * p.x_stride + c];

@@ -410,6 +410,8 @@ std::vector<Case> TargetCases() {
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 1, 2048));
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 8, 2048));
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 32, 2048));
+  cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 128, 2048));
+  cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 256, 2048));
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 32, 32768));
   cases.push_back(Uniform("H32 D128 R1 ", kSeed, 32, 5088));
   Case ragged = {"H32 D128 R1 1x131072+31x1024", kSeed,

@@ -15,8 +15,11 @@ bool StreamMatmulFits(int64_t inputs, int64_t rows);
 cudaError_t LaunchStreamMatmul(const DecodeMatmulParams& params,
                                int multiprocessors, cudaStream_t stream);
 
-// 16-bit x, any number of rows; nothing fused but the gate.
+// 16-bit x, any number of rows; nothing fused but the gate. Gives many rows to
+// LaunchWideMatmul.
 cudaError_t LaunchTileMatmul(const DecodeMatmulParams& params,
+                             cudaStream_t stream);
+cudaError_t LaunchWideMatmul(const DecodeMatmulParams& params,
                              cudaStream_t stream);
 
 }  // namespace recurve

@@ -1,14 +1,8 @@
 // Products of more rows than a few: tiles of weights and rows in shared memory,
 // multiplied by wgmma.
-#include <cuda.h>
-
-#include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
-#include "kernels/common/device_math.cuh"
-#include "kernels/common/wgmma.cuh"
-#include "kernels/matmul/decode_copies.cuh"
 #include "kernels/matmul/decode_matmul_hopper.h"
-#include "kernels/matmul/decode_matmul_order.h"
+#include "kernels/matmul/decode_tiles.cuh"
 
 namespace recurve {
 namespace {
@@ -38,57 +32,6 @@ struct Tile {
   // On a multiprocessor.
   static constexpr int kBlocks = kSharedBytes <= 113 * 1024 ? 2 : 1;
 };
-constexpr int kStageInputs = 64;
-
-// An operand of rows of 128 bytes, swizzled by 128 bytes: 8 rows every 1024.
-// (PTX ISA, "Matrix descriptor format".)
-__device__ __forceinline__ uint64_t SwizzledOperand(uint32_t address) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{1} << 16 |
-         uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
-}
-
-// One thread copies a box; completion counts on the barrier.
-__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
-                                        int x, int y, int z, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-      "::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-
-struct TileArgs {
-  DecodeMatmulParams p;
-  int splits;
-  CUtensorMap w;  // boxes of 64 inputs by kOutputs rows; of a gate, by 8 rows
-                  // of both halves
-  CUtensorMap x;  // boxes of 64 inputs by kRows rows
-};
-
-__device__ __forceinline__ void ClusterBarrier() {
-  __syncwarp();
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-// The float at `address` of this block's shared memory, in block `rank`.
-__device__ __forceinline__ float LoadFromBlock(uint32_t address, int rank) {
-  float value;
-  asm volatile(
-      "{ .reg .u32 there; mapa.shared::cluster.u32 there, %1, %2;"
-      "  ld.shared::cluster.f32 %0, [there]; }"
-      : "=f"(value)
-      : "r"(address), "r"(rank)
-      : "memory");
-  return value;
-}
-
-// Whether fours of neighbouring outputs of a row can be written at once.
-__device__ __forceinline__ bool WritesFours(const DecodeMatmulParams& p) {
-  return p.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
-}
-
 // The block's sums [rows, outputs], of a tile that begins at output
 // `first_output` and row `first_row`, to y.
 template <typename S>
@@ -101,26 +44,8 @@ __device__ __forceinline__ void WriteTile(const DecodeMatmulParams& p,
   for (int i = threadIdx.x; i < rows * kFours; i += S::kThreads) {
     const int row = i / kFours;
     const int m = i % kFours * 4;
-    float4 sum =
-        *reinterpret_cast<const float4*>(sums + row * S::kSumStride + m);
-    const int64_t output = first_output + m;
-    float* const y = p.y + (first_row + row) * p.y_stride + output;
-    if (fours && output + 4 <= p.outputs) {
-      if (p.add) {
-        const float4 before = *reinterpret_cast<const float4*>(y);
-        sum.x = before.x + sum.x;
-        sum.y = before.y + sum.y;
-        sum.z = before.z + sum.z;
-        sum.w = before.w + sum.w;
-      }
-      *reinterpret_cast<float4*>(y) = sum;
-      continue;
-    }
-    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (output + j < p.outputs) y[j] = p.add ? y[j] + values[j] : values[j];
-    }
+    WriteFour(p, fours, first_row + row, first_output + m,
+              *reinterpret_cast<const float4*>(sums + row * S::kSumStride + m));
   }
 }
 
@@ -132,41 +57,15 @@ __device__ __forceinline__ void WriteGatedTile(const DecodeMatmulParams& p,
                                                int rows, int first_output) {
   constexpr int kFours = S::kOutputs / 8;
   const bool fours = WritesFours(p);
-  const int64_t features = p.outputs / 2;
 #pragma unroll 1
   for (int i = threadIdx.x; i < rows * kFours; i += S::kThreads) {
     const int row = i / kFours;
     const int four = i % kFours;
     const float* const at =
         sums + row * S::kSumStride + four / 2 * 16 + four % 2 * 4;
-    const float4 gate = *reinterpret_cast<const float4*>(at);
-    const float4 up = *reinterpret_cast<const float4*>(at + 8);
-    const float4 value = {DeviceActivate(p.activation, gate.x) * up.x,
-                          DeviceActivate(p.activation, gate.y) * up.y,
-                          DeviceActivate(p.activation, gate.z) * up.z,
-                          DeviceActivate(p.activation, gate.w) * up.w};
-    const int64_t feature = first_output / 2 + 4 * four;
-    const int64_t to = (first_row + row) * p.y_stride + feature;
-    T* const half = reinterpret_cast<T*>(p.y) + to;
-    if (fours && feature + 4 <= features) {
-      if (p.y_is_half) {
-        *reinterpret_cast<uint2*>(half) = make_uint2(
-            Half<T>::Pack(value.x, value.y), Half<T>::Pack(value.z, value.w));
-      } else {
-        *reinterpret_cast<float4*>(p.y + to) = value;
-      }
-      continue;
-    }
-    const float values[4] = {value.x, value.y, value.z, value.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (feature + j >= features) break;
-      if (p.y_is_half) {
-        half[j] = Half<T>::From(values[j]);
-      } else {
-        p.y[to + j] = values[j];
-      }
-    }
+    WriteGatedFour<T>(p, fours, first_row + row, first_output / 2 + 4 * four,
+                      *reinterpret_cast<const float4*>(at),
+                      *reinterpret_cast<const float4*>(at + 8));
   }
 }
 
@@ -317,83 +216,29 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
     return;
   }
-  const int64_t features = p.outputs / 2;
   ClusterBarrier();
-  const auto sum = [&](int row, int output) {
-    const uint32_t at = ring + (row * S::kSumStride + output) * 4;
-    float parts[kDecodeMatmulMaxSplits];
-#pragma unroll
-    for (int s = 0; s < kDecodeMatmulMaxSplits; ++s)
-      parts[s] = LoadFromBlock(at, s);
-    float total = parts[0];
-#pragma unroll
-    for (int s = 1; s < kDecodeMatmulMaxSplits; ++s) total += parts[s];
-    return total;
-  };
   // The blocks of the cluster share the tile's rows.
   constexpr int kMine = S::kRows / kDecodeMatmulMaxSplits;
-  for (int i = thread; i < kMine * S::kOutputs; i += S::kThreads) {
-    const int row = split * kMine + i / S::kOutputs;
-    const int m = i % S::kOutputs;
+  constexpr int kFours = S::kOutputs / 4;
+  const bool fours = WritesFours(p);
+#pragma unroll 1
+  for (int i = thread; i < kMine * kFours; i += S::kThreads) {
+    const int row = split * kMine + i / kFours;
+    const int m = i % kFours * 4;
     if (first_row + row >= p.rows) break;
-    float* const y = p.y + (first_row + row) * p.y_stride;
-    if (p.gate) {
-      const int64_t feature = first_output / 2 + m / 16 * 8 + m % 8;
-      if (m / 8 % 2 == 0 && feature < features) {
-        WriteGated<T>(p, first_row + row, feature, sum(row, m),
-                      sum(row, m + 8));
-      }
-    } else if (first_output + m < p.outputs) {
-      const float before = p.add ? y[first_output + m] : 0.0f;
-      const float total = sum(row, m);
-      y[first_output + m] = p.add ? before + total : total;
+    const uint32_t at = ring + (row * S::kSumStride + m) * 4;
+    if (!p.gate) {
+      WriteFour(p, fours, first_row + row, first_output + m, SumOfParts(at));
+    } else if (m / 8 % 2 == 0) {
+      WriteGatedFour<T>(p, fours, first_row + row,
+                        first_output / 2 + m / 16 * 8 + m % 8, SumOfParts(at),
+                        SumOfParts(at + 32));
     }
   }
   ClusterBarrier();  // others read this block's sums
 #else
   __trap();  // never launched there
 #endif
-}
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// From the driver, which is not linked.
-Encode FindEncode() {
-  static const Encode encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                         12000, cudaEnableDefault,
-                                         &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-      entry = nullptr;
-    }
-    return reinterpret_cast<Encode>(entry);
-  }();
-  return encode;
-}
-
-// A box of 64 elements by `rows` by `planes` of 16-bit data; what lies beyond
-// the sizes reads as zeros.
-cudaError_t MakeMap(const void* data, int64_t cols, int64_t rows,
-                    int64_t row_stride, int64_t planes, int64_t plane_stride,
-                    int box_rows, int box_planes, CUtensorMap* map) {
-  const Encode encode = FindEncode();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(cols),
-                               static_cast<cuuint64_t>(rows),
-                               static_cast<cuuint64_t>(planes)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(2 * row_stride),
-                                 static_cast<cuuint64_t>(2 * plane_stride)};
-  const cuuint32_t box[3] = {kStageInputs, static_cast<cuuint32_t>(box_rows),
-                             static_cast<cuuint32_t>(box_planes)};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(data),
-                sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
-             ? cudaSuccess
-             : cudaErrorInvalidValue;
 }
 
 template <typename T, typename S>
@@ -425,25 +270,32 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
                                 stream, args);
 }
 
-// Two blocks share a multiprocessor, also those of kernels after each other;
-// but up to 128 rows one with as many stages is faster, and so is one of 256
-// rows where a matrix has tiles for all multiprocessors and more. (Measured;
-// docs/kernels/matmul.md.)
+// Up to 64 rows two blocks share a multiprocessor, also those of kernels after
+// each other.
 using Rows16 = Tile<1, 2, 10>;
 using Rows32 = Tile<1, 4, 8>;
 using Rows64 = Tile<1, 8, 6>;
+// Of a matrix that has tiles for all multiprocessors and more.
 using Rows128 = Tile<2, 16, 6>;
-using ManyRows = Tile<2, 16, 3>;
-using ManyRowsWide = Tile<2, 32, 4>;
-constexpr int64_t kWideOutputs = 256 * ManyRowsWide::kOutputs;
+using ManyRows = Tile<2, 32, 4>;
+constexpr int64_t kManyOutputs = 256 * ManyRows::kOutputs;
+
+// Other matrices take wide_matmul.cu; those in parts from 33 rows on, if they
+// have so few inputs that adding up the parts is most of the work. (Measured;
+// docs/kernels/matmul.md.)
+bool IsWide(const DecodeMatmulParams& p) {
+  if (p.outputs >= kManyOutputs) return false;
+  return p.rows > 64 ||
+         (p.rows > 32 && DecodeMatmulSplits(p.outputs) > 1 && p.inputs < 4096);
+}
 
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
+  if (IsWide(p)) return LaunchWideMatmul(p, stream);
   if (p.rows <= 16) return Launch<T, Rows16>(p, stream);
   if (p.rows <= 32) return Launch<T, Rows32>(p, stream);
   if (p.rows <= 64) return Launch<T, Rows64>(p, stream);
   if (p.rows <= 128) return Launch<T, Rows128>(p, stream);
-  if (p.outputs >= kWideOutputs) return Launch<T, ManyRowsWide>(p, stream);
   return Launch<T, ManyRows>(p, stream);
 }
 

@@ -97,8 +97,8 @@ __device__ void AppendFactors(const TpaCudaAppendParams& p,
   }
 }
 
-// One block a token and rank, and one for each group of 8 heads of queries that
-// are wanted, of D up to 64 kPairs.
+// One block a token and rank, and one for each queries.shift's groups of 8
+// heads of queries that are wanted, of D up to 64 kPairs.
 template <typename T, int kPairs>
 __global__ void __launch_bounds__(kThreads)
     tpa_append_kernel(const __grid_constant__ TpaCudaAppendParams p,
@@ -123,7 +123,7 @@ cudaError_t Launch(const TpaCudaAppendParams& params,
   const bool form = params.queries != nullptr;
   const dim3 grid(static_cast<unsigned>(params.rows),
                   static_cast<unsigned>(params.shape.kv_rank +
-                                        (form ? queries.octets : 0)));
+                                        (form ? queries.TokenBlocks() : 0)));
   const auto kernel = params.shape.head_dim <= 64    ? tpa_append_kernel<T, 1>
                       : params.shape.head_dim <= 128 ? tpa_append_kernel<T, 2>
                                                      : tpa_append_kernel<T, 4>;

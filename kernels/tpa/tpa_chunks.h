@@ -14,8 +14,8 @@ namespace recurve {
 //   tokens in a segment       512    2048        8192
 //
 // A chunk gives a partial result with its own maximum. Partials of a segment
-// merge one after the other into that of the segment; those of the segments are
-// brought to the row's maximum and added up. It is the same float32 arithmetic
+// merge one after the other into that of the segment, and those of the segments
+// into that of the row. It is the same float32 arithmetic
 // whether it happens in registers or much later from memory: so which thread
 // block works on which chunks changes no bit.
 //

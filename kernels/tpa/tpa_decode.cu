@@ -22,6 +22,8 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   return TpaDecodeSupports(p.shape) && ValidOut(p) && plan.blocks > 0 &&
          p.rows > 0 && p.rows <= kTpaMaxRows &&
          (split || plan.blocks == p.rows) &&
+         (plan.early_keys == 0 ||
+          plan.stages >= p.shape.kv_rank + plan.early_keys) &&
          plan.groups * plan.group_octets * plan.head_blocks >=
              p.new_tokens * TpaHeadOctets(p.shape) &&
          p.cache.page_stride % 8 == 0 &&

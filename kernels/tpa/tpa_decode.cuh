@@ -25,7 +25,7 @@ struct TpaDecodeArgs {
   int lanes;              // times so many that share its chunks: 1 or 2
   int stages;             // of each lane
   int stage_bytes;
-  bool early_keys;
+  int early_keys;
 
   __device__ const TpaBlockWork& block_work() const {
     return reinterpret_cast<const TpaBlockWork*>(

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kTpaMaxThreads, 1)
 template <typename T, int kColumns, int kTiles>
 cudaError_t LaunchRank(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
                        cudaStream_t stream) {
-  if (!plan.early_keys) {
+  if (plan.early_keys == 0) {
     return LaunchTpaKernel(tpa_decode_any<T, kColumns, kTiles>, args, plan,
                            stream);
   }

@@ -9,9 +9,8 @@ namespace recurve {
 
 // The blocks of a row share its columns and features out among themselves. A
 // block first arrives with all its partial results and later, when the others
-// have too, merges its share: chunks of a segment one after the other as
-// TpaWorker does in registers, then the segments, brought to the largest
-// maximum, by addition in their order.
+// have too, merges its share: chunks of a segment one after the other, then
+// the segments, as TpaWorker does in registers.
 //
 // `memory` is `bytes` of shared memory. All threads that compute call both.
 class TpaMerger {
@@ -40,14 +39,16 @@ class TpaMerger {
 
   __device__ __forceinline__ void Merge(const TpaBlockWork& work) {
     const int last_row = LastRow(work);
+    // Rows between them are this block's alone.
 #pragma unroll 1
-    for (int row = work.first_row; row <= last_row; ++row) {
-      if (row == work.first_row && !Mine(work, row)) continue;
-      const TpaRowWork row_work = row == work.first_row ? work.first
-                                  : row == last_row     ? work.last
-                                                        : args_.row_work(row);
-      MergeRow(row, row_work,
-               row == work.first_row ? first_before_ : last_before_);
+    for (int i = 0; i < 2; ++i) {
+      const bool first = i == 0;
+      if (first ? !Mine(work, work.first_row) : last_row <= work.first_row) {
+        continue;
+      }
+      MergeRow(first ? work.first_row : last_row,
+               first ? work.first : work.last,
+               first ? first_before_ : last_before_);
     }
   }
 
@@ -97,9 +98,9 @@ class TpaMerger {
 
   __device__ __forceinline__ void MergeRow(int row, const TpaRowWork& work,
                                            uint32_t before) {
+    // A block that had all of it has written its result.
+    if (!Shared(work)) return;
     const int partials = work.end_slot - work.first_slot;
-    // One block had it all in one segment: that has been written.
-    if (partials <= 1) return;
     const int segments = TpaSegmentCount(work.length);
     // Where each segment's partial results begin: known before they are there.
     // Most often each segment is one.
@@ -231,6 +232,18 @@ class TpaMerger {
     NamedBarrier(kTpaConsumerBarrier, threads_);
   }
 
+  // A result and its maximum and sum, merged into those before it.
+  __device__ __forceinline__ static void FoldNext(float4 next,
+                                                  float2 next_state,
+                                                  float4& out, float2& state) {
+    const TpaFoldScales scales = ScalesFor(state.x, next_state.x);
+    state = {fmaxf(state.x, next_state.x), Fold(state.y, next_state.y, scales)};
+    out.x = Fold(out.x, next.x, scales);
+    out.y = Fold(out.y, next.y, scales);
+    out.z = Fold(out.z, next.z, scales);
+    out.w = Fold(out.w, next.w, scales);
+  }
+
   // The chunks of each segment, one after the other, as TpaWorker does. A
   // segment's result takes the place of its first chunk's, its maximum and sum
   // go to `states` [segments, columns].
@@ -246,13 +259,7 @@ class TpaMerger {
       for (int p = from + 1; p < batch.begins[s + 1]; ++p) {
         const float4 next = batch.results[p * batch.count + quad];
         const float2 next_state = batch.max_sums[p * batch.columns + column];
-        const TpaFoldScales scales = ScalesFor(state.x, next_state.x);
-        state = {fmaxf(state.x, next_state.x),
-                 Fold(state.y, next_state.y, scales)};
-        out.x = Fold(out.x, next.x, scales);
-        out.y = Fold(out.y, next.y, scales);
-        out.z = Fold(out.z, next.z, scales);
-        out.w = Fold(out.w, next.w, scales);
+        FoldNext(next, next_state, out, state);
       }
       batch.results[from * batch.count + quad] = out;
       const int quad_of_column =
@@ -271,7 +278,7 @@ class TpaMerger {
     NamedBarrier(kTpaConsumerBarrier, threads_);
   }
 
-  // Segments brought to the row's maximum and added in their order.
+  // The segments, one after the other.
   __device__ __forceinline__ void AddSegments(int row, const Batch& batch,
                                               bool chunks,
                                               const float2* states) const {
@@ -280,28 +287,16 @@ class TpaMerger {
       const int quad = batch.first + i;
       const int column = ColumnOf(quad);
       const float2* state = states + column - batch.first_column;
-      float max = kMinusInfinity;
+      float2 running = state[0];
+      float4 out = batch.results[i];
 #pragma unroll 4
-      for (int s = 0; s < batch.segments; ++s) {
-        max = fmaxf(max, state[s * batch.columns].x);
-      }
-      const float base = max == kMinusInfinity ? 0.0f : max;
-      float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
-      float sum = 0.0f;
-#pragma unroll 4
-      for (int s = 0; s < batch.segments; ++s) {
+      for (int s = 1; s < batch.segments; ++s) {
         const int partial = chunks ? batch.begins[s] : s;
         const float4 next = batch.results[partial * batch.count + i];
-        const float2 max_sum = state[s * batch.columns];
-        const float weight = FastExp2(max_sum.x - base);
-        sum = __fmaf_rn(max_sum.y, weight, sum);
-        out.x = __fmaf_rn(next.x, weight, out.x);
-        out.y = __fmaf_rn(next.y, weight, out.y);
-        out.z = __fmaf_rn(next.z, weight, out.z);
-        out.w = __fmaf_rn(next.w, weight, out.w);
+        FoldNext(next, state[s * batch.columns], out, running);
       }
       Write(row, column, quad - column * quads_, out,
-            Normalizer(sum, static_cast<int>(args_.p.shape.kv_rank)));
+            Normalizer(running.y, static_cast<int>(args_.p.shape.kv_rank)));
     }
     NamedBarrier(kTpaConsumerBarrier, threads_);
   }

@@ -133,8 +133,11 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
     if (plan.stages >= kMinStages) break;
     if (block_octets == 1) return plan;
   }
-  // The next page's first keys wait beside all values of this one.
-  plan.early_keys = common && plan.stages > shape.kv_rank;
+  // The next page's first keys wait beside all values of this one, and one
+  // more comes.
+  const int rank = static_cast<int>(shape.kv_rank);
+  const int early = TpaEarlyRanks(tiles, rank);
+  if (common && plan.stages > rank + early - 1) plan.early_keys = early;
   plan.threads = 128 * (plan.groups * plan.lanes + 1);
   plan.blocks = form == TpaDecodeForm::kParallelBn
                     ? std::max(1, device.multiprocessors / plan.head_blocks)

@@ -42,9 +42,9 @@ struct TpaDecodePlan {
   int stage_bytes;
   int shared_bytes;  // of dynamic shared memory
   int threads;
-  bool hopper;      // wgmma, bulk copies and dependent launch; else mma.sync
-  bool early_keys;  // one of the instances for common shapes, which begin a
-                    // page's scores early
+  bool hopper;     // wgmma, bulk copies and dependent launch; else mma.sync
+  int early_keys;  // ranks of a page whose scores begin a page early, in the
+                   // instances for common shapes; else 0
 };
 
 // The kernel instances: columns of a warpgroup, and value features in 64s.
@@ -58,6 +58,12 @@ struct TpaVariant {
 inline constexpr TpaVariant kTpaVariants[] = {
     {32, 1}, {32, 2}, {32, 4}, {40, 1}, {40, 2}};
 inline constexpr int kTpaMaxWarpgroups = 2;
+
+// The ranks of a page whose scores those instances begin a page early: all, if
+// pages are small enough to hold so many.
+RECURVE_HOST_DEVICE constexpr int TpaEarlyRanks(int value_tiles, int kv_rank) {
+  return value_tiles == 1 && kv_rank > 0 ? kv_rank : 1;
+}
 
 // Sequences in a launch, at most.
 inline constexpr int kTpaMaxRows = 16384;

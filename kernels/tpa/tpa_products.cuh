@@ -11,10 +11,11 @@ namespace recurve {
 
 // Both classes have
 //
-//   Scores   sum[token, term and column] = Σ_d B_k[token, d] · query[d, ...]
-//            over `steps` times 16 features (kSteps, unless that is 0). The
-//            query's plane is [kOctets, kTerms, D / 8, 8, 8], as tpa_layout.h
-//            says, and sum[kTerms · j + term] of octet j.
+//   Scores   sum[token, column] = Σ_d B_k[token, d] · query[d, column] over
+//            `steps` times 16 features (kSteps, unless that is 0). The query's
+//            plane is [kOctets, kTerms, D / 8, 8, 8], as tpa_layout.h says. Its
+//            terms are added up by the products, the small one first, or, if
+//            kApart, have columns of their own: octet kTerms · j + term.
 //   Values   out[feature, column] (+)= Σ_token B_v[token, feature] ·
 //            weights[token, column], `weights` a plane of the columns; what
 //            was in `out` counts if `add`
@@ -34,28 +35,41 @@ struct TpaWgmmaProducts {
   static constexpr bool kEarlyKeys = kSteps > 0;
   static constexpr int kOctets = kColumns / 8;
   static constexpr int kTerms = Half<T>::kTerms;
+  // Keys of many features are read from shared memory once for both terms.
+  // Those of few twice, which takes less than to add up the terms does.
+  static constexpr bool kApart = kTiles > 1;
+  static constexpr int kSums = kApart ? kTerms * kOctets : kOctets;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __device__ __forceinline__ static void Scores(
-      float (&sum)[kTerms * kOctets][4], uint32_t keys, uint32_t query,
-      int steps) {
-    uint64_t a = WgmmaOperand(keys, kTpaOctetBytes, 128);
-    uint64_t b = WgmmaOperand(
-        query, 128, 256 * static_cast<uint32_t>(kSteps > 0 ? kSteps : steps));
+  __device__ __forceinline__ static void Scores(float (&sum)[kSums][4],
+                                                uint32_t keys, uint32_t query,
+                                                int steps) {
+    const int all = kSteps > 0 ? kSteps : steps;
+    const uint32_t term_bytes = 256 * static_cast<uint32_t>(all);
+    const uint64_t a = WgmmaOperand(keys, kTpaOctetBytes, 128);
+    const uint64_t b =
+        WgmmaOperand(query, 128, kApart ? term_bytes : kTerms * term_bytes);
     WgmmaPin(sum);
     WgmmaFence();
-    if constexpr (kSteps > 0) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        Wgmma<kMajorK, kMajorK>(sum, WgmmaAdvance(a, 2 * kTpaOctetBytes * step),
-                                WgmmaAdvance(b, 256 * step), step > 0, T());
-      }
-    } else {
+    for (int term = kApart ? 0 : kTerms - 1; term >= 0; --term) {
+      const uint64_t b_term = Advance(b, term * term_bytes);
+      if constexpr (kSteps > 0) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          Wgmma<kMajorK, kMajorK>(sum, Advance(a, 2 * kTpaOctetBytes * step),
+                                  Advance(b_term, 256 * step),
+                                  (!kApart && term < kTerms - 1) || step > 0,
+                                  T());
+        }
+      } else {
 #pragma unroll 1
-      for (int step = 0; step < steps; ++step) {
-        Wgmma<kMajorK, kMajorK>(sum, a, b, step > 0, T());
-        a = WgmmaAdvance(a, 2 * kTpaOctetBytes);
-        b = WgmmaAdvance(b, 256);
+        for (int step = 0; step < steps; ++step) {
+          Wgmma<kMajorK, kMajorK>(sum, Advance(a, 2 * kTpaOctetBytes * step),
+                                  Advance(b_term, 256 * step),
+                                  (!kApart && term < kTerms - 1) || step > 0,
+                                  T());
+        }
       }
     }
     WgmmaCommit();
@@ -75,12 +89,19 @@ struct TpaWgmmaProducts {
           WgmmaOperand(values + tile * 8 * kTpaOctetBytes, 128, kTpaOctetBytes);
 #pragma unroll
       for (int step = 0; step < kTpaPageTokens / 16; ++step) {
-        Wgmma<kMajorMN, kMajorMN>(out[tile], WgmmaAdvance(a, 256 * step),
-                                  WgmmaAdvance(b, 256 * step), add || step > 0,
-                                  T());
+        Wgmma<kMajorMN, kMajorMN>(out[tile], Advance(a, 256 * step),
+                                  Advance(b, 256 * step), add || step > 0, T());
       }
     }
     WgmmaCommit();
+  }
+
+  // WgmmaAdvance by arithmetic on the lower half alone, where the address is
+  // and does not overflow: half of the instructions.
+  __device__ __forceinline__ static uint64_t Advance(uint64_t operand,
+                                                     uint32_t bytes) {
+    const uint32_t low = static_cast<uint32_t>(operand) + (bytes >> 4);
+    return (operand & 0xffffffff00000000ull) | low;
   }
 
   template <int kLeft>
@@ -102,16 +123,18 @@ struct TpaMmaProducts {
   static constexpr bool kEarlyKeys = false;
   static constexpr int kOctets = kColumns / 8;
   static constexpr int kTerms = Half<T>::kTerms;
+  static constexpr bool kApart = false;
+  static constexpr int kSums = kOctets;
 
-  __device__ __forceinline__ static void Scores(
-      float (&sum)[kTerms * kOctets][4], uint32_t keys, uint32_t query,
-      int steps) {
+  __device__ __forceinline__ static void Scores(float (&sum)[kOctets][4],
+                                                uint32_t keys, uint32_t query,
+                                                int steps) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     keys += kTpaOctetBytes * (lane / 16) + 16 * (16 * warp + lane % 16);
     query += 128 * (lane / 8 % 2) + 16 * (lane % 8);
 #pragma unroll
-    for (int j = 0; j < kTerms * kOctets; ++j) {
+    for (int j = 0; j < kOctets; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[j][i] = 0.0f;
     }
@@ -120,13 +143,13 @@ struct TpaMmaProducts {
       uint32_t a[4];
       LoadMatrices(a, keys + 2 * kTpaOctetBytes * step);
 #pragma unroll
-      for (int j = 0; j < kTerms * kOctets; j += 2) {
+      for (int j = 0; j < kOctets; ++j) {
+        // Both terms of an octet: lanes from 16 on name rows of the second.
         uint32_t b[4];
-        // Octets come in pairs; the last may be alone.
-        const int octet = lane < 16 ? j : min(j + 1, kTerms * kOctets - 1);
-        LoadMatrices(b, query + 256 * (steps * octet + step));
+        LoadMatrices(b,
+                     query + 256 * (steps * (kTerms * j + lane / 16) + step));
+        Half<T>::Mma(sum[j], a, b[2], b[3]);
         Half<T>::Mma(sum[j], a, b[0], b[1]);
-        if (j + 1 < kTerms * kOctets) Half<T>::Mma(sum[j + 1], a, b[2], b[3]);
       }
     }
   }

@@ -10,7 +10,13 @@ namespace {
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// One block a token and group of 8 heads, of D up to 64 kPairs.
+// While there are more blocks of queries than this, each takes more groups of
+// heads, and reads a token's B_q once for them: then they are all at once on
+// the GPU.
+constexpr int64_t kManyBlocks = 512;
+constexpr int kMaxShift = 2;
+
+// One block a token and args.shift's groups of 8 heads, of D up to 64 kPairs.
 template <typename T, int kPairs>
 __global__ void __launch_bounds__(kTpaQueryThreads)
     tpa_queries_kernel(const __grid_constant__ TpaQueryArgs args) {
@@ -23,7 +29,7 @@ __global__ void __launch_bounds__(kTpaQueryThreads)
 template <typename T>
 cudaError_t Launch(const TpaQueryArgs& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.p.tokens),
-                  static_cast<unsigned>(args.octets));
+                  static_cast<unsigned>(args.TokenBlocks()));
   const int64_t dim = args.p.shape.head_dim;
   const auto kernel = dim <= 64    ? tpa_queries_kernel<T, 1>
                       : dim <= 128 ? tpa_queries_kernel<T, 2>
@@ -51,8 +57,16 @@ bool MakeTpaQueryArgs(const TpaCudaQueryParams& params, TpaQueryArgs* args) {
   args->scale =
       static_cast<float>(1.4426950408889634 /
                          (std::sqrt(static_cast<double>(s.head_dim)) * ranks));
-  args->staging =
-      static_cast<int>(4 * s.q_rank * ((s.head_dim + 15) / 16 * 16 + 8));
+  args->shift = 0;
+  while (params.tokens * args->TokenBlocks() > kManyBlocks && s.q_rank > 0 &&
+         args->TokenBlocks() > 1 && args->shift < kMaxShift &&
+         8 * s.q_rank << (args->shift + 1) <=
+             kTpaQueryOwnHeads * kTpaQueryThreads) {
+    ++args->shift;
+  }
+  args->staging = static_cast<int>(
+      4 * s.q_rank *
+      ((s.head_dim + 15) / 16 * 16 + (int64_t{8} << args->shift)));
   return true;
 }
 

@@ -1,4 +1,5 @@
-// Forming queries for decode, a group of 8 heads of a token in a thread block.
+// Forming queries for decode, some groups of 8 heads of a token in a thread
+// block.
 #ifndef RECURVE_KERNELS_TPA_TPA_QUERY_CUH_
 #define RECURVE_KERNELS_TPA_TPA_QUERY_CUH_
 
@@ -14,12 +15,18 @@ struct TpaQueryArgs {
   TpaCudaQueryParams p;
   int octets;   // groups of 8 heads
   float scale;  // D^-1/2, 1/Rq, 1/R and log2(e)
+  int shift;    // a block forms those of 2^shift groups
   int staging;  // bytes of dynamic shared memory
+
+  // Blocks that a token's groups are.
+  int TokenBlocks() const { return (octets + (1 << shift) - 1) >> shift; }
 };
+// A thread stages so many elements of A_q.
+inline constexpr int kTpaQueryOwnHeads = 2;
 // tpa_queries.cu. False for what TpaCudaQueryParams' comments rule out.
 bool MakeTpaQueryArgs(const TpaCudaQueryParams& params, TpaQueryArgs* args);
 
-// `staging` has room for B_q [Rq, D] and A_q [Rq, 8 heads]. D is at most 64
+// `staging` has room for B_q [Rq, D] and A_q [Rq, heads]. D is at most 64
 // kLanePairs: a lane has so many pairs of a rank's features. (What is loaded
 // ahead for more costs instructions, and each is run once.)
 template <typename T, int kLanePairs>
@@ -35,26 +42,37 @@ class TpaQueryFormer {
         width_((dim_ + 15) / 16 * 16),
         q_rank_(static_cast<int>(p_.shape.q_rank)),
         num_heads_(static_cast<int>(p_.shape.num_heads)),
+        shift_(args.shift),
         rotate_(p_.position == LrpeType::kRotate),
         b_q_(staging),
         a_q_(staging + q_rank_ * width_) {}
 
-  __device__ __forceinline__ void Form(int64_t token, int octet) const {
+  // Of the `block`th 2^shift groups.
+  __device__ __forceinline__ void Form(int64_t token, int block) const {
+    const int first = block << shift_;
     if (q_rank_ > 0) {
-      Stage(token, octet);
+      Stage(token, first);
       __syncthreads();
     }
-    // A thread takes eight features of a head.
-    for (int i = threadIdx.x; i < width_; i += kTpaQueryThreads) {
-      const int head = i % 8;
-      const int d = i / 8 * 8;
-      float x[8] = {};
-      if (q_rank_ > 0) {
-        Combine(head, d, x);
-      } else if (8 * octet + head < num_heads_) {
-        LoadWhole(token, 8 * octet + head, d, x);
+    // A thread takes eight features of a head. Half of them are enough for a
+    // group of few features.
+    constexpr int kSharers =
+        kLanePairs == 1 ? kTpaQueryThreads / 2 : kTpaQueryThreads;
+    const int thread = static_cast<int>(threadIdx.x) % kSharers;
+    const int end = min(1 << shift_, octets_ - first);
+    for (int group = static_cast<int>(threadIdx.x) / kSharers; group < end;
+         group += kTpaQueryThreads / kSharers) {
+      for (int i = thread; i < width_; i += kSharers) {
+        const int head = 8 * group + i % 8;
+        const int d = i / 8 * 8;
+        float x[8] = {};
+        if (q_rank_ > 0) {
+          Combine(head, d, x);
+        } else if (8 * first + head < num_heads_) {
+          LoadWhole(token, 8 * first + head, d, x);
+        }
+        Write(token, first + group, i, x);
       }
-      Write(token, octet, i, x);
     }
   }
 
@@ -72,18 +90,20 @@ class TpaQueryFormer {
   // The token's factors, B_q with its position; zero beyond D and for heads
   // that do not exist. A warp takes ranks, four at a time; all its loads go out
   // together: their latency is most of what this costs.
-  __device__ __forceinline__ void Stage(int64_t token, int octet) const {
+  __device__ __forceinline__ void Stage(int64_t token, int first_octet) const {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const float* b = p_.b_q + token * p_.stride;
     const float* a = p_.a_q + token * p_.stride;
-    float y[2];
+    const int bits = 3 + shift_;  // 2^bits heads
+    float y[kTpaQueryOwnHeads];
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kTpaQueryOwnHeads; ++j) {
       const int i = threadIdx.x + j * kTpaQueryThreads;
-      const int head = 8 * octet + i % 8;
-      const bool exists = i < 8 * q_rank_ && head < num_heads_;
-      y[j] = exists ? a[i / 8 * num_heads_ + head] : 0.0f;
+      const int r = i >> bits;
+      const int head = 8 * first_octet + i - (r << bits);
+      const bool exists = r < q_rank_ && head < num_heads_;
+      y[j] = exists ? a[r * num_heads_ + head] : 0.0f;
     }
     float c[kLanePairs], s[kLanePairs];
 #pragma unroll
@@ -125,9 +145,9 @@ class TpaQueryFormer {
       }
     }
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kTpaQueryOwnHeads; ++j) {
       const int i = threadIdx.x + j * kTpaQueryThreads;
-      if (i < 8 * q_rank_) a_q_[i] = y[j];
+      if (i < q_rank_ << bits) a_q_[i] = y[j];
     }
   }
 
@@ -135,7 +155,7 @@ class TpaQueryFormer {
                                           float (&x)[8]) const {
 #pragma unroll 4
     for (int r = 0; r < q_rank_; ++r) {
-      const float a = a_q_[8 * r + head];
+      const float a = a_q_[(8 * r << shift_) + head];
       const auto* b = reinterpret_cast<const float4*>(b_q_ + r * width_ + d);
       const float4 low = b[0];
       const float4 high = b[1];
@@ -197,6 +217,7 @@ class TpaQueryFormer {
   const int width_;
   const int q_rank_;
   const int num_heads_;
+  const int shift_;
   const bool rotate_;
   float* const b_q_;
   float* const a_q_;

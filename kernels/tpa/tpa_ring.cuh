@@ -18,6 +18,21 @@ inline constexpr int kArrivingLanes = 32;
 inline constexpr int kArrivingLanes = 1;
 #endif
 
+// BulkCopy of what is read once a step: it leaves the second-level cache before
+// partial results, queries and what other kernels have there.
+__device__ __forceinline__ void BulkCopyOnce(uint32_t to, const void* from,
+                                             uint32_t bytes, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b64 policy;"
+      "  createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+      "  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1], %2, [%3], policy; }" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+#endif
+}
+
 // A ring of stages, each holding the keys (or values) of one rank and page as
 // they lie in memory: the octets of A that the block needs, then B. They come
 // in the order of use. Scores of a page begin while the page before is still at
@@ -25,7 +40,11 @@ inline constexpr int kArrivingLanes = 1;
 //
 //   K(0, 0)  K(0, 1..R-1) K(1, 0) V(0, 0..R-1)  K(1, 1..R-1) K(2, 0) V(1, ...
 //
-// if there is room to hold that many (early_keys), else as
+// if there is room to hold that many (early_keys is 1), or with all keys early
+//
+//   K(0, 0..R-1)  K(1, 0..R-1) V(0, 0..R-1)  K(2, 0..R-1) V(1, ...
+//
+// (early_keys is R), else (0) as
 //
 //   K(0, 0)  K(0, 1..R-1) V(0, 0..R-2) K(1, 0) V(0, R-1)  K(1, 1..R-1) ...
 class TpaRing {
@@ -232,8 +251,12 @@ class TpaCopier {
         Word(offsetof(TpaBlockWork, behind_page)) < args_.p.fresh_tokens) {
       return;
     }
-    Fill(PageAt(Word(offsetof(TpaBlockWork, pages))),
-         static_cast<int>(args_.layout.b_k_width));
+    const char* page = PageAt(Word(offsetof(TpaBlockWork, pages)));
+#pragma unroll 1
+    for (int r = 0; r < max(args_.early_keys, 1); ++r) {
+      Fill(page + 2 * r * args_.layout.k_block,
+           static_cast<int>(args_.layout.b_k_width));
+    }
     begun_ = true;
   }
 
@@ -326,18 +349,21 @@ class TpaCopier {
   __device__ __forceinline__ void CopyPage(int page, int next) {
     const TpaPageLayout& layout = args_.layout;
     const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
-    const int first_value = kv_rank - 1;
-    const int next_keys = args_.early_keys ? first_value : 2 * first_value;
+    // So many of the next page's keys, and behind these of this page's stages.
+    const int early = max(args_.early_keys, 1);
+    const int own_keys = kv_rank - early;
+    const int next_keys =
+        args_.early_keys > 0 ? own_keys : own_keys + kv_rank - 1;
     const int begin = page < 0 ? next_keys : 0;
-    const int end = page < 0 ? next_keys + 1 : 2 * kv_rank;
+    const int end = page < 0 ? next_keys + early : 2 * kv_rank;
 #pragma unroll 1
     for (int i = begin; i < end; ++i) {
-      const bool of_next = i == next_keys;
+      const bool of_next = i >= next_keys && i < next_keys + early;
       if (of_next && next < 0) continue;
-      const bool keys = of_next || i < first_value;
-      const int r = of_next ? 0
-                    : keys  ? i + 1
-                            : i - first_value - (i > next_keys ? 1 : 0);
+      const bool keys = of_next || i < own_keys;
+      const int r = of_next ? i - next_keys
+                    : keys  ? i + early
+                            : i - own_keys - (i > next_keys ? early : 0);
       const int64_t offset =
           keys ? r * layout.k_block : layout.values + r * layout.v_block;
       Fill(PageAt(of_next ? next : page) + 2 * offset,
@@ -362,10 +388,10 @@ class TpaCopier {
     } else if (lane_ == 0) {
       BarrierExpect(ring_.full(), a_bytes_ + b_bytes);
       if (a_bytes_ == a_plane_) {
-        BulkCopy(to, from, a_bytes_ + b_bytes, ring_.full());
+        BulkCopyOnce(to, from, a_bytes_ + b_bytes, ring_.full());
       } else {
-        BulkCopy(to, from + a_first_, a_bytes_, ring_.full());
-        BulkCopy(to + a_bytes_, from + a_plane_, b_bytes, ring_.full());
+        BulkCopyOnce(to, from + a_first_, a_bytes_, ring_.full());
+        BulkCopyOnce(to + a_bytes_, from + a_plane_, b_bytes, ring_.full());
       }
     } else if (lane_ < kArrivingLanes) {
       BarrierArrive(ring_.full());

@@ -30,6 +30,9 @@ template <typename T, int kColumns, int kTiles, int kRank, typename Products>
 class TpaWorker {
  public:
   static constexpr int kOctets = kColumns / 8;
+  // Ranks whose products of scores are under way a page early.
+  static constexpr int kEarly =
+      Products::kEarlyKeys ? TpaEarlyRanks(kTiles, kRank) : 1;
   static constexpr int kTerms = Half<T>::kTerms;
   static constexpr int kOwn = 2 * kOctets;  // columns of a thread
   static constexpr int kUnroll = kRank > 0 ? kRank : 1;
@@ -100,10 +103,11 @@ class TpaWorker {
   struct State {
     float max[kOwn];
     float sum[kOwn];
+    // A chunk's first page takes its scores as they are.
     __device__ __forceinline__ State() {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        max[i] = kMinusInfinity;
+        max[i] = 0.0f;
         sum[i] = 0.0f;
       }
     }
@@ -116,6 +120,9 @@ class TpaWorker {
       BeginScores(true);
       Products::template Wait<0>();
     }
+    // All of the row is this block's: its segments merge here.
+    const bool whole = begin == 0 && end == row_chunks;
+    const int row_slot = slot;
     int turn = 0;  // the lane of this chunk
 #pragma unroll 1
     for (int chunk = begin; chunk < end; ++chunk) {
@@ -143,14 +150,17 @@ class TpaWorker {
         }
         if (chunk > first && !loose) Fold(chunk, state);
         if (!result) Keep(chunk, state);
+        if (result && whole) {
+          // Two places take turns, as in Keep.
+          if (s > 0) FoldSegments(row_slot + (s - 1) % 2, state);
+          if (chunk + 1 < end) WritePartial(row_slot + s % 2, state);
+        }
         if (args_.lanes > 1 && chunk + 1 < end) {
           NamedBarrierArrive(TurnBarrier(turn ^ 1), 256);
         }
-        const bool all =
-            result && !loose && first == 0 && last == row_chunks - 1;
-        if (all) {
+        if (whole && chunk + 1 == end) {
           WriteResult(row, state);
-        } else if (result) {
+        } else if (result && !whole) {
           WritePartial(slot, state);
         }
       }
@@ -184,9 +194,15 @@ class TpaWorker {
   // are none, and the last ones are used again for nothing, which is cheaper
   // than a branch that ptxas cannot see to be the same for all warps.
   __device__ __forceinline__ void BeginScores(bool more) {
-    if (more) key_stage_ = ring_.Take();
-    Products::Scores(products_, ring_.At(key_stage_) + b_offset_, query_,
-                     static_cast<int>(args_.layout.b_k_width) / 16);
+    if (more) {
+#pragma unroll
+      for (int i = 0; i < kEarly; ++i) key_stages_[i] = ring_.Take();
+    }
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) {
+      Products::Scores(products_[i], ring_.At(key_stages_[i]) + b_offset_,
+                       query_, static_cast<int>(args_.layout.b_k_width) / 16);
+    }
   }
 
   // The first token of `page` is given; its BeginScores has been called, and
@@ -199,7 +215,7 @@ class TpaWorker {
   __device__ __forceinline__ void AttendPage(int page, int length, bool fresh,
                                              bool more, State& state) {
     float scores[kOctets][4];
-    Scores(scores);
+    Scores(state, scores);
     if (Products::kEarlyKeys) BeginScores(more);
     // The first column's query sees the fewest tokens.
     if (page + 64 > Visible(length, 0)) {
@@ -216,8 +232,7 @@ class TpaWorker {
     bool above = fresh;
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      above |= fmaxf(scores[k / 2][k % 2], scores[k / 2][k % 2 + 2]) >
-               state.max[k] + kSlack;
+      above |= fmaxf(scores[k / 2][k % 2], scores[k / 2][k % 2 + 2]) > kSlack;
     }
     if (NamedBarrierAny(kTpaGroupBarrier + warpgroup_, 128, above)) {
       Raise(scores, fresh, state);
@@ -225,11 +240,10 @@ class TpaWorker {
     // Scores become weights.
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      const float base = Base(state.max[k]);
       float& low = scores[k / 2][k % 2];
       float& high = scores[k / 2][k % 2 + 2];
-      low = FastExp2(low - base);
-      high = FastExp2(high - base);
+      low = FastExp2(low);
+      high = FastExp2(high);
       state.sum[k] += low + high;
     }
 #pragma unroll kUnroll
@@ -248,10 +262,10 @@ class TpaWorker {
   }
 
   // Takes this page's scores into the maxima of the columns that need it, and
-  // what is at hand to the new ones. A column's maximum does not depend on what
-  // others are beside it.
-  __device__ __forceinline__ void Raise(const float (&scores)[kOctets][4],
-                                        bool fresh, State& state) {
+  // them and what is at hand to the new ones. A column's maximum does not
+  // depend on what others are beside it.
+  __device__ __forceinline__ void Raise(float (&scores)[kOctets][4], bool fresh,
+                                        State& state) {
     float max[kOwn];
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
@@ -260,17 +274,25 @@ class TpaWorker {
     OverWarps<true>(max, maxima_);
     if (fresh) {
 #pragma unroll
-      for (int k = 0; k < kOwn; ++k) state.max[k] = max[k];
+      for (int k = 0; k < kOwn; ++k) {
+        state.max[k] = max[k];
+        scores[k / 2][k % 2] -= Base(max[k]);
+        scores[k / 2][k % 2 + 2] -= Base(max[k]);
+      }
       return;
     }
     Products::template Wait<0>();
-    Products::Pin(products_);
+    PinProducts();
     PinOutputs();
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      const float next = max[k] > state.max[k] + kSlack ? max[k] : state.max[k];
-      const float scale = FastExp2(state.max[k] - Base(next));
+      const bool raise = max[k] > kSlack;
+      const float next = raise ? state.max[k] + max[k] : state.max[k];
+      const float change = raise ? state.max[k] - next : 0.0f;
+      const float scale = FastExp2(change);
       state.max[k] = next;
+      scores[k / 2][k % 2] += change;
+      scores[k / 2][k % 2 + 2] += change;
       state.sum[k] *= scale;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
@@ -280,37 +302,50 @@ class TpaWorker {
     }
   }
 
-  // Scores of this warp's tokens.
-  __device__ __forceinline__ void Scores(float (&scores)[kOctets][4]) {
+  // Scores of this warp's tokens, less the maxima of their columns.
+  __device__ __forceinline__ void Scores(const State& state,
+                                         float (&scores)[kOctets][4]) {
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scores[j][i] = 0.0f;
+      for (int i = 0; i < 4; ++i) scores[j][i] = -state.max[2 * j + i % 2];
     }
 #pragma unroll kUnroll
-    for (int r = 0; r < kv_rank_; ++r) {
-      if (r > 0) BeginScores(true);
-      uint32_t a_k[kOctets][2];
-      LoadFactors(a_k, ring_.At(key_stage_));
+    for (int first = 0; first < kv_rank_; first += kEarly) {
+      if (first > 0) BeginScores(true);
+      uint32_t a_k[kEarly][kOctets][2];
+#pragma unroll
+      for (int r = 0; r < kEarly; ++r) {
+        LoadFactors(a_k[r], ring_.At(key_stages_[r]));
+      }
       Products::template Wait<0>();  // for the last page's outputs, too
-      Products::Pin(products_);
+      PinProducts();
       PinOutputs();
       __syncwarp();
-      ring_.Give(key_stage_);
+#pragma unroll
+      for (int r = 0; r < kEarly; ++r) ring_.Give(key_stages_[r]);
       GiveValues();
 #pragma unroll
-      for (int j = 0; j < kOctets; ++j) {
+      for (int r = 0; r < kEarly; ++r) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          // Small terms first.
-          float score = products_[kTerms * j + kTerms - 1][i];
+        for (int j = 0; j < kOctets; ++j) {
 #pragma unroll
-          for (int term = kTerms - 2; term >= 0; --term) {
-            score += products_[kTerms * j + term][i];
+          for (int i = 0; i < 4; ++i) {
+            scores[j][i] = __fmaf_rn(Factor(a_k[r], j, i),
+                                     Product(products_[r], j, i), scores[j][i]);
           }
-          scores[j][i] = __fmaf_rn(Factor(a_k, j, i), score, scores[j][i]);
         }
       }
+    }
+  }
+
+  __device__ __forceinline__ static float Product(
+      const float (&products)[Products::kSums][4], int j, int i) {
+    if constexpr (Products::kApart) {
+      static_assert(kTerms == 2);
+      return products[2 * j + 1][i] + products[2 * j][i];
+    } else {
+      return products[j][i];
     }
   }
 
@@ -354,7 +389,7 @@ class TpaWorker {
     }
     if (r > 0) {
       Products::template Wait<0>();
-      Products::Pin(products_);
+      PinProducts();
       PinOutputs();
       __syncwarp();
       GiveValues();
@@ -484,6 +519,54 @@ class TpaWorker {
     for (int i = 0; i < kThreadOutputs; ++i) kept_outputs_[128 * i] = Out(i);
   }
 
+  // Merges what WritePartial has written to `slot`, of the row's segments
+  // before this one, into what is at hand. Each thread reads what it, or its
+  // fellow in the other lane, has written: the block's turn barriers are
+  // enough.
+  __device__ __forceinline__ void FoldSegments(int slot, State& state) {
+    const int64_t width = args_.scratch.slot_width;
+    const int64_t column =
+        slot * args_.scratch.slot_rows + 8 * first_octet_ + 2 * (lane_ % 4);
+    const float2* max_sum = args_.max_sum() + column;
+    const int feature = 16 * warp_ + lane_ / 4;
+    const float* from = args_.outputs() + column * width + feature;
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
+    float2 before[kOwn];
+    float before_out[kTiles][kOctets][4];
+#pragma unroll
+    for (int j = 0; j < kOctets; ++j) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        before[2 * j + k] = j < octets ? max_sum[8 * j + k] : float2{};
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int d = 64 * tile + 8 * i;
+            const bool exists =
+                j < octets && (kAllFeatures || feature + d < width);
+            before_out[tile][j][k + 2 * i] =
+                exists ? from[(8 * j + k) * width + d] : 0.0f;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      const TpaFoldScales scales = ScalesFor(before[k].x, state.max[k]);
+      state.max[k] = fmaxf(before[k].x, state.max[k]);
+      state.sum[k] = recurve::Fold(before[k].y, state.sum[k], scales);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int i = k % 2; i < 4; i += 2) {
+          float& out = out_[tile][k / 2][i];
+          out = recurve::Fold(before_out[tile][k / 2][i], out, scales);
+        }
+      }
+    }
+  }
+
   // Writes the outputs at hand, a partial result. Few instructions: they are
   // cold, as this most often happens once in a block.
   __device__ __forceinline__ void WritePartial(int slot,
@@ -610,6 +693,10 @@ class TpaWorker {
   __device__ __forceinline__ static int Uniform(int x) {
     return __shfl_sync(0xffffffffu, x, 0);
   }
+  __device__ __forceinline__ void PinProducts() {
+#pragma unroll
+    for (int r = 0; r < kEarly; ++r) Products::Pin(products_[r]);
+  }
   __device__ __forceinline__ void PinOutputs() {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) Products::Pin(out_[tile]);
@@ -641,11 +728,11 @@ class TpaWorker {
   const int group_;       // of the lane's warpgroups
   const int first_octet_;
   const int kv_rank_;
-  float products_[kTerms * kOctets][4];  // of keys and queries
+  float products_[kEarly][Products::kSums][4];  // of keys and queries
   float out_[kTiles][kOctets][4] = {};
-  int key_stage_ = 0;     // of the products of scores under way
-  int value_stage_ = -1;  // of those of outputs, or -1
-  uint32_t b_offset_;     // of B in a stage
+  int key_stages_[kEarly] = {};  // of the products of scores under way
+  int value_stage_ = -1;         // of those of outputs, or -1
+  uint32_t b_offset_;            // of B in a stage
   uint32_t query_;
   uint32_t weights_;
   uint32_t weights_offset_ = 0;

@@ -119,6 +119,9 @@ TEST_F(ModelLoaderTest, RefusesOptionsWithTheirChoices) {
   options_.kv_dtype = "int8";
   EXPECT_THAT(Status(), FailsWith(kInvalid, "--kv-dtype is int8"));
   options_.kv_dtype = "float32";
+  options_.exact = false;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--exact is off"));
+  options_.exact = true;
   for (int threads : {-1, 1025}) {
     options_.num_threads = threads;
     EXPECT_THAT(Status(), FailsWith(kInvalid, "--num-threads", "0 to 1024"));

@@ -187,12 +187,15 @@ const std::pair<int64_t, int64_t> kSizes[] = {
     {1600, 4992}, {17, 4288}, {4098, 328}};
 // Rows of so many inputs do not fit a block's shared memory.
 const std::pair<int64_t, int64_t> kLongInputs = {48, 16384};
+// Not cut into parts, and more inputs than a block holds at once.
+const std::pair<int64_t, int64_t> kWide = {8532, 1600};
 
 TEST_F(MatmulGpuTest, Decode) {
   for (const WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
     std::vector<std::pair<int64_t, int64_t>> sizes(std::begin(kSizes),
                                                    std::end(kSizes));
     sizes.push_back(kLongInputs);
+    sizes.push_back(kWide);
     for (const auto& [outputs, inputs] : sizes) {
       for (const bool add : {false, true}) {
         Case halves(Kind::kDecode, type, outputs, inputs, 130);
@@ -206,11 +209,12 @@ TEST_F(MatmulGpuTest, Decode) {
 }
 
 // Small matrices of which the inputs are cut into parts or not, for every
-// number of rows: every kernel and tile, and every edge of one.
+// number of rows: every kernel and tile, and every edge of one. Rows of y begin
+// at multiples of 16 bytes.
 TEST_F(MatmulGpuTest, EveryNumberOfRows) {
   constexpr int64_t kRows = 257;
   for (const auto& [outputs, inputs] :
-       std::vector<std::pair<int64_t, int64_t>>{{200, 712}, {4100, 200}}) {
+       std::vector<std::pair<int64_t, int64_t>>{{201, 712}, {4101, 200}}) {
     for (const WeightType type :
          {WeightType::kBFloat16, WeightType::kFloat16}) {
       Case c(Kind::kDecode, type, outputs, inputs, kRows);
@@ -286,10 +290,11 @@ TEST_F(MatmulGpuTest, NormBefore) {
 TEST_F(MatmulGpuTest, GateAfter) {
   if (!DecodeMatmulFuses()) GTEST_SKIP() << "this device fuses nothing";
   for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
-           {2 * 101, 712}, {2 * 2061, 200}}) {
+           {2 * 101, 712}, {2 * 2061, 712}}) {
     const int64_t features = outputs / 2;
+    const int64_t stride = (features + 3) / 4 * 4;  // of what is written
     Case halves(Kind::kDecode, WeightType::kBFloat16, outputs, inputs, 140);
-    for (const int64_t rows : {1, 5, 8, 9, 17, 33, 64, 140}) {
+    for (const int64_t rows : {1, 5, 8, 9, 17, 33, 64, 100, 140}) {
       for (const bool as_float : {false, true}) {
         if (as_float && rows > kDecodeMatmulFloatRows) continue;
         DecodeMatmulParams p = {
@@ -307,23 +312,23 @@ TEST_F(MatmulGpuTest, GateAfter) {
             rows,
             false};
         DeviceBuffer<float> gates(std::vector<float>(rows * outputs, kNaN));
-        DeviceBuffer<float> want(std::vector<float>(rows * features, kNaN));
-        DeviceBuffer<float> got(std::vector<float>(rows * features, kNaN));
+        DeviceBuffer<float> want(std::vector<float>(rows * stride, -7.0f));
+        DeviceBuffer<float> got(std::vector<float>(rows * stride, -7.0f));
         p.y = gates.data();
         ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
         ASSERT_EQ(LaunchGlu({ElementType::kFloat32, gates.data(), outputs,
-                             want.data(), features, rows, nullptr, features,
+                             want.data(), stride, rows, nullptr, features,
                              Activation::kSilu},
                             nullptr),
                   cudaSuccess);
         p.y = got.data();
-        p.y_stride = features;
+        p.y_stride = stride;
         p.gate = true;
         p.activation = Activation::kSilu;
         ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
         EXPECT_EQ(want.Read(), got.Read()) << outputs << ", " << rows;
         DeviceBuffer<uint16_t> rounded(
-            std::vector<uint16_t>(rows * features, 0xffff));
+            ToBits(p.type, std::vector<float>(rows * stride, -7.0f)));
         p.y = reinterpret_cast<float*>(rounded.data());
         p.y_is_half = true;
         ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);

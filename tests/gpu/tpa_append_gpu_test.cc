@@ -30,8 +30,8 @@ class TpaAppendGpuTest : public GpuTest {
 
   // Two sequences; rows in no order, across a page's end, and one of padding.
   const std::vector<int32_t> table_ = {5, 2, 2147480000, 1, 6, 2147480000};
-  const std::vector<int32_t> row_sequence_ = {0, 1, 0, 0, 1, 0, 1};
-  const std::vector<int64_t> positions_ = {0, 64, 63, 64, 127, -1, 3};
+  std::vector<int32_t> row_sequence_ = {0, 1, 0, 0, 1, 0, 1};
+  std::vector<int64_t> positions_ = {0, 64, 63, 64, 127, -1, 3};
 
   // The CPU's pages, in the GPU's order and type.
   std::vector<uint16_t> Expected(const AppendCase& c,
@@ -280,6 +280,20 @@ TEST_F(TpaAppendGpuTest, FormsQueries) {
             TpaShape{9, 40, 16, 0, 2}}) {
         CheckQueries({shape, element, position, Activation::kNone});
       }
+    }
+  }
+}
+
+// Blocks then take several groups of heads. Positions are those of rows that
+// are not there: what is asked for are the queries.
+TEST_F(TpaAppendGpuTest, FormsQueriesOfManyRows) {
+  for (int rows : {60, 300}) {
+    positions_.assign(rows, -1);
+    row_sequence_.assign(rows, 0);
+    for (const TpaShape& shape :
+         {TpaShape{32, 128, 128, 16, 1}, TpaShape{78, 64, 64, 6, 2}}) {
+      CheckQueries(
+          {shape, TpaElement::kBFloat16, LrpeType::kRotate, Activation::kNone});
     }
   }
 }

@@ -233,6 +233,27 @@ TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
   }
 }
 
+// Keys that come early must leave room for all values of a page.
+TEST(TpaPlanTest, KeysComeEarlyWhereThereIsRoom) {
+  const auto plan = [](const TpaShape& shape, int shared_memory) {
+    return PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 4, 1,
+                         {132, shared_memory, true});
+  };
+  const int all = kH200.shared_memory;
+  EXPECT_EQ(plan({78, 64, 64, 6, 2}, all).early_keys, 2);
+  EXPECT_EQ(plan({32, 128, 128, 16, 1}, all).early_keys, 1);
+  EXPECT_EQ(plan({32, 128, 128, 16, 2}, all).early_keys, 1);
+  EXPECT_EQ(plan({32, 128, 128, 16, 3}, all).early_keys, 0);
+  for (int memory = 100 << 10; memory <= all; memory += 4 << 10) {
+    for (int64_t dim : {64, 128}) {
+      for (int64_t rank : {1, 2}) {
+        const TpaDecodePlan few = plan({78, dim, dim, 6, rank}, memory);
+        if (few.early_keys > 0) EXPECT_GE(few.stages, rank + few.early_keys);
+      }
+    }
+  }
+}
+
 TEST(TpaPlanTest, RefusesWhatKernelsDoNotTake) {
   const auto blocks = [](const TpaShape& shape, int rows, int new_tokens) {
     return PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, rows, new_tokens,

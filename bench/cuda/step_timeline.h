@@ -1,0 +1,45 @@
+#ifndef RECURVE_BENCH_CUDA_STEP_TIMELINE_H_
+#define RECURVE_BENCH_CUDA_STEP_TIMELINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace recurve {
+
+// When the kernels and copies of a stretch of work ran on the GPU, by CUPTI,
+// which the CUDA toolkit brings: libcupti.so of the CUDA major version that
+// this was built with, in /usr/local/cuda or where the loader looks. Tracing
+// makes each kernel a little slower.
+class StepTimeline {
+ public:
+  struct Span {
+    std::string name;  // of the kernel, without what a template is of; "copy"
+    int64_t begin_ns;  // from the first begin
+    int64_t end_ns;
+    int64_t blocks;
+    int64_t threads;  // of a block
+  };
+
+  // Before the first use of CUDA. Unavailable where CUPTI is not.
+  static absl::StatusOr<std::unique_ptr<StepTimeline>> Create();
+  ~StepTimeline();
+  StepTimeline(const StepTimeline&) = delete;
+  StepTimeline& operator=(const StepTimeline&) = delete;
+
+  // What ran since the last call, by begin. Waits for the device.
+  absl::StatusOr<std::vector<Span>> Take();
+
+ private:
+  struct Api;
+  explicit StepTimeline(std::unique_ptr<Api> api);
+  std::unique_ptr<Api> api_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_BENCH_CUDA_STEP_TIMELINE_H_

@@ -1,0 +1,440 @@
+#include "engine/cuda_products.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "engine/cuda_activations.h"
+#include "kernels/glu/glu_cuda.h"
+#include "kernels/norm/norm_cuda.h"
+#include "kernels/rows/rows_cuda.h"
+
+namespace recurve {
+namespace {
+
+// Of outputs of a 16-bit matrix; divides CudaBackend::column_multiple().
+constexpr int64_t kMatrixRowMultiple = 16;
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaProducts>> CudaProducts::Create(
+    cudaStream_t stream) {
+  RECURVE_ASSIGN_OR_RETURN(auto cublas, CublasMatmul::Create());
+  return std::unique_ptr<CudaProducts>(
+      new CudaProducts(std::move(cublas), stream));
+}
+
+// ----------------------------------------------------------------------------
+// Building a model
+
+absl::StatusOr<MatrixId> CudaProducts::Load(absl::Span<const MatrixPart> parts,
+                                            WeightType type,
+                                            CudaWeightLoader* loader) {
+  Matrix matrix;
+  matrix.type = type;
+  matrix.outputs = 0;
+  for (const MatrixPart& part : parts) matrix.outputs += part.rows();
+  matrix.inputs = parts[0].tensor.shape.back();
+  matrix.padded = RoundUp(
+      matrix.inputs, type == WeightType::kFloat32 ? 4 : kDecodeMatmulInputs);
+  matrix.padded_outputs = type == WeightType::kFloat32
+                              ? matrix.outputs
+                              : RoundUp(matrix.outputs, kMatrixRowMultiple);
+  const int64_t row_bytes = matrix.padded * WeightBytes(type);
+  const int64_t bytes = matrix.padded_outputs * row_bytes;
+  RECURVE_ASSIGN_OR_RETURN(
+      matrix.memory,
+      CudaMemory::Allocate(CudaMemory::Kind::kDevice, bytes, "weights"));
+  const int64_t filled = matrix.outputs * row_bytes;
+  if (bytes > filled) {
+    RECURVE_RETURN_IF_ERROR(
+        CudaStatus(cudaMemsetAsync(matrix.memory.data() + filled, 0,
+                                   bytes - filled, stream_),
+                   "clearing weights"));
+  }
+  RECURVE_RETURN_IF_ERROR(
+      loader->Load(parts, type, matrix.padded, matrix.memory.data()));
+  bytes_ += bytes;
+  matrices_.push_back(std::move(matrix));
+  return MatrixId{static_cast<int32_t>(matrices_.size()) - 1};
+}
+
+absl::string_view CudaProducts::weight_dtype() const {
+  std::set<WeightType> types;
+  for (const Matrix& matrix : matrices_) types.insert(matrix.type);
+  if (types.size() > 1) return "mixed";
+  return types.empty() ? "float32" : Name(ToDType(*types.begin()));
+}
+
+int64_t CudaProducts::max_outputs() const {
+  int64_t most = 0;
+  for (const Matrix& matrix : matrices_) most = std::max(most, matrix.outputs);
+  return most;
+}
+
+int64_t CudaProducts::max_inputs() const {
+  int64_t most = 0;
+  for (const Matrix& matrix : matrices_) most = std::max(most, matrix.padded);
+  return most;
+}
+
+absl::Status CudaProducts::Tune(int64_t row_capacity, int64_t column_multiple) {
+  for (const Matrix& matrix : matrices_) {
+    RECURVE_RETURN_IF_ERROR(cublas_->Tune(
+        {matrix.type, matrix.memory.data(), matrix.padded_outputs,
+         matrix.padded, matrix.padded, nullptr, matrix.padded, nullptr,
+         RoundUp(matrix.outputs, column_multiple), 0, false},
+        row_capacity, stream_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaProducts::Allocate(int64_t row_capacity) {
+  if (const WeightType type = matrices_.front().type;
+      type != WeightType::kFloat32 &&
+      std::all_of(matrices_.begin(), matrices_.end(),
+                  [&](const Matrix& matrix) { return matrix.type == type; })) {
+    type_ = type;
+  }
+  RECURVE_ASSIGN_OR_RETURN(
+      rounded_rows_,
+      CudaMemory::Allocate(
+          CudaMemory::Kind::kDevice, row_capacity * max_inputs() * 2,
+          "rounded activations; lower --max-num-batched-tokens"));
+  return absl::OkStatus();
+}
+
+// ----------------------------------------------------------------------------
+// What is rounded, and what is left to the next product
+
+void CudaProducts::BeginDecode(int64_t rows) {
+  decode_ = true;
+  rows_ = rows;
+  runs_ = {{0, rows, true}};
+  rounded_.clear();
+  fused_norms_.clear();
+}
+
+void CudaProducts::BeginMixed(const StepBatch& batch) {
+  decode_ = false;
+  rows_ = batch.num_tokens();
+  runs_.clear();
+  rounded_.clear();
+  fused_norms_.clear();
+  const auto is_step = [&](int64_t row) {
+    return !batch.kinds.empty() && batch.kinds[row] == TokenKind::kStep;
+  };
+  for (int64_t row = 0; row < rows_; ++row) {
+    if (row == 0 || is_step(row) != is_step(row - 1))
+      runs_.push_back({row, 0, is_step(row)});
+    ++runs_.back().count;
+  }
+}
+
+// Behind the columns must not be what cuBLASLt would read.
+std::optional<WeightType> CudaProducts::RoundsInto(
+    const Activations& out) const {
+  if (!out.for_products || out.cols % kDecodeMatmulInputs != 0 ||
+      !AlignedFloats(Floats(out), out.stride)) {
+    return std::nullopt;
+  }
+  return type_;
+}
+
+void CudaProducts::SetRounded(const Activations& out, bool rounded) {
+  if (!rounded) {
+    rounded_.erase(out.data);
+  } else {
+    rounded_.insert(out.data);
+  }
+}
+
+bool CudaProducts::IsRounded(const Activations& in) const {
+  return in.for_products && rounded_.count(in.data) > 0;
+}
+
+bool CudaProducts::FusesNorm(const Activations& in,
+                             const NormWeights& norm) const {
+  return decode_ && rows_ == 1 && type_ && DecodeMatmulFuses() &&
+         norm.kind == NormKind::kRms && norm.groups == 1 &&
+         in.cols > kDecodeMatmulNormCols &&
+         DecodeMatmulTakesFloats(RoundUp(in.cols, kDecodeMatmulInputs),
+                                 rows_) &&
+         AlignedFloats(Floats(in), in.stride);
+}
+
+void CudaProducts::FuseNorm(const Activations& in, const NormWeights& norm,
+                            DecodeMatmulParams* params) {
+  params->x = in.data;
+  params->x_is_float = true;
+  params->x_stride = in.stride;
+  params->norm = true;
+  params->norm_weight = norm.weight;
+  params->norm_eps = norm.eps;
+}
+
+// ----------------------------------------------------------------------------
+// Norms and gates before a product
+
+absl::Status CudaProducts::NormRows(const float* in, int64_t in_stride,
+                                    const NormWeights& norm, float* out,
+                                    int64_t out_stride, int64_t rows,
+                                    int64_t cols) {
+  const cudaError_t error =
+      norm.kind == NormKind::kLayer
+          ? LaunchLayerNorm({in, in_stride, norm.weight, norm.bias, out,
+                             out_stride, rows, cols, norm.eps},
+                            stream_)
+          : LaunchRmsNorm(
+                {ElementType::kFloat32, in, in_stride, norm.weight, out,
+                 out_stride, rows, nullptr, cols, norm.groups, norm.eps},
+                stream_);
+  return CudaStatus(error, "norm");
+}
+
+absl::Status CudaProducts::Norm(Activations in, const NormWeights& norm,
+                                Activations out) {
+  fused_norms_.erase(out.data);
+  if (out.for_products && FusesNorm(in, norm)) {
+    fused_norms_[out.data] = {in, norm};
+    return absl::OkStatus();
+  }
+  const std::optional<WeightType> type =
+      norm.kind == NormKind::kRms ? RoundsInto(out) : std::nullopt;
+  SetRounded(out, type.has_value());
+  if (!type) {
+    return NormRows(Floats(in), in.stride, norm, Floats(out), out.stride, rows_,
+                    in.cols);
+  }
+  return CudaStatus(
+      LaunchRoundedRmsNorm(
+          {ElementType::kFloat32, Floats(in), in.stride, norm.weight, out.data,
+           2 * out.stride, rows_, nullptr, in.cols, norm.groups, norm.eps},
+          *type, stream_),
+      "norm");
+}
+
+absl::Status CudaProducts::Glu(Activations in, Activation activation,
+                               Activations out) {
+  const std::optional<WeightType> type = RoundsInto(out);
+  SetRounded(out, type.has_value());
+  const CudaGluParams params = {ElementType::kFloat32,
+                                Floats(in),
+                                in.stride,
+                                out.data,
+                                type ? 2 * out.stride : out.stride,
+                                rows_,
+                                nullptr,
+                                out.cols,
+                                activation};
+  return CudaStatus(type ? LaunchRoundedGlu(params, *type, stream_)
+                         : LaunchGlu(params, stream_),
+                    "gated linear unit");
+}
+
+// ----------------------------------------------------------------------------
+// Products
+
+DecodeMatmulParams CudaProducts::ProductOf(const Matrix& matrix, float* y,
+                                           int64_t y_stride, int64_t rows,
+                                           int64_t cols) {
+  DecodeMatmulParams params = {};
+  params.type = matrix.type;
+  params.w = matrix.memory.data();
+  params.outputs = matrix.outputs;
+  params.inputs = matrix.padded;
+  params.x_cols = cols;
+  params.y = y;
+  params.y_stride = y_stride;
+  params.rows = rows;
+  return params;
+}
+
+absl::Status CudaProducts::Launch(const DecodeMatmulParams& params) {
+  return CudaStatus(LaunchDecodeMatmul(params, stream_), "projection");
+}
+
+absl::Status CudaProducts::RoundRows(const float* x, int64_t x_stride,
+                                     WeightType type, int64_t rows,
+                                     int64_t cols, int64_t cols_to) {
+  return CudaStatus(
+      LaunchGatherRows({x, x_stride, nullptr, type, rounded_rows_.data(),
+                        cols_to, rows, cols, cols_to},
+                       stream_),
+      "rounding activations");
+}
+
+absl::Status CudaProducts::MultiplySteps(DecodeMatmulParams params,
+                                         const float* x, int64_t x_stride) {
+  params.x_is_float = DecodeMatmulTakesFloats(params.inputs, params.rows) &&
+                      AlignedFloats(x, x_stride);
+  params.x = x;
+  params.x_stride = x_stride;
+  if (!params.x_is_float) {
+    RECURVE_RETURN_IF_ERROR(RoundRows(x, x_stride, params.type, params.rows,
+                                      params.x_cols, params.inputs));
+    params.x = rounded_rows_.data();
+    params.x_stride = params.inputs;
+  }
+  return Launch(params);
+}
+
+absl::Status CudaProducts::MultiplyFloats(const Matrix& matrix,
+                                          const Operands& o) {
+  const auto* const x = static_cast<const float*>(o.x);
+  if (matrix.type == WeightType::kFloat32) {
+    return cublas_->Multiply(
+        {matrix.type, matrix.memory.data(), matrix.outputs, matrix.inputs,
+         matrix.padded, x, o.x_stride, o.y, o.y_stride, o.rows, o.add},
+        stream_);
+  }
+  if (o.step) {
+    DecodeMatmulParams params =
+        ProductOf(matrix, o.y, o.y_stride, o.rows, o.cols);
+    params.add = o.add;
+    return MultiplySteps(params, x, o.x_stride);
+  }
+  RECURVE_RETURN_IF_ERROR(
+      RoundRows(x, o.x_stride, matrix.type, o.rows, o.cols, matrix.padded));
+  Operands rounded = o;
+  rounded.x = rounded_rows_.data();
+  rounded.x_stride = matrix.padded;
+  return MultiplyRounded(matrix, rounded);
+}
+
+absl::Status CudaProducts::MultiplyRounded(const Matrix& matrix,
+                                           const Operands& o) {
+  if (o.step) {
+    DecodeMatmulParams params =
+        ProductOf(matrix, o.y, o.y_stride, o.rows, o.cols);
+    params.add = o.add;
+    params.x = o.x;
+    params.x_stride = o.x_stride;
+    return Launch(params);
+  }
+  return cublas_->Multiply(
+      {matrix.type, matrix.memory.data(), matrix.padded_outputs, matrix.padded,
+       matrix.padded, o.x, o.x_stride, o.y, o.y_stride, o.rows, o.add},
+      stream_);
+}
+
+absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
+                                   bool add) {
+  const Matrix& matrix = matrices_[id.value];
+  if (const auto fused = fused_norms_.find(in.data);
+      in.for_products && fused != fused_norms_.end()) {
+    DecodeMatmulParams params =
+        ProductOf(matrix, Floats(out), out.stride, rows_, in.cols);
+    params.add = add;
+    FuseNorm(fused->second.in, fused->second.norm, &params);
+    return Launch(params);
+  }
+  if (matrix.type == WeightType::kFloat32) {
+    return MultiplyFloats(matrix, {in.data, in.stride, Floats(out), out.stride,
+                                   rows_, in.cols, /*step=*/false, add});
+  }
+  const bool rounded = IsRounded(in);
+  for (const Run& run : runs_) {
+    // Rounded or not, rows are as far apart.
+    const char* const x =
+        in.data + run.begin * in.stride * static_cast<int64_t>(sizeof(float));
+    const Operands operands = {x,
+                               rounded ? 2 * in.stride : in.stride,
+                               Floats(out) + run.begin * out.stride,
+                               out.stride,
+                               run.count,
+                               in.cols,
+                               run.step,
+                               add};
+    RECURVE_RETURN_IF_ERROR(rounded ? MultiplyRounded(matrix, operands)
+                                    : MultiplyFloats(matrix, operands));
+  }
+  return absl::OkStatus();
+}
+
+bool CudaProducts::FusesChannelMixer(MatrixId w1_w2) const {
+  return decode_ && matrices_[w1_w2.value].type != WeightType::kFloat32 &&
+         DecodeMatmulFuses();
+}
+
+// More rows than the kernel for few of them takes are faster in 16 bits, though
+// a kernel of its own has to bring them there.
+absl::Status CudaProducts::ChannelMixer(const Backend::ChannelMixerArgs& args,
+                                        const NormWeights& norm) {
+  const Matrix& matrix = matrices_[args.w1_w2.value];
+  const Matrix& next = matrices_[args.w3.value];
+  const Activations in = args.residual;
+  DecodeMatmulParams up = ProductOf(matrix, Floats(args.hidden),
+                                    args.hidden.stride, rows_, in.cols);
+  up.gate = true;
+  up.activation = args.activation;
+  // What the next product takes, so that nothing has to be rounded for it.
+  up.y_is_half = next.type == matrix.type && AlignedFloats(up.y, up.y_stride);
+  if (up.y_is_half) up.y_stride *= 2;
+  if (FusesNorm(in, norm)) {
+    FuseNorm(in, norm, &up);
+    RECURVE_RETURN_IF_ERROR(Launch(up));
+  } else if (norm.kind == NormKind::kRms) {
+    RECURVE_RETURN_IF_ERROR(CudaStatus(
+        LaunchRoundedRmsNorm({ElementType::kFloat32, Floats(in), in.stride,
+                              norm.weight, rounded_rows_.data(), matrix.padded,
+                              rows_, nullptr, in.cols, norm.groups, norm.eps},
+                             matrix.type, stream_),
+        "norm"));
+    up.x = rounded_rows_.data();
+    up.x_stride = matrix.padded;
+    RECURVE_RETURN_IF_ERROR(Launch(up));
+  } else {
+    RECURVE_RETURN_IF_ERROR(NormRows(Floats(in), in.stride, norm,
+                                     Floats(args.normed), args.normed.stride,
+                                     rows_, in.cols));
+    RECURVE_RETURN_IF_ERROR(
+        MultiplySteps(up, Floats(args.normed), args.normed.stride));
+  }
+  if (!up.y_is_half) {
+    Activations hidden = args.hidden;
+    hidden.for_products = false;
+    return Project(hidden, args.w3, in, /*add=*/true);
+  }
+  DecodeMatmulParams down =
+      ProductOf(next, Floats(in), in.stride, rows_, args.hidden.cols);
+  down.add = true;
+  down.x = args.hidden.data;
+  down.x_stride = up.y_stride;
+  return Launch(down);
+}
+
+absl::Status CudaProducts::Logits(Activations in, const int32_t* index,
+                                  int64_t rows, const NormWeights& norm,
+                                  MatrixId head, float* normed, float* logits,
+                                  int64_t logits_stride) {
+  const Matrix& matrix = matrices_[head.value];
+  if (index == nullptr && FusesNorm(in, norm)) {
+    DecodeMatmulParams params =
+        ProductOf(matrix, logits, logits_stride, rows, in.cols);
+    FuseNorm(in, norm, &params);
+    return Launch(params);
+  }
+  const int64_t width = RoundUp(in.cols, 4);
+  const float* from = Floats(in);
+  int64_t from_stride = in.stride;
+  if (index != nullptr) {
+    RECURVE_RETURN_IF_ERROR(CudaStatus(
+        LaunchGatherRows({Floats(in), in.stride, index, WeightType::kFloat32,
+                          normed, width, rows, in.cols, in.cols},
+                         stream_),
+        "gathering rows"));
+    from = normed;
+    from_stride = width;
+  }
+  RECURVE_RETURN_IF_ERROR(
+      NormRows(from, from_stride, norm, normed, width, rows, in.cols));
+  return MultiplyFloats(matrix, {normed, width, logits, logits_stride, rows,
+                                 in.cols, /*step=*/true, /*add=*/false});
+}
+
+}  // namespace recurve

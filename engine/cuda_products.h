@@ -1,0 +1,183 @@
+#ifndef RECURVE_ENGINE_CUDA_PRODUCTS_H_
+#define RECURVE_ENGINE_CUDA_PRODUCTS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "engine/backend.h"
+#include "engine/cuda_memory.h"
+#include "engine/cuda_weights.h"
+#include "kernels/common/weight_type.h"
+#include "kernels/matmul/cublas_matmul.h"
+#include "kernels/matmul/decode_matmul_cuda.h"
+
+namespace recurve {
+
+// The matrices of a CudaBackend and what is multiplied by them: which kernel,
+// for which rows, what is rounded and when, and which norm or gate a product
+// takes on its way.
+//
+//  - float32 weights: cuBLASLt, every row.
+//  - 16-bit weights and rows of TokenKind::kStep: LaunchDecodeMatmul.
+//  - 16-bit weights and rows of prompts: cuBLASLt with activations rounded.
+// Each has one order of sums for every number of rows, and a row is of one kind
+// whenever it is computed.
+//
+// Activations that only products read (Activations::for_products) hold values
+// of the weights' type, not floats, if whoever writes them can (RoundsInto,
+// SetRounded); a norm that the next product takes on its way is not launched at
+// all. Both are kept by address from BeginStep on.
+//
+// Not thread-safe; one stream.
+class CudaProducts {
+ public:
+  // A Backend::NormArgs with its weights on the device, null for none.
+  struct NormWeights {
+    NormKind kind;
+    int64_t groups;
+    float eps;
+    const float* weight;
+    const float* bias;
+  };
+
+  static absl::StatusOr<std::unique_ptr<CudaProducts>> Create(
+      cudaStream_t stream);
+
+  // --- Building a model ---
+
+  // The rows of `parts` one after the other, held as `type`.
+  absl::StatusOr<MatrixId> Load(absl::Span<const MatrixPart> parts,
+                                WeightType type, CudaWeightLoader* loader);
+  // Bytes of matrices so far.
+  uint64_t bytes() const { return bytes_; }
+  // That of all matrices, or "mixed".
+  absl::string_view weight_dtype() const;
+  int64_t outputs(MatrixId id) const { return matrices_[id.value].outputs; }
+  int64_t max_outputs() const;
+  // With what is added so that rows are aligned.
+  int64_t max_inputs() const;
+
+  // Once all matrices are there: chooses cuBLASLt's algorithms, for outputs
+  // that begin `column_multiple` columns apart and at most `row_capacity` rows.
+  // Waits.
+  absl::Status Tune(int64_t row_capacity, int64_t column_multiple);
+  // Memory for the rows of a step.
+  absl::Status Allocate(int64_t row_capacity);
+
+  // --- A step ---
+
+  // Every row is of TokenKind::kStep.
+  void BeginDecode(int64_t rows);
+  void BeginMixed(const StepBatch& batch);
+
+  // `out` in float32, whatever it is for.
+  absl::Status NormRows(const float* in, int64_t in_stride,
+                        const NormWeights& norm, float* out, int64_t out_stride,
+                        int64_t rows, int64_t cols);
+  absl::Status Norm(Activations in, const NormWeights& norm, Activations out);
+  absl::Status Glu(Activations in, Activation activation, Activations out);
+  absl::Status Project(Activations in, MatrixId matrix, Activations out,
+                       bool add);
+  // Whether ChannelMixer below is for the step; else it is the operations one
+  // by one, with the same bits.
+  bool FusesChannelMixer(MatrixId w1_w2) const;
+  absl::Status ChannelMixer(const Backend::ChannelMixerArgs& args,
+                            const NormWeights& norm);
+  // The product of the head with norm(in): `rows` rows of `in`, all in order or
+  // those of `index` (on the device). `normed`: room for them in float32, 4
+  // columns at most behind each. Rows of `logits` are `logits_stride` apart.
+  absl::Status Logits(Activations in, const int32_t* index, int64_t rows,
+                      const NormWeights& norm, MatrixId head, float* normed,
+                      float* logits, int64_t logits_stride);
+
+  // The type that who writes `out` is to round to, rows as far apart as those
+  // of floats; absent: float32.
+  std::optional<WeightType> RoundsInto(const Activations& out) const;
+  // What was written to `out` is of that type, or float32.
+  void SetRounded(const Activations& out, bool rounded);
+
+ private:
+  struct Matrix {
+    WeightType type;
+    int64_t outputs;
+    int64_t inputs;
+    int64_t padded;  // elements between rows; zeros from `inputs` on
+    // Rows in memory: zeros from `outputs` on, so that cuBLASLt may use kernels
+    // that take multiples of 16 only.
+    int64_t padded_outputs;
+    CudaMemory memory;
+  };
+  // Rows [begin, begin + count) of the step, all of TokenKind::kStep or none.
+  struct Run {
+    int64_t begin;
+    int64_t count;
+    bool step;
+  };
+  // Where rows of a product come from and go to.
+  struct Operands {
+    const void* x;
+    int64_t x_stride;
+    float* y;
+    int64_t y_stride;
+    int64_t rows;
+    int64_t cols;  // of x
+    bool step;     // rows of TokenKind::kStep
+    bool add;
+  };
+  struct FusedNorm {
+    Activations in;
+    NormWeights norm;
+  };
+
+  CudaProducts(std::unique_ptr<CublasMatmul> cublas, cudaStream_t stream)
+      : stream_(stream), cublas_(std::move(cublas)) {}
+
+  bool IsRounded(const Activations& in) const;
+  // Whether a product of a step of decoding takes the norm of `in` on its way.
+  bool FusesNorm(const Activations& in, const NormWeights& norm) const;
+  static void FuseNorm(const Activations& in, const NormWeights& norm,
+                       DecodeMatmulParams* params);
+  static DecodeMatmulParams ProductOf(const Matrix& matrix, float* y,
+                                      int64_t y_stride, int64_t rows,
+                                      int64_t cols);
+  // x is float32, or of the matrix's type.
+  absl::Status MultiplyFloats(const Matrix& matrix, const Operands& operands);
+  absl::Status MultiplyRounded(const Matrix& matrix, const Operands& operands);
+  // Rows of TokenKind::kStep with 16-bit weights: float32 x is rounded on the
+  // way, or before.
+  absl::Status MultiplySteps(DecodeMatmulParams params, const float* x,
+                             int64_t x_stride);
+  absl::Status Launch(const DecodeMatmulParams& params);
+  // Floats x, rounded to `type` with zeros up to `cols_to`, into rounded_rows_.
+  absl::Status RoundRows(const float* x, int64_t x_stride, WeightType type,
+                         int64_t rows, int64_t cols, int64_t cols_to);
+
+  const cudaStream_t stream_;
+  const std::unique_ptr<CublasMatmul> cublas_;
+  std::vector<Matrix> matrices_;
+  uint64_t bytes_ = 0;
+  // The 16-bit type of all matrices, if it is one.
+  std::optional<WeightType> type_;
+  CudaMemory rounded_rows_;  // rows rounded to the type of the weights
+
+  // Of the step in progress.
+  bool decode_ = false;
+  int64_t rows_ = 0;
+  std::vector<Run> runs_;
+  std::set<const char*> rounded_;
+  std::map<const char*, FusedNorm> fused_norms_;  // by where they would be
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CUDA_PRODUCTS_H_

@@ -1,0 +1,182 @@
+// What the kernels with tiles in shared memory share (tile_matmul.cu,
+// wide_matmul.cu): boxes brought in by TMA, sums written from shared memory.
+#ifndef RECURVE_KERNELS_MATMUL_DECODE_TILES_CUH_
+#define RECURVE_KERNELS_MATMUL_DECODE_TILES_CUH_
+
+#include <cuda.h>
+
+#include "kernels/common/async_copy.cuh"
+#include "kernels/common/device_math.cuh"
+#include "kernels/common/mma.cuh"
+#include "kernels/common/wgmma.cuh"
+#include "kernels/matmul/decode_matmul_cuda.h"
+#include "kernels/matmul/decode_matmul_order.h"
+
+namespace recurve {
+
+inline constexpr int kStageInputs = 64;
+
+// An operand of rows of 128 bytes, swizzled by 128 bytes: 8 rows every 1024.
+// (PTX ISA, "Matrix descriptor format".)
+__device__ __forceinline__ uint64_t SwizzledOperand(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{1} << 16 |
+         uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+}
+
+// One thread copies a box; completion counts on the barrier.
+__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
+                                        int x, int y, int z, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
+      "::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+// The parameters of a launch.
+struct TileArgs {
+  DecodeMatmulParams p;
+  int splits;
+  CUtensorMap
+      w;  // boxes of 64 inputs by the outputs of a block, or part of them
+  CUtensorMap x;  // boxes of 64 inputs by rows, likewise
+};
+
+__device__ __forceinline__ void ClusterBarrier() {
+  __syncwarp();
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+// Four floats at `address` of this block's shared memory, in block `rank`.
+__device__ __forceinline__ float4 LoadFromBlock(uint32_t address, int rank) {
+  float4 v;
+  asm volatile(
+      "{ .reg .u32 there; mapa.shared::cluster.u32 there, %4, %5;"
+      "  ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 Plus(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+// The sum of those of all parts, in order.
+__device__ __forceinline__ float4 SumOfParts(uint32_t address) {
+  float4 parts[kDecodeMatmulMaxSplits];
+#pragma unroll
+  for (int s = 0; s < kDecodeMatmulMaxSplits; ++s)
+    parts[s] = LoadFromBlock(address, s);
+#pragma unroll
+  for (int s = 1; s < kDecodeMatmulMaxSplits; ++s)
+    parts[0] = Plus(parts[0], parts[s]);
+  return parts[0];
+}
+
+// Whether fours of neighbouring outputs of a row can be written at once.
+__device__ __forceinline__ bool WritesFours(const DecodeMatmulParams& p) {
+  return p.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
+}
+
+// Outputs `output` to `output` + 3 of a row, those that exist. `fours` is
+// WritesFours.
+__device__ __forceinline__ void WriteFour(const DecodeMatmulParams& p,
+                                          bool fours, int64_t row,
+                                          int64_t output, float4 sum) {
+  float* const y = p.y + row * p.y_stride + output;
+  if (fours && output + 4 <= p.outputs) {
+    if (p.add) sum = Plus(*reinterpret_cast<const float4*>(y), sum);
+    *reinterpret_cast<float4*>(y) = sum;
+    return;
+  }
+  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (output + j < p.outputs) y[j] = p.add ? y[j] + values[j] : values[j];
+  }
+}
+
+// The same of features of a gate, from their two outputs.
+template <typename T>
+__device__ __forceinline__ void WriteGatedFour(const DecodeMatmulParams& p,
+                                               bool fours, int64_t row,
+                                               int64_t feature,
+                                               const float4& gate,
+                                               const float4& up) {
+  const int64_t features = p.outputs / 2;
+  const float values[4] = {DeviceActivate(p.activation, gate.x) * up.x,
+                           DeviceActivate(p.activation, gate.y) * up.y,
+                           DeviceActivate(p.activation, gate.z) * up.z,
+                           DeviceActivate(p.activation, gate.w) * up.w};
+  const int64_t to = row * p.y_stride + feature;
+  T* const half = reinterpret_cast<T*>(p.y) + to;
+  if (fours && feature + 4 <= features) {
+    if (p.y_is_half) {
+      *reinterpret_cast<uint2*>(half) =
+          make_uint2(Half<T>::Pack(values[0], values[1]),
+                     Half<T>::Pack(values[2], values[3]));
+    } else {
+      *reinterpret_cast<float4*>(p.y + to) =
+          make_float4(values[0], values[1], values[2], values[3]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (feature + j >= features) break;
+    if (p.y_is_half) {
+      half[j] = Half<T>::From(values[j]);
+    } else {
+      p.y[to + j] = values[j];
+    }
+  }
+}
+
+using TileMapEncode = decltype(&cuTensorMapEncodeTiled);
+
+// From the driver, which is not linked.
+inline TileMapEncode FindEncode() {
+  static const TileMapEncode encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                         12000, cudaEnableDefault,
+                                         &result) != cudaSuccess ||
+        result != cudaDriverEntryPointSuccess) {
+      entry = nullptr;
+    }
+    return reinterpret_cast<TileMapEncode>(entry);
+  }();
+  return encode;
+}
+
+// A box of 64 elements by `rows` by `planes` of 16-bit data; what lies beyond
+// the sizes reads as zeros.
+inline cudaError_t MakeMap(const void* data, int64_t cols, int64_t rows,
+                           int64_t row_stride, int64_t planes,
+                           int64_t plane_stride, int box_rows, int box_planes,
+                           CUtensorMap* map) {
+  const TileMapEncode encode = FindEncode();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(cols),
+                               static_cast<cuuint64_t>(rows),
+                               static_cast<cuuint64_t>(planes)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(2 * row_stride),
+                                 static_cast<cuuint64_t>(2 * plane_stride)};
+  const cuuint32_t box[3] = {kStageInputs, static_cast<cuuint32_t>(box_rows),
+                             static_cast<cuuint32_t>(box_planes)};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(data),
+                sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+             ? cudaSuccess
+             : cudaErrorInvalidValue;
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_MATMUL_DECODE_TILES_CUH_

@@ -1,0 +1,435 @@
+// Products of many rows. As tile_matmul.cu, but rows are the 64 rows of the
+// instruction and outputs its columns, so that a tile may have any multiple of
+// 8 outputs: as many as give nearly every multiprocessor a block. Which operand
+// stands on which side changes no bits.
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/matmul/decode_matmul_hopper.h"
+#include "kernels/matmul/decode_tiles.cuh"
+
+namespace recurve {
+namespace {
+
+// Writes a block's rows from output `first_output` on; `sum_of` gives the sums
+// of four neighbouring outputs. Of a gate, the tile's second half are the
+// outputs that belong to the first.
+template <typename T, typename S, typename SumOf>
+__device__ __forceinline__ void WriteSums(const DecodeMatmulParams& p,
+                                          int first_row, int first_output,
+                                          const SumOf& sum_of) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int rows = static_cast<int>(min(int64_t{S::kRows}, p.rows - first_row));
+  const bool fours = WritesFours(p);
+  if (p.gate) {
+    constexpr int kFours = S::kHalf / 4;
+#pragma unroll 1
+    for (int i = thread; i < rows * kFours; i += S::kThreads) {
+      const int row = i / kFours;
+      const int m = i % kFours * 4;
+      WriteGatedFour<T>(p, fours, first_row + row, first_output / 2 + m,
+                        sum_of(row, m), sum_of(row, S::kHalf + m));
+    }
+    return;
+  }
+  constexpr int kFours = S::kOutputs / 4;
+#pragma unroll 1
+  for (int i = thread; i < rows * kFours; i += S::kThreads) {
+    const int row = i / kFours;
+    const int m = i % kFours * 4;
+    WriteFour(p, fours, first_row + row, first_output + m, sum_of(row, m));
+  }
+}
+
+// ---- a matrix that is not in parts ----
+
+// A block has 64 · kGroups rows by 8 · kColumns outputs, a warpgroup 64 rows;
+// another warp brings them in.
+template <int kGroups_, int kColumns_, int kStages_>
+struct WideTile {
+  static constexpr int kGroups = kGroups_;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kThreads = 128 * kGroups + 32;
+  static constexpr int kRows = 64 * kGroups;
+  static constexpr int kOutputs = 8 * kColumns;
+  // Weights of a gate come in halves: outputs, and those that belong to them.
+  static constexpr int kHalf = kOutputs / 2;
+  static constexpr int kRowBytes = kRows * 128;
+  static constexpr int kStageBytes = kRowBytes + kOutputs * 128;
+  // A row of sums: writes of pairs, 4 to each of 8 rows, meet no bank
+  // conflicts.
+  static constexpr int kSumStride =
+      kOutputs % 16 == 8 ? kOutputs : kOutputs + 8;
+  static constexpr int kRingBytes =
+      kStages * kStageBytes > kRows* kSumStride * 4 ? kStages* kStageBytes
+                                                    : kRows* kSumStride * 4;
+  // Barriers; and the ring begins at a multiple of 1024.
+  static constexpr int kSharedBytes = kRingBytes + 16 * kStages + 1024;
+  static_assert(kHalf % 8 == 0);
+  static_assert(kSharedBytes <= 227 * 1024);
+};
+
+// Grid: (tiles of outputs, tiles of rows).
+//
+// Weights do not wait for the kernel before.
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    wide_kernel(const __grid_constant__ TileArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ char unaligned[];
+  LaunchDependents();
+  const DecodeMatmulParams& p = args.p;
+  const uint32_t ring = (SharedAddress(unaligned) + 1023) / 1024 * 1024;
+  const uint32_t full = ring + S::kRingBytes;
+  const uint32_t empty = full + 8 * S::kStages;
+  const int first_output = static_cast<int>(blockIdx.x) * S::kOutputs;
+  const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
+  const int stages =
+      (static_cast<int>(p.inputs) + kStageInputs - 1) / kStageInputs;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  if (thread == 0) {
+    for (int s = 0; s < S::kStages; ++s) {
+      BarrierInit(full + 8 * s, 1);
+      BarrierInit(empty + 8 * s, S::kGroups);
+    }
+    BarrierInitFence();
+  }
+  __syncthreads();
+
+  float acc[S::kColumns][4];
+#pragma unroll
+  for (int i = 0; i < S::kColumns; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) acc[i][j] = 0.0f;
+  }
+  if (warp == 4 * S::kGroups) {
+    if (lane == 0) {
+      const auto ask_for_weights = [&](int stage, int slot) {
+        const uint32_t barrier = full + 8 * slot;
+        const uint32_t to = ring + slot * S::kStageBytes + S::kRowBytes;
+        const int at = stage * kStageInputs;
+        BarrierExpect(barrier, S::kStageBytes);
+        if (!p.gate) {
+          CopyBox(to, args.w, at, first_output, 0, barrier);
+          return;
+        }
+        CopyBox(to, args.w, at, first_output / 2, 0, barrier);
+        CopyBox(to + S::kHalf * 128, args.w, at, first_output / 2, 1, barrier);
+      };
+      const auto ask_for_rows = [&](int stage, int slot) {
+        CopyBox(ring + slot * S::kStageBytes, args.x, stage * kStageInputs,
+                first_row, 0, full + 8 * slot);
+      };
+      const int first = min(stages, S::kStages);
+      for (int s = 0; s < first; ++s) ask_for_weights(s, s);
+      WaitForPrevious();
+      for (int s = 0; s < first; ++s) ask_for_rows(s, s);
+      int slot = 0;
+      uint32_t phase = 0;
+      for (int s = first; s < stages; ++s) {
+        BarrierWait(empty + 8 * slot, phase);
+        ask_for_weights(s, slot);
+        ask_for_rows(s, slot);
+        if (++slot == S::kStages) {
+          slot = 0;
+          phase ^= 1;
+        }
+      }
+    }
+    __syncwarp();
+  } else {
+    const uint32_t offset = warp / 4 * 64 * 128;
+    int slot = 0;
+    uint32_t phase = 0;
+    int before = 0;  // slot of the stage before
+#pragma unroll 1
+    for (int stage = 0; stage < stages; ++stage) {
+      BarrierWait(full + 8 * slot, phase);
+      const uint32_t at = ring + slot * S::kStageBytes;
+      const uint64_t a = SwizzledOperand(at + offset);
+      const uint64_t b = SwizzledOperand(at + S::kRowBytes);
+      WgmmaPin(acc);
+      WgmmaFence();
+      // Beyond the last input there are zeros.
+#pragma unroll
+      for (int k = 0; k < kStageInputs / 16; ++k) {
+        Wgmma<kMajorK, kMajorK>(acc, WgmmaAdvance(a, 32 * k),
+                                WgmmaAdvance(b, 32 * k), true, T());
+      }
+      WgmmaCommit();
+      WgmmaWait<1>();
+      if (stage > 0 && thread % 128 == 0) BarrierArrive(empty + 8 * before);
+      before = slot;
+      if (++slot == S::kStages) {
+        slot = 0;
+        phase ^= 1;
+      }
+    }
+    WgmmaWait<0>();
+    WgmmaPin(acc);
+    WaitForPrevious();  // before anything is added or written
+  }
+
+  // ---- results: by way of shared memory, as in tile_matmul.cu ----
+  __syncthreads();
+  auto* const sums =
+      reinterpret_cast<float*>(unaligned + (ring - SharedAddress(unaligned)));
+  if (warp != 4 * S::kGroups) {
+    float* const mine =
+        sums + (16 * warp + lane / 4) * S::kSumStride + 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < S::kColumns; ++i) {
+      *reinterpret_cast<float2*>(mine + 8 * i) =
+          make_float2(acc[i][0], acc[i][1]);
+      *reinterpret_cast<float2*>(mine + 8 * i + 8 * S::kSumStride) =
+          make_float2(acc[i][2], acc[i][3]);
+    }
+  }
+  __syncthreads();
+  WriteSums<T, S>(p, first_row, first_output, [&](int row, int output) {
+    return *reinterpret_cast<const float4*>(sums + row * S::kSumStride +
+                                            output);
+  });
+#else
+  __trap();  // never launched there
+#endif
+}
+
+// ---- a matrix in parts ----
+
+// A block has 64 rows by 8 · kColumns outputs, and all parts of them.
+// Warpgroups take parts in turn, each with a ring of its own that a warp fills,
+// so that none waits for another; the block adds up the parts at the end.
+template <int kColumns_, int kStages_>
+struct PartsTile {
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kStages = kStages_;  // of a ring
+  static constexpr int kParts = 4;
+  static constexpr int kTurns = kDecodeMatmulMaxSplits / kParts;
+  static constexpr int kThreads = 160 * kParts;
+  static constexpr int kRows = 64;
+  static constexpr int kOutputs = 8 * kColumns;
+  static constexpr int kHalf = kOutputs / 2;
+  static constexpr int kRowBytes = kRows * 128;
+  static constexpr int kStageBytes = kRowBytes + kOutputs * 128;
+  static constexpr int kSumStride =
+      kOutputs % 16 == 8 ? kOutputs : kOutputs + 8;
+  static constexpr int kPartFloats = kRows * kSumStride;
+  static constexpr int kRings = kParts * kStages * kStageBytes;
+  static constexpr int kSums = kDecodeMatmulMaxSplits * kPartFloats * 4;
+  static constexpr int kRingBytes = kRings > kSums ? kRings : kSums;
+  static constexpr int kSharedBytes = kRingBytes + 16 * kParts * kStages + 1024;
+  static_assert(kHalf % 8 == 0 && kSharedBytes <= 227 * 1024);
+};
+
+// Grid: (tiles of outputs, tiles of rows).
+//
+// Weights do not wait for the kernel before.
+template <typename T, typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    parts_kernel(const __grid_constant__ TileArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ char unaligned[];
+  LaunchDependents();
+  const DecodeMatmulParams& p = args.p;
+  const uint32_t memory = (SharedAddress(unaligned) + 1023) / 1024 * 1024;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  // Of warpgroups and of the warps that bring in, which are the last.
+  const bool copies = warp >= 4 * S::kParts;
+  const int mine = copies ? warp - 4 * S::kParts : warp / 4;
+  const uint32_t ring = memory + mine * S::kStages * S::kStageBytes;
+  const uint32_t full = memory + S::kRingBytes + 16 * mine * S::kStages;
+  const uint32_t empty = full + 8 * S::kStages;
+  const int first_output = static_cast<int>(blockIdx.x) * S::kOutputs;
+  const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
+  const int inputs = static_cast<int>(p.inputs);
+  const auto begin_of = [&](int part) {
+    return DecodeMatmulSplitBegin(inputs, kDecodeMatmulMaxSplits, part);
+  };
+  const auto stages_of = [&](int part) {
+    return (begin_of(part + 1) - begin_of(part) + kStageInputs - 1) /
+           kStageInputs;
+  };
+  if (copies && lane == 0) {
+    for (int s = 0; s < S::kStages; ++s) {
+      BarrierInit(full + 8 * s, 1);
+      BarrierInit(empty + 8 * s, 1);
+    }
+    BarrierInitFence();
+  }
+  __syncthreads();
+
+  float acc[S::kTurns][S::kColumns][4];
+#pragma unroll
+  for (int turn = 0; turn < S::kTurns; ++turn) {
+#pragma unroll
+    for (int i = 0; i < S::kColumns; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) acc[turn][i][j] = 0.0f;
+    }
+  }
+  if (copies) {
+    if (lane == 0) {
+      // The input that stage `stage` of this ring begins with.
+      const int first_stages = stages_of(mine);
+      const int stages = first_stages + stages_of(mine + S::kParts);
+      const auto input_of = [&](int stage) {
+        return stage < first_stages ? begin_of(mine) + stage * kStageInputs
+                                    : begin_of(mine + S::kParts) +
+                                          (stage - first_stages) * kStageInputs;
+      };
+      const auto ask_for_weights = [&](int stage, int slot) {
+        const uint32_t barrier = full + 8 * slot;
+        const uint32_t to = ring + slot * S::kStageBytes + S::kRowBytes;
+        const int at = input_of(stage);
+        BarrierExpect(barrier, S::kStageBytes);
+        if (!p.gate) {
+          CopyBox(to, args.w, at, first_output, 0, barrier);
+          return;
+        }
+        CopyBox(to, args.w, at, first_output / 2, 0, barrier);
+        CopyBox(to + S::kHalf * 128, args.w, at, first_output / 2, 1, barrier);
+      };
+      const auto ask_for_rows = [&](int stage, int slot) {
+        CopyBox(ring + slot * S::kStageBytes, args.x, input_of(stage),
+                first_row, 0, full + 8 * slot);
+      };
+      const int first = min(stages, S::kStages);
+      for (int s = 0; s < first; ++s) ask_for_weights(s, s);
+      WaitForPrevious();
+      for (int s = 0; s < first; ++s) ask_for_rows(s, s);
+      int slot = 0;
+      uint32_t phase = 0;
+      for (int s = first; s < stages; ++s) {
+        BarrierWait(empty + 8 * slot, phase);
+        ask_for_weights(s, slot);
+        ask_for_rows(s, slot);
+        if (++slot == S::kStages) {
+          slot = 0;
+          phase ^= 1;
+        }
+      }
+    }
+    __syncwarp();
+  } else {
+    int slot = 0;
+    uint32_t phase = 0;
+#pragma unroll
+    for (int turn = 0; turn < S::kTurns; ++turn) {
+      const int stages = stages_of(mine + turn * S::kParts);
+#pragma unroll 1
+      for (int stage = 0; stage < stages; ++stage) {
+        BarrierWait(full + 8 * slot, phase);
+        const uint32_t at = ring + slot * S::kStageBytes;
+        const uint64_t a = SwizzledOperand(at);
+        const uint64_t b = SwizzledOperand(at + S::kRowBytes);
+        WgmmaPin(acc[turn]);
+        WgmmaFence();
+        // Beyond the last input there are zeros.
+#pragma unroll
+        for (int k = 0; k < kStageInputs / 16; ++k) {
+          Wgmma<kMajorK, kMajorK>(acc[turn], WgmmaAdvance(a, 32 * k),
+                                  WgmmaAdvance(b, 32 * k), true, T());
+        }
+        WgmmaCommit();
+        WgmmaWait<0>();
+        if (thread % 128 == 0) BarrierArrive(empty + 8 * slot);
+        if (++slot == S::kStages) {
+          slot = 0;
+          phase ^= 1;
+        }
+      }
+      WgmmaPin(acc[turn]);
+    }
+    WaitForPrevious();  // before anything is added or written
+  }
+
+  // ---- results: by way of shared memory, as in tile_matmul.cu ----
+  __syncthreads();
+  auto* const sums =
+      reinterpret_cast<float*>(unaligned + (memory - SharedAddress(unaligned)));
+  if (!copies) {
+#pragma unroll
+    for (int turn = 0; turn < S::kTurns; ++turn) {
+      float* const to = sums + (mine + turn * S::kParts) * S::kPartFloats +
+                        (16 * (warp % 4) + lane / 4) * S::kSumStride +
+                        2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < S::kColumns; ++i) {
+        *reinterpret_cast<float2*>(to + 8 * i) =
+            make_float2(acc[turn][i][0], acc[turn][i][1]);
+        *reinterpret_cast<float2*>(to + 8 * i + 8 * S::kSumStride) =
+            make_float2(acc[turn][i][2], acc[turn][i][3]);
+      }
+    }
+  }
+  __syncthreads();
+  WriteSums<T, S>(p, first_row, first_output, [&](int row, int output) {
+    const float* const at = sums + row * S::kSumStride + output;
+    float4 sum = *reinterpret_cast<const float4*>(at);
+#pragma unroll
+    for (int part = 1; part < kDecodeMatmulMaxSplits; ++part) {
+      sum = Plus(sum,
+                 *reinterpret_cast<const float4*>(at + part * S::kPartFloats));
+    }
+    return sum;
+  });
+#else
+  __trap();  // never launched there
+#endif
+}
+
+template <typename T, typename S>
+cudaError_t Launch(void (*kernel)(TileArgs), const DecodeMatmulParams& p,
+                   cudaStream_t stream) {
+  TileArgs args = {};
+  args.p = p;
+  cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
+  if (error == cudaSuccess) {
+    const int planes = p.gate ? 2 : 1;
+    error = MakeMap(p.w, p.inputs, p.outputs / planes, p.inputs, planes,
+                    p.outputs / planes * p.inputs, S::kOutputs / planes, 1,
+                    &args.w);
+  }
+  if (error == cudaSuccess) {
+    error = MakeMap(p.x, p.x_cols, p.rows, p.x_stride, 1, p.rows * p.x_stride,
+                    S::kRows, 1, &args.x);
+  }
+  if (error != cudaSuccess) return error;
+  return LaunchDependent(
+      kernel,
+      dim3(static_cast<unsigned>((p.outputs + S::kOutputs - 1) / S::kOutputs),
+           static_cast<unsigned>((p.rows + S::kRows - 1) / S::kRows)),
+      S::kThreads, S::kSharedBytes, stream, args);
+}
+
+// With the sizes of T6-XL, 107 blocks of 8532 outputs, and 100 of 1600. (What
+// is fastest was measured; docs/kernels/matmul.md.)
+using Whole128 = WideTile<2, 10, 8>;
+using Whole256 = WideTile<4, 10, 5>;
+using Parts128 = PartsTile<4, 4>;
+using Parts256 = PartsTile<8, 3>;
+
+template <typename T>
+cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
+  const bool few = p.rows <= 128;
+  if (DecodeMatmulSplits(p.outputs) > 1) {
+    return few ? Launch<T, Parts128>(parts_kernel<T, Parts128>, p, stream)
+               : Launch<T, Parts256>(parts_kernel<T, Parts256>, p, stream);
+  }
+  return few ? Launch<T, Whole128>(wide_kernel<T, Whole128>, p, stream)
+             : Launch<T, Whole256>(wide_kernel<T, Whole256>, p, stream);
+}
+
+}  // namespace
+
+cudaError_t LaunchWideMatmul(const DecodeMatmulParams& p, cudaStream_t stream) {
+  return p.type == WeightType::kBFloat16 ? LaunchTyped<__nv_bfloat16>(p, stream)
+                                         : LaunchTyped<__half>(p, stream);
+}
+
+}  // namespace recurve
