@@ -55,7 +55,8 @@ bool HasWholePrompts(const ModelDefinition& model) {
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
     const ModelDefinition& model, std::unique_ptr<Backend> backend,
-    int32_t num_pages, int32_t num_slots, int64_t swap_bytes) {
+    int32_t num_pages, int32_t num_slots, int64_t swap_bytes,
+    bool swap_required) {
   auto decoder = std::unique_ptr<Decoder>(new Decoder(std::move(backend)));
   RECURVE_RETURN_IF_ERROR(decoder->LoadWeights(model));
   Backend& device = *decoder->backend_;
@@ -65,10 +66,14 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
   if (const int64_t bytes = HostBlockBytes(spec); bytes > 0) {
     spec.num_host_blocks = static_cast<int32_t>(
         std::min<int64_t>(swap_bytes / bytes, int64_t{1} << 30));
-    if (swap_bytes > 0 && spec.num_host_blocks < HostBlocksFor(1, spec)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--swap-bytes is ", swap_bytes, "; one sequence of this model takes ",
-          HostBlocksFor(1, spec) * bytes, " at least (0 saves none)"));
+    if (spec.num_host_blocks < HostBlocksFor(1, spec)) {
+      if (swap_bytes > 0 && swap_required) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "--swap-bytes is ", swap_bytes,
+            "; one sequence of this model takes ",
+            HostBlocksFor(1, spec) * bytes, " at least (0 saves none)"));
+      }
+      spec.num_host_blocks = 0;
     }
     if (spec.num_host_blocks > 0) {
       RECURVE_RETURN_IF_ERROR(device.AllocateHost(spec.num_host_blocks, bytes));

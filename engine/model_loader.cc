@@ -291,7 +291,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
         Decoder::Load(model, std::move(backend),
                       static_cast<int32_t>(loaded.capacity.num_pages),
                       static_cast<int32_t>(loaded.capacity.num_slots),
-                      options.swap_bytes));
+                      options.swap_bytes, options.swap_bytes_required));
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "not enough memory for the model with ", loaded.capacity.num_pages,

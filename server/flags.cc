@@ -216,6 +216,7 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
     result.exit_code = 2;
     return result;
   }
+  options.model.swap_bytes_required = app.count("--swap-bytes") > 0;
   options.shutdown_timeout = ToMilliseconds(seconds.shutdown);
   options.step_timeout = ToMilliseconds(seconds.step);
   options.transport.tls_reload = std::chrono::seconds(seconds.tls_reload);

@@ -50,6 +50,9 @@ constexpr std::chrono::milliseconds kLingerTime{2'000};
 constexpr int64_t kMaxLingerBytes = 16 << 20;
 // When no more files can be opened, the next try to accept.
 constexpr std::chrono::milliseconds kAcceptPause{100};
+// When TLS files could not be used, the next look at them: they may have been
+// read between the renaming of a key and that of its certificate.
+constexpr std::chrono::milliseconds kTlsRetry{1'000};
 // Connections above the limit that are told so at a time; more are just closed.
 constexpr int64_t kMaxRefusing = 256;
 // nginx's status for a client that left before its answer was whole.
@@ -616,7 +619,9 @@ void HttpServer::Core::OnAccept(error_code error, tcp::socket socket) {
     return;
   }
   const bool secure = !options_.transport.tls_cert.empty();
-  if (secure && Clock::now() - tls_loaded_ >= options_.transport.tls_reload) {
+  const std::chrono::milliseconds age =
+      tls_ != nullptr ? options_.transport.tls_reload : kTlsRetry;
+  if (secure && Clock::now() - tls_loaded_ >= age) {
     if (const absl::Status status = LoadTls(); !status.ok()) {
       spdlog::error("no HTTP connection is taken: {}",
                     std::string(status.message()));

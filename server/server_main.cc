@@ -75,6 +75,13 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   const CacheSpec spec = model->runner->cache_spec();
   spdlog::info("preempted sequences: {} bytes of host memory to save them in",
                spec.num_host_blocks * HostBlockBytes(spec));
+  if (spec.num_host_blocks == 0 && !options.model.swap_bytes_required) {
+    spdlog::warn(
+        "preempted sequences are computed again: to save one takes {} bytes at "
+        "least (raise --swap-bytes from its default of {})",
+        HostBlocksFor(1, spec) * HostBlockBytes(spec),
+        options.model.swap_bytes);
+  }
   if (capacity.max_model_len_reduced) {
     spdlog::warn(
         "max_model_len is {} and not the model's {}: the factor cache holds no "

@@ -7,7 +7,6 @@
 #include <fstream>
 #include <thread>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -23,16 +22,6 @@ using testing::Not;
 
 using DecodeStream =
     grpc::ClientReaderWriter<v1::DecodeRequest, v1::DecodeResponse>;
-
-std::string Line(const std::string& name, const std::string& key,
-                 const std::string& more = "") {
-  const KeyDigest digest = DigestOfKey(key);
-  return absl::StrCat(
-      name, " sha256=",
-      absl::BytesToHexString(absl::string_view(
-          reinterpret_cast<const char*>(digest.data()), digest.size())),
-      " ", more, "\n");
-}
 
 // A Decode call that has the answer to its first command, and is idle.
 struct IdleDecode {
@@ -161,7 +150,7 @@ class ApiKeysTest : public testing::Test {
 
 TEST_F(ApiKeysTest, EveryCallNeedsAKeyButHealthAndReflection) {
   TestServer server(
-      Options(Line("acme", "right") + Line("ops", "boss", "admin=true")));
+      Options(KeyLine("acme", "right") + KeyLine("ops", "boss", "admin=true")));
   for (const std::string key : {"", "wrong"}) {
     const auto client = Connect(server, key);
     const std::string wanted = key.empty() ? "an API key is needed; expected "
@@ -239,9 +228,9 @@ TEST_F(ApiKeysTest, ClientRefusesKeysThatAreNoHeader) {
 }
 
 TEST_F(ApiKeysTest, StreamsAreLimitedAndComeBackOnEveryPath) {
-  TestServer server(Options(Line("acme", "key", "max_streams=1") +
-                            Line("other", "other") +
-                            Line("ops", "boss", "admin=true")));
+  TestServer server(Options(KeyLine("acme", "key", "max_streams=1") +
+                            KeyLine("other", "other") +
+                            KeyLine("ops", "boss", "admin=true")));
   const auto client = Connect(server, "key");
   const auto channel = server.Channel();
   const auto stub = v1::Inference::NewStub(channel);
@@ -352,7 +341,7 @@ TEST_F(ApiKeysTest, StreamsAreLimitedAndComeBackOnEveryPath) {
 }
 
 TEST_F(ApiKeysTest, DeviceFailuresGiveStreamsBack) {
-  TestServer server(Options(Line("acme", "key", "max_streams=1")));
+  TestServer server(Options(KeyLine("acme", "key", "max_streams=1")));
   server.runner().SetBeforeRun([](const StepBatch&, CacheStorage&) {
     return absl::InternalError("broken");
   });
@@ -364,8 +353,8 @@ TEST_F(ApiKeysTest, DeviceFailuresGiveStreamsBack) {
 // Buckets so slow that what flows in while the test runs does not matter.
 TEST_F(ApiKeysTest, TokensAreLimited) {
   const std::string rate = "tokens_per_second=1 token_burst=2000";
-  TestServer server(Options(Line("a", "a", rate) + Line("b", "b", rate) +
-                            Line("c", "c", rate)));
+  TestServer server(Options(KeyLine("a", "a", rate) + KeyLine("b", "b", rate) +
+                            KeyLine("c", "c", rate)));
   {  // prompt and output count
     const auto request = GreedyRequest(RandomPrompt(1, 1190), 10);
     ASSERT_TRUE(RunRaw(server, request, {"Bearer a"}).status.ok());
@@ -431,7 +420,7 @@ TEST_F(ApiKeysTest, TokensAreLimited) {
 }
 
 TEST_F(ApiKeysTest, TakesChangedKeys) {
-  TestServer server(Options(Line("acme", "old")));
+  TestServer server(Options(KeyLine("acme", "old")));
   const auto before = Connect(server, "old");
   const auto after = Connect(server, "new");
   EXPECT_EQ(Run(*before), absl::OkStatus());
@@ -441,7 +430,7 @@ TEST_F(ApiKeysTest, TakesChangedKeys) {
   // A bad file in between changes nothing (tests/server/tenants_test.cc).
   Write("acme max_streams=0");
   EXPECT_EQ(Run(*before), absl::OkStatus());
-  Write(Line("acme", "new"));
+  Write(KeyLine("acme", "new"));
   EXPECT_TRUE(WaitFor([&] { return Run(*after).ok(); }, 60));
   EXPECT_EQ(Run(*before).code(), absl::StatusCode::kUnauthenticated);
   // A stream that is open runs on.
@@ -451,7 +440,7 @@ TEST_F(ApiKeysTest, TakesChangedKeys) {
 
 TEST_F(ApiKeysTest, SwitchesAreForAdmins) {
   TestServer server(
-      Options(Line("acme", "key") + Line("ops", "boss", "admin=true")));
+      Options(KeyLine("acme", "key") + KeyLine("ops", "boss", "admin=true")));
   const auto client = Connect(server, "key");
   const auto boss = Connect(server, "boss");
   absl::Status aborted;

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <thread>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
@@ -493,24 +492,16 @@ class HttpKeysTest : public testing::Test {
     std::filesystem::rename(path + ".new", path);
     return path;
   }
-  std::string Line(const std::string& name, const std::string& key,
-                   const std::string& more) const {
-    const KeyDigest digest = DigestOfKey(key);
-    return absl::StrCat(
-        name, " sha256=",
-        absl::BytesToHexString(absl::string_view(
-            reinterpret_cast<const char*>(digest.data()), digest.size())),
-        " ", more, "\n");
-  }
 
   std::string folder_;
 };
 
 TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
   ServerOptions options = DemoOptions();
-  options.api_keys_file = Write(
-      "keys", Line("acme", "key", "max_streams=2") +
-                  Line("slow", "slow", "tokens_per_second=1 token_burst=100"));
+  options.api_keys_file =
+      Write("keys",
+            KeyLine("acme", "key", "max_streams=2") +
+                KeyLine("slow", "slow", "tokens_per_second=1 token_burst=100"));
   TestServer server(options);
   const int port = server.server().http_port();
   const json body = {{"prompt", "a"}, {"max_tokens", 2}};

@@ -8,8 +8,11 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
+#include "server/api_keys.h"
 
 namespace recurve {
 
@@ -69,6 +72,39 @@ void TestServer::ExpectIdle() {
   EXPECT_EQ(load.num_requests_waiting(), 0);
   EXPECT_EQ(load.state_slots_used(), 0);
   EXPECT_EQ(load.tpa_pages_used(), 0);
+}
+
+void ExpectNothingLeft(RecurveClient& client) {
+  v1::Load load;
+  EXPECT_TRUE(WaitFor([&] {
+    const auto now = client.GetLoad();
+    if (now.ok()) load = *now;
+    return now.ok() && load.open_streams() == 0 &&
+           load.num_requests_running() == 0 &&
+           load.num_requests_waiting() == 0 && load.state_slots_used() == 0 &&
+           load.tpa_pages_used() == 0;
+  })) << load.ShortDebugString();
+}
+
+std::string KeyLine(const std::string& name, const std::string& key,
+                    const std::string& more) {
+  const KeyDigest digest = DigestOfKey(key);
+  return absl::StrCat(
+      name, " sha256=",
+      absl::BytesToHexString(absl::string_view(
+          reinterpret_cast<const char*>(digest.data()), digest.size())),
+      " ", more, "\n");
+}
+
+double MetricValue(int http_port, const std::string& name) {
+  const std::string text = HttpGet(http_port, "/metrics");
+  const size_t at = text.find("\n" + name + " ");
+  double value = -1;
+  if (at == std::string::npos) return value;
+  const size_t begin = at + name.size() + 2;
+  (void)absl::SimpleAtod(text.substr(begin, text.find('\n', begin) - begin),
+                         &value);
+  return value;
 }
 
 GenerateOutcome Generate(RecurveClient& client,

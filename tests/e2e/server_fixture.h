@@ -43,6 +43,18 @@ class TestServer {
   FaultyRunner* runner_ = nullptr;
 };
 
+// Waits for every stream of the server of `client` to be gone, and for every
+// slot and page to be back.
+void ExpectNothingLeft(RecurveClient& client);
+
+// A tenant's line of an --api-keys-file.
+std::string KeyLine(const std::string& name, const std::string& key,
+                    const std::string& more = "");
+
+// A value of a metric on an HTTP port, labels as they are written; -1 if it is
+// not there.
+double MetricValue(int http_port, const std::string& name);
+
 struct GenerateOutcome {
   absl::Status status;
   Generation generation;

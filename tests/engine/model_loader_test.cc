@@ -150,6 +150,12 @@ TEST_F(ModelLoaderTest, SwapBytesTakeASequenceOrNothing) {
   EXPECT_THAT(Status(), FailsWith(kInvalid, "--swap-bytes is 1; one sequence"));
   options_.swap_bytes = -1;
   EXPECT_THAT(Status(), FailsWith(kInvalid, "--swap-bytes is -1; expected 0"));
+  // A default that is too small saves nothing.
+  options_.swap_bytes = 1;
+  options_.swap_bytes_required = false;
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->runner->cache_spec().num_host_blocks, 0);
 }
 
 TEST_F(ModelLoaderTest, MaxModelLenStaysWithinTheCache) {
