@@ -130,9 +130,11 @@ class Engine {
     StepBatch batch;
     std::vector<BatchEntry> entries;
     Clock::time_point started;
-    // Sequences that decode, and tokens of prompts beside them.
+    // Sequences that decode, tokens of prompts beside them, and how many of
+    // these the pacer has to account for.
     int64_t decoding = 0;
     int64_t prompt_tokens = 0;
+    int64_t paced_tokens = 0;
     // There was something to run ever since the step before it was launched.
     bool follows_work = false;
   };

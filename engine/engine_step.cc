@@ -203,9 +203,9 @@ StepPlan Engine::Plan() const {
     decoding += resident.back().has_work && !resident.back().from_host &&
                 Decodes(*sequence);
   }
-  const bool paced = pending_ != nullptr && pending_->decoding > 0;
+  const bool beside = pending_ != nullptr && pending_->decoding > 0;
   limits.max_prompt_tokens =
-      pacer_.MaxTokens(decoding, paced ? pending_->prompt_tokens : 0);
+      pacer_.MaxTokens(decoding, beside ? pending_->paced_tokens : 0);
   if (limits.max_prompt_tokens > 0) {
     limits.max_prompt_tokens =
         std::max(limits.max_prompt_tokens, limits.chunk_multiple);
@@ -217,6 +217,11 @@ StepPlan Engine::Plan() const {
        static_cast<int64_t>(waiting.size()) < options_.max_num_seqs;
        ++it) {
     waiting.push_back(View(*it->second));
+  }
+  for (auto* views : {&resident, &waiting}) {
+    for (SequenceView& view : *views) {
+      view.paced = pacer_.Paces(decoding, view.num_tokens - view.num_computed);
+    }
   }
   const CacheStats cache = cache_.stats();
   return PlanStep(limits, cache.pages.free, cache.slots.free, resident,
@@ -328,10 +333,15 @@ absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   step->started = started;
   step->follows_work = std::exchange(worked_, true);
   for (const StepPlan::Entry& entry : plan.entries) {
-    if (Decodes(*sequences_.at(entry.id))) {
-      ++step->decoding;
-    } else {
-      step->prompt_tokens += entry.num_tokens;
+    step->decoding += Decodes(*sequences_.at(entry.id));
+  }
+  for (const StepPlan::Entry& entry : plan.entries) {
+    const Sequence& sequence = *sequences_.at(entry.id);
+    if (Decodes(sequence)) continue;
+    step->prompt_tokens += entry.num_tokens;
+    if (pacer_.Paces(step->decoding, sequence.launched_tokens() -
+                                         sequence.launched_computed())) {
+      step->paced_tokens += entry.num_tokens;
     }
   }
   RECURVE_RETURN_IF_ERROR(BuildBatch(plan, step.get()));
@@ -383,7 +393,7 @@ void Engine::Step() {
     paced = output.device_seconds;
     if (step->follows_work) paced += output.device_idle_seconds;
   }
-  pacer_.OnStep(step->decoding, step->prompt_tokens, paced);
+  pacer_.OnStep(step->decoding, step->prompt_tokens, step->paced_tokens, paced);
   ++counters_.steps_total;
   if (step->follows_work) {
     counters_.device_idle_seconds_total += output.device_idle_seconds;

@@ -24,6 +24,14 @@ bool PromptPacer::Stale(int64_t decoding) const {
          decoding > 2 * measured_ || 2 * decoding < measured_;
 }
 
+bool PromptPacer::Paces(int64_t decoding, int64_t tokens) const {
+  if (max_slowdown_ == 0 || decoding == 0) return false;
+  if (Stale(decoding)) return true;
+  if (token_seconds_ == 0) return tokens > kLeastTokens;
+  return token_seconds_ * static_cast<double>(tokens) >
+         std::max(kShortSeconds, kShortSteps * decode_seconds_);
+}
+
 int64_t PromptPacer::MaxTokens(int64_t decoding, int64_t under_way) const {
   if (max_slowdown_ == 0 || decoding == 0) return kUnlimited;
   double credit = credit_;
@@ -42,9 +50,9 @@ int64_t PromptPacer::MaxTokens(int64_t decoding, int64_t under_way) const {
 }
 
 void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
-                         double seconds) {
+                         int64_t paced_tokens, double seconds) {
   if (max_slowdown_ == 0 || decoding == 0) return;
-  const double expected = token_seconds_ * static_cast<double>(prompt_tokens);
+  const double expected = token_seconds_ * static_cast<double>(paced_tokens);
   if (prompt_tokens == 0) {
     if (Stale(decoding)) {
       decode_seconds_ = seconds;
@@ -59,15 +67,21 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
     decode_seconds_ = std::min(decode_seconds_, seconds);  // can be no more
     const double added = std::max(0.0, seconds - decode_seconds_) /
                          static_cast<double>(prompt_tokens);
-    token_seconds_ =
-        token_seconds_ == 0
-            ? added
-            : token_seconds_ + kTokenWeight * (added - token_seconds_);
+    // Of few tokens, most of what they add is the step's.
+    if (token_seconds_ == 0) {
+      token_seconds_ = added;
+    } else if (prompt_tokens >= kMultiple || added < token_seconds_) {
+      token_seconds_ += kTokenWeight * (added - token_seconds_);
+    }
   }
   const double step = decode_seconds_;
   // A step of decoding alone that takes longer than usual is not the prompts'
   // doing; charged for it, they would never run where many such steps are.
-  const double cost = prompt_tokens == 0 ? std::min(seconds, step) : seconds;
+  double cost = std::min(seconds, step);
+  if (paced_tokens > 0) {
+    cost += (seconds - cost) * static_cast<double>(paced_tokens) /
+            static_cast<double>(prompt_tokens);
+  }
   const double most = std::max(kBurstSeconds, (max_slowdown_ - 1) * step);
   const double least = std::min(credit_, -std::max(kMostOwed * step, expected));
   credit_ = std::clamp(credit_ + max_slowdown_ * step - cost, least, most);

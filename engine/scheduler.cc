@@ -39,7 +39,8 @@ class Planner {
   StepPlan Plan(absl::Span<const SequenceView> waiting) {
     ScheduleResident();
     for (const SequenceView& sequence : Ranked(waiting)) {
-      if (budget_ == 0 || WouldOvertake(sequence) || !Admit(sequence)) break;
+      if (budget_ == 0 || WouldOvertake(sequence)) break;
+      if (!Admit(sequence) && !HeldByPace(sequence)) break;
     }
     if (plan_.entries.empty()) AwaitCopy();
     return std::move(plan_);
@@ -55,9 +56,20 @@ class Planner {
     return s.num_tokens - s.num_computed == 1;
   }
 
+  static bool IsPaced(const SequenceView& s) { return s.paced && !Decodes(s); }
+
+  // Whether it is the bound for paced prompts alone that leaves `s` nothing.
+  bool HeldByPace(const SequenceView& s) const {
+    const int64_t most =
+        std::min({s.num_tokens - s.num_computed, budget_,
+                  limits_.max_chunk_tokens, s.max_step_tokens});
+    return IsPaced(s) && CutChunk(s, most) > 0 &&
+           CutChunk(s, std::min(most, ChunkLimit(s))) <= 0;
+  }
+
   int64_t ChunkLimit(const SequenceView& s) const {
     const int64_t limit = std::min(limits_.max_chunk_tokens, s.max_step_tokens);
-    if (Decodes(s)) return limit;
+    if (!IsPaced(s)) return limit;
     int64_t prompts = std::max<int64_t>(0, prompt_budget_);
     // What is whole cannot be cut. The first of a step may be beyond the bound.
     if (prompts > 0 && prompts == limits_.max_prompt_tokens) {
@@ -69,7 +81,7 @@ class Planner {
   // `tokens` of `s` are computed in this step; or, negative, not after all.
   void Spend(const SequenceView& s, int64_t tokens) {
     budget_ -= tokens;
-    if (!Decodes(s)) prompt_budget_ -= tokens;
+    if (IsPaced(s)) prompt_budget_ -= tokens;
   }
 
   // `tokens` more of `s`, or fewer, so that they end where a step may end.

@@ -19,18 +19,21 @@ namespace recurve {
 //  1. Resident sequences with work run in rank order: one token for those that
 //     decode, a chunk of the prompt for the others. Every decoding sequence has
 //     its token set aside before chunks are cut, so prompts never stall decode.
-//     max_prompt_tokens bounds the chunks together; prompts that get nothing
-//     wait, unless then nothing at all could run. Residents come before those
-//     that wait, whatever their rank: a chunk of a resident's prompt may leave
-//     nothing of these bounds for the first that waits, in one step or in many.
+//     max_prompt_tokens bounds the chunks of paced prompts together; those that
+//     get nothing wait, unless then nothing at all could run. Residents come
+//     before those that wait, whatever their rank: a chunk of a resident's
+//     prompt may leave nothing of these bounds for the first that waits, in one
+//     step or in many.
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.
 //  3. Waiting sequences are admitted in rank order while a slot and the pages
 //     for all their known tokens are free. The first that does not fit stops
 //     admission, so nothing is overtaken and nothing starves; nor is what was
-//     preempted for want of a page in this very step. Idle residents, and
-//     residents of lower priority, are preempted for it if that makes it fit.
+//     preempted for want of a page in this very step. But a paced prompt for
+//     which max_prompt_tokens has nothing left lets others pass. Idle residents,
+//     and residents of lower priority, are preempted for one that waits if that
+//     makes it fit.
 //  4. A sequence whose memory was saved in the host's is admitted like others.
 //     Its copy takes time, so it runs when that has arrived; until then steps
 //     go on without it. If nothing else can run, the step waits for one copy.
@@ -48,8 +51,8 @@ struct SchedulerLimits {
   // tokens, at the end of its whole_tokens, or at its last. page_tokens is 0 or
   // a multiple of it.
   int64_t chunk_multiple = 1;
-  // Tokens of all chunks of a step; 0, or >= chunk_multiple. The first chunk
-  // may have more, where whole_tokens are.
+  // Tokens of all chunks of paced prompts in a step; 0, or >= chunk_multiple.
+  // The first chunk may have more, where whole_tokens are.
   int64_t max_prompt_tokens = std::numeric_limits<int64_t>::max();
 };
 
@@ -68,6 +71,8 @@ struct SequenceView {
   // The most it may compute in a step, when less than the limits allow; >=
   // chunk_multiple.
   int64_t max_step_tokens = std::numeric_limits<int64_t>::max();
+  // Whether its chunks count towards max_prompt_tokens.
+  bool paced = true;
   // So many of its first tokens are computed in one step; within the limits of
   // one, and max_step_tokens while num_computed is less.
   int64_t whole_tokens = 0;

@@ -31,7 +31,7 @@ Outcome Serve(PromptPacer& pacer, Device& device, int steps, int64_t chunk,
   for (int i = 0; i < steps; ++i) {
     const int64_t tokens = std::min(chunk, pacer.MaxTokens(32));
     const double step = device.Seconds(tokens);
-    pacer.OnStep(32, tokens, step);
+    pacer.OnStep(32, tokens, tokens, step);
     device.token += growth * static_cast<double>(tokens);
     seconds += step;
     all += tokens;
@@ -41,7 +41,7 @@ Outcome Serve(PromptPacer& pacer, Device& device, int steps, int64_t chunk,
 
 TEST(PromptPacerTest, WithoutALimitOrDecodingEverythingGoes) {
   PromptPacer off(0);
-  off.OnStep(3, 0, 1.0);
+  off.OnStep(3, 0, 0, 1.0);
   EXPECT_EQ(off.MaxTokens(3), PromptPacer::kUnlimited);
   const PromptPacer pacer(2);
   EXPECT_EQ(pacer.MaxTokens(0), PromptPacer::kUnlimited);
@@ -50,7 +50,7 @@ TEST(PromptPacerTest, WithoutALimitOrDecodingEverythingGoes) {
 TEST(PromptPacerTest, MeasuresDecodingFirst) {
   PromptPacer pacer(2);
   EXPECT_EQ(pacer.MaxTokens(32), 0);
-  pacer.OnStep(32, 0, 0.003);
+  pacer.OnStep(32, 0, 0, 0.003);
   EXPECT_EQ(pacer.MaxTokens(32), PromptPacer::kLeastTokens);
   // Far more or fewer sequences: what was measured tells nothing.
   EXPECT_EQ(pacer.MaxTokens(65), 0);
@@ -87,7 +87,7 @@ TEST(PromptPacerTest, KeepsTheMeanWhereStepsRunAhead) {
       for (int i = 0; i < kSteps; ++i) {
         const int64_t next =
             std::min<int64_t>(2048, pacer.MaxTokens(32, under_way));
-        pacer.OnStep(32, under_way, device.Seconds(under_way));
+        pacer.OnStep(32, under_way, under_way, device.Seconds(under_way));
         seconds += device.Seconds(under_way);
         under_way = next;
       }
@@ -101,11 +101,11 @@ TEST(PromptPacerTest, KeepsTheMeanWhereStepsRunAhead) {
 
 TEST(PromptPacerTest, WhatIsUnderWayIsSpent) {
   PromptPacer pacer(2);
-  pacer.OnStep(32, 0, 0.003);
+  pacer.OnStep(32, 0, 0, 0.003);
   // What a token costs is not known before the first chunk is done.
   EXPECT_EQ(pacer.MaxTokens(32), PromptPacer::kLeastTokens);
   EXPECT_EQ(pacer.MaxTokens(32, 256), 0);
-  pacer.OnStep(32, 256, 0.003 + 256 * 100e-6);
+  pacer.OnStep(32, 256, 256, 0.003 + 256 * 100e-6);
   EXPECT_GT(pacer.MaxTokens(32), 700);
   EXPECT_LT(pacer.MaxTokens(32, 512), pacer.MaxTokens(32));
   EXPECT_EQ(pacer.MaxTokens(32, 1024), 0);
@@ -130,10 +130,57 @@ TEST(PromptPacerTest, UnevenStepsDoNotHoldPromptsUp) {
   for (int64_t i = 0; i < 20000; ++i) {
     const double decode = i % 5 < 3 ? 0.0065 : 0.005;
     const int64_t tokens = std::min<int64_t>(2048, pacer.MaxTokens(32));
-    pacer.OnStep(32, tokens, decode + 20e-6 * static_cast<double>(tokens));
+    pacer.OnStep(32, tokens, tokens,
+                 decode + 20e-6 * static_cast<double>(tokens));
     if (tokens > 0) last = i;
   }
   EXPECT_GT(last, 19000);
+}
+
+TEST(PromptPacerTest, ShortPromptsAreNotPaced) {
+  PromptPacer pacer(2);
+  EXPECT_TRUE(pacer.Paces(32, 1));  // decoding has to be measured
+  EXPECT_FALSE(pacer.Paces(0, 1 << 20));
+  pacer.OnStep(32, 0, 0, 0.001);
+  EXPECT_FALSE(pacer.Paces(32, 256));
+  EXPECT_TRUE(pacer.Paces(32, 257));
+  pacer.OnStep(32, 256, 0, 0.001 + 256 * 50e-6);
+  EXPECT_FALSE(pacer.Paces(32, 999));  // 50 ms
+  EXPECT_TRUE(pacer.Paces(32, 1001));
+  // A few tokens say nothing of what one costs.
+  for (int i = 0; i < 10; ++i) pacer.OnStep(32, 8, 0, 0.005);
+  EXPECT_FALSE(pacer.Paces(32, 999));
+  // Where a step takes long, more is short: 16 steps.
+  PromptPacer slow(2);
+  slow.OnStep(32, 0, 0, 0.01);
+  slow.OnStep(32, 256, 256, 0.01 + 256 * 50e-6);
+  EXPECT_FALSE(slow.Paces(32, 3199));
+  EXPECT_TRUE(slow.Paces(32, 3201));
+  EXPECT_FALSE(PromptPacer(0).Paces(32, 1 << 20));
+}
+
+// Long prompts get their share beside any number of short ones.
+TEST(PromptPacerTest, ShortPromptsAreNotCharged) {
+  PromptPacer pacer(2);
+  const Device device;
+  double added = 0;
+  int64_t paced = 0;
+  constexpr int kSteps = 5000;
+  for (int i = 0; i < kSteps; ++i) {
+    const int64_t tokens = std::min<int64_t>(2048, pacer.MaxTokens(32));
+    // While decoding has to be measured, they wait, too.
+    const int64_t others = pacer.Paces(32, 500) ? 0 : 500;
+    const double seconds = device.Seconds(tokens + others);
+    pacer.OnStep(32, tokens + others, tokens, seconds);
+    if (tokens > 0) {
+      added += (seconds - device.decode) * static_cast<double>(tokens) /
+               static_cast<double>(tokens + others);
+    }
+    paced += tokens;
+  }
+  EXPECT_LE(added / kSteps, 1.02 * device.decode);
+  EXPECT_GE(added / kSteps, 0.85 * device.decode);
+  EXPECT_GT(paced, 0);
 }
 
 // Thirty-two short prompts at once, after a while without: at full speed.
@@ -142,12 +189,12 @@ TEST(PromptPacerTest, ShortBurstsAreNotHeldUp) {
   Device device;
   device.token = 8e-6;
   Serve(pacer, device, 100, 256);  // all is spent
-  for (int i = 0; i < 100; ++i) pacer.OnStep(32, 0, device.decode);
+  for (int i = 0; i < 100; ++i) pacer.OnStep(32, 0, 0, device.decode);
   int64_t left = 32 * 256;
   int steps = 0;
   for (; left > 0 && steps < 100; ++steps) {
     const int64_t tokens = std::min(left, pacer.MaxTokens(32));
-    pacer.OnStep(32, tokens, device.Seconds(tokens));
+    pacer.OnStep(32, tokens, tokens, device.Seconds(tokens));
     left -= tokens;
   }
   EXPECT_LE(steps, 3);
@@ -166,7 +213,7 @@ TEST(PromptPacerTest, AHiccupStopsPromptsForAWhileOnly) {
   PromptPacer pacer(2);
   Device device;
   Serve(pacer, device, 100, 512);
-  pacer.OnStep(32, 256, 10.0);  // 3000 steps' time
+  pacer.OnStep(32, 256, 256, 10.0);  // 3000 steps' time
   EXPECT_EQ(pacer.MaxTokens(32), 0);
   EXPECT_GT(Serve(pacer, device, 100, 512).tokens, 0);
 }
@@ -179,7 +226,7 @@ TEST(PromptPacerTest, AnswersAreMultiples) {
     const int64_t tokens = pacer.MaxTokens(32);
     EXPECT_EQ(tokens % PromptPacer::kMultiple, 0);
     EXPECT_TRUE(tokens == 0 || tokens >= PromptPacer::kLeastTokens);
-    pacer.OnStep(32, tokens, device.Seconds(tokens));
+    pacer.OnStep(32, tokens, tokens, device.Seconds(tokens));
   }
 }
 

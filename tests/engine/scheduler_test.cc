@@ -134,19 +134,45 @@ TEST(SchedulerTest, ChunksEndAtMultiplesOrWithTheLastToken) {
 TEST(SchedulerTest, BoundsPromptsTogether) {
   SchedulerLimits limits = kLimits;
   limits.max_prompt_tokens = 50;
-  EXPECT_THAT(
-      Plan(limits, 10, 4,
-           {Prefilling(1, 90), Decoding(2, 5), Prefilling(3, 30),
-            Decoding(4, 5)},
-           {Waiting(5, 20), Waiting(6, 1)})
-          .entries,
-      ElementsAre(Entry{1, 40}, Entry{2, 1}, Entry{3, 10}, Entry{4, 1}));
-  // Those that decode go on without any; and nobody overtakes.
+  EXPECT_THAT(Plan(limits, 10, 4,
+                   {Prefilling(1, 90), Decoding(2, 5), Prefilling(3, 30),
+                    Decoding(4, 5)},
+                   {Waiting(5, 20), Waiting(6, 1)})
+                  .entries,
+              ElementsAre(Entry{1, 40}, Entry{2, 1}, Entry{3, 10}, Entry{4, 1},
+                          Entry{6, 1}));
+  // Those that decode go on without any, and so does who has no prompt.
   limits.max_prompt_tokens = 0;
   const StepPlan plan = Plan(limits, 10, 4, {Prefilling(1, 90), Decoding(2, 5)},
                              {Waiting(5, 20), Waiting(6, 1)});
-  EXPECT_THAT(plan.entries, ElementsAre(Entry{2, 1}));
-  EXPECT_THAT(plan.admit, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{2, 1}, Entry{6, 1}));
+  EXPECT_THAT(plan.admit, ElementsAre(6));
+}
+
+TEST(SchedulerTest, BoundsPacedPromptsOnly) {
+  const auto unpaced = [](SequenceView view) {
+    view.paced = false;
+    return view;
+  };
+  SchedulerLimits limits = kLimits;
+  limits.max_prompt_tokens = 50;
+  EXPECT_THAT(
+      Plan(limits, 10, 4,
+           {unpaced(Prefilling(1, 90)), Prefilling(2, 90), Prefilling(3, 30)},
+           {})
+          .entries,
+      ElementsAre(Entry{1, 40}, Entry{2, 40}, Entry{3, 10}));
+  // One that the bound holds up lets others pass, not one that wants memory.
+  limits.max_prompt_tokens = 0;
+  EXPECT_THAT(Plan(limits, 10, 4, {Decoding(2, 5)},
+                   {Waiting(3, 30), unpaced(Waiting(4, 20)), Waiting(5, 20),
+                    unpaced(Waiting(6, 10))})
+                  .entries,
+              ElementsAre(Entry{2, 1}, Entry{4, 20}, Entry{6, 10}));
+  EXPECT_THAT(Plan(limits, 3, 4, {Decoding(2, 5)},
+                   {unpaced(Waiting(4, 60)), unpaced(Waiting(6, 10))})
+                  .entries,
+              ElementsAre(Entry{2, 1}));
 }
 
 TEST(SchedulerTest, PromptsRunWhereNothingElseCan) {

@@ -136,6 +136,7 @@ class Simulation {
       s.view.has_work = !s.asleep;
       // A copy arrives sooner or later.
       if (s.resident && random_.Chance(0.5)) s.view.from_host = false;
+      s.view.paced = random_.Chance(0.7);
       work |= s.view.has_work;
       if (s.resident) {
         resident.push_back(s.view);

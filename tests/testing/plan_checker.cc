@@ -1,6 +1,7 @@
 #include "tests/testing/plan_checker.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -58,6 +59,9 @@ class Checker {
   }
   bool Preempted(uint64_t id) const { return preempted_.count(id) > 0; }
   bool Runs(uint64_t id) const { return entries_.count(id) > 0; }
+  static bool IsPaced(const SequenceView& s) {
+    return s.paced && s.num_tokens - s.num_computed > 1;
+  }
 
   absl::Status ApplyMemory() {
     for (uint64_t id : plan_.preempt) {
@@ -102,9 +106,8 @@ class Checker {
       if (s.num_computed < s.whole_tokens && end < s.whole_tokens)
         return Broken("what is whole is computed in one step", entry.id);
       tokens_left_ -= entry.num_tokens;
-      if (s.num_tokens - s.num_computed > 1) {
-        prompt_tokens_left_ -= entry.num_tokens;
-      }
+      if (IsPaced(s)) prompt_tokens_left_ -= entry.num_tokens;
+      only_paced_ &= IsPaced(s);
       if (!admitted) {
         const int64_t pages = Missing(s, s.num_computed + entry.num_tokens);
         pages_left_ -= pages;
@@ -153,16 +156,18 @@ class Checker {
   }
 
   absl::Status CheckAdmission() const {
-    for (size_t i = 0; i < waiting_.size(); ++i) {
-      const SequenceView& s = waiting_[i];
+    bool overtaken = false;  // one that may not be
+    // One was held up by the bound for paced prompts, or by want of tokens:
+    // then it stops those behind it.
+    bool perhaps_stopped = false;
+    for (const SequenceView& s : waiting_) {
       if (admitted_.count(s.id) > 0) {
-        if (i > 0 && admitted_.count(waiting_[i - 1].id) == 0)
-          return Broken("nothing that waits is overtaken", s.id);
+        if (overtaken) return Broken("nothing that waits is overtaken", s.id);
         if (BehindAVictim(s))
           return Broken("nothing that is preempted is overtaken", s.id);
         continue;
       }
-      if (i > 0 && admitted_.count(waiting_[i - 1].id) == 0) continue;
+      if (overtaken) continue;
       const int64_t least =
           s.num_computed < s.whole_tokens
               ? std::max(std::min(s.num_tokens, limits_.chunk_multiple),
@@ -170,10 +175,20 @@ class Checker {
               : std::min(s.num_tokens - s.num_computed,
                          limits_.chunk_multiple -
                              s.num_computed % limits_.chunk_multiple);
-      const bool paced =
-          s.num_tokens - s.num_computed > 1 && prompt_tokens_left_ < least;
-      if (tokens_left_ >= least && !paced && !BehindAVictim(s) && CouldFit(s))
+      const bool held = IsPaced(s) && prompt_tokens_left_ < least;
+      // A victim's chunk, taken back, may have left something of the bound to
+      // one that had its turn before.
+      const bool perhaps_held =
+          IsPaced(s) && !preempted_.empty() &&
+          limits_.max_prompt_tokens < std::numeric_limits<int64_t>::max();
+      if (held || perhaps_held) {
+        perhaps_stopped |= !held || tokens_left_ < least || only_paced_;
+        continue;
+      }
+      if (perhaps_stopped) continue;
+      if (tokens_left_ >= least && !BehindAVictim(s) && CouldFit(s))
         return Broken("what fits is admitted", s.id);
+      overtaken = true;
     }
     return absl::OkStatus();
   }
@@ -224,8 +239,7 @@ class Checker {
     }
     // The copy of one that waits for it goes on by itself; and it may be a
     // prompt that waits for its turn while others run.
-    const bool paced = highest != nullptr &&
-                       highest->num_tokens - highest->num_computed > 1 &&
+    const bool paced = highest != nullptr && IsPaced(*highest) &&
                        limits_.max_prompt_tokens < limits_.chunk_multiple &&
                        !plan_.entries.empty();
     if (highest != nullptr && !Runs(highest->id) && !paced &&
@@ -246,6 +260,8 @@ class Checker {
   int64_t slots_left_;
   int64_t tokens_left_;
   int64_t prompt_tokens_left_;
+  // Nothing but paced prompts runs: the bound for them may have been lifted.
+  bool only_paced_ = true;
   const StepPlan& plan_;
   std::map<uint64_t, SequenceView> resident_;  // `pages` as after the plan
   std::vector<SequenceView> waiting_;          // in rank order
