@@ -13,7 +13,8 @@ struct EngineOptions {
   int64_t max_num_batched_tokens = 512;  // tokens in a step
   int64_t max_chunk_tokens = 512;  // prompt tokens of one sequence in a step
   // How many times longer than alone sequences that decode may wait for a
-  // token, on average, while prompts are computed; 0: no limit. prompt_pacer.h
+  // token, on average, while long prompts are computed; 0: no limit.
+  // prompt_pacer.h
   double max_decode_slowdown = 0;
   int64_t max_model_len = 0;           // tokens of a sequence; 0: as the model
   int64_t max_queued_requests = 1024;  // waiting for their first admission

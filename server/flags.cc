@@ -117,7 +117,7 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens");
   Add(app, "max-decode-slowdown", o.engine.max_decode_slowdown,
       "How many times longer than alone running sequences may wait for a "
-      "token, on average, while prompts are computed; 0: no limit");
+      "token, on average, while long prompts are computed; 0: no limit");
   Add(app, "max-queued-requests", o.engine.max_queued_requests,
       "Requests that may wait beyond max-num-seqs");
   Add(app, "kv-pool-bytes", o.model.kv_pool_bytes,
