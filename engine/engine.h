@@ -32,9 +32,9 @@ namespace recurve {
 //
 // A step is: take what came in, plan, launch, wait, commit. Where the runner
 // allows it, the next step is launched before the last one is waited for, so
-// that the device is never idle: sequences go on with tokens that only the
-// device knows yet. What such a step computed for a sequence that had ended is
-// thrown away. The tokens of a sequence do not depend on what else is there.
+// that the device is hardly ever idle: sequences go on with tokens that only
+// the device knows yet. What such a step computed for a sequence that had ended
+// is thrown away. The tokens of a sequence do not depend on what else is there.
 //
 // Thread safety: the public methods may be called from any thread, also from
 // within EventSink calls.

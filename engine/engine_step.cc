@@ -13,6 +13,9 @@
 namespace recurve {
 namespace {
 
+// Sequences that wait and are looked at for a step, at most, in max_num_seqs.
+constexpr int64_t kMaxScan = 4;
+
 // One token will be left to compute when what is under way is done: what the
 // scheduler takes for decoding.
 bool Decodes(const Sequence& sequence) {
@@ -179,6 +182,7 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.pages =
       sequence.lease ? static_cast<int64_t>(sequence.lease->pages().size()) : 0;
   view.has_work = sequence.HasWork() && !sequence.stalled;
+  view.ending = sequence.in_flight() && !view.has_work;
   view.from_host = FromHost(sequence);
   // A step hands all rows that a command wants to its stream at once.
   if (sequence.wants_all_logits()) {
@@ -210,18 +214,24 @@ StepPlan Engine::Plan() const {
     limits.max_prompt_tokens =
         std::max(limits.max_prompt_tokens, limits.chunk_multiple);
   }
-  // No more than these can be admitted in one step.
+  const auto paces = [&](const Sequence& sequence) {
+    return pacer_.Paces(decoding, sequence.prompt_work());
+  };
+  size_t next = 0;
+  for (const Sequence* sequence : resident_)
+    resident[next++].paced = paces(*sequence);
+  // No more than max_num_seqs can be admitted in one step; of those that may be
+  // held up as many again, so that they do not hide who may pass.
   std::vector<SequenceView> waiting;
+  int64_t seen[2] = {};  // not paced, paced
   for (auto it = waiting_.begin();
-       it != waiting_.end() &&
-       static_cast<int64_t>(waiting.size()) < options_.max_num_seqs;
+       it != waiting_.end() && seen[0] < options_.max_num_seqs &&
+       seen[0] + seen[1] < kMaxScan * options_.max_num_seqs;
        ++it) {
+    const bool paced = paces(*it->second);
+    if (seen[paced]++ >= options_.max_num_seqs) continue;
     waiting.push_back(View(*it->second));
-  }
-  for (auto* views : {&resident, &waiting}) {
-    for (SequenceView& view : *views) {
-      view.paced = pacer_.Paces(decoding, view.num_tokens - view.num_computed);
-    }
+    waiting.back().paced = paced;
   }
   const CacheStats cache = cache_.stats();
   return PlanStep(limits, cache.pages.free, cache.slots.free, resident,
@@ -339,10 +349,8 @@ absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
     const Sequence& sequence = *sequences_.at(entry.id);
     if (Decodes(sequence)) continue;
     step->prompt_tokens += entry.num_tokens;
-    if (pacer_.Paces(step->decoding, sequence.launched_tokens() -
-                                         sequence.launched_computed())) {
+    if (pacer_.Paces(step->decoding, sequence.prompt_work()))
       step->paced_tokens += entry.num_tokens;
-    }
   }
   RECURVE_RETURN_IF_ERROR(BuildBatch(plan, step.get()));
   RECURVE_RETURN_IF_ERROR(runner_->Launch(step->batch));

@@ -16,10 +16,10 @@ namespace recurve {
 // It measures: d, the time of a step of decoding alone, and what a prompt's
 // token adds to a step. A step of time t beside d leaves max_slowdown · d - t
 // to be spent, or owed: while something is owed, steps have no long prompts. Up
-// to kBurstSeconds are saved. A chunk is as large as what may be spent pays
-// for, but never so small that its fixed costs are most of it (kLeastTokens);
-// such a chunk is paid for afterwards. What short prompts add to a step is not
-// charged.
+// to kBurstSeconds, or what one step leaves, are saved. A chunk is as large as
+// what may be spent pays for, but never so small that its fixed costs are most
+// of it (kLeastTokens); such a chunk is paid for afterwards. What short prompts
+// add to a step is not charged.
 //
 // The cut of a prompt into chunks changes no token, so neither do clocks.
 //
@@ -38,7 +38,7 @@ class PromptPacer {
   // max_slowdown: 0, no limit; else more than 1.
   explicit PromptPacer(double max_slowdown);
 
-  // Whether a prompt with so many tokens left is paced beside `decoding`
+  // Whether a prompt of so many tokens to compute is paced beside `decoding`
   // sequences. Every one is while d has to be measured.
   bool Paces(int64_t decoding, int64_t tokens) const;
   // Tokens of paced prompts in the next step, at most, beside `decoding`

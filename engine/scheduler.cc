@@ -29,7 +29,9 @@ class Planner {
         resident_(Ranked(resident)) {
     // Victims are taken from the back: the lowest in rank, idle ones last of
     // all.
-    victims_ = resident_;
+    for (const SequenceView& s : resident_) {
+      if (!s.ending) victims_.push_back(s);
+    }
     std::stable_sort(victims_.begin(), victims_.end(),
                      [](const SequenceView& a, const SequenceView& b) {
                        return a.has_work > b.has_work;
@@ -232,7 +234,9 @@ class Planner {
   // Whether nothing else would be resident after taking `taken` victims.
   bool IsAlone(int64_t taken) const {
     return plan_.admit.empty() &&
-           taken == static_cast<int64_t>(victims_.size());
+           taken == static_cast<int64_t>(victims_.size()) &&
+           std::none_of(resident_.begin(), resident_.end(),
+                        [](const SequenceView& s) { return s.ending; });
   }
 
   // Drops a lower-priority sequence from this step, since its memory is taken.

@@ -27,19 +27,21 @@ namespace recurve {
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.
+//     Nothing is taken from those that may be about to end by themselves.
 //  3. Waiting sequences are admitted in rank order while a slot and the pages
 //     for all their known tokens are free. The first that does not fit stops
 //     admission, so nothing is overtaken and nothing starves; nor is what was
 //     preempted for want of a page in this very step. But a paced prompt for
-//     which max_prompt_tokens has nothing left lets others pass. Idle residents,
-//     and residents of lower priority, are preempted for one that waits if that
-//     makes it fit.
+//     which max_prompt_tokens has nothing left lets others pass. Idle
+//     residents, and residents of lower priority, are preempted for one that
+//     waits if that makes it fit.
 //  4. A sequence whose memory was saved in the host's is admitted like others.
 //     Its copy takes time, so it runs when that has arrived; until then steps
 //     go on without it. If nothing else can run, the step waits for one copy.
 // The highest in rank of the residents proceeds, or its copy does, in this step
 // or once max_prompt_tokens lets it, and what does not fit an empty server is
-// refused before it gets here; so every sequence finishes.
+// refused before it gets here; so every sequence finishes. (While some are
+// about to end, a plan may be empty: the next, after that, is not.)
 
 struct SchedulerLimits {
   // Tokens in a step; >= max_sequences + chunk_multiple - 1.
@@ -65,6 +67,9 @@ struct SequenceView {
   int64_t num_computed;  // of these, already in the cache
   int64_t pages;         // held
   bool has_work;  // wants to run now; false: idle or its client is stalled
+  // Without work, but a step that it is in is under way: it may be about to
+  // end, and is no victim. REQUIRES: !has_work.
+  bool ending = false;
   // What is computed is in the host's memory, or on its way from there: pages
   // for all known tokens are held already. A step with it would wait.
   bool from_host = false;

@@ -64,6 +64,7 @@ bool Sequence::StartNextCommand() {
     saved.reset();
     num_computed_ = 0;
   }
+  prompt_work_ = num_tokens() - num_computed_;
   logits_mode_ = command.logits;
   stop_reason_.reset();
   active_ = true;
@@ -195,6 +196,7 @@ void Sequence::Preempt(std::optional<SavedSequence> copy) {
   saved = std::move(copy);
   if (!saved) {
     num_computed_ = 0;
+    prompt_work_ = num_tokens();
     held.reset();  // it will be drawn again, the same
   }
   ++preemptions_;

@@ -85,6 +85,9 @@ class Sequence {
     return num_computed_ + tokens_in_flight_;
   }
   bool in_flight() const { return tokens_in_flight_ > 0; }
+  // Tokens that there were to compute when the active command began, or when
+  // what was computed was lost.
+  int64_t prompt_work() const { return prompt_work_; }
   // Whether the active command will have anything to compute then. If a sample
   // is in flight: as long as it does not end the command.
   bool HasWork() const;
@@ -167,6 +170,7 @@ class Sequence {
   std::vector<int32_t> prompt_;   // those the client appended
   std::vector<int32_t> output_;   // those generated
   int64_t num_computed_ = 0;
+  int64_t prompt_work_ = 0;
   int64_t tokens_in_flight_ = 0;
   int64_t samples_in_flight_ = 0;
   int32_t sample_in_flight_ = -1;  // the latest

@@ -131,8 +131,8 @@ struct Metrics::Families {
       "computed is computed again.");
   Counter& device_idle = MakeCounter(
       r, "device_idle_seconds_total",
-      "Time between two steps in which the GPU did nothing though there was "
-      "something to run; 0 on the CPU.");
+      "Time between two steps in which no kernel of a step ran on the GPU "
+      "though there was something to run; 0 on the CPU.");
   Gauge& swap_used = MakeGauge(
       r, "swap_bytes", "Host memory that preempted sequences are saved in.",
       {{"state", "used"}});

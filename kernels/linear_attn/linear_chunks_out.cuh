@@ -40,8 +40,9 @@ struct Writer {
   }
 
   // λ^(i−j) (q̃_i · k̃_j) for j <= i, as a factor: of warp kWarp, whose tokens
-  // are 16 kWarp and on. What comes later may be infinite: it is left out, not
-  // multiplied by 0.
+  // are 16 kWarp and on. The product with a later key may be infinite: it is
+  // left out, not multiplied by 0. (A value that is not finite spoils all
+  // outputs of its chunk, being multiplied by that 0.)
   template <int kWarp>
   __device__ __forceinline__ void WeighWarp(const Weights& weights,
                                             const float (&scores)[32],

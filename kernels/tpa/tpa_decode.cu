@@ -16,14 +16,21 @@ bool ValidOut(const TpaCudaDecodeParams& p) {
          reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
 }
 
+// What copies pages goes by the plan, what multiplies by the instance.
+bool ValidEarlyKeys(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
+  if (plan.early_keys == 0) return true;
+  const auto rank = static_cast<int>(p.shape.kv_rank);
+  const int tiles = kTpaVariants[plan.variant].value_tiles;
+  return rank <= 2 && plan.early_keys == TpaEarlyRanks(tiles, rank) &&
+         plan.stages >= rank + plan.early_keys;
+}
+
 bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   const TpaPageLayout layout(p.shape, TpaPageOrder::kOctets);
   const bool split = plan.form == TpaDecodeForm::kParallelBn;
   return TpaDecodeSupports(p.shape) && ValidOut(p) && plan.blocks > 0 &&
          p.rows > 0 && p.rows <= kTpaMaxRows &&
-         (split || plan.blocks == p.rows) &&
-         (plan.early_keys == 0 ||
-          plan.stages >= p.shape.kv_rank + plan.early_keys) &&
+         (split || plan.blocks == p.rows) && ValidEarlyKeys(p, plan) &&
          plan.groups * plan.group_octets * plan.head_blocks >=
              p.new_tokens * TpaHeadOctets(p.shape) &&
          p.cache.page_stride % 8 == 0 &&

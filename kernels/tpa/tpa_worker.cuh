@@ -520,9 +520,9 @@ class TpaWorker {
   }
 
   // Merges what WritePartial has written to `slot`, of the row's segments
-  // before this one, into what is at hand. Each thread reads what it, or its
-  // fellow in the other lane, has written: the block's turn barriers are
-  // enough.
+  // before this one, into what is at hand. Maxima and sums are written by one
+  // warp for all: between the writing and this there is a page, with its vote
+  // of all the lane's threads; and between lanes a turn barrier.
   __device__ __forceinline__ void FoldSegments(int slot, State& state) {
     const int64_t width = args_.scratch.slot_width;
     const int64_t column =

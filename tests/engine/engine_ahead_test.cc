@@ -62,6 +62,31 @@ TEST_F(EngineAheadTest, EveryStepButTheFirstIsFed) {
   EXPECT_TRUE(IsIdle(*engine_));
 }
 
+// Who waits for memory takes none from who is about to give it back, which
+// would be for a step that cannot be launched ahead.
+TEST_F(EngineAheadTest, AQueueDoesNotHoldStepsUp) {
+  fake_.num_slots = 2;
+  fake_.num_pages = 6;
+  Start();
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  std::vector<Script> scripts;
+  int64_t drawn_later = 0;
+  for (int i = 0; i < 12; ++i) {
+    const int count = i == 0 ? 150 : 5 + i;
+    scripts.push_back(Script::Generate(Prompt(20 + i, i + 1), count));
+    sinks.push_back(std::make_shared<RecordingSink>());
+    drawn_later += count - 1;
+    ASSERT_TRUE(Submit(*engine_, scripts.back(), sinks.back()).ok());
+  }
+  for (size_t i = 0; i < scripts.size(); ++i) {
+    const StreamRecord record = sinks[i]->WaitEnd();
+    EXPECT_EQ(record.violation, "");
+    EXPECT_EQ(record.tokens, Expected(scripts[i]).tokens);
+  }
+  EXPECT_EQ(fed_, drawn_later);
+  EXPECT_TRUE(IsIdle(*engine_));
+}
+
 TEST_F(EngineAheadTest, AStepBeyondTheEndIsThrownAway) {
   for (uint64_t seed = 1; seed < 30; ++seed) {
     Script script = Script::Generate(Prompt(10, seed), 200);

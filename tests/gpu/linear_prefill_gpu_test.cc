@@ -307,7 +307,41 @@ TEST_F(LinearPrefillGpuTest, ARowAloneHasTheSameBits) {
   }
 }
 
-// A value that is not finite spoils nothing before it.
+// Alone, a row's blocks take turns with its chunks, many times around their
+// rings; in the batch they do not.
+TEST_F(LinearPrefillGpuTest, ALongRowAloneHasTheSameBits) {
+  for (const int64_t d : {64, 128}) {
+    for (const int64_t first : {0, 7}) {
+      SCOPED_TRACE(testing::Message() << d << " from " << first);
+      const LinearGpuConfig c = Plain(2, d, 128);
+      const PromptPart part = {1, first, 4097};
+      ASSERT_EQ(PlanLinearChunks(d, 128, 2, 1, 132, 227 * 1024).turns, 2);
+      ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {part}, {}));
+      LinearPrefillBatch alone(c, {part}, {});
+      ASSERT_NO_FATAL_FAILURE(alone.Run());
+      std::vector<PromptPart> parts = {part};
+      for (int64_t i = 0; i < 40; ++i) parts.push_back({2 + i, i, 70 + i});
+      ASSERT_EQ(PlanLinearChunks(d, 128, 2, 41, 132, 227 * 1024).turns, 1);
+      LinearPrefillBatch all(c, parts, {});
+      ASSERT_NO_FATAL_FAILURE(all.Run());
+      EXPECT_TRUE(SameBits(all.Out(0), alone.Out(0)));
+      EXPECT_TRUE(SameBits(all.State(0), alone.State(0)));
+
+      const int64_t cut = 2048 - first;
+      LinearPrefillBatch halves(c, {{1, first, cut}}, {});
+      ASSERT_NO_FATAL_FAILURE(halves.Run());
+      std::vector<float> got = halves.Out(0);
+      halves.Next({{1, first + cut, 4097 - cut}});
+      ASSERT_NO_FATAL_FAILURE(halves.Run());
+      const std::vector<float> rest = halves.Out(0);
+      got.insert(got.end(), rest.begin(), rest.end());
+      EXPECT_TRUE(SameBits(got, alone.Out(0)));
+      EXPECT_TRUE(SameBits(halves.State(0), alone.State(0)));
+    }
+  }
+}
+
+// A key that is not finite spoils nothing before it.
 TEST_F(LinearPrefillGpuTest, InfinityDoesNotReachBack) {
   const LinearGpuConfig c = Plain(1, 64, 64);
   LinearPrefillBatch finite(c, {{1, 0, 100}}, {});

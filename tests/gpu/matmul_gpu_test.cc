@@ -209,8 +209,8 @@ TEST_F(MatmulGpuTest, Decode) {
 }
 
 // Small matrices of which the inputs are cut into parts or not, for every
-// number of rows: every kernel and tile, and every edge of one. Rows of y begin
-// at multiples of 16 bytes.
+// number of rows: every kernel, tile and edge of one, but those of
+// ManyOutputs. Rows of y begin at multiples of 16 bytes.
 TEST_F(MatmulGpuTest, EveryNumberOfRows) {
   constexpr int64_t kRows = 257;
   for (const auto& [outputs, inputs] :
@@ -243,6 +243,24 @@ TEST_F(MatmulGpuTest, EveryNumberOfRows) {
               << outputs << " outputs, " << count << " float rows, row " << r;
         }
       }
+    }
+  }
+}
+
+// From 32,768 outputs on, as a head has, more rows than 64 have tiles of their
+// own.
+TEST_F(MatmulGpuTest, ManyOutputs) {
+  for (const WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
+    Case c(Kind::kDecode, type, 32840, 136, 257);
+    Check(c, false);
+    const int64_t stride = c.outputs + kYGap;
+    const std::vector<float> all = c.Run(*cublas_, 0, c.rows, false);
+    for (const int64_t count : {129, 200, 255, 256}) {
+      const std::vector<float> some = c.Run(*cublas_, 1, count, false);
+      EXPECT_EQ(std::memcmp(some.data(), all.data() + stride,
+                            some.size() * sizeof(float)),
+                0)
+          << count << " rows";
     }
   }
 }

@@ -134,6 +134,7 @@ class Checker {
   absl::Status CheckVictims() const {
     for (uint64_t id : preempted_) {
       const SequenceView& victim = resident_.at(id);
+      if (victim.ending) return Broken("what is about to end is no victim", id);
       bool justified = false;
       for (const auto& [gainer, pages] : granted_) {
         const bool yields =
@@ -200,7 +201,7 @@ class Checker {
     bool alone = admitted_.empty();
     for (const auto& [id, other] : resident_) {
       if (Preempted(id)) continue;
-      if (other.has_work && other.priority >= s.priority) {
+      if (other.ending || (other.has_work && other.priority >= s.priority)) {
         alone = false;
         continue;
       }
@@ -215,7 +216,7 @@ class Checker {
   bool PageToBeHad(const SequenceView& s) const {
     if (pages_left_ > 0) return true;
     for (const auto& [id, other] : resident_) {
-      if (id != s.id && !Preempted(id) &&
+      if (id != s.id && !Preempted(id) && !other.ending &&
           (!other.has_work || RanksAbove(s, other))) {
         return true;
       }
@@ -250,7 +251,10 @@ class Checker {
       if (!yielded || !Preempted(highest->id))
         return Broken("the highest of the residents runs", highest->id);
     }
-    if (work && plan_.entries.empty())
+    const bool ending =
+        std::any_of(resident_.begin(), resident_.end(),
+                    [](const auto& s) { return s.second.ending; });
+    if (work && plan_.entries.empty() && !ending)
       return absl::FailedPreconditionError("there is work and nothing runs");
     return absl::OkStatus();
   }
