@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/tensor_map.h"
 #include "kernels/linear_attn/linear_chunks.h"
 #include "kernels/linear_attn/linear_chunks_copy.cuh"
 #include "kernels/linear_attn/linear_chunks_out.cuh"
@@ -122,45 +123,17 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
 // ----------------------------------------------------------------------------
 // Launchers
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// From the driver, which is not linked.
-Encode FindEncode() {
-  static const Encode encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                         12000, cudaEnableDefault,
-                                         &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-      entry = nullptr;
-    }
-    return reinterpret_cast<Encode>(entry);
-  }();
-  return encode;
-}
-
 // Boxes of 64 features by one head by `tokens` tokens; features beyond a head's
 // read as zeros. How many tokens there are the host does not know: the kernel
 // never asks for one that is not there.
 cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
                     int64_t stride, int tokens, CUtensorMap* map) {
-  const Encode encode = FindEncode();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(features),
-                               static_cast<cuuint64_t>(heads),
-                               cuuint64_t{1} << 31};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(2 * features),
-                                 static_cast<cuuint64_t>(2 * stride)};
-  const cuuint32_t box[3] = {64, 1, static_cast<cuuint32_t>(tokens)};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
-                const_cast<void*>(data), sizes, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
-             ? cudaSuccess
-             : cudaErrorInvalidValue;
+  return MakeTensorMap(data,
+                       {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                        {features, heads, int64_t{1} << 31},
+                        {features, stride},
+                        {64, 1, tokens}},
+                       map);
 }
 
 template <int kKeyTiles>

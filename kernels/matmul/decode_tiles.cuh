@@ -8,6 +8,7 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/common/tensor_map.h"
 #include "kernels/common/wgmma.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"
 #include "kernels/matmul/decode_matmul_order.h"
@@ -135,46 +136,18 @@ __device__ __forceinline__ void WriteGatedFour(const DecodeMatmulParams& p,
   }
 }
 
-using TileMapEncode = decltype(&cuTensorMapEncodeTiled);
-
-// From the driver, which is not linked.
-inline TileMapEncode FindEncode() {
-  static const TileMapEncode encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                         12000, cudaEnableDefault,
-                                         &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-      entry = nullptr;
-    }
-    return reinterpret_cast<TileMapEncode>(entry);
-  }();
-  return encode;
-}
-
 // A box of 64 elements by `rows` by `planes` of 16-bit data; what lies beyond
 // the sizes reads as zeros.
 inline cudaError_t MakeMap(const void* data, int64_t cols, int64_t rows,
                            int64_t row_stride, int64_t planes,
                            int64_t plane_stride, int box_rows, int box_planes,
                            CUtensorMap* map) {
-  const TileMapEncode encode = FindEncode();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(cols),
-                               static_cast<cuuint64_t>(rows),
-                               static_cast<cuuint64_t>(planes)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(2 * row_stride),
-                                 static_cast<cuuint64_t>(2 * plane_stride)};
-  const cuuint32_t box[3] = {kStageInputs, static_cast<cuuint32_t>(box_rows),
-                             static_cast<cuuint32_t>(box_planes)};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(data),
-                sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
-             ? cudaSuccess
-             : cudaErrorInvalidValue;
+  return MakeTensorMap(data,
+                       {CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                        {cols, rows, planes},
+                        {row_stride, plane_stride},
+                        {kStageInputs, box_rows, box_planes}},
+                       map);
 }
 
 }  // namespace recurve

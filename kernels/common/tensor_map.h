@@ -1,0 +1,60 @@
+// Maps of boxes for the tensor copy engine of Hopper, made on the host.
+#ifndef RECURVE_KERNELS_COMMON_TENSOR_MAP_H_
+#define RECURVE_KERNELS_COMMON_TENSOR_MAP_H_
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace recurve {
+
+// An array of three dimensions of 16-bit elements, the innermost first, and the
+// box of it that a copy brings: 64 elements, or 128 bytes, wide.
+struct TensorMapShape {
+  CUtensorMapDataType type;
+  int64_t sizes[3];
+  int64_t strides[2];  // elements; of the second and third dimension
+  int box[3];
+};
+
+// A map of boxes swizzled by 128 bytes; what lies beyond the sizes reads as
+// zeros. cudaErrorNotSupported if the driver has none, cudaErrorInvalidValue
+// for what it refuses.
+inline cudaError_t MakeTensorMap(const void* data, const TensorMapShape& shape,
+                                 CUtensorMap* map) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  // From the driver, which is not linked.
+  static const Encode encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                         12000, cudaEnableDefault,
+                                         &result) != cudaSuccess ||
+        result != cudaDriverEntryPointSuccess) {
+      entry = nullptr;
+    }
+    return reinterpret_cast<Encode>(entry);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  cuuint64_t sizes[3];
+  cuuint64_t strides[2];
+  cuuint32_t box[3];
+  for (int i = 0; i < 3; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(shape.sizes[i]);
+    box[i] = static_cast<cuuint32_t>(shape.box[i]);
+  }
+  for (int i = 0; i < 2; ++i)
+    strides[i] = static_cast<cuuint64_t>(2 * shape.strides[i]);
+  const cuuint32_t steps[3] = {1, 1, 1};
+  return encode(map, shape.type, 3, const_cast<void*>(data), sizes, strides,
+                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+             ? cudaSuccess
+             : cudaErrorInvalidValue;
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_COMMON_TENSOR_MAP_H_
