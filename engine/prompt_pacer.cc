@@ -58,8 +58,8 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
   if (max_slowdown_ == 0 || decoding == 0) return;
   const double expected = token_seconds_ * static_cast<double>(paced_tokens);
   const bool soon = soon_steps_ > 0;
-  soon_steps_ = paced_tokens > 0 ? kSoonSteps
-                                 : std::max<int64_t>(0, soon_steps_ - 1);
+  soon_steps_ =
+      paced_tokens > 0 ? kSoonSteps : std::max<int64_t>(0, soon_steps_ - 1);
   if (prompt_tokens == 0) {
     if (Stale(decoding)) {
       decode_seconds_ = seconds;
