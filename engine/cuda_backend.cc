@@ -1,7 +1,6 @@
 #include "engine/cuda_backend.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -224,13 +223,8 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
     return absl::OkStatus();
   };
   RECURVE_RETURN_IF_ERROR(products_->Tune(row_capacity_, kColumns));
-  RECURVE_RETURN_IF_ERROR(allocate(
-      &pages_, (int64_t{num_pages} + 1) * page_bytes(),
-      "factor cache; lower --kv-pages, --kv-pool-bytes or --max-num-seqs"));
-  RECURVE_RETURN_IF_ERROR(allocate(&slots_,
-                                   (int64_t{num_slots} + 1) * slot_bytes(),
-                                   "recurrent state; lower --max-num-seqs"));
-  cache_ = {num_pages, num_slots, page_bytes(), slot_bytes()};
+  RECURVE_RETURN_IF_ERROR(memory_.Allocate(
+      {num_pages, num_slots, page_bytes(), slot_bytes()}, stream_));
 
   RECURVE_RETURN_IF_ERROR(products_->Allocate(row_capacity_));
   const int64_t max_inputs = products_->max_inputs();
@@ -263,11 +257,8 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
 
 absl::Status CudaBackend::AllocateHost(int32_t num_blocks,
                                        int64_t block_bytes) {
-  cache_.num_host_blocks = num_blocks;
-  RECURVE_CHECK(block_bytes == HostBlockBytes(cache_));
-  RECURVE_ASSIGN_OR_RETURN(
-      swap_, CudaSwap::Create(stream_, cache_, pages_.data(), slots_.data()));
-  return absl::OkStatus();
+  RECURVE_CHECK(block_bytes == HostBlockBytes(memory_.spec()));
+  return memory_.AllocateHost(num_blocks);
 }
 
 // ----------------------------------------------------------------------------
@@ -290,7 +281,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   RECURVE_RETURN_IF_ERROR(status_);
   RECURVE_RETURN_IF_ERROR(CheckBatch(batch));
   for (int32_t slot : batch.slots) {
-    if (swap_ != nullptr) RECURVE_RETURN_IF_ERROR(swap_->AwaitSlot(slot));
+    RECURVE_RETURN_IF_ERROR(memory_.AwaitSlot(slot));
   }
   batch_ = &batch;
   decode_ =
@@ -504,8 +495,9 @@ TpaElement CudaBackend::tpa_element() const {
 }
 
 TpaCudaCache CudaBackend::CacheView(const TpaCache& cache) const {
-  return {tpa_element(), pages_.as<uint16_t>() + cache.offset, page_elements_,
-          page_table_, page_stride_};
+  return {tpa_element(),
+          reinterpret_cast<uint16_t*>(memory_.pages()) + cache.offset,
+          page_elements_, page_table_, page_stride_};
 }
 
 void CudaBackend::Tpa(const TpaArgs& args) {
@@ -565,8 +557,9 @@ void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
       {args.config, position.phase_steps.as<const uint64_t>(),
        position.cos.as<const float>(), position.sin.as<const float>(),
        Vector(args.decay),
-       slots_.as<float>() + states_[args.state.value].offset, slot_elements_,
-       args.q, args.k, args.v, args.out, args.scratch},
+       reinterpret_cast<float*>(memory_.slots()) +
+           states_[args.state.value].offset,
+       slot_elements_, args.q, args.k, args.v, args.out, args.scratch},
       stream_));
 }
 
@@ -711,85 +704,29 @@ absl::Status CudaBackend::EndStep(StepOutput* output) {
 // ----------------------------------------------------------------------------
 // Memory of sequences: ordered before the next step by the stream
 
-absl::Status CudaBackend::SetBytes(const CudaMemory& memory, int64_t number,
-                                   int64_t bytes, int value) {
-  if (bytes == 0) return absl::OkStatus();  // a model without such memory
-  return CudaStatus(
-      cudaMemsetAsync(memory.data() + number * bytes, value, bytes, stream_),
-      "setting the memory of a sequence");
+absl::Status CudaBackend::ClearPage(int32_t page) {
+  return memory_.SetPage(page, 0);
 }
-
-absl::Status CudaBackend::SetPage(int32_t page, int value) {
-  if (swap_ != nullptr) RECURVE_RETURN_IF_ERROR(swap_->AwaitPage(page));
-  return SetBytes(pages_, page, page_bytes(), value);
+absl::Status CudaBackend::ClearSlot(int32_t slot) {
+  return memory_.SetSlot(slot, 0);
 }
-absl::Status CudaBackend::SetSlot(int32_t slot, int value) {
-  if (swap_ != nullptr) RECURVE_RETURN_IF_ERROR(swap_->AwaitSlot(slot));
-  return SetBytes(slots_, slot, slot_bytes(), value);
-}
-
-absl::Status CudaBackend::ClearPage(int32_t page) { return SetPage(page, 0); }
-absl::Status CudaBackend::ClearSlot(int32_t slot) { return SetSlot(slot, 0); }
 // Every byte 0xff is a NaN in each of the types.
 absl::Status CudaBackend::PoisonPage(int32_t page) {
-  return SetPage(page, 0xff);
+  return memory_.SetPage(page, 0xff);
 }
 absl::Status CudaBackend::PoisonSlot(int32_t slot) {
-  return SetSlot(slot, 0xff);
+  return memory_.SetSlot(slot, 0xff);
 }
-
 absl::Status CudaBackend::Save(const SavedMemory& memory) {
-  return swap_->Save(memory);
+  return memory_.Save(memory);
 }
 absl::Status CudaBackend::Restore(const SavedMemory& memory) {
-  return swap_->Restore(memory);
+  return memory_.Restore(memory);
 }
-bool CudaBackend::Restored(int32_t slot) {
-  return swap_ == nullptr || swap_->Done(slot);
-}
+bool CudaBackend::Restored(int32_t slot) { return memory_.Restored(slot); }
 
 absl::Status CudaBackend::FillCacheAtRandom() {
-  const int64_t count = int64_t{8} << 20;
-  // 16-bit values of [-1, 1), or float32 ones, whose sum of squares is sane.
-  const auto fill = [&](const CudaMemory& memory, bool halves) -> absl::Status {
-    if (memory.bytes() == 0) return absl::OkStatus();
-    std::vector<uint32_t> words(count);
-    uint64_t state = 1;
-    for (uint32_t& word : words) {
-      const auto next = [&] {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        return static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
-      };
-      if (!halves) {
-        const float value = next();
-        std::memcpy(&word, &value, sizeof(word));
-        continue;
-      }
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t bits = options_.kv_dtype == DType::kFloat16
-                                  ? FloatToFloat16(next())
-                                  : FloatToBFloat16(next());
-        word = half == 0 ? bits : word | bits << 16;
-      }
-    }
-    int64_t filled = std::min(count * static_cast<int64_t>(sizeof(uint32_t)),
-                              memory.bytes());
-    RECURVE_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpy(memory.data(), words.data(), filled, cudaMemcpyHostToDevice),
-        "filling the cache"));
-    while (filled < memory.bytes()) {
-      const int64_t more = std::min(filled, memory.bytes() - filled);
-      RECURVE_RETURN_IF_ERROR(
-          CudaStatus(cudaMemcpy(memory.data() + filled, memory.data(), more,
-                                cudaMemcpyDeviceToDevice),
-                     "filling the cache"));
-      filled += more;
-    }
-    return absl::OkStatus();
-  };
-  RECURVE_RETURN_IF_ERROR(fill(pages_, true));
-  RECURVE_RETURN_IF_ERROR(fill(slots_, false));
-  return CudaStatus(cudaDeviceSynchronize(), "filling the cache");
+  return memory_.FillAtRandom(options_.kv_dtype);
 }
 
 }  // namespace recurve

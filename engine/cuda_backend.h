@@ -12,12 +12,12 @@
 
 #include "base/thread_pool.h"
 #include "engine/backend.h"
+#include "engine/cuda_cache_memory.h"
 #include "engine/cuda_linear.h"
 #include "engine/cuda_memory.h"
 #include "engine/cuda_products.h"
 #include "engine/cuda_sampler.h"
 #include "engine/cuda_step_buffer.h"
-#include "engine/cuda_swap.h"
 #include "engine/cuda_tpa.h"
 #include "engine/cuda_weights.h"
 #include "kernels/common/weight_type.h"
@@ -187,12 +187,6 @@ class CudaBackend : public Backend {
                   int64_t vocab);
   void HeadOfDecode(Activations in, const NormArgs& norm, MatrixId head);
   void HeadOfMixed(Activations in, const NormArgs& norm, MatrixId head);
-  // Page or slot `number`, of `bytes` each.
-  absl::Status SetBytes(const CudaMemory& memory, int64_t number, int64_t bytes,
-                        int value);
-  // The same, after copies of it.
-  absl::Status SetPage(int32_t page, int value);
-  absl::Status SetSlot(int32_t slot, int value);
   // Makes room in logits_host_ for the step, if it needs any.
   void ReserveHostLogits(int64_t vocab);
 
@@ -214,10 +208,7 @@ class CudaBackend : public Backend {
   std::vector<State> states_;
   int64_t page_elements_ = 0;  // of all layers
   int64_t slot_elements_ = 0;
-  CudaMemory pages_;
-  CudaMemory slots_;
-  CacheSpec cache_;
-  std::unique_ptr<CudaSwap> swap_;  // null without host memory
+  CudaCacheMemory memory_;
   std::vector<CudaMemory> activations_;
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;  // rows in logits_
