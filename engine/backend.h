@@ -185,7 +185,9 @@ class Backend : public CacheStorage {
     const LinearConfig* config;
     Activations q, k, v;
     Activations out;      // [T, H·E]
-    Activations scratch;  // [T, H·(2D + E)] unless config->causal, else none
+    // [T, (H·(2·LrpeOutputDim + E) + 1) / 2]: room for 16-bit factors; none
+    // for D = 1.
+    Activations scratch;
   };
   virtual void LinearAttention(const LinearAttentionArgs& args) = 0;
 

@@ -5,18 +5,29 @@
 
 #include "base/status_macros.h"
 #include "engine/cuda_activations.h"
+#include "kernels/linear_attn/linear_factors_cuda.h"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_scan_cuda.h"
 #include "kernels/linear_attn/linear_step_check.h"
-#include "kernels/rows/rows_cuda.h"
 
 namespace recurve {
 namespace {
 
 bool Aligned(const Activations& a) {
   return reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && a.stride % 8 == 0;
+}
+
+// Angles as the kernels compute them. Those of other models are in tables.
+bool ExactAngles(const PositionConfig& position) {
+  return !position.float32_angles && position.log_decay == 0 &&
+         !position.bfloat16_tables;
+}
+
+// Whether the causal kernel takes encoded queries and keys as they are.
+bool MakesFactors(const CudaLinear::Layer& layer) {
+  return ValidLinearDim(layer.key_dim());
 }
 
 }  // namespace
@@ -68,16 +79,17 @@ void CudaLinear::BeginMixed(const Rows& rows, const StepBatch& batch,
 
 bool CudaLinear::PrefillsByChunks(const Layer& layer) const {
   const LinearConfig& config = *layer.config;
-  const PositionConfig& position = config.position;
+  const LrpeType position =
+      MakesFactors(layer) ? LrpeType::kNone : config.position.type;
+  const int64_t dim = MakesFactors(layer) ? layer.key_dim() : config.head_dim;
   return chunk_multiple_ > 1 && ValidLinearDim(config.head_dim) &&
          ValidLinearDim(config.value_dim) && config.num_heads <= 65535 / 4 &&
          layer.v.stride == layer.q.stride && Aligned(layer.q) &&
          Aligned(layer.k) && Aligned(layer.v) && Aligned(layer.out) &&
-         !position.float32_angles && position.log_decay == 0 &&
-         !position.bfloat16_tables &&
-         PlanLinearPrefill(position.type, config.head_dim, config.value_dim,
-                           config.num_heads, 1, device_.multiprocessors,
-                           device_.shared_memory)
+         Aligned(layer.scratch) &&
+         (MakesFactors(layer) || ExactAngles(config.position)) &&
+         PlanLinearPrefill(position, dim, config.value_dim, config.num_heads, 1,
+                           device_.multiprocessors, device_.shared_memory)
                  .stages >= kLinearPrefillMinStages;
 }
 
@@ -111,29 +123,80 @@ absl::Status CudaLinear::Scan(const Layer& layer, const Rows& rows,
   return CudaStatus(LaunchLinearScan(params, stream), "linear attention");
 }
 
+absl::Status CudaLinear::MakeFactors(const Layer& layer, bool encode,
+                                     int64_t begin, int64_t end,
+                                     Factors* factors, cudaStream_t stream) {
+  const LinearConfig& config = *layer.config;
+  const LrpeType position = encode ? config.position.type : LrpeType::kNone;
+  const int64_t angles = LrpeAngles(position, config.head_dim);
+  const int64_t keys =
+      config.num_heads * LrpeOutputDim(position, config.head_dim);
+  auto* const rows = reinterpret_cast<uint16_t*>(layer.scratch.data);
+  *factors = {rows, rows + keys, rows + 2 * keys, 2 * layer.scratch.stride};
+  LinearFactorsParams params = {};
+  params.tokens = end - begin;
+  params.num_heads = config.num_heads;
+  params.head_dim = config.head_dim;
+  params.value_dim = config.value_dim;
+  params.q = Floats(layer.q) + begin * layer.q.stride;
+  params.k = Floats(layer.k) + begin * layer.k.stride;
+  params.v = Floats(layer.v) + begin * layer.v.stride;
+  params.stride = layer.q.stride;
+  params.q_activation = config.q_activation;
+  params.k_activation = config.k_activation;
+  params.v_activation = config.v_activation;
+  params.position = position;
+  params.cos = layer.cos + begin * angles;
+  params.sin = layer.sin + begin * angles;
+  uint16_t* const first = rows + begin * factors->stride;
+  params.q_factors = first;
+  params.k_factors = first + keys;
+  params.v_factors = first + 2 * keys;
+  params.factors_stride = factors->stride;
+  return CudaStatus(LaunchLinearFactors(params, stream),
+                    "factors of linear attention");
+}
+
 absl::Status CudaLinear::Prefill(const Layer& layer, const Launch& launch,
+                                 int64_t begin, int64_t end,
                                  cudaStream_t stream) {
   const LinearConfig& config = *layer.config;
   LinearPrefillParams params = {};
   params.num_heads = config.num_heads;
-  params.head_dim = config.head_dim;
   params.value_dim = config.value_dim;
-  params.io_type = ElementType::kFloat32;
-  params.q = Floats(layer.q);
-  params.k = Floats(layer.k);
-  params.v = Floats(layer.v);
-  params.stride = layer.q.stride;
+  if (MakesFactors(layer)) {
+    Factors factors;
+    RECURVE_RETURN_IF_ERROR(
+        MakeFactors(layer, /*encode=*/true, begin, end, &factors, stream));
+    params.head_dim = layer.key_dim();
+    params.io_type = ElementType::kBFloat16;
+    params.q = factors.q;
+    params.k = factors.k;
+    params.v = factors.v;
+    params.stride = factors.stride;
+    params.q_activation = params.k_activation = params.v_activation =
+        Activation::kNone;
+    params.position = LrpeType::kNone;
+  } else {
+    params.head_dim = config.head_dim;
+    params.io_type = ElementType::kFloat32;
+    params.q = Floats(layer.q);
+    params.k = Floats(layer.k);
+    params.v = Floats(layer.v);
+    params.stride = layer.q.stride;
+    params.q_activation = config.q_activation;
+    params.k_activation = config.k_activation;
+    params.v_activation = config.v_activation;
+    params.position = config.position.type;
+    params.phase_steps = layer.phase_steps;
+  }
+  params.out_type = ElementType::kFloat32;
   params.out = Floats(layer.out);
   params.out_stride = layer.out.stride;
   params.query_start = launch.rows.query_start;
   params.max_rows = launch.rows.count;
   params.slots = launch.rows.slots;
   params.positions = launch.positions;
-  params.q_activation = config.q_activation;
-  params.k_activation = config.k_activation;
-  params.v_activation = config.v_activation;
-  params.position = config.position.type;
-  params.phase_steps = layer.phase_steps;
   params.scale = 1;
   params.decay = layer.decay;
   params.states = layer.states;
@@ -144,52 +207,29 @@ absl::Status CudaLinear::Prefill(const Layer& layer, const Launch& launch,
 
 bool CudaLinear::FusesWhole(const Layer& layer) {
   const LinearConfig& config = *layer.config;
-  const auto does = [](Activation activation) {
-    return activation == Activation::kNone || activation == Activation::kSilu ||
-           activation == Activation::kSoftmax;
-  };
+  const bool encoded = layer.key_dim() <= kLinearNoncausalMaxDim;
   return config.head_dim <= kLinearNoncausalMaxDim &&
          config.value_dim <= kLinearNoncausalMaxDim &&
-         (config.position.type != LrpeType::kRotate ||
-          config.head_dim % 16 == 0) &&
-         does(config.q_activation) && does(config.k_activation) &&
-         config.v_activation == Activation::kNone &&
-         layer.slot_stride % 2 == 0 && Aligned(layer.scratch);
+         (encoded || ExactAngles(config.position)) &&
+         layer.slot_stride % 2 == 0;
 }
 
 absl::Status CudaLinear::PrefillWhole(const Layer& layer, const Launch& launch,
                                       const Stretch& stretch,
                                       cudaStream_t stream) {
   const LinearConfig& config = *layer.config;
-  // q, k and v, rounded, side by side in the first halves of rows of scratch.
-  const int64_t stride = 2 * layer.scratch.stride;
-  auto* const rounded = reinterpret_cast<uint16_t*>(layer.scratch.data);
-  int64_t column = 0;
-  const auto round = [&](const Activations& x,
-                         const void** to) -> absl::Status {
-    *to = rounded + column;
-    const CudaGatherRowsParams params = {
-        Floats(x) + stretch.begin * x.stride,
-        x.stride,
-        nullptr,
-        WeightType::kBFloat16,
-        rounded + stretch.begin * stride + column,
-        stride,
-        stretch.end - stretch.begin,
-        x.cols,
-        x.cols};
-    column += x.cols;
-    return CudaStatus(LaunchGatherRows(params, stream),
-                      "rounding linear attention's inputs");
-  };
+  const bool encoded = layer.key_dim() <= kLinearNoncausalMaxDim;
+  Factors factors;
+  RECURVE_RETURN_IF_ERROR(MakeFactors(layer, encoded, stretch.begin,
+                                      stretch.end, &factors, stream));
   LinearNoncausalParams params = {};
   params.num_heads = config.num_heads;
-  params.head_dim = config.head_dim;
+  params.head_dim = encoded ? layer.key_dim() : config.head_dim;
   params.value_dim = config.value_dim;
-  RECURVE_RETURN_IF_ERROR(round(layer.q, &params.q));
-  RECURVE_RETURN_IF_ERROR(round(layer.k, &params.k));
-  RECURVE_RETURN_IF_ERROR(round(layer.v, &params.v));
-  params.stride = stride;
+  params.q = factors.q;
+  params.k = factors.k;
+  params.v = factors.v;
+  params.stride = factors.stride;
   params.out_type = ElementType::kFloat32;
   params.out = Floats(layer.out);
   params.out_stride = layer.out.stride;
@@ -197,9 +237,8 @@ absl::Status CudaLinear::PrefillWhole(const Layer& layer, const Launch& launch,
   params.max_rows = stretch.count;
   params.slots = launch.rows.slots + stretch.first;
   params.positions = launch.positions + stretch.first;
-  params.q_activation = config.q_activation;
-  params.k_activation = config.k_activation;
-  params.position = config.position.type;
+  params.q_activation = params.k_activation = Activation::kNone;
+  params.position = encoded ? LrpeType::kNone : config.position.type;
   params.phase_steps = layer.phase_steps;
   params.scale = 1;
   params.states = layer.states;
@@ -223,7 +262,7 @@ absl::Status CudaLinear::PrefillStretches(const Layer& layer,
                 {{stretch.count, rows.query_start + stretch.first,
                   rows.slots + stretch.first, nullptr},
                  group.launch.positions + stretch.first},
-                stream));
+                stretch.begin, stretch.end, stream));
   }
   return absl::OkStatus();
 }
@@ -237,7 +276,9 @@ absl::Status CudaLinear::Attend(const Layer& layer, cudaStream_t stream) {
     if (!group.prompt) {
       RECURVE_RETURN_IF_ERROR(Scan(layer, group.launch.rows, stream));
     } else if (causal) {
-      RECURVE_RETURN_IF_ERROR(Prefill(layer, group.launch, stream));
+      RECURVE_RETURN_IF_ERROR(Prefill(layer, group.launch,
+                                      group.stretches.front().begin,
+                                      group.stretches.back().end, stream));
     } else {
       RECURVE_RETURN_IF_ERROR(PrefillStretches(layer, group, stream));
     }

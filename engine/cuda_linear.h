@@ -22,7 +22,10 @@ namespace recurve {
 //  - What a layer that is not causal looks at as a whole: under the same
 //    conditions the non-causal kernel, else the scan.
 //
-// So a token is always computed by the same kernel, which gives it the same
+// Both kernels take factors that a pass of its own has activated, encoded and
+// rounded (LaunchLinearFactors), unless their encoding is too wide for them:
+// then they encode. Which of all this a layer takes, its sizes decide. So a
+// token is always computed by the same kernel, which gives it the same
 // bits in any batch, and however its prompt is cut at multiples of
 // chunk_multiple(), where it may be cut.
 class CudaLinear {
@@ -60,6 +63,10 @@ class CudaLinear {
     Activations q, k, v;
     Activations out;
     Activations scratch;  // Backend::LinearAttentionArgs
+    // Of an encoded q or k.
+    int64_t key_dim() const {
+      return LrpeOutputDim(config->position.type, config->head_dim);
+    }
   };
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
 
@@ -81,15 +88,27 @@ class CudaLinear {
     Launch launch;
     std::vector<Stretch> stretches;  // of prompts
   };
+  // q̃, k̃ and ṽ of bfloat16, as rows of the step.
+  struct Factors {
+    const uint16_t* q;
+    const uint16_t* k;
+    const uint16_t* v;
+    int64_t stride;
+  };
 
   // Whether prompts pass the layer by chunks.
   bool PrefillsByChunks(const Layer& layer) const;
   // Whether the non-causal kernel is for the layer, if that is so.
   static bool FusesWhole(const Layer& layer);
+  // Makes factors of rows [begin, end) of the step, encoded if `encode`.
+  static absl::Status MakeFactors(const Layer& layer, bool encode,
+                                  int64_t begin, int64_t end, Factors* factors,
+                                  cudaStream_t stream);
   static absl::Status Scan(const Layer& layer, const Rows& rows,
                            cudaStream_t stream);
+  // Rows [begin, end) of the step.
   static absl::Status Prefill(const Layer& layer, const Launch& launch,
-                              cudaStream_t stream);
+                              int64_t begin, int64_t end, cudaStream_t stream);
   static absl::Status PrefillStretches(const Layer& layer, const Group& group,
                                        cudaStream_t stream);
   static absl::Status PrefillWhole(const Layer& layer, const Launch& launch,

@@ -55,7 +55,7 @@ class LinearPrefillBench {
     LinearPrefillParams& p = params_;
     p.num_heads = c.heads;
     p.head_dim = p.value_dim = c.dim;
-    p.io_type = ElementType::kBFloat16;
+    p.io_type = p.out_type = ElementType::kBFloat16;
     p.stride = p.out_stride = width_;
     std::vector<int32_t> starts, slots;
     for (int64_t b = 0; b <= c.batch; ++b) {

@@ -44,8 +44,7 @@ class LinearMixer : public TokenMixer {
       if (input->rank > 0)
         cols += backend_.PadColumns(config_.num_heads * input->dim);
     }
-    if (!config_.causal) cols += backend_.PadColumns(vector_cols());
-    return cols +
+    return cols + backend_.PadColumns(factor_cols()) +
            backend_.PadColumns(value_cols()) * (weights_.gate_rank > 0 ? 2 : 1);
   }
 
@@ -75,7 +74,7 @@ class LinearMixer : public TokenMixer {
     args.v = vectors(weights_.v);
     const Activations mixed = next(value_cols());
     args.out = mixed;
-    if (!config_.causal) args.scratch = next(vector_cols());
+    args.scratch = next(factor_cols());
     backend.LinearAttention(args);
 
     if (weights_.gate_rank > 0) {
@@ -93,8 +92,10 @@ class LinearMixer : public TokenMixer {
 
  private:
   int64_t value_cols() const { return config_.num_heads * config_.value_dim; }
-  int64_t vector_cols() const {  // of q, k and v together
-    return 2 * config_.num_heads * config_.head_dim + value_cols();
+  // Of q, k and v as factors of 16 bits.
+  int64_t factor_cols() const {
+    const int64_t dim = LrpeOutputDim(config_.position.type, config_.head_dim);
+    return (2 * config_.num_heads * dim + value_cols() + 1) / 2;
   }
 
   // The vectors of all heads, [T, H·dim]: in place, or in `expanded`.

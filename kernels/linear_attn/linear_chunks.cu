@@ -24,15 +24,16 @@ using linear_chunks::Row;
 using linear_chunks::Writer;
 
 // The outputs of a row in the sink: 0, in this block's columns.
+template <typename T>
 __device__ void WriteZeros(const Args& args, int64_t first_token, int count,
                            int head, const Part& part) {
   const int first = part.tile * 64;
   const int columns = min(64, args.value_dim - first);
   for (int64_t i = threadIdx.x; i < int64_t{count} * columns; i += blockDim.x) {
-    static_cast<__nv_bfloat16*>(
+    static_cast<T*>(
         args.p.out)[(first_token + i / columns) * args.p.out_stride +
                     int64_t{head} * args.value_dim + first + i % columns] =
-        __nv_bfloat16(0.0f);
+        T(0.0f);
   }
 }
 
@@ -56,8 +57,11 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
   if (count <= 0) return;
   const Part part(args);
   if (slot <= 0) {
-    if (part.turn == 0) {
-      WriteZeros(args, first_token, count, head, part);
+    if (part.turn != 0) return;
+    if (p.out_type == ElementType::kFloat32) {
+      WriteZeros<float>(args, first_token, count, head, part);
+    } else {
+      WriteZeros<__nv_bfloat16>(args, first_token, count, head, part);
     }
     return;
   }

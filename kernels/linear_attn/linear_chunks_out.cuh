@@ -81,9 +81,9 @@ struct Writer {
     }
   }
 
-  __device__ __forceinline__ __nv_bfloat16* Out(int c, int place,
-                                                int at) const {
-    return static_cast<__nv_bfloat16*>(args.p.out) +
+  template <typename T>
+  __device__ __forceinline__ T* Out(int c, int place, int at) const {
+    return static_cast<T*>(args.p.out) +
            row.Token(c, place) * args.p.out_stride +
            int64_t{head} * args.value_dim + at;
   }
@@ -115,7 +115,7 @@ struct Writer {
     const int first = 16 * warp + lane / 8;
     const int begin = row.Begin(c);
     const int end = row.End(c);
-    __nv_bfloat16* to = Out(c, first, at);
+    __nv_bfloat16* to = Out<__nv_bfloat16>(c, first, at);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int place = first + 4 * i;
@@ -131,6 +131,27 @@ struct Writer {
                      : "memory");
       }
       to += 4 * args.p.out_stride;
+    }
+  }
+
+  // As they are: the four lanes of a token have eight columns, 32 bytes.
+  __device__ __forceinline__ void WriteFloats(int c,
+                                              const float (&out)[32]) const {
+    const int begin = row.Begin(c);
+    const int end = row.End(c);
+    const int first = 64 * part.tile + lane % 4 * 2;
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const int place = 16 * warp + lane / 4 + 8 * t;
+      if (place < begin || place >= end) continue;
+      float* const to = Out<float>(c, place, first);
+#pragma unroll
+      for (int b = 0; b < 8; ++b) {
+        if (first + 8 * b < args.value_dim) {
+          *reinterpret_cast<float2*>(to + 8 * b) =
+              make_float2(out[4 * b + 2 * t], out[4 * b + 2 * t + 1]);
+        }
+      }
     }
   }
 
@@ -258,10 +279,15 @@ struct Writer {
     wgmma::Hold(factor);
     if constexpr (kMore) wgmma::Hold(scores);
     ArriveEverywhere(layout.Free(stage.index), part.turns);
+    const bool floats = args.p.out_type == ElementType::kFloat32;
     uint32_t rounded[16];
-    Round(out, rounded);
+    if (floats) {
+      WriteFloats(c, out);
+    } else {
+      Round(out, rounded);
+    }
     if constexpr (kMore) Weigh(weights, scores, factor);
-    Write(c, rounded);
+    if (!floats) Write(c, rounded);
   }
 
   const Args& args;

@@ -28,16 +28,16 @@ using linear_prefill::Source;
 using linear_prefill::StateGroup;
 
 // The outputs of a row in the sink: 0, in this block's columns.
-template <int kGroups, typename IO>
+template <int kGroups, typename Out>
 __device__ void WriteZeros(const LinearPrefillParams& p, const Shape& s,
                            int64_t first_token, int count, int head,
                            int value_tile) {
   const int first = value_tile * kGroups * 64;
   const int columns = min(kGroups * 64, s.value_dim - first);
   for (int64_t i = threadIdx.x; i < int64_t{count} * columns; i += blockDim.x) {
-    static_cast<IO*>(p.out)[(first_token + i / columns) * p.out_stride +
+    static_cast<Out*>(p.out)[(first_token + i / columns) * p.out_stride +
                             int64_t{head} * s.value_dim + first + i % columns] =
-        FromFloat<IO>(0.0f);
+        FromFloat<Out>(0.0f);
   }
 }
 
@@ -64,7 +64,12 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
   if (count <= 0) return;
   if (slot <= 0) {
     if (blockIdx.x == 0) {
-      WriteZeros<kGroups, IO>(p, s, first_token, count, head, value_tile);
+      if (p.out_type == ElementType::kFloat32) {
+        WriteZeros<kGroups, float>(p, s, first_token, count, head, value_tile);
+      } else {
+        WriteZeros<kGroups, __nv_bfloat16>(p, s, first_token, count, head,
+                                           value_tile);
+      }
     }
     return;
   }
@@ -106,8 +111,8 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
     preparer.Run(log2_decay);
   } else if (role == 1) {
     ReleaseRegisters<kGroups == 2 ? 80 : 112>();
-    const Finisher<kGroups, IO> finisher(p, s, layout, row, head, rank,
-                                         value_tile);
+    const Finisher<kGroups> finisher(p, s, layout, row, head, rank,
+                                     value_tile);
     finisher.Run();
   } else {
     ClaimRegisters<kGroups == 2 ? 160 : 240>();

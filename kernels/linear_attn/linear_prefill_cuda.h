@@ -24,7 +24,7 @@ namespace recurve {
 //
 // Precision: products are of bfloat16 factors (of q̃, k̃, ṽ, of S₀ and of the
 // scores), sums and the state are float32. So results are good to bfloat16,
-// also where io_type is float32.
+// also where io_type or out_type is float32.
 //
 // Exactness: chunks end at multiples of kLinearPrefillChunk of the absolute
 // position, and a row's results depend on that row alone, whatever is in the
@@ -37,7 +37,8 @@ struct LinearPrefillParams {
 
   // Flattened tokens. Row b owns tokens query_start[b] ... query_start[b + 1],
   // which may be none: then its slot is left alone.
-  ElementType io_type;         // of q, k, v and out
+  ElementType io_type;         // of q, k and v
+  ElementType out_type;        // of out
   const void* q;               // [tokens, H, D]
   const void* k;               // [tokens, H, D]
   const void* v;               // [tokens, H, E]

@@ -4,9 +4,9 @@
 #define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_PREFILL_FINISH_CUH_
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
@@ -17,7 +17,7 @@
 namespace recurve {
 namespace linear_prefill {
 
-template <int kGroups, typename IO>
+template <int kGroups>
 struct Finisher {
   __device__ __forceinline__ Finisher(const LinearPrefillParams& params,
                                       const Shape& shape,
@@ -32,7 +32,8 @@ struct Finisher {
         thread(GroupThread()),
         warp(thread / 32),
         lane(thread % 32),
-        first_column(value_tile * kGroups * 64 + 16 * warp) {
+        first_column(value_tile * kGroups * 64 + 16 * warp),
+        floats(params.out_type == ElementType::kFloat32) {
     const Routes routes(s.key_slices);
     first_block = routes.FirstBlock(slice_index);
     own_blocks = routes.FirstBlock(slice_index + 1) - first_block;
@@ -101,7 +102,7 @@ struct Finisher {
       linear_cluster::ArriveInCluster(
           linear_cluster::InBlock(layout.SumsFree(group, c), lane));
     }
-    if constexpr (!std::is_same<IO, float>::value) WriteStaged(group, c);
+    if (!floats) WriteStaged(group, c);
   }
   __device__ __forceinline__ void LoadPart(uint32_t at, float (&x)[4]) const {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -115,7 +116,7 @@ struct Finisher {
   // Own block b of 8 tokens: to memory, or turned round on its way there.
   __device__ __forceinline__ void Put(int group, int c, int b,
                                       const float (&x)[4]) const {
-    if constexpr (std::is_same<IO, float>::value) {
+    if (floats) {
       WriteFloats(group, c, 8 * (first_block + b), x);
     } else {
       wgmma::StoreMatricesTransposed(
@@ -123,8 +124,9 @@ struct Finisher {
           Bf16::Pack(x[0], x[1]), Bf16::Pack(x[2], x[3]));
     }
   }
-  __device__ __forceinline__ IO* Out(int c, int place, int column) const {
-    return static_cast<IO*>(p.out) + row.Token(c, place) * p.out_stride +
+  template <typename T>
+  __device__ __forceinline__ T* Out(int c, int place, int column) const {
+    return static_cast<T*>(p.out) + row.Token(c, place) * p.out_stride +
            int64_t{head} * s.value_dim + column;
   }
   __device__ __forceinline__ void WriteFloats(int group, int c, int first,
@@ -134,7 +136,7 @@ struct Finisher {
       const int place = first + lane % 4 * 2 + i % 2;
       const int column = first_column + 64 * group + lane / 4 + i / 2 * 8;
       if (place >= row.Begin(c) && place < row.End(c) && column < s.value_dim) {
-        *Out(c, place, column) = FromFloat<IO>(sum[i]);
+        *Out<float>(c, place, column) = sum[i];
       }
     }
   }
@@ -143,7 +145,7 @@ struct Finisher {
     const int column = first_column + 64 * group + lane % 2 * 8;
     if (column >= s.value_dim) return;
     const int first = 8 * first_block + lane / 2;
-    IO* to = Out(c, first, column);
+    __nv_bfloat16* to = Out<__nv_bfloat16>(c, first, column);
     uint32_t from = Staging(group) + lane / 2 * 32 + lane % 2 * 16;
     for (int i = 0; i < 8 * own_blocks; i += 16) {
       uint32_t x[4];
@@ -171,6 +173,7 @@ struct Finisher {
   int first_column;  // of this warp's 16 of group 0
   int first_block;   // of 8 tokens, of those that this block sums up
   int own_blocks;
+  bool floats;  // outputs
 };
 
 }  // namespace linear_prefill

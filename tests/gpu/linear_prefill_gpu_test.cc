@@ -185,6 +185,32 @@ TEST_F(LinearPrefillGpuTest, MatchesFloat64WithEveryActivation) {
   }
 }
 
+// The bits of outputs, before they are rounded: those of bfloat16 are these,
+// rounded.
+TEST_F(LinearPrefillGpuTest, OutputsMayBeFloats) {
+  const std::vector<PromptPart> parts = {{1, 0, 200}, {2, 13, 70}, {3, 5, 1}};
+  for (const auto& [d, e] :
+       {std::pair(128, 128), std::pair(40, 72), std::pair(192, 96)}) {
+    for (LrpeType position : {LrpeType::kNone, LrpeType::kRotate}) {
+      SCOPED_TRACE(testing::Message() << d << " x " << e << " position "
+                                      << static_cast<int>(position));
+      LinearGpuConfig c = Plain(3, d, e);
+      c.position = position;
+      ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, parts, {.float_out = true}));
+      LinearPrefillBatch rounded(c, parts, {});
+      ASSERT_NO_FATAL_FAILURE(rounded.Run());
+      LinearPrefillBatch floats(c, parts, {.float_out = true});
+      ASSERT_NO_FATAL_FAILURE(floats.Run());
+      for (int64_t i = 0; i < 3; ++i) {
+        EXPECT_TRUE(
+            SameBits(rounded.Out(i),
+                     Rounded(ElementType::kBFloat16, floats.Out(i))));
+        EXPECT_TRUE(SameBits(rounded.State(i), floats.State(i)));
+      }
+    }
+  }
+}
+
 TEST_F(LinearPrefillGpuTest, AnglesAreRightFarOut) {
   for (LrpeType position : {LrpeType::kRotate, LrpeType::kCosine}) {
     LinearGpuConfig c = Plain(2, 64, 64);

@@ -148,7 +148,7 @@ void LinearPrefillBatch::Upload() {
   }
   tokens_ = std::make_unique<DeviceTensor>(config_.io, values);
   out_ = std::make_unique<DeviceTensor>(
-      config_.io, std::vector<float>(tokens() * out_stride_, kCanary));
+      out_type(), std::vector<float>(tokens() * out_stride_, kCanary));
   query_start_ = std::make_unique<DeviceBuffer<int32_t>>(starts);
   rows_ = std::make_unique<DeviceBuffer<int32_t>>(
       std::vector<int32_t>{static_cast<int32_t>(parts() + 1)});
@@ -168,6 +168,7 @@ LinearPrefillParams LinearPrefillBatch::Params() {
   p.head_dim = c.head_dim;
   p.value_dim = c.value_dim;
   p.io_type = c.io;
+  p.out_type = out_type();
   p.q = at(0);
   p.k = at(c.heads * c.head_dim);
   p.v = at(2 * c.heads * c.head_dim);
@@ -210,7 +211,7 @@ void LinearPrefillBatch::Run() {
   }
   ASSERT_TRUE(SameBits(after, before)) << "a slot of no row changed";
   const std::vector<float> out = out_->Read();
-  const float canary = Rounded(config_.io, {kCanary})[0];
+  const float canary = Rounded(out_type(), {kCanary})[0];
   const int64_t width = out_stride_ - kGap;
   for (int64_t t = 0; t < tokens(); ++t) {
     const bool sink = t >= tokens() - 2 * kTrapTokens;

@@ -43,6 +43,7 @@ class LinearPrefillBatch {
   struct Options {
     bool fresh = false;     // the slots hold NaN
     bool no_decay = false;  // decay is null
+    bool float_out = false;  // whatever the type of q, k and v
   };
 
   LinearPrefillBatch(const LinearGpuConfig& config,
@@ -70,6 +71,9 @@ class LinearPrefillBatch {
 
   int64_t parts() const { return static_cast<int64_t>(parts_.size()); }
   int64_t tokens() const;
+  ElementType out_type() const {
+    return options_.float_out ? ElementType::kFloat32 : config_.io;
+  }
   void Upload();
 
   LinearGpuConfig config_;
