@@ -86,6 +86,7 @@ absl::Status CreateClients(const BenchFlags& flags, const BenchPlan& plan,
 absl::Status Connect(Session* session) {
   CallOptions call;
   call.timeout = kInfoTimeout;
+  call.canceller = session->run_switch.canceller();
   for (const auto& client : session->clients) {
     RECURVE_ASSIGN_OR_RETURN(session->server, client->GetServerInfo(call));
   }
@@ -276,13 +277,16 @@ int Run(const BenchFlags& flags) {
   }
   const auto plan = MakeBenchPlan(flags);
   if (!plan.ok()) return ReportUsage(plan.status().message());
+  const absl::Status files = CheckBenchFiles(flags);
+  if (!files.ok()) return ReportUsage(files.message());
   Session session;
   const absl::Status created = CreateClients(flags, *plan, &session);
   if (!created.ok()) return ReportUsage(created.message());
   const Interrupt interrupt([&] { session.run_switch.Stop(); });
   const absl::StatusOr<int> exit_code = Measure(flags, *plan, &session);
-  if (!exit_code.ok()) return ReportError(exit_code.status());
-  return *exit_code;
+  if (exit_code.ok()) return *exit_code;
+  ReportError(exit_code.status());
+  return session.run_switch.stopped() ? kExitInterrupted : kExitFailure;
 }
 
 void AddLoadFlags(CLI::App* command, BenchFlags* flags) {

@@ -1,9 +1,9 @@
 #include "client/command.h"
 
-#include <cmath>
 #include <cstdio>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 
@@ -58,15 +58,18 @@ ClientOptions MakeClientOptions(const ServerFlags& flags) {
   return options;
 }
 
-const CLI::Validator& Decimal() {
-  static const CLI::Validator* const decimal = new CLI::Validator(
-      [](std::string& text) {
-        return text.find_first_not_of("0123456789") == std::string::npos
-                   ? std::string()
-                   : absl::StrCat("'", text, "' is not a whole number");
+CLI::Validator Decimal(uint64_t most) {
+  return CLI::Validator(
+      [most](std::string& text) {
+        uint64_t value = 0;
+        const bool fits =
+            text.find_first_not_of("0123456789") == std::string::npos &&
+            absl::SimpleAtoi(text, &value) && value <= most;
+        return fits ? std::string()
+                    : absl::StrCat("'", text,
+                                   "' is not a whole number from 0 to ", most);
       },
       "");
-  return *decimal;
 }
 
 int ReportError(const absl::Status& status) {
@@ -82,9 +85,11 @@ int ReportUsage(absl::string_view message) {
 
 absl::StatusOr<absl::Duration> PositiveSeconds(absl::string_view flag,
                                                double value) {
-  if (!std::isfinite(value) || value <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, ": ", value, " is not a number of seconds above 0"));
+  // Written so that a NaN fails.
+  if (!(value > 0 && value <= kMostSeconds)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flag, ": ", value, " is not a number of seconds above 0, at most ",
+        kMostSeconds));
   }
   return absl::Seconds(value);
 }
