@@ -331,7 +331,7 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
       ->add_option("--num-requests", flags->num_requests,
                    "Requests to send (with --turns: conversations) [64; no "
                    "limit with --duration or in a sweep; a trace's]")
-      ->check(Decimal());
+      ->transform(Decimal());
   command->add_option("--duration", flags->duration_seconds,
                       "Start requests for so many seconds [none; 20 for each "
                       "step of a sweep]");
@@ -340,12 +340,12 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
   command
       ->add_option("--max-errors", flags->max_errors,
                    "Start nothing more after so many failed requests")
-      ->check(Decimal())
+      ->transform(Decimal())
       ->capture_default_str();
   command
       ->add_option("--warmup", flags->warmup,
                    "Requests sent before the measured ones")
-      ->check(Decimal())
+      ->transform(Decimal())
       ->capture_default_str();
 }
 
@@ -375,7 +375,7 @@ void AddWorkloadFlags(CLI::App* command, BenchFlags* flags) {
                       "Sample, with a seed for each request");
   command
       ->add_option("--seed", flags->seed, "Seed of lengths, prompts and gaps")
-      ->check(Decimal())
+      ->transform(Decimal())
       ->capture_default_str();
 }
 

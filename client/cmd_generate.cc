@@ -233,13 +233,13 @@ void AddSamplingFlags(CLI::App* command, GenerateFlags* flags) {
   command
       ->add_option("--top-k", flags->top_k,
                    "Sample from the K most likely tokens; 0: all")
-      ->check(Decimal(UINT32_MAX));
+      ->transform(Decimal(UINT32_MAX));
   command->add_option("--top-p", flags->top_p,
                       "Sample from the smallest set of this probability");
   command->add_option("--min-p", flags->min_p,
                       "Drop tokens less likely than this times the likeliest");
   command->add_option("--seed", flags->seed, "Seed of the draws")
-      ->check(Decimal());
+      ->transform(Decimal());
   command->add_option("--repetition-penalty", flags->repetition_penalty,
                       "On tokens of prompt and output; 1: off");
   command->add_option("--presence-penalty", flags->presence_penalty,
@@ -254,14 +254,14 @@ void AddSamplingFlags(CLI::App* command, GenerateFlags* flags) {
       ->add_option("--logprobs", flags->logprobs,
                    "Report log-probabilities (with --json): of the chosen "
                    "token and the N likeliest")
-      ->check(Decimal(UINT32_MAX));
+      ->transform(Decimal(UINT32_MAX));
 }
 
 void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
   command
       ->add_option("--max-new-tokens", flags->max_new_tokens,
                    "Stop after so many tokens")
-      ->check(Decimal(UINT32_MAX));
+      ->transform(Decimal(UINT32_MAX));
   command
       ->add_option("--stop", flags->stop,
                    "Stop when the text contains this; may be repeated")
@@ -270,7 +270,7 @@ void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
       ->add_option("--stop-token-id", flags->stop_token_ids,
                    "Stop after this token; may be repeated")
       ->allow_extra_args(false)
-      ->check(Decimal(UINT32_MAX));
+      ->transform(Decimal(UINT32_MAX));
   command->add_flag("--ignore-eos", flags->ignore_eos,
                     "Go on after end-of-sequence tokens");
 }

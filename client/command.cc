@@ -62,12 +62,13 @@ CLI::Validator Decimal(uint64_t most) {
   return CLI::Validator(
       [most](std::string& text) {
         uint64_t value = 0;
-        const bool fits =
-            text.find_first_not_of("0123456789") == std::string::npos &&
-            absl::SimpleAtoi(text, &value) && value <= most;
-        return fits ? std::string()
-                    : absl::StrCat("'", text,
-                                   "' is not a whole number from 0 to ", most);
+        if (text.find_first_not_of("0123456789") != std::string::npos ||
+            !absl::SimpleAtoi(text, &value) || value > most) {
+          return absl::StrCat("'", text, "' is not a whole number from 0 to ",
+                              most);
+        }
+        text = absl::StrCat(value);  // without leading zeros
+        return std::string();
       },
       "");
 }

@@ -39,8 +39,9 @@ void AddServerFlags(CLI::App* command, ServerFlags* flags);
 // leave the machine in plaintext.
 ClientOptions MakeClientOptions(const ServerFlags& flags);
 
-// For flags of whole numbers, of which CLI11 would let a negative one wrap
-// around and one above 64 bits become the largest. Takes decimal digits.
+// For flags of whole numbers (`transform`). Takes decimal digits alone, where
+// CLI11 would let a negative number wrap around, make one above 64 bits the
+// largest, and read 010 as 8.
 CLI::Validator Decimal(uint64_t most = UINT64_MAX);
 
 // Writes "recurve-client: CODE: message" as one line to stderr. Returns

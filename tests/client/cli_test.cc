@@ -53,6 +53,7 @@ TEST(CliUsageTest, BadUsageIsOneLine) {
       {"generate", "--prompt", "a", "--seed", "-1"},
       {"generate", "--prompt", "a", "--seed", "18446744073709551616"},
       {"generate", "--prompt", "a", "--top-k", "4294967296"},
+      {"generate", "--prompt", "a", "--max-new-tokens", "0x10"},
       {"generate", "--prompt", "a", "--priority", "2147483648"},
       {"generate", "--prompt", "a", "--server", "127.0.0.1:+1"},
       {"generate", "--prompt", "a", "--server", "127.0.0.1: 1"},
