@@ -390,12 +390,17 @@ void CudaBackend::Norm(Activations in, const NormArgs& norm, Activations out) {
 void CudaBackend::GatedNorm(const GatedNormArgs& args) {
   if (!active()) return;
   CudaGatedNormParams params = {};
+  const std::optional<WeightType> type =
+      args.out.data == args.in.data || args.out.data == args.gate.data
+          ? std::nullopt
+          : products_->RoundsInto(args.out);
+  products_->SetRounded(args.out, type.has_value());
   params.norm = {ElementType::kFloat32,
                  Floats(args.in),
                  args.in.stride,
                  Vector(args.norm.weight),
-                 Floats(args.out),
-                 args.out.stride,
+                 args.out.data,
+                 type ? 2 * args.out.stride : args.out.stride,
                  rows_,
                  nullptr,
                  args.in.cols,
@@ -405,7 +410,9 @@ void CudaBackend::GatedNorm(const GatedNormArgs& args) {
   params.gate_stride = args.gate.stride;
   params.activation = args.activation;
   params.gate_after_norm = args.gate_after_norm;
-  Check(LaunchGatedNorm(params, stream_), "gated norm");
+  Check(type ? LaunchRoundedGatedNorm(params, *type, stream_)
+             : LaunchGatedNorm(params, stream_),
+        "gated norm");
 }
 
 void CudaBackend::Project(Activations in, MatrixId matrix, Activations out,

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -44,7 +45,7 @@ class LinearMixer : public TokenMixer {
       if (input->rank > 0)
         cols += backend_.PadColumns(config_.num_heads * input->dim);
     }
-    return cols + backend_.PadColumns(factor_cols()) +
+    return cols + backend_.PadColumns(workspace_cols()) +
            backend_.PadColumns(value_cols()) * (weights_.gate_rank > 0 ? 2 : 1);
   }
 
@@ -74,28 +75,35 @@ class LinearMixer : public TokenMixer {
     args.v = vectors(weights_.v);
     const Activations mixed = next(value_cols());
     args.out = mixed;
-    args.scratch = next(factor_cols());
+    const Activations workspace = next(workspace_cols());
+    args.scratch = workspace;
     backend.LinearAttention(args);
 
+    // Where the product reads 16 bits, it has them from the norm.
+    Activations normed = workspace.Columns(0, value_cols());
+    normed.for_products = true;
     if (weights_.gate_rank > 0) {
       const Activations gate_in =
           inputs.Columns(weights_.gate_column, weights_.gate_rank);
       const Activations gate = next(value_cols());
       backend.Project(gate_in, weights_.gate_out, gate, /*add=*/false);
       backend.GatedNorm({mixed, gate, *config_.output_gate,
-                         config_.gate_after_norm, *weights_.norm, mixed});
+                         config_.gate_after_norm, *weights_.norm, normed});
     } else if (weights_.norm) {
-      backend.Norm(mixed, *weights_.norm, mixed);
+      backend.Norm(mixed, *weights_.norm, normed);
+    } else {
+      normed = mixed;
     }
-    backend.Project(mixed, weights_.out, residual, /*add=*/true);
+    backend.Project(normed, weights_.out, residual, /*add=*/true);
   }
 
  private:
   int64_t value_cols() const { return config_.num_heads * config_.value_dim; }
-  // Of q, k and v as factors of 16 bits.
-  int64_t factor_cols() const {
+  // Of q, k and v as factors of 16 bits, and later of what is projected.
+  int64_t workspace_cols() const {
     const int64_t dim = LrpeOutputDim(config_.position.type, config_.head_dim);
-    return (2 * config_.num_heads * dim + value_cols() + 1) / 2;
+    return std::max((2 * config_.num_heads * dim + value_cols() + 1) / 2,
+                    value_cols());
   }
 
   // The vectors of all heads, [T, H·dim]: in place, or in `expanded`.

@@ -37,8 +37,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool encodes = kPosition != LrpeType::kNone && !values;
   Tensor t;
   t.dim = static_cast<int>(values ? p.value_dim : p.head_dim);
-  t.factor_dim =
-      kPosition == LrpeType::kCosine && !values ? 2 * t.dim : t.dim;
+  t.factor_dim = kPosition == LrpeType::kCosine && !values ? 2 * t.dim : t.dim;
   t.lanes = values ? value_lanes : key_lanes;
   t.x = values ? p.v : blockIdx.z == 0 ? p.q : p.k;
   t.activation = values            ? p.v_activation
@@ -103,34 +102,31 @@ __global__ void __launch_bounds__(kThreads)
       }
       if (!active) continue;
       __nv_bfloat16* const to = y + (first + i) * t.factor_dim;
-      if (!encodes) {
-        StorePack<__nv_bfloat16, kVector>(x1, to);
-        StorePack<__nv_bfloat16, kVector>(x2, to + half);
-        continue;
-      }
-      float out[kVector];
+      if constexpr (kPosition == LrpeType::kRotate) {
+        if (encodes) {
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        out[j] = kPosition == LrpeType::kRotate
-                     ? x1[j] * cos[j] - x2[j] * sin[j]
-                     : x1[j] * cos[j];
-      }
-      StorePack<__nv_bfloat16, kVector>(out, to);
+          for (int j = 0; j < kVector; ++j) {
+            const float y = x1[j] * cos[j] - x2[j] * sin[j];
+            x2[j] = x1[j] * sin[j] + x2[j] * cos[j];
+            x1[j] = y;
+          }
+        }
+      } else if constexpr (kPosition == LrpeType::kCosine) {
+        if (encodes) {
+          float sines[2][kVector];
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        out[j] = kPosition == LrpeType::kRotate
-                     ? x1[j] * sin[j] + x2[j] * cos[j]
-                     : x2[j] * cos[kAngles - kVector + j];
+          for (int j = 0; j < kVector; ++j) {
+            sines[0][j] = x1[j] * sin[j];
+            sines[1][j] = x2[j] * sin[kVector + j];
+            x1[j] *= cos[j];
+            x2[j] *= cos[kVector + j];
+          }
+          StorePack<__nv_bfloat16, kVector>(sines[0], to + 2 * half);
+          StorePack<__nv_bfloat16, kVector>(sines[1], to + 3 * half);
+        }
       }
-      StorePack<__nv_bfloat16, kVector>(out, to + half);
-      if constexpr (kPosition == LrpeType::kCosine) {
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) out[j] = x1[j] * sin[j];
-        StorePack<__nv_bfloat16, kVector>(out, to + 2 * half);
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) out[j] = x2[j] * sin[kVector + j];
-        StorePack<__nv_bfloat16, kVector>(out, to + 3 * half);
-      }
+      StorePack<__nv_bfloat16, kVector>(x1, to);
+      StorePack<__nv_bfloat16, kVector>(x2, to + half);
     }
   }
 }

@@ -68,6 +68,33 @@ __device__ __forceinline__ float ThreadSum(float value) {
   }
 }
 
+// x · act(g). The usual activations are code in line; all of them there, for
+// each element, would be more than a cold start of a small kernel can fetch.
+template <int kVector>
+__device__ __forceinline__ void ApplyGate(Activation activation,
+                                          float (&g)[kVector],
+                                          float (&x)[kVector]) {
+  if (activation == Activation::kSigmoid || activation == Activation::kSilu) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const float sigmoid = DeviceSigmoid(g[j]);
+      x[j] *= activation == Activation::kSilu ? g[j] * sigmoid : sigmoid;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int j = 0; j < kVector; ++j) {
+    // A loop over registers: each takes its turn in the first.
+    const float y = x[0] * DeviceActivate(activation, g[0]);
+#pragma unroll
+    for (int i = 0; i + 1 < kVector; ++i) {
+      x[i] = x[i + 1];
+      g[i] = g[i + 1];
+    }
+    x[kVector - 1] = y;
+  }
+}
+
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
@@ -103,28 +130,34 @@ __global__ void __launch_bounds__(kBlock)
     if constexpr (kGate == Gate::kBefore) {
       float g[kVector];
       LoadRun(gate + i, width - i, whole, g);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        in[j] *= DeviceActivate(params.activation, g[j]);
-      }
+      ApplyGate(params.activation, g, in);
     }
   };
 
+  // The first runs stay in registers.
+  constexpr int kKept = 2;
+  float kept[kKept][kVector];
   float squares = 0.0f;
-#pragma unroll 2
-  for (int i = begin; i < width; i += kStep) {
-    float in[kVector];
-    load(i, in);
+  const auto square = [&squares](const float(&in)[kVector]) {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) squares = fmaf(in[j], in[j], squares);
+  };
+#pragma unroll
+  for (int n = 0; n < kKept; ++n) {
+    if (begin + n * kStep >= width) break;
+    load(begin + n * kStep, kept[n]);
+    square(kept[n]);
+  }
+#pragma unroll 2
+  for (int i = begin + kKept * kStep; i < width; i += kStep) {
+    float in[kVector];
+    load(i, in);
+    square(in);
   }
   const float mean = ThreadSum<kThreads>(squares) / static_cast<float>(width);
   const float scale = 1.0f / sqrtf(mean + p.eps);
 
-#pragma unroll 2
-  for (int i = begin; i < width; i += kStep) {
-    float out[kVector];
-    load(i, out);
+  const auto finish = [&](int i, float(&out)[kVector]) {
     if (p.weight != nullptr) {
       float weight[kVector];
 #pragma unroll
@@ -143,12 +176,20 @@ __global__ void __launch_bounds__(kBlock)
     if constexpr (kGate == Gate::kAfter) {
       float g[kVector];
       LoadRun(gate + i, width - i, whole, g);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        out[j] *= DeviceActivate(params.activation, g[j]);
-      }
+      ApplyGate(params.activation, g, out);
     }
     StoreRun(out, width - i, whole, y + i);
+  };
+#pragma unroll
+  for (int n = 0; n < kKept; ++n) {
+    if (begin + n * kStep >= width) break;
+    finish(begin + n * kStep, kept[n]);
+  }
+#pragma unroll 2
+  for (int i = begin + kKept * kStep; i < width; i += kStep) {
+    float out[kVector];
+    load(i, out);
+    finish(i, out);
   }
 }
 
@@ -191,11 +232,17 @@ bool Valid(const CudaRmsNormParams& p) {
          p.rows <= INT32_MAX / p.groups;
 }
 
-template <typename T>
+template <typename T, typename TOut = T>
 cudaError_t LaunchGated(const CudaGatedNormParams& params,
                         cudaStream_t stream) {
-  return params.gate_after_norm ? Launch<T, Gate::kAfter>(params, stream)
-                                : Launch<T, Gate::kBefore>(params, stream);
+  return params.gate_after_norm
+             ? Launch<T, Gate::kAfter, TOut>(params, stream)
+             : Launch<T, Gate::kBefore, TOut>(params, stream);
+}
+
+bool Valid(const CudaGatedNormParams& p) {
+  return Valid(p.norm) && p.gate != nullptr &&
+         p.activation != Activation::kSoftmax;
 }
 
 }  // namespace
@@ -227,14 +274,23 @@ cudaError_t LaunchRoundedRmsNorm(const CudaRmsNormParams& params,
 
 cudaError_t LaunchGatedNorm(const CudaGatedNormParams& params,
                             cudaStream_t stream) {
-  if (!Valid(params.norm) || params.gate == nullptr ||
-      params.activation == Activation::kSoftmax) {
-    return cudaErrorInvalidValue;
-  }
+  if (!Valid(params)) return cudaErrorInvalidValue;
   if (params.norm.rows == 0) return cudaSuccess;
   return params.norm.type == ElementType::kBFloat16
              ? LaunchGated<__nv_bfloat16>(params, stream)
              : LaunchGated<float>(params, stream);
+}
+
+cudaError_t LaunchRoundedGatedNorm(const CudaGatedNormParams& params,
+                                   WeightType y_type, cudaStream_t stream) {
+  if (!Valid(params) || params.norm.type != ElementType::kFloat32 ||
+      y_type == WeightType::kFloat32) {
+    return cudaErrorInvalidValue;
+  }
+  if (params.norm.rows == 0) return cudaSuccess;
+  return y_type == WeightType::kBFloat16
+             ? LaunchGated<float, __nv_bfloat16>(params, stream)
+             : LaunchGated<float, __half>(params, stream);
 }
 
 }  // namespace recurve

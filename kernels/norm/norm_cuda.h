@@ -50,6 +50,11 @@ struct CudaGatedNormParams {
 cudaError_t LaunchGatedNorm(const CudaGatedNormParams& params,
                             cudaStream_t stream);
 
+// The same with x and gate in float32 and y, which must be neither of them,
+// rounded once, in `y_type`: 16 bits.
+cudaError_t LaunchRoundedGatedNorm(const CudaGatedNormParams& params,
+                                   WeightType y_type, cudaStream_t stream);
+
 // LayerNorm, as kernels/norm/norm.h: float32, two passes over a row.
 struct CudaLayerNormParams {
   const float* x;  // [rows, cols]

@@ -3,10 +3,14 @@
 #include <cmath>
 #include <cstdint>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/linear_attn/linear_factors_cuda.h"
+#include "kernels/linear_attn/linear_prefill_cuda.h"
+#include "kernels/linear_attn/linear_step_cuda.h"
 #include "tests/gpu/device_buffer.h"
+#include "tests/gpu/linear_prefill_gpu_testing.h"
 #include "tests/kernels/activation_oracle.h"
 #include "tests/kernels/lrpe_oracle.h"
 #include "tests/testing/random_tensor.h"
@@ -28,6 +32,23 @@ struct Config {
   int64_t key_dim() const { return LrpeOutputDim(position, head_dim); }
   int64_t angles() const { return LrpeAngles(position, head_dim); }
 };
+
+// f(angle) of each token.
+template <typename F>
+std::vector<float> Table(const Config& c, F f) {
+  std::vector<float> table;
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    for (int64_t i = 0; i < c.angles(); ++i) {
+      const double theta =
+          std::pow(10000.0, -2.0 * static_cast<double>(i) /
+                                static_cast<double>(c.head_dim));
+      table.push_back(static_cast<float>(
+          f(static_cast<double>(c.first_position + t) * theta)));
+    }
+  }
+  if (table.empty()) table.push_back(kNaN);
+  return table;
+}
 
 // Tables on the device, and the parameters of a launch.
 class Launch {
@@ -77,22 +98,6 @@ class Launch {
     }
     return x;
   }
-  template <typename F>
-  static std::vector<float> Table(const Config& c, F f) {
-    std::vector<float> table;
-    for (int64_t t = 0; t < c.tokens; ++t) {
-      for (int64_t i = 0; i < c.angles(); ++i) {
-        const double theta = std::pow(
-            10000.0,
-            -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim));
-        table.push_back(static_cast<float>(
-            f(static_cast<double>(c.first_position + t) * theta)));
-      }
-    }
-    if (table.empty()) table.push_back(kNaN);
-    return table;
-  }
-
   int64_t stride_, factors_stride_;
   std::vector<float> x_;
   DeviceBuffer<float> in_, cos_, sin_;
@@ -113,10 +118,9 @@ class LinearFactorsGpuTest : public GpuTest {
       for (int64_t i = 0; t < c.tokens && i < 3 * c.heads; ++i) {
         const bool value = i >= 2 * c.heads;
         const int64_t dim = value ? c.value_dim : c.head_dim;
-        const float* x =
-            launch.In(t) +
-            (value ? 2 * c.heads * c.head_dim + (i - 2 * c.heads) * dim
-                   : i * dim);
+        const float* x = launch.In(t) + (value ? 2 * c.heads * c.head_dim +
+                                                     (i - 2 * c.heads) * dim
+                                               : i * dim);
         const std::vector<double> y = LrpeOracle(
             value ? LrpeType::kNone : c.position,
             ActivationRowOracle(c.activation, {x, static_cast<size_t>(dim)}),
@@ -167,6 +171,133 @@ TEST_F(LinearFactorsGpuTest, MatchFloat64WithEveryActivation) {
                    << " position " << static_cast<int>(position));
       Config c = {21, 5, 96, 40, position, activation};
       ASSERT_NO_FATAL_FAILURE(ExpectOracle(c));
+    }
+  }
+}
+
+// As the server does it: factors of float32, prompts from them with outputs in
+// float32, and steps that go on from the state.
+TEST_F(LinearFactorsGpuTest, PromptsFromThemHandOverToTheStep) {
+  constexpr double kTolerance = 4e-3;
+  constexpr int64_t kSteps = 64;
+  for (const auto& [position, d] :
+       {std::pair(LrpeType::kNone, 128), std::pair(LrpeType::kRotate, 128),
+        std::pair(LrpeType::kCosine, 64), std::pair(LrpeType::kCosine, 128)}) {
+    for (const int64_t count : {1, 64, 127, 640}) {
+      SCOPED_TRACE(testing::Message()
+                   << "position " << static_cast<int>(position) << " of " << d
+                   << ", length " << count);
+      LinearGpuConfig c;
+      c.heads = 3;
+      c.head_dim = d;
+      c.value_dim = 64;
+      c.position = position;
+      const int64_t width = c.token_elements();
+      std::vector<float> tokens;
+      for (int64_t t = 0; t < count; ++t) {
+        const std::vector<float> token = LinearToken(c, 1, t);
+        tokens.insert(tokens.end(), token.begin(), token.end());
+      }
+      DeviceBuffer<float> in(tokens);
+      const Config shape = {count, c.heads, d, c.value_dim, position};
+      DeviceBuffer<float> cos(
+          Table(shape, [](double a) { return std::cos(a); }));
+      DeviceBuffer<float> sin(
+          Table(shape, [](double a) { return std::sin(a); }));
+      const int64_t keys = c.heads * c.key_dim();
+      const int64_t values = c.heads * c.value_dim;
+      DeviceBuffer<uint16_t> factors(
+          std::vector<uint16_t>(count * (2 * keys + values)));
+      LinearFactorsParams f = {};
+      f.tokens = count;
+      f.num_heads = c.heads;
+      f.head_dim = d;
+      f.value_dim = c.value_dim;
+      f.q = in.data();
+      f.k = f.q + c.heads * d;
+      f.v = f.k + c.heads * d;
+      f.stride = width;
+      f.q_activation = c.q_activation;
+      f.k_activation = c.k_activation;
+      f.v_activation = c.v_activation;
+      f.position = position;
+      f.cos = cos.data();
+      f.sin = sin.data();
+      f.q_factors = factors.data();
+      f.k_factors = f.q_factors + keys;
+      f.v_factors = f.k_factors + keys;
+      f.factors_stride = 2 * keys + values;
+      ASSERT_EQ(LaunchLinearFactors(f, nullptr), cudaSuccess);
+
+      DeviceBuffer<float> states(
+          std::vector<float>(2 * c.state_elements(), 0.0f));
+      DeviceBuffer<float> decay(c.Decay());
+      DeviceBuffer<float> out(
+          std::vector<float>((count + kSteps) * values, kNaN));
+      DeviceBuffer<int32_t> starts({0, static_cast<int32_t>(count)});
+      DeviceBuffer<int32_t> slot({1});
+      DeviceBuffer<int64_t> first({0});
+      LinearPrefillParams p = {};
+      p.num_heads = c.heads;
+      p.head_dim = c.key_dim();
+      p.value_dim = c.value_dim;
+      p.io_type = ElementType::kBFloat16;
+      p.out_type = ElementType::kFloat32;
+      p.q = f.q_factors;
+      p.k = f.k_factors;
+      p.v = f.v_factors;
+      p.stride = f.factors_stride;
+      p.out = out.data();
+      p.out_stride = values;
+      p.query_start = starts.data();
+      p.max_rows = 1;
+      p.slots = slot.data();
+      p.positions = first.data();
+      p.q_activation = p.k_activation = p.v_activation = Activation::kNone;
+      p.position = LrpeType::kNone;
+      p.scale = 1;
+      p.decay = decay.data();
+      p.states = states.data();
+      p.slot_stride = c.state_elements();
+      ASSERT_EQ(LaunchLinearPrefill(p, nullptr), cudaSuccess);
+
+      DeviceBuffer<uint64_t> phases(LinearPhases(c));
+      for (int64_t t = count; t < count + kSteps; ++t) {
+        DeviceBuffer<float> token(LinearToken(c, 1, t));
+        DeviceBuffer<int64_t> at({t});
+        LinearStepParams step = {};
+        step.num_heads = c.heads;
+        step.head_dim = d;
+        step.value_dim = c.value_dim;
+        step.io_type = ElementType::kFloat32;
+        step.q = token.data();
+        step.k = token.data() + c.heads * d;
+        step.v = token.data() + 2 * c.heads * d;
+        step.stride = width;
+        step.out = out.data() + t * values;
+        step.out_stride = values;
+        step.max_rows = 1;
+        step.slots = slot.data();
+        step.positions = at.data();
+        step.q_activation = c.q_activation;
+        step.k_activation = c.k_activation;
+        step.v_activation = c.v_activation;
+        step.position = position;
+        step.phase_steps = phases.data();
+        step.scale = 1;
+        step.decay = decay.data();
+        step.states = states.data();
+        step.slot_stride = c.state_elements();
+        ASSERT_EQ(LaunchLinearStep(step, nullptr), cudaSuccess);
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      }
+      const PrefillOracle want(c, {1, 0, count + kSteps}, true);
+      EXPECT_LE(WorstHeadError(out.Read(), want.out, c.heads, c.value_dim),
+                kTolerance);
+      const std::vector<float> all = states.Read();
+      EXPECT_LE(WorstHeadError({all.begin() + c.state_elements(), all.end()},
+                               want.state, c.heads, c.key_dim() * c.value_dim),
+                kTolerance);
     }
   }
 }

@@ -41,8 +41,8 @@ double WorstHeadError(const std::vector<float>& got,
 class LinearPrefillBatch {
  public:
   struct Options {
-    bool fresh = false;     // the slots hold NaN
-    bool no_decay = false;  // decay is null
+    bool fresh = false;      // the slots hold NaN
+    bool no_decay = false;   // decay is null
     bool float_out = false;  // whatever the type of q, k and v
   };
 

@@ -27,9 +27,9 @@ constexpr float kEps = 1e-5f;
 struct Shape {
   int64_t rows, cols, groups;
 };
-constexpr Shape kShapes[] = {{1, 1, 1},    {3, 255, 1},   {7, 256, 4},
-                             {2, 257, 1},  {33, 1600, 1}, {5, 4992, 78},
-                             {2, 2056, 2}, {4, 1027, 1},  {9, 96, 3}};
+constexpr Shape kShapes[] = {
+    {1, 1, 1},     {3, 255, 1},  {7, 256, 4},  {2, 257, 1}, {33, 1600, 1},
+    {5, 4992, 78}, {2, 2056, 2}, {4, 1027, 1}, {9, 96, 3},  {2, 3000, 1}};
 
 enum class Kind { kNorm, kGateBefore, kGateAfter };
 
@@ -80,12 +80,14 @@ std::vector<float> OnCpu(const Case& c, const std::vector<float>& x,
 // The first `live` rows of x, all of them in the launch.
 std::vector<float> OnGpu(const Case& c, const std::vector<float>& x,
                          const std::vector<float>& gate,
-                         const std::vector<float>& weight, int32_t live) {
+                         const std::vector<float>& weight, int32_t live,
+                         bool rounded = false) {
   const auto [rows, cols, groups] = c.shape;
   const int64_t stride = cols + c.gap;
   DeviceTensor device_x(c.type, x);
   DeviceTensor device_gate(c.type, gate);
-  DeviceTensor y(c.type, std::vector<float>(x.size(), kCanary));
+  DeviceTensor y(rounded ? ElementType::kBFloat16 : c.type,
+                 std::vector<float>(x.size(), kCanary));
   DeviceBuffer<float> device_weight(weight);
   DeviceBuffer<int32_t> live_rows(std::vector<int32_t>{live});
   CudaGatedNormParams p = {};
@@ -105,7 +107,9 @@ std::vector<float> OnGpu(const Case& c, const std::vector<float>& x,
   p.activation = c.activation;
   p.gate_after_norm = c.kind == Kind::kGateAfter;
   EXPECT_EQ(c.kind == Kind::kNorm ? LaunchRmsNorm(p.norm, nullptr)
-                                  : LaunchGatedNorm(p, nullptr),
+            : rounded
+                ? LaunchRoundedGatedNorm(p, WeightType::kBFloat16, nullptr)
+                : LaunchGatedNorm(p, nullptr),
             cudaSuccess);
   return y.Read();
 }
@@ -169,6 +173,27 @@ TEST_F(NormGpuTest, MatchesTheCpu) {
                                        true,
                                        activation,
                                        0}));
+  }
+}
+
+TEST_F(NormGpuTest, RoundsGatedRowsOnce) {
+  for (const Shape& shape : kShapes) {
+    for (Kind kind : {Kind::kGateBefore, Kind::kGateAfter}) {
+      for (Activation activation : {Activation::kSigmoid, Activation::kRelu}) {
+        SCOPED_TRACE(testing::Message() << shape.rows << " x " << shape.cols);
+        const Case c = {shape, ElementType::kFloat32, kind, true, activation,
+                        8};
+        const std::vector<float> x = Rows(1, c);
+        const std::vector<float> gate = Rows(2, c);
+        const std::vector<float> weight =
+            RandomTensor(3, shape.cols, -2.0f, 2.0f);
+        EXPECT_TRUE(SameBits(
+            OnGpu(c, x, gate, weight, static_cast<int32_t>(shape.rows), true),
+            Rounded(
+                ElementType::kBFloat16,
+                OnGpu(c, x, gate, weight, static_cast<int32_t>(shape.rows)))));
+      }
+    }
   }
 }
 
