@@ -25,7 +25,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "spdlog/spdlog.h"
 
 namespace recurve {
 namespace {
@@ -50,9 +49,6 @@ constexpr std::chrono::milliseconds kLingerTime{2'000};
 constexpr int64_t kMaxLingerBytes = 16 << 20;
 // When no more files can be opened, the next try to accept.
 constexpr std::chrono::milliseconds kAcceptPause{100};
-// When TLS files could not be used, the next look at them: they may have been
-// read between the renaming of a key and that of its certificate.
-constexpr std::chrono::milliseconds kTlsRetry{1'000};
 // Connections above the limit that are told so at a time; more are just closed.
 constexpr int64_t kMaxRefusing = 256;
 // nginx's status for a client that left before its answer was whole.
@@ -150,7 +146,7 @@ class HttpServer::Core : public std::enable_shared_from_this<Core> {
   void Remove(Connection* connection);
 
  private:
-  absl::Status LoadTls();
+  void TakeNewTls();
   void Accept();
   void OnAccept(error_code error, tcp::socket socket);
 
@@ -165,9 +161,9 @@ class HttpServer::Core : public std::enable_shared_from_this<Core> {
   asio::steady_timer pause_{accepting_};
   std::vector<std::thread> threads_;
 
-  // While accepting only. Null: plaintext, or files that cannot be used.
-  std::shared_ptr<asio::ssl::context> tls_;
-  Clock::time_point tls_loaded_;
+  // While accepting only. Null: plaintext.
+  std::shared_ptr<SSL_CTX> tls_files_;
+  std::shared_ptr<asio::ssl::context> tls_;  // of tls_files_
 
   std::atomic<bool> draining_{false};
   std::atomic<int64_t> count_{0};
@@ -560,7 +556,6 @@ absl::StatusOr<int> HttpServer::Core::Listen(const HttpServerOptions& options,
                                              HttpHandler* handler) {
   options_ = options;
   handler_ = handler;
-  if (!options.transport.tls_cert.empty()) RECURVE_RETURN_IF_ERROR(LoadTls());
   const auto unavailable = [&](const error_code& error) {
     return absl::UnavailableError(absl::StrCat("cannot listen for HTTP on ",
                                                options.host, ":", options.port,
@@ -592,13 +587,12 @@ absl::StatusOr<int> HttpServer::Core::Listen(const HttpServerOptions& options,
   return port;
 }
 
-absl::Status HttpServer::Core::LoadTls() {
-  tls_loaded_ = Clock::now();
-  tls_.reset();
-  RECURVE_ASSIGN_OR_RETURN(SSL_CTX * context,
-                           MakeTlsContext(options_.transport));
-  tls_ = std::make_shared<asio::ssl::context>(context);
-  return absl::OkStatus();
+void HttpServer::Core::TakeNewTls() {
+  std::shared_ptr<SSL_CTX> now = options_.tls->Context();
+  if (now == tls_files_) return;
+  tls_files_ = std::move(now);
+  SSL_CTX_up_ref(tls_files_.get());  // the other owner frees it, too
+  tls_ = std::make_shared<asio::ssl::context>(tls_files_.get());
 }
 
 void HttpServer::Core::Accept() {
@@ -618,30 +612,19 @@ void HttpServer::Core::OnAccept(error_code error, tcp::socket socket) {
     });
     return;
   }
-  const bool secure = !options_.transport.tls_cert.empty();
-  const std::chrono::milliseconds age =
-      tls_ != nullptr ? options_.transport.tls_reload : kTlsRetry;
-  if (secure && Clock::now() - tls_loaded_ >= age) {
-    if (const absl::Status status = LoadTls(); !status.ok()) {
-      spdlog::error("no HTTP connection is taken: {}",
-                    std::string(status.message()));
-    }
+  if (options_.tls != nullptr) TakeNewTls();
+  auto connection =
+      std::make_shared<Connection>(shared_from_this(), std::move(socket), tls_);
+  bool take = false;
+  {
+    MutexLock lock(&mu_);
+    take = !stopped_ && count_.load() < options_.max_connections + kMaxRefusing;
+    if (take) open_.emplace(connection.get(), connection);
   }
-  if (!secure || tls_ != nullptr) {
-    auto connection = std::make_shared<Connection>(shared_from_this(),
-                                                   std::move(socket), tls_);
-    bool take = false;
-    {
-      MutexLock lock(&mu_);
-      take =
-          !stopped_ && count_.load() < options_.max_connections + kMaxRefusing;
-      if (take) open_.emplace(connection.get(), connection);
-    }
-    if (take && count_.fetch_add(1) < options_.max_connections) {
-      connection->Start();
-    } else if (take) {
-      connection->StartRefused();
-    }
+  if (take && count_.fetch_add(1) < options_.max_connections) {
+    connection->Start();
+  } else if (take) {
+    connection->StartRefused();
   }
   Accept();
 }
