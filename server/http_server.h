@@ -60,10 +60,8 @@ class HttpServer {
 
  private:
   class Core;
-  class Connection;
-  class Transport;
 
-  HttpServer();
+  HttpServer(const HttpServerOptions& options, HttpHandler* handler);
 
   const std::shared_ptr<Core> core_;
   int port_ = 0;

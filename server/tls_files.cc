@@ -112,12 +112,6 @@ absl::StatusOr<std::unique_ptr<TlsFiles>> TlsFiles::Load(
   return files;
 }
 
-TlsFiles::~TlsFiles() {
-  for (const int fd : {copies_.cert, copies_.key, copies_.client_ca}) {
-    CloseFile(fd);
-  }
-}
-
 absl::StatusOr<TlsFiles::Texts> TlsFiles::Read() const {
   Texts texts;
   RECURVE_ASSIGN_OR_RETURN(texts.cert, ReadFile("tls-cert", options_.tls_cert));

@@ -31,12 +31,11 @@ class TlsFiles {
   // flag and the file, if a file cannot be used or one of a pair is missing.
   static absl::StatusOr<std::unique_ptr<TlsFiles>> Load(
       const TransportOptions& options);
-  ~TlsFiles();
   TlsFiles(const TlsFiles&) = delete;
   TlsFiles& operator=(const TlsFiles&) = delete;
 
   // For a gRPC server: new connections get what was read last, a second later
-  // at most. The object must outlive the server.
+  // at most.
   std::shared_ptr<grpc::ServerCredentials> GrpcCredentials() const;
 
   // The same for a server that uses OpenSSL itself.
@@ -73,7 +72,9 @@ class TlsFiles {
   Texts used_;
   // What the log has told of: it is not told again.
   std::optional<std::string> problem_;
-  Copies copies_;  // numbers that stay, of files that are exchanged
+  // Numbers that stay, of files that are exchanged. Never closed: gRPC may look
+  // at them for a while after its server has ended.
+  Copies copies_;
 
   mutable Mutex mu_;
   std::shared_ptr<SSL_CTX> context_ ABSL_GUARDED_BY(mu_);
