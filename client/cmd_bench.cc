@@ -193,6 +193,11 @@ bool MeasureStep(const BenchPlan& plan, const Workload& workload,
       RunOnce(workload, step.options, step.first_index,
               counted ? absl::StrCat(step.options.num_requests) : "?", session);
   step.report = MakeReport(step.result, ContextOf(plan, step.options));
+  if (step.result.gave_up) {
+    ReportUsage(absl::StrCat(
+        StepLabel(step.options), ": nothing more was sent after ",
+        step.options.max_failures, " failed requests (--max-errors)"));
+  }
   measured->stopped = step.result.stopped;
   bool saturated = false;
   if (!plan.sweep_rates.empty()) {

@@ -22,6 +22,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 struct Output {
@@ -402,6 +403,10 @@ TEST_F(CliTest, BenchFailsWithTheFirstMessage) {
   const Output output = RunCli({"bench", "--num-requests", "3", "--json", "-"});
   EXPECT_EQ(output.exit_code, 1);
   EXPECT_EQ(nlohmann::json::parse(output.out)["failed"], 3);
+  EXPECT_THAT(output.err, Not(HasSubstr("--max-errors")));
+  EXPECT_THAT(RunCli({"bench", "--concurrency", "1", "--max-errors", "2"}).err,
+              HasSubstr("recurve-client: 1 stream: nothing more was sent after "
+                        "2 failed requests (--max-errors)\n"));
   EXPECT_THAT(output.err,
               HasSubstr("recurve-client: RESOURCE_EXHAUSTED: 3 requests "
                         "failed, the first with: the queue is full\n"));
