@@ -16,9 +16,6 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kTileOutputs = 16;
 constexpr int kStep = 64;                             // inputs
 constexpr int kStepBytes = kTileOutputs * kStep * 2;  // of weights
-// Steps under way in a block.
-constexpr int kRingBytes = kWarps * 8 * kStepBytes;
-constexpr int kFewWarps = 5;
 constexpr int kSumBytes = kWarps * kTileOutputs * (kStreamRows + 1) * 4;
 
 // Bytes from one row of x to the next in shared memory: eight rows at a time
@@ -26,9 +23,38 @@ constexpr int kSumBytes = kWarps * kTileOutputs * (kStreamRows + 1) * 4;
 RECURVE_HOST_DEVICE constexpr int64_t RowBytes(int64_t inputs) {
   return (2 * inputs + 127) / 128 * 128 + 16;
 }
-constexpr int64_t SharedBytes(int64_t inputs, int64_t rows) {
-  return kRingBytes + kSumBytes + rows * RowBytes(inputs);
-}
+
+// An instance of the kernel. kTileWarps warps of a block have tiles, each with
+// up to kStages steps under way; if that is not all of them, one tile each.
+template <int kSplits_, int kRows_, int kTileWarps_, int kStages_>
+struct Form {
+  static constexpr int kSplits = kSplits_;  // of the inputs, a warp each; or 1
+  static constexpr int kRows = kRows_;
+  static constexpr int kTileWarps = kTileWarps_;
+  static constexpr int kStages = kStages_;
+  static constexpr bool kOneTile = kSplits > 1 || kTileWarps < kWarps;
+
+  // Places in a warp's ring: as many as it has steps, at most.
+  RECURVE_HOST_DEVICE static constexpr int Places(int64_t inputs) {
+    const int64_t steps = (inputs + kStep - 1) / kStep;
+    const int64_t most = kOneTile ? (steps + kSplits - 1) / kSplits : kStages;
+    return most < kStages ? static_cast<int>(most) : kStages;
+  }
+  static constexpr int64_t SharedBytes(int64_t inputs, int64_t rows) {
+    return kTileWarps * Places(inputs) * kStepBytes + kSumBytes +
+           rows * RowBytes(inputs);
+  }
+};
+// Of one row the ring has room for nearly all that a warp takes, of matrices as
+// wide as attention's, or as high as a channel mixer's: then nothing of it has
+// to come after the row has. Five warps with one tile each are enough for 660
+// tiles of 16 outputs.
+constexpr int kFewWarps = 5;
+using PartsOfOneRow = Form<kDecodeMatmulMaxSplits, 1, kWarps, 10>;
+using PartsOfRows = Form<kDecodeMatmulMaxSplits, kStreamRows, kWarps, 8>;
+using FewOfOneRow = Form<1, 1, kFewWarps, 21>;
+using ManyOfOneRow = Form<1, 1, kWarps, 8>;
+using ManyOfRows = Form<1, kStreamRows, kWarps, 8>;
 
 __device__ __forceinline__ float AddSquares(const float4& v, float squares) {
   squares = fmaf(v.x, v.x, squares);
@@ -225,19 +251,21 @@ struct Fragments {
 // of its own in shared memory: no barrier but that for x. Without splits each
 // warp has tiles of its own; with 8, the block has one tile, and warp s part s
 // of its inputs. Tensor cores see weights as the 16 rows, x as the 8 columns.
-// Where there are no more than five tiles for a multiprocessor, kTileWarps of
-// the warps take them, with a larger part of the ring each.
 //
 // Weights do not wait for the kernel before, and leave the second-level cache
 // first.
-template <typename T, int kSplits, int kRows, int kTileWarps>
+template <typename T, typename S>
 __global__ void __launch_bounds__(kThreads, 1)
     stream_kernel(const __grid_constant__ DecodeMatmulParams p) {
   extern __shared__ __align__(128) char memory[];
-  constexpr int kStages = kRingBytes / kStepBytes / kTileWarps;  // of a warp
+  constexpr int kSplits = S::kSplits;
+  constexpr int kRows = S::kRows;
+  constexpr int kTileWarps = S::kTileWarps;
   LaunchDependents();
-  float* const sums = reinterpret_cast<float*>(memory + kRingBytes);
-  char* const rows_of_x = memory + kRingBytes + kSumBytes;
+  const int ring_bytes = S::Places(p.inputs) * kStepBytes;  // of a warp
+  float* const sums =
+      reinterpret_cast<float*>(memory + kTileWarps * ring_bytes);
+  char* const rows_of_x = memory + kTileWarps * ring_bytes + kSumBytes;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int inputs = static_cast<int>(p.inputs);
@@ -262,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int all = my_tiles * steps;
 
   // ---- copying: lane l takes 16 bytes of rows l / 8 + 4 i ----
-  const uint32_t ring = SharedAddress(memory) + warp * kStages * kStepBytes;
+  const uint32_t ring = SharedAddress(memory) + warp * ring_bytes;
   const int chunk = lane % 8;
   const uint64_t policy = EvictFirst();
   const T* from[4];
@@ -282,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   const auto copy = [&] {
     if (copied < all) {
-      if (copy_step == 0) point();
+      if (!S::kOneTile && copy_step == 0) point();
       if (begin + copy_step * kStep + 8 * chunk < end) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -292,12 +320,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
       }
       ++copied;
-      if (++copy_step == steps) {
+      ++copy_step;
+      if (!S::kOneTile && copy_step == steps) {
         copy_step = 0;
         copy_tile += tile_step;
       }
       copy_slot += kStepBytes;
-      if (copy_slot == ring + kStages * kStepBytes) copy_slot = ring;
+      if (copy_slot == ring + ring_bytes) copy_slot = ring;
     }
     CommitCopies();
   };
@@ -307,8 +336,10 @@ __global__ void __launch_bounds__(kThreads, 1)
                        p.x_cols <= NormedRow<T>::kColumns &&
                        p.inputs <= NormedRow<T>::kColumns;
   if (one_row) normed.LoadWeights(p);
+  if (S::kOneTile) point();
 #pragma unroll 1
-  for (int s = 0; s < kStages; ++s) copy();
+  for (int s = 0; s < S::kStages; ++s) copy();
+
   WaitForPrevious();
   // Where this thread adds to: asked for before it is needed.
   float before = 0.0f;
@@ -338,7 +369,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // one before.
   uint32_t slot = ring;
   const auto read = [&](Fragments& f, int step) {
-    WaitForCopies<kStages - 2>();
+    WaitForCopies<S::kStages - 2>();
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -348,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     LoadMatrices(f.x[0], x_at + 2 * step * kStep);
     LoadMatrices(f.x[1], x_at + 2 * step * kStep + 64);
     slot += kStepBytes;
-    if (slot == ring + kStages * kStepBytes) slot = ring;
+    if (slot == ring + ring_bytes) slot = ring;
   };
   float acc[4] = {};
   int step = 0;
@@ -392,22 +423,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   // The products of a step, then copies into its place in the ring.
   const auto advance = [&](const Fragments& now, Fragments& next, int i) {
-    if (i + 1 < all) read(next, step + 1 == steps ? 0 : step + 1);
-    if (step == 0) {
+    if (i + 1 < all)
+      read(next, !S::kOneTile && step + 1 == steps ? 0 : step + 1);
+    if (!S::kOneTile && step == 0) {
 #pragma unroll
       for (float& a : acc) a = 0.0f;
     }
     multiply(now);
     __syncwarp();
     copy();
-    if (++step == steps) {
+    ++step;
+    if (!S::kOneTile && step == steps) {
       finish();
       step = 0;
       tile += tile_step;
     }
   };
-  // A part that has no inputs.
-  if (kSplits > 1 && steps == 0) finish();
   Fragments even, odd;
   if (all > 0) read(even, 0);
 #pragma unroll 1
@@ -415,6 +446,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     advance(even, odd, i);
     if (i + 1 < all) advance(odd, even, i + 1);
   }
+  if (S::kOneTile && my_tiles > 0) finish();
   if constexpr (kSplits > 1) {
     __syncthreads();
     if (out_row >= rows) return;
@@ -439,46 +471,51 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <typename T, int kSplits, int kRows, int kTileWarps>
+template <typename T, typename S>
 cudaError_t Launch(const DecodeMatmulParams& p, int multiprocessors,
                    cudaStream_t stream) {
-  const auto kernel = stream_kernel<T, kSplits, kRows, kTileWarps>;
-  const auto bytes = static_cast<int>(SharedBytes(p.inputs, p.rows));
+  const auto kernel = stream_kernel<T, S>;
+  const auto bytes = static_cast<int>(S::SharedBytes(p.inputs, p.rows));
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   const int64_t tiles = (p.outputs + kTileOutputs - 1) / kTileOutputs;
   const int64_t grid =
-      kSplits == 1 && tiles > multiprocessors ? multiprocessors : tiles;
+      S::kSplits == 1 && tiles > multiprocessors ? multiprocessors : tiles;
   return LaunchDependent(kernel, dim3(static_cast<unsigned>(grid)), kThreads,
                          bytes, stream, p);
+}
+
+constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
+
+template <typename S>
+bool Fits(const DecodeMatmulParams& p) {
+  return p.rows <= S::kRows && S::SharedBytes(p.inputs, p.rows) <= kMaxShared;
 }
 
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, int multiprocessors,
                         cudaStream_t stream) {
   if (DecodeMatmulSplits(p.outputs) > 1) {
-    return p.rows == 1
-               ? Launch<T, kWarps, 1, kWarps>(p, multiprocessors, stream)
-               : Launch<T, kWarps, kStreamRows, kWarps>(p, multiprocessors,
-                                                        stream);
+    return Fits<PartsOfOneRow>(p)
+               ? Launch<T, PartsOfOneRow>(p, multiprocessors, stream)
+               : Launch<T, PartsOfRows>(p, multiprocessors, stream);
   }
-  const bool few =
-      p.outputs <= int64_t{kFewWarps} * kTileOutputs * multiprocessors;
-  if (p.rows == 1) {
-    return few ? Launch<T, 1, 1, kFewWarps>(p, multiprocessors, stream)
-               : Launch<T, 1, 1, kWarps>(p, multiprocessors, stream);
+  if (p.outputs <= int64_t{kFewWarps} * kTileOutputs * multiprocessors &&
+      Fits<FewOfOneRow>(p)) {
+    return Launch<T, FewOfOneRow>(p, multiprocessors, stream);
   }
-  return Launch<T, 1, kStreamRows, kWarps>(p, multiprocessors, stream);
+  return Fits<ManyOfOneRow>(p)
+             ? Launch<T, ManyOfOneRow>(p, multiprocessors, stream)
+             : Launch<T, ManyOfRows>(p, multiprocessors, stream);
 }
 static_assert(kWarps == kDecodeMatmulMaxSplits);
-
-constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
 
 }  // namespace
 
 bool StreamMatmulFits(int64_t inputs, int64_t rows) {
-  return rows <= kStreamRows && SharedBytes(inputs, rows) <= kMaxShared;
+  return rows <= kStreamRows &&
+         ManyOfRows::SharedBytes(inputs, rows) <= kMaxShared;
 }
 
 cudaError_t LaunchStreamMatmul(const DecodeMatmulParams& p, int multiprocessors,
