@@ -164,6 +164,8 @@ class Backend : public CacheStorage {
     Activation factor_activation;  // of a_k and a_v
     Activations a_q, b_q, a_k, b_k, a_v, b_v;
     Activations out;  // [T, H·E]
+    MatrixId next;    // the one that multiplies it, which a backend may bring
+                      // nearer meanwhile; -1: none
   };
   // Appends the step's tokens to the factor cache and attends.
   virtual void Tpa(const TpaArgs& args) = 0;

@@ -19,6 +19,9 @@ namespace {
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 
 constexpr int64_t kMaxRows = 65535;  // of a launch
+// Rows of a step of decoding during whose attention the next weights are asked
+// for, at most.
+constexpr int64_t kNextRows = 64;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -476,10 +479,18 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   const bool rounded = type && *type == (decode_ ? TpaWeightType(tpa_element())
                                                  : WeightType::kBFloat16);
   products_->SetRounded(args.out, rounded);
+  // What is brought to the second-level cache during attention: of one row, the
+  // blocks of the next product have their weights themselves by then.
+  // (Measured; docs/kernels/matmul.md. With many rows memory has no time for
+  // it.)
+  MatrixId next = args.next;
+  if (next.value >= 0 && rows_ == 1) next = products_->after(next);
+  if (rows_ > kNextRows) next = {};
   Check(tpa_->Attend(
       {cache.shape, append.cache, args.a_q, args.b_q, position.config.type,
        position.angles, append.cos, append.sin, args.out,
-       rounded ? *type : WeightType::kFloat32},
+       rounded ? *type : WeightType::kFloat32,
+       next.value < 0 ? absl::Span<const char>() : products_->data(next)},
       stream_));
 }
 

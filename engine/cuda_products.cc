@@ -324,6 +324,7 @@ absl::Status CudaProducts::MultiplyRounded(const Matrix& matrix,
 
 absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
                                    bool add) {
+  Note(id);
   const Matrix& matrix = matrices_[id.value];
   if (const auto fused = fused_norms_.find(in.data);
       in.for_products && fused != fused_norms_.end()) {
@@ -365,6 +366,7 @@ bool CudaProducts::FusesChannelMixer(MatrixId w1_w2) const {
 // a kernel of its own has to bring them there.
 absl::Status CudaProducts::ChannelMixer(const Backend::ChannelMixerArgs& args,
                                         const NormWeights& norm) {
+  Note(args.w1_w2);
   const Matrix& matrix = matrices_[args.w1_w2.value];
   const Matrix& next = matrices_[args.w3.value];
   const Activations in = args.residual;

@@ -62,6 +62,14 @@ class CudaProducts {
   uint64_t bytes() const { return bytes_; }
   // That of all matrices, or "mixed".
   absl::string_view weight_dtype() const;
+  // Its memory on the device.
+  absl::Span<const char> data(MatrixId id) const {
+    const CudaMemory& memory = matrices_[id.value].memory;
+    return {memory.as<const char>(), static_cast<size_t>(memory.bytes())};
+  }
+  // The matrix that was multiplied next after `id` when it last was; -1 before
+  // the first step.
+  MatrixId after(MatrixId id) const { return matrices_[id.value].after; }
   int64_t outputs(MatrixId id) const { return matrices_[id.value].outputs; }
   int64_t max_outputs() const;
   // With what is added so that rows are aligned.
@@ -116,6 +124,7 @@ class CudaProducts {
     // that take multiples of 16 only.
     int64_t padded_outputs;
     CudaMemory memory;
+    MatrixId after;  // of the member function
   };
   // Rows [begin, begin + count) of the step, all of TokenKind::kStep or none.
   struct Run {
@@ -164,7 +173,14 @@ class CudaProducts {
 
   const cudaStream_t stream_;
   const std::unique_ptr<CublasMatmul> cublas_;
+  // `id` is multiplied now.
+  void Note(MatrixId id) {
+    if (last_.value >= 0) matrices_[last_.value].after = id;
+    last_ = id;
+  }
+
   std::vector<Matrix> matrices_;
+  MatrixId last_;
   uint64_t bytes_ = 0;
   // The 16-bit type of all matrices, if it is one.
   std::optional<WeightType> type_;

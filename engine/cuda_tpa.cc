@@ -415,6 +415,10 @@ absl::Status CudaTpa::LaunchDecode(const Layer& layer, size_t index,
   params.schedule = shape.schedules[index].data();
   params.scratch = scratch_.data();
   params.scratch_bytes = scratch_.bytes();
+  if (decode_) {
+    params.next = layer.next.data();
+    params.next_bytes = static_cast<int64_t>(layer.next.size());
+  }
   return CudaStatus(LaunchTpaDecode(params, *plan, stream), "attention");
 }
 

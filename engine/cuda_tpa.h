@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/backend.h"
 #include "engine/cuda_memory.h"
 #include "engine/cuda_step_buffer.h"
@@ -84,6 +85,7 @@ class CudaTpa {
     WeightType out_type = WeightType::kFloat32;  // or of 16 bits, in rows as
                                                  // long; in steps with prompts
                                                  // kBFloat16
+    absl::Span<const char> next;  // device memory that is read after this
   };
   // The step's tokens are in the cache.
   absl::Status Attend(const Layer& layer, cudaStream_t stream);

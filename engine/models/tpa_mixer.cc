@@ -51,6 +51,7 @@ class TpaMixer : public TokenMixer {
     args.a_v = next(shape_.kv_rank * shape_.num_heads);
     args.b_v = next(shape_.kv_rank * shape_.value_dim);
     args.out = mixed;
+    args.next = weights_.out;
     backend.Tpa(args);
     if (weights_.norm) backend.Norm(mixed, *weights_.norm, mixed);
     backend.Project(mixed, weights_.out, residual, /*add=*/true);

@@ -118,6 +118,14 @@ __device__ __forceinline__ void BulkCopy(uint32_t to, const void* from,
       : "memory");
 #endif
 }
+// Asks for `bytes`, a multiple of 16 at 16-byte boundaries, to come to the
+// second-level cache. Hopper only.
+__device__ __forceinline__ void PrefetchL2(const void* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
+               "r"(bytes));
+#endif
+}
 // Orders this thread's ordinary writes to shared memory before later bulk
 // copies over them.
 __device__ __forceinline__ void BulkCopyFence() {

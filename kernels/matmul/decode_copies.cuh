@@ -18,6 +18,21 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from,
       "l"(from), "r"(bytes)
       : "memory");
 }
+// Of weights, which are read once a step, the whole 16 bytes: with EvictFirst()
+// they leave the second-level cache before what the next kernels find there.
+__device__ __forceinline__ uint64_t EvictFirst() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void CopyWeights(uint32_t to, const void* from,
+                                            uint64_t policy) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, "
+      "%2;" ::"r"(to),
+      "l"(from), "l"(policy)
+      : "memory");
+}
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -34,6 +34,21 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
+// The same of weights, which are read once a step: they leave the second-level
+// cache before what the next kernels find there.
+__device__ __forceinline__ void CopyWeightBox(uint32_t to,
+                                              const CUtensorMap& map, int x,
+                                              int y, int z, uint32_t barrier) {
+  asm volatile(
+      "{ .reg .b64 policy;"
+      "  createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+      "  cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
+      "::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5}], [%2], policy; }" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
 // The parameters of a launch.
 struct TileArgs {
   DecodeMatmulParams p;
@@ -82,14 +97,25 @@ __device__ __forceinline__ bool WritesFours(const DecodeMatmulParams& p) {
   return p.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
 }
 
-// Outputs `output` to `output` + 3 of a row, those that exist. `fours` is
-// WritesFours.
+// What is added to outputs `output` to `output` + 3 of a row, if WriteFour
+// would read them at once; else 0. `fours` is WritesFours.
+__device__ __forceinline__ float4 ReadFour(const DecodeMatmulParams& p,
+                                           bool fours, int64_t row,
+                                           int64_t output) {
+  if (!p.add || !fours || output + 4 > p.outputs)
+    return make_float4(0, 0, 0, 0);
+  return *reinterpret_cast<const float4*>(p.y + row * p.y_stride + output);
+}
+
+// Outputs `output` to `output` + 3 of a row, those that exist. `before` is
+// ReadFour's.
 __device__ __forceinline__ void WriteFour(const DecodeMatmulParams& p,
                                           bool fours, int64_t row,
-                                          int64_t output, float4 sum) {
+                                          int64_t output, float4 sum,
+                                          const float4& before) {
   float* const y = p.y + row * p.y_stride + output;
   if (fours && output + 4 <= p.outputs) {
-    if (p.add) sum = Plus(*reinterpret_cast<const float4*>(y), sum);
+    if (p.add) sum = Plus(before, sum);
     *reinterpret_cast<float4*>(y) = sum;
     return;
   }
@@ -98,6 +124,12 @@ __device__ __forceinline__ void WriteFour(const DecodeMatmulParams& p,
   for (int j = 0; j < 4; ++j) {
     if (output + j < p.outputs) y[j] = p.add ? y[j] + values[j] : values[j];
   }
+}
+
+__device__ __forceinline__ void WriteFour(const DecodeMatmulParams& p,
+                                          bool fours, int64_t row,
+                                          int64_t output, float4 sum) {
+  WriteFour(p, fours, row, output, sum, ReadFour(p, fours, row, output));
 }
 
 // The same of features of a gate, from their two outputs.

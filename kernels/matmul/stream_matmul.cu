@@ -16,8 +16,6 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kTileOutputs = 16;
 constexpr int kStep = 64;                             // inputs
 constexpr int kStepBytes = kTileOutputs * kStep * 2;  // of weights
-constexpr int kStages = 8;  // steps of a warp under way
-constexpr int kRingBytes = kWarps * kStages * kStepBytes;
 constexpr int kSumBytes = kWarps * kTileOutputs * (kStreamRows + 1) * 4;
 
 // Bytes from one row of x to the next in shared memory: eight rows at a time
@@ -25,9 +23,129 @@ constexpr int kSumBytes = kWarps * kTileOutputs * (kStreamRows + 1) * 4;
 RECURVE_HOST_DEVICE constexpr int64_t RowBytes(int64_t inputs) {
   return (2 * inputs + 127) / 128 * 128 + 16;
 }
-constexpr int64_t SharedBytes(int64_t inputs, int64_t rows) {
-  return kRingBytes + kSumBytes + rows * RowBytes(inputs);
+
+// An instance of the kernel. kTileWarps warps of a block have tiles, each with
+// up to kStages steps under way; if that is not all of them, one tile each.
+template <int kSplits_, int kRows_, int kTileWarps_, int kStages_>
+struct Form {
+  static constexpr int kSplits = kSplits_;  // of the inputs, a warp each; or 1
+  static constexpr int kRows = kRows_;
+  static constexpr int kTileWarps = kTileWarps_;
+  static constexpr int kStages = kStages_;
+  static constexpr bool kOneTile = kSplits > 1 || kTileWarps < kWarps;
+
+  // Places in a warp's ring: as many as it has steps, at most.
+  RECURVE_HOST_DEVICE static constexpr int Places(int64_t inputs) {
+    const int64_t steps = (inputs + kStep - 1) / kStep;
+    const int64_t most = kOneTile ? (steps + kSplits - 1) / kSplits : kStages;
+    return most < kStages ? static_cast<int>(most) : kStages;
+  }
+  static constexpr int64_t SharedBytes(int64_t inputs, int64_t rows) {
+    return kTileWarps * Places(inputs) * kStepBytes + kSumBytes +
+           rows * RowBytes(inputs);
+  }
+};
+// Of one row the ring has room for nearly all that a warp takes, of matrices as
+// wide as attention's, or as high as a channel mixer's: then nothing of it has
+// to come after the row has. Five warps with one tile each are enough for 660
+// tiles of 16 outputs.
+constexpr int kFewWarps = 5;
+using PartsOfOneRow = Form<kDecodeMatmulMaxSplits, 1, kWarps, 10>;
+using PartsOfRows = Form<kDecodeMatmulMaxSplits, kStreamRows, kWarps, 8>;
+using FewOfOneRow = Form<1, 1, kFewWarps, 21>;
+using ManyOfOneRow = Form<1, 1, kWarps, 8>;
+using ManyOfRows = Form<1, kStreamRows, kWarps, 8>;
+
+__device__ __forceinline__ float AddSquares(const float4& v, float squares) {
+  squares = fmaf(v.x, v.x, squares);
+  squares = fmaf(v.y, v.y, squares);
+  squares = fmaf(v.z, v.z, squares);
+  return fmaf(v.w, v.w, squares);
 }
+
+// Four columns from `c` on, zeros beyond the last.
+__device__ __forceinline__ float4 LoadFour(const float* from, int c, int cols) {
+  if (c + 4 <= cols) return *reinterpret_cast<const float4*>(from + c);
+  float4 v = make_float4(0, 0, 0, 0);
+  if (c < cols) v.x = from[c];
+  if (c + 1 < cols) v.y = from[c + 1];
+  if (c + 2 < cols) v.z = from[c + 2];
+  return v;
+}
+
+// Eight of 16 bits likewise.
+template <typename T>
+__device__ __forceinline__ uint4 LoadEight(const T* from, int c, int cols) {
+  if (c + 8 <= cols) return *reinterpret_cast<const uint4*>(from + c);
+  if (c >= cols) return make_uint4(0, 0, 0, 0);
+  uint32_t words[4] = {};
+#pragma unroll
+  for (int j = 0; j < 7; ++j) {
+    if (c + j < cols) {
+      words[j / 2] |= uint32_t{reinterpret_cast<const uint16_t*>(from)[c + j]}
+                      << 16 * (j % 2);
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// One row that is normed, of up to kColumns columns: each thread keeps its own.
+// Weights of the norm do not wait for the kernel before.
+template <typename T>
+class NormedRow {
+ public:
+  static constexpr int kFours = 2;
+  static constexpr int kColumns = 4 * kFours * kThreads;
+
+  // Before WaitForPrevious().
+  __device__ __forceinline__ void LoadWeights(const DecodeMatmulParams& p) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      weight_[i] =
+          p.norm_weight == nullptr
+              ? make_float4(1, 1, 1, 1)
+              : LoadFour(p.norm_weight, Column(i), static_cast<int>(p.x_cols));
+    }
+  }
+  // After it. `partial` is shared memory for kWarps floats. The sum is that of
+  // norm.cu bit for bit, as in LoadRows.
+  __device__ __forceinline__ void Load(const DecodeMatmulParams& p, char* to,
+                                       float* partial) const {
+    const int cols = static_cast<int>(p.x_cols);
+    float4 v[kFours];
+#pragma unroll
+    for (int i = 0; i < kFours; ++i)
+      v[i] = LoadFour(static_cast<const float*>(p.x), Column(i), cols);
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      if (Column(i) < cols) squares = AddSquares(v[i], squares);
+    }
+    squares = LaneSum(squares);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += partial[w];
+    const float scale =
+        1.0f / sqrtf(sum / static_cast<float>(cols) + p.norm_eps);
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      if (Column(i) >= p.inputs) break;
+      *reinterpret_cast<uint2*>(to + 2 * Column(i)) =
+          make_uint2(Half<T>::Pack(v[i].x * scale * weight_[i].x,
+                                   v[i].y * scale * weight_[i].y),
+                     Half<T>::Pack(v[i].z * scale * weight_[i].z,
+                                   v[i].w * scale * weight_[i].w));
+    }
+  }
+
+ private:
+  __device__ static int Column(int i) {
+    return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
+  }
+  float4 weight_[kFours];
+};
 
 // The block's rows of x, rounded, to shared memory. Sums of the norm are those
 // of norm.cu bit for bit: thread i of 256 takes columns 4i ... 4i + 3 of each
@@ -39,34 +157,28 @@ __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
   const int cols = static_cast<int>(p.x_cols);
   const int rows = static_cast<int>(p.rows);
   if (!p.x_is_float) {
-    const int chunks = inputs / 8;
-    for (int i = threadIdx.x; i < rows * chunks; i += kThreads) {
-      const int row = i / chunks;
-      const int c = i % chunks * 8;
-      const T* x = static_cast<const T*>(p.x) + row * p.x_stride + c;
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (c + 8 <= cols) {
-        v = *reinterpret_cast<const uint4*>(x);
-      } else if (c < cols) {
-        uint32_t words[4] = {};
-        for (int j = 0; j < cols - c; ++j) {
-          words[j / 2] |= uint32_t{reinterpret_cast<const uint16_t*>(x)[j]}
-                          << 16 * (j % 2);
+    // What a thread takes of a row is asked for together.
+    constexpr int kTogether = 4;
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row) {
+      const T* const x = static_cast<const T*>(p.x) + row * p.x_stride;
+#pragma unroll 1
+      for (int first = 8 * threadIdx.x; first < inputs;
+           first += 8 * kTogether * kThreads) {
+        uint4 v[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+          v[i] = LoadEight(x, first + 8 * i * kThreads, cols);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int c = first + 8 * i * kThreads;
+          if (c >= inputs) break;
+          *reinterpret_cast<uint4*>(to + row * row_bytes + 2 * c) = v[i];
         }
-        v = make_uint4(words[0], words[1], words[2], words[3]);
       }
-      *reinterpret_cast<uint4*>(to + row * row_bytes + 2 * c) = v;
     }
     return;
   }
-  const auto load = [&](const float* from, int c) {
-    if (c + 4 <= cols) return *reinterpret_cast<const float4*>(from + c);
-    float4 v = make_float4(0, 0, 0, 0);
-    if (c < cols) v.x = from[c];
-    if (c + 1 < cols) v.y = from[c + 1];
-    if (c + 2 < cols) v.z = from[c + 2];
-    return v;
-  };
   // All rows' columns of one step are asked for together.
   constexpr int kColumns = 4 * kThreads;
   constexpr int kUnroll = kRows == 1 ? 4 : 1;
@@ -74,7 +186,8 @@ __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       v[row] = row < rows
-                   ? load(static_cast<const float*>(p.x) + row * p.x_stride, c)
+                   ? LoadFour(static_cast<const float*>(p.x) + row * p.x_stride,
+                              c, cols)
                    : make_float4(0, 0, 0, 0);
     }
   };
@@ -89,10 +202,7 @@ __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
       load_rows(c, v);
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
-        squares[row] = fmaf(v[row].x, v[row].x, squares[row]);
-        squares[row] = fmaf(v[row].y, v[row].y, squares[row]);
-        squares[row] = fmaf(v[row].z, v[row].z, squares[row]);
-        squares[row] = fmaf(v[row].w, v[row].w, squares[row]);
+        squares[row] = AddSquares(v[row], squares[row]);
       }
     }
 #pragma unroll
@@ -115,7 +225,7 @@ __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
     float4 v[kRows];
     load_rows(c, v);
     float4 weight = make_float4(1, 1, 1, 1);
-    if (p.norm_weight != nullptr) weight = load(p.norm_weight, c);
+    if (p.norm_weight != nullptr) weight = LoadFour(p.norm_weight, c, cols);
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       if (row >= rows) break;
@@ -131,19 +241,31 @@ __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
   }
 }
 
+// Of a step: 16 outputs by 64 inputs, and as many inputs of x.
+struct Fragments {
+  uint32_t w[4][4];
+  uint32_t x[2][4];
+};
+
 // A warp takes tiles of 16 outputs, each by steps of 64 inputs, through a ring
 // of its own in shared memory: no barrier but that for x. Without splits each
 // warp has tiles of its own; with 8, the block has one tile, and warp s part s
 // of its inputs. Tensor cores see weights as the 16 rows, x as the 8 columns.
 //
-// Weights do not wait for the kernel before.
-template <typename T, int kSplits, int kRows>
+// Weights do not wait for the kernel before, and leave the second-level cache
+// first.
+template <typename T, typename S>
 __global__ void __launch_bounds__(kThreads, 1)
     stream_kernel(const __grid_constant__ DecodeMatmulParams p) {
   extern __shared__ __align__(128) char memory[];
+  constexpr int kSplits = S::kSplits;
+  constexpr int kRows = S::kRows;
+  constexpr int kTileWarps = S::kTileWarps;
   LaunchDependents();
-  float* const sums = reinterpret_cast<float*>(memory + kRingBytes);
-  char* const rows_of_x = memory + kRingBytes + kSumBytes;
+  const int ring_bytes = S::Places(p.inputs) * kStepBytes;  // of a warp
+  float* const sums =
+      reinterpret_cast<float*>(memory + kTileWarps * ring_bytes);
+  char* const rows_of_x = memory + kTileWarps * ring_bytes + kSumBytes;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int inputs = static_cast<int>(p.inputs);
@@ -157,8 +279,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   int tile = static_cast<int>(blockIdx.x);
   int tile_step = tiles;  // no other
   if constexpr (kSplits == 1) {
-    tile += grid * warp;
-    tile_step = grid * kWarps;
+    tile = warp < kTileWarps ? tile + grid * warp : tiles;
+    tile_step = grid * kTileWarps;
   } else {
     begin = DecodeMatmulSplitBegin(inputs, kSplits, warp);
     end = DecodeMatmulSplitBegin(inputs, kSplits, warp + 1);
@@ -168,8 +290,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int all = my_tiles * steps;
 
   // ---- copying: lane l takes 16 bytes of rows l / 8 + 4 i ----
-  const uint32_t ring = SharedAddress(memory) + warp * kStages * kStepBytes;
+  const uint32_t ring = SharedAddress(memory) + warp * ring_bytes;
   const int chunk = lane % 8;
+  const uint64_t policy = EvictFirst();
   const T* from[4];
   int copy_tile = tile;
   int copy_step = 0;
@@ -187,31 +310,35 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   const auto copy = [&] {
     if (copied < all) {
-      if (copy_step == 0) point();
+      if (!S::kOneTile && copy_step == 0) point();
       if (begin + copy_step * kStep + 8 * chunk < end) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int row = lane / 8 + 4 * i;
-          CopyAsync(copy_slot + row * 128 + (chunk ^ row % 8) * 16,
-                    from[i] + copy_step * kStep, 16);
+          CopyWeights(copy_slot + row * 128 + (chunk ^ row % 8) * 16,
+                      from[i] + copy_step * kStep, policy);
         }
       }
       ++copied;
-      if (++copy_step == steps) {
+      ++copy_step;
+      if (!S::kOneTile && copy_step == steps) {
         copy_step = 0;
         copy_tile += tile_step;
       }
       copy_slot += kStepBytes;
-      if (copy_slot == ring + kStages * kStepBytes) copy_slot = ring;
+      if (copy_slot == ring + ring_bytes) copy_slot = ring;
     }
     CommitCopies();
   };
+  // Asked for first: the ring is megabytes of requests to wait behind.
+  NormedRow<T> normed;
+  const bool one_row = kRows == 1 && p.norm &&
+                       p.x_cols <= NormedRow<T>::kColumns &&
+                       p.inputs <= NormedRow<T>::kColumns;
+  if (one_row) normed.LoadWeights(p);
+  if (S::kOneTile) point();
 #pragma unroll 1
-  for (int s = 0; s < kStages; ++s) copy();
-  if (p.norm_weight != nullptr) {  // does not wait, either
-    for (int c = 32 * threadIdx.x; c < p.x_cols; c += 32 * kThreads)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + c));
-  }
+  for (int s = 0; s < S::kStages; ++s) copy();
 
   WaitForPrevious();
   // Where this thread adds to: asked for before it is needed.
@@ -222,7 +349,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (p.add && out_row < rows && out < p.outputs)
       before = p.y[out_row * p.y_stride + out];
   }
-  LoadRows<T, kRows>(p, rows_of_x, row_bytes, sums);
+  if (one_row) {
+    normed.Load(p, rows_of_x, sums);
+  } else {
+    LoadRows<T, kRows>(p, rows_of_x, row_bytes, sums);
+  }
   __syncthreads();
 
   // ---- multiplying ----
@@ -234,42 +365,33 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int w_chunk = lane / 16;
   const int g = lane / 4;
   const int t = lane % 4;
+  // Fragments of a step are read from shared memory during the products of the
+  // one before.
   uint32_t slot = ring;
-#pragma unroll 1
-  for (int i = 0; i < my_tiles; ++i, tile += tile_step) {
-    float acc[4] = {};
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      WaitForCopies<kStages - 1>();
-      __syncwarp();
-      // Fragments of both halves before the products of either.
-      const bool two = begin + step * kStep + 32 < end;
-      uint32_t a[4][4], b[2][4];
+  const auto read = [&](Fragments& f, int step) {
+    WaitForCopies<S::kStages - 2>();
+    __syncwarp();
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        LoadMatrices(a[j],
-                     slot + w_row * 128 + ((2 * j + w_chunk) ^ w_row % 8) * 16);
-      }
-      LoadMatrices(b[0], x_at + 2 * step * kStep);
-      if (two) {
-#pragma unroll
-        for (int j = 2; j < 4; ++j) {
-          LoadMatrices(
-              a[j], slot + w_row * 128 + ((2 * j + w_chunk) ^ w_row % 8) * 16);
-        }
-        LoadMatrices(b[1], x_at + 2 * step * kStep + 64);
-      }
-      Half<T>::Mma(acc, a[0], b[0][0], b[0][1]);
-      Half<T>::Mma(acc, a[1], b[0][2], b[0][3]);
-      if (two) {
-        Half<T>::Mma(acc, a[2], b[1][0], b[1][1]);
-        Half<T>::Mma(acc, a[3], b[1][2], b[1][3]);
-      }
-      __syncwarp();
-      copy();
-      slot += kStepBytes;
-      if (slot == ring + kStages * kStepBytes) slot = ring;
+    for (int j = 0; j < 4; ++j) {
+      LoadMatrices(f.w[j],
+                   slot + w_row * 128 + ((2 * j + w_chunk) ^ w_row % 8) * 16);
     }
+    LoadMatrices(f.x[0], x_at + 2 * step * kStep);
+    LoadMatrices(f.x[1], x_at + 2 * step * kStep + 64);
+    slot += kStepBytes;
+    if (slot == ring + ring_bytes) slot = ring;
+  };
+  float acc[4] = {};
+  int step = 0;
+  const auto multiply = [&](const Fragments& f) {
+    Half<T>::Mma(acc, f.w[0], f.x[0][0], f.x[0][1]);
+    Half<T>::Mma(acc, f.w[1], f.x[0][2], f.x[0][3]);
+    if (begin + step * kStep + 32 < end) {
+      Half<T>::Mma(acc, f.w[2], f.x[1][0], f.x[1][1]);
+      Half<T>::Mma(acc, f.w[3], f.x[1][2], f.x[1][3]);
+    }
+  };
+  const auto finish = [&] {
     if constexpr (kSplits == 1) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -298,7 +420,33 @@ __global__ void __launch_bounds__(kThreads, 1)
         mine[(g + j / 2 * 8) * (kStreamRows + 1) + 2 * t + j % 2] = acc[j];
       }
     }
+  };
+  // The products of a step, then copies into its place in the ring.
+  const auto advance = [&](const Fragments& now, Fragments& next, int i) {
+    if (i + 1 < all)
+      read(next, !S::kOneTile && step + 1 == steps ? 0 : step + 1);
+    if (!S::kOneTile && step == 0) {
+#pragma unroll
+      for (float& a : acc) a = 0.0f;
+    }
+    multiply(now);
+    __syncwarp();
+    copy();
+    ++step;
+    if (!S::kOneTile && step == steps) {
+      finish();
+      step = 0;
+      tile += tile_step;
+    }
+  };
+  Fragments even, odd;
+  if (all > 0) read(even, 0);
+#pragma unroll 1
+  for (int i = 0; i < all; i += 2) {
+    advance(even, odd, i);
+    if (i + 1 < all) advance(odd, even, i + 1);
   }
+  if (S::kOneTile && my_tiles > 0) finish();
   if constexpr (kSplits > 1) {
     __syncthreads();
     if (out_row >= rows) return;
@@ -323,40 +471,51 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <typename T, int kSplits, int kRows>
+template <typename T, typename S>
 cudaError_t Launch(const DecodeMatmulParams& p, int multiprocessors,
                    cudaStream_t stream) {
-  const auto kernel = stream_kernel<T, kSplits, kRows>;
-  const auto bytes = static_cast<int>(SharedBytes(p.inputs, p.rows));
+  const auto kernel = stream_kernel<T, S>;
+  const auto bytes = static_cast<int>(S::SharedBytes(p.inputs, p.rows));
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   const int64_t tiles = (p.outputs + kTileOutputs - 1) / kTileOutputs;
   const int64_t grid =
-      kSplits == 1 && tiles > multiprocessors ? multiprocessors : tiles;
+      S::kSplits == 1 && tiles > multiprocessors ? multiprocessors : tiles;
   return LaunchDependent(kernel, dim3(static_cast<unsigned>(grid)), kThreads,
                          bytes, stream, p);
+}
+
+constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
+
+template <typename S>
+bool Fits(const DecodeMatmulParams& p) {
+  return p.rows <= S::kRows && S::SharedBytes(p.inputs, p.rows) <= kMaxShared;
 }
 
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, int multiprocessors,
                         cudaStream_t stream) {
-  const bool cut = DecodeMatmulSplits(p.outputs) > 1;
-  if (p.rows == 1) {
-    return cut ? Launch<T, kWarps, 1>(p, multiprocessors, stream)
-               : Launch<T, 1, 1>(p, multiprocessors, stream);
+  if (DecodeMatmulSplits(p.outputs) > 1) {
+    return Fits<PartsOfOneRow>(p)
+               ? Launch<T, PartsOfOneRow>(p, multiprocessors, stream)
+               : Launch<T, PartsOfRows>(p, multiprocessors, stream);
   }
-  return cut ? Launch<T, kWarps, kStreamRows>(p, multiprocessors, stream)
-             : Launch<T, 1, kStreamRows>(p, multiprocessors, stream);
+  if (p.outputs <= int64_t{kFewWarps} * kTileOutputs * multiprocessors &&
+      Fits<FewOfOneRow>(p)) {
+    return Launch<T, FewOfOneRow>(p, multiprocessors, stream);
+  }
+  return Fits<ManyOfOneRow>(p)
+             ? Launch<T, ManyOfOneRow>(p, multiprocessors, stream)
+             : Launch<T, ManyOfRows>(p, multiprocessors, stream);
 }
 static_assert(kWarps == kDecodeMatmulMaxSplits);
-
-constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
 
 }  // namespace
 
 bool StreamMatmulFits(int64_t inputs, int64_t rows) {
-  return rows <= kStreamRows && SharedBytes(inputs, rows) <= kMaxShared;
+  return rows <= kStreamRows &&
+         ManyOfRows::SharedBytes(inputs, rows) <= kMaxShared;
 }
 
 cudaError_t LaunchStreamMatmul(const DecodeMatmulParams& p, int multiprocessors,

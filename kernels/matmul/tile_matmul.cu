@@ -117,13 +117,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         const int at = begin + stage * kStageInputs;
         BarrierExpect(full + 8 * slot, S::kStageBytes);
         if (!p.gate) {
-          CopyBox(to, args.w, at, first_output, 0, full + 8 * slot);
+          CopyWeightBox(to, args.w, at, first_output, 0, full + 8 * slot);
           return;
         }
 #pragma unroll
         for (int i = 0; i < S::kOutputs / 16; ++i) {
-          CopyBox(to + i * 16 * 128, args.w, at, first_output / 2 + 8 * i, 0,
-                  full + 8 * slot);
+          CopyWeightBox(to + i * 16 * 128, args.w, at, first_output / 2 + 8 * i,
+                        0, full + 8 * slot);
         }
       };
       const auto ask_for_rows = [&](int stage, int slot) {
@@ -193,6 +193,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int g = lane / 4;
   const int t = lane % 4;
   __syncthreads();
+  // The blocks of the cluster share the tile's rows. What a thread adds to
+  // first is asked for before the others' sums are there.
+  constexpr int kMine = S::kRows / kDecodeMatmulMaxSplits;
+  constexpr int kFours = S::kOutputs / 4;
+  const bool fours = WritesFours(p);
+  float4 before = make_float4(0, 0, 0, 0);
+  if (splits > 1 && thread < kMine * kFours) {
+    const int64_t row = first_row + split * kMine + thread / kFours;
+    if (row < p.rows) {
+      before = ReadFour(p, fours, row, first_output + thread % kFours * 4);
+    }
+  }
   auto* const sums =
       reinterpret_cast<float*>(unaligned + (ring - SharedAddress(unaligned)));
   if (warp != S::kConsumers / 32) {
@@ -217,10 +229,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     return;
   }
   ClusterBarrier();
-  // The blocks of the cluster share the tile's rows.
-  constexpr int kMine = S::kRows / kDecodeMatmulMaxSplits;
-  constexpr int kFours = S::kOutputs / 4;
-  const bool fours = WritesFours(p);
 #pragma unroll 1
   for (int i = thread; i < kMine * kFours; i += S::kThreads) {
     const int row = split * kMine + i / kFours;
@@ -228,7 +236,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     if (first_row + row >= p.rows) break;
     const uint32_t at = ring + (row * S::kSumStride + m) * 4;
     if (!p.gate) {
-      WriteFour(p, fours, first_row + row, first_output + m, SumOfParts(at));
+      const float4 sum = SumOfParts(at);
+      if (i != thread) {
+        before = ReadFour(p, fours, first_row + row, first_output + m);
+      }
+      WriteFour(p, fours, first_row + row, first_output + m, sum, before);
     } else if (m / 8 % 2 == 0) {
       WriteGatedFour<T>(p, fours, first_row + row,
                         first_output / 2 + m / 16 * 8 + m % 8, SumOfParts(at),

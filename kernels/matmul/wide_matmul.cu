@@ -111,11 +111,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         const int at = stage * kStageInputs;
         BarrierExpect(barrier, S::kStageBytes);
         if (!p.gate) {
-          CopyBox(to, args.w, at, first_output, 0, barrier);
+          CopyWeightBox(to, args.w, at, first_output, 0, barrier);
           return;
         }
-        CopyBox(to, args.w, at, first_output / 2, 0, barrier);
-        CopyBox(to + S::kHalf * 128, args.w, at, first_output / 2, 1, barrier);
+        CopyWeightBox(to, args.w, at, first_output / 2, 0, barrier);
+        CopyWeightBox(to + S::kHalf * 128, args.w, at, first_output / 2, 1,
+                      barrier);
       };
       const auto ask_for_rows = [&](int stage, int slot) {
         CopyBox(ring + slot * S::kStageBytes, args.x, stage * kStageInputs,
@@ -287,11 +288,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         const int at = input_of(stage);
         BarrierExpect(barrier, S::kStageBytes);
         if (!p.gate) {
-          CopyBox(to, args.w, at, first_output, 0, barrier);
+          CopyWeightBox(to, args.w, at, first_output, 0, barrier);
           return;
         }
-        CopyBox(to, args.w, at, first_output / 2, 0, barrier);
-        CopyBox(to + S::kHalf * 128, args.w, at, first_output / 2, 1, barrier);
+        CopyWeightBox(to, args.w, at, first_output / 2, 0, barrier);
+        CopyWeightBox(to + S::kHalf * 128, args.w, at, first_output / 2, 1,
+                      barrier);
       };
       const auto ask_for_rows = [&](int stage, int slot) {
         CopyBox(ring + slot * S::kStageBytes, args.x, input_of(stage),

@@ -105,7 +105,6 @@ __global__ void __launch_bounds__(kBlock)
     norm_kernel(const __grid_constant__ CudaGatedNormParams params,
                 bool whole) {
   LaunchDependents();
-  WaitForPrevious();
   constexpr int kVector = 16 / sizeof(T);
   constexpr int kStep = kThreads * kVector;
   const CudaRmsNormParams& p = params.norm;
@@ -114,15 +113,35 @@ __global__ void __launch_bounds__(kBlock)
       blockIdx.x * (kBlock / kThreads) + threadIdx.x / kThreads;
   const int64_t row = item / groups;
   const int rows = static_cast<int>(p.rows);
-  const bool live =
-      row < (p.live_rows == nullptr ? rows : min(rows, *p.live_rows));
   const int width = static_cast<int>(p.cols / groups);
   const int64_t first = int64_t{item % groups} * width;
   const T* x = static_cast<const T*>(p.x) + row * p.x_stride + first;
   const T* gate =
       static_cast<const T*>(params.gate) + row * params.gate_stride + first;
   TOut* y = static_cast<TOut*>(p.y) + row * p.y_stride + first;
-  const int begin = live ? threadIdx.x % kThreads * kVector : width;
+  const int own = threadIdx.x % kThreads * kVector;
+
+  // Of the first runs of a thread, all is asked for together and kept; weights
+  // before the wait, since they are nobody's result.
+  constexpr int kKept = 2;
+  float kept[kKept][kVector], weights[kKept][kVector];
+  const auto load_weights = [&](int i, float(&out)[kVector]) {
+#pragma unroll
+    for (int j = 0; j < kVector; j += 4) {
+      float four[4];
+      LoadRun(p.weight + first + i + j, width - i - j, whole, four);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) out[j + k] = four[k];
+    }
+  };
+  if (p.weight != nullptr) {
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) load_weights(own + k * kStep, weights[k]);
+  }
+  WaitForPrevious();
+  const bool live =
+      row < (p.live_rows == nullptr ? rows : min(rows, *p.live_rows));
+  const int begin = live ? own : width;
 
   // x, gated if the gate comes first.
   const auto load = [&](int i, float(&in)[kVector]) {
@@ -133,45 +152,13 @@ __global__ void __launch_bounds__(kBlock)
       ApplyGate(params.activation, g, in);
     }
   };
-
-  // The first runs stay in registers.
-  constexpr int kKept = 2;
-  float kept[kKept][kVector];
-  float squares = 0.0f;
-  const auto square = [&squares](const float(&in)[kVector]) {
+  // Norms one run and writes it.
+  const auto finish = [&](int i, float scale, float(&out)[kVector],
+                          const float(&weight)[kVector]) {
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) squares = fmaf(in[j], in[j], squares);
-  };
-#pragma unroll
-  for (int n = 0; n < kKept; ++n) {
-    if (begin + n * kStep >= width) break;
-    load(begin + n * kStep, kept[n]);
-    square(kept[n]);
-  }
-#pragma unroll 2
-  for (int i = begin + kKept * kStep; i < width; i += kStep) {
-    float in[kVector];
-    load(i, in);
-    square(in);
-  }
-  const float mean = ThreadSum<kThreads>(squares) / static_cast<float>(width);
-  const float scale = 1.0f / sqrtf(mean + p.eps);
-
-  const auto finish = [&](int i, float(&out)[kVector]) {
-    if (p.weight != nullptr) {
-      float weight[kVector];
-#pragma unroll
-      for (int j = 0; j < kVector; j += 4) {
-        float four[4];
-        LoadRun(p.weight + first + i + j, width - i - j, whole, four);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) weight[j + k] = four[k];
-      }
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) out[j] = out[j] * scale * weight[j];
-    } else {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) out[j] *= scale;
+    for (int j = 0; j < kVector; ++j) {
+      out[j] =
+          p.weight != nullptr ? out[j] * scale * weight[j] : out[j] * scale;
     }
     if constexpr (kGate == Gate::kAfter) {
       float g[kVector];
@@ -180,16 +167,38 @@ __global__ void __launch_bounds__(kBlock)
     }
     StoreRun(out, width - i, whole, y + i);
   };
+
+  float squares = 0.0f;
+  const auto add = [&](const float(&in)[kVector]) {
 #pragma unroll
-  for (int n = 0; n < kKept; ++n) {
-    if (begin + n * kStep >= width) break;
-    finish(begin + n * kStep, kept[n]);
+    for (int j = 0; j < kVector; ++j) squares = fmaf(in[j], in[j], squares);
+  };
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) load(begin + k * kStep, kept[k]);
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    if (begin + k * kStep < width) add(kept[k]);
   }
 #pragma unroll 2
   for (int i = begin + kKept * kStep; i < width; i += kStep) {
-    float out[kVector];
+    float in[kVector];
+    load(i, in);
+    add(in);
+  }
+  const float mean = ThreadSum<kThreads>(squares) / static_cast<float>(width);
+  const float scale = 1.0f / sqrtf(mean + p.eps);
+
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    const int i = begin + k * kStep;
+    if (i < width) finish(i, scale, kept[k], weights[k]);
+  }
+#pragma unroll 2
+  for (int i = begin + kKept * kStep; i < width; i += kStep) {
+    float out[kVector], weight[kVector];
     load(i, out);
-    finish(i, out);
+    if (p.weight != nullptr) load_weights(i, weight);
+    finish(i, scale, out, weight);
   }
 }
 

@@ -15,6 +15,18 @@ namespace recurve {
 // it hands registers to the others.
 inline constexpr int kTpaMaxThreads = 128 * (kTpaMaxWarpgroups + 1);
 
+// The block's share of what the next launch reads, by one warp. Memory has
+// little to do while blocks end and merge.
+__device__ __forceinline__ void AskForNext(const TpaCudaDecodeParams& p,
+                                           int lane) {
+  constexpr int kPiece = 2048;  // bytes
+  const int64_t pieces = min(p.next_bytes, kTpaNextBytes) / kPiece;
+  const int64_t block = blockIdx.x + int64_t{gridDim.x} * blockIdx.y;
+  const int64_t step = 32 * int64_t{gridDim.x} * gridDim.y;
+  for (int64_t i = 32 * block + lane; i < pieces; i += step)
+    PrefetchL2(static_cast<const char*>(p.next) + i * kPiece, kPiece);
+}
+
 template <typename T, int kColumns, int kTiles, int kRank, typename Products>
 __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   extern __shared__ __align__(128) char memory[];
@@ -69,6 +81,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     if (lane == 0) share[word] = work;
     NamedBarrierArrive(kTpaShareBarrier, sharers);
     copier.CopyShare();
+    if (Products::kAsync && lane == 0) AskForNext(args.p, word);
   } else {
     if constexpr (Products::kAsync) ClaimRegisters<232>();
     queries.ClearUnused();
