@@ -10,6 +10,7 @@ time of one counts from the end of the last before it that was still running
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 
@@ -53,9 +54,10 @@ def read(step):
     what tracing costs the host.
     """
     spans, last = [], 0.0
-    rows = step["spans"]
-    while rows[0][0] == "copy":
-        rows = rows[1:]
+    rows = list(itertools.dropwhile(lambda row: row[0] == "copy", step["spans"]))
+    if not rows:
+        raise SystemExit(f"plot_timeline: the step of batch {step['batch']}, context "
+                         f"{step['context']} has no kernels; was it traced?")
     origin = rows[0][1]
     for name, begin, end, *_ in rows:
         begin, end = (begin - origin) / 1e3, (end - origin) / 1e3

@@ -43,7 +43,8 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"total_input_tokens", "tokens", "prompts of completed requests"},
       {"total_output_tokens", "tokens", "generated in completed requests"},
       {"cancelled_output_tokens", "tokens",
-       "received of cancelled requests; in no throughput"},
+       "received of cancelled requests; in no throughput but "
+       "max_output_tokens_per_s"},
       {"preemptions", "",
        "how often completed requests lost their memory to others, as the "
        "server counts"},
@@ -66,8 +67,8 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"total_token_throughput", "tokens/s",
        "(total_input_tokens + total_output_tokens) / duration"},
       {"max_output_tokens_per_s", "tokens/s",
-       "most tokens of completed requests in one whole second, counted from "
-       "the begin of the run"},
+       "most tokens in one whole second, counted from the begin of the run; "
+       "of completed and cancelled requests"},
       {"mean_concurrent_requests", "streams",
        "sum over all requests of the time from sending to final status / "
        "duration"},

@@ -1,14 +1,18 @@
 #include "client/bench_output.h"
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <string>
+#include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "base/status_macros.h"
 #include "client/bench_html.h"
 #include "client/bench_latency.h"
 #include "client/bench_report.h"
@@ -157,6 +161,33 @@ ordered_json MakeBenchJson(const BenchFlags& flags, const BenchPlan& plan,
   return report;
 }
 
+absl::Status CheckBenchFiles(const BenchFlags& flags) {
+  const std::pair<const char*, const std::string*> files[] = {
+      {"--json", &flags.json_path},
+      {"--requests-jsonl", &flags.requests_path},
+      {"--html", &flags.html_path}};
+  for (const auto& [flag, path] : files) {
+    if (path->empty() || *path == "-") continue;
+    std::error_code ignored;
+    const auto type = std::filesystem::status(*path, ignored).type();
+    const bool is_new = type == std::filesystem::file_type::not_found;
+    // A pipe must not be opened twice: its reader would see an end.
+    if (!is_new && type != std::filesystem::file_type::regular &&
+        type != std::filesystem::file_type::directory) {
+      continue;
+    }
+    std::FILE* const file = std::fopen(path->c_str(), "ab");
+    if (file == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          flag, ": '", *path,
+          "' cannot be opened for writing: ", std::strerror(errno)));
+    }
+    std::fclose(file);
+    if (is_new) std::filesystem::remove(*path, ignored);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
                         const v1::ModelInfo& model,
                         const v1::ServerInfo& server,
@@ -170,29 +201,29 @@ absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
     std::fflush(stdout);
   }
   const ordered_json report = MakeBenchJson(flags, plan, model, server, steps);
+  absl::Status status;
   if (!flags.json_path.empty()) {
-    RECURVE_RETURN_IF_ERROR(WriteFile(flags.json_path, [&](std::FILE* file) {
+    status.Update(WriteFile(flags.json_path, [&](std::FILE* file) {
       absl::FPrintF(
           file, "%s\n",
           report.dump(2, ' ', false, ordered_json::error_handler_t::replace));
     }));
   }
   if (!flags.requests_path.empty()) {
-    RECURVE_RETURN_IF_ERROR(
-        WriteFile(flags.requests_path, [&](std::FILE* file) {
-          for (const BenchStep& step : steps) {
-            for (const RequestRecord& record : step.result.records) {
-              absl::FPrintF(file, "%s\n", FormatRecord(record));
-            }
-          }
-        }));
+    status.Update(WriteFile(flags.requests_path, [&](std::FILE* file) {
+      for (const BenchStep& step : steps) {
+        for (const RequestRecord& record : step.result.records) {
+          absl::FPrintF(file, "%s\n", FormatRecord(record));
+        }
+      }
+    }));
   }
   if (!flags.html_path.empty()) {
-    RECURVE_RETURN_IF_ERROR(WriteFile(flags.html_path, [&](std::FILE* file) {
+    status.Update(WriteFile(flags.html_path, [&](std::FILE* file) {
       absl::FPrintF(file, "%s", MakeHtmlReport(report, steps));
     }));
   }
-  return absl::OkStatus();
+  return status;
 }
 
 }  // namespace recurve

@@ -21,8 +21,13 @@ nlohmann::ordered_json MakeBenchJson(const BenchFlags& flags,
                                      const v1::ServerInfo& server,
                                      const std::vector<BenchStep>& steps);
 
-// Prints the table and writes the files that the flags name. An error names
-// the file.
+// Whether the files that the flags name can be written, so that it is known
+// before an hour of load rather than after it. Leaves none behind that was not
+// there. An error names the flag and the file.
+absl::Status CheckBenchFiles(const BenchFlags& flags);
+
+// Prints the table and writes the files that the flags name, all that can be
+// written. An error names the first that cannot.
 absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
                         const v1::ModelInfo& model,
                         const v1::ServerInfo& server,

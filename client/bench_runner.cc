@@ -10,6 +10,9 @@ namespace recurve {
 namespace {
 
 constexpr std::chrono::milliseconds kTick(200);
+// In seconds. What is due later, at a tiny rate, say, is due then: the clock
+// could not count to it, and nobody waits that long.
+constexpr double kLastArrival = 1e9;
 
 double Seconds(BenchClock::duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -99,8 +102,8 @@ void BenchRunner::ScheduleArrival() {
       absl::Seconds(*seconds) >= options_.start_for) {
     return;
   }
-  due_.emplace(begin_ + std::chrono::duration_cast<BenchClock::duration>(
-                            std::chrono::duration<double>(*seconds)),
+  const std::chrono::duration<double> after(std::min(*seconds, kLastArrival));
+  due_.emplace(begin_ + std::chrono::duration_cast<BenchClock::duration>(after),
                Due());
 }
 

@@ -86,6 +86,7 @@ absl::Status CreateClients(const BenchFlags& flags, const BenchPlan& plan,
 absl::Status Connect(Session* session) {
   CallOptions call;
   call.timeout = kInfoTimeout;
+  call.canceller = session->run_switch.canceller();
   for (const auto& client : session->clients) {
     RECURVE_ASSIGN_OR_RETURN(session->server, client->GetServerInfo(call));
   }
@@ -192,6 +193,11 @@ bool MeasureStep(const BenchPlan& plan, const Workload& workload,
       RunOnce(workload, step.options, step.first_index,
               counted ? absl::StrCat(step.options.num_requests) : "?", session);
   step.report = MakeReport(step.result, ContextOf(plan, step.options));
+  if (step.result.gave_up) {
+    ReportUsage(absl::StrCat(
+        StepLabel(step.options), ": nothing more was sent after ",
+        step.options.max_failures, " failed requests (--max-errors)"));
+  }
   measured->stopped = step.result.stopped;
   bool saturated = false;
   if (!plan.sweep_rates.empty()) {
@@ -276,13 +282,16 @@ int Run(const BenchFlags& flags) {
   }
   const auto plan = MakeBenchPlan(flags);
   if (!plan.ok()) return ReportUsage(plan.status().message());
+  const absl::Status files = CheckBenchFiles(flags);
+  if (!files.ok()) return ReportUsage(files.message());
   Session session;
   const absl::Status created = CreateClients(flags, *plan, &session);
   if (!created.ok()) return ReportUsage(created.message());
   const Interrupt interrupt([&] { session.run_switch.Stop(); });
   const absl::StatusOr<int> exit_code = Measure(flags, *plan, &session);
-  if (!exit_code.ok()) return ReportError(exit_code.status());
-  return *exit_code;
+  if (exit_code.ok()) return *exit_code;
+  ReportError(exit_code.status());
+  return session.run_switch.stopped() ? kExitInterrupted : kExitFailure;
 }
 
 void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
@@ -327,7 +336,7 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
       ->add_option("--num-requests", flags->num_requests,
                    "Requests to send (with --turns: conversations) [64; no "
                    "limit with --duration or in a sweep; a trace's]")
-      ->check(Decimal());
+      ->transform(Decimal());
   command->add_option("--duration", flags->duration_seconds,
                       "Start requests for so many seconds [none; 20 for each "
                       "step of a sweep]");
@@ -336,12 +345,12 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
   command
       ->add_option("--max-errors", flags->max_errors,
                    "Start nothing more after so many failed requests")
-      ->check(Decimal())
+      ->transform(Decimal())
       ->capture_default_str();
   command
       ->add_option("--warmup", flags->warmup,
                    "Requests sent before the measured ones")
-      ->check(Decimal())
+      ->transform(Decimal())
       ->capture_default_str();
 }
 
@@ -371,7 +380,7 @@ void AddWorkloadFlags(CLI::App* command, BenchFlags* flags) {
                       "Sample, with a seed for each request");
   command
       ->add_option("--seed", flags->seed, "Seed of lengths, prompts and gaps")
-      ->check(Decimal())
+      ->transform(Decimal())
       ->capture_default_str();
 }
 

@@ -230,14 +230,16 @@ int Run(const GenerateFlags& flags) {
 void AddSamplingFlags(CLI::App* command, GenerateFlags* flags) {
   command->add_option("--temperature", flags->temperature,
                       "0 takes the most likely token");
-  command->add_option("--top-k", flags->top_k,
-                      "Sample from the K most likely tokens; 0: all");
+  command
+      ->add_option("--top-k", flags->top_k,
+                   "Sample from the K most likely tokens; 0: all")
+      ->transform(Decimal(UINT32_MAX));
   command->add_option("--top-p", flags->top_p,
                       "Sample from the smallest set of this probability");
   command->add_option("--min-p", flags->min_p,
                       "Drop tokens less likely than this times the likeliest");
   command->add_option("--seed", flags->seed, "Seed of the draws")
-      ->check(Decimal());
+      ->transform(Decimal());
   command->add_option("--repetition-penalty", flags->repetition_penalty,
                       "On tokens of prompt and output; 1: off");
   command->add_option("--presence-penalty", flags->presence_penalty,
@@ -248,14 +250,18 @@ void AddSamplingFlags(CLI::App* command, GenerateFlags* flags) {
       ->add_option("--logit-bias", flags->logit_bias,
                    "ID:VALUE, added to the logit of a token; may be repeated")
       ->allow_extra_args(false);
-  command->add_option("--logprobs", flags->logprobs,
-                      "Report log-probabilities (with --json): of the chosen "
-                      "token and the N likeliest");
+  command
+      ->add_option("--logprobs", flags->logprobs,
+                   "Report log-probabilities (with --json): of the chosen "
+                   "token and the N likeliest")
+      ->transform(Decimal(UINT32_MAX));
 }
 
 void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
-  command->add_option("--max-new-tokens", flags->max_new_tokens,
-                      "Stop after so many tokens");
+  command
+      ->add_option("--max-new-tokens", flags->max_new_tokens,
+                   "Stop after so many tokens")
+      ->transform(Decimal(UINT32_MAX));
   command
       ->add_option("--stop", flags->stop,
                    "Stop when the text contains this; may be repeated")
@@ -263,7 +269,8 @@ void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
   command
       ->add_option("--stop-token-id", flags->stop_token_ids,
                    "Stop after this token; may be repeated")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->transform(Decimal(UINT32_MAX));
   command->add_flag("--ignore-eos", flags->ignore_eos,
                     "Go on after end-of-sequence tokens");
 }
@@ -296,7 +303,8 @@ void RegisterGenerate(CLI::App* app, int* exit_code) {
                       "The prompt is this file, as it is; -: standard input");
   AddSamplingFlags(command, flags.get());
   AddStoppingFlags(command, flags.get());
-  command->add_option("--priority", flags->priority, "Higher runs first");
+  command->add_option("--priority", flags->priority, "Higher runs first")
+      ->check(CLI::Range(INT32_MIN, INT32_MAX));
   command->add_option("--timeout", flags->timeout_seconds,
                       "Give up after so many seconds");
   command->add_flag("--json", flags->json,

@@ -1,9 +1,9 @@
 #include "client/command.h"
 
-#include <cmath>
 #include <cstdio>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 
@@ -58,15 +58,19 @@ ClientOptions MakeClientOptions(const ServerFlags& flags) {
   return options;
 }
 
-const CLI::Validator& Decimal() {
-  static const CLI::Validator* const decimal = new CLI::Validator(
-      [](std::string& text) {
-        return text.find_first_not_of("0123456789") == std::string::npos
-                   ? std::string()
-                   : absl::StrCat("'", text, "' is not a whole number");
+CLI::Validator Decimal(uint64_t most) {
+  return CLI::Validator(
+      [most](std::string& text) {
+        uint64_t value = 0;
+        if (text.find_first_not_of("0123456789") != std::string::npos ||
+            !absl::SimpleAtoi(text, &value) || value > most) {
+          return absl::StrCat("'", text, "' is not a whole number from 0 to ",
+                              most);
+        }
+        text = absl::StrCat(value);  // without leading zeros
+        return std::string();
       },
       "");
-  return *decimal;
 }
 
 int ReportError(const absl::Status& status) {
@@ -82,9 +86,11 @@ int ReportUsage(absl::string_view message) {
 
 absl::StatusOr<absl::Duration> PositiveSeconds(absl::string_view flag,
                                                double value) {
-  if (!std::isfinite(value) || value <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, ": ", value, " is not a number of seconds above 0"));
+  // Written so that a NaN fails.
+  if (!(value > 0 && value <= kMostSeconds)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flag, ": ", value, " is not a number of seconds above 0, at most ",
+        kMostSeconds));
   }
   return absl::Seconds(value);
 }

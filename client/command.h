@@ -2,6 +2,7 @@
 #define RECURVE_CLIENT_COMMAND_H_
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -38,9 +39,10 @@ void AddServerFlags(CLI::App* command, ServerFlags* flags);
 // leave the machine in plaintext.
 ClientOptions MakeClientOptions(const ServerFlags& flags);
 
-// For 64-bit flags, of which CLI11 would let a negative number wrap around.
-// Takes decimal digits.
-const CLI::Validator& Decimal();
+// For flags of whole numbers (`transform`). Takes decimal digits alone, where
+// CLI11 would let a negative number wrap around, make one above 64 bits the
+// largest, and read 010 as 8.
+CLI::Validator Decimal(uint64_t most = UINT64_MAX);
 
 // Writes "recurve-client: CODE: message" as one line to stderr. Returns
 // kExitFailure.
@@ -49,8 +51,9 @@ int ReportError(const absl::Status& status);
 // Writes "recurve-client: message" as one line to stderr. Returns kExitUsage.
 int ReportUsage(absl::string_view message);
 
-// `value` as seconds; InvalidArgument, naming `flag`, unless finite and above
-// 0.
+// `value` as seconds; InvalidArgument, naming `flag`, unless above 0 and at
+// most kMostSeconds.
+inline constexpr double kMostSeconds = 1e9;
 absl::StatusOr<absl::Duration> PositiveSeconds(absl::string_view flag,
                                                double value);
 

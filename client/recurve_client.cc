@@ -67,10 +67,12 @@ namespace {
 
 absl::Status CheckServer(absl::string_view server) {
   const size_t colon = server.rfind(':');
+  // SimpleAtoi alone would also take signs and blanks.
+  const absl::string_view digits =
+      colon == absl::string_view::npos ? "" : server.substr(colon + 1);
   uint32_t port = 0;
-  if (colon != absl::string_view::npos &&
-      absl::SimpleAtoi(server.substr(colon + 1), &port) && port >= 1 &&
-      port <= 65535) {
+  if (digits.find_first_not_of("0123456789") == absl::string_view::npos &&
+      absl::SimpleAtoi(digits, &port) && port >= 1 && port <= 65535) {
     const absl::string_view host = server.substr(0, colon);
     const bool bracketed =
         host.size() > 2 && host.front() == '[' && host.back() == ']';

@@ -1,7 +1,6 @@
 #include "engine/cuda_backend.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +9,6 @@
 #include "engine/cuda_activations.h"
 #include "engine/cuda_device.h"
 #include "kernels/embedding/embedding_cuda.h"
-#include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
 #include "kernels/tpa/expand_factors_cuda.h"
@@ -19,10 +17,8 @@ namespace recurve {
 namespace {
 
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
-constexpr auto kHost = CudaMemory::Kind::kHost;
 
-constexpr int64_t kMaxRows = 65535;        // of a launch
-constexpr int64_t kLogitBytes = 64 << 20;  // of logits on the device, about
+constexpr int64_t kMaxRows = 65535;  // of a launch
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -152,40 +148,7 @@ absl::StatusOr<TableId> CudaBackend::LoadEmbedding(const TensorView& table) {
 
 absl::StatusOr<PositionId> CudaBackend::LoadPosition(
     const PositionConfig& config) {
-  for (size_t i = 0; i < positions_.size(); ++i) {
-    if (positions_[i].config == config) {
-      return PositionId{static_cast<int32_t>(i)};
-    }
-  }
-  Position position;
-  position.config = config;
-  position.angles = static_cast<int64_t>(config.theta.size());
-  const auto copy = [](const auto& values, CudaMemory* memory) -> absl::Status {
-    const auto bytes =
-        static_cast<int64_t>(values.size() * sizeof(values.front()));
-    RECURVE_ASSIGN_OR_RETURN(
-        *memory, CudaMemory::Allocate(kDevice, bytes, "position angles"));
-    return CudaStatus(cudaMemcpy(memory->data(), values.data(), bytes,
-                                 cudaMemcpyHostToDevice),
-                      "copying position angles");
-  };
-  if (position.angles > 0) {
-    if (config.float32_angles) {
-      const std::vector<float> theta(config.theta.begin(), config.theta.end());
-      RECURVE_RETURN_IF_ERROR(copy(theta, &position.theta));
-    } else {
-      RECURVE_RETURN_IF_ERROR(
-          copy(LrpePhaseSteps(config.theta), &position.phase_steps));
-    }
-  }
-  const int64_t bytes = (row_capacity_ + tpa_->piece_rows()) * position.angles *
-                        static_cast<int64_t>(sizeof(float));
-  for (CudaMemory* table : {&position.cos, &position.sin}) {
-    RECURVE_ASSIGN_OR_RETURN(
-        *table, CudaMemory::Allocate(kDevice, bytes, "position tables"));
-  }
-  positions_.push_back(std::move(position));
-  return PositionId{static_cast<int32_t>(positions_.size()) - 1};
+  return positions_.Load(config, row_capacity_ + tpa_->piece_rows());
 }
 
 TpaCacheId CudaBackend::AddTpaCache(const TpaShape& shape) {
@@ -217,32 +180,15 @@ absl::StatusOr<Activations> CudaBackend::AllocateActivations(int64_t cols) {
 absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   RECURVE_RETURN_IF_ERROR(loader_->Finish());
   loader_.reset();
-  const auto allocate = [](CudaMemory* memory, int64_t bytes,
-                           absl::string_view what) -> absl::Status {
-    RECURVE_ASSIGN_OR_RETURN(*memory,
-                             CudaMemory::Allocate(kDevice, bytes, what));
-    return absl::OkStatus();
-  };
   RECURVE_RETURN_IF_ERROR(products_->Tune(row_capacity_, kColumns));
-  RECURVE_RETURN_IF_ERROR(allocate(
-      &pages_, (int64_t{num_pages} + 1) * page_bytes(),
-      "factor cache; lower --kv-pages, --kv-pool-bytes or --max-num-seqs"));
-  RECURVE_RETURN_IF_ERROR(allocate(&slots_,
-                                   (int64_t{num_slots} + 1) * slot_bytes(),
-                                   "recurrent state; lower --max-num-seqs"));
-  cache_ = {num_pages, num_slots, page_bytes(), slot_bytes()};
+  RECURVE_RETURN_IF_ERROR(memory_.Allocate(
+      {num_pages, num_slots, page_bytes(), slot_bytes()}, stream_));
 
   RECURVE_RETURN_IF_ERROR(products_->Allocate(row_capacity_));
-  const int64_t max_inputs = products_->max_inputs();
   const int64_t max_outputs = products_->max_outputs();
-  const int64_t float_bytes = sizeof(float);
-  logit_capacity_ = std::clamp(kLogitBytes / (float_bytes * max_outputs),
-                               BucketOf(options_.max_sequences), row_capacity_);
-  RECURVE_RETURN_IF_ERROR(allocate(
-      &head_rows_, logit_capacity_ * max_inputs * float_bytes, "activations"));
-  RECURVE_RETURN_IF_ERROR(allocate(
-      &logits_, logit_capacity_ * RoundUp(max_outputs, 4) * float_bytes,
-      "logits"));
+  RECURVE_RETURN_IF_ERROR(
+      logits_.Allocate(BucketOf(options_.max_sequences), row_capacity_,
+                       products_->max_inputs(), max_outputs));
   RECURVE_RETURN_IF_ERROR(sampler_.Allocate(
       num_slots + 1, BucketOf(options_.max_sequences), max_outputs));
 
@@ -263,11 +209,8 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
 
 absl::Status CudaBackend::AllocateHost(int32_t num_blocks,
                                        int64_t block_bytes) {
-  cache_.num_host_blocks = num_blocks;
-  RECURVE_CHECK(block_bytes == HostBlockBytes(cache_));
-  RECURVE_ASSIGN_OR_RETURN(
-      swap_, CudaSwap::Create(stream_, cache_, pages_.data(), slots_.data()));
-  return absl::OkStatus();
+  RECURVE_CHECK(block_bytes == HostBlockBytes(memory_.spec()));
+  return memory_.AllocateHost(num_blocks);
 }
 
 // ----------------------------------------------------------------------------
@@ -290,7 +233,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   RECURVE_RETURN_IF_ERROR(status_);
   RECURVE_RETURN_IF_ERROR(CheckBatch(batch));
   for (int32_t slot : batch.slots) {
-    if (swap_ != nullptr) RECURVE_RETURN_IF_ERROR(swap_->AwaitSlot(slot));
+    RECURVE_RETURN_IF_ERROR(memory_.AwaitSlot(slot));
   }
   batch_ = &batch;
   decode_ =
@@ -341,13 +284,13 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
 }
 
 // A decode step has logits of all rows, with those of padding; another those
-// that are wanted, logit_capacity_ at a time.
+// that are wanted, logits_.capacity() at a time.
 void CudaBackend::BeginSamples(const StepBatch& batch) {
   std::vector<int32_t> rows;
   for (const SampleRequest& sample : batch.samples) {
-    rows.push_back(
-        decode_ ? batch.logit_rows[sample.logit_index]
-                : static_cast<int32_t>(sample.logit_index % logit_capacity_));
+    rows.push_back(decode_ ? batch.logit_rows[sample.logit_index]
+                           : static_cast<int32_t>(sample.logit_index %
+                                                  logits_.capacity()));
   }
   Check(sampler_.Begin(batch, rows,
                        decode_ ? rows_ : static_cast<int64_t>(rows.size()),
@@ -407,27 +350,11 @@ void CudaBackend::FillMixed(const StepBatch& batch) {
   products_->BeginMixed(batch);
 }
 
+// Tables have the step's rows, then those of TPA's pieces.
 void CudaBackend::ComputeTables() {
-  for (const Position& position : positions_) {
-    if (position.angles == 0) continue;
-    CudaLrpeTableParams params = {};
-    params.phase_steps = position.phase_steps.as<const uint64_t>();
-    params.theta = position.theta.as<const float>();
-    params.angles = position.angles;
-    params.log_decay = position.config.log_decay;
-    params.round_to_bfloat16 = position.config.bfloat16_tables;
-    params.positions = row_positions_;
-    params.cos = position.cos.as<float>();
-    params.sin = position.sin.as<float>();
-    params.rows = rows_;
-    Check(LaunchLrpeTable(params, stream_), "position tables");
-    if (tpa_->num_piece_positions() == 0) continue;
-    params.positions = tpa_->piece_positions();
-    params.cos += row_capacity_ * position.angles;
-    params.sin += row_capacity_ * position.angles;
-    params.rows = tpa_->num_piece_positions();
-    Check(LaunchLrpeTable(params, stream_), "position tables");
-  }
+  Check(positions_.Compute(row_positions_, 0, rows_, stream_));
+  Check(positions_.Compute(tpa_->piece_positions(), row_capacity_,
+                           tpa_->num_piece_positions(), stream_));
 }
 
 const float* CudaBackend::Vector(VectorId id) const {
@@ -511,14 +438,15 @@ TpaElement CudaBackend::tpa_element() const {
 }
 
 TpaCudaCache CudaBackend::CacheView(const TpaCache& cache) const {
-  return {tpa_element(), pages_.as<uint16_t>() + cache.offset, page_elements_,
-          page_table_, page_stride_};
+  return {tpa_element(),
+          reinterpret_cast<uint16_t*>(memory_.pages()) + cache.offset,
+          page_elements_, page_table_, page_stride_};
 }
 
 void CudaBackend::Tpa(const TpaArgs& args) {
   if (!active()) return;
   const TpaCache& cache = tpa_caches_[args.cache.value];
-  const Position& position = positions_[args.position.value];
+  const CudaPositions::Encoding& position = positions_[args.position];
   TpaCudaAppendParams append = {};
   append.shape = tpa_->shape(cache.shape);
   append.cache = CacheView(cache);
@@ -567,13 +495,14 @@ void CudaBackend::ExpandFactors(const ExpandArgs& args) {
 
 void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
   if (!active()) return;
-  const Position& position = positions_[args.position.value];
+  const CudaPositions::Encoding& position = positions_[args.position];
   Check(linear_->Attend(
       {args.config, position.phase_steps.as<const uint64_t>(),
        position.cos.as<const float>(), position.sin.as<const float>(),
        Vector(args.decay),
-       slots_.as<float>() + states_[args.state.value].offset, slot_elements_,
-       args.q, args.k, args.v, args.out, args.scratch},
+       reinterpret_cast<float*>(memory_.slots()) +
+           states_[args.state.value].offset,
+       slot_elements_, args.q, args.k, args.v, args.out, args.scratch},
       stream_));
 }
 
@@ -584,37 +513,22 @@ void CudaBackend::ComputeLogits(Activations in, const int32_t* index,
                                 int64_t rows, const NormArgs& norm,
                                 MatrixId head) {
   Check(products_->Logits(in, index, rows, WeightsOf(norm), head,
-                          head_rows_.as<float>(), logits_.as<float>(),
-                          RoundUp(products_->outputs(head), 4)));
+                          logits_.inputs(), logits_.data(),
+                          CudaLogits::Stride(products_->outputs(head))));
 }
 
 void CudaBackend::Draw(int64_t vocab, int64_t first, int64_t count) {
-  Check(sampler_.Launch(logits_.as<float>(), RoundUp(vocab, 4), vocab, first,
+  Check(sampler_.Launch(logits_.data(), CudaLogits::Stride(vocab), vocab, first,
                         count, stream_),
         "sampling");
 }
 
 void CudaBackend::ReserveHostLogits(int64_t vocab) {
-  if (!batch_->wants_logits) return;
-  const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
-  const auto row_bytes = vocab * static_cast<int64_t>(sizeof(float));
-  if (rows * row_bytes <= logits_host_.bytes()) return;
-  // Nothing is under way that writes the old one: no step with logits begins
-  // before the one before it has ended.
-  auto memory =
-      CudaMemory::Allocate(kHost, BucketOf(rows) * row_bytes, "logits");
-  if (!memory.ok()) return Check(memory.status());
-  logits_host_ = *std::move(memory);
-}
-
-void CudaBackend::CopyLogits(int64_t device_row, int64_t host_row,
-                             int64_t count, int64_t vocab) {
-  const int64_t stride = RoundUp(vocab, 4);
-  Check(cudaMemcpy2DAsync(
-            logits_host_.as<float>() + host_row * vocab, vocab * sizeof(float),
-            logits_.as<float>() + device_row * stride, stride * sizeof(float),
-            vocab * sizeof(float), count, cudaMemcpyDeviceToHost, stream_),
-        "copying logits");
+  // Nothing is under way that writes there: no step with logits begins before
+  // the one before it has ended.
+  if (batch_->wants_logits)
+    Check(logits_.ReserveHost(static_cast<int64_t>(batch_->logit_rows.size()),
+                              vocab));
 }
 
 void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
@@ -647,7 +561,8 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
   // Logit i is of row logit_rows[i].
   const auto& rows = batch_->logit_rows;
   for (size_t i = 0; i < rows.size(); ++i)
-    CopyLogits(rows[i], static_cast<int64_t>(i), 1, vocab);
+    Check(logits_.CopyToHost(rows[i], static_cast<int64_t>(i), 1, vocab,
+                             stream_));
 }
 
 void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
@@ -658,15 +573,16 @@ void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
   const auto& samples = batch_->samples;  // in the order of their logits
   size_t drawn = 0;
   for (int64_t first = 0; first < rows && status_.ok();
-       first += logit_capacity_) {
-    const int64_t count = std::min(logit_capacity_, rows - first);
+       first += logits_.capacity()) {
+    const int64_t count = std::min(logits_.capacity(), rows - first);
     ComputeLogits(in, logit_rows_ + first, count, norm, head);
     size_t end = drawn;
     while (end < samples.size() && samples[end].logit_index < first + count)
       ++end;
     Draw(vocab, static_cast<int64_t>(drawn), static_cast<int64_t>(end - drawn));
     drawn = end;
-    if (batch_->wants_logits) CopyLogits(0, first, count, vocab);
+    if (batch_->wants_logits)
+      Check(logits_.CopyToHost(0, first, count, vocab, stream_));
   }
 }
 
@@ -682,10 +598,8 @@ void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
     Check(cudaEventRecord(dones_[begun.number % kEvents], stream_), "a step");
   }
   if (status_.ok() && batch_->wants_logits) {
-    begun.logits =
-        absl::MakeConstSpan(logits_host_.as<const float>(),
-                            static_cast<size_t>(products_->outputs(head)) *
-                                batch_->logit_rows.size());
+    begun.logits = logits_.host(static_cast<int64_t>(batch_->logit_rows.size()),
+                                products_->outputs(head));
   }
   begun_.push_back(begun);
 }
@@ -718,85 +632,29 @@ absl::Status CudaBackend::EndStep(StepOutput* output) {
 // ----------------------------------------------------------------------------
 // Memory of sequences: ordered before the next step by the stream
 
-absl::Status CudaBackend::SetBytes(const CudaMemory& memory, int64_t number,
-                                   int64_t bytes, int value) {
-  if (bytes == 0) return absl::OkStatus();  // a model without such memory
-  return CudaStatus(
-      cudaMemsetAsync(memory.data() + number * bytes, value, bytes, stream_),
-      "setting the memory of a sequence");
+absl::Status CudaBackend::ClearPage(int32_t page) {
+  return memory_.SetPage(page, 0);
 }
-
-absl::Status CudaBackend::SetPage(int32_t page, int value) {
-  if (swap_ != nullptr) RECURVE_RETURN_IF_ERROR(swap_->AwaitPage(page));
-  return SetBytes(pages_, page, page_bytes(), value);
+absl::Status CudaBackend::ClearSlot(int32_t slot) {
+  return memory_.SetSlot(slot, 0);
 }
-absl::Status CudaBackend::SetSlot(int32_t slot, int value) {
-  if (swap_ != nullptr) RECURVE_RETURN_IF_ERROR(swap_->AwaitSlot(slot));
-  return SetBytes(slots_, slot, slot_bytes(), value);
-}
-
-absl::Status CudaBackend::ClearPage(int32_t page) { return SetPage(page, 0); }
-absl::Status CudaBackend::ClearSlot(int32_t slot) { return SetSlot(slot, 0); }
 // Every byte 0xff is a NaN in each of the types.
 absl::Status CudaBackend::PoisonPage(int32_t page) {
-  return SetPage(page, 0xff);
+  return memory_.SetPage(page, 0xff);
 }
 absl::Status CudaBackend::PoisonSlot(int32_t slot) {
-  return SetSlot(slot, 0xff);
+  return memory_.SetSlot(slot, 0xff);
 }
-
 absl::Status CudaBackend::Save(const SavedMemory& memory) {
-  return swap_->Save(memory);
+  return memory_.Save(memory);
 }
 absl::Status CudaBackend::Restore(const SavedMemory& memory) {
-  return swap_->Restore(memory);
+  return memory_.Restore(memory);
 }
-bool CudaBackend::Restored(int32_t slot) {
-  return swap_ == nullptr || swap_->Done(slot);
-}
+bool CudaBackend::Restored(int32_t slot) { return memory_.Restored(slot); }
 
 absl::Status CudaBackend::FillCacheAtRandom() {
-  const int64_t count = int64_t{8} << 20;
-  // 16-bit values of [-1, 1), or float32 ones, whose sum of squares is sane.
-  const auto fill = [&](const CudaMemory& memory, bool halves) -> absl::Status {
-    if (memory.bytes() == 0) return absl::OkStatus();
-    std::vector<uint32_t> words(count);
-    uint64_t state = 1;
-    for (uint32_t& word : words) {
-      const auto next = [&] {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        return static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
-      };
-      if (!halves) {
-        const float value = next();
-        std::memcpy(&word, &value, sizeof(word));
-        continue;
-      }
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t bits = options_.kv_dtype == DType::kFloat16
-                                  ? FloatToFloat16(next())
-                                  : FloatToBFloat16(next());
-        word = half == 0 ? bits : word | bits << 16;
-      }
-    }
-    int64_t filled = std::min(count * static_cast<int64_t>(sizeof(uint32_t)),
-                              memory.bytes());
-    RECURVE_RETURN_IF_ERROR(CudaStatus(
-        cudaMemcpy(memory.data(), words.data(), filled, cudaMemcpyHostToDevice),
-        "filling the cache"));
-    while (filled < memory.bytes()) {
-      const int64_t more = std::min(filled, memory.bytes() - filled);
-      RECURVE_RETURN_IF_ERROR(
-          CudaStatus(cudaMemcpy(memory.data() + filled, memory.data(), more,
-                                cudaMemcpyDeviceToDevice),
-                     "filling the cache"));
-      filled += more;
-    }
-    return absl::OkStatus();
-  };
-  RECURVE_RETURN_IF_ERROR(fill(pages_, true));
-  RECURVE_RETURN_IF_ERROR(fill(slots_, false));
-  return CudaStatus(cudaDeviceSynchronize(), "filling the cache");
+  return memory_.FillAtRandom(options_.kv_dtype);
 }
 
 }  // namespace recurve

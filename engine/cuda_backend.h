@@ -12,12 +12,14 @@
 
 #include "base/thread_pool.h"
 #include "engine/backend.h"
+#include "engine/cuda_cache_memory.h"
 #include "engine/cuda_linear.h"
+#include "engine/cuda_logits.h"
 #include "engine/cuda_memory.h"
+#include "engine/cuda_positions.h"
 #include "engine/cuda_products.h"
 #include "engine/cuda_sampler.h"
 #include "engine/cuda_step_buffer.h"
-#include "engine/cuda_swap.h"
 #include "engine/cuda_tpa.h"
 #include "engine/cuda_weights.h"
 #include "kernels/common/weight_type.h"
@@ -130,15 +132,6 @@ class CudaBackend : public Backend {
     int64_t cols;
     CudaMemory memory;
   };
-  // cos and sin are [rows, angles]: of the step's rows, then of the rows of the
-  // TPA pieces.
-  struct Position {
-    PositionConfig config;
-    int64_t angles;
-    CudaMemory phase_steps;  // exact angles, or
-    CudaMemory theta;        // float32 angles
-    CudaMemory cos, sin;
-  };
   struct TpaCache {
     size_t shape;    // of CudaTpa
     int64_t offset;  // elements from the begin of a page
@@ -183,17 +176,9 @@ class CudaBackend : public Backend {
                      const NormArgs& norm, MatrixId head);
   // Draws samples [first, first + count) from logits_.
   void Draw(int64_t vocab, int64_t first, int64_t count);
-  void CopyLogits(int64_t device_row, int64_t host_row, int64_t count,
-                  int64_t vocab);
   void HeadOfDecode(Activations in, const NormArgs& norm, MatrixId head);
   void HeadOfMixed(Activations in, const NormArgs& norm, MatrixId head);
-  // Page or slot `number`, of `bytes` each.
-  absl::Status SetBytes(const CudaMemory& memory, int64_t number, int64_t bytes,
-                        int value);
-  // The same, after copies of it.
-  absl::Status SetPage(int32_t page, int value);
-  absl::Status SetSlot(int32_t slot, int value);
-  // Makes room in logits_host_ for the step, if it needs any.
+  // Makes room for logits on the host, if the step wants them there.
   void ReserveHostLogits(int64_t vocab);
 
   const Options options_;
@@ -206,7 +191,7 @@ class CudaBackend : public Backend {
   uint64_t other_weight_bytes_ = 0;
   std::vector<CudaMemory> vectors_;
   std::vector<Table> tables_;
-  std::vector<Position> positions_;
+  CudaPositions positions_;
   std::optional<CudaTpa> tpa_;        // after Init
   std::optional<CudaLinear> linear_;  // after Init
   TpaDevice device_ = {};
@@ -214,16 +199,10 @@ class CudaBackend : public Backend {
   std::vector<State> states_;
   int64_t page_elements_ = 0;  // of all layers
   int64_t slot_elements_ = 0;
-  CudaMemory pages_;
-  CudaMemory slots_;
-  CacheSpec cache_;
-  std::unique_ptr<CudaSwap> swap_;  // null without host memory
+  CudaCacheMemory memory_;
   std::vector<CudaMemory> activations_;
   int64_t row_capacity_ = 0;
-  int64_t logit_capacity_ = 0;  // rows in logits_
-  CudaMemory head_rows_;        // normalised rows whose logits are wanted
-  CudaMemory logits_;           // [logit_capacity_, vocab]
-  CudaMemory logits_host_;      // grows
+  CudaLogits logits_;
   CudaSampler sampler_;
 
   std::deque<Begun> begun_;  // two at most

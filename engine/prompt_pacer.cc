@@ -9,6 +9,10 @@ namespace {
 constexpr int64_t kMostSteps = 32;
 // A step that takes longer than the last ones may be a hiccup.
 constexpr double kUp = 0.1;
+// What steps of decoding soon after a chunk take more is the chunk's doing, but
+// for contexts that grow: a step's share of d, at most.
+constexpr int64_t kSoonSteps = 128;
+constexpr double kGrowth = 5e-5;
 constexpr double kDown = 0.5;
 constexpr double kTokenWeight = 0.5;
 // What is owed at most, in steps of decoding, or what the step's prompts were
@@ -53,12 +57,18 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
                          int64_t paced_tokens, double seconds) {
   if (max_slowdown_ == 0 || decoding == 0) return;
   const double expected = token_seconds_ * static_cast<double>(paced_tokens);
+  const bool soon = soon_steps_ > 0;
+  soon_steps_ =
+      paced_tokens > 0 ? kSoonSteps : std::max<int64_t>(0, soon_steps_ - 1);
   if (prompt_tokens == 0) {
     if (Stale(decoding)) {
       decode_seconds_ = seconds;
     } else {
       const double weight = seconds > decode_seconds_ ? kUp : kDown;
-      decode_seconds_ += weight * (seconds - decode_seconds_);
+      double change = weight * (seconds - decode_seconds_);
+      if (soon && decoding <= measured_)
+        change = std::min(change, kGrowth * decode_seconds_);
+      decode_seconds_ += change;
     }
     measured_ = decoding;
     steps_since_ = 0;
@@ -76,8 +86,12 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
   }
   const double step = decode_seconds_;
   // A step of decoding alone that takes longer than usual is not the prompts'
-  // doing; charged for it, they would never run where many such steps are.
+  // doing, or in part; charged for all of it, they would never run where many
+  // such steps are.
   double cost = std::min(seconds, step);
+  if (prompt_tokens == 0 && soon) {
+    cost = std::min(seconds, step + 0.5 * (max_slowdown_ - 1) * step);
+  }
   if (paced_tokens > 0) {
     cost += (seconds - cost) * static_cast<double>(paced_tokens) /
             static_cast<double>(prompt_tokens);

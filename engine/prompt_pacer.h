@@ -19,7 +19,8 @@ namespace recurve {
 // to kBurstSeconds, or what one step leaves, are saved. A chunk is as large as
 // what may be spent pays for, but never so small that its fixed costs are most
 // of it (kLeastTokens); such a chunk is paid for afterwards. What short prompts
-// add to a step is not charged.
+// add to a step is not charged. Steps of decoding soon after a chunk are slower
+// than others (clocks and caches): that is charged, too, and does not raise d.
 //
 // The cut of a prompt into chunks changes no token, so neither do clocks.
 //
@@ -56,6 +57,7 @@ class PromptPacer {
   double decode_seconds_ = 0;      // d; 0: not known
   int64_t measured_ = 0;           // sequences that d is of
   int64_t steps_since_ = 0;        // with prompts, since d was measured
+  int64_t soon_steps_ = 0;         // so many more are soon after a chunk
   double token_seconds_ = 0;       // that a prompt's token adds; 0: not known
   double credit_ = kBurstSeconds;  // seconds; negative: owed
 };

@@ -8,7 +8,8 @@
 namespace recurve {
 namespace {
 
-absl::Status CheckRange(absl::string_view field, double value, double min,
+template <typename Number>
+absl::Status CheckRange(absl::string_view field, Number value, double min,
                         double max, absl::string_view limit) {
   // Written so that a NaN fails.
   if (value >= min && value <= max) return absl::OkStatus();

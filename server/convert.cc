@@ -14,21 +14,25 @@
 namespace recurve {
 namespace {
 
-// Ids beyond int32 cannot be in any vocabulary; the largest int32 stands in for
-// them, so that the engine's range check reports the field.
-int32_t ClampId(uint32_t id) {
-  return static_cast<int32_t>(
-      std::min<uint32_t>(id, std::numeric_limits<int32_t>::max()));
+constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
+// Ids beyond int32 cannot be in any vocabulary. The engine's check, which has
+// no room for them, tells of the others.
+absl::Status CheckId(absl::string_view field, uint32_t id) {
+  if (id <= kMaxInt32) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", id, "; no vocabulary has this id"));
 }
 
+using IdField = google::protobuf::RepeatedField<uint32_t>;
+
 absl::StatusOr<std::vector<int32_t>> Ids(absl::string_view field,
-                                         const v1::TokenIds& ids) {
+                                         const IdField& ids) {
   std::vector<int32_t> out;
-  out.reserve(ids.ids_size());
-  for (uint32_t id : ids.ids()) {
-    if (id > static_cast<uint32_t>(std::numeric_limits<int32_t>::max())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          field, "[", out.size(), "] is ", id, "; no vocabulary has this id"));
+  out.reserve(ids.size());
+  for (uint32_t id : ids) {
+    if (id > kMaxInt32) {
+      return CheckId(absl::StrCat(field, "[", out.size(), "]"), id);
     }
     out.push_back(static_cast<int32_t>(id));
   }
@@ -59,7 +63,7 @@ uint64_t RandomSeed() {
   return (uint64_t{words[0]} << 32) | words[1];
 }
 
-SamplingParams SamplingFromProto(const v1::SamplingParams& in) {
+absl::StatusOr<SamplingParams> SamplingFromProto(const v1::SamplingParams& in) {
   SamplingParams out;
   if (in.has_repetition_penalty())
     out.repetition_penalty = in.repetition_penalty();
@@ -67,33 +71,46 @@ SamplingParams SamplingFromProto(const v1::SamplingParams& in) {
   if (in.has_frequency_penalty())
     out.frequency_penalty = in.frequency_penalty();
   if (in.has_temperature()) out.temperature = in.temperature();
-  if (in.has_top_k()) out.top_k = ClampId(in.top_k());
+  // More than any vocabulary has is all of it.
+  if (in.has_top_k()) {
+    out.top_k = static_cast<int32_t>(std::min(in.top_k(), kMaxInt32));
+  }
   if (in.has_top_p()) out.top_p = in.top_p();
   if (in.has_min_p()) out.min_p = in.min_p();
   out.seed = in.has_seed() ? in.seed() : RandomSeed();
-  for (const auto& [id, bias] : in.logit_bias())
-    out.logit_bias.emplace_back(ClampId(id), bias);
+  for (const auto& [id, bias] : in.logit_bias()) {
+    RECURVE_RETURN_IF_ERROR(CheckId("sampling.logit_bias key", id));
+    out.logit_bias.emplace_back(static_cast<int32_t>(id), bias);
+  }
   // A map has no order; the arithmetic must have one.
   std::sort(out.logit_bias.begin(), out.logit_bias.end());
   return out;
 }
 
-StoppingParams StoppingFromProto(const v1::StoppingParams& in) {
+absl::StatusOr<StoppingParams> StoppingFromProto(const v1::StoppingParams& in) {
   StoppingParams out;
-  for (uint32_t id : in.stop_token_ids())
-    out.stop_token_ids.push_back(ClampId(id));
+  RECURVE_ASSIGN_OR_RETURN(out.stop_token_ids,
+                           Ids("stopping.stop_token_ids", in.stop_token_ids()));
   out.stop_strings.assign(in.stop_strings().begin(), in.stop_strings().end());
   out.ignore_eos = in.ignore_eos();
   return out;
 }
 
 template <typename Request>
-SequenceOptions OptionsOf(const Request& request) {
+absl::StatusOr<SequenceOptions> OptionsOf(const Request& request) {
   SequenceOptions options;
-  options.sampling = SamplingFromProto(request.sampling());
-  if (request.has_logprobs())
-    options.sampling.num_logprobs = ClampId(request.logprobs());
-  options.stopping = StoppingFromProto(request.stopping());
+  RECURVE_ASSIGN_OR_RETURN(options.sampling,
+                           SamplingFromProto(request.sampling()));
+  if (request.has_logprobs()) {
+    if (request.logprobs() > kMaxInt32) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("logprobs is ", request.logprobs(), "; expected 0 to ",
+                       kMaxLogprobs));
+    }
+    options.sampling.num_logprobs = static_cast<int32_t>(request.logprobs());
+  }
+  RECURVE_ASSIGN_OR_RETURN(options.stopping,
+                           StoppingFromProto(request.stopping()));
   if (request.has_priority()) options.priority = request.priority();
   return options;
 }
@@ -103,11 +120,11 @@ SequenceOptions OptionsOf(const Request& request) {
 absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
                                         const RequestContext& context) {
   GenerateInput input;
-  input.options = OptionsOf(request);
+  RECURVE_ASSIGN_OR_RETURN(input.options, OptionsOf(request));
   switch (request.prompt_case()) {
     case v1::GenerateRequest::kPromptIds: {
       RECURVE_ASSIGN_OR_RETURN(input.command.append,
-                               Ids("prompt_ids", request.prompt_ids()));
+                               Ids("prompt_ids", request.prompt_ids().ids()));
       break;
     }
     case v1::GenerateRequest::kPromptText: {
@@ -170,7 +187,7 @@ absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
   switch (request.append_case()) {
     case v1::DecodeRequest::kAppendIds: {
       RECURVE_ASSIGN_OR_RETURN(command.append,
-                               Ids("append_ids", request.append_ids()));
+                               Ids("append_ids", request.append_ids().ids()));
       break;
     }
     case v1::DecodeRequest::kAppendText: {

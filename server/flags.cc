@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <cctype>
 #include <iostream>
+#include <limits>
+#include <type_traits>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 
 namespace recurve {
 namespace {
@@ -20,12 +24,32 @@ std::string EnvironmentName(const std::string& flag) {
   return name;
 }
 
+// CLI11 would make a number that does not fit the largest that does, and read
+// 010 as 8.
+template <typename T>
+CLI::Validator WholeNumber() {
+  return CLI::Validator(
+      [](std::string& text) {
+        T value = 0;
+        if (!absl::SimpleAtoi(text, &value)) {
+          return absl::StrCat("'", text, "' is not a whole number from ",
+                              std::numeric_limits<T>::min(), " to ",
+                              std::numeric_limits<T>::max());
+        }
+        text = absl::StrCat(value);
+        return std::string();
+      },
+      "");
+}
+
 template <typename T>
 CLI::Option* Add(CLI::App& app, const std::string& flag, T& value,
                  const std::string& help) {
-  return app.add_option("--" + flag, value, help)
-      ->envname(EnvironmentName(flag))
-      ->capture_default_str();
+  CLI::Option* const option = app.add_option("--" + flag, value, help)
+                                  ->envname(EnvironmentName(flag))
+                                  ->capture_default_str();
+  if constexpr (std::is_integral_v<T>) option->transform(WholeNumber<T>());
+  return option;
 }
 
 void AddSwitch(CLI::App& app, const std::string& flag, bool& value,
@@ -153,8 +177,8 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
       {"step-timeout", s.step}, {"stalled-client-timeout", s.stalled}};
   for (const auto& [name, value] : timeouts) {
     if (!(value >= 0.1 && value <= 86400)) {
-      return "--" + std::string(name) + " is " + std::to_string(value) +
-             "; expected 0.1 to 86400 seconds";
+      return absl::StrCat("--", name, " is ", value,
+                          "; expected 0.1 to 86400 seconds");
     }
   }
   if (s.tls_reload < 1 || s.tls_reload > 86400) {
@@ -162,8 +186,8 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
            "; expected 1 to 86400 seconds";
   }
   if (!(s.shutdown >= 0 && s.shutdown <= 86400)) {
-    return "--shutdown-timeout is " + std::to_string(s.shutdown) +
-           "; expected 0 to 86400 seconds";
+    return absl::StrCat("--shutdown-timeout is ", s.shutdown,
+                        "; expected 0 to 86400 seconds");
   }
   if (o.default_max_new_tokens > INT32_MAX) {
     return "--default-max-new-tokens is " +

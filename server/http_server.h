@@ -8,15 +8,15 @@
 
 #include "absl/status/statusor.h"
 #include "server/http_reply.h"
-#include "server/transport.h"
+#include "server/tls_files.h"
 
 namespace recurve {
 
 struct HttpServerOptions {
   std::string host;
   int port = 0;  // 0: any free one
-  // With a certificate: TLS, and nothing else, on this port.
-  TransportOptions transport;
+  // Not null: TLS, and nothing else, on this port. Outlives the server.
+  const TlsFiles* tls = nullptr;
   // One more is answered 503 (with TLS: closed).
   int64_t max_connections = 4096;
   // Of a request line with its headers, and of a body.
@@ -42,9 +42,8 @@ struct HttpServerOptions {
 // Thread safety: all methods may be called from any thread.
 class HttpServer {
  public:
-  // Listens when it returns OK. Unavailable when the address cannot be had;
-  // InvalidArgument when a TLS file cannot be used. `handler` outlives the
-  // server's threads, which end with Stop.
+  // Listens when it returns OK. Unavailable when the address cannot be had.
+  // `handler` outlives the server's threads, which end with Stop.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(
       const HttpServerOptions& options, HttpHandler* handler);
   // REQUIRES: who holds an HttpReply of this server is gone, or will not use
@@ -61,10 +60,8 @@ class HttpServer {
 
  private:
   class Core;
-  class Connection;
-  class Transport;
 
-  HttpServer();
+  HttpServer(const HttpServerOptions& options, HttpHandler* handler);
 
   const std::shared_ptr<Core> core_;
   int port_ = 0;

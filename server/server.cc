@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   std::unique_ptr<ModelRunner> runner = std::move(model.runner);
   auto server = std::unique_ptr<Server>(new Server(options, std::move(model)));
   // Before anything listens: half of a pair must not mean plaintext.
-  RECURVE_RETURN_IF_ERROR(CheckTransport(options.transport));
+  RECURVE_RETURN_IF_ERROR(server->LoadTls());
   RECURVE_RETURN_IF_ERROR(server->LoadApiKeys());
   RECURVE_RETURN_IF_ERROR(server->StartEngine(std::move(runner)));
   RECURVE_RETURN_IF_ERROR(server->StartHttp());
@@ -91,14 +91,19 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   return server;
 }
 
+absl::Status Server::LoadTls() {
+  RECURVE_ASSIGN_OR_RETURN(tls_, TlsFiles::Load(options_.transport));
+  return absl::OkStatus();
+}
+
 absl::Status Server::LoadApiKeys() {
   if (options_.api_keys_file.empty()) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(tenants_,
                            Tenants::Load(options_.api_keys_file, &metrics_));
   environment_.tenants = tenants_.get();
   const std::string& host = options_.host;
-  if (options_.transport.tls_cert.empty() && host != "localhost" &&
-      host != "::1" && host != "[::1]" && !absl::StartsWith(host, "127.")) {
+  if (tls_ == nullptr && host != "localhost" && host != "::1" &&
+      host != "[::1]" && !absl::StartsWith(host, "127.")) {
     spdlog::warn(
         "clients send their API keys in plaintext: --host is {} and there is "
         "no "
@@ -154,7 +159,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> Server::StartHttpOn(int port,
   HttpServerOptions http;
   http.host = options_.host;
   http.port = port;
-  if (secure) http.transport = options_.transport;
+  if (secure) http.tls = tls_.get();
   http.max_connections = options_.max_http_connections;
   http.max_body_bytes = kMaxReceiveBytes;
   http.stalled_client_timeout = options_.engine.stalled_client_timeout;
@@ -182,9 +187,10 @@ absl::Status Server::StartGrpc() {
     builder.SetOption(std::make_unique<WithoutReflection>());
   }
   const std::string address = HostPort(options_.host, options_.grpc_port);
-  RECURVE_ASSIGN_OR_RETURN(const auto credentials,
-                           MakeServerCredentials(options_.transport));
-  builder.AddListeningPort(address, credentials, &grpc_port_);
+  builder.AddListeningPort(address,
+                           tls_ != nullptr ? tls_->GrpcCredentials()
+                                           : grpc::InsecureServerCredentials(),
+                           &grpc_port_);
   LimitTransport(&builder);
   builder.RegisterService(inference_.get());
   builder.RegisterService(control_.get());
@@ -233,6 +239,7 @@ absl::Status Server::SuperviseUntilDrained() {
   auto next_keys = std::chrono::steady_clock::now() + kApiKeysInterval;
   while (true) {
     const auto now = std::chrono::steady_clock::now();
+    if (tls_ != nullptr) tls_->ReloadIfDue();
     if (tenants_ != nullptr && now >= next_keys) {
       tenants_->ReloadIfChanged();
       next_keys = now + kApiKeysInterval;

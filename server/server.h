@@ -15,6 +15,7 @@
 #include "server/metrics.h"
 #include "server/stream_call.h"
 #include "server/tenants.h"
+#include "server/tls_files.h"
 #include "server/transport.h"
 
 namespace grpc {
@@ -80,6 +81,7 @@ class Server {
 
  private:
   Server(const ServerOptions& options, LoadedModel model);
+  absl::Status LoadTls();
   absl::Status LoadApiKeys();
   absl::Status StartEngine(std::unique_ptr<ModelRunner> runner);
   absl::Status StartGrpc();
@@ -87,7 +89,7 @@ class Server {
   absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpOn(int port, bool secure,
                                                           HttpApi* api);
   // Supervisor thread: keeps health in step with the engine, reads changed API
-  // keys, carries the drain out, stops gRPC.
+  // keys and TLS files, carries the drain out, stops gRPC.
   void Supervise();
   // Returns when nothing is left to do or time is up, with the device's failure
   // if that is why.
@@ -99,6 +101,7 @@ class Server {
   const std::unique_ptr<Tokenizer> tokenizer_;
   const Capacity capacity_;
   Metrics metrics_;
+  std::unique_ptr<TlsFiles> tls_;     // null: plaintext
   std::unique_ptr<Tenants> tenants_;  // null without API keys
   std::atomic<int64_t> open_streams_{0};
   std::atomic<int64_t> accepted_streams_{0};

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -27,6 +28,9 @@ constexpr size_t kBufferBytes = size_t{4} << 20;
 std::mutex g_mu;
 std::vector<StepTimeline::Span>* g_spans = nullptr;
 CUptiResult (*g_next)(uint8_t*, size_t, CUpti_Activity**) = nullptr;
+CUptiResult (*g_dropped)(CUcontext, uint32_t, size_t*) = nullptr;
+// Records that found no room, since the last Take.
+size_t g_lost = 0;
 
 // "void recurve::(anonymous namespace)::f<...>(...)" is f.
 std::string ShortName(const char* mangled) {
@@ -48,9 +52,11 @@ void CUPTIAPI NewBuffer(uint8_t** buffer, size_t* size, size_t* max_records) {
   *max_records = 0;
 }
 
-void CUPTIAPI ReadBuffer(CUcontext, uint32_t, uint8_t* buffer, size_t,
-                         size_t valid) {
+void CUPTIAPI ReadBuffer(CUcontext context, uint32_t stream, uint8_t* buffer,
+                         size_t, size_t valid) {
   const std::lock_guard lock(g_mu);
+  size_t lost = 0;  // since the last call
+  if (g_dropped(context, stream, &lost) == CUPTI_SUCCESS) g_lost += lost;
   CUpti_Activity* record = nullptr;
   while (g_spans != nullptr &&
          g_next(buffer, valid, &record) == CUPTI_SUCCESS) {
@@ -109,6 +115,7 @@ absl::StatusOr<std::unique_ptr<StepTimeline>> StepTimeline::Create() {
   if (!find("cuptiActivityEnable", &api->enable) ||
       !find("cuptiActivityFlushAll", &api->flush) ||
       !find("cuptiActivityGetNextRecord", &g_next) ||
+      !find("cuptiActivityGetNumDroppedRecords", &g_dropped) ||
       !find("cuptiActivityRegisterCallbacks", &register_callbacks)) {
     return absl::UnavailableError(
         absl::StrCat(name, " lacks what a timeline needs"));
@@ -140,6 +147,10 @@ absl::StatusOr<std::vector<StepTimeline::Span>> StepTimeline::Take() {
   const std::lock_guard lock(g_mu);
   std::vector<Span> spans;
   spans.swap(api_->spans);
+  if (const size_t lost = std::exchange(g_lost, 0); lost > 0) {
+    return absl::DataLossError(absl::StrCat(
+        "CUPTI had no room for ", lost, " records: the timeline has holes"));
+  }
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
     return a.begin_ns < b.begin_ns;
   });

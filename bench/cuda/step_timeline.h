@@ -31,7 +31,8 @@ class StepTimeline {
   StepTimeline(const StepTimeline&) = delete;
   StepTimeline& operator=(const StepTimeline&) = delete;
 
-  // What ran since the last call, by begin. Waits for the device.
+  // What ran since the last call, by begin. Waits for the device. DataLoss when
+  // CUPTI had to leave something out.
   absl::StatusOr<std::vector<Span>> Take();
 
  private:

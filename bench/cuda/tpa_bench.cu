@@ -414,6 +414,14 @@ std::vector<Case> TargetCases() {
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 256, 2048));
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 32, 32768));
   cases.push_back(Uniform("H32 D128 R1 ", kSeed, 32, 5088));
+  // Lengths that are no power of two.
+  for (int length : {1088, 1984, 2112, 3000})
+    cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 32, length));
+  cases.push_back(Uniform("H32 D128 R1 ", kSeed, 32, 2112));
+  Case mixed = {"H78 D64 R2 B32 M500-3600", kT6Xl, {}};
+  for (int row = 0; row < 32; ++row)
+    mixed.lengths.push_back(500 + 100 * (13 * row % 32));
+  cases.push_back(mixed);
   Case ragged = {"H32 D128 R1 1x131072+31x1024", kSeed,
                  std::vector<int32_t>(32, 1024)};
   ragged.lengths[11] = 131072;

@@ -1,6 +1,8 @@
 #ifndef RECURVE_KERNELS_TPA_TPA_CHUNKS_H_
 #define RECURVE_KERNELS_TPA_TPA_CHUNKS_H_
 
+#include <cstdint>
+
 #include "kernels/common/host_device.h"
 
 namespace recurve {
@@ -93,9 +95,47 @@ RECURVE_HOST_DEVICE constexpr int TpaPartialCount(int begin, int end,
                       : end - TpaSegmentFirst(last));
 }
 
-// The work of a launch, shared out. All rows' tokens stand in one line, each
-// row rounded up to whole tiles of 64; block i begins at the cut nearest to
-// i · TpaStep.
+// The work of a launch, shared out in one of three ways, whichever should leave
+// the most laden block the least (tpa_schedule.cu):
+//
+//  - Rows have blocks of their own, each row as many as no block of it takes
+//    more than a share. A block then has one row, its queries and, most often,
+//    whole segments. If there are no more rows than blocks.
+//  - Blocks have the same number of whole rows. If there are more.
+//  - All rows' tokens stand in one line, each row rounded up to whole tiles of
+//    64; block i begins at the cut nearest to i · TpaStep.
+
+// What a block of the third way takes longer for the second row that it has a
+// piece of, and for chunks that are no whole segments, whose results are
+// written and read one by one: in tokens it could attend to meanwhile, for
+// blocks of `step` tokens. (T6-XL, 32 rows, 512 tokens a block: 31 pages a row
+// took 9 us a layer longer than 32.)
+RECURVE_HOST_DEVICE constexpr int TpaLineLoad(int step) {
+  return step + (step < 512 ? step / 2 : 256);
+}
+
+// Shares to choose from: 1 to 3 times a fair one.
+inline constexpr int kTpaShares = 128;
+RECURVE_HOST_DEVICE constexpr int TpaShare(int tokens, int blocks, int i) {
+  const int fair = (tokens + blocks - 1) / blocks;
+  const int least = fair < 128 ? 128 : fair;
+  return least + static_cast<int>(static_cast<int64_t>(least) * i / 64);
+}
+// Blocks of its own for a row of `length` tokens.
+RECURVE_HOST_DEVICE constexpr int TpaRowBlocks(int length, int share) {
+  const int blocks = length <= 0 ? 0 : (length - 1) / share + 1;
+  const int chunks = TpaChunkCount(length);
+  return blocks < chunks ? blocks : chunks;
+}
+// About what the most laden of them has: an even share, up to whole chunks of
+// the row's middle.
+RECURVE_HOST_DEVICE constexpr int TpaRowLoad(int length, int blocks) {
+  if (blocks <= 1) return length;
+  const int middle = TpaChunkOf(length / 2);
+  const int unit = TpaChunkBegin(middle + 1) - TpaChunkBegin(middle);
+  const int even = (length - 1) / blocks + 1;
+  return (even + unit - 1) / unit * unit;
+}
 
 // Tokens a block should take, at least `tokens` / `blocks`: rounded up to what
 // meets the ends of chunks and segments where that costs under an eighth.
@@ -128,6 +168,15 @@ RECURVE_HOST_DEVICE constexpr int TpaCutChunk(int length, int position,
   const int chunk_next = TpaChunkBegin(chunk + 1);
   const int chunk_end = chunk_next < length ? chunk_next : length;
   return position - chunk_begin <= chunk_end - position ? chunk : chunk + 1;
+}
+
+// The chunk before which block `i` of `blocks` begins that have a row of their
+// own: 0 < i < blocks.
+RECURVE_HOST_DEVICE constexpr int TpaRowCut(int length, int blocks, int i) {
+  if (blocks == TpaChunkCount(length)) return i;
+  const int position =
+      static_cast<int>(static_cast<int64_t>(length) * i / blocks);
+  return TpaCutChunk(length, position, length / blocks / 8);
 }
 
 }  // namespace recurve

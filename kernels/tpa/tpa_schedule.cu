@@ -56,32 +56,106 @@ __device__ void PrefixSums(int* values, int count) {
   __syncthreads();
 }
 
-// Row and chunk where block i begins.
-__device__ int2 Cut(const Args& args, const int* row_begin, int i) {
+// How the launch's work is shared out (tpa_chunks.h).
+struct Sharing {
+  int share;      // tokens, where rows have blocks of their own; else 0
+  int rows_each;  // where blocks have whole rows; else 0
+};
+
+// The best for these lengths. By the whole block.
+__device__ Sharing ChooseSharing(const Args& args, const int* row_begin) {
+  __shared__ int counts[kTpaShares];
+  __shared__ int loads[kTpaShares];
+  __shared__ int best;   // the least share that suffices
+  __shared__ int whole;  // tokens, at most, of a block that has whole rows
   const int rows = args.p.rows;
-  if (!args.split) return {i, 0};
   const int tokens = row_begin[rows];
-  const int step = TpaStep(tokens, args.blocks);
-  const int64_t target = int64_t{i} * step;
-  if (i == 0) return {0, 0};
-  if (target >= tokens) return {rows, 0};
-  // The last row that begins at or before the target: it has tokens there.
+  const int thread = static_cast<int>(threadIdx.x);
+  const int rows_each = (rows + args.blocks - 1) / args.blocks;
+  if (thread < kTpaShares) counts[thread] = loads[thread] = 0;
+  if (thread == 0) {
+    best = kTpaShares;
+    whole = 0;
+  }
+  __syncthreads();
+  if (rows_each == 1) {
+    const int i = thread % kTpaShares;
+    const int share = TpaShare(tokens, args.blocks, i);
+    int count = 0;
+    int load = 0;
+    for (int row = thread / kTpaShares; row < rows;
+         row += kThreads / kTpaShares) {
+      const int length = RowLength(args, row);
+      const int blocks = TpaRowBlocks(length, share);
+      count += blocks;
+      load = max(load, TpaRowLoad(length, blocks));
+    }
+    atomicAdd(&counts[i], count);
+    atomicMax(&loads[i], load);
+  } else {
+    int load = 0;
+    for (int row = thread * rows_each; row < rows; row += kThreads * rows_each)
+      load = max(load, row_begin[min(row + rows_each, rows)] - row_begin[row]);
+    if (load > 0) atomicMax(&whole, load);
+  }
+  __syncthreads();
+  const int line = TpaLineLoad(TpaStep(tokens, args.blocks));
+  if (rows_each > 1) return {0, whole < line ? rows_each : 0};
+  if (thread < kTpaShares && counts[thread] <= args.blocks)
+    atomicMin(&best, thread);
+  __syncthreads();
+  if (best == kTpaShares || loads[best] >= line) return {0, 0};
+  return {TpaShare(tokens, args.blocks, best), 0};
+}
+
+// The last of `count` values that is at most `target`: there is one.
+__device__ int LastAtMost(const int* values, int count, int target) {
   int low = 0;
-  int high = rows - 1;
+  int high = count - 1;
   while (low < high) {
     const int middle = (low + high + 1) / 2;
-    if (row_begin[middle] <= target) {
+    if (values[middle] <= target) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
-  const int length = RowLength(args, low);
-  const int position =
-      min(static_cast<int>(target) - row_begin[low], length - 1);
-  const int chunk = TpaCutChunk(length, position, step / 8);
-  if (chunk == TpaChunkCount(length)) return {low + 1, 0};
-  return {low, chunk};
+  return low;
+}
+
+// Row and chunk where block i begins. `row_block`: the first block of each row,
+// where rows have blocks of their own.
+__device__ int2 Cut(const Args& args, const Sharing& sharing,
+                    const int* row_begin, const int* row_block, int i) {
+  const int rows = args.p.rows;
+  if (i == 0) return {0, 0};
+  if (sharing.rows_each > 0) {
+    return {static_cast<int>(min(int64_t{i} * sharing.rows_each,
+                                 static_cast<int64_t>(rows))),
+            0};
+  }
+  int row, chunk;
+  if (sharing.share > 0) {
+    if (i >= row_block[rows]) return {rows, 0};
+    // The last row that begins at or before the block: it has tokens.
+    row = LastAtMost(row_block, rows, i);
+    const int first = row_block[row];
+    if (i == first) return {row, 0};
+    chunk =
+        TpaRowCut(RowLength(args, row), row_block[row + 1] - first, i - first);
+  } else {
+    const int tokens = row_begin[rows];
+    const int step = TpaStep(tokens, args.blocks);
+    const int64_t target = int64_t{i} * step;
+    if (target >= tokens) return {rows, 0};
+    row = LastAtMost(row_begin, rows, static_cast<int>(target));
+    const int length = RowLength(args, row);
+    const int position =
+        min(static_cast<int>(target) - row_begin[row], length - 1);
+    chunk = TpaCutChunk(length, position, step / 8);
+  }
+  if (chunk == TpaChunkCount(RowLength(args, row))) return {row + 1, 0};
+  return {row, chunk};
 }
 
 // Calls `visit(row, length, begin, end)` for each row of a block's share, with
@@ -102,8 +176,11 @@ __global__ void __launch_bounds__(kThreads)
     tpa_schedule_kernel(const __grid_constant__ Args args) {
   extern __shared__ int memory[];
   const int rows = args.p.rows;
-  int* row_begin = memory;            // [rows + 1] tokens, by whole pages
-  int* slots = row_begin + rows + 1;  // [blocks + 1]
+  int* row_begin = memory;                 // [rows + 1] tokens, by whole pages
+  int* slots = row_begin + rows + 1;       // [blocks + 1]
+  int* cut_row = slots + args.blocks + 1;  // [blocks + 1], if split
+  int* cut_chunk = cut_row + args.blocks + 1;    // [blocks + 1]
+  int* row_block = cut_chunk + args.blocks + 1;  // [blocks + 1]
   char* out = static_cast<char*>(args.p.schedule);
   auto* blocks = reinterpret_cast<TpaBlockWork*>(out + args.layout.block_work);
   auto* row_work = reinterpret_cast<TpaRowWork*>(out + args.layout.row_work);
@@ -115,9 +192,27 @@ __global__ void __launch_bounds__(kThreads)
     row_begin[row] = (RowLength(args, row) + 63) / 64 * 64;
   }
   PrefixSums(row_begin, rows);
+  if (args.split) {
+    const Sharing sharing = ChooseSharing(args, row_begin);
+    if (sharing.share > 0) {
+      for (int row = threadIdx.x; row < rows; row += kThreads)
+        row_block[row] = TpaRowBlocks(RowLength(args, row), sharing.share);
+      PrefixSums(row_block, rows);
+    }
+    for (int i = threadIdx.x; i <= args.blocks; i += kThreads) {
+      const int2 cut = Cut(args, sharing, row_begin, row_block, i);
+      cut_row[i] = cut.x;
+      cut_chunk[i] = cut.y;
+    }
+    __syncthreads();
+  }
+  // Where block i begins.
+  const auto begin_of = [&](int i) -> int2 {
+    return args.split ? int2{cut_row[i], cut_chunk[i]} : int2{i, 0};
+  };
   for (int i = threadIdx.x; i < args.blocks; i += kThreads) {
     int count = 0;
-    ForEachRow(args, Cut(args, row_begin, i), Cut(args, row_begin, i + 1),
+    ForEachRow(args, begin_of(i), begin_of(i + 1),
                [&](int, int length, int begin, int end) {
                  count += TpaPartialCount(begin, end, TpaChunkCount(length));
                });
@@ -127,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
   // A row's first block notes its begin, its last block its end.
   for (int i = threadIdx.x; i < args.blocks; i += kThreads) {
     int slot = slots[i];
-    ForEachRow(args, Cut(args, row_begin, i), Cut(args, row_begin, i + 1),
+    ForEachRow(args, begin_of(i), begin_of(i + 1),
                [&](int row, int length, int begin, int end) {
                  const int row_chunks = TpaChunkCount(length);
                  TpaRowWork& work = row_work[row];
@@ -148,8 +243,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   for (int i = threadIdx.x; i < args.blocks; i += kThreads) {
-    const int2 from = Cut(args, row_begin, i);
-    const int2 to = Cut(args, row_begin, i + 1);
+    const int2 from = begin_of(i);
+    const int2 to = begin_of(i + 1);
     TpaBlockWork work = {};
     work.first_row = from.x;
     work.first_chunk = from.y;
@@ -210,7 +305,7 @@ cudaError_t LaunchTpaSchedule(const TpaCudaScheduleParams& params,
                      plan.blocks,
                      params.rows * plan.head_blocks,
                      split};
-  const int bytes = 4 * (params.rows + 1 + plan.blocks + 1);
+  const int bytes = 4 * (params.rows + 1 + (split ? 4 : 1) * (plan.blocks + 1));
   const cudaError_t error = cudaFuncSetAttribute(
       tpa_schedule_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;

@@ -79,6 +79,22 @@ TEST_F(BenchModesTest, OpenLoopDoesNotWaitForTheServer) {
   }
 }
 
+TEST_F(BenchModesTest, ARateOfAlmostNothingSendsOne) {
+  BenchOptions options = Open(1e-300);
+  options.num_requests = 2;
+  options.start_for = absl::Milliseconds(50);
+  EXPECT_EQ(Run(Small(), options).records.size(), 1u);
+  options.start_for = absl::InfiniteDuration();
+  workload_ = std::make_unique<Workload>(
+      Workload::Create(Small(), server_.model).value());
+  BenchRunner runner({client_.get()}, workload_.get(), options);
+  // The second is never due, and a stop ends the wait.
+  const BenchResult result = runner.Run(0, [&](const BenchProgress& now) {
+    if (now.ended == 1 && now.elapsed_seconds > 0.3) runner.Stop();
+  });
+  EXPECT_EQ(result.records.size(), 1u);
+}
+
 TEST_F(BenchModesTest, BoundOnStreamsMakesLag) {
   server_.script = [](const v1::GenerateRequest& request) {
     return FullScript(request, absl::Milliseconds(10));

@@ -22,6 +22,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 struct Output {
@@ -51,6 +52,12 @@ TEST(CliUsageTest, BadUsageIsOneLine) {
       {"generate", "--bogus"},
       {"generate", "--prompt"},
       {"generate", "--prompt", "a", "--seed", "-1"},
+      {"generate", "--prompt", "a", "--seed", "18446744073709551616"},
+      {"generate", "--prompt", "a", "--top-k", "4294967296"},
+      {"generate", "--prompt", "a", "--max-new-tokens", "0x10"},
+      {"generate", "--prompt", "a", "--priority", "2147483648"},
+      {"generate", "--prompt", "a", "--server", "127.0.0.1:+1"},
+      {"generate", "--prompt", "a", "--server", "127.0.0.1: 1"},
       {"generate", "--prompt", "a", "--temperature", "x"},
       {"generate", "--prompt", "a", "--timeout", "0"},
       {"generate", "--prompt-ids", "1,b"},
@@ -58,6 +65,11 @@ TEST(CliUsageTest, BadUsageIsOneLine) {
       {"bench", "--concurrency", "0"},
       {"bench", "--num-requests", "0"},
       {"bench", "--num-requests", "-1"},
+      {"bench", "--num-requests", "99999999999999999999"},
+      {"bench", "--turns", "2", "--think-time", "1e300"},
+      {"bench", "--timeout", "inf"},
+      {"bench", "--json", "/no/such/folder/file"},
+      {"bench", "--html", "/"},
       {"bench", "--prompt-tokens", "9:1"},
       {"bench", "--requests-jsonl", "-"},
       {"bench", "--server", "nowhere"},
@@ -351,6 +363,24 @@ TEST_F(CliTest, BenchSweepsVerifiesAndExplains) {
   EXPECT_THAT(RunCli({"bench", "--explain"}).out, HasSubstr("request_goodput"));
 }
 
+TEST_F(CliTest, BenchWritesWhatItCan) {
+  const std::string html_path = testing::TempDir() + "/recurve_cli_test." +
+                                std::to_string(getpid()) + ".html";
+  // There is no room for the first file.
+  const Output output = RunCli({"bench", "--num-requests", "1", "--json",
+                                "/dev/full", "--html", html_path.c_str()});
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_THAT(output.err, HasSubstr("'/dev/full' cannot be written"));
+  EXPECT_TRUE(std::ifstream(html_path).good());
+  std::remove(html_path.c_str());
+  // Nothing is left of a bench that was none.
+  EXPECT_EQ(
+      RunCli({"bench", "--prompt-tokens", "2000", "--html", html_path.c_str()})
+          .exit_code,
+      1);
+  EXPECT_FALSE(std::ifstream(html_path).good());
+}
+
 TEST_F(CliTest, BenchFailsWhenTokensDependOnTheLoad) {
   std::atomic<int> calls{0};
   server_.script = [&](const v1::GenerateRequest& request) {
@@ -373,6 +403,10 @@ TEST_F(CliTest, BenchFailsWithTheFirstMessage) {
   const Output output = RunCli({"bench", "--num-requests", "3", "--json", "-"});
   EXPECT_EQ(output.exit_code, 1);
   EXPECT_EQ(nlohmann::json::parse(output.out)["failed"], 3);
+  EXPECT_THAT(output.err, Not(HasSubstr("--max-errors")));
+  EXPECT_THAT(RunCli({"bench", "--concurrency", "1", "--max-errors", "2"}).err,
+              HasSubstr("recurve-client: 1 stream: nothing more was sent after "
+                        "2 failed requests (--max-errors)\n"));
   EXPECT_THAT(output.err,
               HasSubstr("recurve-client: RESOURCE_EXHAUSTED: 3 requests "
                         "failed, the first with: the queue is full\n"));

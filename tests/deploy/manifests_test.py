@@ -25,7 +25,9 @@ except ImportError as error:
     print(f"skipped: {error} (pip install pyyaml kubernetes-validate)")
     sys.exit(77)
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from metrics_docs import (LATE, ROOT, dashboards, documented_metrics, expressions, names_in,
+                          series, variables)
+
 SERVER = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
 KUBERNETES = ROOT / "deploy/kubernetes"
 COMPOSE = ROOT / "deploy/compose"
@@ -39,12 +41,6 @@ CUSTOM = {"ServiceMonitor": "monitoring.coreos.com/v1",
           "Gateway": "gateway.networking.k8s.io/v1",
           "GRPCRoute": "gateway.networking.k8s.io/v1",
           "BackendTrafficPolicy": "gateway.envoyproxy.io/v1alpha1"}
-# Series that appear with their first event.
-LATE = {"recurve_request_success_total", "recurve_request_failure_total",
-        "recurve_http_requests_total", "recurve_http_request_duration_seconds_bucket",
-        "recurve_tenant_open_streams", "recurve_tenant_pages",
-        "recurve_tenant_requests_admitted_total",
-        "recurve_tenant_requests_refused_total", "recurve_unauthenticated_requests_total"}
 # What the end of the server takes after its drain, at most.
 END_SECONDS = 5
 
@@ -130,52 +126,9 @@ def seconds(text):
     return int(number) * {"s": 1, "m": 60}[unit]
 
 
-def documented_metrics():
-    """{name: Gauges, Counters or Histograms} of docs/metrics.md"""
-    result, section = {}, None
-    for line in (ROOT / "docs/metrics.md").read_text().splitlines():
-        if line.startswith("## "):
-            section = line[3:]
-        match = re.match(r"\| `(recurve_[a-z0-9_]+)` \|", line)
-        if match:
-            result[match[1]] = section
-    return result
-
-
-def series(metrics):
-    """The names that a scrape holds."""
-    result = set()
-    for name, section in metrics.items():
-        result |= ({name + s for s in ("_bucket", "_sum", "_count")}
-                   if section == "Histograms" else {name})
-    return result
-
-
-def dashboards():
-    return {p: json.loads(p.read_text())
-            for p in sorted((COMPOSE / "grafana/dashboards").glob("*.json"))}
-
-
-def expressions():
-    """[(where, PromQL)] of all panels."""
-    result = [(f"{path.name}: {panel['title']}", target["expr"])
-              for path, dashboard in dashboards().items()
-              for panel in dashboard["panels"]
-              for target in panel.get("targets", [])]
-    assert result
-    return result
-
-
-def names_in(text):
-    return set(re.findall(r"\brecurve_[a-z0-9_]+", text))
-
-
 def references():
     """[(where, text)]: whatever names a metric."""
-    result = expressions()
-    for path, dashboard in dashboards().items():
-        result += [(f"{path.name}: {v['name']}", json.dumps(v["query"]))
-                   for v in dashboard["templating"]["list"] if v["type"] == "query"]
+    result = expressions() + variables()
     for rule in load(VALUES)["rules"]["custom"]:
         result.append((VALUES.name, json.dumps(rule)))
     for where, hpa in of_kind("HorizontalPodAutoscaler"):
@@ -552,39 +505,6 @@ class Metrics(unittest.TestCase):
             with self.subTest(where):
                 self.assertTrue(names_in(text), text)
                 self.assertEqual(set(), names_in(text) - known)
-
-    def test_the_dashboard_shows_every_metric(self):
-        shown = set().union(*(names_in(e) for _, e in expressions()))
-        for name, section in documented_metrics().items():
-            wanted = name + "_bucket" if section == "Histograms" else name
-            self.assertIn(wanted, shown)
-
-    def test_counters_and_histograms_are_shown_as_rates(self):
-        kinds = documented_metrics()
-        for where, expression in expressions():
-            for name in names_in(expression):
-                if kinds.get(name) == "Gauges":
-                    self.assertNotIn(f"rate({name}", expression, where)
-                else:
-                    self.assertIn(f"rate({name}{{", expression, where)
-
-    def test_panels_are_valid(self):
-        for path, dashboard in dashboards().items():
-            ids = [p["id"] for p in dashboard["panels"]]
-            self.assertEqual(len(ids), len(set(ids)), path)
-            cells = set()
-            for panel in dashboard["panels"]:
-                g = panel["gridPos"]
-                self.assertLessEqual(g["x"] + g["w"], 24, panel["title"])
-                own = {(x, y) for x in range(g["x"], g["x"] + g["w"])
-                       for y in range(g["y"], g["y"] + g["h"])}
-                self.assertEqual(set(), own & cells, panel["title"])
-                cells |= own
-            variables = {v["name"] for v in dashboard["templating"]["list"]}
-            for where, expression in expressions():
-                self.assertLessEqual(
-                    set(re.findall(r"\$(\w+)", expression)), variables | {"__rate_interval"}, where)
-                self.assertEqual(expression.count("("), expression.count(")"), where)
 
 
 @unittest.skipUnless(SERVER, "no recurve-server given")

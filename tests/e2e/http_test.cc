@@ -604,12 +604,15 @@ TEST_F(HttpKeysTest, TlsIsForHttpTooAndMetricsMayHaveTheirOwnPort) {
       Fetch(server->metrics_port(), HttpRequestText("GET", "/metrics")).status,
       200);
   EXPECT_EQ(Fetch(server->metrics_port(), PostText(kPath, "{}")).status, 404);
-  // Files that cannot be used keep new connections out until they are good.
+  // New connections get new files.
   const auto connects = [&] {
     return HttpConnection(server->http_port(), tls.get()).connected();
   };
-  Write("server.pem", "nonsense");
+  const PemPair strange = TestAuthority().Sign("server");
+  Write("server.key", strange.key);
+  Write("server.pem", strange.certificate);
   EXPECT_TRUE(WaitFor([&] { return !connects(); }));
+  Write("server.key", pair.key);
   Write("server.pem", pair.certificate);
   EXPECT_TRUE(WaitFor(connects));
 }

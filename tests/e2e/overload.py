@@ -20,6 +20,7 @@ correctness always, times and rates as printed (give it a machine of its own).
 """
 
 import argparse
+import atexit
 import collections
 import json
 import os
@@ -53,12 +54,30 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+# Whatever ends this program early, nothing that it started runs on.
+started = []
+
+
+def start(command, **options):
+    process = subprocess.Popen(command, **options)
+    started.append(process)
+    return process
+
+
+@atexit.register
+def kill_started():
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
 class Server:
     core = None  # all of them
 
     def __init__(self, programs, port):
         self.address = f"127.0.0.1:{port}"
-        self.process = subprocess.Popen(
+        self.process = start(
             on_core(self.core,
                     [programs / "recurve-server", "--model", ROOT / "deploy/models/demo",
                      "--grpc-port", str(port), "--http-port", "-1", "--max-num-seqs",
@@ -86,7 +105,7 @@ class Client:
 
     def __init__(self, programs, server, *flags):
         self.server = server
-        self.process = subprocess.Popen(
+        self.process = start(
             on_core(self.core,
                     [programs / "recurve-overload-client", "--server", server.address,
                      "--output-tokens", str(OUTPUT_TOKENS), *map(str, flags)]),

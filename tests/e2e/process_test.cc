@@ -128,7 +128,11 @@ TEST(ProcessTest, BadUsageIsOneLineAndANonZeroExit) {
       {{"--kv-dtype", "bfloat16"}, 1, "--kv-dtype is bfloat16"},
       {{"--model", "/nonexistent"}, 1, "/nonexistent"},
       {{"--host", "192.0.2.1"}, 1, "192.0.2.1"},
-      {{"--shutdown-timeout", "-1"}, 2, "--shutdown-timeout is -1"},
+      {{"--shutdown-timeout", "-1"}, 2, "--shutdown-timeout is -1;"},
+      {{"--max-buffered-tokens", "9223372036854775808"},
+       2,
+       "'9223372036854775808' is not a whole number"},
+      {{"--max-queued-requests", "1e3"}, 2, "'1e3' is not a whole number"},
   };
   for (const Case& c : cases) {
     std::vector<std::string> command = {kServer, "--grpc-port", "0",
@@ -164,8 +168,9 @@ TEST(ProcessTest, APortInUseIsAnError) {
 }
 
 TEST(ProcessTest, FlagsComeFromTheEnvironmentAndTheCommandLineWins) {
-  Process server(ServerCommand({"--max-num-seqs", "5"}),
-                 {"RECURVE_MAX_NUM_SEQS=3", "RECURVE_MAX_MODEL_LEN=100",
+  // A leading zero makes no octal number.
+  Process server(ServerCommand({"--max-num-seqs", "05"}),
+                 {"RECURVE_MAX_NUM_SEQS=3", "RECURVE_MAX_MODEL_LEN=0100",
                   "RECURVE_SERVED_MODEL_NAME=other"});
   const auto client = *RecurveClient::Create(server.GrpcAddress());
   EXPECT_EQ(client->GetServerInfo()->max_num_seqs(), 5);

@@ -92,15 +92,27 @@ const BadRequest kBadRequests[] = {
     {"LogitBiasId",
      [](auto* r) { (*r->mutable_sampling()->mutable_logit_bias())[999] = 1; },
      "sampling.logit_bias key is 999"},
+    {"LogitBiasIdBeyondInt32",
+     [](auto* r) {
+       (*r->mutable_sampling()->mutable_logit_bias())[0xffffffffu] = 1;
+     },
+     "sampling.logit_bias key is 4294967295; no vocabulary has this id"},
     {"LogitBiasValue",
      [](auto* r) { (*r->mutable_sampling()->mutable_logit_bias())[7] = 101; },
      "sampling.logit_bias[7] is 101"},
     {"Logprobs", [](auto* r) { r->set_logprobs(21); },
      "logprobs is 21; expected 0 to 20"},
+    {"LogprobsBeyondInt32", [](auto* r) { r->set_logprobs(0xffffffffu); },
+     "logprobs is 4294967295; expected 0 to 20"},
     {"Priority", [](auto* r) { r->set_priority(-101); }, "priority is -101"},
+    {"PriorityOfManyDigits", [](auto* r) { r->set_priority(2147483647); },
+     "priority is 2147483647; expected -100 to 100"},
     {"StopTokenId",
      [](auto* r) { r->mutable_stopping()->add_stop_token_ids(258); },
      "stopping.stop_token_ids[0] is 258"},
+    {"StopTokenIdBeyondInt32",
+     [](auto* r) { r->mutable_stopping()->add_stop_token_ids(0xffffffffu); },
+     "stopping.stop_token_ids[0] is 4294967295; no vocabulary has this id"},
     {"TooManyStopTokens",
      [](auto* r) {
        for (int i = 0; i < 65; ++i) {

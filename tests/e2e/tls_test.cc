@@ -5,6 +5,7 @@
 #include <fstream>
 #include <thread>
 
+#include "server/tls_files.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/certificates.h"
 
@@ -115,17 +116,50 @@ TEST_F(TlsTest, TakesRenewedCertificates) {
   Write("server.key", pair.key);
   Write("server.pem", pair.certificate);
   EXPECT_TRUE(Becomes(server, renewed, absl::StatusCode::kOk));
-  // What cannot be used keeps new connections out, until it is repaired.
-  Write("server.pem", "nonsense");
-  EXPECT_TRUE(Becomes(server, renewed, absl::StatusCode::kUnavailable));
-  Write("server.pem", pair.certificate);
-  EXPECT_TRUE(Becomes(server, renewed, absl::StatusCode::kOk));
+  EXPECT_EQ(Call(server, Trusting(authority_)).code(),
+            absl::StatusCode::kUnavailable);
+  // Half written, as by who copies over it: gRPC alone would end the process.
+  Write("server.pem", "");
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  EXPECT_EQ(Call(server, Trusting(renewed)), absl::OkStatus());
+  const PemPair next = authority_.Sign("server");
+  Write("server.pem", next.certificate);
+  Write("server.key", next.key);
+  EXPECT_TRUE(Becomes(server, authority_, absl::StatusCode::kOk));
+}
+
+TEST_F(TlsTest, FilesThatCannotBeUsedChangeNothing) {
+  TransportOptions options = Options(authority_).transport;
+  options.tls_client_ca = Write("clients.pem", authority_.certificate());
+  options.tls_reload = std::chrono::seconds(0);  // always due
+  const auto files = TlsFiles::Load(options).value();
+  const auto first = files->Context();
+  files->ReloadIfDue();
+  EXPECT_EQ(files->Context(), first);
+  const PemPair next = authority_.Sign("server");
+  Write("server.key", next.key);  // not the certificate's yet
+  files->ReloadIfDue();
+  EXPECT_EQ(files->Context(), first);
+  for (const char* text : {"", "nonsense"}) {
+    Write("server.pem", text);
+    files->ReloadIfDue();
+    EXPECT_EQ(files->Context(), first) << text;
+  }
+  std::filesystem::remove(folder_ + "/server.pem");
+  files->ReloadIfDue();
+  EXPECT_EQ(files->Context(), first);
+  Write("server.pem", next.certificate);
+  Write("clients.pem", "");
+  files->ReloadIfDue();
+  EXPECT_EQ(files->Context(), first);
+  Write("clients.pem", authority_.certificate());
+  files->ReloadIfDue();
+  EXPECT_NE(files->Context(), first);
 }
 
 TEST_F(TlsTest, RefusesFilesThatCannotBeUsed) {
   const auto error = [](const ServerOptions& options) {
-    return std::string(
-        MakeServerCredentials(options.transport).status().message());
+    return std::string(TlsFiles::Load(options.transport).status().message());
   };
   const ServerOptions good = Options(authority_);
   EXPECT_EQ(error(good), "");
@@ -147,6 +181,9 @@ TEST_F(TlsTest, RefusesFilesThatCannotBeUsed) {
   bad = good;
   bad.transport.tls_client_ca = Write("empty.pem", "");
   EXPECT_THAT(error(bad), HasSubstr("--tls-client-ca"));
+  bad.transport.tls_client_ca =
+      Write("large.pem", std::string((1 << 20) + 1, 'x'));
+  EXPECT_THAT(error(bad), HasSubstr("more than 1048576 bytes"));
 }
 
 TEST_F(TlsTest, ClientRefusesFilesThatCannotBeUsed) {

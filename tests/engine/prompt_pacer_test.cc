@@ -137,6 +137,29 @@ TEST(PromptPacerTest, UnevenStepsDoNotHoldPromptsUp) {
   EXPECT_GT(last, 19000);
 }
 
+// Chunks leave cold caches and low clocks behind: what that adds to the steps
+// between them is theirs.
+TEST(PromptPacerTest, PaysForWhatChunksDoToTheStepsBetween) {
+  for (const double slowdown : {1.5, 2.0, 4.0}) {
+    PromptPacer pacer(slowdown);
+    constexpr double kDecode = 0.0031;
+    for (int i = 0; i < 50; ++i) pacer.OnStep(32, 0, 0, kDecode);
+    double seconds = 0;
+    int64_t all = 0;
+    constexpr int kSteps = 1000;
+    for (int i = 0; i < kSteps; ++i) {
+      const int64_t tokens = std::min<int64_t>(2048, pacer.MaxTokens(32));
+      const double step = tokens > 0 ? kDecode + 0.04 : 1.13 * kDecode;
+      pacer.OnStep(32, tokens, tokens, step);
+      seconds += step;
+      all += tokens;
+    }
+    EXPECT_LE(seconds / kSteps, 1.07 * slowdown * kDecode) << slowdown;
+    EXPECT_GE(seconds / kSteps, 0.9 * slowdown * kDecode) << slowdown;
+    EXPECT_GT(all, 0);
+  }
+}
+
 TEST(PromptPacerTest, ShortPromptsAreNotPaced) {
   PromptPacer pacer(2);
   EXPECT_TRUE(pacer.Paces(32, 1));  // decoding has to be measured

@@ -226,6 +226,36 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheBlocks) {
   }
 }
 
+// Nor how rows share them: each row some of its own, each block some rows, or
+// all rows in one line.
+TEST_F(TpaGpuTest, BitsDoNotDependOnTheSharing) {
+  std::vector<int> mixed;
+  for (int i = 0; i < 40; ++i) mixed.push_back(100 + 173 * (7 * i % 40) % 3000);
+  std::vector<int> padded(32, 1088);
+  std::fill(padded.begin() + 19, padded.end(), 0);
+  std::vector<int> many(264, 150);
+  many[77] = 0;
+  std::vector<int> uneven(140, 64);
+  uneven[3] = 5000;
+  const TpaGpuConfig config = {{3, 32, 32, 2, 1}};
+  for (const std::vector<int>& lengths :
+       {std::vector<int>(32, 2112), padded, std::vector<int>(8, 1984),
+        std::vector<int>(128, 300), mixed, many, uneven,
+        std::vector<int>{0, 0, 700, 0}, std::vector<int>{0, 0}}) {
+    SCOPED_TRACE(testing::Message()
+                 << lengths.size() << " rows of " << lengths.front());
+    const Sequences sequences = Make(config, lengths);
+    TpaGpuBatch batch(config, Pointers(sequences));
+    const std::vector<float> want = batch.Decode(TpaDecodeForm::kParallelB);
+    EXPECT_TRUE(SameBits(batch.Decode(TpaDecodeForm::kParallelBn), want));
+    TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
+    for (int blocks : {3, 33, 64}) {
+      plan.blocks = blocks;
+      EXPECT_TRUE(SameBits(batch.Decode(plan), want)) << blocks << " blocks";
+    }
+  }
+}
+
 // Nor how many of their factors are under way.
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
   for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
@@ -291,8 +321,6 @@ TEST_F(TpaGpuTest, NewTokensMatchStepwiseDecode) {
   }
 }
 
-// One schedule serves all layers of a step: what a launch counts, it counts
-// back.
 // Outputs of 16 bits are those of float32, rounded, and nothing is written
 // between rows; also where fours of them are not aligned.
 TEST_F(TpaGpuTest, OutputsOf16Bits) {
@@ -337,6 +365,8 @@ TEST_F(TpaGpuTest, OutputsOf16Bits) {
   }
 }
 
+// One schedule serves all layers of a step: what a launch counts, it counts
+// back.
 TEST_F(TpaGpuTest, LaunchesShareASchedule) {
   const TpaGpuConfig config = {kShapes[0]};
   const Sequences sequences = Make(config, {9000, 0, 700, 40});

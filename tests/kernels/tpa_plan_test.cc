@@ -164,6 +164,73 @@ TEST(TpaChunksTest, EvenBatchesAreCutAtSegments) {
   EXPECT_EQ(TpaStep(256, 132), 128);
 }
 
+// Tokens of the most laden block where rows have blocks of their own; -1: there
+// is no share that suffices.
+int LoadOfRowsApart(const std::vector<int>& lengths, int blocks) {
+  int64_t tokens = 0;
+  for (int length : lengths) tokens += (length + 63) / 64 * 64;
+  for (int i = 0; i < kTpaShares; ++i) {
+    const int share = TpaShare(static_cast<int>(tokens), blocks, i);
+    int used = 0;
+    int expected = 0;
+    int load = 0;
+    for (int length : lengths) {
+      const int own = TpaRowBlocks(length, share);
+      EXPECT_EQ(own == 0, length == 0);
+      used += own;
+      expected = std::max(expected, TpaRowLoad(length, own));
+      int before = 0;
+      for (int block = 1; block <= own; ++block) {
+        const int chunks = TpaChunkCount(length);
+        const int cut = block == own ? chunks : TpaRowCut(length, own, block);
+        EXPECT_GE(cut, before) << length << " by " << own;
+        EXPECT_LE(cut, chunks) << length << " by " << own;
+        load = std::max(load, std::min(TpaChunkBegin(cut), length) -
+                                  std::min(TpaChunkBegin(before), length));
+        before = cut;
+      }
+    }
+    if (used > blocks) continue;
+    // What is chosen by is right but for a chunk, and for the search for ends
+    // of segments.
+    EXPECT_LE(load, expected + std::max(expected / 4, 256)) << share;
+    return load;
+  }
+  return -1;
+}
+
+TEST(TpaChunksTest, RowsApartAreCutEvenly) {
+  // Pages of the most laden of 132 blocks; in one line 8, 6, 8, 10, 12, 2, 8.
+  const auto pages = [](int rows, int length) {
+    return LoadOfRowsApart(std::vector<int>(rows, length), 132) / 64.0;
+  };
+  EXPECT_EQ(pages(32, 2048), 8);
+  EXPECT_EQ(pages(32, 1088), 5);
+  EXPECT_EQ(pages(32, 1984), 8);
+  EXPECT_EQ(pages(32, 2112), 9);
+  EXPECT_EQ(pages(32, 2304), 10);
+  EXPECT_EQ(pages(8, 2112), 3);
+  EXPECT_EQ(pages(1, 2048), 2);
+  EXPECT_EQ(pages(1, 8192), 4);
+  EXPECT_EQ(pages(128, 2112), 33);
+  EXPECT_LT(pages(200, 64), 0);  // too many rows
+}
+
+TEST(TpaChunksTest, RowsApartCoverEveryRow) {
+  for (int blocks : {7, 66, 132}) {
+    LoadOfRowsApart({0}, blocks);
+    LoadOfRowsApart({1}, blocks);
+    LoadOfRowsApart({0, 63, 0, 64, 65, 8191, 1}, blocks);
+    std::vector<int> ragged(32, 1024);
+    ragged[5] = 131072;
+    LoadOfRowsApart(ragged, blocks);
+    for (int i = 0; i < 32; ++i) ragged[i] = 37 + 911 * i * i;
+    LoadOfRowsApart(ragged, blocks);
+    for (int length = 1; length < 6000; length += 37)
+      LoadOfRowsApart(std::vector<int>(blocks / 7, length), blocks);
+  }
+}
+
 // Partial results of a share, one after the other.
 int CountPartials(int begin, int end, int row_chunks) {
   int count = 0;

@@ -19,13 +19,23 @@ from recurve._errors import from_status
 NO_RETRY = RetryPolicy(max_attempts=1)
 
 
-@pytest.mark.parametrize("server", ["", "host", "host:0", "host:65536", "a b:1", "::1:5", "h:1/x"])
+@pytest.mark.parametrize("server", ["", "host", "host:0", "host:65536", "a b:1", "::1:5", "h:1/x",
+                                    "h:+1", "h:١"])  # fmt: skip
 @pytest.mark.parametrize("cls", [Client, AsyncClient])
 def test_addresses_are_checked(cls: Any, server: str) -> None:
     with pytest.raises(RecurveError) as error:
         cls(server)
     assert error.value.code == StatusCode.INVALID_ARGUMENT
     assert error.value.field == "server"
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e18])
+@pytest.mark.parametrize("cls", [Client, AsyncClient])
+def test_timeouts_are_checked(cls: Any, timeout: float) -> None:
+    with pytest.raises(RecurveError) as error:
+        cls(timeout=timeout)
+    assert error.value.field == "timeout"
+    assert str(timeout) in error.value.message
 
 
 @pytest.mark.parametrize("server", ["localhost:1", "[::1]:65535", "unix:1"])

@@ -14,7 +14,7 @@ from recurve._errors import RecurveError, StatusCode, invalid
 
 Metadata = tuple[tuple[str, str], ...]
 
-_SERVER = re.compile(r"(\[[^\[\]/\s]+\]|[^:\[\]/\s]+):(\d{1,5})")
+_SERVER = re.compile(r"(\[[^\[\]/\s]+\]|[^:\[\]/\s]+):([0-9]{1,5})")
 
 
 @dataclass(frozen=True)

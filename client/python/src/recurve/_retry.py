@@ -14,6 +14,9 @@ from recurve._errors import RecurveError, StatusCode, invalid
 # with RESOURCE_EXHAUSTED, and would do so every time.
 MAX_REQUEST_BYTES = 4 << 20
 
+# In seconds, as of recurve-client: gRPC would take much more as no time at all.
+MAX_TIMEOUT = 1e9
+
 _RETRYABLE = frozenset({StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED})
 
 
@@ -68,8 +71,11 @@ class Attempts:
         uniform: Callable[[float, float], float] = random.uniform,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if timeout is not None and not (timeout > 0 and math.isfinite(timeout)):
-            raise invalid("timeout", f"is {timeout}; expected seconds above 0, or None")
+        if timeout is not None and not 0 < timeout <= MAX_TIMEOUT:
+            raise invalid(
+                "timeout",
+                f"is {timeout}; expected seconds above 0 and at most {MAX_TIMEOUT:g}, or None",
+            )
         self._policy = policy
         self._oversized = request_bytes > MAX_REQUEST_BYTES
         self._uniform = uniform

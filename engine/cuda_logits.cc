@@ -1,0 +1,54 @@
+#include "engine/cuda_logits.h"
+
+#include <algorithm>
+
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
+constexpr int64_t kBytes = 64 << 20;  // on the device, about
+
+}  // namespace
+
+absl::Status CudaLogits::Allocate(int64_t min_rows, int64_t max_rows,
+                                  int64_t max_inputs, int64_t max_vocab) {
+  constexpr auto kDevice = CudaMemory::Kind::kDevice;
+  capacity_ =
+      std::clamp(kBytes / (kFloatBytes * max_vocab), min_rows, max_rows);
+  RECURVE_ASSIGN_OR_RETURN(
+      inputs_,
+      CudaMemory::Allocate(kDevice, capacity_ * max_inputs * kFloatBytes,
+                           "activations"));
+  RECURVE_ASSIGN_OR_RETURN(
+      logits_,
+      CudaMemory::Allocate(kDevice, capacity_ * Stride(max_vocab) * kFloatBytes,
+                           "logits"));
+  return absl::OkStatus();
+}
+
+absl::Status CudaLogits::ReserveHost(int64_t rows, int64_t vocab) {
+  const int64_t row_bytes = vocab * kFloatBytes;
+  if (rows * row_bytes <= host_.bytes()) return absl::OkStatus();
+  int64_t room = 1;  // by powers of two, so that it grows seldom
+  while (room < rows) room *= 2;
+  RECURVE_ASSIGN_OR_RETURN(
+      host_, CudaMemory::Allocate(CudaMemory::Kind::kHost, room * row_bytes,
+                                  "logits"));
+  return absl::OkStatus();
+}
+
+absl::Status CudaLogits::CopyToHost(int64_t device_row, int64_t host_row,
+                                    int64_t count, int64_t vocab,
+                                    cudaStream_t stream) const {
+  const int64_t row_bytes = vocab * kFloatBytes;
+  return CudaStatus(
+      cudaMemcpy2DAsync(host_.as<float>() + host_row * vocab, row_bytes,
+                        data() + device_row * Stride(vocab),
+                        Stride(vocab) * kFloatBytes, row_bytes, count,
+                        cudaMemcpyDeviceToHost, stream),
+      "copying logits");
+}
+
+}  // namespace recurve

@@ -1,0 +1,412 @@
+#include "server/http_session.h"
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace recurve {
+namespace {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using asio::ip::tcp;
+using boost::system::error_code;
+using Clock = std::chrono::steady_clock;
+
+// The system would take megabytes for a client that does not read; what waits
+// is to be seen, so that the client's sequences pause.
+constexpr int kSendBufferBytes = 64 << 10;
+// What a client may send ahead while its request is answered.
+constexpr size_t kMaxAheadBytes = 16 << 10;
+// After an answer that ends the connection, what the client is still sending is
+// read for so long, or the system would throw the answer away with it.
+constexpr std::chrono::milliseconds kLingerTime{2'000};
+constexpr int64_t kMaxLingerBytes = 16 << 20;
+// nginx's status for a client that left before its answer was whole.
+constexpr int kClientGone = 499;
+
+absl::string_view View(boost::beast::string_view text) {
+  return {text.data(), text.size()};
+}
+
+std::string Head(const HttpResponse& response, int version, bool keep_alive,
+                 std::optional<size_t> length) {
+  std::string head = absl::StrCat(
+      "HTTP/1.", version >= 11 ? 1 : 0, " ", response.status, " ",
+      View(http::obsolete_reason(static_cast<http::status>(response.status))),
+      "\r\nContent-Type: ", response.content_type, "\r\n");
+  for (const auto& [name, value] : response.headers) {
+    absl::StrAppend(&head, name, ": ", value, "\r\n");
+  }
+  if (length) {
+    absl::StrAppend(&head, "Content-Length: ", *length, "\r\n");
+  } else if (version >= 11) {
+    absl::StrAppend(&head, "Transfer-Encoding: chunked\r\n");
+  }
+  if (!keep_alive) {
+    absl::StrAppend(&head, "Connection: close\r\n");
+  } else if (version < 11) {
+    absl::StrAppend(&head, "Connection: keep-alive\r\n");
+  }
+  return head + "\r\n";
+}
+
+}  // namespace
+
+HttpSession::HttpSession(std::shared_ptr<HttpSessions> sessions,
+                         tcp::socket socket,
+                         std::shared_ptr<asio::ssl::context> tls)
+    : sessions_(std::move(sessions)),
+      strand_(socket.get_executor()),
+      transport_(std::move(socket), std::move(tls)),
+      timer_(strand_) {}
+
+template <typename F>
+
+void HttpSession::Post(F f) {
+  // Nothing would run it once the threads have ended; all connections are
+  // closed by then.
+  if (closed_.load()) return;
+  asio::post(strand_, [self = shared_from_this(), f = std::move(f)] { f(); });
+}
+
+void HttpSession::Start() {
+  Post([this] {
+    error_code ignored;
+    transport_.socket().set_option(tcp::no_delay(true), ignored);
+    transport_.socket().set_option(
+        tcp::socket::send_buffer_size(kSendBufferBytes), ignored);
+    ExpectRequest(sessions_->options().head_timeout);
+    if (!transport_.secure()) return Read();
+    SetDeadline(sessions_->options().handshake_timeout);
+    transport_.Handshake([self = shared_from_this()](error_code error) {
+      if (error) return self->Close();
+      self->SetDeadline(self->sessions_->options().head_timeout);
+      self->Read();
+    });
+  });
+}
+
+void HttpSession::StartRefused() {
+  Post([this] {
+    if (transport_.secure()) return Close();
+    StartAnswer();
+    HttpResponse response = HttpError(
+        503, "the server has as many connections as it takes; come back");
+    response.headers.emplace_back("Retry-After", "1");
+    SendNow(response, /*keep_alive=*/false);
+    Read();
+  });
+}
+
+void HttpSession::PostClose() {
+  Post([this] { Close(); });
+}
+
+void HttpSession::Listen(std::shared_ptr<HttpListener> listener) {
+  listener_ = std::move(listener);
+}
+
+void HttpSession::Send(HttpResponse response) {
+  Post([this, response = std::move(response)] {
+    if (state_ != State::kAnswering) return;
+    SendNow(response, keep_alive_);
+  });
+}
+
+void HttpSession::Begin(HttpResponse head) {
+  Post([this, head = std::move(head)] {
+    if (state_ != State::kAnswering) return;
+    keep_alive_ = keep_alive_ && version_ >= 11 && !sessions_->draining();
+    streaming_ = true;
+    status_to_send_ = head.status;
+    pending_ += recurve::Head(head, version_, keep_alive_, std::nullopt);
+    AppendPiece(head.body);
+    WriteMore();
+  });
+}
+
+void HttpSession::Write(std::string piece) {
+  Post([this, piece = std::move(piece)] {
+    if (state_ != State::kAnswering) return;
+    AppendPiece(piece);
+    WriteMore();
+  });
+}
+
+void HttpSession::Finish() {
+  Post([this] {
+    if (state_ != State::kAnswering) return;
+    if (version_ >= 11) pending_ += "0\r\n\r\n";
+    finished_ = true;
+    WriteMore();
+  });
+}
+
+void HttpSession::Drop() { PostClose(); }
+
+void HttpSession::SetDeadline(std::chrono::milliseconds time) {
+  timer_.expires_after(time);
+  timer_.async_wait(
+      [self = shared_from_this(), due = timer_.expiry()](error_code error) {
+        if (!error && self->timer_.expiry() == due) self->OnDeadline();
+      });
+}
+
+void HttpSession::ClearDeadline() {
+  timer_.expires_at(Clock::time_point::max());
+}
+
+void HttpSession::OnDeadline() {
+  const bool receiving =
+      state_ == State::kBody ||
+      (state_ == State::kHead && parser_ && parser_->got_some());
+  if (receiving) {
+    Refuse(HttpError(408, "the request did not come in time"));
+  } else {
+    Close();
+  }
+}
+
+void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
+  state_ = State::kHead;
+  parser_.emplace();
+  parser_->header_limit(sessions_->options().max_head_bytes);
+  parser_->body_limit(sessions_->options().max_body_bytes);
+  request_ = HttpRequest();
+  path_.clear();
+  asked_.reset();
+  head_only_ = streaming_ = finished_ = false;
+  version_ = 11;
+  keep_alive_ = true;
+  SetDeadline(time);
+}
+
+void HttpSession::Read() {
+  if (reading_ || state_ == State::kClosed) return;
+  if (state_ == State::kAnswering && input_.size() >= kMaxAheadBytes) return;
+  reading_ = true;
+  transport_.Read(asio::buffer(read_),
+                  [self = shared_from_this()](error_code error, size_t bytes) {
+                    self->reading_ = false;
+                    // The end of an answer is on its way, which a client may
+                    // have read before it left: the write says whether it was
+                    // taken.
+                    if (error && self->state_ == State::kAnswering &&
+                        self->finished_ && self->writing_) {
+                      return;
+                    }
+                    if (error) return self->Close();
+                    self->OnRead(bytes);
+                  });
+}
+
+void HttpSession::OnRead(size_t bytes) {
+  if (state_ != State::kLingering) {
+    asio::buffer_copy(input_.prepare(bytes), asio::buffer(read_, bytes));
+    input_.commit(bytes);
+  }
+  switch (state_) {
+    case State::kHead:
+    case State::kBody:
+      return Parse();
+    case State::kAnswering:
+      return Read();
+    case State::kLingering:
+      lingered_ += static_cast<int64_t>(bytes);
+      return lingered_ > kMaxLingerBytes ? Close() : Read();
+    case State::kClosed:
+      return;
+  }
+}
+
+void HttpSession::Parse() {
+  while (state_ == State::kHead || state_ == State::kBody) {
+    if (input_.size() == 0) return Read();
+    if (!parser_->got_some()) SetDeadline(sessions_->options().head_timeout);
+    error_code error;
+    const size_t used = parser_->put(input_.data(), error);
+    input_.consume(used);
+    const bool more = error == http::error::need_more;
+    if (error && !more) return RefuseMalformed(error);
+    if (state_ == State::kHead && parser_->is_header_done()) OnHead();
+    if (state_ != State::kBody) {
+      if (state_ == State::kHead) return Read();
+      return;
+    }
+    if (!CountBody()) return;
+    if (parser_->is_done()) return Dispatch();
+    if (more || used == 0) return Read();
+  }
+}
+
+void HttpSession::OnHead() {
+  state_ = State::kBody;
+  SetDeadline(sessions_->options().body_timeout);
+  const auto& message = parser_->get();
+  version_ = static_cast<int>(message.version());
+  keep_alive_ = message.keep_alive();
+  head_only_ = message.method() == http::verb::head;
+  request_.method = std::string(View(message.method_string()));
+  const absl::string_view target = View(message.target());
+  request_.path = path_ = std::string(target.substr(0, target.find('?')));
+  asked_ = Clock::now();
+  request_.content_type = std::string(View(message[http::field::content_type]));
+  const auto [first, last] = message.equal_range(http::field::authorization);
+  for (auto it = first; it != last; ++it) {
+    request_.authorization.emplace_back(View(it->value()));
+  }
+  if (auto refusal = sessions_->handler().CheckHead(request_)) {
+    return Refuse(*refusal);
+  }
+  if (absl::EqualsIgnoreCase(View(message[http::field::expect]),
+                             "100-continue") &&
+      version_ >= 11) {
+    pending_ += "HTTP/1.1 100 Continue\r\n\r\n";
+    WriteMore();
+  }
+}
+
+bool HttpSession::CountBody() {
+  const int64_t now = static_cast<int64_t>(parser_->get().body().size());
+  const int64_t difference = now - std::exchange(body_bytes_, now);
+  if (sessions_->AddBodyBytes(difference)) return true;
+  HttpResponse response =
+      HttpError(503, "the server receives as much as it takes; come back");
+  response.headers.emplace_back("Retry-After", "1");
+  Refuse(response);
+  return false;
+}
+
+void HttpSession::ReleaseBody() {
+  parser_.reset();
+  sessions_->RemoveBodyBytes(std::exchange(body_bytes_, 0));
+}
+
+void HttpSession::StartAnswer() {
+  state_ = State::kAnswering;
+  status_ = kClientGone;  // until there is another
+  if (!asked_) asked_ = Clock::now();
+}
+
+void HttpSession::CountAnswer() {
+  const auto asked = std::exchange(asked_, std::nullopt);
+  if (!asked) return;
+  sessions_->handler().OnAnswered(
+      path_, status_,
+      std::chrono::duration<double>(Clock::now() - *asked).count());
+}
+
+void HttpSession::Dispatch() {
+  StartAnswer();
+  ClearDeadline();
+  request_.body = std::move(parser_->get().body());
+  sessions_->handler().Handle(std::move(request_), shared_from_this());
+  ReleaseBody();
+  Read();
+}
+
+void HttpSession::RefuseMalformed(error_code error) {
+  const auto& options = sessions_->options();
+  if (error == http::error::header_limit) {
+    Refuse(HttpError(431, absl::StrCat("the request line and its headers "
+                                       "have more than ",
+                                       options.max_head_bytes, " bytes")));
+  } else if (error == http::error::body_limit) {
+    Refuse(HttpError(413, absl::StrCat("the body has more than ",
+                                       options.max_body_bytes, " bytes")));
+  } else {
+    Refuse(HttpError(400, "this is no well-formed HTTP request"));
+  }
+}
+
+void HttpSession::Refuse(const HttpResponse& response) {
+  StartAnswer();
+  ReleaseBody();
+  SendNow(response, /*keep_alive=*/false);
+  Read();
+}
+
+void HttpSession::SendNow(const HttpResponse& response, bool keep_alive) {
+  keep_alive_ = keep_alive && !sessions_->draining();
+  pending_ +=
+      recurve::Head(response, version_, keep_alive_, response.body.size());
+  if (!head_only_) pending_ += response.body;
+  status_to_send_ = response.status;
+  finished_ = true;
+  WriteMore();
+}
+
+void HttpSession::AppendPiece(const std::string& piece) {
+  if (piece.empty()) return;
+  if (version_ < 11) {
+    pending_ += piece;
+  } else {
+    absl::StrAppend(&pending_, absl::Hex(piece.size()), "\r\n", piece, "\r\n");
+  }
+}
+
+void HttpSession::WriteMore() {
+  if (writing_ || state_ == State::kClosed) return;
+  if (written_ == output_.size()) {
+    written_ = 0;
+    output_ = std::exchange(pending_, "");
+    if (output_.empty()) return OnAllWritten();
+  }
+  writing_ = true;
+  if (state_ == State::kAnswering) {
+    SetDeadline(sessions_->options().stalled_client_timeout);
+  }
+  transport_.Write(asio::buffer(output_) + written_,
+                   [self = shared_from_this()](error_code error, size_t n) {
+                     self->writing_ = false;
+                     if (error) return self->Close();
+                     self->written_ += n;
+                     self->WriteMore();
+                   });
+}
+
+void HttpSession::OnAllWritten() {
+  if (state_ != State::kAnswering) return;  // "100 Continue"
+  ClearDeadline();
+  if (!finished_) {
+    if (streaming_ && listener_ != nullptr) listener_->OnWritten();
+    return;
+  }
+  status_ = status_to_send_;
+  CountAnswer();
+  if (const auto listener = std::exchange(listener_, nullptr)) {
+    listener->OnDone();
+  }
+  if (!keep_alive_) return Linger();
+  input_.shrink_to_fit();
+  ExpectRequest(sessions_->options().idle_timeout);
+  Parse();
+}
+
+void HttpSession::Linger() {
+  state_ = State::kLingering;
+  error_code ignored;
+  transport_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  SetDeadline(kLingerTime);
+  Read();
+}
+
+void HttpSession::Close() {
+  if (state_ == State::kClosed) return;
+  if (state_ == State::kAnswering) CountAnswer();
+  state_ = State::kClosed;
+  closed_ = true;
+  timer_.cancel();
+  ReleaseBody();
+  error_code ignored;
+  transport_.socket().close(ignored);
+  sessions_->Remove(this);
+  if (const auto listener = std::exchange(listener_, nullptr)) {
+    listener->OnDone();
+  }
+}
+
+}  // namespace recurve
