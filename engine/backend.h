@@ -186,7 +186,7 @@ class Backend : public CacheStorage {
     VectorId decay;  // λ of each head
     const LinearConfig* config;
     Activations q, k, v;
-    Activations out;      // [T, H·E]
+    Activations out;  // [T, H·E]
     // [T, (H·(2·LrpeOutputDim + E) + 1) / 2]: room for 16-bit factors; none
     // for D = 1.
     Activations scratch;

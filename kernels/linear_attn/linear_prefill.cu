@@ -35,8 +35,9 @@ __device__ void WriteZeros(const LinearPrefillParams& p, const Shape& s,
   const int first = value_tile * kGroups * 64;
   const int columns = min(kGroups * 64, s.value_dim - first);
   for (int64_t i = threadIdx.x; i < int64_t{count} * columns; i += blockDim.x) {
-    static_cast<Out*>(p.out)[(first_token + i / columns) * p.out_stride +
-                            int64_t{head} * s.value_dim + first + i % columns] =
+    static_cast<Out*>(
+        p.out)[(first_token + i / columns) * p.out_stride +
+               int64_t{head} * s.value_dim + first + i % columns] =
         FromFloat<Out>(0.0f);
   }
 }
@@ -111,8 +112,7 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
     preparer.Run(log2_decay);
   } else if (role == 1) {
     ReleaseRegisters<kGroups == 2 ? 80 : 112>();
-    const Finisher<kGroups> finisher(p, s, layout, row, head, rank,
-                                     value_tile);
+    const Finisher<kGroups> finisher(p, s, layout, row, head, rank, value_tile);
     finisher.Run();
   } else {
     ClaimRegisters<kGroups == 2 ? 160 : 240>();

@@ -202,9 +202,8 @@ TEST_F(LinearPrefillGpuTest, OutputsMayBeFloats) {
       LinearPrefillBatch floats(c, parts, {.float_out = true});
       ASSERT_NO_FATAL_FAILURE(floats.Run());
       for (int64_t i = 0; i < 3; ++i) {
-        EXPECT_TRUE(
-            SameBits(rounded.Out(i),
-                     Rounded(ElementType::kBFloat16, floats.Out(i))));
+        EXPECT_TRUE(SameBits(rounded.Out(i),
+                             Rounded(ElementType::kBFloat16, floats.Out(i))));
         EXPECT_TRUE(SameBits(rounded.State(i), floats.State(i)));
       }
     }
