@@ -1,5 +1,6 @@
 #include "server/server_main.h"
 
+#include <google/protobuf/stubs/common.h>
 #include <sys/resource.h>
 
 #include <csignal>
@@ -32,11 +33,21 @@ void RaiseFileLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+#if GOOGLE_PROTOBUF_VERSION < 4022000
+// Requests that are no valid messages: their clients are told, and could fill
+// the log. (Later versions have no handler; what they log is not looked into.)
+void DropProtobufLog(google::protobuf::LogLevel, const char*, int,
+                     const std::string&) {}
+#endif
+
 }  // namespace
 
 int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   // gRPC's own lines would come before the one line that says what is wrong.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+#if GOOGLE_PROTOBUF_VERSION < 4022000
+  google::protobuf::SetLogHandler(&DropProtobufLog);
+#endif
   // Debian's Abseil looks for deadlocks at every lock that gRPC takes.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   FlagsResult flags = ParseFlags(argc, argv);

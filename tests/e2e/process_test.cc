@@ -27,6 +27,16 @@ std::vector<std::string> ServerCommand(std::vector<std::string> extra = {}) {
   return command;
 }
 
+// Log lines begin with the year of a timestamp.
+std::vector<std::string> LinesOutsideTheLog(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    if (line.rfind("20", 0) != 0) lines.push_back(line);
+  }
+  return lines;
+}
+
 TEST(ProcessTest, ServesAndDrainsOnSigterm) {
   Process server(ServerCommand());
   const std::string address = server.GrpcAddress();
@@ -65,6 +75,19 @@ TEST(ProcessTest, SecondSignalStopsAtOnce) {
   EXPECT_EQ(server.Wait(), 128 + SIGTERM);
 }
 
+TEST(ProcessTest, MalformedRequestsDoNotFillTheLog) {
+  Process server(ServerCommand());
+  const std::string address = server.GrpcAddress();
+  // prompt_text that is not UTF-8.
+  EXPECT_EQ(CallWithBytes(address, "/recurve.v1.Inference/Generate",
+                          "\x12\x02\xff\xfe")
+                .error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0);
+  EXPECT_EQ(LinesOutsideTheLog(server.Err()).size(), 0) << server.Err();
+}
+
 TEST(ProcessTest, ClientPrintsOneJsonObject) {
   Process server(ServerCommand());
   const std::string address = server.GrpcAddress();
@@ -92,16 +115,6 @@ TEST(ProcessTest, ClientPrintsOneJsonObject) {
   Process drain({kClient, "drain", "--server", address});
   EXPECT_EQ(drain.Wait(), 0) << drain.Err();
   EXPECT_EQ(server.Wait(), 0);
-}
-
-// Log lines begin with the year of a timestamp.
-std::vector<std::string> LinesOutsideTheLog(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) {
-    if (line.rfind("20", 0) != 0) lines.push_back(line);
-  }
-  return lines;
 }
 
 TEST(ProcessTest, BadUsageIsOneLineAndANonZeroExit) {

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "server/api_keys.h"
 
 namespace recurve {
@@ -122,6 +123,30 @@ GenerateOutcome Generate(RecurveClient& client,
     EXPECT_TRUE(outcome.generation.CheckFinished().ok());
   }
   return outcome;
+}
+
+grpc::Status CallWithBytes(const std::string& address,
+                           const std::string& method,
+                           const std::string& bytes) {
+  grpc::GenericStub stub(
+      grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const grpc::Slice slice(bytes);
+  const auto call = stub.PrepareCall(&context, method, &queue);
+  void* tag;
+  bool ok;
+  call->StartCall(nullptr);
+  queue.Next(&tag, &ok);
+  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+  queue.Next(&tag, &ok);
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+  return status;
 }
 
 v1::GenerateRequest GreedyRequest(const std::vector<uint32_t>& prompt,

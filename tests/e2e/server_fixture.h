@@ -63,6 +63,11 @@ GenerateOutcome Generate(RecurveClient& client,
                          const v1::GenerateRequest& request,
                          const CallOptions& options = {});
 
+// Sends raw bytes as the first message of a method, "/recurve.v1.…/…"; returns
+// the final status.
+grpc::Status CallWithBytes(const std::string& address,
+                           const std::string& method, const std::string& bytes);
+
 // A request for `max_new_tokens` greedy tokens, end-of-sequence ignored.
 v1::GenerateRequest GreedyRequest(const std::vector<uint32_t>& prompt,
                                   uint32_t max_new_tokens);

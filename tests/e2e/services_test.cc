@@ -87,29 +87,6 @@ TEST(ServicesTest, ReflectionListsTheServices) {
   }
 }
 
-// Sends raw bytes as the first message of a method; returns the final status.
-grpc::Status CallWithBytes(const TestServer& server, const std::string& method,
-                           const std::string& bytes) {
-  grpc::GenericStub stub(server.Channel());
-  grpc::ClientContext context;
-  grpc::CompletionQueue queue;
-  const grpc::Slice slice(bytes);
-  const auto call = stub.PrepareCall(&context, method, &queue);
-  void* tag;
-  bool ok;
-  call->StartCall(nullptr);
-  queue.Next(&tag, &ok);
-  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
-  queue.Next(&tag, &ok);
-  grpc::Status status;
-  call->Finish(&status, nullptr);
-  queue.Next(&tag, &ok);
-  queue.Shutdown();
-  while (queue.Next(&tag, &ok)) {
-  }
-  return status;
-}
-
 TEST(ServicesTest, AdminAndReflectionCanBeTurnedOff) {
   ServerOptions options = DemoOptions();
   options.admin = options.reflection = false;
@@ -122,7 +99,7 @@ TEST(ServicesTest, AdminAndReflectionCanBeTurnedOff) {
             absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(client->CheckHealth()->status(), HealthCheckResponse::SERVING);
   EXPECT_TRUE(client->GetServerInfo().ok());
-  EXPECT_EQ(CallWithBytes(server,
+  EXPECT_EQ(CallWithBytes(server.address(),
                           "/grpc.reflection.v1alpha.ServerReflection/"
                           "ServerReflectionInfo",
                           std::string("\x3a\x00", 2))
@@ -151,7 +128,8 @@ TEST(ServicesTest, MalformedMessagesAreInvalidArguments) {
     // A field of wire type 7; a string cut short; prompt_text (Generate) or
     // append_text (Decode), field 2, that is not UTF-8.
     for (const char* bytes : {"\x0f", "\x12\x7f", "\x12\x02\xff\xfe"}) {
-      const grpc::Status status = CallWithBytes(server, method, bytes);
+      const grpc::Status status =
+          CallWithBytes(server.address(), method, bytes);
       EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT)
           << method;
       EXPECT_THAT(status.error_message(), HasSubstr("no valid message"));
