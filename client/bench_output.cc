@@ -183,7 +183,10 @@ absl::Status CheckBenchFiles(const BenchFlags& flags) {
           "' cannot be opened for writing: ", std::strerror(errno)));
     }
     std::fclose(file);
-    if (is_new) std::filesystem::remove(*path, ignored);
+    if (!is_new) continue;
+    // A link that led nowhere stays; what was made is where it leads.
+    std::filesystem::remove(std::filesystem::canonical(*path, ignored),
+                            ignored);
   }
   return absl::OkStatus();
 }

@@ -146,6 +146,9 @@ std::optional<WeightType> CudaProducts::RoundsInto(
 }
 
 void CudaProducts::SetRounded(const Activations& out, bool rounded) {
+  // Written anew: a norm that was left to the product that reads this is not of
+  // these rows. Layers share this memory.
+  fused_norms_.erase(out.data);
   if (!rounded) {
     rounded_.erase(out.data);
   } else {

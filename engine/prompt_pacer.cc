@@ -13,6 +13,8 @@ constexpr double kUp = 0.1;
 // for contexts that grow: a step's share of d, at most.
 constexpr int64_t kSoonSteps = 128;
 constexpr double kGrowth = 5e-5;
+// But for so many steps after there were more sequences, d follows them.
+constexpr int64_t kGrownSteps = 32;
 constexpr double kDown = 0.5;
 constexpr double kTokenWeight = 0.5;
 // What is owed at most, in steps of decoding, or what the step's prompts were
@@ -64,11 +66,15 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
     if (Stale(decoding)) {
       decode_seconds_ = seconds;
     } else {
-      const double weight = seconds > decode_seconds_ ? kUp : kDown;
+      if (decoding > measured_) grown_steps_ = kGrownSteps;
+      // What falls soon after a chunk is slow to rise: a single quick step is
+      // not believed at once.
+      const double weight = seconds > decode_seconds_ || soon ? kUp : kDown;
       double change = weight * (seconds - decode_seconds_);
-      if (soon && decoding <= measured_)
+      if (soon && grown_steps_ == 0)
         change = std::min(change, kGrowth * decode_seconds_);
       decode_seconds_ += change;
+      grown_steps_ = std::max<int64_t>(0, grown_steps_ - 1);
     }
     measured_ = decoding;
     steps_since_ = 0;

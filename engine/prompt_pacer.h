@@ -58,6 +58,7 @@ class PromptPacer {
   int64_t measured_ = 0;           // sequences that d is of
   int64_t steps_since_ = 0;        // with prompts, since d was measured
   int64_t soon_steps_ = 0;         // so many more are soon after a chunk
+  int64_t grown_steps_ = 0;        // or soon after there were more sequences
   double token_seconds_ = 0;       // that a prompt's token adds; 0: not known
   double credit_ = kBurstSeconds;  // seconds; negative: owed
 };

@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -49,6 +51,12 @@ absl::Status UnusableByOpenSsl(absl::string_view flag,
 absl::StatusOr<std::string> ReadFile(absl::string_view flag,
                                      const std::string& path) {
   if (path.empty()) return std::string();
+  // Opening a pipe would wait for a writer.
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored) &&
+      !std::filesystem::is_regular_file(path, ignored)) {
+    return Unusable(flag, path, "it is no regular file");
+  }
   std::ifstream file(path, std::ios::binary);
   if (!file.is_open()) return Unusable(flag, path, std::strerror(errno));
   std::string text(kMaxFileBytes + 1, '\0');
@@ -69,9 +77,16 @@ void CloseFile(int fd) {
   if (fd >= 0) close(fd);
 }
 
-// -1 where errno says why.
+// -1 where errno says why. Hardened kernels give only memory that cannot be
+// executed; those before 6.3 do not know that flag.
 int MakeCopy(absl::string_view text) {
-  const int fd = memfd_create("recurve-tls", MFD_CLOEXEC);
+#ifdef MFD_NOEXEC_SEAL
+  constexpr unsigned int kNoExec = MFD_NOEXEC_SEAL;
+#else
+  constexpr unsigned int kNoExec = 0x0008U;
+#endif
+  int fd = memfd_create("recurve-tls", MFD_CLOEXEC | kNoExec);
+  if (fd < 0 && errno == EINVAL) fd = memfd_create("recurve-tls", MFD_CLOEXEC);
   for (size_t done = 0; fd >= 0 && done < text.size();) {
     const ssize_t written = write(fd, text.data() + done, text.size() - done);
     if (written < 0 && errno == EINTR) continue;
@@ -134,9 +149,11 @@ absl::StatusOr<std::shared_ptr<SSL_CTX>> TlsFiles::MakeContext(
   if (SSL_CTX_use_certificate_chain_file(c, PathOf(copies.cert).c_str()) != 1) {
     return UnusableByOpenSsl("tls-cert", options_.tls_cert);
   }
-  // Also that the key is the certificate's.
+  // A key of the certificate's type is compared with it when it is loaded; of
+  // another type, only if that is asked for.
   if (SSL_CTX_use_PrivateKey_file(c, PathOf(copies.key).c_str(),
-                                  SSL_FILETYPE_PEM) != 1) {
+                                  SSL_FILETYPE_PEM) != 1 ||
+      SSL_CTX_check_private_key(c) != 1) {
     return UnusableByOpenSsl("tls-key", options_.tls_key);
   }
   if (!options_.tls_client_ca.empty()) {
@@ -165,8 +182,8 @@ absl::Status TlsFiles::Use(const Texts& texts) {
   fresh.key = MakeCopy(texts.key);
   fresh.client_ca = MakeCopy(texts.client_ca);
   if (fresh.cert < 0 || fresh.key < 0 || fresh.client_ca < 0) {
-    return absl::InternalError(
-        absl::StrCat("no memory for the TLS files: ", std::strerror(errno)));
+    return absl::InternalError(absl::StrCat(
+        "the TLS files cannot be copied to memory: ", std::strerror(errno)));
   }
   if (access(PathOf(fresh.cert).c_str(), R_OK) != 0) {
     return absl::FailedPreconditionError(
@@ -178,9 +195,12 @@ absl::Status TlsFiles::Use(const Texts& texts) {
     copies_ = std::exchange(fresh, Copies());
   } else {
     // Of one number at a time, without a moment at which it has no file.
-    dup3(fresh.key, copies_.key, O_CLOEXEC);
-    dup3(fresh.cert, copies_.cert, O_CLOEXEC);
-    dup3(fresh.client_ca, copies_.client_ca, O_CLOEXEC);
+    if (dup3(fresh.key, copies_.key, O_CLOEXEC) < 0 ||
+        dup3(fresh.cert, copies_.cert, O_CLOEXEC) < 0 ||
+        dup3(fresh.client_ca, copies_.client_ca, O_CLOEXEC) < 0) {
+      return absl::InternalError(absl::StrCat(
+          "the TLS files cannot be exchanged: ", std::strerror(errno)));
+    }
   }
   used_ = texts;
   MutexLock lock(&mu_);

@@ -137,9 +137,11 @@ TEST_F(TlsTest, FilesThatCannotBeUsedChangeNothing) {
   files->ReloadIfDue();
   EXPECT_EQ(files->Context(), first);
   const PemPair next = authority_.Sign("server");
-  Write("server.key", next.key);  // not the certificate's yet
-  files->ReloadIfDue();
-  EXPECT_EQ(files->Context(), first);
+  for (const std::string& key : {MakeRsaKey(), next.key}) {
+    Write("server.key", key);  // not the certificate's
+    files->ReloadIfDue();
+    EXPECT_EQ(files->Context(), first);
+  }
   for (const char* text : {"", "nonsense"}) {
     Write("server.pem", text);
     files->ReloadIfDue();
@@ -178,6 +180,10 @@ TEST_F(TlsTest, RefusesFilesThatCannotBeUsed) {
   bad = good;
   bad.transport.tls_key = Write("other.key", authority_.Sign("other").key);
   EXPECT_THAT(error(bad), HasSubstr("mismatch"));
+  bad.transport.tls_key = Write("rsa.key", MakeRsaKey());
+  EXPECT_THAT(error(bad), HasSubstr("--tls-key " + folder_ + "/rsa.key"));
+  bad.transport.tls_key = folder_;
+  EXPECT_THAT(error(bad), HasSubstr("no regular file"));
   bad = good;
   bad.transport.tls_client_ca = Write("empty.pem", "");
   EXPECT_THAT(error(bad), HasSubstr("--tls-client-ca"));

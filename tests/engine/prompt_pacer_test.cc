@@ -160,6 +160,29 @@ TEST(PromptPacerTest, PaysForWhatChunksDoToTheStepsBetween) {
   }
 }
 
+// Sequences come and go, and now and then a step is quick: prompts still get
+// most of what they may have.
+TEST(PromptPacerTest, FollowsSequencesThatComeAndGo) {
+  PromptPacer pacer(2);
+  double alone = 0;
+  double seconds = 0;
+  constexpr int kSteps = 20000;
+  for (int i = 0; i < kSteps; ++i) {
+    const int64_t decoding = 32 + i / 40 % 9;
+    double decode = 0.003 + 0.0001 * static_cast<double>(decoding - 32);
+    if (i % 500 == 499) decode *= 0.5;
+    const int64_t tokens = std::min<int64_t>(2048, pacer.MaxTokens(decoding));
+    const double step =
+        decode +
+        (tokens > 0 ? 0.002 + 20e-6 * static_cast<double>(tokens) : 0.0);
+    pacer.OnStep(decoding, tokens, tokens, step);
+    alone += decode;
+    seconds += step;
+  }
+  EXPECT_LE(seconds, 2.04 * alone);
+  EXPECT_GE(seconds, 1.8 * alone);
+}
+
 TEST(PromptPacerTest, ShortPromptsAreNotPaced) {
   PromptPacer pacer(2);
   EXPECT_TRUE(pacer.Paces(32, 1));  // decoding has to be measured

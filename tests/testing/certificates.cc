@@ -3,6 +3,7 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/rand.h>
+#include <openssl/rsa.h>
 #include <openssl/x509v3.h>
 
 namespace recurve {
@@ -24,7 +25,20 @@ void AddExtension(X509* certificate, X509* issuer, int id, const char* value) {
   X509_EXTENSION_free(extension);
 }
 
+std::string KeyText(EVP_PKEY* key) {
+  const Bio text(BIO_new(BIO_s_mem()), BIO_free);
+  PEM_write_bio_PrivateKey(text.get(), key, nullptr, nullptr, 0, nullptr,
+                           nullptr);
+  return Text(text);
+}
+
 }  // namespace
+
+std::string MakeRsaKey() {
+  const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(
+      EVP_RSA_gen(2048), EVP_PKEY_free);
+  return KeyText(key.get());
+}
 
 TestAuthority::TestAuthority()
     : key_(EVP_EC_gen("P-256")),
@@ -65,10 +79,7 @@ TestAuthority::Certificate TestAuthority::Make(const std::string& name,
 PemPair TestAuthority::Pem(X509* certificate, EVP_PKEY* key) {
   const Bio text(BIO_new(BIO_s_mem()), BIO_free);
   PEM_write_bio_X509(text.get(), certificate);
-  const Bio key_text(BIO_new(BIO_s_mem()), BIO_free);
-  PEM_write_bio_PrivateKey(key_text.get(), key, nullptr, nullptr, 0, nullptr,
-                           nullptr);
-  return {Text(text), Text(key_text)};
+  return {Text(text), KeyText(key)};
 }
 
 }  // namespace recurve

@@ -14,6 +14,9 @@ struct PemPair {
   std::string key;
 };
 
+// A PEM key of another type than certificates here have.
+std::string MakeRsaKey();
+
 // Signs certificates with one of its own. P-256, valid for a day.
 class TestAuthority {
  public:
