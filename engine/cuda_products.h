@@ -67,8 +67,8 @@ class CudaProducts {
     const CudaMemory& memory = matrices_[id.value].memory;
     return {memory.as<const char>(), static_cast<size_t>(memory.bytes())};
   }
-  // The matrix that was multiplied next after `id` when it last was; -1 before
-  // the first step.
+  // Of those that Project and ChannelMixer begin with: the matrix that came
+  // after `id` when it last was multiplied; -1 before the first step.
   MatrixId after(MatrixId id) const { return matrices_[id.value].after; }
   int64_t outputs(MatrixId id) const { return matrices_[id.value].outputs; }
   int64_t max_outputs() const;
