@@ -1,0 +1,701 @@
+#include <cuda.h>
+
+#include "kernels/common/async_copy.cuh"
+#include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/device_math.cuh"
+#include "kernels/common/host_device.h"
+#include "kernels/common/mma.cuh"
+#include "kernels/common/tensor_map.h"
+#include "kernels/matmul/decode_matmul_order.h"
+#include "kernels/matmul/product_chain_cuda.h"
+
+namespace recurve {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;         // that multiply
+constexpr int kBlockThreads = kThreads + 32;  // and a warp that copies
+constexpr int kTile = 16;                     // outputs
+constexpr int kChunk = 64;                    // inputs
+constexpr int kChunkBytes = kTile * kChunk * 2;
+constexpr int kStageChunks = 2;
+constexpr int kStageBytes = kStageChunks * kChunkBytes;
+constexpr int kPhases = 4;
+constexpr int kStamps = 24;
+constexpr long long kMaxPolls = 1 << 24;
+
+enum PhaseId { kOut, kUp, kDown, kNext };
+
+struct ChainArgs {
+  ProductChainParams p;
+  CUtensorMap maps[kPhases];
+  int chunks[kPhases];  // of the inputs
+  int tiles[kPhases];
+  int slots;            // of the ring
+  int boxes;            // 1: of both chunks; 2: of one each
+  int row_bytes;        // of x in shared memory
+  uint32_t* tickets;
+  uint2* out_words;     // [rows, width] value, epoch
+  uint2* hidden_words;  // [rows, features / 2] two values, epoch
+  uint2* down_words;
+  int64_t hidden_stride;
+};
+
+// What a block does of a phase: stages of its copies stand in rounds, a stage
+// of each of `lanes` warps a round.
+struct Share {
+  int tile;    // the first
+  int lanes;   // warps with work; 0: none
+  int rounds;
+};
+
+__device__ __forceinline__ Share ShareOf(const ChainArgs& a, int phase,
+                                         int role) {
+  const int grid = static_cast<int>(gridDim.x);
+  Share s = {};
+  const int chunks = a.chunks[phase];
+  const int tiles = a.tiles[phase];
+  if (phase == kUp) {
+    const int each = tiles / grid;
+    const int with_more = tiles - each * grid;  // the last ones
+    const int more = max(0, role - (grid - with_more));
+    s.tile = role * each + more;
+    s.lanes = each + (role >= grid - with_more ? 1 : 0);
+    s.rounds = (chunks + kStageChunks - 1) / kStageChunks;
+    return s;
+  }
+  s.tile = phase == kNext ? role - (grid - tiles) : role;
+  s.lanes = s.tile >= 0 && s.tile < tiles ? kWarps : 0;
+  s.rounds = ((chunks + kWarps - 1) / kWarps + kStageChunks - 1) / kStageChunks;
+  return s;
+}
+
+__device__ __forceinline__ int PartBegin(int chunks, int part) {
+  return chunks * part / kWarps;
+}
+
+__device__ __forceinline__ void CopyStage(uint32_t to, const CUtensorMap& map,
+                                          int x, int row, int chunk,
+                                          uint32_t barrier) {
+  asm volatile(
+      "{ .reg .b64 policy;"
+      "  createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+      "  cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier"
+      "::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %6, %5}], [%2], policy; }" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(row), "r"(chunk), "r"(0)
+      : "memory");
+}
+__device__ __forceinline__ void PrefetchStage(const CUtensorMap& map, int row,
+                                              int chunk) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %1, %3}];" ::
+          "l"(&map),
+      "r"(0), "r"(row), "r"(chunk)
+      : "memory");
+}
+__device__ __forceinline__ bool TestBarrier(uint32_t barrier, uint32_t phase) {
+  uint32_t done;
+  asm volatile(
+      "{ .reg .pred p;"
+      "  mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
+      "  selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(phase)
+      : "memory");
+  return done != 0;
+}
+__device__ __forceinline__ void BoundedWait(uint32_t barrier, uint32_t phase) {
+  for (long long i = 0; !TestBarrier(barrier, phase); ++i) {
+    if (i == kMaxPolls) __trap();
+  }
+}
+
+// A walk over the stages of a block, phase by phase.
+struct Cursor {
+  int phase = -1;
+  int round = 0;
+  int lane = 0;
+  Share share = {};
+
+  __device__ __forceinline__ bool Done() const { return phase == kPhases; }
+  // To the next phase that has stages.
+  __device__ __forceinline__ void Enter(const ChainArgs& a, int role) {
+    round = 0;
+    lane = 0;
+    while (++phase < kPhases) {
+      share = ShareOf(a, phase, role);
+      if (share.lanes > 0 && share.rounds > 0) break;
+    }
+  }
+  __device__ __forceinline__ void Advance(const ChainArgs& a, int role) {
+    if (++lane < share.lanes) return;
+    lane = 0;
+    if (++round < share.rounds) return;
+    Enter(a, role);
+  }
+  // Where the stage is: chunks are none if it is empty.
+  __device__ __forceinline__ bool At(const ChainArgs& a, int* row,
+                                     int* chunk) const {
+    const int chunks = a.chunks[phase];
+    if (phase == kUp) {
+      *row = (share.tile + lane) * (kTile / 2);
+      *chunk = round * kStageChunks;
+      return true;
+    }
+    *row = share.tile * kTile;
+    *chunk = PartBegin(chunks, lane) + round * kStageChunks;
+    return *chunk < PartBegin(chunks, lane + 1);
+  }
+};
+
+// 16 bytes of words as others write them.
+__device__ __forceinline__ uint4 LoadWords(const uint2* from) {
+  uint64_t a, b;
+  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(a), "=l"(b)
+               : "l"(from)
+               : "memory");
+  return make_uint4(static_cast<uint32_t>(a), static_cast<uint32_t>(a >> 32),
+                    static_cast<uint32_t>(b), static_cast<uint32_t>(b >> 32));
+}
+__device__ __forceinline__ void StoreWord(uint2* to, uint32_t value,
+                                          uint32_t epoch) {
+  const uint64_t word = value | static_cast<uint64_t>(epoch) << 32;
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(word)
+               : "memory");
+}
+
+// kCount times 16 bytes, until all have the epoch.
+template <int kCount>
+__device__ __forceinline__ void PollWords(const uint2* const (&from)[kCount],
+                                          const int (&words)[kCount],
+                                          uint32_t epoch, uint4 (&v)[kCount],
+                                          int wait) {
+  for (long long polls = 0;; ++polls) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (words[i] > 0) v[i] = LoadWords(from[i]);
+    }
+    bool ready = true;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      ready = ready && (words[i] < 1 || v[i].y == epoch) &&
+              (words[i] < 2 || v[i].w == epoch);
+    }
+    if (ready || wait == 0) break;
+    if (polls == kMaxPolls) __trap();
+  }
+}
+
+__device__ __forceinline__ float4 LoadFour(const float* from, int c, int cols) {
+  if (c + 4 <= cols) return *reinterpret_cast<const float4*>(from + c);
+  float4 v = make_float4(0, 0, 0, 0);
+  if (c < cols) v.x = from[c];
+  if (c + 1 < cols) v.y = from[c + 1];
+  if (c + 2 < cols) v.z = from[c + 2];
+  return v;
+}
+
+template <typename T>
+__device__ __forceinline__ uint4 LoadEight(const T* from, int c, int cols) {
+  if (c + 8 <= cols) return *reinterpret_cast<const uint4*>(from + c);
+  if (c >= cols) return make_uint4(0, 0, 0, 0);
+  uint32_t words[4] = {};
+#pragma unroll
+  for (int j = 0; j < 7; ++j) {
+    if (c + j < cols) {
+      words[j / 2] |= uint32_t{reinterpret_cast<const uint16_t*>(from)[c + j]}
+                      << 16 * (j % 2);
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+__device__ __forceinline__ float AddSquares(const float4& v, float squares) {
+  squares = fmaf(v.x, v.x, squares);
+  squares = fmaf(v.y, v.y, squares);
+  squares = fmaf(v.z, v.z, squares);
+  return fmaf(v.w, v.w, squares);
+}
+
+__device__ __forceinline__ long long GlobalTime() {
+  long long t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+
+__device__ __forceinline__ void ConsumerBarrier() { NamedBarrier(1, kThreads); }
+
+constexpr int kFours = 2;  // of columns of a normed row, a thread's
+
+// The row of words, normed, to shared memory, with the sums of norm.cu.
+template <typename T>
+__device__ __forceinline__ void NormedRow(const uint2* words, int cols,
+                                          int inputs,
+                                          const float4 (&weight)[kFours],
+                                          float eps, uint32_t epoch, char* to,
+                                          float* partial, int wait) {
+  float4 v[kFours];
+  const uint2* from[2 * kFours];
+  int count[2 * kFours];
+  const auto column = [&](int i) {
+    return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
+  };
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    from[2 * i] = words + column(i);
+    from[2 * i + 1] = words + column(i) + 2;
+    count[2 * i] = cols - column(i);
+    count[2 * i + 1] = cols - column(i) - 2;
+  }
+  uint4 w[2 * kFours];
+#pragma unroll
+  for (int i = 0; i < 2 * kFours; ++i) w[i] = make_uint4(0, 0, 0, 0);
+  PollWords(from, count, epoch, w, wait);
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    v[i] = make_float4(
+        count[2 * i] > 0 ? __uint_as_float(w[2 * i].x) : 0.0f,
+        count[2 * i] > 1 ? __uint_as_float(w[2 * i].z) : 0.0f,
+        count[2 * i + 1] > 0 ? __uint_as_float(w[2 * i + 1].x) : 0.0f,
+        count[2 * i + 1] > 1 ? __uint_as_float(w[2 * i + 1].z) : 0.0f);
+  }
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    if (column(i) < cols) squares = AddSquares(v[i], squares);
+  }
+  squares = LaneSum(squares);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
+  ConsumerBarrier();
+  float sum = 0.0f;
+#pragma unroll
+  for (int w2 = 0; w2 < kWarps; ++w2) sum += partial[w2];
+  const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    if (column(i) >= inputs) break;
+    *reinterpret_cast<uint2*>(to + 2 * column(i)) = make_uint2(
+        Half<T>::Pack(v[i].x * scale * weight[i].x, v[i].y * scale * weight[i].y),
+        Half<T>::Pack(v[i].z * scale * weight[i].z,
+                      v[i].w * scale * weight[i].w));
+  }
+}
+
+__device__ __forceinline__ void HiddenRow(const uint2* words, int features,
+                                          int inputs, uint32_t epoch,
+                                          char* to, int wait) {
+  constexpr int kTogether = 5;
+  const int all = (features + 1) / 2;
+#pragma unroll 1
+  for (int first = threadIdx.x; 4 * first < inputs;
+       first += kTogether * kThreads) {
+    const uint2* from[kTogether];
+    int count[kTogether];
+    uint4 v[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int at = 2 * (first + i * kThreads);
+      from[i] = words + at;
+      count[i] = all - at;
+      v[i] = make_uint4(0, 0, 0, 0);
+    }
+    PollWords(from, count, epoch, v, wait);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int at = 4 * (first + i * kThreads);
+      if (at >= inputs) break;
+      *reinterpret_cast<uint2*>(to + 2 * at) =
+          make_uint2(count[i] > 0 ? v[i].x : 0, count[i] > 1 ? v[i].z : 0);
+    }
+  }
+}
+
+// Of a stage.
+struct Fragments {
+  uint32_t w[kStageChunks][4][4];
+  uint32_t x[kStageChunks][2][4];
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    product_chain(const __grid_constant__ ChainArgs a) {
+  extern __shared__ __align__(1024) char memory[];
+  const ProductChainParams& p = a.p;
+  char* const rows_of_x = memory + a.slots * kStageBytes;
+  float* const sums = reinterpret_cast<float*>(rows_of_x + a.row_bytes);
+  float* const partial = sums + kWarps * kTile;  // of a norm
+  const uint32_t barriers = SharedAddress(partial + kWarps);
+  volatile uint32_t* const shared_ticket =
+      reinterpret_cast<uint32_t*>(partial + kWarps) + 4 * a.slots;
+  const auto full = [&](int slot) { return barriers + 16 * slot; };
+  const auto empty = [&](int slot) { return barriers + 16 * slot + 8; };
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  long long* const stamps =
+      p.stamps == nullptr ? nullptr : p.stamps + blockIdx.x * kStamps;
+  const auto stamp = [&](int i) {
+    if (stamps != nullptr && threadIdx.x == 0) stamps[i] = clock64();
+  };
+  stamp(0);
+
+  if (threadIdx.x == 0) {
+    *shared_ticket = atomicAdd(a.tickets, 1u);
+    for (int i = 0; i < a.slots; ++i) {
+      BarrierInit(full(i), 1);
+      BarrierInit(empty(i), 1);
+    }
+    BarrierInitFence();
+  }
+  __syncthreads();
+  const uint32_t ticket = *shared_ticket;
+  const uint32_t epoch = ticket / gridDim.x + 1;
+  const int role = static_cast<int>(ticket % gridDim.x);
+  LaunchDependents();
+
+  if (warp == kWarps) {
+    if (lane != 0) return;
+    Cursor at, ahead;
+    at.Enter(a, role);
+    ahead = at;
+    int slot = 0, behind = 0;
+    uint32_t parity = 0, behind_parity = 0;
+    int issued = 0, asked = 0;
+    long long last = clock64();
+    const auto idle = [&] {
+      // Runs ahead of the ring, no faster than is allowed.
+      if (asked >= issued + p.prefetch || ahead.Done()) return;
+      if (asked < issued) return;
+      const long long now = clock64();
+      if (now - last < p.prefetch_gap) return;
+      last = now;
+      int row, chunk;
+      if (ahead.At(a, &row, &chunk)) PrefetchStage(a.maps[ahead.phase], row, chunk);
+      ahead.Advance(a, role);
+      ++asked;
+    };
+    while (!at.Done()) {
+      if (issued >= p.window) {
+        BoundedWait(full(behind), behind_parity);
+        if (++behind == a.slots) {
+          behind = 0;
+          behind_parity ^= 1;
+        }
+      }
+      if (issued >= a.slots) {
+        long long polls = 0;
+        while (!TestBarrier(empty(slot), parity ^ 1)) {
+          if (p.prefetch > 0) idle();
+          if (++polls == kMaxPolls) __trap();
+        }
+      }
+      int row, chunk;
+      if (at.At(a, &row, &chunk)) {
+        BarrierExpect(full(slot), kStageBytes);
+        const uint32_t to = SharedAddress(memory) + slot * kStageBytes;
+        if (a.boxes == 1) {
+          CopyStage(to, a.maps[at.phase], 0, row, chunk, full(slot));
+        } else {
+#pragma unroll 1
+          for (int c = 0; c < kStageChunks; ++c) {
+            CopyStage(to + c * kChunkBytes, a.maps[at.phase],
+                      (chunk + c) * kChunk, row, 0, full(slot));
+          }
+        }
+      } else {
+        BarrierArrive(full(slot));
+      }
+      if (asked == issued && !ahead.Done()) {
+        ahead.Advance(a, role);
+        ++asked;
+      }
+      at.Advance(a, role);
+      ++issued;
+      if (++slot == a.slots) {
+        slot = 0;
+        parity ^= 1;
+        if (stamps != nullptr && issued == a.slots) stamps[20] = clock64();
+      }
+    }
+    return;
+  }
+
+  float4 weights[2][kFours];  // of the two norms
+#pragma unroll
+  for (int i = 0; i < 2 * kFours; ++i) {
+    const float* const norm = i < kFours ? p.up_norm : p.next_norm;
+    weights[i / kFours][i % kFours] =
+        norm == nullptr
+            ? make_float4(1, 1, 1, 1)
+            : LoadFour(norm,
+                       4 * (static_cast<int>(threadIdx.x) +
+                            i % kFours * kThreads),
+                       static_cast<int>(p.width));
+  }
+  if (stamps != nullptr && threadIdx.x == 0) stamps[21] = GlobalTime();
+  WaitForPrevious();
+  if (stamps != nullptr && threadIdx.x == 0) stamps[22] = GlobalTime();
+  stamp(1);
+  const int out = role * kTile + threadIdx.x % kTile;
+  const bool writes = threadIdx.x < kTile;
+  float before = 0.0f;
+  if (writes && role < a.tiles[kOut] && out < p.width) before = p.residual[out];
+
+  // ldmatrix: rows 0-7 and 8-15 of a chunk, then of the next.
+  const int w_row = lane % 16;
+  const int w_chunk = lane / 16;
+  const uint32_t x_lane = SharedAddress(rows_of_x) + lane / 8 * 16;
+  int base = 0;
+#pragma unroll 1
+  for (int phase = 0; phase < kPhases; ++phase) {
+    const Share share = ShareOf(a, phase, role);
+    if (share.lanes == 0) continue;
+    // ---- the row ----
+    if (phase == kOut) {
+      const int inputs = static_cast<int>(p.out_inputs);
+      constexpr int kTogether = 3;
+#pragma unroll 1
+      for (int first = 8 * threadIdx.x; first < inputs;
+           first += 8 * kTogether * kThreads) {
+        uint4 v[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+          v[i] = LoadEight(static_cast<const T*>(p.x), first + 8 * i * kThreads,
+                           static_cast<int>(p.x_cols));
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int c = first + 8 * i * kThreads;
+          if (c < inputs) *reinterpret_cast<uint4*>(rows_of_x + 2 * c) = v[i];
+        }
+      }
+    } else if (phase == kDown) {
+      HiddenRow(a.hidden_words, static_cast<int>(p.features),
+                static_cast<int>(p.down_inputs), epoch, rows_of_x, p.wait);
+    } else {
+      const bool up = phase == kUp;
+      float4 weight[kFours];
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) weight[i] = up ? weights[0][i] : weights[1][i];
+      NormedRow<T>(up ? a.out_words : a.down_words, static_cast<int>(p.width),
+                   static_cast<int>(up ? p.up_inputs : p.next_inputs),
+                   weight, up ? p.up_eps : p.next_eps,
+                   epoch, rows_of_x, partial, p.wait);
+    }
+    ConsumerBarrier();
+    stamp(2 + 4 * phase);
+
+    // ---- multiplying ----
+    const int chunks = a.chunks[phase];
+    const int begin = phase == kUp ? 0 : PartBegin(chunks, warp);
+    const int end = phase == kUp ? chunks : PartBegin(chunks, warp + 1);
+    float acc[4] = {};
+    if (warp < share.lanes) {
+      int at = base + warp;
+      int slot = at % a.slots;
+      uint32_t parity = at / a.slots & 1;
+      uint32_t x_at = x_lane + 2 * kChunk * begin;
+      const auto read = [&](Fragments& f) {
+        BoundedWait(full(slot), parity);
+        const uint32_t from =
+            SharedAddress(memory) + slot * kStageBytes + w_row * 128;
+#pragma unroll
+        for (int c = 0; c < kStageChunks; ++c) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            LoadMatrices(f.w[c][j],
+                         from + c * kChunkBytes +
+                             ((2 * j + w_chunk) ^ w_row % 8) * 16);
+          }
+          LoadMatrices(f.x[c][0], x_at + 2 * kChunk * c);
+          LoadMatrices(f.x[c][1], x_at + 2 * kChunk * c + 64);
+        }
+        __syncwarp();
+        if (lane == 0) BarrierArrive(empty(slot));
+        x_at += 2 * kChunk * kStageChunks;
+        slot += share.lanes;
+        if (slot >= a.slots) {
+          slot -= a.slots;
+          parity ^= 1;
+        }
+      };
+      const auto multiply = [&](const Fragments& f, int round) {
+#pragma unroll
+        for (int c = 0; c < kStageChunks; ++c) {
+          if (begin + round * kStageChunks + c >= end) break;
+          Half<T>::Mma(acc, f.w[c][0], f.x[c][0][0], f.x[c][0][1]);
+          Half<T>::Mma(acc, f.w[c][1], f.x[c][0][2], f.x[c][0][3]);
+          Half<T>::Mma(acc, f.w[c][2], f.x[c][1][0], f.x[c][1][1]);
+          Half<T>::Mma(acc, f.w[c][3], f.x[c][1][2], f.x[c][1][3]);
+        }
+      };
+      Fragments even, odd;
+      read(even);
+#pragma unroll 1
+      for (int round = 0; round < share.rounds; round += 2) {
+        if (round + 1 < share.rounds) read(odd);
+        multiply(even, round);
+        if (round + 2 < share.rounds) read(even);
+        if (round + 1 < share.rounds) multiply(odd, round + 1);
+      }
+    }
+    base += share.lanes * share.rounds;
+    stamp(3 + 4 * phase);
+
+    // ---- results ----
+    const int g = lane / 4;
+    if (phase == kUp) {
+      if (warp < share.lanes) {
+        const int feature = (share.tile + warp) * (kTile / 2) + g;
+        float value = DeviceActivate(p.activation, acc[0]) * acc[2];
+        if (feature >= p.features) value = 0.0f;
+        const float other = __shfl_down_sync(0xffffffffu, value, 4);
+        if (lane % 8 == 0 && feature < p.features) {
+          StoreWord(a.hidden_words + feature / 2, Half<T>::Pack(value, other),
+                    epoch);
+        }
+      }
+      // Shared memory is free for the next row.
+      ConsumerBarrier();
+    } else {
+      if (lane % 4 == 0) {
+        sums[warp * kTile + g] = acc[0];
+        sums[warp * kTile + g + 8] = acc[2];
+      }
+      ConsumerBarrier();
+      if (writes) {
+        float total = sums[threadIdx.x];
+#pragma unroll
+        for (int s = 1; s < kWarps; ++s) total += sums[s * kTile + threadIdx.x];
+        if (phase == kNext) {
+          const int o = share.tile * kTile + threadIdx.x;
+          if (o < p.next_outputs) p.y[o] = total;
+        } else if (out < p.width) {
+          before += total;
+          StoreWord((phase == kOut ? a.out_words : a.down_words) + out,
+                    __float_as_uint(before), epoch);
+          if (phase == kDown) p.residual[out] = before;
+        }
+      }
+      __syncwarp();
+    }
+    stamp(4 + 4 * phase);
+  }
+  stamp(19);
+}
+
+cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
+                   int boxes, bool promote, CUtensorMap* map) {
+  using Function = decltype(&cuTensorMapEncodeTiled);
+  static const Function encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                         12000, cudaEnableDefault,
+                                         &result) != cudaSuccess ||
+        result != cudaDriverEntryPointSuccess) {
+      entry = nullptr;
+    }
+    return reinterpret_cast<Function>(entry);
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const auto u = [](int64_t v) { return static_cast<cuuint64_t>(v); };
+  const int64_t planes = gate ? 2 : 1;
+  const cuuint64_t sizes[4] = {kChunk, u(outputs / planes), u(planes),
+                               u(inputs / kChunk)};
+  const cuuint64_t strides[3] = {u(2 * inputs), u(2 * inputs * (outputs / planes)),
+                                 2 * kChunk};
+  const cuuint32_t box[4] = {kChunk, static_cast<cuuint32_t>(kTile / planes),
+                             static_cast<cuuint32_t>(planes), kStageChunks};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  const cuuint64_t plain_sizes[4] = {u(inputs), sizes[1], sizes[2], 1};
+  const cuuint32_t plain_box[4] = {kChunk, box[1], box[2], 1};
+  if (boxes != 1)
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(w),
+                  plain_sizes, strides, plain_box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+               ? cudaSuccess
+               : cudaErrorInvalidValue;
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(w),
+                sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B,
+                promote ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                        : CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+             ? cudaSuccess
+             : cudaErrorInvalidValue;
+}
+
+constexpr int64_t kMaxShared = 227 * 1024;
+
+int64_t RoundUp(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+}  // namespace
+
+int64_t ProductChainExchangeBytes(int64_t rows, int64_t width,
+                                  int64_t features) {
+  return 128 + rows * 8 * (2 * RoundUp(width, 16) + RoundUp(features, 16));
+}
+
+cudaError_t LaunchProductChain(const ProductChainParams& p,
+                               cudaStream_t stream) {
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return error;
+  ChainArgs a = {};
+  a.p = p;
+  const void* const w[kPhases] = {p.out, p.up, p.down, p.next};
+  const int64_t outputs[kPhases] = {p.width, 2 * p.features, p.width,
+                                    p.next_outputs};
+  const int64_t inputs[kPhases] = {p.out_inputs, p.up_inputs, p.down_inputs,
+                                   p.next_inputs};
+  int64_t longest = 0;
+  for (int i = 0; i < kPhases; ++i) {
+    if (w[i] == nullptr) continue;
+    if (inputs[i] % kChunk != 0) return cudaErrorInvalidValue;
+    if (p.boxes != 2)
+      error = Encode(w[i], outputs[i], inputs[i], i == kUp, 1, p.boxes == 3,
+                     &a.maps[i]);
+    a.boxes = 1;
+    if (p.boxes == 2 || error != cudaSuccess) {
+      a.boxes = 2;
+      error = Encode(w[i], outputs[i], inputs[i], i == kUp, 2, false,
+                     &a.maps[i]);
+    }
+    if (error != cudaSuccess) return error;
+    a.chunks[i] = static_cast<int>(inputs[i] / kChunk);
+    a.tiles[i] = static_cast<int>((outputs[i] + kTile - 1) / kTile);
+    if (inputs[i] > longest) longest = inputs[i];
+  }
+  a.tiles[kUp] = static_cast<int>((p.features + kTile / 2 - 1) / (kTile / 2));
+  a.row_bytes = static_cast<int>(RoundUp(2 * longest, 128) + 128 * kStageChunks);
+  const int64_t rest = a.row_bytes + 4 * kWarps * (kTile + 1) + 16;
+  a.slots = static_cast<int>((kMaxShared - rest) / (kStageBytes + 16));
+  const int64_t bytes = rest + a.slots * (kStageBytes + 16);
+  if (p.rows != 1 || p.width <= 1024 || p.width > 2048 ||
+      a.tiles[kOut] > multiprocessors || a.tiles[kNext] > multiprocessors ||
+      a.tiles[kUp] > kWarps * multiprocessors) {
+    return cudaErrorInvalidValue;
+  }
+  a.tickets = static_cast<uint32_t*>(p.exchange);
+  a.out_words = reinterpret_cast<uint2*>(static_cast<char*>(p.exchange) + 128);
+  a.down_words = a.out_words + RoundUp(p.width, 16);
+  a.hidden_words = a.down_words + RoundUp(p.width, 16);
+  const auto kernel = p.type == WeightType::kBFloat16
+                          ? product_chain<__nv_bfloat16>
+                          : product_chain<__half>;
+  error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (error != cudaSuccess) return error;
+  return LaunchDependent(kernel, dim3(static_cast<unsigned>(multiprocessors)),
+                         kBlockThreads, static_cast<size_t>(bytes), stream, a);
+}
+
+}  // namespace recurve
