@@ -11,6 +11,7 @@
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"
 #include "kernels/matmul/product_chain_cuda.h"
+#include "kernels/norm/norm_cuda.h"
 
 using namespace recurve;
 #define OK(call)                                                         \
@@ -99,21 +100,31 @@ Model Make(const Sizes& s, int layers) {
   OK(cudaDeviceSynchronize());
   return m;
 }
-struct State { __nv_bfloat16* x; float* residual; __nv_bfloat16* hidden; float* y; void* exchange; };
-struct Config { bool fused; int busy, attn_ns, append_ns; int64_t prefetch_bytes; int window, prefetch, gap; long long* stamps; const char* name; int boxes = 1; int wait = 1; };
+struct State { __nv_bfloat16* normed; int rows; __nv_bfloat16* x; float* residual; __nv_bfloat16* hidden; float* y; void* exchange; };
+struct Config { bool fused; int busy, attn_ns, append_ns; int64_t prefetch_bytes; int window, prefetch, gap; long long* stamps; const char* name; int boxes = 1; int wait = 1; int rows = 1; };
 
 void Layers(const Model& m, const State& st, const Config& c, cudaStream_t stream) {
   const Sizes& s = m.s;
   const int y_stride = (s.next + 3) / 4 * 4;
+  const auto input = [&](DecodeMatmulParams& p, const float* norm) {
+    p.x_cols = s.width; p.x_stride = s.w_pad;
+    if (st.rows == 1) {
+      p.x = st.residual; p.x_is_float = true; p.norm = true; p.norm_weight = norm; p.norm_eps = 1e-5f;
+    } else {
+      OK(LaunchRoundedRmsNorm({ElementType::kFloat32, st.residual, s.w_pad, norm, st.normed, s.w_pad, st.rows, nullptr, s.width, 1, 1e-5f},
+                              WeightType::kBFloat16, stream));
+      p.x = st.normed;
+    }
+  };
   for (int l = 0; l < m.layers; ++l) {
     OK(LaunchDependent(Append, dim3(8), 256, 0, stream, st.y, c.append_ns));
     OK(cudaFuncSetAttribute(Attention, cudaFuncAttributeMaxDynamicSharedMemorySize, 180 * 1024));
     const char* next = reinterpret_cast<const char*>(m.up[l]);
-    OK(LaunchDependent(Attention, dim3(132), 256, 180 * 1024, stream, (const float*)st.y, s.next, st.x, s.attn_pad, 1, y_stride,
+    OK(LaunchDependent(Attention, dim3(132), 256, 180 * 1024, stream, (const float*)st.y, s.next, st.x, s.attn_pad, st.rows, y_stride,
                        c.busy, c.attn_ns, next, std::min<int64_t>(c.prefetch_bytes, int64_t{4} * s.features * s.w_pad)));
     if (c.fused) {
       ProductChainParams p = {};
-      p.type = WeightType::kBFloat16; p.rows = 1; p.width = s.width;
+      p.type = WeightType::kBFloat16; p.rows = st.rows; p.width = s.width;
       p.x = st.x; p.x_cols = s.attn; p.x_stride = s.attn_pad; p.out = m.out[l]; p.out_inputs = s.attn_pad;
       p.residual = st.residual; p.residual_stride = s.w_pad;
       p.up_norm = m.norm1[l]; p.up_eps = 1e-5f; p.up = m.up[l]; p.up_inputs = s.w_pad; p.features = s.features;
@@ -127,49 +138,53 @@ void Layers(const Model& m, const State& st, const Config& c, cudaStream_t strea
     }
     DecodeMatmulParams p = {};
     p.type = WeightType::kBFloat16; p.w = m.out[l]; p.outputs = s.width; p.inputs = s.attn_pad;
-    p.x = st.x; p.x_cols = s.attn; p.x_stride = s.attn_pad; p.y = st.residual; p.y_stride = s.w_pad; p.rows = 1; p.add = true;
+    p.x = st.x; p.x_cols = s.attn; p.x_stride = s.attn_pad; p.y = st.residual; p.y_stride = s.w_pad; p.rows = st.rows; p.add = true;
     OK(LaunchDecodeMatmul(p, stream));
     p = {};
     p.type = WeightType::kBFloat16; p.w = m.up[l]; p.outputs = 2 * s.features; p.inputs = s.w_pad;
-    p.x = st.residual; p.x_is_float = true; p.x_cols = s.width; p.x_stride = s.w_pad;
-    p.y = reinterpret_cast<float*>(st.hidden); p.y_stride = s.f_pad; p.rows = 1; p.norm = true; p.norm_weight = m.norm1[l]; p.norm_eps = 1e-5f;
+    input(p, m.norm1[l]);
+    p.y = reinterpret_cast<float*>(st.hidden); p.y_stride = s.f_pad; p.rows = st.rows;
     p.gate = true; p.activation = Activation::kSilu; p.y_is_half = true;
     OK(LaunchDecodeMatmul(p, stream));
     p = {};
     p.type = WeightType::kBFloat16; p.w = m.down[l]; p.outputs = s.width; p.inputs = s.f_pad;
-    p.x = st.hidden; p.x_cols = s.features; p.x_stride = s.f_pad; p.y = st.residual; p.y_stride = s.w_pad; p.rows = 1; p.add = true;
+    p.x = st.hidden; p.x_cols = s.features; p.x_stride = s.f_pad; p.y = st.residual; p.y_stride = s.w_pad; p.rows = st.rows; p.add = true;
     OK(LaunchDecodeMatmul(p, stream));
     p = {};
     p.type = WeightType::kBFloat16; p.w = m.next[l]; p.outputs = s.next; p.inputs = s.w_pad;
-    p.x = st.residual; p.x_is_float = true; p.x_cols = s.width; p.x_stride = s.w_pad; p.y = st.y; p.y_stride = y_stride; p.rows = 1;
-    p.norm = true; p.norm_weight = m.norm2[l]; p.norm_eps = 1e-5f;
+    input(p, m.norm2[l]); p.y = st.y; p.y_stride = y_stride; p.rows = st.rows;
     OK(LaunchDecodeMatmul(p, stream));
   }
 }
 void Reset(const Model& m, const State& st) {
-  OK(cudaMemset(st.x, 0xff, m.s.attn_pad * 2));
-  OK(cudaMemset(st.hidden, 0xff, m.s.f_pad * 2));
-  FillFloats<<<8, 256>>>(st.residual, m.s.w_pad, 77, 0.0f, 1.0f);
-  FillFloats<<<8, 256>>>(st.y, m.s.next + 4, 78, 0.0f, 1.0f);
+  OK(cudaMemset(st.x, 0xff, st.rows * m.s.attn_pad * 2));
+  OK(cudaMemset(st.hidden, 0xff, st.rows * m.s.f_pad * 2));
+  FillFloats<<<8, 256>>>(st.residual, st.rows * m.s.w_pad, 77, 0.0f, 1.0f);
+  FillFloats<<<8, 256>>>(st.y, st.rows * ((m.s.next + 3) / 4 * 4), 78, 0.0f, 1.0f);
   OK(cudaDeviceSynchronize());
 }
-State MakeState(const Model& m) {
+State MakeState(const Model& m, int rows) {
   State st;
-  st.x = Alloc<__nv_bfloat16>(m.s.attn_pad); st.residual = Alloc<float>(m.s.w_pad + 64); st.hidden = Alloc<__nv_bfloat16>(m.s.f_pad);
-  st.y = Alloc<float>(m.s.next + 64);
-  const int64_t n = ProductChainExchangeBytes(1, m.s.width, m.s.features);
+  st.rows = rows; st.normed = Alloc<__nv_bfloat16>(rows * m.s.w_pad); OK(cudaMemset(st.normed, 0, rows * m.s.w_pad * 2));
+  st.x = Alloc<__nv_bfloat16>(rows * m.s.attn_pad); st.residual = Alloc<float>(rows * m.s.w_pad + 64); st.hidden = Alloc<__nv_bfloat16>(rows * m.s.f_pad);
+  st.y = Alloc<float>(rows * (m.s.next + 4) + 64);
+  const int64_t n = ProductChainExchangeBytes(rows, m.s.width, m.s.features);
   st.exchange = Alloc<char>(n); OK(cudaMemset(st.exchange, 0, n));
   return st;
 }
 void Result(const Model& m, const State& st, std::vector<uint32_t>* r) {
-  r->resize(m.s.width + m.s.next);
-  OK(cudaMemcpy(r->data(), st.residual, m.s.width * 4, cudaMemcpyDeviceToHost));
-  OK(cudaMemcpy(r->data() + m.s.width, st.y, m.s.next * 4, cudaMemcpyDeviceToHost));
+  const int ys = (m.s.next + 3) / 4 * 4;
+  r->assign(st.rows * (m.s.width + m.s.next), 0);
+  for (int i = 0; i < st.rows; ++i) {
+    uint32_t* to = r->data() + i * (m.s.width + m.s.next);
+    OK(cudaMemcpy(to, st.residual + i * m.s.w_pad, m.s.width * 4, cudaMemcpyDeviceToHost));
+    OK(cudaMemcpy(to + m.s.width, st.y + i * ys, m.s.next * 4, cudaMemcpyDeviceToHost));
+  }
 }
 // Bits of fused against separate launches.
-bool Compare(const Sizes& s, int layers, int times) {
+bool Compare(const Sizes& s, int layers, int times, int rows) {
   Model m = Make(s, layers);
-  State st = MakeState(m);
+  State st = MakeState(m, rows);
   std::vector<uint32_t> a, b;
   Config c{false, 16, 0, 0, 0, 10, 0, 0, nullptr, ""};
   Reset(m, st); Layers(m, st, c, 0); OK(cudaDeviceSynchronize()); Result(m, st, &a);
@@ -182,7 +197,7 @@ bool Compare(const Sizes& s, int layers, int times) {
     ok = ok && differ == 0;
   }
   float v, w; std::memcpy(&v, &a[3], 4); std::memcpy(&w, &a[s.width + 3], 4);
-  std::printf("bits %d/%d/%d/%d: %lld differ (e.g. %g %g)\n", s.width, s.attn, s.features, s.next, (long long)differ, v, w);
+  std::printf("bits %d rows %d/%d/%d/%d: %lld differ (e.g. %g %g)\n", rows, s.width, s.attn, s.features, s.next, (long long)differ, v, w);
   for (auto* v : {&m.out, &m.up, &m.down, &m.next}) for (auto* p : *v) cudaFree(p);
   return ok;
 }
@@ -190,13 +205,16 @@ bool Compare(const Sizes& s, int layers, int times) {
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const Sizes xl{1600, 4992, 4992, 4266, 4288, 1600, 1420};
-  const bool ok = Compare(xl, 2, 4);
-  Compare({1100, 1150, 1152, 999, 1024, 1152, 77}, 2, 3);
-  Compare({2040, 700, 704, 5003, 5056, 2048, 2100}, 2, 3);
+  bool ok = Compare(xl, 2, 4, 1);
+  for (int rows : {1, 2, 8}) {
+    ok &= Compare({1100, 1150, 1152, 999, 1024, 1152, 77}, 2, 3, rows);
+    ok &= Compare({2040, 700, 704, 5003, 5056, 2048, 2100}, 2, 3, rows);
+  }
+  if (argc == 1) for (int rows : {2, 5, 8}) ok &= Compare(xl, 2, 2, rows);
   if (argc > 1) return ok ? 0 : 1;
   if (!ok) std::printf("NOT THE SAME BITS\n");
   Model m = Make(xl, 12);
-  State st = MakeState(m);
+  State st1 = MakeState(m, 1), st8 = MakeState(m, 8), st4 = MakeState(m, 4);
   long long* stamps = Alloc<long long>(132 * 24);
   std::vector<Config> configs;
   for (int spin : {8000, 0}) {
@@ -219,17 +237,23 @@ int main(int argc, char** argv) {
   configs.push_back({false, 132, 8000, 2000, 0, 0, 0, 0, nullptr, "old, 132 busy"});
   configs.push_back({true, 132, 8000, 2000, 0, 12, 0, 0, nullptr, "fused 48, 132 busy"});
   configs.push_back({true, 132, 8000, 2000, 0, 24, 0, 0, nullptr, "fused 96, 132 busy"});
+  for (int rows : {4, 8}) {
+    configs.push_back({false, 16, 8000, 2000, 16 << 20, 0, 0, 0, nullptr, "old", 1, 1, rows});
+    configs.push_back({true, 16, 8000, 2000, 0, 12, 0, 0, nullptr, "fused 48", 1, 1, rows});
+    configs.push_back({true, 16, 8000, 2000, 0, 12, 80, 200, nullptr, "fused 48, ask 80/200", 1, 1, rows});
+  }
+  const auto state = [&](const Config& c) -> State& { return c.rows == 1 ? st1 : c.rows == 4 ? st4 : st8; };
   cudaStream_t stream; OK(cudaStreamCreate(&stream));
   cudaEvent_t e0, e1; OK(cudaEventCreate(&e0)); OK(cudaEventCreate(&e1));
   std::vector<cudaGraphExec_t> execs;
   for (const Config& c : configs) {
     cudaGraph_t g; cudaGraphExec_t e;
     OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    Layers(m, st, c, stream);
+    Layers(m, state(c), c, stream);
     OK(cudaStreamEndCapture(stream, &g)); OK(cudaGraphInstantiate(&e, g, 0)); execs.push_back(e);
   }
   std::vector<std::vector<float>> times(configs.size());
-  Reset(m, st);
+  Reset(m, st1); Reset(m, st4); Reset(m, st8);
   for (int round = 0; round < 25; ++round)
     for (size_t i = 0; i < configs.size(); ++i) {
       OK(cudaGraphLaunch(execs[i], stream));
@@ -242,19 +266,19 @@ int main(int argc, char** argv) {
     }
   for (size_t i = 0; i < configs.size(); ++i) {
     std::sort(times[i].begin(), times[i].end());
-    std::printf("%-24s busy %3d spin %4d: %6.2f us a layer (min %.2f)\n", configs[i].name, configs[i].busy, configs[i].attn_ns,
+    std::printf("%d rows %-22s busy %3d spin %4d: %6.2f (min %.2f)\n", configs[i].rows, configs[i].name, configs[i].busy, configs[i].attn_ns,
                 times[i][times[i].size() / 2], times[i][0]);
   }
   // Stamps.
   int khz; OK(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0));
-  for (const Config& base : {configs[2], configs[11], configs[configs.size() - 2]}) {
+  for (const Config& base : {configs[2], configs[11], configs[configs.size() - 2], configs[30]}) {
     Config c = base; c.stamps = stamps;
     OK(cudaMemset(stamps, 0, 132 * 24 * 8));
-    Layers(m, st, c, stream); OK(cudaStreamSynchronize(stream));
+    Layers(m, state(c), c, stream); OK(cudaStreamSynchronize(stream));
     OK(cudaMemset(stamps, 0, 132 * 24 * 8));
     cudaGraph_t g; cudaGraphExec_t e;
     OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    Layers(m, st, c, stream);
+    Layers(m, state(c), c, stream);
     OK(cudaStreamEndCapture(stream, &g)); OK(cudaGraphInstantiate(&e, g, 0));
     OK(cudaGraphLaunch(e, stream)); OK(cudaGraphLaunch(e, stream)); OK(cudaStreamSynchronize(stream));
     std::vector<long long> h(132 * 24);

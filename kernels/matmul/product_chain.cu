@@ -20,6 +20,8 @@ constexpr int kChunk = 64;                    // inputs
 constexpr int kChunkBytes = kTile * kChunk * 2;
 constexpr int kStageChunks = 2;
 constexpr int kStageBytes = kStageChunks * kChunkBytes;
+// Of a part's last stage half may be empty: its x is read, not used.
+constexpr int kSlack = kStageChunks * kChunk * 2;
 constexpr int kPhases = 4;
 constexpr int kStamps = 24;
 constexpr long long kMaxPolls = 1 << 24;
@@ -34,10 +36,11 @@ struct ChainArgs {
   int slots;            // of the ring
   int boxes;            // 1: of both chunks; 2: of one each
   int row_bytes;        // of x in shared memory
-  uint32_t* tickets;
+  unsigned long long* tickets;
   uint2* out_words;     // [rows, width] value, epoch
   uint2* hidden_words;  // [rows, features / 2] two values, epoch
   uint2* down_words;
+  int64_t width_stride;  // words
   int64_t hidden_stride;
 };
 
@@ -166,22 +169,22 @@ __device__ __forceinline__ void StoreWord(uint2* to, uint32_t value,
                : "memory");
 }
 
-// kCount times 16 bytes, until all have the epoch.
+// kCount times 16 bytes, until the words of each that count have the epoch; v
+// does not, before.
 template <int kCount>
 __device__ __forceinline__ void PollWords(const uint2* const (&from)[kCount],
                                           const int (&words)[kCount],
                                           uint32_t epoch, uint4 (&v)[kCount],
                                           int wait) {
   for (long long polls = 0;; ++polls) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (words[i] > 0) v[i] = LoadWords(from[i]);
-    }
     bool ready = true;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      ready = ready && (words[i] < 1 || v[i].y == epoch) &&
-              (words[i] < 2 || v[i].w == epoch);
+      if ((words[i] > 0 && v[i].y != epoch) ||
+          (words[i] > 1 && v[i].w != epoch)) {
+        v[i] = LoadWords(from[i]);
+        ready = false;
+      }
     }
     if (ready || wait == 0) break;
     if (polls == kMaxPolls) __trap();
@@ -229,63 +232,81 @@ __device__ __forceinline__ void ConsumerBarrier() { NamedBarrier(1, kThreads); }
 
 constexpr int kFours = 2;  // of columns of a normed row, a thread's
 
-// The row of words, normed, to shared memory, with the sums of norm.cu.
-template <typename T>
-__device__ __forceinline__ void NormedRow(const uint2* words, int cols,
-                                          int inputs,
-                                          const float4 (&weight)[kFours],
-                                          float eps, uint32_t epoch, char* to,
-                                          float* partial, int wait) {
-  float4 v[kFours];
-  const uint2* from[2 * kFours];
-  int count[2 * kFours];
+// Rows of words, normed, to shared memory, with the sums of norm.cu.
+template <typename T, int kRows>
+__device__ __forceinline__ void NormRows(const uint2* words, int64_t stride,
+                                         int rows, int cols, int inputs,
+                                         const float4 (&weight)[kFours],
+                                         float eps, uint32_t epoch, char* to,
+                                         int row_bytes, float* partial,
+                                         int wait) {
+  constexpr int kTogether = kRows < 2 ? kRows : 2;
   const auto column = [&](int i) {
     return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
   };
+  float4 v[kRows][kFours];
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    from[2 * i] = words + column(i);
-    from[2 * i + 1] = words + column(i) + 2;
-    count[2 * i] = cols - column(i);
-    count[2 * i + 1] = cols - column(i) - 2;
+  for (int first = 0; first < kRows; first += kTogether) {
+    const uint2* from[2 * kFours * kTogether];
+    int count[2 * kFours * kTogether];
+    uint4 w[2 * kFours * kTogether];
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+#pragma unroll
+      for (int i = 0; i < 2 * kFours; ++i) {
+        const int c = column(i / 2) + i % 2 * 2;
+        from[2 * kFours * r + i] = words + (first + r) * stride + c;
+        count[2 * kFours * r + i] = first + r < rows ? cols - c : 0;
+        w[2 * kFours * r + i] = make_uint4(0, 0, 0, 0);
+      }
+    }
+    PollWords(from, count, epoch, w, wait);
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+        const int k = 2 * kFours * r + 2 * i;
+        v[first + r][i] = make_float4(
+            count[k] > 0 ? __uint_as_float(w[k].x) : 0.0f,
+            count[k] > 1 ? __uint_as_float(w[k].z) : 0.0f,
+            count[k + 1] > 0 ? __uint_as_float(w[k + 1].x) : 0.0f,
+            count[k + 1] > 1 ? __uint_as_float(w[k + 1].z) : 0.0f);
+      }
+    }
   }
-  uint4 w[2 * kFours];
 #pragma unroll
-  for (int i = 0; i < 2 * kFours; ++i) w[i] = make_uint4(0, 0, 0, 0);
-  PollWords(from, count, epoch, w, wait);
+  for (int r = 0; r < kRows; ++r) {
+    float squares = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    v[i] = make_float4(
-        count[2 * i] > 0 ? __uint_as_float(w[2 * i].x) : 0.0f,
-        count[2 * i] > 1 ? __uint_as_float(w[2 * i].z) : 0.0f,
-        count[2 * i + 1] > 0 ? __uint_as_float(w[2 * i + 1].x) : 0.0f,
-        count[2 * i + 1] > 1 ? __uint_as_float(w[2 * i + 1].z) : 0.0f);
+    for (int i = 0; i < kFours; ++i) {
+      if (column(i) < cols) squares = AddSquares(v[r][i], squares);
+    }
+    squares = LaneSum(squares);
+    if (threadIdx.x % 32 == 0) partial[r * kWarps + threadIdx.x / 32] = squares;
   }
-  float squares = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    if (column(i) < cols) squares = AddSquares(v[i], squares);
-  }
-  squares = LaneSum(squares);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
   ConsumerBarrier();
-  float sum = 0.0f;
 #pragma unroll
-  for (int w2 = 0; w2 < kWarps; ++w2) sum += partial[w2];
-  const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= rows) break;
+    float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    if (column(i) >= inputs) break;
-    *reinterpret_cast<uint2*>(to + 2 * column(i)) = make_uint2(
-        Half<T>::Pack(v[i].x * scale * weight[i].x, v[i].y * scale * weight[i].y),
-        Half<T>::Pack(v[i].z * scale * weight[i].z,
-                      v[i].w * scale * weight[i].w));
+    for (int w = 0; w < kWarps; ++w) sum += partial[r * kWarps + w];
+    const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      if (column(i) >= inputs) break;
+      *reinterpret_cast<uint2*>(to + r * row_bytes + 2 * column(i)) =
+          make_uint2(Half<T>::Pack(v[r][i].x * scale * weight[i].x,
+                                   v[r][i].y * scale * weight[i].y),
+                     Half<T>::Pack(v[r][i].z * scale * weight[i].z,
+                                   v[r][i].w * scale * weight[i].w));
+    }
   }
 }
 
 __device__ __forceinline__ void HiddenRow(const uint2* words, int features,
-                                          int inputs, uint32_t epoch,
-                                          char* to, int wait) {
+                                          int inputs, uint32_t epoch, char* to,
+                                          int wait) {
   constexpr int kTogether = 5;
   const int all = (features + 1) / 2;
 #pragma unroll 1
@@ -318,17 +339,19 @@ struct Fragments {
   uint32_t x[kStageChunks][2][4];
 };
 
-template <typename T>
+template <typename T, int kRows>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     product_chain(const __grid_constant__ ChainArgs a) {
   extern __shared__ __align__(1024) char memory[];
   const ProductChainParams& p = a.p;
   char* const rows_of_x = memory + a.slots * kStageBytes;
-  float* const sums = reinterpret_cast<float*>(rows_of_x + a.row_bytes);
-  float* const partial = sums + kWarps * kTile;  // of a norm
-  const uint32_t barriers = SharedAddress(partial + kWarps);
+  const int rows = kRows == 1 ? 1 : static_cast<int>(p.rows);
+  float* const sums =
+      reinterpret_cast<float*>(rows_of_x + rows * a.row_bytes + kSlack);
+  float* const partial = sums + kWarps * kTile * (kRows + 1);  // of norms
+  const uint32_t barriers = SharedAddress(partial + kWarps * kRows);
   volatile uint32_t* const shared_ticket =
-      reinterpret_cast<uint32_t*>(partial + kWarps) + 4 * a.slots;
+      reinterpret_cast<uint32_t*>(partial + kWarps * kRows) + 4 * a.slots;
   const auto full = [&](int slot) { return barriers + 16 * slot; };
   const auto empty = [&](int slot) { return barriers + 16 * slot + 8; };
   const int warp = threadIdx.x / 32;
@@ -341,7 +364,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   stamp(0);
 
   if (threadIdx.x == 0) {
-    *shared_ticket = atomicAdd(a.tickets, 1u);
+    const unsigned long long ticket = atomicAdd(a.tickets, 1ull);
+    shared_ticket[0] = static_cast<uint32_t>(ticket % gridDim.x);
+    shared_ticket[1] = static_cast<uint32_t>(ticket / gridDim.x) | 1u << 31;
     for (int i = 0; i < a.slots; ++i) {
       BarrierInit(full(i), 1);
       BarrierInit(empty(i), 1);
@@ -349,9 +374,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     BarrierInitFence();
   }
   __syncthreads();
-  const uint32_t ticket = *shared_ticket;
-  const uint32_t epoch = ticket / gridDim.x + 1;
-  const int role = static_cast<int>(ticket % gridDim.x);
+  const int role = static_cast<int>(shared_ticket[0]);
+  const uint32_t epoch = shared_ticket[1];
   LaunchDependents();
 
   if (warp == kWarps) {
@@ -437,15 +461,19 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   WaitForPrevious();
   if (stamps != nullptr && threadIdx.x == 0) stamps[22] = GlobalTime();
   stamp(1);
-  const int out = role * kTile + threadIdx.x % kTile;
-  const bool writes = threadIdx.x < kTile;
+  const int out = role * kTile + static_cast<int>(threadIdx.x) % kTile;
+  const int out_row = threadIdx.x / kTile;
+  const bool writes = out_row < rows;
   float before = 0.0f;
-  if (writes && role < a.tiles[kOut] && out < p.width) before = p.residual[out];
+  if (writes && role < a.tiles[kOut] && out < p.width)
+    before = p.residual[out_row * p.residual_stride + out];
 
   // ldmatrix: rows 0-7 and 8-15 of a chunk, then of the next.
   const int w_row = lane % 16;
   const int w_chunk = lane / 16;
-  const uint32_t x_lane = SharedAddress(rows_of_x) + lane / 8 * 16;
+  const uint32_t x_lane = SharedAddress(rows_of_x) +
+                          min(lane % 8, rows - 1) * a.row_bytes +
+                          lane / 8 * 16;
   int base = 0;
 #pragma unroll 1
   for (int phase = 0; phase < kPhases; ++phase) {
@@ -456,31 +484,41 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       const int inputs = static_cast<int>(p.out_inputs);
       constexpr int kTogether = 3;
 #pragma unroll 1
-      for (int first = 8 * threadIdx.x; first < inputs;
-           first += 8 * kTogether * kThreads) {
-        uint4 v[kTogether];
+      for (int row = 0; row < rows; ++row) {
+        const T* const x = static_cast<const T*>(p.x) + row * p.x_stride;
+        char* const to = rows_of_x + row * a.row_bytes;
+#pragma unroll 1
+        for (int first = 8 * threadIdx.x; first < inputs;
+             first += 8 * kTogether * kThreads) {
+          uint4 v[kTogether];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i)
-          v[i] = LoadEight(static_cast<const T*>(p.x), first + 8 * i * kThreads,
-                           static_cast<int>(p.x_cols));
+          for (int i = 0; i < kTogether; ++i)
+            v[i] = LoadEight(x, first + 8 * i * kThreads,
+                             static_cast<int>(p.x_cols));
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int c = first + 8 * i * kThreads;
-          if (c < inputs) *reinterpret_cast<uint4*>(rows_of_x + 2 * c) = v[i];
+          for (int i = 0; i < kTogether; ++i) {
+            const int c = first + 8 * i * kThreads;
+            if (c < inputs) *reinterpret_cast<uint4*>(to + 2 * c) = v[i];
+          }
         }
       }
     } else if (phase == kDown) {
-      HiddenRow(a.hidden_words, static_cast<int>(p.features),
-                static_cast<int>(p.down_inputs), epoch, rows_of_x, p.wait);
+#pragma unroll 1
+      for (int row = 0; row < rows; ++row) {
+        HiddenRow(a.hidden_words + row * a.hidden_stride,
+                  static_cast<int>(p.features), static_cast<int>(p.down_inputs),
+                  epoch, rows_of_x + row * a.row_bytes, p.wait);
+      }
     } else {
       const bool up = phase == kUp;
       float4 weight[kFours];
 #pragma unroll
       for (int i = 0; i < kFours; ++i) weight[i] = up ? weights[0][i] : weights[1][i];
-      NormedRow<T>(up ? a.out_words : a.down_words, static_cast<int>(p.width),
-                   static_cast<int>(up ? p.up_inputs : p.next_inputs),
-                   weight, up ? p.up_eps : p.next_eps,
-                   epoch, rows_of_x, partial, p.wait);
+      NormRows<T, kRows>(up ? a.out_words : a.down_words, a.width_stride, rows,
+                         static_cast<int>(p.width),
+                         static_cast<int>(up ? p.up_inputs : p.next_inputs),
+                         weight, up ? p.up_eps : p.next_eps, epoch, rows_of_x,
+                         a.row_bytes, partial, p.wait);
     }
     ConsumerBarrier();
     stamp(2 + 4 * phase);
@@ -544,37 +582,49 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 
     // ---- results ----
     const int g = lane / 4;
+    const int t = lane % 4;
     if (phase == kUp) {
       if (warp < share.lanes) {
         const int feature = (share.tile + warp) * (kTile / 2) + g;
-        float value = DeviceActivate(p.activation, acc[0]) * acc[2];
-        if (feature >= p.features) value = 0.0f;
-        const float other = __shfl_down_sync(0xffffffffu, value, 4);
-        if (lane % 8 == 0 && feature < p.features) {
-          StoreWord(a.hidden_words + feature / 2, Half<T>::Pack(value, other),
-                    epoch);
+#pragma unroll
+        for (int j = 0; j < (kRows == 1 ? 1 : 2); ++j) {
+          float value = DeviceActivate(p.activation, acc[j]) * acc[2 + j];
+          if (feature >= p.features) value = 0.0f;
+          const float other = __shfl_down_sync(0xffffffffu, value, 4);
+          const int row = 2 * t + j;
+          if (g % 2 == 0 && row < rows && feature < p.features) {
+            StoreWord(a.hidden_words + row * a.hidden_stride + feature / 2,
+                      Half<T>::Pack(value, other), epoch);
+          }
         }
       }
       // Shared memory is free for the next row.
       ConsumerBarrier();
     } else {
-      if (lane % 4 == 0) {
-        sums[warp * kTile + g] = acc[0];
-        sums[warp * kTile + g + 8] = acc[2];
+      float* const mine = sums + warp * kTile * (kRows + 1);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (2 * t + j % 2 < kRows)
+          mine[(g + j / 2 * 8) * (kRows + 1) + 2 * t + j % 2] = acc[j];
       }
       ConsumerBarrier();
       if (writes) {
-        float total = sums[threadIdx.x];
+        const int o = threadIdx.x % kTile;
+        float total = sums[o * (kRows + 1) + out_row];
 #pragma unroll
-        for (int s = 1; s < kWarps; ++s) total += sums[s * kTile + threadIdx.x];
+        for (int s = 1; s < kWarps; ++s)
+          total += sums[(s * kTile + o) * (kRows + 1) + out_row];
         if (phase == kNext) {
-          const int o = share.tile * kTile + threadIdx.x;
-          if (o < p.next_outputs) p.y[o] = total;
+          const int output = share.tile * kTile + o;
+          if (output < p.next_outputs)
+            p.y[out_row * p.y_stride + output] = total;
         } else if (out < p.width) {
           before += total;
-          StoreWord((phase == kOut ? a.out_words : a.down_words) + out,
+          StoreWord((phase == kOut ? a.out_words : a.down_words) +
+                        out_row * a.width_stride + out,
                     __float_as_uint(before), epoch);
-          if (phase == kDown) p.residual[out] = before;
+          if (phase == kDown)
+            p.residual[out_row * p.residual_stride + out] = before;
         }
       }
       __syncwarp();
@@ -675,22 +725,29 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
     if (inputs[i] > longest) longest = inputs[i];
   }
   a.tiles[kUp] = static_cast<int>((p.features + kTile / 2 - 1) / (kTile / 2));
-  a.row_bytes = static_cast<int>(RoundUp(2 * longest, 128) + 128 * kStageChunks);
-  const int64_t rest = a.row_bytes + 4 * kWarps * (kTile + 1) + 16;
+  // Eight rows at a time are read without bank conflicts.
+  a.row_bytes = static_cast<int>(RoundUp(2 * longest, 128) + 16);
+  const int64_t most_rows = p.rows == 1 ? 1 : 8;  // of the instance
+  const int64_t rest = p.rows * a.row_bytes + kSlack +
+                       4 * kWarps * (kTile * (most_rows + 1) + most_rows) + 16;
   a.slots = static_cast<int>((kMaxShared - rest) / (kStageBytes + 16));
   const int64_t bytes = rest + a.slots * (kStageBytes + 16);
-  if (p.rows != 1 || p.width <= 1024 || p.width > 2048 ||
+  if (p.rows < 1 || p.rows > 8 || a.slots < 2 * kWarps || p.width <= 1024 || p.width > 2048 ||
       a.tiles[kOut] > multiprocessors || a.tiles[kNext] > multiprocessors ||
       a.tiles[kUp] > kWarps * multiprocessors) {
     return cudaErrorInvalidValue;
   }
-  a.tickets = static_cast<uint32_t*>(p.exchange);
+  a.tickets = static_cast<unsigned long long*>(p.exchange);
   a.out_words = reinterpret_cast<uint2*>(static_cast<char*>(p.exchange) + 128);
-  a.down_words = a.out_words + RoundUp(p.width, 16);
-  a.hidden_words = a.down_words + RoundUp(p.width, 16);
-  const auto kernel = p.type == WeightType::kBFloat16
-                          ? product_chain<__nv_bfloat16>
-                          : product_chain<__half>;
+  a.width_stride = RoundUp(p.width, 16);
+  a.hidden_stride = RoundUp(p.features, 16) / 2;
+  a.down_words = a.out_words + p.rows * a.width_stride;
+  a.hidden_words = a.down_words + p.rows * a.width_stride;
+  const auto kernel =
+      p.type == WeightType::kBFloat16
+          ? (p.rows == 1 ? product_chain<__nv_bfloat16, 1>
+                         : product_chain<__nv_bfloat16, 8>)
+          : (p.rows == 1 ? product_chain<__half, 1> : product_chain<__half, 8>);
   error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
