@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;         // that multiply
-constexpr int kBlockThreads = kThreads + 32;  // and a warp that copies
+constexpr int kBlockThreads = kThreads + 64;  // and two that copy
 constexpr int kTile = 16;                     // outputs
 constexpr int kChunk = 64;                    // inputs
 constexpr int kChunkBytes = kTile * kChunk * 2;
@@ -24,7 +24,7 @@ constexpr int kStageBytes = kStageChunks * kChunkBytes;
 constexpr int kSlack = kStageChunks * kChunk * 2;
 constexpr int kPhases = 4;
 constexpr int kStamps = 24;
-constexpr long long kMaxPolls = 1 << 24;
+constexpr int kMaxPolls = 1 << 24;
 
 enum PhaseId { kOut, kUp, kDown, kNext };
 
@@ -34,7 +34,6 @@ struct ChainArgs {
   int chunks[kPhases];  // of the inputs
   int tiles[kPhases];
   int slots;            // of the ring
-  int boxes;            // 1: of both chunks; 2: of one each
   int row_bytes;        // of x in shared memory
   unsigned long long* tickets;
   uint2* out_words;     // [rows, width] value, epoch
@@ -109,48 +108,25 @@ __device__ __forceinline__ bool TestBarrier(uint32_t barrier, uint32_t phase) {
   return done != 0;
 }
 __device__ __forceinline__ void BoundedWait(uint32_t barrier, uint32_t phase) {
-  for (long long i = 0; !TestBarrier(barrier, phase); ++i) {
+  for (int i = 0; !TestBarrier(barrier, phase); ++i) {
     if (i == kMaxPolls) __trap();
   }
 }
 
-// A walk over the stages of a block, phase by phase.
-struct Cursor {
-  int phase = -1;
-  int round = 0;
-  int lane = 0;
-  Share share = {};
-
-  __device__ __forceinline__ bool Done() const { return phase == kPhases; }
-  // To the next phase that has stages.
-  __device__ __forceinline__ void Enter(const ChainArgs& a, int role) {
-    round = 0;
-    lane = 0;
-    while (++phase < kPhases) {
-      share = ShareOf(a, phase, role);
-      if (share.lanes > 0 && share.rounds > 0) break;
-    }
-  }
-  __device__ __forceinline__ void Advance(const ChainArgs& a, int role) {
-    if (++lane < share.lanes) return;
-    lane = 0;
-    if (++round < share.rounds) return;
-    Enter(a, role);
-  }
-  // Where the stage is: chunks are none if it is empty.
-  __device__ __forceinline__ bool At(const ChainArgs& a, int* row,
-                                     int* chunk) const {
-    const int chunks = a.chunks[phase];
-    if (phase == kUp) {
-      *row = (share.tile + lane) * (kTile / 2);
-      *chunk = round * kStageChunks;
-      return true;
-    }
-    *row = share.tile * kTile;
-    *chunk = PartBegin(chunks, lane) + round * kStageChunks;
-    return *chunk < PartBegin(chunks, lane + 1);
-  }
+// What a lane of a copying warp copies in a phase: the stages of one of the
+// warps that multiply.
+struct LaneCopies {
+  int row;
+  int chunk;
+  int end;  // chunks
 };
+__device__ __forceinline__ LaneCopies LaneCopiesOf(const Share& share,
+                                                   int chunks, bool up,
+                                                   int lane) {
+  if (up) return {(share.tile + lane) * (kTile / 2), 0, chunks};
+  return {share.tile * kTile, PartBegin(chunks, lane),
+          PartBegin(chunks, lane + 1)};
+}
 
 // 16 bytes of words as others write them.
 __device__ __forceinline__ uint4 LoadWords(const uint2* from) {
@@ -176,7 +152,7 @@ __device__ __forceinline__ void PollWords(const uint2* const (&from)[kCount],
                                           const int (&words)[kCount],
                                           uint32_t epoch, uint4 (&v)[kCount],
                                           int wait) {
-  for (long long polls = 0;; ++polls) {
+  for (int polls = 0;; ++polls) {
     bool ready = true;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -371,6 +347,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       BarrierInit(full(i), 1);
       BarrierInit(empty(i), 1);
     }
+    shared_ticket[2] = 0;
     BarrierInitFence();
   }
   __syncthreads();
@@ -379,67 +356,87 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   LaunchDependents();
 
   if (warp == kWarps) {
-    if (lane != 0) return;
-    Cursor at, ahead;
-    at.Enter(a, role);
-    ahead = at;
-    int slot = 0, behind = 0;
-    uint32_t parity = 0, behind_parity = 0;
-    int issued = 0, asked = 0;
-    long long last = clock64();
-    const auto idle = [&] {
-      // Runs ahead of the ring, no faster than is allowed.
-      if (asked >= issued + p.prefetch || ahead.Done()) return;
-      if (asked < issued) return;
-      const long long now = clock64();
-      if (now - last < p.prefetch_gap) return;
-      last = now;
-      int row, chunk;
-      if (ahead.At(a, &row, &chunk)) PrefetchStage(a.maps[ahead.phase], row, chunk);
-      ahead.Advance(a, role);
-      ++asked;
-    };
-    while (!at.Done()) {
-      if (issued >= p.window) {
-        BoundedWait(full(behind), behind_parity);
-        if (++behind == a.slots) {
-          behind = 0;
-          behind_parity ^= 1;
-        }
-      }
-      if (issued >= a.slots) {
-        long long polls = 0;
-        while (!TestBarrier(empty(slot), parity ^ 1)) {
-          if (p.prefetch > 0) idle();
-          if (++polls == kMaxPolls) __trap();
-        }
-      }
-      int row, chunk;
-      if (at.At(a, &row, &chunk)) {
-        BarrierExpect(full(slot), kStageBytes);
-        const uint32_t to = SharedAddress(memory) + slot * kStageBytes;
-        if (a.boxes == 1) {
-          CopyStage(to, a.maps[at.phase], 0, row, chunk, full(slot));
-        } else {
+    int base = 0, lap = 0;  // of the round's first stage
+    uint64_t history = 0;   // of the last rounds: slot and parity of the last
+    int done = 0;           // rounds
 #pragma unroll 1
-          for (int c = 0; c < kStageChunks; ++c) {
-            CopyStage(to + c * kChunkBytes, a.maps[at.phase],
-                      (chunk + c) * kChunk, row, 0, full(slot));
+    for (int phase = 0; phase < kPhases; ++phase) {
+      const Share share = ShareOf(a, phase, role);
+      if (share.lanes == 0) continue;
+      const CUtensorMap& map = a.maps[phase];
+      LaneCopies my =
+          LaneCopiesOf(share, a.chunks[phase], phase == kUp, lane);
+      const int back = phase == kUp ? 2 * p.window : p.window;
+#pragma unroll 1
+      for (int round = 0; round < share.rounds; ++round) {
+        if (done >= back) {
+          const auto last = static_cast<uint32_t>(history >> 16 * (back - 1));
+          BoundedWait(full((last & 0xffff) >> 1), last & 1);
+        }
+        if (lane < share.lanes) {
+          int slot = base + lane;
+          int my_lap = lap;
+          if (slot >= a.slots) {
+            slot -= a.slots;
+            ++my_lap;
+          }
+          if (my_lap > 0) BoundedWait(empty(slot), (my_lap - 1) & 1);
+          if (my.chunk < my.end) {
+            BarrierExpect(full(slot), kStageBytes);
+            CopyStage(SharedAddress(memory) + slot * kStageBytes, map, 0,
+                      my.row, my.chunk, full(slot));
+          } else {
+            BarrierArrive(full(slot));
           }
         }
-      } else {
-        BarrierArrive(full(slot));
+        __syncwarp();
+        my.chunk += kStageChunks;
+        ++done;
+        base += share.lanes;
+        if (base >= a.slots) {
+          base -= a.slots;
+          ++lap;
+          if (stamps != nullptr && lap == 1 && lane == 0) stamps[20] = clock64();
+        }
+        const int last = base == 0 ? a.slots - 1 : base - 1;
+        const int last_lap = base == 0 ? lap - 1 : lap;
+        history = history << 16 | static_cast<uint32_t>(last << 1 | (last_lap & 1));
       }
-      if (asked == issued && !ahead.Done()) {
-        ahead.Advance(a, role);
-        ++asked;
-      }
-      at.Advance(a, role);
-      ++issued;
-      if (++slot == a.slots) {
-        slot = 0;
-        parity ^= 1;
-        if (stamps != nullptr && issued == a.slots) stamps[20] = clock64();
+    }
+    return;
+  }
+  if (warp == kWarps + 1) {
+    // What comes behind the ring, to the second-level cache, no faster than is
+    // allowed.
+    if (p.prefetch == 0) return;
+    int all = 0;
+    for (int phase = 0; phase < kPhases; ++phase) {
+      const Share share = ShareOf(a, phase, role);
+      all += share.lanes * share.rounds;
+    }
+    if (all <= a.slots) return;
+    BoundedWait(full(a.slots - 1), 0);
+    const long long begin = clock64();
+    int at = 0;
+#pragma unroll 1
+    for (int phase = 0; phase < kPhases; ++phase) {
+      const Share share = ShareOf(a, phase, role);
+      if (share.lanes == 0) continue;
+      const CUtensorMap& map = a.maps[phase];
+      LaneCopies my =
+          LaneCopiesOf(share, a.chunks[phase], phase == kUp, lane);
+#pragma unroll 1
+      for (int round = 0; round < share.rounds; ++round) {
+        if (at >= a.slots) {
+          if (at >= a.slots + p.prefetch || shared_ticket[2] != 0) return;
+          while (clock64() - begin < int64_t{at - a.slots} * p.prefetch_gap) {
+          }
+          if (lane < share.lanes && my.chunk < my.end)
+            PrefetchStage(map, my.row, my.chunk);
+          __syncwarp();
+        }
+        at += share.lanes;
+        my.chunk += kStageChunks;
       }
     }
     return;
@@ -461,6 +458,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   WaitForPrevious();
   if (stamps != nullptr && threadIdx.x == 0) stamps[22] = GlobalTime();
   stamp(1);
+  if (threadIdx.x == 0) shared_ticket[2] = 1;
   const int out = role * kTile + static_cast<int>(threadIdx.x) % kTile;
   const int out_row = threadIdx.x / kTile;
   const bool writes = out_row < rows;
@@ -474,11 +472,25 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const uint32_t x_lane = SharedAddress(rows_of_x) +
                           min(lane % 8, rows - 1) * a.row_bytes +
                           lane / 8 * 16;
-  int base = 0;
+  int base = 0, lap = 0;
 #pragma unroll 1
   for (int phase = 0; phase < kPhases; ++phase) {
     const Share share = ShareOf(a, phase, role);
     if (share.lanes == 0) continue;
+    const int chunks = a.chunks[phase];
+    const int begin = phase == kUp ? 0 : PartBegin(chunks, warp);
+    const int end = phase == kUp ? chunks : PartBegin(chunks, warp + 1);
+    int slot = base + warp;
+    uint32_t parity = lap & 1;
+    if (slot >= a.slots) {
+      slot -= a.slots;
+      parity ^= 1;
+    }
+    base += share.lanes * share.rounds;
+    while (base >= a.slots) {
+      base -= a.slots;
+      ++lap;
+    }
     // ---- the row ----
     if (phase == kOut) {
       const int inputs = static_cast<int>(p.out_inputs);
@@ -524,14 +536,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     stamp(2 + 4 * phase);
 
     // ---- multiplying ----
-    const int chunks = a.chunks[phase];
-    const int begin = phase == kUp ? 0 : PartBegin(chunks, warp);
-    const int end = phase == kUp ? chunks : PartBegin(chunks, warp + 1);
     float acc[4] = {};
     if (warp < share.lanes) {
-      int at = base + warp;
-      int slot = at % a.slots;
-      uint32_t parity = at / a.slots & 1;
       uint32_t x_at = x_lane + 2 * kChunk * begin;
       const auto read = [&](Fragments& f) {
         BoundedWait(full(slot), parity);
@@ -577,7 +583,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         if (round + 1 < share.rounds) multiply(odd, round + 1);
       }
     }
-    base += share.lanes * share.rounds;
     stamp(3 + 4 * phase);
 
     // ---- results ----
@@ -635,7 +640,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 }
 
 cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
-                   int boxes, bool promote, CUtensorMap* map) {
+                   bool promote, CUtensorMap* map) {
   using Function = decltype(&cuTensorMapEncodeTiled);
   static const Function encode = [] {
     void* entry = nullptr;
@@ -658,16 +663,6 @@ cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
   const cuuint32_t box[4] = {kChunk, static_cast<cuuint32_t>(kTile / planes),
                              static_cast<cuuint32_t>(planes), kStageChunks};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const cuuint64_t plain_sizes[4] = {u(inputs), sizes[1], sizes[2], 1};
-  const cuuint32_t plain_box[4] = {kChunk, box[1], box[2], 1};
-  if (boxes != 1)
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(w),
-                  plain_sizes, strides, plain_box, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
-               ? cudaSuccess
-               : cudaErrorInvalidValue;
   return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(w),
                 sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 CU_TENSOR_MAP_SWIZZLE_128B,
@@ -710,15 +705,8 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
   for (int i = 0; i < kPhases; ++i) {
     if (w[i] == nullptr) continue;
     if (inputs[i] % kChunk != 0) return cudaErrorInvalidValue;
-    if (p.boxes != 2)
-      error = Encode(w[i], outputs[i], inputs[i], i == kUp, 1, p.boxes == 3,
-                     &a.maps[i]);
-    a.boxes = 1;
-    if (p.boxes == 2 || error != cudaSuccess) {
-      a.boxes = 2;
-      error = Encode(w[i], outputs[i], inputs[i], i == kUp, 2, false,
-                     &a.maps[i]);
-    }
+    error = Encode(w[i], outputs[i], inputs[i], i == kUp, p.boxes == 3,
+                   &a.maps[i]);
     if (error != cudaSuccess) return error;
     a.chunks[i] = static_cast<int>(inputs[i] / kChunk);
     a.tiles[i] = static_cast<int>((outputs[i] + kTile - 1) / kTile);
@@ -732,7 +720,8 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
                        4 * kWarps * (kTile * (most_rows + 1) + most_rows) + 16;
   a.slots = static_cast<int>((kMaxShared - rest) / (kStageBytes + 16));
   const int64_t bytes = rest + a.slots * (kStageBytes + 16);
-  if (p.rows < 1 || p.rows > 8 || a.slots < 2 * kWarps || p.width <= 1024 || p.width > 2048 ||
+  if (DecodeMatmulSplits(2 * p.features) != 1 || p.window < 1 || p.window > 2 ||
+      p.rows < 1 || p.rows > 8 || a.slots < 2 * kWarps || p.width <= 1024 || p.width > 2048 ||
       a.tiles[kOut] > multiprocessors || a.tiles[kNext] > multiprocessors ||
       a.tiles[kUp] > kWarps * multiprocessors) {
     return cudaErrorInvalidValue;
