@@ -128,7 +128,7 @@ void Layers(const Model& m, const State& st, const Config& c, cudaStream_t strea
       p.x = st.x; p.x_cols = s.attn; p.x_stride = s.attn_pad; p.out = m.out[l]; p.out_inputs = s.attn_pad;
       p.residual = st.residual; p.residual_stride = s.w_pad;
       p.up_norm = m.norm1[l]; p.up_eps = 1e-5f; p.up = m.up[l]; p.up_inputs = s.w_pad; p.features = s.features;
-      p.activation = Activation::kSilu; p.down = m.down[l]; p.down_inputs = s.f_pad;
+      p.activation = Activation::kSilu; p.down = m.down[l]; p.down_inputs = s.f_pad; p.down_cols = s.features;
       p.next_norm = m.norm2[l]; p.next_eps = 1e-5f; p.next = m.next[l]; p.next_outputs = s.next; p.next_inputs = s.w_pad;
       p.y = st.y; p.y_stride = y_stride; p.exchange = st.exchange;
       p.window = c.window; p.prefetch = c.prefetch; p.prefetch_gap = c.gap; p.boxes = c.boxes; p.wait = c.wait;
@@ -168,7 +168,7 @@ State MakeState(const Model& m, int rows) {
   st.rows = rows; st.normed = Alloc<__nv_bfloat16>(rows * m.s.w_pad); OK(cudaMemset(st.normed, 0, rows * m.s.w_pad * 2));
   st.x = Alloc<__nv_bfloat16>(rows * m.s.attn_pad); st.residual = Alloc<float>(rows * m.s.w_pad + 64); st.hidden = Alloc<__nv_bfloat16>(rows * m.s.f_pad);
   st.y = Alloc<float>(rows * (m.s.next + 4) + 64);
-  const int64_t n = ProductChainExchangeBytes(rows, m.s.width, m.s.features);
+  const int64_t n = kProductChainExchangeBytes;
   st.exchange = Alloc<char>(n); OK(cudaMemset(st.exchange, 0, n));
   return st;
 }

@@ -8,20 +8,19 @@
 #include "kernels/common/tensor_map.h"
 #include "kernels/matmul/decode_matmul_order.h"
 #include "kernels/matmul/product_chain_cuda.h"
+#include "kernels/matmul/product_chain_plan.h"
 
 namespace recurve {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = kChainWarps;
 constexpr int kThreads = 32 * kWarps;         // that multiply
-constexpr int kBlockThreads = kThreads + 64;  // and two that copy
-constexpr int kTile = 16;                     // outputs
-constexpr int kChunk = 64;                    // inputs
+constexpr int kBlockThreads = kThreads + 64;  // and two warps that copy
+constexpr int kTile = kChainTile;
+constexpr int kChunk = kChainChunk;
 constexpr int kChunkBytes = kTile * kChunk * 2;
-constexpr int kStageChunks = 2;
-constexpr int kStageBytes = kStageChunks * kChunkBytes;
-// Of a part's last stage half may be empty: its x is read, not used.
-constexpr int kSlack = kStageChunks * kChunk * 2;
+constexpr int kStageChunks = kChainStageChunks;
+constexpr int kStageBytes = kChainStageBytes;
 constexpr int kPhases = 4;
 constexpr int kStamps = 24;
 constexpr int kMaxPolls = 1 << 24;
@@ -323,7 +322,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   char* const rows_of_x = memory + a.slots * kStageBytes;
   const int rows = kRows == 1 ? 1 : static_cast<int>(p.rows);
   float* const sums =
-      reinterpret_cast<float*>(rows_of_x + rows * a.row_bytes + kSlack);
+      reinterpret_cast<float*>(rows_of_x + rows * a.row_bytes + kChainSlack);
   float* const partial = sums + kWarps * kTile * (kRows + 1);  // of norms
   const uint32_t barriers = SharedAddress(partial + kWarps * kRows);
   volatile uint32_t* const shared_ticket =
@@ -518,7 +517,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 #pragma unroll 1
       for (int row = 0; row < rows; ++row) {
         HiddenRow(a.hidden_words + row * a.hidden_stride,
-                  static_cast<int>(p.features), static_cast<int>(p.down_inputs),
+                  static_cast<int>(p.down_cols), static_cast<int>(p.down_inputs),
                   epoch, rows_of_x + row * a.row_bytes, p.wait);
       }
     } else {
@@ -673,59 +672,75 @@ cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
              : cudaErrorInvalidValue;
 }
 
-constexpr int64_t kMaxShared = 227 * 1024;
+constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
 
 int64_t RoundUp(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
+bool Aligned(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+// Of the current device; none unless it is a Hopper.
+cudaError_t Multiprocessors(int* count) {
+  int device = 0;
+  int major = 0;
+  *count = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                                   device);
+  }
+  if (error != cudaSuccess || major != 9) return error;
+  return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
+}
+
+ProductChainPlan PlanOf(const ProductChainParams& p, int multiprocessors) {
+  if (p.type == WeightType::kFloat32 ||
+      p.activation == Activation::kSoftmax || p.x_cols < 0 ||
+      p.x_cols > p.out_inputs || p.x_stride % 8 != 0 || !Aligned(p.x) ||
+      !Aligned(p.up_norm) || !Aligned(p.next_norm) ||
+      p.down_cols > p.features || p.down_cols > p.down_inputs) {
+    return {};
+  }
+  return PlanProductChain(
+      {p.rows, p.width, p.out_inputs, p.features, p.up_inputs, p.down_inputs,
+       p.next == nullptr ? 0 : p.next_outputs, p.next_inputs},
+      multiprocessors, kMaxShared);
+}
+
 }  // namespace
 
-int64_t ProductChainExchangeBytes(int64_t rows, int64_t width,
-                                  int64_t features) {
-  return 128 + rows * 8 * (2 * RoundUp(width, 16) + RoundUp(features, 16));
+bool ProductChainTakes(const ProductChainParams& p) {
+  int multiprocessors = 0;
+  return Multiprocessors(&multiprocessors) == cudaSuccess &&
+         PlanOf(p, multiprocessors).slots > 0;
 }
 
 cudaError_t LaunchProductChain(const ProductChainParams& p,
                                cudaStream_t stream) {
-  int device = 0;
   int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessors,
-                                   cudaDevAttrMultiProcessorCount, device);
-  }
+  cudaError_t error = Multiprocessors(&multiprocessors);
   if (error != cudaSuccess) return error;
+  const ProductChainPlan plan = PlanOf(p, multiprocessors);
+  if (plan.slots == 0) return cudaErrorInvalidValue;
   ChainArgs a = {};
   a.p = p;
+  a.slots = plan.slots;
+  a.row_bytes = plan.row_bytes;
   const void* const w[kPhases] = {p.out, p.up, p.down, p.next};
   const int64_t outputs[kPhases] = {p.width, 2 * p.features, p.width,
                                     p.next_outputs};
   const int64_t inputs[kPhases] = {p.out_inputs, p.up_inputs, p.down_inputs,
                                    p.next_inputs};
-  int64_t longest = 0;
   for (int i = 0; i < kPhases; ++i) {
     if (w[i] == nullptr) continue;
-    if (inputs[i] % kChunk != 0) return cudaErrorInvalidValue;
     error = Encode(w[i], outputs[i], inputs[i], i == kUp, p.boxes == 3,
                    &a.maps[i]);
     if (error != cudaSuccess) return error;
     a.chunks[i] = static_cast<int>(inputs[i] / kChunk);
     a.tiles[i] = static_cast<int>((outputs[i] + kTile - 1) / kTile);
-    if (inputs[i] > longest) longest = inputs[i];
   }
   a.tiles[kUp] = static_cast<int>((p.features + kTile / 2 - 1) / (kTile / 2));
-  // Eight rows at a time are read without bank conflicts.
-  a.row_bytes = static_cast<int>(RoundUp(2 * longest, 128) + 16);
-  const int64_t most_rows = p.rows == 1 ? 1 : 8;  // of the instance
-  const int64_t rest = p.rows * a.row_bytes + kSlack +
-                       4 * kWarps * (kTile * (most_rows + 1) + most_rows) + 16;
-  a.slots = static_cast<int>((kMaxShared - rest) / (kStageBytes + 16));
-  const int64_t bytes = rest + a.slots * (kStageBytes + 16);
-  if (DecodeMatmulSplits(2 * p.features) != 1 || p.window < 1 || p.window > 2 ||
-      p.rows < 1 || p.rows > 8 || a.slots < 2 * kWarps || p.width <= 1024 || p.width > 2048 ||
-      a.tiles[kOut] > multiprocessors || a.tiles[kNext] > multiprocessors ||
-      a.tiles[kUp] > kWarps * multiprocessors) {
-    return cudaErrorInvalidValue;
-  }
   a.tickets = static_cast<unsigned long long*>(p.exchange);
   a.out_words = reinterpret_cast<uint2*>(static_cast<char*>(p.exchange) + 128);
   a.width_stride = RoundUp(p.width, 16);
@@ -737,8 +752,9 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
           ? (p.rows == 1 ? product_chain<__nv_bfloat16, 1>
                          : product_chain<__nv_bfloat16, 8>)
           : (p.rows == 1 ? product_chain<__half, 1> : product_chain<__half, 8>);
+  const auto bytes = static_cast<int>(plan.bytes);
   error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   return LaunchDependent(kernel, dim3(static_cast<unsigned>(multiprocessors)),
                          kBlockThreads, static_cast<size_t>(bytes), stream, a);

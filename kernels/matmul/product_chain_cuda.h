@@ -7,6 +7,7 @@
 
 #include "kernels/common/activation.h"
 #include "kernels/common/weight_type.h"
+#include "kernels/matmul/product_chain_plan.h"
 
 namespace recurve {
 
@@ -30,6 +31,7 @@ struct ProductChainParams {
   int64_t features;
   Activation activation;
   const void* down;  // [width, down_inputs]
+  int64_t down_cols;
   int64_t down_inputs;
 
   const float* next_norm;
@@ -43,17 +45,19 @@ struct ProductChainParams {
   void* exchange;
 
   // Trial.
-  int window;
-  int prefetch;
-  int prefetch_gap;
-  int boxes;  // 1, 2; 3: 1 with promotion
-  int wait;   // 0: for timing alone
-  long long* stamps;
+  int window = 2;
+  int prefetch = 0;
+  int prefetch_gap = 0;
+  int boxes = 1;
+  int wait = 1;
+  long long* stamps = nullptr;
 };
 
-int64_t ProductChainExchangeBytes(int64_t rows, int64_t width,
-                                  int64_t features);
+// Of exchange, zeros before its first launch. (8 rows of 2048 and 2048 words,
+// and of 8448 / 2 of two features.)
+inline constexpr int64_t kProductChainExchangeBytes = int64_t{1} << 20;
 
+bool ProductChainTakes(const ProductChainParams& params);
 cudaError_t LaunchProductChain(const ProductChainParams& params,
                                cudaStream_t stream);
 
