@@ -40,22 +40,22 @@ __device__ void WriteZeros(const Args& args, int64_t first_token, int count,
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Grid: (tiles of 64 columns · blocks that take turns, heads, rows). One group
-// of four warps brings in tiles, one keeps the state, one makes outputs.
+// Grid: blocks of units of work (LinearChunksPlan). One group of four warps
+// brings in tiles, one keeps the state, one makes outputs.
 template <int kKeyTiles>
 __global__ void __launch_bounds__(kLinearChunksThreads, 1)
     linear_chunks_kernel(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
   const LinearPrefillParams& p = args.p;
-  const int b = blockIdx.z;
-  const int head = blockIdx.y;
+  const Part part(args);
+  const int b = part.row;
+  const int head = part.head;
   if (p.rows != nullptr && b >= *p.rows) return;
   const int64_t first_token = p.query_start[b];
   const int count = p.query_start[b + 1] - p.query_start[b];
   const int slot = p.slots[b];
   if (count <= 0) return;
-  const Part part(args);
   if (slot <= 0) {
     if (part.turn != 0) return;
     if (p.out_type == ElementType::kFloat32) {
@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
                  : "memory");
   }
   __syncthreads();
-  linear_cluster::ClusterBarrier();  // everybody's barriers are ready
+  // Everybody's barriers are ready.
+  if (part.turns > 1) linear_cluster::ClusterBarrier();
 
   // Registers go to the groups that have accumulators.
   const int group = threadIdx.x / kGroup;
@@ -171,14 +172,18 @@ cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
   if (error != cudaSuccess) return error;
   args.head_dim = static_cast<int>(p.head_dim);
   args.value_dim = static_cast<int>(p.value_dim);
+  args.heads = static_cast<int>(p.num_heads);
+  args.value_tiles = plan.value_tiles;
   args.turns = plan.turns;
+  args.lone = static_cast<int>(plan.lone);
   args.stages = plan.stages;
   args.query_stages = plan.query_stages;
   args.state_buffers = plan.state_buffers;
   cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(plan.value_tiles * plan.turns, static_cast<unsigned>(p.num_heads),
-           static_cast<unsigned>(p.max_rows));
+  const int64_t units = p.max_rows * p.num_heads * plan.value_tiles;
+  const int64_t blocks = plan.lone + (units - plan.lone) * plan.turns;
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kLinearChunksThreads);
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;

@@ -30,7 +30,10 @@ struct Args {
   CUtensorMap q, k, v;
   int head_dim;
   int value_dim;
+  int heads;
+  int value_tiles;
   int turns;  // see LinearChunksPlan
+  int lone;
   int stages;
   int query_stages;
   int state_buffers;
@@ -104,17 +107,34 @@ struct Layout {
   uint32_t barriers;
 };
 
-// What a block has: 64 columns, and the outputs of every `turns`th chunk.
+__device__ __forceinline__ int Uniform(int x) {
+  return __shfl_sync(0xffffffffu, x, 0);
+}
+
+// What a block has: 64 columns of a head of a row, and the outputs of every
+// `turns`th chunk.
 struct Part {
-  __device__ __forceinline__ explicit Part(const Args& args)
-      : tile(blockIdx.x / args.turns),
-        turn(blockIdx.x % args.turns),
-        turns(args.turns) {}
+  __device__ __forceinline__ explicit Part(const Args& args) {
+    const int block = static_cast<int>(blockIdx.x);
+    turns = block < args.lone ? 1 : args.turns;
+    turn = block & (turns - 1);
+    const int unit = block < args.lone
+                         ? block
+                         : args.lone + (block - args.lone) / args.turns;
+    // Divisions, after which the compiler would not know that these are the
+    // same in all threads.
+    const int rest = Uniform(unit / args.value_tiles);
+    tile = unit - rest * args.value_tiles;
+    row = Uniform(rest / args.heads);
+    head = rest - row * args.heads;
+  }
   __device__ __forceinline__ bool Mine(int chunk) const {
     return (chunk & (turns - 1)) == turn;
   }
 
   int tile;
+  int head;
+  int row;
   int turn;  // and rank in the cluster
   int turns;
 };
