@@ -40,15 +40,16 @@ __device__ void WriteZeros(const Args& args, int64_t first_token, int count,
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Grid: blocks of units of work (LinearChunksPlan). One group of four warps
+// Grid: (tiles of 64 columns · blocks that take turns, heads, rows); mixed, all
+// blocks of all units of work (LinearChunksPlan::lone). One group of four warps
 // brings in tiles, one keeps the state, one makes outputs.
-template <int kKeyTiles>
+template <int kKeyTiles, bool kMixed>
 __global__ void __launch_bounds__(kLinearChunksThreads, 1)
     linear_chunks_kernel(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
   const LinearPrefillParams& p = args.p;
-  const Part part(args);
+  const Part part = linear_chunks::PartOf<kMixed>(args);
   const int b = part.row;
   const int head = part.head;
   if (p.rows != nullptr && b >= *p.rows) return;
@@ -144,7 +145,9 @@ cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
 template <int kKeyTiles>
 cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
                    cudaStream_t stream) {
-  const auto kernel = linear_chunks_kernel<kKeyTiles>;
+  const bool mixed = plan.lone > 0;
+  const auto kernel = mixed ? linear_chunks_kernel<kKeyTiles, true>
+                            : linear_chunks_kernel<kKeyTiles, false>;
   // What the driver makes of PTX for other devices has nothing in it.
   cudaFuncAttributes attributes;
   cudaError_t error =
@@ -180,10 +183,14 @@ cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
   args.query_stages = plan.query_stages;
   args.state_buffers = plan.state_buffers;
   cudaLaunchConfig_t config = {};
-  const int64_t units = p.max_rows * p.num_heads * plan.value_tiles;
-  const int64_t blocks = plan.lone + (units - plan.lone) * plan.turns;
-  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.gridDim =
+      dim3(plan.value_tiles * plan.turns, static_cast<unsigned>(p.num_heads),
+           static_cast<unsigned>(p.max_rows));
+  if (mixed) {  // some waves of blocks: no more than an int
+    const int64_t units = p.max_rows * p.num_heads * plan.value_tiles;
+    config.gridDim = dim3(
+        static_cast<unsigned>(plan.lone + (units - plan.lone) * plan.turns));
+  }
   config.blockDim = dim3(kLinearChunksThreads);
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;

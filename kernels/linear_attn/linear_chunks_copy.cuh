@@ -81,8 +81,9 @@ struct Copier {
     // A box has a block's part of the tokens; one that is alone brings in all.
     const int count = kChunk / args.turns;
     const uint32_t all = (1u << part.turns) - 1;
-    for (int first = part.turn * count; first < kChunk;
-         first += part.turns * count) {
+#pragma unroll 1
+    for (int box = 0; box < part.boxes; ++box) {
+      const int first = (part.turn + box) * count;
       const uint32_t to = first * 128;
 #pragma unroll
       for (int t = 0; t < kKeyTiles; ++t) {

@@ -114,20 +114,6 @@ __device__ __forceinline__ int Uniform(int x) {
 // What a block has: 64 columns of a head of a row, and the outputs of every
 // `turns`th chunk.
 struct Part {
-  __device__ __forceinline__ explicit Part(const Args& args) {
-    const int block = static_cast<int>(blockIdx.x);
-    turns = block < args.lone ? 1 : args.turns;
-    turn = block & (turns - 1);
-    const int unit = block < args.lone
-                         ? block
-                         : args.lone + (block - args.lone) / args.turns;
-    // Divisions, after which the compiler would not know that these are the
-    // same in all threads.
-    const int rest = Uniform(unit / args.value_tiles);
-    tile = unit - rest * args.value_tiles;
-    row = Uniform(rest / args.heads);
-    head = rest - row * args.heads;
-  }
   __device__ __forceinline__ bool Mine(int chunk) const {
     return (chunk & (turns - 1)) == turn;
   }
@@ -137,7 +123,35 @@ struct Part {
   int row;
   int turn;  // and rank in the cluster
   int turns;
+  int boxes;  // of k, and of v, that the block brings in for a chunk
 };
+
+// Where all units have as many blocks, these come from the grid's three
+// dimensions: known to be the same in all threads, they take 5% off a chunk.
+template <bool kMixed>
+__device__ __forceinline__ Part PartOf(const Args& args) {
+  Part part;
+  if (!kMixed) {
+    part.tile = blockIdx.x / args.turns;
+    part.turn = blockIdx.x % args.turns;
+    part.turns = args.turns;
+    part.head = blockIdx.y;
+    part.row = blockIdx.z;
+    part.boxes = 1;
+    return part;
+  }
+  const int block = static_cast<int>(blockIdx.x);
+  const int shared = block - args.lone;
+  part.turns = shared < 0 ? 1 : args.turns;
+  part.turn = block & (part.turns - 1);
+  part.boxes = args.turns / part.turns;
+  const int unit = shared < 0 ? block : args.lone + shared / args.turns;
+  const int rest = Uniform(unit / args.value_tiles);
+  part.tile = unit - rest * args.value_tiles;
+  part.row = Uniform(rest / args.heads);
+  part.head = rest - part.row * args.heads;
+  return part;
+}
 
 // One lane for each block of the cluster arrives there.
 __device__ __forceinline__ void ArriveEverywhere(uint32_t barrier, int blocks) {
