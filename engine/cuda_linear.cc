@@ -5,6 +5,7 @@
 
 #include "base/status_macros.h"
 #include "engine/cuda_activations.h"
+#include "kernels/linear_attn/linear_chunks_plan.h"
 #include "kernels/linear_attn/linear_factors_cuda.h"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
@@ -82,15 +83,21 @@ bool CudaLinear::PrefillsByChunks(const Layer& layer) const {
   const LrpeType position =
       MakesFactors(layer) ? LrpeType::kNone : config.position.type;
   const int64_t dim = MakesFactors(layer) ? layer.key_dim() : config.head_dim;
+  // Room for the copies of the kernel that LaunchLinearPrefill takes.
+  const bool room =
+      MakesFactors(layer) && dim <= kLinearChunksMaxDim
+          ? PlanLinearChunks(dim, config.value_dim, config.num_heads, 1,
+                             device_.multiprocessors, device_.shared_memory)
+                    .stages >= kLinearChunksMinStages
+          : PlanLinearPrefill(position, dim, config.value_dim, config.num_heads,
+                              1, device_.multiprocessors, device_.shared_memory)
+                    .stages >= kLinearPrefillMinStages;
   return chunk_multiple_ > 1 && ValidLinearDim(config.head_dim) &&
          ValidLinearDim(config.value_dim) && config.num_heads <= 65535 / 4 &&
          layer.v.stride == layer.q.stride && Aligned(layer.q) &&
          Aligned(layer.k) && Aligned(layer.v) && Aligned(layer.out) &&
          Aligned(layer.scratch) &&
-         (MakesFactors(layer) || ExactAngles(config.position)) &&
-         PlanLinearPrefill(position, dim, config.value_dim, config.num_heads, 1,
-                           device_.multiprocessors, device_.shared_memory)
-                 .stages >= kLinearPrefillMinStages;
+         (MakesFactors(layer) || ExactAngles(config.position)) && room;
 }
 
 absl::Status CudaLinear::Scan(const Layer& layer, const Rows& rows,

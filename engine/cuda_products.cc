@@ -1,7 +1,6 @@
 #include "engine/cuda_products.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -27,6 +26,10 @@ absl::StatusOr<std::unique_ptr<CudaProducts>> CudaProducts::Create(
   RECURVE_ASSIGN_OR_RETURN(auto cublas, CublasMatmul::Create());
   return std::unique_ptr<CudaProducts>(
       new CudaProducts(std::move(cublas), stream));
+}
+
+CudaProducts::~CudaProducts() {
+  if (exchange_.bytes() > 0) chain_user_.clear();
 }
 
 // ----------------------------------------------------------------------------
@@ -106,10 +109,13 @@ absl::Status CudaProducts::Allocate(int64_t row_capacity) {
       CudaMemory::Allocate(
           CudaMemory::Kind::kDevice, row_capacity * max_inputs() * 2,
           "rounded activations; lower --max-num-batched-tokens"));
-  if (!type_) return absl::OkStatus();
+  if (!type_ || !DecodeMatmulFuses()) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(
-      exchange_, CudaMemory::Allocate(CudaMemory::Kind::kDevice,
-                                      kProductChainExchangeBytes, "products"));
+      CudaMemory exchange,
+      CudaMemory::Allocate(CudaMemory::Kind::kDevice,
+                           kProductChainExchangeBytes, "products"));
+  if (chain_user_.test_and_set()) return absl::OkStatus();
+  exchange_ = std::move(exchange);
   return CudaStatus(
       cudaMemsetAsync(exchange_.data(), 0, exchange_.bytes(), stream_),
       "products");
@@ -196,10 +202,10 @@ absl::Status CudaProducts::Flush() {
   if (!chain_) return absl::OkStatus();
   const Chain chain = *std::move(chain_);
   chain_.reset();
-  RECURVE_RETURN_IF_ERROR(
-      chain.mixer ? LaunchChain(chain, MatrixId{}, Activations{})
-                  : ProjectNow(chain.x, chain.out, chain.residual,
-                               /*add=*/true));
+  RECURVE_RETURN_IF_ERROR(chain.mixer
+                              ? LaunchChain(chain, MatrixId{}, Activations{})
+                              : ProjectNow(chain.x, chain.out, chain.residual,
+                                           /*add=*/true));
   if (!chain.next_norm) return absl::OkStatus();
   return NormNow(chain.residual, chain.next_norm->norm, chain.next_norm->out);
 }
@@ -212,15 +218,12 @@ ProductChainParams CudaProducts::ChainParams(const Chain& chain,
   const Matrix& down = matrices_[args.w3.value];
   ProductChainParams p = {};
   p.type = out.type;
-  p.rows = rows_;
   p.width = out.outputs;
   p.x = chain.x.data;
   p.x_cols = chain.x.cols;
-  p.x_stride = 2 * chain.x.stride;
   p.out = out.memory.data();
   p.out_inputs = out.padded;
   p.residual = Floats(chain.residual);
-  p.residual_stride = chain.residual.stride;
   p.up_norm = chain.mixer->norm.weight;
   p.up_eps = chain.mixer->norm.eps;
   p.up = up.memory.data();
@@ -243,7 +246,7 @@ ProductChainParams CudaProducts::ChainParams(const Chain& chain,
 
 // By kinds and sizes alone: whichever way, a row has the same bits.
 bool CudaProducts::Chains(const Chain& chain, MatrixId next) const {
-  return getenv("NO_CHAIN") == nullptr && chain.residual.cols == matrices_[chain.out.value].outputs &&
+  return chain.residual.cols == matrices_[chain.out.value].outputs &&
          ProductChainTakes(ChainParams(chain, next));
 }
 
@@ -255,7 +258,6 @@ absl::Status CudaProducts::LaunchChain(const Chain& chain, MatrixId next,
   if (next.value >= 0) {
     Note(next);
     p.y = Floats(y);
-    p.y_stride = y.stride;
   }
   return CudaStatus(LaunchProductChain(p, stream_), "products of a layer");
 }
@@ -429,7 +431,7 @@ absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
     return absl::OkStatus();
   }
   RECURVE_RETURN_IF_ERROR(Flush());
-  if (add && decode_ && rows_ <= kProductChainRows && type_ && IsRounded(in)) {
+  if (add && decode_ && rows_ == 1 && exchange_.bytes() > 0 && IsRounded(in)) {
     chain_ = Chain{id, in, out, std::nullopt, std::nullopt};
     return absl::OkStatus();
   }
@@ -440,11 +442,6 @@ absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
                                       Activations out, bool add) {
   Note(id);
   const Matrix& matrix = matrices_[id.value];
-  if (const auto fused = fused_norms_.find(in.data);
-      in.for_products && fused != fused_norms_.end() && rows_ > 1) {
-    const FusedNorm norm = fused->second;
-    RECURVE_RETURN_IF_ERROR(NormNow(norm.in, norm.norm, in));
-  }
   if (const auto fused = fused_norms_.find(in.data);
       in.for_products && fused != fused_norms_.end()) {
     DecodeMatmulParams params =

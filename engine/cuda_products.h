@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -39,7 +40,7 @@ namespace recurve {
 // SetRounded); a norm that the next product takes on its way is not launched at
 // all. Both are kept by address from BeginStep on.
 //
-// Of a step of few rows, a product that adds to the residual is put off until
+// Of a step of one row, a product that adds to the residual is put off until
 // what follows is known: with the channel mixer behind it, and the projection
 // of the next layer, it is one launch (LaunchProductChain). Who reads or writes
 // activations otherwise calls Flush() before.
@@ -58,6 +59,7 @@ class CudaProducts {
 
   static absl::StatusOr<std::unique_ptr<CudaProducts>> Create(
       cudaStream_t stream);
+  ~CudaProducts();
 
   // --- Building a model ---
 
@@ -228,7 +230,10 @@ class CudaProducts {
   // The 16-bit type of all matrices, if it is one.
   std::optional<WeightType> type_;
   CudaMemory rounded_rows_;  // rows rounded to the type of the weights
-  CudaMemory exchange_;      // of LaunchProductChain
+  // Of LaunchProductChain, if this is its one user in the process. Others
+  // launch the products one by one.
+  CudaMemory exchange_;
+  inline static std::atomic_flag chain_user_;
 
   // Of the step in progress.
   bool decode_ = false;

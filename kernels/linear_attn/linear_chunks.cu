@@ -40,22 +40,23 @@ __device__ void WriteZeros(const Args& args, int64_t first_token, int count,
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Grid: (tiles of 64 columns · blocks that take turns, heads, rows). One group
-// of four warps brings in tiles, one keeps the state, one makes outputs.
-template <int kKeyTiles>
+// Grid: (tiles of 64 columns · blocks that take turns, heads, rows); mixed, all
+// blocks of all units of work (LinearChunksPlan::lone). One group of four warps
+// brings in tiles, one keeps the state, one makes outputs.
+template <int kKeyTiles, bool kMixed>
 __global__ void __launch_bounds__(kLinearChunksThreads, 1)
     linear_chunks_kernel(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
   const LinearPrefillParams& p = args.p;
-  const int b = blockIdx.z;
-  const int head = blockIdx.y;
+  const Part part = linear_chunks::PartOf<kMixed>(args);
+  const int b = part.row;
+  const int head = part.head;
   if (p.rows != nullptr && b >= *p.rows) return;
   const int64_t first_token = p.query_start[b];
   const int count = p.query_start[b + 1] - p.query_start[b];
   const int slot = p.slots[b];
   if (count <= 0) return;
-  const Part part(args);
   if (slot <= 0) {
     if (part.turn != 0) return;
     if (p.out_type == ElementType::kFloat32) {
@@ -102,7 +103,8 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
                  : "memory");
   }
   __syncthreads();
-  linear_cluster::ClusterBarrier();  // everybody's barriers are ready
+  // Everybody's barriers are ready.
+  if (part.turns > 1) linear_cluster::ClusterBarrier();
 
   // Registers go to the groups that have accumulators.
   const int group = threadIdx.x / kGroup;
@@ -143,7 +145,9 @@ cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
 template <int kKeyTiles>
 cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
                    cudaStream_t stream) {
-  const auto kernel = linear_chunks_kernel<kKeyTiles>;
+  const bool mixed = plan.lone > 0;
+  const auto kernel = mixed ? linear_chunks_kernel<kKeyTiles, true>
+                            : linear_chunks_kernel<kKeyTiles, false>;
   // What the driver makes of PTX for other devices has nothing in it.
   cudaFuncAttributes attributes;
   cudaError_t error =
@@ -171,7 +175,10 @@ cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
   if (error != cudaSuccess) return error;
   args.head_dim = static_cast<int>(p.head_dim);
   args.value_dim = static_cast<int>(p.value_dim);
+  args.heads = static_cast<int>(p.num_heads);
+  args.value_tiles = plan.value_tiles;
   args.turns = plan.turns;
+  args.lone = static_cast<int>(plan.lone);
   args.stages = plan.stages;
   args.query_stages = plan.query_stages;
   args.state_buffers = plan.state_buffers;
@@ -179,6 +186,11 @@ cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
   config.gridDim =
       dim3(plan.value_tiles * plan.turns, static_cast<unsigned>(p.num_heads),
            static_cast<unsigned>(p.max_rows));
+  if (mixed) {  // some waves of blocks: no more than an int
+    const int64_t units = p.max_rows * p.num_heads * plan.value_tiles;
+    config.gridDim = dim3(
+        static_cast<unsigned>(plan.lone + (units - plan.lone) * plan.turns));
+  }
   config.blockDim = dim3(kLinearChunksThreads);
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;

@@ -72,23 +72,27 @@ struct Copier {
       if (mine) query.Next(args.query_stages);
     }
     __syncwarp();
-    linear_cluster::ClusterBarrier();
+    if (part.turns > 1) linear_cluster::ClusterBarrier();
   }
 
   __device__ __forceinline__ void Fetch(int token, int stage) const {
     const uint32_t full = layout.Full(stage);
     BarrierExpect(full, Layout<kKeyTiles>::kStageBytes);
-    const int count = kChunk / part.turns;
-    const int first = part.turn * count;
+    // A box has a block's part of the tokens; one that is alone brings in all.
+    const int count = kChunk / args.turns;
     const uint32_t all = (1u << part.turns) - 1;
-    const uint32_t to = first * 128;
+#pragma unroll 1
+    for (int box = 0; box < part.boxes; ++box) {
+      const int first = (part.turn + box) * count;
+      const uint32_t to = first * 128;
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t) {
-      CopyBox(layout.Keys(stage) + t * wgmma::kTileBytes + to, args.k, 64 * t,
-              head, token + first, full, all);
+      for (int t = 0; t < kKeyTiles; ++t) {
+        CopyBox(layout.Keys(stage) + t * wgmma::kTileBytes + to, args.k, 64 * t,
+                head, token + first, full, all);
+      }
+      CopyBox(layout.Values(stage) + to, args.v, 64 * part.tile, head,
+              token + first, full, all);
     }
-    CopyBox(layout.Values(stage) + to, args.v, 64 * part.tile, head,
-            token + first, full, all);
   }
   __device__ __forceinline__ void FetchQueries(int token, int stage) const {
     const uint32_t full = layout.QueryFull(stage);

@@ -182,7 +182,7 @@ struct Writer {
       }
       Make<false>(c, stage, stage, query, buffer, weights, factor);
     }
-    linear_cluster::ClusterBarrier();
+    if (part.turns > 1) linear_cluster::ClusterBarrier();
   }
 
   __device__ __forceinline__ Place Advance(Place place, int count) const {

@@ -13,6 +13,8 @@ inline constexpr int kLinearChunksThreads = 384;
 // A block holds a chunk while it begins with the next one whose turn it has.
 inline constexpr int kLinearChunksMinStages = 3;
 inline constexpr int kLinearChunksMaxStages = 6;
+// With more units than so many a cluster, what the last wave lacks is little.
+inline constexpr int kLinearChunksManyWaves = 20;
 // Powers of the decay, barriers, and what it takes to begin at a multiple of
 // 1024 bytes.
 inline constexpr int kLinearChunksFixedBytes = 3072;
@@ -20,17 +22,19 @@ inline constexpr int kLinearChunksFixedBytes = 3072;
 struct LinearChunksPlan {
   int key_tiles;      // of 64 features, 1 or 2
   int value_tiles;    // of 64 columns
-  int turns;          // blocks of a cluster, which have the same columns and
-                      // take turns with the outputs of chunks: 1 or 2
+  int turns;          // blocks of a cluster, 1 or 2
+  int64_t lone;       // units, the first of all, that have a block each. The
+                      // blocks of a cluster have another one together: they
+                      // take turns with the outputs of its chunks.
   int stages;         // chunks of k and v on their way
   int query_stages;   // and of q
   int state_buffers;  // of states that outputs are made with
   int shared_bytes;
 };
 
-// A block keeps all of D by 64 columns of a head's state. What a row's outputs
-// and states are does not depend on the plan: blocks that take turns have the
-// same state, to the bit.
+// A unit of work is one row's 64 columns of one head: a block keeps all of D by
+// these columns of the state. What a row's outputs and states are does not
+// depend on the plan: blocks that take turns have the same state, to the bit.
 constexpr LinearChunksPlan PlanLinearChunks(int64_t head_dim, int64_t value_dim,
                                             int64_t num_heads, int64_t max_rows,
                                             int multiprocessors,
@@ -39,8 +43,15 @@ constexpr LinearChunksPlan PlanLinearChunks(int64_t head_dim, int64_t value_dim,
   plan.key_tiles = static_cast<int>((head_dim + 63) / 64);
   plan.value_tiles = static_cast<int>((value_dim + 63) / 64);
   const int64_t units = max_rows * num_heads * plan.value_tiles;
-  // (Four that take turns are slower than one; measured.)
-  plan.turns = 2 * units <= multiprocessors ? 2 : 1;
+  // Clusters that have room at a time, and blocks that are left over.
+  const int64_t clusters = multiprocessors / 2;
+  const int64_t rest = units % (2 * clusters);
+  plan.turns = 1;
+  if (rest > 0 && rest <= clusters &&
+      units < kLinearChunksManyWaves * clusters) {
+    plan.turns = 2;
+    plan.lone = units - rest;
+  }
   plan.query_stages = 3;
   plan.state_buffers = 2;
   const int keys = plan.key_tiles * kLinearChunksTileBytes;

@@ -30,7 +30,10 @@ struct Args {
   CUtensorMap q, k, v;
   int head_dim;
   int value_dim;
+  int heads;
+  int value_tiles;
   int turns;  // see LinearChunksPlan
+  int lone;
   int stages;
   int query_stages;
   int state_buffers;
@@ -104,20 +107,51 @@ struct Layout {
   uint32_t barriers;
 };
 
-// What a block has: 64 columns, and the outputs of every `turns`th chunk.
+__device__ __forceinline__ int Uniform(int x) {
+  return __shfl_sync(0xffffffffu, x, 0);
+}
+
+// What a block has: 64 columns of a head of a row, and the outputs of every
+// `turns`th chunk.
 struct Part {
-  __device__ __forceinline__ explicit Part(const Args& args)
-      : tile(blockIdx.x / args.turns),
-        turn(blockIdx.x % args.turns),
-        turns(args.turns) {}
   __device__ __forceinline__ bool Mine(int chunk) const {
     return (chunk & (turns - 1)) == turn;
   }
 
   int tile;
+  int head;
+  int row;
   int turn;  // and rank in the cluster
   int turns;
+  int boxes;  // of k, and of v, that the block brings in for a chunk
 };
+
+// Where all units have as many blocks, these come from the grid's three
+// dimensions: known to be the same in all threads, they take 5% off a chunk.
+template <bool kMixed>
+__device__ __forceinline__ Part PartOf(const Args& args) {
+  Part part;
+  if (!kMixed) {
+    part.tile = blockIdx.x / args.turns;
+    part.turn = blockIdx.x % args.turns;
+    part.turns = args.turns;
+    part.head = blockIdx.y;
+    part.row = blockIdx.z;
+    part.boxes = 1;
+    return part;
+  }
+  const int block = static_cast<int>(blockIdx.x);
+  const int shared = block - args.lone;
+  part.turns = shared < 0 ? 1 : args.turns;
+  part.turn = block & (part.turns - 1);
+  part.boxes = args.turns / part.turns;
+  const int unit = shared < 0 ? block : args.lone + shared / args.turns;
+  const int rest = Uniform(unit / args.value_tiles);
+  part.tile = unit - rest * args.value_tiles;
+  part.row = Uniform(rest / args.heads);
+  part.head = rest - part.row * args.heads;
+  return part;
+}
 
 // One lane for each block of the cluster arrives there.
 __device__ __forceinline__ void ArriveEverywhere(uint32_t barrier, int blocks) {

@@ -156,7 +156,7 @@ struct Keeper {
     }
     // Blocks that take turns have the same state, and all have read the one
     // before.
-    linear_cluster::ClusterBarrier();
+    if (part.turns > 1) linear_cluster::ClusterBarrier();
     if (part.turn == 0) {
       ForState([&](int i, int64_t at) { head_state[at] = state[i]; });
     }

@@ -6,7 +6,6 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kColumns = 32;  // of the state, of a block
 
 // What softmax takes from the row it is over.
 struct SoftmaxTerms {
@@ -53,43 +52,50 @@ __device__ __forceinline__ float Encode(LrpeType type, const float* x, int i,
   return 0.0f;
 }
 
-// Grid: (runs of kColumns of E, heads, sequences). Warp w has rows w, w + 8,
-// ... of the state, kRows of them; a lane has a column.
-template <int kRows>
+// Grid: (runs of 32 kVector columns of E, heads, sequences). Warp w has rows w,
+// w + 8, ... of the state, kRows of them; a lane has kVector columns, one
+// access each row. How many they are changes no bit.
+template <int kRows, int kVector>
 __global__ void __launch_bounds__(kThreads)
     scan_kernel(const __grid_constant__ LinearAttentionParams p, int key_dim,
                 int angles) {
+  constexpr int kColumns = 32 * kVector;
   __shared__ float q_in[kLinearScanMaxKeyDim], k_in[kLinearScanMaxKeyDim];
   __shared__ float q[kLinearScanMaxKeyDim], k[kLinearScanMaxKeyDim];
-  __shared__ float partial[kWarps][kColumns];
+  __shared__ __align__(16) float partial[kWarps][kColumns];
   __shared__ SoftmaxTerms terms[3];
   const int sequence = blockIdx.z;
   const int head = blockIdx.y;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int column = blockIdx.x * kColumns + lane;
+  const int column = blockIdx.x * kColumns + lane * kVector;
   const int dim = static_cast<int>(p.head_dim);
   const int value_dim = static_cast<int>(p.value_dim);
   const bool exists = column < value_dim;
   const int64_t slot = p.slots[sequence];
   const int64_t begin = p.query_start[sequence];
   const int64_t end = p.query_start[sequence + 1];
+  // A thread's column of the outputs.
+  const int own = static_cast<int>(threadIdx.x);
+  const int out_column = blockIdx.x * kColumns + own;
+  const bool writes = own < kColumns && out_column < value_dim;
+  float* const out = p.out + int64_t{head} * value_dim + out_column;
   if (slot == 0) {
     for (int64_t row = begin; row < end; ++row) {
-      if (warp == 0 && exists) {
-        p.out[row * p.out_stride + int64_t{head} * value_dim + column] = 0.0f;
-      }
+      if (writes) out[row * p.out_stride] = 0.0f;
     }
     return;
   }
   if (begin >= end) return;
   float* state = p.states + slot * p.slot_stride +
                  int64_t{head} * key_dim * value_dim + column;
-  float s[kRows];
+  float s[kRows][kVector] = {};
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int r = warp + kWarps * i;
-    s[i] = exists && r < key_dim ? state[int64_t{r} * value_dim] : 0.0f;
+    if (exists && r < key_dim) {
+      Unpack(LoadPack<float, kVector>(state + int64_t{r} * value_dim), s[i]);
+    }
   }
   const float decay = p.decay[head];
   const bool softmax = p.q_activation == Activation::kSoftmax ||
@@ -115,8 +121,14 @@ __global__ void __launch_bounds__(kThreads)
       q_in[i] = Apply(p.q_activation, terms[0], q_row[i]);
       k_in[i] = Apply(p.k_activation, terms[1], k_row[i]);
     }
-    const float v =
-        exists ? Apply(p.v_activation, terms[2], v_row[column]) : 0.0f;
+    float v[kVector] = {};
+    if (exists) {
+      Unpack(LoadPack<float, kVector>(v_row + column), v);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        v[j] = Apply(p.v_activation, terms[2], v[j]);
+      }
+    }
     __syncthreads();
     const float* cos = p.cos + row * angles;
     const float* sin = p.sin + row * angles;
@@ -125,22 +137,24 @@ __global__ void __launch_bounds__(kThreads)
       k[i] = Encode(p.position, k_in, i, dim, cos, sin);
     }
     __syncthreads();
-    float sum = 0.0f;
+    float sum[kVector] = {};
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int r = warp + kWarps * i;
-      if (r < key_dim) {
-        if (update) s[i] = fmaf(decay, s[i], __fmul_rn(k[r], v));
-        sum = fmaf(q[r], s[i], sum);
+      if (r >= key_dim) break;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        if (update) s[i][j] = fmaf(decay, s[i][j], __fmul_rn(k[r], v[j]));
+        sum[j] = fmaf(q[r], s[i][j], sum[j]);
       }
     }
-    partial[warp][lane] = sum;
+    StorePack<float, kVector>(sum, &partial[warp][lane * kVector]);
     __syncthreads();
-    if (warp == 0 && exists) {
+    if (writes) {
       float total = 0.0f;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) total += partial[w][lane];
-      p.out[row * p.out_stride + int64_t{head} * value_dim + column] = total;
+      for (int w = 0; w < kWarps; ++w) total += partial[w][own];
+      out[row * p.out_stride] = total;
     }
     // The next token's inputs are read between two barriers from here, so that
     // partial and terms are not written before they are read.
@@ -148,8 +162,31 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int r = warp + kWarps * i;
-    if (exists && r < key_dim) state[int64_t{r} * value_dim] = s[i];
+    if (exists && r < key_dim) {
+      StorePack<float, kVector>(s[i], state + int64_t{r} * value_dim);
+    }
   }
+}
+
+// Whether runs of four columns are one access each.
+bool Aligned(const LinearAttentionParams& p) {
+  return p.value_dim % 4 == 0 && p.v_stride % 4 == 0 &&
+         p.slot_stride % 4 == 0 &&
+         (reinterpret_cast<uintptr_t>(p.v) |
+          reinterpret_cast<uintptr_t>(p.states)) %
+                 16 ==
+             0;
+}
+
+template <int kRows, int kVector>
+void Launch(const LinearAttentionParams& p, int key_dim, int angles,
+            cudaStream_t stream) {
+  const int64_t columns = 32 * kVector;
+  const dim3 grid(static_cast<unsigned>((p.value_dim + columns - 1) / columns),
+                  static_cast<unsigned>(p.num_heads),
+                  static_cast<unsigned>(p.sequences));
+  scan_kernel<kRows, kVector>
+      <<<grid, kThreads, 0, stream>>>(p, key_dim, angles);
 }
 
 }  // namespace
@@ -164,21 +201,33 @@ cudaError_t LaunchLinearScan(const LinearAttentionParams& p,
     return cudaErrorInvalidValue;
   }
   if (p.sequences == 0) return cudaSuccess;
-  const dim3 grid(
-      static_cast<unsigned>((p.value_dim + kColumns - 1) / kColumns),
-      static_cast<unsigned>(p.num_heads), static_cast<unsigned>(p.sequences));
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return error;
   const int keys = static_cast<int>(key_dim);
   const int angles = static_cast<int>(LrpeAngles(p.position, p.head_dim));
+  // Wide blocks move states faster, once there are enough of them.
+  const bool wide =
+      Aligned(p) && (p.value_dim + 127) / 128 * p.num_heads * p.sequences >=
+                        2 * multiprocessors;
   if (keys <= 2 * kWarps) {
-    scan_kernel<2><<<grid, kThreads, 0, stream>>>(p, keys, angles);
+    Launch<2, 1>(p, keys, angles, stream);
   } else if (keys <= 8 * kWarps) {
-    scan_kernel<8><<<grid, kThreads, 0, stream>>>(p, keys, angles);
+    wide ? Launch<8, 4>(p, keys, angles, stream)
+         : Launch<8, 1>(p, keys, angles, stream);
   } else if (keys <= 16 * kWarps) {
-    scan_kernel<16><<<grid, kThreads, 0, stream>>>(p, keys, angles);
+    wide ? Launch<16, 4>(p, keys, angles, stream)
+         : Launch<16, 1>(p, keys, angles, stream);
   } else if (keys <= 32 * kWarps) {
-    scan_kernel<32><<<grid, kThreads, 0, stream>>>(p, keys, angles);
+    wide ? Launch<32, 2>(p, keys, angles, stream)
+         : Launch<32, 1>(p, keys, angles, stream);
   } else {
-    scan_kernel<64><<<grid, kThreads, 0, stream>>>(p, keys, angles);
+    Launch<64, 1>(p, keys, angles, stream);
   }
   return cudaGetLastError();
 }

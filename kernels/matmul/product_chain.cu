@@ -1,9 +1,41 @@
+// The products of one row from one attention to the next, in one launch.
+//
+// A block a multiprocessor. A block's part of each matrix passes through its
+// shared memory in one ring, product after product: a warp asks for stages of
+// it, 64 KB ahead of what has come and no more, since what others wait for
+// stands behind what is asked for; so weights stream on while blocks wait for
+// each other. 8 warps multiply, as in stream_matmul.cu.
+//
+// Between products the blocks exchange a row through words of 8 bytes, a value
+// and the number of the launch, written and read whole: who waits for a value
+// has it with the word, and nothing is reset. A block's role is the order in
+// which blocks come: the last, whose multiprocessors attention held, have no
+// part of the first matrix, which the others have by then.
+//
+// Blocks wait for each other, so all of them must get a place. They do:
+//  1. No block of a kernel that is launched dependently starts before all
+//     blocks of the kernel before have started (LaunchDependents, called by
+//     every block) or ended; of a kernel that is launched otherwise, before
+//     those have ended. So by induction, while a block of ours runs, all blocks
+//     of earlier kernels of the stream have their places. They wait for nobody
+//     but each other and kernels before them, so they end, and their places
+//     become free. This holds of attention's blocks, which wait for each other
+//     too: ours never keep them out.
+//  2. Likewise no block of a later kernel of the stream starts before all of
+//     ours have.
+//  3. Kernels of other streams (schedules, copies' kernels) may hold places,
+//     but wait for no other kernel once they run, and end.
+//  4. The grid is one block for each multiprocessor, and one fits each that is
+//     empty. So when those of 1 and 3 have ended, each of ours has a place, if
+//     not before.
+// It would not hold of two such launches side by side, with half of the places
+// each. So there is one user in a process (CudaProducts), processes take turns
+// as a whole, and where they do not, under MPS, this is not used.
 #include <cuda.h>
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
-#include "kernels/common/host_device.h"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/tensor_map.h"
 #include "kernels/matmul/decode_matmul_order.h"
@@ -15,15 +47,19 @@ namespace {
 
 constexpr int kWarps = kChainWarps;
 constexpr int kThreads = 32 * kWarps;         // that multiply
-constexpr int kBlockThreads = kThreads + 64;  // and two warps that copy
+constexpr int kBlockThreads = kThreads + 32;  // and a warp that copies
 constexpr int kTile = kChainTile;
 constexpr int kChunk = kChainChunk;
 constexpr int kChunkBytes = kTile * kChunk * 2;
 constexpr int kStageChunks = kChainStageChunks;
 constexpr int kStageBytes = kChainStageBytes;
 constexpr int kPhases = 4;
-constexpr int kStamps = 24;
-constexpr int kMaxPolls = 1 << 24;
+// Of words, half a minute and more: then a partner is gone, and the launch ends
+// with an error.
+constexpr int kMaxPolls = 1 << 26;
+// Rounds of copies under way: of 8 stages, and of 4 in the second product.
+constexpr int kRoundsAhead = 2;
+constexpr int kUpRoundsAhead = 4;
 
 enum PhaseId { kOut, kUp, kDown, kNext };
 
@@ -32,21 +68,21 @@ struct ChainArgs {
   CUtensorMap maps[kPhases];
   int chunks[kPhases];  // of the inputs
   int tiles[kPhases];
-  int slots;            // of the ring
-  int row_bytes;        // of x in shared memory
-  unsigned long long* tickets;
-  uint2* out_words;     // [rows, width] value, epoch
-  uint2* hidden_words;  // [rows, features / 2] two values, epoch
-  uint2* down_words;
-  int64_t width_stride;  // words
-  int64_t hidden_stride;
+  int slots;                    // of the ring: stages
+  int row_bytes;                // of the row in shared memory
+  unsigned long long* tickets;  // that blocks have taken, in all launches
+  // A value of the residual, or two gated features, and the epoch.
+  uint2* out_words;     // [width]
+  uint2* hidden_words;  // [features / 2]
+  uint2* down_words;    // [width]
 };
 
-// What a block does of a phase: stages of its copies stand in rounds, a stage
-// of each of `lanes` warps a round.
+// What a block does of a product: its stages stand in rounds, a stage of each
+// of `lanes` warps a round. A matrix in parts: a tile of 16 outputs, a part for
+// each warp. The other: tiles of 8 features, one for each warp.
 struct Share {
-  int tile;    // the first
-  int lanes;   // warps with work; 0: none
+  int tile;   // the first
+  int lanes;  // warps with work; 0: none
   int rounds;
 };
 
@@ -75,45 +111,23 @@ __device__ __forceinline__ int PartBegin(int chunks, int part) {
   return chunks * part / kWarps;
 }
 
+// [chunk][half][row][64 inputs], swizzled by 128 bytes; halves and rows are a
+// gate's two, or are 16 rows. Leaves the second-level cache first.
 __device__ __forceinline__ void CopyStage(uint32_t to, const CUtensorMap& map,
-                                          int x, int row, int chunk,
+                                          int row, int chunk,
                                           uint32_t barrier) {
   asm volatile(
       "{ .reg .b64 policy;"
       "  createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
       "  cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier"
       "::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%3, %4, %6, %5}], [%2], policy; }" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(x), "r"(row), "r"(chunk), "r"(0)
+      " [%0], [%1, {%3, %4, %3, %5}], [%2], policy; }" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(chunk)
       : "memory");
-}
-__device__ __forceinline__ void PrefetchStage(const CUtensorMap& map, int row,
-                                              int chunk) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %1, %3}];" ::
-          "l"(&map),
-      "r"(0), "r"(row), "r"(chunk)
-      : "memory");
-}
-__device__ __forceinline__ bool TestBarrier(uint32_t barrier, uint32_t phase) {
-  uint32_t done;
-  asm volatile(
-      "{ .reg .pred p;"
-      "  mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
-      "  selp.u32 %0, 1, 0, p; }"
-      : "=r"(done)
-      : "r"(barrier), "r"(phase)
-      : "memory");
-  return done != 0;
-}
-__device__ __forceinline__ void BoundedWait(uint32_t barrier, uint32_t phase) {
-  for (int i = 0; !TestBarrier(barrier, phase); ++i) {
-    if (i == kMaxPolls) __trap();
-  }
 }
 
-// What a lane of a copying warp copies in a phase: the stages of one of the
-// warps that multiply.
+// What a lane of the copying warp copies of a product: the stages of a warp
+// that multiplies.
 struct LaneCopies {
   int row;
   int chunk;
@@ -149,8 +163,7 @@ __device__ __forceinline__ void StoreWord(uint2* to, uint32_t value,
 template <int kCount>
 __device__ __forceinline__ void PollWords(const uint2* const (&from)[kCount],
                                           const int (&words)[kCount],
-                                          uint32_t epoch, uint4 (&v)[kCount],
-                                          int wait) {
+                                          uint32_t epoch, uint4 (&v)[kCount]) {
   for (int polls = 0;; ++polls) {
     bool ready = true;
 #pragma unroll
@@ -161,7 +174,7 @@ __device__ __forceinline__ void PollWords(const uint2* const (&from)[kCount],
         ready = false;
       }
     }
-    if (ready || wait == 0) break;
+    if (ready) break;
     if (polls == kMaxPolls) __trap();
   }
 }
@@ -197,91 +210,100 @@ __device__ __forceinline__ float AddSquares(const float4& v, float squares) {
   return fmaf(v.w, v.w, squares);
 }
 
-__device__ __forceinline__ long long GlobalTime() {
-  long long t;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-  return t;
-}
-
 __device__ __forceinline__ void ConsumerBarrier() { NamedBarrier(1, kThreads); }
 
 constexpr int kFours = 2;  // of columns of a normed row, a thread's
+__device__ __forceinline__ int Column(int i) {
+  return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
+}
 
-// Rows of words, normed, to shared memory, with the sums of norm.cu.
-template <typename T, int kRows>
-__device__ __forceinline__ void NormRows(const uint2* words, int64_t stride,
-                                         int rows, int cols, int inputs,
-                                         const float4 (&weight)[kFours],
-                                         float eps, uint32_t epoch, char* to,
-                                         int row_bytes, float* partial,
-                                         int wait) {
-  constexpr int kTogether = kRows < 2 ? kRows : 2;
-  const auto column = [&](int i) {
-    return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
-  };
-  float4 v[kRows][kFours];
+// Before the wait: nobody's result.
+__device__ __forceinline__ void LoadNorm(const float* norm, int cols,
+                                         float4 (&weight)[kFours]) {
 #pragma unroll
-  for (int first = 0; first < kRows; first += kTogether) {
-    const uint2* from[2 * kFours * kTogether];
-    int count[2 * kFours * kTogether];
-    uint4 w[2 * kFours * kTogether];
-#pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-#pragma unroll
-      for (int i = 0; i < 2 * kFours; ++i) {
-        const int c = column(i / 2) + i % 2 * 2;
-        from[2 * kFours * r + i] = words + (first + r) * stride + c;
-        count[2 * kFours * r + i] = first + r < rows ? cols - c : 0;
-        w[2 * kFours * r + i] = make_uint4(0, 0, 0, 0);
-      }
-    }
-    PollWords(from, count, epoch, w, wait);
-#pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-#pragma unroll
-      for (int i = 0; i < kFours; ++i) {
-        const int k = 2 * kFours * r + 2 * i;
-        v[first + r][i] = make_float4(
-            count[k] > 0 ? __uint_as_float(w[k].x) : 0.0f,
-            count[k] > 1 ? __uint_as_float(w[k].z) : 0.0f,
-            count[k + 1] > 0 ? __uint_as_float(w[k + 1].x) : 0.0f,
-            count[k + 1] > 1 ? __uint_as_float(w[k + 1].z) : 0.0f);
-      }
-    }
+  for (int i = 0; i < kFours; ++i) {
+    weight[i] = norm == nullptr ? make_float4(1, 1, 1, 1)
+                                : LoadFour(norm, Column(i), cols);
   }
+}
+
+// A row of words, normed and rounded, to shared memory, with the sums of
+// norm.cu bit for bit: thread i of 256 takes columns 4i ... 4i + 3 of each
+// 1024, lanes meet in a butterfly, and the 8 warps in order.
+template <typename T>
+__device__ __forceinline__ void NormedRow(const uint2* words, int cols,
+                                          int inputs,
+                                          const float4 (&weight)[kFours],
+                                          float eps, uint32_t epoch, char* to,
+                                          float* partial) {
+  const uint2* from[2 * kFours];
+  int count[2 * kFours];
+  uint4 w[2 * kFours];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      if (column(i) < cols) squares = AddSquares(v[r][i], squares);
-    }
-    squares = LaneSum(squares);
-    if (threadIdx.x % 32 == 0) partial[r * kWarps + threadIdx.x / 32] = squares;
+  for (int i = 0; i < 2 * kFours; ++i) {
+    const int c = Column(i / 2) + i % 2 * 2;
+    from[i] = words + c;
+    count[i] = cols - c;
+    w[i] = make_uint4(0, 0, 0, 0);
   }
+  PollWords(from, count, epoch, w);
+  float4 v[kFours];
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const uint4& low = w[2 * i];
+    const uint4& high = w[2 * i + 1];
+    v[i] = make_float4(count[2 * i] > 0 ? __uint_as_float(low.x) : 0.0f,
+                       count[2 * i] > 1 ? __uint_as_float(low.z) : 0.0f,
+                       count[2 * i + 1] > 0 ? __uint_as_float(high.x) : 0.0f,
+                       count[2 * i + 1] > 1 ? __uint_as_float(high.z) : 0.0f);
+  }
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    if (Column(i) < cols) squares = AddSquares(v[i], squares);
+  }
+  squares = LaneSum(squares);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
   ConsumerBarrier();
+  float sum = 0.0f;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r >= rows) break;
-    float sum = 0.0f;
+  for (int i = 0; i < kWarps; ++i) sum += partial[i];
+  const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += partial[r * kWarps + w];
-    const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+  for (int i = 0; i < kFours; ++i) {
+    if (Column(i) >= inputs) break;
+    *reinterpret_cast<uint2*>(to + 2 * Column(i)) =
+        make_uint2(Half<T>::Pack(v[i].x * scale * weight[i].x,
+                                 v[i].y * scale * weight[i].y),
+                   Half<T>::Pack(v[i].z * scale * weight[i].z,
+                                 v[i].w * scale * weight[i].w));
+  }
+}
+
+// The row of 16-bit values that attention left, to shared memory.
+template <typename T>
+__device__ __forceinline__ void AttendedRow(const T* x, int cols, int inputs,
+                                            char* to) {
+  constexpr int kTogether = 3;
+#pragma unroll 1
+  for (int first = 8 * threadIdx.x; first < inputs;
+       first += 8 * kTogether * kThreads) {
+    uint4 v[kTogether];
 #pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      if (column(i) >= inputs) break;
-      *reinterpret_cast<uint2*>(to + r * row_bytes + 2 * column(i)) =
-          make_uint2(Half<T>::Pack(v[r][i].x * scale * weight[i].x,
-                                   v[r][i].y * scale * weight[i].y),
-                     Half<T>::Pack(v[r][i].z * scale * weight[i].z,
-                                   v[r][i].w * scale * weight[i].w));
+    for (int i = 0; i < kTogether; ++i)
+      v[i] = LoadEight(x, first + 8 * i * kThreads, cols);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int c = first + 8 * i * kThreads;
+      if (c < inputs) *reinterpret_cast<uint4*>(to + 2 * c) = v[i];
     }
   }
 }
 
+// The row of gated features, each word two of them, to shared memory.
 __device__ __forceinline__ void HiddenRow(const uint2* words, int features,
-                                          int inputs, uint32_t epoch, char* to,
-                                          int wait) {
+                                          int inputs, uint32_t epoch,
+                                          char* to) {
   constexpr int kTogether = 5;
   const int all = (features + 1) / 2;
 #pragma unroll 1
@@ -297,7 +319,7 @@ __device__ __forceinline__ void HiddenRow(const uint2* words, int features,
       count[i] = all - at;
       v[i] = make_uint4(0, 0, 0, 0);
     }
-    PollWords(from, count, epoch, v, wait);
+    PollWords(from, count, epoch, v);
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       const int at = 4 * (first + i * kThreads);
@@ -314,63 +336,55 @@ struct Fragments {
   uint32_t x[kStageChunks][2][4];
 };
 
-template <typename T, int kRows>
+template <typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     product_chain(const __grid_constant__ ChainArgs a) {
   extern __shared__ __align__(1024) char memory[];
   const ProductChainParams& p = a.p;
-  char* const rows_of_x = memory + a.slots * kStageBytes;
-  const int rows = kRows == 1 ? 1 : static_cast<int>(p.rows);
-  float* const sums =
-      reinterpret_cast<float*>(rows_of_x + rows * a.row_bytes + kChainSlack);
-  float* const partial = sums + kWarps * kTile * (kRows + 1);  // of norms
-  const uint32_t barriers = SharedAddress(partial + kWarps * kRows);
-  volatile uint32_t* const shared_ticket =
-      reinterpret_cast<uint32_t*>(partial + kWarps * kRows) + 4 * a.slots;
+  char* const row = memory + a.slots * kStageBytes;
+  float* const sums = reinterpret_cast<float*>(row + a.row_bytes);
+  float* const partial = sums + kWarps * kTile;  // of a norm
+  const uint32_t barriers = SharedAddress(partial + kWarps);
+  uint32_t* const ticket =
+      reinterpret_cast<uint32_t*>(partial + kWarps) + 4 * a.slots;
   const auto full = [&](int slot) { return barriers + 16 * slot; };
   const auto empty = [&](int slot) { return barriers + 16 * slot + 8; };
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  long long* const stamps =
-      p.stamps == nullptr ? nullptr : p.stamps + blockIdx.x * kStamps;
-  const auto stamp = [&](int i) {
-    if (stamps != nullptr && threadIdx.x == 0) stamps[i] = clock64();
-  };
-  stamp(0);
 
   if (threadIdx.x == 0) {
-    const unsigned long long ticket = atomicAdd(a.tickets, 1ull);
-    shared_ticket[0] = static_cast<uint32_t>(ticket % gridDim.x);
-    shared_ticket[1] = static_cast<uint32_t>(ticket / gridDim.x) | 1u << 31;
+    // Before LaunchDependents: no later launch takes one of these.
+    const unsigned long long taken = atomicAdd(a.tickets, 1ull);
+    ticket[0] = static_cast<uint32_t>(taken % gridDim.x);
+    ticket[1] = static_cast<uint32_t>(taken / gridDim.x) | 1u << 31;
     for (int i = 0; i < a.slots; ++i) {
       BarrierInit(full(i), 1);
       BarrierInit(empty(i), 1);
     }
-    shared_ticket[2] = 0;
     BarrierInitFence();
   }
   __syncthreads();
-  const int role = static_cast<int>(shared_ticket[0]);
-  const uint32_t epoch = shared_ticket[1];
+  const int role = static_cast<int>(ticket[0]);
+  const uint32_t epoch = ticket[1];
   LaunchDependents();
 
   if (warp == kWarps) {
+    // ---- copying: a lane for each warp that multiplies ----
     int base = 0, lap = 0;  // of the round's first stage
-    uint64_t history = 0;   // of the last rounds: slot and parity of the last
+    uint64_t history = 0;   // of the last 4 rounds: slot and parity of the last
     int done = 0;           // rounds
 #pragma unroll 1
     for (int phase = 0; phase < kPhases; ++phase) {
       const Share share = ShareOf(a, phase, role);
       if (share.lanes == 0) continue;
       const CUtensorMap& map = a.maps[phase];
-      LaneCopies my =
-          LaneCopiesOf(share, a.chunks[phase], phase == kUp, lane);
-      const int back = phase == kUp ? 2 * p.window : p.window;
+      LaneCopies my = LaneCopiesOf(share, a.chunks[phase], phase == kUp, lane);
+      const int ahead = phase == kUp ? kUpRoundsAhead : kRoundsAhead;
 #pragma unroll 1
       for (int round = 0; round < share.rounds; ++round) {
-        if (done >= back) {
-          const auto last = static_cast<uint32_t>(history >> 16 * (back - 1));
-          BoundedWait(full((last & 0xffff) >> 1), last & 1);
+        if (done >= ahead) {
+          const auto last = static_cast<uint32_t>(history >> 16 * (ahead - 1));
+          BarrierWait(full((last & 0xffff) >> 1), last & 1);
         }
         if (lane < share.lanes) {
           int slot = base + lane;
@@ -379,11 +393,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
             slot -= a.slots;
             ++my_lap;
           }
-          if (my_lap > 0) BoundedWait(empty(slot), (my_lap - 1) & 1);
+          if (my_lap > 0) BarrierWait(empty(slot), (my_lap - 1) & 1);
           if (my.chunk < my.end) {
             BarrierExpect(full(slot), kStageBytes);
-            CopyStage(SharedAddress(memory) + slot * kStageBytes, map, 0,
-                      my.row, my.chunk, full(slot));
+            CopyStage(SharedAddress(memory) + slot * kStageBytes, map, my.row,
+                      my.chunk, full(slot));
           } else {
             BarrierArrive(full(slot));
           }
@@ -395,83 +409,31 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         if (base >= a.slots) {
           base -= a.slots;
           ++lap;
-          if (stamps != nullptr && lap == 1 && lane == 0) stamps[20] = clock64();
         }
         const int last = base == 0 ? a.slots - 1 : base - 1;
         const int last_lap = base == 0 ? lap - 1 : lap;
-        history = history << 16 | static_cast<uint32_t>(last << 1 | (last_lap & 1));
-      }
-    }
-    return;
-  }
-  if (warp == kWarps + 1) {
-    // What comes behind the ring, to the second-level cache, no faster than is
-    // allowed.
-    if (p.prefetch == 0) return;
-    int all = 0;
-    for (int phase = 0; phase < kPhases; ++phase) {
-      const Share share = ShareOf(a, phase, role);
-      all += share.lanes * share.rounds;
-    }
-    if (all <= a.slots) return;
-    BoundedWait(full(a.slots - 1), 0);
-    const long long begin = clock64();
-    int at = 0;
-#pragma unroll 1
-    for (int phase = 0; phase < kPhases; ++phase) {
-      const Share share = ShareOf(a, phase, role);
-      if (share.lanes == 0) continue;
-      const CUtensorMap& map = a.maps[phase];
-      LaneCopies my =
-          LaneCopiesOf(share, a.chunks[phase], phase == kUp, lane);
-#pragma unroll 1
-      for (int round = 0; round < share.rounds; ++round) {
-        if (at >= a.slots) {
-          if (at >= a.slots + p.prefetch || shared_ticket[2] != 0) return;
-          while (clock64() - begin < int64_t{at - a.slots} * p.prefetch_gap) {
-          }
-          if (lane < share.lanes && my.chunk < my.end)
-            PrefetchStage(map, my.row, my.chunk);
-          __syncwarp();
-        }
-        at += share.lanes;
-        my.chunk += kStageChunks;
+        history =
+            history << 16 | static_cast<uint32_t>(last << 1 | (last_lap & 1));
       }
     }
     return;
   }
 
-  float4 weights[2][kFours];  // of the two norms
-#pragma unroll
-  for (int i = 0; i < 2 * kFours; ++i) {
-    const float* const norm = i < kFours ? p.up_norm : p.next_norm;
-    weights[i / kFours][i % kFours] =
-        norm == nullptr
-            ? make_float4(1, 1, 1, 1)
-            : LoadFour(norm,
-                       4 * (static_cast<int>(threadIdx.x) +
-                            i % kFours * kThreads),
-                       static_cast<int>(p.width));
-  }
-  if (stamps != nullptr && threadIdx.x == 0) stamps[21] = GlobalTime();
+  float4 up_norm[kFours], next_norm[kFours];
+  LoadNorm(p.up_norm, static_cast<int>(p.width), up_norm);
+  LoadNorm(p.next_norm, static_cast<int>(p.width), next_norm);
   WaitForPrevious();
-  if (stamps != nullptr && threadIdx.x == 0) stamps[22] = GlobalTime();
-  stamp(1);
-  if (threadIdx.x == 0) shared_ticket[2] = 1;
-  const int out = role * kTile + static_cast<int>(threadIdx.x) % kTile;
-  const int out_row = threadIdx.x / kTile;
-  const bool writes = out_row < rows;
-  float before = 0.0f;
-  if (writes && role < a.tiles[kOut] && out < p.width)
-    before = p.residual[out_row * p.residual_stride + out];
+  // An output of the residual, in the first and the third product.
+  const int out = role * kTile + static_cast<int>(threadIdx.x);
+  const bool keeps = threadIdx.x < kTile && out < p.width;
+  float residual = keeps ? p.residual[out] : 0.0f;
 
-  // ldmatrix: rows 0-7 and 8-15 of a chunk, then of the next.
+  // ldmatrix: rows 0-7 and 8-15 of a chunk, then of the next; of the row, which
+  // all eight columns are, a chunk after the other.
   const int w_row = lane % 16;
   const int w_chunk = lane / 16;
-  const uint32_t x_lane = SharedAddress(rows_of_x) +
-                          min(lane % 8, rows - 1) * a.row_bytes +
-                          lane / 8 * 16;
-  int base = 0, lap = 0;
+  const uint32_t x_lane = SharedAddress(row) + lane / 8 * 16;
+  int base = 0, lap = 0;  // of the product's first stage
 #pragma unroll 1
   for (int phase = 0; phase < kPhases; ++phase) {
     const Share share = ShareOf(a, phase, role);
@@ -490,65 +452,40 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       base -= a.slots;
       ++lap;
     }
+
     // ---- the row ----
     if (phase == kOut) {
-      const int inputs = static_cast<int>(p.out_inputs);
-      constexpr int kTogether = 3;
-#pragma unroll 1
-      for (int row = 0; row < rows; ++row) {
-        const T* const x = static_cast<const T*>(p.x) + row * p.x_stride;
-        char* const to = rows_of_x + row * a.row_bytes;
-#pragma unroll 1
-        for (int first = 8 * threadIdx.x; first < inputs;
-             first += 8 * kTogether * kThreads) {
-          uint4 v[kTogether];
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i)
-            v[i] = LoadEight(x, first + 8 * i * kThreads,
-                             static_cast<int>(p.x_cols));
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            const int c = first + 8 * i * kThreads;
-            if (c < inputs) *reinterpret_cast<uint4*>(to + 2 * c) = v[i];
-          }
-        }
-      }
+      AttendedRow(static_cast<const T*>(p.x), static_cast<int>(p.x_cols),
+                  static_cast<int>(p.out_inputs), row);
     } else if (phase == kDown) {
-#pragma unroll 1
-      for (int row = 0; row < rows; ++row) {
-        HiddenRow(a.hidden_words + row * a.hidden_stride,
-                  static_cast<int>(p.down_cols), static_cast<int>(p.down_inputs),
-                  epoch, rows_of_x + row * a.row_bytes, p.wait);
-      }
+      HiddenRow(a.hidden_words, static_cast<int>(p.down_cols),
+                static_cast<int>(p.down_inputs), epoch, row);
     } else {
       const bool up = phase == kUp;
       float4 weight[kFours];
 #pragma unroll
-      for (int i = 0; i < kFours; ++i) weight[i] = up ? weights[0][i] : weights[1][i];
-      NormRows<T, kRows>(up ? a.out_words : a.down_words, a.width_stride, rows,
-                         static_cast<int>(p.width),
-                         static_cast<int>(up ? p.up_inputs : p.next_inputs),
-                         weight, up ? p.up_eps : p.next_eps, epoch, rows_of_x,
-                         a.row_bytes, partial, p.wait);
+      for (int i = 0; i < kFours; ++i)
+        weight[i] = up ? up_norm[i] : next_norm[i];
+      NormedRow<T>(up ? a.out_words : a.down_words, static_cast<int>(p.width),
+                   static_cast<int>(up ? p.up_inputs : p.next_inputs), weight,
+                   up ? p.up_eps : p.next_eps, epoch, row, partial);
     }
     ConsumerBarrier();
-    stamp(2 + 4 * phase);
 
     // ---- multiplying ----
     float acc[4] = {};
     if (warp < share.lanes) {
       uint32_t x_at = x_lane + 2 * kChunk * begin;
       const auto read = [&](Fragments& f) {
-        BoundedWait(full(slot), parity);
+        BarrierWait(full(slot), parity);
         const uint32_t from =
             SharedAddress(memory) + slot * kStageBytes + w_row * 128;
 #pragma unroll
         for (int c = 0; c < kStageChunks; ++c) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            LoadMatrices(f.w[c][j],
-                         from + c * kChunkBytes +
-                             ((2 * j + w_chunk) ^ w_row % 8) * 16);
+            LoadMatrices(f.w[c][j], from + c * kChunkBytes +
+                                        ((2 * j + w_chunk) ^ w_row % 8) * 16);
           }
           LoadMatrices(f.x[c][0], x_at + 2 * kChunk * c);
           LoadMatrices(f.x[c][1], x_at + 2 * kChunk * c + 64);
@@ -572,6 +509,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
           Half<T>::Mma(acc, f.w[c][3], f.x[c][1][2], f.x[c][1][3]);
         }
       };
+      // Fragments are read from shared memory during the products of those
+      // before.
       Fragments even, odd;
       read(even);
 #pragma unroll 1
@@ -582,64 +521,48 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         if (round + 1 < share.rounds) multiply(odd, round + 1);
       }
     }
-    stamp(3 + 4 * phase);
 
-    // ---- results ----
+    // ---- results: column 0 has those of the row ----
     const int g = lane / 4;
-    const int t = lane % 4;
     if (phase == kUp) {
       if (warp < share.lanes) {
         const int feature = (share.tile + warp) * (kTile / 2) + g;
-#pragma unroll
-        for (int j = 0; j < (kRows == 1 ? 1 : 2); ++j) {
-          float value = DeviceActivate(p.activation, acc[j]) * acc[2 + j];
-          if (feature >= p.features) value = 0.0f;
-          const float other = __shfl_down_sync(0xffffffffu, value, 4);
-          const int row = 2 * t + j;
-          if (g % 2 == 0 && row < rows && feature < p.features) {
-            StoreWord(a.hidden_words + row * a.hidden_stride + feature / 2,
-                      Half<T>::Pack(value, other), epoch);
-          }
+        float value = DeviceActivate(p.activation, acc[0]) * acc[2];
+        if (feature >= p.features) value = 0.0f;
+        const float other = __shfl_down_sync(0xffffffffu, value, 4);
+        if (lane % 8 == 0 && feature < p.features) {
+          StoreWord(a.hidden_words + feature / 2, Half<T>::Pack(value, other),
+                    epoch);
         }
       }
-      // Shared memory is free for the next row.
+      // Then shared memory is free for the next row.
       ConsumerBarrier();
-    } else {
-      float* const mine = sums + warp * kTile * (kRows + 1);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (2 * t + j % 2 < kRows)
-          mine[(g + j / 2 * 8) * (kRows + 1) + 2 * t + j % 2] = acc[j];
-      }
-      ConsumerBarrier();
-      if (writes) {
-        const int o = threadIdx.x % kTile;
-        float total = sums[o * (kRows + 1) + out_row];
-#pragma unroll
-        for (int s = 1; s < kWarps; ++s)
-          total += sums[(s * kTile + o) * (kRows + 1) + out_row];
-        if (phase == kNext) {
-          const int output = share.tile * kTile + o;
-          if (output < p.next_outputs)
-            p.y[out_row * p.y_stride + output] = total;
-        } else if (out < p.width) {
-          before += total;
-          StoreWord((phase == kOut ? a.out_words : a.down_words) +
-                        out_row * a.width_stride + out,
-                    __float_as_uint(before), epoch);
-          if (phase == kDown)
-            p.residual[out_row * p.residual_stride + out] = before;
-        }
-      }
-      __syncwarp();
+      continue;
     }
-    stamp(4 + 4 * phase);
+    if (lane % 4 == 0) {
+      sums[warp * kTile + g] = acc[0];
+      sums[warp * kTile + g + 8] = acc[2];
+    }
+    ConsumerBarrier();
+    if (threadIdx.x >= kTile) continue;
+    float total = sums[threadIdx.x];
+#pragma unroll
+    for (int s = 1; s < kWarps; ++s) total += sums[s * kTile + threadIdx.x];
+    if (phase == kNext) {
+      const int output = share.tile * kTile + static_cast<int>(threadIdx.x);
+      if (output < p.next_outputs) p.y[output] = total;
+    } else if (keeps) {
+      residual += total;
+      StoreWord((phase == kOut ? a.out_words : a.down_words) + out,
+                __float_as_uint(residual), epoch);
+      if (phase == kDown) p.residual[out] = residual;
+    }
   }
-  stamp(19);
 }
 
+// Boxes as CopyStage brings them; zeros beyond the matrix.
 cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
-                   bool promote, CUtensorMap* map) {
+                   CUtensorMap* map) {
   using Function = decltype(&cuTensorMapEncodeTiled);
   static const Function encode = [] {
     void* entry = nullptr;
@@ -657,16 +580,14 @@ cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
   const int64_t planes = gate ? 2 : 1;
   const cuuint64_t sizes[4] = {kChunk, u(outputs / planes), u(planes),
                                u(inputs / kChunk)};
-  const cuuint64_t strides[3] = {u(2 * inputs), u(2 * inputs * (outputs / planes)),
-                                 2 * kChunk};
+  const cuuint64_t strides[3] = {
+      u(2 * inputs), u(2 * inputs * (outputs / planes)), 2 * kChunk};
   const cuuint32_t box[4] = {kChunk, static_cast<cuuint32_t>(kTile / planes),
                              static_cast<cuuint32_t>(planes), kStageChunks};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(w),
                 sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B,
-                promote ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-                        : CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
              ? cudaSuccess
              : cudaErrorInvalidValue;
@@ -674,13 +595,11 @@ cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
 
 constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
 
-int64_t RoundUp(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
-
 bool Aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
 
-// Of the current device; none unless it is a Hopper.
+// Of the current device; none unless it is a Hopper of this process alone.
 cudaError_t Multiprocessors(int* count) {
   int device = 0;
   int major = 0;
@@ -691,19 +610,21 @@ cudaError_t Multiprocessors(int* count) {
                                    device);
   }
   if (error != cudaSuccess || major != 9) return error;
+  int mps = 0;
+  error = cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, device);
+  if (error != cudaSuccess || mps != 0) return error;
   return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
 }
 
 ProductChainPlan PlanOf(const ProductChainParams& p, int multiprocessors) {
-  if (p.type == WeightType::kFloat32 ||
-      p.activation == Activation::kSoftmax || p.x_cols < 0 ||
-      p.x_cols > p.out_inputs || p.x_stride % 8 != 0 || !Aligned(p.x) ||
+  if (p.type == WeightType::kFloat32 || p.activation == Activation::kSoftmax ||
+      p.x_cols < 0 || p.x_cols > p.out_inputs || !Aligned(p.x) ||
       !Aligned(p.up_norm) || !Aligned(p.next_norm) ||
       p.down_cols > p.features || p.down_cols > p.down_inputs) {
     return {};
   }
   return PlanProductChain(
-      {p.rows, p.width, p.out_inputs, p.features, p.up_inputs, p.down_inputs,
+      {p.width, p.out_inputs, p.features, p.up_inputs, p.down_inputs,
        p.next == nullptr ? 0 : p.next_outputs, p.next_inputs},
       multiprocessors, kMaxShared);
 }
@@ -734,8 +655,7 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
                                    p.next_inputs};
   for (int i = 0; i < kPhases; ++i) {
     if (w[i] == nullptr) continue;
-    error = Encode(w[i], outputs[i], inputs[i], i == kUp, p.boxes == 3,
-                   &a.maps[i]);
+    error = Encode(w[i], outputs[i], inputs[i], i == kUp, &a.maps[i]);
     if (error != cudaSuccess) return error;
     a.chunks[i] = static_cast<int>(inputs[i] / kChunk);
     a.tiles[i] = static_cast<int>((outputs[i] + kTile - 1) / kTile);
@@ -743,15 +663,11 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
   a.tiles[kUp] = static_cast<int>((p.features + kTile / 2 - 1) / (kTile / 2));
   a.tickets = static_cast<unsigned long long*>(p.exchange);
   a.out_words = reinterpret_cast<uint2*>(static_cast<char*>(p.exchange) + 128);
-  a.width_stride = RoundUp(p.width, 16);
-  a.hidden_stride = RoundUp(p.features, 16) / 2;
-  a.down_words = a.out_words + p.rows * a.width_stride;
-  a.hidden_words = a.down_words + p.rows * a.width_stride;
-  const auto kernel =
-      p.type == WeightType::kBFloat16
-          ? (p.rows == 1 ? product_chain<__nv_bfloat16, 1>
-                         : product_chain<__nv_bfloat16, 8>)
-          : (p.rows == 1 ? product_chain<__half, 1> : product_chain<__half, 8>);
+  a.down_words = a.out_words + kProductChainMaxWidth;
+  a.hidden_words = a.down_words + kProductChainMaxWidth;
+  const auto kernel = p.type == WeightType::kBFloat16
+                          ? product_chain<__nv_bfloat16>
+                          : product_chain<__half>;
   const auto bytes = static_cast<int>(plan.bytes);
   error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

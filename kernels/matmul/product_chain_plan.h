@@ -12,7 +12,6 @@ namespace recurve {
 
 // Sizes of LaunchProductChain's products; next_outputs is 0 without a fourth.
 struct ProductChainShape {
-  int64_t rows;
   int64_t width;
   int64_t out_inputs;
   int64_t features;
@@ -22,7 +21,6 @@ struct ProductChainShape {
   int64_t next_inputs;
 };
 
-inline constexpr int64_t kProductChainRows = 8;
 // The norm's sums are those of a whole block (norm.cu), by fours, twice.
 inline constexpr int64_t kProductChainMinWidth = 1024;  // more than that
 inline constexpr int64_t kProductChainMaxWidth = 2048;
@@ -34,13 +32,14 @@ inline constexpr int kChainStageChunks = 2;
 inline constexpr int kChainStageBytes =
     kChainStageChunks * kChainTile * kChainChunk * 2;
 inline constexpr int kChainWarps = kDecodeMatmulMaxSplits;  // that multiply
-// Where a part's last stage is half empty, rows are read beyond their end.
+// Where a part's last stage is half empty, the row is read beyond its end.
 inline constexpr int kChainSlack = kChainStageChunks * kChainChunk * 2;
 
-// Bytes of a block. slots is 0 if the products are not one launch.
+// How a block's memory is divided. slots is 0 if the products are not one
+// launch.
 struct ProductChainPlan {
   int slots;      // of the ring: stages
-  int row_bytes;  // from one row to the next
+  int row_bytes;  // of the row that is multiplied
   int64_t bytes;
 };
 
@@ -56,8 +55,7 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
   // A block has at most one tile of a product in parts, and one of gates for
   // each of its warps.
   const bool next = s.next_outputs > 0;
-  if (s.rows < 1 || s.rows > kProductChainRows ||
-      s.width <= kProductChainMinWidth || s.width > kProductChainMaxWidth ||
+  if (s.width <= kProductChainMinWidth || s.width > kProductChainMaxWidth ||
       s.up_inputs > kProductChainMaxWidth || !chunked(s.out_inputs) ||
       !chunked(s.up_inputs) || !chunked(s.down_inputs) ||
       DecodeMatmulSplits(s.width) == 1 ||
@@ -71,14 +69,12 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
     return {};
   }
   ProductChainPlan plan = {};
-  const int64_t longest = std::max(
-      {s.out_inputs, s.up_inputs, s.down_inputs, next ? s.next_inputs : 0});
-  // Eight rows at a time are read without bank conflicts.
-  const int64_t row_bytes = 2 * longest + 16;
-  const int64_t most_rows = s.rows == 1 ? 1 : kProductChainRows;
-  const int64_t rest =
-      s.rows * row_bytes + kChainSlack +
-      4 * kChainWarps * (kChainTile * (most_rows + 1) + most_rows) + 16;
+  const int64_t row_bytes =
+      2 * std::max({s.out_inputs, s.up_inputs, s.down_inputs,
+                    next ? s.next_inputs : 0}) +
+      kChainSlack;
+  // Sums of the parts, of the norm, and the ticket.
+  const int64_t rest = row_bytes + 4 * kChainWarps * (kChainTile + 1) + 16;
   const int64_t slots = (shared_memory - rest) / (kChainStageBytes + 16);
   if (shared_memory <= rest || slots < 2 * kChainWarps) return {};
   plan.slots = static_cast<int>(slots);

@@ -134,9 +134,9 @@ struct TpaCudaDecodeParams {
                         // in one stream, and come after it there.
   void* scratch;        // 256-byte aligned; nothing has to be in it
   int64_t scratch_bytes;
-  // Constant memory that the next launch reads, 16-byte aligned, or none: its
-  // first kTpaNextBytes are brought to the second-level cache by blocks that
-  // have asked for all their pages. sm_90 only.
+  // Constant memory that the next launch reads, 16-byte aligned, or none (and
+  // no bytes): its first kTpaNextBytes are brought to the second-level cache by
+  // blocks that have asked for all their pages. sm_90 only.
   const void* next = nullptr;
   int64_t next_bytes = 0;
 };

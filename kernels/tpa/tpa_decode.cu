@@ -38,6 +38,7 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          reinterpret_cast<uintptr_t>(p.cache.pages) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(p.queries) % 16 == 0 &&
          p.queries != nullptr && p.next_bytes >= 0 &&
+         (p.next != nullptr || p.next_bytes == 0) &&
          reinterpret_cast<uintptr_t>(p.next) % 16 == 0 && p.fresh_tokens >= 0 &&
          p.new_tokens >= 1 && p.new_tokens <= 8 &&
          TpaDecodeHolds(plan, p.rows, p.cache.page_table_stride) &&

@@ -101,7 +101,10 @@ class TpaMerger {
     // A block that had all of it has written its result.
     if (!Shared(work)) return;
     const int partials = work.end_slot - work.first_slot;
-    const int segments = TpaSegmentCount(work.length);
+    // The chunks of a row's only segment are added up as segments are: the same
+    // sums, by all threads at once.
+    const int whole_segments = TpaSegmentCount(work.length);
+    const int segments = whole_segments == 1 ? partials : whole_segments;
     // Where each segment's partial results begin: known before they are there.
     // Most often each segment is one.
     int* begins = reinterpret_cast<int*>(memory_);

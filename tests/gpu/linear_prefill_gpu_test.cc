@@ -96,7 +96,7 @@ TEST(LinearPrefillPlanTest, ChunksFit) {
   constexpr int kLimit = 227 * 1024;
   for (int64_t d = 8; d <= kLinearChunksMaxDim; d += 8) {
     for (int64_t e = 8; e <= 256; e += 8) {
-      for (int64_t rows : {1, 100}) {
+      for (int64_t rows : {1, 2, 12, 100}) {
         const LinearChunksPlan plan =
             PlanLinearChunks(d, e, 12, rows, 132, kLimit);
         EXPECT_GE(plan.key_tiles * 64, d);
@@ -105,11 +105,17 @@ TEST(LinearPrefillPlanTest, ChunksFit) {
         EXPECT_GE(plan.stages, kLinearChunksMinStages);
         EXPECT_GT(plan.stages, plan.turns);
         EXPECT_LE(plan.shared_bytes, kLimit);
+        EXPECT_EQ(plan.lone % plan.turns, 0);
+        EXPECT_LE(plan.lone, rows * 12 * plan.value_tiles);
       }
     }
   }
   EXPECT_EQ(PlanLinearChunks(128, 128, 32, 1, 132, kLimit).turns, 2);
   EXPECT_EQ(PlanLinearChunks(128, 128, 34, 1, 132, kLimit).turns, 1);
+  const LinearChunksPlan waves =
+      PlanLinearChunks(128, 128, 12, 12, 132, kLimit);
+  EXPECT_EQ(waves.turns, 2);
+  EXPECT_EQ(waves.lone, 264);
 }
 
 TEST_F(LinearPrefillGpuTest, MatchesFloat64AtEveryLength) {
@@ -333,24 +339,38 @@ TEST_F(LinearPrefillGpuTest, ARowAloneHasTheSameBits) {
 }
 
 // Alone, a row's blocks take turns with its chunks, many times around their
-// rings; in the batch they do not.
+// rings; in a batch they do not, or only in its last wave.
 TEST_F(LinearPrefillGpuTest, ALongRowAloneHasTheSameBits) {
   for (const int64_t d : {64, 128}) {
     for (const int64_t first : {0, 7}) {
       SCOPED_TRACE(testing::Message() << d << " from " << first);
+      const auto plan = [d](int64_t rows) {
+        return PlanLinearChunks(d, 128, 2, rows, 132, 227 * 1024);
+      };
       const LinearGpuConfig c = Plain(2, d, 128);
       const PromptPart part = {1, first, 4097};
-      ASSERT_EQ(PlanLinearChunks(d, 128, 2, 1, 132, 227 * 1024).turns, 2);
+      ASSERT_EQ(plan(1).turns, 2);
+      ASSERT_EQ(plan(1).lone, 0);
       ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {part}, {}));
       LinearPrefillBatch alone(c, {part}, {});
       ASSERT_NO_FATAL_FAILURE(alone.Run());
-      std::vector<PromptPart> parts = {part};
-      for (int64_t i = 0; i < 40; ++i) parts.push_back({2 + i, i, 70 + i});
-      ASSERT_EQ(PlanLinearChunks(d, 128, 2, 41, 132, 227 * 1024).turns, 1);
-      LinearPrefillBatch all(c, parts, {});
-      ASSERT_NO_FATAL_FAILURE(all.Run());
-      EXPECT_TRUE(SameBits(all.Out(0), alone.Out(0)));
-      EXPECT_TRUE(SameBits(all.State(0), alone.State(0)));
+      // Rows, with the two that are none of the parts.
+      constexpr int64_t kRows = 37;
+      ASSERT_EQ(plan(kRows).turns, 2);
+      ASSERT_EQ(plan(kRows).lone, 132);
+      ASSERT_EQ(plan(kRows - 4).turns, 1);
+      for (const int64_t at : {0, 16, 34}) {
+        const int64_t rows = at == 16 ? kRows - 4 : kRows;
+        std::vector<PromptPart> parts;
+        for (int64_t i = 0; i + 2 < rows; ++i) {
+          parts.push_back({2 + i, i, 70 + i});
+        }
+        parts[at] = part;
+        LinearPrefillBatch all(c, parts, {});
+        ASSERT_NO_FATAL_FAILURE(all.Run());
+        EXPECT_TRUE(SameBits(all.Out(at), alone.Out(0))) << at;
+        EXPECT_TRUE(SameBits(all.State(at), alone.State(0))) << at;
+      }
 
       const int64_t cut = 2048 - first;
       LinearPrefillBatch halves(c, {{1, first, cut}}, {});

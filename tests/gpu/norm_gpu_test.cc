@@ -1,10 +1,15 @@
 // Norms and gates on the GPU against the CPU's, which the other tests hold
 // against float64.
 
+#include <cuda_fp16.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <optional>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "kernels/glu/glu.h"
 #include "kernels/glu/glu_cuda.h"
@@ -77,17 +82,32 @@ std::vector<float> OnCpu(const Case& c, const std::vector<float>& x,
   return y;
 }
 
-// The first `live` rows of x, all of them in the launch.
+// What a 16-bit type holds for a float, and back.
+uint16_t ToHalf(WeightType type, float value) {
+  if (type == WeightType::kBFloat16) return FloatToBFloat16(value);
+  const __half half = __float2half_rn(value);
+  uint16_t bits;
+  std::memcpy(&bits, &half, sizeof(bits));
+  return bits;
+}
+float FromHalf(WeightType type, uint16_t bits) {
+  return type == WeightType::kBFloat16 ? BFloat16ToFloat(bits)
+                                       : Float16ToFloat(bits);
+}
+
+// The first `live` rows of x, all of them in the launch; rounded to a 16-bit
+// type as they are written, if one is given.
 std::vector<float> OnGpu(const Case& c, const std::vector<float>& x,
                          const std::vector<float>& gate,
                          const std::vector<float>& weight, int32_t live,
-                         bool rounded = false) {
+                         std::optional<WeightType> rounded = std::nullopt) {
   const auto [rows, cols, groups] = c.shape;
   const int64_t stride = cols + c.gap;
   DeviceTensor device_x(c.type, x);
   DeviceTensor device_gate(c.type, gate);
-  DeviceTensor y(rounded ? ElementType::kBFloat16 : c.type,
-                 std::vector<float>(x.size(), kCanary));
+  DeviceTensor y(c.type, std::vector<float>(x.size(), kCanary));
+  DeviceBuffer<uint16_t> y_rounded(std::vector<uint16_t>(
+      x.size(), rounded ? ToHalf(*rounded, kCanary) : uint16_t{0}));
   DeviceBuffer<float> device_weight(weight);
   DeviceBuffer<int32_t> live_rows(std::vector<int32_t>{live});
   CudaGatedNormParams p = {};
@@ -95,7 +115,7 @@ std::vector<float> OnGpu(const Case& c, const std::vector<float>& x,
   p.norm.x = device_x.data();
   p.norm.x_stride = stride;
   p.norm.weight = c.weighted ? device_weight.data() : nullptr;
-  p.norm.y = y.data();
+  p.norm.y = rounded ? static_cast<void*>(y_rounded.data()) : y.data();
   p.norm.y_stride = stride;
   p.norm.rows = static_cast<int64_t>(x.size()) / stride;
   p.norm.live_rows = live_rows.data();
@@ -107,11 +127,14 @@ std::vector<float> OnGpu(const Case& c, const std::vector<float>& x,
   p.activation = c.activation;
   p.gate_after_norm = c.kind == Kind::kGateAfter;
   EXPECT_EQ(c.kind == Kind::kNorm ? LaunchRmsNorm(p.norm, nullptr)
-            : rounded
-                ? LaunchRoundedGatedNorm(p, WeightType::kBFloat16, nullptr)
-                : LaunchGatedNorm(p, nullptr),
+            : rounded             ? LaunchRoundedGatedNorm(p, *rounded, nullptr)
+                                  : LaunchGatedNorm(p, nullptr),
             cudaSuccess);
-  return y.Read();
+  if (!rounded) return y.Read();
+  std::vector<float> values;
+  for (uint16_t bits : y_rounded.Read())
+    values.push_back(FromHalf(*rounded, bits));
+  return values;
 }
 
 class NormGpuTest : public GpuTest {
@@ -187,11 +210,14 @@ TEST_F(NormGpuTest, RoundsGatedRowsOnce) {
         const std::vector<float> gate = Rows(2, c);
         const std::vector<float> weight =
             RandomTensor(3, shape.cols, -2.0f, 2.0f);
-        EXPECT_TRUE(SameBits(
-            OnGpu(c, x, gate, weight, static_cast<int32_t>(shape.rows), true),
-            Rounded(
-                ElementType::kBFloat16,
-                OnGpu(c, x, gate, weight, static_cast<int32_t>(shape.rows)))));
+        const auto rows = static_cast<int32_t>(shape.rows);
+        const std::vector<float> exact = OnGpu(c, x, gate, weight, rows);
+        for (WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
+          std::vector<float> want;
+          for (float value : exact)
+            want.push_back(FromHalf(type, ToHalf(type, value)));
+          EXPECT_TRUE(SameBits(OnGpu(c, x, gate, weight, rows, type), want));
+        }
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -19,6 +20,8 @@
 #include "kernels/rows/rows_cuda.h"
 #include "kernels/tpa/expand_factors_cuda.h"
 #include "tests/gpu/device_buffer.h"
+#include "tests/testing/compare.h"
+#include "tests/testing/random_tensor.h"
 #include "tests/testing/test_random.h"
 
 namespace recurve {
@@ -380,6 +383,72 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
     EXPECT_TRUE(std::equal(twice.begin() + slot_stride,
                            twice.begin() + 2 * slot_stride,
                            got_states.begin() + slot_stride));
+  }
+}
+
+// Many sequences at once take blocks of more columns.
+TEST_F(SmallOpsGpuTest, AScanAloneHasTheSameBits) {
+  constexpr int64_t kSequences = 80, kHeads = 4, kSink = 7;
+  for (const auto& [position, dim, value_dim] :
+       {std::tuple(LrpeType::kRotate, 40, 72),
+        std::tuple(LrpeType::kNone, 128, 128),
+        std::tuple(LrpeType::kCosine, 128, 40)}) {
+    SCOPED_TRACE(testing::Message() << dim << " x " << value_dim);
+    const int64_t key_dim = LrpeOutputDim(position, dim);
+    const int64_t angles = LrpeAngles(position, dim);
+    const int64_t stride = kHeads * dim + 4, v_stride = kHeads * value_dim + 4;
+    const int64_t slot_stride = kHeads * key_dim * value_dim + 4;
+    std::vector<int32_t> starts = {0}, slots;
+    for (int64_t i = 0; i < kSequences; ++i) {
+      starts.push_back(starts.back() + static_cast<int32_t>(i % 4));
+      slots.push_back(i == kSink ? 0 : static_cast<int32_t>(kSequences - i));
+    }
+    const int64_t tokens = starts.back();
+    const std::vector<float> states = Random((kSequences + 1) * slot_stride);
+    DeviceBuffer<float> q(Random(tokens * stride)), k(Random(tokens * stride)),
+        v(Random(tokens * v_stride)), cos(Random(tokens * angles + 1)),
+        sin(Random(tokens * angles + 1)), decay(Random(kHeads)),
+        all_states(states),
+        all_out(std::vector<float>(tokens * v_stride, kNaN)),
+        alone_states(states),
+        alone_out(std::vector<float>(tokens * v_stride, kNaN));
+    DeviceBuffer<int32_t> all_starts(starts), all_slots(slots);
+    LinearAttentionParams p = {};
+    p.num_heads = kHeads;
+    p.head_dim = dim;
+    p.value_dim = value_dim;
+    p.q = q.data();
+    p.k = k.data();
+    p.v = v.data();
+    p.stride = stride;
+    p.v_stride = v_stride;
+    p.out = all_out.data();
+    p.out_stride = v_stride;
+    p.query_start = all_starts.data();
+    p.sequences = kSequences;
+    p.q_activation = Activation::kSilu;
+    p.k_activation = Activation::kSoftmax;
+    p.v_activation = Activation::kSilu;
+    p.position = position;
+    p.cos = cos.data();
+    p.sin = sin.data();
+    p.decay = decay.data();
+    p.states = all_states.data();
+    p.slot_stride = slot_stride;
+    p.slots = all_slots.data();
+    ASSERT_EQ(LaunchLinearScan(p, nullptr), cudaSuccess);
+    Done();
+    p.out = alone_out.data();
+    p.states = alone_states.data();
+    p.sequences = 1;
+    for (int64_t i = 0; i < kSequences; ++i) {
+      p.query_start = all_starts.data() + i;
+      p.slots = all_slots.data() + i;
+      ASSERT_EQ(LaunchLinearScan(p, nullptr), cudaSuccess);
+    }
+    Done();
+    EXPECT_TRUE(SameBits(all_out.Read(), alone_out.Read()));
+    EXPECT_TRUE(SameBits(all_states.Read(), alone_states.Read()));
   }
 }
 

@@ -275,6 +275,28 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
   }
 }
 
+// Nor what is asked for ahead for the launch behind: nothing, less than a
+// piece, an odd number of bytes, more than there are blocks and lanes for.
+TEST_F(TpaGpuTest, BitsDoNotDependOnTheNextLaunch) {
+  DeviceBuffer<uint8_t> next(std::vector<uint8_t>((9 << 20) + 4096 + 48));
+  for (TpaDecodeForm form : kForms) {
+    const TpaGpuConfig config = {kShapes[1]};
+    const Sequences sequences = Make(config, {700, 65, 0});
+    TpaGpuBatch batch(config, Pointers(sequences));
+    const TpaDecodePlan plan = batch.Plan(form);
+    const std::vector<float> want = batch.Decode(plan);
+    for (int64_t bytes : {int64_t{0}, int64_t{48}, int64_t{4096 + 48},
+                          int64_t{(9 << 20) + 4096 + 48}}) {
+      TpaCudaDecodeParams params = batch.Params(plan);
+      params.next = next.data();
+      params.next_bytes = bytes;
+      ASSERT_EQ(batch.Launch(params, plan, nullptr), cudaSuccess);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      EXPECT_TRUE(SameBits(batch.Compact(), want)) << bytes << " bytes";
+    }
+  }
+}
+
 // The kernel for GPUs before Hopper, which runs on later ones too.
 TEST_F(TpaGpuTest, PortableKernelMatchesFloat64) {
   for (const TpaShape& shape : kShapes) {
@@ -465,6 +487,12 @@ TEST_F(TpaGpuTest, RefusesBadParameters) {
   EXPECT_TRUE(refused([](Params& p) { p.queries = nullptr; }));
   EXPECT_TRUE(refused([](Params& p) { p.fresh_tokens = -1; }));
   EXPECT_TRUE(refused([](Params& p) { p.schedule = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.next_bytes = 16; }));
+  EXPECT_TRUE(refused([](Params& p) { p.next_bytes = -1; }));
+  EXPECT_TRUE(refused([](Params& p) {
+    p.next = static_cast<const char*>(p.schedule) + 8;
+    p.next_bytes = 16;
+  }));
 }
 
 TEST_F(TpaGpuTest, QueriesRefuseBadParameters) {
