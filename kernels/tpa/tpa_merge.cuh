@@ -172,15 +172,15 @@ class TpaMerger {
     float2* max_sums;   // [partials, columns] {maximum, sum}
   };
 
-  // Threads as rows of a power of two of them, so that to share out rows of
-  // `count` things no thread has to divide.
+  // Threads as rows of a power of two of them, 2^max_bits at most, so that to
+  // share out rows of `count` things no thread has to divide.
   struct Grid {
     int width;  // threads in a row
     int rows;
     int row;  // this thread's
     int at;   // and its place there
-    __device__ __forceinline__ Grid(int count, int threads) {
-      const int bits = count >= 32 ? 5 : 32 - __clz(max(count, 1) - 1);
+    __device__ __forceinline__ Grid(int count, int threads, int max_bits = 5) {
+      const int bits = min(max_bits, 32 - __clz(max(count, 1) - 1));
       width = 1 << bits;
       rows = threads >> bits;
       row = static_cast<int>(threadIdx.x) >> bits;
@@ -252,7 +252,9 @@ class TpaMerger {
   // go to `states` [segments, columns].
   __device__ __forceinline__ void FoldChunks(const Batch& batch,
                                              float2* states) const {
-    const Grid grid(batch.count, threads_);
+    // A row of threads for each segment, where there are few.
+    const Grid grid(batch.count, threads_,
+                    max(5, 31 - __clz(threads_ / batch.segments)));
     const auto fold = [&](int s, int quad) {
       const int column = ColumnOf(batch.first + quad) - batch.first_column;
       const int from = batch.begins[s];
