@@ -39,6 +39,7 @@
 #include "kernels/common/mma.cuh"
 #include "kernels/common/tensor_map.h"
 #include "kernels/matmul/decode_matmul_order.h"
+#include "kernels/matmul/decode_rows.cuh"
 #include "kernels/matmul/product_chain_cuda.h"
 #include "kernels/matmul/product_chain_plan.h"
 
@@ -179,37 +180,6 @@ __device__ __forceinline__ void PollWords(const uint2* const (&from)[kCount],
   }
 }
 
-__device__ __forceinline__ float4 LoadFour(const float* from, int c, int cols) {
-  if (c + 4 <= cols) return *reinterpret_cast<const float4*>(from + c);
-  float4 v = make_float4(0, 0, 0, 0);
-  if (c < cols) v.x = from[c];
-  if (c + 1 < cols) v.y = from[c + 1];
-  if (c + 2 < cols) v.z = from[c + 2];
-  return v;
-}
-
-template <typename T>
-__device__ __forceinline__ uint4 LoadEight(const T* from, int c, int cols) {
-  if (c + 8 <= cols) return *reinterpret_cast<const uint4*>(from + c);
-  if (c >= cols) return make_uint4(0, 0, 0, 0);
-  uint32_t words[4] = {};
-#pragma unroll
-  for (int j = 0; j < 7; ++j) {
-    if (c + j < cols) {
-      words[j / 2] |= uint32_t{reinterpret_cast<const uint16_t*>(from)[c + j]}
-                      << 16 * (j % 2);
-    }
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-__device__ __forceinline__ float AddSquares(const float4& v, float squares) {
-  squares = fmaf(v.x, v.x, squares);
-  squares = fmaf(v.y, v.y, squares);
-  squares = fmaf(v.z, v.z, squares);
-  return fmaf(v.w, v.w, squares);
-}
-
 __device__ __forceinline__ void ConsumerBarrier() { NamedBarrier(1, kThreads); }
 
 constexpr int kFours = 2;  // of columns of a normed row, a thread's
@@ -324,8 +294,12 @@ __device__ __forceinline__ void HiddenRow(const uint2* words, int features,
     for (int i = 0; i < kTogether; ++i) {
       const int at = 4 * (first + i * kThreads);
       if (at >= inputs) break;
+      // Of an odd number the last word's second does not count.
+      const bool odd = features % 2 != 0;
+      const uint32_t low = odd && count[i] == 1 ? v[i].x & 0xffffu : v[i].x;
+      const uint32_t high = odd && count[i] == 2 ? v[i].z & 0xffffu : v[i].z;
       *reinterpret_cast<uint2*>(to + 2 * at) =
-          make_uint2(count[i] > 0 ? v[i].x : 0, count[i] > 1 ? v[i].z : 0);
+          make_uint2(count[i] > 0 ? low : 0, count[i] > 1 ? high : 0);
     }
   }
 }
@@ -563,18 +537,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 // Boxes as CopyStage brings them; zeros beyond the matrix.
 cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
                    CUtensorMap* map) {
-  using Function = decltype(&cuTensorMapEncodeTiled);
-  static const Function encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                         12000, cudaEnableDefault,
-                                         &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-      entry = nullptr;
-    }
-    return reinterpret_cast<Function>(entry);
-  }();
+  const TensorMapEncode encode = GetTensorMapEncode();
   if (encode == nullptr) return cudaErrorNotSupported;
   const auto u = [](int64_t v) { return static_cast<cuuint64_t>(v); };
   const int64_t planes = gate ? 2 : 1;
