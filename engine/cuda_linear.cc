@@ -83,7 +83,8 @@ bool CudaLinear::PrefillsByChunks(const Layer& layer) const {
   const LrpeType position =
       MakesFactors(layer) ? LrpeType::kNone : config.position.type;
   const int64_t dim = MakesFactors(layer) ? layer.key_dim() : config.head_dim;
-  // Room for the copies of the kernel that LaunchLinearPrefill takes.
+  // Room for the copies of the kernel that LaunchLinearPrefill takes: factors
+  // are what LinearChunksDoes asks for, but for their size.
   const bool room =
       MakesFactors(layer) && dim <= kLinearChunksMaxDim
           ? PlanLinearChunks(dim, config.value_dim, config.num_heads, 1,

@@ -45,7 +45,7 @@ constexpr LinearChunksPlan PlanLinearChunks(int64_t head_dim, int64_t value_dim,
   const int64_t units = max_rows * num_heads * plan.value_tiles;
   // Clusters that have room at a time, and blocks that are left over.
   const int64_t clusters = multiprocessors / 2;
-  const int64_t rest = units % (2 * clusters);
+  const int64_t rest = clusters > 0 ? units % (2 * clusters) : 0;
   plan.turns = 1;
   if (rest > 0 && rest <= clusters &&
       units < kLinearChunksManyWaves * clusters) {

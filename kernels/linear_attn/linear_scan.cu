@@ -1,10 +1,11 @@
 #include "kernels/common/device_math.cuh"
 #include "kernels/linear_attn/linear_scan_cuda.h"
+#include "kernels/linear_attn/linear_scan_plan.h"
 
 namespace recurve {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = kLinearScanWarps;
 constexpr int kThreads = 32 * kWarps;
 
 // What softmax takes from the row it is over.
@@ -211,21 +212,26 @@ cudaError_t LaunchLinearScan(const LinearAttentionParams& p,
   if (error != cudaSuccess) return error;
   const int keys = static_cast<int>(key_dim);
   const int angles = static_cast<int>(LrpeAngles(p.position, p.head_dim));
-  // Wide blocks move states faster, once there are enough of them.
-  const bool wide =
-      Aligned(p) && (p.value_dim + 127) / 128 * p.num_heads * p.sequences >=
-                        2 * multiprocessors;
-  if (keys <= 2 * kWarps) {
+  LinearScanPlan plan = PlanLinearScan(key_dim, p.value_dim, p.num_heads,
+                                       p.sequences, multiprocessors);
+  if (!Aligned(p)) plan.columns = 1;
+  const auto is = [&plan](int rows, int columns) {
+    return plan.rows == rows && plan.columns == columns;
+  };
+  if (is(2, 1)) {
     Launch<2, 1>(p, keys, angles, stream);
-  } else if (keys <= 8 * kWarps) {
-    wide ? Launch<8, 4>(p, keys, angles, stream)
-         : Launch<8, 1>(p, keys, angles, stream);
-  } else if (keys <= 16 * kWarps) {
-    wide ? Launch<16, 4>(p, keys, angles, stream)
-         : Launch<16, 1>(p, keys, angles, stream);
-  } else if (keys <= 32 * kWarps) {
-    wide ? Launch<32, 2>(p, keys, angles, stream)
-         : Launch<32, 1>(p, keys, angles, stream);
+  } else if (is(8, 1)) {
+    Launch<8, 1>(p, keys, angles, stream);
+  } else if (is(8, 4)) {
+    Launch<8, 4>(p, keys, angles, stream);
+  } else if (is(16, 1)) {
+    Launch<16, 1>(p, keys, angles, stream);
+  } else if (is(16, 4)) {
+    Launch<16, 4>(p, keys, angles, stream);
+  } else if (is(32, 1)) {
+    Launch<32, 1>(p, keys, angles, stream);
+  } else if (is(32, 2)) {
+    Launch<32, 2>(p, keys, angles, stream);
   } else {
     Launch<64, 1>(p, keys, angles, stream);
   }

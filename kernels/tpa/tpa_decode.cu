@@ -58,8 +58,11 @@ bool TpaDecodeHolds(const TpaDecodePlan& plan, int rows,
   const int loose = plan.form == TpaDecodeForm::kParallelBn
                         ? 2 * kTpaSegmentChunks * plan.blocks
                         : 0;
-  return TpaMergeQuads(plan.lanes * plan.stages * plan.stage_bytes,
-                       std::min(segments + loose, chunks), segments) > 0;
+  // A row's only segment counts as its chunks (TpaMerger).
+  return TpaMergeQuads(
+             plan.lanes * plan.stages * plan.stage_bytes,
+             std::min(segments + loose, chunks),
+             std::max(segments, std::min(chunks, kTpaSegmentChunks))) > 0;
 }
 
 int64_t TpaDecodeScratchBytes(const TpaCudaDecodeParams& params,

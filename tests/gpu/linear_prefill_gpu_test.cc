@@ -338,6 +338,36 @@ TEST_F(LinearPrefillGpuTest, ARowAloneHasTheSameBits) {
   }
 }
 
+// The last wave's units have two blocks each, the others one: with one or three
+// tiles of columns a head, rows without tokens, and sizes that fill no tile.
+TEST_F(LinearPrefillGpuTest, LastWaveMatchesFloat64) {
+  int multiprocessors = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, 0),
+            cudaSuccess);
+  for (const auto& [heads, d, e] :
+       {std::tuple(5, 40, 40), std::tuple(3, 104, 136)}) {
+    SCOPED_TRACE(testing::Message() << heads << " heads " << d << " x " << e);
+    const LinearGpuConfig c = Plain(heads, d, e);
+    const int tiles = (e + 63) / 64;
+    // Rows, with the two that are none of the parts: a little over a wave.
+    const int64_t rows =
+        (multiprocessors + heads * tiles) / (heads * tiles) + 1;
+    const LinearChunksPlan plan =
+        PlanLinearChunks(d, e, heads, rows, multiprocessors, 227 * 1024);
+    ASSERT_EQ(plan.turns, 2);
+    ASSERT_GT(plan.lone, 0);
+    std::vector<PromptPart> parts;
+    for (int64_t i = 0; i + 2 < rows; ++i) {
+      parts.push_back({i + 1, i, i % 5 == 2 || i + 3 == rows ? 0 : 60 + 7 * i});
+    }
+    parts[rows - 4].count = 200;
+    ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, parts, {}));
+    ASSERT_NO_FATAL_FAILURE(
+        ExpectOracle(c, parts, {.fresh = true, .float_out = true}));
+  }
+}
+
 // Alone, a row's blocks take turns with its chunks, many times around their
 // rings; in a batch they do not, or only in its last wave.
 TEST_F(LinearPrefillGpuTest, ALongRowAloneHasTheSameBits) {

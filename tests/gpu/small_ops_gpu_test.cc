@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/linear_attn/linear_scan_cuda.h"
+#include "kernels/linear_attn/linear_scan_plan.h"
 #include "kernels/lrpe/lrpe.h"
 #include "kernels/lrpe/lrpe_table_cuda.h"
 #include "kernels/norm/norm.h"
@@ -39,6 +40,21 @@ class SmallOpsGpuTest : public GpuTest {
                   static_cast<float>(random_.Uniform(-1000000, 1000000)));
     }
     return x;
+  }
+  // That a scan of so much takes blocks of more columns here.
+  static void ExpectWide(int64_t key_dim, int64_t value_dim, int64_t heads,
+                         int64_t sequences) {
+    int multiprocessors = 0;
+    ASSERT_EQ(cudaDeviceGetAttribute(&multiprocessors,
+                                     cudaDevAttrMultiProcessorCount, 0),
+              cudaSuccess);
+    EXPECT_GT(
+        PlanLinearScan(key_dim, value_dim, heads, sequences, multiprocessors)
+            .columns,
+        1);
+    EXPECT_EQ(
+        PlanLinearScan(key_dim, value_dim, heads, 1, multiprocessors).columns,
+        1);
   }
   static void Done() { ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess); }
   static double Worst(const std::vector<float>& a,
@@ -264,6 +280,7 @@ struct ScanCase {
   int64_t heads, dim, value_dim;
   LrpeType position;
   Activation q, k, v;
+  bool wide = false;  // blocks with more columns
 };
 
 TEST_F(SmallOpsGpuTest, LinearScan) {
@@ -278,6 +295,13 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
        Activation::kRelu, Activation::kSilu},
       {2, 250, 33, LrpeType::kCosine, Activation::kSigmoid, Activation::kExp,
        Activation::kNone},
+      // So many heads that blocks have more columns, of 8, 16 and 32 rows.
+      {30, 40, 132, LrpeType::kRotate, Activation::kSilu, Activation::kSoftmax,
+       Activation::kSoftmax, true},
+      {60, 64, 64, LrpeType::kCosine, Activation::kRelu, Activation::kSilu,
+       Activation::kNone, true},
+      {60, 128, 40, LrpeType::kCosine, Activation::kNone, Activation::kSigmoid,
+       Activation::kSilu, true},
   };
   // Rows of each sequence; the third is in the sink.
   const std::vector<int32_t> starts = {0, 1, 70, 72, 72, 90};
@@ -289,8 +313,11 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
     const int64_t key_dim = LrpeOutputDim(c.position, c.dim);
     const int64_t angles = LrpeAngles(c.position, c.dim);
     const int64_t qk = c.heads * c.dim, vd = c.heads * c.value_dim;
-    const int64_t stride = qk + 1, v_stride = vd + 2, out_stride = vd + 3;
-    const int64_t slot_stride = c.heads * key_dim * c.value_dim + 5;
+    const int64_t stride = qk + 1, out_stride = vd + 3;
+    const int64_t v_stride = vd + (c.wide ? 4 : 2);
+    const int64_t slot_stride =
+        c.heads * key_dim * c.value_dim + (c.wide ? 4 : 5);
+    if (c.wide) ExpectWide(key_dim, c.value_dim, c.heads, sequences);
     const std::vector<float> q = Random(tokens * stride),
                              k = Random(tokens * stride),
                              v = Random(tokens * v_stride);
@@ -396,6 +423,7 @@ TEST_F(SmallOpsGpuTest, AScanAloneHasTheSameBits) {
     SCOPED_TRACE(testing::Message() << dim << " x " << value_dim);
     const int64_t key_dim = LrpeOutputDim(position, dim);
     const int64_t angles = LrpeAngles(position, dim);
+    ExpectWide(key_dim, value_dim, kHeads, kSequences);
     const int64_t stride = kHeads * dim + 4, v_stride = kHeads * value_dim + 4;
     const int64_t slot_stride = kHeads * key_dim * value_dim + 4;
     std::vector<int32_t> starts = {0}, slots;

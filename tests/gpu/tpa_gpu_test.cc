@@ -276,23 +276,19 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
 }
 
 // Nor what is asked for ahead for the launch behind: nothing, less than a
-// piece, an odd number of bytes, more than there are blocks and lanes for.
+// piece, no multiple of one, more than is ever asked for.
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheNextLaunch) {
-  DeviceBuffer<uint8_t> next(std::vector<uint8_t>((9 << 20) + 4096 + 48));
+  constexpr int64_t kMore = kTpaNextBytes + 4096 + 48;
+  const std::vector<uint8_t> zeros(kMore);
+  DeviceBuffer<uint8_t> next(zeros);
   for (TpaDecodeForm form : kForms) {
     const TpaGpuConfig config = {kShapes[1]};
     const Sequences sequences = Make(config, {700, 65, 0});
     TpaGpuBatch batch(config, Pointers(sequences));
-    const TpaDecodePlan plan = batch.Plan(form);
-    const std::vector<float> want = batch.Decode(plan);
-    for (int64_t bytes : {int64_t{0}, int64_t{48}, int64_t{4096 + 48},
-                          int64_t{(9 << 20) + 4096 + 48}}) {
-      TpaCudaDecodeParams params = batch.Params(plan);
-      params.next = next.data();
-      params.next_bytes = bytes;
-      ASSERT_EQ(batch.Launch(params, plan, nullptr), cudaSuccess);
-      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-      EXPECT_TRUE(SameBits(batch.Compact(), want)) << bytes << " bytes";
+    const std::vector<float> want = batch.Decode(form);
+    for (int64_t bytes : {int64_t{0}, int64_t{48}, int64_t{4096 + 48}, kMore}) {
+      batch.AskFor(next.data(), bytes);
+      EXPECT_TRUE(SameBits(batch.Decode(form), want)) << bytes << " bytes";
     }
   }
 }

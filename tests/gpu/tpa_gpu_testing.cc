@@ -314,6 +314,8 @@ TpaCudaDecodeParams TpaGpuBatch::Params(const TpaDecodePlan& plan) {
   const int64_t schedule_bytes = TpaScheduleBytes(plan, rows_, table_stride_);
   schedule_.emplace(std::vector<uint8_t>(schedule_bytes, 0xff));
   params.schedule = schedule_->data();
+  params.next = next_;
+  params.next_bytes = next_bytes_;
   return params;
 }
 

@@ -85,6 +85,12 @@ class TpaGpuBatch {
   // Plans from now on are for a GPU without Hopper's instructions.
   void UsePortableKernel() { portable_ = true; }
 
+  // Decodes from now on ask for this memory, too, for the launch behind them.
+  void AskFor(const void* next, int64_t bytes) {
+    next_ = next;
+    next_bytes_ = bytes;
+  }
+
   // For what a test does itself.
   TpaCudaDecodeParams Params(const TpaDecodePlan& plan);
   // The schedule, the queries and the step.
@@ -114,6 +120,8 @@ class TpaGpuBatch {
   std::optional<DeviceBuffer<uint8_t>> scratch_;
   std::optional<DeviceBuffer<uint8_t>> schedule_;
   bool portable_ = false;
+  const void* next_ = nullptr;
+  int64_t next_bytes_ = 0;
 };
 
 }  // namespace recurve
