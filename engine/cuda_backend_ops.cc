@@ -22,6 +22,7 @@ const float* CudaBackend::Vector(VectorId id) const {
 
 void CudaBackend::Embed(TableId table, float scale, Activations out) {
   if (!active()) return;
+  Check(products_->Flush());
   const Table& t = tables_[table.value];
   Check(LaunchEmbed({t.type, t.memory.data(), t.vocab, tokens_, Floats(out),
                      out.stride, rows_, t.cols, scale},
@@ -31,6 +32,7 @@ void CudaBackend::Embed(TableId table, float scale, Activations out) {
 
 void CudaBackend::Fill(VectorId values, Activations out) {
   if (!active()) return;
+  Check(products_->Flush());
   Check(
       LaunchFillRows({Vector(values), Floats(out), out.stride, rows_, out.cols},
                      stream_),
@@ -48,6 +50,7 @@ void CudaBackend::Norm(Activations in, const NormArgs& norm, Activations out) {
 
 void CudaBackend::GatedNorm(const GatedNormArgs& args) {
   if (!active()) return;
+  Check(products_->Flush());
   CudaGatedNormParams params = {};
   const std::optional<WeightType> type =
       args.out.data == args.in.data || args.out.data == args.gate.data
@@ -104,6 +107,7 @@ TpaCudaCache CudaBackend::CacheView(const TpaCache& cache) const {
 
 void CudaBackend::Tpa(const TpaArgs& args) {
   if (!active()) return;
+  Check(products_->Flush());
   const TpaCache& cache = tpa_caches_[args.cache.value];
   const CudaPositions::Encoding& position = positions_[args.position];
   TpaCudaAppendParams append = {};
@@ -152,6 +156,7 @@ void CudaBackend::Tpa(const TpaArgs& args) {
 
 void CudaBackend::ExpandFactors(const ExpandArgs& args) {
   if (!active()) return;
+  Check(products_->Flush());
   Check(
       LaunchExpandFactors({Floats(args.a), Floats(args.b), args.a.stride,
                            Floats(args.out), args.out.stride, rows_, args.rank,
@@ -162,6 +167,7 @@ void CudaBackend::ExpandFactors(const ExpandArgs& args) {
 
 void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
   if (!active()) return;
+  Check(products_->Flush());
   const CudaPositions::Encoding& position = positions_[args.position];
   Check(linear_->Attend(
       {args.config, position.phase_steps.as<const uint64_t>(),

@@ -28,6 +28,10 @@ absl::StatusOr<std::unique_ptr<CudaProducts>> CudaProducts::Create(
       new CudaProducts(std::move(cublas), stream));
 }
 
+CudaProducts::~CudaProducts() {
+  if (exchange_.bytes() > 0) chain_user_.clear();
+}
+
 // ----------------------------------------------------------------------------
 // Building a model
 
@@ -105,7 +109,16 @@ absl::Status CudaProducts::Allocate(int64_t row_capacity) {
       CudaMemory::Allocate(
           CudaMemory::Kind::kDevice, row_capacity * max_inputs() * 2,
           "rounded activations; lower --max-num-batched-tokens"));
-  return absl::OkStatus();
+  if (!type_ || !DecodeMatmulFuses()) return absl::OkStatus();
+  RECURVE_ASSIGN_OR_RETURN(
+      CudaMemory exchange,
+      CudaMemory::Allocate(CudaMemory::Kind::kDevice,
+                           kProductChainExchangeBytes, "products"));
+  if (chain_user_.test_and_set()) return absl::OkStatus();
+  exchange_ = std::move(exchange);
+  return CudaStatus(
+      cudaMemsetAsync(exchange_.data(), 0, exchange_.bytes(), stream_),
+      "products");
 }
 
 // ----------------------------------------------------------------------------
@@ -117,6 +130,7 @@ void CudaProducts::BeginDecode(int64_t rows) {
   runs_ = {{0, rows, true}};
   rounded_.clear();
   fused_norms_.clear();
+  chain_.reset();
 }
 
 void CudaProducts::BeginMixed(const StepBatch& batch) {
@@ -125,6 +139,7 @@ void CudaProducts::BeginMixed(const StepBatch& batch) {
   runs_.clear();
   rounded_.clear();
   fused_norms_.clear();
+  chain_.reset();
   const auto is_step = [&](int64_t row) {
     return !batch.kinds.empty() && batch.kinds[row] == TokenKind::kStep;
   };
@@ -181,6 +196,73 @@ void CudaProducts::FuseNorm(const Activations& in, const NormWeights& norm,
 }
 
 // ----------------------------------------------------------------------------
+// A layer's products in one launch
+
+absl::Status CudaProducts::Flush() {
+  if (!chain_) return absl::OkStatus();
+  const Chain chain = *std::move(chain_);
+  chain_.reset();
+  RECURVE_RETURN_IF_ERROR(chain.mixer
+                              ? LaunchChain(chain, MatrixId{}, Activations{})
+                              : ProjectNow(chain.x, chain.out, chain.residual,
+                                           /*add=*/true));
+  if (!chain.next_norm) return absl::OkStatus();
+  return NormNow(chain.residual, chain.next_norm->norm, chain.next_norm->out);
+}
+
+ProductChainParams CudaProducts::ChainParams(const Chain& chain,
+                                             MatrixId next) const {
+  const Matrix& out = matrices_[chain.out.value];
+  const Backend::ChannelMixerArgs& args = chain.mixer->args;
+  const Matrix& up = matrices_[args.w1_w2.value];
+  const Matrix& down = matrices_[args.w3.value];
+  ProductChainParams p = {};
+  p.type = out.type;
+  p.width = out.outputs;
+  p.x = chain.x.data;
+  p.x_cols = chain.x.cols;
+  p.out = out.memory.data();
+  p.out_inputs = out.padded;
+  p.residual = Floats(chain.residual);
+  p.up_norm = chain.mixer->norm.weight;
+  p.up_eps = chain.mixer->norm.eps;
+  p.up = up.memory.data();
+  p.up_inputs = up.padded;
+  p.features = up.outputs / 2;
+  p.activation = args.activation;
+  p.down = down.memory.data();
+  p.down_cols = args.hidden.cols;
+  p.down_inputs = down.padded;
+  p.exchange = exchange_.data();
+  if (next.value < 0) return p;
+  const Matrix& last = matrices_[next.value];
+  p.next_norm = chain.next_norm->norm.weight;
+  p.next_eps = chain.next_norm->norm.eps;
+  p.next = last.memory.data();
+  p.next_outputs = last.outputs;
+  p.next_inputs = last.padded;
+  return p;
+}
+
+// By kinds and sizes alone: whichever way, a row has the same bits.
+bool CudaProducts::Chains(const Chain& chain, MatrixId next) const {
+  return chain.residual.cols == matrices_[chain.out.value].outputs &&
+         ProductChainTakes(ChainParams(chain, next));
+}
+
+absl::Status CudaProducts::LaunchChain(const Chain& chain, MatrixId next,
+                                       const Activations& y) {
+  Note(chain.out);
+  Note(chain.mixer->args.w1_w2);
+  ProductChainParams p = ChainParams(chain, next);
+  if (next.value >= 0) {
+    Note(next);
+    p.y = Floats(y);
+  }
+  return CudaStatus(LaunchProductChain(p, stream_), "products of a layer");
+}
+
+// ----------------------------------------------------------------------------
 // Norms and gates before a product
 
 absl::Status CudaProducts::NormRows(const float* in, int64_t in_stride,
@@ -201,6 +283,17 @@ absl::Status CudaProducts::NormRows(const float* in, int64_t in_stride,
 
 absl::Status CudaProducts::Norm(Activations in, const NormWeights& norm,
                                 Activations out) {
+  if (chain_ && chain_->mixer && !chain_->next_norm && out.for_products &&
+      in.data == chain_->residual.data && ChainsNorm(norm)) {
+    chain_->next_norm = {norm, out};
+    return absl::OkStatus();
+  }
+  RECURVE_RETURN_IF_ERROR(Flush());
+  return NormNow(in, norm, out);
+}
+
+absl::Status CudaProducts::NormNow(Activations in, const NormWeights& norm,
+                                   Activations out) {
   fused_norms_.erase(out.data);
   if (out.for_products && FusesNorm(in, norm)) {
     fused_norms_[out.data] = {in, norm};
@@ -223,6 +316,7 @@ absl::Status CudaProducts::Norm(Activations in, const NormWeights& norm,
 
 absl::Status CudaProducts::Glu(Activations in, Activation activation,
                                Activations out) {
+  RECURVE_RETURN_IF_ERROR(Flush());
   const std::optional<WeightType> type = RoundsInto(out);
   SetRounded(out, type.has_value());
   const CudaGluParams params = {ElementType::kFloat32,
@@ -327,6 +421,25 @@ absl::Status CudaProducts::MultiplyRounded(const Matrix& matrix,
 
 absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
                                    bool add) {
+  if (chain_ && chain_->next_norm && !add && in.for_products &&
+      in.data == chain_->next_norm->out.data && Chains(*chain_, id)) {
+    const Chain chain = *std::move(chain_);
+    chain_.reset();
+    RECURVE_RETURN_IF_ERROR(LaunchChain(chain, id, out));
+    // Should another product take the norm, too.
+    fused_norms_[in.data] = {chain.residual, chain.next_norm->norm};
+    return absl::OkStatus();
+  }
+  RECURVE_RETURN_IF_ERROR(Flush());
+  if (add && decode_ && rows_ == 1 && exchange_.bytes() > 0 && IsRounded(in)) {
+    chain_ = Chain{id, in, out, std::nullopt, std::nullopt};
+    return absl::OkStatus();
+  }
+  return ProjectNow(in, id, out, add);
+}
+
+absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
+                                      Activations out, bool add) {
   Note(id);
   const Matrix& matrix = matrices_[id.value];
   if (const auto fused = fused_norms_.find(in.data);
@@ -365,10 +478,22 @@ bool CudaProducts::FusesChannelMixer(MatrixId w1_w2) const {
          DecodeMatmulFuses();
 }
 
-// More rows than the kernel for few of them takes are faster in 16 bits, though
-// a kernel of its own has to bring them there.
 absl::Status CudaProducts::ChannelMixer(const Backend::ChannelMixerArgs& args,
                                         const NormWeights& norm) {
+  if (chain_ && !chain_->mixer && ChainsNorm(norm) &&
+      args.residual.data == chain_->residual.data) {
+    chain_->mixer = {args, norm};
+    if (Chains(*chain_, MatrixId{})) return absl::OkStatus();
+    chain_->mixer.reset();
+  }
+  RECURVE_RETURN_IF_ERROR(Flush());
+  return ChannelMixerNow(args, norm);
+}
+
+// More rows than the kernel for few of them takes are faster in 16 bits, though
+// a kernel of its own has to bring them there.
+absl::Status CudaProducts::ChannelMixerNow(
+    const Backend::ChannelMixerArgs& args, const NormWeights& norm) {
   Note(args.w1_w2);
   const Matrix& matrix = matrices_[args.w1_w2.value];
   const Matrix& next = matrices_[args.w3.value];
@@ -403,7 +528,7 @@ absl::Status CudaProducts::ChannelMixer(const Backend::ChannelMixerArgs& args,
   if (!up.y_is_half) {
     Activations hidden = args.hidden;
     hidden.for_products = false;
-    return Project(hidden, args.w3, in, /*add=*/true);
+    return ProjectNow(hidden, args.w3, in, /*add=*/true);
   }
   DecodeMatmulParams down =
       ProductOf(next, Floats(in), in.stride, rows_, args.hidden.cols);
@@ -417,6 +542,7 @@ absl::Status CudaProducts::Logits(Activations in, const int32_t* index,
                                   int64_t rows, const NormWeights& norm,
                                   MatrixId head, float* normed, float* logits,
                                   int64_t logits_stride) {
+  RECURVE_RETURN_IF_ERROR(Flush());
   const Matrix& matrix = matrices_[head.value];
   if (index == nullptr && FusesNorm(in, norm)) {
     DecodeMatmulParams params =

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "kernels/common/weight_type.h"
 #include "kernels/matmul/cublas_matmul.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
+#include "kernels/matmul/product_chain_cuda.h"
 
 namespace recurve {
 
@@ -38,6 +40,11 @@ namespace recurve {
 // SetRounded); a norm that the next product takes on its way is not launched at
 // all. Both are kept by address from BeginStep on.
 //
+// Of a step of one row, a product that adds to the residual is put off until
+// what follows is known: with the channel mixer behind it, and the projection
+// of the next layer, it is one launch (LaunchProductChain). Who reads or writes
+// activations otherwise calls Flush() before.
+//
 // Not thread-safe; one stream.
 class CudaProducts {
  public:
@@ -52,6 +59,7 @@ class CudaProducts {
 
   static absl::StatusOr<std::unique_ptr<CudaProducts>> Create(
       cudaStream_t stream);
+  ~CudaProducts();
 
   // --- Building a model ---
 
@@ -83,6 +91,9 @@ class CudaProducts {
   absl::Status Allocate(int64_t row_capacity);
 
   // --- A step ---
+
+  // Launches what has been put off.
+  absl::Status Flush();
 
   // Every row is of TokenKind::kStep.
   void BeginDecode(int64_t rows);
@@ -148,6 +159,40 @@ class CudaProducts {
     NormWeights norm;
   };
 
+  // Products put off: residual += x · outᵀ, a channel mixer on the residual,
+  // and the norm of what is multiplied next.
+  struct Chain {
+    MatrixId out;
+    Activations x, residual;
+    struct Mixer {
+      Backend::ChannelMixerArgs args;
+      NormWeights norm;
+    };
+    std::optional<Mixer> mixer;
+    struct NextNorm {
+      NormWeights norm;
+      Activations out;
+    };
+    std::optional<NextNorm> next_norm;
+  };
+
+  // Whether the products of the chain, and of its norm with `next`, -1: none,
+  // are one launch.
+  bool Chains(const Chain& chain, MatrixId next) const;
+  static bool ChainsNorm(const NormWeights& norm) {
+    return norm.kind == NormKind::kRms && norm.groups == 1;
+  }
+  ProductChainParams ChainParams(const Chain& chain, MatrixId next) const;
+  absl::Status LaunchChain(const Chain& chain, MatrixId next,
+                           const Activations& y);
+  // The member functions of like names, at once.
+  absl::Status NormNow(Activations in, const NormWeights& norm,
+                       Activations out);
+  absl::Status ProjectNow(Activations in, MatrixId matrix, Activations out,
+                          bool add);
+  absl::Status ChannelMixerNow(const Backend::ChannelMixerArgs& args,
+                               const NormWeights& norm);
+
   CudaProducts(std::unique_ptr<CublasMatmul> cublas, cudaStream_t stream)
       : stream_(stream), cublas_(std::move(cublas)) {}
 
@@ -185,6 +230,10 @@ class CudaProducts {
   // The 16-bit type of all matrices, if it is one.
   std::optional<WeightType> type_;
   CudaMemory rounded_rows_;  // rows rounded to the type of the weights
+  // Of LaunchProductChain, if this is its one user in the process. Others
+  // launch the products one by one.
+  CudaMemory exchange_;
+  inline static std::atomic_flag chain_user_;
 
   // Of the step in progress.
   bool decode_ = false;
@@ -192,6 +241,7 @@ class CudaProducts {
   std::vector<Run> runs_;
   std::set<const char*> rounded_;
   std::map<const char*, FusedNorm> fused_norms_;  // by where they would be
+  std::optional<Chain> chain_;
 };
 
 }  // namespace recurve

@@ -18,14 +18,11 @@ struct TensorMapShape {
   int box[3];
 };
 
-// A map of boxes swizzled by 128 bytes; what lies beyond the sizes reads as
-// zeros. cudaErrorNotSupported if the driver has none, cudaErrorInvalidValue
-// for what it refuses.
-inline cudaError_t MakeTensorMap(const void* data, const TensorMapShape& shape,
-                                 CUtensorMap* map) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  // From the driver, which is not linked.
-  static const Encode encode = [] {
+// The driver's function that makes maps, which is not linked; null if it has
+// none.
+using TensorMapEncode = decltype(&cuTensorMapEncodeTiled);
+inline TensorMapEncode GetTensorMapEncode() {
+  static const TensorMapEncode encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult result;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
@@ -34,8 +31,17 @@ inline cudaError_t MakeTensorMap(const void* data, const TensorMapShape& shape,
         result != cudaDriverEntryPointSuccess) {
       entry = nullptr;
     }
-    return reinterpret_cast<Encode>(entry);
+    return reinterpret_cast<TensorMapEncode>(entry);
   }();
+  return encode;
+}
+
+// A map of boxes swizzled by 128 bytes; what lies beyond the sizes reads as
+// zeros. cudaErrorNotSupported if the driver has none, cudaErrorInvalidValue
+// for what it refuses.
+inline cudaError_t MakeTensorMap(const void* data, const TensorMapShape& shape,
+                                 CUtensorMap* map) {
+  const TensorMapEncode encode = GetTensorMapEncode();
   if (encode == nullptr) return cudaErrorNotSupported;
   cuuint64_t sizes[3];
   cuuint64_t strides[2];

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@
 #include "tests/testing/golden_sets.h"
 #include "tests/testing/test_device.h"
 #include "tests/testing/test_random.h"
+#include "tools/recurve_model/presets.h"
+#include "tools/recurve_model/random_checkpoint.h"
 
 namespace recurve {
 namespace {
@@ -303,6 +306,52 @@ TEST_F(BackendGpuTest, ANonFiniteRowEndsItsOwnStreamOnly) {
   EXPECT_TRUE(engine->health().ok());
   EXPECT_EQ(RunAlone(*engine, healthy).tokens, solo);
   EXPECT_TRUE(IsIdle(*engine));
+}
+
+// Of one row, a layer of this size has its products in one launch; the blocks
+// of two engines must not wait for each other, so the second one of a process
+// has them one by one, and so have more rows.
+TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
+  const auto plan = PlanPreset("t6-xl", {2, 256});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const std::string folder = testing::TempDir() + "/recurve-wide-model";
+  std::filesystem::remove_all(folder);
+  RandomCheckpointOptions checkpoint;
+  checkpoint.num_threads = 4;
+  const auto written =
+      WriteRandomCheckpoint(*plan, folder, checkpoint, [](int64_t, int64_t) {});
+  ASSERT_TRUE(written.ok()) << written.status();
+  EngineOptions options;
+  options.max_num_seqs = 4;
+  const auto first = Load(folder, "cuda", "bfloat16", options, 64);
+  const auto second = Load(folder, "cuda", "bfloat16", options, 64);
+  std::filesystem::remove_all(folder);
+  ASSERT_TRUE(first != nullptr && second != nullptr);
+  const auto script = [](uint64_t seed) {
+    Script generate = Script::Generate(TestRandom(seed).Tokens(20, 50000), 24,
+                                       LogitsMode::kNext);
+    generate.options.stopping.ignore_eos = true;
+    return generate;
+  };
+  const auto same = [](const StreamRecord& got, const StreamRecord& want) {
+    ASSERT_TRUE(got.end && got.end->ok());
+    EXPECT_EQ(got.tokens, want.tokens);
+    ASSERT_EQ(got.logits.size(), want.logits.size());
+    for (size_t i = 0; i < got.logits.size(); ++i)
+      ASSERT_EQ(got.logits[i].values, want.logits[i].values) << i;
+  };
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  std::vector<StreamRecord> alone;
+  for (const uint64_t seed : {1, 2, 3}) {
+    alone.push_back(RunAlone(*first, script(seed)));
+    ASSERT_EQ(alone.back().tokens.size(), 24u);
+    same(RunAlone(*second, script(seed)), alone.back());
+  }
+  for (const uint64_t seed : {1, 2, 3}) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    ASSERT_TRUE(Submit(*first, script(seed), sinks.back()).ok());
+  }
+  for (size_t i = 0; i < sinks.size(); ++i) same(sinks[i]->WaitEnd(), alone[i]);
 }
 
 // The golden sets with weights rounded to bfloat16, which the CPU rounds alike.

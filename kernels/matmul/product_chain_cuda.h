@@ -1,0 +1,74 @@
+#ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_CUDA_H_
+#define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_CUDA_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/common/activation.h"
+#include "kernels/common/weight_type.h"
+
+namespace recurve {
+
+// The products of one row between two attentions, one launch on Hopper:
+//
+//   residual += x · outᵀ
+//   residual += (act(g) ⊙ u) · downᵀ,  (g, u) = RMSNorm(residual) · upᵀ
+//   y = RMSNorm(residual) · nextᵀ      the next layer's, where there is one
+//
+// with the bits of LaunchDecodeMatmul with `norm` and `gate`, one after the
+// other: parts, chains and norms have the same order of sums
+// (decode_matmul_order.h), and the same is rounded to `type`.
+//
+// Its blocks wait for each other; product_chain.cu says why they may. That
+// holds for one such launch at a time on a device: two that could run at the
+// same time must not both be of this kind.
+//
+// Every pointer is device memory, 16-byte aligned. Neither allocates nor
+// synchronises.
+struct ProductChainParams {
+  WeightType type;  // of all matrices: kBFloat16 or kFloat16
+  int64_t width;    // of the residual
+
+  const void* x;       // [x_cols] of `type`
+  int64_t x_cols;      // <= out_inputs; the others count as 0
+  const void* out;     // [width, out_inputs]
+  int64_t out_inputs;  // as the other inputs, a multiple of 64; zeros from the
+                       // last column on
+  float* residual;     // [width]
+
+  const float* up_norm;  // [width], or null for none
+  float up_eps;
+  const void* up;  // [2 · features, up_inputs]
+  int64_t up_inputs;
+  int64_t features;
+  Activation activation;  // pointwise
+  const void* down;       // [width, down_inputs]
+  int64_t down_cols;      // <= features; the others count as 0
+  int64_t down_inputs;
+
+  const float* next_norm;  // [width], or null for none
+  float next_eps;
+  const void* next;  // [next_outputs, next_inputs], or null for no y
+  int64_t next_outputs;
+  int64_t next_inputs;
+  float* y;  // [next_outputs]
+
+  // kProductChainExchangeBytes, zeros before the first launch; launches that
+  // follow each other share them.
+  void* exchange;
+};
+
+inline constexpr int64_t kProductChainExchangeBytes = 128 << 10;
+
+// Whether the current device does these as one launch, by their sizes and kinds
+// (PlanProductChain). What y is, is not looked at.
+bool ProductChainTakes(const ProductChainParams& params);
+
+// cudaErrorInvalidValue for what that rules out.
+cudaError_t LaunchProductChain(const ProductChainParams& params,
+                               cudaStream_t stream);
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_CUDA_H_

@@ -1,0 +1,88 @@
+// Which products of a layer are one launch, and how a block's shared memory is
+// divided. Pure code: sizes in, a plan out.
+#ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_PLAN_H_
+#define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_PLAN_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/matmul/decode_matmul_order.h"
+
+namespace recurve {
+
+// Sizes of LaunchProductChain's products; next_outputs is 0 without a fourth.
+struct ProductChainShape {
+  int64_t width;
+  int64_t out_inputs;
+  int64_t features;
+  int64_t up_inputs;
+  int64_t down_inputs;
+  int64_t next_outputs;
+  int64_t next_inputs;
+};
+
+// The norm's sums are those of a whole block (norm.cu), by fours, twice.
+inline constexpr int64_t kProductChainMinWidth = 1024;  // more than that
+inline constexpr int64_t kProductChainMaxWidth = 2048;
+
+// Of 16 outputs and of 64 inputs, which are the steps of the copies.
+inline constexpr int kChainTile = 16;
+inline constexpr int kChainChunk = 64;
+inline constexpr int kChainStageChunks = 2;
+inline constexpr int kChainStageBytes =
+    kChainStageChunks * kChainTile * kChainChunk * 2;
+inline constexpr int kChainWarps = kDecodeMatmulMaxSplits;  // that multiply
+// Where a part's last stage is half empty, the row is read beyond its end.
+inline constexpr int kChainSlack = kChainStageChunks * kChainChunk * 2;
+
+// How a block's memory is divided. slots is 0 if the products are not one
+// launch.
+struct ProductChainPlan {
+  int slots;      // of the ring: stages
+  int row_bytes;  // of the row that is multiplied
+  int64_t bytes;
+};
+
+inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
+                                         int64_t multiprocessors,
+                                         int64_t shared_memory) {
+  const auto chunked = [](int64_t inputs) {
+    return inputs > 0 && inputs % kChainChunk == 0;
+  };
+  const auto tiles = [](int64_t outputs) {
+    return (outputs + kChainTile - 1) / kChainTile;
+  };
+  // A block has at most one tile of a product in parts, and one of gates for
+  // each of its warps.
+  const bool next = s.next_outputs > 0;
+  if (s.width <= kProductChainMinWidth || s.width > kProductChainMaxWidth ||
+      s.up_inputs > kProductChainMaxWidth || !chunked(s.out_inputs) ||
+      !chunked(s.up_inputs) || !chunked(s.down_inputs) ||
+      DecodeMatmulSplits(s.width) == 1 ||
+      DecodeMatmulSplits(2 * s.features) != 1 ||
+      tiles(s.width) > multiprocessors ||
+      tiles(2 * s.features) > kChainWarps * multiprocessors ||
+      (next &&
+       (DecodeMatmulSplits(s.next_outputs) == 1 || !chunked(s.next_inputs) ||
+        s.next_inputs > kProductChainMaxWidth ||
+        tiles(s.next_outputs) > multiprocessors))) {
+    return {};
+  }
+  ProductChainPlan plan = {};
+  const int64_t row_bytes =
+      2 * std::max({s.out_inputs, s.up_inputs, s.down_inputs,
+                    next ? s.next_inputs : 0}) +
+      kChainSlack;
+  // Sums of the parts, of the norm, and the ticket.
+  const int64_t rest = row_bytes + 4 * kChainWarps * (kChainTile + 1) + 16;
+  const int64_t slots = (shared_memory - rest) / (kChainStageBytes + 16);
+  if (shared_memory <= rest || slots < 2 * kChainWarps) return {};
+  plan.slots = static_cast<int>(slots);
+  plan.row_bytes = static_cast<int>(row_bytes);
+  plan.bytes = rest + slots * (kChainStageBytes + 16);
+  return plan;
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_PLAN_H_

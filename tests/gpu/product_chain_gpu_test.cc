@@ -1,0 +1,326 @@
+// The products of a layer in one launch, bit for bit those of one launch each.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/matmul/decode_matmul_cuda.h"
+#include "kernels/matmul/product_chain_cuda.h"
+#include "tests/gpu/device_buffer.h"
+#include "tests/testing/test_random.h"
+
+namespace recurve {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr int64_t kGap = 5;  // behind what is written
+
+int64_t Pad(int64_t cols) { return (cols + 63) / 64 * 64; }
+
+class Layer {
+ public:
+  struct Sizes {
+    int64_t width, attended, features, next;
+  };
+
+  Layer(WeightType type, const Sizes& s, bool normed, uint64_t seed)
+      : type_(type),
+        s_(s),
+        normed_(normed),
+        random_(seed),
+        out_(Matrix(s.width, s.attended)),
+        up_(Matrix(2 * s.features, s.width)),
+        down_(Matrix(s.width, s.features)),
+        next_(Matrix(s.next, s.width)),
+        up_norm_(Floats(s.width)),
+        next_norm_(Floats(s.width)) {}
+
+  // What is behind the columns of x is not read.
+  std::vector<uint16_t> Attended() {
+    return Halves(Floats(s_.attended), Pad(s_.attended), kNaN);
+  }
+  std::vector<float> Residual() {
+    std::vector<float> x = Floats(s_.width);
+    for (float& v : x) v *= 3.0f;
+    x.insert(x.end(), kGap, -7.0f);
+    return x;
+  }
+
+  ProductChainParams Chain(DeviceBuffer<uint16_t>& x,
+                           DeviceBuffer<float>& residual,
+                           DeviceBuffer<float>* y, void* exchange) {
+    ProductChainParams p = {};
+    p.type = type_;
+    p.width = s_.width;
+    p.x = x.data();
+    p.x_cols = s_.attended;
+    p.out = out_.data();
+    p.out_inputs = Pad(s_.attended);
+    p.residual = residual.data();
+    p.up_norm = normed_ ? up_norm_.data() : nullptr;
+    p.up_eps = 1e-5f;
+    p.up = up_.data();
+    p.up_inputs = Pad(s_.width);
+    p.features = s_.features;
+    p.activation = Activation::kSilu;
+    p.down = down_.data();
+    p.down_cols = s_.features;
+    p.down_inputs = Pad(s_.features);
+    if (y != nullptr) {
+      p.next_norm = normed_ ? next_norm_.data() : nullptr;
+      p.next_eps = 1e-6f;
+      p.next = next_.data();
+      p.next_outputs = s_.next;
+      p.next_inputs = Pad(s_.width);
+      p.y = y->data();
+    }
+    p.exchange = exchange;
+    return p;
+  }
+
+  void OneByOne(DeviceBuffer<uint16_t>& x, DeviceBuffer<float>& residual,
+                DeviceBuffer<float>* y) {
+    DeviceBuffer<uint16_t> hidden(
+        std::vector<uint16_t>(Pad(s_.features), 0xffff));
+    const auto launch = [](const DecodeMatmulParams& p) {
+      ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
+    };
+    DecodeMatmulParams p = Product(out_, s_.width, s_.attended);
+    p.x = x.data();
+    p.y = residual.data();
+    p.add = true;
+    launch(p);
+    p = Product(up_, 2 * s_.features, s_.width);
+    Norm(residual, up_norm_, 1e-5f, &p);
+    p.y = reinterpret_cast<float*>(hidden.data());
+    p.gate = true;
+    p.activation = Activation::kSilu;
+    p.y_is_half = true;
+    launch(p);
+    p = Product(down_, s_.width, s_.features);
+    p.x = hidden.data();
+    p.y = residual.data();
+    p.add = true;
+    launch(p);
+    if (y == nullptr) return;
+    p = Product(next_, s_.next, s_.width);
+    Norm(residual, next_norm_, 1e-6f, &p);
+    p.y = y->data();
+    launch(p);
+  }
+
+ private:
+  std::vector<float> Floats(int64_t count) {
+    std::vector<float> x;
+    for (int64_t i = 0; i < count; ++i)
+      x.push_back(static_cast<float>(random_.Uniform(-1000000, 1000000)) *
+                  1e-6f);
+    return x;
+  }
+  std::vector<uint16_t> Halves(std::vector<float> x, int64_t to, float behind) {
+    x.resize(to, behind);
+    std::vector<uint16_t> bits;
+    for (const float v : x) {
+      bits.push_back(type_ == WeightType::kBFloat16 ? FloatToBFloat16(v)
+                                                    : FloatToFloat16(v));
+    }
+    return bits;
+  }
+  // Rows of zeros behind the columns; few numbers, over and over.
+  std::vector<uint16_t> Matrix(int64_t rows, int64_t cols) {
+    std::vector<float> some = Floats(8191);
+    for (float& v : some) v *= 2.0f / std::sqrt(static_cast<float>(cols));
+    const std::vector<uint16_t> bits = Halves(some, 8191, 0.0f);
+    std::vector<uint16_t> all;
+    size_t at = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < cols; ++c) {
+        all.push_back(bits[at]);
+        if (++at == bits.size()) at = 0;
+      }
+      all.insert(all.end(), Pad(cols) - cols, uint16_t{0});
+    }
+    return all;
+  }
+  DecodeMatmulParams Product(DeviceBuffer<uint16_t>& w, int64_t outputs,
+                             int64_t cols) {
+    DecodeMatmulParams p = {};
+    p.type = type_;
+    p.w = w.data();
+    p.outputs = outputs;
+    p.inputs = Pad(cols);
+    p.x_cols = cols;
+    p.x_stride = Pad(cols);
+    p.y_stride = outputs;
+    p.rows = 1;
+    return p;
+  }
+  void Norm(DeviceBuffer<float>& x, DeviceBuffer<float>& weight, float eps,
+            DecodeMatmulParams* p) {
+    p->x = x.data();
+    p->x_is_float = true;
+    p->norm = true;
+    p->norm_weight = normed_ ? weight.data() : nullptr;
+    p->norm_eps = eps;
+  }
+
+  const WeightType type_;
+  const Sizes s_;
+  const bool normed_;
+  TestRandom random_;
+  DeviceBuffer<uint16_t> out_, up_, down_, next_;
+  DeviceBuffer<float> up_norm_, next_norm_;
+};
+
+class ProductChainGpuTest : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    if (!DecodeMatmulFuses()) GTEST_SKIP() << "this device fuses nothing";
+  }
+};
+
+// Bits, whatever a NaN's payload is.
+template <typename T>
+void ExpectSameBits(const std::vector<T>& got, const std::vector<T>& want,
+                    const char* what) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::isnan(got[i]) && std::isnan(want[i])) continue;
+    ASSERT_EQ(std::memcmp(&got[i], &want[i], sizeof(T)), 0)
+        << what << " " << i << ": " << got[i] << ", " << want[i];
+  }
+}
+
+// Several launches in a row, on words that those before have left.
+TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
+  DeviceBuffer<char> exchange(
+      std::vector<char>(kProductChainExchangeBytes, '\0'));
+  uint64_t seed = 1;
+  for (const Layer::Sizes& s : {
+           Layer::Sizes{1600, 4992, 4266, 1420},  // T6-XL
+           Layer::Sizes{1025, 40, 2049, 1},       // parts without inputs
+           Layer::Sizes{2048, 712, 2048, 2112},
+           Layer::Sizes{1100, 1150, 5003, 77},
+       }) {
+    for (const WeightType type :
+         {WeightType::kBFloat16, WeightType::kFloat16}) {
+      for (const bool all : {true, false}) {
+        SCOPED_TRACE(testing::Message()
+                     << s.width << ", " << s.attended << ", " << s.features
+                     << ", " << s.next << ", type " << static_cast<int>(type)
+                     << ", all " << all);
+        Layer layer(type, s, /*normed=*/all, ++seed);
+        DeviceBuffer<uint16_t> x(layer.Attended());
+        const std::vector<float> begin = layer.Residual();
+        DeviceBuffer<float> want(begin), got(begin);
+        const std::vector<float> nothing(s.next + kGap, kNaN);
+        DeviceBuffer<float> want_y(nothing), got_y(nothing);
+        const ProductChainParams p =
+            layer.Chain(x, got, all ? &got_y : nullptr, exchange.data());
+        ASSERT_TRUE(ProductChainTakes(p));
+        for (int i = 0; i < 3; ++i) {
+          layer.OneByOne(x, want, all ? &want_y : nullptr);
+          ASSERT_EQ(LaunchProductChain(p, nullptr), cudaSuccess);
+          ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        }
+        ExpectSameBits(got.Read(), want.Read(), "residual");
+        ExpectSameBits(got_y.Read(), want_y.Read(), "y");
+        EXPECT_FALSE(std::isnan(got.Read()[0]));
+      }
+    }
+  }
+}
+
+// As in a step: a graph of launches that follow each other, each of which may
+// start before the ones before have ended, replayed.
+TEST_F(ProductChainGpuTest, Replays) {
+  constexpr Layer::Sizes kSizes = {1600, 1152, 2400, 1420};
+  constexpr int kLayers = 6;
+  DeviceBuffer<char> exchange(
+      std::vector<char>(kProductChainExchangeBytes, '\0'));
+  Layer layer(WeightType::kBFloat16, kSizes, true, 77);
+  DeviceBuffer<uint16_t> x(layer.Attended());
+  const std::vector<float> begin = layer.Residual();
+  DeviceBuffer<float> want(begin), got(begin);
+  const std::vector<float> nothing(kSizes.next + kGap, kNaN);
+  DeviceBuffer<float> want_y(nothing), got_y(nothing);
+  constexpr int kReplays = 20;
+  for (int i = 0; i < kLayers * kReplays; ++i) layer.OneByOne(x, want, &want_y);
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+            cudaSuccess);
+  for (int i = 0; i < kLayers; ++i) {
+    EXPECT_EQ(LaunchProductChain(layer.Chain(x, got, &got_y, exchange.data()),
+                                 stream),
+              cudaSuccess);
+  }
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (int i = 0; i < kReplays; ++i)
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  ExpectSameBits(got.Read(), want.Read(), "residual");
+  ExpectSameBits(got_y.Read(), want_y.Read(), "y");
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+// A row that is not finite ends, and the next is itself again.
+TEST_F(ProductChainGpuTest, NotFinite) {
+  constexpr Layer::Sizes kSizes = {1600, 640, 2048, 100};
+  DeviceBuffer<char> exchange(
+      std::vector<char>(kProductChainExchangeBytes, '\0'));
+  Layer layer(WeightType::kBFloat16, kSizes, true, 5);
+  DeviceBuffer<uint16_t> x(layer.Attended());
+  const std::vector<float> good = layer.Residual();
+  for (const float bad : {kNaN, std::numeric_limits<float>::infinity(), 0.0f}) {
+    std::vector<float> begin = good;
+    if (bad != 0.0f) begin[1599] = bad;
+    DeviceBuffer<float> want(begin), got(begin);
+    const std::vector<float> nothing(kSizes.next + kGap, kNaN);
+    DeviceBuffer<float> want_y(nothing), got_y(nothing);
+    layer.OneByOne(x, want, &want_y);
+    ASSERT_EQ(LaunchProductChain(layer.Chain(x, got, &got_y, exchange.data()),
+                                 nullptr),
+              cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    ExpectSameBits(got.Read(), want.Read(), "residual");
+    ExpectSameBits(got_y.Read(), want_y.Read(), "y");
+    EXPECT_EQ(std::isnan(got_y.Read()[0]), bad != 0.0f);
+  }
+}
+
+TEST_F(ProductChainGpuTest, Refuses) {
+  DeviceBuffer<char> exchange(
+      std::vector<char>(kProductChainExchangeBytes, '\0'));
+  Layer layer(WeightType::kBFloat16, {1600, 640, 2048, 100}, true, 6);
+  DeviceBuffer<uint16_t> x(layer.Attended());
+  DeviceBuffer<float> residual(layer.Residual());
+  DeviceBuffer<float> y(std::vector<float>(100));
+  const ProductChainParams good = layer.Chain(x, residual, &y, exchange.data());
+  EXPECT_TRUE(ProductChainTakes(good));
+  const auto refused = [&](auto change) {
+    ProductChainParams p = good;
+    change(p);
+    EXPECT_FALSE(ProductChainTakes(p));
+    return LaunchProductChain(p, nullptr) == cudaErrorInvalidValue;
+  };
+  EXPECT_TRUE(refused([](auto& p) { p.type = WeightType::kFloat32; }));
+  EXPECT_TRUE(refused([](auto& p) { p.activation = Activation::kSoftmax; }));
+  EXPECT_TRUE(refused([](auto& p) { p.x_cols = p.out_inputs + 1; }));
+  EXPECT_TRUE(refused([](auto& p) { p.down_cols = p.features + 1; }));
+  EXPECT_TRUE(refused([](auto& p) { p.out_inputs = 608; }));
+  EXPECT_TRUE(refused([](auto& p) { p.width = 1024; }));
+}
+
+}  // namespace
+}  // namespace recurve

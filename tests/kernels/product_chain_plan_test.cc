@@ -1,0 +1,70 @@
+#include "kernels/matmul/product_chain_plan.h"
+
+#include "gtest/gtest.h"
+
+namespace recurve {
+namespace {
+
+constexpr int64_t kMultiprocessors = 132;
+constexpr int64_t kSharedMemory = 232448;
+constexpr ProductChainShape kT6Xl = {1600, 4992, 4266, 1600, 4288, 1420, 1600};
+
+bool Takes(const ProductChainShape& shape,
+           int64_t multiprocessors = kMultiprocessors,
+           int64_t shared_memory = kSharedMemory) {
+  return PlanProductChain(shape, multiprocessors, shared_memory).slots > 0;
+}
+
+TEST(ProductChainPlanTest, FillsABlock) {
+  const ProductChainPlan plan =
+      PlanProductChain(kT6Xl, kMultiprocessors, kSharedMemory);
+  EXPECT_EQ(plan.slots, 53);
+  EXPECT_EQ(plan.row_bytes, 2 * 4992 + kChainSlack);
+  EXPECT_LE(plan.bytes, kSharedMemory);
+  EXPECT_GT(plan.bytes + kChainStageBytes + 16, kSharedMemory);
+}
+
+TEST(ProductChainPlanTest, SizesDecide) {
+  const auto with = [](auto change) {
+    ProductChainShape shape = kT6Xl;
+    change(shape);
+    return Takes(shape);
+  };
+  EXPECT_TRUE(Takes(kT6Xl));
+  // Without a fourth product its sizes do not count.
+  EXPECT_TRUE(with([](auto& s) { s.next_outputs = s.next_inputs = 0; }));
+  // Norms have another order of sums, or do not fit a block's registers.
+  EXPECT_FALSE(with([](auto& s) { s.width = 1024; }));
+  EXPECT_TRUE(with([](auto& s) { s.width = 1025; }));
+  EXPECT_TRUE(with([](auto& s) { s.width = s.up_inputs = 2048; }));
+  EXPECT_FALSE(with([](auto& s) { s.width = 2049; }));
+  EXPECT_FALSE(with([](auto& s) { s.up_inputs = 2112; }));
+  EXPECT_FALSE(with([](auto& s) { s.next_inputs = 2112; }));
+  // Half a chunk.
+  EXPECT_FALSE(with([](auto& s) { s.out_inputs = 4960; }));
+  EXPECT_FALSE(with([](auto& s) { s.up_inputs = 1632; }));
+  EXPECT_FALSE(with([](auto& s) { s.down_inputs = 4320; }));
+  EXPECT_FALSE(with([](auto& s) { s.next_inputs = 1632; }));
+  // Matrices that would be in parts, or not.
+  EXPECT_FALSE(with([](auto& s) { s.features = 2047; }));
+  EXPECT_TRUE(with([](auto& s) { s.features = 2048; }));
+  EXPECT_FALSE(with([](auto& s) { s.next_outputs = 4096; }));
+  // More tiles than blocks, or warps.
+  EXPECT_TRUE(with([](auto& s) { s.next_outputs = 132 * 16; }));
+  EXPECT_FALSE(with([](auto& s) { s.next_outputs = 132 * 16 + 1; }));
+  EXPECT_TRUE(with([](auto& s) { s.features = 132 * 8 * 8; }));
+  EXPECT_FALSE(with([](auto& s) { s.features = 132 * 8 * 8 + 1; }));
+  // A row that leaves no room for the ring.
+  EXPECT_FALSE(with([](auto& s) { s.out_inputs = 90048; }));
+  EXPECT_FALSE(with([](auto& s) { s.out_inputs = 1 << 20; }));
+}
+
+TEST(ProductChainPlanTest, AnyDevice) {
+  EXPECT_TRUE(Takes(kT6Xl, 100));
+  EXPECT_FALSE(Takes(kT6Xl, 99));
+  EXPECT_FALSE(Takes(kT6Xl, 0));
+  EXPECT_FALSE(Takes(kT6Xl, kMultiprocessors, 0));
+}
+
+}  // namespace
+}  // namespace recurve
