@@ -124,6 +124,7 @@ class Layer {
   std::vector<uint16_t> Halves(std::vector<float> x, int64_t to, float behind) {
     x.resize(to, behind);
     std::vector<uint16_t> bits;
+    bits.reserve(x.size());
     for (const float v : x) {
       bits.push_back(type_ == WeightType::kBFloat16 ? FloatToBFloat16(v)
                                                     : FloatToFloat16(v));
