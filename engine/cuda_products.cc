@@ -200,7 +200,7 @@ void CudaProducts::FuseNorm(const Activations& in, const NormWeights& norm,
 
 absl::Status CudaProducts::Flush() {
   if (!chain_) return absl::OkStatus();
-  const Chain chain = *std::move(chain_);
+  const Chain chain = *chain_;
   chain_.reset();
   RECURVE_RETURN_IF_ERROR(chain.mixer
                               ? LaunchChain(chain, MatrixId{}, Activations{})
@@ -423,7 +423,7 @@ absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
                                    bool add) {
   if (chain_ && chain_->next_norm && !add && in.for_products &&
       in.data == chain_->next_norm->out.data && Chains(*chain_, id)) {
-    const Chain chain = *std::move(chain_);
+    const Chain chain = *chain_;
     chain_.reset();
     RECURVE_RETURN_IF_ERROR(LaunchChain(chain, id, out));
     // Should another product take the norm, too.

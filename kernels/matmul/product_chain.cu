@@ -58,9 +58,11 @@ constexpr int kPhases = 4;
 // Of words, half a minute and more: then a partner is gone, and the launch ends
 // with an error.
 constexpr int kMaxPolls = 1 << 26;
-// Rounds of copies under way: of 8 stages, and of 4 in the second product.
+// Rounds of copies under way, at most 4: of 8 stages, 64 KB, and of 4 or 5 in
+// the second product, 48 KB, behind which the row that others wait for stands.
+// (Measured; docs/kernels/matmul.md.)
 constexpr int kRoundsAhead = 2;
-constexpr int kUpRoundsAhead = 4;
+constexpr int kUpRoundsAhead = 3;
 
 enum PhaseId { kOut, kUp, kDown, kNext };
 

@@ -1,8 +1,8 @@
 // The products of a layer in one launch, bit for bit those of one launch each.
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -115,6 +115,7 @@ class Layer {
  private:
   std::vector<float> Floats(int64_t count) {
     std::vector<float> x;
+    x.reserve(count);
     for (int64_t i = 0; i < count; ++i)
       x.push_back(static_cast<float>(random_.Uniform(-1000000, 1000000)) *
                   1e-6f);
@@ -123,6 +124,7 @@ class Layer {
   std::vector<uint16_t> Halves(std::vector<float> x, int64_t to, float behind) {
     x.resize(to, behind);
     std::vector<uint16_t> bits;
+    bits.reserve(x.size());
     for (const float v : x) {
       bits.push_back(type_ == WeightType::kBFloat16 ? FloatToBFloat16(v)
                                                     : FloatToFloat16(v));
@@ -185,13 +187,12 @@ class ProductChainGpuTest : public GpuTest {
 };
 
 // Bits, whatever a NaN's payload is.
-template <typename T>
-void ExpectSameBits(const std::vector<T>& got, const std::vector<T>& want,
-                    const char* what) {
+void ExpectSameBits(const std::vector<float>& got,
+                    const std::vector<float>& want, const char* what) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
     if (std::isnan(got[i]) && std::isnan(want[i])) continue;
-    ASSERT_EQ(std::memcmp(&got[i], &want[i], sizeof(T)), 0)
+    ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want[i]))
         << what << " " << i << ": " << got[i] << ", " << want[i];
   }
 }
