@@ -32,7 +32,7 @@ using linear_ring::Plan;
 
 // Nobody is sent to who has gone. Once for each role: code that they shared
 // after their own would get one number of registers for all.
-__device__ __forceinline__ void Leave() {
+[[maybe_unused]] __device__ __forceinline__ void Leave() {
   __syncwarp();
   linear_cluster::ClusterBarrier();
 }
