@@ -3,6 +3,7 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_noncausal_out.cuh"
+#include "kernels/linear_attn/linear_noncausal_ring.h"
 #include "kernels/linear_attn/linear_step_check.h"
 
 namespace recurve {
@@ -150,6 +151,7 @@ cudaError_t LaunchLinearNoncausal(const LinearNoncausalParams& p,
                                   cudaStream_t stream) {
   if (!Valid(p)) return cudaErrorInvalidValue;
   if (p.max_rows == 0) return cudaSuccess;
+  if (LinearNoncausalRingDoes(p)) return LaunchLinearNoncausalRing(p, stream);
   switch (p.position) {
     case LrpeType::kRotate:
       return Launch<LrpeType::kRotate>(p, stream);

@@ -76,7 +76,7 @@ inline constexpr int64_t kLinearNoncausalMaxDim = 128;
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a
 // missing pointer; cudaErrorNotSupported on a device of another compute
-// capability than 9.0.
+// capability than 9.0, or if the driver makes no tensor maps.
 cudaError_t LaunchLinearNoncausal(const LinearNoncausalParams& params,
                                   cudaStream_t stream);
 

@@ -34,6 +34,7 @@ struct Config {
   LrpeType position = LrpeType::kNone;
   int64_t first_position = 0;
   float scale = 1.0f;
+  float ramp = 1.0f;  // of features, over 37 of them
 
   int64_t key_dim() const { return LrpeOutputDim(position, head_dim); }
   int64_t state() const { return heads * key_dim() * value_dim; }
@@ -45,8 +46,8 @@ std::vector<float> Token(const Config& c, int64_t sequence, int64_t t) {
   std::vector<float> token =
       RandomTensor(9000 * sequence + t + 1, c.token(), -2.0f, 2.0f);
   for (size_t i = 0; i < token.size(); ++i) {
-    token[i] +=
-        static_cast<float>(i % 37) / 37.0f + 0.05f * static_cast<float>(t % 5);
+    token[i] += c.ramp * static_cast<float>(i % 37) / 37.0f +
+                0.05f * static_cast<float>(t % 5);
   }
   return Rounded(ElementType::kBFloat16, token);
 }
@@ -278,6 +279,18 @@ TEST_F(LinearNoncausalGpuTest, MatchesFloat64AtEveryLength) {
       c, {1, 0, 2, 63, 64, 65, 127, 128, 129, 513, 640, 1025, 4097, 31}));
 }
 
+// Tiles are 64 tokens, and four blocks share them: some have none.
+TEST_F(LinearNoncausalGpuTest, MatchesFloat64AtEveryLengthMade) {
+  Config c;
+  c.q = Activation::kSoftmax;
+  c.k = c.g = Activation::kSilu;
+  for (LrpeType position : {LrpeType::kNone, LrpeType::kCosine}) {
+    c.position = position;
+    ASSERT_NO_FATAL_FAILURE(ExpectOracle(
+        c, {1, 0, 63, 64, 65, 129, 192, 193, 255, 256, 257, 640, 1025, 2049}));
+  }
+}
+
 TEST_F(LinearNoncausalGpuTest, MatchesFloat64InEveryShape) {
   for (const auto& [heads, d, e] :
        {std::tuple(1, 16, 8), std::tuple(3, 32, 40), std::tuple(5, 64, 32),
@@ -355,6 +368,38 @@ TEST_F(LinearNoncausalGpuTest, ARowAloneHasTheSameBits) {
   ASSERT_NO_FATAL_FAILURE(alone.Run());
   EXPECT_TRUE(SameBits(all.Out(2), alone.Out(0)));
   EXPECT_TRUE(SameBits(all.State(2), alone.State(0)));
+}
+
+// More heads of rows than there are clusters, so that each has several, of
+// different lengths, one after the other.
+TEST_F(LinearNoncausalGpuTest, ManyRowsHaveTheSameBitsAsAlone) {
+  std::vector<int64_t> counts;
+  for (int64_t row = 0; row < 90; ++row) counts.push_back(row * 37 % 211);
+  for (LrpeType position : {LrpeType::kNone, LrpeType::kCosine}) {
+    Config c;
+    c.position = position;
+    if (position == LrpeType::kCosine) c.q = c.k = c.g = Activation::kSilu;
+    Batch all(c, counts);
+    ASSERT_NO_FATAL_FAILURE(all.Run());
+    for (int64_t row : {1, 5, 40, 61, 88, 89}) {
+      SCOPED_TRACE(testing::Message() << "row " << row);
+      Batch alone(c, {counts[row]}, row + 1);
+      ASSERT_NO_FATAL_FAILURE(alone.Run());
+      EXPECT_TRUE(SameBits(all.Out(row), alone.Out(0)));
+      EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
+    }
+  }
+}
+
+// Features that are large, and of which some are alike: silu and softmax stay
+// within what they are to be.
+TEST_F(LinearNoncausalGpuTest, LargeFeaturesStayFinite) {
+  Config c;
+  c.position = LrpeType::kCosine;
+  c.q = Activation::kSoftmax;
+  c.k = c.g = Activation::kSilu;
+  c.ramp = 60.0f;
+  ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {70, 300}));
 }
 
 // Without a state to keep, slots are not looked at.

@@ -1,0 +1,174 @@
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
+#include "kernels/common/async_copy.cuh"
+#include "kernels/common/tensor_map.h"
+#include "kernels/linear_attn/linear_noncausal_ring.h"
+#include "kernels/linear_attn/linear_noncausal_ring_copy.cuh"
+#include "kernels/linear_attn/linear_noncausal_ring_make.cuh"
+#include "kernels/linear_attn/linear_noncausal_ring_multiply.cuh"
+#include "kernels/linear_attn/linear_noncausal_ring_shared.cuh"
+
+namespace recurve {
+namespace {
+
+using linear_ring::Args;
+using linear_ring::Change;
+using linear_ring::Copier;
+using linear_ring::Form;
+using linear_ring::kMakers;
+using linear_ring::kMultipliers;
+using linear_ring::kParts;
+using linear_ring::kTokens;
+using linear_ring::Layout;
+using linear_ring::Maker;
+using linear_ring::Multiplier;
+using linear_ring::Plan;
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+// Nobody is sent to who has gone. Once for each role: code that they shared
+// after their own would get one number of registers for all.
+[[maybe_unused]] __device__ __forceinline__ void Leave() {
+  __syncwarp();
+  linear_cluster::ClusterBarrier();
+}
+
+// Grid: as many clusters of kParts blocks as there is room for; they
+// take the heads of the rows in turn. A block makes S of its part of the
+// tokens; the parts are added up; then it makes the outputs of the same part.
+template <Form kForm>
+__global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
+    linear_noncausal_ring_kernel(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char shared[];
+  using P = Plan<kForm>;
+  const Layout<kForm> layout((SharedAddress(shared) + 1023) & ~1023u);
+  if (threadIdx.x == 0) layout.InitBarriers();
+  __syncthreads();
+  linear_cluster::ClusterBarrier();  // everybody's barriers are ready
+
+  if (threadIdx.x < kMultipliers) {
+    if constexpr (P::kMakes) ClaimRegisters<176>();
+    Multiplier<kForm> multiplier(args, layout);
+    multiplier.Run();
+    Leave();
+  } else if (P::kMakes && threadIdx.x < kMultipliers + kMakers) {
+    if constexpr (P::kMakes) {
+      ReleaseRegisters<120>();
+      Maker<kForm> maker(args, layout);
+      maker.Run();
+      Leave();
+    }
+  } else {
+    if constexpr (P::kMakes) ReleaseRegisters<40>();
+    constexpr int kCopierWarp = (kMultipliers + (P::kMakes ? kMakers : 0)) / 32;
+    if (threadIdx.x / 32 == kCopierWarp) {
+      Copier<kForm> copier{args, layout, {}, {}};
+      copier.Run();
+    }
+    Leave();
+  }
+#endif
+}
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+// Features beyond a head's read as zeros. How many tokens there are the host
+// does not know: the kernel never asks for one that is not there.
+cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
+                    int64_t stride, CUtensorMap* map) {
+  return MakeTensorMap(data,
+                       {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                        {features, heads, int64_t{1} << 31},
+                        {features, stride},
+                        {64, 1, kTokens}},
+                       map);
+}
+
+Change ChangeOf(Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return Change::kSilu;
+    case Activation::kSoftmax:
+      return Change::kSoftmax;
+    default:
+      return Change::kNone;
+  }
+}
+
+template <Form kForm>
+cudaError_t Launch(const LinearNoncausalParams& p, cudaStream_t stream) {
+  const auto kernel = linear_noncausal_ring_kernel<kForm>;
+  // What the driver makes of PTX for other devices has nothing in it.
+  cudaFuncAttributes attributes;
+  cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+  if (error != cudaSuccess) return error;
+  if (attributes.binaryVersion != 90 || attributes.ptxVersion < 90) {
+    return cudaErrorNotSupported;
+  }
+  constexpr int kBytes = Plan<kForm>::kBytes;
+  error =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  Args args = {};
+  args.p = p;
+  const auto map = [&](const void* data, int64_t dim, CUtensorMap* to) {
+    if (error == cudaSuccess && data != nullptr) {
+      error = MakeMap(data, dim, p.num_heads, p.stride, to);
+    }
+  };
+  map(p.q, p.head_dim, &args.q);
+  map(p.k, p.head_dim, &args.k);
+  map(p.v, p.value_dim, &args.v);
+  map(p.g, p.value_dim, &args.g);
+  if (error != cudaSuccess) return error;
+  args.heads = static_cast<int>(p.num_heads);
+  args.head_dim = static_cast<int>(p.head_dim);
+  args.value_dim = static_cast<int>(p.value_dim);
+  args.q_change = ChangeOf(p.q_activation);
+  args.k_change = ChangeOf(p.k_activation);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kParts);
+  config.blockDim = dim3(Plan<kForm>::kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = kParts;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int clusters = 0;
+  error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  if (error != cudaSuccess) return error;
+  if (clusters < 1) return cudaErrorNotSupported;
+  const int64_t items = p.max_rows * p.num_heads;
+  config.gridDim =
+      dim3(kParts * static_cast<unsigned>(std::min<int64_t>(items, clusters)));
+  return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+}  // namespace
+
+bool LinearNoncausalRingDoes(const LinearNoncausalParams& p) {
+  return p.position != LrpeType::kRotate && !p.q_sequence_softmax &&
+         !p.k_sequence_softmax;
+}
+
+cudaError_t LaunchLinearNoncausalRing(const LinearNoncausalParams& p,
+                                      cudaStream_t stream) {
+  if (p.position == LrpeType::kCosine) return Launch<Form::kCosine>(p, stream);
+  if (p.q_activation == Activation::kNone &&
+      p.k_activation == Activation::kNone) {
+    return Launch<Form::kPlain>(p, stream);
+  }
+  return Launch<Form::kMade>(p, stream);
+}
+
+}  // namespace recurve

@@ -1,0 +1,263 @@
+// The group that makes k̃ and q̃. Device code only.
+#ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_NONCAUSAL_RING_MAKE_CUH_
+#define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_NONCAUSAL_RING_MAKE_CUH_
+
+#include <cstdint>
+
+#include "kernels/common/device_math.cuh"
+#include "kernels/linear_attn/linear_noncausal_ring_shared.cuh"
+#include "kernels/linear_attn/linear_prefill_tiles.cuh"
+
+namespace recurve {
+namespace linear_ring {
+
+// silu of twice h: x / (1 + e^−x) is x/2 + x/2 · tanh(x/2), with one special
+// function in place of two.
+__device__ __forceinline__ float SiluOfTwice(float h) {
+  float t;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(h));
+  return fmaf(h, t, h);
+}
+// Halves of a pair, exact but for the smallest numbers.
+__device__ __forceinline__ uint32_t HalvePair(uint32_t pair) {
+  uint32_t half;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(half) : "r"(pair), "r"(0x3f003f00u));
+  return half;
+}
+
+// A thread has eight features of every eighth token: a piece of a row.
+template <Form kForm>
+struct Maker {
+  using P = Plan<kForm>;
+  static constexpr bool kCosine = kForm == Form::kCosine;
+  static constexpr int kRows = kMakers / 16;  // a pass
+  static constexpr int kPasses = kTokens / kRows;
+  // cos and sin of angles go on by the Chebyshev recurrence, which is begun
+  // anew, exactly, after so many tiles: its error grows with the square.
+  static constexpr int kFreshTiles = 4;
+
+  __device__ __forceinline__ Maker(const Args& a, const Layout<kForm>& l)
+      : args(a),
+        layout(l),
+        thread(threadIdx.x - kMultipliers),
+        feature(thread % 16 * 8),
+        row(thread / 16),
+        at(thread % 16 / 8 * kTileBytes + wgmma::PieceOffset(row, thread % 8)),
+        exists(feature < a.head_dim) {}
+
+  __device__ __forceinline__ void Run() {
+    Place raw;
+    Place made;
+    uint32_t round = 0;
+    int turned_head = -1;
+    ForItems(args, [&](const Item& item) {
+      if (!item.Works()) return;
+      if (kCosine && (turned_head < 0 || args.p.phase_head_stride != 0)) {
+        TakeTurns(item.head);
+        turned_head = item.head;
+      }
+      for (int half = 0; half < 2; ++half) {
+        const Change change = half == 0 ? args.k_change : args.q_change;
+        // What other blocks send of S takes the place of tiles.
+        if (half == 1) BarrierWait(layout.Summed(), round);
+        for (int t = 0; t < item.part_tiles; ++t) {
+          if (kCosine && t % kFreshTiles == 0) {
+            BeginWaves(item.head, args.p.positions[item.row] +
+                                      (item.first_tile + t) * kTokens + row);
+          }
+          BarrierWait(layout.KeyFull(raw.index), raw.phase);
+          BarrierWait(layout.MadeFree(made.index), made.phase ^ 1);
+          const uint32_t from = layout.Key(raw.index) + at;
+          const uint32_t to = layout.Made(made.index) + at;
+          switch (change) {
+            case Change::kNone:
+              Make<Change::kNone>(from, to);
+              break;
+            case Change::kSilu:
+              Make<Change::kSilu>(from, to);
+              break;
+            case Change::kSoftmax:
+              Make<Change::kSoftmax>(from, to);
+              break;
+          }
+          BulkCopyFence();  // wgmma reads what this thread wrote
+          WarpArrive(layout.MadeFull(made.index));
+          WarpArrive(layout.KeyFree(raw.index));
+          raw.Next(P::kKeyStages);
+          made.Next(P::kMadeBuffers);
+        }
+      }
+      round ^= 1;
+    });
+  }
+
+  // ---- angles ----
+
+  __device__ __forceinline__ uint64_t Turn(int head, int j) const {
+    return exists
+               ? args.p
+                     .phase_steps[head * args.p.phase_head_stride + feature + j]
+               : 0;
+  }
+  __device__ __forceinline__ void TakeTurns(int head) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      float sin;
+      PhaseCosSin(Turn(head, j), kRows, &twice[j], &sin);
+      twice[j] *= 2.0f;
+    }
+  }
+  __device__ __forceinline__ void BeginWaves(int head, int64_t position) {
+    const uint64_t at = static_cast<uint64_t>(position);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint64_t turn = Turn(head, j);
+      linear_prefill::FastCosSin(static_cast<uint32_t>(turn * at >> 32),
+                                 &cos[0][j], &sin[0][j]);
+      linear_prefill::FastCosSin(
+          static_cast<uint32_t>(turn * (at - kRows) >> 32), &cos[1][j],
+          &sin[1][j]);
+    }
+  }
+  // From those of a pass, and the one before it, to the next, in its place.
+  __device__ __forceinline__ void TurnWaves(int pass) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      float& c = cos[(pass + 1) % 2][j];
+      float& s = sin[(pass + 1) % 2][j];
+      c = fmaf(twice[j], cos[pass % 2][j], -c);
+      s = fmaf(twice[j], sin[pass % 2][j], -s);
+    }
+  }
+
+  // ---- tiles ----
+
+  // A loop: with all passes unrolled the code is three times as long, and no
+  // faster.
+  template <Change kChange>
+  __device__ __forceinline__ void Make(uint32_t from, uint32_t to) {
+    // Softmax looks at more tokens at a time, as lanes wait for each other.
+    constexpr int kBatch = kChange == Change::kSoftmax ? 4 : 2;
+    uint32_t next[kBatch][4];
+    LoadSome(from, next);
+#pragma unroll 1
+    for (int left = kPasses; left > 0; left -= kBatch) {
+      uint32_t word[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) word[i][j] = next[i][j];
+      }
+      from += kBatch * kRows * 128;
+      if (left > kBatch) LoadSome(from, next);
+      float x[kBatch][8];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) Unpack<kChange>(word[i], x[i]);
+      if constexpr (kChange == Change::kSoftmax) Softmax(x);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) Encode(i, x[i], to + i * (kRows * 128));
+      to += kBatch * kRows * 128;
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void LoadSome(uint32_t from,
+                                           uint32_t (&word)[kCount][4]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(word[i][0]), "=r"(word[i][1]), "=r"(word[i][2]),
+                     "=r"(word[i][3])
+                   : "r"(from + i * (kRows * 128)));
+    }
+  }
+  template <Change kChange>
+  __device__ __forceinline__ void Unpack(const uint32_t (&word)[4],
+                                         float (&x)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kChange == Change::kSilu) {
+        const uint32_t half = HalvePair(word[i]);
+        x[2 * i] = SiluOfTwice(Bf16::Low(half));
+        x[2 * i + 1] = SiluOfTwice(Bf16::High(half));
+      } else {
+        x[2 * i] = Bf16::Low(word[i]);
+        x[2 * i + 1] = Bf16::High(word[i]);
+      }
+    }
+  }
+  // Sixteen threads have a token.
+  template <int kCount>
+  __device__ __forceinline__ void Softmax(float (&x)[kCount][8]) const {
+    constexpr float kLog2E = 1.442695041f;
+    float max[kCount];
+    float sum[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      max[i] = x[i][0];
+#pragma unroll
+      for (int j = 1; j < 8; ++j) max[i] = fmaxf(max[i], x[i][j]);
+      if (!exists) max[i] = -INFINITY;
+    }
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        max[i] = fmaxf(max[i], __shfl_xor_sync(0xffffffffu, max[i], offset));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float least = max[i] * kLog2E;
+      sum[i] = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float y = FastExp2(fmaf(x[i][j], kLog2E, -least));
+        x[i][j] = exists ? y : 0.0f;
+        sum[i] += x[i][j];
+      }
+    }
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], offset);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float inverse = __fdividef(1.0f, sum[i]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[i][j] *= inverse;
+    }
+  }
+  __device__ __forceinline__ void Encode(int pass, const float (&x)[8],
+                                         uint32_t to) {
+    if constexpr (kCosine) {
+      float y[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) y[j] = x[j] * cos[pass % 2][j];
+      linear_prefill::StoreEight(to, y);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) y[j] = x[j] * sin[pass % 2][j];
+      linear_prefill::StoreEight(to + kRawBytes, y);
+      TurnWaves(pass);
+    } else {
+      linear_prefill::StoreEight(to, x);
+    }
+  }
+
+  const Args& args;
+  const Layout<kForm>& layout;
+  int thread;
+  int feature;
+  int row;
+  uint32_t at;
+  bool exists;
+  float twice[8];              // cos of a pass's turn, twice
+  float cos[2][8], sin[2][8];  // of this pass and the one before, in turns
+};
+
+}  // namespace linear_ring
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_LINEAR_ATTN_LINEAR_NONCAUSAL_RING_MAKE_CUH_
