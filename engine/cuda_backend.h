@@ -43,6 +43,10 @@ namespace recurve {
 // All work of a step, and on pages and slots, is put on the stream in order;
 // EndStep waits for the event behind its step. So two steps may be under way.
 //
+// Two backends of a process must not run steps on one device at the same time:
+// there are kernels whose blocks wait for each other and need all places
+// (LaunchTpaDecode, LaunchProductChain).
+//
 // Errors of the device are kept and come from EndStep.
 class CudaBackend : public Backend {
  public:

@@ -431,7 +431,8 @@ absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
     return absl::OkStatus();
   }
   RECURVE_RETURN_IF_ERROR(Flush());
-  if (add && decode_ && rows_ == 1 && exchange_.bytes() > 0 && IsRounded(in)) {
+  if (add && decode_ && rows_ == 1 && exchange_.bytes() > 0 && IsRounded(in) &&
+      fused_norms_.count(in.data) == 0) {
     chain_ = Chain{id, in, out, std::nullopt, std::nullopt};
     return absl::OkStatus();
   }

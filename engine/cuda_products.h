@@ -99,10 +99,6 @@ class CudaProducts {
   void BeginDecode(int64_t rows);
   void BeginMixed(const StepBatch& batch);
 
-  // `out` in float32, whatever it is for.
-  absl::Status NormRows(const float* in, int64_t in_stride,
-                        const NormWeights& norm, float* out, int64_t out_stride,
-                        int64_t rows, int64_t cols);
   absl::Status Norm(Activations in, const NormWeights& norm, Activations out);
   absl::Status Glu(Activations in, Activation activation, Activations out);
   absl::Status Project(Activations in, MatrixId matrix, Activations out,
@@ -185,6 +181,10 @@ class CudaProducts {
   ProductChainParams ChainParams(const Chain& chain, MatrixId next) const;
   absl::Status LaunchChain(const Chain& chain, MatrixId next,
                            const Activations& y);
+  // `out` in float32, whatever it is for.
+  absl::Status NormRows(const float* in, int64_t in_stride,
+                        const NormWeights& norm, float* out, int64_t out_stride,
+                        int64_t rows, int64_t cols);
   // The member functions of like names, at once.
   absl::Status NormNow(Activations in, const NormWeights& norm,
                        Activations out);

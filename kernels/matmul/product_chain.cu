@@ -2,15 +2,17 @@
 //
 // A block a multiprocessor. A block's part of each matrix passes through its
 // shared memory in one ring, product after product: a warp asks for stages of
-// it, 64 KB ahead of what has come and no more, since what others wait for
-// stands behind what is asked for; so weights stream on while blocks wait for
-// each other. 8 warps multiply, as in stream_matmul.cu.
+// it, about 64 KB ahead of what has come (PlanProductChain), since what others
+// wait for stands behind what is asked for; so weights stream on while blocks
+// wait for each other. 8 warps multiply, as in stream_matmul.cu.
 //
 // Between products the blocks exchange a row through words of 8 bytes, a value
 // and the number of the launch, written and read whole: who waits for a value
-// has it with the word, and nothing is reset. A block's role is the order in
-// which blocks come: the last, whose multiprocessors attention held, have no
-// part of the first matrix, which the others have by then.
+// has it with the word, and nothing is reset: every launch writes all words
+// that it reads, so that numbers may come again, after 2^31 launches. A block's
+// role is the order in which blocks come: the last, whose multiprocessors
+// attention held, have no part of the first matrix, which the others have by
+// then.
 //
 // Blocks wait for each other, so all of them must get a place. They do:
 //  1. No block of a kernel that is launched dependently starts before all
@@ -23,15 +25,19 @@
 //     too: ours never keep them out.
 //  2. Likewise no block of a later kernel of the stream starts before all of
 //     ours have.
-//  3. Kernels of other streams (schedules, copies' kernels) may hold places,
-//     but wait for no other kernel once they run, and end.
+//  3. Kernels of other streams (copies of saved sequences) may hold places, but
+//     wait for no other kernel once they run, and end.
 //  4. The grid is one block for each multiprocessor, and one fits each that is
 //     empty. So when those of 1 and 3 have ended, each of ours has a place, if
 //     not before.
-// It would not hold of two such launches side by side, with half of the places
-// each. So there is one user in a process (CudaProducts), processes take turns
-// as a whole, and where they do not, under MPS, this is not used.
+// It does not hold beside another kernel whose blocks wait for each other, with
+// some of the places each: another launch of this kind, or decode's attention
+// of another stream. So a process runs steps of one engine at a time on a
+// device (cuda_backend.h); processes take turns as a whole; and where they do
+// not, under MPS, this is not used.
 #include <cuda.h>
+
+#include <atomic>
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
@@ -58,11 +64,11 @@ constexpr int kPhases = 4;
 // Of words, half a minute and more: then a partner is gone, and the launch ends
 // with an error.
 constexpr int kMaxPolls = 1 << 26;
-// Rounds of copies under way, at most 4: of 8 stages, 64 KB, and of 4 or 5 in
-// the second product, 48 KB, behind which the row that others wait for stands.
-// (Measured; docs/kernels/matmul.md.)
-constexpr int kRoundsAhead = 2;
-constexpr int kUpRoundsAhead = 3;
+// `history` in the copying warp remembers 4 rounds.
+static_assert(kChainRoundsAhead <= 4 && kChainUpRoundsAhead <= 4 &&
+              kChainRoundsAhead <= kChainUpRoundsAhead);
+static_assert(128 + 2 * 8 * kProductChainMaxWidth + 8 * kChainMaxFeatures / 2 <=
+              kProductChainExchangeBytes);
 
 enum PhaseId { kOut, kUp, kDown, kNext };
 
@@ -329,7 +335,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {
-    // Before LaunchDependents: no later launch takes one of these.
+    // Before LaunchDependents, as in launches before: no other launch's block
+    // takes one of these. Its wait for what is before is the other warps'.
     const unsigned long long taken = atomicAdd(a.tickets, 1ull);
     ticket[0] = static_cast<uint32_t>(taken % gridDim.x);
     ticket[1] = static_cast<uint32_t>(taken / gridDim.x) | 1u << 31;
@@ -355,7 +362,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       if (share.lanes == 0) continue;
       const CUtensorMap& map = a.maps[phase];
       LaneCopies my = LaneCopiesOf(share, a.chunks[phase], phase == kUp, lane);
-      const int ahead = phase == kUp ? kUpRoundsAhead : kRoundsAhead;
+      const int ahead = phase == kUp ? kChainUpRoundsAhead : kChainRoundsAhead;
 #pragma unroll 1
       for (int round = 0; round < share.rounds; ++round) {
         if (done >= ahead) {
@@ -560,6 +567,8 @@ cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
 
 constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
 
+std::atomic<int64_t> launches{0};
+
 bool Aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
@@ -637,8 +646,12 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
   error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  return LaunchDependent(kernel, dim3(static_cast<unsigned>(multiprocessors)),
-                         kBlockThreads, static_cast<size_t>(bytes), stream, a);
+  error = LaunchDependent(kernel, dim3(static_cast<unsigned>(multiprocessors)),
+                          kBlockThreads, static_cast<size_t>(bytes), stream, a);
+  if (error == cudaSuccess) ++launches;
+  return error;
 }
+
+int64_t ProductChainLaunches() { return launches; }
 
 }  // namespace recurve

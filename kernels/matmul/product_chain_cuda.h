@@ -20,9 +20,9 @@ namespace recurve {
 // other: parts, chains and norms have the same order of sums
 // (decode_matmul_order.h), and the same is rounded to `type`.
 //
-// Its blocks wait for each other; product_chain.cu says why they may. That
-// holds for one such launch at a time on a device: two that could run at the
-// same time must not both be of this kind.
+// Its blocks wait for each other; product_chain.cu says why they may. No other
+// kernel whose blocks do (this one, LaunchTpaDecode in kParallelBn) may run at
+// the same time on the device, from another stream.
 //
 // Every pointer is device memory, 16-byte aligned. Neither allocates nor
 // synchronises.
@@ -68,6 +68,9 @@ bool ProductChainTakes(const ProductChainParams& params);
 // cudaErrorInvalidValue for what that rules out.
 cudaError_t LaunchProductChain(const ProductChainParams& params,
                                cudaStream_t stream);
+
+// Launches of this process so far, those captured among them: for tests.
+int64_t ProductChainLaunches();
 
 }  // namespace recurve
 

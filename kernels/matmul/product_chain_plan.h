@@ -32,6 +32,17 @@ inline constexpr int kChainStageChunks = 2;
 inline constexpr int kChainStageBytes =
     kChainStageChunks * kChainTile * kChainChunk * 2;
 inline constexpr int kChainWarps = kDecodeMatmulMaxSplits;  // that multiply
+// Rounds of copies under way, of a stage for each warp with work: of 8 stages,
+// 64 KB; in the second product, where T6-XL has 4 or 5 warps with work, 48 or
+// 60 KB, behind which the row that others wait for stands. (Measured;
+// docs/kernels/matmul.md.)
+inline constexpr int kChainRoundsAhead = 2;
+inline constexpr int kChainUpRoundsAhead = 3;
+// The ring must not come round to a stage before its copies have been waited
+// for, by a parity that the next copies there would bring back.
+inline constexpr int kChainMinSlots = (kChainUpRoundsAhead + 1) * kChainWarps;
+// Features whose words kProductChainExchangeBytes hold.
+inline constexpr int64_t kChainMaxFeatures = 24000;
 // Where a part's last stage is half empty, the row is read beyond its end.
 inline constexpr int kChainSlack = kChainStageChunks * kChainChunk * 2;
 
@@ -56,7 +67,8 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
   // each of its warps.
   const bool next = s.next_outputs > 0;
   if (s.width <= kProductChainMinWidth || s.width > kProductChainMaxWidth ||
-      s.up_inputs > kProductChainMaxWidth || !chunked(s.out_inputs) ||
+      s.up_inputs > kProductChainMaxWidth || s.up_inputs < s.width ||
+      s.features > kChainMaxFeatures || !chunked(s.out_inputs) ||
       !chunked(s.up_inputs) || !chunked(s.down_inputs) ||
       DecodeMatmulSplits(s.width) == 1 ||
       DecodeMatmulSplits(2 * s.features) != 1 ||
@@ -64,7 +76,7 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
       tiles(2 * s.features) > kChainWarps * multiprocessors ||
       (next &&
        (DecodeMatmulSplits(s.next_outputs) == 1 || !chunked(s.next_inputs) ||
-        s.next_inputs > kProductChainMaxWidth ||
+        s.next_inputs > kProductChainMaxWidth || s.next_inputs < s.width ||
         tiles(s.next_outputs) > multiprocessors))) {
     return {};
   }
@@ -76,7 +88,7 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
   // Sums of the parts, of the norm, and the ticket.
   const int64_t rest = row_bytes + 4 * kChainWarps * (kChainTile + 1) + 16;
   const int64_t slots = (shared_memory - rest) / (kChainStageBytes + 16);
-  if (shared_memory <= rest || slots < 2 * kChainWarps) return {};
+  if (shared_memory <= rest || slots < kChainMinSlots) return {};
   plan.slots = static_cast<int>(slots);
   plan.row_bytes = static_cast<int>(row_bytes);
   plan.bytes = rest + slots * (kChainStageBytes + 16);

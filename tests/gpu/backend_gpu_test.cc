@@ -18,6 +18,8 @@
 #include "engine/model_loader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/matmul/decode_matmul_cuda.h"
+#include "kernels/matmul/product_chain_cuda.h"
 #include "tests/testing/engine_harness.h"
 #include "tests/testing/faulty_runner.h"
 #include "tests/testing/golden_sets.h"
@@ -308,9 +310,8 @@ TEST_F(BackendGpuTest, ANonFiniteRowEndsItsOwnStreamOnly) {
   EXPECT_TRUE(IsIdle(*engine));
 }
 
-// Of one row, a layer of this size has its products in one launch; the blocks
-// of two engines must not wait for each other, so the second one of a process
-// has them one by one, and so have more rows.
+// Of one row, a layer of this size has its products in one launch; the second
+// engine of a process has them one by one, and so have more rows.
 TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
   const auto plan = PlanPreset("t6-xl", {2, 256});
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -343,9 +344,16 @@ TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   std::vector<StreamRecord> alone;
   for (const uint64_t seed : {1, 2, 3}) {
+    const int64_t before = ProductChainLaunches();
     alone.push_back(RunAlone(*first, script(seed)));
     ASSERT_EQ(alone.back().tokens.size(), 24u);
+    const int64_t between = ProductChainLaunches();
+    // Captured in a graph by the first two steps.
+    if (seed == 1 && DecodeMatmulFuses()) {
+      EXPECT_GT(between, before);
+    }
     same(RunAlone(*second, script(seed)), alone.back());
+    EXPECT_EQ(ProductChainLaunches(), between);
   }
   for (const uint64_t seed : {1, 2, 3}) {
     sinks.push_back(std::make_shared<RecordingSink>());

@@ -24,16 +24,18 @@ class Layer {
  public:
   struct Sizes {
     int64_t width, attended, features, next;
+    int64_t down = 0;  // features that count in the third product; 0: all
+    Activation activation = Activation::kSilu;
   };
 
   Layer(WeightType type, const Sizes& s, bool normed, uint64_t seed)
       : type_(type),
-        s_(s),
+        s_(WithDown(s)),
         normed_(normed),
         random_(seed),
         out_(Matrix(s.width, s.attended)),
         up_(Matrix(2 * s.features, s.width)),
-        down_(Matrix(s.width, s.features)),
+        down_(Matrix(s.width, s_.down)),
         next_(Matrix(s.next, s.width)),
         up_norm_(Floats(s.width)),
         next_norm_(Floats(s.width)) {}
@@ -65,10 +67,10 @@ class Layer {
     p.up = up_.data();
     p.up_inputs = Pad(s_.width);
     p.features = s_.features;
-    p.activation = Activation::kSilu;
+    p.activation = s_.activation;
     p.down = down_.data();
-    p.down_cols = s_.features;
-    p.down_inputs = Pad(s_.features);
+    p.down_cols = s_.down;
+    p.down_inputs = Pad(s_.down);
     if (y != nullptr) {
       p.next_norm = normed_ ? next_norm_.data() : nullptr;
       p.next_eps = 1e-6f;
@@ -97,10 +99,10 @@ class Layer {
     Norm(residual, up_norm_, 1e-5f, &p);
     p.y = reinterpret_cast<float*>(hidden.data());
     p.gate = true;
-    p.activation = Activation::kSilu;
+    p.activation = s_.activation;
     p.y_is_half = true;
     launch(p);
-    p = Product(down_, s_.width, s_.features);
+    p = Product(down_, s_.width, s_.down);
     p.x = hidden.data();
     p.y = residual.data();
     p.add = true;
@@ -113,6 +115,10 @@ class Layer {
   }
 
  private:
+  static Sizes WithDown(Sizes s) {
+    if (s.down == 0) s.down = s.features;
+    return s;
+  }
   std::vector<float> Floats(int64_t count) {
     std::vector<float> x;
     x.reserve(count);
@@ -207,6 +213,12 @@ TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
            Layer::Sizes{1025, 40, 2049, 1},       // parts without inputs
            Layer::Sizes{2048, 712, 2048, 2112},
            Layer::Sizes{1100, 1150, 5003, 77},
+           // An odd number of features that count, and others behind them.
+           Layer::Sizes{1600, 704, 4288, 130, 4261, Activation::kSigmoid},
+           // All warps of most blocks have a tile of gates.
+           Layer::Sizes{1300, 640, 8384, 300, 0, Activation::kRelu},
+           // The smallest ring: 33 stages.
+           Layer::Sizes{1152, 46080, 2048, 64},
        }) {
     for (const WeightType type :
          {WeightType::kBFloat16, WeightType::kFloat16}) {

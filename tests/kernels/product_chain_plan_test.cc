@@ -36,7 +36,8 @@ TEST(ProductChainPlanTest, SizesDecide) {
   // Norms have another order of sums, or do not fit a block's registers.
   EXPECT_FALSE(with([](auto& s) { s.width = 1024; }));
   EXPECT_TRUE(with([](auto& s) { s.width = 1025; }));
-  EXPECT_TRUE(with([](auto& s) { s.width = s.up_inputs = 2048; }));
+  EXPECT_TRUE(
+      with([](auto& s) { s.width = s.up_inputs = s.next_inputs = 2048; }));
   EXPECT_FALSE(with([](auto& s) { s.width = 2049; }));
   EXPECT_FALSE(with([](auto& s) { s.up_inputs = 2112; }));
   EXPECT_FALSE(with([](auto& s) { s.next_inputs = 2112; }));
@@ -54,7 +55,18 @@ TEST(ProductChainPlanTest, SizesDecide) {
   EXPECT_FALSE(with([](auto& s) { s.next_outputs = 132 * 16 + 1; }));
   EXPECT_TRUE(with([](auto& s) { s.features = 132 * 8 * 8; }));
   EXPECT_FALSE(with([](auto& s) { s.features = 132 * 8 * 8 + 1; }));
-  // A row that leaves no room for the ring.
+  // A row that leaves no room for the ring: copies must not come round to a
+  // stage that has not been waited for.
+  const auto slots = [](int64_t out_inputs) {
+    ProductChainShape shape = kT6Xl;
+    shape.out_inputs = out_inputs;
+    return PlanProductChain(shape, kMultiprocessors, kSharedMemory).slots;
+  };
+  int64_t most = kT6Xl.out_inputs;
+  while (slots(most + kChainChunk) > 0) most += kChainChunk;
+  EXPECT_EQ(slots(most), kChainMinSlots);
+  EXPECT_FALSE(with([](auto& s) { s.up_inputs = 1536; }));
+  EXPECT_FALSE(with([](auto& s) { s.next_inputs = 1536; }));
   EXPECT_FALSE(with([](auto& s) { s.out_inputs = 90048; }));
   EXPECT_FALSE(with([](auto& s) { s.out_inputs = 1 << 20; }));
 }
