@@ -118,8 +118,16 @@ TEST(HttpServerTest, EveryRequestIsCountedOnce) {
   HttpServerOptions options = Options();
   options.head_timeout = std::chrono::milliseconds(100);
   const auto server = *HttpServer::Start(options, &handler);
+  // An answer is counted behind its last byte, each here before the next
+  // connection's.
+  const auto counted = [&](size_t requests) {
+    return WaitFor([&] { return handler.answered().size() >= requests; });
+  };
   const auto fetch = [&](const std::string& text) {
-    return Fetch(server->port(), text).status;
+    const size_t before = handler.answered().size();
+    const int status = Fetch(server->port(), text).status;
+    EXPECT_TRUE(counted(before + 1));
+    return status;
   };
   EXPECT_EQ(fetch(HttpRequestText("GET", "/a?secret")), 200);
   EXPECT_EQ(fetch(HttpRequestText("GET", "/refused")), 403);
@@ -130,6 +138,7 @@ TEST(HttpServerTest, EveryRequestIsCountedOnce) {
     pipelined.Send(HttpRequestText("GET", "/b") + HttpRequestText("GET", "/c"));
     EXPECT_EQ(pipelined.Read().status, 200);
     EXPECT_EQ(pipelined.Read().status, 200);
+    EXPECT_TRUE(counted(6));
     HttpConnection silent(server->port());  // asks for nothing
   }
   {
@@ -137,7 +146,7 @@ TEST(HttpServerTest, EveryRequestIsCountedOnce) {
     leaving.Send(HttpRequestText("GET", "/stream"));
     EXPECT_THAT(leaving.ReadSome(), HasSubstr("200 OK"));
   }
-  EXPECT_TRUE(WaitFor([&] { return handler.answered().size() >= 7; }));
+  EXPECT_TRUE(counted(7));
   EXPECT_TRUE(WaitFor([&] { return server->connections() == 0; }));
   EXPECT_THAT(handler.answered(),
               testing::ElementsAre("/a 200", "/refused 403", " 400", " 408",
