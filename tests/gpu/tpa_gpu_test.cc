@@ -14,6 +14,7 @@
 #include "tests/gpu/tpa_gpu_testing.h"
 #include "tests/testing/compare.h"
 #include "tests/testing/random_tensor.h"
+#include "tests/testing/test_random.h"
 
 namespace recurve {
 namespace {
@@ -271,6 +272,32 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
       if (stages < shape.kv_rank + plan.early_keys) few.early_keys = 0;
       EXPECT_TRUE(SameBits(batch.Decode(few), want))
           << Describe(config) << ", " << stages << " stages";
+    }
+  }
+}
+
+// A few rows of long, unequal lengths, of which blocks have pieces of one or
+// two: as each row by one block.
+TEST_F(TpaGpuTest, UnequalLongLengthsHaveTheBitsOfOneBlock) {
+  constexpr int kLongest = 2500;
+  const TpaGpuConfig config = {kShapes[1]};
+  const Sequences sequences = Make(config, std::vector<int>(6, kLongest));
+  TestRandom random(11);
+  for (size_t rows = 2; rows <= sequences.size(); ++rows) {
+    std::vector<const TpaSequence*> some = Pointers(sequences);
+    some.resize(rows);
+    TpaGpuBatch batch(config, some);
+    for (int draw = 0; draw < 30; ++draw) {
+      std::vector<int32_t> lengths;
+      for (size_t i = 0; i < rows; ++i)
+        lengths.push_back(static_cast<int32_t>(random.Uniform(1, kLongest)));
+      batch.SetLengths(lengths);
+      const std::vector<float> want = batch.Decode(TpaDecodeForm::kParallelB);
+      const std::vector<float> got = batch.Decode(TpaDecodeForm::kParallelBn);
+      EXPECT_TRUE(SameBits(got, want)) << testing::PrintToString(lengths);
+      EXPECT_TRUE(std::all_of(got.begin(), got.end(), [](float x) {
+        return std::isfinite(x);
+      })) << testing::PrintToString(lengths);
     }
   }
 }
