@@ -2,7 +2,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/async_copy.cuh"
-#include "kernels/common/tensor_map.h"
+#include "kernels/common/hopper_kernel.h"
 #include "kernels/linear_attn/linear_chunks.h"
 #include "kernels/linear_attn/linear_chunks_copy.cuh"
 #include "kernels/linear_attn/linear_chunks_out.cuh"
@@ -129,48 +129,26 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
 // ----------------------------------------------------------------------------
 // Launchers
 
-// Boxes of 64 features by one head by `tokens` tokens; features beyond a head's
-// read as zeros. How many tokens there are the host does not know: the kernel
-// never asks for one that is not there.
-cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
-                    int64_t stride, int tokens, CUtensorMap* map) {
-  return MakeTensorMap(data,
-                       {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                        {features, heads, int64_t{1} << 31},
-                        {features, stride},
-                        {64, 1, tokens}},
-                       map);
-}
-
 template <int kKeyTiles>
 cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
                    cudaStream_t stream) {
   const bool mixed = plan.lone > 0;
   const auto kernel = mixed ? linear_chunks_kernel<kKeyTiles, true>
                             : linear_chunks_kernel<kKeyTiles, false>;
-  // What the driver makes of PTX for other devices has nothing in it.
-  cudaFuncAttributes attributes;
-  cudaError_t error =
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-  if (error != cudaSuccess) return error;
-  if (attributes.binaryVersion != 90 || attributes.ptxVersion < 90) {
-    return cudaErrorNotSupported;
-  }
-  error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               plan.shared_bytes);
+  cudaError_t error = PrepareHopperKernel(kernel, plan.shared_bytes);
   Args args = {};
   args.p = p;
   if (error == cudaSuccess) {
-    error = MakeMap(p.q, p.head_dim, p.num_heads, p.stride, kChunk, &args.q);
+    error = linear_boxes::MakeMap(p.q, p.head_dim, p.num_heads, p.stride,
+                                  kChunk, &args.q);
   }
   if (error == cudaSuccess) {
-    error = MakeMap(p.k, p.head_dim, p.num_heads, p.stride, kChunk / plan.turns,
-                    &args.k);
+    error = linear_boxes::MakeMap(p.k, p.head_dim, p.num_heads, p.stride,
+                                  kChunk / plan.turns, &args.k);
   }
   if (error == cudaSuccess) {
-    error = MakeMap(p.v, p.value_dim, p.num_heads, p.stride,
-                    kChunk / plan.turns, &args.v);
+    error = linear_boxes::MakeMap(p.v, p.value_dim, p.num_heads, p.stride,
+                                  kChunk / plan.turns, &args.v);
   }
   if (error != cudaSuccess) return error;
   args.head_dim = static_cast<int>(p.head_dim);

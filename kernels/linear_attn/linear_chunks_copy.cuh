@@ -11,29 +11,7 @@
 namespace recurve {
 namespace linear_chunks {
 
-// A box to the same place in each block of `mask`, counted on each one's own
-// barrier.
-__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
-                                        int feature, int head, int token,
-                                        uint32_t barrier, uint32_t mask) {
-#if __CUDA_ARCH__ >= 900
-  if ((mask & (mask - 1)) == 0) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-        "::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(feature), "r"(head), "r"(token)
-        : "memory");
-  } else {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-        "::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(feature), "r"(head), "r"(token),
-        "h"(static_cast<uint16_t>(mask))
-        : "memory");
-  }
-#endif
-}
+using linear_boxes::CopyBox;
 
 // Whole chunks come by the tensor copy engine, each block of the cluster
 // bringing in a part for all that read it. A first or last chunk that is not

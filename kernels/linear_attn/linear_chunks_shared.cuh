@@ -10,6 +10,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/linear_attn/linear_boxes.cuh"
 #include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
@@ -17,6 +18,8 @@
 
 namespace recurve {
 namespace linear_chunks {
+
+using linear_boxes::Place;
 
 using linear_prefill::kChunk;
 using linear_prefill::kGroup;
@@ -37,18 +40,6 @@ struct Args {
   int stages;
   int query_stages;
   int state_buffers;
-};
-
-// A position in a ring of buffers, and the parity of the round it is in.
-struct Place {
-  int index = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void Next(int count) {
-    if (++index == count) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
 };
 
 // Addresses in a block's shared memory, the same in every block of a cluster.

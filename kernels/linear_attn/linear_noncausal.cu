@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/hopper_kernel.h"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_noncausal_out.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring.h"
@@ -109,18 +110,8 @@ Change ChangeOf(Activation activation, bool sequence_softmax) {
 template <LrpeType kPosition>
 cudaError_t Launch(const LinearNoncausalParams& p, cudaStream_t stream) {
   const auto kernel = linear_noncausal_kernel<kPosition>;
-  // What the driver makes of PTX for other devices has nothing in it.
-  cudaFuncAttributes attributes;
-  cudaError_t error =
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-  if (error != cudaSuccess) return error;
-  if (attributes.binaryVersion != 90 || attributes.ptxVersion < 90) {
-    return cudaErrorNotSupported;
-  }
   constexpr int kBytes = Noncausal<kPosition>::Memory::kBytes;
-  error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const cudaError_t error = PrepareHopperKernel(kernel, kBytes);
   if (error != cudaSuccess) return error;
   const int head_dim = static_cast<int>(p.head_dim);
   const int half = kPosition == LrpeType::kRotate ? head_dim / 2 : 64;

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "kernels/common/async_copy.cuh"
-#include "kernels/common/tensor_map.h"
+#include "kernels/common/hopper_kernel.h"
 #include "kernels/linear_attn/linear_noncausal_ring.h"
 #include "kernels/linear_attn/linear_noncausal_ring_copy.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_make.cuh"
@@ -78,18 +78,6 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
 // ----------------------------------------------------------------------------
 // Launchers
 
-// Features beyond a head's read as zeros. How many tokens there are the host
-// does not know: the kernel never asks for one that is not there.
-cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
-                    int64_t stride, CUtensorMap* map) {
-  return MakeTensorMap(data,
-                       {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                        {features, heads, int64_t{1} << 31},
-                        {features, stride},
-                        {64, 1, kTokens}},
-                       map);
-}
-
 Change ChangeOf(Activation activation) {
   switch (activation) {
     case Activation::kSilu:
@@ -104,23 +92,14 @@ Change ChangeOf(Activation activation) {
 template <Form kForm>
 cudaError_t Launch(const LinearNoncausalParams& p, cudaStream_t stream) {
   const auto kernel = linear_noncausal_ring_kernel<kForm>;
-  // What the driver makes of PTX for other devices has nothing in it.
-  cudaFuncAttributes attributes;
-  cudaError_t error =
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-  if (error != cudaSuccess) return error;
-  if (attributes.binaryVersion != 90 || attributes.ptxVersion < 90) {
-    return cudaErrorNotSupported;
-  }
   constexpr int kBytes = Plan<kForm>::kBytes;
-  error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cudaError_t error = PrepareHopperKernel(kernel, kBytes);
   Args args = {};
   args.p = p;
   const auto map = [&](const void* data, int64_t dim, CUtensorMap* to) {
     if (error == cudaSuccess && data != nullptr) {
-      error = MakeMap(data, dim, p.num_heads, p.stride, to);
+      error =
+          linear_boxes::MakeMap(data, dim, p.num_heads, p.stride, kTokens, to);
     }
   };
   map(p.q, p.head_dim, &args.q);

@@ -12,17 +12,7 @@
 namespace recurve {
 namespace linear_ring {
 
-__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
-                                        int feature, int head, int token,
-                                        uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-      "::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(feature), "r"(head), "r"(token)
-      : "memory");
-#endif
-}
+using linear_boxes::CopyBox;
 
 // It goes on to the next item as soon as there is room, so that memory has work
 // while parts are added up. Whole tiles come by the tensor copy engine. A last
@@ -65,8 +55,8 @@ struct Copier {
       if (threadIdx.x % 32 == 0) {
         BarrierExpect(full, kRawBytes);
         const int token = static_cast<int>(item.Token(tile));
-        CopyBox(to, map, 0, item.head, token, full);
-        CopyBox(to + kTileBytes, map, 64, item.head, token, full);
+        CopyBox(to, map, 0, item.head, token, full, 1);
+        CopyBox(to + kTileBytes, map, 64, item.head, token, full, 1);
       } else if (threadIdx.x % 32 < kArrivingLanes) {
         BarrierArrive(full);
       }

@@ -10,6 +10,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/linear_attn/linear_boxes.cuh"
 #include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_wgmma.cuh"
@@ -18,6 +19,7 @@ namespace recurve {
 namespace linear_ring {
 
 using Bf16 = Half<__nv_bfloat16>;
+using linear_boxes::Place;
 
 constexpr int kTokens = 64;  // of a tile
 constexpr int kParts = 4;    // of a sequence: blocks of a cluster
@@ -51,18 +53,6 @@ struct Args {
   int value_dim;
   Change q_change;
   Change k_change;
-};
-
-// A position in a ring of buffers, and the parity of the round it is in.
-struct Place {
-  int index = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void Next(int count) {
-    if (++index == count) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
 };
 
 // The three forms: factors as they are; made of each feature; and twice as many

@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/hopper_kernel.h"
 #include "kernels/linear_attn/linear_chunks.h"
 #include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
@@ -143,17 +144,7 @@ template <int kGroups, Source kSource, typename IO>
 cudaError_t Launch(const LinearPrefillParams& p, const LinearPrefillPlan& plan,
                    cudaStream_t stream) {
   const auto kernel = linear_prefill_kernel<kGroups, kSource, IO>;
-  // What the driver makes of PTX for other devices has nothing in it.
-  cudaFuncAttributes attributes;
-  cudaError_t error =
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-  if (error != cudaSuccess) return error;
-  if (attributes.binaryVersion != 90 || attributes.ptxVersion < 90) {
-    return cudaErrorNotSupported;
-  }
-  error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               plan.shared_bytes);
+  const cudaError_t error = PrepareHopperKernel(kernel, plan.shared_bytes);
   if (error != cudaSuccess) return error;
   const Shape shape = {static_cast<int>(p.head_dim),
                        static_cast<int>(LrpeOutputDim(p.position, p.head_dim)),

@@ -1,11 +1,8 @@
 // Norms and gates on the GPU against the CPU's, which the other tests hold
 // against float64.
 
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -84,11 +81,8 @@ std::vector<float> OnCpu(const Case& c, const std::vector<float>& x,
 
 // What a 16-bit type holds for a float, and back.
 uint16_t ToHalf(WeightType type, float value) {
-  if (type == WeightType::kBFloat16) return FloatToBFloat16(value);
-  const __half half = __float2half_rn(value);
-  uint16_t bits;
-  std::memcpy(&bits, &half, sizeof(bits));
-  return bits;
+  return type == WeightType::kBFloat16 ? FloatToBFloat16(value)
+                                       : FloatToFloat16(value);
 }
 float FromHalf(WeightType type, uint16_t bits) {
   return type == WeightType::kBFloat16 ? BFloat16ToFloat(bits)

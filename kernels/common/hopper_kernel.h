@@ -1,0 +1,26 @@
+#ifndef RECURVE_KERNELS_COMMON_HOPPER_KERNEL_H_
+#define RECURVE_KERNELS_COMMON_HOPPER_KERNEL_H_
+
+#include <cuda_runtime_api.h>
+
+namespace recurve {
+
+// Before a launch of a kernel that has code for sm_90a alone: allows it so much
+// dynamic shared memory. cudaErrorNotSupported on other devices: what the
+// driver makes of the PTX for them has nothing in it.
+template <typename Kernel>
+cudaError_t PrepareHopperKernel(Kernel kernel, int shared_bytes) {
+  const void* const function = reinterpret_cast<const void*>(kernel);
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+  if (error != cudaSuccess) return error;
+  if (attributes.binaryVersion != 90 || attributes.ptxVersion < 90) {
+    return cudaErrorNotSupported;
+  }
+  return cudaFuncSetAttribute(
+      function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_COMMON_HOPPER_KERNEL_H_

@@ -1,0 +1,67 @@
+// Tokens of one head of q, k, v or g, brought to shared memory by the tensor
+// copy engine, 64 features a box, and the rings they stand in.
+#ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_BOXES_CUH_
+#define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_BOXES_CUH_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/common/tensor_map.h"
+
+namespace recurve {
+namespace linear_boxes {
+
+// Boxes of 64 features by one head by `tokens` tokens of bfloat16; features
+// beyond a head's read as zeros. How many tokens there are the host does not
+// know: kernels never ask for one that is not there.
+inline cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
+                           int64_t stride, int tokens, CUtensorMap* map) {
+  return MakeTensorMap(data,
+                       {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                        {features, heads, int64_t{1} << 31},
+                        {features, stride},
+                        {64, 1, tokens}},
+                       map);
+}
+
+// A box to the same place in each block of `mask`, counted on each one's own
+// barrier; one block: to the calling one.
+__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
+                                        int feature, int head, int token,
+                                        uint32_t barrier, uint32_t mask) {
+#if __CUDA_ARCH__ >= 900
+  if ((mask & (mask - 1)) == 0) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
+        "::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(feature), "r"(head), "r"(token)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
+        "::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(feature), "r"(head), "r"(token),
+        "h"(static_cast<uint16_t>(mask))
+        : "memory");
+  }
+#endif
+}
+
+// A position in a ring of buffers, and the parity of the round it is in.
+struct Place {
+  int index = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void Next(int count) {
+    if (++index == count) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace linear_boxes
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_LINEAR_ATTN_LINEAR_BOXES_CUH_
