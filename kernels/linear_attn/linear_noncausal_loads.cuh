@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/copy_groups.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/linear_attn/linear_cluster.cuh"
@@ -193,19 +194,24 @@ struct NoncausalLoads {
 
   // ---- copies ----
 
-  // Load number `load`: k and v of a step, and after all of those q and g.
-  __device__ __forceinline__ void Load(int load) const {
-    if (load < 2 * part_steps) {
-      const bool keys = load < part_steps;
-      const int step = first_step + (keys ? load : load - part_steps);
-      const uint32_t stage = memory.Stage(load);
-      LoadTensor(keys ? p.k : p.q, s.head_dim, step, stage);
-      const void* other = keys ? p.v : p.g;
-      if (other != nullptr) {
-        LoadTensor(other, s.value_dim, step, stage + kTensorBytes);
-      }
+  // Load number `load`: k and v of a step, and after all of those q and g;
+  // nothing from `end` on.
+  __device__ __forceinline__ void Load(int load, int end) const {
+    if (load >= end) return;
+    const bool keys = load < part_steps;
+    const int step = first_step + (keys ? load : load - part_steps);
+    const uint32_t stage = memory.Stage(load);
+    LoadTensor(keys ? p.k : p.q, s.head_dim, step, stage);
+    const void* other = keys ? p.v : p.g;
+    if (other != nullptr) {
+      LoadTensor(other, s.value_dim, step, stage + kTensorBytes);
     }
-    linear_prefill::CommitCopies();
+    CommitCopies();
+  }
+  // Until `load` is there, of those up to `end` the next kStages of which have
+  // been asked for.
+  __device__ __forceinline__ void WaitForLoad(int load, int end) const {
+    WaitForAllBut<kStages - 1>(end - 1 - load);
   }
   // Each group copies the tokens that it has the outputs of.
   __device__ __forceinline__ void LoadTensor(const void* tensor, int dim,

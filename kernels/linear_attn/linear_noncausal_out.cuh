@@ -44,6 +44,7 @@ struct Noncausal : NoncausalState<kPosition> {
   using Base::TakeTurns;
   using Base::thread;
   using Base::TokenStats;
+  using Base::WaitForLoad;
   using Base::warp;
   using typename Base::Keys;
   using typename Base::Memory;
@@ -361,51 +362,41 @@ struct Noncausal : NoncausalState<kPosition> {
     // memory is needed for that.
     const int early = Memory::kOwnExchange ? 2 * part_steps : part_steps;
     float state[kEncodings][64] = {};
-    for (int i = 0; i < kStages; ++i) LoadUpTo(i, early);
+    for (int i = 0; i < kStages; ++i) Load(i, early);
     MakeTokenWaves();
     const Keys keys = TakeKeys();
     for (int load = 0; load < part_steps; ++load) {
-      Arrive();
+      WaitForLoad(load, early);
+      BulkCopyFence();
+      __syncthreads();
       if (s.k_change == Change::kFeatureSoftmax) {
         TokenStats(memory.Stage(load));
         __syncthreads();
       }
       AddStep(load, keys, state);
       __syncthreads();
-      LoadUpTo(load + kStages, early);
+      Load(load + kStages, early);
     }
     Reduce(state, head_state);
+    const int all = 2 * part_steps;
     if (!Memory::kOwnExchange) {
-      for (int i = 0; i < kStages; ++i) Load(part_steps + i);
+      for (int i = 0; i < kStages; ++i) Load(part_steps + i, all);
     }
     // From here on a group goes its own way, so that one computes while the
     // other waits.
     const Turns turns = TakeTurns();
-    for (int load = part_steps; load < 2 * part_steps; ++load) {
-      linear_prefill::WaitCopies(kStages - 1);
+    for (int load = part_steps; load < all; ++load) {
+      WaitForLoad(load, all);
       BulkCopyFence();
       GroupBarrier();
       OutStep(load, turns);
       GroupBarrier();
-      Load(load + kStages);
+      Load(load + kStages, all);
     }
     linear_cluster::WaitAtEnd();
   }
-  __device__ __forceinline__ void LoadUpTo(int load, int end) const {
-    if (load < end) {
-      Load(load);
-    } else {
-      linear_prefill::CommitCopies();
-    }
-  }
   __device__ __forceinline__ void GroupBarrier() const {
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
-  }
-  // Until everybody's copies of the next load have come.
-  __device__ __forceinline__ void Arrive() const {
-    linear_prefill::WaitCopies(kStages - 1);
-    BulkCopyFence();
-    __syncthreads();
   }
 };
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/copy_groups.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_shared.cuh"
@@ -151,8 +152,8 @@ struct Preparer {
           exp2f(log2_decay * static_cast<float>(max(ahead + Place(i), 0)));
     }
     if constexpr (kSource != Source::kMade) {
-      for (int c = 0; c < s.stages - 1; ++c) {
-        if (c < row.chunks) Copy(c, c);
+      for (int c = 0; c < min(s.stages - 1, row.chunks); ++c) {
+        Copy(c, c);
         CommitCopies();
       }
     }
@@ -162,7 +163,8 @@ struct Preparer {
     uint32_t ahead_phase = 1;
     for (int c = 0; c < row.chunks; ++c) {
       if constexpr (kSource != Source::kMade) {
-        WaitCopies(s.stages - 2);
+        WaitForAllBut<kLinearPrefillMaxStages - 2>(
+            min(s.stages - 2, row.chunks - 1 - c));
         if constexpr (kSource == Source::kChanged) {
           NamedBarrier(1, kGroup);  // everybody's copies
           Change(c, stage);
@@ -183,8 +185,8 @@ struct Preparer {
         if (next < row.chunks) {
           BarrierWait(layout.Free(ahead_stage), ahead_phase);
           Copy(next, ahead_stage);
+          CommitCopies();
         }
-        CommitCopies();
         if (++ahead_stage == s.stages) {
           ahead_stage = 0;
           ahead_phase ^= 1;

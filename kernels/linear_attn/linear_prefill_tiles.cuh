@@ -60,24 +60,6 @@ __device__ __forceinline__ void CopyOrZero16(uint32_t to, const void* from,
                "l"(from), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Until at most `pending` of this thread's groups of copies are under way.
-__device__ __forceinline__ void WaitCopies(int pending) {
-  switch (pending) {
-    case 0:
-    case 1:
-      asm volatile("cp.async.wait_group 1;" ::: "memory");
-      break;
-    case 2:
-      asm volatile("cp.async.wait_group 2;" ::: "memory");
-      break;
-    default:
-      asm volatile("cp.async.wait_group 3;" ::: "memory");
-      break;
-  }
-}
 
 // Copies of 64 features, in two runs of 32, of each token of a chunk. Each
 // thread has one piece of every sixteenth token.

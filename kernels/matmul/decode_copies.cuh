@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/copy_groups.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"
@@ -32,13 +33,6 @@ __device__ __forceinline__ void CopyWeights(uint32_t to, const void* from,
       "%2;" ::"r"(to),
       "l"(from), "l"(policy)
       : "memory");
-}
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // The row of w that stands in row `row` of a tile whose rows begin at

@@ -138,12 +138,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int s = 0; s < kStages; ++s) {
     copy_inputs(s);
-    CommitCopies();
+    if (s < runs) CommitCopies();
   }
 
   float acc[kM][kN][4] = {};
   for (int run = 0; run < runs; ++run) {
-    WaitForCopies<kStages - 1>();
+    WaitForAllBut<kStages - 1>(runs - 1 - run);
     uint4 b[kN];
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     copy_weights(run + kStages);
     copy_inputs(run + kStages);
-    CommitCopies();
+    if (run + kStages < runs) CommitCopies();
   }
 
   // The warps' sums, in order, in the ring's memory.

@@ -277,26 +277,25 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   };
   const auto copy = [&] {
-    if (copied < all) {
-      if (!S::kOneTile && copy_step == 0) point();
-      if (begin + copy_step * kStep + 8 * chunk < end) {
+    if (copied == all) return;
+    if (!S::kOneTile && copy_step == 0) point();
+    if (begin + copy_step * kStep + 8 * chunk < end) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = lane / 8 + 4 * i;
-          CopyWeights(copy_slot + row * 128 + (chunk ^ row % 8) * 16,
-                      from[i] + copy_step * kStep, policy);
-        }
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 8 + 4 * i;
+        CopyWeights(copy_slot + row * 128 + (chunk ^ row % 8) * 16,
+                    from[i] + copy_step * kStep, policy);
       }
-      ++copied;
-      ++copy_step;
-      if (!S::kOneTile && copy_step == steps) {
-        copy_step = 0;
-        copy_tile += tile_step;
-      }
-      copy_slot += kStepBytes;
-      if (copy_slot == ring + ring_bytes) copy_slot = ring;
     }
     CommitCopies();
+    ++copied;
+    ++copy_step;
+    if (!S::kOneTile && copy_step == steps) {
+      copy_step = 0;
+      copy_tile += tile_step;
+    }
+    copy_slot += kStepBytes;
+    if (copy_slot == ring + ring_bytes) copy_slot = ring;
   };
   // Asked for first: the ring is megabytes of requests to wait behind.
   NormedRow<T> normed;
@@ -336,8 +335,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Fragments of a step are read from shared memory during the products of the
   // one before.
   uint32_t slot = ring;
+  int taken = 0;
   const auto read = [&](Fragments& f, int step) {
-    WaitForCopies<S::kStages - 2>();
+    WaitForAllBut<S::kStages - 2>(copied - ++taken);
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
