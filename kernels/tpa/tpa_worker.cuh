@@ -8,6 +8,7 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
+#include "kernels/tpa/tpa_outputs.cuh"
 #include "kernels/tpa/tpa_ring.cuh"
 
 namespace recurve {
@@ -27,33 +28,40 @@ struct TpaShared {
 //
 // kRank is the key-value rank, or 0: as the arguments say.
 template <typename T, int kColumns, int kTiles, int kRank, typename Products>
-class TpaWorker {
+class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
+  using Outputs = TpaOutputs<T, kColumns, kTiles, kRank>;
+  using Outputs::args_;
+  using Outputs::chunk_lane_;
+  using Outputs::ClearRow;
+  using Outputs::first_octet_;
+  using Outputs::FoldSegments;
+  using Outputs::group_;
+  using Outputs::kOctets;
+  using Outputs::kOwn;
+  using Outputs::kThreadOutputs;
+  using Outputs::kv_rank_;
+  using Outputs::lane_;
+  using Outputs::Out;
+  using Outputs::out_;
+  using Outputs::Uniform;
+  using Outputs::warp_;
+  using Outputs::warpgroup_;
+  using Outputs::WritePartial;
+  using Outputs::WriteResult;
+  using State = typename Outputs::State;
+
  public:
-  static constexpr int kOctets = kColumns / 8;
   // Ranks whose products of scores are under way a page early.
   static constexpr int kEarly =
       Products::kEarlyKeys ? TpaEarlyRanks(kTiles, kRank) : 1;
   static constexpr int kTerms = Half<T>::kTerms;
-  static constexpr int kOwn = 2 * kOctets;  // columns of a thread
   static constexpr int kUnroll = kRank > 0 ? kRank : 1;
-  static constexpr int kThreadOutputs = kTiles * kOctets * 4;
-  // Whether E is 64 kTiles for sure.
-  static constexpr bool kAllFeatures = kRank > 0;
 
   __device__ __forceinline__ TpaWorker(const TpaDecodeArgs& args,
                                        const TpaShared& shared,
                                        const TpaRing& ring,
                                        const TpaQueryCopy& queries, int lane)
-      : args_(args),
-        ring_(ring),
-        queries_(queries),
-        lane_(threadIdx.x % 32),
-        warp_(Uniform(threadIdx.x / 32 % 4)),
-        warpgroup_(Uniform(threadIdx.x / 128)),
-        chunk_lane_(Uniform(lane)),
-        group_(warpgroup_ - chunk_lane_ * args.groups),
-        first_octet_(args.first_octet() + group_ * args.group_octets),
-        kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)) {
+      : Outputs(args, lane), ring_(ring), queries_(queries) {
     b_offset_ = kTpaOctetBytes * args.head_octet_count();
     query_ = SharedAddress(shared.queries) + group_ * queries.group_bytes();
     weights_ = shared.weights + 2 * kTpaOctetBytes * kOctets * warpgroup_;
@@ -99,20 +107,6 @@ class TpaWorker {
   }
 
  private:
-  // Of the columns of this thread, without normalisation.
-  struct State {
-    float max[kOwn];
-    float sum[kOwn];
-    // A chunk's first page takes its scores as they are.
-    __device__ __forceinline__ State() {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        max[i] = 0.0f;
-        sum[i] = 0.0f;
-      }
-    }
-  };
-
   __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
                                             int begin, int end, int& slot) {
     TakeQueries(row);
@@ -519,154 +513,6 @@ class TpaWorker {
     for (int i = 0; i < kThreadOutputs; ++i) kept_outputs_[128 * i] = Out(i);
   }
 
-  // Merges what WritePartial has written to `slot`, of the row's segments
-  // before this one, into what is at hand. Maxima and sums are written by one
-  // warp for all: between the writing and this there is a page, with its vote
-  // of all the lane's threads; and between lanes a turn barrier.
-  __device__ __forceinline__ void FoldSegments(int slot, State& state) {
-    const int64_t width = args_.scratch.slot_width;
-    const int64_t column =
-        slot * args_.scratch.slot_rows + 8 * first_octet_ + 2 * (lane_ % 4);
-    const float2* max_sum = args_.max_sum() + column;
-    const int feature = 16 * warp_ + lane_ / 4;
-    const float* from = args_.outputs() + column * width + feature;
-    const int octets = min(args_.group_octets, args_.octets - first_octet_);
-    float2 before[kOwn];
-    float before_out[kTiles][kOctets][4];
-#pragma unroll
-    for (int j = 0; j < kOctets; ++j) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        before[2 * j + k] = j < octets ? max_sum[8 * j + k] : float2{};
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int d = 64 * tile + 8 * i;
-            const bool exists =
-                j < octets && (kAllFeatures || feature + d < width);
-            before_out[tile][j][k + 2 * i] =
-                exists ? from[(8 * j + k) * width + d] : 0.0f;
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      const TpaFoldScales scales = ScalesFor(before[k].x, state.max[k]);
-      state.max[k] = fmaxf(before[k].x, state.max[k]);
-      state.sum[k] = recurve::Fold(before[k].y, state.sum[k], scales);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int i = k % 2; i < 4; i += 2) {
-          float& out = out_[tile][k / 2][i];
-          out = recurve::Fold(before_out[tile][k / 2][i], out, scales);
-        }
-      }
-    }
-  }
-
-  // Writes the outputs at hand, a partial result. Few instructions: they are
-  // cold, as this most often happens once in a block.
-  __device__ __forceinline__ void WritePartial(int slot,
-                                               const State& state) const {
-    const int64_t width = args_.scratch.slot_width;
-    const int64_t column =
-        slot * args_.scratch.slot_rows + 8 * first_octet_ + 2 * (lane_ % 4);
-    float2* max_sum = args_.max_sum() + column;
-    const int feature = 16 * warp_ + lane_ / 4;
-    float* out = args_.outputs() + column * width + feature;
-    const int octets = min(args_.group_octets, args_.octets - first_octet_);
-#pragma unroll
-    for (int j = 0; j < kOctets; ++j) {
-      if (j >= octets) break;
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        if (warp_ == 0 && lane_ < 4) {
-          max_sum[8 * j + k] = {state.max[2 * j + k], state.sum[2 * j + k]};
-        }
-        float* to = out + k * width;
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            if (kAllFeatures || feature + 64 * tile + 8 * i < width) {
-              to[64 * tile + 8 * i] = out_[tile][j][k + 2 * i];
-            }
-          }
-        }
-      }
-      out += 8 * width;
-    }
-  }
-
-  // Writes the outputs at hand, the result of `row`.
-  __device__ __forceinline__ void WriteResult(int row,
-                                              const State& state) const {
-    if (args_.p.out_type == WeightType::kFloat32) {
-      WriteResultAs<float>(row, state);
-    } else {
-      WriteResultAs<T>(row, state);
-    }
-  }
-  template <typename TOut>
-  __device__ __forceinline__ void WriteResultAs(int row,
-                                                const State& state) const {
-    const TpaCudaDecodeParams& p = args_.p;
-    const int value_dim = static_cast<int>(p.shape.value_dim);
-    const int num_heads = static_cast<int>(p.shape.num_heads);
-    const int feature = 16 * warp_ + lane_ / 4;
-    const int octets = min(args_.group_octets, args_.octets - first_octet_);
-#pragma unroll
-    for (int j = 0; j < kOctets; ++j) {
-      if (j >= octets) break;
-      const int octet = first_octet_ + j;
-      const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
-      const int head = 8 * (octet - t * args_.head_octets) + 2 * (lane_ % 4);
-      TOut* out = static_cast<TOut*>(p.out) +
-                  (int64_t{row} * p.new_tokens + t) * p.out_stride +
-                  head * value_dim + feature;
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        if (head + k >= num_heads) break;
-        const float scale = Normalizer(state.sum[2 * j + k], kv_rank_);
-        TOut* to = out + k * value_dim;
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            if (kAllFeatures || feature + 64 * tile + 8 * i < value_dim) {
-              const float value = __fmul_rn(out_[tile][j][k + 2 * i], scale);
-              if constexpr (sizeof(TOut) == 4) {
-                to[64 * tile + 8 * i] = value;
-              } else {
-                to[64 * tile + 8 * i] = Half<TOut>::From(value);
-              }
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // A row without tokens gives zeros.
-  __device__ __forceinline__ void ClearRow(int row) {
-    const TpaCudaDecodeParams& p = args_.p;
-    const int value_dim = static_cast<int>(p.shape.value_dim);
-    for (int i = threadIdx.x % 128; i < 8 * args_.group_octets * value_dim;
-         i += 128) {
-      const int octet = first_octet_ + i / value_dim / 8;
-      const int t = octet / args_.head_octets;
-      const int head = octet % args_.head_octets * 8 + i / value_dim % 8;
-      if (octet >= args_.octets || head >= p.shape.num_heads) continue;
-      WriteOut(p,
-               (int64_t{row} * p.new_tokens + t) * p.out_stride +
-                   head * value_dim + i % value_dim,
-               0.0f);
-    }
-  }
-
   // A_k or A_v as scores lie: [j][i] are columns 2 (lane % 4) and the next, of
   // token lane / 4 + 8 i of the warp's.
   __device__ __forceinline__ void LoadFactors(uint32_t (&a)[kOctets][2],
@@ -689,10 +535,6 @@ class TpaWorker {
     return i % 2 == 0 ? Half<T>::Low(pair) : Half<T>::High(pair);
   }
 
-  // The same for all lanes, and the compiler may know.
-  __device__ __forceinline__ static int Uniform(int x) {
-    return __shfl_sync(0xffffffffu, x, 0);
-  }
   __device__ __forceinline__ void PinProducts() {
 #pragma unroll
     for (int r = 0; r < kEarly; ++r) Products::Pin(products_[r]);
@@ -700,9 +542,6 @@ class TpaWorker {
   __device__ __forceinline__ void PinOutputs() {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) Products::Pin(out_[tile]);
-  }
-  __device__ __forceinline__ float& Out(int i) {
-    return out_[i / (4 * kOctets)][i / 4 % kOctets][i % 4];
   }
   __device__ __forceinline__ void GroupBarrier() {
     NamedBarrier(kTpaGroupBarrier + warpgroup_, 128);
@@ -718,18 +557,9 @@ class TpaWorker {
         length, min(first_octet_ + j, args_.octets - 1) / args_.head_octets);
   }
 
-  const TpaDecodeArgs& args_;
   TpaRing ring_;
   const TpaQueryCopy queries_;
-  const int lane_;
-  const int warp_;
-  const int warpgroup_;   // of the block's
-  const int chunk_lane_;  // of the block's lanes
-  const int group_;       // of the lane's warpgroups
-  const int first_octet_;
-  const int kv_rank_;
   float products_[kEarly][Products::kSums][4];  // of keys and queries
-  float out_[kTiles][kOctets][4] = {};
   int key_stages_[kEarly] = {};  // of the products of scores under way
   int value_stage_ = -1;         // of those of outputs, or -1
   uint32_t b_offset_;            // of B in a stage

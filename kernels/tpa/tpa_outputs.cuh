@@ -1,0 +1,218 @@
+// The outputs that a warpgroup of a decode step has at hand, and their way to
+// memory: a partial result and back, or the row's result.
+#ifndef RECURVE_KERNELS_TPA_TPA_OUTPUTS_CUH_
+#define RECURVE_KERNELS_TPA_TPA_OUTPUTS_CUH_
+
+#include "kernels/common/mma.cuh"
+#include "kernels/tpa/tpa_decode.cuh"
+
+namespace recurve {
+
+// A thread holds the outputs of its pairs of columns, at features lane / 4 and
+// 8 more of each 16 of its warp's, in each tile of 64 features.
+//
+// kRank is the key-value rank, or 0: as the arguments say.
+template <typename T, int kColumns, int kTiles, int kRank>
+class TpaOutputs {
+ protected:
+  static constexpr int kOctets = kColumns / 8;
+  static constexpr int kOwn = 2 * kOctets;  // columns of a thread
+  static constexpr int kThreadOutputs = kTiles * kOctets * 4;
+  // Whether E is 64 kTiles for sure.
+  static constexpr bool kAllFeatures = kRank > 0;
+
+  // `lane` is the block's lane of chunks.
+  __device__ __forceinline__ TpaOutputs(const TpaDecodeArgs& args, int lane)
+      : args_(args),
+        lane_(threadIdx.x % 32),
+        warp_(Uniform(threadIdx.x / 32 % 4)),
+        warpgroup_(Uniform(threadIdx.x / 128)),
+        chunk_lane_(Uniform(lane)),
+        group_(warpgroup_ - chunk_lane_ * args.groups),
+        first_octet_(args.first_octet() + group_ * args.group_octets),
+        kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)) {}
+
+  // Of the columns of this thread, without normalisation.
+  struct State {
+    float max[kOwn];
+    float sum[kOwn];
+    // A chunk's first page takes its scores as they are.
+    __device__ __forceinline__ State() {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        max[i] = 0.0f;
+        sum[i] = 0.0f;
+      }
+    }
+  };
+
+  // The same for all lanes, and the compiler may know.
+  __device__ __forceinline__ static int Uniform(int x) {
+    return __shfl_sync(0xffffffffu, x, 0);
+  }
+  __device__ __forceinline__ float& Out(int i) {
+    return out_[i / (4 * kOctets)][i / 4 % kOctets][i % 4];
+  }
+
+  // Merges what WritePartial has written to `slot`, of the row's segments
+  // before this one, into what is at hand. Maxima and sums are written by one
+  // warp for all: between the writing and this there is a page, with its vote
+  // of all the lane's threads; and between lanes a turn barrier.
+  __device__ __forceinline__ void FoldSegments(int slot, State& state) {
+    const int64_t width = args_.scratch.slot_width;
+    const int64_t column =
+        slot * args_.scratch.slot_rows + 8 * first_octet_ + 2 * (lane_ % 4);
+    const float2* max_sum = args_.max_sum() + column;
+    const int feature = 16 * warp_ + lane_ / 4;
+    const float* from = args_.outputs() + column * width + feature;
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
+    float2 before[kOwn];
+    float before_out[kTiles][kOctets][4];
+#pragma unroll
+    for (int j = 0; j < kOctets; ++j) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        before[2 * j + k] = j < octets ? max_sum[8 * j + k] : float2{};
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int d = 64 * tile + 8 * i;
+            const bool exists =
+                j < octets && (kAllFeatures || feature + d < width);
+            before_out[tile][j][k + 2 * i] =
+                exists ? from[(8 * j + k) * width + d] : 0.0f;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      const TpaFoldScales scales = ScalesFor(before[k].x, state.max[k]);
+      state.max[k] = fmaxf(before[k].x, state.max[k]);
+      state.sum[k] = recurve::Fold(before[k].y, state.sum[k], scales);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int i = k % 2; i < 4; i += 2) {
+          float& out = out_[tile][k / 2][i];
+          out = recurve::Fold(before_out[tile][k / 2][i], out, scales);
+        }
+      }
+    }
+  }
+
+  // Writes the outputs at hand, a partial result. Few instructions: they are
+  // cold, as this most often happens once in a block.
+  __device__ __forceinline__ void WritePartial(int slot,
+                                               const State& state) const {
+    const int64_t width = args_.scratch.slot_width;
+    const int64_t column =
+        slot * args_.scratch.slot_rows + 8 * first_octet_ + 2 * (lane_ % 4);
+    float2* max_sum = args_.max_sum() + column;
+    const int feature = 16 * warp_ + lane_ / 4;
+    float* out = args_.outputs() + column * width + feature;
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
+#pragma unroll
+    for (int j = 0; j < kOctets; ++j) {
+      if (j >= octets) break;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (warp_ == 0 && lane_ < 4) {
+          max_sum[8 * j + k] = {state.max[2 * j + k], state.sum[2 * j + k]};
+        }
+        float* to = out + k * width;
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (kAllFeatures || feature + 64 * tile + 8 * i < width) {
+              to[64 * tile + 8 * i] = out_[tile][j][k + 2 * i];
+            }
+          }
+        }
+      }
+      out += 8 * width;
+    }
+  }
+
+  // Writes the outputs at hand, the result of `row`.
+  __device__ __forceinline__ void WriteResult(int row,
+                                              const State& state) const {
+    if (args_.p.out_type == WeightType::kFloat32) {
+      WriteResultAs<float>(row, state);
+    } else {
+      WriteResultAs<T>(row, state);
+    }
+  }
+  template <typename TOut>
+  __device__ __forceinline__ void WriteResultAs(int row,
+                                                const State& state) const {
+    const TpaCudaDecodeParams& p = args_.p;
+    const int value_dim = static_cast<int>(p.shape.value_dim);
+    const int num_heads = static_cast<int>(p.shape.num_heads);
+    const int feature = 16 * warp_ + lane_ / 4;
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
+#pragma unroll
+    for (int j = 0; j < kOctets; ++j) {
+      if (j >= octets) break;
+      const int octet = first_octet_ + j;
+      const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
+      const int head = 8 * (octet - t * args_.head_octets) + 2 * (lane_ % 4);
+      TOut* out = static_cast<TOut*>(p.out) +
+                  (int64_t{row} * p.new_tokens + t) * p.out_stride +
+                  head * value_dim + feature;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (head + k >= num_heads) break;
+        const float scale = Normalizer(state.sum[2 * j + k], kv_rank_);
+        TOut* to = out + k * value_dim;
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (kAllFeatures || feature + 64 * tile + 8 * i < value_dim) {
+              const float value = __fmul_rn(out_[tile][j][k + 2 * i], scale);
+              if constexpr (sizeof(TOut) == 4) {
+                to[64 * tile + 8 * i] = value;
+              } else {
+                to[64 * tile + 8 * i] = Half<TOut>::From(value);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // A row without tokens gives zeros.
+  __device__ __forceinline__ void ClearRow(int row) {
+    const TpaCudaDecodeParams& p = args_.p;
+    const int value_dim = static_cast<int>(p.shape.value_dim);
+    for (int i = threadIdx.x % 128; i < 8 * args_.group_octets * value_dim;
+         i += 128) {
+      const int octet = first_octet_ + i / value_dim / 8;
+      const int t = octet / args_.head_octets;
+      const int head = octet % args_.head_octets * 8 + i / value_dim % 8;
+      if (octet >= args_.octets || head >= p.shape.num_heads) continue;
+      WriteOut(p,
+               (int64_t{row} * p.new_tokens + t) * p.out_stride +
+                   head * value_dim + i % value_dim,
+               0.0f);
+    }
+  }
+
+  const TpaDecodeArgs& args_;
+  const int lane_;
+  const int warp_;
+  const int warpgroup_;   // of the block's
+  const int chunk_lane_;  // of the block's lanes
+  const int group_;       // of the lane's warpgroups
+  const int first_octet_;
+  const int kv_rank_;
+  float out_[kTiles][kOctets][4] = {};
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_TPA_TPA_OUTPUTS_CUH_
