@@ -186,6 +186,7 @@ void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
 
 void HttpSession::Read() {
   if (reading_ || state_ == State::kClosed) return;
+  if (ended_) return Close();
   if (state_ == State::kAnswering && input_.size() >= kMaxAheadBytes) return;
   reading_ = true;
   transport_.Read(asio::buffer(read_),
@@ -196,6 +197,7 @@ void HttpSession::Read() {
                     // taken.
                     if (error && self->state_ == State::kAnswering &&
                         self->finished_ && self->writing_) {
+                      self->ended_ = true;
                       return;
                     }
                     if (error) return self->Close();

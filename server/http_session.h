@@ -123,6 +123,9 @@ class HttpSession : public HttpReply,
   static constexpr size_t kReadBytes = 8 << 10;
   // A read under way fills read_ alone, so that input_ may be used meanwhile.
   bool reading_ = false;
+  // A read has seen the client's end. Asio may not tell of it a second time: it
+  // waits for news, of which there are no more.
+  bool ended_ = false;
   std::array<char, kReadBytes> read_;
   boost::beast::flat_buffer input_;  // received, and not parsed yet
   std::optional<
