@@ -383,6 +383,7 @@ void HttpSession::OnAllWritten() {
     listener->OnDone();
   }
   if (!keep_alive_) return Linger();
+  if (ended_) return Close();  // nor are requests that it sent ahead begun
   input_.shrink_to_fit();
   ExpectRequest(sessions_->options().idle_timeout);
   Parse();

@@ -1,18 +1,18 @@
 // Groups of asynchronous copies to shared memory (cp.async), which are waited
 // for in the order of their commits.
 //
-// No group may be empty. With empty groups behind its copies, a warp came
-// through cp.async.wait_group before they were there: on an H200, some two warps
-// in a million, where a kernel beside it kept memory busy
-// (bench/results/2026-11-23-h200-empty-groups). So who copies nothing commits
-// nothing, and who waits says how many groups are behind.
+// No group of a whole warp may be empty. With empty groups behind its copies, a
+// warp came through cp.async.wait_group before they were there: on an H200,
+// some two in a million, where a kernel beside it kept memory busy
+// (bench/results/2026-11-23-h200-empty-groups). So a warp that copies nothing
+// commits nothing, and who waits says how many groups are behind.
 #ifndef RECURVE_KERNELS_COMMON_COPY_GROUPS_CUH_
 #define RECURVE_KERNELS_COMMON_COPY_GROUPS_CUH_
 
 namespace recurve {
 
-// This thread's copies since the last commit are a group. There is at least
-// one.
+// This thread's copies since the last commit are a group. Some thread of its
+// warp has one.
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -29,9 +29,11 @@ __device__ __forceinline__ void WaitForCopies() {
 // carries.
 template <int kMost>
 __device__ __forceinline__ void WaitForAllBut(int behind) {
-  if (behind >= kMost) {
+  if constexpr (kMost == 0) {
+    WaitForCopies<0>();
+  } else if (behind >= kMost) {
     WaitForCopies<kMost>();
-  } else if constexpr (kMost > 0) {
+  } else {
     WaitForAllBut<(kMost > 4 ? kMost / 2 : kMost - 1)>(behind);
   }
 }

@@ -3,6 +3,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/hopper_kernel.h"
+#include "kernels/linear_attn/linear_boxes.cuh"
 #include "kernels/linear_attn/linear_chunks.h"
 #include "kernels/linear_attn/linear_chunks_copy.cuh"
 #include "kernels/linear_attn/linear_chunks_out.cuh"

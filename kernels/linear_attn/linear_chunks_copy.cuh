@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/linear_attn/linear_boxes.cuh"
 #include "kernels/linear_attn/linear_chunks_shared.cuh"
 
 namespace recurve {

@@ -5,6 +5,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/hopper_kernel.h"
+#include "kernels/linear_attn/linear_boxes.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring.h"
 #include "kernels/linear_attn/linear_noncausal_ring_copy.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_make.cuh"

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/linear_attn/linear_boxes.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_shared.cuh"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
 

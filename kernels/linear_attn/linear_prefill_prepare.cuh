@@ -9,6 +9,7 @@
 #include "kernels/common/copy_groups.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
+#include "kernels/linear_attn/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_prefill_shared.cuh"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
 #include "kernels/linear_attn/linear_wgmma.cuh"

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "kernels/common/copy_groups.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"

@@ -1,6 +1,7 @@
 // Checks products of a decode step and chooses their kernel; the one for
 // devices before Hopper and after it.
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/copy_groups.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/host_device.h"
 #include "kernels/common/mma.cuh"

@@ -1,5 +1,6 @@
 // Products of few rows: weights pass by once, as fast as memory gives them.
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/copy_groups.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/host_device.h"

@@ -97,7 +97,9 @@ TEST(HttpServerTest, TooManyConnectionsAreToldSo) {
 // writing: long before the idle timeout.
 TEST(HttpServerTest, ClientsThatLeaveAfterTheirAnswersTakeNoPlace) {
   EchoHandler handler;
-  const auto server = *HttpServer::Start(Options(), &handler);
+  HttpServerOptions options = Options();
+  options.idle_timeout = std::chrono::minutes(10);
+  const auto server = *HttpServer::Start(options, &handler);
   std::vector<std::thread> clients;
   for (int i = 0; i < 4; ++i) {
     clients.emplace_back([&] {

@@ -3,12 +3,15 @@
 // time after time. (Copies that were waited for too briefly came late once in
 // hundreds of products: kernels/common/copy_groups.cuh.)
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "base/dtype.h"
 #include "gtest/gtest.h"
 #include "kernels/matmul/cublas_matmul.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
@@ -26,6 +29,7 @@ struct Sizes {
   int64_t outputs, inputs;
   int64_t rows;  // of the product; the first of the prompt's
   int products;
+  bool x_is_float = false;  // as they are before the norm
 };
 
 std::vector<float> Random(int64_t n, float scale, uint64_t seed) {
@@ -80,9 +84,11 @@ TEST_P(MatmulBusyGpuTest, ResultsStayTheSame) {
         WeightType::kBFloat16, stream);
   };
   const auto multiply = [&](int64_t matrix, float* y) {
+    const void* const rows =
+        s.x_is_float ? static_cast<const void*>(x.data()) : normed.data();
     return LaunchDecodeMatmul(
         {WeightType::kBFloat16, weights[matrix]->data(), s.outputs, s.inputs,
-         normed.data(), false, s.inputs, s.inputs, y, s.outputs, s.rows, false},
+         rows, s.x_is_float, s.inputs, s.inputs, y, s.outputs, s.rows, false},
         stream);
   };
   ASSERT_EQ(norm(), cudaSuccess);
@@ -114,13 +120,16 @@ TEST_P(MatmulBusyGpuTest, ResultsStayTheSame) {
   EXPECT_EQ(wrong, 0) << "of " << s.products << " products";
 }
 
-// The first is a layer's factors of T6-XL, with which it was seen.
+// The first is a layer's factors of T6-XL, with which it was seen. Of several
+// rows, those of 16 bits go through tiles, those of float32 are streamed.
 INSTANTIATE_TEST_SUITE_P(
     Sizes, MatmulBusyGpuTest,
     testing::Values(Sizes{1420, 1600, 1, 10000}, Sizes{1600, 4992, 1, 2000},
                     Sizes{1600, 4288, 1, 2000}, Sizes{8532, 1600, 1, 2000},
-                    Sizes{20000, 1600, 1, 1000}, Sizes{1420, 1600, 2, 2000},
-                    Sizes{1420, 1600, 8, 2000}, Sizes{8532, 1600, 24, 500}));
+                    Sizes{20000, 1600, 1, 1000}, Sizes{1420, 1632, 1, 2000},
+                    Sizes{1420, 1600, 2, 2000}, Sizes{8532, 1600, 24, 500},
+                    Sizes{1420, 1600, 2, 2000, true},
+                    Sizes{1420, 1600, 8, 2000, true}));
 
 }  // namespace
 }  // namespace recurve
