@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "kernels/common/device_math.cuh"
+#include "kernels/common/mma.cuh"
+
 namespace recurve {
 
 __device__ __forceinline__ float AddSquares(const float4& v, float squares) {
@@ -37,6 +40,44 @@ __device__ __forceinline__ uint4 LoadEight(const T* from, int c, int cols) {
     }
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// A row that is normed and rounded, to shared memory: of kThreads threads, each
+// with the fours of columns 4 (thread + i · kThreads), v, and their weights.
+// The sum is that of norm.cu bit for bit: thread i of 256 takes columns 4i ...
+// 4i + 3 of each 1024, lanes meet in a butterfly, and the 8 warps in order.
+// `partial` is shared memory for a float of each warp; `barrier` is of these
+// threads. Columns from `inputs` on are not written.
+template <typename T, int kThreads, int kFours, typename Int, typename Barrier>
+__device__ __forceinline__ void WriteNormed(const float4 (&v)[kFours],
+                                            const float4 (&weight)[kFours],
+                                            int cols, Int inputs, float eps,
+                                            float* partial, char* to,
+                                            const Barrier& barrier) {
+  const auto column = [](int i) {
+    return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
+  };
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    if (column(i) < cols) squares = AddSquares(v[i], squares);
+  }
+  squares = LaneSum(squares);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
+  barrier();
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; ++w) sum += partial[w];
+  const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    if (column(i) >= inputs) break;
+    *reinterpret_cast<uint2*>(to + 2 * column(i)) =
+        make_uint2(Half<T>::Pack(v[i].x * scale * weight[i].x,
+                                 v[i].y * scale * weight[i].y),
+                   Half<T>::Pack(v[i].z * scale * weight[i].z,
+                                 v[i].w * scale * weight[i].w));
+  }
 }
 
 }  // namespace recurve

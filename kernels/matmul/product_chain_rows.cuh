@@ -75,9 +75,7 @@ __device__ __forceinline__ void LoadNorm(const float* norm, int cols,
   }
 }
 
-// A row of words, normed and rounded, to shared memory, with the sums of
-// norm.cu bit for bit: thread i of 256 takes columns 4i ... 4i + 3 of each
-// 1024, lanes meet in a butterfly, and the 8 warps in order.
+// A row of words, normed and rounded, to shared memory.
 template <typename T>
 __device__ __forceinline__ void NormedRow(const uint2* words, int cols,
                                           int inputs,
@@ -105,27 +103,8 @@ __device__ __forceinline__ void NormedRow(const uint2* words, int cols,
                        count[2 * i + 1] > 0 ? __uint_as_float(high.x) : 0.0f,
                        count[2 * i + 1] > 1 ? __uint_as_float(high.z) : 0.0f);
   }
-  float squares = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    if (Column(i) < cols) squares = AddSquares(v[i], squares);
-  }
-  squares = LaneSum(squares);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
-  ConsumerBarrier();
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) sum += partial[i];
-  const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
-#pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    if (Column(i) >= inputs) break;
-    *reinterpret_cast<uint2*>(to + 2 * Column(i)) =
-        make_uint2(Half<T>::Pack(v[i].x * scale * weight[i].x,
-                                 v[i].y * scale * weight[i].y),
-                   Half<T>::Pack(v[i].z * scale * weight[i].z,
-                                 v[i].w * scale * weight[i].w));
-  }
+  WriteNormed<T, kThreads>(v, weight, cols, inputs, eps, partial, to,
+                           [] { ConsumerBarrier(); });
 }
 
 // The row of 16-bit values that attention left, to shared memory.

@@ -76,8 +76,7 @@ class NormedRow {
               : LoadFour(p.norm_weight, Column(i), static_cast<int>(p.x_cols));
     }
   }
-  // After it. `partial` is shared memory for kWarps floats. The sum is that of
-  // norm.cu bit for bit, as in LoadRows.
+  // After it. `partial` is shared memory for kWarps floats.
   __device__ __forceinline__ void Load(const DecodeMatmulParams& p, char* to,
                                        float* partial) const {
     const int cols = static_cast<int>(p.x_cols);
@@ -85,28 +84,8 @@ class NormedRow {
 #pragma unroll
     for (int i = 0; i < kFours; ++i)
       v[i] = LoadFour(static_cast<const float*>(p.x), Column(i), cols);
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      if (Column(i) < cols) squares = AddSquares(v[i], squares);
-    }
-    squares = LaneSum(squares);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
-    __syncthreads();
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += partial[w];
-    const float scale =
-        1.0f / sqrtf(sum / static_cast<float>(cols) + p.norm_eps);
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      if (Column(i) >= p.inputs) break;
-      *reinterpret_cast<uint2*>(to + 2 * Column(i)) =
-          make_uint2(Half<T>::Pack(v[i].x * scale * weight_[i].x,
-                                   v[i].y * scale * weight_[i].y),
-                     Half<T>::Pack(v[i].z * scale * weight_[i].z,
-                                   v[i].w * scale * weight_[i].w));
-    }
+    WriteNormed<T, kThreads>(v, weight_, cols, p.inputs, p.norm_eps, partial,
+                             to, [] { __syncthreads(); });
   }
 
  private:
