@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/thread_pool.h"
+#include "base/thread_sanitizer.h"
 
 // clang-format off
 #include "kernels/common/simd_targets.h"
@@ -87,16 +88,30 @@ HWY_INLINE void Rows(const MatmulParams& p, const T* w, int64_t row,
 }
 
 template <typename T>
-void Panel(const MatmulParams& p, const T* w, int64_t row, int64_t end,
-           int64_t block, int64_t block_end) {
+RECURVE_UNSEEN_BY_TSAN void Panel(const MatmulParams& p, const T* w,
+                                  int64_t row, int64_t end, int64_t block,
+                                  int64_t block_end) {
   for (; block + kTileBlocks <= block_end; block += kTileBlocks) {
     Rows<kTileBlocks>(p, w, row, end, block);
   }
   for (; block < block_end; ++block) Rows<1>(p, w, row, end, block);
 }
 
+// What Panel does to memory. Weights are left out: they are written before
+// there is a second thread.
+void SayAccesses(const MatmulParams& p, int64_t row, int64_t end, int64_t block,
+                 int64_t block_end) {
+  const int64_t first = block * kBlock;
+  const int64_t count = std::min(block_end * kBlock, p.w->outputs()) - first;
+  for (; row < end; ++row) {
+    SayRead(p.x + row * p.x_stride, p.w->inputs() * sizeof(float));
+    SayWritten(p.y + row * p.y_stride + first, count * sizeof(float));
+  }
+}
+
 void MatmulPanel(const MatmulParams& p, int64_t row, int64_t end, int64_t block,
                  int64_t block_end) {
+  SayAccesses(p, row, end, block, block_end);
   if (p.w->storage() == DType::kBFloat16) {
     Panel(p, p.w->bfloats().data(), row, end, block, block_end);
   } else {

@@ -22,9 +22,14 @@ ServerOptions DemoOptions() {
   options.model.path = RECURVE_SOURCE_DIR "/deploy/models/demo";
   options.model.num_threads = 2;
   options.model.device = "cpu";  // the goldens are its own, to the bit
+  // Two of the longest sequences. A pool of the default size, 570 MB, would be
+  // most of the time of a test: each starts a server, and clears it.
+  options.model.kv_pages = 256;
   options.grpc_port = 0;
   options.http_port = 0;
   options.engine.poison_released = true;
+  // A sanitizer build on a busy machine takes a while to finish a request.
+  options.shutdown_timeout = std::chrono::minutes(5);
   return options;
 }
 

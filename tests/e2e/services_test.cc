@@ -29,7 +29,7 @@ TEST(ServicesTest, HealthWatchFollowsADrain) {
   const auto client = server.Connect();
   bool drained = false;
   const absl::Status status = client->Generate(
-      GreedyRequest({256, 65}, 1000), [&](const v1::GenerateEvent& event) {
+      GreedyRequest({256, 65}, 300), [&](const v1::GenerateEvent& event) {
         if (!std::exchange(drained, event.has_tokens()) && drained) {
           EXPECT_TRUE(client->Drain().ok());
           EXPECT_TRUE(watch->Read(&response));
