@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/tensor_map.h"
@@ -57,6 +58,31 @@ struct TileArgs {
       w;  // boxes of 64 inputs by the outputs of a block, or part of them
   CUtensorMap x;  // boxes of 64 inputs by rows, likewise
 };
+
+// What the thread that fills a ring of kStages slots does: weights of the first
+// stages before the kernel in front is done, their rows behind it, and each
+// other stage when its slot is empty, which is a barrier of `empty` (8 bytes
+// each). ask_for_weights(stage, slot) has the slot's barrier expect both.
+template <int kStages, typename AskForWeights, typename AskForRows>
+__device__ __forceinline__ void FillRing(uint32_t empty, int stages,
+                                         const AskForWeights& ask_for_weights,
+                                         const AskForRows& ask_for_rows) {
+  const int first = min(stages, kStages);
+  for (int s = 0; s < first; ++s) ask_for_weights(s, s);
+  WaitForPrevious();
+  for (int s = 0; s < first; ++s) ask_for_rows(s, s);
+  int slot = 0;
+  uint32_t phase = 0;
+  for (int s = first; s < stages; ++s) {
+    BarrierWait(empty + 8 * slot, phase);
+    ask_for_weights(s, slot);
+    ask_for_rows(s, slot);
+    if (++slot == kStages) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+}
 
 __device__ __forceinline__ void ClusterBarrier() {
   __syncwarp();

@@ -130,21 +130,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         CopyBox(ring + slot * S::kStageBytes + S::kWeightBytes, args.x,
                 begin + stage * kStageInputs, first_row, 0, full + 8 * slot);
       };
-      const int first = min(stages, S::kStages);
-      for (int s = 0; s < first; ++s) ask_for_weights(s, s);
-      WaitForPrevious();
-      for (int s = 0; s < first; ++s) ask_for_rows(s, s);
-      int slot = 0;
-      uint32_t phase = 0;
-      for (int s = first; s < stages; ++s) {
-        BarrierWait(empty + 8 * slot, phase);
-        ask_for_weights(s, slot);
-        ask_for_rows(s, slot);
-        if (++slot == S::kStages) {
-          slot = 0;
-          phase ^= 1;
-        }
-      }
+      FillRing<S::kStages>(empty, stages, ask_for_weights, ask_for_rows);
     }
     __syncwarp();
   } else {

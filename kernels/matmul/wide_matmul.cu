@@ -39,6 +39,22 @@ __device__ __forceinline__ void WriteSums(const DecodeMatmulParams& p,
   }
 }
 
+// Asks for the weights of a stage, those of 64 inputs from `input` on; the
+// barrier also waits for the stage's rows.
+template <typename S>
+__device__ __forceinline__ void AskForWeights(const TileArgs& args, uint32_t to,
+                                              uint32_t barrier, int input,
+                                              int first_output) {
+  BarrierExpect(barrier, S::kStageBytes);
+  if (!args.p.gate) {
+    CopyWeightBox(to, args.w, input, first_output, 0, barrier);
+    return;
+  }
+  CopyWeightBox(to, args.w, input, first_output / 2, 0, barrier);
+  CopyWeightBox(to + S::kHalf * 128, args.w, input, first_output / 2, 1,
+                barrier);
+}
+
 // ---- a matrix that is not in parts ----
 
 // A block has 64 · kGroups rows by 8 · kColumns outputs, a warpgroup 64 rows;
@@ -108,35 +124,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       const auto ask_for_weights = [&](int stage, int slot) {
         const uint32_t barrier = full + 8 * slot;
         const uint32_t to = ring + slot * S::kStageBytes + S::kRowBytes;
-        const int at = stage * kStageInputs;
-        BarrierExpect(barrier, S::kStageBytes);
-        if (!p.gate) {
-          CopyWeightBox(to, args.w, at, first_output, 0, barrier);
-          return;
-        }
-        CopyWeightBox(to, args.w, at, first_output / 2, 0, barrier);
-        CopyWeightBox(to + S::kHalf * 128, args.w, at, first_output / 2, 1,
-                      barrier);
+        AskForWeights<S>(args, to, barrier, stage * kStageInputs, first_output);
       };
       const auto ask_for_rows = [&](int stage, int slot) {
         CopyBox(ring + slot * S::kStageBytes, args.x, stage * kStageInputs,
                 first_row, 0, full + 8 * slot);
       };
-      const int first = min(stages, S::kStages);
-      for (int s = 0; s < first; ++s) ask_for_weights(s, s);
-      WaitForPrevious();
-      for (int s = 0; s < first; ++s) ask_for_rows(s, s);
-      int slot = 0;
-      uint32_t phase = 0;
-      for (int s = first; s < stages; ++s) {
-        BarrierWait(empty + 8 * slot, phase);
-        ask_for_weights(s, slot);
-        ask_for_rows(s, slot);
-        if (++slot == S::kStages) {
-          slot = 0;
-          phase ^= 1;
-        }
-      }
+      FillRing<S::kStages>(empty, stages, ask_for_weights, ask_for_rows);
     }
     __syncwarp();
   } else {
@@ -285,35 +279,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       const auto ask_for_weights = [&](int stage, int slot) {
         const uint32_t barrier = full + 8 * slot;
         const uint32_t to = ring + slot * S::kStageBytes + S::kRowBytes;
-        const int at = input_of(stage);
-        BarrierExpect(barrier, S::kStageBytes);
-        if (!p.gate) {
-          CopyWeightBox(to, args.w, at, first_output, 0, barrier);
-          return;
-        }
-        CopyWeightBox(to, args.w, at, first_output / 2, 0, barrier);
-        CopyWeightBox(to + S::kHalf * 128, args.w, at, first_output / 2, 1,
-                      barrier);
+        AskForWeights<S>(args, to, barrier, input_of(stage), first_output);
       };
       const auto ask_for_rows = [&](int stage, int slot) {
         CopyBox(ring + slot * S::kStageBytes, args.x, input_of(stage),
                 first_row, 0, full + 8 * slot);
       };
-      const int first = min(stages, S::kStages);
-      for (int s = 0; s < first; ++s) ask_for_weights(s, s);
-      WaitForPrevious();
-      for (int s = 0; s < first; ++s) ask_for_rows(s, s);
-      int slot = 0;
-      uint32_t phase = 0;
-      for (int s = first; s < stages; ++s) {
-        BarrierWait(empty + 8 * slot, phase);
-        ask_for_weights(s, slot);
-        ask_for_rows(s, slot);
-        if (++slot == S::kStages) {
-          slot = 0;
-          phase ^= 1;
-        }
-      }
+      FillRing<S::kStages>(empty, stages, ask_for_weights, ask_for_rows);
     }
     __syncwarp();
   } else {
