@@ -7,13 +7,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "bench/cuda/step_timeline.h"
+#include "bench/cuda/timed_backend.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/cuda_backend.h"
 #include "engine/cuda_device.h"
@@ -55,200 +54,22 @@ struct Flags {
   std::string timeline;
 };
 
+// Of the sequences of a step together: what its cache may hold.
+constexpr int64_t kMaxTokens = int64_t{32} * 32768;
+
+int HostThreads() {
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1,
+                    16);
+}
+
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
-
-// Forwards to a CudaBackend and measures each operation on the stream. The
-// stream is held until all of a step is on it, so that what the host takes to
-// put it there does not count. A step must be short enough for the stream's
-// queue: take a model of few layers.
-class TimedBackend : public Backend {
- public:
-  explicit TimedBackend(std::unique_ptr<CudaBackend> backend)
-      : backend_(std::move(backend)) {
-    cudaStreamCreateWithFlags(&gate_stream_, cudaStreamNonBlocking);
-    cudaEventCreateWithFlags(&gate_, cudaEventDisableTiming);
-  }
-
-  CudaBackend& cuda() { return *backend_; }
-  // Microseconds of each operation of the steps since Clear(), by name.
-  const std::map<std::string, std::vector<double>>& times() const {
-    return times_;
-  }
-  void Clear() { times_.clear(); }
-  // Another batch comes: nothing is held for two steps.
-  void Restart() { steps_ = 0; }
-
-  absl::string_view name() const override { return backend_->name(); }
-  absl::string_view weight_dtype() const override {
-    return backend_->weight_dtype();
-  }
-  absl::string_view state_dtype() const override {
-    return backend_->state_dtype();
-  }
-  absl::string_view kv_dtype() const override { return backend_->kv_dtype(); }
-  int64_t chunk_multiple() const override { return backend_->chunk_multiple(); }
-  int64_t column_multiple() const override {
-    return backend_->column_multiple();
-  }
-  absl::StatusOr<MatrixId> LoadMatrix(
-      absl::Span<const MatrixPart> parts) override {
-    RECURVE_ASSIGN_OR_RETURN(const MatrixId id, backend_->LoadMatrix(parts));
-    int64_t outputs = 0;
-    for (const MatrixPart& part : parts) outputs += part.rows();
-    shapes_.push_back(
-        absl::StrCat("[", outputs, ", ", parts[0].tensor.shape.back(), "]"));
-    return id;
-  }
-  absl::StatusOr<VectorId> LoadVector(absl::Span<const float> values) override {
-    return backend_->LoadVector(values);
-  }
-  absl::StatusOr<TableId> LoadEmbedding(const TensorView& table) override {
-    return backend_->LoadEmbedding(table);
-  }
-  absl::StatusOr<PositionId> LoadPosition(
-      const PositionConfig& config) override {
-    return backend_->LoadPosition(config);
-  }
-  uint64_t weight_bytes() const override { return backend_->weight_bytes(); }
-  TpaCacheId AddTpaCache(const TpaShape& shape) override {
-    return backend_->AddTpaCache(shape);
-  }
-  StateId AddState(int64_t num_heads, int64_t key_dim,
-                   int64_t value_dim) override {
-    return backend_->AddState(num_heads, key_dim, value_dim);
-  }
-  int64_t page_bytes() const override { return backend_->page_bytes(); }
-  int64_t slot_bytes() const override { return backend_->slot_bytes(); }
-  absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override {
-    return backend_->AllocateCache(num_pages, num_slots);
-  }
-  absl::StatusOr<Activations> AllocateActivations(int64_t cols) override {
-    return backend_->AllocateActivations(cols);
-  }
-
-  absl::Status BeginStep(const StepBatch& batch) override {
-    spans_.clear();
-    // First steps allocate, which waits for the stream.
-    if (++steps_ > 2) {
-      {
-        const std::lock_guard lock(mu_);
-        held_ = true;
-      }
-      cudaLaunchHostFunc(gate_stream_, &TimedBackend::Hold, this);
-      cudaEventRecord(gate_, gate_stream_);
-      cudaStreamWaitEvent(backend_->stream(), gate_);
-    }
-    absl::Status status;
-    Timed("begin (copy, tables, schedules)",
-          [&] { status = backend_->BeginStep(batch); });
-    return status;
-  }
-  void Embed(TableId table, float scale, Activations out) override {
-    Timed("embed", [&] { backend_->Embed(table, scale, out); });
-  }
-  void Fill(VectorId values, Activations out) override {
-    Timed("fill", [&] { backend_->Fill(values, out); });
-  }
-  void Norm(Activations in, const NormArgs& norm, Activations out) override {
-    Timed("norm", [&] { backend_->Norm(in, norm, out); });
-  }
-  void Project(Activations in, MatrixId matrix, Activations out,
-               bool add) override {
-    Timed(absl::StrCat("project ", shapes_[matrix.value]),
-          [&] { backend_->Project(in, matrix, out, add); });
-  }
-  void Glu(Activations in, Activation activation, Activations out) override {
-    Timed("glu", [&] { backend_->Glu(in, activation, out); });
-  }
-  void ChannelMixer(const ChannelMixerArgs& args) override {
-    Timed("channel mixer (norm, gate and up, down)",
-          [&] { backend_->ChannelMixer(args); });
-  }
-  void Tpa(const TpaArgs& args) override {
-    Timed("tpa (append, attend)", [&] { backend_->Tpa(args); });
-  }
-  void ExpandFactors(const ExpandArgs& args) override {
-    Timed("expand factors", [&] { backend_->ExpandFactors(args); });
-  }
-  void LinearAttention(const LinearAttentionArgs& args) override {
-    Timed("linear attention", [&] { backend_->LinearAttention(args); });
-  }
-  void GatedNorm(const GatedNormArgs& args) override {
-    Timed("gated norm", [&] { backend_->GatedNorm(args); });
-  }
-  void Head(Activations in, const NormArgs& norm, MatrixId head) override {
-    {
-      const std::lock_guard lock(mu_);
-      held_ = false;
-    }
-    changed_.notify_all();
-    Timed("head (norm, logits, tokens to the host)",
-          [&] { backend_->Head(in, norm, head); });
-  }
-  absl::Status EndStep(StepOutput* output) override {
-    RECURVE_RETURN_IF_ERROR(backend_->EndStep(output));
-    cudaStreamSynchronize(backend_->stream());
-    for (const Span& span : spans_) {
-      float ms = 0;
-      cudaEventElapsedTime(&ms, span.begin, span.end);
-      times_[span.name].push_back(1e3 * ms);
-      free_.push_back(span.begin);
-      free_.push_back(span.end);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status ClearPage(int32_t page) override {
-    return backend_->ClearPage(page);
-  }
-  absl::Status ClearSlot(int32_t slot) override {
-    return backend_->ClearSlot(slot);
-  }
-
- private:
-  struct Span {
-    std::string name;
-    cudaEvent_t begin, end;
-  };
-
-  static void Hold(void* self) {
-    auto* const backend = static_cast<TimedBackend*>(self);
-    std::unique_lock lock(backend->mu_);
-    backend->changed_.wait(lock, [backend] { return !backend->held_; });
-  }
-  cudaEvent_t NewEvent() {
-    cudaEvent_t event = nullptr;
-    if (free_.empty()) {
-      cudaEventCreate(&event);
-    } else {
-      event = free_.back();
-      free_.pop_back();
-    }
-    cudaEventRecord(event, backend_->stream());
-    return event;
-  }
-  template <typename Body>
-  void Timed(std::string name, Body&& body) {
-    const cudaEvent_t begin = NewEvent();
-    body();
-    spans_.push_back({std::move(name), begin, NewEvent()});
-  }
-
-  std::unique_ptr<CudaBackend> backend_;
-  std::vector<std::string> shapes_;
-  std::vector<Span> spans_;
-  std::vector<cudaEvent_t> free_;
-  std::map<std::string, std::vector<double>> times_;
-  cudaStream_t gate_stream_ = nullptr;
-  cudaEvent_t gate_ = nullptr;
-  std::mutex mu_;
-  std::condition_variable changed_;
-  bool held_ = false;
-  int steps_ = 0;
-};
 
 // Bytes a second of a large copy on the device, read and written.
 double CopyBytesPerSecond() {
@@ -314,13 +135,288 @@ absl::Status WriteJson(const std::string& path,
   return absl::OkStatus();
 }
 
-absl::Status Run(const Flags& flags) {
-  std::unique_ptr<StepTimeline> timeline;
-  if (!flags.timeline.empty()) {
-    RECURVE_ASSIGN_OR_RETURN(timeline, StepTimeline::Create());
+// One model on the device, and the steps of it that are measured.
+class StepBench {
+ public:
+  explicit StepBench(const Flags& flags) : flags_(flags) {}
+
+  absl::Status Run();
+
+ private:
+  // As the engine runs steps of decoding: each is launched while the one before
+  // runs, whose tokens it is fed. From the end of one to that of the next.
+  struct Ahead {
+    double ms = 0;
+    double idle_us = 0;  // of the device
+  };
+
+  // Writes a checkpoint of the preset's shapes and random weights to `folder`.
+  absl::Status WriteRandom(const std::string& folder) const;
+  // Loads what is in `folder`, and fills its cache at random.
+  absl::Status Load(const std::string& folder);
+
+  // Milliseconds of a step; gives `step` its samples.
+  absl::StatusOr<double> Measure(StepBatch& step, int repeats);
+  absl::StatusOr<Ahead> MeasureAhead(const StepBatch& step);
+  // Runs `step` once more, by itself, under the timeline.
+  absl::Status Trace(const StepBatch& step, int64_t batch, int64_t context,
+                     double ms);
+  void Report(const char* what, int64_t batch, int64_t context, double ms,
+              double bytes);
+
+  absl::Status Decode(int64_t batch, int64_t context);
+  absl::Status Prefill(int64_t prompt);
+  absl::Status WriteFiles() const;
+
+  int64_t Pages(int64_t tokens) const {
+    return (tokens + kPageTokens - 1) / kPageTokens;
+  }
+
+  const Flags flags_;
+  std::unique_ptr<StepTimeline> timeline_;  // or null
+  double bandwidth_ = 0;                    // of a copy, bytes a second
+  std::unique_ptr<Decoder> decoder_;
+  TimedBackend* timed_ = nullptr;  // the decoder's, with --operations
+  int64_t all_pages_ = 1;          // of the cache
+  int64_t token_bytes_ = 0;        // of the cache
+  double state_bytes_ = 0;         // of a sequence
+  double weight_bytes_ = 0;        // that each step reads
+  nlohmann::ordered_json results_ = nlohmann::ordered_json::array();
+  nlohmann::ordered_json timelines_ = nlohmann::ordered_json::array();
+};
+
+absl::Status StepBench::WriteRandom(const std::string& folder) const {
+  const int64_t longest = std::max(
+      *std::max_element(flags_.contexts.begin(), flags_.contexts.end()),
+      flags_.prompts.empty()
+          ? int64_t{0}
+          : *std::max_element(flags_.prompts.begin(), flags_.prompts.end()));
+  RECURVE_ASSIGN_OR_RETURN(const CheckpointPlan plan,
+                           PlanPreset(flags_.preset, {flags_.layers, longest}));
+  RandomCheckpointOptions options;
+  options.num_threads = HostThreads();
+  const auto started = Clock::now();
+  RECURVE_ASSIGN_OR_RETURN(
+      const WrittenCheckpoint written,
+      WriteRandomCheckpoint(plan, folder, options, [](int64_t, int64_t) {}));
+  std::printf("%s: %lld random bytes written in %.1f s\n",
+              flags_.preset.c_str(), static_cast<long long>(written.bytes),
+              SecondsSince(started));
+  return absl::OkStatus();
+}
+
+absl::Status StepBench::Load(const std::string& folder) {
+  const auto checkpoint = Checkpoint::Open(folder);
+  RECURVE_RETURN_IF_ERROR(checkpoint.status());
+  RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(*checkpoint));
+  RECURVE_RETURN_IF_ERROR(CheckCudaModel(model));
+
+  CudaBackend::Options options;
+  RECURVE_ASSIGN_OR_RETURN(options.kv_dtype, ParseDType(flags_.kv_dtype));
+  options.max_sequences =
+      *std::max_element(flags_.batches.begin(), flags_.batches.end());
+  options.max_tokens = options.max_sequences;
+  options.max_pages = 1;
+  for (const int64_t context : flags_.contexts) {
+    options.max_pages = std::max(options.max_pages, Pages(context));
+    for (const int64_t batch : flags_.batches) {
+      if (batch * context <= kMaxTokens) {
+        all_pages_ = std::max(all_pages_, batch * Pages(context));
+      }
+    }
+  }
+  for (const int64_t prompt : flags_.prompts) {
+    options.max_tokens = std::max(options.max_tokens, prompt);
+    options.max_pages = std::max(options.max_pages, Pages(prompt));
+    all_pages_ = std::max(all_pages_, options.max_pages);
+  }
+  options.graphs = flags_.graphs && !flags_.operations;
+  options.num_threads = HostThreads();
+  const auto started = Clock::now();
+  RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<CudaBackend> cuda,
+                           CudaBackend::Create(options));
+  CudaBackend* const device = cuda.get();
+  std::unique_ptr<Backend> backend;
+  if (flags_.operations) {
+    auto timed = std::make_unique<TimedBackend>(std::move(cuda));
+    timed_ = timed.get();
+    backend = std::move(timed);
+  } else {
+    backend = std::move(cuda);
+  }
+  RECURVE_ASSIGN_OR_RETURN(
+      decoder_,
+      Decoder::Load(model, std::move(backend), static_cast<int32_t>(all_pages_),
+                    static_cast<int32_t>(options.max_sequences)));
+  const double seconds = SecondsSince(started);
+  const ModelInfo& info = decoder_->info();
+  std::printf("%lld bytes of %s weights loaded in %.2f s; copies %.0f GB/s\n",
+              static_cast<long long>(info.weight_bytes),
+              info.weight_dtype.c_str(), seconds, bandwidth_ * 1e-9);
+
+  token_bytes_ = CacheBytesPerToken(model, 2, TpaPageOrder::kOctets);
+  state_bytes_ = static_cast<double>(StateBytesPerSequence(model));
+  // Of the embedding a step reads a few rows. (A head that is tied to it is
+  // loaded as a matrix of its own.)
+  weight_bytes_ = static_cast<double>(info.weight_bytes) -
+                  static_cast<double>(model.embedding.num_elements() *
+                                      SizeOf(model.embedding.dtype));
+  return device->FillCacheAtRandom();
+}
+
+absl::StatusOr<double> StepBench::Measure(StepBatch& step, int repeats) {
+  for (size_t i = 0; i < step.logit_rows.size(); ++i)
+    step.samples.push_back({static_cast<int32_t>(i), &Greedy(), {}, {}, 0});
+  std::vector<double> times;
+  StepOutput output;
+  if (timed_ != nullptr) timed_->Restart();
+  for (int i = 0; i < repeats + 3; ++i) {
+    if (timed_ != nullptr && i == 3) timed_->Clear();
+    const auto begin = Clock::now();
+    RECURVE_RETURN_IF_ERROR(decoder_->Run(step, &output));
+    if (i >= 3) times.push_back(1e3 * SecondsSince(begin));
+  }
+  for (const auto& sample : output.samples)
+    RECURVE_RETURN_IF_ERROR(sample.status());
+  return Median(times);
+}
+
+absl::StatusOr<StepBench::Ahead> StepBench::MeasureAhead(
+    const StepBatch& step) {
+  StepBatch fed = step;
+  for (size_t i = 0; i < fed.samples.size(); ++i) {
+    fed.fed.push_back({step.logit_rows[i], static_cast<int32_t>(i)});
+  }
+  std::vector<double> times;
+  std::vector<double> idle;
+  StepOutput output;
+  RECURVE_RETURN_IF_ERROR(decoder_->Launch(step));
+  auto done = Clock::now();
+  for (int i = 0; i < flags_.repeats + 3; ++i) {
+    RECURVE_RETURN_IF_ERROR(decoder_->Launch(fed));
+    RECURVE_RETURN_IF_ERROR(decoder_->Wait(&output));
+    const auto begun = std::exchange(done, Clock::now());
+    if (i < 3) continue;
+    times.push_back(1e3 * std::chrono::duration<double>(done - begun).count());
+    idle.push_back(1e6 * output.device_idle_seconds);
+  }
+  RECURVE_RETURN_IF_ERROR(decoder_->Wait(&output));
+  return Ahead{Median(times), Median(idle)};
+}
+
+absl::Status StepBench::Trace(const StepBatch& step, int64_t batch,
+                              int64_t context, double ms) {
+  RECURVE_RETURN_IF_ERROR(timeline_->Take().status());
+  StepOutput output;
+  RECURVE_RETURN_IF_ERROR(decoder_->Run(step, &output));
+  RECURVE_ASSIGN_OR_RETURN(const std::vector<StepTimeline::Span> spans,
+                           timeline_->Take());
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const StepTimeline::Span& span : spans) {
+    all.push_back(
+        {span.name, span.begin_ns, span.end_ns, span.blocks, span.threads});
+  }
+  timelines_.push_back({{"batch", batch},
+                        {"context", context},
+                        {"traced_ms", ms},
+                        {"spans", std::move(all)}});
+  return absl::OkStatus();
+}
+
+void StepBench::Report(const char* what, int64_t batch, int64_t context,
+                       double ms, double bytes) {
+  const double floor = 1e3 * bytes / bandwidth_;
+  std::printf(
+      "%-7s batch %4lld  context %6lld  %9.3f ms   floor %8.3f ms "
+      "(%.2f of it)\n",
+      what, static_cast<long long>(batch), static_cast<long long>(context), ms,
+      floor, ms / floor);
+  std::fflush(stdout);
+  results_.push_back({{"what", what},
+                      {"batch", batch},
+                      {"context", context},
+                      {"ms", ms},
+                      {"bytes", bytes},
+                      {"floor_ms", floor}});
+  if (timed_ == nullptr) return;
+  double sum = 0;
+  const auto steps = static_cast<double>(timed_->times().at("embed").size());
+  for (const auto& [name, times] : timed_->times()) {
+    double total = 0;
+    for (double us : times) total += us;
+    std::printf("    %-45s %5.1f x %8.2f us\n", name.c_str(),
+                static_cast<double>(times.size()) / steps, Median(times));
+    sum += total / steps;
+  }
+  std::printf("    %-45s %17.2f us a step\n", "sum", sum);
+}
+
+absl::Status StepBench::Decode(int64_t batch, int64_t context) {
+  if (batch * Pages(context) > all_pages_) {
+    std::printf(
+        "decode  batch %4lld  context %6lld  left out: above %lld tokens\n",
+        static_cast<long long>(batch), static_cast<long long>(context),
+        static_cast<long long>(kMaxTokens));
+    return absl::OkStatus();
+  }
+  StepBatch step = MakeBatch(batch, context, 1, true,
+                             decoder_->info().vocab_size, token_bytes_ > 0);
+  RECURVE_ASSIGN_OR_RETURN(const double ms, Measure(step, flags_.repeats));
+  if (timeline_ != nullptr) {
+    RECURVE_RETURN_IF_ERROR(Trace(step, batch, context, ms));
+  }
+  Report("decode", batch, context, ms,
+         weight_bytes_ + static_cast<double>(batch) *
+                             (static_cast<double>(context * token_bytes_) +
+                              2.0 * state_bytes_));
+  if (timed_ != nullptr) return absl::OkStatus();
+  RECURVE_ASSIGN_OR_RETURN(const Ahead ahead, MeasureAhead(step));
+  std::printf("        launched ahead: %10.3f ms   device idle %6.1f us\n",
+              ahead.ms, ahead.idle_us);
+  results_.back()["ms_ahead"] = ahead.ms;
+  results_.back()["device_idle_us"] = ahead.idle_us;
+  return absl::OkStatus();
+}
+
+absl::Status StepBench::Prefill(int64_t prompt) {
+  StepBatch step = MakeBatch(1, prompt, prompt, false,
+                             decoder_->info().vocab_size, token_bytes_ > 0);
+  RECURVE_ASSIGN_OR_RETURN(const double ms, Measure(step, 3));
+  Report("prefill", 1, prompt, ms, weight_bytes_);
+  return absl::OkStatus();
+}
+
+absl::Status StepBench::WriteFiles() const {
+  const ModelInfo& info = decoder_->info();
+  const std::string model = flags_.model.empty() ? flags_.preset : flags_.model;
+  if (!flags_.json.empty()) {
+    nlohmann::ordered_json file;
+    cudaDeviceProp properties;
+    cudaGetDeviceProperties(&properties, 0);
+    file["device"] = properties.name;
+    file["model"] = model;
+    file["layers"] = info.num_layers;
+    file["weights"] = info.weight_dtype;
+    file["factors"] = info.kv_dtype;
+    file["copy_gb_per_s"] = bandwidth_ * 1e-9;
+    file["steps"] = results_;
+    RECURVE_RETURN_IF_ERROR(WriteJson(flags_.json, file, 1));
+  }
+  if (timeline_ == nullptr) return absl::OkStatus();
+  nlohmann::ordered_json file;
+  file["model"] = model;
+  file["layers"] = info.num_layers;
+  file["span"] = {"name", "begin_ns", "end_ns", "blocks", "threads"};
+  file["steps"] = timelines_;
+  return WriteJson(flags_.timeline, file, -1);
+}
+
+absl::Status StepBench::Run() {
+  if (!flags_.timeline.empty()) {
+    RECURVE_ASSIGN_OR_RETURN(timeline_, StepTimeline::Create());
   }
   RECURVE_RETURN_IF_ERROR(FindCudaDevice().status());
-  std::string folder = flags.model;
+  std::string folder = flags_.model;
   const bool temporary = folder.empty();
   const auto remove = absl::MakeCleanup([&] {
     std::error_code ignored;  // it is a temporary folder
@@ -329,233 +425,19 @@ absl::Status Run(const Flags& flags) {
   if (temporary) {
     folder = std::filesystem::temp_directory_path() /
              absl::StrCat("recurve-step-bench-", getpid());
-    const int64_t longest = std::max(
-        *std::max_element(flags.contexts.begin(), flags.contexts.end()),
-        flags.prompts.empty()
-            ? int64_t{0}
-            : *std::max_element(flags.prompts.begin(), flags.prompts.end()));
-    RECURVE_ASSIGN_OR_RETURN(const CheckpointPlan plan,
-                             PlanPreset(flags.preset, {flags.layers, longest}));
-    RandomCheckpointOptions options;
-    options.num_threads = std::clamp(
-        static_cast<int>(std::thread::hardware_concurrency()), 1, 16);
-    const auto started = Clock::now();
-    RECURVE_ASSIGN_OR_RETURN(
-        const WrittenCheckpoint written,
-        WriteRandomCheckpoint(plan, folder, options, [](int64_t, int64_t) {}));
-    std::printf("%s: %lld random bytes written in %.1f s\n",
-                flags.preset.c_str(), static_cast<long long>(written.bytes),
-                std::chrono::duration<double>(Clock::now() - started).count());
+    RECURVE_RETURN_IF_ERROR(WriteRandom(folder));
   }
-  const auto checkpoint = Checkpoint::Open(folder);
-  RECURVE_RETURN_IF_ERROR(checkpoint.status());
-  RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(*checkpoint));
-  RECURVE_RETURN_IF_ERROR(CheckCudaModel(model));
-
-  const double bandwidth = CopyBytesPerSecond();
-  const int64_t most =
-      *std::max_element(flags.batches.begin(), flags.batches.end());
-  int64_t max_tokens = most;
-  int64_t max_pages = 1;
-  int64_t all_pages = 1;
-  for (const int64_t context : flags.contexts) {
-    const int64_t pages = (context + kPageTokens - 1) / kPageTokens;
-    max_pages = std::max(max_pages, pages);
-    for (const int64_t batch : flags.batches)
-      if (batch * context <= int64_t{32} * 32768)
-        all_pages = std::max(all_pages, batch * pages);
-  }
-  for (const int64_t prompt : flags.prompts) {
-    max_tokens = std::max(max_tokens, prompt);
-    max_pages = std::max(max_pages, (prompt + kPageTokens - 1) / kPageTokens);
-    all_pages = std::max(all_pages, max_pages);
-  }
-  CudaBackend::Options options;
-  RECURVE_ASSIGN_OR_RETURN(options.kv_dtype, ParseDType(flags.kv_dtype));
-  options.max_tokens = max_tokens;
-  options.max_sequences = most;
-  options.max_pages = max_pages;
-  options.graphs = flags.graphs && !flags.operations;
-  options.num_threads =
-      std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16);
-  const auto started = Clock::now();
-  RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<CudaBackend> cuda,
-                           CudaBackend::Create(options));
-  CudaBackend* const device = cuda.get();
-  TimedBackend* timed = nullptr;
-  std::unique_ptr<Backend> backend = std::move(cuda);
-  if (flags.operations) {
-    auto wrapped = std::make_unique<TimedBackend>(std::unique_ptr<CudaBackend>(
-        static_cast<CudaBackend*>(backend.release())));
-    timed = wrapped.get();
-    backend = std::move(wrapped);
-  }
-  RECURVE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<Decoder> decoder,
-      Decoder::Load(model, std::move(backend), static_cast<int32_t>(all_pages),
-                    static_cast<int32_t>(most)));
-  const double load =
-      std::chrono::duration<double>(Clock::now() - started).count();
-  const ModelInfo& info = decoder->info();
-  std::printf("%lld bytes of %s weights loaded in %.2f s; copies %.0f GB/s\n",
-              static_cast<long long>(info.weight_bytes),
-              info.weight_dtype.c_str(), load, bandwidth * 1e-9);
-  RECURVE_RETURN_IF_ERROR(device->FillCacheAtRandom());
-
-  const int64_t token_bytes =
-      CacheBytesPerToken(model, 2, TpaPageOrder::kOctets);
-  const int64_t state_bytes = StateBytesPerSequence(model);
-  // Of an embedding that is not also the head, a step reads a few rows.
-  const bool tied = model.embedding.data == model.head.data;
-  const double weight_bytes =
-      static_cast<double>(info.weight_bytes) -
-      static_cast<double>(model.embedding.num_elements() *
-                          SizeOf(model.embedding.dtype));
-  (void)tied;  // a tied head is loaded as a matrix of its own
-  nlohmann::ordered_json results = nlohmann::ordered_json::array();
-  nlohmann::ordered_json timelines = nlohmann::ordered_json::array();
-
-  const auto measure = [&](StepBatch& step,
-                           int repeats) -> absl::StatusOr<double> {
-    for (size_t i = 0; i < step.logit_rows.size(); ++i)
-      step.samples.push_back({static_cast<int32_t>(i), &Greedy(), {}, {}, 0});
-    std::vector<double> times;
-    StepOutput output;
-    if (timed != nullptr) timed->Restart();
-    for (int i = 0; i < repeats + 3; ++i) {
-      if (timed != nullptr && i == 3) timed->Clear();
-      const auto begin = Clock::now();
-      RECURVE_RETURN_IF_ERROR(decoder->Run(step, &output));
-      if (i >= 3) {
-        times.push_back(
-            1e3 * std::chrono::duration<double>(Clock::now() - begin).count());
-      }
-    }
-    for (const auto& sample : output.samples)
-      RECURVE_RETURN_IF_ERROR(sample.status());
-    return Median(times);
-  };
-  // As the engine runs steps of decoding: each is launched while the one before
-  // runs, whose tokens it is fed. From the end of one to that of the next.
-  struct Ahead {
-    double ms = 0;
-    double idle_us = 0;  // of the device
-  };
-  const auto measure_ahead = [&](const StepBatch& step,
-                                 int repeats) -> absl::StatusOr<Ahead> {
-    StepBatch fed = step;
-    for (size_t i = 0; i < fed.samples.size(); ++i) {
-      fed.fed.push_back({step.logit_rows[i], static_cast<int32_t>(i)});
-    }
-    std::vector<double> times;
-    std::vector<double> idle;
-    StepOutput output;
-    RECURVE_RETURN_IF_ERROR(decoder->Launch(step));
-    auto done = Clock::now();
-    for (int i = 0; i < repeats + 3; ++i) {
-      RECURVE_RETURN_IF_ERROR(decoder->Launch(fed));
-      RECURVE_RETURN_IF_ERROR(decoder->Wait(&output));
-      const auto begun = std::exchange(done, Clock::now());
-      if (i < 3) continue;
-      times.push_back(1e3 *
-                      std::chrono::duration<double>(done - begun).count());
-      idle.push_back(1e6 * output.device_idle_seconds);
-    }
-    RECURVE_RETURN_IF_ERROR(decoder->Wait(&output));
-    return Ahead{Median(times), Median(idle)};
-  };
-  const auto report = [&](const char* what, int64_t batch, int64_t context,
-                          double ms, double bytes) {
-    const double floor = 1e3 * bytes / bandwidth;
-    std::printf(
-        "%-7s batch %4lld  context %6lld  %9.3f ms   floor %8.3f ms "
-        "(%.2f of it)\n",
-        what, static_cast<long long>(batch), static_cast<long long>(context),
-        ms, floor, ms / floor);
-    std::fflush(stdout);
-    results.push_back({{"what", what},
-                       {"batch", batch},
-                       {"context", context},
-                       {"ms", ms},
-                       {"bytes", bytes},
-                       {"floor_ms", floor}});
-    if (timed == nullptr) return;
-    double sum = 0;
-    const auto all_steps = timed->times().at("embed").size();
-    for (const auto& [name, times] : timed->times()) {
-      double total = 0;
-      for (double us : times) total += us;
-      std::printf("    %-45s %5.1f x %8.2f us\n", name.c_str(),
-                  static_cast<double>(times.size()) / all_steps, Median(times));
-      sum += total / static_cast<double>(all_steps);
-    }
-    std::printf("    %-45s %17.2f us a step\n", "sum", sum);
-  };
-  for (const int64_t context : flags.contexts) {
-    for (const int64_t batch : flags.batches) {
-      if (batch * ((context + kPageTokens - 1) / kPageTokens) > all_pages)
-        continue;
-      StepBatch step =
-          MakeBatch(batch, context, 1, true, info.vocab_size, token_bytes > 0);
-      RECURVE_ASSIGN_OR_RETURN(const double ms, measure(step, flags.repeats));
-      if (timeline != nullptr) {
-        // One more step, by itself.
-        RECURVE_RETURN_IF_ERROR(timeline->Take().status());
-        StepOutput output;
-        RECURVE_RETURN_IF_ERROR(decoder->Run(step, &output));
-        RECURVE_ASSIGN_OR_RETURN(const std::vector<StepTimeline::Span> spans,
-                                 timeline->Take());
-        nlohmann::ordered_json all = nlohmann::ordered_json::array();
-        for (const StepTimeline::Span& span : spans) {
-          all.push_back({span.name, span.begin_ns, span.end_ns, span.blocks,
-                         span.threads});
-        }
-        timelines.push_back({{"batch", batch},
-                             {"context", context},
-                             {"traced_ms", ms},
-                             {"spans", std::move(all)}});
-      }
-      report("decode", batch, context, ms,
-             weight_bytes + static_cast<double>(batch) *
-                                (static_cast<double>(context * token_bytes) +
-                                 2.0 * static_cast<double>(state_bytes)));
-      if (timed != nullptr) continue;
-      RECURVE_ASSIGN_OR_RETURN(const Ahead ahead,
-                               measure_ahead(step, flags.repeats));
-      std::printf("        launched ahead: %10.3f ms   device idle %6.1f us\n",
-                  ahead.ms, ahead.idle_us);
-      results.back()["ms_ahead"] = ahead.ms;
-      results.back()["device_idle_us"] = ahead.idle_us;
+  bandwidth_ = CopyBytesPerSecond();
+  RECURVE_RETURN_IF_ERROR(Load(folder));
+  for (const int64_t context : flags_.contexts) {
+    for (const int64_t batch : flags_.batches) {
+      RECURVE_RETURN_IF_ERROR(Decode(batch, context));
     }
   }
-  for (const int64_t prompt : flags.prompts) {
-    StepBatch step =
-        MakeBatch(1, prompt, prompt, false, info.vocab_size, token_bytes > 0);
-    RECURVE_ASSIGN_OR_RETURN(const double ms, measure(step, 3));
-    report("prefill", 1, prompt, ms, weight_bytes);
+  for (const int64_t prompt : flags_.prompts) {
+    RECURVE_RETURN_IF_ERROR(Prefill(prompt));
   }
-  if (!flags.json.empty()) {
-    nlohmann::ordered_json file;
-    cudaDeviceProp properties;
-    cudaGetDeviceProperties(&properties, 0);
-    file["device"] = properties.name;
-    file["model"] = temporary ? flags.preset : flags.model;
-    file["layers"] = info.num_layers;
-    file["weights"] = info.weight_dtype;
-    file["factors"] = info.kv_dtype;
-    file["copy_gb_per_s"] = bandwidth * 1e-9;
-    file["steps"] = results;
-    RECURVE_RETURN_IF_ERROR(WriteJson(flags.json, file, 1));
-  }
-  if (timeline != nullptr) {
-    nlohmann::ordered_json file;
-    file["model"] = temporary ? flags.preset : flags.model;
-    file["layers"] = info.num_layers;
-    file["span"] = {"name", "begin_ns", "end_ns", "blocks", "threads"};
-    file["steps"] = timelines;
-    RECURVE_RETURN_IF_ERROR(WriteJson(flags.timeline, file, -1));
-  }
-  return absl::OkStatus();
+  return WriteFiles();
 }
 
 }  // namespace
@@ -594,7 +476,7 @@ int main(int argc, char** argv) {
                  "batch and context (needs CUPTI; bench/plot_timeline.py draws "
                  "it); steps are slower so");
   CLI11_PARSE(app, argc, argv);
-  const absl::Status status = recurve::Run(flags);
+  const absl::Status status = recurve::StepBench(flags).Run();
   if (status.ok()) return EXIT_SUCCESS;
   std::fprintf(stderr, "recurve-step-bench: %s\n",
                std::string(status.message()).c_str());
