@@ -1,16 +1,11 @@
 // The completions API over HTTP, as its clients see it.
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
-#include "openssl/ssl.h"
-#include "tests/e2e/server_fixture.h"
-#include "tests/testing/certificates.h"
+#include "tests/e2e/http_fixture.h"
 #include "tests/testing/http_client.h"
 
 namespace recurve {
@@ -19,20 +14,6 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 using testing::Not;
-
-constexpr char kPath[] = "/v1/completions";
-
-json Parse(const std::string& text) {
-  json value = json::parse(text, nullptr, false);
-  EXPECT_FALSE(value.is_discarded()) << text;
-  return value;
-}
-
-HttpResult Complete(TestServer& server, const json& body,
-                    const std::vector<std::string>& headers = {}) {
-  return Fetch(server.server().http_port(),
-               PostText(kPath, body.dump(), headers));
-}
 
 // The same request over gRPC.
 Generation OverGrpc(TestServer& server, const v1::GenerateRequest& request) {
@@ -78,7 +59,7 @@ TEST(HttpTest, GivesTheTokensOfGrpc) {
   const HttpResult whole = Complete(server, body);
   ASSERT_EQ(whole.status, 200) << whole.body;
   EXPECT_EQ(whole.headers.at("content-type"), "application/json");
-  const json answer = Parse(whole.body);
+  const json answer = ParseJson(whole.body);
   EXPECT_EQ(answer["object"], "text_completion");
   EXPECT_EQ(answer["model"], "demo");
   EXPECT_EQ(answer["id"], whole.headers.at("x-request-id"));
@@ -104,7 +85,7 @@ TEST(HttpTest, GivesTheTokensOfGrpc) {
   std::string text;
   json ids = json::array();
   for (size_t i = 0; i + 2 < events.size(); ++i) {
-    const json event = Parse(events[i]);
+    const json event = ParseJson(events[i]);
     EXPECT_TRUE(event["usage"].is_null());
     text += event["choices"][0]["text"].get<std::string>();
     for (const json& id : event["choices"][0]["token_ids"]) ids.push_back(id);
@@ -113,7 +94,7 @@ TEST(HttpTest, GivesTheTokensOfGrpc) {
   }
   EXPECT_EQ(text, want.text);
   EXPECT_EQ(ids, json(want.token_ids));
-  const json last = Parse(events[events.size() - 2]);
+  const json last = ParseJson(events[events.size() - 2]);
   EXPECT_EQ(last["choices"].size(), 0);
   EXPECT_EQ(last["usage"]["completion_tokens"], 40);
   server.ExpectIdle();
@@ -127,15 +108,15 @@ TEST(HttpTest, TakesTokenIdsAndListsOfPrompts) {
                {"temperature", 0},
                {"ignore_eos", true},
                {"return_token_ids", true}};
-  const json one = Parse(Complete(server, body).body);
+  const json one = ParseJson(Complete(server, body).body);
   EXPECT_EQ(one["choices"][0]["token_ids"], json(want.token_ids));
   // A text is encoded with the beginning-of-sequence token, which is 256.
   body["prompt"] = "AB";
-  EXPECT_EQ(Parse(Complete(server, body).body)["choices"][0]["token_ids"],
+  EXPECT_EQ(ParseJson(Complete(server, body).body)["choices"][0]["token_ids"],
             json(want.token_ids));
 
   body["prompt"] = json::array({json::array({256, 65, 66}), "x", "AB"});
-  const json three = Parse(Complete(server, body).body);
+  const json three = ParseJson(Complete(server, body).body);
   ASSERT_EQ(three["choices"].size(), 3);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(three["choices"][i]["index"], i);
   EXPECT_EQ(three["choices"][0]["token_ids"], json(want.token_ids));
@@ -147,7 +128,7 @@ TEST(HttpTest, TakesTokenIdsAndListsOfPrompts) {
   std::vector<json> ids(3, json::array());
   for (const std::string& event : SseEvents(Complete(server, body).body)) {
     if (event == "[DONE]") continue;
-    const json choice = Parse(event)["choices"][0];
+    const json choice = ParseJson(event)["choices"][0];
     for (const json& id : choice["token_ids"]) {
       ids[choice["index"].get<size_t>()].push_back(id);
     }
@@ -171,7 +152,7 @@ TEST(HttpTest, LogprobsAndStopsAreThoseOfGrpc) {
                      {"stop", {"np.arr", "never"}},
                      {"logprobs", 2},
                      {"temperature", 0}};
-  const json choice = Parse(Complete(server, body).body)["choices"][0];
+  const json choice = ParseJson(Complete(server, body).body)["choices"][0];
   EXPECT_EQ(choice["text"], "    return ");
   EXPECT_EQ(choice["finish_reason"], "stop");
   EXPECT_EQ(choice["stop_reason"], "np.arr");
@@ -185,14 +166,14 @@ TEST(HttpTest, LogprobsAndStopsAreThoseOfGrpc) {
     // Greedy: the chosen token is the first of the two best.
     EXPECT_EQ(logprobs["top_logprobs"][i].size(), 2);
   }
-  const json by_id =
-      Parse(Complete(server,
-                     {{"prompt", "def fibonacci(n):\n"},
-                      {"temperature", 0},
-                      {"stop_token_ids", {static_cast<int>(want.token_ids[4])}},
-                      {"logprobs", 0},
-                      {"return_tokens_as_token_ids", true}})
-                .body)["choices"][0];
+  const json by_id = ParseJson(
+      Complete(server,
+               {{"prompt", "def fibonacci(n):\n"},
+                {"temperature", 0},
+                {"stop_token_ids", {static_cast<int>(want.token_ids[4])}},
+                {"logprobs", 0},
+                {"return_tokens_as_token_ids", true}})
+          .body)["choices"][0];
   EXPECT_EQ(by_id["finish_reason"], "stop");
   EXPECT_EQ(by_id["stop_reason"], want.token_ids[4]);
   EXPECT_EQ(by_id["logprobs"]["tokens"].back(),
@@ -200,7 +181,7 @@ TEST(HttpTest, LogprobsAndStopsAreThoseOfGrpc) {
   EXPECT_EQ(by_id["logprobs"]["top_logprobs"][0].size(), 1);
   // What the API promises by default: 16 tokens.
   const json plain =
-      Parse(Complete(server, {{"prompt", "a"}, {"ignore_eos", true}}).body);
+      ParseJson(Complete(server, {{"prompt", "a"}, {"ignore_eos", true}}).body);
   EXPECT_EQ(plain["usage"]["completion_tokens"], 16);
 }
 
@@ -272,7 +253,7 @@ TEST(HttpTest, BadRequestsNameTheField) {
   for (const Case& c : cases) {
     const HttpResult result = Complete(server, c.body);
     EXPECT_EQ(result.status, c.status) << c.body;
-    const json error = Parse(result.body)["error"];
+    const json error = ParseJson(result.body)["error"];
     EXPECT_THAT(error["message"].get<std::string>(), HasSubstr(c.message));
     EXPECT_EQ(error["type"], "invalid_request_error");
     EXPECT_EQ(error["param"], c.param != nullptr ? json(c.param) : json());
@@ -281,8 +262,10 @@ TEST(HttpTest, BadRequestsNameTheField) {
        {"", "{", "{\"prompt\": \"a\"} x", "{\"prompt\": \"\xff\"}",
         "{\"prompt\": \"a\", \"prompt\": \"b\"}", "[[[[[[[[[[[[[[",
         "{\"prompt\": \"\\ud800\"}"}) {
-    EXPECT_EQ(Fetch(server.server().http_port(), PostText(kPath, body)).status,
-              400)
+    EXPECT_EQ(
+        Fetch(server.server().http_port(), PostText(kCompletionsPath, body))
+            .status,
+        400)
         << body;
   }
   server.ExpectIdle();
@@ -294,22 +277,22 @@ TEST(HttpTest, PathsMethodsAndTypes) {
   const auto get = [&](const std::string& path) {
     return Fetch(port, HttpRequestText("GET", path));
   };
-  const json models = Parse(get("/v1/models?limit=3").body);
+  const json models = ParseJson(get("/v1/models?limit=3").body);
   EXPECT_EQ(models["object"], "list");
   EXPECT_EQ(models["data"][0]["id"], "demo");
   EXPECT_EQ(models["data"][0]["max_model_len"], 8192);
-  EXPECT_EQ(Parse(get("/v1/models/demo").body)["id"], "demo");
-  EXPECT_EQ(Parse(get("/v1/models/other").body)["error"]["code"],
+  EXPECT_EQ(ParseJson(get("/v1/models/demo").body)["id"], "demo");
+  EXPECT_EQ(ParseJson(get("/v1/models/other").body)["error"]["code"],
             "model_not_found");
   EXPECT_EQ(get("/health").body, "{\"status\":\"SERVING\"}");
   EXPECT_EQ(get("/metrics").status, 200);
   EXPECT_EQ(get("/v1/chat/completions").status, 404);
   EXPECT_EQ(get("/").status, 404);
-  const HttpResult wrong = get(kPath);
+  const HttpResult wrong = get(kCompletionsPath);
   EXPECT_EQ(wrong.status, 405);
   EXPECT_EQ(wrong.headers.at("allow"), "POST");
   EXPECT_EQ(Fetch(port, HttpRequestText("POST", "/health", "x")).status, 405);
-  EXPECT_EQ(Fetch(port, HttpRequestText("POST", kPath, "{}",
+  EXPECT_EQ(Fetch(port, HttpRequestText("POST", kCompletionsPath, "{}",
                                         {"Content-Type: text/plain"}))
                 .status,
             415);
@@ -335,10 +318,11 @@ TEST(HttpTest, KeepsConnectionsAndAnswersPipelinedRequests) {
   json streamed = body;
   streamed["stream"] = true;
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(connection.Send(PostText(kPath, body.dump()) +
-                                PostText(kPath, streamed.dump()) +
+    ASSERT_TRUE(connection.Send(PostText(kCompletionsPath, body.dump()) +
+                                PostText(kCompletionsPath, streamed.dump()) +
                                 HttpRequestText("GET", "/health")));
-    EXPECT_EQ(Parse(connection.Read().body)["usage"]["completion_tokens"], 3);
+    EXPECT_EQ(ParseJson(connection.Read().body)["usage"]["completion_tokens"],
+              3);
     EXPECT_EQ(SseEvents(connection.Read().body).back(), "[DONE]");
     EXPECT_EQ(connection.Read().status, 200);
   }
@@ -373,11 +357,11 @@ TEST(HttpTest, AClientThatLeavesEndsItsRequest) {
     for (const bool half : {true, false}) {
       HttpConnection connection(server.server().http_port());
       ASSERT_TRUE(connection.Send(
-          PostText(kPath, json({{"prompt", json::array({"a", "b"})},
-                                {"max_tokens", 8000},
-                                {"ignore_eos", true},
-                                {"stream", stream}})
-                              .dump())));
+          PostText(kCompletionsPath, json({{"prompt", json::array({"a", "b"})},
+                                           {"max_tokens", 8000},
+                                           {"ignore_eos", true},
+                                           {"stream", stream}})
+                                         .dump())));
       ASSERT_TRUE(WaitFor([&] { return open() == 2; }));
       if (stream) {
         EXPECT_THAT(connection.ReadSome(), HasSubstr("200 OK"));
@@ -398,7 +382,7 @@ TEST(HttpTest, ADrainLetsStreamsFinishAndRefusesNewRequests) {
                      {"max_tokens", 600},
                      {"ignore_eos", true},
                      {"stream", true}};
-  stream.Send(PostText(kPath, body.dump()));
+  stream.Send(PostText(kCompletionsPath, body.dump()));
   std::string text = stream.ReadSome();
   server->server().RequestDrain();
   other.Send(HttpRequestText("GET", "/health"));
@@ -419,11 +403,11 @@ TEST(HttpTest, StreamsAtTheShutdownTimeoutEndWithAnError) {
   options.shutdown_timeout = std::chrono::milliseconds(100);
   TestServer server(options);
   HttpConnection stream(server.server().http_port());
-  stream.Send(PostText(kPath, json({{"prompt", "a"},
-                                    {"max_tokens", 8000},
-                                    {"ignore_eos", true},
-                                    {"stream", true}})
-                                  .dump()));
+  stream.Send(PostText(kCompletionsPath, json({{"prompt", "a"},
+                                               {"max_tokens", 8000},
+                                               {"ignore_eos", true},
+                                               {"stream", true}})
+                                             .dump()));
   EXPECT_NE(stream.ReadSome(), "");
   server.server().RequestDrain();
   EXPECT_TRUE(server.server().Wait().ok());
@@ -448,10 +432,10 @@ TEST(HttpTest, FailuresHaveAStatusBeforeTheStreamAndAnEventWithin) {
   const HttpResult within = Complete(server, body);
   EXPECT_EQ(within.status, 200);
   const auto events = SseEvents(within.body);
-  EXPECT_EQ(Parse(events.back())["error"]["type"], "server_error");
+  EXPECT_EQ(ParseJson(events.back())["error"]["type"], "server_error");
   const HttpResult after = Complete(server, body);
   EXPECT_GE(after.status, 500);
-  EXPECT_EQ(Parse(after.body)["error"]["type"], "server_error");
+  EXPECT_EQ(ParseJson(after.body)["error"]["type"], "server_error");
 }
 
 TEST(HttpTest, AFullQueueIs429) {
@@ -462,159 +446,19 @@ TEST(HttpTest, AFullQueueIs429) {
   HttpConnection first(server.server().http_port());
   const json body = {
       {"prompt", "a"}, {"max_tokens", 8000}, {"ignore_eos", true}};
-  first.Send(PostText(kPath, body.dump()));
+  first.Send(PostText(kCompletionsPath, body.dump()));
   ASSERT_TRUE(
       WaitFor([&] { return server.server().engine().load().open == 1; }));
   const HttpResult result = Complete(server, body);
   EXPECT_EQ(result.status, 429);
   EXPECT_EQ(result.headers.at("retry-after"), "1");
-  EXPECT_EQ(Parse(result.body)["error"]["code"], "rate_limit_exceeded");
+  EXPECT_EQ(ParseJson(result.body)["error"]["code"], "rate_limit_exceeded");
   // Several prompts: all or none.
   json many = body;
   many["prompt"] = json::array({"a", "b"});
   EXPECT_EQ(Complete(server, many).status, 429);
   first.Reset();
   server.ExpectIdle();
-}
-
-class HttpKeysTest : public testing::Test {
- protected:
-  HttpKeysTest() {
-    std::string name = testing::TempDir() + "recurve_http_XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~HttpKeysTest() override { std::filesystem::remove_all(folder_); }
-
-  // Replaces the file at once: gRPC ends the process over an empty certificate.
-  std::string Write(const std::string& name, const std::string& text) const {
-    const std::string path = folder_ + "/" + name;
-    std::ofstream(path + ".new") << text;
-    std::filesystem::rename(path + ".new", path);
-    return path;
-  }
-
-  std::string folder_;
-};
-
-TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
-  ServerOptions options = DemoOptions();
-  options.api_keys_file =
-      Write("keys",
-            KeyLine("acme", "key", "max_streams=2") +
-                KeyLine("slow", "slow", "tokens_per_second=1 token_burst=100"));
-  TestServer server(options);
-  const int port = server.server().http_port();
-  const json body = {{"prompt", "a"}, {"max_tokens", 2}};
-  for (const std::vector<std::string>& headers :
-       {std::vector<std::string>{},
-        {"Authorization: Bearer wrong"},
-        {"Authorization: Basic key"},
-        {"Authorization: Bearer key", "Authorization: Bearer key"}}) {
-    const HttpResult result = Complete(server, body, headers);
-    EXPECT_EQ(result.status, 401);
-    EXPECT_EQ(result.headers.at("www-authenticate"), "Bearer");
-    EXPECT_EQ(Parse(result.body)["error"]["code"], "invalid_api_key");
-    EXPECT_EQ(
-        Fetch(port, HttpRequestText("GET", "/v1/models", "", headers)).status,
-        401);
-  }
-  // Refused before the body comes.
-  HttpConnection early(port);
-  early.Send(
-      "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
-      "Content-Length: 1000000\r\n\r\n");
-  EXPECT_EQ(early.Read().status, 401);
-  EXPECT_EQ(Fetch(port, HttpRequestText("GET", "/health")).status, 200);
-  const std::vector<std::string> key = {"Authorization: Bearer key"};
-  // Each prompt is a stream.
-  json many = body;
-  many["prompt"] = json::array({"a", "b"});
-  EXPECT_EQ(Complete(server, many, key).status, 200);
-  many["prompt"].push_back("c");
-  for (int i = 0; i < 3; ++i) {
-    const HttpResult full = Complete(server, many, key);
-    EXPECT_EQ(full.status, 429);
-    EXPECT_THAT(full.body, HasSubstr("max_streams is 2"));
-    EXPECT_EQ(Complete(server, body, key).status, 200) << i;
-  }
-  const std::vector<std::string> slow = {"authorization: bearer slow"};
-  const json large = {
-      {"prompt", "a"}, {"max_tokens", 98}, {"ignore_eos", true}};
-  EXPECT_EQ(Complete(server, large, slow).status, 200);
-  const HttpResult spent = Complete(server, large, slow);
-  EXPECT_EQ(spent.status, 429);
-  EXPECT_GT(std::stoi(spent.headers.at("retry-after")), 10);
-  const std::string metrics =
-      Fetch(port, HttpRequestText("GET", "/metrics")).body;
-  EXPECT_THAT(metrics,
-              HasSubstr("recurve_tenant_open_streams{tenant=\"acme\"} 0\n"));
-  EXPECT_TRUE(
-      WaitFor([&] { return server.server().engine().load().open == 0; }));
-}
-
-TEST_F(HttpKeysTest, TlsIsForHttpTooAndMetricsMayHaveTheirOwnPort) {
-  const TestAuthority authority;
-  const TestAuthority clients;
-  const PemPair pair = authority.Sign("server");
-  ServerOptions options = DemoOptions();
-  options.transport.tls_cert = Write("server.pem", pair.certificate);
-  options.transport.tls_key = Write("server.key", pair.key);
-  options.transport.tls_client_ca = Write("clients.pem", clients.certificate());
-  options.transport.tls_reload = std::chrono::seconds(1);
-  options.metrics_port = 0;
-  Server* server;
-  const auto running = [&] {
-    ServerOptions o = options;
-    auto model = LoadModel(o.model, &o.engine);
-    return Server::Start(o, *std::move(model)).value();
-  }();
-  server = running.get();
-  const PemPair client = clients.Sign("client");
-  const std::string ca = Write("ca.pem", authority.certificate());
-  const std::string cert = Write("client.pem", client.certificate);
-  const std::string key = Write("client.key", client.key);
-  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> tls(
-      SSL_CTX_new(TLS_client_method()), SSL_CTX_free);
-  SSL_CTX_load_verify_locations(tls.get(), ca.c_str(), nullptr);
-  SSL_CTX_set_verify(tls.get(), SSL_VERIFY_PEER, nullptr);
-  const std::string health = HttpRequestText("GET", "/health");
-  {  // without a certificate of its own
-    HttpConnection connection(server->http_port(), tls.get());
-    connection.Send(health);
-    EXPECT_EQ(connection.Read().status, 0);
-  }
-  SSL_CTX_use_certificate_chain_file(tls.get(), cert.c_str());
-  SSL_CTX_use_PrivateKey_file(tls.get(), key.c_str(), SSL_FILETYPE_PEM);
-  HttpConnection connection(server->http_port(), tls.get());
-  ASSERT_TRUE(connection.connected());
-  connection.Send(health);
-  EXPECT_EQ(connection.Read().status, 200);
-  connection.Send(PostText(kPath, json({{"prompt", "a"},
-                                        {"max_tokens", 30},
-                                        {"ignore_eos", true},
-                                        {"stream", true}})
-                                      .dump()));
-  EXPECT_EQ(SseEvents(connection.Read().body).back(), "[DONE]");
-  connection.Send(HttpRequestText("GET", "/metrics"));
-  EXPECT_EQ(connection.Read().status, 404);
-  // In the clear: nothing on one port, metrics alone on the other.
-  EXPECT_EQ(Fetch(server->http_port(), health).status, 0);
-  EXPECT_EQ(Fetch(server->metrics_port(), health).status, 200);
-  EXPECT_EQ(
-      Fetch(server->metrics_port(), HttpRequestText("GET", "/metrics")).status,
-      200);
-  EXPECT_EQ(Fetch(server->metrics_port(), PostText(kPath, "{}")).status, 404);
-  // New connections get new files.
-  const auto connects = [&] {
-    return HttpConnection(server->http_port(), tls.get()).connected();
-  };
-  const PemPair strange = TestAuthority().Sign("server");
-  Write("server.key", strange.key);
-  Write("server.pem", strange.certificate);
-  EXPECT_TRUE(WaitFor([&] { return !connects(); }));
-  Write("server.key", pair.key);
-  Write("server.pem", pair.certificate);
-  EXPECT_TRUE(WaitFor(connects));
 }
 
 }  // namespace
