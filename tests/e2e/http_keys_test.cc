@@ -81,10 +81,10 @@ TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
   const HttpResult spent = Complete(server, large, slow);
   EXPECT_EQ(spent.status, 429);
   EXPECT_GT(std::stoi(spent.headers.at("retry-after")), 10);
-  const std::string metrics =
-      Fetch(port, HttpRequestText("GET", "/metrics")).body;
-  EXPECT_THAT(metrics,
-              HasSubstr("recurve_tenant_open_streams{tenant=\"acme\"} 0\n"));
+  EXPECT_TRUE(WaitFor([&] {
+    return MetricValue(port, "recurve_tenant_open_streams{tenant=\"acme\"}") ==
+           0;
+  }));
   EXPECT_TRUE(
       WaitFor([&] { return server.server().engine().load().open == 0; }));
 }

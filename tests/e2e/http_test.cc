@@ -302,13 +302,18 @@ TEST(HttpTest, PathsMethodsAndTypes) {
                   HttpRequestText("GET", "/health"));
   const std::string both = connection.ReadSome();
   EXPECT_THAT(both, HasSubstr("Content-Length: 20"));
-  const std::string metrics = get("/metrics").body;
-  EXPECT_THAT(metrics, HasSubstr("recurve_http_requests_total{code=\"404\","
-                                 "endpoint=\"other\"} 2\n"));
-  EXPECT_THAT(metrics, HasSubstr("recurve_http_requests_total{code=\"404\","
-                                 "endpoint=\"/v1/models\"} 1\n"));
-  EXPECT_THAT(metrics, HasSubstr("recurve_http_request_duration_seconds_count{"
-                                 "endpoint=\"/metrics\"} 1\n"));
+  // A request is counted when its answer has been written, which is after a
+  // client may have read it.
+  const auto counts = [&](const std::string& name, double value) {
+    return WaitFor([&] { return MetricValue(port, name) == value; });
+  };
+  EXPECT_TRUE(counts(
+      "recurve_http_requests_total{code=\"404\",endpoint=\"other\"}", 2));
+  EXPECT_TRUE(counts(
+      "recurve_http_requests_total{code=\"404\",endpoint=\"/v1/models\"}", 1));
+  EXPECT_TRUE(counts(
+      "recurve_http_request_duration_seconds_count{endpoint=\"/v1/models\"}",
+      3));
 }
 
 TEST(HttpTest, KeepsConnectionsAndAnswersPipelinedRequests) {
@@ -421,18 +426,26 @@ TEST(HttpTest, StreamsAtTheShutdownTimeoutEndWithAnError) {
 
 TEST(HttpTest, FailuresHaveAStatusBeforeTheStreamAndAnEventWithin) {
   TestServer server;
-  std::atomic<int> steps = 0;
+  std::atomic<bool> broken = false;
   server.runner().SetBeforeRun([&](const StepBatch&, CacheStorage&) {
-    return ++steps == 3 ? absl::InternalError("broken") : absl::OkStatus();
+    return broken ? absl::InternalError("broken") : absl::OkStatus();
   });
   const json body = {{"prompt", "a"},
-                     {"max_tokens", 50},
+                     {"max_tokens", 8000},
                      {"ignore_eos", true},
                      {"stream", true}};
-  const HttpResult within = Complete(server, body);
-  EXPECT_EQ(within.status, 200);
-  const auto events = SseEvents(within.body);
-  EXPECT_EQ(ParseJson(events.back())["error"]["type"], "server_error");
+  HttpConnection within(server.server().http_port());
+  ASSERT_TRUE(within.Send(PostText(kCompletionsPath, body.dump())));
+  std::string text = within.ReadSome();
+  EXPECT_THAT(text, HasSubstr("200 OK"));
+  broken = true;  // it has begun
+  while (!absl::EndsWith(text, "\r\n0\r\n\r\n")) {
+    const std::string more = within.ReadSome();
+    ASSERT_NE(more, "") << text;
+    text += more;
+  }
+  EXPECT_THAT(text, HasSubstr("\"type\":\"server_error\""));
+  EXPECT_THAT(text, Not(HasSubstr("[DONE]")));
   const HttpResult after = Complete(server, body);
   EXPECT_GE(after.status, 500);
   EXPECT_EQ(ParseJson(after.body)["error"]["type"], "server_error");
