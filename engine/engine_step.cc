@@ -485,6 +485,9 @@ void Engine::FinishCommands(Sequence& sequence) {
   const CommandResult result = sequence.FinishCommand(Clock::now());
   if (observer_ != nullptr) observer_->OnCommandDone(result);
   sequence.sink().OnCommandDone(result);
+  // Without a command it waits for no memory, also where its last token was
+  // kept back until the reader came, and its memory went to others meanwhile.
+  Reindex(sequence);
   AdvanceCommands(sequence);
 }
 

@@ -230,6 +230,46 @@ TEST_F(EngineAheadTest, AReaderThatIsBehindLosesItsMemoryAndNoToken) {
   }
 }
 
+// What a command's end finds out of memory stays there until the next command.
+TEST_F(EngineAheadTest, AReaderThatWasBehindMayEndItsCommandWithoutMemory) {
+  for (const int32_t blocks : {0, 8}) {
+    SCOPED_TRACE(blocks);
+    fake_.num_slots = 1;
+    fake_.num_host_blocks = blocks;
+    Script script = Script::Generate(Prompt(100), 2);
+    script.commands.push_back({Prompt(5, 2), 3, LogitsMode::kAll});
+    const StreamRecord expected = Expected(script);
+    Start();
+    bool stall = true;
+    const auto sink = std::make_shared<RecordingSink>(
+        [&stall] { return std::exchange(stall, false); });
+    const auto id = Submit(*engine_, script, sink, /*close_when_done=*/false);
+    ASSERT_TRUE(id.ok()) << id.status();
+    sink->WaitTokens(1);
+    // Takes the slot while the last token of the command is kept back.
+    RunAlone(*engine_, Script::Generate(Prompt(5), 5));
+    EXPECT_EQ(engine_->load().preemptions_total, 1u);
+    EXPECT_TRUE(sink->TakeStall());
+    engine_->Resume(*id);
+    sink->WaitCommands(1);
+    // So long that a step of it would be seen.
+    const int64_t steps = steps_;
+    const auto other = RunAlone(*engine_, Script::Generate(Prompt(7), 3));
+    EXPECT_TRUE(other.end->ok());
+    EXPECT_EQ(steps_, steps + 3);
+    // Where nothing is saved it had to come back for its last token.
+    EXPECT_EQ(engine_->load().preemptions_total, blocks > 0 ? 1u : 2u);
+    engine_->Extend(*id, script.commands[1]);
+    sink->WaitCommands(2);
+    engine_->Close(*id);
+    const StreamRecord record = sink->WaitEnd();
+    EXPECT_EQ(record.violation, "");
+    EXPECT_EQ(record.tokens, expected.tokens);
+    EXPECT_EQ(record.LogitsPositions(), expected.LogitsPositions());
+    EXPECT_TRUE(IsIdle(*engine_));
+  }
+}
+
 TEST_F(EngineAheadTest, AReaderThatIsBehindHearsNothing) {
   const Script script = Script::Generate(Prompt(10), 40);
   Start();
