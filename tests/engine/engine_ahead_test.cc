@@ -171,6 +171,14 @@ TEST_F(EngineAheadTest, PreemptionWhileStepsRunAhead) {
     SCOPED_TRACE(blocks);
     fake_.num_slots = 2;
     fake_.num_host_blocks = blocks;
+    // Steps are let go one by one, so that nobody is done before the next
+    // comes.
+    StepGate gate;
+    gate.Hold();
+    fake_.on_run = [this, &gate](const StepBatch& batch) {
+      fed_ += static_cast<int64_t>(batch.fed.size());
+      gate.Enter(batch);
+    };
     Start();
     std::vector<Script> scripts;
     std::vector<std::shared_ptr<RecordingSink>> sinks;
@@ -182,8 +190,13 @@ TEST_F(EngineAheadTest, PreemptionWhileStepsRunAhead) {
       script.options.sampling.repetition_penalty = 1.3f;
       sinks.push_back(std::make_shared<RecordingSink>());
       ASSERT_TRUE(Submit(*engine_, script, sinks.back()).ok());
-      sinks.back()->WaitTokens(3 + i % 4);
+      while (true) {
+        gate.WaitHeld();
+        if (sinks.back()->Record().tokens.size() >= 3 + i % 4) break;
+        gate.Pass();
+      }
     }
+    gate.Open();
     for (size_t i = 0; i < sinks.size(); ++i) {
       const StreamRecord record = sinks[i]->WaitEnd();
       EXPECT_EQ(record.violation, "");
@@ -194,6 +207,7 @@ TEST_F(EngineAheadTest, PreemptionWhileStepsRunAhead) {
     EXPECT_EQ(load.saves_total > 0, blocks > 0);
     EXPECT_GT(fed_, 0);
     EXPECT_TRUE(IsIdle(*engine_));
+    engine_.reset();  // before its gate
   }
 }
 
