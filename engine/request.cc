@@ -106,10 +106,6 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                      " is empty and nothing is to be generated; a command "
                      "appends or generates at least one token"));
   }
-  for (size_t i = 0; i < command.append.size(); ++i) {
-    RECURVE_RETURN_IF_ERROR(CheckToken(absl::StrCat(append_field, "[", i, "]"),
-                                       command.append[i], limits.vocab_size));
-  }
   const int64_t appended = static_cast<int64_t>(command.append.size());
   if (num_tokens == 0 && limits.max_prompt_tokens > 0) {
     constexpr char kWhole[] =
@@ -137,6 +133,14 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                      " tokens (held, appended, "
                      "to generate); this server's max_model_len is ",
                      limits.max_model_len));
+  }
+  // After the lengths: a message has room for millions.
+  for (size_t i = 0; i < command.append.size(); ++i) {
+    if (command.append[i] >= 0 && command.append[i] < limits.vocab_size) {
+      continue;
+    }
+    return CheckToken(absl::StrCat(append_field, "[", i, "]"),
+                      command.append[i], limits.vocab_size);
   }
   return absl::OkStatus();
 }

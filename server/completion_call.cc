@@ -10,6 +10,11 @@
 namespace recurve {
 namespace {
 
+// What an answer that is not streamed may come to, in tokens. With its JSON, a
+// token takes some 30 bytes, and each of its logprobs some 200.
+constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
+constexpr int64_t kLogprobTokens = 8;
+
 std::string Event(const nlohmann::json& value) {
   return absl::StrCat("data: ", ToText(value), "\n\n");
 }
@@ -36,7 +41,7 @@ class CompletionCall::Choice : public EventSink {
       }
       AppendStep(event, with_logprobs_, &piece_.tokens);
       // One answer at the end waits for no reader; its size is bounded by
-      // max_model_len.
+      // CheckWholeSize.
       stalled_ = call_->request_.stream &&
                  (piece_.tokens.ids_size() >=
                       call_->environment_.max_buffered_tokens ||
@@ -113,7 +118,15 @@ void CompletionCall::Begin(const HttpRequest& request) {
     {
       MutexLock lock(&mu_);
       over_ = true;
-      if (retry_after_) error->retry_after = retry_after_;
+      if (retry_after_ == kNeverRetry) {
+        // 429 would have clients come again for what can never be had.
+        error->status = 400;
+        error->type = "invalid_request_error";
+        error->code = "quota_exceeded";
+        error->retry_after.reset();
+      } else if (retry_after_) {
+        error->retry_after = retry_after_;
+      }
       for (const auto& choice : choices_) {
         if (!choice->id_) choice->ticket_.Refund();
         choice->ticket_.Close();
@@ -130,8 +143,7 @@ void CompletionCall::Begin(const HttpRequest& request) {
   Pump();
 }
 
-absl::StatusOr<GenerateInput> CompletionCall::Prepare(
-    size_t index, const HttpRequest& request) {
+absl::StatusOr<GenerateInput> CompletionCall::Prepare(size_t index) {
   RequestContext context = environment_.context;
   context.default_max_new_tokens = kCompletionMaxTokens;
   RECURVE_ASSIGN_OR_RETURN(GenerateInput input,
@@ -145,20 +157,54 @@ absl::StatusOr<GenerateInput> CompletionCall::Prepare(
       ValidateOptions(input.options, environment_.engine->limits()));
   // The text of the prompt is not needed any more.
   request_.prompts[index].clear_prompt();
-  if (environment_.tenants == nullptr) return input;
-  RECURVE_ASSIGN_OR_RETURN(
-      StreamTicket ticket,
-      environment_.tenants->OpenStream(request.authorization));
-  MutexLock lock(&mu_);
-  choice.ticket_ = std::move(ticket);
-  std::chrono::milliseconds retry_after{0};
-  const absl::Status charged = choice.ticket_.Charge(
-      choice.prompt_tokens_, input.command.generate, &retry_after);
-  if (!charged.ok()) {
-    retry_after_ = retry_after;
-    return charged;
-  }
   return input;
+}
+
+std::optional<ApiError> CompletionCall::CheckWholeSize(
+    const std::vector<GenerateInput>& inputs) const {
+  if (request_.stream) return std::nullopt;
+  int64_t tokens = 0;
+  for (const GenerateInput& input : inputs) {
+    // The chosen token has one, too.
+    const int64_t logprobs = input.options.sampling.num_logprobs + 1;
+    tokens += input.command.generate * (1 + kLogprobTokens * logprobs);
+  }
+  if (tokens <= kMaxWholeTokens) return std::nullopt;
+  ApiError error;
+  error.param = "max_tokens";
+  error.message =
+      absl::StrCat("max_tokens is ", inputs[0].command.generate, " for ",
+                   inputs.size(), " prompts: the answer may come to ", tokens,
+                   " tokens, where a logprob "
+                   "counts as ",
+                   kLogprobTokens, "; without stream at most ", kMaxWholeTokens,
+                   " are allowed");
+  return error;
+}
+
+absl::Status CompletionCall::Charge(const HttpRequest& request,
+                                    const std::vector<GenerateInput>& inputs) {
+  if (environment_.tenants == nullptr) return absl::OkStatus();
+  MutexLock lock(&mu_);
+  std::chrono::milliseconds retry_after = environment_.retry_pushback;
+  const absl::Status status = [&]() -> absl::Status {
+    RECURVE_ASSIGN_OR_RETURN(
+        std::vector<StreamTicket> tickets,
+        environment_.tenants->OpenStreams(request.authorization,
+                                          static_cast<int64_t>(inputs.size()),
+                                          &retry_after));
+    std::vector<StreamTicket*> all;
+    std::vector<StreamTicket::Cost> costs;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      choices_[i]->ticket_ = std::move(tickets[i]);
+      all.push_back(&choices_[i]->ticket_);
+      costs.push_back(
+          {choices_[i]->prompt_tokens_, inputs[i].command.generate});
+    }
+    return StreamTicket::ChargeAll(all, costs, &retry_after);
+  }();
+  if (absl::IsResourceExhausted(status)) retry_after_ = retry_after;
+  return status;
 }
 
 std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
@@ -182,9 +228,13 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
   }
   std::vector<GenerateInput> inputs;
   for (size_t i = 0; i < count; ++i) {
-    auto input = Prepare(i, request);
+    auto input = Prepare(i);
     if (!input.ok()) return error_of(input.status(), i);
     inputs.push_back(*std::move(input));
+  }
+  if (auto error = CheckWholeSize(inputs)) return error;
+  if (absl::Status status = Charge(request, inputs); !status.ok()) {
+    return ErrorOf(status);
   }
   std::vector<std::string> ids;
   for (size_t i = 0; i < count; ++i) {

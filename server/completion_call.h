@@ -43,9 +43,14 @@ class CompletionCall : public HttpListener,
   class Choice;
 
   std::optional<ApiError> Submit(const HttpRequest& request);
-  // Checks and charges prompt `index`.
-  absl::StatusOr<GenerateInput> Prepare(size_t index,
-                                        const HttpRequest& request);
+  // Checks prompt `index`.
+  absl::StatusOr<GenerateInput> Prepare(size_t index);
+  // An error when an answer that is not streamed could become too large.
+  std::optional<ApiError> CheckWholeSize(
+      const std::vector<GenerateInput>& inputs) const;
+  // Takes what all prompts need off the tenant's quotas, or nothing.
+  absl::Status Charge(const HttpRequest& request,
+                      const std::vector<GenerateInput>& inputs);
   void Pump();
   std::optional<ApiError> FirstError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AllEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

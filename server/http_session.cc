@@ -178,6 +178,7 @@ void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
   request_ = HttpRequest();
   path_.clear();
   asked_.reset();
+  head_bytes_ = 0;
   head_only_ = streaming_ = finished_ = false;
   version_ = 11;
   keep_alive_ = true;
@@ -187,7 +188,6 @@ void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
 void HttpSession::Read() {
   if (reading_ || state_ == State::kClosed) return;
   if (ended_) return Close();
-  if (state_ == State::kAnswering && input_.size() >= kMaxAheadBytes) return;
   reading_ = true;
   transport_.Read(asio::buffer(read_),
                   [self = shared_from_this()](error_code error, size_t bytes) {
@@ -206,6 +206,15 @@ void HttpSession::Read() {
 }
 
 void HttpSession::OnRead(size_t bytes) {
+  if (state_ == State::kAnswering &&
+      (discards_ || input_.size() + bytes > kMaxAheadBytes)) {
+    // Goes on reading, or it would not notice when the client leaves; what is
+    // missing now ends the connection with the answer.
+    discards_ = true;
+    keep_alive_ = false;
+    input_.clear();
+    return Read();
+  }
   if (state_ != State::kLingering) {
     asio::buffer_copy(input_.prepare(bytes), asio::buffer(read_, bytes));
     input_.commit(bytes);
@@ -232,7 +241,21 @@ void HttpSession::Parse() {
     const size_t used = parser_->put(input_.data(), error);
     input_.consume(used);
     const bool more = error == http::error::need_more;
-    if (error && !more) return RefuseMalformed(error);
+    // Beast bounds the request line and the headers each by itself, and a
+    // chunk's line and the trailers not at all.
+    const size_t limit = sessions_->options().max_head_bytes;
+    if (state_ == State::kHead) head_bytes_ += used;
+    if (state_ == State::kHead &&
+        head_bytes_ + (more ? input_.size() : 0) > limit) {
+      error = http::error::header_limit;
+    } else if (state_ == State::kBody && more && input_.size() > limit) {
+      return Refuse(HttpError(
+          400, absl::StrCat("a chunk's line or the trailers have more than ",
+                            limit, " bytes")));
+    } else if (more) {
+      error = {};
+    }
+    if (error) return RefuseMalformed(error);
     if (state_ == State::kHead && parser_->is_header_done()) OnHead();
     if (state_ != State::kBody) {
       if (state_ == State::kHead) return Read();
@@ -252,8 +275,8 @@ void HttpSession::OnHead() {
   keep_alive_ = message.keep_alive();
   head_only_ = message.method() == http::verb::head;
   request_.method = std::string(View(message.method_string()));
-  const absl::string_view target = View(message.target());
-  request_.path = path_ = std::string(target.substr(0, target.find('?')));
+  SetPath(View(message.target()));
+  request_.path = path_;
   asked_ = Clock::now();
   request_.content_type = std::string(View(message[http::field::content_type]));
   const auto [first, last] = message.equal_range(http::field::authorization);
@@ -269,6 +292,10 @@ void HttpSession::OnHead() {
     pending_ += "HTTP/1.1 100 Continue\r\n\r\n";
     WriteMore();
   }
+}
+
+void HttpSession::SetPath(absl::string_view target) {
+  path_ = std::string(target.substr(0, target.find('?')));
 }
 
 bool HttpSession::CountBody() {
@@ -312,6 +339,7 @@ void HttpSession::Dispatch() {
 
 void HttpSession::RefuseMalformed(error_code error) {
   const auto& options = sessions_->options();
+  if (path_.empty()) SetPath(View(parser_->get().target()));
   if (error == http::error::header_limit) {
     Refuse(HttpError(431, absl::StrCat("the request line and its headers "
                                        "have more than ",

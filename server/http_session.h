@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/string_view.h"
 #include "server/http_reply.h"
 #include "server/http_server.h"
 #include "server/http_transport.h"
@@ -91,6 +92,7 @@ class HttpSession : public HttpReply,
 
   void Parse();
   void OnHead();
+  void SetPath(absl::string_view target);
   // False, and the request is refused, when all bodies together are too large.
   bool CountBody();
   void ReleaseBody();
@@ -128,9 +130,11 @@ class HttpSession : public HttpReply,
   bool ended_ = false;
   std::array<char, kReadBytes> read_;
   boost::beast::flat_buffer input_;  // received, and not parsed yet
+  bool discards_ = false;  // too much came ahead: nothing more is parsed
   std::optional<
       boost::beast::http::request_parser<boost::beast::http::string_body>>
       parser_;
+  size_t head_bytes_ = 0;   // parsed, of a head that is not whole
   int64_t body_bytes_ = 0;  // counted by sessions_
   int64_t lingered_ = 0;
   HttpRequest request_;

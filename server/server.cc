@@ -85,7 +85,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
   RECURVE_RETURN_IF_ERROR(server->StartGrpc());
   {
     MutexLock lock(&server->mu_);
-    server->SetServing(true);
+    // A client may have asked to drain as soon as there was a port.
+    server->SetServing(!server->drain_requested_);
   }
   server->supervisor_ = std::thread([s = server.get()] { s->Supervise(); });
   return server;
@@ -198,7 +199,9 @@ absl::Status Server::StartGrpc() {
   // Otherwise a second server on the same port would silently take half the
   // connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  grpc_server_ = builder.BuildAndStart();
+  std::unique_ptr<grpc::Server> started = builder.BuildAndStart();
+  MutexLock lock(&mu_);  // calls may be under way by now
+  grpc_server_ = std::move(started);
   if (grpc_server_ == nullptr || grpc_port_ == 0) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen for gRPC on ", address,
@@ -209,6 +212,7 @@ absl::Status Server::StartGrpc() {
 
 void Server::SetServing(bool serving) {
   serving_ = serving;
+  if (grpc_server_ == nullptr) return;  // Start will say it
   grpc::HealthCheckServiceInterface* health =
       grpc_server_->GetHealthCheckService();
   health->SetServingStatus(serving);
@@ -288,13 +292,15 @@ void Server::Supervise() {
   }
   // Clients that read get to see how their calls ended; short calls (the one
   // that asked to drain, say) get to finish.
-  const auto end = std::chrono::system_clock::now() + kCallGrace;
+  const auto end = std::chrono::steady_clock::now() + kCallGrace;
   while (accepted_streams_.load() > 0 &&
-         std::chrono::system_clock::now() < end) {
+         std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   // Cancels what is left; the calls need the engine until then.
-  grpc_server_->Shutdown(end);
+  grpc_server_->Shutdown(std::chrono::system_clock::now() +
+                         std::max(std::chrono::steady_clock::duration::zero(),
+                                  end - std::chrono::steady_clock::now()));
   if (http_server_ != nullptr) http_server_->Stop();
   MutexLock lock(&mu_);
   outcome_ = failure;

@@ -118,9 +118,14 @@ class StreamCall : public Reactor, public EventSink {
   // refuses the call and returns false.
   bool Enter() {
     if (environment_.tenants == nullptr) return true;
-    absl::StatusOr<StreamTicket> ticket =
-        environment_.tenants->OpenStream(context_->client_metadata());
+    std::chrono::milliseconds retry_after = environment_.retry_pushback;
+    absl::StatusOr<StreamTicket> ticket = environment_.tenants->OpenStream(
+        context_->client_metadata(), &retry_after);
     if (!ticket.ok()) {
+      {
+        MutexLock lock(&mu_);
+        retry_after_ = retry_after;
+      }
       Refuse(ticket.status());
       return false;
     }

@@ -21,7 +21,8 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr std::chrono::milliseconds kLongestRetry{86'400'000};
-constexpr std::chrono::milliseconds kPagesRetry{1'000};
+// There is no telling when streams and pages come back.
+constexpr std::chrono::milliseconds kInUseRetry{1'000};
 
 int64_t PagesOf(int64_t tokens) {
   return (tokens + kPageTokens - 1) / kPageTokens;
@@ -56,16 +57,19 @@ void Tenant::Configure(const TenantEntry& entry) {
   }
 }
 
-absl::Status Tenant::OpenStream() {
+absl::Status Tenant::OpenStreams(int64_t count,
+                                 std::chrono::milliseconds* retry_after) {
   MutexLock lock(&mu_);
-  if (limits_.max_streams && streams_ >= *limits_.max_streams) {
+  if (limits_.max_streams && count > *limits_.max_streams - streams_) {
+    *retry_after = count > *limits_.max_streams ? kNeverRetry : kInUseRetry;
     metrics_->OnTenantRefused(name_, "streams");
     return absl::ResourceExhaustedError(absl::StrCat(
-        "tenant ", name_, " has ", streams_,
-        " streams open; its max_streams is ", *limits_.max_streams));
+        "tenant ", name_, " has ", streams_, " streams open",
+        count > 1 ? absl::StrCat(" and asks for ", count, " more") : "",
+        "; its max_streams is ", *limits_.max_streams));
   }
-  ++streams_;
-  metrics_->AddTenantStreams(name_, 1);
+  streams_ += count;
+  metrics_->AddTenantStreams(name_, static_cast<int>(count));
   return absl::OkStatus();
 }
 
@@ -78,8 +82,9 @@ void Tenant::CloseStream() {
 absl::Status Tenant::TakePages(int64_t count,
                                std::chrono::milliseconds* retry_after) {
   MutexLock lock(&mu_);
-  if (limits_.max_pages && count > *limits_.max_pages - pages_) {
-    *retry_after = count > *limits_.max_pages ? kLongestRetry : kPagesRetry;
+  // What is in use may be above limits that were lowered since.
+  if (count > 0 && limits_.max_pages && count > *limits_.max_pages - pages_) {
+    *retry_after = count > *limits_.max_pages ? kNeverRetry : kInUseRetry;
     metrics_->OnTenantRefused(name_, "pages");
     return absl::ResourceExhaustedError(
         absl::StrCat("tenant ", name_, " has ", pages_, " pages of ",
@@ -135,24 +140,43 @@ StreamTicket& StreamTicket::operator=(StreamTicket&& other) noexcept {
 
 absl::Status StreamTicket::Charge(int64_t append, int64_t generate,
                                   std::chrono::milliseconds* retry_after) {
-  if (tenant_ == nullptr) return absl::OkStatus();
-  Settle();
-  const int64_t tokens = tokens_ + append + generate;
-  const int64_t more = PagesOf(tokens) - pages_;
-  RECURVE_RETURN_IF_ERROR(tenant_->TakePages(more, retry_after));
-  absl::StatusOr<int64_t> charged =
-      tenant_->TakeTokens(append + generate, retry_after);
+  return ChargeAll({this}, {{append, generate}}, retry_after);
+}
+
+absl::Status StreamTicket::ChargeAll(absl::Span<StreamTicket* const> tickets,
+                                     absl::Span<const Cost> costs,
+                                     std::chrono::milliseconds* retry_after) {
+  if (tickets.empty() || tickets[0]->tenant_ == nullptr) {
+    return absl::OkStatus();
+  }
+  Tenant& tenant = *tickets[0]->tenant_;
+  int64_t pages = 0;
+  int64_t tokens = 0;
+  for (size_t i = 0; i < tickets.size(); ++i) {
+    StreamTicket& ticket = *tickets[i];
+    ticket.Settle();
+    const int64_t taken = costs[i].append + costs[i].generate;
+    tokens += taken;
+    pages += PagesOf(ticket.tokens_ + taken) - ticket.pages_;
+  }
+  RECURVE_RETURN_IF_ERROR(tenant.TakePages(pages, retry_after));
+  const absl::StatusOr<int64_t> charged =
+      tenant.TakeTokens(tokens, retry_after);
   if (!charged.ok()) {
-    tenant_->GivePages(more);
+    tenant.GivePages(pages);
     return charged.status();
   }
-  pages_ += more;
-  before_ = tokens_;
-  tokens_ = tokens;
-  charged_ = *charged;
-  unused_ = generate;
-  if (!std::exchange(admitted_, true)) {
-    tenant_->metrics().OnTenantAdmitted(tenant_->name());
+  for (size_t i = 0; i < tickets.size(); ++i) {
+    StreamTicket& ticket = *tickets[i];
+    const int64_t taken = costs[i].append + costs[i].generate;
+    ticket.before_ = ticket.tokens_;
+    ticket.tokens_ += taken;
+    ticket.pages_ = PagesOf(ticket.tokens_);
+    ticket.charged_ = *charged > 0 ? taken : 0;
+    ticket.unused_ = costs[i].generate;
+    if (!std::exchange(ticket.admitted_, true)) {
+      tenant.metrics().OnTenantAdmitted(tenant.name());
+    }
   }
   return absl::OkStatus();
 }
@@ -315,19 +339,23 @@ absl::Status Tenants::AuthorizeAdmin(const Metadata& metadata) {
       "tenant ", tenant->name(), " is no admin; Abort and Drain need one"));
 }
 
-absl::StatusOr<StreamTicket> Tenants::OpenStream(const Metadata& metadata) {
+absl::StatusOr<StreamTicket> Tenants::OpenStream(
+    const Metadata& metadata, std::chrono::milliseconds* retry_after) {
   RECURVE_ASSIGN_OR_RETURN(std::shared_ptr<Tenant> tenant,
                            Authenticate(metadata));
-  RECURVE_RETURN_IF_ERROR(tenant->OpenStream());
+  RECURVE_RETURN_IF_ERROR(tenant->OpenStreams(1, retry_after));
   return StreamTicket(std::move(tenant));
 }
 
-absl::StatusOr<StreamTicket> Tenants::OpenStream(
-    const std::vector<std::string>& headers) {
-  RECURVE_ASSIGN_OR_RETURN(std::shared_ptr<Tenant> tenant,
+absl::StatusOr<std::vector<StreamTicket>> Tenants::OpenStreams(
+    const std::vector<std::string>& headers, int64_t count,
+    std::chrono::milliseconds* retry_after) {
+  RECURVE_ASSIGN_OR_RETURN(const std::shared_ptr<Tenant> tenant,
                            Authenticate(headers));
-  RECURVE_RETURN_IF_ERROR(tenant->OpenStream());
-  return StreamTicket(std::move(tenant));
+  RECURVE_RETURN_IF_ERROR(tenant->OpenStreams(count, retry_after));
+  std::vector<StreamTicket> tickets;
+  for (int64_t i = 0; i < count; ++i) tickets.emplace_back(tenant);
+  return tickets;
 }
 
 }  // namespace recurve

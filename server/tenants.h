@@ -23,6 +23,10 @@
 
 namespace recurve {
 
+// The time to come again after a refusal that will be repeated each time: what
+// is asked for is more than the tenant may ever have.
+inline constexpr std::chrono::milliseconds kNeverRetry{-1};
+
 // One of those who may call, with what it uses now. Thread-safe.
 class Tenant {
  public:
@@ -34,12 +38,14 @@ class Tenant {
   // What is in use stays in use, also where it is above the new limits.
   void Configure(const TenantEntry& entry);
 
-  // Takes one of the tenant's streams; ResourceExhausted when all are taken.
-  absl::Status OpenStream();
+  // Takes `count` of the tenant's streams, or none: ResourceExhausted when so
+  // many are not left. `*retry_after` is then when to come again.
+  absl::Status OpenStreams(int64_t count,
+                           std::chrono::milliseconds* retry_after);
   void CloseStream();
 
   // Takes pages; ResourceExhausted when so many are not left. `*retry_after` is
-  // then when to come again: there is no telling when pages come back.
+  // then when to come again.
   absl::Status TakePages(int64_t count, std::chrono::milliseconds* retry_after);
   void GivePages(int64_t count);
 
@@ -82,6 +88,15 @@ class StreamTicket {
   // Errors as Tenant::TakeTokens and TakePages.
   absl::Status Charge(int64_t append, int64_t generate,
                       std::chrono::milliseconds* retry_after);
+  struct Cost {
+    int64_t append = 0;
+    int64_t generate = 0;
+  };
+  // As Charge, of a command for each ticket, all of one tenant or empty: of all
+  // or of none. To the rate it is one taking.
+  static absl::Status ChargeAll(absl::Span<StreamTicket* const> tickets,
+                                absl::Span<const Cost> costs,
+                                std::chrono::milliseconds* retry_after);
   // One token of the command was generated.
   void CountToken() {
     if (unused_ > 0) --unused_;
@@ -128,10 +143,14 @@ class Tenants {
       const std::vector<std::string>& headers);
   // As Authenticate; PermissionDenied if the tenant is no admin.
   absl::Status AuthorizeAdmin(const Metadata& metadata);
-  // As Authenticate; ResourceExhausted if the tenant has no stream left.
-  absl::StatusOr<StreamTicket> OpenStream(const Metadata& metadata);
+  // As Authenticate; ResourceExhausted if the tenant has no stream left, with
+  // when to come again.
   absl::StatusOr<StreamTicket> OpenStream(
-      const std::vector<std::string>& headers);
+      const Metadata& metadata, std::chrono::milliseconds* retry_after);
+  // As above, for HTTP, of `count` streams.
+  absl::StatusOr<std::vector<StreamTicket>> OpenStreams(
+      const std::vector<std::string>& headers, int64_t count,
+      std::chrono::milliseconds* retry_after);
 
   // Reads the file again if it has changed; one that cannot be used leaves all
   // as it is, and the log says why. Streams of tenants that are gone run on.

@@ -15,7 +15,7 @@ namespace {
 using testing::HasSubstr;
 
 // Answers with what it was sent; "/stream" with a line for each OnWritten,
-// without end.
+// without end; "/wait" not at all.
 class EchoHandler : public HttpHandler {
  public:
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override {
@@ -24,11 +24,12 @@ class EchoHandler : public HttpHandler {
   }
   void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override {
     HttpResponse response;
-    if (request.path != "/stream") {
+    if (request.path != "/stream" && request.path != "/wait") {
       response.body = request.method + " " + request.path + " " + request.body;
       return reply->Send(std::move(response));
     }
     reply->Listen(std::make_shared<Endless>(reply, &streams));
+    if (request.path == "/wait") return;
     response.body = std::string(100'000, 'x');
     reply->Begin(std::move(response));
   }
@@ -228,6 +229,54 @@ TEST(HttpServerTest, ARefusalIsReadAlthoughTheBodyIsStillComing) {
   const HttpResult result = connection.Read();
   EXPECT_EQ(result.status, 403);
   EXPECT_EQ(result.headers.at("connection"), "close");
+}
+
+// Beast bounds neither a chunk's line nor the trailers.
+TEST(HttpServerTest, WhatIsNoBodyIsBoundedToo) {
+  EchoHandler handler;
+  const auto server = *HttpServer::Start(Options(), &handler);
+  const std::string head =
+      "POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+  const std::string end = "\r\n\r\n";
+  const std::string chunk = "3;x=y\r\nabc\r\n";
+  EXPECT_EQ(
+      Fetch(server->port(), head + chunk + chunk + "0\r\nT: u" + end).body,
+      "POST /a abcabc");
+  for (const std::string& part :
+       {std::string("1;a="), chunk + "2;a=", std::string("0\r\nT: "),
+        chunk + "0\r\nT: u\r\nV: "}) {
+    HttpConnection connection(server->port());
+    ASSERT_TRUE(connection.Send(head + part));
+    for (int i = 0; i < 64; ++i) {
+      if (!connection.Send(std::string(4096, 'a'))) break;
+    }
+    const HttpResult result = connection.Read();
+    EXPECT_EQ(result.status, 400) << part;
+    EXPECT_THAT(result.body, HasSubstr("more than 8192 bytes"));
+  }
+  // The head is bounded as a whole, however it comes.
+  const std::string line = "GET /" + std::string(5000, 'a');
+  const std::string field = " HTTP/1.1\r\nA: " + std::string(4000, 'b');
+  EXPECT_EQ(Fetch(server->port(), line + field + end).status, 431);
+  HttpConnection slow(server->port());
+  ASSERT_TRUE(slow.Send(line + " HTTP/1.1\r\n"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ASSERT_TRUE(slow.Send("A: " + std::string(4000, 'b') + end));
+  EXPECT_EQ(slow.Read().status, 431);
+  EXPECT_EQ(Fetch(server->port(), line + " HTTP/1.1" + end).status, 200);
+}
+
+TEST(HttpServerTest, WhoSendsMuchAheadAndLeavesIsNoticed) {
+  EchoHandler handler;
+  const auto server = *HttpServer::Start(Options(), &handler);
+  const std::string much =
+      HttpRequestText("POST", "/b", std::string(100'000, 'x'));
+  {
+    HttpConnection connection(server->port());
+    ASSERT_TRUE(connection.Send(HttpRequestText("GET", "/wait") + much));
+    ASSERT_TRUE(WaitFor([&] { return handler.streams == 1; }));
+  }
+  EXPECT_TRUE(WaitFor([&] { return handler.streams == 0; }));
 }
 
 TEST(HttpServerTest, StopEndsStreams) {

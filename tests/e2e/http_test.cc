@@ -216,6 +216,12 @@ TEST(HttpTest, BadRequestsNameTheField) {
       {{{"prompt", "a"}, {"max_tokens", 1}, {"max_completion_tokens", 2}},
        "max_tokens",
        "differs"},
+      {{{"prompt", std::vector<std::string>(2, "a")},
+        {"max_tokens", 8000},
+        {"logprobs", 20}},
+       "max_tokens",
+       "max_tokens is 8000 for 2 prompts: the answer may come to 2704000 "
+       "tokens, where a logprob counts as 8; without stream at most 2097152"},
       {{{"prompt", "a"}, {"logprobs", 21}}, "logprobs", "from 0 to 20"},
       {{{"prompt", "a"}, {"logprobs", true}}, "logprobs", "logprobs is true"},
       {{{"prompt", "a"}, {"seed", 1.5}}, "seed", "expected an integer"},

@@ -52,7 +52,8 @@ class TenantsTest : public testing::Test {
   static absl::StatusOr<StreamTicket> Open(Tenants& tenants,
                                            const std::string& value) {
     const Tenants::Metadata metadata = {{"authorization", value}};
-    return tenants.OpenStream(metadata);
+    std::chrono::milliseconds retry{0};
+    return tenants.OpenStream(metadata, &retry);
   }
 
   Metrics metrics_;
@@ -202,8 +203,56 @@ TEST_F(TenantsTest, PagesAreTakenForWhatAStreamMayComeTo) {
   second->Close();
   auto third = Open(*tenants, "Bearer key");
   EXPECT_FALSE(third->Charge(640, 1, &retry).ok());  // not ever
-  EXPECT_EQ(retry, std::chrono::hours(24));
+  EXPECT_EQ(retry, kNeverRetry);
   EXPECT_TRUE(third->Charge(640, 0, &retry).ok());
+}
+
+TEST_F(TenantsTest, PagesAboveALoweredLimitStayAndAskForNoMore) {
+  Write(Line("a", "key", "max_pages=10"));
+  const auto tenants = Load();
+  std::chrono::milliseconds retry{0};
+  auto ticket = Open(*tenants, "Bearer key");
+  ASSERT_TRUE(ticket->Charge(7 * 64 - 10, 0, &retry).ok());
+  Write(Line("a", "key", "max_pages=5"));
+  tenants->ReloadIfChanged();
+  EXPECT_TRUE(ticket->Charge(5, 5, &retry).ok());  // of the page that it has
+  EXPECT_EQ(ticket->Charge(6, 0, &retry).message(),
+            "tenant a has 7 pages of 64 tokens and asks for 1 more; its "
+            "max_pages is 5");
+  EXPECT_EQ(retry, std::chrono::seconds(1));
+}
+
+TEST_F(TenantsTest, SeveralCommandsAreTakenTogetherOrNotAtAll) {
+  Write(Line("a", "key",
+             "max_streams=4 max_pages=11 tokens_per_second=1 token_burst=200"));
+  const auto tenants = Load();
+  const std::vector<std::string> headers = {"Bearer key"};
+  std::chrono::milliseconds retry{0};
+  EXPECT_EQ(tenants->OpenStreams(headers, 5, &retry).status().message(),
+            "tenant a has 0 streams open and asks for 5 more; its max_streams "
+            "is 4");
+  EXPECT_EQ(retry, kNeverRetry);
+  auto tickets = tenants->OpenStreams(headers, 3, &retry);
+  ASSERT_TRUE(tickets.ok());
+  EXPECT_FALSE(tenants->OpenStreams(headers, 2, &retry).ok());
+  EXPECT_EQ(retry, std::chrono::seconds(1));
+  auto other = Open(*tenants, "Bearer key");
+  const std::vector<StreamTicket*> all = {&(*tickets)[0], &(*tickets)[1],
+                                          &(*tickets)[2]};
+  const auto charge = [&](int64_t append, int64_t generate) {
+    return StreamTicket::ChargeAll(all, {{append, generate}, {1, 0}, {1, 0}},
+                                   &retry);
+  };
+  EXPECT_FALSE(charge(9 * 64, 1).ok());  // 10 pages and two
+  EXPECT_EQ(retry, kNeverRetry);
+  // More than the bucket holds: a full one lets it go, and has a debt then.
+  ASSERT_TRUE(charge(300, 200).ok());
+  EXPECT_FALSE(other->Charge(1, 0, &retry).ok());
+  EXPECT_GT(retry, std::chrono::seconds(100));
+  for (StreamTicket* ticket : all) ticket->Refund();
+  EXPECT_TRUE(charge(190, 0).ok());
+  for (StreamTicket* ticket : all) ticket->Close();
+  EXPECT_TRUE(tenants->OpenStreams(headers, 3, &retry).ok());
 }
 
 // What a rate refuses has taken no pages.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ class Try:
     pushback: str | None = None
     change: int | None = None  # the id at this index is another one
     claim: int | None = None  # how many tokens the end claims
+    hang: bool = False  # no end, until the client has left
 
 
 @dataclass
@@ -92,6 +94,8 @@ class FakeServer:
             text = "".join(f"<{i}>" for i in ids)
             ids = [999 if i == this.change else i for i in ids]
             yield pb.GenerateEvent(tokens=pb.Tokens(index=index, ids=ids, text=text))
+        while this.hang and context.is_active():
+            time.sleep(0.02)
         self._end(this, context)
         claim = this.tokens if this.claim is None else this.claim
         end = pb.Finished(

@@ -187,6 +187,48 @@ def test_async_cancel_ends_the_wait() -> None:
         asyncio.run(main(server.address))
 
 
+def test_closing_the_client_ends_the_wait() -> None:
+    with FakeServer([Try(code=BUSY, pushback="60000")]) as server:
+        client = Client(server.address, retry=SLOW)
+        stream = client.generate([1])
+        stream.request_id()  # the first try has been answered
+        threading.Timer(0.1, client.close).start()
+        begin = time.monotonic()
+        with pytest.raises(RecurveError) as error:
+            stream.result()
+        assert error.value.code == StatusCode.CANCELLED
+        assert time.monotonic() - begin < 30
+
+
+def test_async_closing_the_client_ends_the_wait() -> None:
+    async def main(address: str) -> None:
+        client = AsyncClient(address, retry=SLOW)
+        stream = client.generate([1])
+        waiting = asyncio.create_task(stream.result())
+        await asyncio.sleep(0.5)
+        await client.close()
+        with pytest.raises(RecurveError) as error:
+            await asyncio.wait_for(waiting, 30)
+        assert error.value.code == StatusCode.CANCELLED
+
+    with FakeServer([Try(code=BUSY, pushback="60000")]) as server:
+        asyncio.run(main(server.address))
+
+
+def test_async_reading_after_a_cancelled_read() -> None:
+    async def main(address: str) -> None:
+        async with AsyncClient(address, retry=SLOW) as client:
+            stream = client.generate([1])
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.5)
+            with pytest.raises(RecurveError) as error:
+                await anext(stream)
+            assert error.value.code == StatusCode.CANCELLED
+
+    with FakeServer([Try(hang=True)]) as server:
+        asyncio.run(main(server.address))
+
+
 def test_full_jitter() -> None:
     bounds: list[tuple[float, float]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Unpack
@@ -107,6 +108,7 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
             if self._cancelled.is_set() and not (task and task.cancelling()):
                 raise cancelled() from None
             self._call.cancel()
+            self._error = cancelled()  # what reading again gets
             raise
         except grpc.RpcError as failure:
             if self._cancelled.is_set():
@@ -136,7 +138,8 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
             await asyncio.wait_for(self._cancelled.wait(), delay)
             raise cancelled()
         except TimeoutError:
-            pass
+            if self._cancelled.is_set():
+                raise cancelled() from None
         if self._assembly.admitted is not None:
             # The seed that the server chose gives the same tokens again.
             self._request.sampling.seed = self._assembly.admitted.seed
@@ -174,6 +177,7 @@ class AsyncClient:
             if tls is None
             else grpc.aio.secure_channel(target, tls.credentials(), options)
         )
+        self._streams: weakref.WeakSet[AsyncGenerateStream] = weakref.WeakSet()
         self._generate: Any = self._channel.unary_stream(
             _rpc.GENERATE.path, _rpc.serialize, _rpc.GENERATE.response.FromString
         )
@@ -188,13 +192,15 @@ class AsyncClient:
     ) -> AsyncGenerateStream:
         """Sends a prompt and returns the stream of what follows; see `Client.generate`."""
         request = build_request(prompt, params)
-        return AsyncGenerateStream(
+        stream = AsyncGenerateStream(
             self._generate,
             request,
             self._attempts(timeout, request),
             self._metadata,
             resume,
         )
+        self._streams.add(stream)
+        return stream
 
     async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
         request = control_pb2.GetModelInfoRequest()
@@ -225,6 +231,8 @@ class AsyncClient:
         return int(response.remaining)
 
     async def close(self) -> None:
+        for stream in list(self._streams):  # also one that waits for its next try
+            stream.cancel()
         await self._channel.close()
 
     async def __aenter__(self) -> AsyncClient:

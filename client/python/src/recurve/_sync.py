@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -129,7 +130,12 @@ class GenerateStream(Iterator[Tokens]):
             # The seed that the server chose gives the same tokens again.
             self._request.sampling.seed = self._assembly.admitted.seed
         self._assembly.restart()
-        self._call = self._start()
+        try:
+            self._call = self._start()
+        except ValueError:  # gRPC's for a channel that is closed
+            if self._cancelled.is_set():
+                raise cancelled() from None
+            raise
         if self._cancelled.is_set():  # by a cancel that met the call before
             self._call.cancel()
 
@@ -182,6 +188,8 @@ class Client:
             if tls is None
             else grpc.secure_channel(target, tls.credentials(), options)
         )
+        self._lock = threading.Lock()
+        self._streams: weakref.WeakSet[GenerateStream] = weakref.WeakSet()
         self._generate = self._channel.unary_stream(
             _rpc.GENERATE.path, _rpc.serialize, _rpc.GENERATE.response.FromString
         )
@@ -210,13 +218,16 @@ class Client:
         for an unknown keyword. All other errors come from the stream.
         """
         request = build_request(prompt, params)
-        return GenerateStream(
+        stream = GenerateStream(
             self._generate,
             request,
             self._attempts(timeout, request),
             self._metadata,
             resume,
         )
+        with self._lock:
+            self._streams.add(stream)
+        return stream
 
     def model_info(self, *, timeout: float | None = None) -> ModelInfo:
         request = control_pb2.GetModelInfoRequest()
@@ -254,6 +265,10 @@ class Client:
         return int(response.remaining)
 
     def close(self) -> None:
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:  # also one that waits for its next try
+            stream.cancel()
         self._channel.close()
 
     def __enter__(self) -> Client:
