@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = [
     ("attention", "C1", ("tpa_",)),
     ("products", "C0", ("tile_kernel", "wide_kernel", "parts_kernel",
-                        "stream_kernel", "matmul_kernel")),
+                        "stream_kernel", "matmul_kernel", "product_chain")),
     ("norms", "C2", ("norm",)),
     ("linear attention", "C4", ("linear", "scan")),
     ("other: copies, tables, sampling", "C7", ("",)),
@@ -39,6 +39,7 @@ LABELS = {
     "wide_kernel": "product",
     "parts_kernel": "product",
     "stream_kernel": "product",
+    "product_chain": "products of a layer",
 }
 
 

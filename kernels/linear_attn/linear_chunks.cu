@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
   const Row row(first_token, count, p.positions[b]);
   const bool fresh = p.fresh != nullptr && p.fresh[b] != 0;
   const float decay = p.decay == nullptr ? 1.0f : p.decay[head];
-  const float log2_decay = log2f(decay);
+  // Of a decay of 0, too, whose powers are 1, 0, 0, …: not -inf · 0.
+  const float log2_decay = fmaxf(log2f(decay), -1e30f);
   const Layout<kKeyTiles> layout((SharedAddress(shared) + 1023) & ~1023u, args);
   if (threadIdx.x == 0) {
     // Four warps of each block that reads: a stage is read by all that keep
@@ -124,6 +125,8 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
     const Writer<kKeyTiles> writer(args, layout, row, part, head);
     writer.Run(log2_decay);
   }
+#else
+  __trap();  // never launched there
 #endif
 }
 

@@ -68,6 +68,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const typename Work::Memory memory((SharedAddress(shared) + 1023) & ~1023u);
   Work work(p, s, memory, first_token, count, position);
   work.Run(head_state);
+#else
+  __trap();  // never launched there
 #endif
 }
 

@@ -73,6 +73,8 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
     }
     Leave();
   }
+#else
+  __trap();  // never launched there
 #endif
 }
 

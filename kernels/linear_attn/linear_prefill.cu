@@ -78,7 +78,8 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
   const Row row(first_token, count, p.positions[b]);
   const bool fresh = p.fresh != nullptr && p.fresh[b] != 0;
   const float decay = p.decay == nullptr ? 1.0f : p.decay[head];
-  const float log2_decay = log2f(decay);
+  // Of a decay of 0, too, whose powers are 1, 0, 0, …: not -inf · 0.
+  const float log2_decay = fmaxf(log2f(decay), -1e30f);
   const Layout<kGroups> layout((SharedAddress(shared) + 1023) & ~1023u, s);
   if (threadIdx.x == 0) {
     for (int i = 0; i < s.stages; ++i) {
@@ -123,6 +124,8 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
     group.Run(head_state, fresh, decay != 1.0f);
   }
   ClusterBarrier();  // nobody leaves while others send to it
+#else
+  __trap();  // never launched there
 #endif
 }
 
