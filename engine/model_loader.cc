@@ -183,8 +183,12 @@ absl::Status CheckMemory(const ModelDefinition& model,
   sampling = CudaSampler::DeviceBytes(capacity.num_slots + 1,
                                       capacity.num_slots, model.vocab_size);
 #endif
+  // A head that is the embedding is loaded as a matrix of its own.
+  const int64_t tied = model.head.data == model.embedding.data
+                           ? model.embedding.num_elements()
+                           : 0;
   const auto weights = static_cast<int64_t>(
-      model.parameters *
+      (model.parameters + tied) *
       SizeOf(placement.weight_dtype.value_or(model.embedding.dtype)));
   const int64_t cache =
       (capacity.num_pages + 1) * kPageTokens * capacity.cache_bytes_per_token;

@@ -50,7 +50,8 @@ cudaError_t LaunchLrpe(const CudaLrpeParams& params, cudaStream_t stream);
 // head is normalised over the tokens of its sequence. `activation` is not used.
 // |x| is below 2e38, or x is −∞; results below the smallest normal number may
 // come out as 0. x is read twice. `workspace` has LrpeSequenceWorkspaceBytes,
-// was zeroed when it was allocated, and serves one launch at a time.
+// was zeroed when it was allocated, and serves one launch at a time, all of one
+// shape.
 int64_t LrpeSequenceWorkspaceBytes(const CudaLrpeParams& params);
 cudaError_t LaunchLrpeSequenceSoftmax(const CudaLrpeParams& params,
                                       void* workspace, cudaStream_t stream);
