@@ -12,13 +12,13 @@ if(NOT RECURVE_CUDA STREQUAL "off")
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90a-real)
   endif()
-  # Kernels for Hopper need what only 90a has; without the letter they would trap.
-  if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "(^|;)(90(-real|-virtual)?|native|all|all-major)(;|$)")
-    message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES is ${CMAKE_CUDA_ARCHITECTURES}; for Hopper name "
-      "90a-real, for others 80-virtual or their own number (default: 80-virtual;90a-real)")
-  endif()
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
+    # Kernels for Hopper need what only 90a has; without the letter they would trap.
+    if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "(^|;)(90(-real|-virtual)?|native|all|all-major)(;|$)")
+      message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES is ${CMAKE_CUDA_ARCHITECTURES}; for Hopper name "
+        "90a-real, for others 80-virtual or their own number (default: 80-virtual;90a-real)")
+    endif()
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     if(NOT TARGET CUDA::cublasLt)

@@ -7,7 +7,12 @@ endif()
 find_program(RECURVE_CCACHE ccache)
 if(RECURVE_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${RECURVE_CCACHE})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${RECURVE_CCACHE})
+  # ccache compares what the preprocessor makes, of nvcc for the host: a change
+  # under a condition of the device's alone (__CUDA_ARCH__) would get it the old
+  # object. It must compare the files themselves. (The namespace leaves behind what
+  # it kept before it did.)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER
+    ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 CCACHE_NAMESPACE=recurve-cuda ${RECURVE_CCACHE})
 endif()
 
 # Exactness: a row's arithmetic must not depend on which loop a compiler chose

@@ -188,6 +188,11 @@ void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
 void HttpSession::Read() {
   if (reading_ || state_ == State::kClosed) return;
   if (ended_) return Close();
+  // The answer is on its way: what comes behind it waits for its end.
+  if (state_ == State::kAnswering && finished_ && !discards_ &&
+      input_.size() >= kMaxAheadBytes) {
+    return;
+  }
   reading_ = true;
   transport_.Read(asio::buffer(read_),
                   [self = shared_from_this()](error_code error, size_t bytes) {
@@ -206,14 +211,15 @@ void HttpSession::Read() {
 }
 
 void HttpSession::OnRead(size_t bytes) {
-  if (state_ == State::kAnswering &&
+  if (state_ == State::kAnswering && !finished_ &&
       (discards_ || input_.size() + bytes > kMaxAheadBytes)) {
     // Goes on reading, or it would not notice when the client leaves; what is
     // missing now ends the connection with the answer.
     discards_ = true;
     keep_alive_ = false;
     input_.clear();
-    return Read();
+    lingered_ += static_cast<int64_t>(bytes);
+    return lingered_ > kMaxLingerBytes ? Close() : Read();
   }
   if (state_ != State::kLingering) {
     asio::buffer_copy(input_.prepare(bytes), asio::buffer(read_, bytes));

@@ -136,7 +136,7 @@ class HttpSession : public HttpReply,
       parser_;
   size_t head_bytes_ = 0;   // parsed, of a head that is not whole
   int64_t body_bytes_ = 0;  // counted by sessions_
-  int64_t lingered_ = 0;
+  int64_t lingered_ = 0;    // read of what is not wanted
   HttpRequest request_;
   std::string path_;
   std::optional<std::chrono::steady_clock::time_point>

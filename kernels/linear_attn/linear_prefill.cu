@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
   const bool fresh = p.fresh != nullptr && p.fresh[b] != 0;
   const float decay = p.decay == nullptr ? 1.0f : p.decay[head];
   // Of a decay of 0, too, whose powers are 1, 0, 0, …: not -inf · 0.
-  const float log2_decay = fmaxf(log2f(decay), -1e30f);
+  const float log2_decay = decay == 0.0f ? -1e30f : log2f(decay);
   const Layout<kGroups> layout((SharedAddress(shared) + 1023) & ~1023u, s);
   if (threadIdx.x == 0) {
     for (int i = 0; i < s.stages; ++i) {

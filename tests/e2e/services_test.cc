@@ -27,15 +27,26 @@ TEST(ServicesTest, HealthWatchFollowsADrain) {
   EXPECT_EQ(response.status(), HealthCheckResponse::SERVING);
 
   const auto client = server.Connect();
+  // The request goes on when the drain has been looked at.
+  std::promise<void> seen;
+  const std::shared_future<void> go_on = seen.get_future().share();
+  std::atomic<int> steps = 0;
+  server.runner().SetBeforeRun([&](const StepBatch&, CacheStorage&) {
+    if (++steps > 20) go_on.wait();
+    return absl::OkStatus();
+  });
   bool drained = false;
   const absl::Status status = client->Generate(
-      GreedyRequest({256, 65}, 300), [&](const v1::GenerateEvent& event) {
+      GreedyRequest({256, 65}, 100), [&](const v1::GenerateEvent& event) {
         if (!std::exchange(drained, event.has_tokens()) && drained) {
           EXPECT_TRUE(client->Drain().ok());
           EXPECT_TRUE(watch->Read(&response));
           EXPECT_EQ(response.status(), HealthCheckResponse::NOT_SERVING);
-          EXPECT_EQ(client->CheckHealth()->status(),
-                    HealthCheckResponse::NOT_SERVING);
+          const auto health = client->CheckHealth();
+          EXPECT_TRUE(health.ok() &&
+                      health->status() == HealthCheckResponse::NOT_SERVING)
+              << health.status();
+          seen.set_value();
         }
         return true;
       });

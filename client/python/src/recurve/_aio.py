@@ -137,6 +137,9 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
         try:
             await asyncio.wait_for(self._cancelled.wait(), delay)
             raise cancelled()
+        except asyncio.CancelledError:
+            self._error = cancelled()  # what reading again gets
+            raise
         except TimeoutError:
             if self._cancelled.is_set():
                 raise cancelled() from None

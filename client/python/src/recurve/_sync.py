@@ -133,9 +133,7 @@ class GenerateStream(Iterator[Tokens]):
         try:
             self._call = self._start()
         except ValueError:  # gRPC's for a channel that is closed
-            if self._cancelled.is_set():
-                raise cancelled() from None
-            raise
+            raise cancelled() from None
         if self._cancelled.is_set():  # by a cancel that met the call before
             self._call.cancel()
 
