@@ -10,8 +10,8 @@
 namespace recurve {
 namespace {
 
-// What an answer that is not streamed may come to, in tokens. With its JSON, a
-// token takes some 30 bytes, and each of its logprobs some 200.
+// What an answer that is not streamed may come to, in tokens. Until it is sent,
+// each of a token's logprobs takes some 200 bytes, a token itself far less.
 constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
 constexpr int64_t kLogprobTokens = 8;
 

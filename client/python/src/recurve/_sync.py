@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import weakref
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Unpack
