@@ -211,8 +211,8 @@ void HttpSession::Read() {
 }
 
 void HttpSession::OnRead(size_t bytes) {
-  if (state_ == State::kAnswering && !finished_ &&
-      (discards_ || input_.size() + bytes > kMaxAheadBytes)) {
+  if (state_ == State::kAnswering &&
+      (discards_ || (!finished_ && input_.size() + bytes > kMaxAheadBytes))) {
     // Goes on reading, or it would not notice when the client leaves; what is
     // missing now ends the connection with the answer.
     discards_ = true;

@@ -279,6 +279,21 @@ TEST(HttpServerTest, WhoSendsMuchAheadAndLeavesIsNoticed) {
   EXPECT_TRUE(WaitFor([&] { return handler.streams == 0; }));
 }
 
+// Neither while its answer is made nor when it is left lying.
+TEST(HttpServerTest, WhoSendsWithoutEndIsCutOff) {
+  EchoHandler handler;
+  const auto server = *HttpServer::Start(Options(), &handler);
+  for (const char* path : {"/wait", "/stream"}) {
+    HttpConnection connection(server->port());
+    ASSERT_TRUE(connection.Send(HttpRequestText("GET", path)));
+    ASSERT_TRUE(WaitFor([&] { return handler.streams == 1; }));
+    const std::string megabyte(1 << 20, 'x');
+    for (int i = 0; i < 64 && connection.Send(megabyte); ++i) {
+    }
+    EXPECT_TRUE(WaitFor([&] { return handler.streams == 0; })) << path;
+  }
+}
+
 TEST(HttpServerTest, StopEndsStreams) {
   EchoHandler handler;
   const auto server = *HttpServer::Start(Options(), &handler);
