@@ -11,11 +11,12 @@
 
 namespace recurve {
 std::vector<float> LinearGpuConfig::Decay() const {
-  std::vector<float> decay(heads);
+  if (!decay.empty()) return decay;
+  std::vector<float> of_heads(heads);
   for (int64_t h = 0; h < heads; ++h) {
-    decay[h] = h == 0 ? 1.0f : std::exp(-0.01f * static_cast<float>(h * h));
+    of_heads[h] = h == 0 ? 1.0f : std::exp(-0.01f * static_cast<float>(h * h));
   }
-  return decay;
+  return of_heads;
 }
 
 std::vector<uint64_t> LinearPhases(const LinearGpuConfig& c) {

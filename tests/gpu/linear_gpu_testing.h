@@ -25,6 +25,7 @@ struct LinearGpuConfig {
   bool angles_by_head = false;
   int64_t first_position = 0;
   uint64_t rounding_seed = 99;
+  std::vector<float> decay;  // [heads], or empty
 
   int64_t key_dim() const { return LrpeOutputDim(position, head_dim); }
   int64_t state_elements() const { return heads * key_dim() * value_dim; }
@@ -33,6 +34,7 @@ struct LinearGpuConfig {
     return angles_by_head ? 10000.0 + 1000.0 * static_cast<double>(head)
                           : 10000.0;
   }
+  // decay, or if that is empty, one of each head that is below 1 but the first.
   std::vector<float> Decay() const;
 };
 

@@ -171,6 +171,18 @@ TEST_F(LinearPrefillGpuTest, MatchesFloat64WithoutDecay) {
       ExpectOracle(c, {{1, 0, 300}, {2, 9, 64}}, {.no_decay = true}));
 }
 
+// log λ of -200 is λ = 0 in float32, and its logarithm times 0 tokens must not
+// be a NaN.
+TEST_F(LinearPrefillGpuTest, MatchesFloat64WhereDecayUnderflows) {
+  for (ElementType io : {ElementType::kBFloat16, ElementType::kFloat32}) {
+    LinearGpuConfig c = Plain(4, 64, 64);
+    c.io = io;
+    c.decay = {0.0f, 1e-40f, 1e-20f, 1.0f};
+    ASSERT_NO_FATAL_FAILURE(
+        ExpectOracle(c, {{1, 0, 64}, {2, 0, 1}, {3, 13, 130}}, {}));
+  }
+}
+
 TEST_F(LinearPrefillGpuTest, MatchesFloat64WithEveryActivation) {
   for (Activation activation :
        {Activation::kSilu, Activation::kRelu, Activation::kSigmoid,
