@@ -345,6 +345,7 @@ absl::StatusOr<std::unique_ptr<CublasMatmul>> CublasMatmul::Create() {
   if (const cudaError_t error = cudaMalloc(&impl->workspace, kWorkspaceBytes);
       error != cudaSuccess) {
     impl->workspace = nullptr;
+    (void)cudaGetLastError();  // who asks next is not told of it
     return absl::ResourceExhaustedError(
         absl::StrCat("no device memory for the workspace of cuBLASLt: ",
                      cudaGetErrorString(error)));
