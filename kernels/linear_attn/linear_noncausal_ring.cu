@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/hopper_kernel.h"
@@ -81,6 +82,8 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
 // ----------------------------------------------------------------------------
 // Launchers
 
+constexpr int kMaxDevices = 64;  // of others it is asked at each launch
+
 Change ChangeOf(Activation activation) {
   switch (activation) {
     case Activation::kSilu:
@@ -90,6 +93,28 @@ Change ChangeOf(Activation activation) {
     default:
       return Change::kNone;
   }
+}
+
+// How many clusters of the kernel, as `config` launches it, the current device
+// holds at a time. A form's `config` is always the same but for the stream, so
+// the driver is asked once a device.
+template <Form kForm>
+cudaError_t MaxClusters(const cudaLaunchConfig_t& config, int* clusters) {
+  static std::atomic<int> known[kMaxDevices] = {};  // 0: not yet
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) {
+    return error;
+  }
+  const bool kept = device < kMaxDevices;
+  *clusters = kept ? known[device].load(std::memory_order_relaxed) : 0;
+  if (*clusters > 0) return cudaSuccess;
+  const cudaError_t error = cudaOccupancyMaxActiveClusters(
+      clusters, linear_noncausal_ring_kernel<kForm>, &config);
+  if (error != cudaSuccess) return error;
+  if (*clusters < 1) return cudaErrorNotSupported;
+  // Threads that ask at the same time are told the same.
+  if (kept) known[device].store(*clusters, std::memory_order_relaxed);
+  return cudaSuccess;
 }
 
 template <Form kForm>
@@ -127,9 +152,8 @@ cudaError_t Launch(const LinearNoncausalParams& p, cudaStream_t stream) {
   config.attrs = &cluster;
   config.numAttrs = 1;
   int clusters = 0;
-  error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  error = MaxClusters<kForm>(config, &clusters);
   if (error != cudaSuccess) return error;
-  if (clusters < 1) return cudaErrorNotSupported;
   const int64_t items = p.max_rows * p.num_heads;
   config.gridDim =
       dim3(kParts * static_cast<unsigned>(std::min<int64_t>(items, clusters)));
