@@ -174,6 +174,9 @@ class CudaBackend : public Backend {
   void ComputeTables();
   CudaProducts::NormWeights WeightsOf(const NormArgs& norm) const;
   void BeginSamples(const StepBatch& batch);
+  // Ends the capture that there may be, whatever went wrong, and makes of it
+  // what replays the step if nothing did.
+  void EndCapture();
   // Logits of `rows` rows of `in` (index: device, null for all in order) into
   // logits_.
   void ComputeLogits(Activations in, const int32_t* index, int64_t rows,

@@ -69,17 +69,31 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   if (decode_ && options_.graphs) {
     graph_ = &graphs_[rows_];
     replay_ = graph_->exec != nullptr;
-    capturing_ = !replay_ && graph_->warm;
-    if (capturing_) {
+    if (status_.ok() && !replay_ && graph_->warm) {
       Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
             "capturing a step");
+      capturing_ = status_.ok();
     }
   }
   if (active()) {
     ComputeTables();
     Check(tpa_->LaunchSchedules(stream_));
   }
+  // Nobody calls Head then.
+  if (!status_.ok()) EndCapture();
   return status_;
+}
+
+void CudaBackend::EndCapture() {
+  if (!capturing_) return;
+  capturing_ = false;
+  cudaGraph_t graph = nullptr;
+  Check(cudaStreamEndCapture(stream_, &graph), "capturing a step");
+  if (status_.ok()) {
+    Check(cudaGraphInstantiate(&graph_->exec, graph, 0),
+          "instantiating a step");
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
 }
 
 // A decode step has logits of all rows, with those of padding; another those
@@ -188,17 +202,7 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
     ComputeLogits(in, nullptr, rows_, norm, head);
     Draw(vocab, 0, rows_);
   }
-  if (capturing_) {
-    cudaGraph_t graph = nullptr;
-    // Ends the capture whatever went wrong.
-    Check(cudaStreamEndCapture(stream_, &graph), "capturing a step");
-    if (status_.ok()) {
-      Check(cudaGraphInstantiate(&graph_->exec, graph, 0),
-            "instantiating a step");
-    }
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    capturing_ = false;
-  }
+  EndCapture();
   if (!status_.ok()) return;
   if (graph_ != nullptr && graph_->exec != nullptr) {
     Check(cudaGraphLaunch(graph_->exec, stream_), "launching a step");
