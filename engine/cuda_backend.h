@@ -47,7 +47,8 @@ namespace recurve {
 // there are kernels whose blocks wait for each other and need all places
 // (LaunchTpaDecode, LaunchProductChain).
 //
-// Errors of the device are kept and come from EndStep.
+// Errors of the device are kept and come from EndStep. That the host has no
+// memory for logits is none (StepOutput::logits_status).
 class CudaBackend : public Backend {
  public:
   struct Options {
@@ -147,6 +148,7 @@ class CudaBackend : public Backend {
   struct Begun {
     int64_t number;
     absl::Span<const float> logits;
+    absl::Status logits_status;
   };
   struct Graph {
     bool warm = false;  // ran once, so that nothing is loaded while capturing
@@ -185,8 +187,9 @@ class CudaBackend : public Backend {
   void Draw(int64_t vocab, int64_t first, int64_t count);
   void HeadOfDecode(Activations in, const NormArgs& norm, MatrixId head);
   void HeadOfMixed(Activations in, const NormArgs& norm, MatrixId head);
-  // Makes room for logits on the host, if the step wants them there.
-  void ReserveHostLogits(int64_t vocab);
+  // Whether logits are to be copied to the host: the step wants them there, and
+  // there is room, which this makes.
+  bool ReservesHostLogits(int64_t vocab);
 
   const Options options_;
   ThreadPool pool_;
@@ -223,6 +226,7 @@ class CudaBackend : public Backend {
 
   // Of the step that is put on the stream; pointers are to the device.
   const StepBatch* batch_ = nullptr;
+  absl::Status logits_status_;
   CudaStepBuffer step_;
   bool decode_ = false;  // every sequence has one generated token
   bool replay_ = false;  // a graph has it all

@@ -35,6 +35,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
     RECURVE_RETURN_IF_ERROR(memory_.AwaitSlot(slot));
   }
   batch_ = &batch;
+  logits_status_ = absl::OkStatus();
   decode_ =
       batch.num_tokens() == batch.num_sequences() &&
       static_cast<int64_t>(batch.kinds.size()) == batch.num_tokens() &&
@@ -187,12 +188,18 @@ void CudaBackend::Draw(int64_t vocab, int64_t first, int64_t count) {
         "sampling");
 }
 
-void CudaBackend::ReserveHostLogits(int64_t vocab) {
+bool CudaBackend::ReservesHostLogits(int64_t vocab) {
+  if (!batch_->wants_logits) return false;
   // Nothing is under way that writes there: no step with logits begins before
   // the one before it has ended.
-  if (batch_->wants_logits)
-    Check(logits_.ReserveHost(static_cast<int64_t>(batch_->logit_rows.size()),
-                              vocab));
+  const absl::Status status = logits_.ReserveHost(
+      static_cast<int64_t>(batch_->logit_rows.size()), vocab);
+  if (absl::IsResourceExhausted(status)) {
+    logits_status_ = status;
+  } else {
+    Check(status);
+  }
+  return status.ok();
 }
 
 void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
@@ -210,8 +217,7 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
     graph_->warm = true;
   }
   // Not before: page-locked memory is not to be had while capturing.
-  ReserveHostLogits(vocab);
-  if (!status_.ok() || !batch_->wants_logits) return;
+  if (!status_.ok() || !ReservesHostLogits(vocab)) return;
   // Logit i is of row logit_rows[i].
   const auto& rows = batch_->logit_rows;
   for (size_t i = 0; i < rows.size(); ++i)
@@ -223,7 +229,7 @@ void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
                               MatrixId head) {
   const int64_t vocab = products_->outputs(head);
   const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
-  ReserveHostLogits(vocab);
+  const bool to_host = ReservesHostLogits(vocab);
   const auto& samples = batch_->samples;  // in the order of their logits
   size_t drawn = 0;
   for (int64_t first = 0; first < rows && status_.ok();
@@ -235,8 +241,7 @@ void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
       ++end;
     Draw(vocab, static_cast<int64_t>(drawn), static_cast<int64_t>(end - drawn));
     drawn = end;
-    if (batch_->wants_logits)
-      Check(logits_.CopyToHost(0, first, count, vocab, stream_));
+    if (to_host) Check(logits_.CopyToHost(0, first, count, vocab, stream_));
   }
 }
 
@@ -247,11 +252,11 @@ void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
     HeadOfMixed(in, norm, head);
   }
   if (status_.ok()) Check(sampler_.CopyResults(stream_), "copying tokens");
-  Begun begun = {num_begun_++, {}};
+  Begun begun = {num_begun_++, {}, logits_status_};
   if (status_.ok()) {
     Check(cudaEventRecord(dones_[begun.number % kEvents], stream_), "a step");
   }
-  if (status_.ok() && batch_->wants_logits) {
+  if (status_.ok() && logits_status_.ok() && batch_->wants_logits) {
     begun.logits = logits_.host(static_cast<int64_t>(batch_->logit_rows.size()),
                                 products_->outputs(head));
   }
@@ -279,6 +284,7 @@ absl::Status CudaBackend::EndStep(StepOutput* output) {
   output->device_seconds = seconds(begins_[i], dones_[i]);
   RECURVE_RETURN_IF_ERROR(status_);
   output->logits = begun.logits;
+  output->logits_status = begun.logits_status;
   sampler_.Read(output);
   return absl::OkStatus();
 }

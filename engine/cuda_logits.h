@@ -30,8 +30,9 @@ class CudaLogits {
   float* inputs() const { return inputs_.as<float>(); }
   float* data() const { return logits_.as<float>(); }  // [capacity, Stride]
 
-  // Makes room for `rows` rows on the host. REQUIRES: nothing is under way that
-  // writes there, and no graph is being captured.
+  // Makes room for `rows` rows on the host. ResourceExhausted if that has none:
+  // what was there stays, and nothing is broken. REQUIRES: nothing is under way
+  // that writes there, and no graph is being captured.
   absl::Status ReserveHost(int64_t rows, int64_t vocab);
   // Puts on `stream` a copy of `count` rows from the device's row to the
   // host's.

@@ -425,6 +425,10 @@ void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
   Sequence& sequence = *entry.sequence;
   sequence.Advance(entry.num_tokens, entry.sample >= 0);
 
+  if (!entry.logits.empty() && !output.logits_status.ok()) {
+    End(sequence.id(), output.logits_status);
+    return;
+  }
   StepEvent event;
   const int64_t vocab = limits_.vocab_size;
   for (const BatchEntry::WantedLogits& wanted : entry.logits) {

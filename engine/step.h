@@ -76,6 +76,9 @@ struct StepOutput {
   std::vector<absl::StatusOr<SampleResult>> samples;
   // [L, vocab], valid until the next step. Empty unless wants_logits.
   absl::Span<const float> logits;
+  // Not OK, of a step that wants logits: there are none, for want of memory.
+  // Concerns those alone that wanted them.
+  absl::Status logits_status;
   // From the end of the step before on the device to this one's first kernel,
   // what it needs from the host being copied; and from there to its end. 0
   // where that is not measured.

@@ -109,6 +109,37 @@ TEST_F(EngineFailureTest, ABrokenRowEndsItsOwnStreamOnly) {
   EXPECT_TRUE(IsIdle(*engine_));
 }
 
+TEST_F(EngineFailureTest, NoMemoryForLogitsEndsThoseThatWantThem) {
+  fake_.no_logits_on_run = 2;
+  Start();
+  gate_.Hold();
+  const Script plain = Script::Generate(Prompt(70), 40);
+  const Script wants = Script::Generate(Prompt(30, 2), 10, LogitsMode::kNext);
+  const auto first = Run(plain);
+  gate_.WaitHeld();
+  // In the second step, all of them.
+  const auto second = Run(plain);
+  const auto next = Run(wants);
+  const auto all = Run(Script::Generate(Prompt(30, 3), 0, LogitsMode::kAll));
+  gate_.Open();
+  const std::vector<int32_t> expected = RunSolo(fake_, plain).tokens;
+  EXPECT_EQ(first->WaitEnd().tokens, expected);
+  EXPECT_EQ(second->WaitEnd().tokens, expected);
+  for (const auto& sink : {next, all}) {
+    EXPECT_THAT(*sink->WaitEnd().end,
+                FailsWith(absl::StatusCode::kResourceExhausted,
+                          "no memory for logits"));
+    EXPECT_TRUE(sink->Record().tokens.empty());
+    EXPECT_TRUE(sink->Record().logits.empty());
+  }
+  EXPECT_TRUE(engine_->health().ok());
+  // The next one may have them.
+  const StreamRecord later = RunAlone(*engine_, wants);
+  EXPECT_TRUE(later.end->ok());
+  EXPECT_THAT(later.logits, SizeIs(10));
+  EXPECT_TRUE(IsIdle(*engine_));
+}
+
 TEST_F(EngineFailureTest, AStalledStreamRestsUntilItIsResumed) {
   Start();
   const auto sink = std::make_shared<RecordingSink>([] { return true; });

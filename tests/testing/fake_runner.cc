@@ -272,6 +272,12 @@ absl::Status FakeRunner::Compute(const StepBatch& batch, StepOutput* output) {
   for (int64_t s = 0; s < batch.num_sequences(); ++s)
     RECURVE_RETURN_IF_ERROR(ComputeSequence(batch, s));
   output->logits = logits_;
+  output->logits_status = absl::OkStatus();
+  if (runs_ == options_.no_logits_on_run && batch.wants_logits) {
+    output->logits = {};
+    output->logits_status =
+        absl::ResourceExhaustedError("the fake host has no memory for logits");
+  }
   output->samples.clear();
   sampled_.clear();
   for (const SampleRequest& sample : batch.samples) {

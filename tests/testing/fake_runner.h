@@ -28,6 +28,8 @@ struct FakeRunnerOptions {
   bool printable = false;
   // This run, counted from 1, fails as a device does; 0: none.
   int64_t fail_on_run = 0;
+  // This run has no memory for logits that a client wants; 0: none.
+  int64_t no_logits_on_run = 0;
   // Rows that compute this token have NaN logits, and it is never drawn.
   int32_t nan_token = -1;
   std::chrono::microseconds step_time{0};

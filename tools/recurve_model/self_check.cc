@@ -74,11 +74,13 @@ absl::Status CheckChunking(ModelRunner& runner, int64_t length) {
   const int64_t vocab = runner.info().vocab_size;
   const int64_t pages = PagesFor(length, runner.cache_spec());
   StepOutput output;
-  const auto run = [&](int64_t begin, int64_t end, bool second) {
-    return runner.Run(
+  const auto run = [&](int64_t begin, int64_t end,
+                       bool second) -> absl::Status {
+    RECURVE_RETURN_IF_ERROR(runner.Run(
         MakeBatch(vocab, begin, end, pages,
                   static_cast<int32_t>(second ? 1 + pages : 1), second ? 2 : 1),
-        &output);
+        &output));
+    return output.logits_status;
   };
   // Where prompts are looked at as a whole, one comes before what is compared.
   const int64_t first = runner.info().whole_prompts ? length / 2 : 0;
