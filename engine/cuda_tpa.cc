@@ -14,16 +14,8 @@ namespace {
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr int64_t kFloatBytes = sizeof(float);
 
-// Rows of so many tokens, so many rows a launch: what the decode kernel takes
-// at most, and a bound on its partial results.
-constexpr int64_t kPieceTokens = 8;
-constexpr int64_t kPieceRows = 32;
-
-// A launch of the prefill kernel has at most so many rows, and, unless one row
-// has more, so many tokens of context. Together with the scratch memory for
-// queries, keys and values of as many heads as fit, a bound on memory.
-constexpr int64_t kPrefillRows = 256;
-constexpr int64_t kPrefillContext = 65536;
+// Scratch memory for queries, keys and values of as many heads as fit, unless
+// one takes more.
 constexpr int64_t kPrefillScratch = 256 << 20;
 
 absl::Status Allocate(CudaMemory* memory, int64_t bytes,
@@ -32,22 +24,15 @@ absl::Status Allocate(CudaMemory* memory, int64_t bytes,
   return absl::OkStatus();
 }
 
-// The runs of a step, at most: a run of a prompt that is neither the first nor
-// the last of its sequence has at least kMinPromptTokens, and there is at most
-// one of the other kind between two of them.
-int64_t MaxRuns(int64_t tokens, int64_t sequences) {
-  return std::min(tokens,
-                  5 * sequences + 2 * tokens / int64_t{kMinPromptTokens});
-}
-
 }  // namespace
 
 CudaTpa::CudaTpa(const Options& options, const TpaDevice& device)
     : options_(options),
       device_(device),
+      limits_{options.max_tokens, options.max_sequences, options.max_pages,
+              device.hopper},
       piece_tokens_(options.max_tokens +
-                    kPieceTokens *
-                        MaxRuns(options.max_tokens, options.max_sequences)) {}
+                    kTpaPieceTokens * MaxTpaRuns(limits_)) {}
 
 size_t CudaTpa::AddShape(const TpaShape& shape) {
   for (size_t i = 0; i < shapes_.size(); ++i) {
@@ -65,8 +50,8 @@ size_t CudaTpa::AddShape(const TpaShape& shape) {
 
 int64_t CudaTpa::step_bytes() const {
   if (empty()) return 0;
-  const int64_t runs = MaxRuns(options_.max_tokens, options_.max_sequences);
-  const int64_t rows = options_.max_tokens / kPieceTokens + 2 * runs;
+  const int64_t runs = MaxTpaRuns(limits_);
+  const int64_t rows = options_.max_tokens / kTpaPieceTokens + 2 * runs;
   const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
   // Positions and indices of tokens; of rows their pages and three numbers;
   // room for alignment.
@@ -102,7 +87,9 @@ TpaPrefillPlan CudaTpa::PlanPrefill(const Shape& shape, int64_t rows,
 }
 
 absl::Status CudaTpa::Allocate() {
-  // Partial results and gathered queries of the largest launches.
+  // Schedules of all launches of a step; partial results and gathered queries
+  // of the largest launches.
+  int64_t schedules = 0;
   int64_t scratch = 0;
   int64_t prefill_scratch = 0;
   int64_t queries = 0;
@@ -113,7 +100,7 @@ absl::Status CudaTpa::Allocate() {
     const TpaShape& s = shape.shape;
     for (const auto& [rows, tokens] :
          {std::pair(options_.max_sequences, int64_t{1}),
-          std::pair(kPieceRows, kPieceTokens)}) {
+          std::pair(kTpaPieceRows, kTpaPieceTokens)}) {
       RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
                                Plan(shape, rows, tokens));
       if (!TpaDecodeHolds(*plan, static_cast<int>(rows), pages)) {
@@ -123,9 +110,6 @@ absl::Status CudaTpa::Allocate() {
             " tokens together, and a few million each (lower --max-num-seqs "
             "or --max-model-len)"));
       }
-      shape.schedule_bytes =
-          std::max(shape.schedule_bytes,
-                   TpaScheduleBytes(*plan, static_cast<int>(rows), pages));
       scratch = std::max(scratch,
                          TpaDecodeScratch(s, *plan, static_cast<int>(rows),
                                           static_cast<int>(tokens),
@@ -133,16 +117,18 @@ absl::Status CudaTpa::Allocate() {
                              .bytes);
     }
     const int64_t most =
-        std::max(kPieceRows * kPieceTokens, options_.max_sequences);
+        std::max(kTpaPieceRows * kTpaPieceTokens, options_.max_sequences);
     queries = std::max(
         queries, most * (s.q_rank > 0 ? s.q_rank * (s.num_heads + s.head_dim)
                                       : s.num_heads * s.head_dim));
     formed = std::max(formed, TpaQueryBytes(s, most));
     attended = std::max(attended, most * s.num_heads * s.value_dim);
-    if (!device_.hopper) continue;
-    const TpaPrefillPlan largest = PlanPrefill(
-        shape, std::min(kPrefillRows, options_.max_tokens), options_.max_tokens,
-        std::max(kPrefillContext, kTpaPageTokens * pages));
+    schedules += MaxTpaScheduleBytes(s, device_, limits_);
+    if (!limits_.prefill) continue;
+    const TpaPrefillPlan largest =
+        PlanPrefill(shape, std::min(kTpaPrefillRows, options_.max_tokens),
+                    options_.max_tokens,
+                    std::max(kTpaPrefillContext, kTpaPageTokens * pages));
     if (largest.query_tiles == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "the GPU does not support prompts of ", kTpaPageTokens * pages,
@@ -152,17 +138,21 @@ absl::Status CudaTpa::Allocate() {
     const int64_t head_bytes = largest.scratch_bytes;
     shape.prefill_scratch = std::max(
         head_bytes, std::min(kPrefillScratch, s.num_heads * head_bytes));
-    shape.prefill_schedule_bytes = largest.schedule_bytes;
     prefill_scratch = std::max(prefill_scratch, shape.prefill_scratch);
-  }
-  for (Shape& shape : shapes_) {
-    shape.schedules.emplace_back();
-    RECURVE_RETURN_IF_ERROR(recurve::Allocate(
-        &shape.schedules.back(), shape.schedule_bytes, "schedules"));
   }
   const absl::string_view what =
       "partial results of attention; lower --max-num-seqs, --max-model-len or "
       "--max-num-batched-tokens";
+  for (Shape& shape : shapes_) {
+    RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
+                             Plan(shape, options_.max_sequences, 1));
+    RECURVE_RETURN_IF_ERROR(recurve::Allocate(
+        &shape.decode_schedule,
+        TpaScheduleBytes(*plan, static_cast<int>(options_.max_sequences),
+                         pages),
+        what));
+  }
+  RECURVE_RETURN_IF_ERROR(recurve::Allocate(&schedules_, schedules, what));
   RECURVE_RETURN_IF_ERROR(recurve::Allocate(&scratch_, scratch, what));
   RECURVE_RETURN_IF_ERROR(
       recurve::Allocate(&prefill_scratch_, prefill_scratch, what));
@@ -195,9 +185,12 @@ absl::Status CudaTpa::BeginMixed(const StepBatch& batch,
   pieces_.clear();
   prefills_.clear();
   piece_positions_count_ = 0;
-  for (Shape& shape : shapes_) shape.prefills.clear();
+  for (Shape& shape : shapes_) {
+    shape.piece_schedules.clear();
+    shape.prefills.clear();
+  }
   if (empty()) return absl::OkStatus();
-  const int64_t most = MaxRuns(options_.max_tokens, options_.max_sequences);
+  const int64_t most = MaxTpaRuns(limits_);
   if (static_cast<int64_t>(runs.size()) > most) {
     return absl::InternalError(absl::StrCat("a step of ", runs.size(),
                                             " runs of tokens; there is room "
@@ -205,8 +198,8 @@ absl::Status CudaTpa::BeginMixed(const StepBatch& batch,
                                             most));
   }
   AddPieces(batch, runs, step);
-  if (device_.hopper) AddPrefills(batch, runs, step);
-  return absl::OkStatus();
+  AddPrefills(batch, runs, step);
+  return PlaceSchedules();
 }
 
 void CudaTpa::CopyPages(const StepBatch& batch, int32_t sequence,
@@ -215,28 +208,16 @@ void CudaTpa::CopyPages(const StepBatch& batch, int32_t sequence,
               batch.page_table_stride, to);
 }
 
-// Runs of one token go together, and others by kPieceTokens, the last of which
-// ends a row.
 void CudaTpa::AddPieces(const StepBatch& batch,
                         const std::vector<StepRun>& runs,
                         CudaStepBuffer* step) {
-  std::vector<StepRun> single, several;
-  for (const StepRun& run : runs) {
-    if (!run.step && device_.hopper) continue;
-    if (run.count() == 1) {
-      single.push_back(run);
-      continue;
-    }
-    for (int64_t i = run.begin; i < run.end; i += kPieceTokens) {
-      several.push_back(
-          {run.sequence, run.step, i, std::min(i + kPieceTokens, run.end)});
-    }
-  }
-  const auto all =
-      static_cast<int64_t>(single.size() + several.size() * kPieceTokens);
+  const std::vector<TpaPieceRows> cut = CutTpaPieces(runs, limits_);
+  int64_t all = 0;
+  for (const TpaPieceRows& rows : cut)
+    all += static_cast<int64_t>(rows.rows.size()) * rows.tokens;
   int64_t* const positions = step->Add(all, &piece_positions_);
   std::fill_n(positions, all, 0);
-  const auto add = [&](absl::Span<const StepRun> rows, int64_t tokens) {
+  for (const auto& [tokens, rows] : cut) {
     Piece piece = {};
     piece.rows = static_cast<int64_t>(rows.size());
     piece.tokens = tokens;
@@ -261,137 +242,111 @@ void CudaTpa::AddPieces(const StepBatch& batch,
     }
     piece_positions_count_ += piece.rows * tokens;
     pieces_.push_back(piece);
-  };
-  const auto add_all = [&](absl::Span<const StepRun> rows, int64_t most,
-                           int64_t tokens) {
-    for (size_t i = 0; i < rows.size(); i += most)
-      add(rows.subspan(i, most), tokens);
-  };
-  add_all(single, options_.max_sequences, 1);
-  add_all(several, kPieceRows, kPieceTokens);
+  }
 }
 
 void CudaTpa::AddPrefills(const StepBatch& batch,
                           const std::vector<StepRun>& runs,
                           CudaStepBuffer* step) {
-  const auto length = [&](const StepRun& run) {
-    return run.step ? 0 : batch.positions[run.end - 1] + 1;
-  };
-  const int64_t most =
-      std::max(kPrefillContext, kTpaPageTokens * options_.max_pages);
-  size_t first = 0;
-  while (first < runs.size()) {
-    if (runs[first].step) {
-      ++first;
-      continue;
-    }
+  for (const TpaPrefillRuns& cut : CutTpaPrefills(batch, runs, limits_)) {
     Prefill prefill = {};
-    size_t end = first;
-    for (size_t i = first; i < runs.size() && i - first < kPrefillRows; ++i) {
-      if (runs[i].step) continue;
-      if (i > first && prefill.context + length(runs[i]) > most) break;
-      prefill.context += length(runs[i]);
-      prefill.tokens += runs[i].count();
-      end = i + 1;
-    }
-    prefill.rows = static_cast<int64_t>(end - first);
+    prefill.rows = cut.rows;
+    prefill.tokens = cut.tokens;
+    prefill.context = cut.context;
     int32_t* const query_start =
         step->Add(prefill.rows + 1, &prefill.query_start);
     int32_t* const lengths = step->Add(prefill.rows, &prefill.lengths);
     int32_t* const pages =
         step->Add(prefill.rows * page_stride_, &prefill.pages);
     for (int64_t r = 0; r < prefill.rows; ++r) {
-      const StepRun& run = runs[first + r];
+      const StepRun& run = runs[cut.first + r];
       query_start[r] = static_cast<int32_t>(run.begin);
       query_start[r + 1] = static_cast<int32_t>(run.end);
-      lengths[r] = static_cast<int32_t>(length(run));
+      lengths[r] =
+          run.step ? 0 : static_cast<int32_t>(batch.positions[run.end - 1] + 1);
       CopyPages(batch, run.sequence, pages + r * page_stride_);
     }
     prefills_.push_back(prefill);
-    for (Shape& shape : shapes_) {
-      shape.prefills.push_back(
-          PlanPrefill(shape, prefill.rows, prefill.tokens, prefill.context));
-    }
-    first = end;
   }
 }
 
-absl::Status CudaTpa::LaunchSchedule(Shape& shape, size_t index, int64_t rows,
-                                     int64_t tokens, const int32_t* lengths,
+absl::Status CudaTpa::PlaceSchedules() {
+  int64_t used = 0;
+  const auto place = [&](int64_t bytes) {
+    char* const schedule = schedules_.data() + used;
+    used += AlignTpaSchedule(bytes);
+    return absl::MakeSpan(schedule, static_cast<size_t>(bytes));
+  };
+  for (Shape& shape : shapes_) {
+    for (const Piece& piece : pieces_) {
+      RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
+                               Plan(shape, piece.rows, piece.tokens));
+      shape.piece_schedules.push_back(place(
+          TpaScheduleBytes(*plan, static_cast<int>(piece.rows), page_stride_)));
+    }
+    for (const Prefill& prefill : prefills_) {
+      const TpaPrefillPlan plan =
+          PlanPrefill(shape, prefill.rows, prefill.tokens, prefill.context);
+      if (plan.query_tiles == 0 ||
+          plan.scratch_bytes > prefill_scratch_.bytes()) {
+        return absl::InternalError(absl::StrCat(
+            "attention of a prompt takes ", plan.scratch_bytes,
+            " bytes; there is room for ", prefill_scratch_.bytes()));
+      }
+      shape.prefills.push_back({plan, place(plan.schedule_bytes).data()});
+    }
+  }
+  if (used > schedules_.bytes()) {
+    return absl::InternalError(absl::StrCat("a step's schedules take ", used,
+                                            " bytes; there is room for ",
+                                            schedules_.bytes()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaTpa::LaunchSchedule(Shape& shape, absl::Span<char> schedule,
+                                     int64_t rows, int64_t tokens,
+                                     const int32_t* lengths,
                                      const int32_t* pages,
                                      cudaStream_t stream) {
   RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
                            Plan(shape, rows, tokens));
-  const int64_t bytes =
-      TpaScheduleBytes(*plan, static_cast<int>(rows), page_stride_);
-  // The first is there from the start, and none ever moves: graphs hold its
-  // address.
-  while (shape.schedules.size() <= index) {
-    RECURVE_ASSIGN_OR_RETURN(
-        CudaMemory memory,
-        CudaMemory::Allocate(kDevice, shape.schedule_bytes, "schedules"));
-    shape.schedules.push_back(std::move(memory));
-  }
-  const CudaMemory& schedule = shape.schedules[index];
-  if (schedule.bytes() < bytes) {
-    return absl::InternalError(absl::StrCat("a schedule of ", bytes,
-                                            " bytes; there is room for ",
-                                            schedule.bytes()));
-  }
-  const TpaCudaScheduleParams params = {lengths,         pages,
-                                        page_stride_,    static_cast<int>(rows),
-                                        schedule.data(), schedule.bytes()};
+  const TpaCudaScheduleParams params = {
+      lengths,         pages,
+      page_stride_,    static_cast<int>(rows),
+      schedule.data(), static_cast<int64_t>(schedule.size())};
   return CudaStatus(LaunchTpaSchedule(params, *plan, stream),
                     "schedule of attention");
-}
-
-absl::Status CudaTpa::LaunchPrefillSchedule(Shape& shape, size_t index,
-                                            cudaStream_t stream) {
-  const TpaPrefillPlan& plan = shape.prefills[index];
-  if (plan.query_tiles == 0 ||
-      plan.schedule_bytes > shape.prefill_schedule_bytes ||
-      plan.scratch_bytes > prefill_scratch_.bytes()) {
-    return absl::InternalError(absl::StrCat(
-        "attention of a prompt takes ", plan.schedule_bytes, " and ",
-        plan.scratch_bytes, " bytes; there is room for ",
-        shape.prefill_schedule_bytes, " and ", prefill_scratch_.bytes()));
-  }
-  while (shape.prefill_schedules.size() <= index) {
-    RECURVE_ASSIGN_OR_RETURN(
-        CudaMemory memory,
-        CudaMemory::Allocate(kDevice, shape.prefill_schedule_bytes,
-                             "schedules"));
-    shape.prefill_schedules.push_back(std::move(memory));
-  }
-  const Prefill& prefill = prefills_[index];
-  return CudaStatus(
-      LaunchTpaPrefillSchedule({prefill.query_start, prefill.lengths,
-                                shape.prefill_schedules[index].data()},
-                               plan, stream),
-      "schedule of a prompt's attention");
 }
 
 absl::Status CudaTpa::LaunchSchedules(cudaStream_t stream) {
   for (Shape& shape : shapes_) {
     if (decode_) {
-      RECURVE_RETURN_IF_ERROR(
-          LaunchSchedule(shape, 0, rows_, 1, lengths_, page_table_, stream));
+      const CudaMemory& schedule = shape.decode_schedule;
+      RECURVE_RETURN_IF_ERROR(LaunchSchedule(
+          shape, {schedule.data(), static_cast<size_t>(schedule.bytes())},
+          rows_, 1, lengths_, page_table_, stream));
       continue;
     }
     for (size_t i = 0; i < pieces_.size(); ++i) {
       const Piece& piece = pieces_[i];
-      RECURVE_RETURN_IF_ERROR(LaunchSchedule(shape, i + 1, piece.rows,
-                                             piece.tokens, piece.lengths,
-                                             piece.pages, stream));
+      RECURVE_RETURN_IF_ERROR(
+          LaunchSchedule(shape, shape.piece_schedules[i], piece.rows,
+                         piece.tokens, piece.lengths, piece.pages, stream));
     }
     for (size_t i = 0; i < prefills_.size(); ++i) {
-      RECURVE_RETURN_IF_ERROR(LaunchPrefillSchedule(shape, i, stream));
+      RECURVE_RETURN_IF_ERROR(
+          CudaStatus(LaunchTpaPrefillSchedule(
+                         {prefills_[i].query_start, prefills_[i].lengths,
+                          shape.prefills[i].schedule},
+                         shape.prefills[i].plan, stream),
+                     "schedule of a prompt's attention"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CudaTpa::LaunchDecode(const Layer& layer, size_t index,
+absl::Status CudaTpa::LaunchDecode(const Layer& layer, void* schedule,
                                    int64_t rows, int64_t tokens,
                                    const int32_t* pages, WeightType out_type,
                                    void* out, int64_t out_stride,
@@ -412,7 +367,7 @@ absl::Status CudaTpa::LaunchDecode(const Layer& layer, size_t index,
   params.out_type = out_type;
   params.out = out;
   params.out_stride = out_stride;
-  params.schedule = shape.schedules[index].data();
+  params.schedule = schedule;
   params.scratch = scratch_.data();
   params.scratch_bytes = scratch_.bytes();
   if (decode_) {
@@ -424,7 +379,8 @@ absl::Status CudaTpa::LaunchDecode(const Layer& layer, size_t index,
 
 absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
                                   cudaStream_t stream) {
-  const TpaShape& shape = shapes_[layer.shape].shape;
+  const Shape& of = shapes_[layer.shape];
+  const TpaShape& shape = of.shape;
   const Piece& piece = pieces_[index];
   const int64_t a_cols = shape.q_rank * shape.num_heads;
   const int64_t b_cols =
@@ -457,9 +413,9 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
   form.queries = formed_.data();
   RECURVE_RETURN_IF_ERROR(
       CudaStatus(LaunchTpaQueries(form, stream), "forming queries"));
-  RECURVE_RETURN_IF_ERROR(
-      LaunchDecode(layer, index + 1, piece.rows, piece.tokens, piece.pages,
-                   WeightType::kFloat32, attended_.data(), width, stream));
+  RECURVE_RETURN_IF_ERROR(LaunchDecode(
+      layer, of.piece_schedules[index].data(), piece.rows, piece.tokens,
+      piece.pages, WeightType::kFloat32, attended_.data(), width, stream));
   return CudaStatus(
       LaunchScatterRows(
           {attended_.as<float>(), width, piece.index, layer.out_type,
@@ -488,16 +444,18 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
                         : ElementType::kBFloat16;
   params.out = layer.out.data;
   params.out_stride = OutStride(layer);
-  params.schedule = shape.prefill_schedules[index].data();
+  params.schedule = shape.prefills[index].schedule;
   params.scratch = prefill_scratch_.data();
-  return CudaStatus(LaunchTpaPrefill(params, shape.prefills[index], stream),
-                    "attention of a prompt");
+  return CudaStatus(
+      LaunchTpaPrefill(params, shape.prefills[index].plan, stream),
+      "attention of a prompt");
 }
 
 absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {
   if (decode_) {
-    return LaunchDecode(layer, 0, rows_, 1, page_table_, layer.out_type,
-                        layer.out.data, OutStride(layer), stream);
+    return LaunchDecode(layer, shapes_[layer.shape].decode_schedule.data(),
+                        rows_, 1, page_table_, layer.out_type, layer.out.data,
+                        OutStride(layer), stream);
   }
   for (size_t i = 0; i < pieces_.size(); ++i)
     RECURVE_RETURN_IF_ERROR(LaunchPiece(layer, i, stream));

@@ -13,6 +13,7 @@
 #include "engine/cuda_memory.h"
 #include "engine/cuda_step_buffer.h"
 #include "engine/step_runs.h"
+#include "engine/tpa_launches.h"
 #include "kernels/common/weight_type.h"
 #include "kernels/tpa/tpa_cuda.h"
 #include "kernels/tpa/tpa_prefill_cuda.h"
@@ -24,7 +25,7 @@ namespace recurve {
 //
 //  - A step of decoding: one launch of the decode kernel, a row a sequence.
 //  - Other steps, tokens of TokenKind::kStep: the decode kernel, with rows of
-//    one token or up to kPieceTokens, whose queries are gathered ("pieces").
+//    one token or up to kTpaPieceTokens, whose queries are gathered ("pieces").
 //  - Prompts: the prefill kernel where there is one for the device, else as
 //    above.
 //
@@ -93,20 +94,23 @@ class CudaTpa {
  private:
   // Of one shape.
   struct Shape {
+    struct Prefill {
+      TpaPrefillPlan plan;
+      void* schedule;
+    };
     TpaShape shape;
     std::map<int64_t, TpaDecodePlan> decode;  // by rows, one new token each
-    std::map<int64_t, TpaDecodePlan> pieces;  // by rows, kPieceTokens each
-    int64_t schedule_bytes = 0;               // of the largest launch
-    std::vector<CudaMemory> schedules;        // of the step's launches
-    int64_t prefill_scratch = 0;              // bytes that plans may take
-    int64_t prefill_schedule_bytes = 0;       // of the largest launch
-    std::vector<CudaMemory> prefill_schedules;
-    std::vector<TpaPrefillPlan> prefills;  // of the step's launches
+    std::map<int64_t, TpaDecodePlan> pieces;  // by rows, kTpaPieceTokens each
+    CudaMemory decode_schedule;   // of a step of decoding: where graphs find it
+    int64_t prefill_scratch = 0;  // bytes that plans may take
+    // Of the launches of another step, in schedules_.
+    std::vector<absl::Span<char>> piece_schedules;
+    std::vector<Prefill> prefills;
   };
-  // One launch of the decode kernel over rows of up to kPieceTokens tokens.
+  // One launch of the decode kernel over rows of up to kTpaPieceTokens tokens.
   struct Piece {
     int64_t rows;
-    int64_t tokens;          // of a row: 1 or kPieceTokens
+    int64_t tokens;          // of a row: 1 or kTpaPieceTokens
     int64_t table_row;       // first row in position tables
     const int32_t* index;    // [rows · tokens] rows of the step, -1: padding
     const int32_t* lengths;  // [rows]
@@ -131,14 +135,15 @@ class CudaTpa {
                  CudaStepBuffer* step);
   void AddPrefills(const StepBatch& batch, const std::vector<StepRun>& runs,
                    CudaStepBuffer* step);
+  // Gives the schedule of every launch its place, and plans prefills.
+  absl::Status PlaceSchedules();
   // A row's pages, of its sequence's, to `to`.
   void CopyPages(const StepBatch& batch, int32_t sequence, int32_t* to) const;
-  absl::Status LaunchSchedule(Shape& shape, size_t index, int64_t rows,
-                              int64_t tokens, const int32_t* lengths,
-                              const int32_t* pages, cudaStream_t stream);
-  absl::Status LaunchPrefillSchedule(Shape& shape, size_t index,
-                                     cudaStream_t stream);
-  absl::Status LaunchDecode(const Layer& layer, size_t index, int64_t rows,
+  absl::Status LaunchSchedule(Shape& shape, absl::Span<char> schedule,
+                              int64_t rows, int64_t tokens,
+                              const int32_t* lengths, const int32_t* pages,
+                              cudaStream_t stream);
+  absl::Status LaunchDecode(const Layer& layer, void* schedule, int64_t rows,
                             int64_t tokens, const int32_t* pages,
                             WeightType out_type, void* out, int64_t out_stride,
                             cudaStream_t stream);
@@ -153,9 +158,11 @@ class CudaTpa {
 
   const Options options_;
   const TpaDevice device_;
+  const TpaStepLimits limits_;
   int64_t piece_tokens_;  // in a step, at most, with padding
   std::vector<Shape> shapes_;
-  CudaMemory scratch_;  // of the decode kernel
+  CudaMemory schedules_;  // of all launches of a step, but one of decoding
+  CudaMemory scratch_;    // of the decode kernel
   CudaMemory prefill_scratch_;
   CudaMemory queries_;   // of a piece, gathered
   CudaMemory formed_;    // queries as the decode kernel takes them
