@@ -27,8 +27,7 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 CudaBackend::CudaBackend(const Options& options)
     : options_(options), pool_(options.num_threads) {}
 
-absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
-    const Options& options) {
+absl::Status CudaBackend::CheckOptions(const Options& options) {
   if (options.max_tokens > kMaxRows) {
     return absl::InvalidArgumentError(
         absl::StrCat("--max-num-batched-tokens is ", options.max_tokens,
@@ -39,6 +38,25 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
         absl::StrCat("--max-num-seqs is ", options.max_sequences,
                      "; the GPU supports at most ", kTpaMaxRows));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> CudaBackend::AttentionBytes(
+    const Options& options, absl::Span<const TpaShape> shapes) {
+  RECURVE_RETURN_IF_ERROR(CheckOptions(options));
+  TpaDevice device = {};
+  RECURVE_RETURN_IF_ERROR(CudaStatus(GetTpaDevice(&device), "device"));
+  CudaTpa tpa(
+      {TpaElement::kBFloat16, options.max_tokens,
+       BucketOf(options.max_sequences), options.max_pages, /*table_rows=*/0},
+      device);
+  for (const TpaShape& shape : shapes) tpa.AddShape(shape);
+  return tpa.DeviceBytes();
+}
+
+absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
+    const Options& options) {
+  RECURVE_RETURN_IF_ERROR(CheckOptions(options));
   auto backend = std::unique_ptr<CudaBackend>(new CudaBackend(options));
   RECURVE_RETURN_IF_ERROR(backend->Init());
   return backend;
@@ -88,7 +106,7 @@ void CudaBackend::Check(const absl::Status& status) {
   if (status_.ok()) status_ = status;
 }
 
-int64_t CudaBackend::BucketOf(int64_t sequences) const {
+int64_t CudaBackend::BucketOf(int64_t sequences) {
   int64_t bucket = 1;
   while (bucket < sequences) bucket *= 2;
   return bucket;

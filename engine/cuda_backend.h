@@ -64,6 +64,10 @@ class CudaBackend : public Backend {
   };
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(
       const Options& options);
+  // Before there is a backend: what attention of layers of these shapes will
+  // take on the device besides the cache. InvalidArgument, with the limit.
+  static absl::StatusOr<int64_t> AttentionBytes(
+      const Options& options, absl::Span<const TpaShape> shapes);
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
@@ -155,6 +159,7 @@ class CudaBackend : public Backend {
     cudaGraphExec_t exec = nullptr;
   };
 
+  static absl::Status CheckOptions(const Options& options);
   explicit CudaBackend(const Options& options);
   absl::Status Init();
 
@@ -165,7 +170,7 @@ class CudaBackend : public Backend {
   bool active() const { return !replay_ && status_.ok(); }
 
   WeightType StorageFor(absl::Span<const MatrixPart> parts) const;
-  int64_t BucketOf(int64_t sequences) const;
+  static int64_t BucketOf(int64_t sequences);
   const float* Vector(VectorId id) const;  // null for the id -1
   TpaElement tpa_element() const;
   TpaCudaCache CacheView(const TpaCache& cache) const;

@@ -86,15 +86,8 @@ TpaPrefillPlan CudaTpa::PlanPrefill(const Shape& shape, int64_t rows,
       {static_cast<int>(rows), tokens, context, shape.prefill_scratch});
 }
 
-absl::Status CudaTpa::Allocate() {
-  // Schedules of all launches of a step; partial results and gathered queries
-  // of the largest launches.
-  int64_t schedules = 0;
-  int64_t scratch = 0;
-  int64_t prefill_scratch = 0;
-  int64_t queries = 0;
-  int64_t formed = 0;
-  int64_t attended = 0;
+absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
+  Sizes sizes;
   const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
   for (Shape& shape : shapes_) {
     const TpaShape& s = shape.shape;
@@ -110,21 +103,28 @@ absl::Status CudaTpa::Allocate() {
             " tokens together, and a few million each (lower --max-num-seqs "
             "or --max-model-len)"));
       }
-      scratch = std::max(scratch,
-                         TpaDecodeScratch(s, *plan, static_cast<int>(rows),
+      if (tokens == 1) {
+        shape.decode_schedule_bytes =
+            TpaScheduleBytes(*plan, static_cast<int>(rows), pages);
+      }
+      sizes.scratch = std::max(
+          sizes.scratch, TpaDecodeScratch(s, *plan, static_cast<int>(rows),
                                           static_cast<int>(tokens),
                                           kTpaPageTokens * options_.max_pages)
                              .bytes);
     }
     const int64_t most =
         std::max(kTpaPieceRows * kTpaPieceTokens, options_.max_sequences);
-    queries = std::max(
-        queries, most * (s.q_rank > 0 ? s.q_rank * (s.num_heads + s.head_dim)
-                                      : s.num_heads * s.head_dim));
-    formed = std::max(formed, TpaQueryBytes(s, most));
-    attended = std::max(attended, most * s.num_heads * s.value_dim);
-    schedules += MaxTpaScheduleBytes(s, device_, limits_);
+    sizes.queries = std::max(
+        sizes.queries, kFloatBytes * most *
+                           (s.q_rank > 0 ? s.q_rank * (s.num_heads + s.head_dim)
+                                         : s.num_heads * s.head_dim));
+    sizes.formed = std::max(sizes.formed, TpaQueryBytes(s, most));
+    sizes.attended = std::max(sizes.attended,
+                              kFloatBytes * most * s.num_heads * s.value_dim);
+    sizes.schedules += MaxTpaScheduleBytes(s, device_, limits_);
     if (!limits_.prefill) continue;
+    shape.prefill_scratch = 0;  // so the plan has one head in scratch memory
     const TpaPrefillPlan largest =
         PlanPrefill(shape, std::min(kTpaPrefillRows, options_.max_tokens),
                     options_.max_tokens,
@@ -134,32 +134,41 @@ absl::Status CudaTpa::Allocate() {
           "the GPU does not support prompts of ", kTpaPageTokens * pages,
           " tokens (lower --max-model-len)"));
     }
-    // The plan above has one head in scratch memory.
     const int64_t head_bytes = largest.scratch_bytes;
     shape.prefill_scratch = std::max(
         head_bytes, std::min(kPrefillScratch, s.num_heads * head_bytes));
-    prefill_scratch = std::max(prefill_scratch, shape.prefill_scratch);
+    sizes.prefill_scratch =
+        std::max(sizes.prefill_scratch, shape.prefill_scratch);
   }
+  return sizes;
+}
+
+absl::StatusOr<int64_t> CudaTpa::DeviceBytes() {
+  RECURVE_ASSIGN_OR_RETURN(const Sizes sizes, Measure());
+  int64_t bytes = sizes.schedules + sizes.scratch + sizes.prefill_scratch +
+                  sizes.queries + sizes.formed + sizes.attended;
+  for (const Shape& shape : shapes_) bytes += shape.decode_schedule_bytes;
+  return bytes;
+}
+
+absl::Status CudaTpa::Allocate() {
+  RECURVE_ASSIGN_OR_RETURN(const Sizes sizes, Measure());
   const absl::string_view what =
       "partial results of attention; lower --max-num-seqs, --max-model-len or "
       "--max-num-batched-tokens";
   for (Shape& shape : shapes_) {
-    RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
-                             Plan(shape, options_.max_sequences, 1));
     RECURVE_RETURN_IF_ERROR(recurve::Allocate(
-        &shape.decode_schedule,
-        TpaScheduleBytes(*plan, static_cast<int>(options_.max_sequences),
-                         pages),
-        what));
+        &shape.decode_schedule, shape.decode_schedule_bytes, what));
   }
-  RECURVE_RETURN_IF_ERROR(recurve::Allocate(&schedules_, schedules, what));
-  RECURVE_RETURN_IF_ERROR(recurve::Allocate(&scratch_, scratch, what));
   RECURVE_RETURN_IF_ERROR(
-      recurve::Allocate(&prefill_scratch_, prefill_scratch, what));
+      recurve::Allocate(&schedules_, sizes.schedules, what));
+  RECURVE_RETURN_IF_ERROR(recurve::Allocate(&scratch_, sizes.scratch, what));
   RECURVE_RETURN_IF_ERROR(
-      recurve::Allocate(&queries_, queries * kFloatBytes, "queries"));
-  RECURVE_RETURN_IF_ERROR(recurve::Allocate(&formed_, formed, "queries"));
-  return recurve::Allocate(&attended_, attended * kFloatBytes, "attention");
+      recurve::Allocate(&prefill_scratch_, sizes.prefill_scratch, what));
+  RECURVE_RETURN_IF_ERROR(
+      recurve::Allocate(&queries_, sizes.queries, "queries"));
+  RECURVE_RETURN_IF_ERROR(recurve::Allocate(&formed_, sizes.formed, "queries"));
+  return recurve::Allocate(&attended_, sizes.attended, "attention");
 }
 
 // ----------------------------------------------------------------------------

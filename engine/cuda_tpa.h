@@ -50,6 +50,9 @@ class CudaTpa {
   int64_t piece_rows() const { return piece_tokens_; }
   // Room that a step takes in a CudaStepBuffer, page tables included.
   int64_t step_bytes() const;
+  // What Allocate will take of the device, for the shapes so far.
+  // InvalidArgument, with the limit.
+  absl::StatusOr<int64_t> DeviceBytes();
   // Allocates what launches need, when all shapes are known. InvalidArgument
   // or ResourceExhausted, with the limit.
   absl::Status Allocate();
@@ -101,6 +104,7 @@ class CudaTpa {
     TpaShape shape;
     std::map<int64_t, TpaDecodePlan> decode;  // by rows, one new token each
     std::map<int64_t, TpaDecodePlan> pieces;  // by rows, kTpaPieceTokens each
+    int64_t decode_schedule_bytes = 0;
     CudaMemory decode_schedule;   // of a step of decoding: where graphs find it
     int64_t prefill_scratch = 0;  // bytes that plans may take
     // Of the launches of another step, in schedules_.
@@ -127,6 +131,17 @@ class CudaTpa {
     const int32_t* pages;        // [rows, page_stride_]
   };
 
+  // Bytes of what all shapes share.
+  struct Sizes {
+    int64_t schedules = 0;
+    int64_t scratch = 0;
+    int64_t prefill_scratch = 0;
+    int64_t queries = 0;
+    int64_t formed = 0;
+    int64_t attended = 0;
+  };
+  // Finds the shapes' own sizes, too.
+  absl::StatusOr<Sizes> Measure();
   absl::StatusOr<const TpaDecodePlan*> Plan(Shape& shape, int64_t rows,
                                             int64_t tokens) const;
   TpaPrefillPlan PlanPrefill(const Shape& shape, int64_t rows, int64_t tokens,

@@ -5,6 +5,8 @@
 #include <new>
 #include <thread>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -174,14 +176,43 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
   return capacity;
 }
 
+#ifdef RECURVE_HAVE_CUDA
+CudaBackend::Options CudaOptions(const Placement& placement,
+                                 const Capacity& capacity,
+                                 const EngineOptions& engine) {
+  CudaBackend::Options options;
+  options.weight_dtype = placement.weight_dtype;
+  options.kv_dtype = placement.kv_dtype;
+  options.max_tokens = engine.max_num_batched_tokens;
+  options.max_sequences = engine.max_num_seqs;
+  options.max_pages =
+      capacity.cache_bytes_per_token == 0
+          ? 0
+          : (capacity.max_model_len + kPageTokens - 1) / kPageTokens;
+  return options;
+}
+#endif
+
 // Before any weight is loaded: what surely does not fit is refused.
 absl::Status CheckMemory(const ModelDefinition& model,
-                         const Placement& placement, const Capacity& capacity) {
+                         const Placement& placement, const Capacity& capacity,
+                         const EngineOptions& engine) {
   if (!placement.cuda) return absl::OkStatus();
+  int64_t attention = 0;
   int64_t sampling = 0;
 #ifdef RECURVE_HAVE_CUDA
+  std::vector<TpaShape> shapes;
+  for (const LayerDefinition& layer : model.layers) {
+    if (const auto* tpa = std::get_if<TpaLayer>(&layer.mixer))
+      shapes.push_back(tpa->config.shape);
+  }
+  RECURVE_ASSIGN_OR_RETURN(
+      attention, CudaBackend::AttentionBytes(
+                     CudaOptions(placement, capacity, engine), shapes));
   sampling = CudaSampler::DeviceBytes(capacity.num_slots + 1,
                                       capacity.num_slots, model.vocab_size);
+#else
+  (void)engine;
 #endif
   // A head that is the embedding is loaded as a matrix of its own.
   const int64_t tied = model.head.data == model.embedding.data
@@ -194,14 +225,15 @@ absl::Status CheckMemory(const ModelDefinition& model,
       (capacity.num_pages + 1) * kPageTokens * capacity.cache_bytes_per_token;
   const int64_t state =
       (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
-  if (weights + cache + state + sampling <= placement.free_bytes)
+  if (weights + cache + state + attention + sampling <= placement.free_bytes)
     return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the GPU has ", placement.free_bytes, " bytes free; needed are ", weights,
       " for weights, ", cache, " for ", capacity.num_pages,
       " pages of the factor cache, ", state, " for the state of ",
-      capacity.num_slots, " sequences and ", sampling, " for sampling",
-      " (lower --kv-pool-bytes or --kv-pages, --max-num-seqs)"));
+      capacity.num_slots, " sequences, ", attention, " for attention and ",
+      sampling,
+      " for sampling (lower --kv-pool-bytes or --kv-pages, --max-num-seqs)"));
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
@@ -209,15 +241,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
     const EngineOptions& engine) {
 #ifdef RECURVE_HAVE_CUDA
   if (placement.cuda) {
-    CudaBackend::Options options;
-    options.weight_dtype = placement.weight_dtype;
-    options.kv_dtype = placement.kv_dtype;
-    options.max_tokens = engine.max_num_batched_tokens;
-    options.max_sequences = engine.max_num_seqs;
-    options.max_pages =
-        capacity.cache_bytes_per_token == 0
-            ? 0
-            : (capacity.max_model_len + kPageTokens - 1) / kPageTokens;
+    CudaBackend::Options options = CudaOptions(placement, capacity, engine);
     options.num_threads = num_threads;
     return CudaBackend::Create(options);
   }
@@ -275,7 +299,8 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   loaded.device = placement.description;
   RECURVE_ASSIGN_OR_RETURN(loaded.capacity,
                            PlanCapacity(model, options, placement, engine));
-  RECURVE_RETURN_IF_ERROR(CheckMemory(model, placement, loaded.capacity));
+  RECURVE_RETURN_IF_ERROR(
+      CheckMemory(model, placement, loaded.capacity, *engine));
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, model));
