@@ -59,7 +59,10 @@ struct Maker {
       for (int half = 0; half < 2; ++half) {
         const Change change = half == 0 ? args.k_change : args.q_change;
         // What other blocks send of S takes the place of tiles.
-        if (half == 1) BarrierWait(layout.Summed(), round);
+        if (half == 1) {
+          BarrierWait(layout.Summed(), round);
+          WarpArrive(layout.Resumed());
+        }
         for (int t = 0; t < item.part_tiles; ++t) {
           if (kCosine && t % kFreshTiles == 0) {
             BeginWaves(item.head, args.p.positions[item.row] +

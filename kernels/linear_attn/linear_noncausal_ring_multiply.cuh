@@ -235,7 +235,11 @@ struct Multiplier {
         for (int j = 0; j < 4; ++j) factor[kShare * part + i][j] = x[j];
       }
     }
-    if (P::kMakes) WarpArrive(layout.Summed());
+    if (P::kMakes) {
+      BarrierWait(layout.Resumed(), resumed_phase ^ 1);  // of the item before
+      resumed_phase ^= 1;
+      WarpArrive(layout.Summed());
+    }
   }
   __device__ __forceinline__ void Keep(
       const Item& item, const float (&sum)[4 * P::kShare]) const {
@@ -400,6 +404,7 @@ struct Multiplier {
   Place value;
   uint32_t ready_phase = 0;
   uint32_t received_phase = 0;
+  uint32_t resumed_phase = 0;
 };
 
 }  // namespace linear_ring

@@ -132,6 +132,9 @@ struct Layout {
   }
   // What was sent has been read: the makers may have their tiles back.
   __device__ __forceinline__ uint32_t Summed() const { return barriers + 240; }
+  // The makers have seen that. Where a block has no tiles nothing else holds its
+  // multipliers back, and a second phase would hide the first from the makers.
+  __device__ __forceinline__ uint32_t Resumed() const { return barriers + 248; }
 
   __device__ __forceinline__ void InitBarriers() const {
     for (int i = 0; i < P::kKeyStages; ++i) {
@@ -150,6 +153,7 @@ struct Layout {
     BarrierInit(Ready(), kArrivingLanes * kParts * kMultiplierWarps);
     BarrierInit(Received(), 1);
     BarrierInit(Summed(), kArrivingLanes * kMultiplierWarps);
+    BarrierInit(Resumed(), kArrivingLanes * kMakerWarps);
     BarrierInitFence();
   }
 
