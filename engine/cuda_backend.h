@@ -192,9 +192,9 @@ class CudaBackend : public Backend {
   void Draw(int64_t vocab, int64_t first, int64_t count);
   void HeadOfDecode(Activations in, const NormArgs& norm, MatrixId head);
   void HeadOfMixed(Activations in, const NormArgs& norm, MatrixId head);
-  // Whether logits are to be copied to the host: the step wants them there, and
-  // there is room, which this makes.
-  bool ReservesHostLogits(int64_t vocab);
+  // Makes room for logits on the host, if the step wants them there. Whether
+  // they are to be copied.
+  bool ReserveHostLogits(int64_t vocab);
 
   const Options options_;
   ThreadPool pool_;

@@ -188,7 +188,7 @@ void CudaBackend::Draw(int64_t vocab, int64_t first, int64_t count) {
         "sampling");
 }
 
-bool CudaBackend::ReservesHostLogits(int64_t vocab) {
+bool CudaBackend::ReserveHostLogits(int64_t vocab) {
   if (!batch_->wants_logits) return false;
   // Nothing is under way that writes there: no step with logits begins before
   // the one before it has ended.
@@ -217,7 +217,7 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
     graph_->warm = true;
   }
   // Not before: page-locked memory is not to be had while capturing.
-  if (!status_.ok() || !ReservesHostLogits(vocab)) return;
+  if (!status_.ok() || !ReserveHostLogits(vocab)) return;
   // Logit i is of row logit_rows[i].
   const auto& rows = batch_->logit_rows;
   for (size_t i = 0; i < rows.size(); ++i)
@@ -229,7 +229,7 @@ void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
                               MatrixId head) {
   const int64_t vocab = products_->outputs(head);
   const auto rows = static_cast<int64_t>(batch_->logit_rows.size());
-  const bool to_host = ReservesHostLogits(vocab);
+  const bool to_host = ReserveHostLogits(vocab);
   const auto& samples = batch_->samples;  // in the order of their logits
   size_t drawn = 0;
   for (int64_t first = 0; first < rows && status_.ok();

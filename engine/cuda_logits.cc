@@ -1,6 +1,7 @@
 #include "engine/cuda_logits.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/status_macros.h"
 
@@ -33,9 +34,13 @@ absl::Status CudaLogits::ReserveHost(int64_t rows, int64_t vocab) {
   if (rows * row_bytes <= host_.bytes()) return absl::OkStatus();
   int64_t room = 1;  // by powers of two, so that it grows seldom
   while (room < rows) room *= 2;
-  RECURVE_ASSIGN_OR_RETURN(
-      host_, CudaMemory::Allocate(CudaMemory::Kind::kHost, room * row_bytes,
-                                  "logits"));
+  constexpr auto kHost = CudaMemory::Kind::kHost;
+  absl::StatusOr<CudaMemory> memory =
+      CudaMemory::Allocate(kHost, room * row_bytes, "logits");
+  if (absl::IsResourceExhausted(memory.status()) && room > rows)
+    memory = CudaMemory::Allocate(kHost, rows * row_bytes, "logits");
+  RECURVE_RETURN_IF_ERROR(memory.status());
+  host_ = *std::move(memory);
   return absl::OkStatus();
 }
 

@@ -282,9 +282,13 @@ void CudaTpa::AddPrefills(const StepBatch& batch,
 absl::Status CudaTpa::PlaceSchedules() {
   int64_t used = 0;
   const auto place = [&](int64_t bytes) {
-    char* const schedule = schedules_.data() + used;
+    // One without room is refused below.
+    const int64_t at = used;
     used += AlignTpaSchedule(bytes);
-    return absl::MakeSpan(schedule, static_cast<size_t>(bytes));
+    return used > schedules_.bytes()
+               ? absl::Span<char>()
+               : absl::MakeSpan(schedules_.data() + at,
+                                static_cast<size_t>(bytes));
   };
   for (Shape& shape : shapes_) {
     for (const Piece& piece : pieces_) {

@@ -233,7 +233,8 @@ absl::Status CheckMemory(const ModelDefinition& model,
       " pages of the factor cache, ", state, " for the state of ",
       capacity.num_slots, " sequences, ", attention, " for attention and ",
       sampling,
-      " for sampling (lower --kv-pool-bytes or --kv-pages, --max-num-seqs)"));
+      " for sampling (lower --kv-pool-bytes or --kv-pages, --max-num-seqs, "
+      "--max-model-len or --max-num-batched-tokens)"));
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(

@@ -92,9 +92,11 @@ class StreamCall : public Reactor, public EventSink {
     bool stalled;
     {
       MutexLock lock(&mu_);
-      // Unless it is a quota that ended it: that is for the client to read.
-      stalled = write_in_flight_ && absl::IsResourceExhausted(status) &&
-                !retry_after_;
+      // Of a client that does not read the output waits, too. If a quota ended
+      // the sequence, or a want of memory for logits, that is for the client to
+      // read.
+      stalled = write_in_flight_ && stalled_ &&
+                absl::IsResourceExhausted(status) && !retry_after_;
       end_ = std::move(status);
       if (write_in_flight_) WatchReader();
     }

@@ -396,7 +396,7 @@ struct Noncausal : NoncausalState<kPosition> {
     linear_cluster::WaitAtEnd();
   }
   __device__ __forceinline__ void GroupBarrier() const {
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+    NamedBarrier(1 + group, 128);
   }
 };
 

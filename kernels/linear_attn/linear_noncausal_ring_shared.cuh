@@ -132,8 +132,9 @@ struct Layout {
   }
   // What was sent has been read: the makers may have their tiles back.
   __device__ __forceinline__ uint32_t Summed() const { return barriers + 240; }
-  // The makers have seen that. Where a block has no tiles nothing else holds its
-  // multipliers back, and a second phase would hide the first from the makers.
+  // The makers have seen that. Where a block has no tiles nothing else holds
+  // its multipliers back, and a second phase would hide the first from the
+  // makers.
   __device__ __forceinline__ uint32_t Resumed() const { return barriers + 248; }
 
   __device__ __forceinline__ void InitBarriers() const {

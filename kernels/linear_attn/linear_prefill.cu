@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
     StateGroup<kGroups> group(p, s, layout, row, rank, value_tile, role - 2);
     group.Run(head_state, fresh, decay != 1.0f);
   }
+  __syncwarp();
   ClusterBarrier();  // nobody leaves while others send to it
 #else
   __trap();  // never launched there

@@ -1,5 +1,6 @@
 // Health, reflection, metrics and Control, as their public tools see them.
 
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <thread>
@@ -262,6 +263,48 @@ TEST(ServicesTest, TextThatWasHeldBackComesAtTheEndOfADecodeCall) {
   }
   EXPECT_EQ(text, "    return");
   EXPECT_TRUE(stream->Finish().ok());
+}
+
+// A client that is merely late must see the status: it is not cut off like one
+// that does not read.
+TEST(ServicesTest, NoMemoryForLogitsIsSaidToAClientThatReadsLate) {
+  TestServer server;
+  // Rows of 1 KB, fewer than what pauses a sequence, and more than goes on its
+  // way before the client reads.
+  constexpr int kSteps = 200;
+  std::atomic<int> steps = 0;
+  server.runner().SetAfterRun([&](StepOutput* output) {
+    if (++steps != kSteps) return;
+    // Until what can be sent is.
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    output->logits = {};
+    output->logits_status = absl::ResourceExhaustedError("no room for logits");
+  });
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE,
+                   0);  // 64 KB, and no more by itself
+  const auto stub = v1::Inference::NewStub(grpc::CreateCustomChannel(
+      server.address(), grpc::InsecureChannelCredentials(), arguments));
+  grpc::ClientContext context;
+  const auto stream = stub->Decode(&context);
+  v1::DecodeRequest request;
+  request.mutable_append_ids()->add_ids(256);
+  request.set_generate(2 * kSteps);
+  request.set_logits(v1::LOGITS_MODE_NEXT);
+  request.mutable_stopping()->set_ignore_eos(true);
+  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(WaitFor([&] {
+    return server.server().engine().load().open == 0 && steps >= kSteps;
+  }));
+  v1::DecodeResponse response;
+  int rows = 0;
+  while (stream->Read(&response)) rows += response.logits_size();
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED)
+      << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("no room for logits"));
+  EXPECT_EQ(rows, kSteps - 1);
+  server.ExpectIdle();
 }
 
 TEST(ServicesTest, TextPromptsLogprobsAndStopStringsWork) {

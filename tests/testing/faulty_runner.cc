@@ -15,7 +15,22 @@ absl::Status FaultyRunner::CallBefore(const StepBatch& batch) {
 
 absl::Status FaultyRunner::Run(const StepBatch& batch, StepOutput* output) {
   RECURVE_RETURN_IF_ERROR(CallBefore(batch));
-  return real_->Run(batch, output);
+  return CallAfter(real_->Run(batch, output), output);
+}
+
+absl::Status FaultyRunner::CallAfter(const absl::Status& status,
+                                     StepOutput* output) {
+  std::function<void(StepOutput*)> after;
+  {
+    MutexLock lock(&mu_);
+    after = after_;
+  }
+  if (status.ok() && after) after(output);
+  return status;
+}
+
+absl::Status FaultyRunner::Wait(StepOutput* output) {
+  return CallAfter(real_->Wait(output), output);
 }
 
 absl::Status FaultyRunner::Launch(const StepBatch& batch) {
@@ -26,6 +41,11 @@ absl::Status FaultyRunner::Launch(const StepBatch& batch) {
 void FaultyRunner::SetBeforeRun(BeforeRun before) {
   MutexLock lock(&mu_);
   before_ = std::move(before);
+}
+
+void FaultyRunner::SetAfterRun(std::function<void(StepOutput*)> after) {
+  MutexLock lock(&mu_);
+  after_ = std::move(after);
 }
 
 }  // namespace recurve

@@ -27,16 +27,20 @@ class FaultyRunner : public ModelRunner {
   absl::Status Run(const StepBatch& batch, StepOutput* output) override;
   bool runs_ahead() const override { return real_->runs_ahead(); }
   absl::Status Launch(const StepBatch& batch) override;
-  absl::Status Wait(StepOutput* output) override { return real_->Wait(output); }
+  absl::Status Wait(StepOutput* output) override;
 
   void SetBeforeRun(BeforeRun before);
+  // Called with what each step that did not fail has computed.
+  void SetAfterRun(std::function<void(StepOutput*)> after);
 
  private:
   absl::Status CallBefore(const StepBatch& batch);
+  absl::Status CallAfter(const absl::Status& status, StepOutput* output);
 
   const std::unique_ptr<ModelRunner> real_;
   Mutex mu_;
   BeforeRun before_ ABSL_GUARDED_BY(mu_);
+  std::function<void(StepOutput*)> after_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace recurve
