@@ -281,8 +281,8 @@ TEST(ServicesTest, NoMemoryForLogitsIsSaidToAClientThatReadsLate) {
     output->logits_status = absl::ResourceExhaustedError("no room for logits");
   });
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE,
-                   0);  // 64 KB, and no more by itself
+  // 64 KB, and no more by itself.
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   const auto stub = v1::Inference::NewStub(grpc::CreateCustomChannel(
       server.address(), grpc::InsecureChannelCredentials(), arguments));
   grpc::ClientContext context;

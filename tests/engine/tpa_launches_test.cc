@@ -235,8 +235,8 @@ TEST(TpaLaunchesTest, ThereIsRoomForTheSchedulesOfEveryStep) {
   }
 }
 
-// It is little beside the rest: of T6-XL as it is served, and for the most that
-// a server may take.
+// It is little beside the rest: of 32 heads of 128 with usual limits, and for
+// the most that a server may take.
 TEST(TpaLaunchesTest, TheRoomIsBounded) {
   const TpaDevice device = {132, 227 << 10, true};
   EXPECT_LT(MaxTpaScheduleBytes(kShapes[0], device, {2048, 256, 512, true}),
