@@ -43,7 +43,7 @@ __device__ void WriteZeros(const Args& args, int64_t first_token, int count,
 
 // Grid: (tiles of 64 columns · blocks that take turns, heads, rows); mixed, all
 // blocks of all units of work (LinearChunksPlan::lone). One group of four warps
-// brings in tiles, one keeps the state, one makes outputs.
+// brings in tiles, one keeps the state, two make outputs, in turns.
 template <int kKeyTiles, bool kMixed>
 __global__ void __launch_bounds__(kLinearChunksThreads, 1)
     linear_chunks_kernel(const __grid_constant__ Args args) {
@@ -53,10 +53,17 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
   const Part part = linear_chunks::PartOf<kMixed>(args);
   const int b = part.row;
   const int head = part.head;
-  if (p.rows != nullptr && b >= *p.rows) return;
+  // All that a block has to know, asked for before any of it is looked at.
+  const int rows = p.rows == nullptr ? static_cast<int>(p.max_rows) : *p.rows;
   const int64_t first_token = p.query_start[b];
   const int count = p.query_start[b + 1] - p.query_start[b];
   const int slot = p.slots[b];
+  const int64_t position = p.positions[b];
+  const bool fresh = p.fresh != nullptr && p.fresh[b] != 0;
+  const float decay = p.decay == nullptr ? 1.0f : p.decay[head];
+  const Layout<kKeyTiles> layout((SharedAddress(shared) + 1023) & ~1023u, args);
+  layout.InitBarriers(part.turns);
+  if (b >= rows) return;
   if (count <= 0) return;
   if (slot <= 0) {
     if (part.turn != 0) return;
@@ -67,62 +74,29 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
     }
     return;
   }
-  const Row row(first_token, count, p.positions[b]);
-  const bool fresh = p.fresh != nullptr && p.fresh[b] != 0;
-  const float decay = p.decay == nullptr ? 1.0f : p.decay[head];
+  const Row row(first_token, count, position);
   // Of a decay of 0, too, whose powers are 1, 0, 0, …: not -inf · 0.
   const float log2_decay = decay == 0.0f ? -1e30f : log2f(decay);
-  const Layout<kKeyTiles> layout((SharedAddress(shared) + 1023) & ~1023u, args);
-  if (threadIdx.x == 0) {
-    // Four warps of each block that reads: a stage is read by all that keep
-    // states, and by those whose turn its outputs are.
-    for (int i = 0; i < args.stages; ++i) {
-      BarrierInit(layout.Full(i), 1);
-      BarrierInit(layout.Free(i), 4 * (part.turns + 1));
-    }
-    for (int i = 0; i < args.query_stages; ++i) {
-      BarrierInit(layout.QueryFull(i), 1);
-      BarrierInit(layout.QueryFree(i), 4);
-    }
-    for (int i = 0; i < args.state_buffers; ++i) {
-      BarrierInit(layout.StateFull(i), 4);
-      BarrierInit(layout.StateFree(i), 4);
-    }
-    BarrierInitFence();
-  }
-  for (int n = threadIdx.x; n <= kChunk; n += blockDim.x) {
-    const float power = exp2f(log2_decay * static_cast<float>(n));
-    const float before = exp2f(log2_decay * static_cast<float>(max(n - 1, 0)));
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(layout.powers + 4 * n),
-                 "f"(power)
-                 : "memory");
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(layout.scaled + 4 * n),
-                 "f"(p.scale * power)
-                 : "memory");
-    if (n == kChunk) continue;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(layout.pairs + 4 * n),
-                 "r"(linear_chunks::Bf16::Pack(power, before))
-                 : "memory");
-  }
   __syncthreads();
   // Everybody's barriers are ready.
-  if (part.turns > 1) linear_cluster::ClusterBarrier();
+  if (part.turns > 1) linear_cluster::Meet();
 
-  // Registers go to the groups that have accumulators.
+  // Registers go to the groups that have accumulators: all that there are, four
+  // times the 128 that each begins with.
   const int group = threadIdx.x / kGroup;
   if (group == 0) {
     ReleaseRegisters<40>();
     const Copier<kKeyTiles> copier(args, layout, row, part, head);
     copier.Run();
   } else if (group == 1) {
-    ClaimRegisters<232>();
+    ClaimRegisters<200>();
     float* const head_state = p.states + int64_t{slot} * p.slot_stride +
                               int64_t{head} * args.head_dim * args.value_dim;
     const Keeper<kKeyTiles> keeper(args, layout, row, part);
-    keeper.Run(head_state, fresh, decay != 1.0f);
+    keeper.Run(head_state, fresh, log2_decay);
   } else {
-    ClaimRegisters<232>();
-    const Writer<kKeyTiles> writer(args, layout, row, part, head);
+    ClaimRegisters<136>();
+    const Writer<kKeyTiles> writer(args, layout, row, part, head, group - 2);
     writer.Run(log2_decay);
   }
 #else
@@ -146,13 +120,16 @@ cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
     error = linear_boxes::MakeMap(p.q, p.head_dim, p.num_heads, p.stride,
                                   kChunk, &args.q);
   }
-  if (error == cudaSuccess) {
-    error = linear_boxes::MakeMap(p.k, p.head_dim, p.num_heads, p.stride,
-                                  kChunk / plan.turns, &args.k);
-  }
-  if (error == cudaSuccess) {
-    error = linear_boxes::MakeMap(p.v, p.value_dim, p.num_heads, p.stride,
-                                  kChunk / plan.turns, &args.v);
+  for (int i = 0; i < plan.turns; ++i) {
+    const int tokens = kChunk / (i + 1);
+    if (error == cudaSuccess) {
+      error = linear_boxes::MakeMap(p.k, p.head_dim, p.num_heads, p.stride,
+                                    tokens, &args.k[i]);
+    }
+    if (error == cudaSuccess) {
+      error = linear_boxes::MakeMap(p.v, p.value_dim, p.num_heads, p.stride,
+                                    tokens, &args.v[i]);
+    }
   }
   if (error != cudaSuccess) return error;
   args.head_dim = static_cast<int>(p.head_dim);

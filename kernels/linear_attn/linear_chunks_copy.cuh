@@ -20,6 +20,9 @@ using linear_boxes::CopyBox;
 // and may not be memory at all.
 template <int kKeyTiles>
 struct Copier {
+  static constexpr int kValueWarp = 2;
+  static constexpr int kQueryWarp = 3;
+
   __device__ __forceinline__ Copier(const Args& a,
                                     const Layout<kKeyTiles>& shared_layout,
                                     const Row& r, const Part& p, int h)
@@ -30,56 +33,64 @@ struct Copier {
         head(h),
         thread(threadIdx.x % kGroup) {}
 
+  // A lane of each warp has tiles of its own to bring in: one of the keys',
+  // those of values, and those of queries.
   __device__ __forceinline__ void Run() const {
+    const int warp = thread / 32;
+    const bool copies = thread % 32 == 0;
     Place stage;
     Place query;
     for (int c = 0; c < row.chunks; ++c) {
-      const bool whole = row.Begin(c) == 0 && row.End(c) == kChunk;
       const bool mine = part.Mine(c);
-      if (!whole) {
+      if (row.Begin(c) != 0 || row.End(c) != kChunk) {
         Fill(c, mine, stage, query);
-      } else if (thread == 0) {
+      } else if (copies) {
         const int token = static_cast<int>(row.Token(c, 0));
-        BarrierWait(layout.Free(stage.index), stage.phase ^ 1);
-        Fetch(token, stage.index);
-        if (mine) {
-          BarrierWait(layout.QueryFree(query.index), query.phase ^ 1);
-          FetchQueries(token, query.index);
+        if (warp == kQueryWarp) {
+          if (mine) FetchQueries(token, query);
+        } else if (warp == kValueWarp) {
+          FetchPart(part.map_v, 64 * part.tile, token, stage,
+                    layout.Values(stage.index));
+        } else if (warp < kKeyTiles) {
+          FetchPart(part.map_k, 64 * warp, token, stage,
+                    layout.Keys(stage.index) + warp * wgmma::kTileBytes);
         }
       }
       stage.Next(args.stages);
       if (mine) query.Next(args.query_stages);
     }
-    __syncwarp();
-    if (part.turns > 1) linear_cluster::ClusterBarrier();
-  }
-
-  __device__ __forceinline__ void Fetch(int token, int stage) const {
-    const uint32_t full = layout.Full(stage);
-    BarrierExpect(full, Layout<kKeyTiles>::kStageBytes);
-    // A box has a block's part of the tokens; one that is alone brings in all.
-    const int count = kChunk / args.turns;
-    const uint32_t all = (1u << part.turns) - 1;
-#pragma unroll 1
-    for (int box = 0; box < part.boxes; ++box) {
-      const int first = (part.turn + box) * count;
-      const uint32_t to = first * 128;
-#pragma unroll
-      for (int t = 0; t < kKeyTiles; ++t) {
-        CopyBox(layout.Keys(stage) + t * wgmma::kTileBytes + to, args.k, 64 * t,
-                head, token + first, full, all);
+    if (part.turns > 1) {
+      // The other block's arrivals here have come: this one may end.
+      for (int i = 0; i < args.stages; ++i) {
+        BarrierWait(layout.Free(stage.index), stage.phase ^ 1);
+        stage.Next(args.stages);
       }
-      CopyBox(layout.Values(stage) + to, args.v, 64 * part.tile, head,
-              token + first, full, all);
+      __syncwarp();
+      linear_cluster::Meet();
     }
   }
-  __device__ __forceinline__ void FetchQueries(int token, int stage) const {
-    const uint32_t full = layout.QueryFull(stage);
+
+  // A tile of k or v, for all blocks that take turns: each brings in its part
+  // of the tokens.
+  __device__ __forceinline__ void FetchPart(const CUtensorMap* map, int feature,
+                                            int token, const Place& stage,
+                                            uint32_t to) const {
+    const uint32_t full = layout.Full(stage.index);
+    const int first = part.turn * (kChunk / part.turns);
+    BarrierWait(layout.Free(stage.index), stage.phase ^ 1);
+    BarrierExpect(full, wgmma::kTileBytes);
+    CopyBox(to + first * 128, *map, feature, head, token + first, full,
+            (1u << part.turns) - 1);
+  }
+  __device__ __forceinline__ void FetchQueries(int token,
+                                               const Place& query) const {
+    const uint32_t full = layout.QueryFull(query.index);
+    BarrierWait(layout.QueryFree(query.index), query.phase ^ 1);
     BarrierExpect(full, Layout<kKeyTiles>::kKeyBytes);
 #pragma unroll
     for (int t = 0; t < kKeyTiles; ++t) {
-      CopyBox(layout.Queries(stage) + t * wgmma::kTileBytes, args.q, 64 * t,
-              head, token, full, 1);
+      CopyBox(layout.Queries(query.index) + t * wgmma::kTileBytes, args.q,
+              64 * t, head, token, full, 1);
     }
   }
 
@@ -121,7 +132,9 @@ struct Copier {
     BulkCopyFence();  // wgmma reads what this thread wrote
     NamedBarrier(1, kGroup);
     if (thread == 0) {
-      BarrierArrive(layout.Full(stage.index));
+      for (int i = 0; i <= kKeyTiles; ++i) {
+        BarrierArrive(layout.Full(stage.index));
+      }
       if (mine) BarrierArrive(layout.QueryFull(query.index));
     }
   }

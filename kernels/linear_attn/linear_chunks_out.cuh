@@ -17,12 +17,13 @@ template <int kKeyTiles>
 struct Writer {
   __device__ __forceinline__ Writer(const Args& a,
                                     const Layout<kKeyTiles>& shared_layout,
-                                    const Row& r, const Part& p, int h)
+                                    const Row& r, const Part& p, int h, int w)
       : args(a),
         layout(shared_layout),
         row(r),
         part(p),
         head(h),
+        writer(w),
         warp(threadIdx.x % kGroup / 32),
         lane(threadIdx.x % 32) {}
 
@@ -87,30 +88,44 @@ struct Writer {
            row.Token(c, place) * args.p.out_stride +
            int64_t{head} * args.value_dim + at;
   }
-  // Outputs as they go to shared memory.
-  __device__ __forceinline__ static void Round(const float (&out)[32],
-                                               uint32_t (&rounded)[16]) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      rounded[i] = Bf16::Pack(out[2 * i], out[2 * i + 1]);
-    }
+  __device__ __forceinline__ void GiveBack(const Place& query) const {
+    __syncwarp();
+    if (lane < kArrivingLanes) BarrierArrive(layout.QueryFree(query.index));
   }
-  // A warp's 16 tokens: turned round in shared memory into pieces of 16 bytes.
-  __device__ __forceinline__ void Write(int c,
-                                        const uint32_t (&rounded)[16]) const {
-    const uint32_t staged = layout.outputs + warp * (wgmma::kTileBytes / 4);
+  // A warp's 16 tokens, turned round into pieces of 16 bytes, in the place of
+  // their queries, which are given back then.
+  __device__ __forceinline__ void Turn(const float (&out)[32],
+                                       const Place& query,
+                                       uint32_t (&piece)[4][4]) const {
+    const uint32_t staged =
+        layout.Queries(query.index) + warp * (wgmma::kTileBytes / 4);
     const int matrix = lane / 8;
-    __syncwarp();  // what was staged last has been read
 #pragma unroll
     for (int b = 0; b < 8; b += 2) {
-      const uint32_t r[4] = {rounded[2 * b], rounded[2 * b + 1],
-                             rounded[2 * b + 2], rounded[2 * b + 3]};
+      const uint32_t r[4] = {Bf16::Pack(out[4 * b], out[4 * b + 1]),
+                             Bf16::Pack(out[4 * b + 2], out[4 * b + 3]),
+                             Bf16::Pack(out[4 * b + 4], out[4 * b + 5]),
+                             Bf16::Pack(out[4 * b + 6], out[4 * b + 7])};
       wgmma::StoreMatrices(
           staged +
               wgmma::PieceOffset(matrix % 2 * 8 + lane % 8, b + matrix / 2),
           r);
     }
     __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      asm volatile(
+          "ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(piece[i][0]), "=r"(piece[i][1]), "=r"(piece[i][2]),
+            "=r"(piece[i][3])
+          : "r"(staged + wgmma::PieceOffset(lane / 8 + 4 * i, lane % 8))
+          : "memory");
+    }
+    BulkCopyFence();  // the next queries are copied over it
+    GiveBack(query);
+  }
+  __device__ __forceinline__ void Write(int c,
+                                        const uint32_t (&piece)[4][4]) const {
     const int at = 64 * part.tile + lane % 8 * 8;
     const int first = 16 * warp + lane / 8;
     const int begin = row.Begin(c);
@@ -119,15 +134,11 @@ struct Writer {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int place = first + 4 * i;
-      uint32_t x[4];
-      asm volatile(
-          "ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-          : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-          : "r"(staged + wgmma::PieceOffset(lane / 8 + 4 * i, lane % 8)));
       if (place >= begin && place < end && at < args.value_dim) {
         // The compiler would take this apart into four.
         asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to),
-                     "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                     "r"(piece[i][0]), "r"(piece[i][1]), "r"(piece[i][2]),
+                     "r"(piece[i][3])
                      : "memory");
       }
       to += 4 * args.p.out_stride;
@@ -162,105 +173,87 @@ struct Writer {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int ahead = max(Ahead() - 8 * (b - 1) - i, 0);
-        weights.of[b][i] =
-            args.p.scale * exp2f(log2_decay * static_cast<float>(ahead));
+        weights.of[b][i] = args.p.scale * Power(log2_decay, ahead);
       }
     }
-    Place query;
-    Place buffer;
-    Place stage = Advance(Place(), part.turn);
-    if (part.turn < row.chunks) {
-      uint32_t factor[16];
-      Begin(stage, query, weights, factor);
-      int c = part.turn;
-      for (; c + part.turns < row.chunks; c += part.turns) {
-        const Place next = Advance(stage, part.turns);
-        Make<true>(c, stage, next, query, buffer, weights, factor);
-        stage = next;
-        query.Next(args.query_stages);
-        buffer.Next(args.state_buffers);
-      }
-      Make<false>(c, stage, stage, query, buffer, weights, factor);
+    // λ^(tokens up to here and with it) of this thread's two tokens.
+    const int ahead = 16 * warp + lane / 4 + 1;
+    const auto scaled = [&](int n) {
+      return args.p.scale * Power(log2_decay, max(n, 0));
+    };
+    float upto[2] = {scaled(ahead), scaled(ahead + 8)};
+    float upto_first[2] = {scaled(ahead - row.lead),
+                           scaled(ahead + 8 - row.lead)};
+    HoldValues(upto);
+    HoldValues(upto_first);
+    // Chunks whose outputs the block makes go to its groups in turn.
+    const int first = part.turn + part.turns * writer;
+    Place stage = Advance(Place(), first, args.stages);
+    Place query = Advance(Place(), writer, args.query_stages);
+    Place buffer = Advance(Place(), writer, args.state_buffers);
+    const int step = part.turns * kLinearChunksWriters;
+    for (int c = first; c < row.chunks; c += step) {
+      const float powers[2] = {c == 0 ? upto_first[0] : upto[0],
+                               c == 0 ? upto_first[1] : upto[1]};
+      Make(c, stage, query, buffer, weights, powers);
+      stage = Advance(stage, step, args.stages);
+      query = Advance(query, kLinearChunksWriters, args.query_stages);
+      buffer = Advance(buffer, kLinearChunksWriters, args.state_buffers);
     }
-    if (part.turns > 1) linear_cluster::ClusterBarrier();
+    if (part.turns > 1) linear_cluster::Meet();
   }
 
-  __device__ __forceinline__ Place Advance(Place place, int count) const {
-    for (int i = 0; i < count; ++i) place.Next(args.stages);
+  __device__ __forceinline__ static Place Advance(Place place, int steps,
+                                                  int count) {
+    place.index += steps;
+    if (place.index >= count) {
+      place.index -= count;
+      place.phase ^= 1;
+    }
     return place;
   }
 
-  // Starts q̃ k̃ᵀ.
-  __device__ __forceinline__ void Score(const Place& stage, const Place& query,
-                                        float (&scores)[32]) const {
-    BarrierWait(layout.Full(stage.index), stage.phase);
-    BarrierWait(layout.QueryFull(query.index), query.phase);
-    const uint32_t queries = layout.Queries(query.index);
-    const uint32_t keys = layout.Keys(stage.index);
+  // Queries (64 tokens) by 64 keys, or by 64 columns of a state, over all
+  // features.
+  __device__ __forceinline__ static void MultiplyQueries(uint32_t queries,
+                                                         uint32_t others,
+                                                         float (&sum)[32]) {
     wgmma::Fence();
 #pragma unroll
     for (int step = 0; step < kKeyTiles * wgmma::kSteps; ++step) {
-      const int tile = step / wgmma::kSteps;
+      const uint32_t tile = step / wgmma::kSteps * wgmma::kTileBytes;
       const int at = step % wgmma::kSteps;
-      wgmma::Multiply(
-          scores, wgmma::ByRows(queries + tile * wgmma::kTileBytes, at),
-          wgmma::ByRows(keys + tile * wgmma::kTileBytes, at), step > 0);
+      wgmma::Multiply(sum, wgmma::ByRows(queries + tile, at),
+                      wgmma::ByRows(others + tile, at), step > 0);
     }
     wgmma::Commit();
-  }
-
-  // The first scores, as a factor.
-  __device__ __forceinline__ void Begin(const Place& stage, const Place& query,
-                                        const Weights& weights,
-                                        uint32_t (&factor)[16]) const {
-    float scores[32];
-    Score(stage, query, scores);
     wgmma::Wait<0>();
-    wgmma::Hold(scores);
-    Weigh(weights, scores, factor);
+    wgmma::Hold(sum);
   }
 
-  // The outputs of chunk c, whose scores are `factor`; where there are more,
-  // the factor then is that of the next, at stage `next`.
-  template <bool kMore>
+  // The outputs of chunk c. Not every round of a stage has a chunk of this
+  // group; the rounds before have come all the same, as the state before its
+  // last chunk was there.
   __device__ __forceinline__ void Make(int c, const Place& stage,
-                                       const Place& next, Place query,
-                                       const Place& buffer,
+                                       const Place& query, const Place& buffer,
                                        const Weights& weights,
-                                       uint32_t (&factor)[16]) const {
+                                       const float (&upto)[2]) const {
+    const bool floats = args.p.out_type == ElementType::kFloat32;
+    const uint32_t queries = layout.Queries(query.index);
+    uint32_t factor[16];
+    BarrierWait(layout.QueryFull(query.index), query.phase);
+    BarrierWait(layout.Full(stage.index), stage.phase);
+    {
+      float scores[32];
+      MultiplyQueries(queries, layout.Keys(stage.index), scores);
+      Weigh(weights, scores, factor);
+    }
     float out[32];
-    float scores[32];
-    const int used = query.index;
-    const uint32_t queries = layout.Queries(used);
-    const uint32_t states = layout.State(buffer.index);
     BarrierWait(layout.StateFull(buffer.index), buffer.phase);
-    wgmma::Fence();
-#pragma unroll
-    for (int step = 0; step < kKeyTiles * wgmma::kSteps; ++step) {
-      const int tile = step / wgmma::kSteps;
-      const int at = step % wgmma::kSteps;
-      wgmma::Multiply(
-          out, wgmma::ByRows(queries + tile * wgmma::kTileBytes, at),
-          wgmma::ByRows(states + tile * wgmma::kTileBytes, at), step > 0);
-    }
-    wgmma::Commit();
-    // λ^(tokens up to here and with it) of this thread's two tokens.
-    const int ahead = 16 * warp + lane / 4 + 1 - row.Begin(c);
-    const float upto[2] = {Power(layout.scaled, max(ahead, 0)),
-                           Power(layout.scaled, max(ahead + 8, 0))};
-    if constexpr (kMore) {
-      query.Next(args.query_stages);
-      Score(next, query, scores);
-      wgmma::Wait<1>();
-    } else {
-      wgmma::Wait<0>();
-    }
-    wgmma::Hold(out);
+    MultiplyQueries(queries, layout.State(buffer.index), out);
     __syncwarp();
-    if (lane == 0) {
-      BarrierArrive(layout.StateFree(buffer.index));
-      BarrierArrive(layout.QueryFree(used));
-    }
+    if (lane == 0) BarrierArrive(layout.StateFree(buffer.index));
+    if (floats) GiveBack(query);
 #pragma unroll
     for (int i = 0; i < 32; ++i) out[i] *= upto[i >> 1 & 1];
     wgmma::Hold(out);
@@ -277,17 +270,16 @@ struct Writer {
     wgmma::Wait<0>();
     wgmma::Hold(out);
     wgmma::Hold(factor);
-    if constexpr (kMore) wgmma::Hold(scores);
     ArriveEverywhere(layout.Free(stage.index), part.turns);
-    const bool floats = args.p.out_type == ElementType::kFloat32;
-    uint32_t rounded[16];
     if (floats) {
       WriteFloats(c, out);
     } else {
-      Round(out, rounded);
+      uint32_t piece[4][4];
+      // All four warps have multiplied these queries.
+      NamedBarrier(2 + writer, kGroup);
+      Turn(out, query, piece);
+      Write(c, piece);
     }
-    if constexpr (kMore) Weigh(weights, scores, factor);
-    if (!floats) Write(c, rounded);
   }
 
   const Args& args;
@@ -295,6 +287,7 @@ struct Writer {
   const Row& row;
   const Part& part;
   int head;
+  int writer;
   int warp;
   int lane;
 };

@@ -9,15 +9,18 @@ namespace recurve {
 
 inline constexpr int kLinearChunksMaxDim = 128;  // of D
 inline constexpr int kLinearChunksTileBytes = 64 * 64 * 2;
-inline constexpr int kLinearChunksThreads = 384;
-// A block holds a chunk while it begins with the next one whose turn it has.
-inline constexpr int kLinearChunksMinStages = 3;
+// Groups of four warps that make outputs, in turns; two others copy, and keep
+// the state.
+inline constexpr int kLinearChunksWriters = 2;
+inline constexpr int kLinearChunksThreads = 128 * (2 + kLinearChunksWriters);
+// A group goes around the ring at most once from one of its chunks to the next,
+// the fourth behind it where two blocks take turns.
+inline constexpr int kLinearChunksMinStages = 4;
 inline constexpr int kLinearChunksMaxStages = 6;
 // With more units than so many a cluster, what the last wave lacks is little.
 inline constexpr int kLinearChunksManyWaves = 20;
-// Powers of the decay, barriers, and what it takes to begin at a multiple of
-// 1024 bytes.
-inline constexpr int kLinearChunksFixedBytes = 3072;
+// Barriers, and what it takes to begin at a multiple of 1024 bytes.
+inline constexpr int kLinearChunksFixedBytes = 1536;
 
 struct LinearChunksPlan {
   int key_tiles;      // of 64 features, 1 or 2
@@ -52,12 +55,14 @@ constexpr LinearChunksPlan PlanLinearChunks(int64_t head_dim, int64_t value_dim,
     plan.turns = 2;
     plan.lone = units - rest;
   }
-  plan.query_stages = 3;
-  plan.state_buffers = 2;
+  // Each group has its own: of one that both had, a group would see every
+  // second round, and could not tell it from the one before.
+  plan.query_stages = 2 * kLinearChunksWriters;
+  plan.state_buffers = kLinearChunksWriters;
   const int keys = plan.key_tiles * kLinearChunksTileBytes;
   const int stage = keys + kLinearChunksTileBytes;
-  const int others = kLinearChunksFixedBytes + kLinearChunksTileBytes +
-                     (plan.query_stages + plan.state_buffers) * keys;
+  const int others =
+      kLinearChunksFixedBytes + (plan.query_stages + plan.state_buffers) * keys;
   plan.stages = (shared_limit - others) / stage;
   if (plan.stages > kLinearChunksMaxStages) {
     plan.stages = kLinearChunksMaxStages;

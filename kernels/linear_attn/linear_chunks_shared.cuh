@@ -9,8 +9,10 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/linear_attn/linear_boxes.cuh"
+#include "kernels/linear_attn/linear_chunks_plan.h"
 #include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
@@ -26,11 +28,20 @@ using linear_prefill::kGroup;
 using linear_prefill::Row;
 using Bf16 = Half<__nv_bfloat16>;
 
+// Lanes of a warp that give back queries for it, after __syncwarp. One is
+// enough; compute-sanitizer's racecheck follows only what each thread does for
+// itself, so a build for it has them all arrive.
+#ifdef RECURVE_RACECHECK
+constexpr int kArrivingLanes = 32;
+#else
+constexpr int kArrivingLanes = 1;
+#endif
+
 struct Args {
   LinearPrefillParams p;
-  // Boxes of 64 features of a head: of 64 tokens of q, and of k and v of the
-  // tokens that one block of a cluster brings in for all.
-  CUtensorMap q, k, v;
+  // Boxes of 64 features of a head: of 64 tokens, and of the tokens that one of
+  // two blocks brings in for both.
+  CUtensorMap q, k[2], v[2];
   int head_dim;
   int value_dim;
   int heads;
@@ -52,11 +63,7 @@ struct Layout {
       : keys(start),
         queries(keys + args.stages * kStageBytes),
         states(queries + args.query_stages * kKeyBytes),
-        outputs(states + args.state_buffers * kKeyBytes),
-        powers(outputs + wgmma::kTileBytes),
-        scaled(powers + 512),
-        pairs(scaled + 512),
-        barriers(pairs + 256) {}
+        barriers(states + args.state_buffers * kKeyBytes) {}
 
   __device__ __forceinline__ uint32_t Keys(int stage) const {
     return keys + stage * kStageBytes;
@@ -71,7 +78,7 @@ struct Layout {
   __device__ __forceinline__ uint32_t State(int buffer) const {
     return states + buffer * kKeyBytes;
   }
-  // Barriers.
+  // Barriers: eight of each kind in a row.
   __device__ __forceinline__ uint32_t Full(int stage) const {
     return barriers + 8 * stage;
   }
@@ -88,14 +95,27 @@ struct Layout {
     return barriers + 256 + 8 * buffer;
   }
   __device__ __forceinline__ uint32_t StateFree(int buffer) const {
-    return barriers + 288 + 8 * buffer;
+    return barriers + 320 + 8 * buffer;
+  }
+  // One thread for each, at once: one for all would take longer than the first
+  // copies. Before __syncthreads.
+  __device__ __forceinline__ void InitBarriers(int turns) const {
+    constexpr int kWarps = kGroup / 32;
+    const int kind = threadIdx.x / 8;
+    if (kind > 5) return;
+    int arrivals = kWarps;  // of those that read queries and states,
+                            // and of those that publish states
+    if (kind == 0) arrivals = kKeyTiles + 1;  // those that copy k and v
+    // A stage is read by all that keep states, and by those whose turn its
+    // outputs are.
+    if (kind == 1) arrivals = kWarps * (turns + 1);
+    if (kind == 2) arrivals = 1;  // the one that copies queries
+    if (kind == 3) arrivals = kWarps * kArrivingLanes;
+    BarrierInit(barriers + 8 * threadIdx.x, arrivals);
+    BarrierInitFence();
   }
 
-  uint32_t keys, queries, states, outputs;
-  uint32_t powers;  // λ^n, n in [0, kChunk]
-  uint32_t scaled;  // the same times the scale of outputs
-  uint32_t pairs;   // λ^n and λ^(n−1) as bfloat16, n in [0, kChunk)
-  uint32_t barriers;
+  uint32_t keys, queries, states, barriers;
 };
 
 __device__ __forceinline__ int Uniform(int x) {
@@ -114,7 +134,8 @@ struct Part {
   int row;
   int turn;  // and rank in the cluster
   int turns;
-  int boxes;  // of k, and of v, that the block brings in for a chunk
+  const CUtensorMap* map_k;
+  const CUtensorMap* map_v;
 };
 
 // Where all units have as many blocks, these come from the grid's three
@@ -128,20 +149,33 @@ __device__ __forceinline__ Part PartOf(const Args& args) {
     part.turns = args.turns;
     part.head = blockIdx.y;
     part.row = blockIdx.z;
-    part.boxes = 1;
+    part.map_k = &args.k[args.turns - 1];
+    part.map_v = &args.v[args.turns - 1];
     return part;
   }
   const int block = static_cast<int>(blockIdx.x);
   const int shared = block - args.lone;
   part.turns = shared < 0 ? 1 : args.turns;
   part.turn = block & (part.turns - 1);
-  part.boxes = args.turns / part.turns;
+  part.map_k = &args.k[part.turns - 1];
+  part.map_v = &args.v[part.turns - 1];
   const int unit = shared < 0 ? block : args.lone + shared / args.turns;
   const int rest = Uniform(unit / args.value_tiles);
   part.tile = unit - rest * args.value_tiles;
   part.row = Uniform(rest / args.heads);
   part.head = rest - part.row * args.heads;
   return part;
+}
+
+// λ^n, n >= 0.
+__device__ __forceinline__ float Power(float log2_decay, int n) {
+  return FastExp2(log2_decay * static_cast<float>(n));
+}
+// Keeps the compiler from working these out anew where they are used.
+template <int kCount>
+__device__ __forceinline__ void HoldValues(float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i]));
 }
 
 // One lane for each block of the cluster arrives there.
@@ -153,18 +187,6 @@ __device__ __forceinline__ void ArriveEverywhere(uint32_t barrier, int blocks) {
   } else if (lane < blocks) {
     linear_cluster::ArriveInCluster(linear_cluster::InBlock(barrier, lane));
   }
-}
-
-// Entry n of a table of powers.
-__device__ __forceinline__ float Power(uint32_t table, int n) {
-  float power;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(power) : "r"(table + 4 * n));
-  return power;
-}
-__device__ __forceinline__ uint32_t PowerPair(uint32_t table, int n) {
-  uint32_t pair;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(table + 4 * n));
-  return pair;
 }
 
 }  // namespace linear_chunks

@@ -9,19 +9,20 @@
 namespace recurve {
 namespace linear_chunks {
 
-__device__ __forceinline__ void AddOuter(float (&state)[32],
-                                         const uint32_t (&values)[4],
-                                         uint32_t keys, int step) {
-  wgmma::Multiply<true>(state, values, wgmma::ByColumns(keys, step), true);
+__device__ __forceinline__ void MultiplyStep(float (&sum)[32],
+                                             const uint32_t (&values)[4],
+                                             uint32_t keys, int step) {
+  wgmma::Multiply<true>(sum, values, wgmma::ByColumns(keys, step), step > 0);
 }
-__device__ __forceinline__ void AddOuter(float (&state)[64],
-                                         const uint32_t (&values)[4],
-                                         uint32_t keys, int step) {
-  wgmma::Multiply128(state, values, wgmma::ByColumns(keys, step), true);
+__device__ __forceinline__ void MultiplyStep(float (&sum)[64],
+                                             const uint32_t (&values)[4],
+                                             uint32_t keys, int step) {
+  wgmma::Multiply128(sum, values, wgmma::ByColumns(keys, step), step > 0);
 }
 
-// Sᵀ, 64 columns by D features, is one accumulator. Before a chunk is added to
-// it, the group that makes the chunk's outputs gets it as bfloat16.
+// Sᵀ, 64 columns by D features, in registers. What a chunk adds to it is a sum
+// of its own, so that its products need not wait for the state, nor the state's
+// publication for them.
 template <int kKeyTiles>
 struct Keeper {
   static constexpr int kCount = 32 * kKeyTiles;
@@ -36,15 +37,29 @@ struct Keeper {
         warp(threadIdx.x % kGroup / 32),
         lane(threadIdx.x % 32) {}
 
-  // Calls f(register, row of the state, column) for what this thread has.
+  // Calls f(register, place in the head's state) for what this thread has. Of a
+  // state that fills its tiles without asking for each register whether it
+  // exists: that would be a quarter of the kernel's code, and code that runs
+  // once is slow.
   template <typename F>
-  __device__ __forceinline__ void ForState(F f) const {
+  __device__ __forceinline__ void ForState(float* head_state, F f) const {
+    const int columns = args.value_dim;
+    const int feature = lane % 4 * 2;
+    const int column = 64 * part.tile + 16 * warp + lane / 4;
+    float* const first = head_state + feature * columns + column;
+    if (args.head_dim == 64 * kKeyTiles && 64 * (part.tile + 1) <= columns) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int at = i / 4 * 8 + lane % 4 * 2 + (i & 1);
-      const int to = 64 * part.tile + 16 * warp + lane / 4 + (i & 2 ? 8 : 0);
-      if (at < args.head_dim && to < args.value_dim) {
-        f(i, int64_t{at} * args.value_dim + to);
+      for (int i = 0; i < kCount; ++i) {
+        f(i, first + (i / 4 * 8 + (i & 1)) * columns + (i & 2 ? 8 : 0));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int down = i / 4 * 8 + (i & 1);
+        const int right = i & 2 ? 8 : 0;
+        if (feature + down < args.head_dim && column + right < columns) {
+          f(i, first + down * columns + right);
+        }
       }
     }
   }
@@ -65,14 +80,21 @@ struct Keeper {
     }
   }
 
-  // ṽᵀ of chunk c, and for each eight tokens the two of this thread's powers
-  // of the decay: λ^(tokens that come after).
-  struct Values {
-    uint32_t of[4][4];
-    uint32_t after[8];
-  };
-  __device__ __forceinline__ void Take(int c, const Place& stage,
-                                       Values& next) const {
+  // λ^(tokens that come after) of this thread's two of each eight tokens of a
+  // chunk; `last` tokens come after the first of them.
+  __device__ __forceinline__ static void PowersAfter(float log2_decay, int last,
+                                                     uint32_t (&after)[8]) {
+#pragma unroll
+    for (int eight = 0; eight < 8; ++eight) {
+      const int n = max(last - 8 * eight, 0);
+      after[eight] =
+          Bf16::Pack(Power(log2_decay, n), Power(log2_decay, max(n - 1, 0)));
+    }
+  }
+
+  // vᵀ of the chunk at `stage`.
+  __device__ __forceinline__ void Take(const Place& stage,
+                                       uint32_t (&next)[4][4]) const {
     BarrierWait(layout.Full(stage.index), stage.phase);
     const uint32_t values = layout.Values(stage.index);
     const int matrix = lane / 8;
@@ -80,18 +102,14 @@ struct Keeper {
     for (int step = 0; step < wgmma::kSteps; ++step) {
       const int token = 16 * step + matrix / 2 * 8 + lane % 8;
       LoadMatricesTransposed(
-          next.of[step],
+          next[step],
           values + wgmma::PieceOffset(token, 2 * warp + matrix % 2));
-    }
-    const int last = row.End(c) - 1 - lane % 4 * 2;
-#pragma unroll
-    for (int eight = 0; eight < 8; ++eight) {
-      next.after[eight] = PowerPair(layout.pairs, max(last - 8 * eight, 0));
     }
   }
   // The factor. Into registers of its own: were they those that values are
   // loaded into, the compiler would wait for the products before.
-  __device__ __forceinline__ static void Weigh(const Values& next,
+  __device__ __forceinline__ static void Weigh(const uint32_t (&next)[4][4],
+                                               const uint32_t (&after)[8],
                                                uint32_t (&value)[4][4]) {
 #pragma unroll
     for (int eight = 0; eight < 8; ++eight) {
@@ -100,45 +118,55 @@ struct Keeper {
         const int at = eight % 2 * 2 + i;
         asm volatile("mul.rn.bf16x2 %0, %1, %2;"
                      : "=r"(value[eight / 2][at])
-                     : "r"(next.of[eight / 2][at]), "r"(next.after[eight]));
+                     : "r"(next[eight / 2][at]), "r"(after[eight]));
       }
     }
   }
 
+  // Starts ṽᵀ k̃ of the chunk at `stage`.
+  __device__ __forceinline__ void Multiply(int stage, uint32_t (&value)[4][4],
+                                           float (&added)[kCount]) const {
+    wgmma::Hold(added);
+    wgmma::Hold(value);
+    wgmma::Fence();
+#pragma unroll
+    for (int step = 0; step < wgmma::kSteps; ++step) {
+      MultiplyStep(added, value[step], layout.Keys(stage), step);
+    }
+    wgmma::Commit();
+  }
+
   // Leaves when everybody in the cluster has done with everything.
   __device__ __forceinline__ void Run(float* head_state, bool fresh,
-                                      bool decays) const {
+                                      float log2_decay) const {
     float state[kCount] = {};
     if (!fresh) {
-      ForState([&](int i, int64_t at) { state[i] = head_state[at]; });
+      ForState(head_state, [&](int i, float* place) { state[i] = *place; });
     }
+    uint32_t after[8];
+    const int begin = lane % 4 * 2 + 1;  // from the end of a chunk
+    PowersAfter(log2_decay, (row.chunks == 1 ? row.End(0) : kChunk) - begin,
+                after);
+    // λ^(tokens) of the first chunk, the last one, and those between them.
+    float all[3] = {
+        Power(log2_decay, row.End(0) - row.Begin(0)),
+        Power(log2_decay, row.End(row.chunks - 1) - row.Begin(row.chunks - 1)),
+        Power(log2_decay, kChunk)};
+    HoldValues(all);
     Place stage;
     Place buffer;
-    Values next;
+    uint32_t next[4][4];
     uint32_t value[4][4];
-    Take(0, stage, next);
-    Weigh(next, value);
-    for (int c = 0; c < row.chunks; ++c) {
-      const bool mine = part.Mine(c);
-      if (mine) {
+    float added[kCount];
+    Take(stage, next);
+    Weigh(next, after, value);
+    Multiply(stage.index, value, added);
+    for (int c = 0;; ++c) {
+      // While the chunk's products are under way: the state before it is
+      // published, and the next values come.
+      if (part.Mine(c)) {
         BarrierWait(layout.StateFree(buffer.index), buffer.phase ^ 1);
         Publish(layout.State(buffer.index), state);
-      }
-      if (decays) {
-        const float all = Power(layout.powers, row.End(c) - row.Begin(c));
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) state[i] *= all;
-      }
-      wgmma::Hold(state);
-      wgmma::Hold(value);
-      wgmma::Fence();
-#pragma unroll
-      for (int step = 0; step < wgmma::kSteps; ++step) {
-        AddOuter(state, value[step], layout.Keys(stage.index), step);
-      }
-      wgmma::Commit();
-      // While that is under way: the state may be read, and the next values.
-      if (mine) {
         BulkCopyFence();
         __syncwarp();
         if (lane == 0) BarrierArrive(layout.StateFull(buffer.index));
@@ -147,18 +175,30 @@ struct Keeper {
       const int used = stage.index;
       stage.Next(args.stages);
       const bool more = c + 1 < row.chunks;
-      if (more) Take(c + 1, stage, next);
+      if (more) {
+        Take(stage, next);
+        if (c + 2 == row.chunks && row.End(c + 1) < kChunk) {
+          PowersAfter(log2_decay, row.End(c + 1) - begin, after);
+        }
+      }
+      const float lambda = !more ? all[1] : c == 0 ? all[0] : all[2];
       wgmma::Wait<0>();
-      wgmma::Hold(state);
+      wgmma::Hold(added);
       wgmma::Hold(value);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        state[i] = fmaf(state[i], lambda, added[i]);
+      }
       ArriveEverywhere(layout.Free(used), part.turns);
-      if (more) Weigh(next, value);
+      if (!more) break;
+      Weigh(next, after, value);
+      Multiply(stage.index, value, added);
     }
     // Blocks that take turns have the same state, and all have read the one
     // before.
-    if (part.turns > 1) linear_cluster::ClusterBarrier();
+    if (part.turns > 1) linear_cluster::Meet();
     if (part.turn == 0) {
-      ForState([&](int i, int64_t at) { head_state[at] = state[i]; });
+      ForState(head_state, [&](int i, float* place) { *place = state[i]; });
     }
   }
 

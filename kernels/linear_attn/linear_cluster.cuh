@@ -33,6 +33,13 @@ __device__ __forceinline__ void WaitAtEnd() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
+// All threads of the cluster meet, and what they wrote is not waited for: to
+// begin after BarrierInitFence, which orders the barriers' own words; or to end
+// when nothing that was sent is under way any more.
+__device__ __forceinline__ void Meet() {
+  ArriveAtEnd();
+  WaitAtEnd();
+}
 // A shared-memory address of this block, in block `rank` of the cluster.
 __device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
   uint32_t mapped = 0;

@@ -49,7 +49,8 @@ struct LinearPrefillParams {
 
   int64_t max_rows;          // of the launch, at most 65535
   const int32_t* rows;       // [1] rows in use, null: all; of the others
-                             // nothing is read but query_start, nothing written
+                             // query_start, slots, positions and fresh may be
+                             // read, whatever is there; nothing is written
   const int32_t* slots;      // [max_rows], each at most once. Slot 0 is the
                              // sink: a row in it reads and writes no state, and
                              // its out is 0.
