@@ -90,7 +90,7 @@ struct Writer {
   }
   __device__ __forceinline__ void GiveBack(const Place& query) const {
     __syncwarp();
-    if (lane < kArrivingLanes) BarrierArrive(layout.QueryFree(query.index));
+    if (lane == 0) BarrierArrive(layout.QueryFree(query.index));
   }
   // A warp's 16 tokens, turned round into pieces of 16 bytes, in the place of
   // their queries, which are given back then.

@@ -28,15 +28,6 @@ using linear_prefill::kGroup;
 using linear_prefill::Row;
 using Bf16 = Half<__nv_bfloat16>;
 
-// Lanes of a warp that give back queries for it, after __syncwarp. One is
-// enough; compute-sanitizer's racecheck follows only what each thread does for
-// itself, so a build for it has them all arrive.
-#ifdef RECURVE_RACECHECK
-constexpr int kArrivingLanes = 32;
-#else
-constexpr int kArrivingLanes = 1;
-#endif
-
 struct Args {
   LinearPrefillParams p;
   // Boxes of 64 features of a head: of 64 tokens, and of the tokens that one of
@@ -110,7 +101,6 @@ struct Layout {
     // outputs are.
     if (kind == 1) arrivals = kWarps * (turns + 1);
     if (kind == 2) arrivals = 1;  // the one that copies queries
-    if (kind == 3) arrivals = kWarps * kArrivingLanes;
     BarrierInit(barriers + 8 * threadIdx.x, arrivals);
     BarrierInitFence();
   }
