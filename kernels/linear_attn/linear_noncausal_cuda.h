@@ -23,8 +23,9 @@ namespace recurve {
 // Every pointer is device memory and 16-byte aligned; nothing that changes from
 // step to step is a launch argument. q, k, v and g are bfloat16. Products are
 // of bfloat16 factors (q̃, k̃, v and S), sums are float32; outputs are rounded to
-// bfloat16, in whichever type they are written. silu is computed to about 2⁻¹¹
-// of its argument.
+// bfloat16, in whichever type they are written. With kCosine the sums over four
+// parts of a sequence may be rounded to bfloat16 before they are added up to S.
+// silu is computed to about 2⁻¹¹ of its argument.
 //
 // A row's results depend on that row alone: bitwise the same in any batch.
 struct LinearNoncausalParams {

@@ -20,6 +20,7 @@ using linear_ring::Args;
 using linear_ring::Change;
 using linear_ring::Copier;
 using linear_ring::Form;
+using linear_ring::kGroup;
 using linear_ring::kMakers;
 using linear_ring::kMultipliers;
 using linear_ring::kParts;
@@ -28,6 +29,7 @@ using linear_ring::Layout;
 using linear_ring::Maker;
 using linear_ring::Multiplier;
 using linear_ring::Plan;
+using linear_ring::WriteZeros;
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -41,7 +43,8 @@ using linear_ring::Plan;
 
 // Grid: as many clusters of kParts blocks as there is room for; they
 // take the heads of the rows in turn. A block makes S of its part of the
-// tokens; the parts are added up; then it makes the outputs of the same part.
+// tokens; the parts are added up while it makes outputs, of its part of the
+// head before; then come the outputs of this head.
 template <Form kForm>
 __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
     linear_noncausal_ring_kernel(const __grid_constant__ Args args) {
@@ -54,23 +57,29 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
   linear_cluster::ClusterBarrier();  // everybody's barriers are ready
 
   if (threadIdx.x < kMultipliers) {
-    if constexpr (P::kMakes) ClaimRegisters<176>();
+    if constexpr (P::kMakes) ClaimRegisters<184>();
     Multiplier<kForm> multiplier(args, layout);
     multiplier.Run();
     Leave();
   } else if (P::kMakes && threadIdx.x < kMultipliers + kMakers) {
     if constexpr (P::kMakes) {
-      ReleaseRegisters<120>();
+      ReleaseRegisters<112>();
       Maker<kForm> maker(args, layout);
       maker.Run();
       Leave();
     }
   } else {
-    if constexpr (P::kMakes) ReleaseRegisters<40>();
-    constexpr int kCopierWarp = (kMultipliers + (P::kMakes ? kMakers : 0)) / 32;
-    if (threadIdx.x / 32 == kCopierWarp) {
-      Copier<kForm> copier{args, layout, {}, {}};
+    if constexpr (P::kMakes) ReleaseRegisters<32>();
+    const int thread = static_cast<int>(threadIdx.x) - (P::kThreads - kGroup);
+    if (thread < 32) {
+      Copier<kForm> copier{args, layout};
       copier.Run();
+    } else if (args.p.out_type == ElementType::kFloat32) {
+      WriteZeros(args, static_cast<float*>(args.p.out), thread - 32,
+                 kGroup - 32);
+    } else {
+      WriteZeros(args, static_cast<__nv_bfloat16*>(args.p.out), thread - 32,
+                 kGroup - 32);
     }
     Leave();
   }
@@ -134,6 +143,10 @@ cudaError_t Launch(const LinearNoncausalParams& p, cudaStream_t stream) {
   map(p.k, p.head_dim, &args.k);
   map(p.v, p.value_dim, &args.v);
   map(p.g, p.value_dim, &args.g);
+  if (p.out_type == ElementType::kBFloat16 && error == cudaSuccess) {
+    error = linear_boxes::MakeMap(p.out, p.value_dim, p.num_heads, p.out_stride,
+                                  kTokens, &args.out);
+  }
   if (error != cudaSuccess) return error;
   args.heads = static_cast<int>(p.num_heads);
   args.head_dim = static_cast<int>(p.head_dim);

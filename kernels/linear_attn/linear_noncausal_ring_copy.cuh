@@ -15,33 +15,52 @@ namespace linear_ring {
 
 using linear_boxes::CopyBox;
 
-// It goes on to the next item as soon as there is room, so that memory has work
-// while parts are added up. Whole tiles come by the tensor copy engine. A last
-// one that is not whole the warp fills by itself: what is no token of the row
-// must be zeros, and may not be memory at all.
+// It runs ahead as far as there is room. Whole tiles come by the tensor copy
+// engine. A last one that is not whole the warp fills by itself: what is no
+// token of the row must be zeros, and may not be memory at all.
 template <Form kForm>
 struct Copier {
   using P = Plan<kForm>;
 
   __device__ __forceinline__ void Run() {
-    ForItems(args, [&](const Item& item) {
-      if (!item.Works()) return;
-      const LinearNoncausalParams& p = args.p;
+    const LinearNoncausalParams& p = args.p;
+    ForItems(args, [&](const Item& next, const Item& before) {
+      Tell(next);
 #pragma unroll 1
-      for (int i = 0; i < 2 * item.part_tiles; ++i) {
-        const bool first = i < item.part_tiles;
-        const int t = first ? i : i - item.part_tiles;
-        Fetch(item, t, first ? p.k : p.q, first ? args.k : args.q,
-              args.head_dim, layout.Key(key.index), layout.KeyFull(key.index),
-              layout.KeyFree(key.index), key.phase);
-        key.Next(P::kKeyStages);
-        Fetch(item, t, first ? p.v : p.g, first ? args.v : args.g,
-              args.value_dim, layout.Value(value.index),
-              layout.ValueFull(value.index), layout.ValueFree(value.index),
-              value.phase);
-        value.Next(P::kValueStages);
+      for (int half = 0; half < 2; ++half) {
+        const bool first = half == 0;
+        const Item item = first ? next : before;
+        const int tiles = item.PartTiles();
+#pragma unroll 1
+        for (int t = 0; t < tiles; ++t) {
+          Fetch(item, t, first ? p.k : p.q, first ? args.k : args.q,
+                args.head_dim, layout.Key(key.index), layout.KeyFull(key.index),
+                layout.KeyFree(key.index), key.phase);
+          key.Next(P::kKeyStages);
+          Fetch(item, t, first ? p.v : p.g, first ? args.v : args.g,
+                args.value_dim, layout.Value(value.index),
+                layout.ValueFull(value.index), layout.ValueFree(value.index),
+                value.phase);
+          value.Next(P::kValueStages);
+        }
       }
     });
+  }
+
+  // Those who multiply read it in the order of rounds; nothing is over what
+  // they still look at.
+  __device__ __forceinline__ void Tell(const Item& item) {
+    const int place = round % kItemPlaces;
+    BarrierWait(layout.ItemFree(place), (round / kItemPlaces & 1) ^ 1);
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
+                       layout.ItemWords(place)),
+                   "r"(item.slot), "r"(item.head), "r"(item.first_token),
+                   "r"(item.count)
+                   : "memory");
+    }
+    WarpArrive(layout.ItemFull(place));
+    ++round;
   }
 
   __device__ __forceinline__ void Fetch(const Item& item, int tile,
@@ -55,7 +74,7 @@ struct Copier {
     } else if (left >= kTokens) {
       if (threadIdx.x % 32 == 0) {
         BarrierExpect(full, kRawBytes);
-        const int token = static_cast<int>(item.Token(tile));
+        const int token = item.Token(tile);
         CopyBox(to, map, 0, item.head, token, full, 1);
         CopyBox(to + kTileBytes, map, 64, item.head, token, full, 1);
       } else if (threadIdx.x % 32 < kArrivingLanes) {
@@ -72,7 +91,7 @@ struct Copier {
     const int lane = threadIdx.x % 32;
     const int feature = lane % 16 * 8;
     const auto* from = static_cast<const __nv_bfloat16*>(x) +
-                       item.Token(tile) * args.p.stride +
+                       int64_t{item.Token(tile)} * args.p.stride +
                        int64_t{item.head} * dim + feature;
     to += lane % 16 / 8 * kTileBytes;
 #pragma unroll 4
@@ -90,7 +109,26 @@ struct Copier {
   const Layout<kForm>& layout;
   Place key;
   Place value;
+  uint32_t round = 0;  // how many items were told of
 };
+
+// The outputs of rows in the sink, by the warps beside the one that copies:
+// `thread` of `threads`.
+template <typename T>
+__device__ __forceinline__ void WriteZeros(const Args& args, T* out, int thread,
+                                           int threads) {
+  const int columns = args.value_dim;
+  Items items(args);
+  while (!items.AtEnd()) {
+    const Item item = items.Take();
+    if (!item.InSink()) continue;
+    const int tokens = min(item.PartTiles() * kTokens, item.Left(0));
+    for (int i = thread; i < tokens * columns; i += threads) {
+      out[(int64_t{item.Token(0)} + i / columns) * args.p.out_stride +
+          int64_t{item.head} * columns + i % columns] = T(0.0f);
+    }
+  }
+}
 
 }  // namespace linear_ring
 }  // namespace recurve

@@ -46,52 +46,45 @@ struct Maker {
         exists(feature < a.head_dim) {}
 
   __device__ __forceinline__ void Run() {
-    Place raw;
-    Place made;
-    uint32_t round = 0;
-    int turned_head = -1;
-    ForItems(args, [&](const Item& item) {
-      if (!item.Works()) return;
-      if (kCosine && (turned_head < 0 || args.p.phase_head_stride != 0)) {
-        TakeTurns(item.head);
-        turned_head = item.head;
-      }
-      for (int half = 0; half < 2; ++half) {
-        const Change change = half == 0 ? args.k_change : args.q_change;
-        // What other blocks send of S takes the place of tiles.
-        if (half == 1) {
-          BarrierWait(layout.Summed(), round);
-          WarpArrive(layout.Resumed());
-        }
-        for (int t = 0; t < item.part_tiles; ++t) {
-          if (kCosine && t % kFreshTiles == 0) {
-            BeginWaves(item.head, args.p.positions[item.row] +
-                                      (item.first_tile + t) * kTokens + row);
-          }
-          BarrierWait(layout.KeyFull(raw.index), raw.phase);
-          BarrierWait(layout.MadeFree(made.index), made.phase ^ 1);
-          const uint32_t from = layout.Key(raw.index) + at;
-          const uint32_t to = layout.Made(made.index) + at;
-          switch (change) {
-            case Change::kNone:
-              Make<Change::kNone>(from, to);
-              break;
-            case Change::kSilu:
-              Make<Change::kSilu>(from, to);
-              break;
-            case Change::kSoftmax:
-              Make<Change::kSoftmax>(from, to);
-              break;
-          }
-          BulkCopyFence();  // wgmma reads what this thread wrote
-          WarpArrive(layout.MadeFull(made.index));
-          WarpArrive(layout.KeyFree(raw.index));
-          raw.Next(P::kKeyStages);
-          made.Next(P::kMadeBuffers);
-        }
-      }
-      round ^= 1;
+    ForItems(args, [&](const Item& next, const Item& before) {
+      MakeAll(next, args.k_change);
+      MakeAll(before, args.q_change);
     });
+  }
+  __device__ __forceinline__ void MakeAll(const Item& item, Change change) {
+    if (!item.Works()) return;
+    if (kCosine && (turned_head < 0 || (args.p.phase_head_stride != 0 &&
+                                        turned_head != item.head))) {
+      TakeTurns(item.head);
+      turned_head = item.head;
+    }
+    const int tiles = item.PartTiles();
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) {
+      if (kCosine && t % kFreshTiles == 0) {
+        BeginWaves(item.head, args.p.positions[item.row] +
+                                  (item.FirstTile() + t) * kTokens + row);
+      }
+      BarrierWait(layout.KeyFull(key.index), key.phase);
+      if (kCosine) BarrierWait(layout.SineFree(sine.index), sine.phase ^ 1);
+      const uint32_t tile = layout.Key(key.index) + at;
+      const uint32_t sines = layout.Sine(sine.index) + at;
+      switch (change) {
+        case Change::kNone:
+          Make<Change::kNone>(tile, sines);
+          break;
+        case Change::kSilu:
+          Make<Change::kSilu>(tile, sines);
+          break;
+        case Change::kSoftmax:
+          Make<Change::kSoftmax>(tile, sines);
+          break;
+      }
+      BulkCopyFence();  // wgmma reads what this thread wrote
+      WarpArrive(layout.Made(key.index));
+      key.Next(P::kKeyStages);
+      if (kCosine) sine.Next(P::kSineBuffers);
+    }
   }
 
   // ---- angles ----
@@ -138,11 +131,11 @@ struct Maker {
   // A loop: with all passes unrolled the code is three times as long, and no
   // faster.
   template <Change kChange>
-  __device__ __forceinline__ void Make(uint32_t from, uint32_t to) {
+  __device__ __forceinline__ void Make(uint32_t tile, uint32_t sines) {
     // Softmax looks at more tokens at a time, as lanes wait for each other.
     constexpr int kBatch = kChange == Change::kSoftmax ? 4 : 2;
     uint32_t next[kBatch][4];
-    LoadSome(from, next);
+    LoadSome(tile, next);
 #pragma unroll 1
     for (int left = kPasses; left > 0; left -= kBatch) {
       uint32_t word[kBatch][4];
@@ -151,15 +144,18 @@ struct Maker {
 #pragma unroll
         for (int j = 0; j < 4; ++j) word[i][j] = next[i][j];
       }
-      from += kBatch * kRows * 128;
-      if (left > kBatch) LoadSome(from, next);
+      const uint32_t at = tile;
+      tile += kBatch * kRows * 128;
+      if (left > kBatch) LoadSome(tile, next);
       float x[kBatch][8];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) Unpack<kChange>(word[i], x[i]);
       if constexpr (kChange == Change::kSoftmax) Softmax(x);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) Encode(i, x[i], to + i * (kRows * 128));
-      to += kBatch * kRows * 128;
+      for (int i = 0; i < kBatch; ++i) {
+        Encode(i, x[i], at + i * (kRows * 128), sines + i * (kRows * 128));
+      }
+      sines += kBatch * kRows * 128;
     }
   }
   template <int kCount>
@@ -234,7 +230,7 @@ struct Maker {
     }
   }
   __device__ __forceinline__ void Encode(int pass, const float (&x)[8],
-                                         uint32_t to) {
+                                         uint32_t to, uint32_t sines) {
     if constexpr (kCosine) {
       float y[8];
 #pragma unroll
@@ -242,7 +238,7 @@ struct Maker {
       linear_prefill::StoreEight(to, y);
 #pragma unroll
       for (int j = 0; j < 8; ++j) y[j] = x[j] * sin[pass % 2][j];
-      linear_prefill::StoreEight(to + kRawBytes, y);
+      linear_prefill::StoreEight(sines, y);
       TurnWaves(pass);
     } else {
       linear_prefill::StoreEight(to, x);
@@ -256,6 +252,9 @@ struct Maker {
   int row;
   uint32_t at;
   bool exists;
+  Place key;
+  Place sine;
+  int turned_head = -1;
   float twice[8];              // cos of a pass's turn, twice
   float cos[2][8], sin[2][8];  // of this pass and the one before, in turns
 };

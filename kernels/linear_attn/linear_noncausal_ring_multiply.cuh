@@ -31,6 +31,19 @@ __device__ __forceinline__ void StoreFourTransposed(uint32_t address,
 #endif
 }
 
+// A box of outputs, from shared memory; what is beyond a head's is left out.
+__device__ __forceinline__ void StoreBox(uint32_t from, const CUtensorMap& map,
+                                         int feature, int head, int token) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group "
+      "[%1, {%2, %3, %4}], [%0];"
+      "cp.async.bulk.commit_group;" ::"r"(from),
+      "l"(&map), "r"(feature), "r"(head), "r"(token)
+      : "memory");
+#endif
+}
+
 // A group has 64 columns. Sᵀ, these columns by all features, is an accumulator
 // and, once added up and rounded, the left factor of oᵀ = Sᵀ q̃ᵀ, without
 // leaving its registers but for the sum.
@@ -47,139 +60,109 @@ struct Multiplier {
         warp(threadIdx.x % kGroup / 32),
         lane(threadIdx.x % 32) {}
 
+  // The parts of an item's S are on their way while outputs of the item before
+  // are made, and its sums while S of the item after is.
   __device__ __forceinline__ void Run() {
-    ForItems(args, [&](const Item& item) {
-      if (item.count > 0 && item.sink) WriteZeros(item);
-      if (!item.Works()) return;
-      uint32_t factor[kSteps][4];
+    uint32_t mine[P::kSumPieces][4] = {};
+#pragma unroll 1
+    for (;; ++round) {
+      const int place = round % kItemPlaces;
+      BarrierWait(layout.ItemFull(place), round / kItemPlaces & 1);
+      const bool ends = !Told(round).Works();
+      uint32_t own[P::kPartPieces][4] = {};
       {
         float state[P::kEncodings][64] = {};
-        for (int t = 0; t < item.part_tiles; ++t) AddTile(state);
-        AddUp(item, state, factor);
+        const int tiles = Told(round).PartTiles();
+#pragma unroll 1
+        for (int t = 0; t < tiles; ++t) AddTile(state);
+        if (round > 0) BarrierWait(layout.SumsFull(), ~round & 1);
+        if (!ends) SendParts(state, own);
       }
-      for (int t = 0; t < item.part_tiles; ++t) OutTile(item, t, factor);
-    });
+      if (round > 0) {
+        uint32_t factor[kSteps][4];
+        TakeSums(mine, factor);
+        if (!ends) LetSend();
+        const Item before = Told(round - 1);
+        const int tiles = before.PartTiles();
+#pragma unroll 1
+        for (int t = 0; t < tiles; ++t) OutTile(before, t, factor);
+        FinishStore();
+        WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
+      }
+      if (ends) break;
+      AddUp(own, mine);
+    }
+  }
+  // What the warp that copies told of: read anew wherever it is needed, as
+  // there are no registers to spare.
+  __device__ __forceinline__ Item Told(uint32_t which) const {
+    uint32_t x[4];
+    ReadFour(layout.ItemWords(which % kItemPlaces), x);
+    Item item;
+    item.slot = static_cast<int>(x[0]);
+    item.head = static_cast<int>(x[1]);
+    item.first_token = static_cast<int>(x[2]);
+    item.count = static_cast<int>(x[3]);
+    return item;
   }
 
   // ---- k̃ and q̃: made, or as they came ----
 
-  __device__ __forceinline__ uint32_t WaitForFactor() const {
-    if constexpr (P::kMakes) {
-      BarrierWait(layout.MadeFull(key.index), key.phase);
-      return layout.Made(key.index);
-    } else {
-      BarrierWait(layout.KeyFull(key.index), key.phase);
-      return layout.Key(key.index);
-    }
+  __device__ __forceinline__ void WaitForFactor() const {
+    BarrierWait(P::kMakes ? layout.Made(key.index) : layout.KeyFull(key.index),
+                key.phase);
+  }
+  // 128 features of it.
+  __device__ __forceinline__ uint32_t Factor(int encoding) const {
+    return encoding == 0 ? layout.Key(key.index) : layout.Sine(sine.index);
   }
   __device__ __forceinline__ void ReleaseFactor() {
-    WarpArrive(P::kMakes ? layout.MadeFree(key.index)
-                         : layout.KeyFree(key.index));
-    key.Next(P::kMakes ? P::kMadeBuffers : P::kKeyStages);
+    WarpArrive(layout.KeyFree(key.index));
+    key.Next(P::kKeyStages);
+    if constexpr (P::kSineBuffers > 0) {
+      WarpArrive(layout.SineFree(sine.index));
+      sine.Next(P::kSineBuffers);
+    }
   }
 
   // ---- S ----
 
-  // vᵀ leaves shared memory once, for all features.
+  // Both factors are read from shared memory: vᵀ in registers would be 16 of
+  // them, and S has most of what there are.
   __device__ __forceinline__ void AddTile(float (&state)[P::kEncodings][64]) {
     BarrierWait(layout.ValueFull(value.index), value.phase);
+    WaitForFactor();
     const uint32_t columns = layout.Value(value.index) + group * kTileBytes;
-    const int matrix = lane / 8;
-    uint32_t values[wgmma::kSteps][4];
-#pragma unroll
-    for (int step = 0; step < wgmma::kSteps; ++step) {
-      LoadMatricesTransposed(
-          values[step],
-          columns + wgmma::PieceOffset(16 * step + matrix / 2 * 8 + lane % 8,
-                                       2 * warp + matrix % 2));
-    }
-    const uint32_t keys = WaitForFactor();
 #pragma unroll
     for (int e = 0; e < P::kEncodings; ++e) wgmma::Hold(state[e]);
-    wgmma::Hold(values);
     wgmma::Fence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
 #pragma unroll
       for (int e = 0; e < P::kEncodings; ++e) {
-        wgmma::Multiply128(
-            state[e], values[step],
-            wgmma::ByColumns(keys + e * kRawBytes, step, kTileBytes), true);
+        wgmma::MultiplyColumns128(state[e], wgmma::ByColumns(columns, step),
+                                  wgmma::ByColumns(Factor(e), step));
       }
     }
     wgmma::Commit();
-    WarpArrive(layout.ValueFree(value.index));
-    value.Next(P::kValueStages);
     wgmma::Wait<0>();
 #pragma unroll
     for (int e = 0; e < P::kEncodings; ++e) wgmma::Hold(state[e]);
-    wgmma::Hold(values);
+    WarpArrive(layout.ValueFree(value.index));
+    value.Next(P::kValueStages);
     ReleaseFactor();
   }
 
-  // Tells every block that this warp may be sent to, and waits until all may.
-  __device__ __forceinline__ void MeetCluster() {
-    __syncwarp();
-    for (int i = lane; i < kParts * kArrivingLanes; i += 32) {
-      linear_cluster::ArriveInCluster(
-          linear_cluster::InBlock(layout.Ready(), i % kParts));
-    }
-    BarrierWait(layout.Ready(), ready_phase);
-    ready_phase ^= 1;
-  }
-  // Where block `to` has what block `from` sends this thread.
-  __device__ __forceinline__ uint32_t Mailbox(int from, int to,
-                                              int bytes) const {
-    const int place = from < to ? from : from - 1;
-    return layout.region + place * (bytes * kMultipliers) + threadIdx.x * 16;
-  }
+  // ---- the sum of the parts: each block adds up a quarter of the features, in
+  // the order of the blocks from its own on. What a thread sends goes to the
+  // same thread of another block. ----
 
-  // Adds up the parts of S, each block a quarter of the features, in the order
-  // of the blocks from its own on; what a thread sends goes to the same thread
-  // of another block. The slot gets the sums, `factor` their rounded values.
-  __device__ __forceinline__ void AddUp(const Item& item,
-                                        const float (&state)[P::kEncodings][64],
-                                        uint32_t (&factor)[kSteps][4]) {
-    constexpr int kShare = P::kShare;
-    constexpr int kBytes = kShare * 16;
-    MeetCluster();
-    if (threadIdx.x == 0) BarrierExpect(layout.Received(), P::kReceiveBytes);
-#pragma unroll
-    for (int other = 0; other < kParts; ++other) {
-      if (other == rank) continue;
-      const float* x = Part(state, other);
-      const uint32_t to =
-          linear_cluster::InBlock(Mailbox(rank, other, kBytes), other);
-      const uint32_t barrier =
-          linear_cluster::InBlock(layout.Received(), other);
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        linear_cluster::SendFour(to + i * (kMultipliers * 16), barrier,
-                                 x[4 * i], x[4 * i + 1], x[4 * i + 2],
-                                 x[4 * i + 3]);
-      }
-    }
-    float sum[4 * kShare];
-#pragma unroll
-    for (int i = 0; i < 4 * kShare; ++i) {
-      sum[i] = rank < 2 ? (rank == 0 ? Part(state, 0)[i] : Part(state, 1)[i])
-                        : (rank == 2 ? Part(state, 2)[i] : Part(state, 3)[i]);
-    }
-    wgmma::Hold(sum);
-    BarrierWait(layout.Received(), received_phase);
-    received_phase ^= 1;
-#pragma unroll
-    for (int n = 1; n < kParts; ++n) {
-      const uint32_t from = Mailbox((rank + n) % kParts, rank, kBytes);
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        uint32_t x[4];
-        ReadFour(from + i * (kMultipliers * 16), x);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[4 * i + j] += __uint_as_float(x[j]);
-      }
-    }
-    Share(item, sum, factor);
+  // Where block `to` has what block `from` sends this thread.
+  template <int kPieces>
+  __device__ __forceinline__ uint32_t Mailbox(uint32_t boxes, int from,
+                                              int to) const {
+    const int place = from < to ? from : from - 1;
+    return boxes + place * (kPieces * P::kPieceBytes) + threadIdx.x * 16;
   }
   // What block `part` adds up.
   static __device__ __forceinline__ const float* Part(
@@ -187,58 +170,150 @@ struct Multiplier {
     const int first = 4 * P::kShare * part;
     return &state[first / 64][first % 64];
   }
-  // Everybody's sums as a factor.
-  __device__ __forceinline__ void Share(const Item& item,
-                                        const float (&sum)[4 * P::kShare],
-                                        uint32_t (&factor)[kSteps][4]) {
-    constexpr int kShare = P::kFactorShare;
-    constexpr int kBytes = kShare * 16;
-    uint32_t mine[kShare][4];
-#pragma unroll
-    for (int i = 0; i < 4 * kShare; ++i) {
-      mine[i / 4][i % 4] =
-          Bf16::Pack(sum[2 * i] * args.p.scale, sum[2 * i + 1] * args.p.scale);
+  // Word `j` of piece `i` of a part, as it is sent.
+  static __device__ __forceinline__ uint32_t Piece(const float* x, int i,
+                                                   int j) {
+    if constexpr (P::kRoundParts) {
+      return Bf16::Pack(x[8 * i + 2 * j], x[8 * i + 2 * j + 1]);
+    } else {
+      return __float_as_uint(x[4 * i + j]);
     }
-    MeetCluster();  // all have read what this takes the place of
-    if (threadIdx.x == 0) {
-      BarrierExpect(layout.Received(), P::kReceiveBytes / 2);
+  }
+  static __device__ __forceinline__ void Send(uint32_t to, uint32_t barrier,
+                                              uint32_t a, uint32_t b,
+                                              uint32_t c, uint32_t d) {
+    linear_cluster::SendFour(to, barrier, __uint_as_float(a),
+                             __uint_as_float(b), __uint_as_float(c),
+                             __uint_as_float(d));
+  }
+  // There is room: every block has sent the sums of the item before, after it
+  // had read the parts. By rank, so that a part's registers are free once it
+  // has been sent. This block's own part waits in registers, rounded like
+  // others.
+  __device__ __forceinline__ void SendParts(
+      const float (&state)[P::kEncodings][64],
+      uint32_t (&own)[P::kPartPieces][4]) {
+    if (threadIdx.x == 0) BarrierExpect(layout.PartsFull(), P::kPartBytes);
+    switch (rank) {
+      case 0:
+        SendPartsOf<0>(state, own);
+        break;
+      case 1:
+        SendPartsOf<1>(state, own);
+        break;
+      case 2:
+        SendPartsOf<2>(state, own);
+        break;
+      default:
+        SendPartsOf<3>(state, own);
+    }
+    wgmma::Hold(own);
+  }
+  template <int kRank>
+  __device__ __forceinline__ void SendPartsOf(
+      const float (&state)[P::kEncodings][64],
+      uint32_t (&own)[P::kPartPieces][4]) const {
+#pragma unroll
+    for (int i = 0; i < P::kPartPieces; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) own[i][j] = Piece(Part(state, kRank), i, j);
     }
 #pragma unroll
     for (int n = 1; n < kParts; ++n) {
-      const int other = (rank + n) % kParts;
-      const uint32_t to =
-          linear_cluster::InBlock(Mailbox(rank, other, kBytes), other);
+      const int part = (kRank + n) % kParts;
+      const uint32_t to = linear_cluster::InBlock(
+          Mailbox<P::kPartPieces>(layout.parts, kRank, part), part);
       const uint32_t barrier =
-          linear_cluster::InBlock(layout.Received(), other);
+          linear_cluster::InBlock(layout.PartsFull(), part);
 #pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        linear_cluster::SendFour(
-            to + i * (kMultipliers * 16), barrier, __uint_as_float(mine[i][0]),
-            __uint_as_float(mine[i][1]), __uint_as_float(mine[i][2]),
-            __uint_as_float(mine[i][3]));
+      for (int i = 0; i < P::kPartPieces; ++i) {
+        Send(to + i * P::kPieceBytes, barrier, Piece(Part(state, part), i, 0),
+             Piece(Part(state, part), i, 1), Piece(Part(state, part), i, 2),
+             Piece(Part(state, part), i, 3));
       }
     }
-    Keep(item, sum);  // while they come
-    BarrierWait(layout.Received(), received_phase);
-    received_phase ^= 1;
+  }
+  // Every block may send this one the sums of the next item: this warp has read
+  // those of the one before it.
+  __device__ __forceinline__ void LetSend() const {
+    __syncwarp();
+    for (int i = lane; i < kParts * kArrivingLanes; i += 32) {
+      linear_cluster::ArriveInCluster(
+          linear_cluster::InBlock(layout.SumsFree(), i % kParts));
+    }
+  }
+  static __device__ __forceinline__ void AddPiece(const uint32_t (&x)[4], int i,
+                                                  float (&sum)[4 * P::kShare]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if constexpr (P::kRoundParts) {
+        sum[8 * i + 2 * j] += Bf16::Low(x[j]);
+        sum[8 * i + 2 * j + 1] += Bf16::High(x[j]);
+      } else {
+        sum[4 * i + j] += __uint_as_float(x[j]);
+      }
+    }
+  }
+  // The slot gets the sums, and everybody their rounded values.
+  __device__ __forceinline__ void AddUp(
+      const uint32_t (&own)[P::kPartPieces][4],
+      uint32_t (&mine)[P::kSumPieces][4]) {
+    float sum[4 * P::kShare] = {};
+#pragma unroll
+    for (int i = 0; i < P::kPartPieces; ++i) AddPiece(own[i], i, sum);
+    BarrierWait(layout.PartsFull(), round & 1);
+#pragma unroll
+    for (int n = 1; n < kParts; ++n) {
+      const uint32_t from =
+          Mailbox<P::kPartPieces>(layout.parts, (rank + n) % kParts, rank);
+#pragma unroll
+      for (int i = 0; i < P::kPartPieces; ++i) {
+        uint32_t x[4];
+        ReadFour(from + i * P::kPieceBytes, x);
+        AddPiece(x, i, sum);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * P::kSumPieces; ++i) {
+      mine[i / 4][i % 4] =
+          Bf16::Pack(sum[2 * i] * args.p.scale, sum[2 * i + 1] * args.p.scale);
+    }
+    if (round > 0) BarrierWait(layout.SumsFree(), ~round & 1);
+    if (threadIdx.x == 0) BarrierExpect(layout.SumsFull(), P::kSumBytes);
+#pragma unroll
+    for (int n = 1; n < kParts; ++n) {
+      const int other = (rank + n) % kParts;
+      const uint32_t to = linear_cluster::InBlock(
+          Mailbox<P::kSumPieces>(layout.sums, rank, other), other);
+      const uint32_t barrier =
+          linear_cluster::InBlock(layout.SumsFull(), other);
+#pragma unroll
+      for (int i = 0; i < P::kSumPieces; ++i) {
+        Send(to + i * P::kPieceBytes, barrier, mine[i][0], mine[i][1],
+             mine[i][2], mine[i][3]);
+      }
+    }
+    Keep(Told(round), sum);
+  }
+  // Everybody's sums as a factor.
+  __device__ __forceinline__ void TakeSums(
+      const uint32_t (&mine)[P::kSumPieces][4],
+      uint32_t (&factor)[kSteps][4]) const {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-      for (int i = 0; i < kShare; ++i) {
+      for (int i = 0; i < P::kSumPieces; ++i) {
         uint32_t x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = mine[i][j];
         if (part != rank) {
-          ReadFour(Mailbox(part, rank, kBytes) + i * (kMultipliers * 16), x);
+          ReadFour(Mailbox<P::kSumPieces>(layout.sums, part, rank) +
+                       i * P::kPieceBytes,
+                   x);
         }
 #pragma unroll
-        for (int j = 0; j < 4; ++j) factor[kShare * part + i][j] = x[j];
+        for (int j = 0; j < 4; ++j) factor[P::kSumPieces * part + i][j] = x[j];
       }
-    }
-    if (P::kMakes) {
-      BarrierWait(layout.Resumed(), resumed_phase ^ 1);  // of the item before
-      resumed_phase ^= 1;
-      WarpArrive(layout.Summed());
     }
   }
   __device__ __forceinline__ void Keep(
@@ -253,7 +328,7 @@ struct Multiplier {
     const int columns = args.value_dim;
     const bool exists[2] = {column < columns, column + 8 < columns};
     float* to =
-        p.states + int64_t{p.slots[item.row]} * p.slot_stride +
+        p.states + int64_t{item.slot} * p.slot_stride +
         ((int64_t{item.head} * P::kEncodings + encoding) * args.head_dim +
          feature) *
             columns +
@@ -278,17 +353,19 @@ struct Multiplier {
   __device__ __forceinline__ void OutTile(const Item& item, int tile,
                                           const uint32_t (&factor)[kSteps][4]) {
     float out[32];
-    const uint32_t queries = WaitForFactor();
+    WaitForFactor();
     wgmma::Fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       wgmma::Multiply<false>(
           out, factor[step],
-          wgmma::ByRows(queries + step / wgmma::kSteps * kTileBytes,
-                        step % wgmma::kSteps),
+          wgmma::ByRows(
+              Factor(step / 8) + step % 8 / wgmma::kSteps * kTileBytes,
+              step % wgmma::kSteps),
           step > 0);
     }
     wgmma::Commit();
+    FinishStore();
     BarrierWait(layout.ValueFull(value.index), value.phase);
     wgmma::Wait<0>();
     wgmma::Hold(out);
@@ -301,11 +378,31 @@ struct Multiplier {
     } else {
       Gate<true, false>(gates, out);
     }
-    NamedBarrier(1 + group, kGroup);
-    Write(item, tile, gates);
     BulkCopyFence();
-    WarpArrive(layout.ValueFree(value.index));
+    NamedBarrier(1 + group, kGroup);
+    if (args.p.out_type == ElementType::kBFloat16 &&
+        item.Left(tile) >= kTokens) {
+      if (warp == 0) {
+        if (lane == 0 && 64 * group < args.value_dim) {
+          StoreBox(gates, args.out, 64 * group, item.head, item.Token(tile));
+        }
+        stored = value.index;
+      } else {
+        WarpArrive(layout.ValueFree(value.index));
+      }
+    } else {
+      Write(item, tile, gates);
+      BulkCopyFence();
+      WarpArrive(layout.ValueFree(value.index));
+    }
     value.Next(P::kValueStages);
+  }
+  // The copy engine has read what it was last given: there may be gates again.
+  __device__ __forceinline__ void FinishStore() {
+    if (stored < 0) return;
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    WarpArrive(layout.ValueFree(stored));
+    stored = -1;
   }
   // Gated outputs take the place of the gates.
   template <bool kGated, bool kSilu>
@@ -339,7 +436,7 @@ struct Multiplier {
     const int column = 64 * group + lane % 8 * 8;
     if (column >= args.value_dim) return;
     const int left = item.Left(tile) - first;
-    const int64_t at = (item.Token(tile) + first) * args.p.out_stride +
+    const int64_t at = (int64_t{item.Token(tile)} + first) * args.p.out_stride +
                        int64_t{item.head} * args.value_dim + column;
     from += wgmma::PieceOffset(first, lane % 8);
     if (args.p.out_type == ElementType::kFloat32) {
@@ -352,7 +449,7 @@ struct Multiplier {
   __device__ __forceinline__ void WriteRows(T* to, uint32_t from,
                                             int left) const {
     constexpr int kRows = kGroup / 8;
-#pragma unroll
+#pragma unroll 4
     for (int i = 0; i < kTokens / kRows; ++i) {
       uint32_t x[4];
       ReadFour(from + i * (kRows * 128), x);
@@ -376,24 +473,6 @@ struct Multiplier {
                         Bf16::High(x[3]));
   }
 
-  // The outputs of a row in the sink, of this part.
-  __device__ __forceinline__ void WriteZeros(const Item& item) const {
-    if (args.p.out_type == ElementType::kFloat32) {
-      WriteZeros(item, static_cast<float*>(args.p.out));
-    } else {
-      WriteZeros(item, static_cast<__nv_bfloat16*>(args.p.out));
-    }
-  }
-  template <typename T>
-  __device__ __forceinline__ void WriteZeros(const Item& item, T* out) const {
-    const int tokens = min(item.part_tiles * kTokens, item.Left(0));
-    for (int64_t i = threadIdx.x; i < int64_t{tokens} * args.value_dim;
-         i += kMultipliers) {
-      out[(item.Token(0) + i / args.value_dim) * args.p.out_stride +
-          int64_t{item.head} * args.value_dim + i % args.value_dim] = T(0.0f);
-    }
-  }
-
   const Args& args;
   const Layout<kForm>& layout;
   int rank;
@@ -401,10 +480,10 @@ struct Multiplier {
   int warp;
   int lane;
   Place key;
+  Place sine;
   Place value;
-  uint32_t ready_phase = 0;
-  uint32_t received_phase = 0;
-  uint32_t resumed_phase = 0;
+  uint32_t round = 0;  // how many items have been added up
+  int stored = -1;     // the stage whose outputs the copy engine reads
 };
 
 }  // namespace linear_ring

@@ -30,6 +30,7 @@ constexpr int kMakers = kGroup;
 constexpr int kMultiplierWarps = kMultipliers / 32;
 constexpr int kMakerWarps = kMakers / 32;
 constexpr int kTileBytes = wgmma::kTileBytes;
+constexpr int kItemPlaces = 4;
 constexpr int kRawBytes = 2 * kTileBytes;  // of a tile of k, v, q or g
 
 // Lanes of a warp that arrive at a barrier for it, after __syncwarp. One is
@@ -47,7 +48,7 @@ enum class Change { kNone, kSilu, kSoftmax };
 struct Args {
   LinearNoncausalParams p;
   // Boxes of 64 features of a head by kTokens tokens.
-  CUtensorMap q, k, v, g;
+  CUtensorMap q, k, v, g, out;
   int heads;
   int head_dim;
   int value_dim;
@@ -64,23 +65,26 @@ struct Plan {
   static constexpr bool kMakes = kForm != Form::kPlain;
   static constexpr int kEncodings = kForm == Form::kCosine ? 2 : 1;
   static constexpr int kThreads =
-      kMultipliers + (kMakes ? kMakers + kGroup : 32);
-  static constexpr int kMadeBytes = kEncodings * kRawBytes;
-  static constexpr int kMadeBuffers = kMakes ? 2 : 0;
+      kMultipliers + (kMakes ? kMakers : 0) + kGroup;
+  // Factors are made in the place of what they are made of, and the sines of an
+  // encoding beside it.
+  static constexpr int kSineBuffers = kForm == Form::kCosine ? 2 : 0;
   static constexpr int kKeyStages = kForm == Form::kCosine ? 3 : 5;
-  static constexpr int kValueStages = kForm == Form::kCosine ? 4 : 5;
-  // A thread's part of what one block adds up, in sixteens of bytes; and of
-  // that as a factor.
+  static constexpr int kValueStages = kForm == Form::kCosine ? 3 : 4;
+  // A thread's part of what one block adds up, in fours of numbers.
   static constexpr int kShare = 4 * kEncodings;
-  static constexpr int kFactorShare = kShare / 2;
-  // What other blocks send. With makers, their tiles make room for it.
-  static constexpr int kReceiveBytes =
-      (kParts - 1) * kShare * kMultipliers * 16;
-  static constexpr int kRegionBytes = kReceiveBytes > kMadeBuffers* kMadeBytes
-                                          ? kReceiveBytes
-                                          : kMadeBuffers* kMadeBytes;
-  static constexpr int kBytes =
-      1024 + (kKeyStages + kValueStages) * kRawBytes + kRegionBytes + 256;
+  // The same in sixteens of bytes, as parts are sent and as the sums are.
+  // With cosines and sines, parts are sent as bfloat16: factors were rounded to
+  // it before, and blocks give each other 16 bytes a cycle, whatever they ask.
+  static constexpr bool kRoundParts = kForm == Form::kCosine;
+  static constexpr int kPartPieces = kRoundParts ? kShare / 2 : kShare;
+  static constexpr int kSumPieces = kShare / 2;
+  static constexpr int kPieceBytes = kMultipliers * 16;  // of all threads
+  static constexpr int kPartBytes = (kParts - 1) * kPartPieces * kPieceBytes;
+  static constexpr int kSumBytes = (kParts - 1) * kSumPieces * kPieceBytes;
+  static constexpr int kBytes = 1024 + (kKeyStages + kValueStages) * kRawBytes +
+                                kSineBuffers * kRawBytes + kPartBytes +
+                                kSumBytes + 416;
   static_assert(kBytes <= 227 * 1024, "");
 };
 
@@ -91,10 +95,12 @@ struct Layout {
   __device__ __forceinline__ explicit Layout(uint32_t start)
       : keys(start),
         values(keys + P::kKeyStages * kRawBytes),
-        region(values + P::kValueStages * kRawBytes),
-        barriers(region + P::kRegionBytes) {}
+        sines(values + P::kValueStages * kRawBytes),
+        parts(sines + P::kSineBuffers * kRawBytes),
+        sums(parts + P::kPartBytes),
+        barriers(sums + P::kSumBytes) {}
 
-  // Raw k, then q.
+  // k, then q, and what is made of them: with an encoding its cosines.
   __device__ __forceinline__ uint32_t Key(int stage) const {
     return keys + stage * kRawBytes;
   }
@@ -102,9 +108,9 @@ struct Layout {
   __device__ __forceinline__ uint32_t Value(int stage) const {
     return values + stage * kRawBytes;
   }
-  // k̃, then q̃, 64 features after 64.
-  __device__ __forceinline__ uint32_t Made(int buffer) const {
-    return region + buffer * P::kMadeBytes;
+  // The sines beside them.
+  __device__ __forceinline__ uint32_t Sine(int buffer) const {
+    return sines + buffer * kRawBytes;
   }
   // Barriers.
   __device__ __forceinline__ uint32_t KeyFull(int stage) const {
@@ -119,92 +125,152 @@ struct Layout {
   __device__ __forceinline__ uint32_t ValueFree(int stage) const {
     return barriers + 144 + 8 * stage;
   }
-  __device__ __forceinline__ uint32_t MadeFull(int buffer) const {
-    return barriers + 192 + 8 * buffer;
+  __device__ __forceinline__ uint32_t Made(int stage) const {
+    return barriers + 192 + 8 * stage;
   }
-  __device__ __forceinline__ uint32_t MadeFree(int buffer) const {
-    return barriers + 208 + 8 * buffer;
+  __device__ __forceinline__ uint32_t SineFree(int buffer) const {
+    return barriers + 240 + 8 * buffer;
   }
-  // Everybody in the cluster may be sent to; twice an item.
-  __device__ __forceinline__ uint32_t Ready() const { return barriers + 224; }
-  __device__ __forceinline__ uint32_t Received() const {
-    return barriers + 232;
+  // Others' parts of S are here, and the sums of others.
+  __device__ __forceinline__ uint32_t PartsFull() const {
+    return barriers + 256;
   }
-  // What was sent has been read: the makers may have their tiles back.
-  __device__ __forceinline__ uint32_t Summed() const { return barriers + 240; }
-  // The makers have seen that. Where a block has no tiles nothing else holds
-  // its multipliers back, and a second phase would hide the first from the
-  // makers.
-  __device__ __forceinline__ uint32_t Resumed() const { return barriers + 248; }
+  __device__ __forceinline__ uint32_t SumsFull() const {
+    return barriers + 264;
+  }
+  // Every block in the cluster has read the sums of others.
+  __device__ __forceinline__ uint32_t SumsFree() const {
+    return barriers + 272;
+  }
+
+  // Items as those who multiply are told of them, which have no registers for
+  // what global memory takes long to answer.
+  __device__ __forceinline__ uint32_t ItemFull(int place) const {
+    return barriers + 288 + 8 * place;
+  }
+  __device__ __forceinline__ uint32_t ItemFree(int place) const {
+    return barriers + 320 + 8 * place;
+  }
+  __device__ __forceinline__ uint32_t ItemWords(int place) const {
+    return barriers + 352 + 16 * place;
+  }
 
   __device__ __forceinline__ void InitBarriers() const {
     for (int i = 0; i < P::kKeyStages; ++i) {
       BarrierInit(KeyFull(i), kArrivingLanes);
-      BarrierInit(KeyFree(i), kArrivingLanes *
-                                  (P::kMakes ? kMakerWarps : kMultiplierWarps));
+      BarrierInit(KeyFree(i), kArrivingLanes * kMultiplierWarps);
+      BarrierInit(Made(i), kArrivingLanes * kMakerWarps);
     }
     for (int i = 0; i < P::kValueStages; ++i) {
       BarrierInit(ValueFull(i), kArrivingLanes);
       BarrierInit(ValueFree(i), kArrivingLanes * kMultiplierWarps);
     }
-    for (int i = 0; i < P::kMadeBuffers; ++i) {
-      BarrierInit(MadeFull(i), kArrivingLanes * kMakerWarps);
-      BarrierInit(MadeFree(i), kArrivingLanes * kMultiplierWarps);
+    for (int i = 0; i < P::kSineBuffers; ++i) {
+      BarrierInit(SineFree(i), kArrivingLanes * kMultiplierWarps);
     }
-    BarrierInit(Ready(), kArrivingLanes * kParts * kMultiplierWarps);
-    BarrierInit(Received(), 1);
-    BarrierInit(Summed(), kArrivingLanes * kMultiplierWarps);
-    BarrierInit(Resumed(), kArrivingLanes * kMakerWarps);
+    for (int i = 0; i < kItemPlaces; ++i) {
+      BarrierInit(ItemFull(i), kArrivingLanes);
+      BarrierInit(ItemFree(i), kArrivingLanes * kMultiplierWarps);
+    }
+    BarrierInit(PartsFull(), 1);
+    BarrierInit(SumsFull(), 1);
+    BarrierInit(SumsFree(), kArrivingLanes * kParts * kMultiplierWarps);
     BarrierInitFence();
   }
 
-  uint32_t keys, values, region, barriers;
+  uint32_t keys, values, sines, parts, sums, barriers;
 };
 
-// One head of one row, and the part of its tokens that this block has.
+// One head of one row. Two of them are kept at a time, so that what follows
+// from these numbers and the block's rank is not kept, too.
 struct Item {
-  __device__ __forceinline__ Item(const Args& args, uint32_t index, int rank) {
+  Item() = default;
+  __device__ __forceinline__ Item(const Args& args, uint32_t index) {
     const LinearNoncausalParams& p = args.p;
     const uint32_t heads = args.heads;
     row = static_cast<int>(index / heads);
     head = static_cast<int>(index % heads);
     first_token = p.query_start[row];
-    count = p.query_start[row + 1] - static_cast<int>(first_token);
-    sink = p.states != nullptr && p.slots[row] <= 0;
-    const int tiles = count <= 0 ? 0 : (count + kTokens - 1) / kTokens;
-    first_tile = static_cast<int>(int64_t{rank} * tiles / kParts);
-    part_tiles =
-        static_cast<int>((rank + int64_t{1}) * tiles / kParts) - first_tile;
+    count = p.query_start[row + 1] - first_token;
+    if (p.states != nullptr) slot = p.slots[row];
+    if (p.states != nullptr && slot <= 0) count = -count;
   }
+  // Whether there are outputs, and nothing else.
+  __device__ __forceinline__ bool InSink() const { return count < 0; }
   // Whether there is something to add up.
-  __device__ __forceinline__ bool Works() const { return count > 0 && !sink; }
+  __device__ __forceinline__ bool Works() const { return count > 0; }
+  // The part of its tokens that this block has.
+  __device__ __forceinline__ int FirstTile() const {
+    return TileOfPart(linear_cluster::ClusterRank());
+  }
+  __device__ __forceinline__ int PartTiles() const {
+    const int rank = linear_cluster::ClusterRank();
+    return TileOfPart(rank + 1) - TileOfPart(rank);
+  }
+  __device__ __forceinline__ int TileOfPart(int part) const {
+    const uint32_t tiles = (abs(count) + kTokens - 1u) / kTokens;
+    return static_cast<int>(part * tiles / kParts);
+  }
   // Tokens of tile `tile` of this part that exist, at most kTokens.
   __device__ __forceinline__ int Left(int tile) const {
-    return count - (first_tile + tile) * kTokens;
+    return abs(count) - (FirstTile() + tile) * kTokens;
   }
-  __device__ __forceinline__ int64_t Token(int tile) const {
-    return first_token + (first_tile + tile) * kTokens;
+  __device__ __forceinline__ int Token(int tile) const {
+    return first_token + (FirstTile() + tile) * kTokens;
   }
 
-  int row;
-  int head;
-  int64_t first_token;
-  int count;
-  bool sink;
-  int first_tile;
-  int part_tiles;
+  int row = 0;
+  int slot = 0;  // if states are kept
+  int head = 0;
+  int first_token = 0;
+  int count = 0;  // of tokens; negative in the sink
 };
 
-// Calls f(item) for what this cluster does, in order.
+// What this cluster does, in order.
+class Items {
+ public:
+  __device__ __forceinline__ explicit Items(const Args& a)
+      : args_(a),
+        index_(blockIdx.x / kParts),
+        end_(static_cast<uint32_t>(a.p.rows == nullptr
+                                       ? static_cast<int>(a.p.max_rows)
+                                       : *a.p.rows) *
+             a.heads) {}
+  __device__ __forceinline__ bool AtEnd() const { return index_ >= end_; }
+  __device__ __forceinline__ Item Take() {
+    const Item item(args_, index_);
+    index_ += gridDim.x / kParts;
+    return item;
+  }
+  // The next that Works, or none.
+  __device__ __forceinline__ Item TakeWork() {
+    while (!AtEnd()) {
+      const Item item = Take();
+      if (item.Works()) return item;
+    }
+    return Item();
+  }
+
+ private:
+  const Args& args_;
+  uint32_t index_;
+  uint32_t end_;
+};
+
+// Calls f(next, before): S of `next` is made and then, while its parts are on
+// their way, the outputs of `before`. Either may be none, which does not Work:
+// the last `next` is.
 template <typename F>
 __device__ __forceinline__ void ForItems(const Args& args, F f) {
-  const int rank = linear_cluster::ClusterRank();
-  const int rows =
-      args.p.rows == nullptr ? static_cast<int>(args.p.max_rows) : *args.p.rows;
-  const int64_t items = int64_t{rows} * args.heads;
-  const int clusters = gridDim.x / kParts;
-  for (int64_t i = blockIdx.x / kParts; i < items; i += clusters) {
-    f(Item(args, static_cast<uint32_t>(i), rank));
+  Items items(args);
+  Item before;
+  Item next = items.TakeWork();
+#pragma unroll 1
+  while (true) {
+    f(next, before);
+    if (!next.Works()) break;
+    before = next;
+    next = items.TakeWork();
   }
 }
 
