@@ -428,6 +428,31 @@ TEST_F(LinearPrefillGpuTest, ALongRowAloneHasTheSameBits) {
   }
 }
 
+// Every row is long, so blocks follow each other while memory is busy, each
+// many times around its rings: all with a unit of their own, or two in the last
+// wave.
+TEST_F(LinearPrefillGpuTest, LongRowsEverywhereHaveTheSameBits) {
+  for (const auto& [heads, rows, turns] :
+       {std::tuple(16, 8, 1), std::tuple(12, 12, 2)}) {
+    SCOPED_TRACE(testing::Message() << heads << " heads, " << rows << " rows");
+    ASSERT_EQ(PlanLinearChunks(128, 128, heads, rows, 132, 227 * 1024).turns,
+              turns);
+    const LinearGpuConfig c = Plain(heads, 128, 128);
+    std::vector<PromptPart> parts;
+    for (int64_t i = 0; i + 2 < rows; ++i) {  // two rows are none of the parts
+      parts.push_back({i + 1, 5 * i, 1500 + 37 * i});
+    }
+    LinearPrefillBatch all(c, parts, {});
+    ASSERT_NO_FATAL_FAILURE(all.Run());
+    for (const int64_t at : {0, rows / 2, rows - 3}) {
+      LinearPrefillBatch alone(c, {parts[at]}, {});
+      ASSERT_NO_FATAL_FAILURE(alone.Run());
+      EXPECT_TRUE(SameBits(all.Out(at), alone.Out(0))) << at;
+      EXPECT_TRUE(SameBits(all.State(at), alone.State(0))) << at;
+    }
+  }
+}
+
 // A key that is not finite spoils nothing before it.
 TEST_F(LinearPrefillGpuTest, InfinityDoesNotReachBack) {
   const LinearGpuConfig c = Plain(1, 64, 64);
