@@ -1,4 +1,4 @@
-// The group that makes outputs. Device code only.
+// The groups that make outputs. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CHUNKS_OUT_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CHUNKS_OUT_CUH_
 
@@ -232,8 +232,9 @@ struct Writer {
   }
 
   // The outputs of chunk c. Not every round of a stage has a chunk of this
-  // group; the rounds before have come all the same, as the state before its
-  // last chunk was there.
+  // group, and a barrier tells a round from the one before only: that had come
+  // when the group made its last chunk, or was it. For the state before that
+  // chunk was there, and has all chunks before it.
   __device__ __forceinline__ void Make(int c, const Place& stage,
                                        const Place& query, const Place& buffer,
                                        const Weights& weights,

@@ -16,6 +16,7 @@ inline constexpr int kLinearChunksThreads = 128 * (2 + kLinearChunksWriters);
 // A group goes around the ring at most once from one of its chunks to the next,
 // the fourth behind it where two blocks take turns.
 inline constexpr int kLinearChunksMinStages = 4;
+static_assert(kLinearChunksMinStages >= 2 * kLinearChunksWriters, "");
 inline constexpr int kLinearChunksMaxStages = 6;
 // With more units than so many a cluster, what the last wave lacks is little.
 inline constexpr int kLinearChunksManyWaves = 20;

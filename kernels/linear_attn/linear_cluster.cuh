@@ -22,7 +22,7 @@ __device__ __forceinline__ void ClusterBarrier() {
 #endif
 }
 // The two halves of a barrier that orders nothing but reads whose values have
-// been used: before a block ends, whose memory others read.
+// been used: before a block ends, whose memory others read, and in Meet().
 __device__ __forceinline__ void ArriveAtEnd() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -37,6 +37,7 @@ __device__ __forceinline__ void WaitAtEnd() {
 // begin after BarrierInitFence, which orders the barriers' own words; or to end
 // when nothing that was sent is under way any more.
 __device__ __forceinline__ void Meet() {
+  __syncwarp();  // the instructions ask for warps that have converged
   ArriveAtEnd();
   WaitAtEnd();
 }

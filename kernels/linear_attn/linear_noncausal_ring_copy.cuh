@@ -123,7 +123,7 @@ __device__ __forceinline__ void WriteZeros(const Args& args, T* out, int thread,
     const Item item = items.Take();
     if (!item.InSink()) continue;
     const int tokens = min(item.PartTiles() * kTokens, item.Left(0));
-    for (int i = thread; i < tokens * columns; i += threads) {
+    for (int64_t i = thread; i < int64_t{tokens} * columns; i += threads) {
       out[(int64_t{item.Token(0)} + i / columns) * args.p.out_stride +
           int64_t{item.head} * columns + i % columns] = T(0.0f);
     }

@@ -234,7 +234,8 @@ struct Multiplier {
     }
   }
   // Every block may send this one the sums of the next item: this warp has read
-  // those of the one before it.
+  // those of the one before it. (The loads were issued before the arrival,
+  // whose way there and back with new sums is much longer than theirs.)
   __device__ __forceinline__ void LetSend() const {
     __syncwarp();
     for (int i = lane; i < kParts * kArrivingLanes; i += 32) {

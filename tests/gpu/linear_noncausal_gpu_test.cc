@@ -371,17 +371,26 @@ TEST_F(LinearNoncausalGpuTest, ARowAloneHasTheSameBits) {
 }
 
 // More heads of rows than there are clusters, so that each has several, of
-// different lengths, one after the other.
+// different lengths, one after the other: of factors as they are, made, and
+// encoded.
 TEST_F(LinearNoncausalGpuTest, ManyRowsHaveTheSameBitsAsAlone) {
   std::vector<int64_t> counts;
   for (int64_t row = 0; row < 90; ++row) counts.push_back(row * 37 % 211);
-  for (LrpeType position : {LrpeType::kNone, LrpeType::kCosine}) {
-    Config c;
-    c.position = position;
-    if (position == LrpeType::kCosine) c.q = c.k = c.g = Activation::kSilu;
+  counts[10] = 1500;  // several tiles a block
+  counts[33] = 700;
+  counts[62] = 1111;
+  Config plain;
+  Config made;
+  made.q = made.k = made.g = Activation::kSilu;
+  made.value_dim = 72;
+  Config encoded = made;
+  encoded.value_dim = 128;
+  encoded.position = LrpeType::kCosine;
+  for (const Config& c : {plain, made, encoded}) {
+    SCOPED_TRACE(testing::Message() << c.value_dim << " columns");
     Batch all(c, counts);
     ASSERT_NO_FATAL_FAILURE(all.Run());
-    for (int64_t row : {1, 5, 40, 61, 88, 89}) {
+    for (int64_t row : {1, 5, 10, 33, 40, 61, 62, 88, 89}) {
       SCOPED_TRACE(testing::Message() << "row " << row);
       Batch alone(c, {counts[row]}, row + 1);
       ASSERT_NO_FATAL_FAILURE(alone.Run());
@@ -410,6 +419,7 @@ TEST_F(LinearNoncausalGpuTest, StatesMayBeLeftOut) {
   ASSERT_NO_FATAL_FAILURE(with.Run());
   LinearNoncausalParams p = without.Params();
   p.max_rows = 1;
+  p.rows = nullptr;
   p.states = nullptr;
   p.slots = nullptr;
   ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
@@ -417,30 +427,34 @@ TEST_F(LinearNoncausalGpuTest, StatesMayBeLeftOut) {
   EXPECT_TRUE(SameBits(without.Out(0), with.Out(0)));
 }
 
-// The same values, widened.
+// The same values, widened: by both kernels.
 TEST_F(LinearNoncausalGpuTest, OutputsMayBeFloat32) {
-  Config c;
-  c.value_dim = 72;
-  c.position = LrpeType::kRotate;
-  Batch batch(c, {1, 300, 64});
-  ASSERT_NO_FATAL_FAILURE(batch.Run());
-  LinearNoncausalParams p = batch.Params();
-  const int64_t tokens = 1 + 300 + 64 + 9;  // and those of the sink
-  const int64_t width = c.heads * c.value_dim;
-  DeviceBuffer<float> out(std::vector<float>(tokens * width + kGap, kCanary));
-  p.out_type = ElementType::kFloat32;
-  p.out = out.data();
-  p.out_stride = width;
-  ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  std::vector<float> want;
-  for (int64_t row = 0; row < 3; ++row) {
-    const std::vector<float> part = batch.Out(row);
-    want.insert(want.end(), part.begin(), part.end());
+  for (LrpeType position :
+       {LrpeType::kNone, LrpeType::kCosine, LrpeType::kRotate}) {
+    SCOPED_TRACE(testing::Message() << static_cast<int>(position));
+    Config c;
+    c.value_dim = 72;
+    c.position = position;
+    Batch batch(c, {1, 300, 64, 700});
+    ASSERT_NO_FATAL_FAILURE(batch.Run());
+    LinearNoncausalParams p = batch.Params();
+    const int64_t tokens = 1 + 300 + 64 + 700 + 9;  // and those of the sink
+    const int64_t width = c.heads * c.value_dim;
+    DeviceBuffer<float> out(std::vector<float>(tokens * width + kGap, kCanary));
+    p.out_type = ElementType::kFloat32;
+    p.out = out.data();
+    p.out_stride = width;
+    ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    std::vector<float> want;
+    for (int64_t row = 0; row < 4; ++row) {
+      const std::vector<float> part = batch.Out(row);
+      want.insert(want.end(), part.begin(), part.end());
+    }
+    want.resize(tokens * width, 0.0f);
+    want.resize(tokens * width + kGap, kCanary);
+    EXPECT_TRUE(SameBits(out.Read(), want));
   }
-  want.resize(tokens * width, 0.0f);
-  want.resize(tokens * width + kGap, kCanary);
-  EXPECT_TRUE(SameBits(out.Read(), want));
 }
 
 TEST_F(LinearNoncausalGpuTest, RefusesWhatItDoesNotSupport) {

@@ -362,13 +362,15 @@ TEST_F(LinearPrefillGpuTest, LastWaveMatchesFloat64) {
     SCOPED_TRACE(testing::Message() << heads << " heads " << d << " x " << e);
     const LinearGpuConfig c = Plain(heads, d, e);
     const int tiles = (e + 63) / 64;
-    // Rows, with the two that are none of the parts: a little over a wave.
+    // Rows, with the two that are none of the parts: a little over a wave, so
+    // that the last part with tokens has two blocks for each unit.
     const int64_t rows =
-        (multiprocessors + heads * tiles) / (heads * tiles) + 1;
+        (multiprocessors + heads * tiles) / (heads * tiles) + 4;
     const LinearChunksPlan plan =
         PlanLinearChunks(d, e, heads, rows, multiprocessors, 227 * 1024);
     ASSERT_EQ(plan.turns, 2);
     ASSERT_GT(plan.lone, 0);
+    ASSERT_LE(plan.lone, heads * tiles * (rows - 4));
     std::vector<PromptPart> parts;
     for (int64_t i = 0; i + 2 < rows; ++i) {
       parts.push_back({i + 1, i, i % 5 == 2 || i + 3 == rows ? 0 : 60 + 7 * i});
@@ -433,10 +435,13 @@ TEST_F(LinearPrefillGpuTest, ALongRowAloneHasTheSameBits) {
 // wave.
 TEST_F(LinearPrefillGpuTest, LongRowsEverywhereHaveTheSameBits) {
   for (const auto& [heads, rows, turns] :
-       {std::tuple(16, 8, 1), std::tuple(12, 12, 2)}) {
+       {std::tuple(16, 8, 1), std::tuple(4, 22, 2)}) {
     SCOPED_TRACE(testing::Message() << heads << " heads, " << rows << " rows");
-    ASSERT_EQ(PlanLinearChunks(128, 128, heads, rows, 132, 227 * 1024).turns,
-              turns);
+    const LinearChunksPlan plan =
+        PlanLinearChunks(128, 128, heads, rows, 132, 227 * 1024);
+    ASSERT_EQ(plan.turns, turns);
+    // The last part's blocks are in the last wave.
+    ASSERT_LE(plan.lone, heads * 2 * (rows - 3));
     const LinearGpuConfig c = Plain(heads, 128, 128);
     std::vector<PromptPart> parts;
     for (int64_t i = 0; i + 2 < rows; ++i) {  // two rows are none of the parts
