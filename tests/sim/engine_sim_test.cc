@@ -212,7 +212,16 @@ EngineLoad RunSeed(uint64_t seed, bool runs_ahead) {
 
 TEST(EngineSimTest, EveryRequestGetsWhatItGetsAlone) {
   EngineLoad sum;
-  for (uint64_t seed = 0; seed < SimSeeds(24); ++seed) {
+  // What clients meet depends on how threads run: it goes on until there was
+  // everything, saves among them whose request was cancelled before it came
+  // back.
+  const auto met_all = [&sum] {
+    return sum.preemptions_total > 0 && sum.restores_total > 0 &&
+           sum.saves_total > sum.restores_total && sum.recomputes_total > 0;
+  };
+  const uint64_t seeds = SimSeeds(24);
+  for (uint64_t seed = 0; seed < seeds || (seed < 20 * seeds && !met_all());
+       ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const EngineLoad load = RunSeed(seed, /*runs_ahead=*/seed % 2 == 1);
     sum.preemptions_total += load.preemptions_total;
@@ -223,7 +232,7 @@ TEST(EngineSimTest, EveryRequestGetsWhatItGetsAlone) {
   }
   EXPECT_GT(sum.preemptions_total, 0u);
   EXPECT_GT(sum.restores_total, 0u);
-  EXPECT_GT(sum.saves_total, sum.restores_total);  // some were cancelled
+  EXPECT_GT(sum.saves_total, sum.restores_total);
   EXPECT_GT(sum.recomputes_total, 0u);
 }
 
