@@ -121,6 +121,20 @@ __device__ __forceinline__ void Multiply(float (&c)[32], const uint32_t (&a)[4],
 #endif
 }
 
+#define RECURVE_WGMMA_ACCUMULATOR128                                 \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"          \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+#define RECURVE_WGMMA_REGISTERS128(c)                                  \
+  RECURVE_WGMMA_REGISTERS(c), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),   \
+      "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), \
+      "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), \
+      "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), \
+      "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), \
+      "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), \
+      "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+
 // The same for c of 64 x 128 and b by columns.
 __device__ __forceinline__ void Multiply128(float (&c)[64],
                                             const uint32_t (&a)[4], uint64_t b,
@@ -128,19 +142,11 @@ __device__ __forceinline__ void Multiply128(float (&c)[64],
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %69, 0;"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16."
+      "bf16 " RECURVE_WGMMA_ACCUMULATOR128
+      ", "
       "{%64,%65,%66,%67}, %68, p, 1, 1, 1; }"
-      : RECURVE_WGMMA_REGISTERS(c), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
-        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-        "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]),
-        "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
-        "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]),
-        "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]),
-        "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+      : RECURVE_WGMMA_REGISTERS128(c)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
         "r"(static_cast<int>(add)));
 #endif
@@ -151,25 +157,19 @@ __device__ __forceinline__ void MultiplyColumns128(float (&c)[64], uint64_t a,
                                                    uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16."
+      "bf16 " RECURVE_WGMMA_ACCUMULATOR128
+      ", "
       "%64, %65, 1, 1, 1, 1, 1;"
-      : RECURVE_WGMMA_REGISTERS(c), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
-        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-        "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]),
-        "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
-        "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]),
-        "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]),
-        "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+      : RECURVE_WGMMA_REGISTERS128(c)
       : "l"(a), "l"(b));
 #endif
 }
 
 #undef RECURVE_WGMMA_ACCUMULATOR
 #undef RECURVE_WGMMA_REGISTERS
+#undef RECURVE_WGMMA_ACCUMULATOR128
+#undef RECURVE_WGMMA_REGISTERS128
 
 // Four 8x8 matrices of 16-bit elements, as LoadMatrices of common/mma.cuh.
 __device__ __forceinline__ void StoreMatrices(uint32_t address,
