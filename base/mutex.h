@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "absl/base/thread_annotations.h"
+#include "base/thread_sanitizer.h"
 
 namespace recurve {
 
@@ -42,14 +43,6 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 // wait_for waits on the steady clock, which nobody sets. libstdc++ then calls
 // pthread_cond_clockwait, which ThreadSanitizer of GCC 12 does not know: under
 // it alone the wait is on the system clock.
-#if defined(__SANITIZE_THREAD__)
-#define RECURVE_WAIT_ON_SYSTEM_CLOCK 1
-#elif defined(__has_feature)
-#define RECURVE_WAIT_ON_SYSTEM_CLOCK __has_feature(thread_sanitizer)
-#else
-#define RECURVE_WAIT_ON_SYSTEM_CLOCK 0
-#endif
-
 class CondVar {
  public:
   // REQUIRES: *mu is held. It is released while waiting and held on return;
@@ -63,7 +56,7 @@ class CondVar {
   bool WaitFor(Mutex* mu, std::chrono::nanoseconds timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
-#if RECURVE_WAIT_ON_SYSTEM_CLOCK
+#if RECURVE_TSAN
     const auto deadline =
         std::chrono::system_clock::now() +
         std::chrono::duration_cast<std::chrono::system_clock::duration>(
@@ -81,8 +74,6 @@ class CondVar {
  private:
   std::condition_variable cv_;
 };
-
-#undef RECURVE_WAIT_ON_SYSTEM_CLOCK
 
 }  // namespace recurve
 

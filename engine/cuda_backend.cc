@@ -25,7 +25,9 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 // Building a model
 
 CudaBackend::CudaBackend(const Options& options)
-    : options_(options), pool_(options.num_threads) {}
+    : options_(options),
+      pool_(options.num_threads),
+      row_capacity_(RowCapacity(options)) {}
 
 absl::Status CudaBackend::CheckOptions(const Options& options) {
   if (options.max_tokens > kMaxRows) {
@@ -46,10 +48,7 @@ absl::StatusOr<int64_t> CudaBackend::AttentionBytes(
   RECURVE_RETURN_IF_ERROR(CheckOptions(options));
   TpaDevice device = {};
   RECURVE_RETURN_IF_ERROR(CudaStatus(GetTpaDevice(&device), "device"));
-  CudaTpa tpa(
-      {TpaElement::kBFloat16, options.max_tokens,
-       BucketOf(options.max_sequences), options.max_pages, /*table_rows=*/0},
-      device);
+  CudaTpa tpa(TpaOptions(options), device);
   for (const TpaShape& shape : shapes) tpa.AddShape(shape);
   return tpa.DeviceBytes();
 }
@@ -74,12 +73,7 @@ absl::Status CudaBackend::Init() {
   RECURVE_RETURN_IF_ERROR(CudaStatus(GetTpaDevice(&device_), "device"));
   RECURVE_ASSIGN_OR_RETURN(loader_, CudaWeightLoader::Create(&pool_, stream_));
   RECURVE_ASSIGN_OR_RETURN(products_, CudaProducts::Create(stream_));
-  row_capacity_ =
-      std::max(options_.max_tokens, BucketOf(options_.max_sequences));
-  tpa_.emplace(CudaTpa::Options{tpa_element(), options_.max_tokens,
-                                BucketOf(options_.max_sequences),
-                                options_.max_pages, row_capacity_},
-               device_);
+  tpa_.emplace(TpaOptions(options_), device_);
   linear_.emplace(device_);
   return absl::OkStatus();
 }
@@ -110,6 +104,21 @@ int64_t CudaBackend::BucketOf(int64_t sequences) {
   int64_t bucket = 1;
   while (bucket < sequences) bucket *= 2;
   return bucket;
+}
+
+int64_t CudaBackend::RowCapacity(const Options& options) {
+  return std::max(options.max_tokens, BucketOf(options.max_sequences));
+}
+
+TpaElement CudaBackend::ElementOf(DType kv_dtype) {
+  return kv_dtype == DType::kFloat16 ? TpaElement::kFloat16
+                                     : TpaElement::kBFloat16;
+}
+
+CudaTpa::Options CudaBackend::TpaOptions(const Options& options) {
+  return {ElementOf(options.kv_dtype), options.max_tokens,
+          BucketOf(options.max_sequences), options.max_pages,
+          RowCapacity(options)};
 }
 
 WeightType CudaBackend::StorageFor(absl::Span<const MatrixPart> parts) const {

@@ -171,8 +171,11 @@ class CudaBackend : public Backend {
 
   WeightType StorageFor(absl::Span<const MatrixPart> parts) const;
   static int64_t BucketOf(int64_t sequences);
+  static int64_t RowCapacity(const Options& options);
+  static TpaElement ElementOf(DType kv_dtype);
+  static CudaTpa::Options TpaOptions(const Options& options);
   const float* Vector(VectorId id) const;  // null for the id -1
-  TpaElement tpa_element() const;
+  TpaElement tpa_element() const { return ElementOf(options_.kv_dtype); }
   TpaCudaCache CacheView(const TpaCache& cache) const;
 
   absl::Status CheckBatch(const StepBatch& batch) const;
@@ -216,7 +219,7 @@ class CudaBackend : public Backend {
   int64_t slot_elements_ = 0;
   CudaCacheMemory memory_;
   std::vector<CudaMemory> activations_;
-  int64_t row_capacity_ = 0;
+  const int64_t row_capacity_;  // of activations
   CudaLogits logits_;
   CudaSampler sampler_;
 

@@ -94,11 +94,6 @@ void CudaBackend::ChannelMixer(const ChannelMixerArgs& args) {
   }
 }
 
-TpaElement CudaBackend::tpa_element() const {
-  return options_.kv_dtype == DType::kFloat16 ? TpaElement::kFloat16
-                                              : TpaElement::kBFloat16;
-}
-
 TpaCudaCache CudaBackend::CacheView(const TpaCache& cache) const {
   return {tpa_element(),
           reinterpret_cast<uint16_t*>(memory_.pages()) + cache.offset,
