@@ -214,7 +214,7 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   options.engine.max_decode_slowdown = 2;
   Seconds seconds = {45, 30, 60, 60};
   CLI::App app(
-      "Serves a model with tensor product and linear attention over gRPC.",
+      "Serves a model with tensor product and linear attention over gRPC and HTTP.",
       "recurve-server");
   app.set_version_flag("--version",
                        std::string("recurve-server ") + RECURVE_VERSION);
