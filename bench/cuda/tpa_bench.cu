@@ -363,6 +363,7 @@ class TpaBench {
         }
       }
     }
+    if (sum == 0.0) return out;  // a row without tokens
     for (double& value : out) value /= sum * static_cast<double>(s.kv_rank);
     return out;
   }
@@ -418,6 +419,18 @@ std::vector<Case> TargetCases() {
   for (int length : {1088, 1984, 2112, 3000})
     cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 32, length));
   cases.push_back(Uniform("H32 D128 R1 ", kSeed, 32, 2112));
+  // A last page that is not full, as nearly all steps have.
+  for (int rows : {1, 32}) {
+    for (int length : {2047, 2049})
+      cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, rows, length));
+  }
+  // Batches as the engine pads them.
+  for (int rows : {33, 129}) {
+    Case padded = Uniform("H78 D64 R2 ", kT6Xl, rows, 2048);
+    padded.lengths.resize(rows == 33 ? 64 : 256, 0);
+    padded.name += " of " + std::to_string(padded.lengths.size());
+    cases.push_back(padded);
+  }
   Case mixed = {"H78 D64 R2 B32 M500-3600", kT6Xl, {}};
   for (int row = 0; row < 32; ++row)
     mixed.lengths.push_back(500 + 100 * (13 * row % 32));

@@ -67,8 +67,9 @@ struct LinearStepParams {
   // May start before the kernel before it in the stream ends, and read the
   // states meanwhile (programmatic dependent launch, code for compute
   // capability 9.0). That kernel may write q, k and v, but nothing else of
-  // these params; nor may a still earlier one, unless all between wait for
-  // their predecessors.
+  // these params; nor may a still earlier one, unless one between waits for its
+  // predecessor before it lets others begin (dependent_launch.cuh: most let
+  // them begin at once).
   bool overlap_previous;
 };
 

@@ -40,7 +40,7 @@ struct DecodeMatmulParams {
   // RMSNorm of x (norm_cuda.h, in one group) before it is rounded. x is
   // float32, x_cols are more than kDecodeMatmulNormCols.
   bool norm = false;
-  const float* norm_weight = nullptr;  // [x_cols], or null for none
+  const float* norm_weight = nullptr;  // [x_cols], 16-byte aligned; null: none
   float norm_eps = 0;
   // y = act(first half of the outputs) ⊙ second half, as glu_cuda.h. Without
   // `add`; outputs are even, the activation is pointwise.

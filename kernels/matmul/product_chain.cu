@@ -429,14 +429,21 @@ cudaError_t Multiprocessors(int* count) {
   if (error != cudaSuccess || major != 9) return error;
   int mps = 0;
   error = cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, device);
-  if (error != cudaSuccess || mps != 0) return error;
+  if (error != cudaSuccess) {
+    // A driver that does not know: it may, so no. Nor must the next launch be
+    // told of it.
+    (void)cudaGetLastError();
+    return error;
+  }
+  if (mps != 0) return cudaSuccess;
   return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
 }
 
 ProductChainPlan PlanOf(const ProductChainParams& p, int multiprocessors) {
   if (p.type == WeightType::kFloat32 || p.activation == Activation::kSoftmax ||
       p.x_cols < 0 || p.x_cols > p.out_inputs || !Aligned(p.x) ||
-      !Aligned(p.up_norm) || !Aligned(p.next_norm) ||
+      !Aligned(p.out) || !Aligned(p.up) || !Aligned(p.down) ||
+      !Aligned(p.next) || !Aligned(p.up_norm) || !Aligned(p.next_norm) ||
       p.down_cols > p.features || p.down_cols > p.down_inputs) {
     return {};
   }

@@ -11,6 +11,7 @@ int64_t MaxLength(const TpaCudaDecodeParams& p) {
 }
 
 bool ValidOut(const TpaCudaDecodeParams& p) {
+  if (p.out == nullptr) return false;
   if (p.out_type == WeightType::kFloat32) return true;
   return p.out_type == TpaWeightType(p.cache.element) &&
          reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
@@ -43,7 +44,8 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          p.new_tokens >= 1 && p.new_tokens <= 8 &&
          TpaDecodeHolds(plan, p.rows, p.cache.page_table_stride) &&
          reinterpret_cast<uintptr_t>(p.schedule) % 128 == 0 &&
-         p.schedule != nullptr &&
+         p.schedule != nullptr && p.scratch != nullptr &&
+         reinterpret_cast<uintptr_t>(p.scratch) % 256 == 0 &&
          p.scratch_bytes >= TpaDecodeScratchBytes(p, plan);
 }
 

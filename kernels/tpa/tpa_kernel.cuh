@@ -27,6 +27,39 @@ __device__ __forceinline__ void AskForNext(const TpaCudaDecodeParams& p,
     PrefetchL2(static_cast<const char*>(p.next) + i * kPiece, kPiece);
 }
 
+// Rows without tokens give zeros. By a warp of each block that has nothing else
+// to do, so that those of a padded batch, which follow each other, do not fall
+// to one block.
+__device__ __forceinline__ void ClearEmptyRows(const TpaDecodeArgs& args) {
+  const TpaCudaDecodeParams& p = args.p;
+  if (blockIdx.y > 0) return;  // the first block of heads clears all of them
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int blocks = static_cast<int>(gridDim.x);
+  const int width =
+      static_cast<int>(p.shape.num_heads) * static_cast<int>(p.shape.value_dim);
+#pragma unroll 1
+  for (int first = static_cast<int>(blockIdx.x); first < p.rows;
+       first += 32 * blocks) {
+    const int own = first + lane * blocks;
+    // The schedule is older than the launch in front, which may still read
+    // what is written here. (To wait again is for nothing.)
+    const bool empty = own < p.rows && __ldcg(&args.row_work(own).length) == 0;
+    uint32_t empties = __ballot_sync(0xffffffffu, empty);
+    if (empties != 0) WaitForPrevious();
+#pragma unroll 1
+    for (; empties != 0; empties &= empties - 1) {
+      const int row = first + (__ffs(static_cast<int>(empties)) - 1) * blocks;
+#pragma unroll 1
+      for (int t = 0; t < p.new_tokens; ++t) {
+        const int64_t to = (int64_t{row} * p.new_tokens + t) * p.out_stride;
+#pragma unroll 1
+        for (int i = 4 * lane; i < width; i += 128)
+          WriteFour(p, to + i, {0.0f, 0.0f, 0.0f, 0.0f});
+      }
+    }
+  }
+}
+
 template <typename T, int kColumns, int kTiles, int kRank, typename Products>
 __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   extern __shared__ __align__(128) char memory[];
@@ -62,7 +95,12 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   if (thread >= consumers) {
     if constexpr (Products::kAsync) ReleaseRegisters<40>();
     const int lane = (thread - consumers) / 32;
-    // The warps after those that copy: one asks for queries.
+    // The warps after those that copy: one asks for queries, and the last one
+    // is free, as there are at most two lanes.
+    if (lane == 3) {
+      ClearEmptyRows(args);
+      return;
+    }
     if (lane > args.lanes || (lane == args.lanes && !Products::kAsync)) return;
     const int word = thread % 32;
     const int work =

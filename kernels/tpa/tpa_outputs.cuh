@@ -185,23 +185,6 @@ class TpaOutputs {
     }
   }
 
-  // A row without tokens gives zeros.
-  __device__ __forceinline__ void ClearRow(int row) {
-    const TpaCudaDecodeParams& p = args_.p;
-    const int value_dim = static_cast<int>(p.shape.value_dim);
-    for (int i = threadIdx.x % 128; i < 8 * args_.group_octets * value_dim;
-         i += 128) {
-      const int octet = first_octet_ + i / value_dim / 8;
-      const int t = octet / args_.head_octets;
-      const int head = octet % args_.head_octets * 8 + i / value_dim % 8;
-      if (octet >= args_.octets || head >= p.shape.num_heads) continue;
-      WriteOut(p,
-               (int64_t{row} * p.new_tokens + t) * p.out_stride +
-                   head * value_dim + i % value_dim,
-               0.0f);
-    }
-  }
-
   const TpaDecodeArgs& args_;
   const int lane_;
   const int warp_;

@@ -123,20 +123,29 @@ __device__ int LastAtMost(const int* values, int count, int target) {
   return low;
 }
 
+// Rows up to the last one with tokens. Those behind it, of which a padded batch
+// may have as many again, are no block's: each would cost the block that has
+// the last tokens a read of its length.
+__device__ int UsedRows(const Args& args, const int* row_begin) {
+  const int rows = args.p.rows;
+  const int tokens = row_begin[rows];
+  return tokens == 0 ? 0 : LastAtMost(row_begin, rows, tokens - 1) + 1;
+}
+
 // Row and chunk where block i begins. `row_block`: the first block of each row,
 // where rows have blocks of their own.
-__device__ int2 Cut(const Args& args, const Sharing& sharing,
+__device__ int2 Cut(const Args& args, const Sharing& sharing, int used_rows,
                     const int* row_begin, const int* row_block, int i) {
   const int rows = args.p.rows;
   if (i == 0) return {0, 0};
   if (sharing.rows_each > 0) {
     return {static_cast<int>(min(int64_t{i} * sharing.rows_each,
-                                 static_cast<int64_t>(rows))),
+                                 static_cast<int64_t>(used_rows))),
             0};
   }
   int row, chunk;
   if (sharing.share > 0) {
-    if (i >= row_block[rows]) return {rows, 0};
+    if (i >= row_block[rows]) return {used_rows, 0};
     // The last row that begins at or before the block: it has tokens.
     row = LastAtMost(row_block, rows, i);
     const int first = row_block[row];
@@ -147,7 +156,7 @@ __device__ int2 Cut(const Args& args, const Sharing& sharing,
     const int tokens = row_begin[rows];
     const int step = TpaStep(tokens, args.blocks);
     const int64_t target = int64_t{i} * step;
-    if (target >= tokens) return {rows, 0};
+    if (target >= tokens) return {used_rows, 0};
     row = LastAtMost(row_begin, rows, static_cast<int>(target));
     const int length = RowLength(args, row);
     const int position =
@@ -192,6 +201,11 @@ __global__ void __launch_bounds__(kThreads)
     row_begin[row] = (RowLength(args, row) + 63) / 64 * 64;
   }
   PrefixSums(row_begin, rows);
+  const int used_rows = UsedRows(args, row_begin);
+  for (int row = used_rows + static_cast<int>(threadIdx.x); row < rows;
+       row += kThreads) {
+    row_work[row] = {};
+  }
   if (args.split) {
     const Sharing sharing = ChooseSharing(args, row_begin);
     if (sharing.share > 0) {
@@ -200,7 +214,7 @@ __global__ void __launch_bounds__(kThreads)
       PrefixSums(row_block, rows);
     }
     for (int i = threadIdx.x; i <= args.blocks; i += kThreads) {
-      const int2 cut = Cut(args, sharing, row_begin, row_block, i);
+      const int2 cut = Cut(args, sharing, used_rows, row_begin, row_block, i);
       cut_row[i] = cut.x;
       cut_chunk[i] = cut.y;
     }

@@ -234,6 +234,8 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheSharing) {
   for (int i = 0; i < 40; ++i) mixed.push_back(100 + 173 * (7 * i % 40) % 3000);
   std::vector<int> padded(32, 1088);
   std::fill(padded.begin() + 19, padded.end(), 0);
+  std::vector<int> behind(300, 0);  // most blocks clear two or three of these
+  std::fill(behind.begin(), behind.begin() + 33, 200);
   std::vector<int> many(264, 150);
   many[77] = 0;
   std::vector<int> uneven(140, 64);
@@ -241,7 +243,7 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheSharing) {
   const TpaGpuConfig config = {{3, 32, 32, 2, 1}};
   for (const std::vector<int>& lengths :
        {std::vector<int>(32, 2112), padded, std::vector<int>(8, 1984),
-        std::vector<int>(128, 300), mixed, many, uneven,
+        std::vector<int>(128, 300), mixed, behind, many, uneven,
         std::vector<int>{0, 0, 700, 0}, std::vector<int>{0, 0}}) {
     SCOPED_TRACE(testing::Message()
                  << lengths.size() << " rows of " << lengths.front());
