@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <iostream>
 #include <limits>
 #include <type_traits>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
@@ -205,6 +207,38 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
   return "";
 }
 
+// What the command line gives a flag, as written. The library does not tell it
+// from a value of the flag's variable.
+std::optional<std::string> OnCommandLine(const std::vector<std::string>& args,
+                                         const std::string& flag) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i] == flag && i + 1 < args.size()) return args[i + 1];
+    if (absl::StartsWith(args[i], flag + "=")) {
+      return args[i].substr(flag.size() + 1);
+    }
+  }
+  return std::nullopt;
+}
+
+// What somebody set and does not get: variables beside their flags.
+std::vector<std::string> OverriddenVariables(
+    const CLI::App& app, const std::vector<std::string>& args) {
+  std::vector<std::string> warnings;
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string& name = option->get_envname();
+    if (name.empty()) continue;
+    const char* const variable = getenv(name.c_str());
+    if (variable == nullptr || *variable == '\0') continue;
+    const std::string flag = option->get_name();
+    const std::optional<std::string> given = OnCommandLine(args, flag);
+    if (!given || *given == variable) continue;
+    warnings.push_back(absl::StrCat(name, "=", variable, " is ignored: ", flag,
+                                    " is ", *given,
+                                    " on the command line, which wins"));
+  }
+  return warnings;
+}
+
 }  // namespace
 
 FlagsResult ParseFlags(int argc, const char* const* argv) {
@@ -214,7 +248,8 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   options.engine.max_decode_slowdown = 2;
   Seconds seconds = {45, 30, 60, 60};
   CLI::App app(
-      "Serves a model with tensor product and linear attention over gRPC and HTTP.",
+      "Serves a model with tensor product and linear attention over gRPC and "
+      "HTTP.",
       "recurve-server");
   app.set_version_flag("--version",
                        std::string("recurve-server ") + RECURVE_VERSION);
@@ -240,6 +275,7 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
     result.exit_code = 2;
     return result;
   }
+  result.warnings = OverriddenVariables(app, {argv + 1, argv + argc});
   options.model.swap_bytes_required = app.count("--swap-bytes") > 0;
   options.shutdown_timeout = ToMilliseconds(seconds.shutdown);
   options.step_timeout = ToMilliseconds(seconds.step);

@@ -2,6 +2,8 @@
 #define RECURVE_SERVER_FLAGS_H_
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "server/server.h"
 
@@ -11,6 +13,8 @@ struct FlagsResult {
   // Present: leave the program with this code (--help, --version, bad usage).
   std::optional<int> exit_code;
   ServerOptions options;
+  // For the log: variables whose value a flag took the place of.
+  std::vector<std::string> warnings;
 };
 
 // Reads the command line; flags not given come from RECURVE_… variables. Bad

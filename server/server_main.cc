@@ -55,6 +55,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   ServerOptions& options = flags.options;
   spdlog::set_default_logger(spdlog::stderr_logger_mt("recurve"));
   spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
+  for (const std::string& warning : flags.warnings) spdlog::warn("{}", warning);
 
   RaiseFileLimit();
   SignalThread signals;

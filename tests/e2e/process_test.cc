@@ -14,6 +14,7 @@ namespace recurve {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 const char kServer[] = RECURVE_BINARY_DIR "/bin/recurve-server";
@@ -189,6 +190,20 @@ TEST(ProcessTest, FlagsComeFromTheEnvironmentAndTheCommandLineWins) {
   EXPECT_EQ(client->GetServerInfo()->max_num_seqs(), 5);
   EXPECT_EQ(client->GetModelInfo()->max_model_len(), 100);
   EXPECT_EQ(client->GetModelInfo()->name(), "other");
+  // Who set the variable is told; who set one that counts is not bothered.
+  EXPECT_THAT(server.Err(),
+              HasSubstr("RECURVE_MAX_NUM_SEQS=3 is ignored: --max-num-seqs is "
+                        "05 on the command line"));
+  EXPECT_THAT(server.Err(), Not(HasSubstr("RECURVE_MAX_MODEL_LEN")));
+}
+
+TEST(ProcessTest, AFlagThatRepeatsItsVariableIsNoNews) {
+  Process server(ServerCommand({"--max-num-seqs", "3", "--kv-pages=100"}),
+                 {"RECURVE_MAX_NUM_SEQS=3", "RECURVE_KV_PAGES=200"});
+  EXPECT_THAT(server.GrpcAddress(), StartsWith("127.0.0.1:"));
+  EXPECT_THAT(server.Err(),
+              HasSubstr("RECURVE_KV_PAGES=200 is ignored: --kv-pages is 100"));
+  EXPECT_THAT(server.Err(), Not(HasSubstr("RECURVE_MAX_NUM_SEQS")));
 }
 
 TEST(ProcessTest, VersionAndHelp) {
