@@ -115,9 +115,11 @@ void CompletionCall::Begin(const HttpRequest& request) {
   if (std::optional<ApiError> error = Submit(request)) {
     CancelAll(
         absl::CancelledError("another prompt of the request was refused"));
+    bool by_quota;
     {
       MutexLock lock(&mu_);
       over_ = true;
+      by_quota = retry_after_.has_value();
       if (retry_after_ == kNeverRetry) {
         // 429 would have clients come again for what can never be had.
         error->status = 400;
@@ -132,6 +134,8 @@ void CompletionCall::Begin(const HttpRequest& request) {
         choice->ticket_.Close();
       }
     }
+    environment_.metrics->OnRefused(
+        RefusalReasonOf(error->cause, by_quota, *environment_.engine));
     return reply_->Send(ErrorResponse(*error));
   }
   {

@@ -11,6 +11,7 @@
 #include "server/completion_call.h"
 #include "server/metrics.h"
 #include "server/openai.h"
+#include "server/process_metrics.h"
 
 namespace recurve {
 namespace {
@@ -40,7 +41,13 @@ std::optional<HttpResponse> HttpApi::CheckHead(const HttpRequest& head) {
       options_.environment->tenants != nullptr) {
     const auto tenant =
         options_.environment->tenants->Authenticate(head.authorization);
-    if (!tenant.ok()) return ErrorResponse(ErrorOf(tenant.status()));
+    if (!tenant.ok()) {
+      if (completions) {
+        options_.environment->metrics->OnRefused(
+            RefusalReason::kUnauthenticated);
+      }
+      return ErrorResponse(ErrorOf(tenant.status()));
+    }
   }
   const bool known =
       head.path == "/health" ||
@@ -78,8 +85,12 @@ HttpResponse HttpApi::Get(const std::string& path) const {
   }
   if (path == "/metrics") {
     response.content_type = "text/plain; version=0.0.4";
-    response.body =
-        prometheus::TextSerializer().Serialize(options_.metrics->Collect());
+    std::vector<prometheus::MetricFamily> families =
+        options_.metrics->Collect();
+    for (prometheus::MetricFamily& family : CollectProcessMetrics()) {
+      families.push_back(std::move(family));
+    }
+    response.body = prometheus::TextSerializer().Serialize(families);
     return response;
   }
   const nlohmann::json models =

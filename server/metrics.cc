@@ -75,6 +75,26 @@ const char* ReasonName(FinishReason reason) {
   return "unknown";
 }
 
+const char* ReasonName(RefusalReason reason) {
+  switch (reason) {
+    case RefusalReason::kQueueFull:
+      return "queue_full";
+    case RefusalReason::kQuota:
+      return "quota";
+    case RefusalReason::kDraining:
+      return "draining";
+    case RefusalReason::kDeviceFailed:
+      return "device_failed";
+    case RefusalReason::kUnauthenticated:
+      return "unauthenticated";
+    case RefusalReason::kInvalid:
+      return "invalid";
+    case RefusalReason::kInternal:
+      return "internal";
+  }
+  return "unknown";
+}
+
 // Raises a counter to a total kept elsewhere.
 template <typename T>
 void RaiseTo(Counter& counter, T total) {
@@ -93,6 +113,13 @@ struct Metrics::Families {
   std::shared_ptr<Registry> registry = std::make_shared<Registry>();
   Registry& r = *registry;
 
+  Gauge& serving =
+      MakeGauge(r, "serving", "1 while health is SERVING, 0 while it is not.");
+  prometheus::Family<Gauge>& build =
+      BuildGauge()
+          .Name("recurve_build_info")
+          .Help("1; what the server is, in its labels.")
+          .Register(r);
   Gauge& running =
       MakeGauge(r, "num_requests_running", "Sequences that hold memory.");
   Gauge& waiting =
@@ -148,6 +175,11 @@ struct Metrics::Families {
       BuildCounter()
           .Name("recurve_request_failure_total")
           .Help("Accepted sequences that ended with an error, by status.")
+          .Register(r);
+  prometheus::Family<Counter>& refused =
+      BuildCounter()
+          .Name("recurve_requests_refused_total")
+          .Help("Requests refused before they were accepted, by reason.")
           .Register(r);
   prometheus::Family<Counter>& tenant_admitted =
       BuildCounter()
@@ -208,11 +240,31 @@ struct Metrics::Families {
       MakeHistogram(r, "decode_step_seconds", "Time of a step.", StepBuckets());
 };
 
-Metrics::Metrics() : families_(std::make_unique<Families>()) {}
+Metrics::Metrics() : families_(std::make_unique<Families>()) {
+  // There before their first event: rate() does not see a series' first value,
+  // and these are what alerts look at.
+  for (const RefusalReason reason :
+       {RefusalReason::kQueueFull, RefusalReason::kQuota,
+        RefusalReason::kDraining, RefusalReason::kDeviceFailed,
+        RefusalReason::kUnauthenticated, RefusalReason::kInvalid,
+        RefusalReason::kInternal}) {
+    families_->refused.Add({{"reason", ReasonName(reason)}});
+  }
+  families_->failure.Add(
+      {{"status", absl::StatusCodeToString(absl::StatusCode::kInternal)}});
+}
 Metrics::~Metrics() = default;
 
 std::shared_ptr<Registry> Metrics::registry() const {
   return families_->registry;
+}
+
+void Metrics::SetBuild(const std::string& version, const std::string& device) {
+  families_->build.Add({{"version", version}, {"device", device}}).Set(1);
+}
+
+void Metrics::SetServing(bool serving) {
+  families_->serving.Set(serving ? 1 : 0);
 }
 
 void Metrics::SetCapacity(int64_t state_bytes, int64_t slots, int64_t pages) {
@@ -270,6 +322,10 @@ void Metrics::OnCommandDone(const CommandResult& result) {
 void Metrics::OnFailed(const absl::Status& status) {
   families_->failure.Add({{"status", absl::StatusCodeToString(status.code())}})
       .Increment();
+}
+
+void Metrics::OnRefused(RefusalReason reason) {
+  families_->refused.Add({{"reason", ReasonName(reason)}}).Increment();
 }
 
 void Metrics::OnTenantAdmitted(const std::string& tenant) {

@@ -12,6 +12,17 @@ class Registry;
 
 namespace recurve {
 
+// Why a request was refused before the engine took it in.
+enum class RefusalReason {
+  kQueueFull,
+  kQuota,  // of a tenant
+  kDraining,
+  kDeviceFailed,
+  kUnauthenticated,
+  kInvalid,
+  kInternal,
+};
+
 // Counts what the engine does, as Prometheus metrics named recurve_…; the list
 // is in docs/metrics.md. Nothing in them comes from a request's content.
 //
@@ -24,8 +35,13 @@ class Metrics : public EngineObserver {
 
   std::shared_ptr<prometheus::Registry> registry() const;
 
+  // What the server is; stays as it is.
+  void SetBuild(const std::string& version, const std::string& device);
   // Sizes that stay as they are.
   void SetCapacity(int64_t state_bytes, int64_t slots, int64_t pages);
+
+  // What health says.
+  void SetServing(bool serving);
 
   void OnStepDone(int64_t sequences, int64_t tokens, double seconds) override;
   void OnLoad(const EngineLoad& load) override;
@@ -35,6 +51,8 @@ class Metrics : public EngineObserver {
   void OnCommandDone(const CommandResult& result) override;
   void OnFailed(const absl::Status& status) override;
 
+  // A Generate or Decode call, or a completion over HTTP, was refused.
+  void OnRefused(RefusalReason reason);
   // A stream's first command was let in by the tenant's quotas.
   void OnTenantAdmitted(const std::string& tenant);
   // Something of the tenant was refused: "streams", "tokens", "pages" or

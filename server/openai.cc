@@ -443,6 +443,7 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
 ApiError ErrorOf(const absl::Status& status) {
   ApiError error;
   error.message = WithApiNames(status.message());
+  error.cause = status.code();
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
       if (absl::StartsWith(error.message, "the sequence would reach")) {

@@ -121,6 +121,7 @@ absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
   const CacheSpec& spec = engine_->cache_spec();
   metrics_.SetCapacity(spec.slot_bytes * spec.num_slots, spec.num_slots,
                        spec.num_pages);
+  metrics_.SetBuild(RECURVE_VERSION, engine_->model().device);
   environment_.engine = engine_.get();
   environment_.context = {tokenizer_.get(), engine_->limits().max_model_len,
                           options_.default_max_new_tokens};
@@ -128,6 +129,7 @@ absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
   environment_.stalled_client_timeout = options_.engine.stalled_client_timeout;
   environment_.open_streams = &open_streams_;
   environment_.accepted_streams = &accepted_streams_;
+  environment_.metrics = &metrics_;
   return absl::OkStatus();
 }
 
@@ -212,6 +214,7 @@ absl::Status Server::StartGrpc() {
 
 void Server::SetServing(bool serving) {
   serving_ = serving;
+  metrics_.SetServing(serving);
   if (grpc_server_ == nullptr) return;  // Start will say it
   grpc::HealthCheckServiceInterface* health =
       grpc_server_->GetHealthCheckService();

@@ -17,7 +17,9 @@
 #include "grpcpp/grpcpp.h"
 #include "server/convert.h"
 #include "server/grpc_status.h"
+#include "server/metrics.h"
 #include "server/proto_buffer.h"
+#include "server/refusal.h"
 #include "server/tenants.h"
 
 namespace recurve {
@@ -35,6 +37,7 @@ struct CallEnvironment {
   // When a client refused for load should come back.
   std::chrono::milliseconds retry_pushback{1000};
   Tenants* tenants = nullptr;              // null: whoever can connect may call
+  Metrics* metrics;                        // hears of refusals
   std::atomic<int64_t>* open_streams;      // calls alive
   std::atomic<int64_t>* accepted_streams;  // those that have a sequence
 };
@@ -167,11 +170,18 @@ class StreamCall : public Reactor, public EventSink {
 
   // The call ends with `status` and has no sequence.
   void Refuse(const absl::Status& status) {
+    bool by_quota;
     {
       MutexLock lock(&mu_);
       end_ = status;
-      if (!retry_after_) retry_after_ = environment_.retry_pushback;
+      by_quota = retry_after_.has_value();
+      if (!by_quota) retry_after_ = environment_.retry_pushback;
       ticket_.Refund();
+    }
+    // A Decode call that was closed before it sent anything is no refusal.
+    if (!status.ok()) {
+      environment_.metrics->OnRefused(
+          RefusalReasonOf(status.code(), by_quota, *environment_.engine));
     }
     Start();
   }

@@ -6,8 +6,9 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DASHBOARDS = ROOT / "deploy/compose/grafana/dashboards"
+NAME = r"(?:recurve|process)_[a-z0-9_]+"
 # Series that appear with their first event.
-LATE = {"recurve_request_success_total", "recurve_request_failure_total",
+LATE = {"recurve_request_success_total",
         "recurve_http_requests_total", "recurve_http_request_duration_seconds_bucket",
         "recurve_tenant_open_streams", "recurve_tenant_pages",
         "recurve_tenant_requests_admitted_total",
@@ -20,10 +21,18 @@ def documented_metrics():
     for line in (ROOT / "docs/metrics.md").read_text().splitlines():
         if line.startswith("## "):
             section = line[3:]
-        match = re.match(r"\| `(recurve_[a-z0-9_]+)` \|", line)
+        match = re.match(rf"\| `({NAME})` \|", line)
         if match:
             result[match[1]] = section
     return result
+
+
+def documented_values(metric, label):
+    """The values of the label that docs/metrics.md lists for the metric."""
+    (line,) = [x for x in (ROOT / "docs/metrics.md").read_text().splitlines()
+               if x.startswith(f"| `{metric}` |")]
+    (values,) = re.findall(rf"`{label}`: ((?:`\w+`(?:, )?)+)", line)
+    return set(re.findall(r"`(\w+)`", values))
 
 
 def series(metrics):
@@ -57,4 +66,4 @@ def variables():
 
 
 def names_in(text):
-    return set(re.findall(r"\brecurve_[a-z0-9_]+", text))
+    return set(re.findall(rf"\b{NAME}", text))

@@ -11,8 +11,8 @@ import sys
 import unittest
 import urllib.request
 
-from metrics_docs import (LATE, ROOT, dashboards, documented_metrics, expressions, names_in,
-                          series, variables)
+from metrics_docs import (LATE, NAME, ROOT, dashboards, documented_metrics,
+                          documented_values, expressions, names_in, series, variables)
 
 SERVER = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
 
@@ -76,12 +76,15 @@ class WithServer(unittest.TestCase):
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
                 f"http://{http}/metrics", timeout=30) as response:
             text = response.read().decode()
-        served = {m for m in re.findall(r"^(recurve_[a-z0-9_]+)", text, re.M)}
+        served = {m for m in re.findall(rf"^({NAME})", text, re.M)}
         documented = series(documented_metrics())
         self.assertEqual(set(), served - documented)
         late = LATE | {name.removesuffix("_bucket") + s for name in LATE
                        for s in ("_sum", "_count") if name.endswith("_bucket")}
         self.assertEqual(set(), documented - served - late)
+        refused = "recurve_requests_refused_total"
+        self.assertEqual(documented_values(refused, "reason"),
+                         set(re.findall(rf'^{refused}{{reason="(\w+)"}} 0$', text, re.M)))
 
 
 if __name__ == "__main__":

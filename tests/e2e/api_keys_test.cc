@@ -203,6 +203,8 @@ TEST_F(ApiKeysTest, EveryCallNeedsAKeyButHealthAndReflection) {
               HasSubstr("recurve_unauthenticated_requests_total{reason="
                         "\"missing\"} 11\n"));
   EXPECT_THAT(metrics, HasSubstr("{reason=\"unknown\"} 7\n"));
+  // Of Generate and Decode alone.
+  EXPECT_EQ(RefusedRequests(server, "unauthenticated"), 8);
   EXPECT_THAT(metrics, HasSubstr("recurve_tenant_requests_admitted_total{"
                                  "tenant=\"acme\"} 3\n"));
   EXPECT_THAT(metrics,
@@ -367,6 +369,8 @@ TEST_F(ApiKeysTest, TokensAreLimited) {
               "of 2000");
     EXPECT_GT(refusal.retry_ms, 1000);
     EXPECT_LE(refusal.retry_ms, 400'000);
+    EXPECT_EQ(RefusedRequests(server, "quota"), 1);
+    EXPECT_EQ(RefusedRequests(server, "queue_full"), 0);
     EXPECT_EQ(Run(*Connect(server, "a")), absl::OkStatus());  // there is some
     EXPECT_EQ(Run(*Connect(server, "b")), absl::OkStatus());  // b has its own
     // What can never be served is told so.

@@ -84,6 +84,10 @@ TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
   const HttpResult spent = Complete(server, large, slow);
   EXPECT_EQ(spent.status, 429);
   EXPECT_GT(std::stoi(spent.headers.at("retry-after")), 10);
+  // Of completions alone, each once.
+  EXPECT_EQ(RefusedRequests(server, "unauthenticated"), 5);
+  EXPECT_EQ(RefusedRequests(server, "quota"), 4);
+  EXPECT_EQ(RefusedRequests(server, "invalid"), 0);
   EXPECT_TRUE(WaitFor([&] {
     return MetricValue(port, "recurve_tenant_open_streams{tenant=\"acme\"}") ==
            0;

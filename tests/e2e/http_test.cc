@@ -274,6 +274,7 @@ TEST(HttpTest, BadRequestsNameTheField) {
         400)
         << body;
   }
+  EXPECT_EQ(RefusedRequests(server, "invalid"), std::size(cases) + 7);
   server.ExpectIdle();
 }
 
@@ -476,6 +477,8 @@ TEST(HttpTest, AFullQueueIs429) {
   json many = body;
   many["prompt"] = json::array({"a", "b"});
   EXPECT_EQ(Complete(server, many).status, 429);
+  EXPECT_EQ(RefusedRequests(server, "queue_full"), 2);
+  EXPECT_EQ(RefusedRequests(server, "quota"), 0);
   first.Reset();
   server.ExpectIdle();
 }

@@ -113,6 +113,12 @@ double MetricValue(int http_port, const std::string& name) {
   return value;
 }
 
+double RefusedRequests(TestServer& server, const std::string& reason) {
+  return MetricValue(
+      server.server().http_port(),
+      "recurve_requests_refused_total{reason=\"" + reason + "\"}");
+}
+
 GenerateOutcome Generate(RecurveClient& client,
                          const v1::GenerateRequest& request,
                          const CallOptions& options) {

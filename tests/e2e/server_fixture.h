@@ -55,6 +55,9 @@ std::string KeyLine(const std::string& name, const std::string& key,
 // not there.
 double MetricValue(int http_port, const std::string& name);
 
+// How many requests a server with an HTTP port counts as refused for `reason`.
+double RefusedRequests(TestServer& server, const std::string& reason);
+
 struct GenerateOutcome {
   absl::Status status;
   Generation generation;

@@ -1,5 +1,8 @@
 // Health, reflection, metrics and Control, as their public tools see them.
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -174,9 +177,36 @@ TEST(ServicesTest, MetricsCountWhatRan) {
            "recurve_request_queue_time_seconds_count 1\n",
            "recurve_batch_size_count 10\n",
            "recurve_decode_step_seconds_count 10\n",
+           "recurve_serving 1\n",
+           "recurve_build_info{device=\"cpu\",version=\"" RECURVE_VERSION
+           "\"} 1\n",
+           // There before the first of them.
+           "recurve_request_failure_total{status=\"INTERNAL\"} 0\n",
+           "recurve_requests_refused_total{reason=\"queue_full\"} 0\n",
        }) {
     EXPECT_THAT(body, HasSubstr(line));
   }
+}
+
+TEST(ServicesTest, MetricsTellOfTheProcess) {
+  TestServer server;
+  const int port = server.server().http_port();
+  const auto value = [&](const char* name) { return MetricValue(port, name); };
+  const double now = std::chrono::duration<double>(
+                         std::chrono::system_clock::now().time_since_epoch())
+                         .count();
+  EXPECT_NEAR(value("process_start_time_seconds"), now, 300);
+  EXPECT_GT(value("process_cpu_seconds_total"), 0);
+  EXPECT_LT(value("process_cpu_seconds_total"), 3000);
+  // The demo model's weights alone are 10 MB.
+  EXPECT_GT(value("process_resident_memory_bytes"), 10e6);
+  const double before = value("process_open_fds");
+  EXPECT_GE(before, 3);
+  std::vector<int> files(100);
+  for (int& file : files) file = open("/dev/null", O_RDONLY);
+  // Connections of scrapes come and go.
+  EXPECT_NEAR(value("process_open_fds"), before + 100, 10);
+  for (const int file : files) close(file);
 }
 
 TEST(ServicesTest, ControlTellsWhatTheServerIs) {
@@ -223,6 +253,7 @@ TEST(ServicesTest, ADrainDoesNotWaitForCallsWithoutASequence) {
 TEST(ServicesTest, AHungStepTurnsHealthDownUntilItEnds) {
   ServerOptions options = DemoOptions();
   options.step_timeout = std::chrono::milliseconds(200);
+  options.metrics_port = 0;
   TestServer server(options);
   std::atomic<bool> hang = true;
   server.runner().SetBeforeRun([&](const StepBatch&, CacheStorage&) {
@@ -236,10 +267,16 @@ TEST(ServicesTest, AHungStepTurnsHealthDownUntilItEnds) {
   });
   EXPECT_TRUE(
       WaitFor([&] { return health() == HealthCheckResponse::NOT_SERVING; }));
+  // What Prometheus and probes over HTTP see is the same.
+  const int port = server.server().metrics_port();
+  EXPECT_EQ(MetricValue(port, "recurve_serving"), 0);
+  EXPECT_THAT(HttpGet(port, "/health"), HasSubstr(" 503 "));
   hang = false;
   EXPECT_TRUE(running.get().status.ok());
   EXPECT_TRUE(
       WaitFor([&] { return health() == HealthCheckResponse::SERVING; }));
+  EXPECT_EQ(MetricValue(port, "recurve_serving"), 1);
+  EXPECT_THAT(HttpGet(port, "/health"), HasSubstr(" 200 "));
 }
 
 TEST(ServicesTest, TextThatWasHeldBackComesAtTheEndOfADecodeCall) {

@@ -33,11 +33,13 @@ TEST_P(BadRequestTest, IsRefusedBeforeAnyWork) {
   GetParam().spoil(&request);
   const auto client = server().Connect();
   const uint64_t steps = client->GetLoad()->steps_total();
+  const double refused = RefusedRequests(server(), "invalid");
   const auto outcome = Generate(*client, request);
   EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(outcome.status.message()),
               HasSubstr(GetParam().message));
   EXPECT_EQ(client->GetLoad()->steps_total(), steps);
+  EXPECT_EQ(RefusedRequests(server(), "invalid"), refused + 1);
   server().ExpectIdle();
 }
 
@@ -238,6 +240,8 @@ TEST(StatusTest, FullQueueIsRefusedWithARetryHint) {
   const auto hint = trailers.find("grpc-retry-pushback-ms");
   ASSERT_NE(hint, trailers.end());
   EXPECT_EQ(hint->second, "1000");
+  EXPECT_EQ(RefusedRequests(server, "queue_full"), 1);
+  EXPECT_EQ(RefusedRequests(server, "quota"), 0);
 
   hold = false;
   for (auto& outcome : accepted) EXPECT_TRUE(outcome.get().status.ok());
@@ -346,7 +350,9 @@ TEST(StatusTest, EngineSeesACancelWithinTwoSteps) {
 // --- INTERNAL ----------------------------------------------------------------
 
 TEST(StatusTest, DeviceFailureIsInternalAndTurnsHealthDown) {
-  TestServer server;
+  ServerOptions options = DemoOptions();
+  options.metrics_port = 0;  // answers until the server is gone
+  TestServer server(options);
   const auto client = server.Connect();
   EXPECT_EQ(client->CheckHealth()->status(),
             grpc::health::v1::HealthCheckResponse::SERVING);
@@ -371,6 +377,12 @@ TEST(StatusTest, DeviceFailureIsInternalAndTurnsHealthDown) {
   }));
   const auto refused = Generate(*client, GreedyRequest({256, 65}, 4));
   EXPECT_EQ(refused.status.code(), absl::StatusCode::kUnavailable);
+  const int port = server.server().metrics_port();
+  EXPECT_EQ(
+      MetricValue(port,
+                  "recurve_requests_refused_total{reason=\"device_failed\"}"),
+      1);
+  EXPECT_EQ(MetricValue(port, "recurve_serving"), 0);
   EXPECT_FALSE(server.server().Wait().ok());
 }
 
@@ -423,6 +435,9 @@ TEST(StatusTest, DrainingServerFinishesWhatRunsAndRefusesTheRest) {
           EXPECT_TRUE(response.ok());
           remaining = response->remaining();
           refused = Generate(*server.Connect(), GreedyRequest({256}, 1)).status;
+          EXPECT_EQ(RefusedRequests(server, "draining"), 1);
+          EXPECT_EQ(MetricValue(server.server().http_port(), "recurve_serving"),
+                    0);
         }
         return true;
       });

@@ -1,0 +1,31 @@
+#ifndef RECURVE_SERVER_REFUSAL_H_
+#define RECURVE_SERVER_REFUSAL_H_
+
+#include "absl/status/status.h"
+#include "engine/engine.h"
+#include "server/metrics.h"
+
+namespace recurve {
+
+// Why a request that ends with `code`, before the engine took it in, was
+// refused. `by_quota`: RESOURCE_EXHAUSTED came from the tenant's quotas.
+inline RefusalReason RefusalReasonOf(absl::StatusCode code, bool by_quota,
+                                     const Engine& engine) {
+  switch (code) {
+    case absl::StatusCode::kResourceExhausted:
+      return by_quota ? RefusalReason::kQuota : RefusalReason::kQueueFull;
+    case absl::StatusCode::kUnavailable:
+      return engine.health().ok() ? RefusalReason::kDraining
+                                  : RefusalReason::kDeviceFailed;
+    case absl::StatusCode::kUnauthenticated:
+      return RefusalReason::kUnauthenticated;
+    case absl::StatusCode::kInvalidArgument:
+      return RefusalReason::kInvalid;
+    default:
+      return RefusalReason::kInternal;
+  }
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_REFUSAL_H_
