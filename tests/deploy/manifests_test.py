@@ -110,15 +110,14 @@ def servers():
     return result
 
 
-def arguments(args):
-    """{flag: value} of --flag=value; two of a kind are an error."""
-    pairs = []
-    for arg in args:
-        match = re.fullmatch(r"--([a-z-]+)=(.+)", arg)
-        assert match, f"{arg}: expected --flag=value"
-        pairs.append(match.groups())
-    assert len(dict(pairs)) == len(pairs), f"a flag twice in {args}"
-    return dict(pairs)
+def flags_of(container):
+    """{flag: value} of the variables of a container, of Kubernetes or of compose."""
+    env = container.get("env") or [{"name": k, "value": v}
+                                   for k, v in container["environment"].items()]
+    names = [e["name"] for e in env]
+    assert len(set(names)) == len(names), f"a variable twice in {names}"
+    return {e["name"].removeprefix("RECURVE_").lower().replace("_", "-"): e["value"]
+            for e in env if "value" in e}
 
 
 def seconds(text):
@@ -219,7 +218,7 @@ class Pods(unittest.TestCase):
             with self.subTest(where):
                 (mount,) = container["volumeMounts"]
                 self.assertIs(True, mount["readOnly"])
-                model = pathlib.PurePath(arguments(container["args"])["model"])
+                model = pathlib.PurePath(flags_of(container)["model"])
                 self.assertIn(pathlib.PurePath(mount["mountPath"]), model.parents)
                 (volume,) = deployment["spec"]["template"]["spec"]["volumes"]
                 self.assertEqual(mount["name"], volume["name"])
@@ -233,10 +232,24 @@ class Pods(unittest.TestCase):
             self.assertIs(
                 False, deployment["spec"]["template"]["spec"].get("enableServiceLinks"), where)
 
+    def test_every_flag_can_be_patched(self):
+        # Patches set variables, which an argument would win over.
+        for where, _, container in servers():
+            self.assertNotIn("args", container, where)
+            self.assertLessEqual({"model", "host", "grpc-port", "http-port", "metrics-port",
+                                  "shutdown-timeout", "step-timeout"},
+                                 set(flags_of(container)), where)
+
+    def test_a_roll_out_may_take_as_long_as_a_start(self):
+        for where, deployment, container in servers():
+            start = container["startupProbe"]
+            self.assertGreater(deployment["spec"]["progressDeadlineSeconds"],
+                               start["periodSeconds"] * start["failureThreshold"], where)
+
     def test_ports_are_those_of_the_flags(self):
         for where, _, container in servers():
             with self.subTest(where):
-                flags = arguments(container["args"])
+                flags = flags_of(container)
                 self.assertEqual("0.0.0.0", flags["host"])
                 self.assertEqual({"grpc": int(flags["grpc-port"]),
                                   "metrics": int(flags["metrics-port"])},
@@ -250,7 +263,7 @@ class Pods(unittest.TestCase):
             services |= {f"{package}.{s}" for s in re.findall(r"^service (\w+)", text, re.M)}
         self.assertIn("recurve.v1.Inference", services)
         for where, _, container in servers():
-            port = int(arguments(container["args"])["grpc-port"])
+            port = int(flags_of(container)["grpc-port"])
             for name in ("startupProbe", "readinessProbe", "livenessProbe"):
                 with self.subTest(where=where, probe=name):
                     probe = container[name]
@@ -260,7 +273,7 @@ class Pods(unittest.TestCase):
     def test_a_drain_ends_before_it_is_killed(self):
         for where, deployment, container in servers():
             with self.subTest(where):
-                drain = int(arguments(container["args"])["shutdown-timeout"])
+                drain = int(flags_of(container)["shutdown-timeout"])
                 before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
                 grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
                 self.assertGreater(before, 0)
@@ -384,7 +397,7 @@ class Compose(unittest.TestCase):
     def setUp(self):
         self.services = load(COMPOSE / "docker-compose.yml")["services"]
         self.server = self.services["recurve"]
-        self.flags = arguments(self.server["command"])
+        self.flags = flags_of(self.server)
 
     def test_ports_are_of_loopback_alone(self):
         ports = [p for s in self.services.values() for p in s["ports"]]
@@ -514,20 +527,19 @@ class WithServer(unittest.TestCase):
                               timeout=60).stdout
         flags = dict(re.findall(r"^  --([a-z-]+).*\(Env:(RECURVE_\w+)\)", text, re.M))
         self.assertIn("model", flags)
-        compose = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]["command"]
-        self.assertEqual(set(), set(arguments(compose)) - set(flags))
+        compose = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]
+        self.assertEqual(set(), set(compose["environment"]) - set(flags.values()))
         for where, _, container in servers():
-            self.assertEqual(set(), set(arguments(container["args"])) - set(flags), where)
             own = {e["name"] for e in container["env"]}
             self.assertEqual(set(), own - set(flags.values()), where)
 
     def start(self, flags):
         flags = {**flags, "model": str(ROOT / "deploy/models/demo"), "host": "127.0.0.1",
                  "grpc-port": "0", "http-port": "-1", "metrics-port": "0"}
+        variables = {f"RECURVE_{f.upper().replace('-', '_')}": v for f, v in flags.items()}
         process = subprocess.Popen(
-            [SERVER, *(f"--{f}={v}" for f, v in flags.items())], text=True,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "RECURVE_NUM_THREADS": "1"})
+            [SERVER], text=True, stdout=subprocess.PIPE,
+            env={**os.environ, **variables, "RECURVE_NUM_THREADS": "1"})
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
@@ -536,11 +548,11 @@ class WithServer(unittest.TestCase):
         return process, lines[0].strip().removeprefix("listening metrics=")
 
     def test_it_starts_with_these_flags_serves_these_metrics_and_drains(self):
-        compose = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]["command"]
+        compose = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]
         (_, deployment), = of_kind("Deployment", written())
         container = deployment["spec"]["template"]["spec"]["containers"][0]
-        for flags in (arguments(compose), arguments(container["args"])):
-            process, http = self.start(flags)
+        for of in (compose, container):
+            process, http = self.start(flags_of(of))
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
                     f"http://{http}/metrics", timeout=30) as response:
                 served = names_in(response.read().decode())
