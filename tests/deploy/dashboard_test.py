@@ -105,6 +105,8 @@ class Dashboard(unittest.TestCase):
         self.assertRegex(targets["targets"][0], r"^recurve:\d+$")
         targets["targets"] = [http]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+        for name in configuration["rule_files"]:
+            shutil.copy(COMPOSE / "prometheus" / name, folder)
         port = free_port()
         self.prometheus = f"http://127.0.0.1:{port}"
         with open(folder / "log", "w") as log:
@@ -136,6 +138,10 @@ class Dashboard(unittest.TestCase):
         for panel, query in queries():
             if re.search(r"generation_tokens_total|time_to_first_token|state_slots.*used", query):
                 self.assertGreater(max(self.value(query)), 0, panel)
+        groups = json.loads(get(f"{self.prometheus}/api/v1/rules"))["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        self.assertGreater(len(rules), 5)
+        self.assertEqual([], [rule for rule in rules if rule["health"] == "err"])
         print(f"{len(queries())} queries of {len({p for p, _ in queries()})} panels have data")
 
 

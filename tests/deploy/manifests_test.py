@@ -37,7 +37,9 @@ VERSIONS = ("1.30", kubernetes_validate.latest_version())
 ENTRIES = ("model", "overlays/cpu", "overlays/cuda", "example")
 # Not a manifest: values of another project's chart.
 VALUES = KUBERNETES / "components/autoscaling/prometheus-adapter-values.yaml"
+RULES = COMPOSE / "prometheus/rules.yml"
 CUSTOM = {"ServiceMonitor": "monitoring.coreos.com/v1",
+          "PrometheusRule": "monitoring.coreos.com/v1",
           "Gateway": "gateway.networking.k8s.io/v1",
           "GRPCRoute": "gateway.networking.k8s.io/v1",
           "BackendTrafficPolicy": "gateway.envoyproxy.io/v1alpha1"}
@@ -132,6 +134,10 @@ def references():
         result.append((VALUES.name, json.dumps(rule)))
     for where, hpa in of_kind("HorizontalPodAutoscaler"):
         result += [(where, m["pods"]["metric"]["name"]) for m in hpa["spec"]["metrics"]]
+    for group in load(RULES)["groups"]:
+        # `up` is Prometheus' own.
+        result += [(rule["alert"], rule["expr"]) for rule in group["rules"]
+                   if not rule["expr"].startswith("up{")]
     return result
 
 
@@ -353,6 +359,17 @@ class References(unittest.TestCase):
         for rule in rules:
             self.assertEqual({"namespace", "pod"}, set(rule["resources"]["overrides"]))
 
+    def test_the_alerts_of_kubernetes_are_those_of_compose(self):
+        self.assertEqual(load(RULES), self.one("PrometheusRule")["spec"])
+
+    def test_alerts_ask_for_the_job_that_the_scrapes_have(self):
+        jobs = set(re.findall(r'job="([^"]*)"', RULES.read_text()))
+        (scrape,) = load(COMPOSE / "prometheus/prometheus.yml")["scrape_configs"]
+        self.assertEqual({scrape["job_name"]}, jobs)
+        label = self.one("ServiceMonitor")["spec"]["jobLabel"]
+        self.assertEqual(
+            jobs, {self.services["recurve-headless"]["metadata"]["labels"][label]})
+
     def test_the_service_monitor_finds_each_pod_once(self):
         spec = self.one("ServiceMonitor")["spec"]
         labels = spec["selector"]["matchLabels"].items()
@@ -432,6 +449,7 @@ class Compose(unittest.TestCase):
         (job,) = load(COMPOSE / "prometheus/prometheus.yml")["scrape_configs"]
         self.assertEqual([f"recurve:{self.flags['metrics-port']}"],
                          job["static_configs"][0]["targets"])
+        self.assertIn("./prometheus:/etc/prometheus:ro", self.services["prometheus"]["volumes"])
         (source,) = load(
             COMPOSE / "grafana/provisioning/datasources/prometheus.yml")["datasources"]
         self.assertEqual("http://prometheus:9090", source["url"])
