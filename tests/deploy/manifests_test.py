@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 import urllib.request
 
@@ -78,12 +79,23 @@ def renderer():
 @functools.lru_cache(maxsize=None)
 def render(entry):
     # No configuration of a cluster is looked at.
-    result = subprocess.run([*renderer(), str(KUBERNETES / entry)], text=True,
+    result = subprocess.run([*renderer(), os.path.join(KUBERNETES, entry)], text=True,
                             capture_output=True, timeout=60,
                             env={**os.environ, "KUBECONFIG": os.devnull})
     if result.returncode != 0:
         raise AssertionError(f"{entry}: {result.stderr}")
     return [(f"{entry} rendered", m) for m in yaml.safe_load_all(result.stdout)]
+
+
+def render_with(component):
+    """The overlay for CPUs with the component, from a folder elsewhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        above = os.path.relpath(KUBERNETES, os.path.realpath(folder))
+        (pathlib.Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump({
+            "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
+            "resources": [f"{above}/overlays/cpu"],
+            "components": [f"{above}/components/{component}"]}))
+        return render(folder)
 
 
 def manifests():
@@ -104,10 +116,10 @@ def pod_specs():
             [(w, m["spec"]) for w, m in of_kind("Pod")])
 
 
-def servers():
+def servers(found=None):
     """[(where, Deployment, its container)]"""
     result = [(w, m, m["spec"]["template"]["spec"]["containers"][0])
-              for w, m in of_kind("Deployment")]
+              for w, m in of_kind("Deployment", found)]
     assert result
     return result
 
@@ -164,7 +176,9 @@ class Files(unittest.TestCase):
         self.assertGreater(len(paths), 5)
         for path in paths:
             self.assertTrue((ROOT / path).exists(), path)
-        for entry in ENTRIES:
+        components = [f"components/{p.name}" for p in (KUBERNETES / "components").iterdir()]
+        self.assertGreater(len(components), 3)
+        for entry in [*ENTRIES, *components]:
             self.assertIn(f"deploy/kubernetes/{entry}", text)
         self.assertIn(f"Kubernetes {VERSIONS[0]}", text)
 
@@ -296,6 +310,48 @@ class Pods(unittest.TestCase):
                     "limits.cpu",
                     env["RECURVE_NUM_THREADS"]["valueFrom"]["resourceFieldRef"]["resource"])
                 self.assertIn("cpu", container["resources"]["limits"])
+
+
+@unittest.skipUnless(renderer(), "neither kustomize nor kubectl to render with")
+class Tls(unittest.TestCase):
+    def setUp(self):
+        self.found = render_with("tls")
+        ((_, self.deployment, self.container),) = servers(self.found)
+
+    def test_it_is_valid(self):
+        for version in VERSIONS:
+            for where, manifest in self.found:
+                with self.subTest(kind=manifest["kind"], version=version):
+                    kubernetes_validate.validate(manifest, version, strict=True)
+
+    def test_probes_are_over_the_port_that_stays_plaintext(self):
+        ports = {p["name"]: p["containerPort"] for p in self.container["ports"]}
+        ((_, _, plain),) = servers(render("overlays/cpu"))
+        for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = self.container[name]
+            self.assertEqual({"path": "/health", "port": "metrics"}, probe["httpGet"], name)
+            # Nothing else changes, its patience above all.
+            self.assertEqual({k: v for k, v in plain[name].items() if k != "grpc"},
+                             {k: v for k, v in probe.items() if k != "httpGet"}, name)
+        self.assertEqual(int(flags_of(self.container)["metrics-port"]), ports["metrics"])
+
+    def test_the_certificate_is_where_the_flags_say(self):
+        flags = flags_of(self.container)
+        mounts = {m["name"]: m for m in self.container["volumeMounts"]}
+        self.assertIs(True, mounts["tls"]["readOnly"])
+        # The names that a secret of the kind kubernetes.io/tls has.
+        self.assertEqual([f"{mounts['tls']['mountPath']}/{x}" for x in ("tls.crt", "tls.key")],
+                         [flags["tls-cert"], flags["tls-key"]])
+        for variable in ("RECURVE_TLS_CERT", "RECURVE_TLS_KEY"):
+            self.assertIn(f"| `{variable}` |", (ROOT / "docs/cli.md").read_text())
+        volumes = {v["name"]: v for v in self.deployment["spec"]["template"]["spec"]["volumes"]}
+        secret = volumes["tls"]["secret"]["secretName"]
+        self.assertIn(f"create secret tls {secret} ", (ROOT / "docs/kubernetes.md").read_text())
+
+    def test_services_do_not_say_that_they_are_plaintext(self):
+        for _, service in of_kind("Service", self.found):
+            for port in service["spec"]["ports"]:
+                self.assertNotIn("appProtocol", port)
 
 
 class References(unittest.TestCase):
