@@ -435,7 +435,7 @@ class References(unittest.TestCase):
         self.assertIn(endpoint["port"], {p["name"] for p in service["spec"]["ports"]})
         self.assertEqual("/metrics", endpoint["path"])
 
-    def test_the_gateway_routes_inference_alone_to_the_service(self):
+    def test_the_gateway_routes_what_clients_call_and_no_switches(self):
         gateway, route = self.one("Gateway"), self.one("GRPCRoute")
         for listener in gateway["spec"]["listeners"]:
             self.assertEqual(("HTTPS", "Terminate"),
@@ -443,12 +443,16 @@ class References(unittest.TestCase):
             self.assertTrue(listener["tls"]["certificateRefs"])
         self.assertEqual([{"name": gateway["metadata"]["name"]}], route["spec"]["parentRefs"])
         (rule,) = route["spec"]["rules"]
-        proto = (ROOT / "proto/recurve/v1/inference.proto").read_text()
-        methods = re.findall(r"^  rpc (\w+)\(", proto, re.M)
-        self.assertIn("Generate", methods)
-        self.assertEqual([{"method": {"type": "Exact", "service": "recurve.v1.Inference",
-                                      "method": method}} for method in methods],
-                         rule["matches"])
+        wanted = []
+        for service in ("Inference", "Control"):
+            proto = (ROOT / f"proto/recurve/v1/{service.lower()}.proto").read_text()
+            wanted += [(f"recurve.v1.{service}", method)
+                       for method in re.findall(r"^  rpc (\w+)\(", proto, re.M)]
+        for switch in ("Abort", "Drain"):
+            wanted.remove(("recurve.v1.Control", switch))
+        wanted.append(("grpc.health.v1.Health", "Check"))
+        self.assertEqual([{"method": {"type": "Exact", "service": service, "method": method}}
+                          for service, method in wanted], rule["matches"])
         (backend,) = rule["backendRefs"]
         self.assertIn(backend["port"],
                       {p["port"] for p in self.services[backend["name"]]["spec"]["ports"]})
