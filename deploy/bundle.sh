@@ -5,6 +5,11 @@
 #
 #   recurve-VERSION-ARCH/bin   recurve-server, recurve-client, recurve-model, ...
 #   recurve-VERSION-ARCH/lib   the shared libraries that they need
+#   recurve-VERSION-ARCH/LICENSE
+#   recurve-VERSION-ARCH/share where this is Debian or Ubuntu: the licences of the
+#                              packages that are in it, and a list of them (SPDX 2.3)
+#
+# Beside the tarball it writes its digest, TARBALL.sha256.
 #
 # Not in it: the C library, whose version here the other machine must have at
 # least, the GPU's driver, and CUDA's own libraries (cuBLASLt), which are looked
@@ -18,9 +23,13 @@ excluded='^(linux-vdso|ld-linux|libc|libm|libpthread|libdl|librt|libresolv|libns
 
 version=$("$programs/recurve-server" --version | awk '{print $2}')
 name=recurve-$version-$(uname -m)
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0}
 staging=$(mktemp -d)
-trap 'rm -rf "$staging"' EXIT
+unfinished=$tarball.$$
+trap 'rm -rf "$staging" "$unfinished"' EXIT
 mkdir -p "$staging/$name/bin" "$staging/$name/lib"
+cp "$here/../LICENSE" "$staging/$name/LICENSE"
 
 for program in "${names[@]}"; do
   strip -o "$staging/$name/bin/$program" "$programs/$program"
@@ -32,16 +41,29 @@ for program in "${names[@]}"; do
     while read -r soname path; do
       [[ $soname =~ $excluded ]] && continue
       [ -e "$staging/$name/lib/$soname" ] && continue
+      readlink -f "$path" >>"$staging/files"
       cp -L "$path" "$staging/$name/lib/$soname"
       chmod u+w "$staging/$name/lib/$soname"
       strip --strip-unneeded "$staging/$name/lib/$soname"
     done
 done
 
+if command -v dpkg-query >/dev/null; then
+  mapfile -t files <"$staging/files"
+  "$here/container/sbom.sh" "$version" "$staging/system" "${files[@]}"
+  mv "$staging/system/usr/share" "$staging/$name/share"
+else
+  printf 'bundle: no dpkg-query: the licences of the libraries are not in it\n' >&2
+fi
+
 mkdir -p "$(dirname "$tarball")"
-# The same files give the same tarball.
+# The same files give the same tarball. Renamed when it is whole: what is there under
+# its name can be copied.
 tar -C "$staging" --sort=name --owner=0 --group=0 --numeric-owner \
-  --mtime="@${SOURCE_DATE_EPOCH:-0}" -cf - "$name" | xz -T0 "-${XZ_LEVEL:-6}" >"$tarball"
+  --mtime="@$SOURCE_DATE_EPOCH" -cf - "$name" | xz -T0 "-${XZ_LEVEL:-6}" >"$unfinished"
+digest=$(sha256sum <"$unfinished" | cut -d' ' -f1)
+mv "$unfinished" "$tarball"
+printf '%s  %s\n' "$digest" "$(basename "$tarball")" >"$tarball.sha256"
 printf '%s: %s, %s libraries\n' "$tarball" "$(du -h "$tarball" | cut -f1)" \
   "$(find "$staging/$name/lib" -type f | wc -l)"
 cublas=$(ldd "$programs/recurve-server" | awk '/libcublasLt/ {print $1}')

@@ -62,7 +62,7 @@ mkdir -p "$image/programs/usr/share/doc/recurve"
 cp "$here/../../LICENSE" "$image/programs/usr/share/doc/recurve/copyright"
 
 version=$("$programs/recurve-server" --version | awk '{print $2}')
-"$here/sbom.sh" "$version" "$system" "${files[@]}"
+"$here/sbom.sh" "$version" "$system" package:ca-certificates "${files[@]}"
 
 find "$image" -depth -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 du -sh "$image"/*

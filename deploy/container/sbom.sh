@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Writes what an image consists of, as SPDX 2.3 in JSON, into
+# Writes what an image or a bundle consists of, as SPDX 2.3 in JSON, into
 # usr/share/sbom/recurve.spdx.json of the folder SYSTEM, and the licences of its
 # packages into usr/share/doc.
 #
-#   sbom.sh VERSION SYSTEM FILE...
+#   sbom.sh VERSION SYSTEM (FILE | package:NAME)...
 #
-# FILE... are libraries of this machine that were copied into the image. Each is
+# FILE... are libraries of this machine that were copied. Each is
 # traced to the package that owns it; one without a package is listed by itself with
-# its digest. The packages with headers and templates that were compiled into the
+# its digest. NAME is a package that no file tells. The packages with headers and templates that were compiled into the
 # programs are listed too.
 set -euo pipefail
 
@@ -20,9 +20,13 @@ export LC_ALL=C
 compiled_in=(libabsl-dev libboost-dev libcli11-dev libgrpc++-dev libhwy-dev
   libprotobuf-dev libspdlog-dev libstdc++-dev nlohmann-json3-dev prometheus-cpp-dev)
 
-packages=(ca-certificates)
+packages=()
 orphans=()
 for file in $(printf '%s\n' "$@" | sort -u); do
+  if [[ $file == package:* ]]; then
+    packages+=("${file#package:}")
+    continue
+  fi
   # The database may name a file below /lib that is found below /usr/lib.
   if owner=$(dpkg-query -S "$file" 2>/dev/null || dpkg-query -S "${file#/usr}" 2>/dev/null); then
     packages+=("${owner%%: /*}")
@@ -85,7 +89,7 @@ cat >"$system/usr/share/sbom/recurve.spdx.json" <<JSON
   "dataLicense": "CC0-1.0",
   "SPDXID": "SPDXRef-DOCUMENT",
   "name": "recurve-$version",
-  "documentNamespace": "urn:recurve:image:$version:$(printf '%s\n' "${elements[@]}" | sha256sum | cut -c1-32)",
+  "documentNamespace": "urn:recurve:sbom:$version:$(printf '%s\n' "${elements[@]}" | sha256sum | cut -c1-32)",
   "creationInfo": {"created": "$created", "creators": ["Tool: recurve-deploy-container-sbom"]},
   "documentDescribes": ["SPDXRef-Recurve"],
   "packages": [
