@@ -44,6 +44,16 @@ CLI::Validator WholeNumber() {
       "");
 }
 
+// An empty value is that of a variable somewhere which was not set, and not
+// "none": with it a server would run without its TLS or its API keys.
+CLI::Validator NotEmpty(const std::string& what) {
+  return CLI::Validator(
+      [what](const std::string& text) {
+        return text.empty() ? absl::StrCat("expected ", what) : std::string();
+      },
+      "");
+}
+
 template <typename T>
 CLI::Option* Add(CLI::App& app, const std::string& flag, T& value,
                  const std::string& help) {
@@ -83,7 +93,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "served-model-name", o.served_model_name,
       "Name to report (default: the folder's)");
   Add(app, "host", o.host,
-      "Address to listen on; without TLS keep it on loopback");
+      "Address to listen on; without TLS keep it on loopback")
+      ->check(NotEmpty("an address"));
   Add(app, "grpc-port", o.grpc_port, "gRPC port; 0 picks a free one")
       ->check(CLI::Range(0, 65535));
   Add(app, "http-port", o.http_port,
@@ -99,10 +110,13 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       ->check(CLI::Range(1, 1048576));
   Add(app, "tls-cert", o.transport.tls_cert,
       "PEM file of the certificate chain; with it gRPC and HTTP are served "
-      "over TLS");
-  Add(app, "tls-key", o.transport.tls_key, "PEM file of its key");
+      "over TLS")
+      ->check(NotEmpty("a file"));
+  Add(app, "tls-key", o.transport.tls_key, "PEM file of its key")
+      ->check(NotEmpty("a file"));
   Add(app, "tls-client-ca", o.transport.tls_client_ca,
-      "PEM file; clients must have a certificate signed by one of these");
+      "PEM file; clients must have a certificate signed by one of these")
+      ->check(NotEmpty("a file"));
   Add(app, "tls-reload", s.tls_reload,
       "Seconds after which the files are read again");
   AddSwitch(app, "admin", o.admin,
@@ -113,11 +127,7 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "File of tenants, digests of their API keys, and quotas; with it a key "
       "is "
       "needed")
-      ->check(CLI::Validator(
-          [](const std::string& file) {
-            return file.empty() ? "expected a file" : "";
-          },
-          "FILE"));
+      ->check(NotEmpty("a file"));
   Add(app, "device", o.model.device,
       "auto (cuda where there is a usable GPU, else cpu), cpu or cuda");
   Add(app, "dtype", o.model.dtype,
@@ -166,6 +176,19 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
 
 std::chrono::milliseconds ToMilliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000.0));
+}
+
+// Returns an error message, or nothing. CLI11 passes over a variable that is
+// set to nothing.
+std::string CheckVariables(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_envname();
+    const char* const value = name.empty() ? nullptr : getenv(name.c_str());
+    if (value != nullptr && *value == '\0') {
+      return name + " is set to an empty value; give it one, or unset it";
+    }
+  }
+  return "";
 }
 
 std::string OneLine(std::string text) {
@@ -257,20 +280,22 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
       "Every flag is also an environment variable: --max-num-seqs is "
       "RECURVE_MAX_NUM_SEQS. The flag wins.");
   AddFlags(app, options, seconds);
+  std::string problem;
   try {  // the library reports errors by exceptions
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
       result.exit_code = app.exit(error);  // --help, --version
-    } else {
-      std::cerr << "recurve-server: " << OneLine(error.what())
-                << " (see --help)\n";
-      result.exit_code = 2;
+      return result;
     }
-    return result;
+    problem = OneLine(error.what()) + " (see --help)";
   }
-  if (const std::string problem = CheckValues(options, seconds);
-      !problem.empty()) {
+  // First, as it may be why a flag is missing.
+  if (const std::string variable = CheckVariables(app); !variable.empty()) {
+    problem = variable;
+  }
+  if (problem.empty()) problem = CheckValues(options, seconds);
+  if (!problem.empty()) {
     std::cerr << "recurve-server: " << problem << '\n';
     result.exit_code = 2;
     return result;

@@ -1,0 +1,77 @@
+// What keeps recurve-server from starting: settings that are empty or wrong are
+// refused, in one line, and not passed over.
+
+#include <fstream>
+
+#include "tests/e2e/server_fixture.h"
+#include "tests/testing/process.h"
+
+namespace recurve {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+const char kServer[] = RECURVE_BINARY_DIR "/bin/recurve-server";
+const char kDemo[] = RECURVE_SOURCE_DIR "/deploy/models/demo";
+
+struct Refusal {
+  std::vector<std::string> flags;
+  std::vector<std::string> environment;
+  int code;
+  std::string message;
+};
+
+// The last line of what a server that does not start writes to standard error.
+void ExpectRefused(const Refusal& refusal) {
+  std::vector<std::string> command = {
+      kServer, "--model", kDemo, "--grpc-port", "0", "--http-port", "0"};
+  command.insert(command.end(), refusal.flags.begin(), refusal.flags.end());
+  const Process server(command, refusal.environment);
+  // One that starts would run on.
+  ASSERT_TRUE(WaitFor([&] { return !server.Running(); })) << refusal.message;
+  std::string line = server.Err();
+  ASSERT_THAT(line, testing::EndsWith("\n"));
+  line.pop_back();
+  line = line.substr(line.rfind('\n') + 1);
+  EXPECT_THAT(line, StartsWith("recurve-server: "));
+  EXPECT_THAT(line, HasSubstr(refusal.message));
+  // It costs no minutes of loading weights to hear of it.
+  EXPECT_THAT(server.Err(), Not(HasSubstr("loaded ")));
+}
+
+// An empty value comes from a variable of a shell or of a manifest that was not
+// set: taken for "not given", it would turn TLS or API keys off.
+TEST(StartupTest, EmptyFlagsAreRefused) {
+  ExpectRefused({{"--tls-cert", "", "--tls-key", ""},
+                 {},
+                 2,
+                 "--tls-cert: expected a file"});
+  ExpectRefused({{"--tls-client-ca", ""}, {}, 2, "--tls-client-ca: expected"});
+  ExpectRefused({{"--api-keys-file", ""}, {}, 2, "--api-keys-file: expected"});
+  ExpectRefused({{"--tls-key="}, {}, 2, "--tls-key"});
+  // Would be every address there is.
+  ExpectRefused({{"--host", ""}, {}, 2, "--host: expected an address"});
+}
+
+TEST(StartupTest, EmptyVariablesAreRefused) {
+  ExpectRefused({{},
+                 {"RECURVE_API_KEYS_FILE="},
+                 2,
+                 "RECURVE_API_KEYS_FILE is set to an empty value"});
+  ExpectRefused({{},
+                 {"RECURVE_TLS_CERT=", "RECURVE_TLS_KEY="},
+                 2,
+                 "RECURVE_TLS_CERT is set to an empty value"});
+  ExpectRefused({{}, {"RECURVE_TLS_CLIENT_CA="}, 2, "RECURVE_TLS_CLIENT_CA"});
+  ExpectRefused({{}, {"RECURVE_ADMIN="}, 2, "RECURVE_ADMIN is set to"});
+  // Also where a flag would win: the rule is the same for all.
+  ExpectRefused({{"--max-num-seqs", "3"},
+                 {"RECURVE_MAX_NUM_SEQS="},
+                 2,
+                 "RECURVE_MAX_NUM_SEQS is set to an empty value"});
+}
+
+}  // namespace
+}  // namespace recurve
