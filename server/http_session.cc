@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "engine/checkpoint/quote.h"
 
 namespace recurve {
 namespace {
@@ -29,6 +30,24 @@ constexpr int kClientGone = 499;
 
 absl::string_view View(boost::beast::string_view text) {
   return {text.data(), text.size()};
+}
+
+// What is wrong with how the request says where its body ends, or nothing.
+// Beast takes a body of any other coding than "chunked" for none, and the bytes
+// of the body would be the next request.
+std::string BodyProblem(const http::fields& head, int version) {
+  const auto [first, last] = head.equal_range(http::field::transfer_encoding);
+  if (first == last) return "";
+  const absl::string_view coding = View(first->value());
+  if (std::next(first) != last) {
+    return "there is more than one Transfer-Encoding; expected chunked";
+  }
+  if (!absl::EqualsIgnoreCase(coding, "chunked")) {
+    return absl::StrCat("Transfer-Encoding is ", Quote(coding),
+                        "; expected chunked");
+  }
+  if (version < 11) return "HTTP/1.0 has no Transfer-Encoding";
+  return "";
 }
 
 std::string Head(const HttpResponse& response, int version, bool keep_alive,
@@ -288,6 +307,10 @@ void HttpSession::OnHead() {
   const auto [first, last] = message.equal_range(http::field::authorization);
   for (auto it = first; it != last; ++it) {
     request_.authorization.emplace_back(View(it->value()));
+  }
+  if (const std::string problem = BodyProblem(message, version_);
+      !problem.empty()) {
+    return Refuse(HttpError(400, problem));
   }
   if (auto refusal = sessions_->handler().CheckHead(request_)) {
     return Refuse(*refusal);
