@@ -176,6 +176,7 @@ void Engine::CancelAll(const absl::Status& status) {
   wake_.NotifyAll();
 }
 void Engine::Resume(uint64_t id) { Post(Resumption{id}); }
+void Engine::GiveReaderTime(uint64_t id) { Post(ReaderProgress{id}); }
 
 absl::Status Engine::Abort(uint64_t id) {
   {

@@ -77,6 +77,8 @@ class Engine {
   void Cancel(uint64_t id, absl::Status status);
   // The reader of a sequence whose OnStep returned false has caught up.
   void Resume(uint64_t id);
+  // It has not, but it does read: its time to catch up begins anew.
+  void GiveReaderTime(uint64_t id);
 
   // Cancel for every sequence that there is now.
   void CancelAll(const absl::Status& status);
@@ -109,9 +111,13 @@ class Engine {
   struct Resumption {
     uint64_t id;
   };
+  struct ReaderProgress {
+    uint64_t id;
+  };
   struct DrainStart {};
-  using Message = std::variant<std::shared_ptr<Sequence>, Extension, Closing,
-                               Cancellation, Resumption, DrainStart>;
+  using Message =
+      std::variant<std::shared_ptr<Sequence>, Extension, Closing, Cancellation,
+                   Resumption, ReaderProgress, DrainStart>;
 
   // What one sequence has in the batch of a step.
   struct BatchEntry {

@@ -145,6 +145,10 @@ void Engine::Handle(Message& message) {
         FinishCommands(*resumed);
       }
     }
+  } else if (auto* progress = std::get_if<ReaderProgress>(&message)) {
+    if (const auto it = sequences_.find(progress->id); it != sequences_.end()) {
+      it->second->stalled_since = Clock::now();
+    }
   } else {
     // Draining: sequences between two commands end now, the others when idle.
     std::vector<std::shared_ptr<Sequence>> all;

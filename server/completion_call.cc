@@ -266,7 +266,20 @@ void CompletionCall::OnWritten() {
   Pump();
 }
 
-void CompletionCall::OnDone() {
+// A piece of many tokens takes a slow reader longer than the engine waits for a
+// client that does not read.
+void CompletionCall::OnProgress() {
+  std::vector<uint64_t> behind;
+  {
+    MutexLock lock(&mu_);
+    for (const auto& choice : choices_) {
+      if (choice->stalled_ && choice->id_) behind.push_back(*choice->id_);
+    }
+  }
+  for (const uint64_t id : behind) environment_.engine->GiveReaderTime(id);
+}
+
+void CompletionCall::OnDone(const absl::Status& status) {
   {
     MutexLock lock(&mu_);
     over_ = true;
@@ -275,7 +288,7 @@ void CompletionCall::OnDone() {
     }
     for (const auto& choice : choices_) choice->ticket_.Close();
   }
-  CancelAll(absl::CancelledError("the client went away"));
+  CancelAll(status.ok() ? absl::CancelledError("the answer is over") : status);
 }
 
 void CompletionCall::CancelAll(const absl::Status& status) {

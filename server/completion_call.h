@@ -36,7 +36,8 @@ class CompletionCall : public HttpListener,
   void Begin(const HttpRequest& request);
 
   void OnWritten() override;
-  void OnDone() override;
+  void OnProgress() override;
+  void OnDone(const absl::Status& status) override;
 
  private:
   // One prompt and what becomes of it.

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace recurve {
 
 // What http_server.h and those who answer requests say to each other.
@@ -34,8 +36,11 @@ class HttpListener {
   virtual ~HttpListener() = default;
   // All that was written of a streamed answer is with the system's socket.
   virtual void OnWritten() = 0;
-  // The answer is sent, or the client is gone. Called once, and last.
-  virtual void OnDone() = 0;
+  // A part of it is, or the client has taken some of what is: it reads.
+  virtual void OnProgress() = 0;
+  // Called once, and last. OK: the answer is sent. Cancelled: the client is
+  // gone. ResourceExhausted: it was cut off since it reads nothing.
+  virtual void OnDone(const absl::Status& status) = 0;
 };
 
 // The way to answer one request: Send, or Begin, Write as often as wanted, and

@@ -1,5 +1,8 @@
 #include "server/http_session.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
 #include <algorithm>
 #include <boost/asio/post.hpp>
 
@@ -25,8 +28,20 @@ constexpr size_t kMaxAheadBytes = 16 << 10;
 // read for so long, or the system would throw the answer away with it.
 constexpr std::chrono::milliseconds kLingerTime{2'000};
 constexpr int64_t kMaxLingerBytes = 16 << 20;
+// While an answer is written, how often it is looked whether any of it is
+// taken: often enough that the engine, which waits as long, hears of it in
+// time.
+std::chrono::milliseconds ReaderInterval(std::chrono::milliseconds timeout) {
+  return std::min(timeout / 4, std::chrono::milliseconds(1'000));
+}
 // nginx's status for a client that left before its answer was whole.
 constexpr int kClientGone = 499;
+
+// Bytes that the other side has not acknowledged; -1: not known.
+int UntakenBytes(tcp::socket& socket) {
+  int bytes = 0;
+  return ioctl(socket.native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : -1;
+}
 
 absl::string_view View(boost::beast::string_view text) {
   return {text.data(), text.size()};
@@ -164,7 +179,9 @@ void HttpSession::Finish() {
   });
 }
 
-void HttpSession::Drop() { PostClose(); }
+void HttpSession::Drop() {
+  Post([this] { CutOff(); });
+}
 
 void HttpSession::SetDeadline(std::chrono::milliseconds time) {
   timer_.expires_after(time);
@@ -184,9 +201,30 @@ void HttpSession::OnDeadline() {
       (state_ == State::kHead && parser_ && parser_->got_some());
   if (receiving) {
     Refuse(HttpError(408, "the request did not come in time"));
+  } else if (state_ == State::kAnswering) {
+    CheckReader();
   } else {
     Close();
   }
+}
+
+void HttpSession::WatchReader() {
+  untaken_bytes_ = UntakenBytes(transport_.socket());
+  taken_ = Clock::now();
+  SetDeadline(ReaderInterval(sessions_->options().stalled_client_timeout));
+}
+
+void HttpSession::CheckReader() {
+  // The end of a write does not tell: Linux takes more only when a third of its
+  // buffer is free, which may take a slow reader minutes.
+  if (UntakenBytes(transport_.socket()) != untaken_bytes_) {
+    WatchReader();
+    if (streaming_ && listener_ != nullptr) listener_->OnProgress();
+    return;
+  }
+  const auto timeout = sessions_->options().stalled_client_timeout;
+  if (Clock::now() - taken_ >= timeout) return CutOff();
+  SetDeadline(ReaderInterval(timeout));
 }
 
 void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
@@ -415,14 +453,16 @@ void HttpSession::WriteMore() {
     if (output_.empty()) return OnAllWritten();
   }
   writing_ = true;
-  if (state_ == State::kAnswering) {
-    SetDeadline(sessions_->options().stalled_client_timeout);
-  }
+  if (state_ == State::kAnswering) WatchReader();
   transport_.Write(asio::buffer(output_) + written_,
                    [self = shared_from_this()](error_code error, size_t n) {
                      self->writing_ = false;
                      if (error) return self->Close();
                      self->written_ += n;
+                     if (self->written_ < self->output_.size() &&
+                         self->streaming_ && self->listener_ != nullptr) {
+                       self->listener_->OnProgress();
+                     }
                      self->WriteMore();
                    });
 }
@@ -437,7 +477,7 @@ void HttpSession::OnAllWritten() {
   status_ = status_to_send_;
   CountAnswer();
   if (const auto listener = std::exchange(listener_, nullptr)) {
-    listener->OnDone();
+    listener->OnDone(absl::OkStatus());
   }
   if (!keep_alive_) return Linger();
   if (ended_) return Close();  // nor are requests that it sent ahead begun
@@ -455,6 +495,16 @@ void HttpSession::Linger() {
 }
 
 void HttpSession::Close() {
+  CloseWith(absl::CancelledError("the client went away"));
+}
+
+void HttpSession::CutOff() {
+  CloseWith(absl::ResourceExhaustedError(absl::StrCat(
+      "the client read nothing for ",
+      sessions_->options().stalled_client_timeout.count(), " ms")));
+}
+
+void HttpSession::CloseWith(const absl::Status& status) {
   if (state_ == State::kClosed) return;
   if (state_ == State::kAnswering) CountAnswer();
   state_ = State::kClosed;
@@ -465,7 +515,7 @@ void HttpSession::Close() {
   transport_.socket().close(ignored);
   sessions_->Remove(this);
   if (const auto listener = std::exchange(listener_, nullptr)) {
-    listener->OnDone();
+    listener->OnDone(status);
   }
 }
 

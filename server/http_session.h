@@ -84,6 +84,9 @@ class HttpSession : public HttpReply,
   void SetDeadline(std::chrono::milliseconds time);
   void ClearDeadline();
   void OnDeadline();
+  // While an answer is written: whether the client takes any of it.
+  void WatchReader();
+  void CheckReader();
 
   void ExpectRequest(std::chrono::milliseconds time);
 
@@ -113,7 +116,9 @@ class HttpSession : public HttpReply,
   void OnAllWritten();
   void Linger();
 
-  void Close();
+  void Close();   // the client is gone
+  void CutOff();  // it is there, and reads nothing
+  void CloseWith(const absl::Status& status);
 
   const std::shared_ptr<HttpSessions> sessions_;
   const boost::asio::ip::tcp::socket::executor_type strand_;
@@ -151,8 +156,11 @@ class HttpSession : public HttpReply,
   bool finished_ = false;  // nothing comes after what is in the buffers
   std::shared_ptr<HttpListener> listener_;
   bool writing_ = false;
-  size_t written_ = 0;   // bytes of output_
-  std::string output_;   // being written
+  size_t written_ = 0;  // bytes of output_
+  std::string output_;  // being written
+  // What the client had not taken when it last took something, and when.
+  int untaken_bytes_ = 0;
+  std::chrono::steady_clock::time_point taken_;
   std::string pending_;  // comes after it
 };
 

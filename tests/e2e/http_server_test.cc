@@ -57,7 +57,8 @@ class EchoHandler : public HttpHandler {
       ++*streams;
     }
     void OnWritten() override { reply->Write(std::string(100'000, 'y')); }
-    void OnDone() override { --*streams; }
+    void OnProgress() override {}
+    void OnDone(const absl::Status&) override { --*streams; }
     const std::shared_ptr<HttpReply> reply;
     std::atomic<int>* const streams;
   };

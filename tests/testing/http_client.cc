@@ -7,6 +7,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "absl/strings/ascii.h"
@@ -14,11 +15,12 @@
 
 namespace recurve {
 
-HttpConnection::HttpConnection(int port, SSL_CTX* tls) {
+HttpConnection::HttpConnection(int port, SSL_CTX* tls, int receive_buffer) {
   signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL
   fd_ = socket(AF_INET, SOCK_STREAM, 0);
   timeval minute = {60, 0};
   setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof(minute));
+  if (receive_buffer > 0) SetReceiveBuffer(receive_buffer);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
@@ -48,10 +50,12 @@ bool HttpConnection::Send(absl::string_view bytes) {
   return true;
 }
 
-std::string HttpConnection::ReadSome() {
+std::string HttpConnection::ReadSome(size_t at_most) {
   char buffer[16384];
-  const ssize_t n = ssl_ != nullptr ? SSL_read(ssl_, buffer, sizeof(buffer))
-                                    : recv(fd_, buffer, sizeof(buffer), 0);
+  at_most = std::min(at_most, sizeof(buffer));
+  const ssize_t n = ssl_ != nullptr
+                        ? SSL_read(ssl_, buffer, static_cast<int>(at_most))
+                        : recv(fd_, buffer, at_most, 0);
   return n > 0 ? std::string(buffer, static_cast<size_t>(n)) : "";
 }
 

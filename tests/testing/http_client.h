@@ -23,7 +23,9 @@ struct HttpResult {
 // end after a minute.
 class HttpConnection {
  public:
-  explicit HttpConnection(int port, SSL_CTX* tls = nullptr);
+  // `receive_buffer`: bytes that the system holds for it; 0: as it likes.
+  explicit HttpConnection(int port, SSL_CTX* tls = nullptr,
+                          int receive_buffer = 0);
   ~HttpConnection();
 
   bool connected() const { return connected_; }
@@ -32,7 +34,7 @@ class HttpConnection {
   // Reads one answer, chunked or not.
   HttpResult Read();
   // Reads what is there, or waits for some; empty at the end.
-  std::string ReadSome();
+  std::string ReadSome(size_t at_most = 16384);
   void HalfClose();  // no more will be sent
   void Reset();      // breaks off without a word
   void SetReceiveBuffer(int bytes);
