@@ -101,52 +101,69 @@ Engine::~Engine() {
 }
 
 absl::StatusOr<uint64_t> Engine::Submit(Submission submission) {
-  RECURVE_RETURN_IF_ERROR(ValidateOptions(submission.options, limits_));
-  if (submission.command.append.empty()) {
-    return absl::InvalidArgumentError(
-        "the prompt is empty; at least one token is needed");
+  std::vector<Submission> one;
+  one.push_back(std::move(submission));
+  RECURVE_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids,
+                           SubmitAll(std::move(one)));
+  return ids[0];
+}
+
+absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
+    std::vector<Submission> submissions) {
+  for (const Submission& submission : submissions) {
+    RECURVE_RETURN_IF_ERROR(ValidateOptions(submission.options, limits_));
+    if (submission.command.append.empty()) {
+      return absl::InvalidArgumentError(
+          "the prompt is empty; at least one token is needed");
+    }
+    RECURVE_RETURN_IF_ERROR(
+        ValidateCommand(submission.command, 0, limits_, "prompt_ids"));
   }
-  RECURVE_RETURN_IF_ERROR(
-      ValidateCommand(submission.command, 0, limits_, "prompt_ids"));
-  uint64_t id;
+  std::vector<uint64_t> ids;
   {
     MutexLock lock(&mu_);
-    RECURVE_RETURN_IF_ERROR(Accepting());
-    const uint64_t arrival = next_arrival_++;
-    const auto words = Philox4x32(id_key_, arrival, 0);
-    id = (uint64_t{words[0]} << 32) | words[1];
-    if (!open_.insert(id).second)
-      return absl::InternalError("request id collision; try again");
-    auto sequence = std::make_shared<Sequence>(
-        id, arrival, std::move(submission.options), submission.close_when_done,
-        tokenizer_, runner_->info().eos_token_ids, std::move(submission.sink),
-        Clock::now());
-    if (runner_->info().whole_prompts) sequence->ComputePromptWhole();
-    sequence->Enqueue(std::move(submission.command));
-    inbox_.emplace_back(std::move(sequence));
+    RECURVE_RETURN_IF_ERROR(
+        Accepting(static_cast<int64_t>(submissions.size())));
+    for (Submission& submission : submissions) {
+      uint64_t arrival;
+      uint64_t id;
+      do {  // again should the id be taken, of 2^64
+        arrival = next_arrival_++;
+        const auto words = Philox4x32(id_key_, arrival, 0);
+        id = (uint64_t{words[0]} << 32) | words[1];
+      } while (!open_.insert(id).second);
+      auto sequence = std::make_shared<Sequence>(
+          id, arrival, std::move(submission.options),
+          submission.close_when_done, tokenizer_, runner_->info().eos_token_ids,
+          std::move(submission.sink), Clock::now());
+      if (runner_->info().whole_prompts) sequence->ComputePromptWhole();
+      sequence->Enqueue(std::move(submission.command));
+      inbox_.emplace_back(std::move(sequence));
+      ids.push_back(id);
+    }
   }
   wake_.NotifyAll();
-  return id;
+  return ids;
 }
 
 absl::Status Engine::CheckAccepts() const {
   MutexLock lock(&mu_);
-  return Accepting();
+  return Accepting(1);
 }
 
-absl::Status Engine::Accepting() const {
+absl::Status Engine::Accepting(int64_t count) const {
   if (draining_.load()) return absl::UnavailableError("the server is draining");
   if (stop_) return absl::UnavailableError("the server is shutting down");
   if (!health_.ok()) {
     return absl::UnavailableError(
         absl::StrCat("the device failed: ", health_.message()));
   }
-  const int64_t limit = options_.max_num_seqs + options_.max_queued_requests;
-  if (static_cast<int64_t>(open_.size()) >= limit) {
+  if (static_cast<int64_t>(open_.size()) + count > max_open()) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        open_.size(), " requests are running or waiting; this server takes ",
-        options_.max_num_seqs, " running and ", options_.max_queued_requests,
-        " waiting"));
+        open_.size(), " requests are running or waiting",
+        count > 1 ? absl::StrCat(" and ", count, " come") : "",
+        "; this server takes ", options_.max_num_seqs, " running and ",
+        options_.max_queued_requests, " waiting"));
   }
   return absl::OkStatus();
 }

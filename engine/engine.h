@@ -65,6 +65,13 @@ class Engine {
   // ResourceExhausted (the queue is full), Unavailable (draining). After an
   // error the sink is never called.
   absl::StatusOr<uint64_t> Submit(Submission submission);
+  // Accepts all of them, in this order, or none.
+  absl::StatusOr<std::vector<uint64_t>> SubmitAll(
+      std::vector<Submission> submissions);
+  // How many sequences may be running or waiting at a time.
+  int64_t max_open() const {
+    return options_.max_num_seqs + options_.max_queued_requests;
+  }
   // What Submit would say now of any request: for a look before the work of
   // reading one. OK is no promise.
   absl::Status CheckAccepts() const;
@@ -148,7 +155,9 @@ class Engine {
   Engine(const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
          const Tokenizer* tokenizer, EngineObserver* observer);
 
-  absl::Status Accepting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether `count` sequences more are taken.
+  absl::Status Accepting(int64_t count) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Post(Message message);
   // The most rows of logits that a sequence may give its stream in one step.
   int64_t max_step_logits() const;

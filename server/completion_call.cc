@@ -113,8 +113,6 @@ CompletionCall::~CompletionCall() { environment_.open_streams->fetch_sub(1); }
 void CompletionCall::Begin(const HttpRequest& request) {
   reply_->Listen(shared_from_this());
   if (std::optional<ApiError> error = Submit(request)) {
-    CancelAll(
-        absl::CancelledError("another prompt of the request was refused"));
     bool by_quota;
     {
       MutexLock lock(&mu_);
@@ -220,6 +218,17 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
     return error;
   }
   const size_t count = request_.prompts.size();
+  const Engine& engine = *environment_.engine;
+  if (static_cast<int64_t>(count) > engine.max_open()) {
+    // Not 429, as for a full queue: it will not be another time either.
+    ApiError error;
+    error.param = "prompt";
+    error.message =
+        absl::StrCat("prompt has ", count, " entries; this server takes ",
+                     engine.options().max_num_seqs, " running and ",
+                     engine.options().max_queued_requests, " waiting");
+    return error;
+  }
   const auto error_of = [&](const absl::Status& status, size_t index) {
     ApiError error = ErrorOf(status);
     if (count > 1) {
@@ -240,17 +249,21 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
   if (absl::Status status = Charge(request, inputs); !status.ok()) {
     return ErrorOf(status);
   }
-  std::vector<std::string> ids;
+  std::vector<Engine::Submission> submissions;
   for (size_t i = 0; i < count; ++i) {
-    const auto id = environment_.engine->Submit(
+    submissions.push_back(
         {std::move(inputs[i].options), std::move(inputs[i].command),
          /*close_when_done=*/true,
          // Shares the call's count: the engine keeps the call alive.
          std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get())});
-    if (!id.ok()) return error_of(id.status(), i);
-    MutexLock lock(&mu_);
-    choices_[i]->id_ = *id;
-    ids.push_back(FormatRequestId(*id));
+  }
+  const auto accepted = environment_.engine->SubmitAll(std::move(submissions));
+  if (!accepted.ok()) return ErrorOf(accepted.status());
+  std::vector<std::string> ids;
+  MutexLock lock(&mu_);
+  for (size_t i = 0; i < count; ++i) {
+    choices_[i]->id_ = (*accepted)[i];
+    ids.push_back(FormatRequestId((*accepted)[i]));
   }
   id_ = "cmpl-" + ids[0];
   headers_.emplace_back("x-request-id", id_);

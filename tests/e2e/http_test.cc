@@ -473,12 +473,46 @@ TEST(HttpTest, AFullQueueIs429) {
   EXPECT_EQ(result.status, 429);
   EXPECT_EQ(result.headers.at("retry-after"), "1");
   EXPECT_EQ(ParseJson(result.body)["error"]["code"], "rate_limit_exceeded");
-  // Several prompts: all or none.
-  json many = body;
-  many["prompt"] = json::array({"a", "b"});
-  EXPECT_EQ(Complete(server, many).status, 429);
-  EXPECT_EQ(RefusedRequests(server, "queue_full"), 2);
+  EXPECT_EQ(RefusedRequests(server, "queue_full"), 1);
   EXPECT_EQ(RefusedRequests(server, "quota"), 0);
+  first.Reset();
+  server.ExpectIdle();
+}
+
+TEST(HttpTest, PromptsAreQueuedTogetherOrNotAtAll) {
+  ServerOptions options = DemoOptions();
+  options.engine.max_num_seqs = 2;
+  options.engine.max_queued_requests = 1;
+  TestServer server(options);
+  const int port = server.server().http_port();
+  json body = {{"prompt", "a"}, {"max_tokens", 8000}, {"ignore_eos", true}};
+  HttpConnection first(port);
+  first.Send(PostText(kCompletionsPath, body.dump()));
+  ASSERT_TRUE(
+      WaitFor([&] { return server.server().engine().load().open == 1; }));
+  body["max_tokens"] = 1;
+  body["prompt"] = json::array({"a", "b", "c"});
+  const HttpResult full = Complete(server, body);
+  EXPECT_EQ(full.status, 429);
+  EXPECT_EQ(full.headers.count("retry-after"), 1);
+  EXPECT_THAT(full.body, HasSubstr("1 requests are running or waiting and 3 "
+                                   "come; this server takes 2 running and 1 "
+                                   "waiting"));
+  // None was begun and ended again.
+  EXPECT_EQ(
+      MetricValue(port, "recurve_request_failure_total{status=\"CANCELLED\"}"),
+      -1);
+  body["prompt"] = json::array({"a", "b"});
+  EXPECT_EQ(Complete(server, body).status, 200);
+  // What is more than there ever is room for.
+  body["prompt"] = json::array({"a", "b", "c", "d"});
+  const HttpResult never = Complete(server, body);
+  EXPECT_EQ(never.status, 400);
+  EXPECT_EQ(never.headers.count("retry-after"), 0);
+  const json error = ParseJson(never.body)["error"];
+  EXPECT_EQ(error["param"], "prompt");
+  EXPECT_EQ(error["message"],
+            "prompt has 4 entries; this server takes 2 running and 1 waiting");
   first.Reset();
   server.ExpectIdle();
 }
