@@ -44,6 +44,19 @@ CLI::Validator WholeNumber() {
       "");
 }
 
+// CLI11 would make 0 of nothing.
+CLI::Validator Number(const std::string& expected) {
+  return CLI::Validator(
+      [expected](const std::string& text) {
+        double value = 0;
+        return absl::SimpleAtod(text, &value)
+                   ? std::string()
+                   : absl::StrCat("'", text, "' is not a number; expected ",
+                                  expected);
+      },
+      "");
+}
+
 // An empty value is that of a variable somewhere which was not set, and not
 // "none": with it a server would run without its TLS or its API keys.
 CLI::Validator NotEmpty(const std::string& what) {
@@ -153,7 +166,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens");
   Add(app, "max-decode-slowdown", o.engine.max_decode_slowdown,
       "How many times longer than alone running sequences may wait for a "
-      "token, on average, while long prompts are computed; 0: no limit");
+      "token, on average, while long prompts are computed; 0: no limit")
+      ->check(Number("0, or 1.1 to 1000"));
   Add(app, "max-queued-requests", o.engine.max_queued_requests,
       "Requests that may wait beyond max-num-seqs");
   Add(app, "kv-pool-bytes", o.model.kv_pool_bytes,
@@ -166,10 +180,13 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "default-max-new-tokens", o.default_max_new_tokens,
       "Tokens to generate for requests that do not say");
   Add(app, "shutdown-timeout", s.shutdown,
-      "Seconds that running requests get to finish");
-  Add(app, "step-timeout", s.step, "Seconds after which a step counts as hung");
+      "Seconds that running requests get to finish")
+      ->check(Number("0 to 86400 seconds"));
+  Add(app, "step-timeout", s.step, "Seconds after which a step counts as hung")
+      ->check(Number("0.1 to 86400 seconds"));
   Add(app, "stalled-client-timeout", s.stalled,
-      "Seconds after which a client that does not read is cut off");
+      "Seconds after which a client that does not read is cut off")
+      ->check(Number("0.1 to 86400 seconds"));
   Add(app, "max-buffered-tokens", o.max_buffered_tokens,
       "Unread tokens after which a stream pauses");
 }

@@ -28,9 +28,10 @@ void ExpectRefused(const Refusal& refusal) {
   std::vector<std::string> command = {
       kServer, "--model", kDemo, "--grpc-port", "0", "--http-port", "0"};
   command.insert(command.end(), refusal.flags.begin(), refusal.flags.end());
-  const Process server(command, refusal.environment);
+  Process server(command, refusal.environment);
   // One that starts would run on.
   ASSERT_TRUE(WaitFor([&] { return !server.Running(); })) << refusal.message;
+  EXPECT_EQ(server.Wait(), refusal.code) << refusal.message;
   std::string line = server.Err();
   ASSERT_THAT(line, testing::EndsWith("\n"));
   line.pop_back();
@@ -53,6 +54,29 @@ TEST(StartupTest, EmptyFlagsAreRefused) {
   ExpectRefused({{"--tls-key="}, {}, 2, "--tls-key"});
   // Would be every address there is.
   ExpectRefused({{"--host", ""}, {}, 2, "--host: expected an address"});
+}
+
+TEST(StartupTest, WhatIsNoNumberIsRefused) {
+  for (const std::string value : {"", " ", "soon", "1s", "1,5"}) {
+    ExpectRefused({{"--shutdown-timeout", value},
+                   {},
+                   2,
+                   "--shutdown-timeout: '" + value +
+                       "' is not a number; expected 0 to 86400 seconds"});
+  }
+  const std::string timeouts =
+      "'' is not a number; expected 0.1 to 86400 seconds";
+  ExpectRefused({{"--step-timeout", ""}, {}, 2, "--step-timeout: " + timeouts});
+  ExpectRefused({{"--stalled-client-timeout", ""},
+                 {},
+                 2,
+                 "--stalled-client-timeout: " + timeouts});
+  ExpectRefused({{"--max-decode-slowdown", ""},
+                 {},
+                 2,
+                 "'' is not a number; expected 0, or 1.1 to 1000"});
+  ExpectRefused({{"--max-num-seqs", ""}, {}, 2, "'' is not a whole number"});
+  ExpectRefused({{"--step-timeout", "nan"}, {}, 2, "--step-timeout is nan"});
 }
 
 TEST(StartupTest, EmptyVariablesAreRefused) {
