@@ -214,7 +214,9 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
   if (absl::Status status = environment_.engine->CheckAccepts(); !status.ok()) {
     return ErrorOf(status);
   }
-  if (auto error = ParseCompletion(request.body, model_name_, &request_)) {
+  if (auto error =
+          ParseCompletion(request.body, model_name_,
+                          environment_.context.max_model_len, &request_)) {
     return error;
   }
   const size_t count = request_.prompts.size();

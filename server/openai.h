@@ -47,9 +47,11 @@ inline constexpr int kMaxPrompts = 64;
 inline constexpr int kCompletionMaxTokens = 16;
 
 // Reads the body of a request. An error names the field, its value and what is
-// expected.
+// expected. A prompt of more token ids than `max_model_len` is not read to its
+// end.
 std::optional<ApiError> ParseCompletion(absl::string_view body,
                                         const std::string& model_name,
+                                        int64_t max_model_len,
                                         CompletionRequest* request);
 
 // What one choice, or a piece of it, has to show.

@@ -19,6 +19,8 @@ using nlohmann::json;
 
 // Deep enough for every field there is.
 constexpr int kMaxDepth = 8;
+// Besides the token ids of prompts. Every field at its limit has some 1,300.
+constexpr int kMaxValues = 4096;
 
 // Options that other servers know and this one does not have: they may be given
 // with the value that asks for nothing.
@@ -304,8 +306,43 @@ void ReadNeutral(const std::string& key, const json& value, Reader& reader) {
 
 std::optional<ApiError> ParseCompletion(absl::string_view body,
                                         const std::string& model_name,
+                                        int64_t max_model_len,
                                         CompletionRequest* request) {
-  auto parsed = ParseJson(body, "the body", kMaxDepth);
+  Reader reader;
+  int values = 0;
+  int64_t ids = 0;  // of one prompt
+  // Millions of values would take the thread a second, which the streams of
+  // others would wait.
+  const auto filter = [&](const std::string& member, const json& value) {
+    const bool in_prompt = member == "prompt";
+    if (in_prompt && value.is_number_unsigned()) {
+      return ++ids <= max_model_len;
+    }
+    if (value.is_array()) ids = 0;
+    if (in_prompt && value.is_object()) {
+      reader.Fail(member,
+                  "is, or has, an object; expected a string or a list of token "
+                  "ids");
+      return false;
+    }
+    return ++values <= kMaxValues;
+  };
+  auto parsed = ParseJson(body, "the body", kMaxDepth, filter);
+  if (reader.failed()) return reader.TakeError();
+  if (ids > max_model_len) {
+    ApiError error;
+    error.param = "prompt";
+    error.code = "context_length_exceeded";
+    error.message = absl::StrCat("prompt has more than ", max_model_len,
+                                 " token ids, this server's max_model_len");
+    return error;
+  }
+  if (values > kMaxValues) {
+    ApiError error;
+    error.message = absl::StrCat("the body has more than ", kMaxValues,
+                                 " values besides the token ids of prompt");
+    return error;
+  }
   if (!parsed.ok()) {
     ApiError error;
     error.message = std::string(parsed.status().message());
@@ -317,7 +354,6 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
                                  "; expected an object");
     return error;
   }
-  Reader reader;
   v1::GenerateRequest base;
   base.mutable_sampling()->set_temperature(1);
   const json* prompt = nullptr;

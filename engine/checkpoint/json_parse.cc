@@ -17,7 +17,8 @@ using nlohmann::json;
 // parse; error() then says why.
 class StrictBuilder : public nlohmann::json_sax<json> {
  public:
-  explicit StrictBuilder(int max_depth) : max_depth_(max_depth) {}
+  StrictBuilder(int max_depth, const JsonFilter& filter)
+      : max_depth_(max_depth), filter_(filter) {}
 
   bool null() override { return Add(json()); }
   bool boolean(bool value) override { return Add(value); }
@@ -78,11 +79,21 @@ class StrictBuilder : public nlohmann::json_sax<json> {
   }
 
   bool Add(json value) {
+    if (!Pass(value)) return false;
     Insert(std::move(value));
     return true;
   }
 
+  bool Pass(const json& value) {
+    if (filter_ == nullptr) return true;
+    const std::string none;
+    if (filter_(open_.empty() ? none : open_.front().key, value)) return true;
+    error_ = "not as expected";
+    return false;
+  }
+
   bool Open(json empty) {
+    if (!Pass(empty)) return false;
     if (static_cast<int>(open_.size()) == max_depth_) {
       error_ = absl::StrCat("nested deeper than ", max_depth_,
                             " levels inside ", Quote(Path()));
@@ -114,6 +125,7 @@ class StrictBuilder : public nlohmann::json_sax<json> {
   }
 
   const int max_depth_;
+  const JsonFilter& filter_;
   json root_;
   std::vector<Frame> open_;
   std::string error_;
@@ -122,14 +134,14 @@ class StrictBuilder : public nlohmann::json_sax<json> {
 }  // namespace
 
 absl::StatusOr<json> ParseJson(absl::string_view text, const std::string& where,
-                               int max_depth) {
+                               int max_depth, const JsonFilter& filter) {
   // The library takes a NUL for the end of the text and would ignore the rest.
   const size_t nul = text.find('\0');
   if (nul != absl::string_view::npos) {
     return absl::InvalidArgumentError(
         absl::StrCat(where, ": not valid JSON: a NUL at byte ", nul + 1));
   }
-  StrictBuilder builder(max_depth);
+  StrictBuilder builder(max_depth, filter);
   if (!json::sax_parse(text.data(), text.data() + text.size(), &builder)) {
     return absl::InvalidArgumentError(
         absl::StrCat(where, ": ", builder.error()));

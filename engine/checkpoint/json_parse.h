@@ -1,6 +1,7 @@
 #ifndef RECURVE_ENGINE_CHECKPOINT_JSON_PARSE_H_
 #define RECURVE_ENGINE_CHECKPOINT_JSON_PARSE_H_
 
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -15,9 +16,17 @@ namespace recurve {
 // Throws nothing; memory is bounded by a small multiple of the text.
 //
 // `where` begins every error message: the file, and the part of it.
+//
+// `filter`, if given, sees each value before it is kept, a list or an object
+// when it begins, and the member of the outermost object that it is or is in.
+// False ends the parse with an error: whoever gets texts from strangers need
+// not build what is refused afterwards.
+using JsonFilter =
+    std::function<bool(const std::string& member, const nlohmann::json& value)>;
 absl::StatusOr<nlohmann::json> ParseJson(absl::string_view text,
                                          const std::string& where,
-                                         int max_depth);
+                                         int max_depth,
+                                         const JsonFilter& filter = nullptr);
 
 // A value as error messages show it: "9", "'silu'", "a list of 3".
 std::string DescribeJson(const nlohmann::json& value);

@@ -278,6 +278,37 @@ TEST(HttpTest, BadRequestsNameTheField) {
   server.ExpectIdle();
 }
 
+// Whoever may send 4 MiB must not hold up an HTTP thread with them for long.
+TEST(HttpTest, JunkIsRefusedBeforeItIsRead) {
+  TestServer server;
+  const auto junk = [](const std::string& begin, auto piece,
+                       const std::string& end) {
+    std::string text = begin;
+    for (int i = 0; text.size() < (4 << 20) - 100; ++i) {
+      absl::StrAppend(&text, i == 0 ? "" : ",", piece(i));
+    }
+    return text + end;
+  };
+  const auto key = [](int i) { return absl::StrCat("\"", i, "\":1"); };
+  const auto list = [](int) { return "[]"; };
+  const auto id = [](int) { return "1"; };
+  for (const std::string& body :
+       {junk("{", key, "}"), junk("{\"x\":{", key, "}}"),
+        junk("{\"logit_bias\":{", key, "}}"), junk("{\"prompt\":{", key, "}}"),
+        junk("{\"prompt\":[", list, "]}"), junk("{\"prompt\":[[", list, "]]}"),
+        junk("{\"prompt\":[", id, "]}"), junk("{\"prompt\":[[1],[", id, "]]}"),
+        junk("[", list, "]")}) {
+    const HttpResult result =
+        Fetch(server.server().http_port(), PostText(kCompletionsPath, body));
+    EXPECT_EQ(result.status, 400) << body.substr(0, 40);
+    EXPECT_THAT(result.body,
+                testing::AnyOf(HasSubstr("the body has more than 4096 values"),
+                               HasSubstr("prompt has more than 8192 token ids"),
+                               HasSubstr("prompt is, or has, an object")))
+        << body.substr(0, 40);
+  }
+}
+
 TEST(HttpTest, PathsMethodsAndTypes) {
   TestServer server;
   const int port = server.server().http_port();

@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "engine/checkpoint/json_parse.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -20,6 +22,22 @@ JsonObject Parse(absl::string_view text) {
   absl::StatusOr<JsonObject> object = ParseJsonObject("config.json", text);
   EXPECT_TRUE(object.ok()) << object.status();
   return *object;
+}
+
+TEST(JsonParseTest, AFilterEndsTheParse) {
+  std::string seen;
+  const auto filter = [&](const std::string& member, const nlohmann::json& v) {
+    absl::StrAppend(&seen, member, v.is_structured() ? "+" : "=", " ");
+    return v != 13;
+  };
+  const auto all =
+      ParseJson(R"({"a":1,"b":[2,{"c":3}],"d":null})", "x", 4, filter);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(all->size(), 3);
+  EXPECT_EQ(seen, "+ a= b+ b= b+ b= d= ");
+  // Also before what comes later is looked at.
+  const auto ended = ParseJson(R"({"a":[1,13,14,nonsense)", "x", 4, filter);
+  EXPECT_THAT(ended.status(), FailsWith(kInvalid, "x: "));
 }
 
 TEST(JsonReaderTest, ReadsInts) {

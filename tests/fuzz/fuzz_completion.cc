@@ -46,7 +46,8 @@ void Answer(const CompletionRequest& request, int index, const Command& command,
 
 void Read(absl::string_view body, const Tokenizer* tokenizer) {
   CompletionRequest request;
-  if (const auto error = ParseCompletion(body, "demo", &request)) {
+  if (const auto error =
+          ParseCompletion(body, "demo", kMaxModelLen, &request)) {
     return CheckError(*error);
   }
   RECURVE_CHECK(!request.prompts.empty());
