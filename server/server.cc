@@ -18,6 +18,7 @@
 #include "server/http_api.h"
 #include "server/http_server.h"
 #include "server/inference_service.h"
+#include "server/listen_check.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {
@@ -68,28 +69,39 @@ std::string HostPort(const std::string& host, int port) {
                    : absl::StrCat(host, ":", port);
 }
 
-Server::Server(const ServerOptions& options, LoadedModel model)
-    : options_(options),
-      tokenizer_(std::move(model.tokenizer)),
-      capacity_(model.capacity) {}
+Server::Server(const ServerOptions& options) : options_(options) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const ServerOptions& options, LoadedModel model) {
-  std::unique_ptr<ModelRunner> runner = std::move(model.runner);
-  auto server = std::unique_ptr<Server>(new Server(options, std::move(model)));
+  RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<Server> server, Create(options));
+  RECURVE_RETURN_IF_ERROR(server->Serve(options.engine, std::move(model)));
+  return server;
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(
+    const ServerOptions& options) {
+  auto server = std::unique_ptr<Server>(new Server(options));
   // Before anything listens: half of a pair must not mean plaintext.
   RECURVE_RETURN_IF_ERROR(server->LoadTls());
   RECURVE_RETURN_IF_ERROR(server->LoadApiKeys());
-  RECURVE_RETURN_IF_ERROR(server->StartEngine(std::move(runner)));
-  RECURVE_RETURN_IF_ERROR(server->StartHttp());
-  RECURVE_RETURN_IF_ERROR(server->StartGrpc());
-  {
-    MutexLock lock(&server->mu_);
-    // A client may have asked to drain as soon as there was a port.
-    server->SetServing(!server->drain_requested_);
-  }
-  server->supervisor_ = std::thread([s = server.get()] { s->Supervise(); });
+  RECURVE_RETURN_IF_ERROR(server->CheckPorts());
   return server;
+}
+
+absl::Status Server::Serve(const EngineOptions& engine, LoadedModel model) {
+  options_.engine = engine;
+  tokenizer_ = std::move(model.tokenizer);
+  capacity_ = model.capacity;
+  RECURVE_RETURN_IF_ERROR(StartEngine(std::move(model.runner)));
+  RECURVE_RETURN_IF_ERROR(StartHttp());
+  RECURVE_RETURN_IF_ERROR(StartGrpc());
+  {
+    MutexLock lock(&mu_);
+    // A client may have asked to drain as soon as there was a port.
+    SetServing(!drain_requested_);
+  }
+  supervisor_ = std::thread([this] { Supervise(); });
+  return absl::OkStatus();
 }
 
 absl::Status Server::LoadTls() {
@@ -112,6 +124,14 @@ absl::Status Server::LoadApiKeys() {
         host);
   }
   return absl::OkStatus();
+}
+
+absl::Status Server::CheckPorts() const {
+  for (const int port : {options_.metrics_port, options_.http_port}) {
+    if (port < 0) continue;
+    RECURVE_RETURN_IF_ERROR(CheckCanListen("HTTP", options_.host, port));
+  }
+  return CheckCanListen("gRPC", options_.host, options_.grpc_port);
 }
 
 absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {

@@ -57,16 +57,23 @@ std::string HostPort(const std::string& host, int port);
 
 // A running server: engine, gRPC services, health, reflection, HTTP, metrics.
 //
-// Life: Start, serve, RequestDrain (SIGTERM, Control.Drain, or a failed
-// device), Wait. While draining, health is NOT_SERVING, new requests get
+// Life: Create and Serve, or Start, RequestDrain (SIGTERM, Control.Drain, or a
+// failed device), Wait. While draining, health is NOT_SERVING, new requests get
 // UNAVAILABLE and accepted ones run to their end or to the shutdown timeout.
 //
 // Thread safety: all methods after Start may be called from any thread.
 class Server {
  public:
-  // Listens when it returns OK. `model` is what LoadModel gave (or a fake).
+  // Create and Serve.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       const ServerOptions& options, LoadedModel model);
+  // Looks at all that can be wrong without a model, which may take minutes to
+  // load: TLS files, API keys, ports.
+  static absl::StatusOr<std::unique_ptr<Server>> Create(
+      const ServerOptions& options);
+  // Listens when it returns OK. `model` is what LoadModel gave (or a fake), and
+  // `engine` the options that it filled in. Called once, before all below.
+  absl::Status Serve(const EngineOptions& engine, LoadedModel model);
   ~Server();
 
   int grpc_port() const { return grpc_port_; }
@@ -80,9 +87,10 @@ class Server {
   absl::Status Wait();
 
  private:
-  Server(const ServerOptions& options, LoadedModel model);
+  explicit Server(const ServerOptions& options);
   absl::Status LoadTls();
   absl::Status LoadApiKeys();
+  absl::Status CheckPorts() const;
   absl::Status StartEngine(std::unique_ptr<ModelRunner> runner);
   absl::Status StartGrpc();
   absl::Status StartHttp();
@@ -97,9 +105,10 @@ class Server {
   bool StepHangs() const;
   void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const ServerOptions options_;
-  const std::unique_ptr<Tokenizer> tokenizer_;
-  const Capacity capacity_;
+  // These three are complete, and constant, once it listens.
+  ServerOptions options_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  Capacity capacity_;
   Metrics metrics_;
   std::unique_ptr<TlsFiles> tls_;     // null: plaintext
   std::unique_ptr<Tenants> tenants_;  // null without API keys

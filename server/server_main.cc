@@ -61,6 +61,9 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   SignalThread signals;
   std::signal(SIGPIPE, SIG_IGN);
 
+  // First what takes no time: loading may take minutes.
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options);
+  if (!server.ok()) return Fail(server.status());
   absl::StatusOr<LoadedModel> model = LoadModel(options.model, &options.engine);
   if (!model.ok()) return Fail(model.status());
   if (wrap != nullptr) model->runner = wrap(std::move(model->runner));
@@ -102,9 +105,10 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
         capacity.max_model_len, info.max_position_embeddings);
   }
 
-  absl::StatusOr<std::unique_ptr<Server>> server =
-      Server::Start(options, *std::move(model));
-  if (!server.ok()) return Fail(server.status());
+  if (absl::Status status = (*server)->Serve(options.engine, *std::move(model));
+      !status.ok()) {
+    return Fail(status);
+  }
   signals.SetServer(server->get());
   if ((*server)->http_port() >= 0) {
     std::printf("listening http=%s\n",

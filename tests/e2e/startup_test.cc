@@ -1,8 +1,6 @@
 // What keeps recurve-server from starting: settings that are empty or wrong are
 // refused, in one line, and not passed over.
 
-#include <fstream>
-
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/process.h"
 
@@ -25,10 +23,14 @@ struct Refusal {
 
 // The last line of what a server that does not start writes to standard error.
 void ExpectRefused(const Refusal& refusal) {
-  std::vector<std::string> command = {
-      kServer, "--model", kDemo, "--grpc-port", "0", "--http-port", "0"};
+  std::vector<std::string> command = {kServer};
   command.insert(command.end(), refusal.flags.begin(), refusal.flags.end());
-  Process server(command, refusal.environment);
+  std::vector<std::string> environment = {std::string("RECURVE_MODEL=") + kDemo,
+                                          "RECURVE_GRPC_PORT=0",
+                                          "RECURVE_HTTP_PORT=0"};
+  environment.insert(environment.end(), refusal.environment.begin(),
+                     refusal.environment.end());
+  Process server(command, environment);
   // One that starts would run on.
   ASSERT_TRUE(WaitFor([&] { return !server.Running(); })) << refusal.message;
   EXPECT_EQ(server.Wait(), refusal.code) << refusal.message;
@@ -95,6 +97,30 @@ TEST(StartupTest, EmptyVariablesAreRefused) {
                  {"RECURVE_MAX_NUM_SEQS="},
                  2,
                  "RECURVE_MAX_NUM_SEQS is set to an empty value"});
+}
+
+TEST(StartupTest, WhatIsWrongWithoutAModelIsSaidBeforeItIsLoaded) {
+  ExpectRefused({{"--api-keys-file", "/nonexistent"},
+                 {},
+                 1,
+                 "--api-keys-file /nonexistent cannot be read"});
+  ExpectRefused({{"--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"},
+                 {},
+                 1,
+                 "--tls-cert /nonexistent cannot be used"});
+  ExpectRefused({{"--tls-cert", kServer}, {}, 1, "--tls-cert needs --tls-key"});
+  const std::string address = "192.0.2.1";  // of no machine
+  ExpectRefused({{"--host", address},
+                 {},
+                 1,
+                 "cannot listen for HTTP on " + address + ":0: Cannot assign"});
+  TestServer other;
+  const std::string taken = std::to_string(other.server().http_port());
+  const std::string where =
+      " on 127.0.0.1:" + taken + ": Address already in use";
+  ExpectRefused({{"--http-port", taken}, {}, 1, "listen for HTTP" + where});
+  ExpectRefused({{"--metrics-port", taken}, {}, 1, "listen for HTTP" + where});
+  ExpectRefused({{"--grpc-port", taken}, {}, 1, "listen for gRPC" + where});
 }
 
 }  // namespace
