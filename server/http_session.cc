@@ -65,6 +65,25 @@ std::string BodyProblem(const http::fields& head, int version) {
   return "";
 }
 
+// The same for the name of the server, which proxies may go by.
+std::string HostProblem(const http::fields& head, int version) {
+  const size_t hosts = head.count(http::field::host);
+  if (hosts > 1) return "there is more than one Host";
+  if (hosts == 0 && version >= 11) return "Host is missing";
+  return "";
+}
+
+// The path of a target "/path?query" or, as proxies get it, "http://host/path".
+absl::string_view PathOf(absl::string_view target) {
+  target = target.substr(0, target.find('?'));
+  for (const absl::string_view scheme : {"http://", "https://"}) {
+    if (!absl::StartsWithIgnoreCase(target, scheme)) continue;
+    const size_t path = target.find('/', scheme.size());
+    return path == absl::string_view::npos ? "/" : target.substr(path);
+  }
+  return target;
+}
+
 std::string Head(const HttpResponse& response, int version, bool keep_alive,
                  std::optional<size_t> length) {
   std::string head = absl::StrCat(
@@ -346,9 +365,9 @@ void HttpSession::OnHead() {
   for (auto it = first; it != last; ++it) {
     request_.authorization.emplace_back(View(it->value()));
   }
-  if (const std::string problem = BodyProblem(message, version_);
-      !problem.empty()) {
-    return Refuse(HttpError(400, problem));
+  for (const std::string& problem :
+       {HostProblem(message, version_), BodyProblem(message, version_)}) {
+    if (!problem.empty()) return Refuse(HttpError(400, problem));
   }
   if (auto refusal = sessions_->handler().CheckHead(request_)) {
     return Refuse(*refusal);
@@ -362,7 +381,7 @@ void HttpSession::OnHead() {
 }
 
 void HttpSession::SetPath(absl::string_view target) {
-  path_ = std::string(target.substr(0, target.find('?')));
+  path_ = std::string(PathOf(target));
 }
 
 bool HttpSession::CountBody() {

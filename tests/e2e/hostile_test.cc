@@ -218,7 +218,7 @@ void HostileTest::HttpMalformed() {
   const auto status = [&](const std::string& text) {
     return Fetch(http_port_, text).status;
   };
-  const std::string post = "POST /v1/completions HTTP/1.1\r\n";
+  const std::string post = "POST /v1/completions HTTP/1.1\r\nHost: x\r\n";
   const std::string json = "Content-Type: application/json\r\n";
   const std::string key = std::string(kKey) + "\r\n";
   EXPECT_EQ(status("GET /" + std::string(100'000, 'a')), 431);  // no end

@@ -58,7 +58,8 @@ TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
   // Refused before the body comes.
   HttpConnection early(port);
   early.Send(
-      "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+      "application/json\r\n"
       "Content-Length: 1000000\r\n\r\n");
   EXPECT_EQ(early.Read().status, 401);
   EXPECT_EQ(Fetch(port, HttpRequestText("GET", "/health")).status, 200);

@@ -59,5 +59,40 @@ TEST(HttpProtocolTest, OnlyChunkedIsATransferEncoding) {
   }
 }
 
+TEST(HttpProtocolTest, ATargetMayNameTheServer) {
+  TestServer server;
+  const auto get = [&](const std::string& target) {
+    return Fetch(server.server().http_port(), HttpRequestText("GET", target));
+  };
+  for (const std::string target :
+       {"/health", "http://127.0.0.1:9090/health", "HTTP://x/health",
+        "https://x/health?http://y/z", "http://[::1]:9090/health?a=/b"}) {
+    EXPECT_EQ(get(target).body, "{\"status\":\"SERVING\"}") << target;
+  }
+  for (const std::string target :
+       {"http://x", "http://x?/health", "http://x/", "http:/health",
+        "ftp://x/health", "/http://x/health"}) {
+    EXPECT_EQ(get(target).status, 404) << target;
+  }
+  const HttpResult models = get("http://x/v1/models/demo");
+  EXPECT_EQ(ParseJson(models.body)["id"], "demo");
+}
+
+TEST(HttpProtocolTest, ARequestHasOneHost) {
+  TestServer server;
+  const auto get = [&](const std::string& rest) {
+    return Fetch(server.server().http_port(), "GET /health HTTP/1." + rest);
+  };
+  const HttpResult none = get("1\r\nA: b\r\n\r\n");
+  EXPECT_EQ(none.status, 400);
+  EXPECT_THAT(none.body, HasSubstr("Host is missing"));
+  const HttpResult two = get("1\r\nHost: x\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(two.status, 400);
+  EXPECT_THAT(two.body, HasSubstr("more than one Host"));
+  EXPECT_EQ(get("0\r\nHost: x\r\nHost: y\r\n\r\n").status, 400);
+  EXPECT_EQ(get("1\r\nHost:\r\n\r\n").status, 200);
+  EXPECT_EQ(get("0\r\n\r\n").status, 200);
+}
+
 }  // namespace
 }  // namespace recurve

@@ -128,7 +128,7 @@ TEST(HttpServerTest, SlowRequestsAndIdleConnectionsEnd) {
   EXPECT_EQ(silent.ReadSome(), "");
   for (const std::string part :
        {"GET", "GET / HTTP/1.1\r\nA: b\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab"}) {
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab"}) {
     EXPECT_EQ(Fetch(server->port(), part).status, 408) << part;
   }
   HttpConnection idle(server->port());
@@ -195,7 +195,7 @@ TEST(HttpServerTest, BodiesAreBoundedTogether) {
   // is refused, and that is for another try.
   EXPECT_TRUE(WaitFor([&] {
     HttpConnection half(server->port());
-    half.Send("POST / HTTP/1.1\r\nContent-Length: 900\r\n\r\n" +
+    half.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n" +
               std::string(800, 'x'));
     for (int i = 0; i < 20; ++i) {
       if (post(300) == 503) return true;
@@ -225,7 +225,8 @@ TEST(HttpServerTest, ARefusalIsReadAlthoughTheBodyIsStillComing) {
   EchoHandler handler;
   const auto server = *HttpServer::Start(Options(), &handler);
   HttpConnection connection(server->port());
-  connection.Send("POST /refused HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n");
+  connection.Send(
+      "POST /refused HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n");
   connection.Send(std::string(2'000'000, 'x'));
   const HttpResult result = connection.Read();
   EXPECT_EQ(result.status, 403);
@@ -237,7 +238,7 @@ TEST(HttpServerTest, WhatIsNoBodyIsBoundedToo) {
   EchoHandler handler;
   const auto server = *HttpServer::Start(Options(), &handler);
   const std::string head =
-      "POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+      "POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
   const std::string end = "\r\n\r\n";
   const std::string chunk = "3;x=y\r\nabc\r\n";
   EXPECT_EQ(
@@ -264,7 +265,8 @@ TEST(HttpServerTest, WhatIsNoBodyIsBoundedToo) {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   ASSERT_TRUE(slow.Send("A: " + std::string(4000, 'b') + end));
   EXPECT_EQ(slow.Read().status, 431);
-  EXPECT_EQ(Fetch(server->port(), line + " HTTP/1.1" + end).status, 200);
+  EXPECT_EQ(Fetch(server->port(), line + " HTTP/1.1\r\nHost: x" + end).status,
+            200);
 }
 
 TEST(HttpServerTest, WhoSendsMuchAheadAndLeavesIsNoticed) {
