@@ -95,14 +95,18 @@ struct Seconds {
 };
 
 void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
-  Add(app, "model", o.model.path, "Folder of the checkpoint")->required();
+  Add(app, "model", o.model.path, "Folder of the checkpoint")
+      ->required()
+      ->check(NotEmpty("a folder"));
   Add(app, "model-family", o.model.family.family,
       "auto (by config.json and tensor names), recurve, t6 or xmixers");
   Add(app, "model-variant", o.model.family.variant,
       "Variant of the family, as t6_variant of T6");
   Add(app, "tokenizer", o.model.tokenizer,
       "auto (as the checkpoint says), none, bytes, huggingface, "
-      "sentencepiece, gpt2 or tiktoken");
+      "sentencepiece, gpt2 or tiktoken")
+      ->check(CLI::IsMember({"auto", "none", "bytes", "huggingface",
+                             "sentencepiece", "gpt2", "tiktoken"}));
   Add(app, "served-model-name", o.served_model_name,
       "Name to report (default: the folder's)");
   Add(app, "host", o.host,
@@ -230,6 +234,13 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
   if (!(s.shutdown >= 0 && s.shutdown <= 86400)) {
     return absl::StrCat("--shutdown-timeout is ", s.shutdown,
                         "; expected 0 to 86400 seconds");
+  }
+  // The engine would say so, too, but never gets to see that 0 is allowed.
+  const int64_t chunk = o.engine.max_chunk_tokens;
+  const int64_t step = o.engine.max_num_batched_tokens;
+  if (step > 0 && (chunk < 0 || chunk > step)) {
+    return absl::StrCat("--max-chunk-tokens is ", chunk, "; expected 0 to ",
+                        step, " (--max-num-batched-tokens)");
   }
   if (o.default_max_new_tokens > INT32_MAX) {
     return "--default-max-new-tokens is " +

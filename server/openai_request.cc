@@ -76,9 +76,21 @@ class Reader {
     Unexpected(field, value, "true or false");
     return false;
   }
-  float Float(absl::string_view field, const json& value) {
-    if (value.is_number()) return static_cast<float>(value.get<double>());
-    Unexpected(field, value, "a number");
+  // The engine checks the range as well, but sees a float: 1.0000001 would be
+  // "1", and 1e39 "inf".
+  float Float(absl::string_view field, const json& value, double min,
+              double max) {
+    return Float(field, value, min, max, absl::StrCat(min, " to ", max));
+  }
+  float Float(absl::string_view field, const json& value, double min,
+              double max, absl::string_view expected) {
+    if (!value.is_number()) {
+      Unexpected(field, value, "a number");
+      return 0;
+    }
+    const double number = value.get<double>();
+    if (number >= min && number <= max) return static_cast<float>(number);
+    Unexpected(field, value, expected);
     return 0;
   }
   int64_t Int(absl::string_view field, const json& value, int64_t min,
@@ -165,7 +177,7 @@ void ReadLogitBias(const json& value, Reader& reader,
                                                     "; expected a token id"));
     }
     const float number =
-        reader.Float(absl::StrCat("logit_bias[", id, "]"), bias);
+        reader.Float(absl::StrCat("logit_bias[", id, "]"), bias, -100, 100);
     if (!sampling->mutable_logit_bias()->insert({id, number}).second) {
       return reader.Fail("logit_bias",
                          absl::StrCat("has the token id ", id, " twice"));
@@ -239,27 +251,32 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
     }
     stopping.set_max_new_tokens(count);
   } else if (key == "temperature") {
-    sampling.set_temperature(reader.Float(key, value));
+    sampling.set_temperature(reader.Float(key, value, 0, 100));
   } else if (key == "top_p") {
-    sampling.set_top_p(reader.Float(key, value));
+    sampling.set_top_p(reader.Float(key, value,
+                                    std::numeric_limits<float>::denorm_min(), 1,
+                                    "above 0, at most 1"));
   } else if (key == "top_k") {  // -1: all, as 0
     sampling.set_top_k(static_cast<uint32_t>(std::max<int64_t>(
         0, reader.Int(key, value, -1, std::numeric_limits<int32_t>::max()))));
   } else if (key == "min_p") {
-    sampling.set_min_p(reader.Float(key, value));
+    sampling.set_min_p(reader.Float(key, value, 0, 1));
   } else if (key == "presence_penalty") {
-    sampling.set_presence_penalty(reader.Float(key, value));
+    sampling.set_presence_penalty(reader.Float(key, value, -2, 2));
   } else if (key == "frequency_penalty") {
-    sampling.set_frequency_penalty(reader.Float(key, value));
+    sampling.set_frequency_penalty(reader.Float(key, value, -2, 2));
   } else if (key == "repetition_penalty") {
-    sampling.set_repetition_penalty(reader.Float(key, value));
+    sampling.set_repetition_penalty(reader.Float(key, value, 0.01, 10));
   } else if (key == "seed") {
     if (value.is_number_unsigned()) {
       sampling.set_seed(value.get<uint64_t>());
     } else if (value.is_number_integer()) {  // negative: its two's complement
       sampling.set_seed(static_cast<uint64_t>(value.get<int64_t>()));
     } else {
-      reader.Unexpected(key, value, "an integer");
+      reader.Unexpected(
+          key, value,
+          absl::StrCat("an integer from ", std::numeric_limits<int64_t>::min(),
+                       " to ", std::numeric_limits<uint64_t>::max()));
     }
   } else if (key == "logit_bias") {
     ReadLogitBias(value, reader, &sampling);

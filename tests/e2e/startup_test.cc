@@ -99,6 +99,22 @@ TEST(StartupTest, EmptyVariablesAreRefused) {
                  "RECURVE_MAX_NUM_SEQS is set to an empty value"});
 }
 
+TEST(StartupTest, MessagesSayWhatIsAllowed) {
+  ExpectRefused({{"--max-chunk-tokens", "-1"},
+                 {},
+                 2,
+                 "--max-chunk-tokens is -1; expected 0 to 512"});
+  ExpectRefused({{"--max-chunk-tokens", "513"},
+                 {},
+                 2,
+                 "--max-chunk-tokens is 513; expected 0 to 512"});
+  ExpectRefused({{"--model", ""}, {}, 2, "--model: expected a folder"});
+  ExpectRefused({{"--tokenizer", "foo"},
+                 {},
+                 2,
+                 "--tokenizer: foo not in {auto,none,bytes,"});
+}
+
 TEST(StartupTest, WhatIsWrongWithoutAModelIsSaidBeforeItIsLoaded) {
   ExpectRefused({{"--api-keys-file", "/nonexistent"},
                  {},
