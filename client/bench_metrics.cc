@@ -82,13 +82,15 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
        "with --verify: of those, the ones whose tokens differ"},
       {"saturated", "",
        "in a sweep over rates: the server fell behind, as saturation_reason "
-       "says: more than 5% of the requests failed; or in the second half of "
-       "the sending time, where at least 10 requests arrived, those under way "
+       "says: more than 5% of the requests failed for load, that is with "
+       "RESOURCE_EXHAUSTED or DEADLINE_EXCEEDED; or in the second half of the "
+       "sending time, where at least 10 requests arrived, those under way "
        "grew by more than a tenth of the arrivals and by more than twice the "
-       "square root of their number (what chance alone does)"},
+       "square root of their number (what chance alone does). Null, with a "
+       "reason, when the step was interrupted or requests failed otherwise"},
       {"max_sustained_rate", "requests/s",
        "of a sweep over rates: the highest rate below every saturated one; "
-       "null when there is none"},
+       "steps that are null do not count; null when there is none"},
   };
   return *definitions;
 }

@@ -104,26 +104,22 @@ absl::Status WriteFile(const std::string& path,
   return absl::DataLossError(absl::StrCat("'", path, "' cannot be written"));
 }
 
-// Of a sweep over rates.
-std::optional<double> MaxSustainedRate(const std::vector<BenchStep>& steps) {
-  std::vector<SweepPoint> points;
-  points.reserve(steps.size());
-  for (const BenchStep& step : steps) {
-    points.push_back({step.rate, step.report.value("saturated", false)});
-  }
-  return MaxSustainedRate(points);
-}
-
 std::string Table(const BenchPlan& plan, const std::vector<BenchStep>& steps) {
   if (!plan.is_sweep()) return FormatReport(steps.front().report);
   std::string text = FormatSweep(steps);
   if (!plan.sweep_rates.empty()) {
     for (const BenchStep& step : steps) {
-      if (!step.report.value("saturated", false)) continue;
-      absl::StrAppend(&text, "\nSaturated at ", StepLabel(step.options), ": ",
-                      step.report["saturation_reason"].get<std::string>(), ".");
+      const std::string label = StepLabel(step.options);
+      if (IsSaturated(step)) {
+        absl::StrAppend(&text, "\nSaturated at ", label, ": ",
+                        step.report["saturation_reason"].get<std::string>(),
+                        ".");
+      } else if (const std::string* reason = UnknownReason(step)) {
+        absl::StrAppend(&text, "\nUnknown whether saturated at ", label, ": ",
+                        *reason, ".");
+      }
     }
-    const std::optional<double> best = MaxSustainedRate(steps);
+    const std::optional<double> best = MaxSustainedRate(PointsOf(steps));
     absl::StrAppend(
         &text, "\nHighest rate sustained: ",
         best.has_value() ? absl::StrFormat("%.6g requests/s", *best) : "none",
@@ -143,7 +139,7 @@ ordered_json MakeBenchJson(const BenchFlags& flags, const BenchPlan& plan,
     report = steps.front().report;
   } else if (!plan.sweep_rates.empty()) {
     report["sweep"] = "rate";
-    report["max_sustained_rate"] = OrNull(MaxSustainedRate(steps));
+    report["max_sustained_rate"] = OrNull(MaxSustainedRate(PointsOf(steps)));
   } else {
     report["sweep"] = "concurrency";
   }

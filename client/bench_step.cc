@@ -39,6 +39,35 @@ std::vector<BenchStep> PlanSteps(const BenchPlan& plan) {
   return steps;
 }
 
+void SetVerdict(const Verdict& verdict, BenchStep* step) {
+  auto& saturated = step->report["saturated"];
+  if (verdict.saturated.has_value()) saturated = *verdict.saturated;
+  auto& reason = step->report["saturation_reason"];
+  if (!verdict.reason.empty()) reason = verdict.reason;
+}
+
+bool IsSaturated(const BenchStep& step) {
+  const auto found = step.report.find("saturated");
+  return found != step.report.end() && found->is_boolean() &&
+         found->get<bool>();
+}
+
+const std::string* UnknownReason(const BenchStep& step) {
+  const auto found = step.report.find("saturated");
+  if (found == step.report.end() || !found->is_null()) return nullptr;
+  return step.report["saturation_reason"].get_ptr<const std::string*>();
+}
+
+std::vector<SweepPoint> PointsOf(const std::vector<BenchStep>& steps) {
+  std::vector<SweepPoint> points;
+  for (const BenchStep& step : steps) {
+    const auto found = step.report.find("saturated");
+    if (found == step.report.end() || found->is_null()) continue;
+    points.push_back({step.rate, found->get<bool>()});
+  }
+  return points;
+}
+
 ReportContext ContextOf(const BenchPlan& plan, const BenchOptions& options) {
   ReportContext context;
   context.service_level = plan.service_level;
@@ -87,7 +116,8 @@ std::string FormatSweep(const std::vector<BenchStep>& steps) {
     real("median_itl_ms", 10);
     real("p99_itl_ms", 9);
     real("p99_send_lag_ms", 10);
-    if (report.value("saturated", false)) absl::StrAppend(&text, "  saturated");
+    if (IsSaturated(step)) absl::StrAppend(&text, "  saturated");
+    if (UnknownReason(step) != nullptr) absl::StrAppend(&text, "  unknown");
     absl::StrAppend(&text, "\n");
   }
   return text;

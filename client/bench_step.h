@@ -8,6 +8,7 @@
 #include "client/bench_plan.h"
 #include "client/bench_report.h"
 #include "client/bench_runner.h"
+#include "client/bench_sweep.h"
 
 namespace recurve {
 
@@ -19,7 +20,8 @@ struct BenchStep {
   // Of its conversations in the workload: no two steps share prompts.
   uint64_t first_index = 0;
   BenchResult result;
-  // Of MakeReport; steps of a sweep over rates have `saturated` too.
+  // Of MakeReport; steps of a sweep over rates have their verdict too, as
+  // `saturated` and `saturation_reason`.
   nlohmann::ordered_json report;
 };
 
@@ -28,6 +30,13 @@ std::vector<BenchStep> PlanSteps(const BenchPlan& plan);
 
 // Step number `number`, from 0, at `rate`.
 BenchStep RateStep(const BenchPlan& plan, double rate, size_t number);
+
+void SetVerdict(const Verdict& verdict, BenchStep* step);
+bool IsSaturated(const BenchStep& step);
+// Why the step does not say whether it saturated the server; null if it does.
+const std::string* UnknownReason(const BenchStep& step);
+// Those of a sweep over rates that say whether they saturated the server.
+std::vector<SweepPoint> PointsOf(const std::vector<BenchStep>& steps);
 
 // What MakeReport needs to know of a step.
 ReportContext ContextOf(const BenchPlan& plan, const BenchOptions& options);

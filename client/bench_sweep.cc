@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,49 @@ constexpr double kFailedShare = 0.05;
 constexpr double kGrowthShare = 0.1;
 // Fewer say nothing.
 constexpr double kLeastArrivals = 10;
+
+// How a request fails where a server, or what is in front of it, has too much
+// to do. Whatever else fails would fail at a lower rate too: UNAVAILABLE, say,
+// is a server that is gone or drains.
+bool FailedForLoad(const RequestRecord& record) {
+  return record.outcome == Outcome::kFailed &&
+         (absl::IsResourceExhausted(record.status) ||
+          absl::IsDeadlineExceeded(record.status));
+}
+
+// Why the server cannot keep the rate, if it cannot.
+std::optional<std::string> FindSaturation(const BenchResult& result) {
+  if (result.records.empty()) return std::nullopt;
+  double sending = 0;
+  double failed = 0;
+  const auto due = [](const RequestRecord& record) {
+    return record.start_seconds - record.send_lag_ms / 1000;
+  };
+  for (const RequestRecord& record : result.records) {
+    sending = std::max(sending, due(record));
+    failed += FailedForLoad(record) ? 1 : 0;
+  }
+  const double share = failed / static_cast<double>(result.records.size());
+  if (share > kFailedShare) {
+    return absl::StrFormat("%.0f%% of the requests failed", 100 * share);
+  }
+  double arrived = 0;
+  double ended = 0;
+  for (const RequestRecord& record : result.records) {
+    const double end = record.start_seconds + record.latency.e2el_ms / 1000;
+    arrived += due(record) > sending / 2 ? 1 : 0;
+    ended += end > sending / 2 && end <= sending ? 1 : 0;
+  }
+  const double growth = arrived - ended;
+  if (arrived >= kLeastArrivals && growth > kGrowthShare * arrived &&
+      growth > 2 * std::sqrt(arrived)) {
+    return absl::StrFormat(
+        "%.0f requests arrived and %.0f ended in the second half of the "
+        "sending time",
+        arrived, ended);
+  }
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -69,37 +113,24 @@ absl::StatusOr<std::vector<uint32_t>> ParseConcurrencies(
   return result;
 }
 
-std::optional<std::string> FindSaturation(const BenchResult& result) {
-  if (result.records.empty()) return std::nullopt;
-  double sending = 0;
-  double failed = 0;
-  const auto due = [](const RequestRecord& record) {
-    return record.start_seconds - record.send_lag_ms / 1000;
-  };
+Verdict Judge(const BenchResult& result) {
+  // What was under way is missing.
+  if (result.stopped) return {std::nullopt, "the step was interrupted"};
+  uint64_t faults = 0;
+  absl::StatusCode code = absl::StatusCode::kOk;
   for (const RequestRecord& record : result.records) {
-    sending = std::max(sending, due(record));
-    failed += record.outcome == Outcome::kFailed ? 1 : 0;
+    if (record.outcome != Outcome::kFailed || FailedForLoad(record)) continue;
+    if (faults++ == 0) code = record.status.code();
   }
-  const double share = failed / static_cast<double>(result.records.size());
-  if (share > kFailedShare) {
-    return absl::StrFormat("%.0f%% of the requests failed", 100 * share);
+  if (faults > 0) {
+    return {std::nullopt, absl::StrCat(faults, " of ", result.records.size(),
+                                       " requests failed, and not for load (",
+                                       absl::StatusCodeToString(code), ")")};
   }
-  double arrived = 0;
-  double ended = 0;
-  for (const RequestRecord& record : result.records) {
-    const double end = record.start_seconds + record.latency.e2el_ms / 1000;
-    arrived += due(record) > sending / 2 ? 1 : 0;
-    ended += end > sending / 2 && end <= sending ? 1 : 0;
-  }
-  const double growth = arrived - ended;
-  if (arrived >= kLeastArrivals && growth > kGrowthShare * arrived &&
-      growth > 2 * std::sqrt(arrived)) {
-    return absl::StrFormat(
-        "%.0f requests arrived and %.0f ended in the second half of the "
-        "sending time",
-        arrived, ended);
-  }
-  return std::nullopt;
+  std::optional<std::string> reason = FindSaturation(result);
+  if (reason.has_value()) return {true, *std::move(reason)};
+  if (result.gave_up) return {std::nullopt, "the step reached --max-errors"};
+  return {};
 }
 
 std::optional<double> MaxSustainedRate(const std::vector<SweepPoint>& points) {

@@ -19,12 +19,18 @@ absl::StatusOr<std::vector<double>> ParseRates(absl::string_view text);
 absl::StatusOr<std::vector<uint32_t>> ParseConcurrencies(
     absl::string_view text);
 
-// Why an open-loop run shows that the server cannot keep its rate; nothing when
-// it can, or when the run is too short to tell. See `saturated` in
+// What an open-loop run says of the server. See `saturated` in
 // bench_metrics.cc.
-std::optional<std::string> FindSaturation(const BenchResult& result);
+struct Verdict {
+  // Whether the server cannot keep the rate; false too when the run is too
+  // short to tell. Nothing when the run shows something else than load.
+  std::optional<bool> saturated = false;
+  // Of true or nothing.
+  std::string reason;
+};
+Verdict Judge(const BenchResult& result);
 
-// One rate of a sweep that was tried.
+// One rate of a sweep that was tried, and that says something.
 struct SweepPoint {
   double rate = 0;
   bool saturated = false;

@@ -199,16 +199,10 @@ bool MeasureStep(const BenchPlan& plan, const Workload& workload,
         step.options.max_failures, " failed requests (--max-errors)"));
   }
   measured->stopped = step.result.stopped;
-  bool saturated = false;
-  if (!plan.sweep_rates.empty()) {
-    const auto reason = FindSaturation(step.result);
-    saturated = reason.has_value();
-    step.report["saturated"] = saturated;
-    step.report["saturation_reason"] =
-        saturated ? nlohmann::ordered_json(*reason) : nlohmann::ordered_json();
-  }
+  if (!plan.sweep_rates.empty()) SetVerdict(Judge(step.result), &step);
+  const bool saturated = IsSaturated(step);
   // A server that refuses what is too much for it does what it should.
-  if (!saturated && !ReportFailures("requests", step.result)) {
+  if (!ReportFailures("requests", step.result) && !saturated) {
     measured->clean = false;
   }
   if (!Verify(plan, workload, &step, session)) measured->clean = false;
@@ -221,11 +215,7 @@ bool MeasureStep(const BenchPlan& plan, const Workload& workload,
 void Refine(const BenchPlan& plan, const Workload& workload, Session* session,
             Measured* measured) {
   for (uint32_t i = 0; i < plan.sweep_refine; ++i) {
-    std::vector<SweepPoint> points;
-    for (const BenchStep& step : measured->steps) {
-      points.push_back({step.rate, step.report.value("saturated", false)});
-    }
-    const std::optional<double> rate = RateBetween(points);
+    const std::optional<double> rate = RateBetween(PointsOf(measured->steps));
     if (!rate.has_value() || measured->stopped || !measured->clean) break;
     MeasureStep(plan, workload, RateStep(plan, *rate, measured->steps.size()),
                 session, measured);
@@ -419,7 +409,8 @@ void RegisterBench(CLI::App* app, int* exit_code) {
       kLatencyDefinitions,
       "\nExit status 0 when every request completed or was cancelled as "
       "planned, and every\nverified one had the same tokens. In a sweep over "
-      "rates failures of a saturated step do\nnot count."));
+      "rates, what a saturated step refused\nor was late with does not "
+      "count."));
   command->callback([flags, exit_code] { *exit_code = Run(*flags); });
 }
 

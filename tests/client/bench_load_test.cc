@@ -228,17 +228,64 @@ BenchResult Queue(double rate, double capacity) {
 }
 
 TEST(SweepTest, TellsAServerThatFallsBehind) {
-  EXPECT_FALSE(FindSaturation(Queue(10, 11)).has_value());
-  EXPECT_FALSE(FindSaturation(Queue(10, 100)).has_value());
-  EXPECT_THAT(FindSaturation(Queue(10, 5)).value_or(""),
+  EXPECT_EQ(Judge(Queue(10, 11)).saturated, false);
+  EXPECT_EQ(Judge(Queue(10, 100)).saturated, false);
+  EXPECT_EQ(Judge(Queue(10, 5)).saturated, true);
+  EXPECT_THAT(Judge(Queue(10, 5)).reason,
               HasSubstr("100 requests arrived and 50 ended"));
-  EXPECT_TRUE(FindSaturation(Queue(40, 30)).has_value());
+  EXPECT_EQ(Judge(Queue(40, 30)).saturated, true);
   // Two requests say nothing.
-  EXPECT_FALSE(FindSaturation(Queue(0.1, 0.01)).has_value());
-  EXPECT_FALSE(FindSaturation({}).has_value());
-  BenchResult failing = Queue(10, 100);
-  for (int i = 0; i < 11; ++i) failing.records[i].outcome = Outcome::kFailed;
-  EXPECT_THAT(FindSaturation(failing).value_or(""), HasSubstr("failed"));
+  EXPECT_EQ(Judge(Queue(0.1, 0.01)).saturated, false);
+  EXPECT_EQ(Judge({}).saturated, false);
+}
+
+// The first `count` of 200 requests fail.
+BenchResult Failing(int count, const absl::Status& status) {
+  BenchResult result = Queue(10, 100);
+  for (int i = 0; i < count; ++i) {
+    result.records[i].outcome = Outcome::kFailed;
+    result.records[i].status = status;
+  }
+  return result;
+}
+
+TEST(SweepTest, OnlyFailuresForLoadAreSaturation) {
+  for (const absl::Status& status : {absl::ResourceExhaustedError("full"),
+                                     absl::DeadlineExceededError("late")}) {
+    EXPECT_EQ(Judge(Failing(10, status)).saturated, false);
+    const Verdict verdict = Judge(Failing(11, status));
+    EXPECT_EQ(verdict.saturated, true) << status;
+    EXPECT_EQ(verdict.reason, "6% of the requests failed");
+  }
+  for (const absl::Status& status :
+       {absl::UnavailableError("gone"), absl::InternalError("fault"),
+        absl::DataLossError("gap"), absl::CancelledError("aborted"),
+        absl::InvalidArgumentError("no")}) {
+    EXPECT_FALSE(Judge(Failing(1, status)).saturated.has_value()) << status;
+  }
+  BenchResult crash = Failing(150, absl::ResourceExhaustedError("full"));
+  crash.records[60].status = absl::UnavailableError("gone");
+  const Verdict verdict = Judge(crash);
+  EXPECT_FALSE(verdict.saturated.has_value());
+  EXPECT_EQ(verdict.reason,
+            "1 of 200 requests failed, and not for load (UNAVAILABLE)");
+}
+
+TEST(SweepTest, AStepCutShortSaysNothing) {
+  BenchResult stopped = Queue(10, 100);
+  stopped.stopped = true;
+  EXPECT_FALSE(Judge(stopped).saturated.has_value());
+  EXPECT_EQ(Judge(stopped).reason, "the step was interrupted");
+  stopped = Queue(10, 5);
+  stopped.stopped = true;
+  EXPECT_FALSE(Judge(stopped).saturated.has_value());
+  // What made it give up may tell.
+  BenchResult gave_up = Failing(11, absl::ResourceExhaustedError("full"));
+  gave_up.gave_up = true;
+  EXPECT_EQ(Judge(gave_up).saturated, true);
+  gave_up = Failing(10, absl::ResourceExhaustedError("full"));
+  gave_up.gave_up = true;
+  EXPECT_FALSE(Judge(gave_up).saturated.has_value());
 }
 
 TEST(SweepTest, FindsTheSustainedRate) {

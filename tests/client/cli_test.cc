@@ -1,5 +1,3 @@
-#include "client/cli.h"
-
 #include <signal.h>
 #include <unistd.h>
 
@@ -16,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_server.h"
+#include "tests/client/run_cli.h"
 
 namespace recurve {
 namespace {
@@ -24,25 +23,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
-
-struct Output {
-  int exit_code = 0;
-  std::string out;
-  std::string err;
-};
-
-Output RunCli(std::vector<const char*> arguments) {
-  arguments.insert(arguments.begin(), "recurve-client");
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  Output output;
-  output.exit_code =
-      RunClient(static_cast<int>(arguments.size()), arguments.data());
-  std::fflush(stdout);
-  output.out = testing::internal::GetCapturedStdout();
-  output.err = testing::internal::GetCapturedStderr();
-  return output;
-}
 
 TEST(CliUsageTest, BadUsageIsOneLine) {
   const std::vector<std::vector<const char*>> bad = {
@@ -101,14 +81,6 @@ TEST(CliUsageTest, HelpAndVersion) {
   EXPECT_THAT(help.out, HasSubstr("TTFT: "));
   EXPECT_THAT(RunCli({"--help"}).out, HasSubstr("generate"));
 }
-
-class CliTest : public testing::Test {
- protected:
-  CliTest() { setenv("RECURVE_SERVER", server_.address().c_str(), 1); }
-  ~CliTest() override { unsetenv("RECURVE_SERVER"); }
-
-  FakeServer server_;
-};
 
 TEST_F(CliTest, GeneratesText) {
   const Output output =

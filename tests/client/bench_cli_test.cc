@@ -1,0 +1,134 @@
+// What `recurve-client bench` says and returns when a run does not go as
+// planned.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/fake_server.h"
+#include "tests/client/run_cli.h"
+
+namespace recurve {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+// A name for a file of this process that is gone at the end of the test.
+class TemporaryPath {
+ public:
+  explicit TemporaryPath(const std::string& ending)
+      : path_(testing::TempDir() + "/recurve_bench_cli_test." +
+              std::to_string(getpid()) + ending) {}
+  ~TemporaryPath() { std::remove(path_.c_str()); }
+  const char* c_str() const { return path_.c_str(); }
+  std::string Read() const {
+    std::ifstream file(path_);
+    return {std::istreambuf_iterator<char>(file),
+            std::istreambuf_iterator<char>()};
+  }
+
+ private:
+  const std::string path_;
+};
+
+class BenchCliTest : public CliTest {
+ protected:
+  // After `good` calls each fails with `code`.
+  void FailAfter(int good, grpc::StatusCode code) {
+    server_.script = [this, good, code](const v1::GenerateRequest& request) {
+      if (calls_.fetch_add(1) < good) return FullScript(request);
+      return FakeScript{{}, grpc::Status(code, "as told")};
+    };
+  }
+  // A sweep over rates of short steps; the table goes to standard output.
+  static Output Sweep(const std::string& json_path,
+                      std::vector<const char*> more = {}) {
+    std::vector<const char*> arguments = {"bench",
+                                          "--sweep-rates",
+                                          "50,100,200",
+                                          "--duration",
+                                          "0.2",
+                                          "--prompt-tokens",
+                                          "4",
+                                          "--arrivals",
+                                          "constant",
+                                          "--output-tokens",
+                                          "2",
+                                          "--sweep-refine",
+                                          "2",
+                                          "--json",
+                                          json_path.c_str()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return RunCli(arguments);
+  }
+
+  std::atomic<int> calls_{0};
+};
+
+TEST_F(BenchCliTest, AServerThatIsGoneIsNoSaturation) {
+  // In the second step, of 20 requests.
+  FailAfter(12, grpc::StatusCode::UNAVAILABLE);
+  const TemporaryPath json(".json");
+  const Output output = Sweep(json.c_str());
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_THAT(output.err, HasSubstr("UNAVAILABLE: 18 requests failed, the "
+                                    "first with: as told"));
+  EXPECT_THAT(output.out, Not(HasSubstr("Saturated at")));
+  EXPECT_THAT(output.out,
+              HasSubstr("Unknown whether saturated at 100 requests/s: 18 of 20 "
+                        "requests failed, and not for load (UNAVAILABLE)."));
+  const auto report = nlohmann::json::parse(json.Read());
+  // No third step, and nothing was refined.
+  ASSERT_EQ(report["steps"].size(), 2u);
+  EXPECT_EQ(report["steps"][0]["saturated"], false);
+  EXPECT_TRUE(report["steps"][0]["saturation_reason"].is_null());
+  EXPECT_TRUE(report["steps"][1]["saturated"].is_null());
+  EXPECT_EQ(report["max_sustained_rate"], 50);
+}
+
+TEST_F(BenchCliTest, ARefusingServerIsSaturatedAndSaysSo) {
+  FailAfter(12, grpc::StatusCode::RESOURCE_EXHAUSTED);
+  const TemporaryPath json(".json");
+  const Output output = Sweep(json.c_str());
+  EXPECT_EQ(output.exit_code, 0);
+  EXPECT_THAT(output.err, HasSubstr("RESOURCE_EXHAUSTED: 18 requests failed, "
+                                    "the first with: as told"));
+  EXPECT_THAT(output.out, HasSubstr("Saturated at 100 requests/s: 90% of the "
+                                    "requests failed."));
+  const auto report = nlohmann::json::parse(json.Read());
+  EXPECT_EQ(report["steps"].size(), 4u);  // two of them refined
+}
+
+TEST_F(BenchCliTest, AnInterruptedStepIsNotSustained) {
+  std::thread other([&] {
+    while (server_.requests().size() < 12) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    kill(getpid(), SIGINT);
+  });
+  const TemporaryPath json(".json");
+  const TemporaryPath html(".html");
+  const Output output = Sweep(json.c_str(), {"--html", html.c_str()});
+  other.join();
+  EXPECT_EQ(output.exit_code, 130);
+  const auto report = nlohmann::json::parse(json.Read());
+  ASSERT_EQ(report["steps"].size(), 2u);
+  EXPECT_EQ(report["steps"][1]["stopped_early"], true);
+  EXPECT_TRUE(report["steps"][1]["saturated"].is_null());
+  EXPECT_EQ(report["max_sustained_rate"], 50);
+}
+
+}  // namespace
+}  // namespace recurve
