@@ -75,6 +75,7 @@ ordered_json StepData(const BenchStep& step) {
   const TimeSeries series = MakeTimeSeries(result, bin);
   ordered_json data;
   data["label"] = StepLabel(step.options);
+  data["interruption"] = FormatInterruption(step.report);
   data["report"] = step.report;
   data["ttft_curve"] = RoundedArray(Quantiles(std::move(ttft), kCurvePoints));
   data["itl_curve"] = RoundedArray(Quantiles(std::move(itl), kCurvePoints));

@@ -75,6 +75,11 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"max_concurrent_requests", "streams", "most requests open at a time"},
       {"errors", "requests", "failed requests by gRPC status"},
       {"stopped_early", "", "the run was interrupted, or reached --max-errors"},
+      {"interrupted_after", "s",
+       "from the begin of the run to its interruption; null when there was "
+       "none"},
+      {"interrupted_requests", "requests",
+       "under way when the run was interrupted; in no other figure"},
       {"verified", "requests",
        "with --verify: sent again alone, after the run, and compared token by "
        "token"},

@@ -107,6 +107,11 @@ absl::Status WriteFile(const std::string& path,
 std::string Table(const BenchPlan& plan, const std::vector<BenchStep>& steps) {
   if (!plan.is_sweep()) return FormatReport(steps.front().report);
   std::string text = FormatSweep(steps);
+  for (const BenchStep& step : steps) {
+    const std::string interruption = FormatInterruption(
+        step.report, absl::StrCat(" at ", StepLabel(step.options)));
+    if (!interruption.empty()) absl::StrAppend(&text, "\n", interruption);
+  }
   if (!plan.sweep_rates.empty()) {
     for (const BenchStep& step : steps) {
       const std::string label = StepLabel(step.options);

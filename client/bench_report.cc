@@ -163,11 +163,26 @@ ordered_json MakeReport(const BenchResult& result,
     report["errors"][absl::StatusCodeToString(code)] = entry.first;
   }
   report["stopped_early"] = result.stopped || result.gave_up;
+  report["interrupted_after"] =
+      result.stopped ? ordered_json(result.stopped_seconds) : ordered_json();
+  report["interrupted_requests"] = result.interrupted;
   return report;
 }
 
+std::string FormatInterruption(const ordered_json& report,
+                               absl::string_view where) {
+  const ordered_json& after = report["interrupted_after"];
+  if (after.is_null()) return "";
+  const uint64_t requests = report["interrupted_requests"].get<uint64_t>();
+  return absl::StrFormat(
+      "Interrupted%s after %.1f s; %d %s in no figure.", where,
+      after.get<double>(), requests,
+      requests == 1 ? "request under way is" : "requests under way are");
+}
+
 std::string FormatReport(const ordered_json& report) {
-  std::string text;
+  std::string text = FormatInterruption(report);
+  if (!text.empty()) absl::StrAppend(&text, "\n\n");
   const auto count = [&](const char* label, const char* key) {
     absl::StrAppendFormat(&text, "%-28s%12d\n", label,
                           report[key].get<uint64_t>());

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "client/bench_arrivals.h"
 #include "client/bench_goodput.h"
 #include "client/bench_runner.h"
@@ -33,6 +34,11 @@ struct ReportContext {
 // null when no request has the value.
 nlohmann::ordered_json MakeReport(const BenchResult& result,
                                   const ReportContext& context = {});
+
+// "Interrupted<where> after 3.2 s; 5 requests under way are in no figure."
+// Empty when the run was not.
+std::string FormatInterruption(const nlohmann::ordered_json& report,
+                               absl::string_view where = "");
 
 // The same as a table for people; ends with the definitions.
 std::string FormatReport(const nlohmann::ordered_json& report);

@@ -81,6 +81,10 @@ BenchResult BenchRunner::Run(
   }
   result_.duration_seconds = Seconds(last_end - begin_);
   result_.stopped = stop_.load();
+  // Nothing was under way.
+  if (result_.stopped && !cancelled_running_) {
+    result_.stopped_seconds = Seconds(BenchClock::now() - begin_);
+  }
   result_.gave_up = failed_ >= options_.max_failures;
   return std::move(result_);
 }
@@ -196,7 +200,10 @@ void BenchRunner::Collect(Slot* slot) {
     record.status = record.generation.CheckFinished();
   }
   const bool was_cancelled = absl::IsCancelled(record.status);
-  if (was_cancelled && cancelled_running_ && !slot->cancel_sent) return;
+  if (was_cancelled && cancelled_running_ && !slot->cancel_sent) {
+    ++result_.interrupted;
+    return;
+  }
   // A stream that ended before the cancellation reached the server completed.
   record.outcome = record.status.ok()                   ? Outcome::kCompleted
                    : was_cancelled && slot->cancel_sent ? Outcome::kCancelled
@@ -242,6 +249,7 @@ std::vector<size_t> BenchRunner::WaitForEnded() {
 void BenchRunner::CancelRunning() {
   if (cancelled_running_) return;
   cancelled_running_ = true;
+  result_.stopped_seconds = Seconds(BenchClock::now() - begin_);
   for (const auto& slot : slots_) {
     if (slot != nullptr) slot->stream->Cancel();
   }

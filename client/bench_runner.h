@@ -79,8 +79,11 @@ struct BenchResult {
   std::vector<RequestRecord> records;
   // From the first request sent to the last final status.
   double duration_seconds = 0;
-  // Stop() was called: requests cut off by it are not in `records`.
+  // Stop() was called, so long after the first request; the requests that it
+  // cut off are not in `records`.
   bool stopped = false;
+  double stopped_seconds = 0;
+  uint64_t interrupted = 0;
   // max_failures was reached.
   bool gave_up = false;
 };

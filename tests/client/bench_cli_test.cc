@@ -112,6 +112,10 @@ TEST_F(BenchCliTest, ARefusingServerIsSaturatedAndSaysSo) {
 }
 
 TEST_F(BenchCliTest, AnInterruptedStepIsNotSustained) {
+  server_.script = [&](const v1::GenerateRequest& request) {
+    const bool last = calls_.fetch_add(1) >= 11;
+    return FullScript(request, last ? absl::Seconds(60) : absl::ZeroDuration());
+  };
   std::thread other([&] {
     while (server_.requests().size() < 12) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -125,9 +129,14 @@ TEST_F(BenchCliTest, AnInterruptedStepIsNotSustained) {
   EXPECT_EQ(output.exit_code, 130);
   const auto report = nlohmann::json::parse(json.Read());
   ASSERT_EQ(report["steps"].size(), 2u);
-  EXPECT_EQ(report["steps"][1]["stopped_early"], true);
-  EXPECT_TRUE(report["steps"][1]["saturated"].is_null());
+  const auto& step = report["steps"][1];
+  EXPECT_EQ(step["stopped_early"], true);
+  EXPECT_TRUE(step["saturated"].is_null());
   EXPECT_EQ(report["max_sustained_rate"], 50);
+  EXPECT_GE(step["interrupted_requests"], 1);
+  EXPECT_TRUE(report["steps"][0]["interrupted_after"].is_null());
+  EXPECT_THAT(output.out, HasSubstr("\nInterrupted at 100 requests/s after "));
+  EXPECT_THAT(html.Read(), HasSubstr("\"interruption\":\"Interrupted after "));
 }
 
 }  // namespace

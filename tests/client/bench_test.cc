@@ -15,6 +15,7 @@ namespace recurve {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 
 v1::ModelInfo Model() {
   v1::ModelInfo model;
@@ -262,6 +263,9 @@ TEST_F(BenchRunnerTest, GivesUpAfterTooManyFailures) {
   const auto report = MakeReport(result);
   EXPECT_TRUE(report["mean_ttft_ms"].is_null());
   EXPECT_TRUE(report["stopped_early"].get<bool>());
+  EXPECT_TRUE(report["interrupted_after"].is_null());
+  EXPECT_EQ(report["interrupted_requests"], 0);
+  EXPECT_EQ(FormatInterruption(report), "");
   FormatReport(report);  // prints absent values too
 }
 
@@ -310,6 +314,20 @@ TEST_F(BenchRunnerTest, StopCancelsWhatIsRunning) {
   EXPECT_TRUE(result.stopped);
   EXPECT_TRUE(result.records.empty());
   EXPECT_LT(result.duration_seconds, 5);
+  EXPECT_EQ(result.interrupted, 3u);
+  EXPECT_GT(result.stopped_seconds, 0);
+  EXPECT_LE(result.stopped_seconds, result.duration_seconds);
+  auto report = MakeReport(result);
+  EXPECT_EQ(report["interrupted_requests"], 3);
+  report["interrupted_after"] = 2.04;
+  EXPECT_THAT(FormatReport(report),
+              StartsWith("Interrupted after 2.0 s; 3 requests under way are in "
+                         "no figure.\n\nCompleted requests"));
+  report["interrupted_requests"] = 1;
+  EXPECT_EQ(
+      FormatInterruption(report, " at 2 streams"),
+      "Interrupted at 2 streams after 2.0 s; 1 request under way is in no "
+      "figure.");
 }
 
 TEST_F(BenchRunnerTest, RecordIsOneLineOfJson) {
