@@ -17,6 +17,7 @@
 #include "client/bench_latency.h"
 #include "client/bench_report.h"
 #include "client/bench_sweep.h"
+#include "client/command.h"
 #include "client/proto_json.h"
 
 namespace recurve {
@@ -92,15 +93,14 @@ ordered_json Configuration(const BenchFlags& flags, const BenchPlan& plan) {
 
 absl::Status WriteFile(const std::string& path,
                        const std::function<void(std::FILE*)>& write) {
-  std::FILE* const file = path == "-" ? stdout : std::fopen(path.c_str(), "wb");
+  std::FILE* const file = std::fopen(path.c_str(), "wb");
   if (file == nullptr) {
     return absl::PermissionDeniedError(
         absl::StrCat("'", path, "' cannot be opened for writing"));
   }
   write(file);
-  bool ok = std::fflush(file) == 0 && std::ferror(file) == 0;
-  if (file != stdout) ok = std::fclose(file) == 0 && ok;
-  if (ok) return absl::OkStatus();
+  const bool written = std::fflush(file) == 0 && std::ferror(file) == 0;
+  if (std::fclose(file) == 0 && written) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("'", path, "' cannot be written"));
 }
 
@@ -196,21 +196,13 @@ absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
                         const v1::ModelInfo& model,
                         const v1::ServerInfo& server,
                         const std::vector<BenchStep>& steps) {
-  if (flags.json_path != "-") {
-    absl::PrintF("%s: model %s (%s) on %s, %s\n\n%s", flags.server.address,
-                 model.name(), model.family(), server.device(),
-                 plan.is_sweep() ? absl::StrCat(steps.size(), " steps")
-                                 : StepLabel(steps.front().options),
-                 Table(plan, steps));
-    std::fflush(stdout);
-  }
   const ordered_json report = MakeBenchJson(flags, plan, model, server, steps);
+  const std::string json =
+      report.dump(2, ' ', false, ordered_json::error_handler_t::replace);
   absl::Status status;
-  if (!flags.json_path.empty()) {
+  if (!flags.json_path.empty() && flags.json_path != "-") {
     status.Update(WriteFile(flags.json_path, [&](std::FILE* file) {
-      absl::FPrintF(
-          file, "%s\n",
-          report.dump(2, ' ', false, ordered_json::error_handler_t::replace));
+      absl::FPrintF(file, "%s\n", json);
     }));
   }
   if (!flags.requests_path.empty()) {
@@ -227,6 +219,17 @@ absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
       absl::FPrintF(file, "%s", MakeHtmlReport(report, steps));
     }));
   }
+  // Last, for whoever reads it may be gone.
+  if (flags.json_path == "-") {
+    absl::PrintF("%s\n", json);
+  } else {
+    absl::PrintF("%s: model %s (%s) on %s, %s\n\n%s", flags.server.address,
+                 model.name(), model.family(), server.device(),
+                 plan.is_sweep() ? absl::StrCat(steps.size(), " steps")
+                                 : StepLabel(steps.front().options),
+                 Table(plan, steps));
+  }
+  status.Update(FlushStdout());
   return status;
 }
 

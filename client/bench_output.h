@@ -26,7 +26,7 @@ nlohmann::ordered_json MakeBenchJson(const BenchFlags& flags,
 // there. An error names the flag and the file.
 absl::Status CheckBenchFiles(const BenchFlags& flags);
 
-// Prints the table and writes the files that the flags name, all that can be
+// Writes the files that the flags name, then prints the table: all that can be
 // written. An error names the first that cannot.
 absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
                         const v1::ModelInfo& model,

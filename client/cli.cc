@@ -7,7 +7,9 @@
 
 namespace recurve {
 
-int RunClient(int argc, const char* const* argv) {
+namespace {
+
+int Parse(int argc, const char* const* argv) {
   CLI::App app("Talks to a Recurve inference server over gRPC.",
                "recurve-client");
   app.set_version_flag("--version",
@@ -35,6 +37,15 @@ int RunClient(int argc, const char* const* argv) {
     return ReportUsage(absl::StrCat(error.what(), " (see --help)"));
   }
   return exit_code;
+}
+
+}  // namespace
+
+int RunClient(int argc, const char* const* argv) {
+  const int exit_code = Parse(argc, argv);
+  const absl::Status printed = FlushStdout();
+  if (printed.ok() || exit_code != kExitOk) return exit_code;
+  return ReportError(printed);
 }
 
 }  // namespace recurve

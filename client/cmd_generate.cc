@@ -146,15 +146,15 @@ void PrintSummary(const Generation& generation) {
       timings.total_seconds(), rate, generation.seed, generation.request_id);
 }
 
-// Writes the tokens of an event to stdout. False when stdout takes no more.
-bool PrintTokens(const v1::Tokens& tokens, bool as_ids) {
+// Writes the tokens of an event to stdout.
+absl::Status PrintTokens(const v1::Tokens& tokens, bool as_ids) {
   std::string text = tokens.text();
   if (as_ids) {
     text = absl::StrJoin(tokens.ids(), ",");
     if (tokens.index() > 0 && !text.empty()) text.insert(0, ",");
   }
-  return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() &&
-         std::fflush(stdout) == 0;
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return FlushStdout();
 }
 
 absl::Status Stream(RecurveClient* client, const v1::GenerateRequest& request,
@@ -165,9 +165,8 @@ absl::Status Stream(RecurveClient* client, const v1::GenerateRequest& request,
       request,
       [&](const v1::GenerateEvent& event) {
         failure = generation->Add(event);
-        if (failure.ok() && print && event.has_tokens() &&
-            !PrintTokens(event.tokens(), as_ids)) {
-          failure = absl::InternalError("stdout cannot be written to");
+        if (failure.ok() && print && event.has_tokens()) {
+          failure = PrintTokens(event.tokens(), as_ids);
         }
         return failure.ok();
       },
@@ -198,9 +197,7 @@ absl::Status Generate(RecurveClient* client, const GenerateFlags& flags,
   } else {
     PrintSummary(generation);
   }
-  return std::fflush(stdout) == 0
-             ? absl::OkStatus()
-             : absl::InternalError("stdout cannot be written to");
+  return FlushStdout();
 }
 
 int Run(const GenerateFlags& flags) {

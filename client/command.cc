@@ -79,6 +79,13 @@ int ReportError(const absl::Status& status) {
   return kExitFailure;
 }
 
+absl::Status FlushStdout() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError("standard output cannot be written");
+}
+
 int ReportUsage(absl::string_view message) {
   WriteLine(message);
   return kExitUsage;

@@ -48,6 +48,9 @@ CLI::Validator Decimal(uint64_t most = UINT64_MAX);
 // kExitFailure.
 int ReportError(const absl::Status& status);
 
+// DataLoss when anything printed to stdout could not be written, now or before.
+absl::Status FlushStdout();
+
 // Writes "recurve-client: message" as one line to stderr. Returns kExitUsage.
 int ReportUsage(absl::string_view message);
 

@@ -12,13 +12,14 @@
 namespace recurve {
 namespace {
 
-constexpr int kSignals[] = {SIGINT, SIGTERM};
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+constexpr int kNumSignals = 3;
 constexpr char kInterrupted = 'i';
 constexpr char kStop = 's';
 
 // The pipe to the watcher; -1 when there is none. All a handler may touch.
 std::atomic<int> g_write_end{-1};
-struct sigaction g_former[2];
+struct sigaction g_former[kNumSignals];
 
 void WriteByte(int fd, char byte) {
   // The pipe holds far more than is ever written to it.
@@ -47,13 +48,21 @@ Interrupt::Interrupt(std::function<void()> on_interrupt)
   struct sigaction action = {};
   action.sa_handler = OnSignal;
   sigemptyset(&action.sa_mask);
-  // Reset: the second signal of a kind finds the default action.
-  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
-  for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &g_former[i]);
+  for (int i = 0; i < kNumSignals; ++i) {
+    const bool hangup = kSignals[i] == SIGHUP;
+    sigaction(kSignals[i], nullptr, &g_former[i]);
+    if (hangup && g_former[i].sa_handler == SIG_IGN) continue;
+    // Reset: the second signal of a kind finds the default action.
+    action.sa_flags =
+        SA_RESTART | (hangup ? 0 : static_cast<int>(SA_RESETHAND));
+    sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 Interrupt::~Interrupt() {
-  for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &g_former[i], nullptr);
+  for (int i = 0; i < kNumSignals; ++i) {
+    sigaction(kSignals[i], &g_former[i], nullptr);
+  }
   g_write_end.store(-1);
   WriteByte(write_end_, kStop);
   watcher_.join();

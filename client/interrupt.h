@@ -6,9 +6,11 @@
 
 namespace recurve {
 
-// While one exists, the first SIGINT or SIGTERM calls `on_interrupt` on a
-// thread of its own (so it may lock and call gRPC); a second one ends the
-// process, as without it. The destructor puts the former handlers back.
+// While one exists, the first SIGINT, SIGTERM or SIGHUP calls `on_interrupt` on
+// a thread of its own (so it may lock and call gRPC). A second SIGINT or
+// SIGTERM ends the process, as without it; a second SIGHUP does nothing, for a
+// terminal that closes may send several. SIGHUP stays ignored where it is
+// (nohup). The destructor puts the former handlers back.
 //
 // At most one at a time in a process.
 class Interrupt {

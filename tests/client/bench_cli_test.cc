@@ -139,5 +139,27 @@ TEST_F(BenchCliTest, AnInterruptedStepIsNotSustained) {
   EXPECT_THAT(html.Read(), HasSubstr("\"interruption\":\"Interrupted after "));
 }
 
+TEST_F(BenchCliTest, AHangupIsAnInterruptThatLosesNothing) {
+  server_.script = [&](const v1::GenerateRequest& request) {
+    const bool last = calls_.fetch_add(1) >= 3;
+    return FullScript(request, last ? absl::Seconds(60) : absl::ZeroDuration());
+  };
+  std::thread other([&] {
+    while (server_.requests().size() < 5) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    // As the kernel and the shell do when a terminal closes.
+    kill(getpid(), SIGHUP);
+    kill(getpid(), SIGHUP);
+  });
+  const TemporaryPath json(".json");
+  const Output output =
+      RunCli({"bench", "--concurrency", "2", "--prompt-tokens", "4",
+              "--output-tokens", "2", "--json", json.c_str()});
+  other.join();
+  EXPECT_EQ(output.exit_code, 130);
+  EXPECT_EQ(nlohmann::json::parse(json.Read())["completed"], 3);
+}
+
 }  // namespace
 }  // namespace recurve
