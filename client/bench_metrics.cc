@@ -93,6 +93,10 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
        "grew by more than a tenth of the arrivals and by more than twice the "
        "square root of their number (what chance alone does). Null, with a "
        "reason, when the step was interrupted or requests failed otherwise"},
+      {"first_index", "",
+       "in a sweep: the index of the step's first conversation; in "
+       "--requests-jsonl the step has those from there up to 2^32 beyond, and "
+       "no other step has any of them"},
       {"max_sustained_rate", "requests/s",
        "of a sweep over rates: the highest rate below every saturated one; "
        "steps that are null do not count; null when there is none"},

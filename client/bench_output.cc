@@ -150,7 +150,10 @@ ordered_json MakeBenchJson(const BenchFlags& flags, const BenchPlan& plan,
   }
   if (plan.is_sweep()) {
     report["steps"] = ordered_json::array();
-    for (const BenchStep& step : steps) report["steps"].push_back(step.report);
+    for (const BenchStep& step : steps) {
+      report["steps"].push_back(step.report);
+      report["steps"].back()["first_index"] = step.first_index;
+    }
   }
   report["date"] =
       absl::FormatTime("%Y%m%d-%H%M%S", absl::Now(), absl::UTCTimeZone());

@@ -13,8 +13,8 @@ namespace recurve {
 
 // Everything about a bench as one JSON object: the report of its run, or, of a
 // sweep, `sweep` ("rate" or "concurrency"), `max_sustained_rate` and the
-// reports of its `steps`; then date, backend, model_id, config, model and
-// server.
+// reports of its `steps`, each with its `first_index`; then date, backend,
+// model_id, config, model and server.
 nlohmann::ordered_json MakeBenchJson(const BenchFlags& flags,
                                      const BenchPlan& plan,
                                      const v1::ModelInfo& model,

@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +24,7 @@
 namespace recurve {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -101,14 +104,31 @@ TEST_F(BenchCliTest, AServerThatIsGoneIsNoSaturation) {
 TEST_F(BenchCliTest, ARefusingServerIsSaturatedAndSaysSo) {
   FailAfter(12, grpc::StatusCode::RESOURCE_EXHAUSTED);
   const TemporaryPath json(".json");
-  const Output output = Sweep(json.c_str());
+  const TemporaryPath lines(".jsonl");
+  const Output output =
+      Sweep(json.c_str(), {"--requests-jsonl", lines.c_str()});
   EXPECT_EQ(output.exit_code, 0);
   EXPECT_THAT(output.err, HasSubstr("RESOURCE_EXHAUSTED: 18 requests failed, "
                                     "the first with: as told"));
   EXPECT_THAT(output.out, HasSubstr("Saturated at 100 requests/s: 90% of the "
                                     "requests failed."));
   const auto report = nlohmann::json::parse(json.Read());
-  EXPECT_EQ(report["steps"].size(), 4u);  // two of them refined
+  ASSERT_EQ(report["steps"].size(), 4u);  // two of them refined
+  // Steps stand by their rates; requests are matched by first_index.
+  std::map<uint64_t, uint64_t> sent;
+  std::istringstream stream(lines.Read());
+  for (std::string line; std::getline(stream, line);) {
+    ++sent[nlohmann::json::parse(line)["index"].get<uint64_t>() >> 32];
+  }
+  double rate = 0;
+  std::vector<uint64_t> first;
+  for (const auto& step : report["steps"]) {
+    EXPECT_GT(step["request_rate"], rate);
+    rate = step["request_rate"];
+    first.push_back(step["first_index"].get<uint64_t>() >> 32);
+    EXPECT_EQ(sent[first.back()], step["num_prompts"]);
+  }
+  EXPECT_THAT(first, ElementsAre(0, 3, 2, 1));
 }
 
 TEST_F(BenchCliTest, AnInterruptedStepIsNotSustained) {
