@@ -1,5 +1,6 @@
 #include "client/bench_output.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -125,9 +126,14 @@ std::string Table(const BenchPlan& plan, const std::vector<BenchStep>& steps) {
       }
     }
     const std::optional<double> best = MaxSustainedRate(PointsOf(steps));
+    const bool saturated = std::any_of(steps.begin(), steps.end(), IsSaturated);
     absl::StrAppend(
         &text, "\nHighest rate sustained: ",
-        best.has_value() ? absl::StrFormat("%.6g requests/s", *best) : "none",
+        !best.has_value() ? "none"
+        : saturated
+            ? absl::StrFormat("%.6g requests/s", *best)
+            : absl::StrFormat("at least %.6g requests/s (no step saturated)",
+                              *best),
         ".\n");
   }
   return absl::StrCat(text, "\n", kLatencyDefinitions);
