@@ -22,10 +22,11 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
        "end-to-end latency: from sending the request to its final status"},
       {"send_lag", "ms",
        "how late the client sent a request: after its arrival in the schedule "
-       "(open loop), or after the end of what it waited for and the think time "
-       "(closed loop); of all requests. Large values mean that the client or "
-       "--max-concurrency, not the server, set the pace, and TTFT does not "
-       "include them"},
+       "(open loop), or after the end of what it waited for and the think "
+       "time, or the pause after UNAVAILABLE (closed loop); of all requests. "
+       "Large values mean that the client or --max-concurrency, not the "
+       "server, "
+       "set the pace, and TTFT does not include them"},
       {"reject", "ms",
        "how long a refusal took: from sending to the final status of requests "
        "that failed with RESOURCE_EXHAUSTED or UNAVAILABLE"},

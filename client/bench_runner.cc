@@ -13,9 +13,20 @@ constexpr std::chrono::milliseconds kTick(200);
 // In seconds. What is due later, at a tiny rate, say, is due then: the clock
 // could not count to it, and nobody waits that long.
 constexpr double kLastArrival = 1e9;
+// How long a stream of a closed loop waits after UNAVAILABLE, doubled each
+// time. The longest is about what the channel waits before it connects again.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(100);
+constexpr absl::Duration kLongestPause = absl::Seconds(5);
 
 double Seconds(BenchClock::duration duration) {
   return std::chrono::duration<double>(duration).count();
+}
+
+absl::Duration PauseAfter(uint32_t unavailable) {
+  if (unavailable == 0) return absl::ZeroDuration();
+  // 2^10 times the first is beyond the longest.
+  const uint32_t doublings = std::min(unavailable - 1, uint32_t{10});
+  return std::min(kLongestPause, kFirstPause * (1 << doublings));
 }
 
 }  // namespace
@@ -27,6 +38,7 @@ struct BenchRunner::Slot {
   // Of a conversation that goes on after this request.
   std::vector<uint32_t> prompt;
   bool last_turn = true;
+  uint32_t unavailable = 0;  // as in Due
   uint32_t cancel_after_tokens = 0;
   bool cancel_sent = false;
   // The first event that made no sense.
@@ -113,6 +125,7 @@ void BenchRunner::ScheduleArrival() {
 
 void BenchRunner::SendDue() {
   if (!MaySend()) due_.clear();
+  DropIdle();
   while (!due_.empty() && due_.begin()->first <= BenchClock::now() &&
          running_ < options_.concurrency) {
     auto node = due_.extract(due_.begin());
@@ -126,6 +139,13 @@ void BenchRunner::SendDue() {
     }
     Start(due, node.key());
   }
+}
+
+// Streams that wait after UNAVAILABLE, when they have nothing left to wait for.
+void BenchRunner::DropIdle() {
+  if (schedule_ != nullptr || dropped_idle_ || MayStart()) return;
+  dropped_idle_ = true;
+  std::erase_if(due_, [](const auto& entry) { return entry.second.fresh; });
 }
 
 size_t BenchRunner::FreeSlot() {
@@ -144,6 +164,7 @@ void BenchRunner::Start(const Due& due, BenchClock::time_point due_at) {
   Slot* const slot = slots_[slot_number].get();
   const WorkItem item = workload_->MakeTurn(due.index, due.turn, due.history);
   slot->cancel_after_tokens = item.cancel_after_tokens;
+  slot->unavailable = due.unavailable;
   slot->last_turn = due.turn + 1 >= workload_->Turns(due.index);
   const auto& prompt = item.request.prompt_ids().ids();
   if (!slot->last_turn) slot->prompt.assign(prompt.begin(), prompt.end());
@@ -227,8 +248,14 @@ void BenchRunner::ScheduleNext(const Slot& slot, const RequestRecord& record) {
                         record.generation.token_ids.end());
     due_.emplace(slot.ended + absl::ToChronoNanoseconds(options_.think_time),
                  std::move(next));
-  } else if (schedule_ == nullptr) {
-    due_.emplace(slot.ended, Due());
+  } else if (schedule_ == nullptr && MayStart()) {
+    Due next;
+    if (absl::IsUnavailable(record.status)) {
+      next.unavailable = slot.unavailable + 1;
+    }
+    due_.emplace(
+        slot.ended + absl::ToChronoNanoseconds(PauseAfter(next.unavailable)),
+        std::move(next));
   }
 }
 

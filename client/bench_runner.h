@@ -35,8 +35,7 @@ struct BenchOptions {
   uint64_t num_requests = std::numeric_limits<uint64_t>::max();
   // ... nor this long after the first; nothing at all is sent ...
   absl::Duration start_for = absl::InfiniteDuration();
-  // ... after this many requests have failed (a dead server would otherwise be
-  // asked as fast as it can refuse).
+  // ... after this many requests have failed.
   uint64_t max_failures = 1000;
   // Deadline of each request.
   absl::Duration request_timeout = absl::InfiniteDuration();
@@ -89,6 +88,9 @@ struct BenchResult {
 };
 
 // Closed loop: keeps `concurrency` streams open; as one ends, the next is sent.
+// After UNAVAILABLE a stream waits first, for longer each time until something
+// else comes: a server that restarts would otherwise be asked as fast as it can
+// refuse, and use up max_failures at once.
 // Open loop: sends each request when it is due. The streams run on gRPC's
 // threads; the caller's thread only starts and collects them.
 //
@@ -120,12 +122,16 @@ class BenchRunner {
     uint64_t index = 0;
     uint32_t turn = 0;
     std::vector<uint32_t> history;
+    // How many requests of the stream before it ended with UNAVAILABLE, in a
+    // row.
+    uint32_t unavailable = 0;
   };
 
   bool MayStart() const;
   bool MaySend() const;
   void ScheduleArrival();
   void SendDue();
+  void DropIdle();
   void Start(const Due& due, BenchClock::time_point due_at);
   size_t FreeSlot();
   bool OnEvent(Slot* slot, const v1::GenerateEvent& event);
@@ -152,6 +158,7 @@ class BenchRunner {
   uint64_t running_ = 0;
   uint64_t failed_ = 0;
   bool cancelled_running_ = false;
+  bool dropped_idle_ = false;
   BenchResult result_;
 
   std::atomic<uint64_t> output_tokens_{0};

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 
@@ -267,6 +268,60 @@ TEST_F(BenchRunnerTest, GivesUpAfterTooManyFailures) {
   EXPECT_EQ(report["interrupted_requests"], 0);
   EXPECT_EQ(FormatInterruption(report), "");
   FormatReport(report);  // prints absent values too
+}
+
+TEST_F(BenchRunnerTest, AStreamWaitsLongerEachTimeTheServerIsUnavailable) {
+  std::atomic<int> calls{0};
+  server_.script = [&](const v1::GenerateRequest& request) {
+    const int call = calls.fetch_add(1);
+    if (call == 3) return FullScript(request);
+    return FakeScript{{}, grpc::Status(grpc::StatusCode::UNAVAILABLE, "no")};
+  };
+  BenchOptions options;
+  options.concurrency = 1;
+  options.num_requests = 6;
+  const BenchResult result = Run(Small(), options);
+  ASSERT_EQ(result.records.size(), 6u);
+  // From the end of the one before to when it was due.
+  const auto pause = [&](int i) {
+    const RequestRecord& before = result.records[i - 1];
+    return result.records[i].start_seconds - before.start_seconds -
+           (before.latency.e2el_ms + result.records[i].send_lag_ms) / 1000;
+  };
+  EXPECT_NEAR(pause(1), 0.1, 1e-6);
+  EXPECT_NEAR(pause(2), 0.2, 1e-6);
+  EXPECT_NEAR(pause(3), 0.4, 1e-6);
+  EXPECT_NEAR(pause(4), 0, 1e-6);  // after the one that succeeded
+  EXPECT_NEAR(pause(5), 0.1, 1e-6);
+  for (const RequestRecord& record : result.records) {
+    EXPECT_GE(record.send_lag_ms, 0);
+  }
+}
+
+TEST_F(BenchRunnerTest, NobodyWaitsForAPauseThatLeadsToNothing) {
+  server_.script = [](const v1::GenerateRequest&) {
+    return FakeScript{{}, grpc::Status(grpc::StatusCode::UNAVAILABLE, "no")};
+  };
+  const Workload workload = Workload::Create(Small(), server_.model).value();
+  BenchOptions options;
+  options.concurrency = 1;
+  // Within the fifth pause, from 1.5 to 3.1 seconds.
+  options.start_for = absl::Seconds(2);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_GE(Run(Small(), options).records.size(), 3u);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+  // A stop ends a pause.
+  options.start_for = absl::InfiniteDuration();
+  BenchRunner runner({client_.get()}, &workload, options);
+  double stopped = 0;
+  const BenchResult result = runner.Run(0, [&](const BenchProgress& now) {
+    if (now.ended < 5 || stopped > 0) return;
+    stopped = now.elapsed_seconds;
+    runner.Stop();
+  });
+  EXPECT_TRUE(result.stopped);
+  EXPECT_EQ(result.records.size(), 5u);
+  EXPECT_LT(result.stopped_seconds, stopped + 1);
 }
 
 TEST_F(BenchRunnerTest, DurationEndsTheRun) {
