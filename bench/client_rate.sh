@@ -23,14 +23,17 @@ trap cleanup EXIT
 server_pid=$!
 for _ in $(seq 100); do
   grep -q listening "$folder/server" && break
+  kill -0 "$server_pid" 2>/dev/null || break
   sleep 0.1
 done
 address=$(sed -n 's/^listening grpc=//p' "$folder/server")
+[ -n "$address" ] || { echo "client_rate: recurve-token-source did not come up" >&2; exit 1; }
 
 TIMEFORMAT='%U %S'
 { time "$programs/recurve-client" bench --server "$address" --concurrency "$streams" \
   --duration "$seconds" --prompt-tokens 64 --output-tokens 100:300 \
-  --json "$folder/report.json" >/dev/null 2>&1; } 2>"$folder/time"
+  --json "$folder/report.json" >/dev/null 2>"$folder/errors"; } 2>"$folder/time" ||
+  { cat "$folder/errors" >&2; exit 1; }
 
 figure() { sed -n "s/^  \"$1\": \([0-9.e+-]*\),*$/\1/p" "$folder/report.json"; }
 read -r user system <"$folder/time"
