@@ -54,7 +54,8 @@ class EventSink {
 
   virtual void OnAdmitted(double queue_seconds) = 0;
   // Returns false when the reader is behind: the sequence then rests until
-  // Engine::Resume.
+  // Engine::Resume. Text alone is what was held back when the stream ends,
+  // which does not wait for a reader.
   [[nodiscard]] virtual bool OnStep(StepEvent event) = 0;
   virtual void OnCommandDone(CommandResult result) = 0;
   // OK when the sequence was closed after its last command.

@@ -29,8 +29,15 @@ bool RecordingSink::OnStep(StepEvent event) {
   MutexLock lock(&mu_);
   Expect(record_.admitted, "a step before admission");
   Expect(record_.ends == 0, "a step after the end");
-  Expect(!stalled_, "a step while the reader is behind");
-  Expect(event.has_token || !event.logits.empty(), "an empty step");
+  Expect(!only_end_, "a step after the last text");
+  if (event.has_token || !event.logits.empty()) {
+    Expect(!stalled_, "a step while the reader is behind");
+  } else {
+    // What was held back, at the end of the stream.
+    Expect(!event.text.empty(), "an empty step");
+    only_end_ = true;
+  }
+  record_.text += event.text;
   for (StepEvent::LogitsRow& row : event.logits) {
     Expect(row.position > last_row_, "logits out of order");
     last_row_ = row.position;
@@ -41,7 +48,6 @@ bool RecordingSink::OnStep(StepEvent event) {
            "a token out of order");
     record_.tokens.push_back(event.token);
     record_.logprobs.push_back(event.logprob);
-    record_.text += event.text;
   }
   stalled_ = stalls_ && stalls_();
   changed_.NotifyAll();
@@ -51,7 +57,7 @@ bool RecordingSink::OnStep(StepEvent event) {
 void RecordingSink::OnCommandDone(CommandResult result) {
   MutexLock lock(&mu_);
   Expect(record_.admitted, "a command done before admission");
-  Expect(record_.ends == 0, "a command done after the end");
+  Expect(record_.ends == 0 && !only_end_, "a command done after the end");
   record_.text += result.text;
   last_row_ = -1;
   record_.results.push_back(std::move(result));

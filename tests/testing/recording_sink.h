@@ -63,6 +63,7 @@ class RecordingSink : public EventSink {
   mutable CondVar changed_;
   StreamRecord record_ ABSL_GUARDED_BY(mu_);
   bool stalled_ ABSL_GUARDED_BY(mu_) = false;
+  bool only_end_ ABSL_GUARDED_BY(mu_) = false;  // may come from here on
   int64_t last_row_ ABSL_GUARDED_BY(mu_) = -1;  // of this command
 };
 
