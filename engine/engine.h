@@ -40,8 +40,8 @@ namespace recurve {
 // within EventSink calls.
 class Engine {
  public:
-  // `runner` has memory for options.max_num_seqs slots. `tokenizer` may be
-  // null; `observer` may be null. Both outlive the engine.
+  // `runner` has at least options.max_num_seqs slots; no more are used.
+  // `tokenizer` may be null; `observer` may be null. Both outlive the engine.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(
       const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
       const Tokenizer* tokenizer, EngineObserver* observer);

@@ -238,8 +238,12 @@ StepPlan Engine::Plan() const {
     waiting.back().paced = paced;
   }
   const CacheStats cache = cache_.stats();
-  return PlanStep(limits, cache.pages.free, cache.slots.free, resident,
-                  waiting);
+  // A step has room for a token of each of max_num_seqs, and the runner may
+  // have more slots.
+  const int64_t free_slots = std::clamp<int64_t>(
+      options_.max_num_seqs - static_cast<int64_t>(resident.size()), 0,
+      cache.slots.free);
+  return PlanStep(limits, cache.pages.free, free_slots, resident, waiting);
 }
 
 absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(

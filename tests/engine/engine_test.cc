@@ -131,6 +131,39 @@ TEST_F(EngineTest, PromptsAreCutWhereTheModelSays) {
   EXPECT_THAT(ends, testing::ElementsAre(64, 128, 200, 201, 202));
 }
 
+// A step is sure to have a token for each of so many.
+TEST_F(EngineTest, NoMoreThanMaxNumSeqsHoldMemoryHoweverManySlotsThereAre) {
+  fake_.num_slots = 8;
+  EngineOptions options = OptionsFor(fake_);
+  options.max_num_seqs = 2;
+  options.max_num_batched_tokens = options.max_chunk_tokens = 4;
+  int64_t most = 0;
+  fake_.on_run = [&](const StepBatch& batch) {
+    most = std::max(most, batch.num_sequences());
+    gate_.Enter(batch);
+  };
+  Start(options);
+  gate_.Hold();
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (int i = 0; i < 5; ++i) {
+    sinks.push_back(NewSink());
+    Script script = Script::Generate(Prompt(1 + i), 20);
+    script.options.priority = i;  // so that memory changes hands
+    ASSERT_TRUE(Submit(*engine_, script, sinks.back()).ok());
+    for (int step = 0; step < 8; ++step) {
+      gate_.WaitHeld();
+      EXPECT_LE(engine_->load().resident, 2);
+      gate_.Pass();
+    }
+  }
+  gate_.Open();
+  for (const auto& sink : sinks)
+    EXPECT_THAT(sink->WaitEnd().tokens, SizeIs(20));
+  EXPECT_GT(engine_->load().preemptions_total, 0u);
+  EXPECT_EQ(most, 2);
+  engine_.reset();  // before what its steps write to
+}
+
 // Sequences that compute one token stand before the others.
 TEST_F(EngineTest, BatchesBeginWithSingleTokens) {
   bool mixed = false;
