@@ -147,7 +147,6 @@ absl::Status CpuBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
 
 absl::Status CpuBackend::AllocateHost(int32_t num_blocks, int64_t block_bytes) {
   const int64_t bytes = num_blocks * block_bytes;
-  host_block_bytes_ = block_bytes;
   // Not touched before it is used.
   host_.reset(new (std::nothrow) char[bytes]);
   if (host_ == nullptr) {
@@ -155,6 +154,7 @@ absl::Status CpuBackend::AllocateHost(int32_t num_blocks, int64_t block_bytes) {
         absl::StrCat("no memory for ", bytes,
                      " bytes of preempted sequences; lower --swap-bytes"));
   }
+  host_block_bytes_ = block_bytes;
   return absl::OkStatus();
 }
 

@@ -26,9 +26,11 @@ absl::Status CudaCacheMemory::Allocate(const CacheSpec& spec,
 }
 
 absl::Status CudaCacheMemory::AllocateHost(int32_t num_blocks) {
-  spec_.num_host_blocks = num_blocks;
+  CacheSpec spec = spec_;
+  spec.num_host_blocks = num_blocks;
   RECURVE_ASSIGN_OR_RETURN(
-      swap_, CudaSwap::Create(steps_, spec_, pages_.data(), slots_.data()));
+      swap_, CudaSwap::Create(steps_, spec, pages_.data(), slots_.data()));
+  spec_ = spec;
   return absl::OkStatus();
 }
 

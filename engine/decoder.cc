@@ -76,7 +76,13 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
       spec.num_host_blocks = 0;
     }
     if (spec.num_host_blocks > 0) {
-      RECURVE_RETURN_IF_ERROR(device.AllocateHost(spec.num_host_blocks, bytes));
+      const absl::Status status =
+          device.AllocateHost(spec.num_host_blocks, bytes);
+      if (absl::IsResourceExhausted(status) && !swap_required) {
+        spec.num_host_blocks = 0;
+      } else if (!status.ok()) {
+        return status;
+      }
     }
   }
 

@@ -23,8 +23,9 @@ class Decoder : public ModelRunner {
  public:
   // Copies the weights into `backend` and allocates `num_pages` pages,
   // `num_slots` slots and up to `swap_bytes` of host memory to save sequences
-  // in; what is too little for one sequence is an error if `swap_required`,
-  // else none. `model`'s views are not used afterwards.
+  // in; what is too little for one sequence, or more than there is, is an
+  // error if `swap_required`, else none. `model`'s views are not used
+  // afterwards.
   static absl::StatusOr<std::unique_ptr<Decoder>> Load(
       const ModelDefinition& model, std::unique_ptr<Backend> backend,
       int32_t num_pages, int32_t num_slots, int64_t swap_bytes = 0,

@@ -37,8 +37,9 @@ struct ModelOptions {
   // Memory of the host, page-locked for a GPU, that preempted sequences are
   // saved in; 0: they are computed again.
   int64_t swap_bytes = int64_t{1} << 30;
-  // Whether too few of them for one sequence are an error. Else none are used:
-  // a default that does not fit a model must not keep it from being served.
+  // Whether too few of them for one sequence, or more than the host has, are an
+  // error. Else none are used: a default that does not fit a model or a host
+  // must not keep it from being served.
   bool swap_bytes_required = true;
 };
 

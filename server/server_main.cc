@@ -91,11 +91,18 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   spdlog::info("preempted sequences: {} bytes of host memory to save them in",
                spec.num_host_blocks * HostBlockBytes(spec));
   if (spec.num_host_blocks == 0 && !options.model.swap_bytes_required) {
-    spdlog::warn(
-        "preempted sequences are computed again: to save one takes {} bytes at "
-        "least (raise --swap-bytes from its default of {})",
-        HostBlocksFor(1, spec) * HostBlockBytes(spec),
-        options.model.swap_bytes);
+    const int64_t least = HostBlocksFor(1, spec) * HostBlockBytes(spec);
+    if (options.model.swap_bytes < least) {
+      spdlog::warn(
+          "preempted sequences are computed again: to save one takes {} bytes "
+          "at least (raise --swap-bytes from its default of {})",
+          least, options.model.swap_bytes);
+    } else {
+      spdlog::warn(
+          "preempted sequences are computed again: the host has no {} bytes to "
+          "save them in (lower --swap-bytes from this default)",
+          options.model.swap_bytes);
+    }
   }
   if (capacity.max_model_len_reduced) {
     spdlog::warn(

@@ -1,9 +1,14 @@
 #include "engine/model_loader.h"
 
 #include <fstream>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/cpu_backend.h"
+#include "engine/decoder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
@@ -156,6 +161,43 @@ TEST_F(ModelLoaderTest, SwapBytesTakeASequenceOrNothing) {
   const auto loaded = Load();
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->runner->cache_spec().num_host_blocks, 0);
+}
+
+// A host whose memory is used up, or of which no more can be page-locked.
+class FullHost : public CpuBackend {
+ public:
+  using CpuBackend::CpuBackend;
+  absl::Status AllocateHost(int32_t /*num_blocks*/,
+                            int64_t /*block_bytes*/) override {
+    return status;
+  }
+  absl::Status status = absl::ResourceExhaustedError("the host is full");
+};
+
+TEST_F(ModelLoaderTest, SwapBytesThatAreADefaultMayBeMoreThanTheHostHas) {
+  const auto checkpoint = Checkpoint::Open(options_.path);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto model = ReadModel(*checkpoint, {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto load = [&](absl::Status status, bool required) {
+    auto backend = std::make_unique<FullHost>(CpuBackend::Options{
+        /*weight_dtype=*/std::nullopt, /*num_threads=*/1, /*max_tokens=*/8});
+    backend->status = std::move(status);
+    return Decoder::Load(*model, std::move(backend), /*num_pages=*/4,
+                         /*num_slots=*/2, /*swap_bytes=*/1 << 20, required);
+  };
+  const absl::Status full = absl::ResourceExhaustedError("the host is full");
+  EXPECT_THAT(load(full, /*required=*/true).status(),
+              FailsWith(absl::StatusCode::kResourceExhausted, "host is full"));
+  const auto loaded = load(full, /*required=*/false);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ((*loaded)->cache_spec().num_host_blocks, 0);
+  // What is broken is no lack of memory.
+  EXPECT_THAT(load(absl::InternalError("broken"), /*required=*/false).status(),
+              FailsWith(absl::StatusCode::kInternal, "broken"));
+  const auto plenty = load(absl::OkStatus(), /*required=*/false);
+  ASSERT_TRUE(plenty.ok()) << plenty.status();
+  EXPECT_GT((*plenty)->cache_spec().num_host_blocks, 0);
 }
 
 TEST_F(ModelLoaderTest, MaxModelLenStaysWithinTheCache) {
