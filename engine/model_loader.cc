@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "engine/checkpoint/check_finite.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/cpu_backend.h"
 #include "engine/decoder.h"
@@ -108,6 +109,27 @@ absl::StatusOr<Placement> Place(const ModelOptions& options) {
   }
   if (placement.cuda) placement.page_order = TpaPageOrder::kOctets;
   return placement;
+}
+
+// That no weight is lost where matrices are held in a narrower type than they
+// are stored in. Vectors are held in float32.
+absl::Status CheckWeightRange(const Checkpoint& checkpoint,
+                              const Placement& placement) {
+  if (!placement.weight_dtype || *placement.weight_dtype == DType::kFloat32)
+    return absl::OkStatus();
+  for (const std::string& name : checkpoint.names()) {
+    RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
+    if (tensor.shape.size() != 2 || tensor.dtype == *placement.weight_dtype)
+      continue;
+    const absl::Status status = CheckFiniteAs(*placement.weight_dtype, tensor,
+                                              name, checkpoint.FileOf(name));
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--dtype is ", Name(*placement.weight_dtype), ": ",
+                       status.message()));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // What depends on the model too.
@@ -295,6 +317,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
                            Checkpoint::Open(options.path));
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
                            ReadModel(checkpoint, options.family));
+  RECURVE_RETURN_IF_ERROR(CheckWeightRange(checkpoint, placement));
   RECURVE_RETURN_IF_ERROR(PlaceModel(model, options, &placement));
   LoadedModel loaded;
   loaded.device = placement.description;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -24,25 +25,41 @@ Bits Load(const void* data, int64_t index) {
   return bits;
 }
 
-// The first element whose exponent bits, those of `mask`, are all ones: an
-// infinity or a NaN. -1 without one.
+// The first element whose bits but for the sign are `least` or more, and so its
+// magnitude, that of a NaN being the largest. -1 without one.
 template <typename Bits>
-int64_t FirstNonFinite(const TensorView& tensor, Bits mask) {
+int64_t FirstAtLeast(const TensorView& tensor, Bits least) {
   constexpr int64_t kBlock = 4096;
+  constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
   const int64_t count = tensor.num_elements();
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, count);
     // Without an early exit, so that compilers vectorise it.
     bool any = false;
     for (int64_t i = begin; i < end; ++i) {
-      any |= (Load<Bits>(tensor.data, i) & mask) == mask;
+      any |= (Load<Bits>(tensor.data, i) & kMagnitude) >= least;
     }
     if (!any) continue;
     for (int64_t i = begin; i < end; ++i) {
-      if ((Load<Bits>(tensor.data, i) & mask) == mask) return i;
+      if ((Load<Bits>(tensor.data, i) & kMagnitude) >= least) return i;
     }
   }
   return -1;
+}
+
+// The smallest float32 that rounds to an infinity of `dtype`, as bits: what is
+// half-way from the largest finite number to the next has an odd one below it.
+uint32_t LeastInfinite(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return std::bit_cast<uint32_t>(65520.0f);
+    case DType::kBFloat16:
+      return 0x7f7f8000u;
+    case DType::kFloat32:
+    case DType::kInt32:
+      break;
+  }
+  return 0x7f800000u;
 }
 
 // [row, column] of the element with a row-major index.
@@ -59,32 +76,35 @@ std::string IndexText(const std::vector<int64_t>& shape, int64_t index) {
 
 absl::Status CheckFinite(const TensorView& tensor, const std::string& name,
                          const std::string& file) {
+  return CheckFiniteAs(tensor.dtype, tensor, name, file);
+}
+
+absl::Status CheckFiniteAs(DType dtype, const TensorView& tensor,
+                           const std::string& name, const std::string& file) {
+  const uint32_t least = LeastInfinite(dtype);
   int64_t index = -1;
-  float value = 0;
   switch (tensor.dtype) {
     case DType::kFloat32:
-      index = FirstNonFinite<uint32_t>(tensor, 0x7f800000u);
-      if (index >= 0) value = Load<float>(tensor.data, index);
+      index = FirstAtLeast<uint32_t>(tensor, least);
       break;
-    case DType::kFloat16:
-      index = FirstNonFinite<uint16_t>(tensor, 0x7c00u);
-      if (index >= 0)
-        value = Float16ToFloat(Load<uint16_t>(tensor.data, index));
+    case DType::kFloat16:  // whose numbers are within the others' range
+      index = FirstAtLeast<uint16_t>(tensor, 0x7c00u);
       break;
-    case DType::kBFloat16:
-      index = FirstNonFinite<uint16_t>(tensor, 0x7f80u);
-      if (index >= 0) {
-        value = BFloat16ToFloat(Load<uint16_t>(tensor.data, index));
-      }
+    case DType::kBFloat16:  // the upper half of a float32
+      index = FirstAtLeast<uint16_t>(
+          tensor, static_cast<uint16_t>((least + 0xffffu) >> 16));
       break;
     case DType::kInt32:
       break;
   }
   if (index < 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(file, ": tensor ", Quote(name), ": element ",
-                   IndexText(tensor.shape, index), " is ", value,
-                   "; expected finite numbers"));
+  const float value = tensor.Element(index);
+  return absl::InvalidArgumentError(absl::StrCat(
+      file, ": tensor ", Quote(name), ": element ",
+      IndexText(tensor.shape, index), " is ", value, "; expected ",
+      std::isfinite(value)
+          ? absl::StrCat("numbers that are finite as ", Name(dtype))
+          : "finite numbers"));
 }
 
 }  // namespace recurve

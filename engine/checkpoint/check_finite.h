@@ -13,6 +13,11 @@ namespace recurve {
 absl::Status CheckFinite(const TensorView& tensor, const std::string& name,
                          const std::string& file);
 
+// The same of the first element that is an infinity or a NaN once it is rounded
+// to `dtype`, a floating-point type.
+absl::Status CheckFiniteAs(DType dtype, const TensorView& tensor,
+                           const std::string& name, const std::string& file);
+
 }  // namespace recurve
 
 #endif  // RECURVE_ENGINE_CHECKPOINT_CHECK_FINITE_H_

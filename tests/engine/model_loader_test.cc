@@ -1,5 +1,6 @@
 #include "engine/model_loader.h"
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -102,6 +103,31 @@ TEST_F(ModelLoaderTest, WeightTypes) {
   tiny_.SetDType(DType::kFloat16);
   tiny_.Write(options_.path);
   EXPECT_EQ(dtype_of("auto"), "float32");
+}
+
+// Only matrices are held in the type that is asked for.
+TEST_F(ModelLoaderTest, RefusesMatricesThatATypeCannotHold) {
+  for (const size_t rank : {1, 2}) {
+    TinyCheckpoint tiny = tiny_;
+    const auto tensor = std::find_if(
+        tiny.tensors.begin(), tiny.tensors.end(),
+        [&](const auto& entry) { return entry.second.shape.size() == rank; });
+    ASSERT_NE(tensor, tiny.tensors.end());
+    tensor->second.values[1] = -3.4e38f;
+    tiny.Write(options_.path);
+    options_.dtype = "float32";
+    EXPECT_TRUE(Status().ok()) << Status();
+    options_.dtype = "auto";
+    EXPECT_TRUE(Status().ok()) << Status();
+    options_.dtype = "bfloat16";
+    if (rank == 1) {
+      EXPECT_TRUE(Status().ok()) << Status();
+    } else {
+      EXPECT_THAT(Status(), FailsWith(kInvalid, "--dtype is bfloat16",
+                                      "model.safetensors", tensor->first,
+                                      "[0, 1] is -3.4e+38"));
+    }
+  }
 }
 
 TEST_F(ModelLoaderTest, RefusesOptionsWithTheirChoices) {

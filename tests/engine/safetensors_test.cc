@@ -2,6 +2,8 @@
 
 #include <sys/stat.h>
 
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -370,6 +372,44 @@ TEST(CheckFiniteTest, NamesTheFirstBadElement) {
   EXPECT_TRUE(CheckFinite({bits, DType::kBFloat16, {3}}, "h", "f").ok());
   EXPECT_TRUE(CheckFinite({bits, DType::kInt32, {2}}, "h", "f").ok());
   EXPECT_TRUE(CheckFinite({nullptr, DType::kFloat32, {0, 4}}, "h", "f").ok());
+}
+
+// What is refused is what conversion makes an infinity of, bit for bit.
+TEST(CheckFiniteTest, KnowsWhatATypeCannotHold) {
+  const auto check = [](DType dtype, float value) {
+    return CheckFiniteAs(dtype, {&value, DType::kFloat32, {1, 1}}, "w", "f");
+  };
+  EXPECT_THAT(check(DType::kFloat16, -65520.0f),
+              FailsWith(kInvalid, "f: tensor 'w': element [0, 0] is -65520",
+                        "finite as float16"));
+  EXPECT_THAT(check(DType::kFloat16, std::numeric_limits<float>::infinity()),
+              FailsWith(kInvalid, "is inf; expected finite numbers"));
+  for (const float about : {65504.0f, 65520.0f, 3.3961775e38f, 3.4e38f, 1.0f,
+                            std::numeric_limits<float>::max()}) {
+    for (int32_t off = -3; off <= 3; ++off) {
+      const auto value = std::bit_cast<float>(std::bit_cast<uint32_t>(about) +
+                                              static_cast<uint32_t>(off));
+      SCOPED_TRACE(testing::Message() << std::hexfloat << value);
+      EXPECT_EQ(check(DType::kFloat16, value).ok(),
+                std::isfinite(Float16ToFloat(FloatToFloat16(value))));
+      EXPECT_EQ(check(DType::kBFloat16, value).ok(),
+                std::isfinite(BFloat16ToFloat(FloatToBFloat16(value))));
+      EXPECT_EQ(check(DType::kFloat32, value).ok(), std::isfinite(value));
+    }
+  }
+  for (uint32_t i = 0; i < 0x10000; ++i) {
+    const auto bits = static_cast<uint16_t>(i);
+    const auto narrow = [&](DType stored, DType dtype) {
+      return CheckFiniteAs(dtype, {&bits, stored, {1}}, "w", "f").ok();
+    };
+    const float value = BFloat16ToFloat(bits);
+    ASSERT_EQ(narrow(DType::kBFloat16, DType::kFloat16),
+              std::isfinite(Float16ToFloat(FloatToFloat16(value))))
+        << value;
+    ASSERT_EQ(narrow(DType::kBFloat16, DType::kFloat32), std::isfinite(value));
+    ASSERT_EQ(narrow(DType::kFloat16, DType::kBFloat16),
+              std::isfinite(Float16ToFloat(bits)));
+  }
 }
 
 }  // namespace
