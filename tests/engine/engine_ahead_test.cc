@@ -349,7 +349,7 @@ TEST_F(EngineAheadTest, ADeviceThatFailsWithTwoStepsUnderWay) {
 // The next step with it is under way when that is seen; its neighbour does not
 // notice.
 TEST_F(EngineAheadTest, ARowThatBreaksDownEndsItsStreamAlone) {
-  fake_.nan_token = 3;
+  fake_.broken_token = 3;
   Start();
   const Script good = Script::Generate(Prompt(30, 5), 40);
   const auto neighbour = std::make_shared<RecordingSink>();

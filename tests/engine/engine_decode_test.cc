@@ -44,7 +44,8 @@ struct Parameters {
 class EngineDecodeTest : public testing::TestWithParam<Parameters> {
  protected:
   EngineDecodeTest() {
-    fake_.num_slots = 1;  // so that anybody else takes the memory
+    fake_.num_slots = 1;         // so that anybody else takes the memory
+    fake_.kinds_matter = false;  // they change where pieces are cut
     fake_.num_host_blocks = GetParam().blocks;
     fake_.runs_ahead = GetParam().ahead;
     EngineOptions options = OptionsFor(fake_);
@@ -94,10 +95,10 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
                   const std::vector<int32_t>& sequence) {
     for (const StepEvent::LogitsRow& row : record.logits) {
       ASSERT_LT(row.position, static_cast<int64_t>(sequence.size()));
-      EXPECT_EQ(row.values,
-                FakeLogits(absl::MakeConstSpan(sequence).first(
-                               static_cast<size_t>(row.position) + 1),
-                           fake_));
+      const std::vector<int32_t> tokens(sequence.begin(),
+                                        sequence.begin() + row.position + 1);
+      const std::vector<TokenKind> kinds(tokens.size(), TokenKind::kStep);
+      EXPECT_EQ(row.values, FakeLogits(tokens, kinds, fake_));
     }
   }
 
@@ -248,6 +249,35 @@ INSTANTIATE_TEST_SUITE_P(
                                      : "") +
              (info.param.ahead ? "Ahead" : "");
     });
+
+// A command that wants all rows gets so many a step, and a prompt that is
+// computed whole may have more tokens: when it is computed again for such a
+// command, its rows are not wanted any more.
+TEST(EngineWholePromptTest, IsComputedAgainWholeForACommandThatWantsAllRows) {
+  FakeRunnerOptions fake;
+  fake.whole_prompts = true;
+  fake.num_slots = 1;  // so that anybody else takes the memory
+  fake.vocab_size = 3000;
+  const auto engine = MakeEngine(OptionsFor(fake), fake);
+  Script script = Script::Generate(TestRandom(1).Tokens(200, 3000), 3);
+  ASSERT_LT(engine->limits().max_prompt_logits, 200);
+  script.commands.push_back(
+      {TestRandom(2).Tokens(5, 3000), 2, LogitsMode::kAll});
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto id = Submit(*engine, script, sink, /*close_when_done=*/false);
+  ASSERT_TRUE(id.ok()) << id.status();
+  sink->WaitCommands(1);
+  EXPECT_TRUE(RunAlone(*engine, Script::Generate(Tokens(90, 99), 3)).end->ok());
+  EXPECT_EQ(engine->load().recomputes_total, 1u);
+  engine->Extend(*id, script.commands[1]);
+  engine->Close(*id);
+  const StreamRecord record = sink->WaitEnd();
+  EXPECT_TRUE(record.end->ok()) << *record.end;
+  EXPECT_EQ(record.violation, "");
+  EXPECT_EQ(record.tokens, RunSolo(fake, script).tokens);
+  // From the token drawn last, which was still to be computed, on.
+  EXPECT_EQ(record.LogitsPositions(), Range(202, 209));
+}
 
 }  // namespace
 }  // namespace recurve

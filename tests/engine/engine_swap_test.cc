@@ -1,6 +1,7 @@
 // Sequences that lose their memory and get it back from the host's, on a
 // FakeRunner, whose tokens change with any mistake in memory.
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <utility>
@@ -168,6 +169,42 @@ TEST_F(EngineSwapTest, OneThatStallsIsSavedAndComesBack) {
   engine_->Resume(*id);
   EXPECT_EQ(low->WaitEnd().tokens, RunSolo(fake_, low_).tokens);
   EXPECT_EQ(engine_->load().restores_total, 1u);
+  EXPECT_TRUE(IsIdle(*engine_));
+}
+
+// Behind a step that ends a command nothing is planned for its sequence, and
+// yet there may be something to run when that step is done: no step waits for a
+// copy ahead of that.
+TEST_F(EngineSwapTest, NoStepAheadWaitsForACopy) {
+  fake_.num_slots = 2;
+  fake_.restore_steps = 5;
+  fake_.runs_ahead = true;
+  int before = 0;  // steps since the copy began, and `low` is in none
+  bool back = false;
+  fake_.on_run = [&](const StepBatch& batch) {
+    if (engine_->load().restores_total == 1) {
+      // No other sequence is as long by then.
+      back |= *std::max_element(batch.positions.begin(),
+                                batch.positions.end()) >= 150;
+      before += !back;
+    }
+    gate_.Enter(batch);
+  };
+  Start();
+  Script often = WithPriority(Script::Generate(Prompt(9, 3), 2), 1);
+  for (int i = 0; i < 80; ++i)
+    often.commands.push_back({{}, 2, LogitsMode::kNone});
+  const auto running = Run(often, /*close_when_done=*/false);
+  for (size_t i = 1; i < often.commands.size(); ++i)
+    engine_->Extend(last_id_, often.commands[i]);
+  engine_->Close(last_id_);
+  const auto [low, high] = Preempt(low_, high_);
+  gate_.Open();
+  EXPECT_EQ(high->WaitEnd().tokens, RunSolo(fake_, high_).tokens);
+  EXPECT_EQ(low->WaitEnd().tokens, RunSolo(fake_, low_).tokens);
+  EXPECT_EQ(running->WaitEnd().tokens, RunSolo(fake_, often).tokens);
+  EXPECT_EQ(engine_->load().restores_total, 1u);
+  EXPECT_GE(before, 3);
   EXPECT_TRUE(IsIdle(*engine_));
 }
 

@@ -70,52 +70,60 @@ TEST_F(EngineTest, TokensAreTheModelsOwn) {
   EXPECT_TRUE(record.end->ok()) << *record.end;
   ASSERT_THAT(record.tokens, SizeIs(70));
   std::vector<int32_t> sequence = prompt;
+  std::vector<TokenKind> kinds;
+  AppendKinds(130, &kinds);
   for (size_t i = 0; i < record.tokens.size(); ++i) {
-    const std::vector<float> logits = FakeLogits(sequence, fake_);
+    const std::vector<float> logits = FakeLogits(sequence, kinds, fake_);
     EXPECT_EQ(record.logits[i].values, logits);
     EXPECT_EQ(record.tokens[i],
               std::max_element(logits.begin(), logits.end()) - logits.begin());
     sequence.push_back(record.tokens[i]);
+    kinds.push_back(TokenKind::kStep);
   }
   EXPECT_TRUE(IsIdle(*engine_));
 }
 
 // What a backend may go by: how each token is to be computed, the same however
-// often it is, and whether logits are read.
+// often it is and whether or not it is known when its step is launched, and
+// whether logits are read.
 TEST_F(EngineTest, BatchesSayHowTokensAreComputed) {
-  std::map<int64_t, std::vector<TokenKind>> kinds;  // by position
-  std::vector<bool> wants_logits;
-  fake_.on_run = [&](const StepBatch& batch) {
-    ASSERT_EQ(batch.kinds.size(), batch.tokens.size());
-    for (size_t i = 0; i < batch.tokens.size(); ++i)
-      kinds[batch.positions[i]].push_back(batch.kinds[i]);
-    wants_logits.push_back(batch.wants_logits);
-  };
-  Start();
-  Script script = Script::Generate(Prompt(kMinPromptTokens), 2);
-  script.commands.push_back(
-      {Prompt(kMinPromptTokens - 1), 2, LogitsMode::kNext});
-  // Draws nothing; the last command then computes all tokens again.
-  script.commands.push_back(
-      {Prompt(kMinPromptTokens + 1), 0, LogitsMode::kNone});
-  script.commands.push_back({{}, 1, LogitsMode::kNone});
-  ASSERT_TRUE(RunAlone(*engine_, script).end->ok());
-  std::vector<TokenKind> want;
-  const auto prompt = [&](size_t count) {
-    want.push_back(TokenKind::kPromptStart);
-    want.insert(want.end(), count - 1, TokenKind::kPrompt);
-  };
-  prompt(kMinPromptTokens);
-  // Two generated, a short command, two generated.
-  want.insert(want.end(), 2 + kMinPromptTokens - 1 + 2, TokenKind::kStep);
-  prompt(kMinPromptTokens + 1);
-  ASSERT_EQ(kinds.size(), want.size());
-  for (size_t position = 0; position < want.size(); ++position) {
-    EXPECT_THAT(kinds[position], AllOf(SizeIs(2), Each(want[position])))
-        << position;
+  for (const bool ahead : {false, true}) {
+    SCOPED_TRACE(ahead);
+    std::map<int64_t, std::vector<TokenKind>> kinds;  // by position
+    std::vector<bool> wants_logits;
+    size_t fed = 0;
+    fake_.runs_ahead = ahead;
+    fake_.on_run = [&](const StepBatch& batch) {
+      ASSERT_EQ(batch.kinds.size(), batch.tokens.size());
+      for (size_t i = 0; i < batch.tokens.size(); ++i)
+        kinds[batch.positions[i]].push_back(batch.kinds[i]);
+      wants_logits.push_back(batch.wants_logits);
+      fed += batch.fed.size();
+    };
+    Start();
+    Script script = Script::Generate(Prompt(kMinPromptTokens), 2);
+    script.commands.push_back(
+        {Prompt(kMinPromptTokens - 1), 2, LogitsMode::kNext});
+    // Draws nothing; the last command then computes all tokens again.
+    script.commands.push_back(
+        {Prompt(kMinPromptTokens + 1), 0, LogitsMode::kNone});
+    script.commands.push_back({{}, 1, LogitsMode::kNone});
+    ASSERT_TRUE(RunAlone(*engine_, script).end->ok());
+    std::vector<TokenKind> want;
+    AppendKinds(kMinPromptTokens, &want);
+    // Two generated, a short command, two generated.
+    want.insert(want.end(), 2 + kMinPromptTokens - 1 + 2, TokenKind::kStep);
+    AppendKinds(kMinPromptTokens + 1, &want);
+    ASSERT_EQ(kinds.size(), want.size());
+    for (size_t position = 0; position < want.size(); ++position) {
+      EXPECT_THAT(kinds[position], AllOf(SizeIs(2), Each(want[position])))
+          << position;
+    }
+    EXPECT_FALSE(wants_logits.front());
+    EXPECT_THAT(wants_logits, Contains(true));
+    EXPECT_EQ(fed, ahead ? 1u : 0u);
+    engine_.reset();  // before what its steps write to
   }
-  EXPECT_FALSE(wants_logits.front());
-  EXPECT_THAT(wants_logits, Contains(true));
 }
 
 TEST_F(EngineTest, PromptsAreCutWhereTheModelSays) {

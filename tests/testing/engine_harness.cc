@@ -12,6 +12,13 @@ Script Script::Generate(std::vector<int32_t> prompt, int64_t generate,
   return {{}, {{std::move(prompt), generate, logits}}};
 }
 
+void AppendKinds(int64_t count, std::vector<TokenKind>* kinds) {
+  const bool few = count < static_cast<int64_t>(kMinPromptTokens);
+  const size_t first = kinds->size();
+  kinds->resize(first + count, few ? TokenKind::kStep : TokenKind::kPrompt);
+  if (!few) (*kinds)[first] = TokenKind::kPromptStart;
+}
+
 EngineOptions OptionsFor(const FakeRunnerOptions& fake) {
   EngineOptions options;
   options.max_num_seqs = fake.num_slots;
@@ -59,6 +66,7 @@ StreamRecord RunSolo(const FakeRunnerOptions& model, const Script& script,
   if (fake.num_pages > 0) fake.num_pages = 64;
   fake.num_slots = 1;
   fake.on_run = nullptr;
+  fake.device_seconds = nullptr;
   fake.step_time = std::chrono::microseconds(0);
   EngineOptions options = OptionsFor(fake);
   options.max_num_batched_tokens = options.max_chunk_tokens = 4096;

@@ -23,6 +23,9 @@ struct Script {
                          LogitsMode logits = LogitsMode::kNone);
 };
 
+// Adds the kinds of `count` tokens that one command appends.
+void AppendKinds(int64_t count, std::vector<TokenKind>* kinds);
+
 // Options for an engine on a FakeRunner that has all the memory: no limit but
 // the runner's own, released memory poisoned.
 EngineOptions OptionsFor(const FakeRunnerOptions& fake);

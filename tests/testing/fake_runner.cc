@@ -16,10 +16,14 @@ namespace {
 constexpr uint64_t kPoison = ~uint64_t{0};
 
 // Neither 0 nor kPoison.
-uint64_t TokenHash(int32_t token, int64_t position) {
-  return 1 + (MixBits(MixBits(static_cast<uint64_t>(token)) ^
-                      static_cast<uint64_t>(position)) >>
-              1);
+uint64_t TokenHash(int32_t token, TokenKind kind, int64_t position) {
+  const uint64_t what =
+      static_cast<uint64_t>(token) * 4 + static_cast<uint64_t>(kind);
+  return 1 + (MixBits(MixBits(what) ^ static_cast<uint64_t>(position)) >> 1);
+}
+
+TokenKind Counted(TokenKind kind, const FakeRunnerOptions& options) {
+  return options.kinds_matter ? kind : TokenKind::kStep;
 }
 
 uint64_t Fold(uint64_t state, uint64_t token_hash) {
@@ -32,9 +36,9 @@ void FillLogits(uint64_t hash, int32_t token, const FakeRunnerOptions& options,
     const uint64_t bits = MixBits(hash ^ MixBits(static_cast<uint64_t>(v)));
     logits[v] = static_cast<float>(bits >> 40) * 0x1p-21f;  // [0, 8)
     if (options.printable && (v < 32 || v > 126)) logits[v] = -100.0f;
-    if (v == options.nan_token) logits[v] = -100.0f;
-    if (options.nan_token >= 0 && token == options.nan_token) {
-      logits[v] = std::numeric_limits<float>::quiet_NaN();
+    if (v == options.broken_token) logits[v] = -100.0f;
+    if (options.broken_token >= 0 && token == options.broken_token) {
+      logits[v] = options.broken_logit;
     }
   }
 }
@@ -55,6 +59,7 @@ FakeRunner::FakeRunner(FakeRunnerOptions options)
   info_.vocab_size = options_.vocab_size;
   info_.eos_token_ids = options_.eos_token_ids;
   info_.chunk_multiple = options_.chunk_multiple;
+  info_.whole_prompts = options_.whole_prompts;
   info_.max_position_embeddings = int64_t{1} << 30;
 }
 
@@ -123,7 +128,7 @@ absl::Status FakeRunner::CheckShape(const StepBatch& batch) const {
   const auto tokens = static_cast<size_t>(batch.num_tokens());
   const auto sequences = static_cast<size_t>(batch.num_sequences());
   if (tokens == 0 || batch.positions.size() != tokens ||
-      batch.row_sequence.size() != tokens ||
+      batch.row_sequence.size() != tokens || batch.kinds.size() != tokens ||
       batch.query_start.size() != sequences + 1 ||
       batch.query_start.front() != 0 ||
       batch.query_start.back() != batch.num_tokens() ||
@@ -189,13 +194,38 @@ absl::Status FakeRunner::CheckDistinct(const StepBatch& batch) const {
   return absl::OkStatus();
 }
 
+absl::Status FakeRunner::CheckCut(const StepBatch& batch,
+                                  int64_t sequence) const {
+  const int32_t begin = batch.query_start[sequence];
+  const int64_t position = batch.positions[begin];
+  if (position == 0) {
+    if (options_.whole_prompts &&
+        batch.kinds[begin] != TokenKind::kPromptStart) {
+      return Violation("a whole prompt is no prompt");
+    }
+  } else if (batch.kinds[begin] == TokenKind::kPrompt &&
+             position % options_.chunk_multiple != 0) {
+    return Violation(absl::StrCat("a prompt was cut at ", position));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FakeRunner::ComputeSequence(const StepBatch& batch,
                                          int64_t sequence) {
   State& state = slots_[batch.slots[sequence]];
-  for (int32_t row = batch.query_start[sequence];
-       row < batch.query_start[sequence + 1]; ++row) {
+  const int32_t begin = batch.query_start[sequence];
+  if (options_.whole_prompts && batch.positions[begin] == 0) {
+    int32_t end = begin + 1;
+    while (end < batch.query_start[sequence + 1] &&
+           batch.kinds[end] == TokenKind::kPrompt) {
+      ++end;
+    }
+    state.fold = Fold(state.fold, static_cast<uint64_t>(end - begin));
+  }
+  for (int32_t row = begin; row < batch.query_start[sequence + 1]; ++row) {
     const int64_t position = batch.positions[row];
-    const uint64_t token = TokenHash(batch.tokens[row], position);
+    const uint64_t token = TokenHash(
+        batch.tokens[row], Counted(batch.kinds[row], options_), position);
     if (options_.num_pages > 0) {
       uint64_t& cell = Cell(batch, sequence, position);
       if (cell != 0) return Violation("a page was not cleared");
@@ -265,12 +295,16 @@ absl::Status FakeRunner::Compute(const StepBatch& batch, StepOutput* output) {
   if (runs_ == options_.fail_on_run)
     return absl::InternalError("the fake device broke");
   RECURVE_RETURN_IF_ERROR(CheckShape(batch));
-  for (int64_t s = 0; s < batch.num_sequences(); ++s)
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
     RECURVE_RETURN_IF_ERROR(CheckSequence(batch, s));
+    RECURVE_RETURN_IF_ERROR(CheckCut(batch, s));
+  }
   RECURVE_RETURN_IF_ERROR(CheckDistinct(batch));
   logits_.resize(batch.logit_rows.size() * options_.vocab_size);
   for (int64_t s = 0; s < batch.num_sequences(); ++s)
     RECURVE_RETURN_IF_ERROR(ComputeSequence(batch, s));
+  if (options_.device_seconds)
+    output->device_seconds = options_.device_seconds(batch);
   output->logits = logits_;
   output->logits_status = absl::OkStatus();
   if (runs_ == options_.no_logits_on_run && batch.wants_logits) {
@@ -299,10 +333,11 @@ absl::Status FakeRunner::Compute(const StepBatch& batch, StepOutput* output) {
 }
 
 std::vector<float> FakeLogits(absl::Span<const int32_t> tokens,
+                              absl::Span<const TokenKind> kinds,
                               const FakeRunnerOptions& options) {
   uint64_t fold = 0;  // of the cells and of the state alike
   for (size_t i = 0; i < tokens.size(); ++i) {
-    fold = Fold(fold, TokenHash(tokens[i], static_cast<int64_t>(i)));
+    fold = Fold(fold, TokenHash(tokens[i], kinds[i], static_cast<int64_t>(i)));
   }
   std::vector<float> logits(options.vocab_size);
   FillLogits((options.num_pages > 0 ? fold : 0) ^ fold * 5, tokens.back(),

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,6 +21,9 @@ struct FakeRunnerOptions {
   int32_t num_slots = 8;
   int64_t vocab_size = 258;
   int64_t chunk_multiple = 1;
+  bool whole_prompts = false;
+  // Whether prompts are computed in another way than steps, as on a GPU.
+  bool kinds_matter = true;
   int32_t num_host_blocks = 0;  // of one page, or slot
   // Steps that a restore takes if nobody waits for it.
   int64_t restore_steps = 0;
@@ -30,22 +34,28 @@ struct FakeRunnerOptions {
   int64_t fail_on_run = 0;
   // This run has no memory for logits that a client wants; 0: none.
   int64_t no_logits_on_run = 0;
-  // Rows that compute this token have NaN logits, and it is never drawn.
-  int32_t nan_token = -1;
+  // Rows that compute this token have no logits but broken_logit, and it is
+  // never drawn.
+  int32_t broken_token = -1;
+  float broken_logit = std::numeric_limits<float>::quiet_NaN();
   std::chrono::microseconds step_time{0};
   // A step is computed when it is launched, behind all that was asked of it
   // before, but its results come, and a failure shows, when it is waited for.
   bool runs_ahead = false;
+  // What a step says that it took; null: it was not measured.
+  std::function<double(const StepBatch&)> device_seconds;
   // On the step thread, before the batch is computed.
   std::function<void(const StepBatch&)> on_run;
 };
 
-// A model with memory and no network. Each token leaves a hash of itself and
-// its position in its page cell, and folds into the state of its slot, which
-// cannot be repeated or undone. The logits of a row are a hash of that state
-// and of all cells up to its position, read through the page table. So tokens
-// change with any wrong page, slot or position, any update that is missing or
-// done twice, and anything left by an earlier owner.
+// A model with memory and no network. Each token leaves a hash of itself, its
+// kind and its position in its page cell, and folds into the state of its slot,
+// which cannot be repeated or undone. The logits of a row are a hash of that
+// state and of all cells up to its position, read through the page table. So
+// tokens change with any wrong page, slot, position or kind, any update that is
+// missing or done twice, and anything left by an earlier owner. With
+// whole_prompts the state also takes in how many tokens of the first prompt its
+// first step has.
 //
 // What can be seen to be wrong is also said outright: Run then returns
 // INTERNAL with the violation, which ends all streams.
@@ -90,6 +100,8 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   absl::Status CheckShape(const StepBatch& batch) const;
   absl::Status CheckSequence(const StepBatch& batch, int64_t sequence) const;
   absl::Status CheckDistinct(const StepBatch& batch) const;
+  // That the rows of `sequence` begin where a step may have ended.
+  absl::Status CheckCut(const StepBatch& batch, int64_t sequence) const;
   absl::Status ComputeSequence(const StepBatch& batch, int64_t sequence);
   uint64_t& Cell(const StepBatch& batch, int64_t sequence, int64_t position);
 
@@ -108,9 +120,11 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   std::vector<float> waited_logits_;
 };
 
-// What a FakeRunner's logits must be after `tokens`, worked out from the tokens
-// alone. [vocab]
+// What a FakeRunner's logits must be after `tokens` of these kinds, worked out
+// from them alone. [vocab]
+// REQUIRES: !options.whole_prompts.
 std::vector<float> FakeLogits(absl::Span<const int32_t> tokens,
+                              absl::Span<const TokenKind> kinds,
                               const FakeRunnerOptions& options);
 
 }  // namespace recurve
