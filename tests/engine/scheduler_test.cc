@@ -314,6 +314,12 @@ TEST(SchedulerTest, LeavesRoomForTheFirstGeneratedTokenUnlessAlone) {
   EXPECT_THAT(Plan(kLimits, 2, 9, {Decoding(1, 5)}, {Waiting(2, 20)}).admit,
               IsEmpty());
   EXPECT_THAT(Plan(kLimits, 2, 9, {}, {Waiting(2, 20)}).admit, ElementsAre(2u));
+  // Nobody's victim, and still there: what it holds is soon free.
+  SequenceView ending = Idle(Decoding(1, 5));
+  ending.ending = true;
+  EXPECT_THAT(Plan(kLimits, 2, 9, {ending}, {Waiting(2, 20)}).admit, IsEmpty());
+  EXPECT_THAT(Plan(kLimits, 3, 9, {ending}, {Waiting(2, 20)}).admit,
+              ElementsAre(2u));
 }
 
 TEST(SchedulerTest, AdmissionPreemptsTheIdleAndThoseOfLowerPriority) {

@@ -7,6 +7,7 @@
 #include "engine/tokenizer/bytes_tokenizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/engine/tokenizer_files.h"
 #include "tests/testing/recording_sink.h"
 
 namespace recurve {
@@ -243,6 +244,30 @@ TEST_F(SequenceTest, ACharacterMaySpanCommands) {
   EXPECT_EQ(sequence->FinishCommand(Clock::now()).text, "");
   sequence->StartNextCommand();
   EXPECT_EQ(Accept(*sequence, 0xa9).text, "\u00e9");
+}
+
+// Of SentencePiece the first token that has text loses its leading space: that
+// of the prompt, and of what is generated only if the prompt has none.
+TEST_F(SequenceTest, TextGoesOnFromThePrompt) {
+  tokenizer_ = LoadGolden("sentencepiece_bpe", "sentencepiece");
+  const std::vector<int32_t> the = *tokenizer_->Encode("the", false);
+  ASSERT_EQ(tokenizer_->TokenBytes(the[0]).substr(0, 1), " ");
+  constexpr int32_t kBos = 1;
+  ASSERT_EQ(tokenizer_->TokenBytes(kBos), "");
+  const auto text_after = [&](std::vector<int32_t> prompt) {
+    const auto sequence = Make(/*close_when_done=*/false);
+    sequence->Enqueue({std::move(prompt), 1, LogitsMode::kNone});
+    // Neither does a second command begin the text.
+    sequence->Enqueue({{kBos}, 1, LogitsMode::kNone});
+    sequence->StartNextCommand();
+    std::string text = Accept(*sequence, the[0]).text;
+    sequence->FinishCommand(Clock::now());
+    sequence->StartNextCommand();
+    return text + Accept(*sequence, the[0]).text;
+  };
+  const std::string piece(tokenizer_->TokenBytes(the[0]));
+  EXPECT_EQ(text_after({kBos, the[0]}), piece + piece);
+  EXPECT_EQ(text_after({kBos}), piece.substr(1) + piece);
 }
 
 TEST_F(SequenceTest, AppendingEndsAnUnfinishedCharacter) {
