@@ -84,40 +84,34 @@ __device__ __forceinline__ void FillRing(uint32_t empty, int stages,
   }
 }
 
-__device__ __forceinline__ void ClusterBarrier() {
+// The two halves of a barrier of the cluster that waits for no stores: its
+// blocks have begun, and their barriers are there (BarrierInitFence).
+__device__ __forceinline__ void ClusterBegun() {
   __syncwarp();
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void WaitForCluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// Four floats at `address` of this block's shared memory, in block `rank`.
-__device__ __forceinline__ float4 LoadFromBlock(uint32_t address, int rank) {
-  float4 v;
+// Four floats to `address` in block `rank`, counted on `barrier` there; both
+// are addresses of this block's shared memory. A barrier of the cluster would
+// wait for all stores, to global memory too, and empty the first-level cache.
+__device__ __forceinline__ void SendToBlock(uint32_t address, uint32_t barrier,
+                                            int rank, const float4& v) {
   asm volatile(
-      "{ .reg .u32 there; mapa.shared::cluster.u32 there, %4, %5;"
-      "  ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(address), "r"(rank)
+      "{ .reg .u32 there, counted;"
+      "  mapa.shared::cluster.u32 there, %0, %2;"
+      "  mapa.shared::cluster.u32 counted, %1, %2;"
+      "  st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[there], {%3, %4, %5, %6}, [counted]; }" ::"r"(address),
+      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
       : "memory");
-  return v;
 }
 __device__ __forceinline__ float4 Plus(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
-// The sum of those of all parts, in order.
-__device__ __forceinline__ float4 SumOfParts(uint32_t address) {
-  float4 parts[kDecodeMatmulMaxSplits];
-#pragma unroll
-  for (int s = 0; s < kDecodeMatmulMaxSplits; ++s)
-    parts[s] = LoadFromBlock(address, s);
-#pragma unroll
-  for (int s = 1; s < kDecodeMatmulMaxSplits; ++s)
-    parts[0] = Plus(parts[0], parts[s]);
-  return parts[0];
-}
-
 // Whether fours of neighbouring outputs of a row can be written at once.
 __device__ __forceinline__ bool WritesFours(const DecodeMatmulParams& p) {
   return p.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.y) % 16 == 0;

@@ -27,8 +27,16 @@ struct Tile {
   static constexpr int kRingBytes =
       kStages * kStageBytes > kRows* kSumStride * 4 ? kStages* kStageBytes
                                                     : kRows* kSumStride * 4;
+  // Of a tile with parts (the matrices of larger tiles have none): the rows
+  // that a block adds up, and what the other parts send it of them.
+  static constexpr bool kParts = kGroups == 1;
+  static constexpr int kMine = kRows / kDecodeMatmulMaxSplits;
+  static constexpr int kPartBytes = kMine * kOutputs * 4;
+  static constexpr int kReceiveBytes =
+      kParts ? (kDecodeMatmulMaxSplits - 1) * kPartBytes : 0;
   // Barriers; and the ring begins at a multiple of 1024.
-  static constexpr int kSharedBytes = kRingBytes + 16 * kStages + 1024;
+  static constexpr int kSharedBytes =
+      kRingBytes + kReceiveBytes + 16 * kStages + 8 + 1024;
   // On a multiprocessor.
   static constexpr int kBlocks = kSharedBytes <= 113 * 1024 ? 2 : 1;
 };
@@ -82,8 +90,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const DecodeMatmulParams& p = args.p;
   const int splits = args.splits;
   const uint32_t ring = (SharedAddress(unaligned) + 1023) / 1024 * 1024;
-  const uint32_t full = ring + S::kRingBytes;
+  const uint32_t receive = ring + S::kRingBytes;
+  const uint32_t full = receive + S::kReceiveBytes;
   const uint32_t empty = full + 8 * S::kStages;
+  const uint32_t received = empty + 8 * S::kStages;
   const int split = static_cast<int>(blockIdx.x) % splits;
   const int first_output = static_cast<int>(blockIdx.x) / splits * S::kOutputs;
   const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
@@ -99,9 +109,12 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       BarrierInit(full + 8 * s, 1);
       BarrierInit(empty + 8 * s, S::kGroups);
     }
+    BarrierInit(received, 1);
     BarrierInitFence();
+    if (splits > 1) BarrierExpect(received, S::kReceiveBytes);
   }
   __syncthreads();
+  if (splits > 1) ClusterBegun();
 
   constexpr int kHalf = S::kColumns / S::kHalves;
   float acc[S::kHalves][kHalf][4];
@@ -132,8 +145,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       };
       FillRing<S::kStages>(empty, stages, ask_for_weights, ask_for_rows);
     }
-    __syncwarp();
+    if (splits > 1) WaitForCluster();
   } else {
+    if (splits > 1) WaitForCluster();  // while the first stages come
     const uint32_t offset = warp / 4 * 64 * 128;
     int slot = 0;
     uint32_t phase = 0;
@@ -181,12 +195,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   __syncthreads();
   // The blocks of the cluster share the tile's rows. What a thread adds to
   // first is asked for before the others' sums are there.
-  constexpr int kMine = S::kRows / kDecodeMatmulMaxSplits;
   constexpr int kFours = S::kOutputs / 4;
   const bool fours = WritesFours(p);
   float4 before = make_float4(0, 0, 0, 0);
-  if (splits > 1 && thread < kMine * kFours) {
-    const int64_t row = first_row + split * kMine + thread / kFours;
+  if (splits > 1 && thread < S::kMine * kFours) {
+    const int64_t row = first_row + split * S::kMine + thread / kFours;
     if (row < p.rows) {
       before = ReadFour(p, fours, row, first_output + thread % kFours * 4);
     }
@@ -214,26 +227,62 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
     return;
   }
-  ClusterBarrier();
+  if constexpr (S::kParts) {
+    __syncthreads();
+    // What block `from` sends of row `row` of those that block `to` adds up.
+    const auto place = [&](int from, int to, int row, int m) {
+      return receive + (from < to ? from : from - 1) * S::kPartBytes +
+             (row * S::kOutputs + m) * 4;
+    };
 #pragma unroll 1
-  for (int i = thread; i < kMine * kFours; i += S::kThreads) {
-    const int row = split * kMine + i / kFours;
-    const int m = i % kFours * 4;
-    if (first_row + row >= p.rows) break;
-    const uint32_t at = ring + (row * S::kSumStride + m) * 4;
-    if (!p.gate) {
-      const float4 sum = SumOfParts(at);
-      if (i != thread) {
-        before = ReadFour(p, fours, first_row + row, first_output + m);
+    for (int i = thread; i < S::kRows * kFours; i += S::kThreads) {
+      const int row = i / kFours;
+      const int m = i % kFours * 4;
+      const int to = row / S::kMine;
+      if (to == split) continue;
+      SendToBlock(
+          place(split, to, row % S::kMine, m), received, to,
+          *reinterpret_cast<const float4*>(sums + row * S::kSumStride + m));
+    }
+    BarrierWait(received, 0);
+    // All parts in order.
+    const auto sum_of_parts = [&](int row, int m) {
+      float4 parts[kDecodeMatmulMaxSplits];
+#pragma unroll
+      for (int s = 0; s < kDecodeMatmulMaxSplits; ++s) {
+        const uint32_t at =
+            s == split
+                ? ring + ((split * S::kMine + row) * S::kSumStride + m) * 4
+                : place(s, split, row, m);
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(parts[s].x), "=f"(parts[s].y), "=f"(parts[s].z),
+                       "=f"(parts[s].w)
+                     : "r"(at)
+                     : "memory");
       }
-      WriteFour(p, fours, first_row + row, first_output + m, sum, before);
-    } else if (m / 8 % 2 == 0) {
-      WriteGatedFour<T>(p, fours, first_row + row,
-                        first_output / 2 + m / 16 * 8 + m % 8, SumOfParts(at),
-                        SumOfParts(at + 32));
+#pragma unroll
+      for (int s = 1; s < kDecodeMatmulMaxSplits; ++s) {
+        parts[0] = Plus(parts[0], parts[s]);
+      }
+      return parts[0];
+    };
+#pragma unroll 1
+    for (int i = thread; i < S::kMine * kFours; i += S::kThreads) {
+      const int row = i / kFours;
+      const int64_t y_row = first_row + split * S::kMine + row;
+      const int m = i % kFours * 4;
+      if (y_row >= p.rows) break;
+      if (!p.gate) {
+        if (i != thread) before = ReadFour(p, fours, y_row, first_output + m);
+        WriteFour(p, fours, y_row, first_output + m, sum_of_parts(row, m),
+                  before);
+      } else if (m / 8 % 2 == 0) {
+        WriteGatedFour<T>(p, fours, y_row,
+                          first_output / 2 + m / 16 * 8 + m % 8,
+                          sum_of_parts(row, m), sum_of_parts(row, m + 8));
+      }
     }
   }
-  ClusterBarrier();  // others read this block's sums
 #else
   __trap();  // never launched there
 #endif
@@ -259,6 +308,7 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
                     S::kRows, 1, &args.x);
   }
   if (error != cudaSuccess) return error;
+  if (args.splits > 1 && !S::kParts) return cudaErrorNotSupported;
   const int64_t tiles = (p.outputs + S::kOutputs - 1) / S::kOutputs;
   const int64_t row_tiles = (p.rows + S::kRows - 1) / S::kRows;
   return LaunchDependentCluster(kernel,

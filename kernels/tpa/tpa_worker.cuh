@@ -206,8 +206,18 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     float scores[kOctets][4];
     Scores(state, scores);
     if (Products::kEarlyKeys) BeginScores(more);
-    // The first query sees the fewest tokens.
-    if (page + 64 > args_.Visible(length, 0)) HideUnseen(page, length, scores);
+    // The first column's query sees the fewest tokens.
+    if (page + 64 > Visible(length, 0)) {
+#pragma unroll
+      for (int j = 0; j < kOctets; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (Token(page, i) >= Visible(length, j)) {
+            scores[j][i] = kMinusInfinity;
+          }
+        }
+      }
+    }
     bool above = fresh;
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
@@ -229,34 +239,6 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     for (int r = 0; r < kv_rank_; ++r) {
       if (!Products::kEarlyKeys && r == kv_rank_ - 1) BeginScores(more);
       AddValues(scores, r, page, length, fresh && r == 0);
-    }
-  }
-
-  // Scores of tokens that their queries do not see become -inf. A row's last
-  // page alone has any, so this is cold: few instructions, and no division
-  // where there is one new token.
-  __device__ __forceinline__ void HideUnseen(int page, int length,
-                                             float (&scores)[kOctets][4]) {
-    // Tokens that query 0 sees from this thread's first one on: query t sees t
-    // more. The thread's other token is 8 behind the first.
-    const int seen = args_.Visible(length, 0) - Token(page, 0);
-    const int last_query = args_.p.new_tokens - 1;
-    int t = 0;
-    int next = kOctets;  // where query t + 1 begins
-    if (last_query > 0) {
-      t = first_octet_ / args_.head_octets;
-      next = (t + 1) * args_.head_octets - first_octet_;
-    }
-#pragma unroll
-    for (int j = 0; j < kOctets; ++j) {
-      if (j == next) {
-        ++t;
-        next += args_.head_octets;
-      }
-      // Columns that do not exist are as the last query's.
-      const int left = seen + min(t, last_query);
-      if (left <= 0) scores[j][0] = scores[j][1] = kMinusInfinity;
-      if (left <= 8) scores[j][2] = scores[j][3] = kMinusInfinity;
     }
   }
 
@@ -420,17 +402,15 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   // Values of tokens from `tokens` on become zero: their weights are, but
   // memory that nobody wrote may hold a NaN. By all warps of the lane.
   __device__ __forceinline__ void ClearValues(uint32_t plane, int tokens) {
-    const int octets = static_cast<int>(args_.layout.b_v_width) / 8;
+    const int missing = 64 - tokens;
+    const int count = static_cast<int>(args_.layout.b_v_width) / 8 * missing;
     const int threads = args_.lane_threads();
-    const int thread = static_cast<int>(threadIdx.x) - threads * chunk_lane_;
-    const int token = thread % 64;
-    for (int octet = thread / 64; octet < octets; octet += threads / 64) {
-      const uint32_t at = plane + kTpaOctetBytes * octet + 16 * token;
-      if (token >= tokens) {
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at),
-                     "r"(0)
-                     : "memory");
-      }
+    for (int i = static_cast<int>(threadIdx.x) - threads * chunk_lane_;
+         i < count; i += threads) {
+      const uint32_t at =
+          plane + kTpaOctetBytes * (i / missing) + 16 * (tokens + i % missing);
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0)
+                   : "memory");
     }
   }
 
@@ -564,6 +544,12 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   // Token of scores[][i], for a page whose first token is given.
   __device__ __forceinline__ int Token(int page, int i) const {
     return page + 16 * warp_ + lane_ / 4 + 8 * (i / 2);
+  }
+  // Tokens that the queries of octet j see.
+  __device__ __forceinline__ int Visible(int length, int j) const {
+    if (args_.p.new_tokens == 1) return length;
+    return args_.Visible(
+        length, min(first_octet_ + j, args_.octets - 1) / args_.head_octets);
   }
 
   TpaRing ring_;
