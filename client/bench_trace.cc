@@ -7,12 +7,16 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "client/parse.h"
 
 namespace recurve {
 namespace {
+
+// Thirty years. The runner counts in nanoseconds, which end some time beyond.
+constexpr double kMaxTraceSeconds = 1e9;
 
 // What is wrong with the line; empty when it is an entry.
 std::string ParseEntry(absl::string_view line, TraceEntry* entry) {
@@ -68,6 +72,13 @@ absl::StatusOr<std::vector<TraceEntry>> ParseTrace(absl::string_view text) {
                      return a.seconds < b.seconds;
                    });
   const double origin = trace.front().seconds;
+  const double last = trace.back().seconds;
+  if (last - origin > kMaxTraceSeconds) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "has timestamps from %g to %g; expected at most %g seconds between "
+        "them",
+        origin, last, kMaxTraceSeconds));
+  }
   for (TraceEntry& entry : trace) entry.seconds -= origin;
   return trace;
 }

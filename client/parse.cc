@@ -70,7 +70,8 @@ absl::StatusOr<CountRange> ParseCountRange(absl::string_view text) {
   return range;
 }
 
-absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
+absl::StatusOr<std::string> ReadTextFile(const std::string& path,
+                                         size_t max_bytes) {
   std::FILE* const file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
   if (file == nullptr) {
     return absl::NotFoundError(
@@ -79,13 +80,18 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
   std::string content;
   char buffer[1 << 14];
   size_t count = 0;
-  while ((count = std::fread(buffer, 1, sizeof(buffer), file)) > 0) {
+  while (content.size() <= max_bytes &&
+         (count = std::fread(buffer, 1, sizeof(buffer), file)) > 0) {
     content.append(buffer, count);
   }
   const bool failed = std::ferror(file) != 0;
   if (file != stdin) std::fclose(file);
   if (failed) {
     return absl::InternalError(absl::StrCat("'", path, "' cannot be read"));
+  }
+  if (content.size() > max_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path, "' has more than ", max_bytes, " bytes"));
   }
   return content;
 }

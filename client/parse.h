@@ -1,6 +1,7 @@
 #ifndef RECURVE_CLIENT_PARSE_H_
 #define RECURVE_CLIENT_PARSE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -31,9 +32,10 @@ struct CountRange {
 // "MIN:MAX", or "N" for N:N.
 absl::StatusOr<CountRange> ParseCountRange(absl::string_view text);
 
-// The whole file; "-" is standard input. NotFound, or Internal when reading
-// fails half way.
-absl::StatusOr<std::string> ReadTextFile(const std::string& path);
+// The whole file; "-" is standard input. NotFound, InvalidArgument when it has
+// more than `max_bytes`, or Internal when reading fails half way.
+absl::StatusOr<std::string> ReadTextFile(const std::string& path,
+                                         size_t max_bytes = size_t{1} << 30);
 
 // Whether protobuf may carry it as a string: well-formed UTF-8, without
 // surrogates and overlong forms.

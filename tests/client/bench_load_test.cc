@@ -178,6 +178,11 @@ TEST(TraceTest, NamesLineAndKey) {
           R"({"timestamp": 0, "prompt_tokens": 1, "output_tokens": 4294967296})"),
       HasSubstr("'output_tokens'"));
   EXPECT_THAT(message(""), HasSubstr("has no requests"));
+  // Not sent, as far away as that.
+  EXPECT_THAT(
+      message(R"({"timestamp": 1e308, "prompt_tokens": 1, "output_tokens": 1}
+{"timestamp": 0, "prompt_tokens": 1, "output_tokens": 1})"),
+      HasSubstr("has timestamps from 0 to 1e+308; expected at most 1e+09"));
 }
 
 TEST(GoodputTest, ParsesAndJudges) {

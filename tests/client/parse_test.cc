@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -73,6 +74,18 @@ TEST(ReadTextFileTest, ReadsAllBytesAndNamesAMissingFile) {
   const auto missing = ReadTextFile(path);
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(missing.status().message()), HasSubstr(path));
+}
+
+TEST(ReadTextFileTest, RefusesMoreThanItMayRead) {
+  const std::string path = testing::TempDir() + "/five";
+  std::ofstream(path) << "12345";
+  EXPECT_EQ(ReadTextFile(path, 5).value(), "12345");
+  EXPECT_EQ(ReadTextFile(path, 4).status(),
+            absl::InvalidArgumentError(
+                absl::StrCat("'", path, "' has more than 4 bytes")));
+  // It has no end.
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      ReadTextFile("/dev/zero", size_t{4} << 20).status()));
 }
 
 TEST(ReadTextFileTest, AFolderIsAnError) {
