@@ -92,6 +92,23 @@ __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t phase) {
   }
 }
 
+// ---- one lane of a warp ----
+
+// True in one lane of a warp, all of whose lanes are here. The compiler knows
+// that it is one: a bulk copy or tensor box behind `lane == 0` is a loop over
+// the lanes that might be there.
+__device__ __forceinline__ bool ElectLane() {
+#if __CUDA_ARCH__ >= 900
+  uint32_t elected;
+  asm volatile(
+      "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }"
+      : "=r"(elected));
+  return elected != 0;
+#else
+  return threadIdx.x % 32 == 0;
+#endif
+}
+
 // ---- copies, global to shared ----
 
 // Arrives once and makes the phase wait for `bytes` of bulk copies.

@@ -59,16 +59,30 @@ struct TileArgs {
   CUtensorMap x;  // boxes of 64 inputs by rows, likewise
 };
 
+// Cycles from one stage to the next while the kernel in front is not done: all
+// multiprocessors' rings at once would fill the memory's queues, and what it
+// reads and writes would stand behind them. (Measured; docs/kernels/matmul.md.)
+inline constexpr uint32_t kEarlyStageCycles = 500;
+
 // What the thread that fills a ring of kStages slots does: weights of the first
-// stages before the kernel in front is done, their rows behind it, and each
-// other stage when its slot is empty, which is a barrier of `empty` (8 bytes
-// each). ask_for_weights(stage, slot) has the slot's barrier expect both.
-template <int kStages, typename AskForWeights, typename AskForRows>
+// stages before the kernel in front is done, unhurried as long as `released()`
+// is false, their rows behind it, and each other stage when its slot is empty,
+// which is a barrier of `empty` (8 bytes each). ask_for_weights(stage, slot)
+// has the slot's barrier expect both.
+template <int kStages, typename Released, typename AskForWeights,
+          typename AskForRows>
 __device__ __forceinline__ void FillRing(uint32_t empty, int stages,
+                                         const Released& released,
                                          const AskForWeights& ask_for_weights,
                                          const AskForRows& ask_for_rows) {
   const int first = min(stages, kStages);
-  for (int s = 0; s < first; ++s) ask_for_weights(s, s);
+  const auto begun = static_cast<uint32_t>(clock());
+  for (int s = 0; s < first; ++s) {
+    while (!released() && static_cast<uint32_t>(clock()) - begun <
+                              kEarlyStageCycles * static_cast<uint32_t>(s)) {
+    }
+    ask_for_weights(s, s);
+  }
   WaitForPrevious();
   for (int s = 0; s < first; ++s) ask_for_rows(s, s);
   int slot = 0;

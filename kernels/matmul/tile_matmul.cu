@@ -10,7 +10,7 @@ namespace {
 // A block has 64 · kGroups outputs by 8 · kColumns rows, a warpgroup 64
 // outputs; another warp brings them in. Stages have 64 inputs: rows of 128
 // bytes, swizzled. More than 128 rows are two instructions.
-template <int kGroups_, int kColumns_, int kStages_>
+template <int kGroups_, int kColumns_, int kStages_, bool kParts_>
 struct Tile {
   static constexpr int kGroups = kGroups_;
   static constexpr int kColumns = kColumns_;
@@ -19,6 +19,8 @@ struct Tile {
   static constexpr int kConsumers = 128 * kGroups;
   static constexpr int kThreads = kConsumers + 32;
   static constexpr int kOutputs = 64 * kGroups;
+  // Weights of a gate come in halves: outputs, and those that belong to them.
+  static constexpr int kHalf = kOutputs / 2;
   static constexpr int kRows = 8 * kColumns;
   static constexpr int kWeightBytes = kOutputs * 128;
   static constexpr int kStageBytes = kWeightBytes + kRows * 128;
@@ -27,16 +29,16 @@ struct Tile {
   static constexpr int kRingBytes =
       kStages * kStageBytes > kRows* kSumStride * 4 ? kStages* kStageBytes
                                                     : kRows* kSumStride * 4;
-  // Of a tile with parts (the matrices of larger tiles have none): the rows
-  // that a block adds up, and what the other parts send it of them.
-  static constexpr bool kParts = kGroups == 1;
+  // Of a matrix in parts: the rows that a block adds up, and what the other
+  // parts send it of them.
+  static constexpr bool kParts = kParts_;
   static constexpr int kMine = kRows / kDecodeMatmulMaxSplits;
   static constexpr int kPartBytes = kMine * kOutputs * 4;
   static constexpr int kReceiveBytes =
       kParts ? (kDecodeMatmulMaxSplits - 1) * kPartBytes : 0;
-  // Barriers; and the ring begins at a multiple of 1024.
+  // Barriers and a flag; and the ring begins at a multiple of 1024.
   static constexpr int kSharedBytes =
-      kRingBytes + kReceiveBytes + 16 * kStages + 8 + 1024;
+      kRingBytes + kReceiveBytes + 16 * kStages + 16 + 1024;
   // On a multiprocessor.
   static constexpr int kBlocks = kSharedBytes <= 113 * 1024 ? 2 : 1;
 };
@@ -57,23 +59,21 @@ __device__ __forceinline__ void WriteTile(const DecodeMatmulParams& p,
   }
 }
 
-// The same of a gate: 8 outputs of one half and the 8 of the other that belong
-// to them take turns.
+// The same of a gate.
 template <typename T, typename S>
 __device__ __forceinline__ void WriteGatedTile(const DecodeMatmulParams& p,
                                                const float* sums, int first_row,
                                                int rows, int first_output) {
-  constexpr int kFours = S::kOutputs / 8;
+  constexpr int kFours = S::kHalf / 4;
   const bool fours = WritesFours(p);
 #pragma unroll 1
   for (int i = threadIdx.x; i < rows * kFours; i += S::kThreads) {
     const int row = i / kFours;
-    const int four = i % kFours;
-    const float* const at =
-        sums + row * S::kSumStride + four / 2 * 16 + four % 2 * 4;
-    WriteGatedFour<T>(p, fours, first_row + row, first_output / 2 + 4 * four,
+    const int m = i % kFours * 4;
+    const float* const at = sums + row * S::kSumStride + m;
+    WriteGatedFour<T>(p, fours, first_row + row, first_output / 2 + m,
                       *reinterpret_cast<const float4*>(at),
-                      *reinterpret_cast<const float4*>(at + 8));
+                      *reinterpret_cast<const float4*>(at + S::kHalf));
   }
 }
 
@@ -94,6 +94,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const uint32_t full = receive + S::kReceiveBytes;
   const uint32_t empty = full + 8 * S::kStages;
   const uint32_t received = empty + 8 * S::kStages;
+  // Whether the kernel in front is done.
+  auto* const flag = reinterpret_cast<volatile uint32_t*>(
+      unaligned + (received + 8 - SharedAddress(unaligned)));
   const int split = static_cast<int>(blockIdx.x) % splits;
   const int first_output = static_cast<int>(blockIdx.x) / splits * S::kOutputs;
   const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int end = DecodeMatmulSplitBegin(inputs, splits, split + 1);
   const int stages = (end - begin + kStageInputs - 1) / kStageInputs;
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
   const int lane = thread % 32;
   if (thread == 0) {
     for (int s = 0; s < S::kStages; ++s) {
@@ -110,11 +113,12 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       BarrierInit(empty + 8 * s, S::kGroups);
     }
     BarrierInit(received, 1);
+    *flag = 0;
     BarrierInitFence();
-    if (splits > 1) BarrierExpect(received, S::kReceiveBytes);
+    if (S::kParts) BarrierExpect(received, S::kReceiveBytes);
   }
   __syncthreads();
-  if (splits > 1) ClusterBegun();
+  if (S::kParts) ClusterBegun();
 
   constexpr int kHalf = S::kColumns / S::kHalves;
   float acc[S::kHalves][kHalf][4];
@@ -124,30 +128,29 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     for (int j = 0; j < 4; ++j) acc[i / kHalf][i % kHalf][j] = 0.0f;
   }
   if (warp == S::kConsumers / 32) {
-    if (lane == 0) {
+    if (ElectLane()) {
       const auto ask_for_weights = [&](int stage, int slot) {
         const uint32_t to = ring + slot * S::kStageBytes;
         const int at = begin + stage * kStageInputs;
         BarrierExpect(full + 8 * slot, S::kStageBytes);
-        if (!p.gate) {
-          CopyWeightBox(to, args.w, at, first_output, 0, full + 8 * slot);
-          return;
-        }
-#pragma unroll
-        for (int i = 0; i < S::kOutputs / 16; ++i) {
-          CopyWeightBox(to + i * 16 * 128, args.w, at, first_output / 2 + 8 * i,
-                        0, full + 8 * slot);
-        }
+        CopyWeightBox(to, args.w, at, p.gate ? first_output / 2 : first_output,
+                      0, full + 8 * slot);
       };
       const auto ask_for_rows = [&](int stage, int slot) {
         CopyBox(ring + slot * S::kStageBytes + S::kWeightBytes, args.x,
                 begin + stage * kStageInputs, first_row, 0, full + 8 * slot);
       };
-      FillRing<S::kStages>(empty, stages, ask_for_weights, ask_for_rows);
+      FillRing<S::kStages>(
+          empty, stages, [&] { return *flag != 0; }, ask_for_weights,
+          ask_for_rows);
     }
-    if (splits > 1) WaitForCluster();
+    if (S::kParts) WaitForCluster();
   } else {
-    if (splits > 1) WaitForCluster();  // while the first stages come
+    if (S::kParts) WaitForCluster();  // while the first stages come
+    if (thread == 0) {
+      WaitForPrevious();
+      *flag = 1;
+    }
     const uint32_t offset = warp / 4 * 64 * 128;
     int slot = 0;
     uint32_t phase = 0;
@@ -198,7 +201,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   constexpr int kFours = S::kOutputs / 4;
   const bool fours = WritesFours(p);
   float4 before = make_float4(0, 0, 0, 0);
-  if (splits > 1 && thread < S::kMine * kFours) {
+  if (S::kParts && thread < S::kMine * kFours) {
     const int64_t row = first_row + split * S::kMine + thread / kFours;
     if (row < p.rows) {
       before = ReadFour(p, fours, row, first_output + thread % kFours * 4);
@@ -216,7 +219,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       }
     }
   }
-  if (splits == 1) {
+  if constexpr (!S::kParts) {
     __syncthreads();
     const int rows =
         static_cast<int>(min(int64_t{S::kRows}, p.rows - first_row));
@@ -276,10 +279,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         if (i != thread) before = ReadFour(p, fours, y_row, first_output + m);
         WriteFour(p, fours, y_row, first_output + m, sum_of_parts(row, m),
                   before);
-      } else if (m / 8 % 2 == 0) {
-        WriteGatedFour<T>(p, fours, y_row,
-                          first_output / 2 + m / 16 * 8 + m % 8,
-                          sum_of_parts(row, m), sum_of_parts(row, m + 8));
+      } else if (m < S::kHalf) {
+        WriteGatedFour<T>(p, fours, y_row, first_output / 2 + m,
+                          sum_of_parts(row, m),
+                          sum_of_parts(row, S::kHalf + m));
       }
     }
   }
@@ -299,7 +302,7 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
   if (error == cudaSuccess) {
     error = p.gate ? MakeMap(p.w, p.inputs, p.outputs / 2, p.inputs, 2,
-                             p.outputs / 2 * p.inputs, 8, 2, &args.w)
+                             p.outputs / 2 * p.inputs, S::kHalf, 2, &args.w)
                    : MakeMap(p.w, p.inputs, p.outputs, p.inputs, 1,
                              p.outputs * p.inputs, S::kOutputs, 1, &args.w);
   }
@@ -308,7 +311,7 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
                     S::kRows, 1, &args.x);
   }
   if (error != cudaSuccess) return error;
-  if (args.splits > 1 && !S::kParts) return cudaErrorNotSupported;
+  if ((args.splits > 1) != S::kParts) return cudaErrorNotSupported;
   const int64_t tiles = (p.outputs + S::kOutputs - 1) / S::kOutputs;
   const int64_t row_tiles = (p.rows + S::kRows - 1) / S::kRows;
   return LaunchDependentCluster(kernel,
@@ -320,12 +323,15 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
 
 // Up to 64 rows two blocks share a multiprocessor, also those of kernels after
 // each other.
-using Rows16 = Tile<1, 2, 10>;
-using Rows32 = Tile<1, 4, 8>;
-using Rows64 = Tile<1, 8, 6>;
+using Parts16 = Tile<1, 2, 10, true>;
+using Parts32 = Tile<1, 4, 8, true>;
+using Parts64 = Tile<1, 8, 6, true>;
+using Rows16 = Tile<1, 2, 10, false>;
+using Rows32 = Tile<1, 4, 8, false>;
+using Rows64 = Tile<1, 8, 6, false>;
 // Of a matrix that has tiles for all multiprocessors and more.
-using Rows128 = Tile<2, 16, 6>;
-using ManyRows = Tile<2, 32, 4>;
+using Rows128 = Tile<2, 16, 6, false>;
+using ManyRows = Tile<2, 32, 4, false>;
 constexpr int64_t kManyOutputs = 256 * ManyRows::kOutputs;
 
 // Other matrices take wide_matmul.cu; those in parts from 33 rows on, if they
@@ -340,6 +346,11 @@ bool IsWide(const DecodeMatmulParams& p) {
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
   if (IsWide(p)) return LaunchWideMatmul(p, stream);
+  if (DecodeMatmulSplits(p.outputs) > 1) {
+    if (p.rows <= 16) return Launch<T, Parts16>(p, stream);
+    if (p.rows <= 32) return Launch<T, Parts32>(p, stream);
+    return Launch<T, Parts64>(p, stream);
+  }
   if (p.rows <= 16) return Launch<T, Rows16>(p, stream);
   if (p.rows <= 32) return Launch<T, Rows32>(p, stream);
   if (p.rows <= 64) return Launch<T, Rows64>(p, stream);

@@ -46,13 +46,8 @@ __device__ __forceinline__ void AskForWeights(const TileArgs& args, uint32_t to,
                                               uint32_t barrier, int input,
                                               int first_output) {
   BarrierExpect(barrier, S::kStageBytes);
-  if (!args.p.gate) {
-    CopyWeightBox(to, args.w, input, first_output, 0, barrier);
-    return;
-  }
-  CopyWeightBox(to, args.w, input, first_output / 2, 0, barrier);
-  CopyWeightBox(to + S::kHalf * 128, args.w, input, first_output / 2, 1,
-                barrier);
+  CopyWeightBox(to, args.w, input,
+                args.p.gate ? first_output / 2 : first_output, 0, barrier);
 }
 
 // ---- a matrix that is not in parts ----
@@ -102,7 +97,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int stages =
       (static_cast<int>(p.inputs) + kStageInputs - 1) / kStageInputs;
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
   const int lane = thread % 32;
   if (thread == 0) {
     for (int s = 0; s < S::kStages; ++s) {
@@ -120,7 +115,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     for (int j = 0; j < 4; ++j) acc[i][j] = 0.0f;
   }
   if (warp == 4 * S::kGroups) {
-    if (lane == 0) {
+    if (ElectLane()) {
       const auto ask_for_weights = [&](int stage, int slot) {
         const uint32_t barrier = full + 8 * slot;
         const uint32_t to = ring + slot * S::kStageBytes + S::kRowBytes;
@@ -130,7 +125,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         CopyBox(ring + slot * S::kStageBytes, args.x, stage * kStageInputs,
                 first_row, 0, full + 8 * slot);
       };
-      FillRing<S::kStages>(empty, stages, ask_for_weights, ask_for_rows);
+      FillRing<S::kStages>(
+          empty, stages, [] { return true; }, ask_for_weights, ask_for_rows);
     }
     __syncwarp();
   } else {
@@ -230,7 +226,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const DecodeMatmulParams& p = args.p;
   const uint32_t memory = (SharedAddress(unaligned) + 1023) / 1024 * 1024;
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / 32;
+  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
   const int lane = thread % 32;
   // Of warpgroups and of the warps that bring in, which are the last.
   const bool copies = warp >= 4 * S::kParts;
@@ -267,7 +263,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
   }
   if (copies) {
-    if (lane == 0) {
+    if (ElectLane()) {
       // The input that stage `stage` of this ring begins with.
       const int first_stages = stages_of(mine);
       const int stages = first_stages + stages_of(mine + S::kParts);
@@ -285,7 +281,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         CopyBox(ring + slot * S::kStageBytes, args.x, input_of(stage),
                 first_row, 0, full + 8 * slot);
       };
-      FillRing<S::kStages>(empty, stages, ask_for_weights, ask_for_rows);
+      FillRing<S::kStages>(
+          empty, stages, [] { return true; }, ask_for_weights, ask_for_rows);
     }
     __syncwarp();
   } else {
@@ -366,7 +363,7 @@ cudaError_t Launch(void (*kernel)(TileArgs), const DecodeMatmulParams& p,
   if (error == cudaSuccess) {
     const int planes = p.gate ? 2 : 1;
     error = MakeMap(p.w, p.inputs, p.outputs / planes, p.inputs, planes,
-                    p.outputs / planes * p.inputs, S::kOutputs / planes, 1,
+                    p.outputs / planes * p.inputs, S::kOutputs / planes, planes,
                     &args.w);
   }
   if (error == cudaSuccess) {
