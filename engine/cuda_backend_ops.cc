@@ -141,12 +141,20 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   MatrixId next = args.next;
   if (next.value >= 0 && rows_ == 1) next = products_->after(next);
   if (rows_ > kNextRows) next = {};
-  Check(tpa_->Attend(
-      {cache.shape, append.cache, args.a_q, args.b_q, position.config.type,
-       position.angles, append.cos, append.sin, args.out,
-       rounded ? *type : WeightType::kFloat32,
-       next.value < 0 ? absl::Span<const char>() : products_->data(next)},
-      stream_));
+  const CudaTpa::Layer layer = {
+      cache.shape,
+      append.cache,
+      args.a_q,
+      args.b_q,
+      position.config.type,
+      position.angles,
+      append.cos,
+      append.sin,
+      args.out,
+      rounded ? *type : WeightType::kFloat32,
+      next.value < 0 ? absl::Span<const char>() : products_->data(next)};
+  Check(tpa_->Attend(layer, stream_));
+  products_->SetLastBlock(tpa_->LastBlock(layer));
 }
 
 void CudaBackend::ExpandFactors(const ExpandArgs& args) {

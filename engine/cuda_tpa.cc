@@ -1,12 +1,14 @@
 #include "engine/cuda_tpa.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "engine/cuda_activations.h"
 #include "kernels/rows/rows_cuda.h"
+#include "kernels/tpa/tpa_schedule.h"
 
 namespace recurve {
 namespace {
@@ -462,6 +464,20 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
   return CudaStatus(
       LaunchTpaPrefill(params, shape.prefills[index].plan, stream),
       "attention of a prompt");
+}
+
+const int32_t* CudaTpa::LastBlock(const Layer& layer) const {
+  const Shape& shape = shapes_[layer.shape];
+  const auto plan = shape.decode.find(1);
+  if (!decode_ || rows_ != 1 || plan == shape.decode.end() ||
+      plan->second.head_blocks != 1) {
+    return nullptr;
+  }
+  const TpaScheduleLayout parts =
+      TpaScheduleParts(plan->second, 1, kTpaPageTokens * page_stride_);
+  return reinterpret_cast<const int32_t*>(
+      static_cast<const char*>(shape.decode_schedule.data()) + parts.row_work +
+      offsetof(TpaRowWork, last_block));
 }
 
 absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {

@@ -91,6 +91,10 @@ class CudaTpa {
                                                  // kBFloat16
     absl::Span<const char> next;  // device memory that is read after this
   };
+  // In a step of decoding one row: where the device says which is the last
+  // block that Attend keeps at work, once the schedules are there; else null,
+  // or if heads have blocks of their own.
+  const int32_t* LastBlock(const Layer& layer) const;
   // The step's tokens are in the cache.
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
 

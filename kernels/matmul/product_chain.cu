@@ -1,10 +1,12 @@
 // The products of one row from one attention to the next, in one launch.
 //
 // A block a multiprocessor. A block's part of each matrix passes through its
-// shared memory in one ring, product after product: a warp asks for stages of
+// shared memory in one ring, product after product: warps ask for stages of
 // it, about 64 KB ahead of what has come (PlanProductChain), since what others
 // wait for stands behind what is asked for; so weights stream on while blocks
-// wait for each other. 8 warps multiply, as in stream_matmul.cu.
+// wait for each other. 8 warps multiply, as in stream_matmul.cu. While there is
+// no row yet, they take the first product's weights to registers, and the
+// second's take their place in the ring.
 //
 // Between products the blocks exchange a row through words of 8 bytes, a value
 // and the number of the launch, written and read whole: who waits for a value
@@ -12,7 +14,7 @@
 // that it reads, so that numbers may come again, after 2^31 launches. A block's
 // role is the order in which blocks come: the last, whose multiprocessors
 // attention held, have no part of the first matrix, which the others have by
-// then.
+// then, and, where attention held few (ShareChainTiles), of the second.
 //
 // Blocks wait for each other, so all of them must get a place. They do:
 //  1. No block of a kernel that is launched dependently starts before all
@@ -45,6 +47,7 @@
 #include "kernels/common/mma.cuh"
 #include "kernels/common/tensor_map.h"
 #include "kernels/matmul/decode_matmul_order.h"
+#include "kernels/matmul/product_chain_copy.cuh"
 #include "kernels/matmul/product_chain_cuda.h"
 #include "kernels/matmul/product_chain_plan.h"
 #include "kernels/matmul/product_chain_rows.cuh"
@@ -52,108 +55,15 @@
 namespace recurve {
 namespace {
 
-using chain::AttendedRow;
-using chain::ConsumerBarrier;
-using chain::HiddenRow;
-using chain::kFours;
-using chain::kThreads;
-using chain::kWarps;
-using chain::LoadNorm;
-using chain::NormedRow;
-using chain::StoreWord;
+// NOLINTNEXTLINE(google-build-using-namespace)
+using namespace chain;
 
-constexpr int kBlockThreads = kThreads + 32;  // and a warp that copies
-constexpr int kTile = kChainTile;
-constexpr int kChunk = kChainChunk;
-constexpr int kChunkBytes = kTile * kChunk * 2;
-constexpr int kStageChunks = kChainStageChunks;
-constexpr int kStageBytes = kChainStageBytes;
-constexpr int kPhases = 4;
-// `history` in the copying warp remembers 4 rounds.
-static_assert(kChainRoundsAhead <= 4 && kChainUpRoundsAhead <= 4 &&
-              kChainRoundsAhead <= kChainUpRoundsAhead);
+// Behind the warps that multiply: those that copy, and one that looks for the
+// end of what is before. A warpgroup, for the sake of its registers.
+constexpr int kBlockThreads = kThreads + 128;
+static_assert(kCopyWarps < 4);
 static_assert(128 + 2 * 8 * kProductChainMaxWidth + 8 * kChainMaxFeatures / 2 <=
               kProductChainExchangeBytes);
-
-enum PhaseId { kOut, kUp, kDown, kNext };
-
-struct ChainArgs {
-  ProductChainParams p;
-  CUtensorMap maps[kPhases];
-  int chunks[kPhases];  // of the inputs
-  int tiles[kPhases];
-  int slots;                    // of the ring: stages
-  int row_bytes;                // of the row in shared memory
-  unsigned long long* tickets;  // that blocks have taken, in all launches
-  // A value of the residual, or two gated features, and the epoch.
-  uint2* out_words;     // [width]
-  uint2* hidden_words;  // [features / 2]
-  uint2* down_words;    // [width]
-};
-
-// What a block does of a product: its stages stand in rounds, a stage of each
-// of `lanes` warps a round. A matrix in parts: a tile of 16 outputs, a part for
-// each warp. The other: tiles of 8 features, one for each warp.
-struct Share {
-  int tile;   // the first
-  int lanes;  // warps with work; 0: none
-  int rounds;
-};
-
-__device__ __forceinline__ Share ShareOf(const ChainArgs& a, int phase,
-                                         int role) {
-  const int grid = static_cast<int>(gridDim.x);
-  Share s = {};
-  const int chunks = a.chunks[phase];
-  const int tiles = a.tiles[phase];
-  if (phase == kUp) {
-    const int each = tiles / grid;
-    const int with_more = tiles - each * grid;  // the last ones
-    const int more = max(0, role - (grid - with_more));
-    s.tile = role * each + more;
-    s.lanes = each + (role >= grid - with_more ? 1 : 0);
-    s.rounds = (chunks + kStageChunks - 1) / kStageChunks;
-    return s;
-  }
-  s.tile = phase == kNext ? role - (grid - tiles) : role;
-  s.lanes = s.tile >= 0 && s.tile < tiles ? kWarps : 0;
-  s.rounds = ((chunks + kWarps - 1) / kWarps + kStageChunks - 1) / kStageChunks;
-  return s;
-}
-
-__device__ __forceinline__ int PartBegin(int chunks, int part) {
-  return chunks * part / kWarps;
-}
-
-// [chunk][half][row][64 inputs], swizzled by 128 bytes; halves and rows are a
-// gate's two, or are 16 rows. Leaves the second-level cache first.
-__device__ __forceinline__ void CopyStage(uint32_t to, const CUtensorMap& map,
-                                          int row, int chunk,
-                                          uint32_t barrier) {
-  asm volatile(
-      "{ .reg .b64 policy;"
-      "  createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
-      "  cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier"
-      "::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%3, %4, %3, %5}], [%2], policy; }" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(chunk)
-      : "memory");
-}
-
-// What a lane of the copying warp copies of a product: the stages of a warp
-// that multiplies.
-struct LaneCopies {
-  int row;
-  int chunk;
-  int end;  // chunks
-};
-__device__ __forceinline__ LaneCopies LaneCopiesOf(const Share& share,
-                                                   int chunks, bool up,
-                                                   int lane) {
-  if (up) return {(share.tile + lane) * (kTile / 2), 0, chunks};
-  return {share.tile * kTile, PartBegin(chunks, lane),
-          PartBegin(chunks, lane + 1)};
-}
 
 // Of a stage.
 struct Fragments {
@@ -174,7 +84,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       reinterpret_cast<uint32_t*>(partial + kWarps) + 4 * a.slots;
   const auto full = [&](int slot) { return barriers + 16 * slot; };
   const auto empty = [&](int slot) { return barriers + 16 * slot + 8; };
-  const int warp = threadIdx.x / 32;
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {
@@ -183,6 +93,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const unsigned long long taken = atomicAdd(a.tickets, 1ull);
     ticket[0] = static_cast<uint32_t>(taken % gridDim.x);
     ticket[1] = static_cast<uint32_t>(taken / gridDim.x) | 1u << 31;
+    ticket[2] = 0;
+    // The same for all blocks: it is older than the kernel in front.
+    ticket[3] = p.last_block == nullptr
+                    ? 0
+                    : static_cast<uint32_t>(__ldcg(p.last_block)) + 1;
     for (int i = 0; i < a.slots; ++i) {
       BarrierInit(full(i), 1);
       BarrierInit(empty(i), 1);
@@ -192,82 +107,104 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   __syncthreads();
   const int role = static_cast<int>(ticket[0]);
   const uint32_t epoch = ticket[1];
+  const int late = static_cast<int>(ticket[3]);
   LaunchDependents();
 
-  if (warp == kWarps) {
-    // ---- copying: a lane for each warp that multiplies ----
-    int base = 0, lap = 0;  // of the round's first stage
-    uint64_t history = 0;   // of the last 4 rounds: slot and parity of the last
-    int done = 0;           // rounds
-#pragma unroll 1
-    for (int phase = 0; phase < kPhases; ++phase) {
-      const Share share = ShareOf(a, phase, role);
-      if (share.lanes == 0) continue;
-      const CUtensorMap& map = a.maps[phase];
-      LaneCopies my = LaneCopiesOf(share, a.chunks[phase], phase == kUp, lane);
-      const int ahead = phase == kUp ? kChainUpRoundsAhead : kChainRoundsAhead;
-#pragma unroll 1
-      for (int round = 0; round < share.rounds; ++round) {
-        if (done >= ahead) {
-          const auto last = static_cast<uint32_t>(history >> 16 * (ahead - 1));
-          BarrierWait(full((last & 0xffff) >> 1), last & 1);
-        }
-        if (lane < share.lanes) {
-          int slot = base + lane;
-          int my_lap = lap;
-          if (slot >= a.slots) {
-            slot -= a.slots;
-            ++my_lap;
-          }
-          if (my_lap > 0) BarrierWait(empty(slot), (my_lap - 1) & 1);
-          if (my.chunk < my.end) {
-            BarrierExpect(full(slot), kStageBytes);
-            CopyStage(SharedAddress(memory) + slot * kStageBytes, map, my.row,
-                      my.chunk, full(slot));
-          } else {
-            BarrierArrive(full(slot));
-          }
-        }
-        __syncwarp();
-        my.chunk += kStageChunks;
-        ++done;
-        base += share.lanes;
-        if (base >= a.slots) {
-          base -= a.slots;
-          ++lap;
-        }
-        const int last = base == 0 ? a.slots - 1 : base - 1;
-        const int last_lap = base == 0 ? lap - 1 : lap;
-        history =
-            history << 16 | static_cast<uint32_t>(last << 1 | (last_lap & 1));
-      }
+  // Whether what is before is done: soon after it is.
+  const auto released = [&] {
+    return *static_cast<volatile uint32_t*>(ticket + 2) != 0;
+  };
+
+  if (warp >= kWarps) {
+    ReleaseRegisters<40>();
+    if (warp == kWarps + kCopyWarps) {
+      WaitForPrevious();
+      if (lane == 0) *static_cast<volatile uint32_t*>(ticket + 2) = 1;
     }
+    if (warp >= kWarps + kCopyWarps) return;
+
+    CopyShare(a, role, late, warp - kWarps, SharedAddress(memory), barriers,
+              released);
     return;
   }
 
+  ClaimRegisters<232>();
   float4 up_norm[kFours], next_norm[kFours];
   LoadNorm(p.up_norm, static_cast<int>(p.width), up_norm);
   LoadNorm(p.next_norm, static_cast<int>(p.width), next_norm);
-  WaitForPrevious();
-  // An output of the residual, in the first and the third product.
-  const int out = role * kTile + static_cast<int>(threadIdx.x);
-  const bool keeps = threadIdx.x < kTile && out < p.width;
-  float residual = keeps ? p.residual[out] : 0.0f;
 
   // ldmatrix: rows 0-7 and 8-15 of a chunk, then of the next; of the row, which
   // all eight columns are, a chunk after the other.
   const int w_row = lane % 16;
   const int w_chunk = lane / 16;
   const uint32_t x_lane = SharedAddress(row) + lane / 8 * 16;
+  const auto load_weights = [&](int slot, int i, uint32_t(&w)[4]) {
+    LoadMatrices(w, SharedAddress(memory) + slot * kStageBytes + w_row * 128 +
+                        i / 4 * kChunkBytes +
+                        ((2 * (i % 4) + w_chunk) ^ w_row % 8) * 16);
+  };
+  // As long as there is no row, the first product's weights go to registers.
+  const Share first = ShareOf(a, kOut, role, late);
+  int kept = 0;
+  uint32_t weights[kChainKeptRounds][kStageSteps][4];
+#pragma unroll
+  for (int round = 0; round < kChainKeptRounds; ++round) {
+    if (first.lanes == 0 || round >= first.rounds ||
+        __any_sync(0xffffffffu, released())) {
+      break;
+    }
+    const int slot = warp + kWarps * round;
+    BarrierWait(full(slot), 0);
+#pragma unroll
+    for (int i = 0; i < kStageSteps; ++i) {
+      load_weights(slot, i, weights[round][i]);
+    }
+    __syncwarp();
+    if (lane == 0) BarrierArrive(empty(slot));
+    kept = round + 1;
+  }
+  WaitForPrevious();
+  // An output of the residual, in the first and the third product.
+  const int out = role * kTile + static_cast<int>(threadIdx.x);
+  const bool keeps = threadIdx.x < kTile && out < p.width;
+  float residual = keeps ? p.residual[out] : 0.0f;
+
+  float acc[4] = {};
+  if (first.lanes > 0) {
+    AttendedRow(static_cast<const T*>(p.x), static_cast<int>(p.x_cols),
+                static_cast<int>(p.out_inputs), row);
+    ConsumerBarrier();
+    const int begin = PartBegin(a.chunks[kOut], warp);
+    const int chunks = PartBegin(a.chunks[kOut], warp + 1) - begin;
+#pragma unroll
+    for (int round = 0; round < kChainKeptRounds; ++round) {
+#pragma unroll
+      for (int c = 0; c < kStageChunks; ++c) {
+        if (round >= kept || round * kStageChunks + c >= chunks) break;
+        const uint32_t at =
+            x_lane + 2 * kChunk * (begin + round * kStageChunks + c);
+        uint32_t x[2][4];
+        LoadMatrices(x[0], at);
+        LoadMatrices(x[1], at + 64);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          Half<T>::Mma(acc, weights[round][4 * c + j], x[j / 2][2 * (j % 2)],
+                       x[j / 2][2 * (j % 2) + 1]);
+        }
+      }
+    }
+  }
   int base = 0, lap = 0;  // of the product's first stage
 #pragma unroll 1
   for (int phase = 0; phase < kPhases; ++phase) {
-    const Share share = ShareOf(a, phase, role);
+    const Share share = ShareOf(a, phase, role, late);
     if (share.lanes == 0) continue;
     const int chunks = a.chunks[phase];
     const int begin = phase == kUp ? 0 : PartBegin(chunks, warp);
     const int end = phase == kUp ? chunks : PartBegin(chunks, warp + 1);
-    int slot = base + warp;
+    const int behind = phase == kOut ? kept : 0;  // rounds that are done
+    const int rounds = share.rounds - behind;
+    int slot = base + warp + behind * kWarps;
     uint32_t parity = lap & 1;
     if (slot >= a.slots) {
       slot -= a.slots;
@@ -280,13 +217,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     }
 
     // ---- the row ----
-    if (phase == kOut) {
-      AttendedRow(static_cast<const T*>(p.x), static_cast<int>(p.x_cols),
-                  static_cast<int>(p.out_inputs), row);
-    } else if (phase == kDown) {
+    if (phase == kDown) {
       HiddenRow(a.hidden_words, static_cast<int>(p.down_cols),
                 static_cast<int>(p.down_inputs), epoch, row);
-    } else {
+    } else if (phase != kOut) {
       const bool up = phase == kUp;
       float4 weight[kFours];
 #pragma unroll
@@ -296,26 +230,23 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
                    static_cast<int>(up ? p.up_inputs : p.next_inputs), weight,
                    up ? p.up_eps : p.next_eps, epoch, row, partial);
     }
-    ConsumerBarrier();
+    if (phase != kOut) {
+      ConsumerBarrier();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[i] = 0.0f;
+    }
 
     // ---- multiplying ----
-    float acc[4] = {};
-    if (warp < share.lanes) {
-      uint32_t x_at = x_lane + 2 * kChunk * begin;
-      const auto read = [&](Fragments& f) {
-        BarrierWait(full(slot), parity);
-        const uint32_t from =
-            SharedAddress(memory) + slot * kStageBytes + w_row * 128;
-#pragma unroll
-        for (int c = 0; c < kStageChunks; ++c) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            LoadMatrices(f.w[c][j], from + c * kChunkBytes +
-                                        ((2 * j + w_chunk) ^ w_row % 8) * 16);
-          }
-          LoadMatrices(f.x[c][0], x_at + 2 * kChunk * c);
-          LoadMatrices(f.x[c][1], x_at + 2 * kChunk * c + 64);
-        }
+    if (warp < share.lanes && rounds > 0) {
+      uint32_t x_at = x_lane + 2 * kChunk * (begin + behind * kStageChunks);
+      // A stage's fragments come in eight steps, beside a product each of those
+      // before. All eight warps reading a stage at once and multiplying at once
+      // would take as long as both together.
+      const auto read_step = [&](Fragments& f, int i) {
+        load_weights(slot, i, f.w[i / 4][i % 4]);
+        if (i % 2 == 0) LoadMatrices(f.x[i / 4][i % 4 / 2], x_at + 32 * i);
+      };
+      const auto end_read = [&] {
         __syncwarp();
         if (lane == 0) BarrierArrive(empty(slot));
         x_at += 2 * kChunk * kStageChunks;
@@ -325,26 +256,48 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
           parity ^= 1;
         }
       };
-      const auto multiply = [&](const Fragments& f, int round) {
+      const auto multiply_step = [&](const Fragments& f, int i) {
+        const uint32_t(&x)[4] = f.x[i / 4][i % 4 / 2];
+        Half<T>::Mma(acc, f.w[i / 4][i % 4], x[2 * (i % 2)],
+                     x[2 * (i % 2) + 1]);
+      };
+      const auto read = [&](Fragments& f) {
+        BarrierWait(full(slot), parity);
 #pragma unroll
-        for (int c = 0; c < kStageChunks; ++c) {
-          if (begin + round * kStageChunks + c >= end) break;
-          Half<T>::Mma(acc, f.w[c][0], f.x[c][0][0], f.x[c][0][1]);
-          Half<T>::Mma(acc, f.w[c][1], f.x[c][0][2], f.x[c][0][3]);
-          Half<T>::Mma(acc, f.w[c][2], f.x[c][1][0], f.x[c][1][1]);
-          Half<T>::Mma(acc, f.w[c][3], f.x[c][1][2], f.x[c][1][3]);
+        for (int i = 0; i < kStageSteps; ++i) read_step(f, i);
+        end_read();
+      };
+      const auto multiply_and_read = [&](const Fragments& f, Fragments& next) {
+        BarrierWait(full(slot), parity);
+#pragma unroll
+        for (int i = 0; i < kStageSteps; ++i) {
+          read_step(next, i);
+          multiply_step(f, i);
+        }
+        end_read();
+      };
+      // Of the last stage there may be the first chunk only.
+      const auto multiply_last = [&](const Fragments& f) {
+        const bool whole = begin + share.rounds * kStageChunks == end;
+        const bool half = begin + share.rounds * kStageChunks == end + 1;
+#pragma unroll
+        for (int i = 0; i < kStageSteps; ++i) {
+          if (i < kStageSteps / 2 ? whole || half : whole) multiply_step(f, i);
         }
       };
-      // Fragments are read from shared memory during the products of those
-      // before.
       Fragments even, odd;
       read(even);
+      int left = rounds - 1;
 #pragma unroll 1
-      for (int round = 0; round < share.rounds; round += 2) {
-        if (round + 1 < share.rounds) read(odd);
-        multiply(even, round);
-        if (round + 2 < share.rounds) read(even);
-        if (round + 1 < share.rounds) multiply(odd, round + 1);
+      for (; left >= 2; left -= 2) {
+        multiply_and_read(even, odd);
+        multiply_and_read(odd, even);
+      }
+      if (left > 0) {
+        multiply_and_read(even, odd);
+        multiply_last(odd);
+      } else {
+        multiply_last(even);
       }
     }
 

@@ -54,6 +54,12 @@ struct ProductChainParams {
   int64_t next_inputs;
   float* y;  // [next_outputs]
 
+  // Or null: device memory that says which is the last block of the kernel in
+  // front that works to its end, those behind it ending at once; -1: none. It
+  // is read before that kernel is done, so it must be older. No bits depend on
+  // it, but who multiplies what does: their places are the last to be free.
+  const int32_t* last_block;
+
   // kProductChainExchangeBytes, zeros before the first launch; launches that
   // follow each other share them.
   void* exchange;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/host_device.h"
 #include "kernels/matmul/decode_matmul_order.h"
 
 namespace recurve {
@@ -32,22 +33,65 @@ inline constexpr int kChainStageChunks = 2;
 inline constexpr int kChainStageBytes =
     kChainStageChunks * kChainTile * kChainChunk * 2;
 inline constexpr int kChainWarps = kDecodeMatmulMaxSplits;  // that multiply
+// Warps that copy: stage i of the ring is warp i % kChainCopyWarps's.
+inline constexpr int kChainCopyWarps = 2;
 // Rounds of copies under way, of a stage for each warp with work: of 8 stages,
-// 64 KB; in the second product, where T6-XL has 4 or 5 warps with work, 48 or
-// 60 KB, behind which the row that others wait for stands. (Measured;
+// 64 KB; in the second product, where T6-XL has 3 to 6 warps with work, 36 to
+// 72 KB, behind which the row that others wait for stands. Before attention is
+// done, less: what it reads would stand behind it. (Measured;
 // docs/kernels/matmul.md.)
+inline constexpr int kChainEarlyRoundsAhead = 1;
 inline constexpr int kChainRoundsAhead = 2;
 inline constexpr int kChainUpRoundsAhead = 3;
+// Rounds of the first product whose weights wait for the row in registers, so
+// that the second one's take their places in the ring.
+inline constexpr int kChainKeptRounds = 4;
 // The ring must not come round to a stage before its copies have been waited
-// for, by a parity that the next copies there would bring back.
-inline constexpr int kChainMinSlots = (kChainUpRoundsAhead + 1) * kChainWarps;
+// for, by a parity that the next copies there would bring back; and the rounds
+// that are kept are its first stages.
+inline constexpr int kChainMinSlots =
+    std::max(kChainUpRoundsAhead + 1, kChainKeptRounds) * kChainWarps;
 // Features whose words kProductChainExchangeBytes hold.
 inline constexpr int64_t kChainMaxFeatures = 24000;
 // Where a part's last stage is half empty, the row is read beyond its end.
 inline constexpr int kChainSlack = kChainStageChunks * kChainChunk * 2;
 
-// How a block's memory is divided. slots is 0 if the products are not one
-// launch.
+// Tiles of the second product that a block has, from `tile` on.
+struct ProductChainTiles {
+  int tile;
+  int count;  // up to kChainWarps
+};
+
+// Those of the block with this role, of `blocks`. Blocks below `first` have a
+// part of the first product. The last `late` ones begin when the kernel in
+// front ends: if none of these has such a part, they have few tiles or none,
+// since the others have theirs in registers and shared memory by then.
+// REQUIRES: tiles <= kChainWarps * blocks, 0 < first <= blocks.
+RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
+    int tiles, int blocks, int first, int late, int role) {
+  const int each = tiles / first;
+  const int rest = tiles - each * first;
+  const int others = blocks - first;
+  if (late > 0 && late <= others && each <= kChainWarps &&
+      rest <= kChainWarps * others) {
+    if (role < first) return {role * each, each};
+    // The others that are not late, if they can.
+    int sharers = others - late;
+    if (rest > kChainWarps * sharers) sharers = others;
+    const int most = sharers == 0 ? 0 : (rest + sharers - 1) / sharers;
+    const int before = most * (role - first);
+    const int left = rest - before;
+    const int count = left < 0 ? 0 : left < most ? left : most;
+    return {count == 0 ? 0 : each * first + before, count};
+  }
+  // Evenly, one more for the last ones.
+  const int few = tiles / blocks;
+  const int more = role - (blocks - tiles % blocks);
+  return {role * few + (more > 0 ? more : 0), few + (more >= 0 ? 1 : 0)};
+}
+
+// How a block's memory is divided. slots is 0 if the
+// products are not one launch.
 struct ProductChainPlan {
   int slots;      // of the ring: stages
   int row_bytes;  // of the row that is multiplied
@@ -87,7 +131,8 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
       kChainSlack;
   // Sums of the parts, of the norm, and the ticket.
   const int64_t rest = row_bytes + 4 * kChainWarps * (kChainTile + 1) + 16;
-  const int64_t slots = (shared_memory - rest) / (kChainStageBytes + 16);
+  const int64_t slots = (shared_memory - rest) / (kChainStageBytes + 16) /
+                        kChainCopyWarps * kChainCopyWarps;
   if (shared_memory <= rest || slots < kChainMinSlots) return {};
   plan.slots = static_cast<int>(slots);
   plan.row_bytes = static_cast<int>(row_bytes);

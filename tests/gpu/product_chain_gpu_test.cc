@@ -207,6 +207,7 @@ void ExpectSameBits(const std::vector<float>& got,
 TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
   DeviceBuffer<char> exchange(
       std::vector<char>(kProductChainExchangeBytes, '\0'));
+  DeviceBuffer<int32_t> last_blocks(std::vector<int32_t>{-1, 3, 131});
   uint64_t seed = 1;
   for (const Layer::Sizes& s : {
            Layer::Sizes{1600, 4992, 4266, 1420},  // T6-XL
@@ -233,10 +234,12 @@ TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
         DeviceBuffer<float> want(begin), got(begin);
         const std::vector<float> nothing(s.next + kGap, kNaN);
         DeviceBuffer<float> want_y(nothing), got_y(nothing);
-        const ProductChainParams p =
+        ProductChainParams p =
             layer.Chain(x, got, all ? &got_y : nullptr, exchange.data());
         ASSERT_TRUE(ProductChainTakes(p));
         for (int i = 0; i < 3; ++i) {
+          // Few blocks of the kernel in front work, none, or all.
+          p.last_block = i == 0 && all ? nullptr : last_blocks.data() + i;
           layer.OneByOne(x, want, all ? &want_y : nullptr);
           ASSERT_EQ(LaunchProductChain(p, nullptr), cudaSuccess);
           ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -1,5 +1,7 @@
 #include "kernels/matmul/product_chain_plan.h"
 
+#include <vector>
+
 #include "gtest/gtest.h"
 
 namespace recurve {
@@ -18,10 +20,11 @@ bool Takes(const ProductChainShape& shape,
 TEST(ProductChainPlanTest, FillsABlock) {
   const ProductChainPlan plan =
       PlanProductChain(kT6Xl, kMultiprocessors, kSharedMemory);
-  EXPECT_EQ(plan.slots, 53);
+  EXPECT_EQ(plan.slots, 52);
   EXPECT_EQ(plan.row_bytes, 2 * 4992 + kChainSlack);
   EXPECT_LE(plan.bytes, kSharedMemory);
-  EXPECT_GT(plan.bytes + kChainStageBytes + 16, kSharedMemory);
+  EXPECT_GT(plan.bytes + kChainCopyWarps * (kChainStageBytes + 16),
+            kSharedMemory);
 }
 
 TEST(ProductChainPlanTest, SizesDecide) {
@@ -69,6 +72,50 @@ TEST(ProductChainPlanTest, SizesDecide) {
   EXPECT_FALSE(with([](auto& s) { s.next_inputs = 1536; }));
   EXPECT_FALSE(with([](auto& s) { s.out_inputs = 90048; }));
   EXPECT_FALSE(with([](auto& s) { s.out_inputs = 1 << 20; }));
+}
+
+// Each tile is one block's, whatever is late, and no block has more than it has
+// warps.
+TEST(ProductChainPlanTest, SharesOutTiles) {
+  for (const int blocks : {1, 2, 7, 100, 132}) {
+    for (const int first : {1, blocks / 2, blocks - 1, blocks}) {
+      if (first < 1) continue;
+      for (int tiles = 1; tiles <= kChainWarps * blocks;
+           tiles += 1 + tiles / 9) {
+        for (const int late : {-1, 0, 1, blocks - first, blocks - first + 1,
+                               (blocks - first) / 2, 1000}) {
+          std::vector<int> owners(tiles, 0);
+          for (int role = 0; role < blocks; ++role) {
+            const ProductChainTiles own =
+                ShareChainTiles(tiles, blocks, first, late, role);
+            ASSERT_GE(own.count, 0);
+            ASSERT_LE(own.count, kChainWarps);
+            for (int i = 0; i < own.count; ++i) ++owners.at(own.tile + i);
+          }
+          ASSERT_EQ(owners, std::vector<int>(tiles, 1))
+              << blocks << " " << first << " " << late;
+        }
+      }
+    }
+  }
+}
+
+TEST(ProductChainPlanTest, LateBlocksHaveFewTiles) {
+  const auto count = [](int late, int role) {
+    return ShareChainTiles(534, 132, 100, late, role).count;
+  };
+  EXPECT_EQ(count(16, 0), 5);
+  EXPECT_EQ(count(16, 99), 5);
+  EXPECT_EQ(count(16, 100), 3);
+  EXPECT_EQ(count(16, 116), 0);
+  EXPECT_EQ(count(16, 131), 0);
+  // All that have no part of the first product are late.
+  EXPECT_EQ(count(32, 100), 2);
+  EXPECT_EQ(count(32, 131), 0);
+  // So are others.
+  EXPECT_EQ(count(33, 0), 4);
+  EXPECT_EQ(count(33, 131), 5);
+  EXPECT_EQ(count(0, 0), 4);
 }
 
 TEST(ProductChainPlanTest, AnyDevice) {
