@@ -1,13 +1,32 @@
 #include "client/cli.h"
 
 #include <CLI/CLI.hpp>
+#include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/command.h"
 
 namespace recurve {
 
 namespace {
+
+// CLI11 takes an empty text for the number 0.
+void RefuseEmptyNumbers(CLI::App* app) {
+  for (CLI::Option* const option : app->get_options()) {
+    const std::string type = option->get_type_name();
+    if (!absl::StartsWith(type, "INT") && !absl::StartsWith(type, "UINT") &&
+        !absl::StartsWith(type, "FLOAT")) {
+      continue;
+    }
+    option->check([](const std::string& text) {
+      return text.empty() ? std::string("'' is not a number") : std::string();
+    });
+  }
+  for (CLI::App* const command : app->get_subcommands({})) {
+    RefuseEmptyNumbers(command);
+  }
+}
 
 int Parse(int argc, const char* const* argv) {
   CLI::App app("Talks to a Recurve inference server over gRPC.",
@@ -24,6 +43,7 @@ int Parse(int argc, const char* const* argv) {
   RegisterGenerate(&app, &exit_code);
   RegisterBench(&app, &exit_code);
   RegisterAdmin(&app, &exit_code);
+  RefuseEmptyNumbers(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

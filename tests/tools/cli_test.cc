@@ -64,6 +64,7 @@ TEST_F(ModelCliTest, BadUsageIsOneLine) {
       {"info", dir_, "--memory", "1GiB"},
       {"info", dir_, "--length", "5"},
       {"info", dir_, "--memory", "much", "--length", "5"},
+      {"info", dir_, "--memory", "", "--length", "5"},
       {"info", dir_, "--memory", "1GiB", "--length", "0"},
       {"info", dir_, "--memory", "1GiB", "--length", "-5"},
       {"check"},
@@ -72,6 +73,9 @@ TEST_F(ModelCliTest, BadUsageIsOneLine) {
       {"random", "t6-xl", dir_, "--dtype", "int8"},
       {"random", "t6-xl", dir_, "--seed", "-1"},
       {"random", "t6-xl", dir_, "--layers", "x"},
+      {"random", "t6-xl", dir_, "--layers", ""},
+      {"random", "t6-xl", folder_.path() + "/new", "--layers", "0"},
+      {"random", "t7-xl", folder_.path() + "/new"},
       {"random", "t6-xl", dir_, "--shard-bytes", "0"},
   };
   for (const auto& arguments : bad) {
@@ -87,8 +91,6 @@ TEST_F(ModelCliTest, FailuresAreOneLine) {
       {"info", dir_, "--memory", "1KiB", "--length", "5"},
       {"info", dir_, "--memory", "1GiB", "--length", "257"},
       {"check", dir_ + "/nowhere"},
-      {"random", "t7-xl", folder_.path() + "/new"},
-      {"random", "t6-xl", folder_.path() + "/new", "--layers", "0"},
       {"random", "t6-xl", dir_},
   };
   for (const auto& arguments : failing) {

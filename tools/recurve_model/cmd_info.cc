@@ -22,7 +22,7 @@ struct InfoFlags {
   std::string dir;
   FamilyOptions family;
   std::string tokenizer = "auto";
-  std::string memory;
+  std::optional<std::string> memory;
   int64_t length = 0;
   bool json = false;
 };
@@ -55,8 +55,8 @@ absl::Status Print(const InfoFlags& flags, int64_t memory) {
 
 int Run(const InfoFlags& flags) {
   int64_t memory = 0;
-  if (!flags.memory.empty()) {
-    const absl::StatusOr<int64_t> parsed = ParseByteSize(flags.memory);
+  if (flags.memory) {
+    const absl::StatusOr<int64_t> parsed = ParseByteSize(*flags.memory);
     if (!parsed.ok()) {
       return ReportModelUsage(
           absl::StrCat("--memory: ", parsed.status().message()));

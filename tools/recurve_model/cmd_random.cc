@@ -57,11 +57,8 @@ class ProgressLine {
   int64_t last_ = -1;
 };
 
-absl::Status Write(const RandomFlags& flags,
+absl::Status Write(const RandomFlags& flags, const CheckpointPlan& plan,
                    const RandomCheckpointOptions& options) {
-  RECURVE_ASSIGN_OR_RETURN(
-      const CheckpointPlan plan,
-      PlanPreset(flags.preset, {flags.layers, flags.max_positions}));
   RECURVE_ASSIGN_OR_RETURN(
       const WrittenCheckpoint written,
       WriteRandomCheckpoint(plan, flags.dir, options, ProgressLine()));
@@ -91,7 +88,10 @@ int Run(const RandomFlags& flags) {
   options.shard_bytes = *shard_bytes;
   options.num_threads =
       std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16);
-  const absl::Status status = Write(flags, options);
+  const absl::StatusOr<CheckpointPlan> plan =
+      PlanPreset(flags.preset, {flags.layers, flags.max_positions});
+  if (!plan.ok()) return ReportModelUsage(plan.status().message());
+  const absl::Status status = Write(flags, *plan, options);
   return status.ok() ? kModelExitOk : ReportModelError(status);
 }
 

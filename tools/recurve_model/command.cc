@@ -31,7 +31,8 @@ void AddModelFlags(CLI::App* command, FamilyOptions* family,
 const CLI::Validator& WholeNumber() {
   static const CLI::Validator* const whole_number = new CLI::Validator(
       [](std::string& text) {
-        return text.find_first_not_of("0123456789") == std::string::npos
+        return !text.empty() &&
+                       text.find_first_not_of("0123456789") == std::string::npos
                    ? std::string()
                    : absl::StrCat("'", text, "' is not a whole number");
       },
