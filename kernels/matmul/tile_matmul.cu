@@ -20,7 +20,7 @@ struct Tile {
   static constexpr int kThreads = kConsumers + 32;
   static constexpr int kOutputs = 64 * kGroups;
   // Weights of a gate come in halves: outputs, and those that belong to them.
-  static constexpr int kHalf = kOutputs / 2;
+  static constexpr int kGateHalf = kOutputs / 2;
   static constexpr int kRows = 8 * kColumns;
   static constexpr int kWeightBytes = kOutputs * 128;
   static constexpr int kStageBytes = kWeightBytes + kRows * 128;
@@ -64,7 +64,7 @@ template <typename T, typename S>
 __device__ __forceinline__ void WriteGatedTile(const DecodeMatmulParams& p,
                                                const float* sums, int first_row,
                                                int rows, int first_output) {
-  constexpr int kFours = S::kHalf / 4;
+  constexpr int kFours = S::kGateHalf / 4;
   const bool fours = WritesFours(p);
 #pragma unroll 1
   for (int i = threadIdx.x; i < rows * kFours; i += S::kThreads) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void WriteGatedTile(const DecodeMatmulParams& p,
     const float* const at = sums + row * S::kSumStride + m;
     WriteGatedFour<T>(p, fours, first_row + row, first_output / 2 + m,
                       *reinterpret_cast<const float4*>(at),
-                      *reinterpret_cast<const float4*>(at + S::kHalf));
+                      *reinterpret_cast<const float4*>(at + S::kGateHalf));
   }
 }
 
@@ -279,10 +279,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         if (i != thread) before = ReadFour(p, fours, y_row, first_output + m);
         WriteFour(p, fours, y_row, first_output + m, sum_of_parts(row, m),
                   before);
-      } else if (m < S::kHalf) {
+      } else if (m < S::kGateHalf) {
         WriteGatedFour<T>(p, fours, y_row, first_output / 2 + m,
                           sum_of_parts(row, m),
-                          sum_of_parts(row, S::kHalf + m));
+                          sum_of_parts(row, S::kGateHalf + m));
       }
     }
   }
@@ -302,7 +302,7 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
   if (error == cudaSuccess) {
     error = p.gate ? MakeMap(p.w, p.inputs, p.outputs / 2, p.inputs, 2,
-                             p.outputs / 2 * p.inputs, S::kHalf, 2, &args.w)
+                             p.outputs / 2 * p.inputs, S::kGateHalf, 2, &args.w)
                    : MakeMap(p.w, p.inputs, p.outputs, p.inputs, 1,
                              p.outputs * p.inputs, S::kOutputs, 1, &args.w);
   }
