@@ -180,6 +180,7 @@ void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
            states_[args.state.value].offset,
        slot_elements_, args.q, args.k, args.v, args.out, args.scratch},
       stream_));
+  products_->SetLastBlock(nullptr);  // all of its blocks work to the end
 }
 
 }  // namespace recurve

@@ -36,10 +36,10 @@ inline constexpr int kChainWarps = kDecodeMatmulMaxSplits;  // that multiply
 // Warps that copy: stage i of the ring is warp i % kChainCopyWarps's.
 inline constexpr int kChainCopyWarps = 2;
 // Rounds of copies under way, of a stage for each warp with work: of 8 stages,
-// 64 KB; in the second product, where T6-XL has 3 to 6 warps with work, 36 to
-// 72 KB, behind which the row that others wait for stands. Before attention is
-// done, less: what it reads would stand behind it. (Measured;
-// docs/kernels/matmul.md.)
+// 64 KB; in the second product, where T6-XL has 4 or 5 warps with work, 48 or
+// 60 KB, behind which the row that others wait for stands. Before attention is
+// done, less: what it reads would stand behind it. A warp that copies waits for
+// the first of its stages of a round only. (Measured; docs/kernels/matmul.md.)
 inline constexpr int kChainEarlyRoundsAhead = 1;
 inline constexpr int kChainRoundsAhead = 2;
 inline constexpr int kChainUpRoundsAhead = 3;

@@ -218,7 +218,7 @@ TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
            Layer::Sizes{1600, 704, 4288, 130, 4261, Activation::kSigmoid},
            // All warps of most blocks have a tile of gates.
            Layer::Sizes{1300, 640, 8384, 300, 0, Activation::kRelu},
-           // The smallest ring: 33 stages.
+           // The smallest ring: 32 stages.
            Layer::Sizes{1152, 46080, 2048, 64},
        }) {
     for (const WeightType type :
