@@ -19,6 +19,7 @@ constexpr char kStop = 's';
 
 // The pipe to the watcher; -1 when there is none. All a handler may touch.
 std::atomic<int> g_write_end{-1};
+std::atomic<bool> g_hung_up{false};
 struct sigaction g_former[kNumSignals];
 
 void WriteByte(int fd, char byte) {
@@ -27,8 +28,9 @@ void WriteByte(int fd, char byte) {
   }
 }
 
-void OnSignal(int) {
+void OnSignal(int number) {
   const int saved_errno = errno;
+  if (number == SIGHUP) g_hung_up.store(true);
   const int fd = g_write_end.load();
   if (fd >= 0) WriteByte(fd, kInterrupted);
   errno = saved_errno;
@@ -43,6 +45,7 @@ Interrupt::Interrupt(std::function<void()> on_interrupt)
   RECURVE_CHECK(pipe(ends) == 0);
   read_end_ = ends[0];
   write_end_ = ends[1];
+  g_hung_up.store(false);
   g_write_end.store(write_end_);
   watcher_ = std::thread([this] { Watch(); });
   struct sigaction action = {};
@@ -60,8 +63,11 @@ Interrupt::Interrupt(std::function<void()> on_interrupt)
 }
 
 Interrupt::~Interrupt() {
+  struct sigaction ignored = {};
+  ignored.sa_handler = SIG_IGN;
   for (int i = 0; i < kNumSignals; ++i) {
-    sigaction(kSignals[i], &g_former[i], nullptr);
+    const bool keep_ignoring = kSignals[i] == SIGHUP && g_hung_up.load();
+    sigaction(kSignals[i], keep_ignoring ? &ignored : &g_former[i], nullptr);
   }
   g_write_end.store(-1);
   WriteByte(write_end_, kStop);

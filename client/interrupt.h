@@ -10,7 +10,8 @@ namespace recurve {
 // a thread of its own (so it may lock and call gRPC). A second SIGINT or
 // SIGTERM ends the process, as without it; a second SIGHUP does nothing, for a
 // terminal that closes may send several. SIGHUP stays ignored where it is
-// (nohup). The destructor puts the former handlers back.
+// (nohup). The destructor puts the former handlers back; after a SIGHUP it is
+// ignored, since the next may come while results are written.
 //
 // At most one at a time in a process.
 class Interrupt {

@@ -178,6 +178,7 @@ TEST_F(BenchCliTest, ARateIsALeastUnlessAStepSaturated) {
 }
 
 TEST_F(BenchCliTest, AHangupIsAnInterruptThatLosesNothing) {
+  signal(SIGHUP, SIG_DFL);  // a run before may have left it ignored
   server_.script = [&](const v1::GenerateRequest& request) {
     const bool last = calls_.fetch_add(1) >= 3;
     return FullScript(request, last ? absl::Seconds(60) : absl::ZeroDuration());
@@ -195,8 +196,10 @@ TEST_F(BenchCliTest, AHangupIsAnInterruptThatLosesNothing) {
       RunCli({"bench", "--concurrency", "2", "--prompt-tokens", "4",
               "--output-tokens", "2", "--json", json.c_str()});
   other.join();
+  kill(getpid(), SIGHUP);  // after the run
   EXPECT_EQ(output.exit_code, 130);
   EXPECT_EQ(nlohmann::json::parse(json.Read())["completed"], 3);
+  signal(SIGHUP, SIG_DFL);
 }
 
 }  // namespace
