@@ -90,8 +90,8 @@ RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
   return {role * few + (more > 0 ? more : 0), few + (more >= 0 ? 1 : 0)};
 }
 
-// How a block's memory is divided. slots is 0 if the
-// products are not one launch.
+// How a block's memory is divided. slots is 0 if the products are not one
+// launch.
 struct ProductChainPlan {
   int slots;      // of the ring: stages
   int row_bytes;  // of the row that is multiplied
