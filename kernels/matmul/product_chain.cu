@@ -55,8 +55,32 @@
 namespace recurve {
 namespace {
 
-// NOLINTNEXTLINE(google-build-using-namespace)
-using namespace chain;
+using chain::AttendedRow;
+using chain::ChainArgs;
+using chain::ConsumerBarrier;
+using chain::CopyShare;
+using chain::HiddenRow;
+using chain::kChunk;
+using chain::kChunkBytes;
+using chain::kCopyWarps;
+using chain::kDown;
+using chain::kFours;
+using chain::kNext;
+using chain::kOut;
+using chain::kPhases;
+using chain::kStageBytes;
+using chain::kStageChunks;
+using chain::kStageSteps;
+using chain::kThreads;
+using chain::kTile;
+using chain::kUp;
+using chain::kWarps;
+using chain::LoadNorm;
+using chain::NormedRow;
+using chain::PartBegin;
+using chain::Share;
+using chain::ShareOf;
+using chain::StoreWord;
 
 // Behind the warps that multiply: those that copy, and one that looks for the
 // end of what is before. A warpgroup, for the sake of its registers.
@@ -80,6 +104,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   float* const sums = reinterpret_cast<float*>(row + a.row_bytes);
   float* const partial = sums + kWarps * kTile;  // of a norm
   const uint32_t barriers = SharedAddress(partial + kWarps);
+  // The role, the number of the launch, whether what is before is done, and how
+  // many blocks are late.
   uint32_t* const ticket =
       reinterpret_cast<uint32_t*>(partial + kWarps) + 4 * a.slots;
   const auto full = [&](int slot) { return barriers + 16 * slot; };
