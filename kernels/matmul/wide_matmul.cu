@@ -73,8 +73,8 @@ struct WideTile {
   static constexpr int kRingBytes =
       kStages * kStageBytes > kRows* kSumStride * 4 ? kStages* kStageBytes
                                                     : kRows* kSumStride * 4;
-  // Barriers; and the ring begins at a multiple of 1024.
-  static constexpr int kSharedBytes = kRingBytes + 16 * kStages + 1024;
+  // Barriers and a flag; and the ring begins at a multiple of 1024.
+  static constexpr int kSharedBytes = kRingBytes + 16 * kStages + 16 + 1024;
   static_assert(kHalf % 8 == 0);
   static_assert(kSharedBytes <= 227 * 1024);
 };
@@ -92,6 +92,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const uint32_t ring = (SharedAddress(unaligned) + 1023) / 1024 * 1024;
   const uint32_t full = ring + S::kRingBytes;
   const uint32_t empty = full + 8 * S::kStages;
+  // Whether the kernel in front is done.
+  auto* const flag = reinterpret_cast<volatile uint32_t*>(
+      unaligned + (empty + 8 * S::kStages - SharedAddress(unaligned)));
   const int first_output = static_cast<int>(blockIdx.x) * S::kOutputs;
   const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
   const int stages =
@@ -104,6 +107,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       BarrierInit(full + 8 * s, 1);
       BarrierInit(empty + 8 * s, S::kGroups);
     }
+    *flag = 0;
     BarrierInitFence();
   }
   __syncthreads();
@@ -126,10 +130,15 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                 first_row, 0, full + 8 * slot);
       };
       FillRing<S::kStages>(
-          empty, stages, [] { return true; }, ask_for_weights, ask_for_rows);
+          empty, stages, [&] { return *flag != 0; }, ask_for_weights,
+          ask_for_rows);
     }
     __syncwarp();
   } else {
+    if (thread == 0) {
+      WaitForPrevious();
+      *flag = 1;
+    }
     const uint32_t offset = warp / 4 * 64 * 128;
     int slot = 0;
     uint32_t phase = 0;
