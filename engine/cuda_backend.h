@@ -37,8 +37,9 @@ namespace recurve {
 // different kernels, each with one order of sums for every number of rows.
 //
 // Steps in which every sequence has one token of kStep are captured in a CUDA
-// graph for each power of two of sequences, and replayed; rows up to it are
-// padding in page and slot 0.
+// graph for each power of two of sequences, and for each way to share out their
+// attention (TpaContexts), and replayed; rows up to it are padding in page and
+// slot 0.
 //
 // All work of a step, and on pages and slots, is put on the stream in order;
 // EndStep waits for the event behind its step. So two steps may be under way.
@@ -240,8 +241,9 @@ class CudaBackend : public Backend {
   bool replay_ = false;  // a graph has it all
   bool capturing_ = false;
   Graph* graph_ = nullptr;
-  int64_t rows_ = 0;       // of a launch: with padding
-  int64_t sequences_ = 0;  // likewise
+  TpaContexts contexts_ = TpaContexts::kAny;  // of a decode step
+  int64_t rows_ = 0;                          // of a launch: with padding
+  int64_t sequences_ = 0;                     // likewise
   int64_t page_stride_ = 0;
   const int32_t* tokens_ = nullptr;
   const int64_t* row_positions_ = nullptr;
@@ -251,7 +253,8 @@ class CudaBackend : public Backend {
   const int32_t* lengths_ = nullptr;
   const int32_t* page_table_ = nullptr;
   const int32_t* logit_rows_ = nullptr;
-  std::map<int64_t, Graph> graphs_;
+  // Of decode steps, by rows and how TPA shares them out.
+  std::map<std::pair<int64_t, TpaContexts>, Graph> graphs_;
 };
 
 }  // namespace recurve

@@ -154,7 +154,7 @@ void CudaBackend::Tpa(const TpaArgs& args) {
       rounded ? *type : WeightType::kFloat32,
       next.value < 0 ? absl::Span<const char>() : products_->data(next)};
   Check(tpa_->Attend(layer, stream_));
-  products_->SetLastBlock(tpa_->LastBlock(layer));
+  products_->SetWorking(tpa_->Working(layer));
 }
 
 void CudaBackend::ExpandFactors(const ExpandArgs& args) {
@@ -180,7 +180,7 @@ void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
            states_[args.state.value].offset,
        slot_elements_, args.q, args.k, args.v, args.out, args.scratch},
       stream_));
-  products_->SetLastBlock(nullptr);  // all of its blocks work to the end
+  products_->SetWorking({});  // all of its blocks work to the end
 }
 
 }  // namespace recurve

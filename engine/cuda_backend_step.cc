@@ -68,7 +68,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   }
   Check(cudaEventRecord(begins_[num_begun_ % kEvents], stream_), "a step");
   if (decode_ && options_.graphs) {
-    graph_ = &graphs_[rows_];
+    graph_ = &graphs_[{rows_, contexts_}];
     replay_ = graph_->exec != nullptr;
     if (status_.ok() && !replay_ && graph_->warm) {
       Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
@@ -142,7 +142,8 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
   }
   query_start[rows_] = static_cast<int32_t>(rows_);
   products_->BeginDecode(rows_);
-  tpa_->BeginDecode(rows_, lengths_, page_table_, page_stride_);
+  contexts_ = tpa_->ContextsOf(batch.positions);
+  tpa_->BeginDecode(rows_, contexts_, lengths_, page_table_, page_stride_);
   linear_->BeginDecode({sequences_, query_start_, slots_of_, nullptr});
 }
 

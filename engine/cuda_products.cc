@@ -131,7 +131,7 @@ void CudaProducts::BeginDecode(int64_t rows) {
   rounded_.clear();
   fused_norms_.clear();
   chain_.reset();
-  last_block_ = nullptr;
+  working_ = {};
 }
 
 void CudaProducts::BeginMixed(const StepBatch& batch) {
@@ -234,7 +234,7 @@ ProductChainParams CudaProducts::ChainParams(const Chain& chain,
   p.down = down.memory.data();
   p.down_cols = args.hidden.cols;
   p.down_inputs = down.padded;
-  p.last_block = last_block_;
+  p.working = working_;
   p.exchange = exchange_.data();
   if (next.value < 0) return p;
   const Matrix& last = matrices_[next.value];
@@ -261,7 +261,7 @@ absl::Status CudaProducts::LaunchChain(const Chain& chain, MatrixId next,
     Note(next);
     p.y = Floats(y);
   }
-  last_block_ = nullptr;
+  working_ = {};
   return CudaStatus(LaunchProductChain(p, stream_), "products of a layer");
 }
 

@@ -118,8 +118,8 @@ class CudaProducts {
   // The type that who writes `out` is to round to, rows as far apart as those
   // of floats; absent: float32.
   std::optional<WeightType> RoundsInto(const Activations& out) const;
-  // Of the attention that was launched last: ProductChainParams::last_block.
-  void SetLastBlock(const int32_t* last_block) { last_block_ = last_block; }
+  // Of the attention that was launched last.
+  void SetWorking(const WorkingBlocks& working) { working_ = working; }
   // What was written to `out` is of that type, or float32.
   void SetRounded(const Activations& out, bool rounded);
 
@@ -244,7 +244,7 @@ class CudaProducts {
   std::set<const char*> rounded_;
   std::map<const char*, FusedNorm> fused_norms_;  // by where they would be
   std::optional<Chain> chain_;
-  const int32_t* last_block_ = nullptr;
+  WorkingBlocks working_;
 };
 
 }  // namespace recurve

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -47,6 +48,8 @@ size_t CudaTpa::AddShape(const TpaShape& shape) {
   }
   shapes_.emplace_back();
   shapes_.back().shape = shape;
+  const int few = TpaFewChunks(shape, device_);
+  if (few > 0) few_chunks_ = few_chunks_ > 0 ? std::min(few_chunks_, few) : few;
   return shapes_.size() - 1;
 }
 
@@ -61,13 +64,14 @@ int64_t CudaTpa::step_bytes() const {
 }
 
 absl::StatusOr<const TpaDecodePlan*> CudaTpa::Plan(Shape& shape, int64_t rows,
-                                                   int64_t tokens) const {
+                                                   int64_t tokens,
+                                                   TpaContexts contexts) const {
   auto& known = tokens == 1 ? shape.decode : shape.pieces;
-  auto it = known.find(rows);
+  auto it = known.find({rows, contexts});
   if (it == known.end()) {
     const TpaDecodePlan plan = PlanTpaDecode(
         shape.shape, TpaDecodeForm::kParallelBn, static_cast<int>(rows),
-        static_cast<int>(tokens), device_);
+        static_cast<int>(tokens), device_, contexts);
     if (plan.blocks == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "the GPU does not support attention with ", shape.shape.num_heads,
@@ -75,7 +79,7 @@ absl::StatusOr<const TpaDecodePlan*> CudaTpa::Plan(Shape& shape, int64_t rows,
           ": it does not fit the ", device_.shared_memory,
           " bytes of shared memory of this one (--device cpu runs it)"));
     }
-    it = known.emplace(rows, plan).first;
+    it = known.emplace(std::pair(rows, contexts), plan).first;
   }
   return &it->second;
 }
@@ -93,11 +97,12 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
   const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
   for (Shape& shape : shapes_) {
     const TpaShape& s = shape.shape;
-    for (const auto& [rows, tokens] :
-         {std::pair(options_.max_sequences, int64_t{1}),
-          std::pair(kTpaPieceRows, kTpaPieceTokens)}) {
+    for (const auto& [rows, tokens, contexts] :
+         {std::tuple(options_.max_sequences, int64_t{1}, TpaContexts::kAny),
+          std::tuple(options_.max_sequences, int64_t{1}, TpaContexts::kFew),
+          std::tuple(kTpaPieceRows, kTpaPieceTokens, TpaContexts::kAny)}) {
       RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
-                               Plan(shape, rows, tokens));
+                               Plan(shape, rows, tokens, contexts));
       if (!TpaDecodeHolds(*plan, static_cast<int>(rows), pages)) {
         return absl::InvalidArgumentError(absl::StrCat(
             "the GPU does not support ", rows, " sequences of ",
@@ -107,7 +112,8 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
       }
       if (tokens == 1) {
         shape.decode_schedule_bytes =
-            TpaScheduleBytes(*plan, static_cast<int>(rows), pages);
+            std::max(shape.decode_schedule_bytes,
+                     TpaScheduleBytes(*plan, static_cast<int>(rows), pages));
       }
       sizes.scratch = std::max(
           sizes.scratch, TpaDecodeScratch(s, *plan, static_cast<int>(rows),
@@ -176,9 +182,15 @@ absl::Status CudaTpa::Allocate() {
 // ----------------------------------------------------------------------------
 // A step
 
-void CudaTpa::BeginDecode(int64_t rows, const int32_t* lengths,
-                          const int32_t* page_table, int64_t page_stride) {
+TpaContexts CudaTpa::ContextsOf(absl::Span<const int64_t> positions) const {
+  return TpaContextsOf(positions, few_chunks_);
+}
+
+void CudaTpa::BeginDecode(int64_t rows, TpaContexts contexts,
+                          const int32_t* lengths, const int32_t* page_table,
+                          int64_t page_stride) {
   decode_ = true;
+  contexts_ = contexts;
   rows_ = rows;
   lengths_ = lengths;
   page_table_ = page_table;
@@ -192,6 +204,7 @@ absl::Status CudaTpa::BeginMixed(const StepBatch& batch,
                                  const std::vector<StepRun>& runs,
                                  CudaStepBuffer* step) {
   decode_ = false;
+  contexts_ = TpaContexts::kAny;
   page_stride_ = std::max<int64_t>(batch.page_table_stride, 1);
   pieces_.clear();
   prefills_.clear();
@@ -294,8 +307,9 @@ absl::Status CudaTpa::PlaceSchedules() {
   };
   for (Shape& shape : shapes_) {
     for (const Piece& piece : pieces_) {
-      RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
-                               Plan(shape, piece.rows, piece.tokens));
+      RECURVE_ASSIGN_OR_RETURN(
+          const TpaDecodePlan* plan,
+          Plan(shape, piece.rows, piece.tokens, TpaContexts::kAny));
       shape.piece_schedules.push_back(place(
           TpaScheduleBytes(*plan, static_cast<int>(piece.rows), page_stride_)));
     }
@@ -325,7 +339,7 @@ absl::Status CudaTpa::LaunchSchedule(Shape& shape, absl::Span<char> schedule,
                                      const int32_t* pages,
                                      cudaStream_t stream) {
   RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
-                           Plan(shape, rows, tokens));
+                           Plan(shape, rows, tokens, contexts_));
   const TpaCudaScheduleParams params = {
       lengths,         pages,
       page_stride_,    static_cast<int>(rows),
@@ -368,7 +382,7 @@ absl::Status CudaTpa::LaunchDecode(const Layer& layer, void* schedule,
                                    cudaStream_t stream) {
   Shape& shape = shapes_[layer.shape];
   RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
-                           Plan(shape, rows, tokens));
+                           Plan(shape, rows, tokens, contexts_));
   TpaCudaDecodeParams params = {};
   params.shape = shape.shape;
   params.cache = layer.cache;
@@ -466,18 +480,16 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
       "attention of a prompt");
 }
 
-const int32_t* CudaTpa::LastBlock(const Layer& layer) const {
+WorkingBlocks CudaTpa::Working(const Layer& layer) const {
   const Shape& shape = shapes_[layer.shape];
-  const auto plan = shape.decode.find(1);
-  if (!decode_ || rows_ != 1 || plan == shape.decode.end() ||
-      plan->second.head_blocks != 1) {
-    return nullptr;
-  }
+  const auto plan = shape.decode.find({1, contexts_});
+  if (!decode_ || rows_ != 1 || plan == shape.decode.end()) return {};
   const TpaScheduleLayout parts =
       TpaScheduleParts(plan->second, 1, kTpaPageTokens * page_stride_);
-  return reinterpret_cast<const int32_t*>(
-      static_cast<const char*>(shape.decode_schedule.data()) + parts.row_work +
-      offsetof(TpaRowWork, last_block));
+  return {reinterpret_cast<const int32_t*>(
+              static_cast<const char*>(shape.decode_schedule.data()) +
+              parts.row_work + offsetof(TpaRowWork, last_block)),
+          plan->second.head_blocks};
 }
 
 absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,6 +16,7 @@
 #include "engine/step_runs.h"
 #include "engine/tpa_launches.h"
 #include "kernels/common/weight_type.h"
+#include "kernels/matmul/product_chain_cuda.h"
 #include "kernels/tpa/tpa_cuda.h"
 #include "kernels/tpa/tpa_prefill_cuda.h"
 
@@ -59,8 +61,12 @@ class CudaTpa {
 
   // --- A step ---
 
-  // Pointers are to the device, here and below.
-  void BeginDecode(int64_t rows, const int32_t* lengths,
+  // Pointers are to the device, here and below, but for spans.
+
+  // For BeginDecode: the faster way, with the same results, for rows with a new
+  // token each at these positions (TpaContextsOf).
+  TpaContexts ContextsOf(absl::Span<const int64_t> positions) const;
+  void BeginDecode(int64_t rows, TpaContexts contexts, const int32_t* lengths,
                    const int32_t* page_table, int64_t page_stride);
   // Adds what the step's launches need to `step`.
   absl::Status BeginMixed(const StepBatch& batch,
@@ -91,10 +97,9 @@ class CudaTpa {
                                                  // kBFloat16
     absl::Span<const char> next;  // device memory that is read after this
   };
-  // In a step of decoding one row: where the device says which is the last
-  // block that Attend keeps at work, once the schedules are there; else null,
-  // or if heads have blocks of their own.
-  const int32_t* LastBlock(const Layer& layer) const;
+  // Of what Attend launches in a step of decoding one row, once the schedules
+  // are there.
+  WorkingBlocks Working(const Layer& layer) const;
   // The step's tokens are in the cache.
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
 
@@ -106,8 +111,9 @@ class CudaTpa {
       void* schedule;
     };
     TpaShape shape;
-    std::map<int64_t, TpaDecodePlan> decode;  // by rows, one new token each
-    std::map<int64_t, TpaDecodePlan> pieces;  // by rows, kTpaPieceTokens each
+    // By rows, with one new token each, or kTpaPieceTokens.
+    std::map<std::pair<int64_t, TpaContexts>, TpaDecodePlan> decode;
+    std::map<std::pair<int64_t, TpaContexts>, TpaDecodePlan> pieces;
     int64_t decode_schedule_bytes = 0;
     CudaMemory decode_schedule;   // of a step of decoding: where graphs find it
     int64_t prefill_scratch = 0;  // bytes that plans may take
@@ -147,7 +153,8 @@ class CudaTpa {
   // Finds the shapes' own sizes, too.
   absl::StatusOr<Sizes> Measure();
   absl::StatusOr<const TpaDecodePlan*> Plan(Shape& shape, int64_t rows,
-                                            int64_t tokens) const;
+                                            int64_t tokens,
+                                            TpaContexts contexts) const;
   TpaPrefillPlan PlanPrefill(const Shape& shape, int64_t rows, int64_t tokens,
                              int64_t context) const;
   void AddPieces(const StepBatch& batch, const std::vector<StepRun>& runs,
@@ -180,6 +187,7 @@ class CudaTpa {
   const TpaStepLimits limits_;
   int64_t piece_tokens_;  // in a step, at most, with padding
   std::vector<Shape> shapes_;
+  int few_chunks_ = 0;    // of the rows of a step of decoding, for kFew
   CudaMemory schedules_;  // of all launches of a step, but one of decoding
   CudaMemory scratch_;    // of the decode kernel
   CudaMemory prefill_scratch_;
@@ -189,6 +197,7 @@ class CudaTpa {
 
   // Of the step in progress.
   bool decode_ = false;
+  TpaContexts contexts_ = TpaContexts::kAny;
   int64_t rows_ = 0;
   const int32_t* lengths_ = nullptr;
   const int32_t* page_table_ = nullptr;

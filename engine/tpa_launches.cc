@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/tpa/tpa_chunks.h"
 #include "kernels/tpa/tpa_prefill_plan.h"
 #include "kernels/tpa/tpa_schedule.h"
 
@@ -86,6 +87,17 @@ std::vector<TpaPrefillRuns> CutTpaPrefills(const StepBatch& batch,
     first += launch.rows;
   }
   return launches;
+}
+
+TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int few_chunks) {
+  int64_t chunks = 0;
+  for (const int64_t position : positions)
+    chunks += TpaChunkCount(static_cast<int>(position + 1));
+  // The products of one row begin on multiprocessors that attention does not
+  // hold to its end, and need three in four (ShareChainTiles; measured,
+  // docs/kernels/tpa_decode.md).
+  const int most = positions.size() == 1 ? few_chunks / 4 : few_chunks;
+  return chunks <= most ? TpaContexts::kFew : TpaContexts::kAny;
 }
 
 int64_t MaxTpaScheduleBytes(const TpaShape& shape, const TpaDevice& device,

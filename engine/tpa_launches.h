@@ -1,6 +1,6 @@
-// How tensor product attention of a step is cut into launches, other than of a
-// step of decoding, and what their schedules take at most: plain arithmetic,
-// tested without a GPU.
+// How tensor product attention of a step is cut into launches, which plan one
+// of decoding takes, and what schedules take at most: plain arithmetic, tested
+// without a GPU.
 #ifndef RECURVE_ENGINE_TPA_LAUNCHES_H_
 #define RECURVE_ENGINE_TPA_LAUNCHES_H_
 
@@ -8,12 +8,17 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "engine/step.h"
 #include "engine/step_runs.h"
 #include "kernels/tpa/tpa_layout.h"
 #include "kernels/tpa/tpa_plan.h"
 
 namespace recurve {
+
+// Which plan is the faster one for a step of decoding: one new token in each
+// row, at these positions. `few_chunks` is TpaFewChunks of its layers' shape.
+TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int few_chunks);
 
 // Rows of so many tokens, so many rows a launch: what the decode kernel takes
 // at most, and a bound on its partial results.

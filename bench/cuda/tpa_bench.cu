@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "bench/cuda/tpa_bench.h"
+#include "kernels/tpa/tpa_chunks.h"
 #include "kernels/tpa/tpa_cuda.h"
 
 namespace recurve {
@@ -23,6 +24,8 @@ constexpr TpaDecodeForm kForms[] = {TpaDecodeForm::kParallelB,
 
 constexpr TpaShape kSeed = {32, 128, 128, 16, 1};
 constexpr TpaShape kRank2 = {32, 128, 128, 16, 2};
+constexpr TpaShape kT6Medium = {47, 64, 64, 6, 2};
+constexpr TpaShape kT6Large = {61, 64, 64, 6, 2};
 constexpr TpaShape kT6Xl = {78, 64, 64, 6, 2};
 
 struct Case {
@@ -226,7 +229,13 @@ class TpaBench {
   }
 
   TpaDecodePlan Plan(TpaDecodeForm form) const {
-    return PlanTpaDecode(case_.shape, form, rows_, 1, device_);
+    // As the engine does (TpaContextsOf), but for one row beyond 2,048 tokens.
+    int chunks = 0;
+    for (int32_t length : case_.lengths) chunks += TpaChunkCount(length);
+    return PlanTpaDecode(case_.shape, form, rows_, 1, device_,
+                         chunks <= TpaFewChunks(case_.shape, device_)
+                             ? TpaContexts::kFew
+                             : TpaContexts::kAny);
   }
 
   TpaCudaDecodeParams Params(int64_t layer) const {
@@ -414,6 +423,10 @@ std::vector<Case> TargetCases() {
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 128, 2048));
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 256, 2048));
   cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 32, 32768));
+  for (int rows : {1, 32, 256}) {
+    cases.push_back(Uniform("H47 D64 R2 ", kT6Medium, rows, 2048));
+    cases.push_back(Uniform("H61 D64 R2 ", kT6Large, rows, 2048));
+  }
   cases.push_back(Uniform("H32 D128 R1 ", kSeed, 32, 5088));
   // Lengths that are no power of two.
   for (int length : {1088, 1984, 2112, 3000})

@@ -89,6 +89,21 @@ __device__ __forceinline__ void Wgmma(float (&d)[2][4], uint64_t a, uint64_t b,
 }
 
 template <int kMajorA, int kMajorB>
+__device__ __forceinline__ void Wgmma(float (&d)[3][4], uint64_t a, uint64_t b,
+                                      bool add, __nv_bfloat16) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %14, 0; "
+      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
+      "%10, %11"
+      "}, %12, %13, p, 1, 1, %15, %16; }"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
+}
+
+template <int kMajorA, int kMajorB>
 __device__ __forceinline__ void Wgmma(float (&d)[4][4], uint64_t a, uint64_t b,
                                       bool add, __nv_bfloat16) {
   asm volatile(
@@ -210,6 +225,21 @@ __device__ __forceinline__ void Wgmma(float (&d)[2][4], uint64_t a, uint64_t b,
       "}, %8, %9, p, 1, 1, %11, %12; }"
       : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
         "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
+}
+
+template <int kMajorA, int kMajorB>
+__device__ __forceinline__ void Wgmma(float (&d)[3][4], uint64_t a, uint64_t b,
+                                      bool add, __half) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %14, 0; "
+      "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
+      "%10, %11"
+      "}, %12, %13, p, 1, 1, %15, %16; }"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
       : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
 }
 

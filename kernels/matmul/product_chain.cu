@@ -121,9 +121,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ticket[1] = static_cast<uint32_t>(taken / gridDim.x) | 1u << 31;
     ticket[2] = 0;
     // The same for all blocks: it is older than the kernel in front.
-    ticket[3] = p.last_block == nullptr
+    ticket[3] = p.working.last == nullptr
                     ? 0
-                    : static_cast<uint32_t>(__ldcg(p.last_block)) + 1;
+                    : static_cast<uint32_t>(p.working.times *
+                                            (__ldcg(p.working.last) + 1));
     for (int i = 0; i < a.slots; ++i) {
       BarrierInit(full(i), 1);
       BarrierInit(empty(i), 1);

@@ -10,6 +10,14 @@
 
 namespace recurve {
 
+// Which blocks of the kernel in front work to its end, where others end at
+// once: `times` as many as those up to *last, which is device memory (-1: none)
+// and older than that kernel, as it is read before that is done. Null: unknown.
+struct WorkingBlocks {
+  const int32_t* last = nullptr;
+  int times = 1;
+};
+
 // The products of one row between two attentions, one launch on Hopper:
 //
 //   residual += x · outᵀ
@@ -54,11 +62,9 @@ struct ProductChainParams {
   int64_t next_inputs;
   float* y;  // [next_outputs]
 
-  // Or null: device memory that says which is the last block of the kernel in
-  // front that works to its end, those behind it ending at once; -1: none. It
-  // is read before that kernel is done, so it must be older. No bits depend on
-  // it, but who multiplies what does: their places are the last to be free.
-  const int32_t* last_block;
+  // No bits depend on it, but who multiplies what does: their places are the
+  // last to be free.
+  WorkingBlocks working;
 
   // kProductChainExchangeBytes, zeros before the first launch; launches that
   // follow each other share them.

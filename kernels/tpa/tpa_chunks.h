@@ -55,6 +55,12 @@ RECURVE_HOST_DEVICE constexpr int TpaSegmentCount(int length) {
 // No segment has more chunks.
 inline constexpr int kTpaSegmentChunks = 8;
 
+// Tokens that the last chunk of such a context has room for.
+RECURVE_HOST_DEVICE constexpr int TpaLastChunk(int length) {
+  const int chunks = TpaChunkCount(length);
+  return chunks == 0 ? 0 : TpaChunkBegin(chunks) - TpaChunkBegin(chunks - 1);
+}
+
 // Where segment `segment` of a row of `row_chunks` chunks begins and ends, in
 // chunks of the row.
 RECURVE_HOST_DEVICE constexpr int TpaSegmentFirst(int segment) {

@@ -34,6 +34,9 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          (split || plan.blocks == p.rows) && ValidEarlyKeys(p, plan) &&
          plan.groups * plan.group_octets * plan.head_blocks >=
              p.new_tokens * TpaHeadOctets(p.shape) &&
+         // No block without a column.
+         plan.groups * plan.group_octets * (plan.head_blocks - 1) <
+             p.new_tokens * TpaHeadOctets(p.shape) &&
          p.cache.page_stride % 8 == 0 &&
          p.cache.page_stride >= layout.page_elements &&
          reinterpret_cast<uintptr_t>(p.cache.pages) % 16 == 0 &&

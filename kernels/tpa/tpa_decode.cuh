@@ -142,9 +142,8 @@ __device__ __forceinline__ void WriteFour(const TpaCudaDecodeParams& p,
 
 // What an output is multiplied with in the end. Nothing seen: zero.
 __device__ __forceinline__ float Normalizer(float sum, int kv_rank) {
-  return sum == 0.0f
-             ? 0.0f
-             : __fdiv_rn(1.0f, __fmul_rn(sum, static_cast<float>(kv_rank)));
+  return sum == 0.0f ? 0.0f
+                     : __frcp_rn(__fmul_rn(sum, static_cast<float>(kv_rank)));
 }
 
 }  // namespace recurve

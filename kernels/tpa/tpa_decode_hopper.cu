@@ -57,6 +57,8 @@ cudaError_t LaunchVariant(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
       return LaunchRank<T, 40, 1>(args, plan, stream);
     case 4:
       return LaunchRank<T, 40, 2>(args, plan, stream);
+    case 5:
+      return LaunchRank<T, 24, 1>(args, plan, stream);
     default:
       return cudaErrorInvalidValue;
   }

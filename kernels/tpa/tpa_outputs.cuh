@@ -136,50 +136,67 @@ class TpaOutputs {
     }
   }
 
-  // Writes the outputs at hand, the result of `row`.
-  __device__ __forceinline__ void WriteResult(int row,
-                                              const State& state) const {
-    if (args_.p.out_type == WeightType::kFloat32) {
-      WriteResultAs<float>(row, state);
-    } else {
-      WriteResultAs<T>(row, state);
-    }
-  }
-  template <typename TOut>
-  __device__ __forceinline__ void WriteResultAs(int row,
-                                                const State& state) const {
+  // Writes the outputs at hand, the result of `row`, by way of shared memory,
+  // so that it is a loop: written out, it would be a tenth of the kernel, whose
+  // end would have to be fetched from further away
+  // (docs/kernels/tpa_decode.md). `sums` [columns, 4 warps] and `outputs`, 2
+  // kTpaOctetBytes for each octet of columns, are the warpgroup's; no thread of
+  // it reads or writes there any more.
+  __device__ __forceinline__ void WriteResult(int row, const State& state,
+                                              float* sums,
+                                              uint32_t outputs) const {
     const TpaCudaDecodeParams& p = args_.p;
+    const bool floats = p.out_type == WeightType::kFloat32;
     const int value_dim = static_cast<int>(p.shape.value_dim);
     const int num_heads = static_cast<int>(p.shape.num_heads);
-    const int feature = 16 * warp_ + lane_ / 4;
+    float* const own_sums = sums + 8 * (lane_ % 4) + warp_;
+    if (lane_ < 4) {
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k)
+        own_sums[32 * (k / 2) + 4 * (k % 2)] = state.sum[k];
+    }
+    __syncwarp();
+    const uint32_t own = outputs + 4 * (threadIdx.x % 128);
     const int octets = min(args_.group_octets, args_.octets - first_octet_);
 #pragma unroll
-    for (int j = 0; j < kOctets; ++j) {
-      if (j >= octets) break;
-      const int octet = first_octet_ + j;
-      const int t = p.new_tokens == 1 ? 0 : octet / args_.head_octets;
-      const int head = 8 * (octet - t * args_.head_octets) + 2 * (lane_ % 4);
-      TOut* out = static_cast<TOut*>(p.out) +
-                  (int64_t{row} * p.new_tokens + t) * p.out_stride +
-                  head * value_dim + feature;
+    for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        if (head + k >= num_heads) break;
-        const float scale = Normalizer(state.sum[2 * j + k], kv_rank_);
-        TOut* to = out + k * value_dim;
+      for (int i = 0; i < 4 * kOctets; ++i) {
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(own + 512 * i),
+                     "f"(out_[tile][i / 4][i % 4])
+                     : "memory");
+      }
+      const int feature = 64 * tile + 16 * warp_ + lane_ / 4;
+      int t = p.new_tokens == 1 ? 0 : first_octet_ / args_.head_octets;
+      int head_octet = first_octet_ - t * args_.head_octets;
+#pragma unroll 1
+      for (int j = 0; j < octets; ++j) {
+        const int head = 8 * head_octet + 2 * (lane_ % 4);
+        const int64_t at = (int64_t{row} * p.new_tokens + t) * p.out_stride +
+                           head * value_dim + feature;
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
+        for (int k = 0; k < 2; ++k) {
+          const float scale = Normalizer(own_sums[32 * j + 4 * k], kv_rank_);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            if (kAllFeatures || feature + 64 * tile + 8 * i < value_dim) {
-              const float value = __fmul_rn(out_[tile][j][k + 2 * i], scale);
-              if constexpr (sizeof(TOut) == 4) {
-                to[64 * tile + 8 * i] = value;
-              } else {
-                to[64 * tile + 8 * i] = Half<TOut>::From(value);
-              }
+            float value;
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(value)
+                         : "r"(own + 512 * (4 * j + k + 2 * i))
+                         : "memory");
+            value = __fmul_rn(value, scale);
+            if (head + k >= num_heads || feature + 8 * i >= value_dim) continue;
+            const int64_t to = at + k * value_dim + 8 * i;
+            if (floats) {
+              static_cast<float*>(p.out)[to] = value;
+            } else {
+              static_cast<T*>(p.out)[to] = Half<T>::From(value);
             }
           }
+        }
+        if (++head_octet == args_.head_octets) {
+          head_octet = 0;
+          ++t;
         }
       }
     }

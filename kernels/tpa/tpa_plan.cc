@@ -78,7 +78,8 @@ TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,
 }
 
 TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
-                            int new_tokens, const TpaDevice& device) {
+                            int new_tokens, const TpaDevice& device,
+                            TpaContexts contexts) {
   TpaDecodePlan plan = {};
   plan.form = form;
   if (!TpaDecodeSupports(shape) || rows < 1 || rows > kTpaMaxRows ||
@@ -87,19 +88,31 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   }
   plan.hopper = device.hopper;
   const int octets = new_tokens * TpaHeadOctets(shape);
-  // The instances with 40 columns have registers and shared memory for up to
-  // 128 features.
+  // More than 32 columns. Their instances have registers and shared memory for
+  // up to 128 features.
   const bool wide = plan.hopper && octets > 4 &&
                     std::max(shape.head_dim, shape.value_dim) <= 128;
   const int tiles = shape.value_dim <= 64 ? 1 : shape.value_dim <= 128 ? 2 : 4;
-  while (kTpaVariants[plan.variant].columns != (wide ? 40 : 32) ||
+  const bool by_heads = form == TpaDecodeForm::kParallelBh;
+  const bool few = contexts == TpaContexts::kFew && wide && octets > 6 &&
+                   tiles == 1 && new_tokens == 1 &&
+                   form == TpaDecodeForm::kParallelBn;
+  const int max_groups = by_heads ? 1 : kTpaMaxWarpgroups;
+  const int max_octets = by_heads ? (wide ? 5 : 2)
+                         : few    ? 3 * max_groups
+                                  : (wide ? 5 : 4) * max_groups;
+  // The least columns that do for a warpgroup.
+  int columns = wide ? 40 : 32;
+  if (wide && !by_heads) {
+    const int block_octets = CeilDiv(octets, CeilDiv(octets, max_octets));
+    const int groups = CeilDiv(block_octets, few ? 3 : 5);
+    columns = std::max(8 * CeilDiv(block_octets, groups), tiles == 1 ? 24 : 32);
+  }
+  while (kTpaVariants[plan.variant].columns != columns ||
          kTpaVariants[plan.variant].value_tiles != tiles) {
     ++plan.variant;
   }
-  const int most = kTpaVariants[plan.variant].columns / 8;
-  const bool by_heads = form == TpaDecodeForm::kParallelBh;
-  const int max_groups = by_heads ? 1 : kTpaMaxWarpgroups;
-  const int max_octets = by_heads ? (wide ? 5 : 2) : most * max_groups;
+  const int most = columns / 8;
   const TpaPageLayout layout(shape, TpaPageOrder::kOctets);
   const bool common = plan.hopper && shape.head_dim == shape.value_dim &&
                       (shape.head_dim == 64 || shape.head_dim == 128) &&
@@ -143,6 +156,15 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
                     ? std::max(1, device.multiprocessors / plan.head_blocks)
                     : rows;
   return plan;
+}
+
+int TpaFewChunks(const TpaShape& shape, const TpaDevice& device) {
+  const auto plan = [&](TpaContexts contexts) {
+    return PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 1, 1, device,
+                         contexts);
+  };
+  const TpaDecodePlan few = plan(TpaContexts::kFew);
+  return few.head_blocks > plan(TpaContexts::kAny).head_blocks ? few.blocks : 0;
 }
 
 TpaScratchLayout TpaDecodeScratch(const TpaShape& shape,

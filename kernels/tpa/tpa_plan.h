@@ -17,6 +17,12 @@ enum class TpaDecodeForm {
 };
 const char* Name(TpaDecodeForm form);
 
+// How much there is to attend to in a launch.
+enum class TpaContexts {
+  kAny,
+  kFew,  // no more chunks (tpa_chunks.h) than TpaFewChunks says
+};
+
 // What the plan needs to know of a GPU.
 struct TpaDevice {
   int multiprocessors;
@@ -49,14 +55,15 @@ struct TpaDecodePlan {
 
 // The kernel instances: columns of a warpgroup, and value features in 64s.
 // Two warpgroups compute: on the same columns, each for its own chunks, or on
-// different ones. Few columns would be of no use: a warpgroup reads all of a
-// page from shared memory for its products, whatever their number.
+// different ones. Fewer columns than 24 would be of little use: a warpgroup
+// reads all of a page from shared memory for its products, whatever their
+// number.
 struct TpaVariant {
   int columns;
   int value_tiles;
 };
-inline constexpr TpaVariant kTpaVariants[] = {
-    {32, 1}, {32, 2}, {32, 4}, {40, 1}, {40, 2}};
+inline constexpr TpaVariant kTpaVariants[] = {{32, 1}, {32, 2}, {32, 4},
+                                              {40, 1}, {40, 2}, {24, 1}};
 inline constexpr int kTpaMaxWarpgroups = 2;
 
 // The ranks of a page whose scores those instances begin a page early: all, if
@@ -84,8 +91,16 @@ TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,
                                   const TpaDevice& device);
 
 // Pure. `blocks` is 0 if the shape is not supported or does not fit the device.
+// kFew, of kParallelBn and one new token, may give heads to more blocks: each
+// takes less time for a page, as long as every chunk has a block of its own.
+// What is attended to may be more than that; it only takes longer then.
 TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
-                            int new_tokens, const TpaDevice& device);
+                            int new_tokens, const TpaDevice& device,
+                            TpaContexts contexts = TpaContexts::kAny);
+
+// The chunks of all rows up to which PlanTpaDecode of kFew is faster than that
+// of kAny. 0: both are the same.
+int TpaFewChunks(const TpaShape& shape, const TpaDevice& device);
 
 // How a block merges, in `bytes` of shared memory: what it keeps for a row
 // besides its results, and of how many fours of features it can hold the

@@ -66,8 +66,9 @@ struct Sharing {
 __device__ Sharing ChooseSharing(const Args& args, const int* row_begin) {
   __shared__ int counts[kTpaShares];
   __shared__ int loads[kTpaShares];
-  __shared__ int best;   // the least share that suffices
-  __shared__ int whole;  // tokens, at most, of a block that has whole rows
+  __shared__ int best;     // the least share that suffices
+  __shared__ int whole;    // tokens, at most, of a block that has whole rows
+  __shared__ int longest;  // tokens of a row
   const int rows = args.p.rows;
   const int tokens = row_begin[rows];
   const int thread = static_cast<int>(threadIdx.x);
@@ -75,7 +76,7 @@ __device__ Sharing ChooseSharing(const Args& args, const int* row_begin) {
   if (thread < kTpaShares) counts[thread] = loads[thread] = 0;
   if (thread == 0) {
     best = kTpaShares;
-    whole = 0;
+    whole = longest = 0;
   }
   __syncthreads();
   if (rows_each == 1) {
@@ -83,15 +84,18 @@ __device__ Sharing ChooseSharing(const Args& args, const int* row_begin) {
     const int share = TpaShare(tokens, args.blocks, i);
     int count = 0;
     int load = 0;
+    int most = 0;
     for (int row = thread / kTpaShares; row < rows;
          row += kThreads / kTpaShares) {
       const int length = RowLength(args, row);
       const int blocks = TpaRowBlocks(length, share);
       count += blocks;
       load = max(load, TpaRowLoad(length, blocks));
+      most = max(most, length);
     }
     atomicAdd(&counts[i], count);
     atomicMax(&loads[i], load);
+    if (i == 0) atomicMax(&longest, most);
   } else {
     int load = 0;
     for (int row = thread * rows_each; row < rows; row += kThreads * rows_each)
@@ -104,7 +108,12 @@ __device__ Sharing ChooseSharing(const Args& args, const int* row_begin) {
   if (thread < kTpaShares && counts[thread] <= args.blocks)
     atomicMin(&best, thread);
   __syncthreads();
-  if (best == kTpaShares || loads[best] >= line) return {0, 0};
+  // No block has less than a chunk, however short its piece of the line is: it
+  // would have that or nothing, and the row more blocks than it needs.
+  if (best == kTpaShares ||
+      (loads[best] >= line && loads[best] > TpaLastChunk(longest))) {
+    return {0, 0};
+  }
   return {TpaShare(tokens, args.blocks, best), 0};
 }
 

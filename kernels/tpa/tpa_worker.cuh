@@ -17,7 +17,8 @@ namespace recurve {
 struct TpaShared {
   char* queries;     // [groups, octets of kColumns] as TpaQueryCopy brings
   uint32_t weights;  // [lanes, groups, 2] planes of columns
-  float* exchange;   // [lanes, groups, 2, columns, 4 warps]: maxima, sums
+  float* exchange;   // [lanes, groups, 2, columns, 4 warps]: maxima, sums;
+                     // results pass through these two, too (WriteResult)
   float2* kept;      // [groups, 2, columns]: maximum, sum of a segment so far
   float* kept_outputs;  // [groups, outputs of a thread, 128] of it
 };
@@ -70,17 +71,24 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     kept_outputs_ = shared.kept_outputs + 128 * kThreadOutputs * group_ +
                     static_cast<int>(threadIdx.x) % 128;
     const int token = 16 * warp_ + lane_ % 16;
+    // Columns that do not exist take another's factors, of those that this
+    // block copies.
+    const int last_octet = args.first_octet() + args.block_octets() - 1;
+    const int first_octet = min(first_octet_, last_octet);
+    const bool one = args.p.new_tokens == 1;
+    int head_octet = one ? first_octet - args.first_head_octet()
+                         : first_octet % args.head_octets;
+    uint32_t offset = kTpaOctetBytes * head_octet + 16 * token;
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
-      // Columns that do not exist take another's factors, of those that this
-      // block copies.
-      const int octet =
-          min(first_octet_ + j, args.first_octet() + args.block_octets() - 1);
-      const int head_octet = args.p.new_tokens == 1
-                                 ? octet - args.first_head_octet()
-                                 : octet % args.head_octets;
       // Lanes 16 to 31 name the rows of the next octet; see LoadFactors.
-      a_offset_[j] = kTpaOctetBytes * max(head_octet, 0) + 16 * token;
+      a_offset_[j] = offset;
+      if (first_octet_ + j >= last_octet) continue;
+      offset += kTpaOctetBytes;
+      if (!one && ++head_octet == args.head_octets) {
+        head_octet = 0;
+        offset = 16 * token;
+      }
     }
   }
 
@@ -148,7 +156,9 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
           NamedBarrierArrive(TurnBarrier(turn ^ 1), 256);
         }
         if (whole && chunk + 1 == end) {
-          WriteResult(row, state);
+          // The maxima's place: a barrier (of the sums) lies behind its last
+          // use and that of the weights. Sums may still be read there.
+          WriteResult(row, state, maxima_, weights_);
         } else if (result && !whole) {
           WritePartial(slot, state);
         }
@@ -207,17 +217,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     Scores(state, scores);
     if (Products::kEarlyKeys) BeginScores(more);
     // The first column's query sees the fewest tokens.
-    if (page + 64 > Visible(length, 0)) {
-#pragma unroll
-      for (int j = 0; j < kOctets; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (Token(page, i) >= Visible(length, j)) {
-            scores[j][i] = kMinusInfinity;
-          }
-        }
-      }
-    }
+    if (page + 64 > args_.Visible(length, 0)) Hide(page, length, scores);
     bool above = fresh;
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
@@ -239,6 +239,30 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     for (int r = 0; r < kv_rank_; ++r) {
       if (!Products::kEarlyKeys && r == kv_rank_ - 1) BeginScores(more);
       AddValues(scores, r, page, length, fresh && r == 0);
+    }
+  }
+
+  // Scores of tokens that queries do not see.
+  __device__ __forceinline__ void Hide(int page, int length,
+                                       float (&scores)[kOctets][4]) const {
+    const bool one = args_.p.new_tokens == 1;
+    int t =
+        one ? 0 : min(first_octet_ / args_.head_octets, args_.p.new_tokens - 1);
+    int head_octet = first_octet_ - t * args_.head_octets;
+#pragma unroll
+    for (int j = 0; j < kOctets; ++j) {
+      const int visible = args_.Visible(length, t);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (Token(page, i) >= visible) scores[j][i] = kMinusInfinity;
+      }
+      // Columns that do not exist see what the last one does.
+      ++head_octet;
+      if (!one && head_octet == args_.head_octets &&
+          t + 1 < args_.p.new_tokens) {
+        head_octet = 0;
+        ++t;
+      }
     }
   }
 
@@ -402,13 +426,14 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   // Values of tokens from `tokens` on become zero: their weights are, but
   // memory that nobody wrote may hold a NaN. By all warps of the lane.
   __device__ __forceinline__ void ClearValues(uint32_t plane, int tokens) {
-    const int missing = 64 - tokens;
-    const int count = static_cast<int>(args_.layout.b_v_width) / 8 * missing;
     const int threads = args_.lane_threads();
-    for (int i = static_cast<int>(threadIdx.x) - threads * chunk_lane_;
-         i < count; i += threads) {
-      const uint32_t at =
-          plane + kTpaOctetBytes * (i / missing) + 16 * (tokens + i % missing);
+    const int thread = static_cast<int>(threadIdx.x) - threads * chunk_lane_;
+    if (thread % 64 < tokens) return;
+    const uint32_t end =
+        plane +
+        kTpaOctetBytes * (static_cast<uint32_t>(args_.layout.b_v_width) / 8);
+#pragma unroll 1
+    for (uint32_t at = plane + 16 * thread; at < end; at += 16 * threads) {
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0)
                    : "memory");
     }
@@ -544,12 +569,6 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   // Token of scores[][i], for a page whose first token is given.
   __device__ __forceinline__ int Token(int page, int i) const {
     return page + 16 * warp_ + lane_ / 4 + 8 * (i / 2);
-  }
-  // Tokens that the queries of octet j see.
-  __device__ __forceinline__ int Visible(int length, int j) const {
-    if (args_.p.new_tokens == 1) return length;
-    return args_.Visible(
-        length, min(first_octet_ + j, args_.octets - 1) / args_.head_octets);
   }
 
   TpaRing ring_;

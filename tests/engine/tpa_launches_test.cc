@@ -39,6 +39,26 @@ class Step {
   std::vector<StepRun> runs_;
 };
 
+// Chunks of 128 tokens up to 2048, of 256 behind; T6-XL on an H200.
+TEST(TpaLaunchesTest, FewAreNoMoreChunksThanBlocks) {
+  const int chunks = TpaFewChunks({78, 64, 64, 6, 2}, {132, 227 << 10, true});
+  const auto few = [&](const std::vector<int64_t>& positions) {
+    return TpaContextsOf(positions, chunks) == TpaContexts::kFew;
+  };
+  EXPECT_TRUE(few({0}));
+  EXPECT_TRUE(few({2047}));
+  EXPECT_FALSE(few({2048}));
+  EXPECT_TRUE(few({2048, 0}));
+  EXPECT_TRUE(few(std::vector<int64_t>(66, 127)));
+  EXPECT_FALSE(few(std::vector<int64_t>(67, 127)));
+  EXPECT_TRUE(few(std::vector<int64_t>(33, 255)));
+  EXPECT_FALSE(few(std::vector<int64_t>(33, 256)));
+  EXPECT_TRUE(few({2047 + 49 * 256, 0}));  // 65 and one
+  EXPECT_FALSE(few({2048 + 49 * 256, 0}));
+  // Of no shape, or of one whose heads always are one block.
+  EXPECT_EQ(TpaContextsOf({0}, 0), TpaContexts::kAny);
+}
+
 // What CudaTpa takes for the launches' schedules.
 int64_t ScheduleBytes(const Step& step, const TpaShape& shape,
                       const TpaDevice& device, const TpaStepLimits& limits) {

@@ -311,9 +311,11 @@ TEST_F(BackendGpuTest, ANonFiniteRowEndsItsOwnStreamOnly) {
 }
 
 // Of one row, a layer of this size has its products in one launch; the second
-// engine of a process has them one by one, and so have more rows.
+// engine of a process has them one by one, and so have more rows. Heads of
+// attention are shared out in one way for few and in another for many tokens
+// in all rows.
 TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
-  const auto plan = PlanPreset("t6-xl", {2, 256});
+  const auto plan = PlanPreset("t6-xl", {2, 16384});
   ASSERT_TRUE(plan.ok()) << plan.status();
   const std::string folder = testing::TempDir() + "/recurve-wide-model";
   std::filesystem::remove_all(folder);
@@ -324,7 +326,7 @@ TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
   ASSERT_TRUE(written.ok()) << written.status();
   EngineOptions options;
   options.max_num_seqs = 4;
-  const auto first = Load(folder, "cuda", "bfloat16", options, 64);
+  const auto first = Load(folder, "cuda", "bfloat16", options, 400);
   const auto second = Load(folder, "cuda", "bfloat16", options, 64);
   std::filesystem::remove_all(folder);
   ASSERT_TRUE(first != nullptr && second != nullptr);
@@ -360,6 +362,21 @@ TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
     ASSERT_TRUE(Submit(*first, script(seed), sinks.back()).ok());
   }
   for (size_t i = 0; i < sinks.size(); ++i) same(sinks[i]->WaitEnd(), alone[i]);
+
+  // Beside 67 chunks of a long sequence, which are many of any GPU's blocks.
+  Script longer = Script::Generate(TestRandom(4).Tokens(15000, 50000), 300);
+  longer.options.stopping.ignore_eos = true;
+  const auto beside = std::make_shared<RecordingSink>();
+  ASSERT_TRUE(Submit(*first, longer, beside).ok());
+  beside->WaitTokens(3);
+  sinks.clear();
+  for (const uint64_t seed : {1, 2, 3}) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    ASSERT_TRUE(Submit(*first, script(seed), sinks.back()).ok());
+  }
+  for (size_t i = 0; i < sinks.size(); ++i) same(sinks[i]->WaitEnd(), alone[i]);
+  EXPECT_FALSE(beside->Record().end);  // it was there all the time
+  EXPECT_EQ(beside->WaitEnd().tokens, RunAlone(*first, longer).tokens);
 }
 
 // The golden sets with weights rounded to bfloat16, which the CPU rounds alike.

@@ -239,7 +239,7 @@ TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
         ASSERT_TRUE(ProductChainTakes(p));
         for (int i = 0; i < 3; ++i) {
           // Few blocks of the kernel in front work, none, or all.
-          p.last_block = i == 0 && all ? nullptr : last_blocks.data() + i;
+          if (i > 0 || !all) p.working = {last_blocks.data() + i, 1 + i % 2};
           layer.OneByOne(x, want, all ? &want_y : nullptr);
           ASSERT_EQ(LaunchProductChain(p, nullptr), cudaSuccess);
           ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

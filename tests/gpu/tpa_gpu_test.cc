@@ -227,6 +227,33 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheBlocks) {
   }
 }
 
+// Nor how many columns a block has, or the kernel that it runs room for.
+TEST_F(TpaGpuTest, BitsDoNotDependOnTheColumnsOfABlock) {
+  for (int64_t heads : {41, 47, 53, 61, 70, 78, 128}) {
+    for (int64_t rank : {1, 2, 3}) {
+      const TpaGpuConfig config = {
+          {heads, 64, 64, 6, rank},
+          heads % 2 == 0 ? TpaElement::kFloat16 : TpaElement::kBFloat16};
+      SCOPED_TRACE(Describe(config));
+      const Sequences sequences = Make(config, {2048, 700, 1, 65, 2500});
+      TpaGpuBatch batch(config, Pointers(sequences));
+      TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
+      const std::vector<float> want = batch.Decode(plan);
+      EXPECT_TRUE(SameBits(batch.Decode(TpaDecodeForm::kParallelBh), want));
+      TpaDecodePlan few =
+          batch.Plan(TpaDecodeForm::kParallelBn, TpaContexts::kFew);
+      EXPECT_TRUE(SameBits(batch.Decode(few), want)) << "few";
+      few.blocks = 2;  // with whole rows of several segments
+      EXPECT_TRUE(SameBits(batch.Decode(few), want)) << "few, two blocks";
+      // As before there were kernels for fewer columns.
+      if (!plan.hopper || plan.variant == 3) continue;
+      plan.variant = 3;
+      plan.stages -= 2;  // room for the columns that nobody uses
+      EXPECT_TRUE(SameBits(batch.Decode(plan), want)) << "40 columns";
+    }
+  }
+}
+
 // Nor how rows share them: each row some of its own, each block some rows, or
 // all rows in one line.
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheSharing) {

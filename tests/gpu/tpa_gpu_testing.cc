@@ -285,11 +285,12 @@ TpaGpuBatch::TpaGpuBatch(const TpaGpuConfig& config,
   out_.emplace(std::vector<float>(rows_ * queries_ * out_stride_, kCanary));
 }
 
-TpaDecodePlan TpaGpuBatch::Plan(TpaDecodeForm form) const {
+TpaDecodePlan TpaGpuBatch::Plan(TpaDecodeForm form,
+                                TpaContexts contexts) const {
   TpaDevice device = {};
   EXPECT_EQ(GetTpaDevice(&device), cudaSuccess);
   device.hopper = device.hopper && !portable_;
-  return PlanTpaDecode(config_.shape, form, rows_, queries_, device);
+  return PlanTpaDecode(config_.shape, form, rows_, queries_, device, contexts);
 }
 
 TpaCudaDecodeParams TpaGpuBatch::Params(const TpaDecodePlan& plan) {

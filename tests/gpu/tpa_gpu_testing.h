@@ -80,7 +80,8 @@ class TpaGpuBatch {
   // [rows, queries, H, E], compact.
   std::vector<float> Decode(TpaDecodeForm form);
   std::vector<float> Decode(const TpaDecodePlan& plan);
-  TpaDecodePlan Plan(TpaDecodeForm form) const;
+  TpaDecodePlan Plan(TpaDecodeForm form,
+                     TpaContexts contexts = TpaContexts::kAny) const;
 
   // Plans from now on are for a GPU without Hopper's instructions.
   void UsePortableKernel() { portable_ = true; }

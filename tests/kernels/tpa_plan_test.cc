@@ -259,41 +259,111 @@ TEST(TpaChunksTest, PartialsOfAShareAreCounted) {
   }
 }
 
+// Every head has a column, no block is without one, and it all fits.
+void CheckPlan(const TpaShape& shape, TpaDecodeForm form, int new_tokens,
+               const TpaDevice& device, TpaContexts contexts) {
+  const TpaDecodePlan plan =
+      PlanTpaDecode(shape, form, 9, new_tokens, device, contexts);
+  SCOPED_TRACE(testing::Message()
+               << shape.num_heads << " heads of " << shape.head_dim << ", "
+               << new_tokens << " new tokens, " << Name(form) << ", few "
+               << (contexts == TpaContexts::kFew));
+  ASSERT_GT(plan.blocks, 0);
+  const TpaVariant& variant = kTpaVariants[plan.variant];
+  const int octets = new_tokens * TpaHeadOctets(shape);
+  EXPECT_GE(plan.groups * plan.group_octets * plan.head_blocks, octets);
+  EXPECT_LT(plan.groups * plan.group_octets * (plan.head_blocks - 1), octets);
+  EXPECT_LE(plan.groups * plan.lanes, kTpaMaxWarpgroups);
+  EXPECT_GE(plan.lanes, 1);
+  EXPECT_LE(8 * plan.group_octets, variant.columns);
+  EXPECT_EQ(plan.threads, 128 * (plan.groups * plan.lanes + 1));
+  EXPECT_GE(64 * variant.value_tiles, shape.value_dim);
+  EXPECT_GE(plan.stages, 3);
+  EXPECT_LE(plan.shared_bytes, device.shared_memory);
+  EXPECT_EQ(plan.hopper, device.hopper);
+  if (form == TpaDecodeForm::kParallelBn) {
+    EXPECT_LE(plan.blocks * plan.head_blocks, device.multiprocessors);
+  }
+}
+
 TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
   for (const TpaDevice& device : {kH200, kA100}) {
-    for (int64_t heads : {1, 16, 17, 32, 78, 80, 81, 128}) {
+    for (int64_t heads : {1, 16, 17, 32, 47, 61, 78, 80, 81, 128}) {
       for (int64_t dim : {8, 32, 64, 72, 128, 256}) {
+        // An A100 has no room for the widest.
+        if (!device.hopper && dim == 256) continue;
         for (int new_tokens : {1, 3, 8}) {
           for (TpaDecodeForm form :
                {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBh,
                 TpaDecodeForm::kParallelBn}) {
-            // An A100 has no room for the widest.
-            if (!device.hopper && dim == 256) continue;
-            const TpaShape shape = {heads, dim, 64, 32, 4};
-            const TpaDecodePlan plan =
-                PlanTpaDecode(shape, form, 9, new_tokens, device);
-            SCOPED_TRACE(testing::Message()
-                         << heads << " heads of " << dim << ", " << new_tokens
-                         << " new tokens, " << Name(form));
-            ASSERT_GT(plan.blocks, 0);
-            const TpaVariant& variant = kTpaVariants[plan.variant];
-            EXPECT_GE(plan.groups * plan.group_octets * plan.head_blocks,
-                      new_tokens * TpaHeadOctets(shape));
-            // No block without a column.
-            EXPECT_LT(plan.groups * plan.group_octets * (plan.head_blocks - 1),
-                      new_tokens * TpaHeadOctets(shape));
-            EXPECT_LE(plan.groups * plan.lanes, kTpaMaxWarpgroups);
-            EXPECT_GE(plan.lanes, 1);
-            EXPECT_LE(8 * plan.group_octets, variant.columns);
-            EXPECT_EQ(plan.threads, 128 * (plan.groups * plan.lanes + 1));
-            EXPECT_GE(64 * variant.value_tiles, shape.value_dim);
-            EXPECT_GE(plan.stages, 3);
-            EXPECT_LE(plan.shared_bytes, device.shared_memory);
-            EXPECT_EQ(plan.hopper, device.hopper);
-            if (form == TpaDecodeForm::kParallelBn) {
-              EXPECT_LE(plan.blocks * plan.head_blocks, device.multiprocessors);
-            }
+            for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew})
+              CheckPlan({heads, dim, 64, 32, 4}, form, new_tokens, device,
+                        contexts);
           }
+        }
+      }
+    }
+  }
+}
+
+// Every head a column, in the kernel with the fewest columns that do.
+TEST(TpaPlanTest, TakesTheLeastColumns) {
+  const auto plan = [](int64_t heads, int64_t dim, TpaContexts contexts) {
+    return PlanTpaDecode({heads, dim, dim, 6, 2}, TpaDecodeForm::kParallelBn, 1,
+                         1, kH200, contexts);
+  };
+  struct Case {
+    int64_t heads, dim;
+    int columns, groups, head_blocks;  // of kAny
+    int few_columns, few_groups, few_head_blocks;
+  };
+  for (const Case& c :
+       {Case{32, 64, 32, 1, 1, 32, 1, 1}, Case{40, 64, 40, 1, 1, 40, 1, 1},
+        Case{41, 64, 24, 2, 1, 24, 2, 1}, Case{47, 64, 24, 2, 1, 24, 2, 1},
+        Case{61, 64, 32, 2, 1, 24, 2, 2}, Case{78, 64, 40, 2, 1, 24, 2, 2},
+        Case{128, 64, 32, 2, 2, 24, 2, 3}, Case{47, 128, 32, 2, 1, 32, 2, 1},
+        Case{78, 128, 40, 2, 1, 40, 2, 1}}) {
+    SCOPED_TRACE(testing::Message() << c.heads << " heads of " << c.dim);
+    const TpaDecodePlan any = plan(c.heads, c.dim, TpaContexts::kAny);
+    EXPECT_EQ(kTpaVariants[any.variant].columns, c.columns);
+    EXPECT_EQ(any.groups, c.groups);
+    EXPECT_EQ(any.head_blocks, c.head_blocks);
+    const TpaDecodePlan few = plan(c.heads, c.dim, TpaContexts::kFew);
+    EXPECT_EQ(kTpaVariants[few.variant].columns, c.few_columns);
+    EXPECT_EQ(few.groups, c.few_groups);
+    EXPECT_EQ(few.head_blocks, c.few_head_blocks);
+    EXPECT_EQ(few.blocks, 132 / c.few_head_blocks);
+    EXPECT_EQ(TpaFewChunks({c.heads, c.dim, c.dim, 6, 2}, kH200),
+              c.few_head_blocks > c.head_blocks ? few.blocks : 0);
+  }
+}
+
+// What an engine takes for its largest batch holds every smaller one's.
+TEST(TpaPlanTest, FewerRowsNeedNoMoreRoom) {
+  for (int64_t heads : {8, 47, 61, 70, 78, 128}) {
+    const TpaShape shape = {heads, 64, 64, 6, 2};
+    for (int most : {1, 2, 64, 256}) {
+      int64_t schedule = 0;
+      int64_t scratch = 0;
+      const auto bytes = [&](int rows, TpaContexts contexts,
+                             const auto& visit) {
+        const TpaDecodePlan plan = PlanTpaDecode(
+            shape, TpaDecodeForm::kParallelBn, rows, 1, kH200, contexts);
+        visit(TpaScheduleParts(plan, rows, 8192).bytes,
+              TpaDecodeScratch(shape, plan, rows, 1, 8192).bytes);
+      };
+      for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew}) {
+        bytes(most, contexts, [&](int64_t a, int64_t b) {
+          schedule = std::max(schedule, a);
+          scratch = std::max(scratch, b);
+        });
+      }
+      for (int rows = 1; rows <= most; rows *= 2) {
+        for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew}) {
+          bytes(rows, contexts, [&](int64_t a, int64_t b) {
+            EXPECT_LE(a, schedule) << heads << " " << rows << " of " << most;
+            EXPECT_LE(b, scratch) << heads << " " << rows << " of " << most;
+          });
         }
       }
     }

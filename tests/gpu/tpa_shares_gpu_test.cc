@@ -1,0 +1,68 @@
+// How CudaTpa shares out a step of decoding, and what it says of that.
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/cuda_tpa.h"
+#include "gtest/gtest.h"
+#include "kernels/tpa/tpa_chunks.h"
+#include "tests/gpu/device_buffer.h"
+#include "tests/testing/test_device.h"
+
+namespace recurve {
+namespace {
+
+constexpr TpaShape kT6Xl = {78, 64, 64, 6, 2};
+constexpr int64_t kPages = 256;  // of a sequence
+
+class TpaSharesGpuTest : public OnTestDevice<> {};
+
+// What the products of a row are told of the attention in front of them. A
+// wrong number would change no bits, and show nowhere else.
+TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
+  TpaDevice device = {};
+  ASSERT_EQ(GetTpaDevice(&device), cudaSuccess);
+  CudaTpa::Options options;
+  options.max_tokens = 64;
+  options.max_sequences = 4;
+  options.max_pages = kPages;
+  options.table_rows = 64;
+  CudaTpa tpa(options, device);
+  CudaTpa::Layer layer = {};
+  layer.shape = tpa.AddShape(kT6Xl);
+  EXPECT_EQ(tpa.ContextsOf({0}) == TpaContexts::kFew,
+            TpaFewChunks(kT6Xl, device) > 0);
+  ASSERT_TRUE(tpa.Allocate().ok());
+  DeviceBuffer<int32_t> pages(std::vector<int32_t>(2 * kPages, 1));
+  for (const int32_t length : {1, 129, 2048, 6000}) {
+    for (const TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew}) {
+      SCOPED_TRACE(testing::Message()
+                   << length << ", few " << (contexts == TpaContexts::kFew));
+      DeviceBuffer<int32_t> lengths({length, 0});
+      tpa.BeginDecode(1, contexts, lengths.data(), pages.data(), kPages);
+      ASSERT_TRUE(tpa.LaunchSchedules(nullptr).ok());
+      const WorkingBlocks working = tpa.Working(layer);
+      ASSERT_NE(working.last, nullptr);
+      int32_t last = -1;
+      ASSERT_EQ(
+          cudaMemcpy(&last, working.last, sizeof(last), cudaMemcpyDeviceToHost),
+          cudaSuccess);
+      const TpaDecodePlan plan = PlanTpaDecode(
+          kT6Xl, TpaDecodeForm::kParallelBn, 1, 1, device, contexts);
+      EXPECT_EQ(working.times, plan.head_blocks);
+      // A block a chunk, as far as there are blocks.
+      const int chunks = TpaChunkCount(length);
+      if (chunks <= plan.blocks) {
+        EXPECT_EQ(last, chunks - 1);
+      } else {
+        EXPECT_LT(last, plan.blocks);
+      }
+      // Of more rows there is no launch that asks.
+      tpa.BeginDecode(2, contexts, lengths.data(), pages.data(), kPages);
+      EXPECT_EQ(tpa.Working(layer).last, nullptr);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace recurve
