@@ -142,7 +142,7 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
   }
   query_start[rows_] = static_cast<int32_t>(rows_);
   products_->BeginDecode(rows_);
-  contexts_ = tpa_->ContextsOf(batch.positions);
+  contexts_ = tpa_->ContextsOf(batch.positions, rows_);
   tpa_->BeginDecode(rows_, contexts_, lengths_, page_table_, page_stride_);
   linear_->BeginDecode({sequences_, query_start_, slots_of_, nullptr});
 }

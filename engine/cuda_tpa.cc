@@ -182,8 +182,9 @@ absl::Status CudaTpa::Allocate() {
 // ----------------------------------------------------------------------------
 // A step
 
-TpaContexts CudaTpa::ContextsOf(absl::Span<const int64_t> positions) const {
-  return TpaContextsOf(positions, few_chunks_);
+TpaContexts CudaTpa::ContextsOf(absl::Span<const int64_t> positions,
+                                int64_t rows) const {
+  return TpaContextsOf(positions, rows, few_chunks_);
 }
 
 void CudaTpa::BeginDecode(int64_t rows, TpaContexts contexts,

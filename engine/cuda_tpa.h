@@ -63,9 +63,10 @@ class CudaTpa {
 
   // Pointers are to the device, here and below, but for spans.
 
-  // For BeginDecode: the faster way, with the same results, for rows with a new
-  // token each at these positions (TpaContextsOf).
-  TpaContexts ContextsOf(absl::Span<const int64_t> positions) const;
+  // For BeginDecode: the faster way, with the same results, for `rows` with a
+  // new token at each of these positions (TpaContextsOf).
+  TpaContexts ContextsOf(absl::Span<const int64_t> positions,
+                         int64_t rows) const;
   void BeginDecode(int64_t rows, TpaContexts contexts, const int32_t* lengths,
                    const int32_t* page_table, int64_t page_stride);
   // Adds what the step's launches need to `step`.

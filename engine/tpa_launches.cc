@@ -89,14 +89,17 @@ std::vector<TpaPrefillRuns> CutTpaPrefills(const StepBatch& batch,
   return launches;
 }
 
-TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int few_chunks) {
+TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int64_t rows,
+                          int few_chunks) {
+  // Rows of padding have no chunks, but blocks are shared out among all.
+  if (rows > few_chunks) return TpaContexts::kAny;
   int64_t chunks = 0;
   for (const int64_t position : positions)
     chunks += TpaChunkCount(static_cast<int>(position + 1));
   // The products of one row begin on multiprocessors that attention does not
   // hold to its end, and need three in four (ShareChainTiles; measured,
   // docs/kernels/tpa_decode.md).
-  const int most = positions.size() == 1 ? few_chunks / 4 : few_chunks;
+  const int most = rows == 1 ? few_chunks / 4 : few_chunks;
   return chunks <= most ? TpaContexts::kFew : TpaContexts::kAny;
 }
 

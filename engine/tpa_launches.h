@@ -16,9 +16,11 @@
 
 namespace recurve {
 
-// Which plan is the faster one for a step of decoding: one new token in each
-// row, at these positions. `few_chunks` is TpaFewChunks of its layers' shape.
-TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int few_chunks);
+// Which plan is the faster one for a step of decoding of `rows`: one new token
+// at each of these positions, the other rows are padding. `few_chunks` is
+// TpaFewChunks of its layers' shape.
+TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int64_t rows,
+                          int few_chunks);
 
 // Rows of so many tokens, so many rows a launch: what the decode kernel takes
 // at most, and a bound on its partial results.

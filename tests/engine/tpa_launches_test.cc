@@ -1,6 +1,7 @@
 #include "engine/tpa_launches.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -43,20 +44,22 @@ class Step {
 TEST(TpaLaunchesTest, FewAreNoMoreChunksThanBlocks) {
   const int chunks = TpaFewChunks({78, 64, 64, 6, 2}, {132, 227 << 10, true});
   const auto few = [&](const std::vector<int64_t>& positions) {
-    return TpaContextsOf(positions, chunks) == TpaContexts::kFew;
+    const int64_t rows = std::bit_ceil(positions.size());
+    return TpaContextsOf(positions, rows, chunks) == TpaContexts::kFew;
   };
   EXPECT_TRUE(few({0}));
   EXPECT_TRUE(few({2047}));
   EXPECT_FALSE(few({2048}));
   EXPECT_TRUE(few({2048, 0}));
-  EXPECT_TRUE(few(std::vector<int64_t>(66, 127)));
-  EXPECT_FALSE(few(std::vector<int64_t>(67, 127)));
+  EXPECT_TRUE(few(std::vector<int64_t>(64, 127)));
+  EXPECT_FALSE(few(std::vector<int64_t>(65, 127)));  // of 128, with padding
+  EXPECT_TRUE(few(std::vector<int64_t>(62, 127)));
   EXPECT_TRUE(few(std::vector<int64_t>(33, 255)));
   EXPECT_FALSE(few(std::vector<int64_t>(33, 256)));
   EXPECT_TRUE(few({2047 + 49 * 256, 0}));  // 65 and one
   EXPECT_FALSE(few({2048 + 49 * 256, 0}));
   // Of no shape, or of one whose heads always are one block.
-  EXPECT_EQ(TpaContextsOf({0}, 0), TpaContexts::kAny);
+  EXPECT_EQ(TpaContextsOf({0}, 1, 0), TpaContexts::kAny);
 }
 
 // What CudaTpa takes for the launches' schedules.

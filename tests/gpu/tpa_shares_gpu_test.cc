@@ -30,7 +30,7 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
   CudaTpa tpa(options, device);
   CudaTpa::Layer layer = {};
   layer.shape = tpa.AddShape(kT6Xl);
-  EXPECT_EQ(tpa.ContextsOf({0}) == TpaContexts::kFew,
+  EXPECT_EQ(tpa.ContextsOf({0}, 1) == TpaContexts::kFew,
             TpaFewChunks(kT6Xl, device) > 0);
   ASSERT_TRUE(tpa.Allocate().ok());
   DeviceBuffer<int32_t> pages(std::vector<int32_t>(2 * kPages, 1));
