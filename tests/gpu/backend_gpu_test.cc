@@ -364,7 +364,7 @@ TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
   for (size_t i = 0; i < sinks.size(); ++i) same(sinks[i]->WaitEnd(), alone[i]);
 
   // Beside 67 chunks of a long sequence, which are many of any GPU's blocks.
-  Script longer = Script::Generate(TestRandom(4).Tokens(15000, 50000), 300);
+  Script longer = Script::Generate(TestRandom(4).Tokens(15000, 50000), 600);
   longer.options.stopping.ignore_eos = true;
   const auto beside = std::make_shared<RecordingSink>();
   ASSERT_TRUE(Submit(*first, longer, beside).ok());
@@ -374,8 +374,10 @@ TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
     sinks.push_back(std::make_shared<RecordingSink>());
     ASSERT_TRUE(Submit(*first, script(seed), sinks.back()).ok());
   }
-  for (size_t i = 0; i < sinks.size(); ++i) same(sinks[i]->WaitEnd(), alone[i]);
+  std::vector<StreamRecord> records;
+  for (const auto& sink : sinks) records.push_back(sink->WaitEnd());
   EXPECT_FALSE(beside->Record().end);  // it was there all the time
+  for (size_t i = 0; i < sinks.size(); ++i) same(records[i], alone[i]);
   EXPECT_EQ(beside->WaitEnd().tokens, RunAlone(*first, longer).tokens);
 }
 
