@@ -77,12 +77,14 @@ TEST(ReadTextFileTest, ReadsAllBytesAndNamesAMissingFile) {
 }
 
 TEST(ReadTextFileTest, RefusesMoreThanItMayRead) {
-  const std::string path = testing::TempDir() + "/five";
+  const std::string path = testing::TempDir() + "/recurve_parse_test_five." +
+                           std::to_string(getpid());
   std::ofstream(path) << "12345";
   EXPECT_EQ(ReadTextFile(path, 5).value(), "12345");
   EXPECT_EQ(ReadTextFile(path, 4).status(),
             absl::InvalidArgumentError(
                 absl::StrCat("'", path, "' has more than 4 bytes")));
+  std::remove(path.c_str());
   // It has no end.
   EXPECT_TRUE(absl::IsInvalidArgument(
       ReadTextFile("/dev/zero", size_t{4} << 20).status()));

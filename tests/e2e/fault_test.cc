@@ -2,7 +2,10 @@
 // a GPU fail.
 
 #include <signal.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <fstream>
 #include <thread>
 
 #include "tests/e2e/server_fixture.h"
@@ -15,16 +18,38 @@ namespace {
 using grpc::health::v1::HealthCheckResponse;
 using testing::HasSubstr;
 
-std::unique_ptr<Process> StartServer(const std::string& fault) {
-  return std::make_unique<Process>(
-      std::vector<std::string>{
-          TestProgram("recurve-faulty-server"), "--model", DemoModelFolder(),
-          "--device", TestDeviceFlag(), "--grpc-port", "0", "--http-port", "-1",
-          "--num-threads", "2", "--max-num-seqs", "3", "--step-timeout", "1",
-          "--shutdown-timeout", "0.5"},
-      std::vector<std::string>{"RECURVE_TEST_FAULT=" + fault,
-                               "RECURVE_TEST_FAULT_AT=40"});
-}
+class FaultTest : public testing::Test {
+ protected:
+  ~FaultTest() override { std::remove(file_.c_str()); }
+
+  // It serves until Break is called.
+  std::unique_ptr<Process> StartServer(const std::string& fault) const {
+    return std::make_unique<Process>(
+        std::vector<std::string>{
+            TestProgram("recurve-faulty-server"), "--model", DemoModelFolder(),
+            "--device", TestDeviceFlag(), "--grpc-port", "0", "--http-port",
+            "-1", "--num-threads", "2", "--max-num-seqs", "3", "--step-timeout",
+            "1", "--shutdown-timeout", "0.5"},
+        std::vector<std::string>{"RECURVE_TEST_FAULT=" + fault,
+                                 "RECURVE_TEST_FAULT_FILE=" + file_});
+  }
+  // Waits until the server has so many streams, running or waiting.
+  static bool HasStreams(const std::string& address, uint32_t streams) {
+    const auto client = *RecurveClient::Create(address);
+    return WaitFor([&] {
+      const auto load = client->GetLoad();
+      return load.ok() &&
+             load->num_requests_running() + load->num_requests_waiting() ==
+                 streams;
+    });
+  }
+  void Break() const { std::ofstream(file_) << "now"; }
+  void DeviceFails(const std::string& fault, const std::string& message) const;
+
+ private:
+  const std::string file_ =
+      testing::TempDir() + "/recurve_fault_test." + std::to_string(getpid());
+};
 
 bool TurnsNotServing(const std::string& address) {
   ClientOptions options;
@@ -40,7 +65,8 @@ bool TurnsNotServing(const std::string& address) {
       5);
 }
 
-void DeviceFails(const std::string& fault, const std::string& message) {
+void FaultTest::DeviceFails(const std::string& fault,
+                            const std::string& message) const {
   const auto server = StartServer(fault);
   const std::string address = server->GrpcAddress();
   ASSERT_NE(address, "") << server->Err();
@@ -53,6 +79,8 @@ void DeviceFails(const std::string& fault, const std::string& message) {
       end = Generate(*client, GreedyRequest({256, 65}, 8000)).status;
     });
   }
+  EXPECT_TRUE(HasStreams(address, ends.size())) << server->Err();
+  Break();
   EXPECT_TRUE(TurnsNotServing(address)) << server->Err();
   for (std::thread& stream : streams) stream.join();
   for (const absl::Status& end : ends) {
@@ -63,16 +91,16 @@ void DeviceFails(const std::string& fault, const std::string& message) {
   EXPECT_THAT(server->Err(), HasSubstr(message));
 }
 
-TEST(FaultTest, AnErrorOfTheDeviceEndsStreamsAndProcess) {
+TEST_F(FaultTest, AnErrorOfTheDeviceEndsStreamsAndProcess) {
   DeviceFails("error", "a fault of the kind error");
 }
 
-TEST(FaultTest, AFaultOfTheGpuEndsStreamsAndProcess) {
+TEST_F(FaultTest, AFaultOfTheGpuEndsStreamsAndProcess) {
   if (TestDeviceFlag() != "cuda") GTEST_SKIP() << "RECURVE_TEST_DEVICE is cpu";
   DeviceFails("illegal", "illegal memory access");
 }
 
-TEST(FaultTest, AStepThatHangsTurnsHealthDownAndFailsTheDrain) {
+TEST_F(FaultTest, AStepThatHangsTurnsHealthDownAndFailsTheDrain) {
   const auto server = StartServer("hang");
   const std::string address = server->GrpcAddress();
   ASSERT_NE(address, "") << server->Err();
@@ -81,6 +109,8 @@ TEST(FaultTest, AStepThatHangsTurnsHealthDownAndFailsTheDrain) {
     const auto outcome = Generate(*client, GreedyRequest({256, 65}, 8000));
     EXPECT_FALSE(outcome.status.ok());
   });
+  EXPECT_TRUE(HasStreams(address, 1)) << server->Err();
+  Break();
   EXPECT_TRUE(TurnsNotServing(address)) << server->Err();
   // What restarts containers then ends it; it does not wait for the step.
   server->Signal(SIGTERM);

@@ -1,11 +1,12 @@
 // recurve-server with a fault in its device, for tests. RECURVE_TEST_FAULT says
-// which, from step RECURVE_TEST_FAULT_AT on:
+// which, from the first step on that finds a file RECURVE_TEST_FAULT_FILE:
 //   error    the step reports an error
 //   illegal  the GPU writes where it may not
 //   hang     the step does not end
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -36,15 +37,14 @@ absl::Status Fault(const std::string& fault) {
 
 int Main(int argc, char** argv) {
   const char* fault = std::getenv("RECURVE_TEST_FAULT");
-  const char* at = std::getenv("RECURVE_TEST_FAULT_AT");
-  if (fault == nullptr || at == nullptr) return 2;
+  const char* file = std::getenv("RECURVE_TEST_FAULT_FILE");
+  if (fault == nullptr || file == nullptr) return 2;
   return ServerMain(argc, argv, [&](std::unique_ptr<ModelRunner> real) {
     auto runner = std::make_unique<FaultyRunner>(std::move(real));
-    const auto left = std::make_shared<int>(std::atoi(at));
-    runner->SetBeforeRun(
-        [fault = std::string(fault), left](const StepBatch&, CacheStorage&) {
-          return --*left > 0 ? absl::OkStatus() : Fault(fault);
-        });
+    runner->SetBeforeRun([fault = std::string(fault), file = std::string(file)](
+                             const StepBatch&, CacheStorage&) {
+      return std::filesystem::exists(file) ? Fault(fault) : absl::OkStatus();
+    });
     return runner;
   });
 }

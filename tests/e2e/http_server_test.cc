@@ -120,9 +120,10 @@ TEST(HttpServerTest, ClientsThatLeaveAfterTheirAnswersTakeNoPlace) {
 TEST(HttpServerTest, SlowRequestsAndIdleConnectionsEnd) {
   EchoHandler handler;
   HttpServerOptions options = Options();
-  options.head_timeout = std::chrono::milliseconds(100);
-  options.body_timeout = std::chrono::milliseconds(100);
-  options.idle_timeout = std::chrono::milliseconds(100);
+  // Long enough that a request is sent in time on a busy machine.
+  options.head_timeout = std::chrono::milliseconds(500);
+  options.body_timeout = std::chrono::milliseconds(500);
+  options.idle_timeout = std::chrono::milliseconds(500);
   const auto server = *HttpServer::Start(options, &handler);
   HttpConnection silent(server->port());
   EXPECT_EQ(silent.ReadSome(), "");
@@ -140,7 +141,7 @@ TEST(HttpServerTest, SlowRequestsAndIdleConnectionsEnd) {
 TEST(HttpServerTest, EveryRequestIsCountedOnce) {
   EchoHandler handler;
   HttpServerOptions options = Options();
-  options.head_timeout = std::chrono::milliseconds(100);
+  options.head_timeout = std::chrono::seconds(1);
   const auto server = *HttpServer::Start(options, &handler);
   // An answer is counted behind its last byte, each here before the next
   // connection's.

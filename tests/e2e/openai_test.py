@@ -150,7 +150,7 @@ class OpenAiTest(unittest.TestCase):
     def test_keys_and_quotas(self):
         with tempfile.NamedTemporaryFile("w") as keys:
             digest = hashlib.sha256(b"right").hexdigest()
-            keys.write(f"acme sha256={digest} tokens_per_second=1 token_burst=10\n")
+            keys.write(f"acme sha256={digest} tokens_per_second=1 token_burst=100\n")
             keys.flush()
             server = Server("--api-keys-file", keys.name)
             try:
@@ -158,7 +158,7 @@ class OpenAiTest(unittest.TestCase):
                         self.assertRaises(openai.AuthenticationError):
                     client.models.list()
                 with openai.OpenAI(**server.options("right")) as client:
-                    options = dict(model="demo", prompt="a", max_tokens=7,
+                    options = dict(model="demo", prompt="a", max_tokens=70,
                                    extra_body={"ignore_eos": True})
                     client.completions.create(**options)
                     with self.assertRaises(openai.RateLimitError) as caught:

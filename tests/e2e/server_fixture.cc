@@ -17,6 +17,20 @@
 
 namespace recurve {
 
+StepHold::StepHold(TestServer& server, int64_t steps) {
+  const auto seen = std::make_shared<std::atomic<int64_t>>(0);
+  server.runner().SetBeforeRun(
+      [steps, seen, go_on = promise_.get_future().share()](const StepBatch&,
+                                                           CacheStorage&) {
+        if (++*seen > steps) go_on.wait();
+        return absl::OkStatus();
+      });
+}
+
+void StepHold::Open() {
+  if (!std::exchange(open_, true)) promise_.set_value();
+}
+
 ServerOptions DemoOptions() {
   ServerOptions options;
   options.model.path = RECURVE_SOURCE_DIR "/deploy/models/demo";

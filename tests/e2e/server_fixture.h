@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,6 +42,19 @@ class TestServer {
  private:
   std::unique_ptr<Server> server_;
   FaultyRunner* runner_ = nullptr;
+};
+
+// Holds a server's steps behind the first `steps`, until it is opened or gone:
+// what runs then cannot end before a test has looked at it.
+class StepHold {
+ public:
+  StepHold(TestServer& server, int64_t steps);
+  ~StepHold() { Open(); }
+  void Open();
+
+ private:
+  std::promise<void> promise_;
+  bool open_ = false;
 };
 
 // Waits for every stream of the server of `client` to be gone, and for every

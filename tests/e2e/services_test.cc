@@ -32,13 +32,7 @@ TEST(ServicesTest, HealthWatchFollowsADrain) {
 
   const auto client = server.Connect();
   // The request goes on when the drain has been looked at.
-  std::promise<void> seen;
-  const std::shared_future<void> go_on = seen.get_future().share();
-  std::atomic<int> steps = 0;
-  server.runner().SetBeforeRun([&](const StepBatch&, CacheStorage&) {
-    if (++steps > 20) go_on.wait();
-    return absl::OkStatus();
-  });
+  StepHold hold(server, 20);
   bool drained = false;
   const absl::Status status = client->Generate(
       GreedyRequest({256, 65}, 100), [&](const v1::GenerateEvent& event) {
@@ -50,7 +44,7 @@ TEST(ServicesTest, HealthWatchFollowsADrain) {
           EXPECT_TRUE(health.ok() &&
                       health->status() == HealthCheckResponse::NOT_SERVING)
               << health.status();
-          seen.set_value();
+          hold.Open();
         }
         return true;
       });
@@ -158,7 +152,12 @@ TEST(ServicesTest, MetricsCountWhatRan) {
   const auto client = server.Connect();
   ASSERT_TRUE(Generate(*client, GreedyRequest({256, 65, 66}, 10)).status.ok());
   server.ExpectIdle();
-  const std::string body = HttpGet(server.server().http_port(), "/metrics");
+  // A step is counted when its streams have been told, the last one of all.
+  const int port = server.server().http_port();
+  ASSERT_TRUE(WaitFor([&] {
+    return MetricValue(port, "recurve_decode_step_seconds_count") == 10;
+  }));
+  const std::string body = HttpGet(port, "/metrics");
   for (const char* line : {
            "recurve_prompt_tokens_total 3\n",
            "recurve_generation_tokens_total 10\n",

@@ -168,6 +168,8 @@ TEST_F(EngineFailureTest, AStalledStreamRestsUntilItIsResumed) {
   const auto id = Submit(*engine_, script, sink);
   for (size_t tokens = 1; tokens < 4; ++tokens) {
     EXPECT_THAT(sink->WaitTokens(tokens).tokens, SizeIs(tokens));
+    // The load is published when the step's streams have been told.
+    while (engine_->load().resident != 1) std::this_thread::yield();
     // A step more would be a breach that the sink notices.
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_EQ(engine_->load().resident, 1);
@@ -244,6 +246,8 @@ TEST_F(EngineFailureTest, DrainRefusesNewWorkAndFinishesWhatRuns) {
 
 TEST_F(EngineFailureTest, TheDestructorEndsEverything) {
   fake_.num_slots = 2;
+  // 3000 of them take far longer than the destructor to begin.
+  fake_.step_time = std::chrono::milliseconds(1);
   Start();
   const auto idle = Run(Script::Generate(Prompt(10), 2), false);
   idle->WaitCommands(1);

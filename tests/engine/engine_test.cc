@@ -183,21 +183,29 @@ TEST_F(EngineTest, BatchesBeginWithSingleTokens) {
       several |= !single;
       mixed |= single && batch.num_tokens() > batch.num_sequences();
     }
+    gate_.Enter(batch);
   };
   Start();
+  gate_.Hold();  // so that nobody is done before the next comes
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (int i = 0; i < 6; ++i) {
     sinks.push_back(std::make_shared<RecordingSink>());
     Script script = Script::Generate(Prompt(20 + i), 40);
     script.options.priority = i;
     ASSERT_TRUE(Submit(*engine_, script, sinks.back(), true).ok());
-    sinks.back()->WaitTokens(2);
+    while (true) {
+      gate_.WaitHeld();
+      if (sinks.back()->Record().tokens.size() >= 2) break;
+      gate_.Pass();
+    }
   }
+  gate_.Open();
   for (const auto& sink : sinks) {
     sink->WaitEnd();
     EXPECT_TRUE(sink->Record().end->ok());
   }
   EXPECT_TRUE(mixed);
+  engine_.reset();  // before what its steps write to
 }
 
 TEST_F(EngineTest, ReportsUsageAndTimes) {
