@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace recurve {
 
@@ -57,305 +58,148 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 #endif
 }
-// The compiler must not move uses of these registers over this point.
-template <int kRows>
-__device__ __forceinline__ void WgmmaPin(float (&d)[kRows][4]) {
+// The compiler must not move uses of these registers, floats or 32-bit integers
+// in arrays of any rank, over this point.
+template <typename Register, int kCount>
+__device__ __forceinline__ void WgmmaPin(Register (&d)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(d[i][j])::"memory");
+  for (int i = 0; i < kCount; ++i) {
+    if constexpr (std::is_array_v<Register>) {
+      WgmmaPin(d[i]);
+    } else if constexpr (std::is_same_v<Register, float>) {
+      asm volatile("" : "+f"(d[i])::"memory");
+    } else {
+      asm volatile("" : "+r"(d[i])::"memory");
+    }
   }
 }
 
-// ---- products: d = (add ? d : 0) + A [64, 16] · B [16, 8 · kRows] ----
+// ---- products: d = (add ? d : 0) + A [64, 16] · B [16, kCount / 4 · 8] ----
 //
-// Warp w of the four has rows 16 w to 16 w + 15; its lane l has in d[j] row
-// l / 4, columns 8 j + 2 (l % 4) and the next, and the same of row l / 4 + 8.
-// One text for each width, since it is part of the instruction.
+// Warp w of the four has rows 16 w to 16 w + 15; its lane l has, for each 8
+// columns j, of row l / 4 columns 8 j + 2 (l % 4) and the next in d[4 j] and
+// d[4 j + 1], and the same of row l / 4 + 8 in d[4 j + 2] and d[4 j + 3].
+//
+//   Wgmma<kMajorA, kMajorB>(d, a, b, add, T())    both from shared memory
+//   WgmmaOfRegisters<kMajorB>(d, a, b, add, T())  A from registers, as
+//                                                 fragments of mma.m16n8k16
+//
+// T is __nv_bfloat16 or __half. Elsewhere than on sm_90a they do nothing.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define RECURVE_WGMMA_ASM(...) asm volatile(__VA_ARGS__)
+#else
+#define RECURVE_WGMMA_ASM(...) static_cast<void>(0)
+#endif
 
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[2][4], uint64_t a, uint64_t b,
-                                      bool add, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %10, 0; "
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, p, 1, 1, %11, %12; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
+// The width is part of the instruction, and so is how many registers it names.
+#define RECURVE_WGMMA_4(i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define RECURVE_WGMMA_D8 RECURVE_WGMMA_4(0), RECURVE_WGMMA_4(4)
+#define RECURVE_WGMMA_D12 RECURVE_WGMMA_D8, RECURVE_WGMMA_4(8)
+#define RECURVE_WGMMA_D16 RECURVE_WGMMA_D12, RECURVE_WGMMA_4(12)
+#define RECURVE_WGMMA_D20 RECURVE_WGMMA_D16, RECURVE_WGMMA_4(16)
+#define RECURVE_WGMMA_D32                                      \
+  RECURVE_WGMMA_D20, RECURVE_WGMMA_4(20), RECURVE_WGMMA_4(24), \
+      RECURVE_WGMMA_4(28)
+#define RECURVE_WGMMA_D40 \
+  RECURVE_WGMMA_D32, RECURVE_WGMMA_4(32), RECURVE_WGMMA_4(36)
+#define RECURVE_WGMMA_D64                                            \
+  RECURVE_WGMMA_D40, RECURVE_WGMMA_4(40), RECURVE_WGMMA_4(44),       \
+      RECURVE_WGMMA_4(48), RECURVE_WGMMA_4(52), RECURVE_WGMMA_4(56), \
+      RECURVE_WGMMA_4(60)
+#define RECURVE_WGMMA_TEXT8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define RECURVE_WGMMA_TEXT12 RECURVE_WGMMA_TEXT8 ", %8, %9, %10, %11"
+#define RECURVE_WGMMA_TEXT16 RECURVE_WGMMA_TEXT12 ", %12, %13, %14, %15"
+#define RECURVE_WGMMA_TEXT20 RECURVE_WGMMA_TEXT16 ", %16, %17, %18, %19"
+#define RECURVE_WGMMA_TEXT32 \
+  RECURVE_WGMMA_TEXT20       \
+  ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define RECURVE_WGMMA_TEXT40 \
+  RECURVE_WGMMA_TEXT32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define RECURVE_WGMMA_TEXT64                                            \
+  RECURVE_WGMMA_TEXT40                                                  \
+  ", %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
+  "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RECURVE_WGMMA_TEXT(type, n, count, a, b, p, majors)       \
+  "{ .reg .pred p; setp.ne.b32 p, " p                             \
+  ", 0; "                                                         \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type \
+  " {" RECURVE_WGMMA_TEXT##count "}, " a ", " b ", p, 1, 1, " majors "; }"
+#define RECURVE_WGMMA_SHARED(type, n, count, o1, o2, o3, o4)                \
+  RECURVE_WGMMA_ASM(RECURVE_WGMMA_TEXT(type, n, count, "%" #count, "%" #o1, \
+                                       "%" #o2, "%" #o3 ", %" #o4)          \
+                    : RECURVE_WGMMA_D##count                                \
+                    : "l"(a), "l"(b), "r"(static_cast<int>(add)),           \
+                      "n"(kMajorA), "n"(kMajorB))
+#define RECURVE_WGMMA_REGISTERS(type, n, count, o1, o2, o3, o4, o5, o6) \
+  RECURVE_WGMMA_ASM(                                                    \
+      RECURVE_WGMMA_TEXT(type, n, count,                                \
+                         "{%" #count ", %" #o1 ", %" #o2 ", %" #o3 "}", \
+                         "%" #o4, "%" #o5, "%" #o6)                     \
+      : RECURVE_WGMMA_D##count                                          \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),             \
+        "r"(static_cast<int>(add)), "n"(kMajorB))
+// The products of n columns: `count` registers, and the six numbers that
+// follow.
+#define RECURVE_WGMMA(n, count, o1, o2, o3, o4, o5, o6)                   \
+  template <int kMajorA, int kMajorB, typename T>                         \
+  __device__ __forceinline__ void Wgmma(float(&d)[count], uint64_t a,     \
+                                        uint64_t b, bool add, T) {        \
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {                     \
+      RECURVE_WGMMA_SHARED("bf16", n, count, o1, o2, o3, o4);             \
+    } else {                                                              \
+      static_assert(std::is_same_v<T, __half>);                           \
+      RECURVE_WGMMA_SHARED("f16", n, count, o1, o2, o3, o4);              \
+    }                                                                     \
+  }                                                                       \
+  template <int kMajorB, typename T>                                      \
+  __device__ __forceinline__ void WgmmaOfRegisters(                       \
+      float(&d)[count], const uint32_t(&a)[4], uint64_t b, bool add, T) { \
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {                     \
+      RECURVE_WGMMA_REGISTERS("bf16", n, count, o1, o2, o3, o4, o5, o6);  \
+    } else {                                                              \
+      static_assert(std::is_same_v<T, __half>);                           \
+      RECURVE_WGMMA_REGISTERS("f16", n, count, o1, o2, o3, o4, o5, o6);   \
+    }                                                                     \
+  }
+
+RECURVE_WGMMA(16, 8, 9, 10, 11, 12, 13, 14)
+RECURVE_WGMMA(24, 12, 13, 14, 15, 16, 17, 18)
+RECURVE_WGMMA(32, 16, 17, 18, 19, 20, 21, 22)
+RECURVE_WGMMA(40, 20, 21, 22, 23, 24, 25, 26)
+RECURVE_WGMMA(64, 32, 33, 34, 35, 36, 37, 38)
+RECURVE_WGMMA(80, 40, 41, 42, 43, 44, 45, 46)
+RECURVE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
+
+#undef RECURVE_WGMMA
+#undef RECURVE_WGMMA_REGISTERS
+#undef RECURVE_WGMMA_SHARED
+#undef RECURVE_WGMMA_TEXT
+#undef RECURVE_WGMMA_TEXT64
+#undef RECURVE_WGMMA_TEXT40
+#undef RECURVE_WGMMA_TEXT32
+#undef RECURVE_WGMMA_TEXT20
+#undef RECURVE_WGMMA_TEXT16
+#undef RECURVE_WGMMA_TEXT12
+#undef RECURVE_WGMMA_TEXT8
+#undef RECURVE_WGMMA_D64
+#undef RECURVE_WGMMA_D40
+#undef RECURVE_WGMMA_D32
+#undef RECURVE_WGMMA_D20
+#undef RECURVE_WGMMA_D16
+#undef RECURVE_WGMMA_D12
+#undef RECURVE_WGMMA_D8
+#undef RECURVE_WGMMA_4
+#undef RECURVE_WGMMA_ASM
+
+// The same with four registers a row.
+template <int kMajorA, int kMajorB, int kRows, typename T>
+__device__ __forceinline__ void Wgmma(float (&d)[kRows][4], uint64_t a,
+                                      uint64_t b, bool add, T) {
+  Wgmma<kMajorA, kMajorB>(reinterpret_cast<float(&)[4 * kRows]>(d), a, b, add,
+                          T());
 }
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[3][4], uint64_t a, uint64_t b,
-                                      bool add, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %14, 0; "
-      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11"
-      "}, %12, %13, p, 1, 1, %15, %16; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[4][4], uint64_t a, uint64_t b,
-                                      bool add, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %18, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15"
-      "}, %16, %17, p, 1, 1, %19, %20; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[5][4], uint64_t a, uint64_t b,
-                                      bool add, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %22, 0; "
-      "wgmma.mma_async.sync.aligned.m64n40k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19"
-      "}, %20, %21, p, 1, 1, %23, %24; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[8][4], uint64_t a, uint64_t b,
-                                      bool add, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
-      "%30, %31"
-      "}, %32, %33, p, 1, 1, %35, %36; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[10][4], uint64_t a, uint64_t b,
-                                      bool add, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %42, 0; "
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
-      "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
-      "}, %40, %41, p, 1, 1, %43, %44; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-        "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
-        "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[16][4], uint64_t a, uint64_t b,
-                                      bool add, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
-      "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
-      "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
-      "%60, %61, %62, %63"
-      "}, %64, %65, p, 1, 1, %67, %68; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-        "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
-        "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
-        "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
-        "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-        "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
-        "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-        "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-        "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[2][4], uint64_t a, uint64_t b,
-                                      bool add, __half) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %10, 0; "
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, p, 1, 1, %11, %12; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[3][4], uint64_t a, uint64_t b,
-                                      bool add, __half) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %14, 0; "
-      "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11"
-      "}, %12, %13, p, 1, 1, %15, %16; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[4][4], uint64_t a, uint64_t b,
-                                      bool add, __half) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %18, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15"
-      "}, %16, %17, p, 1, 1, %19, %20; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[5][4], uint64_t a, uint64_t b,
-                                      bool add, __half) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %22, 0; "
-      "wgmma.mma_async.sync.aligned.m64n40k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19"
-      "}, %20, %21, p, 1, 1, %23, %24; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[8][4], uint64_t a, uint64_t b,
-                                      bool add, __half) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
-      "%30, %31"
-      "}, %32, %33, p, 1, 1, %35, %36; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[10][4], uint64_t a, uint64_t b,
-                                      bool add, __half) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %42, 0; "
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
-      "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
-      "}, %40, %41, p, 1, 1, %43, %44; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-        "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
-        "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-template <int kMajorA, int kMajorB>
-__device__ __forceinline__ void Wgmma(float (&d)[16][4], uint64_t a, uint64_t b,
-                                      bool add, __half) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
-      "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
-      "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
-      "%60, %61, %62, %63"
-      "}, %64, %65, p, 1, 1, %67, %68; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-        "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
-        "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
-        "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
-        "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-        "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
-        "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-        "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-        "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-}
-
-#endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 }  // namespace recurve
 

@@ -218,7 +218,7 @@ struct Writer {
   __device__ __forceinline__ static void MultiplyQueries(uint32_t queries,
                                                          uint32_t others,
                                                          float (&sum)[32]) {
-    wgmma::Fence();
+    WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kKeyTiles * wgmma::kSteps; ++step) {
       const uint32_t tile = step / wgmma::kSteps * wgmma::kTileBytes;
@@ -226,9 +226,9 @@ struct Writer {
       wgmma::Multiply(sum, wgmma::ByRows(queries + tile, at),
                       wgmma::ByRows(others + tile, at), step > 0);
     }
-    wgmma::Commit();
-    wgmma::Wait<0>();
-    wgmma::Hold(sum);
+    WgmmaCommit();
+    WgmmaWait<0>();
+    WgmmaPin(sum);
   }
 
   // The outputs of chunk c. Not every round of a stage has a chunk of this
@@ -257,9 +257,9 @@ struct Writer {
     if (floats) GiveBack(query);
 #pragma unroll
     for (int i = 0; i < 32; ++i) out[i] *= upto[i >> 1 & 1];
-    wgmma::Hold(out);
-    wgmma::Hold(factor);
-    wgmma::Fence();
+    WgmmaPin(out);
+    WgmmaPin(factor);
+    WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
       const uint32_t a[4] = {factor[4 * step], factor[4 * step + 1],
@@ -267,10 +267,10 @@ struct Writer {
       wgmma::Multiply<true>(
           out, a, wgmma::ByColumns(layout.Values(stage.index), step), true);
     }
-    wgmma::Commit();
-    wgmma::Wait<0>();
-    wgmma::Hold(out);
-    wgmma::Hold(factor);
+    WgmmaCommit();
+    WgmmaWait<0>();
+    WgmmaPin(out);
+    WgmmaPin(factor);
     ArriveEverywhere(layout.Free(stage.index), part.turns);
     if (floats) {
       WriteFloats(c, out);

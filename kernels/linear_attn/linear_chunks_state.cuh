@@ -9,17 +9,6 @@
 namespace recurve {
 namespace linear_chunks {
 
-__device__ __forceinline__ void MultiplyStep(float (&sum)[32],
-                                             const uint32_t (&values)[4],
-                                             uint32_t keys, int step) {
-  wgmma::Multiply<true>(sum, values, wgmma::ByColumns(keys, step), step > 0);
-}
-__device__ __forceinline__ void MultiplyStep(float (&sum)[64],
-                                             const uint32_t (&values)[4],
-                                             uint32_t keys, int step) {
-  wgmma::Multiply128(sum, values, wgmma::ByColumns(keys, step), step > 0);
-}
-
 // Sᵀ, 64 columns by D features, in registers. What a chunk adds to it is a sum
 // of its own, so that its products need not wait for the state, nor the state's
 // publication for them.
@@ -126,14 +115,16 @@ struct Keeper {
   // Starts ṽᵀ k̃ of the chunk at `stage`.
   __device__ __forceinline__ void Multiply(int stage, uint32_t (&value)[4][4],
                                            float (&added)[kCount]) const {
-    wgmma::Hold(added);
-    wgmma::Hold(value);
-    wgmma::Fence();
+    WgmmaPin(added);
+    WgmmaPin(value);
+    WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
-      MultiplyStep(added, value[step], layout.Keys(stage), step);
+      wgmma::Multiply<true>(added, value[step],
+                            wgmma::ByColumns(layout.Keys(stage), step),
+                            step > 0);
     }
-    wgmma::Commit();
+    WgmmaCommit();
   }
 
   // Leaves when everybody in the cluster has done with everything.
@@ -182,9 +173,9 @@ struct Keeper {
         }
       }
       const float lambda = !more ? all[1] : c == 0 ? all[0] : all[2];
-      wgmma::Wait<0>();
-      wgmma::Hold(added);
-      wgmma::Hold(value);
+      WgmmaWait<0>();
+      WgmmaPin(added);
+      WgmmaPin(value);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         state[i] = fmaf(state[i], lambda, added[i]);

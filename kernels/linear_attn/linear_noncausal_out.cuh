@@ -219,14 +219,14 @@ struct Noncausal : NoncausalState<kPosition> {
       for (int eight = 0; eight < 8; ++eight) {
         LoadQueries(stage, eight, factor[eight]);
       }
-      wgmma::Fence();
+      WgmmaFence();
 #pragma unroll
       for (int eight = 0; eight < 8; ++eight) {
         MultiplyState(out, factor[eight], eight, eight > 0);
       }
-      wgmma::Commit();
-      wgmma::Wait<0>();
-      wgmma::Hold(factor);
+      WgmmaCommit();
+      WgmmaWait<0>();
+      WgmmaPin(factor);
     } else {
       constexpr bool kSoftmax = kChange == Change::kFeatureSoftmax;
       float max[2];
@@ -252,18 +252,18 @@ struct Noncausal : NoncausalState<kPosition> {
           for (int i = 0; i < 8; ++i) sum[i / 4] += x[i / 4][i / 2 % 2][i % 2];
         }
         EncodeQueries(eight, x, f);
-        wgmma::Fence();
+        WgmmaFence();
 #pragma unroll
         for (int e = 0; e < kEncodings; ++e) {
           MultiplyState(out, f[e], 8 * e + eight, eight + e > 0);
         }
-        wgmma::Commit();
-        wgmma::Wait<1>();
-        wgmma::Hold(factor[(eight + 1) % 2]);
+        WgmmaCommit();
+        WgmmaWait<1>();
+        WgmmaPin(factor[(eight + 1) % 2]);
       }
-      wgmma::Wait<0>();
-      wgmma::Hold(factor[1]);
-      wgmma::Hold(out);
+      WgmmaWait<0>();
+      WgmmaPin(factor[1]);
+      WgmmaPin(out);
       if (kSoftmax) {
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
@@ -280,12 +280,12 @@ struct Noncausal : NoncausalState<kPosition> {
         }
       }
     }
-    wgmma::Hold(out);
+    WgmmaPin(out);
   }
   __device__ __forceinline__ void MultiplyState(float (&out)[64],
                                                 const uint32_t (&factor)[4],
                                                 int step, bool add) const {
-    wgmma::Multiply128(
+    wgmma::Multiply<true>(
         out, factor, wgmma::ByColumns(memory.state, step, Memory::kStateBlock),
         add);
   }

@@ -134,20 +134,20 @@ struct Multiplier {
     WaitForFactor();
     const uint32_t columns = layout.Value(value.index) + group * kTileBytes;
 #pragma unroll
-    for (int e = 0; e < P::kEncodings; ++e) wgmma::Hold(state[e]);
-    wgmma::Fence();
+    for (int e = 0; e < P::kEncodings; ++e) WgmmaPin(state[e]);
+    WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
 #pragma unroll
       for (int e = 0; e < P::kEncodings; ++e) {
-        wgmma::MultiplyColumns128(state[e], wgmma::ByColumns(columns, step),
-                                  wgmma::ByColumns(Factor(e), step));
+        wgmma::MultiplyColumns(state[e], wgmma::ByColumns(columns, step),
+                               wgmma::ByColumns(Factor(e), step));
       }
     }
-    wgmma::Commit();
-    wgmma::Wait<0>();
+    WgmmaCommit();
+    WgmmaWait<0>();
 #pragma unroll
-    for (int e = 0; e < P::kEncodings; ++e) wgmma::Hold(state[e]);
+    for (int e = 0; e < P::kEncodings; ++e) WgmmaPin(state[e]);
     WarpArrive(layout.ValueFree(value.index));
     value.Next(P::kValueStages);
     ReleaseFactor();
@@ -207,7 +207,7 @@ struct Multiplier {
       default:
         SendPartsOf<3>(state, own);
     }
-    wgmma::Hold(own);
+    WgmmaPin(own);
   }
   template <int kRank>
   __device__ __forceinline__ void SendPartsOf(
@@ -355,7 +355,7 @@ struct Multiplier {
                                           const uint32_t (&factor)[kSteps][4]) {
     float out[32];
     WaitForFactor();
-    wgmma::Fence();
+    WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       wgmma::Multiply<false>(
@@ -365,11 +365,11 @@ struct Multiplier {
               step % wgmma::kSteps),
           step > 0);
     }
-    wgmma::Commit();
+    WgmmaCommit();
     FinishStore();
     BarrierWait(layout.ValueFull(value.index), value.phase);
-    wgmma::Wait<0>();
-    wgmma::Hold(out);
+    WgmmaWait<0>();
+    WgmmaPin(out);
     ReleaseFactor();
     const uint32_t gates = layout.Value(value.index) + group * kTileBytes;
     if (args.p.g == nullptr) {

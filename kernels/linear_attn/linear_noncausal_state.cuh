@@ -216,16 +216,17 @@ struct NoncausalState : NoncausalLoads<kPosition> {
       for (int step = 0; step < kSteps; ++step) {
         LoadMatricesTransposed(factor[step], from + step * 2048);
       }
-      wgmma::Fence();
+      WgmmaFence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        wgmma::Multiply128(state[0], factor[step],
-                           wgmma::ByColumns(values, step, kBlockBytes), true);
+        wgmma::Multiply<true>(state[0], factor[step],
+                              wgmma::ByColumns(values, step, kBlockBytes),
+                              true);
       }
-      wgmma::Commit();
-      wgmma::Wait<0>();
-      wgmma::Hold(factor);
-      wgmma::Hold(state[0]);
+      WgmmaCommit();
+      WgmmaWait<0>();
+      WgmmaPin(factor);
+      WgmmaPin(state[0]);
     } else {
       Waves waves;
       waves.Begin(keys,
@@ -250,21 +251,22 @@ struct NoncausalState : NoncausalLoads<kPosition> {
         }
         ChangeKeys<kChange>(keys, 16 * step, x);
         EncodeKeys(x, waves.cos, waves.sin, f);
-        wgmma::Fence();
+        WgmmaFence();
 #pragma unroll
         for (int e = 0; e < kEncodings; ++e) {
-          wgmma::Multiply128(state[e], f[e],
-                             wgmma::ByColumns(values, step, kBlockBytes), true);
+          wgmma::Multiply<true>(state[e], f[e],
+                                wgmma::ByColumns(values, step, kBlockBytes),
+                                true);
         }
-        wgmma::Commit();
+        WgmmaCommit();
         waves.Turn(keys);
-        wgmma::Wait<1>();
-        wgmma::Hold(factor[(step + 1) % 2]);
+        WgmmaWait<1>();
+        WgmmaPin(factor[(step + 1) % 2]);
       }
-      wgmma::Wait<0>();
-      wgmma::Hold(factor[(kSteps - 1) % 2]);
+      WgmmaWait<0>();
+      WgmmaPin(factor[(kSteps - 1) % 2]);
 #pragma unroll
-      for (int e = 0; e < kEncodings; ++e) wgmma::Hold(state[e]);
+      for (int e = 0; e < kEncodings; ++e) WgmmaPin(state[e]);
     }
   }
   // cos and sin of a thread's features, at its four of 16 tokens.

@@ -95,15 +95,15 @@ struct Preparer {
   __device__ __forceinline__ void Scores(int c, int stage,
                                          const float (&weight)[32]) const {
     float scores[32];
-    wgmma::Fence();
+    WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
       wgmma::Multiply(scores, wgmma::ByRows(layout.Queries(stage), step),
                       wgmma::ByRows(layout.Keys(stage), step), step > 0);
     }
-    wgmma::Commit();
-    wgmma::Wait<0>();
-    wgmma::Hold(scores);
+    WgmmaCommit();
+    WgmmaWait<0>();
+    WgmmaPin(scores);
     const int warp = threadIdx.x / 32 % 4;
     const int lane = threadIdx.x % 32;
     const int ahead = 16 * warp + lane / 4 - 2 * (lane % 4);

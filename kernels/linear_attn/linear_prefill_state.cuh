@@ -133,7 +133,7 @@ struct StateGroup {
   __device__ __forceinline__ void QueryAndUpdate(
       int stage, const uint32_t (&factor)[16], const uint32_t (&weighted)[4][4],
       float (&out)[32], float (&state)[32]) const {
-    wgmma::Fence();
+    WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
       const uint32_t a[4] = {factor[4 * step], factor[4 * step + 1],
@@ -141,13 +141,13 @@ struct StateGroup {
       wgmma::Multiply<false>(out, a, wgmma::ByRows(layout.Queries(stage), step),
                              step > 0);
     }
-    wgmma::Commit();
+    WgmmaCommit();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
       wgmma::Multiply<true>(state, weighted[step],
                             wgmma::ByColumns(layout.Keys(stage), step), true);
     }
-    wgmma::Commit();
+    WgmmaCommit();
   }
 
   // Sends each block of 8 tokens of oᵀ to the block of the cluster that sums it
@@ -222,29 +222,29 @@ struct StateGroup {
     BarrierWait(layout.Full(stage), phase);
     TakeValues(layout.Values(stage, group), decays, w, value, weighted);
     TakeState(decays, w, state, factor);
-    wgmma::Hold(state);
+    WgmmaPin(state);
     QueryAndUpdate(stage, factor, weighted, out, state);
-    wgmma::Wait<1>();
-    wgmma::Hold(out);
+    WgmmaWait<1>();
+    WgmmaPin(out);
     if (decays) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) out[i] *= w.upto[i / 4][i % 2];
     }
     BarrierWait(layout.ScoresFull(c), c >> 1 & 1);
-    wgmma::Hold(out);
-    wgmma::Fence();
+    WgmmaPin(out);
+    WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
       wgmma::Multiply<false>(out, value[step],
                              wgmma::ByRows(layout.Scores(c), step), true);
     }
-    wgmma::Commit();
-    wgmma::Wait<0>();
-    wgmma::Hold(out);
-    wgmma::Hold(state);
-    wgmma::Hold(factor);
-    wgmma::Hold(weighted);
-    wgmma::Hold(value);
+    WgmmaCommit();
+    WgmmaWait<0>();
+    WgmmaPin(out);
+    WgmmaPin(state);
+    WgmmaPin(factor);
+    WgmmaPin(weighted);
+    WgmmaPin(value);
     if (lane == 0) {
       BarrierArrive(layout.Free(stage));
       BarrierArrive(layout.ScoresFree(c));

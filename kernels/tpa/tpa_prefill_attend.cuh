@@ -7,8 +7,8 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/common/wgmma.cuh"
 #include "kernels/tpa/tpa_prefill_copy.cuh"
-#include "kernels/tpa/tpa_prefill_products.cuh"
 #include "kernels/tpa/tpa_prefill_shared.cuh"
 
 namespace recurve {
@@ -92,7 +92,7 @@ class TpaPrefillWorker {
     BarrierWait(base_ + S::kFullKeys + 8 * keys_.index, keys_.phase);
     IssueScores();
     WgmmaWait<0>();
-    HoldRegisters(scores_);
+    WgmmaPin(scores_);
     ReleaseKeys(item.tile.key_tiles == 1);
     float scale[2];
     Softmax<true>(0, scale);
@@ -111,7 +111,7 @@ class TpaPrefillWorker {
     BarrierWait(base_ + S::kFullValues + 8 * values_.index, values_.phase);
     IssueValues();
     WgmmaWait<0>();
-    HoldRegisters(out_);
+    WgmmaPin(out_);
     ReleaseValues();
   }
 
@@ -150,13 +150,13 @@ class TpaPrefillWorker {
     IssueValues();
     PassTurn();
     WgmmaWait<1>();
-    HoldRegisters(scores_);
+    WgmmaPin(scores_);
     ReleaseKeys(last);
     float scale[2];
     Softmax<kMasked>(n, scale);
     WgmmaWait<0>();
-    HoldRegisters(out_);
-    HoldRegisters(weights_);
+    WgmmaPin(out_);
+    WgmmaPin(weights_);
     ReleaseValues();
     // Multiplying by 1 changes nothing: so no bit depends on the other rows.
     if (__any_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) {
@@ -182,7 +182,7 @@ class TpaPrefillWorker {
     constexpr int kTokens = S::kKeyTile / kScoreParts;
     const uint64_t keys = WgmmaOperand(
         base_ + S::kKeys + S::kTileBytes * keys_.index, 16 * kTokens, 128);
-    HoldRegisters(scores_);
+    WgmmaPin(scores_);
     WgmmaFence();
 #pragma unroll
     for (int part = 0; part < kScoreParts; ++part) {
@@ -190,8 +190,9 @@ class TpaPrefillWorker {
       for (int step = 0; step < S::kWidth / 16; ++step) {
         const uint64_t b = WgmmaAdvance(
             keys, S::kTileBytes / kScoreParts * part + 32 * kTokens * step);
-        MultiplyScores<T>(scores_[part], WgmmaAdvance(queries, 2048 * step), b,
-                          step > 0);
+        Wgmma<kMajorK, kMajorK>(scores_[part],
+                                WgmmaAdvance(queries, 2048 * step), b, step > 0,
+                                T());
       }
     }
     WgmmaCommit();
@@ -199,8 +200,8 @@ class TpaPrefillWorker {
   __device__ __forceinline__ void IssueValues() {
     const uint64_t values = WgmmaOperand(
         base_ + S::kValues + S::kTileBytes * values_.index, 128, 1024);
-    HoldRegisters(out_);
-    HoldRegisters(weights_);
+    WgmmaPin(out_);
+    WgmmaPin(weights_);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < S::kKeyTile / 16; ++step) {
@@ -209,8 +210,9 @@ class TpaPrefillWorker {
           values, S::kTileBytes / S::kPages * (step / 4) + 256 * (step % 4));
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        MultiplyValues<T>(out_[part], weights_[step],
-                          WgmmaAdvance(tokens, 128 * kPartWidth * part), true);
+        WgmmaOfRegisters<kMajorMN>(
+            out_[part], weights_[step],
+            WgmmaAdvance(tokens, 128 * kPartWidth * part), true, T());
       }
     }
     WgmmaCommit();
