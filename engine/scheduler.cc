@@ -41,7 +41,7 @@ class Planner {
   StepPlan Plan(absl::Span<const SequenceView> waiting) {
     ScheduleResident();
     for (const SequenceView& sequence : Ranked(waiting)) {
-      if (budget_ == 0 || WouldOvertake(sequence)) break;
+      if (WouldOvertake(sequence)) break;
       if (!Admit(sequence) && !HeldByPace(sequence)) break;
     }
     if (plan_.entries.empty()) AwaitCopy();
@@ -186,11 +186,10 @@ class Planner {
   }
 
   bool Admit(const SequenceView& s) {
-    const auto chunk = [&] {
+    const auto chunk = [&](int64_t budget) {
       return CutChunk(
-          s, std::min({s.num_tokens - s.num_computed, ChunkLimit(s), budget_}));
+          s, std::min({s.num_tokens - s.num_computed, ChunkLimit(s), budget}));
     };
-    if (chunk() <= 0) return false;
     // One token more than is known, so that a sequence admitted into the last
     // page is not preempted at its first generated token.
     const int64_t needed = PagesFor(s.num_tokens + 1);
@@ -199,6 +198,7 @@ class Planner {
     // not do.
     int64_t pages = free_pages_;
     int64_t slots = free_slots_;
+    int64_t budget = budget_;
     int64_t taken = 0;
     const auto fits = [&] {
       return slots > 0 &&
@@ -211,8 +211,10 @@ class Planner {
       if (victim.has_work && victim.priority >= s.priority) return false;
       pages += victim.pages;
       ++slots;
+      budget += ScheduledTokens(victim.id);
       ++taken;
     }
+    if (chunk(budget) <= 0) return false;
     for (; taken > 0; --taken) {
       Unschedule(victims_.back());
       PreemptLast();
@@ -225,7 +227,7 @@ class Planner {
       arriving_.back().pages = known;
       return true;
     }
-    const int64_t tokens = chunk();  // victims may have left some
+    const int64_t tokens = chunk(budget_);
     Spend(s, tokens);
     plan_.entries.push_back({s.id, tokens});
     return true;
@@ -237,6 +239,14 @@ class Planner {
            taken == static_cast<int64_t>(victims_.size()) &&
            std::none_of(resident_.begin(), resident_.end(),
                         [](const SequenceView& s) { return s.ending; });
+  }
+
+  // What a sequence computes in this step as far as it is planned.
+  int64_t ScheduledTokens(uint64_t id) const {
+    for (const StepPlan::Entry& entry : plan_.entries) {
+      if (entry.id == id) return entry.num_tokens;
+    }
+    return 0;
   }
 
   // Drops a lower-priority sequence from this step, since its memory is taken.

@@ -34,7 +34,8 @@ namespace recurve {
 //     preempted for want of a page in this very step. But a paced prompt for
 //     which max_prompt_tokens has nothing left lets others pass. Idle
 //     residents, and residents of lower priority, are preempted for one that
-//     waits if that makes it fit.
+//     waits if that makes it fit; the tokens they had in the step are its to
+//     have.
 //  4. A sequence whose memory was saved in the host's is admitted like others.
 //     Its copy takes time, so it runs when that has arrived; until then steps
 //     go on without it. If nothing else can run, the step waits for one copy.

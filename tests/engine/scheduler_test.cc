@@ -362,6 +362,25 @@ TEST(SchedulerTest, AVictimOfAdmissionGivesBackItsPlaceInTheStep) {
   EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{3, 9}));
 }
 
+TEST(SchedulerTest, AVictimOfAdmissionMayHaveHadTheLastTokensOfAStep) {
+  // As many sequences decode as a step has tokens, or one more than a chunk.
+  for (const int64_t multiple : {1, 10}) {
+    SchedulerLimits limits = kLimits;
+    limits.max_batched_tokens = 2 + multiple - 1;
+    limits.chunk_multiple = multiple;
+    const StepPlan plan = Plan(limits, 10, 0, {Decoding(1, 5), Decoding(2, 5)},
+                               {Waiting(3, 25, 1)});
+    EXPECT_THAT(plan.preempt, ElementsAre(2));
+    EXPECT_THAT(plan.admit, ElementsAre(3));
+    EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{3, multiple}));
+    // Of the same priority it waits.
+    EXPECT_THAT(
+        Plan(limits, 10, 0, {Decoding(1, 5), Decoding(2, 5)}, {Waiting(3, 25)})
+            .preempt,
+        IsEmpty());
+  }
+}
+
 TEST(SchedulerTest, AVictimOfAdmissionGivesBackThePagesItWasToGet) {
   // Four pages: two are held, 2 is to get a third; 3 needs all of them.
   const StepPlan plan =
