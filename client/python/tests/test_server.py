@@ -284,19 +284,19 @@ def test_a_message_too_large(client: Client) -> None:
 def test_drain(start_server: Callable[..., Server]) -> None:
     server = start_server()
     with Client(server.address, retry=NO_RETRY) as client:
-        stream = client.generate(PROMPT, max_new_tokens=1000, ignore_eos=True)
+        stream = client.generate(PROMPT, max_new_tokens=4000, ignore_eos=True)
         next(stream)
         assert client.drain() == 1
         with pytest.raises(RecurveError) as error:
             client.generate(PROMPT, max_new_tokens=1).result()
         assert error.value.code == StatusCode.UNAVAILABLE
-        assert stream.result().usage.completion_tokens == 1000
+        assert stream.result().usage.completion_tokens == 4000
     assert server.wait() == 0
 
 
 def test_resume_after_a_crash(start_server: Callable[..., Server]) -> None:
     server = start_server()
-    params = Params(max_new_tokens=1500, ignore_eos=True, temperature=1.0, logprobs=1)
+    params = Params(max_new_tokens=3000, ignore_eos=True, temperature=1.0, logprobs=1)
     retry = RetryPolicy(max_attempts=100, max_backoff=0.5)
     with Client(server.address, timeout=300, retry=retry) as client:
         stream = client.generate(PROMPT, resume=True, **params)
@@ -307,7 +307,7 @@ def test_resume_after_a_crash(start_server: Callable[..., Server]) -> None:
         pieces += stream
         result = stream.result()
         assert result.request_id != broken  # the kill came before the end
-        assert len(result.token_ids) == 1500
+        assert len(result.token_ids) == 3000
         assert tuple(i for p in pieces for i in p.ids) == result.token_ids
         whole = client.generate(PROMPT, **seeded(params, result.seed)).result()
         assert (whole.token_ids, whole.text) == (result.token_ids, result.text)
