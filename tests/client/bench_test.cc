@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "client/bench_progress.h"
 #include "client/bench_report.h"
 #include "client/bench_runner.h"

@@ -1,5 +1,6 @@
 // The completions API over HTTP, as its clients see it.
 
+#include <future>
 #include <thread>
 
 #include "absl/strings/match.h"

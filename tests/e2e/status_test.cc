@@ -5,6 +5,7 @@
 #include <limits>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "tests/e2e/server_fixture.h"
 
 namespace recurve {
