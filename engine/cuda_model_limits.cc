@@ -30,8 +30,8 @@ absl::Status CheckTpa(size_t layer, const TpaConfig& config) {
                      step > 1 ? absl::StrCat(" in steps of ", step) : ""));
   };
   RECURVE_RETURN_IF_ERROR(within("num_heads", s.num_heads, 1, 128, 1));
-  RECURVE_RETURN_IF_ERROR(within("head_dim", s.head_dim, 8, 256, 8));
-  RECURVE_RETURN_IF_ERROR(within("value_dim", s.value_dim, 8, 256, 8));
+  RECURVE_RETURN_IF_ERROR(within("head_dim", s.head_dim, 4, 256, 4));
+  RECURVE_RETURN_IF_ERROR(within("value_dim", s.value_dim, 4, 256, 4));
   RECURVE_RETURN_IF_ERROR(within("q_rank", s.q_rank, 0, 32, 1));
   RECURVE_RETURN_IF_ERROR(within("kv_rank", s.kv_rank, 1, 4, 1));
   if (config.factor_activation == Activation::kSoftmax) {

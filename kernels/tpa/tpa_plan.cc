@@ -57,9 +57,9 @@ bool TpaDecodeSupports(const TpaShape& s) {
   const auto within = [](int64_t value, int64_t low, int64_t high) {
     return value >= low && value <= high;
   };
-  return within(s.num_heads, 1, 128) && within(s.head_dim, 8, 256) &&
-         s.head_dim % 8 == 0 && within(s.value_dim, 8, 256) &&
-         s.value_dim % 8 == 0 && within(s.q_rank, 0, 32) &&
+  return within(s.num_heads, 1, 128) && within(s.head_dim, 4, 256) &&
+         s.head_dim % 4 == 0 && within(s.value_dim, 4, 256) &&
+         s.value_dim % 4 == 0 && within(s.q_rank, 0, 32) &&
          within(s.kv_rank, 1, 4);
 }
 

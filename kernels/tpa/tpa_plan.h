@@ -81,7 +81,7 @@ inline int TpaHeadOctets(const TpaShape& shape) {
 }
 
 // Whether the GPU kernels take this shape: 1 to 128 heads, head and value sizes
-// from 8 to 256 in steps of 8, query rank 1 to 32 or whole queries (0),
+// from 4 to 256 in steps of 4, query rank 1 to 32 or whole queries (0),
 // key-value rank 1 to 4.
 bool TpaDecodeSupports(const TpaShape& shape);
 

@@ -332,7 +332,7 @@ class TpaPrefillWorker {
           if (p.out_type == ElementType::kFloat32) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              if (exists && 8 * (octet + i) < value_dim) {
+              if (exists && 8 * (octet + i) + 2 * t < value_dim) {
                 reinterpret_cast<float2*>(static_cast<float*>(p.out) + at +
                                           8 * (octet + i))[t] = x[i];
               }
@@ -345,14 +345,27 @@ class TpaPrefillWorker {
             }
             Transpose(words);  // lane t: all of octet t
             if (exists && 8 * (octet + t) < value_dim) {
-              *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) +
-                                        at + 8 * (octet + t)) = {
-                  words[0], words[1], words[2], words[3]};
+              StoreOctet(
+                  static_cast<__nv_bfloat16*>(p.out) + at + 8 * (octet + t),
+                  value_dim - 8 * (octet + t), words);
             }
           }
         }
       }
     }
+  }
+
+  // The features of an octet that there are of `left` to the end of the head;
+  // heads of no whole octets begin anywhere at 8 bytes.
+  __device__ __forceinline__ void StoreOctet(__nv_bfloat16* to, int left,
+                                             const uint32_t (&words)[4]) const {
+    if (args_.p.shape.value_dim % 8 == 0) {
+      *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+      return;
+    }
+    auto* const halves = reinterpret_cast<uint2*>(to);
+    halves[0] = {words[0], words[1]};
+    if (left > 4) halves[1] = {words[2], words[3]};
   }
 
   // Of four neighbouring lanes, each with a row of four.

@@ -34,7 +34,8 @@ const TpaShape kShapes[] = {
     {1, 32, 256, 1, 1},    {3, 256, 32, 32, 4},  {33, 96, 40, 7, 2},
     {7, 72, 88, 3, 2},     {128, 128, 64, 2, 1}, {17, 40, 8, 5, 1},
     {128, 256, 256, 3, 4}, {12, 64, 128, 0, 2},  {45, 40, 64, 0, 1},
-    {96, 64, 128, 8, 2},   {40, 128, 24, 4, 3},
+    {96, 64, 128, 8, 2},   {40, 128, 24, 4, 3},  {3, 12, 12, 4, 2},
+    {9, 4, 60, 3, 1},      {21, 100, 4, 0, 4},   {2, 252, 132, 5, 3},
 };
 
 std::string Describe(const TpaGpuConfig& c) {
@@ -531,7 +532,7 @@ TEST_F(TpaGpuTest, RefusesBadParameters) {
                      : WeightType::kBFloat16;
   }));
   EXPECT_TRUE(refused([](Params& p) { p.shape.num_heads = 129; }));
-  EXPECT_TRUE(refused([](Params& p) { p.shape.head_dim = 60; }));
+  EXPECT_TRUE(refused([](Params& p) { p.shape.head_dim = 62; }));
   EXPECT_TRUE(refused([](Params& p) { p.rows = -1; }));
   EXPECT_TRUE(refused([](Params& p) { p.new_tokens = 9; }));
   EXPECT_TRUE(refused([](Params& p) { p.scratch_bytes -= 1; }));

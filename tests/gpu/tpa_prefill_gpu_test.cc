@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kTolerance = 4e-3;
 constexpr int64_t kQueryGap = 5;  // floats between tokens
-constexpr int64_t kOutGap = 8;
+constexpr int64_t kOutGap = 8;    // at least
 
 // {H, D, E, Rq, R}: each width, odd heads, values narrower and wider than keys,
 // sizes that are no multiple of 16, whole queries.
@@ -31,6 +31,8 @@ const TpaShape kShapes[] = {
     {128, 128, 64, 2, 1},  {17, 40, 8, 5, 1},    {128, 256, 256, 3, 4},
     {12, 64, 128, 0, 2},   {45, 40, 64, 0, 1},   {10, 128, 24, 4, 3},
     {2, 8, 8, 1, 1},       {5, 48, 48, 3, 1},    {5, 48, 48, 4, 3},
+    {3, 12, 12, 4, 2},     {9, 4, 60, 3, 1},     {21, 100, 4, 0, 4},
+    {2, 252, 132, 5, 3},   {5, 20, 124, 2, 1},
 };
 
 std::string Describe(const TpaGpuConfig& c) {
@@ -144,12 +146,13 @@ class Prefill {
   std::vector<float> Read() {
     const std::vector<float> all = out_->Read();
     const std::vector<float> gap =
-        Rounded(out_type_, std::vector<float>(kOutGap, kCanary));
+        Rounded(out_type_, std::vector<float>(Stride() - width_, kCanary));
     std::vector<float> compact;
     for (int64_t i = 0; i < tokens_; ++i) {
       const float* row = all.data() + i * Stride();
       compact.insert(compact.end(), row, row + width_);
-      EXPECT_TRUE(SameBits({row + width_, kOutGap}, gap)) << "gap after " << i;
+      EXPECT_TRUE(SameBits({row + width_, gap.size()}, gap))
+          << "gap after " << i;
     }
     return compact;
   }
@@ -163,7 +166,8 @@ class Prefill {
   TpaPrefillPlan& plan() { return plan_; }
 
  private:
-  int64_t Stride() const { return width_ + kOutGap; }
+  // A multiple of 8, as the kernel wants it.
+  int64_t Stride() const { return (width_ + 7) / 8 * 8 + kOutGap; }
 
   const TpaGpuConfig config_;
   int64_t tokens_;
@@ -536,7 +540,7 @@ TEST_F(TpaPrefillGpuTest, RefusesWhatItDoesNotSupport) {
   };
   using P = TpaPrefillParams;
   using L = TpaPrefillPlan;
-  EXPECT_TRUE(refused([](P& p, L&) { p.shape.head_dim = 60; }));
+  EXPECT_TRUE(refused([](P& p, L&) { p.shape.head_dim = 62; }));
   EXPECT_TRUE(refused([](P& p, L&) { p.shape.kv_rank = 2; }));
   EXPECT_TRUE(refused([](P& p, L&) {
     p.shape.head_dim = 64;
