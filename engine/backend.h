@@ -210,6 +210,10 @@ class Backend : public CacheStorage {
   // Waits for the earliest step that was begun and not ended, and gives its
   // results. An error is a failure of the device.
   virtual absl::Status EndStep(StepOutput* output) = 0;
+  // To be run once each, in order, when the cache is allocated and before there
+  // is a sequence: so that no later step takes longer for being the first of
+  // its kind. They write page 0 and slot 0, which no sequence has.
+  virtual std::vector<StepBatch> WarmUpSteps() const { return {}; }
   // Whether a step may begin before the one before it ends.
   virtual bool runs_ahead() const { return false; }
 };

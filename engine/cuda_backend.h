@@ -123,6 +123,7 @@ class CudaBackend : public Backend {
   void GatedNorm(const GatedNormArgs& args) override;
   void Head(Activations in, const NormArgs& norm, MatrixId head) override;
   absl::Status EndStep(StepOutput* output) override;
+  std::vector<StepBatch> WarmUpSteps() const override;
   bool runs_ahead() const override { return true; }
 
   absl::Status ClearPage(int32_t page) override;

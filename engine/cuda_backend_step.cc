@@ -9,6 +9,7 @@
 #include "engine/cuda_activations.h"
 #include "engine/cuda_backend.h"
 #include "engine/cuda_device.h"
+#include "engine/warm_up.h"
 
 namespace recurve {
 
@@ -26,6 +27,14 @@ absl::Status CudaBackend::CheckBatch(const StepBatch& batch) const {
         options_.max_sequences, " and ", options_.max_pages));
   }
   return absl::OkStatus();
+}
+
+std::vector<StepBatch> CudaBackend::WarmUpSteps() const {
+  return recurve::WarmUpSteps(
+      {options_.max_tokens, options_.max_sequences, options_.max_pages},
+      [this](absl::Span<const int64_t> positions, int64_t rows) {
+        return tpa_->ContextsOf(positions, rows);
+      });
 }
 
 absl::Status CudaBackend::BeginStep(const StepBatch& batch) {

@@ -193,6 +193,14 @@ absl::Status Decoder::Run(const StepBatch& batch, StepOutput* output) {
   return Wait(output);
 }
 
+absl::Status Decoder::WarmUp() {
+  for (const StepBatch& step : backend_->WarmUpSteps()) {
+    StepOutput output;
+    RECURVE_RETURN_IF_ERROR(Run(step, &output));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Decoder::Launch(const StepBatch& batch) {
   Backend& backend = *backend_;
   RECURVE_RETURN_IF_ERROR(backend.BeginStep(batch));

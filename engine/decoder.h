@@ -31,6 +31,10 @@ class Decoder : public ModelRunner {
       int32_t num_pages, int32_t num_slots, int64_t swap_bytes = 0,
       bool swap_required = true);
 
+  // Runs what the backend wants to have run before there is a sequence. An
+  // error means that the device failed.
+  absl::Status WarmUp();
+
   const ModelInfo& info() const override { return info_; }
   CacheSpec cache_spec() const override { return cache_spec_; }
   CacheStorage& storage() override { return *backend_; }

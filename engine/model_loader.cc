@@ -259,6 +259,11 @@ absl::Status CheckMemory(const ModelDefinition& model,
       "--max-model-len or --max-num-batched-tokens)"));
 }
 
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
     const Placement& placement, const Capacity& capacity, int num_threads,
     const EngineOptions& engine) {
@@ -340,11 +345,16 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
         std::unique_ptr<Backend> backend,
         MakeBackend(placement, loaded.capacity, num_threads, *engine));
     RECURVE_ASSIGN_OR_RETURN(
-        loaded.runner,
+        std::unique_ptr<Decoder> decoder,
         Decoder::Load(model, std::move(backend),
                       static_cast<int32_t>(loaded.capacity.num_pages),
                       static_cast<int32_t>(loaded.capacity.num_slots),
                       options.swap_bytes, options.swap_bytes_required));
+    loaded.load_seconds = SecondsSince(started);
+    const auto warm_up = std::chrono::steady_clock::now();
+    RECURVE_RETURN_IF_ERROR(decoder->WarmUp());
+    loaded.warm_up_seconds = SecondsSince(warm_up);
+    loaded.runner = std::move(decoder);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "not enough memory for the model with ", loaded.capacity.num_pages,
@@ -353,9 +363,6 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
         " tokens a step (lower --kv-pool-bytes or --kv-pages, --max-num-seqs, "
         "--max-num-batched-tokens)"));
   }
-  loaded.load_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - started)
-          .count();
   return loaded;
 }
 

@@ -60,6 +60,8 @@ struct LoadedModel {
   Capacity capacity;
   std::string device;       // what was chosen, and why, for people
   double load_seconds = 0;  // that weights took
+  double warm_up_seconds =
+      0;  // that steps took which were run before the first
 };
 
 // The tokenizer of the checkpoint in folder `path`. `kind` as

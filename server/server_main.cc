@@ -79,6 +79,9 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
       static_cast<double>(info.weight_bytes) * 1e-6, info.device,
       model->load_seconds,
       static_cast<double>(info.weight_bytes) * 1e-9 / model->load_seconds);
+  // Of a GPU; there is nothing to warm up on the CPU.
+  if (model->warm_up_seconds > 1e-3)
+    spdlog::info("warmed up in {:.1f} s", model->warm_up_seconds);
   for (const std::string& remark : info.remarks)
     spdlog::warn("{}: {}", options.model.path, remark);
   spdlog::info(

@@ -1,0 +1,82 @@
+#include "engine/warm_up.h"
+
+#include <algorithm>
+
+#include "kernels/tpa/tpa_layout.h"
+
+namespace recurve {
+namespace {
+
+// Adds a sequence that has `count` tokens up to `position`.
+void AddSequence(int64_t position, int64_t count, bool prompt,
+                 StepBatch* step) {
+  if (step->query_start.empty()) step->query_start.push_back(0);
+  const auto sequence = static_cast<int32_t>(step->num_sequences());
+  for (int64_t i = 0; i < count; ++i) {
+    step->tokens.push_back(0);
+    step->positions.push_back(position - count + 1 + i);
+    step->row_sequence.push_back(sequence);
+    step->kinds.push_back(!prompt  ? TokenKind::kStep
+                          : i == 0 ? TokenKind::kPromptStart
+                                   : TokenKind::kPrompt);
+  }
+  step->query_start.push_back(static_cast<int32_t>(step->num_tokens()));
+  step->slots.push_back(0);
+  step->logit_rows.push_back(static_cast<int32_t>(step->num_tokens() - 1));
+}
+
+// Gives every sequence of the step page 0 for all of `positions` positions.
+void SetPages(int64_t positions, bool pages, StepBatch* step) {
+  step->wants_logits = false;
+  if (!pages) return;
+  step->page_table_stride = (positions + kTpaPageTokens - 1) / kTpaPageTokens;
+  step->page_table.assign(step->num_sequences() * step->page_table_stride, 0);
+}
+
+StepBatch Decoding(int64_t sequences, int64_t position, bool pages) {
+  StepBatch step;
+  for (int64_t i = 0; i < sequences; ++i)
+    AddSequence(position, 1, false, &step);
+  SetPages(position + 1, pages, &step);
+  return step;
+}
+
+}  // namespace
+
+std::vector<StepBatch> WarmUpSteps(
+    const WarmUpLimits& limits,
+    absl::FunctionRef<TpaContexts(absl::Span<const int64_t>, int64_t)>
+        contexts_of) {
+  const bool pages = limits.max_pages > 0;
+  const int64_t max_positions =
+      pages ? limits.max_pages * kTpaPageTokens : kWarmUpPromptTokens;
+  std::vector<StepBatch> steps(1);
+  const bool beside = limits.max_sequences > 1 && limits.max_tokens > 1;
+  const int64_t prompt = std::min({limits.max_tokens - (beside ? 1 : 0),
+                                   max_positions, kWarmUpPromptTokens});
+  AddSequence(prompt - 1, prompt, true, &steps[0]);
+  if (beside) AddSequence(0, 1, false, &steps[0]);
+  SetPages(prompt, pages, &steps[0]);
+
+  const auto add_twice = [&](int64_t sequences, int64_t position) {
+    steps.push_back(Decoding(sequences, position, pages));
+    steps.push_back(steps.back());
+  };
+  for (int64_t bucket = 1;; bucket *= 2) {
+    const int64_t sequences = std::min(bucket, limits.max_sequences);
+    const auto contexts = [&](int64_t position) {
+      return contexts_of(std::vector<int64_t>(sequences, position), bucket);
+    };
+    add_twice(sequences, 0);
+    for (int64_t length = kTpaPageTokens; pages && length < 2 * max_positions;
+         length *= 2) {
+      const int64_t position = std::min(length, max_positions) - 1;
+      if (contexts(position) == contexts(0)) continue;
+      add_twice(sequences, position);
+      break;
+    }
+    if (bucket >= limits.max_sequences) return steps;
+  }
+}
+
+}  // namespace recurve

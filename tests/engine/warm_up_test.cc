@@ -1,0 +1,112 @@
+#include "engine/warm_up.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace recurve {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+TpaContexts Any(absl::Span<const int64_t> /*positions*/, int64_t /*rows*/) {
+  return TpaContexts::kAny;
+}
+
+void ExpectValid(const StepBatch& step, const WarmUpLimits& limits) {
+  EXPECT_LE(step.num_tokens(), limits.max_tokens);
+  EXPECT_LE(step.num_sequences(), limits.max_sequences);
+  EXPECT_LE(step.page_table_stride, limits.max_pages);
+  EXPECT_THAT(step.positions, SizeIs(step.num_tokens()));
+  EXPECT_THAT(step.row_sequence, SizeIs(step.num_tokens()));
+  EXPECT_THAT(step.kinds, SizeIs(step.num_tokens()));
+  EXPECT_THAT(step.query_start, SizeIs(step.num_sequences() + 1));
+  EXPECT_EQ(step.query_start.back(), step.num_tokens());
+  EXPECT_THAT(step.page_table,
+              SizeIs(step.num_sequences() * step.page_table_stride));
+  EXPECT_THAT(step.page_table, Each(0));
+  EXPECT_THAT(step.slots, Each(0));
+  EXPECT_THAT(step.logit_rows, SizeIs(step.num_sequences()));
+  EXPECT_TRUE(step.samples.empty());
+  EXPECT_FALSE(step.wants_logits);
+  for (const int64_t position : step.positions) {
+    EXPECT_GE(position, 0);
+    if (limits.max_pages > 0) {
+      EXPECT_LT(position, step.page_table_stride * 64);
+    }
+  }
+}
+
+// Sequences of each step but the first, in order.
+std::vector<int64_t> Sequences(const std::vector<StepBatch>& steps) {
+  std::vector<int64_t> counts;
+  for (size_t i = 1; i < steps.size(); ++i) {
+    EXPECT_THAT(steps[i].kinds, Each(TokenKind::kStep));
+    EXPECT_EQ(steps[i].num_tokens(), steps[i].num_sequences());
+    counts.push_back(steps[i].num_sequences());
+  }
+  return counts;
+}
+
+TEST(WarmUpTest, EveryPowerOfTwoTwice) {
+  const WarmUpLimits limits = {256, 6, 8};
+  const std::vector<StepBatch> steps = WarmUpSteps(limits, Any);
+  for (const StepBatch& step : steps) ExpectValid(step, limits);
+  EXPECT_THAT(Sequences(steps), ElementsAre(1, 1, 2, 2, 4, 4, 6, 6));
+  // A prompt of all there is room for, beside a token of decoding.
+  EXPECT_EQ(steps[0].num_tokens(), 256);
+  EXPECT_EQ(steps[0].query_start[1], 255);
+  EXPECT_EQ(steps[0].kinds[0], TokenKind::kPromptStart);
+  EXPECT_EQ(steps[0].kinds[254], TokenKind::kPrompt);
+  EXPECT_EQ(steps[0].kinds[255], TokenKind::kStep);
+}
+
+// Where contexts are told apart, steps of both kinds, as short as may be.
+TEST(WarmUpTest, ShortContextsAndLong) {
+  const WarmUpLimits limits = {64, 4, 20};
+  const auto contexts_of = [](absl::Span<const int64_t> positions,
+                              int64_t rows) {
+    int64_t pages = 0;
+    for (const int64_t position : positions) pages += position / 64 + 1;
+    return pages <= 10 && rows < 4 ? TpaContexts::kFew : TpaContexts::kAny;
+  };
+  const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
+  for (const StepBatch& step : steps) ExpectValid(step, limits);
+  EXPECT_THAT(Sequences(steps), ElementsAre(1, 1, 1, 1, 2, 2, 2, 2, 4, 4));
+  EXPECT_EQ(steps[1].positions[0], 0);
+  EXPECT_EQ(steps[3].positions[0], 1023);
+  EXPECT_EQ(steps[7].positions[0], 511);
+}
+
+// The longest context is not a power of two.
+TEST(WarmUpTest, LongContextsUpToTheLast) {
+  const WarmUpLimits limits = {64, 1, 11};
+  const auto contexts_of = [](absl::Span<const int64_t> positions, int64_t) {
+    return positions[0] < 640 ? TpaContexts::kFew : TpaContexts::kAny;
+  };
+  const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
+  for (const StepBatch& step : steps) ExpectValid(step, limits);
+  ASSERT_THAT(steps, SizeIs(5));
+  EXPECT_EQ(steps[4].positions[0], 703);
+}
+
+TEST(WarmUpTest, SmallLimits) {
+  for (const WarmUpLimits& limits :
+       {WarmUpLimits{1, 1, 0}, WarmUpLimits{1, 1, 1}, WarmUpLimits{2, 2, 0},
+        WarmUpLimits{100000, 3, 1}, WarmUpLimits{100000, 100, 0}}) {
+    SCOPED_TRACE(limits.max_tokens);
+    const std::vector<StepBatch> steps = WarmUpSteps(limits, Any);
+    for (const StepBatch& step : steps) ExpectValid(step, limits);
+    EXPECT_EQ(steps.back().num_sequences(), limits.max_sequences);
+    EXPECT_LE(steps[0].num_tokens(), kWarmUpPromptTokens + 1);
+  }
+}
+
+}  // namespace
+}  // namespace recurve
