@@ -151,6 +151,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       WaitForPrevious();
       *flag = 1;
     }
+    __syncwarp();
     const uint32_t offset = warp / 4 * 64 * 128;
     int slot = 0;
     uint32_t phase = 0;
