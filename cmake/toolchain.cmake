@@ -26,8 +26,11 @@ if(RECURVE_WERROR)
 endif()
 
 if(RECURVE_SANITIZER STREQUAL "address")
-  set(RECURVE_SANITIZER_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined
-      -fno-omit-frame-pointer)
+  # Without two checks that take a fifth of the whole build: what is read or
+  # written by way of a null pointer or of an object that is gone,
+  # AddressSanitizer reports as well.
+  set(RECURVE_SANITIZER_FLAGS -fsanitize=address,undefined -fno-sanitize=null,vptr
+      -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 elseif(RECURVE_SANITIZER STREQUAL "thread")
   set(RECURVE_SANITIZER_FLAGS -fsanitize=thread -fno-omit-frame-pointer)
 elseif(RECURVE_SANITIZER STREQUAL "fuzzer")
