@@ -401,7 +401,9 @@ TEST(TpaPlanTest, RefusesWhatKernelsDoNotTake) {
   };
   EXPECT_EQ(blocks({129, 64, 64, 6, 2}, 1, 1), 0);
   EXPECT_EQ(blocks({0, 64, 64, 6, 2}, 1, 1), 0);
-  EXPECT_EQ(blocks({8, 60, 64, 6, 2}, 1, 1), 0);
+  EXPECT_GT(blocks({8, 60, 12, 6, 2}, 1, 1), 0);
+  EXPECT_EQ(blocks({8, 62, 64, 6, 2}, 1, 1), 0);
+  EXPECT_EQ(blocks({8, 64, 62, 6, 2}, 1, 1), 0);
   EXPECT_EQ(blocks({8, 64, 264, 6, 2}, 1, 1), 0);
   EXPECT_EQ(blocks({8, 64, 64, 33, 2}, 1, 1), 0);
   EXPECT_EQ(blocks({8, 64, 64, -1, 2}, 1, 1), 0);

@@ -103,7 +103,9 @@ TEST(TpaPrefillPlanTest, RefusesWhatItDoesNotSupport) {
   EXPECT_FALSE(refused(kRank2, expanded, good));
   EXPECT_TRUE(refused(kRank2, direct, good));
   EXPECT_TRUE(refused({4, 256, 64, 4, 1}, direct, good));
-  EXPECT_TRUE(refused({4, 60, 64, 4, 1}, expanded, good));
+  EXPECT_FALSE(refused({4, 60, 12, 4, 1}, expanded, good));
+  EXPECT_TRUE(refused({4, 62, 64, 4, 1}, expanded, good));
+  EXPECT_TRUE(refused({4, 64, 62, 4, 1}, expanded, good));
   EXPECT_TRUE(refused({4, 64, 264, 4, 1}, expanded, good));
   EXPECT_TRUE(refused({129, 64, 64, 4, 1}, expanded, good));
   EXPECT_TRUE(refused({4, 64, 64, 33, 1}, expanded, good));
