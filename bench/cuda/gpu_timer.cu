@@ -1,8 +1,10 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include "bench/cuda/gpu_timer.h"
 
@@ -52,6 +54,51 @@ __global__ void ReadAll(const uint4* in, int64_t count, uint32_t* out) {
 
 __global__ void Nothing() {}
 
+// Cycles and nanoseconds of the same 200 us.
+__global__ void ReadClock(int64_t* out) {
+  int64_t begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  const int64_t cycles = clock64();
+  do {
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - begin < 200000);
+  out[0] = clock64() - cycles;
+  out[1] = now - begin;
+}
+
+double ClockMhz(cudaStream_t stream) {
+  static int64_t* const result = DeviceCopy(std::vector<int64_t>(2));
+  ReadClock<<<1, 1, 0, stream>>>(result);
+  RECURVE_CUDA_OK(cudaGetLastError());
+  int64_t host[2];
+  RECURVE_CUDA_OK(cudaMemcpyAsync(host, result, sizeof(host),
+                                  cudaMemcpyDeviceToHost, stream));
+  RECURVE_CUDA_OK(cudaStreamSynchronize(stream));
+  return 1e3 * host[0] / host[1];
+}
+
+// Until the clock is within 1% of the highest that the device says it has, or,
+// if it was not there after 5 s of rest (somebody has set a lower one), of the
+// highest there was then.
+void AwaitHighestClock(cudaStream_t stream) {
+  static double goal = [] {
+    int khz = 0;
+    RECURVE_CUDA_OK(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0));
+    return 1e-3 * khz;
+  }();
+  constexpr int kWaits = 100;
+  double highest = 0.0;
+  for (int i = 0; i < kWaits; ++i) {
+    highest = std::max(highest, ClockMhz(stream));
+    if (highest >= 0.99 * goal) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  std::fprintf(stderr,
+               "the clock stays at %.0f of %.0f MHz: measuring with that\n",
+               highest, goal);
+  goal = highest;
+}
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -73,6 +120,7 @@ class Stopwatch {
   double Time(
       cudaStream_t stream, const std::function<void()>& work,
       const std::function<void()>& before = [] {}) {
+    AwaitHighestClock(stream);
     std::vector<double> times;
     for (int i = 0; i < kRepeats; ++i) {
       Flush(stream);
@@ -157,6 +205,7 @@ Timing Measure(const Enqueue& enqueue, int nodes, bool distinct) {
   timing.launch_us = Stopwatch().Time(
       stream, [&] { RECURVE_CUDA_OK(enqueue(stream, 0)); }, other);
   timing.graph_us = TimeGraph(enqueue, 1, stream, other);
+  timing.clock_mhz = ClockMhz(stream);
   timing.cold_us = TimeGraph(enqueue, 1, stream);
   timing.chain_us = TimeGraph(enqueue, nodes, stream) / nodes;
   RECURVE_CUDA_OK(cudaStreamDestroy(stream));
@@ -202,15 +251,15 @@ Ceilings MeasureCeilings() {
 void Print(const Ceilings& c, const std::vector<Result>& results) {
   std::printf("copy %.0f GB/s, read %.0f GB/s, empty graph %.2f us\n",
               c.copy / 1e3, c.read / 1e3, c.empty_graph_us);
-  std::printf("%-26s %-34s %9s %9s %9s %9s %9s %8s\n", "op", "shape",
+  std::printf("%-26s %-34s %9s %9s %9s %9s %9s %8s %6s\n", "op", "shape",
               "graph us", "launch us", "chain us", "cold us", "floor us",
-              "of copy");
+              "of copy", "MHz");
   for (const Result& r : results) {
     const double floor = r.bytes / c.copy;
-    std::printf("%-26s %-34s %9.2f %9.2f %9.2f %9.2f %9.2f %7.1f%%",
+    std::printf("%-26s %-34s %9.2f %9.2f %9.2f %9.2f %9.2f %7.1f%% %6.0f",
                 r.op.c_str(), r.shape.c_str(), r.timing.graph_us,
                 r.timing.launch_us, r.timing.chain_us, r.timing.cold_us, floor,
-                100.0 * floor / r.timing.graph_us);
+                100.0 * floor / r.timing.graph_us, r.timing.clock_mhz);
     if (r.flops > 0.0) {
       std::printf(" %6.1f TF/s", 1e-6 * r.flops / r.timing.graph_us);
     }
@@ -243,11 +292,11 @@ void WriteJson(const std::string& path, const std::string& commit,
                  "\"graph_us\": %.2f, \"launch_us\": %.2f, "
                  "\"chain_us\": %.2f, \"cold_us\": %.2f, \"bytes\": %.0f, "
                  "\"floor_us\": %.2f, "
-                 "\"of_floor\": %.3f",
+                 "\"of_floor\": %.3f, \"clock_mhz\": %.0f",
                  separator, r.op.c_str(), r.shape.c_str(), r.timing.graph_us,
                  r.timing.launch_us, r.timing.chain_us, r.timing.cold_us,
                  r.bytes, r.bytes / c.copy,
-                 r.bytes / c.copy / r.timing.graph_us);
+                 r.bytes / c.copy / r.timing.graph_us, r.timing.clock_mhz);
     if (r.flops > 0.0) {
       std::fprintf(out, ", \"tflop_per_s\": %.1f",
                    1e-6 * r.flops / r.timing.graph_us);

@@ -28,12 +28,18 @@ T* DeviceCopy(const std::vector<T>& host) {
   return static_cast<T*>(data);
 }
 
-// Medians, in microseconds. No cache holds the data at the start.
+// Medians, in microseconds. No cache holds the data at the start. Before each
+// of them the device rests until its clock is at its highest again, or for 5 s:
+// after work that the power limit holds back the clock stays down for up to
+// seconds, and what is measured then is the shape before.
 struct Timing {
   double graph_us;   // one call as a graph, between two events
   double launch_us;  // one plain call, between two events
   double chain_us;   // of `nodes` calls in one graph, each one's share
   double cold_us;    // as graph_us, but right after the flush
+  // Clock of the multiprocessors right after graph_us: lower than the device's
+  // highest where the power limit holds this shape itself back.
+  double clock_mhz;
 };
 
 // `enqueue(stream, i)` puts call i on the stream. Calls i of one chain should
