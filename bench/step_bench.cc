@@ -46,6 +46,7 @@ struct Flags {
   std::vector<int64_t> batches = {1, 8, 32, 128, 256};
   std::vector<int64_t> contexts = {2048};
   std::vector<int64_t> prompts = {};
+  bool beside = false;
   int repeats = 30;
   std::string kv_dtype = "bfloat16";
   bool operations = false;
@@ -120,6 +121,40 @@ StepBatch MakeBatch(int64_t batch, int64_t context, int64_t count,
   return step;
 }
 
+// And one more sequence: a prompt of `prompt` tokens.
+StepBatch WithPrompt(StepBatch step, int64_t prompt, int64_t vocab) {
+  const StepBatch own =
+      MakeBatch(1, prompt, prompt, false, vocab, step.page_table_stride > 0);
+  const auto decoding = static_cast<int32_t>(step.num_sequences());
+  const auto append = [](const auto& from, auto* to) {
+    to->insert(to->end(), from.begin(), from.end());
+  };
+  append(own.tokens, &step.tokens);
+  append(own.positions, &step.positions);
+  append(own.kinds, &step.kinds);
+  step.row_sequence.insert(step.row_sequence.end(), prompt, decoding);
+  step.query_start.push_back(static_cast<int32_t>(step.tokens.size()));
+  step.slots.push_back(decoding + 1);
+  step.logit_rows.push_back(step.query_start.back() - 1);
+  if (step.page_table_stride == 0) return step;
+  // Rows of pages are as wide as the longest sequence's.
+  const int64_t stride =
+      std::max(step.page_table_stride, own.page_table_stride);
+  std::vector<int32_t> pages((decoding + 1) * stride, 0);
+  for (int64_t b = 0; b < decoding; ++b) {
+    std::copy_n(step.page_table.begin() + b * step.page_table_stride,
+                step.page_table_stride, pages.begin() + b * stride);
+  }
+  // Behind those of the sequences that decode.
+  for (int64_t p = 0; p < own.page_table_stride; ++p) {
+    pages[decoding * stride + p] =
+        static_cast<int32_t>(1 + decoding * step.page_table_stride + p);
+  }
+  step.page_table = std::move(pages);
+  step.page_table_stride = stride;
+  return step;
+}
+
 const SamplingParams& Greedy() {
   static const auto* const params = new SamplingParams;
   return *params;
@@ -155,17 +190,24 @@ class StepBench {
   // Loads what is in `folder`, and fills its cache at random.
   absl::Status Load(const std::string& folder);
 
-  // Milliseconds of a step; gives `step` its samples.
-  absl::StatusOr<double> Measure(StepBatch& step, int repeats);
+  // Milliseconds of a step by itself, and of the CPU until all of it is
+  // launched.
+  struct Alone {
+    double ms = 0;
+    double launch_ms = 0;
+  };
+  // Gives `step` its samples.
+  absl::StatusOr<Alone> Measure(StepBatch& step, int repeats);
   absl::StatusOr<Ahead> MeasureAhead(const StepBatch& step);
   // Runs `step` once more, by itself, under the timeline.
   absl::Status Trace(const StepBatch& step, int64_t batch, int64_t context,
-                     double ms);
+                     int64_t prompt, double ms);
   void Report(const char* what, int64_t batch, int64_t context, double ms,
               double bytes);
 
   absl::Status Decode(int64_t batch, int64_t context);
-  absl::Status Prefill(int64_t prompt);
+  // Of a step with a prompt, by itself or beside `batch` sequences.
+  absl::Status Prefill(int64_t batch, int64_t context, int64_t prompt);
   absl::Status WriteFiles() const;
 
   int64_t Pages(int64_t tokens) const {
@@ -216,6 +258,7 @@ absl::Status StepBench::Load(const std::string& folder) {
   options.max_sequences =
       *std::max_element(flags_.batches.begin(), flags_.batches.end());
   options.max_tokens = options.max_sequences;
+  if (flags_.beside) ++options.max_sequences;
   options.max_pages = 1;
   for (const int64_t context : flags_.contexts) {
     options.max_pages = std::max(options.max_pages, Pages(context));
@@ -225,11 +268,15 @@ absl::Status StepBench::Load(const std::string& folder) {
       }
     }
   }
+  const int64_t batched = options.max_tokens;
+  int64_t beside_pages = 0;
   for (const int64_t prompt : flags_.prompts) {
-    options.max_tokens = std::max(options.max_tokens, prompt);
+    options.max_tokens =
+        std::max(options.max_tokens, prompt + (flags_.beside ? batched : 0));
     options.max_pages = std::max(options.max_pages, Pages(prompt));
-    all_pages_ = std::max(all_pages_, options.max_pages);
+    if (flags_.beside) beside_pages = std::max(beside_pages, Pages(prompt));
   }
+  all_pages_ = std::max(all_pages_ + beside_pages, options.max_pages);
   options.graphs = flags_.graphs && !flags_.operations;
   options.num_threads = HostThreads();
   const auto started = Clock::now();
@@ -264,21 +311,26 @@ absl::Status StepBench::Load(const std::string& folder) {
   return device->FillCacheAtRandom();
 }
 
-absl::StatusOr<double> StepBench::Measure(StepBatch& step, int repeats) {
+absl::StatusOr<StepBench::Alone> StepBench::Measure(StepBatch& step,
+                                                    int repeats) {
   for (size_t i = 0; i < step.logit_rows.size(); ++i)
     step.samples.push_back({static_cast<int32_t>(i), &Greedy(), {}, {}, 0});
-  std::vector<double> times;
+  std::vector<double> times, launches;
   StepOutput output;
   if (timed_ != nullptr) timed_->Restart();
   for (int i = 0; i < repeats + 3; ++i) {
     if (timed_ != nullptr && i == 3) timed_->Clear();
     const auto begin = Clock::now();
-    RECURVE_RETURN_IF_ERROR(decoder_->Run(step, &output));
-    if (i >= 3) times.push_back(1e3 * SecondsSince(begin));
+    RECURVE_RETURN_IF_ERROR(decoder_->Launch(step));
+    const double launched = SecondsSince(begin);
+    RECURVE_RETURN_IF_ERROR(decoder_->Wait(&output));
+    if (i < 3) continue;
+    times.push_back(1e3 * SecondsSince(begin));
+    launches.push_back(1e3 * launched);
   }
   for (const auto& sample : output.samples)
     RECURVE_RETURN_IF_ERROR(sample.status());
-  return Median(times);
+  return Alone{Median(times), Median(launches)};
 }
 
 absl::StatusOr<StepBench::Ahead> StepBench::MeasureAhead(
@@ -305,7 +357,7 @@ absl::StatusOr<StepBench::Ahead> StepBench::MeasureAhead(
 }
 
 absl::Status StepBench::Trace(const StepBatch& step, int64_t batch,
-                              int64_t context, double ms) {
+                              int64_t context, int64_t prompt, double ms) {
   RECURVE_RETURN_IF_ERROR(timeline_->Take().status());
   StepOutput output;
   RECURVE_RETURN_IF_ERROR(decoder_->Run(step, &output));
@@ -318,6 +370,7 @@ absl::Status StepBench::Trace(const StepBatch& step, int64_t batch,
   }
   timelines_.push_back({{"batch", batch},
                         {"context", context},
+                        {"prompt", prompt},
                         {"traced_ms", ms},
                         {"spans", std::move(all)}});
   return absl::OkStatus();
@@ -361,11 +414,11 @@ absl::Status StepBench::Decode(int64_t batch, int64_t context) {
   }
   StepBatch step = MakeBatch(batch, context, 1, true,
                              decoder_->info().vocab_size, token_bytes_ > 0);
-  RECURVE_ASSIGN_OR_RETURN(const double ms, Measure(step, flags_.repeats));
+  RECURVE_ASSIGN_OR_RETURN(const Alone alone, Measure(step, flags_.repeats));
   if (timeline_ != nullptr) {
-    RECURVE_RETURN_IF_ERROR(Trace(step, batch, context, ms));
+    RECURVE_RETURN_IF_ERROR(Trace(step, batch, context, 0, alone.ms));
   }
-  Report("decode", batch, context, ms,
+  Report("decode", batch, context, alone.ms,
          weight_bytes_ + static_cast<double>(batch) *
                              (static_cast<double>(context * token_bytes_) +
                               2.0 * state_bytes_));
@@ -378,11 +431,31 @@ absl::Status StepBench::Decode(int64_t batch, int64_t context) {
   return absl::OkStatus();
 }
 
-absl::Status StepBench::Prefill(int64_t prompt) {
-  StepBatch step = MakeBatch(1, prompt, prompt, false,
-                             decoder_->info().vocab_size, token_bytes_ > 0);
-  RECURVE_ASSIGN_OR_RETURN(const double ms, Measure(step, 3));
-  Report("prefill", 1, prompt, ms, weight_bytes_);
+absl::Status StepBench::Prefill(int64_t batch, int64_t context,
+                                int64_t prompt) {
+  if (batch * Pages(context) + Pages(prompt) > all_pages_) {
+    return absl::OkStatus();  // Decode said so
+  }
+  const int64_t vocab = decoder_->info().vocab_size;
+  StepBatch step =
+      batch == 0 ? MakeBatch(1, prompt, prompt, false, vocab, token_bytes_ > 0)
+                 : WithPrompt(MakeBatch(batch, context, 1, true, vocab,
+                                        token_bytes_ > 0),
+                              prompt, vocab);
+  RECURVE_ASSIGN_OR_RETURN(const Alone alone,
+                           Measure(step, std::min(flags_.repeats, 9)));
+  if (timeline_ != nullptr) {
+    RECURVE_RETURN_IF_ERROR(Trace(step, batch, context, prompt, alone.ms));
+  }
+  Report(batch == 0 ? "prefill" : "beside", std::max<int64_t>(batch, 1),
+         batch == 0 ? prompt : context, alone.ms,
+         weight_bytes_ + static_cast<double>(batch) *
+                             (static_cast<double>(context * token_bytes_) +
+                              2.0 * state_bytes_));
+  results_.back()["prompt"] = prompt;
+  results_.back()["launch_ms"] = alone.launch_ms;
+  std::printf("        prompt of %lld tokens; launching it takes %.3f ms\n",
+              static_cast<long long>(prompt), alone.launch_ms);
   return absl::OkStatus();
 }
 
@@ -435,7 +508,12 @@ absl::Status StepBench::Run() {
     }
   }
   for (const int64_t prompt : flags_.prompts) {
-    RECURVE_RETURN_IF_ERROR(Prefill(prompt));
+    RECURVE_RETURN_IF_ERROR(Prefill(0, 0, prompt));
+    if (!flags_.beside) continue;
+    for (const int64_t context : flags_.contexts) {
+      for (const int64_t batch : flags_.batches)
+        RECURVE_RETURN_IF_ERROR(Prefill(batch, context, prompt));
+    }
   }
   return WriteFiles();
 }
@@ -462,6 +540,8 @@ int main(int argc, char** argv) {
   app.add_option("--prompt", flags.prompts,
                  "Also one prompt of so many tokens in one step")
       ->delimiter(',');
+  app.add_flag("--beside", flags.beside,
+               "Also each such prompt in a step beside each batch");
   app.add_option("--repeats", flags.repeats, "Steps measured of each")
       ->capture_default_str();
   app.add_option("--kv-dtype", flags.kv_dtype, "bfloat16 or float16")
@@ -471,10 +551,11 @@ int main(int argc, char** argv) {
                "a few layers");
   app.add_flag("!--no-graphs", flags.graphs, "Launch each kernel by itself");
   app.add_option("--json", flags.json, "Write the results there");
-  app.add_option("--timeline", flags.timeline,
-                 "Write there when each kernel of a decode step ran, of each "
-                 "batch and context (needs CUPTI; bench/plot_timeline.py draws "
-                 "it); steps are slower so");
+  app.add_option(
+      "--timeline", flags.timeline,
+      "Write there when each kernel of a step ran, of each "
+      "batch, context and prompt (needs CUPTI; bench/plot_timeline.py draws "
+      "it); steps are slower so");
   CLI11_PARSE(app, argc, argv);
   const absl::Status status = recurve::StepBench(flags).Run();
   if (status.ok()) return EXIT_SUCCESS;
