@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <tuple>
 #include <utility>
 
@@ -247,6 +248,14 @@ void CudaTpa::AddPieces(const StepBatch& batch,
     piece.rows = static_cast<int64_t>(rows.size());
     piece.tokens = tokens;
     piece.table_row = options_.table_rows + piece_positions_count_;
+    piece.first = tokens == 1 ? rows[0].begin : -1;
+    for (int64_t r = 0; r < piece.rows; ++r) {
+      const StepRun& row = rows[r];
+      const bool only = batch.query_start[row.sequence + 1] -
+                            batch.query_start[row.sequence] ==
+                        1;
+      if (!only || row.begin != rows[0].begin + r) piece.first = -1;
+    }
     int32_t* const index = step->Add(piece.rows * tokens, &piece.index);
     int32_t* const lengths = step->Add(piece.rows, &piece.lengths);
     int32_t* const pages = step->Add(piece.rows * page_stride_, &piece.pages);
@@ -376,35 +385,46 @@ absl::Status CudaTpa::LaunchSchedules(cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-absl::Status CudaTpa::LaunchDecode(const Layer& layer, void* schedule,
-                                   int64_t rows, int64_t tokens,
-                                   const int32_t* pages, WeightType out_type,
-                                   void* out, int64_t out_stride,
+absl::Status CudaTpa::LaunchDecode(const Layer& layer, const Decode& decode,
                                    cudaStream_t stream) {
   Shape& shape = shapes_[layer.shape];
   RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
-                           Plan(shape, rows, tokens, contexts_));
+                           Plan(shape, decode.rows, decode.tokens, contexts_));
   TpaCudaDecodeParams params = {};
   params.shape = shape.shape;
   params.cache = layer.cache;
-  params.cache.page_table = pages;
+  params.cache.page_table = decode.pages;
   params.cache.page_table_stride = page_stride_;
-  params.rows = static_cast<int>(rows);
-  params.new_tokens = static_cast<int>(tokens);
+  params.rows = static_cast<int>(decode.rows);
+  params.new_tokens = static_cast<int>(decode.tokens);
   params.queries = formed_.data();
-  // Tokens of other pieces may be of the same sequence.
-  params.fresh_tokens = decode_ ? 1 : INT32_MAX;
-  params.out_type = out_type;
-  params.out = out;
-  params.out_stride = out_stride;
-  params.schedule = schedule;
+  params.fresh_tokens = static_cast<int>(decode.new_tokens);
+  params.out_type = decode.out_type;
+  params.out = decode.out;
+  params.out_stride = decode.out_stride;
+  params.schedule = decode.schedule;
   params.scratch = scratch_.data();
   params.scratch_bytes = scratch_.bytes();
-  if (decode_) {
-    params.next = layer.next.data();
-    params.next_bytes = static_cast<int64_t>(layer.next.size());
-  }
+  params.next = decode.next.data();
+  params.next_bytes = static_cast<int64_t>(decode.next.size());
   return CudaStatus(LaunchTpaDecode(params, *plan, stream), "attention");
+}
+
+absl::Status CudaTpa::FormQueries(const Layer& layer, Activations a_q,
+                                  Activations b_q, int64_t rows,
+                                  int64_t table_row, cudaStream_t stream) {
+  TpaCudaQueryParams form = {};
+  form.shape = shapes_[layer.shape].shape;
+  form.element = options_.element;
+  form.tokens = static_cast<int>(rows);
+  form.a_q = Floats(a_q);
+  form.b_q = Floats(b_q);
+  form.stride = b_q.stride;
+  form.position = layer.position;
+  form.cos = layer.cos + table_row * layer.angles;
+  form.sin = layer.sin + table_row * layer.angles;
+  form.queries = formed_.data();
+  return CudaStatus(LaunchTpaQueries(form, stream), "forming queries");
 }
 
 absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
@@ -412,13 +432,33 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
   const Shape& of = shapes_[layer.shape];
   const TpaShape& shape = of.shape;
   const Piece& piece = pieces_[index];
+  const int64_t rows = piece.rows * piece.tokens;
+  Decode decode = {};
+  decode.schedule = of.piece_schedules[index].data();
+  decode.rows = piece.rows;
+  decode.tokens = piece.tokens;
+  decode.pages = piece.pages;
+  if (InPlace(layer, piece)) {
+    const auto from = [&](Activations all) {
+      all.data += piece.first * all.stride * kFloatBytes;
+      return all;
+    };
+    // Tables begin with the step's rows.
+    RECURVE_RETURN_IF_ERROR(FormQueries(layer, from(layer.a_q), from(layer.b_q),
+                                        rows, piece.first, stream));
+    decode.new_tokens = 1;
+    decode.out_type = layer.out_type;
+    // Rounded or not, rows are as far apart.
+    decode.out = from(layer.out).data;
+    decode.out_stride = OutStride(layer);
+    return LaunchDecode(layer, decode, stream);
+  }
   const int64_t a_cols = shape.q_rank * shape.num_heads;
   const int64_t b_cols =
       (shape.q_rank > 0 ? shape.q_rank : shape.num_heads) * shape.head_dim;
   const int64_t width = shape.num_heads * shape.value_dim;
   const Activations gathered = {queries_.data(), a_cols + b_cols,
                                 a_cols + b_cols, sizeof(float)};
-  const int64_t rows = piece.rows * piece.tokens;
   const auto gather = [&](Activations from, Activations to) {
     return CudaStatus(LaunchGatherRows({Floats(from), from.stride, piece.index,
                                         WeightType::kFloat32, to.data,
@@ -430,22 +470,14 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
   const Activations b_q = gathered.Columns(a_cols, b_cols);
   if (a_cols > 0) RECURVE_RETURN_IF_ERROR(gather(layer.a_q, a_q));
   RECURVE_RETURN_IF_ERROR(gather(layer.b_q, b_q));
-  TpaCudaQueryParams form = {};
-  form.shape = shape;
-  form.element = options_.element;
-  form.tokens = static_cast<int>(rows);
-  form.a_q = Floats(a_q);
-  form.b_q = Floats(b_q);
-  form.stride = b_q.stride;
-  form.position = layer.position;
-  form.cos = layer.cos + piece.table_row * layer.angles;
-  form.sin = layer.sin + piece.table_row * layer.angles;
-  form.queries = formed_.data();
   RECURVE_RETURN_IF_ERROR(
-      CudaStatus(LaunchTpaQueries(form, stream), "forming queries"));
-  RECURVE_RETURN_IF_ERROR(LaunchDecode(
-      layer, of.piece_schedules[index].data(), piece.rows, piece.tokens,
-      piece.pages, WeightType::kFloat32, attended_.data(), width, stream));
+      FormQueries(layer, a_q, b_q, rows, piece.table_row, stream));
+  // Tokens of other pieces may be of the same sequence.
+  decode.new_tokens = INT32_MAX;
+  decode.out_type = WeightType::kFloat32;
+  decode.out = attended_.data();
+  decode.out_stride = width;
+  RECURVE_RETURN_IF_ERROR(LaunchDecode(layer, decode, stream));
   return CudaStatus(
       LaunchScatterRows(
           {attended_.as<float>(), width, piece.index, layer.out_type,
@@ -495,9 +527,11 @@ WorkingBlocks CudaTpa::Working(const Layer& layer) const {
 
 absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {
   if (decode_) {
-    return LaunchDecode(layer, shapes_[layer.shape].decode_schedule.data(),
-                        rows_, 1, page_table_, layer.out_type, layer.out.data,
-                        OutStride(layer), stream);
+    return LaunchDecode(
+        layer,
+        {shapes_[layer.shape].decode_schedule.data(), rows_, 1, 1, page_table_,
+         layer.out_type, layer.out.data, OutStride(layer), layer.next},
+        stream);
   }
   for (size_t i = 0; i < pieces_.size(); ++i)
     RECURVE_RETURN_IF_ERROR(LaunchPiece(layer, i, stream));

@@ -125,8 +125,12 @@ class CudaTpa {
   // One launch of the decode kernel over rows of up to kTpaPieceTokens tokens.
   struct Piece {
     int64_t rows;
-    int64_t tokens;          // of a row: 1 or kTpaPieceTokens
-    int64_t table_row;       // first row in position tables
+    int64_t tokens;     // of a row: 1 or kTpaPieceTokens
+    int64_t table_row;  // first row in position tables
+    // Row of the step that is the first, where the others follow it and each is
+    // all that its sequence has in the step: nothing has to be gathered. Else
+    // -1.
+    int64_t first;
     const int32_t* index;    // [rows · tokens] rows of the step, -1: padding
     const int32_t* lengths;  // [rows]
     const int32_t* pages;    // [rows, page_stride_]
@@ -170,10 +174,29 @@ class CudaTpa {
                               int64_t rows, int64_t tokens,
                               const int32_t* lengths, const int32_t* pages,
                               cudaStream_t stream);
-  absl::Status LaunchDecode(const Layer& layer, void* schedule, int64_t rows,
-                            int64_t tokens, const int32_t* pages,
-                            WeightType out_type, void* out, int64_t out_stride,
+  // One launch of the decode kernel, of queries in formed_.
+  struct Decode {
+    void* schedule;
+    int64_t rows;
+    int64_t tokens;      // of a row
+    int64_t new_tokens;  // that a row's sequence has in the step, at most
+    const int32_t* pages;
+    WeightType out_type;
+    void* out;
+    int64_t out_stride;
+    absl::Span<const char> next;
+  };
+  absl::Status LaunchDecode(const Layer& layer, const Decode& decode,
                             cudaStream_t stream);
+  // Whether the decode kernel can read and write a piece's rows where they are.
+  bool InPlace(const Layer& layer, const Piece& piece) const {
+    return piece.first >= 0 &&
+           (layer.out_type == WeightType::kFloat32 ||
+            layer.out_type == TpaWeightType(options_.element));
+  }
+  absl::Status FormQueries(const Layer& layer, Activations a_q, Activations b_q,
+                           int64_t rows, int64_t table_row,
+                           cudaStream_t stream);
   absl::Status LaunchPiece(const Layer& layer, size_t index,
                            cudaStream_t stream);
   absl::Status LaunchPrefill(const Layer& layer, size_t index,

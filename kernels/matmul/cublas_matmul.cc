@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/common/read_memory_cuda.h"
 
 namespace recurve {
 namespace {
@@ -21,8 +22,8 @@ constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 16;
 // Numbers of rows that Tune measures; what is between two has the algorithm of
 // the larger.
-constexpr std::array<int64_t, 5> kTrialRows = {64, 256, 512, 2048, 8192};
-constexpr int kTrials = 3;
+constexpr std::array<int64_t, 6> kTrialRows = {64, 128, 256, 512, 2048, 8192};
+constexpr int kTrials = 5;
 
 absl::Status ToStatus(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
@@ -105,14 +106,22 @@ class Trial {
   ~Trial() {
     cudaFree(x_);
     cudaFree(y_);
+    cudaFree(evicting_);
     if (begin_ != nullptr) cudaEventDestroy(begin_);
     if (end_ != nullptr) cudaEventDestroy(end_);
   }
 
   absl::Status Allocate(const CublasMatmul::Params& p, int64_t rows) {
     const int64_t count = rows * p.x_stride;
+    int device = 0;
+    int cache_bytes = 0;
+    RECURVE_RETURN_IF_ERROR(CudaToStatus(cudaGetDevice(&device)));
+    RECURVE_RETURN_IF_ERROR(CudaToStatus(
+        cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, device)));
+    evicting_bytes_ = int64_t{2} * cache_bytes;
     for (const auto& [memory, bytes] :
-         {std::pair(&x_, 2 * count), std::pair(&y_, 4 * rows * p.y_stride)}) {
+         {std::pair(&x_, 2 * count), std::pair(&y_, 4 * rows * p.y_stride),
+          std::pair(&evicting_, evicting_bytes_)}) {
       if (cudaMalloc(memory, bytes) != cudaSuccess) {
         (void)cudaGetLastError();
         return absl::ResourceExhaustedError(absl::StrCat(
@@ -142,11 +151,14 @@ class Trial {
   const void* x() const { return x_; }
   float* y() const { return static_cast<float*>(y_); }
 
-  // What is between these two is measured: milliseconds.
+  // What is between these two is measured: milliseconds. The weights come from
+  // memory, as they do in a model.
   absl::Status Begin(const CublasMatmul::Params& p, cudaStream_t stream) {
     // Every byte 0x3c: a float like another.
     RECURVE_RETURN_IF_ERROR(CudaToStatus(
         cudaMemsetAsync(y_, 0x3c, 4 * p.rows * p.y_stride, stream)));
+    RECURVE_RETURN_IF_ERROR(
+        CudaToStatus(LaunchReadMemory(evicting_, evicting_bytes_, stream)));
     return CudaToStatus(cudaEventRecord(begin_, stream));
   }
   absl::StatusOr<float> End(cudaStream_t stream) {
@@ -180,6 +192,8 @@ class Trial {
 
   void* x_ = nullptr;
   void* y_ = nullptr;
+  void* evicting_ = nullptr;  // nothing: what is read instead leaves the caches
+  int64_t evicting_bytes_ = 0;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
 };
@@ -375,30 +389,28 @@ absl::Status CublasMatmul::Tune(const Params& params, int64_t max_rows,
   p.x = trial.x();
   p.y = trial.y();
   RECURVE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t base, impl_->Choose(p));
-  std::vector<Impl::Choice> choices;
-  for (const int64_t rows : kTrialRows) {
-    p.rows = std::min(rows, max_rows);
-    const auto run =
-        [&](const cublasLtMatmulAlgo_t& algorithm) -> absl::StatusOr<float> {
-      RECURVE_RETURN_IF_ERROR(trial.Begin(p, stream));
-      RECURVE_RETURN_IF_ERROR(impl_->Enqueue(p, algorithm, stream));
-      return trial.End(stream);
-    };
-    const auto best_of =
-        [&](const cublasLtMatmulAlgo_t& algorithm) -> absl::StatusOr<float> {
-      float best = std::numeric_limits<float>::infinity();
-      for (int i = 0; i < kTrials; ++i) {
-        RECURVE_ASSIGN_OR_RETURN(const float time, run(algorithm));
-        best = std::min(best, time);
-      }
-      return best;
-    };
+  const auto run =
+      [&](const cublasLtMatmulAlgo_t& algorithm) -> absl::StatusOr<float> {
+    RECURVE_RETURN_IF_ERROR(trial.Begin(p, stream));
+    RECURVE_RETURN_IF_ERROR(impl_->Enqueue(p, algorithm, stream));
+    return trial.End(stream);
+  };
+  const auto best_of =
+      [&](const cublasLtMatmulAlgo_t& algorithm) -> absl::StatusOr<float> {
+    float best = std::numeric_limits<float>::infinity();
+    for (int i = 0; i < kTrials; ++i) {
+      RECURVE_ASSIGN_OR_RETURN(const float time, run(algorithm));
+      best = std::min(best, time);
+    }
+    return best;
+  };
+  // For p.rows: the fastest of those with the bits of `base`.
+  const auto fastest = [&](const std::vector<cublasLtMatmulAlgo_t>& found)
+      -> absl::StatusOr<cublasLtMatmulAlgo_t> {
     RECURVE_RETURN_IF_ERROR(run(base).status());
     RECURVE_ASSIGN_OR_RETURN(const std::vector<float> want, trial.Sample(p));
     RECURVE_ASSIGN_OR_RETURN(float best, best_of(base));
-    Impl::Choice choice = {rows, base};
-    RECURVE_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> found,
-                             impl_->Recommended(p, p.rows));
+    cublasLtMatmulAlgo_t choice = base;
     for (const cublasLtMatmulAlgo_t& algorithm : found) {
       RECURVE_ASSIGN_OR_RETURN(const bool takes,
                                impl_->Takes(p, p.rows, algorithm));
@@ -412,11 +424,31 @@ absl::Status CublasMatmul::Tune(const Params& params, int64_t max_rows,
       RECURVE_ASSIGN_OR_RETURN(const float time, best_of(algorithm));
       if (time < best) {
         best = time;
-        choice.algorithm = algorithm;
+        choice = algorithm;
       }
     }
-    choices.push_back(choice);
+    return choice;
+  };
+  std::vector<int64_t> trial_rows;
+  for (const int64_t rows : kTrialRows) {
+    trial_rows.push_back(rows);
     if (rows >= max_rows) break;
+  }
+  std::vector<cublasLtMatmulAlgo_t> winners;
+  for (const int64_t rows : trial_rows) {
+    p.rows = std::min(rows, max_rows);
+    RECURVE_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> found,
+                             impl_->Recommended(p, p.rows));
+    RECURVE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t winner, fastest(found));
+    winners.push_back(winner);
+  }
+  // What cuBLASLt recommends for other numbers of rows may be faster still.
+  std::vector<Impl::Choice> choices;
+  for (const int64_t rows : trial_rows) {
+    p.rows = std::min(rows, max_rows);
+    RECURVE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t winner,
+                             fastest(winners));
+    choices.push_back({rows, winner});
   }
   impl_->tuned.emplace(shape, std::move(choices));
   return absl::OkStatus();

@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = 256;
 
 // ----------------------------------------------------------------------------
-// CUDA kernels. Grid: rows; of the first, (rows, runs of columns).
+// CUDA kernels. Grid: rows; of the first two, (rows, runs of columns).
 
 // A thread asks for all of its columns before it writes one.
 constexpr int kColumns = 4;
@@ -39,13 +39,24 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(const __grid_constant__ CudaScatterRowsParams p) {
+  LaunchDependents();
+  WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int64_t to = p.index[row];
   if (to < 0) return;
   const float* x = p.x + row * p.x_stride;
   T* y = static_cast<T*>(p.y) + to * p.y_stride;
-  for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) {
-    FloatToWeight(x[c], y + c);
+  const int64_t first = int64_t{blockIdx.y} * kThreads * kColumns + threadIdx.x;
+  float values[kColumns];
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int64_t c = first + i * kThreads;
+    values[i] = c < p.cols ? x[c] : 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int64_t c = first + i * kThreads;
+    if (c < p.cols) FloatToWeight(values[i], y + c);
   }
 }
 
@@ -55,8 +66,13 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) y[c] = p.values[c];
 }
 
+// A block has a run of columns, and the grid's second dimension its limit.
+constexpr int64_t kRun = int64_t{kThreads} * kColumns;
+
+int64_t Runs(int64_t cols) { return (cols + kRun - 1) / kRun; }
+
 bool Valid(int64_t rows, int64_t cols) {
-  return rows >= 0 && rows <= INT32_MAX && cols >= 0;
+  return rows >= 0 && rows <= INT32_MAX && cols >= 0 && Runs(cols) <= 65535;
 }
 
 }  // namespace
@@ -66,14 +82,12 @@ bool Valid(int64_t rows, int64_t cols) {
 
 cudaError_t LaunchGatherRows(const CudaGatherRowsParams& p,
                              cudaStream_t stream) {
-  if (!Valid(p.rows, p.cols) || p.y_cols < p.cols) {
+  if (!Valid(p.rows, p.y_cols) || p.cols < 0 || p.y_cols < p.cols) {
     return cudaErrorInvalidValue;
   }
-  constexpr int64_t kRun = int64_t{kThreads} * kColumns;
-  const int64_t runs = (p.y_cols + kRun - 1) / kRun;
-  if (runs > 65535) return cudaErrorInvalidValue;
-  if (p.rows == 0 || runs == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(runs));
+  if (p.rows == 0 || p.y_cols == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(p.rows),
+                  static_cast<unsigned>(Runs(p.y_cols)));
   const auto launch = [&](auto kernel) {
     return LaunchDependent(kernel, grid, kThreads, 0, stream, p);
   };
@@ -91,20 +105,21 @@ cudaError_t LaunchGatherRows(const CudaGatherRowsParams& p,
 cudaError_t LaunchScatterRows(const CudaScatterRowsParams& p,
                               cudaStream_t stream) {
   if (!Valid(p.rows, p.cols)) return cudaErrorInvalidValue;
-  if (p.rows == 0) return cudaSuccess;
-  const auto rows = static_cast<unsigned>(p.rows);
+  if (p.rows == 0 || p.cols == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(p.rows),
+                  static_cast<unsigned>(Runs(p.cols)));
+  const auto launch = [&](auto kernel) {
+    return LaunchDependent(kernel, grid, kThreads, 0, stream, p);
+  };
   switch (p.type) {
     case WeightType::kFloat32:
-      scatter_kernel<float><<<rows, kThreads, 0, stream>>>(p);
-      break;
+      return launch(scatter_kernel<float>);
     case WeightType::kBFloat16:
-      scatter_kernel<__nv_bfloat16><<<rows, kThreads, 0, stream>>>(p);
-      break;
+      return launch(scatter_kernel<__nv_bfloat16>);
     case WeightType::kFloat16:
-      scatter_kernel<__half><<<rows, kThreads, 0, stream>>>(p);
-      break;
+      return launch(scatter_kernel<__half>);
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 cudaError_t LaunchFillRows(const CudaFillRowsParams& p, cudaStream_t stream) {

@@ -15,7 +15,7 @@ cudaError_t Launch(const TpaPrefillArgs& args, int blocks,
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
   if (error != cudaSuccess) return error;
   return LaunchTpaPrefillNext(kernel, dim3(blocks), S::kThreads, S::kBytes,
-                              args, stream);
+                              stream, args);
 }
 
 template <typename T>
@@ -84,7 +84,7 @@ cudaError_t LaunchTpaPrefill(const TpaPrefillParams& params,
   const int num_heads = static_cast<int>(params.shape.num_heads);
   while (args.first_head < num_heads && error == cudaSuccess) {
     args.heads = std::min(plan.head_group, num_heads - args.first_head);
-    error = LaunchTpaPrefillPrepare(args, plan, stream);
+    error = LaunchTpaPrefillPrepare(args, plan, device.multiprocessors, stream);
     if (error == cudaSuccess) {
       error =
           LaunchTpaPrefillAttend(args, plan, device.multiprocessors, stream);

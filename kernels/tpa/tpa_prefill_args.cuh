@@ -53,10 +53,10 @@ struct TpaPrefillArgs {
 
 // Launches a kernel of a prefill that may begin while the one before it ends
 // (and waits for it itself, where it has to).
-template <typename Kernel>
-cudaError_t LaunchTpaPrefillNext(Kernel kernel, dim3 blocks, int threads,
-                                 int shared_bytes, const TpaPrefillArgs& args,
-                                 cudaStream_t stream) {
+template <typename... Params, typename... Args>
+cudaError_t LaunchTpaPrefillNext(void (*kernel)(Params...), dim3 blocks,
+                                 int threads, int shared_bytes,
+                                 cudaStream_t stream, const Args&... args) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -67,14 +67,14 @@ cudaError_t LaunchTpaPrefillNext(Kernel kernel, dim3 blocks, int threads,
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args);
+  return cudaLaunchKernelEx(&config, kernel, Params(args)...);
 }
 
 // Forms the group's queries in scratch memory, times all that scales a score,
 // and zeroes the counter of items; and, for kExpanded, the keys and values.
 cudaError_t LaunchTpaPrefillPrepare(const TpaPrefillArgs& args,
                                     const TpaPrefillPlan& plan,
-                                    cudaStream_t stream);
+                                    int multiprocessors, cudaStream_t stream);
 // Attends.
 cudaError_t LaunchTpaPrefillAttend(const TpaPrefillArgs& args,
                                    const TpaPrefillPlan& plan,

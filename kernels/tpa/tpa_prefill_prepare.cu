@@ -116,6 +116,8 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 2)
     tpa_prefill_queries(const __grid_constant__ TpaPrefillArgs args) {
   extern __shared__ __align__(16) float staging[];
+  // In this order: what comes next reads what the launch before this wrote.
+  WaitForPrevious();
   LaunchDependents();
   const TpaPrefillParams& p = args.p;
   if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -222,13 +224,20 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 constexpr int kThreadOctets = 2;  // of features that a thread has
 constexpr int kMaxRank = 4;
+constexpr int kExpandHeads = 4;  // whose A a thread asks for together
+// Blocks of a multiprocessor that there should be: where tiles are few, a block
+// has few heads, as each batch of them is a trip to memory. Not always, since
+// each block reads B anew.
+constexpr int kExpandBlocks = 4;
 
 // K_h = Σ_r A_k[r,h] · B_k[r] and V_h likewise, of the heads of the group, for
-// a key tile: blockIdx.x is the tile, blockIdx.y some of its features. (Queries
-// and outputs take the 1/R.) Zeros where no token is, and beyond D and E.
+// a key tile: blockIdx.x is the tile, blockIdx.y some of its features,
+// blockIdx.z some heads. (Queries and outputs take the 1/R.) Zeros where no
+// token is, and beyond D and E.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    tpa_prefill_expand(const __grid_constant__ TpaPrefillArgs args) {
+    tpa_prefill_expand(const __grid_constant__ TpaPrefillArgs args,
+                       int block_heads) {
   LaunchDependents();
   const TpaPrefillParams& p = args.p;
   const int tile = static_cast<int>(blockIdx.x);
@@ -279,42 +288,63 @@ __global__ void __launch_bounds__(kThreads)
   const int place =
       values ? tile_bytes + token / 64 * 2 * 64 * args.width + token % 64 * 16
              : token * 16;
+  const int begin = static_cast<int>(blockIdx.z) * block_heads;
+  const int end = min(begin + block_heads, args.heads);
 #pragma unroll 1
-  for (int head = 0; head < args.heads; ++head) {
-    float a[kMaxRank];
+  for (int head = begin; head < end; head += kExpandHeads) {
+    float a[kExpandHeads][kMaxRank];
 #pragma unroll
-    for (int r = 0; r < kMaxRank; ++r) {
-      const int h = args.first_head + head;
-      a[r] = r < kv_rank && exists
-                 ? Half<T>::To(page[values ? args.layout.AV(m, r, h)
-                                           : args.layout.AK(m, r, h)])
-                 : 0.0f;
-    }
-    char* to = args.Context(head, tile) + place;
-#pragma unroll
-    for (int i = 0; i < kThreadOctets; ++i) {
-      float x[8] = {};
+    for (int j = 0; j < kExpandHeads; ++j) {
 #pragma unroll
       for (int r = 0; r < kMaxRank; ++r) {
-        if (r >= kv_rank) break;
-        const uint32_t words[4] = {b[r][i].x, b[r][i].y, b[r][i].z, b[r][i].w};
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          x[2 * k] = __fmaf_rn(a[r], Half<T>::Low(words[k]), x[2 * k]);
-          x[2 * k + 1] = __fmaf_rn(a[r], Half<T>::High(words[k]), x[2 * k + 1]);
-        }
+        const int h = args.first_head + head + j;
+        a[j][r] = r < kv_rank && exists && head + j < end
+                      ? Half<T>::To(page[values ? args.layout.AV(m, r, h)
+                                                : args.layout.AK(m, r, h)])
+                      : 0.0f;
       }
-      const uint4 out = {Half<T>::Pack(x[0], x[1]), Half<T>::Pack(x[2], x[3]),
-                         Half<T>::Pack(x[4], x[5]), Half<T>::Pack(x[6], x[7])};
-      *reinterpret_cast<uint4*>(to + 16 * (first_octet + i) * stride) = out;
+    }
+#pragma unroll
+    for (int j = 0; j < kExpandHeads; ++j) {
+      if (head + j >= end) break;
+      char* to = args.Context(head + j, tile) + place;
+#pragma unroll
+      for (int i = 0; i < kThreadOctets; ++i) {
+        float x[8] = {};
+#pragma unroll
+        for (int r = 0; r < kMaxRank; ++r) {
+          if (r >= kv_rank) break;
+          const uint32_t words[4] = {b[r][i].x, b[r][i].y, b[r][i].z,
+                                     b[r][i].w};
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            x[2 * k] = __fmaf_rn(a[j][r], Half<T>::Low(words[k]), x[2 * k]);
+            x[2 * k + 1] =
+                __fmaf_rn(a[j][r], Half<T>::High(words[k]), x[2 * k + 1]);
+          }
+        }
+        const uint4 out = {Half<T>::Pack(x[0], x[1]), Half<T>::Pack(x[2], x[3]),
+                           Half<T>::Pack(x[4], x[5]),
+                           Half<T>::Pack(x[6], x[7])};
+        *reinterpret_cast<uint4*>(to + 16 * (first_octet + i) * stride) = out;
+      }
     }
   }
   WaitForPrevious();
 }
 
+// Of `heads`: so many that there are about `wanted` blocks, where one for all
+// heads would give `blocks`.
+int HeadsOfBlock(int heads, int64_t blocks, int64_t wanted) {
+  const int64_t batches = (heads + kExpandHeads - 1) / kExpandHeads;
+  const int64_t cuts =
+      std::clamp<int64_t>((wanted + blocks - 1) / blocks, 1, batches);
+  return static_cast<int>((batches + cuts - 1) / cuts) * kExpandHeads;
+}
+
 template <typename T, int kWidth>
 cudaError_t Launch(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
-                   cudaStream_t stream) {
+                   int multiprocessors, cudaStream_t stream) {
   const int staging = static_cast<int>(4 * kTokens * args.p.shape.q_rank *
                                        (BStride(kWidth) + AStride(args.heads)));
   const auto queries = tpa_prefill_queries<T, kWidth>;
@@ -322,28 +352,33 @@ cudaError_t Launch(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
       queries, cudaFuncAttributeMaxDynamicSharedMemorySize, staging);
   if (error != cudaSuccess) return error;
   const int blocks = plan.query_tiles * (plan.query_tile / kTokens);
-  queries<<<blocks, kThreads, staging, stream>>>(args);
-  error = cudaGetLastError();
+  error = LaunchTpaPrefillNext(queries, dim3(blocks), kThreads, staging, stream,
+                               args);
   if (error != cudaSuccess || plan.form != TpaPrefillForm::kExpanded) {
     return error;
   }
   const int octets = 2 * kWidth / 8;
   const int block_octets = kThreads / plan.key_tile * kThreadOctets;
-  return LaunchTpaPrefillNext(tpa_prefill_expand<T>,
-                              dim3(plan.key_tiles, octets / block_octets),
-                              kThreads, 0, args, stream);
+  const int features = octets / block_octets;
+  const int block_heads =
+      HeadsOfBlock(args.heads, int64_t{plan.key_tiles} * features,
+                   int64_t{kExpandBlocks} * multiprocessors);
+  const dim3 grid(plan.key_tiles, features,
+                  (args.heads + block_heads - 1) / block_heads);
+  return LaunchTpaPrefillNext(tpa_prefill_expand<T>, grid, kThreads, 0, stream,
+                              args, block_heads);
 }
 
 template <typename T>
 cudaError_t LaunchWidth(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
-                        cudaStream_t stream) {
+                        int multiprocessors, cudaStream_t stream) {
   switch (plan.width) {
     case 64:
-      return Launch<T, 64>(args, plan, stream);
+      return Launch<T, 64>(args, plan, multiprocessors, stream);
     case 128:
-      return Launch<T, 128>(args, plan, stream);
+      return Launch<T, 128>(args, plan, multiprocessors, stream);
     case 256:
-      return Launch<T, 256>(args, plan, stream);
+      return Launch<T, 256>(args, plan, multiprocessors, stream);
     default:
       return cudaErrorInvalidValue;
   }
@@ -353,10 +388,10 @@ cudaError_t LaunchWidth(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
 
 cudaError_t LaunchTpaPrefillPrepare(const TpaPrefillArgs& args,
                                     const TpaPrefillPlan& plan,
-                                    cudaStream_t stream) {
+                                    int multiprocessors, cudaStream_t stream) {
   return args.p.cache.element == TpaElement::kBFloat16
-             ? LaunchWidth<__nv_bfloat16>(args, plan, stream)
-             : LaunchWidth<__half>(args, plan, stream);
+             ? LaunchWidth<__nv_bfloat16>(args, plan, multiprocessors, stream)
+             : LaunchWidth<__half>(args, plan, multiprocessors, stream);
 }
 
 }  // namespace recurve

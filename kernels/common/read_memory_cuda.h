@@ -1,0 +1,18 @@
+#ifndef RECURVE_KERNELS_COMMON_READ_MEMORY_CUDA_H_
+#define RECURVE_KERNELS_COMMON_READ_MEMORY_CUDA_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace recurve {
+
+// Reads device memory and does nothing with it: twice the bytes of a cache, and
+// what was in that is there no more. It leaves nothing to be written back.
+// REQUIRES: 16-byte aligned, and as many bytes a multiple of 16.
+cudaError_t LaunchReadMemory(const void* data, int64_t bytes,
+                             cudaStream_t stream);
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_COMMON_READ_MEMORY_CUDA_H_
