@@ -46,6 +46,7 @@ struct Flags {
   std::vector<int64_t> batches = {1, 8, 32, 128, 256};
   std::vector<int64_t> contexts = {2048};
   std::vector<int64_t> prompts = {};
+  int64_t prompt_count = 1;
   bool beside = false;
   int repeats = 30;
   std::string kv_dtype = "bfloat16";
@@ -110,7 +111,9 @@ StepBatch MakeBatch(int64_t batch, int64_t context, int64_t count,
           static_cast<int32_t>((b * 7919 + t * 104729) % vocab));
       step.positions.push_back(t);
       step.row_sequence.push_back(static_cast<int32_t>(b));
-      step.kinds.push_back(generated ? TokenKind::kStep : TokenKind::kPrompt);
+      step.kinds.push_back(generated              ? TokenKind::kStep
+                           : t == context - count ? PromptStartOf(count)
+                                                  : PromptOf(count));
     }
     step.query_start.push_back(static_cast<int32_t>(step.tokens.size()));
     for (int64_t p = 0; p < step.page_table_stride; ++p)
@@ -121,10 +124,11 @@ StepBatch MakeBatch(int64_t batch, int64_t context, int64_t count,
   return step;
 }
 
-// And one more sequence: a prompt of `prompt` tokens.
-StepBatch WithPrompt(StepBatch step, int64_t prompt, int64_t vocab) {
-  const StepBatch own =
-      MakeBatch(1, prompt, prompt, false, vocab, step.page_table_stride > 0);
+// And `count` more sequences: prompts of `prompt` tokens.
+StepBatch WithPrompts(StepBatch step, int64_t count, int64_t prompt,
+                      int64_t vocab) {
+  const StepBatch own = MakeBatch(count, prompt, prompt, false, vocab,
+                                  step.page_table_stride > 0);
   const auto decoding = static_cast<int32_t>(step.num_sequences());
   const auto append = [](const auto& from, auto* to) {
     to->insert(to->end(), from.begin(), from.end());
@@ -132,23 +136,30 @@ StepBatch WithPrompt(StepBatch step, int64_t prompt, int64_t vocab) {
   append(own.tokens, &step.tokens);
   append(own.positions, &step.positions);
   append(own.kinds, &step.kinds);
-  step.row_sequence.insert(step.row_sequence.end(), prompt, decoding);
-  step.query_start.push_back(static_cast<int32_t>(step.tokens.size()));
-  step.slots.push_back(decoding + 1);
-  step.logit_rows.push_back(step.query_start.back() - 1);
+  for (int64_t b = 0; b < count; ++b) {
+    const auto sequence = static_cast<int32_t>(step.num_sequences());
+    step.row_sequence.insert(step.row_sequence.end(), prompt, sequence);
+    step.query_start.push_back(
+        static_cast<int32_t>(step.query_start.back() + prompt));
+    step.slots.push_back(sequence + 1);
+    step.logit_rows.push_back(step.query_start.back() - 1);
+  }
   if (step.page_table_stride == 0) return step;
   // Rows of pages are as wide as the longest sequence's.
   const int64_t stride =
       std::max(step.page_table_stride, own.page_table_stride);
-  std::vector<int32_t> pages((decoding + 1) * stride, 0);
+  std::vector<int32_t> pages((decoding + count) * stride, 0);
   for (int64_t b = 0; b < decoding; ++b) {
     std::copy_n(step.page_table.begin() + b * step.page_table_stride,
                 step.page_table_stride, pages.begin() + b * stride);
   }
   // Behind those of the sequences that decode.
-  for (int64_t p = 0; p < own.page_table_stride; ++p) {
-    pages[decoding * stride + p] =
-        static_cast<int32_t>(1 + decoding * step.page_table_stride + p);
+  for (int64_t b = 0; b < count; ++b) {
+    for (int64_t p = 0; p < own.page_table_stride; ++p) {
+      pages[(decoding + b) * stride + p] =
+          static_cast<int32_t>(decoding * step.page_table_stride) +
+          own.page_table[b * own.page_table_stride + p];
+    }
   }
   step.page_table = std::move(pages);
   step.page_table_stride = stride;
@@ -257,8 +268,12 @@ absl::Status StepBench::Load(const std::string& folder) {
   RECURVE_ASSIGN_OR_RETURN(options.kv_dtype, ParseDType(flags_.kv_dtype));
   options.max_sequences =
       *std::max_element(flags_.batches.begin(), flags_.batches.end());
-  options.max_tokens = options.max_sequences;
-  if (flags_.beside) ++options.max_sequences;
+  const int64_t batched = options.max_sequences;
+  options.max_tokens = batched;
+  if (!flags_.prompts.empty()) {
+    options.max_sequences =
+        std::max(batched, flags_.prompt_count + (flags_.beside ? batched : 0));
+  }
   options.max_pages = 1;
   for (const int64_t context : flags_.contexts) {
     options.max_pages = std::max(options.max_pages, Pages(context));
@@ -268,15 +283,15 @@ absl::Status StepBench::Load(const std::string& folder) {
       }
     }
   }
-  const int64_t batched = options.max_tokens;
-  int64_t beside_pages = 0;
+  int64_t prompt_pages = 0;
   for (const int64_t prompt : flags_.prompts) {
     options.max_tokens =
-        std::max(options.max_tokens, prompt + (flags_.beside ? batched : 0));
+        std::max(options.max_tokens,
+                 flags_.prompt_count * prompt + (flags_.beside ? batched : 0));
     options.max_pages = std::max(options.max_pages, Pages(prompt));
-    if (flags_.beside) beside_pages = std::max(beside_pages, Pages(prompt));
+    prompt_pages = std::max(prompt_pages, flags_.prompt_count * Pages(prompt));
   }
-  all_pages_ = std::max(all_pages_ + beside_pages, options.max_pages);
+  all_pages_ += prompt_pages;
   options.graphs = flags_.graphs && !flags_.operations;
   options.num_threads = HostThreads();
   const auto started = Clock::now();
@@ -433,15 +448,17 @@ absl::Status StepBench::Decode(int64_t batch, int64_t context) {
 
 absl::Status StepBench::Prefill(int64_t batch, int64_t context,
                                 int64_t prompt) {
-  if (batch * Pages(context) + Pages(prompt) > all_pages_) {
+  const int64_t count = flags_.prompt_count;
+  if (batch * Pages(context) + count * Pages(prompt) > all_pages_) {
     return absl::OkStatus();  // Decode said so
   }
   const int64_t vocab = decoder_->info().vocab_size;
   StepBatch step =
-      batch == 0 ? MakeBatch(1, prompt, prompt, false, vocab, token_bytes_ > 0)
-                 : WithPrompt(MakeBatch(batch, context, 1, true, vocab,
-                                        token_bytes_ > 0),
-                              prompt, vocab);
+      batch == 0
+          ? MakeBatch(count, prompt, prompt, false, vocab, token_bytes_ > 0)
+          : WithPrompts(
+                MakeBatch(batch, context, 1, true, vocab, token_bytes_ > 0),
+                count, prompt, vocab);
   RECURVE_ASSIGN_OR_RETURN(const Alone alone,
                            Measure(step, std::min(flags_.repeats, 9)));
   if (timeline_ != nullptr) {
@@ -453,9 +470,11 @@ absl::Status StepBench::Prefill(int64_t batch, int64_t context,
                              (static_cast<double>(context * token_bytes_) +
                               2.0 * state_bytes_));
   results_.back()["prompt"] = prompt;
+  results_.back()["prompts"] = count;
   results_.back()["launch_ms"] = alone.launch_ms;
-  std::printf("        prompt of %lld tokens; launching it takes %.3f ms\n",
-              static_cast<long long>(prompt), alone.launch_ms);
+  std::printf("        %lld x %lld tokens; launching takes %.3f ms\n",
+              static_cast<long long>(count), static_cast<long long>(prompt),
+              alone.launch_ms);
   return absl::OkStatus();
 }
 
@@ -540,6 +559,10 @@ int main(int argc, char** argv) {
   app.add_option("--prompt", flags.prompts,
                  "Also one prompt of so many tokens in one step")
       ->delimiter(',');
+  app.add_option("--prompt-count", flags.prompt_count,
+                 "So many such prompts in the step instead")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   app.add_flag("--beside", flags.beside,
                "Also each such prompt in a step beside each batch");
   app.add_option("--repeats", flags.repeats, "Steps measured of each")

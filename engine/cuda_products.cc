@@ -141,8 +141,11 @@ void CudaProducts::BeginMixed(const StepBatch& batch) {
   rounded_.clear();
   fused_norms_.clear();
   chain_.reset();
+  const bool hopper = DecodeMatmulFuses();
   const auto is_step = [&](int64_t row) {
-    return !batch.kinds.empty() && batch.kinds[row] == TokenKind::kStep;
+    if (batch.kinds.empty()) return false;
+    const TokenKind kind = batch.kinds[row];
+    return kind == TokenKind::kStep || (hopper && IsShortPrompt(kind));
   };
   for (int64_t row = 0; row < rows_; ++row) {
     if (row == 0 || is_step(row) != is_step(row - 1))
@@ -478,7 +481,8 @@ absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
 }
 
 bool CudaProducts::FusesChannelMixer(MatrixId w1_w2) const {
-  return decode_ && matrices_[w1_w2.value].type != WeightType::kFloat32 &&
+  return runs_.size() == 1 && runs_[0].step &&
+         matrices_[w1_w2.value].type != WeightType::kFloat32 &&
          DecodeMatmulFuses();
 }
 

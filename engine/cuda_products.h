@@ -30,8 +30,10 @@ namespace recurve {
 // takes on its way.
 //
 //  - float32 weights: cuBLASLt, every row.
-//  - 16-bit weights and rows of TokenKind::kStep: LaunchDecodeMatmul.
-//  - 16-bit weights and rows of prompts: cuBLASLt with activations rounded.
+//  - 16-bit weights and rows of TokenKind::kStep, on Hopper those of short
+//    prompts, too: LaunchDecodeMatmul. ("Steps" below.)
+//  - 16-bit weights and other rows of prompts: cuBLASLt with activations
+//    rounded.
 // Each has one order of sums for every number of rows, and a row is of one kind
 // whenever it is computed.
 //
@@ -135,7 +137,7 @@ class CudaProducts {
     CudaMemory memory;
     MatrixId after;  // of the member function
   };
-  // Rows [begin, begin + count) of the step, all of TokenKind::kStep or none.
+  // Rows [begin, begin + count) of the step, all multiplied as steps or none.
   struct Run {
     int64_t begin;
     int64_t count;
@@ -149,7 +151,7 @@ class CudaProducts {
     int64_t y_stride;
     int64_t rows;
     int64_t cols;  // of x
-    bool step;     // rows of TokenKind::kStep
+    bool step;     // as Run's
     bool add;
   };
   struct FusedNorm {
@@ -209,8 +211,7 @@ class CudaProducts {
   // x is float32, or of the matrix's type.
   absl::Status MultiplyFloats(const Matrix& matrix, const Operands& operands);
   absl::Status MultiplyRounded(const Matrix& matrix, const Operands& operands);
-  // Rows of TokenKind::kStep with 16-bit weights: float32 x is rounded on the
-  // way, or before.
+  // Steps with 16-bit weights: float32 x is rounded on the way, or before.
   absl::Status MultiplySteps(DecodeMatmulParams params, const float* x,
                              int64_t x_stride);
   absl::Status Launch(const DecodeMatmulParams& params);

@@ -51,8 +51,9 @@ bool Sequence::StartNextCommand() {
   tokens_.insert(tokens_.end(), command.append.begin(), command.append.end());
   const auto first_new = static_cast<int64_t>(kinds_.size());
   const bool few = command.append.size() < kMinPromptTokens && !whole;
-  kinds_.resize(tokens_.size(), few ? TokenKind::kStep : TokenKind::kPrompt);
-  if (!few) kinds_[first_new] = TokenKind::kPromptStart;
+  const size_t count = command.append.size();
+  kinds_.resize(tokens_.size(), few ? TokenKind::kStep : PromptOf(count));
+  if (!few) kinds_[first_new] = PromptStartOf(count);
   prompt_.insert(prompt_.end(), command.append.begin(), command.append.end());
   if (new_text) decoder_->SkipBefore(tokens_);
   generate_left_ = command.generate;

@@ -15,17 +15,40 @@ namespace recurve {
 // which a backend may have other arithmetic. A token is of the same kind
 // whenever it is computed.
 enum class TokenKind : uint8_t {
-  kPrompt,       // goes on from the token before, also of kPrompt or
-                 // kPromptStart
-  kPromptStart,  // the first that a client appended together
-  kStep,         // generated, or one of a few that a client appended
+  kPrompt,            // goes on from the token before, also of kPrompt or
+                      // kPromptStart
+  kPromptStart,       // the first that a client appended together
+  kShortPrompt,       // the same of prompts that are short: their products may
+  kShortPromptStart,  // be those of steps, so that weights are read once for
+                      // both
+  kStep,              // generated, or one of a few that a client appended
 };
 
-// What a client appends in one command is of kPrompt from so many tokens on,
-// and of kStep below: a kernel for prompts would not pay. What the first
-// command appends is a prompt of any length if the model looks at it as a
-// whole.
+// What a client appends in one command is a prompt from so many tokens on, and
+// of kStep below: a kernel for prompts would not pay. What the first command
+// appends is a prompt of any length if the model looks at it as a whole.
 inline constexpr size_t kMinPromptTokens = 32;
+// A prompt of at most so many tokens is short.
+inline constexpr size_t kShortPromptTokens = 256;
+
+// Of the first token, and of the others, of `count` that are appended together
+// as a prompt.
+constexpr TokenKind PromptStartOf(size_t count) {
+  return count <= kShortPromptTokens ? TokenKind::kShortPromptStart
+                                     : TokenKind::kPromptStart;
+}
+constexpr TokenKind PromptOf(size_t count) {
+  return count <= kShortPromptTokens ? TokenKind::kShortPrompt
+                                     : TokenKind::kPrompt;
+}
+constexpr bool StartsPrompt(TokenKind kind) {
+  return kind == TokenKind::kPromptStart ||
+         kind == TokenKind::kShortPromptStart;
+}
+constexpr bool IsShortPrompt(TokenKind kind) {
+  return kind == TokenKind::kShortPrompt ||
+         kind == TokenKind::kShortPromptStart;
+}
 
 // One token to be chosen from one row of logits.
 struct SampleRequest {

@@ -13,8 +13,7 @@ std::vector<StepRun> StepRuns(const StepBatch& batch) {
     const int64_t first = batch.query_start[b];
     for (int64_t row = first; row < batch.query_start[b + 1]; ++row) {
       const bool step = kind(row) == TokenKind::kStep;
-      if (row == first || step != runs.back().step ||
-          kind(row) == TokenKind::kPromptStart) {
+      if (row == first || step != runs.back().step || StartsPrompt(kind(row))) {
         runs.push_back({static_cast<int32_t>(b), step, row, row});
       }
       ++runs.back().end;

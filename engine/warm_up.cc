@@ -17,8 +17,8 @@ void AddSequence(int64_t position, int64_t count, bool prompt,
     step->positions.push_back(position - count + 1 + i);
     step->row_sequence.push_back(sequence);
     step->kinds.push_back(!prompt  ? TokenKind::kStep
-                          : i == 0 ? TokenKind::kPromptStart
-                                   : TokenKind::kPrompt);
+                          : i == 0 ? PromptStartOf(count)
+                                   : PromptOf(count));
   }
   step->query_start.push_back(static_cast<int32_t>(step->num_tokens()));
   step->slots.push_back(0);

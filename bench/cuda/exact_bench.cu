@@ -29,7 +29,7 @@ namespace recurve {
 namespace bench {
 namespace {
 
-constexpr int64_t kMaxRows = 256;
+constexpr int64_t kMaxRows = 4096;
 constexpr int64_t kMaxCols = 8576;
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 16;

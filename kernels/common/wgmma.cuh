@@ -108,6 +108,9 @@ __device__ __forceinline__ void WgmmaPin(Register (&d)[kCount]) {
   RECURVE_WGMMA_D40, RECURVE_WGMMA_4(40), RECURVE_WGMMA_4(44),       \
       RECURVE_WGMMA_4(48), RECURVE_WGMMA_4(52), RECURVE_WGMMA_4(56), \
       RECURVE_WGMMA_4(60)
+#define RECURVE_WGMMA_D80                                      \
+  RECURVE_WGMMA_D64, RECURVE_WGMMA_4(64), RECURVE_WGMMA_4(68), \
+      RECURVE_WGMMA_4(72), RECURVE_WGMMA_4(76)
 #define RECURVE_WGMMA_TEXT8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define RECURVE_WGMMA_TEXT12 RECURVE_WGMMA_TEXT8 ", %8, %9, %10, %11"
 #define RECURVE_WGMMA_TEXT16 RECURVE_WGMMA_TEXT12 ", %12, %13, %14, %15"
@@ -121,6 +124,10 @@ __device__ __forceinline__ void WgmmaPin(Register (&d)[kCount]) {
   RECURVE_WGMMA_TEXT40                                                  \
   ", %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
   "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RECURVE_WGMMA_TEXT80                                            \
+  RECURVE_WGMMA_TEXT64                                                  \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, " \
+  "%77, %78, %79"
 #define RECURVE_WGMMA_TEXT(type, n, count, a, b, p, majors)       \
   "{ .reg .pred p; setp.ne.b32 p, " p                             \
   ", 0; "                                                         \
@@ -171,11 +178,13 @@ RECURVE_WGMMA(40, 20, 21, 22, 23, 24, 25, 26)
 RECURVE_WGMMA(64, 32, 33, 34, 35, 36, 37, 38)
 RECURVE_WGMMA(80, 40, 41, 42, 43, 44, 45, 46)
 RECURVE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
+RECURVE_WGMMA(160, 80, 81, 82, 83, 84, 85, 86)
 
 #undef RECURVE_WGMMA
 #undef RECURVE_WGMMA_REGISTERS
 #undef RECURVE_WGMMA_SHARED
 #undef RECURVE_WGMMA_TEXT
+#undef RECURVE_WGMMA_TEXT80
 #undef RECURVE_WGMMA_TEXT64
 #undef RECURVE_WGMMA_TEXT40
 #undef RECURVE_WGMMA_TEXT32
@@ -183,6 +192,7 @@ RECURVE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
 #undef RECURVE_WGMMA_TEXT16
 #undef RECURVE_WGMMA_TEXT12
 #undef RECURVE_WGMMA_TEXT8
+#undef RECURVE_WGMMA_D80
 #undef RECURVE_WGMMA_D64
 #undef RECURVE_WGMMA_D40
 #undef RECURVE_WGMMA_D32

@@ -294,7 +294,7 @@ cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& p,
   if (p.type == WeightType::kFloat32 || p.outputs < 1 || p.inputs < 1 ||
       p.inputs % kBlock != 0 || p.inputs > INT32_MAX / 8 ||
       p.outputs > INT32_MAX / 8 || p.x_cols < 0 || p.x_cols > p.inputs ||
-      p.rows < 0 || p.rows > 65535 ||
+      p.rows < 0 || p.rows > kDecodeMatmulMaxRows ||
       (p.x_is_float && !DecodeMatmulTakesFloats(p.inputs, p.rows)) ||
       !Aligned(p.w) || !Aligned(p.x) || !Aligned(p.norm_weight) ||
       p.x_stride % (p.x_is_float ? 4 : 8) != 0) {

@@ -10,8 +10,8 @@
 
 namespace recurve {
 
-// y = x · wᵀ, or y += that, for the rows of a decode step on the GPU: the
-// weights stream by once.
+// y = x · wᵀ, or y += that, on the GPU: for the rows of a decode step, which
+// the weights stream by once, and for prompts that are short.
 //
 // Products are of 16-bit factors (float32 x is rounded to the type of w), sums
 // are float32. The order of a sum depends on the matrix's sizes and the device
@@ -32,7 +32,7 @@ struct DecodeMatmulParams {
   int64_t x_stride;  // elements; a multiple of 8, of 4 for float32
   float* y;          // [rows, outputs]; of `gate`, [rows, outputs / 2]
   int64_t y_stride;  // elements
-  int64_t rows;
+  int64_t rows;      // at most kDecodeMatmulMaxRows
   bool add;
 
   // Fused; see DecodeMatmulFuses. All off: null and false.
@@ -51,6 +51,7 @@ struct DecodeMatmulParams {
 };
 inline constexpr int64_t kDecodeMatmulInputs = 32;
 inline constexpr int64_t kDecodeMatmulFloatRows = 8;
+inline constexpr int64_t kDecodeMatmulMaxRows = 1 << 20;
 inline constexpr int64_t kDecodeMatmulNormCols = 1024;
 
 // Whether the current device does what is marked "fused".

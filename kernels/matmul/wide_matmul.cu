@@ -2,9 +2,11 @@
 // instruction and outputs its columns, so that a tile may have any multiple of
 // 8 outputs: as many as give nearly every multiprocessor a block. Which operand
 // stands on which side changes no bits.
+
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
+#include "kernels/matmul/wide_matmul_plan.h"
 
 namespace recurve {
 namespace {
@@ -53,11 +55,21 @@ __device__ __forceinline__ void AskForWeights(const TileArgs& args, uint32_t to,
 // ---- a matrix that is not in parts ----
 
 // A block has 64 · kGroups rows by 8 · kColumns outputs, a warpgroup 64 rows;
-// another warp brings them in.
-template <int kGroups_, int kColumns_, int kStages_>
+// another warp brings them in. kPieces products make a warpgroup's outputs.
+//
+// kInParts: of a matrix in parts. Warpgroups go through them in order, and add
+// up what each gives.
+template <int kGroups_, int kColumns_, int kStages_, int kPieces_ = 1,
+          bool kInParts_ = false>
 struct WideTile {
   static constexpr int kGroups = kGroups_;
   static constexpr int kColumns = kColumns_;
+  static constexpr int kPieces = kPieces_;
+  static constexpr bool kInParts = kInParts_;
+  static constexpr int kParts = kInParts ? kDecodeMatmulMaxSplits : 1;
+  // Of many tiles of rows those of the same outputs run side by side, and read
+  // their weights from the second-level cache.
+  static constexpr bool kRowsFirst = kPieces > 1 || kInParts;
   static constexpr int kStages = kStages_;
   static constexpr int kThreads = 128 * kGroups + 32;
   static constexpr int kRows = 64 * kGroups;
@@ -75,11 +87,11 @@ struct WideTile {
                                                     : kRows* kSumStride * 4;
   // Barriers and a flag; and the ring begins at a multiple of 1024.
   static constexpr int kSharedBytes = kRingBytes + 16 * kStages + 16 + 1024;
-  static_assert(kHalf % 8 == 0);
+  static_assert(kHalf % 8 == 0 && kColumns % kPieces == 0);
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
-// Grid: (tiles of outputs, tiles of rows).
+// Grid: (tiles of outputs, tiles of rows), the other way round if kRowsFirst.
 //
 // Weights do not wait for the kernel before.
 template <typename T, typename S>
@@ -95,8 +107,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   // Whether the kernel in front is done.
   auto* const flag = reinterpret_cast<volatile uint32_t*>(
       unaligned + (empty + 8 * S::kStages - SharedAddress(unaligned)));
-  const int first_output = static_cast<int>(blockIdx.x) * S::kOutputs;
-  const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
+  const auto output_tile =
+      static_cast<int>(S::kRowsFirst ? blockIdx.y : blockIdx.x);
+  const auto row_tile =
+      static_cast<int>(S::kRowsFirst ? blockIdx.x : blockIdx.y);
+  const int first_output = output_tile * S::kOutputs;
+  const int first_row = row_tile * S::kRows;
   const int stages =
       (static_cast<int>(p.inputs) + kStageInputs - 1) / kStageInputs;
   const int thread = static_cast<int>(threadIdx.x);
@@ -112,12 +128,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
   __syncthreads();
 
-  float acc[S::kColumns][4];
-#pragma unroll
-  for (int i = 0; i < S::kColumns; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) acc[i][j] = 0.0f;
-  }
+  constexpr int kPieceColumns = S::kColumns / S::kPieces;
+  float acc[S::kPieces][kPieceColumns][4];
+  float total[S::kPieces][kPieceColumns][4];  // unused, unless kInParts
   if (warp == 4 * S::kGroups) {
     if (ElectLane()) {
       const auto ask_for_weights = [&](int stage, int slot) {
@@ -144,31 +157,61 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     int slot = 0;
     uint32_t phase = 0;
     int before = 0;  // slot of the stage before
+    int stage = 0;
 #pragma unroll 1
-    for (int stage = 0; stage < stages; ++stage) {
-      BarrierWait(full + 8 * slot, phase);
-      const uint32_t at = ring + slot * S::kStageBytes;
-      const uint64_t a = SwizzledOperand(at + offset);
-      const uint64_t b = SwizzledOperand(at + S::kRowBytes);
-      WgmmaPin(acc);
-      WgmmaFence();
-      // Beyond the last input there are zeros.
+    for (int part = 0; part < S::kParts; ++part) {
+      const int first_stage = stage;
+      const int end = S::kInParts
+                          ? DecodeMatmulSplitBegin(stages * kStageInputs,
+                                                   S::kParts, part + 1) /
+                                kStageInputs
+                          : stages;
+#pragma unroll 1
+      for (; stage < end; ++stage) {
+        BarrierWait(full + 8 * slot, phase);
+        const uint32_t at = ring + slot * S::kStageBytes;
+        const uint64_t a = SwizzledOperand(at + offset);
+        WgmmaPin(acc);
+        WgmmaFence();
+        // Beyond the last input there are zeros.
 #pragma unroll
-      for (int k = 0; k < kStageInputs / 16; ++k) {
-        Wgmma<kMajorK, kMajorK>(acc, WgmmaAdvance(a, 32 * k),
-                                WgmmaAdvance(b, 32 * k), true, T());
+        for (int k = 0; k < kStageInputs / 16; ++k) {
+#pragma unroll
+          for (int piece = 0; piece < S::kPieces; ++piece) {
+            const uint64_t b = SwizzledOperand(at + S::kRowBytes +
+                                               piece * kPieceColumns * 8 * 128);
+            Wgmma<kMajorK, kMajorK>(acc[piece], WgmmaAdvance(a, 32 * k),
+                                    WgmmaAdvance(b, 32 * k),
+                                    k > 0 || stage > first_stage, T());
+          }
+        }
+        WgmmaCommit();
+        WgmmaWait<1>();
+        if (stage > 0 && thread % 128 == 0) BarrierArrive(empty + 8 * before);
+        before = slot;
+        if (++slot == S::kStages) {
+          slot = 0;
+          phase ^= 1;
+        }
       }
-      WgmmaCommit();
-      WgmmaWait<1>();
-      if (stage > 0 && thread % 128 == 0) BarrierArrive(empty + 8 * before);
-      before = slot;
-      if (++slot == S::kStages) {
-        slot = 0;
-        phase ^= 1;
+      WgmmaWait<0>();
+      WgmmaPin(acc);
+      if constexpr (S::kInParts) {
+        if (stage == first_stage) continue;
+#pragma unroll
+        for (int piece = 0; piece < S::kPieces; ++piece) {
+#pragma unroll
+          for (int i = 0; i < kPieceColumns; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              total[piece][i][j] = first_stage == 0
+                                       ? acc[piece][i][j]
+                                       : total[piece][i][j] + acc[piece][i][j];
+            }
+          }
+        }
       }
     }
-    WgmmaWait<0>();
-    WgmmaPin(acc);
     WaitForPrevious();  // before anything is added or written
   }
 
@@ -181,10 +224,11 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         sums + (16 * warp + lane / 4) * S::kSumStride + 2 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < S::kColumns; ++i) {
-      *reinterpret_cast<float2*>(mine + 8 * i) =
-          make_float2(acc[i][0], acc[i][1]);
+      const auto& from = S::kInParts ? total : acc;
+      const float(&sum)[4] = from[i / kPieceColumns][i % kPieceColumns];
+      *reinterpret_cast<float2*>(mine + 8 * i) = make_float2(sum[0], sum[1]);
       *reinterpret_cast<float2*>(mine + 8 * i + 8 * S::kSumStride) =
-          make_float2(acc[i][2], acc[i][3]);
+          make_float2(sum[2], sum[3]);
     }
   }
   __syncthreads();
@@ -208,6 +252,7 @@ struct PartsTile {
   static constexpr int kStages = kStages_;  // of a ring
   static constexpr int kParts = 4;
   static constexpr int kTurns = kDecodeMatmulMaxSplits / kParts;
+  static constexpr bool kRowsFirst = false;
   static constexpr int kThreads = 160 * kParts;
   static constexpr int kRows = 64;
   static constexpr int kOutputs = 8 * kColumns;
@@ -381,36 +426,75 @@ cudaError_t Launch(void (*kernel)(TileArgs), const DecodeMatmulParams& p,
                     S::kRows, 1, &args.x);
   }
   if (error != cudaSuccess) return error;
-  return LaunchDependent(
-      kernel,
-      dim3(static_cast<unsigned>((p.outputs + S::kOutputs - 1) / S::kOutputs),
-           static_cast<unsigned>((p.rows + S::kRows - 1) / S::kRows)),
-      S::kThreads, S::kSharedBytes, stream, args);
+  const auto outputs =
+      static_cast<unsigned>((p.outputs + S::kOutputs - 1) / S::kOutputs);
+  const auto rows = static_cast<unsigned>((p.rows + S::kRows - 1) / S::kRows);
+  const dim3 grid = S::kRowsFirst ? dim3(rows, outputs) : dim3(outputs, rows);
+  return LaunchDependent(kernel, grid, S::kThreads, S::kSharedBytes, stream,
+                         args);
 }
 
-// With the sizes of T6-XL, 107 blocks of 8532 outputs, and 100 of 1600. (What
-// is fastest was measured; docs/kernels/matmul.md.)
-using Whole128 = WideTile<2, 10, 8>;
-using Whole256 = WideTile<4, 10, 5>;
-using Parts128 = PartsTile<4, 4>;
-using Parts256 = PartsTile<8, 3>;
+// In the order of kWholeForms and kPartsForms.
+using Whole0 = WideTile<2, 10, 8>;
+using Whole1 = WideTile<4, 10, 5>;
+using Whole2 = WideTile<2, 32, 4, 2>;
+using Parts0 = PartsTile<4, 4>;
+using Parts1 = PartsTile<8, 3>;
+using Parts2 = WideTile<2, 8, 8, 1, true>;
+using Parts3 = WideTile<2, 16, 6, 1, true>;
+using Parts4 = WideTile<2, 20, 6, 1, true>;
+
+template <typename S>
+constexpr bool Is(const WideForm& form) {
+  return S::kRows == form.rows && S::kOutputs == form.outputs;
+}
+static_assert(Is<Whole0>(kWholeForms[0]) && Is<Whole1>(kWholeForms[1]) &&
+              Is<Whole2>(kWholeForms[2]) && Is<Parts0>(kPartsForms[0]) &&
+              Is<Parts1>(kPartsForms[1]) && Is<Parts2>(kPartsForms[2]) &&
+              Is<Parts3>(kPartsForms[3]) && Is<Parts4>(kPartsForms[4]));
 
 template <typename T>
-cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
-  const bool few = p.rows <= 128;
-  if (DecodeMatmulSplits(p.outputs) > 1) {
-    return few ? Launch<T, Parts128>(parts_kernel<T, Parts128>, p, stream)
-               : Launch<T, Parts256>(parts_kernel<T, Parts256>, p, stream);
+cudaError_t LaunchForm(const DecodeMatmulParams& p, int form,
+                       cudaStream_t stream) {
+  if (DecodeMatmulSplits(p.outputs) == 1) {
+    switch (form) {
+      case 0:
+        return Launch<T, Whole0>(wide_kernel<T, Whole0>, p, stream);
+      case 1:
+        return Launch<T, Whole1>(wide_kernel<T, Whole1>, p, stream);
+      default:
+        return Launch<T, Whole2>(wide_kernel<T, Whole2>, p, stream);
+    }
   }
-  return few ? Launch<T, Whole128>(wide_kernel<T, Whole128>, p, stream)
-             : Launch<T, Whole256>(wide_kernel<T, Whole256>, p, stream);
+  switch (form) {
+    case 0:
+      return Launch<T, Parts0>(parts_kernel<T, Parts0>, p, stream);
+    case 1:
+      return Launch<T, Parts1>(parts_kernel<T, Parts1>, p, stream);
+    case 2:
+      return Launch<T, Parts2>(wide_kernel<T, Parts2>, p, stream);
+    case 3:
+      return Launch<T, Parts3>(wide_kernel<T, Parts3>, p, stream);
+    default:
+      return Launch<T, Parts4>(wide_kernel<T, Parts4>, p, stream);
+  }
 }
 
 }  // namespace
 
 cudaError_t LaunchWideMatmul(const DecodeMatmulParams& p, cudaStream_t stream) {
-  return p.type == WeightType::kBFloat16 ? LaunchTyped<__nv_bfloat16>(p, stream)
-                                         : LaunchTyped<__half>(p, stream);
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return error;
+  const int form = ChooseWideForm(p.rows, p.outputs, multiprocessors);
+  return p.type == WeightType::kBFloat16
+             ? LaunchForm<__nv_bfloat16>(p, form, stream)
+             : LaunchForm<__half>(p, form, stream);
 }
 
 }  // namespace recurve

@@ -104,16 +104,19 @@ TEST_F(EngineTest, BatchesSayHowTokensAreComputed) {
     Script script = Script::Generate(Prompt(kMinPromptTokens), 2);
     script.commands.push_back(
         {Prompt(kMinPromptTokens - 1), 2, LogitsMode::kNext});
+    script.commands.push_back(
+        {Prompt(kShortPromptTokens), 0, LogitsMode::kNone});
     // Draws nothing; the last command then computes all tokens again.
     script.commands.push_back(
-        {Prompt(kMinPromptTokens + 1), 0, LogitsMode::kNone});
+        {Prompt(kShortPromptTokens + 1), 0, LogitsMode::kNone});
     script.commands.push_back({{}, 1, LogitsMode::kNone});
     ASSERT_TRUE(RunAlone(*engine_, script).end->ok());
     std::vector<TokenKind> want;
     AppendKinds(kMinPromptTokens, &want);
     // Two generated, a short command, two generated.
     want.insert(want.end(), 2 + kMinPromptTokens - 1 + 2, TokenKind::kStep);
-    AppendKinds(kMinPromptTokens + 1, &want);
+    AppendKinds(kShortPromptTokens, &want);
+    AppendKinds(kShortPromptTokens + 1, &want);
     ASSERT_EQ(kinds.size(), want.size());
     for (size_t position = 0; position < want.size(); ++position) {
       EXPECT_THAT(kinds[position], AllOf(SizeIs(2), Each(want[position])))

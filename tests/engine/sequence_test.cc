@@ -209,8 +209,8 @@ TEST_F(SequenceTest, AWholePromptIsWhatTheFirstCommandAppends) {
     sequence->StartNextCommand();
     EXPECT_EQ(sequence->whole_tokens(), whole ? 3 : 0);
     // However few they are, they are a prompt.
-    const auto first = whole ? TokenKind::kPromptStart : TokenKind::kStep;
-    const auto next = whole ? TokenKind::kPrompt : TokenKind::kStep;
+    const auto first = whole ? TokenKind::kShortPromptStart : TokenKind::kStep;
+    const auto next = whole ? TokenKind::kShortPrompt : TokenKind::kStep;
     EXPECT_EQ(sequence->kind(0), first);
     EXPECT_EQ(sequence->kind(1), next);
     EXPECT_EQ(sequence->kind(2), next);

@@ -62,8 +62,8 @@ TEST(WarmUpTest, EveryPowerOfTwoTwice) {
   // A prompt of all there is room for, beside a token of decoding.
   EXPECT_EQ(steps[0].num_tokens(), 256);
   EXPECT_EQ(steps[0].query_start[1], 255);
-  EXPECT_EQ(steps[0].kinds[0], TokenKind::kPromptStart);
-  EXPECT_EQ(steps[0].kinds[254], TokenKind::kPrompt);
+  EXPECT_EQ(steps[0].kinds[0], TokenKind::kShortPromptStart);
+  EXPECT_EQ(steps[0].kinds[254], TokenKind::kShortPrompt);
   EXPECT_EQ(steps[0].kinds[255], TokenKind::kStep);
 }
 

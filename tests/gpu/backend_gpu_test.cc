@@ -139,7 +139,8 @@ Request MakeRequest(uint64_t seed, bool ahead) {
   Request request;
   Script& script = request.script;
   script = Script::Generate(
-      random.Tokens(random.Uniform(1, 300), 256), random.Uniform(1, 60),
+      // A fifth of the prompts are not short (kShortPromptTokens).
+      random.Tokens(random.Uniform(1, 320), 256), random.Uniform(1, 60),
       random.Chance(0.3) && !ahead ? LogitsMode::kNext : LogitsMode::kNone);
   if (random.Chance(0.3)) {  // a second turn
     script.commands.push_back({random.Tokens(random.Uniform(1, 40), 256),

@@ -7,12 +7,14 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/glu/glu_cuda.h"
 #include "kernels/matmul/cublas_matmul.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
+#include "kernels/matmul/wide_matmul_plan.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
 #include "tests/gpu/device_buffer.h"
@@ -247,6 +249,46 @@ TEST_F(MatmulGpuTest, EveryNumberOfRows) {
   }
 }
 
+// As prompts have: every form of wide_matmul_plan.h, around edges of its tiles.
+// Other rows beside them change no bit.
+TEST_F(MatmulGpuTest, HundredsOfRows) {
+  int multiprocessors = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, 0),
+            cudaSuccess);
+  for (const WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
+    for (const auto& [outputs, inputs] :
+         std::vector<std::pair<int64_t, int64_t>>{
+             {1609, 712}, {1601, 200}, {8531, 200}}) {
+      const bool parts = DecodeMatmulSplits(outputs) > 1;
+      std::set<int> forms;
+      for (const int64_t rows :
+           {258, 320, 321, 383, 385, 640, 641, 1279, 1281, 1664, 1665}) {
+        if (!parts && rows > 700) continue;
+        forms.insert(ChooseWideForm(rows, outputs, multiprocessors));
+        Case c(Kind::kDecode, type, outputs, inputs, rows);
+        const int64_t stride = outputs + kYGap;
+        for (const bool add : {false, true}) {
+          const std::vector<float> all = c.Run(*cublas_, 0, rows, add);
+          for (int64_t first = 0; first < rows; first += 100) {
+            const int64_t count = std::min<int64_t>(100, rows - first);
+            const std::vector<float> some = c.Run(*cublas_, first, count, add);
+            ASSERT_EQ(std::memcmp(some.data(), all.data() + first * stride,
+                                  some.size() * sizeof(float)),
+                      0)
+                << outputs << " outputs, " << rows << " rows, from " << first
+                << ", add " << add;
+          }
+        }
+      }
+      if (multiprocessors != 132) continue;  // those of an H200
+      EXPECT_EQ(forms,
+                parts ? (std::set<int>{1, 2, 3, 4}) : (std::set<int>{1, 2}))
+          << outputs;
+    }
+  }
+}
+
 // From 32,768 outputs on, as a head has, more rows than 64 have tiles of their
 // own.
 TEST_F(MatmulGpuTest, ManyOutputs) {
@@ -311,8 +353,8 @@ TEST_F(MatmulGpuTest, GateAfter) {
            {2 * 101, 712}, {2 * 2061, 712}}) {
     const int64_t features = outputs / 2;
     const int64_t stride = (features + 3) / 4 * 4;  // of what is written
-    Case halves(Kind::kDecode, WeightType::kBFloat16, outputs, inputs, 140);
-    for (const int64_t rows : {1, 5, 8, 9, 17, 33, 64, 100, 140}) {
+    Case halves(Kind::kDecode, WeightType::kBFloat16, outputs, inputs, 700);
+    for (const int64_t rows : {1, 5, 8, 9, 17, 33, 64, 100, 140, 300, 700}) {
       for (const bool as_float : {false, true}) {
         if (as_float && rows > kDecodeMatmulFloatRows) continue;
         DecodeMatmulParams p = {
@@ -498,7 +540,7 @@ TEST_F(MatmulGpuTest, RefusesBadParameters) {
   EXPECT_TRUE(refused([](Params& p) { p.inputs = 40; }));
   EXPECT_TRUE(refused([](Params& p) { p.x_cols = 33; }));
   EXPECT_TRUE(refused([](Params& p) { p.x_stride = 4; }));
-  EXPECT_TRUE(refused([](Params& p) { p.rows = 65536; }));
+  EXPECT_TRUE(refused([](Params& p) { p.rows = kDecodeMatmulMaxRows + 1; }));
   EXPECT_TRUE(refused([](Params& p) { p.norm = true; }));  // of halves
   EXPECT_TRUE(refused([](Params& p) {
     p.x_is_float = true;  // too few columns

@@ -13,10 +13,16 @@ Script Script::Generate(std::vector<int32_t> prompt, int64_t generate,
 }
 
 void AppendKinds(int64_t count, std::vector<TokenKind>* kinds) {
-  const bool few = count < static_cast<int64_t>(kMinPromptTokens);
-  const size_t first = kinds->size();
-  kinds->resize(first + count, few ? TokenKind::kStep : TokenKind::kPrompt);
-  if (!few) (*kinds)[first] = TokenKind::kPromptStart;
+  const auto first = kinds->size();
+  if (count < static_cast<int64_t>(kMinPromptTokens)) {
+    kinds->resize(first + count, TokenKind::kStep);
+  } else if (count <= static_cast<int64_t>(kShortPromptTokens)) {
+    kinds->resize(first + count, TokenKind::kShortPrompt);
+    (*kinds)[first] = TokenKind::kShortPromptStart;
+  } else {
+    kinds->resize(first + count, TokenKind::kPrompt);
+    (*kinds)[first] = TokenKind::kPromptStart;
+  }
 }
 
 EngineOptions OptionsFor(const FakeRunnerOptions& fake) {

@@ -18,8 +18,12 @@ constexpr uint64_t kPoison = ~uint64_t{0};
 // Neither 0 nor kPoison.
 uint64_t TokenHash(int32_t token, TokenKind kind, int64_t position) {
   const uint64_t what =
-      static_cast<uint64_t>(token) * 4 + static_cast<uint64_t>(kind);
+      static_cast<uint64_t>(token) * 8 + static_cast<uint64_t>(kind);
   return 1 + (MixBits(MixBits(what) ^ static_cast<uint64_t>(position)) >> 1);
+}
+
+bool ContinuesPrompt(TokenKind kind) {
+  return kind != TokenKind::kStep && !StartsPrompt(kind);
 }
 
 TokenKind Counted(TokenKind kind, const FakeRunnerOptions& options) {
@@ -199,11 +203,10 @@ absl::Status FakeRunner::CheckCut(const StepBatch& batch,
   const int32_t begin = batch.query_start[sequence];
   const int64_t position = batch.positions[begin];
   if (position == 0) {
-    if (options_.whole_prompts &&
-        batch.kinds[begin] != TokenKind::kPromptStart) {
+    if (options_.whole_prompts && !StartsPrompt(batch.kinds[begin])) {
       return Violation("a whole prompt is no prompt");
     }
-  } else if (batch.kinds[begin] == TokenKind::kPrompt &&
+  } else if (ContinuesPrompt(batch.kinds[begin]) &&
              position % options_.chunk_multiple != 0) {
     return Violation(absl::StrCat("a prompt was cut at ", position));
   }
@@ -217,7 +220,7 @@ absl::Status FakeRunner::ComputeSequence(const StepBatch& batch,
   if (options_.whole_prompts && batch.positions[begin] == 0) {
     int32_t end = begin + 1;
     while (end < batch.query_start[sequence + 1] &&
-           batch.kinds[end] == TokenKind::kPrompt) {
+           ContinuesPrompt(batch.kinds[end])) {
       ++end;
     }
     state.fold = Fold(state.fold, static_cast<uint64_t>(end - begin));

@@ -1,0 +1,45 @@
+#include "kernels/matmul/wide_matmul_plan.h"
+
+#include <cstdint>
+
+#include "gtest/gtest.h"
+
+namespace recurve {
+namespace {
+
+constexpr int kMultiprocessors = 132;
+
+int Form(int64_t rows, int64_t outputs) {
+  return ChooseWideForm(rows, outputs, kMultiprocessors);
+}
+
+TEST(WideMatmulPlanTest, FewRowsHaveTheFirst) {
+  for (const int64_t outputs : {8, 1600, 4096, 32000}) {
+    EXPECT_EQ(Form(65, outputs), 0);
+    EXPECT_EQ(Form(128, outputs), 0);
+    EXPECT_NE(Form(129, outputs), 0);
+  }
+}
+
+// What was fastest on an H200, of matrices of T6-XL.
+TEST(WideMatmulPlanTest, OfMatricesInParts) {
+  for (const int64_t rows : {129, 256, 320}) EXPECT_EQ(Form(rows, 1600), 1);
+  for (const int64_t rows : {384, 512, 640}) EXPECT_EQ(Form(rows, 1600), 2);
+  for (const int64_t rows : {768, 1024, 2048}) EXPECT_EQ(Form(rows, 1600), 3);
+  for (const int64_t rows : {1536, 3072}) EXPECT_EQ(Form(rows, 1600), 4);
+}
+
+TEST(WideMatmulPlanTest, OfOthers) {
+  for (const int64_t rows : {129, 256, 512, 768, 1024, 2048, 4096})
+    EXPECT_EQ(Form(rows, 8532), 1);
+  for (const int64_t rows : {257, 288, 384}) EXPECT_EQ(Form(rows, 8532), 2);
+}
+
+// Blocks are counted in 64 bits.
+TEST(WideMatmulPlanTest, TheMostRows) {
+  EXPECT_GE(Form(int64_t{1} << 20, 4095), 1);
+  EXPECT_GE(Form(int64_t{1} << 20, 32000), 1);
+}
+
+}  // namespace
+}  // namespace recurve
