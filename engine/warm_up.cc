@@ -1,11 +1,16 @@
 #include "engine/warm_up.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/tpa/tpa_layout.h"
 
 namespace recurve {
 namespace {
+
+// Short prompts of a step: products of few rows and of many have kernels of
+// their own.
+constexpr int64_t kShortPrompts[] = {1, 2, 4, 6};
 
 // Adds a sequence that has `count` tokens up to `position`.
 void AddSequence(int64_t position, int64_t count, bool prompt,
@@ -75,8 +80,21 @@ std::vector<StepBatch> WarmUpSteps(
       add_twice(sequences, position);
       break;
     }
-    if (bucket >= limits.max_sequences) return steps;
+    if (bucket >= limits.max_sequences) break;
   }
+
+  const int64_t tokens =
+      std::min(static_cast<int64_t>(kShortPromptTokens), max_positions);
+  for (const int64_t count : kShortPrompts) {
+    if (count * tokens > limits.max_tokens || count > limits.max_sequences)
+      break;
+    StepBatch step;
+    for (int64_t i = 0; i < count; ++i)
+      AddSequence(tokens - 1, tokens, true, &step);
+    SetPages(tokens, pages, &step);
+    steps.push_back(std::move(step));
+  }
+  return steps;
 }
 
 }  // namespace recurve

@@ -29,7 +29,7 @@ inline constexpr int64_t kWarmUpPromptTokens = 2048;
 // two of sequences up to the one that holds `max_sequences`, twice each: once
 // to load kernels, once to be captured. And twice again with longer contexts if
 // `contexts_of`, which is given positions and the power of two, tells those
-// apart. Thread safety: pure.
+// apart. Last, more and more short prompts in a step. Thread safety: pure.
 std::vector<StepBatch> WarmUpSteps(
     const WarmUpLimits& limits,
     absl::FunctionRef<TpaContexts(absl::Span<const int64_t>, int64_t)>

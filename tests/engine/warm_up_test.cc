@@ -43,10 +43,23 @@ void ExpectValid(const StepBatch& step, const WarmUpLimits& limits) {
   }
 }
 
-// Sequences of each step but the first, in order.
+// Of the steps but the first, those of short prompts, which are the last.
+size_t ShortPromptSteps(const std::vector<StepBatch>& steps) {
+  size_t count = 0;
+  for (size_t i = 1; i < steps.size(); ++i) {
+    if (steps[i].kinds[0] == TokenKind::kStep) {
+      EXPECT_EQ(count, 0u);
+    } else {
+      ++count;
+    }
+  }
+  return count;
+}
+
+// Sequences of each step between those of prompts, in order.
 std::vector<int64_t> Sequences(const std::vector<StepBatch>& steps) {
   std::vector<int64_t> counts;
-  for (size_t i = 1; i < steps.size(); ++i) {
+  for (size_t i = 1; i < steps.size() - ShortPromptSteps(steps); ++i) {
     EXPECT_THAT(steps[i].kinds, Each(TokenKind::kStep));
     EXPECT_EQ(steps[i].num_tokens(), steps[i].num_sequences());
     counts.push_back(steps[i].num_sequences());
@@ -96,6 +109,27 @@ TEST(WarmUpTest, LongContextsUpToTheLast) {
   EXPECT_EQ(steps[4].positions[0], 703);
 }
 
+TEST(WarmUpTest, ShortPrompts) {
+  const WarmUpLimits limits = {1100, 32, 40};
+  const std::vector<StepBatch> steps = WarmUpSteps(limits, Any);
+  for (const StepBatch& step : steps) ExpectValid(step, limits);
+  ASSERT_EQ(ShortPromptSteps(steps), 3u);
+  for (const int64_t count : {1, 2, 4}) {
+    const StepBatch& step = steps[steps.size() - (count == 1   ? 3
+                                                  : count == 2 ? 2
+                                                               : 1)];
+    EXPECT_EQ(step.num_sequences(), count);
+    EXPECT_EQ(step.num_tokens(), 256 * count);
+    EXPECT_EQ(step.kinds[0], TokenKind::kShortPromptStart);
+    EXPECT_EQ(step.kinds[255], TokenKind::kShortPrompt);
+  }
+  // As many as there is room for.
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({255, 32, 40}, Any)), 0u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({255, 32, 3}, Any)), 1u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 5, 40}, Any)), 3u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 6, 40}, Any)), 4u);
+}
+
 TEST(WarmUpTest, SmallLimits) {
   for (const WarmUpLimits& limits :
        {WarmUpLimits{1, 1, 0}, WarmUpLimits{1, 1, 1}, WarmUpLimits{2, 2, 0},
@@ -103,7 +137,7 @@ TEST(WarmUpTest, SmallLimits) {
     SCOPED_TRACE(limits.max_tokens);
     const std::vector<StepBatch> steps = WarmUpSteps(limits, Any);
     for (const StepBatch& step : steps) ExpectValid(step, limits);
-    EXPECT_EQ(steps.back().num_sequences(), limits.max_sequences);
+    EXPECT_EQ(Sequences(steps).back(), limits.max_sequences);
     EXPECT_LE(steps[0].num_tokens(), kWarmUpPromptTokens + 1);
   }
 }
