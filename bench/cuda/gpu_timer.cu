@@ -77,7 +77,7 @@ double ClockMhz(cudaStream_t stream) {
   return 1e3 * host[0] / host[1];
 }
 
-// Until the clock is within 1% of the highest that the device says it has, or,
+// Until the clock is within 0.4% of the highest that the device has, or,
 // if it was not there after 5 s of rest (somebody has set a lower one), of the
 // highest there was then.
 void AwaitHighestClock(cudaStream_t stream) {
@@ -90,7 +90,7 @@ void AwaitHighestClock(cudaStream_t stream) {
   double highest = 0.0;
   for (int i = 0; i < kWaits; ++i) {
     highest = std::max(highest, ClockMhz(stream));
-    if (highest >= 0.99 * goal) return;
+    if (highest >= 0.996 * goal) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   std::fprintf(stderr,
