@@ -22,6 +22,21 @@ bool Decodes(const Sequence& sequence) {
   return sequence.launched_tokens() - sequence.launched_computed() == 1;
 }
 
+// Where a sequence's next `count` tokens stand in a step: single tokens of
+// decoding first, then what a backend may multiply as it does those, then other
+// prompts.
+int GroupOf(const Sequence& sequence, int64_t count) {
+  const int64_t begin = sequence.launched_computed();
+  // Those behind are drawn by the step under way.
+  const int64_t end = std::min(begin + count, sequence.num_tokens());
+  for (int64_t position = begin; position < end; ++position) {
+    const TokenKind kind = sequence.kind(position);
+    if (kind != TokenKind::kStep && !IsShortPrompt(kind)) return 2;
+  }
+  const bool step = begin == end || sequence.kind(begin) == TokenKind::kStep;
+  return count == 1 && step ? 0 : 1;
+}
+
 double SecondsBetween(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
@@ -342,11 +357,14 @@ absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   if (pending_ != nullptr && !MayRunAhead(plan)) return nullptr;
   // The scheduler promises progress; without it the loop would spin for ever.
   RECURVE_CHECK(!plan.entries.empty());
-  // Sequences with one token stand first, so that a backend finds what it
-  // computes alike side by side.
-  std::stable_partition(
-      plan.entries.begin(), plan.entries.end(),
-      [](const StepPlan::Entry& entry) { return entry.num_tokens == 1; });
+  // So that a backend finds what it computes alike side by side.
+  auto rest = plan.entries.begin();
+  for (const int group : {0, 1}) {
+    rest = std::stable_partition(
+        rest, plan.entries.end(), [&](const StepPlan::Entry& entry) {
+          return GroupOf(*sequences_.at(entry.id), entry.num_tokens) == group;
+        });
+  }
   auto step = std::make_unique<PendingStep>();
   step->started = started;
   step->follows_work = std::exchange(worked_, true);

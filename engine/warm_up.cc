@@ -8,26 +8,35 @@
 namespace recurve {
 namespace {
 
-// Short prompts of a step: products of few rows and of many have kernels of
-// their own.
-constexpr int64_t kShortPrompts[] = {1, 2, 4, 6};
+// Short prompts of a step, and tokens of each: products of few rows and of many
+// have kernels of their own.
+struct Prompts {
+  int64_t count;
+  int64_t tokens;
+};
+constexpr Prompts kShortPrompts[] = {{1, 64},  {1, 128}, {1, 256},
+                                     {2, 256}, {4, 256}, {6, 256}};
+static_assert(kShortPromptTokens == 256);
 
-// Adds a sequence that has `count` tokens up to `position`.
-void AddSequence(int64_t position, int64_t count, bool prompt,
-                 StepBatch* step) {
+// Adds a sequence that has `count` tokens up to `position`, the first of
+// kind `first`, the others of `next`.
+void AddSequence(int64_t position, int64_t count, TokenKind first,
+                 TokenKind next, StepBatch* step) {
   if (step->query_start.empty()) step->query_start.push_back(0);
   const auto sequence = static_cast<int32_t>(step->num_sequences());
   for (int64_t i = 0; i < count; ++i) {
     step->tokens.push_back(0);
     step->positions.push_back(position - count + 1 + i);
     step->row_sequence.push_back(sequence);
-    step->kinds.push_back(!prompt  ? TokenKind::kStep
-                          : i == 0 ? PromptStartOf(count)
-                                   : PromptOf(count));
+    step->kinds.push_back(i == 0 ? first : next);
   }
   step->query_start.push_back(static_cast<int32_t>(step->num_tokens()));
   step->slots.push_back(0);
   step->logit_rows.push_back(static_cast<int32_t>(step->num_tokens() - 1));
+}
+
+void AddStep(int64_t position, StepBatch* step) {
+  AddSequence(position, 1, TokenKind::kStep, TokenKind::kStep, step);
 }
 
 // Gives every sequence of the step page 0 for all of `positions` positions.
@@ -40,8 +49,7 @@ void SetPages(int64_t positions, bool pages, StepBatch* step) {
 
 StepBatch Decoding(int64_t sequences, int64_t position, bool pages) {
   StepBatch step;
-  for (int64_t i = 0; i < sequences; ++i)
-    AddSequence(position, 1, false, &step);
+  for (int64_t i = 0; i < sequences; ++i) AddStep(position, &step);
   SetPages(position + 1, pages, &step);
   return step;
 }
@@ -59,8 +67,13 @@ std::vector<StepBatch> WarmUpSteps(
   const bool beside = limits.max_sequences > 1 && limits.max_tokens > 1;
   const int64_t prompt = std::min({limits.max_tokens - (beside ? 1 : 0),
                                    max_positions, kWarmUpPromptTokens});
-  AddSequence(prompt - 1, prompt, true, &steps[0]);
-  if (beside) AddSequence(0, 1, false, &steps[0]);
+  // Of a longer prompt, if there can be one.
+  const bool is_long = max_positions > static_cast<int64_t>(kShortPromptTokens);
+  const auto whole =
+      static_cast<size_t>(is_long ? int64_t{kShortPromptTokens} + 1 : prompt);
+  AddSequence(prompt - 1, prompt, PromptStartOf(whole), PromptOf(whole),
+              &steps[0]);
+  if (beside) AddStep(0, &steps[0]);
   SetPages(prompt, pages, &steps[0]);
 
   const auto add_twice = [&](int64_t sequences, int64_t position) {
@@ -83,15 +96,18 @@ std::vector<StepBatch> WarmUpSteps(
     if (bucket >= limits.max_sequences) break;
   }
 
-  const int64_t tokens =
-      std::min(static_cast<int64_t>(kShortPromptTokens), max_positions);
-  for (const int64_t count : kShortPrompts) {
-    if (count * tokens > limits.max_tokens || count > limits.max_sequences)
+  for (const Prompts& prompts : kShortPrompts) {
+    if (prompts.tokens > max_positions ||
+        prompts.count * prompts.tokens > limits.max_tokens ||
+        prompts.count > limits.max_sequences) {
       break;
+    }
     StepBatch step;
-    for (int64_t i = 0; i < count; ++i)
-      AddSequence(tokens - 1, tokens, true, &step);
-    SetPages(tokens, pages, &step);
+    for (int64_t i = 0; i < prompts.count; ++i) {
+      AddSequence(prompts.tokens - 1, prompts.tokens,
+                  TokenKind::kShortPromptStart, TokenKind::kShortPrompt, &step);
+    }
+    SetPages(prompts.tokens, pages, &step);
     steps.push_back(std::move(step));
   }
   return steps;

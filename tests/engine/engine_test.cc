@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -175,17 +176,29 @@ TEST_F(EngineTest, NoMoreThanMaxNumSeqsHoldMemoryHoweverManySlotsThereAre) {
   engine_.reset();  // before what its steps write to
 }
 
-// Sequences that compute one token stand before the others.
-TEST_F(EngineTest, BatchesBeginWithSingleTokens) {
+// Single tokens of decoding stand first, then sequences with nothing but such
+// and short prompts, then the others.
+TEST_F(EngineTest, BatchesHaveLikeTokensSideBySide) {
   bool mixed = false;
   fake_.on_run = [&](const StepBatch& batch) {
-    bool several = false;
+    int last = 0;
+    std::set<int> groups;
     for (int64_t b = 0; b < batch.num_sequences(); ++b) {
-      const bool single = batch.query_start[b + 1] - batch.query_start[b] == 1;
-      EXPECT_FALSE(single && several);
-      several |= !single;
-      mixed |= single && batch.num_tokens() > batch.num_sequences();
+      const int32_t begin = batch.query_start[b];
+      const int32_t end = batch.query_start[b + 1];
+      int group = 1;
+      if (end == begin + 1 && batch.kinds[begin] == TokenKind::kStep) group = 0;
+      for (int32_t row = begin; row < end; ++row) {
+        if (batch.kinds[row] == TokenKind::kPrompt ||
+            batch.kinds[row] == TokenKind::kPromptStart) {
+          group = 2;
+        }
+      }
+      EXPECT_GE(group, last);
+      last = group;
+      groups.insert(group);
     }
+    mixed |= groups.size() == 3;
     gate_.Enter(batch);
   };
   Start();
@@ -201,6 +214,13 @@ TEST_F(EngineTest, BatchesBeginWithSingleTokens) {
       if (sinks.back()->Record().tokens.size() >= 2) break;
       gate_.Pass();
     }
+  }
+  // While a step is held, prompts long and short come in turn.
+  for (int i = 0; i < 4; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    const Script script =
+        Script::Generate(Prompt(i % 2 == 0 ? kShortPromptTokens + 40 : 50), 4);
+    ASSERT_TRUE(Submit(*engine_, script, sinks.back(), true).ok());
   }
   gate_.Open();
   for (const auto& sink : sinks) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -13,6 +14,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Pair;
 using ::testing::SizeIs;
 
 TpaContexts Any(absl::Span<const int64_t> /*positions*/, int64_t /*rows*/) {
@@ -75,8 +77,8 @@ TEST(WarmUpTest, EveryPowerOfTwoTwice) {
   // A prompt of all there is room for, beside a token of decoding.
   EXPECT_EQ(steps[0].num_tokens(), 256);
   EXPECT_EQ(steps[0].query_start[1], 255);
-  EXPECT_EQ(steps[0].kinds[0], TokenKind::kShortPromptStart);
-  EXPECT_EQ(steps[0].kinds[254], TokenKind::kShortPrompt);
+  EXPECT_EQ(steps[0].kinds[0], TokenKind::kPromptStart);
+  EXPECT_EQ(steps[0].kinds[254], TokenKind::kPrompt);
   EXPECT_EQ(steps[0].kinds[255], TokenKind::kStep);
 }
 
@@ -105,7 +107,7 @@ TEST(WarmUpTest, LongContextsUpToTheLast) {
   };
   const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
   for (const StepBatch& step : steps) ExpectValid(step, limits);
-  ASSERT_THAT(steps, SizeIs(5));
+  ASSERT_THAT(steps, SizeIs(5 + ShortPromptSteps(steps)));
   EXPECT_EQ(steps[4].positions[0], 703);
 }
 
@@ -113,21 +115,30 @@ TEST(WarmUpTest, ShortPrompts) {
   const WarmUpLimits limits = {1100, 32, 40};
   const std::vector<StepBatch> steps = WarmUpSteps(limits, Any);
   for (const StepBatch& step : steps) ExpectValid(step, limits);
-  ASSERT_EQ(ShortPromptSteps(steps), 3u);
-  for (const int64_t count : {1, 2, 4}) {
-    const StepBatch& step = steps[steps.size() - (count == 1   ? 3
-                                                  : count == 2 ? 2
-                                                               : 1)];
-    EXPECT_EQ(step.num_sequences(), count);
-    EXPECT_EQ(step.num_tokens(), 256 * count);
-    EXPECT_EQ(step.kinds[0], TokenKind::kShortPromptStart);
-    EXPECT_EQ(step.kinds[255], TokenKind::kShortPrompt);
+  std::vector<std::pair<int64_t, int64_t>> prompts;  // and tokens of all
+  for (size_t i = steps.size() - ShortPromptSteps(steps); i < steps.size();
+       ++i) {
+    prompts.emplace_back(steps[i].num_sequences(), steps[i].num_tokens());
+    EXPECT_EQ(steps[i].kinds[0], TokenKind::kShortPromptStart);
+    EXPECT_EQ(steps[i].kinds[1], TokenKind::kShortPrompt);
   }
+  EXPECT_THAT(prompts, ElementsAre(Pair(1, 64), Pair(1, 128), Pair(1, 256),
+                                   Pair(2, 512), Pair(4, 1024)));
   // As many as there is room for.
-  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({255, 32, 40}, Any)), 0u);
-  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({255, 32, 3}, Any)), 1u);
-  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 5, 40}, Any)), 3u);
-  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 6, 40}, Any)), 4u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({63, 32, 40}, Any)), 0u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({255, 32, 40}, Any)), 2u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 32, 1}, Any)), 1u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 5, 40}, Any)), 5u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 6, 40}, Any)), 6u);
+}
+
+// The first step has tokens as longer prompts have, even if it holds few.
+TEST(WarmUpTest, ALongPrompt) {
+  EXPECT_EQ(WarmUpSteps({64, 4, 5}, Any)[0].kinds[0], TokenKind::kPromptStart);
+  EXPECT_EQ(WarmUpSteps({64, 4, 4}, Any)[0].kinds[0],
+            TokenKind::kShortPromptStart);
+  EXPECT_EQ(WarmUpSteps({4096, 4, 0}, Any)[0].kinds[0],
+            TokenKind::kPromptStart);
 }
 
 TEST(WarmUpTest, SmallLimits) {
