@@ -5,6 +5,8 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
@@ -50,14 +52,40 @@ __device__ __forceinline__ void CopyWeightBox(uint32_t to,
       : "memory");
 }
 
-// The parameters of a launch.
+// The parameters of a launch. "Outputs" of a gate are its features: a box of
+// weights has those of both halves.
+//
+// The last tile begins earlier than where the one before it ends, if there are
+// not rows or outputs enough, and writes only what is its own: boxes that TMA
+// fills up with zeros come late. (Measured; docs/kernels/matmul.md.)
 struct TileArgs {
   DecodeMatmulParams p;
   int splits;
+  int stage_bytes;  // that a stage brings in
+  int last_row;     // that a tile begins with
+  int last_output;  // likewise; a multiple of 4
   CUtensorMap
       w;  // boxes of 64 inputs by the outputs of a block, or part of them
-  CUtensorMap x;  // boxes of 64 inputs by rows, likewise
+  // Boxes of 64 inputs by rows, likewise. Where there are fewer rows than a
+  // block has, the others are what was in shared memory: a row of results
+  // depends on its own row only.
+  CUtensorMap x;
 };
+
+// Where a block's tile begins, and the rows and outputs of it, counted from
+// there, that another tile writes.
+struct TilePlace {
+  int row;
+  int output;
+  int others_rows;
+  int others_outputs;
+};
+__device__ __forceinline__ TilePlace PlaceOf(const TileArgs& args, int row,
+                                             int output) {
+  const int first_row = min(row, args.last_row);
+  const int first_output = min(output, args.last_output);
+  return {first_row, first_output, row - first_row, output - first_output};
+}
 
 // Cycles from one stage to the next while the kernel in front is not done: all
 // multiprocessors' rings at once would fill the memory's queues, and what it
@@ -214,6 +242,26 @@ inline cudaError_t MakeMap(const void* data, int64_t cols, int64_t rows,
                         {row_stride, plane_stride},
                         {kStageInputs, box_rows, box_planes}},
                        map);
+}
+
+// Of blocks with `rows` rows and `outputs` outputs (both halves of a gate).
+inline cudaError_t MakeTileArgs(const DecodeMatmulParams& p, int rows,
+                                int outputs, TileArgs* args) {
+  const int planes = p.gate ? 2 : 1;
+  const int64_t all = p.outputs / planes;
+  const int box = outputs / planes;
+  const int box_rows = static_cast<int>(std::min<int64_t>(rows, p.rows));
+  args->p = p;
+  args->stage_bytes = (box_rows + outputs) * kStageInputs * 2;
+  args->last_row = static_cast<int>(p.rows) - box_rows;
+  // So that fours of outputs can be written at once.
+  args->last_output =
+      static_cast<int>(std::max<int64_t>(0, all - box + 3) / 4 * 4);
+  const cudaError_t error = MakeMap(p.w, p.inputs, all, p.inputs, planes,
+                                    all * p.inputs, box, planes, &args->w);
+  if (error != cudaSuccess) return error;
+  return MakeMap(p.x, p.x_cols, p.rows, p.x_stride, 1, p.rows * p.x_stride,
+                 box_rows, 1, &args->x);
 }
 
 }  // namespace recurve

@@ -42,19 +42,21 @@ struct Tile {
   // On a multiprocessor.
   static constexpr int kBlocks = kSharedBytes <= 113 * 1024 ? 2 : 1;
 };
-// The block's sums [rows, outputs], of a tile that begins at output
-// `first_output` and row `first_row`, to y.
+
+// The block's sums [rows, outputs] to y.
 template <typename S>
 __device__ __forceinline__ void WriteTile(const DecodeMatmulParams& p,
-                                          const float* sums, int first_row,
-                                          int rows, int first_output) {
+                                          const float* sums, int rows,
+                                          const TilePlace& place) {
   constexpr int kFours = S::kOutputs / 4;
   const bool fours = WritesFours(p);
 #pragma unroll 2
-  for (int i = threadIdx.x; i < rows * kFours; i += S::kThreads) {
+  for (int i = place.others_rows * kFours + static_cast<int>(threadIdx.x);
+       i < rows * kFours; i += S::kThreads) {
     const int row = i / kFours;
     const int m = i % kFours * 4;
-    WriteFour(p, fours, first_row + row, first_output + m,
+    if (m < place.others_outputs) continue;
+    WriteFour(p, fours, place.row + row, place.output + m,
               *reinterpret_cast<const float4*>(sums + row * S::kSumStride + m));
   }
 }
@@ -62,16 +64,18 @@ __device__ __forceinline__ void WriteTile(const DecodeMatmulParams& p,
 // The same of a gate.
 template <typename T, typename S>
 __device__ __forceinline__ void WriteGatedTile(const DecodeMatmulParams& p,
-                                               const float* sums, int first_row,
-                                               int rows, int first_output) {
+                                               const float* sums, int rows,
+                                               const TilePlace& place) {
   constexpr int kFours = S::kGateHalf / 4;
   const bool fours = WritesFours(p);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < rows * kFours; i += S::kThreads) {
+  for (int i = place.others_rows * kFours + static_cast<int>(threadIdx.x);
+       i < rows * kFours; i += S::kThreads) {
     const int row = i / kFours;
     const int m = i % kFours * 4;
+    if (m < place.others_outputs) continue;
     const float* const at = sums + row * S::kSumStride + m;
-    WriteGatedFour<T>(p, fours, first_row + row, first_output / 2 + m,
+    WriteGatedFour<T>(p, fours, place.row + row, place.output + m,
                       *reinterpret_cast<const float4*>(at),
                       *reinterpret_cast<const float4*>(at + S::kGateHalf));
   }
@@ -98,8 +102,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   auto* const flag = reinterpret_cast<volatile uint32_t*>(
       unaligned + (received + 8 - SharedAddress(unaligned)));
   const int split = static_cast<int>(blockIdx.x) % splits;
-  const int first_output = static_cast<int>(blockIdx.x) / splits * S::kOutputs;
-  const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
+  const TilePlace place = PlaceOf(args, static_cast<int>(blockIdx.y) * S::kRows,
+                                  static_cast<int>(blockIdx.x) / splits *
+                                      (p.gate ? S::kGateHalf : S::kOutputs));
   const int inputs = static_cast<int>(p.inputs);
   const int begin = DecodeMatmulSplitBegin(inputs, splits, split);
   const int end = DecodeMatmulSplitBegin(inputs, splits, split + 1);
@@ -132,13 +137,12 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       const auto ask_for_weights = [&](int stage, int slot) {
         const uint32_t to = ring + slot * S::kStageBytes;
         const int at = begin + stage * kStageInputs;
-        BarrierExpect(full + 8 * slot, S::kStageBytes);
-        CopyWeightBox(to, args.w, at, p.gate ? first_output / 2 : first_output,
-                      0, full + 8 * slot);
+        BarrierExpect(full + 8 * slot, args.stage_bytes);
+        CopyWeightBox(to, args.w, at, place.output, 0, full + 8 * slot);
       };
       const auto ask_for_rows = [&](int stage, int slot) {
         CopyBox(ring + slot * S::kStageBytes + S::kWeightBytes, args.x,
-                begin + stage * kStageInputs, first_row, 0, full + 8 * slot);
+                begin + stage * kStageInputs, place.row, 0, full + 8 * slot);
       };
       FillRing<S::kStages>(
           empty, stages, [&] { return *flag != 0; }, ask_for_weights,
@@ -203,9 +207,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const bool fours = WritesFours(p);
   float4 before = make_float4(0, 0, 0, 0);
   if (S::kParts && thread < S::kMine * kFours) {
-    const int64_t row = first_row + split * S::kMine + thread / kFours;
+    const int64_t row = place.row + split * S::kMine + thread / kFours;
     if (row < p.rows) {
-      before = ReadFour(p, fours, row, first_output + thread % kFours * 4);
+      before = ReadFour(p, fours, row, place.output + thread % kFours * 4);
     }
   }
   auto* const sums =
@@ -223,18 +227,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   if constexpr (!S::kParts) {
     __syncthreads();
     const int rows =
-        static_cast<int>(min(int64_t{S::kRows}, p.rows - first_row));
+        static_cast<int>(min(int64_t{S::kRows}, p.rows - place.row));
     if (p.gate) {
-      WriteGatedTile<T, S>(p, sums, first_row, rows, first_output);
+      WriteGatedTile<T, S>(p, sums, rows, place);
     } else {
-      WriteTile<S>(p, sums, first_row, rows, first_output);
+      WriteTile<S>(p, sums, rows, place);
     }
     return;
   }
   if constexpr (S::kParts) {
     __syncthreads();
     // What block `from` sends of row `row` of those that block `to` adds up.
-    const auto place = [&](int from, int to, int row, int m) {
+    const auto received_at = [&](int from, int to, int row, int m) {
       return receive + (from < to ? from : from - 1) * S::kPartBytes +
              (row * S::kOutputs + m) * 4;
     };
@@ -245,7 +249,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       const int to = row / S::kMine;
       if (to == split) continue;
       SendToBlock(
-          place(split, to, row % S::kMine, m), received, to,
+          received_at(split, to, row % S::kMine, m), received, to,
           *reinterpret_cast<const float4*>(sums + row * S::kSumStride + m));
     }
     BarrierWait(received, 0);
@@ -257,7 +261,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         const uint32_t at =
             s == split
                 ? ring + ((split * S::kMine + row) * S::kSumStride + m) * 4
-                : place(s, split, row, m);
+                : received_at(s, split, row, m);
         asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                      : "=f"(parts[s].x), "=f"(parts[s].y), "=f"(parts[s].z),
                        "=f"(parts[s].w)
@@ -273,15 +277,19 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll 1
     for (int i = thread; i < S::kMine * kFours; i += S::kThreads) {
       const int row = i / kFours;
-      const int64_t y_row = first_row + split * S::kMine + row;
+      const int64_t y_row = place.row + split * S::kMine + row;
       const int m = i % kFours * 4;
       if (y_row >= p.rows) break;
+      if (split * S::kMine + row < place.others_rows ||
+          m < place.others_outputs) {
+        continue;
+      }
       if (!p.gate) {
-        if (i != thread) before = ReadFour(p, fours, y_row, first_output + m);
-        WriteFour(p, fours, y_row, first_output + m, sum_of_parts(row, m),
+        if (i != thread) before = ReadFour(p, fours, y_row, place.output + m);
+        WriteFour(p, fours, y_row, place.output + m, sum_of_parts(row, m),
                   before);
       } else if (m < S::kGateHalf) {
-        WriteGatedFour<T>(p, fours, y_row, first_output / 2 + m,
+        WriteGatedFour<T>(p, fours, y_row, place.output + m,
                           sum_of_parts(row, m),
                           sum_of_parts(row, S::kGateHalf + m));
       }
@@ -297,19 +305,11 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
   static_assert(S::kColumns / S::kHalves <= 16);  // the widest in wgmma.cuh
   const auto kernel = tile_kernel<T, S>;
   TileArgs args = {};
-  args.p = p;
   args.splits = DecodeMatmulSplits(p.outputs);
   cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
   if (error == cudaSuccess) {
-    error = p.gate ? MakeMap(p.w, p.inputs, p.outputs / 2, p.inputs, 2,
-                             p.outputs / 2 * p.inputs, S::kGateHalf, 2, &args.w)
-                   : MakeMap(p.w, p.inputs, p.outputs, p.inputs, 1,
-                             p.outputs * p.inputs, S::kOutputs, 1, &args.w);
-  }
-  if (error == cudaSuccess) {
-    error = MakeMap(p.x, p.x_cols, p.rows, p.x_stride, 1, p.rows * p.x_stride,
-                    S::kRows, 1, &args.x);
+    error = MakeTileArgs(p, S::kRows, S::kOutputs, &args);
   }
   if (error != cudaSuccess) return error;
   if ((args.splits > 1) != S::kParts) return cudaErrorNotSupported;

@@ -11,45 +11,46 @@
 namespace recurve {
 namespace {
 
-// Writes a block's rows from output `first_output` on; `sum_of` gives the sums
-// of four neighbouring outputs. Of a gate, the tile's second half are the
-// outputs that belong to the first.
+// Writes a block's tile; `sum_of` gives the sums of four neighbouring outputs.
+// Of a gate, the tile's second half are the outputs that belong to the first.
 template <typename T, typename S, typename SumOf>
 __device__ __forceinline__ void WriteSums(const DecodeMatmulParams& p,
-                                          int first_row, int first_output,
+                                          const TilePlace& place,
                                           const SumOf& sum_of) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int rows = static_cast<int>(min(int64_t{S::kRows}, p.rows - first_row));
+  const int rows = static_cast<int>(min(int64_t{S::kRows}, p.rows - place.row));
   const bool fours = WritesFours(p);
   if (p.gate) {
     constexpr int kFours = S::kHalf / 4;
 #pragma unroll 1
-    for (int i = thread; i < rows * kFours; i += S::kThreads) {
+    for (int i = place.others_rows * kFours + thread; i < rows * kFours;
+         i += S::kThreads) {
       const int row = i / kFours;
       const int m = i % kFours * 4;
-      WriteGatedFour<T>(p, fours, first_row + row, first_output / 2 + m,
+      if (m < place.others_outputs) continue;
+      WriteGatedFour<T>(p, fours, place.row + row, place.output + m,
                         sum_of(row, m), sum_of(row, S::kHalf + m));
     }
     return;
   }
   constexpr int kFours = S::kOutputs / 4;
 #pragma unroll 1
-  for (int i = thread; i < rows * kFours; i += S::kThreads) {
+  for (int i = place.others_rows * kFours + thread; i < rows * kFours;
+       i += S::kThreads) {
     const int row = i / kFours;
     const int m = i % kFours * 4;
-    WriteFour(p, fours, first_row + row, first_output + m, sum_of(row, m));
+    if (m < place.others_outputs) continue;
+    WriteFour(p, fours, place.row + row, place.output + m, sum_of(row, m));
   }
 }
 
 // Asks for the weights of a stage, those of 64 inputs from `input` on; the
 // barrier also waits for the stage's rows.
-template <typename S>
 __device__ __forceinline__ void AskForWeights(const TileArgs& args, uint32_t to,
                                               uint32_t barrier, int input,
-                                              int first_output) {
-  BarrierExpect(barrier, S::kStageBytes);
-  CopyWeightBox(to, args.w, input,
-                args.p.gate ? first_output / 2 : first_output, 0, barrier);
+                                              int output) {
+  BarrierExpect(barrier, args.stage_bytes);
+  CopyWeightBox(to, args.w, input, output, 0, barrier);
 }
 
 // ---- a matrix that is not in parts ----
@@ -111,8 +112,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       static_cast<int>(S::kRowsFirst ? blockIdx.y : blockIdx.x);
   const auto row_tile =
       static_cast<int>(S::kRowsFirst ? blockIdx.x : blockIdx.y);
-  const int first_output = output_tile * S::kOutputs;
-  const int first_row = row_tile * S::kRows;
+  const TilePlace place =
+      PlaceOf(args, row_tile * S::kRows,
+              output_tile * (p.gate ? S::kHalf : S::kOutputs));
   const int stages =
       (static_cast<int>(p.inputs) + kStageInputs - 1) / kStageInputs;
   const int thread = static_cast<int>(threadIdx.x);
@@ -136,11 +138,11 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       const auto ask_for_weights = [&](int stage, int slot) {
         const uint32_t barrier = full + 8 * slot;
         const uint32_t to = ring + slot * S::kStageBytes + S::kRowBytes;
-        AskForWeights<S>(args, to, barrier, stage * kStageInputs, first_output);
+        AskForWeights(args, to, barrier, stage * kStageInputs, place.output);
       };
       const auto ask_for_rows = [&](int stage, int slot) {
         CopyBox(ring + slot * S::kStageBytes, args.x, stage * kStageInputs,
-                first_row, 0, full + 8 * slot);
+                place.row, 0, full + 8 * slot);
       };
       FillRing<S::kStages>(
           empty, stages, [&] { return *flag != 0; }, ask_for_weights,
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
   }
   __syncthreads();
-  WriteSums<T, S>(p, first_row, first_output, [&](int row, int output) {
+  WriteSums<T, S>(p, place, [&](int row, int output) {
     return *reinterpret_cast<const float4*>(sums + row * S::kSumStride +
                                             output);
   });
@@ -289,8 +291,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const uint32_t ring = memory + mine * S::kStages * S::kStageBytes;
   const uint32_t full = memory + S::kRingBytes + 16 * mine * S::kStages;
   const uint32_t empty = full + 8 * S::kStages;
-  const int first_output = static_cast<int>(blockIdx.x) * S::kOutputs;
-  const int first_row = static_cast<int>(blockIdx.y) * S::kRows;
+  const TilePlace place =
+      PlaceOf(args, static_cast<int>(blockIdx.y) * S::kRows,
+              static_cast<int>(blockIdx.x) * (p.gate ? S::kHalf : S::kOutputs));
   const int inputs = static_cast<int>(p.inputs);
   const auto begin_of = [&](int part) {
     return DecodeMatmulSplitBegin(inputs, kDecodeMatmulMaxSplits, part);
@@ -330,11 +333,11 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       const auto ask_for_weights = [&](int stage, int slot) {
         const uint32_t barrier = full + 8 * slot;
         const uint32_t to = ring + slot * S::kStageBytes + S::kRowBytes;
-        AskForWeights<S>(args, to, barrier, input_of(stage), first_output);
+        AskForWeights(args, to, barrier, input_of(stage), place.output);
       };
       const auto ask_for_rows = [&](int stage, int slot) {
         CopyBox(ring + slot * S::kStageBytes, args.x, input_of(stage),
-                first_row, 0, full + 8 * slot);
+                place.row, 0, full + 8 * slot);
       };
       FillRing<S::kStages>(
           empty, stages, [] { return true; }, ask_for_weights, ask_for_rows);
@@ -393,7 +396,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
   }
   __syncthreads();
-  WriteSums<T, S>(p, first_row, first_output, [&](int row, int output) {
+  WriteSums<T, S>(p, place, [&](int row, int output) {
     const float* const at = sums + row * S::kSumStride + output;
     float4 sum = *reinterpret_cast<const float4*>(at);
 #pragma unroll
@@ -412,18 +415,10 @@ template <typename T, typename S>
 cudaError_t Launch(void (*kernel)(TileArgs), const DecodeMatmulParams& p,
                    cudaStream_t stream) {
   TileArgs args = {};
-  args.p = p;
   cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
   if (error == cudaSuccess) {
-    const int planes = p.gate ? 2 : 1;
-    error = MakeMap(p.w, p.inputs, p.outputs / planes, p.inputs, planes,
-                    p.outputs / planes * p.inputs, S::kOutputs / planes, planes,
-                    &args.w);
-  }
-  if (error == cudaSuccess) {
-    error = MakeMap(p.x, p.x_cols, p.rows, p.x_stride, 1, p.rows * p.x_stride,
-                    S::kRows, 1, &args.x);
+    error = MakeTileArgs(p, S::kRows, S::kOutputs, &args);
   }
   if (error != cudaSuccess) return error;
   const auto outputs =

@@ -350,11 +350,13 @@ TEST_F(MatmulGpuTest, NormBefore) {
 TEST_F(MatmulGpuTest, GateAfter) {
   if (!DecodeMatmulFuses()) GTEST_SKIP() << "this device fuses nothing";
   for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
-           {2 * 101, 712}, {2 * 2061, 712}}) {
+           {2 * 101, 712}, {2 * 2061, 712}, {2 * 801, 712}}) {
     const int64_t features = outputs / 2;
     const int64_t stride = (features + 3) / 4 * 4;  // of what is written
-    Case halves(Kind::kDecode, WeightType::kBFloat16, outputs, inputs, 700);
-    for (const int64_t rows : {1, 5, 8, 9, 17, 33, 64, 100, 140, 300, 700}) {
+    Case halves(Kind::kDecode, WeightType::kBFloat16, outputs, inputs, 1664);
+    // The last three: of a matrix in parts, forms that no fewer rows take.
+    for (const int64_t rows :
+         {1, 5, 8, 9, 17, 33, 64, 100, 140, 300, 700, 640, 1281, 1664}) {
       for (const bool as_float : {false, true}) {
         if (as_float && rows > kDecodeMatmulFloatRows) continue;
         DecodeMatmulParams p = {
