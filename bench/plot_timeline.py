@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws when the kernels of a decode step ran: docs/figures/step_timeline.svg.
+"""Draws when the kernels of steps ran: docs/figures/step_timeline.svg.
 
   bench/plot_timeline.py [--out FILE] [--table] JSON
 
@@ -24,7 +24,8 @@ ROOT = pathlib.Path(__file__).resolve().parent
 KINDS = [
     ("attention", "C1", ("tpa_",)),
     ("products", "C0", ("tile_kernel", "wide_kernel", "parts_kernel",
-                        "stream_kernel", "matmul_kernel", "product_chain")),
+                        "stream_kernel", "matmul_kernel", "product_chain",
+                        "nvjet", "gemm", "cutlass")),
     ("norms", "C2", ("norm",)),
     ("linear attention", "C4", ("linear", "scan")),
     ("other: copies, tables, sampling", "C7", ("",)),
@@ -48,6 +49,16 @@ def kind_of(name):
                 if any(part in name for part in parts))
 
 
+def describe(step):
+    parts = []
+    if step["batch"] > 0:
+        parts.append(f"batch {step['batch']}, context {step['context']}")
+    if step.get("prompt", 0) > 0:
+        parts.append(f"{step.get('prompt_count', 1)} x {step['prompt']} tokens "
+                     "of prompts")
+    return ", ".join(parts)
+
+
 def read(step):
     """(name, begin, working from, end) in microseconds, by begin.
 
@@ -57,8 +68,8 @@ def read(step):
     spans, last = [], 0.0
     rows = list(itertools.dropwhile(lambda row: row[0] == "copy", step["spans"]))
     if not rows:
-        raise SystemExit(f"plot_timeline: the step of batch {step['batch']}, context "
-                         f"{step['context']} has no kernels; was it traced?")
+        raise SystemExit(f"plot_timeline: the step of {describe(step)} has no "
+                         "kernels; was it traced?")
     origin = rows[0][1]
     for name, begin, end, *_ in rows:
         begin, end = (begin - origin) / 1e3, (end - origin) / 1e3
@@ -121,8 +132,7 @@ def main():
                                   panels[1::2, 0]):
         spans = read(step)
         times, idle, total = shares(spans)
-        title = (f"batch {step['batch']}, context {step['context']}: "
-                 f"{total / 1e3:.2f} ms, traced")
+        title = f"{describe(step)}: {total / 1e3:.2f} ms, traced"
         if args.table:
             print(title)
             for (name, *_), time in zip(KINDS, times):

@@ -210,6 +210,8 @@ class StepBench {
   // Gives `step` its samples.
   absl::StatusOr<Alone> Measure(StepBatch& step, int repeats);
   absl::StatusOr<Ahead> MeasureAhead(const StepBatch& step);
+  // Whether there are too many tokens to decode; says so.
+  bool LeavesOut(const char* what, int64_t batch, int64_t context) const;
   // Runs `step` once more, by itself, under the timeline.
   absl::Status Trace(const StepBatch& step, int64_t batch, int64_t context,
                      int64_t prompt, double ms);
@@ -230,7 +232,7 @@ class StepBench {
   double bandwidth_ = 0;                    // of a copy, bytes a second
   std::unique_ptr<Decoder> decoder_;
   TimedBackend* timed_ = nullptr;  // the decoder's, with --operations
-  int64_t all_pages_ = 1;          // of the cache
+  int64_t decode_pages_ = 1;       // of the cache, for what decodes
   int64_t token_bytes_ = 0;        // of the cache
   double state_bytes_ = 0;         // of a sequence
   double weight_bytes_ = 0;        // that each step reads
@@ -279,7 +281,7 @@ absl::Status StepBench::Load(const std::string& folder) {
     options.max_pages = std::max(options.max_pages, Pages(context));
     for (const int64_t batch : flags_.batches) {
       if (batch * context <= kMaxTokens) {
-        all_pages_ = std::max(all_pages_, batch * Pages(context));
+        decode_pages_ = std::max(decode_pages_, batch * Pages(context));
       }
     }
   }
@@ -291,7 +293,6 @@ absl::Status StepBench::Load(const std::string& folder) {
     options.max_pages = std::max(options.max_pages, Pages(prompt));
     prompt_pages = std::max(prompt_pages, flags_.prompt_count * Pages(prompt));
   }
-  all_pages_ += prompt_pages;
   options.graphs = flags_.graphs && !flags_.operations;
   options.num_threads = HostThreads();
   const auto started = Clock::now();
@@ -308,7 +309,8 @@ absl::Status StepBench::Load(const std::string& folder) {
   }
   RECURVE_ASSIGN_OR_RETURN(
       decoder_,
-      Decoder::Load(model, std::move(backend), static_cast<int32_t>(all_pages_),
+      Decoder::Load(model, std::move(backend),
+                    static_cast<int32_t>(decode_pages_ + prompt_pages),
                     static_cast<int32_t>(options.max_sequences)));
   const double seconds = SecondsSince(started);
   const ModelInfo& info = decoder_->info();
@@ -386,6 +388,7 @@ absl::Status StepBench::Trace(const StepBatch& step, int64_t batch,
   timelines_.push_back({{"batch", batch},
                         {"context", context},
                         {"prompt", prompt},
+                        {"prompt_count", prompt > 0 ? flags_.prompt_count : 0},
                         {"traced_ms", ms},
                         {"spans", std::move(all)}});
   return absl::OkStatus();
@@ -419,14 +422,18 @@ void StepBench::Report(const char* what, int64_t batch, int64_t context,
   std::printf("    %-45s %17.2f us a step\n", "sum", sum);
 }
 
+bool StepBench::LeavesOut(const char* what, int64_t batch,
+                          int64_t context) const {
+  if (batch * context <= kMaxTokens) return false;
+  std::printf("%-7s batch %4lld  context %6lld  left out: above %lld tokens\n",
+              what, static_cast<long long>(batch),
+              static_cast<long long>(context),
+              static_cast<long long>(kMaxTokens));
+  return true;
+}
+
 absl::Status StepBench::Decode(int64_t batch, int64_t context) {
-  if (batch * Pages(context) > all_pages_) {
-    std::printf(
-        "decode  batch %4lld  context %6lld  left out: above %lld tokens\n",
-        static_cast<long long>(batch), static_cast<long long>(context),
-        static_cast<long long>(kMaxTokens));
-    return absl::OkStatus();
-  }
+  if (LeavesOut("decode", batch, context)) return absl::OkStatus();
   StepBatch step = MakeBatch(batch, context, 1, true,
                              decoder_->info().vocab_size, token_bytes_ > 0);
   RECURVE_ASSIGN_OR_RETURN(const Alone alone, Measure(step, flags_.repeats));
@@ -449,9 +456,7 @@ absl::Status StepBench::Decode(int64_t batch, int64_t context) {
 absl::Status StepBench::Prefill(int64_t batch, int64_t context,
                                 int64_t prompt) {
   const int64_t count = flags_.prompt_count;
-  if (batch * Pages(context) + count * Pages(prompt) > all_pages_) {
-    return absl::OkStatus();  // Decode said so
-  }
+  if (LeavesOut("beside", batch, context)) return absl::OkStatus();
   const int64_t vocab = decoder_->info().vocab_size;
   StepBatch step =
       batch == 0

@@ -54,10 +54,14 @@ __global__ void ReadAll(const uint4* in, int64_t count, uint32_t* out) {
 
 __global__ void Nothing() {}
 
-// Cycles and nanoseconds of the same 200 us.
+// Cycles and nanoseconds of the same 200 us, from one tick of the timer to
+// another: it may tick as rarely as every microsecond.
 __global__ void ReadClock(int64_t* out) {
-  int64_t begin, now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  int64_t before, begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(before));
+  do {
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  } while (begin == before);
   const int64_t cycles = clock64();
   do {
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));

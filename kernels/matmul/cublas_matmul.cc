@@ -118,16 +118,22 @@ class Trial {
     RECURVE_RETURN_IF_ERROR(CudaToStatus(cudaGetDevice(&device)));
     RECURVE_RETURN_IF_ERROR(CudaToStatus(
         cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, device)));
-    evicting_bytes_ = int64_t{2} * cache_bytes;
     for (const auto& [memory, bytes] :
-         {std::pair(&x_, 2 * count), std::pair(&y_, 4 * rows * p.y_stride),
-          std::pair(&evicting_, evicting_bytes_)}) {
+         {std::pair(&x_, 2 * count), std::pair(&y_, 4 * rows * p.y_stride)}) {
       if (cudaMalloc(memory, bytes) != cudaSuccess) {
         (void)cudaGetLastError();
         return absl::ResourceExhaustedError(absl::StrCat(
             "no device memory to measure products of ", rows, " rows: ", bytes,
             " bytes (lower --max-num-batched-tokens)"));
       }
+    }
+    // Where there is no room, weights are measured that a cache may hold.
+    evicting_bytes_ = int64_t{2} * cache_bytes;
+    if (evicting_bytes_ > 0 &&
+        cudaMalloc(&evicting_, evicting_bytes_) != cudaSuccess) {
+      (void)cudaGetLastError();
+      evicting_ = nullptr;
+      evicting_bytes_ = 0;
     }
     // Bits of [1, 2) and [-2, -1), in either 16-bit type.
     const uint16_t one = p.type == WeightType::kBFloat16 ? 0x3f80 : 0x3c00;
@@ -157,8 +163,10 @@ class Trial {
     // Every byte 0x3c: a float like another.
     RECURVE_RETURN_IF_ERROR(CudaToStatus(
         cudaMemsetAsync(y_, 0x3c, 4 * p.rows * p.y_stride, stream)));
-    RECURVE_RETURN_IF_ERROR(
-        CudaToStatus(LaunchReadMemory(evicting_, evicting_bytes_, stream)));
+    if (evicting_bytes_ > 0) {
+      RECURVE_RETURN_IF_ERROR(
+          CudaToStatus(LaunchReadMemory(evicting_, evicting_bytes_, stream)));
+    }
     return CudaToStatus(cudaEventRecord(begin_, stream));
   }
   absl::StatusOr<float> End(cudaStream_t stream) {
@@ -228,6 +236,10 @@ struct CublasMatmul::Impl {
                                                                 int64_t rows);
   absl::StatusOr<bool> Takes(const Params& p, int64_t rows,
                              const cublasLtMatmulAlgo_t& algorithm);
+  // Whether it takes numbers of rows from `least` to `most`, by some of them,
+  // and more. (That it does for one does not say so of odd ones.)
+  absl::StatusOr<bool> TakesAll(const Params& p, int64_t least, int64_t most,
+                                const cublasLtMatmulAlgo_t& algorithm);
   absl::StatusOr<cublasLtMatmulAlgo_t> Choose(const Params& p);
   absl::StatusOr<std::vector<Choice>> ChooseAll(const Params& p);
   absl::Status Enqueue(const Params& p, const cublasLtMatmulAlgo_t& algorithm,
@@ -291,6 +303,16 @@ absl::StatusOr<bool> CublasMatmul::Impl::Takes(
          checked.workspaceSize <= kWorkspaceBytes;
 }
 
+absl::StatusOr<bool> CublasMatmul::Impl::TakesAll(
+    const Params& p, int64_t least, int64_t most,
+    const cublasLtMatmulAlgo_t& algorithm) {
+  for (const int64_t rows : {least, (least + most) / 2 | 1, most, most + 1}) {
+    RECURVE_ASSIGN_OR_RETURN(const bool takes, Takes(p, rows, algorithm));
+    if (!takes) return false;
+  }
+  return true;
+}
+
 // The first that cuBLASLt recommends for kTunedRows rows and that takes every
 // number of rows.
 absl::StatusOr<cublasLtMatmulAlgo_t> CublasMatmul::Impl::Choose(
@@ -321,11 +343,9 @@ CublasMatmul::Impl::ChooseAll(const Params& p) {
   if (suits) {
     int64_t least = 1;
     for (const Choice& choice : it->second) {
-      for (const int64_t rows : {least, (least + choice.rows) / 2 | 1,
-                                 choice.rows, choice.rows + 1}) {
-        if (!suits) break;
-        RECURVE_ASSIGN_OR_RETURN(suits, Takes(p, rows, choice.algorithm));
-      }
+      if (!suits) break;
+      RECURVE_ASSIGN_OR_RETURN(
+          suits, TakesAll(p, least, choice.rows, choice.algorithm));
       least = choice.rows + 1;
     }
   }
@@ -404,16 +424,18 @@ absl::Status CublasMatmul::Tune(const Params& params, int64_t max_rows,
     }
     return best;
   };
-  // For p.rows: the fastest of those with the bits of `base`.
-  const auto fastest = [&](const std::vector<cublasLtMatmulAlgo_t>& found)
-      -> absl::StatusOr<cublasLtMatmulAlgo_t> {
+  // For p.rows: the fastest of those with the bits of `base` that take all
+  // rows from `least` to `most`.
+  const auto fastest =
+      [&](const std::vector<cublasLtMatmulAlgo_t>& found, int64_t least,
+          int64_t most) -> absl::StatusOr<cublasLtMatmulAlgo_t> {
     RECURVE_RETURN_IF_ERROR(run(base).status());
     RECURVE_ASSIGN_OR_RETURN(const std::vector<float> want, trial.Sample(p));
     RECURVE_ASSIGN_OR_RETURN(float best, best_of(base));
     cublasLtMatmulAlgo_t choice = base;
     for (const cublasLtMatmulAlgo_t& algorithm : found) {
       RECURVE_ASSIGN_OR_RETURN(const bool takes,
-                               impl_->Takes(p, p.rows, algorithm));
+                               impl_->TakesAll(p, least, most, algorithm));
       if (!takes) continue;
       RECURVE_RETURN_IF_ERROR(run(algorithm).status());
       RECURVE_ASSIGN_OR_RETURN(const std::vector<float> got, trial.Sample(p));
@@ -435,20 +457,25 @@ absl::Status CublasMatmul::Tune(const Params& params, int64_t max_rows,
     if (rows >= max_rows) break;
   }
   std::vector<cublasLtMatmulAlgo_t> winners;
+  int64_t least = 1;
   for (const int64_t rows : trial_rows) {
     p.rows = std::min(rows, max_rows);
     RECURVE_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> found,
                              impl_->Recommended(p, p.rows));
-    RECURVE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t winner, fastest(found));
+    RECURVE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t winner,
+                             fastest(found, least, rows));
     winners.push_back(winner);
+    least = rows + 1;
   }
   // What cuBLASLt recommends for other numbers of rows may be faster still.
   std::vector<Impl::Choice> choices;
+  least = 1;
   for (const int64_t rows : trial_rows) {
     p.rows = std::min(rows, max_rows);
     RECURVE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t winner,
-                             fastest(winners));
+                             fastest(winners, least, rows));
     choices.push_back({rows, winner});
+    least = rows + 1;
   }
   impl_->tuned.emplace(shape, std::move(choices));
   return absl::OkStatus();
