@@ -29,7 +29,7 @@ enum class TokenKind : uint8_t {
 // appends is a prompt of any length if the model looks at it as a whole.
 inline constexpr size_t kMinPromptTokens = 32;
 // A prompt of at most so many tokens is short.
-inline constexpr size_t kShortPromptTokens = 256;
+inline constexpr size_t kShortPromptTokens = 384;
 
 // Of the first token, and of the others, of `count` that are appended together
 // as a prompt.

@@ -14,9 +14,9 @@ struct Prompts {
   int64_t count;
   int64_t tokens;
 };
-constexpr Prompts kShortPrompts[] = {{1, 64},  {1, 128}, {1, 256},
+constexpr Prompts kShortPrompts[] = {{1, 64},  {1, 128}, {1, 256}, {1, 384},
                                      {2, 256}, {4, 256}, {6, 256}};
-static_assert(kShortPromptTokens == 256);
+static_assert(kShortPromptTokens == 384);
 
 // Adds a sequence that has `count` tokens up to `position`, the first of
 // kind `first`, the others of `next`.

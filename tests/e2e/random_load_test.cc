@@ -38,7 +38,7 @@ constexpr char kPath[] = "/v1/completions";
 v1::GenerateRequest RequestOf(int index) {
   TestRandom random(static_cast<uint64_t>(index) + 1);
   v1::GenerateRequest request =
-      GreedyRequest(RandomPrompt(index, random.Uniform(1, 300)),
+      GreedyRequest(RandomPrompt(index, random.Uniform(1, 480)),
                     static_cast<uint32_t>(random.Uniform(1, 80)));
   request.mutable_sampling()->set_seed(index);
   if (random.Chance(0.5)) {

@@ -123,19 +123,19 @@ TEST(WarmUpTest, ShortPrompts) {
     EXPECT_EQ(steps[i].kinds[1], TokenKind::kShortPrompt);
   }
   EXPECT_THAT(prompts, ElementsAre(Pair(1, 64), Pair(1, 128), Pair(1, 256),
-                                   Pair(2, 512), Pair(4, 1024)));
+                                   Pair(1, 384), Pair(2, 512), Pair(4, 1024)));
   // As many as there is room for.
   EXPECT_EQ(ShortPromptSteps(WarmUpSteps({63, 32, 40}, Any)), 0u);
   EXPECT_EQ(ShortPromptSteps(WarmUpSteps({255, 32, 40}, Any)), 2u);
   EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 32, 1}, Any)), 1u);
-  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 5, 40}, Any)), 5u);
-  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 6, 40}, Any)), 6u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 5, 40}, Any)), 6u);
+  EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 6, 40}, Any)), 7u);
 }
 
 // The first step has tokens as longer prompts have, even if it holds few.
 TEST(WarmUpTest, ALongPrompt) {
-  EXPECT_EQ(WarmUpSteps({64, 4, 5}, Any)[0].kinds[0], TokenKind::kPromptStart);
-  EXPECT_EQ(WarmUpSteps({64, 4, 4}, Any)[0].kinds[0],
+  EXPECT_EQ(WarmUpSteps({64, 4, 7}, Any)[0].kinds[0], TokenKind::kPromptStart);
+  EXPECT_EQ(WarmUpSteps({64, 4, 6}, Any)[0].kinds[0],
             TokenKind::kShortPromptStart);
   EXPECT_EQ(WarmUpSteps({4096, 4, 0}, Any)[0].kinds[0],
             TokenKind::kPromptStart);

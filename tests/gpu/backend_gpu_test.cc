@@ -140,7 +140,7 @@ Request MakeRequest(uint64_t seed, bool ahead) {
   Script& script = request.script;
   script = Script::Generate(
       // A fifth of the prompts are not short (kShortPromptTokens).
-      random.Tokens(random.Uniform(1, 320), 256), random.Uniform(1, 60),
+      random.Tokens(random.Uniform(1, 480), 256), random.Uniform(1, 60),
       random.Chance(0.3) && !ahead ? LogitsMode::kNext : LogitsMode::kNone);
   if (random.Chance(0.3)) {  // a second turn
     script.commands.push_back({random.Tokens(random.Uniform(1, 40), 256),
@@ -208,9 +208,9 @@ EngineLoad ManyStreams(const char* dtype, int64_t swap_bytes, bool ahead) {
   options.max_num_seqs = 11;
   options.max_num_batched_tokens = 150;
   options.max_chunk_tokens = 70;  // cut to 64 where linear attention asks
-  options.max_model_len = 448;
+  options.max_model_len = 608;
   const auto engine = Load(DemoFolder(), "cuda", dtype, options,
-                           /*kv_pages=*/20, "auto", swap_bytes);
+                           /*kv_pages=*/24, "auto", swap_bytes);
   EXPECT_NE(engine, nullptr);
   if (engine == nullptr) return {};
   std::vector<std::shared_ptr<RecordingSink>> sinks;
