@@ -109,6 +109,12 @@ __device__ __forceinline__ bool ElectLane() {
 #endif
 }
 
+// x, which is the same in all lanes of a warp, all of which are here: now the
+// compiler knows it of branches and addresses that hang on it.
+__device__ __forceinline__ int Uniform(int x) {
+  return __shfl_sync(0xffffffffu, x, 0);
+}
+
 // ---- copies, global to shared ----
 
 // Arrives once and makes the phase wait for `bytes` of bulk copies.

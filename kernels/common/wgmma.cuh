@@ -31,6 +31,15 @@ __device__ __forceinline__ uint64_t WgmmaOperand(uint32_t address,
          static_cast<uint64_t>(k_bytes >> 4) << 16 |
          static_cast<uint64_t>(mn_bytes >> 4) << 32;
 }
+// The same operand, of an address that is the same for all threads, which the
+// compiler then knows and keeps in uniform registers: one `bytes` further on is
+// an addition there. Else each product has to wait until its operands have been
+// moved to them. For whole warps.
+__device__ __forceinline__ uint64_t WgmmaUniform(uint64_t operand) {
+  const uint32_t low =
+      __shfl_sync(0xffffffffu, static_cast<uint32_t>(operand), 0);
+  return operand >> 32 << 32 | low;
+}
 // The operand `bytes` further on.
 __device__ __forceinline__ uint64_t WgmmaAdvance(uint64_t operand,
                                                  uint32_t bytes) {

@@ -218,13 +218,14 @@ struct Writer {
   __device__ __forceinline__ static void MultiplyQueries(uint32_t queries,
                                                          uint32_t others,
                                                          float (&sum)[32]) {
+    const uint64_t a = WgmmaUniform(wgmma::ByRows(queries, 0));
+    const uint64_t b = WgmmaUniform(wgmma::ByRows(others, 0));
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kKeyTiles * wgmma::kSteps; ++step) {
-      const uint32_t tile = step / wgmma::kSteps * wgmma::kTileBytes;
-      const int at = step % wgmma::kSteps;
-      wgmma::Multiply(sum, wgmma::ByRows(queries + tile, at),
-                      wgmma::ByRows(others + tile, at), step > 0);
+      const int at = step / wgmma::kSteps * wgmma::kTileBytes +
+                     step % wgmma::kSteps * wgmma::kRowStep;
+      wgmma::Multiply(sum, WgmmaAdvance(a, at), WgmmaAdvance(b, at), step > 0);
     }
     WgmmaCommit();
     WgmmaWait<0>();
@@ -257,6 +258,8 @@ struct Writer {
     if (floats) GiveBack(query);
 #pragma unroll
     for (int i = 0; i < 32; ++i) out[i] *= upto[i >> 1 & 1];
+    const uint64_t values =
+        WgmmaUniform(wgmma::ByColumns(layout.Values(stage.index), 0));
     WgmmaPin(out);
     WgmmaPin(factor);
     WgmmaFence();
@@ -265,7 +268,7 @@ struct Writer {
       const uint32_t a[4] = {factor[4 * step], factor[4 * step + 1],
                              factor[4 * step + 2], factor[4 * step + 3]};
       wgmma::Multiply<true>(
-          out, a, wgmma::ByColumns(layout.Values(stage.index), step), true);
+          out, a, WgmmaAdvance(values, step * wgmma::kColumnStep), true);
     }
     WgmmaCommit();
     WgmmaWait<0>();

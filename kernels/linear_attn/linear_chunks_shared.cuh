@@ -108,10 +108,6 @@ struct Layout {
   uint32_t keys, queries, states, barriers;
 };
 
-__device__ __forceinline__ int Uniform(int x) {
-  return __shfl_sync(0xffffffffu, x, 0);
-}
-
 // What a block has: 64 columns of a head of a row, and the outputs of every
 // `turns`th chunk.
 struct Part {

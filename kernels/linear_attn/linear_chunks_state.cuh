@@ -115,13 +115,14 @@ struct Keeper {
   // Starts ṽᵀ k̃ of the chunk at `stage`.
   __device__ __forceinline__ void Multiply(int stage, uint32_t (&value)[4][4],
                                            float (&added)[kCount]) const {
+    const uint64_t keys = WgmmaUniform(wgmma::ByColumns(layout.Keys(stage), 0));
     WgmmaPin(added);
     WgmmaPin(value);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
       wgmma::Multiply<true>(added, value[step],
-                            wgmma::ByColumns(layout.Keys(stage), step),
+                            WgmmaAdvance(keys, step * wgmma::kColumnStep),
                             step > 0);
     }
     WgmmaCommit();

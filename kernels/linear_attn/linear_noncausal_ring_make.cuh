@@ -34,7 +34,7 @@ struct Maker {
   static constexpr int kPasses = kTokens / kRows;
   // cos and sin of angles go on by the Chebyshev recurrence, which is begun
   // anew, exactly, after so many tiles: its error grows with the square.
-  static constexpr int kFreshTiles = 4;
+  static constexpr int kFreshTiles = 8;
 
   __device__ __forceinline__ Maker(const Args& a, const Layout<kForm>& l)
       : args(a),
@@ -53,17 +53,12 @@ struct Maker {
   }
   __device__ __forceinline__ void MakeAll(const Item& item, Change change) {
     if (!item.Works()) return;
-    if (kCosine && (turned_head < 0 || (args.p.phase_head_stride != 0 &&
-                                        turned_head != item.head))) {
-      TakeTurns(item.head);
-      turned_head = item.head;
-    }
+    if (kCosine) UseTurnsOf(item.head);
     const int tiles = item.PartTiles();
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       if (kCosine && t % kFreshTiles == 0) {
-        BeginWaves(item.head, args.p.positions[item.row] +
-                                  (item.FirstTile() + t) * kTokens + row);
+        BeginWaves(item.position + (item.FirstTile() + t) * kTokens + row);
       }
       BarrierWait(layout.KeyFull(key.index), key.phase);
       if (kCosine) BarrierWait(layout.SineFree(sine.index), sine.phase ^ 1);
@@ -89,25 +84,39 @@ struct Maker {
 
   // ---- angles ----
 
-  __device__ __forceinline__ uint64_t Turn(int head, int j) const {
-    return exists
-               ? args.p
-                     .phase_steps[head * args.p.phase_head_stride + feature + j]
-               : 0;
-  }
-  __device__ __forceinline__ void TakeTurns(int head) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float sin;
-      PhaseCosSin(Turn(head, j), kRows, &twice[j], &sin);
-      twice[j] *= 2.0f;
+  // A thread for each feature brings what is known of its angles to shared
+  // memory.
+  __device__ __forceinline__ void UseTurnsOf(int head) {
+    if (turned_head == head ||
+        (turned_head >= 0 && args.p.phase_head_stride == 0)) {
+      return;
     }
+    turned_head = head;
+    NamedBarrier(3, kMakers);  // nobody reads those of the head before
+    const uint64_t turn =
+        thread < args.head_dim
+            ? args.p.phase_steps[head * args.p.phase_head_stride + thread]
+            : 0;
+    float cos, sin;
+    PhaseCosSin(turn, kRows, &cos, &sin);
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(layout.Turn(thread)), "l"(turn)
+                 : "memory");
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(layout.Step(thread)),
+                 "f"(2.0f * cos)
+                 : "memory");
+    NamedBarrier(3, kMakers);
   }
-  __device__ __forceinline__ void BeginWaves(int head, int64_t position) {
+  __device__ __forceinline__ void BeginWaves(int64_t position) {
     const uint64_t at = static_cast<uint64_t>(position);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const uint64_t turn = Turn(head, j);
+      uint64_t turn;
+      asm volatile("ld.shared.b64 %0, [%1];"
+                   : "=l"(turn)
+                   : "r"(layout.Turn(feature + j)));
+      asm volatile("ld.shared.f32 %0, [%1];"
+                   : "=f"(twice[j])
+                   : "r"(layout.Step(feature + j)));
       linear_prefill::FastCosSin(static_cast<uint32_t>(turn * at >> 32),
                                  &cos[0][j], &sin[0][j]);
       linear_prefill::FastCosSin(

@@ -56,8 +56,8 @@ struct Multiplier {
       : args(a),
         layout(l),
         rank(linear_cluster::ClusterRank()),
-        group(threadIdx.x / kGroup),
-        warp(threadIdx.x % kGroup / 32),
+        group(Uniform(threadIdx.x / kGroup)),
+        warp(Uniform(threadIdx.x % kGroup / 32)),
         lane(threadIdx.x % 32) {}
 
   // The parts of an item's S are on their way while outputs of the item before
@@ -99,10 +99,10 @@ struct Multiplier {
     uint32_t x[4];
     ReadFour(layout.ItemWords(which % kItemPlaces), x);
     Item item;
-    item.slot = static_cast<int>(x[0]);
-    item.head = static_cast<int>(x[1]);
-    item.first_token = static_cast<int>(x[2]);
-    item.count = static_cast<int>(x[3]);
+    item.slot = Uniform(static_cast<int>(x[0]));
+    item.head = Uniform(static_cast<int>(x[1]));
+    item.first_token = Uniform(static_cast<int>(x[2]));
+    item.count = Uniform(static_cast<int>(x[3]));
     return item;
   }
 
@@ -133,6 +133,12 @@ struct Multiplier {
     BarrierWait(layout.ValueFull(value.index), value.phase);
     WaitForFactor();
     const uint32_t columns = layout.Value(value.index) + group * kTileBytes;
+    const uint64_t a = WgmmaUniform(wgmma::ByColumns(columns, 0));
+    uint64_t b[P::kEncodings];
+#pragma unroll
+    for (int e = 0; e < P::kEncodings; ++e) {
+      b[e] = WgmmaUniform(wgmma::ByColumns(Factor(e), 0));
+    }
 #pragma unroll
     for (int e = 0; e < P::kEncodings; ++e) WgmmaPin(state[e]);
     WgmmaFence();
@@ -140,8 +146,9 @@ struct Multiplier {
     for (int step = 0; step < wgmma::kSteps; ++step) {
 #pragma unroll
       for (int e = 0; e < P::kEncodings; ++e) {
-        wgmma::MultiplyColumns(state[e], wgmma::ByColumns(columns, step),
-                               wgmma::ByColumns(Factor(e), step));
+        wgmma::MultiplyColumns(state[e],
+                               WgmmaAdvance(a, step * wgmma::kColumnStep),
+                               WgmmaAdvance(b[e], step * wgmma::kColumnStep));
       }
     }
     WgmmaCommit();
@@ -321,31 +328,32 @@ struct Multiplier {
       const Item& item, const float (&sum)[4 * P::kShare]) const {
     const LinearNoncausalParams& p = args.p;
     if (p.states == nullptr) return;
+    // Whole eights of features and of columns exist, or none of them.
     constexpr int kFeaturesEach = P::kEncodings * kFeatures / kParts;
     const int first = rank * kFeaturesEach;
     const int encoding = first / kFeatures;
-    const int column = 64 * group + 16 * warp + lane / 4;
-    const int feature = first % kFeatures + lane % 4 * 2;
-    const int columns = args.value_dim;
-    const bool exists[2] = {column < columns, column + 8 < columns};
-    float* to =
+    const int feature = first % kFeatures;
+    const int64_t columns = args.value_dim;
+    const int column = 64 * group + 16 * warp;
+    if (column >= columns) return;
+    const bool both = column + 8 < columns;
+    float* row =
         p.states + int64_t{item.slot} * p.slot_stride +
         ((int64_t{item.head} * P::kEncodings + encoding) * args.head_dim +
-         feature) *
+         feature + lane % 4 * 2) *
             columns +
-        column;
+        column + lane / 4;
 #pragma unroll
     for (int n = 0; n < P::kShare; ++n) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (feature + 8 * n + j < args.head_dim) {
-          float* const row = to + j * columns;
-          if (exists[0]) row[0] = sum[4 * n + j];
-          if (exists[1]) row[8] = sum[4 * n + 2 + j];
-        }
+      if (feature + 8 * n >= args.head_dim) break;
+      row[0] = sum[4 * n];
+      row[columns] = sum[4 * n + 1];
+      if (both) {
+        row[8] = sum[4 * n + 2];
+        row[columns + 8] = sum[4 * n + 3];
       }
-      to += 8 * columns;
-      asm volatile("" : "+l"(to));  // not all addresses at once
+      row += 8 * columns;
+      asm volatile("" : "+l"(row));  // not all addresses at once
     }
   }
 
@@ -355,14 +363,19 @@ struct Multiplier {
                                           const uint32_t (&factor)[kSteps][4]) {
     float out[32];
     WaitForFactor();
+    uint64_t queries[P::kEncodings];
+#pragma unroll
+    for (int e = 0; e < P::kEncodings; ++e) {
+      queries[e] = WgmmaUniform(wgmma::ByRows(Factor(e), 0));
+    }
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       wgmma::Multiply<false>(
           out, factor[step],
-          wgmma::ByRows(
-              Factor(step / 8) + step % 8 / wgmma::kSteps * kTileBytes,
-              step % wgmma::kSteps),
+          WgmmaAdvance(queries[step / 8],
+                       step % 8 / wgmma::kSteps * kTileBytes +
+                           step % wgmma::kSteps * wgmma::kRowStep),
           step > 0);
     }
     WgmmaCommit();

@@ -60,6 +60,10 @@ struct Args {
 // (cosines and sines).
 enum class Form { kPlain, kMade, kCosine };
 
+// Of each feature the turn from a token to the next, and the cosine of the turn
+// that makers go by, twice.
+constexpr int kAngleBytes = 12 * kFeatures;
+
 template <Form kForm>
 struct Plan {
   static constexpr bool kMakes = kForm != Form::kPlain;
@@ -84,7 +88,8 @@ struct Plan {
   static constexpr int kSumBytes = (kParts - 1) * kSumPieces * kPieceBytes;
   static constexpr int kBytes = 1024 + (kKeyStages + kValueStages) * kRawBytes +
                                 kSineBuffers * kRawBytes + kPartBytes +
-                                kSumBytes + 416;
+                                kSumBytes + 416 +
+                                (kForm == Form::kCosine ? kAngleBytes : 0);
   static_assert(kBytes <= 227 * 1024, "");
 };
 
@@ -155,6 +160,14 @@ struct Layout {
     return barriers + 352 + 16 * place;
   }
 
+  // Angles, with cosines; see kAngleBytes.
+  __device__ __forceinline__ uint32_t Turn(int feature) const {
+    return barriers + 416 + 8 * feature;
+  }
+  __device__ __forceinline__ uint32_t Step(int feature) const {
+    return barriers + 416 + 8 * kFeatures + 4 * feature;
+  }
+
   __device__ __forceinline__ void InitBarriers() const {
     for (int i = 0; i < P::kKeyStages; ++i) {
       BarrierInit(KeyFull(i), kArrivingLanes);
@@ -190,9 +203,10 @@ struct Item {
     const uint32_t heads = args.heads;
     row = static_cast<int>(index / heads);
     head = static_cast<int>(index % heads);
-    first_token = p.query_start[row];
-    count = p.query_start[row + 1] - first_token;
-    if (p.states != nullptr) slot = p.slots[row];
+    first_token = Uniform(p.query_start[row]);
+    count = Uniform(p.query_start[row + 1]) - first_token;
+    if (p.states != nullptr) slot = Uniform(p.slots[row]);
+    if (p.positions != nullptr) position = p.positions[row];
     if (p.states != nullptr && slot <= 0) count = -count;
   }
   // Whether there are outputs, and nothing else.
@@ -223,7 +237,8 @@ struct Item {
   int slot = 0;  // if states are kept
   int head = 0;
   int first_token = 0;
-  int count = 0;  // of tokens; negative in the sink
+  int count = 0;         // of tokens; negative in the sink
+  int64_t position = 0;  // of the first token
 };
 
 // What this cluster does, in order.
@@ -232,9 +247,9 @@ class Items {
   __device__ __forceinline__ explicit Items(const Args& a)
       : args_(a),
         index_(blockIdx.x / kParts),
-        end_(static_cast<uint32_t>(a.p.rows == nullptr
-                                       ? static_cast<int>(a.p.max_rows)
-                                       : *a.p.rows) *
+        end_(static_cast<uint32_t>(Uniform(a.p.rows == nullptr
+                                               ? static_cast<int>(a.p.max_rows)
+                                               : *a.p.rows)) *
              a.heads) {}
   __device__ __forceinline__ bool AtEnd() const { return index_ >= end_; }
   __device__ __forceinline__ Item Take() {

@@ -33,12 +33,14 @@ __device__ __forceinline__ uint64_t Descriptor(uint32_t address, int next) {
   return kSwizzle128 | kEightRows | static_cast<uint64_t>(next >> 4) << 16 |
          ((address & 0x3ffffu) >> 4);
 }
+constexpr int kRowStep = 32;  // bytes from a step to the next
+constexpr int kColumnStep = 2048;
 __device__ __forceinline__ uint64_t ByRows(uint32_t tile, int step) {
-  return Descriptor(tile + step * 32, kTileBytes);
+  return Descriptor(tile + step * kRowStep, kTileBytes);
 }
 __device__ __forceinline__ uint64_t ByColumns(uint32_t tile, int step,
                                               int next = kTileBytes) {
-  return Descriptor(tile + step * 2048, next);
+  return Descriptor(tile + step * kColumnStep, next);
 }
 
 // c = a b, or c += a b where `add`, 16 deep, c as Wgmma has it: of 64 rows, by

@@ -177,11 +177,11 @@ class TpaPrefillWorker {
   }
 
   __device__ __forceinline__ void IssueScores() {
-    const uint64_t queries =
-        WgmmaOperand(base_ + S::kQueries + S::kQueryBytes * group_, 1024, 128);
+    const uint64_t queries = WgmmaUniform(
+        WgmmaOperand(base_ + S::kQueries + S::kQueryBytes * group_, 1024, 128));
     constexpr int kTokens = S::kKeyTile / kScoreParts;
-    const uint64_t keys = WgmmaOperand(
-        base_ + S::kKeys + S::kTileBytes * keys_.index, 16 * kTokens, 128);
+    const uint64_t keys = WgmmaUniform(WgmmaOperand(
+        base_ + S::kKeys + S::kTileBytes * keys_.index, 16 * kTokens, 128));
     WgmmaPin(scores_);
     WgmmaFence();
 #pragma unroll
@@ -198,8 +198,8 @@ class TpaPrefillWorker {
     WgmmaCommit();
   }
   __device__ __forceinline__ void IssueValues() {
-    const uint64_t values = WgmmaOperand(
-        base_ + S::kValues + S::kTileBytes * values_.index, 128, 1024);
+    const uint64_t values = WgmmaUniform(WgmmaOperand(
+        base_ + S::kValues + S::kTileBytes * values_.index, 128, 1024));
     WgmmaPin(out_);
     WgmmaPin(weights_);
     WgmmaFence();

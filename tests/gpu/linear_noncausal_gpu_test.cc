@@ -34,8 +34,12 @@ struct Config {
   LrpeType position = LrpeType::kNone;
   int64_t first_position = 0;
   float scale = 1.0f;
-  float ramp = 1.0f;  // of features, over 37 of them
+  float ramp = 1.0f;         // of features, over 37 of them
+  bool head_angles = false;  // each head has its own
 
+  double base(int64_t head) const {
+    return 10000.0 / static_cast<double>(head_angles ? head + 1 : 1);
+  }
   int64_t key_dim() const { return LrpeOutputDim(position, head_dim); }
   int64_t state() const { return heads * key_dim() * value_dim; }
   int64_t token() const { return 2 * heads * (head_dim + value_dim); }
@@ -75,7 +79,8 @@ struct Oracle {
       }
       for (int64_t t = 0; t < count; ++t) {
         for (size_t i = 0; sequence && i < d; ++i) all[t][i] /= sum[i];
-        all[t] = LrpeOracle(c.position, all[t], c.first_position + t, 10000.0);
+        all[t] =
+            LrpeOracle(c.position, all[t], c.first_position + t, c.base(h));
       }
       return all;
     };
@@ -155,6 +160,7 @@ class Batch {
     p.k_sequence_softmax = c_.k_sequence;
     p.position = c_.position;
     p.phase_steps = phases_.data();
+    p.phase_head_stride = c_.head_angles ? PhasesOf(0).size() : 0;
     p.scale = c_.scale;
     p.states = states_.data();
     p.slot_stride = slot_stride_;
@@ -232,9 +238,15 @@ class Batch {
     slots.push_back(1);
     return slots;
   }
+  std::vector<uint64_t> PhasesOf(int64_t head) const {
+    return LrpePhaseSteps(LrpeTheta(c_.position, c_.head_dim, c_.base(head)));
+  }
   std::vector<uint64_t> Phases() const {
-    std::vector<uint64_t> phases =
-        LrpePhaseSteps(LrpeTheta(c_.position, c_.head_dim, 10000.0));
+    std::vector<uint64_t> phases;
+    for (int64_t h = 0; h < (c_.head_angles ? c_.heads : 1); ++h) {
+      const std::vector<uint64_t> more = PhasesOf(h);
+      phases.insert(phases.end(), more.begin(), more.end());
+    }
     if (phases.empty()) phases.push_back(0);
     return phases;
   }
@@ -286,8 +298,9 @@ TEST_F(LinearNoncausalGpuTest, MatchesFloat64AtEveryLengthMade) {
   c.k = c.g = Activation::kSilu;
   for (LrpeType position : {LrpeType::kNone, LrpeType::kCosine}) {
     c.position = position;
-    ASSERT_NO_FATAL_FAILURE(ExpectOracle(
-        c, {1, 0, 63, 64, 65, 129, 192, 193, 255, 256, 257, 640, 1025, 2049}));
+    ASSERT_NO_FATAL_FAILURE(
+        ExpectOracle(c, {1, 0, 63, 64, 65, 129, 192, 193, 255, 256, 257, 640,
+                         1025, 2049, 4097}));
   }
 }
 
@@ -355,6 +368,20 @@ TEST_F(LinearNoncausalGpuTest, AnglesAreRightFarOut) {
     c.position = position;
     c.first_position = 1000003;
     ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {700}));
+  }
+}
+
+// With cosines there are more heads than clusters, so that each changes its
+// angles, and parts of a row that begin them anew.
+TEST_F(LinearNoncausalGpuTest, EachHeadMayHaveItsOwnAngles) {
+  for (LrpeType position : {LrpeType::kRotate, LrpeType::kCosine}) {
+    Config c;
+    c.heads = 70;
+    c.head_dim = 48;
+    c.value_dim = 16;
+    c.position = position;
+    c.head_angles = true;
+    ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {2200, 65}));
   }
 }
 
