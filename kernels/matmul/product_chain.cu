@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       reinterpret_cast<uint32_t*>(partial + kWarps) + 4 * a.slots;
   const auto full = [&](int slot) { return barriers + 16 * slot; };
   const auto empty = [&](int slot) { return barriers + 16 * slot + 8; };
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  const int warp = Uniform(threadIdx.x / 32);
   const int lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {

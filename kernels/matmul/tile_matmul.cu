@@ -1,5 +1,6 @@
 // Products of more rows than a few: tiles of weights and rows in shared memory,
 // multiplied by wgmma.
+#include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int end = DecodeMatmulSplitBegin(inputs, splits, split + 1);
   const int stages = (end - begin + kStageInputs - 1) / kStageInputs;
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  const int warp = Uniform(thread / 32);
   const int lane = thread % 32;
   if (thread == 0) {
     for (int s = 0; s < S::kStages; ++s) {

@@ -3,6 +3,7 @@
 // 8 outputs: as many as give nearly every multiprocessor a block. Which operand
 // stands on which side changes no bits.
 
+#include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int stages =
       (static_cast<int>(p.inputs) + kStageInputs - 1) / kStageInputs;
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  const int warp = Uniform(thread / 32);
   const int lane = thread % 32;
   if (thread == 0) {
     for (int s = 0; s < S::kStages; ++s) {
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const DecodeMatmulParams& p = args.p;
   const uint32_t memory = (SharedAddress(unaligned) + 1023) / 1024 * 1024;
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+  const int warp = Uniform(thread / 32);
   const int lane = thread % 32;
   // Of warpgroups and of the warps that bring in, which are the last.
   const bool copies = warp >= 4 * S::kParts;

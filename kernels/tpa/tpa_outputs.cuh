@@ -3,6 +3,7 @@
 #ifndef RECURVE_KERNELS_TPA_TPA_OUTPUTS_CUH_
 #define RECURVE_KERNELS_TPA_TPA_OUTPUTS_CUH_
 
+#include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 
@@ -46,10 +47,6 @@ class TpaOutputs {
     }
   };
 
-  // The same for all lanes, and the compiler may know.
-  __device__ __forceinline__ static int Uniform(int x) {
-    return __shfl_sync(0xffffffffu, x, 0);
-  }
   __device__ __forceinline__ float& Out(int i) {
     return out_[i / (4 * kOctets)][i / 4 % kOctets][i % 4];
   }

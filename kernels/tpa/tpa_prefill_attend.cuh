@@ -449,8 +449,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
   __syncthreads();
   WaitForPrevious();
-  const int group =
-      __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  const int group = Uniform(static_cast<int>(threadIdx.x) / 128);
   if (group == 0) {
     ReleaseRegisters<S::kCopyRegisters>();
     const int warp =

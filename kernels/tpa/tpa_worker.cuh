@@ -43,7 +43,6 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   using Outputs::lane_;
   using Outputs::Out;
   using Outputs::out_;
-  using Outputs::Uniform;
   using Outputs::warp_;
   using Outputs::warpgroup_;
   using Outputs::WritePartial;
