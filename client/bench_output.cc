@@ -178,6 +178,13 @@ absl::Status CheckBenchFiles(const BenchFlags& flags) {
       {"--html", &flags.html_path}};
   for (const auto& [flag, path] : files) {
     if (path->empty() || *path == "-") continue;
+    for (const auto& [other, taken] : files) {
+      if (taken == path) break;
+      if (*taken == *path) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(flag, ": '", *path, "' is the file of ", other));
+      }
+    }
     std::error_code ignored;
     const auto type = std::filesystem::status(*path, ignored).type();
     const bool is_new = type == std::filesystem::file_type::not_found;

@@ -58,6 +58,14 @@ ClientOptions MakeClientOptions(const ServerFlags& flags) {
   return options;
 }
 
+CLI::Validator NotEmpty() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        return text.empty() ? std::string("is empty") : std::string();
+      },
+      "");
+}
+
 CLI::Validator Decimal(uint64_t most) {
   return CLI::Validator(
       [most](std::string& text) {

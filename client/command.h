@@ -44,6 +44,9 @@ ClientOptions MakeClientOptions(const ServerFlags& flags);
 // largest, and read 010 as 8.
 CLI::Validator Decimal(uint64_t most = UINT64_MAX);
 
+// Refuses an empty text, as that of a variable of a shell which was not set.
+CLI::Validator NotEmpty();
+
 // Writes "recurve-client: CODE: message" as one line to stderr. Returns
 // kExitFailure.
 int ReportError(const absl::Status& status);

@@ -168,7 +168,7 @@ CommandResult Sequence::FinishCommand(Clock::time_point now) {
     // A sequence that goes on keeps an unfinished character for its next
     // command.
     if (close_when_done_ && commands_.empty()) result.text = FlushText();
-    // Flushing may complete a stop string that waited for a longer one.
+    // An unfinished character, now U+FFFD, may have completed a stop string.
     if (decoder_->stopped() && result.reason == FinishReason::kLength) {
       result.reason = FinishReason::kStopString;
     }

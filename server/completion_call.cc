@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -234,7 +236,11 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
   const auto error_of = [&](const absl::Status& status, size_t index) {
     ApiError error = ErrorOf(status);
     if (count > 1) {
-      error.message = absl::StrCat("in prompt[", index, "]: ", error.message);
+      // What the text of one prompt calls prompt[2] is prompt[index][2] here.
+      absl::string_view message = error.message;
+      error.message = absl::ConsumePrefix(&message, "prompt[")
+                          ? absl::StrCat("prompt[", index, "][", message)
+                          : absl::StrCat("in prompt[", index, "]: ", message);
     }
     return error;
   };

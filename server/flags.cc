@@ -227,6 +227,19 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
                           "; expected 0.1 to 86400 seconds");
     }
   }
+  const std::pair<const char*, int> ports[] = {
+      {"--grpc-port", o.grpc_port},
+      {"--http-port", o.http_port},
+      {"--metrics-port", o.metrics_port}};
+  for (const auto& [name, port] : ports) {
+    for (const auto& [other, taken] : ports) {
+      if (&other == &name) break;
+      if (port > 0 && port == taken) {
+        return absl::StrCat(name, " is ", port, ", as ", other,
+                            " is; expected a port of its own");
+      }
+    }
+  }
   if (s.tls_reload < 1 || s.tls_reload > 86400) {
     return "--tls-reload is " + std::to_string(s.tls_reload) +
            "; expected 1 to 86400 seconds";
@@ -269,6 +282,22 @@ std::optional<std::string> OnCommandLine(const std::vector<std::string>& args,
     }
   }
   return std::nullopt;
+}
+
+// Where the value comes from of which an error speaks ("--flag: …"), if that is
+// a variable.
+std::string VariableOf(const CLI::App& app,
+                       const std::vector<std::string>& args,
+                       const std::string& error) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string flag = option->get_name();
+    if (!absl::StartsWith(error, flag + ":")) continue;
+    const std::string& name = option->get_envname();
+    const char* const variable = name.empty() ? nullptr : getenv(name.c_str());
+    if (variable == nullptr || OnCommandLine(args, flag)) break;
+    return absl::StrCat(" (from ", name, ")");
+  }
+  return "";
 }
 
 // What somebody set and does not get: variables beside their flags.
@@ -316,7 +345,9 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
       result.exit_code = app.exit(error);  // --help, --version
       return result;
     }
-    problem = OneLine(error.what()) + " (see --help)";
+    problem = OneLine(error.what()) +
+              VariableOf(app, {argv + 1, argv + argc}, error.what()) +
+              " (see --help)";
   }
   // First, as it may be why a flag is missing.
   if (const std::string variable = CheckVariables(app); !variable.empty()) {

@@ -1,8 +1,12 @@
 #include "server/http_api.h"
 
+#include <cstdint>
+#include <string>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "nlohmann/json.hpp"
@@ -23,6 +27,25 @@ bool IsJson(absl::string_view content_type) {
   const absl::string_view type = content_type.substr(0, content_type.find(';'));
   return absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(type),
                                 "application/json");
+}
+
+// Clients write the slash in a model's name as %2F. What is no hexadecimal
+// number stays as it is.
+std::string PercentDecoded(absl::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    uint32_t byte = 0;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        absl::ascii_isxdigit(text[i + 1]) &&
+        absl::ascii_isxdigit(text[i + 2]) &&
+        absl::SimpleHexAtoi(text.substr(i + 1, 2), &byte)) {
+      decoded += static_cast<char>(byte);
+      i += 2;
+    } else {
+      decoded += text[i];
+    }
+  }
+  return decoded;
 }
 
 }  // namespace
@@ -70,6 +93,13 @@ std::optional<HttpResponse> HttpApi::CheckHead(const HttpRequest& head) {
   if (completions && !IsJson(head.content_type)) {
     return HttpError(415, "the body must have Content-Type: application/json");
   }
+  const std::string& encoding = head.content_encoding;
+  if (completions && !encoding.empty() &&
+      !absl::EqualsIgnoreCase(encoding, "identity")) {
+    return HttpError(
+        415, absl::StrCat("Content-Encoding is '", encoding.substr(0, 100),
+                          "'; expected a body as it is, without one"));
+  }
   return std::nullopt;
 }
 
@@ -99,7 +129,8 @@ HttpResponse HttpApi::Get(const std::string& path) const {
   absl::string_view name = path;
   if (!absl::ConsumePrefix(&name, kModelPrefix)) {
     response.body = ToText(models);
-  } else if (name == options_.model_name) {
+  } else if (name == options_.model_name ||
+             PercentDecoded(name) == options_.model_name) {
     response.body = ToText(models["data"][0]);
   } else {
     ApiError error;

@@ -19,6 +19,7 @@ struct HttpRequest {
   // The values of these headers, one an occurrence.
   std::vector<std::string> authorization;
   std::string content_type;
+  std::string content_encoding;
   std::string body;
 };
 

@@ -361,6 +361,8 @@ void HttpSession::OnHead() {
   request_.path = path_;
   asked_ = Clock::now();
   request_.content_type = std::string(View(message[http::field::content_type]));
+  request_.content_encoding =
+      std::string(View(message[http::field::content_encoding]));
   const auto [first, last] = message.equal_range(http::field::authorization);
   for (auto it = first; it != last; ++it) {
     request_.authorization.emplace_back(View(it->value()));

@@ -47,35 +47,41 @@ const std::string& StreamDecoder::matched_stop_string() const {
   return stop_strings_[matched_];
 }
 
-int StreamDecoder::MatchAt(size_t begin, bool* may_begin) const {
-  const absl::string_view rest = absl::string_view(held_).substr(begin);
-  int best = -1;
+size_t StreamDecoder::FindStop() {
+  size_t begin = std::string::npos;
+  size_t end = std::string::npos;
   for (size_t i = 0; i < stop_strings_.size(); ++i) {
-    const std::string& stop = stop_strings_[i];
-    if (absl::StartsWith(rest, stop)) {
-      if (best < 0 || stop.size() < stop_strings_[best].size()) {
-        best = static_cast<int>(i);
-      }
-    } else if (absl::StartsWith(stop, rest)) {
-      *may_begin = true;
+    const size_t at = held_.find(stop_strings_[i]);
+    if (at == std::string::npos) continue;
+    const size_t last = at + stop_strings_[i].size();
+    if (last < end || (last == end && at < begin)) {
+      begin = at;
+      end = last;
+      matched_ = static_cast<int>(i);
     }
   }
-  return best;
+  return begin;
+}
+
+size_t StreamDecoder::FindBeginning() const {
+  for (size_t begin = 0; begin < held_.size(); ++begin) {
+    const absl::string_view rest = absl::string_view(held_).substr(begin);
+    for (const std::string& stop : stop_strings_) {
+      if (absl::StartsWith(stop, rest)) return begin;
+    }
+  }
+  return held_.size();
 }
 
 std::string StreamDecoder::Release(bool final) {
-  size_t safe = 0;  // bytes of held_ that no stop string reaches
-  for (; safe < held_.size(); ++safe) {
-    bool may_begin = false;
-    matched_ = MatchAt(safe, &may_begin);
-    if (stopped() || (may_begin && !final)) break;
-  }
-  std::string text = held_.substr(0, safe);
-  if (stopped()) {
+  if (const size_t stop = FindStop(); stop != std::string::npos) {
+    std::string text = held_.substr(0, stop);
     held_.clear();
-  } else {
-    held_.erase(0, safe);
+    return text;
   }
+  const size_t safe = final ? held_.size() : FindBeginning();
+  std::string text = held_.substr(0, safe);
+  held_.erase(0, safe);
   return text;
 }
 

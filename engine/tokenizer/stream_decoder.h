@@ -16,12 +16,10 @@ namespace recurve {
 // string. The pieces, put together, do not depend on how the text was cut into
 // tokens.
 //
-// The text ends before the stop string that begins earliest; where several
-// begin there, the shortest counts, for it is complete first. A stop string
-// that lies inside a longer one which began before it waits until the longer
-// one is out of the question. Stop strings are matched against decoded text,
-// so one that is empty or not valid UTF-8 never matches: the caller refuses
-// those.
+// The text ends before the stop string that is complete first; where several
+// end there, before the longest. So nothing that may follow changes what has
+// stopped. Stop strings are matched against decoded text, so one that is empty
+// or not valid UTF-8 never matches: the caller refuses those.
 //
 // Holds back less text than the longest stop string has bytes, and at most
 // three undecoded bytes. Copyable, so that a sequence can be forked. One thread
@@ -42,7 +40,7 @@ class StreamDecoder {
   std::string Append(int32_t id);
 
   // The sequence is over: returns what was held back, an unfinished character
-  // as U+FFFD. May still find a stop string, one that waited for a longer one.
+  // as U+FFFD, which may complete a stop string that has one.
   std::string Flush();
 
   // Whether a stop string was found; nothing more comes out then.
@@ -54,9 +52,11 @@ class StreamDecoder {
   // Returns the safe part of held_ and removes it. `final` when no more text
   // comes, so that nothing needs to wait.
   std::string Release(bool final);
-  // Index of the shortest stop string that begins at this byte of held_, or -1.
-  // Sets *may_begin if more text could complete one there.
-  int MatchAt(size_t begin, bool* may_begin) const;
+  // Where the stop string begins in held_ that is complete first, which becomes
+  // matched_; npos if there is none.
+  size_t FindStop();
+  // The first byte of held_ from which on more text could complete one.
+  size_t FindBeginning() const;
 
   const Tokenizer* tokenizer_;
   std::vector<std::string> stop_strings_;

@@ -266,7 +266,7 @@ TEST(HttpTest, BadRequestsNameTheField) {
       {{{"prompt", json::array()}}, "prompt", "has 0 entries"},
       {{{"prompt", json::array({"a", json::array({999})})}},
        "prompt",
-       "in prompt[1]: prompt[0] is 999"},
+       "prompt[1][0] is 999"},
       {{{"prompt", json::object()}}, "prompt", "expected a string or a list"},
       {{{"prompt", json::array()}, {"model", "gpt-9"}},
        "model",
@@ -338,6 +338,8 @@ TEST(HttpTest, PathsMethodsAndTypes) {
   EXPECT_EQ(models["data"][0]["id"], "demo");
   EXPECT_EQ(models["data"][0]["max_model_len"], 8192);
   EXPECT_EQ(ParseJson(get("/v1/models/demo").body)["id"], "demo");
+  EXPECT_EQ(ParseJson(get("/v1/models/d%65mo").body)["id"], "demo");
+  EXPECT_EQ(get("/v1/models/demo%2").status, 404);
   EXPECT_EQ(ParseJson(get("/v1/models/other").body)["error"]["code"],
             "model_not_found");
   EXPECT_EQ(get("/health").body, "{\"status\":\"SERVING\"}");
@@ -352,6 +354,12 @@ TEST(HttpTest, PathsMethodsAndTypes) {
                                         {"Content-Type: text/plain"}))
                 .status,
             415);
+  const HttpResult packed = Fetch(
+      port, HttpRequestText(
+                "POST", kCompletionsPath, "{}",
+                {"Content-Type: application/json", "Content-Encoding: gzip"}));
+  EXPECT_EQ(packed.status, 415);
+  EXPECT_THAT(packed.body, HasSubstr("Content-Encoding is 'gzip'"));
   // HEAD has the length and no body; the next answer follows at once.
   HttpConnection connection(port);
   connection.Send(HttpRequestText("HEAD", "/health") +
@@ -366,10 +374,10 @@ TEST(HttpTest, PathsMethodsAndTypes) {
   EXPECT_TRUE(counts(
       "recurve_http_requests_total{code=\"404\",endpoint=\"other\"}", 2));
   EXPECT_TRUE(counts(
-      "recurve_http_requests_total{code=\"404\",endpoint=\"/v1/models\"}", 1));
+      "recurve_http_requests_total{code=\"404\",endpoint=\"/v1/models\"}", 2));
   EXPECT_TRUE(counts(
       "recurve_http_request_duration_seconds_count{endpoint=\"/v1/models\"}",
-      3));
+      5));
 }
 
 TEST(HttpTest, KeepsConnectionsAndAnswersPipelinedRequests) {

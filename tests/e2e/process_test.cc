@@ -127,6 +127,9 @@ TEST(ProcessTest, BadUsageIsOneLineAndANonZeroExit) {
   const Case cases[] = {
       {{"--no-such-flag"}, 2, "--no-such-flag"},
       {{"--grpc-port", "70000"}, 2, "70000"},
+      {{"--grpc-port", "45997", "--metrics-port", "45997"},
+       2,
+       "--metrics-port is 45997, as --grpc-port is; expected a port"},
       {{"--max-num-seqs", "0"}, 1, "--max-num-seqs is 0; expected 1 to 65536"},
       {{"--max-num-seqs", "9", "--max-num-batched-tokens", "8"},
        1,
@@ -195,6 +198,17 @@ TEST(ProcessTest, FlagsComeFromTheEnvironmentAndTheCommandLineWins) {
               HasSubstr("RECURVE_MAX_NUM_SEQS=3 is ignored: --max-num-seqs is "
                         "05 on the command line"));
   EXPECT_THAT(server.Err(), Not(HasSubstr("RECURVE_MAX_MODEL_LEN")));
+}
+
+TEST(ProcessTest, ABadVariableIsNamed) {
+  Process server(ServerCommand({}), {"RECURVE_MAX_NUM_SEQS=x"});
+  EXPECT_EQ(server.Wait(), 2);
+  EXPECT_THAT(server.Err(), HasSubstr("--max-num-seqs: 'x' is not a whole"));
+  EXPECT_THAT(server.Err(), HasSubstr("(from RECURVE_MAX_NUM_SEQS)"));
+  Process flag(ServerCommand({"--max-num-seqs", "y"}),
+               {"RECURVE_MAX_NUM_SEQS=3"});
+  EXPECT_EQ(flag.Wait(), 2);
+  EXPECT_THAT(flag.Err(), Not(HasSubstr("RECURVE_MAX_NUM_SEQS")));
 }
 
 TEST(ProcessTest, AFlagThatRepeatsItsVariableIsNoNews) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -111,20 +112,20 @@ bool IsWholeCharacters(const std::string& text) {
   return true;
 }
 
-// Cuts at the stop string that begins earliest, the shortest of those.
+// Cuts at the stop string that is complete first, the longest of those.
 std::pair<std::string, std::string> ReferenceStop(
     const std::string& text, const std::vector<std::string>& stops) {
-  size_t best = std::string::npos;
-  std::string match;
-  for (const std::string& stop : stops) {
-    const size_t at = text.find(stop);
-    if (at == std::string::npos) continue;
-    if (at < best || (at == best && stop.size() < match.size())) {
-      best = at;
-      match = stop;
+  for (size_t end = 1; end <= text.size(); ++end) {
+    std::string match;
+    for (const std::string& stop : stops) {
+      if (stop.size() > match.size() &&
+          absl::EndsWith(text.substr(0, end), stop)) {
+        match = stop;
+      }
     }
+    if (!match.empty()) return {text.substr(0, end - match.size()), match};
   }
-  return {text.substr(0, best), match};
+  return {text, ""};
 }
 
 std::vector<std::string> SplitAnyhow(const std::string& bytes,
@@ -228,20 +229,20 @@ TEST(StreamDecoderTest, CutsBeforeAStopString) {
             "a");
 }
 
-TEST(StreamDecoderTest, TheEarliestBeginningWins) {
+TEST(StreamDecoderTest, TheFirstToBeCompleteWins) {
   EXPECT_EQ(Decode({"xabcd"}, {"cd", "bc"}).stop, "bc");
-  // Begins first, though "b" is complete before it.
-  const Decoded longer = Decode({"x", "a", "b", "c"}, {"b", "abc"});
-  EXPECT_EQ(longer.text, "x");
-  EXPECT_EQ(longer.stop, "abc");
-  const Decoded shorter = Decode({"x", "a", "b", "d"}, {"b", "abc"});
-  EXPECT_THAT(shorter.pieces, ElementsAre("x", "", "", "a", ""));
-  EXPECT_EQ(shorter.stop, "b");
-  // The sequence ends while the longer one is open.
-  const Decoded ended = Decode({"xab"}, {"b", "abc"});
-  EXPECT_THAT(ended.pieces, ElementsAre("x", "a"));
-  EXPECT_EQ(ended.stop, "b");
-  // One that begins at the same place does not wait for a longer one.
+  // Complete first, though "abc" begins before it: nothing waits for what may
+  // follow.
+  const Decoded inside = Decode({"x", "a", "b", "c"}, {"abc", "b"});
+  EXPECT_THAT(inside.pieces, ElementsAre("x", "", "a", "", ""));
+  EXPECT_EQ(inside.stop, "b");
+  // Whether they come with one token or several.
+  EXPECT_EQ(Decode({"xabc"}, {"abc", "b"}).text, "xa");
+  // Of two that end together the longer one.
+  const Decoded together = Decode({"x", "a", "b", "c"}, {"c", "abc", "bc"});
+  EXPECT_EQ(together.text, "x");
+  EXPECT_EQ(together.stop, "abc");
+  // Of two that begin together the shorter one.
   const PieceTokenizer tokenizer({"\n"});
   StreamDecoder decoder(&tokenizer, {"\n\nUser:", "\n"});
   EXPECT_EQ(decoder.Append(0), "");
