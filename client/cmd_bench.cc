@@ -303,25 +303,19 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
                    "Bound on the streams of an open loop; what is due beyond "
                    "is sent late [none]")
       ->check(CLI::Range(1, 10000));
-  command
-      ->add_option("--trace", flags->trace_path,
-                   "Open loop: replay times and lengths of this JSONL file")
-      ->check(NotEmpty());
+  command->add_option("--trace", flags->trace_path,
+                      "Open loop: replay times and lengths of this JSONL file");
   command->add_option("--trace-speed", flags->trace_speed,
                       "Replay so many times as fast [1]");
-  command
-      ->add_option("--sweep-rates", flags->sweep_rates,
-                   "Open loops at these rates, 1,2,5 or 1:64 (doubling), "
-                   "until one saturates the server")
-      ->check(NotEmpty());
+  command->add_option("--sweep-rates", flags->sweep_rates,
+                      "Open loops at these rates, 1,2,5 or 1:64 (doubling), "
+                      "until one saturates the server");
   command
       ->add_option("--sweep-refine", flags->sweep_refine,
                    "So many more rates between sustained and saturated [0]")
       ->check(CLI::Range(0, 20));
-  command
-      ->add_option("--sweep-concurrency", flags->sweep_concurrency,
-                   "Closed loops with these streams, 1,2,5 or 1:64")
-      ->check(NotEmpty());
+  command->add_option("--sweep-concurrency", flags->sweep_concurrency,
+                      "Closed loops with these streams, 1,2,5 or 1:64");
   command
       ->add_option("--connections", flags->connections,
                    "Connections that they share; 0: one for each 100 streams, "
@@ -387,19 +381,13 @@ void AddOutputFlags(CLI::App* command, BenchFlags* flags) {
   command->add_flag("--verify{all}", flags->verify,
                     "Send requests again alone and compare their tokens; "
                     "--verify=N: so many of them");
-  command
-      ->add_option("--json", flags->json_path,
-                   "Write the report as JSON to this file; -: to standard "
-                   "output, in place of the table")
-      ->check(NotEmpty());
-  command
-      ->add_option("--html", flags->html_path,
-                   "Write the report with plots to this file")
-      ->check(NotEmpty());
-  command
-      ->add_option("--requests-jsonl", flags->requests_path,
-                   "Write one line of JSON for each request to this file")
-      ->check(NotEmpty());
+  command->add_option("--json", flags->json_path,
+                      "Write the report as JSON to this file; -: to standard "
+                      "output, in place of the table");
+  command->add_option("--html", flags->html_path,
+                      "Write the report with plots to this file");
+  command->add_option("--requests-jsonl", flags->requests_path,
+                      "Write one line of JSON for each request to this file");
   command->add_flag("--explain", flags->explain,
                     "Say what each figure of the report means, and end");
 }
@@ -414,6 +402,9 @@ void RegisterBench(CLI::App* app, int* exit_code) {
   AddLoadFlags(command, flags.get());
   AddWorkloadFlags(command, flags.get());
   AddOutputFlags(command, flags.get());
+  for (CLI::Option* const option : command->get_options()) {
+    option->check(NotEmpty());
+  }
   command->footer(absl::StrCat(
       "Closed loop: as one request ends, the next is sent. Open loop: requests "
       "are sent when\nthey are due. Prompts are random ids that depend on "

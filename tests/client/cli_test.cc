@@ -66,6 +66,7 @@ TEST(CliUsageTest, BadUsageIsOneLine) {
       {"bench", "--trace", ""},
       {"bench", "--json", ""},
       {"bench", "--html", ""},
+      {"bench", "--goodput", ""},
       {"bench", "--requests-jsonl", ""},
       {"bench", "--concurrency", ""},
       {"bench", "--num-requests", ""},
