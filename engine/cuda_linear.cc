@@ -219,7 +219,7 @@ bool CudaLinear::FusesWhole(const Layer& layer) {
   return config.head_dim <= kLinearNoncausalMaxDim &&
          config.value_dim <= kLinearNoncausalMaxDim &&
          (encoded || ExactAngles(config.position)) &&
-         layer.slot_stride % 2 == 0;
+         layer.slot_stride % 4 == 0;
 }
 
 absl::Status CudaLinear::PrefillWhole(const Layer& layer, const Launch& launch,

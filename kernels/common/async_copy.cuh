@@ -65,6 +65,15 @@ __device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
           barrier)
       : "memory");
 }
+// Counts as `count` arrivals.
+__device__ __forceinline__ void BarrierArrive(uint32_t barrier,
+                                              uint32_t count) {
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0], %1; }" ::"r"(
+          barrier),
+      "r"(count)
+      : "memory");
+}
 __device__ __forceinline__ bool BarrierTest(uint32_t barrier, uint32_t phase) {
   uint32_t done;
 #if __CUDA_ARCH__ >= 900

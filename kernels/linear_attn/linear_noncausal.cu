@@ -99,7 +99,7 @@ bool Valid(const LinearNoncausalParams& p) {
          (p.position == LrpeType::kNone ||
           (p.phase_steps != nullptr && p.positions != nullptr)) &&
          (p.states == nullptr ||
-          (p.slots != nullptr && p.slot_stride % 2 == 0));
+          (p.slots != nullptr && p.slot_stride % 4 == 0));
 }
 
 Change ChangeOf(Activation activation, bool sequence_softmax) {

@@ -70,7 +70,7 @@ struct LinearNoncausalParams {
   // float32 S, written: slot s of this layer begins at states + s · slot_stride
   // and is [H, Dk, E] with Dk = LrpeOutputDim(position, D). Null: not kept.
   float* states;
-  int64_t slot_stride;  // in elements, a multiple of 2
+  int64_t slot_stride;  // in elements, a multiple of 4
 };
 
 inline constexpr int64_t kLinearNoncausalMaxDim = 128;

@@ -12,6 +12,7 @@
 #include "kernels/linear_attn/linear_noncausal_ring_make.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_multiply.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_shared.cuh"
+#include "kernels/linear_attn/linear_noncausal_ring_store.cuh"
 
 namespace recurve {
 namespace {
@@ -29,17 +30,27 @@ using linear_ring::Layout;
 using linear_ring::Maker;
 using linear_ring::Multiplier;
 using linear_ring::Plan;
+using linear_ring::Storer;
 using linear_ring::WriteZeros;
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Nobody is sent to who has gone. Once for each role: code that they shared
+// Nobody is sent to who has gone: what was sent has been waited for, but for
+// what Storer says of the last state. Once for each role: code that they shared
 // after their own would get one number of registers for all.
 [[maybe_unused]] __device__ __forceinline__ void Leave() {
+  linear_cluster::Meet();
+}
+[[maybe_unused]] __device__ __forceinline__ void LeaveAfterSending() {
   __syncwarp();
   linear_cluster::ClusterBarrier();
 }
+
+// Of each thread, with those who make: two of their warps and two of those who
+// multiply have a quarter of the multiprocessor's 65,536.
+constexpr int kMultiplierRegisters = 184;
+constexpr int kMakerRegisters = 112;
 
 // Grid: as many clusters of kParts blocks as there is room for; they
 // take the heads of the rows in turn. A block makes S of its part of the
@@ -54,16 +65,16 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
   const Layout<kForm> layout((SharedAddress(shared) + 1023) & ~1023u);
   if (threadIdx.x == 0) layout.InitBarriers();
   __syncthreads();
-  linear_cluster::ClusterBarrier();  // everybody's barriers are ready
+  linear_cluster::Meet();  // everybody's barriers are ready
 
   if (threadIdx.x < kMultipliers) {
-    if constexpr (P::kMakes) ClaimRegisters<184>();
+    if constexpr (P::kMakes) ClaimRegisters<kMultiplierRegisters>();
     Multiplier<kForm> multiplier(args, layout);
     multiplier.Run();
     Leave();
   } else if (P::kMakes && threadIdx.x < kMultipliers + kMakers) {
     if constexpr (P::kMakes) {
-      ReleaseRegisters<112>();
+      ReleaseRegisters<kMakerRegisters>();
       Maker<kForm> maker(args, layout);
       maker.Run();
       Leave();
@@ -74,14 +85,21 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
     if (thread < 32) {
       Copier<kForm> copier{args, layout};
       copier.Run();
-    } else if (args.p.out_type == ElementType::kFloat32) {
-      WriteZeros(args, static_cast<float*>(args.p.out), thread - 32,
-                 kGroup - 32);
+      Leave();
+    } else if (thread < 64) {
+      Storer<kForm> storer{args, layout};
+      storer.Run();
+      LeaveAfterSending();
     } else {
-      WriteZeros(args, static_cast<__nv_bfloat16*>(args.p.out), thread - 32,
-                 kGroup - 32);
+      if (args.p.out_type == ElementType::kFloat32) {
+        WriteZeros(args, static_cast<float*>(args.p.out), thread - 64,
+                   kGroup - 64);
+      } else {
+        WriteZeros(args, static_cast<__nv_bfloat16*>(args.p.out), thread - 64,
+                   kGroup - 64);
+      }
+      Leave();
     }
-    Leave();
   }
 #else
   __trap();  // never launched there

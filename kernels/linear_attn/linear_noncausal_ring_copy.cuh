@@ -23,16 +23,20 @@ struct Copier {
   using P = Plan<kForm>;
 
   __device__ __forceinline__ void Run() {
-    const LinearNoncausalParams& p = args.p;
-    ForItems(args, [&](const Item& next, const Item& before) {
-      Tell(next);
+    Items items(args);
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        const bool first = half == 0;
-        const Item item = first ? next : before;
-        const int tiles = item.PartTiles();
+    while (true) {
+      Tell(items.TakeWork());
+      // k and v of this item, q and g of the one before. Items are read back,
+      // as registers are few.
+#pragma unroll 1
+      for (uint32_t ago = 1; ago <= min(round, 2u); ++ago) {
+        const int tiles = Told(layout, round - ago).PartTiles();
 #pragma unroll 1
         for (int t = 0; t < tiles; ++t) {
+          const Item item = Told(layout, round - ago);
+          const LinearNoncausalParams& p = args.p;
+          const bool first = ago == 1;
           Fetch(item, t, first ? p.k : p.q, first ? args.k : args.q,
                 args.head_dim, layout.Key(key.index), layout.KeyFull(key.index),
                 layout.KeyFree(key.index), key.phase);
@@ -44,11 +48,12 @@ struct Copier {
           value.Next(P::kValueStages);
         }
       }
-    });
+      if (!Told(layout, round - 1).Works()) break;
+    }
   }
 
-  // Those who multiply read it in the order of rounds; nothing is over what
-  // they still look at.
+  // Those who make and multiply read it in the order of rounds; nothing is over
+  // what they still look at.
   __device__ __forceinline__ void Tell(const Item& item) {
     const int place = round % kItemPlaces;
     BarrierWait(layout.ItemFree(place), (round / kItemPlaces & 1) ^ 1);
@@ -58,6 +63,10 @@ struct Copier {
                    "r"(item.slot), "r"(item.head), "r"(item.first_token),
                    "r"(item.count)
                    : "memory");
+      asm volatile(
+          "st.shared.b64 [%0], %1;" ::"r"(layout.ItemWords(place) + 16),
+          "l"(item.position)
+          : "memory");
     }
     WarpArrive(layout.ItemFull(place));
     ++round;
@@ -111,24 +120,6 @@ struct Copier {
   Place value;
   uint32_t round = 0;  // how many items were told of
 };
-
-// The outputs of rows in the sink, by the warps beside the one that copies:
-// `thread` of `threads`.
-template <typename T>
-__device__ __forceinline__ void WriteZeros(const Args& args, T* out, int thread,
-                                           int threads) {
-  const int columns = args.value_dim;
-  Items items(args);
-  while (!items.AtEnd()) {
-    const Item item = items.Take();
-    if (!item.InSink()) continue;
-    const int tokens = min(item.PartTiles() * kTokens, item.Left(0));
-    for (int64_t i = thread; i < int64_t{tokens} * columns; i += threads) {
-      out[(int64_t{item.Token(0)} + i / columns) * args.p.out_stride +
-          int64_t{item.head} * columns + i % columns] = T(0.0f);
-    }
-  }
-}
 
 }  // namespace linear_ring
 }  // namespace recurve

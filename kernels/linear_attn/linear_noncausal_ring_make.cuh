@@ -46,19 +46,28 @@ struct Maker {
         exists(feature < a.head_dim) {}
 
   __device__ __forceinline__ void Run() {
-    ForItems(args, [&](const Item& next, const Item& before) {
-      MakeAll(next, args.k_change);
-      MakeAll(before, args.q_change);
-    });
+#pragma unroll 1
+    for (uint32_t round = 0;; ++round) {
+      BarrierWait(layout.ItemFull(round % kItemPlaces),
+                  round / kItemPlaces & 1);
+      MakeAll(round, args.k_change);
+      if (round > 0) {
+        MakeAll(round - 1, args.q_change);
+        WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
+      }
+      if (!Told(layout, round).Works()) break;
+    }
   }
-  __device__ __forceinline__ void MakeAll(const Item& item, Change change) {
+  __device__ __forceinline__ void MakeAll(uint32_t round, Change change) {
+    const Item item = Told(layout, round);
     if (!item.Works()) return;
     if (kCosine) UseTurnsOf(item.head);
     const int tiles = item.PartTiles();
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       if (kCosine && t % kFreshTiles == 0) {
-        BeginWaves(item.position + (item.FirstTile() + t) * kTokens + row);
+        BeginWaves(ToldPosition(layout, round) +
+                   (Told(layout, round).FirstTile() + t) * kTokens + row);
       }
       BarrierWait(layout.KeyFull(key.index), key.phase);
       if (kCosine) BarrierWait(layout.SineFree(sine.index), sine.phase ^ 1);

@@ -31,19 +31,6 @@ __device__ __forceinline__ void StoreFourTransposed(uint32_t address,
 #endif
 }
 
-// A box of outputs, from shared memory; what is beyond a head's is left out.
-__device__ __forceinline__ void StoreBox(uint32_t from, const CUtensorMap& map,
-                                         int feature, int head, int token) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group "
-      "[%1, {%2, %3, %4}], [%0];"
-      "cp.async.bulk.commit_group;" ::"r"(from),
-      "l"(&map), "r"(feature), "r"(head), "r"(token)
-      : "memory");
-#endif
-}
-
 // A group has 64 columns. Sᵀ, these columns by all features, is an accumulator
 // and, once added up and rounded, the left factor of oᵀ = Sᵀ q̃ᵀ, without
 // leaving its registers but for the sum.
@@ -57,22 +44,21 @@ struct Multiplier {
         layout(l),
         rank(linear_cluster::ClusterRank()),
         group(Uniform(threadIdx.x / kGroup)),
-        warp(Uniform(threadIdx.x % kGroup / 32)),
-        lane(threadIdx.x % 32) {}
+        warp(Uniform(threadIdx.x % kGroup / 32)) {}
 
   // The parts of an item's S are on their way while outputs of the item before
   // are made, and its sums while S of the item after is.
   __device__ __forceinline__ void Run() {
     uint32_t mine[P::kSumPieces][4] = {};
+    int before = 0;
+    int next = AskNext(0);
 #pragma unroll 1
     for (;; ++round) {
-      const int place = round % kItemPlaces;
-      BarrierWait(layout.ItemFull(place), round / kItemPlaces & 1);
-      const bool ends = !Told(round).Works();
+      const bool ends = next < 0;
       uint32_t own[P::kPartPieces][4] = {};
       {
         float state[P::kEncodings][64] = {};
-        const int tiles = Told(round).PartTiles();
+        const int tiles = TilesOf(next);
 #pragma unroll 1
         for (int t = 0; t < tiles; ++t) AddTile(state);
         if (round > 0) BarrierWait(layout.SumsFull(), ~round & 1);
@@ -82,29 +68,45 @@ struct Multiplier {
         uint32_t factor[kSteps][4];
         TakeSums(mine, factor);
         if (!ends) LetSend();
-        const Item before = Told(round - 1);
-        const int tiles = before.PartTiles();
-#pragma unroll 1
-        for (int t = 0; t < tiles; ++t) OutTile(before, t, factor);
-        FinishStore();
+        if (args.p.g == nullptr) {
+          Outputs<false, false>(before, factor);
+        } else if (args.p.g_activation == Activation::kSilu) {
+          Outputs<true, true>(before, factor);
+        } else {
+          Outputs<true, false>(before, factor);
+        }
         WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
       }
       if (ends) break;
-      AddUp(own, mine);
+      before = next;
+      next = AddUp(own, mine);
     }
   }
-  // What the warp that copies told of: read anew wherever it is needed, as
-  // there are no registers to spare.
-  __device__ __forceinline__ Item Told(uint32_t which) const {
-    uint32_t x[4];
-    ReadFour(layout.ItemWords(which % kItemPlaces), x);
-    Item item;
-    item.slot = Uniform(static_cast<int>(x[0]));
-    item.head = Uniform(static_cast<int>(x[1]));
-    item.first_token = Uniform(static_cast<int>(x[2]));
-    item.count = Uniform(static_cast<int>(x[3]));
-    return item;
+  // How many tiles item `which` has here, twice, and one more if the last is
+  // not whole; -1 if there is no such item.
+  __device__ __forceinline__ int AskNext(uint32_t which) const {
+    BarrierWait(layout.ItemFull(which % kItemPlaces), which / kItemPlaces & 1);
+    const Item item = Told(layout, which);
+    if (!item.Works()) return -1;
+    const int tiles = item.PartTiles();
+    return 2 * tiles + (item.Left(0) < tiles * kTokens ? 1 : 0);
   }
+  static __device__ __forceinline__ int TilesOf(int asked) {
+    return asked < 0 ? 0 : asked / 2;
+  }
+
+  // The thread's number. Where registers are short it is read anew wherever it
+  // is asked for: the compiler would keep all that follows from it from the
+  // beginning on, and read it back from local memory, that is, from the
+  // second-level cache, as shared memory leaves next to no first level: 1,500
+  // cycles beside the copies.
+  static __device__ __forceinline__ uint32_t Thread() {
+    if constexpr (!P::kMakes) return threadIdx.x;
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+  }
+  static __device__ __forceinline__ uint32_t Lane() { return Thread() % 32; }
 
   // ---- k̃ and q̃: made, or as they came ----
 
@@ -164,12 +166,13 @@ struct Multiplier {
   // the order of the blocks from its own on. What a thread sends goes to the
   // same thread of another block. ----
 
-  // Where block `to` has what block `from` sends this thread.
+  // Where block `to` has what block `from` sends this thread, `boxes` being the
+  // thread's in the first of them.
   template <int kPieces>
-  __device__ __forceinline__ uint32_t Mailbox(uint32_t boxes, int from,
-                                              int to) const {
+  static __device__ __forceinline__ uint32_t Mailbox(uint32_t boxes, int from,
+                                                     int to) {
     const int place = from < to ? from : from - 1;
-    return boxes + place * (kPieces * P::kPieceBytes) + threadIdx.x * 16;
+    return boxes + place * (kPieces * P::kPieceBytes);
   }
   // What block `part` adds up.
   static __device__ __forceinline__ const float* Part(
@@ -193,13 +196,17 @@ struct Multiplier {
                              __uint_as_float(b), __uint_as_float(c),
                              __uint_as_float(d));
   }
-  // There is room: every block has sent the sums of the item before, after it
-  // had read the parts. By rank, so that a part's registers are free once it
+  // There is room once every block has sent the sums of the item before, after
+  // it had read the parts, and written the state that then took their place. By
+  // rank, so that a part's registers are free once it
   // has been sent. This block's own part waits in registers, rounded like
   // others.
   __device__ __forceinline__ void SendParts(
       const float (&state)[P::kEncodings][64],
       uint32_t (&own)[P::kPartPieces][4]) {
+    if (round > 0 && args.p.states != nullptr) {
+      BarrierWait(layout.PartsFree(), ~round & 1);
+    }
     if (threadIdx.x == 0) BarrierExpect(layout.PartsFull(), P::kPartBytes);
     switch (rank) {
       case 0:
@@ -225,11 +232,12 @@ struct Multiplier {
 #pragma unroll
       for (int j = 0; j < 4; ++j) own[i][j] = Piece(Part(state, kRank), i, j);
     }
+    const uint32_t boxes = layout.parts + Thread() * 16;
 #pragma unroll
     for (int n = 1; n < kParts; ++n) {
       const int part = (kRank + n) % kParts;
       const uint32_t to = linear_cluster::InBlock(
-          Mailbox<P::kPartPieces>(layout.parts, kRank, part), part);
+          Mailbox<P::kPartPieces>(boxes, kRank, part), part);
       const uint32_t barrier =
           linear_cluster::InBlock(layout.PartsFull(), part);
 #pragma unroll
@@ -245,7 +253,7 @@ struct Multiplier {
   // whose way there and back with new sums is much longer than theirs.)
   __device__ __forceinline__ void LetSend() const {
     __syncwarp();
-    for (int i = lane; i < kParts * kArrivingLanes; i += 32) {
+    for (int i = Lane(); i < kParts * kArrivingLanes; i += 32) {
       linear_cluster::ArriveInCluster(
           linear_cluster::InBlock(layout.SumsFree(), i % kParts));
     }
@@ -262,18 +270,19 @@ struct Multiplier {
       }
     }
   }
-  // The slot gets the sums, and everybody their rounded values.
-  __device__ __forceinline__ void AddUp(
-      const uint32_t (&own)[P::kPartPieces][4],
-      uint32_t (&mine)[P::kSumPieces][4]) {
+  // The state gets the sums, and everybody their rounded values. What AskNext
+  // says of the next item: its answer would be late behind all that is sent.
+  __device__ __forceinline__ int AddUp(const uint32_t (&own)[P::kPartPieces][4],
+                                       uint32_t (&mine)[P::kSumPieces][4]) {
     float sum[4 * P::kShare] = {};
 #pragma unroll
     for (int i = 0; i < P::kPartPieces; ++i) AddPiece(own[i], i, sum);
     BarrierWait(layout.PartsFull(), round & 1);
+    const uint32_t offset = Thread() * 16;
 #pragma unroll
     for (int n = 1; n < kParts; ++n) {
-      const uint32_t from =
-          Mailbox<P::kPartPieces>(layout.parts, (rank + n) % kParts, rank);
+      const uint32_t from = Mailbox<P::kPartPieces>(layout.parts + offset,
+                                                    (rank + n) % kParts, rank);
 #pragma unroll
       for (int i = 0; i < P::kPartPieces; ++i) {
         uint32_t x[4];
@@ -281,6 +290,8 @@ struct Multiplier {
         AddPiece(x, i, sum);
       }
     }
+    if (args.p.states != nullptr) LeaveState(sum);
+    const int next = AskNext(round + 1);
 #pragma unroll
     for (int i = 0; i < 4 * P::kSumPieces; ++i) {
       mine[i / 4][i % 4] =
@@ -292,7 +303,7 @@ struct Multiplier {
     for (int n = 1; n < kParts; ++n) {
       const int other = (rank + n) % kParts;
       const uint32_t to = linear_cluster::InBlock(
-          Mailbox<P::kSumPieces>(layout.sums, rank, other), other);
+          Mailbox<P::kSumPieces>(layout.sums + offset, rank, other), other);
       const uint32_t barrier =
           linear_cluster::InBlock(layout.SumsFull(), other);
 #pragma unroll
@@ -301,12 +312,13 @@ struct Multiplier {
              mine[i][2], mine[i][3]);
       }
     }
-    Keep(Told(round), sum);
+    return next;
   }
   // Everybody's sums as a factor.
   __device__ __forceinline__ void TakeSums(
       const uint32_t (&mine)[P::kSumPieces][4],
       uint32_t (&factor)[kSteps][4]) const {
+    const uint32_t boxes = layout.sums + Thread() * 16;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -315,59 +327,77 @@ struct Multiplier {
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = mine[i][j];
         if (part != rank) {
-          ReadFour(Mailbox<P::kSumPieces>(layout.sums, part, rank) +
-                       i * P::kPieceBytes,
-                   x);
+          ReadFour(
+              Mailbox<P::kSumPieces>(boxes, part, rank) + i * P::kPieceBytes,
+              x);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) factor[P::kSumPieces * part + i][j] = x[j];
       }
     }
   }
-  __device__ __forceinline__ void Keep(
-      const Item& item, const float (&sum)[4 * P::kShare]) const {
-    const LinearNoncausalParams& p = args.p;
-    if (p.states == nullptr) return;
-    // Whole eights of features and of columns exist, or none of them.
-    constexpr int kFeaturesEach = P::kEncodings * kFeatures / kParts;
-    const int first = rank * kFeaturesEach;
-    const int encoding = first / kFeatures;
-    const int feature = first % kFeatures;
-    const int64_t columns = args.value_dim;
-    const int column = 64 * group + 16 * warp;
-    if (column >= columns) return;
-    const bool both = column + 8 < columns;
-    float* row =
-        p.states + int64_t{item.slot} * p.slot_stride +
-        ((int64_t{item.head} * P::kEncodings + encoding) * args.head_dim +
-         feature + lane % 4 * 2) *
-            columns +
-        column + lane / 4;
+  // Sums for the warp that writes the state, where the parts were.
+  __device__ __forceinline__ void LeaveState(
+      const float (&sum)[4 * P::kShare]) const {
+    NamedBarrier(4, kMultipliers);  // all have read their parts
+    const uint32_t lane = Lane();
+    const uint32_t to =
+        layout.State(lane % 4 * 2) + (64 * group + 16 * warp + lane / 4) * 4;
 #pragma unroll
     for (int n = 0; n < P::kShare; ++n) {
-      if (feature + 8 * n >= args.head_dim) break;
-      row[0] = sum[4 * n];
-      row[columns] = sum[4 * n + 1];
-      if (both) {
-        row[8] = sum[4 * n + 2];
-        row[columns + 8] = sum[4 * n + 3];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(
+                         to + (8 * n + i % 2) * kStateRowBytes + i / 2 * 32),
+                     "f"(sum[4 * n + i])
+                     : "memory");
       }
-      row += 8 * columns;
-      asm volatile("" : "+l"(row));  // not all addresses at once
     }
+    BulkCopyFence();
+    WarpArrive(layout.StateFull());
   }
 
   // ---- outputs ----
 
-  __device__ __forceinline__ void OutTile(const Item& item, int tile,
+  template <bool kGated, bool kSilu>
+  __device__ __forceinline__ void Outputs(int asked,
                                           const uint32_t (&factor)[kSteps][4]) {
+    const int tiles = TilesOf(asked);
+    // How many the copy engine takes.
+    const int whole =
+        args.p.out_type == ElementType::kBFloat16 ? tiles - asked % 2 : 0;
+    const uint32_t lane = Lane();
+    // Of 16 tokens the piece that this thread reads and writes.
+    const uint32_t piece =
+        group * kTileBytes +
+        wgmma::PieceOffset(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) {
+      OutTile<kGated, kSilu>(factor, layout.Value(value.index) + piece);
+      BulkCopyFence();
+      if (t < whole) {
+        WarpArrive(layout.OutFull(value.index));
+      } else {
+        NamedBarrier(1 + group, kGroup);
+        Write(Told(layout, round - 1), t,
+              layout.Value(value.index) + group * kTileBytes);
+        BulkCopyFence();
+        WarpArrive(layout.ValueFree(value.index));
+      }
+      value.Next(P::kValueStages);
+    }
+  }
+  // Gated outputs take the place of the gates, at `at` and each 16 tokens on.
+  template <bool kGated, bool kSilu>
+  __device__ __forceinline__ void OutTile(const uint32_t (&factor)[kSteps][4],
+                                          uint32_t at) {
     float out[32];
-    WaitForFactor();
     uint64_t queries[P::kEncodings];
 #pragma unroll
     for (int e = 0; e < P::kEncodings; ++e) {
       queries[e] = WgmmaUniform(wgmma::ByRows(Factor(e), 0));
     }
+    WaitForFactor();
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -379,80 +409,48 @@ struct Multiplier {
           step > 0);
     }
     WgmmaCommit();
-    FinishStore();
     BarrierWait(layout.ValueFull(value.index), value.phase);
+    // All are read before the first is needed, while products are under way.
+    uint32_t gate[4][4];
+    if constexpr (kGated) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        LoadMatricesTransposed(gate[i], at + i * 2048);
+    }
     WgmmaWait<0>();
     WgmmaPin(out);
     ReleaseFactor();
-    const uint32_t gates = layout.Value(value.index) + group * kTileBytes;
-    if (args.p.g == nullptr) {
-      Gate<false, false>(gates, out);
-    } else if (args.p.g_activation == Activation::kSilu) {
-      Gate<true, true>(gates, out);
-    } else {
-      Gate<true, false>(gates, out);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      Gate<kGated, kSilu>(gate[i], &out[8 * i], at + i * 2048);
     }
-    BulkCopyFence();
-    NamedBarrier(1 + group, kGroup);
-    if (args.p.out_type == ElementType::kBFloat16 &&
-        item.Left(tile) >= kTokens) {
-      if (warp == 0) {
-        if (lane == 0 && 64 * group < args.value_dim) {
-          StoreBox(gates, args.out, 64 * group, item.head, item.Token(tile));
-        }
-        stored = value.index;
-      } else {
-        WarpArrive(layout.ValueFree(value.index));
-      }
-    } else {
-      Write(item, tile, gates);
-      BulkCopyFence();
-      WarpArrive(layout.ValueFree(value.index));
-    }
-    value.Next(P::kValueStages);
   }
-  // The copy engine has read what it was last given: there may be gates again.
-  __device__ __forceinline__ void FinishStore() {
-    if (stored < 0) return;
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    WarpArrive(layout.ValueFree(stored));
-    stored = -1;
-  }
-  // Gated outputs take the place of the gates.
   template <bool kGated, bool kSilu>
-  __device__ __forceinline__ void Gate(uint32_t gates,
-                                       const float (&out)[32]) const {
-    const int matrix = lane / 8;
-    const uint32_t at = gates + wgmma::PieceOffset(matrix / 2 * 8 + lane % 8,
-                                                   2 * warp + matrix % 2);
+  static __device__ __forceinline__ void Gate(const uint32_t (&gate)[4],
+                                              const float* out, uint32_t to) {
+    uint32_t rounded[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // 16 tokens
-      uint32_t gate[4];
-      if (kGated) LoadMatricesTransposed(gate, at + i * 2048);
-      uint32_t rounded[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float low = out[8 * i + 2 * j];
-        float high = out[8 * i + 2 * j + 1];
-        if constexpr (kGated) {
-          const uint32_t g = kSilu ? HalvePair(gate[j]) : gate[j];
-          low *= kSilu ? SiluOfTwice(Bf16::Low(g)) : Bf16::Low(g);
-          high *= kSilu ? SiluOfTwice(Bf16::High(g)) : Bf16::High(g);
-        }
-        rounded[j] = Bf16::Pack(low, high);
+    for (int j = 0; j < 4; ++j) {
+      float low = out[2 * j];
+      float high = out[2 * j + 1];
+      if constexpr (kGated) {
+        const uint32_t g = kSilu ? HalvePair(gate[j]) : gate[j];
+        low *= kSilu ? SiluOfTwice(Bf16::Low(g)) : Bf16::Low(g);
+        high *= kSilu ? SiluOfTwice(Bf16::High(g)) : Bf16::High(g);
       }
-      StoreFourTransposed(at + i * 2048, rounded);
+      rounded[j] = Bf16::Pack(low, high);
     }
+    StoreFourTransposed(to, rounded);
   }
   __device__ __forceinline__ void Write(const Item& item, int tile,
                                         uint32_t from) const {
-    const int first = threadIdx.x % kGroup / 8;
-    const int column = 64 * group + lane % 8 * 8;
+    const int first = Thread() % kGroup / 8;
+    const int column = 64 * group + Thread() % 8 * 8;
     if (column >= args.value_dim) return;
     const int left = item.Left(tile) - first;
     const int64_t at = (int64_t{item.Token(tile)} + first) * args.p.out_stride +
                        int64_t{item.head} * args.value_dim + column;
-    from += wgmma::PieceOffset(first, lane % 8);
+    from += wgmma::PieceOffset(first, Thread() % 8);
     if (args.p.out_type == ElementType::kFloat32) {
       WriteRows(static_cast<float*>(args.p.out) + at, from, left);
     } else {
@@ -492,12 +490,10 @@ struct Multiplier {
   int rank;
   int group;
   int warp;
-  int lane;
   Place key;
   Place sine;
   Place value;
   uint32_t round = 0;  // how many items have been added up
-  int stored = -1;     // the stage whose outputs the copy engine reads
 };
 
 }  // namespace linear_ring

@@ -26,9 +26,9 @@ constexpr int kParts = 4;    // of a sequence: blocks of a cluster
 constexpr int kFeatures = 128;
 constexpr int kGroup = 128;
 constexpr int kMultipliers = 2 * kGroup;  // one group for each 64 columns
-constexpr int kMakers = kGroup;
 constexpr int kMultiplierWarps = kMultipliers / 32;
-constexpr int kMakerWarps = kMakers / 32;
+constexpr int kMakerWarps = 4;
+constexpr int kMakers = 32 * kMakerWarps;
 constexpr int kTileBytes = wgmma::kTileBytes;
 constexpr int kItemPlaces = 4;
 constexpr int kRawBytes = 2 * kTileBytes;  // of a tile of k, v, q or g
@@ -63,6 +63,11 @@ enum class Form { kPlain, kMade, kCosine };
 // Of each feature the turn from a token to the next, and the cosine of the turn
 // that makers go by, twice.
 constexpr int kAngleBytes = 12 * kFeatures;
+// Sums of a feature in shared memory: four more than 128, so that eight
+// features of eight columns are in different banks.
+constexpr int kStateRowBytes = 4 * (128 + 4);
+// Barriers, and what is told of items.
+constexpr int kBarrierBytes = 384 + 32 * kItemPlaces;
 
 template <Form kForm>
 struct Plan {
@@ -83,14 +88,17 @@ struct Plan {
   static constexpr bool kRoundParts = kForm == Form::kCosine;
   static constexpr int kPartPieces = kRoundParts ? kShare / 2 : kShare;
   static constexpr int kSumPieces = kShare / 2;
+  static constexpr int kOwnFeatures = kEncodings * kFeatures / kParts;
   static constexpr int kPieceBytes = kMultipliers * 16;  // of all threads
   static constexpr int kPartBytes = (kParts - 1) * kPartPieces * kPieceBytes;
   static constexpr int kSumBytes = (kParts - 1) * kSumPieces * kPieceBytes;
   static constexpr int kBytes = 1024 + (kKeyStages + kValueStages) * kRawBytes +
                                 kSineBuffers * kRawBytes + kPartBytes +
-                                kSumBytes + 416 +
+                                kSumBytes + kBarrierBytes +
                                 (kForm == Form::kCosine ? kAngleBytes : 0);
   static_assert(kBytes <= 227 * 1024, "");
+  static_assert(kOwnFeatures * kStateRowBytes <= kPartBytes, "");
+  static_assert(kKeyStages <= 5 && kValueStages <= 4, "");
 };
 
 // Addresses in a block's shared memory, the same in every block of a cluster.
@@ -148,8 +156,26 @@ struct Layout {
     return barriers + 272;
   }
 
-  // Items as those who multiply are told of them, which have no registers for
-  // what global memory takes long to answer.
+  // Gated outputs of whole tiles have taken the place of the gates.
+  __device__ __forceinline__ uint32_t OutFull(int stage) const {
+    return barriers + 352 + 8 * stage;
+  }
+
+  // This block's sums are where its parts were; and every block's state has
+  // been read from there.
+  __device__ __forceinline__ uint32_t StateFull() const {
+    return barriers + 40;
+  }
+  __device__ __forceinline__ uint32_t PartsFree() const {
+    return barriers + 280;
+  }
+  // One of the features whose state this block writes.
+  __device__ __forceinline__ uint32_t State(int feature) const {
+    return parts + feature * kStateRowBytes;
+  }
+
+  // Items as all but the warp that copies are told of them, which have no
+  // registers for what global memory takes long to answer.
   __device__ __forceinline__ uint32_t ItemFull(int place) const {
     return barriers + 288 + 8 * place;
   }
@@ -157,15 +183,15 @@ struct Layout {
     return barriers + 320 + 8 * place;
   }
   __device__ __forceinline__ uint32_t ItemWords(int place) const {
-    return barriers + 352 + 16 * place;
+    return barriers + 384 + 32 * place;
   }
 
   // Angles, with cosines; see kAngleBytes.
   __device__ __forceinline__ uint32_t Turn(int feature) const {
-    return barriers + 416 + 8 * feature;
+    return barriers + kBarrierBytes + 8 * feature;
   }
   __device__ __forceinline__ uint32_t Step(int feature) const {
-    return barriers + 416 + 8 * kFeatures + 4 * feature;
+    return barriers + kBarrierBytes + 8 * kFeatures + 4 * feature;
   }
 
   __device__ __forceinline__ void InitBarriers() const {
@@ -177,14 +203,19 @@ struct Layout {
     for (int i = 0; i < P::kValueStages; ++i) {
       BarrierInit(ValueFull(i), kArrivingLanes);
       BarrierInit(ValueFree(i), kArrivingLanes * kMultiplierWarps);
+      BarrierInit(OutFull(i), kArrivingLanes * kMultiplierWarps);
     }
     for (int i = 0; i < P::kSineBuffers; ++i) {
       BarrierInit(SineFree(i), kArrivingLanes * kMultiplierWarps);
     }
     for (int i = 0; i < kItemPlaces; ++i) {
       BarrierInit(ItemFull(i), kArrivingLanes);
-      BarrierInit(ItemFree(i), kArrivingLanes * kMultiplierWarps);
+      BarrierInit(ItemFree(i),
+                  kArrivingLanes *
+                      (kMultiplierWarps + (P::kMakes ? kMakerWarps : 0) + 1));
     }
+    BarrierInit(StateFull(), kArrivingLanes * kMultiplierWarps);
+    BarrierInit(PartsFree(), kArrivingLanes * kParts);
     BarrierInit(PartsFull(), 1);
     BarrierInit(SumsFull(), 1);
     BarrierInit(SumsFree(), kArrivingLanes * kParts * kMultiplierWarps);
@@ -194,14 +225,14 @@ struct Layout {
   uint32_t keys, values, sines, parts, sums, barriers;
 };
 
-// One head of one row. Two of them are kept at a time, so that what follows
-// from these numbers and the block's rank is not kept, too.
+// One head of one row. What follows from these numbers and the block's rank is
+// not kept.
 struct Item {
   Item() = default;
   __device__ __forceinline__ Item(const Args& args, uint32_t index) {
     const LinearNoncausalParams& p = args.p;
     const uint32_t heads = args.heads;
-    row = static_cast<int>(index / heads);
+    const int row = static_cast<int>(index / heads);
     head = static_cast<int>(index % heads);
     first_token = Uniform(p.query_start[row]);
     count = Uniform(p.query_start[row + 1]) - first_token;
@@ -233,7 +264,6 @@ struct Item {
     return first_token + (FirstTile() + tile) * kTokens;
   }
 
-  int row = 0;
   int slot = 0;  // if states are kept
   int head = 0;
   int first_token = 0;
@@ -272,21 +302,31 @@ class Items {
   uint32_t end_;
 };
 
-// Calls f(next, before): S of `next` is made and then, while its parts are on
-// their way, the outputs of `before`. Either may be none, which does not Work:
-// the last `next` is.
-template <typename F>
-__device__ __forceinline__ void ForItems(const Args& args, F f) {
-  Items items(args);
-  Item before;
-  Item next = items.TakeWork();
-#pragma unroll 1
-  while (true) {
-    f(next, before);
-    if (!next.Works()) break;
-    before = next;
-    next = items.TakeWork();
-  }
+// What the warp that copies told of item `which`, but for its position.
+template <Form kForm>
+__device__ __forceinline__ Item Told(const Layout<kForm>& layout,
+                                     uint32_t which) {
+  uint32_t x[4];
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(layout.ItemWords(which % kItemPlaces))
+               : "memory");
+  Item item;
+  item.slot = Uniform(static_cast<int>(x[0]));
+  item.head = Uniform(static_cast<int>(x[1]));
+  item.first_token = Uniform(static_cast<int>(x[2]));
+  item.count = Uniform(static_cast<int>(x[3]));
+  return item;
+}
+template <Form kForm>
+__device__ __forceinline__ int64_t ToldPosition(const Layout<kForm>& layout,
+                                                uint32_t which) {
+  int64_t position;
+  asm volatile("ld.shared.b64 %0, [%1];"
+               : "=l"(position)
+               : "r"(layout.ItemWords(which % kItemPlaces) + 16)
+               : "memory");
+  return position;
 }
 
 // One lane of a warp arrives, after what all have written or read.

@@ -95,11 +95,14 @@ struct Preparer {
   __device__ __forceinline__ void Scores(int c, int stage,
                                          const float (&weight)[32]) const {
     float scores[32];
+    const uint64_t queries =
+        WgmmaUniform(wgmma::ByRows(layout.Queries(stage), 0));
+    const uint64_t keys = WgmmaUniform(wgmma::ByRows(layout.Keys(stage), 0));
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
-      wgmma::Multiply(scores, wgmma::ByRows(layout.Queries(stage), step),
-                      wgmma::ByRows(layout.Keys(stage), step), step > 0);
+      wgmma::Multiply(scores, WgmmaAdvance(queries, step * wgmma::kRowStep),
+                      WgmmaAdvance(keys, step * wgmma::kRowStep), step > 0);
     }
     WgmmaCommit();
     WgmmaWait<0>();

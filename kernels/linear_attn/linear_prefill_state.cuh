@@ -133,19 +133,23 @@ struct StateGroup {
   __device__ __forceinline__ void QueryAndUpdate(
       int stage, const uint32_t (&factor)[16], const uint32_t (&weighted)[4][4],
       float (&out)[32], float (&state)[32]) const {
+    const uint64_t queries =
+        WgmmaUniform(wgmma::ByRows(layout.Queries(stage), 0));
+    const uint64_t keys = WgmmaUniform(wgmma::ByColumns(layout.Keys(stage), 0));
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
       const uint32_t a[4] = {factor[4 * step], factor[4 * step + 1],
                              factor[4 * step + 2], factor[4 * step + 3]};
-      wgmma::Multiply<false>(out, a, wgmma::ByRows(layout.Queries(stage), step),
-                             step > 0);
+      wgmma::Multiply<false>(
+          out, a, WgmmaAdvance(queries, step * wgmma::kRowStep), step > 0);
     }
     WgmmaCommit();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
       wgmma::Multiply<true>(state, weighted[step],
-                            wgmma::ByColumns(layout.Keys(stage), step), true);
+                            WgmmaAdvance(keys, step * wgmma::kColumnStep),
+                            true);
     }
     WgmmaCommit();
   }
@@ -231,12 +235,13 @@ struct StateGroup {
       for (int i = 0; i < 32; ++i) out[i] *= w.upto[i / 4][i % 2];
     }
     BarrierWait(layout.ScoresFull(c), c >> 1 & 1);
+    const uint64_t scores = WgmmaUniform(wgmma::ByRows(layout.Scores(c), 0));
     WgmmaPin(out);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < wgmma::kSteps; ++step) {
-      wgmma::Multiply<false>(out, value[step],
-                             wgmma::ByRows(layout.Scores(c), step), true);
+      wgmma::Multiply<false>(
+          out, value[step], WgmmaAdvance(scores, step * wgmma::kRowStep), true);
     }
     WgmmaCommit();
     WgmmaWait<0>();
