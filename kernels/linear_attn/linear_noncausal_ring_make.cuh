@@ -59,6 +59,20 @@ struct Maker {
     }
   }
   __device__ __forceinline__ void MakeAll(uint32_t round, Change change) {
+    switch (change) {
+      case Change::kNone:
+        MakeAllOf<Change::kNone>(round);
+        break;
+      case Change::kSilu:
+        MakeAllOf<Change::kSilu>(round);
+        break;
+      case Change::kSoftmax:
+        MakeAllOf<Change::kSoftmax>(round);
+        break;
+    }
+  }
+  template <Change kChange>
+  __device__ __forceinline__ void MakeAllOf(uint32_t round) {
     const Item item = Told(layout, round);
     if (!item.Works()) return;
     if (kCosine) UseTurnsOf(item.head);
@@ -70,20 +84,7 @@ struct Maker {
                    (Told(layout, round).FirstTile() + t) * kTokens + row);
       }
       BarrierWait(layout.KeyFull(key.index), key.phase);
-      if (kCosine) BarrierWait(layout.SineFree(sine.index), sine.phase ^ 1);
-      const uint32_t tile = layout.Key(key.index) + at;
-      const uint32_t sines = layout.Sine(sine.index) + at;
-      switch (change) {
-        case Change::kNone:
-          Make<Change::kNone>(tile, sines);
-          break;
-        case Change::kSilu:
-          Make<Change::kSilu>(tile, sines);
-          break;
-        case Change::kSoftmax:
-          Make<Change::kSoftmax>(tile, sines);
-          break;
-      }
+      Make<kChange>(layout.Key(key.index) + at, layout.Sine(sine.index) + at);
       BulkCopyFence();  // wgmma reads what this thread wrote
       WarpArrive(layout.Made(key.index));
       key.Next(P::kKeyStages);
@@ -154,6 +155,7 @@ struct Maker {
     constexpr int kBatch = kChange == Change::kSoftmax ? 4 : 2;
     uint32_t next[kBatch][4];
     LoadSome(tile, next);
+    if (kCosine) BarrierWait(layout.SineFree(sine.index), sine.phase ^ 1);
 #pragma unroll 1
     for (int left = kPasses; left > 0; left -= kBatch) {
       uint32_t word[kBatch][4];
@@ -168,7 +170,7 @@ struct Maker {
       float x[kBatch][8];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) Unpack<kChange>(word[i], x[i]);
-      if constexpr (kChange == Change::kSoftmax) Softmax(x);
+      if constexpr (kChange == Change::kSoftmax) Softmax(word, x);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         Encode(i, x[i], at + i * (kRows * 128), sines + i * (kRows * 128));
@@ -202,34 +204,36 @@ struct Maker {
       }
     }
   }
-  // Sixteen threads have a token.
+  // Sixteen threads have a token. Maxima are of bfloat16 numbers, and go from
+  // thread to thread two by two.
   template <int kCount>
-  __device__ __forceinline__ void Softmax(float (&x)[kCount][8]) const {
+  __device__ __forceinline__ void Softmax(const uint32_t (&word)[kCount][4],
+                                          float (&x)[kCount][8]) const {
+    static_assert(kCount % 2 == 0, "");
     constexpr float kLog2E = 1.442695041f;
-    float max[kCount];
-    float sum[kCount];
+    uint32_t max[kCount / 2];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      max[i] = x[i][0];
-#pragma unroll
-      for (int j = 1; j < 8; ++j) max[i] = fmaxf(max[i], x[i][j]);
-      if (!exists) max[i] = -INFINITY;
+    for (int i = 0; i < kCount; i += 2) {
+      max[i / 2] = Bf16::Pack(Greatest(word[i]), Greatest(word[i + 1]));
     }
 #pragma unroll
     for (int offset = 8; offset > 0; offset /= 2) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        max[i] = fmaxf(max[i], __shfl_xor_sync(0xffffffffu, max[i], offset));
+      for (int i = 0; i < kCount / 2; ++i) {
+        max[i] = MaxPair(max[i], __shfl_xor_sync(0xffffffffu, max[i], offset));
       }
     }
+    float sum[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float least = max[i] * kLog2E;
+      const float most =
+          i % 2 == 0 ? Bf16::Low(max[i / 2]) : Bf16::High(max[i / 2]);
+      // What is no feature is 0, and its exponential, too.
+      const float least = exists ? most * kLog2E : INFINITY;
       sum[i] = 0.0f;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float y = FastExp2(fmaf(x[i][j], kLog2E, -least));
-        x[i][j] = exists ? y : 0.0f;
+        x[i][j] = FastExp2(fmaf(x[i][j], kLog2E, -least));
         sum[i] += x[i][j];
       }
     }
@@ -246,6 +250,17 @@ struct Maker {
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[i][j] *= inverse;
     }
+  }
+  static __device__ __forceinline__ uint32_t MaxPair(uint32_t a, uint32_t b) {
+    uint32_t max;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
+    return max;
+  }
+  // Of this thread's features.
+  __device__ __forceinline__ float Greatest(const uint32_t (&word)[4]) const {
+    const uint32_t max =
+        MaxPair(MaxPair(word[0], word[1]), MaxPair(word[2], word[3]));
+    return exists ? fmaxf(Bf16::Low(max), Bf16::High(max)) : -INFINITY;
   }
   __device__ __forceinline__ void Encode(int pass, const float (&x)[8],
                                          uint32_t to, uint32_t sines) {

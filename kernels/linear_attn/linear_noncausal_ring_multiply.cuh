@@ -89,7 +89,9 @@ struct Multiplier {
     const Item item = Told(layout, which);
     if (!item.Works()) return -1;
     const int tiles = item.PartTiles();
-    return 2 * tiles + (item.Left(0) < tiles * kTokens ? 1 : 0);
+    int answer = 2 * tiles + (item.Left(0) < tiles * kTokens ? 1 : 0);
+    asm volatile("" : "+r"(answer));  // now, not behind what is sent next
+    return answer;
   }
   static __device__ __forceinline__ int TilesOf(int asked) {
     return asked < 0 ? 0 : asked / 2;
@@ -197,14 +199,13 @@ struct Multiplier {
                              __uint_as_float(d));
   }
   // There is room once every block has sent the sums of the item before, after
-  // it had read the parts, and written the state that then took their place. By
-  // rank, so that a part's registers are free once it
-  // has been sent. This block's own part waits in registers, rounded like
-  // others.
+  // it had read the parts, and written the state if it took their place. By
+  // rank, so that a part's registers are free once it has been sent. This
+  // block's own part waits in registers, rounded like others.
   __device__ __forceinline__ void SendParts(
       const float (&state)[P::kEncodings][64],
       uint32_t (&own)[P::kPartPieces][4]) {
-    if (round > 0 && args.p.states != nullptr) {
+    if (P::kStagesState && round > 0 && args.p.states != nullptr) {
       BarrierWait(layout.PartsFree(), ~round & 1);
     }
     if (threadIdx.x == 0) BarrierExpect(layout.PartsFull(), P::kPartBytes);
@@ -290,8 +291,10 @@ struct Multiplier {
         AddPiece(x, i, sum);
       }
     }
-    if (args.p.states != nullptr) LeaveState(sum);
+    if (P::kStagesState && args.p.states != nullptr) LeaveState(sum);
     const int next = AskNext(round + 1);
+    float* state = nullptr;
+    if (!P::kStagesState) state = StateOfThread();
 #pragma unroll
     for (int i = 0; i < 4 * P::kSumPieces; ++i) {
       mine[i / 4][i % 4] =
@@ -312,6 +315,7 @@ struct Multiplier {
              mine[i][2], mine[i][3]);
       }
     }
+    if (!P::kStagesState) Keep(sum, state);
     return next;
   }
   // Everybody's sums as a factor.
@@ -334,6 +338,39 @@ struct Multiplier {
 #pragma unroll
         for (int j = 0; j < 4; ++j) factor[P::kSumPieces * part + i][j] = x[j];
       }
+    }
+  }
+  // The first of the thread's numbers in the state; null if it has none.
+  __device__ __forceinline__ float* StateOfThread() const {
+    const LinearNoncausalParams& p = args.p;
+    const int lane = Lane();
+    const int column = 64 * group + 16 * warp;
+    if (p.states == nullptr || column >= args.value_dim) return nullptr;
+    const Item item = Told(layout, round);
+    float* state = p.states + int64_t{item.slot} * p.slot_stride +
+                   (int64_t{item.head} * args.head_dim +
+                    rank * P::kOwnFeatures + lane % 4 * 2) *
+                       args.value_dim +
+                   column + lane / 4;
+    asm volatile("" : "+l"(state));  // now, not behind what is sent next
+    return state;
+  }
+  __device__ __forceinline__ void Keep(const float (&sum)[4 * P::kShare],
+                                       float* row) const {
+    if (row == nullptr) return;
+    // Whole eights of features and of columns exist, or none of them.
+    const int64_t columns = args.value_dim;
+    const bool both = 64 * group + 16 * warp + 8 < columns;
+#pragma unroll
+    for (int n = 0; n < P::kShare; ++n) {
+      if (rank * P::kOwnFeatures + 8 * n >= args.head_dim) break;
+      row[0] = sum[4 * n];
+      row[columns] = sum[4 * n + 1];
+      if (both) {
+        row[8] = sum[4 * n + 2];
+        row[columns + 8] = sum[4 * n + 3];
+      }
+      row += 8 * columns;
     }
   }
   // Sums for the warp that writes the state, where the parts were.

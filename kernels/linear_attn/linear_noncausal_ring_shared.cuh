@@ -88,6 +88,9 @@ struct Plan {
   static constexpr bool kRoundParts = kForm == Form::kCosine;
   static constexpr int kPartPieces = kRoundParts ? kShare / 2 : kShare;
   static constexpr int kSumPieces = kShare / 2;
+  // With cosines and sines the state leaves from where parts were; half of that
+  // is written sooner than blocks tell each other that it has been read.
+  static constexpr bool kStagesState = kForm == Form::kCosine;
   static constexpr int kOwnFeatures = kEncodings * kFeatures / kParts;
   static constexpr int kPieceBytes = kMultipliers * 16;  // of all threads
   static constexpr int kPartBytes = (kParts - 1) * kPartPieces * kPieceBytes;
@@ -332,7 +335,7 @@ __device__ __forceinline__ int64_t ToldPosition(const Layout<kForm>& layout,
 // One lane of a warp arrives, after what all have written or read.
 __device__ __forceinline__ void WarpArrive(uint32_t barrier) {
   __syncwarp();
-  if (threadIdx.x % 32 < kArrivingLanes) BarrierArrive(barrier);
+  if (kArrivingLanes == 32 || ElectLane()) BarrierArrive(barrier);
 }
 
 }  // namespace linear_ring

@@ -60,7 +60,7 @@ struct Storer {
         WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
       }
       if (!Told(layout, round).Works()) break;
-      if (args.p.states != nullptr) StoreState(round);
+      if (P::kStagesState && args.p.states != nullptr) StoreState(round);
     }
   }
   // This block's quarter of the features. All may then send parts again.
