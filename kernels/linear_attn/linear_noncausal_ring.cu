@@ -47,10 +47,16 @@ using linear_ring::WriteZeros;
   linear_cluster::ClusterBarrier();
 }
 
-// Of each thread, with those who make: two of their warps and two of those who
-// multiply have a quarter of the multiprocessor's 65,536.
+// Of each thread, where there are some who make: two warps that multiply, one
+// that makes and one of the others have a quarter of the multiprocessor's
+// 65,536.
 constexpr int kMultiplierRegisters = 184;
 constexpr int kMakerRegisters = 112;
+constexpr int kOtherRegisters = 32;
+static_assert(32 * (2 * kMultiplierRegisters + kMakerRegisters +
+                    kOtherRegisters) <=
+                  65536 / 4,
+              "");
 
 // Grid: as many clusters of kParts blocks as there is room for; they
 // take the heads of the rows in turn. A block makes S of its part of the
@@ -80,7 +86,7 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
       Leave();
     }
   } else {
-    if constexpr (P::kMakes) ReleaseRegisters<32>();
+    if constexpr (P::kMakes) ReleaseRegisters<kOtherRegisters>();
     const int thread = static_cast<int>(threadIdx.x) - (P::kThreads - kGroup);
     if (thread < 32) {
       Copier<kForm> copier{args, layout};

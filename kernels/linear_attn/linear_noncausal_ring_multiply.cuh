@@ -13,12 +13,6 @@
 namespace recurve {
 namespace linear_ring {
 
-__device__ __forceinline__ void ReadFour(uint32_t from, uint32_t (&x)[4]) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
-               : "r"(from)
-               : "memory");
-}
 // Four 8x8 matrices as LoadMatricesTransposed reads them.
 __device__ __forceinline__ void StoreFourTransposed(uint32_t address,
                                                     const uint32_t (&r)[4]) {

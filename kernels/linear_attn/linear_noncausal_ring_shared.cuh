@@ -305,15 +305,19 @@ class Items {
   uint32_t end_;
 };
 
+__device__ __forceinline__ void ReadFour(uint32_t from, uint32_t (&x)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
+               : "r"(from)
+               : "memory");
+}
+
 // What the warp that copies told of item `which`, but for its position.
 template <Form kForm>
 __device__ __forceinline__ Item Told(const Layout<kForm>& layout,
                                      uint32_t which) {
   uint32_t x[4];
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(layout.ItemWords(which % kItemPlaces))
-               : "memory");
+  ReadFour(layout.ItemWords(which % kItemPlaces), x);
   Item item;
   item.slot = Uniform(static_cast<int>(x[0]));
   item.head = Uniform(static_cast<int>(x[1]));

@@ -523,6 +523,9 @@ TEST_F(LinearNoncausalGpuTest, RefusesWhatItDoesNotSupport) {
   p.position = LrpeType::kCosine;
   p.positions = nullptr;
   EXPECT_TRUE(refused(p));
+  p = good;
+  p.slot_stride += 2;  // a state would not begin at a multiple of 16 bytes
+  EXPECT_TRUE(refused(p));
 }
 
 }  // namespace
