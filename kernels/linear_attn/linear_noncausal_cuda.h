@@ -25,7 +25,9 @@ namespace recurve {
 // of bfloat16 factors (q̃, k̃, v and S), sums are float32; outputs are rounded to
 // bfloat16, in whichever type they are written. With kCosine the sums over four
 // parts of a sequence may be rounded to bfloat16 before they are added up to S.
-// silu is computed to about 2⁻¹¹ of its argument.
+// silu is computed to about 2⁻¹¹ of its argument. Softmax of q over its
+// features may be rounded before it is divided by its sum, which outputs then
+// are.
 //
 // A row's results depend on that row alone: bitwise the same in any batch.
 struct LinearNoncausalParams {

@@ -66,9 +66,11 @@ template <Form kForm>
 __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
     linear_noncausal_ring_kernel(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ unsigned char shared[];
+  // Boxes of the copy engine are swizzled by their address.
+  extern __shared__ __align__(1024) unsigned char shared[];
   using P = Plan<kForm>;
-  const Layout<kForm> layout((SharedAddress(shared) + 1023) & ~1023u);
+  const Layout<kForm> layout(SharedAddress(shared));
+  if (SharedAddress(shared) % 1024 != 0) __trap();
   if (threadIdx.x == 0) layout.InitBarriers();
   __syncthreads();
   linear_cluster::Meet();  // everybody's barriers are ready
@@ -90,19 +92,24 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
     const int thread = static_cast<int>(threadIdx.x) - (P::kThreads - kGroup);
     if (thread < 32) {
       Copier<kForm> copier{args, layout};
-      copier.Run();
+      copier.template Run<true, !P::kCopiesApart>();
       Leave();
     } else if (thread < 64) {
       Storer<kForm> storer{args, layout};
       storer.Run();
       LeaveAfterSending();
+    } else if (P::kCopiesApart && thread < 96) {
+      Copier<kForm> copier{args, layout};
+      copier.template Run<false, true>();
+      Leave();
     } else {
+      constexpr int kFirst = P::kCopiesApart ? 96 : 64;
       if (args.p.out_type == ElementType::kFloat32) {
-        WriteZeros(args, static_cast<float*>(args.p.out), thread - 64,
-                   kGroup - 64);
+        WriteZeros(args, static_cast<float*>(args.p.out), thread - kFirst,
+                   kGroup - kFirst);
       } else {
-        WriteZeros(args, static_cast<__nv_bfloat16*>(args.p.out), thread - 64,
-                   kGroup - 64);
+        WriteZeros(args, static_cast<__nv_bfloat16*>(args.p.out),
+                   thread - kFirst, kGroup - kFirst);
       }
       Leave();
     }

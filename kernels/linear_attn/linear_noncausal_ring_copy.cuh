@@ -1,4 +1,4 @@
-// The warp that brings in k, v, q and g. Device code only.
+// The warps that bring in k and q, and v and g. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_NONCAUSAL_RING_COPY_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_NONCAUSAL_RING_COPY_CUH_
 
@@ -15,46 +15,64 @@ namespace linear_ring {
 
 using linear_boxes::CopyBox;
 
-// It runs ahead as far as there is room. Whole tiles come by the tensor copy
-// engine. A last one that is not whole the warp fills by itself: what is no
-// token of the row must be zeros, and may not be memory at all.
+// It runs ahead as far as there is room in the rings. Whole tiles come by the
+// tensor copy engine. A last one that is not whole the warp fills by itself:
+// what is no token of the row must be zeros, and may not be memory at all.
 template <Form kForm>
 struct Copier {
   using P = Plan<kForm>;
 
+  // One warp for both rings, or one for k and q, which finds the items and
+  // tells all others of them, and one for v and g. k and v of an item, then q
+  // and g of the one before. Items are read back, as registers are few.
+  template <bool kKeys, bool kValues>
   __device__ __forceinline__ void Run() {
     Items items(args);
 #pragma unroll 1
-    while (true) {
-      Tell(items.TakeWork());
-      // k and v of this item, q and g of the one before. Items are read back,
-      // as registers are few.
-#pragma unroll 1
-      for (uint32_t ago = 1; ago <= min(round, 2u); ++ago) {
-        const int tiles = Told(layout, round - ago).PartTiles();
-#pragma unroll 1
-        for (int t = 0; t < tiles; ++t) {
-          const Item item = Told(layout, round - ago);
-          const LinearNoncausalParams& p = args.p;
-          const bool first = ago == 1;
-          Fetch(item, t, first ? p.k : p.q, first ? args.k : args.q,
-                args.head_dim, layout.Key(key.index), layout.KeyFull(key.index),
-                layout.KeyFree(key.index), key.phase);
-          key.Next(P::kKeyStages);
-          Fetch(item, t, first ? p.v : p.g, first ? args.v : args.g,
-                args.value_dim, layout.Value(value.index),
-                layout.ValueFull(value.index), layout.ValueFree(value.index),
-                value.phase);
-          value.Next(P::kValueStages);
-        }
+    for (uint32_t round = 0;; ++round) {
+      if constexpr (kKeys) {
+        Tell(round, items.TakeWork());
+      } else {
+        BarrierWait(layout.ItemFull(round % kItemPlaces),
+                    round / kItemPlaces & 1);
       }
-      if (!Told(layout, round - 1).Works()) break;
+      // A loop, so that both have one code.
+#pragma unroll 1
+      for (uint32_t ago = 0; ago <= min(round, 1u); ++ago) {
+        Bring<kKeys, kValues>(round - ago, ago == 0);
+      }
+      if (!kKeys && round > 0) {
+        WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
+      }
+      if (!Told(layout, round).Works()) break;
+    }
+  }
+  template <bool kKeys, bool kValues>
+  __device__ __forceinline__ void Bring(uint32_t round, bool first) {
+    const LinearNoncausalParams& p = args.p;
+    const int tiles = Told(layout, round).PartTiles();
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) {
+      const Item item = Told(layout, round);
+      if constexpr (kKeys) {
+        Fetch(item, t, first ? p.k : p.q, first ? args.k : args.q,
+              args.head_dim, layout.Key(key.index), layout.KeyFull(key.index),
+              layout.KeyFree(key.index), key.phase);
+        key.Next(P::kKeyStages);
+      }
+      if constexpr (kValues) {
+        Fetch(item, t, first ? p.v : p.g, first ? args.v : args.g,
+              args.value_dim, layout.Value(value.index),
+              layout.ValueFull(value.index), layout.ValueFree(value.index),
+              value.phase);
+        value.Next(P::kValueStages);
+      }
     }
   }
 
-  // Those who make and multiply read it in the order of rounds; nothing is over
-  // what they still look at.
-  __device__ __forceinline__ void Tell(const Item& item) {
+  // All read it in the order of rounds; nothing is over what somebody still
+  // looks at.
+  __device__ __forceinline__ void Tell(uint32_t round, const Item& item) {
     const int place = round % kItemPlaces;
     BarrierWait(layout.ItemFree(place), (round / kItemPlaces & 1) ^ 1);
     if (threadIdx.x % 32 == 0) {
@@ -69,7 +87,6 @@ struct Copier {
           : "memory");
     }
     WarpArrive(layout.ItemFull(place));
-    ++round;
   }
 
   __device__ __forceinline__ void Fetch(const Item& item, int tile,
@@ -118,7 +135,6 @@ struct Copier {
   const Layout<kForm>& layout;
   Place key;
   Place value;
-  uint32_t round = 0;  // how many items were told of
 };
 
 }  // namespace linear_ring

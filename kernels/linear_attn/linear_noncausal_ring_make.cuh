@@ -36,43 +36,56 @@ struct Maker {
   // anew, exactly, after so many tiles: its error grows with the square, to at
   // most 6e-4 (7e-5 in the mean), of which bfloat16 then takes 2e-3 (1e-3).
   static constexpr int kFreshTiles = 16;
+  // From here on a softmax's numbers are taken relative to the greatest: sums
+  // of e^16 are far from all limits, also times S.
+  static constexpr float kLarge = 16.0f;
+  static constexpr uint32_t kLargePattern = 0x4180;  // in bfloat16
+  static constexpr uint32_t kNoMaxima = 0xff80ff80;  // −∞, twice
 
   __device__ __forceinline__ Maker(const Args& a, const Layout<kForm>& l)
       : args(a),
         layout(l),
-        thread(threadIdx.x - kMultipliers),
-        feature(thread % 16 * 8),
-        row(thread / 16),
-        at(thread % 16 / 8 * kTileBytes + wgmma::PieceOffset(row, thread % 8)),
-        exists(feature < a.head_dim) {}
+        at(Thread() % 16 / 8 * kTileBytes +
+           wgmma::PieceOffset(Row(), Thread() % 8)) {}
+
+  // The thread's number among those who make, read anew once a tile or less: a
+  // register more would be kept in local memory.
+  static __device__ __forceinline__ uint32_t Thread() {
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread - kMultipliers;
+  }
+  static __device__ __forceinline__ int Feature() { return Thread() % 16 * 8; }
+  static __device__ __forceinline__ int Row() { return Thread() / 16; }
 
   __device__ __forceinline__ void Run() {
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {
       BarrierWait(layout.ItemFull(round % kItemPlaces),
                   round / kItemPlaces & 1);
-      MakeAll(round, args.k_change);
+      MakeAll<false>(round, args.k_change);
       if (round > 0) {
-        MakeAll(round - 1, args.q_change);
+        MakeAll<true>(round - 1, args.q_change);
         WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
       }
       if (!Told(layout, round).Works()) break;
     }
   }
+  template <bool kQueries>
   __device__ __forceinline__ void MakeAll(uint32_t round, Change change) {
     switch (change) {
       case Change::kNone:
-        MakeAllOf<Change::kNone>(round);
+        MakeAllOf<Change::kNone, kQueries>(round);
         break;
       case Change::kSilu:
-        MakeAllOf<Change::kSilu>(round);
+        MakeAllOf<Change::kSilu, kQueries>(round);
         break;
       case Change::kSoftmax:
-        MakeAllOf<Change::kSoftmax>(round);
+        MakeAllOf<Change::kSoftmax, kQueries>(round);
         break;
     }
   }
-  template <Change kChange>
+  template <Change kChange, bool kQueries>
   __device__ __forceinline__ void MakeAllOf(uint32_t round) {
     const Item item = Told(layout, round);
     if (!item.Works()) return;
@@ -82,10 +95,11 @@ struct Maker {
     for (int t = 0; t < tiles; ++t) {
       if (kCosine && t % kFreshTiles == 0) {
         BeginWaves(ToldPosition(layout, round) +
-                   (Told(layout, round).FirstTile() + t) * kTokens + row);
+                   (Told(layout, round).FirstTile() + t) * kTokens + Row());
       }
       BarrierWait(layout.KeyFull(key.index), key.phase);
-      Make<kChange>(layout.Key(key.index) + at, layout.Sine(sine.index) + at);
+      Make<kChange, kQueries>(layout.Key(key.index) + at,
+                              layout.Sine(sine.index) + at);
       BulkCopyFence();  // wgmma reads what this thread wrote
       WarpArrive(layout.Made(key.index));
       key.Next(P::kKeyStages);
@@ -104,6 +118,7 @@ struct Maker {
     }
     turned_head = head;
     NamedBarrier(3, kMakers);  // nobody reads those of the head before
+    const int thread = Thread();
     const uint64_t turn =
         thread < args.head_dim
             ? args.p.phase_steps[head * args.p.phase_head_stride + thread]
@@ -118,7 +133,8 @@ struct Maker {
     NamedBarrier(3, kMakers);
   }
   __device__ __forceinline__ void BeginWaves(int64_t position) {
-    const uint64_t at = static_cast<uint64_t>(position);
+    const uint64_t first = static_cast<uint64_t>(position);
+    const int feature = Feature();
 #pragma unroll
     for (int j = 0; j < 8; j += 4) {
       asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -134,11 +150,11 @@ struct Maker {
                    : "r"(layout.Turn(feature + j)));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        linear_prefill::FastCosSin(static_cast<uint32_t>(turn[i] * at >> 32),
+        linear_prefill::FastCosSin(static_cast<uint32_t>(turn[i] * first >> 32),
                                    &cos[0][j + i], &sin[0][j + i]);
         linear_prefill::FastCosSin(
-            static_cast<uint32_t>(turn[i] * (at - kRows) >> 32), &cos[1][j + i],
-            &sin[1][j + i]);
+            static_cast<uint32_t>(turn[i] * (first - kRows) >> 32),
+            &cos[1][j + i], &sin[1][j + i]);
       }
     }
   }
@@ -155,16 +171,18 @@ struct Maker {
 
   // ---- tiles ----
 
-  // A loop: with all passes unrolled the code is three times as long, and no
-  // faster.
-  template <Change kChange>
+  // Passes are written out, so that words and results stay in the registers
+  // that they came to; but those of softmax, whose code is so long by itself
+  // that rows of few tiles would wait for instructions.
+  template <Change kChange, bool kQueries>
   __device__ __forceinline__ void Make(uint32_t tile, uint32_t sines) {
     // Softmax looks at more tokens at a time, as lanes wait for each other.
     constexpr int kBatch = kChange == Change::kSoftmax ? 4 : 2;
+    const int thread = kChange == Change::kSoftmax ? Thread() : 0;
     uint32_t next[kBatch][4];
     LoadSome(tile, next);
     if (kCosine) BarrierWait(layout.SineFree(sine.index), sine.phase ^ 1);
-#pragma unroll 1
+#pragma unroll(kChange == Change::kSoftmax ? 1 : kPasses / kBatch)
     for (int left = kPasses; left > 0; left -= kBatch) {
       uint32_t word[kBatch][4];
 #pragma unroll
@@ -178,10 +196,21 @@ struct Maker {
       float x[kBatch][8];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) Unpack<kChange>(word[i], x[i]);
-      if constexpr (kChange == Change::kSoftmax) Softmax(word, x);
+      float sum[kBatch];
+      if constexpr (kChange == Change::kSoftmax) {
+        Exponentials(thread, word, x, sum);
+        if constexpr (!kQueries) Normalize(sum, x);
+      }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
+        // Between the tokens of a batch, since lanes wait for each other.
+        if constexpr (kChange == Change::kSoftmax && kQueries) {
+          AddLanes(i, thread, sum);
+        }
         Encode(i, x[i], at + i * (kRows * 128), sines + i * (kRows * 128));
+      }
+      if constexpr (kChange == Change::kSoftmax && kQueries) {
+        LeaveScale(sum[0], thread, kPasses - left);
       }
       sines += kBatch * kRows * 128;
     }
@@ -212,17 +241,57 @@ struct Maker {
       }
     }
   }
-  // Sixteen threads have a token. Maxima are of bfloat16 numbers, and go from
-  // thread to thread two by two.
+
+  // ---- softmax: sixteen threads have a token ----
+
+  // e^(x − shift), and the sums of this thread's. A shift of 0 does for tokens
+  // whose greatest x is not far from it, so mostly nobody has to be asked for a
+  // maximum. A token's shift depends on nothing but its own features.
   template <int kCount>
-  __device__ __forceinline__ void Softmax(const uint32_t (&word)[kCount][4],
-                                          float (&x)[kCount][8]) const {
+  __device__ __forceinline__ void Exponentials(
+      int thread, const uint32_t (&word)[kCount][4], float (&x)[kCount][8],
+      float (&sum)[kCount]) const {
+    constexpr float kLog2E = 1.442695041f;
+    // What is no feature is 0, and its exponential, too.
+    const bool exists = thread % 16 * 8 < args.head_dim;
+    const float none = exists ? 0.0f : INFINITY;
+    float shift[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) shift[i] = none;
+    uint32_t sizes[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sizes[i] = MaxSizes(MaxSizes(word[i][0], word[i][1]),
+                          MaxSizes(word[i][2], word[i][3]));
+    }
+    uint32_t size = sizes[0];
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) size = MaxSizes(size, sizes[i]);
+    const bool large = (size & 0x7fffu) >= kLargePattern ||
+                       (size >> 16 & 0x7fffu) >= kLargePattern;
+    if (__any_sync(0xffffffffu, large)) FindShifts(exists, word, shift);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        x[i][j] = FastExp2(fmaf(x[i][j], kLog2E, -shift[i]));
+      }
+      sum[i] = ((x[i][0] + x[i][1]) + (x[i][2] + x[i][3])) +
+               ((x[i][4] + x[i][5]) + (x[i][6] + x[i][7]));
+    }
+  }
+  // Maxima of bfloat16 numbers go from thread to thread two by two.
+  template <int kCount>
+  __device__ __forceinline__ void FindShifts(bool exists,
+                                             const uint32_t (&word)[kCount][4],
+                                             float (&shift)[kCount]) const {
     static_assert(kCount % 2 == 0, "");
     constexpr float kLog2E = 1.442695041f;
     uint32_t max[kCount / 2];
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
-      max[i / 2] = Bf16::Pack(Greatest(word[i]), Greatest(word[i + 1]));
+      max[i / 2] = exists ? Bf16::Pack(Greatest(word[i]), Greatest(word[i + 1]))
+                          : kNoMaxima;
     }
 #pragma unroll
     for (int offset = 8; offset > 0; offset /= 2) {
@@ -231,20 +300,17 @@ struct Maker {
         max[i] = MaxPair(max[i], __shfl_xor_sync(0xffffffffu, max[i], offset));
       }
     }
-    float sum[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float most =
           i % 2 == 0 ? Bf16::Low(max[i / 2]) : Bf16::High(max[i / 2]);
-      // What is no feature is 0, and its exponential, too.
-      const float least = exists ? most * kLog2E : INFINITY;
-      sum[i] = 0.0f;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        x[i][j] = FastExp2(fmaf(x[i][j], kLog2E, -least));
-        sum[i] += x[i][j];
-      }
+      if (exists && fabsf(most) >= kLarge) shift[i] = most * kLog2E;
     }
+  }
+  // Divides by the sums of tokens, which each of their threads has a part of.
+  template <int kCount>
+  __device__ __forceinline__ void Normalize(float (&sum)[kCount],
+                                            float (&x)[kCount][8]) const {
 #pragma unroll
     for (int offset = 8; offset > 0; offset /= 2) {
 #pragma unroll
@@ -254,10 +320,61 @@ struct Maker {
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float inverse = __fdividef(1.0f, sum[i]);
+      const float inverse = Reciprocal(sum[i]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[i][j] *= inverse;
     }
+  }
+  // Step `step` of four of adding up the sums of four tokens, which each of
+  // their threads has a part of. At the first two a thread keeps half of what
+  // it has and gives away the others, so that it has one token's in the end.
+  __device__ __forceinline__ void AddLanes(int step, int thread,
+                                           float (&sum)[4]) const {
+    const bool upper = thread & 8;
+    const bool odd = thread & 4;
+    switch (step) {
+      case 0:
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float other =
+              __shfl_xor_sync(0xffffffffu, upper ? sum[i] : sum[2 + i], 8);
+          sum[i] = (upper ? sum[2 + i] : sum[i]) + other;
+        }
+        break;
+      case 1: {
+        const float other =
+            __shfl_xor_sync(0xffffffffu, odd ? sum[0] : sum[1], 4);
+        sum[0] = (odd ? sum[1] : sum[0]) + other;
+        break;
+      }
+      case 2:
+        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 2);
+        break;
+      default:
+        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 1);
+    }
+  }
+  // Leaves the division by `sum` to those who multiply: of four tokens of the
+  // passes from `pass` on.
+  __device__ __forceinline__ void LeaveScale(float sum, int thread,
+                                             int pass) const {
+    if (thread % 4 != 0) return;
+    const int token = thread / 16 + kRows * (pass + thread % 16 / 4);
+    asm volatile(
+        "st.shared.f32 [%0], %1;" ::"r"(layout.Scale(key.index, token)),
+        "f"(Reciprocal(sum))
+        : "memory");
+  }
+  static __device__ __forceinline__ float Reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+  // Of sizes; signs are of no use.
+  static __device__ __forceinline__ uint32_t MaxSizes(uint32_t a, uint32_t b) {
+    uint32_t max;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
+    return max;
   }
   static __device__ __forceinline__ uint32_t MaxPair(uint32_t a, uint32_t b) {
     uint32_t max;
@@ -268,7 +385,7 @@ struct Maker {
   __device__ __forceinline__ float Greatest(const uint32_t (&word)[4]) const {
     const uint32_t max =
         MaxPair(MaxPair(word[0], word[1]), MaxPair(word[2], word[3]));
-    return exists ? fmaxf(Bf16::Low(max), Bf16::High(max)) : -INFINITY;
+    return fmaxf(Bf16::Low(max), Bf16::High(max));
   }
   __device__ __forceinline__ void Encode(int pass, const float (&x)[8],
                                          uint32_t to, uint32_t sines) {
@@ -288,11 +405,7 @@ struct Maker {
 
   const Args& args;
   const Layout<kForm>& layout;
-  int thread;
-  int feature;
-  int row;
-  uint32_t at;
-  bool exists;
+  uint32_t at;  // where the first of the thread's features is in a tile
   Place key;
   Place sine;
   int turned_head = -1;

@@ -62,12 +62,10 @@ struct Multiplier {
         uint32_t factor[kSteps][4];
         TakeSums(mine, factor);
         if (!ends) LetSend();
-        if (args.p.g == nullptr) {
-          Outputs<false, false>(before, factor);
-        } else if (args.p.g_activation == Activation::kSilu) {
-          Outputs<true, true>(before, factor);
+        if (P::kMakes && args.q_change == Change::kSoftmax) {
+          OutputsOf<P::kMakes>(before, factor);
         } else {
-          Outputs<true, false>(before, factor);
+          OutputsOf<false>(before, factor);
         }
         WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
       }
@@ -287,8 +285,8 @@ struct Multiplier {
     }
     if (P::kStagesState && args.p.states != nullptr) LeaveState(sum);
     const int next = AskNext(round + 1);
-    float* state = nullptr;
-    if (!P::kStagesState) state = StateOfThread();
+    // In front of what is sent, which these would wait behind.
+    if (!P::kStagesState) Keep(sum, StateOfThread());
 #pragma unroll
     for (int i = 0; i < 4 * P::kSumPieces; ++i) {
       mine[i / 4][i % 4] =
@@ -309,7 +307,6 @@ struct Multiplier {
              mine[i][2], mine[i][3]);
       }
     }
-    if (!P::kStagesState) Keep(sum, state);
     return next;
   }
   // Everybody's sums as a factor.
@@ -341,13 +338,11 @@ struct Multiplier {
     const int column = 64 * group + 16 * warp;
     if (p.states == nullptr || column >= args.value_dim) return nullptr;
     const Item item = Told(layout, round);
-    float* state = p.states + int64_t{item.slot} * p.slot_stride +
-                   (int64_t{item.head} * args.head_dim +
-                    rank * P::kOwnFeatures + lane % 4 * 2) *
-                       args.value_dim +
-                   column + lane / 4;
-    asm volatile("" : "+l"(state));  // now, not behind what is sent next
-    return state;
+    return p.states + int64_t{item.slot} * p.slot_stride +
+           (int64_t{item.head} * args.head_dim + rank * P::kOwnFeatures +
+            lane % 4 * 2) *
+               args.value_dim +
+           column + lane / 4;
   }
   __device__ __forceinline__ void Keep(const float (&sum)[4 * P::kShare],
                                        float* row) const {
@@ -390,7 +385,18 @@ struct Multiplier {
 
   // ---- outputs ----
 
-  template <bool kGated, bool kSilu>
+  template <bool kScaled>
+  __device__ __forceinline__ void OutputsOf(
+      int asked, const uint32_t (&factor)[kSteps][4]) {
+    if (args.p.g == nullptr) {
+      Outputs<kScaled, false, false>(asked, factor);
+    } else if (args.p.g_activation == Activation::kSilu) {
+      Outputs<kScaled, true, true>(asked, factor);
+    } else {
+      Outputs<kScaled, true, false>(asked, factor);
+    }
+  }
+  template <bool kScaled, bool kGated, bool kSilu>
   __device__ __forceinline__ void Outputs(int asked,
                                           const uint32_t (&factor)[kSteps][4]) {
     const int tiles = TilesOf(asked);
@@ -404,7 +410,8 @@ struct Multiplier {
         wgmma::PieceOffset(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
-      OutTile<kGated, kSilu>(factor, layout.Value(value.index) + piece);
+      OutTile<kScaled, kGated, kSilu>(factor,
+                                      layout.Value(value.index) + piece);
       BulkCopyFence();
       if (t < whole) {
         WarpArrive(layout.OutFull(value.index));
@@ -419,7 +426,7 @@ struct Multiplier {
     }
   }
   // Gated outputs take the place of the gates, at `at` and each 16 tokens on.
-  template <bool kGated, bool kSilu>
+  template <bool kScaled, bool kGated, bool kSilu>
   __device__ __forceinline__ void OutTile(const uint32_t (&factor)[kSteps][4],
                                           uint32_t at) {
     float out[32];
@@ -448,12 +455,28 @@ struct Multiplier {
       for (int i = 0; i < 4; ++i)
         LoadMatricesTransposed(gate[i], at + i * 2048);
     }
+    float scale[16];  // of two neighbouring tokens of each eight
+    if constexpr (kScaled) ReadScales(scale);
     WgmmaWait<0>();
     WgmmaPin(out);
     ReleaseFactor();
+    if constexpr (kScaled) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) out[i] *= scale[i / 4 * 2 + i % 2];
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       Gate<kGated, kSilu>(gate[i], &out[8 * i], at + i * 2048);
+    }
+  }
+  __device__ __forceinline__ void ReadScales(float (&scale)[16]) const {
+    const uint32_t from = layout.Scale(key.index, Lane() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(scale[2 * i]), "=f"(scale[2 * i + 1])
+                   : "r"(from + 32 * i)
+                   : "memory");
     }
   }
   template <bool kGated, bool kSilu>

@@ -63,6 +63,8 @@ enum class Form { kPlain, kMade, kCosine };
 // Of each feature the turn from a token to the next, and the cosine of the turn
 // that makers go by, twice.
 constexpr int kAngleBytes = 12 * kFeatures;
+// Of each token of a tile of q what outputs are multiplied by, after softmax.
+constexpr int kScaleBytes = 4 * kTokens;
 // Sums of a feature in shared memory: four more than 128, so that eight
 // features of eight columns are in different banks.
 constexpr int kStateRowBytes = 4 * (128 + 4);
@@ -80,6 +82,10 @@ struct Plan {
   static constexpr int kSineBuffers = kForm == Form::kCosine ? 2 : 0;
   static constexpr int kKeyStages = kForm == Form::kCosine ? 3 : 5;
   static constexpr int kValueStages = kForm == Form::kCosine ? 3 : 4;
+  // k and q come by a warp of their own, which does not wait for room for v and
+  // g. With cosines it would only run ahead of those who make, and what comes
+  // early is in the way of what blocks send each other.
+  static constexpr bool kCopiesApart = kForm != Form::kCosine;
   // A thread's part of what one block adds up, in fours of numbers.
   static constexpr int kShare = 4 * kEncodings;
   // The same in sixteens of bytes, as parts are sent and as the sums are.
@@ -95,9 +101,10 @@ struct Plan {
   static constexpr int kPieceBytes = kMultipliers * 16;  // of all threads
   static constexpr int kPartBytes = (kParts - 1) * kPartPieces * kPieceBytes;
   static constexpr int kSumBytes = (kParts - 1) * kSumPieces * kPieceBytes;
-  static constexpr int kBytes = 1024 + (kKeyStages + kValueStages) * kRawBytes +
+  static constexpr int kBytes = (kKeyStages + kValueStages) * kRawBytes +
                                 kSineBuffers * kRawBytes + kPartBytes +
                                 kSumBytes + kBarrierBytes +
+                                (kMakes ? kKeyStages * kScaleBytes : 0) +
                                 (kForm == Form::kCosine ? kAngleBytes : 0);
   static_assert(kBytes <= 227 * 1024, "");
   static_assert(kOwnFeatures * kStateRowBytes <= kPartBytes, "");
@@ -189,12 +196,18 @@ struct Layout {
     return barriers + 384 + 32 * place;
   }
 
+  // What outputs of q's tile are multiplied by, where q̃ is left a sum too
+  // large by softmax: 1 / the sum of each token.
+  __device__ __forceinline__ uint32_t Scale(int stage, int token) const {
+    return barriers + kBarrierBytes + kScaleBytes * stage + 4 * token;
+  }
+
   // Angles, with cosines; see kAngleBytes.
   __device__ __forceinline__ uint32_t Turn(int feature) const {
-    return barriers + kBarrierBytes + 8 * feature;
+    return Scale(P::kKeyStages, 0) + 8 * feature;
   }
   __device__ __forceinline__ uint32_t Step(int feature) const {
-    return barriers + kBarrierBytes + 8 * kFeatures + 4 * feature;
+    return Turn(kFeatures) + 4 * feature;
   }
 
   __device__ __forceinline__ void InitBarriers() const {
@@ -213,9 +226,10 @@ struct Layout {
     }
     for (int i = 0; i < kItemPlaces; ++i) {
       BarrierInit(ItemFull(i), kArrivingLanes);
-      BarrierInit(ItemFree(i),
-                  kArrivingLanes *
-                      (kMultiplierWarps + (P::kMakes ? kMakerWarps : 0) + 1));
+      BarrierInit(
+          ItemFree(i),
+          kArrivingLanes * (kMultiplierWarps + (P::kMakes ? kMakerWarps : 0) +
+                            1 + (P::kCopiesApart ? 1 : 0)));
     }
     BarrierInit(StateFull(), kArrivingLanes * kMultiplierWarps);
     BarrierInit(PartsFree(), kArrivingLanes * kParts);

@@ -36,6 +36,8 @@ struct Config {
   float scale = 1.0f;
   float ramp = 1.0f;         // of features, over 37 of them
   bool head_angles = false;  // each head has its own
+  // Added to all features of q, and of k, by tokens in turn; may be empty.
+  std::vector<float> q_levels, k_levels;
 
   double base(int64_t head) const {
     return 10000.0 / static_cast<double>(head_angles ? head + 1 : 1);
@@ -53,6 +55,14 @@ std::vector<float> Token(const Config& c, int64_t sequence, int64_t t) {
     token[i] += c.ramp * static_cast<float>(i % 37) / 37.0f +
                 0.05f * static_cast<float>(t % 5);
   }
+  const auto keys = token.begin() + c.heads * c.head_dim;
+  const auto raise = [&](auto from, auto to, const std::vector<float>& levels) {
+    if (levels.empty()) return;
+    const float level = levels[static_cast<size_t>(t) % levels.size()];
+    for (auto x = from; x != to; ++x) *x += level;
+  };
+  raise(token.begin(), keys, c.q_levels);
+  raise(keys, keys + c.heads * c.head_dim, c.k_levels);
   return Rounded(ElementType::kBFloat16, token);
 }
 
@@ -329,7 +339,7 @@ TEST_F(LinearNoncausalGpuTest, MatchesFloat64InEveryShape) {
 TEST_F(LinearNoncausalGpuTest, MatchesFloat64WithEveryActivation) {
   for (LrpeType position :
        {LrpeType::kNone, LrpeType::kRotate, LrpeType::kCosine}) {
-    for (int which = 0; which < 7; ++which) {
+    for (int which = 0; which < 9; ++which) {
       SCOPED_TRACE(testing::Message() << "case " << which << " position "
                                       << static_cast<int>(position));
       Config c;
@@ -337,10 +347,10 @@ TEST_F(LinearNoncausalGpuTest, MatchesFloat64WithEveryActivation) {
       c.position = position;
       if (which == 0 || which == 6) c.q = Activation::kSilu;
       if (which == 1 || which == 6) c.k = Activation::kSilu;
-      if (which == 2 || which == 6) c.g = Activation::kSilu;
-      if (which == 3 || which == 4) c.q = Activation::kSoftmax;
+      if (which == 2 || which == 6 || which == 8) c.g = Activation::kSilu;
+      if (which == 3 || which == 4 || which >= 7) c.q = Activation::kSoftmax;
       if (which == 4 || which == 5) c.k = Activation::kSoftmax;
-      c.gate = which != 5;
+      c.gate = which != 5 && which != 7;
       ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {150, 600}));
     }
   }
@@ -436,6 +446,47 @@ TEST_F(LinearNoncausalGpuTest, LargeFeaturesStayFinite) {
   c.k = c.g = Activation::kSilu;
   c.ramp = 60.0f;
   ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {70, 300}));
+}
+
+// Tokens of all sizes beside each other: softmax is of differences, and what is
+// near 0 is not taken relative to its maximum.
+TEST_F(LinearNoncausalGpuTest, SoftmaxIsOfDifferences) {
+  for (LrpeType position : {LrpeType::kNone, LrpeType::kCosine}) {
+    SCOPED_TRACE(testing::Message()
+                 << "position " << static_cast<int>(position));
+    Config c;
+    c.position = position;
+    c.q = c.k = Activation::kSoftmax;
+    c.g = Activation::kSilu;
+    c.q_levels = {0.0f, 13.0f, 700.0f, -13.0f, -15.0f, -1e4f, 15.0f};
+    c.k_levels = {-900.0f, 0.0f, 14.0f, -17.0f, 3e4f};
+    ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {70, 300}));
+    c.head_dim = 48;
+    ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {130}));
+  }
+}
+
+TEST_F(LinearNoncausalGpuTest, ATokensSoftmaxDependsOnNoOther) {
+  Config c;
+  c.position = LrpeType::kCosine;
+  c.q = Activation::kSoftmax;
+  Config beside = c;
+  beside.q_levels = {0.0f, 50.0f, 0.0f, 0.0f, -300.0f, 0.0f, 0.0f};
+  Batch one(c, {300});
+  Batch other(beside, {300});
+  ASSERT_NO_FATAL_FAILURE(one.Run());
+  ASSERT_NO_FATAL_FAILURE(other.Run());
+  const std::vector<float> want = one.Out(0);
+  const std::vector<float> got = other.Out(0);
+  const int64_t width = c.heads * c.value_dim;
+  for (int64_t t = 0; t < 300; ++t) {
+    if (beside.q_levels[t % 7] != 0.0f) continue;
+    const auto row = [&](const std::vector<float>& out) {
+      const auto at = out.begin() + t * width;
+      return std::vector<float>(at, at + width);
+    };
+    ASSERT_TRUE(SameBits(row(got), row(want))) << "token " << t;
+  }
 }
 
 // Without a state to keep, slots are not looked at.
