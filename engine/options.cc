@@ -17,9 +17,15 @@ absl::Status CheckOption(const char* name, int64_t value, int64_t min,
 
 absl::Status EngineOptions::Validate() const {
   RECURVE_RETURN_IF_ERROR(CheckOption("max-num-seqs", max_num_seqs, 1, 65536));
-  // Every running sequence must be able to decode in the same step.
-  RECURVE_RETURN_IF_ERROR(CheckOption(
-      "max-num-batched-tokens", max_num_batched_tokens, max_num_seqs, 1 << 20));
+  RECURVE_RETURN_IF_ERROR(CheckOption("max-num-batched-tokens",
+                                      max_num_batched_tokens, 1, 1 << 20));
+  if (max_num_seqs > max_num_batched_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-num-seqs is ", max_num_seqs, " and --max-num-batched-tokens ",
+        max_num_batched_tokens,
+        "; all running sequences must be able to decode in the same step, so "
+        "the latter must be at least the former"));
+  }
   RECURVE_RETURN_IF_ERROR(CheckOption("max-chunk-tokens", max_chunk_tokens, 1,
                                       max_num_batched_tokens));
   RECURVE_RETURN_IF_ERROR(

@@ -123,16 +123,23 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
           " whose logits are all wanted"));
     }
   }
-  // The terms are bounded one by one first, so that the sum cannot overflow.
-  if (command.generate < 0 || command.generate > limits.max_model_len ||
-      appended > limits.max_model_len ||
-      num_tokens + appended + command.generate > limits.max_model_len) {
+  const int64_t max = limits.max_model_len;
+  if (num_tokens + appended > max) {
+    const std::string beside =
+        num_tokens > 0 ? absl::StrCat(" beside the sequence's ", num_tokens)
+                       : "";
     return absl::InvalidArgumentError(
-        absl::StrCat("the sequence would reach ", num_tokens, " + ", appended,
-                     " + ", command.generate,
-                     " tokens (held, appended, "
-                     "to generate); this server's max_model_len is ",
-                     limits.max_model_len));
+        absl::StrCat(append_field, " has ", appended, " tokens", beside,
+                     "; this server's max_model_len is ", max));
+  }
+  // Written so that nothing can overflow.
+  if (command.generate < 0 || command.generate > max - num_tokens - appended) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the sequence would reach ", num_tokens, " + ", appended, " + ",
+        command.generate,
+        " tokens (held, appended, to generate); this server's max_model_len "
+        "is ",
+        max));
   }
   // After the lengths: a message has room for millions.
   for (size_t i = 0; i < command.append.size(); ++i) {

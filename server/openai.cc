@@ -105,11 +105,11 @@ ApiError ErrorOf(const absl::Status& status) {
   error.cause = status.code();
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
-      if (absl::StartsWith(error.message, "the sequence would reach")) {
-        error.param = "max_tokens";
+      error.param = absl::StartsWith(error.message, "the sequence would reach")
+                        ? "max_tokens"
+                        : FieldOf(error.message);
+      if (absl::StrContains(error.message, "; this server's max_model_len")) {
         error.code = "context_length_exceeded";
-      } else {
-        error.param = FieldOf(error.message);
       }
       return error;
     case absl::StatusCode::kUnauthenticated:

@@ -137,7 +137,8 @@ void ReadPrompt(const std::string& field, const json& value, Reader& reader,
     if (id.is_number_unsigned() && id.get<uint64_t>() <= UINT32_MAX) {
       ids.Add(id.get<uint32_t>());
     } else {
-      reader.Unexpected(absl::StrCat(field, "[", i, "]"), id, "a token id");
+      reader.Unexpected(absl::StrCat(field, "[", i, "]"), id,
+                        absl::StrCat("a token id from 0 to ", UINT32_MAX));
     }
   }
 }
@@ -171,8 +172,9 @@ void ReadLogitBias(const json& value, Reader& reader,
                                     kMaxLogitBias, " are allowed"));
   }
   for (const auto& [key, bias] : value.items()) {
+    // As numbers are written: " 65" or "065" would be a second name of 65.
     uint32_t id;
-    if (!absl::SimpleAtoi(key, &id)) {
+    if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key) {
       return reader.Fail("logit_bias", absl::StrCat("has the key ", Quote(key),
                                                     "; expected a token id"));
     }

@@ -133,7 +133,7 @@ TEST(ProcessTest, BadUsageIsOneLineAndANonZeroExit) {
       {{"--max-num-seqs", "0"}, 1, "--max-num-seqs is 0; expected 1 to 65536"},
       {{"--max-num-seqs", "9", "--max-num-batched-tokens", "8"},
        1,
-       "--max-num-batched-tokens is 8; expected 9 to"},
+       "--max-num-seqs is 9 and --max-num-batched-tokens 8; all"},
       {{"--max-model-len", "9000"},
        1,
        "--max-model-len is 9000; the model supports 1 to 8192"},

@@ -373,7 +373,13 @@ TEST_F(EngineTest, CreateRefusesOptionsThatTheRunnerCannotMeet) {
   EXPECT_THAT(create(options), FailsWith(kInvalid, "max-model-len is -1"));
   options = OptionsFor(fake_);
   options.max_num_batched_tokens = options.max_num_seqs - 1;
-  EXPECT_THAT(create(options), FailsWith(kInvalid, "max-num-batched-tokens"));
+  EXPECT_THAT(create(options),
+              FailsWith(kInvalid, "--max-num-seqs is 8",
+                        "--max-num-batched-tokens 7", "at least"));
+  options.max_num_batched_tokens = (1 << 20) + 1;
+  EXPECT_THAT(create(options),
+              FailsWith(kInvalid, "--max-num-batched-tokens is 1048577",
+                        "1 to 1048576"));
 }
 
 TEST_F(EngineTest, RefusesMoreThanTheQueueHolds) {

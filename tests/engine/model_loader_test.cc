@@ -267,7 +267,7 @@ TEST_F(ModelLoaderTest, AModelWithoutTpaNeedsNoPages) {
 
 TEST_F(ModelLoaderTest, ChecksEngineOptionsBeforeItLoads) {
   engine_.max_num_batched_tokens = 3;
-  EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-num-batched-tokens is 3"));
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-num-batched-tokens 3;"));
 }
 
 TEST_F(ModelLoaderTest, NamesAFolderThatIsNotThere) {
