@@ -20,22 +20,41 @@ NO_RETRY = RetryPolicy(max_attempts=1)
 
 
 @pytest.mark.parametrize("server", ["", "host", "host:0", "host:65536", "a b:1", "::1:5", "h:1/x",
-                                    "h:+1", "h:١"])  # fmt: skip
+                                    "h:+1", "h:١", None, 50051])  # fmt: skip
 @pytest.mark.parametrize("cls", [Client, AsyncClient])
-def test_addresses_are_checked(cls: Any, server: str) -> None:
+def test_addresses_are_checked(cls: Any, server: Any) -> None:
     with pytest.raises(RecurveError) as error:
         cls(server)
     assert error.value.code == StatusCode.INVALID_ARGUMENT
     assert error.value.field == "server"
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e18])
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e18, "5", True])
 @pytest.mark.parametrize("cls", [Client, AsyncClient])
-def test_timeouts_are_checked(cls: Any, timeout: float) -> None:
+def test_timeouts_are_checked(cls: Any, timeout: Any) -> None:
     with pytest.raises(RecurveError) as error:
         cls(timeout=timeout)
     assert error.value.field == "timeout"
     assert str(timeout) in error.value.message
+
+
+def test_a_closed_client_says_so() -> None:
+    client = Client("localhost:1")
+    client.close()
+    for call in (lambda: client.generate("a"), client.load, client.health):
+        with pytest.raises(RecurveError, match="the client is closed") as error:
+            call()
+        assert error.value.code == StatusCode.FAILED_PRECONDITION
+
+    async def main() -> None:
+        aclient = AsyncClient("localhost:1")
+        await aclient.close()
+        with pytest.raises(RecurveError, match="the client is closed"):
+            aclient.generate("a")
+        with pytest.raises(RecurveError, match="the client is closed"):
+            await aclient.load()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("server", ["localhost:1", "[::1]:65535", "unix:1"])

@@ -256,10 +256,10 @@ def test_oversized_requests_are_not_retried() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_attempts", 0), ("initial_backoff", -1), ("max_backoff", float("nan")),
-     ("multiplier", 0.5)],
+    [("max_attempts", 0), ("max_attempts", "4"), ("initial_backoff", -1),
+     ("max_backoff", float("nan")), ("multiplier", 0.5)],
 )  # fmt: skip
-def test_policies_are_checked(name: str, value: float) -> None:
+def test_policies_are_checked(name: str, value: object) -> None:
     with pytest.raises(RecurveError) as error:
         RetryPolicy(**{name: value})  # type: ignore[arg-type]
     assert error.value.field == f"retry.{name}"

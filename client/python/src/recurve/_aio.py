@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from recurve import _channel, _rpc
 from recurve._assembly import Assembly
-from recurve._errors import RecurveError, cancelled, from_rpc_error, from_status
+from recurve._errors import RecurveError, cancelled, closed, from_rpc_error, from_status
 from recurve._request import Params, Prompt, build_request
 from recurve._retry import Attempts, RetryPolicy
 from recurve._types import Generation, Health, Load, ModelInfo, ServerInfo, Tokens, from_message
@@ -180,6 +180,7 @@ class AsyncClient:
             if tls is None
             else grpc.aio.secure_channel(target, tls.credentials(), options)
         )
+        self._closed = False
         self._streams: weakref.WeakSet[AsyncGenerateStream] = weakref.WeakSet()
         self._generate: Any = self._channel.unary_stream(
             _rpc.GENERATE.path, _rpc.serialize, _rpc.GENERATE.response.FromString
@@ -195,12 +196,11 @@ class AsyncClient:
     ) -> AsyncGenerateStream:
         """Sends a prompt and returns the stream of what follows; see `Client.generate`."""
         request = build_request(prompt, params)
+        attempts = self._attempts(timeout, request)
+        if self._closed:
+            raise closed()
         stream = AsyncGenerateStream(
-            self._generate,
-            request,
-            self._attempts(timeout, request),
-            self._metadata,
-            resume,
+            self._generate, request, attempts, self._metadata, resume
         )
         self._streams.add(stream)
         return stream
@@ -234,6 +234,7 @@ class AsyncClient:
         return int(response.remaining)
 
     async def close(self) -> None:
+        self._closed = True
         for stream in list(self._streams):  # also one that waits for its next try
             stream.cancel()
         await self._channel.close()
@@ -267,6 +268,8 @@ class AsyncClient:
             method.path, _rpc.serialize, method.response.FromString
         )
         while True:
+            if self._closed:
+                raise closed()
             try:
                 response: Message = await call(
                     request, timeout=attempts.remaining(), metadata=self._metadata

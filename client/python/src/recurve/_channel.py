@@ -45,7 +45,7 @@ class Tls:
 
 def target(server: str) -> str:
     """gRPC's name for HOST:PORT."""
-    match = _SERVER.fullmatch(server)
+    match = _SERVER.fullmatch(server) if isinstance(server, str) else None
     if not match or not 1 <= int(match[2]) <= 65535:
         raise RecurveError(
             StatusCode.INVALID_ARGUMENT,

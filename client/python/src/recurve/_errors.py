@@ -31,8 +31,9 @@ class RecurveError(Exception):
     Attributes:
       code: a `StatusCode`. What each means for this server is listed at the top
         of proto/recurve/v1/inference.proto. This package raises INVALID_ARGUMENT
-        for values that fit no request, CANCELLED after `cancel()`, and DATA_LOSS
-        when the events of a stream do not add up.
+        for values that fit no request, CANCELLED after `cancel()`, DATA_LOSS
+        when the events of a stream do not add up, and FAILED_PRECONDITION for a
+        client that is closed.
       message: what is wrong; names field, value and limit.
       field: the field of the request at fault, as the proto names it (e.g.
         "sampling.temperature" or "prompt_ids[3]"), or the argument of a
@@ -70,6 +71,10 @@ def data_loss(message: str) -> RecurveError:
 
 def cancelled() -> RecurveError:
     return RecurveError(StatusCode.CANCELLED, "cancelled by the caller")
+
+
+def closed() -> RecurveError:
+    return RecurveError(StatusCode.FAILED_PRECONDITION, "the client is closed")
 
 
 def from_status(

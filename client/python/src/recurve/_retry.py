@@ -20,6 +20,10 @@ MAX_TIMEOUT = 1e9
 _RETRYABLE = frozenset({StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED})
 
 
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """Exponential backoff with full jitter, on UNAVAILABLE and RESOURCE_EXHAUSTED.
@@ -47,8 +51,8 @@ class RetryPolicy:
         minima = {"max_attempts": 1, "initial_backoff": 0, "max_backoff": 0, "multiplier": 1}
         for name, least in minima.items():
             value = getattr(self, name)
-            if not (value >= least and math.isfinite(value)):
-                raise invalid(f"retry.{name}", f"is {value}; expected at least {least}")
+            if not (is_number(value) and value >= least and math.isfinite(value)):
+                raise invalid(f"retry.{name}", f"is {value!r}; expected at least {least}")
 
     def longest_backoff(self, failures: int) -> float:
         """Upper end of the random wait after so many failures (from 1), in seconds."""
@@ -71,10 +75,10 @@ class Attempts:
         uniform: Callable[[float, float], float] = random.uniform,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if timeout is not None and not 0 < timeout <= MAX_TIMEOUT:
+        if timeout is not None and not (is_number(timeout) and 0 < timeout <= MAX_TIMEOUT):
             raise invalid(
                 "timeout",
-                f"is {timeout}; expected seconds above 0 and at most {MAX_TIMEOUT:g}, or None",
+                f"is {timeout!r}; expected seconds above 0 and at most {MAX_TIMEOUT:g}, or None",
             )
         self._policy = policy
         self._oversized = request_bytes > MAX_REQUEST_BYTES

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from recurve import _channel, _rpc
 from recurve._assembly import Assembly
-from recurve._errors import RecurveError, cancelled, from_rpc_error
+from recurve._errors import RecurveError, cancelled, closed, from_rpc_error
 from recurve._request import Params, Prompt, build_request
 from recurve._retry import Attempts, RetryPolicy
 from recurve._types import Generation, Health, Load, ModelInfo, ServerInfo, Tokens, from_message
@@ -49,7 +49,10 @@ class GenerateStream(Iterator[Tokens]):
         self._assembly = Assembly()
         self._error: RecurveError | None = None
         self._cancelled = threading.Event()
-        self._call = self._start()
+        try:
+            self._call = self._start()
+        except ValueError:  # gRPC's for a channel that is closed
+            raise closed() from None
 
     def __next__(self) -> Tokens:
         if self._error is not None:
@@ -300,6 +303,8 @@ class Client:
         while True:
             try:
                 return call(request, timeout=attempts.remaining(), metadata=self._metadata)
+            except ValueError:  # gRPC's for a channel that is closed
+                raise closed() from None
             except grpc.RpcError as failure:
                 error = from_rpc_error(failure)
             delay = attempts.delay_after(error)
