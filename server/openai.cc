@@ -56,10 +56,20 @@ std::string TokenText(int32_t id, const CompletionRequest& request,
   return text;
 }
 
-int64_t CountCharacters(absl::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<uint8_t>(c) & 0xc0) != 0x80;
-  });
+// A byte within a character of UTF-8, not its first.
+bool ContinuesCharacter(char byte) {
+  return (static_cast<uint8_t>(byte) & 0xc0) == 0x80;
+}
+
+// Where in the text a token begins, in characters, where the tokens before it
+// have begun `*begun`: at the one that it goes on with, if it does.
+int64_t TextOffset(absl::string_view bytes, int64_t* begun) {
+  const bool goes_on =
+      *begun > 0 && !bytes.empty() && ContinuesCharacter(bytes[0]);
+  const int64_t offset = goes_on ? *begun - 1 : *begun;
+  *begun += std::count_if(bytes.begin(), bytes.end(),
+                          [](char c) { return !ContinuesCharacter(c); });
+  return offset;
 }
 
 // JSON has no infinities; a token that cannot come has logarithm -inf.
@@ -85,8 +95,9 @@ json LogprobsJson(const v1::Tokens& tokens, const CompletionRequest& request,
           Finite(other.logprob()));
     }
     top.emplace(text, Finite(logprob.logprob()));
-    offsets.push_back(*text_offset);
-    *text_offset += CountCharacters(text);
+    // By what it adds to the text, whichever way it is written above.
+    offsets.push_back(TextOffset(
+        tokenizer != nullptr ? tokenizer->TokenBytes(id) : "", text_offset));
     texts.push_back(text);
     values.push_back(Finite(logprob.logprob()));
     tops.push_back(std::move(top));

@@ -61,8 +61,8 @@ struct ChoicePiece {
   std::optional<v1::Finished> finished;
   int32_t last_token = 0;  // the one that finished it
 };
-// `*text_offset` counts the characters of the tokens so far; `tokenizer` may be
-// null.
+// `*text_offset` counts the characters that the tokens so far have begun;
+// `tokenizer` may be null: then there is no text.
 nlohmann::json ChoiceJson(const ChoicePiece& piece,
                           const CompletionRequest& request,
                           const Tokenizer* tokenizer, int64_t* text_offset);

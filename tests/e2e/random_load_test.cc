@@ -6,7 +6,8 @@
 //
 // RECURVE_LOAD_SECONDS says how long (default 8, in four rounds; 2 with a
 // sanitizer);
-// RECURVE_TEST_DEVICE=cuda loads a GPU.
+// RECURVE_TEST_DEVICE=cuda loads a GPU, which nothing else may use meanwhile:
+// its memory is looked at, whoever holds it.
 
 #include <sys/resource.h>
 
