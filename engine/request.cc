@@ -124,13 +124,15 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
     }
   }
   const int64_t max = limits.max_model_len;
-  if (num_tokens + appended > max) {
+  const bool generates = command.generate > 0;
+  if (appended > 0 && num_tokens + appended > max - (generates ? 1 : 0)) {
     const std::string beside =
         num_tokens > 0 ? absl::StrCat(" beside the sequence's ", num_tokens)
                        : "";
     return absl::InvalidArgumentError(
         absl::StrCat(append_field, " has ", appended, " tokens", beside,
-                     "; this server's max_model_len is ", max));
+                     "; this server's max_model_len is ", max,
+                     generates ? ", with at least one to generate" : ""));
   }
   // Written so that nothing can overflow.
   if (command.generate < 0 || command.generate > max - num_tokens - appended) {

@@ -92,7 +92,7 @@ class CompletionCall::Choice : public EventSink {
   StreamTicket ticket_;
   std::optional<uint64_t> id_;  // of the sequence
   ChoicePiece piece_;           // what gathers until it is sent
-  int64_t text_offset_ = 0;
+  TextOffsets text_offsets_;
   int64_t completion_tokens_ = 0;
   bool stalled_ = false;
   std::optional<absl::Status> end_;
@@ -157,6 +157,7 @@ absl::StatusOr<GenerateInput> CompletionCall::Prepare(size_t index) {
   choice.prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
   RECURVE_RETURN_IF_ERROR(ValidateCommand(
       input.command, 0, environment_.engine->limits(), "prompt_ids"));
+  choice.text_offsets_ = TextOffsets(context.tokenizer, input.command.append);
   RECURVE_RETURN_IF_ERROR(
       ValidateOptions(input.options, environment_.engine->limits()));
   // The text of the prompt is not needed any more.
@@ -366,7 +367,7 @@ std::string CompletionCall::EventsOfAll() {
     nlohmann::json json = CompletionJson(id_, created_, model_name_);
     json["choices"] = nlohmann::json::array(
         {ChoiceJson(piece, request_, environment_.context.tokenizer,
-                    &choice->text_offset_)});
+                    &choice->text_offsets_)});
     if (request_.include_usage) json["usage"] = nullptr;
     events += Event(json);
     piece.tokens.Clear();
@@ -392,7 +393,7 @@ HttpResponse CompletionCall::WholeAnswer() {
   for (const auto& choice : choices_) {
     json["choices"].push_back(ChoiceJson(choice->piece_, request_,
                                          environment_.context.tokenizer,
-                                         &choice->text_offset_));
+                                         &choice->text_offsets_));
   }
   json["usage"] = TotalUsage();
   HttpResponse response;

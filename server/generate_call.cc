@@ -23,8 +23,9 @@ void GenerateCall::Begin(const std::shared_ptr<GenerateCall>& self,
   with_logprobs_ = input->options.sampling.num_logprobs >= 0;
   seed_ = input->options.sampling.seed;
   prompt_tokens_ = static_cast<int64_t>(input->command.append.size());
-  absl::Status status = ValidateCommand(
-      input->command, 0, environment_.engine->limits(), "prompt_ids");
+  absl::Status status =
+      ValidateCommand(input->command, 0, environment_.engine->limits(),
+                      request.has_prompt_text() ? "prompt_text" : "prompt_ids");
   if (status.ok()) status = Charge(input->command);
   if (!status.ok()) return Refuse(status);
   const absl::StatusOr<uint64_t> id = environment_.engine->Submit(

@@ -56,20 +56,10 @@ std::string TokenText(int32_t id, const CompletionRequest& request,
   return text;
 }
 
-// A byte within a character of UTF-8, not its first.
-bool ContinuesCharacter(char byte) {
-  return (static_cast<uint8_t>(byte) & 0xc0) == 0x80;
-}
-
-// Where in the text a token begins, in characters, where the tokens before it
-// have begun `*begun`: at the one that it goes on with, if it does.
-int64_t TextOffset(absl::string_view bytes, int64_t* begun) {
-  const bool goes_on =
-      *begun > 0 && !bytes.empty() && ContinuesCharacter(bytes[0]);
-  const int64_t offset = goes_on ? *begun - 1 : *begun;
-  *begun += std::count_if(bytes.begin(), bytes.end(),
-                          [](char c) { return !ContinuesCharacter(c); });
-  return offset;
+int64_t CountCharacters(absl::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<uint8_t>(c) & 0xc0) != 0x80;
+  });
 }
 
 // JSON has no infinities; a token that cannot come has logarithm -inf.
@@ -78,7 +68,7 @@ double Finite(float logprob) {
 }
 
 json LogprobsJson(const v1::Tokens& tokens, const CompletionRequest& request,
-                  const Tokenizer* tokenizer, int64_t* text_offset) {
+                  const Tokenizer* tokenizer, TextOffsets* offsets_of) {
   json texts = json::array();
   json values = json::array();
   json tops = json::array();
@@ -95,9 +85,7 @@ json LogprobsJson(const v1::Tokens& tokens, const CompletionRequest& request,
           Finite(other.logprob()));
     }
     top.emplace(text, Finite(logprob.logprob()));
-    // By what it adds to the text, whichever way it is written above.
-    offsets.push_back(TextOffset(
-        tokenizer != nullptr ? tokenizer->TokenBytes(id) : "", text_offset));
+    offsets.push_back(offsets_of->Next(id));
     texts.push_back(text);
     values.push_back(Finite(logprob.logprob()));
     tops.push_back(std::move(top));
@@ -110,6 +98,19 @@ json LogprobsJson(const v1::Tokens& tokens, const CompletionRequest& request,
 
 }  // namespace
 
+TextOffsets::TextOffsets(const Tokenizer* tokenizer,
+                         absl::Span<const int32_t> prompt) {
+  if (tokenizer == nullptr) return;
+  decoder_.emplace(tokenizer, std::vector<std::string>());
+  decoder_->SkipBefore(prompt);
+}
+
+int64_t TextOffsets::Next(int32_t id) {
+  const int64_t offset = characters_;
+  if (decoder_) characters_ += CountCharacters(decoder_->Append(id));
+  return offset;
+}
+
 ApiError ErrorOf(const absl::Status& status) {
   ApiError error;
   error.message = WithApiNames(status.message());
@@ -119,7 +120,8 @@ ApiError ErrorOf(const absl::Status& status) {
       error.param = absl::StartsWith(error.message, "the sequence would reach")
                         ? "max_tokens"
                         : FieldOf(error.message);
-      if (absl::StrContains(error.message, "; this server's max_model_len")) {
+      if ((error.param == "prompt" || error.param == "max_tokens") &&
+          absl::StrContains(error.message, "; this server's max_model_len")) {
         error.code = "context_length_exceeded";
       }
       return error;
@@ -189,7 +191,7 @@ HttpResponse HttpError(int status, const std::string& message) {
 }
 
 json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
-                const Tokenizer* tokenizer, int64_t* text_offset) {
+                const Tokenizer* tokenizer, TextOffsets* offsets) {
   json choice = {{"index", piece.index},
                  {"text", piece.tokens.text()},
                  {"logprobs", nullptr},
@@ -197,7 +199,7 @@ json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
                  {"stop_reason", nullptr}};
   if (request.prompts[static_cast<size_t>(piece.index)].has_logprobs()) {
     choice["logprobs"] =
-        LogprobsJson(piece.tokens, request, tokenizer, text_offset);
+        LogprobsJson(piece.tokens, request, tokenizer, offsets);
   }
   if (request.return_token_ids || tokenizer == nullptr) {
     json ids = json::array();

@@ -2,12 +2,15 @@
 #define RECURVE_SERVER_OPENAI_H_
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "engine/tokenizer/stream_decoder.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "nlohmann/json_fwd.hpp"
 #include "recurve/v1/inference.pb.h"
@@ -61,11 +64,27 @@ struct ChoicePiece {
   std::optional<v1::Finished> finished;
   int32_t last_token = 0;  // the one that finished it
 };
-// `*text_offset` counts the characters that the tokens so far have begun;
-// `tokenizer` may be null: then there is no text.
+// Where in a choice's text its tokens begin. One thread at a time.
+class TextOffsets {
+ public:
+  // All are 0.
+  TextOffsets() = default;
+  // The same if `tokenizer` is null; it must outlive this object. `prompt`
+  // decides whether the first token begins a text.
+  TextOffsets(const Tokenizer* tokenizer, absl::Span<const int32_t> prompt);
+
+  // Characters of the text that are complete before the next token, `id`.
+  int64_t Next(int32_t id);
+
+ private:
+  std::optional<StreamDecoder> decoder_;
+  int64_t characters_ = 0;
+};
+
+// `offsets` has seen the tokens of the pieces before; `tokenizer` may be null.
 nlohmann::json ChoiceJson(const ChoicePiece& piece,
                           const CompletionRequest& request,
-                          const Tokenizer* tokenizer, int64_t* text_offset);
+                          const Tokenizer* tokenizer, TextOffsets* offsets);
 
 nlohmann::json UsageJson(int64_t prompt_tokens, int64_t completion_tokens);
 

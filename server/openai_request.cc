@@ -175,15 +175,15 @@ void ReadLogitBias(const json& value, Reader& reader,
     // As numbers are written: " 65" or "065" would be a second name of 65.
     uint32_t id;
     if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key) {
-      return reader.Fail("logit_bias", absl::StrCat("has the key ", Quote(key),
-                                                    "; expected a token id"));
+      return reader.Fail(
+          "logit_bias",
+          absl::StrCat("has the key ", Quote(key),
+                       "; expected a token id from 0 to ", UINT32_MAX,
+                       ", without spaces or leading zeros"));
     }
     const float number =
         reader.Float(absl::StrCat("logit_bias[", id, "]"), bias, -100, 100);
-    if (!sampling->mutable_logit_bias()->insert({id, number}).second) {
-      return reader.Fail("logit_bias",
-                         absl::StrCat("has the token id ", id, " twice"));
-    }
+    (*sampling->mutable_logit_bias())[id] = number;
   }
 }
 

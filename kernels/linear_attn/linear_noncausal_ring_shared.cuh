@@ -184,8 +184,8 @@ struct Layout {
     return parts + feature * kStateRowBytes;
   }
 
-  // Items as all but the warp that copies are told of them, which have no
-  // registers for what global memory takes long to answer.
+  // Items as the warp that copies k and q tells all others of them, which have
+  // no registers for what global memory takes long to answer.
   __device__ __forceinline__ uint32_t ItemFull(int place) const {
     return barriers + 288 + 8 * place;
   }
@@ -326,7 +326,7 @@ __device__ __forceinline__ void ReadFour(uint32_t from, uint32_t (&x)[4]) {
                : "memory");
 }
 
-// What the warp that copies told of item `which`, but for its position.
+// What was told of item `which`, but for its position.
 template <Form kForm>
 __device__ __forceinline__ Item Told(const Layout<kForm>& layout,
                                      uint32_t which) {

@@ -68,9 +68,14 @@ const BadRequest kBadRequests[] = {
     {"PromptTooLong",
      [](auto* r) {
        r->mutable_stopping()->clear_max_new_tokens();
+       r->mutable_prompt_ids()->clear_ids();
        for (int i = 0; i < 8192; ++i) r->mutable_prompt_ids()->add_ids(1);
      },
-     "max_model_len is 8192"},
+     "prompt_ids has 8192 tokens; this server's max_model_len is 8192, with at "
+     "least one to generate"},
+    {"PromptTextTooLong",
+     [](auto* r) { r->set_prompt_text(std::string(9000, 'a')); },
+     "prompt_text has 9001 tokens; this server's max_model_len is 8192"},
     {"NegativeTemperature",
      [](auto* r) { r->mutable_sampling()->set_temperature(-1); },
      "sampling.temperature is -1; expected 0 to 100"},

@@ -220,6 +220,9 @@ TEST(RequestTest, ASequenceFitsTheServer) {
   EXPECT_TRUE(check(0, 1, 999).ok());
   EXPECT_THAT(check(2, 999, 0),
               FailsWith(kInvalid, "0 + 2 + 999", "max_model_len", "1000"));
+  EXPECT_THAT(check(1000, 1, 0),
+              FailsWith(kInvalid, "prompt has 1000 tokens",
+                        "max_model_len is 1000, with at least one"));
   EXPECT_THAT(check(1001, 0, 0), FailsWith(kInvalid, "prompt has 1001 tokens",
                                            "max_model_len is 1000"));
   EXPECT_THAT(check(600, 5, 401),
@@ -228,7 +231,7 @@ TEST(RequestTest, ASequenceFitsTheServer) {
   EXPECT_THAT(check(0, 1, 1000), FailsWith(kInvalid, "1000 + 0 + 1"));
   EXPECT_THAT(check(1, -1, 0), FailsWith(kInvalid, "-1"));
   // Sums that would overflow.
-  EXPECT_THAT(check(1, std::numeric_limits<int64_t>::max(), 999),
+  EXPECT_THAT(check(1, std::numeric_limits<int64_t>::max(), 998),
               FailsWith(kInvalid, "9223372036854775807"));
   EXPECT_THAT(check(1, std::numeric_limits<int64_t>::min(), 0),
               FailsWith(kInvalid, "-9223372036854775808"));

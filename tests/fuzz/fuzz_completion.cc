@@ -39,9 +39,9 @@ void Answer(const CompletionRequest& request, int index, const Command& command,
     v1::TokenLogprob& logprobs = *piece.tokens.add_logprobs();
     logprobs.set_logprob(-1);
   }
-  int64_t text_offset = 0;
+  TextOffsets text_offsets(tokenizer, {});
   RECURVE_CHECK(nlohmann::json::accept(
-      ToText(ChoiceJson(piece, request, tokenizer, &text_offset))));
+      ToText(ChoiceJson(piece, request, tokenizer, &text_offsets))));
 }
 
 void Read(absl::string_view body, const Tokenizer* tokenizer) {

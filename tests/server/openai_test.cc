@@ -1,6 +1,7 @@
 #include "server/openai.h"
 
 #include <memory>
+#include <vector>
 
 #include "engine/tokenizer/bytes_tokenizer.h"
 #include "gmock/gmock.h"
@@ -12,19 +13,17 @@ namespace {
 
 using nlohmann::json;
 
-// Tokens of "aéb": a, the two bytes of é, the end of the text, b.
-constexpr uint32_t kIds[] = {0x61, 0xc3, 0xa9, 257, 0x62};
-
-json OffsetsOf(const CompletionRequest& request, const Tokenizer* tokenizer) {
+// Of each token by itself, as a stream has them.
+json OffsetsOf(const CompletionRequest& request, const Tokenizer* tokenizer,
+               const std::vector<uint32_t>& ids) {
   ChoicePiece piece;
-  int64_t text_offset = 0;
+  TextOffsets text_offsets(tokenizer, {});
   json offsets = json::array();
-  // Each by itself, as a stream has them.
-  for (const uint32_t id : kIds) {
+  for (const uint32_t id : ids) {
     piece.tokens.Clear();
     piece.tokens.add_ids(id);
     piece.tokens.add_logprobs()->set_logprob(-1.0f);
-    const json choice = ChoiceJson(piece, request, tokenizer, &text_offset);
+    const json choice = ChoiceJson(piece, request, tokenizer, &text_offsets);
     offsets.push_back(choice["logprobs"]["text_offset"][0]);
   }
   return offsets;
@@ -35,10 +34,15 @@ TEST(OpenAiTest, TextOffsetsAreOfTheText) {
       *BytesTokenizer::Make(258, 256, 257);
   CompletionRequest request;
   request.prompts.emplace_back().set_logprobs(0);
-  EXPECT_EQ(OffsetsOf(request, tokenizer.get()), json({0, 1, 1, 2, 2}));
+  // a, the two bytes of é, the end of the text, b.
+  const std::vector<uint32_t> ids = {0x61, 0xc3, 0xa9, 257, 0x62};
+  EXPECT_EQ(OffsetsOf(request, tokenizer.get(), ids), json({0, 1, 1, 2, 2}));
+  // A byte that is no character is one in the text.
+  EXPECT_EQ(OffsetsOf(request, tokenizer.get(), {0x61, 0x80, 0x80, 0x62}),
+            json({0, 1, 2, 3}));
   request.tokens_as_ids = true;
-  EXPECT_EQ(OffsetsOf(request, tokenizer.get()), json({0, 1, 1, 2, 2}));
-  EXPECT_EQ(OffsetsOf(request, nullptr), json({0, 0, 0, 0, 0}));
+  EXPECT_EQ(OffsetsOf(request, tokenizer.get(), ids), json({0, 1, 1, 2, 2}));
+  EXPECT_EQ(OffsetsOf(request, nullptr, ids), json({0, 0, 0, 0, 0}));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,34 @@ def test_a_closed_client_says_so() -> None:
         assert error.value.code == StatusCode.FAILED_PRECONDITION
 
     async def main() -> None:
-        aclient = AsyncClient("localhost:1")
-        await aclient.close()
+        # A call under way ends: a server that never says a word.
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            aclient = AsyncClient(f"127.0.0.1:{silent.getsockname()[1]}")
+            call = asyncio.create_task(aclient.load())
+            await asyncio.sleep(0.2)
+            await aclient.close()
+            with pytest.raises(RecurveError) as error:
+                await call
+        assert error.value.code == StatusCode.CANCELLED
         with pytest.raises(RecurveError, match="the client is closed"):
             aclient.generate("a")
         with pytest.raises(RecurveError, match="the client is closed"):
             await aclient.load()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("api_key", 5), ("api_key", ""), ("metadata", 5), ("metadata", {"a": 1}), ("tls", "x"),
+     ("retry", None), ("max_receive_bytes", "x"), ("max_receive_bytes", 0)],
+)  # fmt: skip
+@pytest.mark.parametrize("cls", [Client, AsyncClient])
+def test_arguments_of_other_types_are_named(cls: Any, name: str, value: object) -> None:
+    with pytest.raises(RecurveError) as error:
+        cls(**{name: value})
+    assert error.value.code == StatusCode.INVALID_ARGUMENT
+    assert error.value.field == name
 
 
 @pytest.mark.parametrize("server", ["localhost:1", "[::1]:65535", "unix:1"])

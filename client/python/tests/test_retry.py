@@ -257,7 +257,8 @@ def test_oversized_requests_are_not_retried() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("max_attempts", 0), ("max_attempts", "4"), ("initial_backoff", -1),
-     ("max_backoff", float("nan")), ("multiplier", 0.5)],
+     ("max_attempts", 10**400),
+     ("max_backoff", float("nan")), ("max_backoff", float("inf")), ("multiplier", 0.5)],
 )  # fmt: skip
 def test_policies_are_checked(name: str, value: object) -> None:
     with pytest.raises(RecurveError) as error:

@@ -172,7 +172,7 @@ class AsyncClient:
         Attempts(retry, timeout)  # refuses a timeout that no call could have
         self._timeout = timeout
         self._retry = retry
-        self._metadata = _channel.check_metadata(metadata or {}, api_key)
+        self._metadata = _channel.check_metadata({} if metadata is None else metadata, api_key)
         target = _channel.target(server)
         options = _channel.options(tls, max_receive_bytes)
         self._channel = (
@@ -275,6 +275,12 @@ class AsyncClient:
                     request, timeout=attempts.remaining(), metadata=self._metadata
                 )
                 return response
+            except asyncio.CancelledError:
+                # gRPC raises this for a call that is under way at close(), too.
+                task = asyncio.current_task()
+                if self._closed and not (task and task.cancelling()):
+                    raise cancelled() from None
+                raise
             except grpc.RpcError as failure:
                 error = from_rpc_error(failure)
             delay = attempts.delay_after(error)

@@ -58,6 +58,12 @@ def target(server: str) -> str:
 
 
 def options(tls: Tls | None, max_receive_bytes: int) -> list[tuple[str, int | str]]:
+    if tls is not None and not isinstance(tls, Tls):
+        raise invalid("tls", f"is {tls!r}; expected a Tls, or None")
+    if not isinstance(max_receive_bytes, int) or not 0 < max_receive_bytes < 1 << 31:
+        raise invalid(
+            "max_receive_bytes", f"is {max_receive_bytes!r}; expected an int, 1 to {(1 << 31) - 1}"
+        )
     result: list[tuple[str, int | str]] = [
         ("grpc.max_receive_message_length", max_receive_bytes),
         # How soon a lost connection is tried again. gRPC's own default of 1 to 120
@@ -72,8 +78,12 @@ def options(tls: Tls | None, max_receive_bytes: int) -> list[tuple[str, int | st
 
 def check_metadata(metadata: Mapping[str, str], api_key: str | None = None) -> Metadata:
     """The headers of every call, refused here rather than in each call."""
+    if not isinstance(metadata, Mapping):
+        raise invalid("metadata", f"is a {type(metadata).__name__}; expected a mapping")
     for key, value in metadata.items():
         # Without its text: it may be a secret.
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise invalid("metadata", f"has the key {key!r}; expected text for text")
         if not re.fullmatch(r"[a-z0-9_.-]+", key) or key.endswith("-bin"):
             raise invalid("metadata", f"has the key {key!r}; expected a-z, 0-9, '_', '-', '.'")
         if key.startswith("grpc-"):
@@ -82,8 +92,8 @@ def check_metadata(metadata: Mapping[str, str], api_key: str | None = None) -> M
             raise invalid("metadata", f"has a value of {key!r} that is not printable ASCII")
     if api_key is None:
         return tuple(metadata.items())
-    if not re.fullmatch(r"[\x21-\x7e]+", api_key):
-        raise invalid("api_key", "is empty or has characters that are not printable ASCII")
+    if not isinstance(api_key, str) or not re.fullmatch(r"[\x21-\x7e]+", api_key):
+        raise invalid("api_key", "is no text, is empty or has characters that are not printable ASCII")
     if "authorization" in metadata:
         raise invalid("api_key", "is given together with metadata 'authorization'")
     return (*metadata.items(), ("authorization", f"Bearer {api_key}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 import random
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _RETRYABLE = frozenset({StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED})
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class RetryPolicy:
       max_attempts: tries in all, at least 1. 1: no retries.
       initial_backoff, max_backoff: seconds, at least 0.
       multiplier: at least 1.
+      None of them above 1e9.
 
     Raises RecurveError (INVALID_ARGUMENT, field "retry.…") for other values.
     """
@@ -51,8 +52,10 @@ class RetryPolicy:
         minima = {"max_attempts": 1, "initial_backoff": 0, "max_backoff": 0, "multiplier": 1}
         for name, least in minima.items():
             value = getattr(self, name)
-            if not (is_number(value) and value >= least and math.isfinite(value)):
-                raise invalid(f"retry.{name}", f"is {value!r}; expected at least {least}")
+            if not (is_number(value) and least <= value <= MAX_TIMEOUT):
+                raise invalid(
+                    f"retry.{name}", f"is {value!r}; expected {least} to {MAX_TIMEOUT:g}"
+                )
 
     def longest_backoff(self, failures: int) -> float:
         """Upper end of the random wait after so many failures (from 1), in seconds."""
@@ -75,6 +78,8 @@ class Attempts:
         uniform: Callable[[float, float], float] = random.uniform,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not isinstance(policy, RetryPolicy):
+            raise invalid("retry", f"is {policy!r}; expected a RetryPolicy")
         if timeout is not None and not (is_number(timeout) and 0 < timeout <= MAX_TIMEOUT):
             raise invalid(
                 "timeout",

@@ -181,7 +181,7 @@ class Client:
         Attempts(retry, timeout)  # refuses a timeout that no call could have
         self._timeout = timeout
         self._retry = retry
-        self._metadata = _channel.check_metadata(metadata or {}, api_key)
+        self._metadata = _channel.check_metadata({} if metadata is None else metadata, api_key)
         target = _channel.target(server)
         options = _channel.options(tls, max_receive_bytes)
         self._channel = (
