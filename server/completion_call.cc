@@ -157,7 +157,9 @@ absl::StatusOr<GenerateInput> CompletionCall::Prepare(size_t index) {
   choice.prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
   RECURVE_RETURN_IF_ERROR(ValidateCommand(
       input.command, 0, environment_.engine->limits(), "prompt_ids"));
-  choice.text_offsets_ = TextOffsets(context.tokenizer, input.command.append);
+  if (choice.with_logprobs_) {
+    choice.text_offsets_ = TextOffsets(context.tokenizer, input.command.append);
+  }
   RECURVE_RETURN_IF_ERROR(
       ValidateOptions(input.options, environment_.engine->limits()));
   // The text of the prompt is not needed any more.

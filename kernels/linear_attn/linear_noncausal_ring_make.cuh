@@ -41,6 +41,7 @@ struct Maker {
   static constexpr float kLarge = 16.0f;
   static constexpr uint32_t kLargePattern = 0x4180;  // in bfloat16
   static constexpr uint32_t kNoMaxima = 0xff80ff80;  // −∞, twice
+  static constexpr float kLog2E = 1.442695041f;
 
   __device__ __forceinline__ Maker(const Args& a, const Layout<kForm>& l)
       : args(a),
@@ -48,12 +49,9 @@ struct Maker {
         at(Thread() % 16 / 8 * kTileBytes +
            wgmma::PieceOffset(Row(), Thread() % 8)) {}
 
-  // The thread's number among those who make, read anew once a tile or less: a
-  // register more would be kept in local memory.
+  // The thread's number among those who make. Asked for once a tile or less.
   static __device__ __forceinline__ uint32_t Thread() {
-    uint32_t thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread - kMultipliers;
+    return ThreadAnew() - kMultipliers;
   }
   static __device__ __forceinline__ int Feature() { return Thread() % 16 * 8; }
   static __device__ __forceinline__ int Row() { return Thread() / 16; }
@@ -251,7 +249,6 @@ struct Maker {
   __device__ __forceinline__ void Exponentials(
       int thread, const uint32_t (&word)[kCount][4], float (&x)[kCount][8],
       float (&sum)[kCount]) const {
-    constexpr float kLog2E = 1.442695041f;
     // What is no feature is 0, and its exponential, too.
     const bool exists = thread % 16 * 8 < args.head_dim;
     const float none = exists ? 0.0f : INFINITY;
@@ -286,7 +283,6 @@ struct Maker {
                                              const uint32_t (&word)[kCount][4],
                                              float (&shift)[kCount]) const {
     static_assert(kCount % 2 == 0, "");
-    constexpr float kLog2E = 1.442695041f;
     uint32_t max[kCount / 2];
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {

@@ -89,16 +89,10 @@ struct Multiplier {
     return asked < 0 ? 0 : asked / 2;
   }
 
-  // The thread's number. Where registers are short it is read anew wherever it
-  // is asked for: the compiler would keep all that follows from it from the
-  // beginning on, and read it back from local memory, that is, from the
-  // second-level cache, as shared memory leaves next to no first level: 1,500
-  // cycles beside the copies.
+  // Registers are short where there are some who make.
   static __device__ __forceinline__ uint32_t Thread() {
     if constexpr (!P::kMakes) return threadIdx.x;
-    uint32_t thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
+    return ThreadAnew();
   }
   static __device__ __forceinline__ uint32_t Lane() { return Thread() % 32; }
 

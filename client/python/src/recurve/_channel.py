@@ -93,7 +93,7 @@ def check_metadata(metadata: Mapping[str, str], api_key: str | None = None) -> M
     if api_key is None:
         return tuple(metadata.items())
     if not isinstance(api_key, str) or not re.fullmatch(r"[\x21-\x7e]+", api_key):
-        raise invalid("api_key", "is no text, is empty or has characters that are not printable ASCII")
+        raise invalid("api_key", "is not text of one or more printable ASCII characters")
     if "authorization" in metadata:
         raise invalid("api_key", "is given together with metadata 'authorization'")
     return (*metadata.items(), ("authorization", f"Bearer {api_key}"))
