@@ -105,28 +105,31 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   Check(products_->Flush());
   const TpaCache& cache = tpa_caches_[args.cache.value];
   const CudaPositions::Encoding& position = positions_[args.position];
-  TpaCudaAppendParams append = {};
-  append.shape = tpa_->shape(cache.shape);
-  append.cache = CacheView(cache);
-  append.row_sequence = row_sequence_;
-  append.positions = row_positions_;
-  append.rows = static_cast<int>(rows_);
-  append.a_k = Floats(args.a_k);
-  append.b_k = Floats(args.b_k);
-  append.a_v = Floats(args.a_v);
-  append.b_v = Floats(args.b_v);
-  append.stride = args.a_k.stride;
-  append.position = position.config.type;
-  append.cos = position.cos.as<const float>();
-  append.sin = position.sin.as<const float>();
-  append.activation = args.factor_activation;
-  if (decode_) {
-    append.a_q = Floats(args.a_q);
-    append.b_q = Floats(args.b_q);
-    append.query_stride = args.b_q.stride;
-    append.queries = tpa_->queries();
+  const TpaCudaCache view = CacheView(cache);
+  TpaCudaFactors factors = {};
+  factors.a_k = Floats(args.a_k);
+  factors.b_k = Floats(args.b_k);
+  factors.a_v = Floats(args.a_v);
+  factors.b_v = Floats(args.b_v);
+  factors.stride = args.a_k.stride;
+  factors.position = position.config.type;
+  factors.cos = position.cos.as<const float>();
+  factors.sin = position.sin.as<const float>();
+  factors.activation = args.factor_activation;
+  factors.a_q = Floats(args.a_q);
+  factors.b_q = Floats(args.b_q);
+  factors.query_stride = args.b_q.stride;
+  if (!tpa_->Appends(cache.shape, args.factor_activation)) {
+    TpaCudaAppendParams append = {};
+    append.shape = tpa_->shape(cache.shape);
+    append.cache = view;
+    append.row_sequence = row_sequence_;
+    append.positions = row_positions_;
+    append.rows = static_cast<int>(rows_);
+    append.factors = factors;
+    if (decode_) append.queries = tpa_->queries();
+    Check(LaunchTpaAppend(append, stream_), "appending factors");
   }
-  Check(LaunchTpaAppend(append, stream_), "appending factors");
 
   // The decode kernel writes the factors' type or float32, that of prompts
   // bfloat16 or float32.
@@ -143,13 +146,11 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   if (rows_ > kNextRows) next = {};
   const CudaTpa::Layer layer = {
       cache.shape,
-      append.cache,
+      view,
       args.a_q,
       args.b_q,
-      position.config.type,
+      factors,
       position.angles,
-      append.cos,
-      append.sin,
       args.out,
       rounded ? *type : WeightType::kFloat32,
       next.value < 0 ? absl::Span<const char>() : products_->data(next)};

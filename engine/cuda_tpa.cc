@@ -18,6 +18,10 @@ namespace {
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr int64_t kFloatBytes = sizeof(float);
 
+// From 2 to so many rows of a step of decoding an append of its own is as fast
+// or faster (measured; docs/kernels/tpa_decode.md).
+constexpr int64_t kAppendedApart = 8;
+
 // Scratch memory for queries, keys and values of as many heads as fit, unless
 // one takes more.
 constexpr int64_t kPrefillScratch = 256 << 20;
@@ -397,7 +401,11 @@ absl::Status CudaTpa::LaunchDecode(const Layer& layer, const Decode& decode,
   params.cache.page_table_stride = page_stride_;
   params.rows = static_cast<int>(decode.rows);
   params.new_tokens = static_cast<int>(decode.tokens);
-  params.queries = formed_.data();
+  if (Appends(layer.shape, layer.factors.activation)) {
+    params.factors = layer.factors;
+  } else {
+    params.queries = formed_.data();
+  }
   params.fresh_tokens = static_cast<int>(decode.new_tokens);
   params.out_type = decode.out_type;
   params.out = decode.out;
@@ -420,9 +428,9 @@ absl::Status CudaTpa::FormQueries(const Layer& layer, Activations a_q,
   form.a_q = Floats(a_q);
   form.b_q = Floats(b_q);
   form.stride = b_q.stride;
-  form.position = layer.position;
-  form.cos = layer.cos + table_row * layer.angles;
-  form.sin = layer.sin + table_row * layer.angles;
+  form.position = layer.factors.position;
+  form.cos = layer.factors.cos + table_row * layer.angles;
+  form.sin = layer.factors.sin + table_row * layer.angles;
   form.queries = formed_.data();
   return CudaStatus(LaunchTpaQueries(form, stream), "forming queries");
 }
@@ -498,9 +506,9 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
   params.a_q = Floats(layer.a_q);
   params.b_q = Floats(layer.b_q);
   params.stride = layer.b_q.stride;
-  params.position = layer.position;
-  params.cos = layer.cos;
-  params.sin = layer.sin;
+  params.position = layer.factors.position;
+  params.cos = layer.factors.cos;
+  params.sin = layer.factors.sin;
   params.out_type = layer.out_type == WeightType::kFloat32
                         ? ElementType::kFloat32
                         : ElementType::kBFloat16;
@@ -511,6 +519,16 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
   return CudaStatus(
       LaunchTpaPrefill(params, shape.prefills[index].plan, stream),
       "attention of a prompt");
+}
+
+bool CudaTpa::Appends(size_t shape, Activation activation) const {
+  if (!decode_ || activation != Activation::kNone ||
+      (rows_ > 1 && rows_ <= kAppendedApart)) {
+    return false;
+  }
+  const auto plan = shapes_[shape].decode.find({rows_, contexts_});
+  return plan != shapes_[shape].decode.end() &&
+         TpaDecodeAppends(shapes_[shape].shape, plan->second);
 }
 
 WorkingBlocks CudaTpa::Working(const Layer& layer) const {

@@ -25,7 +25,8 @@ namespace recurve {
 // Tensor product attention of a CudaBackend: the launch plans of the shapes of
 // its layers, and what is launched for each of them in a step.
 //
-//  - A step of decoding: one launch of the decode kernel, a row a sequence.
+//  - A step of decoding: one launch of the decode kernel, a row a sequence,
+//    which appends the rows' tokens where it can and that is faster.
 //  - Other steps, tokens of TokenKind::kStep: the decode kernel, with rows of
 //    one token or up to kTpaPieceTokens, whose queries are gathered ("pieces").
 //  - Prompts: the prefill kernel where there is one for the device, else as
@@ -77,8 +78,11 @@ class CudaTpa {
   int64_t num_piece_positions() const { return piece_positions_count_; }
   const int64_t* piece_positions() const { return piece_positions_; }
 
-  // Where queries of a step of decoding have to be when Attend is called:
-  // LaunchTpaAppend puts them there.
+  // Whether Attend appends the step's tokens to layers of this shape, with this
+  // activation of A_k and A_v. Schedules are there.
+  bool Appends(size_t shape, Activation activation) const;
+  // If not, where queries of a step of decoding have to be when Attend is
+  // called: LaunchTpaAppend puts them there.
   void* queries() const { return formed_.data(); }
 
   // Shares out the work, for all layers of the step.
@@ -88,10 +92,9 @@ class CudaTpa {
     size_t shape;
     TpaCudaCache cache;  // its page table is not used
     Activations a_q, b_q;
-    LrpeType position;
-    int64_t angles;    // of a row of
-    const float* cos;  // [table_rows + piece_rows(), angles]
-    const float* sin;
+    TpaCudaFactors factors;  // of the step's rows; cos and sin of
+                             // [table_rows + piece_rows(), angles]
+    int64_t angles;
     Activations out;
     WeightType out_type = WeightType::kFloat32;  // or of 16 bits, in rows as
                                                  // long; in steps with prompts
@@ -101,7 +104,7 @@ class CudaTpa {
   // Of what Attend launches in a step of decoding one row, once the schedules
   // are there.
   WorkingBlocks Working(const Layer& layer) const;
-  // The step's tokens are in the cache.
+  // The step's tokens are in the cache, unless Appends().
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
 
  private:

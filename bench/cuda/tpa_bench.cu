@@ -138,20 +138,24 @@ class TpaBench {
     return {op, case_.name, timing, static_cast<double>(Bytes())};
   }
 
-  // One layer with its append, and the append alone.
-  Result RunLayer(TpaDecodeForm form) {
+  // One layer with its append, in one launch where that can be, or in two; and
+  // the append alone.
+  Result RunLayer(TpaDecodeForm form, bool together) {
     const TpaDecodePlan plan = Plan(form);
+    const bool whole = together && TpaDecodeAppends(case_.shape, plan);
     RECURVE_CUDA_OK(LaunchTpaSchedule(Schedule(plan), plan, nullptr));
     RECURVE_CUDA_OK(cudaDeviceSynchronize());
     const Timing timing = Measure(
         [&](cudaStream_t stream, int call) {
-          const cudaError_t error =
-              LaunchTpaAppend(Append(call % layers_), stream);
+          const int64_t layer = call % layers_;
+          if (whole) return LaunchTpaDecode(Whole(layer), plan, stream);
+          const cudaError_t error = LaunchTpaAppend(Append(layer), stream);
           if (error != cudaSuccess) return error;
-          return LaunchTpaDecode(Params(call % layers_), plan, stream);
+          return LaunchTpaDecode(Params(layer), plan, stream);
         },
         static_cast<int>(std::max<int64_t>(layers_, 8)), true);
-    return {"tpa_layer", case_.name, timing, static_cast<double>(Bytes())};
+    return {together ? "tpa_layer" : "tpa_layer_apart", case_.name, timing,
+            static_cast<double>(Bytes())};
   }
   Result RunAppend() {
     const Timing timing = Measure(
@@ -257,6 +261,21 @@ class TpaBench {
   }
 
   // Of each row's last token, all its factors in one piece.
+  TpaCudaFactors Factors() const {
+    TpaCudaFactors f = {};
+    f.a_k = factors_;
+    f.a_v = factors_ + a_q_ / 2;
+    f.a_q = factors_ + a_q_;
+    f.b_k = factors_ + b_k_;
+    f.b_v = factors_ + b_v_;
+    f.b_q = factors_ + b_q_;
+    f.stride = stride_;
+    f.query_stride = stride_;
+    f.position = LrpeType::kRotate;
+    f.cos = angles_;
+    f.sin = angles_ + rows_ * case_.shape.head_dim / 2;
+    return f;
+  }
   TpaCudaAppendParams Append(int64_t layer) const {
     TpaCudaAppendParams p = {};
     p.shape = case_.shape;
@@ -264,18 +283,15 @@ class TpaBench {
     p.row_sequence = row_sequence_;
     p.positions = positions_;
     p.rows = rows_;
-    p.a_k = factors_;
-    p.a_v = factors_ + a_q_ / 2;
-    p.a_q = factors_ + a_q_;
-    p.b_k = factors_ + b_k_;
-    p.b_v = factors_ + b_v_;
-    p.b_q = factors_ + b_q_;
-    p.stride = stride_;
-    p.query_stride = stride_;
-    p.position = LrpeType::kRotate;
-    p.cos = angles_;
-    p.sin = angles_ + rows_ * case_.shape.head_dim / 2;
+    p.factors = Factors();
     p.queries = queries_;
+    return p;
+  }
+  // A launch that appends.
+  TpaCudaDecodeParams Whole(int64_t layer) const {
+    TpaCudaDecodeParams p = Params(layer);
+    p.queries = nullptr;
+    p.factors = Factors();
     return p;
   }
 
@@ -473,7 +489,10 @@ std::vector<Result> BenchTpa(const BenchOptions& options) {
     TpaBench bench(c);
     bench.Check();
     results.push_back(bench.Run(bench.Choice(), "tpa_decode"));
-    if (!c.contiguous) results.push_back(bench.RunLayer(bench.Choice()));
+    if (!c.contiguous) {
+      results.push_back(bench.RunLayer(bench.Choice(), true));
+      results.push_back(bench.RunLayer(bench.Choice(), false));
+    }
     if (c.name == "H32 D128 R1 B32 M2048") {
       results.push_back(bench.RunSchedule());
     }

@@ -9,8 +9,9 @@ namespace recurve {
 namespace bench {
 
 // TPA decode: the planner's choice at the shapes that targets name, ragged and
-// contiguous batches, alone (its queries are formed) and with the append that
-// forms them (tpa_layer), and each form over batch and length. Every case is
+// contiguous batches, alone (its queries are formed), with the append in the
+// same launch (tpa_layer) and in one before it (tpa_layer_apart), and each form
+// over batch and length. Every case is
 // first checked against float64 and the forms against each other; a wrong
 // result ends the program. A quick run leaves out the sweep of the forms.
 std::vector<Result> BenchTpa(const BenchOptions& options);

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "kernels/common/dependent_launch.cuh"
-#include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/tpa/tpa_append.cuh"
 #include "kernels/tpa/tpa_cuda.h"
 #include "kernels/tpa/tpa_query.cuh"
 
@@ -20,31 +20,6 @@ constexpr int64_t kSpreadBlocks = 512;
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// DeviceActivate, with the division of the CPU's where it has a faster one:
-// what is cached is read at every later step.
-__device__ float ActivateFactor(Activation activation, float x) {
-  if (activation == Activation::kSilu) return x / (1.0f + expf(-x));
-  if (activation == Activation::kSigmoid) return 1.0f / (1.0f + expf(-x));
-  return DeviceActivate(activation, x);
-}
-
-// Element `d` of an encoded B_k row. Without branches, so that what it reads
-// is asked for together with all else.
-__device__ float Encode(const TpaCudaAppendParams& p, int64_t row,
-                        const float* x, int d) {
-  if (p.position == LrpeType::kNone) return x[d];
-  const int half = static_cast<int>(p.shape.head_dim) / 2;
-  const bool first = d < half;
-  const int k = first ? d : d - half;
-  const float c = p.cos[row * half + k];
-  const float s = p.sin[row * half + k];
-  const float x1 = x[k];
-  const float x2 = x[half + k];
-  const float low = __fsub_rn(__fmul_rn(x1, c), __fmul_rn(x2, s));
-  const float high = __fadd_rn(__fmul_rn(x1, s), __fmul_rn(x2, c));
-  return first ? low : high;
-}
-
 // A thread's elements of B, of a token and rank: no more are needed.
 constexpr int kOwn = 256 / kThreads;
 static_assert(kThreads >= 128, "a thread has at most one head");
@@ -61,16 +36,17 @@ __device__ void AppendFactors(const TpaCudaAppendParams& p,
   const int dim = static_cast<int>(p.shape.head_dim);
   const int value_dim = static_cast<int>(p.shape.value_dim);
   const int i = threadIdx.x;
-  const float* b_k = p.b_k + row * p.stride + r * dim;
-  const float* b_v = p.b_v + row * p.stride + r * value_dim;
-  const int64_t head = row * p.stride + r * heads + i;
-  float k = i < heads ? p.a_k[head] : 0.0f;
-  float v = i < heads ? p.a_v[head] : 0.0f;
+  const TpaCudaFactors& f = p.factors;
+  const float* b_k = f.b_k + row * f.stride + r * dim;
+  const float* b_v = f.b_v + row * f.stride + r * value_dim;
+  const int64_t head = row * f.stride + r * heads + i;
+  float k = i < heads ? f.a_k[head] : 0.0f;
+  float v = i < heads ? f.a_v[head] : 0.0f;
   float own_k[kOwn], own_v[kOwn];
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) {
     const int d = i + j * kThreads;
-    own_k[j] = d < dim ? Encode(p, row, b_k, d) : 0.0f;
+    own_k[j] = d < dim ? TpaEncodeKey(f, dim, row, b_k, d) : 0.0f;
     own_v[j] = d < value_dim ? b_v[d] : 0.0f;
   }
   if (position < 0 || position >= kTpaPageTokens * p.cache.page_table_stride) {
@@ -83,8 +59,8 @@ __device__ void AppendFactors(const TpaCudaAppendParams& p,
   if (i < layout.a_width) {
     // Heads that do not exist stay zero.
     if (i < heads) {
-      k = ActivateFactor(p.activation, k);
-      v = ActivateFactor(p.activation, v);
+      k = TpaActivateFactor(f.activation, k);
+      v = TpaActivateFactor(f.activation, v);
     }
     to[layout.AK(m, r, i)] = Half<T>::From(k);
     to[layout.AV(m, r, i)] = Half<T>::From(v);
@@ -139,8 +115,8 @@ bool Valid(const TpaCudaAppendParams& p, const TpaPageLayout& layout) {
   return TpaDecodeSupports(p.shape) && p.rows >= 0 &&
          p.cache.page_stride % 8 == 0 &&
          p.cache.page_stride >= layout.page_elements &&
-         p.position != LrpeType::kCosine &&
-         p.activation != Activation::kSoftmax;
+         p.factors.position != LrpeType::kCosine &&
+         p.factors.activation != Activation::kSoftmax;
 }
 
 }  // namespace
@@ -154,9 +130,10 @@ cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
   TpaQueryArgs queries;
   if (!Valid(params, layout) ||
       !MakeTpaQueryArgs(
-          {params.shape, params.cache.element, params.rows, params.a_q,
-           params.b_q, params.query_stride, params.position, params.cos,
-           params.sin, params.queries},
+          {params.shape, params.cache.element, params.rows, params.factors.a_q,
+           params.factors.b_q, params.factors.query_stride,
+           params.factors.position, params.factors.cos, params.factors.sin,
+           params.queries},
           &queries)) {
     return cudaErrorInvalidValue;
   }

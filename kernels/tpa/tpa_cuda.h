@@ -58,15 +58,8 @@ struct TpaCudaQueryParams {
 cudaError_t LaunchTpaQueries(const TpaCudaQueryParams& params,
                              cudaStream_t stream);
 
-// Writes the key and value factors of new tokens into their pages: activation
-// on A_k and A_v, position on B_k, then rounding to nearest. In the same launch
-// it may form the tokens' queries, as LaunchTpaQueries does.
-struct TpaCudaAppendParams {
-  TpaShape shape;
-  TpaCudaCache cache;
-  const int32_t* row_sequence;  // [rows] row of the page table
-  const int64_t* positions;     // [rows] negative: padding, nothing is written
-  int rows;
+// Factors of new tokens, a row each, as products leave them.
+struct TpaCudaFactors {
   const float* a_k;   // [rows, R, H]
   const float* b_k;   // [rows, R, D]
   const float* a_v;   // [rows, R, H]
@@ -79,7 +72,19 @@ struct TpaCudaAppendParams {
   const float* a_q;       // [rows, ...] as in TpaCudaQueryParams
   const float* b_q;
   int64_t query_stride;  // elements between rows of both
-  void* queries;         // nullptr: none are formed
+};
+
+// Writes the key and value factors of new tokens into their pages: activation
+// on A_k and A_v, position on B_k, then rounding to nearest. In the same launch
+// it may form the tokens' queries, as LaunchTpaQueries does.
+struct TpaCudaAppendParams {
+  TpaShape shape;
+  TpaCudaCache cache;
+  const int32_t* row_sequence;  // [rows] row of the page table
+  const int64_t* positions;     // [rows] negative: padding, nothing is written
+  int rows;
+  TpaCudaFactors factors;  // a_q and b_q only where there are queries
+  void* queries;           // nullptr: none are formed
 };
 // cudaErrorInvalidValue for what the comments above rule out.
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
@@ -112,15 +117,20 @@ cudaError_t LaunchTpaSchedule(const TpaCudaScheduleParams& params,
 
 // One decode step: the last `new_tokens` tokens of each sequence attend to the
 // tokens before them and to themselves. Query t of a sequence of `lengths`
-// tokens (all appended) sees the first lengths - new_tokens + 1 + t; one that
-// sees none gives zeros, so a sequence with fewer new tokens puts its queries
-// last. Sequences are rows of the page table.
+// tokens sees the first lengths - new_tokens + 1 + t; one that sees none gives
+// zeros, so a sequence with fewer new tokens puts its queries last. Sequences
+// are rows of the page table.
+//
+// All tokens have been appended; or, where TpaDecodeAppends(), the one new
+// token of each row is appended by this launch, which then forms the queries,
+// too, to the bits of LaunchTpaAppend: a launch less.
 struct TpaCudaDecodeParams {
   TpaShape shape;
   TpaCudaCache cache;
   int rows;
   int new_tokens;       // T, 1 to 8
-  const void* queries;  // [rows, T]: LaunchTpaQueries', or LaunchTpaAppend's
+  const void* queries;  // [rows, T]: LaunchTpaQueries', or LaunchTpaAppend's;
+                        // nullptr: formed of `factors`, which are appended
   int fresh_tokens;     // so many tokens at the end of a row may have been
                         // appended since the schedule was made. Pages without
                         // any are read while the launch in front of this one
@@ -139,6 +149,8 @@ struct TpaCudaDecodeParams {
   // blocks that have asked for all their pages. sm_90 only.
   const void* next = nullptr;
   int64_t next_bytes = 0;
+  TpaCudaFactors factors = {};  // of the rows, if `queries` is nullptr; their
+                                // activation is kNone
 };
 inline constexpr int64_t kTpaNextBytes = int64_t{16} << 20;
 

@@ -2,6 +2,7 @@
 
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_kernel.cuh"
+#include "kernels/tpa/tpa_query.cuh"
 
 namespace recurve {
 namespace {
@@ -26,6 +27,18 @@ bool ValidEarlyKeys(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          plan.stages >= rank + plan.early_keys;
 }
 
+// For a launch that appends.
+bool ValidFactors(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
+  const TpaCudaFactors& f = p.factors;
+  return TpaDecodeAppends(p.shape, plan) && p.new_tokens == 1 &&
+         p.fresh_tokens >= 1 && f.a_k != nullptr && f.b_k != nullptr &&
+         f.a_v != nullptr && f.b_v != nullptr && f.b_q != nullptr &&
+         f.a_q != nullptr && f.position != LrpeType::kCosine &&
+         (f.position == LrpeType::kNone ||
+          (f.cos != nullptr && f.sin != nullptr)) &&
+         f.activation == Activation::kNone;
+}
+
 bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   const TpaPageLayout layout(p.shape, TpaPageOrder::kOctets);
   const bool split = plan.form == TpaDecodeForm::kParallelBn;
@@ -41,7 +54,7 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          p.cache.page_stride >= layout.page_elements &&
          reinterpret_cast<uintptr_t>(p.cache.pages) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(p.queries) % 16 == 0 &&
-         p.queries != nullptr && p.next_bytes >= 0 &&
+         (p.queries != nullptr || ValidFactors(p, plan)) && p.next_bytes >= 0 &&
          (p.next != nullptr || p.next_bytes == 0) &&
          reinterpret_cast<uintptr_t>(p.next) % 16 == 0 && p.fresh_tokens >= 0 &&
          p.new_tokens >= 1 && p.new_tokens <= 8 &&
@@ -115,7 +128,8 @@ cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
       plan.lanes,
       plan.stages,
       plan.stage_bytes,
-      plan.early_keys};
+      plan.early_keys,
+      TpaQueryScale(params.shape)};
   return plan.hopper ? LaunchTpaHopper(args, plan, stream)
                      : LaunchTpaPortable(args, plan, stream);
 }

@@ -26,7 +26,10 @@ struct TpaDecodeArgs {
   int stages;             // of each lane
   int stage_bytes;
   int early_keys;
+  float query_scale;  // of queries that are formed here
 
+  // Whether this launch appends, and forms queries (tpa_own_tokens.cuh).
+  __device__ bool appends() const { return p.queries == nullptr; }
   __device__ const TpaBlockWork& block_work() const {
     return reinterpret_cast<const TpaBlockWork*>(
         static_cast<const char*>(p.schedule) + schedule.block_work)[blockIdx.x];
@@ -89,6 +92,8 @@ inline constexpr int kTpaConsumerBarrier = 15;
 inline constexpr int kTpaLaneBarrier = 13;  // and 14
 inline constexpr int kTpaGroupBarrier = 1;  // and 2
 inline constexpr int kTpaTurnBarrier = 5;   // and 6
+// Of the warps that append, and one that copies: of each lane.
+inline constexpr int kTpaAppendBarrier = 9;  // and 10
 // And of those and the warps that copy, for the block's share.
 inline constexpr int kTpaShareBarrier = 0;
 

@@ -5,6 +5,7 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_merge.cuh"
+#include "kernels/tpa/tpa_own_tokens.cuh"
 #include "kernels/tpa/tpa_products.cuh"
 #include "kernels/tpa/tpa_ring.cuh"
 #include "kernels/tpa/tpa_worker.cuh"
@@ -70,6 +71,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   at += 2 * Half<T>::kTerms * kColumns * args.groups *
         static_cast<int>(args.layout.b_k_width);
   shared.weights = SharedAddress(at);
+  shared.staging = reinterpret_cast<float*>(at);
   at += 2 * 2 * kTpaPageTokens * kColumns * args.groups * args.lanes;
   shared.exchange = reinterpret_cast<float*>(at);
   at += 2 * 4 * 4 * kColumns * args.groups * args.lanes;
@@ -95,6 +97,15 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   if (thread >= consumers) {
     if constexpr (Products::kAsync) ReleaseRegisters<40>();
     const int lane = (thread - consumers) / 32;
+    const int word = thread % 32;
+    if (Products::kAsync && args.appends() && lane >= args.lanes) {
+      if (lane == args.lanes) NamedBarrierArrive(kTpaShareBarrier, sharers);
+      TpaAppendRows<T, kColumns, (kRank > 0 ? kTiles : 0)>(
+          args, lane - args.lanes,
+          __ldcg(reinterpret_cast<const int*>(&args.block_work()) + word));
+      if (lane == 3) ClearEmptyRows(args);
+      return;
+    }
     // The warps after those that copy: one asks for queries, and the last one
     // is free, as there are at most two lanes.
     if (lane == 3) {
@@ -102,7 +113,6 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
       return;
     }
     if (lane > args.lanes || (lane == args.lanes && !Products::kAsync)) return;
-    const int word = thread % 32;
     const int work =
         __ldcg(reinterpret_cast<const int*>(&args.block_work()) + word);
     if (lane == args.lanes) {

@@ -158,6 +158,18 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   return plan;
 }
 
+bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan) {
+  // What queries are formed of is staged where weights are, later.
+  const int64_t weights = int64_t{4} * kTpaPageTokens *
+                          kTpaVariants[plan.variant].columns * plan.groups *
+                          plan.lanes;
+  const int64_t staging =
+      4 * shape.q_rank *
+      (RoundUp(shape.head_dim, 16) + 8 * plan.groups * plan.group_octets);
+  return plan.hopper && plan.blocks > 0 && shape.q_rank > 0 &&
+         staging <= weights;
+}
+
 int TpaFewChunks(const TpaShape& shape, const TpaDevice& device) {
   const auto plan = [&](TpaContexts contexts) {
     return PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 1, 1, device,

@@ -98,6 +98,12 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
                             int new_tokens, const TpaDevice& device,
                             TpaContexts contexts = TpaContexts::kAny);
 
+// Whether a launch of this plan, of one new token a row, can append the tokens
+// and form their queries itself (TpaCudaDecodeParams::factors): not on devices
+// other than Hopper, nor of whole queries, nor where what queries are formed of
+// does not fit in shared memory.
+bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan);
+
 // The chunks of all rows up to which PlanTpaDecode of kFew is faster than that
 // of kAny. 0: both are the same.
 int TpaFewChunks(const TpaShape& shape, const TpaDevice& device);

@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <cmath>
-
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/tpa/tpa_query.cuh"
 
@@ -50,13 +47,9 @@ bool MakeTpaQueryArgs(const TpaCudaQueryParams& params, TpaQueryArgs* args) {
       reinterpret_cast<uintptr_t>(params.queries) % 16 != 0) {
     return false;
   }
-  const double ranks =
-      static_cast<double>(std::max<int64_t>(s.q_rank, 1) * s.kv_rank);
   args->p = params;
   args->octets = TpaHeadOctets(s);
-  args->scale =
-      static_cast<float>(1.4426950408889634 /
-                         (std::sqrt(static_cast<double>(s.head_dim)) * ranks));
+  args->scale = TpaQueryScale(s);
   args->shift = 0;
   while (params.tokens * args->TokenBlocks() > kManyBlocks && s.q_rank > 0 &&
          args->TokenBlocks() > 1 && args->shift < kMaxShift &&

@@ -3,6 +3,9 @@
 #ifndef RECURVE_KERNELS_TPA_TPA_QUERY_CUH_
 #define RECURVE_KERNELS_TPA_TPA_QUERY_CUH_
 
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_cuda.h"
 
@@ -25,6 +28,84 @@ struct TpaQueryArgs {
 inline constexpr int kTpaQueryOwnHeads = 2;
 // tpa_queries.cu. False for what TpaCudaQueryParams' comments rule out.
 bool MakeTpaQueryArgs(const TpaCudaQueryParams& params, TpaQueryArgs* args);
+
+// What scales a query: D^-1/2, 1/Rq, 1/R and log2(e).
+inline float TpaQueryScale(const TpaShape& s) {
+  const double ranks =
+      static_cast<double>(std::max<int64_t>(s.q_rank, 1) * s.kv_rank);
+  return static_cast<float>(
+      1.4426950408889634 /
+      (std::sqrt(static_cast<double>(s.head_dim)) * ranks));
+}
+
+// Two elements that rotate together, with their position.
+__device__ __forceinline__ float2 TpaRotated(float x1, float x2, float c,
+                                             float s) {
+  return {__fsub_rn(__fmul_rn(x1, c), __fmul_rn(x2, s)),
+          __fadd_rn(__fmul_rn(x1, s), __fmul_rn(x2, c))};
+}
+
+// x += Σ_r a[r · a_stride] · b[r · b_stride + 0..7], ascending. `b` is 16-byte
+// aligned.
+template <int kUnroll>
+__device__ __forceinline__ void TpaCombine(const float* a, int a_stride,
+                                           const float* b, int b_stride,
+                                           int ranks, float (&x)[8]) {
+#pragma unroll kUnroll
+  for (int r = 0; r < ranks; ++r) {
+    const float factor = a[r * a_stride];
+    const auto* row = reinterpret_cast<const float4*>(b + r * b_stride);
+    const float4 low = row[0];
+    const float4 high = row[1];
+    x[0] = __fmaf_rn(factor, low.x, x[0]);
+    x[1] = __fmaf_rn(factor, low.y, x[1]);
+    x[2] = __fmaf_rn(factor, low.z, x[2]);
+    x[3] = __fmaf_rn(factor, low.w, x[3]);
+    x[4] = __fmaf_rn(factor, high.x, x[4]);
+    x[5] = __fmaf_rn(factor, high.y, x[5]);
+    x[6] = __fmaf_rn(factor, high.z, x[6]);
+    x[7] = __fmaf_rn(factor, high.w, x[7]);
+  }
+}
+
+// Features d to d + 7 of the whole query `from`, zero beyond D = `dim`. `cos`
+// and `sin` are those of its token.
+__device__ __forceinline__ void TpaLoadWholeQuery(const float* from,
+                                                  bool rotate, const float* cos,
+                                                  const float* sin, int dim,
+                                                  int d, float (&x)[8]) {
+  const int half = dim / 2;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int k = d + i;
+    if (k >= dim) continue;
+    if (!rotate) {
+      x[i] = from[k];
+      continue;
+    }
+    const int pair = k < half ? k : k - half;
+    const float2 z =
+        TpaRotated(from[pair], from[half + pair], cos[pair], sin[pair]);
+    x[i] = k < half ? z.x : z.y;
+  }
+}
+
+// Eight features, scaled, as terms of the cache's type.
+template <typename T>
+__device__ __forceinline__ void TpaQueryTermsOf(
+    const float (&x)[8], float scale, uint4 (&terms)[kTpaQueryTerms]) {
+  uint32_t parts[4][kTpaQueryTerms];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    Split<T>(__fmul_rn(x[2 * j], scale), __fmul_rn(x[2 * j + 1], scale),
+             parts[j]);
+  }
+#pragma unroll
+  for (int term = 0; term < kTpaQueryTerms; ++term) {
+    terms[term] = {parts[0][term], parts[1][term], parts[2][term],
+                   parts[3][term]};
+  }
+}
 
 // `staging` has room for B_q [Rq, D] and A_q [Rq, heads]. D is at most 64
 // kLanePairs: a lane has so many pairs of a rank's features. (What is loaded
@@ -67,9 +148,12 @@ class TpaQueryFormer {
         const int d = i / 8 * 8;
         float x[8] = {};
         if (q_rank_ > 0) {
-          Combine(head, d, x);
+          TpaCombine<4>(a_q_ + head, 8 << shift_, b_q_ + d, width_, q_rank_, x);
         } else if (8 * first + head < num_heads_) {
-          LoadWhole(token, 8 * first + head, d, x);
+          TpaLoadWholeQuery(p_.b_q + token * p_.stride +
+                                static_cast<int64_t>(8 * first + head) * dim_,
+                            rotate_, p_.cos + token * half_,
+                            p_.sin + token * half_, dim_, d, x);
         }
         Write(token, first + group, i, x);
       }
@@ -79,13 +163,6 @@ class TpaQueryFormer {
  private:
   static constexpr int kWarps = kTpaQueryThreads / 32;
   static constexpr int kLaneRanks = 4;
-
-  // Two elements that rotate together, with their position.
-  __device__ __forceinline__ static float2 Rotated(float x1, float x2, float c,
-                                                   float s) {
-    return {__fsub_rn(__fmul_rn(x1, c), __fmul_rn(x2, s)),
-            __fadd_rn(__fmul_rn(x1, s), __fmul_rn(x2, c))};
-  }
 
   // The token's factors, B_q with its position; zero beyond D and for heads
   // that do not exist. A warp takes ranks, four at a time; all its loads go out
@@ -136,7 +213,7 @@ class TpaQueryFormer {
         for (int j = 0; j < kLanePairs; ++j) {
           const int k = lane + 32 * j;
           if (k >= width_ / 2) break;
-          const float2 z = rotate_ ? Rotated(x1[i][j], x2[i][j], c[j], s[j])
+          const float2 z = rotate_ ? TpaRotated(x1[i][j], x2[i][j], c[j], s[j])
                                    : float2{x1[i][j], x2[i][j]};
           // Pairs beyond the half fill what is left of the row.
           row[k < half_ ? k : 2 * k] = z.x;
@@ -151,62 +228,16 @@ class TpaQueryFormer {
     }
   }
 
-  __device__ __forceinline__ void Combine(int head, int d,
-                                          float (&x)[8]) const {
-#pragma unroll 4
-    for (int r = 0; r < q_rank_; ++r) {
-      const float a = a_q_[(8 * r << shift_) + head];
-      const auto* b = reinterpret_cast<const float4*>(b_q_ + r * width_ + d);
-      const float4 low = b[0];
-      const float4 high = b[1];
-      x[0] = __fmaf_rn(a, low.x, x[0]);
-      x[1] = __fmaf_rn(a, low.y, x[1]);
-      x[2] = __fmaf_rn(a, low.z, x[2]);
-      x[3] = __fmaf_rn(a, low.w, x[3]);
-      x[4] = __fmaf_rn(a, high.x, x[4]);
-      x[5] = __fmaf_rn(a, high.y, x[5]);
-      x[6] = __fmaf_rn(a, high.z, x[6]);
-      x[7] = __fmaf_rn(a, high.w, x[7]);
-    }
-  }
-
-  // Of a whole query.
-  __device__ __forceinline__ void LoadWhole(int64_t token, int head, int d,
-                                            float (&x)[8]) const {
-    const float* row =
-        p_.b_q + token * p_.stride + static_cast<int64_t>(head) * dim_;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int k = d + i;
-      if (k >= dim_) continue;
-      if (!rotate_) {
-        x[i] = row[k];
-        continue;
-      }
-      const int pair = k < half_ ? k : k - half_;
-      const float2 z =
-          Rotated(row[pair], row[half_ + pair], p_.cos[token * half_ + pair],
-                  p_.sin[token * half_ + pair]);
-      x[i] = k < half_ ? z.x : z.y;
-    }
-  }
-
   // The terms of eight features of a head; `i` is that of Form.
   __device__ __forceinline__ void Write(int64_t token, int octet, int i,
                                         const float (&x)[8]) const {
-    uint32_t parts[4][kTpaQueryTerms];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      Split<T>(__fmul_rn(x[2 * j], scale_), __fmul_rn(x[2 * j + 1], scale_),
-               parts[j]);
-    }
+    uint4 terms[kTpaQueryTerms];
+    TpaQueryTermsOf<T>(x, scale_, terms);
     uint4* to = static_cast<uint4*>(p_.queries) +
                 (token * octets_ + octet) * (kTpaQueryTerms * width_) + i;
 #pragma unroll
-    for (int term = 0; term < kTpaQueryTerms; ++term) {
-      to[term * width_] = {parts[0][term], parts[1][term], parts[2][term],
-                           parts[3][term]};
-    }
+    for (int term = 0; term < kTpaQueryTerms; ++term)
+      to[term * width_] = terms[term];
   }
 
   const TpaCudaQueryParams& p_;

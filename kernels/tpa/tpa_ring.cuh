@@ -130,6 +130,14 @@ class TpaQueryCopy {
     BarrierInitFence();
   }
   __device__ __forceinline__ int group_bytes() const { return group_bytes_; }
+  // Where the block's `octet`th octet of columns is.
+  __device__ __forceinline__ uint4* Octet(int octet) const {
+    int at = octet * args_.query_octet_bytes;
+    if (octet >= args_.group_octets) {
+      at += group_bytes_ - args_.group_octets * args_.query_octet_bytes;
+    }
+    return reinterpret_cast<uint4*>(to_ + at);
+  }
   // Bytes of a warpgroup's queries; behind them no columns are used.
   __device__ __forceinline__ int UsedBytes(int group) const {
     return args_.query_octet_bytes *
@@ -326,13 +334,17 @@ class TpaCopier {
             }
           }
           page = __shfl_sync(0xffffffffu, pages, index - batch);
-          if (index >= settled) Settle();
+          if (index >= settled) {
+            Settle();
+            AwaitAppend();
+          }
           ++index;
         }
         CopyPage(current, page);
         current = page;
       } while (current >= 0);
     }
+    AwaitAppend();  // nobody may be left waiting at its barrier
   }
 
  private:
@@ -342,6 +354,13 @@ class TpaCopier {
 
   // Waits for the launch in front. Again is for nothing.
   __device__ __forceinline__ void Settle() { WaitForPrevious(); }
+
+  // Waits for the block's new tokens, if it appends them.
+  __device__ __forceinline__ void AwaitAppend() {
+    if (!kBulk || appended_ || !args_.appends()) return;
+    NamedBarrier(kTpaAppendBarrier + chunk_lane_, 160 - 32 * args_.lanes);
+    appended_ = true;
+  }
 
   // What of `page` is not under way yet, and the first keys of `next`; either
   // may be -1 for none. One loop and one copy in it: this code is cold when a
@@ -413,6 +432,7 @@ class TpaCopier {
   const int work_;
   int early_left_;
   bool begun_ = false;
+  bool appended_ = false;
   const int lane_;
   const int a_plane_;  // bytes of A in memory
   const int a_first_;  // where this block's octets of it begin

@@ -9,6 +9,7 @@
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_outputs.cuh"
+#include "kernels/tpa/tpa_own_tokens.cuh"
 #include "kernels/tpa/tpa_ring.cuh"
 
 namespace recurve {
@@ -17,6 +18,7 @@ namespace recurve {
 struct TpaShared {
   char* queries;     // [groups, octets of kColumns] as TpaQueryCopy brings
   uint32_t weights;  // [lanes, groups, 2] planes of columns
+  float* staging;    // the same memory, for factors of queries
   float* exchange;   // [lanes, groups, 2, columns, 4 warps]: maxima, sums;
                      // results pass through these two, too (WriteResult)
   float2* kept;      // [groups, 2, columns]: maximum, sum of a segment so far
@@ -63,6 +65,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
       : Outputs(args, lane), ring_(ring), queries_(queries) {
     b_offset_ = kTpaOctetBytes * args.head_octet_count();
     query_ = SharedAddress(shared.queries) + group_ * queries.group_bytes();
+    staging_ = shared.staging;
     weights_ = shared.weights + 2 * kTpaOctetBytes * kOctets * warpgroup_;
     maxima_ = shared.exchange + 8 * kColumns * warpgroup_;
     sums_ = maxima_ + 4 * kColumns;
@@ -169,7 +172,13 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
 
   // The first row's have been asked for by the warp that copies.
   __device__ __forceinline__ void TakeQueries(int row) {
-    if constexpr (Products::kAsync) {
+    if (Products::kAsync && args_.appends()) {
+      // Weights of the row before are read no more, and no row has had any yet.
+      if (!fresh_) NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+      TpaOwnQueries<T, kColumns, (kRank > 0 ? kTiles : 0)>(args_, queries_,
+                                                           staging_)
+          .Form(row);
+    } else if constexpr (Products::kAsync) {
       if (!fresh_) {
         NamedBarrier(kTpaConsumerBarrier, args_.consumers());
         if (threadIdx.x == 0) queries_.Ask(row);
@@ -579,6 +588,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   uint32_t query_;
   uint32_t weights_;
   uint32_t weights_offset_ = 0;
+  float* staging_;
   bool fresh_ = true;  // no row so far
   uint32_t query_phase_ = 0;
   float* maxima_;

@@ -120,18 +120,9 @@ class TpaAppendGpuTest : public GpuTest {
         row_sequence.data(),
         positions.data(),
         static_cast<int>(rows),
-        x,
-        x + a_k,
-        x + a_v,
-        x + a_v + a_k,
-        stride,
-        c.position,
-        device_cos.data(),
-        device_sin.data(),
-        c.activation,
-        nullptr,
-        nullptr,
-        0,
+        {x, x + a_k, x + a_v, x + a_v + a_k, stride, c.position,
+         device_cos.data(), device_sin.data(), c.activation, nullptr, nullptr,
+         0},
         nullptr};
     for (int time = 0; time < 2; ++time) {  // twice does no harm
       ASSERT_EQ(LaunchTpaAppend(params, nullptr), cudaSuccess);
@@ -191,15 +182,15 @@ void TpaAppendGpuTest::CheckQueries(const AppendCase& c) const {
   append.row_sequence = row_sequence.data();
   append.positions = positions.data();
   append.rows = static_cast<int>(rows);
-  append.a_k = append.b_k = append.a_v = append.b_v =
-      factors.data() + a_q + b_q;
-  append.stride = stride;
-  append.position = c.position;
-  append.cos = device_cos.data();
-  append.sin = device_sin.data();
-  append.a_q = queries.a_q;
-  append.b_q = queries.b_q;
-  append.query_stride = stride;
+  append.factors.a_k = append.factors.b_k = append.factors.a_v =
+      append.factors.b_v = factors.data() + a_q + b_q;
+  append.factors.stride = stride;
+  append.factors.position = c.position;
+  append.factors.cos = device_cos.data();
+  append.factors.sin = device_sin.data();
+  append.factors.a_q = queries.a_q;
+  append.factors.b_q = queries.b_q;
+  append.factors.query_stride = stride;
   append.queries = appended.data();
   ASSERT_EQ(LaunchTpaAppend(append, nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -304,12 +295,12 @@ TEST_F(TpaAppendGpuTest, RefusesWhatItCannotDo) {
   params.cache.page_stride =
       TpaPageLayout(params.shape, TpaPageOrder::kOctets).page_elements;
   EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaSuccess);  // no rows
-  params.activation = Activation::kSoftmax;
+  params.factors.activation = Activation::kSoftmax;
   EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaErrorInvalidValue);
-  params.activation = Activation::kNone;
-  params.position = LrpeType::kCosine;
+  params.factors.activation = Activation::kNone;
+  params.factors.position = LrpeType::kCosine;
   EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaErrorInvalidValue);
-  params.position = LrpeType::kNone;
+  params.factors.position = LrpeType::kNone;
   params.cache.page_stride -= 8;
   EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaErrorInvalidValue);
 }

@@ -438,5 +438,31 @@ TEST(TpaPlanTest, ScratchHoldsAllPartials) {
   }
 }
 
+TEST(TpaPlanTest, SaysWhichDecodesCanAppend) {
+  const auto appends = [](const TpaShape& shape, const TpaDevice& device,
+                          TpaContexts contexts = TpaContexts::kAny) {
+    const TpaDecodePlan plan = PlanTpaDecode(shape, TpaDecodeForm::kParallelBn,
+                                             4, 1, device, contexts);
+    EXPECT_GT(plan.blocks, 0);
+    // What it stages is where weights are, later.
+    const TpaVariant& variant = kTpaVariants[plan.variant];
+    const int64_t weights = int64_t{2} * 2 * kTpaPageTokens * variant.columns *
+                            plan.groups * plan.lanes;
+    const int64_t staged = 4 * shape.q_rank *
+                           ((shape.head_dim + 15) / 16 * 16 +
+                            int64_t{8} * plan.groups * plan.group_octets);
+    EXPECT_EQ(TpaDecodeAppends(shape, plan),
+              device.hopper && shape.q_rank > 0 && staged <= weights);
+    return TpaDecodeAppends(shape, plan);
+  };
+  const TpaShape t6_xl = {78, 64, 64, 6, 2};
+  EXPECT_TRUE(appends(t6_xl, kH200));
+  EXPECT_TRUE(appends(t6_xl, kH200, TpaContexts::kFew));
+  EXPECT_TRUE(appends({32, 128, 128, 16, 1}, kH200));
+  EXPECT_FALSE(appends({78, 64, 64, 0, 2}, kH200));
+  EXPECT_FALSE(appends({8, 256, 256, 32, 2}, kH200));
+  EXPECT_FALSE(appends(t6_xl, kA100));
+}
+
 }  // namespace
 }  // namespace recurve

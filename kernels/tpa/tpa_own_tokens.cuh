@@ -1,0 +1,256 @@
+// Decode that appends: a block forms the queries of its rows itself, and writes
+// the new tokens of those rows that end in it. Both to the bits of
+// LaunchTpaAppend.
+#ifndef RECURVE_KERNELS_TPA_TPA_OWN_TOKENS_CUH_
+#define RECURVE_KERNELS_TPA_TPA_OWN_TOKENS_CUH_
+
+#include <cstddef>
+
+#include "kernels/tpa/tpa_append.cuh"
+#include "kernels/tpa/tpa_decode.cuh"
+#include "kernels/tpa/tpa_query.cuh"
+#include "kernels/tpa/tpa_ring.cuh"
+
+namespace recurve {
+
+// Little code, as all of it is cold: what a warp runs for the first time costs
+// it some 6 cycles an instruction, and more than 2,000 instructions more than
+// this made steps slower than an append of its own does (docs/kernels/
+// tpa_decode.md). So factors with an activation, and whole queries, are left to
+// LaunchTpaAppend.
+//
+// A block has at most 2 kColumns columns. D and E are 64 kFeatures, or, if that
+// is 0, what the arguments say.
+template <int kColumns>
+inline constexpr int kTpaLaneHeads = (kTpaMaxWarpgroups * kColumns + 31) / 32;
+
+// Forms a row's queries in shared memory, by all threads that compute.
+template <typename T, int kColumns, int kFeatures>
+class TpaOwnQueries {
+ public:
+  // `staging` has room for B_q [Rq, D] and A_q [Rq, heads of the block].
+  __device__ __forceinline__ TpaOwnQueries(const TpaDecodeArgs& args,
+                                           const TpaQueryCopy& to,
+                                           float* staging)
+      : args_(args),
+        to_(to),
+        width_(kFeatures > 0 ? 64 * kFeatures
+                             : static_cast<int>(args.layout.b_k_width)),
+        heads_(8 * args.block_octets()),
+        q_rank_(static_cast<int>(args.p.shape.q_rank)),
+        b_(staging),
+        a_(staging + q_rank_ * width_) {}
+
+  // The launch in front is done, and nobody reads the queries of the row before
+  // any more, nor uses what is staged.
+  __device__ __forceinline__ void Form(int row) const {
+    Stage(row);
+    NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+    // A thread takes eight features of a head.
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < width_ * (heads_ / 8);
+         i += args_.consumers()) {
+      const int octet = i / width_;
+      const int own = i - octet * width_;
+      float x[8] = {};
+      TpaCombine<2>(a_ + 8 * octet + own % 8, heads_, b_ + own / 8 * 8, width_,
+                    q_rank_, x);
+      uint4 terms[kTpaQueryTerms];
+      TpaQueryTermsOf<T>(x, args_.query_scale, terms);
+      uint4* to = to_.Octet(octet) + own;
+#pragma unroll
+      for (int term = 0; term < kTpaQueryTerms; ++term)
+        to[term * width_] = terms[term];
+    }
+    BulkCopyFence();
+    NamedBarrier(kTpaConsumerBarrier, args_.consumers());
+  }
+
+ private:
+  // The factors, B_q with its position; zero beyond D and for heads that do not
+  // exist. A warp takes a rank; all its loads go out together.
+  __device__ __forceinline__ void Stage(int row) const {
+    constexpr int kOwnPairs = kFeatures > 0 ? kFeatures : 4;
+    constexpr int kOwnHeads = kTpaLaneHeads<kColumns>;
+    const TpaCudaFactors& f = args_.p.factors;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int dim = kFeatures > 0 ? 64 * kFeatures
+                                  : static_cast<int>(args_.p.shape.head_dim);
+    const int half = dim / 2;
+    const int num_heads = static_cast<int>(args_.p.shape.num_heads);
+    const int first_head = 8 * args_.first_octet();
+    const bool rotate = f.position == LrpeType::kRotate;
+    const float* b = f.b_q + row * f.query_stride;
+    const float* a = f.a_q + row * f.query_stride + first_head;
+    const int64_t angle = int64_t{row} * half;
+#pragma unroll 1
+    for (int r = static_cast<int>(threadIdx.x) / 32; r < q_rank_;
+         r += args_.consumers() / 32) {
+      float x1[kOwnPairs], x2[kOwnPairs], c[kOwnPairs], s[kOwnPairs];
+      float y[kOwnHeads];
+#pragma unroll
+      for (int j = 0; j < kOwnPairs; ++j) {
+        const int k = lane + 32 * j;
+        const bool exists = k < half;
+        x1[j] = exists ? b[r * dim + k] : 0.0f;
+        x2[j] = exists ? b[r * dim + half + k] : 0.0f;
+        c[j] = exists && rotate ? f.cos[angle + k] : 1.0f;
+        s[j] = exists && rotate ? f.sin[angle + k] : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < kOwnHeads; ++j) {
+        const int head = lane + 32 * j;
+        const bool exists = head < heads_ && first_head + head < num_heads;
+        y[j] = exists ? a[r * num_heads + head] : 0.0f;
+      }
+      float* to = b_ + r * width_;
+#pragma unroll
+      for (int j = 0; j < kOwnPairs; ++j) {
+        const int k = lane + 32 * j;
+        if (k >= width_ / 2) break;
+        const float2 z = rotate ? TpaRotated(x1[j], x2[j], c[j], s[j])
+                                : float2{x1[j], x2[j]};
+        // Pairs beyond the half fill what is left of the row.
+        to[k < half ? k : 2 * k] = z.x;
+        to[k < half ? half + k : 2 * k + 1] = z.y;
+      }
+#pragma unroll
+      for (int j = 0; j < kOwnHeads; ++j) {
+        const int head = lane + 32 * j;
+        if (head < heads_) a_[r * heads_ + head] = y[j];
+      }
+    }
+  }
+
+  const TpaDecodeArgs& args_;
+  const TpaQueryCopy& to_;
+  const int width_;
+  const int heads_;
+  const int q_rank_;
+  float* const b_;
+  float* const a_;
+};
+
+// Writes the new token of `row`, of so many tokens with it: the heads that this
+// block reads, and B. (Each block that has some of the heads writes B, all the
+// same bits: it waits for nobody.) A warp takes both A, or both B, of a rank at
+// a time; this is the `warp`th of so many. All loads of that go out together.
+template <typename T, int kColumns, int kFeatures>
+__device__ __forceinline__ void TpaAppendOwn(const TpaDecodeArgs& args, int row,
+                                             int length, int warp, int warps) {
+  const TpaCudaFactors& f = args.p.factors;
+  const int num_heads = static_cast<int>(args.p.shape.num_heads);
+  const int kv_rank = static_cast<int>(args.p.shape.kv_rank);
+  const int dim =
+      kFeatures > 0 ? 64 * kFeatures : static_cast<int>(args.p.shape.head_dim);
+  const int value_dim =
+      kFeatures > 0 ? dim : static_cast<int>(args.p.shape.value_dim);
+  const int a_planes = kTpaPageTokens * static_cast<int>(args.layout.a_width);
+  const int k_block = static_cast<int>(args.layout.k_block);
+  const int v_block = static_cast<int>(args.layout.v_block);
+  const int first_head = 8 * args.first_head_octet();
+  const int heads = 8 * args.head_octet_count();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int m = (length - 1) % kTpaPageTokens;
+  const int64_t page =
+      __ldcg(args.p.cache.page_table + row * args.p.cache.page_table_stride +
+             (length - 1) / kTpaPageTokens);
+  // This lane's element of the token, in the first plane; the one 32 elements
+  // on is four octets on.
+  constexpr int kStep = 4 * 8 * kTpaPageTokens;
+  T* const keys = static_cast<T*>(args.p.cache.pages) +
+                  page * args.p.cache.page_stride +
+                  8 * (kTpaPageTokens * (lane / 8) + m) + lane % 8;
+  T* const values = keys + args.layout.values;
+  const float* const k_from = f.b_k + row * f.stride;
+#pragma unroll 1
+  for (int unit = warp; unit < 2 * kv_rank; unit += warps) {
+    const int r = unit / 2;
+    if (unit % 2 == 0) {
+      const int64_t from = row * f.stride + r * num_heads + first_head;
+      constexpr int kHeads = kTpaLaneHeads<kColumns>;
+      float k[kHeads], v[kHeads];
+#pragma unroll
+      for (int j = 0; j < kHeads; ++j) {
+        const int head = lane + 32 * j;
+        // Heads that do not exist stay zero.
+        const bool exists = head < heads && first_head + head < num_heads;
+        k[j] = exists ? f.a_k[from + head] : 0.0f;
+        v[j] = exists ? f.a_v[from + head] : 0.0f;
+      }
+      const int to = kTpaPageTokens * first_head;
+#pragma unroll
+      for (int j = 0; j < kHeads; ++j) {
+        if (lane + 32 * j >= heads) break;
+        keys[r * k_block + to + kStep * j] = Half<T>::From(k[j]);
+        values[r * v_block + to + kStep * j] = Half<T>::From(v[j]);
+      }
+      continue;
+    }
+    const int k_width =
+        kFeatures > 0 ? dim : static_cast<int>(args.layout.b_k_width);
+    const int v_width =
+        kFeatures > 0 ? dim : static_cast<int>(args.layout.b_v_width);
+    const float* const v_from = f.b_v + row * f.stride + r * value_dim;
+#pragma unroll 1
+    for (int first = 0; first < max(k_width, v_width); first += 64) {
+      float k[2], v[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int d = first + lane + 32 * j;
+        k[j] = d < dim ? TpaEncodeKey(f, dim, row, k_from + r * dim, d) : 0.0f;
+        v[j] = d < value_dim ? v_from[d] : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int d = first + 32 * j;
+        const int to = a_planes + kTpaPageTokens * d;
+        if (d + lane < k_width) keys[r * k_block + to] = Half<T>::From(k[j]);
+        if (d + lane < v_width) values[r * v_block + to] = Half<T>::From(v[j]);
+      }
+    }
+  }
+}
+
+// What this thread has written to global memory is there for bulk copies that
+// are asked for behind a barrier after this.
+__device__ __forceinline__ void TpaWrittenFence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
+// Writes the new tokens of the rows that end in the block, and tells the warps
+// that copy. By the warps that do not, of which this is the `warp`th; `work` is
+// a word for each lane of the block's TpaBlockWork.
+template <typename T, int kColumns, int kFeatures>
+__device__ __forceinline__ void TpaAppendRows(const TpaDecodeArgs& args,
+                                              int warp, int work) {
+  const int warps = 4 - args.lanes;
+  const int first_row = TpaShareWord(work, offsetof(TpaBlockWork, first_row));
+  const int last_row = TpaShareWord(work, offsetof(TpaBlockWork, last_row));
+  const int first_chunk =
+      TpaShareWord(work, offsetof(TpaBlockWork, first_chunk));
+  const int last_chunk = TpaShareWord(work, offsetof(TpaBlockWork, last_chunk));
+  const int first_length =
+      TpaShareWord(work, offsetof(TpaBlockWork, first.length));
+  WaitForPrevious();
+#pragma unroll 1
+  for (int row = first_row; row <= last_row && row < args.p.rows; ++row) {
+    if (row == last_row && last_chunk == 0) break;
+    const int length =
+        row == first_row ? first_length : __ldcg(&args.row_work(row).length);
+    const int chunks = TpaChunkCount(length);
+    const int begin = row == first_row ? first_chunk : 0;
+    if (begin < chunks && (row < last_row || last_chunk == chunks))
+      TpaAppendOwn<T, kColumns, kFeatures>(args, row, length, warp, warps);
+  }
+  TpaWrittenFence();
+#pragma unroll 1
+  for (int lane = 0; lane < args.lanes; ++lane)
+    NamedBarrierArrive(kTpaAppendBarrier + lane, 32 * (warps + 1));
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_TPA_TPA_OWN_TOKENS_CUH_
