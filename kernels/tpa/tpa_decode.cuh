@@ -28,8 +28,6 @@ struct TpaDecodeArgs {
   int early_keys;
   float query_scale;  // of queries that are formed here
 
-  // Whether this launch appends, and forms queries (tpa_own_tokens.cuh).
-  __device__ bool appends() const { return p.queries == nullptr; }
   __device__ const TpaBlockWork& block_work() const {
     return reinterpret_cast<const TpaBlockWork*>(
         static_cast<const char*>(p.schedule) + schedule.block_work)[blockIdx.x];

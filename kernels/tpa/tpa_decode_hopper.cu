@@ -17,13 +17,15 @@ __global__ void __launch_bounds__(kTpaMaxThreads, 1)
 }
 
 // Common ones: D = E = 64 kTiles, rank 1 or 2. Products are in a row without a
-// branch, and ranks without a loop.
-template <typename T, int kColumns, int kTiles, int kRank>
+// branch, and ranks without a loop. Those that append are instances of their
+// own: code that is there but not used makes the others slower.
+template <typename T, int kColumns, int kTiles, int kRank, bool kAppends>
 __global__ void __launch_bounds__(kTpaMaxThreads, 1)
     tpa_decode_fast(const __grid_constant__ TpaDecodeArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   TpaDecodeBlock<T, kColumns, kTiles, kRank,
-                 TpaWgmmaProducts<T, kColumns, kTiles, 4 * kTiles>>(args);
+                 TpaWgmmaProducts<T, kColumns, kTiles, 4 * kTiles>, kAppends>(
+      args);
 #else
   __trap();
 #endif
@@ -36,11 +38,14 @@ cudaError_t LaunchRank(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
     return LaunchTpaKernel(tpa_decode_any<T, kColumns, kTiles>, args, plan,
                            stream);
   }
-  return args.p.shape.kv_rank == 1
-             ? LaunchTpaKernel(tpa_decode_fast<T, kColumns, kTiles, 1>, args,
-                               plan, stream)
-             : LaunchTpaKernel(tpa_decode_fast<T, kColumns, kTiles, 2>, args,
-                               plan, stream);
+  const bool one = args.p.shape.kv_rank == 1;
+  const bool appends = args.p.queries == nullptr;
+  return LaunchTpaKernel(
+      one ? (appends ? tpa_decode_fast<T, kColumns, kTiles, 1, true>
+                     : tpa_decode_fast<T, kColumns, kTiles, 1, false>)
+          : (appends ? tpa_decode_fast<T, kColumns, kTiles, 2, true>
+                     : tpa_decode_fast<T, kColumns, kTiles, 2, false>),
+      args, plan, stream);
 }
 
 template <typename T>

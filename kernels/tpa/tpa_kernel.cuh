@@ -61,7 +61,9 @@ __device__ __forceinline__ void ClearEmptyRows(const TpaDecodeArgs& args) {
   }
 }
 
-template <typename T, int kColumns, int kTiles, int kRank, typename Products>
+// kAppends: the launch appends the rows' tokens and forms their queries.
+template <typename T, int kColumns, int kTiles, int kRank, typename Products,
+          bool kAppends = false>
 __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   extern __shared__ __align__(128) char memory[];
   const int ring_bytes = args.stages * args.stage_bytes;
@@ -98,9 +100,9 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     if constexpr (Products::kAsync) ReleaseRegisters<40>();
     const int lane = (thread - consumers) / 32;
     const int word = thread % 32;
-    if (Products::kAsync && args.appends() && lane >= args.lanes) {
+    if (kAppends && lane >= args.lanes) {
       if (lane == args.lanes) NamedBarrierArrive(kTpaShareBarrier, sharers);
-      TpaAppendRows<T, kColumns, (kRank > 0 ? kTiles : 0)>(
+      TpaAppendRows<T, kColumns, kTiles>(
           args, lane - args.lanes,
           __ldcg(reinterpret_cast<const int*>(&args.block_work()) + word));
       if (lane == 3) ClearEmptyRows(args);
@@ -124,7 +126,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     }
     const TpaRing ring = ring_of(lane);
     ring.Init(4 * args.groups, Products::kAsync);
-    TpaCopier<Products::kAsync> copier(args, ring, lane, work);
+    TpaCopier<Products::kAsync, kAppends> copier(args, ring, lane, work);
     copier.Begin();
     if (lane == 0) share[word] = work;
     NamedBarrierArrive(kTpaShareBarrier, sharers);
@@ -135,7 +137,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     queries.ClearUnused();
     const int lane = thread >= args.lane_threads() ? 1 : 0;
     // What does not need the share is done while it comes.
-    TpaWorker<T, kColumns, kTiles, kRank, Products> worker(
+    TpaWorker<T, kColumns, kTiles, kRank, Products, kAppends> worker(
         args, shared, ring_of(lane), queries, lane);
     NamedBarrier(kTpaShareBarrier, sharers);
     WaitForPrevious();

@@ -19,27 +19,26 @@ namespace recurve {
 // tpa_decode.md). So factors with an activation, and whole queries, are left to
 // LaunchTpaAppend.
 //
-// A block has at most 2 kColumns columns. D and E are 64 kFeatures, or, if that
-// is 0, what the arguments say.
+// A block has at most 2 kColumns columns; D and E are 64 kTiles.
 template <int kColumns>
 inline constexpr int kTpaLaneHeads = (kTpaMaxWarpgroups * kColumns + 31) / 32;
 
 // Forms a row's queries in shared memory, by all threads that compute.
-template <typename T, int kColumns, int kFeatures>
+template <typename T, int kColumns, int kTiles>
 class TpaOwnQueries {
  public:
+  static constexpr int kWidth = 64 * kTiles;
+
   // `staging` has room for B_q [Rq, D] and A_q [Rq, heads of the block].
   __device__ __forceinline__ TpaOwnQueries(const TpaDecodeArgs& args,
                                            const TpaQueryCopy& to,
                                            float* staging)
       : args_(args),
         to_(to),
-        width_(kFeatures > 0 ? 64 * kFeatures
-                             : static_cast<int>(args.layout.b_k_width)),
         heads_(8 * args.block_octets()),
         q_rank_(static_cast<int>(args.p.shape.q_rank)),
         b_(staging),
-        a_(staging + q_rank_ * width_) {}
+        a_(staging + q_rank_ * kWidth) {}
 
   // The launch in front is done, and nobody reads the queries of the row before
   // any more, nor uses what is staged.
@@ -48,54 +47,50 @@ class TpaOwnQueries {
     NamedBarrier(kTpaConsumerBarrier, args_.consumers());
     // A thread takes eight features of a head.
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < width_ * (heads_ / 8);
+    for (int i = static_cast<int>(threadIdx.x); i < kWidth * (heads_ / 8);
          i += args_.consumers()) {
-      const int octet = i / width_;
-      const int own = i - octet * width_;
+      const int octet = i / kWidth;
+      const int own = i - octet * kWidth;
       float x[8] = {};
-      TpaCombine<2>(a_ + 8 * octet + own % 8, heads_, b_ + own / 8 * 8, width_,
+      TpaCombine<2>(a_ + 8 * octet + own % 8, heads_, b_ + own / 8 * 8, kWidth,
                     q_rank_, x);
       uint4 terms[kTpaQueryTerms];
       TpaQueryTermsOf<T>(x, args_.query_scale, terms);
       uint4* to = to_.Octet(octet) + own;
 #pragma unroll
       for (int term = 0; term < kTpaQueryTerms; ++term)
-        to[term * width_] = terms[term];
+        to[term * kWidth] = terms[term];
     }
     BulkCopyFence();
     NamedBarrier(kTpaConsumerBarrier, args_.consumers());
   }
 
  private:
-  // The factors, B_q with its position; zero beyond D and for heads that do not
-  // exist. A warp takes a rank; all its loads go out together.
+  // The factors, B_q with its position; zero for heads that do not exist. A
+  // warp takes a rank; all its loads go out together.
   __device__ __forceinline__ void Stage(int row) const {
-    constexpr int kOwnPairs = kFeatures > 0 ? kFeatures : 4;
+    constexpr int kHalf = kWidth / 2;
     constexpr int kOwnHeads = kTpaLaneHeads<kColumns>;
     const TpaCudaFactors& f = args_.p.factors;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int dim = kFeatures > 0 ? 64 * kFeatures
-                                  : static_cast<int>(args_.p.shape.head_dim);
-    const int half = dim / 2;
     const int num_heads = static_cast<int>(args_.p.shape.num_heads);
     const int first_head = 8 * args_.first_octet();
     const bool rotate = f.position == LrpeType::kRotate;
     const float* b = f.b_q + row * f.query_stride;
     const float* a = f.a_q + row * f.query_stride + first_head;
-    const int64_t angle = int64_t{row} * half;
+    const int64_t angle = int64_t{row} * kHalf;
 #pragma unroll 1
     for (int r = static_cast<int>(threadIdx.x) / 32; r < q_rank_;
          r += args_.consumers() / 32) {
-      float x1[kOwnPairs], x2[kOwnPairs], c[kOwnPairs], s[kOwnPairs];
+      float x1[kTiles], x2[kTiles], c[kTiles], s[kTiles];
       float y[kOwnHeads];
 #pragma unroll
-      for (int j = 0; j < kOwnPairs; ++j) {
+      for (int j = 0; j < kTiles; ++j) {
         const int k = lane + 32 * j;
-        const bool exists = k < half;
-        x1[j] = exists ? b[r * dim + k] : 0.0f;
-        x2[j] = exists ? b[r * dim + half + k] : 0.0f;
-        c[j] = exists && rotate ? f.cos[angle + k] : 1.0f;
-        s[j] = exists && rotate ? f.sin[angle + k] : 0.0f;
+        x1[j] = b[r * kWidth + k];
+        x2[j] = b[r * kWidth + kHalf + k];
+        c[j] = rotate ? f.cos[angle + k] : 1.0f;
+        s[j] = rotate ? f.sin[angle + k] : 0.0f;
       }
 #pragma unroll
       for (int j = 0; j < kOwnHeads; ++j) {
@@ -103,16 +98,14 @@ class TpaOwnQueries {
         const bool exists = head < heads_ && first_head + head < num_heads;
         y[j] = exists ? a[r * num_heads + head] : 0.0f;
       }
-      float* to = b_ + r * width_;
+      float* to = b_ + r * kWidth;
 #pragma unroll
-      for (int j = 0; j < kOwnPairs; ++j) {
+      for (int j = 0; j < kTiles; ++j) {
         const int k = lane + 32 * j;
-        if (k >= width_ / 2) break;
         const float2 z = rotate ? TpaRotated(x1[j], x2[j], c[j], s[j])
                                 : float2{x1[j], x2[j]};
-        // Pairs beyond the half fill what is left of the row.
-        to[k < half ? k : 2 * k] = z.x;
-        to[k < half ? half + k : 2 * k + 1] = z.y;
+        to[k] = z.x;
+        to[kHalf + k] = z.y;
       }
 #pragma unroll
       for (int j = 0; j < kOwnHeads; ++j) {
@@ -124,7 +117,6 @@ class TpaOwnQueries {
 
   const TpaDecodeArgs& args_;
   const TpaQueryCopy& to_;
-  const int width_;
   const int heads_;
   const int q_rank_;
   float* const b_;
@@ -135,16 +127,13 @@ class TpaOwnQueries {
 // block reads, and B. (Each block that has some of the heads writes B, all the
 // same bits: it waits for nobody.) A warp takes both A, or both B, of a rank at
 // a time; this is the `warp`th of so many. All loads of that go out together.
-template <typename T, int kColumns, int kFeatures>
+template <typename T, int kColumns, int kTiles>
 __device__ __forceinline__ void TpaAppendOwn(const TpaDecodeArgs& args, int row,
                                              int length, int warp, int warps) {
   const TpaCudaFactors& f = args.p.factors;
   const int num_heads = static_cast<int>(args.p.shape.num_heads);
   const int kv_rank = static_cast<int>(args.p.shape.kv_rank);
-  const int dim =
-      kFeatures > 0 ? 64 * kFeatures : static_cast<int>(args.p.shape.head_dim);
-  const int value_dim =
-      kFeatures > 0 ? dim : static_cast<int>(args.p.shape.value_dim);
+  constexpr int kWidth = 64 * kTiles;
   const int a_planes = kTpaPageTokens * static_cast<int>(args.layout.a_width);
   const int k_block = static_cast<int>(args.layout.k_block);
   const int v_block = static_cast<int>(args.layout.v_block);
@@ -162,7 +151,6 @@ __device__ __forceinline__ void TpaAppendOwn(const TpaDecodeArgs& args, int row,
                   page * args.p.cache.page_stride +
                   8 * (kTpaPageTokens * (lane / 8) + m) + lane % 8;
   T* const values = keys + args.layout.values;
-  const float* const k_from = f.b_k + row * f.stride;
 #pragma unroll 1
   for (int unit = warp; unit < 2 * kv_rank; unit += warps) {
     const int r = unit / 2;
@@ -187,27 +175,18 @@ __device__ __forceinline__ void TpaAppendOwn(const TpaDecodeArgs& args, int row,
       }
       continue;
     }
-    const int k_width =
-        kFeatures > 0 ? dim : static_cast<int>(args.layout.b_k_width);
-    const int v_width =
-        kFeatures > 0 ? dim : static_cast<int>(args.layout.b_v_width);
-    const float* const v_from = f.b_v + row * f.stride + r * value_dim;
-#pragma unroll 1
-    for (int first = 0; first < max(k_width, v_width); first += 64) {
-      float k[2], v[2];
+    const float* const k_from = f.b_k + row * f.stride + r * kWidth;
+    const float* const v_from = f.b_v + row * f.stride + r * kWidth;
+    float k[2 * kTiles], v[2 * kTiles];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int d = first + lane + 32 * j;
-        k[j] = d < dim ? TpaEncodeKey(f, dim, row, k_from + r * dim, d) : 0.0f;
-        v[j] = d < value_dim ? v_from[d] : 0.0f;
-      }
+    for (int j = 0; j < 2 * kTiles; ++j) {
+      k[j] = TpaEncodeKey(f, kWidth, row, k_from, lane + 32 * j);
+      v[j] = v_from[lane + 32 * j];
+    }
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int d = first + 32 * j;
-        const int to = a_planes + kTpaPageTokens * d;
-        if (d + lane < k_width) keys[r * k_block + to] = Half<T>::From(k[j]);
-        if (d + lane < v_width) values[r * v_block + to] = Half<T>::From(v[j]);
-      }
+    for (int j = 0; j < 2 * kTiles; ++j) {
+      keys[r * k_block + a_planes + kStep * j] = Half<T>::From(k[j]);
+      values[r * v_block + a_planes + kStep * j] = Half<T>::From(v[j]);
     }
   }
 }
@@ -223,7 +202,7 @@ __device__ __forceinline__ void TpaWrittenFence() {
 // Writes the new tokens of the rows that end in the block, and tells the warps
 // that copy. By the warps that do not, of which this is the `warp`th; `work` is
 // a word for each lane of the block's TpaBlockWork.
-template <typename T, int kColumns, int kFeatures>
+template <typename T, int kColumns, int kTiles>
 __device__ __forceinline__ void TpaAppendRows(const TpaDecodeArgs& args,
                                               int warp, int work) {
   const int warps = 4 - args.lanes;
@@ -243,7 +222,7 @@ __device__ __forceinline__ void TpaAppendRows(const TpaDecodeArgs& args,
     const int chunks = TpaChunkCount(length);
     const int begin = row == first_row ? first_chunk : 0;
     if (begin < chunks && (row < last_row || last_chunk == chunks))
-      TpaAppendOwn<T, kColumns, kFeatures>(args, row, length, warp, warps);
+      TpaAppendOwn<T, kColumns, kTiles>(args, row, length, warp, warps);
   }
   TpaWrittenFence();
 #pragma unroll 1

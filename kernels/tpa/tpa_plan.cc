@@ -166,8 +166,8 @@ bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan) {
   const int64_t staging =
       4 * shape.q_rank *
       (RoundUp(shape.head_dim, 16) + 8 * plan.groups * plan.group_octets);
-  return plan.hopper && plan.blocks > 0 && shape.q_rank > 0 &&
-         staging <= weights;
+  return plan.hopper && plan.blocks > 0 && plan.early_keys > 0 &&
+         shape.q_rank > 0 && staging <= weights;
 }
 
 int TpaFewChunks(const TpaShape& shape, const TpaDevice& device) {

@@ -99,9 +99,9 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
                             TpaContexts contexts = TpaContexts::kAny);
 
 // Whether a launch of this plan, of one new token a row, can append the tokens
-// and form their queries itself (TpaCudaDecodeParams::factors): not on devices
-// other than Hopper, nor of whole queries, nor where what queries are formed of
-// does not fit in shared memory.
+// and form their queries itself (TpaCudaDecodeParams::factors): where
+// early_keys are, unless queries are whole, or what they are formed of does not
+// fit in shared memory.
 bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan);
 
 // The chunks of all rows up to which PlanTpaDecode of kFew is faster than that

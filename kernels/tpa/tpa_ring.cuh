@@ -236,8 +236,8 @@ inline constexpr int kTpaEarlyStages = 4;
 
 // Fills stages with the factors of a lane's part of a block's share: every
 // args.lanes-th chunk of a row. By one warp, with bulk copies or, without
-// kBulk, by 16 bytes.
-template <bool kBulk>
+// kBulk, by 16 bytes. Other warps append the new tokens, if kAppends.
+template <bool kBulk, bool kAppends>
 class TpaCopier {
  public:
   // `work` is a word for each lane of the block's TpaBlockWork.
@@ -357,7 +357,7 @@ class TpaCopier {
 
   // Waits for the block's new tokens, if it appends them.
   __device__ __forceinline__ void AwaitAppend() {
-    if (!kBulk || appended_ || !args_.appends()) return;
+    if (!kAppends || appended_) return;
     NamedBarrier(kTpaAppendBarrier + chunk_lane_, 160 - 32 * args_.lanes);
     appended_ = true;
   }

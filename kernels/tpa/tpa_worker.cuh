@@ -29,8 +29,10 @@ struct TpaShared {
 // a thread holds of a page are the scores of two tokens and kOctets pairs of
 // columns.
 //
-// kRank is the key-value rank, or 0: as the arguments say.
-template <typename T, int kColumns, int kTiles, int kRank, typename Products>
+// kRank is the key-value rank, or 0: as the arguments say. kAppends: queries
+// are formed here.
+template <typename T, int kColumns, int kTiles, int kRank, typename Products,
+          bool kAppends>
 class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   using Outputs = TpaOutputs<T, kColumns, kTiles, kRank>;
   using Outputs::args_;
@@ -172,12 +174,10 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
 
   // The first row's have been asked for by the warp that copies.
   __device__ __forceinline__ void TakeQueries(int row) {
-    if (Products::kAsync && args_.appends()) {
+    if constexpr (kAppends) {
       // Weights of the row before are read no more, and no row has had any yet.
       if (!fresh_) NamedBarrier(kTpaConsumerBarrier, args_.consumers());
-      TpaOwnQueries<T, kColumns, (kRank > 0 ? kTiles : 0)>(args_, queries_,
-                                                           staging_)
-          .Form(row);
+      TpaOwnQueries<T, kColumns, kTiles>(args_, queries_, staging_).Form(row);
     } else if constexpr (Products::kAsync) {
       if (!fresh_) {
         NamedBarrier(kTpaConsumerBarrier, args_.consumers());

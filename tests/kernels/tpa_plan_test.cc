@@ -452,7 +452,7 @@ TEST(TpaPlanTest, SaysWhichDecodesCanAppend) {
                            ((shape.head_dim + 15) / 16 * 16 +
                             int64_t{8} * plan.groups * plan.group_octets);
     EXPECT_EQ(TpaDecodeAppends(shape, plan),
-              device.hopper && shape.q_rank > 0 && staged <= weights);
+              plan.early_keys > 0 && shape.q_rank > 0 && staged <= weights);
     return TpaDecodeAppends(shape, plan);
   };
   const TpaShape t6_xl = {78, 64, 64, 6, 2};
@@ -460,7 +460,9 @@ TEST(TpaPlanTest, SaysWhichDecodesCanAppend) {
   EXPECT_TRUE(appends(t6_xl, kH200, TpaContexts::kFew));
   EXPECT_TRUE(appends({32, 128, 128, 16, 1}, kH200));
   EXPECT_FALSE(appends({78, 64, 64, 0, 2}, kH200));
-  EXPECT_FALSE(appends({8, 256, 256, 32, 2}, kH200));
+  EXPECT_FALSE(appends({80, 128, 128, 32, 1}, kH200));
+  EXPECT_FALSE(appends({78, 64, 48, 6, 2}, kH200));
+  EXPECT_FALSE(appends({78, 64, 64, 6, 3}, kH200));
   EXPECT_FALSE(appends(t6_xl, kA100));
 }
 
