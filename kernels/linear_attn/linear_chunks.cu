@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
   const float log2_decay = decay == 0.0f ? -1e30f : log2f(decay);
   __syncthreads();
   // Everybody's barriers are ready.
-  if (part.turns > 1) linear_cluster::Meet();
+  if (part.turns > 1) cluster::Meet();
 
   // Registers go to the groups that have accumulators: all that there are, four
   // times the 128 that each begins with.

@@ -66,7 +66,7 @@ struct Copier {
         stage.Next(args.stages);
       }
       __syncwarp();
-      linear_cluster::Meet();
+      cluster::Meet();
     }
   }
 

@@ -200,7 +200,7 @@ struct Writer {
       query = Advance(query, kLinearChunksWriters, args.query_stages);
       buffer = Advance(buffer, kLinearChunksWriters, args.state_buffers);
     }
-    if (part.turns > 1) linear_cluster::Meet();
+    if (part.turns > 1) cluster::Meet();
   }
 
   __device__ __forceinline__ static Place Advance(Place place, int steps,

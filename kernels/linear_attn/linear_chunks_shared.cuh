@@ -9,11 +9,11 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/linear_attn/linear_boxes.cuh"
 #include "kernels/linear_attn/linear_chunks_plan.h"
-#include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
 #include "kernels/linear_attn/linear_wgmma.cuh"
@@ -171,7 +171,7 @@ __device__ __forceinline__ void ArriveEverywhere(uint32_t barrier, int blocks) {
   if (blocks == 1) {
     if (lane == 0) BarrierArrive(barrier);
   } else if (lane < blocks) {
-    linear_cluster::ArriveInCluster(linear_cluster::InBlock(barrier, lane));
+    cluster::ArriveInCluster(cluster::InBlock(barrier, lane));
   }
 }
 

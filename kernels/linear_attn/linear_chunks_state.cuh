@@ -188,7 +188,7 @@ struct Keeper {
     }
     // Blocks that take turns have the same state, and all have read the one
     // before.
-    if (part.turns > 1) linear_cluster::Meet();
+    if (part.turns > 1) cluster::Meet();
     if (part.turn == 0) {
       ForState(head_state, [&](int i, float* place) { *place = state[i]; });
     }

@@ -8,10 +8,10 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/copy_groups.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
-#include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
 #include "kernels/linear_attn/linear_wgmma.cuh"
@@ -19,9 +19,9 @@
 namespace recurve {
 namespace linear_noncausal {
 
-using linear_cluster::ClusterBarrier;
-using linear_cluster::ClusterRank;
-using linear_cluster::InBlock;
+using cluster::ClusterBarrier;
+using cluster::ClusterRank;
+using cluster::InBlock;
 using Bf16 = Half<__nv_bfloat16>;
 
 constexpr int kThreads = 256;  // two groups of four warps

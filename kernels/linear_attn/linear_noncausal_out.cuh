@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
-#include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_noncausal_state.cuh"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
@@ -393,7 +393,7 @@ struct Noncausal : NoncausalState<kPosition> {
       GroupBarrier();
       Load(load + kStages, all);
     }
-    linear_cluster::WaitAtEnd();
+    cluster::Wait();
   }
   __device__ __forceinline__ void GroupBarrier() const {
     NamedBarrier(1 + group, 128);

@@ -39,12 +39,10 @@ using linear_ring::WriteZeros;
 // Nobody is sent to who has gone: what was sent has been waited for, but for
 // what Storer says of the last state. Once for each role: code that they shared
 // after their own would get one number of registers for all.
-[[maybe_unused]] __device__ __forceinline__ void Leave() {
-  linear_cluster::Meet();
-}
+[[maybe_unused]] __device__ __forceinline__ void Leave() { cluster::Meet(); }
 [[maybe_unused]] __device__ __forceinline__ void LeaveAfterSending() {
   __syncwarp();
-  linear_cluster::ClusterBarrier();
+  cluster::ClusterBarrier();
 }
 
 // Of each thread, where there are some who make: two warps that multiply, one
@@ -73,7 +71,7 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
   if (SharedAddress(shared) % 1024 != 0) __trap();
   if (threadIdx.x == 0) layout.InitBarriers();
   __syncthreads();
-  linear_cluster::Meet();  // everybody's barriers are ready
+  cluster::Meet();  // everybody's barriers are ready
 
   if (threadIdx.x < kMultipliers) {
     if constexpr (P::kMakes) ClaimRegisters<kMultiplierRegisters>();

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/linear_attn/linear_cluster.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_make.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_shared.cuh"
 
@@ -36,7 +36,7 @@ struct Multiplier {
   __device__ __forceinline__ Multiplier(const Args& a, const Layout<kForm>& l)
       : args(a),
         layout(l),
-        rank(linear_cluster::ClusterRank()),
+        rank(cluster::ClusterRank()),
         group(Uniform(threadIdx.x / kGroup)),
         warp(Uniform(threadIdx.x % kGroup / 32)) {}
 
@@ -180,9 +180,8 @@ struct Multiplier {
   static __device__ __forceinline__ void Send(uint32_t to, uint32_t barrier,
                                               uint32_t a, uint32_t b,
                                               uint32_t c, uint32_t d) {
-    linear_cluster::SendFour(to, barrier, __uint_as_float(a),
-                             __uint_as_float(b), __uint_as_float(c),
-                             __uint_as_float(d));
+    cluster::SendFour(to, barrier, __uint_as_float(a), __uint_as_float(b),
+                      __uint_as_float(c), __uint_as_float(d));
   }
   // There is room once every block has sent the sums of the item before, after
   // it had read the parts, and written the state if it took their place. By
@@ -223,10 +222,9 @@ struct Multiplier {
 #pragma unroll
     for (int n = 1; n < kParts; ++n) {
       const int part = (kRank + n) % kParts;
-      const uint32_t to = linear_cluster::InBlock(
-          Mailbox<P::kPartPieces>(boxes, kRank, part), part);
-      const uint32_t barrier =
-          linear_cluster::InBlock(layout.PartsFull(), part);
+      const uint32_t to =
+          cluster::InBlock(Mailbox<P::kPartPieces>(boxes, kRank, part), part);
+      const uint32_t barrier = cluster::InBlock(layout.PartsFull(), part);
 #pragma unroll
       for (int i = 0; i < P::kPartPieces; ++i) {
         Send(to + i * P::kPieceBytes, barrier, Piece(Part(state, part), i, 0),
@@ -241,8 +239,7 @@ struct Multiplier {
   __device__ __forceinline__ void LetSend() const {
     __syncwarp();
     for (int i = Lane(); i < kParts * kArrivingLanes; i += 32) {
-      linear_cluster::ArriveInCluster(
-          linear_cluster::InBlock(layout.SumsFree(), i % kParts));
+      cluster::ArriveInCluster(cluster::InBlock(layout.SumsFree(), i % kParts));
     }
   }
   static __device__ __forceinline__ void AddPiece(const uint32_t (&x)[4], int i,
@@ -291,10 +288,9 @@ struct Multiplier {
 #pragma unroll
     for (int n = 1; n < kParts; ++n) {
       const int other = (rank + n) % kParts;
-      const uint32_t to = linear_cluster::InBlock(
+      const uint32_t to = cluster::InBlock(
           Mailbox<P::kSumPieces>(layout.sums + offset, rank, other), other);
-      const uint32_t barrier =
-          linear_cluster::InBlock(layout.SumsFull(), other);
+      const uint32_t barrier = cluster::InBlock(layout.SumsFull(), other);
 #pragma unroll
       for (int i = 0; i < P::kSumPieces; ++i) {
         Send(to + i * P::kPieceBytes, barrier, mine[i][0], mine[i][1],

@@ -9,9 +9,9 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/linear_attn/linear_boxes.cuh"
-#include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_wgmma.cuh"
 
@@ -263,10 +263,10 @@ struct Item {
   __device__ __forceinline__ bool Works() const { return count > 0; }
   // The part of its tokens that this block has.
   __device__ __forceinline__ int FirstTile() const {
-    return TileOfPart(linear_cluster::ClusterRank());
+    return TileOfPart(cluster::ClusterRank());
   }
   __device__ __forceinline__ int PartTiles() const {
-    const int rank = linear_cluster::ClusterRank();
+    const int rank = cluster::ClusterRank();
     return TileOfPart(rank + 1) - TileOfPart(rank);
   }
   __device__ __forceinline__ int TileOfPart(int part) const {

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/linear_attn/linear_cluster.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_shared.cuh"
 
 namespace recurve {
@@ -66,7 +66,7 @@ struct Storer {
   // This block's quarter of the features. All may then send parts again.
   __device__ __forceinline__ void StoreState(uint32_t round) const {
     const int lane = threadIdx.x % 32;
-    const int first = linear_cluster::ClusterRank() * P::kOwnFeatures;
+    const int first = cluster::ClusterRank() * P::kOwnFeatures;
     const int feature = first % kFeatures;
     const int encoding = first / kFeatures;
     BarrierWait(layout.StateFull(), round & 1);
@@ -84,8 +84,8 @@ struct Storer {
     WaitForStores();
     __syncwarp();
     for (int i = lane; i < kParts * kArrivingLanes; i += 32) {
-      linear_cluster::ArriveInCluster(
-          linear_cluster::InBlock(layout.PartsFree(), i % kParts));
+      cluster::ArriveInCluster(
+          cluster::InBlock(layout.PartsFree(), i % kParts));
     }
   }
   __device__ __forceinline__ void Pass(int tiles) {

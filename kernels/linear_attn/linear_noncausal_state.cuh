@@ -8,9 +8,9 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
-#include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/linear_noncausal_loads.cuh"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
@@ -337,7 +337,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
       const uint32_t from = InBlock(Exchange(part, rank), part);
 #pragma unroll
       for (int i = 0; i < kEights; ++i) {
-        linear_cluster::ReadFour(from + i * (kThreads * 16), x[n][i]);
+        cluster::ReadFour(from + i * (kThreads * 16), x[n][i]);
       }
     }
 #pragma unroll
@@ -354,7 +354,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
     }
     ClusterBarrier();
     TakeShares();
-    linear_cluster::ArriveAtEnd();
+    cluster::Arrive();
     asm volatile("fence.proxy.async;" ::: "memory");
     __syncthreads();
     // Not before: a barrier of the cluster would wait for it.
@@ -389,7 +389,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int part = (rank + 1 + n) % kParts;
-        linear_cluster::ReadFour(InBlock(SharePiece(part, i), part), x[n][i]);
+        cluster::ReadFour(InBlock(SharePiece(part, i), part), x[n][i]);
       }
     }
 #pragma unroll

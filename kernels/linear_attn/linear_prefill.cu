@@ -1,9 +1,9 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/hopper_kernel.h"
 #include "kernels/linear_attn/linear_chunks.h"
-#include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_finish.cuh"
 #include "kernels/linear_attn/linear_prefill_plan.h"
@@ -16,8 +16,8 @@
 namespace recurve {
 namespace {
 
-using linear_cluster::ClusterBarrier;
-using linear_cluster::ClusterRank;
+using cluster::ClusterBarrier;
+using cluster::ClusterRank;
 using linear_prefill::Finisher;
 using linear_prefill::kChunk;
 using linear_prefill::kGroup;

@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
-#include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_shared.cuh"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
@@ -99,8 +99,8 @@ struct Finisher {
     if (s.key_slices == 1) {
       if (lane == 0) BarrierArrive(layout.SumsFree(group, c));
     } else if (lane < s.key_slices) {
-      linear_cluster::ArriveInCluster(
-          linear_cluster::InBlock(layout.SumsFree(group, c), lane));
+      cluster::ArriveInCluster(
+          cluster::InBlock(layout.SumsFree(group, c), lane));
     }
     if (!floats) WriteStaged(group, c);
   }

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/mma.cuh"
-#include "kernels/linear_attn/linear_cluster.cuh"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_prefill_shared.cuh"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
@@ -41,8 +41,8 @@ struct StateGroup {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int block = min(i, s.key_slices - 1);
-      sums[i] = linear_cluster::InBlock(to, block);
-      sums_full[i] = linear_cluster::InBlock(layout.SumsFull(group, 0), block);
+      sums[i] = cluster::InBlock(to, block);
+      sums_full[i] = cluster::InBlock(layout.SumsFull(group, 0), block);
     }
   }
 
@@ -174,10 +174,9 @@ struct StateGroup {
     } else if (s.key_slices == 2) {
 #pragma unroll
       for (int b = 0; b < 8; ++b) {
-        linear_cluster::SendFour(sums[b / 4] + buffer + b % 4 * (kGroup * 16),
-                                 sums_full[b / 4] + barrier, out[4 * b],
-                                 out[4 * b + 1], out[4 * b + 2],
-                                 out[4 * b + 3]);
+        cluster::SendFour(sums[b / 4] + buffer + b % 4 * (kGroup * 16),
+                          sums_full[b / 4] + barrier, out[4 * b],
+                          out[4 * b + 1], out[4 * b + 2], out[4 * b + 3]);
       }
     } else {
       const uint32_t to = layout.Exchange(group, c) +
@@ -185,10 +184,10 @@ struct StateGroup {
                           thread * 16;
 #pragma unroll
       for (int b = 0; b < 8; ++b) {
-        linear_cluster::SendFour(
-            linear_cluster::InBlock(to + routes.Place(b) * (kGroup * 16),
-                                    routes.Owner(b)),
-            linear_cluster::InBlock(layout.SumsFull(group, c), routes.Owner(b)),
+        cluster::SendFour(
+            cluster::InBlock(to + routes.Place(b) * (kGroup * 16),
+                             routes.Owner(b)),
+            cluster::InBlock(layout.SumsFull(group, c), routes.Owner(b)),
             out[4 * b], out[4 * b + 1], out[4 * b + 2], out[4 * b + 3]);
       }
     }

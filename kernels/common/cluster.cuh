@@ -1,12 +1,12 @@
 // Blocks of a cluster that read and write each other's shared memory. Device
 // code only; nothing before Hopper.
-#ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CLUSTER_CUH_
-#define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CLUSTER_CUH_
+#ifndef RECURVE_KERNELS_COMMON_CLUSTER_CUH_
+#define RECURVE_KERNELS_COMMON_CLUSTER_CUH_
 
 #include <cstdint>
 
 namespace recurve {
-namespace linear_cluster {
+namespace cluster {
 
 __device__ __forceinline__ int ClusterRank() {
   uint32_t rank;
@@ -22,13 +22,14 @@ __device__ __forceinline__ void ClusterBarrier() {
 #endif
 }
 // The two halves of a barrier that orders nothing but reads whose values have
-// been used: before a block ends, whose memory others read, and in Meet().
-__device__ __forceinline__ void ArriveAtEnd() {
+// been used, and barriers' own words behind BarrierInitFence: before a block
+// ends, whose memory others read, and where blocks begin.
+__device__ __forceinline__ void Arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void WaitAtEnd() {
+__device__ __forceinline__ void Wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
@@ -38,8 +39,8 @@ __device__ __forceinline__ void WaitAtEnd() {
 // when nothing that was sent is under way any more.
 __device__ __forceinline__ void Meet() {
   __syncwarp();  // the instructions ask for warps that have converged
-  ArriveAtEnd();
-  WaitAtEnd();
+  Arrive();
+  Wait();
 }
 // A shared-memory address of this block, in block `rank` of the cluster.
 __device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
@@ -50,6 +51,17 @@ __device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
       : "r"(address), "r"(rank));
 #endif
   return mapped;
+}
+// Two floats into another block, counted on a barrier there.
+__device__ __forceinline__ void SendTwo(uint32_t to, uint32_t barrier, float a,
+                                        float b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
+      "[%0], {%1, %2}, [%3];" ::"r"(to),
+      "f"(a), "f"(b), "r"(barrier)
+      : "memory");
+#endif
 }
 // Four floats into another block, counted on a barrier there.
 __device__ __forceinline__ void SendFour(uint32_t to, uint32_t barrier, float a,
@@ -81,7 +93,7 @@ __device__ __forceinline__ void ReadFour(uint32_t from, float (&x)[4]) {
 #endif
 }
 
-}  // namespace linear_cluster
+}  // namespace cluster
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LINEAR_ATTN_LINEAR_CLUSTER_CUH_
+#endif  // RECURVE_KERNELS_COMMON_CLUSTER_CUH_
