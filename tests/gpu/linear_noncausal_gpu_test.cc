@@ -423,8 +423,14 @@ TEST_F(LinearNoncausalGpuTest, ManyRowsHaveTheSameBitsAsAlone) {
   Config encoded = made;
   encoded.value_dim = 128;
   encoded.position = LrpeType::kCosine;
-  for (const Config& c : {plain, made, encoded}) {
-    SCOPED_TRACE(testing::Message() << c.value_dim << " columns");
+  Config softmax = encoded;  // of q, as a kernel of its own has it
+  softmax.q = Activation::kSoftmax;
+  Config softmax_alone = softmax;
+  softmax_alone.position = LrpeType::kNone;
+  for (const Config& c : {plain, made, encoded, softmax, softmax_alone}) {
+    SCOPED_TRACE(testing::Message()
+                 << c.value_dim << " columns, q " << static_cast<int>(c.q)
+                 << ", position " << static_cast<int>(c.position));
     Batch all(c, counts);
     ASSERT_NO_FATAL_FAILURE(all.Run());
     for (int64_t row : {1, 5, 10, 33, 40, 61, 62, 88, 89}) {
@@ -458,8 +464,9 @@ TEST_F(LinearNoncausalGpuTest, SoftmaxIsOfDifferences) {
     c.position = position;
     c.q = c.k = Activation::kSoftmax;
     c.g = Activation::kSilu;
-    c.q_levels = {0.0f, 13.0f, 700.0f, -13.0f, -15.0f, -1e4f, 15.0f};
-    c.k_levels = {-900.0f, 0.0f, 14.0f, -17.0f, 3e4f};
+    c.q_levels = {0.0f,   13.0f, 700.0f, -13.0f, -15.0f,
+                  -17.0f, -1e4f, 15.0f,  4e9f,   -3e30f};
+    c.k_levels = {-900.0f, 0.0f, 14.0f, -17.0f, 3e4f, -5e9f, 2e30f};
     ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {70, 300}));
     c.head_dim = 48;
     ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {130}));
@@ -467,25 +474,29 @@ TEST_F(LinearNoncausalGpuTest, SoftmaxIsOfDifferences) {
 }
 
 TEST_F(LinearNoncausalGpuTest, ATokensSoftmaxDependsOnNoOther) {
-  Config c;
-  c.position = LrpeType::kCosine;
-  c.q = Activation::kSoftmax;
-  Config beside = c;
-  beside.q_levels = {0.0f, 50.0f, 0.0f, 0.0f, -300.0f, 0.0f, 0.0f};
-  Batch one(c, {300});
-  Batch other(beside, {300});
-  ASSERT_NO_FATAL_FAILURE(one.Run());
-  ASSERT_NO_FATAL_FAILURE(other.Run());
-  const std::vector<float> want = one.Out(0);
-  const std::vector<float> got = other.Out(0);
-  const int64_t width = c.heads * c.value_dim;
-  for (int64_t t = 0; t < 300; ++t) {
-    if (beside.q_levels[t % 7] != 0.0f) continue;
-    const auto row = [&](const std::vector<float>& out) {
-      const auto at = out.begin() + t * width;
-      return std::vector<float>(at, at + width);
-    };
-    ASSERT_TRUE(SameBits(row(got), row(want))) << "token " << t;
+  for (LrpeType position : {LrpeType::kNone, LrpeType::kCosine}) {
+    SCOPED_TRACE(testing::Message()
+                 << "position " << static_cast<int>(position));
+    Config c;
+    c.position = position;
+    c.q = Activation::kSoftmax;
+    Config beside = c;
+    beside.q_levels = {0.0f, 50.0f, 0.0f, 0.0f, -300.0f, 0.0f, 0.0f};
+    Batch one(c, {300});
+    Batch other(beside, {300});
+    ASSERT_NO_FATAL_FAILURE(one.Run());
+    ASSERT_NO_FATAL_FAILURE(other.Run());
+    const std::vector<float> want = one.Out(0);
+    const std::vector<float> got = other.Out(0);
+    const int64_t width = c.heads * c.value_dim;
+    for (int64_t t = 0; t < 300; ++t) {
+      if (beside.q_levels[t % 7] != 0.0f) continue;
+      const auto row = [&](const std::vector<float>& out) {
+        const auto at = out.begin() + t * width;
+        return std::vector<float>(at, at + width);
+      };
+      ASSERT_TRUE(SameBits(row(got), row(want))) << "token " << t;
+    }
   }
 }
 
