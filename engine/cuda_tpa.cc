@@ -19,7 +19,7 @@ constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr int64_t kFloatBytes = sizeof(float);
 
 // From 2 to so many rows of a step of decoding an append of its own is as fast
-// or faster (measured; docs/kernels/tpa_decode.md).
+// or faster, but of clusters (measured; docs/kernels/tpa_decode.md).
 constexpr int64_t kAppendedApart = 8;
 
 // Scratch memory for queries, keys and values of as many heads as fit, unless
@@ -55,6 +55,9 @@ size_t CudaTpa::AddShape(const TpaShape& shape) {
   shapes_.back().shape = shape;
   const int few = TpaFewChunks(shape, device_);
   if (few > 0) few_chunks_ = few_chunks_ > 0 ? std::min(few_chunks_, few) : few;
+  // All shapes have a plan of kShort, or none is taken.
+  const int rows = TpaShortRows(shape, device_);
+  short_rows_ = shapes_.size() > 1 ? std::min(short_rows_, rows) : rows;
   return shapes_.size() - 1;
 }
 
@@ -105,7 +108,10 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
     for (const auto& [rows, tokens, contexts] :
          {std::tuple(options_.max_sequences, int64_t{1}, TpaContexts::kAny),
           std::tuple(options_.max_sequences, int64_t{1}, TpaContexts::kFew),
+          std::tuple(std::min(int64_t{short_rows_}, options_.max_sequences),
+                     int64_t{1}, TpaContexts::kShort),
           std::tuple(kTpaPieceRows, kTpaPieceTokens, TpaContexts::kAny)}) {
+      if (rows == 0) continue;  // no plan of kShort
       RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
                                Plan(shape, rows, tokens, contexts));
       if (!TpaDecodeHolds(*plan, static_cast<int>(rows), pages)) {
@@ -189,7 +195,7 @@ absl::Status CudaTpa::Allocate() {
 
 TpaContexts CudaTpa::ContextsOf(absl::Span<const int64_t> positions,
                                 int64_t rows) const {
-  return TpaContextsOf(positions, rows, few_chunks_);
+  return TpaContextsOf(positions, rows, few_chunks_, short_rows_);
 }
 
 void CudaTpa::BeginDecode(int64_t rows, TpaContexts contexts,
@@ -522,13 +528,12 @@ absl::Status CudaTpa::LaunchPrefill(const Layer& layer, size_t index,
 }
 
 bool CudaTpa::Appends(size_t shape, Activation activation) const {
-  if (!decode_ || activation != Activation::kNone ||
-      (rows_ > 1 && rows_ <= kAppendedApart)) {
-    return false;
-  }
+  if (!decode_ || activation != Activation::kNone) return false;
   const auto plan = shapes_[shape].decode.find({rows_, contexts_});
-  return plan != shapes_[shape].decode.end() &&
-         TpaDecodeAppends(shapes_[shape].shape, plan->second);
+  if (plan == shapes_[shape].decode.end()) return false;
+  const bool apart =
+      rows_ > 1 && rows_ <= kAppendedApart && plan->second.cluster_blocks == 0;
+  return !apart && TpaDecodeAppends(shapes_[shape].shape, plan->second);
 }
 
 WorkingBlocks CudaTpa::Working(const Layer& layer) const {

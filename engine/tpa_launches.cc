@@ -90,7 +90,13 @@ std::vector<TpaPrefillRuns> CutTpaPrefills(const StepBatch& batch,
 }
 
 TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int64_t rows,
-                          int few_chunks) {
+                          int few_chunks, int short_rows) {
+  if (rows <= short_rows &&
+      std::all_of(positions.begin(), positions.end(), [](int64_t position) {
+        return position < TpaChunkBegin(kTpaClusterChunks);
+      })) {
+    return TpaContexts::kShort;
+  }
   // Rows of padding have no chunks, but blocks are shared out among all.
   if (rows > few_chunks) return TpaContexts::kAny;
   int64_t chunks = 0;

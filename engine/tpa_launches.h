@@ -17,10 +17,10 @@
 namespace recurve {
 
 // Which plan is the faster one for a step of decoding of `rows`: one new token
-// at each of these positions, the other rows are padding. `few_chunks` is
-// TpaFewChunks of its layers' shape.
+// at each of these positions, the other rows are padding. `few_chunks` and
+// `short_rows` are TpaFewChunks and TpaShortRows of its layers' shapes.
 TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int64_t rows,
-                          int few_chunks);
+                          int few_chunks, int short_rows);
 
 // Rows of so many tokens, so many rows a launch: what the decode kernel takes
 // at most, and a bound on its partial results.

@@ -86,12 +86,13 @@ std::vector<StepBatch> WarmUpSteps(
       return contexts_of(std::vector<int64_t>(sequences, position), bucket);
     };
     add_twice(sequences, 0);
+    TpaContexts last = contexts(0);
     for (int64_t length = kTpaPageTokens; pages && length < 2 * max_positions;
          length *= 2) {
       const int64_t position = std::min(length, max_positions) - 1;
-      if (contexts(position) == contexts(0)) continue;
+      if (contexts(position) == last) continue;
+      last = contexts(position);
       add_twice(sequences, position);
-      break;
     }
     if (bucket >= limits.max_sequences) break;
   }

@@ -185,6 +185,14 @@ RECURVE_HOST_DEVICE constexpr int TpaRowCut(int length, int blocks, int i) {
   return TpaCutChunk(length, position, length / blocks / 8);
 }
 
+// The chunk with which block `block` of a cluster (TpaContexts::kShort) begins,
+// of a row of `row_chunks` chunks: at most 256 tokens a lane. There may be no
+// such chunk.
+RECURVE_HOST_DEVICE constexpr int TpaClusterFirst(int row_chunks, int block) {
+  if (row_chunks <= 16) return 2 * block;
+  return block < 4 ? 4 * block : 16 + 2 * (block - 4);
+}
+
 }  // namespace recurve
 
 #endif  // RECURVE_KERNELS_TPA_TPA_CHUNKS_H_

@@ -27,6 +27,15 @@ bool ValidEarlyKeys(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          plan.stages >= rank + plan.early_keys;
 }
 
+bool ValidClusters(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
+  return plan.hopper && plan.early_keys > 0 && p.new_tokens == 1 &&
+         p.shape.head_dim == 64 && p.shape.value_dim == 64 &&
+         plan.cluster_blocks == kTpaClusterBlocks &&
+         plan.blocks == p.rows * kTpaClusterBlocks && plan.groups == 1 &&
+         plan.lanes == kTpaClusterLanes &&
+         kTpaVariants[plan.variant].columns == 24;
+}
+
 // For a launch that appends.
 bool ValidFactors(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   const TpaCudaFactors& f = p.factors;
@@ -45,6 +54,7 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   return TpaDecodeSupports(p.shape) && ValidOut(p) && plan.blocks > 0 &&
          p.rows > 0 && p.rows <= kTpaMaxRows &&
          (split || plan.blocks == p.rows) && ValidEarlyKeys(p, plan) &&
+         (plan.cluster_blocks == 0 || ValidClusters(p, plan)) &&
          plan.groups * plan.group_octets * plan.head_blocks >=
              p.new_tokens * TpaHeadOctets(p.shape) &&
          // No block without a column.
@@ -71,6 +81,7 @@ bool TpaDecodeHolds(const TpaDecodePlan& plan, int rows,
                     int64_t page_table_stride) {
   const int64_t max_length = kTpaPageTokens * page_table_stride;
   if (max_length * rows > INT32_MAX) return false;
+  if (plan.cluster_blocks > 0) return true;  // TpaMerger has no part in it
   const int segments = TpaSegmentCount(static_cast<int>(max_length));
   const int chunks = TpaChunkCount(static_cast<int>(max_length));
   const int loose = plan.form == TpaDecodeForm::kParallelBn
@@ -107,6 +118,9 @@ cudaError_t GetTpaDevice(TpaDevice* device) {
   get(&device->shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   get(&major, cudaDevAttrComputeCapabilityMajor);
   device->hopper = major == 9;
+  device->clusters = 0;
+  if (error == cudaSuccess && device->hopper)
+    error = CountTpaClusters(device->shared_memory, &device->clusters);
   return error;
 }
 

@@ -73,6 +73,11 @@ struct TpaDecodeArgs {
   __device__ int lane_threads() const { return 128 * groups; }
   __device__ int consumers() const { return lane_threads() * lanes; }
 
+  // Warps that append, if the launch does: those of the last warpgroup that do
+  // not copy. And threads at a barrier of theirs and a copying warp's.
+  __device__ int append_warps() const { return 4 - lanes; }
+  __device__ int append_threads() const { return 32 * (append_warps() + 1); }
+
   // Tokens that query `t` of a row of `length` tokens sees.
   __device__ int Visible(int length, int t) const {
     return length - (p.new_tokens - 1 - t);

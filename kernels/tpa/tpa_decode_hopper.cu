@@ -31,6 +31,30 @@ __global__ void __launch_bounds__(kTpaMaxThreads, 1)
 #endif
 }
 
+// Rows that are clusters.
+template <typename T, int kRank, bool kAppends>
+__global__ void __launch_bounds__(kTpaMaxThreads, 1)
+    tpa_decode_clusters(const __grid_constant__ TpaDecodeArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  TpaDecodeBlock<T, 24, 1, kRank, TpaWgmmaProducts<T, 24, 1, 4>, kAppends,
+                 true>(args);
+#else
+  __trap();
+#endif
+}
+
+template <typename T>
+cudaError_t LaunchClusters(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
+                           cudaStream_t stream) {
+  const bool one = args.p.shape.kv_rank == 1;
+  const bool appends = args.p.queries == nullptr;
+  return LaunchTpaKernel(one ? (appends ? tpa_decode_clusters<T, 1, true>
+                                        : tpa_decode_clusters<T, 1, false>)
+                             : (appends ? tpa_decode_clusters<T, 2, true>
+                                        : tpa_decode_clusters<T, 2, false>),
+                         args, plan, stream);
+}
+
 template <typename T, int kColumns, int kTiles>
 cudaError_t LaunchRank(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
                        cudaStream_t stream) {
@@ -51,6 +75,7 @@ cudaError_t LaunchRank(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
 template <typename T>
 cudaError_t LaunchVariant(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
                           cudaStream_t stream) {
+  if (plan.cluster_blocks > 0) return LaunchClusters<T>(args, plan, stream);
   switch (plan.variant) {
     case 0:
       return LaunchRank<T, 32, 1>(args, plan, stream);
@@ -70,6 +95,23 @@ cudaError_t LaunchVariant(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
 }
 
 }  // namespace
+
+cudaError_t CountTpaClusters(int shared_memory, int* clusters) {
+  const auto kernel = tpa_decode_clusters<__nv_bfloat16, 2, true>;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_memory);
+  if (error != cudaSuccess) return error;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kTpaClusterBlocks);
+  config.blockDim = dim3(kTpaMaxThreads);
+  config.dynamicSmemBytes = shared_memory;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {kTpaClusterBlocks, 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaOccupancyMaxActiveClusters(clusters, kernel, &config);
+}
 
 cudaError_t LaunchTpaHopper(const TpaDecodeArgs& args,
                             const TpaDecodePlan& plan, cudaStream_t stream) {

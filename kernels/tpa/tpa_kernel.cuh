@@ -3,6 +3,7 @@
 #define RECURVE_KERNELS_TPA_TPA_KERNEL_CUH_
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/tpa/tpa_cluster.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_merge.cuh"
 #include "kernels/tpa/tpa_own_tokens.cuh"
@@ -62,8 +63,9 @@ __device__ __forceinline__ void ClearEmptyRows(const TpaDecodeArgs& args) {
 }
 
 // kAppends: the launch appends the rows' tokens and forms their queries.
+// kClusters: the blocks of each row are a cluster.
 template <typename T, int kColumns, int kTiles, int kRank, typename Products,
-          bool kAppends = false>
+          bool kAppends = false, bool kClusters = false>
 __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   extern __shared__ __align__(128) char memory[];
   const int ring_bytes = args.stages * args.stage_bytes;
@@ -84,6 +86,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   const uint32_t barriers = SharedAddress(at);
   at += 16 * (args.lanes * args.stages + 1);
   shared.kept_outputs = reinterpret_cast<float*>(at);
+  const TpaCluster cluster(args, SharedAddress(at));  // in its place
   const TpaQueryCopy queries(
       args, shared.queries, barriers + 16 * args.lanes * args.stages, kColumns);
   const auto ring_of = [&](int lane) {
@@ -96,6 +99,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   const int sharers =
       consumers + 32 * (args.lanes + (Products::kAsync ? 1 : 0));
   LaunchDependents();
+  if constexpr (kClusters) cluster.Begin();
   if (thread >= consumers) {
     if constexpr (Products::kAsync) ReleaseRegisters<40>();
     const int lane = (thread - consumers) / 32;
@@ -141,12 +145,24 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
         args, shared, ring_of(lane), queries, lane);
     NamedBarrier(kTpaShareBarrier, sharers);
     WaitForPrevious();
-    const auto& work = *reinterpret_cast<const TpaBlockWork*>(share);
-    worker.Run(work);
-    // Nothing is copied any more: the rings' memory is free.
-    TpaMerger merger(args, memory, args.lanes * ring_bytes);
-    merger.Arrive(work);
-    merger.Merge(work);
+    if constexpr (kClusters) {
+      const int row = TpaCluster::Row();
+      const int length = Uniform(__ldcg(&args.row_work(row).length));
+      const int chunks = TpaChunkCount(length);
+      if (chunks > kTpaClusterChunks) __trap();
+      if (chunks == 0) return;
+      if (thread == 0) cluster.Expect(chunks);
+      if (TpaClusterFirst(chunks, TpaCluster::Block()) < chunks)
+        worker.RunInCluster(cluster, row, length, chunks);
+      cluster.Merge(row, chunks);
+    } else {
+      const auto& work = *reinterpret_cast<const TpaBlockWork*>(share);
+      worker.Run(work);
+      // Nothing is copied any more: the rings' memory is free.
+      TpaMerger merger(args, memory, args.lanes * ring_bytes);
+      merger.Arrive(work);
+      merger.Merge(work);
+    }
   }
 }
 
@@ -168,6 +184,11 @@ cudaError_t LaunchTpaKernel(Kernel kernel, const TpaDecodeArgs& args,
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
+  if (plan.cluster_blocks > 0) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {
+        static_cast<unsigned>(plan.cluster_blocks), 1, 1};
+  }
   config.attrs = attributes;
   config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, args);
@@ -177,6 +198,9 @@ cudaError_t LaunchTpaKernel(Kernel kernel, const TpaDecodeArgs& args,
 // instance that they do not have.
 cudaError_t LaunchTpaHopper(const TpaDecodeArgs& args,
                             const TpaDecodePlan& plan, cudaStream_t stream);
+// Clusters of kTpaClusterBlocks blocks with as much shared memory as a block
+// may have that run at once.
+cudaError_t CountTpaClusters(int shared_memory, int* clusters);
 cudaError_t LaunchTpaPortable(const TpaDecodeArgs& args,
                               const TpaDecodePlan& plan, cudaStream_t stream);
 

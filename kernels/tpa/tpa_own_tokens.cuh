@@ -205,7 +205,7 @@ __device__ __forceinline__ void TpaWrittenFence() {
 template <typename T, int kColumns, int kTiles>
 __device__ __forceinline__ void TpaAppendRows(const TpaDecodeArgs& args,
                                               int warp, int work) {
-  const int warps = 4 - args.lanes;
+  const int warps = args.append_warps();
   const int first_row = TpaShareWord(work, offsetof(TpaBlockWork, first_row));
   const int last_row = TpaShareWord(work, offsetof(TpaBlockWork, last_row));
   const int first_chunk =
@@ -227,7 +227,7 @@ __device__ __forceinline__ void TpaAppendRows(const TpaDecodeArgs& args,
   TpaWrittenFence();
 #pragma unroll 1
   for (int lane = 0; lane < args.lanes; ++lane)
-    NamedBarrierArrive(kTpaAppendBarrier + lane, 32 * (warps + 1));
+    NamedBarrierArrive(kTpaAppendBarrier + lane, args.append_threads());
 }
 
 }  // namespace recurve

@@ -22,7 +22,7 @@ int CeilDiv(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
 // Shared memory besides the stages, as tpa_decode_kernel lays it out: terms of
 // the query, weights, what warps exchange, barriers, and what is kept of a
-// segment.
+// segment or, of a cluster, comes from its blocks.
 int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
   const TpaVariant& variant = kTpaVariants[plan.variant];
   const int64_t columns = int64_t{variant.columns} * plan.groups;
@@ -32,7 +32,9 @@ int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
   const int64_t exchange = 2 * 4 * 4 * columns * plan.lanes;
   const int64_t kept =
       2 * 8 * columns + static_cast<int64_t>(sizeof(TpaBlockWork));
-  const int64_t kept_outputs = 4 * 64 * variant.value_tiles * columns;
+  const int64_t kept_outputs =
+      plan.cluster_blocks > 0 ? TpaClusterBytes(static_cast<int>(columns) / 8)
+                              : 4 * 64 * variant.value_tiles * columns;
   return std::max<int64_t>(terms + weights + exchange + kept +
                                16 * (kMaxStages * plan.lanes + 1) +
                                RoundUp(kept_outputs, 128),
@@ -97,13 +99,22 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   const bool few = contexts == TpaContexts::kFew && wide && octets > 6 &&
                    tiles == 1 && new_tokens == 1 &&
                    form == TpaDecodeForm::kParallelBn;
-  const int max_groups = by_heads ? 1 : kTpaMaxWarpgroups;
-  const int max_octets = by_heads ? (wide ? 5 : 2)
-                         : few    ? 3 * max_groups
-                                  : (wide ? 5 : 4) * max_groups;
+  const bool clusters = contexts == TpaContexts::kShort;
+  if (clusters &&
+      (!plan.hopper || form != TpaDecodeForm::kParallelBn || new_tokens > 1 ||
+       shape.head_dim != 64 || shape.value_dim != 64 || shape.kv_rank > 2)) {
+    return plan;
+  }
+  plan.cluster_blocks = clusters ? kTpaClusterBlocks : 0;
+  const int max_groups = by_heads || clusters ? 1 : kTpaMaxWarpgroups;
+  const int max_octets = by_heads          ? (wide ? 5 : 2)
+                         : few || clusters ? 3 * max_groups
+                                           : (wide ? 5 : 4) * max_groups;
   // The least columns that do for a warpgroup.
   int columns = wide ? 40 : 32;
-  if (wide && !by_heads) {
+  if (clusters) {
+    columns = 24;
+  } else if (wide && !by_heads) {
     const int block_octets = CeilDiv(octets, CeilDiv(octets, max_octets));
     const int groups = CeilDiv(block_octets, few ? 3 : 5);
     columns = std::max(8 * CeilDiv(block_octets, groups), tiles == 1 ? 24 : 32);
@@ -152,6 +163,13 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   const int early = TpaEarlyRanks(tiles, rank);
   if (common && plan.stages > rank + early - 1) plan.early_keys = early;
   plan.threads = 128 * (plan.groups * plan.lanes + 1);
+  if (clusters) {
+    if (rows * plan.head_blocks <= device.clusters &&
+        plan.lanes == kTpaClusterLanes && plan.early_keys > 0) {
+      plan.blocks = rows * kTpaClusterBlocks;
+    }
+    return plan;
+  }
   plan.blocks = form == TpaDecodeForm::kParallelBn
                     ? std::max(1, device.multiprocessors / plan.head_blocks)
                     : rows;
@@ -177,6 +195,12 @@ int TpaFewChunks(const TpaShape& shape, const TpaDevice& device) {
   };
   const TpaDecodePlan few = plan(TpaContexts::kFew);
   return few.head_blocks > plan(TpaContexts::kAny).head_blocks ? few.blocks : 0;
+}
+
+int TpaShortRows(const TpaShape& shape, const TpaDevice& device) {
+  const TpaDecodePlan one = PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 1,
+                                          1, device, TpaContexts::kShort);
+  return one.blocks == 0 ? 0 : device.clusters / one.head_blocks;
 }
 
 TpaScratchLayout TpaDecodeScratch(const TpaShape& shape,

@@ -20,7 +20,9 @@ const char* Name(TpaDecodeForm form);
 // How much there is to attend to in a launch.
 enum class TpaContexts {
   kAny,
-  kFew,  // no more chunks (tpa_chunks.h) than TpaFewChunks says
+  kFew,    // no more chunks (tpa_chunks.h) than TpaFewChunks says
+  kShort,  // no row has more than kTpaClusterChunks chunks, and there are no
+           // more rows than TpaShortRows says
 };
 
 // What the plan needs to know of a GPU.
@@ -28,6 +30,8 @@ struct TpaDevice {
   int multiprocessors;
   int shared_memory;  // bytes a block may have
   bool hopper;        // compute capability 9.0: bulk copies, dependent launch
+  int clusters;       // of kTpaClusterBlocks blocks, one a multiprocessor, that
+                      // run at once
 };
 
 // Launch parameters of a decode step. They stay as they are while contexts
@@ -51,6 +55,7 @@ struct TpaDecodePlan {
   bool hopper;     // wgmma, bulk copies and dependent launch; else mma.sync
   int early_keys;  // ranks of a page whose scores begin a page early, in the
                    // instances for common shapes; else 0
+  int cluster_blocks;  // of a row, which are a cluster: kTpaClusterBlocks, or 0
 };
 
 // The kernel instances: columns of a warpgroup, and value features in 64s.
@@ -70,6 +75,19 @@ inline constexpr int kTpaMaxWarpgroups = 2;
 // pages are small enough to hold so many.
 RECURVE_HOST_DEVICE constexpr int TpaEarlyRanks(int value_tiles, int kv_rank) {
   return value_tiles == 1 && kv_rank > 0 ? kv_rank : 1;
+}
+
+// Plans of kShort: rows that are clusters of blocks, of 64 features and one new
+// token. Each block has one or two chunks for each of two lanes, and merges
+// some features (tpa_cluster.cuh).
+inline constexpr int kTpaClusterBlocks = 8;
+inline constexpr int kTpaClusterLanes = 2;
+inline constexpr int kTpaClusterChunks = 24;  // of a row, at most
+inline constexpr int kTpaClusterFeatures = 64 / kTpaClusterBlocks;
+// Shared memory that a block merges in: a barrier, then what it has of every
+// chunk.
+RECURVE_HOST_DEVICE constexpr int TpaClusterBytes(int octets) {
+  return 16 + kTpaClusterChunks * 8 * octets * (8 + 4 * kTpaClusterFeatures);
 }
 
 // Sequences in a launch, at most.
@@ -93,7 +111,9 @@ TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,
 // Pure. `blocks` is 0 if the shape is not supported or does not fit the device.
 // kFew, of kParallelBn and one new token, may give heads to more blocks: each
 // takes less time for a page, as long as every chunk has a block of its own.
-// What is attended to may be more than that; it only takes longer then.
+// What is attended to may be more than that; it only takes longer then. kShort
+// is of kParallelBn and one new token, too, and what it says must be so: a
+// longer row ends the launch with an error.
 TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
                             int new_tokens, const TpaDevice& device,
                             TpaContexts contexts = TpaContexts::kAny);
@@ -107,6 +127,10 @@ bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan);
 // The chunks of all rows up to which PlanTpaDecode of kFew is faster than that
 // of kAny. 0: both are the same.
 int TpaFewChunks(const TpaShape& shape, const TpaDevice& device);
+
+// Rows up to which there is a plan of kShort. 0: the shape has none, or the
+// device.
+int TpaShortRows(const TpaShape& shape, const TpaDevice& device);
 
 // How a block merges, in `bytes` of shared memory: what it keeps for a row
 // besides its results, and of how many fours of features it can hold the

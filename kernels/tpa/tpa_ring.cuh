@@ -358,7 +358,7 @@ class TpaCopier {
   // Waits for the block's new tokens, if it appends them.
   __device__ __forceinline__ void AwaitAppend() {
     if (!kAppends || appended_) return;
-    NamedBarrier(kTpaAppendBarrier + chunk_lane_, 160 - 32 * args_.lanes);
+    NamedBarrier(kTpaAppendBarrier + chunk_lane_, args_.append_threads());
     appended_ = true;
   }
 

@@ -14,7 +14,8 @@ struct Args {
   int max_length;  // of a row: what the page table holds
   int blocks;
   int counters;
-  bool split;  // rows are shared out over blocks (kParallelBn)
+  bool split;     // rows are shared out over blocks (kParallelBn)
+  bool clusters;  // which are clusters, one a row
 };
 
 // ----------------------------------------------------------------------------
@@ -147,6 +148,14 @@ __device__ int2 Cut(const Args& args, const Sharing& sharing, int used_rows,
                     const int* row_begin, const int* row_block, int i) {
   const int rows = args.p.rows;
   if (i == 0) return {0, 0};
+  if (args.clusters) {
+    const int row = i / kTpaClusterBlocks;
+    if (row >= used_rows) return {used_rows, 0};
+    const int chunks = TpaChunkCount(RowLength(args, row));
+    const int chunk = TpaClusterFirst(chunks, i % kTpaClusterBlocks);
+    if (chunk > 0 && chunk >= chunks) return {row + 1, 0};
+    return {row, chunk};
+  }
   if (sharing.rows_each > 0) {
     return {static_cast<int>(min(int64_t{i} * sharing.rows_each,
                                  static_cast<int64_t>(used_rows))),
@@ -216,7 +225,8 @@ __global__ void __launch_bounds__(kThreads)
     row_work[row] = {};
   }
   if (args.split) {
-    const Sharing sharing = ChooseSharing(args, row_begin);
+    const Sharing sharing =
+        args.clusters ? Sharing{} : ChooseSharing(args, row_begin);
     if (sharing.share > 0) {
       for (int row = threadIdx.x; row < rows; row += kThreads)
         row_block[row] = TpaRowBlocks(RowLength(args, row), sharing.share);
@@ -260,7 +270,9 @@ __global__ void __launch_bounds__(kThreads)
                  }
                  if (end == row_chunks) {
                    work.end_slot = slot;
-                   work.last_block = i;
+                   // All of a cluster work to its end.
+                   work.last_block =
+                       args.clusters ? (row + 1) * kTpaClusterBlocks - 1 : i;
                  }
                });
   }
@@ -327,7 +339,8 @@ cudaError_t LaunchTpaSchedule(const TpaCudaScheduleParams& params,
                      static_cast<int>(max_length),
                      plan.blocks,
                      params.rows * plan.head_blocks,
-                     split};
+                     split,
+                     plan.cluster_blocks > 0};
   const int bytes = 4 * (params.rows + 1 + (split ? 4 : 1) * (plan.blocks + 1));
   const cudaError_t error = cudaFuncSetAttribute(
       tpa_schedule_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

@@ -7,6 +7,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/tpa/tpa_cluster.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_outputs.cuh"
 #include "kernels/tpa/tpa_own_tokens.cuh"
@@ -113,7 +114,61 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     }
   }
 
+  // The same of a block of a cluster, which has chunks of a row; its lanes take
+  // turns. What they have goes to all blocks.
+  __device__ __forceinline__ void RunInCluster(const TpaCluster& cluster,
+                                               int row, int length,
+                                               int row_chunks) {
+    static_assert(kTiles == 1);
+    TakeQueries(row);
+    const int first =
+        TpaClusterFirst(row_chunks, TpaCluster::Block()) + chunk_lane_;
+    const int end =
+        min(TpaClusterFirst(row_chunks, TpaCluster::Block() + 1), row_chunks);
+    if (first >= end) return;
+    BeginScores(true);
+    Products::template Wait<0>();
+#pragma unroll 1
+    for (int chunk = first; chunk < end; chunk += kTpaClusterLanes) {
+      const int position = TpaChunkBegin(chunk);
+      const int stop = min(TpaChunkBegin(chunk + 1), length);
+      const bool more_chunks = chunk + kTpaClusterLanes < end;
+      State state;
+#pragma unroll 1
+      for (int page = position; page < stop; page += 64) {
+        AttendPage(page, length, page == position,
+                   page + 64 < stop || more_chunks, state);
+      }
+      FinishChunk(state);
+      if (chunk == first) TpaCluster::AwaitBlocks();
+      SendToCluster(cluster, chunk, state);
+    }
+  }
+
  private:
+  __device__ __forceinline__ void SendToCluster(const TpaCluster& cluster,
+                                                int chunk,
+                                                const State& state) const {
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
+    const int feature = 16 * warp_ + lane_ / 4;
+    // All threads have the maxima and sums of their columns: four of the eight
+    // that have the same ones, in two warps, send them to a block each.
+    const int to = 4 * warp_ + lane_ / 4;
+#pragma unroll
+    for (int j = 0; j < kOctets; ++j) {
+      if (j >= octets) break;
+      const int column = 8 * j + 2 * (lane_ % 4);
+      if (lane_ < 16 && to < kTpaClusterBlocks) {
+        cluster.SendStates(chunk, column, to,
+                           {state.max[2 * j], state.sum[2 * j]},
+                           {state.max[2 * j + 1], state.sum[2 * j + 1]});
+      }
+      const float(&out)[4] = out_[0][j];
+      cluster.SendOutputs(chunk, column, feature, out[0], out[1]);
+      cluster.SendOutputs(chunk, column, feature + 8, out[2], out[3]);
+    }
+  }
+
   __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
                                             int begin, int end, int& slot) {
     TakeQueries(row);

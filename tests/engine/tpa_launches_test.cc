@@ -42,10 +42,11 @@ class Step {
 
 // Chunks of 128 tokens up to 2048, of 256 behind; T6-XL on an H200.
 TEST(TpaLaunchesTest, FewAreNoMoreChunksThanBlocks) {
-  const int chunks = TpaFewChunks({78, 64, 64, 6, 2}, {132, 227 << 10, true});
+  const int chunks =
+      TpaFewChunks({78, 64, 64, 6, 2}, {132, 227 << 10, true, 14});
   const auto few = [&](const std::vector<int64_t>& positions) {
     const int64_t rows = std::bit_ceil(positions.size());
-    return TpaContextsOf(positions, rows, chunks) == TpaContexts::kFew;
+    return TpaContextsOf(positions, rows, chunks, 0) == TpaContexts::kFew;
   };
   EXPECT_TRUE(few({0}));
   EXPECT_TRUE(few({2047}));
@@ -59,7 +60,25 @@ TEST(TpaLaunchesTest, FewAreNoMoreChunksThanBlocks) {
   EXPECT_TRUE(few({2047 + 49 * 256, 0}));  // 65 and one
   EXPECT_FALSE(few({2048 + 49 * 256, 0}));
   // Of no shape, or of one whose heads always are one block.
-  EXPECT_EQ(TpaContextsOf({0}, 1, 0), TpaContexts::kAny);
+  EXPECT_EQ(TpaContextsOf({0}, 1, 0, 0), TpaContexts::kAny);
+}
+
+// Up to three rows of T6-XL, each with at most 24 chunks; padding counts.
+TEST(TpaLaunchesTest, ShortRowsAreClusters) {
+  const TpaShape shape = {78, 64, 64, 6, 2};
+  const TpaDevice device = {132, 227 << 10, true, 14};
+  const int chunks = TpaFewChunks(shape, device);
+  const int most = TpaShortRows(shape, device);
+  const auto contexts = [&](const std::vector<int64_t>& positions) {
+    const int64_t rows = std::bit_ceil(positions.size());
+    return TpaContextsOf(positions, rows, chunks, most);
+  };
+  EXPECT_EQ(contexts({0}), TpaContexts::kShort);
+  EXPECT_EQ(contexts({4095}), TpaContexts::kShort);
+  EXPECT_EQ(contexts({4096}), TpaContexts::kAny);
+  EXPECT_EQ(contexts({4095, 4095}), TpaContexts::kShort);
+  EXPECT_EQ(contexts({0, 4096}), TpaContexts::kFew);
+  EXPECT_EQ(contexts({0, 0, 0}), TpaContexts::kFew);
 }
 
 // What CudaTpa takes for the launches' schedules.
@@ -226,7 +245,7 @@ TEST(TpaLaunchesTest, ThereIsRoomForTheSchedulesOfEveryStep) {
     for (const bool prefill : {true, false}) {
       TpaStepLimits limits = sizes;
       limits.prefill = prefill;
-      const TpaDevice device = {132, 227 << 10, prefill};
+      const TpaDevice device = {132, 227 << 10, prefill, 14};
       std::vector<Step> steps;
       const WorstSteps worst(limits);
       for (const int64_t sequences :
@@ -261,7 +280,7 @@ TEST(TpaLaunchesTest, ThereIsRoomForTheSchedulesOfEveryStep) {
 // It is little beside the rest: of 32 heads of 128 with usual limits, and for
 // the most that a server may take.
 TEST(TpaLaunchesTest, TheRoomIsBounded) {
-  const TpaDevice device = {132, 227 << 10, true};
+  const TpaDevice device = {132, 227 << 10, true, 14};
   EXPECT_LT(MaxTpaScheduleBytes(kShapes[0], device, {2048, 256, 512, true}),
             int64_t{16} << 20);
   EXPECT_LT(MaxTpaScheduleBytes(kShapes[0], device, {65535, 16384, 2047, true}),

@@ -99,6 +99,22 @@ TEST(WarmUpTest, ShortContextsAndLong) {
   EXPECT_EQ(steps[7].positions[0], 511);
 }
 
+// More than two kinds of contexts.
+TEST(WarmUpTest, EachKindOfContexts) {
+  const WarmUpLimits limits = {64, 1, 40};
+  const auto contexts_of = [](absl::Span<const int64_t> positions, int64_t) {
+    return positions[0] < 128    ? TpaContexts::kShort
+           : positions[0] < 1024 ? TpaContexts::kFew
+                                 : TpaContexts::kAny;
+  };
+  const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
+  for (const StepBatch& step : steps) ExpectValid(step, limits);
+  ASSERT_THAT(steps, SizeIs(7 + ShortPromptSteps(steps)));
+  EXPECT_EQ(steps[2].positions[0], 0);
+  EXPECT_EQ(steps[4].positions[0], 255);
+  EXPECT_EQ(steps[6].positions[0], 2047);
+}
+
 // The longest context is not a power of two.
 TEST(WarmUpTest, LongContextsUpToTheLast) {
   const WarmUpLimits limits = {64, 1, 11};

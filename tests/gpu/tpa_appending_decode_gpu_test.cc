@@ -32,11 +32,13 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
     return PlanTpaDecode(c.shape, form, rows, 1, device_, contexts);
   }
 
-  // Rows of so many tokens, the last of each new.
+  // Rows of so many tokens, the last of each new. The launches that are
+  // compared with the one of `whole_plan` are of `apart`, or of the same plan.
   void Compare(const Case& c, const std::vector<int32_t>& lengths,
-               const TpaDecodePlan& plan) {
-    ASSERT_GT(plan.blocks, 0);
-    ASSERT_TRUE(TpaDecodeAppends(c.shape, plan));
+               const TpaDecodePlan& whole_plan,
+               const TpaDecodePlan* apart = nullptr) {
+    ASSERT_GT(whole_plan.blocks, 0);
+    ASSERT_TRUE(TpaDecodeAppends(c.shape, whole_plan));
     const TpaShape& s = c.shape;
     const auto rows = static_cast<int>(lengths.size());
     const TpaPageLayout layout(s, TpaPageOrder::kOctets);
@@ -84,10 +86,6 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
             pages[p * page_stride + layout.AK(m, r, i)] = 0;
             pages[p * page_stride + layout.AV(m, r, i)] = 0;
           }
-          for (int64_t i = s.head_dim; i < layout.b_k_width; ++i)
-            pages[p * page_stride + layout.BK(m, r, i)] = 0;
-          for (int64_t i = s.value_dim; i < layout.b_v_width; ++i)
-            pages[p * page_stride + layout.BV(m, r, i)] = 0;
         }
       }
     }
@@ -110,8 +108,6 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
     DeviceBuffer<int64_t> positions(last);
     DeviceBuffer<char> queries(
         std::vector<char>(TpaQueryBytes(s, rows), char{-1}));
-    DeviceBuffer<char> schedule(
-        std::vector<char>(TpaScheduleBytes(plan, rows, stride)));
     const float* x = factors.data();
 
     TpaCudaDecodeParams decode = {};
@@ -121,7 +117,6 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
     decode.fresh_tokens = 1;
     decode.out_type = WeightType::kFloat32;
     decode.out_stride = s.num_heads * s.value_dim;
-    decode.schedule = schedule.data();
     const TpaCudaFactors all = {x,
                                 x + 2 * a,
                                 x + a,
@@ -137,6 +132,11 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
     std::vector<uint16_t> want_pages;
     std::vector<float> want;
     for (const bool whole : {false, true}) {
+      const TpaDecodePlan& plan =
+          whole || apart == nullptr ? whole_plan : *apart;
+      DeviceBuffer<char> schedule(
+          std::vector<char>(TpaScheduleBytes(plan, rows, stride)));
+      decode.schedule = schedule.data();
       DeviceBuffer<uint16_t> memory(pages);
       DeviceBuffer<float> out(
           std::vector<float>(rows * decode.out_stride, kNaN));
@@ -252,6 +252,30 @@ TEST_F(TpaAppendingDecodeGpuTest, OneRow) {
          {1, 2, 63, 64, 65, 128, 129, 191, 192, 193, 1984, 2048, 2049, 8192}) {
       SCOPED_TRACE(testing::Message() << length);
       Compare(c, {length}, Plan(c, TpaDecodeForm::kParallelBn, 1, contexts));
+    }
+  }
+}
+
+// Rows that are clusters, beside a plan without.
+TEST_F(TpaAppendingDecodeGpuTest, Clusters) {
+  if (device_.clusters == 0) GTEST_SKIP() << "this GPU has no clusters";
+  const std::vector<int32_t> batches[] = {
+      {1},       {64},     {65},        {129},  {700},        {2048},
+      {1300, 1}, {0, 513}, {512, 2049}, {1, 0}, {4096, 2817}, {0, 0}};
+  for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
+    for (const TpaShape& shape :
+         {TpaShape{78, 64, 64, 6, 2}, TpaShape{61, 64, 64, 9, 1},
+          TpaShape{5, 64, 64, 1, 2}}) {
+      for (const std::vector<int32_t>& lengths : batches) {
+        SCOPED_TRACE(testing::Message() << shape.num_heads << " heads, "
+                                        << lengths[0] << " tokens");
+        const Case c = {shape, element};
+        const auto rows = static_cast<int>(lengths.size());
+        const TpaDecodePlan apart = Plan(c, TpaDecodeForm::kParallelBn, rows);
+        Compare(c, lengths,
+                Plan(c, TpaDecodeForm::kParallelBn, rows, TpaContexts::kShort),
+                &apart);
+      }
     }
   }
 }

@@ -255,6 +255,39 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheColumnsOfABlock) {
   }
 }
 
+// Nor whether the blocks of a row are a cluster.
+TEST_F(TpaGpuTest, BitsDoNotDependOnClusters) {
+  for (int64_t heads : {1, 17, 24, 25, 47, 61, 78, 128}) {
+    for (int64_t rank : {1, 2}) {
+      const TpaGpuConfig config = {
+          {heads, 64, 64, 6, rank},
+          heads % 2 == 0 ? TpaElement::kFloat16 : TpaElement::kBFloat16};
+      SCOPED_TRACE(Describe(config));
+      for (const std::vector<int>& lengths :
+           {std::vector<int>{1}, std::vector<int>{63}, std::vector<int>{64},
+            std::vector<int>{65}, std::vector<int>{127}, std::vector<int>{128},
+            std::vector<int>{129}, std::vector<int>{257, 512},
+            std::vector<int>{513, 640}, std::vector<int>{1919, 1920},
+            std::vector<int>{0, 1921}, std::vector<int>{2048, 0},
+            std::vector<int>{0, 0}, std::vector<int>{2047, 2048},
+            std::vector<int>{2049}, std::vector<int>{2305, 3000},
+            std::vector<int>{4095, 4096}}) {
+        const Sequences sequences = Make(config, lengths);
+        TpaGpuBatch batch(config, Pointers(sequences));
+        const TpaDecodePlan plan =
+            batch.Plan(TpaDecodeForm::kParallelBn, TpaContexts::kShort);
+        if (!batch.Plan(TpaDecodeForm::kParallelBn).hopper) {
+          GTEST_SKIP() << "clusters are of compute capability 9.0";
+        }
+        ASSERT_GT(plan.cluster_blocks, 0);
+        const std::vector<float> want =
+            batch.Decode(TpaDecodeForm::kParallelBn);
+        EXPECT_TRUE(SameBits(batch.Decode(plan), want)) << lengths[0];
+      }
+    }
+  }
+}
+
 // Nor how rows share them: each row some of its own, each block some rows, or
 // all rows in one line.
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheSharing) {

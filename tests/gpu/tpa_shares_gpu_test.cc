@@ -30,14 +30,19 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
   CudaTpa tpa(options, device);
   CudaTpa::Layer layer = {};
   layer.shape = tpa.AddShape(kT6Xl);
-  EXPECT_EQ(tpa.ContextsOf({0}, 1) == TpaContexts::kFew,
-            TpaFewChunks(kT6Xl, device) > 0);
+  EXPECT_EQ(tpa.ContextsOf({0}, 1) == TpaContexts::kShort,
+            TpaShortRows(kT6Xl, device) > 0);
   ASSERT_TRUE(tpa.Allocate().ok());
   DeviceBuffer<int32_t> pages(std::vector<int32_t>(2 * kPages, 1));
   for (const int32_t length : {1, 129, 2048, 6000}) {
-    for (const TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew}) {
-      SCOPED_TRACE(testing::Message()
-                   << length << ", few " << (contexts == TpaContexts::kFew));
+    for (const TpaContexts contexts :
+         {TpaContexts::kAny, TpaContexts::kFew, TpaContexts::kShort}) {
+      SCOPED_TRACE(testing::Message() << length << " tokens, contexts "
+                                      << static_cast<int>(contexts));
+      const bool clusters = contexts == TpaContexts::kShort;
+      if (clusters && (TpaShortRows(kT6Xl, device) == 0 ||
+                       length > TpaChunkBegin(kTpaClusterChunks)))
+        continue;
       DeviceBuffer<int32_t> lengths({length, 0});
       tpa.BeginDecode(1, contexts, lengths.data(), pages.data(), kPages);
       ASSERT_TRUE(tpa.LaunchSchedules(nullptr).ok());
@@ -50,9 +55,11 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
       const TpaDecodePlan plan = PlanTpaDecode(
           kT6Xl, TpaDecodeForm::kParallelBn, 1, 1, device, contexts);
       EXPECT_EQ(working.times, plan.head_blocks);
-      // A block a chunk, as far as there are blocks.
+      // A block a chunk, as far as there are blocks; or a cluster.
       const int chunks = TpaChunkCount(length);
-      if (chunks <= plan.blocks) {
+      if (clusters) {
+        EXPECT_EQ(last, plan.cluster_blocks - 1);
+      } else if (chunks <= plan.blocks) {
         EXPECT_EQ(last, chunks - 1);
       } else {
         EXPECT_LT(last, plan.blocks);

@@ -12,8 +12,8 @@
 namespace recurve {
 namespace {
 
-constexpr TpaDevice kH200 = {132, 232448, true};
-constexpr TpaDevice kA100 = {108, 166912, false};
+constexpr TpaDevice kH200 = {132, 232448, true, 14};
+constexpr TpaDevice kA100 = {108, 166912, false, 0};
 
 TEST(TpaLayoutTest, EveryElementHasAPlaceOfItsOwn) {
   for (TpaPageOrder order : {TpaPageOrder::kPlain, TpaPageOrder::kOctets}) {
@@ -338,6 +338,82 @@ TEST(TpaPlanTest, TakesTheLeastColumns) {
   }
 }
 
+// Every chunk is some lane's of a cluster, and none has more than 256 tokens.
+TEST(TpaPlanTest, ClustersShareChunksOut) {
+  for (int chunks = 1; chunks <= kTpaClusterChunks; ++chunks) {
+    EXPECT_EQ(TpaClusterFirst(chunks, 0), 0);
+    EXPECT_GE(TpaClusterFirst(chunks, kTpaClusterBlocks), chunks);
+    for (int block = 0; block < kTpaClusterBlocks; ++block) {
+      const int first = TpaClusterFirst(chunks, block);
+      const int end = std::min(TpaClusterFirst(chunks, block + 1), chunks);
+      for (int lane = 0; lane < kTpaClusterLanes; ++lane) {
+        int tokens = 0;
+        for (int c = first + lane; c < end; c += kTpaClusterLanes)
+          tokens += TpaChunkBegin(c + 1) - TpaChunkBegin(c);
+        EXPECT_LE(tokens, 256) << chunks << " chunks, block " << block;
+      }
+      // Pages that a block knows of before all others (kTpaEarlyPages).
+      EXPECT_LE(TpaChunkBegin(end) - TpaChunkBegin(std::min(first, end)),
+                8 * kTpaPageTokens);
+    }
+  }
+}
+
+// Rows that are clusters: a block for two lanes and 24 heads.
+TEST(TpaPlanTest, ShortRowsAreClusters) {
+  struct Case {
+    int64_t heads, rank;
+    int head_blocks, most_rows;
+  };
+  for (const Case& c :
+       {Case{1, 1, 1, 14}, Case{24, 2, 1, 14}, Case{47, 2, 2, 7},
+        Case{61, 2, 3, 4}, Case{78, 2, 4, 3}, Case{128, 1, 6, 2}}) {
+    const TpaShape shape = {c.heads, 64, 64, 6, c.rank};
+    SCOPED_TRACE(testing::Message() << c.heads << " heads");
+    const auto plan = [&](int rows) {
+      return PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, rows, 1, kH200,
+                           TpaContexts::kShort);
+    };
+    EXPECT_EQ(TpaShortRows(shape, kH200), c.most_rows);
+    EXPECT_EQ(plan(c.most_rows + 1).blocks, 0);
+    for (int rows : {1, c.most_rows}) {
+      const TpaDecodePlan p = plan(rows);
+      EXPECT_EQ(p.blocks, 8 * rows);
+      EXPECT_EQ(p.cluster_blocks, 8);
+      EXPECT_EQ(p.head_blocks, c.head_blocks);
+      EXPECT_EQ(kTpaVariants[p.variant].columns, 24);
+      EXPECT_EQ(p.groups, 1);
+      EXPECT_EQ(p.lanes, 2);
+      EXPECT_LE(8 * p.group_octets, 24);
+      EXPECT_GE(8 * p.group_octets * p.head_blocks, c.heads);
+      EXPECT_LT(8 * p.group_octets * (p.head_blocks - 1), c.heads);
+      EXPECT_LE(p.shared_bytes, kH200.shared_memory);
+      EXPECT_TRUE(TpaDecodeAppends(shape, p));
+    }
+  }
+  // Others have none.
+  const auto none = [](const TpaShape& shape, const TpaDevice& device) {
+    return TpaShortRows(shape, device) == 0 &&
+           PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 1, 1, device,
+                         TpaContexts::kShort)
+                   .blocks == 0;
+  };
+  EXPECT_TRUE(none({78, 64, 64, 6, 2}, kA100));
+  EXPECT_TRUE(none({78, 64, 64, 6, 2}, {132, 232448, true, 0}));
+  EXPECT_TRUE(none({32, 128, 128, 6, 1}, kH200));
+  EXPECT_TRUE(none({32, 64, 48, 6, 1}, kH200));
+  EXPECT_TRUE(none({32, 64, 64, 6, 3}, kH200));
+  const TpaShape shape = {78, 64, 64, 6, 2};
+  EXPECT_EQ(PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 1, 2, kH200,
+                          TpaContexts::kShort)
+                .blocks,
+            0);
+  EXPECT_EQ(PlanTpaDecode(shape, TpaDecodeForm::kParallelB, 1, 1, kH200,
+                          TpaContexts::kShort)
+                .blocks,
+            0);
+}
+
 // What an engine takes for its largest batch holds every smaller one's.
 TEST(TpaPlanTest, FewerRowsNeedNoMoreRoom) {
   for (int64_t heads : {8, 47, 61, 70, 78, 128}) {
@@ -374,7 +450,7 @@ TEST(TpaPlanTest, FewerRowsNeedNoMoreRoom) {
 TEST(TpaPlanTest, KeysComeEarlyWhereThereIsRoom) {
   const auto plan = [](const TpaShape& shape, int shared_memory) {
     return PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 4, 1,
-                         {132, shared_memory, true});
+                         {132, shared_memory, true, 0});
   };
   const int all = kH200.shared_memory;
   EXPECT_EQ(plan({78, 64, 64, 6, 2}, all).early_keys, 2);
