@@ -138,12 +138,11 @@ void CudaBackend::Tpa(const TpaArgs& args) {
                                                  : WeightType::kBFloat16);
   products_->SetRounded(args.out, rounded);
   // What is brought to the second-level cache during attention: of one row, the
-  // blocks of the next product have their weights themselves by then, and those
-  // of the one launch of products of all others, too. (Measured;
-  // docs/kernels/matmul.md. With many rows memory has no time for it.)
+  // blocks of the next product have their weights themselves by then.
+  // (Measured; docs/kernels/matmul.md. With many rows memory has no time for
+  // it.)
   MatrixId next = args.next;
-  if (next.value >= 0 && rows_ == 1)
-    next = products_->chained(next) ? MatrixId{} : products_->after(next);
+  if (next.value >= 0 && rows_ == 1) next = products_->after(next);
   if (rows_ > kNextRows) next = {};
   const CudaTpa::Layer layer = {
       cache.shape,

@@ -258,7 +258,6 @@ bool CudaProducts::Chains(const Chain& chain, MatrixId next) const {
 absl::Status CudaProducts::LaunchChain(const Chain& chain, MatrixId next,
                                        const Activations& y) {
   Note(chain.out);
-  matrices_[chain.out.value].chained = true;
   Note(chain.mixer->args.w1_w2);
   ProductChainParams p = ChainParams(chain, next);
   if (next.value >= 0) {

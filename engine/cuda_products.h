@@ -80,8 +80,6 @@ class CudaProducts {
   // Of those that Project and ChannelMixer begin with: the matrix that came
   // after `id` when it last was multiplied; -1 before the first step.
   MatrixId after(MatrixId id) const { return matrices_[id.value].after; }
-  // Whether the one launch of a step of one row has begun with it.
-  bool chained(MatrixId id) const { return matrices_[id.value].chained; }
   int64_t outputs(MatrixId id) const { return matrices_[id.value].outputs; }
   int64_t max_outputs() const;
   // With what is added so that rows are aligned.
@@ -137,8 +135,7 @@ class CudaProducts {
     // that take multiples of 16 only.
     int64_t padded_outputs;
     CudaMemory memory;
-    MatrixId after;  // of the member functions of these names
-    bool chained = false;
+    MatrixId after;  // of the member function
   };
   // Rows [begin, begin + count) of the step, all multiplied as steps or none.
   struct Run {

@@ -19,7 +19,8 @@ constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr int64_t kFloatBytes = sizeof(float);
 
 // From 2 to so many rows of a step of decoding an append of its own is as fast
-// or faster, but of clusters (measured; docs/kernels/tpa_decode.md).
+// or faster (measured; docs/kernels/tpa_decode.md). Clusters have always been
+// measured without one.
 constexpr int64_t kAppendedApart = 8;
 
 // Scratch memory for queries, keys and values of as many heads as fit, unless
@@ -419,8 +420,12 @@ absl::Status CudaTpa::LaunchDecode(const Layer& layer, const Decode& decode,
   params.schedule = decode.schedule;
   params.scratch = scratch_.data();
   params.scratch_bytes = scratch_.bytes();
-  params.next = decode.next.data();
-  params.next_bytes = static_cast<int64_t>(decode.next.size());
+  // Clusters are few blocks, each of which would have to ask for long
+  // (measured; docs/kernels/tpa_decode.md).
+  if (plan->cluster_blocks == 0) {
+    params.next = decode.next.data();
+    params.next_bytes = static_cast<int64_t>(decode.next.size());
+  }
   return CudaStatus(LaunchTpaDecode(params, *plan, stream), "attention");
 }
 

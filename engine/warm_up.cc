@@ -1,7 +1,9 @@
 #include "engine/warm_up.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "kernels/tpa/tpa_layout.h"
 
@@ -47,10 +49,12 @@ void SetPages(int64_t positions, bool pages, StepBatch* step) {
   step->page_table.assign(step->num_sequences() * step->page_table_stride, 0);
 }
 
-StepBatch Decoding(int64_t sequences, int64_t position, bool pages) {
+// A token of decoding at each of these positions.
+StepBatch Decoding(const std::vector<int64_t>& positions, bool pages) {
   StepBatch step;
-  for (int64_t i = 0; i < sequences; ++i) AddStep(position, &step);
-  SetPages(position + 1, pages, &step);
+  for (const int64_t position : positions) AddStep(position, &step);
+  SetPages(*std::max_element(positions.begin(), positions.end()) + 1, pages,
+           &step);
   return step;
 }
 
@@ -76,23 +80,21 @@ std::vector<StepBatch> WarmUpSteps(
   if (beside) AddStep(0, &steps[0]);
   SetPages(prompt, pages, &steps[0]);
 
-  const auto add_twice = [&](int64_t sequences, int64_t position) {
-    steps.push_back(Decoding(sequences, position, pages));
-    steps.push_back(steps.back());
-  };
   for (int64_t bucket = 1;; bucket *= 2) {
     const int64_t sequences = std::min(bucket, limits.max_sequences);
-    const auto contexts = [&](int64_t position) {
-      return contexts_of(std::vector<int64_t>(sequences, position), bucket);
+    std::set<TpaContexts> seen;
+    const auto add_if_new = [&](const std::vector<int64_t>& positions) {
+      if (!seen.insert(contexts_of(positions, bucket)).second) return;
+      steps.push_back(Decoding(positions, pages));
+      steps.push_back(steps.back());
     };
-    add_twice(sequences, 0);
-    TpaContexts last = contexts(0);
-    for (int64_t length = kTpaPageTokens; pages && length < 2 * max_positions;
-         length *= 2) {
-      const int64_t position = std::min(length, max_positions) - 1;
-      if (contexts(position) == last) continue;
-      last = contexts(position);
-      add_twice(sequences, position);
+    std::vector<int64_t> one_long(sequences, 0);
+    add_if_new(one_long);
+    for (int64_t end = kTpaPageTokens; pages && end <= max_positions;
+         end += kTpaPageTokens) {
+      add_if_new(std::vector<int64_t>(sequences, end - 1));
+      one_long[0] = end - 1;
+      add_if_new(one_long);
     }
     if (bucket >= limits.max_sequences) break;
   }

@@ -233,11 +233,19 @@ class TpaBench {
   }
 
   TpaDecodePlan Plan(TpaDecodeForm form) const {
-    // As the engine does (TpaContextsOf), but for one row beyond 2,048 tokens.
+    // As the engine does (TpaContextsOf), but for one row of many chunks.
     int chunks = 0;
-    for (int32_t length : case_.lengths) chunks += TpaChunkCount(length);
+    int most = 0;  // of a row
+    for (int32_t length : case_.lengths) {
+      chunks += TpaChunkCount(length);
+      most = std::max(most, TpaChunkCount(length));
+    }
+    const bool clusters = form == TpaDecodeForm::kParallelBn &&
+                          rows_ <= TpaShortRows(case_.shape, device_) &&
+                          most <= kTpaClusterChunks;
     return PlanTpaDecode(case_.shape, form, rows_, 1, device_,
-                         chunks <= TpaFewChunks(case_.shape, device_)
+                         clusters ? TpaContexts::kShort
+                         : chunks <= TpaFewChunks(case_.shape, device_)
                              ? TpaContexts::kFew
                              : TpaContexts::kAny);
   }

@@ -161,6 +161,9 @@ int64_t TpaDecodeScratchBytes(const TpaCudaDecodeParams& params,
 
 // The current device, for PlanTpaDecode.
 cudaError_t GetTpaDevice(TpaDevice* device);
+// The same but for its clusters, which are asked of the driver: 0. For every
+// launch.
+cudaError_t GetTpaAttributes(TpaDevice* device);
 
 // `plan` is PlanTpaDecode's for this shape, rows and new tokens. In
 // kParallelBn the blocks of a row wait for each other: they must all fit the

@@ -33,7 +33,8 @@ bool ValidClusters(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          plan.cluster_blocks == kTpaClusterBlocks &&
          plan.blocks == p.rows * kTpaClusterBlocks && plan.groups == 1 &&
          plan.lanes == kTpaClusterLanes &&
-         kTpaVariants[plan.variant].columns == 24;
+         plan.form == TpaDecodeForm::kParallelBn &&
+         kTpaVariants[plan.variant].columns == 24 && plan.group_octets <= 3;
 }
 
 // For a launch that appends.
@@ -106,7 +107,7 @@ int64_t TpaScheduleBytes(const TpaDecodePlan& plan, int rows,
   return TpaScheduleParts(plan, rows, kTpaPageTokens * page_table_stride).bytes;
 }
 
-cudaError_t GetTpaDevice(TpaDevice* device) {
+cudaError_t GetTpaAttributes(TpaDevice* device) {
   int id = 0;
   int major = 0;
   cudaError_t error = cudaGetDevice(&id);
@@ -119,8 +120,13 @@ cudaError_t GetTpaDevice(TpaDevice* device) {
   get(&major, cudaDevAttrComputeCapabilityMajor);
   device->hopper = major == 9;
   device->clusters = 0;
+  return error;
+}
+
+cudaError_t GetTpaDevice(TpaDevice* device) {
+  const cudaError_t error = GetTpaAttributes(device);
   if (error == cudaSuccess && device->hopper)
-    error = CountTpaClusters(device->shared_memory, &device->clusters);
+    device->clusters = CountTpaClusters(device->shared_memory);
   return error;
 }
 

@@ -96,11 +96,8 @@ cudaError_t LaunchVariant(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
 
 }  // namespace
 
-cudaError_t CountTpaClusters(int shared_memory, int* clusters) {
+int CountTpaClusters(int shared_memory) {
   const auto kernel = tpa_decode_clusters<__nv_bfloat16, 2, true>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_memory);
-  if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(kTpaClusterBlocks);
   config.blockDim = dim3(kTpaMaxThreads);
@@ -110,7 +107,15 @@ cudaError_t CountTpaClusters(int shared_memory, int* clusters) {
   attribute.val.clusterDim = {kTpaClusterBlocks, 1, 1};
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return cudaOccupancyMaxActiveClusters(clusters, kernel, &config);
+  int clusters = 0;
+  cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_memory);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  if (error == cudaSuccess) return clusters;
+  // As a part of a GPU may say that has no room for one: there are other plans.
+  (void)cudaGetLastError();
+  return 0;
 }
 
 cudaError_t LaunchTpaHopper(const TpaDecodeArgs& args,

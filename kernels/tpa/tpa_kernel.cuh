@@ -198,9 +198,8 @@ cudaError_t LaunchTpaKernel(Kernel kernel, const TpaDecodeArgs& args,
 // instance that they do not have.
 cudaError_t LaunchTpaHopper(const TpaDecodeArgs& args,
                             const TpaDecodePlan& plan, cudaStream_t stream);
-// Clusters of kTpaClusterBlocks blocks with as much shared memory as a block
-// may have that run at once.
-cudaError_t CountTpaClusters(int shared_memory, int* clusters);
+// TpaDevice::clusters: with as much shared memory as a block may have.
+int CountTpaClusters(int shared_memory);
 cudaError_t LaunchTpaPortable(const TpaDecodeArgs& args,
                               const TpaDecodePlan& plan, cudaStream_t stream);
 

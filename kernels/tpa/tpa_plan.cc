@@ -20,6 +20,10 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 }
 int CeilDiv(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
+int MostClusters(const TpaDevice& device) {
+  return std::min(device.clusters, kTpaMostClusters);
+}
+
 // Shared memory besides the stages, as tpa_decode_kernel lays it out: terms of
 // the query, weights, what warps exchange, barriers, and what is kept of a
 // segment or, of a cluster, comes from its blocks.
@@ -164,7 +168,7 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   if (common && plan.stages > rank + early - 1) plan.early_keys = early;
   plan.threads = 128 * (plan.groups * plan.lanes + 1);
   if (clusters) {
-    if (rows * plan.head_blocks <= device.clusters &&
+    if (rows * plan.head_blocks <= MostClusters(device) &&
         plan.lanes == kTpaClusterLanes && plan.early_keys > 0) {
       plan.blocks = rows * kTpaClusterBlocks;
     }
@@ -200,7 +204,7 @@ int TpaFewChunks(const TpaShape& shape, const TpaDevice& device) {
 int TpaShortRows(const TpaShape& shape, const TpaDevice& device) {
   const TpaDecodePlan one = PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 1,
                                           1, device, TpaContexts::kShort);
-  return one.blocks == 0 ? 0 : device.clusters / one.head_blocks;
+  return one.blocks == 0 ? 0 : MostClusters(device) / one.head_blocks;
 }
 
 TpaScratchLayout TpaDecodeScratch(const TpaShape& shape,

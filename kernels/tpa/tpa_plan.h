@@ -31,7 +31,7 @@ struct TpaDevice {
   int shared_memory;  // bytes a block may have
   bool hopper;        // compute capability 9.0: bulk copies, dependent launch
   int clusters;       // of kTpaClusterBlocks blocks, one a multiprocessor, that
-                      // run at once
+                      // run at once; 0: there are none
 };
 
 // Launch parameters of a decode step. They stay as they are while contexts
@@ -84,6 +84,9 @@ inline constexpr int kTpaClusterBlocks = 8;
 inline constexpr int kTpaClusterLanes = 2;
 inline constexpr int kTpaClusterChunks = 24;  // of a row, at most
 inline constexpr int kTpaClusterFeatures = 64 / kTpaClusterBlocks;
+// Of a launch, at most, also where more run at once: so many are faster, more
+// were not measured (docs/kernels/tpa_decode.md).
+inline constexpr int kTpaMostClusters = 8;
 // Shared memory that a block merges in: a barrier, then what it has of every
 // chunk.
 RECURVE_HOST_DEVICE constexpr int TpaClusterBytes(int octets) {

@@ -65,7 +65,7 @@ cudaError_t LaunchTpaPrefill(const TpaPrefillParams& params,
                              const TpaPrefillPlan& plan, cudaStream_t stream) {
   if (!Valid(params, plan)) return cudaErrorInvalidValue;
   TpaDevice device = {};
-  cudaError_t error = GetTpaDevice(&device);
+  cudaError_t error = GetTpaAttributes(&device);
   if (error != cudaSuccess) return error;
   if (!device.hopper) return cudaErrorNotSupported;
   TpaPrefillArgs args = {

@@ -327,6 +327,8 @@ cudaError_t LaunchTpaSchedule(const TpaCudaScheduleParams& params,
   const bool split = plan.form == TpaDecodeForm::kParallelBn;
   if (params.rows < 0 || params.rows > kTpaMaxRows || plan.blocks <= 0 ||
       (!split && plan.blocks != params.rows) ||
+      (plan.cluster_blocks > 0 &&
+       plan.blocks != params.rows * kTpaClusterBlocks) ||
       max_length * params.rows > INT32_MAX ||
       reinterpret_cast<uintptr_t>(params.schedule) % 128 != 0) {
     return cudaErrorInvalidValue;

@@ -63,7 +63,7 @@ TEST(TpaLaunchesTest, FewAreNoMoreChunksThanBlocks) {
   EXPECT_EQ(TpaContextsOf({0}, 1, 0, 0), TpaContexts::kAny);
 }
 
-// Up to three rows of T6-XL, each with at most 24 chunks; padding counts.
+// Up to two rows of T6-XL, each with at most 24 chunks; padding counts.
 TEST(TpaLaunchesTest, ShortRowsAreClusters) {
   const TpaShape shape = {78, 64, 64, 6, 2};
   const TpaDevice device = {132, 227 << 10, true, 14};

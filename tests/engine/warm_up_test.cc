@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
+#include "engine/tpa_launches.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -95,8 +97,8 @@ TEST(WarmUpTest, ShortContextsAndLong) {
   for (const StepBatch& step : steps) ExpectValid(step, limits);
   EXPECT_THAT(Sequences(steps), ElementsAre(1, 1, 1, 1, 2, 2, 2, 2, 4, 4));
   EXPECT_EQ(steps[1].positions[0], 0);
-  EXPECT_EQ(steps[3].positions[0], 1023);
-  EXPECT_EQ(steps[7].positions[0], 511);
+  EXPECT_EQ(steps[3].positions[0], 703);
+  EXPECT_EQ(steps[7].positions[0], 383);
 }
 
 // More than two kinds of contexts.
@@ -111,8 +113,41 @@ TEST(WarmUpTest, EachKindOfContexts) {
   for (const StepBatch& step : steps) ExpectValid(step, limits);
   ASSERT_THAT(steps, SizeIs(7 + ShortPromptSteps(steps)));
   EXPECT_EQ(steps[2].positions[0], 0);
-  EXPECT_EQ(steps[4].positions[0], 255);
-  EXPECT_EQ(steps[6].positions[0], 2047);
+  EXPECT_EQ(steps[4].positions[0], 191);
+  EXPECT_EQ(steps[6].positions[0], 1087);
+}
+
+// Every kind that steps of T6-XL can be of, also one that only contexts of
+// different lengths are.
+TEST(WarmUpTest, EachKindOfARealModel) {
+  const TpaShape shape = {78, 64, 64, 6, 2};
+  const int few = TpaFewChunks(shape, {132, 227 << 10, true, 14});
+  const WarmUpLimits limits = {64, 8, 512};
+  for (int short_rows : {0, 2, 4}) {
+    SCOPED_TRACE(short_rows);
+    const auto contexts_of = [&](absl::Span<const int64_t> positions,
+                                 int64_t rows) {
+      return TpaContextsOf(positions, rows, few, short_rows);
+    };
+    const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
+    for (const StepBatch& step : steps) ExpectValid(step, limits);
+    std::map<int64_t, std::set<TpaContexts>> kinds;  // by sequences
+    for (size_t i = 1; i < steps.size() - ShortPromptSteps(steps); ++i) {
+      const StepBatch& step = steps[i];
+      kinds[step.num_sequences()].insert(
+          contexts_of(step.positions, step.num_sequences()));
+    }
+    const std::set<TpaContexts> two = {TpaContexts::kFew, TpaContexts::kAny};
+    const std::set<TpaContexts> three = {TpaContexts::kShort, TpaContexts::kFew,
+                                         TpaContexts::kAny};
+    const std::set<TpaContexts> one = {
+        short_rows > 0 ? TpaContexts::kShort : TpaContexts::kFew,
+        TpaContexts::kAny};
+    EXPECT_EQ(kinds[1], one);
+    EXPECT_EQ(kinds[2], short_rows >= 2 ? three : two);
+    EXPECT_EQ(kinds[4], short_rows >= 4 ? three : two);
+    EXPECT_EQ(kinds[8], two);
+  }
 }
 
 // The longest context is not a power of two.

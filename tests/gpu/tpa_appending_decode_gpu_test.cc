@@ -271,6 +271,7 @@ TEST_F(TpaAppendingDecodeGpuTest, Clusters) {
                                         << lengths[0] << " tokens");
         const Case c = {shape, element};
         const auto rows = static_cast<int>(lengths.size());
+        if (rows > TpaShortRows(shape, device_)) continue;
         const TpaDecodePlan apart = Plan(c, TpaDecodeForm::kParallelBn, rows);
         Compare(c, lengths,
                 Plan(c, TpaDecodeForm::kParallelBn, rows, TpaContexts::kShort),

@@ -366,8 +366,8 @@ TEST(TpaPlanTest, ShortRowsAreClusters) {
     int head_blocks, most_rows;
   };
   for (const Case& c :
-       {Case{1, 1, 1, 14}, Case{24, 2, 1, 14}, Case{47, 2, 2, 7},
-        Case{61, 2, 3, 4}, Case{78, 2, 4, 3}, Case{128, 1, 6, 2}}) {
+       {Case{1, 1, 1, 8}, Case{24, 2, 1, 8}, Case{47, 2, 2, 4},
+        Case{61, 2, 3, 2}, Case{78, 2, 4, 2}, Case{128, 1, 6, 1}}) {
     const TpaShape shape = {c.heads, 64, 64, 6, c.rank};
     SCOPED_TRACE(testing::Message() << c.heads << " heads");
     const auto plan = [&](int rows) {
@@ -391,6 +391,9 @@ TEST(TpaPlanTest, ShortRowsAreClusters) {
       EXPECT_TRUE(TpaDecodeAppends(shape, p));
     }
   }
+  // No more than a device has place for.
+  EXPECT_EQ(TpaShortRows({78, 64, 64, 6, 2}, {66, 232448, true, 7}), 1);
+  EXPECT_EQ(TpaShortRows({78, 64, 64, 6, 2}, {33, 232448, true, 3}), 0);
   // Others have none.
   const auto none = [](const TpaShape& shape, const TpaDevice& device) {
     return TpaShortRows(shape, device) == 0 &&
@@ -428,14 +431,19 @@ TEST(TpaPlanTest, FewerRowsNeedNoMoreRoom) {
         visit(TpaScheduleParts(plan, rows, 8192).bytes,
               TpaDecodeScratch(shape, plan, rows, 1, 8192).bytes);
       };
-      for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew}) {
-        bytes(most, contexts, [&](int64_t a, int64_t b) {
+      const int most_short = std::min(most, TpaShortRows(shape, kH200));
+      for (TpaContexts contexts :
+           {TpaContexts::kAny, TpaContexts::kFew, TpaContexts::kShort}) {
+        const int rows = contexts == TpaContexts::kShort ? most_short : most;
+        bytes(rows, contexts, [&](int64_t a, int64_t b) {
           schedule = std::max(schedule, a);
           scratch = std::max(scratch, b);
         });
       }
       for (int rows = 1; rows <= most; rows *= 2) {
-        for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew}) {
+        for (TpaContexts contexts :
+             {TpaContexts::kAny, TpaContexts::kFew, TpaContexts::kShort}) {
+          if (contexts == TpaContexts::kShort && rows > most_short) continue;
           bytes(rows, contexts, [&](int64_t a, int64_t b) {
             EXPECT_LE(a, schedule) << heads << " " << rows << " of " << most;
             EXPECT_LE(b, scratch) << heads << " " << rows << " of " << most;
