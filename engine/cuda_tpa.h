@@ -215,7 +215,7 @@ class CudaTpa {
   int64_t piece_tokens_;  // in a step, at most, with padding
   std::vector<Shape> shapes_;
   int few_chunks_ = 0;    // of the rows of a step of decoding, for kFew
-  int short_rows_ = 0;    // of one for kShort, at most
+  int short_rows_ = 0;    // of such a step, at most, for kShort
   CudaMemory schedules_;  // of all launches of a step, but one of decoding
   CudaMemory scratch_;    // of the decode kernel
   CudaMemory prefill_scratch_;
