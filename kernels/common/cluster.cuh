@@ -34,6 +34,17 @@ __device__ __forceinline__ void Wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
+// The same as a block begins, by warps that may not have converged (the
+// instructions ask for it): it has begun, and its barriers are there; and all
+// other blocks' are.
+__device__ __forceinline__ void Begun() {
+  __syncwarp();
+  Arrive();
+}
+__device__ __forceinline__ void AwaitBegun() {
+  __syncwarp();
+  Wait();
+}
 // All threads of the cluster meet, and what they wrote is not waited for: to
 // begin after BarrierInitFence, which orders the barriers' own words; or to end
 // when nothing that was sent is under way any more.
@@ -71,6 +82,22 @@ __device__ __forceinline__ void SendFour(uint32_t to, uint32_t barrier, float a,
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
       "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
       "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+      : "memory");
+#endif
+}
+// The same to `address` in block `rank`, counted on `barrier` there; both are
+// addresses of this block's shared memory. A barrier of the cluster would wait
+// for all stores, to global memory too, and empty the first-level cache.
+__device__ __forceinline__ void SendFour(uint32_t address, uint32_t barrier,
+                                         int rank, const float4& v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .u32 there, counted;"
+      "  mapa.shared::cluster.u32 there, %0, %2;"
+      "  mapa.shared::cluster.u32 counted, %1, %2;"
+      "  st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[there], {%3, %4, %5, %6}, [counted]; }" ::"r"(address),
+      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
       : "memory");
 #endif
 }

@@ -126,31 +126,6 @@ __device__ __forceinline__ void FillRing(uint32_t empty, int stages,
   }
 }
 
-// The two halves of a barrier of the cluster that waits for no stores: its
-// blocks have begun, and their barriers are there (BarrierInitFence).
-__device__ __forceinline__ void ClusterBegun() {
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void WaitForCluster() {
-  __syncwarp();
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// Four floats to `address` in block `rank`, counted on `barrier` there; both
-// are addresses of this block's shared memory. A barrier of the cluster would
-// wait for all stores, to global memory too, and empty the first-level cache.
-__device__ __forceinline__ void SendToBlock(uint32_t address, uint32_t barrier,
-                                            int rank, const float4& v) {
-  asm volatile(
-      "{ .reg .u32 there, counted;"
-      "  mapa.shared::cluster.u32 there, %0, %2;"
-      "  mapa.shared::cluster.u32 counted, %1, %2;"
-      "  st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
-      "[there], {%3, %4, %5, %6}, [counted]; }" ::"r"(address),
-      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-      : "memory");
-}
 __device__ __forceinline__ float4 Plus(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }

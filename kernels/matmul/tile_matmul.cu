@@ -1,6 +1,7 @@
 // Products of more rows than a few: tiles of weights and rows in shared memory,
 // multiplied by wgmma.
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     if (S::kParts) BarrierExpect(received, S::kReceiveBytes);
   }
   __syncthreads();
-  if (S::kParts) ClusterBegun();
+  if (S::kParts) cluster::Begun();
 
   constexpr int kHalf = S::kColumns / S::kHalves;
   float acc[S::kHalves][kHalf][4];
@@ -149,9 +150,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
           empty, stages, [&] { return *flag != 0; }, ask_for_weights,
           ask_for_rows);
     }
-    if (S::kParts) WaitForCluster();
+    if (S::kParts) cluster::AwaitBegun();
   } else {
-    if (S::kParts) WaitForCluster();  // while the first stages come
+    if (S::kParts) cluster::AwaitBegun();  // while the first stages come
     if (thread == 0) {
       WaitForPrevious();
       *flag = 1;
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       const int m = i % kFours * 4;
       const int to = row / S::kMine;
       if (to == split) continue;
-      SendToBlock(
+      cluster::SendFour(
           received_at(split, to, row % S::kMine, m), received, to,
           *reinterpret_cast<const float4*>(sums + row * S::kSumStride + m));
     }

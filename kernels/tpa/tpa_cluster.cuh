@@ -39,8 +39,7 @@ class TpaCluster {
       BarrierInit(barrier_, 1);
       BarrierInitFence();
     }
-    __syncwarp();
-    cluster::Arrive();
+    cluster::Begun();
   }
   // By one thread: what comes of a row of so many chunks. It may have come
   // already.
@@ -48,11 +47,6 @@ class TpaCluster {
     BarrierExpect(barrier_, chunks * columns_ * (8 + 4 * kTpaClusterFeatures));
   }
 
-  // By warps that send, before they do: the other blocks have begun.
-  __device__ __forceinline__ static void AwaitBlocks() {
-    __syncwarp();
-    cluster::Wait();
-  }
   // Of `chunk`, for columns `column`, a multiple of 2, and the next one: a
   // feature of both, to whose it is; and both maxima and sums, to one block.
   __device__ __forceinline__ void SendOutputs(int chunk, int column,

@@ -1,10 +1,12 @@
 // The outputs that a warpgroup of a decode step has at hand, and their way to
-// memory: a partial result and back, or the row's result.
+// memory and back: what is kept of a segment, partial results, of a cluster
+// too, and the row's result.
 #ifndef RECURVE_KERNELS_TPA_TPA_OUTPUTS_CUH_
 #define RECURVE_KERNELS_TPA_TPA_OUTPUTS_CUH_
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/tpa/tpa_cluster.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 
 namespace recurve {
@@ -49,6 +51,46 @@ class TpaOutputs {
 
   __device__ __forceinline__ float& Out(int i) {
     return out_[i / (4 * kOctets)][i / 4 % kOctets][i % 4];
+  }
+
+  // Merges what is kept of the segment's chunks before `chunk` into what is at
+  // hand: `states` [2, columns] and this thread's `outputs`, every 128th
+  // (Keep).
+  __device__ __forceinline__ void FoldKept(const float2* states,
+                                           const float* outputs, int chunk,
+                                           State& state) {
+    const float2* kept = states + kColumns * ((chunk - 1) % 2);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      const float2 before = kept[8 * (k / 2) + 2 * (lane_ % 4) + k % 2];
+      const TpaFoldScales scales = ScalesFor(before.x, state.max[k]);
+      state.max[k] = fmaxf(before.x, state.max[k]);
+      state.sum[k] = recurve::Fold(before.y, state.sum[k], scales);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+          const int at = (tile * kOctets + k / 2) * 4 + k % 2 + i;
+          Out(at) = recurve::Fold(outputs[128 * at], Out(at), scales);
+        }
+      }
+    }
+  }
+
+  // Keeps it for the segment's next chunk. Two places take turns, so that a
+  // warp may write while others still read; a warpgroup's barriers of a page
+  // lie between this and the next use of either.
+  __device__ __forceinline__ void Keep(float2* states, float* outputs,
+                                       int chunk, const State& state) {
+    float2* kept = states + kColumns * (chunk % 2);
+    if (warp_ == 0 && lane_ < 4) {
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        kept[8 * (k / 2) + 2 * lane_ + k % 2] = {state.max[k], state.sum[k]};
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kThreadOutputs; ++i) outputs[128 * i] = Out(i);
   }
 
   // Merges what WritePartial has written to `slot`, of the row's segments
@@ -96,6 +138,30 @@ class TpaOutputs {
           out = recurve::Fold(before_out[tile][k / 2][i], out, scales);
         }
       }
+    }
+  }
+
+  // Sends the outputs at hand, of `chunk`, to the blocks of the cluster.
+  __device__ __forceinline__ void SendToCluster(const TpaCluster& cluster,
+                                                int chunk,
+                                                const State& state) const {
+    const int octets = min(args_.group_octets, args_.octets - first_octet_);
+    const int feature = 16 * warp_ + lane_ / 4;
+    // All threads have the maxima and sums of their columns: four of the eight
+    // that have the same ones, in two warps, send them to a block each.
+    const int to = 4 * warp_ + lane_ / 4;
+#pragma unroll
+    for (int j = 0; j < kOctets; ++j) {
+      if (j >= octets) break;
+      const int column = 8 * j + 2 * (lane_ % 4);
+      if (lane_ < 16 && to < kTpaClusterBlocks) {
+        cluster.SendStates(chunk, column, to,
+                           {state.max[2 * j], state.sum[2 * j]},
+                           {state.max[2 * j + 1], state.sum[2 * j + 1]});
+      }
+      const float(&out)[4] = out_[0][j];
+      cluster.SendOutputs(chunk, column, feature, out[0], out[1]);
+      cluster.SendOutputs(chunk, column, feature + 8, out[2], out[3]);
     }
   }
 

@@ -39,15 +39,17 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   using Outputs::args_;
   using Outputs::chunk_lane_;
   using Outputs::first_octet_;
+  using Outputs::FoldKept;
   using Outputs::FoldSegments;
   using Outputs::group_;
+  using Outputs::Keep;
   using Outputs::kOctets;
   using Outputs::kOwn;
   using Outputs::kThreadOutputs;
   using Outputs::kv_rank_;
   using Outputs::lane_;
-  using Outputs::Out;
   using Outputs::out_;
+  using Outputs::SendToCluster;
   using Outputs::warp_;
   using Outputs::warpgroup_;
   using Outputs::WritePartial;
@@ -140,35 +142,12 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
                    page + 64 < stop || more_chunks, state);
       }
       FinishChunk(state);
-      if (chunk == first) TpaCluster::AwaitBlocks();
+      if (chunk == first) cluster::AwaitBegun();
       SendToCluster(cluster, chunk, state);
     }
   }
 
  private:
-  __device__ __forceinline__ void SendToCluster(const TpaCluster& cluster,
-                                                int chunk,
-                                                const State& state) const {
-    const int octets = min(args_.group_octets, args_.octets - first_octet_);
-    const int feature = 16 * warp_ + lane_ / 4;
-    // All threads have the maxima and sums of their columns: four of the eight
-    // that have the same ones, in two warps, send them to a block each.
-    const int to = 4 * warp_ + lane_ / 4;
-#pragma unroll
-    for (int j = 0; j < kOctets; ++j) {
-      if (j >= octets) break;
-      const int column = 8 * j + 2 * (lane_ % 4);
-      if (lane_ < 16 && to < kTpaClusterBlocks) {
-        cluster.SendStates(chunk, column, to,
-                           {state.max[2 * j], state.sum[2 * j]},
-                           {state.max[2 * j + 1], state.sum[2 * j + 1]});
-      }
-      const float(&out)[4] = out_[0][j];
-      cluster.SendOutputs(chunk, column, feature, out[0], out[1]);
-      cluster.SendOutputs(chunk, column, feature + 8, out[2], out[3]);
-    }
-  }
-
   __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
                                             int begin, int end, int& slot) {
     TakeQueries(row);
@@ -204,8 +183,9 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
         if (args_.lanes > 1 && chunk > begin) {
           NamedBarrier(TurnBarrier(turn), 256);
         }
-        if (chunk > first && !loose) Fold(chunk, state);
-        if (!result) Keep(chunk, state);
+        if (chunk > first && !loose)
+          FoldKept(kept_, kept_outputs_, chunk, state);
+        if (!result) Keep(kept_, kept_outputs_, chunk, state);
         if (result && whole) {
           // Two places take turns, as in Keep.
           if (s > 0) FoldSegments(row_slot + (s - 1) % 2, state);
@@ -558,42 +538,6 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
           memory + 4 * (8 * (k / 2) + 2 * (lane_ % 4) + k % 2));
       value[k] = join(join(all.x, all.y), join(all.z, all.w));
     }
-  }
-
-  // Merges what is kept of the segment's chunks before this into what is at
-  // hand.
-  __device__ __forceinline__ void Fold(int chunk, State& state) {
-    const float2* kept = kept_ + kColumns * ((chunk - 1) % 2);
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      const float2 before = kept[8 * (k / 2) + 2 * (lane_ % 4) + k % 2];
-      const TpaFoldScales scales = ScalesFor(before.x, state.max[k]);
-      state.max[k] = fmaxf(before.x, state.max[k]);
-      state.sum[k] = recurve::Fold(before.y, state.sum[k], scales);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-          const int at = (tile * kOctets + k / 2) * 4 + k % 2 + i;
-          Out(at) = recurve::Fold(kept_outputs_[128 * at], Out(at), scales);
-        }
-      }
-    }
-  }
-
-  // Keeps it for the segment's next chunk. Two places take turns, so that a
-  // warp may write while others still read; a warpgroup's barriers of a page
-  // lie between this and the next use of either.
-  __device__ __forceinline__ void Keep(int chunk, const State& state) {
-    float2* kept = kept_ + kColumns * (chunk % 2);
-    if (warp_ == 0 && lane_ < 4) {
-#pragma unroll
-      for (int k = 0; k < kOwn; ++k) {
-        kept[8 * (k / 2) + 2 * lane_ + k % 2] = {state.max[k], state.sum[k]};
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kThreadOutputs; ++i) kept_outputs_[128 * i] = Out(i);
   }
 
   // A_k or A_v as scores lie: [j][i] are columns 2 (lane % 4) and the next, of
