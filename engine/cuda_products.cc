@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "engine/cuda_activations.h"
 #include "kernels/glu/glu_cuda.h"
+#include "kernels/matmul/product_chain_plan.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
 
@@ -14,6 +15,11 @@ namespace {
 
 // Of outputs of a 16-bit matrix; divides CudaBackend::column_multiple().
 constexpr int64_t kMatrixRowMultiple = 16;
+// Columns of 16-bit matrices are padded to a multiple of what all kernels take,
+// LaunchProductChain among them.
+constexpr int64_t kMatrixColumnMultiple = 64;
+static_assert(kMatrixColumnMultiple % kDecodeMatmulInputs == 0 &&
+              kMatrixColumnMultiple % kChainChunk == 0);
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -44,7 +50,7 @@ absl::StatusOr<MatrixId> CudaProducts::Load(absl::Span<const MatrixPart> parts,
   for (const MatrixPart& part : parts) matrix.outputs += part.rows();
   matrix.inputs = parts[0].tensor.shape.back();
   matrix.padded = RoundUp(
-      matrix.inputs, type == WeightType::kFloat32 ? 4 : kDecodeMatmulInputs);
+      matrix.inputs, type == WeightType::kFloat32 ? 4 : kMatrixColumnMultiple);
   matrix.padded_outputs = type == WeightType::kFloat32
                               ? matrix.outputs
                               : RoundUp(matrix.outputs, kMatrixRowMultiple);
@@ -157,7 +163,7 @@ void CudaProducts::BeginMixed(const StepBatch& batch) {
 // Behind the columns must not be what cuBLASLt would read.
 std::optional<WeightType> CudaProducts::RoundsInto(
     const Activations& out) const {
-  if (!out.for_products || out.cols % kDecodeMatmulInputs != 0 ||
+  if (!out.for_products || out.cols % kMatrixColumnMultiple != 0 ||
       !AlignedFloats(Floats(out), out.stride)) {
     return std::nullopt;
   }
@@ -184,7 +190,7 @@ bool CudaProducts::FusesNorm(const Activations& in,
   return decode_ && rows_ == 1 && type_ && DecodeMatmulFuses() &&
          norm.kind == NormKind::kRms && norm.groups == 1 &&
          in.cols > kDecodeMatmulNormCols &&
-         DecodeMatmulTakesFloats(RoundUp(in.cols, kDecodeMatmulInputs),
+         DecodeMatmulTakesFloats(RoundUp(in.cols, kMatrixColumnMultiple),
                                  rows_) &&
          AlignedFloats(Floats(in), in.stride);
 }

@@ -7,6 +7,7 @@
 
 #include "kernels/common/activation.h"
 #include "kernels/common/weight_type.h"
+#include "kernels/norm/norm_order.h"
 
 namespace recurve {
 
@@ -52,7 +53,7 @@ struct DecodeMatmulParams {
 inline constexpr int64_t kDecodeMatmulInputs = 32;
 inline constexpr int64_t kDecodeMatmulFloatRows = 8;
 inline constexpr int64_t kDecodeMatmulMaxRows = 1 << 20;
-inline constexpr int64_t kDecodeMatmulNormCols = 1024;
+inline constexpr int64_t kDecodeMatmulNormCols = kNormWarpCols;
 
 // Whether the current device does what is marked "fused".
 bool DecodeMatmulFuses();

@@ -8,6 +8,7 @@
 
 #include "kernels/common/host_device.h"
 #include "kernels/matmul/decode_matmul_order.h"
+#include "kernels/norm/norm_order.h"
 
 namespace recurve {
 
@@ -23,7 +24,7 @@ struct ProductChainShape {
 };
 
 // The norm's sums are those of a whole block (norm.cu), by fours, twice.
-inline constexpr int64_t kProductChainMinWidth = 1024;  // more than that
+inline constexpr int64_t kProductChainMinWidth = kNormWarpCols + 1;
 inline constexpr int64_t kProductChainMaxWidth = 2048;
 
 // Of 16 outputs and of 64 inputs, which are the steps of the copies.
@@ -110,7 +111,7 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
   // A block has at most one tile of a product in parts, and one of gates for
   // each of its warps.
   const bool next = s.next_outputs > 0;
-  if (s.width <= kProductChainMinWidth || s.width > kProductChainMaxWidth ||
+  if (s.width < kProductChainMinWidth || s.width > kProductChainMaxWidth ||
       s.up_inputs > kProductChainMaxWidth || s.up_inputs < s.width ||
       s.features > kChainMaxFeatures || !chunked(s.out_inputs) ||
       !chunked(s.up_inputs) || !chunked(s.down_inputs) ||

@@ -4,6 +4,7 @@
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/norm/norm_cuda.h"
+#include "kernels/norm/norm_order.h"
 
 namespace recurve {
 namespace {
@@ -11,7 +12,6 @@ namespace {
 enum class Gate { kNone, kBefore, kAfter };
 
 constexpr int kBlock = 256;
-constexpr int64_t kWarpWidth = 1024;  // wider groups get a whole block
 
 // A run of kVector neighbouring elements: one access where the layout allows,
 // else one by one. Which thread owns which element is the same either way, so
@@ -231,7 +231,7 @@ cudaError_t Launch(const CudaGatedNormParams& params, cudaStream_t stream) {
   if (width <= 16 * kVector) {
     return launch(norm_kernel<T, TOut, kGate, 16>, 16);
   }
-  if (width <= kWarpWidth) return launch(norm_kernel<T, TOut, kGate, 32>, 32);
+  if (width <= kNormWarpCols) return launch(norm_kernel<T, TOut, kGate, 32>, 32);
   return launch(norm_kernel<T, TOut, kGate, kBlock>, kBlock);
 }
 

@@ -211,7 +211,9 @@ TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
   uint64_t seed = 1;
   for (const Layer::Sizes& s : {
            Layer::Sizes{1600, 4992, 4266, 1420},  // T6-XL
-           Layer::Sizes{1025, 40, 2049, 1},       // parts without inputs
+           Layer::Sizes{1280, 3904, 3413, 1250},  // T6-large
+           Layer::Sizes{1024, 3008, 2731, 1110},  // T6-medium
+           Layer::Sizes{513, 40, 2049, 1},        // parts without inputs
            Layer::Sizes{2048, 712, 2048, 2112},
            Layer::Sizes{1100, 1150, 5003, 77},
            // An odd number of features that count, and others behind them.
@@ -335,7 +337,7 @@ TEST_F(ProductChainGpuTest, Refuses) {
   EXPECT_TRUE(refused([](auto& p) { p.x_cols = p.out_inputs + 1; }));
   EXPECT_TRUE(refused([](auto& p) { p.down_cols = p.features + 1; }));
   EXPECT_TRUE(refused([](auto& p) { p.out_inputs = 608; }));
-  EXPECT_TRUE(refused([](auto& p) { p.width = 1024; }));
+  EXPECT_TRUE(refused([](auto& p) { p.width = 512; }));
 }
 
 }  // namespace

@@ -37,8 +37,8 @@ TEST(ProductChainPlanTest, SizesDecide) {
   // Without a fourth product its sizes do not count.
   EXPECT_TRUE(with([](auto& s) { s.next_outputs = s.next_inputs = 0; }));
   // Norms have another order of sums, or do not fit a block's registers.
-  EXPECT_FALSE(with([](auto& s) { s.width = 1024; }));
-  EXPECT_TRUE(with([](auto& s) { s.width = 1025; }));
+  EXPECT_FALSE(with([](auto& s) { s.width = 512; }));
+  EXPECT_TRUE(with([](auto& s) { s.width = 513; }));
   EXPECT_TRUE(
       with([](auto& s) { s.width = s.up_inputs = s.next_inputs = 2048; }));
   EXPECT_FALSE(with([](auto& s) { s.width = 2049; }));
