@@ -550,7 +550,7 @@ WorkingBlocks CudaTpa::Working(const Layer& layer) const {
   return {reinterpret_cast<const int32_t*>(
               static_cast<const char*>(shape.decode_schedule.data()) +
               parts.row_work + offsetof(TpaRowWork, last_block)),
-          plan->second.head_blocks};
+          plan->second.head_blocks, plan->second.cluster_blocks > 0};
 }
 
 absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {

@@ -24,9 +24,14 @@ constexpr int kStageBytes = kChainStageBytes;
 constexpr int kStageSteps = kStageChunks * kChunk / 16;  // of a tensor core
 constexpr int kPhases = 4;
 // CopyShare remembers 4 rounds.
-static_assert(kChainEarlyRoundsAhead <= kChainRoundsAhead &&
-              kChainRoundsAhead <= kChainUpRoundsAhead &&
-              kChainUpRoundsAhead <= 4);
+static_assert(kChainMostRoundsAhead <= 4);
+constexpr bool WithinMostRounds(const ProductChainPace& pace) {
+  return pace.early <= kChainMostRoundsAhead &&
+         pace.rounds <= kChainMostRoundsAhead &&
+         pace.up <= kChainMostRoundsAhead;
+}
+static_assert(WithinMostRounds(ChainPace(true)) &&
+              WithinMostRounds(ChainPace(false)));
 
 enum PhaseId { kOut, kUp, kDown, kNext };
 
@@ -67,7 +72,9 @@ __device__ __forceinline__ Share ShareOf(const ChainArgs& a, int phase,
     s.rounds = (chunks + kStageChunks - 1) / kStageChunks;
     return s;
   }
-  s.tile = phase == kNext ? role - (grid - tiles) : role;
+  s.tile = phase == kNext
+               ? ChainNextTile(tiles, grid, late, a.p.working.clusters, role)
+               : role;
   s.lanes = s.tile >= 0 && s.tile < tiles ? kWarps : 0;
   s.rounds = ((chunks + kWarps - 1) / kWarps + kStageChunks - 1) / kStageChunks;
   return s;
@@ -117,6 +124,7 @@ __device__ __forceinline__ void CopyShare(const ChainArgs& a, int role,
                                           const Released& released) {
   const auto full = [&](int slot) { return barriers + 16 * slot; };
   const auto empty = [&](int slot) { return barriers + 16 * slot + 8; };
+  const ProductChainPace pace = ChainPace(a.p.working.clusters);
   int base = 0, lap = 0;  // of the round's first stage
   uint64_t history = 0;   // of the last 4 rounds: slot and parity of a stage
   int done = 0;           // rounds
@@ -131,10 +139,10 @@ __device__ __forceinline__ void CopyShare(const ChainArgs& a, int role,
     for (int round = 0; round < share.rounds; ++round) {
       int l = (copier - base) & (kCopyWarps - 1);  // slots are a multiple, too
       if (l < share.lanes) {
-        const int ahead = !released()    ? kChainEarlyRoundsAhead
+        const int ahead = !released()    ? pace.early
                           : free         ? INT_MAX
-                          : phase == kUp ? kChainUpRoundsAhead
-                                         : kChainRoundsAhead;
+                          : phase == kUp ? pace.up
+                                         : pace.rounds;
         if (done >= ahead) {
           const auto last = static_cast<uint32_t>(history >> 16 * (ahead - 1));
           BarrierWait(full((last & 0xffff) >> 1), last & 1);

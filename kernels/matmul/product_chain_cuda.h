@@ -16,6 +16,7 @@ namespace recurve {
 struct WorkingBlocks {
   const int32_t* last = nullptr;
   int times = 1;
+  bool clusters = false;  // of attention, which may be the next kernel, too
 };
 
 // The products of one row between two attentions, one launch on Hopper:

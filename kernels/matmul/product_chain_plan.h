@@ -37,13 +37,21 @@ inline constexpr int kChainWarps = kDecodeMatmulMaxSplits;  // that multiply
 // Warps that copy: stage i of the ring is warp i % kChainCopyWarps's.
 inline constexpr int kChainCopyWarps = 2;
 // Rounds of copies under way, of a stage for each warp with work: of 8 stages,
-// 64 KB; in the second product, where T6-XL has 4 or 5 warps with work, 48 or
-// 60 KB, behind which the row that others wait for stands. Before attention is
-// done, less: what it reads would stand behind it. A warp that copies waits for
-// the first of its stages of a round only. (Measured; docs/kernels/matmul.md.)
-inline constexpr int kChainEarlyRoundsAhead = 1;
-inline constexpr int kChainRoundsAhead = 2;
-inline constexpr int kChainUpRoundsAhead = 3;
+// 64 KB for 2; in the second product, where T6-XL has 5 warps with work, 60 KB
+// for 3. What others wait for stands behind them: what attention reads, and the
+// rows between products. A warp that copies waits for the first of its stages of
+// a round only. (Measured; docs/kernels/matmul.md.)
+struct ProductChainPace {
+  int early;   // before the kernel in front is done
+  int rounds;  // of all products but the second
+  int up;      // of the second
+};
+// Attention in clusters has asked for nearly all that it reads when the products
+// begin.
+RECURVE_HOST_DEVICE constexpr ProductChainPace ChainPace(bool clusters) {
+  return clusters ? ProductChainPace{2, 2, 4} : ProductChainPace{1, 2, 3};
+}
+inline constexpr int kChainMostRoundsAhead = ChainPace(true).up;
 // Rounds of the first product whose weights wait for the row in registers, so
 // that the second one's take their places in the ring.
 inline constexpr int kChainKeptRounds = 4;
@@ -51,7 +59,7 @@ inline constexpr int kChainKeptRounds = 4;
 // for, by a parity that the next copies there would bring back; and the rounds
 // that are kept are its first stages.
 inline constexpr int kChainMinSlots =
-    std::max(kChainUpRoundsAhead + 1, kChainKeptRounds) * kChainWarps;
+    std::max(kChainMostRoundsAhead + 1, kChainKeptRounds) * kChainWarps;
 // Features whose words kProductChainExchangeBytes hold.
 inline constexpr int64_t kChainMaxFeatures = 24000;
 // Where a part's last stage is half empty, the row is read beyond its end.
@@ -89,6 +97,17 @@ RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
   const int few = tiles / blocks;
   const int more = role - (blocks - tiles % blocks);
   return {role * few + (more > 0 ? more : 0), few + (more >= 0 ? 1 : 0)};
+}
+
+// The tile of the fourth product that the block with this role has; none if it
+// is not in [0, tiles). The last blocks have one. Beside clusters late ones have
+// none, if the others are enough: they have little else, so they end early, and
+// their multiprocessors, which the clusters in front had, are free together for
+// the next ones. REQUIRES: tiles <= blocks.
+RECURVE_HOST_DEVICE inline int ChainNextTile(int tiles, int blocks, int late,
+                                             bool clusters, int role) {
+  const int end = clusters && late <= blocks - tiles ? blocks - late : blocks;
+  return role - (end - tiles);
 }
 
 // How a block's memory is divided. slots is 0 if the products are not one

@@ -220,8 +220,8 @@ TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
            Layer::Sizes{1600, 704, 4288, 130, 4261, Activation::kSigmoid},
            // All warps of most blocks have a tile of gates.
            Layer::Sizes{1300, 640, 8384, 300, 0, Activation::kRelu},
-           // The smallest ring: 32 stages.
-           Layer::Sizes{1152, 46080, 2048, 64},
+           // The smallest ring: 40 stages.
+           Layer::Sizes{1152, 33536, 2048, 64},
        }) {
     for (const WeightType type :
          {WeightType::kBFloat16, WeightType::kFloat16}) {
@@ -241,7 +241,10 @@ TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
         ASSERT_TRUE(ProductChainTakes(p));
         for (int i = 0; i < 3; ++i) {
           // Few blocks of the kernel in front work, none, or all.
-          if (i > 0 || !all) p.working = {last_blocks.data() + i, 1 + i % 2};
+          if (i > 0 || !all) {
+            p.working = {last_blocks.data() + i, 1 + i % 2,
+                         /*clusters=*/(i == 1) == all};
+          }
           layer.OneByOne(x, want, all ? &want_y : nullptr);
           ASSERT_EQ(LaunchProductChain(p, nullptr), cudaSuccess);
           ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

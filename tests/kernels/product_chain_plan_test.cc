@@ -118,6 +118,43 @@ TEST(ProductChainPlanTest, LateBlocksHaveFewTiles) {
   EXPECT_EQ(count(0, 0), 4);
 }
 
+// Each tile of the fourth product is one block's.
+TEST(ProductChainPlanTest, SharesOutNextTiles) {
+  for (const int blocks : {1, 7, 132}) {
+    for (int tiles = 1; tiles <= blocks; ++tiles) {
+      for (int late = 0; late <= blocks; ++late) {
+        for (const bool clusters : {false, true}) {
+          std::vector<int> owners(tiles, 0);
+          for (int role = 0; role < blocks; ++role) {
+            const int tile = ChainNextTile(tiles, blocks, late, clusters, role);
+            if (tile >= 0 && tile < tiles) ++owners.at(tile);
+          }
+          ASSERT_EQ(owners, std::vector<int>(tiles, 1))
+              << blocks << " " << tiles << " " << late << " " << clusters;
+        }
+      }
+    }
+  }
+}
+
+TEST(ProductChainPlanTest, LateBlocksBesideClustersHaveNoNextTiles) {
+  const auto has = [](int late, int role, bool clusters = true) {
+    const int tile = ChainNextTile(89, 132, late, clusters, role);
+    return tile >= 0 && tile < 89;
+  };
+  // T6-XL's clusters are 32 blocks.
+  EXPECT_FALSE(has(32, 10));
+  EXPECT_TRUE(has(32, 11));
+  EXPECT_TRUE(has(32, 99));
+  EXPECT_FALSE(has(32, 100));
+  // The others are not enough, none is late, or there are no clusters.
+  EXPECT_TRUE(has(44, 131));
+  EXPECT_FALSE(has(44, 42));
+  EXPECT_TRUE(has(0, 131));
+  EXPECT_TRUE(has(32, 131, false));
+  EXPECT_FALSE(has(32, 42, false));
+}
+
 TEST(ProductChainPlanTest, AnyDevice) {
   EXPECT_TRUE(Takes(kT6Xl, 100));
   EXPECT_FALSE(Takes(kT6Xl, 99));
