@@ -146,7 +146,7 @@ struct TpaCudaDecodeParams {
   int64_t scratch_bytes;
   // Constant memory that the next launch reads, 16-byte aligned, or none (and
   // no bytes): its first kTpaNextBytes are brought to the second-level cache by
-  // blocks that have asked for all their pages. sm_90 only.
+  // blocks that have asked for all their pages. sm_90 only; not by clusters.
   const void* next = nullptr;
   int64_t next_bytes = 0;
   TpaCudaFactors factors = {};  // of the rows, if `queries` is nullptr; their

@@ -5,6 +5,7 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/tpa/tpa_cluster.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
+#include "kernels/tpa/tpa_fresh_page.cuh"
 #include "kernels/tpa/tpa_merge.cuh"
 #include "kernels/tpa/tpa_own_tokens.cuh"
 #include "kernels/tpa/tpa_products.cuh"
@@ -89,6 +90,8 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   const TpaCluster cluster(args, SharedAddress(at));  // in its place
   const TpaQueryCopy queries(
       args, shared.queries, barriers + 16 * args.lanes * args.stages, kColumns);
+  // Where that of queries would be, which come from nowhere then.
+  const TpaFreshPage fresh(barriers + 16 * args.lanes * args.stages);
   const auto ring_of = [&](int lane) {
     return TpaRing(args, SharedAddress(memory) + lane * ring_bytes,
                    barriers + 16 * lane * args.stages);
@@ -106,9 +109,14 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     const int word = thread % 32;
     if (kAppends && lane >= args.lanes) {
       if (lane == args.lanes) NamedBarrierArrive(kTpaShareBarrier, sharers);
-      TpaAppendRows<T, kColumns, kTiles>(
-          args, lane - args.lanes,
-          __ldcg(reinterpret_cast<const int*>(&args.block_work()) + word));
+      const int work =
+          __ldcg(reinterpret_cast<const int*>(&args.block_work()) + word);
+      if constexpr (kClusters) {
+        TpaCompleteFreshPage<T, kRank>(args, ring_of, fresh, lane - args.lanes,
+                                       work);
+      } else {
+        TpaAppendRows<T, kColumns, kTiles>(args, lane - args.lanes, work);
+      }
       if (lane == 3) ClearEmptyRows(args);
       return;
     }
@@ -130,12 +138,13 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     }
     const TpaRing ring = ring_of(lane);
     ring.Init(4 * args.groups, Products::kAsync);
-    TpaCopier<Products::kAsync, kAppends> copier(args, ring, lane, work);
+    TpaCopier<Products::kAsync, kAppends, kAppends && kClusters> copier(
+        args, ring, fresh, lane, work);
     copier.Begin();
     if (lane == 0) share[word] = work;
     NamedBarrierArrive(kTpaShareBarrier, sharers);
     copier.CopyShare();
-    if (Products::kAsync && lane == 0) AskForNext(args.p, word);
+    if (Products::kAsync && !kClusters && lane == 0) AskForNext(args.p, word);
   } else {
     if constexpr (Products::kAsync) ClaimRegisters<232>();
     queries.ClearUnused();

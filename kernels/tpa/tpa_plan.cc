@@ -169,7 +169,8 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   plan.threads = 128 * (plan.groups * plan.lanes + 1);
   if (clusters) {
     if (rows * plan.head_blocks <= MostClusters(device) &&
-        plan.lanes == kTpaClusterLanes && plan.early_keys > 0) {
+        plan.lanes == kTpaClusterLanes && plan.early_keys > 0 &&
+        plan.stages >= kTpaClusterPages * 2 * rank) {
       plan.blocks = rows * kTpaClusterBlocks;
     }
     return plan;

@@ -84,6 +84,10 @@ inline constexpr int kTpaClusterBlocks = 8;
 inline constexpr int kTpaClusterLanes = 2;
 inline constexpr int kTpaClusterChunks = 24;  // of a row, at most
 inline constexpr int kTpaClusterFeatures = 64 / kTpaClusterBlocks;
+// Pages that a ring must hold. The page of the new token is full when that is
+// known, which those who compute may wait for; its values take the places of
+// the keys of the page before, which they have read by then.
+inline constexpr int kTpaClusterPages = 2;
 // Of a launch, at most, also where more run at once: so many are faster, more
 // were not measured (docs/kernels/tpa_decode.md).
 inline constexpr int kTpaMostClusters = 8;

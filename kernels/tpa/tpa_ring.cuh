@@ -105,6 +105,15 @@ class TpaRing {
     }
   }
 
+  // ---- who completes a stage (TpaFreshPage) ----
+
+  // It is full. The warp has written to it, for all lanes.
+  __device__ __forceinline__ void Complete(int stage) const {
+    if (threadIdx.x % 32 < kArrivingLanes) {
+      BarrierArrive(barriers_ + 16 * stage);
+    }
+  }
+
  private:
   uint32_t base_;
   uint32_t barriers_;  // [stages] pairs: full, empty
@@ -112,6 +121,49 @@ class TpaRing {
   int stage_bytes_;
   int stage_ = 0;
   uint32_t phase_ = 0;
+};
+
+// Of a block in a cluster that appends: the stages of the page that the new
+// token belongs to, which are copied without it and are full when it is written
+// there, too (tpa_fresh_page.cuh). A block has at most one such page, at the end
+// of its row.
+class TpaFreshPage {
+ public:
+  // 16 bytes of shared memory: a barrier, and the stages.
+  __device__ __forceinline__ explicit TpaFreshPage(uint32_t memory)
+      : barrier_(memory) {}
+
+  // By the warp that copies: before the first of so many copies of stages...
+  __device__ __forceinline__ void Init(int stages) const {
+    if (threadIdx.x % 32 == 0) {
+      BarrierInit(barrier_, stages * kArrivingLanes);
+    }
+    BarrierInitFence();
+    __syncwarp();
+  }
+  __device__ __forceinline__ uint32_t barrier() const { return barrier_; }
+  // ... and behind the last one: a byte for each, in the order in which they
+  // come: keys of all ranks, then values.
+  __device__ __forceinline__ void Note(uint32_t stages) const {
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(barrier_ + 8), "r"(stages)
+                   : "memory");
+    }
+  }
+
+  // Others, once Note is seen: until all is copied; and a stage.
+  __device__ __forceinline__ void Await() const { BarrierWait(barrier_, 0); }
+  __device__ __forceinline__ int Stage(int i) const {
+    uint32_t stages;
+    asm volatile("ld.shared.u32 %0, [%1];"
+                 : "=r"(stages)
+                 : "r"(barrier_ + 8)
+                 : "memory");
+    return static_cast<int>(stages >> 8 * i & 0xff);
+  }
+
+ private:
+  const uint32_t barrier_;
 };
 
 // A row's queries in shared memory: for each warpgroup the octets of its
@@ -236,15 +288,20 @@ inline constexpr int kTpaEarlyStages = 4;
 
 // Fills stages with the factors of a lane's part of a block's share: every
 // args.lanes-th chunk of a row. By one warp, with bulk copies or, without
-// kBulk, by 16 bytes. Other warps append the new tokens, if kAppends.
-template <bool kBulk, bool kAppends>
+// kBulk, by 16 bytes. Other warps append the new tokens, if kAppends; in a
+// cluster they complete the page of the new one in its stages, so that it does
+// not wait for them.
+template <bool kBulk, bool kAppends, bool kCompletes>
 class TpaCopier {
  public:
   // `work` is a word for each lane of the block's TpaBlockWork.
   __device__ __forceinline__ TpaCopier(const TpaDecodeArgs& args,
-                                       const TpaRing& ring, int lane, int work)
+                                       const TpaRing& ring,
+                                       const TpaFreshPage& fresh, int lane,
+                                       int work)
       : args_(args),
         ring_(ring),
+        fresh_(fresh),
         chunk_lane_(lane),
         work_(work),
         early_left_(min(kTpaEarlyStages, ring.stages())),
@@ -334,17 +391,14 @@ class TpaCopier {
             }
           }
           page = __shfl_sync(0xffffffffu, pages, index - batch);
-          if (index >= settled) {
-            Settle();
-            AwaitAppend();
-          }
+          if (index >= settled) BeginFresh(page);
           ++index;
         }
         CopyPage(current, page);
         current = page;
       } while (current >= 0);
     }
-    AwaitAppend();  // nobody may be left waiting at its barrier
+    EndFresh();
   }
 
  private:
@@ -354,6 +408,28 @@ class TpaCopier {
 
   // Waits for the launch in front. Again is for nothing.
   __device__ __forceinline__ void Settle() { WaitForPrevious(); }
+
+  // Before the first copy of a page with new tokens.
+  __device__ __forceinline__ void BeginFresh(int page) {
+    if constexpr (kCompletes) {
+      fresh_page_ = page;
+      fresh_.Init(2 * static_cast<int>(args_.p.shape.kv_rank));
+    } else {
+      Settle();
+      AwaitAppend();
+    }
+  }
+  // Behind all copies.
+  __device__ __forceinline__ void EndFresh() {
+    if constexpr (kCompletes) {
+      if (fresh_page_ < 0) return;
+      fresh_.Note(fresh_stages_);
+      NamedBarrierArrive(kTpaAppendBarrier + chunk_lane_,
+                         args_.append_threads());
+    } else {
+      AwaitAppend();  // nobody may be left waiting at its barrier
+    }
+  }
 
   // Waits for the block's new tokens, if it appends them.
   __device__ __forceinline__ void AwaitAppend() {
@@ -385,8 +461,10 @@ class TpaCopier {
                             : i - own_keys - (i > next_keys ? early : 0);
       const int64_t offset =
           keys ? r * layout.k_block : layout.values + r * layout.v_block;
-      Fill(PageAt(of_next ? next : page) + 2 * offset,
-           static_cast<int>(keys ? layout.b_k_width : layout.b_v_width));
+      const int of = of_next ? next : page;
+      Fill(PageAt(of) + 2 * offset,
+           static_cast<int>(keys ? layout.b_k_width : layout.b_v_width),
+           kCompletes && of == fresh_page_);
     }
   }
   __device__ __forceinline__ const char* PageAt(int64_t page) const {
@@ -394,26 +472,35 @@ class TpaCopier {
            2 * page * args_.p.cache.page_stride;
   }
 
-  // The next stage: A's octets and all of B.
-  __device__ __forceinline__ void Fill(const char* from, int b_width) {
+  // The next stage: A's octets and all of B. `fresh`: others complete it.
+  __device__ __forceinline__ void Fill(const char* from, int b_width,
+                                       bool fresh = false) {
     const int b_bytes = kTpaOctetBytes * (b_width / 8);
     const uint32_t to = ring_.At(ring_.stage());
+    uint32_t barrier = ring_.full();
+    if constexpr (kCompletes) {
+      if (fresh) {
+        barrier = fresh_.barrier();
+        fresh_stages_ |= ring_.stage() << fresh_shift_;
+        fresh_shift_ += 8;
+      }
+    }
     if (early_left_-- == 0) Settle();
     ring_.WaitEmpty();
     if constexpr (!kBulk) {
       CopyRun(to, from + a_first_, a_bytes_);
       CopyRun(to + a_bytes_, from + a_plane_, b_bytes);
-      BarrierArriveAfterCopies(ring_.full());
+      BarrierArriveAfterCopies(barrier);
     } else if (lane_ == 0) {
-      BarrierExpect(ring_.full(), a_bytes_ + b_bytes);
+      BarrierExpect(barrier, a_bytes_ + b_bytes);
       if (a_bytes_ == a_plane_) {
-        BulkCopyOnce(to, from, a_bytes_ + b_bytes, ring_.full());
+        BulkCopyOnce(to, from, a_bytes_ + b_bytes, barrier);
       } else {
-        BulkCopyOnce(to, from + a_first_, a_bytes_, ring_.full());
-        BulkCopyOnce(to + a_bytes_, from + a_plane_, b_bytes, ring_.full());
+        BulkCopyOnce(to, from + a_first_, a_bytes_, barrier);
+        BulkCopyOnce(to + a_bytes_, from + a_plane_, b_bytes, barrier);
       }
     } else if (lane_ < kArrivingLanes) {
-      BarrierArrive(ring_.full());
+      BarrierArrive(barrier);
     }
     __syncwarp();
     ring_.Next();
@@ -428,9 +515,13 @@ class TpaCopier {
 
   const TpaDecodeArgs& args_;
   TpaRing ring_;
+  const TpaFreshPage fresh_;
   const int chunk_lane_;
   const int work_;
   int early_left_;
+  int fresh_page_ = -1;
+  uint32_t fresh_stages_ = 0;
+  int fresh_shift_ = 0;
   bool begun_ = false;
   bool appended_ = false;
   const int lane_;
