@@ -160,7 +160,8 @@ void CudaProducts::BeginMixed(const StepBatch& batch) {
   }
 }
 
-// Behind the columns must not be what cuBLASLt would read.
+// Behind the columns must not be what cuBLASLt would read. (Inputs that are an
+// odd multiple of 32 are rounded by a kernel of their own, then.)
 std::optional<WeightType> CudaProducts::RoundsInto(
     const Activations& out) const {
   if (!out.for_products || out.cols % kMatrixColumnMultiple != 0 ||
@@ -189,7 +190,7 @@ bool CudaProducts::FusesNorm(const Activations& in,
                              const NormWeights& norm) const {
   return decode_ && rows_ == 1 && type_ && DecodeMatmulFuses() &&
          norm.kind == NormKind::kRms && norm.groups == 1 &&
-         in.cols > kDecodeMatmulNormCols &&
+         in.cols > kNormWarpCols &&
          DecodeMatmulTakesFloats(RoundUp(in.cols, kMatrixColumnMultiple),
                                  rows_) &&
          AlignedFloats(Floats(in), in.stride);

@@ -420,12 +420,8 @@ absl::Status CudaTpa::LaunchDecode(const Layer& layer, const Decode& decode,
   params.schedule = decode.schedule;
   params.scratch = scratch_.data();
   params.scratch_bytes = scratch_.bytes();
-  // Clusters are few blocks, each of which would have to ask for long
-  // (measured; docs/kernels/tpa_decode.md).
-  if (plan->cluster_blocks == 0) {
-    params.next = decode.next.data();
-    params.next_bytes = static_cast<int64_t>(decode.next.size());
-  }
+  params.next = decode.next.data();
+  params.next_bytes = static_cast<int64_t>(decode.next.size());
   return CudaStatus(LaunchTpaDecode(params, *plan, stream), "attention");
 }
 

@@ -301,7 +301,7 @@ cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& p,
     return cudaErrorInvalidValue;
   }
   const bool hopper = IsHopper();
-  if (p.norm && (!hopper || !p.x_is_float || p.x_cols <= kDecodeMatmulNormCols))
+  if (p.norm && (!hopper || !p.x_is_float || p.x_cols <= kNormWarpCols))
     return cudaErrorInvalidValue;
   if (p.gate && (!hopper || p.outputs % 2 != 0 || p.add ||
                  p.activation == Activation::kSoftmax)) {

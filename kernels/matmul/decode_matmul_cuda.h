@@ -39,7 +39,7 @@ struct DecodeMatmulParams {
   // Fused; see DecodeMatmulFuses. All off: null and false.
 
   // RMSNorm of x (norm_cuda.h, in one group) before it is rounded. x is
-  // float32, x_cols are more than kDecodeMatmulNormCols.
+  // float32, x_cols are more than kNormWarpCols.
   bool norm = false;
   const float* norm_weight = nullptr;  // [x_cols], 16-byte aligned; null: none
   float norm_eps = 0;
@@ -53,7 +53,6 @@ struct DecodeMatmulParams {
 inline constexpr int64_t kDecodeMatmulInputs = 32;
 inline constexpr int64_t kDecodeMatmulFloatRows = 8;
 inline constexpr int64_t kDecodeMatmulMaxRows = 1 << 20;
-inline constexpr int64_t kDecodeMatmulNormCols = kNormWarpCols;
 
 // Whether the current device does what is marked "fused".
 bool DecodeMatmulFuses();

@@ -14,7 +14,8 @@
 // that it reads, so that numbers may come again, after 2^31 launches. A block's
 // role is the order in which blocks come: the last, whose multiprocessors
 // attention held, have no part of the first matrix, which the others have by
-// then, and, where attention held few (ShareChainTiles), of the second.
+// then, and, where attention held few (ShareChainTiles), of the second. Beside
+// clusters they have none of the fourth, either (ChainNextTile).
 //
 // Blocks wait for each other, so all of them must get a place. They do:
 //  1. No block of a kernel that is launched dependently starts before all

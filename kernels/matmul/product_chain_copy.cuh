@@ -23,15 +23,7 @@ constexpr int kStageChunks = kChainStageChunks;
 constexpr int kStageBytes = kChainStageBytes;
 constexpr int kStageSteps = kStageChunks * kChunk / 16;  // of a tensor core
 constexpr int kPhases = 4;
-// CopyShare remembers 4 rounds.
-static_assert(kChainMostRoundsAhead <= 4);
-constexpr bool WithinMostRounds(const ProductChainPace& pace) {
-  return pace.early <= kChainMostRoundsAhead &&
-         pace.rounds <= kChainMostRoundsAhead &&
-         pace.up <= kChainMostRoundsAhead;
-}
-static_assert(WithinMostRounds(ChainPace(true)) &&
-              WithinMostRounds(ChainPace(false)));
+static_assert(kChainMostRoundsAhead <= 4);  // which CopyShare remembers
 
 enum PhaseId { kOut, kUp, kDown, kNext };
 

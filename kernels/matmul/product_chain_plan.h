@@ -39,19 +39,22 @@ inline constexpr int kChainCopyWarps = 2;
 // Rounds of copies under way, of a stage for each warp with work: of 8 stages,
 // 64 KB for 2; in the second product, where T6-XL has 5 warps with work, 60 KB
 // for 3. What others wait for stands behind them: what attention reads, and the
-// rows between products. A warp that copies waits for the first of its stages of
-// a round only. (Measured; docs/kernels/matmul.md.)
+// rows between products. A warp that copies waits for the first of its stages
+// of a round only. (Measured; docs/kernels/matmul.md.)
 struct ProductChainPace {
   int early;   // before the kernel in front is done
   int rounds;  // of all products but the second
   int up;      // of the second
 };
-// Attention in clusters has asked for nearly all that it reads when the products
-// begin.
+// Attention in clusters has asked for nearly all that it reads when the
+// products begin.
 RECURVE_HOST_DEVICE constexpr ProductChainPace ChainPace(bool clusters) {
   return clusters ? ProductChainPace{2, 2, 4} : ProductChainPace{1, 2, 3};
 }
-inline constexpr int kChainMostRoundsAhead = ChainPace(true).up;
+// Of both.
+inline constexpr int kChainMostRoundsAhead = std::max(
+    {ChainPace(true).early, ChainPace(true).rounds, ChainPace(true).up,
+     ChainPace(false).early, ChainPace(false).rounds, ChainPace(false).up});
 // Rounds of the first product whose weights wait for the row in registers, so
 // that the second one's take their places in the ring.
 inline constexpr int kChainKeptRounds = 4;
@@ -100,10 +103,10 @@ RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
 }
 
 // The tile of the fourth product that the block with this role has; none if it
-// is not in [0, tiles). The last blocks have one. Beside clusters late ones have
-// none, if the others are enough: they have little else, so they end early, and
-// their multiprocessors, which the clusters in front had, are free together for
-// the next ones. REQUIRES: tiles <= blocks.
+// is not in [0, tiles). The last blocks have one. Beside clusters late ones
+// have none, if the others are enough: they have little else, so they end
+// early, and their multiprocessors, which the clusters in front had, are free
+// together for the next ones. REQUIRES: tiles <= blocks.
 RECURVE_HOST_DEVICE inline int ChainNextTile(int tiles, int blocks, int late,
                                              bool clusters, int role) {
   const int end = clusters && late <= blocks - tiles ? blocks - late : blocks;

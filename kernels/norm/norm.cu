@@ -231,7 +231,8 @@ cudaError_t Launch(const CudaGatedNormParams& params, cudaStream_t stream) {
   if (width <= 16 * kVector) {
     return launch(norm_kernel<T, TOut, kGate, 16>, 16);
   }
-  if (width <= kNormWarpCols) return launch(norm_kernel<T, TOut, kGate, 32>, 32);
+  if (width <= kNormWarpCols)
+    return launch(norm_kernel<T, TOut, kGate, 32>, 32);
   return launch(norm_kernel<T, TOut, kGate, kBlock>, kBlock);
 }
 

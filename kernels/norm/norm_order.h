@@ -7,8 +7,8 @@ namespace recurve {
 
 // The order in which norm.cu adds up a group's squares: by the lanes of a warp,
 // or of half of one, in groups of up to so many columns; in wider ones by the
-// 256 threads of a block, which kernels that have a norm inside repeat
-// (WriteNormed in decode_rows.cuh).
+// 256 threads of a block, which kernels that have such a norm inside repeat
+// (decode_rows.cuh, stream_matmul.cu). LayerNorm has an order of its own.
 inline constexpr int64_t kNormWarpCols = 512;
 
 }  // namespace recurve

@@ -134,7 +134,9 @@ struct TpaCudaDecodeParams {
   int fresh_tokens;     // so many tokens at the end of a row may have been
                         // appended since the schedule was made. Pages without
                         // any are read while the launch in front of this one
-                        // still runs. INT32_MAX: read nothing that early
+                        // still runs. INT32_MAX: read nothing that early. 1 of
+                        // clusters that append: they read the new token's page
+                        // early, too, and do not use what is in its place
   WeightType out_type;  // kFloat32; or the cache's type, rounded once. out is
                         // then 8-byte aligned
   void* out;            // [rows, T, H, E] of that

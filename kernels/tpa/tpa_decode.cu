@@ -33,6 +33,7 @@ bool ValidClusters(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          plan.cluster_blocks == kTpaClusterBlocks &&
          plan.blocks == p.rows * kTpaClusterBlocks && plan.groups == 1 &&
          plan.lanes == kTpaClusterLanes &&
+         plan.stages >= kTpaClusterPages * 2 * p.shape.kv_rank &&
          plan.form == TpaDecodeForm::kParallelBn &&
          kTpaVariants[plan.variant].columns == 24 && plan.group_octets <= 3;
 }
@@ -41,9 +42,11 @@ bool ValidClusters(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
 bool ValidFactors(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   const TpaCudaFactors& f = p.factors;
   return TpaDecodeAppends(p.shape, plan) && p.new_tokens == 1 &&
-         p.fresh_tokens >= 1 && f.a_k != nullptr && f.b_k != nullptr &&
-         f.a_v != nullptr && f.b_v != nullptr && f.b_q != nullptr &&
-         f.a_q != nullptr && f.position != LrpeType::kCosine &&
+         p.fresh_tokens >= 1 &&
+         (plan.cluster_blocks == 0 || p.fresh_tokens == 1) &&
+         f.a_k != nullptr && f.b_k != nullptr && f.a_v != nullptr &&
+         f.b_v != nullptr && f.b_q != nullptr && f.a_q != nullptr &&
+         f.position != LrpeType::kCosine &&
          (f.position == LrpeType::kNone ||
           (f.cos != nullptr && f.sin != nullptr)) &&
          f.activation == Activation::kNone;

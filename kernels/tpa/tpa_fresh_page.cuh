@@ -27,13 +27,13 @@ __device__ __forceinline__ void StoreHalf(uint32_t at, T value) {
 // `warp`th; each takes a rank. `work` is a word for each lane of the block's
 // TpaBlockWork; ring_of(lane) is a lane's ring.
 //
-// D and E are 64, kRank at most 2, and the block has at most 32 heads. The bits
-// are those of LaunchTpaAppend.
-template <typename T, int kRank, typename RingOf>
+// D and E are 64. The bits are those of LaunchTpaAppend.
+template <typename T, int kColumns, int kRank, typename RingOf>
 __device__ __forceinline__ void TpaCompleteFreshPage(const TpaDecodeArgs& args,
                                                      const RingOf& ring_of,
                                                      const TpaFreshPage& fresh,
                                                      int warp, int work) {
+  static_assert(kColumns <= 32 && kRank <= 2);
   const int row = TpaShareWord(work, offsetof(TpaBlockWork, first_row));
   const int last_row = TpaShareWord(work, offsetof(TpaBlockWork, last_row));
   const int begin = TpaShareWord(work, offsetof(TpaBlockWork, first_chunk));
@@ -91,7 +91,7 @@ __device__ __forceinline__ void TpaCompleteFreshPage(const TpaDecodeArgs& args,
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       StoreHalf(to + 2 * (kTpaPageTokens * heads + kStep * j),
-                  Half<T>::From(b[v][j]));
+                Half<T>::From(b[v][j]));
     }
     BulkCopyFence();
     __syncwarp();
@@ -102,9 +102,9 @@ __device__ __forceinline__ void TpaCompleteFreshPage(const TpaDecodeArgs& args,
   const int a_planes = kTpaPageTokens * static_cast<int>(args.layout.a_width);
 #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    T* const to = pages + (v == 0 ? warp * args.layout.k_block
-                                  : args.layout.values +
-                                        warp * args.layout.v_block);
+    T* const to =
+        pages + (v == 0 ? warp * args.layout.k_block
+                        : args.layout.values + warp * args.layout.v_block);
     if (has_head) to[kTpaPageTokens * first_head] = Half<T>::From(a[v]);
 #pragma unroll
     for (int j = 0; j < 2; ++j)

@@ -112,8 +112,8 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
       const int work =
           __ldcg(reinterpret_cast<const int*>(&args.block_work()) + word);
       if constexpr (kClusters) {
-        TpaCompleteFreshPage<T, kRank>(args, ring_of, fresh, lane - args.lanes,
-                                       work);
+        TpaCompleteFreshPage<T, kColumns, kRank>(args, ring_of, fresh,
+                                                 lane - args.lanes, work);
       } else {
         TpaAppendRows<T, kColumns, kTiles>(args, lane - args.lanes, work);
       }
@@ -144,6 +144,8 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     if (lane == 0) share[word] = work;
     NamedBarrierArrive(kTpaShareBarrier, sharers);
     copier.CopyShare();
+    // Clusters are few blocks, each of which would have to ask for long
+    // (measured; docs/kernels/tpa_decode.md).
     if (Products::kAsync && !kClusters && lane == 0) AskForNext(args.p, word);
   } else {
     if constexpr (Products::kAsync) ClaimRegisters<232>();

@@ -125,8 +125,8 @@ class TpaRing {
 
 // Of a block in a cluster that appends: the stages of the page that the new
 // token belongs to, which are copied without it and are full when it is written
-// there, too (tpa_fresh_page.cuh). A block has at most one such page, at the end
-// of its row.
+// there, too (tpa_fresh_page.cuh). A block has at most one such page, at the
+// end of its row.
 class TpaFreshPage {
  public:
   // 16 bytes of shared memory: a barrier, and the stages.
@@ -293,6 +293,8 @@ inline constexpr int kTpaEarlyStages = 4;
 // not wait for them.
 template <bool kBulk, bool kAppends, bool kCompletes>
 class TpaCopier {
+  static_assert(!kCompletes || (kBulk && kAppends));
+
  public:
   // `work` is a word for each lane of the block's TpaBlockWork.
   __device__ __forceinline__ TpaCopier(const TpaDecodeArgs& args,
@@ -328,7 +330,9 @@ class TpaCopier {
   // All the rest.
   //
   // Until it waits for the launch in front, it reads only what is older than
-  // the schedule, which nothing overtakes (tpa_schedule.cu).
+  // the schedule, which nothing overtakes (tpa_schedule.cu), but for the place
+  // of a new token, if others complete its page: what is read there is not
+  // used.
   __device__ __forceinline__ void CopyShare() {
     const TpaCudaDecodeParams& p = args_.p;
     const int first_row = Word(offsetof(TpaBlockWork, first_row));
@@ -391,7 +395,7 @@ class TpaCopier {
             }
           }
           page = __shfl_sync(0xffffffffu, pages, index - batch);
-          if (index >= settled) BeginFresh(page);
+          if (index >= settled) BeginFresh();
           ++index;
         }
         CopyPage(current, page);
@@ -409,10 +413,11 @@ class TpaCopier {
   // Waits for the launch in front. Again is for nothing.
   __device__ __forceinline__ void Settle() { WaitForPrevious(); }
 
-  // Before the first copy of a page with new tokens.
-  __device__ __forceinline__ void BeginFresh(int page) {
+  // Before the first copy of a page with new tokens; if others complete it, it
+  // is the lane's last.
+  __device__ __forceinline__ void BeginFresh() {
     if constexpr (kCompletes) {
-      fresh_page_ = page;
+      has_fresh_ = true;
       fresh_.Init(2 * static_cast<int>(args_.p.shape.kv_rank));
     } else {
       Settle();
@@ -422,7 +427,7 @@ class TpaCopier {
   // Behind all copies.
   __device__ __forceinline__ void EndFresh() {
     if constexpr (kCompletes) {
-      if (fresh_page_ < 0) return;
+      if (!has_fresh_) return;
       fresh_.Note(fresh_stages_);
       NamedBarrierArrive(kTpaAppendBarrier + chunk_lane_,
                          args_.append_threads());
@@ -461,10 +466,9 @@ class TpaCopier {
                             : i - own_keys - (i > next_keys ? early : 0);
       const int64_t offset =
           keys ? r * layout.k_block : layout.values + r * layout.v_block;
-      const int of = of_next ? next : page;
-      Fill(PageAt(of) + 2 * offset,
+      Fill(PageAt(of_next ? next : page) + 2 * offset,
            static_cast<int>(keys ? layout.b_k_width : layout.b_v_width),
-           kCompletes && of == fresh_page_);
+           kCompletes && has_fresh_ && (of_next || next < 0));
     }
   }
   __device__ __forceinline__ const char* PageAt(int64_t page) const {
@@ -519,7 +523,7 @@ class TpaCopier {
   const int chunk_lane_;
   const int work_;
   int early_left_;
-  int fresh_page_ = -1;
+  bool has_fresh_ = false;
   uint32_t fresh_stages_ = 0;
   int fresh_shift_ = 0;
   bool begun_ = false;

@@ -311,12 +311,15 @@ TEST_F(BackendGpuTest, ANonFiniteRowEndsItsOwnStreamOnly) {
   EXPECT_TRUE(IsIdle(*engine));
 }
 
-// Of one row, a layer of this size has its products in one launch; the second
+class WideModelGpuTest : public BackendGpuTest,
+                         public testing::WithParamInterface<const char*> {};
+
+// Of one row, a layer of these sizes has its products in one launch; the second
 // engine of a process has them one by one, and so have more rows. Heads of
 // attention are shared out in one way for few and in another for many tokens
 // in all rows.
-TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
-  const auto plan = PlanPreset("t6-xl", {2, 16384});
+TEST_P(WideModelGpuTest, ARowIsTheSameAloneAndBesideOthers) {
+  const auto plan = PlanPreset(GetParam(), {2, 16384});
   ASSERT_TRUE(plan.ok()) << plan.status();
   const std::string folder = testing::TempDir() + "/recurve-wide-model";
   std::filesystem::remove_all(folder);
@@ -382,6 +385,9 @@ TEST_F(BackendGpuTest, ARowOfAWideModelIsTheSameAloneAndBesideOthers) {
   for (size_t i = 0; i < sinks.size(); ++i) same(records[i], alone[i]);
   EXPECT_EQ(beside->WaitEnd().tokens, RunAlone(*first, longer).tokens);
 }
+
+INSTANTIATE_TEST_SUITE_P(Presets, WideModelGpuTest,
+                         testing::Values("t6-medium", "t6-xl"));
 
 // The golden sets with weights rounded to bfloat16, which the CPU rounds alike.
 // These are small models of random weights, some of which make much of a

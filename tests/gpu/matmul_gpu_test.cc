@@ -311,7 +311,11 @@ TEST_F(MatmulGpuTest, ManyOutputs) {
 TEST_F(MatmulGpuTest, NormBefore) {
   if (!DecodeMatmulFuses()) GTEST_SKIP() << "this device fuses nothing";
   for (const auto& [outputs, inputs] :
-       std::vector<std::pair<int64_t, int64_t>>{{1420, 1600}, {4100, 1027}}) {
+       std::vector<std::pair<int64_t, int64_t>>{{1420, 1600},
+                                                {4100, 1027},
+                                                {1110, 513},
+                                                {1110, 1024},
+                                                {5504, 600}}) {
     Case c(Kind::kDecodeFloat, WeightType::kBFloat16, outputs, inputs, 8);
     TestRandom random(1);
     for (float& x : c.x) x *= 3.0f;

@@ -200,6 +200,13 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
       change(params);
       EXPECT_EQ(LaunchTpaDecode(params, plan, nullptr), cudaErrorInvalidValue);
     }
+    if (plan.cluster_blocks == 0) return;
+    TpaCudaDecodeParams params = good;
+    params.fresh_tokens = 2;
+    EXPECT_EQ(LaunchTpaDecode(params, plan, nullptr), cudaErrorInvalidValue);
+    TpaDecodePlan narrow = plan;
+    narrow.stages = static_cast<int>(4 * good.shape.kv_rank) - 1;
+    EXPECT_EQ(LaunchTpaDecode(good, narrow, nullptr), cudaErrorInvalidValue);
   }
 
   TpaDevice device_ = {};

@@ -55,6 +55,7 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
       const TpaDecodePlan plan = PlanTpaDecode(
           kT6Xl, TpaDecodeForm::kParallelBn, 1, 1, device, contexts);
       EXPECT_EQ(working.times, plan.head_blocks);
+      EXPECT_EQ(working.clusters, clusters);
       // A block a chunk, as far as there are blocks; or a cluster.
       const int chunks = TpaChunkCount(length);
       if (clusters) {

@@ -34,6 +34,8 @@ TEST(ProductChainPlanTest, SizesDecide) {
     return Takes(shape);
   };
   EXPECT_TRUE(Takes(kT6Xl));
+  EXPECT_TRUE(Takes({1280, 3904, 3456, 1280, 3456, 1250, 1280}));  // T6-large
+  EXPECT_TRUE(Takes({1024, 3008, 2752, 1024, 2752, 1110, 1024}));  // T6-medium
   // Without a fourth product its sizes do not count.
   EXPECT_TRUE(with([](auto& s) { s.next_outputs = s.next_inputs = 0; }));
   // Norms have another order of sums, or do not fit a block's registers.
@@ -116,6 +118,17 @@ TEST(ProductChainPlanTest, LateBlocksHaveFewTiles) {
   EXPECT_EQ(count(33, 0), 4);
   EXPECT_EQ(count(33, 131), 5);
   EXPECT_EQ(count(0, 0), 4);
+}
+
+// Copies do not come round to a stage that has not been waited for.
+TEST(ProductChainPlanTest, RingHoldsWhatIsUnderWay) {
+  for (const bool clusters : {false, true}) {
+    const ProductChainPace pace = ChainPace(clusters);
+    for (const int rounds : {pace.early, pace.rounds, pace.up}) {
+      EXPECT_GE(rounds, 1);
+      EXPECT_LE((rounds + 1) * kChainWarps, kChainMinSlots);
+    }
+  }
 }
 
 // Each tile of the fourth product is one block's.

@@ -389,11 +389,24 @@ TEST(TpaPlanTest, ShortRowsAreClusters) {
       EXPECT_LT(8 * p.group_octets * (p.head_blocks - 1), c.heads);
       EXPECT_LE(p.shared_bytes, kH200.shared_memory);
       EXPECT_TRUE(TpaDecodeAppends(shape, p));
+      EXPECT_GE(p.stages, 8);  // keys and values of two ranks and two pages
     }
   }
   // No more than a device has place for.
   EXPECT_EQ(TpaShortRows({78, 64, 64, 6, 2}, {66, 232448, true, 7}), 1);
   EXPECT_EQ(TpaShortRows({78, 64, 64, 6, 2}, {33, 232448, true, 3}), 0);
+  // Nor where a ring has no place for two pages.
+  for (int64_t rank : {1, 2}) {
+    const TpaShape shape = {78, 64, 64, 6, rank};
+    for (int memory = 64 << 10; memory <= kH200.shared_memory; memory += 1024) {
+      const TpaDecodePlan p =
+          PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 1, 1,
+                        {132, memory, true, 8}, TpaContexts::kShort);
+      EXPECT_EQ(p.blocks > 0,
+                p.lanes == 2 && p.stages >= kTpaClusterPages * 2 * rank)
+          << rank << " " << memory;
+    }
+  }
   // Others have none.
   const auto none = [](const TpaShape& shape, const TpaDevice& device) {
     return TpaShortRows(shape, device) == 0 &&
