@@ -16,7 +16,10 @@ namespace recurve {
 struct WorkingBlocks {
   const int32_t* last = nullptr;
   int times = 1;
-  bool clusters = false;  // of attention, which may be the next kernel, too
+  // Whether it is attention in clusters, as the next attention will be: then
+  // copies go further ahead, and its multiprocessors are free again early
+  // (ChainPace, ChainNextTile).
+  bool clusters = false;
 };
 
 // The products of one row between two attentions, one launch on Hopper:

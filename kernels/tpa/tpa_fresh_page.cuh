@@ -8,6 +8,7 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/tpa/tpa_append.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
+#include "kernels/tpa/tpa_own_tokens.cuh"
 #include "kernels/tpa/tpa_ring.cuh"
 
 namespace recurve {
@@ -59,9 +60,7 @@ __device__ __forceinline__ void TpaCompleteFreshPage(const TpaDecodeArgs& args,
   const int heads = 8 * args.head_octet_count();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int m = (length - 1) % kTpaPageTokens;
-  const int64_t page =
-      __ldcg(args.p.cache.page_table + row * args.p.cache.page_table_stride +
-             (length - 1) / kTpaPageTokens);
+  const int64_t page = TpaLastPage(args, row, length);
   WaitForPrevious();
   // Heads that do not exist stay zero.
   const bool has_head = lane < heads;

@@ -123,6 +123,13 @@ class TpaOwnQueries {
   float* const a_;
 };
 
+// The page of the last of a row's tokens, of which there are so many.
+__device__ __forceinline__ int64_t TpaLastPage(const TpaDecodeArgs& args,
+                                               int row, int length) {
+  return __ldcg(args.p.cache.page_table + row * args.p.cache.page_table_stride +
+                (length - 1) / kTpaPageTokens);
+}
+
 // Writes the new token of `row`, of so many tokens with it: the heads that this
 // block reads, and B. (Each block that has some of the heads writes B, all the
 // same bits: it waits for nobody.) A warp takes both A, or both B, of a rank at
@@ -141,9 +148,7 @@ __device__ __forceinline__ void TpaAppendOwn(const TpaDecodeArgs& args, int row,
   const int heads = 8 * args.head_octet_count();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int m = (length - 1) % kTpaPageTokens;
-  const int64_t page =
-      __ldcg(args.p.cache.page_table + row * args.p.cache.page_table_stride +
-             (length - 1) / kTpaPageTokens);
+  const int64_t page = TpaLastPage(args, row, length);
   // This lane's element of the token, in the first plane; the one 32 elements
   // on is four octets on.
   constexpr int kStep = 4 * 8 * kTpaPageTokens;
