@@ -251,7 +251,7 @@ class CudaBackend : public Backend {
   const int32_t* row_sequence_ = nullptr;
   const int32_t* query_start_ = nullptr;
   const int32_t* slots_of_ = nullptr;
-  const int32_t* lengths_ = nullptr;
+  const int32_t* sources_ = nullptr;  // of fed tokens
   const int32_t* page_table_ = nullptr;
   const int32_t* logit_rows_ = nullptr;
   // Of decode steps, by rows and how TPA shares them out.

@@ -24,7 +24,8 @@ void CudaBackend::Embed(TableId table, float scale, Activations out) {
   if (!active()) return;
   Check(products_->Flush());
   const Table& t = tables_[table.value];
-  Check(LaunchEmbed({t.type, t.memory.data(), t.vocab, tokens_, Floats(out),
+  Check(LaunchEmbed({t.type, t.memory.data(), t.vocab, tokens_, sources_,
+                     sampler_.tokens(), CudaSampler::kTokenStride, Floats(out),
                      out.stride, rows_, t.cols, scale},
                     stream_),
         "embedding");

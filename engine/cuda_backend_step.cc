@@ -63,18 +63,10 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
                         runs, &step_);
   }
   BeginSamples(batch);
-  const int32_t* sources = nullptr;
-  int32_t* const fed = step_.Add(rows_, &sources);
+  int32_t* const fed = step_.Add(rows_, &sources_);
   std::fill_n(fed, rows_, -1);
   for (const StepBatch::Fed& f : batch.fed) fed[f.row] = f.sample;
-  Check(step_.Copy(stream_), "copying a step");
-  if (!batch.fed.empty()) {
-    // The one thing in the step's memory that the device writes.
-    Check(LaunchFeedTokens({sources, sampler_.results(),
-                            const_cast<int32_t*>(tokens_), rows_},
-                           stream_),
-          "feeding tokens");
-  }
+  if (status_.ok()) Check(step_.Copy(stream_));
   Check(cudaEventRecord(begins_[num_begun_ % kEvents], stream_), "a step");
   if (decode_ && options_.graphs) {
     graph_ = &graphs_[{rows_, contexts_}];
@@ -87,7 +79,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
   }
   if (active()) {
     ComputeTables();
-    Check(tpa_->LaunchSchedules(stream_));
+    Check(tpa_->LaunchPrefillSchedules(stream_));
   }
   // Nobody calls Head then.
   if (!status_.ok()) EndCapture();
@@ -130,7 +122,7 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
   int32_t* const row_sequence = step_.Add(rows_, &row_sequence_);
   int32_t* const query_start = step_.Add(rows_ + 1, &query_start_);
   int32_t* const slots = step_.Add(rows_, &slots_of_);
-  int32_t* const lengths = step_.Add(rows_, &lengths_);
+  std::vector<int32_t> lengths(rows_);
   int32_t* const pages = step_.Add(rows_ * page_stride_, &page_table_);
   for (int64_t i = 0; i < rows_; ++i) {
     const bool live = i < count;
@@ -152,7 +144,9 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
   query_start[rows_] = static_cast<int32_t>(rows_);
   products_->BeginDecode(rows_);
   contexts_ = tpa_->ContextsOf(batch.positions, rows_);
-  tpa_->BeginDecode(rows_, contexts_, lengths_, page_table_, page_stride_);
+  Check(tpa_->BeginDecode(
+      {lengths.data(), pages, page_stride_, static_cast<int>(rows_)}, contexts_,
+      page_table_, &step_));
   linear_->BeginDecode({sequences_, query_start_, slots_of_, nullptr});
 }
 
@@ -261,7 +255,7 @@ void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
   } else if (status_.ok()) {
     HeadOfMixed(in, norm, head);
   }
-  if (status_.ok()) Check(sampler_.CopyResults(stream_), "copying tokens");
+  if (status_.ok()) Check(sampler_.CopyTop(stream_), "copying tokens");
   Begun begun = {num_begun_++, {}, logits_status_};
   if (status_.ok()) {
     Check(cudaEventRecord(dones_[begun.number % kEvents], stream_), "a step");

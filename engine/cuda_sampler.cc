@@ -165,6 +165,7 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
   Step& begun = steps_[++num_begun_ % 2];
   begun.batch = &batch;
   begun.any_top = false;
+  auto* const results = begun.results.as<CudaSampleResult>();
   CudaSampleRow* const samples = step->Add(padded, &samples_);
   for (int64_t i = 0; i < padded; ++i) {
     CudaSampleRow row = {};
@@ -178,6 +179,7 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
       RECURVE_RETURN_IF_ERROR(UpdateTables(request, slot, stream));
       row.row = rows[i];
       row.slot = slot;
+      row.copy = results + i;
       if (p.temperature > 0) {
         row.inverse_temperature = 1.0 / p.temperature;
         row.uniform = SampleUniform(p.seed, request.index);
@@ -216,19 +218,12 @@ cudaError_t CudaSampler::Launch(const float* logits, int64_t stride,
   return LaunchSample(params, stream);
 }
 
-cudaError_t CudaSampler::CopyResults(cudaStream_t stream) const {
+cudaError_t CudaSampler::CopyTop(cudaStream_t stream) const {
   const Step& step = begun();
   const size_t count = step.batch->samples.size();
-  if (count == 0) return cudaSuccess;
-  if (step.any_top) {
-    const cudaError_t error =
-        cudaMemcpyAsync(step.top.data(), top_.data(),
-                        count * kSampleMaxTop * sizeof(CudaTopToken),
-                        cudaMemcpyDeviceToHost, stream);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaMemcpyAsync(step.results.data(), results_.data(),
-                         count * sizeof(CudaSampleResult),
+  if (count == 0 || !step.any_top) return cudaSuccess;
+  return cudaMemcpyAsync(step.top.data(), top_.data(),
+                         count * kSampleMaxTop * sizeof(CudaTopToken),
                          cudaMemcpyDeviceToHost, stream);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -43,17 +44,22 @@ class CudaSampler {
   // while capturing. The results of the last step but one must have been read.
   absl::Status Begin(const StepBatch& batch, absl::Span<const int32_t> rows,
                      int64_t padded, CudaStepBuffer* step, cudaStream_t stream);
-  // Draws samples [first, first + count).
+  // Draws samples [first, first + count), to the host, too.
   cudaError_t Launch(const float* logits, int64_t stride, int64_t vocab,
                      int64_t first, int64_t count, cudaStream_t stream) const;
-  // Brings the results to the host. Not while capturing.
-  cudaError_t CopyResults(cudaStream_t stream) const;
-  // Those of the earliest step that was not read, once the copy is done.
+  // Brings the best tokens to the host, if any sample wants them. Not while
+  // capturing.
+  cudaError_t CopyTop(cudaStream_t stream) const;
+  // The results of the earliest step that was not read, once that is done.
   void Read(StepOutput* output);
 
-  // Where the next step finds the tokens that the last one draws.
-  const CudaSampleResult* results() const {
-    return results_.as<const CudaSampleResult>();
+  // Where the next step finds the token that sample i of the last one draws: at
+  // i · kTokenStride.
+  static constexpr int64_t kTokenStride =
+      sizeof(CudaSampleResult) / sizeof(int32_t);
+  const int32_t* tokens() const {
+    static_assert(offsetof(CudaSampleResult, token) == 0);
+    return results_.as<const int32_t>();
   }
 
  private:

@@ -4,31 +4,34 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "base/check.h"
-#include "base/status_macros.h"
 #include "engine/cuda_memory.h"
 
 namespace recurve {
 
-// Everything that changes from step to step, written on the host and brought to
-// the device in one copy. Two steps may be under way: the host's side is there
-// twice, and on the device the stream puts a copy behind the step before it.
-// Equal sequences of Add calls give equal addresses there, so that a captured
+// Everything that changes from step to step, written on the host. Equal
+// sequences of Add calls give equal addresses on the device, so that a captured
 // graph finds the next step's numbers where it looks.
+//
+// Two steps may be under way. What one is made of crosses the bus while the one
+// before it runs, on a stream of its own, to memory beside that which the
+// running step reads; and is moved there when that has ended, by one small
+// kernel. So the device does not wait for the bus between two steps.
+//
+// Not thread-safe.
 class CudaStepBuffer {
  public:
-  absl::Status Allocate(int64_t bytes) {
-    for (CudaMemory& host : hosts_) {
-      RECURVE_ASSIGN_OR_RETURN(
-          host, CudaMemory::Allocate(CudaMemory::Kind::kHost, bytes, "a step"));
-    }
-    RECURVE_ASSIGN_OR_RETURN(
-        device_,
-        CudaMemory::Allocate(CudaMemory::Kind::kDevice, bytes, "a step"));
-    return absl::OkStatus();
-  }
+  CudaStepBuffer() = default;
+  ~CudaStepBuffer();
+  CudaStepBuffer(const CudaStepBuffer&) = delete;
+  CudaStepBuffer& operator=(const CudaStepBuffer&) = delete;
+
+  // Device memory that Allocate takes.
+  static int64_t DeviceBytes(int64_t bytes) { return 3 * bytes; }
+  absl::Status Allocate(int64_t bytes);
 
   // Begins a step. The last but one must be done.
   void Clear() {
@@ -37,27 +40,29 @@ class CudaStepBuffer {
   }
 
   // Room for `count` values: where to write them, and where the device finds
-  // them.
+  // them, at a multiple of `alignment` bytes: a power of two from 16 to 256.
   template <typename T>
-  T* Add(int64_t count, const T** on_device) {
-    used_ = (used_ + 15) / 16 * 16;
-    T* const to = reinterpret_cast<T*>(hosts_[turn_].data() + used_);
-    *on_device = reinterpret_cast<const T*>(device_.data() + used_);
+  std::remove_const_t<T>* Add(int64_t count, T** on_device,
+                              int64_t alignment = 16) {
+    used_ = (used_ + alignment - 1) / alignment * alignment;
+    const int64_t at = used_;
     used_ += count * static_cast<int64_t>(sizeof(T));
     RECURVE_CHECK(used_ <= device_.bytes());
-    return to;
+    *on_device = reinterpret_cast<T*>(device_.data() + at);
+    return reinterpret_cast<std::remove_const_t<T>*>(hosts_[turn_].data() + at);
   }
 
-  cudaError_t Copy(cudaStream_t stream) const {
-    return cudaMemcpyAsync(device_.data(), hosts_[turn_].data(), used_,
-                           cudaMemcpyHostToDevice, stream);
-  }
+  // Brings what was written to the device, for what `stream` does from here on.
+  absl::Status Copy(cudaStream_t stream) const;
 
  private:
-  CudaMemory hosts_[2];
   int turn_ = 0;
-  CudaMemory device_;
   int64_t used_ = 0;
+  CudaMemory hosts_[2];
+  CudaMemory arrived_[2];  // on the device
+  CudaMemory device_;
+  cudaStream_t bus_ = nullptr;
+  cudaEvent_t arrivals_[2] = {};
 };
 
 }  // namespace recurve

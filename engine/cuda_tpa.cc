@@ -10,7 +10,6 @@
 #include "base/status_macros.h"
 #include "engine/cuda_activations.h"
 #include "kernels/rows/rows_cuda.h"
-#include "kernels/tpa/tpa_schedule.h"
 
 namespace recurve {
 namespace {
@@ -67,9 +66,12 @@ int64_t CudaTpa::step_bytes() const {
   const int64_t runs = MaxTpaRuns(limits_);
   const int64_t rows = options_.max_tokens / kTpaPieceTokens + 2 * runs;
   const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
+  int64_t schedules = 0;
+  for (const Shape& shape : shapes_) schedules += shape.schedule_bytes;
   // Positions and indices of tokens; of rows their pages and three numbers;
   // room for alignment.
-  return 12 * piece_tokens_ + (16 + 4 * pages) * rows + 64 * (rows + 8);
+  return 12 * piece_tokens_ + (16 + 4 * pages) * rows + 64 * (rows + 8) +
+         schedules + kTpaScheduleAlignment;
 }
 
 absl::StatusOr<const TpaDecodePlan*> CudaTpa::Plan(Shape& shape, int64_t rows,
@@ -106,6 +108,7 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
   const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
   for (Shape& shape : shapes_) {
     const TpaShape& s = shape.shape;
+    shape.schedule_bytes = 0;
     for (const auto& [rows, tokens, contexts] :
          {std::tuple(options_.max_sequences, int64_t{1}, TpaContexts::kAny),
           std::tuple(options_.max_sequences, int64_t{1}, TpaContexts::kFew),
@@ -123,9 +126,9 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
             "or --max-model-len)"));
       }
       if (tokens == 1) {
-        shape.decode_schedule_bytes =
-            std::max(shape.decode_schedule_bytes,
-                     TpaScheduleBytes(*plan, static_cast<int>(rows), pages));
+        shape.schedule_bytes = std::max(
+            shape.schedule_bytes, AlignTpaSchedule(TpaScheduleBytes(
+                                      *plan, static_cast<int>(rows), pages)));
       }
       sizes.scratch = std::max(
           sizes.scratch, TpaDecodeScratch(s, *plan, static_cast<int>(rows),
@@ -142,8 +145,10 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
     sizes.formed = std::max(sizes.formed, TpaQueryBytes(s, most));
     sizes.attended = std::max(sizes.attended,
                               kFloatBytes * most * s.num_heads * s.value_dim);
-    sizes.schedules += MaxTpaScheduleBytes(s, device_, limits_);
+    shape.schedule_bytes = std::max(
+        shape.schedule_bytes, MaxTpaPieceScheduleBytes(s, device_, limits_));
     if (!limits_.prefill) continue;
+    sizes.prefill_schedules += MaxTpaPrefillScheduleBytes(s, limits_);
     shape.prefill_scratch = 0;  // so the plan has one head in scratch memory
     const TpaPrefillPlan largest =
         PlanPrefill(shape, std::min(kTpaPrefillRows, options_.max_tokens),
@@ -165,10 +170,11 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
 
 absl::StatusOr<int64_t> CudaTpa::DeviceBytes() {
   RECURVE_ASSIGN_OR_RETURN(const Sizes sizes, Measure());
-  int64_t bytes = sizes.schedules + sizes.scratch + sizes.prefill_scratch +
-                  sizes.queries + sizes.formed + sizes.attended;
-  for (const Shape& shape : shapes_) bytes += shape.decode_schedule_bytes;
-  return bytes;
+  int64_t step = 0;
+  for (const Shape& shape : shapes_) step += shape.schedule_bytes;
+  return sizes.prefill_schedules + sizes.scratch + sizes.prefill_scratch +
+         sizes.queries + sizes.formed + sizes.attended +
+         CudaStepBuffer::DeviceBytes(step);
 }
 
 absl::Status CudaTpa::Allocate() {
@@ -176,12 +182,8 @@ absl::Status CudaTpa::Allocate() {
   const absl::string_view what =
       "partial results of attention; lower --max-num-seqs, --max-model-len or "
       "--max-num-batched-tokens";
-  for (Shape& shape : shapes_) {
-    RECURVE_RETURN_IF_ERROR(recurve::Allocate(
-        &shape.decode_schedule, shape.decode_schedule_bytes, what));
-  }
   RECURVE_RETURN_IF_ERROR(
-      recurve::Allocate(&schedules_, sizes.schedules, what));
+      recurve::Allocate(&prefill_schedules_, sizes.prefill_schedules, what));
   RECURVE_RETURN_IF_ERROR(recurve::Allocate(&scratch_, sizes.scratch, what));
   RECURVE_RETURN_IF_ERROR(
       recurve::Allocate(&prefill_scratch_, sizes.prefill_scratch, what));
@@ -199,18 +201,41 @@ TpaContexts CudaTpa::ContextsOf(absl::Span<const int64_t> positions,
   return TpaContextsOf(positions, rows, few_chunks_, short_rows_);
 }
 
-void CudaTpa::BeginDecode(int64_t rows, TpaContexts contexts,
-                          const int32_t* lengths, const int32_t* page_table,
-                          int64_t page_stride) {
+absl::Status CudaTpa::BeginDecode(const TpaScheduleParams& of,
+                                  TpaContexts contexts,
+                                  const int32_t* page_table,
+                                  CudaStepBuffer* step) {
   decode_ = true;
   contexts_ = contexts;
-  rows_ = rows;
-  lengths_ = lengths;
+  rows_ = of.rows;
   page_table_ = page_table;
-  page_stride_ = page_stride;
+  page_stride_ = of.page_table_stride;
   pieces_.clear();
   prefills_.clear();
   piece_positions_count_ = 0;
+  for (Shape& shape : shapes_) shape.schedules.clear();
+  return AddSchedules(of, 1, step);
+}
+
+absl::Status CudaTpa::AddSchedules(const TpaScheduleParams& of, int64_t tokens,
+                                   CudaStepBuffer* step) {
+  for (Shape& shape : shapes_) {
+    RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
+                             Plan(shape, of.rows, tokens, contexts_));
+    char* on_device = nullptr;
+    char* const schedule =
+        step->Add(TpaScheduleBytes(*plan, of.rows, of.page_table_stride),
+                  &on_device, kTpaScheduleAlignment);
+    if (!MakeTpaSchedule(of, *plan, schedule)) {
+      return absl::InternalError(
+          absl::StrCat("attention of ", of.rows, " rows of ",
+                       *std::max_element(of.lengths, of.lengths + of.rows),
+                       " tokens at most; there is room for ",
+                       of.page_table_stride, " pages each"));
+    }
+    shape.schedules.push_back(on_device);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CudaTpa::BeginMixed(const StepBatch& batch,
@@ -223,7 +248,7 @@ absl::Status CudaTpa::BeginMixed(const StepBatch& batch,
   prefills_.clear();
   piece_positions_count_ = 0;
   for (Shape& shape : shapes_) {
-    shape.piece_schedules.clear();
+    shape.schedules.clear();
     shape.prefills.clear();
   }
   if (empty()) return absl::OkStatus();
@@ -234,9 +259,9 @@ absl::Status CudaTpa::BeginMixed(const StepBatch& batch,
                                             "for ",
                                             most));
   }
-  AddPieces(batch, runs, step);
+  RECURVE_RETURN_IF_ERROR(AddPieces(batch, runs, step));
   AddPrefills(batch, runs, step);
-  return PlaceSchedules();
+  return PlanPrefills();
 }
 
 void CudaTpa::CopyPages(const StepBatch& batch, int32_t sequence,
@@ -245,9 +270,9 @@ void CudaTpa::CopyPages(const StepBatch& batch, int32_t sequence,
               batch.page_table_stride, to);
 }
 
-void CudaTpa::AddPieces(const StepBatch& batch,
-                        const std::vector<StepRun>& runs,
-                        CudaStepBuffer* step) {
+absl::Status CudaTpa::AddPieces(const StepBatch& batch,
+                                const std::vector<StepRun>& runs,
+                                CudaStepBuffer* step) {
   const std::vector<TpaPieceRows> cut = CutTpaPieces(runs, limits_);
   int64_t all = 0;
   for (const TpaPieceRows& rows : cut)
@@ -268,7 +293,7 @@ void CudaTpa::AddPieces(const StepBatch& batch,
       if (!only || row.begin != rows[0].begin + r) piece.first = -1;
     }
     int32_t* const index = step->Add(piece.rows * tokens, &piece.index);
-    int32_t* const lengths = step->Add(piece.rows, &piece.lengths);
+    std::vector<int32_t> lengths(piece.rows);
     int32_t* const pages = step->Add(piece.rows * page_stride_, &piece.pages);
     for (int64_t r = 0; r < piece.rows; ++r) {
       const StepRun& row = rows[r];
@@ -287,7 +312,11 @@ void CudaTpa::AddPieces(const StepBatch& batch,
     }
     piece_positions_count_ += piece.rows * tokens;
     pieces_.push_back(piece);
+    RECURVE_RETURN_IF_ERROR(AddSchedules(
+        {lengths.data(), pages, page_stride_, static_cast<int>(piece.rows)},
+        tokens, step));
   }
+  return absl::OkStatus();
 }
 
 void CudaTpa::AddPrefills(const StepBatch& batch,
@@ -315,25 +344,9 @@ void CudaTpa::AddPrefills(const StepBatch& batch,
   }
 }
 
-absl::Status CudaTpa::PlaceSchedules() {
+absl::Status CudaTpa::PlanPrefills() {
   int64_t used = 0;
-  const auto place = [&](int64_t bytes) {
-    // One without room is refused below.
-    const int64_t at = used;
-    used += AlignTpaSchedule(bytes);
-    return used > schedules_.bytes()
-               ? absl::Span<char>()
-               : absl::MakeSpan(schedules_.data() + at,
-                                static_cast<size_t>(bytes));
-  };
   for (Shape& shape : shapes_) {
-    for (const Piece& piece : pieces_) {
-      RECURVE_ASSIGN_OR_RETURN(
-          const TpaDecodePlan* plan,
-          Plan(shape, piece.rows, piece.tokens, TpaContexts::kAny));
-      shape.piece_schedules.push_back(place(
-          TpaScheduleBytes(*plan, static_cast<int>(piece.rows), page_stride_)));
-    }
     for (const Prefill& prefill : prefills_) {
       const TpaPrefillPlan plan =
           PlanPrefill(shape, prefill.rows, prefill.tokens, prefill.context);
@@ -343,47 +356,21 @@ absl::Status CudaTpa::PlaceSchedules() {
             "attention of a prompt takes ", plan.scratch_bytes,
             " bytes; there is room for ", prefill_scratch_.bytes()));
       }
-      shape.prefills.push_back({plan, place(plan.schedule_bytes).data()});
+      const int64_t at = used;
+      used += AlignTpaSchedule(plan.schedule_bytes);
+      if (used > prefill_schedules_.bytes()) {
+        return absl::InternalError(absl::StrCat(
+            "schedules of a step's prompts take ", used,
+            " bytes and more; there is room for ", prefill_schedules_.bytes()));
+      }
+      shape.prefills.push_back({plan, prefill_schedules_.data() + at});
     }
-  }
-  if (used > schedules_.bytes()) {
-    return absl::InternalError(absl::StrCat("a step's schedules take ", used,
-                                            " bytes; there is room for ",
-                                            schedules_.bytes()));
   }
   return absl::OkStatus();
 }
 
-absl::Status CudaTpa::LaunchSchedule(Shape& shape, absl::Span<char> schedule,
-                                     int64_t rows, int64_t tokens,
-                                     const int32_t* lengths,
-                                     const int32_t* pages,
-                                     cudaStream_t stream) {
-  RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
-                           Plan(shape, rows, tokens, contexts_));
-  const TpaCudaScheduleParams params = {
-      lengths,         pages,
-      page_stride_,    static_cast<int>(rows),
-      schedule.data(), static_cast<int64_t>(schedule.size())};
-  return CudaStatus(LaunchTpaSchedule(params, *plan, stream),
-                    "schedule of attention");
-}
-
-absl::Status CudaTpa::LaunchSchedules(cudaStream_t stream) {
-  for (Shape& shape : shapes_) {
-    if (decode_) {
-      const CudaMemory& schedule = shape.decode_schedule;
-      RECURVE_RETURN_IF_ERROR(LaunchSchedule(
-          shape, {schedule.data(), static_cast<size_t>(schedule.bytes())},
-          rows_, 1, lengths_, page_table_, stream));
-      continue;
-    }
-    for (size_t i = 0; i < pieces_.size(); ++i) {
-      const Piece& piece = pieces_[i];
-      RECURVE_RETURN_IF_ERROR(
-          LaunchSchedule(shape, shape.piece_schedules[i], piece.rows,
-                         piece.tokens, piece.lengths, piece.pages, stream));
-    }
+absl::Status CudaTpa::LaunchPrefillSchedules(cudaStream_t stream) {
+  for (const Shape& shape : shapes_) {
     for (size_t i = 0; i < prefills_.size(); ++i) {
       RECURVE_RETURN_IF_ERROR(
           CudaStatus(LaunchTpaPrefillSchedule(
@@ -449,7 +436,7 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
   const Piece& piece = pieces_[index];
   const int64_t rows = piece.rows * piece.tokens;
   Decode decode = {};
-  decode.schedule = of.piece_schedules[index].data();
+  decode.schedule = of.schedules[index];
   decode.rows = piece.rows;
   decode.tokens = piece.tokens;
   decode.pages = piece.pages;
@@ -544,8 +531,8 @@ WorkingBlocks CudaTpa::Working(const Layer& layer) const {
   const TpaScheduleLayout parts =
       TpaScheduleParts(plan->second, 1, kTpaPageTokens * page_stride_);
   return {reinterpret_cast<const int32_t*>(
-              static_cast<const char*>(shape.decode_schedule.data()) +
-              parts.row_work + offsetof(TpaRowWork, last_block)),
+              static_cast<const char*>(shape.schedules[0]) + parts.row_work +
+              offsetof(TpaRowWork, last_block)),
           plan->second.head_blocks, plan->second.cluster_blocks > 0};
 }
 
@@ -553,7 +540,7 @@ absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {
   if (decode_) {
     return LaunchDecode(
         layer,
-        {shapes_[layer.shape].decode_schedule.data(), rows_, 1, 1, page_table_,
+        {shapes_[layer.shape].schedules[0], rows_, 1, 1, page_table_,
          layer.out_type, layer.out.data, OutStride(layer), layer.next},
         stream);
   }

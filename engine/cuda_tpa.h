@@ -19,6 +19,7 @@
 #include "kernels/matmul/product_chain_cuda.h"
 #include "kernels/tpa/tpa_cuda.h"
 #include "kernels/tpa/tpa_prefill_cuda.h"
+#include "kernels/tpa/tpa_schedule.h"
 
 namespace recurve {
 
@@ -51,7 +52,8 @@ class CudaTpa {
   const TpaShape& shape(size_t number) const { return shapes_[number].shape; }
   // Rows that position tables need beyond Options::table_rows.
   int64_t piece_rows() const { return piece_tokens_; }
-  // Room that a step takes in a CudaStepBuffer, page tables included.
+  // Room that a step takes in a CudaStepBuffer, page tables included; after
+  // Allocate.
   int64_t step_bytes() const;
   // What Allocate will take of the device, for the shapes so far.
   // InvalidArgument, with the limit.
@@ -68,9 +70,11 @@ class CudaTpa {
   // new token at each of these positions (TpaContextsOf).
   TpaContexts ContextsOf(absl::Span<const int64_t> positions,
                          int64_t rows) const;
-  void BeginDecode(int64_t rows, TpaContexts contexts, const int32_t* lengths,
-                   const int32_t* page_table, int64_t page_stride);
-  // Adds what the step's launches need to `step`.
+  // Shares out the work, for all layers of the step, and adds that to `step`.
+  // `of`: the rows; its pointers are to the host. `page_table`: the same pages.
+  absl::Status BeginDecode(const TpaScheduleParams& of, TpaContexts contexts,
+                           const int32_t* page_table, CudaStepBuffer* step);
+  // The same of another step: adds what its launches need to `step`.
   absl::Status BeginMixed(const StepBatch& batch,
                           const std::vector<StepRun>& runs,
                           CudaStepBuffer* step);
@@ -79,14 +83,14 @@ class CudaTpa {
   const int64_t* piece_positions() const { return piece_positions_; }
 
   // Whether Attend appends the step's tokens to layers of this shape, with this
-  // activation of A_k and A_v. Schedules are there.
+  // activation of A_k and A_v.
   bool Appends(size_t shape, Activation activation) const;
   // If not, where queries of a step of decoding have to be when Attend is
   // called: LaunchTpaAppend puts them there.
   void* queries() const { return formed_.data(); }
 
-  // Shares out the work, for all layers of the step.
-  absl::Status LaunchSchedules(cudaStream_t stream);
+  // Shares out the work of the step's prompts, for all layers.
+  absl::Status LaunchPrefillSchedules(cudaStream_t stream);
 
   struct Layer {
     size_t shape;
@@ -101,8 +105,7 @@ class CudaTpa {
                                                  // kBFloat16
     absl::Span<const char> next;  // device memory that is read after this
   };
-  // Of what Attend launches in a step of decoding one row, once the schedules
-  // are there.
+  // Of what Attend launches in a step of decoding one row.
   WorkingBlocks Working(const Layer& layer) const;
   // The step's tokens are in the cache, unless Appends().
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
@@ -118,11 +121,11 @@ class CudaTpa {
     // By rows, with one new token each, or kTpaPieceTokens.
     std::map<std::pair<int64_t, TpaContexts>, TpaDecodePlan> decode;
     std::map<std::pair<int64_t, TpaContexts>, TpaDecodePlan> pieces;
-    int64_t decode_schedule_bytes = 0;
-    CudaMemory decode_schedule;   // of a step of decoding: where graphs find it
+    int64_t schedule_bytes = 0;   // of the decode kernel's in a step, at most
     int64_t prefill_scratch = 0;  // bytes that plans may take
-    // Of the launches of another step, in schedules_.
-    std::vector<absl::Span<char>> piece_schedules;
+    // Of the step in progress: of its pieces, or the one of a step of decoding;
+    // and of its prompts, in prefill_schedules_.
+    std::vector<void*> schedules;
     std::vector<Prefill> prefills;
   };
   // One launch of the decode kernel over rows of up to kTpaPieceTokens tokens.
@@ -134,9 +137,8 @@ class CudaTpa {
     // all that its sequence has in the step: nothing has to be gathered. Else
     // -1.
     int64_t first;
-    const int32_t* index;    // [rows · tokens] rows of the step, -1: padding
-    const int32_t* lengths;  // [rows]
-    const int32_t* pages;    // [rows, page_stride_]
+    const int32_t* index;  // [rows · tokens] rows of the step, -1: padding
+    const int32_t* pages;  // [rows, page_stride_]
   };
   // One launch of the prefill kernel. Its rows are runs that follow each other
   // in the step; those of kStep have the length 0, and are left out.
@@ -151,7 +153,7 @@ class CudaTpa {
 
   // Bytes of what all shapes share.
   struct Sizes {
-    int64_t schedules = 0;
+    int64_t prefill_schedules = 0;
     int64_t scratch = 0;
     int64_t prefill_scratch = 0;
     int64_t queries = 0;
@@ -165,18 +167,18 @@ class CudaTpa {
                                             TpaContexts contexts) const;
   TpaPrefillPlan PlanPrefill(const Shape& shape, int64_t rows, int64_t tokens,
                              int64_t context) const;
-  void AddPieces(const StepBatch& batch, const std::vector<StepRun>& runs,
-                 CudaStepBuffer* step);
+  absl::Status AddPieces(const StepBatch& batch,
+                         const std::vector<StepRun>& runs,
+                         CudaStepBuffer* step);
   void AddPrefills(const StepBatch& batch, const std::vector<StepRun>& runs,
                    CudaStepBuffer* step);
-  // Gives the schedule of every launch its place, and plans prefills.
-  absl::Status PlaceSchedules();
+  // Adds the schedule of a launch of the decode kernel, of each shape.
+  absl::Status AddSchedules(const TpaScheduleParams& of, int64_t tokens,
+                            CudaStepBuffer* step);
+  // Plans prefills, and gives their schedules a place.
+  absl::Status PlanPrefills();
   // A row's pages, of its sequence's, to `to`.
   void CopyPages(const StepBatch& batch, int32_t sequence, int32_t* to) const;
-  absl::Status LaunchSchedule(Shape& shape, absl::Span<char> schedule,
-                              int64_t rows, int64_t tokens,
-                              const int32_t* lengths, const int32_t* pages,
-                              cudaStream_t stream);
   // One launch of the decode kernel, of queries in formed_.
   struct Decode {
     void* schedule;
@@ -214,10 +216,10 @@ class CudaTpa {
   const TpaStepLimits limits_;
   int64_t piece_tokens_;  // in a step, at most, with padding
   std::vector<Shape> shapes_;
-  int few_chunks_ = 0;    // of the rows of a step of decoding, for kFew
-  int short_rows_ = 0;    // of such a step, at most, for kShort
-  CudaMemory schedules_;  // of all launches of a step, but one of decoding
-  CudaMemory scratch_;    // of the decode kernel
+  int few_chunks_ = 0;            // of the rows of a step of decoding, for kFew
+  int short_rows_ = 0;            // of such a step, at most, for kShort
+  CudaMemory prefill_schedules_;  // of all launches of a step
+  CudaMemory scratch_;            // of the decode kernel
   CudaMemory prefill_scratch_;
   CudaMemory queries_;   // of a piece, gathered
   CudaMemory formed_;    // queries as the decode kernel takes them
@@ -227,7 +229,6 @@ class CudaTpa {
   bool decode_ = false;
   TpaContexts contexts_ = TpaContexts::kAny;
   int64_t rows_ = 0;
-  const int32_t* lengths_ = nullptr;
   const int32_t* page_table_ = nullptr;
   int64_t page_stride_ = 0;
   std::vector<Piece> pieces_;

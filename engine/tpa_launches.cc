@@ -109,8 +109,8 @@ TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int64_t rows,
   return chunks <= most ? TpaContexts::kFew : TpaContexts::kAny;
 }
 
-int64_t MaxTpaScheduleBytes(const TpaShape& shape, const TpaDevice& device,
-                            const TpaStepLimits& limits) {
+int64_t MaxTpaPieceScheduleBytes(const TpaShape& shape, const TpaDevice& device,
+                                 const TpaStepLimits& limits) {
   const int64_t runs = MaxTpaRuns(limits);
   const auto piece = [&](int64_t rows, int64_t tokens) {
     const TpaDecodePlan plan =
@@ -121,11 +121,15 @@ int64_t MaxTpaScheduleBytes(const TpaShape& shape, const TpaDevice& device,
             .bytes);
   };
   // Every run leaves at most one row that is not full.
-  int64_t bytes =
-      CeilDiv(runs, limits.max_sequences) * piece(limits.max_sequences, 1) +
-      CeilDiv(limits.max_tokens / kTpaPieceTokens + runs, kTpaPieceRows) *
-          piece(kTpaPieceRows, kTpaPieceTokens);
-  if (!limits.prefill) return bytes;
+  return CeilDiv(runs, limits.max_sequences) * piece(limits.max_sequences, 1) +
+         CeilDiv(limits.max_tokens / kTpaPieceTokens + runs, kTpaPieceRows) *
+             piece(kTpaPieceRows, kTpaPieceTokens);
+}
+
+int64_t MaxTpaPrefillScheduleBytes(const TpaShape& shape,
+                                   const TpaStepLimits& limits) {
+  if (!limits.prefill) return 0;
+  const int64_t runs = MaxTpaRuns(limits);
   // A launch has tiles for its tokens and for its context, of which one is not
   // full, and, as PlanTpaPrefill counts, one more for each row. Rows are runs
   // of either kind.
@@ -139,7 +143,7 @@ int64_t MaxTpaScheduleBytes(const TpaShape& shape, const TpaDevice& device,
   // Its other parts, and what aligns the next one.
   const int64_t fixed =
       AlignTpaSchedule(TpaPrefillSchedule(0, 0).bytes) + kTpaScheduleAlignment;
-  return bytes + prompts * fixed +
+  return prompts * fixed +
          2 * static_cast<int64_t>(sizeof(TpaPrefillTile)) * query_tiles +
          static_cast<int64_t>(sizeof(TpaPrefillKeyTile)) * key_tiles;
 }

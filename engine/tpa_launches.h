@@ -73,10 +73,13 @@ constexpr int64_t AlignTpaSchedule(int64_t bytes) {
   return (bytes + kTpaScheduleAlignment - 1) / kTpaScheduleAlignment *
          kTpaScheduleAlignment;
 }
-// Bytes that the schedules of all launches of a step take together, at most, of
-// layers of one shape. REQUIRES: the device takes the shape.
-int64_t MaxTpaScheduleBytes(const TpaShape& shape, const TpaDevice& device,
-                            const TpaStepLimits& limits);
+// Bytes that the schedules of a step's launches of the decode kernel take
+// together, at most, of layers of one shape; and of those of the prefill
+// kernel, 0 unless limits.prefill. REQUIRES: the device takes the shape.
+int64_t MaxTpaPieceScheduleBytes(const TpaShape& shape, const TpaDevice& device,
+                                 const TpaStepLimits& limits);
+int64_t MaxTpaPrefillScheduleBytes(const TpaShape& shape,
+                                   const TpaStepLimits& limits);
 
 }  // namespace recurve
 

@@ -10,6 +10,7 @@
 #include "bench/cuda/tpa_bench.h"
 #include "kernels/tpa/tpa_chunks.h"
 #include "kernels/tpa/tpa_cuda.h"
+#include "kernels/tpa/tpa_schedule.h"
 
 namespace recurve {
 namespace bench {
@@ -73,7 +74,6 @@ class TpaBench {
     out_elements_ = rows_ * s.num_heads * s.value_dim;
     out_ = static_cast<float*>(RandomMemory(out_elements_ * 4, false));
     device_table_ = DeviceCopy(table_);
-    lengths_ = DeviceCopy(c.lengths);
     std::vector<int32_t> sequences(rows_);
     std::iota(sequences.begin(), sequences.end(), 0);
     row_sequence_ = DeviceCopy(sequences);
@@ -100,7 +100,6 @@ class TpaBench {
           static_cast<const void*>(positions_),
           static_cast<const void*>(angles_), static_cast<const void*>(out_),
           static_cast<const void*>(device_table_),
-          static_cast<const void*>(lengths_),
           static_cast<const void*>(scratch_),
           static_cast<const void*>(schedule_)}) {
       cudaFree(const_cast<void*>(memory));
@@ -113,22 +112,10 @@ class TpaBench {
     return ChooseTpaDecodeForm(case_.shape, rows_, 1, tokens / rows_, device_);
   }
 
-  // What a step does once for all its layers.
-  Result RunSchedule() {
-    const TpaDecodePlan plan = Plan(TpaDecodeForm::kParallelBn);
-    const Timing timing = Measure(
-        [&](cudaStream_t stream, int) {
-          return LaunchTpaSchedule(Schedule(plan), plan, stream);
-        },
-        8, false);
-    return {"tpa_schedule", case_.name, timing, 4.0 * rows_};
-  }
-
   // One layer: the step's schedule is there already.
   Result Run(TpaDecodeForm form, const char* op) {
     const TpaDecodePlan plan = Plan(form);
-    RECURVE_CUDA_OK(LaunchTpaSchedule(Schedule(plan), plan, nullptr));
-    RECURVE_CUDA_OK(cudaDeviceSynchronize());
+    Share(plan);
     RECURVE_CUDA_OK(LaunchTpaAppend(Append(0), nullptr));
     const Timing timing = Measure(
         [&](cudaStream_t stream, int call) {
@@ -143,8 +130,7 @@ class TpaBench {
   Result RunLayer(TpaDecodeForm form, bool together) {
     const TpaDecodePlan plan = Plan(form);
     const bool whole = together && TpaDecodeAppends(case_.shape, plan);
-    RECURVE_CUDA_OK(LaunchTpaSchedule(Schedule(plan), plan, nullptr));
-    RECURVE_CUDA_OK(cudaDeviceSynchronize());
+    Share(plan);
     const Timing timing = Measure(
         [&](cudaStream_t stream, int call) {
           const int64_t layer = call % layers_;
@@ -303,16 +289,23 @@ class TpaBench {
     return p;
   }
 
-  TpaCudaScheduleParams Schedule(const TpaDecodePlan& plan) const {
-    return {lengths_,      device_table_,
-            table_stride_, rows_,
-            schedule_,     TpaScheduleBytes(plan, rows_, table_stride_)};
+  // Leaves what a step does once for all its layers on the device.
+  void Share(const TpaDecodePlan& plan) {
+    std::vector<char> schedule(TpaScheduleBytes(plan, rows_, table_stride_));
+    if (!MakeTpaSchedule(
+            {case_.lengths.data(), table_.data(), table_stride_, rows_}, plan,
+            schedule.data())) {
+      std::fprintf(stderr, "%s: no schedule\n", case_.name.c_str());
+      std::exit(1);
+    }
+    RECURVE_CUDA_OK(cudaMemcpy(schedule_, schedule.data(), schedule.size(),
+                               cudaMemcpyHostToDevice));
   }
 
   std::vector<float> Decode(TpaDecodeForm form) {
     RECURVE_CUDA_OK(cudaMemset(out_, 0xff, out_elements_ * 4));
     const TpaDecodePlan plan = Plan(form);
-    RECURVE_CUDA_OK(LaunchTpaSchedule(Schedule(plan), plan, nullptr));
+    Share(plan);
     RECURVE_CUDA_OK(LaunchTpaAppend(Append(0), nullptr));
     RECURVE_CUDA_OK(LaunchTpaDecode(Params(0), plan, nullptr));
     RECURVE_CUDA_OK(cudaDeviceSynchronize());
@@ -424,7 +417,6 @@ class TpaBench {
   float* angles_;
   float* out_;
   const int32_t* device_table_;
-  const int32_t* lengths_;
   const int32_t* row_sequence_;
   const int64_t* positions_;
   void* scratch_ = nullptr;
@@ -500,9 +492,6 @@ std::vector<Result> BenchTpa(const BenchOptions& options) {
     if (!c.contiguous) {
       results.push_back(bench.RunLayer(bench.Choice(), true));
       results.push_back(bench.RunLayer(bench.Choice(), false));
-    }
-    if (c.name == "H32 D128 R1 B32 M2048") {
-      results.push_back(bench.RunSchedule());
     }
     if (c.lengths.front() == 2048 && !c.contiguous) {
       results.push_back(bench.RunAppend());

@@ -11,7 +11,9 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     embed_kernel(const __grid_constant__ CudaEmbedParams p) {
   const int64_t row = blockIdx.x;
-  const int64_t token = p.tokens[row];
+  const int32_t source = p.sources == nullptr ? -1 : p.sources[row];
+  const int64_t token =
+      source < 0 ? p.tokens[row] : p.fed[source * p.fed_stride];
   const bool known = token >= 0 && token < p.vocab;
   const T* from = static_cast<const T*>(p.table) + (known ? token : 0) * p.cols;
   float* y = p.y + row * p.y_stride;
@@ -23,7 +25,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchEmbed(const CudaEmbedParams& p, cudaStream_t stream) {
-  if (p.rows < 0 || p.rows > INT32_MAX || p.cols < 1 || p.vocab < 1) {
+  if (p.rows < 0 || p.rows > INT32_MAX || p.cols < 1 || p.vocab < 1 ||
+      (p.sources != nullptr && p.fed == nullptr)) {
     return cudaErrorInvalidValue;
   }
   if (p.rows == 0) return cudaSuccess;

@@ -16,13 +16,19 @@ struct CudaEmbedParams {
   const void* table;      // [vocab, cols], dense
   int64_t vocab;          // a token outside [0, vocab) gives zeros
   const int32_t* tokens;  // [rows]
-  float* y;               // [rows, cols]
+  const int32_t*
+      sources;  // [rows], or null: where it is not negative, the row's
+                // token is fed[sources[i] · fed_stride] instead
+  const int32_t* fed;
+  int64_t fed_stride;
+  float* y;  // [rows, cols]
   int64_t y_stride;
   int64_t rows;
   int64_t cols;
   float scale;
 };
-// cudaErrorInvalidValue for negative rows, or cols or vocab below 1.
+// cudaErrorInvalidValue for negative rows, cols or vocab below 1, or sources
+// without what is fed.
 cudaError_t LaunchEmbed(const CudaEmbedParams& params, cudaStream_t stream);
 
 }  // namespace recurve

@@ -66,6 +66,25 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) y[c] = p.values[c];
 }
 
+// Grid: as many blocks as there is something for, up to kCopyBlocks.
+constexpr int kCopyBlocks = 264;
+
+__global__ void __launch_bounds__(kThreads)
+    copy_kernel(const __grid_constant__ CudaCopyParams p) {
+  const auto* const from = static_cast<const uint4*>(p.from);
+  auto* const to = static_cast<uint4*>(p.to);
+  const int64_t count = p.bytes / kCopyMultiple;
+#pragma unroll 4
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
+    to[i] = __ldcg(from + i);
+  }
+  // Attention reads its schedule before it waits for the launch in front of it.
+  // It may, since nothing that depends on this launch begins before its end (no
+  // LaunchDependents here), and by then what was written is there.
+  __threadfence();
+}
+
 // A block has a run of columns, and the grid's second dimension its limit.
 constexpr int64_t kRun = int64_t{kThreads} * kColumns;
 
@@ -120,6 +139,16 @@ cudaError_t LaunchScatterRows(const CudaScatterRowsParams& p,
       return launch(scatter_kernel<__half>);
   }
   return cudaErrorInvalidValue;
+}
+
+cudaError_t LaunchCopy(const CudaCopyParams& p, cudaStream_t stream) {
+  if (p.bytes < 0 || p.bytes % kCopyMultiple != 0) return cudaErrorInvalidValue;
+  if (p.bytes == 0) return cudaSuccess;
+  const int64_t blocks = (p.bytes / kCopyMultiple + kThreads - 1) / kThreads;
+  copy_kernel<<<static_cast<unsigned>(blocks < kCopyBlocks ? blocks
+                                                           : kCopyBlocks),
+                kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
 }
 
 cudaError_t LaunchFillRows(const CudaFillRowsParams& p, cudaStream_t stream) {

@@ -417,7 +417,10 @@ __global__ void __launch_bounds__(kThreads)
   best = Reduce(best, Max(), s);
   CudaSampleResult* const result = p.results + blockIdx.x;
   if (broken || best == 0) {
-    if (threadIdx.x == 0) result->token = kNonFiniteLogits;
+    if (threadIdx.x == 0) {
+      result->token = kNonFiniteLogits;
+      if (r.copy != nullptr) r.copy->token = kNonFiniteLogits;
+    }
     return;
   }
   worst = Reduce(worst, Min(), s);
@@ -433,19 +436,12 @@ __global__ void __launch_bounds__(kThreads)
   result->token = token;
   result->logit = row.logits[token];
   result->max = max;
+  if (r.copy != nullptr) *r.copy = *result;
   if (r.penalties != 0) ++p.counts[r.slot * p.counts_stride + token];
 }
 
-// Grids: so many tokens a block.
+// Grid: so many tokens a block.
 constexpr int kCountThreads = 256;
-
-__global__ void __launch_bounds__(kCountThreads)
-    feed_kernel(const __grid_constant__ CudaFeedParams p) {
-  const int64_t i = int64_t{blockIdx.x} * kCountThreads + threadIdx.x;
-  if (i >= p.rows) return;
-  const int32_t source = p.sources[i];
-  if (source >= 0) p.tokens[i] = p.results[source].token;
-}
 
 __global__ void __launch_bounds__(kCountThreads)
     count_kernel(const __grid_constant__ CudaCountParams p) {
@@ -470,15 +466,6 @@ cudaError_t LaunchSample(const CudaSampleParams& p, cudaStream_t stream) {
   return LaunchDependent(sample_kernel,
                          dim3(static_cast<unsigned>(p.num_samples)), kThreads,
                          0, stream, p);
-}
-
-cudaError_t LaunchFeedTokens(const CudaFeedParams& p, cudaStream_t stream) {
-  if (p.rows < 0 || p.rows > INT32_MAX) return cudaErrorInvalidValue;
-  if (p.rows == 0) return cudaSuccess;
-  const auto blocks =
-      static_cast<unsigned>((p.rows + kCountThreads - 1) / kCountThreads);
-  feed_kernel<<<blocks, kCountThreads, 0, stream>>>(p);
-  return cudaGetLastError();
 }
 
 cudaError_t LaunchCountTokens(const CudaCountParams& p, cudaStream_t stream) {

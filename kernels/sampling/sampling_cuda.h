@@ -31,10 +31,23 @@ struct CudaBias {
   float bias;
 };
 
+struct CudaSampleResult {
+  int32_t token;    // kNonFiniteLogits for a row with a NaN or +Inf, or nothing
+                    // but -Inf; the rest is then undefined
+  float logit;      // of it, after penalties and bias
+  float max;        // the largest
+  int32_t num_top;  // entries in `top`
+  uint64_t sum;     // of weights at temperature 1, for SampleLogSum; with
+                    // num_logprobs >= 0
+};
+
 // One sample. Fields without a comment are SamplingParams'.
 struct CudaSampleRow {
   uint64_t uniform;            // SampleUniform
   double inverse_temperature;  // 0: the best token
+  CudaSampleResult* copy;      // null, or where the result goes, too: memory
+                               // that the device can write, as page-locked
+                               // memory of the host
   int32_t row;                 // of the logits; below 0: nothing to draw
   int32_t slot;                // row of the tables
   int32_t penalties;           // whether there are any; the token drawn is then
@@ -49,16 +62,6 @@ struct CudaSampleRow {
   int32_t top_k;
   int32_t num_logprobs;  // at most kSampleMaxTop
   int32_t unused;
-};
-
-struct CudaSampleResult {
-  int32_t token;    // kNonFiniteLogits for a row with a NaN or +Inf, or nothing
-                    // but -Inf; the rest is then undefined
-  float logit;      // of it, after penalties and bias
-  float max;        // the largest
-  int32_t num_top;  // entries in `top`
-  uint64_t sum;     // of weights at temperature 1, for SampleLogSum; with
-                    // num_logprobs >= 0
 };
 
 struct CudaTopToken {
@@ -82,16 +85,6 @@ struct CudaSampleParams {
 // cudaErrorInvalidValue for negative num_samples, or vocab outside 1 to
 // kMaxSampleVocab.
 cudaError_t LaunchSample(const CudaSampleParams& params, cudaStream_t stream);
-
-// tokens[i] = results[sources[i]].token for the sources that are not negative.
-struct CudaFeedParams {
-  const int32_t* sources;  // [rows]
-  const CudaSampleResult* results;
-  int32_t* tokens;  // [rows]
-  int64_t rows;
-};
-// cudaErrorInvalidValue for negative rows.
-cudaError_t LaunchFeedTokens(const CudaFeedParams& params, cudaStream_t stream);
 
 // Adds tokens to a row of the table of counts.
 struct CudaCountParams {

@@ -90,17 +90,6 @@ struct TpaCudaAppendParams {
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
                             cudaStream_t stream);
 
-// Shares out the work of a decode step: from the lengths as they are in device
-// memory, which blocks take which tokens. Once a step, for all its layers.
-struct TpaCudaScheduleParams {
-  const int32_t* lengths;     // [rows] tokens; at most 64 · page_table_stride
-  const int32_t* page_table;  // [rows, page_table_stride]
-  int64_t page_table_stride;  // pages
-  int rows;                   // at most kTpaMaxRows
-  void* schedule;             // 128-byte aligned; nothing has to be in it
-  int64_t schedule_bytes;
-};
-
 // Whether launches of this plan take `rows` rows of a page table of such a
 // stride (in pages): 2^31 - 1 tokens together, and rows that a block can merge.
 bool TpaDecodeHolds(const TpaDecodePlan& plan, int rows,
@@ -109,11 +98,6 @@ bool TpaDecodeHolds(const TpaDecodePlan& plan, int rows,
 // Bytes that a schedule must have.
 int64_t TpaScheduleBytes(const TpaDecodePlan& plan, int rows,
                          int64_t page_table_stride);
-
-// cudaErrorInvalidValue for what the comments above rule out. A length outside
-// its range counts as the nearest within.
-cudaError_t LaunchTpaSchedule(const TpaCudaScheduleParams& params,
-                              const TpaDecodePlan& plan, cudaStream_t stream);
 
 // One decode step: the last `new_tokens` tokens of each sequence attend to the
 // tokens before them and to themselves. Query t of a sequence of `lengths`
@@ -141,9 +125,11 @@ struct TpaCudaDecodeParams {
                         // then 8-byte aligned
   void* out;            // [rows, T, H, E] of that
   int64_t out_stride;   // elements between tokens
-  void* schedule;       // LaunchTpaSchedule's, of the same plan, page table and
-                        // rows. Launches that share it must follow each other
-                        // in one stream, and come after it there.
+  void* schedule;       // a copy of MakeTpaSchedule's (tpa_schedule.h), of the
+                        // same plan, page table and rows, 128-byte aligned. It
+                        // and the page table are there before the launch in
+                        // front of this one begins. Launches that share it must
+                        // follow each other in one stream
   void* scratch;        // 256-byte aligned; nothing has to be in it
   int64_t scratch_bytes;
   // Constant memory that the next launch reads, 16-byte aligned, or none (and

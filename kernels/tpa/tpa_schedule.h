@@ -8,9 +8,10 @@
 
 namespace recurve {
 
-// Who works on what in a decode step: found on the device from the lengths,
-// once a step, and the same for every layer (LaunchTpaSchedule). All of it is
-// in one piece of device memory, laid out as TpaScheduleLayout says.
+// Who works on what in a decode step: found on the host from the lengths, once
+// a step, and the same for every layer (MakeTpaSchedule). All of it is one
+// piece of memory, laid out as TpaScheduleLayout says, which the device reads a
+// copy of.
 
 // A row of the batch. Its partial results have the slots [first_slot,
 // end_slot), in the order of its tokens; blocks [first_block, last_block] work
@@ -59,6 +60,23 @@ struct TpaScheduleLayout {
 // Pure. For rows of at most `max_length` tokens.
 TpaScheduleLayout TpaScheduleParts(const TpaDecodePlan& plan, int rows,
                                    int64_t max_length);
+
+// What a step attends to.
+struct TpaScheduleParams {
+  const int32_t* lengths;     // [rows] tokens, 0 to 64 · page_table_stride
+  const int32_t* page_table;  // [rows, page_table_stride]: of each row the
+                              // pages that its tokens take are read
+  int64_t page_table_stride;  // pages; 64 · rows of it at most 2^31 - 1
+  int rows;                   // 1 to kTpaMaxRows
+};
+
+// Shares out the work of a decode step. `schedule`: of
+// TpaScheduleParts(plan, rows, 64 · page_table_stride).bytes, all host memory;
+// what of it no launch reads is left as it is. False, and nothing is written,
+// for what the comments above rule out, or a plan of other rows. A few
+// microseconds, and some 10 of a few hundred rows.
+bool MakeTpaSchedule(const TpaScheduleParams& params, const TpaDecodePlan& plan,
+                     void* schedule);
 
 }  // namespace recurve
 

@@ -82,16 +82,21 @@ TEST(TpaLaunchesTest, ShortRowsAreClusters) {
 }
 
 // What CudaTpa takes for the launches' schedules.
-int64_t ScheduleBytes(const Step& step, const TpaShape& shape,
-                      const TpaDevice& device, const TpaStepLimits& limits) {
-  int64_t bytes = 0;
+struct ScheduleBytes {
+  int64_t pieces = 0;
+  int64_t prefills = 0;
+};
+ScheduleBytes BytesOfSchedules(const Step& step, const TpaShape& shape,
+                               const TpaDevice& device,
+                               const TpaStepLimits& limits) {
+  ScheduleBytes bytes;
   for (const TpaPieceRows& piece : CutTpaPieces(step.runs(), limits)) {
     const int rows = static_cast<int>(piece.rows.size());
     const TpaDecodePlan plan =
         PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, rows,
                       static_cast<int>(piece.tokens), device);
     EXPECT_GT(plan.blocks, 0);
-    bytes += AlignTpaSchedule(
+    bytes.pieces += AlignTpaSchedule(
         TpaScheduleParts(plan, rows, kTpaPageTokens * limits.max_pages).bytes);
   }
   for (const TpaPrefillRuns& launch :
@@ -100,7 +105,7 @@ int64_t ScheduleBytes(const Step& step, const TpaShape& shape,
         shape, TpaPrefillForm::kExpanded,
         {static_cast<int>(launch.rows), launch.tokens, launch.context, 0});
     EXPECT_GT(plan.query_tiles, 0);
-    bytes += AlignTpaSchedule(plan.schedule_bytes);
+    bytes.prefills += AlignTpaSchedule(plan.schedule_bytes);
   }
   return bytes;
 }
@@ -267,8 +272,11 @@ TEST(TpaLaunchesTest, ThereIsRoomForTheSchedulesOfEveryStep) {
         if (step.runs().empty()) continue;
         ExpectAllRowsOnce(step, limits);
         for (const TpaShape& shape : kShapes) {
-          ASSERT_LE(ScheduleBytes(step, shape, device, limits),
-                    MaxTpaScheduleBytes(shape, device, limits))
+          const ScheduleBytes bytes =
+              BytesOfSchedules(step, shape, device, limits);
+          ASSERT_LE(bytes.pieces,
+                    MaxTpaPieceScheduleBytes(shape, device, limits));
+          ASSERT_LE(bytes.prefills, MaxTpaPrefillScheduleBytes(shape, limits))
               << limits.max_tokens << " tokens, " << limits.max_sequences
               << " sequences, " << step.runs().size() << " runs";
         }
@@ -281,10 +289,14 @@ TEST(TpaLaunchesTest, ThereIsRoomForTheSchedulesOfEveryStep) {
 // the most that a server may take.
 TEST(TpaLaunchesTest, TheRoomIsBounded) {
   const TpaDevice device = {132, 227 << 10, true, 14};
-  EXPECT_LT(MaxTpaScheduleBytes(kShapes[0], device, {2048, 256, 512, true}),
-            int64_t{16} << 20);
-  EXPECT_LT(MaxTpaScheduleBytes(kShapes[0], device, {65535, 16384, 2047, true}),
-            int64_t{2} << 30);
+  for (const auto& [limits, pieces, prefills] :
+       {std::tuple(TpaStepLimits{2048, 256, 512, true}, int64_t{2} << 20,
+                   int64_t{16} << 20),
+        std::tuple(TpaStepLimits{65535, 16384, 2047, true}, int64_t{128} << 20,
+                   int64_t{2} << 30)}) {
+    EXPECT_LT(MaxTpaPieceScheduleBytes(kShapes[0], device, limits), pieces);
+    EXPECT_LT(MaxTpaPrefillScheduleBytes(kShapes[0], limits), prefills);
+  }
 }
 
 }  // namespace

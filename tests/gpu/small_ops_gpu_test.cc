@@ -77,6 +77,10 @@ TEST_F(SmallOpsGpuTest, Embed) {
   const std::vector<float> table = Random(vocab * cols);
   const std::vector<int32_t> tokens = {3, 10, 0, 3, -1, 11};
   DeviceBuffer<int32_t> ids(tokens);
+  // The same tokens, some of them fed: every third number of `fed`.
+  DeviceBuffer<int32_t> others({7, 10, 7, 7, -1, 7});
+  DeviceBuffer<int32_t> sources({1, -1, 0, 1, -1, 2});
+  DeviceBuffer<int32_t> fed({0, 7, 7, 3, 7, 7, 11});
   for (const WeightType type :
        {WeightType::kFloat32, WeightType::kBFloat16, WeightType::kFloat16}) {
     std::vector<uint16_t> halves;
@@ -90,12 +94,18 @@ TEST_F(SmallOpsGpuTest, Embed) {
     const void* data = type == WeightType::kFloat32
                            ? static_cast<const void*>(floats_on_device.data())
                            : halves_on_device.data();
-    ASSERT_EQ(LaunchEmbed({type, data, vocab, ids.data(), out.data(), stride,
-                           static_cast<int64_t>(tokens.size()), cols, 3.0f},
-                          nullptr),
-              cudaSuccess);
+    const auto embed = [&](const int32_t* of, const int32_t* from, float* to) {
+      return LaunchEmbed(
+          {type, data, vocab, of, from, from == nullptr ? nullptr : fed.data(),
+           3, to, stride, static_cast<int64_t>(tokens.size()), cols, 3.0f},
+          nullptr);
+    };
+    ASSERT_EQ(embed(ids.data(), nullptr, out.data()), cudaSuccess);
+    DeviceBuffer<float> of_fed(std::vector<float>(tokens.size() * stride, -7));
+    ASSERT_EQ(embed(others.data(), sources.data(), of_fed.data()), cudaSuccess);
     Done();
     const std::vector<float> got = out.Read();
+    ASSERT_EQ(of_fed.Read(), got);
     for (size_t r = 0; r < tokens.size(); ++r) {
       for (int64_t c = 0; c < stride; ++c) {
         float want = -7;
@@ -113,6 +123,24 @@ TEST_F(SmallOpsGpuTest, Embed) {
       }
     }
   }
+}
+
+TEST_F(SmallOpsGpuTest, Copy) {
+  const std::vector<float> from = Random(600'000);
+  DeviceBuffer<float> in(from);
+  for (const int64_t count : {0, 4, 1024, 1028, 5000, 599'996}) {
+    DeviceBuffer<float> out(std::vector<float>(from.size(), -7));
+    ASSERT_EQ(LaunchCopy({in.data(), out.data(), 4 * count}, nullptr),
+              cudaSuccess);
+    Done();
+    std::vector<float> want(from.size(), -7);
+    std::copy_n(from.begin(), count, want.begin());
+    ASSERT_EQ(out.Read(), want) << count;
+  }
+  EXPECT_EQ(LaunchCopy({in.data(), in.data(), 8}, nullptr),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(LaunchCopy({in.data(), in.data(), -16}, nullptr),
+            cudaErrorInvalidValue);
 }
 
 TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {

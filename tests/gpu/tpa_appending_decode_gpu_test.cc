@@ -99,7 +99,6 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
     DeviceBuffer<float> cos(RandomTensor(3, rows * s.head_dim / 2));
     DeviceBuffer<float> sin(RandomTensor(4, rows * s.head_dim / 2));
     DeviceBuffer<int32_t> device_table(table);
-    DeviceBuffer<int32_t> device_lengths(lengths);
     std::vector<int32_t> sequences(rows);
     std::iota(sequences.begin(), sequences.end(), 0);
     DeviceBuffer<int32_t> row_sequence(sequences);
@@ -134,8 +133,10 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
     for (const bool whole : {false, true}) {
       const TpaDecodePlan& plan =
           whole || apart == nullptr ? whole_plan : *apart;
-      DeviceBuffer<char> schedule(
-          std::vector<char>(TpaScheduleBytes(plan, rows, stride)));
+      std::vector<char> shared(TpaScheduleBytes(plan, rows, stride));
+      ASSERT_TRUE(MakeTpaSchedule({lengths.data(), table.data(), stride, rows},
+                                  plan, shared.data()));
+      DeviceBuffer<char> schedule(shared);
       decode.schedule = schedule.data();
       DeviceBuffer<uint16_t> memory(pages);
       DeviceBuffer<float> out(
@@ -147,11 +148,6 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
           std::vector<float>(decode.scratch_bytes / 4 + 1, kNaN));
       decode.scratch = scratch.data();
       decode.out = out.data();
-      ASSERT_EQ(LaunchTpaSchedule(
-                    {device_lengths.data(), device_table.data(), stride, rows,
-                     schedule.data(), TpaScheduleBytes(plan, rows, stride)},
-                    plan, nullptr),
-                cudaSuccess);
       if (whole) {
         decode.queries = nullptr;
         decode.factors = all;

@@ -516,6 +516,7 @@ TEST_F(TpaGpuTest, OneGraphReplaysWhileContextsGrow) {
          {std::vector<int32_t>{3, 0, 64}, std::vector<int32_t>{4, 1, 65},
           std::vector<int32_t>{1400, 700, 1}}) {
       batch.SetLengths(lengths);
+      batch.Share(plan);
       ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
       ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
       const std::vector<float> got = batch.Compact();

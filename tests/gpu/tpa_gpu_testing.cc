@@ -259,11 +259,10 @@ TpaGpuBatch::TpaGpuBatch(const TpaGpuConfig& config,
   table_stride_ = cache.table_stride;
   query_stride_ = QueryElements(s) + kRowGap;
   out_stride_ = s.num_heads * s.value_dim + kRowGap;
-  std::vector<int32_t> lengths;
   std::vector<float> queries, cos, sin;
   for (int row = 0; row < rows_; ++row) {
     const TpaSequence& seq = *sequences[row];
-    lengths.push_back(seq.length);
+    lengths_.push_back(seq.length);
     for (int t = 0; t < queries_; ++t) {
       const auto append = [&](const std::vector<float>& from, int64_t n) {
         queries.insert(queries.end(), from.begin() + t * n,
@@ -278,7 +277,7 @@ TpaGpuBatch::TpaGpuBatch(const TpaGpuConfig& config,
   }
   pages_.emplace(cache.pages);
   table_.emplace(cache.table);
-  lengths_.emplace(lengths);
+  host_table_ = cache.table;
   queries_buffer_.emplace(queries);
   cos_.emplace(cos);
   sin_.emplace(sin);
@@ -312,24 +311,29 @@ TpaCudaDecodeParams TpaGpuBatch::Params(const TpaDecodePlan& plan) {
   // Every byte 0xff: NaN, and slots that do not exist.
   scratch_.emplace(std::vector<uint8_t>(params.scratch_bytes + 1, 0xff));
   params.scratch = scratch_->data();
-  const int64_t schedule_bytes = TpaScheduleBytes(plan, rows_, table_stride_);
-  schedule_.emplace(std::vector<uint8_t>(schedule_bytes, 0xff));
+  schedule_.emplace(
+      std::vector<uint8_t>(TpaScheduleBytes(plan, rows_, table_stride_), 0xff));
   params.schedule = schedule_->data();
+  Share(plan);
   params.next = next_;
   params.next_bytes = next_bytes_;
   return params;
 }
 
+void TpaGpuBatch::Share(const TpaDecodePlan& plan) {
+  // Every byte 0xff: what is not written.
+  std::vector<uint8_t> schedule(TpaScheduleBytes(plan, rows_, table_stride_),
+                                0xff);
+  EXPECT_TRUE(MakeTpaSchedule(
+      {lengths_.data(), host_table_.data(), table_stride_, rows_}, plan,
+      schedule.data()));
+  schedule_->Write(schedule);
+}
+
 cudaError_t TpaGpuBatch::Launch(const TpaCudaDecodeParams& params,
                                 const TpaDecodePlan& plan,
                                 cudaStream_t stream) {
-  const TpaCudaScheduleParams schedule = {
-      lengths_->data(), table_->data(),
-      table_stride_,    rows_,
-      params.schedule,  TpaScheduleBytes(plan, rows_, table_stride_)};
-  cudaError_t error = LaunchTpaSchedule(schedule, plan, stream);
-  if (error != cudaSuccess) return error;
-  error = LaunchTpaQueries(QueryParams(), stream);
+  const cudaError_t error = LaunchTpaQueries(QueryParams(), stream);
   if (error != cudaSuccess) return error;
   return LaunchTpaDecode(params, plan, stream);
 }
@@ -373,7 +377,8 @@ std::vector<float> TpaGpuBatch::Compact() const {
 }
 
 void TpaGpuBatch::SetLengths(const std::vector<int32_t>& lengths) {
-  lengths_->Write(lengths);
+  ASSERT_EQ(lengths.size(), lengths_.size());
+  lengths_ = lengths;
 }
 
 }  // namespace recurve

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/tpa/tpa_cuda.h"
+#include "kernels/tpa/tpa_schedule.h"
 #include "tests/gpu/device_buffer.h"
 
 namespace recurve {
@@ -94,11 +95,14 @@ class TpaGpuBatch {
 
   // For what a test does itself.
   TpaCudaDecodeParams Params(const TpaDecodePlan& plan);
-  // The schedule, the queries and the step.
+  // The queries and the step.
   cudaError_t Launch(const TpaCudaDecodeParams& params,
                      const TpaDecodePlan& plan, cudaStream_t stream);
   std::vector<float> Compact() const;
+  // Params are of these from then on; those that there are once Share was
+  // called.
   void SetLengths(const std::vector<int32_t>& lengths);
+  void Share(const TpaDecodePlan& plan);
 
  private:
   TpaCudaQueryParams QueryParams();
@@ -112,7 +116,8 @@ class TpaGpuBatch {
   int64_t out_stride_;
   std::optional<DeviceBuffer<uint16_t>> pages_;
   std::optional<DeviceBuffer<int32_t>> table_;
-  std::optional<DeviceBuffer<int32_t>> lengths_;
+  std::vector<int32_t> host_table_;
+  std::vector<int32_t> lengths_;
   std::optional<DeviceBuffer<float>> queries_buffer_;
   std::optional<DeviceBuffer<float>> cos_;
   std::optional<DeviceBuffer<float>> sin_;

@@ -33,7 +33,10 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
   EXPECT_EQ(tpa.ContextsOf({0}, 1) == TpaContexts::kShort,
             TpaShortRows(kT6Xl, device) > 0);
   ASSERT_TRUE(tpa.Allocate().ok());
-  DeviceBuffer<int32_t> pages(std::vector<int32_t>(2 * kPages, 1));
+  CudaStepBuffer step;
+  ASSERT_TRUE(step.Allocate(tpa.step_bytes()).ok());
+  const std::vector<int32_t> pages(2 * kPages, 1);
+  DeviceBuffer<int32_t> device_pages(pages);
   for (const int32_t length : {1, 129, 2048, 6000}) {
     for (const TpaContexts contexts :
          {TpaContexts::kAny, TpaContexts::kFew, TpaContexts::kShort}) {
@@ -43,9 +46,14 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
       if (clusters && (TpaShortRows(kT6Xl, device) == 0 ||
                        length > TpaChunkBegin(kTpaClusterChunks)))
         continue;
-      DeviceBuffer<int32_t> lengths({length, 0});
-      tpa.BeginDecode(1, contexts, lengths.data(), pages.data(), kPages);
-      ASSERT_TRUE(tpa.LaunchSchedules(nullptr).ok());
+      const std::vector<int32_t> lengths = {length, 0};
+      const auto begin = [&](int rows) {
+        step.Clear();
+        return tpa.BeginDecode({lengths.data(), pages.data(), kPages, rows},
+                               contexts, device_pages.data(), &step);
+      };
+      ASSERT_TRUE(begin(1).ok());
+      ASSERT_TRUE(step.Copy(nullptr).ok());
       const WorkingBlocks working = tpa.Working(layer);
       ASSERT_NE(working.last, nullptr);
       int32_t last = -1;
@@ -66,7 +74,7 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
         EXPECT_LT(last, plan.blocks);
       }
       // Of more rows there is no launch that asks.
-      tpa.BeginDecode(2, contexts, lengths.data(), pages.data(), kPages);
+      ASSERT_TRUE(begin(2).ok());
       EXPECT_EQ(tpa.Working(layer).last, nullptr);
     }
   }
