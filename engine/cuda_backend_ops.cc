@@ -120,6 +120,14 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   factors.a_q = Floats(args.a_q);
   factors.b_q = Floats(args.b_q);
   factors.query_stride = args.b_q.stride;
+  // The decode kernel writes the factors' type or float32, that of prompts
+  // bfloat16 or float32.
+  const std::optional<WeightType> type = products_->RoundsInto(args.out);
+  const bool rounded = type && *type == (decode_ ? TpaWeightType(tpa_element())
+                                                 : WeightType::kBFloat16);
+  products_->SetRounded(args.out, rounded);
+  const WeightType out_type = rounded ? *type : WeightType::kFloat32;
+
   if (!tpa_->Appends(cache.shape, args.factor_activation)) {
     TpaCudaAppendParams append = {};
     append.shape = tpa_->shape(cache.shape);
@@ -128,16 +136,13 @@ void CudaBackend::Tpa(const TpaArgs& args) {
     append.positions = row_positions_;
     append.rows = static_cast<int>(rows_);
     append.factors = factors;
-    if (decode_) append.queries = tpa_->queries();
+    const CudaTpa::QueryRows formed = tpa_->QueriesOfAppend(out_type);
+    append.queries = tpa_->queries();
+    append.first_query = static_cast<int>(formed.first);
+    append.query_rows = static_cast<int>(formed.count);
     Check(LaunchTpaAppend(append, stream_), "appending factors");
   }
 
-  // The decode kernel writes the factors' type or float32, that of prompts
-  // bfloat16 or float32.
-  const std::optional<WeightType> type = products_->RoundsInto(args.out);
-  const bool rounded = type && *type == (decode_ ? TpaWeightType(tpa_element())
-                                                 : WeightType::kBFloat16);
-  products_->SetRounded(args.out, rounded);
   // What is brought to the second-level cache during attention: of one row, the
   // blocks of the next product have their weights themselves by then.
   // (Measured; docs/kernels/matmul.md. With many rows memory has no time for
@@ -153,7 +158,7 @@ void CudaBackend::Tpa(const TpaArgs& args) {
       factors,
       position.angles,
       args.out,
-      rounded ? *type : WeightType::kFloat32,
+      out_type,
       next.value < 0 ? absl::Span<const char>() : products_->data(next)};
   Check(tpa_->Attend(layer, stream_));
   products_->SetWorking(tpa_->Working(layer));

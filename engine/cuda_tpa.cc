@@ -440,14 +440,16 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
   decode.rows = piece.rows;
   decode.tokens = piece.tokens;
   decode.pages = piece.pages;
-  if (InPlace(layer, piece)) {
+  if (InPlace(layer.out_type, piece)) {
     const auto from = [&](Activations all) {
       all.data += piece.first * all.stride * kFloatBytes;
       return all;
     };
-    // Tables begin with the step's rows.
-    RECURVE_RETURN_IF_ERROR(FormQueries(layer, from(layer.a_q), from(layer.b_q),
-                                        rows, piece.first, stream));
+    // Tables begin with the step's rows. The first piece's are there.
+    if (index > 0) {
+      RECURVE_RETURN_IF_ERROR(FormQueries(
+          layer, from(layer.a_q), from(layer.b_q), rows, piece.first, stream));
+    }
     decode.new_tokens = 1;
     decode.out_type = layer.out_type;
     // Rounded or not, rows are as far apart.
@@ -522,6 +524,13 @@ bool CudaTpa::Appends(size_t shape, Activation activation) const {
   const bool apart =
       rows_ > 1 && rows_ <= kAppendedApart && plan->second.cluster_blocks == 0;
   return !apart && TpaDecodeAppends(shapes_[shape].shape, plan->second);
+}
+
+CudaTpa::QueryRows CudaTpa::QueriesOfAppend(WeightType out_type) const {
+  if (decode_) return {0, rows_};
+  // Those of other pieces take their place, one after the other.
+  if (pieces_.empty() || !InPlace(out_type, pieces_[0])) return {};
+  return {pieces_[0].first, pieces_[0].rows};
 }
 
 WorkingBlocks CudaTpa::Working(const Layer& layer) const {

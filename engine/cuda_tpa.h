@@ -85,8 +85,13 @@ class CudaTpa {
   // Whether Attend appends the step's tokens to layers of this shape, with this
   // activation of A_k and A_v.
   bool Appends(size_t shape, Activation activation) const;
-  // If not, where queries of a step of decoding have to be when Attend is
-  // called: LaunchTpaAppend puts them there.
+  // If not, of which rows of the step LaunchTpaAppend has to form queries, and
+  // where, for layers whose outputs are of this type.
+  struct QueryRows {
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+  QueryRows QueriesOfAppend(WeightType out_type) const;
   void* queries() const { return formed_.data(); }
 
   // Shares out the work of the step's prompts, for all layers.
@@ -194,10 +199,9 @@ class CudaTpa {
   absl::Status LaunchDecode(const Layer& layer, const Decode& decode,
                             cudaStream_t stream);
   // Whether the decode kernel can read and write a piece's rows where they are.
-  bool InPlace(const Layer& layer, const Piece& piece) const {
-    return piece.first >= 0 &&
-           (layer.out_type == WeightType::kFloat32 ||
-            layer.out_type == TpaWeightType(options_.element));
+  bool InPlace(WeightType out_type, const Piece& piece) const {
+    return piece.first >= 0 && (out_type == WeightType::kFloat32 ||
+                                out_type == TpaWeightType(options_.element));
   }
   absl::Status FormQueries(const Layer& layer, Activations a_q, Activations b_q,
                            int64_t rows, int64_t table_row,

@@ -279,6 +279,7 @@ class TpaBench {
     p.rows = rows_;
     p.factors = Factors();
     p.queries = queries_;
+    p.query_rows = rows_;
     return p;
   }
   // A launch that appends.

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/common/shared_memory.h"
+
 namespace recurve {
 
 // Before a launch of a kernel that has code for sm_90a alone: allows it so much
@@ -17,8 +19,7 @@ cudaError_t PrepareHopperKernel(Kernel kernel, int shared_bytes) {
   if (attributes.binaryVersion != 90 || attributes.ptxVersion < 90) {
     return cudaErrorNotSupported;
   }
-  return cudaFuncSetAttribute(
-      function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  return AllowSharedMemory(function, shared_bytes);
 }
 
 }  // namespace recurve

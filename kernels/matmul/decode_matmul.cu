@@ -5,6 +5,7 @@
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/host_device.h"
 #include "kernels/common/mma.cuh"
+#include "kernels/common/shared_memory.h"
 #include "kernels/matmul/decode_copies.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"
 #include "kernels/matmul/decode_matmul_hopper.h"
@@ -207,8 +208,7 @@ template <typename T, bool kFloat, int kM, int kN, int kStages>
 cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
   constexpr int kBytes = SharedBytes(kFloat, kM, kN, kStages);
   const auto kernel = matmul_kernel<T, kFloat, kM, kN, kStages>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const cudaError_t error = AllowSharedMemory(kernel, kBytes);
   if (error != cudaSuccess) return error;
   const dim3 grid(static_cast<unsigned>((p.outputs + 16 * kM - 1) / (16 * kM)),
                   static_cast<unsigned>((p.rows + 8 * kN - 1) / (8 * kN)));

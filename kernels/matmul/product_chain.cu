@@ -46,6 +46,7 @@
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/common/shared_memory.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/matmul/decode_matmul_order.h"
 #include "kernels/matmul/product_chain_copy.cuh"
@@ -474,8 +475,7 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
                           ? product_chain<__nv_bfloat16>
                           : product_chain<__half>;
   const auto bytes = static_cast<int>(plan.bytes);
-  error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  error = AllowSharedMemory(kernel, bytes);
   if (error != cudaSuccess) return error;
   error = LaunchDependent(kernel, dim3(static_cast<unsigned>(multiprocessors)),
                           kBlockThreads, static_cast<size_t>(bytes), stream, a);

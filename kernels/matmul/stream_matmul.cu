@@ -5,6 +5,7 @@
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/host_device.h"
 #include "kernels/common/mma.cuh"
+#include "kernels/common/shared_memory.h"
 #include "kernels/matmul/decode_copies.cuh"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_matmul_order.h"
@@ -424,8 +425,7 @@ cudaError_t Launch(const DecodeMatmulParams& p, int multiprocessors,
                    cudaStream_t stream) {
   const auto kernel = stream_kernel<T, S>;
   const auto bytes = static_cast<int>(S::SharedBytes(p.inputs, p.rows));
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  const cudaError_t error = AllowSharedMemory(kernel, bytes);
   if (error != cudaSuccess) return error;
   const int64_t tiles = (p.outputs + kTileOutputs - 1) / kTileOutputs;
   const int64_t grid =

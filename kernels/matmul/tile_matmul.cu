@@ -3,6 +3,7 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/shared_memory.h"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
 
@@ -308,8 +309,7 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
   const auto kernel = tile_kernel<T, S>;
   TileArgs args = {};
   args.splits = DecodeMatmulSplits(p.outputs);
-  cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
+  cudaError_t error = AllowSharedMemory(kernel, S::kSharedBytes);
   if (error == cudaSuccess) {
     error = MakeTileArgs(p, S::kRows, S::kOutputs, &args);
   }

@@ -5,6 +5,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/shared_memory.h"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
 #include "kernels/matmul/wide_matmul_plan.h"
@@ -416,8 +417,7 @@ template <typename T, typename S>
 cudaError_t Launch(void (*kernel)(TileArgs), const DecodeMatmulParams& p,
                    cudaStream_t stream) {
   TileArgs args = {};
-  cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
+  cudaError_t error = AllowSharedMemory(kernel, S::kSharedBytes);
   if (error == cudaSuccess) {
     error = MakeTileArgs(p, S::kRows, S::kOutputs, &args);
   }

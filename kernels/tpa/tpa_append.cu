@@ -73,8 +73,8 @@ __device__ void AppendFactors(const TpaCudaAppendParams& p,
   }
 }
 
-// One block a token and rank, and one for each queries.shift's groups of 8
-// heads of queries that are wanted, of D up to 64 kPairs.
+// One block a token and rank; then of queries one a token and queries.shift's
+// groups of 8 heads, of D up to 64 kPairs.
 template <typename T, int kPairs>
 __global__ void __launch_bounds__(kThreads)
     tpa_append_kernel(const __grid_constant__ TpaCudaAppendParams p,
@@ -83,12 +83,16 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(16) float staging[];
   LaunchDependents();
   WaitForPrevious();
-  const int kv_rank = static_cast<int>(p.shape.kv_rank);
-  const int r = blockIdx.y;
-  if (r < kv_rank) {
-    AppendFactors<T>(p, layout, blockIdx.x, r);
+  const auto kv_rank = static_cast<unsigned>(p.shape.kv_rank);
+  const auto rows = static_cast<unsigned>(p.rows);
+  const unsigned block = blockIdx.x;
+  if (block < rows * kv_rank) {
+    AppendFactors<T>(p, layout, block % rows, static_cast<int>(block / rows));
   } else {
-    TpaQueryFormer<T, kPairs>(queries, staging).Form(blockIdx.x, r - kv_rank);
+    const unsigned of_queries = block - rows * kv_rank;
+    const auto tokens = static_cast<unsigned>(p.query_rows);
+    TpaQueryFormer<T, kPairs>(queries, staging)
+        .Form(of_queries % tokens, static_cast<int>(of_queries / tokens));
   }
 }
 
@@ -96,23 +100,24 @@ template <typename T>
 cudaError_t Launch(const TpaCudaAppendParams& params,
                    const TpaPageLayout& layout, const TpaQueryArgs& queries,
                    cudaStream_t stream) {
-  const bool form = params.queries != nullptr;
-  const dim3 grid(static_cast<unsigned>(params.rows),
-                  static_cast<unsigned>(params.shape.kv_rank +
-                                        (form ? queries.TokenBlocks() : 0)));
+  const bool form = params.query_rows > 0;
+  const int64_t blocks =
+      int64_t{params.rows} * params.shape.kv_rank +
+      (form ? int64_t{params.query_rows} * queries.TokenBlocks() : 0);
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   const auto kernel = params.shape.head_dim <= 64    ? tpa_append_kernel<T, 1>
                       : params.shape.head_dim <= 128 ? tpa_append_kernel<T, 2>
                                                      : tpa_append_kernel<T, 4>;
   int bytes = form ? queries.staging : 0;
-  if (int64_t{grid.x} * grid.y <= kSpreadBlocks) {
-    bytes = std::max(bytes, kSpreadBytes);
-  }
-  return LaunchDependent(kernel, grid, kThreads, bytes, stream, params, layout,
-                         queries);
+  if (blocks <= kSpreadBlocks) bytes = std::max(bytes, kSpreadBytes);
+  return LaunchDependent(kernel, dim3(static_cast<unsigned>(blocks)), kThreads,
+                         bytes, stream, params, layout, queries);
 }
 
 bool Valid(const TpaCudaAppendParams& p, const TpaPageLayout& layout) {
-  return TpaDecodeSupports(p.shape) && p.rows >= 0 &&
+  return TpaDecodeSupports(p.shape) && p.rows >= 0 && p.query_rows >= 0 &&
+         (p.query_rows == 0 || (p.queries != nullptr && p.first_query >= 0 &&
+                                p.query_rows <= p.rows - p.first_query)) &&
          p.cache.page_stride % 8 == 0 &&
          p.cache.page_stride >= layout.page_elements &&
          p.factors.position != LrpeType::kCosine &&
@@ -127,16 +132,28 @@ bool Valid(const TpaCudaAppendParams& p, const TpaPageLayout& layout) {
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
                             cudaStream_t stream) {
   const TpaPageLayout layout(params.shape, TpaPageOrder::kOctets);
-  TpaQueryArgs queries;
-  if (!Valid(params, layout) ||
-      !MakeTpaQueryArgs(
-          {params.shape, params.cache.element, params.rows, params.factors.a_q,
-           params.factors.b_q, params.factors.query_stride,
-           params.factors.position, params.factors.cos, params.factors.sin,
-           params.queries},
-          &queries)) {
-    return cudaErrorInvalidValue;
+  if (!Valid(params, layout)) return cudaErrorInvalidValue;
+  TpaCudaQueryParams of = {params.shape,
+                           params.cache.element,
+                           params.query_rows,
+                           params.factors.a_q,
+                           params.factors.b_q,
+                           params.factors.query_stride,
+                           params.factors.position,
+                           params.factors.cos,
+                           params.factors.sin,
+                           params.queries};
+  if (params.query_rows > 0) {
+    const int64_t first = params.first_query;
+    if (params.shape.q_rank > 0) of.a_q += first * of.stride;
+    of.b_q += first * of.stride;
+    if (of.position != LrpeType::kNone) {
+      of.cos += first * (params.shape.head_dim / 2);
+      of.sin += first * (params.shape.head_dim / 2);
+    }
   }
+  TpaQueryArgs queries;
+  if (!MakeTpaQueryArgs(of, &queries)) return cudaErrorInvalidValue;
   if (params.rows == 0) return cudaSuccess;
   return params.cache.element == TpaElement::kBFloat16
              ? Launch<__nv_bfloat16>(params, layout, queries, stream)

@@ -83,8 +83,10 @@ struct TpaCudaAppendParams {
   const int32_t* row_sequence;  // [rows] row of the page table
   const int64_t* positions;     // [rows] negative: padding, nothing is written
   int rows;
-  TpaCudaFactors factors;  // a_q and b_q only where there are queries
-  void* queries;           // nullptr: none are formed
+  TpaCudaFactors factors;  // a_q and b_q only where queries are formed
+  void* queries;           // TpaQueryBytes(shape, query_rows), 16-byte aligned
+  int first_query;         // queries of this row on are formed, of
+  int query_rows;          // so many rows; 0: of none
 };
 // cudaErrorInvalidValue for what the comments above rule out.
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,

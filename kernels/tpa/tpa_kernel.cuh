@@ -3,6 +3,7 @@
 #define RECURVE_KERNELS_TPA_TPA_KERNEL_CUH_
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/shared_memory.h"
 #include "kernels/tpa/tpa_cluster.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_fresh_page.cuh"
@@ -180,8 +181,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
 template <typename Kernel>
 cudaError_t LaunchTpaKernel(Kernel kernel, const TpaDecodeArgs& args,
                             const TpaDecodePlan& plan, cudaStream_t stream) {
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes);
+  const cudaError_t error = AllowSharedMemory(kernel, plan.shared_bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(plan.blocks),

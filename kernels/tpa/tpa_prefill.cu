@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/common/shared_memory.h"
 #include "kernels/tpa/tpa_prefill_args.cuh"
 #include "kernels/tpa/tpa_prefill_attend.cuh"
 
@@ -11,8 +12,7 @@ cudaError_t Launch(const TpaPrefillArgs& args, int blocks,
                    cudaStream_t stream) {
   using S = TpaPrefillSizes<T, kWidth, kDirect>;
   const auto kernel = tpa_prefill_attend<T, S>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+  const cudaError_t error = AllowSharedMemory(kernel, S::kBytes);
   if (error != cudaSuccess) return error;
   return LaunchTpaPrefillNext(kernel, dim3(blocks), S::kThreads, S::kBytes,
                               stream, args);

@@ -1,9 +1,10 @@
-// What a prefill reads many times, made once: queries, and keys and values of
-// heads where the rank is more than 1.
+// What a prefill reads many times, made once, in one launch: queries, and keys
+// and values of heads (kExpanded).
 #include <algorithm>
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/common/shared_memory.h"
 #include "kernels/tpa/tpa_prefill_args.cuh"
 
 namespace recurve {
@@ -111,24 +112,17 @@ __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
 
 // q[h] = (1/Rq) Σ_r A_q[r,h] · B_q[r] for 4 tokens, as the tensor cores take
 // them: rotated, times D^-1/2 / R and log2(e), and rounded. Queries of a tile
-// that do not exist are zero.
+// that do not exist are zero. `block`: which tokens.
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads, 2)
-    tpa_prefill_queries(const __grid_constant__ TpaPrefillArgs args) {
-  extern __shared__ __align__(16) float staging[];
-  // In this order: what comes next reads what the launch before this wrote.
-  WaitForPrevious();
-  LaunchDependents();
+__device__ __forceinline__ void FormQueries(const TpaPrefillArgs& args,
+                                            int block, float* staging) {
   const TpaPrefillParams& p = args.p;
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    args.Scheduled<TpaPrefillHeader>(0)->next = 0;
-  }
   const int blocks_per_tile = args.query_tile / kTokens;
-  const int slot = static_cast<int>(blockIdx.x) / blocks_per_tile;
+  const int slot = block / blocks_per_tile;
   const TpaPrefillTile tile =
       args.Scheduled<TpaPrefillTile>(args.parts.by_slot)[slot];
   if (slot >= args.header().query_tiles) return;
-  const int in_tile = static_cast<int>(blockIdx.x) % blocks_per_tile * kTokens;
+  const int in_tile = block % blocks_per_tile * kTokens;
   const int begin = tile.token + in_tile;
   const int count = max(0, min(kTokens, tile.queries - in_tile));
   const int dim = static_cast<int>(p.shape.head_dim);
@@ -230,25 +224,27 @@ constexpr int kExpandHeads = 4;  // whose A a thread asks for together
 // each block reads B anew.
 constexpr int kExpandBlocks = 4;
 
-// K_h = Σ_r A_k[r,h] · B_k[r] and V_h likewise, of the heads of the group, for
-// a key tile: blockIdx.x is the tile, blockIdx.y some of its features,
-// blockIdx.z some heads. (Queries and outputs take the 1/R.) Zeros where no
-// token is, and beyond D and E.
+// How the blocks that make keys and values share them out: each has a key tile,
+// some of its features, and some heads.
+struct ExpandGrid {
+  int tiles;
+  int features;  // parts
+  int head_cuts;
+  int heads;  // of a block
+};
+
+// K_h = Σ_r A_k[r,h] · B_k[r] and V_h likewise, of the heads of the group.
+// (Queries and outputs take the 1/R.) Zeros where no token is, and beyond D and
+// E.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    tpa_prefill_expand(const __grid_constant__ TpaPrefillArgs args,
-                       int block_heads) {
-  LaunchDependents();
+__device__ __forceinline__ void ExpandContext(const TpaPrefillArgs& args,
+                                              const ExpandGrid& grid,
+                                              int block) {
   const TpaPrefillParams& p = args.p;
-  const int tile = static_cast<int>(blockIdx.x);
-  // Runs beside the kernel before, which it needs nothing of; but whoever waits
-  // for this one waits for both.
+  const int tile = block % grid.tiles;
   const TpaPrefillKeyTile at =
       args.Scheduled<TpaPrefillKeyTile>(args.parts.keys)[tile];
-  if (tile >= args.header().key_tiles) {
-    WaitForPrevious();
-    return;
-  }
+  if (tile >= args.header().key_tiles) return;
   const int token = static_cast<int>(threadIdx.x) % args.key_tile;
   const int position = at.index * args.key_tile + token;
   const int lanes = kThreads / args.key_tile;
@@ -256,7 +252,7 @@ __global__ void __launch_bounds__(kThreads)
   const int octets = args.width / 8;
   // Octets of this thread: of keys, then of values.
   const int first =
-      (static_cast<int>(blockIdx.y) * lanes + lane) * kThreadOctets;
+      (block / grid.tiles % grid.features * lanes + lane) * kThreadOctets;
   const bool values = first >= octets;
   const int first_octet = values ? first - octets : first;
   const int used = static_cast<int>(
@@ -288,8 +284,8 @@ __global__ void __launch_bounds__(kThreads)
   const int place =
       values ? tile_bytes + token / 64 * 2 * 64 * args.width + token % 64 * 16
              : token * 16;
-  const int begin = static_cast<int>(blockIdx.z) * block_heads;
-  const int end = min(begin + block_heads, args.heads);
+  const int begin = block / (grid.tiles * grid.features) * grid.heads;
+  const int end = min(begin + grid.heads, args.heads);
 #pragma unroll 1
   for (int head = begin; head < end; head += kExpandHeads) {
     float a[kExpandHeads][kMaxRank];
@@ -330,7 +326,28 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
+}
+
+// ---- both ----
+
+// Blocks below `query_blocks` form queries, the others keys and values.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads, 2)
+    tpa_prefill_prepare(const __grid_constant__ TpaPrefillArgs args,
+                        int query_blocks, ExpandGrid grid) {
+  extern __shared__ __align__(16) float staging[];
+  // In this order: what comes next reads what the launch before this wrote.
   WaitForPrevious();
+  LaunchDependents();
+  const auto block = static_cast<int>(blockIdx.x);
+  if (block == 0 && threadIdx.x == 0) {
+    args.Scheduled<TpaPrefillHeader>(0)->next = 0;
+  }
+  if (block < query_blocks) {
+    FormQueries<T, kWidth>(args, block, staging);
+  } else {
+    ExpandContext<T>(args, grid, block - query_blocks);
+  }
 }
 
 // Of `heads`: so many that there are about `wanted` blocks, where one for all
@@ -347,26 +364,25 @@ cudaError_t Launch(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
                    int multiprocessors, cudaStream_t stream) {
   const int staging = static_cast<int>(4 * kTokens * args.p.shape.q_rank *
                                        (BStride(kWidth) + AStride(args.heads)));
-  const auto queries = tpa_prefill_queries<T, kWidth>;
-  cudaError_t error = cudaFuncSetAttribute(
-      queries, cudaFuncAttributeMaxDynamicSharedMemorySize, staging);
-  if (error != cudaSuccess) return error;
-  const int blocks = plan.query_tiles * (plan.query_tile / kTokens);
-  error = LaunchTpaPrefillNext(queries, dim3(blocks), kThreads, staging, stream,
-                               args);
-  if (error != cudaSuccess || plan.form != TpaPrefillForm::kExpanded) {
-    return error;
+  const int query_blocks = plan.query_tiles * (plan.query_tile / kTokens);
+  ExpandGrid grid = {};
+  if (plan.form == TpaPrefillForm::kExpanded) {
+    const int octets = 2 * kWidth / 8;
+    grid.tiles = plan.key_tiles;
+    grid.features = octets / (kThreads / plan.key_tile * kThreadOctets);
+    grid.heads = HeadsOfBlock(args.heads, int64_t{grid.tiles} * grid.features,
+                              int64_t{kExpandBlocks} * multiprocessors);
+    grid.head_cuts = (args.heads + grid.heads - 1) / grid.heads;
   }
-  const int octets = 2 * kWidth / 8;
-  const int block_octets = kThreads / plan.key_tile * kThreadOctets;
-  const int features = octets / block_octets;
-  const int block_heads =
-      HeadsOfBlock(args.heads, int64_t{plan.key_tiles} * features,
-                   int64_t{kExpandBlocks} * multiprocessors);
-  const dim3 grid(plan.key_tiles, features,
-                  (args.heads + block_heads - 1) / block_heads);
-  return LaunchTpaPrefillNext(tpa_prefill_expand<T>, grid, kThreads, 0, stream,
-                              args, block_heads);
+  const int64_t blocks =
+      query_blocks + int64_t{grid.tiles} * grid.features * grid.head_cuts;
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  const auto kernel = tpa_prefill_prepare<T, kWidth>;
+  const cudaError_t error = AllowSharedMemory(kernel, staging);
+  if (error != cudaSuccess) return error;
+  return LaunchTpaPrefillNext(kernel, dim3(static_cast<unsigned>(blocks)),
+                              kThreads, staging, stream, args, query_blocks,
+                              grid);
 }
 
 template <typename T>

@@ -123,7 +123,9 @@ class TpaAppendGpuTest : public GpuTest {
         {x, x + a_k, x + a_v, x + a_v + a_k, stride, c.position,
          device_cos.data(), device_sin.data(), c.activation, nullptr, nullptr,
          0},
-        nullptr};
+        nullptr,
+        0,
+        0};
     for (int time = 0; time < 2; ++time) {  // twice does no harm
       ASSERT_EQ(LaunchTpaAppend(params, nullptr), cudaSuccess);
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -192,10 +194,25 @@ void TpaAppendGpuTest::CheckQueries(const AppendCase& c) const {
   append.factors.b_q = queries.b_q;
   append.factors.query_stride = stride;
   append.queries = appended.data();
+  append.query_rows = append.rows;
   ASSERT_EQ(LaunchTpaAppend(append, nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const std::vector<uint16_t> got = alone.Read();
   ASSERT_EQ(got, appended.Read());
+  // Of some rows alone.
+  for (const auto& [first, count] :
+       {std::pair<int64_t, int64_t>(0, 1), std::pair<int64_t, int64_t>(1, 2),
+        std::pair<int64_t, int64_t>(rows - 1, 1)}) {
+    appended.Write(nothing);
+    append.first_query = static_cast<int>(first);
+    append.query_rows = static_cast<int>(count);
+    ASSERT_EQ(LaunchTpaAppend(append, nullptr), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    std::vector<uint16_t> want = nothing;
+    std::copy_n(got.begin() + first * (size / rows), count * (size / rows),
+                want.begin());
+    ASSERT_EQ(appended.Read(), want) << first << ", " << count;
+  }
   for (int64_t i = size; i < size + kGap; ++i) ASSERT_EQ(got[i], nothing[i]);
 
   const int64_t octets = (s.num_heads + 7) / 8;
@@ -301,6 +318,11 @@ TEST_F(TpaAppendGpuTest, RefusesWhatItCannotDo) {
   params.factors.position = LrpeType::kCosine;
   EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaErrorInvalidValue);
   params.factors.position = LrpeType::kNone;
+  params.query_rows = 1;  // of no rows
+  EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaErrorInvalidValue);
+  params.query_rows = -1;
+  EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaErrorInvalidValue);
+  params.query_rows = 0;
   params.cache.page_stride -= 8;
   EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaErrorInvalidValue);
 }

@@ -153,9 +153,10 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
         decode.factors = all;
       } else {
         decode.queries = queries.data();
-        ASSERT_EQ(LaunchTpaAppend({s, decode.cache, row_sequence.data(),
-                                   positions.data(), rows, all, queries.data()},
-                                  nullptr),
+        ASSERT_EQ(LaunchTpaAppend(
+                      {s, decode.cache, row_sequence.data(), positions.data(),
+                       rows, all, queries.data(), 0, rows},
+                      nullptr),
                   cudaSuccess);
       }
       ASSERT_EQ(LaunchTpaDecode(decode, plan, nullptr), cudaSuccess);
