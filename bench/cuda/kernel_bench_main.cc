@@ -10,6 +10,7 @@
 #include "bench/cuda/linear_noncausal_bench.h"
 #include "bench/cuda/linear_prefill_bench.h"
 #include "bench/cuda/matmul_bench.h"
+#include "bench/cuda/sampling_bench.h"
 #include "bench/cuda/small_ops_bench.h"
 #include "bench/cuda/tpa_bench.h"
 #include "bench/cuda/tpa_prefill_bench.h"
@@ -34,6 +35,7 @@ constexpr Operation kOperations[] = {
     {"lrpe", [](const BenchOptions&) { return recurve::bench::BenchLrpe(); }},
     {"matmul", recurve::bench::BenchMatmul},
     {"norm", [](const BenchOptions&) { return recurve::bench::BenchNorm(); }},
+    {"sampling", recurve::bench::BenchSampling},
     {"tpa_prefill", recurve::bench::BenchTpaPrefill},
 };
 
@@ -41,7 +43,7 @@ constexpr char kUsage[] =
     "usage: recurve-kernel-bench [--json FILE] [--commit ID] [--quick]\n"
     "                            [--only tpa|linear|linear_noncausal|\n"
     "                                    "
-    "linear_prefill|lrpe|matmul|norm|tpa_prefill]\n"
+    "linear_prefill|lrpe|matmul|norm|sampling|tpa_prefill]\n"
     "                            [--shape PART_OF_A_NAME]\n";
 
 int Usage() {

@@ -1,0 +1,17 @@
+#ifndef RECURVE_BENCH_CUDA_SAMPLING_BENCH_H_
+#define RECURVE_BENCH_CUDA_SAMPLING_BENCH_H_
+
+#include <vector>
+
+#include "bench/cuda/gpu_timer.h"
+
+namespace recurve {
+namespace bench {
+
+// Drawing a token for each row of logits: as a step ends.
+std::vector<Result> BenchSampling(const BenchOptions& options);
+
+}  // namespace bench
+}  // namespace recurve
+
+#endif  // RECURVE_BENCH_CUDA_SAMPLING_BENCH_H_
