@@ -101,6 +101,20 @@ __device__ __forceinline__ void SendFour(uint32_t address, uint32_t barrier,
       : "memory");
 #endif
 }
+// Two words of 8 bytes each, in the same way.
+__device__ __forceinline__ void SendPair(uint32_t address, uint32_t barrier,
+                                         int rank, uint64_t a, uint64_t b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .u32 there, counted;"
+      "  mapa.shared::cluster.u32 there, %0, %2;"
+      "  mapa.shared::cluster.u32 counted, %1, %2;"
+      "  st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 "
+      "[there], {%3, %4}, [counted]; }" ::"r"(address),
+      "r"(barrier), "r"(rank), "l"(a), "l"(b)
+      : "memory");
+#endif
+}
 // Of the block's own scope: a release to the cluster would wait for all of the
 // warp's stores to global memory. What this orders is reads of shared memory
 // whose values have been used already.

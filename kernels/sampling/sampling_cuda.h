@@ -85,6 +85,11 @@ struct CudaSampleParams {
 // cudaErrorInvalidValue for negative num_samples, or vocab outside 1 to
 // kMaxSampleVocab.
 cudaError_t LaunchSample(const CudaSampleParams& params, cudaStream_t stream);
+// The same by so many thread blocks a sample, which LaunchSample chooses
+// (sampling_plan.h): 1, or 2, 4 or 8 on devices of compute capability 9.0, else
+// cudaErrorNotSupported.
+cudaError_t LaunchSampleOf(int blocks, const CudaSampleParams& params,
+                           cudaStream_t stream);
 
 // Adds tokens to a row of the table of counts.
 struct CudaCountParams {

@@ -72,11 +72,10 @@ inline constexpr int kSampleExpEntries = 32;
 // Below this exp is less than half of 2^-40.
 inline constexpr double kSampleExpMin = -29;
 
-// exp(x) for x <= 0, within 2^-48 of it; exactly 1 at 0, and 0 below
-// kSampleExpMin and at -Inf. `table` is RECURVE_SAMPLE_EXP_TABLE. A NaN gives
-// 0.
-RECURVE_HOST_DEVICE inline double SampleExp(double x, const double* table) {
-  if (!(x >= kSampleExpMin)) return 0;
+// exp(x) for kSampleExpMin <= x <= 0, within 2^-48 of it; exactly 1 at 0.
+// `table` is RECURVE_SAMPLE_EXP_TABLE.
+RECURVE_HOST_DEVICE inline double SampleExpInRange(double x,
+                                                   const double* table) {
   // x = k · ln 2 / 32 + r. Adding and taking away 1.5 · 2^52 rounds to k.
   constexpr double kRound = 0x1.8p52;
   const double k =
@@ -91,6 +90,11 @@ RECURVE_HOST_DEVICE inline double SampleExp(double x, const double* table) {
   const double power =
       SampleFromBits(static_cast<uint64_t>(1023 + (n >> 5)) << 52);
   return SampleMul(SampleMul(p, table[n & 31]), power);
+}
+
+// The same for any x <= 0: 0 below kSampleExpMin, at -Inf and for a NaN.
+RECURVE_HOST_DEVICE inline double SampleExp(double x, const double* table) {
+  return x >= kSampleExpMin ? SampleExpInRange(x, table) : 0;
 }
 
 // A weight as a number of 2^-40. REQUIRES: 0 <= weight < 2^11.
