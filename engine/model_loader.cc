@@ -28,6 +28,9 @@
 namespace recurve {
 namespace {
 
+// Of the factor cache, if nobody says.
+constexpr int64_t kDefaultPoolBytes = int64_t{1} << 30;
+
 absl::Status CheckChoice(absl::string_view option, absl::string_view value,
                          const std::vector<std::string>& choices,
                          absl::string_view context) {
@@ -150,8 +153,10 @@ absl::Status PlaceModel(const ModelDefinition& model,
   return absl::OkStatus();
 }
 
+// Sets engine->max_model_len.
 absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
                                       const ModelOptions& options,
+                                      int64_t pool_bytes,
                                       const Placement& placement,
                                       EngineOptions* engine) {
   Capacity capacity;
@@ -174,11 +179,11 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
     capacity.num_pages =
         options.kv_pages > 0
             ? options.kv_pages
-            : std::min(options.kv_pool_bytes / page_bytes,
+            : std::min(pool_bytes / page_bytes,
                        pages_per_sequence * capacity.num_slots);
     if (capacity.num_pages < 1 || capacity.num_pages > (1 << 30)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "--kv-pool-bytes is ", options.kv_pool_bytes, " and --kv-pages ",
+          "--kv-pool-bytes is ", pool_bytes, " and --kv-pages ",
           options.kv_pages, ", which makes ", capacity.num_pages, " pages of ",
           page_bytes, " bytes; expected 1 to ", 1 << 30));
     }
@@ -215,13 +220,20 @@ CudaBackend::Options CudaOptions(const Placement& placement,
 }
 #endif
 
-// Before any weight is loaded: what surely does not fit is refused.
-absl::Status CheckMemory(const ModelDefinition& model,
-                         const Placement& placement, const Capacity& capacity,
-                         const EngineOptions& engine) {
-  if (!placement.cuda) return absl::OkStatus();
+// Bytes of the GPU that a server surely takes, known before any weight is
+// loaded.
+struct GpuNeeds {
+  int64_t weights = 0;
+  int64_t cache = 0;
+  int64_t state = 0;
   int64_t attention = 0;
   int64_t sampling = 0;
+};
+absl::StatusOr<GpuNeeds> PlanGpu(const ModelDefinition& model,
+                                 const Placement& placement,
+                                 const Capacity& capacity,
+                                 const EngineOptions& engine) {
+  GpuNeeds needs;
 #ifdef RECURVE_HAVE_CUDA
   std::vector<TpaShape> shapes;
   for (const LayerDefinition& layer : model.layers) {
@@ -229,10 +241,10 @@ absl::Status CheckMemory(const ModelDefinition& model,
       shapes.push_back(tpa->config.shape);
   }
   RECURVE_ASSIGN_OR_RETURN(
-      attention, CudaBackend::AttentionBytes(
-                     CudaOptions(placement, capacity, engine), shapes));
-  sampling = CudaSampler::DeviceBytes(capacity.num_slots + 1,
-                                      capacity.num_slots, model.vocab_size);
+      needs.attention, CudaBackend::AttentionBytes(
+                           CudaOptions(placement, capacity, engine), shapes));
+  needs.sampling = CudaSampler::DeviceBytes(
+      capacity.num_slots + 1, capacity.num_slots, model.vocab_size);
 #else
   (void)engine;
 #endif
@@ -240,21 +252,66 @@ absl::Status CheckMemory(const ModelDefinition& model,
   const int64_t tied = model.head.data == model.embedding.data
                            ? model.embedding.num_elements()
                            : 0;
-  const auto weights = static_cast<int64_t>(
+  needs.weights = static_cast<int64_t>(
       (model.parameters + tied) *
       SizeOf(placement.weight_dtype.value_or(model.embedding.dtype)));
-  const int64_t cache =
+  needs.cache =
       (capacity.num_pages + 1) * kPageTokens * capacity.cache_bytes_per_token;
-  const int64_t state =
-      (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
-  if (weights + cache + state + attention + sampling <= placement.free_bytes)
+  needs.state = (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
+  return needs;
+}
+
+// What the factor cache may take.
+absl::StatusOr<int64_t> PoolBytes(const ModelDefinition& model,
+                                  const ModelOptions& options,
+                                  const Placement& placement,
+                                  const EngineOptions& engine) {
+  if (options.kv_pool_bytes > 0) return options.kv_pool_bytes;
+  if (!placement.cuda) return kDefaultPoolBytes;
+  // About what a row of activations takes, in rows as wide as the model.
+  constexpr int64_t kActivations = 16;
+  const int64_t rows =
+      std::max(engine.max_num_batched_tokens, engine.max_num_seqs);
+  const int64_t activations = rows * kActivations * model.hidden_size *
+                              static_cast<int64_t>(sizeof(float));
+  // What attention works in grows with the longest sequence, which the cache
+  // may limit: first as if attention took nothing.
+  GpuNeeds needs;
+  for (int pass = 0; pass < 2; ++pass) {
+    EngineOptions of = engine;
+    RECURVE_ASSIGN_OR_RETURN(
+        const Capacity capacity,
+        PlanCapacity(
+            model, options,
+            DefaultGpuPoolBytes(placement.free_bytes,
+                                needs.weights + needs.state + needs.attention +
+                                    needs.sampling + activations),
+            placement, &of));
+    RECURVE_ASSIGN_OR_RETURN(needs, PlanGpu(model, placement, capacity, of));
+  }
+  return DefaultGpuPoolBytes(placement.free_bytes,
+                             needs.weights + needs.state + needs.attention +
+                                 needs.sampling + activations);
+}
+
+// Before any weight is loaded: what surely does not fit is refused.
+absl::Status CheckMemory(const ModelDefinition& model,
+                         const Placement& placement, const Capacity& capacity,
+                         const EngineOptions& engine) {
+  if (!placement.cuda) return absl::OkStatus();
+  RECURVE_ASSIGN_OR_RETURN(const GpuNeeds needs,
+                           PlanGpu(model, placement, capacity, engine));
+  if (needs.weights + needs.cache + needs.state + needs.attention +
+          needs.sampling <=
+      placement.free_bytes) {
     return absl::OkStatus();
+  }
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the GPU has ", placement.free_bytes, " bytes free; needed are ", weights,
-      " for weights, ", cache, " for ", capacity.num_pages,
-      " pages of the factor cache, ", state, " for the state of ",
-      capacity.num_slots, " sequences, ", attention, " for attention and ",
-      sampling,
+      "the GPU has ", placement.free_bytes, " bytes free; needed are ",
+      needs.weights, " for weights, ", needs.cache, " for ", capacity.num_pages,
+      " pages of the factor cache, ", needs.state, " for the state of ",
+      capacity.num_slots, " sequences, ", needs.attention,
+      " for attention and ", needs.sampling,
       " for sampling (lower --kv-pool-bytes or --kv-pages, --max-num-seqs, "
       "--max-model-len or --max-num-batched-tokens)"));
 }
@@ -285,6 +342,11 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
 
 }  // namespace
 
+int64_t DefaultGpuPoolBytes(int64_t free_bytes, int64_t others) {
+  const int64_t reserve = (int64_t{1} << 30) + free_bytes / 16;
+  return std::max(free_bytes - others - reserve, kDefaultPoolBytes);
+}
+
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
     const std::string& path, const std::string& kind,
     const ModelDefinition& model) {
@@ -313,6 +375,10 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
     return absl::InvalidArgumentError(absl::StrCat(
         "--kv-pages is ", options.kv_pages, "; expected 0 to ", 1 << 30));
   }
+  if (options.kv_pool_bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--kv-pool-bytes is ", options.kv_pool_bytes, "; expected 0 or more"));
+  }
   if (options.swap_bytes < 0 || options.swap_bytes > (int64_t{1} << 50)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--swap-bytes is ", options.swap_bytes, "; expected 0 to ",
@@ -326,8 +392,11 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_RETURN_IF_ERROR(PlaceModel(model, options, &placement));
   LoadedModel loaded;
   loaded.device = placement.description;
-  RECURVE_ASSIGN_OR_RETURN(loaded.capacity,
-                           PlanCapacity(model, options, placement, engine));
+  RECURVE_ASSIGN_OR_RETURN(const int64_t pool_bytes,
+                           PoolBytes(model, options, placement, *engine));
+  RECURVE_ASSIGN_OR_RETURN(
+      loaded.capacity,
+      PlanCapacity(model, options, pool_bytes, placement, engine));
   RECURVE_RETURN_IF_ERROR(
       CheckMemory(model, placement, loaded.capacity, *engine));
   RECURVE_ASSIGN_OR_RETURN(

@@ -32,8 +32,9 @@ struct ModelOptions {
   bool exact = true;
   int num_threads = 0;   // CPU threads; 0: one a core
   int64_t kv_pages = 0;  // pages of the TPA factor cache; 0: from kv_pool_bytes
-  int64_t kv_pool_bytes = int64_t{1}
-                          << 30;  // the most the factor cache may take
+  // The most that the factor cache may take; 0: 1 GiB on the CPU, on a GPU
+  // DefaultGpuPoolBytes.
+  int64_t kv_pool_bytes = 0;
   // Memory of the host, page-locked for a GPU, that preempted sequences are
   // saved in; 0: they are computed again.
   int64_t swap_bytes = int64_t{1} << 30;
@@ -70,6 +71,12 @@ struct LoadedModel {
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
     const std::string& path, const std::string& kind,
     const ModelDefinition& model);
+
+// What the factor cache takes of a GPU with so many bytes free if nobody says,
+// where `others` go to weights, states and what steps work in: what is left
+// but 1 GiB and a sixteenth of the free ones, which are for graphs, libraries
+// and what is not counted; 1 GiB, as on the CPU, if that is more.
+int64_t DefaultGpuPoolBytes(int64_t free_bytes, int64_t others);
 
 // Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means as much
 // as model and cache allow; it is set to what holds. InvalidArgument names the

@@ -175,7 +175,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "max-queued-requests", o.engine.max_queued_requests,
       "Requests that may wait beyond max-num-seqs");
   Add(app, "kv-pool-bytes", o.model.kv_pool_bytes,
-      "The most the TPA factor cache may take");
+      "The most the TPA factor cache may take; 0: 1 GiB on the CPU, on a GPU "
+      "what is left of its memory");
   Add(app, "kv-pages", o.model.kv_pages,
       "Pages of 64 tokens in the TPA factor cache; 0: from kv-pool-bytes");
   Add(app, "swap-bytes", o.model.swap_bytes,

@@ -251,6 +251,28 @@ TEST_F(ModelLoaderTest, ThePoolLimitsThePages) {
   engine_.max_model_len = 0;
   EXPECT_THAT(Status(),
               FailsWith(kInvalid, "--kv-pool-bytes is 10239", "10240 bytes"));
+  options_.kv_pool_bytes = -1;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--kv-pool-bytes is -1", "0 or"));
+}
+
+// On the CPU 1 GiB, of which the model takes what its sequences can use.
+TEST_F(ModelLoaderTest, APoolByDefault) {
+  options_.kv_pool_bytes = 0;
+  engine_.max_model_len = 0;
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_FALSE(loaded->capacity.max_model_len_reduced);
+  EXPECT_EQ(loaded->capacity.num_pages,
+            (loaded->capacity.max_model_len + 63) / 64 * engine_.max_num_seqs);
+}
+
+TEST(DefaultGpuPoolBytesTest, TakesWhatIsLeft) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  EXPECT_EQ(DefaultGpuPoolBytes(80 * kGiB, 10 * kGiB), 64 * kGiB);
+  EXPECT_EQ(DefaultGpuPoolBytes(16 * kGiB, 3 * kGiB), 11 * kGiB);
+  // Never less than on the CPU; whether that fits is found out later.
+  EXPECT_EQ(DefaultGpuPoolBytes(16 * kGiB, 13 * kGiB), kGiB);
+  EXPECT_EQ(DefaultGpuPoolBytes(8 * kGiB, 20 * kGiB), kGiB);
 }
 
 TEST_F(ModelLoaderTest, AModelWithoutTpaNeedsNoPages) {
