@@ -62,11 +62,12 @@ def describe(step):
 def read(step):
     """(name, begin, working from, end) in microseconds, by begin.
 
-    From the first kernel on: between the copy before it and the graph there is
-    what tracing costs the host.
+    From the first kernel of the graph on: between what brings the step's numbers
+    (a copy, and a kernel that moves them) and the graph there is what tracing
+    costs the host.
     """
     spans, last = [], 0.0
-    rows = list(itertools.dropwhile(lambda row: row[0] == "copy", step["spans"]))
+    rows = list(itertools.dropwhile(lambda row: row[0] in ("copy", "copy_kernel"), step["spans"]))
     if not rows:
         raise SystemExit(f"plot_timeline: the step of {describe(step)} has no "
                          "kernels; was it traced?")

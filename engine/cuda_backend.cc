@@ -50,7 +50,21 @@ absl::StatusOr<int64_t> CudaBackend::AttentionBytes(
   RECURVE_RETURN_IF_ERROR(CudaStatus(GetTpaDevice(&device), "device"));
   CudaTpa tpa(TpaOptions(options), device);
   for (const TpaShape& shape : shapes) tpa.AddShape(shape);
-  return tpa.DeviceBytes();
+  int64_t bytes = 0;
+  if (!tpa.empty()) {
+    RECURVE_ASSIGN_OR_RETURN(bytes, tpa.DeviceBytes());
+  }
+  return bytes +
+         CudaStepBuffer::DeviceBytes(StepBytes(options, tpa.step_bytes()));
+}
+
+// Numbers of each row and run, of each sequence with its pages, and what
+// attention and sampling add; some room for alignment.
+int64_t CudaBackend::StepBytes(const Options& options, int64_t tpa) {
+  const int64_t sequences = BucketOf(options.max_sequences);
+  const int64_t page_bytes = 4 * std::max<int64_t>(options.max_pages, 1);
+  return (36 + 96) * RowCapacity(options) + (64 + page_bytes) * sequences +
+         tpa + CudaSampler::StepBytes(sequences) + 4096;
 }
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
@@ -219,13 +233,8 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   // show in models of finer weights.
   if (!states_.empty() && weight_dtype() == "bfloat16") linear_->UseChunks();
 
-  // A step: numbers of each row and run, of each sequence with its pages, and
-  // what attention and sampling add; some room for alignment.
-  const int64_t sequences = BucketOf(options_.max_sequences);
-  const int64_t page_bytes = 4 * std::max<int64_t>(options_.max_pages, 1);
   RECURVE_RETURN_IF_ERROR(
-      step_.Allocate((36 + 96) * row_capacity_ + (64 + page_bytes) * sequences +
-                     tpa_->step_bytes() + sampler_.step_bytes() + 4096));
+      step_.Allocate(StepBytes(options_, tpa_->step_bytes())));
   return CudaStatus(cudaDeviceSynchronize(), "allocating");
 }
 

@@ -26,11 +26,12 @@
 
 namespace recurve {
 
-// The model on one GPU and one stream. Weights are held in 16 bits or float32,
+// The model on one GPU and one stream, but for copies from and to the host.
+// Weights are held in 16 bits or float32,
 // recurrent states are float32, TPA factors 16-bit; activations are float32,
 // but for those that only products read, which have the weights' type. All
 // memory is allocated while a model is built; a step copies what changes to
-// fixed places in one transfer.
+// fixed places in one transfer, which passes while the step before runs.
 //
 // Exactness: every kernel computes a row from that row alone. Steps
 // and prompts (TokenKind) are multiplied with 16-bit weights, and attended, by
@@ -66,7 +67,8 @@ class CudaBackend : public Backend {
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(
       const Options& options);
   // Before there is a backend: what attention of layers of these shapes will
-  // take on the device besides the cache. InvalidArgument, with the limit.
+  // take on the device besides the cache, and what steps are made of.
+  // InvalidArgument, with the limit.
   static absl::StatusOr<int64_t> AttentionBytes(
       const Options& options, absl::Span<const TpaShape> shapes);
   ~CudaBackend() override;
@@ -176,6 +178,8 @@ class CudaBackend : public Backend {
   static int64_t RowCapacity(const Options& options);
   static TpaElement ElementOf(DType kv_dtype);
   static CudaTpa::Options TpaOptions(const Options& options);
+  // Room of a step in a CudaStepBuffer, of which attention takes `tpa`.
+  static int64_t StepBytes(const Options& options, int64_t tpa);
   const float* Vector(VectorId id) const;  // null for the id -1
   TpaElement tpa_element() const { return ElementOf(options_.kv_dtype); }
   TpaCudaCache CacheView(const TpaCache& cache) const;

@@ -82,8 +82,8 @@ absl::Status CudaSampler::Allocate(int64_t slots, int64_t samples,
   return absl::OkStatus();
 }
 
-int64_t CudaSampler::step_bytes() const {
-  return max_samples_ * static_cast<int64_t>(sizeof(CudaSampleRow)) + 16;
+int64_t CudaSampler::StepBytes(int64_t samples) {
+  return samples * static_cast<int64_t>(sizeof(CudaSampleRow)) + 16;
 }
 
 absl::Status CudaSampler::Count(absl::Span<const int32_t> tokens, uint32_t flag,

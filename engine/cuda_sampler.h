@@ -34,9 +34,9 @@ class CudaSampler {
   // Memory on the device for so many slots (slot 0 included), samples in a
   // step, and logits in a row.
   static int64_t DeviceBytes(int64_t slots, int64_t samples, int64_t logits);
+  // Room that a step of so many samples takes in a CudaStepBuffer.
+  static int64_t StepBytes(int64_t samples);
   absl::Status Allocate(int64_t slots, int64_t samples, int64_t logits);
-  // Room that a step takes in a CudaStepBuffer.
-  int64_t step_bytes() const;
 
   // The samples of `batch`, which lives until they are read. `rows`: the row of
   // each in the logits of its launch. What is launched has `padded` samples;

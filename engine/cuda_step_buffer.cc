@@ -12,7 +12,7 @@ CudaStepBuffer::~CudaStepBuffer() {
     (void)cudaStreamSynchronize(bus_);
     cudaStreamDestroy(bus_);
   }
-  for (cudaEvent_t event : arrivals_) {
+  for (cudaEvent_t event : {has_arrived_, was_moved_}) {
     if (event != nullptr) cudaEventDestroy(event);
   }
 }
@@ -23,37 +23,42 @@ absl::Status CudaStepBuffer::Allocate(int64_t bytes) {
   for (const auto& [memory, kind] :
        {std::pair(&hosts_[0], CudaMemory::Kind::kHost),
         std::pair(&hosts_[1], CudaMemory::Kind::kHost),
-        std::pair(&arrived_[0], CudaMemory::Kind::kDevice),
-        std::pair(&arrived_[1], CudaMemory::Kind::kDevice),
+        std::pair(&arrived_, CudaMemory::Kind::kDevice),
         std::pair(&device_, CudaMemory::Kind::kDevice)}) {
-    RECURVE_ASSIGN_OR_RETURN(*memory,
-                             CudaMemory::Allocate(kind, whole, "a step"));
+    RECURVE_ASSIGN_OR_RETURN(
+        *memory, CudaMemory::Allocate(
+                     kind, whole,
+                     "a step's numbers; lower --max-num-seqs, --max-model-len "
+                     "or --max-num-batched-tokens"));
   }
   RECURVE_RETURN_IF_ERROR(CudaStatus(
       cudaStreamCreateWithFlags(&bus_, cudaStreamNonBlocking), "stream"));
-  for (cudaEvent_t& event : arrivals_) {
+  for (cudaEvent_t* event : {&has_arrived_, &was_moved_}) {
     RECURVE_RETURN_IF_ERROR(CudaStatus(
-        cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event"));
+        cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event"));
   }
   return absl::OkStatus();
 }
 
 absl::Status CudaStepBuffer::Copy(cudaStream_t stream) const {
   constexpr char kWhat[] = "copying a step";
-  // The step that read from there last is done, says Clear.
+  // What arrived last is moved as its step begins.
   RECURVE_RETURN_IF_ERROR(
-      CudaStatus(cudaMemcpyAsync(arrived_[turn_].data(), hosts_[turn_].data(),
-                                 used_, cudaMemcpyHostToDevice, bus_),
+      CudaStatus(cudaStreamWaitEvent(bus_, was_moved_, 0), kWhat));
+  RECURVE_RETURN_IF_ERROR(
+      CudaStatus(cudaMemcpyAsync(arrived_.data(), hosts_[turn_].data(), used_,
+                                 cudaMemcpyHostToDevice, bus_),
                  kWhat));
   RECURVE_RETURN_IF_ERROR(
-      CudaStatus(cudaEventRecord(arrivals_[turn_], bus_), kWhat));
+      CudaStatus(cudaEventRecord(has_arrived_, bus_), kWhat));
   RECURVE_RETURN_IF_ERROR(
-      CudaStatus(cudaStreamWaitEvent(stream, arrivals_[turn_], 0), kWhat));
-  return CudaStatus(
-      LaunchCopy({arrived_[turn_].data(), device_.data(),
+      CudaStatus(cudaStreamWaitEvent(stream, has_arrived_, 0), kWhat));
+  RECURVE_RETURN_IF_ERROR(CudaStatus(
+      LaunchCopy({arrived_.data(), device_.data(),
                   (used_ + kCopyMultiple - 1) / kCopyMultiple * kCopyMultiple},
                  stream),
-      kWhat);
+      kWhat));
+  return CudaStatus(cudaEventRecord(was_moved_, stream), kWhat);
 }
 
 }  // namespace recurve

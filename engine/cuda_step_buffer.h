@@ -19,7 +19,8 @@ namespace recurve {
 // Two steps may be under way. What one is made of crosses the bus while the one
 // before it runs, on a stream of its own, to memory beside that which the
 // running step reads; and is moved there when that has ended, by one small
-// kernel. So the device does not wait for the bus between two steps.
+// kernel. So the device does not wait for the bus between two steps, and the
+// bus for no more than a step's begin.
 //
 // Not thread-safe.
 class CudaStepBuffer {
@@ -29,8 +30,9 @@ class CudaStepBuffer {
   CudaStepBuffer(const CudaStepBuffer&) = delete;
   CudaStepBuffer& operator=(const CudaStepBuffer&) = delete;
 
-  // Device memory that Allocate takes.
-  static int64_t DeviceBytes(int64_t bytes) { return 3 * bytes; }
+  // Device memory that Allocate takes, about.
+  static int64_t DeviceBytes(int64_t bytes) { return 2 * bytes; }
+  // ResourceExhausted, naming what to lower.
   absl::Status Allocate(int64_t bytes);
 
   // Begins a step. The last but one must be done.
@@ -52,17 +54,19 @@ class CudaStepBuffer {
     return reinterpret_cast<std::remove_const_t<T>*>(hosts_[turn_].data() + at);
   }
 
-  // Brings what was written to the device, for what `stream` does from here on.
+  // Brings what was written to the device, for what `stream` does from here on;
+  // always the same stream.
   absl::Status Copy(cudaStream_t stream) const;
 
  private:
   int turn_ = 0;
   int64_t used_ = 0;
   CudaMemory hosts_[2];
-  CudaMemory arrived_[2];  // on the device
+  CudaMemory arrived_;  // on the device
   CudaMemory device_;
   cudaStream_t bus_ = nullptr;
-  cudaEvent_t arrivals_[2] = {};
+  cudaEvent_t has_arrived_ = nullptr;
+  cudaEvent_t was_moved_ = nullptr;
 };
 
 }  // namespace recurve

@@ -170,11 +170,8 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
 
 absl::StatusOr<int64_t> CudaTpa::DeviceBytes() {
   RECURVE_ASSIGN_OR_RETURN(const Sizes sizes, Measure());
-  int64_t step = 0;
-  for (const Shape& shape : shapes_) step += shape.schedule_bytes;
   return sizes.prefill_schedules + sizes.scratch + sizes.prefill_scratch +
-         sizes.queries + sizes.formed + sizes.attended +
-         CudaStepBuffer::DeviceBytes(step);
+         sizes.queries + sizes.formed + sizes.attended;
 }
 
 absl::Status CudaTpa::Allocate() {

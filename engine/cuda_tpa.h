@@ -52,12 +52,12 @@ class CudaTpa {
   const TpaShape& shape(size_t number) const { return shapes_[number].shape; }
   // Rows that position tables need beyond Options::table_rows.
   int64_t piece_rows() const { return piece_tokens_; }
-  // Room that a step takes in a CudaStepBuffer, page tables included; after
-  // Allocate.
-  int64_t step_bytes() const;
   // What Allocate will take of the device, for the shapes so far.
   // InvalidArgument, with the limit.
   absl::StatusOr<int64_t> DeviceBytes();
+  // Room that a step takes in a CudaStepBuffer, page tables included; after
+  // DeviceBytes or Allocate.
+  int64_t step_bytes() const;
   // Allocates what launches need, when all shapes are known. InvalidArgument
   // or ResourceExhausted, with the limit.
   absl::Status Allocate();

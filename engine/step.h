@@ -103,8 +103,8 @@ struct StepOutput {
   // Concerns those alone that wanted them.
   absl::Status logits_status;
   // From the end of the step before on the device to this one's first kernel,
-  // what it needs from the host being copied; and from there to its end. 0
-  // where that is not measured.
+  // what it needs from the host being there; and from there to its end. 0 where
+  // that is not measured.
   double device_idle_seconds = 0;
   double device_seconds = 0;
 };

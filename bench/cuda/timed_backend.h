@@ -99,7 +99,7 @@ class TimedBackend : public Backend {
       cudaStreamWaitEvent(backend_->stream(), gate_);
     }
     absl::Status status;
-    Timed("begin (copy, tables, schedules)",
+    Timed("begin (copy, tables, schedules of prompts)",
           [&] { status = backend_->BeginStep(batch); });
     return status;
   }

@@ -1,18 +1,19 @@
 #include "kernels/common/shared_memory.h"
 
 #include <map>
-#include <mutex>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace recurve {
 
 cudaError_t AllowSharedMemory(const void* kernel, int bytes) {
-  static auto* const mutex = new std::mutex;
+  static auto* const mutex = new Mutex;
   static auto* const allowed = new std::map<std::pair<const void*, int>, int>;
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  const std::lock_guard<std::mutex> lock(*mutex);
+  const MutexLock lock(mutex);
   int& most = (*allowed)[{kernel, device}];
   if (bytes <= most) return cudaSuccess;
   error = cudaFuncSetAttribute(

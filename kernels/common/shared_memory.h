@@ -7,7 +7,8 @@ namespace recurve {
 
 // Before a launch: allows `kernel` so many bytes of dynamic shared memory on
 // the current device. The driver is asked where it has not been yet, or for
-// less: that takes a tenth of what a launch does. Thread-safe.
+// less: that takes a tenth of what a launch does. (So the device must not be
+// reset.) Thread-safe.
 cudaError_t AllowSharedMemory(const void* kernel, int bytes);
 
 template <typename... Params>

@@ -4,13 +4,15 @@
 // SampleRow (sampling.h) on the GPU: for the same logits the same tokens and
 // log-probabilities, bit for bit. Weights and their sums are those of
 // sampling_weight.h; a rank is that of a 64-bit key; where a truncation ends is
-// found by histograms of keys, and what they add up are integers.
+// found by histograms, of logits and then of keys, until few tokens are left,
+// which are ranked each for itself; what they add up are integers.
 //
 // What a request asks is in device memory, so that a captured graph serves any.
 // Two tables have a row for each state slot: how often a token was seen, and
 // the request's bias. Whoever launches keeps them (engine/cuda_sampler.h).
 //
-// Every pointer is device memory. Nothing here allocates or synchronises.
+// Every pointer is device memory, but for CudaSampleRow::copy. Nothing here
+// allocates or synchronises.
 
 #include <cuda_runtime_api.h>
 

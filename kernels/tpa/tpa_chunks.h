@@ -102,7 +102,7 @@ RECURVE_HOST_DEVICE constexpr int TpaPartialCount(int begin, int end,
 }
 
 // The work of a launch, shared out in one of three ways, whichever should leave
-// the most laden block the least (tpa_schedule.cu):
+// the most laden block the least (tpa_schedule.cc):
 //
 //  - Rows have blocks of their own, each row as many as no block of it takes
 //    more than a share. A block then has one row, its queries and, most often,

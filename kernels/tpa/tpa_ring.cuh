@@ -330,9 +330,9 @@ class TpaCopier {
   // All the rest.
   //
   // Until it waits for the launch in front, it reads only what is older than
-  // the schedule, which nothing overtakes (tpa_schedule.cu), but for the place
-  // of a new token, if others complete its page: what is read there is not
-  // used.
+  // the schedule, which nothing overtakes (rows_cuda.h, LaunchCopy), but for
+  // the place of a new token, if others complete its page: what is read there
+  // is not used.
   __device__ __forceinline__ void CopyShare() {
     const TpaCudaDecodeParams& p = args_.p;
     const int first_row = Word(offsetof(TpaBlockWork, first_row));

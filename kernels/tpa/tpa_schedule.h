@@ -73,8 +73,8 @@ struct TpaScheduleParams {
 // Shares out the work of a decode step. `schedule`: of
 // TpaScheduleParts(plan, rows, 64 · page_table_stride).bytes, all host memory;
 // what of it no launch reads is left as it is. False, and nothing is written,
-// for what the comments above rule out, or a plan of other rows. A few
-// microseconds, and some 10 of a few hundred rows.
+// for what the comments above rule out, or a plan of other rows. 2 to 20
+// microseconds of up to a few hundred rows.
 bool MakeTpaSchedule(const TpaScheduleParams& params, const TpaDecodePlan& plan,
                      void* schedule);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <tuple>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -272,13 +273,15 @@ TEST(TpaLaunchesTest, ThereIsRoomForTheSchedulesOfEveryStep) {
         if (step.runs().empty()) continue;
         ExpectAllRowsOnce(step, limits);
         for (const TpaShape& shape : kShapes) {
+          SCOPED_TRACE(testing::Message()
+                       << limits.max_tokens << " tokens, "
+                       << limits.max_sequences << " sequences, "
+                       << step.runs().size() << " runs");
           const ScheduleBytes bytes =
               BytesOfSchedules(step, shape, device, limits);
           ASSERT_LE(bytes.pieces,
                     MaxTpaPieceScheduleBytes(shape, device, limits));
-          ASSERT_LE(bytes.prefills, MaxTpaPrefillScheduleBytes(shape, limits))
-              << limits.max_tokens << " tokens, " << limits.max_sequences
-              << " sequences, " << step.runs().size() << " runs";
+          ASSERT_LE(bytes.prefills, MaxTpaPrefillScheduleBytes(shape, limits));
         }
       }
     }
