@@ -27,11 +27,11 @@
 namespace recurve {
 
 // The model on one GPU and one stream, but for copies from and to the host.
-// Weights are held in 16 bits or float32,
-// recurrent states are float32, TPA factors 16-bit; activations are float32,
-// but for those that only products read, which have the weights' type. All
-// memory is allocated while a model is built; a step copies what changes to
-// fixed places in one transfer, which passes while the step before runs.
+// Weights are held in 16 bits or float32, recurrent states are float32, TPA
+// factors 16-bit; activations are float32, but for those that only products
+// read, which have the weights' type. All memory is allocated while a model is
+// built; a step copies what changes to fixed places in one transfer, which
+// passes while the step before runs.
 //
 // Exactness: every kernel computes a row from that row alone. Steps
 // and prompts (TokenKind) are multiplied with 16-bit weights, and attended, by

@@ -63,15 +63,9 @@ size_t CudaTpa::AddShape(const TpaShape& shape) {
 
 int64_t CudaTpa::step_bytes() const {
   if (empty()) return 0;
-  const int64_t runs = MaxTpaRuns(limits_);
-  const int64_t rows = options_.max_tokens / kTpaPieceTokens + 2 * runs;
-  const int64_t pages = std::max<int64_t>(options_.max_pages, 1);
   int64_t schedules = 0;
   for (const Shape& shape : shapes_) schedules += shape.schedule_bytes;
-  // Positions and indices of tokens; of rows their pages and three numbers;
-  // room for alignment.
-  return 12 * piece_tokens_ + (16 + 4 * pages) * rows + 64 * (rows + 8) +
-         schedules + kTpaScheduleAlignment;
+  return MaxTpaStepBytes(limits_, schedules);
 }
 
 absl::StatusOr<const TpaDecodePlan*> CudaTpa::Plan(Shape& shape, int64_t rows,

@@ -16,9 +16,9 @@ struct CudaEmbedParams {
   const void* table;      // [vocab, cols], dense
   int64_t vocab;          // a token outside [0, vocab) gives zeros
   const int32_t* tokens;  // [rows]
-  const int32_t*
-      sources;  // [rows], or null: where it is not negative, the row's
-                // token is fed[sources[i] · fed_stride] instead
+  // [rows], or null: where it is not negative, the row's token is
+  // fed[sources[i] · fed_stride] instead.
+  const int32_t* sources;
   const int32_t* fed;
   int64_t fed_stride;
   float* y;  // [rows, cols]

@@ -111,6 +111,42 @@ ScheduleBytes BytesOfSchedules(const Step& step, const TpaShape& shape,
   return bytes;
 }
 
+// What CudaTpa adds to a step, in its order, from the most unfortunate place
+// on.
+int64_t BytesOfStep(const Step& step, const TpaDevice& device,
+                    const TpaStepLimits& limits) {
+  int64_t used = kTpaScheduleAlignment - 1;
+  const auto add = [&](int64_t bytes, int64_t alignment = 16) {
+    used = (used + alignment - 1) / alignment * alignment + bytes;
+  };
+  const std::vector<TpaPieceRows> pieces = CutTpaPieces(step.runs(), limits);
+  int64_t tokens = 0;
+  for (const TpaPieceRows& piece : pieces)
+    tokens += static_cast<int64_t>(piece.rows.size()) * piece.tokens;
+  add(8 * tokens);  // positions
+  for (const TpaPieceRows& piece : pieces) {
+    const auto rows = static_cast<int64_t>(piece.rows.size());
+    add(4 * rows * piece.tokens);      // indices
+    add(4 * rows * limits.max_pages);  // pages
+    for (const TpaShape& shape : kShapes) {
+      add(TpaScheduleParts(
+              PlanTpaDecode(shape, TpaDecodeForm::kParallelBn,
+                            static_cast<int>(rows),
+                            static_cast<int>(piece.tokens), device),
+              static_cast<int>(rows), kTpaPageTokens * limits.max_pages)
+              .bytes,
+          kTpaScheduleAlignment);
+    }
+  }
+  for (const TpaPrefillRuns& launch :
+       CutTpaPrefills(step.batch(), step.runs(), limits)) {
+    add(4 * (launch.rows + 1));               // where rows begin
+    add(4 * launch.rows);                     // lengths
+    add(4 * launch.rows * limits.max_pages);  // pages
+  }
+  return used;
+}
+
 // Every row is in one launch.
 void ExpectAllRowsOnce(const Step& step, const TpaStepLimits& limits) {
   std::vector<int> seen(step.num_tokens(), 0);
@@ -272,6 +308,13 @@ TEST(TpaLaunchesTest, ThereIsRoomForTheSchedulesOfEveryStep) {
         ASSERT_LE(static_cast<int64_t>(step.runs().size()), MaxTpaRuns(limits));
         if (step.runs().empty()) continue;
         ExpectAllRowsOnce(step, limits);
+        int64_t schedules = 0;
+        for (const TpaShape& shape : kShapes)
+          schedules += MaxTpaPieceScheduleBytes(shape, device, limits);
+        ASSERT_LE(BytesOfStep(step, device, limits),
+                  MaxTpaStepBytes(limits, schedules))
+            << limits.max_tokens << " tokens, " << limits.max_sequences
+            << " sequences, " << step.runs().size() << " runs";
         for (const TpaShape& shape : kShapes) {
           SCOPED_TRACE(testing::Message()
                        << limits.max_tokens << " tokens, "
