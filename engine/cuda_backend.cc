@@ -58,6 +58,17 @@ absl::StatusOr<int64_t> CudaBackend::AttentionBytes(
          CudaStepBuffer::DeviceBytes(StepBytes(options, tpa.step_bytes()));
 }
 
+int64_t CudaBackend::SamplingBytes(const Options& options, int64_t vocab,
+                                   int64_t max_inputs) {
+  const int64_t rows = BucketOf(options.max_sequences);
+  return CudaSampler::DeviceBytes(options.max_sequences + 1, rows, vocab) +
+         CudaLogits::DeviceBytes(rows, RowCapacity(options), max_inputs, vocab);
+}
+
+int64_t CudaBackend::ActivationBytes(const Options& options, int64_t cols) {
+  return RowCapacity(options) * cols * static_cast<int64_t>(sizeof(float));
+}
+
 // Numbers of each row and run, of each sequence with its pages, and what
 // attention and sampling add; some room for alignment.
 int64_t CudaBackend::StepBytes(const Options& options, int64_t tpa) {

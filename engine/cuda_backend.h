@@ -71,6 +71,11 @@ class CudaBackend : public Backend {
   // InvalidArgument, with the limit.
   static absl::StatusOr<int64_t> AttentionBytes(
       const Options& options, absl::Span<const TpaShape> shapes);
+  // Likewise, what logits of so many tokens, and sampling, take; and what
+  // activations of so many columns do.
+  static int64_t SamplingBytes(const Options& options, int64_t vocab,
+                               int64_t max_inputs);
+  static int64_t ActivationBytes(const Options& options, int64_t cols);
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;

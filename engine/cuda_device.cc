@@ -40,6 +40,7 @@ absl::StatusOr<CudaDevice> FindCudaDevice() {
     return absl::UnavailableError(
         absl::StrCat("no usable GPU: ", cudaGetErrorString(error)));
   }
+  device.integrated = properties.integrated != 0;
   device.free_bytes = static_cast<int64_t>(free);
   device.total_bytes = static_cast<int64_t>(total);
   return device;

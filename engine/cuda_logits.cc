@@ -11,21 +11,30 @@ namespace {
 constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kBytes = 64 << 20;  // on the device, about
 
+int64_t Capacity(int64_t min_rows, int64_t max_rows, int64_t max_vocab) {
+  return std::clamp(kBytes / (kFloatBytes * max_vocab), min_rows, max_rows);
+}
+
 }  // namespace
+
+int64_t CudaLogits::DeviceBytes(int64_t min_rows, int64_t max_rows,
+                                int64_t max_inputs, int64_t max_vocab) {
+  return Capacity(min_rows, max_rows, max_vocab) *
+         (max_inputs + Stride(max_vocab)) * kFloatBytes;
+}
 
 absl::Status CudaLogits::Allocate(int64_t min_rows, int64_t max_rows,
                                   int64_t max_inputs, int64_t max_vocab) {
   constexpr auto kDevice = CudaMemory::Kind::kDevice;
-  capacity_ =
-      std::clamp(kBytes / (kFloatBytes * max_vocab), min_rows, max_rows);
+  constexpr char kWhat[] = "logits; lower --max-num-seqs";
+  capacity_ = Capacity(min_rows, max_rows, max_vocab);
   RECURVE_ASSIGN_OR_RETURN(
-      inputs_,
-      CudaMemory::Allocate(kDevice, capacity_ * max_inputs * kFloatBytes,
-                           "activations"));
+      inputs_, CudaMemory::Allocate(
+                   kDevice, capacity_ * max_inputs * kFloatBytes, kWhat));
   RECURVE_ASSIGN_OR_RETURN(
       logits_,
       CudaMemory::Allocate(kDevice, capacity_ * Stride(max_vocab) * kFloatBytes,
-                           "logits"));
+                           kWhat));
   return absl::OkStatus();
 }
 

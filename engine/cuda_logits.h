@@ -17,6 +17,9 @@ namespace recurve {
 // Thread safety: none; the step thread.
 class CudaLogits {
  public:
+  // Device memory that Allocate takes.
+  static int64_t DeviceBytes(int64_t min_rows, int64_t max_rows,
+                             int64_t max_inputs, int64_t max_vocab);
   // Room on the device for `min_rows` rows at least, for more up to `max_rows`
   // if they are small, of `max_vocab` tokens at most. ResourceExhausted if
   // memory does not suffice.

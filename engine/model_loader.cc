@@ -45,7 +45,8 @@ absl::Status CheckChoice(absl::string_view option, absl::string_view value,
 struct Placement {
   bool cuda = false;
   std::string description;
-  int64_t free_bytes = 0;  // of the GPU
+  int64_t free_bytes = 0;   // of the GPU
+  bool integrated = false;  // its memory is the host's
   std::optional<DType> weight_dtype;
   DType kv_dtype = DType::kFloat32;
   TpaPageOrder page_order = TpaPageOrder::kPlain;
@@ -72,6 +73,7 @@ absl::Status ChooseDevice(const std::string& device, Placement* placement) {
   }
   placement->cuda = true;
   placement->free_bytes = found->free_bytes;
+  placement->integrated = found->integrated;
   placement->description = absl::StrCat(
       "cuda, by --device ", device, ": ", found->name, ", ", found->free_bytes,
       " of ", found->total_bytes, " bytes free");
@@ -228,8 +230,33 @@ struct GpuNeeds {
   int64_t state = 0;
   int64_t attention = 0;
   int64_t sampling = 0;
+
+  int64_t all() const { return weights + cache + state + attention + sampling; }
 };
-absl::StatusOr<GpuNeeds> PlanGpu(const ModelDefinition& model,
+
+// Matrices are held as they are stored, or as was chosen; all else is float32.
+absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
+                                    const ModelDefinition& model,
+                                    const Placement& placement) {
+  const auto held = [&](const TensorView& tensor) {
+    return static_cast<int64_t>(
+        tensor.num_elements() *
+        SizeOf(tensor.shape.size() == 2
+                   ? placement.weight_dtype.value_or(tensor.dtype)
+                   : DType::kFloat32));
+  };
+  // A head that is the embedding is loaded as a matrix of its own.
+  int64_t bytes =
+      model.head.data == model.embedding.data ? held(model.embedding) : 0;
+  for (const std::string& name : checkpoint.names()) {
+    RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
+    bytes += held(tensor);
+  }
+  return bytes;
+}
+
+absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
+                                 const ModelDefinition& model,
                                  const Placement& placement,
                                  const Capacity& capacity,
                                  const EngineOptions& engine) {
@@ -240,72 +267,77 @@ absl::StatusOr<GpuNeeds> PlanGpu(const ModelDefinition& model,
     if (const auto* tpa = std::get_if<TpaLayer>(&layer.mixer))
       shapes.push_back(tpa->config.shape);
   }
-  RECURVE_ASSIGN_OR_RETURN(
-      needs.attention, CudaBackend::AttentionBytes(
-                           CudaOptions(placement, capacity, engine), shapes));
-  needs.sampling = CudaSampler::DeviceBytes(
-      capacity.num_slots + 1, capacity.num_slots, model.vocab_size);
+  const CudaBackend::Options options = CudaOptions(placement, capacity, engine);
+  RECURVE_ASSIGN_OR_RETURN(needs.attention,
+                           CudaBackend::AttentionBytes(options, shapes));
+  needs.sampling = CudaBackend::SamplingBytes(
+      options, model.vocab_size,
+      std::max(model.hidden_size, model.intermediate_size));
 #else
   (void)engine;
 #endif
-  // A head that is the embedding is loaded as a matrix of its own.
-  const int64_t tied = model.head.data == model.embedding.data
-                           ? model.embedding.num_elements()
-                           : 0;
-  needs.weights = static_cast<int64_t>(
-      (model.parameters + tied) *
-      SizeOf(placement.weight_dtype.value_or(model.embedding.dtype)));
+  RECURVE_ASSIGN_OR_RETURN(needs.weights,
+                           WeightBytes(checkpoint, model, placement));
   needs.cache =
       (capacity.num_pages + 1) * kPageTokens * capacity.cache_bytes_per_token;
   needs.state = (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
   return needs;
 }
 
+// About what activations take.
+int64_t ActivationBytes(const ModelDefinition& model,
+                        const Placement& placement, const Capacity& capacity,
+                        const EngineOptions& engine) {
+#ifdef RECURVE_HAVE_CUDA
+  // Twice the residual; what a mixer of tokens works in, or the gate, the
+  // features and both in one; and what is rounded.
+  const int64_t cols =
+      std::max(16 * model.hidden_size,
+               4 * model.hidden_size + 4 * model.intermediate_size);
+  return CudaBackend::ActivationBytes(CudaOptions(placement, capacity, engine),
+                                      cols);
+#else
+  (void)model, (void)placement, (void)capacity, (void)engine;
+  return 0;
+#endif
+}
+
 // What the factor cache may take.
-absl::StatusOr<int64_t> PoolBytes(const ModelDefinition& model,
+absl::StatusOr<int64_t> PoolBytes(const Checkpoint& checkpoint,
+                                  const ModelDefinition& model,
                                   const ModelOptions& options,
                                   const Placement& placement,
                                   const EngineOptions& engine) {
   if (options.kv_pool_bytes > 0) return options.kv_pool_bytes;
-  if (!placement.cuda) return kDefaultPoolBytes;
-  // About what a row of activations takes, in rows as wide as the model.
-  constexpr int64_t kActivations = 16;
-  const int64_t rows =
-      std::max(engine.max_num_batched_tokens, engine.max_num_seqs);
-  const int64_t activations = rows * kActivations * model.hidden_size *
-                              static_cast<int64_t>(sizeof(float));
+  if (!placement.cuda || placement.integrated) return kDefaultPoolBytes;
   // What attention works in grows with the longest sequence, which the cache
-  // may limit: first as if attention took nothing.
-  GpuNeeds needs;
-  for (int pass = 0; pass < 2; ++pass) {
-    EngineOptions of = engine;
-    RECURVE_ASSIGN_OR_RETURN(
-        const Capacity capacity,
-        PlanCapacity(
-            model, options,
-            DefaultGpuPoolBytes(placement.free_bytes,
-                                needs.weights + needs.state + needs.attention +
-                                    needs.sampling + activations),
-            placement, &of));
-    RECURVE_ASSIGN_OR_RETURN(needs, PlanGpu(model, placement, capacity, of));
-  }
-  return DefaultGpuPoolBytes(placement.free_bytes,
-                             needs.weights + needs.state + needs.attention +
-                                 needs.sampling + activations);
+  // may limit: at most as if all of the GPU were the cache's.
+  EngineOptions most = engine;
+  RECURVE_ASSIGN_OR_RETURN(
+      const Capacity capacity,
+      PlanCapacity(model, options,
+                   std::max(placement.free_bytes, kDefaultPoolBytes), placement,
+                   &most));
+  const absl::StatusOr<GpuNeeds> needs =
+      PlanGpu(checkpoint, model, placement, capacity, most);
+  // The GPU may not take sequences as long as that, but shorter ones.
+  if (!needs.ok()) return kDefaultPoolBytes;
+  return DefaultGpuPoolBytes(
+      placement.free_bytes,
+      needs->all() - needs->cache +
+          ActivationBytes(model, placement, capacity, most));
 }
 
 // Before any weight is loaded: what surely does not fit is refused.
-absl::Status CheckMemory(const ModelDefinition& model,
+absl::Status CheckMemory(const Checkpoint& checkpoint,
+                         const ModelDefinition& model,
                          const Placement& placement, const Capacity& capacity,
                          const EngineOptions& engine) {
   if (!placement.cuda) return absl::OkStatus();
-  RECURVE_ASSIGN_OR_RETURN(const GpuNeeds needs,
-                           PlanGpu(model, placement, capacity, engine));
-  if (needs.weights + needs.cache + needs.state + needs.attention +
-          needs.sampling <=
-      placement.free_bytes) {
-    return absl::OkStatus();
-  }
+  RECURVE_ASSIGN_OR_RETURN(
+      const GpuNeeds needs,
+      PlanGpu(checkpoint, model, placement, capacity, engine));
+  if (needs.all() <= placement.free_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the GPU has ", placement.free_bytes, " bytes free; needed are ",
       needs.weights, " for weights, ", needs.cache, " for ", capacity.num_pages,
@@ -392,13 +424,14 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_RETURN_IF_ERROR(PlaceModel(model, options, &placement));
   LoadedModel loaded;
   loaded.device = placement.description;
-  RECURVE_ASSIGN_OR_RETURN(const int64_t pool_bytes,
-                           PoolBytes(model, options, placement, *engine));
+  RECURVE_ASSIGN_OR_RETURN(
+      const int64_t pool_bytes,
+      PoolBytes(checkpoint, model, options, placement, *engine));
   RECURVE_ASSIGN_OR_RETURN(
       loaded.capacity,
       PlanCapacity(model, options, pool_bytes, placement, engine));
   RECURVE_RETURN_IF_ERROR(
-      CheckMemory(model, placement, loaded.capacity, *engine));
+      CheckMemory(checkpoint, model, placement, loaded.capacity, *engine));
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, model));

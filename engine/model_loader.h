@@ -32,8 +32,8 @@ struct ModelOptions {
   bool exact = true;
   int num_threads = 0;   // CPU threads; 0: one a core
   int64_t kv_pages = 0;  // pages of the TPA factor cache; 0: from kv_pool_bytes
-  // The most that the factor cache may take; 0: 1 GiB on the CPU, on a GPU
-  // DefaultGpuPoolBytes.
+  // The most that the factor cache may take; 0: 1 GiB on the CPU, and on a GPU
+  // whose memory is the host's; on others DefaultGpuPoolBytes.
   int64_t kv_pool_bytes = 0;
   // Memory of the host, page-locked for a GPU, that preempted sequences are
   // saved in; 0: they are computed again.

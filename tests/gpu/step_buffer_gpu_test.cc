@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "engine/cuda_step_buffer.h"
 #include "gtest/gtest.h"
 #include "tests/testing/test_device.h"
@@ -20,6 +21,17 @@ void CUDART_CB AwaitFlag(void* flag) {
   while (!static_cast<std::atomic<bool>*>(flag)->load())
     std::this_thread::yield();
 }
+
+// Lets all that waits go on, whatever becomes of the test.
+struct Release {
+  absl::Span<std::atomic<bool>> go;
+  cudaStream_t stream;
+  ~Release() {
+    for (std::atomic<bool>& flag : go) flag = true;
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  }
+};
 
 TEST_F(StepBufferGpuTest, AStepFindsItsOwnNumbers) {
   constexpr int64_t kMost = 300'000;
@@ -37,6 +49,7 @@ TEST_F(StepBufferGpuTest, AStepFindsItsOwnNumbers) {
   auto* const read = read_memory->as<int32_t>();
   auto* const flags = reinterpret_cast<uint8_t*>(read + kSteps * kMost);
   std::atomic<bool> go[kSteps] = {};
+  const Release release = {absl::MakeSpan(go), stream};
   cudaEvent_t dones[kSteps];
   const int32_t* numbers = nullptr;
   const uint8_t* flag = nullptr;
@@ -82,7 +95,6 @@ TEST_F(StepBufferGpuTest, AStepFindsItsOwnNumbers) {
       ASSERT_EQ(read[i * kMost + n], 1'000'000 * i + n) << i;
     EXPECT_EQ(cudaEventDestroy(dones[i]), cudaSuccess);
   }
-  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 }  // namespace
