@@ -12,8 +12,8 @@ namespace recurve {
 struct CudaDevice {
   std::string name;
   int64_t free_bytes = 0;
-  bool integrated = false;  // its memory is the host's
   int64_t total_bytes = 0;
+  bool integrated = false;  // its memory is the host's
 };
 
 // The current device. Unavailable, with the reason, where there is none that

@@ -6,6 +6,14 @@
 #include "kernels/rows/rows_cuda.h"
 
 namespace recurve {
+namespace {
+
+// Copies are of whole pieces.
+int64_t Whole(int64_t bytes) {
+  return (bytes + kCopyMultiple - 1) / kCopyMultiple * kCopyMultiple;
+}
+
+}  // namespace
 
 CudaStepBuffer::~CudaStepBuffer() {
   if (bus_ != nullptr) {
@@ -18,8 +26,6 @@ CudaStepBuffer::~CudaStepBuffer() {
 }
 
 absl::Status CudaStepBuffer::Allocate(int64_t bytes) {
-  const int64_t whole = (bytes + kCopyMultiple - 1) / kCopyMultiple *
-                        kCopyMultiple;  // copies are of whole pieces
   for (const auto& [memory, kind] :
        {std::pair(&hosts_[0], CudaMemory::Kind::kHost),
         std::pair(&hosts_[1], CudaMemory::Kind::kHost),
@@ -27,7 +33,7 @@ absl::Status CudaStepBuffer::Allocate(int64_t bytes) {
         std::pair(&device_, CudaMemory::Kind::kDevice)}) {
     RECURVE_ASSIGN_OR_RETURN(
         *memory, CudaMemory::Allocate(
-                     kind, whole,
+                     kind, Whole(bytes),
                      "a step's numbers; lower --max-num-seqs, --max-model-len "
                      "or --max-num-batched-tokens"));
   }
@@ -54,9 +60,7 @@ absl::Status CudaStepBuffer::Copy(cudaStream_t stream) const {
   RECURVE_RETURN_IF_ERROR(
       CudaStatus(cudaStreamWaitEvent(stream, has_arrived_, 0), kWhat));
   RECURVE_RETURN_IF_ERROR(CudaStatus(
-      LaunchCopy({arrived_.data(), device_.data(),
-                  (used_ + kCopyMultiple - 1) / kCopyMultiple * kCopyMultiple},
-                 stream),
+      LaunchCopy({arrived_.data(), device_.data(), Whole(used_)}, stream),
       kWhat));
   return CudaStatus(cudaEventRecord(was_moved_, stream), kWhat);
 }

@@ -39,8 +39,7 @@ CudaTpa::CudaTpa(const Options& options, const TpaDevice& device)
       device_(device),
       limits_{options.max_tokens, options.max_sequences, options.max_pages,
               device.hopper},
-      piece_tokens_(options.max_tokens +
-                    kTpaPieceTokens * MaxTpaRuns(limits_)) {}
+      piece_tokens_(MaxTpaPieceTokens(limits_)) {}
 
 size_t CudaTpa::AddShape(const TpaShape& shape) {
   for (size_t i = 0; i < shapes_.size(); ++i) {

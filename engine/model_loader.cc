@@ -230,6 +230,7 @@ struct GpuNeeds {
   int64_t state = 0;
   int64_t attention = 0;
   int64_t sampling = 0;
+  int64_t activations = 0;  // about; not in all()
 
   int64_t all() const { return weights + cache + state + attention + sampling; }
 };
@@ -273,6 +274,11 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
   needs.sampling = CudaBackend::SamplingBytes(
       options, model.vocab_size,
       std::max(model.hidden_size, model.intermediate_size));
+  // Twice the residual; what a mixer of tokens works in, or the gate, the
+  // features and both in one; and what is rounded.
+  needs.activations = CudaBackend::ActivationBytes(
+      options, std::max(16 * model.hidden_size,
+                        4 * model.hidden_size + 4 * model.intermediate_size));
 #else
   (void)engine;
 #endif
@@ -282,24 +288,6 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
       (capacity.num_pages + 1) * kPageTokens * capacity.cache_bytes_per_token;
   needs.state = (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
   return needs;
-}
-
-// About what activations take.
-int64_t ActivationBytes(const ModelDefinition& model,
-                        const Placement& placement, const Capacity& capacity,
-                        const EngineOptions& engine) {
-#ifdef RECURVE_HAVE_CUDA
-  // Twice the residual; what a mixer of tokens works in, or the gate, the
-  // features and both in one; and what is rounded.
-  const int64_t cols =
-      std::max(16 * model.hidden_size,
-               4 * model.hidden_size + 4 * model.intermediate_size);
-  return CudaBackend::ActivationBytes(CudaOptions(placement, capacity, engine),
-                                      cols);
-#else
-  (void)model, (void)placement, (void)capacity, (void)engine;
-  return 0;
-#endif
 }
 
 // What the factor cache may take.
@@ -322,10 +310,8 @@ absl::StatusOr<int64_t> PoolBytes(const Checkpoint& checkpoint,
       PlanGpu(checkpoint, model, placement, capacity, most);
   // The GPU may not take sequences as long as that, but shorter ones.
   if (!needs.ok()) return kDefaultPoolBytes;
-  return DefaultGpuPoolBytes(
-      placement.free_bytes,
-      needs->all() - needs->cache +
-          ActivationBytes(model, placement, capacity, most));
+  return DefaultGpuPoolBytes(placement.free_bytes,
+                             needs->all() - needs->cache + needs->activations);
 }
 
 // Before any weight is loaded: what surely does not fit is refused.

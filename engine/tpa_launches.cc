@@ -148,15 +148,18 @@ int64_t MaxTpaPrefillScheduleBytes(const TpaShape& shape,
          static_cast<int64_t>(sizeof(TpaPrefillKeyTile)) * key_tiles;
 }
 
+int64_t MaxTpaPieceTokens(const TpaStepLimits& limits) {
+  return limits.max_tokens + kTpaPieceTokens * MaxTpaRuns(limits);
+}
+
 int64_t MaxTpaStepBytes(const TpaStepLimits& limits, int64_t schedules) {
   const int64_t runs = MaxTpaRuns(limits);
-  const int64_t tokens = limits.max_tokens + kTpaPieceTokens * runs;
   const int64_t rows = limits.max_tokens / kTpaPieceTokens + 2 * runs;
   const int64_t pages = std::max<int64_t>(limits.max_pages, 1);
   // Positions and indices of tokens; of rows their pages and three numbers;
   // room for alignment.
-  return 12 * tokens + (16 + 4 * pages) * rows + 64 * (rows + 8) + schedules +
-         kTpaScheduleAlignment;
+  return 12 * MaxTpaPieceTokens(limits) + (16 + 4 * pages) * rows +
+         64 * (rows + 8) + schedules + kTpaScheduleAlignment;
 }
 
 }  // namespace recurve

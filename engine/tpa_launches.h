@@ -80,6 +80,8 @@ int64_t MaxTpaPieceScheduleBytes(const TpaShape& shape, const TpaDevice& device,
                                  const TpaStepLimits& limits);
 int64_t MaxTpaPrefillScheduleBytes(const TpaShape& shape,
                                    const TpaStepLimits& limits);
+// Tokens of a step's pieces, at most, with padding.
+int64_t MaxTpaPieceTokens(const TpaStepLimits& limits);
 // Bytes that CudaTpa adds to what a step is made of (CudaStepBuffer), at most,
 // where schedules of the decode kernel take so many of them.
 int64_t MaxTpaStepBytes(const TpaStepLimits& limits, int64_t schedules);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/device_attribute.h"
 
 namespace recurve {
 
@@ -25,13 +26,9 @@ cudaError_t LaunchDependentCluster(void (*kernel)(Params...), dim3 grid,
                                    int threads, size_t shared_bytes,
                                    int cluster, cudaStream_t stream,
                                    Args&&... args) {
-  int device = 0;
   int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                   device);
-  }
+  const cudaError_t error =
+      DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major);
   if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;

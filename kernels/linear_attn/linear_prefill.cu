@@ -2,6 +2,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/cluster.cuh"
+#include "kernels/common/device_attribute.h"
 #include "kernels/common/hopper_kernel.h"
 #include "kernels/linear_attn/linear_chunks.h"
 #include "kernels/linear_attn/linear_prefill_cuda.h"
@@ -203,17 +204,13 @@ cudaError_t LaunchLinearPrefill(const LinearPrefillParams& p,
                                 cudaStream_t stream) {
   if (!Valid(p)) return cudaErrorInvalidValue;
   if (p.max_rows == 0) return cudaSuccess;
-  int device = 0;
   int multiprocessors = 0;
   int shared_limit = 0;
-  cudaError_t error = cudaGetDevice(&device);
+  cudaError_t error =
+      DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessors,
-                                   cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(
-        &shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    error =
+        DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_limit);
   }
   if (error != cudaSuccess) return error;
   if (LinearChunksDoes(p)) {

@@ -1,3 +1,4 @@
+#include "kernels/common/device_attribute.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/linear_attn/linear_scan_cuda.h"
 #include "kernels/linear_attn/linear_scan_plan.h"
@@ -202,13 +203,9 @@ cudaError_t LaunchLinearScan(const LinearAttentionParams& p,
     return cudaErrorInvalidValue;
   }
   if (p.sequences == 0) return cudaSuccess;
-  int device = 0;
   int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessors,
-                                   cudaDevAttrMultiProcessorCount, device);
-  }
+  const cudaError_t error =
+      DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
   const int keys = static_cast<int>(key_dim);
   const int angles = static_cast<int>(LrpeAngles(p.position, p.head_dim));

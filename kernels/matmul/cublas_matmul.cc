@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/common/device_attribute.h"
 #include "kernels/common/read_memory_cuda.h"
 
 namespace recurve {
@@ -113,11 +114,9 @@ class Trial {
 
   absl::Status Allocate(const CublasMatmul::Params& p, int64_t rows) {
     const int64_t count = rows * p.x_stride;
-    int device = 0;
     int cache_bytes = 0;
-    RECURVE_RETURN_IF_ERROR(CudaToStatus(cudaGetDevice(&device)));
-    RECURVE_RETURN_IF_ERROR(CudaToStatus(
-        cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, device)));
+    RECURVE_RETURN_IF_ERROR(
+        CudaToStatus(DeviceAttribute(cudaDevAttrL2CacheSize, &cache_bytes)));
     for (const auto& [memory, bytes] :
          {std::pair(&x_, 2 * count), std::pair(&y_, 4 * rows * p.y_stride)}) {
       if (cudaMalloc(memory, bytes) != cudaSuccess) {

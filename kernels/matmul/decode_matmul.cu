@@ -3,6 +3,7 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/copy_groups.cuh"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/device_attribute.h"
 #include "kernels/common/host_device.h"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/shared_memory.h"
@@ -234,13 +235,9 @@ cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
                ? Launch<T, false, 2, 4, 3>(p, stream)
                : Launch<T, false, 1, 4, 4>(p, stream);
   }
-  int device = 0;
   int memory = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(
-        &memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
+  const cudaError_t error =
+      DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &memory);
   if (error != cudaSuccess) return error;
   if (Blocks(p, 4, 8) >= kEnoughBlocks && Fits(memory, 4, 8, 3))
     return Launch<T, false, 4, 8, 3>(p, stream);
@@ -257,11 +254,9 @@ bool Aligned(const void* data) {
 }
 
 bool IsHopper() {
-  int device = 0;
   int major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                device) == cudaSuccess &&
+  return DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major) ==
+             cudaSuccess &&
          major == 9;
 }
 
@@ -269,13 +264,9 @@ cudaError_t LaunchHopper(const DecodeMatmulParams& p, cudaStream_t stream) {
   // Measured: tiles are faster from the second row on, if rows have 16 bits.
   if ((!p.x_is_float && p.rows > 1) || !StreamMatmulFits(p.inputs, p.rows))
     return LaunchTileMatmul(p, stream);
-  int device = 0;
   int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessors,
-                                   cudaDevAttrMultiProcessorCount, device);
-  }
+  const cudaError_t error =
+      DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
   return LaunchStreamMatmul(p, multiprocessors, stream);
 }

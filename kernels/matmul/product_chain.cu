@@ -44,6 +44,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/device_attribute.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/shared_memory.h"
@@ -400,17 +401,13 @@ bool Aligned(const void* data) {
 
 // Of the current device; none unless it is a Hopper of this process alone.
 cudaError_t Multiprocessors(int* count) {
-  int device = 0;
   int major = 0;
   *count = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                   device);
-  }
+  cudaError_t error =
+      DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major);
   if (error != cudaSuccess || major != 9) return error;
   int mps = 0;
-  error = cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, device);
+  error = DeviceAttribute(cudaDevAttrMpsEnabled, &mps);
   if (error != cudaSuccess) {
     // A driver that does not know: it may, so no. Nor must the next launch be
     // told of it.
@@ -418,7 +415,7 @@ cudaError_t Multiprocessors(int* count) {
     return error;
   }
   if (mps != 0) return cudaSuccess;
-  return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
+  return DeviceAttribute(cudaDevAttrMultiProcessorCount, count);
 }
 
 ProductChainPlan PlanOf(const ProductChainParams& p, int multiprocessors) {

@@ -5,6 +5,7 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/device_attribute.h"
 #include "kernels/common/shared_memory.h"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
@@ -479,13 +480,9 @@ cudaError_t LaunchForm(const DecodeMatmulParams& p, int form,
 }  // namespace
 
 cudaError_t LaunchWideMatmul(const DecodeMatmulParams& p, cudaStream_t stream) {
-  int device = 0;
   int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessors,
-                                   cudaDevAttrMultiProcessorCount, device);
-  }
+  const cudaError_t error =
+      DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
   const int form = ChooseWideForm(p.rows, p.outputs, multiprocessors);
   return p.type == WeightType::kBFloat16

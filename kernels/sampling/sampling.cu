@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/device_attribute.h"
 #include "kernels/common/hopper_kernel.h"
 #include "kernels/sampling/sampling_cuda.h"
 #include "kernels/sampling/sampling_cut.cuh"
@@ -364,18 +365,12 @@ cudaError_t LaunchSampleOf(int blocks, const CudaSampleParams& p,
 }
 
 cudaError_t LaunchSample(const CudaSampleParams& p, cudaStream_t stream) {
-  int device = 0;
   int major = 0;
   int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                   device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessors,
-                                   cudaDevAttrMultiProcessorCount, device);
-  }
+  cudaError_t error =
+      DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major);
+  if (error == cudaSuccess)
+    error = DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
   return LaunchSampleOf(
       major == 9 ? SampleBlocks(p.num_samples, p.vocab, multiprocessors) : 1, p,

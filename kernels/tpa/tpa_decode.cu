@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/common/device_attribute.h"
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_kernel.cuh"
 #include "kernels/tpa/tpa_query.cuh"
@@ -111,12 +112,10 @@ int64_t TpaScheduleBytes(const TpaDecodePlan& plan, int rows,
 }
 
 cudaError_t GetTpaAttributes(TpaDevice* device) {
-  int id = 0;
   int major = 0;
-  cudaError_t error = cudaGetDevice(&id);
+  cudaError_t error = cudaSuccess;
   const auto get = [&](int* value, cudaDeviceAttr attribute) {
-    if (error == cudaSuccess)
-      error = cudaDeviceGetAttribute(value, attribute, id);
+    if (error == cudaSuccess) error = DeviceAttribute(attribute, value);
   };
   get(&device->multiprocessors, cudaDevAttrMultiProcessorCount);
   get(&device->shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin);
