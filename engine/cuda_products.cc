@@ -468,7 +468,12 @@ absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
     return MultiplyFloats(matrix, {in.data, in.stride, Floats(out), out.stride,
                                    rows_, in.cols, /*step=*/false, add});
   }
-  const bool rounded = IsRounded(in);
+  return MultiplyRuns(matrix, in, IsRounded(in), out, add);
+}
+
+absl::Status CudaProducts::MultiplyRuns(const Matrix& matrix, Activations in,
+                                        bool rounded, Activations out,
+                                        bool add) {
   for (const Run& run : runs_) {
     // Rounded or not, rows are as far apart.
     const char* const x =
@@ -488,8 +493,7 @@ absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
 }
 
 bool CudaProducts::FusesChannelMixer(MatrixId w1_w2) const {
-  return runs_.size() == 1 && runs_[0].step &&
-         matrices_[w1_w2.value].type != WeightType::kFloat32 &&
+  return matrices_[w1_w2.value].type != WeightType::kFloat32 &&
          DecodeMatmulFuses();
 }
 
@@ -518,6 +522,7 @@ absl::Status CudaProducts::ChannelMixerNow(
   up.gate = true;
   up.activation = args.activation;
   // What the next product takes, so that nothing has to be rounded for it.
+  // (All padded columns are written, so that cuBLASLt finds zeros there.)
   up.y_is_half = next.type == matrix.type && AlignedFloats(up.y, up.y_stride);
   if (up.y_is_half) up.y_stride *= 2;
   if (FusesNorm(in, norm)) {
@@ -540,17 +545,7 @@ absl::Status CudaProducts::ChannelMixerNow(
     RECURVE_RETURN_IF_ERROR(
         MultiplySteps(up, Floats(args.normed), args.normed.stride));
   }
-  if (!up.y_is_half) {
-    Activations hidden = args.hidden;
-    hidden.for_products = false;
-    return ProjectNow(hidden, args.w3, in, /*add=*/true);
-  }
-  DecodeMatmulParams down =
-      ProductOf(next, Floats(in), in.stride, rows_, args.hidden.cols);
-  down.add = true;
-  down.x = args.hidden.data;
-  down.x_stride = up.y_stride;
-  return Launch(down);
+  return MultiplyRuns(next, args.hidden, up.y_is_half, in, /*add=*/true);
 }
 
 absl::Status CudaProducts::Logits(Activations in, const int32_t* index,

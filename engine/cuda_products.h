@@ -211,6 +211,9 @@ class CudaProducts {
   // x is float32, or of the matrix's type.
   absl::Status MultiplyFloats(const Matrix& matrix, const Operands& operands);
   absl::Status MultiplyRounded(const Matrix& matrix, const Operands& operands);
+  // All rows of the step, each as its kind is; `rounded`: of the matrix's type.
+  absl::Status MultiplyRuns(const Matrix& matrix, Activations in, bool rounded,
+                            Activations out, bool add);
   // Steps with 16-bit weights: float32 x is rounded on the way, or before.
   absl::Status MultiplySteps(DecodeMatmulParams params, const float* x,
                              int64_t x_stride);

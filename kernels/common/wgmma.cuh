@@ -120,6 +120,15 @@ __device__ __forceinline__ void WgmmaPin(Register (&d)[kCount]) {
 #define RECURVE_WGMMA_D80                                      \
   RECURVE_WGMMA_D64, RECURVE_WGMMA_4(64), RECURVE_WGMMA_4(68), \
       RECURVE_WGMMA_4(72), RECURVE_WGMMA_4(76)
+#define RECURVE_WGMMA_D72 \
+  RECURVE_WGMMA_D64, RECURVE_WGMMA_4(64), RECURVE_WGMMA_4(68)
+#define RECURVE_WGMMA_D88 \
+  RECURVE_WGMMA_D80, RECURVE_WGMMA_4(80), RECURVE_WGMMA_4(84)
+#define RECURVE_WGMMA_D128                                              \
+  RECURVE_WGMMA_D88, RECURVE_WGMMA_4(88), RECURVE_WGMMA_4(92),          \
+      RECURVE_WGMMA_4(96), RECURVE_WGMMA_4(100), RECURVE_WGMMA_4(104),  \
+      RECURVE_WGMMA_4(108), RECURVE_WGMMA_4(112), RECURVE_WGMMA_4(116), \
+      RECURVE_WGMMA_4(120), RECURVE_WGMMA_4(124)
 #define RECURVE_WGMMA_TEXT8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define RECURVE_WGMMA_TEXT12 RECURVE_WGMMA_TEXT8 ", %8, %9, %10, %11"
 #define RECURVE_WGMMA_TEXT16 RECURVE_WGMMA_TEXT12 ", %12, %13, %14, %15"
@@ -133,10 +142,22 @@ __device__ __forceinline__ void WgmmaPin(Register (&d)[kCount]) {
   RECURVE_WGMMA_TEXT40                                                  \
   ", %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
   "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RECURVE_WGMMA_TEXT72 \
+  RECURVE_WGMMA_TEXT64       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define RECURVE_WGMMA_TEXT80                                            \
   RECURVE_WGMMA_TEXT64                                                  \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, " \
   "%77, %78, %79"
+#define RECURVE_WGMMA_TEXT88 \
+  RECURVE_WGMMA_TEXT80       \
+  ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define RECURVE_WGMMA_TEXT128                                                  \
+  RECURVE_WGMMA_TEXT88                                                         \
+  ", %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, " \
+  "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "   \
+  "%114, %115, "                                                               \
+  "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define RECURVE_WGMMA_TEXT(type, n, count, a, b, p, majors)       \
   "{ .reg .pred p; setp.ne.b32 p, " p                             \
   ", 0; "                                                         \
@@ -187,12 +208,18 @@ RECURVE_WGMMA(40, 20, 21, 22, 23, 24, 25, 26)
 RECURVE_WGMMA(64, 32, 33, 34, 35, 36, 37, 38)
 RECURVE_WGMMA(80, 40, 41, 42, 43, 44, 45, 46)
 RECURVE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
+RECURVE_WGMMA(144, 72, 73, 74, 75, 76, 77, 78)
 RECURVE_WGMMA(160, 80, 81, 82, 83, 84, 85, 86)
+RECURVE_WGMMA(176, 88, 89, 90, 91, 92, 93, 94)
+RECURVE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
 
 #undef RECURVE_WGMMA
 #undef RECURVE_WGMMA_REGISTERS
 #undef RECURVE_WGMMA_SHARED
 #undef RECURVE_WGMMA_TEXT
+#undef RECURVE_WGMMA_TEXT128
+#undef RECURVE_WGMMA_TEXT88
+#undef RECURVE_WGMMA_TEXT72
 #undef RECURVE_WGMMA_TEXT80
 #undef RECURVE_WGMMA_TEXT64
 #undef RECURVE_WGMMA_TEXT40
@@ -201,6 +228,9 @@ RECURVE_WGMMA(160, 80, 81, 82, 83, 84, 85, 86)
 #undef RECURVE_WGMMA_TEXT16
 #undef RECURVE_WGMMA_TEXT12
 #undef RECURVE_WGMMA_TEXT8
+#undef RECURVE_WGMMA_D128
+#undef RECURVE_WGMMA_D88
+#undef RECURVE_WGMMA_D72
 #undef RECURVE_WGMMA_D80
 #undef RECURVE_WGMMA_D64
 #undef RECURVE_WGMMA_D40

@@ -261,6 +261,7 @@ bool IsHopper() {
 }
 
 cudaError_t LaunchHopper(const DecodeMatmulParams& p, cudaStream_t stream) {
+  if (GatedMatmulTakes(p)) return LaunchGatedMatmul(p, stream);
   // Measured: tiles are faster from the second row on, if rows have 16 bits.
   if ((!p.x_is_float && p.rows > 1) || !StreamMatmulFits(p.inputs, p.rows))
     return LaunchTileMatmul(p, stream);

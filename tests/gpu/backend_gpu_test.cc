@@ -16,6 +16,7 @@
 #include "engine/cuda_backend.h"
 #include "engine/engine.h"
 #include "engine/model_loader.h"
+#include "engine/step.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
@@ -329,7 +330,7 @@ TEST_P(WideModelGpuTest, ARowIsTheSameAloneAndBesideOthers) {
       WriteRandomCheckpoint(*plan, folder, checkpoint, [](int64_t, int64_t) {});
   ASSERT_TRUE(written.ok()) << written.status();
   EngineOptions options;
-  options.max_num_seqs = 4;
+  options.max_num_seqs = 5;
   // An engine runs steps while it is loaded, and has them captured then.
   const int64_t before = ProductChainLaunches();
   const auto first = Load(folder, "cuda", "bfloat16", options, 400);
@@ -340,9 +341,12 @@ TEST_P(WideModelGpuTest, ARowIsTheSameAloneAndBesideOthers) {
   const auto second = Load(folder, "cuda", "bfloat16", options, 64);
   std::filesystem::remove_all(folder);
   ASSERT_TRUE(first != nullptr && second != nullptr);
+  // The last prompt is not a short one: some of its products are others.
   const auto script = [](uint64_t seed) {
-    Script generate = Script::Generate(TestRandom(seed).Tokens(20, 50000), 24,
-                                       LogitsMode::kNext);
+    Script generate =
+        Script::Generate(TestRandom(seed).Tokens(
+                             seed < 4 ? 20 : kShortPromptTokens + 100, 50000),
+                         24, LogitsMode::kNext);
     generate.options.stopping.ignore_eos = true;
     return generate;
   };
@@ -355,27 +359,27 @@ TEST_P(WideModelGpuTest, ARowIsTheSameAloneAndBesideOthers) {
   };
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   std::vector<StreamRecord> alone;
-  for (const uint64_t seed : {1, 2, 3}) {
+  for (const uint64_t seed : {1, 2, 3, 4}) {
     alone.push_back(RunAlone(*first, script(seed)));
     ASSERT_EQ(alone.back().tokens.size(), 24u);
     same(RunAlone(*second, script(seed)), alone.back());
   }
   // The second has none, and the first replays its own.
   EXPECT_EQ(ProductChainLaunches(), launches);
-  for (const uint64_t seed : {1, 2, 3}) {
+  for (const uint64_t seed : {1, 2, 3, 4}) {
     sinks.push_back(std::make_shared<RecordingSink>());
     ASSERT_TRUE(Submit(*first, script(seed), sinks.back()).ok());
   }
   for (size_t i = 0; i < sinks.size(); ++i) same(sinks[i]->WaitEnd(), alone[i]);
 
   // Beside 67 chunks of a long sequence, which are many of any GPU's blocks.
-  Script longer = Script::Generate(TestRandom(4).Tokens(15000, 50000), 600);
+  Script longer = Script::Generate(TestRandom(5).Tokens(15000, 50000), 600);
   longer.options.stopping.ignore_eos = true;
   const auto beside = std::make_shared<RecordingSink>();
   ASSERT_TRUE(Submit(*first, longer, beside).ok());
   beside->WaitTokens(3);
   sinks.clear();
-  for (const uint64_t seed : {1, 2, 3}) {
+  for (const uint64_t seed : {1, 2, 3, 4}) {
     sinks.push_back(std::make_shared<RecordingSink>());
     ASSERT_TRUE(Submit(*first, script(seed), sinks.back()).ok());
   }

@@ -8,12 +8,15 @@
 #include <limits>
 #include <memory>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/glu/glu_cuda.h"
 #include "kernels/matmul/cublas_matmul.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
+#include "kernels/matmul/decode_matmul_hopper.h"
+#include "kernels/matmul/gated_matmul_plan.h"
 #include "kernels/matmul/wide_matmul_plan.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
@@ -353,14 +356,25 @@ TEST_F(MatmulGpuTest, NormBefore) {
 
 TEST_F(MatmulGpuTest, GateAfter) {
   if (!DecodeMatmulFuses()) GTEST_SKIP() << "this device fuses nothing";
-  for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
-           {2 * 101, 712}, {2 * 2061, 712}, {2 * 801, 712}}) {
+  int multiprocessors = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, 0),
+            cudaSuccess);
+  std::set<int> gated_forms;
+  for (const auto& [type, outputs, inputs] :
+       std::vector<std::tuple<WeightType, int64_t, int64_t>>{
+           {WeightType::kBFloat16, 2 * 101, 712},
+           {WeightType::kBFloat16, 2 * 2061, 712},
+           {WeightType::kFloat16, 2 * 2061, 200},
+           {WeightType::kBFloat16, 2 * 2052, 64},
+           {WeightType::kBFloat16, 2 * 801, 712}}) {
     const int64_t features = outputs / 2;
     const int64_t stride = (features + 3) / 4 * 4;  // of what is written
-    Case halves(Kind::kDecode, WeightType::kBFloat16, outputs, inputs, 1664);
-    // The last three: of a matrix in parts, forms that no fewer rows take.
+    Case halves(Kind::kDecode, type, outputs, inputs, 2048);
+    // The last four: forms that no fewer rows take.
     for (const int64_t rows :
-         {1, 5, 8, 9, 17, 33, 64, 100, 140, 300, 700, 640, 1281, 1664}) {
+         {1,   5,   8,   9,   17,  33,  64,  100,  128,  129,
+          140, 255, 256, 257, 300, 700, 640, 1281, 1664, 2048}) {
       for (const bool as_float : {false, true}) {
         if (as_float && rows > kDecodeMatmulFloatRows) continue;
         DecodeMatmulParams p = {
@@ -397,11 +411,17 @@ TEST_F(MatmulGpuTest, GateAfter) {
             ToBits(p.type, std::vector<float>(rows * stride, -7.0f)));
         p.y = reinterpret_cast<float*>(rounded.data());
         p.y_is_half = true;
+        if (GatedMatmulTakes(p)) {
+          gated_forms.insert(ChooseGatedForm(rows, features, multiprocessors));
+        }
         ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
         EXPECT_EQ(rounded.Read(), ToBits(p.type, want.Read()))
             << outputs << ", " << rows;
       }
     }
+  }
+  if (multiprocessors == 132) {
+    EXPECT_EQ(gated_forms, (std::set<int>{0, 1, 2}));
   }
 }
 

@@ -1,0 +1,47 @@
+// Which tiles gated_matmul.cu takes. Pure code: sizes in, a form out. No bit of
+// a result depends on it.
+#ifndef RECURVE_KERNELS_MATMUL_GATED_MATMUL_PLAN_H_
+#define RECURVE_KERNELS_MATMUL_GATED_MATMUL_PLAN_H_
+
+#include <cstdint>
+
+namespace recurve {
+
+// Rows of a cluster: of its two blocks 128 each. Fewer rows than half of that
+// are not taken.
+inline constexpr int64_t kGatedRows = 256;
+
+// Features of a block, and about what a round of tiles takes in which all
+// multiprocessors have one. (Measured with the matrix of T6-XL, in µs;
+// docs/kernels/matmul.md.)
+struct GatedForm {
+  int features;
+  double cost;
+};
+inline constexpr GatedForm kGatedForms[] = {
+    {72, 11.2}, {88, 13.2}, {128, 18.1}};
+
+// The place in kGatedForms of what is fastest: the fewest rounds, by their
+// cost.
+constexpr int ChooseGatedForm(int64_t rows, int64_t features,
+                              int multiprocessors) {
+  const int64_t pairs = (rows + kGatedRows - 1) / kGatedRows;
+  const int64_t clusters = multiprocessors / 2;
+  int best = 0;
+  double least = 0.0;
+  for (int i = 0; i < 3; ++i) {
+    const int64_t tiles = pairs * ((features + kGatedForms[i].features - 1) /
+                                   kGatedForms[i].features);
+    const int64_t rounds = (tiles + clusters - 1) / clusters;
+    const double cost = static_cast<double>(rounds) * kGatedForms[i].cost;
+    if (i == 0 || cost < least) {
+      best = i;
+      least = cost;
+    }
+  }
+  return best;
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_MATMUL_GATED_MATMUL_PLAN_H_
