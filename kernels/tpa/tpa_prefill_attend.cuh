@@ -14,8 +14,8 @@
 namespace recurve {
 
 // A row's maximum moves only if a score is more than this above it, in powers
-// of two: then outputs need not be rescaled for every key tile. Weights, and
-// their sums, grow by up to 2^8; float16 has less room.
+// of two: then outputs need not be rescaled for every key tile. Weights are
+// 2^-8, or 2^-3, where the maximum is; float16 has less room below.
 template <typename T>
 inline constexpr float kTpaPrefillLazy = 8.0f;
 template <>
@@ -86,16 +86,13 @@ class TpaPrefillWorker {
 #pragma unroll
       for (int i = 0; i < kPartWidth / 2; ++i) out_[part][i] = 0.0f;
     }
-    max_[0] = max_[1] = -__builtin_huge_valf();
-    sum_[0] = sum_[1] = 0.0f;
 
     BarrierWait(base_ + S::kFullKeys + 8 * keys_.index, keys_.phase);
-    IssueScores();
+    IssueScores(Queries(), Keys());
     WgmmaWait<0>();
     WgmmaPin(scores_);
     ReleaseKeys(item.tile.key_tiles == 1);
-    float scale[2];
-    Softmax<true>(0, scale);
+    FirstSoftmax();
     Pack();
 
     // Up to here all queries of the warpgroup see all keys of a tile.
@@ -109,7 +106,7 @@ class TpaPrefillWorker {
       Step<true>(n, n + 1 == item.tile.key_tiles);
 
     BarrierWait(base_ + S::kFullValues + 8 * values_.index, values_.phase);
-    IssueValues();
+    IssueValues(Values());
     WgmmaWait<0>();
     WgmmaPin(out_);
     ReleaseValues();
@@ -143,23 +140,31 @@ class TpaPrefillWorker {
   // Scores of tile n, and values of the tile before.
   template <bool kMasked>
   __device__ __forceinline__ void Step(int n, bool last) {
-    BarrierWait(base_ + S::kFullKeys + 8 * keys_.index, keys_.phase);
-    BarrierWait(base_ + S::kFullValues + 8 * values_.index, values_.phase);
+    // Operands before the turn is waited for: nobody multiplies meanwhile.
+    const uint64_t queries = Queries();
+    const uint64_t keys = Keys();
+    const uint64_t values = Values();
+    const uint32_t full_keys = base_ + S::kFullKeys + 8 * keys_.index;
+    const uint32_t full_values = base_ + S::kFullValues + 8 * values_.index;
+    const bool has_keys = BarrierTest(full_keys, keys_.phase);
+    const bool has_values = BarrierTest(full_values, values_.phase);
+    if (!has_keys) BarrierWait(full_keys, keys_.phase);
+    if (!has_values) BarrierWait(full_values, values_.phase);
     AwaitTurn();
-    IssueScores();
-    IssueValues();
+    IssueScores(queries, keys);
+    IssueValues(values);
     PassTurn();
     WgmmaWait<1>();
     WgmmaPin(scores_);
     ReleaseKeys(last);
     float scale[2];
-    Softmax<kMasked>(n, scale);
+    const bool moved = Softmax<kMasked>(n, scale);
     WgmmaWait<0>();
     WgmmaPin(out_);
     WgmmaPin(weights_);
     ReleaseValues();
     // Multiplying by 1 changes nothing: so no bit depends on the other rows.
-    if (__any_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) {
+    if (moved) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -176,12 +181,20 @@ class TpaPrefillWorker {
     return scores_[i / kPartScores][i % kPartScores];
   }
 
-  __device__ __forceinline__ void IssueScores() {
-    const uint64_t queries = WgmmaUniform(
+  static constexpr int kTokens = S::kKeyTile / kScoreParts;
+  __device__ __forceinline__ uint64_t Queries() const {
+    return WgmmaUniform(
         WgmmaOperand(base_ + S::kQueries + S::kQueryBytes * group_, 1024, 128));
-    constexpr int kTokens = S::kKeyTile / kScoreParts;
-    const uint64_t keys = WgmmaUniform(WgmmaOperand(
+  }
+  __device__ __forceinline__ uint64_t Keys() const {
+    return WgmmaUniform(WgmmaOperand(
         base_ + S::kKeys + S::kTileBytes * keys_.index, 16 * kTokens, 128));
+  }
+  __device__ __forceinline__ uint64_t Values() const {
+    return WgmmaUniform(WgmmaOperand(
+        base_ + S::kValues + S::kTileBytes * values_.index, 128, 1024));
+  }
+  __device__ __forceinline__ void IssueScores(uint64_t queries, uint64_t keys) {
     WgmmaPin(scores_);
     WgmmaFence();
 #pragma unroll
@@ -197,9 +210,7 @@ class TpaPrefillWorker {
     }
     WgmmaCommit();
   }
-  __device__ __forceinline__ void IssueValues() {
-    const uint64_t values = WgmmaUniform(WgmmaOperand(
-        base_ + S::kValues + S::kTileBytes * values_.index, 128, 1024));
+  __device__ __forceinline__ void IssueValues(uint64_t values) {
     WgmmaPin(out_);
     WgmmaPin(weights_);
     WgmmaFence();
@@ -227,17 +238,11 @@ class TpaPrefillWorker {
     values_.Next();
   }
 
-  // Scores become weights (times A_v where kDirect); outputs so far are to be
-  // multiplied by `scale`.
+  // Scores less `base`: below 0, if that is shift_, but where a row's maximum
+  // has grown by more than kTpaPrefillLazy.
   template <bool kMasked>
-  __device__ __forceinline__ void Softmax(int n, float (&scale)[2]) {
-    const float* factors =
-        reinterpret_cast<const float*>(shared_ + S::kFactors) +
-        2 * S::kKeyTile * factors_.index + 2 * (lane_ % 4);
-    if constexpr (S::kDirect) {
-      BarrierWait(base_ + S::kFullFactors + 8 * factors_.index, factors_.phase);
-    }
-    float high[2][2];
+  __device__ __forceinline__ void Shift(int n, const float (&base)[2]) {
+    const float* const factors = KeyFactors();
 #pragma unroll
     for (int j = 0; j < S::kKeyTile / 8; ++j) {
       float2 a;
@@ -247,24 +252,38 @@ class TpaPrefillWorker {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& s = Score(4 * j + i);
-        if constexpr (S::kDirect) s *= i % 2 == 0 ? a.x : a.y;
+        if constexpr (S::kDirect) {
+          s = __fmaf_rn(s, i % 2 == 0 ? a.x : a.y, -base[i / 2]);
+        } else {
+          s -= base[i / 2];
+        }
         if constexpr (kMasked) {
           const int key = n * S::kKeyTile + 8 * j + 2 * (lane_ % 4) + i % 2;
           if (key > position_ + i / 2 * 8) s = -__builtin_huge_valf();
         }
-        float& top = high[i / 2][j % 2];
-        top = j < 2 && i % 2 == 0 ? s : fmaxf(top, s);
       }
     }
-    float base[2];
+  }
+  // The greatest of a row, of the thread's two.
+  __device__ __forceinline__ void Greatest(float (&top)[2]) {
+    float high[2][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float top = LaneMax<4>(fmaxf(high[i][0], high[i][1]));
-      // Position 0 is in the first tile, so the maximum is finite after it.
-      base[i] = top > max_[i] + kTpaPrefillLazy<T> ? top : max_[i];
-      scale[i] = FastExp2(max_[i] - base[i]);
-      max_[i] = base[i];
+    for (int j = 0; j < S::kKeyTile / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& most = high[i / 2][j % 2];
+        const float s = Score(4 * j + i);
+        most = j < 2 && i % 2 == 0 ? s : fmaxf(most, s);
+      }
     }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      top[i] = LaneMax<4>(fmaxf(high[i][0], high[i][1]));
+  }
+  // Shifted scores become weights (times A_v where kDirect), whose sums are
+  // added to sum_ · `scale`.
+  __device__ __forceinline__ void Weigh(const float (&scale)[2]) {
+    const float* const factors = KeyFactors();
     float sum[2][2] = {};
 #pragma unroll
     for (int j = 0; j < S::kKeyTile / 8; ++j) {
@@ -275,7 +294,7 @@ class TpaPrefillWorker {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& s = Score(4 * j + i);
-        s = FastExp2(s - base[i / 2]);
+        s = FastExp2(s);
         sum[i / 2][i % 2] += s;
         if constexpr (S::kDirect) s *= i % 2 == 0 ? a.x : a.y;
       }
@@ -289,6 +308,66 @@ class TpaPrefillWorker {
       Arrive(S::kEmptyFactors + 8 * factors_.index);
       factors_.Next();
     }
+  }
+  // A_k of a tile, for the thread's first column; A_v is kKeyTile behind.
+  __device__ __forceinline__ const float* KeyFactors() const {
+    return reinterpret_cast<const float*>(shared_ + S::kFactors) +
+           2 * S::kKeyTile * factors_.index + 2 * (lane_ % 4);
+  }
+
+  // Of a row's first tile.
+  __device__ __forceinline__ void FirstSoftmax() {
+    if constexpr (S::kDirect) {
+      BarrierWait(base_ + S::kFullFactors + 8 * factors_.index, factors_.phase);
+    }
+    const float none[2] = {0.0f, 0.0f};
+    Shift<true>(0, none);
+    float top[2];
+    Greatest(top);
+    // Position 0 is here, so the maximum is finite.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      shift_[i] = top[i] + kTpaPrefillLazy<T>;
+      sum_[i] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < S::kKeyTile / 2; ++i) Score(i) -= shift_[i / 2 % 2];
+    Weigh(none);
+  }
+
+  // Scores become weights (times A_v where kDirect). True if outputs so far are
+  // to be multiplied by `scale`, else that is 1.
+  template <bool kMasked>
+  __device__ __forceinline__ bool Softmax(int n, float (&scale)[2]) {
+    if constexpr (S::kDirect) {
+      BarrierWait(base_ + S::kFullFactors + 8 * factors_.index, factors_.phase);
+    }
+    Shift<kMasked>(n, shift_);
+    // Signs tell whether a maximum has to move: half as many instructions as
+    // maxima, and no lane waits for another's.
+    uint32_t signs = 0x80000000u;
+#pragma unroll
+    for (int i = 0; i < S::kKeyTile / 2; i += 2)
+      signs &= __float_as_uint(Score(i)) & __float_as_uint(Score(i + 1));
+    scale[0] = scale[1] = 1.0f;
+    const bool moved = __any_sync(0xffffffffu, signs == 0);
+    if (moved) {
+      float top[2];
+      Greatest(top);
+      // Rows that stay below keep their bits: less 0, times 1.
+      float move[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float before = shift_[i];
+        if (top[i] > 0.0f) shift_[i] = before + (top[i] + kTpaPrefillLazy<T>);
+        move[i] = shift_[i] - before;
+        scale[i] = FastExp2(-move[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < S::kKeyTile / 2; ++i) Score(i) -= move[i / 2 % 2];
+    }
+    Weigh(scale);
+    return moved;
   }
 
   // Weights as the next product's first operand.
@@ -402,7 +481,8 @@ class TpaPrefillWorker {
   float scores_[kScoreParts][kPartScores];
   uint32_t weights_[S::kKeyTile / 16][4];
   float out_[kParts][kPartWidth / 2];
-  float max_[2];
+  // What is subtracted from a row's scores: a maximum, and kTpaPrefillLazy.
+  float shift_[2];
   float sum_[2];
   TpaPrefillStage<S::kStages> keys_;
   TpaPrefillStage<S::kStages> values_;
