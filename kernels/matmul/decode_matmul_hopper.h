@@ -22,8 +22,9 @@ cudaError_t LaunchTileMatmul(const DecodeMatmulParams& params,
 cudaError_t LaunchWideMatmul(const DecodeMatmulParams& params,
                              cudaStream_t stream);
 
-// More than 128 rows of 16 bits of a matrix that is not in parts, with a gate
-// of silu whose results are of 16 bits, rows of them 16 bytes aligned.
+// At least kGatedLeastRows rows of 16 bits, of a matrix that is not in parts,
+// with a gate of silu whose results are of 16 bits, rows of them 16 bytes
+// aligned.
 bool GatedMatmulTakes(const DecodeMatmulParams& params);
 cudaError_t LaunchGatedMatmul(const DecodeMatmulParams& params,
                               cudaStream_t stream);

@@ -37,7 +37,22 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
-// The same of weights, which are read once a step: they leave the second-level
+// The same into one place of several blocks of the cluster, those of `mask`,
+// and counted on the barrier of each.
+__device__ __forceinline__ void CopyBoxToAll(uint32_t to,
+                                             const CUtensorMap& map, int x,
+                                             int y, int z, uint32_t barrier,
+                                             uint32_t mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
+      "::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z),
+      "h"(static_cast<uint16_t>(mask))
+      : "memory");
+}
+
+// CopyBox of weights, which are read once a step: they leave the second-level
 // cache before what the next kernels find there.
 __device__ __forceinline__ void CopyWeightBox(uint32_t to,
                                               const CUtensorMap& map, int x,
@@ -220,8 +235,16 @@ inline cudaError_t MakeMap(const void* data, int64_t cols, int64_t rows,
 }
 
 // Of blocks with `rows` rows and `outputs` outputs (both halves of a gate).
+// Where blocks of a cluster share them, boxes are what one of them brings in
+// for all: a part of the rows (then there are at least `rows`), and of the
+// outputs; of a gate one half, so two share them.
+struct TileShares {
+  int of_rows = 1;
+  int of_outputs = 1;
+};
 inline cudaError_t MakeTileArgs(const DecodeMatmulParams& p, int rows,
-                                int outputs, TileArgs* args) {
+                                int outputs, TileShares shares,
+                                TileArgs* args) {
   const int planes = p.gate ? 2 : 1;
   const int64_t all = p.outputs / planes;
   const int box = outputs / planes;
@@ -232,11 +255,13 @@ inline cudaError_t MakeTileArgs(const DecodeMatmulParams& p, int rows,
   // So that fours of outputs can be written at once.
   args->last_output =
       static_cast<int>(std::max<int64_t>(0, all - box + 3) / 4 * 4);
-  const cudaError_t error = MakeMap(p.w, p.inputs, all, p.inputs, planes,
-                                    all * p.inputs, box, planes, &args->w);
+  const bool whole = shares.of_outputs == 1;
+  const cudaError_t error = MakeMap(
+      p.w, p.inputs, all, p.inputs, planes, all * p.inputs,
+      whole ? box : outputs / shares.of_outputs, whole ? planes : 1, &args->w);
   if (error != cudaSuccess) return error;
   return MakeMap(p.x, p.x_cols, p.rows, p.x_stride, 1, p.rows * p.x_stride,
-                 box_rows, 1, &args->x);
+                 box_rows / shares.of_rows, 1, &args->x);
 }
 
 }  // namespace recurve

@@ -44,7 +44,7 @@ struct GatedTile {
   static constexpr int kPitch = (kPiece | 1) * 16;
   static constexpr int kTurnBytes = 16 * kPitch;
   static constexpr int kSharedBytes =
-      kRingBytes + 4 * kGroups * kTurnBytes + 16 * kStages + 1024;
+      kRingBytes + 4 * kGroups * kTurnBytes + 16 * kStages + 16 + 1024;
   static_assert(kHalf % 8 == 0 && kSharedBytes <= 227 * 1024);
 };
 
@@ -77,20 +77,6 @@ __device__ __forceinline__ GatedPlace PlaceOfUnit(const GatedArgs& args,
           min(rest / pairs * S::kHalf, args.last_feature)};
 }
 
-// As CopyBox, into the same place of both blocks, counted on the barriers of
-// both.
-__device__ __forceinline__ void CopyBoxToBoth(uint32_t to,
-                                              const CUtensorMap& map, int x,
-                                              int y, int z, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-      "::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z),
-      "h"(static_cast<uint16_t>((1 << kBlocks) - 1))
-      : "memory");
-}
-
 // Grid: clusters that stay, each of kBlocks blocks.
 //
 // Weights do not wait for the kernel before.
@@ -104,6 +90,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t ring = (SharedAddress(unaligned) + 1023) / 1024 * 1024;
   const uint32_t full = ring + S::kRingBytes + 4 * kGroups * S::kTurnBytes;
   const uint32_t empty = full + 8 * S::kStages;
+  // Whether the kernel in front is done.
+  auto* const flag = reinterpret_cast<volatile uint32_t*>(
+      unaligned + (empty + 8 * S::kStages - SharedAddress(unaligned)));
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = Uniform(thread / 32);
   const int lane = thread % 32;
@@ -113,6 +102,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       BarrierInit(full + 8 * s, 1);
       BarrierInit(empty + 8 * s, kBlocks * kGroups);
     }
+    *flag = 0;
     BarrierInitFence();
   }
   __syncthreads();
@@ -137,9 +127,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto ask_for_weights = [&](int stage, int s, int feature) {
         const uint32_t barrier = full + 8 * s;
         BarrierExpect(barrier, S::kStageBytes);
-        CopyBoxToBoth(
+        CopyBoxToAll(
             ring + s * S::kStageBytes + S::kRowBytes + rank * S::kPlaneBytes,
-            args.w, stage * kStageInputs, feature, rank, barrier);
+            args.w, stage * kStageInputs, feature, rank, barrier,
+            (1 << kBlocks) - 1);
       };
       const auto ask_for_rows = [&](int stage, int s, int row) {
         CopyBox(ring + s * S::kStageBytes, args.x, stage * kStageInputs, row, 0,
@@ -147,7 +138,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       };
       const int early = min(stages, S::kStages);
       const GatedPlace begin = PlaceOfUnit<S>(args, first_unit, rank);
-      for (int s = 0; s < early; ++s) ask_for_weights(s, s, begin.feature);
+      const auto begun = static_cast<uint32_t>(clock());
+      for (int s = 0; s < early; ++s) {
+        while (*flag == 0 && static_cast<uint32_t>(clock()) - begun <
+                                 kEarlyStageCycles * static_cast<uint32_t>(s)) {
+        }
+        ask_for_weights(s, s, begin.feature);
+      }
       WaitForPrevious();
       for (int unit = first_unit; unit < units; unit += step) {
         const GatedPlace place = PlaceOfUnit<S>(args, unit, rank);
@@ -170,6 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     char* const turn = unaligned + (ring - SharedAddress(unaligned)) +
                        S::kRingBytes + warp * S::kTurnBytes;
     WaitForPrevious();  // before anything is written
+    if (thread == 0) *flag = 1;
     // Of the stage whose products are under way; both blocks hear of its end.
     const auto release = [&](int s) {
       if (thread % 128 != 0) return;
@@ -311,7 +309,7 @@ cudaError_t LaunchForm(const DecodeMatmulParams& p, int multiprocessors,
 
 bool GatedMatmulTakes(const DecodeMatmulParams& p) {
   return p.gate && p.activation == Activation::kSilu && p.y_is_half &&
-         DecodeMatmulSplits(p.outputs) == 1 && p.rows > kGatedRows / 2 &&
+         DecodeMatmulSplits(p.outputs) == 1 && p.rows >= kGatedLeastRows &&
          p.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
 }
 

@@ -311,7 +311,7 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
   args.splits = DecodeMatmulSplits(p.outputs);
   cudaError_t error = AllowSharedMemory(kernel, S::kSharedBytes);
   if (error == cudaSuccess) {
-    error = MakeTileArgs(p, S::kRows, S::kOutputs, &args);
+    error = MakeTileArgs(p, S::kRows, S::kOutputs, {}, &args);
   }
   if (error != cudaSuccess) return error;
   if ((args.splits > 1) != S::kParts) return cudaErrorNotSupported;

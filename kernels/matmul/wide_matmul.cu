@@ -4,6 +4,7 @@
 // stands on which side changes no bits.
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_attribute.h"
 #include "kernels/common/shared_memory.h"
@@ -71,6 +72,7 @@ struct WideTile {
   static constexpr int kPieces = kPieces_;
   static constexpr bool kInParts = kInParts_;
   static constexpr int kParts = kInParts ? kDecodeMatmulMaxSplits : 1;
+  static constexpr int kSide = 1;  // as of PartsTile
   // Of many tiles of rows those of the same outputs run side by side, and read
   // their weights from the second-level cache.
   static constexpr bool kRowsFirst = kPieces > 1 || kInParts;
@@ -251,10 +253,18 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 // A block has 64 rows by 8 · kColumns outputs, and all parts of them.
 // Warpgroups take parts in turn, each with a ring of its own that a warp fills,
 // so that none waits for another; the block adds up the parts at the end.
-template <int kColumns_, int kStages_>
+//
+// kSide: clusters are squares of as many blocks a side. Those of the same rows
+// share these, those of the same outputs the weights: each brings in its part
+// for all. What all multiprocessors take from the second-level cache is what
+// bounds such tiles: a block by itself 16 KB for 64 inputs, of a square of two
+// by two 8.
+template <int kColumns_, int kStages_, int kSide_ = 1>
 struct PartsTile {
   static constexpr int kColumns = kColumns_;
   static constexpr int kStages = kStages_;  // of a ring
+  static constexpr int kSide = kSide_;
+  static constexpr int kBlocks = kSide * kSide;  // of a cluster
   static constexpr int kParts = 4;
   static constexpr int kTurns = kDecodeMatmulMaxSplits / kParts;
   static constexpr bool kRowsFirst = false;
@@ -264,6 +274,10 @@ struct PartsTile {
   static constexpr int kHalf = kOutputs / 2;
   static constexpr int kRowBytes = kRows * 128;
   static constexpr int kStageBytes = kRowBytes + kOutputs * 128;
+  // Of rows and outputs, what a block brings in.
+  static constexpr int kOwnRows = kRows / kSide;
+  static constexpr int kOwnOutputs = kOutputs / kSide;
+  static_assert(kOwnRows % 8 == 0 && kOwnOutputs % 8 == 0 && kSide <= 2);
   static constexpr int kSumStride =
       kOutputs % 16 == 8 ? kOutputs : kOutputs + 8;
   static constexpr int kPartFloats = kRows * kSumStride;
@@ -274,7 +288,7 @@ struct PartsTile {
   static_assert(kHalf % 8 == 0 && kSharedBytes <= 227 * 1024);
 };
 
-// Grid: (tiles of outputs, tiles of rows).
+// Grid: clusters, and their blocks, by outputs first.
 //
 // Weights do not wait for the kernel before.
 template <typename T, typename S>
@@ -294,9 +308,15 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const uint32_t ring = memory + mine * S::kStages * S::kStageBytes;
   const uint32_t full = memory + S::kRingBytes + 16 * mine * S::kStages;
   const uint32_t empty = full + 8 * S::kStages;
+  const int rank = S::kSide == 1 ? 0 : cluster::ClusterRank();
+  const int side_row = rank / S::kSide;
+  const int side_output = rank % S::kSide;
+  const int row_tile = static_cast<int>(blockIdx.y) * S::kSide + side_row;
+  const int output_tile =
+      static_cast<int>(blockIdx.x) / S::kBlocks * S::kSide + side_output;
   const TilePlace place =
-      PlaceOf(args, static_cast<int>(blockIdx.y) * S::kRows,
-              static_cast<int>(blockIdx.x) * (p.gate ? S::kHalf : S::kOutputs));
+      PlaceOf(args, row_tile * S::kRows,
+              output_tile * (p.gate ? S::kHalf : S::kOutputs));
   const int inputs = static_cast<int>(p.inputs);
   const auto begin_of = [&](int part) {
     return DecodeMatmulSplitBegin(inputs, kDecodeMatmulMaxSplits, part);
@@ -308,11 +328,16 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   if (copies && lane == 0) {
     for (int s = 0; s < S::kStages; ++s) {
       BarrierInit(full + 8 * s, 1);
-      BarrierInit(empty + 8 * s, 1);
+      BarrierInit(empty + 8 * s, 2 * S::kSide - 1);
     }
     BarrierInitFence();
   }
   __syncthreads();
+  if constexpr (S::kSide > 1) cluster::Meet();
+  // The blocks of the cluster that bring in something for this one, and hear
+  // when it has been used: of the same rows, and of the same outputs.
+  const int row_mate = rank ^ 1;
+  const int output_mate = rank ^ S::kSide;
 
   float acc[S::kTurns][S::kColumns][4];
 #pragma unroll
@@ -336,11 +361,28 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       const auto ask_for_weights = [&](int stage, int slot) {
         const uint32_t barrier = full + 8 * slot;
         const uint32_t to = ring + slot * S::kStageBytes + S::kRowBytes;
-        AskForWeights(args, to, barrier, input_of(stage), place.output);
+        if constexpr (S::kSide == 1) {
+          AskForWeights(args, to, barrier, input_of(stage), place.output);
+        } else {
+          // Of a gate one half of the outputs each.
+          BarrierExpect(barrier, args.stage_bytes);
+          const int mine_first = side_row * S::kOwnOutputs;
+          CopyBoxToAll(to + mine_first * 128, args.w, input_of(stage),
+                       place.output + (p.gate ? 0 : mine_first),
+                       p.gate ? side_row : 0, barrier,
+                       1u << rank | 1u << output_mate);
+        }
       };
       const auto ask_for_rows = [&](int stage, int slot) {
-        CopyBox(ring + slot * S::kStageBytes, args.x, input_of(stage),
-                place.row, 0, full + 8 * slot);
+        const uint32_t to = ring + slot * S::kStageBytes;
+        if constexpr (S::kSide == 1) {
+          CopyBox(to, args.x, input_of(stage), place.row, 0, full + 8 * slot);
+        } else {
+          const int mine_first = side_output * S::kOwnRows;
+          CopyBoxToAll(to + mine_first * 128, args.x, input_of(stage),
+                       place.row + mine_first, 0, full + 8 * slot,
+                       1u << rank | 1u << row_mate);
+        }
       };
       FillRing<S::kStages>(
           empty, stages, [] { return true; }, ask_for_weights, ask_for_rows);
@@ -368,7 +410,14 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         }
         WgmmaCommit();
         WgmmaWait<0>();
-        if (thread % 128 == 0) BarrierArrive(empty + 8 * slot);
+        if (thread % 128 == 0) {
+          BarrierArrive(empty + 8 * slot);
+          if constexpr (S::kSide > 1) {
+            using cluster::ArriveInCluster, cluster::InBlock;
+            ArriveInCluster(InBlock(empty + 8 * slot, row_mate));
+            ArriveInCluster(InBlock(empty + 8 * slot, output_mate));
+          }
+        }
         if (++slot == S::kStages) {
           slot = 0;
           phase ^= 1;
@@ -409,6 +458,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
     return sum;
   });
+  // A block's barriers are there until the others are through.
+  if constexpr (S::kSide > 1) cluster::Meet();
 #else
   __trap();  // never launched there
 #endif
@@ -420,15 +471,17 @@ cudaError_t Launch(void (*kernel)(TileArgs), const DecodeMatmulParams& p,
   TileArgs args = {};
   cudaError_t error = AllowSharedMemory(kernel, S::kSharedBytes);
   if (error == cudaSuccess) {
-    error = MakeTileArgs(p, S::kRows, S::kOutputs, &args);
+    error = MakeTileArgs(p, S::kRows, S::kOutputs, {S::kSide, S::kSide}, &args);
   }
   if (error != cudaSuccess) return error;
-  const auto outputs =
-      static_cast<unsigned>((p.outputs + S::kOutputs - 1) / S::kOutputs);
-  const auto rows = static_cast<unsigned>((p.rows + S::kRows - 1) / S::kRows);
+  const int64_t rows_each = int64_t{S::kSide} * S::kRows;
+  const int64_t outputs_each = int64_t{S::kSide} * S::kOutputs;
+  const auto rows = static_cast<unsigned>((p.rows + rows_each - 1) / rows_each);
+  const auto outputs = static_cast<unsigned>(
+      (p.outputs + outputs_each - 1) / outputs_each * S::kSide * S::kSide);
   const dim3 grid = S::kRowsFirst ? dim3(rows, outputs) : dim3(outputs, rows);
-  return LaunchDependent(kernel, grid, S::kThreads, S::kSharedBytes, stream,
-                         args);
+  return LaunchDependentCluster(kernel, grid, S::kThreads, S::kSharedBytes,
+                                S::kSide * S::kSide, stream, args);
 }
 
 // In the order of kWholeForms and kPartsForms.
@@ -437,6 +490,7 @@ using Whole1 = WideTile<4, 10, 5>;
 using Whole2 = WideTile<2, 32, 4, 2>;
 using Parts0 = PartsTile<4, 4>;
 using Parts1 = PartsTile<8, 3>;
+using Parts1Shared = PartsTile<8, 3, 2>;
 using Parts2 = WideTile<2, 8, 8, 1, true>;
 using Parts3 = WideTile<2, 16, 6, 1, true>;
 using Parts4 = WideTile<2, 20, 6, 1, true>;
@@ -467,6 +521,10 @@ cudaError_t LaunchForm(const DecodeMatmulParams& p, int form,
     case 0:
       return Launch<T, Parts0>(parts_kernel<T, Parts0>, p, stream);
     case 1:
+      if (SharesPartsTiles(p.rows)) {
+        return Launch<T, Parts1Shared>(parts_kernel<T, Parts1Shared>, p,
+                                       stream);
+      }
       return Launch<T, Parts1>(parts_kernel<T, Parts1>, p, stream);
     case 2:
       return Launch<T, Parts2>(wide_kernel<T, Parts2>, p, stream);

@@ -29,6 +29,13 @@ inline constexpr WideForm kPartsForms[] = {{64, 32, 0.0},
                                            {128, 128, 32.5},
                                            {128, 160, 39.5}};
 
+// Whether blocks of kPartsForms[1] are clusters that share what they bring in:
+// where four tiles of rows by as many as share them of outputs are one wave.
+// (Measured: of fewer rows it gains nothing, and of more they are two waves.)
+constexpr bool SharesPartsTiles(int64_t rows) {
+  return rows > 192 && rows <= 256;
+}
+
 // The place in kWholeForms, or kPartsForms, of what is fastest: the fewest
 // waves of blocks, by their cost.
 constexpr int ChooseWideForm(int64_t rows, int64_t outputs,

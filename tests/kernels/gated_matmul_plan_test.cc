@@ -13,7 +13,7 @@ int Features(int64_t rows, int64_t features, int multiprocessors = 132) {
 
 // What was fastest on an H100, of the matrix of T6-XL.
 TEST(GatedMatmulPlanTest, OfT6Xl) {
-  for (const int64_t rows : {129, 256, 257, 384, 512})
+  for (const int64_t rows : {193, 256, 257, 384, 512})
     EXPECT_EQ(Features(rows, 4288), 72);
   for (const int64_t rows : {1024, 2048, 4096})
     EXPECT_EQ(Features(rows, 4288), 88);
@@ -28,7 +28,7 @@ TEST(GatedMatmulPlanTest, OneRoundOfLargeTiles) {
 // Other devices, and tiles that are counted in 64 bits.
 TEST(GatedMatmulPlanTest, AnySizes) {
   for (const int multiprocessors : {2, 3, 114, 144}) {
-    for (const int64_t rows : {int64_t{129}, int64_t{1} << 20}) {
+    for (const int64_t rows : {int64_t{193}, int64_t{1} << 20}) {
       for (const int64_t features : {2048, 1 << 27})
         EXPECT_GE(Features(rows, features, multiprocessors), 72);
     }
