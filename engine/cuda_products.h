@@ -33,7 +33,8 @@ namespace recurve {
 //  - 16-bit weights and rows of TokenKind::kStep, on Hopper those of short
 //    prompts, too: LaunchDecodeMatmul. ("Steps" below.)
 //  - 16-bit weights and other rows of prompts: cuBLASLt with activations
-//    rounded.
+//    rounded; but on Hopper a channel mixer's first product, with its gate, is
+//    LaunchDecodeMatmul for every row, in one launch.
 // Each has one order of sums for every number of rows, and a row is of one kind
 // whenever it is computed.
 //
@@ -105,8 +106,8 @@ class CudaProducts {
   absl::Status Glu(Activations in, Activation activation, Activations out);
   absl::Status Project(Activations in, MatrixId matrix, Activations out,
                        bool add);
-  // Whether ChannelMixer below is for the step; else it is the operations one
-  // by one, with the same bits.
+  // Whether ChannelMixer below takes this matrix; else it is the operations one
+  // by one.
   bool FusesChannelMixer(MatrixId w1_w2) const;
   absl::Status ChannelMixer(const Backend::ChannelMixerArgs& args,
                             const NormWeights& norm);
