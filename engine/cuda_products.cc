@@ -474,20 +474,25 @@ absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
 absl::Status CudaProducts::MultiplyRuns(const Matrix& matrix, Activations in,
                                         bool rounded, Activations out,
                                         bool add) {
-  for (const Run& run : runs_) {
-    // Rounded or not, rows are as far apart.
-    const char* const x =
-        in.data + run.begin * in.stride * static_cast<int64_t>(sizeof(float));
-    const Operands operands = {x,
-                               rounded ? 2 * in.stride : in.stride,
-                               Floats(out) + run.begin * out.stride,
-                               out.stride,
-                               run.count,
-                               in.cols,
-                               run.step,
-                               add};
-    RECURVE_RETURN_IF_ERROR(rounded ? MultiplyRounded(matrix, operands)
-                                    : MultiplyFloats(matrix, operands));
+  // Prompts first: what they read of the weights is in the second-level cache
+  // when rows of steps want it, and these can begin while prompts' end.
+  for (const bool step : {false, true}) {
+    for (const Run& run : runs_) {
+      if (run.step != step) continue;
+      // Rounded or not, rows are as far apart.
+      const char* const x =
+          in.data + run.begin * in.stride * static_cast<int64_t>(sizeof(float));
+      const Operands operands = {x,
+                                 rounded ? 2 * in.stride : in.stride,
+                                 Floats(out) + run.begin * out.stride,
+                                 out.stride,
+                                 run.count,
+                                 in.cols,
+                                 run.step,
+                                 add};
+      RECURVE_RETURN_IF_ERROR(rounded ? MultiplyRounded(matrix, operands)
+                                      : MultiplyFloats(matrix, operands));
+    }
   }
   return absl::OkStatus();
 }
