@@ -20,6 +20,11 @@ if(NOT RECURVE_CUDA STREQUAL "off")
         "90a-real, for others 80-virtual or their own number (default: 80-virtual;90a-real)")
     endif()
     enable_language(CUDA)
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.5)
+      message(FATAL_ERROR "The CUDA toolkit of ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}; "
+        "12.5 or newer is needed (NVIDIA's packages, as cuda-toolkit-13-0), or a build without CUDA "
+        "(./dev build cpu, or -DRECURVE_CUDA=off)")
+    endif()
     find_package(CUDAToolkit REQUIRED)
     if(NOT TARGET CUDA::cublasLt)
       message(FATAL_ERROR "The CUDA toolkit at ${CUDAToolkit_LIBRARY_ROOT} has no cuBLASLt: install "

@@ -215,7 +215,7 @@ class CudaProducts {
   // All rows of the step, each as its kind is; `rounded`: of the matrix's type.
   absl::Status MultiplyRuns(const Matrix& matrix, Activations in, bool rounded,
                             Activations out, bool add);
-  // Steps with 16-bit weights: float32 x is rounded on the way, or before.
+  // By LaunchDecodeMatmul, rows of any kind: float32 x is rounded on the way, or before.
   absl::Status MultiplySteps(DecodeMatmulParams params, const float* x,
                              int64_t x_stride);
   absl::Status Launch(const DecodeMatmulParams& params);

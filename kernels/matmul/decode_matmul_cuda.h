@@ -12,7 +12,8 @@
 namespace recurve {
 
 // y = x · wᵀ, or y += that, on the GPU: for the rows of a decode step, which
-// the weights stream by once, and for prompts that are short.
+// the weights stream by once, and for prompts that are short; with a gate, for
+// prompts of any length.
 //
 // Products are of 16-bit factors (float32 x is rounded to the type of w), sums
 // are float32. The order of a sum depends on the matrix's sizes and the device

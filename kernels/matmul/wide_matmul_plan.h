@@ -29,9 +29,10 @@ inline constexpr WideForm kPartsForms[] = {{64, 32, 0.0},
                                            {128, 128, 32.5},
                                            {128, 160, 39.5}};
 
-// Whether blocks of kPartsForms[1] are clusters that share what they bring in:
-// where four tiles of rows by as many as share them of outputs are one wave.
-// (Measured: of fewer rows it gains nothing, and of more they are two waves.)
+// Whether blocks of kPartsForms[1] are clusters of two by two that share what
+// they bring in. 193 to 256 rows are four tiles of 64: with T6-XL's 25 tiles of
+// outputs 104 blocks, one wave. (Measured: of fewer rows it gains nothing, and
+// more are two waves.)
 constexpr bool SharesPartsTiles(int64_t rows) {
   return rows > 192 && rows <= 256;
 }
