@@ -34,8 +34,9 @@ namespace recurve {
 // passes while the step before runs.
 //
 // Exactness: every kernel computes a row from that row alone. Steps
-// and prompts (TokenKind) are multiplied with 16-bit weights, and attended, by
-// different kernels, each with one order of sums for every number of rows.
+// and prompts (TokenKind) are multiplied with 16-bit weights, mostly, and
+// attended, by different kernels, each with one order of sums for every number
+// of rows.
 //
 // Steps in which every sequence has one token of kStep are captured in a CUDA
 // graph for each power of two of sequences, and for each way to share out their

@@ -88,7 +88,7 @@ void CudaBackend::Glu(Activations in, Activation activation, Activations out) {
 }
 
 void CudaBackend::ChannelMixer(const ChannelMixerArgs& args) {
-  if (!products_->FusesChannelMixer(args.w1_w2)) {
+  if (!products_->FusesChannelMixer(args)) {
     Backend::ChannelMixer(args);
   } else if (active()) {
     Check(products_->ChannelMixer(args, WeightsOf(args.norm)));

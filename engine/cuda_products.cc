@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "engine/cuda_activations.h"
 #include "kernels/glu/glu_cuda.h"
+#include "kernels/matmul/gated_matmul_plan.h"
 #include "kernels/matmul/product_chain_plan.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
@@ -497,9 +498,13 @@ absl::Status CudaProducts::MultiplyRuns(const Matrix& matrix, Activations in,
   return absl::OkStatus();
 }
 
-bool CudaProducts::FusesChannelMixer(MatrixId w1_w2) const {
-  return matrices_[w1_w2.value].type != WeightType::kFloat32 &&
-         DecodeMatmulFuses();
+bool CudaProducts::FusesChannelMixer(
+    const Backend::ChannelMixerArgs& args) const {
+  const Matrix& up = matrices_[args.w1_w2.value];
+  if (up.type == WeightType::kFloat32 || !DecodeMatmulFuses()) return false;
+  if (runs_.size() == 1 && runs_[0].step) return true;
+  return IsGatedMatmul(up.outputs, args.activation) &&
+         matrices_[args.w3.value].type == up.type;
 }
 
 absl::Status CudaProducts::ChannelMixer(const Backend::ChannelMixerArgs& args,

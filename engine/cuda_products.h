@@ -33,8 +33,9 @@ namespace recurve {
 //  - 16-bit weights and rows of TokenKind::kStep, on Hopper those of short
 //    prompts, too: LaunchDecodeMatmul. ("Steps" below.)
 //  - 16-bit weights and other rows of prompts: cuBLASLt with activations
-//    rounded; but on Hopper a channel mixer's first product, with its gate, is
-//    LaunchDecodeMatmul for every row, in one launch.
+//    rounded; but on Hopper a channel mixer's first product, if its gate is
+//    one that LaunchDecodeMatmul is faster at, is that for every row, in one
+//    launch.
 // Each has one order of sums for every number of rows, and a row is of one kind
 // whenever it is computed.
 //
@@ -106,9 +107,10 @@ class CudaProducts {
   absl::Status Glu(Activations in, Activation activation, Activations out);
   absl::Status Project(Activations in, MatrixId matrix, Activations out,
                        bool add);
-  // Whether ChannelMixer below takes this matrix; else it is the operations one
-  // by one.
-  bool FusesChannelMixer(MatrixId w1_w2) const;
+  // Whether ChannelMixer below is for the step; else it is the operations one
+  // by one. Rows of steps have the same bits either way, and those of other
+  // prompts the way that matrices and activation decide.
+  bool FusesChannelMixer(const Backend::ChannelMixerArgs& args) const;
   absl::Status ChannelMixer(const Backend::ChannelMixerArgs& args,
                             const NormWeights& norm);
   // The product of the head with norm(in): `rows` rows of `in`, all in order or
@@ -215,7 +217,8 @@ class CudaProducts {
   // All rows of the step, each as its kind is; `rounded`: of the matrix's type.
   absl::Status MultiplyRuns(const Matrix& matrix, Activations in, bool rounded,
                             Activations out, bool add);
-  // By LaunchDecodeMatmul, rows of any kind: float32 x is rounded on the way, or before.
+  // By LaunchDecodeMatmul, rows of any kind: float32 x is rounded on the way,
+  // or before.
   absl::Status MultiplySteps(DecodeMatmulParams params, const float* x,
                              int64_t x_stride);
   absl::Status Launch(const DecodeMatmulParams& params);

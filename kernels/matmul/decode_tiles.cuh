@@ -1,5 +1,6 @@
 // What the kernels with tiles in shared memory share (tile_matmul.cu,
-// wide_matmul.cu): boxes brought in by TMA, sums written from shared memory.
+// wide_matmul.cu, gated_matmul.cu): boxes brought in by TMA, sums written from
+// shared memory.
 #ifndef RECURVE_KERNELS_MATMUL_DECODE_TILES_CUH_
 #define RECURVE_KERNELS_MATMUL_DECODE_TILES_CUH_
 
@@ -138,6 +139,17 @@ __device__ __forceinline__ void FillRing(uint32_t empty, int stages,
       slot = 0;
       phase ^= 1;
     }
+  }
+}
+
+// Until the slots of a ring that FillRing has filled are empty again. Where
+// blocks of a cluster say so to each other, nothing is on its way to a block
+// any more that has waited so, and it may end when all have.
+template <int kStages>
+__device__ __forceinline__ void DrainRing(uint32_t empty, int stages) {
+  for (int slot = 0; slot < min(stages, kStages); ++slot) {
+    const int fills = (stages - slot + kStages - 1) / kStages;
+    BarrierWait(empty + 8 * slot, static_cast<uint32_t>(fills - 1) % 2);
   }
 }
 

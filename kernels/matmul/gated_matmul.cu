@@ -159,6 +159,11 @@ __global__ void __launch_bounds__(kThreads, 1)
           next_slot();
         }
       }
+      // Nothing is on its way to this block when it ends.
+      for (int s = 0; s < S::kStages; ++s) {
+        BarrierWait(empty + 8 * slot, phase ^ 1);
+        next_slot();
+      }
     }
     __syncwarp();
   } else {
@@ -246,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   }
-  // A block's barriers are there until the other one is through.
+  // A block's memory is there until the other one has brought in and said all.
   cluster::Meet();
 #else
   __trap();  // never launched there
@@ -308,9 +313,9 @@ cudaError_t LaunchForm(const DecodeMatmulParams& p, int multiprocessors,
 }  // namespace
 
 bool GatedMatmulTakes(const DecodeMatmulParams& p) {
-  return p.gate && p.activation == Activation::kSilu && p.y_is_half &&
-         DecodeMatmulSplits(p.outputs) == 1 && p.rows >= kGatedLeastRows &&
-         p.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
+  return p.gate && IsGatedMatmul(p.outputs, p.activation) && p.y_is_half &&
+         p.rows >= kGatedLeastRows && p.y_stride % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
 }
 
 cudaError_t LaunchGatedMatmul(const DecodeMatmulParams& p,

@@ -5,7 +5,16 @@
 
 #include <cstdint>
 
+#include "kernels/common/activation.h"
+#include "kernels/matmul/decode_matmul_order.h"
+
 namespace recurve {
+
+// Whether gated_matmul.cu has the gate of a matrix with so many outputs, both
+// halves of the gate, if its results are of 16 bits: not of matrices in parts.
+constexpr bool IsGatedMatmul(int64_t outputs, Activation activation) {
+  return activation == Activation::kSilu && DecodeMatmulSplits(outputs) == 1;
+}
 
 // Rows of a cluster, 128 of each of its two blocks; and how many it takes to be
 // faster than wide_matmul.cu. (Measured.)

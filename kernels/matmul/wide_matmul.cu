@@ -386,6 +386,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       };
       FillRing<S::kStages>(
           empty, stages, [] { return true; }, ask_for_weights, ask_for_rows);
+      if constexpr (S::kSide > 1) DrainRing<S::kStages>(empty, stages);
     }
     __syncwarp();
   } else {
@@ -458,7 +459,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
     return sum;
   });
-  // A block's barriers are there until the others are through.
+  // A block's memory is there until the others have brought in and said all.
   if constexpr (S::kSide > 1) cluster::Meet();
 #else
   __trap();  // never launched there
@@ -505,8 +506,9 @@ static_assert(Is<Whole0>(kWholeForms[0]) && Is<Whole1>(kWholeForms[1]) &&
               Is<Parts3>(kPartsForms[3]) && Is<Parts4>(kPartsForms[4]));
 
 template <typename T>
-cudaError_t LaunchForm(const DecodeMatmulParams& p, int form,
+cudaError_t LaunchForm(const DecodeMatmulParams& p, int multiprocessors,
                        cudaStream_t stream) {
+  const int form = ChooseWideForm(p.rows, p.outputs, multiprocessors);
   if (DecodeMatmulSplits(p.outputs) == 1) {
     switch (form) {
       case 0:
@@ -521,7 +523,7 @@ cudaError_t LaunchForm(const DecodeMatmulParams& p, int form,
     case 0:
       return Launch<T, Parts0>(parts_kernel<T, Parts0>, p, stream);
     case 1:
-      if (SharesPartsTiles(p.rows)) {
+      if (SharesPartsTiles(p.rows, p.outputs, multiprocessors)) {
         return Launch<T, Parts1Shared>(parts_kernel<T, Parts1Shared>, p,
                                        stream);
       }
@@ -542,10 +544,9 @@ cudaError_t LaunchWideMatmul(const DecodeMatmulParams& p, cudaStream_t stream) {
   const cudaError_t error =
       DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
-  const int form = ChooseWideForm(p.rows, p.outputs, multiprocessors);
   return p.type == WeightType::kBFloat16
-             ? LaunchForm<__nv_bfloat16>(p, form, stream)
-             : LaunchForm<__half>(p, form, stream);
+             ? LaunchForm<__nv_bfloat16>(p, multiprocessors, stream)
+             : LaunchForm<__half>(p, multiprocessors, stream);
 }
 
 }  // namespace recurve

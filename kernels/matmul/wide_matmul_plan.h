@@ -30,11 +30,15 @@ inline constexpr WideForm kPartsForms[] = {{64, 32, 0.0},
                                            {128, 160, 39.5}};
 
 // Whether blocks of kPartsForms[1] are clusters of two by two that share what
-// they bring in. 193 to 256 rows are four tiles of 64: with T6-XL's 25 tiles of
-// outputs 104 blocks, one wave. (Measured: of fewer rows it gains nothing, and
-// more are two waves.)
-constexpr bool SharesPartsTiles(int64_t rows) {
-  return rows > 192 && rows <= 256;
+// they bring in: of 193 to 256 rows, which are four tiles, if all clusters are
+// there at once. A device has room for about ten of eleven that its
+// multiprocessors would be enough for (30 of 33 on an H100). (Measured: of
+// fewer rows it gains nothing.)
+constexpr bool SharesPartsTiles(int64_t rows, int64_t outputs,
+                                int multiprocessors) {
+  const int64_t side = 2 * kPartsForms[1].outputs;
+  const int64_t blocks = 2 * 4 * ((outputs + side - 1) / side);
+  return rows > 192 && rows <= 256 && blocks * 11 <= multiprocessors * 10;
 }
 
 // The place in kWholeForms, or kPartsForms, of what is fastest: the fewest

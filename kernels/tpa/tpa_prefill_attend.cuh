@@ -13,13 +13,18 @@
 
 namespace recurve {
 
-// A row's maximum moves only if a score is more than this above it, in powers
-// of two: then outputs need not be rescaled for every key tile. Weights are
-// 2^-8, or 2^-3, where the maximum is; float16 has less room below.
+// A row's maximum moves only if a score is more than kTpaPrefillLazy above it,
+// in powers of two: then outputs need not be rescaled for every key tile. From
+// scores the maximum and kTpaPrefillAbove are subtracted. bfloat16 has room
+// below 1 for weights; float16 has not, and they grow to 2^3 above it.
 template <typename T>
 inline constexpr float kTpaPrefillLazy = 8.0f;
 template <>
 inline constexpr float kTpaPrefillLazy<__half> = 3.0f;
+template <typename T>
+inline constexpr float kTpaPrefillAbove = kTpaPrefillLazy<T>;
+template <>
+inline constexpr float kTpaPrefillAbove<__half> = 0.0f;
 
 // ---- warpgroups that compute ----
 
@@ -238,8 +243,7 @@ class TpaPrefillWorker {
     values_.Next();
   }
 
-  // Scores less `base`: below 0, if that is shift_, but where a row's maximum
-  // has grown by more than kTpaPrefillLazy.
+  // Scores less `base`.
   template <bool kMasked>
   __device__ __forceinline__ void Shift(int n, const float (&base)[2]) {
     const float* const factors = KeyFactors();
@@ -327,7 +331,7 @@ class TpaPrefillWorker {
     // Position 0 is here, so the maximum is finite.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      shift_[i] = top[i] + kTpaPrefillLazy<T>;
+      shift_[i] = top[i] + kTpaPrefillAbove<T>;
       sum_[i] = 0.0f;
     }
 #pragma unroll
@@ -345,10 +349,13 @@ class TpaPrefillWorker {
     Shift<kMasked>(n, shift_);
     // Signs tell whether a maximum has to move: half as many instructions as
     // maxima, and no lane waits for another's.
+    constexpr float kRoom = kTpaPrefillLazy<T> - kTpaPrefillAbove<T>;
     uint32_t signs = 0x80000000u;
 #pragma unroll
-    for (int i = 0; i < S::kKeyTile / 2; i += 2)
-      signs &= __float_as_uint(Score(i)) & __float_as_uint(Score(i + 1));
+    for (int i = 0; i < S::kKeyTile / 2; i += 2) {
+      signs &= __float_as_uint(Score(i) - kRoom) &
+               __float_as_uint(Score(i + 1) - kRoom);
+    }
     scale[0] = scale[1] = 1.0f;
     const bool moved = __any_sync(0xffffffffu, signs == 0);
     if (moved) {
@@ -359,7 +366,7 @@ class TpaPrefillWorker {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float before = shift_[i];
-        if (top[i] > 0.0f) shift_[i] = before + (top[i] + kTpaPrefillLazy<T>);
+        if (top[i] > kRoom) shift_[i] = before + (top[i] + kTpaPrefillAbove<T>);
         move[i] = shift_[i] - before;
         scale[i] = FastExp2(-move[i]);
       }
@@ -481,7 +488,7 @@ class TpaPrefillWorker {
   float scores_[kScoreParts][kPartScores];
   uint32_t weights_[S::kKeyTile / 16][4];
   float out_[kParts][kPartWidth / 2];
-  // What is subtracted from a row's scores: a maximum, and kTpaPrefillLazy.
+  // What is subtracted from a row's scores: a maximum, and kTpaPrefillAbove.
   float shift_[2];
   float sum_[2];
   TpaPrefillStage<S::kStages> keys_;

@@ -262,11 +262,11 @@ TEST_F(MatmulGpuTest, HundredsOfRows) {
   for (const WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
     for (const auto& [outputs, inputs] :
          std::vector<std::pair<int64_t, int64_t>>{
-             {1609, 712}, {1601, 200}, {8531, 200}}) {
+             {1609, 712}, {1600, 712}, {1420, 200}, {8531, 200}}) {
       const bool parts = DecodeMatmulSplits(outputs) > 1;
       std::set<int> forms;
-      for (const int64_t rows :
-           {258, 320, 321, 383, 385, 640, 641, 1279, 1281, 1664, 1665}) {
+      for (const int64_t rows : {193, 200, 255, 256, 258, 320, 321, 383, 385,
+                                 640, 641, 1279, 1281, 1664, 1665}) {
         if (!parts && rows > 700) continue;
         forms.insert(ChooseWideForm(rows, outputs, multiprocessors));
         Case c(Kind::kDecode, type, outputs, inputs, rows);
@@ -367,6 +367,7 @@ TEST_F(MatmulGpuTest, GateAfter) {
            {WeightType::kBFloat16, 2 * 2061, 712},
            {WeightType::kFloat16, 2 * 2061, 200},
            {WeightType::kBFloat16, 2 * 2052, 64},
+           {WeightType::kBFloat16, 2 * 2056, 64},
            {WeightType::kBFloat16, 2 * 801, 712}}) {
     const int64_t features = outputs / 2;
     const int64_t stride = (features + 3) / 4 * 4;  // of what is written
@@ -411,6 +412,8 @@ TEST_F(MatmulGpuTest, GateAfter) {
             ToBits(p.type, std::vector<float>(rows * stride, -7.0f)));
         p.y = reinterpret_cast<float*>(rounded.data());
         p.y_is_half = true;
+        EXPECT_EQ(GatedMatmulTakes(p),
+                  rows >= kGatedLeastRows && features > 2052);
         if (GatedMatmulTakes(p)) {
           gated_forms.insert(ChooseGatedForm(rows, features, multiprocessors));
         }

@@ -385,11 +385,24 @@ const TpaShape kBitShapes[] = {{4, 128, 128, 4, 1}, {3, 128, 128, 4, 2},
                                {5, 64, 64, 4, 1},   {2, 64, 64, 4, 2},
                                {2, 256, 200, 2, 3}, {3, 96, 40, 0, 1}};
 
-// A prompt cut anywhere.
-TEST_F(TpaPrefillGpuTest, BitsDoNotDependOnChunks) {
+// A prompt cut anywhere. Ramped, maxima move, of every third query only, and of
+// every third early; who is in a warp with whom depends on the cut.
+class TpaPrefillChunksGpuTest
+    : public TpaPrefillGpuTest,
+      public testing::WithParamInterface<std::pair<TpaElement, bool>> {};
+
+TEST_P(TpaPrefillChunksGpuTest, BitsDoNotDependOnChunks) {
+  const auto& [element, ramped] = GetParam();
   for (const TpaShape& shape : kBitShapes) {
-    const TpaGpuConfig config = {shape};
-    const TpaSequence seq(config, 1500, 1500, 7);
+    const TpaGpuConfig config = {shape, element};
+    TpaSequence seq(config, 1500, 1500, 7);
+    if (ramped) {
+      seq.Ramp(config, 0.0f, 60.0f);
+      const size_t row = seq.b_q.size() / seq.queries;
+      constexpr float kScales[] = {1.0f, 0.3f, 0.01f};
+      for (size_t i = 0; i < seq.b_q.size(); ++i)
+        seq.b_q[i] *= kScales[i / row % 3];
+    }
     const int64_t width = shape.num_heads * shape.value_dim;
     for (TpaPrefillForm form : Forms(shape)) {
       SCOPED_TRACE(Describe(config) + " " + Name(form));
@@ -411,6 +424,12 @@ TEST_F(TpaPrefillGpuTest, BitsDoNotDependOnChunks) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Scores, TpaPrefillChunksGpuTest,
+    testing::Values(std::pair(TpaElement::kBFloat16, false),
+                    std::pair(TpaElement::kBFloat16, true),
+                    std::pair(TpaElement::kFloat16, true)));
 
 TEST_F(TpaPrefillGpuTest, BitsDoNotDependOnTheBatch) {
   for (const TpaShape& shape : kBitShapes) {

@@ -25,14 +25,16 @@ TEST(GatedMatmulPlanTest, OneRoundOfLargeTiles) {
   EXPECT_EQ(Features(512, 33 * 128 + 1), 72);
 }
 
-// Other devices, and tiles that are counted in 64 bits.
-TEST(GatedMatmulPlanTest, AnySizes) {
-  for (const int multiprocessors : {2, 3, 114, 144}) {
-    for (const int64_t rows : {int64_t{193}, int64_t{1} << 20}) {
-      for (const int64_t features : {2048, 1 << 27})
-        EXPECT_GE(Features(rows, features, multiprocessors), 72);
-    }
-  }
+// Tiles are counted in 64 bits: so many rounds are decided by a feature's cost.
+TEST(GatedMatmulPlanTest, TheMostRows) {
+  EXPECT_EQ(Features(int64_t{1} << 20, 1 << 27), 128);
+  EXPECT_EQ(Features(int64_t{1} << 20, 4288), 128);
+}
+
+TEST(GatedMatmulPlanTest, Gates) {
+  EXPECT_TRUE(IsGatedMatmul(8576, Activation::kSilu));
+  EXPECT_FALSE(IsGatedMatmul(8576, Activation::kRelu));
+  EXPECT_FALSE(IsGatedMatmul(2048, Activation::kSilu));
 }
 
 }  // namespace

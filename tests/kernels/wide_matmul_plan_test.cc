@@ -35,6 +35,17 @@ TEST(WideMatmulPlanTest, OfOthers) {
   for (const int64_t rows : {257, 288, 384}) EXPECT_EQ(Form(rows, 8532), 2);
 }
 
+TEST(WideMatmulPlanTest, ClustersThatAreThereAtOnce) {
+  for (const int64_t rows : {193, 256}) {
+    EXPECT_TRUE(SharesPartsTiles(rows, 1600, kMultiprocessors));
+    EXPECT_TRUE(SharesPartsTiles(rows, 15 * 128, kMultiprocessors));
+    EXPECT_FALSE(SharesPartsTiles(rows, 15 * 128 + 1, kMultiprocessors));
+  }
+  EXPECT_FALSE(SharesPartsTiles(192, 1600, kMultiprocessors));
+  EXPECT_FALSE(SharesPartsTiles(257, 1600, kMultiprocessors));
+  EXPECT_FALSE(SharesPartsTiles(256, 1600, 114));
+}
+
 // Blocks are counted in 64 bits.
 TEST(WideMatmulPlanTest, TheMostRows) {
   EXPECT_GE(Form(int64_t{1} << 20, 4095), 1);
