@@ -388,6 +388,12 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
     return absl::InvalidArgumentError(absl::StrCat(
         "--num-threads is ", options.num_threads, "; expected 0 to 1024"));
   }
+  if (engine->max_num_batched_tokens == 0) {
+    engine->max_num_batched_tokens =
+        DefaultBatchedTokens(placement.cuda, engine->max_num_seqs);
+  }
+  if (engine->max_chunk_tokens == 0)
+    engine->max_chunk_tokens = engine->max_num_batched_tokens;
   RECURVE_RETURN_IF_ERROR(engine->Validate());
   if (options.kv_pages < 0 || options.kv_pages > (1 << 30)) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -79,8 +79,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
 int64_t DefaultGpuPoolBytes(int64_t free_bytes, int64_t others);
 
 // Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means as much
-// as model and cache allow; it is set to what holds. InvalidArgument names the
-// option or the file and what is supported.
+// as model and cache allow; it is set to what holds, and so are tokens in a
+// step and in a chunk that are 0 (options.h). InvalidArgument names the option
+// or the file and what is supported.
 absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
                                       EngineOptions* engine);
 

@@ -26,8 +26,12 @@ absl::Status EngineOptions::Validate() const {
         "; all running sequences must be able to decode in the same step, so "
         "the latter must be at least the former"));
   }
-  RECURVE_RETURN_IF_ERROR(CheckOption("max-chunk-tokens", max_chunk_tokens, 1,
-                                      max_num_batched_tokens));
+  // Whoever sets it may say 0.
+  if (max_chunk_tokens < 1 || max_chunk_tokens > max_num_batched_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-chunk-tokens is ", max_chunk_tokens, "; expected 0 to ",
+        max_num_batched_tokens, " (--max-num-batched-tokens)"));
+  }
   RECURVE_RETURN_IF_ERROR(
       CheckOption("max-model-len", max_model_len, 0, int64_t{1} << 31));
   if (max_decode_slowdown != 0 &&

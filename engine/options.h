@@ -9,9 +9,12 @@
 namespace recurve {
 
 struct EngineOptions {
-  int64_t max_num_seqs = 32;             // sequences that hold memory at once
-  int64_t max_num_batched_tokens = 512;  // tokens in a step
-  int64_t max_chunk_tokens = 512;  // prompt tokens of one sequence in a step
+  int64_t max_num_seqs = 32;  // sequences that hold memory at once
+  // Tokens in a step. 0, which LoadModel replaces: DefaultBatchedTokens.
+  int64_t max_num_batched_tokens = 512;
+  // Prompt tokens of one sequence in a step. 0, which LoadModel replaces: as
+  // max_num_batched_tokens.
+  int64_t max_chunk_tokens = 512;
   // How many times longer than alone sequences that decode may wait for a
   // token, on average, while long prompts are computed; 0: no limit.
   // prompt_pacer.h
@@ -23,9 +26,19 @@ struct EngineOptions {
   // Fills memory with NaN when a sequence gives it back. For tests.
   bool poison_released = false;
 
-  // InvalidArgument naming the option and its limits.
+  // InvalidArgument naming the option and its limits. 0 must have been
+  // replaced.
   absl::Status Validate() const;
 };
+
+// Tokens in a step if nobody says. On a GPU as many cost a stream some
+// milliseconds more between two tokens, and are a fifth to a third more tokens
+// in all (docs/gpu-performance.md#tokens-a-step); on a CPU they would be a
+// second.
+constexpr int64_t DefaultBatchedTokens(bool gpu, int64_t max_num_seqs) {
+  const int64_t tokens = gpu ? 2048 : 512;
+  return tokens > max_num_seqs ? tokens : max_num_seqs;
+}
 
 }  // namespace recurve
 

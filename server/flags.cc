@@ -165,7 +165,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "Tokens of a sequence, generated ones included; 0: what model and cache "
       "allow");
   Add(app, "max-num-batched-tokens", o.engine.max_num_batched_tokens,
-      "Tokens in a step");
+      "Tokens in a step; 0: 2048 on a GPU, 512 on the CPU, and no fewer than "
+      "max-num-seqs");
   Add(app, "max-chunk-tokens", o.engine.max_chunk_tokens,
       "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens");
   Add(app, "max-decode-slowdown", o.engine.max_decode_slowdown,
@@ -252,6 +253,10 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
   // The engine would say so, too, but never gets to see that 0 is allowed.
   const int64_t chunk = o.engine.max_chunk_tokens;
   const int64_t step = o.engine.max_num_batched_tokens;
+  if (step == 0 && chunk < 0) {
+    return absl::StrCat("--max-chunk-tokens is ", chunk,
+                        "; expected 0 to --max-num-batched-tokens");
+  }
   if (step > 0 && (chunk < 0 || chunk > step)) {
     return absl::StrCat("--max-chunk-tokens is ", chunk, "; expected 0 to ",
                         step, " (--max-num-batched-tokens)");
@@ -325,6 +330,7 @@ std::vector<std::string> OverriddenVariables(
 FlagsResult ParseFlags(int argc, const char* const* argv) {
   FlagsResult result;
   ServerOptions& options = result.options;
+  options.engine.max_num_batched_tokens = 0;
   options.engine.max_chunk_tokens = 0;
   options.engine.max_decode_slowdown = 2;
   Seconds seconds = {45, 30, 60, 60};
@@ -366,9 +372,6 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   options.step_timeout = ToMilliseconds(seconds.step);
   options.transport.tls_reload = std::chrono::seconds(seconds.tls_reload);
   options.engine.stalled_client_timeout = ToMilliseconds(seconds.stalled);
-  if (options.engine.max_chunk_tokens == 0) {
-    options.engine.max_chunk_tokens = options.engine.max_num_batched_tokens;
-  }
   return result;
 }
 

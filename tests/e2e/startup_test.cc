@@ -103,10 +103,17 @@ TEST(StartupTest, MessagesSayWhatIsAllowed) {
   ExpectRefused({{"--max-chunk-tokens", "-1"},
                  {},
                  2,
-                 "--max-chunk-tokens is -1; expected 0 to 512"});
-  ExpectRefused({{"--max-chunk-tokens", "513"},
+                 "--max-chunk-tokens is -1; expected 0 to "
+                 "--max-num-batched-tokens"});
+  ExpectRefused(
+      {{"--max-chunk-tokens", "129", "--max-num-batched-tokens", "128"},
+       {},
+       2,
+       "--max-chunk-tokens is 129; expected 0 to 128"});
+  // How many there are by default is known with the device.
+  ExpectRefused({{"--device", "cpu", "--max-chunk-tokens", "513"},
                  {},
-                 2,
+                 1,
                  "--max-chunk-tokens is 513; expected 0 to 512"});
   ExpectRefused({{"--model", ""}, {}, 2, "--model: expected a folder"});
   ExpectRefused({{"--tokenizer", "foo"},

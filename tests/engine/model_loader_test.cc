@@ -292,6 +292,21 @@ TEST_F(ModelLoaderTest, ChecksEngineOptionsBeforeItLoads) {
   EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-num-batched-tokens 3;"));
 }
 
+TEST_F(ModelLoaderTest, TokensInAStepIfNobodySays) {
+  engine_.max_num_batched_tokens = engine_.max_chunk_tokens = 0;
+  ASSERT_TRUE(Load().ok());
+  EXPECT_EQ(engine_.max_num_batched_tokens, 512);
+  EXPECT_EQ(engine_.max_chunk_tokens, 512);
+  engine_.max_num_seqs = 600;
+  engine_.max_num_batched_tokens = 0;
+  engine_.max_chunk_tokens = 601;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-chunk-tokens is 601",
+                                  "expected 0 to 600"));
+  EXPECT_EQ(engine_.max_num_batched_tokens, 600);
+  EXPECT_EQ(DefaultBatchedTokens(/*gpu=*/true, 256), 2048);
+  EXPECT_EQ(DefaultBatchedTokens(/*gpu=*/true, 4096), 4096);
+}
+
 TEST_F(ModelLoaderTest, NamesAFolderThatIsNotThere) {
   options_.path += "/nowhere";
   EXPECT_THAT(Status(),
