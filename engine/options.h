@@ -34,10 +34,11 @@ struct EngineOptions {
 // Tokens in a step if nobody says. On a GPU as many cost a stream some
 // milliseconds more between two tokens, and are a fifth to a third more tokens
 // in all (docs/gpu-performance.md#tokens-a-step); on a CPU they would be a
-// second.
+// second. Where all sequences decode there is room for 64 tokens of a prompt.
 constexpr int64_t DefaultBatchedTokens(bool gpu, int64_t max_num_seqs) {
   const int64_t tokens = gpu ? 2048 : 512;
-  return tokens > max_num_seqs ? tokens : max_num_seqs;
+  const int64_t least = max_num_seqs + 64;
+  return tokens > least ? tokens : least;
 }
 
 }  // namespace recurve

@@ -108,9 +108,24 @@ __device__ __forceinline__ TilePlace PlaceOf(const TileArgs& args, int row,
 // reads and writes would stand behind them. (Measured; docs/kernels/matmul.md.)
 inline constexpr uint32_t kEarlyStageCycles = 500;
 
+// Calls ask_for_weights(stage) of the first `stages`, which need no kernel in
+// front, unhurried as long as `released()` is false.
+template <typename Released, typename AskForWeights>
+__device__ __forceinline__ void AskUnhurried(
+    int stages, const Released& released,
+    const AskForWeights& ask_for_weights) {
+  const auto begun = static_cast<uint32_t>(clock());
+  for (int s = 0; s < stages; ++s) {
+    while (!released() && static_cast<uint32_t>(clock()) - begun <
+                              kEarlyStageCycles * static_cast<uint32_t>(s)) {
+    }
+    ask_for_weights(s);
+  }
+}
+
 // What the thread that fills a ring of kStages slots does: weights of the first
-// stages before the kernel in front is done, unhurried as long as `released()`
-// is false, their rows behind it, and each other stage when its slot is empty,
+// stages before the kernel in front is done, their rows behind it, and each
+// other stage when its slot is empty,
 // which is a barrier of `empty` (8 bytes each). ask_for_weights(stage, slot)
 // has the slot's barrier expect both.
 template <int kStages, typename Released, typename AskForWeights,
@@ -120,13 +135,7 @@ __device__ __forceinline__ void FillRing(uint32_t empty, int stages,
                                          const AskForWeights& ask_for_weights,
                                          const AskForRows& ask_for_rows) {
   const int first = min(stages, kStages);
-  const auto begun = static_cast<uint32_t>(clock());
-  for (int s = 0; s < first; ++s) {
-    while (!released() && static_cast<uint32_t>(clock()) - begun <
-                              kEarlyStageCycles * static_cast<uint32_t>(s)) {
-    }
-    ask_for_weights(s, s);
-  }
+  AskUnhurried(first, released, [&](int s) { ask_for_weights(s, s); });
   WaitForPrevious();
   for (int s = 0; s < first; ++s) ask_for_rows(s, s);
   int slot = 0;

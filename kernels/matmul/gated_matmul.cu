@@ -138,13 +138,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       };
       const int early = min(stages, S::kStages);
       const GatedPlace begin = PlaceOfUnit<S>(args, first_unit, rank);
-      const auto begun = static_cast<uint32_t>(clock());
-      for (int s = 0; s < early; ++s) {
-        while (*flag == 0 && static_cast<uint32_t>(clock()) - begun <
-                                 kEarlyStageCycles * static_cast<uint32_t>(s)) {
-        }
-        ask_for_weights(s, s, begin.feature);
-      }
+      AskUnhurried(
+          early, [&] { return *flag != 0; },
+          [&](int s) { ask_for_weights(s, s, begin.feature); });
       WaitForPrevious();
       for (int unit = first_unit; unit < units; unit += step) {
         const GatedPlace place = PlaceOfUnit<S>(args, unit, rank);

@@ -299,12 +299,12 @@ TEST_F(ModelLoaderTest, TokensInAStepIfNobodySays) {
   EXPECT_EQ(engine_.max_chunk_tokens, 512);
   engine_.max_num_seqs = 600;
   engine_.max_num_batched_tokens = 0;
-  engine_.max_chunk_tokens = 601;
-  EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-chunk-tokens is 601",
-                                  "expected 0 to 600"));
-  EXPECT_EQ(engine_.max_num_batched_tokens, 600);
+  engine_.max_chunk_tokens = 665;
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--max-chunk-tokens is 665",
+                                  "expected 0 to 664"));
+  EXPECT_EQ(engine_.max_num_batched_tokens, 664);
   EXPECT_EQ(DefaultBatchedTokens(/*gpu=*/true, 256), 2048);
-  EXPECT_EQ(DefaultBatchedTokens(/*gpu=*/true, 4096), 4096);
+  EXPECT_EQ(DefaultBatchedTokens(/*gpu=*/true, 4096), 4160);
 }
 
 TEST_F(ModelLoaderTest, NamesAFolderThatIsNotThere) {
