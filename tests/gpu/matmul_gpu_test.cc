@@ -370,12 +370,13 @@ TEST_F(MatmulGpuTest, GateAfter) {
            {WeightType::kBFloat16, 2 * 2056, 64},
            {WeightType::kBFloat16, 2 * 801, 712}}) {
     const int64_t features = outputs / 2;
-    const int64_t stride = (features + 3) / 4 * 4;  // of what is written
-    Case halves(Kind::kDecode, type, outputs, inputs, 2048);
-    // The last four: forms that no fewer rows take.
+    // Of what is written. Rows are 16 bytes apart but for 2052 features.
+    const int64_t stride = features == 2052 ? features : (features + 7) / 8 * 8;
+    Case halves(Kind::kDecode, type, outputs, inputs, 4100);
+    // The last six: forms that no fewer rows take, and a second group of rows.
     for (const int64_t rows :
-         {1,   5,   8,   9,   17,  33,  64,  100,  128,  129,
-          140, 255, 256, 257, 300, 700, 640, 1281, 1664, 2048}) {
+         {1,   5,   8,   9,   17,  33,  64,  100,  128,  129,  140,  193,
+          224, 255, 256, 257, 300, 700, 640, 1281, 1664, 2048, 2305, 4100}) {
       for (const bool as_float : {false, true}) {
         if (as_float && rows > kDecodeMatmulFloatRows) continue;
         DecodeMatmulParams p = {
