@@ -165,8 +165,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "Tokens of a sequence, generated ones included; 0: what model and cache "
       "allow");
   Add(app, "max-num-batched-tokens", o.engine.max_num_batched_tokens,
-      "Tokens in a step; 0: 2048 on a GPU, 512 on the CPU, and no fewer than "
-      "max-num-seqs and 64");
+      "Tokens in a step; 0: 2048 on a GPU, 512 on the CPU, and at least 64 "
+      "more "
+      "than max-num-seqs");
   Add(app, "max-chunk-tokens", o.engine.max_chunk_tokens,
       "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens");
   Add(app, "max-decode-slowdown", o.engine.max_decode_slowdown,

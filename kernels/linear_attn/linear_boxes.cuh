@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/tensor_copy.cuh"
 #include "kernels/common/tensor_map.h"
 
 namespace recurve {
@@ -30,23 +31,11 @@ inline cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
 __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
                                         int feature, int head, int token,
                                         uint32_t barrier, uint32_t mask) {
-#if __CUDA_ARCH__ >= 900
   if ((mask & (mask - 1)) == 0) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-        "::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(feature), "r"(head), "r"(token)
-        : "memory");
+    recurve::CopyBox(to, map, feature, head, token, barrier);
   } else {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-        "::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(feature), "r"(head), "r"(token),
-        "h"(static_cast<uint16_t>(mask))
-        : "memory");
+    CopyBoxToAll(to, map, feature, head, token, barrier, mask);
   }
-#endif
 }
 
 // A position in a ring of buffers, and the parity of the round it is in.

@@ -261,14 +261,14 @@ bool IsHopper() {
 }
 
 cudaError_t LaunchHopper(const DecodeMatmulParams& p, cudaStream_t stream) {
-  if (GatedMatmulTakes(p)) return LaunchGatedMatmul(p, stream);
-  // Measured: tiles are faster from the second row on, if rows have 16 bits.
-  if ((!p.x_is_float && p.rows > 1) || !StreamMatmulFits(p.inputs, p.rows))
-    return LaunchTileMatmul(p, stream);
   int multiprocessors = 0;
   const cudaError_t error =
       DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
+  if (GatedMatmulTakes(p)) return LaunchGatedMatmul(p, multiprocessors, stream);
+  // Measured: tiles are faster from the second row on, if rows have 16 bits.
+  if ((!p.x_is_float && p.rows > 1) || !StreamMatmulFits(p.inputs, p.rows))
+    return LaunchTileMatmul(p, multiprocessors, stream);
   return LaunchStreamMatmul(p, multiprocessors, stream);
 }
 

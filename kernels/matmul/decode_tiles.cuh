@@ -12,6 +12,7 @@
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/common/tensor_copy.cuh"
 #include "kernels/common/tensor_map.h"
 #include "kernels/common/wgmma.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"
@@ -26,31 +27,6 @@ inline constexpr int kStageInputs = 64;
 __device__ __forceinline__ uint64_t SwizzledOperand(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{1} << 16 |
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
-}
-
-// One thread copies a box; completion counts on the barrier.
-__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
-                                        int x, int y, int z, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-      "::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-
-// The same into one place of several blocks of the cluster, those of `mask`,
-// and counted on the barrier of each.
-__device__ __forceinline__ void CopyBoxToAll(uint32_t to,
-                                             const CUtensorMap& map, int x,
-                                             int y, int z, uint32_t barrier,
-                                             uint32_t mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier"
-      "::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z),
-      "h"(static_cast<uint16_t>(mask))
-      : "memory");
 }
 
 // CopyBox of weights, which are read once a step: they leave the second-level

@@ -1,13 +1,15 @@
 // Products of hundreds of rows and more with a gate behind them, as prompts
 // have. Two blocks of a cluster have the same outputs of neighbouring tiles of
-// rows, and each brings in half of the weights for both: with all weights from
-// the second-level cache, that would be what bounds them. Blocks stay, and take
-// tiles in turn; copies of the next tile are under way while a tile is written.
+// rows, and each brings in half of the weights for both: if each brought in all
+// of them, the second-level cache would be what bounds them. Blocks stay, and
+// take tiles in turn; copies of the next tile are under way while a tile is
+// written.
+
+#include <algorithm>
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
-#include "kernels/common/device_attribute.h"
 #include "kernels/common/shared_memory.h"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
@@ -261,8 +263,7 @@ cudaError_t Launch(const DecodeMatmulParams& p, int multiprocessors,
   const int64_t features = p.outputs / 2;
   GatedArgs args = {};
   args.p = p;
-  args.pairs =
-      static_cast<int>((p.rows + kBlocks * kRows - 1) / (kBlocks * kRows));
+  args.pairs = static_cast<int>((p.rows + kGatedRows - 1) / kGatedRows);
   args.tiles = static_cast<int>((features + S::kHalf - 1) / S::kHalf);
   args.last_row = static_cast<int>(p.rows) - kRows;
   args.last_feature =
@@ -314,12 +315,8 @@ bool GatedMatmulTakes(const DecodeMatmulParams& p) {
          reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
 }
 
-cudaError_t LaunchGatedMatmul(const DecodeMatmulParams& p,
+cudaError_t LaunchGatedMatmul(const DecodeMatmulParams& p, int multiprocessors,
                               cudaStream_t stream) {
-  int multiprocessors = 0;
-  const cudaError_t error =
-      DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
-  if (error != cudaSuccess) return error;
   return p.type == WeightType::kBFloat16
              ? LaunchForm<__nv_bfloat16>(p, multiprocessors, stream)
              : LaunchForm<__half>(p, multiprocessors, stream);

@@ -348,7 +348,6 @@ bool IsWide(const DecodeMatmulParams& p) {
 
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
-  if (IsWide(p)) return LaunchWideMatmul(p, stream);
   if (DecodeMatmulSplits(p.outputs) > 1) {
     if (p.rows <= 16) return Launch<T, Parts16>(p, stream);
     if (p.rows <= 32) return Launch<T, Parts32>(p, stream);
@@ -363,7 +362,9 @@ cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t LaunchTileMatmul(const DecodeMatmulParams& p, cudaStream_t stream) {
+cudaError_t LaunchTileMatmul(const DecodeMatmulParams& p, int multiprocessors,
+                             cudaStream_t stream) {
+  if (IsWide(p)) return LaunchWideMatmul(p, multiprocessors, stream);
   return p.type == WeightType::kBFloat16 ? LaunchTyped<__nv_bfloat16>(p, stream)
                                          : LaunchTyped<__half>(p, stream);
 }

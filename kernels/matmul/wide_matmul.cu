@@ -6,7 +6,6 @@
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
-#include "kernels/common/device_attribute.h"
 #include "kernels/common/shared_memory.h"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
@@ -539,11 +538,8 @@ cudaError_t LaunchForm(const DecodeMatmulParams& p, int multiprocessors,
 
 }  // namespace
 
-cudaError_t LaunchWideMatmul(const DecodeMatmulParams& p, cudaStream_t stream) {
-  int multiprocessors = 0;
-  const cudaError_t error =
-      DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
-  if (error != cudaSuccess) return error;
+cudaError_t LaunchWideMatmul(const DecodeMatmulParams& p, int multiprocessors,
+                             cudaStream_t stream) {
   return p.type == WeightType::kBFloat16
              ? LaunchForm<__nv_bfloat16>(p, multiprocessors, stream)
              : LaunchForm<__half>(p, multiprocessors, stream);
