@@ -124,7 +124,7 @@ absl::Status CudaProducts::Allocate(int64_t row_capacity) {
   if (chain_user_.test_and_set()) return absl::OkStatus();
   exchange_ = std::move(exchange);
   return CudaStatus(
-      cudaMemsetAsync(exchange_.data(), 0, exchange_.bytes(), stream_),
+      cudaMemsetAsync(exchange_.data(), 0xff, exchange_.bytes(), stream_),
       "products");
 }
 
@@ -230,12 +230,15 @@ ProductChainParams CudaProducts::ChainParams(const Chain& chain,
   const Matrix& down = matrices_[args.w3.value];
   ProductChainParams p = {};
   p.type = out.type;
+  p.rows = rows_;
   p.width = out.outputs;
   p.x = chain.x.data;
+  p.x_stride = 2 * chain.x.stride;
   p.x_cols = chain.x.cols;
   p.out = out.memory.data();
   p.out_inputs = out.padded;
   p.residual = Floats(chain.residual);
+  p.residual_stride = chain.residual.stride;
   p.up_norm = chain.mixer->norm.weight;
   p.up_eps = chain.mixer->norm.eps;
   p.up = up.memory.data();
@@ -254,6 +257,13 @@ ProductChainParams CudaProducts::ChainParams(const Chain& chain,
   p.next = last.memory.data();
   p.next_outputs = last.outputs;
   p.next_inputs = last.padded;
+  if (last.after.value >= 0) {
+    const Matrix& ahead = matrices_[last.after.value];
+    if (ahead.type == out.type && ahead.outputs == out.outputs &&
+        ahead.padded == out.padded) {
+      p.ahead = ahead.memory.data();
+    }
+  }
   return p;
 }
 
@@ -271,6 +281,7 @@ absl::Status CudaProducts::LaunchChain(const Chain& chain, MatrixId next,
   if (next.value >= 0) {
     Note(next);
     p.y = Floats(y);
+    p.y_stride = y.stride;
   }
   working_ = {};
   return CudaStatus(LaunchProductChain(p, stream_), "products of a layer");
@@ -445,7 +456,8 @@ absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
     return absl::OkStatus();
   }
   RECURVE_RETURN_IF_ERROR(Flush());
-  if (add && decode_ && rows_ == 1 && exchange_.bytes() > 0 && IsRounded(in) &&
+  if (add && decode_ && rows_ <= kProductChainMaxRows &&
+      exchange_.bytes() > 0 && IsRounded(in) &&
       fused_norms_.count(in.data) == 0) {
     chain_ = Chain{id, in, out, std::nullopt, std::nullopt};
     return absl::OkStatus();
@@ -455,6 +467,13 @@ absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
 
 absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
                                       Activations out, bool add) {
+  if (const auto left = fused_norms_.find(in.data);
+      in.for_products && left != fused_norms_.end() &&
+      !FusesNorm(left->second.in, left->second.norm)) {
+    // One that a chain of several rows took on its way.
+    const FusedNorm norm = left->second;
+    RECURVE_RETURN_IF_ERROR(NormNow(norm.in, norm.norm, in));
+  }
   Note(id);
   const Matrix& matrix = matrices_[id.value];
   if (const auto fused = fused_norms_.find(in.data);

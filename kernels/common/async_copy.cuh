@@ -74,17 +74,9 @@ __device__ __forceinline__ void BarrierArrive(uint32_t barrier,
       "r"(count)
       : "memory");
 }
-__device__ __forceinline__ bool BarrierTest(uint32_t barrier, uint32_t phase) {
+// Whether the phase of this parity has completed, at once.
+__device__ __forceinline__ bool BarrierDone(uint32_t barrier, uint32_t phase) {
   uint32_t done;
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{ .reg .pred p;"
-      "  mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
-      "  selp.u32 %0, 1, 0, p; }"
-      : "=r"(done)
-      : "r"(barrier), "r"(phase)
-      : "memory");
-#else
   asm volatile(
       "{ .reg .pred p;"
       "  mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
@@ -92,8 +84,23 @@ __device__ __forceinline__ bool BarrierTest(uint32_t barrier, uint32_t phase) {
       : "=r"(done)
       : "r"(barrier), "r"(phase)
       : "memory");
-#endif
   return done != 0;
+}
+// The same; on Hopper the thread may sleep for a while until it has.
+__device__ __forceinline__ bool BarrierTest(uint32_t barrier, uint32_t phase) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t done;
+  asm volatile(
+      "{ .reg .pred p;"
+      "  mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
+      "  selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(phase)
+      : "memory");
+  return done != 0;
+#else
+  return BarrierDone(barrier, phase);
+#endif
 }
 // Until the phase of this parity has completed.
 __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t phase) {

@@ -42,41 +42,51 @@ __device__ __forceinline__ uint4 LoadEight(const T* from, int c, int cols) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// A row that is normed and rounded, to shared memory: of kThreads threads, each
-// with the fours of columns 4 (thread + i · kThreads), v, and their weights.
-// The sum is that of norm.cu bit for bit: thread i of 256 takes columns 4i ...
-// 4i + 3 of each 1024, lanes meet in a butterfly, and the 8 warps in order.
-// `partial` is shared memory for a float of each warp; `barrier` is of these
-// threads. Columns from `inputs` on are not written.
-template <typename T, int kThreads, int kFours, typename Int, typename Barrier>
-__device__ __forceinline__ void WriteNormed(const float4 (&v)[kFours],
+// Rows that are normed and rounded, to shared memory, `to_stride` bytes apart:
+// of kThreads threads, each with the fours of columns 4 (thread + i · kThreads)
+// of all rows, v, and their weights. The sum is that of norm.cu bit for bit:
+// thread i of 256 takes columns 4i ... 4i + 3 of each 1024, lanes meet in a
+// butterfly, and the 8 warps in order. `partial` is shared memory for a float
+// of each row and warp; `barrier` is of these threads. Columns from `inputs` on
+// are not written.
+template <typename T, int kThreads, int kRows, int kFours, typename Int,
+          typename Barrier>
+__device__ __forceinline__ void WriteNormed(const float4 (&v)[kRows][kFours],
                                             const float4 (&weight)[kFours],
                                             int cols, Int inputs, float eps,
                                             float* partial, char* to,
+                                            int to_stride,
                                             const Barrier& barrier) {
+  constexpr int kWarps = kThreads / 32;
   const auto column = [](int i) {
     return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
   };
-  float squares = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    if (column(i) < cols) squares = AddSquares(v[i], squares);
+  for (int r = 0; r < kRows; ++r) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      if (column(i) < cols) squares = AddSquares(v[r][i], squares);
+    }
+    squares = LaneSum(squares);
+    if (threadIdx.x % 32 == 0) partial[r * kWarps + threadIdx.x / 32] = squares;
   }
-  squares = LaneSum(squares);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
   barrier();
-  float sum = 0.0f;
 #pragma unroll
-  for (int w = 0; w < kThreads / 32; ++w) sum += partial[w];
-  const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+  for (int r = 0; r < kRows; ++r) {
+    float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    if (column(i) >= inputs) break;
-    *reinterpret_cast<uint2*>(to + 2 * column(i)) =
-        make_uint2(Half<T>::Pack(v[i].x * scale * weight[i].x,
-                                 v[i].y * scale * weight[i].y),
-                   Half<T>::Pack(v[i].z * scale * weight[i].z,
-                                 v[i].w * scale * weight[i].w));
+    for (int w = 0; w < kWarps; ++w) sum += partial[r * kWarps + w];
+    const float scale = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      if (column(i) >= inputs) break;
+      *reinterpret_cast<uint2*>(to + r * to_stride + 2 * column(i)) =
+          make_uint2(Half<T>::Pack(v[r][i].x * scale * weight[i].x,
+                                   v[r][i].y * scale * weight[i].y),
+                     Half<T>::Pack(v[r][i].z * scale * weight[i].z,
+                                   v[r][i].w * scale * weight[i].w));
+    }
   }
 }
 

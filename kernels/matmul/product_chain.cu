@@ -1,21 +1,25 @@
-// The products of one row from one attention to the next, in one launch.
+// The products of few rows from one attention to the next, in one launch.
 //
 // A block a multiprocessor. A block's part of each matrix passes through its
 // shared memory in one ring, product after product: warps ask for stages of
 // it, about 64 KB ahead of what has come (PlanProductChain), since what others
 // wait for stands behind what is asked for; so weights stream on while blocks
-// wait for each other. 8 warps multiply, as in stream_matmul.cu. While there is
-// no row yet, they take the first product's weights to registers, and the
-// second's take their place in the ring.
+// wait for each other. 8 warps multiply, as in stream_matmul.cu; rows are the
+// columns of the tensor core's instruction, which has eight, so that four rows
+// take no more of them than one. While there are no rows yet, they take a
+// product's first weights to registers, and others take their places in the
+// ring.
 //
-// Between products the blocks exchange a row through words of 8 bytes, a value
-// and the number of the launch, written and read whole: who waits for a value
-// has it with the word, and nothing is reset: every launch writes all words
-// that it reads, so that numbers may come again, after 2^31 launches. A block's
-// role is the order in which blocks come: the last, whose multiprocessors
-// attention held, have no part of the first matrix, which the others have by
-// then, and, where attention held few (ShareChainTiles), of the second. Beside
-// clusters they have none of the fourth, either (ChainNextTile).
+// Between products the blocks exchange rows through words of 4 bytes, a value
+// or two. A word has all bits set until it is written, which no value has, so
+// who waits for a value has it with the word. Launches take turns with two sets
+// of words: each, when the launch before is done, clears that one's. (Launches
+// of other numbers of rows have words of their own.)
+//
+// A block's role is the order in which blocks come: the last, whose
+// multiprocessors attention held, have no part of the first matrix, which the
+// others have by then, and, where attention held few (ShareChainTiles), of the
+// second. Beside clusters they have none of the fourth, either (ChainNextTile).
 //
 // Blocks wait for each other, so all of them must get a place. They do:
 //  1. No block of a kernel that is launched dependently starts before all
@@ -58,19 +62,22 @@
 namespace recurve {
 namespace {
 
-using chain::AttendedRow;
+using chain::AttendedRows;
 using chain::ChainArgs;
 using chain::ConsumerBarrier;
 using chain::CopyShare;
-using chain::HiddenRow;
+using chain::HiddenRows;
+using chain::kAbsent;
 using chain::kChunk;
 using chain::kChunkBytes;
 using chain::kCopyWarps;
 using chain::kDown;
 using chain::kFours;
+using chain::kHiddenWords;
 using chain::kNext;
 using chain::kOut;
 using chain::kPhases;
+using chain::kRowWords;
 using chain::kStageBytes;
 using chain::kStageChunks;
 using chain::kStageSteps;
@@ -79,7 +86,7 @@ using chain::kTile;
 using chain::kUp;
 using chain::kWarps;
 using chain::LoadNorm;
-using chain::NormedRow;
+using chain::NormedRows;
 using chain::PartBegin;
 using chain::Share;
 using chain::ShareOf;
@@ -89,8 +96,31 @@ using chain::StoreWord;
 // end of what is before. A warpgroup, for the sake of its registers.
 constexpr int kBlockThreads = kThreads + 128;
 static_assert(kCopyWarps < 4);
-static_assert(128 + 2 * 8 * kProductChainMaxWidth + 8 * kChainMaxFeatures / 2 <=
+// Of a row's words. Those of launches of 1, 2 and 4 rows follow each other, so
+// that a launch clears no more than its own rows' words.
+constexpr int64_t kExchangeRowBytes = 128 << 10;
+static_assert((2 * kProductChainMaxRows - 1) * kExchangeRowBytes ==
               kProductChainExchangeBytes);
+static_assert(128 + 2 * 4 * kRowWords <= kExchangeRowBytes);
+
+// A warp's stages of one product that it has not read.
+struct Stages {
+  int left;
+  int lanes;        // places from one to the next
+  int slot;         // of the next one
+  uint32_t parity;  // of the copy that brings it there
+
+  __device__ __forceinline__ void Wrap(int slots) {
+    if (slot < slots) return;
+    slot -= slots;
+    parity ^= 1;
+  }
+  __device__ __forceinline__ void Advance(int slots) {
+    --left;
+    slot += lanes;
+    Wrap(slots);
+  }
+};
 
 // Of a stage.
 struct Fragments {
@@ -98,19 +128,19 @@ struct Fragments {
   uint32_t x[kStageChunks][2][4];
 };
 
-template <typename T>
+template <typename T, int kRows>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     product_chain(const __grid_constant__ ChainArgs a) {
   extern __shared__ __align__(1024) char memory[];
   const ProductChainParams& p = a.p;
   char* const row = memory + a.slots * kStageBytes;
-  float* const sums = reinterpret_cast<float*>(row + a.row_bytes);
-  float* const partial = sums + kWarps * kTile;  // of a norm
-  const uint32_t barriers = SharedAddress(partial + kWarps);
+  float* const sums = reinterpret_cast<float*>(row + kRows * a.row_bytes);
+  float* const partial = sums + kWarps * kRows * kTile;  // of a norm
+  const uint32_t barriers = SharedAddress(partial + kWarps * kRows);
   // The role, the number of the launch, whether what is before is done, and how
   // many blocks are late.
   uint32_t* const ticket =
-      reinterpret_cast<uint32_t*>(partial + kWarps) + 4 * a.slots;
+      reinterpret_cast<uint32_t*>(partial + kWarps * kRows) + 4 * a.slots;
   const auto full = [&](int slot) { return barriers + 16 * slot; };
   const auto empty = [&](int slot) { return barriers + 16 * slot + 8; };
   const int warp = Uniform(threadIdx.x / 32);
@@ -119,9 +149,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   if (threadIdx.x == 0) {
     // Before LaunchDependents, as in launches before: no other launch's block
     // takes one of these. Its wait for what is before is the other warps'.
-    const unsigned long long taken = atomicAdd(a.tickets, 1ull);
+    // The first one finds all bits set.
+    const unsigned long long taken = atomicAdd(a.tickets, 1ull) + 1;
     ticket[0] = static_cast<uint32_t>(taken % gridDim.x);
-    ticket[1] = static_cast<uint32_t>(taken / gridDim.x) | 1u << 31;
+    ticket[1] = static_cast<uint32_t>(taken / gridDim.x);
     ticket[2] = 0;
     // The same for all blocks: it is older than the kernel in front.
     ticket[3] = p.working.last == nullptr
@@ -136,7 +167,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   __syncthreads();
   const int role = static_cast<int>(ticket[0]);
-  const uint32_t epoch = ticket[1];
+  const uint32_t launch = ticket[1];
+  uint32_t* const out_words = a.words + (launch & 1) * kRows * kRowWords;
+  uint32_t* const down_words = out_words + kRows * kProductChainMaxWidth;
+  uint32_t* const hidden_words = down_words + kRows * kProductChainMaxWidth;
   const int late = static_cast<int>(ticket[3]);
   LaunchDependents();
 
@@ -163,67 +197,64 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   LoadNorm(p.up_norm, static_cast<int>(p.width), up_norm);
   LoadNorm(p.next_norm, static_cast<int>(p.width), next_norm);
 
-  // ldmatrix: rows 0-7 and 8-15 of a chunk, then of the next; of the row, which
-  // all eight columns are, a chunk after the other.
+  // ldmatrix: outputs 0-7 and 8-15 of a chunk, then of the next; of the rows,
+  // which the eight columns are over and over, a chunk after the other.
   const int w_row = lane % 16;
   const int w_chunk = lane / 16;
-  const uint32_t x_lane = SharedAddress(row) + lane / 8 * 16;
+  const uint32_t x_lane =
+      SharedAddress(row) + lane % kRows * a.row_bytes + lane / 8 * 16;
   const auto load_weights = [&](int slot, int i, uint32_t(&w)[4]) {
     LoadMatrices(w, SharedAddress(memory) + slot * kStageBytes + w_row * 128 +
                         i / 4 * kChunkBytes +
                         ((2 * (i % 4) + w_chunk) ^ w_row % 8) * 16);
   };
-  // As long as there is no row, the first product's weights go to registers.
-  const Share first = ShareOf(a, kOut, role, late);
-  int kept = 0;
+  // As long as there is no row, a product's first weights go to registers, and
+  // others take their places in the ring.
   uint32_t weights[kChainKeptRounds][kStageSteps][4];
-#pragma unroll
-  for (int round = 0; round < kChainKeptRounds; ++round) {
-    if (first.lanes == 0 || round >= first.rounds ||
-        __any_sync(0xffffffffu, released())) {
-      break;
-    }
-    const int slot = warp + kWarps * round;
-    BarrierWait(full(slot), 0);
-#pragma unroll
-    for (int i = 0; i < kStageSteps; ++i) {
-      load_weights(slot, i, weights[round][i]);
-    }
+  int kept = 0;  // rounds
+  const auto give_back = [&](int slot) {
     __syncwarp();
     if (lane == 0) BarrierArrive(empty(slot));
-    kept = round + 1;
-  }
-  WaitForPrevious();
-  // An output of the residual, in the first and the third product.
-  const int out = role * kTile + static_cast<int>(threadIdx.x);
-  const bool keeps = threadIdx.x < kTile && out < p.width;
-  float residual = keeps ? p.residual[out] : 0.0f;
-
-  float acc[4] = {};
-  if (first.lanes > 0) {
-    AttendedRow(static_cast<const T*>(p.x), static_cast<int>(p.x_cols),
-                static_cast<int>(p.out_inputs), row);
-    ConsumerBarrier();
-    const int begin = PartBegin(a.chunks[kOut], warp);
-    const int chunks = PartBegin(a.chunks[kOut], warp + 1) - begin;
+  };
+  const auto keep = [&](Stages& stages) {
+    __syncwarp();  // ldmatrix is of all lanes together
 #pragma unroll
     for (int round = 0; round < kChainKeptRounds; ++round) {
+      if (round != kept) continue;
 #pragma unroll
-      for (int c = 0; c < kStageChunks; ++c) {
-        if (round >= kept || round * kStageChunks + c >= chunks) break;
-        const uint32_t at =
-            x_lane + 2 * kChunk * (begin + round * kStageChunks + c);
-        uint32_t x[2][4];
-        LoadMatrices(x[0], at);
-        LoadMatrices(x[1], at + 64);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          Half<T>::Mma(acc, weights[round][4 * c + j], x[j / 2][2 * (j % 2)],
-                       x[j / 2][2 * (j % 2) + 1]);
-        }
-      }
+      for (int i = 0; i < kStageSteps; ++i)
+        load_weights(stages.slot, i, weights[round][i]);
     }
+    ++kept;
+    // Nobody waits for what was read: without the fence a copy into its place
+    // overtakes it (seen).
+    BulkCopyFence();
+    give_back(stages.slot);
+    stages.Advance(a.slots);
+  };
+  const Share first = ShareOf(a, kOut, role, late);
+  Stages stages = {first.lanes == 0 ? 0 : first.rounds, kWarps, warp, 0};
+  while (stages.left > 0 && kept < kChainKeptRounds &&
+         !__any_sync(0xffffffffu, released())) {
+    BarrierWait(full(stages.slot), stages.parity);
+    keep(stages);
   }
+  WaitForPrevious();
+  // An output of a row of the residual, in the first and the third product.
+  const int my_row = static_cast<int>(threadIdx.x) / kTile;
+  const int out = role * kTile + static_cast<int>(threadIdx.x) % kTile;
+  const bool keeps = my_row < kRows && out < p.width;
+  float* const residual_at = p.residual + my_row * p.residual_stride + out;
+  float residual = keeps ? *residual_at : 0.0f;
+
+  // The words of the launch before, which is done: they are the next one's.
+  uint32_t* const others = a.words + (~launch & 1) * kRows * kRowWords;
+  for (int i = 4 * static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+       i < kRows * kRowWords; i += 4 * kThreads * static_cast<int>(gridDim.x)) {
+    *reinterpret_cast<uint4*>(others + i) =
+        make_uint4(kAbsent, kAbsent, kAbsent, kAbsent);
+  }
+
   int base = 0, lap = 0;  // of the product's first stage
 #pragma unroll 1
   for (int phase = 0; phase < kPhases; ++phase) {
@@ -232,78 +263,109 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const int chunks = a.chunks[phase];
     const int begin = phase == kUp ? 0 : PartBegin(chunks, warp);
     const int end = phase == kUp ? chunks : PartBegin(chunks, warp + 1);
-    const int behind = phase == kOut ? kept : 0;  // rounds that are done
-    const int rounds = share.rounds - behind;
-    int slot = base + warp + behind * kWarps;
-    uint32_t parity = lap & 1;
-    if (slot >= a.slots) {
-      slot -= a.slots;
-      parity ^= 1;
+    if (phase != kOut) {
+      kept = 0;
+      stages = {warp < share.lanes ? share.rounds : 0, share.lanes, base + warp,
+                static_cast<uint32_t>(lap & 1)};
+      stages.Wrap(a.slots);
     }
     base += share.lanes * share.rounds;
     while (base >= a.slots) {
       base -= a.slots;
       ++lap;
     }
+    // All stages of products before have been read, and the ring is longer than
+    // what is kept: a parity here is that of the copy before or of the stage's.
+    const auto meanwhile = [&] {
+      if (stages.left > 0 && kept < kChainKeptRounds &&
+          __all_sync(0xffffffffu,
+                     BarrierDone(full(stages.slot), stages.parity))) {
+        keep(stages);
+      }
+    };
 
-    // ---- the row ----
-    if (phase == kDown) {
-      HiddenRow(a.hidden_words, static_cast<int>(p.down_cols),
-                static_cast<int>(p.down_inputs), epoch, row);
-    } else if (phase != kOut) {
+    // ---- the rows ----
+    if (phase == kOut) {
+      AttendedRows<T, kRows>(static_cast<const T*>(p.x), p.x_stride,
+                             static_cast<int>(p.x_cols),
+                             static_cast<int>(p.out_inputs), row, a.row_bytes);
+    } else if (phase == kDown) {
+      HiddenRows<kRows>(
+          hidden_words, kHiddenWords, static_cast<int>(p.down_cols),
+          static_cast<int>(p.down_inputs), row, a.row_bytes, meanwhile);
+    } else {
       const bool up = phase == kUp;
       float4 weight[kFours];
 #pragma unroll
       for (int i = 0; i < kFours; ++i)
         weight[i] = up ? up_norm[i] : next_norm[i];
-      NormedRow<T>(up ? a.out_words : a.down_words, static_cast<int>(p.width),
-                   static_cast<int>(up ? p.up_inputs : p.next_inputs), weight,
-                   up ? p.up_eps : p.next_eps, epoch, row, partial);
+      NormedRows<T, kRows>(up ? out_words : down_words, kProductChainMaxWidth,
+                           static_cast<int>(p.width),
+                           static_cast<int>(up ? p.up_inputs : p.next_inputs),
+                           weight, up ? p.up_eps : p.next_eps, row, a.row_bytes,
+                           partial, meanwhile);
     }
-    if (phase != kOut) {
-      ConsumerBarrier();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[i] = 0.0f;
-    }
+    ConsumerBarrier();
+    float acc[4] = {};
 
     // ---- multiplying ----
-    if (warp < share.lanes && rounds > 0) {
-      uint32_t x_at = x_lane + 2 * kChunk * (begin + behind * kStageChunks);
+    uint32_t x_at = x_lane + 2 * kChunk * begin;
+    if (kept > 0) {
+      uint32_t x[2][2][4];
+      const auto load = [&](int c) {
+        LoadMatrices(x[c % 2][0], x_at + 2 * kChunk * c);
+        LoadMatrices(x[c % 2][1], x_at + 2 * kChunk * c + 64);
+      };
+      load(0);
+#pragma unroll
+      for (int c = 0; c < kChainKeptRounds * kStageChunks; ++c) {
+        if (c >= kept * kStageChunks || begin + c >= end) break;
+        // (What is loaded last may be of behind the row's end.)
+        if (c + 1 < kChainKeptRounds * kStageChunks) load(c + 1);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          Half<T>::Mma(acc, weights[c / 2][4 * (c % 2) + j],
+                       x[c % 2][j / 2][2 * (j % 2)],
+                       x[c % 2][j / 2][2 * (j % 2) + 1]);
+        }
+      }
+      x_at += 2 * kChunk * kStageChunks * kept;
+    }
+    if (stages.left > 0) {
       // A stage's fragments come in eight steps, beside a product each of those
       // before. All eight warps reading a stage at once and multiplying at once
       // would take as long as both together.
       const auto read_step = [&](Fragments& f, int i) {
-        load_weights(slot, i, f.w[i / 4][i % 4]);
+        load_weights(stages.slot, i, f.w[i / 4][i % 4]);
         if (i % 2 == 0) LoadMatrices(f.x[i / 4][i % 4 / 2], x_at + 32 * i);
-      };
-      const auto end_read = [&] {
-        __syncwarp();
-        if (lane == 0) BarrierArrive(empty(slot));
-        x_at += 2 * kChunk * kStageChunks;
-        slot += share.lanes;
-        if (slot >= a.slots) {
-          slot -= a.slots;
-          parity ^= 1;
-        }
       };
       const auto multiply_step = [&](const Fragments& f, int i) {
         const uint32_t(&x)[4] = f.x[i / 4][i % 4 / 2];
         Half<T>::Mma(acc, f.w[i / 4][i % 4], x[2 * (i % 2)],
                      x[2 * (i % 2) + 1]);
       };
+      // Its place is free when its weights are multiplied: only then have they
+      // been read for certain.
+      int held = 0;
+      const auto end_read = [&] {
+        held = stages.slot;
+        x_at += 2 * kChunk * kStageChunks;
+        stages.Advance(a.slots);
+      };
       const auto read = [&](Fragments& f) {
-        BarrierWait(full(slot), parity);
+        BarrierWait(full(stages.slot), stages.parity);
 #pragma unroll
         for (int i = 0; i < kStageSteps; ++i) read_step(f, i);
         end_read();
       };
       const auto multiply_and_read = [&](const Fragments& f, Fragments& next) {
-        BarrierWait(full(slot), parity);
+        BarrierWait(full(stages.slot), stages.parity);
 #pragma unroll
         for (int i = 0; i < kStageSteps; ++i) {
           read_step(next, i);
           multiply_step(f, i);
         }
+        give_back(held);
         end_read();
       };
       // Of the last stage there may be the first chunk only.
@@ -314,16 +376,16 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         for (int i = 0; i < kStageSteps; ++i) {
           if (i < kStageSteps / 2 ? whole || half : whole) multiply_step(f, i);
         }
+        give_back(held);
       };
       Fragments even, odd;
       read(even);
-      int left = rounds - 1;
 #pragma unroll 1
-      for (; left >= 2; left -= 2) {
+      while (stages.left >= 2) {
         multiply_and_read(even, odd);
         multiply_and_read(odd, even);
       }
-      if (left > 0) {
+      if (stages.left > 0) {
         multiply_and_read(even, odd);
         multiply_last(odd);
       } else {
@@ -331,40 +393,51 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       }
     }
 
-    // ---- results: column 0 has those of the row ----
+    // ---- results: column r has those of row r ----
     const int g = lane / 4;
+    constexpr int kColumns = kRows < 2 ? kRows : 2;  // that a lane has
+    const int column = 2 * (lane % 4);
     if (phase == kUp) {
       if (warp < share.lanes) {
         const int feature = (share.tile + warp) * (kTile / 2) + g;
-        float value = DeviceActivate(p.activation, acc[0]) * acc[2];
-        if (feature >= p.features) value = 0.0f;
-        const float other = __shfl_down_sync(0xffffffffu, value, 4);
-        if (lane % 8 == 0 && feature < p.features) {
-          StoreWord(a.hidden_words + feature / 2, Half<T>::Pack(value, other),
-                    epoch);
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          float value = DeviceActivate(p.activation, acc[j]) * acc[j + 2];
+          if (feature >= p.features) value = 0.0f;
+          const float other = __shfl_down_sync(0xffffffffu, value, 4);
+          if (g % 2 == 0 && column + j < kRows && feature < p.features) {
+            StoreWord(hidden_words + (column + j) * kHiddenWords + feature / 2,
+                      Half<T>::Pack(value, other));
+          }
         }
       }
       // Then shared memory is free for the next row.
       ConsumerBarrier();
       continue;
     }
-    if (lane % 4 == 0) {
-      sums[warp * kTile + g] = acc[0];
-      sums[warp * kTile + g + 8] = acc[2];
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (column + j >= kRows) break;
+      float* const to = sums + (warp * kRows + column + j) * kTile + g;
+      to[0] = acc[j];
+      to[8] = acc[j + 2];
     }
     ConsumerBarrier();
-    if (threadIdx.x >= kTile) continue;
+    if (my_row >= kRows) continue;
     float total = sums[threadIdx.x];
 #pragma unroll
-    for (int s = 1; s < kWarps; ++s) total += sums[s * kTile + threadIdx.x];
+    for (int s = 1; s < kWarps; ++s)
+      total += sums[s * kRows * kTile + threadIdx.x];
     if (phase == kNext) {
-      const int output = share.tile * kTile + static_cast<int>(threadIdx.x);
-      if (output < p.next_outputs) p.y[output] = total;
+      const int output =
+          share.tile * kTile + static_cast<int>(threadIdx.x) % kTile;
+      if (output < p.next_outputs) p.y[my_row * p.y_stride + output] = total;
     } else if (keeps) {
       residual += total;
-      StoreWord((phase == kOut ? a.out_words : a.down_words) + out,
-                __float_as_uint(residual), epoch);
-      if (phase == kDown) p.residual[out] = residual;
+      StoreWord((phase == kOut ? out_words : down_words) +
+                    my_row * kProductChainMaxWidth + out,
+                __float_as_uint(residual));
+      if (phase == kDown) *residual_at = residual;
     }
   }
 }
@@ -389,6 +462,18 @@ cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
              ? cudaSuccess
              : cudaErrorInvalidValue;
+}
+
+template <typename T>
+auto KernelOf(int64_t rows) {
+  switch (rows) {
+    case 1:
+      return product_chain<T, 1>;
+    case 2:
+      return product_chain<T, 2>;
+    default:
+      return product_chain<T, 4>;
+  }
 }
 
 constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
@@ -421,13 +506,14 @@ cudaError_t Multiprocessors(int* count) {
 ProductChainPlan PlanOf(const ProductChainParams& p, int multiprocessors) {
   if (p.type == WeightType::kFloat32 || p.activation == Activation::kSoftmax ||
       p.x_cols < 0 || p.x_cols > p.out_inputs || !Aligned(p.x) ||
-      !Aligned(p.out) || !Aligned(p.up) || !Aligned(p.down) ||
-      !Aligned(p.next) || !Aligned(p.up_norm) || !Aligned(p.next_norm) ||
+      (p.rows > 1 && p.x_stride % 8 != 0) || !Aligned(p.out) ||
+      !Aligned(p.up) || !Aligned(p.down) || !Aligned(p.next) ||
+      !Aligned(p.up_norm) || !Aligned(p.next_norm) ||
       p.down_cols > p.features || p.down_cols > p.down_inputs) {
     return {};
   }
   return PlanProductChain(
-      {p.width, p.out_inputs, p.features, p.up_inputs, p.down_inputs,
+      {p.rows, p.width, p.out_inputs, p.features, p.up_inputs, p.down_inputs,
        p.next == nullptr ? 0 : p.next_outputs, p.next_inputs},
       multiprocessors, kMaxShared);
 }
@@ -463,14 +549,20 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
     a.chunks[i] = static_cast<int>(inputs[i] / kChunk);
     a.tiles[i] = static_cast<int>((outputs[i] + kTile - 1) / kTile);
   }
+  // Beside other attention it is a loss: that reads itself by then.
+  if (!p.working.clusters) a.p.ahead = nullptr;
+  if (a.p.ahead != nullptr) {
+    error = Encode(p.ahead, outputs[kOut], inputs[kOut], false, &a.ahead);
+    if (error != cudaSuccess) return error;
+  }
   a.tiles[kUp] = static_cast<int>((p.features + kTile / 2 - 1) / (kTile / 2));
-  a.tickets = static_cast<unsigned long long*>(p.exchange);
-  a.out_words = reinterpret_cast<uint2*>(static_cast<char*>(p.exchange) + 128);
-  a.down_words = a.out_words + kProductChainMaxWidth;
-  a.hidden_words = a.down_words + kProductChainMaxWidth;
+  char* const exchange =
+      static_cast<char*>(p.exchange) + (p.rows - 1) * kExchangeRowBytes;
+  a.tickets = reinterpret_cast<unsigned long long*>(exchange);
+  a.words = reinterpret_cast<uint32_t*>(exchange + 128);
   const auto kernel = p.type == WeightType::kBFloat16
-                          ? product_chain<__nv_bfloat16>
-                          : product_chain<__half>;
+                          ? KernelOf<__nv_bfloat16>(p.rows)
+                          : KernelOf<__half>(p.rows);
   const auto bytes = static_cast<int>(plan.bytes);
   error = AllowSharedMemory(kernel, bytes);
   if (error != cudaSuccess) return error;

@@ -23,22 +23,27 @@ constexpr int kStageChunks = kChainStageChunks;
 constexpr int kStageBytes = kChainStageBytes;
 constexpr int kStageSteps = kStageChunks * kChunk / 16;  // of a tensor core
 constexpr int kPhases = 4;
+constexpr uint32_t kAskCycles = 300;        // between two that nobody waits for
 static_assert(kChainMostRoundsAhead <= 4);  // which CopyShare remembers
 
 enum PhaseId { kOut, kUp, kDown, kNext };
 
+// Words of a row.
+constexpr int kHiddenWords = kChainMaxFeatures / 2;
+constexpr int kRowWords = 2 * kProductChainMaxWidth + kHiddenWords;
+
 struct ChainArgs {
   ProductChainParams p;
   CUtensorMap maps[kPhases];
+  CUtensorMap ahead;
   int chunks[kPhases];  // of the inputs
   int tiles[kPhases];
   int slots;                    // of the ring: stages
-  int row_bytes;                // of the row in shared memory
+  int row_bytes;                // from row to row in shared memory
   unsigned long long* tickets;  // that blocks have taken, in all launches
-  // A value of the residual, or two gated features, and the epoch.
-  uint2* out_words;     // [width]
-  uint2* hidden_words;  // [features / 2]
-  uint2* down_words;    // [width]
+  // Two times the words of a launch, which are a value of the residual, or two
+  // gated features.
+  uint32_t* words;
 };
 
 // What a block does of a product: its stages stand in rounds, a stage of each
@@ -91,6 +96,16 @@ __device__ __forceinline__ void CopyStage(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
+// The same to the second-level cache.
+__device__ __forceinline__ void AskForStage(const CUtensorMap& map, int row,
+                                            int chunk) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile "
+      "[%0, {%1, %2, %1, %3}];" ::"l"(&map),
+      "r"(0), "r"(row), "r"(chunk)
+      : "memory");
+}
+
 // The stages of a warp that multiplies.
 struct LaneCopies {
   int row;
@@ -116,7 +131,8 @@ __device__ __forceinline__ void CopyShare(const ChainArgs& a, int role,
                                           const Released& released) {
   const auto full = [&](int slot) { return barriers + 16 * slot; };
   const auto empty = [&](int slot) { return barriers + 16 * slot + 8; };
-  const ProductChainPace pace = ChainPace(a.p.working.clusters);
+  const ProductChainPace pace =
+      ChainPace(a.p.working.clusters, static_cast<int>(a.p.rows));
   int base = 0, lap = 0;  // of the round's first stage
   uint64_t history = 0;   // of the last 4 rounds: slot and parity of a stage
   int done = 0;           // rounds
@@ -131,10 +147,11 @@ __device__ __forceinline__ void CopyShare(const ChainArgs& a, int role,
     for (int round = 0; round < share.rounds; ++round) {
       int l = (copier - base) & (kCopyWarps - 1);  // slots are a multiple, too
       if (l < share.lanes) {
-        const int ahead = !released()    ? pace.early
-                          : free         ? INT_MAX
-                          : phase == kUp ? pace.up
-                                         : pace.rounds;
+        const int ahead = !released()     ? pace.early
+                          : free          ? INT_MAX
+                          : phase == kOut ? pace.out
+                          : phase == kUp  ? pace.up
+                                          : pace.rest;
         if (done >= ahead) {
           const auto last = static_cast<uint32_t>(history >> 16 * (ahead - 1));
           BarrierWait(full((last & 0xffff) >> 1), last & 1);
@@ -176,6 +193,26 @@ __device__ __forceinline__ void CopyShare(const ChainArgs& a, int role,
         ++lap;
       }
     }
+  }
+  // The first round of the next layer, unhurried, once all that is above has
+  // come: from then until its own launch begins the memory has nothing to do.
+  const Share last_share = ShareOf(a, kNext, role, late);
+  if (a.p.ahead == nullptr || last_share.lanes == 0) return;
+  const auto last = static_cast<uint32_t>(history);
+  BarrierWait(full((last & 0xffff) >> 1), last & 1);
+  const int stages = kWarps * a.tiles[kOut];
+  auto begun = static_cast<uint32_t>(clock());
+#pragma unroll 1
+  for (int i = kCopyWarps * last_share.tile + copier; i < stages;
+       i += kCopyWarps * a.tiles[kNext]) {
+    while (static_cast<uint32_t>(clock()) - begun < kAskCycles) {
+    }
+    begun = static_cast<uint32_t>(clock());
+    if (ElectLane()) {
+      AskForStage(a.ahead, i / kWarps * kTile,
+                  PartBegin(a.chunks[kOut], i % kWarps));
+    }
+    __syncwarp();
   }
 }
 

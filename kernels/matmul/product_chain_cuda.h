@@ -22,14 +22,14 @@ struct WorkingBlocks {
   bool clusters = false;
 };
 
-// The products of one row between two attentions, one launch on Hopper:
+// The products of few rows between two attentions, one launch on Hopper:
 //
 //   residual += x · outᵀ
 //   residual += (act(g) ⊙ u) · downᵀ,  (g, u) = RMSNorm(residual) · upᵀ
 //   y = RMSNorm(residual) · nextᵀ      the next layer's, where there is one
 //
-// with the bits of LaunchDecodeMatmul with `norm` and `gate`, one after the
-// other: parts, chains and norms have the same order of sums
+// with the bits, row by row, of LaunchDecodeMatmul with `norm` and `gate`, one
+// after the other: parts, chains and norms have the same order of sums
 // (decode_matmul_order.h), and the same is rounded to `type`.
 //
 // Its blocks wait for each other; product_chain.cu says why they may. No other
@@ -40,14 +40,17 @@ struct WorkingBlocks {
 // synchronises.
 struct ProductChainParams {
   WeightType type;  // of all matrices: kBFloat16 or kFloat16
+  int64_t rows;     // 1, 2 or 4
   int64_t width;    // of the residual
 
-  const void* x;       // [x_cols] of `type`
+  const void* x;       // [rows, x_cols] of `type`
+  int64_t x_stride;    // elements; a multiple of 8, of one row any
   int64_t x_cols;      // <= out_inputs; the others count as 0
   const void* out;     // [width, out_inputs]
   int64_t out_inputs;  // as the other inputs, a multiple of 64; zeros from the
                        // last column on
-  float* residual;     // [width]
+  float* residual;     // [rows, width]
+  int64_t residual_stride;
 
   const float* up_norm;  // [width], or null for none
   float up_eps;
@@ -64,18 +67,23 @@ struct ProductChainParams {
   const void* next;  // [next_outputs, next_inputs], or null for no y
   int64_t next_outputs;
   int64_t next_inputs;
-  float* y;  // [next_outputs]
+  float* y;  // [rows, next_outputs]
+  int64_t y_stride;
+
+  // The next launch's `out`, of the same size: a part of it is brought to the
+  // second-level cache. Null: none. Of no use without y.
+  const void* ahead = nullptr;
 
   // No bits depend on it, but who multiplies what does: their places are the
   // last to be free.
   WorkingBlocks working;
 
-  // kProductChainExchangeBytes, zeros before the first launch; launches that
-  // follow each other share them.
+  // kProductChainExchangeBytes, 0xff each before the first launch; launches
+  // that follow each other share them.
   void* exchange;
 };
 
-inline constexpr int64_t kProductChainExchangeBytes = 128 << 10;
+inline constexpr int64_t kProductChainExchangeBytes = 7 << 17;
 
 // Whether the current device does these as one launch, by their sizes and kinds
 // (PlanProductChain). What y is, is not looked at.

@@ -14,6 +14,7 @@ namespace recurve {
 
 // Sizes of LaunchProductChain's products; next_outputs is 0 without a fourth.
 struct ProductChainShape {
+  int64_t rows;
   int64_t width;
   int64_t out_inputs;
   int64_t features;
@@ -26,6 +27,9 @@ struct ProductChainShape {
 // The norm's sums are those of a whole block (norm.cu), by fours, twice.
 inline constexpr int64_t kProductChainMinWidth = kNormWarpCols + 1;
 inline constexpr int64_t kProductChainMaxWidth = 2048;
+// Rows are 1, 2 or 4. (Eight, as many as a tensor core has columns, are faster
+// product by product: every block reads all rows.)
+inline constexpr int64_t kProductChainMaxRows = 4;
 
 // Of 16 outputs and of 64 inputs, which are the steps of the copies.
 inline constexpr int kChainTile = 16;
@@ -42,28 +46,29 @@ inline constexpr int kChainCopyWarps = 2;
 // rows between products. A warp that copies waits for the first of its stages
 // of a round only. (Measured; docs/kernels/matmul.md.)
 struct ProductChainPace {
-  int early;   // before the kernel in front is done
-  int rounds;  // of all products but the second
-  int up;      // of the second
+  int early;  // before the kernel in front is done
+  int out;    // of the first product
+  int up;     // of the second
+  int rest;   // of the others
 };
 // Attention in clusters has asked for nearly all that it reads when the
-// products begin.
-RECURVE_HOST_DEVICE constexpr ProductChainPace ChainPace(bool clusters) {
-  return clusters ? ProductChainPace{2, 2, 4} : ProductChainPace{1, 2, 3};
+// products begin. Of four rows, blocks wait for each other longer, and weights
+// of the last products have time.
+RECURVE_HOST_DEVICE constexpr ProductChainPace ChainPace(bool clusters,
+                                                         int rows) {
+  if (clusters) return {2, 2, 4, 2};
+  return rows > 2 ? ProductChainPace{2, 2, 3, 1} : ProductChainPace{1, 2, 3, 2};
 }
-// Of both.
-inline constexpr int kChainMostRoundsAhead = std::max(
-    {ChainPace(true).early, ChainPace(true).rounds, ChainPace(true).up,
-     ChainPace(false).early, ChainPace(false).rounds, ChainPace(false).up});
-// Rounds of the first product whose weights wait for the row in registers, so
-// that the second one's take their places in the ring.
+inline constexpr int kChainMostRoundsAhead = 4;  // of all of these
+// Rounds of a product whose weights wait for the rows in registers, so that
+// others take their places in the ring.
 inline constexpr int kChainKeptRounds = 4;
 // The ring must not come round to a stage before its copies have been waited
-// for, by a parity that the next copies there would bring back; and the rounds
-// that are kept are its first stages.
+// for, by a parity that the next copies there would bring back; and what is
+// kept of a product is not to come round either.
 inline constexpr int kChainMinSlots =
     std::max(kChainMostRoundsAhead + 1, kChainKeptRounds) * kChainWarps;
-// Features whose words kProductChainExchangeBytes hold.
+// Features whose words an exchange holds.
 inline constexpr int64_t kChainMaxFeatures = 24000;
 // Where a part's last stage is half empty, the row is read beyond its end.
 inline constexpr int kChainSlack = kChainStageChunks * kChainChunk * 2;
@@ -104,20 +109,20 @@ RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
 
 // The tile of the fourth product that the block with this role has; none if it
 // is not in [0, tiles). The last blocks have one. Beside clusters late ones
-// have none, if the others are enough: they have little else, so they end
-// early, and their multiprocessors, which the clusters in front had, are free
-// together for the next ones. REQUIRES: tiles <= blocks.
+// have none, as far as the others are enough: they have little else, so they
+// end early, and their multiprocessors, which the clusters in front had, are
+// free together for the next ones. REQUIRES: tiles <= blocks.
 RECURVE_HOST_DEVICE inline int ChainNextTile(int tiles, int blocks, int late,
                                              bool clusters, int role) {
-  const int end = clusters && late <= blocks - tiles ? blocks - late : blocks;
-  return role - (end - tiles);
+  const int early = late <= blocks - tiles ? blocks - late : tiles;
+  return role - ((clusters ? early : blocks) - tiles);
 }
 
 // How a block's memory is divided. slots is 0 if the products are not one
 // launch.
 struct ProductChainPlan {
   int slots;      // of the ring: stages
-  int row_bytes;  // of the row that is multiplied
+  int row_bytes;  // from row to row of those that are multiplied
   int64_t bytes;
 };
 
@@ -133,11 +138,12 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
   // A block has at most one tile of a product in parts, and one of gates for
   // each of its warps.
   const bool next = s.next_outputs > 0;
-  if (s.width < kProductChainMinWidth || s.width > kProductChainMaxWidth ||
-      s.up_inputs > kProductChainMaxWidth || s.up_inputs < s.width ||
-      s.features > kChainMaxFeatures || !chunked(s.out_inputs) ||
-      !chunked(s.up_inputs) || !chunked(s.down_inputs) ||
-      DecodeMatmulSplits(s.width) == 1 ||
+  if (s.rows < 1 || s.rows > kProductChainMaxRows ||
+      (s.rows & (s.rows - 1)) != 0 || s.width < kProductChainMinWidth ||
+      s.width > kProductChainMaxWidth || s.up_inputs > kProductChainMaxWidth ||
+      s.up_inputs < s.width || s.features > kChainMaxFeatures ||
+      !chunked(s.out_inputs) || !chunked(s.up_inputs) ||
+      !chunked(s.down_inputs) || DecodeMatmulSplits(s.width) == 1 ||
       DecodeMatmulSplits(2 * s.features) != 1 ||
       tiles(s.width) > multiprocessors ||
       tiles(2 * s.features) > kChainWarps * multiprocessors ||
@@ -148,12 +154,14 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
     return {};
   }
   ProductChainPlan plan = {};
+  // Several begin in different banks: inputs are multiples of 64.
   const int64_t row_bytes =
       2 * std::max({s.out_inputs, s.up_inputs, s.down_inputs,
                     next ? s.next_inputs : 0}) +
-      kChainSlack;
+      kChainSlack + (s.rows > 1 ? 16 : 0);
   // Sums of the parts, of the norm, and the ticket.
-  const int64_t rest = row_bytes + 4 * kChainWarps * (kChainTile + 1) + 16;
+  const int64_t rest =
+      s.rows * (row_bytes + 4 * kChainWarps * (kChainTile + 1)) + 16;
   const int64_t slots = (shared_memory - rest) / (kChainStageBytes + 16) /
                         kChainCopyWarps * kChainCopyWarps;
   if (shared_memory <= rest || slots < kChainMinSlots) return {};

@@ -1,5 +1,6 @@
-// Rows on their way between the blocks of product_chain.cu: words of a value
-// and the launch's number, and a row in shared memory for the next product.
+// Rows on their way between the blocks of product_chain.cu: words that say
+// themselves whether they are there, and rows in shared memory for the next
+// product.
 #ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_ROWS_CUH_
 #define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_ROWS_CUH_
 
@@ -19,42 +20,47 @@ constexpr int kThreads = 32 * kWarps;  // that multiply
 // Of words, half a minute and more: then a partner is gone, and the launch ends
 // with an error.
 constexpr int kMaxPolls = 1 << 26;
+// What a word is until it is written. No value is: NaNs that arithmetic gives
+// have other bits.
+constexpr uint32_t kAbsent = 0xffffffffu;
 
 // 16 bytes of words as others write them.
-__device__ __forceinline__ uint4 LoadWords(const uint2* from) {
-  uint64_t a, b;
-  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
-               : "=l"(a), "=l"(b)
+__device__ __forceinline__ uint4 LoadWords(const uint32_t* from) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(from)
                : "memory");
-  return make_uint4(static_cast<uint32_t>(a), static_cast<uint32_t>(a >> 32),
-                    static_cast<uint32_t>(b), static_cast<uint32_t>(b >> 32));
+  return v;
 }
-__device__ __forceinline__ void StoreWord(uint2* to, uint32_t value,
-                                          uint32_t epoch) {
-  const uint64_t word = value | static_cast<uint64_t>(epoch) << 32;
-  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(word)
+__device__ __forceinline__ void StoreWord(uint32_t* to, uint32_t value) {
+  if (value == kAbsent) value = 0x7fffffffu;
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value)
                : "memory");
 }
 
-// kCount times 16 bytes, until the words of each that count have the epoch; v
-// does not, before.
-template <int kCount>
-__device__ __forceinline__ void PollWords(const uint2* const (&from)[kCount],
+// kCount times 16 bytes, until the words of each that count are there; v is
+// absent, before. Meanwhile a warp, as a whole, does meanwhile() over and over.
+template <int kCount, typename Meanwhile>
+__device__ __forceinline__ void PollWords(const uint32_t* const (&from)[kCount],
                                           const int (&words)[kCount],
-                                          uint32_t epoch, uint4 (&v)[kCount]) {
+                                          uint4 (&v)[kCount],
+                                          const Meanwhile& meanwhile) {
   for (int polls = 0;; ++polls) {
     bool ready = true;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if ((words[i] > 0 && v[i].y != epoch) ||
-          (words[i] > 1 && v[i].w != epoch)) {
+      if ((words[i] > 0 && v[i].x == kAbsent) ||
+          (words[i] > 1 && v[i].y == kAbsent) ||
+          (words[i] > 2 && v[i].z == kAbsent) ||
+          (words[i] > 3 && v[i].w == kAbsent)) {
         v[i] = LoadWords(from[i]);
         ready = false;
       }
     }
-    if (ready) break;
+    if (__all_sync(0xffffffffu, ready)) break;
     if (polls == kMaxPolls) __trap();
+    meanwhile();
   }
 }
 
@@ -75,88 +81,100 @@ __device__ __forceinline__ void LoadNorm(const float* norm, int cols,
   }
 }
 
-// A row of words, normed and rounded, to shared memory.
-template <typename T>
-__device__ __forceinline__ void NormedRow(const uint2* words, int cols,
-                                          int inputs,
-                                          const float4 (&weight)[kFours],
-                                          float eps, uint32_t epoch, char* to,
-                                          float* partial) {
-  const uint2* from[2 * kFours];
-  int count[2 * kFours];
-  uint4 w[2 * kFours];
+// Rows of words, `stride` apart, normed and rounded, to shared memory, where
+// they are `to_stride` bytes apart. `partial`: a float of each row and warp.
+template <typename T, int kRows, typename Meanwhile>
+__device__ __forceinline__ void NormedRows(const uint32_t* words,
+                                           int64_t stride, int cols, int inputs,
+                                           const float4 (&weight)[kFours],
+                                           float eps, char* to, int to_stride,
+                                           float* partial,
+                                           const Meanwhile& meanwhile) {
+  const uint32_t* from[kRows * kFours];
+  int count[kRows * kFours];
+  uint4 w[kRows * kFours];
 #pragma unroll
-  for (int i = 0; i < 2 * kFours; ++i) {
-    const int c = Column(i / 2) + i % 2 * 2;
-    from[i] = words + c;
+  for (int i = 0; i < kRows * kFours; ++i) {
+    const int c = Column(i % kFours);
+    from[i] = words + i / kFours * stride + c;
     count[i] = cols - c;
-    w[i] = make_uint4(0, 0, 0, 0);
+    w[i] = make_uint4(kAbsent, kAbsent, kAbsent, kAbsent);
   }
-  PollWords(from, count, epoch, w);
-  float4 v[kFours];
+  PollWords(from, count, w, meanwhile);
+  float4 v[kRows][kFours];
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    const uint4& low = w[2 * i];
-    const uint4& high = w[2 * i + 1];
-    v[i] = make_float4(count[2 * i] > 0 ? __uint_as_float(low.x) : 0.0f,
-                       count[2 * i] > 1 ? __uint_as_float(low.z) : 0.0f,
-                       count[2 * i + 1] > 0 ? __uint_as_float(high.x) : 0.0f,
-                       count[2 * i + 1] > 1 ? __uint_as_float(high.z) : 0.0f);
+  for (int i = 0; i < kRows * kFours; ++i) {
+    v[i / kFours][i % kFours] =
+        make_float4(count[i] > 0 ? __uint_as_float(w[i].x) : 0.0f,
+                    count[i] > 1 ? __uint_as_float(w[i].y) : 0.0f,
+                    count[i] > 2 ? __uint_as_float(w[i].z) : 0.0f,
+                    count[i] > 3 ? __uint_as_float(w[i].w) : 0.0f);
   }
-  WriteNormed<T, kThreads>(v, weight, cols, inputs, eps, partial, to,
+  WriteNormed<T, kThreads>(v, weight, cols, inputs, eps, partial, to, to_stride,
                            [] { ConsumerBarrier(); });
 }
 
-// The row of 16-bit values that attention left, to shared memory.
-template <typename T>
-__device__ __forceinline__ void AttendedRow(const T* x, int cols, int inputs,
-                                            char* to) {
+// Rows of 16-bit values that attention left, `stride` apart, to shared memory.
+template <typename T, int kRows>
+__device__ __forceinline__ void AttendedRows(const T* x, int64_t stride,
+                                             int cols, int inputs, char* to,
+                                             int to_stride) {
   constexpr int kTogether = 3;
 #pragma unroll 1
-  for (int first = 8 * threadIdx.x; first < inputs;
+  for (int first = 8 * static_cast<int>(threadIdx.x); first < inputs;
        first += 8 * kTogether * kThreads) {
-    uint4 v[kTogether];
+    uint4 v[kRows * kTogether];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i)
-      v[i] = LoadEight(x, first + 8 * i * kThreads, cols);
+    for (int i = 0; i < kRows * kTogether; ++i) {
+      v[i] = LoadEight(x + i / kTogether * stride,
+                       first + 8 * (i % kTogether) * kThreads, cols);
+    }
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int c = first + 8 * i * kThreads;
-      if (c < inputs) *reinterpret_cast<uint4*>(to + 2 * c) = v[i];
+    for (int i = 0; i < kRows * kTogether; ++i) {
+      const int c = first + 8 * (i % kTogether) * kThreads;
+      if (c < inputs)
+        *reinterpret_cast<uint4*>(to + i / kTogether * to_stride + 2 * c) =
+            v[i];
     }
   }
 }
 
-// The row of gated features, each word two of them, to shared memory.
-__device__ __forceinline__ void HiddenRow(const uint2* words, int features,
-                                          int inputs, uint32_t epoch,
-                                          char* to) {
-  constexpr int kTogether = 5;
+// Rows of gated features, each word two of them, to shared memory.
+template <int kRows, typename Meanwhile>
+__device__ __forceinline__ void HiddenRows(const uint32_t* words,
+                                           int64_t stride, int features,
+                                           int inputs, char* to, int to_stride,
+                                           const Meanwhile& meanwhile) {
+  constexpr int kTogether = 3;
   const int all = (features + 1) / 2;
+  // All of a warp go round together, as meanwhile() is of all.
 #pragma unroll 1
-  for (int first = threadIdx.x; 4 * first < inputs;
-       first += kTogether * kThreads) {
-    const uint2* from[kTogether];
-    int count[kTogether];
-    uint4 v[kTogether];
+  for (int round = 0; 8 * round < inputs; round += kTogether * kThreads) {
+    const int first = round + static_cast<int>(threadIdx.x);
+    const uint32_t* from[kRows * kTogether];
+    int count[kRows * kTogether];
+    uint4 v[kRows * kTogether];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int at = 2 * (first + i * kThreads);
-      from[i] = words + at;
+    for (int i = 0; i < kRows * kTogether; ++i) {
+      const int at = 4 * (first + i % kTogether * kThreads);
+      from[i] = words + i / kTogether * stride + at;
       count[i] = all - at;
-      v[i] = make_uint4(0, 0, 0, 0);
+      v[i] = make_uint4(kAbsent, kAbsent, kAbsent, kAbsent);
     }
-    PollWords(from, count, epoch, v);
+    PollWords(from, count, v, meanwhile);
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int at = 4 * (first + i * kThreads);
-      if (at >= inputs) break;
-      // Of an odd number the last word's second does not count.
-      const bool odd = features % 2 != 0;
-      const uint32_t low = odd && count[i] == 1 ? v[i].x & 0xffffu : v[i].x;
-      const uint32_t high = odd && count[i] == 2 ? v[i].z & 0xffffu : v[i].z;
-      *reinterpret_cast<uint2*>(to + 2 * at) =
-          make_uint2(count[i] > 0 ? low : 0, count[i] > 1 ? high : 0);
+    for (int i = 0; i < kRows * kTogether; ++i) {
+      const int at = 8 * (first + i % kTogether * kThreads);
+      if (at >= inputs) continue;
+      uint32_t w[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        // Of an odd number the last word's second does not count.
+        if (features % 2 != 0 && count[i] == j + 1) w[j] &= 0xffffu;
+        if (count[i] <= j) w[j] = 0;
+      }
+      *reinterpret_cast<uint4*>(to + i / kTogether * to_stride + 2 * at) =
+          make_uint4(w[0], w[1], w[2], w[3]);
     }
   }
 }

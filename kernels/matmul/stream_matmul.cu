@@ -81,12 +81,12 @@ class NormedRow {
   __device__ __forceinline__ void Load(const DecodeMatmulParams& p, char* to,
                                        float* partial) const {
     const int cols = static_cast<int>(p.x_cols);
-    float4 v[kFours];
+    float4 v[1][kFours];
 #pragma unroll
     for (int i = 0; i < kFours; ++i)
-      v[i] = LoadFour(static_cast<const float*>(p.x), Column(i), cols);
+      v[0][i] = LoadFour(static_cast<const float*>(p.x), Column(i), cols);
     WriteNormed<T, kThreads>(v, weight_, cols, p.inputs, p.norm_eps, partial,
-                             to, [] { __syncthreads(); });
+                             to, /*to_stride=*/0, [] { __syncthreads(); });
   }
 
  private:

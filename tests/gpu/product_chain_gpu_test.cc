@@ -1,8 +1,10 @@
 // The products of a layer in one launch, bit for bit those of one launch each.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
@@ -16,9 +18,10 @@ namespace recurve {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr int64_t kGap = 5;  // behind what is written
 
 int64_t Pad(int64_t cols) { return (cols + 63) / 64 * 64; }
+// Of rows of floats: 4 to 7 behind what is written.
+int64_t Stride(int64_t cols) { return (cols + 3) / 4 * 4 + 4; }
 
 class Layer {
  public:
@@ -26,6 +29,7 @@ class Layer {
     int64_t width, attended, features, next;
     int64_t down = 0;  // features that count in the third product; 0: all
     Activation activation = Activation::kSilu;
+    int64_t rows = 1;
   };
 
   Layer(WeightType type, const Sizes& s, bool normed, uint64_t seed)
@@ -42,13 +46,26 @@ class Layer {
 
   // What is behind the columns of x is not read.
   std::vector<uint16_t> Attended() {
-    return Halves(Floats(s_.attended), Pad(s_.attended), kNaN);
+    std::vector<uint16_t> rows;
+    for (int64_t r = 0; r < s_.rows; ++r) {
+      const std::vector<uint16_t> row =
+          Halves(Floats(s_.attended), Pad(s_.attended), kNaN);
+      rows.insert(rows.end(), row.begin(), row.end());
+    }
+    return rows;
   }
   std::vector<float> Residual() {
-    std::vector<float> x = Floats(s_.width);
-    for (float& v : x) v *= 3.0f;
-    x.insert(x.end(), kGap, -7.0f);
-    return x;
+    std::vector<float> rows;
+    for (int64_t r = 0; r < s_.rows; ++r) {
+      std::vector<float> x = Floats(s_.width);
+      for (float& v : x) v *= 3.0f;
+      rows.insert(rows.end(), x.begin(), x.end());
+      rows.resize((r + 1) * Stride(s_.width), -7.0f);
+    }
+    return rows;
+  }
+  std::vector<float> Next() const {
+    return std::vector<float>(s_.rows * Stride(s_.next), kNaN);
   }
 
   ProductChainParams Chain(DeviceBuffer<uint16_t>& x,
@@ -56,12 +73,15 @@ class Layer {
                            DeviceBuffer<float>* y, void* exchange) {
     ProductChainParams p = {};
     p.type = type_;
+    p.rows = s_.rows;
     p.width = s_.width;
     p.x = x.data();
+    p.x_stride = Pad(s_.attended);
     p.x_cols = s_.attended;
     p.out = out_.data();
     p.out_inputs = Pad(s_.attended);
     p.residual = residual.data();
+    p.residual_stride = Stride(s_.width);
     p.up_norm = normed_ ? up_norm_.data() : nullptr;
     p.up_eps = 1e-5f;
     p.up = up_.data();
@@ -78,11 +98,13 @@ class Layer {
       p.next_outputs = s_.next;
       p.next_inputs = Pad(s_.width);
       p.y = y->data();
+      p.y_stride = Stride(s_.next);
     }
     p.exchange = exchange;
     return p;
   }
 
+  // A row after the other, a product after the other.
   void OneByOne(DeviceBuffer<uint16_t>& x, DeviceBuffer<float>& residual,
                 DeviceBuffer<float>* y) {
     DeviceBuffer<uint16_t> hidden(
@@ -90,28 +112,31 @@ class Layer {
     const auto launch = [](const DecodeMatmulParams& p) {
       ASSERT_EQ(LaunchDecodeMatmul(p, nullptr), cudaSuccess);
     };
-    DecodeMatmulParams p = Product(out_, s_.width, s_.attended);
-    p.x = x.data();
-    p.y = residual.data();
-    p.add = true;
-    launch(p);
-    p = Product(up_, 2 * s_.features, s_.width);
-    Norm(residual, up_norm_, 1e-5f, &p);
-    p.y = reinterpret_cast<float*>(hidden.data());
-    p.gate = true;
-    p.activation = s_.activation;
-    p.y_is_half = true;
-    launch(p);
-    p = Product(down_, s_.width, s_.down);
-    p.x = hidden.data();
-    p.y = residual.data();
-    p.add = true;
-    launch(p);
-    if (y == nullptr) return;
-    p = Product(next_, s_.next, s_.width);
-    Norm(residual, next_norm_, 1e-6f, &p);
-    p.y = y->data();
-    launch(p);
+    for (int64_t r = 0; r < s_.rows; ++r) {
+      float* const row = residual.data() + r * Stride(s_.width);
+      DecodeMatmulParams p = Product(out_, s_.width, s_.attended);
+      p.x = x.data() + r * Pad(s_.attended);
+      p.y = row;
+      p.add = true;
+      launch(p);
+      p = Product(up_, 2 * s_.features, s_.width);
+      Norm(row, up_norm_, 1e-5f, &p);
+      p.y = reinterpret_cast<float*>(hidden.data());
+      p.gate = true;
+      p.activation = s_.activation;
+      p.y_is_half = true;
+      launch(p);
+      p = Product(down_, s_.width, s_.down);
+      p.x = hidden.data();
+      p.y = row;
+      p.add = true;
+      launch(p);
+      if (y == nullptr) continue;
+      p = Product(next_, s_.next, s_.width);
+      Norm(row, next_norm_, 1e-6f, &p);
+      p.y = y->data() + r * Stride(s_.next);
+      launch(p);
+    }
   }
 
  private:
@@ -166,9 +191,9 @@ class Layer {
     p.rows = 1;
     return p;
   }
-  void Norm(DeviceBuffer<float>& x, DeviceBuffer<float>& weight, float eps,
+  void Norm(const float* x, DeviceBuffer<float>& weight, float eps,
             DecodeMatmulParams* p) {
-    p->x = x.data();
+    p->x = x;
     p->x_is_float = true;
     p->norm = true;
     p->norm_weight = normed_ ? weight.data() : nullptr;
@@ -206,10 +231,10 @@ void ExpectSameBits(const std::vector<float>& got,
 // Several launches in a row, on words that those before have left.
 TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
   DeviceBuffer<char> exchange(
-      std::vector<char>(kProductChainExchangeBytes, '\0'));
+      std::vector<char>(kProductChainExchangeBytes, '\xff'));
   DeviceBuffer<int32_t> last_blocks(std::vector<int32_t>{-1, 3, 131});
   uint64_t seed = 1;
-  for (const Layer::Sizes& s : {
+  for (Layer::Sizes s : {
            Layer::Sizes{1600, 4992, 4266, 1420},  // T6-XL
            Layer::Sizes{1280, 3904, 3413, 1250},  // T6-large
            Layer::Sizes{1024, 3008, 2731, 1110},  // T6-medium
@@ -225,20 +250,27 @@ TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
        }) {
     for (const WeightType type :
          {WeightType::kBFloat16, WeightType::kFloat16}) {
-      for (const bool all : {true, false}) {
+      for (const int64_t rows : {1, 2, 4, -1, -2, -4}) {
+        const bool all = rows > 0;  // or no norms' weights, and no y
+        s.rows = std::abs(rows);
         SCOPED_TRACE(testing::Message()
-                     << s.width << ", " << s.attended << ", " << s.features
-                     << ", " << s.next << ", type " << static_cast<int>(type)
-                     << ", all " << all);
+                     << s.rows << " rows, " << s.width << ", " << s.attended
+                     << ", " << s.features << ", " << s.next << ", type "
+                     << static_cast<int>(type) << ", all " << all);
         Layer layer(type, s, /*normed=*/all, ++seed);
         DeviceBuffer<uint16_t> x(layer.Attended());
         const std::vector<float> begin = layer.Residual();
         DeviceBuffer<float> want(begin), got(begin);
-        const std::vector<float> nothing(s.next + kGap, kNaN);
+        const std::vector<float> nothing = layer.Next();
         DeviceBuffer<float> want_y(nothing), got_y(nothing);
         ProductChainParams p =
             layer.Chain(x, got, all ? &got_y : nullptr, exchange.data());
-        ASSERT_TRUE(ProductChainTakes(p));
+        // The longest rows, if they are several, leave no room for a ring.
+        const int64_t longest =
+            std::max(Pad(s.attended), Pad(s.down == 0 ? s.features : s.down));
+        ASSERT_EQ(ProductChainTakes(p),
+                  s.rows == 1 || s.rows * longest < 33000);
+        if (!ProductChainTakes(p)) continue;
         for (int i = 0; i < 3; ++i) {
           // Few blocks of the kernel in front work, none, or all.
           if (i > 0 || !all) {
@@ -260,69 +292,86 @@ TEST_F(ProductChainGpuTest, IsTheLaunchesOneByOne) {
 // As in a step: a graph of launches that follow each other, each of which may
 // start before the ones before have ended, replayed.
 TEST_F(ProductChainGpuTest, Replays) {
-  constexpr Layer::Sizes kSizes = {1600, 1152, 2400, 1420};
   constexpr int kLayers = 6;
   DeviceBuffer<char> exchange(
-      std::vector<char>(kProductChainExchangeBytes, '\0'));
-  Layer layer(WeightType::kBFloat16, kSizes, true, 77);
-  DeviceBuffer<uint16_t> x(layer.Attended());
-  const std::vector<float> begin = layer.Residual();
-  DeviceBuffer<float> want(begin), got(begin);
-  const std::vector<float> nothing(kSizes.next + kGap, kNaN);
-  DeviceBuffer<float> want_y(nothing), got_y(nothing);
-  constexpr int kReplays = 20;
-  for (int i = 0; i < kLayers * kReplays; ++i) layer.OneByOne(x, want, &want_y);
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-            cudaSuccess);
-  for (int i = 0; i < kLayers; ++i) {
-    EXPECT_EQ(LaunchProductChain(layer.Chain(x, got, &got_y, exchange.data()),
-                                 stream),
-              cudaSuccess);
+      std::vector<char>(kProductChainExchangeBytes, '\xff'));
+  for (const int64_t rows : {1, 4, 2, 1}) {
+    for (Layer::Sizes s : {Layer::Sizes{1600, 1152, 2400, 1420},
+                           Layer::Sizes{1600, 4992, 4266, 1420}}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << s.attended);
+      s.rows = rows;
+      Layer layer(WeightType::kBFloat16, s, true, 77);
+      DeviceBuffer<uint16_t> x(layer.Attended());
+      const std::vector<float> begin = layer.Residual();
+      DeviceBuffer<float> want(begin), got(begin);
+      DeviceBuffer<float> want_y(layer.Next()), got_y(layer.Next());
+      constexpr int kReplays = 20;
+      for (int i = 0; i < kLayers * kReplays; ++i)
+        layer.OneByOne(x, want, &want_y);
+      cudaStream_t stream;
+      ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+      ASSERT_EQ(
+          cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+          cudaSuccess);
+      for (int i = 0; i < kLayers; ++i) {
+        ProductChainParams p = layer.Chain(x, got, &got_y, exchange.data());
+        if (i % 2 == 0) p.ahead = p.out;
+        EXPECT_EQ(LaunchProductChain(p, stream), cudaSuccess);
+      }
+      cudaGraph_t graph;
+      cudaGraphExec_t exec;
+      ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+      ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+      for (int i = 0; i < kReplays; ++i)
+        ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      ExpectSameBits(got.Read(), want.Read(), "residual");
+      ExpectSameBits(got_y.Read(), want_y.Read(), "y");
+      cudaGraphExecDestroy(exec);
+      cudaGraphDestroy(graph);
+      cudaStreamDestroy(stream);
+    }
   }
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-  for (int i = 0; i < kReplays; ++i)
-    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-  ExpectSameBits(got.Read(), want.Read(), "residual");
-  ExpectSameBits(got_y.Read(), want_y.Read(), "y");
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
-// A row that is not finite ends, and the next is itself again.
+// A row that is not finite ends, the row beside it is itself, and so is the
+// next.
 TEST_F(ProductChainGpuTest, NotFinite) {
-  constexpr Layer::Sizes kSizes = {1600, 640, 2048, 100};
   DeviceBuffer<char> exchange(
-      std::vector<char>(kProductChainExchangeBytes, '\0'));
-  Layer layer(WeightType::kBFloat16, kSizes, true, 5);
-  DeviceBuffer<uint16_t> x(layer.Attended());
-  const std::vector<float> good = layer.Residual();
-  for (const float bad : {kNaN, std::numeric_limits<float>::infinity(), 0.0f}) {
-    std::vector<float> begin = good;
-    if (bad != 0.0f) begin[1599] = bad;
-    DeviceBuffer<float> want(begin), got(begin);
-    const std::vector<float> nothing(kSizes.next + kGap, kNaN);
-    DeviceBuffer<float> want_y(nothing), got_y(nothing);
-    layer.OneByOne(x, want, &want_y);
-    ASSERT_EQ(LaunchProductChain(layer.Chain(x, got, &got_y, exchange.data()),
-                                 nullptr),
-              cudaSuccess);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    ExpectSameBits(got.Read(), want.Read(), "residual");
-    ExpectSameBits(got_y.Read(), want_y.Read(), "y");
-    EXPECT_EQ(std::isnan(got_y.Read()[0]), bad != 0.0f);
+      std::vector<char>(kProductChainExchangeBytes, '\xff'));
+  for (const WeightType type : {WeightType::kBFloat16, WeightType::kFloat16}) {
+    for (const int64_t rows : {1, 2}) {
+      Layer::Sizes s{1600, 640, 2048, 100};
+      s.rows = rows;
+      Layer layer(type, s, true, 5);
+      DeviceBuffer<uint16_t> x(layer.Attended());
+      const std::vector<float> good = layer.Residual();
+      // The last's bits are all set.
+      for (const float bad : {kNaN, std::numeric_limits<float>::infinity(),
+                              0.0f, std::bit_cast<float>(~0u)}) {
+        std::vector<float> begin = good;
+        if (bad != 0.0f) begin[1599] = bad;
+        DeviceBuffer<float> want(begin), got(begin);
+        DeviceBuffer<float> want_y(layer.Next()), got_y(layer.Next());
+        layer.OneByOne(x, want, &want_y);
+        ASSERT_EQ(LaunchProductChain(
+                      layer.Chain(x, got, &got_y, exchange.data()), nullptr),
+                  cudaSuccess);
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        ExpectSameBits(got.Read(), want.Read(), "residual");
+        ExpectSameBits(got_y.Read(), want_y.Read(), "y");
+        EXPECT_EQ(std::isnan(got_y.Read()[0]), bad != 0.0f);
+        if (rows > 1) {
+          EXPECT_FALSE(std::isnan(got_y.Read()[Stride(s.next)]));
+        }
+      }
+    }
   }
 }
 
 TEST_F(ProductChainGpuTest, Refuses) {
   DeviceBuffer<char> exchange(
-      std::vector<char>(kProductChainExchangeBytes, '\0'));
+      std::vector<char>(kProductChainExchangeBytes, '\xff'));
   Layer layer(WeightType::kBFloat16, {1600, 640, 2048, 100}, true, 6);
   DeviceBuffer<uint16_t> x(layer.Attended());
   DeviceBuffer<float> residual(layer.Residual());
@@ -341,6 +390,13 @@ TEST_F(ProductChainGpuTest, Refuses) {
   EXPECT_TRUE(refused([](auto& p) { p.down_cols = p.features + 1; }));
   EXPECT_TRUE(refused([](auto& p) { p.out_inputs = 608; }));
   EXPECT_TRUE(refused([](auto& p) { p.width = 512; }));
+  EXPECT_TRUE(refused([](auto& p) { p.rows = 0; }));
+  EXPECT_TRUE(refused([](auto& p) { p.rows = 3; }));
+  EXPECT_TRUE(refused([](auto& p) { p.rows = 8; }));
+  EXPECT_TRUE(refused([](auto& p) {
+    p.rows = 2;
+    p.x_stride += 4;
+  }));
 }
 
 }  // namespace

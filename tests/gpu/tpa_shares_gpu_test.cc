@@ -46,7 +46,7 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
       if (clusters && (TpaShortRows(kT6Xl, device) == 0 ||
                        length > TpaChunkBegin(kTpaClusterChunks)))
         continue;
-      const std::vector<int32_t> lengths = {length, 0};
+      const std::vector<int32_t> lengths = {length, length};
       const auto begin = [&](int rows) {
         step.Clear();
         return tpa.BeginDecode({lengths.data(), pages.data(), kPages, rows},
@@ -73,9 +73,19 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
       } else {
         EXPECT_LT(last, plan.blocks);
       }
-      // Of more rows there is no launch that asks.
+      // Of more rows those of clusters are known.
+      if (clusters && TpaShortRows(kT6Xl, device) < 2) continue;
       ASSERT_TRUE(begin(2).ok());
-      EXPECT_EQ(tpa.Working(layer).last, nullptr);
+      ASSERT_TRUE(step.Copy(nullptr).ok());
+      const WorkingBlocks two = tpa.Working(layer);
+      ASSERT_EQ(two.last != nullptr, clusters);
+      if (!clusters) continue;
+      ASSERT_EQ(
+          cudaMemcpy(&last, two.last, sizeof(last), cudaMemcpyDeviceToHost),
+          cudaSuccess);
+      EXPECT_EQ(last, 2 * plan.cluster_blocks - 1);
+      EXPECT_EQ(two.times, plan.head_blocks);
+      EXPECT_TRUE(two.clusters);
     }
   }
 }

@@ -9,7 +9,8 @@ namespace {
 
 constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kSharedMemory = 232448;
-constexpr ProductChainShape kT6Xl = {1600, 4992, 4266, 1600, 4288, 1420, 1600};
+constexpr ProductChainShape kT6Xl = {1,    1600, 4992, 4266,
+                                     1600, 4288, 1420, 1600};
 
 bool Takes(const ProductChainShape& shape,
            int64_t multiprocessors = kMultiprocessors,
@@ -34,8 +35,10 @@ TEST(ProductChainPlanTest, SizesDecide) {
     return Takes(shape);
   };
   EXPECT_TRUE(Takes(kT6Xl));
-  EXPECT_TRUE(Takes({1280, 3904, 3456, 1280, 3456, 1250, 1280}));  // T6-large
-  EXPECT_TRUE(Takes({1024, 3008, 2752, 1024, 2752, 1110, 1024}));  // T6-medium
+  EXPECT_TRUE(
+      Takes({1, 1280, 3904, 3456, 1280, 3456, 1250, 1280}));  // T6-large
+  EXPECT_TRUE(
+      Takes({1, 1024, 3008, 2752, 1024, 2752, 1110, 1024}));  // T6-medium
   // Without a fourth product its sizes do not count.
   EXPECT_TRUE(with([](auto& s) { s.next_outputs = s.next_inputs = 0; }));
   // Norms have another order of sums, or do not fit a block's registers.
@@ -123,12 +126,16 @@ TEST(ProductChainPlanTest, LateBlocksHaveFewTiles) {
 // Copies do not come round to a stage that has not been waited for.
 TEST(ProductChainPlanTest, RingHoldsWhatIsUnderWay) {
   for (const bool clusters : {false, true}) {
-    const ProductChainPace pace = ChainPace(clusters);
-    for (const int rounds : {pace.early, pace.rounds, pace.up}) {
-      EXPECT_GE(rounds, 1);
-      EXPECT_LE((rounds + 1) * kChainWarps, kChainMinSlots);
+    for (const int rows : {1, 2, 4}) {
+      const ProductChainPace pace = ChainPace(clusters, rows);
+      for (const int rounds : {pace.early, pace.out, pace.up, pace.rest}) {
+        EXPECT_GE(rounds, 1);
+        EXPECT_LE(rounds, kChainMostRoundsAhead);
+      }
     }
   }
+  EXPECT_LE((kChainMostRoundsAhead + 1) * kChainWarps, kChainMinSlots);
+  EXPECT_LE(kChainKeptRounds * kChainWarps, kChainMinSlots);
 }
 
 // Each tile of the fourth product is one block's.
@@ -160,9 +167,11 @@ TEST(ProductChainPlanTest, LateBlocksBesideClustersHaveNoNextTiles) {
   EXPECT_TRUE(has(32, 11));
   EXPECT_TRUE(has(32, 99));
   EXPECT_FALSE(has(32, 100));
-  // The others are not enough, none is late, or there are no clusters.
-  EXPECT_TRUE(has(44, 131));
-  EXPECT_FALSE(has(44, 42));
+  // Those of two rows are 64: the others are not enough.
+  EXPECT_TRUE(has(64, 0));
+  EXPECT_TRUE(has(64, 88));
+  EXPECT_FALSE(has(64, 89));
+  // None is late, or there are no clusters.
   EXPECT_TRUE(has(0, 131));
   EXPECT_TRUE(has(32, 131, false));
   EXPECT_FALSE(has(32, 42, false));
