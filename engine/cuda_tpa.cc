@@ -17,11 +17,6 @@ namespace {
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr int64_t kFloatBytes = sizeof(float);
 
-// From 2 to so many rows of a step of decoding an append of its own is as fast
-// or faster (measured; docs/kernels/tpa_decode.md). Clusters have always been
-// measured without one.
-constexpr int64_t kAppendedApart = 8;
-
 // Scratch memory for queries, keys and values of as many heads as fit, unless
 // one takes more.
 constexpr int64_t kPrefillScratch = 256 << 20;
@@ -511,9 +506,7 @@ bool CudaTpa::Appends(size_t shape, Activation activation) const {
   if (!decode_ || activation != Activation::kNone) return false;
   const auto plan = shapes_[shape].decode.find({rows_, contexts_});
   if (plan == shapes_[shape].decode.end()) return false;
-  const bool apart =
-      rows_ > 1 && rows_ <= kAppendedApart && plan->second.cluster_blocks == 0;
-  return !apart && TpaDecodeAppends(shapes_[shape].shape, plan->second);
+  return TpaDecodeAppends(shapes_[shape].shape, plan->second);
 }
 
 CudaTpa::QueryRows CudaTpa::QueriesOfAppend(WeightType out_type) const {
@@ -525,14 +518,18 @@ CudaTpa::QueryRows CudaTpa::QueriesOfAppend(WeightType out_type) const {
 
 WorkingBlocks CudaTpa::Working(const Layer& layer) const {
   const Shape& shape = shapes_[layer.shape];
-  const auto plan = shape.decode.find({1, contexts_});
-  if (!decode_ || rows_ != 1 || plan == shape.decode.end()) return {};
-  const TpaScheduleLayout parts =
-      TpaScheduleParts(plan->second, 1, kTpaPageTokens * page_stride_);
-  return {reinterpret_cast<const int32_t*>(
-              static_cast<const char*>(shape.schedules[0]) + parts.row_work +
-              offsetof(TpaRowWork, last_block)),
-          plan->second.head_blocks, plan->second.cluster_blocks > 0};
+  const auto plan = shape.decode.find({rows_, contexts_});
+  if (!decode_ || plan == shape.decode.end()) return {};
+  const bool clusters = plan->second.cluster_blocks > 0;
+  // Blocks of several rows work to the end, all but those of clusters.
+  if (rows_ > 1 && !clusters) return {};
+  const TpaScheduleLayout parts = TpaScheduleParts(
+      plan->second, static_cast<int>(rows_), kTpaPageTokens * page_stride_);
+  return {
+      reinterpret_cast<const int32_t*>(
+          static_cast<const char*>(shape.schedules[0]) + parts.row_work +
+          (rows_ - 1) * sizeof(TpaRowWork) + offsetof(TpaRowWork, last_block)),
+      plan->second.head_blocks, clusters};
 }
 
 absl::Status CudaTpa::Attend(const Layer& layer, cudaStream_t stream) {
