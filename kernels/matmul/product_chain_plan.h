@@ -56,8 +56,8 @@ struct ProductChainPace {
 // of the last products have time.
 RECURVE_HOST_DEVICE constexpr ProductChainPace ChainPace(bool clusters,
                                                          int rows) {
-  if (clusters) return {2, 2, 4, 2};
-  return rows > 2 ? ProductChainPace{2, 2, 3, 1} : ProductChainPace{1, 2, 3, 2};
+  if (rows > 2) return {2, 2, 3, 1};
+  return clusters ? ProductChainPace{2, 2, 4, 2} : ProductChainPace{1, 2, 3, 2};
 }
 inline constexpr int kChainMostRoundsAhead = 4;  // of all of these
 // Rounds of a product whose weights wait for the rows in registers, so that

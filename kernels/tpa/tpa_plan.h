@@ -90,7 +90,7 @@ inline constexpr int kTpaClusterFeatures = 64 / kTpaClusterBlocks;
 inline constexpr int kTpaClusterPages = 2;
 // Of a launch, at most, also where more run at once: so many are faster, more
 // were not measured (docs/kernels/tpa_decode.md).
-inline constexpr int kTpaMostClusters = 8;
+inline constexpr int kTpaMostClusters = 12;
 // Shared memory that a block merges in: a barrier, then what it has of every
 // chunk.
 RECURVE_HOST_DEVICE constexpr int TpaClusterBytes(int octets) {

@@ -366,8 +366,8 @@ TEST(TpaPlanTest, ShortRowsAreClusters) {
     int head_blocks, most_rows;
   };
   for (const Case& c :
-       {Case{1, 1, 1, 8}, Case{24, 2, 1, 8}, Case{47, 2, 2, 4},
-        Case{61, 2, 3, 2}, Case{78, 2, 4, 2}, Case{128, 1, 6, 1}}) {
+       {Case{1, 1, 1, 12}, Case{24, 2, 1, 12}, Case{47, 2, 2, 6},
+        Case{61, 2, 3, 4}, Case{78, 2, 4, 3}, Case{128, 1, 6, 2}}) {
     const TpaShape shape = {c.heads, 64, 64, 6, c.rank};
     SCOPED_TRACE(testing::Message() << c.heads << " heads");
     const auto plan = [&](int rows) {
