@@ -212,9 +212,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   // others take their places in the ring.
   uint32_t weights[kChainKeptRounds][kStageSteps][4];
   int kept = 0;  // rounds
-  const auto give_back = [&](int slot) {
+  // `read`: the last fragment of it, for which this waits (a.zero is 0).
+  const auto give_back = [&](int slot, uint32_t read) {
     __syncwarp();
-    if (lane == 0) BarrierArrive(empty(slot));
+    if (lane == 0) BarrierArrive(empty(slot) + (read & a.zero));
   };
   const auto keep = [&](Stages& stages) {
     __syncwarp();  // ldmatrix is of all lanes together
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     // Nobody waits for what was read: without the fence a copy into its place
     // overtakes it (seen).
     BulkCopyFence();
-    give_back(stages.slot);
+    give_back(stages.slot, 0);
     stages.Advance(a.slots);
   };
   const Share first = ShareOf(a, kOut, role, late);
@@ -344,8 +345,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         Half<T>::Mma(acc, f.w[i / 4][i % 4], x[2 * (i % 2)],
                      x[2 * (i % 2) + 1]);
       };
-      // Its place is free when its weights are multiplied: only then have they
-      // been read for certain.
+      // Its place is free when its weights are multiplied: they have been read
+      // by then.
       int held = 0;
       const auto end_read = [&] {
         held = stages.slot;
@@ -365,7 +366,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
           read_step(next, i);
           multiply_step(f, i);
         }
-        give_back(held);
+        give_back(held, f.w[kStageChunks - 1][3][3]);
         end_read();
       };
       // Of the last stage there may be the first chunk only.
@@ -376,7 +377,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         for (int i = 0; i < kStageSteps; ++i) {
           if (i < kStageSteps / 2 ? whole || half : whole) multiply_step(f, i);
         }
-        give_back(held);
+        give_back(held, f.w[kStageChunks - 1][3][3]);
       };
       Fragments even, odd;
       read(even);

@@ -40,6 +40,7 @@ struct ChainArgs {
   int tiles[kPhases];
   int slots;                    // of the ring: stages
   int row_bytes;                // from row to row in shared memory
+  uint32_t zero;                // 0, which the compiler does not know
   unsigned long long* tickets;  // that blocks have taken, in all launches
   // Two times the words of a launch, which are a value of the residual, or two
   // gated features.

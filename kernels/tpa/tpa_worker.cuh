@@ -377,6 +377,8 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
       Products::template Wait<0>();  // for the last page's outputs, too
       PinProducts();
       PinOutputs();
+      // Nothing has waited for a_k.
+      if constexpr (Products::kAsync) BulkCopyFence();
       __syncwarp();
 #pragma unroll
       for (int r = 0; r < kEarly; ++r) ring_.Give(key_stages_[r]);
