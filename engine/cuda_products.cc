@@ -257,13 +257,6 @@ ProductChainParams CudaProducts::ChainParams(const Chain& chain,
   p.next = last.memory.data();
   p.next_outputs = last.outputs;
   p.next_inputs = last.padded;
-  if (last.after.value >= 0) {
-    const Matrix& ahead = matrices_[last.after.value];
-    if (ahead.type == out.type && ahead.outputs == out.outputs &&
-        ahead.padded == out.padded) {
-      p.ahead = ahead.memory.data();
-    }
-  }
   return p;
 }
 
@@ -470,7 +463,8 @@ absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
   if (const auto left = fused_norms_.find(in.data);
       in.for_products && left != fused_norms_.end() &&
       !FusesNorm(left->second.in, left->second.norm)) {
-    // One that a chain of several rows took on its way.
+    // One that a chain of several rows took on its way. Its rows are as they
+    // were: nothing adds to the residual between two products of one norm.
     const FusedNorm norm = left->second;
     RECURVE_RETURN_IF_ERROR(NormNow(norm.in, norm.norm, in));
   }

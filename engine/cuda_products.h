@@ -44,7 +44,7 @@ namespace recurve {
 // SetRounded); a norm that the next product takes on its way is not launched at
 // all. Both are kept by address from BeginStep on.
 //
-// Of a step of one row, a product that adds to the residual is put off until
+// Of a step of few rows, a product that adds to the residual is put off until
 // what follows is known: with the channel mixer behind it, and the projection
 // of the next layer, it is one launch (LaunchProductChain). Who reads or writes
 // activations otherwise calls Flush() before.

@@ -521,7 +521,7 @@ WorkingBlocks CudaTpa::Working(const Layer& layer) const {
   const auto plan = shape.decode.find({rows_, contexts_});
   if (!decode_ || plan == shape.decode.end()) return {};
   const bool clusters = plan->second.cluster_blocks > 0;
-  // Blocks of several rows work to the end, all but those of clusters.
+  // Without clusters several rows hold all multiprocessors.
   if (rows_ > 1 && !clusters) return {};
   const TpaScheduleLayout parts = TpaScheduleParts(
       plan->second, static_cast<int>(rows_), kTpaPageTokens * page_stride_);

@@ -27,7 +27,7 @@ namespace recurve {
 // its layers, and what is launched for each of them in a step.
 //
 //  - A step of decoding: one launch of the decode kernel, a row a sequence,
-//    which appends the rows' tokens where it can and that is faster.
+//    which appends the rows' tokens where it can.
 //  - Other steps, tokens of TokenKind::kStep: the decode kernel, with rows of
 //    one token or up to kTpaPieceTokens, whose queries are gathered ("pieces").
 //  - Prompts: the prefill kernel where there is one for the device, else as
@@ -110,7 +110,7 @@ class CudaTpa {
                                                  // kBFloat16
     absl::Span<const char> next;  // device memory that is read after this
   };
-  // Of what Attend launches in a step of decoding one row.
+  // Of what Attend launches in a step of decoding, for the products behind it.
   WorkingBlocks Working(const Layer& layer) const;
   // The step's tokens are in the cache, unless Appends().
   absl::Status Attend(const Layer& layer, cudaStream_t stream);

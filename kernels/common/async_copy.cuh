@@ -165,8 +165,9 @@ __device__ __forceinline__ void PrefetchL2(const void* from, uint32_t bytes) {
                "r"(bytes));
 #endif
 }
-// Orders this thread's ordinary writes to shared memory before later bulk
-// copies over them.
+// Orders this thread's ordinary reads and writes of shared memory before later
+// bulk copies over them. (Reads that nothing waits for are overtaken otherwise,
+// also where an arrival at a barrier stands between.)
 __device__ __forceinline__ void BulkCopyFence() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

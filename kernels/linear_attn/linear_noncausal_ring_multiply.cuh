@@ -237,7 +237,6 @@ struct Multiplier {
   // those of the one before it. (The loads were issued before the arrival,
   // whose way there and back with new sums is much longer than theirs.)
   __device__ __forceinline__ void LetSend() const {
-    BulkCopyFence();  // nothing may have waited for what was read
     __syncwarp();
     for (int i = Lane(); i < kParts * kArrivingLanes; i += 32) {
       cluster::ArriveInCluster(cluster::InBlock(layout.SumsFree(), i % kParts));

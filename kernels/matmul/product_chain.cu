@@ -2,7 +2,7 @@
 //
 // A block a multiprocessor. A block's part of each matrix passes through its
 // shared memory in one ring, product after product: warps ask for stages of
-// it, about 64 KB ahead of what has come (PlanProductChain), since what others
+// it, some tens of KB ahead of what has come (ChainPace), since what others
 // wait for stands behind what is asked for; so weights stream on while blocks
 // wait for each other. 8 warps multiply, as in stream_matmul.cu; rows are the
 // columns of the tensor core's instruction, which has eight, so that four rows
@@ -56,6 +56,7 @@
 #include "kernels/matmul/decode_matmul_order.h"
 #include "kernels/matmul/product_chain_copy.cuh"
 #include "kernels/matmul/product_chain_cuda.h"
+#include "kernels/matmul/product_chain_multiply.cuh"
 #include "kernels/matmul/product_chain_plan.h"
 #include "kernels/matmul/product_chain_rows.cuh"
 
@@ -69,7 +70,6 @@ using chain::CopyShare;
 using chain::HiddenRows;
 using chain::kAbsent;
 using chain::kChunk;
-using chain::kChunkBytes;
 using chain::kCopyWarps;
 using chain::kDown;
 using chain::kFours;
@@ -80,12 +80,12 @@ using chain::kPhases;
 using chain::kRowWords;
 using chain::kStageBytes;
 using chain::kStageChunks;
-using chain::kStageSteps;
 using chain::kThreads;
 using chain::kTile;
 using chain::kUp;
 using chain::kWarps;
 using chain::LoadNorm;
+using chain::Multiplier;
 using chain::NormedRows;
 using chain::PartBegin;
 using chain::Share;
@@ -102,31 +102,6 @@ constexpr int64_t kExchangeRowBytes = 128 << 10;
 static_assert((2 * kProductChainMaxRows - 1) * kExchangeRowBytes ==
               kProductChainExchangeBytes);
 static_assert(128 + 2 * 4 * kRowWords <= kExchangeRowBytes);
-
-// A warp's stages of one product that it has not read.
-struct Stages {
-  int left;
-  int lanes;        // places from one to the next
-  int slot;         // of the next one
-  uint32_t parity;  // of the copy that brings it there
-
-  __device__ __forceinline__ void Wrap(int slots) {
-    if (slot < slots) return;
-    slot -= slots;
-    parity ^= 1;
-  }
-  __device__ __forceinline__ void Advance(int slots) {
-    --left;
-    slot += lanes;
-    Wrap(slots);
-  }
-};
-
-// Of a stage.
-struct Fragments {
-  uint32_t w[kStageChunks][4][4];
-  uint32_t x[kStageChunks][2][4];
-};
 
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kBlockThreads, 1)
@@ -197,49 +172,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   LoadNorm(p.up_norm, static_cast<int>(p.width), up_norm);
   LoadNorm(p.next_norm, static_cast<int>(p.width), next_norm);
 
-  // ldmatrix: outputs 0-7 and 8-15 of a chunk, then of the next; of the rows,
-  // which the eight columns are over and over, a chunk after the other.
-  const int w_row = lane % 16;
-  const int w_chunk = lane / 16;
-  const uint32_t x_lane =
-      SharedAddress(row) + lane % kRows * a.row_bytes + lane / 8 * 16;
-  const auto load_weights = [&](int slot, int i, uint32_t(&w)[4]) {
-    LoadMatrices(w, SharedAddress(memory) + slot * kStageBytes + w_row * 128 +
-                        i / 4 * kChunkBytes +
-                        ((2 * (i % 4) + w_chunk) ^ w_row % 8) * 16);
-  };
-  // As long as there is no row, a product's first weights go to registers, and
-  // others take their places in the ring.
-  uint32_t weights[kChainKeptRounds][kStageSteps][4];
-  int kept = 0;  // rounds
-  // `read`: the last fragment of it, for which this waits (a.zero is 0).
-  const auto give_back = [&](int slot, uint32_t read) {
-    __syncwarp();
-    if (lane == 0) BarrierArrive(empty(slot) + (read & a.zero));
-  };
-  const auto keep = [&](Stages& stages) {
-    __syncwarp();  // ldmatrix is of all lanes together
-#pragma unroll
-    for (int round = 0; round < kChainKeptRounds; ++round) {
-      if (round != kept) continue;
-#pragma unroll
-      for (int i = 0; i < kStageSteps; ++i)
-        load_weights(stages.slot, i, weights[round][i]);
-    }
-    ++kept;
-    // Nobody waits for what was read: without the fence a copy into its place
-    // overtakes it (seen).
-    BulkCopyFence();
-    give_back(stages.slot, 0);
-    stages.Advance(a.slots);
-  };
+  // Rows are the eight columns of the tensor core's instruction over and over.
+  Multiplier<T> multiplier(
+      SharedAddress(memory), barriers, a.slots,
+      SharedAddress(row) + lane % kRows * a.row_bytes + lane / 8 * 16, a.zero);
   const Share first = ShareOf(a, kOut, role, late);
-  Stages stages = {first.lanes == 0 ? 0 : first.rounds, kWarps, warp, 0};
-  while (stages.left > 0 && kept < kChainKeptRounds &&
-         !__any_sync(0xffffffffu, released())) {
-    BarrierWait(full(stages.slot), stages.parity);
-    keep(stages);
-  }
+  multiplier.Begin({first.lanes == 0 ? 0 : first.rounds, kWarps, warp, 0});
+  while (multiplier.CanKeep() && !__any_sync(0xffffffffu, released()))
+    multiplier.Keep();
   WaitForPrevious();
   // An output of a row of the residual, in the first and the third product.
   const int my_row = static_cast<int>(threadIdx.x) / kTile;
@@ -265,25 +205,15 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const int begin = phase == kUp ? 0 : PartBegin(chunks, warp);
     const int end = phase == kUp ? chunks : PartBegin(chunks, warp + 1);
     if (phase != kOut) {
-      kept = 0;
-      stages = {warp < share.lanes ? share.rounds : 0, share.lanes, base + warp,
-                static_cast<uint32_t>(lap & 1)};
-      stages.Wrap(a.slots);
+      multiplier.Begin({warp < share.lanes ? share.rounds : 0, share.lanes,
+                        base + warp, static_cast<uint32_t>(lap & 1)});
     }
     base += share.lanes * share.rounds;
     while (base >= a.slots) {
       base -= a.slots;
       ++lap;
     }
-    // All stages of products before have been read, and the ring is longer than
-    // what is kept: a parity here is that of the copy before or of the stage's.
-    const auto meanwhile = [&] {
-      if (stages.left > 0 && kept < kChainKeptRounds &&
-          __all_sync(0xffffffffu,
-                     BarrierDone(full(stages.slot), stages.parity))) {
-        keep(stages);
-      }
-    };
+    const auto meanwhile = [&] { multiplier.KeepIfThere(); };
 
     // ---- the rows ----
     if (phase == kOut) {
@@ -309,90 +239,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ConsumerBarrier();
     float acc[4] = {};
 
-    // ---- multiplying ----
-    uint32_t x_at = x_lane + 2 * kChunk * begin;
-    if (kept > 0) {
-      uint32_t x[2][2][4];
-      const auto load = [&](int c) {
-        LoadMatrices(x[c % 2][0], x_at + 2 * kChunk * c);
-        LoadMatrices(x[c % 2][1], x_at + 2 * kChunk * c + 64);
-      };
-      load(0);
-#pragma unroll
-      for (int c = 0; c < kChainKeptRounds * kStageChunks; ++c) {
-        if (c >= kept * kStageChunks || begin + c >= end) break;
-        // (What is loaded last may be of behind the row's end.)
-        if (c + 1 < kChainKeptRounds * kStageChunks) load(c + 1);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          Half<T>::Mma(acc, weights[c / 2][4 * (c % 2) + j],
-                       x[c % 2][j / 2][2 * (j % 2)],
-                       x[c % 2][j / 2][2 * (j % 2) + 1]);
-        }
-      }
-      x_at += 2 * kChunk * kStageChunks * kept;
-    }
-    if (stages.left > 0) {
-      // A stage's fragments come in eight steps, beside a product each of those
-      // before. All eight warps reading a stage at once and multiplying at once
-      // would take as long as both together.
-      const auto read_step = [&](Fragments& f, int i) {
-        load_weights(stages.slot, i, f.w[i / 4][i % 4]);
-        if (i % 2 == 0) LoadMatrices(f.x[i / 4][i % 4 / 2], x_at + 32 * i);
-      };
-      const auto multiply_step = [&](const Fragments& f, int i) {
-        const uint32_t(&x)[4] = f.x[i / 4][i % 4 / 2];
-        Half<T>::Mma(acc, f.w[i / 4][i % 4], x[2 * (i % 2)],
-                     x[2 * (i % 2) + 1]);
-      };
-      // Its place is free when its weights are multiplied: they have been read
-      // by then.
-      int held = 0;
-      const auto end_read = [&] {
-        held = stages.slot;
-        x_at += 2 * kChunk * kStageChunks;
-        stages.Advance(a.slots);
-      };
-      const auto read = [&](Fragments& f) {
-        BarrierWait(full(stages.slot), stages.parity);
-#pragma unroll
-        for (int i = 0; i < kStageSteps; ++i) read_step(f, i);
-        end_read();
-      };
-      const auto multiply_and_read = [&](const Fragments& f, Fragments& next) {
-        BarrierWait(full(stages.slot), stages.parity);
-#pragma unroll
-        for (int i = 0; i < kStageSteps; ++i) {
-          read_step(next, i);
-          multiply_step(f, i);
-        }
-        give_back(held, f.w[kStageChunks - 1][3][3]);
-        end_read();
-      };
-      // Of the last stage there may be the first chunk only.
-      const auto multiply_last = [&](const Fragments& f) {
-        const bool whole = begin + share.rounds * kStageChunks == end;
-        const bool half = begin + share.rounds * kStageChunks == end + 1;
-#pragma unroll
-        for (int i = 0; i < kStageSteps; ++i) {
-          if (i < kStageSteps / 2 ? whole || half : whole) multiply_step(f, i);
-        }
-        give_back(held, f.w[kStageChunks - 1][3][3]);
-      };
-      Fragments even, odd;
-      read(even);
-#pragma unroll 1
-      while (stages.left >= 2) {
-        multiply_and_read(even, odd);
-        multiply_and_read(odd, even);
-      }
-      if (stages.left > 0) {
-        multiply_and_read(even, odd);
-        multiply_last(odd);
-      } else {
-        multiply_last(even);
-      }
-    }
+    multiplier.Multiply(begin, end, share.rounds, acc);
 
     // ---- results: column r has those of row r ----
     const int g = lane / 4;
@@ -418,7 +265,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     }
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      if (column + j >= kRows) break;
+      if (column + j >= kRows) continue;
       float* const to = sums + (warp * kRows + column + j) * kTile + g;
       to[0] = acc[j];
       to[8] = acc[j + 2];
@@ -549,12 +396,6 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
     if (error != cudaSuccess) return error;
     a.chunks[i] = static_cast<int>(inputs[i] / kChunk);
     a.tiles[i] = static_cast<int>((outputs[i] + kTile - 1) / kTile);
-  }
-  // Beside other attention it is a loss: that reads itself by then.
-  if (!p.working.clusters) a.p.ahead = nullptr;
-  if (a.p.ahead != nullptr) {
-    error = Encode(p.ahead, outputs[kOut], inputs[kOut], false, &a.ahead);
-    if (error != cudaSuccess) return error;
   }
   a.tiles[kUp] = static_cast<int>((p.features + kTile / 2 - 1) / (kTile / 2));
   char* const exchange =

@@ -23,7 +23,6 @@ constexpr int kStageChunks = kChainStageChunks;
 constexpr int kStageBytes = kChainStageBytes;
 constexpr int kStageSteps = kStageChunks * kChunk / 16;  // of a tensor core
 constexpr int kPhases = 4;
-constexpr uint32_t kAskCycles = 300;        // between two that nobody waits for
 static_assert(kChainMostRoundsAhead <= 4);  // which CopyShare remembers
 
 enum PhaseId { kOut, kUp, kDown, kNext };
@@ -35,7 +34,6 @@ constexpr int kRowWords = 2 * kProductChainMaxWidth + kHiddenWords;
 struct ChainArgs {
   ProductChainParams p;
   CUtensorMap maps[kPhases];
-  CUtensorMap ahead;
   int chunks[kPhases];  // of the inputs
   int tiles[kPhases];
   int slots;                    // of the ring: stages
@@ -94,16 +92,6 @@ __device__ __forceinline__ void CopyStage(uint32_t to, const CUtensorMap& map,
       "::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%3, %4, %3, %5}], [%2], policy; }" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(chunk)
-      : "memory");
-}
-
-// The same to the second-level cache.
-__device__ __forceinline__ void AskForStage(const CUtensorMap& map, int row,
-                                            int chunk) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile "
-      "[%0, {%1, %2, %1, %3}];" ::"l"(&map),
-      "r"(0), "r"(row), "r"(chunk)
       : "memory");
 }
 
@@ -194,26 +182,6 @@ __device__ __forceinline__ void CopyShare(const ChainArgs& a, int role,
         ++lap;
       }
     }
-  }
-  // The first round of the next layer, unhurried, once all that is above has
-  // come: from then until its own launch begins the memory has nothing to do.
-  const Share last_share = ShareOf(a, kNext, role, late);
-  if (a.p.ahead == nullptr || last_share.lanes == 0) return;
-  const auto last = static_cast<uint32_t>(history);
-  BarrierWait(full((last & 0xffff) >> 1), last & 1);
-  const int stages = kWarps * a.tiles[kOut];
-  auto begun = static_cast<uint32_t>(clock());
-#pragma unroll 1
-  for (int i = kCopyWarps * last_share.tile + copier; i < stages;
-       i += kCopyWarps * a.tiles[kNext]) {
-    while (static_cast<uint32_t>(clock()) - begun < kAskCycles) {
-    }
-    begun = static_cast<uint32_t>(clock());
-    if (ElectLane()) {
-      AskForStage(a.ahead, i / kWarps * kTile,
-                  PartBegin(a.chunks[kOut], i % kWarps));
-    }
-    __syncwarp();
   }
 }
 

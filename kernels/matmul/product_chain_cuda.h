@@ -70,10 +70,6 @@ struct ProductChainParams {
   float* y;  // [rows, next_outputs]
   int64_t y_stride;
 
-  // The next launch's `out`, of the same size: a part of it is brought to the
-  // second-level cache. Null: none. Of no use without y.
-  const void* ahead = nullptr;
-
   // No bits depend on it, but who multiplies what does: their places are the
   // last to be free.
   WorkingBlocks working;

@@ -59,13 +59,21 @@ RECURVE_HOST_DEVICE constexpr ProductChainPace ChainPace(bool clusters,
   if (rows > 2) return {2, 2, 3, 1};
   return clusters ? ProductChainPace{2, 2, 4, 2} : ProductChainPace{1, 2, 3, 2};
 }
-inline constexpr int kChainMostRoundsAhead = 4;  // of all of these
+inline constexpr int kChainMostRoundsAhead = 4;
+constexpr bool ChainPaceIsWithin(ProductChainPace p, int most) {
+  return p.early <= most && p.out <= most && p.up <= most && p.rest <= most;
+}
+static_assert(ChainPaceIsWithin(ChainPace(true, 1), kChainMostRoundsAhead) &&
+              ChainPaceIsWithin(ChainPace(false, 1), kChainMostRoundsAhead) &&
+              ChainPaceIsWithin(ChainPace(false, 4), kChainMostRoundsAhead));
 // Rounds of a product whose weights wait for the rows in registers, so that
 // others take their places in the ring.
 inline constexpr int kChainKeptRounds = 4;
 // The ring must not come round to a stage before its copies have been waited
 // for, by a parity that the next copies there would bring back; and what is
-// kept of a product is not to come round either.
+// kept of a product is not to come round either. (Who multiplies waits for a
+// stage by parity, too, where the copy before to that place may have been for
+// another warp: it has come by then, as 32 later ones have.)
 inline constexpr int kChainMinSlots =
     std::max(kChainMostRoundsAhead + 1, kChainKeptRounds) * kChainWarps;
 // Features whose words an exchange holds.

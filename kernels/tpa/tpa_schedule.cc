@@ -218,11 +218,16 @@ bool MakeTpaSchedule(const TpaScheduleParams& params, const TpaDecodePlan& plan,
       }
       if (end == row_chunks) {
         work.end_slot = slot;
-        // All of a cluster work to its end.
-        work.last_block =
-            plan.cluster_blocks > 0 ? (row + 1) * kTpaClusterBlocks - 1 : i;
+        work.last_block = i;
       }
     }
+  }
+
+  // Of a cluster all work to its end. (Those of rows without tokens end at
+  // once, but other rows may be behind them.)
+  if (plan.cluster_blocks > 0) {
+    for (int row = 0; row < params.rows; ++row)
+      row_work[row].last_block = (row + 1) * kTpaClusterBlocks - 1;
   }
 
   // What rows are is known now.

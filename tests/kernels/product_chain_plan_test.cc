@@ -28,6 +28,27 @@ TEST(ProductChainPlanTest, FillsABlock) {
             kSharedMemory);
 }
 
+TEST(ProductChainPlanTest, RowsShareABlocksMemory) {
+  const auto plan = [](int64_t rows, int64_t out_inputs = 4992) {
+    ProductChainShape shape = kT6Xl;
+    shape.rows = rows;
+    shape.out_inputs = out_inputs;
+    return PlanProductChain(shape, kMultiprocessors, kSharedMemory);
+  };
+  EXPECT_EQ(plan(2).slots, 50);
+  EXPECT_EQ(plan(4).slots, 46);
+  for (const int64_t rows : {2, 4}) {
+    // ldmatrix reads 16 bytes of each row at a time.
+    EXPECT_EQ(plan(rows).row_bytes % 128, 16);
+    EXPECT_LE(plan(rows).bytes, kSharedMemory);
+  }
+  for (const int64_t rows : {0, 3, 8}) EXPECT_EQ(plan(rows).slots, 0);
+  // So long a row is taken alone, and two, but not four.
+  EXPECT_EQ(plan(4, 8064).slots, kChainMinSlots);
+  EXPECT_EQ(plan(4, 8128).slots, 0);
+  EXPECT_GT(plan(2, 8128).slots, kChainMinSlots);
+}
+
 TEST(ProductChainPlanTest, SizesDecide) {
   const auto with = [](auto change) {
     ProductChainShape shape = kT6Xl;
@@ -123,8 +144,7 @@ TEST(ProductChainPlanTest, LateBlocksHaveFewTiles) {
   EXPECT_EQ(count(0, 0), 4);
 }
 
-// Copies do not come round to a stage that has not been waited for.
-TEST(ProductChainPlanTest, RingHoldsWhatIsUnderWay) {
+TEST(ProductChainPlanTest, PaceIsKnownForAll) {
   for (const bool clusters : {false, true}) {
     for (const int rows : {1, 2, 4}) {
       const ProductChainPace pace = ChainPace(clusters, rows);
@@ -134,8 +154,6 @@ TEST(ProductChainPlanTest, RingHoldsWhatIsUnderWay) {
       }
     }
   }
-  EXPECT_LE((kChainMostRoundsAhead + 1) * kChainWarps, kChainMinSlots);
-  EXPECT_LE(kChainKeptRounds * kChainWarps, kChainMinSlots);
 }
 
 // Each tile of the fourth product is one block's.
