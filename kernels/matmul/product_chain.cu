@@ -67,7 +67,6 @@ using chain::AttendedRows;
 using chain::ChainArgs;
 using chain::ConsumerBarrier;
 using chain::CopyShare;
-using chain::HiddenRows;
 using chain::kAbsent;
 using chain::kChunk;
 using chain::kCopyWarps;
@@ -86,11 +85,12 @@ using chain::kUp;
 using chain::kWarps;
 using chain::LoadNorm;
 using chain::Multiplier;
-using chain::NormedRows;
 using chain::PartBegin;
 using chain::Share;
 using chain::ShareOf;
 using chain::StoreWord;
+using chain::TakeRows;
+using chain::WordRows;
 
 // Behind the warps that multiply: those that copy, and one that looks for the
 // end of what is before. A warpgroup, for the sake of its registers.
@@ -173,9 +173,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   LoadNorm(p.next_norm, static_cast<int>(p.width), next_norm);
 
   // Rows are the eight columns of the tensor core's instruction over and over.
-  Multiplier<T> multiplier(
-      SharedAddress(memory), barriers, a.slots,
-      SharedAddress(row) + lane % kRows * a.row_bytes + lane / 8 * 16, a.zero);
+  // (More rounds than three beside four rows' words would not stay in
+  // registers.)
+  Multiplier < T,
+      kRows<4 ? kChainKeptRounds : kChainKeptRounds - 1> multiplier(
+          SharedAddress(memory), barriers, a.slots,
+          SharedAddress(row) + lane % kRows * a.row_bytes + lane / 8 * 16,
+          a.zero);
   const Share first = ShareOf(a, kOut, role, late);
   multiplier.Begin({first.lanes == 0 ? 0 : first.rounds, kWarps, warp, 0});
   while (multiplier.CanKeep() && !__any_sync(0xffffffffu, released()))
@@ -213,28 +217,34 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       base -= a.slots;
       ++lap;
     }
-    const auto meanwhile = [&] { multiplier.KeepIfThere(); };
-
     // ---- the rows ----
     if (phase == kOut) {
       AttendedRows<T, kRows>(static_cast<const T*>(p.x), p.x_stride,
                              static_cast<int>(p.x_cols),
                              static_cast<int>(p.out_inputs), row, a.row_bytes);
-    } else if (phase == kDown) {
-      HiddenRows<kRows>(
-          hidden_words, kHiddenWords, static_cast<int>(p.down_cols),
-          static_cast<int>(p.down_inputs), row, a.row_bytes, meanwhile);
     } else {
       const bool up = phase == kUp;
+      const int width = static_cast<int>(p.width);
+      const WordRows rows =
+          phase == kDown
+              ? WordRows{hidden_words,
+                         kHiddenWords,
+                         (static_cast<int>(p.down_cols) + 1) / 2,
+                         static_cast<int>(p.down_inputs),
+                         false,
+                         0.0f}
+              : WordRows{up ? out_words : down_words,
+                         static_cast<int>(kProductChainMaxWidth),
+                         width,
+                         static_cast<int>(up ? p.up_inputs : p.next_inputs),
+                         true,
+                         up ? p.up_eps : p.next_eps};
       float4 weight[kFours];
 #pragma unroll
       for (int i = 0; i < kFours; ++i)
         weight[i] = up ? up_norm[i] : next_norm[i];
-      NormedRows<T, kRows>(up ? out_words : down_words, kProductChainMaxWidth,
-                           static_cast<int>(p.width),
-                           static_cast<int>(up ? p.up_inputs : p.next_inputs),
-                           weight, up ? p.up_eps : p.next_eps, row, a.row_bytes,
-                           partial, meanwhile);
+      TakeRows<T, kRows>(rows, weight, row, a.row_bytes, partial,
+                         [&] { multiplier.KeepIfThere(); });
     }
     ConsumerBarrier();
     float acc[4] = {};
@@ -251,7 +261,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           float value = DeviceActivate(p.activation, acc[j]) * acc[j + 2];
-          if (feature >= p.features) value = 0.0f;
+          // (The others do not count in the next product.)
+          if (feature >= p.down_cols) value = 0.0f;
           const float other = __shfl_down_sync(0xffffffffu, value, 4);
           if (g % 2 == 0 && column + j < kRows && feature < p.features) {
             StoreWord(hidden_words + (column + j) * kHiddenWords + feature / 2,

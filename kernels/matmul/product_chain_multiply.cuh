@@ -34,7 +34,7 @@ struct Stages {
 
 // One product after the other: Begin; Keep and KeepIfThere, as long as there
 // are no rows; Multiply. By all lanes of a warp together.
-template <typename T>
+template <typename T, int kKept>
 class Multiplier {
  public:
   // Shared memory: the ring, its barriers as CopyShare has them, and the lane's
@@ -57,7 +57,7 @@ class Multiplier {
 
   // Whether a stage may go to registers.
   __device__ __forceinline__ bool CanKeep() const {
-    return stages_.left > 0 && kept_ < kChainKeptRounds;
+    return stages_.left > 0 && kept_ < kKept;
   }
   // REQUIRES: CanKeep().
   __device__ __forceinline__ void Keep() {
@@ -128,7 +128,7 @@ class Multiplier {
   __device__ __forceinline__ void TakeNext() {
     __syncwarp();  // ldmatrix is of all lanes together
 #pragma unroll
-    for (int round = 0; round < kChainKeptRounds; ++round) {
+    for (int round = 0; round < kKept; ++round) {
       if (round != kept_) continue;
 #pragma unroll
       for (int i = 0; i < kStageSteps; ++i) LoadWeights(i, weights_[round][i]);
@@ -142,7 +142,7 @@ class Multiplier {
   __device__ __forceinline__ void MultiplyKept(int begin, int end,
                                                float (&acc)[4]) const {
     if (kept_ == 0) return;
-    constexpr int kChunks = kChainKeptRounds * kStageChunks;
+    constexpr int kChunks = kKept * kStageChunks;
     uint32_t x[2][2][4];
     const auto load = [&](int c) {
       LoadMatrices(x[c % 2][0], RowAt(begin + c));
@@ -215,7 +215,7 @@ class Multiplier {
   const uint32_t zero_;
   const int lane_;
   Stages stages_;
-  uint32_t weights_[kChainKeptRounds][kStageSteps][4];
+  uint32_t weights_[kKept][kStageSteps][4];
   int kept_;         // rounds
   uint32_t row_at_;  // of the next stage's inputs
   int held_;         // the stage that was read last

@@ -39,22 +39,33 @@ __device__ __forceinline__ void StoreWord(uint32_t* to, uint32_t value) {
                : "memory");
 }
 
-// kCount times 16 bytes, until the words of each that count are there; v is
-// absent, before. Meanwhile a warp, as a whole, does meanwhile() over and over.
-template <int kCount, typename Meanwhile>
-__device__ __forceinline__ void PollWords(const uint32_t* const (&from)[kCount],
-                                          const int (&words)[kCount],
-                                          uint4 (&v)[kCount],
+// Of kRows rows, `stride` words apart, kTogether times four words, each 4 ·
+// kThreads behind the one before, until all are there; those from `count` on
+// are 0. Meanwhile a warp, as a whole, does meanwhile() over and over.
+template <int kRows, int kTogether, typename Meanwhile>
+__device__ __forceinline__ void PollWords(const uint32_t* from, int stride,
+                                          int count,
+                                          uint4 (&v)[kRows][kTogether],
                                           const Meanwhile& meanwhile) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      v[r][i] = make_uint4(count > 4 * i * kThreads ? kAbsent : 0, 0, 0, 0);
+  }
   for (int polls = 0;; ++polls) {
     bool ready = true;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if ((words[i] > 0 && v[i].x == kAbsent) ||
-          (words[i] > 1 && v[i].y == kAbsent) ||
-          (words[i] > 2 && v[i].z == kAbsent) ||
-          (words[i] > 3 && v[i].w == kAbsent)) {
-        v[i] = LoadWords(from[i]);
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        uint4& four = v[r][i];
+        if (max(max(four.x, four.y), max(four.z, four.w)) != kAbsent) continue;
+        const int left = count - 4 * i * kThreads;
+        four = LoadWords(from + r * stride + 4 * i * kThreads);
+        if (left < 2) four.y = 0;
+        if (left < 3) four.z = 0;
+        if (left < 4) four.w = 0;
         ready = false;
       }
     }
@@ -81,37 +92,61 @@ __device__ __forceinline__ void LoadNorm(const float* norm, int cols,
   }
 }
 
-// Rows of words, `stride` apart, normed and rounded, to shared memory, where
-// they are `to_stride` bytes apart. `partial`: a float of each row and warp.
+// Rows that other blocks leave in words: values that are to be normed and
+// rounded, or gated features, each word two of them.
+struct WordRows {
+  const uint32_t* words;
+  int stride;  // words
+  int count;   // words of a row
+  int inputs;  // of the product, each 16 bits: zeros from the last word on
+  bool normed;
+  float eps;
+};
+
+// Brings them to shared memory, where they are `to_stride` bytes apart.
+// `partial`: a float of each row and warp. One function for both kinds, as code
+// that runs once is slow, the more of it there is.
 template <typename T, int kRows, typename Meanwhile>
-__device__ __forceinline__ void NormedRows(const uint32_t* words,
-                                           int64_t stride, int cols, int inputs,
-                                           const float4 (&weight)[kFours],
-                                           float eps, char* to, int to_stride,
-                                           float* partial,
-                                           const Meanwhile& meanwhile) {
-  const uint32_t* from[kRows * kFours];
-  int count[kRows * kFours];
-  uint4 w[kRows * kFours];
+__device__ __forceinline__ void TakeRows(const WordRows& rows,
+                                         const float4 (&weight)[kFours],
+                                         char* to, int to_stride,
+                                         float* partial,
+                                         const Meanwhile& meanwhile) {
+  constexpr int kTogether = 3;
+  static_assert(kFours <= kTogether);
+  // All of a warp go round together, as meanwhile() is of all.
+#pragma unroll 1
+  for (int round = 0; 8 * round < rows.inputs; round += kTogether * kThreads) {
+    const int first = 4 * (round + static_cast<int>(threadIdx.x));
+    uint4 w[kRows][kTogether];
+    PollWords(rows.words + first, rows.stride, rows.count - first, w,
+              meanwhile);
+    if (rows.normed) {
+      float4 v[kRows][kFours];
 #pragma unroll
-  for (int i = 0; i < kRows * kFours; ++i) {
-    const int c = Column(i % kFours);
-    from[i] = words + i / kFours * stride + c;
-    count[i] = cols - c;
-    w[i] = make_uint4(kAbsent, kAbsent, kAbsent, kAbsent);
-  }
-  PollWords(from, count, w, meanwhile);
-  float4 v[kRows][kFours];
+      for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-  for (int i = 0; i < kRows * kFours; ++i) {
-    v[i / kFours][i % kFours] =
-        make_float4(count[i] > 0 ? __uint_as_float(w[i].x) : 0.0f,
-                    count[i] > 1 ? __uint_as_float(w[i].y) : 0.0f,
-                    count[i] > 2 ? __uint_as_float(w[i].z) : 0.0f,
-                    count[i] > 3 ? __uint_as_float(w[i].w) : 0.0f);
+        for (int i = 0; i < kFours; ++i) {
+          const uint4& four = w[r][i];
+          v[r][i] =
+              make_float4(__uint_as_float(four.x), __uint_as_float(four.y),
+                          __uint_as_float(four.z), __uint_as_float(four.w));
+        }
+      }
+      WriteNormed<T, kThreads>(v, weight, rows.count, rows.inputs, rows.eps,
+                               partial, to, to_stride,
+                               [] { ConsumerBarrier(); });
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int at = 2 * (first + 4 * i * kThreads);
+      if (at >= rows.inputs) break;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        *reinterpret_cast<uint4*>(to + r * to_stride + 2 * at) = w[r][i];
+    }
   }
-  WriteNormed<T, kThreads>(v, weight, cols, inputs, eps, partial, to, to_stride,
-                           [] { ConsumerBarrier(); });
 }
 
 // Rows of 16-bit values that attention left, `stride` apart, to shared memory.
@@ -120,63 +155,34 @@ __device__ __forceinline__ void AttendedRows(const T* x, int64_t stride,
                                              int cols, int inputs, char* to,
                                              int to_stride) {
   constexpr int kTogether = 3;
+  const auto put = [&](int row, int c, const uint4& v) {
+    *reinterpret_cast<uint4*>(to + row * to_stride + 2 * c) = v;
+  };
+  const int whole = cols / 8 * 8;
 #pragma unroll 1
   for (int first = 8 * static_cast<int>(threadIdx.x); first < inputs;
        first += 8 * kTogether * kThreads) {
     uint4 v[kRows * kTogether];
 #pragma unroll
     for (int i = 0; i < kRows * kTogether; ++i) {
-      v[i] = LoadEight(x + i / kTogether * stride,
-                       first + 8 * (i % kTogether) * kThreads, cols);
+      const int c = first + 8 * (i % kTogether) * kThreads;
+      v[i] = make_uint4(0, 0, 0, 0);
+      if (c < whole) {
+        v[i] = *reinterpret_cast<const uint4*>(x + i / kTogether * stride + c);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kRows * kTogether; ++i) {
       const int c = first + 8 * (i % kTogether) * kThreads;
-      if (c < inputs)
-        *reinterpret_cast<uint4*>(to + i / kTogether * to_stride + 2 * c) =
-            v[i];
+      if (c < inputs) put(i / kTogether, c, v[i]);
     }
   }
-}
-
-// Rows of gated features, each word two of them, to shared memory.
-template <int kRows, typename Meanwhile>
-__device__ __forceinline__ void HiddenRows(const uint32_t* words,
-                                           int64_t stride, int features,
-                                           int inputs, char* to, int to_stride,
-                                           const Meanwhile& meanwhile) {
-  constexpr int kTogether = 3;
-  const int all = (features + 1) / 2;
-  // All of a warp go round together, as meanwhile() is of all.
+  // The last ones, which are no eight; by the thread that wrote zeros there.
+  if (whole == cols || whole / 8 % kThreads != static_cast<int>(threadIdx.x))
+    return;
 #pragma unroll 1
-  for (int round = 0; 8 * round < inputs; round += kTogether * kThreads) {
-    const int first = round + static_cast<int>(threadIdx.x);
-    const uint32_t* from[kRows * kTogether];
-    int count[kRows * kTogether];
-    uint4 v[kRows * kTogether];
-#pragma unroll
-    for (int i = 0; i < kRows * kTogether; ++i) {
-      const int at = 4 * (first + i % kTogether * kThreads);
-      from[i] = words + i / kTogether * stride + at;
-      count[i] = all - at;
-      v[i] = make_uint4(kAbsent, kAbsent, kAbsent, kAbsent);
-    }
-    PollWords(from, count, v, meanwhile);
-#pragma unroll
-    for (int i = 0; i < kRows * kTogether; ++i) {
-      const int at = 8 * (first + i % kTogether * kThreads);
-      if (at >= inputs) continue;
-      uint32_t w[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        // Of an odd number the last word's second does not count.
-        if (features % 2 != 0 && count[i] == j + 1) w[j] &= 0xffffu;
-        if (count[i] <= j) w[j] = 0;
-      }
-      *reinterpret_cast<uint4*>(to + i / kTogether * to_stride + 2 * at) =
-          make_uint4(w[0], w[1], w[2], w[3]);
-    }
-  }
+  for (int row = 0; row < kRows; ++row)
+    put(row, whole, LoadEight(x + row * stride, whole, cols));
 }
 
 }  // namespace chain

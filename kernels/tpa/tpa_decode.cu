@@ -151,7 +151,8 @@ cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
       plan.stages,
       plan.stage_bytes,
       plan.early_keys,
-      TpaQueryScale(params.shape)};
+      TpaQueryScale(params.shape),
+      0};
   return plan.hopper ? LaunchTpaHopper(args, plan, stream)
                      : LaunchTpaPortable(args, plan, stream);
 }

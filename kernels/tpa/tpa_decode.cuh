@@ -27,6 +27,7 @@ struct TpaDecodeArgs {
   int stage_bytes;
   int early_keys;
   float query_scale;  // of queries that are formed here
+  uint32_t zero;      // 0, which the compiler does not know
 
   __device__ const TpaBlockWork& block_work() const {
     return reinterpret_cast<const TpaBlockWork*>(

@@ -98,10 +98,12 @@ class TpaRing {
     Next();
     return taken;
   }
-  // Gives a stage back. The warp's reads of it are done, for all lanes.
-  __device__ __forceinline__ void Give(int stage) const {
+  // Gives a stage back. The warp's reads of it are done, for all lanes, or are
+  // when `zero` is known: 0, which depends on what was read last. (A load that
+  // nothing waits for is overtaken by the copy into its place.)
+  __device__ __forceinline__ void Give(int stage, uint32_t zero = 0) const {
     if (threadIdx.x % 32 < kArrivingLanes) {
-      BarrierArrive(barriers_ + 16 * stage + 8);
+      BarrierArrive(barriers_ + 16 * stage + 8 + zero);
     }
   }
 

@@ -377,11 +377,11 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
       Products::template Wait<0>();  // for the last page's outputs, too
       PinProducts();
       PinOutputs();
-      // Nothing has waited for a_k.
-      if constexpr (Products::kAsync) BulkCopyFence();
       __syncwarp();
+      // Nothing has waited for a_k, but this does.
 #pragma unroll
-      for (int r = 0; r < kEarly; ++r) ring_.Give(key_stages_[r]);
+      for (int r = 0; r < kEarly; ++r)
+        ring_.Give(key_stages_[r], a_k[r][kOctets - 1][1] & args_.zero);
       GiveValues();
 #pragma unroll
       for (int r = 0; r < kEarly; ++r) {
