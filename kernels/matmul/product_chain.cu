@@ -19,7 +19,8 @@
 // A block's role is the order in which blocks come: the last, whose
 // multiprocessors attention held, have no part of the first matrix, which the
 // others have by then, and, where attention held few (ShareChainTiles), of the
-// second. Beside clusters they have none of the fourth, either (ChainNextTile).
+// second. Beside clusters they have none of the fourth, either, as far as the
+// others are enough (ChainNextTile).
 //
 // Blocks wait for each other, so all of them must get a place. They do:
 //  1. No block of a kernel that is launched dependently starts before all
@@ -45,6 +46,7 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
@@ -53,7 +55,6 @@
 #include "kernels/common/mma.cuh"
 #include "kernels/common/shared_memory.h"
 #include "kernels/common/tensor_map.h"
-#include "kernels/matmul/decode_matmul_order.h"
 #include "kernels/matmul/product_chain_copy.cuh"
 #include "kernels/matmul/product_chain_cuda.h"
 #include "kernels/matmul/product_chain_multiply.cuh"
@@ -95,7 +96,6 @@ using chain::WordRows;
 // Behind the warps that multiply: those that copy, and one that looks for the
 // end of what is before. A warpgroup, for the sake of its registers.
 constexpr int kBlockThreads = kThreads + 128;
-static_assert(kCopyWarps < 4);
 // Of a row's words. Those of launches of 1, 2 and 4 rows follow each other, so
 // that a launch clears no more than its own rows' words.
 constexpr int64_t kExchangeRowBytes = 128 << 10;
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 
   if (threadIdx.x == 0) {
     // Before LaunchDependents, as in launches before: no other launch's block
-    // takes one of these. Its wait for what is before is the other warps'.
-    // The first one finds all bits set.
+    // takes one of these. (This thread waits for what is before later, as all
+    // that multiply do.) Before the first launch all bits are set.
     const unsigned long long taken = atomicAdd(a.tickets, 1ull) + 1;
     ticket[0] = static_cast<uint32_t>(taken % gridDim.x);
     ticket[1] = static_cast<uint32_t>(taken / gridDim.x);
@@ -172,14 +172,12 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   LoadNorm(p.up_norm, static_cast<int>(p.width), up_norm);
   LoadNorm(p.next_norm, static_cast<int>(p.width), next_norm);
 
+  // Beside four rows' words registers have no place for more than three rounds.
+  constexpr int kKept = kRows < 4 ? kChainKeptRounds : kChainKeptRounds - 1;
   // Rows are the eight columns of the tensor core's instruction over and over.
-  // (More rounds than three beside four rows' words would not stay in
-  // registers.)
-  Multiplier < T,
-      kRows<4 ? kChainKeptRounds : kChainKeptRounds - 1> multiplier(
-          SharedAddress(memory), barriers, a.slots,
-          SharedAddress(row) + lane % kRows * a.row_bytes + lane / 8 * 16,
-          a.zero);
+  Multiplier<T, kKept> multiplier(
+      SharedAddress(memory), barriers, a.slots,
+      SharedAddress(row) + lane % kRows * a.row_bytes + lane / 8 * 16, a.zero);
   const Share first = ShareOf(a, kOut, role, late);
   multiplier.Begin({first.lanes == 0 ? 0 : first.rounds, kWarps, warp, 0});
   while (multiplier.CanKeep() && !__any_sync(0xffffffffu, released()))
@@ -217,6 +215,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       base -= a.slots;
       ++lap;
     }
+
     // ---- the rows ----
     if (phase == kOut) {
       AttendedRows<T, kRows>(static_cast<const T*>(p.x), p.x_stride,
@@ -247,8 +246,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
                          [&] { multiplier.KeepIfThere(); });
     }
     ConsumerBarrier();
-    float acc[4] = {};
 
+    // ---- multiplying ----
+    float acc[4] = {};
     multiplier.Multiply(begin, end, share.rounds, acc);
 
     // ---- results: column r has those of row r ----

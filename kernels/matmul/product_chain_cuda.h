@@ -17,8 +17,8 @@ struct WorkingBlocks {
   const int32_t* last = nullptr;
   int times = 1;
   // Whether it is attention in clusters, as the next attention will be: then
-  // copies go further ahead, and its multiprocessors are free again early
-  // (ChainPace, ChainNextTile).
+  // those of up to two rows copy further ahead, and its multiprocessors are
+  // free again early (ChainPace, ChainNextTile).
   bool clusters = false;
 };
 

@@ -67,18 +67,19 @@ static_assert(ChainPaceIsWithin(ChainPace(true, 1), kChainMostRoundsAhead) &&
               ChainPaceIsWithin(ChainPace(false, 1), kChainMostRoundsAhead) &&
               ChainPaceIsWithin(ChainPace(false, 4), kChainMostRoundsAhead));
 // Rounds of a product whose weights wait for the rows in registers, so that
-// others take their places in the ring.
+// others take their places in the ring. (Of four rows one less.)
 inline constexpr int kChainKeptRounds = 4;
 // The ring must not come round to a stage before its copies have been waited
 // for, by a parity that the next copies there would bring back; and what is
 // kept of a product is not to come round either. (Who multiplies waits for a
 // stage by parity, too, where the copy before to that place may have been for
-// another warp: it has come by then, as 32 later ones have.)
+// another warp: it is taken to have come by then, as 32 later ones have.)
 inline constexpr int kChainMinSlots =
     std::max(kChainMostRoundsAhead + 1, kChainKeptRounds) * kChainWarps;
 // Features whose words an exchange holds.
 inline constexpr int64_t kChainMaxFeatures = 24000;
-// Where a part's last stage is half empty, the row is read beyond its end.
+// Where a part's last stage is half or all empty, the row is read beyond its
+// end.
 inline constexpr int kChainSlack = kChainStageChunks * kChainChunk * 2;
 
 // Tiles of the second product that a block has, from `tile` on.

@@ -7,8 +7,6 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
-#include "kernels/common/device_math.cuh"
-#include "kernels/common/mma.cuh"
 #include "kernels/matmul/decode_rows.cuh"
 #include "kernels/matmul/product_chain_plan.h"
 
