@@ -208,79 +208,6 @@ void CudaProducts::FuseNorm(const Activations& in, const NormWeights& norm,
 }
 
 // ----------------------------------------------------------------------------
-// A layer's products in one launch
-
-absl::Status CudaProducts::Flush() {
-  if (!chain_) return absl::OkStatus();
-  const Chain chain = *chain_;
-  chain_.reset();
-  RECURVE_RETURN_IF_ERROR(chain.mixer
-                              ? LaunchChain(chain, MatrixId{}, Activations{})
-                              : ProjectNow(chain.x, chain.out, chain.residual,
-                                           /*add=*/true));
-  if (!chain.next_norm) return absl::OkStatus();
-  return NormNow(chain.residual, chain.next_norm->norm, chain.next_norm->out);
-}
-
-ProductChainParams CudaProducts::ChainParams(const Chain& chain,
-                                             MatrixId next) const {
-  const Matrix& out = matrices_[chain.out.value];
-  const Backend::ChannelMixerArgs& args = chain.mixer->args;
-  const Matrix& up = matrices_[args.w1_w2.value];
-  const Matrix& down = matrices_[args.w3.value];
-  ProductChainParams p = {};
-  p.type = out.type;
-  p.rows = rows_;
-  p.width = out.outputs;
-  p.x = chain.x.data;
-  p.x_stride = 2 * chain.x.stride;
-  p.x_cols = chain.x.cols;
-  p.out = out.memory.data();
-  p.out_inputs = out.padded;
-  p.residual = Floats(chain.residual);
-  p.residual_stride = chain.residual.stride;
-  p.up_norm = chain.mixer->norm.weight;
-  p.up_eps = chain.mixer->norm.eps;
-  p.up = up.memory.data();
-  p.up_inputs = up.padded;
-  p.features = up.outputs / 2;
-  p.activation = args.activation;
-  p.down = down.memory.data();
-  p.down_cols = args.hidden.cols;
-  p.down_inputs = down.padded;
-  p.working = working_;
-  p.exchange = exchange_.data();
-  if (next.value < 0) return p;
-  const Matrix& last = matrices_[next.value];
-  p.next_norm = chain.next_norm->norm.weight;
-  p.next_eps = chain.next_norm->norm.eps;
-  p.next = last.memory.data();
-  p.next_outputs = last.outputs;
-  p.next_inputs = last.padded;
-  return p;
-}
-
-// By kinds and sizes alone: whichever way, a row has the same bits.
-bool CudaProducts::Chains(const Chain& chain, MatrixId next) const {
-  return chain.residual.cols == matrices_[chain.out.value].outputs &&
-         ProductChainTakes(ChainParams(chain, next));
-}
-
-absl::Status CudaProducts::LaunchChain(const Chain& chain, MatrixId next,
-                                       const Activations& y) {
-  Note(chain.out);
-  Note(chain.mixer->args.w1_w2);
-  ProductChainParams p = ChainParams(chain, next);
-  if (next.value >= 0) {
-    Note(next);
-    p.y = Floats(y);
-    p.y_stride = y.stride;
-  }
-  working_ = {};
-  return CudaStatus(LaunchProductChain(p, stream_), "products of a layer");
-}
-
-// ----------------------------------------------------------------------------
 // Norms and gates before a product
 
 absl::Status CudaProducts::NormRows(const float* in, int64_t in_stride,
@@ -460,23 +387,21 @@ absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
 
 absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
                                       Activations out, bool add) {
-  if (const auto left = fused_norms_.find(in.data);
-      in.for_products && left != fused_norms_.end() &&
-      !FusesNorm(left->second.in, left->second.norm)) {
-    // One that a chain of several rows took on its way. Its rows are as they
-    // were: nothing adds to the residual between two products of one norm.
-    const FusedNorm norm = left->second;
-    RECURVE_RETURN_IF_ERROR(NormNow(norm.in, norm.norm, in));
-  }
   Note(id);
   const Matrix& matrix = matrices_[id.value];
   if (const auto fused = fused_norms_.find(in.data);
       in.for_products && fused != fused_norms_.end()) {
-    DecodeMatmulParams params =
-        ProductOf(matrix, Floats(out), out.stride, rows_, in.cols);
-    params.add = add;
-    FuseNorm(fused->second.in, fused->second.norm, &params);
-    return Launch(params);
+    const FusedNorm norm = fused->second;
+    if (FusesNorm(norm.in, norm.norm)) {
+      DecodeMatmulParams params =
+          ProductOf(matrix, Floats(out), out.stride, rows_, in.cols);
+      params.add = add;
+      FuseNorm(norm.in, norm.norm, &params);
+      return Launch(params);
+    }
+    // One that a chain of several rows took on its way. Its rows are as they
+    // were: nothing adds to the residual between two products of one norm.
+    RECURVE_RETURN_IF_ERROR(NormNow(norm.in, norm.norm, in));
   }
   if (matrix.type == WeightType::kFloat32) {
     return MultiplyFloats(matrix, {in.data, in.stride, Floats(out), out.stride,

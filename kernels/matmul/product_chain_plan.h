@@ -60,12 +60,6 @@ RECURVE_HOST_DEVICE constexpr ProductChainPace ChainPace(bool clusters,
   return clusters ? ProductChainPace{2, 2, 4, 2} : ProductChainPace{1, 2, 3, 2};
 }
 inline constexpr int kChainMostRoundsAhead = 4;
-constexpr bool ChainPaceIsWithin(ProductChainPace p, int most) {
-  return p.early <= most && p.out <= most && p.up <= most && p.rest <= most;
-}
-static_assert(ChainPaceIsWithin(ChainPace(true, 1), kChainMostRoundsAhead) &&
-              ChainPaceIsWithin(ChainPace(false, 1), kChainMostRoundsAhead) &&
-              ChainPaceIsWithin(ChainPace(false, 4), kChainMostRoundsAhead));
 // Rounds of a product whose weights wait for the rows in registers, so that
 // others take their places in the ring. (Of four rows one less.)
 inline constexpr int kChainKeptRounds = 4;
