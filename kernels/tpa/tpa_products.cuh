@@ -49,8 +49,6 @@ struct TpaWgmmaProducts {
     const uint64_t a = WgmmaOperand(keys, kTpaOctetBytes, 128);
     const uint64_t b =
         WgmmaOperand(query, 128, kApart ? term_bytes : kTerms * term_bytes);
-    WgmmaPin(sum);
-    WgmmaFence();
 #pragma unroll
     for (int term = kApart ? 0 : kTerms - 1; term >= 0; --term) {
       const uint64_t b_term = Advance(b, term * term_bytes);
@@ -72,16 +70,12 @@ struct TpaWgmmaProducts {
         }
       }
     }
-    WgmmaCommit();
   }
 
   __device__ __forceinline__ static void Values(
       float (&out)[kTiles][kOctets][4], uint32_t values, uint32_t weights,
       int tiles, bool add) {
     const uint64_t b = WgmmaOperand(weights, 128, kTpaOctetBytes);
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) WgmmaPin(out[tile]);
-    WgmmaFence();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       if (kSteps == 0 && tile >= tiles) break;
@@ -93,7 +87,6 @@ struct TpaWgmmaProducts {
                                   Advance(b, 256 * step), add || step > 0, T());
       }
     }
-    WgmmaCommit();
   }
 
   // WgmmaAdvance by arithmetic on the lower half alone, where the address is
@@ -104,6 +97,8 @@ struct TpaWgmmaProducts {
     return (operand & 0xffffffff00000000ull) | low;
   }
 
+  __device__ __forceinline__ static void Begin() { WgmmaFence(); }
+  __device__ __forceinline__ static void Commit() { WgmmaCommit(); }
   template <int kLeft>
   __device__ __forceinline__ static void Wait() {
     WgmmaWait<kLeft>();
@@ -192,6 +187,8 @@ struct TpaMmaProducts {
     }
   }
 
+  __device__ __forceinline__ static void Begin() {}
+  __device__ __forceinline__ static void Commit() {}
   template <int kLeft>
   __device__ __forceinline__ static void Wait() {}
   template <int kRows>

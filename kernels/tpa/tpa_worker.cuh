@@ -12,6 +12,7 @@
 #include "kernels/tpa/tpa_outputs.cuh"
 #include "kernels/tpa/tpa_own_tokens.cuh"
 #include "kernels/tpa/tpa_ring.cuh"
+#include "kernels/tpa/tpa_softmax.cuh"
 
 namespace recurve {
 
@@ -62,16 +63,20 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
       Products::kEarlyKeys ? TpaEarlyRanks(kTiles, kRank) : 1;
   static constexpr int kTerms = Half<T>::kTerms;
   static constexpr int kUnroll = kRank > 0 ? kRank : 1;
+  // Ranks whose values are multiplied together.
+  static constexpr int kTogether = kEarly == 2 ? 2 : 1;
+  static constexpr uint32_t kPlaneBytes = kTpaOctetBytes * kOctets;
 
   __device__ __forceinline__ TpaWorker(const TpaDecodeArgs& args,
                                        const TpaShared& shared,
                                        const TpaRing& ring,
                                        const TpaQueryCopy& queries, int lane)
       : Outputs(args, lane), ring_(ring), queries_(queries) {
+    value_stages_[0] = -1;
     b_offset_ = kTpaOctetBytes * args.head_octet_count();
     query_ = SharedAddress(shared.queries) + group_ * queries.group_bytes();
     staging_ = shared.staging;
-    weights_ = shared.weights + 2 * kTpaOctetBytes * kOctets * warpgroup_;
+    weights_ = shared.weights + 2 * kPlaneBytes * warpgroup_;
     maxima_ = shared.exchange + 8 * kColumns * warpgroup_;
     sums_ = maxima_ + 4 * kColumns;
     kept_ = shared.kept + 2 * kColumns * group_;
@@ -159,17 +164,26 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     const bool whole = begin == 0 && end == row_chunks;
     const int row_slot = slot;
     int turn = 0;  // the lane of this chunk
+    int position = 0;
+    int next = TpaChunkBegin(begin);
+    // The segment, and its chunks.
+    int s = TpaSegmentOf(next);
+    int first = TpaSegmentFirst(s);
+    int last = TpaSegmentEnd(s, row_chunks) - 1;
 #pragma unroll 1
     for (int chunk = begin; chunk < end; ++chunk) {
-      const int position = TpaChunkBegin(chunk);
-      const int s = TpaSegmentOf(position);
-      const int first = TpaSegmentFirst(s);
-      const int last = TpaSegmentEnd(s, row_chunks) - 1;
+      position = next;
+      next = TpaChunkBegin(chunk + 1);
+      if (chunk > last) {
+        ++s;
+        first = chunk;
+        last = TpaSegmentEnd(s, row_chunks) - 1;
+      }
       // Of a segment that is another block's too, each chunk is a result.
       const bool loose = first < begin || last >= end;
       const bool result = loose || chunk == last;
       if (turn == chunk_lane_) {
-        const int stop = min(TpaChunkBegin(chunk + 1), length);
+        const int stop = min(next, length);
         const bool more_chunks = chunk + args_.lanes < end;
         State state;
 #pragma unroll 1
@@ -240,11 +254,14 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
 #pragma unroll
       for (int i = 0; i < kEarly; ++i) key_stages_[i] = ring_.Take();
     }
+    PinProducts();
+    Products::Begin();
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) {
       Products::Scores(products_[i], ring_.At(key_stages_[i]) + b_offset_,
                        query_, static_cast<int>(args_.layout.b_k_width) / 16);
     }
+    Products::Commit();
   }
 
   // The first token of `page` is given; its BeginScores has been called, and
@@ -261,12 +278,8 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     if (Products::kEarlyKeys) BeginScores(more);
     // The first column's query sees the fewest tokens.
     if (page + 64 > args_.Visible(length, 0)) Hide(page, length, scores);
-    bool above = fresh;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      above |= fmaxf(scores[k / 2][k % 2], scores[k / 2][k % 2 + 2]) > kSlack;
-    }
-    if (NamedBarrierAny(kTpaGroupBarrier + warpgroup_, 128, above)) {
+    if (NamedBarrierAny(kTpaGroupBarrier + warpgroup_, 128,
+                        TpaOutOfRange<T>(scores, fresh))) {
       Raise(scores, fresh, state);
     }
     // Scores become weights.
@@ -279,7 +292,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
       state.sum[k] += low + high;
     }
 #pragma unroll kUnroll
-    for (int r = 0; r < kv_rank_; ++r) {
+    for (int r = 0; r < kv_rank_; r += kTogether) {
       if (!Products::kEarlyKeys && r == kv_rank_ - 1) BeginScores(more);
       AddValues(scores, r, page, length, fresh && r == 0);
     }
@@ -309,10 +322,6 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     }
   }
 
-  // Weights are 2^(score - max) of a maximum that may be this much too small:
-  // with 8 they are at most 256, and few pages but the first of a chunk need a
-  // new one. In float16 weights times A_v must not leave the range.
-  static constexpr float kSlack = std::is_same_v<T, __half> ? 0.0f : 8.0f;
   __device__ __forceinline__ static float Base(float max) {
     return max == kMinusInfinity ? 0.0f : max;
   }
@@ -331,9 +340,9 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     if (fresh) {
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) {
-        state.max[k] = max[k];
-        scores[k / 2][k % 2] -= Base(max[k]);
-        scores[k / 2][k % 2 + 2] -= Base(max[k]);
+        state.max[k] = TpaReference<T>(max[k]);
+        scores[k / 2][k % 2] -= Base(state.max[k]);
+        scores[k / 2][k % 2 + 2] -= Base(state.max[k]);
       }
       return;
     }
@@ -342,7 +351,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     PinOutputs();
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      const bool raise = max[k] > kSlack;
+      const bool raise = max[k] > kTpaSlack<T>;
       const float next = raise ? state.max[k] + max[k] : state.max[k];
       const float change = raise ? state.max[k] - next : 0.0f;
       const float scale = FastExp2(change);
@@ -407,16 +416,56 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     }
   }
 
-  // out += (weights ∘ A_v) · B_v of the next rank.
+  // out += (weights ∘ A_v) · B_v of the next kTogether ranks, from `r` on.
   __device__ __forceinline__ void AddValues(const float (&weights)[kOctets][4],
                                             int r, int page, int length,
                                             bool fresh) {
     const int tiles = (static_cast<int>(args_.p.shape.value_dim) + 63) / 64;
-    const int stage = ring_.Take();
-    uint32_t a_v[kOctets][2];
-    LoadFactors(a_v, ring_.At(stage));
     const bool partial = page + 64 > length;
+    // There are two planes of weights. If ranks come one by one the last
+    // products may still read the other one. All warps have seen the end of
+    // those before: at this page's vote, or at the barrier of the rank before.
+    const uint32_t plane = weights_ + weights_offset_;
+    if (kTogether == 1) weights_offset_ ^= kPlaneBytes;
+    int stages[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      stages[i] = ring_.Take();
+      WriteWeights(weights, ring_.At(stages[i]), page, length,
+                   plane + i * kPlaneBytes);
+    }
+    if (kTogether == 1 && r > 0) {
+      Products::template Wait<0>();
+      PinProducts();
+      PinOutputs();
+      __syncwarp();
+      GiveValues();
+    }
+    BulkCopyFence();
     if (partial) {
+      NamedBarrier(kTpaLaneBarrier + chunk_lane_, args_.lane_threads());
+    } else {
+      GroupBarrier();
+    }
+    PinOutputs();
+    Products::Begin();
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      Products::Values(out_, ring_.At(stages[i]) + b_offset_,
+                       plane + i * kPlaneBytes, tiles, i > 0 || !fresh);
+      value_stages_[i] = stages[i];
+    }
+    Products::Commit();
+  }
+
+  // Weights ∘ A_v of a rank, whose values are in `stage`: an operand of
+  // products.
+  __device__ __forceinline__ void WriteWeights(
+      const float (&weights)[kOctets][4], uint32_t stage, int page, int length,
+      uint32_t plane) {
+    uint32_t a_v[kOctets][2];
+    LoadFactors(a_v, stage);
+    if (page + 64 > length) {
       // Nobody may have written the factors of tokens that are not there.
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -424,12 +473,8 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
 #pragma unroll
         for (int j = 0; j < kOctets; ++j) a_v[j][i] = 0;
       }
-      ClearValues(ring_.At(stage) + b_offset_, length - page);
+      ClearValues(stage + b_offset_, length - page);
     }
-    // Two buffers of weights: the last products may still read the other, while
-    // all warps have seen the end of those before.
-    const uint32_t plane = weights_ + weights_offset_;
-    weights_offset_ ^= kTpaOctetBytes * kOctets;
     const uint32_t own =
         plane + 16 * (16 * warp_ + lane_ / 4) + 4 * (lane_ % 4);
 #pragma unroll
@@ -445,27 +490,15 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
             : "memory");
       }
     }
-    if (r > 0) {
-      Products::template Wait<0>();
-      PinProducts();
-      PinOutputs();
-      __syncwarp();
-      GiveValues();
-    }
-    BulkCopyFence();
-    if (partial) {
-      NamedBarrier(kTpaLaneBarrier + chunk_lane_, args_.lane_threads());
-    } else {
-      GroupBarrier();
-    }
-    Products::Values(out_, ring_.At(stage) + b_offset_, plane, tiles, !fresh);
-    value_stage_ = stage;
   }
 
   // Gives back the values of products that are done.
   __device__ __forceinline__ void GiveValues() {
-    if (value_stage_ >= 0) ring_.Give(value_stage_);
-    value_stage_ = -1;
+    if (value_stages_[0] >= 0) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) ring_.Give(value_stages_[i]);
+    }
+    value_stages_[0] = -1;
   }
 
   // Values of tokens from `tokens` on become zero: their weights are, but
@@ -492,54 +525,11 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     OverWarps<false>(state.sum, sums_);
   }
 
-  // The maximum (or the sum) over all tokens of the warpgroup, for each column
-  // of this thread: over lanes with the same columns each lane takes a part of
-  // the columns, over warps it goes through `memory` [columns, 4].
   template <bool kMax>
   __device__ __forceinline__ void OverWarps(float (&value)[kOwn],
-                                            float* memory) {
-    const auto join = [](float a, float b) {
-      return kMax ? fmaxf(a, b) : a + b;
-    };
-    constexpr float kNothing = kMax ? kMinusInfinity : 0.0f;
-    float own[kOwn];
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) own[k] = value[k];
-    int first = 0;  // own[i] is of column first + i, for i < count
-    int count = kOwn;
-#pragma unroll
-    for (int step = 0; step < 3; ++step) {
-      constexpr int kHalves[] = {kOwn, (kOwn + 1) / 2, (kOwn + 3) / 4,
-                                 (kOwn + 7) / 8};
-      const int lane_bit = 16 >> step;
-      const bool upper = (lane_ & lane_bit) != 0;
-      const int size = kHalves[step];
-      const int half = kHalves[step + 1];
-#pragma unroll
-      for (int i = 0; i < half; ++i) {
-        const float low = own[i];
-        const float high = half + i < size ? own[half + i] : kNothing;
-        const float other =
-            __shfl_xor_sync(0xffffffffu, upper ? low : high, lane_bit);
-        own[i] = upper ? join(other, high) : join(low, other);
-      }
-      first += upper ? half : 0;
-      count = upper ? count - half : min(count, half);
-    }
-#pragma unroll
-    for (int i = 0; i < (kOwn + 7) / 8; ++i) {
-      const int k = first + i;
-      if (i < count) {
-        memory[4 * (8 * (k / 2) + 2 * (lane_ % 4) + k % 2) + warp_] = own[i];
-      }
-    }
-    GroupBarrier();
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      const float4 all = *reinterpret_cast<const float4*>(
-          memory + 4 * (8 * (k / 2) + 2 * (lane_ % 4) + k % 2));
-      value[k] = join(join(all.x, all.y), join(all.z, all.w));
-    }
+                                            float* memory) const {
+    TpaOverWarps<kMax>(value, memory, lane_, warp_,
+                       kTpaGroupBarrier + warpgroup_);
   }
 
   // A_k or A_v as scores lie: [j][i] are columns 2 (lane % 4) and the next, of
@@ -584,7 +574,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   const TpaQueryCopy queries_;
   float products_[kEarly][Products::kSums][4];  // of keys and queries
   int key_stages_[kEarly] = {};  // of the products of scores under way
-  int value_stage_ = -1;         // of those of outputs, or -1
+  int value_stages_[kTogether];  // of those of outputs; the first -1: of none
   uint32_t b_offset_;            // of B in a stage
   uint32_t query_;
   uint32_t weights_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "tests/gpu/tpa_decode_fixture.h"
 #include "tests/gpu/tpa_gpu_testing.h"
 #include "tests/testing/compare.h"
 #include "tests/testing/random_tensor.h"
@@ -18,117 +19,6 @@
 
 namespace recurve {
 namespace {
-
-constexpr TpaDecodeForm kForms[] = {TpaDecodeForm::kParallelB,
-                                    TpaDecodeForm::kParallelBh,
-                                    TpaDecodeForm::kParallelBn};
-constexpr double kTolerance = 4e-3;
-// Of one head: weights times A_v are rounded to 16 bits, and in a head with few
-// features or much cancellation that is more than in a whole query.
-constexpr double kHeadTolerance = 1e-2;
-
-// {H, D, E, Rq, R}: each kernel instance, odd heads, values narrower and wider
-// than keys, sizes that are no multiple of 16, whole queries.
-const TpaShape kShapes[] = {
-    {32, 128, 128, 16, 1}, {78, 64, 64, 6, 2},   {5, 64, 48, 6, 3},
-    {1, 32, 256, 1, 1},    {3, 256, 32, 32, 4},  {33, 96, 40, 7, 2},
-    {7, 72, 88, 3, 2},     {128, 128, 64, 2, 1}, {17, 40, 8, 5, 1},
-    {128, 256, 256, 3, 4}, {12, 64, 128, 0, 2},  {45, 40, 64, 0, 1},
-    {96, 64, 128, 8, 2},   {40, 128, 24, 4, 3},  {3, 12, 12, 4, 2},
-    {9, 4, 60, 3, 1},      {21, 100, 4, 0, 4},   {2, 252, 132, 5, 3},
-};
-
-std::string Describe(const TpaGpuConfig& c) {
-  const TpaShape& s = c.shape;
-  return "H" + std::to_string(s.num_heads) + " D" + std::to_string(s.head_dim) +
-         " E" + std::to_string(s.value_dim) + " Rq" + std::to_string(s.q_rank) +
-         " R" + std::to_string(s.kv_rank) +
-         (c.element == TpaElement::kBFloat16 ? " bf16" : " fp16");
-}
-
-using Sequences = std::vector<std::unique_ptr<TpaSequence>>;
-
-std::vector<const TpaSequence*> Pointers(const Sequences& sequences) {
-  std::vector<const TpaSequence*> pointers;
-  for (const auto& s : sequences) pointers.push_back(s.get());
-  return pointers;
-}
-
-class TpaGpuTest : public GpuTest {
- protected:
-  static Sequences Make(const TpaGpuConfig& config,
-                        const std::vector<int>& lengths, int queries = 1) {
-    Sequences sequences;
-    uint64_t seed = 1;
-    for (int length : lengths) {
-      sequences.push_back(
-          std::make_unique<TpaSequence>(config, length, queries, seed));
-      seed += 10;
-    }
-    return sequences;
-  }
-
-  // |got - want| / |want|; 0 if both are zero.
-  static double RelativeError(const float* got, const double* want,
-                              int64_t count) {
-    double error = 0.0;
-    double norm = 0.0;
-    for (int64_t i = 0; i < count; ++i) {
-      error += (got[i] - want[i]) * (got[i] - want[i]);
-      norm += want[i] * want[i];
-    }
-    return error == 0.0 ? 0.0 : std::sqrt(error / norm);
-  }
-
-  // A query's whole output, and each head of it.
-  static testing::AssertionResult Near(const float* got, const double* want,
-                                       const TpaShape& shape) {
-    const int64_t width = shape.value_dim;
-    const double whole = RelativeError(got, want, shape.num_heads * width);
-    if (!(whole <= kTolerance)) {
-      return testing::AssertionFailure() << "relative error " << whole;
-    }
-    for (int64_t h = 0; h < shape.num_heads; ++h) {
-      const double error =
-          RelativeError(got + h * width, want + h * width, width);
-      largest_head_error_ = std::max(largest_head_error_, error);
-      if (!(error <= kHeadTolerance)) {
-        return testing::AssertionFailure()
-               << "relative error " << error << " of head " << h;
-      }
-    }
-    return testing::AssertionSuccess();
-  }
-  static inline double largest_head_error_ = 0.0;
-  void TearDown() override {
-    RecordProperty("largest_head_error", std::to_string(largest_head_error_));
-  }
-
-  // All forms give the same bits, near the oracle's; returns them.
-  static std::vector<float> Check(const TpaGpuConfig& config,
-                                  const Sequences& sequences,
-                                  bool portable = false) {
-    SCOPED_TRACE(Describe(config));
-    TpaGpuBatch batch(config, Pointers(sequences));
-    if (portable) batch.UsePortableKernel();
-    const std::vector<float> got = batch.Decode(TpaDecodeForm::kParallelBn);
-    for (TpaDecodeForm form : kForms) {
-      EXPECT_TRUE(SameBits(batch.Decode(form), got)) << Name(form);
-    }
-    const int64_t row = config.shape.num_heads * config.shape.value_dim;
-    const int queries = sequences[0]->queries;
-    for (size_t b = 0; b < sequences.size(); ++b) {
-      const std::vector<double> want = TpaGpuOracle(config, *sequences[b]);
-      for (int t = 0; t < queries; ++t) {
-        EXPECT_TRUE(Near(got.data() + (b * queries + t) * row,
-                         want.data() + t * row, config.shape))
-            << "sequence of " << sequences[b]->length << ", query " << t;
-        if (HasFailure()) return got;
-      }
-    }
-    return got;
-  }
-};
 
 class TpaShapeGpuTest
     : public TpaGpuTest,
@@ -158,38 +48,6 @@ TEST_F(TpaGpuTest, MatchesFloat64AtLongLengths) {
   }
   const TpaGpuConfig config = {{2, 32, 32, 2, 1}};
   Check(config, Make(config, {140000, 8193, 33000}));
-}
-
-// Log-sum-exps of chunks that differ by a lot, growing or falling.
-TEST_F(TpaGpuTest, RampedScores) {
-  for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
-    for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[3]}) {
-      for (const auto& [from, to] :
-           {std::pair(0.0f, 60.0f), std::pair(60.0f, 0.0f),
-            std::pair(0.0f, 6.0f), std::pair(-1e4f, 1e4f),
-            std::pair(1e4f, -1e4f)}) {
-        const TpaGpuConfig config = {shape, element};
-        Sequences sequences = Make(config, {2100, 65, 700});
-        for (auto& s : sequences) s->Ramp(config, from, to);
-        SCOPED_TRACE(testing::Message() << from << " to " << to);
-        Check(config, sequences);
-      }
-    }
-  }
-}
-
-// Scores up to ±1e4 without order, some of them close to each other.
-TEST_F(TpaGpuTest, LargeRandomScores) {
-  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
-    const TpaGpuConfig config = {shape};
-    Sequences sequences = Make(config, {8191, 64, 900, 65});
-    for (auto& s : sequences) {
-      s->Change(config, [&](int which, float x) {
-        return which == 1 ? x * 3000.0f * static_cast<float>(shape.kv_rank) : x;
-      });
-    }
-    Check(config, sequences);
-  }
 }
 
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheBatch) {

@@ -1,0 +1,88 @@
+// TPA decode on the GPU where scores are large, far apart, or grow.
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "tests/gpu/tpa_decode_fixture.h"
+
+namespace recurve {
+namespace {
+
+// Of the heads of a sequence: scores of each are about its `levels`, repeated,
+// in powers of two.
+void SetLevels(const TpaGpuConfig& config, const std::vector<float>& levels,
+               TpaSequence& sequence) {
+  const auto heads = static_cast<size_t>(config.shape.num_heads);
+  sequence.Ramp(config, 1.0f, 1.0f);
+  for (size_t i = 0; i < sequence.a_q.size(); ++i)
+    sequence.a_q[i] = levels[i % heads % levels.size()] * std::log(2.0f);
+}
+
+// Log-sum-exps of chunks that differ by a lot, growing or falling.
+TEST_F(TpaGpuTest, RampedScores) {
+  for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
+    for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[3]}) {
+      for (const auto& [from, to] :
+           {std::pair(0.0f, 60.0f), std::pair(60.0f, 0.0f),
+            std::pair(0.0f, 6.0f), std::pair(-80.0f, 80.0f),
+            std::pair(80.0f, -80.0f), std::pair(-1e4f, 1e4f),
+            std::pair(1e4f, -1e4f)}) {
+        const TpaGpuConfig config = {shape, element};
+        Sequences sequences = Make(config, {2100, 65, 700});
+        for (auto& s : sequences) s->Ramp(config, from, to);
+        SCOPED_TRACE(testing::Message() << from << " to " << to);
+        Check(config, sequences);
+      }
+    }
+  }
+}
+
+// Scores up to ±1e4 without order, some of them close to each other.
+TEST_F(TpaGpuTest, LargeRandomScores) {
+  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
+    const TpaGpuConfig config = {shape};
+    Sequences sequences = Make(config, {8191, 64, 900, 65});
+    for (auto& s : sequences) {
+      s->Change(config, [&](int which, float x) {
+        return which == 1 ? x * 3000.0f * static_cast<float>(shape.kv_rank) : x;
+      });
+    }
+    Check(config, sequences);
+  }
+}
+
+// Scores of a chunk are relative to a number that its heads choose each for
+// itself (tpa_softmax.cuh): around every bound of that, side by side. A head's
+// result does not depend on what the others choose.
+TEST_F(TpaGpuTest, HeadsWithScoresFarApart) {
+  const std::vector<float> levels = {0.0f,   -63.5f,  31.5f,  -64.5f,  32.5f,
+                                     -66.0f, -1.0f,   -70.0f, 40.0f,   -90.0f,
+                                     90.0f,  -900.0f, 9.0f,   -126.0f, 900.0f};
+  std::vector<float> others = levels;
+  for (size_t i = 1; i < others.size(); i += 2) others[i] = 2.0f;
+  for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
+    for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[6]}) {
+      const TpaGpuConfig config = {shape, element};
+      const auto decode = [&](const std::vector<float>& of_heads) {
+        Sequences sequences = Make(config, {2100, 65, 1, 700});
+        for (auto& s : sequences) SetLevels(config, of_heads, *s);
+        return Check(config, sequences);
+      };
+      const std::vector<float> got = decode(levels);
+      const std::vector<float> beside = decode(others);
+      const auto width = static_cast<size_t>(shape.value_dim);
+      for (size_t i = 0; i < got.size() / width; ++i) {
+        const size_t head = i % static_cast<size_t>(shape.num_heads);
+        const size_t level = head % levels.size();
+        if (levels[level] != others[level]) continue;
+        EXPECT_TRUE(SameBits({got.data() + i * width, width},
+                             {beside.data() + i * width, width}))
+            << "head " << head << " of " << Describe(config);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace recurve
