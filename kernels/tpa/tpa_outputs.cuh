@@ -60,12 +60,26 @@ class TpaOutputs {
                                            const float* outputs, int chunk,
                                            State& state) {
     const float2* kept = states + kColumns * ((chunk - 1) % 2);
+    float2 before[kOwn];
+    bool alike = true;
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
-      const float2 before = kept[8 * (k / 2) + 2 * (lane_ % 4) + k % 2];
-      const TpaFoldScales scales = ScalesFor(before.x, state.max[k]);
-      state.max[k] = fmaxf(before.x, state.max[k]);
-      state.sum[k] = recurve::Fold(before.y, state.sum[k], scales);
+      before[k] = kept[8 * (k / 2) + 2 * (lane_ % 4) + k % 2];
+      alike &= before[k].x == state.max[k];
+    }
+    // Most often all are relative to 0. Fold is an addition then.
+    if (alike) {
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) state.sum[k] += before[k].y;
+#pragma unroll
+      for (int i = 0; i < kThreadOutputs; ++i) Out(i) += outputs[128 * i];
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      const TpaFoldScales scales = ScalesFor(before[k].x, state.max[k]);
+      state.max[k] = fmaxf(before[k].x, state.max[k]);
+      state.sum[k] = recurve::Fold(before[k].y, state.sum[k], scales);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -124,6 +138,23 @@ class TpaOutputs {
           }
         }
       }
+    }
+    bool alike = true;
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) alike &= before[k].x == state.max[k];
+    if (alike) {
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) state.sum[k] += before[k].y;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int j = 0; j < kOctets; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            out_[tile][j][i] += before_out[tile][j][i];
+        }
+      }
+      return;
     }
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
