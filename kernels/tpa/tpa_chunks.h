@@ -15,7 +15,8 @@ namespace recurve {
 //   tokens in a chunk         128     256        1024
 //   tokens in a segment       512    2048        8192
 //
-// A chunk gives a partial result with its own maximum. Partials of a segment
+// A chunk gives a partial result, whose scores are relative to a number of its
+// own (tpa_softmax.cuh; "maximum" from there on). Partials of a segment
 // merge one after the other into that of the segment, and those of the segments
 // into that of the row. It is the same float32 arithmetic
 // whether it happens in registers or much later from memory: so which thread

@@ -106,8 +106,8 @@ inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 // ---- merging ----
 
 // A running result and the next one: each is an output weighed by
-// 2^(score - max), the sum of those weights, and max. What saw no token has max
-// -inf and changes nothing.
+// 2^(score - max), the sum of those weights, and max, which scores are relative
+// to (tpa_softmax.cuh). What saw no token has max -inf and changes nothing.
 struct TpaFoldScales {
   float running;
   float next;

@@ -35,7 +35,8 @@ class TpaOutputs {
         first_octet_(args.first_octet() + group_ * args.group_octets),
         kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)) {}
 
-  // Of the columns of this thread, without normalisation.
+  // Of the columns of this thread, without normalisation. `max` is what scores
+  // are relative to (tpa_softmax.cuh).
   struct State {
     float max[kOwn];
     float sum[kOwn];
@@ -53,26 +54,21 @@ class TpaOutputs {
     return out_[i / (4 * kOctets)][i / 4 % kOctets][i % 4];
   }
 
-  // Merges what is kept of the segment's chunks before `chunk` into what is at
-  // hand: `states` [2, columns] and this thread's `outputs`, every 128th
-  // (Keep).
-  __device__ __forceinline__ void FoldKept(const float2* states,
-                                           const float* outputs, int chunk,
-                                           State& state) {
-    const float2* kept = states + kColumns * ((chunk - 1) % 2);
-    float2 before[kOwn];
+  // Merges `before`, and outputs that `out_before` gives the at-th of (Out), in
+  // front of what is at hand.
+  template <typename Outputs>
+  __device__ __forceinline__ void FoldBefore(const float2 (&before)[kOwn],
+                                             const Outputs& out_before,
+                                             State& state) {
     bool alike = true;
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      before[k] = kept[8 * (k / 2) + 2 * (lane_ % 4) + k % 2];
-      alike &= before[k].x == state.max[k];
-    }
-    // Most often all are relative to 0. Fold is an addition then.
+    for (int k = 0; k < kOwn; ++k) alike &= before[k].x == state.max[k];
+    // Most often all are relative to 0. Fold is an addition then, to the bit.
     if (alike) {
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) state.sum[k] += before[k].y;
 #pragma unroll
-      for (int i = 0; i < kThreadOutputs; ++i) Out(i) += outputs[128 * i];
+      for (int i = 0; i < kThreadOutputs; ++i) Out(i) += out_before(i);
       return;
     }
 #pragma unroll
@@ -85,10 +81,25 @@ class TpaOutputs {
 #pragma unroll
         for (int i = 0; i < 4; i += 2) {
           const int at = (tile * kOctets + k / 2) * 4 + k % 2 + i;
-          Out(at) = recurve::Fold(outputs[128 * at], Out(at), scales);
+          Out(at) = recurve::Fold(out_before(at), Out(at), scales);
         }
       }
     }
+  }
+
+  // Merges what is kept of the segment's chunks before `chunk` into what is at
+  // hand: `states` [2, columns] and this thread's `outputs`, every 128th
+  // (Keep).
+  __device__ __forceinline__ void FoldKept(const float2* states,
+                                           const float* outputs, int chunk,
+                                           State& state) {
+    const float2* kept = states + kColumns * ((chunk - 1) % 2);
+    float2 before[kOwn];
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k)
+      before[k] = kept[8 * (k / 2) + 2 * (lane_ % 4) + k % 2];
+    FoldBefore(
+        before, [&](int at) { return outputs[128 * at]; }, state);
   }
 
   // Keeps it for the segment's next chunk. Two places take turns, so that a
@@ -139,37 +150,12 @@ class TpaOutputs {
         }
       }
     }
-    bool alike = true;
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) alike &= before[k].x == state.max[k];
-    if (alike) {
-#pragma unroll
-      for (int k = 0; k < kOwn; ++k) state.sum[k] += before[k].y;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int j = 0; j < kOctets; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            out_[tile][j][i] += before_out[tile][j][i];
-        }
-      }
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) {
-      const TpaFoldScales scales = ScalesFor(before[k].x, state.max[k]);
-      state.max[k] = fmaxf(before[k].x, state.max[k]);
-      state.sum[k] = recurve::Fold(before[k].y, state.sum[k], scales);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int i = k % 2; i < 4; i += 2) {
-          float& out = out_[tile][k / 2][i];
-          out = recurve::Fold(before_out[tile][k / 2][i], out, scales);
-        }
-      }
-    }
+    FoldBefore(
+        before,
+        [&](int at) {
+          return before_out[at / (4 * kOctets)][at / 4 % kOctets][at % 4];
+        },
+        state);
   }
 
   // Sends the outputs at hand, of `chunk`, to the blocks of the cluster.

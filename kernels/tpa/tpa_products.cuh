@@ -19,7 +19,10 @@ namespace recurve {
 //   Values   out[feature, column] (+)= Σ_token B_v[token, feature] ·
 //            weights[token, column], `weights` a plane of the columns; what
 //            was in `out` counts if `add`
-//   Wait     until at most the last kLeft of them are under way. Until then
+//   Begin    before a group of them: what their operands and sums were
+//            written to is seen
+//   Commit   behind it
+//   Wait     until at most the last kLeft groups are under way. Until then
 //            nothing else may touch their operands and results.
 //
 // Tokens, or features of a tile of 64, are rows: warp w of the four has rows

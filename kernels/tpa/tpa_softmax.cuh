@@ -11,14 +11,16 @@
 namespace recurve {
 
 // Weights are 2^(score - reference). Each chunk has a reference for each
-// column, which does not depend on other columns.
+// column, which does not depend on other columns (unless no score of a page is
+// a number: then no result is, either).
 //
 // bfloat16 has the range of float32, so a weight is as precise whatever its
 // size: the reference is 0 if the greatest score of the chunk's first page is
 // from kTpaLeast to kTpaSlack, and nobody has to look for it as long as all
 // scores are. Else it is that score. Behind the first page it is raised to a
-// score that is more than kTpaSlack above it. The least weights that count,
-// 2^-24 of the greatest, are far from 2^-126, and sums from 2^127.
+// score that is more than kTpaSlack above it. Weights that count, down to 2^-24
+// of the greatest, are far from 2^-126, and sums from 2^127, also times factors
+// of values from some 2^-38 to 2^80.
 //
 // float16 has no such range. There the reference is the greatest score so far.
 template <typename T>

@@ -3,8 +3,6 @@
 #ifndef RECURVE_KERNELS_TPA_TPA_WORKER_CUH_
 #define RECURVE_KERNELS_TPA_TPA_WORKER_CUH_
 
-#include <type_traits>
-
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_cluster.cuh"
@@ -164,7 +162,6 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     const bool whole = begin == 0 && end == row_chunks;
     const int row_slot = slot;
     int turn = 0;  // the lane of this chunk
-    int position = 0;
     int next = TpaChunkBegin(begin);
     // The segment, and its chunks.
     int s = TpaSegmentOf(next);
@@ -172,7 +169,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     int last = TpaSegmentEnd(s, row_chunks) - 1;
 #pragma unroll 1
     for (int chunk = begin; chunk < end; ++chunk) {
-      position = next;
+      const int position = next;
       next = TpaChunkBegin(chunk + 1);
       if (chunk > last) {
         ++s;
@@ -270,7 +267,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   // the chunk is finished.
   //
   // While products are under way nothing may write accumulators, or ptxas makes
-  // them wait for each other: hence `fresh`, and a maximum that moves seldom.
+  // them wait for each other: hence `fresh`, and references that move seldom.
   __device__ __forceinline__ void AttendPage(int page, int length, bool fresh,
                                              bool more, State& state) {
     float scores[kOctets][4];
@@ -367,7 +364,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     }
   }
 
-  // Scores of this warp's tokens, less the maxima of their columns.
+  // Scores of this warp's tokens, less the references of their columns.
   __device__ __forceinline__ void Scores(const State& state,
                                          float (&scores)[kOctets][4]) {
 #pragma unroll
@@ -459,7 +456,8 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   }
 
   // Weights ∘ A_v of a rank, whose values are in `stage`: an operand of
-  // products.
+  // products. By all warps of the lane, which clear values of tokens that are
+  // not there.
   __device__ __forceinline__ void WriteWeights(
       const float (&weights)[kOctets][4], uint32_t stage, int page, int length,
       uint32_t plane) {

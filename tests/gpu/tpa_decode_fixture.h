@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,6 +60,21 @@ class TpaGpuTest : public GpuTest {
       sequences.push_back(
           std::make_unique<TpaSequence>(config, length, queries, seed));
       seed += 10;
+    }
+    return sequences;
+  }
+
+  // The same with scores so far apart, in every second sequence, that chunks
+  // differ in what theirs are relative to (tpa_softmax.cuh).
+  static Sequences MakeFarApart(const TpaGpuConfig& config,
+                                const std::vector<int>& lengths) {
+    Sequences sequences = Make(config, lengths);
+    for (size_t i = 0; i < sequences.size(); i += 2) {
+      sequences[i]->Change(config, [&](int which, float x) {
+        return which == 1
+                   ? x * 100.0f * static_cast<float>(config.shape.kv_rank)
+                   : x;
+      });
     }
     return sequences;
   }

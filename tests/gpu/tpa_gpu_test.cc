@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -55,7 +53,7 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheBatch) {
     const TpaGpuConfig config = {shape};
     SCOPED_TRACE(Describe(config));
     const std::vector<int> lengths = {1000, 0, 63, 4100, 64, 65, 1, 300, 2048};
-    const Sequences sequences = Make(config, lengths);
+    const Sequences sequences = MakeFarApart(config, lengths);
     TpaGpuBatch batch(config, Pointers(sequences));
     const std::vector<float> all = batch.Decode(TpaDecodeForm::kParallelBn);
     const size_t width = shape.num_heads * shape.value_dim;
@@ -75,7 +73,7 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheBlocks) {
   for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
     const TpaGpuConfig config = {shape};
     SCOPED_TRACE(Describe(config));
-    const Sequences sequences = Make(config, {9000, 700, 40});
+    const Sequences sequences = MakeFarApart(config, {9000, 700, 40});
     TpaGpuBatch batch(config, Pointers(sequences));
     TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
     const std::vector<float> want = batch.Decode(plan);
@@ -94,7 +92,8 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheColumnsOfABlock) {
           {heads, 64, 64, 6, rank},
           heads % 2 == 0 ? TpaElement::kFloat16 : TpaElement::kBFloat16};
       SCOPED_TRACE(Describe(config));
-      const Sequences sequences = Make(config, {2048, 700, 1, 65, 2500});
+      const Sequences sequences =
+          MakeFarApart(config, {2048, 700, 1, 65, 2500});
       TpaGpuBatch batch(config, Pointers(sequences));
       TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
       const std::vector<float> want = batch.Decode(plan);
@@ -137,7 +136,7 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnClusters) {
             std::vector<int>{4095, 4096}}) {
         const auto rows = static_cast<int>(lengths.size());
         if (rows > TpaShortRows(config.shape, device)) continue;
-        const Sequences sequences = Make(config, lengths);
+        const Sequences sequences = MakeFarApart(config, lengths);
         TpaGpuBatch batch(config, Pointers(sequences));
         const TpaDecodePlan plan =
             batch.Plan(TpaDecodeForm::kParallelBn, TpaContexts::kShort);
@@ -171,7 +170,7 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheSharing) {
         std::vector<int>{0, 0, 700, 0}, std::vector<int>{0, 0}}) {
     SCOPED_TRACE(testing::Message()
                  << lengths.size() << " rows of " << lengths.front());
-    const Sequences sequences = Make(config, lengths);
+    const Sequences sequences = MakeFarApart(config, lengths);
     TpaGpuBatch batch(config, Pointers(sequences));
     const std::vector<float> want = batch.Decode(TpaDecodeForm::kParallelB);
     EXPECT_TRUE(SameBits(batch.Decode(TpaDecodeForm::kParallelBn), want));
@@ -187,7 +186,7 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheSharing) {
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
   for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
     const TpaGpuConfig config = {shape};
-    const Sequences sequences = Make(config, {700, 65});
+    const Sequences sequences = MakeFarApart(config, {700, 65});
     TpaGpuBatch batch(config, Pointers(sequences));
     TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
     const std::vector<float> want = batch.Decode(plan);
@@ -207,7 +206,8 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
 TEST_F(TpaGpuTest, UnequalLongLengthsHaveTheBitsOfOneBlock) {
   constexpr int kLongest = 2500;
   const TpaGpuConfig config = {kShapes[1]};
-  const Sequences sequences = Make(config, std::vector<int>(6, kLongest));
+  const Sequences sequences =
+      MakeFarApart(config, std::vector<int>(6, kLongest));
   TestRandom random(11);
   for (size_t rows = 2; rows <= sequences.size(); ++rows) {
     std::vector<const TpaSequence*> some = Pointers(sequences);
