@@ -16,7 +16,8 @@ namespace recurve {
 //   tokens in a segment       512    2048        8192
 //
 // A chunk gives a partial result, whose scores are relative to a number of its
-// own (tpa_softmax.cuh; "maximum" from there on). Partials of a segment
+// own for each column (tpa_softmax.cuh): its "maximum", also where that is not
+// the greatest of them. Partials of a segment
 // merge one after the other into that of the segment, and those of the segments
 // into that of the row. It is the same float32 arithmetic
 // whether it happens in registers or much later from memory: so which thread

@@ -323,9 +323,9 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     return max == kMinusInfinity ? 0.0f : max;
   }
 
-  // Takes this page's scores into the maxima of the columns that need it, and
-  // them and what is at hand to the new ones. A column's maximum does not
-  // depend on what others are beside it.
+  // New references for the columns that need them, of which this page's scores,
+  // and what is at hand, become relative. A column's does not depend on what
+  // others are beside it.
   __device__ __forceinline__ void Raise(float (&scores)[kOctets][4], bool fresh,
                                         State& state) {
     float max[kOwn];
