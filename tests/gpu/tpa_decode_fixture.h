@@ -34,14 +34,6 @@ inline constexpr TpaShape kShapes[] = {
     {9, 4, 60, 3, 1},      {21, 100, 4, 0, 4},   {2, 252, 132, 5, 3},
 };
 
-inline std::string Describe(const TpaGpuConfig& c) {
-  const TpaShape& s = c.shape;
-  return "H" + std::to_string(s.num_heads) + " D" + std::to_string(s.head_dim) +
-         " E" + std::to_string(s.value_dim) + " Rq" + std::to_string(s.q_rank) +
-         " R" + std::to_string(s.kv_rank) +
-         (c.element == TpaElement::kBFloat16 ? " bf16" : " fp16");
-}
-
 using Sequences = std::vector<std::unique_ptr<TpaSequence>>;
 
 inline std::vector<const TpaSequence*> Pointers(const Sequences& sequences) {
@@ -70,11 +62,8 @@ class TpaGpuTest : public GpuTest {
                                 const std::vector<int>& lengths) {
     Sequences sequences = Make(config, lengths);
     for (size_t i = 0; i < sequences.size(); i += 2) {
-      sequences[i]->Change(config, [&](int which, float x) {
-        return which == 1
-                   ? x * 100.0f * static_cast<float>(config.shape.kv_rank)
-                   : x;
-      });
+      sequences[i]->ScaleKeys(
+          config, 100.0f * static_cast<float>(config.shape.kv_rank));
     }
     return sequences;
   }

@@ -45,6 +45,14 @@ float FromBits(TpaElement element, uint16_t bits) {
                                           : Float16ToFloat(bits);
 }
 
+std::string Describe(const TpaGpuConfig& c) {
+  const TpaShape& s = c.shape;
+  return "H" + std::to_string(s.num_heads) + " D" + std::to_string(s.head_dim) +
+         " E" + std::to_string(s.value_dim) + " Rq" + std::to_string(s.q_rank) +
+         " R" + std::to_string(s.kv_rank) +
+         (c.element == TpaElement::kBFloat16 ? " bf16" : " fp16");
+}
+
 TpaSequence::TpaSequence(const TpaGpuConfig& config, int tokens, int q,
                          uint64_t seed)
     : length(tokens), queries(q) {
@@ -79,6 +87,11 @@ void TpaSequence::Ramp(const TpaGpuConfig& config, float from, float to) {
     b_k[i] = 0.1f * b_k[i] + (from + (to - from) * at) /
                                  std::sqrt(static_cast<float>(s.head_dim));
   }
+  Round(config.element, b_k);
+}
+
+void TpaSequence::ScaleKeys(const TpaGpuConfig& config, float by) {
+  for (float& x : b_k) x *= by;
   Round(config.element, b_k);
 }
 

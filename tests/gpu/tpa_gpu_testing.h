@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels/tpa/tpa_cuda.h"
@@ -25,6 +26,9 @@ struct TpaGpuConfig {
   LrpeType position = LrpeType::kRotate;
 };
 
+// For messages.
+std::string Describe(const TpaGpuConfig& config);
+
 // Queries and factors of one sequence, the latter already rounded to what the
 // cache holds.
 struct TpaSequence {
@@ -33,6 +37,8 @@ struct TpaSequence {
               uint64_t seed);
   // Scores from `from` to `to` over the tokens, about.
   void Ramp(const TpaGpuConfig& config, float from, float to);
+  // Scores become so many times as large.
+  void ScaleKeys(const TpaGpuConfig& config, float by);
   // Calls `change` with each factor of keys and values, and rounds the result:
   // 0 A_k, 1 B_k, 2 A_v, 3 B_v.
   void Change(const TpaGpuConfig& config,

@@ -35,14 +35,6 @@ const TpaShape kShapes[] = {
     {2, 252, 132, 5, 3},   {5, 20, 124, 2, 1},
 };
 
-std::string Describe(const TpaGpuConfig& c) {
-  const TpaShape& s = c.shape;
-  return "H" + std::to_string(s.num_heads) + " D" + std::to_string(s.head_dim) +
-         " E" + std::to_string(s.value_dim) + " Rq" + std::to_string(s.q_rank) +
-         " R" + std::to_string(s.kv_rank) +
-         (c.element == TpaElement::kBFloat16 ? " bf16" : " fp16");
-}
-
 std::vector<TpaPrefillForm> Forms(const TpaShape& s) {
   std::vector<TpaPrefillForm> forms = {TpaPrefillForm::kExpanded};
   if (s.kv_rank == 1 && std::max(s.head_dim, s.value_dim) <= 128) {
@@ -363,11 +355,7 @@ TEST_F(TpaPrefillGpuTest, ExtremeScoresAreFinite) {
         for (auto& s : sequences) {
           if (kind == 0) s->Ramp(config, -1e4f, 1e4f);
           if (kind == 1) s->Ramp(config, 1e4f, -1e4f);
-          if (kind == 2) {
-            s->Change(config, [](int which, float x) {
-              return which == 1 ? x * 3000.0f : x;
-            });
-          }
+          if (kind == 2) s->ScaleKeys(config, 3000.0f);
         }
         for (TpaPrefillForm form : Forms(shape)) {
           Prefill prefill(config, Whole(sequences), form);

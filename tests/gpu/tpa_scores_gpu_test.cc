@@ -54,9 +54,7 @@ TEST_F(TpaGpuTest, LargeRandomScores) {
     const TpaGpuConfig config = {shape};
     Sequences sequences = Make(config, {8191, 64, 900, 65});
     for (auto& s : sequences) {
-      s->Change(config, [&](int which, float x) {
-        return which == 1 ? x * 3000.0f * static_cast<float>(shape.kv_rank) : x;
-      });
+      s->ScaleKeys(config, 3000.0f * static_cast<float>(shape.kv_rank));
     }
     Check(config, sequences);
   }
