@@ -65,6 +65,8 @@ int64_t CudaBackend::SamplingBytes(const Options& options, int64_t vocab,
          CudaLogits::DeviceBytes(rows, RowCapacity(options), max_inputs, vocab);
 }
 
+int64_t CudaBackend::LinearBytes() { return CudaLinear::WholeBytes(); }
+
 int64_t CudaBackend::ActivationBytes(const Options& options, int64_t cols) {
   return RowCapacity(options) * cols * static_cast<int64_t>(sizeof(float));
 }
@@ -242,7 +244,9 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
   // The kernel for prompts rounds what it multiplies to bfloat16, which would
   // show in models of finer weights.
-  if (!states_.empty() && weight_dtype() == "bfloat16") linear_->UseChunks();
+  if (!states_.empty() && weight_dtype() == "bfloat16") {
+    RECURVE_RETURN_IF_ERROR(linear_->UseChunks());
+  }
 
   RECURVE_RETURN_IF_ERROR(
       step_.Allocate(StepBytes(options_, tpa_->step_bytes())));

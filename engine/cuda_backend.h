@@ -72,6 +72,8 @@ class CudaBackend : public Backend {
   // InvalidArgument, with the limit.
   static absl::StatusOr<int64_t> AttentionBytes(
       const Options& options, absl::Span<const TpaShape> shapes);
+  // Likewise, what layers of linear attention take besides their states.
+  static int64_t LinearBytes();
   // Likewise, what logits of so many tokens, and sampling, take; and what
   // activations of so many columns do.
   static int64_t SamplingBytes(const Options& options, int64_t vocab,

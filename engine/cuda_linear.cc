@@ -33,8 +33,20 @@ bool MakesFactors(const CudaLinear::Layer& layer) {
 
 }  // namespace
 
-void CudaLinear::UseChunks() {
-  if (device_.hopper) chunk_multiple_ = kLinearPrefillChunk;
+absl::Status CudaLinear::UseChunks() {
+  if (!device_.hopper) return absl::OkStatus();
+  chunk_multiple_ = kLinearPrefillChunk;
+  RECURVE_ASSIGN_OR_RETURN(
+      whole_workspace_,
+      CudaMemory::Allocate(CudaMemory::Kind::kDevice, WholeBytes(),
+                           "linear attention of whole prompts"));
+  return absl::OkStatus();
+}
+
+int64_t CudaLinear::WholeBytes() {
+  LinearNoncausalParams encoded = {};  // what takes most
+  encoded.position = LrpeType::kCosine;
+  return LinearNoncausalWorkspaceBytes(encoded);
 }
 
 void CudaLinear::BeginDecode(const Rows& rows) {
@@ -224,7 +236,7 @@ bool CudaLinear::FusesWhole(const Layer& layer) {
 
 absl::Status CudaLinear::PrefillWhole(const Layer& layer, const Launch& launch,
                                       const Stretch& stretch,
-                                      cudaStream_t stream) {
+                                      cudaStream_t stream) const {
   const LinearConfig& config = *layer.config;
   const bool encoded = layer.key_dim() <= kLinearNoncausalMaxDim;
   Factors factors;
@@ -251,13 +263,14 @@ absl::Status CudaLinear::PrefillWhole(const Layer& layer, const Launch& launch,
   params.scale = 1;
   params.states = layer.states;
   params.slot_stride = layer.slot_stride;
+  params.workspace = whole_workspace_.data();
   return CudaStatus(LaunchLinearNoncausal(params, stream),
                     "linear attention of whole prompts");
 }
 
 absl::Status CudaLinear::PrefillStretches(const Layer& layer,
                                           const Group& group,
-                                          cudaStream_t stream) {
+                                          cudaStream_t stream) const {
   for (const Stretch& stretch : group.stretches) {
     if (stretch.whole) {
       RECURVE_RETURN_IF_ERROR(

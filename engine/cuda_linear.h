@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "engine/backend.h"
+#include "engine/cuda_memory.h"
 #include "engine/cuda_step_buffer.h"
 #include "engine/step_runs.h"
 #include "kernels/tpa/tpa_cuda.h"
@@ -33,8 +34,10 @@ class CudaLinear {
   explicit CudaLinear(const TpaDevice& device) : device_(device) {}
 
   // Prompts are computed by chunks, whose factors are rounded to bfloat16, if
-  // the device can.
-  void UseChunks();
+  // the device can; for those of layers that look at them as a whole this
+  // allocates WholeBytes().
+  absl::Status UseChunks();
+  static int64_t WholeBytes();
   int64_t chunk_multiple() const { return chunk_multiple_; }
 
   // --- A step ---
@@ -109,13 +112,14 @@ class CudaLinear {
   // Rows [begin, end) of the step.
   static absl::Status Prefill(const Layer& layer, const Launch& launch,
                               int64_t begin, int64_t end, cudaStream_t stream);
-  static absl::Status PrefillStretches(const Layer& layer, const Group& group,
-                                       cudaStream_t stream);
-  static absl::Status PrefillWhole(const Layer& layer, const Launch& launch,
-                                   const Stretch& stretch, cudaStream_t stream);
+  absl::Status PrefillStretches(const Layer& layer, const Group& group,
+                                cudaStream_t stream) const;
+  absl::Status PrefillWhole(const Layer& layer, const Launch& launch,
+                            const Stretch& stretch, cudaStream_t stream) const;
 
   const TpaDevice device_;
   int64_t chunk_multiple_ = 1;
+  CudaMemory whole_workspace_;  // LinearNoncausalParams
 
   // Of the step in progress.
   bool decode_ = false;

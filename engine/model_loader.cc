@@ -264,13 +264,18 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
   GpuNeeds needs;
 #ifdef RECURVE_HAVE_CUDA
   std::vector<TpaShape> shapes;
+  bool linear = false;
   for (const LayerDefinition& layer : model.layers) {
-    if (const auto* tpa = std::get_if<TpaLayer>(&layer.mixer))
+    if (const auto* tpa = std::get_if<TpaLayer>(&layer.mixer)) {
       shapes.push_back(tpa->config.shape);
+    } else {
+      linear = true;
+    }
   }
   const CudaBackend::Options options = CudaOptions(placement, capacity, engine);
   RECURVE_ASSIGN_OR_RETURN(needs.attention,
                            CudaBackend::AttentionBytes(options, shapes));
+  if (linear || model.tpe) needs.attention += CudaBackend::LinearBytes();
   needs.sampling = CudaBackend::SamplingBytes(
       options, model.vocab_size,
       std::max(model.hidden_size, model.intermediate_size));

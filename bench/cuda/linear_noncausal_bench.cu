@@ -72,9 +72,13 @@ class LinearNoncausalBench {
     p.slot_stride = c.heads * 2 * kDim * kDim;
     p.states = static_cast<float*>(
         RandomMemory((c.batch + 1) * p.slot_stride * 4, false));
+    const int64_t workspace = LinearNoncausalWorkspaceBytes(p);
+    RECURVE_CUDA_OK(cudaMalloc(&p.workspace, workspace));
+    RECURVE_CUDA_OK(cudaMemset(p.workspace, 0, workspace));
   }
   ~LinearNoncausalBench() {
     for (void* memory : memory_) cudaFree(memory);
+    cudaFree(params_.workspace);
     for (const void* memory : {static_cast<const void*>(params_.query_start),
                                static_cast<const void*>(params_.slots),
                                static_cast<const void*>(params_.positions),

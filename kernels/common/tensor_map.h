@@ -9,8 +9,8 @@
 
 namespace recurve {
 
-// An array of three dimensions of 16-bit elements, the innermost first, and the
-// box of it that a copy brings: 64 elements, or 128 bytes, wide.
+// An array of three dimensions of elements of 16 bits, or of float32, the
+// innermost first, and the box of it that a copy brings: 128 bytes wide.
 struct TensorMapShape {
   CUtensorMapDataType type;
   int64_t sizes[3];
@@ -50,8 +50,9 @@ inline cudaError_t MakeTensorMap(const void* data, const TensorMapShape& shape,
     sizes[i] = static_cast<cuuint64_t>(shape.sizes[i]);
     box[i] = static_cast<cuuint32_t>(shape.box[i]);
   }
+  const int bytes = shape.type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
   for (int i = 0; i < 2; ++i)
-    strides[i] = static_cast<cuuint64_t>(2 * shape.strides[i]);
+    strides[i] = static_cast<cuuint64_t>(bytes * shape.strides[i]);
   const cuuint32_t steps[3] = {1, 1, 1};
   return encode(map, shape.type, 3, const_cast<void*>(data), sizes, strides,
                 box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -99,7 +99,8 @@ bool Valid(const LinearNoncausalParams& p) {
          (p.position == LrpeType::kNone ||
           (p.phase_steps != nullptr && p.positions != nullptr)) &&
          (p.states == nullptr ||
-          (p.slots != nullptr && p.slot_stride % 4 == 0));
+          (p.slots != nullptr && p.slot_stride % 4 == 0)) &&
+         (p.workspace != nullptr || !LinearNoncausalRingDoes(p));
 }
 
 Change ChangeOf(Activation activation, bool sequence_softmax) {
@@ -139,6 +140,10 @@ cudaError_t Launch(const LinearNoncausalParams& p, cudaStream_t stream) {
 }
 
 }  // namespace
+
+int64_t LinearNoncausalWorkspaceBytes(const LinearNoncausalParams& p) {
+  return LinearNoncausalRingDoes(p) ? LinearNoncausalRingWorkspaceBytes(p) : 0;
+}
 
 cudaError_t LaunchLinearNoncausal(const LinearNoncausalParams& p,
                                   cudaStream_t stream) {

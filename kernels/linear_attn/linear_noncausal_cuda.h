@@ -23,11 +23,9 @@ namespace recurve {
 // Every pointer is device memory and 16-byte aligned; nothing that changes from
 // step to step is a launch argument. q, k, v and g are bfloat16. Products are
 // of bfloat16 factors (q̃, k̃, v and S), sums are float32; outputs are rounded to
-// bfloat16, in whichever type they are written. With kCosine the sums over four
-// parts of a sequence may be rounded to bfloat16 before they are added up to S.
-// silu is computed to about 2⁻¹¹ of its argument. Softmax of q over its
-// features may be rounded before it is divided by its sum, which outputs then
-// are.
+// bfloat16, in whichever type they are written. silu is computed to about 2⁻¹¹
+// of its argument. Softmax of q over its features may be rounded before it is
+// divided by its sum, which outputs then are.
 //
 // A row's results depend on that row alone: bitwise the same in any batch.
 struct LinearNoncausalParams {
@@ -73,9 +71,18 @@ struct LinearNoncausalParams {
   // and is [H, Dk, E] with Dk = LrpeOutputDim(position, D). Null: not kept.
   float* states;
   int64_t slot_stride;  // in elements, a multiple of 4
+
+  // LinearNoncausalWorkspaceBytes, 128-byte aligned, all zeros when it was
+  // allocated. It serves one launch at a time, of any shape and kind for which
+  // it is large enough.
+  void* workspace;
 };
 
 inline constexpr int64_t kLinearNoncausalMaxDim = 128;
+
+// Of LinearNoncausalParams::workspace, for the kind of layer and the current
+// device; 0 if the kind needs none, or there is no device.
+int64_t LinearNoncausalWorkspaceBytes(const LinearNoncausalParams& params);
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a
 // missing pointer; cudaErrorNotSupported on a device of another compute

@@ -6,9 +6,11 @@
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/hopper_kernel.h"
+#include "kernels/common/tensor_map.h"
 #include "kernels/linear_attn/linear_boxes.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring.h"
 #include "kernels/linear_attn/linear_noncausal_ring_copy.cuh"
+#include "kernels/linear_attn/linear_noncausal_ring_deal.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_make.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_multiply.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_shared.cuh"
@@ -20,30 +22,23 @@ namespace {
 using linear_ring::Args;
 using linear_ring::Change;
 using linear_ring::Copier;
+using linear_ring::Dealer;
 using linear_ring::Form;
+using linear_ring::KeepRowTiles;
 using linear_ring::kGroup;
 using linear_ring::kMakers;
 using linear_ring::kMultipliers;
-using linear_ring::kParts;
+using linear_ring::kRowsKept;
 using linear_ring::kTokens;
+using linear_ring::Launches;
 using linear_ring::Layout;
 using linear_ring::Maker;
 using linear_ring::Multiplier;
 using linear_ring::Plan;
 using linear_ring::Storer;
-using linear_ring::WriteZeros;
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
-
-// Nobody is sent to who has gone: what was sent has been waited for, but for
-// what Storer says of the last state. Once for each role: code that they shared
-// after their own would get one number of registers for all.
-[[maybe_unused]] __device__ __forceinline__ void Leave() { cluster::Meet(); }
-[[maybe_unused]] __device__ __forceinline__ void LeaveAfterSending() {
-  __syncwarp();
-  cluster::ClusterBarrier();
-}
 
 // Of each thread, where there are some who make: two warps that multiply, one
 // that makes and one of the others have a quarter of the multiprocessor's
@@ -56,10 +51,15 @@ static_assert(32 * (2 * kMultiplierRegisters + kMakerRegisters +
                   65536 / 4,
               "");
 
-// Grid: as many clusters of kParts blocks as there is room for; they
-// take the heads of the rows in turn. A block makes S of its part of the
-// tokens; the parts are added up while it makes outputs, of its part of the
-// head before; then come the outputs of this head.
+// Asks for what the copy engine has to know first.
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+#endif
+}
+
+// Grid: a block for each multiprocessor, all at a time, as they wait for each
+// other. NoncausalDeal says what each has to do.
 template <Form kForm>
 __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
     linear_noncausal_ring_kernel(const __grid_constant__ Args args) {
@@ -70,46 +70,50 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
   const Layout<kForm> layout(SharedAddress(shared));
   if (SharedAddress(shared) % 1024 != 0) __trap();
   if (threadIdx.x == 0) layout.InitBarriers();
+  if (threadIdx.x == P::kThreads - 1) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(layout.LaunchesBefore()),
+                 "r"(args.launches->ended)
+                 : "memory");
+  }
+  // After the tiles' places; see Layout.
+  uint32_t* const row_tiles = reinterpret_cast<uint32_t*>(
+      shared + (layout.RowTiles() - SharedAddress(shared)));
+  KeepRowTiles(args, row_tiles);
   __syncthreads();
-  cluster::Meet();  // everybody's barriers are ready
 
   if (threadIdx.x < kMultipliers) {
     if constexpr (P::kMakes) ClaimRegisters<kMultiplierRegisters>();
     Multiplier<kForm> multiplier(args, layout);
     multiplier.Run();
-    Leave();
   } else if (P::kMakes && threadIdx.x < kMultipliers + kMakers) {
     if constexpr (P::kMakes) {
       ReleaseRegisters<kMakerRegisters>();
       Maker<kForm> maker(args, layout);
       maker.Run();
-      Leave();
     }
   } else {
-    if constexpr (P::kMakes) ReleaseRegisters<kOtherRegisters>();
     const int thread = static_cast<int>(threadIdx.x) - (P::kThreads - kGroup);
+    if (thread == 0) {
+      PrefetchMap(args.k);
+      PrefetchMap(args.v);
+      PrefetchMap(args.q);
+    }
+    // While there are registers, and nobody has anything else to do.
+    Dealer<kForm> dealer(args, layout, row_tiles, row_tiles + kRowsKept);
+    if (thread / 32 == 2) dealer.TellFirst();
+    __syncwarp();
+    if constexpr (P::kMakes) ReleaseRegisters<kOtherRegisters>();
     if (thread < 32) {
-      Copier<kForm> copier{args, layout};
-      copier.template Run<true, !P::kCopiesApart>();
-      Leave();
+      Copier<kForm, true> copier{args, layout};
+      copier.Run();
     } else if (thread < 64) {
       Storer<kForm> storer{args, layout};
       storer.Run();
-      LeaveAfterSending();
-    } else if (P::kCopiesApart && thread < 96) {
-      Copier<kForm> copier{args, layout};
-      copier.template Run<false, true>();
-      Leave();
+    } else if (thread < 96) {
+      dealer.Run();
     } else {
-      constexpr int kFirst = P::kCopiesApart ? 96 : 64;
-      if (args.p.out_type == ElementType::kFloat32) {
-        WriteZeros(args, static_cast<float*>(args.p.out), thread - kFirst,
-                   kGroup - kFirst);
-      } else {
-        WriteZeros(args, static_cast<__nv_bfloat16*>(args.p.out),
-                   thread - kFirst, kGroup - kFirst);
-      }
-      Leave();
+      Copier<kForm, false> copier{args, layout};
+      copier.Run();
     }
   }
 #else
@@ -133,26 +137,30 @@ Change ChangeOf(Activation activation) {
   }
 }
 
-// How many clusters of the kernel, as `config` launches it, the current device
-// holds at a time. A form's `config` is always the same but for the stream, so
-// the driver is asked once a device.
-template <Form kForm>
-cudaError_t MaxClusters(const cudaLaunchConfig_t& config, int* clusters) {
+// How many blocks the current device holds at a time: one on each
+// multiprocessor.
+cudaError_t Blocks(int* blocks) {
   static std::atomic<int> known[kMaxDevices] = {};  // 0: not yet
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) {
     return error;
   }
   const bool kept = device < kMaxDevices;
-  *clusters = kept ? known[device].load(std::memory_order_relaxed) : 0;
-  if (*clusters > 0) return cudaSuccess;
-  const cudaError_t error = cudaOccupancyMaxActiveClusters(
-      clusters, linear_noncausal_ring_kernel<kForm>, &config);
+  *blocks = kept ? known[device].load(std::memory_order_relaxed) : 0;
+  if (*blocks > 0) return cudaSuccess;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(blocks, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
-  if (*clusters < 1) return cudaErrorNotSupported;
+  *blocks = std::min(*blocks, linear_ring::kMaxBlocks);
   // Threads that ask at the same time are told the same.
-  if (kept) known[device].store(*clusters, std::memory_order_relaxed);
+  if (kept) known[device].store(*blocks, std::memory_order_relaxed);
   return cudaSuccess;
+}
+int64_t Places(int blocks) { return int64_t{kNoncausalPlaces} * blocks; }
+// The parts of the workspace: each begins at a multiple of 128 bytes.
+constexpr int64_t kLaunchesBytes = 128;
+int64_t PlaceLaunchesBytes(int blocks) {
+  return (4 * Places(blocks) + 127) / 128 * 128;
 }
 
 template <Form kForm>
@@ -176,29 +184,40 @@ cudaError_t Launch(const LinearNoncausalParams& p, cudaStream_t stream) {
     error = linear_boxes::MakeMap(p.out, p.value_dim, p.num_heads, p.out_stride,
                                   kTokens, &args.out);
   }
+  if (p.states != nullptr && error == cudaSuccess) {
+    const int64_t rows = p.num_heads * Plan<kForm>::kEncodings * p.head_dim;
+    error = MakeTensorMap(
+        p.states,
+        {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+         {p.value_dim, rows, int64_t{1} << 31},
+         {p.value_dim, p.slot_stride},
+         {linear_ring::kStateColumns, static_cast<int>(p.head_dim), 1}},
+        &args.state);
+  }
   if (error != cudaSuccess) return error;
   args.heads = static_cast<int>(p.num_heads);
   args.head_dim = static_cast<int>(p.head_dim);
   args.value_dim = static_cast<int>(p.value_dim);
   args.q_change = ChangeOf(p.q_activation);
   args.k_change = ChangeOf(p.k_activation);
+  int blocks = 0;
+  error = Blocks(&blocks);
+  if (error != cudaSuccess) return error;
+  char* const workspace = static_cast<char*>(p.workspace);
+  args.launches = reinterpret_cast<Launches*>(workspace);
+  args.place_launches = reinterpret_cast<uint32_t*>(workspace + kLaunchesBytes);
+  args.factors = reinterpret_cast<uint4*>(workspace + kLaunchesBytes +
+                                          PlaceLaunchesBytes(blocks));
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(kParts);
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(Plan<kForm>::kThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = kParts;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  config.attrs = &cluster;
+  cudaLaunchAttribute together = {};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  config.attrs = &together;
   config.numAttrs = 1;
-  int clusters = 0;
-  error = MaxClusters<kForm>(config, &clusters);
-  if (error != cudaSuccess) return error;
-  const int64_t items = p.max_rows * p.num_heads;
-  config.gridDim =
-      dim3(kParts * static_cast<unsigned>(std::min<int64_t>(items, clusters)));
   return cudaLaunchKernelEx(&config, kernel, args);
 }
 
@@ -207,6 +226,15 @@ cudaError_t Launch(const LinearNoncausalParams& p, cudaStream_t stream) {
 bool LinearNoncausalRingDoes(const LinearNoncausalParams& p) {
   return p.position != LrpeType::kRotate && !p.q_sequence_softmax &&
          !p.k_sequence_softmax;
+}
+
+int64_t LinearNoncausalRingWorkspaceBytes(const LinearNoncausalParams& p) {
+  int blocks = 0;
+  if (Blocks(&blocks) != cudaSuccess) return 0;
+  const int64_t factor = p.position == LrpeType::kCosine
+                             ? Plan<Form::kCosine>::kFactorBytes
+                             : Plan<Form::kPlain>::kFactorBytes;
+  return kLaunchesBytes + PlaceLaunchesBytes(blocks) + Places(blocks) * factor;
 }
 
 cudaError_t LaunchLinearNoncausalRing(const LinearNoncausalParams& p,

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
 
 namespace recurve {
@@ -11,6 +13,9 @@ namespace recurve {
 // encoding or cosine, and no softmax over the sequence. It depends on the kind
 // of a layer alone, never on the batch.
 bool LinearNoncausalRingDoes(const LinearNoncausalParams& params);
+
+// LinearNoncausalWorkspaceBytes for what LinearNoncausalRingDoes.
+int64_t LinearNoncausalRingWorkspaceBytes(const LinearNoncausalParams& params);
 
 // LaunchLinearNoncausal for what LinearNoncausalRingDoes, after its checks; the
 // same errors.

@@ -15,101 +15,67 @@ namespace linear_ring {
 
 using linear_boxes::CopyBox;
 
-// It runs ahead as far as there is room in the rings. Whole tiles come by the
-// tensor copy engine. A last one that is not whole the warp fills by itself:
-// what is no token of the row must be zeros, and may not be memory at all.
-template <Form kForm>
+// k and q, or v and g: one warp for each ring. It runs ahead as far as there is
+// room. Whole tiles come by the tensor copy engine. A last one that is not
+// whole the warp fills by itself: what is no token of the row must be zeros,
+// and may not be memory at all.
+template <Form kForm, bool kKeys>
 struct Copier {
   using P = Plan<kForm>;
 
-  // One warp for both rings, or one for k and q, which finds the items and
-  // tells all others of them, and one for v and g. k and v of an item, then q
-  // and g of the one before. Items are read back, as registers are few.
-  template <bool kKeys, bool kValues>
+  // Items are read back, as registers are few.
   __device__ __forceinline__ void Run() {
-    Items items(args);
+    bool summed = false;  // whether the item before was
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {
-      if constexpr (kKeys) {
-        Tell(round, items.TakeWork());
-      } else {
-        BarrierWait(layout.ItemFull(round % kItemPlaces),
-                    round / kItemPlaces & 1);
-      }
-      // A loop, so that both have one code.
-#pragma unroll 1
-      for (uint32_t ago = 0; ago <= min(round, 1u); ++ago) {
-        Bring<kKeys, kValues>(round - ago, ago == 0);
-      }
-      if (!kKeys && round > 0) {
-        WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
-      }
-      if (!Told(layout, round).Works()) break;
-    }
-  }
-  template <bool kKeys, bool kValues>
-  __device__ __forceinline__ void Bring(uint32_t round, bool first) {
-    const LinearNoncausalParams& p = args.p;
-    const int tiles = Told(layout, round).PartTiles();
-#pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
+      BarrierWait(layout.ItemFull(round % kItemPlaces),
+                  round / kItemPlaces & 1);
       const Item item = Told(layout, round);
-      if constexpr (kKeys) {
-        Fetch(item, t, first ? p.k : p.q, first ? args.k : args.q,
-              args.head_dim, layout.Key(key.index), layout.KeyFull(key.index),
-              layout.KeyFree(key.index), key.phase);
-        key.Next(P::kKeyStages);
-      }
-      if constexpr (kValues) {
-        Fetch(item, t, first ? p.v : p.g, first ? args.v : args.g,
-              args.value_dim, layout.Value(value.index),
-              layout.ValueFull(value.index), layout.ValueFree(value.index),
-              value.phase);
-        value.Next(P::kValueStages);
-      }
+      if (!item.Works()) break;
+      const int end = item.end;
+      if (!kKeys && summed && args.p.states != nullptr) MakeRoom();
+      summed = round % 2 == 0 && item.Tiles() > 0;
+#pragma unroll 1
+      for (int tile = item.begin; tile < end; ++tile) Fetch(round, tile);
+      WarpArrive(layout.ItemFree(round % kItemPlaces));
     }
   }
-
-  // All read it in the order of rounds; nothing is over what somebody still
-  // looks at.
-  __device__ __forceinline__ void Tell(uint32_t round, const Item& item) {
-    const int place = round % kItemPlaces;
-    BarrierWait(layout.ItemFree(place), (round / kItemPlaces & 1) ^ 1);
-    if (threadIdx.x % 32 == 0) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
-                       layout.ItemWords(place)),
-                   "r"(item.slot), "r"(item.head), "r"(item.first_token),
-                   "r"(item.count)
-                   : "memory");
-      asm volatile(
-          "st.shared.b64 [%0], %1;" ::"r"(layout.ItemWords(place) + 16),
-          "l"(item.position)
-          : "memory");
+  // For the state.
+  __device__ __forceinline__ void MakeRoom() {
+    const int pieces = P::kEncodings * StatePieces(args);
+#pragma unroll 1
+    for (int i = 0; i < pieces; ++i) {
+      BarrierWait(Free(), at.phase ^ 1);
+      WarpArrive(Full());
+      at.Next(kStages);
     }
-    WarpArrive(layout.ItemFull(place));
   }
-
-  __device__ __forceinline__ void Fetch(const Item& item, int tile,
-                                        const void* x, const CUtensorMap& map,
-                                        int dim, uint32_t to, uint32_t full,
-                                        uint32_t free, uint32_t phase) const {
-    BarrierWait(free, phase ^ 1);
+  __device__ __forceinline__ void Fetch(uint32_t round, int tile) {
+    const LinearNoncausalParams& p = args.p;
+    const bool sum = round % 2 == 0;
+    const void* const x = kKeys ? (sum ? p.k : p.q) : (sum ? p.v : p.g);
+    const CUtensorMap& map =
+        kKeys ? (sum ? args.k : args.q) : (sum ? args.v : args.g);
+    const uint32_t to = kKeys ? layout.Key(at.index) : layout.Value(at.index);
+    BarrierWait(Free(), at.phase ^ 1);
+    const Item item = Told(layout, round);
     const int left = item.Left(tile);
     if (x == nullptr) {  // nothing but room for outputs
-      WarpArrive(full);
+      WarpArrive(Full());
     } else if (left >= kTokens) {
       if (threadIdx.x % 32 == 0) {
-        BarrierExpect(full, kRawBytes);
+        BarrierExpect(Full(), kRawBytes);
         const int token = item.Token(tile);
-        CopyBox(to, map, 0, item.head, token, full, 1);
-        CopyBox(to + kTileBytes, map, 64, item.head, token, full, 1);
+        CopyBox(to, map, 0, item.head, token, Full(), 1);
+        CopyBox(to + kTileBytes, map, 64, item.head, token, Full(), 1);
       } else if (threadIdx.x % 32 < kArrivingLanes) {
-        BarrierArrive(full);
+        BarrierArrive(Full());
       }
     } else {
-      Fill(item, tile, left, x, dim, to);
-      WarpArrive(full);
+      Fill(item, tile, left, x, kKeys ? args.head_dim : args.value_dim, to);
+      WarpArrive(Full());
     }
+    at.Next(kStages);
   }
   __device__ __forceinline__ void Fill(const Item& item, int tile, int left,
                                        const void* x, int dim,
@@ -131,10 +97,17 @@ struct Copier {
     BulkCopyFence();  // wgmma reads what this thread wrote
   }
 
+  static constexpr int kStages = kKeys ? P::kKeyStages : P::kValueStages;
+  __device__ __forceinline__ uint32_t Full() const {
+    return kKeys ? layout.KeyFull(at.index) : layout.ValueFull(at.index);
+  }
+  __device__ __forceinline__ uint32_t Free() const {
+    return kKeys ? layout.KeyFree(at.index) : layout.ValueFree(at.index);
+  }
+
   const Args& args;
   const Layout<kForm>& layout;
-  Place key;
-  Place value;
+  Place at;
 };
 
 }  // namespace linear_ring

@@ -60,16 +60,19 @@ struct Maker {
   static __device__ __forceinline__ int Row() { return Thread() / 16; }
 
   __device__ __forceinline__ void Run() {
+    // While nobody knows yet what there is to do.
+    if (kCosine && args.p.phase_head_stride == 0) UseTurnsOf(0);
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {
       BarrierWait(layout.ItemFull(round % kItemPlaces),
                   round / kItemPlaces & 1);
-      MakeAll<false>(round, args.k_change);
-      if (round > 0) {
-        MakeAll<true>(round - 1, args.q_change);
-        WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
-      }
       if (!Told(layout, round).Works()) break;
+      if (round % 2 == 0) {
+        MakeAll<false>(round, args.k_change);
+      } else {
+        MakeAll<true>(round, args.q_change);
+      }
+      WarpArrive(layout.ItemFree(round % kItemPlaces));
     }
   }
   template <bool kQueries>
@@ -89,14 +92,17 @@ struct Maker {
   template <Change kChange, bool kQueries>
   __device__ __forceinline__ void MakeAllOf(uint32_t round) {
     const Item item = Told(layout, round);
-    if (!item.Works()) return;
-    if (kCosine) UseTurnsOf(item.head);
-    const int tiles = item.PartTiles();
+    int tile = item.begin;
+    const int end = item.end;
+    if (tile == end) return;
+    if (kCosine) {
+      UseTurnsOf(item.head);
+      CatchUp(round, tile);
+    }
 #pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
-      if (kCosine && t % kFreshTiles == 0) {
-        BeginWaves(ToldPosition(layout, round) +
-                   (Told(layout, round).FirstTile() + t) * kTokens + Row());
+    for (; tile < end; ++tile) {
+      if (kCosine && tile % kFreshTiles == 0) {
+        BeginWaves(ToldPosition(layout, round) + tile * kTokens + Row());
       }
       BarrierWait(layout.KeyFull(key.index), key.phase);
       Make<kChange, kQueries>(layout.Key(key.index) + at,
@@ -157,6 +163,18 @@ struct Maker {
             static_cast<uint32_t>(turn[i] * (first - kRows) >> 32),
             &cos[1][j + i], &sin[1][j + i]);
       }
+    }
+  }
+  // Where tiles begin between two that waves are begun anew at: to what they
+  // are had they gone on from there, so that no bit depends on it.
+  __device__ __forceinline__ void CatchUp(uint32_t round, int tile) {
+    int behind = tile % kFreshTiles;
+    if (behind == 0) return;
+    BeginWaves(ToldPosition(layout, round) + (tile - behind) * kTokens + Row());
+#pragma unroll 1
+    for (; behind > 0; --behind) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) TurnWaves(pass);
     }
   }
   // From those of a pass, and the one before it, to the next, in its place.

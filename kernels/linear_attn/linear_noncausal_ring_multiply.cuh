@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "kernels/common/cluster.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_make.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_shared.cuh"
 
@@ -26,8 +25,8 @@ __device__ __forceinline__ void StoreFourTransposed(uint32_t address,
 }
 
 // A group has 64 columns. Sᵀ, these columns by all features, is an accumulator
-// and, once added up and rounded, the left factor of oᵀ = Sᵀ q̃ᵀ, without
-// leaving its registers but for the sum.
+// and, once complete and rounded, the left factor of oᵀ = Sᵀ q̃ᵀ, without
+// leaving its registers but where blocks hand it on.
 template <Form kForm>
 struct Multiplier {
   using P = Plan<kForm>;
@@ -36,57 +35,57 @@ struct Multiplier {
   __device__ __forceinline__ Multiplier(const Args& a, const Layout<kForm>& l)
       : args(a),
         layout(l),
-        rank(cluster::ClusterRank()),
         group(Uniform(threadIdx.x / kGroup)),
         warp(Uniform(threadIdx.x % kGroup / 32)) {}
 
-  // The parts of an item's S are on their way while outputs of the item before
-  // are made, and its sums while S of the item after is.
   __device__ __forceinline__ void Run() {
-    uint32_t mine[P::kSumPieces][4] = {};
-    int before = 0;
-    int next = AskNext(0);
 #pragma unroll 1
-    for (;; ++round) {
-      const bool ends = next < 0;
-      uint32_t own[P::kPartPieces][4] = {};
-      {
-        float state[P::kEncodings][64] = {};
-        const int tiles = TilesOf(next);
-#pragma unroll 1
-        for (int t = 0; t < tiles; ++t) AddTile(state);
-        if (round > 0) BarrierWait(layout.SumsFull(), ~round & 1);
-        if (!ends) SendParts(state, own);
+    for (;;) {
+      WaitForItem();
+      if (!Told(layout, round).Works()) break;
+      uint32_t factor[kSteps][4];
+      MakeFactor(factor);
+      if (P::kMakes && args.q_change == Change::kSoftmax) {
+        OutputsOf<P::kMakes>(factor);
+      } else {
+        OutputsOf<false>(factor);
       }
-      if (round > 0) {
-        uint32_t factor[kSteps][4];
-        TakeSums(mine, factor);
-        if (!ends) LetSend();
-        if (P::kMakes && args.q_change == Change::kSoftmax) {
-          OutputsOf<P::kMakes>(before, factor);
-        } else {
-          OutputsOf<false>(before, factor);
-        }
-        WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
-      }
-      if (ends) break;
-      before = next;
-      next = AddUp(own, mine);
+      EndItem();
     }
+    End();
   }
-  // How many tiles item `which` has here, twice, and one more if the last is
-  // not whole; -1 if there is no such item.
-  __device__ __forceinline__ int AskNext(uint32_t which) const {
-    BarrierWait(layout.ItemFull(which % kItemPlaces), which / kItemPlaces & 1);
-    const Item item = Told(layout, which);
-    if (!item.Works()) return -1;
-    const int tiles = item.PartTiles();
-    int answer = 2 * tiles + (item.Left(0) < tiles * kTokens ? 1 : 0);
-    asm volatile("" : "+r"(answer));  // now, not behind what is sent next
-    return answer;
+  __device__ __forceinline__ void WaitForItem() const {
+    BarrierWait(layout.ItemFull(round % kItemPlaces), round / kItemPlaces & 1);
   }
-  static __device__ __forceinline__ int TilesOf(int asked) {
-    return asked < 0 ? 0 : asked / 2;
+  __device__ __forceinline__ void EndItem() {
+    WarpArrive(layout.ItemFree(round % kItemPlaces));
+    ++round;
+  }
+  // The sum of this item, and S as a factor for the outputs of the next, also
+  // where there are none: around a branch the compiler would not keep both in
+  // registers.
+  __device__ __forceinline__ void MakeFactor(uint32_t (&factor)[kSteps][4]) {
+    float state[P::kEncodings][64] = {};
+    const int tiles = Told(layout, round).Tiles();
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) AddTile(state);
+    EndItem();
+    WaitForItem();
+    if (tiles > 0 && args.p.states != nullptr) {
+      LeaveState(state);
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* const x = &state[i / 8][i % 8 * 8 + 2 * j];
+        factor[i][j] = Bf16::Pack(x[0] * args.p.scale, x[1] * args.p.scale);
+      }
+    }
+    int load, store;
+    ToldPlaces(layout, round, &load, &store);
+    if (store >= 0) Store(store, factor);
+    if (load >= 0) Load(load, factor);
   }
 
   // Registers are short where there are some who make.
@@ -150,264 +149,140 @@ struct Multiplier {
     ReleaseFactor();
   }
 
-  // ---- the sum of the parts: each block adds up a quarter of the features, in
-  // the order of the blocks from its own on. What a thread sends goes to the
-  // same thread of another block. ----
+  // ---- S that goes from block to block: what a thread leaves the same thread
+  // of another block takes ----
 
-  // Where block `to` has what block `from` sends this thread, `boxes` being the
-  // thread's in the first of them.
-  template <int kPieces>
-  static __device__ __forceinline__ uint32_t Mailbox(uint32_t boxes, int from,
-                                                     int to) {
-    const int place = from < to ? from : from - 1;
-    return boxes + place * (kPieces * P::kPieceBytes);
+  __device__ __forceinline__ uint4* FactorIn(int place) const {
+    return args.factors + place * int64_t{P::kFactorBytes / 16} +
+           (4 * group + warp) * (32 * kSteps) + Lane();
   }
-  // What block `part` adds up.
-  static __device__ __forceinline__ const float* Part(
-      const float (&state)[P::kEncodings][64], int part) {
-    const int first = 4 * P::kShare * part;
-    return &state[first / 64][first % 64];
-  }
-  // Word `j` of piece `i` of a part, as it is sent.
-  static __device__ __forceinline__ uint32_t Piece(const float* x, int i,
-                                                   int j) {
-    if constexpr (P::kRoundParts) {
-      return Bf16::Pack(x[8 * i + 2 * j], x[8 * i + 2 * j + 1]);
-    } else {
-      return __float_as_uint(x[4 * i + j]);
-    }
-  }
-  static __device__ __forceinline__ void Send(uint32_t to, uint32_t barrier,
-                                              uint32_t a, uint32_t b,
-                                              uint32_t c, uint32_t d) {
-    cluster::SendFour(to, barrier, __uint_as_float(a), __uint_as_float(b),
-                      __uint_as_float(c), __uint_as_float(d));
-  }
-  // There is room once every block has sent the sums of the item before, after
-  // it had read the parts, and written the state if it took their place. By
-  // rank, so that a part's registers are free once it has been sent. This
-  // block's own part waits in registers, rounded like others.
-  __device__ __forceinline__ void SendParts(
-      const float (&state)[P::kEncodings][64],
-      uint32_t (&own)[P::kPartPieces][4]) {
-    if (P::kStagesState && round > 0 && args.p.states != nullptr) {
-      BarrierWait(layout.PartsFree(), ~round & 1);
-    }
-    if (threadIdx.x == 0) BarrierExpect(layout.PartsFull(), P::kPartBytes);
-    switch (rank) {
-      case 0:
-        SendPartsOf<0>(state, own);
-        break;
-      case 1:
-        SendPartsOf<1>(state, own);
-        break;
-      case 2:
-        SendPartsOf<2>(state, own);
-        break;
-      default:
-        SendPartsOf<3>(state, own);
-    }
-    WgmmaPin(own);
-  }
-  template <int kRank>
-  __device__ __forceinline__ void SendPartsOf(
-      const float (&state)[P::kEncodings][64],
-      uint32_t (&own)[P::kPartPieces][4]) const {
+  // The warp that stores says when it is there, for which it has to wait: where
+  // memory is busy with what is read, that takes ten thousands of cycles.
+  __device__ __forceinline__ void Store(
+      int place, const uint32_t (&factor)[kSteps][4]) const {
+    uint4* const to = FactorIn(place);
 #pragma unroll
-    for (int i = 0; i < P::kPartPieces; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) own[i][j] = Piece(Part(state, kRank), i, j);
+    for (int i = 0; i < kSteps; ++i) {
+      asm volatile(
+          "st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 32 * i),
+          "r"(factor[i][0]), "r"(factor[i][1]), "r"(factor[i][2]),
+          "r"(factor[i][3])
+          : "memory");
     }
-    const uint32_t boxes = layout.parts + Thread() * 16;
-#pragma unroll
-    for (int n = 1; n < kParts; ++n) {
-      const int part = (kRank + n) % kParts;
-      const uint32_t to =
-          cluster::InBlock(Mailbox<P::kPartPieces>(boxes, kRank, part), part);
-      const uint32_t barrier = cluster::InBlock(layout.PartsFull(), part);
-#pragma unroll
-      for (int i = 0; i < P::kPartPieces; ++i) {
-        Send(to + i * P::kPieceBytes, barrier, Piece(Part(state, part), i, 0),
-             Piece(Part(state, part), i, 1), Piece(Part(state, part), i, 2),
-             Piece(Part(state, part), i, 3));
-      }
-    }
+    WarpArrive(layout.FactorLeft());
   }
-  // Every block may send this one the sums of the next item: this warp has read
-  // those of the one before it. (The loads were issued before the arrival,
-  // whose way there and back with new sums is much longer than theirs.)
-  __device__ __forceinline__ void LetSend() const {
+  // Waits until it is there.
+  __device__ __forceinline__ void Load(int place,
+                                       uint32_t (&factor)[kSteps][4]) const {
+    const uint32_t launch = ThisLaunch(layout);
+    uint32_t seen;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                   : "=r"(seen)
+                   : "l"(args.place_launches + place)
+                   : "memory");
+    } while (seen != launch);
     __syncwarp();
-    for (int i = Lane(); i < kParts * kArrivingLanes; i += 32) {
-      cluster::ArriveInCluster(cluster::InBlock(layout.SumsFree(), i % kParts));
+    const uint4* const from = FactorIn(place);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      // Not from the first-level cache, where another launch's may be.
+      asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(factor[i][0]), "=r"(factor[i][1]), "=r"(factor[i][2]),
+                     "=r"(factor[i][3])
+                   : "l"(from + 32 * i)
+                   : "memory");
     }
   }
-  static __device__ __forceinline__ void AddPiece(const uint32_t (&x)[4], int i,
-                                                  float (&sum)[4 * P::kShare]) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if constexpr (P::kRoundParts) {
-        sum[8 * i + 2 * j] += Bf16::Low(x[j]);
-        sum[8 * i + 2 * j + 1] += Bf16::High(x[j]);
-      } else {
-        sum[4 * i + j] += __uint_as_float(x[j]);
-      }
-    }
+  // The last warp of all blocks to end ends the launch.
+  __device__ __forceinline__ void End() const {
+    if (Lane() != 0) return;
+    const uint32_t warps = gridDim.x * kMultiplierWarps;
+    if (atomicAdd(&args.launches->warps, 1) + 1 < warps) return;
+    args.launches->warps = 0;
+    ++args.launches->ended;
   }
-  // The state gets the sums, and everybody their rounded values. What AskNext
-  // says of the next item: its answer would be late behind all that is sent.
-  __device__ __forceinline__ int AddUp(const uint32_t (&own)[P::kPartPieces][4],
-                                       uint32_t (&mine)[P::kSumPieces][4]) {
-    float sum[4 * P::kShare] = {};
-#pragma unroll
-    for (int i = 0; i < P::kPartPieces; ++i) AddPiece(own[i], i, sum);
-    BarrierWait(layout.PartsFull(), round & 1);
-    const uint32_t offset = Thread() * 16;
-#pragma unroll
-    for (int n = 1; n < kParts; ++n) {
-      const uint32_t from = Mailbox<P::kPartPieces>(layout.parts + offset,
-                                                    (rank + n) % kParts, rank);
-#pragma unroll
-      for (int i = 0; i < P::kPartPieces; ++i) {
-        uint32_t x[4];
-        ReadFour(from + i * P::kPieceBytes, x);
-        AddPiece(x, i, sum);
-      }
-    }
-    if (P::kStagesState && args.p.states != nullptr) LeaveState(sum);
-    const int next = AskNext(round + 1);
-    // In front of what is sent, which these would wait behind.
-    if (!P::kStagesState) Keep(sum, StateOfThread());
-#pragma unroll
-    for (int i = 0; i < 4 * P::kSumPieces; ++i) {
-      mine[i / 4][i % 4] =
-          Bf16::Pack(sum[2 * i] * args.p.scale, sum[2 * i + 1] * args.p.scale);
-    }
-    if (round > 0) BarrierWait(layout.SumsFree(), ~round & 1);
-    if (threadIdx.x == 0) BarrierExpect(layout.SumsFull(), P::kSumBytes);
-#pragma unroll
-    for (int n = 1; n < kParts; ++n) {
-      const int other = (rank + n) % kParts;
-      const uint32_t to = cluster::InBlock(
-          Mailbox<P::kSumPieces>(layout.sums + offset, rank, other), other);
-      const uint32_t barrier = cluster::InBlock(layout.SumsFull(), other);
-#pragma unroll
-      for (int i = 0; i < P::kSumPieces; ++i) {
-        Send(to + i * P::kPieceBytes, barrier, mine[i][0], mine[i][1],
-             mine[i][2], mine[i][3]);
-      }
-    }
-    return next;
-  }
-  // Everybody's sums as a factor.
-  __device__ __forceinline__ void TakeSums(
-      const uint32_t (&mine)[P::kSumPieces][4],
-      uint32_t (&factor)[kSteps][4]) const {
-    const uint32_t boxes = layout.sums + Thread() * 16;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int i = 0; i < P::kSumPieces; ++i) {
-        uint32_t x[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] = mine[i][j];
-        if (part != rank) {
-          ReadFour(
-              Mailbox<P::kSumPieces>(boxes, part, rank) + i * P::kPieceBytes,
-              x);
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) factor[P::kSumPieces * part + i][j] = x[j];
-      }
-    }
-  }
-  // The first of the thread's numbers in the state; null if it has none.
-  __device__ __forceinline__ float* StateOfThread() const {
-    const LinearNoncausalParams& p = args.p;
-    const int lane = Lane();
-    const int column = 64 * group + 16 * warp;
-    if (p.states == nullptr || column >= args.value_dim) return nullptr;
-    const Item item = Told(layout, round);
-    return p.states + int64_t{item.slot} * p.slot_stride +
-           (int64_t{item.head} * args.head_dim + rank * P::kOwnFeatures +
-            lane % 4 * 2) *
-               args.value_dim +
-           column + lane / 4;
-  }
-  __device__ __forceinline__ void Keep(const float (&sum)[4 * P::kShare],
-                                       float* row) const {
-    if (row == nullptr) return;
-    // Whole eights of features and of columns exist, or none of them.
-    const int64_t columns = args.value_dim;
-    const bool both = 64 * group + 16 * warp + 8 < columns;
-#pragma unroll
-    for (int n = 0; n < P::kShare; ++n) {
-      if (rank * P::kOwnFeatures + 8 * n >= args.head_dim) break;
-      row[0] = sum[4 * n];
-      row[columns] = sum[4 * n + 1];
-      if (both) {
-        row[8] = sum[4 * n + 2];
-        row[columns + 8] = sum[4 * n + 3];
-      }
-      row += 8 * columns;
-    }
-  }
-  // Sums for the warp that writes the state, where the parts were.
+
+  // S for the warp that writes it as the row's state. All warps wait for, and
+  // give away, all pieces; two write to each.
   __device__ __forceinline__ void LeaveState(
-      const float (&sum)[4 * P::kShare]) const {
-    NamedBarrier(4, kMultipliers);  // all have read their parts
-    const uint32_t lane = Lane();
-    const uint32_t to =
-        layout.State(lane % 4 * 2) + (64 * group + 16 * warp + lane / 4) * 4;
+      const float (&state)[P::kEncodings][64]) {
+    const int pieces = StatePieces(args);
+    // Of each eight features a thread has two, and of sixteen columns two.
+    const uint32_t feature = Lane() % 4 * 2;
+    const uint32_t column = warp % 2 * 16 + Lane() / 4;
+    uint32_t to[2][2];  // swizzled, as the copy engine reads it
 #pragma unroll
-    for (int n = 0; n < P::kShare; ++n) {
+    for (int j = 0; j < 2; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(
-                         to + (8 * n + i % 2) * kStateRowBytes + i / 2 * 32),
-                     "f"(sum[4 * n + i])
-                     : "memory");
+      for (int c = 0; c < 2; ++c) {
+        to[j][c] = wgmma::PieceOffset(feature + j, column / 4 + 2 * c) +
+                   column % 4 * 4;
       }
     }
-    BulkCopyFence();
-    WarpArrive(layout.StateFull());
+#pragma unroll
+    for (int e = 0; e < P::kEncodings; ++e) {
+#pragma unroll 1
+      for (int i = 0; i < pieces; ++i) {
+        BarrierWait(layout.ValueFull(value.index), value.phase);
+        if (i == 2 * group + warp / 2) {
+          const uint32_t place = layout.Value(value.index);
+#pragma unroll
+          for (int n = 0; n < 16; ++n) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              StoreFloat(place + n * 1024 + to[j][0], state[e][4 * n + j]);
+              StoreFloat(place + n * 1024 + to[j][1], state[e][4 * n + 2 + j]);
+            }
+          }
+          BulkCopyFence();
+        }
+        WarpArrive(layout.OutFull(value.index));
+        value.Next(P::kValueStages);
+      }
+    }
+  }
+  static __device__ __forceinline__ void StoreFloat(uint32_t to, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
   }
 
   // ---- outputs ----
 
   template <bool kScaled>
   __device__ __forceinline__ void OutputsOf(
-      int asked, const uint32_t (&factor)[kSteps][4]) {
+      const uint32_t (&factor)[kSteps][4]) {
     if (args.p.g == nullptr) {
-      Outputs<kScaled, false, false>(asked, factor);
+      Outputs<kScaled, false, false>(factor);
     } else if (args.p.g_activation == Activation::kSilu) {
-      Outputs<kScaled, true, true>(asked, factor);
+      Outputs<kScaled, true, true>(factor);
     } else {
-      Outputs<kScaled, true, false>(asked, factor);
+      Outputs<kScaled, true, false>(factor);
     }
   }
   template <bool kScaled, bool kGated, bool kSilu>
-  __device__ __forceinline__ void Outputs(int asked,
-                                          const uint32_t (&factor)[kSteps][4]) {
-    const int tiles = TilesOf(asked);
-    // How many the copy engine takes.
-    const int whole =
-        args.p.out_type == ElementType::kBFloat16 ? tiles - asked % 2 : 0;
+  __device__ __forceinline__ void Outputs(const uint32_t (&factor)[kSteps][4]) {
+    const Item told = Told(layout, round);
+    int tile = told.begin;
+    const int end = told.end;
+    // As far as the copy engine takes them.
+    const int whole = args.p.out_type == ElementType::kBFloat16
+                          ? min(end, told.count / kTokens)
+                          : 0;
     const uint32_t lane = Lane();
     // Of 16 tokens the piece that this thread reads and writes.
     const uint32_t piece =
         group * kTileBytes +
         wgmma::PieceOffset(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
 #pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
+    for (; tile < end; ++tile) {
       OutTile<kScaled, kGated, kSilu>(factor,
                                       layout.Value(value.index) + piece);
       BulkCopyFence();
-      if (t < whole) {
+      if (tile < whole) {
         WarpArrive(layout.OutFull(value.index));
       } else {
         NamedBarrier(1 + group, kGroup);
-        Write(Told(layout, round - 1), t,
+        Write(Told(layout, round), tile,
               layout.Value(value.index) + group * kTileBytes);
         BulkCopyFence();
         WarpArrive(layout.ValueFree(value.index));
@@ -531,13 +406,12 @@ struct Multiplier {
 
   const Args& args;
   const Layout<kForm>& layout;
-  int rank;
   int group;
   int warp;
   Place key;
   Place sine;
   Place value;
-  uint32_t round = 0;  // how many items have been added up
+  uint32_t round = 0;  // the present item
 };
 
 }  // namespace linear_ring

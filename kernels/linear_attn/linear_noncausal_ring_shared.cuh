@@ -9,10 +9,10 @@
 #include <cstdint>
 
 #include "kernels/common/async_copy.cuh"
-#include "kernels/common/cluster.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/linear_attn/linear_boxes.cuh"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
+#include "kernels/linear_attn/linear_noncausal_deal.h"
 #include "kernels/linear_attn/linear_wgmma.cuh"
 
 namespace recurve {
@@ -22,7 +22,6 @@ using Bf16 = Half<__nv_bfloat16>;
 using linear_boxes::Place;
 
 constexpr int kTokens = 64;  // of a tile
-constexpr int kParts = 4;    // of a sequence: blocks of a cluster
 constexpr int kFeatures = 128;
 constexpr int kGroup = 128;
 constexpr int kMultipliers = 2 * kGroup;  // one group for each 64 columns
@@ -30,7 +29,13 @@ constexpr int kMultiplierWarps = kMultipliers / 32;
 constexpr int kMakerWarps = 4;
 constexpr int kMakers = 32 * kMakerWarps;
 constexpr int kTileBytes = wgmma::kTileBytes;
-constexpr int kItemPlaces = 4;
+constexpr int kItemPlaces = 8;
+constexpr int kItemBytes = 64;
+// Rows whose numbers of tiles are kept in shared memory. (More are slow: they
+// are asked for one after the other, again and again.)
+constexpr int kRowsKept = 2048;
+// Blocks of a launch, at most.
+constexpr int kMaxBlocks = 160;
 constexpr int kRawBytes = 2 * kTileBytes;  // of a tile of k, v, q or g
 
 // Lanes of a warp that arrive at a barrier for it, after __syncwarp. One is
@@ -45,15 +50,29 @@ constexpr int kArrivingLanes = 1;
 // What is done to q or k before its encoding.
 enum class Change { kNone, kSilu, kSoftmax };
 
+// Of all launches so far. Begins as zeros.
+struct Launches {
+  uint32_t ended;
+  uint32_t warps;  // of the present one that have ended
+};
+
 struct Args {
   LinearNoncausalParams p;
   // Boxes of 64 features of a head by kTokens tokens.
   CUtensorMap q, k, v, g, out;
+  // Boxes of kStateColumns columns by all features of an encoding of a head.
+  CUtensorMap state;
   int heads;
   int head_dim;
   int value_dim;
   Change q_change;
   Change k_change;
+  // The workspace, whose places are kNoncausalPlaces of each block.
+  Launches* launches;
+  // The launch that has left S in a place: the number of those before it, and
+  // one. It only grows, so nothing is set back.
+  uint32_t* place_launches;
+  uint4* factors;  // kFactorBytes at each place
 };
 
 // The three forms: factors as they are; made of each feature; and twice as many
@@ -65,11 +84,13 @@ enum class Form { kPlain, kMade, kCosine };
 constexpr int kAngleBytes = 12 * kFeatures;
 // Of each token of a tile of q what outputs are multiplied by, after softmax.
 constexpr int kScaleBytes = 4 * kTokens;
-// Sums of a feature in shared memory: four more than 128, so that eight
-// features of eight columns are in different banks.
-constexpr int kStateRowBytes = 4 * (128 + 4);
 // Barriers, and what is told of items.
-constexpr int kBarrierBytes = 384 + 32 * kItemPlaces;
+constexpr int kBarrierBytes = 640 + kItemBytes * kItemPlaces;
+// NoncausalShares.
+constexpr int kShareNumbers = kMaxBlocks + 1;
+constexpr int kDealBytes = 4 * (kRowsKept + 4 * kShareNumbers);
+
+constexpr int kMaxStages = 8;  // of a ring
 
 template <Form kForm>
 struct Plan {
@@ -80,38 +101,20 @@ struct Plan {
   // Factors are made in the place of what they are made of, and the sines of an
   // encoding beside it.
   static constexpr int kSineBuffers = kForm == Form::kCosine ? 2 : 0;
-  static constexpr int kKeyStages = kForm == Form::kCosine ? 3 : 5;
-  static constexpr int kValueStages = kForm == Form::kCosine ? 3 : 4;
-  // k and q come by a warp of their own, which does not wait for room for v and
-  // g. With cosines it would only run ahead of those who make, and what comes
-  // early is in the way of what blocks send each other.
-  static constexpr bool kCopiesApart = kForm != Form::kCosine;
-  // A thread's part of what one block adds up, in fours of numbers.
-  static constexpr int kShare = 4 * kEncodings;
-  // The same in sixteens of bytes, as parts are sent and as the sums are.
-  // With cosines and sines, parts are sent as bfloat16: factors were rounded to
-  // it before, and blocks give each other 16 bytes a cycle, whatever they ask.
-  static constexpr bool kRoundParts = kForm == Form::kCosine;
-  static constexpr int kPartPieces = kRoundParts ? kShare / 2 : kShare;
-  static constexpr int kSumPieces = kShare / 2;
-  // With cosines and sines the state leaves from where parts were; half of that
-  // is written sooner than blocks tell each other that it has been read.
-  static constexpr bool kStagesState = kForm == Form::kCosine;
-  static constexpr int kOwnFeatures = kEncodings * kFeatures / kParts;
-  static constexpr int kPieceBytes = kMultipliers * 16;  // of all threads
-  static constexpr int kPartBytes = (kParts - 1) * kPartPieces * kPieceBytes;
-  static constexpr int kSumBytes = (kParts - 1) * kSumPieces * kPieceBytes;
-  static constexpr int kBytes = (kKeyStages + kValueStages) * kRawBytes +
-                                kSineBuffers * kRawBytes + kPartBytes +
-                                kSumBytes + kBarrierBytes +
-                                (kMakes ? kKeyStages * kScaleBytes : 0) +
-                                (kForm == Form::kCosine ? kAngleBytes : 0);
+  static constexpr int kKeyStages = 6;
+  static constexpr int kValueStages = kForm == Form::kCosine ? 5 : 7;
+  // Of S as a factor, between blocks: four words after four words, a thread's
+  // beside the next one's.
+  static constexpr int kFactorBytes = kEncodings * kFeatures * 128 * 2;
+  static constexpr int kBytes =
+      (kKeyStages + kValueStages + kSineBuffers) * kRawBytes + kBarrierBytes +
+      kDealBytes + (kMakes ? kKeyStages * kScaleBytes : 0) +
+      (kForm == Form::kCosine ? kAngleBytes : 0);
   static_assert(kBytes <= 227 * 1024, "");
-  static_assert(kOwnFeatures * kStateRowBytes <= kPartBytes, "");
-  static_assert(kKeyStages <= 5 && kValueStages <= 4, "");
+  static_assert(kKeyStages <= kMaxStages && kValueStages <= kMaxStages, "");
 };
 
-// Addresses in a block's shared memory, the same in every block of a cluster.
+// Addresses in a block's shared memory.
 template <Form kForm>
 struct Layout {
   using P = Plan<kForm>;
@@ -119,9 +122,7 @@ struct Layout {
       : keys(start),
         values(keys + P::kKeyStages * kRawBytes),
         sines(values + P::kValueStages * kRawBytes),
-        parts(sines + P::kSineBuffers * kRawBytes),
-        sums(parts + P::kPartBytes),
-        barriers(sums + P::kSumBytes) {}
+        barriers(sines + P::kSineBuffers * kRawBytes) {}
 
   // k, then q, and what is made of them: with an encoding its cosines.
   __device__ __forceinline__ uint32_t Key(int stage) const {
@@ -140,66 +141,56 @@ struct Layout {
     return barriers + 8 * stage;
   }
   __device__ __forceinline__ uint32_t KeyFree(int stage) const {
-    return barriers + 48 + 8 * stage;
+    return barriers + 64 + 8 * stage;
   }
   __device__ __forceinline__ uint32_t ValueFull(int stage) const {
-    return barriers + 96 + 8 * stage;
+    return barriers + 128 + 8 * stage;
   }
   __device__ __forceinline__ uint32_t ValueFree(int stage) const {
-    return barriers + 144 + 8 * stage;
-  }
-  __device__ __forceinline__ uint32_t Made(int stage) const {
     return barriers + 192 + 8 * stage;
   }
-  __device__ __forceinline__ uint32_t SineFree(int buffer) const {
-    return barriers + 240 + 8 * buffer;
+  __device__ __forceinline__ uint32_t Made(int stage) const {
+    return barriers + 256 + 8 * stage;
   }
-  // Others' parts of S are here, and the sums of others.
-  __device__ __forceinline__ uint32_t PartsFull() const {
-    return barriers + 256;
-  }
-  __device__ __forceinline__ uint32_t SumsFull() const {
-    return barriers + 264;
-  }
-  // Every block in the cluster has read the sums of others.
-  __device__ __forceinline__ uint32_t SumsFree() const {
-    return barriers + 272;
-  }
-
   // Gated outputs of whole tiles have taken the place of the gates.
   __device__ __forceinline__ uint32_t OutFull(int stage) const {
-    return barriers + 352 + 8 * stage;
+    return barriers + 320 + 8 * stage;
+  }
+  __device__ __forceinline__ uint32_t SineFree(int buffer) const {
+    return barriers + 384 + 8 * buffer;
   }
 
-  // This block's sums are where its parts were; and every block's state has
-  // been read from there.
-  __device__ __forceinline__ uint32_t StateFull() const {
-    return barriers + 40;
-  }
-  __device__ __forceinline__ uint32_t PartsFree() const {
-    return barriers + 280;
-  }
-  // One of the features whose state this block writes.
-  __device__ __forceinline__ uint32_t State(int feature) const {
-    return parts + feature * kStateRowBytes;
-  }
-
-  // Items as the warp that copies k and q tells all others of them, which have
-  // no registers for what global memory takes long to answer.
+  // Items as the warp that deals tells all others of them, which have no
+  // registers for how they follow from each other.
   __device__ __forceinline__ uint32_t ItemFull(int place) const {
-    return barriers + 288 + 8 * place;
+    return barriers + 448 + 8 * place;
   }
   __device__ __forceinline__ uint32_t ItemFree(int place) const {
-    return barriers + 320 + 8 * place;
+    return barriers + 512 + 8 * place;
   }
   __device__ __forceinline__ uint32_t ItemWords(int place) const {
-    return barriers + 384 + 32 * place;
+    return barriers + 640 + kItemBytes * place;
+  }
+  // S is on its way to its place.
+  __device__ __forceinline__ uint32_t FactorLeft() const {
+    return barriers + 408;
+  }
+  // How many launches there were before this one.
+  __device__ __forceinline__ uint32_t LaunchesBefore() const {
+    return barriers + 400;
+  }
+  // How many tiles a row has; and what FindNoncausalShares finds.
+  __device__ __forceinline__ uint32_t RowTiles() const {
+    return barriers + kBarrierBytes;
+  }
+  __device__ __forceinline__ uint32_t Shares() const {
+    return RowTiles() + 4 * kRowsKept;
   }
 
   // What outputs of q's tile are multiplied by, where q̃ is left a sum too
   // large by softmax: 1 / the sum of each token.
   __device__ __forceinline__ uint32_t Scale(int stage, int token) const {
-    return barriers + kBarrierBytes + kScaleBytes * stage + 4 * token;
+    return RowTiles() + kDealBytes + kScaleBytes * stage + 4 * token;
   }
 
   // Angles, with cosines; see kAngleBytes.
@@ -226,97 +217,51 @@ struct Layout {
     }
     for (int i = 0; i < kItemPlaces; ++i) {
       BarrierInit(ItemFull(i), kArrivingLanes);
-      BarrierInit(
-          ItemFree(i),
-          kArrivingLanes * (kMultiplierWarps + (P::kMakes ? kMakerWarps : 0) +
-                            1 + (P::kCopiesApart ? 1 : 0)));
+      BarrierInit(ItemFree(i),
+                  kArrivingLanes *
+                      (kMultiplierWarps + (P::kMakes ? kMakerWarps : 0) + 3));
     }
-    BarrierInit(StateFull(), kArrivingLanes * kMultiplierWarps);
-    BarrierInit(PartsFree(), kArrivingLanes * kParts);
-    BarrierInit(PartsFull(), 1);
-    BarrierInit(SumsFull(), 1);
-    BarrierInit(SumsFree(), kArrivingLanes * kParts * kMultiplierWarps);
+    BarrierInit(FactorLeft(), kArrivingLanes * kMultiplierWarps);
     BarrierInitFence();
   }
 
-  uint32_t keys, values, sines, parts, sums, barriers;
+  uint32_t keys, values, sines, barriers;
 };
 
-// One head of one row. What follows from these numbers and the block's rank is
-// not kept.
+// How many tiles row `row` has; none if there is nothing to add up.
+__device__ __forceinline__ uint32_t TilesOfRow(const LinearNoncausalParams& p,
+                                               uint32_t row) {
+  // Asked for together.
+  const int slot = p.states == nullptr ? 1 : p.slots[row];
+  const int count = p.query_start[row + 1] - p.query_start[row];
+  return slot <= 0 || count <= 0 ? 0 : (count + kTokens - 1u) / kTokens;
+}
+__device__ __forceinline__ uint32_t RowsInUse(const LinearNoncausalParams& p) {
+  return p.rows == nullptr ? static_cast<uint32_t>(p.max_rows) : *p.rows;
+}
+
+// Some work with a head, as it is told to those who do it: tiles [begin, end)
+// of k and v are added up, or outputs of q and g are made. These take turns:
+// every second item is a sum, and the outputs after it are of the same head.
+// Either may have no tiles.
 struct Item {
-  Item() = default;
-  __device__ __forceinline__ Item(const Args& args, uint32_t index) {
-    const LinearNoncausalParams& p = args.p;
-    const uint32_t heads = args.heads;
-    const int row = static_cast<int>(index / heads);
-    head = static_cast<int>(index % heads);
-    first_token = Uniform(p.query_start[row]);
-    count = Uniform(p.query_start[row + 1]) - first_token;
-    if (p.states != nullptr) slot = Uniform(p.slots[row]);
-    if (p.positions != nullptr) position = p.positions[row];
-    if (p.states != nullptr && slot <= 0) count = -count;
-  }
-  // Whether there are outputs, and nothing else.
-  __device__ __forceinline__ bool InSink() const { return count < 0; }
-  // Whether there is something to add up.
+  // Whether there is one: the last is none.
   __device__ __forceinline__ bool Works() const { return count > 0; }
-  // The part of its tokens that this block has.
-  __device__ __forceinline__ int FirstTile() const {
-    return TileOfPart(cluster::ClusterRank());
-  }
-  __device__ __forceinline__ int PartTiles() const {
-    const int rank = cluster::ClusterRank();
-    return TileOfPart(rank + 1) - TileOfPart(rank);
-  }
-  __device__ __forceinline__ int TileOfPart(int part) const {
-    const uint32_t tiles = (abs(count) + kTokens - 1u) / kTokens;
-    return static_cast<int>(part * tiles / kParts);
-  }
-  // Tokens of tile `tile` of this part that exist, at most kTokens.
+  __device__ __forceinline__ int Tiles() const { return end - begin; }
+  // Of tile `tile` of the row: tokens that exist, if they are less than
+  // kTokens; and the first.
   __device__ __forceinline__ int Left(int tile) const {
-    return abs(count) - (FirstTile() + tile) * kTokens;
+    return count - tile * kTokens;
   }
   __device__ __forceinline__ int Token(int tile) const {
-    return first_token + (FirstTile() + tile) * kTokens;
+    return first_token + tile * kTokens;
   }
 
   int slot = 0;  // if states are kept
   int head = 0;
   int first_token = 0;
-  int count = 0;         // of tokens; negative in the sink
-  int64_t position = 0;  // of the first token
-};
-
-// What this cluster does, in order.
-class Items {
- public:
-  __device__ __forceinline__ explicit Items(const Args& a)
-      : args_(a),
-        index_(blockIdx.x / kParts),
-        end_(static_cast<uint32_t>(Uniform(a.p.rows == nullptr
-                                               ? static_cast<int>(a.p.max_rows)
-                                               : *a.p.rows)) *
-             a.heads) {}
-  __device__ __forceinline__ bool AtEnd() const { return index_ >= end_; }
-  __device__ __forceinline__ Item Take() {
-    const Item item(args_, index_);
-    index_ += gridDim.x / kParts;
-    return item;
-  }
-  // The next that Works, or none.
-  __device__ __forceinline__ Item TakeWork() {
-    while (!AtEnd()) {
-      const Item item = Take();
-      if (item.Works()) return item;
-    }
-    return Item();
-  }
-
- private:
-  const Args& args_;
-  uint32_t index_;
-  uint32_t end_;
+  int count = 0;  // of the row's tokens
+  int begin = 0, end = 0;
 };
 
 // The thread's number, read anew: the compiler would keep all that follows from
@@ -336,28 +281,67 @@ __device__ __forceinline__ void ReadFour(uint32_t from, uint32_t (&x)[4]) {
                : "memory");
 }
 
-// What was told of item `which`, but for its position.
+// What was told of item `which`.
 template <Form kForm>
 __device__ __forceinline__ Item Told(const Layout<kForm>& layout,
                                      uint32_t which) {
+  const uint32_t words = layout.ItemWords(which % kItemPlaces);
   uint32_t x[4];
-  ReadFour(layout.ItemWords(which % kItemPlaces), x);
+  ReadFour(words, x);
+  uint64_t tiles;
+  asm volatile("ld.shared.b64 %0, [%1];"
+               : "=l"(tiles)
+               : "r"(words + 16)
+               : "memory");
   Item item;
   item.slot = Uniform(static_cast<int>(x[0]));
   item.head = Uniform(static_cast<int>(x[1]));
   item.first_token = Uniform(static_cast<int>(x[2]));
   item.count = Uniform(static_cast<int>(x[3]));
+  item.begin = Uniform(static_cast<int>(tiles));
+  item.end = Uniform(static_cast<int>(tiles >> 32));
   return item;
 }
+// Of outputs: where S comes from, and where it is left; negative: from this
+// block, and nowhere.
+template <Form kForm>
+__device__ __forceinline__ void ToldPlaces(const Layout<kForm>& layout,
+                                           uint32_t which, int* load,
+                                           int* store) {
+  uint64_t places;
+  asm volatile("ld.shared.b64 %0, [%1];"
+               : "=l"(places)
+               : "r"(layout.ItemWords(which % kItemPlaces) + 32)
+               : "memory");
+  *load = Uniform(static_cast<int>(places));
+  *store = Uniform(static_cast<int>(places >> 32));
+}
+// What a place says once this launch has left S there.
+template <Form kForm>
+__device__ __forceinline__ uint32_t ThisLaunch(const Layout<kForm>& layout) {
+  uint32_t launches;
+  asm volatile("ld.shared.b32 %0, [%1];"
+               : "=r"(launches)
+               : "r"(layout.LaunchesBefore()));
+  return launches + 1;
+}
+// The position of its row's first token.
 template <Form kForm>
 __device__ __forceinline__ int64_t ToldPosition(const Layout<kForm>& layout,
                                                 uint32_t which) {
   int64_t position;
   asm volatile("ld.shared.b64 %0, [%1];"
                : "=l"(position)
-               : "r"(layout.ItemWords(which % kItemPlaces) + 16)
+               : "r"(layout.ItemWords(which % kItemPlaces) + 24)
                : "memory");
   return position;
+}
+
+// S as it leaves for the row's state: kStateColumns columns by all features of
+// an encoding take the place of a tile of v.
+constexpr int kStateColumns = 32;
+__device__ __forceinline__ int StatePieces(const Args& args) {
+  return (args.value_dim + kStateColumns - 1) / kStateColumns;
 }
 
 // One lane of a warp arrives, after what all have written or read.

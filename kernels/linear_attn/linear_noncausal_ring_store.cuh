@@ -1,5 +1,5 @@
-// Who writes the state, and outputs but for a row's last tile, to global
-// memory. Device code only.
+// Who writes states, and outputs but for a row's last tile, to global memory.
+// Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_NONCAUSAL_RING_STORE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_NONCAUSAL_RING_STORE_CUH_
 
@@ -7,102 +7,131 @@
 
 #include <cstdint>
 
-#include "kernels/common/cluster.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_shared.cuh"
 
 namespace recurve {
 namespace linear_ring {
 
-// A box of outputs, from shared memory; what is beyond a head's is left out.
+// A box from shared memory; what is beyond the map's sizes is left out.
 __device__ __forceinline__ void StoreBox(uint32_t from, const CUtensorMap& map,
-                                         int feature, int head, int token) {
+                                         int x, int y, int z) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group "
       "[%1, {%2, %3, %4}], [%0];" ::"r"(from),
-      "l"(&map), "r"(feature), "r"(head), "r"(token)
+      "l"(&map), "r"(x), "r"(y), "r"(z)
       : "memory");
 #endif
 }
-__device__ __forceinline__ void StoreBytes(uint32_t from, void* to,
-                                           uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-      "r"(from), "r"(bytes)
-      : "memory");
-#endif
-}
-// Until the copy engine has read what this thread has given it.
+// Until the copy engine has read what this thread has given it, but for what it
+// gave with the last kNotYet calls, this one among them.
+template <int kNotYet = 0>
 __device__ __forceinline__ void WaitForStores() {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.commit_group;"
-      "cp.async.bulk.wait_group.read 0;" ::
-          : "memory");
+      "cp.async.bulk.wait_group.read %0;" ::"n"(kNotYet)
+      : "memory");
 #endif
 }
 
-// A warp that gives whole tiles of outputs, and the state, to the copy engine,
-// so that those who multiply wait neither for each other nor for it.
+// A warp that gives states and whole tiles of outputs to the copy engine, so
+// that those who multiply wait neither for each other nor for it.
 template <Form kForm>
 struct Storer {
   using P = Plan<kForm>;
+  static constexpr int kTilesBefore = 1;
 
   __device__ __forceinline__ void Run() {
+    bool summed = false;
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {
       BarrierWait(layout.ItemFull(round % kItemPlaces),
                   round / kItemPlaces & 1);
-      Pass(Told(layout, round).PartTiles());  // v
-      if (round > 0) {
-        Store(Told(layout, round - 1));
-        WarpArrive(layout.ItemFree((round - 1) % kItemPlaces));
+      const Item item = Told(layout, round);
+      if (!item.Works()) break;
+      if (round % 2 == 0) {
+        Pass(item.Tiles());  // v
+        summed = item.Tiles() > 0;
+      } else {
+        if (summed && args.p.states != nullptr) StoreState(item);
+        int load, left;
+        ToldPlaces(layout, round, &load, &left);
+        Store(item, left);
       }
-      if (!Told(layout, round).Works()) break;
-      if (P::kStagesState && args.p.states != nullptr) StoreState(round);
+      WarpArrive(layout.ItemFree(round % kItemPlaces));
     }
   }
-  // This block's quarter of the features. All may then send parts again.
-  __device__ __forceinline__ void StoreState(uint32_t round) const {
-    const int lane = threadIdx.x % 32;
-    const int first = cluster::ClusterRank() * P::kOwnFeatures;
-    const int feature = first % kFeatures;
-    const int encoding = first / kFeatures;
-    BarrierWait(layout.StateFull(), round & 1);
-    const Item item = Told(layout, round);
-    float* const to =
-        args.p.states + int64_t{item.slot} * args.p.slot_stride +
-        ((int64_t{item.head} * P::kEncodings + encoding) * args.head_dim +
-         feature) *
-            args.value_dim;
-    const int features = min(args.head_dim - feature, P::kOwnFeatures);
-    for (int i = lane; i < features; i += 32) {
-      StoreBytes(layout.State(i), to + int64_t{i} * args.value_dim,
-                 4 * args.value_dim);
-    }
-    WaitForStores();
+  // Until what is in the present place has been written there.
+  __device__ __forceinline__ void WaitForOutputs() {
+    BarrierWait(layout.OutFull(stage), phases >> stage & 1);
+    phases ^= 1u << stage;
+  }
+  // The copy engine has read what was at `which`.
+  __device__ __forceinline__ void Release(int which) const {
     __syncwarp();
-    for (int i = lane; i < kParts * kArrivingLanes; i += 32) {
-      cluster::ArriveInCluster(
-          cluster::InBlock(layout.PartsFree(), i % kParts));
+    // For all who multiply.
+    if (threadIdx.x % 32 < kArrivingLanes) {
+      BarrierArrive(layout.ValueFree(which), kMultiplierWarps);
     }
+  }
+  __device__ __forceinline__ void ReleaseBefore() const {
+    Release((stage == 0 ? P::kValueStages : stage) - 1);
+  }
+  __device__ __forceinline__ void StoreState(const Item& item) {
+    const int pieces = StatePieces(args);
+    const int all = P::kEncodings * pieces;
+    int column = 0;
+    int row = item.head * P::kEncodings * args.head_dim;
+#pragma unroll 1
+    for (int i = 0; i < all; ++i) {
+      WaitForOutputs();
+      if (threadIdx.x % 32 == 0) {
+        StoreBox(layout.Value(stage), args.state, column, row, item.slot);
+        WaitForStores<1>();
+      }
+      if (i > 0) ReleaseBefore();
+      Pass(1);
+      column += kStateColumns;
+      if (column >= args.value_dim) {
+        column = 0;
+        row += args.head_dim;
+      }
+    }
+    if (threadIdx.x % 32 == 0) WaitForStores();
+    ReleaseBefore();
+  }
+  __device__ __forceinline__ void Publish(int* place) {
+    if (*place < 0) return;
+    BarrierWait(layout.FactorLeft(), factors & 1);
+    ++factors;
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("fence.acq_rel.gpu;" ::: "memory");
+      asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(
+                       args.place_launches + *place),
+                   "r"(ThisLaunch(layout))
+                   : "memory");
+    }
+    __syncwarp();
+    *place = -1;
   }
   __device__ __forceinline__ void Pass(int tiles) {
     stage = (stage + tiles) % P::kValueStages;
   }
-  __device__ __forceinline__ void Store(const Item& item) {
+  // Others are told that S is in place `left`, if that is not negative, between
+  // outputs, as it takes its time to get there.
+  __device__ __forceinline__ void Store(const Item& item, int left) {
     const int lane = threadIdx.x % 32;
     // Outputs of tiles that have all their tokens, if they are bfloat16; those
     // of others are written by who makes them.
-    const int whole = args.p.out_type == ElementType::kBFloat16
-                          ? min(item.PartTiles(), item.Left(0) / kTokens)
-                          : 0;
-    int token = item.Token(0);
+    const int whole =
+        args.p.out_type == ElementType::kBFloat16
+            ? max(min(item.end, item.count / kTokens) - item.begin, 0)
+            : 0;
+    int token = item.Token(item.begin);
 #pragma unroll 1
     for (int t = 0; t < whole; ++t) {
-      BarrierWait(layout.OutFull(stage), phases >> stage & 1);
-      phases ^= 1u << stage;
+      WaitForOutputs();
       if (lane == 0) {
         const uint32_t outputs = layout.Value(stage);
         StoreBox(outputs, args.out, 0, item.head, token);
@@ -111,39 +140,21 @@ struct Storer {
         }
         WaitForStores();
       }
-      __syncwarp();
-      // For all who multiply.
-      if (lane < kArrivingLanes) {
-        BarrierArrive(layout.ValueFree(stage), kMultiplierWarps);
-      }
+      Release(stage);
       Pass(1);
       token += kTokens;
+      if (t == kTilesBefore) Publish(&left);
     }
-    Pass(item.PartTiles() - whole);
+    Publish(&left);
+    Pass(item.Tiles() - whole);
   }
 
   const Args& args;
   const Layout<kForm>& layout;
   int stage = 0;
-  uint32_t phases = 0;  // of OutFull, a bit for each stage
+  uint32_t phases = 0;   // of OutFull, a bit for each stage
+  uint32_t factors = 0;  // that have been left
 };
-
-// The outputs of rows in the sink, by `thread` of `threads` of each block.
-template <typename T>
-__device__ __forceinline__ void WriteZeros(const Args& args, T* out, int thread,
-                                           int threads) {
-  const int columns = args.value_dim;
-  Items items(args);
-  while (!items.AtEnd()) {
-    const Item item = items.Take();
-    if (!item.InSink()) continue;
-    const int tokens = min(item.PartTiles() * kTokens, item.Left(0));
-    for (int64_t i = thread; i < int64_t{tokens} * columns; i += threads) {
-      out[(int64_t{item.Token(0)} + i / columns) * args.p.out_stride +
-          int64_t{item.head} * columns + i % columns] = T(0.0f);
-    }
-  }
-}
 
 }  // namespace linear_ring
 }  // namespace recurve

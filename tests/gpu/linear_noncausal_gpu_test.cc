@@ -138,7 +138,8 @@ class Batch {
         rows_({static_cast<int32_t>(counts.size() + 1)}),
         slots_(Slots()),
         positions_(std::vector<int64_t>(counts.size() + 2, c_.first_position)),
-        phases_(Phases()) {}
+        phases_(Phases()),
+        workspace_(Workspace()) {}
 
   LinearNoncausalParams Params() {
     const auto at = [&](int64_t offset) {
@@ -174,6 +175,7 @@ class Batch {
     p.scale = c_.scale;
     p.states = states_.data();
     p.slot_stride = slot_stride_;
+    p.workspace = workspace_.data();
     return p;
   }
   void Run() {
@@ -261,6 +263,15 @@ class Batch {
     return phases;
   }
 
+  // Sums are left there, so it begins as zeros, and nothing else is asked.
+  std::vector<char> Workspace() const {
+    LinearNoncausalParams p = {};
+    p.position = c_.position;
+    p.q_sequence_softmax = c_.q_sequence;
+    p.k_sequence_softmax = c_.k_sequence;
+    return std::vector<char>(LinearNoncausalWorkspaceBytes(p) + 1, 0);
+  }
+
   Config c_;
   std::vector<int64_t> counts_;
   int64_t stride_, out_stride_, slot_stride_;
@@ -270,6 +281,7 @@ class Batch {
   DeviceBuffer<int32_t> query_start_, rows_, slots_;
   DeviceBuffer<int64_t> positions_;
   DeviceBuffer<uint64_t> phases_;
+  DeviceBuffer<char> workspace_;
 };
 
 class LinearNoncausalGpuTest : public GpuTest {
@@ -301,7 +313,7 @@ TEST_F(LinearNoncausalGpuTest, MatchesFloat64AtEveryLength) {
       c, {1, 0, 2, 63, 64, 65, 127, 128, 129, 513, 640, 1025, 4097, 31}));
 }
 
-// Tiles are 64 tokens, and four blocks share them: some have none.
+// Tiles are 64 tokens.
 TEST_F(LinearNoncausalGpuTest, MatchesFloat64AtEveryLengthMade) {
   Config c;
   c.q = Activation::kSoftmax;
@@ -381,8 +393,8 @@ TEST_F(LinearNoncausalGpuTest, AnglesAreRightFarOut) {
   }
 }
 
-// With cosines there are more heads than clusters, so that each changes its
-// angles, and parts of a row that begin them anew.
+// With cosines some blocks have several heads, and change their angles, and
+// waves are begun anew.
 TEST_F(LinearNoncausalGpuTest, EachHeadMayHaveItsOwnAngles) {
   for (LrpeType position : {LrpeType::kRotate, LrpeType::kCosine}) {
     Config c;
@@ -407,13 +419,13 @@ TEST_F(LinearNoncausalGpuTest, ARowAloneHasTheSameBits) {
   EXPECT_TRUE(SameBits(all.State(2), alone.State(0)));
 }
 
-// More heads of rows than there are clusters, so that each has several, of
+// More heads of rows than there are blocks, so that each has several, of
 // different lengths, one after the other: of factors as they are, made, and
 // encoded.
 TEST_F(LinearNoncausalGpuTest, ManyRowsHaveTheSameBitsAsAlone) {
   std::vector<int64_t> counts;
   for (int64_t row = 0; row < 90; ++row) counts.push_back(row * 37 % 211);
-  counts[10] = 1500;  // several tiles a block
+  counts[10] = 1500;  // several tiles
   counts[33] = 700;
   counts[62] = 1111;
   Config plain;
@@ -441,6 +453,43 @@ TEST_F(LinearNoncausalGpuTest, ManyRowsHaveTheSameBitsAsAlone) {
       EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
     }
   }
+}
+
+// Enough tiles that blocks leave outputs to each other: those of twelve heads
+// that are second ones of a block, and those of two long ones, which all share.
+TEST_F(LinearNoncausalGpuTest, OutputsThatOthersMakeHaveTheSameBits) {
+  Config plain;
+  plain.heads = 12;
+  Config encoded = plain;
+  encoded.q = Activation::kSoftmax;
+  encoded.k = encoded.g = Activation::kSilu;
+  encoded.position = LrpeType::kCosine;
+  const std::vector<int64_t> counts(12, 1024);
+  for (const Config& c : {plain, encoded}) {
+    SCOPED_TRACE(testing::Message()
+                 << "position " << static_cast<int>(c.position));
+    Batch all(c, counts);
+    ASSERT_NO_FATAL_FAILURE(all.Run());
+    for (const int64_t row : {0, 5, 11}) {
+      SCOPED_TRACE(testing::Message() << "row " << row);
+      Batch alone(c, {1024}, row + 1);
+      ASSERT_NO_FATAL_FAILURE(alone.Run());
+      EXPECT_TRUE(SameBits(all.Out(row), alone.Out(0)));
+      EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
+    }
+    // The workspace serves again, and nothing of the launch before is taken.
+    const std::vector<float> before = all.Out(3);
+    for (int turn = 0; turn < 3; ++turn) {
+      ASSERT_NO_FATAL_FAILURE(all.Run());
+      EXPECT_TRUE(SameBits(all.Out(3), before));
+    }
+  }
+}
+
+TEST_F(LinearNoncausalGpuTest, OutputsOfFewLongHeadsMatchFloat64) {
+  Config c;
+  c.g = Activation::kSilu;
+  ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {20011}));
 }
 
 // Features that are large, and of which some are alike: silu and softmax stay
@@ -584,6 +633,9 @@ TEST_F(LinearNoncausalGpuTest, RefusesWhatItDoesNotSupport) {
   p = good;
   p.position = LrpeType::kCosine;
   p.positions = nullptr;
+  EXPECT_TRUE(refused(p));
+  p = good;
+  p.workspace = nullptr;
   EXPECT_TRUE(refused(p));
   p = good;
   p.slot_stride += 2;  // a state would not begin at a multiple of 16 bytes
