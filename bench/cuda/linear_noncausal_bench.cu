@@ -209,6 +209,11 @@ std::vector<Result> BenchLinearNoncausal(const BenchOptions& options) {
     cases.push_back(
         {12, 12, n, Activation::kSoftmax, silu, silu, LrpeType::kCosine});
   }
+  // Fewer heads than multiprocessors, as prompts of a server have.
+  for (int64_t n : {512, 2048, 8192}) {
+    cases.push_back({1, 16, n});
+    cases.push_back({1, 32, n});
+  }
   std::vector<Result> results;
   for (const Case& c : cases) {
     if (Name(c).find(options.shape) == std::string::npos) continue;

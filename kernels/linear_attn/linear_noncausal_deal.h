@@ -32,7 +32,7 @@ constexpr uint32_t kNoncausalOutCost = 3;
 constexpr uint32_t kNoncausalHeadCost = 8;
 // Outputs are left to others only if blocks have so many tiles in the mean:
 // finding out who takes them takes time, too.
-constexpr uint32_t kNoncausalSharedTiles = 4;
+constexpr uint32_t kNoncausalSharedTiles = 2;
 
 // A head on the line.
 struct NoncausalHead {
