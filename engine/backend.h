@@ -85,8 +85,9 @@ class Backend : public CacheStorage {
 
   // Declares the memory of one layer. Bytes are those of one page or slot.
   virtual TpaCacheId AddTpaCache(const TpaShape& shape) = 0;
+  // A layer that is not causal looks at prompts as a whole.
   virtual StateId AddState(int64_t num_heads, int64_t key_dim,
-                           int64_t value_dim) = 0;
+                           int64_t value_dim, bool causal) = 0;
   virtual int64_t page_bytes() const = 0;
   virtual int64_t slot_bytes() const = 0;
   // Allocates pages 0 ... num_pages and slots 0 ... num_slots, all zero; number

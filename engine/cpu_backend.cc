@@ -111,7 +111,7 @@ TpaCacheId CpuBackend::AddTpaCache(const TpaShape& shape) {
 }
 
 StateId CpuBackend::AddState(int64_t num_heads, int64_t key_dim,
-                             int64_t value_dim) {
+                             int64_t value_dim, bool /*causal*/) {
   states_.push_back({num_heads * key_dim * value_dim, {}});
   return {static_cast<int32_t>(states_.size()) - 1};
 }

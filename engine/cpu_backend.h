@@ -39,8 +39,8 @@ class CpuBackend : public Backend {
   uint64_t weight_bytes() const override { return weight_bytes_; }
 
   TpaCacheId AddTpaCache(const TpaShape& shape) override;
-  StateId AddState(int64_t num_heads, int64_t key_dim,
-                   int64_t value_dim) override;
+  StateId AddState(int64_t num_heads, int64_t key_dim, int64_t value_dim,
+                   bool causal) override;
   int64_t page_bytes() const override;
   int64_t slot_bytes() const override;
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;

@@ -209,7 +209,8 @@ TpaCacheId CudaBackend::AddTpaCache(const TpaShape& shape) {
 }
 
 StateId CudaBackend::AddState(int64_t num_heads, int64_t key_dim,
-                              int64_t value_dim) {
+                              int64_t value_dim, bool causal) {
+  if (!causal) whole_prompts_ = true;
   states_.push_back({slot_elements_});
   slot_elements_ += RoundUp(num_heads * key_dim * value_dim, 64);
   return {static_cast<int32_t>(states_.size()) - 1};
@@ -245,7 +246,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   // The kernel for prompts rounds what it multiplies to bfloat16, which would
   // show in models of finer weights.
   if (!states_.empty() && weight_dtype() == "bfloat16") {
-    RECURVE_RETURN_IF_ERROR(linear_->UseChunks());
+    RECURVE_RETURN_IF_ERROR(linear_->UseChunks(whole_prompts_));
   }
 
   RECURVE_RETURN_IF_ERROR(

@@ -72,7 +72,8 @@ class CudaBackend : public Backend {
   // InvalidArgument, with the limit.
   static absl::StatusOr<int64_t> AttentionBytes(
       const Options& options, absl::Span<const TpaShape> shapes);
-  // Likewise, what layers of linear attention take besides their states.
+  // Likewise, what layers of linear attention that look at prompts as a whole
+  // take besides their states, at most.
   static int64_t LinearBytes();
   // Likewise, what logits of so many tokens, and sampling, take; and what
   // activations of so many columns do.
@@ -109,8 +110,8 @@ class CudaBackend : public Backend {
   }
 
   TpaCacheId AddTpaCache(const TpaShape& shape) override;
-  StateId AddState(int64_t num_heads, int64_t key_dim,
-                   int64_t value_dim) override;
+  StateId AddState(int64_t num_heads, int64_t key_dim, int64_t value_dim,
+                   bool causal) override;
   int64_t page_bytes() const override { return 2 * page_elements_; }
   int64_t slot_bytes() const override { return 4 * slot_elements_; }
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override;
@@ -225,6 +226,7 @@ class CudaBackend : public Backend {
   std::vector<Table> tables_;
   CudaPositions positions_;
   std::optional<CudaTpa> tpa_;        // after Init
+  bool whole_prompts_ = false;        // some layer of linear attention has them
   std::optional<CudaLinear> linear_;  // after Init
   TpaDevice device_ = {};
   std::vector<TpaCache> tpa_caches_;

@@ -33,9 +33,10 @@ bool MakesFactors(const CudaLinear::Layer& layer) {
 
 }  // namespace
 
-absl::Status CudaLinear::UseChunks() {
+absl::Status CudaLinear::UseChunks(bool whole) {
   if (!device_.hopper) return absl::OkStatus();
   chunk_multiple_ = kLinearPrefillChunk;
+  if (!whole) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(
       whole_workspace_,
       CudaMemory::Allocate(CudaMemory::Kind::kDevice, WholeBytes(),

@@ -34,9 +34,9 @@ class CudaLinear {
   explicit CudaLinear(const TpaDevice& device) : device_(device) {}
 
   // Prompts are computed by chunks, whose factors are rounded to bfloat16, if
-  // the device can; for those of layers that look at them as a whole this
+  // the device can. If some layer looks at them as a whole (`whole`) this
   // allocates WholeBytes().
-  absl::Status UseChunks();
+  absl::Status UseChunks(bool whole);
   static int64_t WholeBytes();
   int64_t chunk_multiple() const { return chunk_multiple_; }
 

@@ -264,18 +264,17 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
   GpuNeeds needs;
 #ifdef RECURVE_HAVE_CUDA
   std::vector<TpaShape> shapes;
-  bool linear = false;
+  bool whole_prompts = false;
   for (const LayerDefinition& layer : model.layers) {
     if (const auto* tpa = std::get_if<TpaLayer>(&layer.mixer)) {
       shapes.push_back(tpa->config.shape);
-    } else {
-      linear = true;
+    } else if (!std::get<LinearLayer>(layer.mixer).config.causal) {
+      whole_prompts = true;
     }
   }
   const CudaBackend::Options options = CudaOptions(placement, capacity, engine);
   RECURVE_ASSIGN_OR_RETURN(needs.attention,
                            CudaBackend::AttentionBytes(options, shapes));
-  if (linear || model.tpe) needs.attention += CudaBackend::LinearBytes();
   needs.sampling = CudaBackend::SamplingBytes(
       options, model.vocab_size,
       std::max(model.hidden_size, model.intermediate_size));
@@ -284,6 +283,7 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
   needs.activations = CudaBackend::ActivationBytes(
       options, std::max(16 * model.hidden_size,
                         4 * model.hidden_size + 4 * model.intermediate_size));
+  if (whole_prompts) needs.activations += CudaBackend::LinearBytes();
 #else
   (void)engine;
 #endif

@@ -73,9 +73,9 @@ class TimedBackend : public Backend {
   TpaCacheId AddTpaCache(const TpaShape& shape) override {
     return backend_->AddTpaCache(shape);
   }
-  StateId AddState(int64_t num_heads, int64_t key_dim,
-                   int64_t value_dim) override {
-    return backend_->AddState(num_heads, key_dim, value_dim);
+  StateId AddState(int64_t num_heads, int64_t key_dim, int64_t value_dim,
+                   bool causal) override {
+    return backend_->AddState(num_heads, key_dim, value_dim, causal);
   }
   int64_t page_bytes() const override { return backend_->page_bytes(); }
   int64_t slot_bytes() const override { return backend_->slot_bytes(); }

@@ -191,7 +191,7 @@ absl::StatusOr<std::unique_ptr<TokenMixer>> MakeLinearMixer(
   RECURVE_ASSIGN_OR_RETURN(weights.decay, backend.LoadVector(decay));
   weights.state = backend.AddState(
       config.num_heads, LrpeOutputDim(config.position.type, config.head_dim),
-      config.value_dim);
+      config.value_dim, config.causal);
   return std::make_unique<LinearMixer>(config, weights, backend);
 }
 

@@ -63,7 +63,8 @@ absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpeMixer(const TpeLayer& layer,
                                                          Backend& backend) {
   const int64_t value_dim = layer.out.tensor.shape[1] / layer.num_heads;
   TpeMixer::Weights weights;
-  weights.state = backend.AddState(layer.num_heads, 1, value_dim);
+  weights.state =
+      backend.AddState(layer.num_heads, 1, value_dim, /*causal=*/true);
   RECURVE_ASSIGN_OR_RETURN(weights.position, backend.LoadPosition({}));
   RECURVE_ASSIGN_OR_RETURN(weights.decay, backend.LoadVector(layer.decay));
   RECURVE_ASSIGN_OR_RETURN(weights.gain, backend.LoadVector(layer.gain));

@@ -87,7 +87,8 @@ bool Valid(const LinearNoncausalParams& p) {
          p.head_dim <= kLinearNoncausalMaxDim &&
          p.value_dim <= kLinearNoncausalMaxDim &&
          (p.position != LrpeType::kRotate || p.head_dim % 16 == 0) &&
-         p.max_rows >= 0 && p.max_rows <= 65535 && p.q != nullptr &&
+         p.max_rows >= 0 && p.max_rows <= 65535 &&
+         p.max_rows * p.num_heads <= int64_t{1} << 27 && p.q != nullptr &&
          p.k != nullptr && p.v != nullptr && p.out != nullptr &&
          (p.out_type == ElementType::kBFloat16 ||
           p.out_type == ElementType::kFloat32) &&

@@ -45,7 +45,7 @@ struct LinearNoncausalParams {
   int64_t out_stride;          // a multiple of 8
   const int32_t* query_start;  // [max_rows + 1]
 
-  int64_t max_rows;          // of the launch, at most 65535
+  int64_t max_rows;          // of the launch, at most 65535, and 2^27 / H
   const int32_t* rows;       // [1] rows in use, null: all; of the others
                              // nothing is read but query_start, nothing written
   const int32_t* slots;      // [max_rows] unless states is null. Slot 0 is the
@@ -81,12 +81,15 @@ struct LinearNoncausalParams {
 inline constexpr int64_t kLinearNoncausalMaxDim = 128;
 
 // Of LinearNoncausalParams::workspace, for the kind of layer and the current
-// device; 0 if the kind needs none, or there is no device.
+// device; 0 if the kind needs none, or there is no device that the kernel runs
+// on.
 int64_t LinearNoncausalWorkspaceBytes(const LinearNoncausalParams& params);
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a
 // missing pointer; cudaErrorNotSupported on a device of another compute
-// capability than 9.0, or if the driver makes no tensor maps.
+// capability than 9.0, or if the driver makes no tensor maps;
+// cudaErrorCooperativeLaunchTooLarge where not all multiprocessors are to be
+// had (a kind with a workspace takes them all at a time).
 cudaError_t LaunchLinearNoncausal(const LinearNoncausalParams& params,
                                   cudaStream_t stream);
 

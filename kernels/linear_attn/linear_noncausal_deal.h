@@ -41,7 +41,7 @@ struct NoncausalHead {
 };
 
 // The line. RowTiles(row) is how many tiles a row has: none if nothing is to be
-// done. heads times the tiles of all rows is below 2^29.
+// done. heads times the tiles of all rows is at most 2^28.
 template <typename RowTiles>
 class NoncausalLine {
  public:

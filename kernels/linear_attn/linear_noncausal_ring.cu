@@ -8,6 +8,7 @@
 #include "kernels/common/hopper_kernel.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/linear_attn/linear_boxes.cuh"
+#include "kernels/linear_attn/linear_noncausal_deal.h"
 #include "kernels/linear_attn/linear_noncausal_ring.h"
 #include "kernels/linear_attn/linear_noncausal_ring_copy.cuh"
 #include "kernels/linear_attn/linear_noncausal_ring_deal.cuh"
@@ -28,7 +29,6 @@ using linear_ring::KeepRowTiles;
 using linear_ring::kGroup;
 using linear_ring::kMakers;
 using linear_ring::kMultipliers;
-using linear_ring::kRowsKept;
 using linear_ring::kTokens;
 using linear_ring::Launches;
 using linear_ring::Layout;
@@ -75,9 +75,11 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
                  "r"(args.launches->ended)
                  : "memory");
   }
-  // After the tiles' places; see Layout.
-  uint32_t* const row_tiles = reinterpret_cast<uint32_t*>(
-      shared + (layout.RowTiles() - SharedAddress(shared)));
+  const auto numbers = [&](uint32_t address) {
+    return reinterpret_cast<uint32_t*>(shared +
+                                       (address - SharedAddress(shared)));
+  };
+  uint32_t* const row_tiles = numbers(layout.RowTiles());
   KeepRowTiles(args, row_tiles);
   __syncthreads();
 
@@ -98,8 +100,9 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
       PrefetchMap(args.v);
       PrefetchMap(args.q);
     }
-    // While there are registers, and nobody has anything else to do.
-    Dealer<kForm> dealer(args, layout, row_tiles, row_tiles + kRowsKept);
+    // While there are registers, which the four warps of a group give away
+    // together; the others have nothing to do before they are told something.
+    Dealer<kForm> dealer(args, layout, row_tiles, numbers(layout.Shares()));
     if (thread / 32 == 2) dealer.TellFirst();
     __syncwarp();
     if constexpr (P::kMakes) ReleaseRegisters<kOtherRegisters>();
@@ -229,8 +232,18 @@ bool LinearNoncausalRingDoes(const LinearNoncausalParams& p) {
 }
 
 int64_t LinearNoncausalRingWorkspaceBytes(const LinearNoncausalParams& p) {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
   int blocks = 0;
-  if (Blocks(&blocks) != cudaSuccess) return 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                             device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor,
+                             device) != cudaSuccess ||
+      major != 9 || minor != 0 || Blocks(&blocks) != cudaSuccess) {
+    return 0;
+  }
   const int64_t factor = p.position == LrpeType::kCosine
                              ? Plan<Form::kCosine>::kFactorBytes
                              : Plan<Form::kPlain>::kFactorBytes;

@@ -137,11 +137,14 @@ struct Dealer {
     for (uint32_t row = 0; row < rows; ++row) {
       if (p.slots[row] > 0) continue;
       const int64_t first = p.query_start[row];
-      const int64_t size = (p.query_start[row + 1] - first) * columns;
+      const int64_t count = p.query_start[row + 1] - first;
       for (; turn < args.heads; turn += gridDim.x) {
-        for (int64_t i = threadIdx.x % 32; i < size; i += 32) {
-          out[(first + i / columns) * p.out_stride + int64_t{turn} * columns +
-              i % columns] = T(0.0f);
+        T* token = out + first * p.out_stride + int64_t{turn} * columns;
+        for (int64_t i = 0; i < count; ++i) {
+          for (int c = threadIdx.x % 32; c < columns; c += 32) {
+            token[c] = T(0.0f);
+          }
+          token += p.out_stride;
         }
       }
       turn -= args.heads;

@@ -169,7 +169,7 @@ struct Multiplier {
           "r"(factor[i][3])
           : "memory");
     }
-    WarpArrive(layout.FactorLeft());
+    WarpArrive(layout.FactorLeft(place));
   }
   // Waits until it is there.
   __device__ __forceinline__ void Load(int place,

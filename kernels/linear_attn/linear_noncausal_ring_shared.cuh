@@ -29,6 +29,9 @@ constexpr int kMultiplierWarps = kMultipliers / 32;
 constexpr int kMakerWarps = 4;
 constexpr int kMakers = 32 * kMakerWarps;
 constexpr int kTileBytes = wgmma::kTileBytes;
+// Warps that read items besides those who multiply and make: both that copy,
+// and the one that stores.
+constexpr int kOtherReaders = 3;
 constexpr int kItemPlaces = 8;
 constexpr int kItemBytes = 64;
 // Rows whose numbers of tiles are kept in shared memory. (More are slow: they
@@ -70,7 +73,7 @@ struct Args {
   // The workspace, whose places are kNoncausalPlaces of each block.
   Launches* launches;
   // The launch that has left S in a place: the number of those before it, and
-  // one. It only grows, so nothing is set back.
+  // one. It only grows (for 2^32 launches), so nothing is set back.
   uint32_t* place_launches;
   uint4* factors;  // kFactorBytes at each place
 };
@@ -86,6 +89,8 @@ constexpr int kAngleBytes = 12 * kFeatures;
 constexpr int kScaleBytes = 4 * kTokens;
 // Barriers, and what is told of items.
 constexpr int kBarrierBytes = 640 + kItemBytes * kItemPlaces;
+static_assert(408 + 8 * kNoncausalPlaces <= 448 && 8 * kItemPlaces <= 64,
+              "barriers lie beside each other: Layout");
 // NoncausalShares.
 constexpr int kShareNumbers = kMaxBlocks + 1;
 constexpr int kDealBytes = 4 * (kRowsKept + 4 * kShareNumbers);
@@ -171,9 +176,9 @@ struct Layout {
   __device__ __forceinline__ uint32_t ItemWords(int place) const {
     return barriers + 640 + kItemBytes * place;
   }
-  // S is on its way to its place.
-  __device__ __forceinline__ uint32_t FactorLeft() const {
-    return barriers + 408;
+  // S is on its way to `place`: each once a launch.
+  __device__ __forceinline__ uint32_t FactorLeft(uint32_t place) const {
+    return barriers + 408 + 8 * (place % kNoncausalPlaces);
   }
   // How many launches there were before this one.
   __device__ __forceinline__ uint32_t LaunchesBefore() const {
@@ -221,7 +226,9 @@ struct Layout {
                   kArrivingLanes *
                       (kMultiplierWarps + (P::kMakes ? kMakerWarps : 0) + 3));
     }
-    BarrierInit(FactorLeft(), kArrivingLanes * kMultiplierWarps);
+    for (uint32_t i = 0; i < kNoncausalPlaces; ++i) {
+      BarrierInit(FactorLeft(i), kArrivingLanes * kMultiplierWarps);
+    }
     BarrierInitFence();
   }
 

@@ -1,4 +1,4 @@
-// Who writes states, and outputs but for a row's last tile, to global memory.
+// Who writes states, and bfloat16 outputs of whole tiles, to global memory.
 // Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_NONCAUSAL_RING_STORE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_NONCAUSAL_RING_STORE_CUH_
@@ -40,7 +40,8 @@ __device__ __forceinline__ void WaitForStores() {
 template <Form kForm>
 struct Storer {
   using P = Plan<kForm>;
-  static constexpr int kTilesBefore = 1;
+  // Of outputs, before it waits for S to be in its place.
+  static constexpr int kTilesBefore = 2;
 
   __device__ __forceinline__ void Run() {
     bool summed = false;
@@ -103,10 +104,8 @@ struct Storer {
   }
   __device__ __forceinline__ void Publish(int* place) {
     if (*place < 0) return;
-    BarrierWait(layout.FactorLeft(), factors & 1);
-    ++factors;
+    BarrierWait(layout.FactorLeft(*place), 0);
     if (threadIdx.x % 32 == 0) {
-      asm volatile("fence.acq_rel.gpu;" ::: "memory");
       asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(
                        args.place_launches + *place),
                    "r"(ThisLaunch(layout))
@@ -143,7 +142,7 @@ struct Storer {
       Release(stage);
       Pass(1);
       token += kTokens;
-      if (t == kTilesBefore) Publish(&left);
+      if (t + 1 == kTilesBefore) Publish(&left);
     }
     Publish(&left);
     Pass(item.Tiles() - whole);
@@ -152,8 +151,7 @@ struct Storer {
   const Args& args;
   const Layout<kForm>& layout;
   int stage = 0;
-  uint32_t phases = 0;   // of OutFull, a bit for each stage
-  uint32_t factors = 0;  // that have been left
+  uint32_t phases = 0;  // of OutFull, a bit for each stage
 };
 
 }  // namespace linear_ring

@@ -175,9 +175,12 @@ class Batch {
     p.scale = c_.scale;
     p.states = states_.data();
     p.slot_stride = slot_stride_;
-    p.workspace = workspace_.data();
+    p.workspace =
+        shared_workspace_ != nullptr ? shared_workspace_ : workspace_.data();
     return p;
   }
+  // Of another batch, large enough, in place of its own.
+  void UseWorkspace(void* workspace) { shared_workspace_ = workspace; }
   void Run() {
     ASSERT_EQ(LaunchLinearNoncausal(Params(), nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -282,6 +285,7 @@ class Batch {
   DeviceBuffer<int64_t> positions_;
   DeviceBuffer<uint64_t> phases_;
   DeviceBuffer<char> workspace_;
+  void* shared_workspace_ = nullptr;
 };
 
 class LinearNoncausalGpuTest : public GpuTest {
@@ -455,37 +459,106 @@ TEST_F(LinearNoncausalGpuTest, ManyRowsHaveTheSameBitsAsAlone) {
   }
 }
 
-// Enough tiles that blocks leave outputs to each other: those of twelve heads
-// that are second ones of a block, and those of two long ones, which all share.
+// Enough tiles that blocks leave outputs to each other. All batches have one
+// workspace, so that each finds there what others, of other kinds and numbers,
+// have left; none may take it for its own.
 TEST_F(LinearNoncausalGpuTest, OutputsThatOthersMakeHaveTheSameBits) {
   Config plain;
   plain.heads = 12;
-  Config encoded = plain;
+  Config encoded = plain;  // waves go on where tiles are not the first
+  encoded.head_dim = 48;
+  encoded.value_dim = 40;
   encoded.q = Activation::kSoftmax;
   encoded.k = encoded.g = Activation::kSilu;
   encoded.position = LrpeType::kCosine;
-  const std::vector<int64_t> counts(12, 1024);
-  for (const Config& c : {plain, encoded}) {
-    SCOPED_TRACE(testing::Message()
-                 << "position " << static_cast<int>(c.position));
-    Batch all(c, counts);
-    ASSERT_NO_FATAL_FAILURE(all.Run());
-    for (const int64_t row : {0, 5, 11}) {
-      SCOPED_TRACE(testing::Message() << "row " << row);
-      Batch alone(c, {1024}, row + 1);
-      ASSERT_NO_FATAL_FAILURE(alone.Run());
-      EXPECT_TRUE(SameBits(all.Out(row), alone.Out(0)));
-      EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
-    }
-    // The workspace serves again, and nothing of the launch before is taken.
-    const std::vector<float> before = all.Out(3);
-    for (int turn = 0; turn < 3; ++turn) {
+  Config made = encoded;
+  made.position = LrpeType::kNone;
+  struct Case {
+    Config config;
+    std::vector<int64_t> counts;
+    std::vector<int64_t> rows;  // that are looked at
+  };
+  // Of the last, blocks have many heads of a tile, and some leave two of them.
+  std::vector<int64_t> uneven(20, 30);
+  for (int64_t row = 0; row < 8; ++row) uneven.push_back(4001);
+  const std::vector<Case> cases = {
+      {plain, std::vector<int64_t>(12, 1024), {0, 5, 11}},
+      {encoded, std::vector<int64_t>(12, 1500), {0, 7, 11}},
+      {made, std::vector<int64_t>(13, 1100), {1, 12}},
+      {made, uneven, {0, 19, 20, 27}},
+  };
+  Batch largest(encoded, {1});
+  void* const workspace = largest.Params().workspace;
+  for (int turn = 0; turn < 2; ++turn) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const Config& c = cases[i].config;
+      const std::vector<int64_t>& counts = cases[i].counts;
+      SCOPED_TRACE(testing::Message() << "turn " << turn << ", case " << i);
+      const int64_t first = 1 + 40 * turn;
+      Batch all(c, counts, first);
+      all.UseWorkspace(workspace);
       ASSERT_NO_FATAL_FAILURE(all.Run());
-      EXPECT_TRUE(SameBits(all.Out(3), before));
+      for (const int64_t row : cases[i].rows) {
+        SCOPED_TRACE(testing::Message() << "row " << row);
+        Batch alone(c, {counts[row]}, first + row);
+        ASSERT_NO_FATAL_FAILURE(alone.Run());
+        EXPECT_TRUE(SameBits(all.Out(row), alone.Out(0)));
+        EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
+      }
+      // Without states, and in float32, as the engine has it.
+      Batch without(c, counts, first);
+      LinearNoncausalParams p = without.Params();
+      p.workspace = workspace;
+      p.max_rows = static_cast<int64_t>(counts.size());
+      p.rows = nullptr;
+      p.states = nullptr;
+      p.slots = nullptr;
+      ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
+      int64_t tokens = 0;
+      for (const int64_t count : counts) tokens += count;
+      const int64_t width = c.heads * c.value_dim;
+      DeviceBuffer<float> out(std::vector<float>(tokens * width, kCanary));
+      p.out_type = ElementType::kFloat32;
+      p.out = out.data();
+      p.out_stride = width;
+      ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      std::vector<float> want;
+      for (size_t row = 0; row < counts.size(); ++row) {
+        const std::vector<float> part = all.Out(row);
+        EXPECT_TRUE(SameBits(without.Out(row), part)) << "row " << row;
+        want.insert(want.end(), part.begin(), part.end());
+      }
+      EXPECT_TRUE(SameBits(out.Read(), want));
     }
   }
 }
 
+// More rows than the kernel keeps the tiles of, and none but one in the sink.
+TEST_F(LinearNoncausalGpuTest, ThousandsOfRowsOrNone) {
+  Config c;
+  c.heads = 3;
+  c.head_dim = 16;
+  c.value_dim = 8;
+  c.g = Activation::kSilu;
+  std::vector<int64_t> counts;
+  for (int64_t row = 0; row < 2500; ++row) counts.push_back(row % 4);
+  counts[2300] = 400;
+  Batch all(c, counts);
+  ASSERT_NO_FATAL_FAILURE(all.Run());
+  for (const int64_t row : {1, 2046, 2047, 2049, 2300, 2499}) {
+    SCOPED_TRACE(testing::Message() << "row " << row);
+    Batch alone(c, {counts[row]}, row + 1);
+    ASSERT_NO_FATAL_FAILURE(alone.Run());
+    EXPECT_TRUE(SameBits(all.Out(row), alone.Out(0)));
+    EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
+  }
+  Batch none(c, {});
+  ASSERT_NO_FATAL_FAILURE(none.Run());
+  ASSERT_NO_FATAL_FAILURE(none.Run());
+}
+
+// Two heads, whose outputs all blocks share.
 TEST_F(LinearNoncausalGpuTest, OutputsOfFewLongHeadsMatchFloat64) {
   Config c;
   c.g = Activation::kSilu;
@@ -636,6 +709,10 @@ TEST_F(LinearNoncausalGpuTest, RefusesWhatItDoesNotSupport) {
   EXPECT_TRUE(refused(p));
   p = good;
   p.workspace = nullptr;
+  EXPECT_TRUE(refused(p));
+  p = good;
+  p.num_heads = 1 << 16;
+  p.max_rows = 2049;
   EXPECT_TRUE(refused(p));
   p = good;
   p.slot_stride += 2;  // a state would not begin at a multiple of 16 bytes

@@ -1,10 +1,11 @@
 #include "kernels/linear_attn/linear_noncausal_deal.h"
 
 #include <algorithm>
+#include <barrier>
 #include <cstdint>
 #include <map>
 #include <set>
-#include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -31,6 +32,37 @@ struct Alone {
     return before;
   }
   void Meet() const {}
+};
+
+// A team of threads, one of which this is.
+class Together {
+ public:
+  struct Meeting {
+    explicit Meeting(uint32_t size) : barrier(size), numbers(size) {}
+    std::barrier<> barrier;
+    std::vector<uint32_t> numbers;
+  };
+  Together(uint32_t rank, Meeting* meeting) : rank_(rank), meeting_(meeting) {}
+  uint32_t rank() const { return rank_; }
+  uint32_t size() const {
+    return static_cast<uint32_t>(meeting_->numbers.size());
+  }
+  uint32_t Before(uint32_t x, uint32_t* sum) const {
+    meeting_->numbers[rank_] = x;
+    Meet();
+    uint32_t before = *sum;
+    for (uint32_t i = 0; i < size(); ++i) {
+      if (i < rank_) before += meeting_->numbers[i];
+      *sum += meeting_->numbers[i];
+    }
+    Meet();
+    return before;
+  }
+  void Meet() const { meeting_->barrier.arrive_and_wait(); }
+
+ private:
+  uint32_t rank_;
+  Meeting* meeting_;
 };
 
 // Plays a launch: blocks do their work in order and wait where they have to.
@@ -179,6 +211,36 @@ TEST(LinearNoncausalDealTest, RowsOfAllLengths) {
   rows[150] = 900;
   ASSERT_NO_FATAL_FAILURE(PlayBoth(rows, 1, 132));
   ASSERT_NO_FATAL_FAILURE(PlayBoth({0, 0}, 3, 132));
+}
+
+// The shares are the same, however many threads find them.
+TEST(LinearNoncausalDealTest, ATeamFindsWhatOneThreadDoes) {
+  std::vector<uint32_t> rows;
+  for (uint32_t row = 0; row < 40; ++row) rows.push_back(row * 37 % 61);
+  for (const uint32_t blocks : {1u, 31u, 32u, 132u}) {
+    for (const uint32_t heads : {1u, 12u}) {
+      SCOPED_TRACE(::testing::Message() << blocks << " " << heads);
+      std::vector<uint32_t> numbers[2][4];
+      const auto find = [&](int which, const auto& team) {
+        const NoncausalLine<Tiles> line({&rows}, 40, heads, blocks);
+        auto& n = numbers[which];
+        FindNoncausalShares(
+            line, team, {n[0].data(), n[1].data(), n[2].data(), n[3].data()});
+      };
+      for (auto& n : numbers) {
+        for (auto& some : n) some.resize(blocks + 1);
+      }
+      find(0, Alone());
+      constexpr uint32_t kThreads = 32;
+      Together::Meeting meeting(kThreads);
+      std::vector<std::thread> threads;
+      for (uint32_t rank = 0; rank < kThreads; ++rank) {
+        threads.emplace_back([&, rank] { find(1, Together(rank, &meeting)); });
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (int i = 0; i < 4; ++i) EXPECT_EQ(numbers[0][i], numbers[1][i]) << i;
+    }
+  }
 }
 
 // How much longer a launch takes than its work, shared out over 132 blocks.
