@@ -18,7 +18,7 @@ namespace recurve {
 //   S = Σ_j k̃_j v_jᵀ,   o_i = act_g(g_i) ⊙ Sᵀ q̃_i
 //
 // S is what LaunchLinearStep goes on from. Nothing but inputs, outputs and S
-// crosses global memory.
+// (also as a factor of bfloat16, in the workspace) crosses global memory.
 //
 // Every pointer is device memory and 16-byte aligned; nothing that changes from
 // step to step is a launch argument. q, k, v and g are bfloat16. Products are
@@ -74,15 +74,16 @@ struct LinearNoncausalParams {
 
   // LinearNoncausalWorkspaceBytes, 128-byte aligned, all zeros when it was
   // allocated. It serves one launch at a time, of any shape and kind for which
-  // it is large enough.
+  // it is large enough. Null for a kind that needs none.
   void* workspace;
 };
 
 inline constexpr int64_t kLinearNoncausalMaxDim = 128;
 
-// Of LinearNoncausalParams::workspace, for the kind of layer and the current
-// device; 0 if the kind needs none, or there is no device that the kernel runs
-// on.
+// Of LinearNoncausalParams::workspace, for the kind of layer (position and
+// softmax over the sequence; nothing else is looked at) and the current device:
+// 17.3 MB with kCosine on an H100 or H200, 8.7 without; 0 if the kind needs
+// none, or there is no device that the kernel runs on.
 int64_t LinearNoncausalWorkspaceBytes(const LinearNoncausalParams& params);
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a

@@ -58,8 +58,8 @@ __device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
 #endif
 }
 
-// Grid: a block for each multiprocessor, all at a time, as they wait for each
-// other. NoncausalDeal says what each has to do.
+// Grid: a block for each multiprocessor (at most kMaxBlocks), all at a time, as
+// they wait for each other. NoncausalDeal says what each has to do.
 template <Form kForm>
 __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
     linear_noncausal_ring_kernel(const __grid_constant__ Args args) {

@@ -206,7 +206,8 @@ TEST(LinearNoncausalDealTest, RowsOfAllLengths) {
       ASSERT_NO_FATAL_FAILURE(PlayBoth(mixed, heads, blocks));
     }
   }
-  // A row that many blocks hand on, among short ones; and none at all.
+  // A long row, whose outputs many blocks make, among short ones; and none at
+  // all.
   std::vector<uint32_t> rows(300, 1);
   rows[150] = 900;
   ASSERT_NO_FATAL_FAILURE(PlayBoth(rows, 1, 132));
