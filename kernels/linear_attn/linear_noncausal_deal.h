@@ -41,7 +41,9 @@ struct NoncausalHead {
 };
 
 // The line. RowTiles(row) is how many tiles a row has: none if nothing is to be
-// done. heads times the tiles of all rows is at most 2^28.
+// done. heads times the tiles of all rows is at most 2^28: heads times rows is
+// half of that (LinearNoncausalParams), as many whole tiles are 137 GB each of
+// q, k, v and out.
 template <typename RowTiles>
 class NoncausalLine {
  public:
