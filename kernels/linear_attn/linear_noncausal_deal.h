@@ -26,9 +26,9 @@ namespace recurve {
 // others. Each has a place for S in global memory.
 constexpr uint32_t kNoncausalPlaces = 2;
 // What adding up a tile takes, what its outputs do, and what each head does
-// besides, in the same unit.
+// besides, in the same unit; by trial.
 constexpr uint32_t kNoncausalSumCost = 2;
-constexpr uint32_t kNoncausalOutCost = 3;
+constexpr uint32_t kNoncausalOutCost = 2;
 constexpr uint32_t kNoncausalHeadCost = 8;
 // Outputs are left to others only if blocks have so many tiles in the mean:
 // finding out who takes them takes time, too.
