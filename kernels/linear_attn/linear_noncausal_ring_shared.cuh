@@ -222,9 +222,9 @@ struct Layout {
     }
     for (int i = 0; i < kItemPlaces; ++i) {
       BarrierInit(ItemFull(i), kArrivingLanes);
-      BarrierInit(ItemFree(i),
-                  kArrivingLanes *
-                      (kMultiplierWarps + (P::kMakes ? kMakerWarps : 0) + 3));
+      BarrierInit(ItemFree(i), kArrivingLanes * (kMultiplierWarps +
+                                                 (P::kMakes ? kMakerWarps : 0) +
+                                                 kOtherReaders));
     }
     for (uint32_t i = 0; i < kNoncausalPlaces; ++i) {
       BarrierInit(FactorLeft(i), kArrivingLanes * kMultiplierWarps);

@@ -309,6 +309,19 @@ class LinearNoncausalGpuTest : public GpuTest {
           << RelativelyNear(batch.State(i), want.state, kTolerance).message();
     }
   }
+  // Rows of `all`, whose sequences are those from `first` on, have the bits of
+  // a batch of their own.
+  static void ExpectAsAlone(const Config& c, const Batch& all,
+                            const std::vector<int64_t>& counts,
+                            const std::vector<int64_t>& rows, int64_t first) {
+    for (const int64_t row : rows) {
+      SCOPED_TRACE(testing::Message() << "row " << row);
+      Batch alone(c, {counts[row]}, first + row);
+      ASSERT_NO_FATAL_FAILURE(alone.Run());
+      EXPECT_TRUE(SameBits(all.Out(row), alone.Out(0)));
+      EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
+    }
+  }
 };
 
 TEST_F(LinearNoncausalGpuTest, MatchesFloat64AtEveryLength) {
@@ -449,13 +462,8 @@ TEST_F(LinearNoncausalGpuTest, ManyRowsHaveTheSameBitsAsAlone) {
                  << ", position " << static_cast<int>(c.position));
     Batch all(c, counts);
     ASSERT_NO_FATAL_FAILURE(all.Run());
-    for (int64_t row : {1, 5, 10, 33, 40, 61, 62, 88, 89}) {
-      SCOPED_TRACE(testing::Message() << "row " << row);
-      Batch alone(c, {counts[row]}, row + 1);
-      ASSERT_NO_FATAL_FAILURE(alone.Run());
-      EXPECT_TRUE(SameBits(all.Out(row), alone.Out(0)));
-      EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
-    }
+    ASSERT_NO_FATAL_FAILURE(
+        ExpectAsAlone(c, all, counts, {1, 5, 10, 33, 40, 61, 62, 88, 89}, 1));
   }
 }
 
@@ -498,13 +506,8 @@ TEST_F(LinearNoncausalGpuTest, OutputsThatOthersMakeHaveTheSameBits) {
       Batch all(c, counts, first);
       all.UseWorkspace(workspace);
       ASSERT_NO_FATAL_FAILURE(all.Run());
-      for (const int64_t row : cases[i].rows) {
-        SCOPED_TRACE(testing::Message() << "row " << row);
-        Batch alone(c, {counts[row]}, first + row);
-        ASSERT_NO_FATAL_FAILURE(alone.Run());
-        EXPECT_TRUE(SameBits(all.Out(row), alone.Out(0)));
-        EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
-      }
+      ASSERT_NO_FATAL_FAILURE(
+          ExpectAsAlone(c, all, counts, cases[i].rows, first));
       // Without states, and in float32, as the engine has it.
       Batch without(c, counts, first);
       LinearNoncausalParams p = without.Params();
@@ -546,13 +549,8 @@ TEST_F(LinearNoncausalGpuTest, ThousandsOfRowsOrNone) {
   counts[2300] = 400;
   Batch all(c, counts);
   ASSERT_NO_FATAL_FAILURE(all.Run());
-  for (const int64_t row : {1, 2046, 2047, 2049, 2300, 2499}) {
-    SCOPED_TRACE(testing::Message() << "row " << row);
-    Batch alone(c, {counts[row]}, row + 1);
-    ASSERT_NO_FATAL_FAILURE(alone.Run());
-    EXPECT_TRUE(SameBits(all.Out(row), alone.Out(0)));
-    EXPECT_TRUE(SameBits(all.State(row), alone.State(0)));
-  }
+  ASSERT_NO_FATAL_FAILURE(
+      ExpectAsAlone(c, all, counts, {1, 2046, 2047, 2049, 2300, 2499}, 1));
   Batch none(c, {});
   ASSERT_NO_FATAL_FAILURE(none.Run());
   ASSERT_NO_FATAL_FAILURE(none.Run());
