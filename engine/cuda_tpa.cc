@@ -47,11 +47,16 @@ size_t CudaTpa::AddShape(const TpaShape& shape) {
   }
   shapes_.emplace_back();
   shapes_.back().shape = shape;
+  // Of a shape that has no other plan for few chunks, or many, 0.
   const int few = TpaFewChunks(shape, device_);
-  if (few > 0) few_chunks_ = few_chunks_ > 0 ? std::min(few_chunks_, few) : few;
+  int& few_chunks = context_limits_.few_chunks;
+  if (few > 0) few_chunks = few_chunks > 0 ? std::min(few_chunks, few) : few;
+  context_limits_.many_chunks =
+      std::max(context_limits_.many_chunks, TpaManyChunks(shape, device_));
   // All shapes have a plan of kShort, or none is taken.
   const int rows = TpaShortRows(shape, device_);
-  short_rows_ = shapes_.size() > 1 ? std::min(short_rows_, rows) : rows;
+  int& short_rows = context_limits_.short_rows;
+  short_rows = shapes_.size() > 1 ? std::min(short_rows, rows) : rows;
   return shapes_.size() - 1;
 }
 
@@ -100,7 +105,9 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
     for (const auto& [rows, tokens, contexts] :
          {std::tuple(options_.max_sequences, int64_t{1}, TpaContexts::kAny),
           std::tuple(options_.max_sequences, int64_t{1}, TpaContexts::kFew),
-          std::tuple(std::min(int64_t{short_rows_}, options_.max_sequences),
+          std::tuple(options_.max_sequences, int64_t{1}, TpaContexts::kMany),
+          std::tuple(std::min(int64_t{context_limits_.short_rows},
+                              options_.max_sequences),
                      int64_t{1}, TpaContexts::kShort),
           std::tuple(kTpaPieceRows, kTpaPieceTokens, TpaContexts::kAny)}) {
       if (rows == 0) continue;  // no plan of kShort
@@ -183,7 +190,7 @@ absl::Status CudaTpa::Allocate() {
 
 TpaContexts CudaTpa::ContextsOf(absl::Span<const int64_t> positions,
                                 int64_t rows) const {
-  return TpaContextsOf(positions, rows, few_chunks_, short_rows_);
+  return TpaContextsOf(positions, rows, context_limits_);
 }
 
 absl::Status CudaTpa::BeginDecode(const TpaScheduleParams& of,

@@ -220,10 +220,9 @@ class CudaTpa {
   const TpaStepLimits limits_;
   int64_t piece_tokens_;  // in a step, at most, with padding
   std::vector<Shape> shapes_;
-  int few_chunks_ = 0;            // of the rows of a step of decoding, for kFew
-  int short_rows_ = 0;            // of such a step, at most, for kShort
-  CudaMemory prefill_schedules_;  // of all launches of a step
-  CudaMemory scratch_;            // of the decode kernel
+  TpaContextLimits context_limits_;  // of a step of decoding
+  CudaMemory prefill_schedules_;     // of all launches of a step
+  CudaMemory scratch_;               // of the decode kernel
   CudaMemory prefill_scratch_;
   CudaMemory queries_;   // of a piece, gathered
   CudaMemory formed_;    // queries as the decode kernel takes them

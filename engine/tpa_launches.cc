@@ -90,22 +90,24 @@ std::vector<TpaPrefillRuns> CutTpaPrefills(const StepBatch& batch,
 }
 
 TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int64_t rows,
-                          int few_chunks, int short_rows) {
-  if (rows <= short_rows &&
+                          const TpaContextLimits& limits) {
+  if (rows <= limits.short_rows &&
       std::all_of(positions.begin(), positions.end(), [](int64_t position) {
         return position < TpaChunkBegin(kTpaClusterChunks);
       })) {
     return TpaContexts::kShort;
   }
-  // Rows of padding have no chunks, but blocks are shared out among all.
-  if (rows > few_chunks) return TpaContexts::kAny;
   int64_t chunks = 0;
   for (const int64_t position : positions)
     chunks += TpaChunkCount(static_cast<int>(position + 1));
+  if (limits.many_chunks > 0 && chunks > limits.many_chunks)
+    return TpaContexts::kMany;
+  // Rows of padding have no chunks, but blocks are shared out among all.
+  if (rows > limits.few_chunks) return TpaContexts::kAny;
   // The products of one row begin on multiprocessors that attention does not
   // hold to its end, and need three in four (ShareChainTiles; measured,
   // docs/kernels/tpa_decode.md).
-  const int most = rows == 1 ? few_chunks / 4 : few_chunks;
+  const int most = rows == 1 ? limits.few_chunks / 4 : limits.few_chunks;
   return chunks <= most ? TpaContexts::kFew : TpaContexts::kAny;
 }
 

@@ -16,11 +16,17 @@
 
 namespace recurve {
 
+// TpaFewChunks, TpaManyChunks and TpaShortRows of a model's layers.
+struct TpaContextLimits {
+  int few_chunks = 0;
+  int many_chunks = 0;
+  int short_rows = 0;
+};
+
 // Which plan is the faster one for a step of decoding of `rows`: one new token
-// at each of these positions, the other rows are padding. `few_chunks` and
-// `short_rows` are TpaFewChunks and TpaShortRows of its layers' shapes.
+// at each of these positions, the other rows are padding.
 TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int64_t rows,
-                          int few_chunks, int short_rows);
+                          const TpaContextLimits& limits);
 
 // Rows of so many tokens, so many rows a launch: what the decode kernel takes
 // at most, and a bound on its partial results.

@@ -229,11 +229,12 @@ class TpaBench {
     const bool clusters = form == TpaDecodeForm::kParallelBn &&
                           rows_ <= TpaShortRows(case_.shape, device_) &&
                           most <= kTpaClusterChunks;
-    return PlanTpaDecode(case_.shape, form, rows_, 1, device_,
-                         clusters ? TpaContexts::kShort
-                         : chunks <= TpaFewChunks(case_.shape, device_)
-                             ? TpaContexts::kFew
-                             : TpaContexts::kAny);
+    return PlanTpaDecode(
+        case_.shape, form, rows_, 1, device_,
+        clusters                                       ? TpaContexts::kShort
+        : chunks <= TpaFewChunks(case_.shape, device_) ? TpaContexts::kFew
+        : chunks > TpaManyChunks(case_.shape, device_) ? TpaContexts::kMany
+                                                       : TpaContexts::kAny);
   }
 
   TpaCudaDecodeParams Params(int64_t layer) const {

@@ -21,8 +21,16 @@ bool ValidOut(const TpaCudaDecodeParams& p) {
 
 // What copies pages goes by the plan, what multiplies by the instance.
 bool ValidEarlyKeys(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
-  if (plan.early_keys == 0) return true;
   const auto rank = static_cast<int>(p.shape.kv_rank);
+  const bool head_rows =
+      kTpaVariants[plan.variant].columns == kTpaHeadRowsHeads;
+  if (head_rows || plan.early_keys == kTpaInOrder) {
+    return head_rows && plan.early_keys == kTpaInOrder && plan.hopper &&
+           plan.head_blocks == 1 && plan.groups == 1 && rank <= 2 &&
+           plan.stages >= 2 * rank && p.new_tokens == 1 &&
+           p.shape.head_dim == 64 && p.shape.value_dim == 64;
+  }
+  if (plan.early_keys == 0) return true;
   const int tiles = kTpaVariants[plan.variant].value_tiles;
   return rank <= 2 && plan.early_keys == TpaEarlyRanks(tiles, rank) &&
          plan.stages >= rank + plan.early_keys;

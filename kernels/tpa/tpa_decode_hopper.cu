@@ -31,6 +31,17 @@ __global__ void __launch_bounds__(kTpaMaxThreads, 1)
 #endif
 }
 
+// Heads as rows.
+template <typename T, int kRank, bool kAppends>
+__global__ void __launch_bounds__(kTpaMaxThreads, 1)
+    tpa_decode_head_rows(const __grid_constant__ TpaDecodeArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  TpaDecodeBlock<T, kTpaHeadRowsHeads, 1, kRank, TpaHeadRows, kAppends>(args);
+#else
+  __trap();
+#endif
+}
+
 // Rows that are clusters.
 template <typename T, int kRank, bool kAppends>
 __global__ void __launch_bounds__(kTpaMaxThreads, 1)
@@ -52,6 +63,18 @@ cudaError_t LaunchClusters(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
                                         : tpa_decode_clusters<T, 1, false>)
                              : (appends ? tpa_decode_clusters<T, 2, true>
                                         : tpa_decode_clusters<T, 2, false>),
+                         args, plan, stream);
+}
+
+template <typename T>
+cudaError_t LaunchHeadRows(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
+                           cudaStream_t stream) {
+  const bool one = args.p.shape.kv_rank == 1;
+  const bool appends = args.p.queries == nullptr;
+  return LaunchTpaKernel(one ? (appends ? tpa_decode_head_rows<T, 1, true>
+                                        : tpa_decode_head_rows<T, 1, false>)
+                             : (appends ? tpa_decode_head_rows<T, 2, true>
+                                        : tpa_decode_head_rows<T, 2, false>),
                          args, plan, stream);
 }
 
@@ -89,6 +112,8 @@ cudaError_t LaunchVariant(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
       return LaunchRank<T, 40, 2>(args, plan, stream);
     case 5:
       return LaunchRank<T, 24, 1>(args, plan, stream);
+    case 6:
+      return LaunchHeadRows<T>(args, plan, stream);
     default:
       return cudaErrorInvalidValue;
   }

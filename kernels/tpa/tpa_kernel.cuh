@@ -2,11 +2,14 @@
 #ifndef RECURVE_KERNELS_TPA_TPA_KERNEL_CUH_
 #define RECURVE_KERNELS_TPA_TPA_KERNEL_CUH_
 
+#include <type_traits>
+
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/shared_memory.h"
 #include "kernels/tpa/tpa_cluster.cuh"
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_fresh_page.cuh"
+#include "kernels/tpa/tpa_head_rows.cuh"
 #include "kernels/tpa/tpa_merge.cuh"
 #include "kernels/tpa/tpa_own_tokens.cuh"
 #include "kernels/tpa/tpa_products.cuh"
@@ -76,18 +79,24 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   shared.queries = at;
   at += 2 * Half<T>::kTerms * kColumns * args.groups *
         static_cast<int>(args.layout.b_k_width);
+  constexpr bool kHeadRows = std::is_same_v<Products, TpaHeadRows>;
   shared.weights = SharedAddress(at);
   shared.staging = reinterpret_cast<float*>(at);
-  at += 2 * 2 * kTpaPageTokens * kColumns * args.groups * args.lanes;
-  shared.exchange = reinterpret_cast<float*>(at);
-  at += 2 * 4 * 4 * kColumns * args.groups * args.lanes;
+  if constexpr (kHeadRows) {
+    at += TpaStagingBytes(args.p.shape, args.groups * args.group_octets);
+  } else {
+    at += 2 * 2 * kTpaPageTokens * kColumns * args.groups * args.lanes;
+    shared.exchange = reinterpret_cast<float*>(at);
+    at += 2 * 4 * 4 * kColumns * args.groups * args.lanes;
+  }
   shared.kept = reinterpret_cast<float2*>(at);
   at += 2 * 8 * kColumns * args.groups;
   auto* share = reinterpret_cast<int*>(at);
   at += sizeof(TpaBlockWork);
   const uint32_t barriers = SharedAddress(at);
   at += 16 * (args.lanes * args.stages + 1);
-  shared.kept_outputs = reinterpret_cast<float*>(at);
+  shared.kept_outputs =
+      reinterpret_cast<float*>(kHeadRows ? shared.queries : at);
   const TpaCluster cluster(args, SharedAddress(at));  // in its place
   const TpaQueryCopy queries(
       args, shared.queries, barriers + 16 * args.lanes * args.stages, kColumns);
@@ -150,11 +159,13 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     if (Products::kAsync && !kClusters && lane == 0) AskForNext(args.p, word);
   } else {
     if constexpr (Products::kAsync) ClaimRegisters<232>();
-    queries.ClearUnused();
+    if constexpr (!kHeadRows) queries.ClearUnused();
     const int lane = thread >= args.lane_threads() ? 1 : 0;
     // What does not need the share is done while it comes.
-    TpaWorker<T, kColumns, kTiles, kRank, Products, kAppends> worker(
-        args, shared, ring_of(lane), queries, lane);
+    using Worker = std::conditional_t<
+        kHeadRows, TpaHeadRowsWorker<T, kRank, kAppends>,
+        TpaWorker<T, kColumns, kTiles, kRank, Products, kAppends>>;
+    Worker worker(args, shared, ring_of(lane), queries, lane);
     NamedBarrier(kTpaShareBarrier, sharers);
     WaitForPrevious();
     if constexpr (kClusters) {

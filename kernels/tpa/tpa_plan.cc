@@ -32,13 +32,17 @@ int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
   const int64_t columns = int64_t{variant.columns} * plan.groups;
   const int64_t dim = RoundUp(shape.head_dim, 16);
   const int64_t terms = 2 * kTpaQueryTerms * columns * dim;
-  const int64_t weights = 2 * 2 * kTpaPageTokens * columns * plan.lanes;
-  const int64_t exchange = 2 * 4 * 4 * columns * plan.lanes;
+  const bool head_rows = variant.columns == kTpaHeadRowsHeads;
+  const int64_t weights =
+      head_rows ? TpaStagingBytes(shape, plan.groups * plan.group_octets)
+                : 2 * 2 * kTpaPageTokens * columns * plan.lanes;
+  const int64_t exchange = head_rows ? 0 : 2 * 4 * 4 * columns * plan.lanes;
   const int64_t kept =
       2 * 8 * columns + static_cast<int64_t>(sizeof(TpaBlockWork));
   const int64_t kept_outputs =
-      plan.cluster_blocks > 0 ? TpaClusterBytes(static_cast<int>(columns) / 8)
-                              : 4 * 64 * variant.value_tiles * columns;
+      head_rows                 ? 0
+      : plan.cluster_blocks > 0 ? TpaClusterBytes(static_cast<int>(columns) / 8)
+                                : 4 * 64 * variant.value_tiles * columns;
   return std::max<int64_t>(terms + weights + exchange + kept +
                                16 * (kMaxStages * plan.lanes + 1) +
                                RoundUp(kept_outputs, 128),
@@ -110,14 +114,24 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
     return plan;
   }
   plan.cluster_blocks = clusters ? kTpaClusterBlocks : 0;
+  const bool common = plan.hopper && shape.head_dim == shape.value_dim &&
+                      (shape.head_dim == 64 || shape.head_dim == 128) &&
+                      shape.kv_rank <= 2;
+  // Fewer heads than 41 have a warpgroup for each lane as it is.
+  const bool head_rows = contexts == TpaContexts::kMany && common &&
+                         tiles == 1 && new_tokens == 1 && !by_heads &&
+                         octets > 5 && octets <= kTpaHeadRowsHeads / 8;
   const int max_groups = by_heads || clusters ? 1 : kTpaMaxWarpgroups;
-  const int max_octets = by_heads          ? (wide ? 5 : 2)
+  const int max_octets = head_rows         ? octets
+                         : by_heads        ? (wide ? 5 : 2)
                          : few || clusters ? 3 * max_groups
                                            : (wide ? 5 : 4) * max_groups;
   // The least columns that do for a warpgroup.
   int columns = wide ? 40 : 32;
   if (clusters) {
     columns = 24;
+  } else if (head_rows) {
+    columns = kTpaHeadRowsHeads;
   } else if (wide && !by_heads) {
     const int block_octets = CeilDiv(octets, CeilDiv(octets, max_octets));
     const int groups = CeilDiv(block_octets, few ? 3 : 5);
@@ -129,12 +143,14 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   }
   const int most = columns / 8;
   const TpaPageLayout layout(shape, TpaPageOrder::kOctets);
-  const bool common = plan.hopper && shape.head_dim == shape.value_dim &&
-                      (shape.head_dim == 64 || shape.head_dim == 128) &&
-                      shape.kv_rank <= 2;
   // Columns shared out evenly; fewer in a block if its work leaves too little
   // room for factors.
   const int all = CeilDiv(octets, max_octets);
+  // With heads as rows, values of a page are held while the next one's keys
+  // come.
+  const int min_stages =
+      head_rows ? std::max(kMinStages, 2 * static_cast<int>(shape.kv_rank))
+                : kMinStages;
   for (int block_octets = CeilDiv(octets, all);; --block_octets) {
     plan.groups = std::min(CeilDiv(block_octets, most), max_groups);
     plan.group_octets = CeilDiv(block_octets, plan.groups);
@@ -154,18 +170,22 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
       plan.stages = static_cast<int>(std::min<int64_t>(
           kMaxStages,
           (device.shared_memory - fixed) / plan.stage_bytes / plan.lanes));
-      if (plan.stages >= kMinStages || plan.lanes == 1) break;
+      if (plan.stages >= min_stages || plan.lanes == 1) break;
     }
     plan.shared_bytes =
         static_cast<int>(fixed) + plan.lanes * plan.stages * plan.stage_bytes;
-    if (plan.stages >= kMinStages) break;
-    if (block_octets == 1) return plan;
+    if (plan.stages >= min_stages) break;
+    if (block_octets == 1 || head_rows) return plan;
   }
   // The next page's first keys wait beside all values of this one, and one
   // more comes.
   const int rank = static_cast<int>(shape.kv_rank);
   const int early = TpaEarlyRanks(tiles, rank);
-  if (common && plan.stages > rank + early - 1) plan.early_keys = early;
+  if (head_rows) {
+    plan.early_keys = kTpaInOrder;
+  } else if (common && plan.stages > rank + early - 1) {
+    plan.early_keys = early;
+  }
   plan.threads = 128 * (plan.groups * plan.lanes + 1);
   if (clusters) {
     if (rows * plan.head_blocks <= MostClusters(device) &&
@@ -189,8 +209,9 @@ bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan) {
   const int64_t staging =
       4 * shape.q_rank *
       (RoundUp(shape.head_dim, 16) + 8 * plan.groups * plan.group_octets);
-  return plan.hopper && plan.blocks > 0 && plan.early_keys > 0 &&
-         shape.q_rank > 0 && staging <= weights;
+  const bool own = kTpaVariants[plan.variant].columns == kTpaHeadRowsHeads;
+  return plan.hopper && plan.blocks > 0 && plan.early_keys != 0 &&
+         shape.q_rank > 0 && (own || staging <= weights);
 }
 
 int TpaFewChunks(const TpaShape& shape, const TpaDevice& device) {
@@ -200,6 +221,14 @@ int TpaFewChunks(const TpaShape& shape, const TpaDevice& device) {
   };
   const TpaDecodePlan few = plan(TpaContexts::kFew);
   return few.head_blocks > plan(TpaContexts::kAny).head_blocks ? few.blocks : 0;
+}
+
+int TpaManyChunks(const TpaShape& shape, const TpaDevice& device) {
+  const TpaDecodePlan many = PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 1,
+                                           1, device, TpaContexts::kMany);
+  // A warpgroup takes longer for a page, and two work side by side: so more
+  // than two chunks each (measured; docs/kernels/tpa_decode.md).
+  return many.early_keys == kTpaInOrder ? 2 * many.lanes * many.blocks : 0;
 }
 
 int TpaShortRows(const TpaShape& shape, const TpaDevice& device) {

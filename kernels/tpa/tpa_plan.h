@@ -21,6 +21,7 @@ const char* Name(TpaDecodeForm form);
 enum class TpaContexts {
   kAny,
   kFew,    // no more chunks (tpa_chunks.h) than TpaFewChunks says
+  kMany,   // more chunks than TpaManyChunks says
   kShort,  // no row has more than kTpaClusterChunks chunks, and there are no
            // more rows than TpaShortRows says
 };
@@ -54,9 +55,16 @@ struct TpaDecodePlan {
   int threads;
   bool hopper;     // wgmma, bulk copies and dependent launch; else mma.sync
   int early_keys;  // ranks of a page whose scores begin a page early, in the
-                   // instances for common shapes; else 0
+                   // instances for common shapes; else 0. Or kTpaInOrder
   int cluster_blocks;  // of a row, which are a cluster: kTpaClusterBlocks, or 0
 };
+
+// Of the last of kTpaVariants heads are the rows of products, not tokens
+// (tpa_head_rows.cuh): a block has one warpgroup's, so many, for each lane.
+inline constexpr int kTpaHeadRowsHeads = 64;
+// TpaDecodePlan::early_keys of that: pages come one after the other, keys of
+// all ranks, then values.
+inline constexpr int kTpaInOrder = -1;
 
 // The kernel instances: columns of a warpgroup, and value features in 64s.
 // Two warpgroups compute: on the same columns, each for its own chunks, or on
@@ -67,8 +75,13 @@ struct TpaVariant {
   int columns;
   int value_tiles;
 };
-inline constexpr TpaVariant kTpaVariants[] = {{32, 1}, {32, 2}, {32, 4},
-                                              {40, 1}, {40, 2}, {24, 1}};
+inline constexpr TpaVariant kTpaVariants[] = {{32, 1},
+                                              {32, 2},
+                                              {32, 4},
+                                              {40, 1},
+                                              {40, 2},
+                                              {24, 1},
+                                              {kTpaHeadRowsHeads, 1}};
 inline constexpr int kTpaMaxWarpgroups = 2;
 
 // The ranks of a page whose scores those instances begin a page early: all, if
@@ -97,6 +110,15 @@ RECURVE_HOST_DEVICE constexpr int TpaClusterBytes(int octets) {
   return 16 + kTpaClusterChunks * 8 * octets * (8 + 4 * kTpaClusterFeatures);
 }
 
+// Shared memory for what queries of so many octets of heads are formed of.
+RECURVE_HOST_DEVICE constexpr int TpaStagingBytes(const TpaShape& shape,
+                                                  int octets) {
+  return (4 * static_cast<int>(shape.q_rank) *
+              ((static_cast<int>(shape.head_dim) + 15) / 16 * 16 + 8 * octets) +
+          127) /
+         128 * 128;
+}
+
 // Sequences in a launch, at most.
 inline constexpr int kTpaMaxRows = 16384;
 
@@ -118,7 +140,8 @@ TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,
 // Pure. `blocks` is 0 if the shape is not supported or does not fit the device.
 // kFew, of kParallelBn and one new token, may give heads to more blocks: each
 // takes less time for a page, as long as every chunk has a block of its own.
-// What is attended to may be more than that; it only takes longer then. kShort
+// What is attended to may be more than that; it only takes longer then. So with
+// kMany, of one new token, and less; a block's heads may be rows then. kShort
 // is of kParallelBn and one new token, too, and what it says must be so: a
 // longer row ends the launch with an error.
 TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
@@ -134,6 +157,10 @@ bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan);
 // The chunks of all rows up to which PlanTpaDecode of kFew is faster than that
 // of kAny. 0: both are the same.
 int TpaFewChunks(const TpaShape& shape, const TpaDevice& device);
+
+// The chunks of all rows up to which PlanTpaDecode of kAny is as fast as that
+// of kMany. 0: both are the same.
+int TpaManyChunks(const TpaShape& shape, const TpaDevice& device);
 
 // Rows up to which there is a plan of kShort. 0: the shape has none, or the
 // device.

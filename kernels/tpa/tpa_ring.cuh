@@ -47,6 +47,8 @@ __device__ __forceinline__ void BulkCopyOnce(uint32_t to, const void* from,
 // (early_keys is R), else (0) as
 //
 //   K(0, 0)  K(0, 1..R-1) V(0, 0..R-2) K(1, 0) V(0, R-1)  K(1, 1..R-1) ...
+//
+// or, with heads as rows (kTpaInOrder), K(0) V(0)  K(1) V(1) ... of all ranks.
 class TpaRing {
  public:
   __device__ __forceinline__ TpaRing(const TpaDecodeArgs& args, uint32_t base,
@@ -454,8 +456,10 @@ class TpaCopier {
     // So many of the next page's keys, and behind these of this page's stages.
     const int early = max(args_.early_keys, 1);
     const int own_keys = kv_rank - early;
-    const int next_keys =
-        args_.early_keys > 0 ? own_keys : own_keys + kv_rank - 1;
+    const int next_keys = args_.early_keys > 0 ? own_keys
+                          : args_.early_keys == 0
+                              ? own_keys + kv_rank - 1
+                              : own_keys + kv_rank;  // kTpaInOrder
     const int begin = page < 0 ? next_keys : 0;
     const int end = page < 0 ? next_keys + early : 2 * kv_rank;
 #pragma unroll 1

@@ -77,7 +77,7 @@ __device__ __forceinline__ void TpaOverWarps(float (&value)[kOwn],
   for (int step = 0; step < 3; ++step) {
     constexpr int kHalves[] = {kOwn, (kOwn + 1) / 2, (kOwn + 3) / 4,
                                (kOwn + 7) / 8};
-    const int lane_bit = 16 >> step;
+    const int lane_bit = 4 << step;
     const bool upper = (lane & lane_bit) != 0;
     const int size = kHalves[step];
     const int half = kHalves[step + 1];

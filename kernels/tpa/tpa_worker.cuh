@@ -10,6 +10,7 @@
 #include "kernels/tpa/tpa_outputs.cuh"
 #include "kernels/tpa/tpa_own_tokens.cuh"
 #include "kernels/tpa/tpa_ring.cuh"
+#include "kernels/tpa/tpa_rows.cuh"
 #include "kernels/tpa/tpa_softmax.cuh"
 
 namespace recurve {
@@ -38,10 +39,8 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   using Outputs::args_;
   using Outputs::chunk_lane_;
   using Outputs::first_octet_;
-  using Outputs::FoldKept;
   using Outputs::FoldSegments;
   using Outputs::group_;
-  using Outputs::Keep;
   using Outputs::kOctets;
   using Outputs::kOwn;
   using Outputs::kThreadOutputs;
@@ -52,7 +51,6 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   using Outputs::warp_;
   using Outputs::warpgroup_;
   using Outputs::WritePartial;
-  using Outputs::WriteResult;
   using State = typename Outputs::State;
 
  public:
@@ -103,20 +101,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   }
 
   __device__ __forceinline__ void Run(const TpaBlockWork& work) {
-    int slot = Uniform(work.first_slot);
-#pragma unroll 1
-    for (int row = Uniform(work.first_row);
-         row <= work.last_row && row < args_.p.rows; ++row) {
-      if (row == work.last_row && work.last_chunk == 0) break;
-      const int length =
-          Uniform(row == work.first_row ? work.first.length
-                                        : args_.row_work(row).length);
-      const int row_chunks = TpaChunkCount(length);
-      const int begin = Uniform(row == work.first_row ? work.first_chunk : 0);
-      const int end =
-          Uniform(row == work.last_row ? work.last_chunk : row_chunks);
-      if (begin < end) AttendRow(row, length, row_chunks, begin, end, slot);
-    }
+    TpaAttendRows(*this, args_, chunk_lane_, work);
   }
 
   // The same of a block of a cluster, which has chunks of a row; its lanes take
@@ -151,71 +136,29 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   }
 
  private:
-  __device__ __forceinline__ void AttendRow(int row, int length, int row_chunks,
-                                            int begin, int end, int& slot) {
-    TakeQueries(row);
-    if (begin + chunk_lane_ < end) {
-      BeginScores(true);
-      Products::template Wait<0>();
-    }
-    // All of the row is this block's: its segments merge here.
-    const bool whole = begin == 0 && end == row_chunks;
-    const int row_slot = slot;
-    int turn = 0;  // the lane of this chunk
-    int next = TpaChunkBegin(begin);
-    // The segment, and its chunks.
-    int s = TpaSegmentOf(next);
-    int first = TpaSegmentFirst(s);
-    int last = TpaSegmentEnd(s, row_chunks) - 1;
-#pragma unroll 1
-    for (int chunk = begin; chunk < end; ++chunk) {
-      const int position = next;
-      next = TpaChunkBegin(chunk + 1);
-      if (chunk > last) {
-        ++s;
-        first = chunk;
-        last = TpaSegmentEnd(s, row_chunks) - 1;
-      }
-      // Of a segment that is another block's too, each chunk is a result.
-      const bool loose = first < begin || last >= end;
-      const bool result = loose || chunk == last;
-      if (turn == chunk_lane_) {
-        const int stop = min(next, length);
-        const bool more_chunks = chunk + args_.lanes < end;
-        State state;
-#pragma unroll 1
-        for (int page = position; page < stop; page += 64) {
-          AttendPage(page, length, page == position,
-                     page + 64 < stop || more_chunks, state);
-        }
-        FinishChunk(state);
-        // Chunks are done in their order: what is kept goes from one to the
-        // next, which is another lane's.
-        if (args_.lanes > 1 && chunk > begin) {
-          NamedBarrier(TurnBarrier(turn), 256);
-        }
-        if (chunk > first && !loose)
-          FoldKept(kept_, kept_outputs_, chunk, state);
-        if (!result) Keep(kept_, kept_outputs_, chunk, state);
-        if (result && whole) {
-          // Two places take turns, as in Keep.
-          if (s > 0) FoldSegments(row_slot + (s - 1) % 2, state);
-          if (chunk + 1 < end) WritePartial(row_slot + s % 2, state);
-        }
-        if (args_.lanes > 1 && chunk + 1 < end) {
-          NamedBarrierArrive(TurnBarrier(turn ^ 1), 256);
-        }
-        if (whole && chunk + 1 == end) {
-          // The maxima's place: a barrier (of the sums) lies behind its last
-          // use and that of the weights. Sums may still be read there.
-          WriteResult(row, state, maxima_, weights_);
-        } else if (result && !whole) {
-          WritePartial(slot, state);
-        }
-      }
-      if (result) ++slot;
-      if (args_.lanes > 1) turn ^= 1;
-    }
+  template <typename Worker>
+  friend __device__ void TpaAttendRow(Worker& worker, const TpaDecodeArgs& args,
+                                      int lane, int row, int length,
+                                      int row_chunks, int begin, int end,
+                                      int& slot);
+
+  // ---- for TpaAttendRow ----
+
+  __device__ __forceinline__ void BeginRow() {
+    BeginScores(true);
+    Products::template Wait<0>();
+  }
+  __device__ __forceinline__ void FoldKept(int chunk, State& state) {
+    Outputs::FoldKept(kept_, kept_outputs_, chunk, state);
+  }
+  __device__ __forceinline__ void Keep(int chunk, const State& state) {
+    Outputs::Keep(kept_, kept_outputs_, chunk, state);
+  }
+  __device__ __forceinline__ void WriteResult(int row,
+                                              const State& state) const {
+    // The maxima's place: a barrier (of the sums) lies behind its last use and
+    // that of the weights. Sums may still be read there.
+    Outputs::WriteResult(row, state, maxima_, weights_);
   }
 
   // The first row's have been asked for by the warp that copies.

@@ -47,7 +47,7 @@ TEST(TpaLaunchesTest, FewAreNoMoreChunksThanBlocks) {
       TpaFewChunks({78, 64, 64, 6, 2}, {132, 227 << 10, true, 14});
   const auto few = [&](const std::vector<int64_t>& positions) {
     const int64_t rows = std::bit_ceil(positions.size());
-    return TpaContextsOf(positions, rows, chunks, 0) == TpaContexts::kFew;
+    return TpaContextsOf(positions, rows, {chunks, 0, 0}) == TpaContexts::kFew;
   };
   EXPECT_TRUE(few({0}));
   EXPECT_TRUE(few({2047}));
@@ -61,7 +61,7 @@ TEST(TpaLaunchesTest, FewAreNoMoreChunksThanBlocks) {
   EXPECT_TRUE(few({2047 + 49 * 256, 0}));  // 65 and one
   EXPECT_FALSE(few({2048 + 49 * 256, 0}));
   // Of no shape, or of one whose heads always are one block.
-  EXPECT_EQ(TpaContextsOf({0}, 1, 0, 0), TpaContexts::kAny);
+  EXPECT_EQ(TpaContextsOf({0}, 1, {}), TpaContexts::kAny);
 }
 
 // Up to two rows of T6-XL, each with at most 24 chunks; padding counts.
@@ -72,7 +72,7 @@ TEST(TpaLaunchesTest, ShortRowsAreClusters) {
   const int most = TpaShortRows(shape, device);
   const auto contexts = [&](const std::vector<int64_t>& positions) {
     const int64_t rows = std::bit_ceil(positions.size());
-    return TpaContextsOf(positions, rows, chunks, most);
+    return TpaContextsOf(positions, rows, {chunks, 0, most});
   };
   EXPECT_EQ(contexts({0}), TpaContexts::kShort);
   EXPECT_EQ(contexts({4095}), TpaContexts::kShort);
@@ -80,6 +80,27 @@ TEST(TpaLaunchesTest, ShortRowsAreClusters) {
   EXPECT_EQ(contexts({4095, 4095}), TpaContexts::kShort);
   EXPECT_EQ(contexts({0, 4096}), TpaContexts::kFew);
   EXPECT_EQ(contexts({0, 0, 0}), TpaContexts::kFew);
+}
+
+// T6-large: more than four chunks a multiprocessor, of however many rows.
+TEST(TpaLaunchesTest, ManyAreMoreThanFourChunksABlock) {
+  const TpaShape shape = {61, 64, 64, 6, 2};
+  const TpaDevice device = {132, 227 << 10, true, 14};
+  const TpaContextLimits limits = {TpaFewChunks(shape, device),
+                                   TpaManyChunks(shape, device),
+                                   TpaShortRows(shape, device)};
+  EXPECT_EQ(limits.many_chunks, 528);
+  const auto contexts = [&](const std::vector<int64_t>& positions) {
+    const int64_t rows = std::bit_ceil(positions.size());
+    return TpaContextsOf(positions, rows, limits);
+  };
+  EXPECT_EQ(contexts({0}), TpaContexts::kShort);
+  EXPECT_EQ(contexts(std::vector<int64_t>(33, 2047)), TpaContexts::kAny);
+  EXPECT_EQ(contexts(std::vector<int64_t>(33, 2048)), TpaContexts::kMany);
+  EXPECT_EQ(contexts(std::vector<int64_t>(256, 255)), TpaContexts::kAny);
+  EXPECT_EQ(contexts(std::vector<int64_t>(256, 256)), TpaContexts::kMany);
+  EXPECT_EQ(contexts({131071 + 8 * 1024}), TpaContexts::kAny);  // 520 and 8
+  EXPECT_EQ(contexts({131072 + 8 * 1024}), TpaContexts::kMany);
 }
 
 // What CudaTpa takes for the launches' schedules.

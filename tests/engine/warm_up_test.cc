@@ -127,7 +127,7 @@ TEST(WarmUpTest, EachKindOfARealModel) {
     SCOPED_TRACE(short_rows);
     const auto contexts_of = [&](absl::Span<const int64_t> positions,
                                  int64_t rows) {
-      return TpaContextsOf(positions, rows, few, short_rows);
+      return TpaContextsOf(positions, rows, {few, 0, short_rows});
     };
     const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
     for (const StepBatch& step : steps) ExpectValid(step, limits);

@@ -28,7 +28,7 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
   }
 
   TpaDecodePlan Plan(const Case& c, TpaDecodeForm form, int rows,
-                     TpaContexts contexts = TpaContexts::kAny) const {
+                     TpaContexts contexts = TpaContexts::kMany) const {
     return PlanTpaDecode(c.shape, form, rows, 1, device_, contexts);
   }
 
@@ -217,7 +217,8 @@ const std::vector<int32_t>& Lengths() {
 
 TEST_F(TpaAppendingDecodeGpuTest, Forms) {
   for (const TpaShape& shape :
-       {TpaShape{32, 128, 128, 6, 1}, TpaShape{78, 64, 64, 6, 2}}) {
+       {TpaShape{32, 128, 128, 6, 1}, TpaShape{78, 64, 64, 6, 2},
+        TpaShape{61, 64, 64, 6, 2}}) {
     for (TpaDecodeForm form :
          {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBh,
           TpaDecodeForm::kParallelBn}) {
@@ -248,13 +249,15 @@ TEST_F(TpaAppendingDecodeGpuTest, Shapes) {
 }
 
 // One row of every length around the edges of pages and chunks, its heads in
-// one block and in several.
+// one block and in several, as columns and as rows.
 TEST_F(TpaAppendingDecodeGpuTest, OneRow) {
-  const Case c = {{78, 64, 64, 6, 2}};
-  for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew}) {
+  for (const auto& [heads, contexts] :
+       {std::pair(78, TpaContexts::kAny), std::pair(78, TpaContexts::kFew),
+        std::pair(61, TpaContexts::kMany)}) {
+    const Case c = {{heads, 64, 64, 6, 2}};
     for (int32_t length :
          {1, 2, 63, 64, 65, 128, 129, 191, 192, 193, 1984, 2048, 2049, 8192}) {
-      SCOPED_TRACE(testing::Message() << length);
+      SCOPED_TRACE(testing::Message() << heads << " heads, " << length);
       Compare(c, {length}, Plan(c, TpaDecodeForm::kParallelBn, 1, contexts));
     }
   }
@@ -293,8 +296,10 @@ TEST_F(TpaAppendingDecodeGpuTest, ManyRows) {
   for (int row = 0; row < 300; ++row)
     lengths.push_back(row % 7 == 3 ? 700 + row : 1 + row % 140);
   lengths.resize(512, 0);
-  const Case c = {{78, 64, 64, 6, 2}};
-  Compare(c, lengths, Plan(c, TpaDecodeForm::kParallelBn, 512));
+  for (int64_t heads : {78, 61}) {
+    const Case c = {{heads, 64, 64, 6, 2}};
+    Compare(c, lengths, Plan(c, TpaDecodeForm::kParallelBn, 512));
+  }
 }
 
 }  // namespace

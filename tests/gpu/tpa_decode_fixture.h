@@ -32,7 +32,10 @@ inline constexpr TpaShape kShapes[] = {
     {128, 256, 256, 3, 4}, {12, 64, 128, 0, 2},  {45, 40, 64, 0, 1},
     {96, 64, 128, 8, 2},   {40, 128, 24, 4, 3},  {3, 12, 12, 4, 2},
     {9, 4, 60, 3, 1},      {21, 100, 4, 0, 4},   {2, 252, 132, 5, 3},
+    {61, 64, 64, 6, 2},    {41, 64, 64, 5, 1},
 };
+// One with heads as rows (tpa_head_rows.cuh).
+inline constexpr TpaShape kHeadRowsShape = {61, 64, 64, 6, 2};
 
 using Sequences = std::vector<std::unique_ptr<TpaSequence>>;
 

@@ -40,7 +40,8 @@ TEST_F(TpaGpuTest, WithoutPosition) {
 }
 
 TEST_F(TpaGpuTest, MatchesFloat64AtLongLengths) {
-  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[2]}) {
+  for (const TpaShape& shape :
+       {kShapes[0], kShapes[1], kShapes[2], kHeadRowsShape}) {
     const TpaGpuConfig config = {shape};
     Check(config, Make(config, {8191, 512, 513, 3000}));
   }
@@ -49,7 +50,8 @@ TEST_F(TpaGpuTest, MatchesFloat64AtLongLengths) {
 }
 
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheBatch) {
-  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
+  for (const TpaShape& shape :
+       {kShapes[0], kShapes[1], kShapes[4], kHeadRowsShape}) {
     const TpaGpuConfig config = {shape};
     SCOPED_TRACE(Describe(config));
     const std::vector<int> lengths = {1000, 0, 63, 4100, 64, 65, 1, 300, 2048};
@@ -70,7 +72,8 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheBatch) {
 
 // However many blocks share the work.
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheBlocks) {
-  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
+  for (const TpaShape& shape :
+       {kShapes[0], kShapes[1], kShapes[4], kHeadRowsShape}) {
     const TpaGpuConfig config = {shape};
     SCOPED_TRACE(Describe(config));
     const Sequences sequences = MakeFarApart(config, {9000, 700, 40});
@@ -95,9 +98,13 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheColumnsOfABlock) {
       const Sequences sequences =
           MakeFarApart(config, {2048, 700, 1, 65, 2500});
       TpaGpuBatch batch(config, Pointers(sequences));
-      TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
+      TpaDecodePlan plan =
+          batch.Plan(TpaDecodeForm::kParallelBn, TpaContexts::kAny);
       const std::vector<float> want = batch.Decode(plan);
       EXPECT_TRUE(SameBits(batch.Decode(TpaDecodeForm::kParallelBh), want));
+      // Nor whether they are columns or rows.
+      EXPECT_TRUE(SameBits(batch.Decode(TpaDecodeForm::kParallelBn), want));
+      EXPECT_TRUE(SameBits(batch.Decode(TpaDecodeForm::kParallelB), want));
       TpaDecodePlan few =
           batch.Plan(TpaDecodeForm::kParallelBn, TpaContexts::kFew);
       EXPECT_TRUE(SameBits(batch.Decode(few), want)) << "few";
@@ -184,7 +191,8 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheSharing) {
 
 // Nor how many of their factors are under way.
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
-  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
+  for (const TpaShape& shape :
+       {kShapes[0], kShapes[1], kShapes[4], kHeadRowsShape}) {
     const TpaGpuConfig config = {shape};
     const Sequences sequences = MakeFarApart(config, {700, 65});
     TpaGpuBatch batch(config, Pointers(sequences));
@@ -193,6 +201,9 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
     for (int stages = 3; stages <= 4; ++stages) {
       TpaDecodePlan few = plan;
       few.stages = stages;
+      if (plan.early_keys == kTpaInOrder && stages < 2 * shape.kv_rank) {
+        continue;  // refused, see below
+      }
       // As the planner does where there is no room.
       if (stages < shape.kv_rank + plan.early_keys) few.early_keys = 0;
       EXPECT_TRUE(SameBits(batch.Decode(few), want))
@@ -261,7 +272,8 @@ TEST_F(TpaGpuTest, PortableKernelMatchesFloat64) {
 // Several new tokens: each gives what it would have given alone, when it was
 // the last.
 TEST_F(TpaGpuTest, NewTokensMatchStepwiseDecode) {
-  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[6]}) {
+  for (const TpaShape& shape :
+       {kShapes[0], kShapes[1], kShapes[6], kHeadRowsShape}) {
     for (int queries : {2, 3, 8}) {
       const TpaGpuConfig config = {shape};
       SCOPED_TRACE(testing::Message() << Describe(config) << ", " << queries);
@@ -443,6 +455,28 @@ TEST_F(TpaGpuTest, RefusesBadParameters) {
     p.next = static_cast<const char*>(p.schedule) + 8;
     p.next_bytes = 16;
   }));
+}
+
+TEST_F(TpaGpuTest, RefusesBadPlansWithHeadsAsRows) {
+  const TpaGpuConfig config = {kHeadRowsShape};
+  const Sequences sequences = Make(config, {70});
+  TpaGpuBatch batch(config, Pointers(sequences));
+  const TpaDecodePlan good = batch.Plan(TpaDecodeForm::kParallelBn);
+  if (!good.hopper) GTEST_SKIP() << "of compute capability 9.0";
+  ASSERT_EQ(good.early_keys, kTpaInOrder);
+  const TpaCudaDecodeParams params = batch.Params(good);
+  const auto refused = [&](auto&& change) {
+    TpaDecodePlan plan = good;
+    change(plan);
+    return LaunchTpaDecode(params, plan, nullptr) == cudaErrorInvalidValue;
+  };
+  using Plan = TpaDecodePlan;
+  // It would wait for keys that wait for its values.
+  EXPECT_TRUE(refused([](Plan& p) { p.stages = 3; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.early_keys = 2; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.early_keys = 0; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.variant = 5; }));
+  EXPECT_TRUE(refused([](Plan& p) { p.hopper = false; }));
 }
 
 TEST_F(TpaGpuTest, QueriesRefuseBadParameters) {

@@ -87,8 +87,9 @@ class TpaGpuBatch {
   // [rows, queries, H, E], compact.
   std::vector<float> Decode(TpaDecodeForm form);
   std::vector<float> Decode(const TpaDecodePlan& plan);
+  // kMany: heads are rows where they can be.
   TpaDecodePlan Plan(TpaDecodeForm form,
-                     TpaContexts contexts = TpaContexts::kAny) const;
+                     TpaContexts contexts = TpaContexts::kMany) const;
 
   // Plans from now on are for a GPU without Hopper's instructions.
   void UsePortableKernel() { portable_ = true; }

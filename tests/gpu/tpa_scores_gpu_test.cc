@@ -32,7 +32,8 @@ bool NearZero(float level) { return level >= -64.0f && level <= 32.0f; }
 // Log-sum-exps of chunks that differ by a lot, growing or falling.
 TEST_F(TpaGpuTest, RampedScores) {
   for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
-    for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[3]}) {
+    for (const TpaShape& shape :
+         {kShapes[0], kShapes[1], kShapes[3], kHeadRowsShape}) {
       for (const auto& [from, to] :
            {std::pair(0.0f, 60.0f), std::pair(60.0f, 0.0f),
             std::pair(0.0f, 6.0f), std::pair(-80.0f, 80.0f),
@@ -50,7 +51,8 @@ TEST_F(TpaGpuTest, RampedScores) {
 
 // Scores up to ±1e4 without order, some of them close to each other.
 TEST_F(TpaGpuTest, LargeRandomScores) {
-  for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[4]}) {
+  for (const TpaShape& shape :
+       {kShapes[0], kShapes[1], kShapes[4], kHeadRowsShape}) {
     const TpaGpuConfig config = {shape};
     Sequences sequences = Make(config, {8191, 64, 900, 65});
     for (auto& s : sequences) {
@@ -73,7 +75,8 @@ TEST_F(TpaGpuTest, HeadsWithScoresFarApart) {
   for (size_t i = 0; i < levels.size(); ++i)
     (NearZero(levels[i]) ? far : near)[i] = 2.0f;
   for (TpaElement element : {TpaElement::kBFloat16, TpaElement::kFloat16}) {
-    for (const TpaShape& shape : {kShapes[0], kShapes[1], kShapes[6]}) {
+    for (const TpaShape& shape :
+         {kShapes[0], kShapes[1], kShapes[6], kHeadRowsShape}) {
       const TpaGpuConfig config = {shape, element};
       const auto decode = [&](const std::vector<float>& of_heads) {
         Sequences sequences = Make(config, {2100, 65, 1, 700});

@@ -266,8 +266,8 @@ void CheckPlan(const TpaShape& shape, TpaDecodeForm form, int new_tokens,
       PlanTpaDecode(shape, form, 9, new_tokens, device, contexts);
   SCOPED_TRACE(testing::Message()
                << shape.num_heads << " heads of " << shape.head_dim << ", "
-               << new_tokens << " new tokens, " << Name(form) << ", few "
-               << (contexts == TpaContexts::kFew));
+               << new_tokens << " new tokens, " << Name(form) << ", contexts "
+               << static_cast<int>(contexts));
   ASSERT_GT(plan.blocks, 0);
   const TpaVariant& variant = kTpaVariants[plan.variant];
   const int octets = new_tokens * TpaHeadOctets(shape);
@@ -296,9 +296,13 @@ TEST(TpaPlanTest, CoversEveryHeadAndFitsTheDevice) {
           for (TpaDecodeForm form :
                {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBh,
                 TpaDecodeForm::kParallelBn}) {
-            for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew})
+            for (TpaContexts contexts :
+                 {TpaContexts::kAny, TpaContexts::kFew, TpaContexts::kMany}) {
               CheckPlan({heads, dim, 64, 32, 4}, form, new_tokens, device,
                         contexts);
+              CheckPlan({heads, dim, 64, 32, 2}, form, new_tokens, device,
+                        contexts);
+            }
           }
         }
       }
@@ -336,6 +340,57 @@ TEST(TpaPlanTest, TakesTheLeastColumns) {
     EXPECT_EQ(TpaFewChunks({c.heads, c.dim, c.dim, 6, 2}, kH200),
               c.few_head_blocks > c.head_blocks ? few.blocks : 0);
   }
+}
+
+// 41 to 64 heads of 64 features and ranks up to 2 are rows where there is much
+// to attend to.
+TEST(TpaPlanTest, HeadsAreRowsOfManyChunks) {
+  const auto plan = [](const TpaShape& shape, TpaContexts contexts,
+                       TpaDecodeForm form = TpaDecodeForm::kParallelBn,
+                       int new_tokens = 1, const TpaDevice& device = kH200) {
+    return PlanTpaDecode(shape, form, 64, new_tokens, device, contexts);
+  };
+  for (int64_t heads : {41, 47, 48, 61, 64}) {
+    for (int64_t rank : {1, 2}) {
+      const TpaShape shape = {heads, 64, 64, 6, rank};
+      for (TpaDecodeForm form :
+           {TpaDecodeForm::kParallelB, TpaDecodeForm::kParallelBn}) {
+        const TpaDecodePlan many = plan(shape, TpaContexts::kMany, form);
+        EXPECT_EQ(kTpaVariants[many.variant].columns, kTpaHeadRowsHeads);
+        EXPECT_EQ(many.early_keys, kTpaInOrder);
+        EXPECT_EQ(many.groups, 1);
+        EXPECT_EQ(many.lanes, 2);
+        EXPECT_EQ(many.head_blocks, 1);
+        EXPECT_EQ(many.threads, 384);
+      }
+      EXPECT_EQ(TpaManyChunks(shape, kH200), 4 * 132);
+    }
+  }
+  // Others, and others' plans, are as with kAny.
+  const auto columns = [&](const TpaShape& shape,
+                           TpaDecodeForm form = TpaDecodeForm::kParallelBn,
+                           int new_tokens = 1,
+                           const TpaDevice& device = kH200) {
+    const TpaDecodePlan any =
+        plan(shape, TpaContexts::kAny, form, new_tokens, device);
+    const TpaDecodePlan many =
+        plan(shape, TpaContexts::kMany, form, new_tokens, device);
+    EXPECT_EQ(many.variant, any.variant);
+    EXPECT_EQ(many.stages, any.stages);
+    EXPECT_EQ(many.early_keys, any.early_keys);
+    return kTpaVariants[many.variant].columns;
+  };
+  EXPECT_EQ(columns({40, 64, 64, 6, 2}), 40);
+  EXPECT_EQ(columns({65, 64, 64, 6, 2}), 40);
+  EXPECT_EQ(columns({61, 64, 64, 6, 3}), 32);
+  EXPECT_EQ(columns({61, 64, 48, 6, 2}), 32);
+  EXPECT_EQ(columns({61, 128, 128, 6, 2}), 32);
+  EXPECT_EQ(columns({61, 64, 64, 6, 2}, TpaDecodeForm::kParallelBh), 40);
+  EXPECT_LT(columns({61, 64, 64, 6, 2}, TpaDecodeForm::kParallelBn, 2), 64);
+  EXPECT_LT(columns({61, 64, 64, 6, 2}, TpaDecodeForm::kParallelBn, 1, kA100),
+            64);
+  EXPECT_EQ(TpaManyChunks({78, 64, 64, 6, 2}, kH200), 0);
+  EXPECT_EQ(TpaManyChunks({61, 64, 64, 6, 2}, kA100), 0);
 }
 
 // Every chunk is some lane's of a cluster, and none has more than 256 tokens.
@@ -445,8 +500,8 @@ TEST(TpaPlanTest, FewerRowsNeedNoMoreRoom) {
               TpaDecodeScratch(shape, plan, rows, 1, 8192).bytes);
       };
       const int most_short = std::min(most, TpaShortRows(shape, kH200));
-      for (TpaContexts contexts :
-           {TpaContexts::kAny, TpaContexts::kFew, TpaContexts::kShort}) {
+      for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew,
+                                   TpaContexts::kMany, TpaContexts::kShort}) {
         const int rows = contexts == TpaContexts::kShort ? most_short : most;
         bytes(rows, contexts, [&](int64_t a, int64_t b) {
           schedule = std::max(schedule, a);
@@ -454,8 +509,8 @@ TEST(TpaPlanTest, FewerRowsNeedNoMoreRoom) {
         });
       }
       for (int rows = 1; rows <= most; rows *= 2) {
-        for (TpaContexts contexts :
-             {TpaContexts::kAny, TpaContexts::kFew, TpaContexts::kShort}) {
+        for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kFew,
+                                     TpaContexts::kMany, TpaContexts::kShort}) {
           if (contexts == TpaContexts::kShort && rows > most_short) continue;
           bytes(rows, contexts, [&](int64_t a, int64_t b) {
             EXPECT_LE(a, schedule) << heads << " " << rows << " of " << most;
@@ -471,7 +526,7 @@ TEST(TpaPlanTest, FewerRowsNeedNoMoreRoom) {
 TEST(TpaPlanTest, KeysComeEarlyWhereThereIsRoom) {
   const auto plan = [](const TpaShape& shape, int shared_memory) {
     return PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 4, 1,
-                         {132, shared_memory, true, 0});
+                         {132, shared_memory, true, 0}, TpaContexts::kMany);
   };
   const int all = kH200.shared_memory;
   EXPECT_EQ(plan({78, 64, 64, 6, 2}, all).early_keys, 2);
@@ -486,6 +541,12 @@ TEST(TpaPlanTest, KeysComeEarlyWhereThereIsRoom) {
           EXPECT_GE(few.stages, rank + few.early_keys);
         }
       }
+    }
+    // With heads as rows values of a page are held while keys come.
+    for (int64_t rank : {1, 2}) {
+      const TpaDecodePlan rows = plan({61, 64, 64, 6, rank}, memory);
+      EXPECT_EQ(rows.early_keys, kTpaInOrder);
+      EXPECT_GE(rows.stages, 2 * rank);
     }
   }
 }
@@ -548,14 +609,18 @@ TEST(TpaPlanTest, SaysWhichDecodesCanAppend) {
     const int64_t staged = 4 * shape.q_rank *
                            ((shape.head_dim + 15) / 16 * 16 +
                             int64_t{8} * plan.groups * plan.group_octets);
+    // With heads as rows it has a place of its own.
+    const bool room = plan.early_keys == kTpaInOrder || staged <= weights;
     EXPECT_EQ(TpaDecodeAppends(shape, plan),
-              plan.early_keys > 0 && shape.q_rank > 0 && staged <= weights);
+              plan.early_keys != 0 && shape.q_rank > 0 && room);
     return TpaDecodeAppends(shape, plan);
   };
   const TpaShape t6_xl = {78, 64, 64, 6, 2};
   EXPECT_TRUE(appends(t6_xl, kH200));
   EXPECT_TRUE(appends(t6_xl, kH200, TpaContexts::kFew));
   EXPECT_TRUE(appends({32, 128, 128, 16, 1}, kH200));
+  EXPECT_TRUE(appends({61, 64, 64, 32, 2}, kH200, TpaContexts::kMany));
+  EXPECT_FALSE(appends({61, 64, 64, 0, 2}, kH200, TpaContexts::kMany));
   EXPECT_FALSE(appends({78, 64, 64, 0, 2}, kH200));
   EXPECT_FALSE(appends({80, 128, 128, 32, 1}, kH200));
   EXPECT_FALSE(appends({78, 64, 48, 6, 2}, kH200));
