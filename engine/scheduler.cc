@@ -39,8 +39,10 @@ class Planner {
   }
 
   StepPlan Plan(absl::Span<const SequenceView> waiting) {
+    const std::vector<SequenceView> ranked = Ranked(waiting);
+    SetAside(ranked);
     ScheduleResident();
-    for (const SequenceView& sequence : Ranked(waiting)) {
+    for (const SequenceView& sequence : ranked) {
       if (WouldOvertake(sequence)) break;
       if (!Admit(sequence) && !HeldByPace(sequence)) break;
     }
@@ -128,20 +130,70 @@ class Planner {
            (!victim.has_work || RanksAbove(sequence, victim));
   }
 
+  static bool DecodesNow(const SequenceView& s) {
+    return s.has_work && !s.from_host && Decodes(s);
+  }
+
+  // Finds what prompts of residents leave to the first that wait (rule 1).
+  void SetAside(const std::vector<SequenceView>& waiting) {
+    const SequenceView* highest = nullptr;  // in rank, of the prompts
+    int64_t prompts = budget_;              // what all of them may have
+    int64_t pages = free_pages_;
+    for (const SequenceView& s : resident_) {
+      if (!s.has_work) continue;
+      pages -= std::max<int64_t>(0, PagesFor(s.num_tokens) - s.pages);
+      if (s.from_host) continue;
+      if (Decodes(s)) {
+        --prompts;
+      } else if (highest == nullptr) {
+        highest = &s;
+      }
+    }
+    if (highest == nullptr) return;  // those that wait have all of it
+    // So many let it get on.
+    const int64_t least = std::max(
+        limits_.chunk_multiple, highest->whole_tokens - highest->num_computed);
+    const int64_t slice =
+        std::max(limits_.chunk_multiple, prompts / kWaitingSlices);
+    int64_t left = std::min(prompts / 2, prompts - least);
+    int64_t slots = free_slots_;
+    for (const SequenceView& s : waiting) {
+      pages -= PagesFor(s.num_tokens + 1);
+      if (--slots < 0 || pages < 0) return;
+      if (s.from_host) continue;  // it has no tokens yet
+      const int64_t rest =
+          std::min(s.num_tokens - s.num_computed, ChunkLimit(s));
+      const int64_t tokens = s.priority > highest->priority
+                                 ? std::min(rest, left)
+                                 : (rest <= left ? rest : slice);
+      if (tokens > left || CutChunk(s, tokens) <= 0) return;
+      left -= tokens;
+      aside_.push_back({s.id, tokens});
+      aside_tokens_ += tokens;
+    }
+  }
+  // What is set aside for others than `s`, whose turn it is.
+  int64_t AsideForOthers(const SequenceView& s) {
+    for (StepPlan::Entry& entry : aside_) {
+      if (entry.id != s.id) continue;
+      aside_tokens_ -= entry.num_tokens;
+      entry.num_tokens = 0;
+    }
+    return aside_tokens_;
+  }
+
   void ScheduleResident() {
     int64_t decodes = 0;  // not yet scheduled: their tokens are set aside
-    const auto decodes_now = [](const SequenceView& s) {
-      return s.has_work && !s.from_host && Decodes(s);
-    };
-    for (const SequenceView& s : resident_) decodes += decodes_now(s);
+    for (const SequenceView& s : resident_) decodes += DecodesNow(s);
     for (const SequenceView& s : resident_) {
       if (!s.has_work) continue;
       if (s.from_host) {
         arriving_.push_back(s);
         continue;
       }
-      decodes -= decodes_now(s);
-      if (!IsPreempted(s.id)) Schedule(s, budget_ - decodes);
+      decodes -= DecodesNow(s);
+      const int64_t aside = Decodes(s) ? 0 : aside_tokens_;
+      if (!IsPreempted(s.id)) Schedule(s, budget_ - decodes - aside);
     }
   }
 
@@ -186,9 +238,11 @@ class Planner {
   }
 
   bool Admit(const SequenceView& s) {
+    // One whose copy is to come takes no tokens yet.
+    const int64_t aside = s.from_host ? 0 : AsideForOthers(s);
     const auto chunk = [&](int64_t budget) {
-      return CutChunk(
-          s, std::min({s.num_tokens - s.num_computed, ChunkLimit(s), budget}));
+      return CutChunk(s, std::min({s.num_tokens - s.num_computed, ChunkLimit(s),
+                                   budget - aside}));
     };
     // One token more than is known, so that a sequence admitted into the last
     // page is not preempted at its first generated token.
@@ -259,6 +313,10 @@ class Planner {
     }
   }
 
+  // Of long prompts that wait one in so many parts of what prompts may have is
+  // set aside: enough to be admitted, so that those behind them are.
+  static constexpr int64_t kWaitingSlices = 8;
+
   const SchedulerLimits limits_;
   int64_t free_pages_;
   int64_t free_slots_;
@@ -268,6 +326,9 @@ class Planner {
   std::vector<SequenceView>
       victims_;  // resident and not preempted; next victim last
   std::vector<SequenceView> arriving_;  // from_host, with work
+  // What prompts of residents leave to those that wait, and the sum of it.
+  std::vector<StepPlan::Entry> aside_;
+  int64_t aside_tokens_ = 0;
   // Of those preempted that have work.
   std::optional<SequenceView> highest_preempted_;
   StepPlan plan_;

@@ -21,9 +21,13 @@ namespace recurve {
 //     its token set aside before chunks are cut, so prompts never stall decode.
 //     max_prompt_tokens bounds the chunks of paced prompts together; those that
 //     get nothing wait, unless then nothing at all could run. Residents come
-//     before those that wait, whatever their rank: a chunk of a resident's
-//     prompt may leave nothing of these bounds for the first that waits, in one
-//     step or in many.
+//     before those that wait, whatever their rank; but of what decoding leaves
+//     of a step, prompts of residents set up to half aside for the first that
+//     wait and have room in memory: all that a short prompt needs, an eighth
+//     for a long one, half for one of higher priority. So a prompt does not
+//     wait for the end of a long one before it. What max_prompt_tokens bounds
+//     is not set aside: a resident's chunk may leave nothing of that for the
+//     first that waits, in one step or in many.
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.

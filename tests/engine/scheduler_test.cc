@@ -124,11 +124,13 @@ TEST(SchedulerTest, ChunksEndAtMultiplesOrWithTheLastToken) {
           .entries,
       ElementsAre(Entry{1, 40}, Entry{2, 7}, Entry{3, 1}));
   limits.max_batched_tokens = 42;
+  limits.chunk_multiple = 25;
+  limits.page_tokens = 25;
   // No room to the next multiple, and so none at all.
   EXPECT_THAT(Plan(limits, 10, 4, {Prefilling(1, 90)}, {Waiting(2, 30)}).admit,
               IsEmpty());
   EXPECT_THAT(Plan(limits, 10, 4, {Prefilling(1, 90)}, {Waiting(2, 2)}).entries,
-              ElementsAre(Entry{1, 40}, Entry{2, 2}));
+              ElementsAre(Entry{1, 25}, Entry{2, 2}));
 }
 
 TEST(SchedulerTest, BoundsPromptsTogether) {
@@ -223,6 +225,70 @@ TEST(SchedulerTest, WhatIsWholeIsComputedInOneStep) {
            {whole(Waiting(4, 90), 38), Waiting(5, 5)})
           .entries,
       ElementsAre(Entry{1, 1}, Entry{2, 1}, Entry{3, 1}));
+}
+
+// A long prompt leaves half of a step to those that wait: to short ones what
+// they need, to long ones an eighth.
+TEST(SchedulerTest, LongPromptsSetTokensAsideForThoseThatWait) {
+  SchedulerLimits limits = kLimits;
+  limits.max_chunk_tokens = 100;
+  const auto entries = [&](const std::vector<SequenceView>& resident,
+                           const std::vector<SequenceView>& waiting,
+                           int64_t free_pages = 1000, int64_t free_slots = 9) {
+    return Plan(limits, free_pages, free_slots, resident, waiting).entries;
+  };
+  EXPECT_THAT(entries({Prefilling(1, 1000)}, {}), ElementsAre(Entry{1, 100}));
+  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 10), Waiting(3, 20)}),
+              ElementsAre(Entry{1, 70}, Entry{2, 10}, Entry{3, 20}));
+  // Half and no more.
+  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 30), Waiting(3, 30)}),
+              ElementsAre(Entry{1, 58}, Entry{2, 30}, Entry{3, 12}));
+  // Those behind long ones are not kept waiting for them.
+  EXPECT_THAT(
+      entries({Prefilling(1, 1000)},
+              {Waiting(2, 500), Waiting(3, 500), Waiting(4, 10)}),
+      ElementsAre(Entry{1, 66}, Entry{2, 12}, Entry{3, 12}, Entry{4, 10}));
+  // Of what decoding leaves.
+  EXPECT_THAT(
+      entries({Prefilling(1, 1000), Decoding(2, 5), Decoding(3, 5)},
+              {Waiting(4, 500)}),
+      ElementsAre(Entry{1, 86}, Entry{2, 1}, Entry{3, 1}, Entry{4, 12}));
+  // What a prompt does not need is theirs anyway.
+  EXPECT_THAT(entries({Prefilling(1, 30)}, {Waiting(2, 500), Waiting(3, 10)}),
+              ElementsAre(Entry{1, 30}, Entry{2, 60}, Entry{3, 10}));
+  // One of higher priority has half at once, and runs first from then on.
+  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 1000, 1)}),
+              ElementsAre(Entry{1, 50}, Entry{2, 50}));
+  // Nothing for those that have no room in memory.
+  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 10)}, 1),
+              ElementsAre(Entry{1, 100}));
+  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 10)}, 1000, 0),
+              ElementsAre(Entry{1, 100}));
+  EXPECT_THAT(entries({Prefilling(1, 1000)},
+                      {FromHost(Waiting(2, 30), 20), Waiting(3, 10)}, 6),
+              ElementsAre(Entry{1, 90}, Entry{3, 10}));
+  EXPECT_THAT(entries({Prefilling(1, 1000)},
+                      {FromHost(Waiting(2, 30), 20), Waiting(3, 10)}, 5),
+              ElementsAre(Entry{1, 100}));
+}
+
+// The highest in rank of the prompts gets on, also where it cannot be cut.
+TEST(SchedulerTest, WhatIsSetAsideLetsTheFirstPromptGetOn) {
+  SchedulerLimits limits = kLimits;
+  limits.max_chunk_tokens = 100;
+  SequenceView whole = Prefilling(1, 300);
+  whole.whole_tokens = 95;
+  EXPECT_THAT(
+      Plan(limits, 1000, 9, {whole}, {Waiting(2, 40), Waiting(3, 5)}).entries,
+      ElementsAre(Entry{1, 100}));
+  EXPECT_THAT(
+      Plan(limits, 1000, 9, {whole}, {Waiting(2, 5), Waiting(3, 5)}).entries,
+      ElementsAre(Entry{1, 95}, Entry{2, 5}));
+  limits.chunk_multiple = 60;
+  limits.page_tokens = 60;
+  EXPECT_THAT(
+      Plan(limits, 1000, 9, {Prefilling(1, 1000)}, {Waiting(2, 50)}).entries,
+      ElementsAre(Entry{1, 60}));
 }
 
 // --- Rule 2: pages are taken from the lowest in rank ---
