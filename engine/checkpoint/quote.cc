@@ -2,17 +2,19 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 
 namespace recurve {
 
 std::string Quote(absl::string_view text) {
   constexpr size_t kMaxBytes = 80;
-  // CHexEscape and not its UTF-8-safe kin: the cut may split a character.
-  if (text.size() > kMaxBytes) {
-    return absl::StrCat("'", absl::CHexEscape(text.substr(0, kMaxBytes)),
-                        "…' (", text.size(), " bytes)");
-  }
-  return absl::StrCat("'", absl::CHexEscape(text), "'");
+  // CHexEscape and not its UTF-8-safe kin: the cut may split a character. In
+  // single quotes a double one needs no escape.
+  const std::string escaped = absl::StrReplaceAll(
+      absl::CHexEscape(text.substr(0, kMaxBytes)), {{"\\\"", "\""}});
+  if (text.size() > kMaxBytes)
+    return absl::StrCat("'", escaped, "…' (", text.size(), " bytes)");
+  return absl::StrCat("'", escaped, "'");
 }
 
 }  // namespace recurve

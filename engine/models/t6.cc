@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "engine/checkpoint/quote.h"
 #include "engine/models/families.h"
 #include "engine/models/family_reader.h"
 
@@ -306,6 +307,12 @@ absl::StatusOr<ModelDefinition> ReadT6(const Checkpoint& checkpoint,
         ", since neither t6_variant in config.json nor --model-variant says; "
         "tensors do not tell it from the partialrope, decay and linearattn "
         "variants, with which every token would be wrong"));
+  } else if (!variant.empty() && !stated.empty() && variant != stated) {
+    model.remarks.push_back(
+        absl::StrCat("--model-variant ", Quote(variant), " in place of ",
+                     Quote(stated), ", which ", config.file(),
+                     " has as t6_variant: with a wrong one every token would "
+                     "be wrong"));
   }
   RECURVE_ASSIGN_OR_RETURN(const int64_t num_layers,
                            config.IntOr("n_layer", 12, 1, 1024));

@@ -127,7 +127,13 @@ TEST_F(FamiliesTest, T6Variants) {
   Use("t6");
   EXPECT_TRUE(Read({"auto", "T6_ropek"}).ok());
   const uint64_t ropek = fingerprint_;
+  // The flag wins, and what it contradicts is said.
+  EXPECT_THAT(remarks_,
+              testing::ElementsAre(testing::AllOf(
+                  testing::HasSubstr("'T6_ropek' in place of 'T6'"),
+                  testing::HasSubstr("config.json has as t6_variant"))));
   EXPECT_TRUE(Read({"auto", "T6"}).ok());
+  EXPECT_THAT(remarks_, testing::IsEmpty());
   EXPECT_NE(fingerprint_, ropek);  // one checkpoint, two models
   EXPECT_TRUE(Read({"auto", "T6_partialrope_decay"}).ok());
   EXPECT_THAT(Read({"auto", "T6_infer"}),

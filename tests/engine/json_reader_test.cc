@@ -171,6 +171,8 @@ TEST(JsonReaderTest, RefusesMalformedFiles) {
   EXPECT_THAT(parse(""), FailsWith(kInvalid, "config.json: not valid JSON"));
   EXPECT_THAT(parse("{} {}"), FailsWith(kInvalid, "not valid JSON at byte 4"));
   EXPECT_THAT(parse("{\"a\":1,}"), FailsWith(kInvalid, "not valid JSON"));
+  // A text in single quotes: double ones are as they are.
+  EXPECT_THAT(parse("{\"a\":\"b"), FailsWith(kInvalid, "near '\"b'"));
   EXPECT_THAT(parse("{/*c*/}"), FailsWith(kInvalid, "not valid JSON"));
   EXPECT_THAT(parse(absl::string_view("{}\0", 3)), FailsWith(kInvalid, "NUL"));
   EXPECT_THAT(parse(R"({"l":[{"a":1},{"b":{"c":1,"c":2}}]})"),
