@@ -125,6 +125,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "max-http-connections", o.max_http_connections,
       "HTTP connections at a time; more are answered 503")
       ->check(CLI::Range(1, 1048576));
+  Add(app, "max-grpc-connections", o.max_grpc_connections,
+      "gRPC connections at a time; more are closed")
+      ->check(CLI::Range(1, 1048576));
   Add(app, "tls-cert", o.transport.tls_cert,
       "PEM file of the certificate chain; with it gRPC and HTTP are served "
       "over TLS")

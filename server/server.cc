@@ -15,6 +15,7 @@
 #include "grpcpp/impl/server_builder_option.h"
 #include "prometheus/registry.h"
 #include "server/control_service.h"
+#include "server/grpc_listener.h"
 #include "server/http_api.h"
 #include "server/http_server.h"
 #include "server/inference_service.h"
@@ -209,26 +210,29 @@ absl::Status Server::StartGrpc() {
   if (!options_.reflection) {
     builder.SetOption(std::make_unique<WithoutReflection>());
   }
-  const std::string address = HostPort(options_.host, options_.grpc_port);
-  builder.AddListeningPort(address,
-                           tls_ != nullptr ? tls_->GrpcCredentials()
-                                           : grpc::InsecureServerCredentials(),
-                           &grpc_port_);
+  GrpcListenerOptions listen;
+  listen.host = options_.host;
+  listen.port = options_.grpc_port;
+  listen.max_connections = options_.max_grpc_connections;
+  RECURVE_ASSIGN_OR_RETURN(grpc_listener_, GrpcListener::Listen(listen));
+  grpc_port_ = grpc_listener_->port();
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      tls_ != nullptr ? tls_->GrpcCredentials()
+                      : grpc::InsecureServerCredentials());
   LimitTransport(&builder);
   builder.RegisterService(inference_.get());
   builder.RegisterService(control_.get());
   builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
-  // Otherwise a second server on the same port would silently take half the
-  // connections.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   std::unique_ptr<grpc::Server> started = builder.BuildAndStart();
-  MutexLock lock(&mu_);  // calls may be under way by now
-  grpc_server_ = std::move(started);
-  if (grpc_server_ == nullptr || grpc_port_ == 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen for gRPC on ", address,
-                     ": the address is not available"));
+  if (started == nullptr) {
+    return absl::InternalError("gRPC does not start its server");
   }
+  {
+    MutexLock lock(&mu_);
+    grpc_server_ = std::move(started);
+  }
+  grpc_listener_->Start(std::move(acceptor));
   return absl::OkStatus();
 }
 
@@ -320,6 +324,7 @@ void Server::Supervise() {
          std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
+  grpc_listener_->Stop();
   // Cancels what is left; the calls need the engine until then.
   grpc_server_->Shutdown(std::chrono::system_clock::now() +
                          std::max(std::chrono::steady_clock::duration::zero(),
@@ -342,6 +347,7 @@ Server::~Server() {
     RequestDrain();
     supervisor_.join();
   }
+  if (grpc_listener_ != nullptr) grpc_listener_->Stop();
   if (grpc_server_ != nullptr)
     grpc_server_->Shutdown(std::chrono::system_clock::now());
   // Calls refer to the engine, so they end first; the engine's sinks keep the

@@ -24,6 +24,7 @@ class Server;
 namespace recurve {
 
 class ControlService;
+class GrpcListener;
 class HttpApi;
 class HttpServer;
 class InferenceService;
@@ -39,6 +40,7 @@ struct ServerOptions {
   int http_port = 9090;
   int metrics_port = -1;  // plaintext; 0: any free one, -1: on http_port
   int64_t max_http_connections = 4096;
+  int64_t max_grpc_connections = 4096;  // one more is closed
   TransportOptions transport;
   bool admin = true;       // whether Control.Abort and Drain are served
   bool reflection = true;  // whether gRPC reflection is
@@ -119,6 +121,7 @@ class Server {
   std::unique_ptr<InferenceService> inference_;
   std::unique_ptr<ControlService> control_;
   std::unique_ptr<grpc::Server> grpc_server_;
+  std::unique_ptr<GrpcListener> grpc_listener_;
   std::unique_ptr<HttpApi> http_api_;
   std::unique_ptr<HttpApi> metrics_api_;
   std::unique_ptr<HttpServer> http_server_;

@@ -24,13 +24,28 @@ int Fail(const absl::Status& status) {
   return EXIT_FAILURE;
 }
 
+// Files besides connections that count: gRPC's and the HTTP servers' own, TLS
+// and API keys, and the connections over HTTP that are being refused.
+constexpr int64_t kOtherFiles = 640;
+
 // Every connection is an open file; the usual limit of 1024 is for programs
 // that use select().
-void RaiseFileLimit() {
+void RaiseFileLimit(const ServerOptions& options) {
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+  const int http_ports =
+      (options.http_port >= 0 ? 1 : 0) + (options.metrics_port >= 0 ? 1 : 0);
+  const int64_t wanted = kOtherFiles + options.max_grpc_connections +
+                         http_ports * options.max_http_connections;
+  if (limit.rlim_cur >= static_cast<rlim_t>(wanted)) return;
+  spdlog::warn(
+      "the process may open {} files, but {} are needed for as many "
+      "connections as it takes: raise the limit (ulimit -Hn), or lower "
+      "--max-grpc-connections ({}) or --max-http-connections ({})",
+      limit.rlim_cur, wanted, options.max_grpc_connections,
+      options.max_http_connections);
 }
 
 #if GOOGLE_PROTOBUF_VERSION < 4022000
@@ -57,7 +72,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
   for (const std::string& warning : flags.warnings) spdlog::warn("{}", warning);
 
-  RaiseFileLimit();
+  RaiseFileLimit(options);
   SignalThread signals;
   std::signal(SIGPIPE, SIG_IGN);
 

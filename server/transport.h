@@ -19,6 +19,10 @@ struct TransportOptions {
   std::chrono::seconds tls_reload{60};
 };
 
+// A peer that does not answer a ping of the server, or acknowledges nothing of
+// what it was sent, for so long is gone.
+inline constexpr std::chrono::milliseconds kKeepaliveTimeout{20'000};
+
 // Bounds what a peer may ask of a connection: metadata, pings; and finds out
 // about peers that are gone.
 void LimitTransport(grpc::ServerBuilder* builder);

@@ -127,6 +127,8 @@ TEST(ProcessTest, BadUsageIsOneLineAndANonZeroExit) {
   const Case cases[] = {
       {{"--no-such-flag"}, 2, "--no-such-flag"},
       {{"--grpc-port", "70000"}, 2, "70000"},
+      {{"--max-grpc-connections", "0"}, 2, "--max-grpc-connections: Value 0 "},
+      {{"--max-grpc-connections", "1048577"}, 2, "not in range"},
       {{"--grpc-port", "45997", "--metrics-port", "45997"},
        2,
        "--metrics-port is 45997, as --grpc-port is; expected a port"},

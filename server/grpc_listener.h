@@ -1,0 +1,96 @@
+#ifndef RECURVE_SERVER_GRPC_LISTENER_H_
+#define RECURVE_SERVER_GRPC_LISTENER_H_
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace grpc::experimental {
+class ExternalConnectionAcceptor;
+}  // namespace grpc::experimental
+
+namespace recurve {
+
+struct GrpcListenerOptions {
+  std::string host;
+  int port = 0;  // 0: any free one
+  // One more is closed.
+  int64_t max_connections = 4096;
+};
+
+// Accepts the connections of a gRPC server. One of gRPC's own listening sockets
+// is done for good when the process has no file descriptor left for a
+// connection; this one goes on as soon as there is one again.
+//
+// Thread safety: Listen, Start and Stop are called from one thread at a time.
+class GrpcListener {
+ public:
+  // Listens when it returns OK, on every address that the host has, or on all
+  // of the machine, of IPv4 and IPv6, if it is a wildcard; connections wait
+  // until Start. Unavailable, with the reason, when no address can be had.
+  static absl::StatusOr<std::unique_ptr<GrpcListener>> Listen(
+      const GrpcListenerOptions& options);
+  GrpcListener(const GrpcListener&) = delete;
+  GrpcListener& operator=(const GrpcListener&) = delete;
+  ~GrpcListener();  // stops
+
+  int port() const { return port_; }
+
+  // From now on connections go to `acceptor`, whose server has started.
+  void Start(
+      std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor);
+  // Accepts no more when it returns. To be called before the gRPC server is
+  // shut down, which would lose the descriptors of what still comes.
+  void Stop();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // What tells one file of a process from all others, whatever its descriptor.
+  using FileId = std::pair<dev_t, ino_t>;
+
+  explicit GrpcListener(const GrpcListenerOptions& options)
+      : options_(options) {}
+  // Listens on one address, on port_ if there is one already; 0, or errno.
+  int ListenOn(const addrinfo& address);
+  // The same for both families at once.
+  int ListenOnAll();
+  int Bind(int fd, const sockaddr* address, unsigned length);
+
+  void Loop();
+  // Takes what waits at a listening socket. False: it has to wait, since the
+  // system has no descriptor or memory for it.
+  bool AcceptAll(int listening_fd);
+  void Take(int listening_fd, int fd);
+  bool HasRoom();
+  void WarnOfFiles(int error);
+  void WarnOfConnections();
+
+  const GrpcListenerOptions options_;
+  std::vector<int> listening_;
+  int stop_fd_ = -1;  // an eventfd
+  int port_ = 0;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+  std::thread thread_;
+
+  // Of the thread. gRPC does not tell when it closes a connection: they count
+  // until their descriptors are found to be closed, or to be of other files.
+  std::unordered_map<int, FileId> connections_;
+  Clock::time_point next_look_;
+  Clock::time_point next_files_warning_;
+  Clock::time_point next_connections_warning_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_GRPC_LISTENER_H_
