@@ -1,5 +1,7 @@
 #include "server/flags.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -11,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/variables.h"
 
 namespace recurve {
 namespace {
@@ -310,6 +313,14 @@ std::string VariableOf(const CLI::App& app,
   return "";
 }
 
+std::vector<std::string> VariableNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_envname().empty()) names.push_back(option->get_envname());
+  }
+  return names;
+}
+
 // What somebody set and does not get: variables beside their flags.
 std::vector<std::string> OverriddenVariables(
     const CLI::App& app, const std::vector<std::string>& args) {
@@ -371,6 +382,9 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
     return result;
   }
   result.warnings = OverriddenVariables(app, {argv + 1, argv + argc});
+  for (std::string& warning : UnknownVariables(VariableNames(app), environ)) {
+    result.warnings.push_back(std::move(warning));
+  }
   options.model.swap_bytes_required = app.count("--swap-bytes") > 0;
   options.shutdown_timeout = ToMilliseconds(seconds.shutdown);
   options.step_timeout = ToMilliseconds(seconds.step);

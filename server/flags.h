@@ -13,7 +13,8 @@ struct FlagsResult {
   // Present: leave the program with this code (--help, --version, bad usage).
   std::optional<int> exit_code;
   ServerOptions options;
-  // For the log: variables whose value a flag took the place of.
+  // For the log: variables whose value a flag took the place of, or that no
+  // flag has.
   std::vector<std::string> warnings;
 };
 

@@ -213,6 +213,18 @@ TEST(ProcessTest, ABadVariableIsNamed) {
   EXPECT_THAT(flag.Err(), Not(HasSubstr("RECURVE_MAX_NUM_SEQS")));
 }
 
+TEST(ProcessTest, AMisspeltVariableIsNamed) {
+  Process server({kServer, "--model", "/nonexistent", "--grpc-port", "0",
+                  "--http-port", "0"},
+                 {"RECURVE_MAX_NUM_SEQ=4", "RECURVE_LOAD_SECONDS=6"});
+  EXPECT_EQ(server.Wait(), 1);
+  EXPECT_THAT(server.Err(),
+              HasSubstr(" warning RECURVE_MAX_NUM_SEQ is ignored: no flag has "
+                        "this variable; the closest that one has is "
+                        "RECURVE_MAX_NUM_SEQS"));
+  EXPECT_THAT(server.Err(), Not(HasSubstr("RECURVE_LOAD_SECONDS")));
+}
+
 TEST(ProcessTest, AFlagThatRepeatsItsVariableIsNoNews) {
   Process server(ServerCommand({"--max-num-seqs", "3", "--kv-pages=100"}),
                  {"RECURVE_MAX_NUM_SEQS=3", "RECURVE_KV_PAGES=200"});
