@@ -53,6 +53,11 @@ class WithoutReflection : public grpc::ServerBuilderOption {
   }
 };
 
+bool IsLoopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" ||
+         absl::StartsWith(host, "127.");
+}
+
 std::string ModelName(const ServerOptions& options) {
   if (!options.served_model_name.empty()) return options.served_model_name;
   const std::filesystem::path path =
@@ -85,6 +90,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(
   // Before anything listens: half of a pair must not mean plaintext.
   RECURVE_RETURN_IF_ERROR(server->LoadTls());
   RECURVE_RETURN_IF_ERROR(server->LoadApiKeys());
+  server->WarnOfStrangers();
   RECURVE_RETURN_IF_ERROR(server->CheckPorts());
   return server;
 }
@@ -115,16 +121,26 @@ absl::Status Server::LoadApiKeys() {
   RECURVE_ASSIGN_OR_RETURN(tenants_,
                            Tenants::Load(options_.api_keys_file, &metrics_));
   environment_.tenants = tenants_.get();
+  return absl::OkStatus();
+}
+
+void Server::WarnOfStrangers() const {
   const std::string& host = options_.host;
-  if (tls_ == nullptr && host != "localhost" && host != "::1" &&
-      host != "[::1]" && !absl::StartsWith(host, "127.")) {
+  if (IsLoopback(host)) return;
+  if (tenants_ != nullptr) {
+    if (tls_ == nullptr) {
+      spdlog::warn(
+          "clients send their API keys in plaintext: --host is {} and there is "
+          "no --tls-cert",
+          host);
+    }
+  } else if (options_.transport.tls_client_ca.empty()) {
     spdlog::warn(
-        "clients send their API keys in plaintext: --host is {} and there is "
-        "no "
-        "--tls-cert",
+        "whoever reaches the server may generate{}: --host is {} and there is "
+        "no --api-keys-file or --tls-client-ca",
+        options_.admin ? ", abort the requests of others and drain it" : "",
         host);
   }
-  return absl::OkStatus();
 }
 
 absl::Status Server::CheckPorts() const {

@@ -92,6 +92,7 @@ class Server {
   explicit Server(const ServerOptions& options);
   absl::Status LoadTls();
   absl::Status LoadApiKeys();
+  void WarnOfStrangers() const;
   absl::Status CheckPorts() const;
   absl::Status StartEngine(std::unique_ptr<ModelRunner> runner);
   absl::Status StartGrpc();

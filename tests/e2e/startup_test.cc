@@ -1,6 +1,9 @@
 // What keeps recurve-server from starting: settings that are empty or wrong are
 // refused, in one line, and not passed over.
 
+#include <filesystem>
+#include <fstream>
+
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/process.h"
 
@@ -120,6 +123,39 @@ TEST(StartupTest, MessagesSayWhatIsAllowed) {
                  {},
                  2,
                  "--tokenizer: foo not in {auto,none,bytes,"});
+}
+
+// What a server with these flags logs before it finds no model.
+std::string LogOf(const std::vector<std::string>& flags) {
+  std::vector<std::string> command = {
+      kServer,       "--model", "/nonexistent", "--grpc-port", "0",
+      "--http-port", "0"};
+  command.insert(command.end(), flags.begin(), flags.end());
+  Process server(command);
+  EXPECT_EQ(server.Wait(), 1);
+  return server.Err();
+}
+
+TEST(StartupTest, WarnsWhereAnybodyMayCall) {
+  const std::string host = "192.0.2.1";  // of no machine
+  const std::string who = "whoever reaches the server may generate";
+  const std::string why = ": --host is " + host +
+                          " and there is no --api-keys-file or "
+                          "--tls-client-ca";
+  EXPECT_THAT(LogOf({"--host", host}),
+              HasSubstr(who + ", abort the requests of others and drain it" +
+                        why + "\n"));
+  EXPECT_THAT(LogOf({"--host", host, "--admin", "off"}),
+              HasSubstr(who + why + "\n"));
+  for (const std::string loopback : {"127.0.0.1", "localhost"}) {
+    EXPECT_THAT(LogOf({"--host", loopback}), Not(HasSubstr("whoever")));
+  }
+  const std::string keys = testing::TempDir() + "recurve_startup_keys";
+  std::ofstream(keys) << KeyLine("tenant", "key");
+  const std::string log = LogOf({"--host", host, "--api-keys-file", keys});
+  std::filesystem::remove(keys);
+  EXPECT_THAT(log, Not(HasSubstr("whoever")));
+  EXPECT_THAT(log, HasSubstr("clients send their API keys in plaintext"));
 }
 
 TEST(StartupTest, WhatIsWrongWithoutAModelIsSaidBeforeItIsLoaded) {
