@@ -15,6 +15,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/cpu_backend.h"
 #include "engine/decoder.h"
+#include "engine/host_memory.h"
 #include "engine/models/registry.h"
 #include "engine/tokenizer/load_tokenizer.h"
 #include "kv_cache/cache_spec.h"
@@ -236,6 +237,7 @@ struct GpuNeeds {
 };
 
 // Matrices are held as they are stored, or as was chosen; all else is float32.
+// On the CPU what is stored as float16 takes more: it is held as float32.
 absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
                                     const ModelDefinition& model,
                                     const Placement& placement) {
@@ -254,6 +256,15 @@ absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
     bytes += held(tensor);
   }
   return bytes;
+}
+
+// With the page and the slot of padding.
+int64_t CacheBytes(const Capacity& capacity) {
+  return (capacity.num_pages + 1) * kPageTokens *
+         capacity.cache_bytes_per_token;
+}
+int64_t StateBytes(const Capacity& capacity) {
+  return (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
 }
 
 absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
@@ -289,9 +300,8 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
 #endif
   RECURVE_ASSIGN_OR_RETURN(needs.weights,
                            WeightBytes(checkpoint, model, placement));
-  needs.cache =
-      (capacity.num_pages + 1) * kPageTokens * capacity.cache_bytes_per_token;
-  needs.state = (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
+  needs.cache = CacheBytes(capacity);
+  needs.state = StateBytes(capacity);
   return needs;
 }
 
@@ -319,12 +329,38 @@ absl::StatusOr<int64_t> PoolBytes(const Checkpoint& checkpoint,
                              needs->all() - needs->cache + needs->activations);
 }
 
+absl::Status CheckMemoryOfHost(const Checkpoint& checkpoint,
+                               const ModelDefinition& model,
+                               const ModelOptions& options,
+                               const Placement& placement,
+                               const Capacity& capacity, int64_t pool_bytes) {
+  const std::optional<HostMemory> memory = AvailableHostMemory();
+  if (!memory) return absl::OkStatus();
+  HostNeeds needs;
+  RECURVE_ASSIGN_OR_RETURN(needs.weights,
+                           WeightBytes(checkpoint, model, placement));
+  needs.cache = CacheBytes(capacity);
+  needs.state = StateBytes(capacity);
+  needs.num_pages = capacity.num_pages;
+  needs.num_slots = capacity.num_slots;
+  needs.cache_option =
+      options.kv_pages > 0
+          ? absl::StrCat("--kv-pages is ", options.kv_pages)
+          : absl::StrCat("--kv-pool-bytes is ", pool_bytes,
+                         options.kv_pool_bytes > 0 ? "" : " by default");
+  return CheckHostMemory(needs, *memory);
+}
+
 // Before any weight is loaded: what surely does not fit is refused.
 absl::Status CheckMemory(const Checkpoint& checkpoint,
                          const ModelDefinition& model,
+                         const ModelOptions& options,
                          const Placement& placement, const Capacity& capacity,
-                         const EngineOptions& engine) {
-  if (!placement.cuda) return absl::OkStatus();
+                         int64_t pool_bytes, const EngineOptions& engine) {
+  if (!placement.cuda) {
+    return CheckMemoryOfHost(checkpoint, model, options, placement, capacity,
+                             pool_bytes);
+  }
   RECURVE_ASSIGN_OR_RETURN(
       const GpuNeeds needs,
       PlanGpu(checkpoint, model, placement, capacity, engine));
@@ -427,8 +463,8 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(
       loaded.capacity,
       PlanCapacity(model, options, pool_bytes, placement, engine));
-  RECURVE_RETURN_IF_ERROR(
-      CheckMemory(checkpoint, model, placement, loaded.capacity, *engine));
+  RECURVE_RETURN_IF_ERROR(CheckMemory(checkpoint, model, options, placement,
+                                      loaded.capacity, pool_bytes, *engine));
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, model));

@@ -189,6 +189,15 @@ TEST_F(ModelLoaderTest, SwapBytesTakeASequenceOrNothing) {
   EXPECT_EQ(loaded->runner->cache_spec().num_host_blocks, 0);
 }
 
+// What no host can hold is refused before anything of it is allocated.
+TEST_F(ModelLoaderTest, RefusesWhatTheHostCannotHold) {
+  options_.kv_pages = int64_t{1} << 30;  // of 10 KiB
+  EXPECT_THAT(Status(),
+              FailsWith(absl::StatusCode::kResourceExhausted,
+                        "--kv-pages is 1073741824; the ",
+                        "10995116288000 for 1073741824 pages of the factor"));
+}
+
 // A host whose memory is used up, or of which no more can be page-locked.
 class FullHost : public CpuBackend {
  public:
