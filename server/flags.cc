@@ -6,13 +6,15 @@
 #include <cctype>
 #include <cstdlib>
 #include <iostream>
-#include <limits>
-#include <type_traits>
+#include <map>
+#include <optional>
+#include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/byte_size.h"
 #include "server/variables.h"
 
 namespace recurve {
@@ -32,16 +34,35 @@ std::string EnvironmentName(const std::string& flag) {
 // CLI11 would make a number that does not fit the largest that does, and read
 // 010 as 8.
 template <typename T>
-CLI::Validator WholeNumber() {
+CLI::Validator WholeNumber(const std::string& expected) {
   return CLI::Validator(
-      [](std::string& text) {
+      [expected](std::string& text) {
         T value = 0;
         if (!absl::SimpleAtoi(text, &value)) {
-          return absl::StrCat("'", text, "' is not a whole number from ",
-                              std::numeric_limits<T>::min(), " to ",
-                              std::numeric_limits<T>::max());
+          return absl::StrCat("'", text, "' is not a whole number; expected ",
+                              expected);
         }
         text = absl::StrCat(value);
+        return std::string();
+      },
+      "");
+}
+
+// Bytes, or a number and a unit.
+CLI::Validator Size(const std::string& expected) {
+  return CLI::Validator(
+      [expected](std::string& text) {
+        int64_t bytes = 0;
+        if (!absl::SimpleAtoi(text, &bytes)) {
+          const absl::StatusOr<int64_t> size = ParseByteSize(text);
+          if (!size.ok()) {
+            return absl::StrCat("'", text, "' is not a size; expected ",
+                                expected,
+                                " bytes, like 1500, 512MiB, 24GiB or 80GB");
+          }
+          bytes = *size;
+        }
+        text = absl::StrCat(bytes);
         return std::string();
       },
       "");
@@ -71,13 +92,35 @@ CLI::Validator NotEmpty(const std::string& what) {
 }
 
 template <typename T>
-CLI::Option* Add(CLI::App& app, const std::string& flag, T& value,
+CLI::Option* AddAny(CLI::App& app, const std::string& flag, T& value,
+                    const std::string& help) {
+  return app.add_option("--" + flag, value, help)
+      ->envname(EnvironmentName(flag))
+      ->capture_default_str();
+}
+
+CLI::Option* Add(CLI::App& app, const std::string& flag, std::string& value,
                  const std::string& help) {
-  CLI::Option* const option = app.add_option("--" + flag, value, help)
-                                  ->envname(EnvironmentName(flag))
-                                  ->capture_default_str();
-  if constexpr (std::is_integral_v<T>) option->transform(WholeNumber<T>());
+  return AddAny(app, flag, value, help);
+}
+
+CLI::Option* Add(CLI::App& app, const std::string& flag, double& value,
+                 const std::string& help) {
+  return AddAny(app, flag, value, help);
+}
+
+// `expected`: its range, for who writes what is no number.
+template <typename T>
+CLI::Option* AddCount(CLI::App& app, const std::string& flag, T& value,
+                      const std::string& expected, const std::string& help) {
+  CLI::Option* const option = AddAny(app, flag, value, help);
+  option->transform(WholeNumber<T>(expected));
   return option;
+}
+
+void AddSize(CLI::App& app, const std::string& flag, int64_t& value,
+             const std::string& expected, const std::string& help) {
+  AddAny(app, flag, value, help)->transform(Size(expected));
 }
 
 void AddSwitch(CLI::App& app, const std::string& flag, bool& value,
@@ -115,21 +158,23 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "host", o.host,
       "Address to listen on; without TLS keep it on loopback")
       ->check(NotEmpty("an address"));
-  Add(app, "grpc-port", o.grpc_port, "gRPC port; 0 picks a free one")
+  AddCount(app, "grpc-port", o.grpc_port, "0 to 65535",
+           "gRPC port; 0 picks a free one")
       ->check(CLI::Range(0, 65535));
-  Add(app, "http-port", o.http_port,
+  AddCount(
+      app, "http-port", o.http_port, "-1 to 65535",
       "Port of the completions API and of /metrics; 0 picks a free one, -1 "
       "turns it off")
       ->check(CLI::Range(-1, 65535));
-  Add(app, "metrics-port", o.metrics_port,
-      "Port of its own for /metrics, plaintext; 0 picks a free one, -1: "
-      "on http-port")
+  AddCount(app, "metrics-port", o.metrics_port, "-1 to 65535",
+           "Port of its own for /metrics, plaintext; 0 picks a free one, -1: "
+           "on http-port")
       ->check(CLI::Range(-1, 65535));
-  Add(app, "max-http-connections", o.max_http_connections,
-      "HTTP connections at a time; more are answered 503")
+  AddCount(app, "max-http-connections", o.max_http_connections, "1 to 1048576",
+           "HTTP connections at a time; more are answered 503")
       ->check(CLI::Range(1, 1048576));
-  Add(app, "max-grpc-connections", o.max_grpc_connections,
-      "gRPC connections at a time; more are closed")
+  AddCount(app, "max-grpc-connections", o.max_grpc_connections, "1 to 1048576",
+           "gRPC connections at a time; more are closed")
       ->check(CLI::Range(1, 1048576));
   Add(app, "tls-cert", o.transport.tls_cert,
       "PEM file of the certificate chain; with it gRPC and HTTP are served "
@@ -140,8 +185,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "tls-client-ca", o.transport.tls_client_ca,
       "PEM file; clients must have a certificate signed by one of these")
       ->check(NotEmpty("a file"));
-  Add(app, "tls-reload", s.tls_reload,
-      "Seconds after which the files are read again");
+  AddCount(app, "tls-reload", s.tls_reload, "1 to 86400",
+           "Seconds after which the files are read again");
   AddSwitch(app, "admin", o.admin,
             "on or off: whether Control.Abort and Control.Drain are served");
   AddSwitch(app, "reflection", o.reflection,
@@ -163,35 +208,44 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   AddSwitch(app, "exact", o.model.exact,
             "on: a request's tokens do not depend on what runs beside it; "
             "there is no other mode");
-  Add(app, "num-threads", o.model.num_threads,
-      "CPU threads; 0: one for each core");
-  Add(app, "max-num-seqs", o.engine.max_num_seqs,
-      "Sequences that hold memory at once");
-  Add(app, "max-model-len", o.engine.max_model_len,
+  AddCount(app, "num-threads", o.model.num_threads, "0 to 1024",
+           "CPU threads; 0: one for each core");
+  AddCount(app, "max-num-seqs", o.engine.max_num_seqs, "1 to 65536",
+           "Sequences that hold memory at once");
+  AddCount(
+      app, "max-model-len", o.engine.max_model_len,
+      "0 to what the model supports",
       "Tokens of a sequence, generated ones included; 0: what model and cache "
       "allow");
-  Add(app, "max-num-batched-tokens", o.engine.max_num_batched_tokens,
+  AddCount(
+      app, "max-num-batched-tokens", o.engine.max_num_batched_tokens,
+      "0, or --max-num-seqs to 1048576",
       "Tokens in a step; 0: 2048 on a GPU, 512 on the CPU, and at least 64 "
       "more "
       "than max-num-seqs");
-  Add(app, "max-chunk-tokens", o.engine.max_chunk_tokens,
+  AddCount(
+      app, "max-chunk-tokens", o.engine.max_chunk_tokens,
+      "0 to --max-num-batched-tokens",
       "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens");
   Add(app, "max-decode-slowdown", o.engine.max_decode_slowdown,
       "How many times longer than alone running sequences may wait for a "
       "token, on average, while long prompts are computed; 0: no limit")
       ->check(Number("0, or 1.1 to 1000"));
-  Add(app, "max-queued-requests", o.engine.max_queued_requests,
-      "Requests that may wait beyond max-num-seqs");
-  Add(app, "kv-pool-bytes", o.model.kv_pool_bytes,
+  AddCount(app, "max-queued-requests", o.engine.max_queued_requests,
+           "0 to 1048576", "Requests that may wait beyond max-num-seqs");
+  AddSize(
+      app, "kv-pool-bytes", o.model.kv_pool_bytes, "0 to 9223372036854775807",
       "The most the TPA factor cache may take; 0: 1 GiB on the CPU, on a GPU "
       "what is left of its memory");
-  Add(app, "kv-pages", o.model.kv_pages,
-      "Pages of 64 tokens in the TPA factor cache; 0: from kv-pool-bytes");
-  Add(app, "swap-bytes", o.model.swap_bytes,
+  AddCount(app, "kv-pages", o.model.kv_pages, "0 to 1073741824",
+           "Pages of 64 tokens in the TPA factor cache; 0: from kv-pool-bytes");
+  AddSize(
+      app, "swap-bytes", o.model.swap_bytes, "0 to 1125899906842624",
       "Memory of the host that preempted sequences are saved in; 0: they are "
       "computed again");
-  Add(app, "default-max-new-tokens", o.default_max_new_tokens,
-      "Tokens to generate for requests that do not say");
+  AddCount(app, "default-max-new-tokens", o.default_max_new_tokens,
+           "1 to 2147483647",
+           "Tokens to generate for requests that do not say");
   Add(app, "shutdown-timeout", s.shutdown,
       "Seconds that running requests get to finish")
       ->check(Number("0 to 86400 seconds"));
@@ -200,8 +254,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "stalled-client-timeout", s.stalled,
       "Seconds after which a client that does not read is cut off")
       ->check(Number("0.1 to 86400 seconds"));
-  Add(app, "max-buffered-tokens", o.max_buffered_tokens,
-      "Unread tokens after which a stream pauses");
+  AddCount(app, "max-buffered-tokens", o.max_buffered_tokens, "at least 1",
+           "Unread tokens after which a stream pauses");
 }
 
 std::chrono::milliseconds ToMilliseconds(double seconds) {
@@ -297,20 +351,19 @@ std::optional<std::string> OnCommandLine(const std::vector<std::string>& args,
   return std::nullopt;
 }
 
-// Where the value comes from of which an error speaks ("--flag: …"), if that is
-// a variable.
-std::string VariableOf(const CLI::App& app,
-                       const std::vector<std::string>& args,
-                       const std::string& error) {
+// The flags whose values are those of variables, and these.
+std::map<std::string, std::string> FromVariables(
+    const CLI::App& app, const std::vector<std::string>& args) {
+  std::map<std::string, std::string> variables;
   for (const CLI::Option* option : app.get_options()) {
-    const std::string flag = option->get_name();
-    if (!absl::StartsWith(error, flag + ":")) continue;
     const std::string& name = option->get_envname();
-    const char* const variable = name.empty() ? nullptr : getenv(name.c_str());
-    if (variable == nullptr || OnCommandLine(args, flag)) break;
-    return absl::StrCat(" (from ", name, ")");
+    if (name.empty() || getenv(name.c_str()) == nullptr ||
+        OnCommandLine(args, option->get_name())) {
+      continue;
+    }
+    variables[option->get_name()] = name;
   }
-  return "";
+  return variables;
 }
 
 std::vector<std::string> VariableNames(const CLI::App& app) {
@@ -342,6 +395,13 @@ std::vector<std::string> OverriddenVariables(
 
 }  // namespace
 
+std::string WithVariable(const FlagsResult& flags, const std::string& message) {
+  const auto variable =
+      flags.variables.find(message.substr(0, message.find_first_of(" :")));
+  if (variable == flags.variables.end()) return message;
+  return absl::StrCat(message, " (from ", variable->second, ")");
+}
+
 FlagsResult ParseFlags(int argc, const char* const* argv) {
   FlagsResult result;
   ServerOptions& options = result.options;
@@ -359,6 +419,8 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
       "Every flag is also an environment variable: --max-num-seqs is "
       "RECURVE_MAX_NUM_SEQS. The flag wins.");
   AddFlags(app, options, seconds);
+  const std::vector<std::string> args = {argv + 1, argv + argc};
+  result.variables = FromVariables(app, args);
   std::string problem;
   try {  // the library reports errors by exceptions
     app.parse(argc, argv);
@@ -367,21 +429,21 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
       result.exit_code = app.exit(error);  // --help, --version
       return result;
     }
-    problem = OneLine(error.what()) +
-              VariableOf(app, {argv + 1, argv + argc}, error.what()) +
-              " (see --help)";
+    problem = WithVariable(result, OneLine(error.what())) + " (see --help)";
   }
   // First, as it may be why a flag is missing.
   if (const std::string variable = CheckVariables(app); !variable.empty()) {
     problem = variable;
   }
-  if (problem.empty()) problem = CheckValues(options, seconds);
+  if (problem.empty()) {
+    problem = WithVariable(result, CheckValues(options, seconds));
+  }
   if (!problem.empty()) {
     std::cerr << "recurve-server: " << problem << '\n';
     result.exit_code = 2;
     return result;
   }
-  result.warnings = OverriddenVariables(app, {argv + 1, argv + argc});
+  result.warnings = OverriddenVariables(app, args);
   for (std::string& warning : UnknownVariables(VariableNames(app), environ)) {
     result.warnings.push_back(std::move(warning));
   }

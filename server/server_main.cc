@@ -18,9 +18,9 @@
 namespace recurve {
 namespace {
 
-int Fail(const absl::Status& status) {
+int Fail(const FlagsResult& flags, const absl::Status& status) {
   std::fprintf(stderr, "recurve-server: %s\n",
-               std::string(status.message()).c_str());
+               WithVariable(flags, std::string(status.message())).c_str());
   return EXIT_FAILURE;
 }
 
@@ -78,9 +78,9 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
 
   // First what takes no time: loading may take minutes.
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options);
-  if (!server.ok()) return Fail(server.status());
+  if (!server.ok()) return Fail(flags, server.status());
   absl::StatusOr<LoadedModel> model = LoadModel(options.model, &options.engine);
-  if (!model.ok()) return Fail(model.status());
+  if (!model.ok()) return Fail(flags, model.status());
   if (wrap != nullptr) model->runner = wrap(std::move(model->runner));
   const ModelInfo info = model->runner->info();
   const Capacity capacity = model->capacity;
@@ -132,7 +132,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
 
   if (absl::Status status = (*server)->Serve(options.engine, *std::move(model));
       !status.ok()) {
-    return Fail(status);
+    return Fail(flags, status);
   }
   signals.SetServer(server->get());
   if ((*server)->http_port() >= 0) {
@@ -150,7 +150,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   const absl::Status outcome = (*server)->Wait();
   signals.SetServer(nullptr);
   server->reset();
-  if (!outcome.ok()) return Fail(outcome);
+  if (!outcome.ok()) return Fail(flags, outcome);
   spdlog::info("drained; bye");
   return EXIT_SUCCESS;
 }

@@ -80,8 +80,46 @@ TEST(StartupTest, WhatIsNoNumberIsRefused) {
                  {},
                  2,
                  "'' is not a number; expected 0, or 1.1 to 1000"});
-  ExpectRefused({{"--max-num-seqs", ""}, {}, 2, "'' is not a whole number"});
+  ExpectRefused({{"--max-num-seqs", ""},
+                 {},
+                 2,
+                 "'' is not a whole number; expected 1 to 65536"});
   ExpectRefused({{"--step-timeout", "nan"}, {}, 2, "--step-timeout is nan"});
+}
+
+TEST(StartupTest, WhatIsNoSizeIsRefused) {
+  ExpectRefused({{"--kv-pool-bytes", "1Gi"},
+                 {},
+                 2,
+                 "--kv-pool-bytes: '1Gi' is not a size; expected 0 to "
+                 "9223372036854775807 bytes, like 1500, 512MiB, 24GiB or "
+                 "80GB"});
+  ExpectRefused({{},
+                 {"RECURVE_SWAP_BYTES=x"},
+                 2,
+                 "--swap-bytes: 'x' is not a size; expected 0 to "
+                 "1125899906842624 bytes, like 1500, 512MiB, 24GiB or 80GB "
+                 "(from RECURVE_SWAP_BYTES)"});
+  // Units are taken.
+  ExpectRefused({{"--swap-bytes", "1025TiB"},
+                 {},
+                 1,
+                 "--swap-bytes is 1126999418470400; expected 0 to "});
+  ExpectRefused(
+      {{"--kv-pool-bytes", "1KiB"}, {}, 1, "--kv-pool-bytes is 1024"});
+}
+
+TEST(StartupTest, AVariableOutOfItsRangeIsNamed) {
+  ExpectRefused({{},
+                 {"RECURVE_MAX_NUM_SEQS=-3"},
+                 1,
+                 "--max-num-seqs is -3; expected 1 to 65536 (from "
+                 "RECURVE_MAX_NUM_SEQS)"});
+  ExpectRefused({{},
+                 {"RECURVE_TLS_RELOAD=0"},
+                 2,
+                 "--tls-reload is 0; expected 1 to 86400 seconds (from "
+                 "RECURVE_TLS_RELOAD)"});
 }
 
 TEST(StartupTest, EmptyVariablesAreRefused) {

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/byte_size.h"
 #include "base/check.h"
 #include "kv_cache/cache_spec.h"
-#include "tools/recurve_model/byte_size.h"
 
 namespace recurve {
 

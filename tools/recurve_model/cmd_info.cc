@@ -7,11 +7,11 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
+#include "base/byte_size.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/model_loader.h"
 #include "engine/models/registry.h"
-#include "tools/recurve_model/byte_size.h"
 #include "tools/recurve_model/command.h"
 #include "tools/recurve_model/describe.h"
 

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "absl/strings/str_format.h"
+#include "base/byte_size.h"
 #include "base/status_macros.h"
-#include "tools/recurve_model/byte_size.h"
 #include "tools/recurve_model/command.h"
 #include "tools/recurve_model/presets.h"
 #include "tools/recurve_model/random_checkpoint.h"

@@ -7,11 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/byte_size.h"
 #include "base/dtype.h"
 #include "base/status_macros.h"
 #include "engine/decoder.h"
 #include "kv_cache/cache_spec.h"
-#include "tools/recurve_model/byte_size.h"
 #include "tools/recurve_model/describe_mixer.h"
 
 namespace recurve {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/byte_size.h"
 #include "base/status_macros.h"
-#include "tools/recurve_model/byte_size.h"
 #include "tools/recurve_model/random_values.h"
 #include "tools/recurve_model/safetensors_writer.h"
 

@@ -7,13 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/byte_size.h"
 #include "base/random.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/model_loader.h"
 #include "engine/models/registry.h"
 #include "kv_cache/cache_spec.h"
-#include "tools/recurve_model/byte_size.h"
 #include "tools/recurve_model/describe.h"
 
 namespace recurve {

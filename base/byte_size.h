@@ -1,5 +1,5 @@
-#ifndef RECURVE_TOOLS_RECURVE_MODEL_BYTE_SIZE_H_
-#define RECURVE_TOOLS_RECURVE_MODEL_BYTE_SIZE_H_
+#ifndef RECURVE_BASE_BYTE_SIZE_H_
+#define RECURVE_BASE_BYTE_SIZE_H_
 
 #include <cstdint>
 #include <string>
@@ -22,4 +22,4 @@ std::string ExactBytes(int64_t bytes);
 
 }  // namespace recurve
 
-#endif  // RECURVE_TOOLS_RECURVE_MODEL_BYTE_SIZE_H_
+#endif  // RECURVE_BASE_BYTE_SIZE_H_

@@ -1,4 +1,4 @@
-#include "tools/recurve_model/byte_size.h"
+#include "base/byte_size.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
