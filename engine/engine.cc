@@ -116,8 +116,9 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
       return absl::InvalidArgumentError(
           "the prompt is empty; at least one token is needed");
     }
-    RECURVE_RETURN_IF_ERROR(
-        ValidateCommand(submission.command, 0, limits_, "prompt_ids"));
+    RECURVE_RETURN_IF_ERROR(ValidateCommand(submission.command, 0, limits_,
+                                            "prompt_ids",
+                                            "stopping.max_new_tokens"));
   }
   std::vector<uint64_t> ids;
   {

@@ -99,7 +99,8 @@ absl::Status ValidateOptions(const SequenceOptions& options,
 
 absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                              const RequestLimits& limits,
-                             absl::string_view append_field) {
+                             absl::string_view append_field,
+                             absl::string_view generate_field) {
   if (command.append.empty() && command.generate == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(append_field,
@@ -137,10 +138,10 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
   // Written so that nothing can overflow.
   if (command.generate < 0 || command.generate > max - num_tokens - appended) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the sequence would reach ", num_tokens, " + ", appended, " + ",
-        command.generate,
-        " tokens (held, appended, to generate); this server's max_model_len "
-        "is ",
+        generate_field, " is ", command.generate, "; the sequence would reach ",
+        num_tokens, " + ", appended, " + ", command.generate,
+        " tokens (held, appended, to generate), and this server's "
+        "max_model_len is ",
         max));
   }
   // After the lengths: a message has room for millions.

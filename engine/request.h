@@ -60,10 +60,12 @@ absl::Status ValidateOptions(const SequenceOptions& options,
                              const RequestLimits& limits);
 
 // As above, for a command on a sequence that holds `num_tokens` tokens.
-// `append_field` is what the caller calls Command::append.
+// `append_field` and `generate_field` are what the caller calls Command::append
+// and generate.
 absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                              const RequestLimits& limits,
-                             absl::string_view append_field);
+                             absl::string_view append_field,
+                             absl::string_view generate_field);
 
 }  // namespace recurve
 

@@ -155,8 +155,9 @@ absl::StatusOr<GenerateInput> CompletionCall::Prepare(size_t index) {
   Choice& choice = *choices_[index];
   choice.with_logprobs_ = input.options.sampling.num_logprobs >= 0;
   choice.prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
-  RECURVE_RETURN_IF_ERROR(ValidateCommand(
-      input.command, 0, environment_.engine->limits(), "prompt_ids"));
+  RECURVE_RETURN_IF_ERROR(
+      ValidateCommand(input.command, 0, environment_.engine->limits(),
+                      "prompt_ids", "stopping.max_new_tokens"));
   if (choice.with_logprobs_) {
     choice.text_offsets_ = TextOffsets(context.tokenizer, input.command.append);
   }
@@ -219,9 +220,8 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
   if (absl::Status status = environment_.engine->CheckAccepts(); !status.ok()) {
     return ErrorOf(status);
   }
-  if (auto error =
-          ParseCompletion(request.body, model_name_,
-                          environment_.context.max_model_len, &request_)) {
+  if (auto error = ParseCompletion(request.body, model_name_,
+                                   environment_.engine->limits(), &request_)) {
     return error;
   }
   const size_t count = request_.prompts.size();

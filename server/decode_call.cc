@@ -17,8 +17,8 @@ absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
   RECURVE_ASSIGN_OR_RETURN(SequenceOptions options, OptionsFromProto(request));
   RECURVE_ASSIGN_OR_RETURN(Command command,
                            CommandFromProto(request, 0, environment_.context));
-  RECURVE_RETURN_IF_ERROR(
-      ValidateCommand(command, 0, environment_.engine->limits(), "append_ids"));
+  RECURVE_RETURN_IF_ERROR(ValidateCommand(
+      command, 0, environment_.engine->limits(), "append_ids", "generate"));
   RECURVE_RETURN_IF_ERROR(Charge(command));
   with_logprobs_ = options.sampling.num_logprobs >= 0;
   seed_ = options.sampling.seed;
@@ -41,8 +41,9 @@ absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
   RECURVE_ASSIGN_OR_RETURN(
       Command command,
       CommandFromProto(request, position, environment_.context));
-  RECURVE_RETURN_IF_ERROR(ValidateCommand(
-      command, position, environment_.engine->limits(), "append_ids"));
+  RECURVE_RETURN_IF_ERROR(ValidateCommand(command, position,
+                                          environment_.engine->limits(),
+                                          "append_ids", "generate"));
   RECURVE_RETURN_IF_ERROR(Charge(command));
   environment_.engine->Extend(id, std::move(command));
   return absl::OkStatus();

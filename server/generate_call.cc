@@ -25,7 +25,8 @@ void GenerateCall::Begin(const std::shared_ptr<GenerateCall>& self,
   prompt_tokens_ = static_cast<int64_t>(input->command.append.size());
   absl::Status status =
       ValidateCommand(input->command, 0, environment_.engine->limits(),
-                      request.has_prompt_text() ? "prompt_text" : "prompt_ids");
+                      request.has_prompt_text() ? "prompt_text" : "prompt_ids",
+                      "stopping.max_new_tokens");
   if (status.ok()) status = Charge(input->command);
   if (!status.ok()) return Refuse(status);
   const absl::StatusOr<uint64_t> id = environment_.engine->Submit(

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "engine/checkpoint/quote.h"
 #include "nlohmann/json.hpp"
 #include "prometheus/collectable.h"
 #include "prometheus/text_serializer.h"
@@ -48,6 +49,15 @@ std::string PercentDecoded(absl::string_view text) {
   return decoded;
 }
 
+std::string NotFound(absl::string_view path) {
+  return absl::StrCat(
+      path == "/v1/chat/completions"
+          ? "there is no chat API, as this server applies no chat template"
+          : absl::StrCat("there is nothing under ", Quote(path)),
+      "; expected /v1/completions, /v1/models, /health or /metrics, as far as "
+      "this port has them");
+}
+
 }  // namespace
 
 HttpApi::HttpApi(Options options)
@@ -77,10 +87,7 @@ std::optional<HttpResponse> HttpApi::CheckHead(const HttpRequest& head) {
       (head.path == "/metrics" && options_.metrics != nullptr) ||
       (options_.environment != nullptr && (models || completions));
   if (!known) {
-    return HttpError(404,
-                     "there is nothing under this path; expected "
-                     "/v1/completions, /v1/models, /health or /metrics, "
-                     "as far as this port has them");
+    return HttpError(404, NotFound(head.path));
   }
   const bool get = head.method == "GET" || head.method == "HEAD";
   if (completions ? head.method != "POST" : !get) {
@@ -91,7 +98,11 @@ std::optional<HttpResponse> HttpApi::CheckHead(const HttpRequest& head) {
   }
   // Also keeps out what a web page may send without asking.
   if (completions && !IsJson(head.content_type)) {
-    return HttpError(415, "the body must have Content-Type: application/json");
+    return HttpError(
+        415, absl::StrCat("Content-Type is ",
+                          head.content_type.empty() ? "missing"
+                                                    : Quote(head.content_type),
+                          "; expected application/json"));
   }
   const std::string& encoding = head.content_encoding;
   if (completions && !encoding.empty() &&
@@ -135,8 +146,9 @@ HttpResponse HttpApi::Get(const std::string& path) const {
   } else {
     ApiError error;
     error.status = 404;
-    error.message = absl::StrCat("the model is not here; this server has '",
-                                 options_.model_name, "'");
+    error.message = absl::StrCat("the model ", Quote(PercentDecoded(name)),
+                                 " is not here; this server has ",
+                                 Quote(options_.model_name));
     error.param = "model";
     error.code = "model_not_found";
     return ErrorResponse(error);

@@ -147,7 +147,10 @@ void HttpSession::StartRefused() {
     if (transport_.secure()) return Close();
     StartAnswer();
     HttpResponse response = HttpError(
-        503, "the server has as many connections as it takes; come back");
+        503,
+        absl::StrCat("the server has ", sessions_->options().max_connections,
+                     " connections, as many as --max-http-connections allows; "
+                     "come back"));
     response.headers.emplace_back("Retry-After", "1");
     SendNow(response, /*keep_alive=*/false);
     Read();
@@ -390,8 +393,10 @@ bool HttpSession::CountBody() {
   const int64_t now = static_cast<int64_t>(parser_->get().body().size());
   const int64_t difference = now - std::exchange(body_bytes_, now);
   if (sessions_->AddBodyBytes(difference)) return true;
-  HttpResponse response =
-      HttpError(503, "the server receives as much as it takes; come back");
+  HttpResponse response = HttpError(
+      503, absl::StrCat("the bodies that the server receives have ",
+                        sessions_->options().max_bodies_bytes,
+                        " bytes, the most that it takes at a time; come back"));
   response.headers.emplace_back("Retry-After", "1");
   Refuse(response);
   return false;

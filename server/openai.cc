@@ -117,11 +117,9 @@ ApiError ErrorOf(const absl::Status& status) {
   error.cause = status.code();
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
-      error.param = absl::StartsWith(error.message, "the sequence would reach")
-                        ? "max_tokens"
-                        : FieldOf(error.message);
+      error.param = FieldOf(error.message);
       if ((error.param == "prompt" || error.param == "max_tokens") &&
-          absl::StrContains(error.message, "; this server's max_model_len")) {
+          absl::StrContains(error.message, " this server's max_model_len")) {
         error.code = "context_length_exceeded";
       }
       return error;

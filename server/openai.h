@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "engine/request.h"
 #include "engine/tokenizer/stream_decoder.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "nlohmann/json_fwd.hpp"
@@ -50,11 +51,11 @@ inline constexpr int kMaxPrompts = 64;
 inline constexpr int kCompletionMaxTokens = 16;
 
 // Reads the body of a request. An error names the field, its value and what is
-// expected. A prompt of more token ids than `max_model_len` is not read to its
-// end.
+// expected. A prompt of more token ids than `limits.max_model_len` is not read
+// to its end.
 std::optional<ApiError> ParseCompletion(absl::string_view body,
                                         const std::string& model_name,
-                                        int64_t max_model_len,
+                                        const RequestLimits& limits,
                                         CompletionRequest* request);
 
 // What one choice, or a piece of it, has to show.

@@ -21,6 +21,7 @@ using nlohmann::json;
 constexpr int kMaxDepth = 8;
 // Besides the token ids of prompts. Every field at its limit has some 1,300.
 constexpr int kMaxValues = 4096;
+constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 // Options that other servers know and this one does not have: they may be given
 // with the value that asks for nothing.
@@ -50,6 +51,9 @@ const std::vector<Neutral>& NeutralOptions() {
 // Reads one JSON object member by member; keeps the first error.
 class Reader {
  public:
+  explicit Reader(int64_t vocab_size) : vocab_size_(vocab_size) {}
+  int64_t vocab_size() const { return vocab_size_; }
+
   bool failed() const { return error_.has_value(); }
   std::optional<ApiError> TakeError() { return std::move(error_); }
 
@@ -69,6 +73,12 @@ class Reader {
                   absl::string_view expected) {
     Fail(field,
          absl::StrCat("is ", DescribeJson(value), "; expected ", expected));
+  }
+
+  // What is expected of a token id. Of those that are none of this vocabulary
+  // the engine tells, once it has the lengths of all.
+  std::string TokenId() const {
+    return absl::StrCat("a token id from 0 to ", vocab_size_ - 1);
   }
 
   bool Bool(absl::string_view field, const json& value) {
@@ -113,6 +123,7 @@ class Reader {
   }
 
  private:
+  const int64_t vocab_size_;
   std::optional<ApiError> error_;
 };
 
@@ -134,11 +145,10 @@ void ReadPrompt(const std::string& field, const json& value, Reader& reader,
   for (size_t i = 0; i < value.size() && !reader.failed(); ++i) {
     // The field's name is made only for an error: a prompt may be long.
     const json& id = value[i];
-    if (id.is_number_unsigned() && id.get<uint64_t>() <= UINT32_MAX) {
+    if (id.is_number_unsigned() && id.get<uint64_t>() <= kMaxInt32) {
       ids.Add(id.get<uint32_t>());
     } else {
-      reader.Unexpected(absl::StrCat(field, "[", i, "]"), id,
-                        absl::StrCat("a token id from 0 to ", UINT32_MAX));
+      reader.Unexpected(absl::StrCat(field, "[", i, "]"), id, reader.TokenId());
     }
   }
 }
@@ -174,12 +184,12 @@ void ReadLogitBias(const json& value, Reader& reader,
   for (const auto& [key, bias] : value.items()) {
     // As numbers are written: " 65" or "065" would be a second name of 65.
     uint32_t id;
-    if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key) {
+    if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key ||
+        id > kMaxInt32) {
       return reader.Fail(
           "logit_bias",
-          absl::StrCat("has the key ", Quote(key),
-                       "; expected a token id from 0 to ", UINT32_MAX,
-                       ", without spaces or leading zeros"));
+          absl::StrCat("has the key ", Quote(key), "; expected ",
+                       reader.TokenId(), ", without spaces or leading zeros"));
     }
     const float number =
         reader.Float(absl::StrCat("logit_bias[", id, "]"), bias, -100, 100);
@@ -211,8 +221,9 @@ void ReadStopTokenIds(const json& value, Reader& reader,
         absl::StrCat("a list of at most ", kMaxStopTokenIds, " token ids"));
   }
   for (size_t i = 0; i < value.size(); ++i) {
-    stopping->add_stop_token_ids(static_cast<uint32_t>(reader.Int(
-        absl::StrCat("stop_token_ids[", i, "]"), value[i], 0, UINT32_MAX)));
+    stopping->add_stop_token_ids(static_cast<uint32_t>(
+        reader.Int(absl::StrCat("stop_token_ids[", i, "]"), value[i], 0,
+                   reader.vocab_size() - 1)));
   }
 }
 
@@ -325,9 +336,10 @@ void ReadNeutral(const std::string& key, const json& value, Reader& reader) {
 
 std::optional<ApiError> ParseCompletion(absl::string_view body,
                                         const std::string& model_name,
-                                        int64_t max_model_len,
+                                        const RequestLimits& limits,
                                         CompletionRequest* request) {
-  Reader reader;
+  const int64_t max_model_len = limits.max_model_len;
+  Reader reader(limits.vocab_size);
   int values = 0;
   int64_t ids = 0;  // of one prompt
   // Millions of values would take the thread a second, which the streams of

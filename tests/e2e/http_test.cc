@@ -226,7 +226,9 @@ TEST(HttpTest, BadRequestsNameTheField) {
        "max_tokens is 0; expected an integer from 1"},
       {{{"prompt", "a"}, {"max_tokens", 9000}},
        "max_tokens",
-       "this server's max_model_len is 8192"},
+       "max_tokens is 9000; the sequence would reach 0 + 2 + 9000 tokens "
+       "(held, appended, to generate), and this server's max_model_len is "
+       "8192"},
       {{{"prompt", "a"}, {"max_tokens", 1}, {"max_completion_tokens", 2}},
        "max_tokens",
        "differs"},
@@ -253,6 +255,9 @@ TEST(HttpTest, BadRequestsNameTheField) {
       {{{"prompt", "a"}, {"logit_bias", {{" 65", 1}}}},
        "logit_bias",
        "has the key ' 65'"},
+      {{{"prompt", "a"}, {"logit_bias", {{"4294967295", 1}}}},
+       "logit_bias",
+       "has the key '4294967295'; expected a token id from 0 to 257"},
       {{{"prompt", "a"}, {"logit_bias", {{"65", 1}, {"065", 2}}}},
        "logit_bias",
        "has the key '065'"},
@@ -273,7 +278,13 @@ TEST(HttpTest, BadRequestsNameTheField) {
        "prompt[2] is 258; the vocabulary has ids 0 to 257"},
       {{{"prompt", {1, -2}}},
        "prompt",
-       "prompt[1] is -2; expected a token id from 0 to 4294967295"},
+       "prompt[1] is -2; expected a token id from 0 to 257"},
+      {{{"prompt", {4294967295u}}},
+       "prompt",
+       "prompt[0] is 4294967295; expected a token id from 0 to 257"},
+      {{{"prompt", "a"}, {"stop_token_ids", {1, 258}}},
+       "stop_token_ids",
+       "stop_token_ids[1] is 258; expected an integer from 0 to 257"},
       {{{"prompt", json::array()}}, "prompt", "has 0 entries"},
       {{{"prompt", json::array({"a", json::array({999})})}},
        "prompt",
@@ -355,16 +366,28 @@ TEST(HttpTest, PathsMethodsAndTypes) {
             "model_not_found");
   EXPECT_EQ(get("/health").body, "{\"status\":\"SERVING\"}");
   EXPECT_EQ(get("/metrics").status, 200);
-  EXPECT_EQ(get("/v1/chat/completions").status, 404);
-  EXPECT_EQ(get("/").status, 404);
+  const HttpResult other = get("/v1/models/a%2Fb");
+  EXPECT_THAT(other.body,
+              HasSubstr("the model 'a/b' is not here; this server has 'demo'"));
+  const HttpResult chat = get("/v1/chat/completions");
+  EXPECT_EQ(chat.status, 404);
+  EXPECT_THAT(chat.body, HasSubstr("there is no chat API"));
+  const HttpResult nothing = get("/v1/x?y");
+  EXPECT_EQ(nothing.status, 404);
+  EXPECT_THAT(nothing.body, HasSubstr("there is nothing under '/v1/x'; "));
   const HttpResult wrong = get(kCompletionsPath);
   EXPECT_EQ(wrong.status, 405);
   EXPECT_EQ(wrong.headers.at("allow"), "POST");
   EXPECT_EQ(Fetch(port, HttpRequestText("POST", "/health", "x")).status, 405);
-  EXPECT_EQ(Fetch(port, HttpRequestText("POST", kCompletionsPath, "{}",
-                                        {"Content-Type: text/plain"}))
-                .status,
-            415);
+  const HttpResult plain =
+      Fetch(port, HttpRequestText("POST", kCompletionsPath, "{}",
+                                  {"Content-Type: text/plain"}));
+  EXPECT_EQ(plain.status, 415);
+  EXPECT_THAT(
+      plain.body,
+      HasSubstr("Content-Type is 'text/plain'; expected application/json"));
+  EXPECT_THAT(Fetch(port, HttpRequestText("POST", kCompletionsPath, "{}")).body,
+              HasSubstr("Content-Type is missing; expected application/json"));
   const HttpResult packed = Fetch(
       port, HttpRequestText(
                 "POST", kCompletionsPath, "{}",
@@ -385,10 +408,10 @@ TEST(HttpTest, PathsMethodsAndTypes) {
   EXPECT_TRUE(counts(
       "recurve_http_requests_total{code=\"404\",endpoint=\"other\"}", 2));
   EXPECT_TRUE(counts(
-      "recurve_http_requests_total{code=\"404\",endpoint=\"/v1/models\"}", 2));
+      "recurve_http_requests_total{code=\"404\",endpoint=\"/v1/models\"}", 3));
   EXPECT_TRUE(counts(
       "recurve_http_request_duration_seconds_count{endpoint=\"/v1/models\"}",
-      5));
+      6));
 }
 
 TEST(HttpTest, KeepsConnectionsAndAnswersPipelinedRequests) {

@@ -61,7 +61,7 @@ const BadRequest kBadRequests[] = {
      "stopping.max_new_tokens is 0"},
     {"NeverFits",
      [](auto* r) { r->mutable_stopping()->set_max_new_tokens(8191); },
-     "max_model_len is 8192"},
+     "stopping.max_new_tokens is 8191; the sequence would reach 0 + 2 + 8191"},
     {"LengthOverflow",
      [](auto* r) { r->mutable_stopping()->set_max_new_tokens(0xffffffffu); },
      "max_model_len is 8192"},
@@ -197,7 +197,8 @@ TEST(StatusTest, BadDecodeCommandsAreRefused) {
   expect({Append({}, 1)}, "the first command must append");
   expect({Append({1}, 1), Append({}, 0)}, "appends nothing and generates");
   expect({Append({1}, 1), Append({258}, 1)}, "append_ids[0] is 258");
-  expect({Append({1}, 1), Append({1}, 8192)}, "max_model_len is 8192");
+  expect({Append({1}, 1), Append({1}, 8192)},
+         "generate is 8192; the sequence would reach 2 + 1 + 8192");
   v1::DecodeRequest with_limit = Append({1}, 1);
   with_limit.mutable_stopping()->set_max_new_tokens(3);
   expect({with_limit}, "max_new_tokens has no place in Decode");

@@ -201,7 +201,7 @@ TEST(RequestTest, StopStringsNeedATokenizer) {
 TEST(RequestTest, AppendedTokensAreInTheVocabulary) {
   const auto check = [](std::vector<int32_t> append) {
     return ValidateCommand({std::move(append), 1, LogitsMode::kNone}, 0,
-                           kLimits, "append_ids");
+                           kLimits, "append_ids", "generate");
   };
   EXPECT_TRUE(check({0, 99}).ok());
   EXPECT_THAT(check({0, 1, 100}),
@@ -213,13 +213,16 @@ TEST(RequestTest, ASequenceFitsTheServer) {
   const auto check = [](size_t append, int64_t generate, int64_t held) {
     return ValidateCommand(
         {std::vector<int32_t>(append, 1), generate, LogitsMode::kNone}, held,
-        kLimits, "prompt");
+        kLimits, "prompt", "max_new_tokens");
   };
   EXPECT_TRUE(check(1000, 0, 0).ok());
   EXPECT_TRUE(check(1, 999, 0).ok());
   EXPECT_TRUE(check(0, 1, 999).ok());
-  EXPECT_THAT(check(2, 999, 0),
-              FailsWith(kInvalid, "0 + 2 + 999", "max_model_len", "1000"));
+  EXPECT_THAT(
+      check(2, 999, 0),
+      FailsWith(kInvalid,
+                "max_new_tokens is 999; the sequence would reach 0 + 2 + 999",
+                "max_model_len is 1000"));
   EXPECT_THAT(check(1000, 1, 0),
               FailsWith(kInvalid, "prompt has 1000 tokens",
                         "max_model_len is 1000, with at least one"));
@@ -243,7 +246,7 @@ TEST(RequestTest, AWholePromptFitsAStep) {
   limits.max_prompt_logits = 20;
   const auto check = [&](size_t append, int64_t held, LogitsMode logits) {
     return ValidateCommand({std::vector<int32_t>(append, 1), 1, logits}, held,
-                           limits, "prompt_ids");
+                           limits, "prompt_ids", "max_new_tokens");
   };
   EXPECT_TRUE(check(50, 0, LogitsMode::kNext).ok());
   EXPECT_THAT(check(51, 0, LogitsMode::kNone),
@@ -258,7 +261,7 @@ TEST(RequestTest, AWholePromptFitsAStep) {
 }
 
 TEST(RequestTest, ACommandDoesSomething) {
-  EXPECT_THAT(ValidateCommand({}, 10, kLimits, "append_ids"),
+  EXPECT_THAT(ValidateCommand({}, 10, kLimits, "append_ids", "generate"),
               FailsWith(kInvalid, "append_ids is empty"));
 }
 

@@ -46,19 +46,19 @@ void Answer(const CompletionRequest& request, int index, const Command& command,
 
 void Read(absl::string_view body, const Tokenizer* tokenizer) {
   CompletionRequest request;
-  if (const auto error =
-          ParseCompletion(body, "demo", kMaxModelLen, &request)) {
+  const RequestLimits limits{kVocabSize, kMaxModelLen, tokenizer != nullptr};
+  if (const auto error = ParseCompletion(body, "demo", limits, &request)) {
     return CheckError(*error);
   }
   RECURVE_CHECK(!request.prompts.empty());
   RECURVE_CHECK(request.prompts.size() <= kMaxPrompts);
-  const RequestLimits limits{kVocabSize, kMaxModelLen, tokenizer != nullptr};
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     const auto input = FromProto(
         request.prompts[i], {tokenizer, kMaxModelLen, kCompletionMaxTokens});
     absl::Status status = input.status();
     if (status.ok()) {
-      status = ValidateCommand(input->command, 0, limits, "prompt_ids");
+      status = ValidateCommand(input->command, 0, limits, "prompt_ids",
+                               "stopping.max_new_tokens");
     }
     if (status.ok()) status = ValidateOptions(input->options, limits);
     if (!status.ok()) {
