@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 namespace recurve {
@@ -130,48 +131,72 @@ class Planner {
            (!victim.has_work || RanksAbove(sequence, victim));
   }
 
+  // Of its tokens, how many are not computed.
+  static int64_t Rest(const SequenceView& s) {
+    return s.num_tokens - s.num_computed;
+  }
   static bool DecodesNow(const SequenceView& s) {
     return s.has_work && !s.from_host && Decodes(s);
   }
 
-  // Finds what prompts of residents leave to the first that wait (rule 1).
+  // Finds what the highest in rank of the prompts leaves to those behind it
+  // (rule 1).
   void SetAside(const std::vector<SequenceView>& waiting) {
-    const SequenceView* highest = nullptr;  // in rank, of the prompts
-    int64_t prompts = budget_;              // what all of them may have
+    std::vector<SequenceView> prompts;  // of residents, in rank order
+    int64_t tokens = budget_;           // what prompts may have
     int64_t pages = free_pages_;
     for (const SequenceView& s : resident_) {
       if (!s.has_work) continue;
       pages -= std::max<int64_t>(0, PagesFor(s.num_tokens) - s.pages);
       if (s.from_host) continue;
       if (Decodes(s)) {
-        --prompts;
-      } else if (highest == nullptr) {
-        highest = &s;
+        --tokens;
+      } else {
+        prompts.push_back(s);
       }
     }
-    if (highest == nullptr) return;  // those that wait have all of it
-    // So many let it get on.
-    const int64_t least = std::max(
-        limits_.chunk_multiple, highest->whole_tokens - highest->num_computed);
-    const int64_t slice =
-        std::max(limits_.chunk_multiple, prompts / kWaitingSlices);
-    int64_t left = std::min(prompts / 2, prompts - least);
+    const int64_t slice = tokens / kWaitingSlices;
+    // Of fewer it may lose more by where chunks end than others gain.
+    if (prompts.empty() || slice < limits_.chunk_multiple) return;
+    // What is bounded leaves others enough.
+    if (limits_.max_prompt_tokens < std::numeric_limits<int64_t>::max()) return;
+    const SequenceView& highest = prompts.front();
+    const int64_t least = std::max(limits_.chunk_multiple,
+                                   highest.whole_tokens - highest.num_computed);
+    int64_t left = std::min(tokens / 2, tokens - least);
+    const auto most = [&](const SequenceView& s) {
+      return std::min({Rest(s), limits_.max_chunk_tokens, s.max_step_tokens});
+    };
+    const auto add = [&](const SequenceView& s, int64_t share) {
+      left -= share;
+      aside_.push_back({s.id, share});
+      aside_tokens_ += share;
+    };
+    for (size_t i = 1; i < prompts.size(); ++i) {
+      const SequenceView& s = prompts[i];
+      if (s.priority < highest.priority) break;
+      if (Rest(s) <= left && most(s) == Rest(s)) add(s, Rest(s));
+    }
+    size_t useful = aside_.size();
     int64_t slots = free_slots_;
     for (const SequenceView& s : waiting) {
+      if (s.priority < highest.priority) break;
       pages -= PagesFor(s.num_tokens + 1);
-      if (--slots < 0 || pages < 0) return;
+      if (--slots < 0 || pages < 0) break;
       if (s.from_host) continue;  // it has no tokens yet
-      const int64_t rest =
-          std::min(s.num_tokens - s.num_computed, ChunkLimit(s));
-      const int64_t tokens = s.priority > highest->priority
-                                 ? std::min(rest, left)
-                                 : (rest <= left ? rest : slice);
-      if (tokens > left || CutChunk(s, tokens) <= 0) return;
-      left -= tokens;
-      aside_.push_back({s.id, tokens});
-      aside_tokens_ += tokens;
+      const bool above = s.priority > highest.priority;
+      const int64_t share =
+          std::min(most(s), above ? left : (Rest(s) <= left ? left : slice));
+      if (share > left || CutChunk(s, share) <= 0) break;
+      add(s, share);
+      // With what it has now it ends in the next step, at the latest.
+      if (above || Rest(s) - share <= tokens / 2) useful = aside_.size();
     }
+    // Parts of longer ones only let those behind them in.
+    for (; aside_.size() > useful; aside_.pop_back())
+      aside_tokens_ -= aside_.back().num_tokens;
   }
+
   // What is set aside for others than `s`, whose turn it is.
   int64_t AsideForOthers(const SequenceView& s) {
     for (StepPlan::Entry& entry : aside_) {
@@ -192,7 +217,7 @@ class Planner {
         continue;
       }
       decodes -= DecodesNow(s);
-      const int64_t aside = Decodes(s) ? 0 : aside_tokens_;
+      const int64_t aside = Decodes(s) ? 0 : AsideForOthers(s);
       if (!IsPreempted(s.id)) Schedule(s, budget_ - decodes - aside);
     }
   }
@@ -313,8 +338,8 @@ class Planner {
     }
   }
 
-  // Of long prompts that wait one in so many parts of what prompts may have is
-  // set aside: enough to be admitted, so that those behind them are.
+  // For a long prompt that waits one in so many parts of what prompts may have
+  // is set aside: enough to be admitted, so that short ones behind it are.
   static constexpr int64_t kWaitingSlices = 8;
 
   const SchedulerLimits limits_;
@@ -326,7 +351,7 @@ class Planner {
   std::vector<SequenceView>
       victims_;  // resident and not preempted; next victim last
   std::vector<SequenceView> arriving_;  // from_host, with work
-  // What prompts of residents leave to those that wait, and the sum of it.
+  // What the highest of the prompts leaves to others, and the sum of it.
   std::vector<StepPlan::Entry> aside_;
   int64_t aside_tokens_ = 0;
   // Of those preempted that have work.

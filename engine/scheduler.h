@@ -22,12 +22,14 @@ namespace recurve {
 //     max_prompt_tokens bounds the chunks of paced prompts together; those that
 //     get nothing wait, unless then nothing at all could run. Residents come
 //     before those that wait, whatever their rank; but of what decoding leaves
-//     of a step, prompts of residents set up to half aside for the first that
-//     wait and have room in memory: all that a short prompt needs, an eighth
-//     for a long one, half for one of higher priority. So a prompt does not
-//     wait for the end of a long one before it. What max_prompt_tokens bounds
-//     is not set aside: a resident's chunk may leave nothing of that for the
-//     first that waits, in one step or in many.
+//     of a step the highest in rank of the prompts sets up to half aside: for
+//     the prompts behind it that end with that, and for those that wait and have
+//     room in memory: what they need if that is no more, all of it for one of
+//     higher priority, and an eighth of a step for a longer one, if it ends with
+//     half a step more or lets others in. So a prompt of little more than half a
+//     step does not wait for the end of a long one. Nothing is set aside for
+//     lower priorities, nor where max_prompt_tokens bounds prompts anyway, or a
+//     step has less than eight chunk_multiple for them.
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.

@@ -68,6 +68,10 @@ class TpaHeadRowsWorker {
   }
 
  private:
+  // Outputs are kept where the queries were (TpaDecodeBlock).
+  static_assert(4 * 128 * 4 * kOctets <= 2 * kTerms * kTpaHeadRowsHeads * 64 &&
+                kTerms == kTpaQueryTerms);
+
   template <typename Worker>
   friend __device__ void TpaAttendRow(Worker& worker, const TpaDecodeArgs& args,
                                       int lane, int row, int length,
@@ -195,9 +199,10 @@ class TpaHeadRowsWorker {
     float scores[kOctets][4];
     TakeScores(state, scores);
     if (page + 64 > length) Hide(page, length, scores);
-    if (__any_sync(0xffffffffu, OutOfRange(scores, fresh)))
+    if (__any_sync(0xffffffffu, OutOfRange(scores, fresh))) {
       Raise(scores, fresh, state);
-      // Scores become weights.
+    }
+    // Scores become weights.
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
 #pragma unroll
@@ -322,7 +327,8 @@ class TpaHeadRowsWorker {
     for (int r = 0; r < kRank; ++r) {
       value_stages_[r] = ring_.Take();
       const uint32_t stage = ring_.At(value_stages_[r]);
-      if (partial) ClearValues(stage + b_offset_, length - page);
+      if (partial)
+        TpaClearValues(args_, chunk_lane_, stage + b_offset_, length - page);
 #pragma unroll
       for (int t = 0; t < kSteps; ++t) {
         uint32_t a_v[4];
@@ -350,20 +356,6 @@ class TpaHeadRowsWorker {
     if (partial) {
       BulkCopyFence();
       NamedBarrier(kTpaLaneBarrier + chunk_lane_, args_.lane_threads());
-    }
-  }
-
-  // Values of tokens from `tokens` on become zero: their weights are, but
-  // memory that nobody wrote may hold a NaN. By all warps of the lane.
-  __device__ __forceinline__ void ClearValues(uint32_t plane, int tokens) {
-    const int threads = args_.lane_threads();
-    const int thread = static_cast<int>(threadIdx.x) - threads * chunk_lane_;
-    if (thread % 64 < tokens) return;
-    const uint32_t end = plane + kTpaOctetBytes * kOctets;
-#pragma unroll 1
-    for (uint32_t at = plane + 16 * thread; at < end; at += 16 * threads) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0)
-                   : "memory");
     }
   }
 

@@ -202,16 +202,16 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
 }
 
 bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan) {
-  // What queries are formed of is staged where weights are, later.
+  // What queries are formed of is staged where weights are, later; with heads
+  // as rows it has a place of its own.
   const int64_t weights = int64_t{4} * kTpaPageTokens *
                           kTpaVariants[plan.variant].columns * plan.groups *
                           plan.lanes;
-  const int64_t staging =
-      4 * shape.q_rank *
-      (RoundUp(shape.head_dim, 16) + 8 * plan.groups * plan.group_octets);
-  const bool own = kTpaVariants[plan.variant].columns == kTpaHeadRowsHeads;
+  const bool room =
+      plan.early_keys == kTpaInOrder ||
+      TpaStagingBytes(shape, plan.groups * plan.group_octets) <= weights;
   return plan.hopper && plan.blocks > 0 && plan.early_keys != 0 &&
-         shape.q_rank > 0 && (own || staging <= weights);
+         shape.q_rank > 0 && room;
 }
 
 int TpaFewChunks(const TpaShape& shape, const TpaDevice& device) {

@@ -1,5 +1,5 @@
 // The order in which a warpgroup goes through the rows of its block, their
-// chunks and segments; what it does with each is its worker's
+// chunks and segments, and what else is the same for all kinds of workers
 // (tpa_worker.cuh, tpa_head_rows.cuh).
 #ifndef RECURVE_KERNELS_TPA_TPA_ROWS_CUH_
 #define RECURVE_KERNELS_TPA_TPA_ROWS_CUH_
@@ -9,6 +9,24 @@
 #include "kernels/tpa/tpa_decode.cuh"
 
 namespace recurve {
+
+// Values from `tokens` on of those at `plane` become zero: their weights are,
+// but memory that nobody wrote may hold a NaN. By all warps of lane `lane`.
+__device__ __forceinline__ void TpaClearValues(const TpaDecodeArgs& args,
+                                               int lane, uint32_t plane,
+                                               int tokens) {
+  const int threads = args.lane_threads();
+  const int thread = static_cast<int>(threadIdx.x) - threads * lane;
+  if (thread % 64 < tokens) return;
+  const uint32_t end =
+      plane +
+      kTpaOctetBytes * (static_cast<uint32_t>(args.layout.b_v_width) / 8);
+#pragma unroll 1
+  for (uint32_t at = plane + 16 * thread; at < end; at += 16 * threads) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0)
+                 : "memory");
+  }
+}
 
 // Chunks [begin, end) of the `row_chunks` of `row`, of so many tokens: every
 // args.lanes-th is `lane`'s. `slot` is the block's next place for a partial

@@ -414,7 +414,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
 #pragma unroll
         for (int j = 0; j < kOctets; ++j) a_v[j][i] = 0;
       }
-      ClearValues(stage + b_offset_, length - page);
+      TpaClearValues(args_, chunk_lane_, stage + b_offset_, length - page);
     }
     const uint32_t own =
         plane + 16 * (16 * warp_ + lane_ / 4) + 4 * (lane_ % 4);
@@ -440,22 +440,6 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
       for (int i = 0; i < kTogether; ++i) ring_.Give(value_stages_[i]);
     }
     value_stages_[0] = -1;
-  }
-
-  // Values of tokens from `tokens` on become zero: their weights are, but
-  // memory that nobody wrote may hold a NaN. By all warps of the lane.
-  __device__ __forceinline__ void ClearValues(uint32_t plane, int tokens) {
-    const int threads = args_.lane_threads();
-    const int thread = static_cast<int>(threadIdx.x) - threads * chunk_lane_;
-    if (thread % 64 < tokens) return;
-    const uint32_t end =
-        plane +
-        kTpaOctetBytes * (static_cast<uint32_t>(args_.layout.b_v_width) / 8);
-#pragma unroll 1
-    for (uint32_t at = plane + 16 * thread; at < end; at += 16 * threads) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0)
-                   : "memory");
-    }
   }
 
   __device__ __forceinline__ void FinishChunk(State& state) {

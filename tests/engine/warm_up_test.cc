@@ -150,6 +150,31 @@ TEST(WarmUpTest, EachKindOfARealModel) {
   }
 }
 
+// And of T6-large, whose heads are rows where there is much to attend to.
+TEST(WarmUpTest, ManyChunksOfARealModel) {
+  const TpaShape shape = {61, 64, 64, 6, 2};
+  const TpaDevice device = {132, 227 << 10, true, 14};
+  const TpaContextLimits of = {TpaFewChunks(shape, device),
+                               TpaManyChunks(shape, device),
+                               TpaShortRows(shape, device)};
+  const auto contexts_of = [&](absl::Span<const int64_t> positions,
+                               int64_t rows) {
+    return TpaContextsOf(positions, rows, of);
+  };
+  const WarmUpLimits limits = {64, 8, 512};
+  const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
+  std::map<int64_t, int> many;  // by sequences
+  for (size_t i = 1; i < steps.size() - ShortPromptSteps(steps); ++i) {
+    const StepBatch& step = steps[i];
+    many[step.num_sequences()] +=
+        contexts_of(step.positions, step.num_sequences()) == TpaContexts::kMany;
+  }
+  // 136 chunks of 32,768 tokens, more than 528 of them; each twice.
+  EXPECT_EQ(many[2], 0);
+  EXPECT_EQ(many[4], 2);
+  EXPECT_EQ(many[8], 2);
+}
+
 // The longest context is not a power of two.
 TEST(WarmUpTest, LongContextsUpToTheLast) {
   const WarmUpLimits limits = {64, 1, 11};

@@ -235,14 +235,27 @@ TEST_F(TpaAppendingDecodeGpuTest, Shapes) {
     for (LrpeType position : {LrpeType::kNone, LrpeType::kRotate}) {
       for (const TpaShape& shape :
            {TpaShape{5, 64, 64, 1, 1}, TpaShape{47, 64, 64, 6, 2},
-            TpaShape{61, 64, 64, 9, 2}, TpaShape{128, 64, 64, 12, 1},
-            TpaShape{33, 128, 128, 3, 1}, TpaShape{78, 128, 128, 6, 2}}) {
-        SCOPED_TRACE(testing::Message()
-                     << shape.num_heads << " heads of " << shape.head_dim);
+            TpaShape{61, 64, 64, 9, 2}, TpaShape{64, 64, 64, 32, 2},
+            TpaShape{128, 64, 64, 12, 1}, TpaShape{33, 128, 128, 3, 1},
+            TpaShape{78, 128, 128, 6, 2}}) {
         const Case c = {shape, element, position, Activation::kNone};
-        Compare(c, Lengths(),
-                Plan(c, TpaDecodeForm::kParallelBn,
-                     static_cast<int>(Lengths().size())));
+        for (TpaContexts contexts : {TpaContexts::kAny, TpaContexts::kMany}) {
+          SCOPED_TRACE(testing::Message()
+                       << shape.num_heads << " heads of " << shape.head_dim
+                       << ", contexts " << static_cast<int>(contexts));
+          if (contexts == TpaContexts::kMany &&
+              TpaManyChunks(shape, device_) == 0)
+            continue;
+          const TpaDecodePlan plan =
+              Plan(c, TpaDecodeForm::kParallelBn,
+                   static_cast<int>(Lengths().size()), contexts);
+          if (shape.q_rank == 32 && contexts == TpaContexts::kAny) {
+            // No room for what its queries are formed of.
+            EXPECT_FALSE(TpaDecodeAppends(shape, plan));
+            continue;
+          }
+          Compare(c, Lengths(), plan);
+        }
       }
     }
   }

@@ -89,11 +89,19 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheBlocks) {
 
 // Nor how many columns a block has, or the kernel that it runs room for.
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheColumnsOfABlock) {
-  for (int64_t heads : {41, 47, 53, 61, 70, 78, 128}) {
+  for (const auto& [heads, element] : {std::pair(41, TpaElement::kBFloat16),
+                                       std::pair(47, TpaElement::kFloat16),
+                                       std::pair(47, TpaElement::kBFloat16),
+                                       std::pair(48, TpaElement::kFloat16),
+                                       std::pair(53, TpaElement::kBFloat16),
+                                       std::pair(61, TpaElement::kFloat16),
+                                       std::pair(61, TpaElement::kBFloat16),
+                                       std::pair(64, TpaElement::kFloat16),
+                                       std::pair(70, TpaElement::kFloat16),
+                                       std::pair(78, TpaElement::kFloat16),
+                                       std::pair(128, TpaElement::kFloat16)}) {
     for (int64_t rank : {1, 2, 3}) {
-      const TpaGpuConfig config = {
-          {heads, 64, 64, 6, rank},
-          heads % 2 == 0 ? TpaElement::kFloat16 : TpaElement::kBFloat16};
+      const TpaGpuConfig config = {{heads, 64, 64, 6, rank}, element};
       SCOPED_TRACE(Describe(config));
       const Sequences sequences =
           MakeFarApart(config, {2048, 700, 1, 65, 2500});
@@ -198,7 +206,7 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheStages) {
     TpaGpuBatch batch(config, Pointers(sequences));
     TpaDecodePlan plan = batch.Plan(TpaDecodeForm::kParallelBn);
     const std::vector<float> want = batch.Decode(plan);
-    for (int stages = 3; stages <= 4; ++stages) {
+    for (int stages = 3; stages <= 5; ++stages) {
       TpaDecodePlan few = plan;
       few.stages = stages;
       if (plan.early_keys == kTpaInOrder && stages < 2 * shape.kv_rank) {
