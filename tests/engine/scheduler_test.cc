@@ -2,67 +2,28 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ostream>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/engine/scheduler_testing.h"
 #include "tests/testing/plan_checker.h"
 #include "tests/testing/test_random.h"
 
 namespace recurve {
-
-bool operator==(const StepPlan::Entry& a, const StepPlan::Entry& b) {
-  return a.id == b.id && a.num_tokens == b.num_tokens;
-}
-void PrintTo(const StepPlan::Entry& entry, std::ostream* os) {
-  *os << "{" << entry.id << ", " << entry.num_tokens << " tokens}";
-}
-
 namespace {
 
+using scheduler_testing::Decoding;
+using scheduler_testing::Entry;
+using scheduler_testing::FromHost;
+using scheduler_testing::Idle;
+using scheduler_testing::kLimits;
+using scheduler_testing::Plan;
+using scheduler_testing::Prefilling;
+using scheduler_testing::Waiting;
 using testing::ElementsAre;
 using testing::IsEmpty;
-
-using Entry = StepPlan::Entry;
-
-constexpr SchedulerLimits kLimits = {
-    /*max_batched_tokens=*/100, /*max_chunk_tokens=*/40, /*page_tokens=*/10};
-
-// Arrived in the order of ids; holds the pages of what it has computed.
-SequenceView Decoding(uint64_t id, int64_t tokens, int32_t priority = 0) {
-  return {id, priority, id, tokens, tokens - 1, (tokens + 8) / 10, true};
-}
-// A prompt of which nothing is computed; holds pages for all of it.
-SequenceView Prefilling(uint64_t id, int64_t tokens, int32_t priority = 0) {
-  return {id, priority, id, tokens, 0, (tokens + 9) / 10, true};
-}
-SequenceView Waiting(uint64_t id, int64_t tokens, int32_t priority = 0) {
-  return {id, priority, id, tokens, 0, 0, true};
-}
-SequenceView Idle(SequenceView view) {
-  view.has_work = false;
-  return view;
-}
-
-// Plans, and checks what holds for every plan.
-StepPlan Plan(const SchedulerLimits& limits, int64_t free_pages,
-              int64_t free_slots, const std::vector<SequenceView>& resident,
-              const std::vector<SequenceView>& waiting) {
-  StepPlan plan = PlanStep(limits, free_pages, free_slots, resident, waiting);
-  const absl::Status status =
-      CheckPlan(limits, free_pages, free_slots, resident, waiting, plan);
-  EXPECT_TRUE(status.ok()) << status;
-  return plan;
-}
-
-// Saved in the host's memory: waiting, or resident with its copy on its way.
-SequenceView FromHost(SequenceView view, int64_t computed) {
-  view.num_computed = computed;
-  view.from_host = true;
-  return view;
-}
 
 // --- Rule 1: residents run in rank order, decodes are set aside ---
 
@@ -226,166 +187,6 @@ TEST(SchedulerTest, WhatIsWholeIsComputedInOneStep) {
            {whole(Waiting(4, 90), 38), Waiting(5, 5)})
           .entries,
       ElementsAre(Entry{1, 1}, Entry{2, 1}, Entry{3, 1}));
-}
-
-// The first of the prompts leaves half of a step to those behind it that need
-// no more, and an eighth to longer ones that others wait behind.
-TEST(SchedulerTest, LongPromptsSetTokensAsideForThoseBehind) {
-  SchedulerLimits limits = kLimits;
-  limits.max_chunk_tokens = 100;
-  const auto entries = [&](const std::vector<SequenceView>& resident,
-                           const std::vector<SequenceView>& waiting,
-                           int64_t free_pages = 1000, int64_t free_slots = 9) {
-    return Plan(limits, free_pages, free_slots, resident, waiting).entries;
-  };
-  EXPECT_THAT(entries({Prefilling(1, 1000)}, {}), ElementsAre(Entry{1, 100}));
-  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 10), Waiting(3, 20)}),
-              ElementsAre(Entry{1, 70}, Entry{2, 10}, Entry{3, 20}));
-  EXPECT_THAT(entries({Prefilling(1, 1000), Prefilling(2, 30)}, {}),
-              ElementsAre(Entry{1, 70}, Entry{2, 30}));
-  // Half and no more, of all together.
-  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 30), Waiting(3, 80)}),
-              ElementsAre(Entry{1, 70}, Entry{2, 30}));
-  EXPECT_THAT(entries({Prefilling(1, 1000), Prefilling(2, 51)}, {}),
-              ElementsAre(Entry{1, 100}));
-  // An eighth for what then ends with half; nothing for what does not.
-  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 62)}),
-              ElementsAre(Entry{1, 88}, Entry{2, 12}));
-  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 63)}),
-              ElementsAre(Entry{1, 100}));
-  // Those behind long ones are not kept waiting for them.
-  EXPECT_THAT(
-      entries({Prefilling(1, 1000)},
-              {Waiting(2, 500), Waiting(3, 500), Waiting(4, 10)}),
-      ElementsAre(Entry{1, 66}, Entry{2, 12}, Entry{3, 12}, Entry{4, 10}));
-  EXPECT_THAT(
-      entries({Prefilling(1, 1000)},
-              {Waiting(2, 30), Waiting(3, 30), Waiting(4, 5)}),
-      ElementsAre(Entry{1, 53}, Entry{2, 30}, Entry{3, 12}, Entry{4, 5}));
-  // Of what decoding leaves.
-  EXPECT_THAT(
-      entries({Prefilling(1, 1000), Decoding(2, 5), Decoding(3, 5)},
-              {Waiting(4, 10)}),
-      ElementsAre(Entry{1, 88}, Entry{2, 1}, Entry{3, 1}, Entry{4, 10}));
-  // What a prompt does not need is theirs anyway.
-  EXPECT_THAT(entries({Prefilling(1, 30)}, {Waiting(2, 500), Waiting(3, 10)}),
-              ElementsAre(Entry{1, 30}, Entry{2, 60}, Entry{3, 10}));
-  // One of higher priority has half at once, and runs first from then on; for
-  // one of lower priority there is nothing.
-  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 1000, 1)}),
-              ElementsAre(Entry{1, 50}, Entry{2, 50}));
-  EXPECT_THAT(
-      entries({Prefilling(1, 1000), Prefilling(2, 5, -1)}, {Waiting(3, 5, -1)}),
-      ElementsAre(Entry{1, 100}));
-  // Nor for those that have no room in memory.
-  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 10)}, 1),
-              ElementsAre(Entry{1, 100}));
-  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 10)}, 1000, 0),
-              ElementsAre(Entry{1, 100}));
-  EXPECT_THAT(entries({Prefilling(1, 1000)},
-                      {FromHost(Waiting(2, 30), 20), Waiting(3, 10)}, 6),
-              ElementsAre(Entry{1, 90}, Entry{3, 10}));
-  EXPECT_THAT(entries({Prefilling(1, 1000)},
-                      {FromHost(Waiting(2, 30), 20), Waiting(3, 10)}, 5),
-              ElementsAre(Entry{1, 100}));
-  // A long one that a chunk's limit makes short is long.
-  limits.max_chunk_tokens = 40;
-  limits.max_batched_tokens = 80;
-  EXPECT_THAT(entries({Prefilling(1, 1000)}, {Waiting(2, 500), Waiting(3, 10)}),
-              ElementsAre(Entry{1, 40}, Entry{2, 30}, Entry{3, 10}));
-}
-
-// Where paced prompts are bounded the others have what that leaves.
-TEST(SchedulerTest, SetsNothingAsideWherePromptsAreBounded) {
-  SchedulerLimits limits = kLimits;
-  limits.max_chunk_tokens = 100;
-  limits.max_prompt_tokens = 20;
-  SequenceView unpaced = Waiting(3, 70);
-  unpaced.paced = false;
-  EXPECT_THAT(
-      Plan(limits, 1000, 9, {Prefilling(1, 1000)}, {Waiting(2, 30), unpaced})
-          .entries,
-      ElementsAre(Entry{1, 20}, Entry{3, 70}));
-}
-
-// The first of the prompts gets on, also where it cannot be cut, and steps are
-// not left unfilled for little.
-TEST(SchedulerTest, WhatIsSetAsideLetsTheFirstPromptGetOn) {
-  SchedulerLimits limits = kLimits;
-  limits.max_chunk_tokens = 100;
-  SequenceView whole = Prefilling(1, 300);
-  whole.whole_tokens = 95;
-  EXPECT_THAT(
-      Plan(limits, 1000, 9, {whole}, {Waiting(2, 40), Waiting(3, 5)}).entries,
-      ElementsAre(Entry{1, 100}));
-  EXPECT_THAT(
-      Plan(limits, 1000, 9, {whole}, {Waiting(2, 5), Waiting(3, 5)}).entries,
-      ElementsAre(Entry{1, 95}, Entry{2, 5}));
-  // An eighth of the step is a multiple, and is not.
-  limits.chunk_multiple = 10;
-  EXPECT_THAT(
-      Plan(limits, 1000, 9, {Prefilling(1, 1000)}, {Waiting(2, 5)}).entries,
-      ElementsAre(Entry{1, 90}, Entry{2, 5}));
-  limits.chunk_multiple = 20;
-  limits.page_tokens = 20;
-  EXPECT_THAT(
-      Plan(limits, 1000, 9, {Prefilling(1, 1000)}, {Waiting(2, 5)}).entries,
-      ElementsAre(Entry{1, 100}));
-}
-
-// Steps until each of the prompts is computed, all waiting at first.
-std::vector<int> StepsOf(const SchedulerLimits& limits,
-                         std::vector<SequenceView> waiting) {
-  std::vector<int> done(waiting.size(), 0);
-  std::vector<SequenceView> resident;
-  int64_t free_pages = 100'000;
-  int64_t free_slots = 100;
-  for (int step = 1; !resident.empty() || !waiting.empty(); ++step) {
-    const StepPlan plan =
-        Plan(limits, free_pages, free_slots, resident, waiting);
-    for (uint64_t id : plan.admit) {
-      const auto found =
-          std::find_if(waiting.begin(), waiting.end(),
-                       [id](const SequenceView& s) { return s.id == id; });
-      resident.push_back(*found);
-      resident.back().pages = (found->num_tokens + 9) / 10;
-      free_pages -= resident.back().pages;
-      --free_slots;
-      waiting.erase(found);
-    }
-    if (plan.entries.empty()) break;  // Plan has failed
-    for (const StepPlan::Entry& entry : plan.entries) {
-      const auto found =
-          std::find_if(resident.begin(), resident.end(),
-                       [&](const SequenceView& s) { return s.id == entry.id; });
-      found->num_computed += entry.num_tokens;
-      if (found->num_computed < found->num_tokens) continue;
-      done[found->id - 1] = step;
-      free_pages += found->pages;
-      ++free_slots;
-      resident.erase(found);
-    }
-  }
-  return done;
-}
-
-// Prompts of less than half a step, and an eighth, do not wait for the end of a
-// long one; those of more do, and those of lower priority.
-TEST(SchedulerTest, ShortPromptsDoNotWaitForTheEndOfALongOne) {
-  SchedulerLimits limits = kLimits;
-  limits.max_batched_tokens = limits.max_chunk_tokens = 2048;
-  EXPECT_THAT(StepsOf(limits, {Waiting(1, 30'000), Waiting(2, 600),
-                               Waiting(3, 600), Waiting(4, 600)}),
-              ElementsAre(16, 2, 3, 3));
-  EXPECT_THAT(StepsOf(limits, {Waiting(1, 30'000), Waiting(2, 1000),
-                               Waiting(3, 30'000), Waiting(4, 1000)}),
-              ElementsAre(16, 2, 31, 4));
-  EXPECT_THAT(StepsOf(limits, {Waiting(1, 30'000), Waiting(2, 1280)}),
-              ElementsAre(16, 3));
-  EXPECT_THAT(StepsOf(limits, {Waiting(1, 30'000), Waiting(2, 1281)}),
-              ElementsAre(15, 16));
-  EXPECT_THAT(StepsOf(limits, {Waiting(1, 30'000, 1), Waiting(2, 600)}),
-              ElementsAre(15, 15));
 }
 
 // --- Rule 2: pages are taken from the lowest in rank ---
