@@ -1,6 +1,7 @@
 #include "engine/host_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <limits>
 #include <vector>
@@ -46,13 +47,18 @@ std::optional<int64_t> Number(const std::string& path) {
 struct Version {
   const char* limit;
   const char* usage;
-  const char* cached[2];  // of memory.stat: files, which can be read again
+  // Of memory.stat: files, which can be read again, and what the system can
+  // make anew.
+  std::array<const char*, 3> cached;
 };
-constexpr Version kVersion1 = {"memory.limit_in_bytes",
-                               "memory.usage_in_bytes",
-                               {"total_inactive_file", "total_active_file"}};
+constexpr Version kVersion1 = {
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    {"total_inactive_file", "total_active_file", "total_slab_reclaimable"}};
 constexpr Version kVersion2 = {
-    "memory.max", "memory.current", {"inactive_file", "active_file"}};
+    "memory.max",
+    "memory.current",
+    {"inactive_file", "active_file", "slab_reclaimable"}};
 
 // What a group and those that it is in leave. A container may see its own as
 // the top, whatever it is called outside.

@@ -339,6 +339,12 @@ absl::Status CheckMemoryOfHost(const Checkpoint& checkpoint,
   HostNeeds needs;
   RECURVE_ASSIGN_OR_RETURN(needs.weights,
                            WeightBytes(checkpoint, model, placement));
+  // The embedding stays as it is stored where that takes less.
+  const TensorView& table = model.embedding;
+  const size_t chosen = SizeOf(placement.weight_dtype.value_or(table.dtype));
+  needs.weights -= static_cast<int64_t>(
+      table.num_elements() *
+      (chosen - std::min<size_t>(chosen, SizeOf(table.dtype))));
   needs.cache = CacheBytes(capacity);
   needs.state = StateBytes(capacity);
   needs.num_pages = capacity.num_pages;

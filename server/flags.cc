@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -55,6 +56,14 @@ CLI::Validator Size(const std::string& expected) {
         int64_t bytes = 0;
         if (!absl::SimpleAtoi(text, &bytes)) {
           const absl::StatusOr<int64_t> size = ParseByteSize(text);
+          // Nothing is nothing in any unit.
+          const size_t unit = text.find_first_not_of('0');
+          if (unit > 0 && unit != std::string::npos &&
+              ParseByteSize(absl::StrCat("1", text.substr(unit))).ok() &&
+              !absl::ascii_isdigit(text[unit]) && text[unit] != '.') {
+            text = "0";
+            return std::string();
+          }
           if (!size.ok()) {
             return absl::StrCat("'", text, "' is not a size; expected ",
                                 expected,
@@ -233,15 +242,17 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       ->check(Number("0, or 1.1 to 1000"));
   AddCount(app, "max-queued-requests", o.engine.max_queued_requests,
            "0 to 1048576", "Requests that may wait beyond max-num-seqs");
-  AddSize(
-      app, "kv-pool-bytes", o.model.kv_pool_bytes, "0 to 9223372036854775807",
-      "The most the TPA factor cache may take; 0: 1 GiB on the CPU, on a GPU "
-      "what is left of its memory");
+  AddSize(app, "kv-pool-bytes", o.model.kv_pool_bytes,
+          "0 to 9223372036854775807",
+          "The most the TPA factor cache may take, as 24GiB; 0: 1 GiB on the "
+          "CPU, on a GPU "
+          "what is left of its memory");
   AddCount(app, "kv-pages", o.model.kv_pages, "0 to 1073741824",
            "Pages of 64 tokens in the TPA factor cache; 0: from kv-pool-bytes");
   AddSize(
       app, "swap-bytes", o.model.swap_bytes, "0 to 1125899906842624",
-      "Memory of the host that preempted sequences are saved in; 0: they are "
+      "Memory of the host that preempted sequences are saved in, as 4GiB; 0: "
+      "they are "
       "computed again");
   AddCount(app, "default-max-new-tokens", o.default_max_new_tokens,
            "1 to 2147483647",

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "grpcpp/server_builder.h"
+#include "server/server.h"
 #include "server/transport.h"
 #include "spdlog/spdlog.h"
 
@@ -26,6 +28,8 @@ namespace {
 constexpr int kAcceptPauseMs = 100;
 // At the limit of connections, how often it is looked whether some are gone.
 constexpr std::chrono::milliseconds kLookInterval{10};
+// Connections that are accepted before others, and the end, have their turn.
+constexpr int kAcceptsATurn = 16;
 // The log is not filled by what anybody may do as often as he likes.
 constexpr std::chrono::seconds kWarnInterval{60};
 
@@ -66,9 +70,9 @@ std::optional<std::pair<dev_t, ino_t>> FileOf(int fd) {
 absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Listen(
     const GrpcListenerOptions& options) {
   const auto unavailable = [&](absl::string_view reason) {
-    return absl::UnavailableError(absl::StrCat("cannot listen for gRPC on ",
-                                               options.host, ":", options.port,
-                                               ": ", reason));
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen for gRPC on ",
+                     HostPort(options.host, options.port), ": ", reason));
   };
   auto listener = std::unique_ptr<GrpcListener>(new GrpcListener(options));
   listener->port_ = options.port;
@@ -87,9 +91,16 @@ absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Listen(
   if (error != 0) return unavailable(gai_strerror(error));
   const absl::Cleanup free_addresses = [addresses] { freeaddrinfo(addresses); };
   int problem = 0;
+  std::vector<std::string> seen;  // resolvers may give an address twice
   for (const addrinfo* a = addresses; a != nullptr; a = a->ai_next) {
-    int result = IsWildcard(*a) ? listener->ListenOnAll() : -1;
-    if (result != 0) result = listener->ListenOn(*a);
+    std::string bytes(reinterpret_cast<const char*>(a->ai_addr), a->ai_addrlen);
+    if (std::find(seen.begin(), seen.end(), bytes) != seen.end()) continue;
+    seen.push_back(std::move(bytes));
+    if (IsWildcard(*a) && listener->ListenOnAll() == 0) break;
+    const int result = listener->ListenOn(*a);
+    // Another server has it: a client would reach either.
+    if (result == EADDRINUSE && options.port != 0)
+      return unavailable(std::strerror(result));
     if (problem == 0) problem = result;
   }
   // A name may have addresses that this machine has no use for, as "localhost"
@@ -109,8 +120,11 @@ int GrpcListener::ListenOn(const addrinfo& address) {
   if (address.ai_family == AF_INET) {
     reinterpret_cast<sockaddr_in*>(&with_port)->sin_port = port;
   } else {
-    reinterpret_cast<sockaddr_in6*>(&with_port)->sin6_port = port;
-    SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);  // the other has its own
+    auto* const six = reinterpret_cast<sockaddr_in6*>(&with_port);
+    six->sin6_port = port;
+    // The other family has addresses of its own, but for those that are its.
+    if (!IN6_IS_ADDR_V4MAPPED(&six->sin6_addr))
+      SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
   }
   return Bind(fd, reinterpret_cast<sockaddr*>(&with_port), address.ai_addrlen);
 }
@@ -171,14 +185,14 @@ void GrpcListener::Loop() {
     if (waiting[0].revents != 0) return;
     bool full = ready < 0 && errno != EINTR;
     for (size_t i = 1; i < waiting.size(); ++i) {
-      if (waiting[i].revents != 0) full |= !AcceptAll(waiting[i].fd);
+      if (waiting[i].revents != 0) full |= !AcceptSome(waiting[i].fd);
     }
     if (full) poll(waiting.data(), 1, kAcceptPauseMs);
   }
 }
 
-bool GrpcListener::AcceptAll(int listening_fd) {
-  while (true) {
+bool GrpcListener::AcceptSome(int listening_fd) {
+  for (int i = 0; i < kAcceptsATurn; ++i) {
     const int fd =
         accept4(listening_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
@@ -191,6 +205,7 @@ bool GrpcListener::AcceptAll(int listening_fd) {
     WarnOfFiles(errno);
     return false;
   }
+  return true;
 }
 
 void GrpcListener::Take(int listening_fd, int fd) {
@@ -216,14 +231,18 @@ void GrpcListener::Take(int listening_fd, int fd) {
 bool GrpcListener::HasRoom() {
   const auto max = static_cast<size_t>(options_.max_connections);
   if (connections_.size() < max) return true;
-  const Clock::time_point now = Clock::now();
-  if (now < next_look_) return false;
-  next_look_ = now + kLookInterval;
-  for (auto it = connections_.begin(); it != connections_.end();) {
-    it = FileOf(it->first) == it->second ? std::next(it)
-                                         : connections_.erase(it);
+  // gRPC closes a connection a little after its peer has; and looking at all of
+  // them takes its time, which others who connect must not have all of.
+  for (int i = 0; i < 2; ++i) {
+    std::this_thread::sleep_until(next_look_);
+    next_look_ = Clock::now() + kLookInterval;
+    for (auto it = connections_.begin(); it != connections_.end();) {
+      it = FileOf(it->first) == it->second ? std::next(it)
+                                           : connections_.erase(it);
+    }
+    if (connections_.size() < max) return true;
   }
-  return connections_.size() < max;
+  return false;
 }
 
 void GrpcListener::WarnOfFiles(int error) {

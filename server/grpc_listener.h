@@ -68,10 +68,11 @@ class GrpcListener {
   int Bind(int fd, const sockaddr* address, unsigned length);
 
   void Loop();
-  // Takes what waits at a listening socket. False: it has to wait, since the
+  // Takes of what waits at a listening socket. False: it has to wait, since the
   // system has no descriptor or memory for it.
-  bool AcceptAll(int listening_fd);
+  bool AcceptSome(int listening_fd);
   void Take(int listening_fd, int fd);
+  // At the limit it waits for a moment whether one of those that count is gone.
   bool HasRoom();
   void WarnOfFiles(int error);
   void WarnOfConnections();

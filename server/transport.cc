@@ -7,6 +7,8 @@ constexpr int kMaxMetadataBytes = 8 << 10;
 // A peer that has not been heard of for so long is asked; one that does not
 // answer within kKeepaliveTimeout is gone, and its streams are cancelled.
 constexpr int kKeepaliveMs = 60'000;
+// Who says nothing when it has connected is sent away, as over HTTP.
+constexpr int kHandshakeTimeoutMs = 10'000;
 // Clients may ask this often themselves. Those that do it more often are sent
 // away after two warnings.
 constexpr int kMinPingIntervalMs = 10'000;
@@ -20,6 +22,8 @@ void LimitTransport(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                               static_cast<int>(kKeepaliveTimeout.count()));
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                              kHandshakeTimeoutMs);
   builder->AddChannelArgument(
       GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
       kMinPingIntervalMs);

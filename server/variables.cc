@@ -54,6 +54,16 @@ bool IsServiceLink(absl::string_view name, absl::string_view value) {
          absl::ascii_isdigit(name[at + port.size()]);
 }
 
+// As Docker sets for a container that is linked as "recurve": RECURVE_NAME, and
+// its variables with RECURVE_ENV_ before them.
+bool IsContainerLink(absl::string_view name, absl::string_view value) {
+  return (absl::EndsWith(name, "_NAME") && absl::StartsWith(value, "/")) ||
+         absl::StartsWith(name, "RECURVE_ENV_");
+}
+
+// Names that differ by so much are not meant to be the same.
+constexpr size_t kClose = 4;
+
 // How many characters have to be changed, added or removed.
 size_t Distance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -84,7 +94,8 @@ std::vector<std::string> UnknownVariables(const std::vector<std::string>& known,
     const std::string upper = absl::AsciiStrToUpper(name);
     if (!absl::StartsWith(upper, kPrefix) ||
         std::find(known.begin(), known.end(), name) != known.end() ||
-        IsOfOthers(name) || IsServiceLink(name, entry.substr(end + 1))) {
+        IsOfOthers(name) || IsServiceLink(name, entry.substr(end + 1)) ||
+        IsContainerLink(name, entry.substr(end + 1))) {
       continue;
     }
     const auto closest =
@@ -94,7 +105,7 @@ std::vector<std::string> UnknownVariables(const std::vector<std::string>& known,
                          });
     warnings.push_back(absl::StrCat(
         name, " is ignored: no flag has this variable",
-        closest == known.end()
+        closest == known.end() || Distance(upper, *closest) > kClose
             ? ""
             : absl::StrCat("; the closest that one has is ", *closest)));
   }

@@ -8,6 +8,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/http_client.h"
 #include "tests/testing/process.h"
@@ -106,6 +111,37 @@ TEST(GrpcListenerTest, MoreConnectionsThanAllowedAreClosed) {
     const auto client = server.Connect();
     EXPECT_TRUE(WaitFor([&] { return client->GetLoad().ok(); })) << i;
   }
+}
+
+// One after the other, each as the one before is gone.
+TEST(GrpcListenerTest, WhoFollowsOneThatIsGoneIsTaken) {
+  ServerOptions options = DemoOptions();
+  options.max_grpc_connections = 1;
+  TestServer server(options);
+  for (int i = 0; i < 30; ++i) {
+    HttpConnection connection(server.server().grpc_port());
+    EXPECT_NE(connection.ReadSome(), "") << i;
+  }
+}
+
+// The server ends, whoever goes on connecting.
+TEST(GrpcListenerTest, EndsBesideThoseThatConnect) {
+  ServerOptions options = DemoOptions();
+  options.max_grpc_connections = 1;
+  auto server = std::make_unique<TestServer>(options);
+  const int port = server->server().grpc_port();
+  std::atomic<bool> ended = false;
+  std::atomic<int> connections = 0;
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 3; ++i) {
+    clients.emplace_back([&] {
+      while (!ended) connections += CanConnect("127.0.0.1", port) == 1;
+    });
+  }
+  EXPECT_TRUE(WaitFor([&] { return connections > 100; }));
+  server.reset();
+  ended = true;
+  for (std::thread& client : clients) client.join();
 }
 
 // As clients that open more connections than the system lets a process have.

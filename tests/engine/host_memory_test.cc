@@ -64,6 +64,11 @@ TEST_F(HostMemoryTest, AControlGroupMayLeaveLess) {
   WriteGroup("/pod/container", "100000", 50'000, 20'000);
   EXPECT_EQ(Memory().available, 70'000);
   EXPECT_TRUE(Memory().limited);
+  // What the system can make anew is not missing either.
+  Write("sys/fs/cgroup/pod/container/memory.stat",
+        "inactive_file 20000\nslab_reclaimable 5000\n");
+  EXPECT_EQ(Memory().available, 75'000);
+  WriteGroup("/pod/container", "100000", 50'000, 20'000);
   WriteGroup("/pod", "90000", 60'000, 20'000);  // around it
   EXPECT_EQ(Memory().available, 50'000);
   WriteGroup("/pod", "10000", 60'000, 20'000);  // lowered since

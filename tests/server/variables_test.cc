@@ -28,6 +28,10 @@ TEST(VariablesTest, NamesWhatIsMisspeltAndTheClosest) {
                   "closest that one has is RECURVE_MODEL",
                   "recurve_host is ignored: no flag has this variable; the "
                   "closest that one has is RECURVE_HOST"));
+  // Nothing is near it.
+  EXPECT_THAT(Warnings({"RECURVE_TEMPERATURE=1"}),
+              ElementsAre("RECURVE_TEMPERATURE is ignored: no flag has this "
+                          "variable"));
 }
 
 TEST(VariablesTest, IsSilentAboutOthers) {
@@ -53,6 +57,9 @@ TEST(VariablesTest, IsSilentAboutServicesOfAnOrchestrator) {
                 "RECURVE_HEADLESS_SERVICE_HOST=10.0.0.1"}),
       IsEmpty());
   EXPECT_THAT(Warnings({"RECURVE_PORT=50051"}), testing::SizeIs(1));
+  // Of a container that is linked as "recurve".
+  EXPECT_THAT(Warnings({"RECURVE_NAME=/web/recurve", "RECURVE_ENV_PATH=/bin"}),
+              IsEmpty());
 }
 
 }  // namespace
