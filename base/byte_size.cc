@@ -28,11 +28,10 @@ constexpr Unit kUnits[] = {
 
 }  // namespace
 
-absl::StatusOr<int64_t> ParseByteSize(absl::string_view text) {
+absl::StatusOr<int64_t> ParseByteSize(absl::string_view text, int64_t least) {
   const absl::Status error = absl::InvalidArgumentError(absl::StrCat(
-      "'", text,
-      "' is not a size; expected bytes above 0, like 1500, 512MiB, "
-      "24GiB or 80GB"));
+      "'", text, "' is not a size; expected bytes", least > 0 ? " above 0" : "",
+      ", like 1500, 512MiB, 24GiB or 80GB"));
   size_t digits = text.find_first_not_of("0123456789.");
   if (digits == absl::string_view::npos) digits = text.size();
   const absl::string_view number = text.substr(0, digits);
@@ -50,7 +49,7 @@ absl::StatusOr<int64_t> ParseByteSize(absl::string_view text) {
       if (!(value < 0x1p63)) return error;
       bytes = static_cast<int64_t>(value);
     }
-    if (bytes < 1) return error;
+    if (bytes < least) return error;
     return bytes;
   }
   return error;

@@ -10,9 +10,11 @@
 namespace recurve {
 
 // "1500", "512KiB", "24GiB", "1.5TiB", "80GB": a number and a unit, of 1024 or
-// of 1000; without a unit, bytes. At least 1 and less than 2^63; a fraction of
-// a byte is dropped. InvalidArgument quotes the text and says what is accepted.
-absl::StatusOr<int64_t> ParseByteSize(absl::string_view text);
+// of 1000; without a unit, bytes. At least `least` (1, or 0) and less than
+// 2^63; a fraction of a byte is dropped. InvalidArgument quotes the text and
+// says what is accepted.
+absl::StatusOr<int64_t> ParseByteSize(absl::string_view text,
+                                      int64_t least = 1);
 
 // "24.0 GiB"; below 1024, "17 bytes".
 std::string HumanBytes(int64_t bytes);

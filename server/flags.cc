@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -55,15 +54,7 @@ CLI::Validator Size(const std::string& expected) {
       [expected](std::string& text) {
         int64_t bytes = 0;
         if (!absl::SimpleAtoi(text, &bytes)) {
-          const absl::StatusOr<int64_t> size = ParseByteSize(text);
-          // Nothing is nothing in any unit.
-          const size_t unit = text.find_first_not_of('0');
-          if (unit > 0 && unit != std::string::npos &&
-              ParseByteSize(absl::StrCat("1", text.substr(unit))).ok() &&
-              !absl::ascii_isdigit(text[unit]) && text[unit] != '.') {
-            text = "0";
-            return std::string();
-          }
+          const absl::StatusOr<int64_t> size = ParseByteSize(text, /*least=*/0);
           if (!size.ok()) {
             return absl::StrCat("'", text, "' is not a size; expected ",
                                 expected,

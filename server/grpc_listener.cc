@@ -14,10 +14,9 @@
 #include <cstring>
 #include <optional>
 
-#include "absl/cleanup/cleanup.h"
-#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "grpcpp/server_builder.h"
-#include "server/server.h"
+#include "server/listen_check.h"
 #include "server/transport.h"
 #include "spdlog/spdlog.h"
 
@@ -69,43 +68,32 @@ std::optional<std::pair<dev_t, ino_t>> FileOf(int fd) {
 
 absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Listen(
     const GrpcListenerOptions& options) {
-  const auto unavailable = [&](absl::string_view reason) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen for gRPC on ",
-                     HostPort(options.host, options.port), ": ", reason));
+  const auto unavailable = [&](int error) {
+    return CannotListen("gRPC", options.host, options.port,
+                        std::strerror(error));
   };
   auto listener = std::unique_ptr<GrpcListener>(new GrpcListener(options));
   listener->port_ = options.port;
   listener->stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (listener->stop_fd_ < 0) return unavailable(std::strerror(errno));
-  std::string name = options.host;
-  if (name.size() > 2 && name.front() == '[') {
-    name = name.substr(1, name.size() - 2);
-  }
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* addresses = nullptr;
-  const int error = getaddrinfo(
-      name.c_str(), absl::StrCat(options.port).c_str(), &hints, &addresses);
-  if (error != 0) return unavailable(gai_strerror(error));
-  const absl::Cleanup free_addresses = [addresses] { freeaddrinfo(addresses); };
+  if (listener->stop_fd_ < 0) return unavailable(errno);
+  RECURVE_ASSIGN_OR_RETURN(
+      const ListenAddresses addresses,
+      ResolveListenAddresses("gRPC", options.host, options.port));
   int problem = 0;
   std::vector<std::string> seen;  // resolvers may give an address twice
-  for (const addrinfo* a = addresses; a != nullptr; a = a->ai_next) {
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
     std::string bytes(reinterpret_cast<const char*>(a->ai_addr), a->ai_addrlen);
     if (std::find(seen.begin(), seen.end(), bytes) != seen.end()) continue;
     seen.push_back(std::move(bytes));
     if (IsWildcard(*a) && listener->ListenOnAll() == 0) break;
     const int result = listener->ListenOn(*a);
     // Another server has it: a client would reach either.
-    if (result == EADDRINUSE && options.port != 0)
-      return unavailable(std::strerror(result));
+    if (result == EADDRINUSE && options.port != 0) return unavailable(result);
     if (problem == 0) problem = result;
   }
   // A name may have addresses that this machine has no use for, as "localhost"
   // has without IPv6: one that can be had is enough.
-  if (listener->listening_.empty()) return unavailable(std::strerror(problem));
+  if (listener->listening_.empty()) return unavailable(problem);
   return listener;
 }
 

@@ -9,6 +9,8 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/server.h"
 
 namespace recurve {
 namespace {
@@ -28,12 +30,9 @@ int TryListen(const addrinfo& address) {
 
 }  // namespace
 
-absl::Status CheckCanListen(absl::string_view what, const std::string& host,
-                            int port) {
-  const auto unavailable = [&](absl::string_view reason) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen for ", what, " on ", host, ":", port, ": ", reason));
-  };
+absl::StatusOr<ListenAddresses> ResolveListenAddresses(absl::string_view what,
+                                                       const std::string& host,
+                                                       int port) {
   std::string name = host;
   if (name.size() > 2 && name.front() == '[') {
     name = name.substr(1, name.size() - 2);
@@ -44,17 +43,29 @@ absl::Status CheckCanListen(absl::string_view what, const std::string& host,
   addrinfo* addresses = nullptr;
   const int error =
       getaddrinfo(name.c_str(), absl::StrCat(port).c_str(), &hints, &addresses);
-  if (error != 0) return unavailable(gai_strerror(error));
-  const absl::Cleanup free_addresses = [addresses] { freeaddrinfo(addresses); };
+  if (error != 0) return CannotListen(what, host, port, gai_strerror(error));
+  return ListenAddresses(addresses, freeaddrinfo);
+}
+
+absl::Status CannotListen(absl::string_view what, const std::string& host,
+                          int port, absl::string_view reason) {
+  return absl::UnavailableError(absl::StrCat(
+      "cannot listen for ", what, " on ", HostPort(host, port), ": ", reason));
+}
+
+absl::Status CheckCanListen(absl::string_view what, const std::string& host,
+                            int port) {
+  RECURVE_ASSIGN_OR_RETURN(const ListenAddresses addresses,
+                           ResolveListenAddresses(what, host, port));
   // A name may have addresses that this machine has no use for, as "localhost"
   // has without IPv6: one that can be had is enough.
   int problem = 0;
-  for (const addrinfo* a = addresses; a != nullptr; a = a->ai_next) {
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
     const int result = TryListen(*a);
     if (result == 0) return absl::OkStatus();
     if (problem == 0) problem = result;
   }
-  return unavailable(std::strerror(problem));
+  return CannotListen(what, host, port, std::strerror(problem));
 }
 
 }  // namespace recurve

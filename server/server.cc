@@ -148,7 +148,7 @@ absl::Status Server::CheckPorts() const {
     if (port < 0) continue;
     RECURVE_RETURN_IF_ERROR(CheckCanListen("HTTP", options_.host, port));
   }
-  return CheckCanListen("gRPC", options_.host, options_.grpc_port);
+  return GrpcListener::Listen({options_.host, options_.grpc_port}).status();
 }
 
 absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {

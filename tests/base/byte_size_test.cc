@@ -26,6 +26,13 @@ TEST(ByteSizeTest, ReadsNumbersAndUnits) {
   }
 }
 
+TEST(ByteSizeTest, ZeroWhereItMayBe) {
+  for (const char* text : {"0", "0GiB", "0.0001kB"}) {
+    EXPECT_EQ(ParseByteSize(text, 0).value_or(-1), 0) << text;
+  }
+  EXPECT_FALSE(ParseByteSize("-1", 0).ok());
+}
+
 TEST(ByteSizeTest, RefusesTheRest) {
   for (const char* text :
        {"", "0", "GiB", "-1", "1 GiB", "1gib", "1.5", "0.0001kB", "1.2.3GiB",

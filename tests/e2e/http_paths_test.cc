@@ -1,0 +1,79 @@
+// What there is under which path, by which method and of which type.
+
+#include "nlohmann/json.hpp"
+#include "tests/e2e/http_fixture.h"
+#include "tests/testing/http_client.h"
+
+namespace recurve {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+TEST(HttpPathsTest, PathsMethodsAndTypes) {
+  TestServer server;
+  const int port = server.server().http_port();
+  const auto get = [&](const std::string& path) {
+    return Fetch(port, HttpRequestText("GET", path));
+  };
+  const json models = ParseJson(get("/v1/models?limit=3").body);
+  EXPECT_EQ(models["object"], "list");
+  EXPECT_EQ(models["data"][0]["id"], "demo");
+  EXPECT_EQ(models["data"][0]["max_model_len"], 8192);
+  EXPECT_EQ(ParseJson(get("/v1/models/demo").body)["id"], "demo");
+  EXPECT_EQ(ParseJson(get("/v1/models/d%65mo").body)["id"], "demo");
+  EXPECT_EQ(get("/v1/models/demo%2").status, 404);
+  EXPECT_EQ(ParseJson(get("/v1/models/other").body)["error"]["code"],
+            "model_not_found");
+  EXPECT_EQ(get("/health").body, "{\"status\":\"SERVING\"}");
+  EXPECT_EQ(get("/metrics").status, 200);
+  const HttpResult other = get("/v1/models/a%2Fb");
+  EXPECT_THAT(other.body,
+              HasSubstr("the model 'a/b' is not here; this server has 'demo'"));
+  const HttpResult chat = get("/v1/chat/completions");
+  EXPECT_EQ(chat.status, 404);
+  EXPECT_THAT(chat.body, HasSubstr("there is no chat API"));
+  const HttpResult nothing = get("/v1/x?y");
+  EXPECT_EQ(nothing.status, 404);
+  EXPECT_THAT(nothing.body, HasSubstr("there is nothing under '/v1/x'; "));
+  const HttpResult wrong = get(kCompletionsPath);
+  EXPECT_EQ(wrong.status, 405);
+  EXPECT_EQ(wrong.headers.at("allow"), "POST");
+  EXPECT_EQ(Fetch(port, HttpRequestText("POST", "/health", "x")).status, 405);
+  const HttpResult plain =
+      Fetch(port, HttpRequestText("POST", kCompletionsPath, "{}",
+                                  {"Content-Type: text/plain"}));
+  EXPECT_EQ(plain.status, 415);
+  EXPECT_THAT(
+      plain.body,
+      HasSubstr("Content-Type is 'text/plain'; expected application/json"));
+  EXPECT_THAT(Fetch(port, HttpRequestText("POST", kCompletionsPath, "{}")).body,
+              HasSubstr("Content-Type is missing; expected application/json"));
+  const HttpResult packed = Fetch(
+      port, HttpRequestText(
+                "POST", kCompletionsPath, "{}",
+                {"Content-Type: application/json", "Content-Encoding: gzip"}));
+  EXPECT_EQ(packed.status, 415);
+  EXPECT_THAT(packed.body, HasSubstr("Content-Encoding is 'gzip'"));
+  // HEAD has the length and no body; the next answer follows at once.
+  HttpConnection connection(port);
+  connection.Send(HttpRequestText("HEAD", "/health") +
+                  HttpRequestText("GET", "/health"));
+  const std::string both = connection.ReadSome();
+  EXPECT_THAT(both, HasSubstr("Content-Length: 20"));
+  // A request is counted when its answer has been written, which is after a
+  // client may have read it.
+  const auto counts = [&](const std::string& name, double value) {
+    return WaitFor([&] { return MetricValue(port, name) == value; });
+  };
+  EXPECT_TRUE(counts(
+      "recurve_http_requests_total{code=\"404\",endpoint=\"other\"}", 2));
+  EXPECT_TRUE(counts(
+      "recurve_http_requests_total{code=\"404\",endpoint=\"/v1/models\"}", 3));
+  EXPECT_TRUE(counts(
+      "recurve_http_request_duration_seconds_count{endpoint=\"/v1/models\"}",
+      6));
+}
+
+}  // namespace
+}  // namespace recurve
