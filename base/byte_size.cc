@@ -16,9 +16,13 @@ constexpr Unit kUnits[] = {
     {"", 1},
     {"B", 1},
     {"KiB", int64_t{1} << 10},
+    {"Ki", int64_t{1} << 10},
     {"MiB", int64_t{1} << 20},
+    {"Mi", int64_t{1} << 20},
     {"GiB", int64_t{1} << 30},
+    {"Gi", int64_t{1} << 30},
     {"TiB", int64_t{1} << 40},
+    {"Ti", int64_t{1} << 40},
     {"kB", 1'000},
     {"KB", 1'000},
     {"MB", 1'000'000},
@@ -31,7 +35,7 @@ constexpr Unit kUnits[] = {
 absl::StatusOr<int64_t> ParseByteSize(absl::string_view text, int64_t least) {
   const absl::Status error = absl::InvalidArgumentError(absl::StrCat(
       "'", text, "' is not a size; expected bytes", least > 0 ? " above 0" : "",
-      ", like 1500, 512MiB, 24GiB or 80GB"));
+      ", like 1500, 512MiB, 24Gi or 80GB"));
   size_t digits = text.find_first_not_of("0123456789.");
   if (digits == absl::string_view::npos) digits = text.size();
   const absl::string_view number = text.substr(0, digits);

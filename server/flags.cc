@@ -58,7 +58,7 @@ CLI::Validator Size(const std::string& expected) {
           if (!size.ok()) {
             return absl::StrCat("'", text, "' is not a size; expected ",
                                 expected,
-                                " bytes, like 1500, 512MiB, 24GiB or 80GB");
+                                " bytes, like 1500, 512MiB, 24Gi or 80GB");
           }
           bytes = *size;
         }

@@ -16,6 +16,11 @@ TEST(ByteSizeTest, ReadsNumbersAndUnits) {
       {"24GiB", int64_t{24} << 30},
       {"1.5GiB", int64_t{3} << 29},
       {"80GB", 80'000'000'000},
+      // As Kubernetes writes them.
+      {"3Ki", 3 << 10},
+      {"512Mi", int64_t{512} << 20},
+      {"1.5Gi", int64_t{3} << 29},
+      {"2Ti", int64_t{2} << 40},
       {"0.001kB", 1},
       {"9223372036854775807", std::numeric_limits<int64_t>::max()},
   };
@@ -35,8 +40,9 @@ TEST(ByteSizeTest, ZeroWhereItMayBe) {
 
 TEST(ByteSizeTest, RefusesTheRest) {
   for (const char* text :
-       {"", "0", "GiB", "-1", "1 GiB", "1gib", "1.5", "0.0001kB", "1.2.3GiB",
-        "9223372036854775808", "8388608TiB", "8388608.0TiB", "1e9", "inf"}) {
+       {"", "0", "GiB", "-1", "1 GiB", "1gib", "1gi", "Gi", "1G", "1.5",
+        "0.0001kB", "1.2.3GiB", "9223372036854775808", "8388608TiB",
+        "8388608.0TiB", "1e9", "inf"}) {
     const auto parsed = ParseByteSize(text);
     EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument)
         << text;

@@ -88,25 +88,27 @@ TEST(StartupTest, WhatIsNoNumberIsRefused) {
 }
 
 TEST(StartupTest, WhatIsNoSizeIsRefused) {
-  ExpectRefused({{"--kv-pool-bytes", "1Gi"},
+  ExpectRefused({{"--kv-pool-bytes", "1G"},
                  {},
                  2,
-                 "--kv-pool-bytes: '1Gi' is not a size; expected 0 to "
-                 "9223372036854775807 bytes, like 1500, 512MiB, 24GiB or "
+                 "--kv-pool-bytes: '1G' is not a size; expected 0 to "
+                 "9223372036854775807 bytes, like 1500, 512MiB, 24Gi or "
                  "80GB"});
   ExpectRefused({{},
                  {"RECURVE_SWAP_BYTES=x"},
                  2,
                  "--swap-bytes: 'x' is not a size; expected 0 to "
-                 "1125899906842624 bytes, like 1500, 512MiB, 24GiB or 80GB "
+                 "1125899906842624 bytes, like 1500, 512MiB, 24Gi or 80GB "
                  "(from RECURVE_SWAP_BYTES)"});
   // Units are taken.
   ExpectRefused({{"--swap-bytes", "1025TiB"},
                  {},
                  1,
                  "--swap-bytes is 1126999418470400; expected 0 to "});
-  ExpectRefused(
-      {{"--kv-pool-bytes", "1KiB"}, {}, 1, "--kv-pool-bytes is 1024"});
+  for (const char* size : {"1KiB", "1Ki"}) {
+    ExpectRefused(
+        {{"--kv-pool-bytes", size}, {}, 1, "--kv-pool-bytes is 1024"});
+  }
 }
 
 TEST(StartupTest, AVariableOutOfItsRangeIsNamed) {
