@@ -176,6 +176,7 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
   const int64_t wanted =
       engine->max_model_len > 0 ? engine->max_model_len : supported;
   capacity.max_model_len = wanted;
+  capacity.supported_model_len = supported;
   if (capacity.cache_bytes_per_token > 0) {
     const int64_t pages_per_sequence = (wanted + kPageTokens - 1) / kPageTokens;
     const int64_t page_bytes = capacity.cache_bytes_per_token * kPageTokens;
@@ -236,17 +237,23 @@ struct GpuNeeds {
   int64_t all() const { return weights + cache + state + attention + sampling; }
 };
 
-// Matrices are held as they are stored, or as was chosen; all else is float32.
-// On the CPU what is stored as float16 takes more: it is held as float32.
+// Of an element of a matrix in memory: as it is stored, or as was chosen; the
+// CPU holds what is stored as float16 as float32.
+int64_t HeldSize(DType stored, const Placement& placement) {
+  const bool widened = !placement.cuda && stored == DType::kFloat16;
+  return static_cast<int64_t>(SizeOf(
+      placement.weight_dtype.value_or(widened ? DType::kFloat32 : stored)));
+}
+
+// All that is no matrix is float32.
 absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
                                     const ModelDefinition& model,
                                     const Placement& placement) {
   const auto held = [&](const TensorView& tensor) {
-    return static_cast<int64_t>(
-        tensor.num_elements() *
-        SizeOf(tensor.shape.size() == 2
-                   ? placement.weight_dtype.value_or(tensor.dtype)
-                   : DType::kFloat32));
+    return tensor.num_elements() *
+           (tensor.shape.size() == 2
+                ? HeldSize(tensor.dtype, placement)
+                : static_cast<int64_t>(SizeOf(DType::kFloat32)));
   };
   // A head that is the embedding is loaded as a matrix of its own.
   int64_t bytes =
@@ -254,6 +261,13 @@ absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
   for (const std::string& name : checkpoint.names()) {
     RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
     bytes += held(tensor);
+  }
+  if (!placement.cuda) {
+    // The CPU leaves the embedding as it is stored where that takes less.
+    const TensorView& table = model.embedding;
+    const int64_t chosen = HeldSize(table.dtype, placement);
+    const auto stored = static_cast<int64_t>(SizeOf(table.dtype));
+    bytes -= table.num_elements() * (chosen - std::min(chosen, stored));
   }
   return bytes;
 }
@@ -329,24 +343,14 @@ absl::StatusOr<int64_t> PoolBytes(const Checkpoint& checkpoint,
                              needs->all() - needs->cache + needs->activations);
 }
 
-absl::Status CheckMemoryOfHost(const Checkpoint& checkpoint,
-                               const ModelDefinition& model,
-                               const ModelOptions& options,
-                               const Placement& placement,
+absl::Status CheckMemoryOfHost(const ModelOptions& options,
                                const Capacity& capacity, int64_t pool_bytes) {
   const std::optional<HostMemory> memory = AvailableHostMemory();
   if (!memory) return absl::OkStatus();
   HostNeeds needs;
-  RECURVE_ASSIGN_OR_RETURN(needs.weights,
-                           WeightBytes(checkpoint, model, placement));
-  // The embedding stays as it is stored where that takes less.
-  const TensorView& table = model.embedding;
-  const size_t chosen = SizeOf(placement.weight_dtype.value_or(table.dtype));
-  needs.weights -= static_cast<int64_t>(
-      table.num_elements() *
-      (chosen - std::min<size_t>(chosen, SizeOf(table.dtype))));
-  needs.cache = CacheBytes(capacity);
-  needs.state = StateBytes(capacity);
+  needs.weights = capacity.weight_bytes;
+  needs.cache = capacity.cache_bytes;
+  needs.state = capacity.state_bytes;
   needs.num_pages = capacity.num_pages;
   needs.num_slots = capacity.num_slots;
   needs.cache_option =
@@ -364,8 +368,7 @@ absl::Status CheckMemory(const Checkpoint& checkpoint,
                          const Placement& placement, const Capacity& capacity,
                          int64_t pool_bytes, const EngineOptions& engine) {
   if (!placement.cuda) {
-    return CheckMemoryOfHost(checkpoint, model, options, placement, capacity,
-                             pool_bytes);
+    return CheckMemoryOfHost(options, capacity, pool_bytes);
   }
   RECURVE_ASSIGN_OR_RETURN(
       const GpuNeeds needs,
@@ -429,7 +432,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
 }
 
 absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
-                                      EngineOptions* engine) {
+                                      EngineOptions* engine,
+                                      const PlanListener& on_planned) {
   RECURVE_ASSIGN_OR_RETURN(Placement placement, Place(options));
   if (options.num_threads < 0 || options.num_threads > 1024) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -458,8 +462,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                            Checkpoint::Open(options.path));
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
-                           ReadModel(checkpoint, options.family));
-  RECURVE_RETURN_IF_ERROR(CheckWeightRange(checkpoint, placement));
+                           ReadModelShape(checkpoint, options.family));
   RECURVE_RETURN_IF_ERROR(PlaceModel(model, options, &placement));
   LoadedModel loaded;
   loaded.device = placement.description;
@@ -469,8 +472,16 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(
       loaded.capacity,
       PlanCapacity(model, options, pool_bytes, placement, engine));
+  RECURVE_ASSIGN_OR_RETURN(loaded.capacity.weight_bytes,
+                           WeightBytes(checkpoint, model, placement));
+  loaded.capacity.cache_bytes = CacheBytes(loaded.capacity);
+  loaded.capacity.state_bytes = StateBytes(loaded.capacity);
   RECURVE_RETURN_IF_ERROR(CheckMemory(checkpoint, model, options, placement,
                                       loaded.capacity, pool_bytes, *engine));
+  if (on_planned != nullptr) on_planned(loaded.device, loaded.capacity);
+  // These read all weights, as loading does.
+  RECURVE_RETURN_IF_ERROR(CheckMatrices(checkpoint, model));
+  RECURVE_RETURN_IF_ERROR(CheckWeightRange(checkpoint, placement));
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, model));

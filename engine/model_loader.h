@@ -1,6 +1,8 @@
 #ifndef RECURVE_ENGINE_MODEL_LOADER_H_
 #define RECURVE_ENGINE_MODEL_LOADER_H_
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -51,9 +53,22 @@ struct Capacity {
   int64_t num_slots = 0;
   int64_t cache_bytes_per_token = 0;
   int64_t state_bytes_per_sequence = 0;
+  // Of all weights as they are held, but for what pads them; of all pages and
+  // of all states, with those of padding.
+  int64_t weight_bytes = 0;
+  int64_t cache_bytes = 0;
+  int64_t state_bytes = 0;
+  int64_t supported_model_len = 0;  // by the model
   // Less than the model supports, because the cache is too small for more.
   bool max_model_len_reduced = false;
+
+  int64_t bytes() const { return weight_bytes + cache_bytes + state_bytes; }
 };
+
+// Hears what was chosen, before any weight is loaded, which may take minutes.
+// `device`: see LoadedModel.
+using PlanListener =
+    std::function<void(const std::string& device, const Capacity& capacity)>;
 
 struct LoadedModel {
   std::unique_ptr<ModelRunner> runner;
@@ -81,9 +96,11 @@ int64_t DefaultGpuPoolBytes(int64_t free_bytes, int64_t others);
 // Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means as much
 // as model and cache allow; it is set to what holds, and so are tokens in a
 // step and in a chunk that are 0 (options.h). InvalidArgument names the option
-// or the file and what is supported.
+// or the file and what is supported; what surely does not fit the memory that
+// is there is ResourceExhausted, before `on_planned` is called.
 absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
-                                      EngineOptions* engine);
+                                      EngineOptions* engine,
+                                      const PlanListener& on_planned = nullptr);
 
 }  // namespace recurve
 

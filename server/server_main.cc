@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "base/byte_size.h"
 #include "server/flags.h"
 #include "server/server.h"
 #include "server/signal_thread.h"
@@ -48,6 +49,27 @@ void RaiseFileLimit(const ServerOptions& options) {
       options.max_http_connections);
 }
 
+// Before weights are loaded, which may take minutes: what is wrong with it can
+// be seen, and mended, at once.
+void LogPlan(const std::string& device, const Capacity& capacity) {
+  spdlog::info("device: {}", device);
+  spdlog::info(
+      "capacity: {} sequences of up to {} tokens; {} pages of 64 tokens ({} "
+      "bytes a token), {} bytes of state a sequence",
+      capacity.num_slots, capacity.max_model_len, capacity.num_pages,
+      capacity.cache_bytes_per_token, capacity.state_bytes_per_sequence);
+  spdlog::info("memory: at least {}: weights {}, pages {}, states {}",
+               ExactBytes(capacity.bytes()), ExactBytes(capacity.weight_bytes),
+               ExactBytes(capacity.cache_bytes),
+               ExactBytes(capacity.state_bytes));
+  if (capacity.max_model_len_reduced) {
+    spdlog::warn(
+        "max_model_len is {} and not the model's {}: the factor cache holds no "
+        "more (raise --kv-pool-bytes or --kv-pages)",
+        capacity.max_model_len, capacity.supported_model_len);
+  }
+}
+
 #if GOOGLE_PROTOBUF_VERSION < 4022000
 // Requests that are no valid messages: their clients are told, and could fill
 // the log. (Later versions have no handler; what they log is not looked into.)
@@ -79,12 +101,11 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   // First what takes no time: loading may take minutes.
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options);
   if (!server.ok()) return Fail(flags, server.status());
-  absl::StatusOr<LoadedModel> model = LoadModel(options.model, &options.engine);
+  absl::StatusOr<LoadedModel> model =
+      LoadModel(options.model, &options.engine, LogPlan);
   if (!model.ok()) return Fail(flags, model.status());
   if (wrap != nullptr) model->runner = wrap(std::move(model->runner));
   const ModelInfo info = model->runner->info();
-  const Capacity capacity = model->capacity;
-  spdlog::info("device: {}", model->device);
   spdlog::info(
       "loaded {}: family {}{}{}, {} parameters, {} weights ({:.1f} MB) on {}, "
       "in "
@@ -99,12 +120,6 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
     spdlog::info("warmed up in {:.1f} s", model->warm_up_seconds);
   for (const std::string& remark : info.remarks)
     spdlog::warn("{}: {}", options.model.path, remark);
-  spdlog::info(
-      "capacity: {} sequences of up to {} tokens; {} pages of 64 tokens ({} "
-      "bytes a "
-      "token), {} bytes of state a sequence",
-      capacity.num_slots, capacity.max_model_len, capacity.num_pages,
-      capacity.cache_bytes_per_token, capacity.state_bytes_per_sequence);
   const CacheSpec spec = model->runner->cache_spec();
   spdlog::info("preempted sequences: {} bytes of host memory to save them in",
                spec.num_host_blocks * HostBlockBytes(spec));
@@ -121,13 +136,6 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
           "save them in (lower --swap-bytes from this default)",
           options.model.swap_bytes);
     }
-  }
-  if (capacity.max_model_len_reduced) {
-    spdlog::warn(
-        "max_model_len is {} and not the model's {}: the factor cache holds no "
-        "more "
-        "(raise --kv-pool-bytes or --kv-pages)",
-        capacity.max_model_len, info.max_position_embeddings);
   }
 
   if (absl::Status status = (*server)->Serve(options.engine, *std::move(model));

@@ -152,6 +152,8 @@ struct ModelDefinition {
   std::vector<LayerDefinition> layers;
   NormDefinition final_norm;
   TensorView head;  // [vocab, C]; the embedding when tied
+  // The names of all matrices: what CheckMatrices has to look at.
+  std::vector<std::string> matrices;
 
   uint64_t parameters = 0;
   // Identifies config and weights, for saved states.

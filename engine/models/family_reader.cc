@@ -16,8 +16,14 @@ absl::StatusOr<TensorView> TensorReader::Read(
     return absl::InvalidArgumentError(found.status().message());
   }
   RECURVE_ASSIGN_OR_RETURN(TensorView view, std::move(found));
-  RECURVE_RETURN_IF_ERROR(CheckFinite(view, name, checkpoint_.FileOf(name)));
-  if (used_.insert(name).second) parameters_ += view.num_elements();
+  const bool matrix = view.shape.size() > 1;
+  if (!matrix) {
+    RECURVE_RETURN_IF_ERROR(CheckFinite(view, name, checkpoint_.FileOf(name)));
+  }
+  if (used_.insert(name).second) {
+    parameters_ += view.num_elements();
+    if (matrix) matrices_.push_back(name);
+  }
   return view;
 }
 
@@ -40,6 +46,7 @@ absl::StatusOr<std::vector<float>> TensorReader::ReadVector(
 
 absl::Status TensorReader::Finish(ModelDefinition& model) const {
   RECURVE_RETURN_IF_ERROR(checkpoint_.CheckAllUsed(used_));
+  model.matrices = matrices_;
   model.parameters = parameters_;
   model.fingerprint = checkpoint_.Fingerprint();
   return absl::OkStatus();

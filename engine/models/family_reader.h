@@ -17,9 +17,10 @@ namespace recurve {
 
 // What the readers of all families share.
 
-// Looks tensors up by name and shape, refuses infinities and NaN, and remembers
-// which were asked for. Every error is InvalidArgument and names file and
-// tensor.
+// Looks tensors up by name and shape and remembers which were asked for.
+// Refuses infinities and NaN in what has one dimension; matrices, which may be
+// many gigabytes, are left to CheckMatrices. Every error is InvalidArgument and
+// names file and tensor.
 class TensorReader {
  public:
   explicit TensorReader(const Checkpoint& checkpoint)
@@ -36,13 +37,14 @@ class TensorReader {
   // The layer is done with a tensor whose values it does not use.
   void Ignore(const std::string& name) { used_.insert(name); }
 
-  // What the checkpoint holds and nobody read is an error. Fills in the counts
-  // that follow from what was read.
+  // What the checkpoint holds and nobody read is an error. Fills in what
+  // follows from what was read: counts, and the names of the matrices.
   absl::Status Finish(ModelDefinition& model) const;
 
  private:
   const Checkpoint& checkpoint_;
   std::set<std::string> used_;
+  std::vector<std::string> matrices_;
   uint64_t parameters_ = 0;
 };
 

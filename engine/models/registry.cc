@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "engine/checkpoint/check_finite.h"
 #include "engine/checkpoint/fingerprint.h"
 #include "engine/models/families.h"
 
@@ -66,6 +67,23 @@ absl::StatusOr<const Family*> FindFamily(const Checkpoint& checkpoint,
 
 absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint,
                                           const FamilyOptions& options) {
+  RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
+                           ReadModelShape(checkpoint, options));
+  RECURVE_RETURN_IF_ERROR(CheckMatrices(checkpoint, model));
+  return model;
+}
+
+absl::Status CheckMatrices(const Checkpoint& checkpoint,
+                           const ModelDefinition& model) {
+  for (const std::string& name : model.matrices) {
+    RECURVE_ASSIGN_OR_RETURN(const TensorView matrix, checkpoint.Tensor(name));
+    RECURVE_RETURN_IF_ERROR(CheckFinite(matrix, name, checkpoint.FileOf(name)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelDefinition> ReadModelShape(const Checkpoint& checkpoint,
+                                               const FamilyOptions& options) {
   const absl::StatusOr<const Family*> family =
       FindFamily(checkpoint, options.family);
   if (!family.ok()) return family.status();

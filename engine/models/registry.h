@@ -24,6 +24,14 @@ struct FamilyOptions {
 absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint,
                                           const FamilyOptions& options = {});
 
+// The same in two parts. The first looks at the values of no matrix, and so
+// takes no time however large the checkpoint is; the second reads all of them
+// from the disk, and refuses infinities and NaN.
+absl::StatusOr<ModelDefinition> ReadModelShape(
+    const Checkpoint& checkpoint, const FamilyOptions& options = {});
+absl::Status CheckMatrices(const Checkpoint& checkpoint,
+                           const ModelDefinition& model);
+
 }  // namespace recurve
 
 #endif  // RECURVE_ENGINE_MODELS_REGISTRY_H_

@@ -176,6 +176,25 @@ std::string LogOf(const std::vector<std::string>& flags) {
   return server.Err();
 }
 
+// An operator sees at once what a load of minutes will end in.
+TEST(StartupTest, TheCapacityIsLoggedBeforeWeightsAreLoaded) {
+  Process server({kServer, "--model", kDemo, "--device", "cpu", "--grpc-port",
+                  "0", "--http-port", "0", "--kv-pages", "40"});
+  ASSERT_NE(server.GrpcAddress(), "") << server.Err();
+  const std::string log = server.Err();
+  const size_t loaded = log.find("loaded ");
+  ASSERT_NE(loaded, std::string::npos) << log;
+  for (const char* line :
+       {"info device: cpu, by --device cpu",
+        "info capacity: 32 sequences of up to 2560 tokens; 40 pages of 64 "
+        "tokens (2176 bytes a token), 393216 bytes of state a sequence\n",
+        "info memory: at least 29363200 (28.0 MiB): weights 10677248 (10.2 "
+        "MiB), pages 5709824 (5.4 MiB), states 12976128 (12.4 MiB)\n",
+        "warning max_model_len is 2560 and not the model's 8192"}) {
+    EXPECT_LT(log.find(line), loaded) << line << "\n" << log;
+  }
+}
+
 TEST(StartupTest, WarnsWhereAnybodyMayCall) {
   const std::string host = "192.0.2.1";  // of no machine
   const std::string who = "whoever reaches the server may generate";

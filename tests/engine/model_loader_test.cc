@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -187,6 +188,65 @@ TEST_F(ModelLoaderTest, SwapBytesTakeASequenceOrNothing) {
   const auto loaded = Load();
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->runner->cache_spec().num_host_blocks, 0);
+}
+
+// Reading and loading weights may take minutes: what comes of it is told first.
+TEST_F(ModelLoaderTest, TellsTheCapacityBeforeItReadsAMatrix) {
+  std::string device;
+  std::optional<Capacity> told;
+  const auto load = [&] {
+    told.reset();
+    return LoadModel(options_, &engine_,
+                     [&](const std::string& on, const Capacity& capacity) {
+                       device = on;
+                       told = capacity;
+                     });
+  };
+  const auto loaded = load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(device, loaded->device);
+  EXPECT_EQ(told->num_pages, 16);
+  EXPECT_EQ(told->max_model_len, 256);
+  EXPECT_EQ(told->supported_model_len, 256);
+  const CacheSpec spec = loaded->runner->cache_spec();
+  EXPECT_EQ(told->cache_bytes, (spec.num_pages + 1) * spec.page_bytes);
+  EXPECT_EQ(told->state_bytes, (spec.num_slots + 1) * spec.slot_bytes);
+  EXPECT_EQ(told->bytes(),
+            told->weight_bytes + told->cache_bytes + told->state_bytes);
+
+  tiny_.tensors["lm_head.weight"].values[0] =
+      std::numeric_limits<float>::quiet_NaN();
+  tiny_.Write(options_.path);
+  EXPECT_THAT(load().status(), FailsWith(kInvalid, "lm_head.weight", "is nan"));
+  EXPECT_TRUE(told.has_value());
+  tiny_.tensors["lm_head.weight"].values[0] = 3.4e38f;
+  tiny_.Write(options_.path);
+  options_.dtype = "bfloat16";
+  EXPECT_THAT(load().status(), FailsWith(kInvalid, "--dtype is bfloat16"));
+  EXPECT_TRUE(told.has_value());
+  // What does not fit is an error, and no promise.
+  options_.kv_pages = int64_t{1} << 30;
+  EXPECT_FALSE(load().ok());
+  EXPECT_FALSE(told.has_value());
+}
+
+// But for what pads them.
+TEST_F(ModelLoaderTest, TellsTheBytesOfWeights) {
+  for (const DType stored :
+       {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const char* dtype : {"auto", "float32", "bfloat16"}) {
+      tiny_.SetDType(stored);
+      tiny_.Write(options_.path);
+      options_.dtype = dtype;
+      const auto loaded = Load();
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      const auto held =
+          static_cast<int64_t>(loaded->runner->info().weight_bytes);
+      EXPECT_LE(loaded->capacity.weight_bytes, held) << dtype;
+      EXPECT_GT(loaded->capacity.weight_bytes, held * 0.95) << dtype;
+    }
+  }
 }
 
 // What no host can hold is refused before anything of it is allocated.
