@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "grpcpp/server_builder.h"
 #include "server/listen_check.h"
+#include "server/metrics.h"
 #include "server/transport.h"
 #include "spdlog/spdlog.h"
 
@@ -27,6 +28,10 @@ namespace {
 constexpr int kAcceptPauseMs = 100;
 // At the limit of connections, how often it is looked whether some are gone.
 constexpr std::chrono::milliseconds kLookInterval{10};
+// How often they are counted for the metric; less often where counting takes
+// more than one part of so many of the thread's time.
+constexpr std::chrono::milliseconds kCountInterval{1000};
+constexpr int kCountShare = 100;
 // Connections that are accepted before others, and the end, have their turn.
 constexpr int kAcceptsATurn = 16;
 // The log is not filled by what anybody may do as often as he likes.
@@ -169,9 +174,10 @@ void GrpcListener::Loop() {
   std::vector<pollfd> waiting = {{stop_fd_, POLLIN, 0}};
   for (const int fd : listening_) waiting.push_back({fd, POLLIN, 0});
   while (true) {
-    const int ready = poll(waiting.data(), waiting.size(), /*timeout=*/-1);
+    const int ready = poll(waiting.data(), waiting.size(), WaitMs());
     if (waiting[0].revents != 0) return;
     bool full = ready < 0 && errno != EINTR;
+    if (WaitMs() == 0) ForgetClosed();
     for (size_t i = 1; i < waiting.size(); ++i) {
       if (waiting[i].revents != 0) full |= !AcceptSome(waiting[i].fd);
     }
@@ -201,10 +207,13 @@ void GrpcListener::Take(int listening_fd, int fd) {
   const auto file = FileOf(fd);
   if (!file || !HasRoom()) {
     WarnOfConnections();
+    if (options_.metrics != nullptr) options_.metrics->OnGrpcRefused();
     close(fd);
     return;
   }
+  if (connections_.empty()) next_count_ = Clock::now() + kCountInterval;
   connections_.emplace(fd, *file);
+  TellCount();
   // As gRPC sets its own.
   SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT,
@@ -224,13 +233,35 @@ bool GrpcListener::HasRoom() {
   for (int i = 0; i < 2; ++i) {
     std::this_thread::sleep_until(next_look_);
     next_look_ = Clock::now() + kLookInterval;
-    for (auto it = connections_.begin(); it != connections_.end();) {
-      it = FileOf(it->first) == it->second ? std::next(it)
-                                           : connections_.erase(it);
-    }
+    ForgetClosed();
     if (connections_.size() < max) return true;
   }
   return false;
+}
+
+void GrpcListener::ForgetClosed() {
+  const Clock::time_point begin = Clock::now();
+  for (auto it = connections_.begin(); it != connections_.end();) {
+    it = FileOf(it->first) == it->second ? std::next(it)
+                                         : connections_.erase(it);
+  }
+  TellCount();
+  const Clock::time_point end = Clock::now();
+  next_count_ = end + std::max<Clock::duration>(kCountInterval,
+                                                kCountShare * (end - begin));
+}
+
+void GrpcListener::TellCount() {
+  if (options_.metrics == nullptr) return;
+  options_.metrics->SetGrpcConnections(
+      static_cast<int64_t>(connections_.size()));
+}
+
+int GrpcListener::WaitMs() const {
+  if (connections_.empty() || options_.metrics == nullptr) return -1;
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(next_count_ - Clock::now());
+  return static_cast<int>(std::max<int64_t>(left.count(), 0));
 }
 
 void GrpcListener::WarnOfFiles(int error) {

@@ -22,11 +22,16 @@ class ExternalConnectionAcceptor;
 
 namespace recurve {
 
+class Metrics;
+
 struct GrpcListenerOptions {
   std::string host;
   int port = 0;  // 0: any free one
   // One more is closed.
   int64_t max_connections = 4096;
+  // Hears how many there are and which were closed; outlives the listener.
+  // Null: nobody does.
+  Metrics* metrics = nullptr;
 };
 
 // Accepts the connections of a gRPC server. One of gRPC's own listening sockets
@@ -74,6 +79,12 @@ class GrpcListener {
   void Take(int listening_fd, int fd);
   // At the limit it waits for a moment whether one of those that count is gone.
   bool HasRoom();
+  // Takes those that are gone out of connections_.
+  void ForgetClosed();
+  void TellCount();
+  // How long, in milliseconds, poll may wait before they are looked at again;
+  // -1: for ever.
+  int WaitMs() const;
   void WarnOfFiles(int error);
   void WarnOfConnections();
 
@@ -87,7 +98,8 @@ class GrpcListener {
   // Of the thread. gRPC does not tell when it closes a connection: they count
   // until their descriptors are found to be closed, or to be of other files.
   std::unordered_map<int, FileId> connections_;
-  Clock::time_point next_look_;
+  Clock::time_point next_look_;   // at the limit
+  Clock::time_point next_count_;  // for the metric
   Clock::time_point next_files_warning_;
   Clock::time_point next_connections_warning_;
 };

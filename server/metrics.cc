@@ -206,6 +206,16 @@ struct Metrics::Families {
           .Name("recurve_unauthenticated_requests_total")
           .Help("Calls without an API key, or with one that is not known.")
           .Register(r);
+  Gauge& grpc_used =
+      MakeGauge(r, "grpc_connections", "gRPC connections that are open.",
+                {{"state", "used"}});
+  Gauge& grpc_total =
+      MakeGauge(r, "grpc_connections", "gRPC connections that are open.",
+                {{"state", "total"}});
+  Counter& grpc_refused = MakeCounter(
+      r, "grpc_connections_refused_total",
+      "gRPC connections that were closed, as there were as many as there may "
+      "be.");
   prometheus::Family<Counter>& http_requests =
       BuildCounter()
           .Name("recurve_http_requests_total")
@@ -344,6 +354,14 @@ void Metrics::AddTenantStreams(const std::string& tenant, int difference) {
 void Metrics::OnUnauthenticated(const char* reason) {
   families_->unauthenticated.Add({{"reason", reason}}).Increment();
 }
+
+void Metrics::SetMaxGrpcConnections(int64_t connections) {
+  families_->grpc_total.Set(static_cast<double>(connections));
+}
+void Metrics::SetGrpcConnections(int64_t connections) {
+  families_->grpc_used.Set(static_cast<double>(connections));
+}
+void Metrics::OnGrpcRefused() { families_->grpc_refused.Increment(); }
 
 void Metrics::OnHttpAnswered(const char* endpoint, int status, double seconds) {
   families_->http_requests

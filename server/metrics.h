@@ -39,6 +39,7 @@ class Metrics : public EngineObserver {
   void SetBuild(const std::string& version, const std::string& device);
   // Sizes that stay as they are.
   void SetCapacity(int64_t state_bytes, int64_t slots, int64_t pages);
+  void SetMaxGrpcConnections(int64_t connections);
 
   // What health says.
   void SetServing(bool serving);
@@ -62,6 +63,9 @@ class Metrics : public EngineObserver {
   void AddTenantPages(const std::string& tenant, double difference);
   // A call without a key ("missing") or with one that is "unknown".
   void OnUnauthenticated(const char* reason);
+  void SetGrpcConnections(int64_t connections);  // that are open
+  // A connection was closed since there were as many as there may be.
+  void OnGrpcRefused();
   // Of an HTTP port; `endpoint` is one of a few.
   void OnHttpAnswered(const char* endpoint, int status, double seconds);
 

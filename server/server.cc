@@ -230,6 +230,8 @@ absl::Status Server::StartGrpc() {
   listen.host = options_.host;
   listen.port = options_.grpc_port;
   listen.max_connections = options_.max_grpc_connections;
+  listen.metrics = &metrics_;
+  metrics_.SetMaxGrpcConnections(options_.max_grpc_connections);
   RECURVE_ASSIGN_OR_RETURN(grpc_listener_, GrpcListener::Listen(listen));
   grpc_port_ = grpc_listener_->port();
   auto acceptor = builder.experimental().AddExternalConnectionAcceptor(

@@ -88,6 +88,13 @@ TEST(GrpcListenerTest, MoreConnectionsThanAllowedAreClosed) {
   options.max_grpc_connections = 3;
   TestServer server(options);
   const int port = server.server().grpc_port();
+  const auto metric = [&](const std::string& name) {
+    return MetricValue(server.server().http_port(),
+                       "recurve_grpc_connections" + name);
+  };
+  EXPECT_EQ(metric("{state=\"total\"}"), 3);
+  EXPECT_EQ(metric("{state=\"used\"}"), 0);
+  EXPECT_EQ(metric("_refused_total"), 0);
   {
     HttpConnection held[3] = {HttpConnection(port), HttpConnection(port),
                               HttpConnection(port)};
@@ -99,6 +106,8 @@ TEST(GrpcListenerTest, MoreConnectionsThanAllowedAreClosed) {
       HttpConnection more(port);
       EXPECT_EQ(more.ReadSome(), "");
     }
+    EXPECT_EQ(metric("{state=\"used\"}"), 3);
+    EXPECT_EQ(metric("_refused_total"), 5);
     // Other files get the descriptors of what was closed.
     for (int i = 0; i < 5; ++i) {
       EXPECT_THAT(HttpGet(server.server().http_port(), "/health"),
@@ -106,6 +115,8 @@ TEST(GrpcListenerTest, MoreConnectionsThanAllowedAreClosed) {
     }
     EXPECT_FALSE(server.Connect()->GetLoad().ok());
   }
+  // Without anybody who connects.
+  EXPECT_TRUE(WaitFor([&] { return metric("{state=\"used\"}") == 0; }));
   // What is gone takes no place, however often.
   for (int i = 0; i < 10; ++i) {
     const auto client = server.Connect();
