@@ -114,6 +114,9 @@ CompletionCall::~CompletionCall() { environment_.open_streams->fetch_sub(1); }
 
 void CompletionCall::Begin(const HttpRequest& request) {
   reply_->Listen(shared_from_this());
+  if (!request.request_id.empty()) {
+    headers_.emplace_back(kRequestIdHeader, request.request_id[0]);
+  }
   if (std::optional<ApiError> error = Submit(request)) {
     bool by_quota;
     {
@@ -136,7 +139,7 @@ void CompletionCall::Begin(const HttpRequest& request) {
     }
     environment_.metrics->OnRefused(
         RefusalReasonOf(error->cause, by_quota, *environment_.engine));
-    return reply_->Send(ErrorResponse(*error));
+    return reply_->Send(ErrorAnswer(*error));
   }
   {
     MutexLock lock(&mu_);
@@ -276,8 +279,12 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
     choices_[i]->id_ = (*accepted)[i];
     ids.push_back(FormatRequestId((*accepted)[i]));
   }
-  id_ = "cmpl-" + ids[0];
-  headers_.emplace_back("x-request-id", id_);
+  if (request.request_id.empty()) {
+    id_ = "cmpl-" + ids[0];
+    headers_.emplace_back(kRequestIdHeader, id_);
+  } else {
+    id_ = "cmpl-" + request.request_id[0];
+  }
   headers_.emplace_back("recurve-request-id", absl::StrJoin(ids, ","));
   return std::nullopt;
 }
@@ -404,6 +411,13 @@ HttpResponse CompletionCall::WholeAnswer() {
   return response;
 }
 
+HttpResponse CompletionCall::ErrorAnswer(const ApiError& error) const {
+  HttpResponse response = ErrorResponse(error);
+  response.headers.insert(response.headers.end(), headers_.begin(),
+                          headers_.end());
+  return response;
+}
+
 // Sends what has gathered, unless something is on its way.
 void CompletionCall::Pump() {
   enum { kNothing, kBegin, kWrite, kSend } action = kNothing;
@@ -421,7 +435,7 @@ void CompletionCall::Pump() {
     if (!request_.stream || (failed && !streaming_)) {
       if (!ended) return;
       action = kSend;
-      response = failed ? ErrorResponse(*error) : WholeAnswer();
+      response = failed ? ErrorAnswer(*error) : WholeAnswer();
     } else {
       piece = EventsOfAll();
       resume = TakeStalled();

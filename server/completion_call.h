@@ -61,6 +61,8 @@ class CompletionCall : public HttpListener,
   nlohmann::json TotalUsage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Those that must be resumed after their output was taken.
   std::vector<uint64_t> TakeStalled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // With headers_.
+  HttpResponse ErrorAnswer(const ApiError& error) const;
   void CancelAll(const absl::Status& status);
 
   const CallEnvironment& environment_;
@@ -71,8 +73,8 @@ class CompletionCall : public HttpListener,
   // Set before the engine knows of the call, then constant.
   CompletionRequest request_;
   std::vector<std::unique_ptr<Choice>> choices_;
-  std::string id_;  // cmpl-…
-  std::vector<std::pair<std::string, std::string>> headers_;
+  std::string id_;                                            // cmpl-…
+  std::vector<std::pair<std::string, std::string>> headers_;  // of any answer
 
   Mutex mu_;
   bool started_ ABSL_GUARDED_BY(mu_) = false;    // output may go

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -49,6 +51,27 @@ std::string PercentDecoded(absl::string_view text) {
   return decoded;
 }
 
+// What is wrong with a client's id of its request; empty: nothing. It goes into
+// a header of the answer, where a line's end would begin another.
+std::string RequestIdProblem(const std::vector<std::string>& ids) {
+  constexpr size_t kMaxBytes = 128;
+  constexpr char kExpected[] =
+      "; expected one of 1 to 128 visible ASCII characters, ! to ~";
+  if (ids.empty()) return "";
+  if (ids.size() > 1) {
+    return absl::StrCat("there are ", ids.size(), " headers X-Request-Id",
+                        kExpected);
+  }
+  const std::string& id = ids[0];
+  if (id.empty() || id.size() > kMaxBytes) {
+    return absl::StrCat("X-Request-Id has ", id.size(), " bytes", kExpected);
+  }
+  if (!absl::c_all_of(id, [](char c) { return absl::ascii_isgraph(c); })) {
+    return absl::StrCat("X-Request-Id is ", Quote(id), kExpected);
+  }
+  return "";
+}
+
 std::string NotFound(absl::string_view path) {
   return absl::StrCat(
       path == "/v1/chat/completions"
@@ -67,6 +90,15 @@ HttpApi::HttpApi(Options options)
                    .count()) {}
 
 std::optional<HttpResponse> HttpApi::CheckHead(const HttpRequest& head) {
+  std::optional<HttpResponse> refusal = Refusal(head);
+  if (refusal && head.path == kCompletions && !head.request_id.empty() &&
+      RequestIdProblem(head.request_id).empty()) {
+    refusal->headers.emplace_back(kRequestIdHeader, head.request_id[0]);
+  }
+  return refusal;
+}
+
+std::optional<HttpResponse> HttpApi::Refusal(const HttpRequest& head) {
   const bool models =
       head.path == "/v1/models" || absl::StartsWith(head.path, kModelPrefix);
   const bool completions = head.path == kCompletions;
@@ -110,6 +142,12 @@ std::optional<HttpResponse> HttpApi::CheckHead(const HttpRequest& head) {
     return HttpError(
         415, absl::StrCat("Content-Encoding is '", encoding.substr(0, 100),
                           "'; expected a body as it is, without one"));
+  }
+  if (!completions) return std::nullopt;
+  if (std::string problem = RequestIdProblem(head.request_id);
+      !problem.empty()) {
+    options_.environment->metrics->OnRefused(RefusalReason::kInvalid);
+    return HttpError(400, problem);
   }
   return std::nullopt;
 }

@@ -36,6 +36,8 @@ class HttpApi : public HttpHandler {
   void OnAnswered(const std::string& path, int status, double seconds) override;
 
  private:
+  // CheckHead, but for the client's id of the request.
+  std::optional<HttpResponse> Refusal(const HttpRequest& head);
   HttpResponse Get(const std::string& path) const;
 
   const Options options_;

@@ -13,11 +13,16 @@ namespace recurve {
 
 // What http_server.h and those who answer requests say to each other.
 
+// What clients, and proxies before the server, call a request by; the answer
+// repeats it.
+inline constexpr char kRequestIdHeader[] = "x-request-id";
+
 struct HttpRequest {
   std::string method;
   std::string path;  // without the query
   // The values of these headers, one an occurrence.
   std::vector<std::string> authorization;
+  std::vector<std::string> request_id;  // X-Request-Id
   std::string content_type;
   std::string content_encoding;
   std::string body;

@@ -370,6 +370,10 @@ void HttpSession::OnHead() {
   for (auto it = first; it != last; ++it) {
     request_.authorization.emplace_back(View(it->value()));
   }
+  const auto [first_id, last_id] = message.equal_range(kRequestIdHeader);
+  for (auto it = first_id; it != last_id; ++it) {
+    request_.request_id.emplace_back(View(it->value()));
+  }
   for (const std::string& problem :
        {HostProblem(message, version_), BodyProblem(message, version_)}) {
     if (!problem.empty()) return Refuse(HttpError(400, problem));
