@@ -161,6 +161,21 @@ class Pods(unittest.TestCase):
                                   "metrics": int(flags["metrics-port"])},
                                  {p["name"]: p["containerPort"] for p in container["ports"]})
 
+    def test_liveness_is_not_asked_where_clients_may_hold_all_connections(self):
+        # Those of the gRPC port are for its clients; a probe that gets none there
+        # would end a server that is busy.
+        for where, _, container in servers():
+            with self.subTest(where):
+                live = container["livenessProbe"]
+                self.assertEqual({"path": "/health", "port": "metrics"}, live.get("httpGet"))
+                ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+                self.assertEqual(int(flags_of(container)["metrics-port"]), ports["metrics"])
+        # Nor is any client let to the port that it is asked on.
+        (policy,) = [m for where, m in of_kind("NetworkPolicy", written())
+                     if where.endswith("base/networkpolicy.yaml")]
+        for rule in policy["spec"]["ingress"]:
+            self.assertEqual(["grpc"], [p["port"] for p in rule["ports"]])
+
     def test_probes_ask_a_service_of_the_server_on_its_port(self):
         services = {""}
         for proto in (ROOT / "proto/recurve/v1").glob("*.proto"):
@@ -170,7 +185,7 @@ class Pods(unittest.TestCase):
         self.assertIn("recurve.v1.Inference", services)
         for where, _, container in servers():
             port = int(flags_of(container)["grpc-port"])
-            for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+            for name in ("startupProbe", "readinessProbe"):
                 with self.subTest(where=where, probe=name):
                     probe = container[name]
                     self.assertEqual(port, probe["grpc"]["port"])
@@ -217,8 +232,10 @@ class Tls(unittest.TestCase):
             probe = self.container[name]
             self.assertEqual({"path": "/health", "port": "metrics"}, probe["httpGet"], name)
             # Nothing else changes, its patience above all.
-            self.assertEqual({k: v for k, v in plain[name].items() if k != "grpc"},
-                             {k: v for k, v in probe.items() if k != "httpGet"}, name)
+            how = {"grpc", "httpGet"}
+            self.assertEqual({k: v for k, v in plain[name].items() if k not in how},
+                             {k: v for k, v in probe.items() if k not in how}, name)
+            self.assertNotIn("grpc", probe, name)
         self.assertEqual(int(flags_of(self.container)["metrics-port"]), ports["metrics"])
 
     def test_the_certificate_is_where_the_flags_say(self):
