@@ -1,6 +1,5 @@
 #include "server/grpc_listener.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -9,14 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "grpcpp/server_builder.h"
-#include "server/listen_check.h"
 #include "server/metrics.h"
 #include "server/transport.h"
 #include "spdlog/spdlog.h"
@@ -41,27 +39,6 @@ void SetOption(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof(value));
 }
 
-bool IsWildcard(const addrinfo& address) {
-  if (address.ai_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in*>(address.ai_addr)
-               ->sin_addr.s_addr == htonl(INADDR_ANY);
-  }
-  return IN6_IS_ADDR_UNSPECIFIED(
-      &reinterpret_cast<const sockaddr_in6*>(address.ai_addr)->sin6_addr);
-}
-
-// The port of a socket that is bound, or 0.
-int PortOf(int fd) {
-  sockaddr_storage address = {};
-  socklen_t length = sizeof(address);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    return 0;
-  }
-  return ntohs(address.ss_family == AF_INET
-                   ? reinterpret_cast<sockaddr_in*>(&address)->sin_port
-                   : reinterpret_cast<sockaddr_in6*>(&address)->sin6_port);
-}
-
 // Nothing for a descriptor that is not open.
 std::optional<std::pair<dev_t, ino_t>> FileOf(int fd) {
   struct stat file = {};
@@ -73,78 +50,16 @@ std::optional<std::pair<dev_t, ino_t>> FileOf(int fd) {
 
 absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Listen(
     const GrpcListenerOptions& options) {
-  const auto unavailable = [&](int error) {
-    return CannotListen("gRPC", options.host, options.port,
-                        std::strerror(error));
-  };
-  auto listener = std::unique_ptr<GrpcListener>(new GrpcListener(options));
-  listener->port_ = options.port;
-  listener->stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (listener->stop_fd_ < 0) return unavailable(errno);
   RECURVE_ASSIGN_OR_RETURN(
-      const ListenAddresses addresses,
-      ResolveListenAddresses("gRPC", options.host, options.port));
-  int problem = 0;
-  std::vector<std::string> seen;  // resolvers may give an address twice
-  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
-    std::string bytes(reinterpret_cast<const char*>(a->ai_addr), a->ai_addrlen);
-    if (std::find(seen.begin(), seen.end(), bytes) != seen.end()) continue;
-    seen.push_back(std::move(bytes));
-    if (IsWildcard(*a) && listener->ListenOnAll() == 0) break;
-    const int result = listener->ListenOn(*a);
-    // Another server has it: a client would reach either.
-    if (result == EADDRINUSE && options.port != 0) return unavailable(result);
-    if (problem == 0) problem = result;
+      ListeningSockets sockets,
+      ListeningSockets::Open("gRPC", options.host, options.port));
+  const int stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (stop_fd < 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen for gRPC: ", std::strerror(errno)));
   }
-  // A name may have addresses that this machine has no use for, as "localhost"
-  // has without IPv6: one that can be had is enough.
-  if (listener->listening_.empty()) return unavailable(problem);
-  return listener;
-}
-
-int GrpcListener::ListenOn(const addrinfo& address) {
-  const int fd =
-      socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
-             address.ai_protocol);
-  if (fd < 0) return errno;
-  sockaddr_storage with_port = {};
-  std::memcpy(&with_port, address.ai_addr, address.ai_addrlen);
-  const in_port_t port = htons(static_cast<in_port_t>(port_));
-  if (address.ai_family == AF_INET) {
-    reinterpret_cast<sockaddr_in*>(&with_port)->sin_port = port;
-  } else {
-    auto* const six = reinterpret_cast<sockaddr_in6*>(&with_port);
-    six->sin6_port = port;
-    // The other family has addresses of its own, but for those that are its.
-    if (!IN6_IS_ADDR_V4MAPPED(&six->sin6_addr))
-      SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-  }
-  return Bind(fd, reinterpret_cast<sockaddr*>(&with_port), address.ai_addrlen);
-}
-
-int GrpcListener::ListenOnAll() {
-  const int fd =
-      socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return errno;
-  SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  sockaddr_in6 address = {};
-  address.sin6_family = AF_INET6;
-  address.sin6_port = htons(static_cast<in_port_t>(port_));
-  address.sin6_addr = in6addr_any;
-  return Bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address));
-}
-
-int GrpcListener::Bind(int fd, const sockaddr* address, unsigned length) {
-  // For what lingers of an earlier process; two servers do not share a port.
-  SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (bind(fd, address, length) != 0 || listen(fd, SOMAXCONN) != 0) {
-    const int error = errno;
-    close(fd);
-    return error;
-  }
-  listening_.push_back(fd);
-  port_ = PortOf(fd);
-  return 0;
+  return std::unique_ptr<GrpcListener>(
+      new GrpcListener(options, std::move(sockets), stop_fd));
 }
 
 void GrpcListener::Start(
@@ -160,19 +75,20 @@ void GrpcListener::Stop() {
     if (write(stop_fd_, &one, sizeof(one)) < 0) return;
     thread_.join();
   }
-  for (const int fd : listening_) close(fd);
-  listening_.clear();
+  sockets_.Close();
   acceptor_.reset();
 }
 
 GrpcListener::~GrpcListener() {
   Stop();
-  if (stop_fd_ >= 0) close(stop_fd_);
+  close(stop_fd_);
 }
 
 void GrpcListener::Loop() {
   std::vector<pollfd> waiting = {{stop_fd_, POLLIN, 0}};
-  for (const int fd : listening_) waiting.push_back({fd, POLLIN, 0});
+  for (const ListeningSockets::Socket& socket : sockets_.sockets()) {
+    waiting.push_back({socket.fd, POLLIN, 0});
+  }
   while (true) {
     const int ready = poll(waiting.data(), waiting.size(), WaitMs());
     if (waiting[0].revents != 0) return;

@@ -1,8 +1,6 @@
 #ifndef RECURVE_SERVER_GRPC_LISTENER_H_
 #define RECURVE_SERVER_GRPC_LISTENER_H_
 
-#include <netdb.h>
-#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/listening_sockets.h"
 
 namespace grpc::experimental {
 class ExternalConnectionAcceptor;
@@ -41,16 +40,15 @@ struct GrpcListenerOptions {
 // Thread safety: Listen, Start and Stop are called from one thread at a time.
 class GrpcListener {
  public:
-  // Listens when it returns OK, on every address that the host has, or on all
-  // of the machine, of IPv4 and IPv6, if it is a wildcard; connections wait
-  // until Start. Unavailable, with the reason, when no address can be had.
+  // Listens when it returns OK, as ListeningSockets says; connections wait
+  // until Start. Unavailable, with the reason.
   static absl::StatusOr<std::unique_ptr<GrpcListener>> Listen(
       const GrpcListenerOptions& options);
   GrpcListener(const GrpcListener&) = delete;
   GrpcListener& operator=(const GrpcListener&) = delete;
   ~GrpcListener();  // stops
 
-  int port() const { return port_; }
+  int port() const { return sockets_.port(); }
 
   // From now on connections go to `acceptor`, whose server has started.
   void Start(
@@ -64,13 +62,9 @@ class GrpcListener {
   // What tells one file of a process from all others, whatever its descriptor.
   using FileId = std::pair<dev_t, ino_t>;
 
-  explicit GrpcListener(const GrpcListenerOptions& options)
-      : options_(options) {}
-  // Listens on one address, on port_ if there is one already; 0, or errno.
-  int ListenOn(const addrinfo& address);
-  // The same for both families at once.
-  int ListenOnAll();
-  int Bind(int fd, const sockaddr* address, unsigned length);
+  GrpcListener(const GrpcListenerOptions& options, ListeningSockets sockets,
+               int stop_fd)
+      : options_(options), sockets_(std::move(sockets)), stop_fd_(stop_fd) {}
 
   void Loop();
   // Takes of what waits at a listening socket. False: it has to wait, since the
@@ -89,9 +83,8 @@ class GrpcListener {
   void WarnOfConnections();
 
   const GrpcListenerOptions options_;
-  std::vector<int> listening_;
-  int stop_fd_ = -1;  // an eventfd
-  int port_ = 0;
+  ListeningSockets sockets_;
+  const int stop_fd_;  // an eventfd
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::thread thread_;
 

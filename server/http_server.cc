@@ -12,14 +12,15 @@
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
+#include <memory>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "server/http_session.h"
+#include "server/listening_sockets.h"
 
 namespace recurve {
 namespace {
@@ -37,7 +38,7 @@ constexpr int64_t kMaxRefusing = 256;
 
 }  // namespace
 
-// The threads, the listening socket, and what all connections share.
+// The threads, the listening sockets, and what all connections share.
 class HttpServer::Core : public HttpSessions,
                          public std::enable_shared_from_this<Core> {
  public:
@@ -48,17 +49,24 @@ class HttpServer::Core : public HttpSessions,
   void Remove(HttpSession* session) override;
 
  private:
+  // A listening socket.
+  struct Listening {
+    Listening(const asio::strand<asio::io_context::executor_type>& strand)
+        : acceptor(strand), pause(strand) {}
+    tcp::acceptor acceptor;
+    asio::steady_timer pause;
+  };
+
   void TakeNewTls();
-  void Accept();
-  void OnAccept(error_code error, tcp::socket socket);
+  void Accept(Listening& listening);
+  void OnAccept(Listening& listening, error_code error, tcp::socket socket);
 
   asio::io_context io_;
   std::optional<asio::executor_work_guard<asio::io_context::executor_type>>
       work_;
   asio::strand<asio::io_context::executor_type> accepting_{
       asio::make_strand(io_)};
-  tcp::acceptor acceptor_{accepting_};
-  asio::steady_timer pause_{accepting_};
+  std::vector<std::unique_ptr<Listening>> listening_;
   std::vector<std::thread> threads_;
 
   // While accepting only. Null: plaintext.
@@ -74,35 +82,22 @@ class HttpServer::Core : public HttpSessions,
 };
 
 absl::StatusOr<int> HttpServer::Core::Listen() {
-  const auto unavailable = [&](const error_code& error) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen for HTTP on ", options().host, ":",
-                     options().port, ": ", error.message()));
-  };
-  std::string host = options().host;
-  if (host.size() > 2 && host.front() == '[') {
-    host = host.substr(1, host.size() - 2);
+  RECURVE_ASSIGN_OR_RETURN(
+      ListeningSockets sockets,
+      ListeningSockets::Open("HTTP", options().host, options().port));
+  for (const ListeningSockets::Socket& socket : sockets.Release()) {
+    listening_.push_back(std::make_unique<Listening>(accepting_));
+    listening_.back()->acceptor.assign(
+        socket.family == AF_INET ? tcp::v4() : tcp::v6(), socket.fd);
   }
-  error_code error;
-  tcp::resolver resolver(io_);
-  const auto addresses = resolver.resolve(host, absl::StrCat(options().port),
-                                          tcp::resolver::passive, error);
-  if (error) return unavailable(error);
-  const tcp::endpoint endpoint = addresses.begin()->endpoint();
-  acceptor_.open(endpoint.protocol(), error);
-  // For what lingers of an earlier process; two servers do not share a port.
-  if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error) acceptor_.bind(endpoint, error);
-  if (!error) acceptor_.listen(tcp::socket::max_listen_connections, error);
-  if (error) return unavailable(error);
-  const int port = acceptor_.local_endpoint(error).port();
-  if (error) return unavailable(error);
   work_.emplace(io_.get_executor());
-  asio::post(accepting_, [this] { Accept(); });
+  asio::post(accepting_, [this] {
+    for (const auto& listening : listening_) Accept(*listening);
+  });
   for (int i = 0; i < kThreads; ++i) {
     threads_.emplace_back([this] { io_.run(); });
   }
-  return port;
+  return sockets.port();
 }
 
 void HttpServer::Core::TakeNewTls() {
@@ -113,20 +108,22 @@ void HttpServer::Core::TakeNewTls() {
   tls_ = std::make_shared<asio::ssl::context>(tls_files_.get());
 }
 
-void HttpServer::Core::Accept() {
+void HttpServer::Core::Accept(Listening& listening) {
   // The thread that accepts gives each connection a strand of its own.
-  acceptor_.async_accept(asio::make_strand(io_),
-                         [this](error_code error, tcp::socket socket) {
-                           OnAccept(error, std::move(socket));
-                         });
+  listening.acceptor.async_accept(
+      asio::make_strand(io_),
+      [this, &listening](error_code error, tcp::socket socket) {
+        OnAccept(listening, error, std::move(socket));
+      });
 }
 
-void HttpServer::Core::OnAccept(error_code error, tcp::socket socket) {
-  if (!acceptor_.is_open()) return;
+void HttpServer::Core::OnAccept(Listening& listening, error_code error,
+                                tcp::socket socket) {
+  if (!listening.acceptor.is_open()) return;
   if (error) {  // too many open files, say
-    pause_.expires_after(kAcceptPause);
-    pause_.async_wait([this](error_code stopped) {
-      if (!stopped) Accept();
+    listening.pause.expires_after(kAcceptPause);
+    listening.pause.async_wait([this, &listening](error_code stopped) {
+      if (!stopped) Accept(listening);
     });
     return;
   }
@@ -145,7 +142,7 @@ void HttpServer::Core::OnAccept(error_code error, tcp::socket socket) {
   } else if (take) {
     session->StartRefused();
   }
-  Accept();
+  Accept(listening);
 }
 
 void HttpServer::Core::Remove(HttpSession* session) {
@@ -164,9 +161,11 @@ void HttpServer::Core::Stop() {
     }
   }
   asio::post(accepting_, [this] {
-    error_code ignored;
-    acceptor_.close(ignored);
-    pause_.cancel();
+    for (const auto& listening : listening_) {
+      error_code ignored;
+      listening->acceptor.close(ignored);
+      listening->pause.cancel();
+    }
   });
   // The threads end when what the connections had under way is over.
   work_.reset();

@@ -19,7 +19,7 @@
 #include "server/http_api.h"
 #include "server/http_server.h"
 #include "server/inference_service.h"
-#include "server/listen_check.h"
+#include "server/listening_sockets.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {
@@ -146,9 +146,11 @@ void Server::WarnOfStrangers() const {
 absl::Status Server::CheckPorts() const {
   for (const int port : {options_.metrics_port, options_.http_port}) {
     if (port < 0) continue;
-    RECURVE_RETURN_IF_ERROR(CheckCanListen("HTTP", options_.host, port));
+    RECURVE_RETURN_IF_ERROR(
+        ListeningSockets::Open("HTTP", options_.host, port).status());
   }
-  return GrpcListener::Listen({options_.host, options_.grpc_port}).status();
+  return ListeningSockets::Open("gRPC", options_.host, options_.grpc_port)
+      .status();
 }
 
 absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {

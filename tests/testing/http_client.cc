@@ -38,6 +38,24 @@ HttpConnection::~HttpConnection() {
   if (fd_ >= 0) close(fd_);
 }
 
+int ConnectTo(const std::string& address, int port) {
+  sockaddr_in v4 = {};
+  sockaddr_in6 v6 = {};
+  const bool is_v4 = inet_pton(AF_INET, address.c_str(), &v4.sin_addr) == 1;
+  v4.sin_family = AF_INET;
+  v4.sin_port = htons(static_cast<uint16_t>(port));
+  if (!is_v4) inet_pton(AF_INET6, address.c_str(), &v6.sin6_addr);
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = v4.sin_port;
+  const auto* to = is_v4 ? reinterpret_cast<sockaddr*>(&v4)
+                         : reinterpret_cast<sockaddr*>(&v6);
+  const int fd = socket(to->sa_family, SOCK_STREAM, 0);
+  if (fd < 0) return -1;
+  if (connect(fd, to, is_v4 ? sizeof(v4) : sizeof(v6)) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
 bool HttpConnection::Send(absl::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n =

@@ -50,6 +50,10 @@ class HttpConnection {
   std::string buffer_;
 };
 
+// A connection to an address of this machine, of IPv4 or IPv6: a descriptor, to
+// be closed; -1 if nobody listens there.
+int ConnectTo(const std::string& address, int port);
+
 // The bytes of a request; `headers` are whole lines without their end.
 std::string HttpRequestText(const std::string& method, const std::string& path,
                             const std::string& body = "",
