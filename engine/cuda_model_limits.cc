@@ -7,6 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "kernels/linear_attn/linear_scan_cuda.h"
+#include "kernels/tpa/tpa_plan.h"
 
 namespace recurve {
 namespace {
@@ -18,7 +19,8 @@ absl::Status Unsupported(size_t layer, absl::string_view field, int64_t value,
       "; expected ", limit, " (--device cpu runs it)"));
 }
 
-absl::Status CheckTpa(size_t layer, const TpaConfig& config) {
+absl::Status CheckMixer(size_t layer, const TpaLayer& mixer) {
+  const TpaConfig& config = mixer.config;
   const TpaShape& s = config.shape;
   const auto within = [&](absl::string_view field, int64_t value, int64_t low,
                           int64_t high, int64_t step) -> absl::Status {
@@ -29,11 +31,14 @@ absl::Status CheckTpa(size_t layer, const TpaConfig& config) {
         absl::StrCat(low, " to ", high,
                      step > 1 ? absl::StrCat(" in steps of ", step) : ""));
   };
-  RECURVE_RETURN_IF_ERROR(within("num_heads", s.num_heads, 1, 128, 1));
-  RECURVE_RETURN_IF_ERROR(within("head_dim", s.head_dim, 4, 256, 4));
-  RECURVE_RETURN_IF_ERROR(within("value_dim", s.value_dim, 4, 256, 4));
-  RECURVE_RETURN_IF_ERROR(within("q_rank", s.q_rank, 0, 32, 1));
-  RECURVE_RETURN_IF_ERROR(within("kv_rank", s.kv_rank, 1, 4, 1));
+  // TpaDecodeSupports, field by field.
+  RECURVE_RETURN_IF_ERROR(within("num_heads", s.num_heads, 1, kTpaMaxHeads, 1));
+  RECURVE_RETURN_IF_ERROR(
+      within("head_dim", s.head_dim, kTpaDimStep, kTpaMaxDim, kTpaDimStep));
+  RECURVE_RETURN_IF_ERROR(
+      within("value_dim", s.value_dim, kTpaDimStep, kTpaMaxDim, kTpaDimStep));
+  RECURVE_RETURN_IF_ERROR(within("q_rank", s.q_rank, 0, kTpaMaxQueryRank, 1));
+  RECURVE_RETURN_IF_ERROR(within("kv_rank", s.kv_rank, 1, kTpaMaxRank, 1));
   if (config.factor_activation == Activation::kSoftmax) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the GPU does not support layer ", layer,
@@ -43,7 +48,8 @@ absl::Status CheckTpa(size_t layer, const TpaConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status CheckLinear(size_t layer, const LinearConfig& config) {
+absl::Status CheckMixer(size_t layer, const LinearLayer& mixer) {
+  const LinearConfig& config = mixer.config;
   const int64_t key_dim = LrpeOutputDim(config.position.type, config.head_dim);
   if (key_dim > kLinearScanMaxKeyDim) {
     return Unsupported(layer, "encoded head_dim", key_dim,
@@ -66,12 +72,9 @@ absl::Status CheckLinear(size_t layer, const LinearConfig& config) {
 
 absl::Status CheckCudaModel(const ModelDefinition& model) {
   for (size_t i = 0; i < model.layers.size(); ++i) {
-    if (const auto* tpa = std::get_if<TpaLayer>(&model.layers[i].mixer)) {
-      RECURVE_RETURN_IF_ERROR(CheckTpa(i, tpa->config));
-    } else {
-      RECURVE_RETURN_IF_ERROR(
-          CheckLinear(i, std::get<LinearLayer>(model.layers[i].mixer).config));
-    }
+    RECURVE_RETURN_IF_ERROR(
+        std::visit([&](const auto& mixer) { return CheckMixer(i, mixer); },
+                   model.layers[i].mixer));
   }
   if (model.channel_activation == Activation::kSoftmax) {
     return absl::InvalidArgumentError(

@@ -67,10 +67,12 @@ bool TpaDecodeSupports(const TpaShape& s) {
   const auto within = [](int64_t value, int64_t low, int64_t high) {
     return value >= low && value <= high;
   };
-  return within(s.num_heads, 1, 128) && within(s.head_dim, 4, 256) &&
-         s.head_dim % 4 == 0 && within(s.value_dim, 4, 256) &&
-         s.value_dim % 4 == 0 && within(s.q_rank, 0, 32) &&
-         within(s.kv_rank, 1, 4);
+  const auto dim = [&](int64_t value) {
+    return within(value, kTpaDimStep, kTpaMaxDim) && value % kTpaDimStep == 0;
+  };
+  return within(s.num_heads, 1, kTpaMaxHeads) && dim(s.head_dim) &&
+         dim(s.value_dim) && within(s.q_rank, 0, kTpaMaxQueryRank) &&
+         within(s.kv_rank, 1, kTpaMaxRank);
 }
 
 TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,

@@ -127,9 +127,17 @@ inline int TpaHeadOctets(const TpaShape& shape) {
   return static_cast<int>((shape.num_heads + 7) / 8);
 }
 
-// Whether the GPU kernels take this shape: 1 to 128 heads, head and value sizes
-// from 4 to 256 in steps of 4, query rank 1 to 32 or whole queries (0),
-// key-value rank 1 to 4.
+// What the GPU kernels take. The engine says so of a model, field by field
+// (engine/cuda_model_limits.cc).
+inline constexpr int64_t kTpaMaxHeads = 128;
+inline constexpr int64_t kTpaDimStep = 4;  // of head and value sizes
+inline constexpr int64_t kTpaMaxDim = 256;
+inline constexpr int64_t kTpaMaxQueryRank = 32;
+inline constexpr int64_t kTpaMaxRank = 4;  // of keys and values
+
+// Whether they take this shape: 1 to kTpaMaxHeads heads, head and value sizes
+// of kTpaDimStep to kTpaMaxDim in such steps, query rank up to kTpaMaxQueryRank
+// or whole queries (0), key-value rank 1 to kTpaMaxRank.
 bool TpaDecodeSupports(const TpaShape& shape);
 
 // The form to take for `rows` sequences of about `length` tokens each.
