@@ -68,7 +68,6 @@ class CondVar {
     lock.release();
     return status == std::cv_status::no_timeout;
   }
-  void NotifyOne() { cv_.notify_one(); }
   void NotifyAll() { cv_.notify_all(); }
 
  private:

@@ -1,6 +1,10 @@
 #include "base/thread_pool.h"
 
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 
 namespace recurve {
 namespace {
@@ -19,11 +23,29 @@ inline void CpuRelax() {
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(
+    int num_threads) {
+  auto pool = std::unique_ptr<ThreadPool>(new ThreadPool());
+  RECURVE_RETURN_IF_ERROR(pool->Start(num_threads));
+  return pool;
+}
+
 ThreadPool::ThreadPool(int num_threads) {
+  RECURVE_CHECK(Start(num_threads).ok());
+}
+
+absl::Status ThreadPool::Start(int num_threads) {
   RECURVE_CHECK(num_threads >= 1);
   workers_.reserve(num_threads - 1);
-  for (int i = 1; i < num_threads; ++i)
-    workers_.emplace_back([this] { WorkerLoop(); });
+  try {
+    for (int i = 1; i < num_threads; ++i)
+      workers_.emplace_back([this] { WorkerLoop(); });
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the system gave ", workers_.size(), " of ",
+                     num_threads - 1, " threads (", error.what(), ")"));
+  }
+  return absl::OkStatus();
 }
 
 ThreadPool::~ThreadPool() {

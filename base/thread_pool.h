@@ -3,10 +3,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/mutex.h"
 
 namespace recurve {
@@ -20,7 +23,10 @@ namespace recurve {
 // Thread safety: one caller at a time (the engine's step thread).
 class ThreadPool {
  public:
-  // `num_threads` >= 1 counts the caller.
+  // `num_threads` >= 1 counts the caller. ResourceExhausted if the system gives
+  // no more threads.
+  static absl::StatusOr<std::unique_ptr<ThreadPool>> Create(int num_threads);
+  // The same where a system without threads may end the process.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -33,6 +39,8 @@ class ThreadPool {
   void ParallelFor(int64_t count, absl::FunctionRef<void(int64_t)> body);
 
  private:
+  ThreadPool() = default;
+  absl::Status Start(int num_threads);
   void WorkerLoop();
   void RunItems();
 

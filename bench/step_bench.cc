@@ -294,10 +294,13 @@ absl::Status StepBench::Load(const std::string& folder) {
     prompt_pages = std::max(prompt_pages, flags_.prompt_count * Pages(prompt));
   }
   options.graphs = flags_.graphs && !flags_.operations;
-  options.num_threads = HostThreads();
+  options.hidden_size = model.hidden_size;
+  options.vocab_size = model.vocab_size;
   const auto started = Clock::now();
-  RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<CudaBackend> cuda,
-                           CudaBackend::Create(options));
+  RECURVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<CudaBackend> cuda,
+      CudaBackend::Create(options,
+                          std::make_unique<ThreadPool>(HostThreads())));
   CudaBackend* const device = cuda.get();
   std::unique_ptr<Backend> backend;
   if (flags_.operations) {

@@ -25,9 +25,6 @@ float* Floats(const Activations& a) { return reinterpret_cast<float*>(a.data); }
 
 }  // namespace
 
-CpuBackend::CpuBackend(const Options& options)
-    : options_(options), pool_(options.num_threads) {}
-
 DType CpuBackend::StorageFor(absl::Span<const MatrixPart> parts) const {
   if (options_.weight_dtype) return *options_.weight_dtype;
   const bool all_bfloat16 =
@@ -333,16 +330,14 @@ void CpuBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
 
   const int64_t samples = static_cast<int64_t>(batch_->samples.size());
   output_.samples.assign(samples, absl::UnknownError("not sampled"));
-  if (sampling_scratch_.size() < batch_->samples.size()) {
-    sampling_scratch_.resize(batch_->samples.size());
-  }
   pool_.ParallelFor(samples, [&](int64_t i) {
+    thread_local SamplingScratch scratch;  // as long as the vocabulary
     const SampleRequest& request = batch_->samples[i];
     const absl::Span<const float> row = absl::MakeConstSpan(logits_).subspan(
         request.logit_index * vocab, vocab);
     output_.samples[i] = SampleRow(
         {row, request.prompt, request.output, request.index, request.params},
-        &sampling_scratch_[i]);
+        &scratch);
   });
 }
 

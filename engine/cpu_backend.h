@@ -20,10 +20,10 @@ class CpuBackend : public Backend {
     // kFloat32 or kBFloat16 (rounding wider weights). Absent: bfloat16 for
     // matrices stored so, else float32; exact either way.
     std::optional<DType> weight_dtype;
-    int num_threads = 1;
     int64_t max_tokens = 0;  // rows in the largest step
   };
-  explicit CpuBackend(const Options& options);
+  CpuBackend(const Options& options, std::unique_ptr<ThreadPool> threads)
+      : options_(options), threads_(std::move(threads)), pool_(*threads_) {}
 
   absl::string_view name() const override { return "cpu"; }
   absl::string_view weight_dtype() const override;
@@ -108,7 +108,8 @@ class CpuBackend : public Backend {
   struct TpaCacheView CacheView(TpaCache& cache) const;
 
   const Options options_;
-  ThreadPool pool_;
+  const std::unique_ptr<ThreadPool> threads_;
+  ThreadPool& pool_;
   uint64_t weight_bytes_ = 0;
   std::vector<PackedMatrix> matrices_;
   std::vector<std::vector<float>> vectors_;
@@ -123,7 +124,6 @@ class CpuBackend : public Backend {
   std::vector<float> head_rows_;  // normalised rows, gathered
   std::vector<float> logits_;
   StepOutput output_;  // of the step in progress
-  std::vector<SamplingScratch> sampling_scratch_;
   const StepBatch* batch_ = nullptr;
   std::vector<int32_t> whole_;  // WholePromptRows of the step
 };

@@ -24,9 +24,10 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 // ----------------------------------------------------------------------------
 // Building a model
 
-CudaBackend::CudaBackend(const Options& options)
+CudaBackend::CudaBackend(const Options& options,
+                         std::unique_ptr<ThreadPool> threads)
     : options_(options),
-      pool_(options.num_threads),
+      threads_(std::move(threads)),
       row_capacity_(RowCapacity(options)) {}
 
 absl::Status CudaBackend::CheckOptions(const Options& options) {
@@ -58,11 +59,12 @@ absl::StatusOr<int64_t> CudaBackend::AttentionBytes(
          CudaStepBuffer::DeviceBytes(StepBytes(options, tpa.step_bytes()));
 }
 
-int64_t CudaBackend::SamplingBytes(const Options& options, int64_t vocab,
-                                   int64_t max_inputs) {
+int64_t CudaBackend::SamplingBytes(const Options& options) {
   const int64_t rows = BucketOf(options.max_sequences);
-  return CudaSampler::DeviceBytes(options.max_sequences + 1, rows, vocab) +
-         CudaLogits::DeviceBytes(rows, RowCapacity(options), max_inputs, vocab);
+  return CudaSampler::DeviceBytes(options.max_sequences + 1, rows,
+                                  options.vocab_size) +
+         CudaLogits::DeviceBytes(rows, RowCapacity(options),
+                                 options.hidden_size, options.vocab_size);
 }
 
 int64_t CudaBackend::LinearBytes() { return CudaLinear::WholeBytes(); }
@@ -71,19 +73,30 @@ int64_t CudaBackend::ActivationBytes(const Options& options, int64_t cols) {
   return RowCapacity(options) * cols * static_cast<int64_t>(sizeof(float));
 }
 
-// Numbers of each row and run, of each sequence with its pages, and what
-// attention and sampling add; some room for alignment.
+// What FillDecode, or FillMixed, and BeginStep add of each row and sequence,
+// and what is added by those they call.
 int64_t CudaBackend::StepBytes(const Options& options, int64_t tpa) {
+  using Buffer = CudaStepBuffer;
+  const int64_t rows = RowCapacity(options);
   const int64_t sequences = BucketOf(options.max_sequences);
-  const int64_t page_bytes = 4 * std::max<int64_t>(options.max_pages, 1);
-  return (36 + 96) * RowCapacity(options) + (64 + page_bytes) * sequences +
-         tpa + CudaSampler::StepBytes(sequences) + 4096;
+  const int64_t pages = std::max<int64_t>(options.max_pages, 1);
+  return Buffer::Room<int32_t>(rows) +           // tokens
+         Buffer::Room<int64_t>(rows) +           // positions
+         Buffer::Room<int32_t>(rows) +           // row_sequence
+         Buffer::Room<int32_t>(rows) +           // logit_rows
+         Buffer::Room<int32_t>(rows) +           // sources
+         Buffer::Room<int32_t>(sequences + 1) +  // query_start
+         Buffer::Room<int32_t>(sequences) +      // slots
+         Buffer::Room<int32_t>(sequences * pages) + tpa +
+         CudaLinear::StepBytes(rows, sequences) +
+         CudaSampler::StepBytes(sequences);
 }
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
-    const Options& options) {
+    const Options& options, std::unique_ptr<ThreadPool> threads) {
   RECURVE_RETURN_IF_ERROR(CheckOptions(options));
-  auto backend = std::unique_ptr<CudaBackend>(new CudaBackend(options));
+  auto backend = std::unique_ptr<CudaBackend>(
+      new CudaBackend(options, std::move(threads)));
   RECURVE_RETURN_IF_ERROR(backend->Init());
   return backend;
 }
@@ -98,7 +111,8 @@ absl::Status CudaBackend::Init() {
     }
   }
   RECURVE_RETURN_IF_ERROR(CudaStatus(GetTpaDevice(&device_), "device"));
-  RECURVE_ASSIGN_OR_RETURN(loader_, CudaWeightLoader::Create(&pool_, stream_));
+  RECURVE_ASSIGN_OR_RETURN(loader_,
+                           CudaWeightLoader::Create(threads_.get(), stream_));
   RECURVE_ASSIGN_OR_RETURN(products_, CudaProducts::Create(stream_));
   tpa_.emplace(TpaOptions(options_), device_);
   linear_.emplace(device_);
@@ -235,12 +249,11 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
       {num_pages, num_slots, page_bytes(), slot_bytes()}, stream_));
 
   RECURVE_RETURN_IF_ERROR(products_->Allocate(row_capacity_));
-  const int64_t max_outputs = products_->max_outputs();
-  RECURVE_RETURN_IF_ERROR(
-      logits_.Allocate(BucketOf(options_.max_sequences), row_capacity_,
-                       products_->max_inputs(), max_outputs));
+  RECURVE_RETURN_IF_ERROR(logits_.Allocate(BucketOf(options_.max_sequences),
+                                           row_capacity_, options_.hidden_size,
+                                           options_.vocab_size));
   RECURVE_RETURN_IF_ERROR(sampler_.Allocate(
-      num_slots + 1, BucketOf(options_.max_sequences), max_outputs));
+      num_slots + 1, BucketOf(options_.max_sequences), options_.vocab_size));
 
   if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
   // The kernel for prompts rounds what it multiplies to bfloat16, which would

@@ -59,14 +59,16 @@ class CudaBackend : public Backend {
     // of a matrix are stored in, else float32.
     std::optional<DType> weight_dtype;
     DType kv_dtype = DType::kBFloat16;  // or kFloat16
+    int64_t hidden_size = 0;            // inputs of the head
+    int64_t vocab_size = 0;             // and its outputs
     int64_t max_tokens = 0;             // rows in the largest step, <= 65535
     int64_t max_sequences = 0;          // in a step
     int64_t max_pages = 0;              // of a sequence
-    int num_threads = 1;                // to load weights
     bool graphs = true;
   };
+  // `threads`: to load weights.
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(
-      const Options& options);
+      const Options& options, std::unique_ptr<ThreadPool> threads);
   // Before there is a backend: what attention of layers of these shapes will
   // take on the device besides the cache, and what steps are made of.
   // InvalidArgument, with the limit.
@@ -75,10 +77,9 @@ class CudaBackend : public Backend {
   // Likewise, what layers of linear attention that look at prompts as a whole
   // take besides their states, at most.
   static int64_t LinearBytes();
-  // Likewise, what logits of so many tokens, and sampling, take; and what
-  // activations of so many columns do.
-  static int64_t SamplingBytes(const Options& options, int64_t vocab,
-                               int64_t max_inputs);
+  // Likewise, what logits and sampling take; and what activations of so many
+  // columns do.
+  static int64_t SamplingBytes(const Options& options);
   static int64_t ActivationBytes(const Options& options, int64_t cols);
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
@@ -173,7 +174,7 @@ class CudaBackend : public Backend {
   };
 
   static absl::Status CheckOptions(const Options& options);
-  explicit CudaBackend(const Options& options);
+  CudaBackend(const Options& options, std::unique_ptr<ThreadPool> threads);
   absl::Status Init();
 
   // Keeps the first error.
@@ -215,7 +216,7 @@ class CudaBackend : public Backend {
   bool ReserveHostLogits(int64_t vocab);
 
   const Options options_;
-  ThreadPool pool_;
+  const std::unique_ptr<ThreadPool> threads_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<CudaWeightLoader> loader_;  // until the cache is allocated
   absl::Status status_;

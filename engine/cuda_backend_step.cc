@@ -209,6 +209,8 @@ bool CudaBackend::ReserveHostLogits(int64_t vocab) {
 void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
                                MatrixId head) {
   const int64_t vocab = products_->outputs(head);
+  RECURVE_CHECK(vocab == options_.vocab_size &&
+                in.cols == options_.hidden_size);
   if (active()) {
     ComputeLogits(in, nullptr, rows_, norm, head);
     Draw(vocab, 0, rows_);

@@ -50,6 +50,14 @@ int64_t CudaLinear::WholeBytes() {
   return LinearNoncausalWorkspaceBytes(encoded);
 }
 
+// BeginMixed: at most a run for each token, and a group for each run.
+int64_t CudaLinear::StepBytes(int64_t tokens, int64_t sequences) {
+  using Buffer = CudaStepBuffer;
+  return Buffer::Room<int32_t>(sequences) +
+         tokens * (Buffer::Room<int32_t>(2) + Buffer::Room<int32_t>(1) +
+                   Buffer::Room<int64_t>(1));
+}
+
 void CudaLinear::BeginDecode(const Rows& rows) {
   decode_ = true;
   rows_ = rows;

@@ -42,6 +42,9 @@ class CudaLinear {
 
   // --- A step ---
 
+  // Room that a step takes in a CudaStepBuffer, of so many tokens at most.
+  static int64_t StepBytes(int64_t tokens, int64_t sequences);
+
   // Every row's tokens, for the scan. Pointers are to the device, here and
   // below.
   struct Rows {

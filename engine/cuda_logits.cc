@@ -11,30 +11,29 @@ namespace {
 constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kBytes = 64 << 20;  // on the device, about
 
-int64_t Capacity(int64_t min_rows, int64_t max_rows, int64_t max_vocab) {
-  return std::clamp(kBytes / (kFloatBytes * max_vocab), min_rows, max_rows);
+int64_t Capacity(int64_t min_rows, int64_t max_rows, int64_t vocab) {
+  return std::clamp(kBytes / (kFloatBytes * vocab), min_rows, max_rows);
 }
 
 }  // namespace
 
 int64_t CudaLogits::DeviceBytes(int64_t min_rows, int64_t max_rows,
-                                int64_t max_inputs, int64_t max_vocab) {
-  return Capacity(min_rows, max_rows, max_vocab) *
-         (max_inputs + Stride(max_vocab)) * kFloatBytes;
+                                int64_t hidden, int64_t vocab) {
+  return Capacity(min_rows, max_rows, vocab) *
+         (Stride(hidden) + Stride(vocab)) * kFloatBytes;
 }
 
 absl::Status CudaLogits::Allocate(int64_t min_rows, int64_t max_rows,
-                                  int64_t max_inputs, int64_t max_vocab) {
+                                  int64_t hidden, int64_t vocab) {
   constexpr auto kDevice = CudaMemory::Kind::kDevice;
   constexpr char kWhat[] = "logits; lower --max-num-seqs";
-  capacity_ = Capacity(min_rows, max_rows, max_vocab);
+  capacity_ = Capacity(min_rows, max_rows, vocab);
   RECURVE_ASSIGN_OR_RETURN(
       inputs_, CudaMemory::Allocate(
-                   kDevice, capacity_ * max_inputs * kFloatBytes, kWhat));
+                   kDevice, capacity_ * Stride(hidden) * kFloatBytes, kWhat));
   RECURVE_ASSIGN_OR_RETURN(
-      logits_,
-      CudaMemory::Allocate(kDevice, capacity_ * Stride(max_vocab) * kFloatBytes,
-                           kWhat));
+      logits_, CudaMemory::Allocate(
+                   kDevice, capacity_ * Stride(vocab) * kFloatBytes, kWhat));
   return absl::OkStatus();
 }
 

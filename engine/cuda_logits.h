@@ -18,18 +18,19 @@ namespace recurve {
 class CudaLogits {
  public:
   // Device memory that Allocate takes.
-  static int64_t DeviceBytes(int64_t min_rows, int64_t max_rows,
-                             int64_t max_inputs, int64_t max_vocab);
+  static int64_t DeviceBytes(int64_t min_rows, int64_t max_rows, int64_t hidden,
+                             int64_t vocab);
   // Room on the device for `min_rows` rows at least, for more up to `max_rows`
-  // if they are small, of `max_vocab` tokens at most. ResourceExhausted if
-  // memory does not suffice.
-  absl::Status Allocate(int64_t min_rows, int64_t max_rows, int64_t max_inputs,
-                        int64_t max_vocab);
+  // if they are small: `hidden` inputs and `vocab` tokens each.
+  // ResourceExhausted if memory does not suffice.
+  absl::Status Allocate(int64_t min_rows, int64_t max_rows, int64_t hidden,
+                        int64_t vocab);
 
   int64_t capacity() const { return capacity_; }  // rows on the device
-  // Elements between its rows.
-  static int64_t Stride(int64_t vocab) { return (vocab + 3) / 4 * 4; }
-  // Normalised rows whose logits are wanted, [capacity, max_inputs] float32.
+  // Elements between rows of so many: these begin at multiples of 16 bytes.
+  static int64_t Stride(int64_t columns) { return (columns + 3) / 4 * 4; }
+  // Normalised rows whose logits are wanted, [capacity, Stride(hidden)]
+  // float32.
   float* inputs() const { return inputs_.as<float>(); }
   float* data() const { return logits_.as<float>(); }  // [capacity, Stride]
 

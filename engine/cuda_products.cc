@@ -60,13 +60,6 @@ absl::StatusOr<MatrixId> CudaProducts::Load(absl::Span<const MatrixPart> parts,
   RECURVE_ASSIGN_OR_RETURN(
       matrix.memory,
       CudaMemory::Allocate(CudaMemory::Kind::kDevice, bytes, "weights"));
-  const int64_t filled = matrix.outputs * row_bytes;
-  if (bytes > filled) {
-    RECURVE_RETURN_IF_ERROR(
-        CudaStatus(cudaMemsetAsync(matrix.memory.data() + filled, 0,
-                                   bytes - filled, stream_),
-                   "clearing weights"));
-  }
   RECURVE_RETURN_IF_ERROR(
       loader->Load(parts, type, matrix.padded, matrix.memory.data()));
   bytes_ += bytes;
@@ -79,12 +72,6 @@ absl::string_view CudaProducts::weight_dtype() const {
   for (const Matrix& matrix : matrices_) types.insert(matrix.type);
   if (types.size() > 1) return "mixed";
   return types.empty() ? "float32" : Name(ToDType(*types.begin()));
-}
-
-int64_t CudaProducts::max_outputs() const {
-  int64_t most = 0;
-  for (const Matrix& matrix : matrices_) most = std::max(most, matrix.outputs);
-  return most;
 }
 
 int64_t CudaProducts::max_inputs() const {

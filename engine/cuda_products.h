@@ -83,7 +83,6 @@ class CudaProducts {
   // after `id` when it last was multiplied; -1 before the first step.
   MatrixId after(MatrixId id) const { return matrices_[id.value].after; }
   int64_t outputs(MatrixId id) const { return matrices_[id.value].outputs; }
-  int64_t max_outputs() const;
   // With what is added so that rows are aligned.
   int64_t max_inputs() const;
 

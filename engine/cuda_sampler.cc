@@ -20,11 +20,6 @@ constexpr int64_t kUploadTokens = 1 << 16;  // of one copy
 // Rows of floats begin at multiples of 16 bytes.
 int64_t PaddedWidth(int64_t logits) { return (logits + 3) / 4 * 4; }
 
-bool HasPenalties(const SamplingParams& p) {
-  return p.repetition_penalty != 1 || p.presence_penalty != 0 ||
-         p.frequency_penalty != 0;
-}
-
 // What a request may ask (ValidateOptions) fits the tables.
 static_assert(kMaxLogitBias <= kSampleMaxBias);
 static_assert(kMaxLogprobs <= kSampleMaxTop);
@@ -83,7 +78,7 @@ absl::Status CudaSampler::Allocate(int64_t slots, int64_t samples,
 }
 
 int64_t CudaSampler::StepBytes(int64_t samples) {
-  return samples * static_cast<int64_t>(sizeof(CudaSampleRow)) + 16;
+  return CudaStepBuffer::Room<CudaSampleRow>(samples);
 }
 
 absl::Status CudaSampler::Count(absl::Span<const int32_t> tokens, uint32_t flag,
@@ -172,7 +167,10 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
     row.row = -1;
     if (i < count) {
       const SampleRequest& request = batch.samples[i];
-      const SamplingParams& p = *request.params;
+      // All fields by name: one more does not compile before it is here.
+      const auto& [repetition_penalty, presence_penalty, frequency_penalty,
+                   temperature, top_p, min_p, top_k, seed, logit_bias,
+                   num_logprobs] = *request.params;
       const int32_t slot =
           batch
               .slots[batch.row_sequence[batch.logit_rows[request.logit_index]]];
@@ -180,20 +178,20 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
       row.row = rows[i];
       row.slot = slot;
       row.copy = results + i;
-      if (p.temperature > 0) {
-        row.inverse_temperature = 1.0 / p.temperature;
-        row.uniform = SampleUniform(p.seed, request.index);
+      if (temperature > 0) {
+        row.inverse_temperature = 1.0 / temperature;
+        row.uniform = SampleUniform(seed, request.index);
       }
-      row.penalties = HasPenalties(p) ? 1 : 0;
-      row.num_bias = static_cast<int32_t>(p.logit_bias.size());
-      row.repetition_penalty = p.repetition_penalty;
-      row.presence_penalty = p.presence_penalty;
-      row.frequency_penalty = p.frequency_penalty;
-      row.top_p = p.top_p;
-      row.min_p = p.min_p;
-      row.top_k = p.top_k;
-      row.num_logprobs = p.num_logprobs;
-      begun.any_top = begun.any_top || p.num_logprobs > 0;
+      row.penalties = HasPenalties(*request.params) ? 1 : 0;
+      row.num_bias = static_cast<int32_t>(logit_bias.size());
+      row.repetition_penalty = repetition_penalty;
+      row.presence_penalty = presence_penalty;
+      row.frequency_penalty = frequency_penalty;
+      row.top_p = top_p;
+      row.min_p = min_p;
+      row.top_k = top_k;
+      row.num_logprobs = num_logprobs;
+      begun.any_top = begun.any_top || num_logprobs > 0;
     }
     samples[i] = row;
   }

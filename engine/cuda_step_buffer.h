@@ -30,6 +30,14 @@ class CudaStepBuffer {
   CudaStepBuffer(const CudaStepBuffer&) = delete;
   CudaStepBuffer& operator=(const CudaStepBuffer&) = delete;
 
+  // What an Add of `count` values takes at most, at the usual alignment.
+  // Whoever adds to a step counts so beforehand: CudaBackend::StepBytes and
+  // what that adds up.
+  template <typename T>
+  static constexpr int64_t Room(int64_t count) {
+    return count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1;
+  }
+
   // Device memory that Allocate takes, about.
   static int64_t DeviceBytes(int64_t bytes) { return 2 * bytes; }
   // ResourceExhausted, naming what to lower.
@@ -43,9 +51,10 @@ class CudaStepBuffer {
 
   // Room for `count` values: where to write them, and where the device finds
   // them, at a multiple of `alignment` bytes: a power of two from 16 to 256.
+  // REQUIRES: there is room.
   template <typename T>
   std::remove_const_t<T>* Add(int64_t count, T** on_device,
-                              int64_t alignment = 16) {
+                              int64_t alignment = kAlignment) {
     used_ = (used_ + alignment - 1) / alignment * alignment;
     const int64_t at = used_;
     used_ += count * static_cast<int64_t>(sizeof(T));
@@ -59,6 +68,8 @@ class CudaStepBuffer {
   absl::Status Copy(cudaStream_t stream) const;
 
  private:
+  static constexpr int64_t kAlignment = 16;
+
   int turn_ = 0;
   int64_t used_ = 0;
   CudaMemory hosts_[2];

@@ -15,14 +15,39 @@ namespace recurve {
 // two folders do not know each other, so that this is said here.
 static_assert(kPageTokens == kTpaPageTokens);
 
+namespace {
+
+// What a mixer needs, one for each kind, so that another kind does not compile
+// before it is here.
+int64_t CacheElementsPerToken(const TpaLayer& layer, TpaPageOrder order) {
+  return TpaPageLayout(layer.config.shape, order).page_elements /
+         kTpaPageTokens;
+}
+int64_t CacheElementsPerToken(const LinearLayer& /*layer*/,
+                              TpaPageOrder /*order*/) {
+  return 0;
+}
+int64_t StateElements(const TpaLayer& /*layer*/) { return 0; }
+int64_t StateElements(const LinearLayer& layer) {
+  const LinearConfig& config = layer.config;
+  return config.num_heads *
+         LrpeOutputDim(config.position.type, config.head_dim) *
+         config.value_dim;
+}
+bool LooksAtWholePrompts(const TpaLayer& /*layer*/) { return false; }
+bool LooksAtWholePrompts(const LinearLayer& layer) {
+  return !layer.config.causal;
+}
+
+}  // namespace
+
 int64_t CacheBytesPerToken(const ModelDefinition& model, int64_t element_bytes,
                            TpaPageOrder order) {
   int64_t elements = 0;
   for (const LayerDefinition& layer : model.layers) {
-    if (const auto* tpa = std::get_if<TpaLayer>(&layer.mixer)) {
-      elements += TpaPageLayout(tpa->config.shape, order).page_elements /
-                  kTpaPageTokens;
-    }
+    elements += std::visit(
+        [&](const auto& mixer) { return CacheElementsPerToken(mixer, order); },
+        layer.mixer);
   }
   return elements * element_bytes;
 }
@@ -30,28 +55,20 @@ int64_t CacheBytesPerToken(const ModelDefinition& model, int64_t element_bytes,
 int64_t StateBytesPerSequence(const ModelDefinition& model) {
   int64_t elements = model.tpe ? model.hidden_size : 0;
   for (const LayerDefinition& layer : model.layers) {
-    if (const auto* linear = std::get_if<LinearLayer>(&layer.mixer)) {
-      const LinearConfig& config = linear->config;
-      elements += config.num_heads *
-                  LrpeOutputDim(config.position.type, config.head_dim) *
-                  config.value_dim;
-    }
+    elements += std::visit(
+        [](const auto& mixer) { return StateElements(mixer); }, layer.mixer);
   }
   return elements * static_cast<int64_t>(sizeof(float));
 }
 
-namespace {
-
-// Whether some layer looks at prompts as a whole.
 bool HasWholePrompts(const ModelDefinition& model) {
-  return std::any_of(model.layers.begin(), model.layers.end(),
-                     [](const LayerDefinition& l) {
-                       const auto* linear = std::get_if<LinearLayer>(&l.mixer);
-                       return linear != nullptr && !linear->config.causal;
-                     });
+  return std::any_of(
+      model.layers.begin(), model.layers.end(), [](const LayerDefinition& l) {
+        return std::visit(
+            [](const auto& mixer) { return LooksAtWholePrompts(mixer); },
+            l.mixer);
+      });
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
     const ModelDefinition& model, std::unique_ptr<Backend> backend,
@@ -128,13 +145,10 @@ MatrixPart WithZeroRows(MatrixPart part, int64_t rows) {
 
 absl::Status Decoder::LoadLayer(const LayerDefinition& definition) {
   Layer layer;
-  if (const auto* tpa = std::get_if<TpaLayer>(&definition.mixer)) {
-    RECURVE_ASSIGN_OR_RETURN(layer.mixer, MakeTpaMixer(*tpa, *backend_));
-  } else {
-    RECURVE_ASSIGN_OR_RETURN(
-        layer.mixer,
-        MakeLinearMixer(std::get<LinearLayer>(definition.mixer), *backend_));
-  }
+  RECURVE_ASSIGN_OR_RETURN(
+      layer.mixer,
+      std::visit([&](const auto& mixer) { return MakeMixer(mixer, *backend_); },
+                 definition.mixer));
   RECURVE_ASSIGN_OR_RETURN(layer.token_norm,
                            LoadNorm(definition.token_norm, *backend_));
   RECURVE_ASSIGN_OR_RETURN(layer.channel_norm,
@@ -157,7 +171,7 @@ absl::Status Decoder::LoadWeights(const ModelDefinition& model) {
   embedding_scale_ = model.embedding_scale;
   int64_t scratch_cols = 3 * padded_size_;
   if (model.tpe) {
-    RECURVE_ASSIGN_OR_RETURN(tpe_, MakeTpeMixer(*model.tpe, *backend_));
+    RECURVE_ASSIGN_OR_RETURN(tpe_, MakeMixer(*model.tpe, *backend_));
     RECURVE_ASSIGN_OR_RETURN(zeros_, backend_->LoadVector(std::vector<float>(
                                          model.hidden_size, 0.0f)));
     scratch_cols = std::max(scratch_cols, tpe_->scratch_cols());

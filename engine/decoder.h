@@ -16,6 +16,8 @@ namespace recurve {
 int64_t CacheBytesPerToken(const ModelDefinition& model, int64_t element_bytes,
                            TpaPageOrder order = TpaPageOrder::kPlain);
 int64_t StateBytesPerSequence(const ModelDefinition& model);
+// Whether some layer looks at prompts as a whole.
+bool HasWholePrompts(const ModelDefinition& model);
 
 // The decoder-only transformer that all families share: embedding, layers of a
 // token mixer and a gated linear unit, final norm, head. Runs on any backend.

@@ -103,6 +103,13 @@ int64_t LeftByGroups(const std::string& root) {
   return left;
 }
 
+std::string WhatThereIs(const HostMemory& memory) {
+  return absl::StrCat(memory.limited
+                          ? "the control group (of a container, say) leaves "
+                          : "the host has ",
+                      memory.available, " bytes of memory");
+}
+
 }  // namespace
 
 std::optional<HostMemory> AvailableHostMemory(const std::string& root) {
@@ -120,21 +127,27 @@ std::optional<HostMemory> AvailableHostMemory(const std::string& root) {
 }
 
 absl::Status CheckHostMemory(const HostNeeds& needs, const HostMemory& memory) {
-  const int64_t all = needs.weights + needs.cache + needs.state;
-  if (all <= memory.available) return absl::OkStatus();
+  if (needs.all() <= memory.available) return absl::OkStatus();
   const std::string option =
       needs.state >= needs.cache
           ? absl::StrCat("--max-num-seqs is ", needs.num_slots)
           : needs.cache_option;
   return absl::ResourceExhaustedError(absl::StrCat(
       needs.weights > memory.available ? "" : absl::StrCat(option, "; "),
-      memory.limited ? "the control group (of a container, say) leaves "
-                     : "the host has ",
-      memory.available, " bytes of memory and needed are ", all, ": ",
-      needs.weights, " for weights, ", needs.cache, " for ", needs.num_pages,
-      " pages of the factor cache and ", needs.state, " for the state of ",
-      needs.num_slots,
-      " sequences (lower --max-num-seqs, --kv-pool-bytes or --kv-pages)"));
+      WhatThereIs(memory), " and needed are ", needs.all(), ": ", needs.weights,
+      " for weights, ", needs.cache, " for ", needs.num_pages,
+      " pages of the factor cache, ", needs.state, " for the state of ",
+      needs.num_slots, " sequences and ", needs.sampling,
+      " for sampling (lower --max-num-seqs, --kv-pool-bytes or --kv-pages)"));
+}
+
+absl::Status CheckSwapMemory(int64_t swap, int64_t others,
+                             const HostMemory& memory) {
+  if (swap <= memory.available - others) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("--swap-bytes is ", swap, "; ", WhatThereIs(memory),
+                   ", of which the model takes ", others,
+                   " (lower --swap-bytes; 0 saves none)"));
 }
 
 }  // namespace recurve

@@ -28,15 +28,21 @@ struct HostNeeds {
   int64_t weights = 0;
   int64_t cache = 0;  // of the factor cache
   int64_t state = 0;  // of all sequences
+  int64_t sampling = 0;
   int64_t num_pages = 0;
   int64_t num_slots = 0;
   // The option that the cache's size comes from, as it is called and its value.
   std::string cache_option;
+
+  int64_t all() const { return weights + cache + state + sampling; }
 };
 
 // ResourceExhausted if that does not fit: names the option that takes the most,
 // its value, what is needed and what is available.
 absl::Status CheckHostMemory(const HostNeeds& needs, const HostMemory& memory);
+// The same of what sequences are saved in, beside `others`.
+absl::Status CheckSwapMemory(int64_t swap, int64_t others,
+                             const HostMemory& memory);
 
 }  // namespace recurve
 

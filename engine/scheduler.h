@@ -23,13 +23,13 @@ namespace recurve {
 //     get nothing wait, unless then nothing at all could run. Residents come
 //     before those that wait, whatever their rank; but of what decoding leaves
 //     of a step the highest in rank of the prompts sets up to half aside: for
-//     the prompts behind it that end with that, and for those that wait and have
-//     room in memory: what they need if that is no more, all of it for one of
-//     higher priority, and an eighth of a step for a longer one, if it ends with
-//     half a step more or lets others in. So a prompt of little more than half a
-//     step does not wait for the end of a long one. Nothing is set aside for
-//     lower priorities, nor where max_prompt_tokens bounds prompts anyway, or a
-//     step has less than eight chunk_multiple for them.
+//     the prompts behind it that end with that, and for those that wait and
+//     have room in memory: what they need if that is no more, all of it for one
+//     of higher priority, and an eighth of a step for a longer one, if it ends
+//     with half a step more or lets others in. So a prompt of little more than
+//     half a step does not wait for the end of a long one. Nothing is set aside
+//     for lower priorities, nor where max_prompt_tokens bounds prompts anyway,
+//     or a step has less than eight chunk_multiple for them.
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.
@@ -51,7 +51,8 @@ namespace recurve {
 // about to end, a plan may be empty: the next, after that, is not.)
 
 struct SchedulerLimits {
-  // Tokens in a step; >= max_sequences + chunk_multiple - 1.
+  // Tokens in a step; >= EngineOptions::max_num_seqs + chunk_multiple - 1, as
+  // Engine::Create sees to.
   int64_t max_batched_tokens;
   // Prompt tokens of one sequence in a step; >= chunk_multiple.
   int64_t max_chunk_tokens;

@@ -87,7 +87,8 @@ class CacheManager {
   absl::StatusOr<SavedSequence> Save(const SequenceLease& lease);
 
   // A lease of a slot and the pages of `saved`, which get its contents, at the
-  // position where it was saved. `saved` is empty afterwards.
+  // position where it was saved. `saved` is empty afterwards; on an error it is
+  // as it was.
   absl::StatusOr<SequenceLease> Restore(SavedSequence& saved);
 
   // Whether a step with this lease need not wait for a Restore.

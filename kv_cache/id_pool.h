@@ -19,7 +19,7 @@ struct OwnedId {
 };
 
 // Who owns each of the ids 1..total. Id 0 is the sink and belongs to nobody.
-// What pages and slots have in common.
+// What pages, slots and blocks of host memory have in common.
 //
 // Invariants: an id is either on the free list with owner 0, or off it with one
 // owner other than 0. Its generation rises at each change of owner, to and from

@@ -141,8 +141,8 @@ NormDefinition AsRmsNorm(double l2_eps, int64_t num_heads, int64_t dim) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TokenMixer>> MakeLinearMixer(
-    const LinearLayer& layer, Backend& backend) {
+absl::StatusOr<std::unique_ptr<TokenMixer>> MakeMixer(const LinearLayer& layer,
+                                                      Backend& backend) {
   const LinearTensors& t = layer.tensors;
   const LinearConfig& config = layer.config;
   LinearWeights weights;

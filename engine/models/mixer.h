@@ -29,13 +29,14 @@ class TokenMixer {
                        Activations residual) const = 0;
 };
 
-// Load the weights into `backend` and declare the layer's cache there.
-absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpaMixer(const TpaLayer& layer,
-                                                         Backend& backend);
-absl::StatusOr<std::unique_ptr<TokenMixer>> MakeLinearMixer(
-    const LinearLayer& layer, Backend& backend);
-absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpeMixer(const TpeLayer& layer,
-                                                         Backend& backend);
+// Load the weights into `backend` and declare the layer's cache there. One for
+// each alternative of LayerDefinition::mixer, and the token position encoding.
+absl::StatusOr<std::unique_ptr<TokenMixer>> MakeMixer(const TpaLayer& layer,
+                                                      Backend& backend);
+absl::StatusOr<std::unique_ptr<TokenMixer>> MakeMixer(const LinearLayer& layer,
+                                                      Backend& backend);
+absl::StatusOr<std::unique_ptr<TokenMixer>> MakeMixer(const TpeLayer& layer,
+                                                      Backend& backend);
 
 absl::StatusOr<Backend::NormArgs> LoadNorm(const NormDefinition& norm,
                                            Backend& backend);

@@ -77,8 +77,8 @@ class TpaMixer : public TokenMixer {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpaMixer(const TpaLayer& layer,
-                                                         Backend& backend) {
+absl::StatusOr<std::unique_ptr<TokenMixer>> MakeMixer(const TpaLayer& layer,
+                                                      Backend& backend) {
   const TpaTensors& t = layer.tensors;
   std::vector<MatrixPart> parts;
   if (layer.config.shape.q_rank > 0) parts.push_back(t.q.a);

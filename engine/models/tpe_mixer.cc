@@ -59,8 +59,8 @@ class TpeMixer : public TokenMixer {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TokenMixer>> MakeTpeMixer(const TpeLayer& layer,
-                                                         Backend& backend) {
+absl::StatusOr<std::unique_ptr<TokenMixer>> MakeMixer(const TpeLayer& layer,
+                                                      Backend& backend) {
   const int64_t value_dim = layer.out.tensor.shape[1] / layer.num_heads;
   TpeMixer::Weights weights;
   weights.state =

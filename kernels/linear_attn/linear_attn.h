@@ -46,7 +46,7 @@ struct LinearAttentionParams {
   const float* cos;  // [rows, angles] of LrpeTable, unused for kNone
   const float* sin;
 
-  const float* decay;  // [H] λ, in (0, 1]
+  const float* decay;  // [H] λ, in [0, 1]: e^x of a log of decay may be 0
 
   // States, updated in place: slot s of this layer begins at states + s ·
   // slot_stride and is [H, Dk, E] with Dk = LrpeOutputDim(position, D).

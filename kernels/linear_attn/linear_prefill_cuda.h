@@ -68,7 +68,8 @@ struct LinearPrefillParams {
   int64_t phase_head_stride;    // 0: one set of angles for all heads
   float scale;                  // of q̃; 1 for none
 
-  const float* decay;  // [H] λ, in (0, 1]; null: 1
+  const float* decay;  // [H] λ, in [0, 1]; null: 1. (Of a log of decay e^x may
+                       // be 0, so that a power of it must not be 0 · −∞.)
 
   // float32 states, updated in place: slot s of this layer begins at states +
   // s · slot_stride and is [H, Dk, E] with Dk = LrpeOutputDim(position, D).

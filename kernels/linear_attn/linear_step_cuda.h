@@ -52,7 +52,7 @@ struct LinearStepParams {
   int64_t phase_head_stride;    // 0: one set of angles for all heads
   float scale;                  // of q̃; 1 for none
 
-  const float* decay;  // [H] λ, in (0, 1]
+  const float* decay;  // [H] λ, in [0, 1]: e^x of a log of decay may be 0
 
   // States, updated in place: slot s of this layer begins at states + s ·
   // slot_stride and is [H, Dk, E] with Dk = LrpeOutputDim(position, D).

@@ -7,7 +7,9 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <memory>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -249,17 +251,20 @@ absl::StatusOr<std::vector<cublasLtMatmulAlgo_t>>
 CublasMatmul::Impl::Recommended(const Params& p, int64_t rows) {
   Product product;
   RECURVE_RETURN_IF_ERROR(product.Init(p, rows));
-  cublasLtMatmulPreference_t preference = nullptr;
+  cublasLtMatmulPreference_t created = nullptr;
   RECURVE_RETURN_IF_ERROR(
-      ToStatus(cublasLtMatmulPreferenceCreate(&preference), "preference"));
+      ToStatus(cublasLtMatmulPreferenceCreate(&created), "preference"));
+  const std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
+                        decltype(&cublasLtMatmulPreferenceDestroy)>
+      preference(created, &cublasLtMatmulPreferenceDestroy);
   const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
   const uint32_t w_alignment = AlignmentOf(p.w);
   const uint32_t x_alignment = AlignmentOf(p.x);
   const uint32_t y_alignment = AlignmentOf(p.y);
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute,
                        const auto& value) {
-    return cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value,
-                                                sizeof(value));
+    return cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute,
+                                                &value, sizeof(value));
   };
   for (const cublasStatus_t status :
        {set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes),
@@ -274,8 +279,7 @@ CublasMatmul::Impl::Recommended(const Params& p, int64_t rows) {
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle, product.desc_, product.w_, product.x_, product.y_, product.y_,
-      preference, kCandidates, found.data(), &count);
-  cublasLtMatmulPreferenceDestroy(preference);
+      preference.get(), kCandidates, found.data(), &count);
   RECURVE_RETURN_IF_ERROR(ToStatus(status, "choosing an algorithm"));
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < count; ++i) {

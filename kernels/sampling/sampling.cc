@@ -102,8 +102,7 @@ absl::Status CountTokens(const SampleInput& input, bool with_prompt,
 absl::StatusOr<Row> Adjust(const SampleInput& input, SamplingScratch* scratch) {
   const SamplingParams& params = *input.params;
   const bool repetition = params.repetition_penalty != 1;
-  const bool penalties = repetition || params.presence_penalty != 0 ||
-                         params.frequency_penalty != 0;
+  const bool penalties = HasPenalties(params);
   if (!penalties && params.logit_bias.empty()) return input.logits;
   for (const auto& [id, bias] : params.logit_bias) {
     RECURVE_RETURN_IF_ERROR(CheckIds("logit_bias", {id}, input.logits.size()));

@@ -58,6 +58,12 @@ struct SamplingParams {
   int32_t num_logprobs = -1;
 };
 
+// Whether step 1 has penalties, so that the tokens seen have to be counted.
+inline bool HasPenalties(const SamplingParams& params) {
+  return params.repetition_penalty != 1 || params.presence_penalty != 0 ||
+         params.frequency_penalty != 0;
+}
+
 struct SampleInput {
   absl::Span<const float> logits;    // [vocab]
   absl::Span<const int32_t> prompt;  // token ids, read for repetition_penalty

@@ -15,6 +15,7 @@ namespace recurve {
 
 // A weight in a sum is a multiple of 2^-40; the best token has 2^40 of them.
 inline constexpr int kSampleWeightBits = 40;
+inline constexpr double kSampleWeightOne = int64_t{1} << kSampleWeightBits;
 // So that sums stay below 2^63.
 inline constexpr int64_t kMaxSampleVocab = int64_t{1} << 23;
 
@@ -100,7 +101,7 @@ RECURVE_HOST_DEVICE inline double SampleExp(double x, const double* table) {
 // A weight as a number of 2^-40. REQUIRES: 0 <= weight < 2^11.
 RECURVE_HOST_DEVICE inline uint64_t SampleFixed(double weight) {
   // The bits of 2^52 + n end in n.
-  const double sum = SampleAdd(SampleMul(weight, 0x1p40), 0x1p52);
+  const double sum = SampleAdd(SampleMul(weight, kSampleWeightOne), 0x1p52);
   return SampleBits(sum) & ((uint64_t{1} << 52) - 1);
 }
 
@@ -131,7 +132,7 @@ RECURVE_HOST_DEVICE inline uint64_t SampleTarget(uint64_t uniform,
 // weights at temperature 1. On the host.
 inline double SampleLogSum(float max, uint64_t sum) {
   return static_cast<double>(max) +
-         std::log(static_cast<double>(sum) * 0x1p-40);
+         std::log(static_cast<double>(sum) / kSampleWeightOne);
 }
 
 }  // namespace recurve

@@ -1,8 +1,13 @@
 #include "base/thread_pool.h"
 
+#include <pthread.h>
+
 #include <chrono>
+#include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace recurve {
@@ -35,6 +40,22 @@ TEST_P(ThreadPoolTest, ResultsOfALoopAreVisibleToTheNext) {
       expected += (1 + round % 257 > i) ? i : 0;
     EXPECT_EQ(values[i], expected);
   }
+}
+
+// No system has room for such a stack.
+TEST(ThreadPoolCreateTest, SaysThatTheSystemGivesNoMoreThreads) {
+  pthread_attr_t usual, huge;
+  ASSERT_EQ(pthread_getattr_default_np(&usual), 0);
+  ASSERT_EQ(pthread_attr_init(&huge), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 47), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  const auto pool = ThreadPool::Create(3);
+  const auto alone = ThreadPool::Create(1);
+  ASSERT_EQ(pthread_setattr_default_np(&usual), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(pool.status())) << pool.status();
+  EXPECT_THAT(pool.status().message(), testing::HasSubstr("0 of 2 threads"));
+  EXPECT_TRUE(alone.ok());
+  EXPECT_TRUE(ThreadPool::Create(3).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 8));

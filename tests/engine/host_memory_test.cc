@@ -100,7 +100,7 @@ TEST_F(HostMemoryTest, ControlGroupsOfVersion1) {
 }
 
 TEST(CheckHostMemoryTest, NamesWhatTakesTheMost) {
-  HostNeeds needs = {100, 2000, 3000, 20, 30, "--kv-pages is 20"};
+  HostNeeds needs = {90, 2000, 3000, 10, 20, 30, "--kv-pages is 20"};
   EXPECT_TRUE(CheckHostMemory(needs, {5100, false}).ok());
   const auto message = [&](HostMemory memory) {
     const absl::Status status = CheckHostMemory(needs, memory);
@@ -109,15 +109,26 @@ TEST(CheckHostMemoryTest, NamesWhatTakesTheMost) {
   };
   EXPECT_EQ(message({5099, false}),
             "--max-num-seqs is 30; the host has 5099 bytes of memory and "
-            "needed are 5100: 100 for weights, 2000 for 20 pages of the factor "
-            "cache and 3000 for the state of 30 sequences (lower "
-            "--max-num-seqs, --kv-pool-bytes or --kv-pages)");
+            "needed are 5100: 90 for weights, 2000 for 20 pages of the factor "
+            "cache, 3000 for the state of 30 sequences and 10 for sampling "
+            "(lower --max-num-seqs, --kv-pool-bytes or --kv-pages)");
   needs.state = 1000;
   EXPECT_THAT(message({3099, true}),
               testing::StartsWith("--kv-pages is 20; the control group (of a "
                                   "container, say) leaves 3099 bytes"));
   // No option helps.
-  EXPECT_THAT(message({99, false}), testing::StartsWith("the host has 99"));
+  EXPECT_THAT(message({89, false}), testing::StartsWith("the host has 89"));
+}
+
+TEST(CheckSwapMemoryTest, WhatTheModelTakesIsNotLeft) {
+  EXPECT_TRUE(CheckSwapMemory(40, 60, {100, false}).ok());
+  EXPECT_TRUE(CheckSwapMemory(0, 100, {100, false}).ok());
+  const absl::Status status = CheckSwapMemory(41, 60, {100, true});
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(),
+            "--swap-bytes is 41; the control group (of a container, say) "
+            "leaves 100 bytes of memory, of which the model takes 60 (lower "
+            "--swap-bytes; 0 saves none)");
 }
 
 }  // namespace

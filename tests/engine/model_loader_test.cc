@@ -258,6 +258,18 @@ TEST_F(ModelLoaderTest, RefusesWhatTheHostCannotHold) {
                         "10995116288000 for 1073741824 pages of the factor"));
 }
 
+TEST_F(ModelLoaderTest, SwapBytesThatTheHostDoesNotHaveAreRefused) {
+  options_.swap_bytes = int64_t{1} << 50;
+  EXPECT_THAT(Status(), FailsWith(absl::StatusCode::kResourceExhausted,
+                                  "--swap-bytes is 1125899906842624; the ",
+                                  "of which the model takes "));
+  options_.swap_bytes_required = false;
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->capacity.swap_bytes, 0);
+  EXPECT_EQ(loaded->runner->cache_spec().num_host_blocks, 0);
+}
+
 // A host whose memory is used up, or of which no more can be page-locked.
 class FullHost : public CpuBackend {
  public:
@@ -275,8 +287,9 @@ TEST_F(ModelLoaderTest, SwapBytesThatAreADefaultMayBeMoreThanTheHostHas) {
   const auto model = ReadModel(*checkpoint, {});
   ASSERT_TRUE(model.ok()) << model.status();
   const auto load = [&](absl::Status status, bool required) {
-    auto backend = std::make_unique<FullHost>(CpuBackend::Options{
-        /*weight_dtype=*/std::nullopt, /*num_threads=*/1, /*max_tokens=*/8});
+    auto backend = std::make_unique<FullHost>(
+        CpuBackend::Options{/*weight_dtype=*/std::nullopt, /*max_tokens=*/8},
+        std::make_unique<ThreadPool>(1));
     backend->status = std::move(status);
     return Decoder::Load(*model, std::move(backend), /*num_pages=*/4,
                          /*num_slots=*/2, /*swap_bytes=*/1 << 20, required);

@@ -72,8 +72,10 @@ std::string SafetensorsHeader(absl::string_view listing, int64_t* payload) {
 void RunTwoTokens(const ModelDefinition& model) {
   CpuBackend::Options options;
   options.max_tokens = 1;
-  const auto decoder =
-      Decoder::Load(model, std::make_unique<CpuBackend>(options), 1, 1);
+  const auto decoder = Decoder::Load(
+      model,
+      std::make_unique<CpuBackend>(options, std::make_unique<ThreadPool>(1)), 1,
+      1);
   if (!decoder.ok()) return;
   for (int64_t position = 0; position < 2; ++position) {
     StepBatch batch;

@@ -36,11 +36,6 @@ std::vector<int> AllBlocks() {
   return {1, 2, 4, 8};
 }
 
-bool HasPenalties(const SamplingParams& p) {
-  return p.repetition_penalty != 1 || p.presence_penalty != 0 ||
-         p.frequency_penalty != 0;
-}
-
 // What the GPU makes of cases with one size of vocabulary, by so many blocks a
 // sample; 0: as LaunchSample chooses.
 struct Drawn {

@@ -62,7 +62,9 @@ TEST(EmbeddingTest, NoRows) {
   ThreadPool pool(2);
   const std::vector<float> values = RandomTensor(1, kVocab);
   const TensorView table = {values.data(), DType::kFloat32, {kVocab, 1}};
-  Embedding({&table, nullptr, nullptr, 1, 0, 1.0f}, pool);
+  float out = -1;
+  Embedding({&table, nullptr, &out, 1, 0, 1.0f}, pool);
+  EXPECT_EQ(out, -1);
 }
 
 }  // namespace

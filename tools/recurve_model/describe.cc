@@ -44,6 +44,10 @@ void AddWeights(const Checkpoint& checkpoint, const ModelDefinition& model,
   facts->files = static_cast<int64_t>(files.size());
 }
 
+// One for each alternative of LayerDefinition::mixer.
+const char* KindOf(const TpaLayer& /*mixer*/) { return "tpa"; }
+const char* KindOf(const LinearLayer& /*mixer*/) { return "linear"; }
+
 void AddLine(absl::string_view name, absl::string_view value,
              std::string* text) {
   absl::StrAppendFormat(text, "  %-24s %s\n", name, value);
@@ -81,8 +85,8 @@ CheckpointFacts Describe(const Checkpoint& checkpoint,
   facts.variant = model.variant;
   facts.remarks = model.remarks;
   for (const LayerDefinition& layer : model.layers) {
-    facts.mixers.emplace_back(
-        std::holds_alternative<TpaLayer>(layer.mixer) ? "tpa" : "linear");
+    facts.mixers.emplace_back(std::visit(
+        [](const auto& mixer) { return KindOf(mixer); }, layer.mixer));
     std::string options = DescribeMixer(layer);
     if (std::find(facts.mixer_options.begin(), facts.mixer_options.end(),
                   options) == facts.mixer_options.end()) {
