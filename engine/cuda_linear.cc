@@ -122,7 +122,7 @@ bool CudaLinear::PrefillsByChunks(const Layer& layer) const {
          (MakesFactors(layer) || ExactAngles(config.position)) && room;
 }
 
-absl::Status CudaLinear::Scan(const Layer& layer, const Rows& rows,
+absl::Status CudaLinear::Scan(const Layer& layer, const Rows& rows, bool early,
                               cudaStream_t stream) {
   const LinearConfig& config = *layer.config;
   LinearAttentionParams params = {};
@@ -149,7 +149,8 @@ absl::Status CudaLinear::Scan(const Layer& layer, const Rows& rows,
   params.slot_stride = layer.slot_stride;
   params.slots = rows.slots;
   params.whole = config.causal ? nullptr : rows.whole;
-  return CudaStatus(LaunchLinearScan(params, stream), "linear attention");
+  return CudaStatus(LaunchLinearScan(params, early, stream),
+                    "linear attention");
 }
 
 absl::Status CudaLinear::MakeFactors(const Layer& layer, bool encode,
@@ -300,11 +301,13 @@ absl::Status CudaLinear::PrefillStretches(const Layer& layer,
 absl::Status CudaLinear::Attend(const Layer& layer, cudaStream_t stream) {
   const bool causal = layer.config->causal;
   if (decode_ || !PrefillsByChunks(layer) || (!causal && !FusesWhole(layer))) {
-    return Scan(layer, rows_, stream);
+    // In another step a sequence's runs follow each other.
+    return Scan(layer, rows_, /*early=*/decode_, stream);
   }
   for (const Group& group : groups_) {
     if (!group.prompt) {
-      RECURVE_RETURN_IF_ERROR(Scan(layer, group.launch.rows, stream));
+      RECURVE_RETURN_IF_ERROR(
+          Scan(layer, group.launch.rows, /*early=*/false, stream));
     } else if (causal) {
       RECURVE_RETURN_IF_ERROR(Prefill(layer, group.launch,
                                       group.stretches.front().begin,

@@ -110,7 +110,7 @@ class CudaLinear {
   static absl::Status MakeFactors(const Layer& layer, bool encode,
                                   int64_t begin, int64_t end, Factors* factors,
                                   cudaStream_t stream);
-  static absl::Status Scan(const Layer& layer, const Rows& rows,
+  static absl::Status Scan(const Layer& layer, const Rows& rows, bool early,
                            cudaStream_t stream);
   // Rows [begin, end) of the step.
   static absl::Status Prefill(const Layer& layer, const Launch& launch,

@@ -77,16 +77,20 @@ class LinearMixer : public TokenMixer {
     args.out = mixed;
     const Activations workspace = next(workspace_cols());
     args.scratch = workspace;
+    // The gate first: a GPU has so little to do for it that it can read states
+    // meanwhile.
+    const bool gated = weights_.gate_rank > 0;
+    const Activations gate = gated ? next(value_cols()) : Activations();
+    if (gated) {
+      backend.Project(inputs.Columns(weights_.gate_column, weights_.gate_rank),
+                      weights_.gate_out, gate, /*add=*/false);
+    }
     backend.LinearAttention(args);
 
     // Where the product reads 16 bits, it has them from the norm.
     Activations normed = workspace.Columns(0, value_cols());
     normed.for_products = true;
-    if (weights_.gate_rank > 0) {
-      const Activations gate_in =
-          inputs.Columns(weights_.gate_column, weights_.gate_rank);
-      const Activations gate = next(value_cols());
-      backend.Project(gate_in, weights_.gate_out, gate, /*add=*/false);
+    if (gated) {
       backend.GatedNorm({mixed, gate, *config_.output_gate,
                          config_.gate_after_norm, *weights_.norm, normed});
     } else if (weights_.norm) {

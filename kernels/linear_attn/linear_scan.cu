@@ -1,3 +1,4 @@
+#include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_attribute.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/linear_attn/linear_scan_cuda.h"
@@ -54,13 +55,19 @@ __device__ __forceinline__ float Encode(LrpeType type, const float* x, int i,
   return 0.0f;
 }
 
+// Blocks of a multiprocessor that the registers have to leave room for.
+constexpr int MinBlocks(int rows, int columns) {
+  return rows == 16 && columns == 2 ? 4 : 1;
+}
+
 // Grid: (runs of 32 kVector columns of E, heads, sequences). Warp w has rows w,
 // w + 8, ... of the state, kRows of them; a lane has kVector columns, one
 // access each row. How many they are changes no bit.
 template <int kRows, int kVector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, MinBlocks(kRows, kVector))
     scan_kernel(const __grid_constant__ LinearAttentionParams p, int key_dim,
-                int angles) {
+                int angles, bool early) {
+  LaunchDependents();
   constexpr int kColumns = 32 * kVector;
   __shared__ float q_in[kLinearScanMaxKeyDim], k_in[kLinearScanMaxKeyDim];
   __shared__ float q[kLinearScanMaxKeyDim], k[kLinearScanMaxKeyDim];
@@ -74,6 +81,7 @@ __global__ void __launch_bounds__(kThreads)
   const int dim = static_cast<int>(p.head_dim);
   const int value_dim = static_cast<int>(p.value_dim);
   const bool exists = column < value_dim;
+  if (!early) WaitForPrevious();
   const int64_t slot = p.slots[sequence];
   const int64_t begin = p.query_start[sequence];
   const int64_t end = p.query_start[sequence + 1];
@@ -83,12 +91,16 @@ __global__ void __launch_bounds__(kThreads)
   const bool writes = own < kColumns && out_column < value_dim;
   float* const out = p.out + int64_t{head} * value_dim + out_column;
   if (slot == 0) {
+    if (early) WaitForPrevious();
     for (int64_t row = begin; row < end; ++row) {
       if (writes) out[row * p.out_stride] = 0.0f;
     }
     return;
   }
-  if (begin >= end) return;
+  if (begin >= end) {
+    if (early) WaitForPrevious();
+    return;
+  }
   float* state = p.states + slot * p.slot_stride +
                  int64_t{head} * key_dim * value_dim + column;
   float s[kRows][kVector] = {};
@@ -100,6 +112,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   const float decay = p.decay[head];
+  if (early) WaitForPrevious();
   const bool softmax = p.q_activation == Activation::kSoftmax ||
                        p.k_activation == Activation::kSoftmax ||
                        p.v_activation == Activation::kSoftmax;
@@ -181,19 +194,19 @@ bool Aligned(const LinearAttentionParams& p) {
 }
 
 template <int kRows, int kVector>
-void Launch(const LinearAttentionParams& p, int key_dim, int angles,
-            cudaStream_t stream) {
+cudaError_t Launch(const LinearAttentionParams& p, int key_dim, int angles,
+                   bool early, cudaStream_t stream) {
   const int64_t columns = 32 * kVector;
   const dim3 grid(static_cast<unsigned>((p.value_dim + columns - 1) / columns),
                   static_cast<unsigned>(p.num_heads),
                   static_cast<unsigned>(p.sequences));
-  scan_kernel<kRows, kVector>
-      <<<grid, kThreads, 0, stream>>>(p, key_dim, angles);
+  return LaunchDependent(scan_kernel<kRows, kVector>, grid, kThreads, 0, stream,
+                         p, key_dim, angles, early);
 }
 
 }  // namespace
 
-cudaError_t LaunchLinearScan(const LinearAttentionParams& p,
+cudaError_t LaunchLinearScan(const LinearAttentionParams& p, bool early,
                              cudaStream_t stream) {
   const int64_t key_dim = LrpeOutputDim(p.position, p.head_dim);
   if (p.num_heads < 1 || p.num_heads > 65535 || p.head_dim < 1 ||
@@ -215,24 +228,14 @@ cudaError_t LaunchLinearScan(const LinearAttentionParams& p,
   const auto is = [&plan](int rows, int columns) {
     return plan.rows == rows && plan.columns == columns;
   };
-  if (is(2, 1)) {
-    Launch<2, 1>(p, keys, angles, stream);
-  } else if (is(8, 1)) {
-    Launch<8, 1>(p, keys, angles, stream);
-  } else if (is(8, 4)) {
-    Launch<8, 4>(p, keys, angles, stream);
-  } else if (is(16, 1)) {
-    Launch<16, 1>(p, keys, angles, stream);
-  } else if (is(16, 4)) {
-    Launch<16, 4>(p, keys, angles, stream);
-  } else if (is(32, 1)) {
-    Launch<32, 1>(p, keys, angles, stream);
-  } else if (is(32, 2)) {
-    Launch<32, 2>(p, keys, angles, stream);
-  } else {
-    Launch<64, 1>(p, keys, angles, stream);
-  }
-  return cudaGetLastError();
+  if (is(2, 1)) return Launch<2, 1>(p, keys, angles, early, stream);
+  if (is(8, 1)) return Launch<8, 1>(p, keys, angles, early, stream);
+  if (is(8, 4)) return Launch<8, 4>(p, keys, angles, early, stream);
+  if (is(16, 1)) return Launch<16, 1>(p, keys, angles, early, stream);
+  if (is(16, 2)) return Launch<16, 2>(p, keys, angles, early, stream);
+  if (is(32, 1)) return Launch<32, 1>(p, keys, angles, early, stream);
+  if (is(32, 2)) return Launch<32, 2>(p, keys, angles, early, stream);
+  return Launch<64, 1>(p, keys, angles, early, stream);
 }
 
 }  // namespace recurve

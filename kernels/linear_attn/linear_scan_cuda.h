@@ -19,9 +19,14 @@ namespace recurve {
 inline constexpr int64_t kLinearScanMaxKeyDim = 512;  // LrpeOutputDim
 inline constexpr int64_t kLinearScanMaxValueDim = 1024;
 
+// It is launched dependently (dependent_launch.cuh). `early`: states, slots,
+// query_start and decay may be read before the kernel in front of it in the
+// stream is done: no kernel has written them since the last that was not
+// launched so.
+//
 // cudaErrorInvalidValue for sizes below 1 or above these limits, or more than
 // 65535 heads or sequences.
-cudaError_t LaunchLinearScan(const LinearAttentionParams& params,
+cudaError_t LaunchLinearScan(const LinearAttentionParams& params, bool early,
                              cudaStream_t stream);
 
 }  // namespace recurve

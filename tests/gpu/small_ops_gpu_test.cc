@@ -384,7 +384,7 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
     g.decay = dd.data();
     g.states = dstates.data();
     g.slots = dslots.data();
-    ASSERT_EQ(LaunchLinearScan(g, nullptr), cudaSuccess);
+    ASSERT_EQ(LaunchLinearScan(g, true, nullptr), cudaSuccess);
     Done();
     double largest = 0;
     for (float x : want) largest = std::max<double>(largest, std::abs(x));
@@ -416,7 +416,7 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
     gw.out = gwhole_out.data();
     gw.states = gwhole_states.data();
     gw.whole = dwhole.data();
-    ASSERT_EQ(LaunchLinearScan(gw, nullptr), cudaSuccess);
+    ASSERT_EQ(LaunchLinearScan(gw, false, nullptr), cudaSuccess);
     Done();
     EXPECT_LE(Worst(gwhole_out.Read(), whole_out), 1e-5 * largest);
     EXPECT_LE(Worst(gwhole_states.Read(), whole_states), 1e-5 * largest);
@@ -430,7 +430,7 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
       g.sequences = 1;
       g.states = again.data();
       g.out = out2.data();
-      ASSERT_EQ(LaunchLinearScan(g, nullptr), cudaSuccess);
+      ASSERT_EQ(LaunchLinearScan(g, true, nullptr), cudaSuccess);
       Done();
     }
     EXPECT_EQ(out2.Read(), got);
@@ -492,7 +492,7 @@ TEST_F(SmallOpsGpuTest, AScanAloneHasTheSameBits) {
     p.states = all_states.data();
     p.slot_stride = slot_stride;
     p.slots = all_slots.data();
-    ASSERT_EQ(LaunchLinearScan(p, nullptr), cudaSuccess);
+    ASSERT_EQ(LaunchLinearScan(p, false, nullptr), cudaSuccess);
     Done();
     p.out = alone_out.data();
     p.states = alone_states.data();
@@ -500,7 +500,7 @@ TEST_F(SmallOpsGpuTest, AScanAloneHasTheSameBits) {
     for (int64_t i = 0; i < kSequences; ++i) {
       p.query_start = all_starts.data() + i;
       p.slots = all_slots.data() + i;
-      ASSERT_EQ(LaunchLinearScan(p, nullptr), cudaSuccess);
+      ASSERT_EQ(LaunchLinearScan(p, false, nullptr), cudaSuccess);
     }
     Done();
     EXPECT_TRUE(SameBits(all_out.Read(), alone_out.Read()));
