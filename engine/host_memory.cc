@@ -129,7 +129,7 @@ std::optional<HostMemory> AvailableHostMemory(const std::string& root) {
 absl::Status CheckHostMemory(const HostNeeds& needs, const HostMemory& memory) {
   if (needs.all() <= memory.available) return absl::OkStatus();
   const std::string option =
-      needs.state >= needs.cache
+      needs.state + needs.sampling >= needs.cache
           ? absl::StrCat("--max-num-seqs is ", needs.num_slots)
           : needs.cache_option;
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -138,7 +138,8 @@ absl::Status CheckHostMemory(const HostNeeds& needs, const HostMemory& memory) {
       " for weights, ", needs.cache, " for ", needs.num_pages,
       " pages of the factor cache, ", needs.state, " for the state of ",
       needs.num_slots, " sequences and ", needs.sampling,
-      " for sampling (lower --max-num-seqs, --kv-pool-bytes or --kv-pages)"));
+      " for sampling (lower --max-num-seqs, --kv-pool-bytes, --kv-pages or "
+      "--num-threads)"));
 }
 
 absl::Status CheckSwapMemory(int64_t swap, int64_t others,

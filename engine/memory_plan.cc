@@ -293,6 +293,7 @@ absl::StatusOr<Capacity> PlanMemory(const Checkpoint& checkpoint,
   if (placement.cuda) {
     RECURVE_RETURN_IF_ERROR(
         CheckGpuMemory(checkpoint, model, placement, capacity, *engine));
+    if (placement.integrated) of_host.weights = capacity.bytes();
   } else {
     of_host = NeedsOfHost(model, options, capacity, pool_bytes);
   }

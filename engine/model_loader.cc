@@ -1,9 +1,8 @@
 #include "engine/model_loader.h"
 
-#include <algorithm>
 #include <chrono>
 #include <new>
-#include <thread>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,32 +26,36 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
       .count();
 }
 
+absl::StatusOr<std::unique_ptr<ThreadPool>> MakeThreads(
+    const ModelOptions& options) {
+  const int threads = NumThreads(options);
+  absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
+      ThreadPool::Create(threads);
+  if (pool.ok()) return pool;
+  return absl::Status(
+      pool.status().code(),
+      absl::StrCat("--num-threads is ", threads,
+                   options.num_threads > 0 ? "; " : " by default; ",
+                   pool.status().message()));
+}
+
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
     const ModelDefinition& model, const Placement& placement,
-    const Capacity& capacity, const ModelOptions& options,
-    const EngineOptions& engine) {
-  absl::StatusOr<std::unique_ptr<ThreadPool>> threads =
-      ThreadPool::Create(NumThreads(options));
-  if (!threads.ok()) {
-    return absl::Status(
-        threads.status().code(),
-        absl::StrCat("--num-threads is ", NumThreads(options),
-                     options.num_threads > 0 ? "; " : " by default; ",
-                     threads.status().message()));
-  }
+    const Capacity& capacity, const EngineOptions& engine,
+    std::unique_ptr<ThreadPool> threads) {
 #ifdef RECURVE_HAVE_CUDA
   if (placement.cuda) {
     return CudaBackend::Create(CudaOptions(model, placement, capacity, engine),
-                               *std::move(threads));
+                               std::move(threads));
   }
 #else
   (void)model;
   (void)capacity;
 #endif
-  CpuBackend::Options of;
-  of.weight_dtype = placement.weight_dtype;
-  of.max_tokens = engine.max_num_batched_tokens;
-  return std::make_unique<CpuBackend>(of, *std::move(threads));
+  CpuBackend::Options options;
+  options.weight_dtype = placement.weight_dtype;
+  options.max_tokens = engine.max_num_batched_tokens;
+  return std::make_unique<CpuBackend>(options, std::move(threads));
 }
 
 }  // namespace
@@ -111,6 +114,8 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(
       loaded.capacity,
       PlanMemory(checkpoint, model, options, placement, engine));
+  RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> threads,
+                           MakeThreads(options));
   if (on_planned != nullptr) on_planned(loaded.device, loaded.capacity);
   // These read all weights, as loading does.
   RECURVE_RETURN_IF_ERROR(CheckMatrices(checkpoint, model));
@@ -122,9 +127,9 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
       loaded.tokenizer ? std::string(loaded.tokenizer->name()) : "";
   const auto started = std::chrono::steady_clock::now();
   try {  // weights, activations and cache may be more than the machine has
-    RECURVE_ASSIGN_OR_RETURN(
-        std::unique_ptr<Backend> backend,
-        MakeBackend(model, placement, loaded.capacity, options, *engine));
+    RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                             MakeBackend(model, placement, loaded.capacity,
+                                         *engine, std::move(threads)));
     RECURVE_ASSIGN_OR_RETURN(
         std::unique_ptr<Decoder> decoder,
         Decoder::Load(model, std::move(backend),

@@ -37,7 +37,7 @@ struct ModelOptions {
   // Whether too few of them for one sequence, or more than the host has, are an
   // error. Else none are used: a default that does not fit a model or a host
   // must not keep it from being served.
-  bool swap_bytes_required = true;
+  bool swap_bytes_required = false;
 };
 
 // `num_threads`, or one for each core.

@@ -3,7 +3,9 @@
 // Boost 1.74's Asio uses std::exchange without including it.
 #include <utility>
 //
+#include <fcntl.h>
 #include <openssl/ssl.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <boost/asio/io_context.hpp>
@@ -17,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "server/http_session.h"
@@ -85,10 +88,21 @@ absl::StatusOr<int> HttpServer::Core::Listen() {
   RECURVE_ASSIGN_OR_RETURN(
       ListeningSockets sockets,
       ListeningSockets::Open("HTTP", options().host, options().port));
-  for (const ListeningSockets::Socket& socket : sockets.Release()) {
+  for (const ListeningSockets::Socket& socket : sockets.sockets()) {
     listening_.push_back(std::make_unique<Listening>(accepting_));
-    listening_.back()->acceptor.assign(
-        socket.family == AF_INET ? tcp::v4() : tcp::v6(), socket.fd);
+    const int fd = fcntl(socket.fd, F_DUPFD_CLOEXEC, 0);
+    error_code error;
+    if (fd < 0) {
+      error.assign(errno, boost::system::system_category());
+    } else {
+      listening_.back()->acceptor.assign(
+          socket.family == AF_INET ? tcp::v4() : tcp::v6(), fd, error);
+      if (error) close(fd);
+    }
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot listen for HTTP: ", error.message()));
+    }
   }
   work_.emplace(io_.get_executor());
   asio::post(accepting_, [this] {

@@ -50,7 +50,7 @@ absl::StatusOr<ListeningSockets> ListeningSockets::Open(absl::string_view what,
                                                ": ", reason));
   };
   std::string name = host;
-  if (name.size() > 2 && name.front() == '[') {
+  if (name.size() > 2 && name.front() == '[' && name.back() == ']') {
     name = name.substr(1, name.size() - 2);
   }
   addrinfo hints = {};
@@ -64,25 +64,41 @@ absl::StatusOr<ListeningSockets> ListeningSockets::Open(absl::string_view what,
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(
       found, freeaddrinfo);
-  ListeningSockets open(port);
+  // A free port of one address may be taken on another: then another one.
+  constexpr int kTries = 20;
+  for (int i = 0;; ++i) {
+    ListeningSockets open(port);
+    const int problem = open.ListenOnEach(*addresses);
+    if (problem == 0) return open;
+    if (problem != EADDRINUSE || port != 0 || i + 1 == kTries) {
+      return unavailable(std::strerror(problem));
+    }
+  }
+}
+
+int ListeningSockets::ListenOnEach(const addrinfo& addresses) {
   int problem = 0;
   std::vector<std::string> seen;  // resolvers may give an address twice
-  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+  for (const addrinfo* a = &addresses; a != nullptr; a = a->ai_next) {
     std::string bytes(reinterpret_cast<const char*>(a->ai_addr), a->ai_addrlen);
     if (std::find(seen.begin(), seen.end(), bytes) != seen.end()) continue;
     seen.push_back(std::move(bytes));
-    if (IsWildcard(*a->ai_addr) && open.ListenOnAll() == 0) break;
-    const int result = open.ListenOn(a->ai_addr, a->ai_addrlen, a->ai_protocol);
-    // Another server has it: a client would reach either.
-    if (result == EADDRINUSE && port != 0) {
-      return unavailable(std::strerror(result));
+    int result = 0;
+    if (IsWildcard(*a->ai_addr)) {
+      result = ListenOnAll();
+      if (result == 0) return 0;
     }
+    // Without IPv6 there is IPv4.
+    if (result != EADDRINUSE) {
+      result = ListenOn(a->ai_addr, a->ai_addrlen, a->ai_protocol);
+    }
+    // Another server has it: a client would reach either.
+    if (result == EADDRINUSE) return result;
     if (problem == 0) problem = result;
   }
   // A name may have addresses that this machine has no use for, as "localhost"
   // has without IPv6: one that can be had is enough.
-  if (open.sockets_.empty()) return unavailable(std::strerror(problem));
-  return open;
+  return sockets_.empty() ? problem : 0;
 }
 
 int ListeningSockets::ListenOn(const sockaddr* address, socklen_t length,

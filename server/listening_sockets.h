@@ -1,6 +1,7 @@
 #ifndef RECURVE_SERVER_LISTENING_SOCKETS_H_
 #define RECURVE_SERVER_LISTENING_SOCKETS_H_
 
+#include <netdb.h>
 #include <sys/socket.h>
 
 #include <string>
@@ -39,8 +40,6 @@ class ListeningSockets {
   int port() const { return port_; }
   // Do not block.
   const std::vector<Socket>& sockets() const { return sockets_; }
-  // Whoever takes them closes them.
-  std::vector<Socket> Release() { return std::exchange(sockets_, {}); }
   void Close();
 
  private:
@@ -49,7 +48,8 @@ class ListeningSockets {
     std::swap(port_, other.port_);
     std::swap(sockets_, other.sockets_);
   }
-  // 0 or errno.
+  // These give 0 or errno.
+  int ListenOnEach(const addrinfo& addresses);
   int ListenOn(const sockaddr* address, socklen_t length, int protocol);
   int ListenOnAll();
   int Bind(int fd, const sockaddr* address, socklen_t length);

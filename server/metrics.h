@@ -26,8 +26,8 @@ enum class RefusalReason {
 // Counts what the engine does, as Prometheus metrics named recurve_…; the list
 // is in docs/metrics.md. Nothing in them comes from a request's content.
 //
-// Thread safety: the observer's methods are called on the step thread, all others
-// from any; scraped from any.
+// Thread safety: the observer's methods are called on the step thread, all
+// others from any; scraped from any.
 class Metrics : public EngineObserver {
  public:
   Metrics();

@@ -132,8 +132,9 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
           least, options.model.swap_bytes);
     } else {
       spdlog::warn(
-          "preempted sequences are computed again: the host has no {} bytes to "
-          "save them in (lower --swap-bytes from this default)",
+          "preempted sequences are computed again: the host, or its control "
+          "group, leaves no {} bytes to save them in (lower --swap-bytes from "
+          "this default)",
           options.model.swap_bytes);
     }
   }

@@ -24,9 +24,10 @@ struct FamilyOptions {
 absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint,
                                           const FamilyOptions& options = {});
 
-// The same in two parts. The first looks at the values of no matrix, and so
-// takes no time however large the checkpoint is; the second reads all of them
-// from the disk, and refuses infinities and NaN.
+// The same in two parts. The first looks at the values of no matrix (but those
+// of a head that is stored though it is tied to the embedding, which are
+// compared), and so takes next to no time however large the checkpoint is; the
+// second reads all of them from the disk, and refuses infinities and NaN.
 absl::StatusOr<ModelDefinition> ReadModelShape(
     const Checkpoint& checkpoint, const FamilyOptions& options = {});
 absl::Status CheckMatrices(const Checkpoint& checkpoint,

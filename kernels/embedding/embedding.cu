@@ -24,6 +24,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+// Not launched dependently: in a step it is what parts those who write states,
+// slots and a step's numbers from those who read them early (LaunchLinearScan).
 cudaError_t LaunchEmbed(const CudaEmbedParams& p, cudaStream_t stream) {
   if (p.rows < 0 || p.rows > INT32_MAX || p.cols < 1 || p.vocab < 1 ||
       (p.sources != nullptr && p.fed == nullptr)) {

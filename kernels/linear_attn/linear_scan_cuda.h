@@ -21,8 +21,8 @@ inline constexpr int64_t kLinearScanMaxValueDim = 1024;
 
 // It is launched dependently (dependent_launch.cuh). `early`: states, slots,
 // query_start and decay may be read before the kernel in front of it in the
-// stream is done: no kernel has written them since the last that was not
-// launched so.
+// stream is done: they were written before the last kernel that was launched
+// otherwise (in a step that is the embedding's).
 //
 // cudaErrorInvalidValue for sizes below 1 or above these limits, or more than
 // 65535 heads or sequences.

@@ -47,7 +47,7 @@ TEST(ThreadPoolCreateTest, SaysThatTheSystemGivesNoMoreThreads) {
   pthread_attr_t usual, huge;
   ASSERT_EQ(pthread_getattr_default_np(&usual), 0);
   ASSERT_EQ(pthread_attr_init(&huge), 0);
-  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 47), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 62), 0);
   ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
   const auto pool = ThreadPool::Create(3);
   const auto alone = ThreadPool::Create(1);

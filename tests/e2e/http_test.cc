@@ -101,64 +101,6 @@ TEST(HttpTest, GivesTheTokensOfGrpc) {
   server.ExpectIdle();
 }
 
-TEST(HttpTest, AClientMayNameItsRequest) {
-  TestServer server;
-  json body = {{"prompt", "a"}, {"max_tokens", 2}};
-  const std::string longest(128, '~');
-  for (const std::string& id :
-       {std::string("!"), std::string("a-1/\"b\\:=+"), longest}) {
-    for (const bool stream : {false, true}) {
-      body["stream"] = stream;
-      const HttpResult result = Complete(server, body, {"X-Request-ID: " + id});
-      ASSERT_EQ(result.status, 200) << result.body;
-      EXPECT_EQ(result.headers.at("x-request-id"), id);
-      // Which Abort takes.
-      EXPECT_EQ(result.headers.at("recurve-request-id").size(), 16);
-      const json answer =
-          ParseJson(stream ? SseEvents(result.body)[0] : result.body);
-      EXPECT_EQ(answer["id"], "cmpl-" + id);
-    }
-  }
-  // An error can be found again, too.
-  body["temperature"] = 101;
-  const HttpResult error = Complete(server, body, {"X-Request-Id: mine"});
-  EXPECT_EQ(error.status, 400);
-  EXPECT_EQ(error.headers.at("x-request-id"), "mine");
-  const HttpResult by_head =
-      Fetch(server.server().http_port(),
-            HttpRequestText("GET", kCompletionsPath, "", {"X-Request-Id: x"}));
-  EXPECT_EQ(by_head.status, 405);
-  EXPECT_EQ(by_head.headers.at("x-request-id"), "x");
-  EXPECT_EQ(RefusedRequests(server, "invalid"), 1);
-
-  body.erase("temperature");
-  const std::string expected =
-      "; expected one of 1 to 128 visible ASCII characters, ! to ~";
-  const std::pair<std::vector<std::string>, std::string> bad[] = {
-      {{"X-Request-Id:"}, "X-Request-Id has 0 bytes"},
-      {{"X-Request-Id: " + longest + "x"}, "X-Request-Id has 129 bytes"},
-      {{"X-Request-Id: a b"}, "X-Request-Id is 'a b'"},
-      {{"X-Request-Id: \xc3\xa4"}, "X-Request-Id is '"},
-      {{"X-Request-Id: a", "x-request-id: a"},
-       "there are 2 headers X-Request-Id"},
-  };
-  for (const auto& [headers, message] : bad) {
-    const HttpResult refused = Complete(server, body, headers);
-    EXPECT_EQ(refused.status, 400) << message;
-    EXPECT_EQ(refused.headers.count("x-request-id"), 0) << message;
-    const json problem = ParseJson(refused.body)["error"]["message"];
-    EXPECT_THAT(problem.get<std::string>(), HasSubstr(message));
-    EXPECT_THAT(problem.get<std::string>(), HasSubstr(expected));
-  }
-  EXPECT_EQ(RefusedRequests(server, "invalid"), 1 + std::size(bad));
-  // Probes go on, whatever a proxy adds to them.
-  EXPECT_EQ(Fetch(server.server().http_port(),
-                  HttpRequestText("GET", "/health", "", {"X-Request-Id:"}))
-                .status,
-            200);
-  server.ExpectIdle();
-}
-
 TEST(HttpTest, TakesTokenIdsAndListsOfPrompts) {
   TestServer server;
   const Generation want = OverGrpc(server, GreedyRequest({256, 65, 66}, 5));

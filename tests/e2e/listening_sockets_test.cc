@@ -62,6 +62,27 @@ TEST(ListeningSocketsTest, APortIsOneServers) {
   EXPECT_TRUE(ListeningSockets::Open("gRPC", "127.0.0.1", port).ok());
 }
 
+// Of all addresses none may be another server's: clients would reach either.
+TEST(ListeningSocketsTest, APortIsOneServersOnAllAddresses) {
+  std::vector<std::string> addresses = {"127.0.0.1"};
+  if (HasIpv6()) addresses.emplace_back("::1");
+  for (const std::string& address : addresses) {
+    const auto other = ListeningSockets::Open("HTTP", address, 0);
+    ASSERT_TRUE(other.ok()) << other.status();
+    for (const char* all : {"0.0.0.0", "::"}) {
+      if (all[0] == ':' && addresses.size() == 1) continue;
+      const auto sockets = ListeningSockets::Open("gRPC", all, other->port());
+      EXPECT_EQ(sockets.status().code(), absl::StatusCode::kUnavailable)
+          << all << " beside " << address;
+    }
+  }
+}
+
+TEST(ListeningSocketsTest, HalfABracketIsNoAddress) {
+  EXPECT_EQ(ListeningSockets::Open("HTTP", "[::1", 0).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
 TEST(ListeningSocketsTest, AHostThatIsNoneIsAnError) {
   const auto sockets =
       ListeningSockets::Open("HTTP", "no.such.host.invalid", 80);

@@ -111,11 +111,15 @@ TEST(CheckHostMemoryTest, NamesWhatTakesTheMost) {
             "--max-num-seqs is 30; the host has 5099 bytes of memory and "
             "needed are 5100: 90 for weights, 2000 for 20 pages of the factor "
             "cache, 3000 for the state of 30 sequences and 10 for sampling "
-            "(lower --max-num-seqs, --kv-pool-bytes or --kv-pages)");
+            "(lower --max-num-seqs, --kv-pool-bytes, --kv-pages or "
+            "--num-threads)");
   needs.state = 1000;
   EXPECT_THAT(message({3099, true}),
               testing::StartsWith("--kv-pages is 20; the control group (of a "
                                   "container, say) leaves 3099 bytes"));
+  needs = {90, 2000, 1000, 1010, 20, 30, "--kv-pages is 20"};
+  EXPECT_THAT(message({4099, false}),
+              testing::StartsWith("--max-num-seqs is 30; "));
   // No option helps.
   EXPECT_THAT(message({89, false}), testing::StartsWith("the host has 89"));
 }

@@ -176,6 +176,7 @@ TEST_F(ModelLoaderTest, MaxModelLenStaysWithinTheModel) {
 }
 
 TEST_F(ModelLoaderTest, SwapBytesTakeASequenceOrNothing) {
+  options_.swap_bytes_required = true;
   options_.swap_bytes = 0;
   EXPECT_TRUE(Status().ok());
   options_.swap_bytes = 1;
@@ -260,6 +261,7 @@ TEST_F(ModelLoaderTest, RefusesWhatTheHostCannotHold) {
 
 TEST_F(ModelLoaderTest, SwapBytesThatTheHostDoesNotHaveAreRefused) {
   options_.swap_bytes = int64_t{1} << 50;
+  options_.swap_bytes_required = true;
   EXPECT_THAT(Status(), FailsWith(absl::StatusCode::kResourceExhausted,
                                   "--swap-bytes is 1125899906842624; the ",
                                   "of which the model takes "));
