@@ -221,8 +221,7 @@ absl::Status PlanHostMemory(const HostNeeds& needs, const ModelOptions& options,
   const std::optional<HostMemory> memory = AvailableHostMemory();
   if (!memory) return absl::OkStatus();
   RECURVE_RETURN_IF_ERROR(CheckHostMemory(needs, *memory));
-  const absl::Status swap =
-      CheckSwapMemory(options.swap_bytes, needs.all(), *memory);
+  absl::Status swap = CheckSwapMemory(options.swap_bytes, needs.all(), *memory);
   if (!swap.ok() && options.swap_bytes_required) return swap;
   if (!swap.ok()) capacity->swap_bytes = 0;
   return absl::OkStatus();

@@ -198,7 +198,7 @@ absl::Status CompletionCall::Charge(const HttpRequest& request,
   if (environment_.tenants == nullptr) return absl::OkStatus();
   MutexLock lock(&mu_);
   std::chrono::milliseconds retry_after = environment_.retry_pushback;
-  const absl::Status status = [&]() -> absl::Status {
+  absl::Status status = [&]() -> absl::Status {
     RECURVE_ASSIGN_OR_RETURN(
         std::vector<StreamTicket> tickets,
         environment_.tenants->OpenStreams(request.authorization,
@@ -453,7 +453,7 @@ void CompletionCall::Pump() {
         response.content_type = "text/event-stream; charset=utf-8";
         response.headers = headers_;
         response.headers.emplace_back("Cache-Control", "no-cache");
-        response.body = std::move(piece);
+        response.body = std::exchange(piece, "");
       }
     }
     if (ended) {

@@ -54,7 +54,8 @@ class HttpServer::Core : public HttpSessions,
  private:
   // A listening socket.
   struct Listening {
-    Listening(const asio::strand<asio::io_context::executor_type>& strand)
+    explicit Listening(
+        const asio::strand<asio::io_context::executor_type>& strand)
         : acceptor(strand), pause(strand) {}
     tcp::acceptor acceptor;
     asio::steady_timer pause;
@@ -178,7 +179,7 @@ void HttpServer::Core::Stop() {
     for (const auto& listening : listening_) {
       error_code ignored;
       listening->acceptor.close(ignored);
-      listening->pause.cancel();
+      listening->pause.cancel(ignored);
     }
   });
   // The threads end when what the connections had under way is over.

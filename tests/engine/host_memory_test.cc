@@ -10,9 +10,6 @@
 namespace recurve {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
-
 // A machine with 1000 KiB available, and what a test adds.
 class HostMemoryTest : public testing::Test {
  protected:
