@@ -55,8 +55,8 @@ struct Activations {
 
 // Where a model runs, or who stands in front of one: bench/cuda/timed_backend.h
 // forwards every method, also those that have a default here. Methods are whole
-// operations on the ragged batch given to
-// BeginStep, so that model code is written once for every device.
+// operations on the ragged batch given to BeginStep, so that model code is
+// written once for every device.
 //
 // Order of calls: Load… and Allocate… while a model is built; AllocateCache
 // once; then, for each step, BeginStep, operations, EndStep. Where

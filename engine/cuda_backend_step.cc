@@ -209,8 +209,6 @@ bool CudaBackend::ReserveHostLogits(int64_t vocab) {
 void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
                                MatrixId head) {
   const int64_t vocab = products_->outputs(head);
-  RECURVE_CHECK(vocab == options_.vocab_size &&
-                in.cols == options_.hidden_size);
   if (active()) {
     ComputeLogits(in, nullptr, rows_, norm, head);
     Draw(vocab, 0, rows_);
@@ -252,6 +250,8 @@ void CudaBackend::HeadOfMixed(Activations in, const NormArgs& norm,
 }
 
 void CudaBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
+  RECURVE_CHECK(products_->outputs(head) == options_.vocab_size &&
+                in.cols == options_.hidden_size);
   if (decode_) {
     HeadOfDecode(in, norm, head);
   } else if (status_.ok()) {

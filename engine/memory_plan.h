@@ -54,7 +54,7 @@ absl::StatusOr<Capacity> PlanMemory(const Checkpoint& checkpoint,
                                     EngineOptions* engine);
 
 #ifdef RECURVE_HAVE_CUDA
-// Of a backend for such a capacity, but for the threads.
+// Of a backend for such a capacity.
 CudaBackend::Options CudaOptions(const ModelDefinition& model,
                                  const Placement& placement,
                                  const Capacity& capacity,

@@ -1,8 +1,10 @@
 #ifndef RECURVE_ENGINE_MODEL_OPTIONS_H_
 #define RECURVE_ENGINE_MODEL_OPTIONS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <thread>
 
 #include "engine/models/registry.h"
 
@@ -41,7 +43,10 @@ struct ModelOptions {
 };
 
 // `num_threads`, or one for each core.
-int NumThreads(const ModelOptions& options);  // placement.cc
+inline int NumThreads(const ModelOptions& options) {
+  if (options.num_threads > 0) return options.num_threads;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
 
 }  // namespace recurve
 

@@ -1,7 +1,6 @@
 #include "engine/placement.h"
 
 #include <algorithm>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -61,11 +60,6 @@ absl::Status ChooseDevice(const std::string& device, Placement* placement) {
 }
 
 }  // namespace
-
-int NumThreads(const ModelOptions& options) {
-  if (options.num_threads > 0) return options.num_threads;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
 
 absl::StatusOr<Placement> Place(const ModelOptions& options) {
   Placement placement;
