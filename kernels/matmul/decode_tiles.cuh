@@ -49,7 +49,8 @@ __device__ __forceinline__ void CopyWeightBox(uint32_t to,
 //
 // The last tile begins earlier than where the one before it ends, if there are
 // not rows or outputs enough, and writes only what is its own: boxes that TMA
-// fills up with zeros come late. (Measured; docs/kernels/matmul.md.)
+// fills up with zeros come late. (Measured;
+// docs/kernels/log/matmul_in_steps.md.)
 struct TileArgs {
   DecodeMatmulParams p;
   int splits;
@@ -81,7 +82,8 @@ __device__ __forceinline__ TilePlace PlaceOf(const TileArgs& args, int row,
 
 // Cycles from one stage to the next while the kernel in front is not done: all
 // multiprocessors' rings at once would fill the memory's queues, and what it
-// reads and writes would stand behind them. (Measured; docs/kernels/matmul.md.)
+// reads and writes would stand behind them. (Measured;
+// docs/kernels/log/matmul_in_steps.md.)
 inline constexpr uint32_t kEarlyStageCycles = 500;
 
 // Calls ask_for_weights(stage) of the first `stages`, which need no kernel in

@@ -23,7 +23,7 @@ inline constexpr int64_t kGatedLeastRows = 193;
 
 // Features of a block, and about what a round of tiles takes in which all
 // multiprocessors have one. (Measured with the matrix of T6-XL, in µs;
-// docs/kernels/matmul.md.)
+// docs/kernels/log/matmul_in_steps.md.)
 struct GatedForm {
   int features;
   double cost;

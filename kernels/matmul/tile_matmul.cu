@@ -339,7 +339,7 @@ constexpr int64_t kManyOutputs = 256 * ManyRows::kOutputs;
 
 // Other matrices take wide_matmul.cu; those in parts from 33 rows on, if they
 // have so few inputs that adding up the parts is most of the work. (Measured;
-// docs/kernels/matmul.md.)
+// docs/kernels/log/matmul.md.)
 bool IsWide(const DecodeMatmulParams& p) {
   if (p.outputs >= kManyOutputs) return false;
   return p.rows > 64 ||
