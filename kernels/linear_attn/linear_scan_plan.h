@@ -15,7 +15,7 @@ inline constexpr int kLinearScanWarps = 8;  // that share a column's rows
 
 // How wide a block is changes no bit: each column is added up as in any other
 // width. Wide blocks move states faster, once there are enough for all
-// multiprocessors (docs/kernels/linear_step.md). Of 16 rows by 2 columns a
+// multiprocessors (docs/kernels/log/linear_step.md). Of 16 rows by 2 columns a
 // multiprocessor holds four blocks, by 4 it held two, which was 1 to 2% of a
 // step slower. Lanes of 64 rows have no registers for more columns, and so few
 // rows as 2 are no more than a start; 32 rows by 4 columns would be all the
