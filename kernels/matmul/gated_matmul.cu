@@ -6,6 +6,7 @@
 // written.
 
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/cluster.cuh"
@@ -289,6 +290,8 @@ cudaError_t Launch(const DecodeMatmulParams& p, int multiprocessors,
 using Form0 = GatedTile<72, 6>;
 using Form1 = GatedTile<88, 5>;
 using Form2 = GatedTile<128, 4>;
+static_assert(std::size(kGatedForms) == 3,
+              "LaunchForm has a case for each form");
 static_assert(Form0::kHalf == kGatedForms[0].features &&
               Form1::kHalf == kGatedForms[1].features &&
               Form2::kHalf == kGatedForms[2].features &&

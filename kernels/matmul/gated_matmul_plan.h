@@ -4,6 +4,7 @@
 #define RECURVE_KERNELS_MATMUL_GATED_MATMUL_PLAN_H_
 
 #include <cstdint>
+#include <iterator>
 
 #include "kernels/common/activation.h"
 #include "kernels/matmul/decode_matmul_order.h"
@@ -39,7 +40,7 @@ constexpr int ChooseGatedForm(int64_t rows, int64_t features,
   const int64_t clusters = multiprocessors / 2;
   int best = 0;
   double least = 0.0;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < static_cast<int>(std::size(kGatedForms)); ++i) {
     const int64_t tiles = pairs * ((features + kGatedForms[i].features - 1) /
                                    kGatedForms[i].features);
     const int64_t rounds = (tiles + clusters - 1) / clusters;

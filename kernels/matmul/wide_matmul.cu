@@ -3,6 +3,8 @@
 // 8 outputs: as many as give nearly every multiprocessor a block. Which operand
 // stands on which side changes no bits.
 
+#include <iterator>
+
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
@@ -499,6 +501,8 @@ template <typename S>
 constexpr bool Is(const WideForm& form) {
   return S::kRows == form.rows && S::kOutputs == form.outputs;
 }
+static_assert(std::size(kWholeForms) == 3 && std::size(kPartsForms) == 5,
+              "LaunchForm has a case for each form");
 static_assert(Is<Whole0>(kWholeForms[0]) && Is<Whole1>(kWholeForms[1]) &&
               Is<Whole2>(kWholeForms[2]) && Is<Parts0>(kPartsForms[0]) &&
               Is<Parts1>(kPartsForms[1]) && Is<Parts2>(kPartsForms[2]) &&

@@ -4,6 +4,7 @@
 #define RECURVE_KERNELS_MATMUL_WIDE_MATMUL_PLAN_H_
 
 #include <cstdint>
+#include <iterator>
 
 #include "kernels/matmul/decode_matmul_order.h"
 
@@ -48,7 +49,8 @@ constexpr int ChooseWideForm(int64_t rows, int64_t outputs,
   if (rows <= 128) return 0;
   const bool parts = DecodeMatmulSplits(outputs) > 1;
   const WideForm* const forms = parts ? kPartsForms : kWholeForms;
-  const int count = parts ? 5 : 3;
+  const int count =
+      static_cast<int>(parts ? std::size(kPartsForms) : std::size(kWholeForms));
   int best = 1;
   double least = 0.0;
   for (int i = 1; i < count; ++i) {
