@@ -1,0 +1,95 @@
+"""cmake/cuda.cmake, with an nvcc that only pretends: what RECURVE_CUDA may say.
+Argument: the program cmake."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CMAKE = sys.argv.pop(1)
+
+PROJECT = f"""cmake_minimum_required(VERSION 3.22)
+project(pretends LANGUAGES NONE)
+include("{ROOT}/cmake/cuda.cmake")
+"""
+# An nvcc that compiles nothing.
+NVCC = """#!/bin/sh
+touch "{folder}/nvcc.called"
+echo "Cuda compilation tools, release {version}, V{version}.0"
+[ "$1" = --version ]
+"""
+
+
+class BuildTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.programs = self.folder / "programs"
+        self.programs.mkdir()
+
+    def program(self, name, text):
+        path = self.programs / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def nvcc(self, name, version):
+        return self.program(name, NVCC.format(folder=self.folder, version=version))
+
+    def run_program(self, *command, cudacxx=None):
+        environment = {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}"}
+        environment.pop("CUDACXX", None)
+        if cudacxx:
+            environment["CUDACXX"] = str(cudacxx)
+        return subprocess.run(command, cwd=self.folder, text=True, timeout=120,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              env=environment)
+
+
+class CudaOptionTest(BuildTest):
+    def configure(self, value):
+        """(exit status, output, whether nvcc was called), of a project with an nvcc
+        that compiles nothing."""
+        (self.folder / "CMakeLists.txt").write_text(PROJECT)
+        result = self.run_program(
+            CMAKE, "-G", "Ninja", "-S", ".", "-B", f"b_{value}", f"-DRECURVE_CUDA={value}",
+            cudacxx=self.nvcc("nvcc", "13.0"))
+        called = self.folder / "nvcc.called"
+        was_called = called.exists()
+        called.unlink(missing_ok=True)
+        return result.returncode, " ".join(result.stdout.split()), was_called
+
+    def test_off_in_all_its_spellings(self):
+        for value in ("off", "OFF", "False", "no", "0"):
+            with self.subTest(value):
+                status, output, called = self.configure(value)
+                self.assertEqual(0, status, output)
+                self.assertIn("No CUDA toolkit in this build: CPU only", output)
+                self.assertFalse(called, output)
+
+    def test_on_in_all_its_spellings_requires_a_compiler(self):
+        for value in ("on", "ON", "True", "yes", "1"):
+            with self.subTest(value):
+                status, output, _ = self.configure(value)
+                self.assertNotEqual(0, status, output)
+                self.assertIn(f"RECURVE_CUDA={value} but no CUDA compiler (nvcc) was found",
+                              output)
+
+    def test_auto_builds_without_a_compiler(self):
+        for value in ("auto", "AUTO"):
+            with self.subTest(value):
+                status, output, called = self.configure(value)
+                self.assertEqual(0, status, output)
+                self.assertIn("No CUDA toolkit in this build: CPU only", output)
+                self.assertTrue(called, output)
+
+    def test_another_value_is_refused(self):
+        status, output, _ = self.configure("maybe")
+        self.assertNotEqual(0, status, output)
+        self.assertIn("RECURVE_CUDA is 'maybe'; expected auto, on or off", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
