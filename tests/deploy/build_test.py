@@ -1,8 +1,10 @@
-"""cmake/cuda.cmake, with an nvcc that only pretends: what RECURVE_CUDA may say.
-Argument: the program cmake."""
+"""`dev` and cmake/cuda.cmake, with programs that only pretend: which nvcc
+is taken, and what RECURVE_CUDA may say. Argument: the program cmake."""
 
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,6 +48,34 @@ class BuildTest(unittest.TestCase):
         return subprocess.run(command, cwd=self.folder, text=True, timeout=120,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               env=environment)
+
+
+class DevTest(BuildTest):
+    def setUp(self):
+        super().setUp()
+        shutil.copy(ROOT / "dev", self.folder)
+        self.program("dpkg-query", "#!/bin/sh\necho install ok installed\n")
+        self.program("cmake", "#!/bin/sh\n")
+
+    def dev(self, *arguments, **options):
+        result = self.run_program("bash", "dev", *arguments, **options)
+        self.assertEqual(0, result.returncode, result.stdout)
+        return result.stdout
+
+    def test_takes_the_nvcc_that_a_build_takes(self):
+        nvcc = self.nvcc("nvcc", "11.0")
+        (self.folder / "CMakeLists.txt").write_text(PROJECT)
+        # It looks for nvcc and then refuses this architecture, before it compiles.
+        self.run_program(CMAKE, "-G", "Ninja", "-S", ".", "-B", "b",
+                         "-DRECURVE_CUDA=auto", "-DCMAKE_CUDA_ARCHITECTURES=90")
+        (taken,) = re.findall(r"^RECURVE_NVCC:\w+=(.*)$",
+                              (self.folder / "b/CMakeCache.txt").read_text(), re.M)
+        said = "The CUDA toolkit here is 11.0;" in self.dev("build", "cpu")
+        self.assertEqual(taken == str(nvcc), said, taken)
+        # Where it is named, with an option, nothing else is looked at.
+        named = self.nvcc("named", "11.1")
+        self.assertIn("The CUDA toolkit here is 11.1;",
+                      self.dev("build", "cpu", cudacxx=f"{named} -v"))
 
 
 class CudaOptionTest(BuildTest):
