@@ -1,5 +1,6 @@
-"""`dev` and cmake/cuda.cmake, with programs that only pretend: which nvcc
-is taken, and what RECURVE_CUDA may say. Argument: the program cmake."""
+"""`dev` and cmake/cuda.cmake, with programs that only pretend: what is installed,
+which nvcc is taken, what RECURVE_CUDA may say, and what is told about tests that do
+not run. Argument: the program cmake."""
 
 import os
 import pathlib
@@ -22,6 +23,28 @@ NVCC = """#!/bin/sh
 touch "{folder}/nvcc.called"
 echo "Cuda compilation tools, release {version}, V{version}.0"
 [ "$1" = --version ]
+"""
+LOG = """1/4 Testing: alerts_test
+1/4 Test: alerts_test
+Output:
+----------------------------------------------------------
+skipped: there is no promtool (apt-get install prometheus)
+<end of output>
+2/4 Test: client_test
+Output:
+----------------------------------------------------------
+[       OK ] Client.IsNotSkipped
+<end of output>
+3/4 Test: python_client_test
+Output:
+----------------------------------------------------------
+skipped: No module named 'google'
+<end of output>
+4/4 Test: other_client_test
+Output:
+----------------------------------------------------------
+skipped: No module named 'google'
+<end of output>
 """
 
 
@@ -55,12 +78,37 @@ class DevTest(BuildTest):
         super().setUp()
         shutil.copy(ROOT / "dev", self.folder)
         self.program("dpkg-query", "#!/bin/sh\necho install ok installed\n")
-        self.program("cmake", "#!/bin/sh\n")
+        self.program("cmake", "#!/bin/sh\necho '-- No python3: much is not tested'\n")
+        self.program("ctest", "#!/bin/sh\n")
 
     def dev(self, *arguments, **options):
         result = self.run_program("bash", "dev", *arguments, **options)
         self.assertEqual(0, result.returncode, result.stdout)
         return result.stdout
+
+    def installed(self, *arguments):
+        log = self.folder / "apt.log"
+        self.program("dpkg-query", "#!/bin/sh\nexit 1\n")
+        self.program("sudo", '#!/bin/sh\nexec "$@"\n')
+        self.program("apt-get", f'#!/bin/sh\necho "$@" >>"{log}"\n')
+        log.unlink(missing_ok=True)
+        self.dev("setup", *arguments)
+        return log.read_text().split()
+
+    def test_python_is_installed_for_tests_alone(self):
+        self.assertIn("python3", self.installed())
+        self.assertNotIn("python3", self.installed("release"))
+
+    def test_says_why_tests_are_skipped(self):
+        log = self.folder / "build/cpu/Testing/Temporary/LastTest.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(LOG)
+        lines = self.dev("test", "cpu").splitlines()
+        self.assertIn("No python3: much is not tested", lines)
+        self.assertEqual(
+            ["Skipped (there is no promtool (apt-get install prometheus)): alerts_test",
+             "Skipped (No module named 'google'): python_client_test other_client_test"],
+            [x for x in lines if x.startswith("Skipped")])
 
     def test_takes_the_nvcc_that_a_build_takes(self):
         nvcc = self.nvcc("nvcc", "11.0")
