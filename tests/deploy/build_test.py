@@ -126,6 +126,25 @@ class DevTest(BuildTest):
                       self.dev("build", "cpu", cudacxx=f"{named} -v"))
 
 
+class PythonClientTest(BuildTest):
+    def test_is_skipped_with_packages_that_are_too_old(self):
+        """Debian's are."""
+        (self.folder / "google/protobuf").mkdir(parents=True)
+        (self.folder / "google/__init__.py").touch()
+        (self.folder / "pytest.py").touch()
+        for grpcio, protobuf, line in (
+                ("1.51.1", "4.22.0", "skipped: grpcio is 1.51.1, the client needs 1.60"),
+                ("1.60.0", "3.21.12", "skipped: protobuf is 3.21.12, the client needs 4.22")):
+            with self.subTest(line):
+                (self.folder / "grpc.py").write_text(f"__version__ = '{grpcio}'\n")
+                (self.folder / "google/protobuf/__init__.py").write_text(
+                    f"__version__ = '{protobuf}'\n")
+                result = self.run_program(
+                    "env", f"PYTHONPATH={self.folder}", "PYTHONDONTWRITEBYTECODE=1",
+                    sys.executable, str(ROOT / "client/python/tests/run.py"), "server")
+                self.assertEqual((77, line + "\n"), (result.returncode, result.stdout))
+
+
 class CudaOptionTest(BuildTest):
     def configure(self, value):
         """(exit status, output, whether nvcc was called), of a project with an nvcc

@@ -1,5 +1,6 @@
 """Runs the tests for CTest. Argument: the program recurve-server. Exit status 77,
-and a line that says why, where grpcio, protobuf or pytest are missing."""
+and a line that says why, where grpcio, protobuf or pytest are missing or, as the
+packages of Debian 12 and Ubuntu 24.04 are, older than the client needs."""
 
 from __future__ import annotations
 
@@ -19,6 +20,14 @@ try:
 except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
+# As pyproject.toml has them.
+for name, version, least in (
+    ("grpcio", grpc.__version__, "1.60"),
+    ("protobuf", google.protobuf.__version__, "4.22"),
+):
+    if [int(x) for x in version.split(".")[:2]] < [int(x) for x in least.split(".")]:
+        print(f"skipped: {name} is {version}, the client needs {least}")
+        sys.exit(77)
 
 os.environ["RECURVE_SERVER_PROGRAM"] = sys.argv[1]
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
