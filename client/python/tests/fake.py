@@ -26,6 +26,7 @@ class Try:
     change: int | None = None  # the id at this index is another one
     claim: int | None = None  # how many tokens the end claims
     hang: bool = False  # no end, until the client has left
+    finish: bool = False  # the whole answer, then the status
 
 
 @dataclass
@@ -96,12 +97,14 @@ class FakeServer:
             yield pb.GenerateEvent(tokens=pb.Tokens(index=index, ids=ids, text=text))
         while this.hang and context.is_active():
             time.sleep(0.02)
-        self._end(this, context)
+        if not this.finish:
+            self._end(this, context)
         claim = this.tokens if this.claim is None else this.claim
         end = pb.Finished(
             reason=pb.FINISH_REASON_LENGTH, usage=pb.Usage(completion_tokens=claim)
         )
         yield pb.GenerateEvent(finished=end)
+        self._end(this, context)
 
 
 def text_of(tokens: int) -> str:

@@ -114,6 +114,16 @@ def test_resume_refuses_another_continuation(kind: str) -> None:
 
 
 @both
+def test_resume_after_a_whole_answer(kind: str) -> None:
+    tries = [Try(tokens=3, code=GONE, finish=True), Try(tokens=3)]
+    with FakeServer(tries) as server:
+        result = run(kind, server, resume=True)
+        assert result.token_ids == (0, 1, 2)
+        assert result.text == text_of(3)
+        assert len(server.requests) == 2
+
+
+@both
 def test_resume_refuses_a_shorter_continuation(kind: str) -> None:
     with FakeServer([Try(tokens=3, code=GONE), Try(tokens=2)]) as server:
         with pytest.raises(RecurveError) as error:

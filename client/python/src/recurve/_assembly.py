@@ -44,6 +44,8 @@ class Assembly:
         return bool(self._ids or self._text)
 
     def restart(self) -> None:
+        # A whole answer may end with an error in place of OK.
+        self.finished = None
         self._text_before = "".join(self._text)
         self._ids_received = 0
         self._text_received = 0
