@@ -149,5 +149,11 @@ def test_errors(address: str) -> None:
             with pytest.raises(RecurveError) as error:
                 await aclient.generate(PROMPT, timeout=0.05, **LONG).result()
             assert error.value.code == StatusCode.DEADLINE_EXCEEDED
+            with pytest.raises(RecurveError) as error:
+                await aclient.health(5)  # type: ignore[arg-type]
+            assert error.value.field == "service"
+            with pytest.raises(RecurveError) as error:
+                await aclient.abort("\ud800")
+            assert error.value.field == "request_id"
 
     asyncio.run(main())

@@ -256,6 +256,16 @@ def test_health(client: Client) -> None:
     assert error.value.code == StatusCode.NOT_FOUND
 
 
+@pytest.mark.parametrize("bad", [5, None, "\ud800"], ids=ascii)
+def test_names_that_are_no_text(client: Client, bad: Any) -> None:
+    for field, call in (("service", client.health), ("request_id", client.abort)):
+        with pytest.raises(RecurveError) as error:
+            call(bad)
+        assert error.value.code == StatusCode.INVALID_ARGUMENT
+        assert error.value.field == field
+        assert error.value.message.startswith(f"{field} is {bad!r}: ")
+
+
 def test_a_full_server(start_server: Callable[..., Server]) -> None:
     server = start_server("--max-num-seqs", "1", "--max-queued-requests", "0")
     with Client(server.address, retry=NO_RETRY) as client:

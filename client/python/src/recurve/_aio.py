@@ -225,8 +225,7 @@ class AsyncClient:
 
     async def abort(self, request_id: str, *, timeout: float | None = None) -> None:
         """Ends a request by its id; see `Client.abort`."""
-        request = control_pb2.AbortRequest(request_id=request_id)
-        await self._unary(_rpc.ABORT, request, timeout)
+        await self._unary(_rpc.ABORT, _rpc.abort_request(request_id), timeout)
 
     async def drain(self, *, timeout: float | None = None) -> int:
         """Lets the server finish and exit; see `Client.drain`."""

@@ -51,7 +51,7 @@ def build_request(prompt: Prompt, params: Params) -> pb.GenerateRequest:
     """
     request = pb.GenerateRequest()
     if isinstance(prompt, str):
-        _set(request, "prompt_text", prompt, "prompt_text")
+        set_field(request, "prompt_text", prompt, "prompt_text")
     else:
         # Also for an empty list: the server then says that the prompt is empty.
         request.prompt_ids.SetInParent()
@@ -72,11 +72,12 @@ def build_request(prompt: Prompt, params: Params) -> pb.GenerateRequest:
         elif name in ("stop_token_ids", "stop_strings"):
             _extend(message, name, value, path)
         else:
-            _set(message, name, value, path)
+            set_field(message, name, value, path)
     return request
 
 
-def _set(message: Message, name: str, value: Any, path: str) -> None:
+def set_field(message: Message, name: str, value: Any, path: str) -> None:
+    """Raises RecurveError (INVALID_ARGUMENT, with `path`) for what does not fit."""
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
+from recurve._request import set_field
 from recurve._types import Health
 from recurve.v1 import control_pb2, inference_pb2
 
@@ -56,7 +57,15 @@ HEALTH = Method("/grpc.health.v1.Health/Check", _HealthResponse)
 
 
 def health_request(service: str) -> Message:
-    return _HealthRequest(service=service)
+    request = _HealthRequest()
+    set_field(request, "service", service, "service")
+    return request
+
+
+def abort_request(request_id: str) -> Message:
+    request = control_pb2.AbortRequest()
+    set_field(request, "request_id", request_id, "request_id")
+    return request
 
 
 def health_of(response: Any) -> Health:

@@ -256,7 +256,7 @@ class Client:
         """Ends a request by its id; its stream ends with CANCELLED. NOT_FOUND when no
         such request is running or waiting.
         """
-        self._unary(_rpc.ABORT, control_pb2.AbortRequest(request_id=request_id), timeout)
+        self._unary(_rpc.ABORT, _rpc.abort_request(request_id), timeout)
 
     def drain(self, *, timeout: float | None = None) -> int:
         """Lets the server finish its requests, admit no more, and exit. Returns at once,
