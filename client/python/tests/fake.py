@@ -39,7 +39,10 @@ class FakeServer:
     credentials: grpc.ServerCredentials | None = None
 
     def __enter__(self) -> FakeServer:
-        self._server = grpc.server(futures.ThreadPoolExecutor(8))
+        # Takes more metadata than the real one, so that a script can refuse them.
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(8), options=[("grpc.max_metadata_size", 64 << 10)]
+        )
         handler = grpc.unary_stream_rpc_method_handler(
             self._generate, pb.GenerateRequest.FromString, pb.GenerateEvent.SerializeToString
         )

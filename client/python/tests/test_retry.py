@@ -18,14 +18,18 @@ QUICK = RetryPolicy(max_attempts=4, initial_backoff=0.001)
 SLOW = RetryPolicy(initial_backoff=60, max_backoff=60)
 
 
-def run(kind: str, server: FakeServer, resume: bool = False) -> Generation:
+def run(
+    kind: str, server: FakeServer, resume: bool = False, metadata: dict[str, str] | None = None
+) -> Generation:
     """The same generation through either client."""
     if kind == "sync":
-        with Client(server.address, retry=QUICK, timeout=60) as client:
+        with Client(server.address, retry=QUICK, timeout=60, metadata=metadata) as client:
             return client.generate([1], resume=resume).result()
 
     async def main() -> Generation:
-        async with AsyncClient(server.address, retry=QUICK, timeout=60) as client:
+        async with AsyncClient(
+            server.address, retry=QUICK, timeout=60, metadata=metadata
+        ) as client:
             return await client.generate([1], resume=resume).result()
 
     return asyncio.run(main())
@@ -106,14 +110,6 @@ def test_resume_delivers_each_token_once(kind: str) -> None:
 
 
 @both
-def test_resume_refuses_another_continuation(kind: str) -> None:
-    with FakeServer([Try(tokens=3, code=GONE), Try(tokens=7, change=1)]) as server:
-        with pytest.raises(RecurveError) as error:
-            run(kind, server, resume=True)
-        assert error.value.code == StatusCode.DATA_LOSS
-
-
-@both
 def test_resume_after_a_whole_answer(kind: str) -> None:
     tries = [Try(tokens=3, code=GONE, finish=True), Try(tokens=3)]
     with FakeServer(tries) as server:
@@ -121,6 +117,14 @@ def test_resume_after_a_whole_answer(kind: str) -> None:
         assert result.token_ids == (0, 1, 2)
         assert result.text == text_of(3)
         assert len(server.requests) == 2
+
+
+@both
+def test_resume_refuses_another_continuation(kind: str) -> None:
+    with FakeServer([Try(tokens=3, code=GONE), Try(tokens=7, change=1)]) as server:
+        with pytest.raises(RecurveError) as error:
+            run(kind, server, resume=True)
+        assert error.value.code == StatusCode.DATA_LOSS
 
 
 @both
@@ -262,6 +266,22 @@ def test_oversized_requests_are_not_retried() -> None:
     assert delay(MAX_REQUEST_BYTES, RecurveError(BUSY, "")) is not None
     assert delay(MAX_REQUEST_BYTES + 1, RecurveError(BUSY, "")) is None
     assert delay(MAX_REQUEST_BYTES + 1, RecurveError(GONE, "")) is not None
+    # A queue or a quota says when there will be a place.
+    assert delay(MAX_REQUEST_BYTES + 1, RecurveError(BUSY, "", retry_after=1)) is not None
+
+
+@both
+@pytest.mark.parametrize(
+    ("length", "pushback", "tries"), [(8000, None, 1), (8000, "1", 4), (7000, None, 4)]
+)
+def test_oversized_metadata_are_not_retried(
+    kind: str, length: int, pushback: str | None, tries: int
+) -> None:
+    with FakeServer([Try(code=BUSY, pushback=pushback)]) as server:
+        with pytest.raises(RecurveError) as error:
+            run(kind, server, metadata={"x-large": "v" * length})
+        assert error.value.code == BUSY
+        assert len(server.requests) == tries
 
 
 @pytest.mark.parametrize(

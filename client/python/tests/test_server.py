@@ -291,6 +291,14 @@ def test_a_message_too_large(client: Client) -> None:
     assert error.value.retry_after is None
 
 
+def test_metadata_too_large(address: str) -> None:
+    with Client(address, timeout=120, metadata={"x-large": "v" * 20000}) as client:
+        with pytest.raises(RecurveError) as error:
+            client.generate(PROMPT).result()
+        assert error.value.code == StatusCode.RESOURCE_EXHAUSTED
+        assert error.value.retry_after is None
+
+
 def test_drain(start_server: Callable[..., Server]) -> None:
     server = start_server()
     with Client(server.address, retry=NO_RETRY) as client:

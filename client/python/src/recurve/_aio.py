@@ -253,7 +253,8 @@ class AsyncClient:
         self, timeout: float | None, request: Message, retry: RetryPolicy | None = None
     ) -> Attempts:
         seconds = self._timeout if timeout is None else timeout
-        return Attempts(retry or self._retry, seconds, request.ByteSize())
+        metadata_bytes = _channel.metadata_bytes(self._metadata)
+        return Attempts(retry or self._retry, seconds, request.ByteSize(), metadata_bytes)
 
     async def _unary(
         self,

@@ -14,6 +14,9 @@ from recurve._errors import RecurveError, StatusCode, invalid
 # with RESOURCE_EXHAUSTED, and would do so every time.
 MAX_REQUEST_BYTES = 4 << 20
 
+# The same of the metadata of a call, those of gRPC itself included.
+MAX_METADATA_BYTES = 8 << 10
+
 # In seconds, as of recurve-client: gRPC would take much more as no time at all.
 MAX_TIMEOUT = 1e9
 
@@ -75,6 +78,7 @@ class Attempts:
         policy: RetryPolicy,
         timeout: float | None,
         request_bytes: int = 0,
+        metadata_bytes: int = 0,
         uniform: Callable[[float, float], float] = random.uniform,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -86,7 +90,9 @@ class Attempts:
                 f"is {timeout!r}; expected seconds above 0 and at most {MAX_TIMEOUT:g}, or None",
             )
         self._policy = policy
-        self._oversized = request_bytes > MAX_REQUEST_BYTES
+        self._oversized = (
+            request_bytes > MAX_REQUEST_BYTES or metadata_bytes > MAX_METADATA_BYTES
+        )
         self._uniform = uniform
         self._clock = clock
         self._deadline = None if timeout is None else clock() + timeout
@@ -102,11 +108,15 @@ class Attempts:
         """Seconds to wait before the next try; None: there must be none."""
         self._failures += 1
         asked = error.retry_after
+        # A full queue or a quota says when to try again, whatever the size.
+        too_large = (
+            self._oversized and error.code == StatusCode.RESOURCE_EXHAUSTED and asked is None
+        )
         if (
             error.code not in _RETRYABLE
             or self._failures >= self._policy.max_attempts
             or (asked is not None and asked < 0)
-            or (self._oversized and error.code == StatusCode.RESOURCE_EXHAUSTED)
+            or too_large
         ):
             return None
         delay = (asked or 0.0) + self._uniform(0.0, self._policy.longest_backoff(self._failures))

@@ -287,7 +287,8 @@ class Client:
         self, timeout: float | None, request: Message, retry: RetryPolicy | None = None
     ) -> Attempts:
         seconds = self._timeout if timeout is None else timeout
-        return Attempts(retry or self._retry, seconds, request.ByteSize())
+        metadata_bytes = _channel.metadata_bytes(self._metadata)
+        return Attempts(retry or self._retry, seconds, request.ByteSize(), metadata_bytes)
 
     def _unary(
         self,
