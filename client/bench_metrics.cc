@@ -93,7 +93,8 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
        "sending time, where at least 10 requests arrived, those under way "
        "grew by more than a tenth of the arrivals and by more than twice the "
        "square root of their number (what chance alone does). Null, with a "
-       "reason, when the step was interrupted or requests failed otherwise"},
+       "reason, when the step was interrupted, when it reached --max-errors "
+       "without being saturated, or when requests failed otherwise"},
       {"first_index", "",
        "in a sweep: the index of the step's first conversation; in "
        "--requests-jsonl the step has those from there up to 2^32 beyond, and "

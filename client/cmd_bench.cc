@@ -201,10 +201,12 @@ bool MeasureStep(const BenchPlan& plan, const Workload& workload,
   measured->stopped = step.result.stopped;
   if (!plan.sweep_rates.empty()) SetVerdict(Judge(step.result), &step);
   const bool saturated = IsSaturated(step);
-  // A server that refuses what is too much for it does what it should.
-  if (!ReportFailures("requests", step.result) && !saturated) {
-    measured->clean = false;
-  }
+  const bool nothing_failed = ReportFailures("requests", step.result);
+  // In a sweep over rates the server may refuse what is too much for it, and
+  // be late: the verdict is unknown if anything else failed.
+  const bool good = plan.sweep_rates.empty() ? nothing_failed
+                                             : UnknownReason(step) == nullptr;
+  if (!good) measured->clean = false;
   if (!Verify(plan, workload, &step, session)) measured->clean = false;
   measured->stopped = measured->stopped || session->run_switch.stopped();
   measured->steps.push_back(std::move(step));
@@ -412,8 +414,8 @@ void RegisterBench(CLI::App* app, int* exit_code) {
       kLatencyDefinitions,
       "\nExit status 0 when every request completed or was cancelled as "
       "planned, and every\nverified one had the same tokens. In a sweep over "
-      "rates, what a saturated step refused\nor was late with does not "
-      "count."));
+      "rates, what the server refused\nor was late with does not count, unless "
+      "a step reaches --max-errors before it saturates\nthe server."));
   command->callback([flags, exit_code] { *exit_code = Run(*flags); });
 }
 

@@ -132,6 +132,30 @@ TEST_F(BenchCliTest, ARefusingServerIsSaturatedAndSaysSo) {
   EXPECT_THAT(first, ElementsAre(0, 3, 2, 1));
 }
 
+// One of 20 is not yet more than 5%.
+TEST_F(BenchCliTest, AFewRefusalsDoNotEndASweep) {
+  server_.script = [this](const v1::GenerateRequest& request) {
+    const int call = calls_.fetch_add(1);
+    if (call != 3 && call < 40) return FullScript(request);
+    return FakeScript{
+        {}, grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "as told")};
+  };
+  const TemporaryPath json(".json");
+  // With this seed less than 10 requests of a step are due in its second half,
+  // too few to show a backlog where this machine is slow.
+  const Output output =
+      RunCli({"bench", "--sweep-rates", "100,200,400", "--seed", "12",
+              "--num-requests", "20", "--sweep-refine", "2", "--prompt-tokens",
+              "4", "--output-tokens", "2", "--json", json.c_str()});
+  EXPECT_EQ(output.exit_code, 0);
+  EXPECT_THAT(output.err, HasSubstr("RESOURCE_EXHAUSTED: 1 requests failed"));
+  const auto report = nlohmann::json::parse(json.Read());
+  ASSERT_EQ(report["steps"].size(), 5u);  // two of them refined
+  EXPECT_EQ(report["steps"][0]["failed"], 1);
+  EXPECT_EQ(report["steps"][0]["saturated"], false);
+  EXPECT_EQ(report["max_sustained_rate"], 200);
+}
+
 TEST_F(BenchCliTest, AnInterruptedStepIsNotSustained) {
   server_.script = [&](const v1::GenerateRequest& request) {
     const bool last = calls_.fetch_add(1) >= 5;
