@@ -196,7 +196,7 @@ absl::Status SetLimits(const BenchFlags& flags, BenchPlan* plan) {
   if (flags.think_time_seconds.has_value()) {
     RECURVE_ASSIGN_OR_RETURN(
         options->think_time,
-        PositiveSeconds("--think-time", *flags.think_time_seconds));
+        SecondsFromZero("--think-time", *flags.think_time_seconds));
   }
   if (flags.num_requests.has_value()) {
     options->num_requests = *flags.num_requests;

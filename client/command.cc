@@ -110,4 +110,15 @@ absl::StatusOr<absl::Duration> PositiveSeconds(absl::string_view flag,
   return absl::Seconds(value);
 }
 
+absl::StatusOr<absl::Duration> SecondsFromZero(absl::string_view flag,
+                                               double value) {
+  // Written so that a NaN fails.
+  if (!(value >= 0 && value <= kMostSeconds)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, ": ", value,
+                     " is not a number of seconds from 0 to ", kMostSeconds));
+  }
+  return absl::Seconds(value);
+}
+
 }  // namespace recurve

@@ -62,6 +62,9 @@ int ReportUsage(absl::string_view message);
 inline constexpr double kMostSeconds = 1e9;
 absl::StatusOr<absl::Duration> PositiveSeconds(absl::string_view flag,
                                                double value);
+// The same, but 0 is one too.
+absl::StatusOr<absl::Duration> SecondsFromZero(absl::string_view flag,
+                                               double value);
 
 }  // namespace recurve
 

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
 #include "client/bench_arrivals.h"
 #include "client/bench_goodput.h"
 #include "client/bench_lengths.h"
@@ -387,6 +388,24 @@ TEST(BenchPlanTest, ModesAndDefaults) {
   trace.output_tokens = "5";
   EXPECT_THAT(std::string(MakeBenchPlan(trace).status().message()),
               HasSubstr("--trace"));
+}
+
+TEST(BenchPlanTest, ThinkTimeIsFromZeroOn) {
+  BenchFlags flags;
+  flags.turns = "2";
+  for (const double seconds : {0.0, 0.5}) {
+    flags.think_time_seconds = seconds;
+    const auto plan = MakeBenchPlan(flags);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->options.think_time, absl::Seconds(seconds));
+  }
+  for (const double seconds : {-0.5, std::nan(""), 2e9}) {
+    flags.think_time_seconds = seconds;
+    EXPECT_THAT(std::string(MakeBenchPlan(flags).status().message()),
+                HasSubstr(absl::StrCat("--think-time: ", seconds,
+                                       " is not a number of "
+                                       "seconds from 0 to 1e+09")));
+  }
 }
 
 TEST(BenchPlanTest, RefusesWhatDoesNotGoTogether) {

@@ -51,6 +51,7 @@ TEST(CliUsageTest, BadUsageIsOneLine) {
       {"bench", "--num-requests", "-1"},
       {"bench", "--num-requests", "99999999999999999999"},
       {"bench", "--turns", "2", "--think-time", "1e300"},
+      {"bench", "--turns", "2", "--think-time", "-1"},
       {"bench", "--timeout", "inf"},
       {"bench", "--json", "/no/such/folder/file"},
       {"bench", "--html", "/"},
