@@ -93,33 +93,6 @@ int64_t HeldSize(DType stored, const Placement& placement) {
       placement.weight_dtype.value_or(widened ? DType::kFloat32 : stored)));
 }
 
-// All that is no matrix is float32.
-absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
-                                    const ModelDefinition& model,
-                                    const Placement& placement) {
-  const auto held = [&](const TensorView& tensor) {
-    return tensor.num_elements() *
-           (tensor.shape.size() == 2
-                ? HeldSize(tensor.dtype, placement)
-                : static_cast<int64_t>(SizeOf(DType::kFloat32)));
-  };
-  // A head that is the embedding is loaded as a matrix of its own.
-  int64_t bytes =
-      model.head.data == model.embedding.data ? held(model.embedding) : 0;
-  for (const std::string& name : checkpoint.names()) {
-    RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
-    bytes += held(tensor);
-  }
-  if (!placement.cuda) {
-    // The CPU leaves the embedding as it is stored where that takes less.
-    const TensorView& table = model.embedding;
-    const int64_t chosen = HeldSize(table.dtype, placement);
-    const auto stored = static_cast<int64_t>(SizeOf(table.dtype));
-    bytes -= table.num_elements() * (chosen - std::min(chosen, stored));
-  }
-  return bytes;
-}
-
 // With the page and the slot of padding.
 int64_t CacheBytes(const Capacity& capacity) {
   return (capacity.num_pages + 1) * kPageTokens *
@@ -267,6 +240,32 @@ CudaBackend::Options CudaOptions(const ModelDefinition& model,
   return options;
 }
 #endif
+
+absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
+                                    const ModelDefinition& model,
+                                    const Placement& placement) {
+  const auto held = [&](const TensorView& tensor) {
+    return tensor.num_elements() *
+           (tensor.shape.size() == 2
+                ? HeldSize(tensor.dtype, placement)
+                : static_cast<int64_t>(SizeOf(DType::kFloat32)));
+  };
+  // A head that is the embedding is loaded as a matrix of its own.
+  int64_t bytes =
+      model.head.data == model.embedding.data ? held(model.embedding) : 0;
+  for (const std::string& name : checkpoint.names()) {
+    RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
+    bytes += held(tensor);
+  }
+  if (!placement.cuda) {
+    // The CPU leaves the embedding as it is stored where that takes less.
+    const TensorView& table = model.embedding;
+    const int64_t chosen = HeldSize(table.dtype, placement);
+    const auto stored = static_cast<int64_t>(SizeOf(table.dtype));
+    bytes -= table.num_elements() * (chosen - std::min(chosen, stored));
+  }
+  return bytes;
+}
 
 int64_t DefaultGpuPoolBytes(int64_t free_bytes, int64_t others) {
   const int64_t reserve = (int64_t{1} << 30) + free_bytes / 16;

@@ -37,6 +37,12 @@ struct Capacity {
   int64_t bytes() const { return weight_bytes + cache_bytes + state_bytes; }
 };
 
+// Of all weights as they are held, but for what pads them. All that is no
+// matrix is float32. Reads no weight.
+absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
+                                    const ModelDefinition& model,
+                                    const Placement& placement);
+
 // What the factor cache takes of a GPU with so many bytes free if nobody says,
 // where `others` go to weights, states and what steps work in: what is left
 // but 1 GiB and a sixteenth of the free ones, which are for graphs, libraries

@@ -123,7 +123,8 @@ TEST_F(ModelCliTest, Info) {
   const auto parsed = nlohmann::json::parse(json.out);
   EXPECT_EQ(parsed["family"], "recurve");
   EXPECT_EQ(parsed["capacity"]["memory_bytes"], 1 << 30);
-  EXPECT_EQ(parsed["capacity"]["float32_cache"]["pages_per_sequence"], 4);
+  EXPECT_EQ(parsed["capacity"]["cpu"]["pages_per_sequence"], 4);
+  EXPECT_EQ(parsed["capacity"]["gpu"]["pages_per_sequence"], 4);
 }
 
 TEST_F(ModelCliTest, Check) {

@@ -1,5 +1,6 @@
 #include "tools/recurve_model/describe.h"
 
+#include "engine/model_loader.h"
 #include "engine/models/registry.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -50,11 +51,14 @@ TEST_F(DescribeTest, Facts) {
             static_cast<int64_t>(4 * facts.parameters));
   EXPECT_EQ(facts.stored.at("float32").tensors,
             static_cast<int64_t>(tiny_.tensors.size()));
-  EXPECT_EQ(facts.weight_bytes, facts.stored_bytes);
+  EXPECT_EQ(facts.cpu.weights, facts.stored_bytes);
+  EXPECT_EQ(facts.gpu.weights, facts.stored_bytes);
   // As in model_loader_test.cc.
-  EXPECT_EQ(facts.cache_bytes_per_token_float32, 2 * 2 * (2 + 8) * 4);
-  EXPECT_EQ(facts.cache_bytes_per_token_bfloat16, 2 * 2 * (2 + 8) * 2);
-  EXPECT_EQ(facts.state_bytes_per_sequence, 2 * 12 * 8 * 4);
+  EXPECT_EQ(facts.cpu.cache_per_token, 2 * 2 * (2 + 8) * 4);
+  // Two heads take the room of 8, and 8 features that of 16.
+  EXPECT_EQ(facts.gpu.cache_per_token, 2 * 2 * (8 + 16) * 2);
+  EXPECT_EQ(facts.cpu.state_per_sequence, 2 * 12 * 8 * 4);
+  EXPECT_EQ(facts.gpu.state_per_sequence, 2 * 12 * 8 * 4);
   EXPECT_EQ(facts.tokenizer, "bytes");
   EXPECT_EQ(Facts(/*shards=*/3).files, 3);
 }
@@ -65,23 +69,51 @@ TEST_F(DescribeTest, WeightsInMemory) {
   for (const auto& [name, tensor] : tiny_.tensors) {
     if (tensor.shape.size() == 1) vectors += tensor.shape[0];
   }
+  const int64_t narrow = as_float32 / 2 + 2 * vectors;
+  const int64_t table = 260 * 16;
   tiny_.SetDType(DType::kBFloat16);
   EXPECT_EQ(Facts().stored_bytes, as_float32 / 2);
-  EXPECT_EQ(Facts().weight_bytes, as_float32 / 2 + 2 * vectors);
-  tiny_.SetDType(DType::kFloat16);  // not kept
-  EXPECT_EQ(Facts().weight_bytes, as_float32);
+  EXPECT_EQ(Facts().cpu.weights, narrow);
+  EXPECT_EQ(Facts().gpu.weights, narrow);
+  // The CPU keeps nothing but the embedding.
+  tiny_.SetDType(DType::kFloat16);
+  EXPECT_EQ(Facts().cpu.weights, as_float32 - 2 * table);
+  EXPECT_EQ(Facts().gpu.weights, narrow);
   // A tied embedding is on disk once and in memory twice.
   tiny_.config["tie_word_embeddings"] = true;
   tiny_.FillTensors();
-  EXPECT_EQ(Facts().weight_bytes, as_float32);
-  EXPECT_EQ(Facts().stored_bytes, as_float32 - 260 * 16 * 4);
+  EXPECT_EQ(Facts().cpu.weights, as_float32);
+  EXPECT_EQ(Facts().stored_bytes, as_float32 - 4 * table);
+  tiny_.SetDType(DType::kFloat16);
+  EXPECT_EQ(Facts().cpu.weights, as_float32 - 2 * table);
+  EXPECT_EQ(Facts().gpu.weights, narrow);
+}
+
+// What the tool promises is what a server with the same types takes.
+TEST_F(DescribeTest, TheServerCountsTheSame) {
+  for (const DType stored :
+       {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    SCOPED_TRACE(Name(stored));
+    tiny_.SetDType(stored);
+    const CheckpointFacts facts = Facts();
+    ModelOptions options;
+    options.path = facts.path;
+    options.device = "cpu";
+    EngineOptions engine;
+    const auto loaded = LoadModel(options, &engine);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const Capacity& capacity = loaded->capacity;
+    EXPECT_EQ(facts.cpu.weights, capacity.weight_bytes);
+    EXPECT_EQ(facts.cpu.cache_per_token, capacity.cache_bytes_per_token);
+    EXPECT_EQ(facts.cpu.state_per_sequence, capacity.state_bytes_per_sequence);
+  }
 }
 
 TEST_F(DescribeTest, TextAndJsonSayTheSame) {
   const CheckpointFacts facts = Facts();
   const std::string text = FactsText(facts);
   EXPECT_THAT(text, HasSubstr("2: 1 x tpa, 1 x linear"));
-  EXPECT_THAT(text, HasSubstr("160 bytes in float32, 80 bytes in bfloat16"));
+  EXPECT_THAT(text, HasSubstr("160 bytes on the CPU, 192 bytes on a GPU"));
   EXPECT_THAT(text, HasSubstr(absl::StrCat(facts.parameters)));
   const auto json = FactsJson(facts);
   EXPECT_EQ(json["num_layers"], 2);
@@ -89,7 +121,10 @@ TEST_F(DescribeTest, TextAndJsonSayTheSame) {
   EXPECT_EQ(json["parameters"], facts.parameters);
   EXPECT_EQ(json["bos_token_id"], 256);
   EXPECT_EQ(json["stored"]["float32"]["bytes"], facts.stored_bytes);
-  EXPECT_EQ(json["cache_bytes_per_token"]["bfloat16"], 80);
+  EXPECT_EQ(json["weight_bytes"]["cpu"], facts.cpu.weights);
+  EXPECT_EQ(json["weight_bytes"]["gpu"], facts.gpu.weights);
+  EXPECT_EQ(json["cache_bytes_per_token"]["cpu"], 160);
+  EXPECT_EQ(json["cache_bytes_per_token"]["gpu"], 192);
 }
 
 TEST_F(DescribeTest, WhatIsNotThereIsSaid) {
@@ -122,19 +157,37 @@ TEST_F(DescribeTest, Capacity) {
   const int64_t memory = 10 << 20;
   const auto capacity = PlanCapacity(facts, memory, 100);
   ASSERT_TRUE(capacity.ok()) << capacity.status();
-  const int64_t each = 2 * 64 * 160 + 768;
-  EXPECT_EQ(capacity->float32.sequence_bytes, each);
-  EXPECT_EQ(capacity->float32.sequences,
-            (memory - facts.weight_bytes - 64 * 160 - 768) / each);
-  EXPECT_GT(capacity->bfloat16.sequences, capacity->float32.sequences);
-  EXPECT_EQ(CapacityJson(*capacity)["float32_cache"]["sequences"],
-            capacity->float32.sequences);
+  const auto sequences = [&](int64_t token) {
+    const int64_t each = 2 * 64 * token + 768;
+    return (memory - facts.cpu.weights - 64 * token - 768) / each;
+  };
+  EXPECT_EQ(capacity->cpu->sequence_bytes, 2 * 64 * 160 + 768);
+  EXPECT_EQ(capacity->cpu->sequences, sequences(160));
+  EXPECT_EQ(capacity->gpu.sequences, sequences(192));
+  EXPECT_EQ(CapacityJson(*capacity)["cpu"]["sequences"], sequences(160));
+  EXPECT_EQ(CapacityJson(*capacity)["gpu"]["sequences"], sequences(192));
   EXPECT_THAT(CapacityText(facts, *capacity),
               HasSubstr("2 pages of 64 tokens"));
   EXPECT_TRUE(PlanCapacity(facts, memory, 256).ok());
   EXPECT_THAT(PlanCapacity(facts, memory, 257).status(),
               FailsWith(absl::StatusCode::kInvalidArgument, "--length is 257",
                         "1 to 256"));
+}
+
+TEST_F(DescribeTest, WeightsThatFitOnAGpuOnly) {
+  tiny_.SetDType(DType::kFloat16);
+  const CheckpointFacts facts = Facts();
+  const int64_t memory = facts.cpu.weights - 1;
+  const auto capacity = PlanCapacity(facts, memory, 1);
+  ASSERT_TRUE(capacity.ok()) << capacity.status();
+  EXPECT_FALSE(capacity->cpu.has_value());
+  EXPECT_TRUE(CapacityJson(*capacity)["cpu"].is_null());
+  EXPECT_THAT(CapacityText(facts, *capacity),
+              HasSubstr("none: the weights alone take "));
+  EXPECT_EQ(capacity->gpu.spare_bytes, 64 * 192 + 768);
+  EXPECT_THAT(PlanCapacity(facts, facts.gpu.weights - 1, 1).status(),
+              FailsWith(absl::StatusCode::kInvalidArgument, "--memory is ",
+                        "the weights alone take"));
 }
 
 }  // namespace

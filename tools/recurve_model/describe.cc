@@ -11,22 +11,40 @@
 #include "base/dtype.h"
 #include "base/status_macros.h"
 #include "engine/decoder.h"
+#include "engine/memory_plan.h"
+#include "engine/placement.h"
 #include "kv_cache/cache_spec.h"
 #include "tools/recurve_model/describe_mixer.h"
 
 namespace recurve {
 namespace {
 
-// Bytes that a tensor takes in memory with --dtype auto: bfloat16 matrices stay
-// as they are, vectors are always float32.
-int64_t LoadedBytes(const TensorView& tensor) {
-  const bool stays =
-      tensor.dtype == DType::kBFloat16 && tensor.shape.size() > 1;
-  return tensor.num_elements() * SizeOf(stays ? tensor.dtype : DType::kFloat32);
+// Where a server runs with all types left to it.
+Placement DefaultPlacement(bool cuda) {
+  Placement placement;
+  placement.cuda = cuda;
+  if (cuda) {
+    // float16 takes as much.
+    placement.kv_dtype = DType::kBFloat16;
+    placement.page_order = TpaPageOrder::kOctets;
+  }
+  return placement;
 }
 
-void AddWeights(const Checkpoint& checkpoint, const ModelDefinition& model,
-                CheckpointFacts* facts) {
+// As engine/memory_plan.cc counts.
+MemoryNeeds NeedsOf(const Checkpoint& checkpoint, const ModelDefinition& model,
+                    bool cuda) {
+  const Placement placement = DefaultPlacement(cuda);
+  MemoryNeeds needs;
+  // Fails only where the checkpoint names a tensor that it has not.
+  needs.weights = WeightBytes(checkpoint, model, placement).value();
+  needs.cache_per_token = CacheBytesPerToken(model, SizeOf(placement.kv_dtype),
+                                             placement.page_order);
+  needs.state_per_sequence = StateBytesPerSequence(model);
+  return needs;
+}
+
+void AddStored(const Checkpoint& checkpoint, CheckpointFacts* facts) {
   std::set<std::string> files;
   for (const std::string& name : checkpoint.names()) {
     const TensorView tensor = checkpoint.Tensor(name).value();
@@ -36,11 +54,8 @@ void AddWeights(const Checkpoint& checkpoint, const ModelDefinition& model,
     ++stored.tensors;
     stored.bytes += bytes;
     facts->stored_bytes += bytes;
-    facts->weight_bytes += LoadedBytes(tensor);
     files.insert(checkpoint.FileOf(name));
   }
-  if (model.head.data == model.embedding.data)
-    facts->weight_bytes += LoadedBytes(model.head);
   facts->files = static_cast<int64_t>(files.size());
 }
 
@@ -53,6 +68,12 @@ void AddLine(absl::string_view name, absl::string_view value,
   absl::StrAppendFormat(text, "  %-24s %s\n", name, value);
 }
 
+// "10 bytes on the CPU, 20 bytes on a GPU".
+std::string OnEach(int64_t cpu, int64_t gpu) {
+  return absl::StrCat(ExactBytes(cpu), " on the CPU, ", ExactBytes(gpu),
+                      " on a GPU");
+}
+
 nlohmann::ordered_json FitJson(const Fit& fit) {
   return {{"page_bytes", fit.page_bytes},
           {"pages_per_sequence", fit.pages_per_sequence},
@@ -61,18 +82,21 @@ nlohmann::ordered_json FitJson(const Fit& fit) {
           {"sequences", fit.sequences}};
 }
 
-std::string FitText(const CheckpointFacts& facts, const Fit& fit) {
+std::string FitText(const MemoryNeeds& needs, const Fit& fit) {
   std::string each;
   if (fit.page_bytes > 0) {
     absl::StrAppend(&each, fit.pages_per_sequence, " pages of ", kPageTokens,
                     " tokens, ", HumanBytes(fit.page_bytes), " each");
   }
-  if (facts.state_bytes_per_sequence > 0) {
+  if (needs.state_per_sequence > 0) {
     absl::StrAppend(&each, each.empty() ? "" : ", and ",
-                    HumanBytes(facts.state_bytes_per_sequence), " of state");
+                    HumanBytes(needs.state_per_sequence), " of state");
   }
   return absl::StrCat(fit.sequences, " sequences: each ",
-                      HumanBytes(fit.sequence_bytes), " (", each, ")");
+                      HumanBytes(fit.sequence_bytes), " (", each,
+                      "), beside the weights and a spare ",
+                      fit.page_bytes > 0 ? "page and slot, " : "slot, ",
+                      HumanBytes(fit.spare_bytes));
 }
 
 }  // namespace
@@ -99,12 +123,9 @@ CheckpointFacts Describe(const Checkpoint& checkpoint,
   facts.vocab_size = model.vocab_size;
   facts.max_position_embeddings = model.max_position_embeddings;
   facts.parameters = model.parameters;
-  AddWeights(checkpoint, model, &facts);
-  facts.cache_bytes_per_token_float32 =
-      CacheBytesPerToken(model, SizeOf(DType::kFloat32));
-  facts.cache_bytes_per_token_bfloat16 =
-      CacheBytesPerToken(model, SizeOf(DType::kBFloat16));
-  facts.state_bytes_per_sequence = StateBytesPerSequence(model);
+  AddStored(checkpoint, &facts);
+  facts.cpu = NeedsOf(checkpoint, model, /*cuda=*/false);
+  facts.gpu = NeedsOf(checkpoint, model, /*cuda=*/true);
   facts.tokenizer = model.tokenizer;
   facts.bos_token_id = model.bos_token_id;
   facts.eos_token_ids = model.eos_token_ids;
@@ -156,19 +177,17 @@ std::string FactsText(const CheckpointFacts& facts) {
                          stored.tensors == 1 ? " tensor" : " tensors"),
             &text);
   }
-  AddLine("weights in memory", ExactBytes(facts.weight_bytes), &text);
+  AddLine("weights in memory", OnEach(facts.cpu.weights, facts.gpu.weights),
+          &text);
   AddLine("cache for each token",
-          facts.cache_bytes_per_token_float32 == 0
+          facts.cpu.cache_per_token == 0
               ? "none"
-              : absl::StrCat(ExactBytes(facts.cache_bytes_per_token_float32),
-                             " in float32, ",
-                             ExactBytes(facts.cache_bytes_per_token_bfloat16),
-                             " in bfloat16"),
+              : OnEach(facts.cpu.cache_per_token, facts.gpu.cache_per_token),
           &text);
   AddLine("state for each sequence",
-          facts.state_bytes_per_sequence == 0
+          facts.cpu.state_per_sequence == 0
               ? "none"
-              : ExactBytes(facts.state_bytes_per_sequence),
+              : ExactBytes(facts.cpu.state_per_sequence),
           &text);
   AddLine("tokenizer",
           facts.tokenizer.empty() ? "none, token ids only" : facts.tokenizer,
@@ -206,11 +225,12 @@ nlohmann::ordered_json FactsJson(const CheckpointFacts& facts) {
       {"files", facts.files},
       {"stored_bytes", facts.stored_bytes},
       {"stored", stored},
-      {"weight_bytes", facts.weight_bytes},
+      {"weight_bytes",
+       {{"cpu", facts.cpu.weights}, {"gpu", facts.gpu.weights}}},
       {"cache_bytes_per_token",
-       {{"float32", facts.cache_bytes_per_token_float32},
-        {"bfloat16", facts.cache_bytes_per_token_bfloat16}}},
-      {"state_bytes_per_sequence", facts.state_bytes_per_sequence},
+       {{"cpu", facts.cpu.cache_per_token},
+        {"gpu", facts.gpu.cache_per_token}}},
+      {"state_bytes_per_sequence", facts.cpu.state_per_sequence},
       {"tokenizer", facts.tokenizer},
       {"bos_token_id", nullptr},
       {"eos_token_ids", facts.eos_token_ids},
@@ -229,15 +249,12 @@ absl::StatusOr<CapacityFacts> PlanCapacity(const CheckpointFacts& facts,
   CapacityFacts capacity;
   capacity.memory = memory;
   capacity.length = length;
-  MemoryNeeds needs;
-  needs.weights = facts.weight_bytes;
-  needs.state_per_sequence = facts.state_bytes_per_sequence;
-  needs.cache_per_token = facts.cache_bytes_per_token_float32;
-  RECURVE_ASSIGN_OR_RETURN(capacity.float32,
-                           FitSequences(needs, memory, length));
-  needs.cache_per_token = facts.cache_bytes_per_token_bfloat16;
-  RECURVE_ASSIGN_OR_RETURN(capacity.bfloat16,
-                           FitSequences(needs, memory, length));
+  RECURVE_ASSIGN_OR_RETURN(capacity.gpu,
+                           FitSequences(facts.gpu, memory, length));
+  if (memory >= facts.cpu.weights) {
+    RECURVE_ASSIGN_OR_RETURN(capacity.cpu,
+                             FitSequences(facts.cpu, memory, length));
+  }
   return capacity;
 }
 
@@ -246,16 +263,12 @@ std::string CapacityText(const CheckpointFacts& facts,
   std::string text =
       absl::StrCat("sequences of ", capacity.length, " tokens in ",
                    ExactBytes(capacity.memory), "\n");
-  AddLine("weights", ExactBytes(facts.weight_bytes), &text);
-  const bool pages = capacity.float32.page_bytes > 0;
-  AddLine(pages ? "spare page and slot" : "spare slot",
-          ExactBytes(capacity.float32.spare_bytes), &text);
-  if (pages) {
-    AddLine("cache of float32", FitText(facts, capacity.float32), &text);
-    AddLine("cache of bfloat16", FitText(facts, capacity.bfloat16), &text);
-  } else {
-    AddLine("fit", FitText(facts, capacity.float32), &text);
-  }
+  AddLine("on the CPU",
+          capacity.cpu ? FitText(facts.cpu, *capacity.cpu)
+                       : absl::StrCat("none: the weights alone take ",
+                                      ExactBytes(facts.cpu.weights)),
+          &text);
+  AddLine("on a GPU", FitText(facts.gpu, capacity.gpu), &text);
   absl::StrAppend(
       &text,
       "  Activations and the program itself come on top. The server "
@@ -264,10 +277,11 @@ std::string CapacityText(const CheckpointFacts& facts,
 }
 
 nlohmann::ordered_json CapacityJson(const CapacityFacts& capacity) {
-  return {{"memory_bytes", capacity.memory},
-          {"length", capacity.length},
-          {"float32_cache", FitJson(capacity.float32)},
-          {"bfloat16_cache", FitJson(capacity.bfloat16)}};
+  return {
+      {"memory_bytes", capacity.memory},
+      {"length", capacity.length},
+      {"cpu", capacity.cpu ? FitJson(*capacity.cpu) : nlohmann::ordered_json()},
+      {"gpu", FitJson(capacity.gpu)}};
 }
 
 }  // namespace recurve

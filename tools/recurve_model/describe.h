@@ -39,12 +39,9 @@ struct CheckpointFacts {
   int64_t files = 0;                            // that hold weights
   std::map<std::string, StoredWeights> stored;  // by "float32" …
   int64_t stored_bytes = 0;
-  // In memory with --dtype auto: what is stored as bfloat16 stays so, the rest
-  // becomes float32; a tied embedding is held twice, as table and as matrix.
-  int64_t weight_bytes = 0;
-  int64_t cache_bytes_per_token_float32 = 0;
-  int64_t cache_bytes_per_token_bfloat16 = 0;
-  int64_t state_bytes_per_sequence = 0;
+  // Of a server with --dtype auto and --kv-dtype auto, as it counts itself.
+  MemoryNeeds cpu;
+  MemoryNeeds gpu;
   std::string tokenizer;  // empty: token ids only
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
@@ -60,16 +57,17 @@ std::string CompressRuns(const std::vector<std::string>& names);
 std::string FactsText(const CheckpointFacts& facts);
 nlohmann::ordered_json FactsJson(const CheckpointFacts& facts);
 
-// How many sequences fit, with a cache of float32 and of bfloat16.
+// How many sequences fit into memory of the CPU's, or of a GPU.
 struct CapacityFacts {
-  int64_t memory = 0;  // bytes
-  int64_t length = 0;  // tokens
-  Fit float32;
-  Fit bfloat16;
+  int64_t memory = 0;      // bytes
+  int64_t length = 0;      // tokens
+  std::optional<Fit> cpu;  // none where the weights alone take more
+  Fit gpu;
 };
 
 // InvalidArgument for a length that the model does not support, and when the
-// weights do not fit. REQUIRES: memory and length above 0.
+// weights fit nowhere: a GPU holds them in no more bytes than the CPU.
+// REQUIRES: memory and length above 0.
 absl::StatusOr<CapacityFacts> PlanCapacity(const CheckpointFacts& facts,
                                            int64_t memory, int64_t length);
 
