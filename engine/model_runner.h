@@ -27,7 +27,6 @@ struct ModelInfo {
   std::string tokenizer;
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
-  uint64_t fingerprint = 0;
   std::string device;
   std::string weight_dtype;
   std::string state_dtype;

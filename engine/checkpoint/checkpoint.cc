@@ -8,8 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "engine/checkpoint/fingerprint.h"
-#include "engine/checkpoint/mapped_file.h"
 #include "engine/checkpoint/quote.h"
 
 namespace recurve {
@@ -73,12 +71,6 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir) {
   RECURVE_ASSIGN_OR_RETURN(JsonObject config,
                            LoadJsonFile(config_path, kMaxConfigBytes));
   Checkpoint checkpoint(dir, std::move(config));
-
-  RECURVE_ASSIGN_OR_RETURN(const MappedFile bytes,
-                           MappedFile::Open(config_path));
-  Fingerprinter config_hash;
-  config_hash.AddBytes(bytes.bytes());
-  checkpoint.config_hash_ = config_hash.Value();
 
   const std::string generation = absl::StrCat(dir, "/generation_config.json");
   RECURVE_ASSIGN_OR_RETURN(const bool has_generation, FileExists(generation));
@@ -233,16 +225,6 @@ absl::Status Checkpoint::CheckAllUsed(const std::set<std::string>& used) const {
   return absl::InvalidArgumentError(absl::StrCat(
       listing_, ": ", extra, extra == 1 ? " tensor" : " tensors",
       " that this model does not use: ", named, extra > kNamed ? ", …" : ""));
-}
-
-uint64_t Checkpoint::Fingerprint() const {
-  Fingerprinter hash;
-  hash.AddInt(static_cast<int64_t>(config_hash_));
-  for (const auto& item : file_of_) {
-    hash.AddBytes(item.first);
-    hash.AddTensor(*Find(item.first));
-  }
-  return hash.Value();
 }
 
 }  // namespace recurve

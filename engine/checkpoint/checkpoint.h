@@ -56,10 +56,6 @@ class Checkpoint {
   // that nobody would compute.
   absl::Status CheckAllUsed(const std::set<std::string>& used) const;
 
-  // The same for equal bytes of config.json and equal tensors, whichever the
-  // directory and the sharding. Samples the payload; see fingerprint.h.
-  uint64_t Fingerprint() const;
-
  private:
   Checkpoint(std::string dir, JsonObject config)
       : dir_(std::move(dir)), config_(std::move(config)) {}
@@ -73,7 +69,6 @@ class Checkpoint {
   std::string dir_;
   JsonObject config_;
   std::optional<JsonObject> generation_config_;
-  uint64_t config_hash_ = 0;
   std::string listing_;  // path of model.safetensors or of the index
   std::vector<SafetensorsFile> files_;
   std::map<std::string, size_t> file_of_;  // tensor -> index in files_

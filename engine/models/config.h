@@ -156,8 +156,6 @@ struct ModelDefinition {
   std::vector<std::string> matrices;
 
   uint64_t parameters = 0;
-  // Identifies config and weights, for saved states.
-  uint64_t fingerprint = 0;
 };
 
 }  // namespace recurve

@@ -48,7 +48,6 @@ absl::Status TensorReader::Finish(ModelDefinition& model) const {
   RECURVE_RETURN_IF_ERROR(checkpoint_.CheckAllUsed(used_));
   model.matrices = matrices_;
   model.parameters = parameters_;
-  model.fingerprint = checkpoint_.Fingerprint();
   return absl::OkStatus();
 }
 

@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/check_finite.h"
-#include "engine/checkpoint/fingerprint.h"
 #include "engine/models/families.h"
 
 namespace recurve {
@@ -92,15 +91,7 @@ absl::StatusOr<ModelDefinition> ReadModelShape(const Checkpoint& checkpoint,
         absl::StrCat("--model-variant is \"", options.variant,
                      "\"; the family ", (*family)->name, " has no variants"));
   }
-  RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
-                           (*family)->read(checkpoint, options.variant));
-  // The same files mean another model as another variant, or family.
-  Fingerprinter hash;
-  hash.AddInt(static_cast<int64_t>(model.fingerprint));
-  hash.AddBytes((*family)->name);
-  hash.AddBytes(model.variant);
-  model.fingerprint = hash.Value();
-  return model;
+  return (*family)->read(checkpoint, options.variant);
 }
 
 }  // namespace recurve

@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "base/random.h"
-#include "engine/checkpoint/fingerprint.h"
 
 namespace recurve {
 namespace {
@@ -17,15 +16,29 @@ static_assert(std::endian::native == std::endian::little);
 constexpr int64_t kSumMean = 8 * 65535 / 2;
 constexpr double kSumDeviation = 53510.0;  // sqrt(8 · (65536² − 1) / 12)
 
+// FNV-1a of the length and the bytes, which hardly spreads its last bytes, then
+// the finaliser of splitmix64, which does. The values of every tensor follow
+// from it, so it must stay as it is.
+uint64_t HashOfName(absl::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  const auto mix = [&](uint64_t byte) {
+    hash = (hash ^ (byte & 0xff)) * 0x100000001b3u;
+  };
+  for (int shift = 0; shift < 64; shift += 8) mix(name.size() >> shift);
+  for (const char byte : name) mix(static_cast<unsigned char>(byte));
+  hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9u;
+  hash = (hash ^ (hash >> 27)) * 0x94d049bb133111ebu;
+  return hash ^ (hash >> 31);
+}
+
 }  // namespace
 
 RandomValues::RandomValues(uint64_t seed, absl::string_view name, double mean,
                            double deviation)
-    : seed_(seed), mean_(mean), scale_(deviation / kSumDeviation) {
-  Fingerprinter hash;
-  hash.AddBytes(name);
-  stream_ = hash.Value();
-}
+    : seed_(seed),
+      stream_(HashOfName(name)),
+      mean_(mean),
+      scale_(deviation / kSumDeviation) {}
 
 float RandomValues::Value(int64_t index) const {
   int64_t sum = 0;
