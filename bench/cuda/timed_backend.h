@@ -82,9 +82,16 @@ class TimedBackend : public Backend {
   absl::Status AllocateCache(int32_t num_pages, int32_t num_slots) override {
     return backend_->AllocateCache(num_pages, num_slots);
   }
+  absl::Status AllocateHost(int32_t num_blocks, int64_t block_bytes) override {
+    return backend_->AllocateHost(num_blocks, block_bytes);
+  }
   absl::StatusOr<Activations> AllocateActivations(int64_t cols) override {
     return backend_->AllocateActivations(cols);
   }
+  std::vector<StepBatch> WarmUpSteps() const override {
+    return backend_->WarmUpSteps();
+  }
+  bool runs_ahead() const override { return backend_->runs_ahead(); }
 
   absl::Status BeginStep(const StepBatch& batch) override {
     spans_.clear();
@@ -164,6 +171,19 @@ class TimedBackend : public Backend {
   absl::Status ClearSlot(int32_t slot) override {
     return backend_->ClearSlot(slot);
   }
+  absl::Status PoisonPage(int32_t page) override {
+    return backend_->PoisonPage(page);
+  }
+  absl::Status PoisonSlot(int32_t slot) override {
+    return backend_->PoisonSlot(slot);
+  }
+  absl::Status Save(const SavedMemory& memory) override {
+    return backend_->Save(memory);
+  }
+  absl::Status Restore(const SavedMemory& memory) override {
+    return backend_->Restore(memory);
+  }
+  bool Restored(int32_t slot) override { return backend_->Restored(slot); }
 
  private:
   struct Span {
