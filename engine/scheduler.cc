@@ -256,6 +256,8 @@ class Planner {
   // The pages a sequence gets in this step count as its own: whoever takes its
   // memory takes those too.
   void GrantPages(uint64_t id, int64_t pages) {
+    // As most often in a step of decoding, which would be quadratic.
+    if (pages == 0) return;
     free_pages_ -= pages;
     for (SequenceView& victim : victims_) {
       if (victim.id == id) victim.pages += pages;
