@@ -20,14 +20,22 @@ std::vector<SequenceView> Ranked(absl::Span<const SequenceView> sequences) {
 
 class Planner {
  public:
+  // `reserve_for`: one that waits, whose first chunk is kept from resident
+  // prompts of lower priority.
   Planner(const SchedulerLimits& limits, int64_t free_pages, int64_t free_slots,
-          absl::Span<const SequenceView> resident)
+          absl::Span<const SequenceView> resident,
+          std::optional<SequenceView> reserve_for = std::nullopt)
       : limits_(limits),
         free_pages_(free_pages),
         free_slots_(free_slots),
         budget_(limits.max_batched_tokens),
         prompt_budget_(limits.max_prompt_tokens),
-        resident_(Ranked(resident)) {
+        resident_(Ranked(resident)),
+        reserve_for_(reserve_for) {
+    if (reserve_for) {
+      reserved_ = CutChunk(
+          *reserve_for, std::min(Rest(*reserve_for), ChunkLimit(*reserve_for)));
+    }
     // Victims are taken from the back: the lowest in rank, idle ones last of
     // all.
     for (const SequenceView& s : resident_) {
@@ -45,10 +53,24 @@ class Planner {
     ScheduleResident();
     for (const SequenceView& sequence : ranked) {
       if (WouldOvertake(sequence)) break;
-      if (!Admit(sequence) && !HeldByPace(sequence)) break;
+      if (Admit(sequence)) continue;
+      if (!first_left_) first_left_ = sequence;
+      if (!HeldByPace(sequence)) break;
     }
     if (plan_.entries.empty()) AwaitCopy();
     return std::move(plan_);
+  }
+
+  // After Plan: the first of those that still wait, if residents of lower
+  // priority have some of what max_prompt_tokens allows.
+  std::optional<SequenceView> PassedOver() const {
+    const bool bounded =
+        limits_.max_prompt_tokens < std::numeric_limits<int64_t>::max();
+    if (!bounded || !first_left_ || first_left_->from_host ||
+        lowest_paced_ >= first_left_->priority) {
+      return std::nullopt;
+    }
+    return first_left_;
   }
 
  private:
@@ -75,12 +97,18 @@ class Planner {
   int64_t ChunkLimit(const SequenceView& s) const {
     const int64_t limit = std::min(limits_.max_chunk_tokens, s.max_step_tokens);
     if (!IsPaced(s)) return limit;
-    int64_t prompts = std::max<int64_t>(0, prompt_budget_);
+    int64_t prompts = std::max<int64_t>(0, prompt_budget_ - ReservedFrom(s));
     // What is whole cannot be cut. The first of a step may be beyond the bound.
     if (prompts > 0 && prompts == limits_.max_prompt_tokens) {
       prompts = std::max(prompts, s.whole_tokens - s.num_computed);
     }
     return std::min(limit, prompts);
+  }
+
+  int64_t ReservedFrom(const SequenceView& s) const {
+    const bool yields =
+        reserve_for_ && !Decodes(s) && s.priority < reserve_for_->priority;
+    return yields ? reserved_ : 0;
   }
 
   // `tokens` of `s` are computed in this step; or, negative, not after all.
@@ -218,7 +246,8 @@ class Planner {
       }
       decodes -= DecodesNow(s);
       const int64_t aside = Decodes(s) ? 0 : AsideForOthers(s);
-      if (!IsPreempted(s.id)) Schedule(s, budget_ - decodes - aside);
+      if (IsPreempted(s.id)) continue;
+      Schedule(s, budget_ - decodes - aside - ReservedFrom(s));
     }
   }
 
@@ -249,6 +278,7 @@ class Planner {
     GrantPages(s.id, std::max<int64_t>(
                          0, PagesFor(s.num_computed + tokens) - s.pages));
     Spend(s, tokens);
+    if (IsPaced(s)) lowest_paced_ = std::min(lowest_paced_, s.priority);
     plan_.entries.push_back({s.id, tokens});
     return true;
   }
@@ -309,6 +339,7 @@ class Planner {
       return true;
     }
     const int64_t tokens = chunk(budget_);
+    if (reserve_for_ && s.id == reserve_for_->id) reserved_ = 0;
     Spend(s, tokens);
     plan_.entries.push_back({s.id, tokens});
     return true;
@@ -356,6 +387,11 @@ class Planner {
   // What the highest of the prompts leaves to others, and the sum of it.
   std::vector<StepPlan::Entry> aside_;
   int64_t aside_tokens_ = 0;
+  const std::optional<SequenceView> reserve_for_;
+  int64_t reserved_ = 0;
+  std::optional<SequenceView> first_left_;  // of those that wait
+  // Priority, of the paced residents that run.
+  int32_t lowest_paced_ = std::numeric_limits<int32_t>::max();
   // Of those preempted that have work.
   std::optional<SequenceView> highest_preempted_;
   StepPlan plan_;
@@ -366,8 +402,16 @@ class Planner {
 StepPlan PlanStep(const SchedulerLimits& limits, int64_t free_pages,
                   int64_t free_slots, absl::Span<const SequenceView> resident,
                   absl::Span<const SequenceView> waiting) {
-  StepPlan plan =
-      Planner(limits, free_pages, free_slots, resident).Plan(waiting);
+  Planner planner(limits, free_pages, free_slots, resident);
+  StepPlan plan = planner.Plan(waiting);
+  if (const auto first = planner.PassedOver()) {
+    // Whether it can be admitted, a plan tells for sure. If not, nothing is
+    // kept from the residents.
+    StepPlan reserved =
+        Planner(limits, free_pages, free_slots, resident, first).Plan(waiting);
+    if (std::count(reserved.admit.begin(), reserved.admit.end(), first->id))
+      return reserved;
+  }
   if (!plan.entries.empty()) return plan;
   // Those that decode wait for pages, which the prompts have.
   SchedulerLimits unbounded = limits;

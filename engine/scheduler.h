@@ -29,7 +29,10 @@ namespace recurve {
 //     with half a step more or lets others in. So a prompt of little more than
 //     half a step does not wait for the end of a long one. Nothing is set aside
 //     for lower priorities, nor where max_prompt_tokens bounds prompts anyway,
-//     or a step has less than eight chunk_multiple for them.
+//     or a step has less than eight chunk_multiple for them. Where it does
+//     bound them, residents leave the first that waits its first chunk, if it
+//     is of higher priority than a paced one of them that runs, and can be
+//     admitted.
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.
@@ -46,9 +49,10 @@ namespace recurve {
 //     Its copy takes time, so it runs when that has arrived; until then steps
 //     go on without it. If nothing else can run, the step waits for one copy.
 // The highest in rank of the residents proceeds, or its copy does, in this step
-// or once max_prompt_tokens lets it, and what does not fit an empty server is
-// refused before it gets here; so every sequence finishes. (While some are
-// about to end, a plan may be empty: the next, after that, is not.)
+// or once max_prompt_tokens lets it, or one of higher priority is admitted; and
+// what does not fit an empty server is refused before it gets here; so every
+// sequence finishes. (While some are about to end, a plan may be empty: the
+// next, after that, is not.)
 
 struct SchedulerLimits {
   // Tokens in a step; >= EngineOptions::max_num_seqs + chunk_multiple - 1, as

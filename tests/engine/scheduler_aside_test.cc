@@ -100,6 +100,58 @@ TEST(SchedulerAsideTest, SetsNothingAsideWherePromptsAreBounded) {
       ElementsAre(Entry{1, 20}, Entry{3, 70}));
 }
 
+// Where paced prompts are bounded, residents leave what is bounded to one that
+// waits, has a higher priority and can be admitted.
+TEST(SchedulerAsideTest, BoundedPromptsYieldToAHigherPriorityThatWaits) {
+  SchedulerLimits limits = kLimits;
+  limits.max_chunk_tokens = 100;
+  limits.max_prompt_tokens = 20;
+  const auto plan = [&](const std::vector<SequenceView>& resident,
+                        const std::vector<SequenceView>& waiting,
+                        int64_t free_pages = 1000, int64_t free_slots = 9) {
+    return Plan(limits, free_pages, free_slots, resident, waiting);
+  };
+  const SequenceView stream = Decoding(1, 5, 5);
+  const SequenceView low = Prefilling(2, 1000, -1);
+  EXPECT_THAT(plan({stream, low}, {Waiting(3, 300, 1)}).entries,
+              ElementsAre(Entry{1, 1}, Entry{3, 20}));
+  // However many there are; and they have what it does not need.
+  const SequenceView other = Prefilling(4, 12, 0);
+  EXPECT_THAT(plan({stream, low, other}, {Waiting(3, 300, 1)}).entries,
+              ElementsAre(Entry{1, 1}, Entry{3, 20}));
+  EXPECT_THAT(plan({stream, low, other}, {Waiting(3, 5, 1)}).entries,
+              ElementsAre(Entry{1, 1}, Entry{4, 12}, Entry{2, 3}, Entry{3, 5}));
+  // One of them may be above it.
+  EXPECT_THAT(
+      plan({stream, low, Prefilling(4, 12, 1)}, {Waiting(3, 300, 0)}).entries,
+      ElementsAre(Entry{1, 1}, Entry{4, 12}, Entry{3, 8}));
+  // Of equal priority they keep it, and so they do where it has no room.
+  EXPECT_THAT(plan({stream, low}, {Waiting(3, 300, -1)}).entries,
+              ElementsAre(Entry{1, 1}, Entry{2, 20}));
+  EXPECT_THAT(plan({Decoding(1, 980, 5), Prefilling(2, 30, -1)},
+                   {Waiting(3, 300, 1)}, 20)
+                  .entries,
+              ElementsAre(Entry{1, 1}, Entry{2, 20}));
+  // Its room may be that of one of them.
+  const StepPlan preempts = plan({stream, low}, {Waiting(3, 300, 1)}, 1000, 0);
+  EXPECT_THAT(preempts.preempt, ElementsAre(2));
+  EXPECT_THAT(preempts.entries, ElementsAre(Entry{1, 1}, Entry{3, 20}));
+  // What is whole goes beyond the bound, as the first.
+  SequenceView whole = Waiting(3, 60, 1);
+  whole.whole_tokens = 60;
+  EXPECT_THAT(plan({stream, low}, {whole}).entries,
+              ElementsAre(Entry{1, 1}, Entry{3, 60}));
+  // A bound that is more than a step leaves others nothing by itself; nor does
+  // it to one that is not paced.
+  limits.max_prompt_tokens = 500;
+  EXPECT_THAT(plan({stream, low}, {Waiting(3, 30, 1)}).entries,
+              ElementsAre(Entry{1, 1}, Entry{2, 69}, Entry{3, 30}));
+  SequenceView unpaced = Waiting(3, 30, 1);
+  unpaced.paced = false;
+  EXPECT_THAT(plan({stream, low}, {unpaced}).entries,
+              ElementsAre(Entry{1, 1}, Entry{2, 69}, Entry{3, 30}));
+}
+
 // The first of the prompts gets on, also where it cannot be cut, and steps are
 // not left unfilled for little.
 TEST(SchedulerAsideTest, WhatIsSetAsideLetsTheFirstPromptGetOn) {

@@ -501,6 +501,14 @@ TEST(PlanCheckerTest, RefusesUnsoundPlans) {
   refuses("what fits is admitted", 9, {{}, {}, {{1, 1}, {2, 1}}});
   refuses("a decoding resident", 1, {{}, {}, {{1, 1}}});
   refuses("a decoding resident", 0, {{}, {}, {{2, 1}}});
+
+  SchedulerLimits bounded = kLimits;
+  bounded.max_prompt_tokens = 20;
+  const absl::Status status =
+      CheckPlan(bounded, 9, 2, {Decoding(1, 5), Prefilling(2, 90, -1)},
+                {Waiting(3, 30)}, {{}, {}, {{1, 1}, {2, 20}}});
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("in a higher one's place"));
 }
 
 }  // namespace

@@ -156,11 +156,43 @@ class Checker {
     });
   }
 
+  // The fewest that `s` may compute in a step.
+  int64_t LeastTokens(const SequenceView& s) const {
+    return s.num_computed < s.whole_tokens
+               ? std::max(std::min(s.num_tokens, limits_.chunk_multiple),
+                          s.whole_tokens)
+               : std::min(s.num_tokens - s.num_computed,
+                          limits_.chunk_multiple -
+                              s.num_computed % limits_.chunk_multiple);
+  }
+
+  // Whether `s`, the first that waits, is left waiting though it could have
+  // what paced residents of lower priority have of the bound.
+  bool IsPassedOver(const SequenceView& s) const {
+    if (admitted_.count(s.id) > 0 || s.from_host || BehindAVictim(s) ||
+        only_paced_ ||
+        limits_.max_prompt_tokens == std::numeric_limits<int64_t>::max())
+      return false;
+    int64_t tokens = 0;
+    for (const StepPlan::Entry& entry : plan_.entries) {
+      const auto found = resident_.find(entry.id);
+      if (found != resident_.end() && IsPaced(found->second) &&
+          found->second.priority < s.priority) {
+        tokens += entry.num_tokens;
+      }
+    }
+    return tokens > 0 && tokens >= LeastTokens(s) && CouldFit(s);
+  }
+
   absl::Status CheckAdmission() const {
     bool overtaken = false;  // one that may not be
     // One was held up by the bound for paced prompts, or by want of tokens:
     // then it stops those behind it.
     bool perhaps_stopped = false;
+    if (!waiting_.empty() && IsPassedOver(waiting_.front())) {
+      return Broken("no paced resident runs in a higher one's place",
+                    waiting_.front().id);
+    }
     for (const SequenceView& s : waiting_) {
       if (admitted_.count(s.id) > 0) {
         if (overtaken) return Broken("nothing that waits is overtaken", s.id);
@@ -169,13 +201,7 @@ class Checker {
         continue;
       }
       if (overtaken) continue;
-      const int64_t least =
-          s.num_computed < s.whole_tokens
-              ? std::max(std::min(s.num_tokens, limits_.chunk_multiple),
-                         s.whole_tokens)
-              : std::min(s.num_tokens - s.num_computed,
-                         limits_.chunk_multiple -
-                             s.num_computed % limits_.chunk_multiple);
+      const int64_t least = LeastTokens(s);
       const bool held = IsPaced(s) && prompt_tokens_left_ < least;
       // A victim's chunk, taken back, may have left something of the bound to
       // one that had its turn before.
@@ -248,7 +274,11 @@ class Checker {
       bool yielded = false;
       for (const auto& [id, s] : admitted_)
         yielded |= s.priority > highest->priority;
-      if (!yielded || !Preempted(highest->id))
+      // A prompt may yield no more than its turn, where prompts are bounded.
+      const bool turn =
+          highest->num_tokens - highest->num_computed > 1 &&
+          limits_.max_prompt_tokens < std::numeric_limits<int64_t>::max();
+      if (!yielded || !(Preempted(highest->id) || turn))
         return Broken("the highest of the residents runs", highest->id);
     }
     const bool ending =
