@@ -256,9 +256,8 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
       num_slots + 1, BucketOf(options_.max_sequences), options_.vocab_size));
 
   if (!tpa_->empty()) RECURVE_RETURN_IF_ERROR(tpa_->Allocate());
-  // The kernel for prompts rounds what it multiplies to bfloat16, which would
-  // show in models of finer weights.
-  if (!states_.empty() && weight_dtype() == "bfloat16") {
+  if (CudaLinear::ChunkMultiple(device_.hopper, !states_.empty(),
+                                weight_dtype() == "bfloat16") > 1) {
     RECURVE_RETURN_IF_ERROR(linear_->UseChunks(whole_prompts_));
   }
 

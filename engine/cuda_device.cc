@@ -41,6 +41,7 @@ absl::StatusOr<CudaDevice> FindCudaDevice() {
         absl::StrCat("no usable GPU: ", cudaGetErrorString(error)));
   }
   device.integrated = properties.integrated != 0;
+  device.hopper = properties.major == 9;
   device.free_bytes = static_cast<int64_t>(free);
   device.total_bytes = static_cast<int64_t>(total);
   return device;

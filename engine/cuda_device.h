@@ -14,6 +14,7 @@ struct CudaDevice {
   int64_t free_bytes = 0;
   int64_t total_bytes = 0;
   bool integrated = false;  // its memory is the host's
+  bool hopper = false;      // TpaDevice::hopper
 };
 
 // The current device. Unavailable, with the reason, where there is none that

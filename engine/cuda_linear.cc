@@ -33,8 +33,11 @@ bool MakesFactors(const CudaLinear::Layer& layer) {
 
 }  // namespace
 
+int64_t CudaLinear::ChunkMultiple(bool hopper, bool states, bool bfloat16) {
+  return hopper && states && bfloat16 ? kLinearPrefillChunk : 1;
+}
+
 absl::Status CudaLinear::UseChunks(bool whole) {
-  if (!device_.hopper) return absl::OkStatus();
   chunk_multiple_ = kLinearPrefillChunk;
   if (!whole) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(

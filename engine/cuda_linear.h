@@ -33,9 +33,14 @@ class CudaLinear {
  public:
   explicit CudaLinear(const TpaDevice& device) : device_(device) {}
 
-  // Prompts are computed by chunks, whose factors are rounded to bfloat16, if
-  // the device can. If some layer looks at them as a whole (`whole`) this
-  // allocates WholeBytes().
+  // chunk_multiple() on such a device of a model that has states or not, and
+  // matrices all in bfloat16 or not: more than 1 if prompts are computed by
+  // chunks. These round what they multiply to bfloat16, which would show in
+  // models of finer weights.
+  static int64_t ChunkMultiple(bool hopper, bool states, bool bfloat16);
+  // Prompts are computed by chunks. If some layer looks at them as a whole
+  // (`whole`) this allocates WholeBytes(). REQUIRES: ChunkMultiple of the model
+  // is more than 1.
   absl::Status UseChunks(bool whole);
   static int64_t WholeBytes();
   int64_t chunk_multiple() const { return chunk_multiple_; }

@@ -41,21 +41,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
                      "; the cache has ", spec.num_pages, " pages, which hold ",
                      int64_t{spec.num_pages} * kPageTokens, " tokens"));
   }
-  // Whatever else runs, a prompt has room to get on.
-  const int64_t multiple = runner->info().chunk_multiple;
-  const auto at_least = [&](const char* flag, int64_t value,
-                            int64_t least) -> absl::Status {
-    if (value >= least) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, " is ", value, "; this model on ",
-                     runner->info().device, " computes prompts by ", multiple,
-                     " tokens and needs at least ", least));
-  };
-  RECURVE_RETURN_IF_ERROR(
-      at_least("--max-chunk-tokens", options.max_chunk_tokens, multiple));
-  RECURVE_RETURN_IF_ERROR(at_least("--max-num-batched-tokens",
-                                   options.max_num_batched_tokens,
-                                   options.max_num_seqs + multiple - 1));
+  // PlanChunks has seen to it, where a model was loaded.
+  RECURVE_RETURN_IF_ERROR(options.ValidateMultiple(
+      runner->info().chunk_multiple, runner->info().device));
   auto engine = std::unique_ptr<Engine>(
       new Engine(options, std::move(runner), tokenizer, observer));
   engine->thread_ = std::thread([e = engine.get()] { e->Loop(); });

@@ -31,6 +31,10 @@ struct Capacity {
   // default and the host has not as much.
   int64_t swap_bytes = 0;
   int64_t supported_model_len = 0;  // by the model
+  // Of a model that looks at prompts as a whole, else 0: tokens of the longest
+  // prompt, and those that find room in any step, whatever else runs.
+  int64_t max_whole_tokens = 0;
+  int64_t sure_whole_tokens = 0;
   // Less than the model supports, because the cache is too small for more.
   bool max_model_len_reduced = false;
 

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/chunk_plan.h"
 #include "engine/cpu_backend.h"
 #include "engine/decoder.h"
 #include "engine/models/registry.h"
@@ -88,9 +89,10 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
     engine->max_num_batched_tokens =
         DefaultBatchedTokens(placement.cuda, engine->max_num_seqs);
   }
-  if (engine->max_chunk_tokens == 0)
-    engine->max_chunk_tokens = engine->max_num_batched_tokens;
-  RECURVE_RETURN_IF_ERROR(engine->Validate());
+  EngineOptions checked = *engine;  // the model says what 0 stands for
+  if (checked.max_chunk_tokens == 0)
+    checked.max_chunk_tokens = checked.max_num_batched_tokens;
+  RECURVE_RETURN_IF_ERROR(checked.Validate());
   if (options.kv_pages < 0 || options.kv_pages > (1 << 30)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--kv-pages is ", options.kv_pages, "; expected 0 to ", 1 << 30));
@@ -109,6 +111,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
                            ReadModelShape(checkpoint, options.family));
   RECURVE_RETURN_IF_ERROR(PlaceModel(model, options, &placement));
+  RECURVE_RETURN_IF_ERROR(PlanChunks(checkpoint, model, placement, engine));
   LoadedModel loaded;
   loaded.device = placement.description;
   RECURVE_ASSIGN_OR_RETURN(

@@ -43,4 +43,20 @@ absl::Status EngineOptions::Validate() const {
   return CheckOption("max-queued-requests", max_queued_requests, 0, 1 << 20);
 }
 
+absl::Status EngineOptions::ValidateMultiple(int64_t multiple,
+                                             absl::string_view device) const {
+  const auto at_least = [&](const char* flag, int64_t value,
+                            int64_t least) -> absl::Status {
+    if (value >= least) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " is ", value, "; this model on ", device,
+                     " computes prompts by ", multiple,
+                     " tokens and needs at least ", least));
+  };
+  RECURVE_RETURN_IF_ERROR(at_least("--max-num-batched-tokens",
+                                   max_num_batched_tokens,
+                                   max_num_seqs + multiple - 1));
+  return at_least("--max-chunk-tokens", max_chunk_tokens, multiple);
+}
+
 }  // namespace recurve

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace recurve {
 
@@ -12,8 +13,8 @@ struct EngineOptions {
   int64_t max_num_seqs = 32;  // sequences that hold memory at once
   // Tokens in a step. 0, which LoadModel replaces: DefaultBatchedTokens.
   int64_t max_num_batched_tokens = 512;
-  // Prompt tokens of one sequence in a step. 0, which LoadModel replaces: as
-  // max_num_batched_tokens.
+  // Prompt tokens of one sequence in a step. 0, which LoadModel replaces:
+  // DefaultChunkTokens.
   int64_t max_chunk_tokens = 512;
   // How many times longer than alone sequences that decode may wait for a
   // token, on average, while long prompts are computed; 0: no limit.
@@ -29,6 +30,10 @@ struct EngineOptions {
   // InvalidArgument naming the option and its limits. 0 must have been
   // replaced.
   absl::Status Validate() const;
+  // That prompts get on whatever else runs, for a model that computes them by
+  // `multiple` tokens on `device`. InvalidArgument, likewise.
+  absl::Status ValidateMultiple(int64_t multiple,
+                                absl::string_view device) const;
 };
 
 // Tokens in a step if nobody says. On a GPU as many cost a stream some
@@ -39,6 +44,20 @@ constexpr int64_t DefaultBatchedTokens(bool gpu, int64_t max_num_seqs) {
   const int64_t tokens = gpu ? 2048 : 512;
   const int64_t least = max_num_seqs + 64;
   return tokens > least ? tokens : least;
+}
+
+// Prompt tokens of one sequence in a step if nobody says: all of the step. But
+// what is computed as a whole has to find room beside the tokens that all
+// others may generate, or it would wait for their end, and those behind it,
+// too. Where these would leave it less than half of a step, it has half.
+constexpr int64_t DefaultChunkTokens(bool whole_prompts, int64_t multiple,
+                                     int64_t max_num_batched_tokens,
+                                     int64_t max_num_seqs) {
+  if (!whole_prompts) return max_num_batched_tokens;
+  const int64_t room = max_num_batched_tokens - max_num_seqs;
+  const int64_t half = (max_num_batched_tokens + 1) / 2;
+  const int64_t tokens = room > half ? room : half;
+  return tokens > multiple ? tokens : multiple;
 }
 
 }  // namespace recurve

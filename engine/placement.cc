@@ -47,6 +47,7 @@ absl::Status ChooseDevice(const std::string& device, Placement* placement) {
   placement->cuda = true;
   placement->free_bytes = found->free_bytes;
   placement->integrated = found->integrated;
+  placement->hopper = found->hopper;
   placement->description = absl::StrCat(
       "cuda, by --device ", device, ": ", found->name, ", ", found->free_bytes,
       " of ", found->total_bytes, " bytes free");

@@ -21,6 +21,7 @@ struct Placement {
   std::string description;  // what was chosen, and why, for people
   int64_t free_bytes = 0;   // of the GPU
   bool integrated = false;  // its memory is the host's
+  bool hopper = false;      // TpaDevice::hopper
   std::optional<DType> weight_dtype;
   DType kv_dtype = DType::kFloat32;
   TpaPageOrder page_order = TpaPageOrder::kPlain;

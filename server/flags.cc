@@ -226,7 +226,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   AddCount(
       app, "max-chunk-tokens", o.engine.max_chunk_tokens,
       "0 to --max-num-batched-tokens",
-      "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens");
+      "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens, "
+      "and for models that look at prompts as a whole less by max-num-seqs");
   Add(app, "max-decode-slowdown", o.engine.max_decode_slowdown,
       "How many times longer than alone running sequences may wait for a "
       "token, on average, while long prompts are computed; 0: no limit")

@@ -68,6 +68,19 @@ void LogPlan(const std::string& device, const Capacity& capacity) {
         "more (raise --kv-pool-bytes or --kv-pages)",
         capacity.max_model_len, capacity.supported_model_len);
   }
+  if (capacity.max_whole_tokens == 0) return;
+  spdlog::info(
+      "prompts: up to {} tokens, each computed in one step "
+      "(--max-chunk-tokens)",
+      capacity.max_whole_tokens);
+  if (capacity.sure_whole_tokens < capacity.max_whole_tokens) {
+    spdlog::warn(
+        "a prompt of more than {} tokens may wait until other sequences end, "
+        "and those behind it, too: raise --max-num-batched-tokens, or lower "
+        "--max-chunk-tokens or --max-num-seqs, so that the first is at least "
+        "the sum of the others",
+        capacity.sure_whole_tokens);
+  }
 }
 
 #if GOOGLE_PROTOBUF_VERSION < 4022000
