@@ -332,10 +332,14 @@ void Server::Supervise() {
     engine_->CancelAll(absl::UnavailableError(
         "the server shuts down and --shutdown-timeout has passed"));
   }
-  if (StepHangs()) {
-    // gRPC waits for calls that wait for the step; neither would end.
-    spdlog::critical("a step hangs; leaving without it");
-    std::_Exit(EXIT_FAILURE);
+  // gRPC waits for calls that wait for the step, also for one that begins to
+  // hang only now; neither would end.
+  while (engine_->load().open > 0 || engine_->step_age_seconds() > 0) {
+    if (StepHangs()) {
+      spdlog::critical("a step hangs; leaving without it");
+      std::_Exit(EXIT_FAILURE);
+    }
+    std::this_thread::sleep_for(kPollInterval);
   }
   // Clients that read get to see how their calls ended; short calls (the one
   // that asked to drain, say) get to finish.

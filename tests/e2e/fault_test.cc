@@ -43,6 +43,14 @@ class FaultTest : public testing::Test {
                  streams;
     });
   }
+  // A stream that the fault ends.
+  static std::thread StartStream(const std::string& address) {
+    return std::thread([address] {
+      const auto client = *RecurveClient::Create(address);
+      const auto outcome = Generate(*client, GreedyRequest({256, 65}, 8000));
+      EXPECT_FALSE(outcome.status.ok());
+    });
+  }
   void Break() const { std::ofstream(file_) << "now"; }
   void DeviceFails(const std::string& fault, const std::string& message) const;
 
@@ -104,15 +112,25 @@ TEST_F(FaultTest, AStepThatHangsTurnsHealthDownAndFailsTheDrain) {
   const auto server = StartServer("hang");
   const std::string address = server->GrpcAddress();
   ASSERT_NE(address, "") << server->Err();
-  std::thread stream([&address] {
-    const auto client = *RecurveClient::Create(address);
-    const auto outcome = Generate(*client, GreedyRequest({256, 65}, 8000));
-    EXPECT_FALSE(outcome.status.ok());
-  });
+  std::thread stream = StartStream(address);
   EXPECT_TRUE(HasStreams(address, 1)) << server->Err();
   Break();
   EXPECT_TRUE(TurnsNotServing(address)) << server->Err();
   // What restarts containers then ends it; it does not wait for the step.
+  server->Signal(SIGTERM);
+  EXPECT_EQ(server->Wait(), 1) << server->Err();
+  EXPECT_THAT(server->Err(), HasSubstr("a step hangs"));
+  stream.join();
+}
+
+// The step is younger than --step-timeout when --shutdown-timeout has passed.
+TEST_F(FaultTest, AStepThatHangsOnlyAsTheDrainEndsDoesNotHoldTheProcess) {
+  const auto server = StartServer("hang");
+  const std::string address = server->GrpcAddress();
+  ASSERT_NE(address, "") << server->Err();
+  std::thread stream = StartStream(address);
+  EXPECT_TRUE(HasStreams(address, 1)) << server->Err();
+  Break();
   server->Signal(SIGTERM);
   EXPECT_EQ(server->Wait(), 1) << server->Err();
   EXPECT_THAT(server->Err(), HasSubstr("a step hangs"));
