@@ -1,8 +1,10 @@
 #include "engine/request.h"
 
 #include <cmath>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 
 namespace recurve {
@@ -13,8 +15,15 @@ absl::Status CheckRange(absl::string_view field, Number value, double min,
                         double max, absl::string_view limit) {
   // Written so that a NaN fails.
   if (value >= min && value <= max) return absl::OkStatus();
+  std::string text;
+  if constexpr (std::is_floating_point_v<Number>) {
+    // As many digits as tell a float from its neighbours: 1.0000001 is not 1.
+    text = absl::StrFormat("%.9g", value);
+  } else {
+    text = absl::StrCat(value);
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", value, "; expected ", limit));
+      absl::StrCat(field, " is ", text, "; expected ", limit));
 }
 
 absl::Status CheckToken(absl::string_view field, int64_t id,

@@ -18,21 +18,24 @@ constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 // Ids beyond int32 cannot be in any vocabulary. The engine's check, which has
 // no room for them, tells of the others.
-absl::Status CheckId(absl::string_view field, uint32_t id) {
+absl::Status CheckId(absl::string_view field, uint32_t id,
+                     const RequestContext& context) {
   if (id <= kMaxInt32) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", id, "; no vocabulary has this id"));
+      absl::StrCat(field, " is ", id, "; the vocabulary has ids 0 to ",
+                   context.vocab_size - 1));
 }
 
 using IdField = google::protobuf::RepeatedField<uint32_t>;
 
 absl::StatusOr<std::vector<int32_t>> Ids(absl::string_view field,
-                                         const IdField& ids) {
+                                         const IdField& ids,
+                                         const RequestContext& context) {
   std::vector<int32_t> out;
   out.reserve(ids.size());
   for (uint32_t id : ids) {
     if (id > kMaxInt32) {
-      return CheckId(absl::StrCat(field, "[", out.size(), "]"), id);
+      return CheckId(absl::StrCat(field, "[", out.size(), "]"), id, context);
     }
     out.push_back(static_cast<int32_t>(id));
   }
@@ -63,7 +66,8 @@ uint64_t RandomSeed() {
   return (uint64_t{words[0]} << 32) | words[1];
 }
 
-absl::StatusOr<SamplingParams> SamplingFromProto(const v1::SamplingParams& in) {
+absl::StatusOr<SamplingParams> SamplingFromProto(
+    const v1::SamplingParams& in, const RequestContext& context) {
   SamplingParams out;
   if (in.has_repetition_penalty())
     out.repetition_penalty = in.repetition_penalty();
@@ -79,7 +83,7 @@ absl::StatusOr<SamplingParams> SamplingFromProto(const v1::SamplingParams& in) {
   if (in.has_min_p()) out.min_p = in.min_p();
   out.seed = in.has_seed() ? in.seed() : RandomSeed();
   for (const auto& [id, bias] : in.logit_bias()) {
-    RECURVE_RETURN_IF_ERROR(CheckId("sampling.logit_bias key", id));
+    RECURVE_RETURN_IF_ERROR(CheckId("sampling.logit_bias key", id, context));
     out.logit_bias.emplace_back(static_cast<int32_t>(id), bias);
   }
   // A map has no order; the arithmetic must have one.
@@ -87,20 +91,23 @@ absl::StatusOr<SamplingParams> SamplingFromProto(const v1::SamplingParams& in) {
   return out;
 }
 
-absl::StatusOr<StoppingParams> StoppingFromProto(const v1::StoppingParams& in) {
+absl::StatusOr<StoppingParams> StoppingFromProto(
+    const v1::StoppingParams& in, const RequestContext& context) {
   StoppingParams out;
-  RECURVE_ASSIGN_OR_RETURN(out.stop_token_ids,
-                           Ids("stopping.stop_token_ids", in.stop_token_ids()));
+  RECURVE_ASSIGN_OR_RETURN(
+      out.stop_token_ids,
+      Ids("stopping.stop_token_ids", in.stop_token_ids(), context));
   out.stop_strings.assign(in.stop_strings().begin(), in.stop_strings().end());
   out.ignore_eos = in.ignore_eos();
   return out;
 }
 
 template <typename Request>
-absl::StatusOr<SequenceOptions> OptionsOf(const Request& request) {
+absl::StatusOr<SequenceOptions> OptionsOf(const Request& request,
+                                          const RequestContext& context) {
   SequenceOptions options;
   RECURVE_ASSIGN_OR_RETURN(options.sampling,
-                           SamplingFromProto(request.sampling()));
+                           SamplingFromProto(request.sampling(), context));
   if (request.has_logprobs()) {
     if (request.logprobs() > kMaxInt32) {
       return absl::InvalidArgumentError(
@@ -110,7 +117,7 @@ absl::StatusOr<SequenceOptions> OptionsOf(const Request& request) {
     options.sampling.num_logprobs = static_cast<int32_t>(request.logprobs());
   }
   RECURVE_ASSIGN_OR_RETURN(options.stopping,
-                           StoppingFromProto(request.stopping()));
+                           StoppingFromProto(request.stopping(), context));
   if (request.has_priority()) options.priority = request.priority();
   return options;
 }
@@ -120,11 +127,12 @@ absl::StatusOr<SequenceOptions> OptionsOf(const Request& request) {
 absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
                                         const RequestContext& context) {
   GenerateInput input;
-  RECURVE_ASSIGN_OR_RETURN(input.options, OptionsOf(request));
+  RECURVE_ASSIGN_OR_RETURN(input.options, OptionsOf(request, context));
   switch (request.prompt_case()) {
     case v1::GenerateRequest::kPromptIds: {
-      RECURVE_ASSIGN_OR_RETURN(input.command.append,
-                               Ids("prompt_ids", request.prompt_ids().ids()));
+      RECURVE_ASSIGN_OR_RETURN(
+          input.command.append,
+          Ids("prompt_ids", request.prompt_ids().ids(), context));
       break;
     }
     case v1::GenerateRequest::kPromptText: {
@@ -159,13 +167,13 @@ absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
 }
 
 absl::StatusOr<SequenceOptions> OptionsFromProto(
-    const v1::DecodeRequest& request) {
+    const v1::DecodeRequest& request, const RequestContext& context) {
   if (request.stopping().has_max_new_tokens()) {
     return absl::InvalidArgumentError(
         "stopping.max_new_tokens has no place in Decode; set generate in each "
         "command");
   }
-  return OptionsOf(request);
+  return OptionsOf(request, context);
 }
 
 absl::Status CheckNoOptions(const v1::DecodeRequest& request) {
@@ -186,8 +194,9 @@ absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
   Command command;
   switch (request.append_case()) {
     case v1::DecodeRequest::kAppendIds: {
-      RECURVE_ASSIGN_OR_RETURN(command.append,
-                               Ids("append_ids", request.append_ids().ids()));
+      RECURVE_ASSIGN_OR_RETURN(
+          command.append,
+          Ids("append_ids", request.append_ids().ids(), context));
       break;
     }
     case v1::DecodeRequest::kAppendText: {

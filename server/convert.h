@@ -20,6 +20,7 @@ struct RequestContext {
   const Tokenizer* tokenizer;  // null: token ids only
   int64_t max_model_len;
   int64_t default_max_new_tokens;
+  int64_t vocab_size;
 };
 
 struct GenerateInput {
@@ -33,7 +34,7 @@ absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
 
 // The first command of a Decode call carries the options.
 absl::StatusOr<SequenceOptions> OptionsFromProto(
-    const v1::DecodeRequest& request);
+    const v1::DecodeRequest& request, const RequestContext& context);
 // `position` is how many tokens the sequence holds.
 absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
                                          int64_t position,

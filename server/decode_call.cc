@@ -5,6 +5,14 @@
 #include "base/status_macros.h"
 
 namespace recurve {
+namespace {
+
+const char* AppendField(const v1::DecodeRequest& request) {
+  return request.append_case() == v1::DecodeRequest::kAppendText ? "append_text"
+                                                                 : "append_ids";
+}
+
+}  // namespace
 
 void DecodeCall::Begin(const std::shared_ptr<DecodeCall>& self) {
   KeepAlive(self);
@@ -14,11 +22,15 @@ void DecodeCall::Begin(const std::shared_ptr<DecodeCall>& self) {
 
 absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
   RECURVE_RETURN_IF_ERROR(environment_.engine->CheckAccepts());
-  RECURVE_ASSIGN_OR_RETURN(SequenceOptions options, OptionsFromProto(request));
+  RECURVE_ASSIGN_OR_RETURN(SequenceOptions options,
+                           OptionsFromProto(request, environment_.context));
   RECURVE_ASSIGN_OR_RETURN(Command command,
                            CommandFromProto(request, 0, environment_.context));
-  RECURVE_RETURN_IF_ERROR(ValidateCommand(
-      command, 0, environment_.engine->limits(), "append_ids", "generate"));
+  RECURVE_RETURN_IF_ERROR(ValidateCommand(command, 0,
+                                          environment_.engine->limits(),
+                                          AppendField(request), "generate"));
+  RECURVE_RETURN_IF_ERROR(
+      ValidateOptions(options, environment_.engine->limits()));
   RECURVE_RETURN_IF_ERROR(Charge(command));
   with_logprobs_ = options.sampling.num_logprobs >= 0;
   seed_ = options.sampling.seed;
@@ -43,7 +55,7 @@ absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
       CommandFromProto(request, position, environment_.context));
   RECURVE_RETURN_IF_ERROR(ValidateCommand(command, position,
                                           environment_.engine->limits(),
-                                          "append_ids", "generate"));
+                                          AppendField(request), "generate"));
   RECURVE_RETURN_IF_ERROR(Charge(command));
   environment_.engine->Extend(id, std::move(command));
   return absl::OkStatus();

@@ -27,6 +27,9 @@ void GenerateCall::Begin(const std::shared_ptr<GenerateCall>& self,
       ValidateCommand(input->command, 0, environment_.engine->limits(),
                       request.has_prompt_text() ? "prompt_text" : "prompt_ids",
                       "stopping.max_new_tokens");
+  if (status.ok()) {
+    status = ValidateOptions(input->options, environment_.engine->limits());
+  }
   if (status.ok()) status = Charge(input->command);
   if (!status.ok()) return Refuse(status);
   const absl::StatusOr<uint64_t> id = environment_.engine->Submit(

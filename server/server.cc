@@ -163,7 +163,8 @@ absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
   metrics_.SetBuild(RECURVE_VERSION, engine_->model().device);
   environment_.engine = engine_.get();
   environment_.context = {tokenizer_.get(), engine_->limits().max_model_len,
-                          options_.default_max_new_tokens};
+                          options_.default_max_new_tokens,
+                          engine_->limits().vocab_size};
   environment_.max_buffered_tokens = options_.max_buffered_tokens;
   environment_.stalled_client_timeout = options_.engine.stalled_client_timeout;
   environment_.open_streams = &open_streams_;

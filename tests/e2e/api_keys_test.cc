@@ -423,6 +423,41 @@ TEST_F(ApiKeysTest, TokensAreLimited) {
   EXPECT_THAT(metrics, HasSubstr("reason=\"tokens\""));
 }
 
+// A request that is wrong in itself is told so, whatever quota is left, and is
+// not counted as admitted.
+TEST_F(ApiKeysTest, OptionsAreLookedAtBeforeQuotas) {
+  TestServer server(
+      Options(KeyLine("acme", "key", "tokens_per_second=1 token_burst=10")));
+  const char kAdmitted[] =
+      "recurve_tenant_requests_admitted_total{tenant=\"acme\"}";
+  const int port = server.server().http_port();
+  v1::GenerateRequest bad = GreedyRequest({256, 65}, 1);
+  bad.mutable_sampling()->set_temperature(-1);
+  const auto expect_invalid = [&] {
+    const Refusal refusal = RunRaw(server, bad, {"Bearer key"});
+    EXPECT_EQ(refusal.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    const auto stub = v1::Inference::NewStub(server.Channel());
+    grpc::ClientContext context;
+    context.AddMetadata("authorization", "Bearer key");
+    const auto stream = stub->Decode(&context);
+    v1::DecodeRequest command;
+    command.mutable_append_ids()->add_ids(65);
+    *command.mutable_sampling() = bad.sampling();
+    stream->Write(command);
+    EXPECT_EQ(stream->Finish().error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT);
+  };
+  expect_invalid();
+  EXPECT_LE(MetricValue(port, kAdmitted), 0);
+  // More than the burst: a debt of a quarter of an hour.
+  const auto client = Connect(server, "key");
+  ASSERT_EQ(Run(*client, GreedyRequest(RandomPrompt(1, 1000), 1)),
+            absl::OkStatus());
+  EXPECT_EQ(Run(*client).code(), absl::StatusCode::kResourceExhausted);
+  expect_invalid();
+  EXPECT_EQ(MetricValue(port, kAdmitted), 1);
+}
+
 TEST_F(ApiKeysTest, TakesChangedKeys) {
   TestServer server(Options(KeyLine("acme", "old")));
   const auto before = Connect(server, "old");

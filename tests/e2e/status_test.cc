@@ -55,7 +55,7 @@ const BadRequest kBadRequests[] = {
      "prompt_ids[2] is 258; the vocabulary has ids 0 to 257"},
     {"IdBeyondInt32",
      [](auto* r) { r->mutable_prompt_ids()->add_ids(0xffffffffu); },
-     "prompt_ids[2] is 4294967295"},
+     "prompt_ids[2] is 4294967295; the vocabulary has ids 0 to 257"},
     {"NoNewTokens",
      [](auto* r) { r->mutable_stopping()->set_max_new_tokens(0); },
      "stopping.max_new_tokens is 0"},
@@ -104,7 +104,7 @@ const BadRequest kBadRequests[] = {
      [](auto* r) {
        (*r->mutable_sampling()->mutable_logit_bias())[0xffffffffu] = 1;
      },
-     "sampling.logit_bias key is 4294967295; no vocabulary has this id"},
+     "sampling.logit_bias key is 4294967295; the vocabulary has ids 0 to 257"},
     {"LogitBiasValue",
      [](auto* r) { (*r->mutable_sampling()->mutable_logit_bias())[7] = 101; },
      "sampling.logit_bias[7] is 101"},
@@ -120,7 +120,8 @@ const BadRequest kBadRequests[] = {
      "stopping.stop_token_ids[0] is 258"},
     {"StopTokenIdBeyondInt32",
      [](auto* r) { r->mutable_stopping()->add_stop_token_ids(0xffffffffu); },
-     "stopping.stop_token_ids[0] is 4294967295; no vocabulary has this id"},
+     "stopping.stop_token_ids[0] is 4294967295; the vocabulary has ids 0 to "
+     "257"},
     {"TooManyStopTokens",
      [](auto* r) {
        for (int i = 0; i < 65; ++i) {
@@ -197,6 +198,11 @@ TEST(StatusTest, BadDecodeCommandsAreRefused) {
   expect({Append({}, 1)}, "the first command must append");
   expect({Append({1}, 1), Append({}, 0)}, "appends nothing and generates");
   expect({Append({1}, 1), Append({258}, 1)}, "append_ids[0] is 258");
+  v1::DecodeRequest long_text;
+  long_text.set_append_text(std::string(9000, 'a'));
+  expect({long_text}, "append_text has 9001 tokens; this server's");
+  expect({Append({1}, 1), long_text},
+         "append_text has 9000 tokens beside the sequence's 2");
   expect({Append({1}, 1), Append({1}, 8192)},
          "generate is 8192; the sequence would reach 2 + 1 + 8192");
   v1::DecodeRequest with_limit = Append({1}, 1);

@@ -98,6 +98,10 @@ TEST(RequestTest, FloatFieldsHaveLimits) {
 TEST(RequestTest, MessagesShowTheValue) {
   EXPECT_EQ(CheckSampling([](SamplingParams& s) { s.top_p = 1.5f; }).message(),
             "sampling.top_p is 1.5; expected above 0, at most 1");
+  // No value within the limits is shown for one beyond them.
+  EXPECT_EQ(
+      CheckSampling([](SamplingParams& s) { s.top_p = 1.0000001f; }).message(),
+      "sampling.top_p is 1.00000012; expected above 0, at most 1");
   EXPECT_THAT(CheckSampling([](SamplingParams& s) { s.min_p = kNan; }),
               FailsWith(kInvalid, "sampling.min_p is nan"));
 }

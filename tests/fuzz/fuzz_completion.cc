@@ -53,8 +53,9 @@ void Read(absl::string_view body, const Tokenizer* tokenizer) {
   RECURVE_CHECK(!request.prompts.empty());
   RECURVE_CHECK(request.prompts.size() <= kMaxPrompts);
   for (size_t i = 0; i < request.prompts.size(); ++i) {
-    const auto input = FromProto(
-        request.prompts[i], {tokenizer, kMaxModelLen, kCompletionMaxTokens});
+    const auto input =
+        FromProto(request.prompts[i],
+                  {tokenizer, kMaxModelLen, kCompletionMaxTokens, kVocabSize});
     absl::Status status = input.status();
     if (status.ok()) {
       status = ValidateCommand(input->command, 0, limits, "prompt_ids",
