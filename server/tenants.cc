@@ -79,12 +79,12 @@ void Tenant::CloseStream() {
   metrics_->AddTenantStreams(name_, -1);
 }
 
-absl::Status Tenant::TakePages(int64_t count,
+absl::Status Tenant::TakePages(int64_t count, int64_t total,
                                std::chrono::milliseconds* retry_after) {
   MutexLock lock(&mu_);
   // What is in use may be above limits that were lowered since.
   if (count > 0 && limits_.max_pages && count > *limits_.max_pages - pages_) {
-    *retry_after = count > *limits_.max_pages ? kNeverRetry : kInUseRetry;
+    *retry_after = total > *limits_.max_pages ? kNeverRetry : kInUseRetry;
     metrics_->OnTenantRefused(name_, "pages");
     return absl::ResourceExhaustedError(
         absl::StrCat("tenant ", name_, " has ", pages_, " pages of ",
@@ -151,15 +151,18 @@ absl::Status StreamTicket::ChargeAll(absl::Span<StreamTicket* const> tickets,
   }
   Tenant& tenant = *tickets[0]->tenant_;
   int64_t pages = 0;
+  int64_t total_pages = 0;
   int64_t tokens = 0;
   for (size_t i = 0; i < tickets.size(); ++i) {
     StreamTicket& ticket = *tickets[i];
     ticket.Settle();
     const int64_t taken = costs[i].append + costs[i].generate;
     tokens += taken;
-    pages += PagesOf(ticket.tokens_ + taken) - ticket.pages_;
+    const int64_t total = PagesOf(ticket.tokens_ + taken);
+    total_pages += total;
+    pages += total - ticket.pages_;
   }
-  RECURVE_RETURN_IF_ERROR(tenant.TakePages(pages, retry_after));
+  RECURVE_RETURN_IF_ERROR(tenant.TakePages(pages, total_pages, retry_after));
   const absl::StatusOr<int64_t> charged =
       tenant.TakeTokens(tokens, retry_after);
   if (!charged.ok()) {

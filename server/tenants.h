@@ -44,9 +44,10 @@ class Tenant {
                            std::chrono::milliseconds* retry_after);
   void CloseStream();
 
-  // Takes pages; ResourceExhausted when so many are not left. `*retry_after` is
-  // then when to come again.
-  absl::Status TakePages(int64_t count, std::chrono::milliseconds* retry_after);
+  // Takes pages for streams that then have `total`; ResourceExhausted when so
+  // many are not left. `*retry_after` is then when to come again.
+  absl::Status TakePages(int64_t count, int64_t total,
+                         std::chrono::milliseconds* retry_after);
   void GivePages(int64_t count);
 
   // Takes tokens off the tenant's rate. Returns how many were taken: all, or

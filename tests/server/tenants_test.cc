@@ -207,6 +207,27 @@ TEST_F(TenantsTest, PagesAreTakenForWhatAStreamMayComeTo) {
   EXPECT_TRUE(third->Charge(640, 0, &retry).ok());
 }
 
+TEST_F(TenantsTest, ALaterCommandThatCanNeverFitIsNotTriedAgain) {
+  Write(Line("a", "key", "max_pages=4"));
+  const auto tenants = Load();
+  std::chrono::milliseconds retry{0};
+  auto ticket = Open(*tenants, "Bearer key");
+  ASSERT_TRUE(ticket->Charge(2 * 64, 0, &retry).ok());
+  const absl::Status refused = ticket->Charge(3 * 64, 0, &retry);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.message(),
+            "tenant a has 2 pages of 64 tokens and asks for 3 more; its "
+            "max_pages is 4");
+  EXPECT_EQ(retry, kNeverRetry);
+  // One that would fit, were another stream gone, is.
+  auto other = Open(*tenants, "Bearer key");
+  ASSERT_TRUE(other->Charge(1, 0, &retry).ok());
+  EXPECT_FALSE(ticket->Charge(2 * 64, 0, &retry).ok());
+  EXPECT_EQ(retry, std::chrono::seconds(1));
+  other->Close();
+  EXPECT_TRUE(ticket->Charge(2 * 64, 0, &retry).ok());
+}
+
 TEST_F(TenantsTest, PagesAboveALoweredLimitStayAndAskForNoMore) {
   Write(Line("a", "key", "max_pages=10"));
   const auto tenants = Load();
@@ -219,7 +240,7 @@ TEST_F(TenantsTest, PagesAboveALoweredLimitStayAndAskForNoMore) {
   EXPECT_EQ(ticket->Charge(6, 0, &retry).message(),
             "tenant a has 7 pages of 64 tokens and asks for 1 more; its "
             "max_pages is 5");
-  EXPECT_EQ(retry, std::chrono::seconds(1));
+  EXPECT_EQ(retry, kNeverRetry);  // it would have 8
 }
 
 TEST_F(TenantsTest, SeveralCommandsAreTakenTogetherOrNotAtAll) {
