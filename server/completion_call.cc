@@ -41,14 +41,17 @@ class CompletionCall::Choice : public EventSink {
         ticket_.CountToken();
         piece_.last_token = event.token;
       }
+      if (piece_.tokens.ids_size() == 0 && piece_.tokens.text().empty()) {
+        piece_bytes_ = 0;  // the one before is sent
+      }
+      piece_bytes_ += StepBytes(event, with_logprobs_);
       AppendStep(event, with_logprobs_, &piece_.tokens);
       // One answer at the end waits for no reader; its size is bounded by
       // CheckWholeSize.
       stalled_ = call_->request_.stream &&
                  (piece_.tokens.ids_size() >=
                       call_->environment_.max_buffered_tokens ||
-                  static_cast<int64_t>(piece_.tokens.text().size()) >=
-                      call_->environment_.max_buffered_bytes);
+                  piece_bytes_ >= call_->environment_.max_buffered_bytes);
       room = !stalled_;
     }
     call_->Pump();
@@ -92,6 +95,7 @@ class CompletionCall::Choice : public EventSink {
   StreamTicket ticket_;
   std::optional<uint64_t> id_;  // of the sequence
   ChoicePiece piece_;           // what gathers until it is sent
+  int64_t piece_bytes_ = 0;     // of its tokens
   TextOffsets text_offsets_;
   int64_t completion_tokens_ = 0;
   bool stalled_ = false;

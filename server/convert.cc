@@ -256,6 +256,19 @@ void AppendStep(const StepEvent& event, bool with_logprobs,
   }
 }
 
+int64_t StepBytes(const StepEvent& event, bool with_logprobs) {
+  // Tags and lengths included; an id has up to 5 bytes, a float 4.
+  constexpr int64_t kTokenBytes = 5;
+  constexpr int64_t kLogprobBytes = 9;
+  constexpr int64_t kTopBytes = 13;
+  int64_t bytes = static_cast<int64_t>(event.text.size());
+  if (!event.has_token) return bytes;
+  bytes += kTokenBytes;
+  if (!with_logprobs) return bytes;
+  return bytes + kLogprobBytes +
+         kTopBytes * static_cast<int64_t>(event.top_logprobs.size());
+}
+
 v1::FinishReason ToProto(FinishReason reason) {
   switch (reason) {
     case FinishReason::kLength:

@@ -44,6 +44,8 @@ absl::Status CheckNoOptions(const v1::DecodeRequest& request);
 
 // Adds a step's token and text to `tokens`.
 void AppendStep(const StepEvent& event, bool with_logprobs, v1::Tokens* tokens);
+// How many bytes of a message that takes, at most.
+int64_t StepBytes(const StepEvent& event, bool with_logprobs);
 // Adds text that comes without a token; `index` tokens were generated before
 // it.
 void AppendText(int64_t index, absl::string_view text, v1::Tokens* tokens);

@@ -12,6 +12,12 @@ const char* AppendField(const v1::DecodeRequest& request) {
                                                                  : "append_ids";
 }
 
+// How many bytes of a message a row takes, at most.
+int64_t RowBytes(const StepEvent::LogitsRow& row) {
+  constexpr int64_t kFrame = 32;  // tags, lengths and the position
+  return kFrame + static_cast<int64_t>(row.values.size() * sizeof(float));
+}
+
 }  // namespace
 
 void DecodeCall::Begin(const std::shared_ptr<DecodeCall>& self) {
@@ -95,11 +101,10 @@ void DecodeCall::OnReadDone(bool ok) {
 void DecodeCall::OnAdmitted(double queue_seconds) {
   {
     MutexLock lock(&mu_);
-    v1::Admitted& admitted = *output_.mutable_admitted();
+    v1::Admitted& admitted = *output_.Grow(0, 0).mutable_admitted();
     admitted.set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
     admitted.set_seed(seed_);
     admitted.set_queue_seconds(queue_seconds);
-    has_output_ = true;
   }
   Pump();
 }
@@ -109,17 +114,17 @@ bool DecodeCall::OnStep(StepEvent event) {
   {
     MutexLock lock(&mu_);
     if (event.has_token) ticket_.CountToken();
-    if (event.has_token || !event.text.empty()) {
-      AppendStep(event, with_logprobs_, output_.mutable_tokens());
-    }
     for (const StepEvent::LogitsRow& row : event.logits) {
-      v1::Logits& logits = *output_.add_logits();
+      v1::Logits& logits = *output_.Grow(0, RowBytes(row)).add_logits();
       logits.set_position(static_cast<uint64_t>(row.position));
       logits.mutable_values()->Add(row.values.begin(), row.values.end());
-      output_bytes_ += static_cast<int64_t>(row.values.size() * sizeof(float));
     }
-    has_output_ = true;
-    room = HasRoom(output_.tokens().ids_size(), output_bytes_);
+    if (event.has_token || !event.text.empty()) {
+      v1::DecodeResponse& part =
+          output_.Grow(event.has_token, StepBytes(event, with_logprobs_));
+      AppendStep(event, with_logprobs_, part.mutable_tokens());
+    }
+    room = HasRoom();
   }
   Pump();
   return room;
@@ -130,30 +135,27 @@ void DecodeCall::OnCommandDone(CommandResult result) {
     MutexLock lock(&mu_);
     ticket_.Settle();
     sequence_tokens_ = result.sequence_tokens;
+    v1::DecodeResponse& last =
+        output_.Grow(0, static_cast<int64_t>(result.text.size()));
     if (!result.text.empty()) {
-      AppendText(result.completion_tokens, result.text,
-                 output_.mutable_tokens());
+      AppendText(result.completion_tokens, result.text, last.mutable_tokens());
     }
-    output_.set_done(true);
-    output_.set_sequence_tokens(static_cast<uint64_t>(result.sequence_tokens));
-    output_.set_reason(ToProto(result.reason));
-    output_.set_stop_string(result.stop_string);
-    *output_.mutable_usage() = UsageToProto(result);
-    has_output_ = true;
+    last.set_done(true);
+    last.set_sequence_tokens(static_cast<uint64_t>(result.sequence_tokens));
+    last.set_reason(ToProto(result.reason));
+    last.set_stop_string(result.stop_string);
+    *last.mutable_usage() = UsageToProto(result);
     SetIdle(true);
   }
   Pump();
 }
 
 bool DecodeCall::TakeOutput(v1::DecodeResponse* message, bool* read_next) {
-  if (!has_output_) return false;
-  *read_next = output_.done();
-  if (output_.has_admitted())
-    output_.mutable_admitted()->set_request_id(FormatRequestId(*id_));
-  message->Swap(&output_);
-  output_.Clear();
-  has_output_ = false;
-  output_bytes_ = 0;
+  if (output_.empty()) return false;
+  *message = output_.TakeFirst();
+  *read_next = message->done();
+  if (message->has_admitted())
+    message->mutable_admitted()->set_request_id(FormatRequestId(*id_));
   return true;
 }
 

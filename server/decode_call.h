@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "recurve/v1/inference.pb.h"
+#include "server/output_parts.h"
 #include "server/stream_call.h"
 
 namespace recurve {
@@ -31,6 +32,9 @@ class DecodeCall
  protected:
   bool TakeOutput(v1::DecodeResponse* message, bool* read_next) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Buffered buffered() const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return {output_.tokens(), output_.bytes()};
+  }
   void ReadNext() override { StartRead(&request_); }
 
  private:
@@ -46,9 +50,7 @@ class DecodeCall
 
   int64_t sequence_tokens_ ABSL_GUARDED_BY(mu_) = 0;
   // What gathers until it is sent.
-  v1::DecodeResponse output_ ABSL_GUARDED_BY(mu_);
-  bool has_output_ ABSL_GUARDED_BY(mu_) = false;
-  int64_t output_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  OutputParts<v1::DecodeResponse> output_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace recurve

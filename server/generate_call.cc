@@ -55,9 +55,10 @@ bool GenerateCall::OnStep(StepEvent event) {
   {
     MutexLock lock(&mu_);
     if (event.has_token) ticket_.CountToken();
-    AppendStep(event, with_logprobs_, &tokens_);
-    room = HasRoom(tokens_.ids_size(),
-                   static_cast<int64_t>(tokens_.text().size()));
+    AppendStep(
+        event, with_logprobs_,
+        &tokens_.Grow(event.has_token, StepBytes(event, with_logprobs_)));
+    room = HasRoom();
   }
   Pump();
   return room;
@@ -66,7 +67,10 @@ bool GenerateCall::OnStep(StepEvent event) {
 void GenerateCall::OnCommandDone(CommandResult result) {
   {
     MutexLock lock(&mu_);
-    AppendText(result.completion_tokens, result.text, &tokens_);
+    if (!result.text.empty()) {
+      AppendText(result.completion_tokens, result.text,
+                 &tokens_.Grow(0, static_cast<int64_t>(result.text.size())));
+    }
     finished_.emplace();
     finished_->set_reason(ToProto(result.reason));
     finished_->set_stop_string(result.stop_string);
@@ -85,9 +89,8 @@ bool GenerateCall::TakeOutput(v1::GenerateEvent* message, bool*) {
     *message->mutable_admitted() = *std::exchange(admitted_, std::nullopt);
     return true;
   }
-  if (tokens_.ids_size() > 0 || !tokens_.text().empty()) {
-    message->mutable_tokens()->Swap(&tokens_);
-    tokens_.Clear();
+  if (!tokens_.empty()) {
+    *message->mutable_tokens() = tokens_.TakeFirst();
     return true;
   }
   if (finished_) {

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "recurve/v1/inference.pb.h"
+#include "server/output_parts.h"
 #include "server/stream_call.h"
 
 namespace recurve {
@@ -28,6 +29,9 @@ class GenerateCall
  protected:
   bool TakeOutput(v1::GenerateEvent* message, bool* read_next) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Buffered buffered() const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return {tokens_.tokens(), tokens_.bytes()};
+  }
 
  private:
   // Set before the engine knows the sequence, then constant.
@@ -36,7 +40,7 @@ class GenerateCall
   int64_t prompt_tokens_ = 0;
 
   std::optional<v1::Admitted> admitted_ ABSL_GUARDED_BY(mu_);
-  v1::Tokens tokens_ ABSL_GUARDED_BY(mu_);
+  OutputParts<v1::Tokens> tokens_ ABSL_GUARDED_BY(mu_);
   std::optional<v1::Finished> finished_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -45,8 +45,9 @@ struct CallEnvironment {
 // One streaming call: the meeting of a gRPC reactor, driven by gRPC's threads,
 // and an EventSink, driven by the engine's. The engine puts output into the
 // subclass's buffer; Pump sends it, one message at a time, merging what gathers
-// while a message is on its way. So a slow reader holds a bounded buffer and
-// delays nobody else.
+// while a message is on its way into messages of bounded length
+// (output_parts.h). So a slow reader holds a bounded buffer and delays nobody
+// else.
 //
 // Lifetime: the object keeps itself alive until gRPC calls OnDone; the engine
 // holds another reference until OnEnd. Whichever comes last frees it.
@@ -66,11 +67,16 @@ class StreamCall : public Reactor, public EventSink {
   // --- gRPC reactor ---
 
   void OnWriteDone(bool ok) override {
+    std::optional<uint64_t> behind;
     {
       MutexLock lock(&mu_);
       write_in_flight_ = false;
-      if (!end_) break_off_.reset();  // the client does read
+      break_off_.reset();  // the client does read
+      if (ok && stalled_) behind = id_;
     }
+    // What waits may take a slow reader longer than the engine waits for a
+    // client that does not read.
+    if (behind) environment_.engine->GiveReaderTime(*behind);
     if (!ok) CancelSequence(absl::CancelledError("the client went away"));
     Pump();
   }
@@ -108,10 +114,17 @@ class StreamCall : public Reactor, public EventSink {
   }
 
  protected:
-  // Moves buffered output into `message`; false when there is none. Sets
-  // `*read_next` when the client's next message is wanted after it.
+  // Moves buffered output, as much as one message may have, into `message`;
+  // false when there is none. Sets `*read_next` when the client's next message
+  // is wanted after it.
   virtual bool TakeOutput(Response* message, bool* read_next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
+  // What TakeOutput would yet give.
+  struct Buffered {
+    int64_t tokens;
+    int64_t bytes;
+  };
+  virtual Buffered buffered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
   // Starts the read that TakeOutput asked for.
   virtual void ReadNext() {}
 
@@ -201,10 +214,10 @@ class StreamCall : public Reactor, public EventSink {
   }
 
   // Whether the engine may go on; remembers that it must be woken if not.
-  bool HasRoom(int64_t tokens, int64_t bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    stalled_ = tokens >= environment_.max_buffered_tokens ||
-               bytes >= environment_.max_buffered_bytes;
+  bool HasRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const Buffered waiting = buffered();
+    stalled_ = waiting.tokens >= environment_.max_buffered_tokens ||
+               waiting.bytes >= environment_.max_buffered_bytes;
     return !stalled_;
   }
 
@@ -231,7 +244,7 @@ class StreamCall : public Reactor, public EventSink {
         message_ = SerializeToBuffer(message);
         write = write_in_flight_ = true;
         if (end_ || idle_) WatchReader();
-        if (std::exchange(stalled_, false)) resume = id_;
+        if (stalled_ && HasRoom()) resume = id_;
       } else if (end_) {
         finish_called_ = true;
         status = ToGrpcStatus(*end_);

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "tests/e2e/server_fixture.h"
+#include "tests/testing/http2.h"
 #include "tests/testing/http_client.h"
 #include "tests/testing/process.h"
 #include "tests/testing/program_paths.h"
@@ -40,38 +41,10 @@ constexpr char kShort[] =
     "{\"prompt\":\"a\",\"max_tokens\":4,\"ignore_eos\":true,"
     "\"temperature\":0}";
 
-// --- HTTP/2, by hand: what no client library would send ---
-
-std::string Frame(int type, int flags, uint32_t stream,
-                  const std::string& payload) {
-  std::string frame(9, '\0');
-  for (int i = 0; i < 3; ++i) {
-    frame[i] = static_cast<char>(payload.size() >> (16 - 8 * i));
-  }
-  frame[3] = static_cast<char>(type);
-  frame[4] = static_cast<char>(flags);
-  for (int i = 0; i < 4; ++i) {
-    frame[5 + i] = static_cast<char>(stream >> (24 - 8 * i));
-  }
-  return frame + payload;
-}
-// A header that is not compressed and not kept.
-std::string Header(const std::string& name, const std::string& value) {
-  return absl::StrCat(std::string(1, '\0'),
-                      std::string(1, static_cast<char>(name.size())), name,
-                      std::string(1, static_cast<char>(value.size())), value);
-}
-std::string Preface() {
-  return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "");
-}
-std::string OpenStream(uint32_t stream) {
-  return Frame(1, /*END_HEADERS*/ 4, stream,
-               Header(":method", "POST") + Header(":scheme", "http") +
-                   Header(":path", "/recurve.v1.Inference/Decode") +
-                   Header(":authority", "x") + Header("te", "trailers") +
-                   Header("content-type", "application/grpc") +
-                   Header("authorization", "Bearer right"));
-}
+using http2::Frame;
+using http2::Header;
+using http2::OpenStream;
+using http2::Preface;
 
 int Rounds() {
   return std::max(

@@ -77,5 +77,30 @@ TEST(HttpReaderTest, WhoDoesNotReadIsCutOffAndCountedSo) {
   EXPECT_EQ(failures("RESOURCE_EXHAUSTED"), 1);
 }
 
+// Also where many tokens may wait.
+TEST(HttpReaderTest, LogprobsThatNobodyReadsPauseAStreamByTheirBytes) {
+  constexpr int kTokens = 8000;  // some 200 bytes each until they are sent
+  ServerOptions options = Impatient();
+  options.max_buffered_tokens = int64_t{1} << 40;
+  TestServer server(options);
+  HttpConnection connection(server.server().http_port(), nullptr,
+                            kReceiveBuffer);
+  const json body = {{"prompt", "a"},
+                     {"max_tokens", kTokens},
+                     {"ignore_eos", true},
+                     {"stream", true},
+                     {"logprobs", 20}};
+  ASSERT_TRUE(connection.Send(PostText(kCompletionsPath, body.dump())));
+  EngineLoad load;
+  ASSERT_TRUE(WaitFor(
+      [&] {
+        load = server.server().engine().load();
+        return load.generation_tokens_total > 0 && load.open == 0;
+      },
+      120));
+  EXPECT_LT(load.generation_tokens_total, kTokens);
+  server.ExpectIdle();
+}
+
 }  // namespace
 }  // namespace recurve

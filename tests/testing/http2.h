@@ -1,0 +1,54 @@
+#ifndef RECURVE_TESTS_TESTING_HTTP2_H_
+#define RECURVE_TESTS_TESTING_HTTP2_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+// HTTP/2 by hand, for what no client library would send.
+namespace recurve::http2 {
+
+// A number of `bytes` bytes, the highest first.
+inline std::string BigEndian(uint32_t value, int bytes) {
+  std::string text;
+  for (int i = bytes - 1; i >= 0; --i) {
+    text.push_back(static_cast<char>(value >> (8 * i)));
+  }
+  return text;
+}
+
+inline std::string Frame(int type, int flags, uint32_t stream,
+                         const std::string& payload) {
+  return absl::StrCat(BigEndian(static_cast<uint32_t>(payload.size()), 3),
+                      std::string(1, static_cast<char>(type)),
+                      std::string(1, static_cast<char>(flags)),
+                      BigEndian(stream, 4), payload);
+}
+
+// A header that is not compressed and not kept.
+inline std::string Header(const std::string& name, const std::string& value) {
+  return absl::StrCat(std::string(1, '\0'),
+                      std::string(1, static_cast<char>(name.size())), name,
+                      std::string(1, static_cast<char>(value.size())), value);
+}
+
+inline std::string Preface() {
+  return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "");
+}
+
+// Opens a call of a method, "/recurve.v1.…/…", with the API key "right".
+inline std::string OpenStream(
+    uint32_t stream,
+    const std::string& method = "/recurve.v1.Inference/Decode") {
+  return Frame(1, /*END_HEADERS*/ 4, stream,
+               Header(":method", "POST") + Header(":scheme", "http") +
+                   Header(":path", method) + Header(":authority", "x") +
+                   Header("te", "trailers") +
+                   Header("content-type", "application/grpc") +
+                   Header("authorization", "Bearer right"));
+}
+
+}  // namespace recurve::http2
+
+#endif  // RECURVE_TESTS_TESTING_HTTP2_H_
