@@ -42,16 +42,24 @@ absl::StatusOr<std::vector<int32_t>> Ids(absl::string_view field,
   return out;
 }
 
+// Stops where the tokens of `text`, behind `position` others, are more than a
+// sequence may have.
 absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view field,
                                             const std::string& text,
-                                            bool add_bos,
+                                            int64_t position,
                                             const RequestContext& context) {
   if (context.tokenizer == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         field, " needs a tokenizer, and this model has none; send token ids"));
   }
-  return context.tokenizer->Encode(
-      text, add_bos && context.tokenizer->bos_id().has_value());
+  const bool add_bos = position == 0 && context.tokenizer->bos_id().has_value();
+  absl::StatusOr<std::vector<int32_t>> ids = context.tokenizer->Encode(
+      text, add_bos, std::max<int64_t>(0, context.max_model_len - position));
+  if (!absl::IsOutOfRange(ids.status())) return ids;
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, " ", ids.status().message(),
+      position > 0 ? absl::StrCat(" beside the sequence's ", position) : "",
+      "; this server's max_model_len is ", context.max_model_len));
 }
 
 // Asks the system once: it may take longer than all else of a request that is
@@ -138,7 +146,7 @@ absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
     case v1::GenerateRequest::kPromptText: {
       RECURVE_ASSIGN_OR_RETURN(input.command.append,
                                Encode("prompt_text", request.prompt_text(),
-                                      /*add_bos=*/true, context));
+                                      /*position=*/0, context));
       break;
     }
     case v1::GenerateRequest::PROMPT_NOT_SET:
@@ -200,9 +208,9 @@ absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
       break;
     }
     case v1::DecodeRequest::kAppendText: {
-      RECURVE_ASSIGN_OR_RETURN(command.append,
-                               Encode("append_text", request.append_text(),
-                                      /*add_bos=*/position == 0, context));
+      RECURVE_ASSIGN_OR_RETURN(
+          command.append,
+          Encode("append_text", request.append_text(), position, context));
       break;
     }
     case v1::DecodeRequest::APPEND_NOT_SET:

@@ -13,9 +13,11 @@ void AddedTokens::Add(const AddedToken& token) {
   }
 }
 
-std::vector<AddedTokens::Span> AddedTokens::Find(absl::string_view text) const {
+std::vector<AddedTokens::Span> AddedTokens::Find(absl::string_view text,
+                                                 size_t max_tokens) const {
   std::vector<Span> spans;
-  size_t done = 0;  // bytes that are in spans
+  size_t count = 0;  // added tokens among them
+  size_t done = 0;   // bytes that are in spans
   for (size_t at = 0; at < text.size();) {
     int32_t found = -1;
     const size_t size = trie_.LongestPrefix(text.substr(at), &found);
@@ -40,6 +42,7 @@ std::vector<AddedTokens::Span> AddedTokens::Find(absl::string_view text) const {
     if (begin > done) spans.push_back({text.substr(done, begin - done)});
     spans.push_back({text.substr(begin, end - begin), token.id});
     done = end;
+    if (++count > max_tokens) return spans;
   }
   if (done < text.size()) spans.push_back({text.substr(done)});
   return spans;

@@ -2,6 +2,7 @@
 #define RECURVE_ENGINE_TOKENIZER_ADDED_TOKENS_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -34,9 +35,12 @@ class AddedTokens {
     absl::string_view text;
     int32_t id = -1;  // -1: no added token
   };
-  // The whole text in order, cut; empty spans between tokens are left out.
+  // The whole text in order, cut; empty spans between tokens are left out. Once
+  // more than `max_tokens` are found, the rest of the text is left out, too.
   // Time: the size of the text times the length of the longest token.
-  std::vector<Span> Find(absl::string_view text) const;
+  std::vector<Span> Find(
+      absl::string_view text,
+      size_t max_tokens = std::numeric_limits<size_t>::max()) const;
 
  private:
   std::vector<AddedToken> tokens_;

@@ -49,6 +49,9 @@ class Bpe {
   // lacks. REQUIRES: less than 2 GiB.
   absl::Status Encode(absl::string_view word, std::vector<int32_t>* ids) const;
 
+  // A word of n bytes has at least n / max_bytes_per_id() ids.
+  size_t max_bytes_per_id() const { return max_bytes_per_id_; }
+
  private:
   // A part of the word; size 0 once it was joined to its left neighbour.
   struct Part {
@@ -74,7 +77,8 @@ class Bpe {
   Vocabulary vocabulary_;
   std::optional<Merges> merges_;
   Options options_;
-  size_t longest_ = 0;                 // bytes of the longest token
+  size_t longest_ = 0;  // bytes of the longest token
+  size_t max_bytes_per_id_ = 0;
   std::array<int32_t, 256> byte_ids_;  // -1: not in the vocabulary
 };
 

@@ -35,7 +35,7 @@ BpeTokenizer::BpeTokenizer(int32_t vocab_size, Parts parts)
 }
 
 absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(
-    absl::string_view text, bool add_bos) const {
+    absl::string_view text, bool add_bos, int64_t max_ids) const {
   if (text.size() > kMaxTextBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("the text holds ", text.size(),
@@ -49,30 +49,52 @@ absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(
     }
     ids.push_back(*bos_id());
   }
-  for (const AddedTokens::Span& span : raw_added_.Find(text)) {
+  // Added tokens and words have an id each at least: where some of them are
+  // left out, there are too many ids without.
+  const auto max_pieces = static_cast<size_t>(max_ids);
+  for (const AddedTokens::Span& span : raw_added_.Find(text, max_pieces)) {
     if (span.id >= 0) {
       ids.push_back(span.id);
     } else if (nfc_) {
-      RECURVE_RETURN_IF_ERROR(EncodeNormalized(NormalizeNfc(span.text), &ids));
+      RECURVE_RETURN_IF_ERROR(
+          EncodeNormalized(NormalizeNfc(span.text), max_ids, &ids));
     } else {
-      RECURVE_RETURN_IF_ERROR(EncodeNormalized(span.text, &ids));
+      RECURVE_RETURN_IF_ERROR(EncodeNormalized(span.text, max_ids, &ids));
     }
   }
+  RECURVE_RETURN_IF_ERROR(CheckRoom(0, max_ids, ids));
   return ids;
 }
 
 absl::Status BpeTokenizer::EncodeNormalized(absl::string_view text,
+                                            int64_t max_ids,
                                             std::vector<int32_t>* ids) const {
-  for (const AddedTokens::Span& span : normalized_added_.Find(text)) {
+  const auto max_pieces = static_cast<size_t>(max_ids);
+  for (const AddedTokens::Span& span :
+       normalized_added_.Find(text, max_pieces)) {
     if (span.id >= 0) {
       ids->push_back(span.id);
       continue;
     }
+    RECURVE_RETURN_IF_ERROR(CheckRoom(span.text.size(), max_ids, *ids));
     RECURVE_RETURN_IF_ERROR(pre_tokenizer_.ForEachWord(
-        span.text,
-        [&](absl::string_view word) { return bpe_.Encode(word, ids); }));
+        span.text, max_pieces, [&](absl::string_view word) {
+          const absl::Status room = CheckRoom(word.size(), max_ids, *ids);
+          return room.ok() ? bpe_.Encode(word, ids) : room;
+        }));
   }
   return absl::OkStatus();
+}
+
+absl::Status BpeTokenizer::CheckRoom(size_t bytes, int64_t max_ids,
+                                     const std::vector<int32_t>& ids) const {
+  const size_t per_id = bpe_.max_bytes_per_id();
+  const size_t fewest = bytes / per_id + (bytes % per_id > 0 ? 1 : 0);
+  if (static_cast<int64_t>(ids.size() + fewest) <= max_ids) {
+    return absl::OkStatus();
+  }
+  return absl::OutOfRangeError(
+      absl::StrCat("has more than ", max_ids, " tokens"));
 }
 
 absl::string_view BpeTokenizer::TokenBytes(int32_t id) const {

@@ -37,14 +37,20 @@ class BpeTokenizer : public Tokenizer {
   BpeTokenizer(int32_t vocab_size, Parts parts);
 
   absl::string_view name() const override { return name_; }
+  using Tokenizer::Encode;
   absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
-                                              bool add_bos) const override;
+                                              bool add_bos,
+                                              int64_t max_ids) const override;
   absl::string_view TokenBytes(int32_t id) const override;
 
  private:
   // Of text without raw added tokens.
-  absl::Status EncodeNormalized(absl::string_view text,
+  absl::Status EncodeNormalized(absl::string_view text, int64_t max_ids,
                                 std::vector<int32_t>* ids) const;
+  // OutOfRange where `ids` and those of `bytes` bytes of normalised text behind
+  // them are surely more than `max_ids`.
+  absl::Status CheckRoom(size_t bytes, int64_t max_ids,
+                         const std::vector<int32_t>& ids) const;
 
   const std::string name_;
   std::vector<std::string> tokens_;

@@ -51,7 +51,11 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> BytesTokenizer::Make(
 }
 
 absl::StatusOr<std::vector<int32_t>> BytesTokenizer::Encode(
-    absl::string_view text, bool add_bos) const {
+    absl::string_view text, bool add_bos, int64_t max_ids) const {
+  const int64_t count = static_cast<int64_t>(text.size()) + (add_bos ? 1 : 0);
+  if (count > max_ids) {
+    return absl::OutOfRangeError(absl::StrCat("has ", count, " tokens"));
+  }
   std::vector<int32_t> ids;
   ids.reserve(text.size() + 1);
   if (add_bos) {

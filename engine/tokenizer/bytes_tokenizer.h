@@ -22,8 +22,10 @@ class BytesTokenizer : public Tokenizer {
       std::optional<int32_t> eos_id);
 
   absl::string_view name() const override { return kName; }
+  using Tokenizer::Encode;
   absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
-                                              bool add_bos) const override;
+                                              bool add_bos,
+                                              int64_t max_ids) const override;
   absl::string_view TokenBytes(int32_t id) const override;
 
  private:

@@ -10,13 +10,16 @@ namespace {
 
 using Pieces = std::vector<absl::string_view>;
 
+// A piece becomes at least one of the next pattern, so what is left out behind
+// more than `max_pieces` leaves more than so many.
 absl::StatusOr<Pieces> SplitAll(const std::vector<SplitPattern>& patterns,
-                                absl::string_view text) {
+                                absl::string_view text, size_t max_pieces) {
   Pieces pieces = {text};
   for (const SplitPattern& pattern : patterns) {
     Pieces finer;
     for (absl::string_view piece : pieces) {
-      RECURVE_RETURN_IF_ERROR(pattern.Split(piece, &finer));
+      if (finer.size() > max_pieces) break;
+      RECURVE_RETURN_IF_ERROR(pattern.Split(piece, &finer, max_pieces));
     }
     pieces = std::move(finer);
   }
@@ -26,17 +29,19 @@ absl::StatusOr<Pieces> SplitAll(const std::vector<SplitPattern>& patterns,
 }  // namespace
 
 absl::Status PreTokenizer::ForEachWord(
-    absl::string_view text,
+    absl::string_view text, size_t max_words,
     absl::FunctionRef<absl::Status(absl::string_view)> take) const {
   if (text.empty()) return absl::OkStatus();
-  RECURVE_ASSIGN_OR_RETURN(const Pieces pieces, SplitAll(before_, text));
+  RECURVE_ASSIGN_OR_RETURN(const Pieces pieces,
+                           SplitAll(before_, text, max_words));
   for (absl::string_view piece : pieces) {
     std::string prefixed;
     if (add_prefix_space_ && piece[0] != ' ') {
       prefixed = absl::StrCat(" ", piece);
       piece = prefixed;
     }
-    RECURVE_ASSIGN_OR_RETURN(const Pieces words, SplitAll(after_, piece));
+    RECURVE_ASSIGN_OR_RETURN(const Pieces words,
+                             SplitAll(after_, piece, max_words));
     for (absl::string_view word : words) RECURVE_RETURN_IF_ERROR(take(word));
   }
   return absl::OkStatus();

@@ -25,9 +25,10 @@ class PreTokenizer {
         after_(std::move(after)) {}
 
   // Calls `take` with each word, in order, none of them empty, and stops at the
-  // first error.
+  // first error. Of a text of more than `max_words` words at least so many and
+  // one more are taken, and the rest may be left out.
   absl::Status ForEachWord(
-      absl::string_view text,
+      absl::string_view text, size_t max_words,
       absl::FunctionRef<absl::Status(absl::string_view)> take) const;
 
  private:

@@ -230,4 +230,19 @@ Parts EncodeSentencePieceUnigram(const SentencePieceModel& model,
   return UnigramEncoder(model, normalized).Encode();
 }
 
+size_t KnownSentencePieceBytes(const SentencePieceModel& model,
+                               absl::string_view normalized) {
+  size_t bytes = 0;
+  for (absl::string_view rest = normalized; !rest.empty();) {
+    const size_t size = CharacterSize(rest);
+    const auto found = model.words.find(rest.substr(0, size));
+    if (found != model.words.end() &&
+        model.pieces[found->second].type != Type::kUnused) {
+      bytes += size;
+    }
+    rest.remove_prefix(size);
+  }
+  return bytes;
+}
+
 }  // namespace recurve

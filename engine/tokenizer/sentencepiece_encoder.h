@@ -26,6 +26,11 @@ std::vector<SentencePiecePart> EncodeSentencePieceBpe(
 std::vector<SentencePiecePart> EncodeSentencePieceUnigram(
     const SentencePieceModel& model, absl::string_view normalized);
 
+// Bytes of those characters that are pieces by themselves, so that no cut makes
+// them unknown. Time linear.
+size_t KnownSentencePieceBytes(const SentencePieceModel& model,
+                               absl::string_view normalized);
+
 }  // namespace recurve
 
 #endif  // RECURVE_ENGINE_TOKENIZER_SENTENCEPIECE_ENCODER_H_

@@ -1,5 +1,6 @@
 #include "engine/tokenizer/sentencepiece_tokenizer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -42,6 +43,7 @@ SentencePieceTokenizer::SentencePieceTokenizer(
   texts_.resize(static_cast<size_t>(vocab_size));
   for (size_t id = 0; id < model_->pieces.size(); ++id) {
     texts_[id] = TextOf(*model_, model_->pieces[id]);
+    longest_piece_ = std::max(longest_piece_, model_->pieces[id].text.size());
   }
   for (int byte = 0; byte < 256; ++byte) {
     const int32_t id = model_->byte_ids[byte];
@@ -50,7 +52,7 @@ SentencePieceTokenizer::SentencePieceTokenizer(
 }
 
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(
-    absl::string_view text, bool add_bos) const {
+    absl::string_view text, bool add_bos, int64_t max_ids) const {
   constexpr size_t kMaxBytes = size_t{1} << 28;
   if (text.size() > kMaxBytes) {
     return absl::InvalidArgumentError(
@@ -66,6 +68,10 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(
     ids.push_back(*bos_id());
   }
   const std::string normalized = normalizer_.Normalize(text);
+  if (HasMoreIds(normalized, max_ids - static_cast<int64_t>(ids.size()))) {
+    return absl::OutOfRangeError(
+        absl::StrCat("has more than ", max_ids, " tokens"));
+  }
   const std::vector<SentencePiecePart> parts =
       model_->algorithm == Model::Algorithm::kBpe
           ? EncodeSentencePieceBpe(*model_, normalized)
@@ -82,7 +88,23 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(
     }
     after_unknown = unknown;
   }
+  if (static_cast<int64_t>(ids.size()) > max_ids) {
+    return absl::OutOfRangeError(absl::StrCat("has ", ids.size(), " tokens"));
+  }
   return ids;
+}
+
+bool SentencePieceTokenizer::HasMoreIds(absl::string_view normalized,
+                                        int64_t max_ids) const {
+  if (max_ids < 0) return true;
+  const auto has_more = [&](size_t bytes) {
+    const size_t fewest = (bytes + longest_piece_ - 1) / longest_piece_;
+    return static_cast<int64_t>(fewest) > max_ids;
+  };
+  if (!has_more(normalized.size())) return false;
+  // Without byte fallback a run of unknown characters is one id, however long.
+  return model_->byte_fallback ||
+         has_more(KnownSentencePieceBytes(*model_, normalized));
 }
 
 absl::string_view SentencePieceTokenizer::TokenBytes(int32_t id) const {

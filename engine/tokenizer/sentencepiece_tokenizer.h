@@ -27,15 +27,21 @@ class SentencePieceTokenizer : public Tokenizer {
                          SentencePieceNormalizer normalizer);
 
   absl::string_view name() const override { return kSentencePieceKind; }
+  using Tokenizer::Encode;
   absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
-                                              bool add_bos) const override;
+                                              bool add_bos,
+                                              int64_t max_ids) const override;
   absl::string_view TokenBytes(int32_t id) const override;
   absl::string_view FirstTokenBytes(int32_t id, bool* at_start) const override;
 
  private:
+  // Whether its size tells that `normalized` has more ids than `max_ids`.
+  bool HasMoreIds(absl::string_view normalized, int64_t max_ids) const;
+
   const std::unique_ptr<const SentencePieceModel> model_;
   const SentencePieceNormalizer normalizer_;
   std::vector<std::string> texts_;  // by id
+  size_t longest_piece_ = 1;        // in bytes
 };
 
 // Reads a .model file: `bytes` is what it holds and `file` its name.

@@ -60,7 +60,8 @@ absl::StatusOr<SplitPattern> SplitPattern::Make(absl::string_view pattern) {
 }
 
 absl::Status SplitPattern::Split(absl::string_view text,
-                                 std::vector<absl::string_view>* pieces) const {
+                                 std::vector<absl::string_view>* pieces,
+                                 size_t max_pieces) const {
   const SymbolText symbols = ToSymbols(text);
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(symbols.symbols.data());
   const size_t size = symbols.symbols.size();
@@ -86,6 +87,7 @@ absl::Status SplitPattern::Split(absl::string_view text,
     add(at, range[0]);
     add(range[0], range[1]);
     at = range[1];
+    if (pieces->size() > max_pieces) return absl::OkStatus();
   }
   add(at, size);
   return absl::OkStatus();

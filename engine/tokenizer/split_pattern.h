@@ -1,6 +1,7 @@
 #ifndef RECURVE_ENGINE_TOKENIZER_SPLIT_PATTERN_H_
 #define RECURVE_ENGINE_TOKENIZER_SPLIT_PATTERN_H_
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,10 +27,12 @@ class SplitPattern {
   static absl::StatusOr<SplitPattern> Make(absl::string_view pattern);
 
   // Appends the matches, in order, and the text between them, none of it empty.
+  // Once `pieces` has more than `max_pieces`, the rest of the text is left out.
   // InvalidArgument when PCRE2 gives up, as it does on patterns that take
   // exponential time.
-  absl::Status Split(absl::string_view text,
-                     std::vector<absl::string_view>* pieces) const;
+  absl::Status Split(
+      absl::string_view text, std::vector<absl::string_view>* pieces,
+      size_t max_pieces = std::numeric_limits<size_t>::max()) const;
 
  private:
   struct FreeCode {

@@ -2,6 +2,7 @@
 #define RECURVE_ENGINE_TOKENIZER_TOKENIZER_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,9 +28,17 @@ class Tokenizer {
 
   // Ids of `text`, preceded by the beginning-of-sequence token if `add_bos`.
   // InvalidArgument for text that the vocabulary cannot express, and for
-  // `add_bos` when the model has no such token.
-  virtual absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
-                                                      bool add_bos) const = 0;
+  // `add_bos` when the model has no such token. OutOfRange for more than
+  // `max_ids` ids, BOS included, as soon as it is clear that there are so many;
+  // the message then goes on behind the name of the text: "has more than 256
+  // tokens". REQUIRES: max_ids >= 0.
+  virtual absl::StatusOr<std::vector<int32_t>> Encode(
+      absl::string_view text, bool add_bos, int64_t max_ids) const = 0;
+  // The same, of any number of ids.
+  absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
+                                              bool add_bos) const {
+    return Encode(text, add_bos, std::numeric_limits<int64_t>::max());
+  }
 
   // The bytes that a token adds to the text; empty for special tokens. A
   // character may be spread over several tokens. Valid as long as the

@@ -25,8 +25,8 @@ class PieceTokenizer : public Tokenizer {
         pieces_(std::move(pieces)) {}
 
   absl::string_view name() const override { return "pieces"; }
-  absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view,
-                                              bool) const override {
+  absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view, bool,
+                                              int64_t) const override {
     return absl::UnimplementedError("test");
   }
   absl::string_view TokenBytes(int32_t id) const override {

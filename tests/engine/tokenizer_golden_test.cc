@@ -17,6 +17,7 @@ namespace recurve {
 namespace {
 
 using nlohmann::json;
+using testing::AnyOf;
 
 struct Golden {
   const char* folder;
@@ -73,6 +74,51 @@ TEST_P(TokenizerGoldenTest, EdgeCasesHaveTheIdsOfTheReference) {
     const std::string text = entry[0].get<std::string>();
     EXPECT_EQ(Encode(*tokenizer_, text), entry[1].get<std::vector<int32_t>>())
         << entry[0];
+  }
+}
+
+// The limit changes no id of what fits, to the last, and what does not is told.
+TEST_P(TokenizerGoldenTest, AsManyIdsFitAsTheLimitSays) {
+  std::vector<std::string> texts = {ReadGolden("mixed.txt")};
+  for (const json& entry : json::parse(ReadGolden(Name("cases.json")))) {
+    texts.push_back(entry[0].get<std::string>());
+  }
+  // Texts of which normalisers and added tokens leave little.
+  texts.push_back(std::string(100000, ' ') + "a");
+  texts.push_back(std::string(100000, ' ') + "<|endoftext|>" +
+                  std::string(100000, '\n'));
+  std::string unknown;
+  for (int i = 0; i < 20000; ++i) unknown += "\u1234";
+  texts.push_back(unknown);
+  for (const std::string& text : texts) {
+    const std::vector<int32_t> ids = Encode(*tokenizer_, text);
+    const bool bos = tokenizer_->bos_id().has_value();
+    const auto count = static_cast<int64_t>(ids.size());
+    const auto all = tokenizer_->Encode(text, bos, count);
+    ASSERT_TRUE(all.ok()) << all.status();
+    EXPECT_EQ(*all, ids);
+    for (const int64_t limit : {count - 1, count / 2, int64_t{0}}) {
+      if (limit < 0 || limit >= count) continue;
+      const absl::Status status = tokenizer_->Encode(text, bos, limit).status();
+      ASSERT_TRUE(absl::IsOutOfRange(status)) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AnyOf(absl::StrCat("has ", count, " tokens"),
+                        absl::StrCat("has more than ", limit, " tokens")));
+    }
+  }
+}
+
+// The size tells: the ids are not counted.
+TEST_P(TokenizerGoldenTest, LongTextsAreNotEncodedToTheirEnd) {
+  std::string word;
+  std::string words;
+  for (int i = 0; i < 200000; ++i) {
+    word += static_cast<char>('a' + i * 7 % 26);
+    words += i % 5 == 4 ? ' ' : static_cast<char>('a' + i * 7 % 26);
+  }
+  for (const std::string& text : {word, words}) {
+    EXPECT_EQ(tokenizer_->Encode(text, false, 256).status(),
+              absl::OutOfRangeError("has more than 256 tokens"));
   }
 }
 

@@ -2,12 +2,14 @@
 
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/bpe.h"
 #include "engine/tokenizer/byte_level.h"
 #include "engine/tokenizer/nfc.h"
+#include "engine/tokenizer/pre_tokenizer.h"
 #include "engine/tokenizer/split_pattern.h"
 #include "engine/tokenizer/unicode_class.h"
 #include "engine/tokenizer/utf8.h"
@@ -194,6 +196,59 @@ TEST(BpeTest, JoinsAsTheDefinitionSays) {
   }
 }
 
+TEST(BpeTest, KnowsHowManyBytesAnIdMayStandFor) {
+  EXPECT_EQ(Bpe({{"a", 0}, {"abc", 1}}, std::nullopt, {}).max_bytes_per_id(),
+            3u);
+  // A run of bytes that it lacks may be one id, however long.
+  Bpe::Options options;
+  options.unk_id = 0;
+  options.fuse_unk = true;
+  EXPECT_GT(
+      Bpe({{"a", 0}, {"abc", 1}}, std::nullopt, options).max_bytes_per_id(),
+      size_t{1} << 32);
+  Bpe::Vocabulary all = {{"abc", 256}};
+  for (int32_t byte = 0; byte < 256; ++byte) {
+    all[std::string(1, static_cast<char>(byte))] = byte;
+  }
+  EXPECT_EQ(Bpe(all, std::nullopt, options).max_bytes_per_id(), 3u);
+}
+
+TEST(SplitPatternTest, StopsBehindTheMostPieces) {
+  const auto split = SplitPattern::Make("[0-9]");
+  ASSERT_TRUE(split.ok()) << split.status();
+  std::vector<absl::string_view> pieces;
+  ASSERT_TRUE(split->Split(std::string(1000, '1'), &pieces, 3).ok());
+  EXPECT_EQ(pieces.size(), 4);
+  pieces.clear();
+  ASSERT_TRUE(split->Split("1ab2", &pieces, 3).ok());
+  EXPECT_THAT(pieces, ElementsAre("1", "ab", "2"));
+}
+
+TEST(PreTokenizerTest, TakesOneWordMoreThanTheMostAtLeast) {
+  std::vector<SplitPattern> before;
+  before.push_back(*SplitPattern::Make("[0-9]"));
+  std::vector<SplitPattern> after;
+  after.push_back(*SplitPattern::Make("[a-z]"));
+  const PreTokenizer words(std::move(before), false, std::move(after));
+  const auto count = [&](const std::string& text, size_t max_words) {
+    size_t taken = 0;
+    const absl::Status status =
+        words.ForEachWord(text, max_words, [&](absl::string_view) {
+          ++taken;
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+    return taken;
+  };
+  EXPECT_EQ(count("ab1cd", 5), 5);
+  EXPECT_GT(count("ab1cd", 4), 4);
+  for (const std::string& text :
+       {std::string(10000, '1'), std::string(10000, 'a')}) {
+    EXPECT_GT(count(text, 3), 3);
+    EXPECT_LT(count(text, 3), 10);
+  }
+}
+
 TEST(AddedTokensTest, TheLongestWinsAndFlagsDecideAboutTheRest) {
   AddedTokens tokens;
   const auto add = [&](int32_t id, const char* content, bool single_word,
@@ -217,6 +272,8 @@ TEST(AddedTokensTest, TheLongestWinsAndFlagsDecideAboutTheRest) {
   EXPECT_THAT(find("éW"), ElementsAre("éW"));
   EXPECT_THAT(find("a \u3000<m>\n <m> b"),
               ElementsAre("a", "4: \u3000<m>\n ", "4:<m> ", "b"));
+  EXPECT_EQ(tokens.Find("abxabxabxab", 2).size(), 5);  // the third is there
+  EXPECT_EQ(tokens.Find("abxabx", 2).size(), 4);
   EXPECT_THAT(find(""), ElementsAre());
   EXPECT_THAT(find("\xff"), ElementsAre("\xff"));
 }

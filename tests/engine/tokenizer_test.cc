@@ -47,6 +47,17 @@ TEST(BytesTokenizerTest, TokenBytesInvertEncode) {
   EXPECT_EQ((*tokenizer)->TokenBytes(299), "");  // padding of the vocabulary
 }
 
+TEST(BytesTokenizerTest, TellsOfTooManyIds) {
+  const auto tokenizer = MakeTokenizer("bytes", 258, 256, 257);
+  ASSERT_TRUE(tokenizer.ok());
+  EXPECT_THAT(*(*tokenizer)->Encode("ab", true, 3), ElementsAre(256, 97, 98));
+  EXPECT_TRUE((*tokenizer)->Encode("", false, 0)->empty());
+  EXPECT_EQ((*tokenizer)->Encode("ab", true, 2).status(),
+            absl::OutOfRangeError("has 3 tokens"));
+  EXPECT_EQ((*tokenizer)->Encode("", true, 0).status(),
+            absl::OutOfRangeError("has 1 tokens"));
+}
+
 TEST(BytesTokenizerTest, AModelMayHaveNoSpecialTokens) {
   const auto tokenizer =
       MakeTokenizer("bytes", 256, std::nullopt, std::nullopt);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
@@ -21,6 +22,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const bool add_bos : {false, true}) {
     const auto ids = (*tokenizer)->Encode(parts[1], add_bos);
     if (!ids.ok()) continue;
+    const auto count = static_cast<int64_t>(ids->size());
+    const auto all = (*tokenizer)->Encode(parts[1], add_bos, count);
+    RECURVE_CHECK(all.ok() && *all == *ids);
+    if (count > 0) {
+      RECURVE_CHECK(absl::IsOutOfRange(
+          (*tokenizer)->Encode(parts[1], add_bos, count - 1).status()));
+    }
     for (const int32_t id : *ids) {
       RECURVE_CHECK(id >= 0 && id < kVocabSize);
       (*tokenizer)->TokenBytes(id);
