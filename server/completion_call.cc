@@ -118,33 +118,58 @@ CompletionCall::~CompletionCall() { environment_.open_streams->fetch_sub(1); }
 
 void CompletionCall::Begin(const HttpRequest& request) {
   reply_->Listen(shared_from_this());
-  if (!request.request_id.empty()) {
-    headers_.emplace_back(kRequestIdHeader, request.request_id[0]);
+  authorization_ = request.authorization;
+  request_id_ = request.request_id;
+  if (!request_id_.empty()) {
+    headers_.emplace_back(kRequestIdHeader, request_id_[0]);
   }
-  if (std::optional<ApiError> error = Submit(request)) {
-    bool by_quota;
-    {
-      MutexLock lock(&mu_);
-      over_ = true;
-      by_quota = retry_after_.has_value();
-      if (retry_after_ == kNeverRetry) {
-        // 429 would have clients come again for what can never be had.
-        error->status = 400;
-        error->type = "invalid_request_error";
-        error->code = "quota_exceeded";
-        error->retry_after.reset();
-      } else if (retry_after_) {
-        error->retry_after = retry_after_;
-      }
-      for (const auto& choice : choices_) {
-        if (!choice->id_) choice->ticket_.Refund();
-        choice->ticket_.Close();
-      }
+  if (std::optional<ApiError> error = Read(request)) {
+    return Refuse(*std::move(error));
+  }
+  int64_t bytes = 0;
+  for (const v1::GenerateRequest& prompt : request_.prompts) {
+    bytes += static_cast<int64_t>(prompt.prompt_text().size());
+  }
+  if (bytes <= EncodeThreads::kShortBytes) return Go(PrepareAll());
+  const absl::Status status = environment_.encode_threads->Add(
+      this, bytes, [self = shared_from_this()] {
+        const absl::Status accepts = self->environment_.engine->CheckAccepts();
+        self->reply_->Continue([self, error = accepts.ok() ? self->PrepareAll()
+                                                           : ErrorOf(accepts)] {
+          self->Go(error);
+        });
+      });
+  if (!status.ok()) Refuse(ErrorOf(status));
+}
+
+void CompletionCall::Refuse(ApiError error) {
+  bool by_quota;
+  {
+    MutexLock lock(&mu_);
+    over_ = true;
+    by_quota = retry_after_.has_value();
+    if (retry_after_ == kNeverRetry) {
+      // 429 would have clients come again for what can never be had.
+      error.status = 400;
+      error.type = "invalid_request_error";
+      error.code = "quota_exceeded";
+      error.retry_after.reset();
+    } else if (retry_after_) {
+      error.retry_after = retry_after_;
     }
-    environment_.metrics->OnRefused(
-        RefusalReasonOf(error->cause, by_quota, *environment_.engine));
-    return reply_->Send(ErrorAnswer(*error));
+    for (const auto& choice : choices_) {
+      if (!choice->id_) choice->ticket_.Refund();
+      choice->ticket_.Close();
+    }
   }
+  environment_.metrics->OnRefused(
+      RefusalReasonOf(error.cause, by_quota, *environment_.engine));
+  reply_->Send(ErrorAnswer(error));
+}
+
+void CompletionCall::Go(std::optional<ApiError> error) {
+  if (!error) error = Submit(std::move(inputs_));
+  if (error) return Refuse(*std::move(error));
   {
     MutexLock lock(&mu_);
     started_ = true;
@@ -197,17 +222,15 @@ std::optional<ApiError> CompletionCall::CheckWholeSize(
   return error;
 }
 
-absl::Status CompletionCall::Charge(const HttpRequest& request,
-                                    const std::vector<GenerateInput>& inputs) {
+absl::Status CompletionCall::Charge(const std::vector<GenerateInput>& inputs) {
   if (environment_.tenants == nullptr) return absl::OkStatus();
   MutexLock lock(&mu_);
   std::chrono::milliseconds retry_after = environment_.retry_pushback;
   absl::Status status = [&]() -> absl::Status {
     RECURVE_ASSIGN_OR_RETURN(
         std::vector<StreamTicket> tickets,
-        environment_.tenants->OpenStreams(request.authorization,
-                                          static_cast<int64_t>(inputs.size()),
-                                          &retry_after));
+        environment_.tenants->OpenStreams(
+            authorization_, static_cast<int64_t>(inputs.size()), &retry_after));
     std::vector<StreamTicket*> all;
     std::vector<StreamTicket::Cost> costs;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -222,7 +245,7 @@ absl::Status CompletionCall::Charge(const HttpRequest& request,
   return status;
 }
 
-std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
+std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
   // First, so that a refusal under overload costs least.
   if (absl::Status status = environment_.engine->CheckAccepts(); !status.ok()) {
     return ErrorOf(status);
@@ -243,6 +266,14 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
                      engine.options().max_queued_requests, " waiting");
     return error;
   }
+  for (size_t i = 0; i < count; ++i) {
+    choices_.push_back(std::make_unique<Choice>(this, static_cast<int>(i)));
+  }
+  return std::nullopt;
+}
+
+std::optional<ApiError> CompletionCall::PrepareAll() {
+  const size_t count = request_.prompts.size();
   const auto error_of = [&](const absl::Status& status, size_t index) {
     ApiError error = ErrorOf(status);
     if (count > 1) {
@@ -255,16 +286,18 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
     return error;
   };
   for (size_t i = 0; i < count; ++i) {
-    choices_.push_back(std::make_unique<Choice>(this, static_cast<int>(i)));
-  }
-  std::vector<GenerateInput> inputs;
-  for (size_t i = 0; i < count; ++i) {
     auto input = Prepare(i);
     if (!input.ok()) return error_of(input.status(), i);
-    inputs.push_back(*std::move(input));
+    inputs_.push_back(*std::move(input));
   }
+  return std::nullopt;
+}
+
+std::optional<ApiError> CompletionCall::Submit(
+    std::vector<GenerateInput> inputs) {
+  const size_t count = inputs.size();
   if (auto error = CheckWholeSize(inputs)) return error;
-  if (absl::Status status = Charge(request, inputs); !status.ok()) {
+  if (absl::Status status = Charge(inputs); !status.ok()) {
     return ErrorOf(status);
   }
   std::vector<Engine::Submission> submissions;
@@ -283,11 +316,11 @@ std::optional<ApiError> CompletionCall::Submit(const HttpRequest& request) {
     choices_[i]->id_ = (*accepted)[i];
     ids.push_back(FormatRequestId((*accepted)[i]));
   }
-  if (request.request_id.empty()) {
+  if (request_id_.empty()) {
     id_ = "cmpl-" + ids[0];
     headers_.emplace_back(kRequestIdHeader, id_);
   } else {
-    id_ = "cmpl-" + request.request_id[0];
+    id_ = "cmpl-" + request_id_[0];
   }
   headers_.emplace_back("recurve-request-id", absl::StrJoin(ids, ","));
   return std::nullopt;
@@ -315,6 +348,7 @@ void CompletionCall::OnProgress() {
 }
 
 void CompletionCall::OnDone(const absl::Status& status) {
+  environment_.encode_threads->Remove(this);  // the client may have left
   {
     MutexLock lock(&mu_);
     over_ = true;

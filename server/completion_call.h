@@ -43,15 +43,22 @@ class CompletionCall : public HttpListener,
   // One prompt and what becomes of it.
   class Choice;
 
-  std::optional<ApiError> Submit(const HttpRequest& request);
+  std::optional<ApiError> Read(const HttpRequest& request);
+  // Encodes the prompts and checks them, which makes inputs_. An error is that
+  // of the first prompt that has one.
+  std::optional<ApiError> PrepareAll();
   // Checks prompt `index`.
   absl::StatusOr<GenerateInput> Prepare(size_t index);
+  // Gives inputs_ to the engine, unless there is an error already. Refuses the
+  // request where there is one.
+  void Go(std::optional<ApiError> error);
+  std::optional<ApiError> Submit(std::vector<GenerateInput> inputs);
+  void Refuse(ApiError error);
   // An error when an answer that is not streamed could become too large.
   std::optional<ApiError> CheckWholeSize(
       const std::vector<GenerateInput>& inputs) const;
   // Takes what all prompts need off the tenant's quotas, or nothing.
-  absl::Status Charge(const HttpRequest& request,
-                      const std::vector<GenerateInput>& inputs);
+  absl::Status Charge(const std::vector<GenerateInput>& inputs);
   void Pump();
   std::optional<ApiError> FirstError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AllEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -71,7 +78,11 @@ class CompletionCall : public HttpListener,
   const int64_t created_;  // seconds since 1970
 
   // Set before the engine knows of the call, then constant.
+  std::vector<std::string> authorization_;  // headers of the request
+  std::vector<std::string> request_id_;
   CompletionRequest request_;
+  std::vector<GenerateInput>
+      inputs_;  // one a prompt, until the engine has them
   std::vector<std::unique_ptr<Choice>> choices_;
   std::string id_;                                            // cmpl-…
   std::vector<std::pair<std::string, std::string>> headers_;  // of any answer

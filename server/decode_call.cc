@@ -83,19 +83,15 @@ void DecodeCall::OnReadDone(bool ok) {
     }
     return;
   }
-  v1::DecodeRequest request;
-  absl::Status status;
-  if (!ParseBuffer(&request_, &request)) {
-    status = absl::InvalidArgumentError(kMalformedMessage);
-  } else {
-    status = id ? Extend(*id, request) : Open(request);
+  const auto request = std::make_shared<v1::DecodeRequest>();
+  if (!ParseBuffer(&request_, request.get())) {
+    return Fail(absl::InvalidArgumentError(kMalformedMessage));
   }
-  if (status.ok()) return;
-  if (id) {
-    environment_.engine->Cancel(*id, status);
-  } else {
-    Refuse(status);
-  }
+  RunEncoding(
+      static_cast<int64_t>(request->append_text().size()), [this, id, request] {
+        const absl::Status status = id ? Extend(*id, *request) : Open(*request);
+        if (!status.ok()) Fail(status);
+      });
 }
 
 void DecodeCall::OnAdmitted(double queue_seconds) {

@@ -13,10 +13,15 @@ void GenerateCall::Begin(const std::shared_ptr<GenerateCall>& self,
   if (absl::Status status = environment_.engine->CheckAccepts(); !status.ok()) {
     return Refuse(status);
   }
-  v1::GenerateRequest request;
-  if (!ParseBuffer(buffer, &request)) {
+  const auto request = std::make_shared<v1::GenerateRequest>();
+  if (!ParseBuffer(buffer, request.get())) {
     return Refuse(absl::InvalidArgumentError(kMalformedMessage));
   }
+  RunEncoding(static_cast<int64_t>(request->prompt_text().size()),
+              [this, request] { Submit(*request); });
+}
+
+void GenerateCall::Submit(const v1::GenerateRequest& request) {
   absl::StatusOr<GenerateInput> input =
       FromProto(request, environment_.context);
   if (!input.ok()) return Refuse(input.status());

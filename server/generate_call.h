@@ -34,6 +34,9 @@ class GenerateCall
   }
 
  private:
+  // Checks the request and hands it to the engine, or refuses it.
+  void Submit(const v1::GenerateRequest& request);
+
   // Set before the engine knows the sequence, then constant.
   bool with_logprobs_ = false;
   uint64_t seed_ = 0;

@@ -1,6 +1,7 @@
 #ifndef RECURVE_SERVER_HTTP_REPLY_H_
 #define RECURVE_SERVER_HTTP_REPLY_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -65,6 +66,8 @@ class HttpReply {
   virtual void Begin(HttpResponse head) = 0;
   virtual void Write(std::string piece) = 0;
   virtual void Finish() = 0;
+  // Calls `f` as the listener is called, unless its OnDone was before.
+  virtual void Continue(std::function<void()> f) = 0;
   // Breaks the connection off: the client reads nothing, so it could not be
   // told.
   virtual void Drop() = 0;

@@ -32,7 +32,8 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-// They parse, encode prompts and pass output on; the model runs elsewhere.
+// They parse, encode short prompts and pass output on; long prompts are encoded
+// elsewhere, and the model runs elsewhere.
 constexpr int kThreads = 2;
 // When no more files can be opened, the next try to accept.
 constexpr std::chrono::milliseconds kAcceptPause{100};

@@ -201,6 +201,12 @@ void HttpSession::Finish() {
   });
 }
 
+void HttpSession::Continue(std::function<void()> f) {
+  Post([this, f = std::move(f)] {
+    if (listener_ != nullptr) f();
+  });
+}
+
 void HttpSession::Drop() {
   Post([this] { CutOff(); });
 }

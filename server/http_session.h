@@ -13,6 +13,7 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -73,6 +74,7 @@ class HttpSession : public HttpReply,
   void Begin(HttpResponse head) override;
   void Write(std::string piece) override;
   void Finish() override;
+  void Continue(std::function<void()> f) override;
   void Drop() override;
 
  private:

@@ -162,6 +162,8 @@ absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
                        spec.num_pages);
   metrics_.SetBuild(RECURVE_VERSION, engine_->model().device);
   environment_.engine = engine_.get();
+  encode_threads_ = std::make_unique<EncodeThreads>();
+  environment_.encode_threads = encode_threads_.get();
   environment_.context = {tokenizer_.get(), engine_->limits().max_model_len,
                           options_.default_max_new_tokens,
                           engine_->limits().vocab_size};
@@ -314,8 +316,11 @@ absl::Status Server::SuperviseUntilDrained() {
       }
     }
     if (deadline) {
-      const bool empty =
-          engine_->load().open == 0 && accepted_streams_.load() == 0;
+      // What waits to be encoded is told of the drain when its turn comes, and
+      // what was encoded before it may be with the engine now, so that is asked
+      // last.
+      const bool empty = encode_threads_->idle() && engine_->load().open == 0 &&
+                         accepted_streams_.load() == 0;
       if (now >= *deadline || (empty && failure.ok())) return failure;
     }
     MutexLock lock(&mu_);
@@ -345,8 +350,7 @@ void Server::Supervise() {
   // Clients that read get to see how their calls ended; short calls (the one
   // that asked to drain, say) get to finish.
   const auto end = std::chrono::steady_clock::now() + kCallGrace;
-  while (accepted_streams_.load() > 0 &&
-         std::chrono::steady_clock::now() < end) {
+  while (open_streams_.load() > 0 && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   grpc_listener_->Stop();
@@ -381,6 +385,8 @@ Server::~Server() {
   for (HttpServer* http : {http_server_.get(), metrics_server_.get()}) {
     if (http != nullptr) http->Stop();
   }
+  // A text of a connection that is closed may still be at work.
+  encode_threads_.reset();
   engine_.reset();
 }
 

@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "engine/model_loader.h"
 #include "engine/options.h"
+#include "server/encode_threads.h"
 #include "server/metrics.h"
 #include "server/stream_call.h"
 #include "server/tenants.h"
@@ -119,6 +120,7 @@ class Server {
   std::atomic<int64_t> accepted_streams_{0};
   CallEnvironment environment_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<EncodeThreads> encode_threads_;
   std::unique_ptr<InferenceService> inference_;
   std::unique_ptr<ControlService> control_;
   std::unique_ptr<grpc::Server> grpc_server_;

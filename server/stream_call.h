@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
 #include "server/convert.h"
+#include "server/encode_threads.h"
 #include "server/grpc_status.h"
 #include "server/metrics.h"
 #include "server/proto_buffer.h"
@@ -36,7 +38,8 @@ struct CallEnvironment {
   std::chrono::milliseconds stalled_client_timeout{60'000};
   // When a client refused for load should come back.
   std::chrono::milliseconds retry_pushback{1000};
-  Tenants* tenants = nullptr;              // null: whoever can connect may call
+  Tenants* tenants = nullptr;  // null: whoever can connect may call
+  EncodeThreads* encode_threads;
   Metrics* metrics;                        // hears of refusals
   std::atomic<int64_t>* open_streams;      // calls alive
   std::atomic<int64_t>* accepted_streams;  // those that have a sequence
@@ -90,6 +93,7 @@ class StreamCall : public Reactor, public EventSink {
 
   void OnDone() override {
     const std::shared_ptr<StreamCall> self = std::move(self_);
+    environment_.encode_threads->Remove(this);  // nothing waits for it now
     MutexLock lock(&mu_);
     break_off_.reset();
     if (accepted_) environment_.accepted_streams->fetch_sub(1);
@@ -164,6 +168,41 @@ class StreamCall : public Reactor, public EventSink {
     return status;
   }
 
+  // Runs `work`, which encodes `bytes` of text and goes on from there: at once
+  // if they are few, else on a thread for it when its turn comes, and not at
+  // all if the call ends before.
+  void RunEncoding(int64_t bytes, std::function<void()> work) {
+    if (bytes <= EncodeThreads::kShortBytes) return work();
+    absl::Status status;
+    {
+      MutexLock lock(&mu_);
+      if (end_) return;
+      status = early_cancel_;
+      if (status.ok()) {
+        status = environment_.encode_threads->Add(
+            this, bytes, [self = self_, work = std::move(work)] {
+              if (self->StillWanted()) work();
+            });
+        if (!status.ok() && id_) retry_after_ = environment_.retry_pushback;
+      }
+    }
+    if (!status.ok()) Fail(status);
+  }
+
+  // The call ends with `status`, whether or not it has a sequence.
+  void Fail(const absl::Status& status) {
+    std::optional<uint64_t> id;
+    {
+      MutexLock lock(&mu_);
+      id = id_;
+    }
+    if (id) {
+      environment_.engine->Cancel(*id, status);
+    } else {
+      Refuse(status);
+    }
+  }
+
   // The engine accepted the sequence: tells the client its id and lets output
   // go.
   void Accepted(uint64_t id) {
@@ -191,8 +230,10 @@ class StreamCall : public Reactor, public EventSink {
       if (!by_quota) retry_after_ = environment_.retry_pushback;
       ticket_.Refund();
     }
-    // A Decode call that was closed before it sent anything is no refusal.
-    if (!status.ok()) {
+    // A Decode call that was closed before it sent anything is no refusal, nor
+    // is a call whose client left while its text waited to be encoded.
+    if (!status.ok() && !absl::IsCancelled(status) &&
+        !absl::IsDeadlineExceeded(status)) {
       environment_.metrics->OnRefused(
           RefusalReasonOf(status.code(), by_quota, *environment_.engine));
     }
@@ -200,17 +241,18 @@ class StreamCall : public Reactor, public EventSink {
   }
 
   void CancelSequence(absl::Status status) {
-    uint64_t id;
+    std::optional<uint64_t> id;
     {
       MutexLock lock(&mu_);
       if (end_) return;
-      if (!id_) {
-        early_cancel_ = std::move(status);
-        return;
-      }
-      id = *id_;
+      id = id_;
+      if (!id) early_cancel_ = status;
     }
-    environment_.engine->Cancel(id, std::move(status));
+    if (id) {
+      environment_.engine->Cancel(*id, std::move(status));
+    } else if (environment_.encode_threads->Remove(this)) {
+      Refuse(status);
+    }
   }
 
   // Whether the engine may go on; remembers that it must be woken if not.
@@ -278,6 +320,21 @@ class StreamCall : public Reactor, public EventSink {
   StreamTicket ticket_ ABSL_GUARDED_BY(mu_);
 
  private:
+  // The turn of a text to be encoded has come. False: the call is over, or ends
+  // now, as it would without the text.
+  bool StillWanted() {
+    absl::Status status;
+    {
+      MutexLock lock(&mu_);
+      if (end_) return false;
+      if (id_) return true;
+      status = early_cancel_;
+    }
+    if (status.ok()) status = environment_.engine->CheckAccepts();
+    if (!status.ok()) Refuse(status);
+    return status.ok();
+  }
+
   void Start() {
     {
       MutexLock lock(&mu_);

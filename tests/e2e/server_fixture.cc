@@ -47,7 +47,10 @@ ServerOptions DemoOptions() {
   return options;
 }
 
-TestServer::TestServer(ServerOptions options) {
+TestServer::TestServer(ServerOptions options)
+    : TestServer(std::move(options), nullptr) {}
+
+TestServer::TestServer(ServerOptions options, const ChangeTokenizer& change) {
   absl::StatusOr<LoadedModel> model = LoadModel(options.model, &options.engine);
   if (!model.ok()) {
     ADD_FAILURE() << model.status();
@@ -56,6 +59,7 @@ TestServer::TestServer(ServerOptions options) {
   auto runner = std::make_unique<FaultyRunner>(std::move(model->runner));
   runner_ = runner.get();
   model->runner = std::move(runner);
+  if (change) model->tokenizer = change(std::move(model->tokenizer));
   auto server = Server::Start(options, *std::move(model));
   if (!server.ok()) {
     ADD_FAILURE() << server.status();

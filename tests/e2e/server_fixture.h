@@ -28,6 +28,10 @@ class TestServer {
  public:
   // Fails the test when the server does not start.
   explicit TestServer(ServerOptions options = DemoOptions());
+  // With the tokenizer that `change` makes of the model's.
+  using ChangeTokenizer =
+      std::function<std::unique_ptr<Tokenizer>(std::unique_ptr<Tokenizer>)>;
+  TestServer(ServerOptions options, const ChangeTokenizer& change);
 
   Server& server() { return *server_; }
   FaultyRunner& runner() { return *runner_; }

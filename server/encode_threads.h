@@ -1,0 +1,68 @@
+#ifndef RECURVE_SERVER_ENCODE_THREADS_H_
+#define RECURVE_SERVER_ENCODE_THREADS_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/mutex.h"
+
+namespace recurve {
+
+// The threads that make tokens of long texts. A text of megabytes takes
+// seconds, which the threads of HTTP and gRPC, which serve everybody, do not
+// have.
+//
+// Thread safety: all methods may be called from any thread.
+class EncodeThreads {
+ public:
+  // A text of so many bytes takes less than a millisecond or two: whoever has
+  // it encodes it.
+  static constexpr int64_t kShortBytes = 4 << 10;
+  // What may wait and be at work at a time. Encoding takes up to some 80 times
+  // the text in memory, but only of the texts at work, one a thread.
+  static constexpr int64_t kMaxBytes = 64 << 20;
+  static constexpr int kThreads = 2;
+
+  EncodeThreads();
+  // Does what still waits first.
+  ~EncodeThreads();
+  EncodeThreads(const EncodeThreads&) = delete;
+  EncodeThreads& operator=(const EncodeThreads&) = delete;
+
+  // Runs `work`, which encodes `bytes` of text, when its turn comes, in the
+  // order of the calls. ResourceExhausted when too much waits. `owner` is what
+  // Remove calls it by: it has one work at a time.
+  absl::Status Add(const void* owner, int64_t bytes,
+                   std::function<void()> work);
+  // Takes the work of `owner` back if it has not begun; it is destroyed then.
+  // False: there is none, or it has begun.
+  bool Remove(const void* owner);
+
+  // Whether no work waits or runs.
+  bool idle() const;
+
+ private:
+  struct Job {
+    const void* owner = nullptr;
+    int64_t bytes = 0;
+    std::function<void()> work;
+  };
+
+  void Run();
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::deque<Job> waiting_ ABSL_GUARDED_BY(mu_);
+  int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of all jobs, those at work too
+  int running_ ABSL_GUARDED_BY(mu_) = 0;
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_ENCODE_THREADS_H_
