@@ -1,6 +1,5 @@
 #include "engine/request.h"
 
-#include <cmath>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
@@ -39,22 +38,26 @@ absl::Status CheckCount(absl::string_view field, size_t count, size_t limit) {
       field, " has ", count, " entries; at most ", limit, " are allowed"));
 }
 
+absl::Status CheckOption(absl::string_view field, float value,
+                         const OptionRange& range) {
+  return CheckRange(field, value, range.min, range.max,
+                    absl::StrCat(range.min, " to ", range.max));
+}
+
 absl::Status ValidateSampling(const SamplingParams& s,
                               const RequestLimits& limits) {
   RECURVE_RETURN_IF_ERROR(
-      CheckRange("sampling.temperature", s.temperature, 0, 100, "0 to 100"));
-  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.repetition_penalty",
-                                     s.repetition_penalty, 0.01f, 10,
-                                     "0.01 to 10"));
-  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.presence_penalty",
-                                     s.presence_penalty, -2, 2, "-2 to 2"));
-  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.frequency_penalty",
-                                     s.frequency_penalty, -2, 2, "-2 to 2"));
-  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.top_p", s.top_p,
-                                     std::nextafter(0.0, 1.0), 1,
-                                     "above 0, at most 1"));
-  RECURVE_RETURN_IF_ERROR(
-      CheckRange("sampling.min_p", s.min_p, 0, 1, "0 to 1"));
+      CheckOption("sampling.temperature", s.temperature, kTemperatureRange));
+  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.repetition_penalty",
+                                      s.repetition_penalty,
+                                      kRepetitionPenaltyRange));
+  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.presence_penalty",
+                                      s.presence_penalty, kPenaltyRange));
+  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.frequency_penalty",
+                                      s.frequency_penalty, kPenaltyRange));
+  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.top_p", s.top_p, kTopPRange.min,
+                                     kTopPRange.max, kTopPExpected));
+  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.min_p", s.min_p, kMinPRange));
   RECURVE_RETURN_IF_ERROR(
       CheckRange("sampling.top_k", s.top_k, 0, 2147483647, "0 to 2147483647"));
   RECURVE_RETURN_IF_ERROR(
@@ -62,9 +65,8 @@ absl::Status ValidateSampling(const SamplingParams& s,
   for (const auto& [id, bias] : s.logit_bias) {
     RECURVE_RETURN_IF_ERROR(
         CheckToken("sampling.logit_bias key", id, limits.vocab_size));
-    RECURVE_RETURN_IF_ERROR(
-        CheckRange(absl::StrCat("sampling.logit_bias[", id, "]"), bias, -100,
-                   100, "-100 to 100"));
+    RECURVE_RETURN_IF_ERROR(CheckOption(
+        absl::StrCat("sampling.logit_bias[", id, "]"), bias, kLogitBiasRange));
   }
   return CheckRange("logprobs", s.num_logprobs, -1, kMaxLogprobs,
                     absl::StrCat("0 to ", kMaxLogprobs));

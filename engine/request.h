@@ -2,6 +2,7 @@
 #define RECURVE_ENGINE_REQUEST_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,22 @@ inline constexpr int kMaxStopStrings = 16;
 inline constexpr int kMaxStopStringBytes = 256;
 inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxPriority = 100;
+
+// What sampling options may be, both ends included.
+struct OptionRange {
+  float min;
+  float max;
+};
+inline constexpr OptionRange kTemperatureRange = {0, 100};
+// Everything above 0, which a float can tell from it.
+inline constexpr OptionRange kTopPRange = {
+    std::numeric_limits<float>::denorm_min(), 1};
+inline constexpr char kTopPExpected[] = "above 0, at most 1";
+inline constexpr OptionRange kMinPRange = {0, 1};
+inline constexpr OptionRange kRepetitionPenaltyRange = {0.01f, 10};
+// Of presence_penalty and of frequency_penalty.
+inline constexpr OptionRange kPenaltyRange = {-2, 2};
+inline constexpr OptionRange kLogitBiasRange = {-100, 100};
 
 // InvalidArgument naming field, value and limit; fields are named as in the
 // public protos.

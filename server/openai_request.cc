@@ -88,18 +88,21 @@ class Reader {
   }
   // The engine checks the range as well, but sees a float: 1.0000001 would be
   // "1", and 1e39 "inf".
-  float Float(absl::string_view field, const json& value, double min,
-              double max) {
-    return Float(field, value, min, max, absl::StrCat(min, " to ", max));
+  float Float(absl::string_view field, const json& value,
+              const OptionRange& range) {
+    return Float(field, value, range,
+                 absl::StrCat(range.min, " to ", range.max));
   }
-  float Float(absl::string_view field, const json& value, double min,
-              double max, absl::string_view expected) {
+  float Float(absl::string_view field, const json& value,
+              const OptionRange& range, absl::string_view expected) {
     if (!value.is_number()) {
       Unexpected(field, value, "a number");
       return 0;
     }
     const double number = value.get<double>();
-    if (number >= min && number <= max) return static_cast<float>(number);
+    if (number >= range.min && number <= range.max) {
+      return static_cast<float>(number);
+    }
     Unexpected(field, value, expected);
     return 0;
   }
@@ -191,8 +194,8 @@ void ReadLogitBias(const json& value, Reader& reader,
           absl::StrCat("has the key ", Quote(key), "; expected ",
                        reader.TokenId(), ", without spaces or leading zeros"));
     }
-    const float number =
-        reader.Float(absl::StrCat("logit_bias[", id, "]"), bias, -100, 100);
+    const float number = reader.Float(absl::StrCat("logit_bias[", id, "]"),
+                                      bias, kLogitBiasRange);
     (*sampling->mutable_logit_bias())[id] = number;
   }
 }
@@ -264,22 +267,21 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
     }
     stopping.set_max_new_tokens(count);
   } else if (key == "temperature") {
-    sampling.set_temperature(reader.Float(key, value, 0, 100));
+    sampling.set_temperature(reader.Float(key, value, kTemperatureRange));
   } else if (key == "top_p") {
-    sampling.set_top_p(reader.Float(key, value,
-                                    std::numeric_limits<float>::denorm_min(), 1,
-                                    "above 0, at most 1"));
+    sampling.set_top_p(reader.Float(key, value, kTopPRange, kTopPExpected));
   } else if (key == "top_k") {  // -1: all, as 0
     sampling.set_top_k(static_cast<uint32_t>(std::max<int64_t>(
         0, reader.Int(key, value, -1, std::numeric_limits<int32_t>::max()))));
   } else if (key == "min_p") {
-    sampling.set_min_p(reader.Float(key, value, 0, 1));
+    sampling.set_min_p(reader.Float(key, value, kMinPRange));
   } else if (key == "presence_penalty") {
-    sampling.set_presence_penalty(reader.Float(key, value, -2, 2));
+    sampling.set_presence_penalty(reader.Float(key, value, kPenaltyRange));
   } else if (key == "frequency_penalty") {
-    sampling.set_frequency_penalty(reader.Float(key, value, -2, 2));
+    sampling.set_frequency_penalty(reader.Float(key, value, kPenaltyRange));
   } else if (key == "repetition_penalty") {
-    sampling.set_repetition_penalty(reader.Float(key, value, 0.01, 10));
+    sampling.set_repetition_penalty(
+        reader.Float(key, value, kRepetitionPenaltyRange));
   } else if (key == "seed") {
     if (value.is_number_unsigned()) {
       sampling.set_seed(value.get<uint64_t>());

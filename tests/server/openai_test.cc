@@ -1,6 +1,7 @@
 #include "server/openai.h"
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/tokenizer/bytes_tokenizer.h"
@@ -43,6 +44,28 @@ TEST(OpenAiTest, TextOffsetsAreOfTheText) {
   request.tokens_as_ids = true;
   EXPECT_EQ(OffsetsOf(request, tokenizer.get(), ids), json({0, 1, 1, 2, 2}));
   EXPECT_EQ(OffsetsOf(request, nullptr, ids), json({0, 0, 0, 0, 0}));
+}
+
+TEST(OpenAiTest, SamplingOptionsHaveTheRangesOfTheEngine) {
+  const std::pair<const char*, OptionRange> options[] = {
+      {"temperature", kTemperatureRange},
+      {"top_p", kTopPRange},
+      {"min_p", kMinPRange},
+      {"repetition_penalty", kRepetitionPenaltyRange},
+      {"presence_penalty", kPenaltyRange},
+      {"frequency_penalty", kPenaltyRange}};
+  const auto refused = [](const char* key, double value) {
+    const json body = {{"prompt", "a"}, {key, value}};
+    CompletionRequest request;
+    return ParseCompletion(body.dump(), "demo", {258, 8192, true}, &request)
+        .has_value();
+  };
+  for (const auto& [key, range] : options) {
+    EXPECT_FALSE(refused(key, range.min)) << key;
+    EXPECT_FALSE(refused(key, range.max)) << key;
+    EXPECT_TRUE(refused(key, range.min - 0.001)) << key;
+    EXPECT_TRUE(refused(key, range.max + 0.001)) << key;
+  }
 }
 
 }  // namespace
