@@ -261,9 +261,12 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
     const auto count = static_cast<uint32_t>(
         reader.Int(key, value, 1, std::numeric_limits<int32_t>::max()));
     if (stopping.has_max_new_tokens() && stopping.max_new_tokens() != count) {
-      reader.Fail(key,
-                  "differs: max_tokens and max_completion_tokens are two "
-                  "names of one option");
+      const char* const other =
+          key == "max_tokens" ? "max_completion_tokens" : "max_tokens";
+      reader.Fail(key, absl::StrCat("is ", count, " and ", other, " is ",
+                                    stopping.max_new_tokens(),
+                                    "; expected one value, as both are names "
+                                    "of one option"));
     }
     stopping.set_max_new_tokens(count);
   } else if (key == "temperature") {

@@ -231,7 +231,7 @@ TEST(HttpTest, BadRequestsNameTheField) {
        "8192"},
       {{{"prompt", "a"}, {"max_tokens", 1}, {"max_completion_tokens", 2}},
        "max_tokens",
-       "differs"},
+       "max_tokens is 1 and max_completion_tokens is 2; expected one value"},
       {{{"prompt", std::vector<std::string>(2, "a")},
         {"max_tokens", 8000},
         {"logprobs", 20}},
