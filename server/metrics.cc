@@ -31,7 +31,15 @@ Buckets StepBuckets() {
   return {0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02,
           0.05,   0.1,    0.2,    0.5,   1,     2,     5};
 }
-Buckets CountBuckets() { return {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}; }
+Buckets PowersOfTwo(double last) {
+  Buckets buckets;
+  for (double bound = 1; bound <= last; bound *= 2) buckets.push_back(bound);
+  return buckets;
+}
+Buckets SequenceBuckets() { return PowersOfTwo(1024); }
+// A quantile can be no more than the last bound, and a step on a GPU may have
+// 65535 tokens.
+Buckets TokenBuckets() { return PowersOfTwo(65536); }
 
 Counter& MakeCounter(Registry& registry, const std::string& name,
                      const std::string& help) {
@@ -243,9 +251,9 @@ struct Metrics::Families {
                                    "From acceptance to the first admission.",
                                    RequestBuckets());
   Histogram& batch =
-      MakeHistogram(r, "batch_size", "Sequences in a step.", CountBuckets());
+      MakeHistogram(r, "batch_size", "Sequences in a step.", SequenceBuckets());
   Histogram& step_tokens =
-      MakeHistogram(r, "step_tokens", "Tokens in a step.", CountBuckets());
+      MakeHistogram(r, "step_tokens", "Tokens in a step.", TokenBuckets());
   Histogram& step =
       MakeHistogram(r, "decode_step_seconds", "Time of a step.", StepBuckets());
 };

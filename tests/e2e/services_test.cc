@@ -175,6 +175,11 @@ TEST(ServicesTest, MetricsCountWhatRan) {
            "recurve_e2e_request_latency_seconds_count 1\n",
            "recurve_request_queue_time_seconds_count 1\n",
            "recurve_batch_size_count 10\n",
+           "recurve_batch_size_bucket{le=\"1024\"} 10\n",
+           // As many as a step of any size may have.
+           "recurve_step_tokens_bucket{le=\"2\"} 9\n",
+           "recurve_step_tokens_bucket{le=\"4\"} 10\n",
+           "recurve_step_tokens_bucket{le=\"65536\"} 10\n",
            "recurve_decode_step_seconds_count 10\n",
            "recurve_serving 1\n",
            "recurve_build_info{device=\"cpu\",version=\"" RECURVE_VERSION
