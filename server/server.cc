@@ -9,6 +9,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "engine/checkpoint/quote.h"
+#include "engine/tokenizer/utf8.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -66,6 +68,20 @@ std::string ModelName(const ServerOptions& options) {
       .string();
 }
 
+// A name is in every answer, and JSON and the strings of protobuf are UTF-8:
+// with another no client could read any.
+absl::Status CheckModelName(const ServerOptions& options) {
+  if (IsValidUtf8(ModelName(options))) return absl::OkStatus();
+  if (!options.served_model_name.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--served-model-name is ",
+                     Quote(options.served_model_name), "; expected UTF-8"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--model is ", Quote(options.model.path),
+      "; expected a folder whose name is UTF-8, or --served-model-name"));
+}
+
 }  // namespace
 
 std::string HostPort(const std::string& host, int port) {
@@ -87,6 +103,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(
     const ServerOptions& options) {
   auto server = std::unique_ptr<Server>(new Server(options));
+  RECURVE_RETURN_IF_ERROR(CheckModelName(options));
   // Before anything listens: half of a pair must not mean plaintext.
   RECURVE_RETURN_IF_ERROR(server->LoadTls());
   RECURVE_RETURN_IF_ERROR(server->LoadApiKeys());

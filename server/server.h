@@ -71,7 +71,7 @@ class Server {
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       const ServerOptions& options, LoadedModel model);
   // Looks at all that can be wrong without a model, which may take minutes to
-  // load: TLS files, API keys, ports.
+  // load: the model's name, TLS files, API keys, ports.
   static absl::StatusOr<std::unique_ptr<Server>> Create(
       const ServerOptions& options);
   // Listens when it returns OK. `model` is what LoadModel gave (or a fake), and

@@ -227,6 +227,16 @@ TEST(StartupTest, WhatIsWrongWithoutAModelIsSaidBeforeItIsLoaded) {
                  1,
                  "--tls-cert /nonexistent cannot be used"});
   ExpectRefused({{"--tls-cert", kServer}, {}, 1, "--tls-cert needs --tls-key"});
+  ExpectRefused({{},
+                 {"RECURVE_SERVED_MODEL_NAME=demo\xff"},
+                 1,
+                 "--served-model-name is 'demo\\xff'; expected UTF-8 (from "
+                 "RECURVE_SERVED_MODEL_NAME)"});
+  ExpectRefused({{"--model", "/nonexistent/\xe9t\xe9/"},
+                 {},
+                 1,
+                 "--model is '/nonexistent/\\xe9t\\xe9/'; expected a folder "
+                 "whose name is UTF-8, or --served-model-name"});
   const std::string address = "192.0.2.1";  // of no machine
   ExpectRefused({{"--host", address},
                  {},
