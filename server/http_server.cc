@@ -7,7 +7,6 @@
 #include <openssl/ssl.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
@@ -49,7 +48,7 @@ class HttpServer::Core : public HttpSessions,
   using HttpSessions::HttpSessions;
   absl::StatusOr<int> Listen();
   void Stop();
-  int64_t connections() const { return count_.load(); }
+  int64_t connections();
   void Remove(HttpSession* session) override;
 
  private:
@@ -62,6 +61,10 @@ class HttpServer::Core : public HttpSessions,
     asio::steady_timer pause;
   };
 
+  // What becomes of a connection.
+  enum class Admission { kServe, kRefuse, kClose };
+
+  Admission Admit(const std::shared_ptr<HttpSession>& session);
   void TakeNewTls();
   void Accept(Listening& listening);
   void OnAccept(Listening& listening, error_code error, tcp::socket socket);
@@ -78,12 +81,17 @@ class HttpServer::Core : public HttpSessions,
   std::shared_ptr<SSL_CTX> tls_files_;
   std::shared_ptr<asio::ssl::context> tls_;  // of tls_files_
 
-  std::atomic<int64_t> count_{0};
+  struct Open {
+    std::weak_ptr<HttpSession> session;
+    bool refused;
+  };
 
   Mutex mu_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  std::unordered_map<HttpSession*, std::weak_ptr<HttpSession>> open_
-      ABSL_GUARDED_BY(mu_);
+  std::unordered_map<HttpSession*, Open> open_ ABSL_GUARDED_BY(mu_);
+  // Of open_. A refused one is there for as long as its client takes to read
+  // that it is: it must not take the place of one that would be served.
+  int64_t refused_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 absl::StatusOr<int> HttpServer::Core::Listen() {
@@ -146,25 +154,42 @@ void HttpServer::Core::OnAccept(Listening& listening, error_code error,
   if (options().tls != nullptr) TakeNewTls();
   auto session = std::make_shared<HttpSession>(shared_from_this(),
                                                std::move(socket), tls_);
-  bool take = false;
-  {
-    MutexLock lock(&mu_);
-    take =
-        !stopped_ && count_.load() < options().max_connections + kMaxRefusing;
-    if (take) open_.emplace(session.get(), session);
-  }
-  if (take && count_.fetch_add(1) < options().max_connections) {
-    session->Start();
-  } else if (take) {
-    session->StartRefused();
+  switch (Admit(session)) {
+    case Admission::kServe:
+      session->Start();
+      break;
+    case Admission::kRefuse:
+      session->StartRefused();
+      break;
+    case Admission::kClose:
+      break;
   }
   Accept(listening);
 }
 
+HttpServer::Core::Admission HttpServer::Core::Admit(
+    const std::shared_ptr<HttpSession>& session) {
+  MutexLock lock(&mu_);
+  if (stopped_) return Admission::kClose;
+  const int64_t served = static_cast<int64_t>(open_.size()) - refused_;
+  const bool refused = served >= options().max_connections;
+  if (refused && refused_ >= kMaxRefusing) return Admission::kClose;
+  open_.emplace(session.get(), Open{session, refused});
+  if (refused) ++refused_;
+  return refused ? Admission::kRefuse : Admission::kServe;
+}
+
+int64_t HttpServer::Core::connections() {
+  MutexLock lock(&mu_);
+  return static_cast<int64_t>(open_.size());
+}
+
 void HttpServer::Core::Remove(HttpSession* session) {
   MutexLock lock(&mu_);
-  if (open_.erase(session) == 0) return;
-  count_.fetch_sub(1);
+  const auto it = open_.find(session);
+  if (it == open_.end()) return;
+  if (it->second.refused) --refused_;
+  open_.erase(it);
 }
 
 void HttpServer::Core::Stop() {
@@ -172,8 +197,8 @@ void HttpServer::Core::Stop() {
     MutexLock lock(&mu_);
     if (stopped_) return;
     stopped_ = true;
-    for (const auto& [unused, weak] : open_) {
-      if (const auto session = weak.lock()) session->PostClose();
+    for (const auto& [unused, open] : open_) {
+      if (const auto session = open.session.lock()) session->PostClose();
     }
   }
   asio::post(accepting_, [this] {

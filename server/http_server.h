@@ -51,6 +51,7 @@ class HttpServer {
   ~HttpServer();
 
   int port() const { return port_; }
+  // Those that are being refused included.
   int64_t connections() const;
 
   // From now on connections are closed after the answer that is on its way.

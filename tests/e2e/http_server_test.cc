@@ -3,6 +3,7 @@
 
 #include "server/http_server.h"
 
+#include <deque>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -95,6 +96,29 @@ TEST(HttpServerTest, TooManyConnectionsAreToldSo) {
   }
   ASSERT_TRUE(WaitFor([&] { return server->connections() == 0; }));
   EXPECT_EQ(Fetch(server->port(), kGet).status, 200);
+}
+
+// They are told so for seconds if they do not leave by themselves.
+TEST(HttpServerTest, ThoseWhoAreRefusedKeepNobodyOut) {
+  EchoHandler handler;
+  HttpServerOptions options = Options();
+  options.max_connections = 1;
+  const auto server = *HttpServer::Start(options, &handler);
+  auto served = std::make_unique<HttpConnection>(server->port());
+  ASSERT_TRUE(WaitFor([&] { return server->connections() == 1; }));
+  std::deque<std::unique_ptr<HttpConnection>> others;
+  const auto status_of_another = [&] {
+    others.push_back(std::make_unique<HttpConnection>(server->port()));
+    others.back()->Send(kGet);
+    return others.back()->Read().status;
+  };
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(status_of_another(), 503);
+  served.reset();
+  // As soon as the server has seen that; each try is one that is refused more.
+  EXPECT_TRUE(WaitFor([&] {
+    others.pop_front();
+    return status_of_another() == 200;
+  }));
 }
 
 // Whether the server hears of the client's end before or after that of its own
