@@ -19,6 +19,7 @@ weights_only), safetensors and numpy.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -207,9 +208,28 @@ def load(path):
 
 
 def read_json(path):
+    """What the server would read: Python alone takes NaN, infinities and a key
+    that is there twice."""
+    def refuse(text):
+        raise ValueError(f"{text} is no finite number")
+
+    def read_float(text):
+        value = float(text)
+        return value if math.isfinite(value) else refuse(text)
+
+    def read_object(members):
+        value = dict(members)
+        if len(value) < len(members):
+            keys = [key for key, _ in members]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"the key {twice!r} is there more than once")
+        return value
+
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(path.read_text(encoding="utf-8-sig"),
+                           parse_constant=refuse, parse_float=read_float,
+                           object_pairs_hook=read_object)
+    except (ValueError, RecursionError) as error:
         raise Refused(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise Refused(f"{path} holds no JSON object")
@@ -238,6 +258,9 @@ def read_config(path, folder, model_args):
         if not isinstance(value, (bool, int, float, str)):
             raise Refused(f"model_args.{key} is a {type(value).__name__}; "
                           "expected a number, a boolean or a string")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refused(f"model_args.{key} is {value}; expected a finite "
+                          "number")
         if config.get(key, value) != value:
             raise Refused(f"{key} is {config[key]!r} in {path} and {value!r} "
                           "in model_args")
@@ -426,7 +449,8 @@ def write_weights(output, tensors, shards, total, dtype):
 
 
 def write_json(path, value):
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n",
+                    encoding="utf-8")
 
 
 if __name__ == "__main__":

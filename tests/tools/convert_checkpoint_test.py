@@ -274,12 +274,37 @@ class ConvertTest(unittest.TestCase):
                  ("model_args is a list",)),
                 ({"model": {"a": torch.zeros(1)}, "model_args": {"x": [1]}},
                  ("model_args.x is a list",)),
+                ({"model": {"a": torch.zeros(1)},
+                  "model_args": {"dropout": float("nan")}},
+                 ("model_args.dropout is nan; expected a finite number",)),
+                ({"model": {"a": torch.zeros(1)},
+                  "model_args": {"scale": float("-inf")}},
+                 ("model_args.scale is -inf",)),
                 ({"model": {"a": torch.zeros(1)}, "model_args": {"n_head": 9}},
                  ("n_head is 3", "9 in model_args")),
         ):
             with self.subTest(parts[0]):
                 torch.save(content, path)
                 self.assert_refused(*parts)
+
+    def test_reads_configs_as_the_server_does(self):
+        self.save_t6()
+        path = self.source / "config.json"
+        text = path.read_text()
+        for member, problem in (
+                ('"x": NaN', "NaN is no finite number"),
+                ('"x": [-Infinity]', "-Infinity is no finite number"),
+                ('"x": 1e999', "1e999 is no finite number"),
+                ('"n_head": 3', "the key 'n_head' is there more than once"),
+                ('"x": {"a": 1, "a": 1}', "the key 'a' is there more than"),
+                ('"x": ' + "[" * 100000 + "]" * 100000, "config.json"),
+        ):
+            with self.subTest(member[:20]):
+                path.write_text("{" + member + ", " + text[1:])
+                self.assert_refused("config.json is not valid JSON", problem)
+        path.write_text("\ufeff" + text, encoding="utf-8")
+        config, _ = self.convert()
+        self.assertEqual(config["n_head"], H)
 
     def test_refuses_other_families(self):
         torch.save({"gpt_neox.x": torch.zeros(1)}, self.source / "model.bin")
