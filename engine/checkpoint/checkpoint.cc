@@ -31,20 +31,40 @@ absl::Status CheckDirectory(const std::string& dir) {
   return absl::OkStatus();
 }
 
+// "'a', 'b', …"
+std::string Listed(const std::set<std::string>& names) {
+  constexpr size_t kNamed = 5;
+  std::string text;
+  size_t count = 0;
+  for (const std::string& name : names) {
+    if (++count > kNamed) return absl::StrCat(text, ", …");
+    absl::StrAppend(&text, count == 1 ? "" : ", ", Quote(name));
+  }
+  return text;
+}
+
 // "; found 'pytorch_model.bin', which …", or nothing.
-std::string ConversionHint(const std::string& dir) {
-  std::set<std::string> found;
+std::string HintAtOtherFiles(const std::string& dir) {
+  std::set<std::string> torch;
+  std::set<std::string> safetensors;
   std::error_code error;
   std::filesystem::directory_iterator entry(dir, error);
   for (; !error && entry != std::filesystem::directory_iterator();
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
+    if (absl::EndsWith(name, ".safetensors")) safetensors.insert(name);
     for (const char* suffix : {".bin", ".pt", ".pth"}) {
-      if (absl::EndsWith(name, suffix)) found.insert(Quote(name));
+      if (absl::EndsWith(name, suffix)) torch.insert(name);
     }
   }
-  if (found.empty()) return "";
-  return absl::StrCat("; found ", absl::StrJoin(found, ", "),
+  if (!safetensors.empty()) {
+    return absl::StrCat("; found ", Listed(safetensors),
+                        ": the index is missing, or one file with all weights "
+                        "has another name than ",
+                        kSingleFile);
+  }
+  if (torch.empty()) return "";
+  return absl::StrCat("; found ", Listed(torch),
                       ": PyTorch files must be converted to safetensors first");
 }
 
@@ -111,7 +131,7 @@ absl::Status Checkpoint::OpenWeights() {
   }
   return absl::NotFoundError(
       absl::StrCat(dir_, " holds no weights; looked for ", kSingleFile, " and ",
-                   kIndexFile, ConversionHint(dir_)));
+                   kIndexFile, HintAtOtherFiles(dir_)));
 }
 
 absl::Status Checkpoint::OpenShards(const std::string& index_path) {
@@ -134,7 +154,10 @@ absl::Status Checkpoint::OpenShards(const std::string& index_path) {
     shards.insert(shard);
   }
   for (const std::string& shard : shards) {
-    RECURVE_RETURN_IF_ERROR(AddFile(absl::StrCat(dir_, "/", shard)));
+    const std::string path = absl::StrCat(dir_, "/", shard);
+    // Says it if a link leads nowhere.
+    RECURVE_RETURN_IF_ERROR(FileExists(path).status());
+    RECURVE_RETURN_IF_ERROR(AddFile(path));
     for (const auto& [tensor, view] : files_.back().tensors()) {
       const auto it = weight_map.find(tensor);
       if (it == weight_map.end() || it->second != shard) {

@@ -1,5 +1,6 @@
 #include "engine/checkpoint/json_parse.h"
 
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -147,6 +148,17 @@ absl::StatusOr<json> ParseJson(absl::string_view text, const std::string& where,
         absl::StrCat(where, ": ", builder.error()));
   }
   return builder.TakeValue();
+}
+
+bool ReadInt(const json& value, int64_t* out) {
+  if (!value.is_number_integer()) return false;
+  if (value.is_number_unsigned() &&
+      value.get<uint64_t>() >
+          static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    return false;
+  }
+  *out = value.get<int64_t>();
+  return true;
 }
 
 std::string DescribeJson(const json& value) {

@@ -1,6 +1,7 @@
 #ifndef RECURVE_ENGINE_CHECKPOINT_JSON_PARSE_H_
 #define RECURVE_ENGINE_CHECKPOINT_JSON_PARSE_H_
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -27,6 +28,9 @@ absl::StatusOr<nlohmann::json> ParseJson(absl::string_view text,
                                          const std::string& where,
                                          int max_depth,
                                          const JsonFilter& filter = nullptr);
+
+// False when `value` is no integer or beyond int64.
+bool ReadInt(const nlohmann::json& value, int64_t* out);
 
 // A value as error messages show it: "9", "'silu'", "a list of 3".
 std::string DescribeJson(const nlohmann::json& value);

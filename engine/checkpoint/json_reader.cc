@@ -26,18 +26,6 @@ std::string RangeText(int64_t min, int64_t max) {
   return absl::StrCat(min, " to ", max);
 }
 
-// False when `value` is no integer or beyond int64.
-bool ReadInt(const json& value, int64_t* out) {
-  if (!value.is_number_integer()) return false;
-  if (value.is_number_unsigned() &&
-      value.get<uint64_t>() >
-          static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return false;
-  }
-  *out = value.get<int64_t>();
-  return true;
-}
-
 // "list[2]" for the third element of a list.
 std::string Element(const std::string& key, size_t index) {
   return absl::StrCat(key, "[", index, "]");
@@ -285,6 +273,7 @@ absl::StatusOr<std::map<std::string, std::string>> JsonObject::StringMap(
 absl::Status JsonObject::CheckNoUnknownKeys(
     const std::vector<std::string>& known) const {
   for (const auto& item : object_->items()) {
+    if (item.value().is_null()) continue;  // counts as absent
     if (std::find(known.begin(), known.end(), item.key()) == known.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat(file(), ": ", path_.empty() ? "the top level" : path_,

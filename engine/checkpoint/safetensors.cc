@@ -148,7 +148,7 @@ absl::Status ReadTensor(const std::string& path, const std::string& name,
   if (!ReadDType(entry["dtype"], &view->dtype)) {
     return TensorError(path, name,
                        absl::StrCat("dtype is ", DescribeJson(entry["dtype"]),
-                                    "; supported: F32, F16, BF16, I32"));
+                                    "; supported: F32, F16, BF16"));
   }
   RECURVE_RETURN_IF_ERROR(ReadShape(path, name, entry["shape"], view));
   RECURVE_RETURN_IF_ERROR(ReadOffsets(path, name, entry["data_offsets"],

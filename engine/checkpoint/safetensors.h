@@ -16,8 +16,8 @@ namespace recurve {
 //
 // Open believes nothing: every field is checked before it is used, and the
 // tensors must cover the payload exactly, without holes or overlaps. Supported
-// element types are F32, F16, BF16 and I32. "__metadata__" is checked, not
-// kept.
+// element types are F32, F16 and BF16; I32 is read, so that whoever asks for
+// the tensor can say which one it is. "__metadata__" is checked, not kept.
 //
 // Views point into the mapped file. They live as long as this object or the one
 // it was moved to. Thread safety: immutable once open.

@@ -201,6 +201,12 @@ TEST_F(CheckpointTest, ALinkToNowhereIsNoAbsentFile) {
                                   folder_.path() + "/model.safetensors");
   std::filesystem::remove(folder_.path() + "/generation_config.json");
   EXPECT_THAT(Open(), FailsWith(kNotFound, "model.safetensors", "blobs/4"));
+  std::filesystem::remove(folder_.path() + "/model.safetensors");
+  std::filesystem::create_symlink("blobs/5",
+                                  folder_.path() + "/m-1.safetensors");
+  WriteIndex(R"({"a":"m-1.safetensors"})");
+  EXPECT_THAT(Open(), FailsWith(kNotFound, "m-1.safetensors",
+                                "symbolic link to blobs/5"));
 }
 
 TEST_F(CheckpointTest, NamesGitLfsPointers) {
@@ -221,6 +227,13 @@ TEST_F(CheckpointTest, SaysWhatItLookedFor) {
   Remove("pytorch_model.bin");
   folder_.Write("ckpt.pt", "x");
   EXPECT_THAT(Open(), FailsWith(kNotFound, "'ckpt.pt'", "converted"));
+  // Part of a download, or a file of another name.
+  for (int i = 1; i <= 6; ++i) {
+    folder_.Write(absl::StrCat("m-", i, ".safetensors"), Weights({"a"}));
+  }
+  EXPECT_THAT(Open(), FailsWith(kNotFound, "found 'm-1.safetensors', ",
+                                "'m-5.safetensors', …: the index is missing",
+                                "another name than model.safetensors"));
 }
 
 TEST_F(CheckpointTest, RefusesBadDirectoriesAndConfigs) {
