@@ -67,11 +67,13 @@ TEST_F(ModelCliTest, BadUsageIsOneLine) {
       {"info", dir_, "--memory", "", "--length", "5"},
       {"info", dir_, "--memory", "1GiB", "--length", "0"},
       {"info", dir_, "--memory", "1GiB", "--length", "-5"},
+      {"info", dir_, "--memory", "1GiB", "--length", "99999999999999999999"},
       {"check"},
       {"random"},
       {"random", "t6-xl"},
       {"random", "t6-xl", dir_, "--dtype", "int8"},
       {"random", "t6-xl", dir_, "--seed", "-1"},
+      {"random", "t6-xl", dir_, "--seed", "18446744073709551616"},
       {"random", "t6-xl", dir_, "--layers", "x"},
       {"random", "t6-xl", dir_, "--layers", ""},
       {"random", "t6-xl", folder_.path() + "/new", "--layers", "0"},
@@ -82,6 +84,11 @@ TEST_F(ModelCliTest, BadUsageIsOneLine) {
     SCOPED_TRACE(testing::PrintToString(arguments));
     ExpectOneErrorLine(RunTool(arguments), 2);
   }
+  EXPECT_THAT(RunTool({"info", dir_, "--memory", "1GiB", "--length",
+                       "99999999999999999999"})
+                  .err,
+              HasSubstr("--length: '99999999999999999999' is too large; "
+                        "expected at most 9223372036854775807"));
   EXPECT_THAT(RunTool({"bogus"}).err, HasSubstr("unknown command 'bogus'"));
 }
 

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -108,7 +110,7 @@ void RegisterModelRandom(CLI::App* app, int* exit_code) {
       ->check(CLI::IsMember({"bfloat16", "float16", "float32"}))
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "Of the values")
-      ->check(WholeNumber())
+      ->check(WholeNumber(std::numeric_limits<uint64_t>::max()))
       ->capture_default_str();
   command->add_option("--layers", flags->layers, "Instead of the preset's")
       ->check(WholeNumber());

@@ -1,8 +1,10 @@
 #include "tools/recurve_model/command.h"
 
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 
@@ -28,16 +30,19 @@ void AddModelFlags(CLI::App* command, FamilyOptions* family,
                       "tiktoken");
 }
 
-const CLI::Validator& WholeNumber() {
-  static const CLI::Validator* const whole_number = new CLI::Validator(
-      [](std::string& text) {
-        return !text.empty() &&
-                       text.find_first_not_of("0123456789") == std::string::npos
-                   ? std::string()
-                   : absl::StrCat("'", text, "' is not a whole number");
+CLI::Validator WholeNumber(uint64_t largest) {
+  return CLI::Validator(
+      [largest](std::string& text) -> std::string {
+        if (text.empty() ||
+            text.find_first_not_of("0123456789") != std::string::npos) {
+          return absl::StrCat("'", text, "' is not a whole number");
+        }
+        uint64_t value = 0;
+        if (absl::SimpleAtoi(text, &value) && value <= largest) return "";
+        return absl::StrCat("'", text, "' is too large; expected at most ",
+                            largest);
       },
       "");
-  return *whole_number;
 }
 
 int ReportModelError(const absl::Status& status) {

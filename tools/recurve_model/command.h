@@ -2,6 +2,8 @@
 #define RECURVE_TOOLS_RECURVE_MODEL_COMMAND_H_
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -24,9 +26,10 @@ void RegisterModelRandom(CLI::App* app, int* exit_code);
 void AddModelFlags(CLI::App* command, FamilyOptions* family,
                    std::string* tokenizer);
 
-// For 64-bit flags, of which CLI11 would let a negative number wrap around.
-// Takes decimal digits.
-const CLI::Validator& WholeNumber();
+// For 64-bit flags, of which CLI11 would let a negative number wrap around, and
+// cut one that is too large. Takes decimal digits.
+CLI::Validator WholeNumber(
+    uint64_t largest = std::numeric_limits<int64_t>::max());
 
 // Writes "recurve-model: CODE: message" as one line to stderr. Returns
 // kModelExitFailure.
