@@ -260,7 +260,7 @@ absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
   // A head that is the embedding is loaded as a matrix of its own.
   int64_t bytes =
       model.head.data == model.embedding.data ? held(model.embedding) : 0;
-  for (const std::string& name : checkpoint.names()) {
+  for (const std::string& name : model.tensors) {
     RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
     bytes += held(tensor);
   }

@@ -41,8 +41,9 @@ struct Capacity {
   int64_t bytes() const { return weight_bytes + cache_bytes + state_bytes; }
 };
 
-// Of all weights as they are held, but for what pads them. All that is no
-// matrix is float32. Reads no weight.
+// Of the weights that are loaded, as they are held, but for what pads them; the
+// files may hold tensors that are not. All that is no matrix is float32. Reads
+// no weight.
 absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
                                     const ModelDefinition& model,
                                     const Placement& placement);

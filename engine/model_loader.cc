@@ -122,7 +122,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   if (on_planned != nullptr) on_planned(loaded.device, loaded.capacity);
   // These read all weights, as loading does.
   RECURVE_RETURN_IF_ERROR(CheckMatrices(checkpoint, model));
-  RECURVE_RETURN_IF_ERROR(CheckWeightRange(checkpoint, placement));
+  RECURVE_RETURN_IF_ERROR(CheckWeightRange(checkpoint, model, placement));
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, model));

@@ -110,13 +110,13 @@ absl::Status PlaceModel(const ModelDefinition& model,
 }
 
 absl::Status CheckWeightRange(const Checkpoint& checkpoint,
+                              const ModelDefinition& model,
                               const Placement& placement) {
   if (!placement.weight_dtype || *placement.weight_dtype == DType::kFloat32)
     return absl::OkStatus();
-  for (const std::string& name : checkpoint.names()) {
+  for (const std::string& name : model.matrices) {
     RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
-    if (tensor.shape.size() != 2 || tensor.dtype == *placement.weight_dtype)
-      continue;
+    if (tensor.dtype == *placement.weight_dtype) continue;
     const absl::Status status = CheckFiniteAs(*placement.weight_dtype, tensor,
                                               name, checkpoint.FileOf(name));
     if (!status.ok()) {

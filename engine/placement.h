@@ -40,6 +40,7 @@ absl::Status PlaceModel(const ModelDefinition& model,
 // That no weight is lost where matrices are held in a narrower type than they
 // are stored in. Vectors are held in float32. Reads all such weights.
 absl::Status CheckWeightRange(const Checkpoint& checkpoint,
+                              const ModelDefinition& model,
                               const Placement& placement);
 
 }  // namespace recurve

@@ -152,7 +152,10 @@ struct ModelDefinition {
   std::vector<LayerDefinition> layers;
   NormDefinition final_norm;
   TensorView head;  // [vocab, C]; the embedding when tied
-  // The names of all matrices: what CheckMatrices has to look at.
+  // The names of all tensors that are loaded. The files may hold others, which
+  // the model ignores.
+  std::vector<std::string> tensors;
+  // The names of the matrices among them: what CheckMatrices has to look at.
   std::vector<std::string> matrices;
 
   uint64_t parameters = 0;

@@ -22,6 +22,7 @@ absl::StatusOr<TensorView> TensorReader::Read(
   }
   if (used_.insert(name).second) {
     parameters_ += view.num_elements();
+    tensors_.push_back(name);
     if (matrix) matrices_.push_back(name);
   }
   return view;
@@ -46,6 +47,7 @@ absl::StatusOr<std::vector<float>> TensorReader::ReadVector(
 
 absl::Status TensorReader::Finish(ModelDefinition& model) const {
   RECURVE_RETURN_IF_ERROR(checkpoint_.CheckAllUsed(used_));
+  model.tensors = tensors_;
   model.matrices = matrices_;
   model.parameters = parameters_;
   return absl::OkStatus();

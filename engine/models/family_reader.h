@@ -38,12 +38,13 @@ class TensorReader {
   void Ignore(const std::string& name) { used_.insert(name); }
 
   // What the checkpoint holds and nobody read is an error. Fills in what
-  // follows from what was read: counts, and the names of the matrices.
+  // follows from what was read: counts, and the names of the tensors.
   absl::Status Finish(ModelDefinition& model) const;
 
  private:
   const Checkpoint& checkpoint_;
   std::set<std::string> used_;
+  std::vector<std::string> tensors_;
   std::vector<std::string> matrices_;
   uint64_t parameters_ = 0;
 };

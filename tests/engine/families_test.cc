@@ -10,6 +10,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/model_loader.h"
 #include "engine/models/registry.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -207,6 +208,30 @@ TEST_F(FamiliesTest, TensorsMustBeAllAndNoMore) {
       tensors[name] = tensor;
     }
   }
+}
+
+// Neither in what a server needs, nor in what a type can hold.
+TEST_F(FamiliesTest, TensorsThatAreIgnoredDoNotCount) {
+  Use("xmixers-linear-dense-padvocab");
+  const auto load = [&] {
+    EXPECT_TRUE(Read().ok());
+    ModelOptions options;
+    options.path = folder_.path();
+    options.device = "cpu";
+    options.dtype = "bfloat16";
+    options.num_threads = 1;
+    EngineOptions engine;
+    engine.max_num_seqs = 2;
+    const auto loaded = LoadModel(options, &engine);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded.ok() ? loaded->capacity.weight_bytes : 0;
+  };
+  const std::string ignored = "model.layers.0.token_mixer.alpha_proj.weight";
+  const std::string largest("\xff\xff\x7f\x7f", 4);  // no bfloat16
+  tensors.at(ignored).bytes.replace(0, 4, largest);
+  const int64_t with = load();
+  tensors.erase(ignored);
+  EXPECT_EQ(with, load());
 }
 
 TEST_F(FamiliesTest, NaNIsRefused) {

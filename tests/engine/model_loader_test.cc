@@ -249,6 +249,22 @@ TEST_F(ModelLoaderTest, TellsTheBytesOfWeights) {
   }
 }
 
+TEST_F(ModelLoaderTest, ATiedHeadThatIsStoredCountsOnce) {
+  tiny_.config["tie_word_embeddings"] = true;
+  tiny_.tensors.erase("lm_head.weight");
+  tiny_.Write(options_.path);
+  const auto without = Load();
+  ASSERT_TRUE(without.ok()) << without.status();
+  tiny_.tensors["lm_head.weight"] =
+      tiny_.tensors.at("model.embed_tokens.weight");
+  tiny_.Write(options_.path);
+  const auto with = Load();
+  ASSERT_TRUE(with.ok()) << with.status();
+  EXPECT_EQ(with->capacity.weight_bytes, without->capacity.weight_bytes);
+  EXPECT_LE(with->capacity.weight_bytes,
+            static_cast<int64_t>(with->runner->info().weight_bytes));
+}
+
 // What no host can hold is refused before anything of it is allocated.
 TEST_F(ModelLoaderTest, RefusesWhatTheHostCannotHold) {
   options_.kv_pages = int64_t{1} << 30;  // of 10 KiB
