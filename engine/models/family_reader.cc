@@ -92,12 +92,18 @@ absl::StatusOr<Activation> ReadActivation(
   return absl::InternalError("activation choices and names disagree");
 }
 
+absl::StatusOr<std::string> ReadTie(const JsonObject& config) {
+  const std::string key = "tie_word_embeddings";
+  RECURVE_ASSIGN_OR_RETURN(const bool tied, config.BoolOr(key, false));
+  return tied ? absl::StrCat(key, " in ", config.file(), " is true") : "";
+}
+
 absl::Status ReadHead(const Checkpoint& checkpoint,
                       const std::string& embedding, const std::string& head,
-                      bool tied, TensorReader& tensors,
+                      const std::string& tied, TensorReader& tensors,
                       ModelDefinition& model) {
   const TensorView& table = model.embedding;
-  if (!tied) {
+  if (tied.empty()) {
     RECURVE_ASSIGN_OR_RETURN(model.head, tensors.Read(head, table.shape));
     return absl::OkStatus();
   }
@@ -108,9 +114,9 @@ absl::Status ReadHead(const Checkpoint& checkpoint,
   if (copy.dtype != table.dtype ||
       std::memcmp(copy.data, table.data,
                   copy.num_elements() * SizeOf(copy.dtype)) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(checkpoint.FileOf(head), ": ", head, " differs from ",
-                     embedding, "; the model ties the two"));
+    return absl::InvalidArgumentError(absl::StrCat(checkpoint.FileOf(head),
+                                                   ": ", head, " differs from ",
+                                                   embedding, "; ", tied));
   }
   tensors.Ignore(head);
   return absl::OkStatus();

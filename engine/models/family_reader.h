@@ -65,11 +65,17 @@ absl::StatusOr<Activation> ReadActivation(
 NormDefinition NormOfHeads(int64_t num_heads, double eps,
                            const std::vector<float>& weight);
 
+// Whether tie_word_embeddings says that the head is the embedding: empty, or,
+// for errors, where it says so.
+absl::StatusOr<std::string> ReadTie(const JsonObject& config);
+
 // The head: a tensor of its own or, tied, the embedding, of which the files may
-// then hold an equal copy. REQUIRES: model.embedding is read.
+// then hold an equal copy. `tied` says why it is, and is empty where it is not.
+// REQUIRES: model.embedding is read.
 absl::Status ReadHead(const Checkpoint& checkpoint,
                       const std::string& embedding, const std::string& head,
-                      bool tied, TensorReader& tensors, ModelDefinition& model);
+                      const std::string& tied, TensorReader& tensors,
+                      ModelDefinition& model);
 
 // The key where it is there must have this value: the reader supports no other.
 absl::Status RequireBool(const JsonObject& object, const std::string& key,

@@ -40,7 +40,14 @@ absl::StatusOr<PositionConfig> ReadPosition(
   RECURVE_RETURN_IF_ERROR(object.CheckNoUnknownKeys({"type", "base", "theta"}));
   RECURVE_ASSIGN_OR_RETURN(const std::string type,
                            object.StringOneOf("type", types));
-  if (type == "none") return position;
+  if (type == "none") {
+    for (const char* key : {"base", "theta"}) {
+      if (!object.Has(key)) continue;
+      return object.Invalid(key,
+                            "is given beside type none; expected type alone");
+    }
+    return position;
+  }
   position.type = type == "lrpe_rotate" ? LrpeType::kRotate : LrpeType::kCosine;
   if (position.type == LrpeType::kRotate && head_dim % 2 != 0) {
     return layer.Invalid(
@@ -296,8 +303,7 @@ absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint,
       config.Int("max_position_embeddings", 1, int64_t{1} << 31));
   RECURVE_ASSIGN_OR_RETURN(model.tokenizer, config.StringOr("tokenizer", ""));
   RECURVE_RETURN_IF_ERROR(ReadSpecialTokens(checkpoint, model));
-  RECURVE_ASSIGN_OR_RETURN(const bool tied,
-                           config.BoolOr("tie_word_embeddings", false));
+  RECURVE_ASSIGN_OR_RETURN(const std::string tied, ReadTie(config));
 
   TensorReader tensors(checkpoint);
   const std::vector<int64_t> table = {model.vocab_size, model.hidden_size};

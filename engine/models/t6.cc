@@ -323,7 +323,7 @@ absl::StatusOr<ModelDefinition> ReadT6(const Checkpoint& checkpoint,
       tensors.Read(embedding, {model.vocab_size, model.hidden_size}));
   // Published files hold it under both names.
   RECURVE_RETURN_IF_ERROR(ReadHead(checkpoint, embedding, "lm_head.weight",
-                                   /*tied=*/true, tensors, model));
+                                   /*tied=*/"T6 ties the two", tensors, model));
   for (int64_t i = 0; i < num_layers; ++i) {
     RECURVE_ASSIGN_OR_RETURN(LayerDefinition layer,
                              ReadLayer(i, attention, model, tensors));

@@ -490,8 +490,7 @@ absl::Status ReadVocabulary(const Checkpoint& checkpoint,
   }
   const std::vector<int64_t> table = {model.vocab_size, model.hidden_size};
   RECURVE_ASSIGN_OR_RETURN(model.embedding, tensors.Read(name, table));
-  RECURVE_ASSIGN_OR_RETURN(const bool tied,
-                           config.BoolOr("tie_word_embeddings", false));
+  RECURVE_ASSIGN_OR_RETURN(const std::string tied, ReadTie(config));
   return ReadHead(checkpoint, name, "lm_head.weight", tied, tensors, model);
 }
 

@@ -354,6 +354,13 @@ TEST_F(RecurveFamilyTest, RefusesUnknownKeys) {
   EXPECT_THAT(Read(), FailsWith(kInvalid, "layers[1]", "'angle'"));
 }
 
+TEST_F(RecurveFamilyTest, ANullKeyIsAbsentWhateverItsName) {
+  config()["sliding_window"] = nullptr;
+  tpa()["norm"] = nullptr;  // of the other mixer
+  linear()["position"]["angle"] = nullptr;
+  EXPECT_TRUE(Read().ok()) << Read();
+}
+
 TEST_F(RecurveFamilyTest, RefusesMissingKeys) {
   for (const char* key :
        {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
@@ -395,6 +402,12 @@ TEST_F(RecurveFamilyTest, RefusesValuesOutOfRange) {
       {"/layers/0/kv_rank", 65, {"layers[0].kv_rank", "1 to 64"}},
       {"/layers/0/position/type", "lrpe_cosine", {"layers[0]", "lrpe_cosine"}},
       {"/layers/0/position/base", 0.5, {"layers[0]", "base", "0.5"}},
+      {"/layers/0/position",
+       {{"type", "none"}, {"base", -5}},
+       {"layers[0].position.base is given beside type none"}},
+      {"/layers/1/position",
+       {{"type", "none"}, {"theta", 3}},
+       {"layers[1].position.theta is given beside type none"}},
       {"/layers/1/log_decay", {-0.1, 0.001}, {"layers[1].log_decay", "0.001"}},
       {"/layers/1/log_decay", {-0.1}, {"layers[1].log_decay", "list of 2"}},
       {"/layers/1/causal", false, {"layers[1].log_decay", "-0.25", "causal"}},
