@@ -20,9 +20,32 @@ std::string Pcre2Message(int error) {
   return reinterpret_cast<const char*>(buffer);
 }
 
+struct FreeMatchContext {
+  void operator()(pcre2_match_context* context) const {
+    pcre2_match_context_free(context);
+  }
+};
+
 struct FreeMatchData {
   void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
 };
+
+// pcre2_match(), from `at`. A group that repeats takes a bit of the compiled
+// code's stack each time, which is small. The interpreter has the heap: some
+// 300 bytes for each turn.
+int Match(const pcre2_code* code, PCRE2_SPTR subject, size_t size, size_t at,
+          pcre2_match_data* match) {
+  constexpr uint32_t kHeapKiB = 512 << 10;
+  const int result =
+      pcre2_match(code, subject, size, at, PCRE2_NOTEMPTY, match, nullptr);
+  if (result != PCRE2_ERROR_JIT_STACKLIMIT) return result;
+  const std::unique_ptr<pcre2_match_context, FreeMatchContext> context(
+      pcre2_match_context_create(nullptr));
+  if (context == nullptr) return PCRE2_ERROR_NOMEMORY;
+  pcre2_set_heap_limit(context.get(), kHeapKiB);
+  return pcre2_match(code, subject, size, at, PCRE2_NOTEMPTY | PCRE2_NO_JIT,
+                     match, context.get());
+}
 
 }  // namespace
 
@@ -76,8 +99,7 @@ absl::Status SplitPattern::Split(absl::string_view text,
   };
   size_t at = 0;
   while (at < size) {
-    const int result = pcre2_match(Code(code_.get()), subject, size, at,
-                                   PCRE2_NOTEMPTY, match.get(), nullptr);
+    const int result = Match(Code(code_.get()), subject, size, at, match.get());
     if (result == PCRE2_ERROR_NOMATCH) break;
     if (result < 0) {
       return absl::InvalidArgumentError(

@@ -29,7 +29,7 @@ class SplitPattern {
   // Appends the matches, in order, and the text between them, none of it empty.
   // Once `pieces` has more than `max_pieces`, the rest of the text is left out.
   // InvalidArgument when PCRE2 gives up, as it does on patterns that take
-  // exponential time.
+  // exponential time, and on more than a million turns of a repeated group.
   absl::Status Split(
       absl::string_view text, std::vector<absl::string_view>* pieces,
       size_t max_pieces = std::numeric_limits<size_t>::max()) const;

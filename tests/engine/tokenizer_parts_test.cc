@@ -125,6 +125,25 @@ TEST(SplitPatternTest, PatternsMatchAsInTheReference) {
   EXPECT_THAT(Split("a", ""), ElementsAre());
 }
 
+// The compiled code has a small stack, on which each turn of such a group takes
+// some room.
+TEST(SplitPatternTest, AGroupMayRepeatAsOftenAsATextIsLong) {
+  const std::string word(200'000, 'a');
+  EXPECT_THAT(Split(R"((?:\p{L}\p{M}*)+|[\s\S])", word + " b"),
+              ElementsAre(word, " ", "b"));
+  const std::string lines(200'000, '\n');
+  EXPECT_THAT(Split(R"((?:\r?\n)+|[^\r\n])", "a" + lines + "b"),
+              ElementsAre("a", lines, "b"));
+  // But not without a limit on memory.
+  const auto split = SplitPattern::Make(R"((?:\p{L}\p{M}*)+|[\s\S])");
+  ASSERT_TRUE(split.ok()) << split.status();
+  const std::string long_word(4 << 20, 'a');
+  std::vector<absl::string_view> pieces;
+  const absl::Status status = split->Split(long_word, &pieces);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("heap limit"));
+}
+
 TEST(NfcTest, ComposesAndReorders) {
   EXPECT_EQ(NormalizeNfc(""), "");
   EXPECT_EQ(NormalizeNfc("plain"), "plain");
