@@ -106,19 +106,21 @@ class BpeEncoder {
   }
 
   // Appends the piece of `text`, or, where that is unused, those of its halves.
+  // An unused piece of one character has none and so is unknown, as in the
+  // library since 0.2.3.
   void TakeApart(absl::string_view text, Parts* parts) const {
     std::vector<absl::string_view> left_to_do = {text};
     while (!left_to_do.empty()) {
       const absl::string_view part = left_to_do.back();
       left_to_do.pop_back();
       const int32_t id = Find(part);
+      const bool unused = id >= 0 && model_.pieces[id].type == Type::kUnused;
       const auto halves = halves_.find(part);
-      if (id >= 0 && model_.pieces[id].type == Type::kUnused &&
-          halves != halves_.end()) {
+      if (unused && halves != halves_.end()) {
         left_to_do.push_back(halves->second.second);
         left_to_do.push_back(halves->second.first);
       } else {
-        parts->push_back({part, id < 0 ? model_.unk_id : id});
+        parts->push_back({part, id < 0 || unused ? model_.unk_id : id});
       }
     }
   }

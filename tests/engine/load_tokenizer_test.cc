@@ -3,7 +3,10 @@
 #include <random>
 #include <string>
 #include <tuple>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
@@ -161,6 +164,46 @@ TEST_F(LoadTokenizerTest, BrokenSentencePieceModels) {
          "as an earlier one is");
   expect(unknown + "\x0a\x05\x0a\x01x\x18\x09", "the type of piece 1 is 9");
   expect(unknown + "\x2a\x03\x12\x01x", "denormalizer_spec");
+}
+
+// A field of a protobuf that holds bytes.
+std::string Field(int number, const std::string& bytes) {
+  return std::string{static_cast<char>(number << 3 | 2),
+                     static_cast<char>(bytes.size())} +
+         bytes;
+}
+
+std::string Piece(const std::string& text, int type) {
+  return Field(1, Field(1, text) + "\x18" + static_cast<char>(type));
+}
+
+// Expected ids: sentencepiece 0.2.3.
+TEST_F(LoadTokenizerTest, AnUnusedPieceOfOneCharacterIsUnknown) {
+  constexpr int kUnused = 5;
+  const auto ids = [&](bool byte_fallback, const char* text) {
+    std::string model = Piece("<unk>", 2);
+    for (int byte = 0; byte_fallback && byte < 256; ++byte) {
+      model += Piece(absl::StrFormat("<0x%02X>", byte), 6);
+    }
+    for (const char* used : {"a", "c", "ab"}) model += Piece(used, 1);
+    for (const char* unused : {"b", "cb", "é"}) model += Piece(unused, kUnused);
+    model += Field(2, absl::StrCat("\x18\x02", byte_fallback ? "\x98\x02" : "",
+                                   byte_fallback ? "\x01" : ""));
+    // No white space of the model's own.
+    model += Field(3, std::string("\x18\0\x20\0", 4));
+    folder_.Write("tokenizer.model", model);
+    const auto loaded = Load();
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded.ok() ? *(*loaded)->Encode(text, false)
+                       : std::vector<int32_t>();
+  };
+  EXPECT_THAT(ids(false, "ab"), testing::ElementsAre(3));
+  EXPECT_THAT(ids(false, "aébb"), testing::ElementsAre(1, 0));
+  EXPECT_THAT(ids(false, "acb"), testing::ElementsAre(1, 2, 0));
+  // Bytes in place of the unknown one.
+  EXPECT_THAT(ids(true, "ab"), testing::ElementsAre(259));
+  EXPECT_THAT(ids(true, "aébb"), testing::ElementsAre(257, 196, 170, 99, 99));
+  EXPECT_THAT(ids(true, "acb"), testing::ElementsAre(257, 258, 99));
 }
 
 // Whatever a file holds, reading it ends, and so does encoding with it.
