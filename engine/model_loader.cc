@@ -65,11 +65,17 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
     const std::string& path, const std::string& kind,
     const ModelDefinition& model) {
   if (kind == "none") return nullptr;
-  std::optional<int32_t> eos;
-  if (!model.eos_token_ids.empty()) eos = model.eos_token_ids.front();
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(
-      path, kind == "auto" ? model.tokenizer : kind,
-      static_cast<int32_t>(model.vocab_size), model.bos_token_id, eos);
+  TokenizerChoice choice;
+  choice.kind = kind == "auto" ? model.tokenizer : kind;
+  choice.kind_name = kind == "auto"
+                         ? absl::StrCat(path, "/config.json: tokenizer")
+                         : "--tokenizer";
+  choice.vocab_size = static_cast<int32_t>(model.vocab_size);
+  choice.bos = model.bos_token_id;
+  if (!model.eos_token_ids.empty()) choice.eos = model.eos_token_ids.front();
+  choice.eos_file = model.eos_file;
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      LoadTokenizer(path, choice);
   if (tokenizer.ok() || kind != "auto") return tokenizer;
   return absl::Status(
       tokenizer.status().code(),

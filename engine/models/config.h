@@ -145,6 +145,7 @@ struct ModelDefinition {
   std::string tokenizer;  // kind, or empty when the checkpoint has none
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
+  std::string eos_file;  // path of the file that has them, for errors
 
   TensorView embedding;         // [vocab, C]
   float embedding_scale = 1;    // of each row

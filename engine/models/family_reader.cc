@@ -73,6 +73,7 @@ absl::Status ReadSpecialTokens(const Checkpoint& checkpoint,
         const std::vector<int64_t> ids,
         source->IntList("eos_token_id", 0, model.vocab_size - 1));
     model.eos_token_ids.assign(ids.begin(), ids.end());
+    model.eos_file = source->file();
   }
   return absl::OkStatus();
 }

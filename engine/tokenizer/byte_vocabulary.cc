@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/quote.h"
@@ -67,13 +68,32 @@ absl::Status ByteVocabulary::AddMerge(absl::string_view left,
   return absl::OkStatus();
 }
 
-bool ByteVocabulary::HasAllBytes() const {
+std::optional<int> ByteVocabulary::MissingByte() const {
   for (int byte = 0; byte < 256; ++byte) {
     if (!vocabulary_.contains(std::string(1, static_cast<char>(byte)))) {
-      return false;
+      return byte;
     }
   }
-  return true;
+  return std::nullopt;
+}
+
+ByteVocabulary::Merged ByteVocabulary::CountMerged() const {
+  std::vector<bool> made(tokens_.size());
+  for (const auto& merge : merges_) {
+    made[static_cast<size_t>(merge.second.id)] = true;
+  }
+  Merged merged;
+  for (const auto& [bytes, id] : vocabulary_) {
+    if (bytes.size() < 2) continue;
+    if (absl::StartsWith(bytes, "<") && absl::EndsWith(bytes, ">")) continue;
+    ++merged.wanted;
+    if (made[static_cast<size_t>(id)]) {
+      ++merged.made;
+    } else if (id < merged.first_missing.value_or(id + 1)) {
+      merged.first_missing = id;
+    }
+  }
+  return merged;
 }
 
 }  // namespace recurve

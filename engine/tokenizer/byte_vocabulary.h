@@ -35,14 +35,28 @@ class ByteVocabulary {
   // Special tokens have no text. REQUIRES: an id that was added.
   void ClearText(int32_t id) { tokens_[static_cast<size_t>(id)].clear(); }
 
-  // Whether every byte is a token.
-  bool HasAllBytes() const;
+  // The first byte that is no token.
+  std::optional<int> MissingByte() const;
+
+  // Which of the tokens of several bytes some merge makes. Those written as
+  // special tokens are, <…>, are not counted: no merge makes them.
+  struct Merged {
+    int64_t wanted = 0;
+    int64_t made = 0;
+    std::optional<int32_t> first_missing;  // the lowest id
+  };
+  Merged CountMerged() const;
+
   bool Has(int64_t id) const {
     return id >= 0 && id < static_cast<int64_t>(taken_.size()) && taken_[id];
   }
   // One more than the largest id.
   int64_t num_ids() const { return static_cast<int64_t>(tokens_.size()); }
   std::optional<int32_t> Find(absl::string_view token) const;
+  // REQUIRES: an id that was added.
+  const std::string& BytesOf(int32_t id) const {
+    return tokens_[static_cast<size_t>(id)];
+  }
 
   std::vector<std::string> TakeTokens() { return std::move(tokens_); }
   Bpe::Vocabulary TakeVocabulary() { return std::move(vocabulary_); }

@@ -39,14 +39,14 @@ absl::Status CheckSpecial(absl::string_view name, std::optional<int32_t> id,
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> BytesTokenizer::Make(
     int32_t vocab_size, std::optional<int32_t> bos_id,
-    std::optional<int32_t> eos_id) {
+    std::optional<int32_t> eos_id, const Names& names) {
   if (vocab_size < kNumBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("vocab_size is ", vocab_size, "; expected at least ",
-                     kNumBytes, " with the bytes tokenizer"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        names.vocab_size, " is ", vocab_size, "; expected at least ", kNumBytes,
+        " with the bytes tokenizer"));
   }
-  RECURVE_RETURN_IF_ERROR(CheckSpecial("bos_token_id", bos_id, vocab_size));
-  RECURVE_RETURN_IF_ERROR(CheckSpecial("eos_token_id", eos_id, vocab_size));
+  RECURVE_RETURN_IF_ERROR(CheckSpecial(names.bos_id, bos_id, vocab_size));
+  RECURVE_RETURN_IF_ERROR(CheckSpecial(names.eos_id, eos_id, vocab_size));
   return absl::WrapUnique<Tokenizer>(new BytesTokenizer(vocab_size, bos_id));
 }
 

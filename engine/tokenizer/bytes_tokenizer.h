@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/tokenizer/tokenizer.h"
@@ -15,11 +16,23 @@ class BytesTokenizer : public Tokenizer {
  public:
   static constexpr char kName[] = "bytes";
 
+  // What errors call the arguments of Make().
+  struct Names {
+    std::string vocab_size = "vocab_size";
+    std::string bos_id = "bos_token_id";
+    std::string eos_id = "eos_token_id";
+  };
+
   // InvalidArgument for a vocabulary of fewer than 256 tokens, and for a
   // special token that is a byte or outside the vocabulary.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Make(
       int32_t vocab_size, std::optional<int32_t> bos_id,
-      std::optional<int32_t> eos_id);
+      std::optional<int32_t> eos_id, const Names& names);
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Make(
+      int32_t vocab_size, std::optional<int32_t> bos_id,
+      std::optional<int32_t> eos_id) {
+    return Make(vocab_size, bos_id, eos_id, Names());
+  }
 
   absl::string_view name() const override { return kName; }
   using Tokenizer::Encode;

@@ -41,12 +41,12 @@ absl::Status ReadVocabulary(const NamedText& file, ByteVocabulary* vocabulary) {
   }
   for (const auto& item : root.items()) {
     const std::string place = absl::StrCat(file.file, ": ", Quote(item.key()));
-    if (!item.value().is_number_integer()) {
+    int64_t id = 0;
+    if (!ReadInt(item.value(), &id)) {
       return At(place, absl::StrCat("is ", DescribeJson(item.value()),
                                     "; expected a token id"));
     }
-    const absl::Status added =
-        vocabulary->AddToken(item.key(), item.value().get<int64_t>());
+    const absl::Status added = vocabulary->AddToken(item.key(), id);
     if (!added.ok()) return At(place, added.message());
   }
   return absl::OkStatus();
@@ -71,7 +71,38 @@ absl::Status ReadMerges(const NamedText& file, ByteVocabulary* vocabulary) {
   return absl::OkStatus();
 }
 
-absl::Status ReadRanks(const NamedText& file, ByteVocabulary* vocabulary) {
+// A file that ends early, as half a download does, makes other tokens of most
+// words.
+absl::Status CheckMergesMakeAll(const NamedText& vocab, const NamedText& merges,
+                                const ByteVocabulary& vocabulary) {
+  const ByteVocabulary::Merged merged = vocabulary.CountMerged();
+  if (!merged.first_missing.has_value()) return absl::OkStatus();
+  const int32_t id = *merged.first_missing;
+  return At(
+      absl::StrCat(merges.file, ":"),
+      absl::StrCat("the merges make ", merged.made, " of the ", merged.wanted,
+                   " tokens of several bytes in ", vocab.file,
+                   "; expected all of them: ", Quote(vocabulary.BytesOf(id)),
+                   ", with the id ", id, ", is the first that is missing"));
+}
+
+// The same for ranks: every one of them counts, and <|endoftext|> is behind.
+absl::Status CheckRanksAreAll(const NamedText& file, int64_t num_ranks,
+                              int64_t expected,
+                              const ByteVocabulary& vocabulary) {
+  const std::string place = absl::StrCat(file.file, ":");
+  if (num_ranks != expected) {
+    return At(place, absl::StrCat("holds ", num_ranks, " ranks; expected ",
+                                  expected, ", as GPT-2 has"));
+  }
+  const std::optional<int> missing = vocabulary.MissingByte();
+  if (!missing.has_value()) return absl::OkStatus();
+  return At(place, absl::StrCat("holds no rank of the byte ", *missing,
+                                "; expected one of each of the 256 bytes"));
+}
+
+absl::Status ReadRanks(const NamedText& file, int64_t num_ranks,
+                       ByteVocabulary* vocabulary) {
   size_t number = 0;
   int64_t expected = 0;
   for (absl::string_view line : absl::StrSplit(file.text, '\n')) {
@@ -101,6 +132,8 @@ absl::Status ReadRanks(const NamedText& file, ByteVocabulary* vocabulary) {
                     absl::StrCat("has a rank that ", added.message()));
     }
   }
+  RECURVE_RETURN_IF_ERROR(
+      CheckRanksAreAll(file, expected, num_ranks, *vocabulary));
   const absl::Status added = vocabulary->AddUnreachable("", expected);
   if (added.ok()) return absl::OkStatus();
   return At(absl::StrCat(file.file, ": the id of ", kEndOfText),
@@ -149,14 +182,15 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ReadGpt2Files(
   ByteVocabulary vocabulary(vocab_size);
   RECURVE_RETURN_IF_ERROR(ReadVocabulary(vocab, &vocabulary));
   RECURVE_RETURN_IF_ERROR(ReadMerges(merges, &vocabulary));
+  RECURVE_RETURN_IF_ERROR(CheckMergesMakeAll(vocab, merges, vocabulary));
   const std::optional<int32_t> end_of_text = vocabulary.Find(kEndOfText);
   return Make(kGpt2Kind, vocab_size, &vocabulary, /*merges=*/true, end_of_text);
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTiktokenRanks(
-    const NamedText& ranks, int32_t vocab_size) {
+    const NamedText& ranks, int32_t vocab_size, int64_t num_ranks) {
   ByteVocabulary vocabulary(vocab_size);
-  RECURVE_RETURN_IF_ERROR(ReadRanks(ranks, &vocabulary));
+  RECURVE_RETURN_IF_ERROR(ReadRanks(ranks, num_ranks, &vocabulary));
   const auto end_of_text = static_cast<int32_t>(vocabulary.num_ids() - 1);
   return Make(kTiktokenKind, vocab_size, &vocabulary, /*merges=*/false,
               end_of_text);

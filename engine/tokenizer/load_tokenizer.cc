@@ -11,7 +11,6 @@
 #include "engine/checkpoint/mapped_file.h"
 #include "engine/checkpoint/quote.h"
 #include "engine/tokenizer/bytes_tokenizer.h"
-#include "engine/tokenizer/gpt2_files.h"
 #include "engine/tokenizer/sentencepiece_tokenizer.h"
 #include "engine/tokenizer/tokenizer_json.h"
 
@@ -20,14 +19,9 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{256} << 20;
 
-struct Model {
-  int32_t vocab_size;
-  std::optional<int32_t> bos;
-};
-
 // `files` in the order of the row that named them.
 using ReadFunction = absl::StatusOr<std::unique_ptr<Tokenizer>> (*)(
-    const std::vector<NamedText>& files, const Model& model);
+    const std::vector<NamedText>& files, const TokenizerChoice& choice);
 
 // A kind, and the files that it is read from. In the order of preference.
 struct Row {
@@ -40,30 +34,32 @@ const std::vector<Row>& Rows() {
   static const auto* const rows = new std::vector<Row>{
       {kHuggingFaceKind,
        {"tokenizer.json"},
-       [](const auto& files, const Model& model) {
+       [](const auto& files, const TokenizerChoice& choice) {
          return ReadTokenizerJson(files[0].file, files[0].text,
-                                  model.vocab_size);
+                                  choice.vocab_size);
        }},
       {kSentencePieceKind,
        {"tokenizer.model"},
-       [](const auto& files, const Model& model) {
+       [](const auto& files, const TokenizerChoice& choice) {
          return ReadSentencePiece(files[0].file, files[0].text,
-                                  model.vocab_size, model.bos);
+                                  choice.vocab_size, choice.bos);
        }},
       {kGpt2Kind,
        {"vocab.json", "merges.txt"},
-       [](const auto& files, const Model& model) {
-         return ReadGpt2Files(files[0], files[1], model.vocab_size);
+       [](const auto& files, const TokenizerChoice& choice) {
+         return ReadGpt2Files(files[0], files[1], choice.vocab_size);
        }},
       {kTiktokenKind,
        {"gpt2.tiktoken"},
-       [](const auto& files, const Model& model) {
-         return ReadTiktokenRanks(files[0], model.vocab_size);
+       [](const auto& files, const TokenizerChoice& choice) {
+         return ReadTiktokenRanks(files[0], choice.vocab_size,
+                                  choice.num_ranks);
        }},
       {kTiktokenKind,
        {"r50k_base.tiktoken"},
-       [](const auto& files, const Model& model) {
-         return ReadTiktokenRanks(files[0], model.vocab_size);
+       [](const auto& files, const TokenizerChoice& choice) {
+         return ReadTiktokenRanks(files[0], choice.vocab_size,
+                                  choice.num_ranks);
        }},
   };
   return *rows;
@@ -71,7 +67,7 @@ const std::vector<Row>& Rows() {
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Read(const std::string& dir,
                                                 const Row& row,
-                                                const Model& model) {
+                                                const TokenizerChoice& choice) {
   std::vector<MappedFile> files;
   std::vector<NamedText> texts;
   for (const std::string& name : row.files) {
@@ -86,7 +82,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Read(const std::string& dir,
     texts.push_back({path, file.bytes()});
     files.push_back(std::move(file));
   }
-  return row.read(texts, model);
+  return row.read(texts, choice);
 }
 
 absl::StatusOr<bool> HasFiles(const std::string& dir, const Row& row) {
@@ -112,39 +108,67 @@ absl::Status CheckNoOtherRanks(const std::string& dir) {
   return absl::OkStatus();
 }
 
-absl::Status UnknownKind(absl::string_view kind) {
+// Half of GPT-2's pair, or the pair under the names that OpenAI gave it, is a
+// tokenizer that somebody put there.
+absl::Status CheckNoHalfPair(const std::string& dir) {
+  static constexpr std::pair<const char*, const char*> kFiles[] = {
+      {"vocab.json", "merges.txt beside it"},
+      {"merges.txt", "vocab.json beside it"},
+      {"encoder.json", "the name vocab.json, and merges.txt beside it"},
+      {"vocab.bpe", "the name merges.txt, and vocab.json beside it"}};
+  for (const auto& [name, expected] : kFiles) {
+    RECURVE_ASSIGN_OR_RETURN(const bool exists,
+                             FileExists(absl::StrCat(dir, "/", name)));
+    if (!exists) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        dir, " has ", name, " and no whole tokenizer; expected ", expected));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UnknownKind(const TokenizerChoice& choice) {
   std::string supported(BytesTokenizer::kName);
   for (const Row& row : Rows()) {
     if (!absl::EndsWith(supported, row.kind)) {
       absl::StrAppend(&supported, ", ", row.kind);
     }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("tokenizer is ", Quote(kind), "; supported: ", supported));
+  return absl::InvalidArgumentError(absl::StrCat(choice.kind_name, " is ",
+                                                 Quote(choice.kind),
+                                                 "; supported: ", supported));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeBytes(
+    const std::string& dir, const TokenizerChoice& choice) {
+  const std::string config = absl::StrCat(dir, "/config.json");
+  return BytesTokenizer::Make(
+      choice.vocab_size, choice.bos, choice.eos,
+      {absl::StrCat(config, ": vocab_size"),
+       absl::StrCat(config, ": bos_token_id"),
+       absl::StrCat(choice.eos_file.empty() ? config : choice.eos_file,
+                    ": eos_token_id")});
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
-    const std::string& dir, absl::string_view kind, int32_t vocab_size,
-    std::optional<int32_t> bos, std::optional<int32_t> eos) {
-  if (kind == BytesTokenizer::kName) {
-    return BytesTokenizer::Make(vocab_size, bos, eos);
-  }
-  const Model model{vocab_size, bos};
+    const std::string& dir, const TokenizerChoice& choice) {
+  const std::string& kind = choice.kind;
+  if (kind == BytesTokenizer::kName) return MakeBytes(dir, choice);
   const Row* missing = nullptr;
   for (const Row& row : Rows()) {
     if (!kind.empty() && kind != row.kind) continue;
     RECURVE_ASSIGN_OR_RETURN(const bool found, HasFiles(dir, row));
-    if (found) return Read(dir, row, model);
+    if (found) return Read(dir, row, choice);
     if (missing == nullptr) missing = &row;
   }
   if (kind.empty()) {
     RECURVE_RETURN_IF_ERROR(CheckNoOtherRanks(dir));
+    RECURVE_RETURN_IF_ERROR(CheckNoHalfPair(dir));
     return nullptr;
   }
-  if (missing == nullptr) return UnknownKind(kind);
-  return Read(dir, *missing, model);  // says which file is not there
+  if (missing == nullptr) return UnknownKind(choice);
+  return Read(dir, *missing, choice);  // says which file is not there
 }
 
 }  // namespace recurve

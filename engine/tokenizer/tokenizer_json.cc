@@ -38,12 +38,12 @@ absl::Status ReadVocabulary(const JsonObject& model, const json& vocab,
   }
   for (const auto& item : vocab.items()) {
     const std::string key = absl::StrCat("vocab[", Quote(item.key()), "]");
-    if (!item.value().is_number_integer()) {
+    int64_t id = 0;
+    if (!ReadInt(item.value(), &id)) {
       return model.Invalid(key, absl::StrCat("is ", DescribeJson(item.value()),
                                              "; expected a token id"));
     }
-    const absl::Status added =
-        vocabulary->AddToken(item.key(), item.value().get<int64_t>());
+    const absl::Status added = vocabulary->AddToken(item.key(), id);
     if (!added.ok()) return model.Invalid(key, added.message());
   }
   return absl::OkStatus();
@@ -113,7 +113,7 @@ absl::StatusOr<Bpe::Options> ReadModelOptions(
   }
   RECURVE_ASSIGN_OR_RETURN(const bool byte_fallback,
                            model.BoolOr("byte_fallback", false));
-  if (byte_fallback && !vocabulary.HasAllBytes()) {
+  if (byte_fallback && vocabulary.MissingByte().has_value()) {
     return model.Invalid("byte_fallback",
                          "is true; supported with a vocabulary that has a "
                          "token for each of the 256 bytes");

@@ -1,5 +1,6 @@
 #include "engine/tokenizer/load_tokenizer.h"
 
+#include <filesystem>
 #include <random>
 #include <string>
 #include <tuple>
@@ -19,7 +20,14 @@ class LoadTokenizerTest : public testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
       absl::string_view kind = "", int32_t vocab_size = kGoldenVocabSize) {
-    return LoadTokenizer(folder_.path(), kind, vocab_size, 256, 257);
+    TokenizerChoice choice;
+    choice.kind = std::string(kind);
+    choice.vocab_size = vocab_size;
+    choice.bos = 256;
+    choice.eos = eos_;
+    choice.eos_file = eos_file_;
+    choice.num_ranks = num_ranks_;
+    return LoadTokenizer(folder_.path(), choice);
   }
   void Copy(const std::string& golden, const std::string& name) {
     folder_.Write(name, ReadGolden(golden));
@@ -31,6 +39,9 @@ class LoadTokenizerTest : public testing::Test {
   }
 
   TempFolder folder_;
+  int32_t eos_ = 257;
+  std::string eos_file_;
+  int64_t num_ranks_ = kGoldenNumRanks;
 };
 
 TEST_F(LoadTokenizerTest, TakesTheFirstThatIsThere) {
@@ -86,8 +97,10 @@ TEST_F(LoadTokenizerTest, PaddingOfTheVocabularyHasNoText) {
     const TempFolder folder;
     folder.Write(name, ReadGolden(golden));
     const auto load = [&](int32_t vocab_size) {
-      return LoadTokenizer(folder.path(), "", vocab_size, std::nullopt,
-                           std::nullopt);
+      TokenizerChoice choice;
+      choice.vocab_size = vocab_size;
+      choice.num_ranks = kGoldenNumRanks;
+      return LoadTokenizer(folder.path(), choice);
     };
     const auto padded = load(size + 10);
     ASSERT_TRUE(padded.ok()) << padded.status();
@@ -116,6 +129,72 @@ TEST_F(LoadTokenizerTest, OtherRankFilesAreRefused) {
                 "supported: gpt2.tiktoken, r50k_base.tiktoken");
 }
 
+TEST_F(LoadTokenizerTest, HalfOfAPairIsRefused) {
+  for (const auto& [name, expected] :
+       {std::pair("vocab.json", "merges.txt beside it"),
+        std::pair("merges.txt", "vocab.json beside it"),
+        std::pair("encoder.json", "the name vocab.json"),
+        std::pair("vocab.bpe", "the name merges.txt")}) {
+    const std::string path = folder_.Write(name, "{}");
+    ExpectRefused("", folder_.path(), absl::StrCat("has ", name), expected);
+    std::filesystem::remove(path);
+  }
+  EXPECT_TRUE(Load().ok());
+}
+
+// Wherever a download stopped, at a line's end or within a line.
+TEST_F(LoadTokenizerTest, HalfADownloadIsRefused) {
+  const std::string ranks = ReadGolden("gpt2/gpt2.tiktoken");
+  const std::string merges = ReadGolden("gpt2/merges.txt");
+  for (size_t i = 1; i < 200; ++i) {
+    folder_.Write("gpt2.tiktoken", ranks.substr(0, i * ranks.size() / 200));
+    ExpectRefused("tiktoken", "gpt2.tiktoken: ");
+    const size_t end = ranks.find('\n', i * ranks.size() / 201);
+    folder_.Write("gpt2.tiktoken", ranks.substr(0, end));
+    ExpectRefused("tiktoken", "gpt2.tiktoken: holds ", "expected 1500");
+  }
+  folder_.Write("gpt2.tiktoken", "\n\r\n");
+  ExpectRefused("tiktoken", "gpt2.tiktoken: holds 0 ranks; expected 1500");
+  Copy("gpt2/vocab.json", "vocab.json");
+  for (size_t i = 1; i < 200; ++i) {
+    folder_.Write("merges.txt", merges.substr(0, i * merges.size() / 200));
+    ExpectRefused("gpt2", "merges.txt: ");
+    const size_t end = merges.find('\n', i * merges.size() / 201);
+    folder_.Write("merges.txt", merges.substr(0, end));
+    ExpectRefused("gpt2", "merges.txt: the merges make ",
+                  " of the 1244 tokens of several bytes", "vocab.json");
+  }
+}
+
+TEST_F(LoadTokenizerTest, PublishedRanksAre50256) {
+  num_ranks_ = TokenizerChoice().num_ranks;
+  Copy("gpt2/gpt2.tiktoken", "gpt2.tiktoken");
+  ExpectRefused("", "gpt2.tiktoken: holds 1500 ranks; expected 50256");
+}
+
+TEST_F(LoadTokenizerTest, RanksAndMergesMustBeOfAllTokens) {
+  num_ranks_ = 2;
+  folder_.Write("gpt2.tiktoken", "AA== 0\nAg== 1\n");
+  ExpectRefused("", "gpt2.tiktoken: holds no rank of the byte 1; expected one");
+  folder_.Write("vocab.json", R"({"a":0, "b":1, "abb":3, "ab":2, "<s>":4})");
+  folder_.Write("merges.txt", "#version: 0.2\na b\n");
+  ExpectRefused("", "merges.txt: the merges make 1 of the 2 tokens",
+                "'abb', with the id 3, is the first");
+  folder_.Write("merges.txt", "#version: 0.2\na b\nab b\n");
+  EXPECT_TRUE(Load().ok()) << Load().status();
+}
+
+TEST_F(LoadTokenizerTest, ErrorsOfTheBytesTokenizerNameTheFile) {
+  eos_ = 3;
+  ExpectRefused("bytes", folder_.path(), "/config.json: eos_token_id is 3");
+  eos_file_ = "m/generation_config.json";
+  ExpectRefused("bytes", "m/generation_config.json: eos_token_id is 3");
+  EXPECT_THAT(
+      Load("bytes", 200).status(),
+      FailsWith(absl::StatusCode::kInvalidArgument, folder_.path(),
+                "/config.json: vocab_size is 200; expected at least 256"));
+}
+
 TEST_F(LoadTokenizerTest, BrokenRanks) {
   const auto expect = [&](const std::string& text, const char* problem) {
     folder_.Write("gpt2.tiktoken", text);
@@ -138,6 +217,8 @@ TEST_F(LoadTokenizerTest, BrokenVocabularyAndMerges) {
   expect("[]", "x", "vocab.json: the top level is a list of 0");
   expect(R"({"a": "b"})", "x", "vocab.json: 'a' is 'b'; expected a token id");
   expect(R"({"a": 1600})", "x", "vocab.json: 'a' is 1600; expected 0 to 1599");
+  expect(R"({"a": 18446744073709551615})", "x",
+         "vocab.json: 'a' is 18446744073709551615; expected a token id");
   expect(R"({"a": 0})", "#version: 0.2\nab\n", "merges.txt: line 2 is 'ab'");
   expect(R"({"a": 0, "b": 1})", "a b\n",
          "merges.txt: line 1 joins 'a' and 'b'");

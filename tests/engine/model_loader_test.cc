@@ -76,15 +76,31 @@ TEST_F(ModelLoaderTest, AModelWithoutATokenizer) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->tokenizer, nullptr);
   // One that only its file tells.
-  const std::string ranks = options_.path + "/gpt2.tiktoken";
-  std::ofstream(ranks) << "YQ== 0\nYg== 1\n";
+  std::ofstream(options_.path + "/vocab.json") << R"({"a":0,"b":1,"ab":2})";
+  std::ofstream(options_.path + "/merges.txt") << "a b\n";
   const auto with_file = Load();
   ASSERT_TRUE(with_file.ok()) << with_file.status();
   ASSERT_NE(with_file->tokenizer, nullptr);
-  EXPECT_EQ(with_file->runner->info().tokenizer, "tiktoken");
+  EXPECT_EQ(with_file->runner->info().tokenizer, "gpt2");
   tiny_.config["tokenizer"] = "sentences";
   tiny_.Write(options_.path);
-  EXPECT_THAT(Status(), FailsWith(kInvalid, "sentences", "bytes"));
+  EXPECT_THAT(Status(), FailsWith(kInvalid, options_.path,
+                                  "/config.json: tokenizer is 'sentences'; "
+                                  "supported: bytes, "));
+  // The flag wins, and an error names what was said.
+  options_.tokenizer = "words";
+  EXPECT_THAT(Status(), FailsWith(kInvalid, "--tokenizer is 'words'; "));
+}
+
+TEST_F(ModelLoaderTest, NamesTheFileOfATokenThatIsAByte) {
+  tiny_.config["eos_token_id"] = 10;
+  tiny_.Write(options_.path);
+  EXPECT_THAT(Status(), FailsWith(kInvalid, options_.path,
+                                  "/config.json: eos_token_id is 10"));
+  folder_.Write("model/generation_config.json", R"({"eos_token_id": [11]})");
+  EXPECT_THAT(Status(),
+              FailsWith(kInvalid, options_.path,
+                        "/generation_config.json: eos_token_id is 11"));
 }
 
 TEST_F(ModelLoaderTest, WeightTypes) {

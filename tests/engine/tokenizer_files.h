@@ -17,6 +17,8 @@ namespace recurve {
 
 // A vocabulary large enough for every tokenizer of tests/golden/tokenizer.
 constexpr int32_t kGoldenVocabSize = 1600;
+// Of gpt2/gpt2.tiktoken there.
+constexpr int64_t kGoldenNumRanks = 1500;
 
 inline std::string GoldenPath(absl::string_view name) {
   return absl::StrCat(RECURVE_SOURCE_DIR, "/tests/golden/tokenizer/", name);
@@ -40,8 +42,11 @@ inline std::vector<int32_t> ReadGoldenIds(absl::string_view name) {
 // The tokenizer of a folder of tests/golden/tokenizer.
 inline std::unique_ptr<Tokenizer> LoadGolden(absl::string_view folder,
                                              absl::string_view kind = "") {
-  auto loaded = LoadTokenizer(GoldenPath(folder), kind, kGoldenVocabSize,
-                              std::nullopt, std::nullopt);
+  TokenizerChoice choice;
+  choice.kind = std::string(kind);
+  choice.vocab_size = kGoldenVocabSize;
+  choice.num_ranks = kGoldenNumRanks;
+  auto loaded = LoadTokenizer(GoldenPath(folder), choice);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   return loaded.ok() ? std::move(*loaded) : nullptr;
 }
