@@ -41,15 +41,13 @@ class WholePromptTest : public OnTestDevice<> {
   }
   std::string path() const { return folder_.path() + "/model"; }
 
-  static json Linear(bool causal, const char* position = "lrpe_rotate") {
-    return {{"mixer", "linear"},
-            {"num_heads", 2},
-            {"head_dim", 32},
-            {"value_dim", 24},
-            {"q_activation", "silu"},
-            {"k_activation", "silu"},
-            {"output_gate", "sigmoid"},
-            {"position", {{"type", position}, {"base", 100.0}}},
+  static json Linear(bool causal, const std::string& type = "lrpe_rotate") {
+    json position = {{"type", type}};
+    if (type != "none") position["base"] = 100.0;
+    return {{"mixer", "linear"},        {"num_heads", 2},
+            {"head_dim", 32},           {"value_dim", 24},
+            {"q_activation", "silu"},   {"k_activation", "silu"},
+            {"output_gate", "sigmoid"}, {"position", position},
             {"causal", causal}};
   }
   // All kinds: those that the GPU has a kernel for, and one it has not.
