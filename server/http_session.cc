@@ -316,9 +316,10 @@ void HttpSession::OnRead(size_t bytes) {
       return Parse();
     case State::kAnswering:
       return Read();
-    case State::kLingering:
+    case State::kLingering:  // begun before the answer's end was written
       lingered_ += static_cast<int64_t>(bytes);
-      return lingered_ > kMaxLingerBytes ? Close() : Read();
+      if (!transport_.secure()) Discard();
+      return;
     case State::kClosed:
       return;
   }
@@ -524,10 +525,37 @@ void HttpSession::OnAllWritten() {
 
 void HttpSession::Linger() {
   state_ = State::kLingering;
+  SetDeadline(kLingerTime);
+  if (!transport_.secure()) return CloseSending();
+  // If TLS did not say so, an answer without a length would look as if it had
+  // been cut off. The client answers in kind; if it sends anything else, that
+  // is an error here, and read as without TLS.
+  transport_.Shutdown([self = shared_from_this()](error_code error) {
+    if (!error) return self->Close();
+    self->CloseSending();
+  });
+}
+
+void HttpSession::CloseSending() {
+  if (state_ == State::kClosed) return;
   error_code ignored;
   transport_.socket().shutdown(tcp::socket::shutdown_send, ignored);
-  SetDeadline(kLingerTime);
-  Read();
+  Discard();
+}
+
+void HttpSession::Discard() {
+  if (state_ == State::kClosed || reading_) return;
+  if (ended_ || lingered_ > kMaxLingerBytes) return Close();
+  reading_ = true;
+  // As it came, also with TLS: it is of no interest, and TLS is over.
+  transport_.socket().async_read_some(
+      asio::buffer(read_),
+      [self = shared_from_this()](error_code error, size_t bytes) {
+        self->reading_ = false;
+        if (error) return self->Close();
+        self->lingered_ += static_cast<int64_t>(bytes);
+        self->Discard();
+      });
 }
 
 void HttpSession::Close() {

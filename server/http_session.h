@@ -116,7 +116,11 @@ class HttpSession : public HttpReply,
 
   void WriteMore();
   void OnAllWritten();
+  // The answer that ends the connection is written: says so to the client, and
+  // waits a while for it to leave.
   void Linger();
+  void CloseSending();
+  void Discard();
 
   void Close();   // the client is gone
   void CutOff();  // it is there, and reads nothing

@@ -3,11 +3,17 @@
 
 #include "server/http_server.h"
 
+#include <openssl/ssl.h>
+
+#include <cstdlib>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/server_fixture.h"
+#include "tests/testing/certificates.h"
 #include "tests/testing/http_client.h"
 
 namespace recurve {
@@ -16,7 +22,7 @@ namespace {
 using testing::HasSubstr;
 
 // Answers with what it was sent; "/stream" with a line for each OnWritten,
-// without end; "/wait" not at all.
+// without end; "/short" with a stream of one line; "/wait" not at all.
 class EchoHandler : public HttpHandler {
  public:
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override {
@@ -25,6 +31,11 @@ class EchoHandler : public HttpHandler {
   }
   void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override {
     HttpResponse response;
+    if (request.path == "/short") {
+      response.body = "a line\n";
+      reply->Begin(std::move(response));
+      return reply->Finish();
+    }
     if (request.path != "/stream" && request.path != "/wait") {
       response.body = request.method + " " + request.path + " " + request.body;
       return reply->Send(std::move(response));
@@ -63,6 +74,33 @@ class EchoHandler : public HttpHandler {
     const std::shared_ptr<HttpReply> reply;
     std::atomic<int>* const streams;
   };
+};
+
+// A server's certificate, and a client that takes any.
+class Tls {
+ public:
+  Tls() : client_(SSL_CTX_new(TLS_client_method())) {
+    std::string name = testing::TempDir() + "recurve_http_tls_XXXXXX";
+    folder_ = mkdtemp(name.data());
+    const PemPair pair = TestAuthority().Sign("server");
+    TransportOptions options;
+    options.tls_cert = folder_ + "/server.pem";
+    options.tls_key = folder_ + "/server.key";
+    std::ofstream(options.tls_cert) << pair.certificate;
+    std::ofstream(options.tls_key) << pair.key;
+    server_ = TlsFiles::Load(options).value();
+  }
+  ~Tls() {
+    SSL_CTX_free(client_);
+    std::filesystem::remove_all(folder_);
+  }
+  const TlsFiles* server() const { return server_.get(); }
+  SSL_CTX* client() const { return client_; }
+
+ private:
+  SSL_CTX* const client_;
+  std::string folder_;
+  std::unique_ptr<TlsFiles> server_;
 };
 
 HttpServerOptions Options() {
@@ -249,15 +287,41 @@ TEST(HttpServerTest, AReaderThatStopsIsCutOffAndOneThatLeavesIsNoticed) {
 }
 
 TEST(HttpServerTest, ARefusalIsReadAlthoughTheBodyIsStillComing) {
+  const Tls tls;
+  for (const bool secure : {false, true}) {
+    EchoHandler handler;
+    HttpServerOptions options = Options();
+    if (secure) options.tls = tls.server();
+    const auto server = *HttpServer::Start(options, &handler);
+    HttpConnection connection(server->port(), secure ? tls.client() : nullptr);
+    connection.Send(
+        "POST /refused HTTP/1.1\r\nHost: x\r\nContent-Length: "
+        "2000000\r\n\r\n");
+    connection.Send(std::string(2'000'000, 'x'));
+    const HttpResult result = connection.Read();
+    EXPECT_EQ(result.status, 403) << secure;
+    EXPECT_EQ(result.headers.at("connection"), "close");
+  }
+}
+
+// The end of a connection is all that tells where such an answer ends.
+TEST(HttpServerTest, AnEndOverTlsIsToldFromOneThatIsCutOff) {
+  const Tls tls;
   EchoHandler handler;
-  const auto server = *HttpServer::Start(Options(), &handler);
-  HttpConnection connection(server->port());
-  connection.Send(
-      "POST /refused HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n");
-  connection.Send(std::string(2'000'000, 'x'));
-  const HttpResult result = connection.Read();
-  EXPECT_EQ(result.status, 403);
-  EXPECT_EQ(result.headers.at("connection"), "close");
+  HttpServerOptions options = Options();
+  options.tls = tls.server();
+  const auto server = *HttpServer::Start(options, &handler);
+  HttpConnection whole(server->port(), tls.client());
+  whole.Send("GET /short HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(whole.Read().body, "a line\n");
+  EXPECT_TRUE(whole.SawTlsEnd());
+  HttpConnection cut(server->port(), tls.client());
+  cut.Send("GET /stream HTTP/1.0\r\n\r\n");
+  EXPECT_THAT(cut.ReadSome(), HasSubstr("200 OK"));
+  server->Stop();
+  while (!cut.ReadSome().empty()) {
+  }
+  EXPECT_FALSE(cut.SawTlsEnd());
 }
 
 // Beast bounds neither a chunk's line nor the trailers.

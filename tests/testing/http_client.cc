@@ -77,6 +77,10 @@ std::string HttpConnection::ReadSome(size_t at_most) {
   return n > 0 ? std::string(buffer, static_cast<size_t>(n)) : "";
 }
 
+bool HttpConnection::SawTlsEnd() const {
+  return (SSL_get_shutdown(ssl_) & SSL_RECEIVED_SHUTDOWN) != 0;
+}
+
 void HttpConnection::HalfClose() { shutdown(fd_, SHUT_WR); }
 
 void HttpConnection::Reset() {

@@ -35,6 +35,8 @@ class HttpConnection {
   HttpResult Read();
   // Reads what is there, or waits for some; empty at the end.
   std::string ReadSome(size_t at_most = 16384);
+  // Whether the other side has said over TLS that nothing more comes.
+  bool SawTlsEnd() const;
   void HalfClose();  // no more will be sent
   void Reset();      // breaks off without a word
   void SetReceiveBuffer(int bytes);
