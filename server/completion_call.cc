@@ -435,6 +435,7 @@ std::string CompletionCall::LastEvents() {
 }
 
 HttpResponse CompletionCall::WholeAnswer() {
+  MutexLock lock(&mu_);
   nlohmann::json json = CompletionJson(id_, created_, model_name_);
   json["choices"] = nlohmann::json::array();
   for (const auto& choice : choices_) {
@@ -458,7 +459,7 @@ HttpResponse CompletionCall::ErrorAnswer(const ApiError& error) const {
 
 // Sends what has gathered, unless something is on its way.
 void CompletionCall::Pump() {
-  enum { kNothing, kBegin, kWrite, kSend } action = kNothing;
+  enum { kNothing, kBegin, kWrite, kSend, kSendWhole } action = kNothing;
   bool finish = false;
   HttpResponse response;
   std::string piece;
@@ -472,8 +473,8 @@ void CompletionCall::Pump() {
     const bool ended = failed || AllEnded();
     if (!request_.stream || (failed && !streaming_)) {
       if (!ended) return;
-      action = kSend;
-      response = failed ? ErrorAnswer(*error) : WholeAnswer();
+      action = failed ? kSend : kSendWhole;
+      if (failed) response = ErrorAnswer(*error);
     } else {
       piece = EventsOfAll();
       resume = TakeStalled();
@@ -505,6 +506,13 @@ void CompletionCall::Pump() {
   switch (action) {
     case kSend:
       reply_->Send(std::move(response));
+      break;
+    case kSendWhole:
+      // Not here, on the engine's thread: to make a long answer would take as
+      // long as many steps, which all streams would wait. Nothing of the call
+      // changes any more.
+      reply_->SendMade(
+          [self = shared_from_this()] { return self->WholeAnswer(); });
       break;
     case kBegin:
       reply_->Begin(std::move(response));

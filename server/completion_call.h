@@ -64,7 +64,8 @@ class CompletionCall : public HttpListener,
   bool AllEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string EventsOfAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string LastEvents() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  HttpResponse WholeAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The answer that is not streamed, once all has ended.
+  HttpResponse WholeAnswer();
   nlohmann::json TotalUsage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Those that must be resumed after their output was taken.
   std::vector<uint64_t> TakeStalled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -50,9 +50,9 @@ class HttpListener {
   virtual void OnDone(const absl::Status& status) = 0;
 };
 
-// The way to answer one request: Send, or Begin, Write as often as wanted, and
-// Finish. After Send, Finish or Drop, and after the listener's OnDone, nothing
-// more has an effect. Thread-safe; nothing blocks.
+// The way to answer one request: Send, or SendMade, or Begin, Write as often as
+// wanted, and Finish. After Send, SendMade, Finish or Drop, and after the
+// listener's OnDone, nothing more has an effect. Thread-safe; nothing blocks.
 class HttpReply {
  public:
   virtual ~HttpReply() = default;
@@ -62,6 +62,9 @@ class HttpReply {
   virtual void Listen(std::shared_ptr<HttpListener> listener) = 0;
 
   virtual void Send(HttpResponse response) = 0;
+  // Send for an answer that takes long to make: `make` is called later, on a
+  // thread of the server, or never if the client is gone by then.
+  virtual void SendMade(std::function<HttpResponse()> make) = 0;
   // Status, headers and the first piece of a streamed answer.
   virtual void Begin(HttpResponse head) = 0;
   virtual void Write(std::string piece) = 0;

@@ -172,6 +172,13 @@ void HttpSession::Send(HttpResponse response) {
   });
 }
 
+void HttpSession::SendMade(std::function<HttpResponse()> make) {
+  Post([this, make = std::move(make)] {
+    if (state_ != State::kAnswering) return;
+    SendNow(make(), keep_alive_);
+  });
+}
+
 void HttpSession::Begin(HttpResponse head) {
   Post([this, head = std::move(head)] {
     if (state_ != State::kAnswering) return;

@@ -71,6 +71,7 @@ class HttpSession : public HttpReply,
 
   void Listen(std::shared_ptr<HttpListener> listener) override;
   void Send(HttpResponse response) override;
+  void SendMade(std::function<HttpResponse()> make) override;
   void Begin(HttpResponse head) override;
   void Write(std::string piece) override;
   void Finish() override;

@@ -22,7 +22,8 @@ namespace {
 using testing::HasSubstr;
 
 // Answers with what it was sent; "/stream" with a line for each OnWritten,
-// without end; "/short" with a stream of one line; "/wait" not at all.
+// without end; "/short" with a stream of one line; "/made" with SendMade;
+// "/wait" not at all.
 class EchoHandler : public HttpHandler {
  public:
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override {
@@ -31,6 +32,7 @@ class EchoHandler : public HttpHandler {
   }
   void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override {
     HttpResponse response;
+    if (request.path == "/made") return SendMade(*reply);
     if (request.path == "/short") {
       response.body = "a line\n";
       reply->Begin(std::move(response));
@@ -60,6 +62,17 @@ class EchoHandler : public HttpHandler {
   std::atomic<int> streams = 0;
 
  private:
+  static void SendMade(HttpReply& reply) {
+    const auto made = std::make_shared<bool>(false);
+    reply.SendMade([made] {
+      *made = true;
+      HttpResponse response;
+      response.body = "made";
+      return response;
+    });
+    EXPECT_FALSE(*made);  // whoever calls does not wait for it
+  }
+
   Mutex mu_;
   std::vector<std::string> answered_ ABSL_GUARDED_BY(mu_);
 
@@ -322,6 +335,13 @@ TEST(HttpServerTest, AnEndOverTlsIsToldFromOneThatIsCutOff) {
   while (!cut.ReadSome().empty()) {
   }
   EXPECT_FALSE(cut.SawTlsEnd());
+}
+
+TEST(HttpServerTest, AnAnswerIsMadeLater) {
+  EchoHandler handler;
+  const auto server = *HttpServer::Start(Options(), &handler);
+  EXPECT_EQ(Fetch(server->port(), HttpRequestText("GET", "/made")).body,
+            "made");
 }
 
 // Beast bounds neither a chunk's line nor the trailers.
