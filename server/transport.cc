@@ -17,6 +17,12 @@ constexpr int kMaxPingStrikes = 2;
 }  // namespace
 
 void LimitTransport(grpc::ServerBuilder* builder) {
+  // gRPC unpacks a message before it looks at the limit of its size: a megabyte
+  // may become a thousand, of anybody who can connect.
+  for (const grpc_compression_algorithm algorithm :
+       {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    builder->SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,

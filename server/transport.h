@@ -23,8 +23,8 @@ struct TransportOptions {
 // what it was sent, for so long is gone.
 inline constexpr std::chrono::milliseconds kKeepaliveTimeout{20'000};
 
-// Bounds what a peer may ask of a connection: metadata, pings; and finds out
-// about peers that are gone.
+// Bounds what a peer may ask of a connection: metadata, pings, no compressed
+// messages; and finds out about peers that are gone.
 void LimitTransport(grpc::ServerBuilder* builder);
 
 }  // namespace recurve

@@ -158,6 +158,25 @@ TEST(StatusTest, OversizedMessageIsRefused) {
   server.ExpectIdle();
 }
 
+// A megabyte of them may be a thousand of what a message says.
+TEST(StatusTest, CompressedMessagesAreRefused) {
+  TestServer server;
+  v1::GenerateRequest request = GreedyRequest({256}, 4);
+  request.set_prompt_text(std::string(8 << 20, 'x'));
+  const auto stub = v1::Inference::NewStub(server.Channel());
+  for (const auto algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    grpc::ClientContext context;
+    context.set_compression_algorithm(algorithm);
+    const auto stream = stub->Generate(&context, request);
+    v1::GenerateEvent event;
+    EXPECT_FALSE(stream->Read(&event));
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), testing::HasSubstr("is disabled"));
+  }
+  server.ExpectIdle();
+}
+
 // --- Decode ------------------------------------------------------------------
 
 // Sends commands, each after the one before is done; returns the final status.
