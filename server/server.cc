@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/quote.h"
+#include "engine/host_memory.h"
 #include "engine/tokenizer/utf8.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
@@ -35,6 +36,12 @@ constexpr std::chrono::seconds kApiKeysInterval{2};
 constexpr std::chrono::seconds kFailureGrace{2};
 // What calls without a sequence get to finish when the server stops.
 constexpr std::chrono::seconds kCallGrace{1};
+// Calls of one connection beyond those that the engine takes: such that are
+// refused, and those of Control and health.
+constexpr int64_t kMoreStreams = 64;
+// What messages that are being received may take, also where little memory is
+// left or the kernel does not tell.
+constexpr int64_t kMinGrpcBufferBytes = 256 << 20;
 // Requests are small; what is larger is refused before it is read.
 constexpr int kMaxReceiveBytes = 4 << 20;
 
@@ -80,6 +87,22 @@ absl::Status CheckModelName(const ServerOptions& options) {
   return absl::InvalidArgumentError(absl::StrCat(
       "--model is ", Quote(options.model.path),
       "; expected a folder whose name is UTF-8, or --served-model-name"));
+}
+
+TransportLimits LimitsOfTransport(const ServerOptions& options,
+                                  const Engine& engine) {
+  TransportLimits limits;
+  // A gateway may send all that the server takes over one connection, and hears
+  // when that is full.
+  limits.max_streams = engine.max_open() + kMoreStreams;
+  limits.buffer_bytes = options.max_grpc_buffer_bytes;
+  if (limits.buffer_bytes > 0) return limits;
+  // As much as can be: at the limit honest streams are reset, too, which is
+  // better than to lose all with the process and no better than that.
+  const std::optional<HostMemory> memory = AvailableHostMemory();
+  limits.buffer_bytes = std::max(kMinGrpcBufferBytes,
+                                 memory ? memory->available / 2 : int64_t{0});
+  return limits;
 }
 
 }  // namespace
@@ -260,7 +283,7 @@ absl::Status Server::StartGrpc() {
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       tls_ != nullptr ? tls_->GrpcCredentials()
                       : grpc::InsecureServerCredentials());
-  LimitTransport(&builder);
+  LimitTransport(LimitsOfTransport(options_, *engine_), &builder);
   builder.RegisterService(inference_.get());
   builder.RegisterService(control_.get());
   builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);

@@ -42,6 +42,9 @@ struct ServerOptions {
   int metrics_port = -1;  // plaintext; 0: any free one, -1: on http_port
   int64_t max_http_connections = 4096;
   int64_t max_grpc_connections = 4096;  // one more is closed
+  // Of messages that gRPC is receiving, of all connections; 0: half of the
+  // memory that is left when it starts.
+  int64_t max_grpc_buffer_bytes = 0;
   TransportOptions transport;
   bool admin = true;       // whether Control.Abort and Drain are served
   bool reflection = true;  // whether gRPC reflection is

@@ -1,5 +1,7 @@
 #include "server/transport.h"
 
+#include "grpcpp/resource_quota.h"
+
 namespace recurve {
 namespace {
 
@@ -16,7 +18,14 @@ constexpr int kMaxPingStrikes = 2;
 
 }  // namespace
 
-void LimitTransport(grpc::ServerBuilder* builder) {
+void LimitTransport(const TransportLimits& limits,
+                    grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                              static_cast<int>(limits.max_streams));
+  // What waits to be sent is not of it, and is bounded call by call.
+  grpc::ResourceQuota quota("recurve");
+  quota.Resize(static_cast<size_t>(limits.buffer_bytes));
+  builder->SetResourceQuota(quota);
   // gRPC unpacks a message before it looks at the limit of its size: a megabyte
   // may become a thousand, of anybody who can connect.
   for (const grpc_compression_algorithm algorithm :
