@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "server/completion_call.h"
+#include "server/encode_threads.h"
 #include "tests/e2e/http_fixture.h"
 #include "tests/testing/http_client.h"
 
@@ -564,6 +565,7 @@ struct KeptReply : public HttpReply {
   void Begin(HttpResponse) override { ADD_FAILURE(); }
   void Write(std::string) override { ADD_FAILURE(); }
   void Finish() override { ADD_FAILURE(); }
+  void Continue(std::function<void()>) override { ADD_FAILURE(); }
   void Drop() override { ADD_FAILURE(); }
   std::promise<std::function<HttpResponse()>> made;
 };
@@ -575,9 +577,12 @@ TEST(HttpTest, AWholeAnswerIsNotMadeOnTheEnginesThread) {
   CallEnvironment environment = {};
   const std::string name = "demo";
   TestServer server;
-  environment.engine = &server.server().engine();
-  environment.context = {nullptr, 100, 16};
+  Engine& engine = server.server().engine();
+  EncodeThreads encode_threads;
+  environment.engine = &engine;
+  environment.context = {nullptr, 100, 16, engine.limits().vocab_size};
   environment.metrics = &metrics;
+  environment.encode_threads = &encode_threads;
   environment.open_streams = &open;
   environment.accepted_streams = &accepted;
   const auto reply = std::make_shared<KeptReply>();
