@@ -14,7 +14,9 @@ namespace recurve {
 // the whole row of the batch goes by; outputs are summed over the key slices,
 // which the blocks of a cluster have.
 inline constexpr int kLinearPrefillSlice = 64;
-inline constexpr int kLinearPrefillMaxSlices = 8;  // a cluster's blocks
+// Blocks that a cluster may have. No state that the kernel takes needs more, as
+// a test of all of them sees.
+inline constexpr int kLinearPrefillMaxSlices = 8;
 inline constexpr int kLinearPrefillMinStages = 3;  // less does not run
 inline constexpr int kLinearPrefillMaxStages = 5;
 inline constexpr int kLinearPrefillTileBytes = 64 * 64 * 2;

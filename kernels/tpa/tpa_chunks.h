@@ -83,6 +83,8 @@ RECURVE_HOST_DEVICE constexpr int TpaPartialEnd(int chunk, int begin, int end,
   const int last = TpaSegmentEnd(segment, row_chunks);
   return first >= begin && last <= end ? last : chunk + 1;
 }
+// How many those are. Only tests ask: they hold a launch's schedule against it,
+// whose places for partials must be as many, in this order.
 RECURVE_HOST_DEVICE constexpr int TpaPartialCount(int begin, int end,
                                                   int row_chunks) {
   if (begin >= end) return 0;
