@@ -7,10 +7,8 @@ namespace {
 
 // Contexts grow: after so many steps with prompts, d is measured again.
 constexpr int64_t kMostSteps = 32;
-// d is a mean: steps vary. What takes more than so many times the mean is a
-// hiccup, and counts as that: it would let prompts have too much for long.
+// d is a mean: steps vary, and one that takes longer may be a hiccup.
 constexpr double kWeight = 0.1;
-constexpr double kMostOfMean = 2;
 // But of a step that takes less than so much of d more is believed: sequences
 // have left. Soon after a chunk, where what falls is slow to rise, not even
 // then.
@@ -70,8 +68,6 @@ void PromptPacer::OnSoonStep(double seconds) {
     alone_seconds_ = decode_seconds_;
     soon_seconds_ = 0;
   }
-  const double mean = learnt_steps_ == 0 ? alone_seconds_ : soon_seconds_;
-  seconds = std::min(seconds, kMostOfMean * mean);
   if (learnt_steps_ < kLearnSteps) {
     ++learnt_steps_;
     soon_seconds_ +=
@@ -101,8 +97,7 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
       } else {
         const bool quick = !soon && seconds < kQuick * decode_seconds_;
         const double weight = quick ? kQuickWeight : kWeight;
-        const double most = kMostOfMean * decode_seconds_;
-        decode_seconds_ += weight * (std::min(seconds, most) - decode_seconds_);
+        decode_seconds_ += weight * (seconds - decode_seconds_);
         learnt_steps_ = 0;
       }
       grown_steps_ = std::max<int64_t>(0, grown_steps_ - 1);
