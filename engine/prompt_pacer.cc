@@ -7,23 +7,15 @@ namespace {
 
 // Contexts grow: after so many steps with prompts, d is measured again.
 constexpr int64_t kMostSteps = 32;
-// d is a mean: steps vary, and one that takes longer may be a hiccup.
-constexpr double kWeight = 0.1;
-// But of a step that takes less than so much of d more is believed: sequences
-// have left. Soon after a chunk, where what falls is slow to rise, not even
-// then.
-constexpr double kQuick = 0.75;
-constexpr double kQuickWeight = 0.5;
-// Steps of decoding are soon after a chunk if they are of so many behind it.
-// What they take more than d, in the first kLearnSteps of them, is the chunks'
-// doing. What changes from then on is not: contexts grow, tenfold and more on a
-// CPU, and d has to follow them at once.
+// A step that takes longer than the last ones may be a hiccup.
+constexpr double kUp = 0.1;
+// What steps of decoding soon after a chunk take more is the chunk's doing, but
+// for contexts that grow: a step's share of d, at most.
 constexpr int64_t kSoonSteps = 128;
-constexpr int64_t kLearnSteps = 32;
+constexpr double kGrowth = 5e-5;
 // But for so many steps after there were more sequences, d follows them.
 constexpr int64_t kGrownSteps = 32;
-// A step beside prompts that takes less than so much of d: d was a hiccup's.
-constexpr double kHiccup = 0.5;
+constexpr double kDown = 0.5;
 constexpr double kTokenWeight = 0.5;
 // What is owed at most, in steps of decoding, or what the step's prompts were
 // expected to cost, if that is more: no hiccup stops prompts for long.
@@ -63,22 +55,6 @@ int64_t PromptPacer::MaxTokens(int64_t decoding, int64_t under_way) const {
                   static_cast<int64_t>(tokens) / kMultiple * kMultiple);
 }
 
-void PromptPacer::OnSoonStep(double seconds) {
-  if (learnt_steps_ == 0) {
-    alone_seconds_ = decode_seconds_;
-    soon_seconds_ = 0;
-  }
-  if (learnt_steps_ < kLearnSteps) {
-    ++learnt_steps_;
-    soon_seconds_ +=
-        (seconds - soon_seconds_) / static_cast<double>(learnt_steps_);
-    soon_factor_ = std::max(1.0, soon_seconds_ / alone_seconds_);
-  } else {
-    soon_seconds_ += kWeight * (seconds - soon_seconds_);
-  }
-  decode_seconds_ = soon_seconds_ / soon_factor_;
-}
-
 void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
                          int64_t paced_tokens, double seconds) {
   if (max_slowdown_ == 0 || decoding == 0) return;
@@ -89,27 +65,22 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
   if (prompt_tokens == 0) {
     if (Stale(decoding)) {
       decode_seconds_ = seconds;
-      learnt_steps_ = 0;
     } else {
       if (decoding > measured_) grown_steps_ = kGrownSteps;
-      if (soon && grown_steps_ == 0) {
-        OnSoonStep(seconds);
-      } else {
-        const bool quick = !soon && seconds < kQuick * decode_seconds_;
-        const double weight = quick ? kQuickWeight : kWeight;
-        decode_seconds_ += weight * (seconds - decode_seconds_);
-        learnt_steps_ = 0;
-      }
+      // What falls soon after a chunk is slow to rise: a single quick step is
+      // not believed at once.
+      const double weight = seconds > decode_seconds_ || soon ? kUp : kDown;
+      double change = weight * (seconds - decode_seconds_);
+      if (soon && grown_steps_ == 0)
+        change = std::min(change, kGrowth * decode_seconds_);
+      decode_seconds_ += change;
       grown_steps_ = std::max<int64_t>(0, grown_steps_ - 1);
     }
     measured_ = decoding;
     steps_since_ = 0;
   } else if (decode_seconds_ > 0) {
     ++steps_since_;
-    if (seconds < decode_seconds_) {  // on average, it can be no more
-      const double weight = seconds < kHiccup * decode_seconds_ ? 1 : kWeight;
-      decode_seconds_ += weight * (seconds - decode_seconds_);
-    }
+    decode_seconds_ = std::min(decode_seconds_, seconds);  // can be no more
     const double added = std::max(0.0, seconds - decode_seconds_) /
                          static_cast<double>(prompt_tokens);
     // Of few tokens, most of what they add is the step's.

@@ -21,8 +21,6 @@ namespace recurve {
 // of it (kLeastTokens); such a chunk is paid for afterwards. What short prompts
 // add to a step is not charged. Steps of decoding soon after a chunk are slower
 // than others (clocks and caches): that is charged, too, and does not raise d.
-// By how much they are is learnt from the first of them; from then on d rises
-// and falls with them, because contexts grow.
 //
 // The cut of a prompt into chunks changes no token, so neither do clocks.
 //
@@ -54,21 +52,13 @@ class PromptPacer {
 
  private:
   bool Stale(int64_t decoding) const;
-  // Of decoding alone, soon after a chunk.
-  void OnSoonStep(double seconds);
 
   const double max_slowdown_;
-  double decode_seconds_ = 0;  // d; 0: not known
-  int64_t measured_ = 0;       // sequences that d is of
-  int64_t steps_since_ = 0;    // with prompts, since d was measured
-  int64_t soon_steps_ = 0;     // so many more are soon after a chunk
-  int64_t grown_steps_ = 0;    // or soon after there were more sequences
-  // Of steps of decoding soon after a chunk: how many were learnt from, d
-  // before them, their mean, and how many times d that was when it was learnt.
-  int64_t learnt_steps_ = 0;
-  double alone_seconds_ = 0;
-  double soon_seconds_ = 0;
-  double soon_factor_ = 1;
+  double decode_seconds_ = 0;      // d; 0: not known
+  int64_t measured_ = 0;           // sequences that d is of
+  int64_t steps_since_ = 0;        // with prompts, since d was measured
+  int64_t soon_steps_ = 0;         // so many more are soon after a chunk
+  int64_t grown_steps_ = 0;        // or soon after there were more sequences
   double token_seconds_ = 0;       // that a prompt's token adds; 0: not known
   double credit_ = kBurstSeconds;  // seconds; negative: owed
 };

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "gtest/gtest.h"
-#include "tests/testing/test_random.h"
 
 namespace recurve {
 namespace {
@@ -158,96 +157,6 @@ TEST(PromptPacerTest, PaysForWhatChunksDoToTheStepsBetween) {
     EXPECT_LE(seconds / kSteps, 1.07 * slowdown * kDecode) << slowdown;
     EXPECT_GE(seconds / kSteps, 0.9 * slowdown * kDecode) << slowdown;
     EXPECT_GT(all, 0);
-  }
-}
-
-// What steps of decoding take, and what chunks do to those soon behind them.
-struct Decoding {
-  double growth = 1;  // of a step, over all of them
-  double jitter = 0;  // of each, either way
-  double after = 1;   // times as long, soon after a chunk
-};
-struct Share {
-  double slowdown;  // of the mean step
-  double prompts;   // what they took of what they may take
-};
-// 8000 steps beside prompts in plenty, behind some without.
-Share ServeBeside(double slowdown, double token, const Decoding& decoding) {
-  PromptPacer pacer(slowdown);
-  TestRandom random(1);
-  const auto jitter = [&] {
-    return 1 + decoding.jitter *
-                   static_cast<double>(random.Uniform(-1000, 1000)) / 1000;
-  };
-  constexpr double kDecode = 0.003;
-  constexpr int kSteps = 8000;
-  for (int i = 0; i < 50; ++i) pacer.OnStep(32, 0, 0, kDecode * jitter());
-  double alone = 0;
-  double all = 0;
-  double prompts = 0;
-  int soon = 0;
-  for (int i = 0; i < kSteps; ++i) {
-    const double mean = kDecode * (1 + (decoding.growth - 1) * i / kSteps);
-    const int64_t tokens = std::min<int64_t>(2048, pacer.MaxTokens(32));
-    const double added =
-        tokens > 0 ? 0.002 + token * static_cast<double>(tokens) : 0;
-    soon = tokens > 0 ? 128 : std::max(0, soon - 1);
-    const double after = tokens == 0 && soon > 0 ? decoding.after : 1;
-    const double seconds = mean * jitter() * after + added;
-    pacer.OnStep(32, tokens, tokens, seconds);
-    alone += mean;
-    all += seconds;
-    prompts += added;
-  }
-  return {all / alone, prompts / ((slowdown - 1) * alone)};
-}
-
-// On a CPU a step of decoding takes twelve times as long at the end of a long
-// context as at its beginning.
-TEST(PromptPacerTest, FollowsContextsThatGrow) {
-  for (const double slowdown : {2.0, 4.0}) {
-    for (const double growth : {2.0, 12.0}) {
-      for (const double jitter : {0.0, 0.1}) {
-        for (const double token : {100e-6, 1e-3}) {
-          SCOPED_TRACE(testing::Message() << slowdown << ", " << growth << ", "
-                                          << jitter << ", " << token);
-          const Share share = ServeBeside(slowdown, token,
-                                          {.growth = growth, .jitter = jitter});
-          EXPECT_LE(share.slowdown, 1.02 * slowdown);
-          EXPECT_GE(share.prompts, 0.85);
-        }
-      }
-    }
-  }
-}
-
-// Quick steps, also those beside prompts, do not count for more than slow ones.
-TEST(PromptPacerTest, FollowsTheMeanOfStepsThatVary) {
-  for (const double slowdown : {1.5, 2.0, 4.0}) {
-    for (const double token : {20e-6, 100e-6, 1e-3}) {
-      SCOPED_TRACE(testing::Message() << slowdown << ", " << token);
-      const Share share = ServeBeside(slowdown, token, {.jitter = 0.1});
-      EXPECT_LE(share.slowdown, 1.02 * slowdown);
-      EXPECT_GE(share.prompts, 0.85);
-    }
-  }
-}
-
-// What chunks do to the steps between them does not become d's, however long
-// they come in and whatever else changes.
-TEST(PromptPacerTest, WhatChunksDoToTheStepsBetweenStaysTheirs) {
-  for (const double slowdown : {1.5, 2.0}) {
-    for (const double growth : {1.0, 12.0}) {
-      for (const double jitter : {0.0, 0.1}) {
-        SCOPED_TRACE(testing::Message()
-                     << slowdown << ", " << growth << ", " << jitter);
-        const Share share =
-            ServeBeside(slowdown, 100e-6,
-                        {.growth = growth, .jitter = jitter, .after = 1.13});
-        EXPECT_LE(share.slowdown, 1.02 * slowdown);
-        EXPECT_GE(share.prompts, 0.6);
-      }
-    }
   }
 }
 
