@@ -208,6 +208,7 @@ absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
                           options_.default_max_new_tokens,
                           engine_->limits().vocab_size};
   environment_.max_buffered_tokens = options_.max_buffered_tokens;
+  environment_.max_buffered_bytes = options_.max_buffered_bytes;
   environment_.stalled_client_timeout = options_.engine.stalled_client_timeout;
   environment_.open_streams = &open_streams_;
   environment_.accepted_streams = &accepted_streams_;

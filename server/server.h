@@ -56,6 +56,7 @@ struct ServerOptions {
   // A step that takes longer counts as hung: health turns NOT_SERVING.
   std::chrono::milliseconds step_timeout{30'000};
   int64_t max_buffered_tokens = 256;  // of one stream; see CallEnvironment
+  int64_t max_buffered_bytes = 1 << 20;
 };
 
 // "HOST:PORT", with an IPv6 address in brackets.

@@ -2,8 +2,10 @@
 // hand: a library takes off the connection what its caller has not asked for
 // yet.
 
+#include <atomic>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/http2.h"
@@ -115,17 +117,19 @@ v1::DecodeRequest AllRows(int64_t tokens) {
   return request;
 }
 
-// It needs longer than the server waits for one that does not read: for what
-// pauses the sequence, and again for what is left when that has ended. It needs
-// a fraction of that for one message.
-TEST(GrpcReaderTest, WhoReadsSlowlyGetsAllRowsInMessagesThatAreNotLong) {
+constexpr std::chrono::seconds kTimeout{2};
+
+ServerOptions Impatient() {
+  ServerOptions options = DemoOptions();
+  options.engine.stalled_client_timeout = kTimeout;
+  return options;
+}
+
+// Reads to the end at 200 KB/s, a fraction of kTimeout for the longest message.
+// Returns how many rows came, in order, and whether `done` did, last.
+std::pair<int, bool> ReadRowsSlowly(GrantingCall& call) {
   constexpr uint32_t kGrant = 16384;
   constexpr std::chrono::milliseconds kPause{80};
-  constexpr int kRows = 1600;  // of 1 KB
-  ServerOptions options = DemoOptions();
-  options.engine.stalled_client_timeout = std::chrono::seconds(2);
-  TestServer server(options);
-  GrantingCall call(server.server().grpc_port(), "Decode", AllRows(kRows));
   while (call.Read()) {
     std::this_thread::sleep_for(kPause);
     call.Grant(kGrant);
@@ -141,6 +145,35 @@ TEST(GrpcReaderTest, WhoReadsSlowlyGetsAllRowsInMessagesThatAreNotLong) {
     EXPECT_FALSE(done);
     done = response.done();
   }
+  return {rows, done};
+}
+
+// It needs longer than kTimeout for what pauses the sequence, and again for
+// what is left when the command is done.
+TEST(GrpcReaderTest, WhoReadsSlowlyGetsAllRowsInMessagesThatAreNotLong) {
+  constexpr int kRows = 1600;  // of 1 KB
+  TestServer server(Impatient());
+  GrantingCall call(server.server().grpc_port(), "Decode", AllRows(kRows));
+  const auto [rows, done] = ReadRowsSlowly(call);
+  EXPECT_EQ(rows, kRows) << "cut off";
+  EXPECT_TRUE(done);
+  server.ExpectIdle();
+}
+
+TEST(GrpcReaderTest, WhoReadsSlowlyGetsWhatWasThereWhenTheSequenceEnded) {
+  constexpr int kRows = 900;  // for 4 seconds
+  constexpr int kSteps = 2;   // of up to 512 rows
+  TestServer server(Impatient());
+  std::atomic<int> steps = 0;
+  server.runner().SetBeforeRun([&](const StepBatch&, CacheStorage&) {
+    ++steps;
+    return absl::OkStatus();
+  });
+  GrantingCall call(server.server().grpc_port(), "Decode", AllRows(kRows));
+  ASSERT_TRUE(WaitFor([&] { return steps == kSteps; }));
+  // It acts when the step is done.
+  server.server().engine().CancelAll(absl::UnavailableError("by the test"));
+  const auto [rows, done] = ReadRowsSlowly(call);
   EXPECT_EQ(rows, kRows) << "cut off";
   EXPECT_TRUE(done);
   server.ExpectIdle();
@@ -148,9 +181,10 @@ TEST(GrpcReaderTest, WhoReadsSlowlyGetsAllRowsInMessagesThatAreNotLong) {
 
 // Also where many tokens may wait.
 TEST(GrpcReaderTest, LogprobsThatNobodyReadsPauseAStreamByTheirBytes) {
-  constexpr uint32_t kTokens = 8000;  // some 200 bytes each
+  constexpr uint32_t kTokens = 3000;  // some 200 bytes each
   ServerOptions options = DemoOptions();
   options.max_buffered_tokens = int64_t{1} << 40;
+  options.max_buffered_bytes = 65536;
   options.engine.stalled_client_timeout = std::chrono::milliseconds(300);
   TestServer server(options);
   v1::GenerateRequest request = GreedyRequest({256}, kTokens);
