@@ -23,7 +23,8 @@ class EncodeThreads {
   // it encodes it.
   static constexpr int64_t kShortBytes = 4 << 10;
   // What may wait and be at work at a time. Encoding takes up to some 80 times
-  // the text in memory, but only of the texts at work, one a thread.
+  // the text in memory, and up to some 700 MiB where a split pattern repeats a
+  // group (SplitPattern), but only of the texts at work, one a thread.
   static constexpr int64_t kMaxBytes = 64 << 20;
   static constexpr int kThreads = 2;
 

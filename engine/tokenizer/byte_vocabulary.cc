@@ -82,16 +82,29 @@ ByteVocabulary::Merged ByteVocabulary::CountMerged() const {
   for (const auto& merge : merges_) {
     made[static_cast<size_t>(merge.second.id)] = true;
   }
+  // What a merge made was two tokens before.
+  const auto is_two = [&](absl::string_view bytes) {
+    for (size_t i = 1; i < bytes.size(); ++i) {
+      if (vocabulary_.contains(bytes.substr(0, i)) &&
+          vocabulary_.contains(bytes.substr(i))) {
+        return true;
+      }
+    }
+    return false;
+  };
   Merged merged;
   for (const auto& [bytes, id] : vocabulary_) {
     if (bytes.size() < 2) continue;
-    if (absl::StartsWith(bytes, "<") && absl::EndsWith(bytes, ">")) continue;
-    ++merged.wanted;
     if (made[static_cast<size_t>(id)]) {
+      ++merged.wanted;
       ++merged.made;
-    } else if (id < merged.first_missing.value_or(id + 1)) {
-      merged.first_missing = id;
+      continue;
     }
+    const bool special =
+        absl::StartsWith(bytes, "<") && absl::EndsWith(bytes, ">");
+    if (special || !is_two(bytes)) continue;
+    ++merged.wanted;
+    if (id < merged.first_missing.value_or(id + 1)) merged.first_missing = id;
   }
   return merged;
 }

@@ -38,8 +38,9 @@ class ByteVocabulary {
   // The first byte that is no token.
   std::optional<int> MissingByte() const;
 
-  // Which of the tokens of several bytes some merge makes. Those written as
-  // special tokens are, <…>, are not counted: no merge makes them.
+  // Which of the tokens of several bytes some merge makes. Those that no two
+  // others make together are not counted, nor those written as special tokens
+  // are, <…>: no merge makes them.
   struct Merged {
     int64_t wanted = 0;
     int64_t made = 0;

@@ -36,13 +36,15 @@ struct FreeMatchData {
 int Match(const pcre2_code* code, PCRE2_SPTR subject, size_t size, size_t at,
           pcre2_match_data* match) {
   constexpr uint32_t kHeapKiB = 512 << 10;
-  const int result =
-      pcre2_match(code, subject, size, at, PCRE2_NOTEMPTY, match, nullptr);
-  if (result != PCRE2_ERROR_JIT_STACKLIMIT) return result;
   const std::unique_ptr<pcre2_match_context, FreeMatchContext> context(
       pcre2_match_context_create(nullptr));
   if (context == nullptr) return PCRE2_ERROR_NOMEMORY;
+  // Also for the first try, which is the interpreter's where nothing could be
+  // compiled: a text must not be refused on some machines only.
   pcre2_set_heap_limit(context.get(), kHeapKiB);
+  const int result = pcre2_match(code, subject, size, at, PCRE2_NOTEMPTY, match,
+                                 context.get());
+  if (result != PCRE2_ERROR_JIT_STACKLIMIT) return result;
   return pcre2_match(code, subject, size, at, PCRE2_NOTEMPTY | PCRE2_NO_JIT,
                      match, context.get());
 }

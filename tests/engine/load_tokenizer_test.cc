@@ -182,6 +182,10 @@ TEST_F(LoadTokenizerTest, RanksAndMergesMustBeOfAllTokens) {
                 "'abb', with the id 3, is the first");
   folder_.Write("merges.txt", "#version: 0.2\na b\nab b\n");
   EXPECT_TRUE(Load().ok()) << Load().status();
+  // What no merge can have made: no two tokens are it together.
+  folder_.Write("vocab.json",
+                R"({"a":0, "b":1, "abb":3, "ab":2, "[PAD]":4, "word00":5})");
+  EXPECT_TRUE(Load().ok()) << Load().status();
 }
 
 TEST_F(LoadTokenizerTest, ErrorsOfTheBytesTokenizerNameTheFile) {
