@@ -131,7 +131,10 @@ void CompletionCall::Begin(const HttpRequest& request) {
     bytes += static_cast<int64_t>(prompt.prompt_text().size());
   }
   if (bytes <= EncodeThreads::kShortBytes) return Go(PrepareAll());
-  const absl::Status status = environment_.encode_threads->Add(
+  // A text that waits counts as open, as over gRPC.
+  absl::Status status = OpenStreams();
+  if (!status.ok()) return Refuse(ErrorOf(status));
+  status = environment_.encode_threads->Add(
       this, bytes, [self = shared_from_this()] {
         const absl::Status accepts = self->environment_.engine->CheckAccepts();
         self->reply_->Continue([self, error = accepts.ok() ? self->PrepareAll()
@@ -222,25 +225,35 @@ std::optional<ApiError> CompletionCall::CheckWholeSize(
   return error;
 }
 
-absl::Status CompletionCall::Charge(const std::vector<GenerateInput>& inputs) {
+absl::Status CompletionCall::OpenStreams() {
   if (environment_.tenants == nullptr) return absl::OkStatus();
   MutexLock lock(&mu_);
+  if (has_streams_) return absl::OkStatus();
   std::chrono::milliseconds retry_after = environment_.retry_pushback;
-  absl::Status status = [&]() -> absl::Status {
-    RECURVE_ASSIGN_OR_RETURN(
-        std::vector<StreamTicket> tickets,
-        environment_.tenants->OpenStreams(
-            authorization_, static_cast<int64_t>(inputs.size()), &retry_after));
-    std::vector<StreamTicket*> all;
-    std::vector<StreamTicket::Cost> costs;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      choices_[i]->ticket_ = std::move(tickets[i]);
-      all.push_back(&choices_[i]->ticket_);
-      costs.push_back(
-          {choices_[i]->prompt_tokens_, inputs[i].command.generate});
-    }
-    return StreamTicket::ChargeAll(all, costs, &retry_after);
-  }();
+  auto tickets = environment_.tenants->OpenStreams(
+      authorization_, static_cast<int64_t>(choices_.size()), &retry_after);
+  if (!tickets.ok()) {
+    if (absl::IsResourceExhausted(tickets.status())) retry_after_ = retry_after;
+    return tickets.status();
+  }
+  for (size_t i = 0; i < choices_.size(); ++i)
+    choices_[i]->ticket_ = std::move((*tickets)[i]);
+  has_streams_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status CompletionCall::Charge(const std::vector<GenerateInput>& inputs) {
+  if (environment_.tenants == nullptr) return absl::OkStatus();
+  RECURVE_RETURN_IF_ERROR(OpenStreams());
+  MutexLock lock(&mu_);
+  std::chrono::milliseconds retry_after = environment_.retry_pushback;
+  std::vector<StreamTicket*> all;
+  std::vector<StreamTicket::Cost> costs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    all.push_back(&choices_[i]->ticket_);
+    costs.push_back({choices_[i]->prompt_tokens_, inputs[i].command.generate});
+  }
+  const absl::Status status = StreamTicket::ChargeAll(all, costs, &retry_after);
   if (absl::IsResourceExhausted(status)) retry_after_ = retry_after;
   return status;
 }

@@ -57,7 +57,10 @@ class CompletionCall : public HttpListener,
   // An error when an answer that is not streamed could become too large.
   std::optional<ApiError> CheckWholeSize(
       const std::vector<GenerateInput>& inputs) const;
-  // Takes what all prompts need off the tenant's quotas, or nothing.
+  // Takes a stream of the tenant for each prompt, or none.
+  absl::Status OpenStreams();
+  // Takes what all prompts need off the tenant's quotas, or nothing; their
+  // streams first, unless they have them.
   absl::Status Charge(const std::vector<GenerateInput>& inputs);
   void Pump();
   std::optional<ApiError> FirstError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -93,7 +96,8 @@ class CompletionCall : public HttpListener,
   bool accepted_ ABSL_GUARDED_BY(mu_) = false;   // counted as such
   bool streaming_ ABSL_GUARDED_BY(mu_) = false;  // the answer has begun
   bool write_in_flight_ ABSL_GUARDED_BY(mu_) = false;
-  bool over_ ABSL_GUARDED_BY(mu_) = false;  // nothing more is to be said
+  bool over_ ABSL_GUARDED_BY(mu_) = false;         // nothing more is to be said
+  bool has_streams_ ABSL_GUARDED_BY(mu_) = false;  // of its tenant
   // When the client should come back, if a quota refuses it.
   std::optional<std::chrono::milliseconds> retry_after_ ABSL_GUARDED_BY(mu_);
 };

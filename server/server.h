@@ -43,7 +43,7 @@ struct ServerOptions {
   int64_t max_http_connections = 4096;
   int64_t max_grpc_connections = 4096;  // one more is closed
   // Of messages that gRPC is receiving, of all connections; 0: half of the
-  // memory that is left when it starts.
+  // memory that is left when it starts, and at least 256 MiB.
   int64_t max_grpc_buffer_bytes = 0;
   TransportOptions transport;
   bool admin = true;       // whether Control.Abort and Drain are served

@@ -6,7 +6,9 @@
 #include <fstream>
 #include <future>
 #include <utility>
+#include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "server/encode_threads.h"
@@ -381,6 +383,11 @@ TEST(EncodingTest, QuotasComeBackFromTextsThatWait) {
     return Generate(*acme, TextRequest(kLongBytes),
                     {absl::InfiniteDuration(), &canceller});
   });
+  // Also where the test ends early, and waits for them.
+  const absl::Cleanup end_all = [&] {
+    canceller.Cancel();
+    server.gate().Open();
+  };
   const auto streams = [&] {
     return MetricValue(server->server().http_port(),
                        "recurve_tenant_open_streams{tenant=\"acme\"}");
@@ -392,6 +399,16 @@ TEST(EncodingTest, QuotasComeBackFromTextsThatWait) {
   EXPECT_TRUE(absl::IsCancelled(waits.get().status));
   EXPECT_TRUE(WaitFor([&] { return streams() == 0; }));
   EXPECT_TRUE(Generate(*acme, TextRequest(3)).status.ok());
+  // And over HTTP.
+  const std::vector<std::string> key = {"Authorization: Bearer key"};
+  HttpConnection lost(server->server().http_port());
+  ASSERT_TRUE(
+      lost.Send(PostText(kCompletionsPath, TextBody(kLongBytes).dump(), key)));
+  ASSERT_TRUE(WaitFor([&] { return streams() == 1; }));
+  EXPECT_EQ(Complete(*server, TextBody(kLongBytes), key).status, 429);
+  lost.Reset();
+  EXPECT_TRUE(WaitFor([&] { return streams() == 0; }));
+  EXPECT_EQ(Complete(*server, TextBody(3), key).status, 200);
   server.gate().Open();
   for (auto& call : busy) EXPECT_TRUE(call.get().status.ok());
 }
@@ -436,6 +453,7 @@ TEST(EncodingTest, ADrainRefusesWhatWaits) {
   auto result = std::async(std::launch::async, [&] {
     return Complete(*server, TextBody(kLongBytes));
   });
+  const absl::Cleanup open = [&] { server.gate().Open(); };
   ASSERT_TRUE(WaitForOpenStreams(*server, EncodeThreads::kThreads + 2));
   server->server().RequestDrain();
   server.gate().Open();

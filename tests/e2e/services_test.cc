@@ -176,7 +176,7 @@ TEST(ServicesTest, MetricsCountWhatRan) {
            "recurve_request_queue_time_seconds_count 1\n",
            "recurve_batch_size_count 10\n",
            "recurve_batch_size_bucket{le=\"1024\"} 10\n",
-           // As many as a step of any size may have.
+           // As many as a step on a GPU may have.
            "recurve_step_tokens_bucket{le=\"2\"} 9\n",
            "recurve_step_tokens_bucket{le=\"4\"} 10\n",
            "recurve_step_tokens_bucket{le=\"65536\"} 10\n",
