@@ -74,7 +74,8 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
         std::min(engine->max_chunk_tokens, capacity.max_model_len);
     capacity.sure_whole_tokens =
         std::min(capacity.max_whole_tokens,
-                 engine->max_num_batched_tokens - engine->max_num_seqs);
+                 RoomForWholePrompt(engine->max_num_batched_tokens,
+                                    engine->max_num_seqs));
   }
   return capacity;
 }

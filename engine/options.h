@@ -46,6 +46,13 @@ constexpr int64_t DefaultBatchedTokens(bool gpu, int64_t max_num_seqs) {
   return tokens > least ? tokens : least;
 }
 
+// Tokens of a prompt that finds room in any step, whatever else runs: it is one
+// of the sequences, of which each of the others may generate a token.
+constexpr int64_t RoomForWholePrompt(int64_t max_num_batched_tokens,
+                                     int64_t max_num_seqs) {
+  return max_num_batched_tokens - (max_num_seqs - 1);
+}
+
 // Prompt tokens of one sequence in a step if nobody says: all of the step. But
 // what is computed as a whole has to find room beside the tokens that all
 // others may generate, or it would wait for their end, and those behind it,
@@ -54,7 +61,7 @@ constexpr int64_t DefaultChunkTokens(bool whole_prompts, int64_t multiple,
                                      int64_t max_num_batched_tokens,
                                      int64_t max_num_seqs) {
   if (!whole_prompts) return max_num_batched_tokens;
-  const int64_t room = max_num_batched_tokens - max_num_seqs;
+  const int64_t room = RoomForWholePrompt(max_num_batched_tokens, max_num_seqs);
   const int64_t half = (max_num_batched_tokens + 1) / 2;
   const int64_t tokens = room > half ? room : half;
   return tokens > multiple ? tokens : multiple;

@@ -43,6 +43,7 @@ class CompletionCall : public HttpListener,
   // One prompt and what becomes of it.
   class Choice;
 
+  // Reads the body, which makes request_ and choices_.
   std::optional<ApiError> Read(const HttpRequest& request);
   // Encodes the prompts and checks them, which makes inputs_. An error is that
   // of the first prompt that has one.

@@ -227,8 +227,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       app, "max-chunk-tokens", o.engine.max_chunk_tokens,
       "0 to --max-num-batched-tokens",
       "Prompt tokens of one sequence in a step; 0: as max-num-batched-tokens, "
-      "and for models that look at prompts as a whole less by max-num-seqs, or "
-      "half of it if that is more");
+      "and for models that look at prompts as a whole less by max-num-seqs - "
+      "1, or half of it if that is more");
   Add(app, "max-decode-slowdown", o.engine.max_decode_slowdown,
       "How many times longer than alone running sequences may wait for a "
       "token, on average, while long prompts are computed; 0: no limit")

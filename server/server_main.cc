@@ -78,7 +78,7 @@ void LogPlan(const std::string& device, const Capacity& capacity) {
         "a prompt of more than {} tokens may wait until other sequences end, "
         "and those behind it, too: raise --max-num-batched-tokens, or lower "
         "--max-chunk-tokens or --max-num-seqs, so that the first is at least "
-        "the sum of the others",
+        "the sum of the others less one",
         capacity.sure_whole_tokens);
   }
 }

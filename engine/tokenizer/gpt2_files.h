@@ -26,7 +26,7 @@ struct NamedText {
 // GPT-2's own pair of files, vocab.json and merges.txt. <|endoftext|> is a
 // special token where the vocabulary has it. No token is put before a text.
 // Every token of several bytes must be what a merge makes, but for those that
-// are written <…>.
+// are written <…> or that no two others make together.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadGpt2Files(
     const NamedText& vocab, const NamedText& merges, int32_t vocab_size);
 

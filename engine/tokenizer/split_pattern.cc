@@ -30,23 +30,20 @@ struct FreeMatchData {
   void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
 };
 
+// Of the interpreter, also where nothing could be compiled: a text must not be
+// refused on some machines only.
+constexpr uint32_t kHeapKiB = 512 << 10;
+
 // pcre2_match(), from `at`. A group that repeats takes a bit of the compiled
 // code's stack each time, which is small. The interpreter has the heap: some
 // 300 bytes for each turn.
 int Match(const pcre2_code* code, PCRE2_SPTR subject, size_t size, size_t at,
-          pcre2_match_data* match) {
-  constexpr uint32_t kHeapKiB = 512 << 10;
-  const std::unique_ptr<pcre2_match_context, FreeMatchContext> context(
-      pcre2_match_context_create(nullptr));
-  if (context == nullptr) return PCRE2_ERROR_NOMEMORY;
-  // Also for the first try, which is the interpreter's where nothing could be
-  // compiled: a text must not be refused on some machines only.
-  pcre2_set_heap_limit(context.get(), kHeapKiB);
-  const int result = pcre2_match(code, subject, size, at, PCRE2_NOTEMPTY, match,
-                                 context.get());
+          pcre2_match_data* match, pcre2_match_context* context) {
+  const int result =
+      pcre2_match(code, subject, size, at, PCRE2_NOTEMPTY, match, context);
   if (result != PCRE2_ERROR_JIT_STACKLIMIT) return result;
   return pcre2_match(code, subject, size, at, PCRE2_NOTEMPTY | PCRE2_NO_JIT,
-                     match, context.get());
+                     match, context);
 }
 
 }  // namespace
@@ -92,7 +89,11 @@ absl::Status SplitPattern::Split(absl::string_view text,
   const size_t size = symbols.symbols.size();
   const std::unique_ptr<pcre2_match_data, FreeMatchData> match(
       pcre2_match_data_create(1, nullptr));
-  if (match == nullptr) return absl::ResourceExhaustedError("out of memory");
+  const std::unique_ptr<pcre2_match_context, FreeMatchContext> context(
+      pcre2_match_context_create(nullptr));
+  if (match == nullptr || context == nullptr)
+    return absl::ResourceExhaustedError("out of memory");
+  pcre2_set_heap_limit(context.get(), kHeapKiB);
   const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
   const auto add = [&](size_t begin, size_t end) {
     begin = symbols.Start(begin);
@@ -101,7 +102,8 @@ absl::Status SplitPattern::Split(absl::string_view text,
   };
   size_t at = 0;
   while (at < size) {
-    const int result = Match(Code(code_.get()), subject, size, at, match.get());
+    const int result =
+        Match(Code(code_.get()), subject, size, at, match.get(), context.get());
     if (result == PCRE2_ERROR_NOMATCH) break;
     if (result < 0) {
       return absl::InvalidArgumentError(

@@ -43,16 +43,9 @@ class FaultTest : public testing::Test {
                  streams;
     });
   }
-  // A stream that the fault ends.
-  static std::thread StartStream(const std::string& address) {
-    return std::thread([address] {
-      const auto client = *RecurveClient::Create(address);
-      const auto outcome = Generate(*client, GreedyRequest({256, 65}, 8000));
-      EXPECT_FALSE(outcome.status.ok());
-    });
-  }
   void Break() const { std::ofstream(file_) << "now"; }
   void DeviceFails(const std::string& fault, const std::string& message) const;
+  void AStepHangs(bool seen_before_the_drain) const;
 
  private:
   const std::string file_ =
@@ -99,6 +92,27 @@ void FaultTest::DeviceFails(const std::string& fault,
   EXPECT_THAT(server->Err(), HasSubstr(message));
 }
 
+void FaultTest::AStepHangs(bool seen_before_the_drain) const {
+  const auto server = StartServer("hang");
+  const std::string address = server->GrpcAddress();
+  ASSERT_NE(address, "") << server->Err();
+  std::thread stream([&address] {
+    const auto client = *RecurveClient::Create(address);
+    const auto outcome = Generate(*client, GreedyRequest({256, 65}, 8000));
+    EXPECT_FALSE(outcome.status.ok());
+  });
+  EXPECT_TRUE(HasStreams(address, 1)) << server->Err();
+  Break();
+  if (seen_before_the_drain) {
+    EXPECT_TRUE(TurnsNotServing(address)) << server->Err();
+  }
+  // What restarts containers then ends it; it does not wait for the step.
+  server->Signal(SIGTERM);
+  EXPECT_EQ(server->Wait(), 1) << server->Err();
+  EXPECT_THAT(server->Err(), HasSubstr("a step hangs"));
+  stream.join();
+}
+
 TEST_F(FaultTest, AnErrorOfTheDeviceEndsStreamsAndProcess) {
   DeviceFails("error", "a fault of the kind error");
 }
@@ -109,32 +123,12 @@ TEST_F(FaultTest, AFaultOfTheGpuEndsStreamsAndProcess) {
 }
 
 TEST_F(FaultTest, AStepThatHangsTurnsHealthDownAndFailsTheDrain) {
-  const auto server = StartServer("hang");
-  const std::string address = server->GrpcAddress();
-  ASSERT_NE(address, "") << server->Err();
-  std::thread stream = StartStream(address);
-  EXPECT_TRUE(HasStreams(address, 1)) << server->Err();
-  Break();
-  EXPECT_TRUE(TurnsNotServing(address)) << server->Err();
-  // What restarts containers then ends it; it does not wait for the step.
-  server->Signal(SIGTERM);
-  EXPECT_EQ(server->Wait(), 1) << server->Err();
-  EXPECT_THAT(server->Err(), HasSubstr("a step hangs"));
-  stream.join();
+  AStepHangs(/*seen_before_the_drain=*/true);
 }
 
 // The step is younger than --step-timeout when --shutdown-timeout has passed.
 TEST_F(FaultTest, AStepThatHangsOnlyAsTheDrainEndsDoesNotHoldTheProcess) {
-  const auto server = StartServer("hang");
-  const std::string address = server->GrpcAddress();
-  ASSERT_NE(address, "") << server->Err();
-  std::thread stream = StartStream(address);
-  EXPECT_TRUE(HasStreams(address, 1)) << server->Err();
-  Break();
-  server->Signal(SIGTERM);
-  EXPECT_EQ(server->Wait(), 1) << server->Err();
-  EXPECT_THAT(server->Err(), HasSubstr("a step hangs"));
-  stream.join();
+  AStepHangs(/*seen_before_the_drain=*/false);
 }
 
 }  // namespace

@@ -133,9 +133,10 @@ TEST_F(ChunkPlanTest, WholePromptsLeaveRoomForAllThatDecode) {
     EXPECT_TRUE(status.ok()) << status;
     return engine_.max_chunk_tokens;
   };
-  EXPECT_EQ(tokens(512, 32, 0), 480);
+  EXPECT_EQ(tokens(512, 32, 0), 481);
+  EXPECT_EQ(tokens(512, 1, 0), 512);     // nothing else runs
   EXPECT_EQ(tokens(512, 32, 512), 512);  // somebody says
-  EXPECT_EQ(tokens(512, 256, 0), 256);
+  EXPECT_EQ(tokens(512, 256, 0), 257);
   // Half of a step, if that is more.
   EXPECT_EQ(tokens(512, 257, 0), 256);
   EXPECT_EQ(tokens(512, 512, 0), 256);
@@ -154,18 +155,18 @@ TEST_F(ChunkPlanTest, LongerWholePromptsAreRefused) {
   engine_.max_chunk_tokens = 0;
   auto loaded = LoadModel(options, &engine_);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->capacity.max_whole_tokens, 96);
-  EXPECT_EQ(loaded->capacity.sure_whole_tokens, 96);
+  EXPECT_EQ(loaded->capacity.max_whole_tokens, 97);
+  EXPECT_EQ(loaded->capacity.sure_whole_tokens, 97);
   const auto engine =
       Engine::Create(engine_, std::move(loaded->runner), nullptr, nullptr);
   ASSERT_TRUE(engine.ok()) << engine.status();
-  EXPECT_EQ((*engine)->limits().max_prompt_tokens, 96);
+  EXPECT_EQ((*engine)->limits().max_prompt_tokens, 97);
   // A limit that somebody chose may be more than surely finds room.
   engine_.max_chunk_tokens = 100;
   loaded = LoadModel(options, &engine_);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->capacity.max_whole_tokens, 100);
-  EXPECT_EQ(loaded->capacity.sure_whole_tokens, 96);
+  EXPECT_EQ(loaded->capacity.sure_whole_tokens, 97);
 }
 
 }  // namespace
