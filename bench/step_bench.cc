@@ -23,6 +23,7 @@
 #include "base/status_macros.h"
 #include "bench/cuda/step_timeline.h"
 #include "bench/cuda/timed_backend.h"
+#include "bench/output_file.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/cuda_backend.h"
 #include "engine/cuda_device.h"
@@ -177,7 +178,9 @@ absl::Status WriteJson(const std::string& path,
   if (out == nullptr)
     return absl::InvalidArgumentError(absl::StrCat("cannot write ", path));
   std::fputs((json.dump(indent) + "\n").c_str(), out);
-  std::fclose(out);
+  if (!bench::CloseWritten(out)) {
+    return absl::DataLossError(absl::StrCat("cannot write all of ", path));
+  }
   return absl::OkStatus();
 }
 
@@ -512,6 +515,11 @@ absl::Status StepBench::WriteFiles() const {
 }
 
 absl::Status StepBench::Run() {
+  for (const std::string& path : {flags_.json, flags_.timeline}) {
+    if (!path.empty() && !bench::IsWritable(path)) {
+      return absl::InvalidArgumentError(absl::StrCat("cannot write ", path));
+    }
+  }
   if (!flags_.timeline.empty()) {
     RECURVE_ASSIGN_OR_RETURN(timeline_, StepTimeline::Create());
   }
@@ -552,28 +560,39 @@ int main(int argc, char** argv) {
   recurve::Flags flags;
   CLI::App app("Times whole steps of a model on the GPU.",
                "recurve-step-bench");
-  app.add_option("--model", flags.model,
-                 "Folder of a checkpoint, instead of --preset");
+  const CLI::Range count(int64_t{1}, recurve::kMaxTokens);
+  CLI::Option* const model = app.add_option(
+      "--model", flags.model, "Folder of a checkpoint, instead of --preset");
   app.add_option("--preset", flags.preset,
                  "Random weights of this preset of recurve-model")
-      ->capture_default_str();
-  app.add_option("--layers", flags.layers, "Instead of the preset's");
+      ->capture_default_str()
+      ->excludes(model);
+  app.add_option("--layers", flags.layers, "Instead of the preset's")
+      ->check(count)
+      ->excludes(model);
   app.add_option("--batch", flags.batches, "Sequences, some numbers")
       ->delimiter(',')
+      ->check(count)
       ->capture_default_str();
   app.add_option("--context", flags.contexts, "Tokens of each")
       ->delimiter(',')
+      ->check(count)
       ->capture_default_str();
-  app.add_option("--prompt", flags.prompts,
-                 "Also one prompt of so many tokens in one step")
-      ->delimiter(',');
+  CLI::Option* const prompt =
+      app.add_option("--prompt", flags.prompts,
+                     "Also one prompt of so many tokens in one step")
+          ->delimiter(',')
+          ->check(count);
   app.add_option("--prompt-count", flags.prompt_count,
                  "So many such prompts in the step instead")
       ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(prompt);
   app.add_flag("--beside", flags.beside,
-               "Also each such prompt in a step beside each batch");
+               "Also each such prompt in a step beside each batch")
+      ->needs(prompt);
   app.add_option("--repeats", flags.repeats, "Steps measured of each")
+      ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   app.add_option("--kv-dtype", flags.kv_dtype, "bfloat16 or float16")
       ->capture_default_str();

@@ -236,7 +236,7 @@ absl::StatusOr<Activations> CudaBackend::AllocateActivations(int64_t cols) {
       CudaMemory memory,
       CudaMemory::Allocate(
           kDevice, row_capacity_ * stride * static_cast<int64_t>(sizeof(float)),
-          "activations"));
+          "activations; lower --max-num-batched-tokens"));
   activations_.push_back(std::move(memory));
   return Activations{activations_.back().data(), cols, stride, sizeof(float)};
 }
@@ -247,7 +247,18 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   RECURVE_RETURN_IF_ERROR(products_->Tune(row_capacity_, kColumns));
   RECURVE_RETURN_IF_ERROR(memory_.Allocate(
       {num_pages, num_slots, page_bytes(), slot_bytes()}, stream_));
+  const absl::Status others = AllocateWorkspaces(num_slots);
+  if (num_pages > 0 && absl::IsResourceExhausted(others)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(others.message(),
+                     "; or leave it more, by a smaller factor cache "
+                     "(--kv-pool-bytes, --kv-pages)"));
+  }
+  RECURVE_RETURN_IF_ERROR(others);
+  return CudaStatus(cudaDeviceSynchronize(), "allocating");
+}
 
+absl::Status CudaBackend::AllocateWorkspaces(int32_t num_slots) {
   RECURVE_RETURN_IF_ERROR(products_->Allocate(row_capacity_));
   RECURVE_RETURN_IF_ERROR(logits_.Allocate(BucketOf(options_.max_sequences),
                                            row_capacity_, options_.hidden_size,
@@ -261,9 +272,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
     RECURVE_RETURN_IF_ERROR(linear_->UseChunks(whole_prompts_));
   }
 
-  RECURVE_RETURN_IF_ERROR(
-      step_.Allocate(StepBytes(options_, tpa_->step_bytes())));
-  return CudaStatus(cudaDeviceSynchronize(), "allocating");
+  return step_.Allocate(StepBytes(options_, tpa_->step_bytes()));
 }
 
 absl::Status CudaBackend::AllocateHost(int32_t num_blocks,

@@ -174,6 +174,8 @@ class CudaBackend : public Backend {
   };
 
   static absl::Status CheckOptions(const Options& options);
+  // All that comes behind the memory of sequences.
+  absl::Status AllocateWorkspaces(int32_t num_slots);
   CudaBackend(const Options& options, std::unique_ptr<ThreadPool> threads);
   absl::Status Init();
 

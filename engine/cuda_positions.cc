@@ -46,7 +46,9 @@ absl::StatusOr<PositionId> CudaPositions::Load(const PositionConfig& config,
       rows * encoding.angles * static_cast<int64_t>(sizeof(float));
   for (CudaMemory* table : {&encoding.cos, &encoding.sin}) {
     RECURVE_ASSIGN_OR_RETURN(
-        *table, CudaMemory::Allocate(kDevice, bytes, "position tables"));
+        *table,
+        CudaMemory::Allocate(
+            kDevice, bytes, "position tables; lower --max-num-batched-tokens"));
   }
   encodings_.push_back(std::move(encoding));
   return PositionId{static_cast<int32_t>(encodings_.size()) - 1};

@@ -52,37 +52,51 @@ absl::Status CudaSwap::CopyBytes(char* device, char* host, int64_t bytes,
                     "copying the memory of a sequence");
 }
 
-absl::Status CudaSwap::CopyAll(const SavedMemory& memory, cudaMemcpyKind kind) {
-  RECURVE_RETURN_IF_ERROR(Begin());
-  const int64_t block_bytes = HostBlockBytes(spec_);
-  const auto block = [&](size_t index) {
-    return host_.data() + (memory.blocks[index] - 1) * block_bytes;
-  };
+char* CudaSwap::Block(const SavedMemory& memory, size_t index) const {
+  return host_.data() + (memory.blocks[index] - 1) * HostBlockBytes(spec_);
+}
+
+absl::Status CudaSwap::CopyPages(const SavedMemory& memory,
+                                 cudaMemcpyKind kind) {
   for (size_t i = 0; i < memory.pages.size(); ++i) {
     const int32_t page = memory.pages[i];
     RECURVE_RETURN_IF_ERROR(CopyBytes(pages_ + page * spec_.page_bytes,
-                                      block(i), spec_.page_bytes, kind));
+                                      Block(memory, i), spec_.page_bytes,
+                                      kind));
     RECURVE_RETURN_IF_ERROR(Mark(page_copies_[page]));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CudaSwap::CopySlot(const SavedMemory& memory,
+                                cudaMemcpyKind kind) {
   char* const slot = slots_ + memory.slot * spec_.slot_bytes;
   absl::Status status;
   ForEachBlockPiece(
-      0, spec_.slot_bytes, block_bytes,
+      0, spec_.slot_bytes, HostBlockBytes(spec_),
       [&](int64_t index, int64_t offset, int64_t from, int64_t bytes) {
-        status.Update(CopyBytes(slot + from,
-                                block(memory.pages.size() + index) + offset,
-                                bytes, kind));
+        status.Update(CopyBytes(
+            slot + from, Block(memory, memory.pages.size() + index) + offset,
+            bytes, kind));
       });
   RECURVE_RETURN_IF_ERROR(status);
   return Mark(slot_copies_[memory.slot]);
 }
 
+// The slot first: whoever preempted the sequence mostly takes it at once.
 absl::Status CudaSwap::Save(const SavedMemory& memory) {
-  return CopyAll(memory, cudaMemcpyDeviceToHost);
+  constexpr cudaMemcpyKind kOut = cudaMemcpyDeviceToHost;
+  RECURVE_RETURN_IF_ERROR(Begin());
+  RECURVE_RETURN_IF_ERROR(CopySlot(memory, kOut));
+  return CopyPages(memory, kOut);
 }
 
+// The slot last: its copy says that the sequence is there.
 absl::Status CudaSwap::Restore(const SavedMemory& memory) {
-  return CopyAll(memory, cudaMemcpyHostToDevice);
+  constexpr cudaMemcpyKind kIn = cudaMemcpyHostToDevice;
+  RECURVE_RETURN_IF_ERROR(Begin());
+  RECURVE_RETURN_IF_ERROR(CopyPages(memory, kIn));
+  return CopySlot(memory, kIn);
 }
 
 absl::Status CudaSwap::Mark(Copy& copy) {

@@ -22,8 +22,9 @@ namespace recurve {
 // run one after the other, so a block may be reused at once. Whoever puts
 // something on the steps' stream that writes to a page or slot, or reads a
 // slot's sequence, calls Await for it before; that waits on the device only.
-// Pages are copied first to last and awaited one by one, so that a page that
-// changes hands in a step delays that step by its own copy, not by all of them.
+// Pages are copied first to last and awaited one by one, as the slot is, which
+// is saved before them: what changes hands in a step delays that step by its
+// own copy, not by all of them.
 //
 // Thread safety: none; the step thread.
 class CudaSwap {
@@ -43,12 +44,12 @@ class CudaSwap {
   absl::Status Save(const SavedMemory& memory);
   absl::Status Restore(const SavedMemory& memory);
 
-  // What comes next on the steps' stream runs after the last copy of it. The
-  // copy of a slot is that of its sequence.
+  // What comes next on the steps' stream runs after the last copy of it. A slot
+  // is restored behind its sequence's pages, so its copy is that of all.
   absl::Status AwaitPage(int32_t page) { return Await(page_copies_[page]); }
   absl::Status AwaitSlot(int32_t slot) { return Await(slot_copies_[slot]); }
 
-  // Whether the last copy of the slot is done.
+  // Whether the last copy of the slot is done: of a restored sequence, all.
   bool Done(int32_t slot);
 
  private:
@@ -62,7 +63,10 @@ class CudaSwap {
       : steps_(steps), spec_(spec), pages_(pages), slots_(slots) {}
   absl::Status Begin();
   // `kind` says which way.
-  absl::Status CopyAll(const SavedMemory& memory, cudaMemcpyKind kind);
+  absl::Status CopyPages(const SavedMemory& memory, cudaMemcpyKind kind);
+  absl::Status CopySlot(const SavedMemory& memory, cudaMemcpyKind kind);
+  // Of the blocks that a sequence is saved in, pages first.
+  char* Block(const SavedMemory& memory, size_t index) const;
   absl::Status CopyBytes(char* device, char* host, int64_t bytes,
                          cudaMemcpyKind kind);
   absl::Status Mark(Copy& copy);

@@ -179,10 +179,12 @@ absl::Status CudaTpa::Allocate() {
   RECURVE_RETURN_IF_ERROR(recurve::Allocate(&scratch_, sizes.scratch, what));
   RECURVE_RETURN_IF_ERROR(
       recurve::Allocate(&prefill_scratch_, sizes.prefill_scratch, what));
-  RECURVE_RETURN_IF_ERROR(
-      recurve::Allocate(&queries_, sizes.queries, "queries"));
-  RECURVE_RETURN_IF_ERROR(recurve::Allocate(&formed_, sizes.formed, "queries"));
-  return recurve::Allocate(&attended_, sizes.attended, "attention");
+  RECURVE_RETURN_IF_ERROR(recurve::Allocate(
+      &queries_, sizes.queries, "queries; lower --max-num-batched-tokens"));
+  RECURVE_RETURN_IF_ERROR(recurve::Allocate(
+      &formed_, sizes.formed, "queries; lower --max-num-batched-tokens"));
+  return recurve::Allocate(&attended_, sizes.attended,
+                           "attention; lower --max-num-batched-tokens");
 }
 
 // ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/random.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 
 namespace recurve {
@@ -46,7 +47,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
       runner->info().chunk_multiple, runner->info().device));
   auto engine = std::unique_ptr<Engine>(
       new Engine(options, std::move(runner), tokenizer, observer));
-  engine->thread_ = std::thread([e = engine.get()] { e->Loop(); });
+  RECURVE_ASSIGN_OR_RETURN(
+      engine->thread_,
+      StartThread("the engine", [e = engine.get()] { e->Loop(); }));
   return engine;
 }
 
@@ -116,11 +119,11 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
     for (Submission& submission : submissions) {
       uint64_t arrival;
       uint64_t id;
-      do {  // again should the id be taken, of 2^64
+      do {  // again should the id be taken, of 2^64; 0 is none
         arrival = next_arrival_++;
         const auto words = Philox4x32(id_key_, arrival, 0);
         id = (uint64_t{words[0]} << 32) | words[1];
-      } while (!open_.insert(id).second);
+      } while (id == 0 || !open_.insert(id).second);
       auto sequence = std::make_shared<Sequence>(
           id, arrival, std::move(submission.options),
           submission.close_when_done, tokenizer_, runner_->info().eos_token_ids,

@@ -20,6 +20,12 @@ constexpr Prompts kShortPrompts[] = {{1, 64},  {1, 128}, {1, 256}, {1, 384},
                                      {2, 256}, {4, 256}, {6, 256}};
 static_assert(kShortPromptTokens == 384);
 
+// What later commands append to a sequence: a few tokens, not a multiple of
+// those that one launch takes together, or a prompt.
+constexpr int64_t kFewTokens = 9;
+constexpr int64_t kLaterPromptTokens = 64;
+static_assert(kFewTokens < int64_t{kMinPromptTokens});
+
 // Adds a sequence that has `count` tokens up to `position`, the first of
 // kind `first`, the others of `next`.
 void AddSequence(int64_t position, int64_t count, TokenKind first,
@@ -111,6 +117,26 @@ std::vector<StepBatch> WarmUpSteps(
                   TokenKind::kShortPromptStart, TokenKind::kShortPrompt, &step);
     }
     SetPages(prompts.tokens, pages, &step);
+    steps.push_back(std::move(step));
+  }
+
+  const int64_t few = std::min(
+      {limits.max_tokens - (beside ? 1 : 0), max_positions, kFewTokens});
+  if (few > 1) {
+    StepBatch step;
+    AddSequence(few - 1, few, TokenKind::kStep, TokenKind::kStep, &step);
+    if (beside) AddStep(0, &step);
+    SetPages(few, pages, &step);
+    steps.push_back(std::move(step));
+  }
+  // Not from position 0 on: what begins there may be looked at as a whole.
+  const int64_t later =
+      std::min({limits.max_tokens, max_positions - 1, kLaterPromptTokens});
+  if (later >= int64_t{kMinPromptTokens}) {
+    StepBatch step;
+    AddSequence(later, later, TokenKind::kShortPromptStart,
+                TokenKind::kShortPrompt, &step);
+    SetPages(later + 1, pages, &step);
     steps.push_back(std::move(step));
   }
   return steps;

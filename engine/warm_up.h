@@ -29,8 +29,10 @@ inline constexpr int64_t kWarmUpPromptTokens = 2048;
 // two of sequences up to the one that holds `max_sequences`, twice each: once
 // to load kernels, once to be captured. Twice again with longer contexts of
 // each other kind that `contexts_of`, which is given positions and the power of
-// two, tells of: of all sequences, or of one beside others of one token. Last,
-// more and more short prompts in a step. Thread safety: pure.
+// two, tells of: of all sequences, or of one beside others of one token. Then
+// more and more short prompts in a step. Last, as later commands append them, a
+// few tokens, and a prompt that does not begin at position 0. Thread safety:
+// pure.
 std::vector<StepBatch> WarmUpSteps(
     const WarmUpLimits& limits,
     absl::FunctionRef<TpaContexts(absl::Span<const int64_t>, int64_t)>

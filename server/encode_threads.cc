@@ -4,13 +4,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
 
 namespace recurve {
 
-EncodeThreads::EncodeThreads() {
+absl::StatusOr<std::unique_ptr<EncodeThreads>> EncodeThreads::Start() {
+  auto threads = std::unique_ptr<EncodeThreads>(new EncodeThreads());
   for (int i = 0; i < kThreads; ++i) {
-    threads_.emplace_back([this] { Run(); });
+    RECURVE_ASSIGN_OR_RETURN(
+        std::thread thread,
+        StartThread("texts", [t = threads.get()] { t->Run(); }));
+    threads->threads_.push_back(std::move(thread));
   }
+  return threads;
 }
 
 EncodeThreads::~EncodeThreads() {

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/mutex.h"
 
 namespace recurve {
@@ -28,7 +30,8 @@ class EncodeThreads {
   static constexpr int64_t kMaxBytes = 64 << 20;
   static constexpr int kThreads = 2;
 
-  EncodeThreads();
+  // ResourceExhausted where the system gives no thread.
+  static absl::StatusOr<std::unique_ptr<EncodeThreads>> Start();
   // Does what still waits first.
   ~EncodeThreads();
   EncodeThreads(const EncodeThreads&) = delete;
@@ -47,6 +50,8 @@ class EncodeThreads {
   bool idle() const;
 
  private:
+  EncodeThreads() = default;
+
   struct Job {
     const void* owner = nullptr;
     int64_t bytes = 0;

@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "grpcpp/server_builder.h"
 #include "server/metrics.h"
@@ -63,10 +64,12 @@ absl::StatusOr<std::unique_ptr<GrpcListener>> GrpcListener::Listen(
       new GrpcListener(options, std::move(sockets), stop_fd));
 }
 
-void GrpcListener::Start(
+absl::Status GrpcListener::Start(
     std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor) {
   acceptor_ = std::move(acceptor);
-  thread_ = std::thread([this] { Loop(); });
+  RECURVE_ASSIGN_OR_RETURN(thread_,
+                           StartThread("gRPC connections", [this] { Loop(); }));
+  return absl::OkStatus();
 }
 
 void GrpcListener::Stop() {

@@ -51,7 +51,8 @@ class GrpcListener {
   int port() const { return sockets_.port(); }
 
   // From now on connections go to `acceptor`, whose server has started.
-  void Start(
+  // ResourceExhausted where the system gives no thread.
+  absl::Status Start(
       std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor);
   // Accepts no more when it returns. To be called before the gRPC server is
   // shut down, which would lose the descriptors of what still comes.

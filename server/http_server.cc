@@ -20,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "server/http_session.h"
 #include "server/listening_sockets.h"
@@ -119,7 +120,9 @@ absl::StatusOr<int> HttpServer::Core::Listen() {
     for (const auto& listening : listening_) Accept(*listening);
   });
   for (int i = 0; i < kThreads; ++i) {
-    threads_.emplace_back([this] { io_.run(); });
+    RECURVE_ASSIGN_OR_RETURN(std::thread thread,
+                             StartThread("HTTP", [this] { io_.run(); }));
+    threads_.push_back(std::move(thread));
   }
   return sockets.port();
 }

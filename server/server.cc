@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/quote.h"
 #include "engine/host_memory.h"
@@ -147,7 +148,8 @@ absl::Status Server::Serve(const EngineOptions& engine, LoadedModel model) {
     // A client may have asked to drain as soon as there was a port.
     SetServing(!drain_requested_);
   }
-  supervisor_ = std::thread([this] { Supervise(); });
+  RECURVE_ASSIGN_OR_RETURN(
+      supervisor_, StartThread("the supervisor", [this] { Supervise(); }));
   return absl::OkStatus();
 }
 
@@ -202,7 +204,7 @@ absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
                        spec.num_pages);
   metrics_.SetBuild(RECURVE_VERSION, engine_->model().device);
   environment_.engine = engine_.get();
-  encode_threads_ = std::make_unique<EncodeThreads>();
+  RECURVE_ASSIGN_OR_RETURN(encode_threads_, EncodeThreads::Start());
   environment_.encode_threads = encode_threads_.get();
   environment_.context = {tokenizer_.get(), engine_->limits().max_model_len,
                           options_.default_max_new_tokens,
@@ -296,8 +298,7 @@ absl::Status Server::StartGrpc() {
     MutexLock lock(&mu_);
     grpc_server_ = std::move(started);
   }
-  grpc_listener_->Start(std::move(acceptor));
-  return absl::OkStatus();
+  return grpc_listener_->Start(std::move(acceptor));
 }
 
 void Server::SetServing(bool serving) {

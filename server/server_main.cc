@@ -108,7 +108,9 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   for (const std::string& warning : flags.warnings) spdlog::warn("{}", warning);
 
   RaiseFileLimit(options);
-  SignalThread signals;
+  const absl::StatusOr<std::unique_ptr<SignalThread>> signals =
+      SignalThread::Start();
+  if (!signals.ok()) return Fail(flags, signals.status());
   std::signal(SIGPIPE, SIG_IGN);
 
   // First what takes no time: loading may take minutes.
@@ -156,7 +158,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
       !status.ok()) {
     return Fail(flags, status);
   }
-  signals.SetServer(server->get());
+  (*signals)->SetServer(server->get());
   if ((*server)->http_port() >= 0) {
     std::printf("listening http=%s\n",
                 HostPort(options.host, (*server)->http_port()).c_str());
@@ -170,7 +172,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   std::fflush(stdout);
 
   const absl::Status outcome = (*server)->Wait();
-  signals.SetServer(nullptr);
+  (*signals)->SetServer(nullptr);
   server->reset();
   if (!outcome.ok()) return Fail(flags, outcome);
   spdlog::info("drained; bye");

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <ctime>
 
+#include "base/start_thread.h"
+#include "base/status_macros.h"
 #include "server/server.h"
 #include "spdlog/spdlog.h"
 
@@ -13,12 +15,19 @@ SignalThread::SignalThread() {
   sigaddset(&signals_, SIGTERM);
   sigaddset(&signals_, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
-  thread_ = std::thread([this] { Loop(); });
+}
+
+absl::StatusOr<std::unique_ptr<SignalThread>> SignalThread::Start() {
+  auto signals = std::unique_ptr<SignalThread>(new SignalThread());
+  RECURVE_ASSIGN_OR_RETURN(
+      signals->thread_,
+      StartThread("signals", [s = signals.get()] { s->Loop(); }));
+  return signals;
 }
 
 SignalThread::~SignalThread() {
   stop_.store(true);
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void SignalThread::SetServer(Server* server) {

@@ -4,8 +4,10 @@
 #include <signal.h>
 
 #include <atomic>
+#include <memory>
 #include <thread>
 
+#include "absl/status/statusor.h"
 #include "base/mutex.h"
 
 namespace recurve {
@@ -16,17 +18,20 @@ class Server;
 // server, a second one, or one that comes before there is a server, ends the
 // process at once with 128 + its number.
 //
-// Make it before any other thread: it blocks the signals, and threads inherit
+// Start it before any other thread: it blocks the signals, and threads inherit
 // that.
 class SignalThread {
  public:
-  SignalThread();
+  // ResourceExhausted where the system gives no thread.
+  static absl::StatusOr<std::unique_ptr<SignalThread>> Start();
   ~SignalThread();
 
   // The server to drain; null once there is none. Thread-safe.
   void SetServer(Server* server);
 
  private:
+  SignalThread();
+
   void Loop();
   void Handle(int signal);
 

@@ -21,6 +21,7 @@
 
 #include "bench/cuda/gpu_timer.h"
 #include "bench/cuda/t6_xl_products.h"
+#include "bench/output_file.h"
 #include "kernels/glu/glu_cuda.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
 #include "kernels/norm/norm_cuda.h"
@@ -372,6 +373,10 @@ int Main(int argc, char** argv) {
     std::fputs("this needs a GPU of compute capability 9.0\n", stderr);
     return 1;
   }
+  if (!json.empty() && !IsWritable(json)) {
+    std::fprintf(stderr, "cannot write %s\n", json.c_str());
+    return 1;
+  }
   std::vector<Row> results;
   Bench(rows, &results);
   std::printf("%-14s %5s %9s %9s %7s  %s\n", "product", "rows", "exact us",
@@ -404,7 +409,10 @@ int Main(int argc, char** argv) {
     separator = ",";
   }
   std::fprintf(out, "\n  ]\n}\n");
-  std::fclose(out);
+  if (!CloseWritten(out)) {
+    std::fprintf(stderr, "cannot write all of %s\n", json.c_str());
+    return 1;
+  }
   return 0;
 }
 

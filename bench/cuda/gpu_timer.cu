@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "bench/cuda/gpu_timer.h"
+#include "bench/output_file.h"
 
 namespace recurve {
 namespace bench {
@@ -309,7 +310,10 @@ void WriteJson(const std::string& path, const std::string& commit,
     separator = ",";
   }
   std::fprintf(out, "\n  ]\n}\n");
-  std::fclose(out);
+  if (!CloseWritten(out)) {
+    std::fprintf(stderr, "cannot write all of %s\n", path.c_str());
+    std::exit(1);
+  }
 }
 
 }  // namespace bench

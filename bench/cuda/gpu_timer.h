@@ -68,6 +68,9 @@ Ceilings MeasureCeilings();
 struct BenchOptions {
   bool quick = false;  // leave out what no target names
   std::string shape;   // only shapes with this in their names
+  bool Wants(const std::string& name) const {
+    return name.find(shape) != std::string::npos;
+  }
 };
 
 // A row of results.

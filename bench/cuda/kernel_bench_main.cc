@@ -14,6 +14,7 @@
 #include "bench/cuda/small_ops_bench.h"
 #include "bench/cuda/tpa_bench.h"
 #include "bench/cuda/tpa_prefill_bench.h"
+#include "bench/output_file.h"
 
 namespace {
 
@@ -26,15 +27,12 @@ struct Operation {
 };
 constexpr Operation kOperations[] = {
     {"tpa", recurve::bench::BenchTpa},
-    {"linear",
-     [](const BenchOptions& options) {
-       return recurve::bench::BenchLinear(options.quick);
-     }},
+    {"linear", recurve::bench::BenchLinear},
     {"linear_noncausal", recurve::bench::BenchLinearNoncausal},
     {"linear_prefill", recurve::bench::BenchLinearPrefill},
-    {"lrpe", [](const BenchOptions&) { return recurve::bench::BenchLrpe(); }},
+    {"lrpe", recurve::bench::BenchLrpe},
     {"matmul", recurve::bench::BenchMatmul},
-    {"norm", [](const BenchOptions&) { return recurve::bench::BenchNorm(); }},
+    {"norm", recurve::bench::BenchNorm},
     {"sampling", recurve::bench::BenchSampling},
     {"tpa_prefill", recurve::bench::BenchTpaPrefill},
 };
@@ -45,6 +43,13 @@ constexpr char kUsage[] =
     "                                    "
     "linear_prefill|lrpe|matmul|norm|sampling|tpa_prefill]\n"
     "                            [--shape PART_OF_A_NAME]\n";
+
+bool IsOperation(const std::string& name) {
+  for (const Operation& operation : kOperations) {
+    if (name == operation.name) return true;
+  }
+  return false;
+}
 
 int Usage() {
   std::fputs(kUsage, stderr);
@@ -72,11 +77,16 @@ int main(int argc, char** argv) {
       commit = argv[++i];
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       only = argv[++i];
+      if (!IsOperation(only)) return Usage();
     } else if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) {
       options.shape = argv[++i];
     } else {
       return Usage();
     }
+  }
+  if (!json.empty() && !IsWritable(json)) {
+    std::fprintf(stderr, "cannot write %s\n", json.c_str());
+    return 1;
   }
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -89,6 +99,11 @@ int main(int argc, char** argv) {
     if (!only.empty() && only != operation.name) continue;
     const std::vector<Result> more = operation.bench(options);
     results.insert(results.end(), more.begin(), more.end());
+  }
+  if (results.empty()) {
+    std::fprintf(stderr, "no shape has '%s' in its name\n",
+                 options.shape.c_str());
+    return 1;
   }
   Print(ceilings, results);
   if (!json.empty()) WriteJson(json, commit, ceilings, results);

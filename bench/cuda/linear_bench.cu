@@ -156,7 +156,7 @@ class LinearBench {
 
 }  // namespace
 
-std::vector<Result> BenchLinear(bool quick) {
+std::vector<Result> BenchLinear(const BenchOptions& options) {
   constexpr ElementType f32 = ElementType::kFloat32;
   constexpr ElementType bf16 = ElementType::kBFloat16;
   std::vector<Case> cases;
@@ -176,21 +176,24 @@ std::vector<Result> BenchLinear(bool quick) {
     for (int64_t ring : {4, 8, 16}) {
       add(batch, f32, LrpeType::kRotate, Activation::kSilu, ring);
     }
-    if (quick) continue;
+    if (options.quick) continue;
     add(batch, f32, LrpeType::kNone, Activation::kNone, 0);
     add(batch, f32, LrpeType::kCosine, Activation::kSilu, 0);
     add(batch, f32, LrpeType::kCosine, Activation::kSilu, 8);
     add(batch, bf16, LrpeType::kRotate, Activation::kSilu, 0);
     add(batch, bf16, LrpeType::kRotate, Activation::kSilu, 8);
   }
-  if (!quick) {
+  if (!options.quick) {
     for (int64_t batch : {32, 128}) {
       cases.push_back(
           {batch, 12, 64, f32, LrpeType::kRotate, Activation::kSilu, 0});
     }
   }
   std::vector<Result> results;
-  for (const Case& c : cases) results.push_back(LinearBench(c).Run());
+  for (const Case& c : cases) {
+    if (!options.Wants(Name(c))) continue;
+    results.push_back(LinearBench(c).Run());
+  }
   return results;
 }
 

@@ -9,8 +9,7 @@ namespace recurve {
 namespace bench {
 
 // The cached linear-attention step: both forms, float32 and bfloat16 states.
-// `quick` leaves out what no target names.
-std::vector<Result> BenchLinear(bool quick);
+std::vector<Result> BenchLinear(const BenchOptions& options);
 
 }  // namespace bench
 }  // namespace recurve

@@ -216,7 +216,7 @@ std::vector<Result> BenchLinearNoncausal(const BenchOptions& options) {
   }
   std::vector<Result> results;
   for (const Case& c : cases) {
-    if (Name(c).find(options.shape) == std::string::npos) continue;
+    if (!options.Wants(Name(c))) continue;
     Case small = c;
     small.batch = 2;
     small.length = 1000;

@@ -195,7 +195,7 @@ std::vector<Result> BenchLinearPrefill(const BenchOptions& options) {
   }
   std::vector<Result> results;
   for (const Case& c : cases) {
-    if (Name(c).find(options.shape) == std::string::npos) continue;
+    if (!options.Wants(Name(c))) continue;
     LinearPrefillBench bench(c);
     bench.Check();
     results.push_back(bench.Run());

@@ -139,10 +139,6 @@ std::vector<Result> BenchMatmul(const BenchOptions& options) {
     return "[" + std::to_string(product.outputs) + ", " +
            std::to_string(product.cols) + "] x " + std::to_string(rows);
   };
-  const auto wanted = [&](const std::string& shape) {
-    return options.shape.empty() ||
-           shape.find(options.shape) != std::string::npos;
-  };
   const auto bytes_of = [](const Product& product) {
     return 2.0 * static_cast<double>(product.outputs * product.inputs);
   };
@@ -155,7 +151,7 @@ std::vector<Result> BenchMatmul(const BenchOptions& options) {
       bytes += bytes_of(product);
       flops += static_cast<double>(rows) * bytes_of(product);
       const std::string shape = shape_of(product, rows);
-      if (!wanted(shape)) continue;
+      if (!options.Wants(shape)) continue;
       Check(params(product, weights[i], rows), product.name);
       results.push_back(
           {"matmul", shape,
@@ -169,7 +165,7 @@ std::vector<Result> BenchMatmul(const BenchOptions& options) {
                kLayers, true),
            bytes_of(product), static_cast<double>(rows) * bytes_of(product)});
     }
-    if (wanted(shape_of(kHead, rows))) {
+    if (options.Wants(shape_of(kHead, rows))) {
       Check(params(kHead, head, rows), kHead.name);
       results.push_back(
           {"matmul", shape_of(kHead, rows),
@@ -182,7 +178,7 @@ std::vector<Result> BenchMatmul(const BenchOptions& options) {
     }
     // A call is a layer's products.
     const std::string shape = "layer x " + std::to_string(rows);
-    if (!wanted(shape)) continue;
+    if (!options.Wants(shape)) continue;
     results.push_back(
         {"matmul", shape,
          Measure(

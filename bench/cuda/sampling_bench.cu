@@ -100,7 +100,7 @@ std::vector<Result> BenchSampling(const BenchOptions& options) {
     p.samples = samples;
     for (const int64_t rows : all_rows) {
       const std::string shape = kind.name + (" x " + std::to_string(rows));
-      if (shape.find(options.shape) == std::string::npos) continue;
+      if (!options.Wants(shape)) continue;
       p.num_samples = rows;
       const Timing timing = Measure(
           [p](cudaStream_t stream, int) { return LaunchSample(p, stream); }, 32,

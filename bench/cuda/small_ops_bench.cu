@@ -22,6 +22,10 @@ constexpr Named kActivations[] = {
     {"softmax over features", Activation::kSoftmax, false},
     {"softmax over the sequence", Activation::kNone, true}};
 
+std::string ShapeName(const Named& activation, bool heads_first) {
+  return std::string(activation.name) + (heads_first ? " bhnd" : " bnhd");
+}
+
 Result BenchOneLrpe(CudaLrpeParams p, const Named& activation,
                     bool heads_first) {
   const int64_t out_dim = LrpeOutputDim(p.position, kDim);
@@ -48,13 +52,13 @@ Result BenchOneLrpe(CudaLrpeParams p, const Named& activation,
   RECURVE_CUDA_OK(cudaFree(workspace));
   return {
       p.position == LrpeType::kRotate ? "lrpe_rotate" : "lrpe_cosine",
-      std::string(activation.name) + (heads_first ? " bhnd" : " bnhd"), timing,
+      ShapeName(activation, heads_first), timing,
       2.0 * kBatch * kLength * kHeads * static_cast<double>(kDim + out_dim)};
 }
 
 }  // namespace
 
-std::vector<Result> BenchLrpe() {
+std::vector<Result> BenchLrpe(const BenchOptions& options) {
   const int64_t elements = kBatch * kLength * kHeads * kDim;
   CudaLrpeParams p = {};
   p.type = ElementType::kBFloat16;
@@ -79,6 +83,7 @@ std::vector<Result> BenchLrpe() {
     p.position = position;
     for (bool heads_first : {false, true}) {
       for (const Named& activation : kActivations) {
+        if (!options.Wants(ShapeName(activation, heads_first))) continue;
         results.push_back(BenchOneLrpe(p, activation, heads_first));
       }
     }
@@ -88,7 +93,7 @@ std::vector<Result> BenchLrpe() {
   return results;
 }
 
-std::vector<Result> BenchNorm() {
+std::vector<Result> BenchNorm(const BenchOptions& options) {
   constexpr int64_t kCols = 4096;
   std::vector<Result> results;
   for (int64_t rows : {1, 32, 256, 8192}) {
@@ -96,13 +101,13 @@ std::vector<Result> BenchNorm() {
     void* x = RandomMemory(4 * elements, true);
     void* gate = RandomMemory(2 * elements, true);
     void* y = RandomMemory(2 * elements, true);
-    const float* weight = static_cast<float*>(RandomMemory(4 * kCols, false));
+    void* weight = RandomMemory(4 * kCols, false);
     CudaGatedNormParams p = {};
     p.norm.type = ElementType::kBFloat16;
     p.norm.x = x;
     p.norm.y = y;
     p.norm.x_stride = p.norm.y_stride = p.gate_stride = p.norm.cols = kCols;
-    p.norm.weight = weight;
+    p.norm.weight = static_cast<const float*>(weight);
     p.norm.rows = rows;
     p.norm.groups = 1;
     p.norm.eps = 1e-5f;
@@ -113,6 +118,7 @@ std::vector<Result> BenchNorm() {
     const double row_bytes = 2.0 * elements;
     const auto add = [&](const char* op, const Enqueue& enqueue, int moved,
                          const char* detail) {
+      if (!options.Wants(shape + detail)) return;
       results.push_back(
           {op, shape + detail, Measure(enqueue, 32, false), moved * row_bytes});
     };
@@ -139,7 +145,7 @@ std::vector<Result> BenchNorm() {
     glu.activation = Activation::kSilu;
     add(
         "glu", [glu](cudaStream_t s, int) { return LaunchGlu(glu, s); }, 3, "");
-    for (void* memory : {x, gate, y}) RECURVE_CUDA_OK(cudaFree(memory));
+    for (void* memory : {x, gate, y, weight}) RECURVE_CUDA_OK(cudaFree(memory));
   }
   return results;
 }

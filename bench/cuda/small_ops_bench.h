@@ -9,9 +9,9 @@ namespace recurve {
 namespace bench {
 
 // LRPE over whole sequences, each encoding with each activation.
-std::vector<Result> BenchLrpe();
+std::vector<Result> BenchLrpe(const BenchOptions& options);
 // RMSNorm, the gated norm and the GLU gate at the sizes of a decode step.
-std::vector<Result> BenchNorm();
+std::vector<Result> BenchNorm(const BenchOptions& options);
 
 }  // namespace bench
 }  // namespace recurve

@@ -108,6 +108,7 @@ class TimedBackend : public Backend {
     absl::Status status;
     Timed("begin (copy, tables, schedules of prompts)",
           [&] { status = backend_->BeginStep(batch); });
+    if (!status.ok()) Release();  // no Head comes
     return status;
   }
   void Embed(TableId table, float scale, Activations out) override {
@@ -144,11 +145,7 @@ class TimedBackend : public Backend {
     Timed("gated norm", [&] { backend_->GatedNorm(args); });
   }
   void Head(Activations in, const NormArgs& norm, MatrixId head) override {
-    {
-      const std::lock_guard lock(mu_);
-      held_ = false;
-    }
-    changed_.notify_all();
+    Release();
     Timed("head (norm, logits, tokens to the host)",
           [&] { backend_->Head(in, norm, head); });
   }
@@ -195,6 +192,14 @@ class TimedBackend : public Backend {
     auto* const backend = static_cast<TimedBackend*>(self);
     std::unique_lock lock(backend->mu_);
     backend->changed_.wait(lock, [backend] { return !backend->held_; });
+  }
+  // The stream goes on.
+  void Release() {
+    {
+      const std::lock_guard lock(mu_);
+      held_ = false;
+    }
+    changed_.notify_all();
   }
   cudaEvent_t NewEvent() {
     cudaEvent_t event = nullptr;

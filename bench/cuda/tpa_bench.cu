@@ -149,7 +149,13 @@ class TpaBench {
           return LaunchTpaAppend(Append(call % layers_), stream);
         },
         static_cast<int>(std::max<int64_t>(layers_, 8)), true);
-    return {"tpa_append", case_.name, timing, 4.0 * rows_ * stride_};
+    // Factors and angles are read, and written to pages and as queries.
+    const TpaShape& s = case_.shape;
+    const auto bytes = static_cast<double>(
+        rows_ * (4 * (stride_ + s.head_dim) +
+                 2 * s.kv_rank * (2 * s.num_heads + s.head_dim + s.value_dim)) +
+        TpaQueryBytes(s, rows_));
+    return {"tpa_append", case_.name, timing, bytes};
   }
 
   // Ends the program unless all forms give the same bits and some heads of the
@@ -483,11 +489,8 @@ std::vector<Case> TargetCases() {
 
 std::vector<Result> BenchTpa(const BenchOptions& options) {
   std::vector<Result> results;
-  const auto wanted = [&](const Case& c) {
-    return c.name.find(options.shape) != std::string::npos;
-  };
   for (const Case& c : TargetCases()) {
-    if (!wanted(c)) continue;
+    if (!options.Wants(c.name)) continue;
     TpaBench bench(c);
     bench.Check();
     results.push_back(bench.Run(bench.Choice(), "tpa_decode"));
@@ -503,7 +506,7 @@ std::vector<Result> BenchTpa(const BenchOptions& options) {
   for (int rows : {8, 32}) {
     for (int length = 256; length <= 32768; length *= 2) {
       const Case c = Uniform("H32 D128 R1 ", kSeed, rows, length);
-      if (!wanted(c)) continue;
+      if (!options.Wants(c.name)) continue;
       TpaBench bench(c);
       bench.Check();
       for (TpaDecodeForm form : kForms) {

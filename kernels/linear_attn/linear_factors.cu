@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/linear_attn/linear_factors_cuda.h"
 #include "kernels/linear_attn/linear_step_check.h"
@@ -134,12 +135,12 @@ __global__ void __launch_bounds__(kThreads)
 bool Valid(const LinearFactorsParams& p) {
   return p.tokens >= 0 && p.tokens <= INT32_MAX && p.num_heads >= 1 &&
          p.num_heads <= 65535 && ValidLinearDim(p.head_dim) &&
-         ValidLinearDim(p.value_dim) && p.q != nullptr && p.k != nullptr &&
-         p.v != nullptr && p.stride % 4 == 0 &&
+         ValidLinearDim(p.value_dim) && IsThere(p.q) && IsThere(p.k) &&
+         IsThere(p.v) && p.stride % 4 == 0 &&
          (p.position == LrpeType::kNone ||
           (p.cos != nullptr && p.sin != nullptr)) &&
-         p.q_factors != nullptr && p.k_factors != nullptr &&
-         p.v_factors != nullptr && p.factors_stride % 8 == 0;
+         IsThere(p.q_factors) && IsThere(p.k_factors) && IsThere(p.v_factors) &&
+         p.factors_stride % 8 == 0;
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ struct LinearFactorsParams {
 };
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a
-// missing pointer.
+// pointer that is missing or not aligned.
 cudaError_t LaunchLinearFactors(const LinearFactorsParams& params,
                                 cudaStream_t stream);
 

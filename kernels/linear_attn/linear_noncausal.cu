@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/hopper_kernel.h"
 #include "kernels/linear_attn/linear_noncausal_cuda.h"
@@ -88,8 +89,8 @@ bool Valid(const LinearNoncausalParams& p) {
          p.value_dim <= kLinearNoncausalMaxDim &&
          (p.position != LrpeType::kRotate || p.head_dim % 16 == 0) &&
          p.max_rows >= 0 && p.max_rows <= 65535 &&
-         p.max_rows * p.num_heads <= int64_t{1} << 27 && p.q != nullptr &&
-         p.k != nullptr && p.v != nullptr && p.out != nullptr &&
+         p.max_rows * p.num_heads <= int64_t{1} << 27 && IsThere(p.q) &&
+         IsThere(p.k) && IsThere(p.v) && IsAligned(p.g) && IsThere(p.out) &&
          (p.out_type == ElementType::kBFloat16 ||
           p.out_type == ElementType::kFloat32) &&
          p.stride % 8 == 0 && p.out_stride % 8 == 0 &&
@@ -99,9 +100,9 @@ bool Valid(const LinearNoncausalParams& p) {
          ValidActivation(p.g_activation) &&
          (p.position == LrpeType::kNone ||
           (p.phase_steps != nullptr && p.positions != nullptr)) &&
-         (p.states == nullptr ||
-          (p.slots != nullptr && p.slot_stride % 4 == 0)) &&
-         (p.workspace != nullptr || !LinearNoncausalRingDoes(p));
+         (p.states == nullptr || (p.slots != nullptr && IsAligned(p.states) &&
+                                  p.slot_stride % 4 == 0)) &&
+         (IsThere(p.workspace, 128) || !LinearNoncausalRingDoes(p));
 }
 
 Change ChangeOf(Activation activation, bool sequence_softmax) {

@@ -87,8 +87,8 @@ inline constexpr int64_t kLinearNoncausalMaxDim = 128;
 int64_t LinearNoncausalWorkspaceBytes(const LinearNoncausalParams& params);
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a
-// missing pointer; cudaErrorNotSupported on a device of another compute
-// capability than 9.0, or if the driver makes no tensor maps;
+// pointer that is missing or not aligned; cudaErrorNotSupported on a device of
+// another compute capability than 9.0, or if the driver makes no tensor maps;
 // cudaErrorCooperativeLaunchTooLarge where not all multiprocessors are to be
 // had (a kind with a workspace takes them all at a time).
 cudaError_t LaunchLinearNoncausal(const LinearNoncausalParams& params,

@@ -143,8 +143,11 @@ struct NoncausalState : NoncausalLoads<kPosition> {
       case Change::kSequenceSoftmax:
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          x[i / 4][i % 4] = FastExp(x[i / 4][i % 4] - keys.stats[i / 4].x) *
-                            keys.stats[i / 4].y;
+          // What is no token is 0, which may be far above all that are: its
+          // exponential must be a number, which v, 0 there, takes away.
+          const float below =
+              fminf(x[i / 4][i % 4] - keys.stats[i / 4].x, 0.0f);
+          x[i / 4][i % 4] = FastExp(below) * keys.stats[i / 4].y;
         }
         break;
     }

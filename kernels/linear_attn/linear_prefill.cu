@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/device_attribute.h"
@@ -137,11 +138,10 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
 bool Valid(const LinearPrefillParams& p) {
   return p.num_heads >= 1 && ValidLinearDim(p.head_dim) &&
          ValidLinearDim(p.value_dim) && p.num_heads <= 65535 / 4 &&
-         p.max_rows >= 0 && p.max_rows <= 65535 && p.q != nullptr &&
-         p.k != nullptr && p.v != nullptr && p.out != nullptr &&
-         p.stride % 8 == 0 && p.out_stride % 8 == 0 &&
-         p.query_start != nullptr && p.slots != nullptr &&
-         p.positions != nullptr && p.states != nullptr &&
+         p.max_rows >= 0 && p.max_rows <= 65535 && IsThere(p.q) &&
+         IsThere(p.k) && IsThere(p.v) && IsThere(p.out) && p.stride % 8 == 0 &&
+         p.out_stride % 8 == 0 && p.query_start != nullptr &&
+         p.slots != nullptr && p.positions != nullptr && IsThere(p.states) &&
          (p.position == LrpeType::kNone || p.phase_steps != nullptr);
 }
 

@@ -80,8 +80,8 @@ struct LinearPrefillParams {
 inline constexpr int kLinearPrefillChunk = 64;
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a
-// missing pointer; cudaErrorNotSupported on a device of another compute
-// capability than 9.0.
+// pointer that is missing or not aligned; cudaErrorNotSupported on a device of
+// another compute capability than 9.0.
 cudaError_t LaunchLinearPrefill(const LinearPrefillParams& params,
                                 cudaStream_t stream);
 

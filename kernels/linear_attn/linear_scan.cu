@@ -193,6 +193,15 @@ bool Aligned(const LinearAttentionParams& p) {
              0;
 }
 
+// Whether no pointer is missing.
+bool Complete(const LinearAttentionParams& p) {
+  return p.q != nullptr && p.k != nullptr && p.v != nullptr &&
+         p.out != nullptr && p.query_start != nullptr && p.slots != nullptr &&
+         p.states != nullptr && p.decay != nullptr &&
+         (p.position == LrpeType::kNone ||
+          (p.cos != nullptr && p.sin != nullptr));
+}
+
 template <int kRows, int kVector>
 cudaError_t Launch(const LinearAttentionParams& p, int key_dim, int angles,
                    bool early, cudaStream_t stream) {
@@ -212,10 +221,12 @@ cudaError_t LaunchLinearScan(const LinearAttentionParams& p, bool early,
   if (p.num_heads < 1 || p.num_heads > 65535 || p.head_dim < 1 ||
       key_dim > kLinearScanMaxKeyDim || p.value_dim < 1 ||
       p.value_dim > kLinearScanMaxValueDim || p.sequences < 0 ||
-      p.sequences > 65535) {
+      p.sequences > 65535 ||
+      (p.position == LrpeType::kRotate && p.head_dim % 2 != 0)) {
     return cudaErrorInvalidValue;
   }
   if (p.sequences == 0) return cudaSuccess;
+  if (!Complete(p)) return cudaErrorInvalidValue;
   int multiprocessors = 0;
   const cudaError_t error =
       DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);

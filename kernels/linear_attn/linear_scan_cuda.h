@@ -24,8 +24,8 @@ inline constexpr int64_t kLinearScanMaxValueDim = 1024;
 // stream is done: they were written before the last kernel that was launched
 // otherwise (in a step that is the embedding's).
 //
-// cudaErrorInvalidValue for sizes below 1 or above these limits, or more than
-// 65535 heads or sequences.
+// cudaErrorInvalidValue for sizes below 1 or above these limits, more than
+// 65535 heads or sequences, an odd head_dim to rotate, or a missing pointer.
 cudaError_t LaunchLinearScan(const LinearAttentionParams& params, bool early,
                              cudaStream_t stream);
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/alignment.h"
 #include "kernels/linear_attn/linear_step_cuda.h"
 #include "kernels/linear_attn/linear_step_plan.h"
 
@@ -18,7 +19,7 @@ inline bool ValidLinearState(const LinearStepParams& p) {
   return p.num_heads >= 1 && p.num_heads <= 65535 &&
          ValidLinearDim(p.head_dim) && ValidLinearDim(p.value_dim) &&
          p.max_rows >= 0 && p.max_rows <= 65535 && p.slots != nullptr &&
-         p.decay != nullptr && p.states != nullptr && p.slot_stride % 8 == 0 &&
+         p.decay != nullptr && IsThere(p.states) && p.slot_stride % 8 == 0 &&
          (p.positions != nullptr || (p.position == LrpeType::kNone &&
                                      p.state_type == ElementType::kFloat32));
 }
@@ -30,7 +31,7 @@ inline bool ValidLinearStep(const LinearStepParams& p) {
 }
 
 inline bool ValidLinearRing(const LinearDeferredParams& p) {
-  return p.ring != nullptr && p.ring_start != nullptr &&
+  return IsThere(p.ring) && p.ring_start != nullptr &&
          p.step.positions != nullptr && p.ring_length >= 1 &&
          p.ring_length <= kMaxLinearRing &&
          (p.ring_length & (p.ring_length - 1)) == 0 &&

@@ -74,7 +74,7 @@ struct LinearStepParams {
 };
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a
-// missing pointer.
+// pointer that is missing or not aligned.
 cudaError_t LaunchLinearStep(const LinearStepParams& params,
                              cudaStream_t stream);
 

@@ -43,7 +43,7 @@ struct CudaLrpeParams {
 };
 
 // cudaErrorInvalidValue for a shape outside what the comments allow, or a
-// missing pointer.
+// pointer that is missing or not aligned.
 cudaError_t LaunchLrpe(const CudaLrpeParams& params, cudaStream_t stream);
 
 // The same with a softmax over the sequence as activation: each feature of each

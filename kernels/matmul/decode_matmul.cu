@@ -1,5 +1,6 @@
 // Checks products of a decode step and chooses their kernel; the one for
 // devices before Hopper and after it.
+#include "kernels/common/alignment.h"
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/copy_groups.cuh"
 #include "kernels/common/dependent_launch.cuh"
@@ -249,10 +250,6 @@ cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
              : Launch<T, false, 1, 4, 4>(p, stream);
 }
 
-bool Aligned(const void* data) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
 bool IsHopper() {
   int major = 0;
   return DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major) ==
@@ -288,7 +285,7 @@ cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& p,
       p.outputs > INT32_MAX / 8 || p.x_cols < 0 || p.x_cols > p.inputs ||
       p.rows < 0 || p.rows > kDecodeMatmulMaxRows ||
       (p.x_is_float && !DecodeMatmulTakesFloats(p.inputs, p.rows)) ||
-      !Aligned(p.w) || !Aligned(p.x) || !Aligned(p.norm_weight) ||
+      !IsAligned(p.w) || !IsAligned(p.x) || !IsAligned(p.norm_weight) ||
       p.x_stride % (p.x_is_float ? 4 : 8) != 0) {
     return cudaErrorInvalidValue;
   }
@@ -301,6 +298,9 @@ cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& p,
   }
   if (p.y_is_half && !p.gate) return cudaErrorInvalidValue;
   if (p.rows == 0) return cudaSuccess;
+  if (p.w == nullptr || p.x == nullptr || p.y == nullptr) {
+    return cudaErrorInvalidValue;
+  }
   if (hopper) return LaunchHopper(p, stream);
   return p.type == WeightType::kBFloat16 ? LaunchTyped<__nv_bfloat16>(p, stream)
                                          : LaunchTyped<__half>(p, stream);

@@ -48,6 +48,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_attribute.h"
@@ -339,10 +340,6 @@ constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
 
 std::atomic<int64_t> launches{0};
 
-bool Aligned(const void* data) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
 // Of the current device; none unless it is a Hopper of this process alone.
 cudaError_t Multiprocessors(int* count) {
   int major = 0;
@@ -364,10 +361,10 @@ cudaError_t Multiprocessors(int* count) {
 
 ProductChainPlan PlanOf(const ProductChainParams& p, int multiprocessors) {
   if (p.type == WeightType::kFloat32 || p.activation == Activation::kSoftmax ||
-      p.x_cols < 0 || p.x_cols > p.out_inputs || !Aligned(p.x) ||
-      (p.rows > 1 && p.x_stride % 8 != 0) || !Aligned(p.out) ||
-      !Aligned(p.up) || !Aligned(p.down) || !Aligned(p.next) ||
-      !Aligned(p.up_norm) || !Aligned(p.next_norm) ||
+      p.x_cols < 0 || p.x_cols > p.out_inputs || !IsAligned(p.x) ||
+      (p.rows > 1 && p.x_stride % 8 != 0) || !IsAligned(p.out) ||
+      !IsAligned(p.up) || !IsAligned(p.down) || !IsAligned(p.next) ||
+      !IsAligned(p.up_norm) || !IsAligned(p.next_norm) ||
       p.down_cols > p.features || p.down_cols > p.down_inputs) {
     return {};
   }
@@ -375,6 +372,13 @@ ProductChainPlan PlanOf(const ProductChainParams& p, int multiprocessors) {
       {p.rows, p.width, p.out_inputs, p.features, p.up_inputs, p.down_inputs,
        p.next == nullptr ? 0 : p.next_outputs, p.next_inputs},
       multiprocessors, kMaxShared);
+}
+
+// Whether no pointer is missing, where a launch goes by it.
+bool Complete(const ProductChainParams& p) {
+  return p.x != nullptr && p.out != nullptr && p.residual != nullptr &&
+         p.up != nullptr && p.down != nullptr && IsThere(p.exchange) &&
+         (p.next == nullptr || p.y != nullptr);
 }
 
 }  // namespace
@@ -391,7 +395,7 @@ cudaError_t LaunchProductChain(const ProductChainParams& p,
   cudaError_t error = Multiprocessors(&multiprocessors);
   if (error != cudaSuccess) return error;
   const ProductChainPlan plan = PlanOf(p, multiprocessors);
-  if (plan.slots == 0) return cudaErrorInvalidValue;
+  if (plan.slots == 0 || !Complete(p)) return cudaErrorInvalidValue;
   ChainArgs a = {};
   a.p = p;
   a.slots = plan.slots;

@@ -1,3 +1,4 @@
+#include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/weight_math.cuh"
 #include "kernels/rows/rows_cuda.h"
@@ -142,8 +143,12 @@ cudaError_t LaunchScatterRows(const CudaScatterRowsParams& p,
 }
 
 cudaError_t LaunchCopy(const CudaCopyParams& p, cudaStream_t stream) {
-  if (p.bytes < 0 || p.bytes % kCopyMultiple != 0) return cudaErrorInvalidValue;
+  if (p.bytes < 0 || p.bytes % kCopyMultiple != 0 || !IsAligned(p.from) ||
+      !IsAligned(p.to)) {
+    return cudaErrorInvalidValue;
+  }
   if (p.bytes == 0) return cudaSuccess;
+  if (p.from == nullptr || p.to == nullptr) return cudaErrorInvalidValue;
   const int64_t blocks = (p.bytes / kCopyMultiple + kThreads - 1) / kThreads;
   copy_kernel<<<static_cast<unsigned>(blocks < kCopyBlocks ? blocks
                                                            : kCopyBlocks),

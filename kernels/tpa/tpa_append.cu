@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/tpa/tpa_append.cuh"
@@ -114,6 +115,20 @@ cudaError_t Launch(const TpaCudaAppendParams& params,
                          bytes, stream, params, layout, queries);
 }
 
+// Whether rows have all that they are appended and queries formed from, and
+// where they go.
+bool Complete(const TpaCudaAppendParams& p) {
+  const TpaCudaFactors& f = p.factors;
+  return IsThere(p.cache.pages) && p.cache.page_table != nullptr &&
+         p.row_sequence != nullptr && p.positions != nullptr &&
+         f.a_k != nullptr && f.b_k != nullptr && f.a_v != nullptr &&
+         f.b_v != nullptr &&
+         (p.query_rows == 0 ||
+          (f.b_q != nullptr && (p.shape.q_rank == 0 || f.a_q != nullptr))) &&
+         (f.position == LrpeType::kNone ||
+          (f.cos != nullptr && f.sin != nullptr));
+}
+
 bool Valid(const TpaCudaAppendParams& p, const TpaPageLayout& layout) {
   return TpaDecodeSupports(p.shape) && p.rows >= 0 && p.query_rows >= 0 &&
          (p.query_rows == 0 || (p.queries != nullptr && p.first_query >= 0 &&
@@ -121,7 +136,8 @@ bool Valid(const TpaCudaAppendParams& p, const TpaPageLayout& layout) {
          p.cache.page_stride % 8 == 0 &&
          p.cache.page_stride >= layout.page_elements &&
          p.factors.position != LrpeType::kCosine &&
-         p.factors.activation != Activation::kSoftmax;
+         p.factors.activation != Activation::kSoftmax &&
+         (p.rows == 0 || Complete(p));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/device_attribute.h"
 #include "kernels/tpa/tpa_decode.cuh"
 #include "kernels/tpa/tpa_kernel.cuh"
@@ -15,8 +16,7 @@ int64_t MaxLength(const TpaCudaDecodeParams& p) {
 bool ValidOut(const TpaCudaDecodeParams& p) {
   if (p.out == nullptr) return false;
   if (p.out_type == WeightType::kFloat32) return true;
-  return p.out_type == TpaWeightType(p.cache.element) &&
-         reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
+  return p.out_type == TpaWeightType(p.cache.element) && IsAligned(p.out, 8);
 }
 
 // What copies pages goes by the plan, what multiplies by the instance.
@@ -75,16 +75,13 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
              p.new_tokens * TpaHeadOctets(p.shape) &&
          p.cache.page_stride % 8 == 0 &&
          p.cache.page_stride >= layout.page_elements &&
-         reinterpret_cast<uintptr_t>(p.cache.pages) % 16 == 0 &&
-         reinterpret_cast<uintptr_t>(p.queries) % 16 == 0 &&
+         IsThere(p.cache.pages) && p.cache.page_table != nullptr &&
+         IsAligned(p.queries) &&
          (p.queries != nullptr || ValidFactors(p, plan)) && p.next_bytes >= 0 &&
-         (p.next != nullptr || p.next_bytes == 0) &&
-         reinterpret_cast<uintptr_t>(p.next) % 16 == 0 && p.fresh_tokens >= 0 &&
-         p.new_tokens >= 1 && p.new_tokens <= 8 &&
+         (p.next != nullptr || p.next_bytes == 0) && IsAligned(p.next) &&
+         p.fresh_tokens >= 0 && p.new_tokens >= 1 && p.new_tokens <= 8 &&
          TpaDecodeHolds(plan, p.rows, p.cache.page_table_stride) &&
-         reinterpret_cast<uintptr_t>(p.schedule) % 128 == 0 &&
-         p.schedule != nullptr && p.scratch != nullptr &&
-         reinterpret_cast<uintptr_t>(p.scratch) % 256 == 0 &&
+         IsThere(p.schedule, 128) && IsThere(p.scratch, 256) &&
          p.scratch_bytes >= TpaDecodeScratchBytes(p, plan);
 }
 

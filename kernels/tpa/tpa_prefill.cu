@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/shared_memory.h"
 #include "kernels/tpa/tpa_prefill_args.cuh"
 #include "kernels/tpa/tpa_prefill_attend.cuh"
@@ -41,10 +42,6 @@ bool Valid(const TpaPrefillParams& p, const TpaPrefillPlan& plan) {
   TpaPrefillLimits limits = {plan.max_rows, 1, 1, 0};
   const TpaPrefillPlan same = PlanTpaPrefill(p.shape, plan.form, limits);
   const TpaPageLayout layout(p.shape, TpaPageOrder::kOctets);
-  const auto aligned = [](const void* pointer, uintptr_t bytes) {
-    return pointer != nullptr &&
-           reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
-  };
   const bool angles =
       p.position == LrpeType::kNone ||
       (p.position == LrpeType::kRotate && p.cos != nullptr && p.sin != nullptr);
@@ -52,11 +49,11 @@ bool Valid(const TpaPrefillParams& p, const TpaPrefillPlan& plan) {
          plan.head_group >= 1 && plan.head_group <= p.shape.num_heads &&
          p.cache.page_stride % 8 == 0 &&
          p.cache.page_stride >= layout.page_elements &&
-         aligned(p.cache.pages, 16) && p.cache.page_table != nullptr &&
+         IsThere(p.cache.pages) && p.cache.page_table != nullptr &&
          (p.shape.q_rank == 0 || p.a_q != nullptr) && p.b_q != nullptr &&
-         angles && aligned(p.out, 16) && p.out_stride % 8 == 0 &&
+         angles && IsThere(p.out) && p.out_stride % 8 == 0 &&
          p.out_stride >= p.shape.num_heads * p.shape.value_dim &&
-         aligned(p.schedule, 128) && aligned(p.scratch, 128);
+         IsThere(p.schedule, 128) && IsThere(p.scratch, 128);
 }
 
 }  // namespace

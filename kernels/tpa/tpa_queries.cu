@@ -1,3 +1,4 @@
+#include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/tpa/tpa_query.cuh"
 
@@ -35,6 +36,14 @@ cudaError_t Launch(const TpaQueryArgs& args, cudaStream_t stream) {
                          args);
 }
 
+// Whether tokens have all that their queries are formed of.
+bool Complete(const TpaCudaQueryParams& p) {
+  return p.queries != nullptr && p.b_q != nullptr &&
+         (p.shape.q_rank == 0 || p.a_q != nullptr) &&
+         (p.position == LrpeType::kNone ||
+          (p.cos != nullptr && p.sin != nullptr));
+}
+
 }  // namespace
 
 // ----------------------------------------------------------------------------
@@ -43,8 +52,8 @@ cudaError_t Launch(const TpaQueryArgs& args, cudaStream_t stream) {
 bool MakeTpaQueryArgs(const TpaCudaQueryParams& params, TpaQueryArgs* args) {
   const TpaShape& s = params.shape;
   if (!TpaDecodeSupports(s) || params.tokens < 0 ||
-      params.position == LrpeType::kCosine ||
-      reinterpret_cast<uintptr_t>(params.queries) % 16 != 0) {
+      params.position == LrpeType::kCosine || !IsAligned(params.queries) ||
+      (params.tokens > 0 && !Complete(params))) {
     return false;
   }
   args->p = params;
@@ -68,7 +77,6 @@ cudaError_t LaunchTpaQueries(const TpaCudaQueryParams& params,
   TpaQueryArgs args;
   if (!MakeTpaQueryArgs(params, &args)) return cudaErrorInvalidValue;
   if (params.tokens == 0) return cudaSuccess;
-  if (params.queries == nullptr) return cudaErrorInvalidValue;
   return params.element == TpaElement::kBFloat16
              ? Launch<__nv_bfloat16>(args, stream)
              : Launch<__half>(args, stream);

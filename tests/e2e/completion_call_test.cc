@@ -38,11 +38,11 @@ TEST(CompletionCallTest, AWholeAnswerIsNotMadeOnTheEnginesThread) {
   const std::string name = "demo";
   TestServer server;
   Engine& engine = server.server().engine();
-  EncodeThreads encode_threads;
+  const std::unique_ptr<EncodeThreads> encode_threads = *EncodeThreads::Start();
   environment.engine = &engine;
   environment.context = {nullptr, 100, 16, engine.limits().vocab_size};
   environment.metrics = &metrics;
-  environment.encode_threads = &encode_threads;
+  environment.encode_threads = encode_threads.get();
   environment.open_streams = &open;
   environment.accepted_streams = &accepted;
   const auto reply = std::make_shared<KeptReply>();

@@ -47,10 +47,24 @@ void ExpectValid(const StepBatch& step, const WarmUpLimits& limits) {
   }
 }
 
-// Of the steps but the first, those of short prompts, which are the last.
+// The last: of what later commands append, several tokens of a sequence that
+// are no prompt, or a prompt that does not begin at position 0.
+size_t LaterSteps(const std::vector<StepBatch>& steps) {
+  size_t count = 0;
+  for (; count < steps.size(); ++count) {
+    const StepBatch& step = steps[steps.size() - 1 - count];
+    const bool few = step.kinds[0] == TokenKind::kStep &&
+                     step.num_tokens() > step.num_sequences();
+    const bool prompt = StartsPrompt(step.kinds[0]) && step.positions[0] > 0;
+    if (!few && !prompt) break;
+  }
+  return count;
+}
+
+// Of the steps but the first, those of short prompts, which come before them.
 size_t ShortPromptSteps(const std::vector<StepBatch>& steps) {
   size_t count = 0;
-  for (size_t i = 1; i < steps.size(); ++i) {
+  for (size_t i = 1; i < steps.size() - LaterSteps(steps); ++i) {
     if (steps[i].kinds[0] == TokenKind::kStep) {
       EXPECT_EQ(count, 0u);
     } else {
@@ -60,10 +74,15 @@ size_t ShortPromptSteps(const std::vector<StepBatch>& steps) {
   return count;
 }
 
+// Where steps of short prompts begin.
+size_t FirstShortPrompt(const std::vector<StepBatch>& steps) {
+  return steps.size() - LaterSteps(steps) - ShortPromptSteps(steps);
+}
+
 // Sequences of each step between those of prompts, in order.
 std::vector<int64_t> Sequences(const std::vector<StepBatch>& steps) {
   std::vector<int64_t> counts;
-  for (size_t i = 1; i < steps.size() - ShortPromptSteps(steps); ++i) {
+  for (size_t i = 1; i < FirstShortPrompt(steps); ++i) {
     EXPECT_THAT(steps[i].kinds, Each(TokenKind::kStep));
     EXPECT_EQ(steps[i].num_tokens(), steps[i].num_sequences());
     counts.push_back(steps[i].num_sequences());
@@ -111,7 +130,7 @@ TEST(WarmUpTest, EachKindOfContexts) {
   };
   const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
   for (const StepBatch& step : steps) ExpectValid(step, limits);
-  ASSERT_THAT(steps, SizeIs(7 + ShortPromptSteps(steps)));
+  ASSERT_EQ(FirstShortPrompt(steps), 7u);
   EXPECT_EQ(steps[2].positions[0], 0);
   EXPECT_EQ(steps[4].positions[0], 191);
   EXPECT_EQ(steps[6].positions[0], 1087);
@@ -132,7 +151,7 @@ TEST(WarmUpTest, EachKindOfARealModel) {
     const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
     for (const StepBatch& step : steps) ExpectValid(step, limits);
     std::map<int64_t, std::set<TpaContexts>> kinds;  // by sequences
-    for (size_t i = 1; i < steps.size() - ShortPromptSteps(steps); ++i) {
+    for (size_t i = 1; i < FirstShortPrompt(steps); ++i) {
       const StepBatch& step = steps[i];
       kinds[step.num_sequences()].insert(
           contexts_of(step.positions, step.num_sequences()));
@@ -164,7 +183,7 @@ TEST(WarmUpTest, ManyChunksOfARealModel) {
   const WarmUpLimits limits = {64, 8, 512};
   const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
   std::map<int64_t, int> many;  // by sequences
-  for (size_t i = 1; i < steps.size() - ShortPromptSteps(steps); ++i) {
+  for (size_t i = 1; i < FirstShortPrompt(steps); ++i) {
     const StepBatch& step = steps[i];
     many[step.num_sequences()] +=
         contexts_of(step.positions, step.num_sequences()) == TpaContexts::kMany;
@@ -183,7 +202,7 @@ TEST(WarmUpTest, LongContextsUpToTheLast) {
   };
   const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
   for (const StepBatch& step : steps) ExpectValid(step, limits);
-  ASSERT_THAT(steps, SizeIs(5 + ShortPromptSteps(steps)));
+  ASSERT_EQ(FirstShortPrompt(steps), 5u);
   EXPECT_EQ(steps[4].positions[0], 703);
 }
 
@@ -192,7 +211,7 @@ TEST(WarmUpTest, ShortPrompts) {
   const std::vector<StepBatch> steps = WarmUpSteps(limits, Any);
   for (const StepBatch& step : steps) ExpectValid(step, limits);
   std::vector<std::pair<int64_t, int64_t>> prompts;  // and tokens of all
-  for (size_t i = steps.size() - ShortPromptSteps(steps); i < steps.size();
+  for (size_t i = FirstShortPrompt(steps); i < steps.size() - LaterSteps(steps);
        ++i) {
     prompts.emplace_back(steps[i].num_sequences(), steps[i].num_tokens());
     EXPECT_EQ(steps[i].kinds[0], TokenKind::kShortPromptStart);
@@ -206,6 +225,26 @@ TEST(WarmUpTest, ShortPrompts) {
   EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 32, 1}, Any)), 1u);
   EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 5, 40}, Any)), 6u);
   EXPECT_EQ(ShortPromptSteps(WarmUpSteps({4096, 6, 40}, Any)), 7u);
+}
+
+TEST(WarmUpTest, WhatLaterCommandsAppend) {
+  for (const WarmUpLimits& limits :
+       {WarmUpLimits{1100, 32, 40}, {1100, 1, 40}, {1100, 32, 0}}) {
+    const std::vector<StepBatch> steps = WarmUpSteps(limits, Any);
+    const StepBatch& few = steps[steps.size() - 2];
+    ExpectValid(few, limits);
+    EXPECT_THAT(few.kinds, Each(TokenKind::kStep));
+    EXPECT_EQ(few.query_start[1], 9);
+    EXPECT_EQ(few.num_sequences(), limits.max_sequences > 1 ? 2 : 1);
+    const StepBatch& prompt = steps.back();
+    ExpectValid(prompt, limits);
+    EXPECT_EQ(prompt.num_tokens(), 64);
+    EXPECT_EQ(prompt.kinds[0], TokenKind::kShortPromptStart);
+    EXPECT_EQ(prompt.positions[0], 1);
+  }
+  // As many as there is room for.
+  EXPECT_EQ(WarmUpSteps({31, 2, 40}, Any).back().num_tokens(), 10);
+  EXPECT_EQ(WarmUpSteps({1, 1, 40}, Any).back().num_tokens(), 1);
 }
 
 // The first step has tokens as longer prompts have, even if it holds few.

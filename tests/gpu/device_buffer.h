@@ -49,6 +49,12 @@ class DeviceBuffer {
   size_t size_;
 };
 
+// A multiple of 16 bytes becomes one of 8 only.
+template <typename T>
+T* Misaligned(T* pointer) {
+  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + 8);
+}
+
 // Floats that the device holds as `type`; what a read gives is exact.
 class DeviceTensor {
  public:

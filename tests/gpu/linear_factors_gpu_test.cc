@@ -327,6 +327,12 @@ TEST_F(LinearFactorsGpuTest, RefuseWhatIsNotSupported) {
   p.factors_stride += 4;
   EXPECT_TRUE(refused(p));
   p = good;
+  p.k = Misaligned(p.k);
+  EXPECT_TRUE(refused(p));
+  p = good;
+  p.k_factors = Misaligned(p.k_factors);
+  EXPECT_TRUE(refused(p));
+  p = good;
   p.tokens = 0;
   EXPECT_EQ(LaunchLinearFactors(p, nullptr), cudaSuccess);
 }

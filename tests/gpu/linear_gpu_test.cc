@@ -356,6 +356,14 @@ TEST_F(LinearGpuTest, RefusesWhatItDoesNotSupport) {
     EXPECT_EQ(LaunchLinearFold(p, nullptr), cudaErrorInvalidValue);
   }
   p = good;
+  p.step.states = Misaligned(p.step.states);
+  EXPECT_TRUE(refused(p));
+  EXPECT_EQ(LaunchLinearFold(p, nullptr), cudaErrorInvalidValue);
+  p = good;
+  p.ring = Misaligned(p.ring);
+  EXPECT_EQ(LaunchLinearDeferredStep(p, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(LaunchLinearFold(p, nullptr), cudaErrorInvalidValue);
+  p = good;
   p.step.max_rows = 0;
   EXPECT_EQ(LaunchLinearStep(p.step, nullptr), cudaSuccess);
 }

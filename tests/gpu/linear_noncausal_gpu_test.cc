@@ -30,6 +30,22 @@ TEST_F(LinearNoncausalGpuTest, MatchesFloat64AtEveryLengthMade) {
   }
 }
 
+// Where factors are made in registers: four blocks share a row's tokens, in
+// tiles of 128.
+TEST_F(LinearNoncausalGpuTest, MatchesFloat64AtEveryLengthInRegisters) {
+  Config rotated;
+  rotated.position = LrpeType::kRotate;
+  Config by_sequence;
+  by_sequence.q_sequence = by_sequence.k_sequence = true;
+  for (const Config& c : {rotated, by_sequence}) {
+    SCOPED_TRACE(testing::Message()
+                 << "position " << static_cast<int>(c.position));
+    ASSERT_NO_FATAL_FAILURE(
+        ExpectOracle(c, {1, 0, 2, 63, 127, 128, 129, 255, 256, 257, 511, 512,
+                         513, 640, 1025, 31}));
+  }
+}
+
 TEST_F(LinearNoncausalGpuTest, MatchesFloat64InEveryShape) {
   for (const auto& [heads, d, e] :
        {std::tuple(1, 16, 8), std::tuple(3, 32, 40), std::tuple(5, 64, 32),
@@ -88,6 +104,23 @@ TEST_F(LinearNoncausalGpuTest, MatchesFloat64WithSequenceSoftmax) {
   }
 }
 
+// Relative to what is no token, e^x would be beyond float32.
+TEST_F(LinearNoncausalGpuTest, SequenceSoftmaxTakesKeysFarBelow0) {
+  for (LrpeType position :
+       {LrpeType::kNone, LrpeType::kRotate, LrpeType::kCosine}) {
+    for (float level : {-100.0f, -3e4f, 3e4f}) {
+      SCOPED_TRACE(testing::Message()
+                   << "position " << static_cast<int>(position) << " level "
+                   << level);
+      Config c;
+      c.position = position;
+      c.q_sequence = c.k_sequence = true;
+      c.q_levels = c.k_levels = {level};
+      ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {1, 70, 900}));
+    }
+  }
+}
+
 TEST_F(LinearNoncausalGpuTest, AnglesAreRightFarOut) {
   for (LrpeType position : {LrpeType::kRotate, LrpeType::kCosine}) {
     Config c;
@@ -112,15 +145,19 @@ TEST_F(LinearNoncausalGpuTest, EachHeadMayHaveItsOwnAngles) {
 }
 
 TEST_F(LinearNoncausalGpuTest, ARowAloneHasTheSameBits) {
-  Config c;
-  c.position = LrpeType::kCosine;
-  c.q = c.k = c.g = Activation::kSilu;
-  Batch all(c, {300, 64, 1000, 129});
-  Batch alone(c, {1000}, 3);
-  ASSERT_NO_FATAL_FAILURE(all.Run());
-  ASSERT_NO_FATAL_FAILURE(alone.Run());
-  EXPECT_TRUE(SameBits(all.Out(2), alone.Out(0)));
-  EXPECT_TRUE(SameBits(all.State(2), alone.State(0)));
+  for (LrpeType position : {LrpeType::kCosine, LrpeType::kRotate}) {
+    SCOPED_TRACE(testing::Message()
+                 << "position " << static_cast<int>(position));
+    Config c;
+    c.position = position;
+    c.q = c.k = c.g = Activation::kSilu;
+    Batch all(c, {300, 64, 1000, 129});
+    Batch alone(c, {1000}, 3);
+    ASSERT_NO_FATAL_FAILURE(all.Run());
+    ASSERT_NO_FATAL_FAILURE(alone.Run());
+    EXPECT_TRUE(SameBits(all.Out(2), alone.Out(0)));
+    EXPECT_TRUE(SameBits(all.State(2), alone.State(0)));
+  }
 }
 
 // Features that are large, and of which some are alike: silu and softmax stay
@@ -275,6 +312,23 @@ TEST_F(LinearNoncausalGpuTest, RefusesWhatItDoesNotSupport) {
   p = good;
   p.slot_stride += 2;  // a state would not begin at a multiple of 16 bytes
   EXPECT_TRUE(refused(p));
+  for (LrpeType position : {LrpeType::kNone, LrpeType::kRotate}) {
+    for (int which = 0; which < 7; ++which) {
+      p = good;
+      p.position = position;
+      if (which == 0) p.q = Misaligned(p.q);
+      if (which == 1) p.k = Misaligned(p.k);
+      if (which == 2) p.v = Misaligned(p.v);
+      if (which == 3) p.g = Misaligned(p.q);
+      if (which == 4) p.out = Misaligned(p.out);
+      if (which == 5) p.states = Misaligned(p.states);
+      if (which == 6) {
+        if (position == LrpeType::kRotate) continue;  // needs none
+        p.workspace = static_cast<char*>(p.workspace) + 64;
+      }
+      EXPECT_TRUE(refused(p)) << which;
+    }
+  }
 }
 
 }  // namespace

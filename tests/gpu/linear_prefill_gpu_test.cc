@@ -502,6 +502,15 @@ TEST_F(LinearPrefillGpuTest, RefusesWhatItDoesNotSupport) {
     if (missing == 7) p.states = nullptr;
     EXPECT_TRUE(refused(p)) << missing;
   }
+  for (int which = 0; which < 5; ++which) {
+    LinearPrefillParams p = good;
+    if (which == 0) p.q = Misaligned(p.q);
+    if (which == 1) p.k = Misaligned(p.k);
+    if (which == 2) p.v = Misaligned(p.v);
+    if (which == 3) p.out = Misaligned(p.out);
+    if (which == 4) p.states = Misaligned(p.states);
+    EXPECT_TRUE(refused(p)) << which;
+  }
   LinearPrefillParams p = good;
   p.position = LrpeType::kRotate;
   p.phase_steps = nullptr;

@@ -275,11 +275,11 @@ TEST_F(LrpeGpuTest, RefusesWhatItDoesNotSupport) {
   p.position = LrpeType::kRotate;
   p.batch = p.length = p.num_heads = 1;
   p.dim = 12;
-  float anything = 0.0f;
+  alignas(16) float anything[4] = {};
   const uint64_t step = 0;
   const int64_t offset = 0;
-  p.x = &anything;
-  p.y = &anything;
+  p.x = anything;
+  p.y = anything;
   p.phase_steps = &step;
   p.offsets = &offset;
   EXPECT_EQ(LaunchLrpe(p, nullptr), cudaErrorInvalidValue);
@@ -289,6 +289,17 @@ TEST_F(LrpeGpuTest, RefusesWhatItDoesNotSupport) {
   p.position = LrpeType::kNone;
   EXPECT_EQ(LaunchLrpe(p, nullptr), cudaErrorInvalidValue);
   p.position = LrpeType::kRotate;
+  for (ElementType type : {ElementType::kFloat32, ElementType::kBFloat16}) {
+    CudaLrpeParams odd = p;
+    odd.type = type;
+    odd.y_token_stride = type == ElementType::kFloat32 ? 66 : 68;
+    EXPECT_EQ(LaunchLrpe(odd, nullptr), cudaErrorInvalidValue);
+    EXPECT_EQ(LaunchLrpeSequenceSoftmax(odd, anything, nullptr),
+              cudaErrorInvalidValue);
+    odd.y_token_stride = 64;
+    odd.x = Misaligned(odd.x);
+    EXPECT_EQ(LaunchLrpe(odd, nullptr), cudaErrorInvalidValue);
+  }
   p.batch = 0;
   EXPECT_EQ(LaunchLrpe(p, nullptr), cudaSuccess);
   p.batch = 1;

@@ -593,6 +593,9 @@ TEST_F(MatmulGpuTest, RefusesBadParameters) {
     p.x_is_float = true;
     p.rows = kDecodeMatmulFloatRows + 1;
   }));
+  EXPECT_TRUE(refused([](Params& p) { p.w = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.x = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.y = nullptr; }));
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 

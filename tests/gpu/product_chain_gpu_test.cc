@@ -398,6 +398,16 @@ TEST_F(ProductChainGpuTest, Refuses) {
     p.rows = 2;
     p.x_stride += 4;
   }));
+  const auto incomplete = [&](auto change) {
+    ProductChainParams p = good;
+    change(p);
+    return LaunchProductChain(p, nullptr) == cudaErrorInvalidValue;
+  };
+  EXPECT_TRUE(incomplete([](auto& p) { p.x = nullptr; }));
+  EXPECT_TRUE(incomplete([](auto& p) { p.down = nullptr; }));
+  EXPECT_TRUE(incomplete([](auto& p) { p.residual = nullptr; }));
+  EXPECT_TRUE(incomplete([](auto& p) { p.y = nullptr; }));
+  EXPECT_TRUE(incomplete([](auto& p) { p.exchange = nullptr; }));
 }
 
 }  // namespace

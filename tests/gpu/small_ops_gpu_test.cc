@@ -141,6 +141,12 @@ TEST_F(SmallOpsGpuTest, Copy) {
             cudaErrorInvalidValue);
   EXPECT_EQ(LaunchCopy({in.data(), in.data(), -16}, nullptr),
             cudaErrorInvalidValue);
+  EXPECT_EQ(LaunchCopy({Misaligned(in.data()), in.data(), 16}, nullptr),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(LaunchCopy({in.data(), Misaligned(in.data()), 16}, nullptr),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(LaunchCopy({in.data(), nullptr, 16}, nullptr),
+            cudaErrorInvalidValue);
 }
 
 TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
@@ -505,6 +511,21 @@ TEST_F(SmallOpsGpuTest, AScanAloneHasTheSameBits) {
     Done();
     EXPECT_TRUE(SameBits(all_out.Read(), alone_out.Read()));
     EXPECT_TRUE(SameBits(all_states.Read(), alone_states.Read()));
+    const auto refused = [&p](auto&& change) {
+      LinearAttentionParams params = p;
+      change(params);
+      return LaunchLinearScan(params, false, nullptr) == cudaErrorInvalidValue;
+    };
+    using Params = LinearAttentionParams;
+    EXPECT_TRUE(refused([](Params& c) { c.head_dim = 0; }));
+    EXPECT_TRUE(refused([](Params& c) {
+      c.position = LrpeType::kRotate;
+      c.head_dim = 7;
+    }));
+    EXPECT_TRUE(refused([](Params& c) { c.k = nullptr; }));
+    EXPECT_TRUE(refused([](Params& c) { c.states = nullptr; }));
+    EXPECT_TRUE(refused([](Params& c) { c.slots = nullptr; }));
+    EXPECT_TRUE(refused([](Params& c) { c.decay = nullptr; }));
   }
 }
 

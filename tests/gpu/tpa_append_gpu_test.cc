@@ -325,6 +325,35 @@ TEST_F(TpaAppendGpuTest, RefusesWhatItCannotDo) {
   params.query_rows = 0;
   params.cache.page_stride -= 8;
   EXPECT_EQ(LaunchTpaAppend(params, nullptr), cudaErrorInvalidValue);
+  params.cache.page_stride += 8;
+
+  // A row that lacks something. None of these is launched.
+  alignas(16) float floats[4] = {};
+  const int32_t number = 0;
+  const int64_t position = 0;
+  params.rows = params.query_rows = 1;
+  params.cache.pages = params.queries = floats;
+  params.cache.page_table = params.row_sequence = &number;
+  params.positions = &position;
+  params.factors.position = LrpeType::kRotate;
+  TpaCudaFactors& f = params.factors;
+  f.a_k = f.b_k = f.a_v = f.b_v = f.cos = f.sin = f.a_q = f.b_q = floats;
+  using Params = TpaCudaAppendParams;
+  const auto refused = [&](auto&& change) {
+    Params changed = params;
+    change(changed);
+    return LaunchTpaAppend(changed, nullptr) == cudaErrorInvalidValue;
+  };
+  EXPECT_TRUE(refused([](Params& p) { p.cache.pages = nullptr; }));
+  EXPECT_TRUE(
+      refused([](Params& p) { p.cache.pages = Misaligned(p.cache.pages); }));
+  EXPECT_TRUE(refused([](Params& p) { p.cache.page_table = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.row_sequence = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.positions = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.factors.b_v = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.factors.cos = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.factors.a_q = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.queries = Misaligned(p.queries); }));
 }
 
 }  // namespace

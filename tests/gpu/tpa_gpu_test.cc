@@ -455,6 +455,8 @@ TEST_F(TpaGpuTest, RefusesBadParameters) {
   EXPECT_TRUE(refused([](Params& p) { p.scratch_bytes -= 1; }));
   EXPECT_TRUE(refused([](Params& p) { p.cache.page_stride -= 16; }));
   EXPECT_TRUE(refused([](Params& p) { p.queries = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.cache.pages = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.cache.page_table = nullptr; }));
   EXPECT_TRUE(refused([](Params& p) { p.fresh_tokens = -1; }));
   EXPECT_TRUE(refused([](Params& p) { p.schedule = nullptr; }));
   EXPECT_TRUE(refused([](Params& p) { p.next_bytes = 16; }));
@@ -494,6 +496,9 @@ TEST_F(TpaGpuTest, QueriesRefuseBadParameters) {
       std::vector<uint8_t>(TpaQueryBytes(good.shape, 1)));
   good.queries = queries.data();
   EXPECT_EQ(LaunchTpaQueries(good, nullptr), cudaSuccess);  // no tokens
+  DeviceBuffer<float> factors(std::vector<float>(4096));
+  good.a_q = good.b_q = good.cos = good.sin = factors.data();
+  good.position = LrpeType::kRotate;
   const auto refused = [&](auto&& change) {
     TpaCudaQueryParams params = good;
     params.tokens = 1;
@@ -505,6 +510,10 @@ TEST_F(TpaGpuTest, QueriesRefuseBadParameters) {
   EXPECT_TRUE(refused([](Params& p) { p.tokens = -1; }));
   EXPECT_TRUE(refused([](Params& p) { p.position = LrpeType::kCosine; }));
   EXPECT_TRUE(refused([](Params& p) { p.queries = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.queries = Misaligned(p.queries); }));
+  EXPECT_TRUE(refused([](Params& p) { p.a_q = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.b_q = nullptr; }));
+  EXPECT_TRUE(refused([](Params& p) { p.sin = nullptr; }));
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ class EncodeThreadsTest : public testing::Test {
   std::promise<void> open_;
   const std::shared_future<void> opened_ = open_.get_future().share();
   const int held_ = 0;
-  std::unique_ptr<EncodeThreads> threads_ = std::make_unique<EncodeThreads>();
+  std::unique_ptr<EncodeThreads> threads_ = *EncodeThreads::Start();
 };
 
 TEST_F(EncodeThreadsTest, RunsWhatWaitsBeforeItEnds) {
