@@ -69,7 +69,8 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
        "(total_input_tokens + total_output_tokens) / duration"},
       {"max_output_tokens_per_s", "tokens/s",
        "most tokens in one whole second, counted from the begin of the run; "
-       "of completed and cancelled requests"},
+       "of completed and cancelled requests; null in a run of less than a "
+       "second"},
       {"mean_concurrent_requests", "streams",
        "sum over all requests of the time from sending to final status / "
        "duration"},

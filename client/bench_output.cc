@@ -10,9 +10,11 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "client/bench_html.h"
 #include "client/bench_latency.h"
@@ -171,6 +173,40 @@ ordered_json MakeBenchJson(const BenchFlags& flags, const BenchPlan& plan,
   return report;
 }
 
+namespace {
+
+// Whatever the spelling; "-" and nothing are no file.
+bool IsSameFile(const std::string& a, const std::string& b) {
+  if (a.empty() || b.empty() || a == "-" || b == "-") return false;
+  std::error_code error;
+  if (std::filesystem::equivalent(a, b, error)) return true;
+  const auto whole = [&error](const std::string& path) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path),
+                                             error);
+  };
+  return a == b || whole(a) == whole(b);
+}
+
+// What a run reads, by flag.
+std::vector<std::pair<const char*, std::string>> InputFiles(
+    const BenchFlags& flags) {
+  std::vector<std::pair<const char*, std::string>> files = {
+      {"--trace", flags.trace_path}};
+  constexpr absl::string_view kFile = "file:";
+  const auto add = [&](const char* flag, absl::string_view lengths) {
+    if (absl::ConsumePrefix(&lengths, kFile)) {
+      files.emplace_back(flag, std::string(lengths));
+    }
+  };
+  add("--prompt-tokens", flags.prompt_tokens.value_or(""));
+  add("--output-tokens", flags.output_tokens.value_or(""));
+  add("--turns", flags.turns);
+  add("--turn-tokens", flags.turn_tokens);
+  return files;
+}
+
+}  // namespace
+
 absl::Status CheckBenchFiles(const BenchFlags& flags) {
   const std::pair<const char*, const std::string*> files[] = {
       {"--json", &flags.json_path},
@@ -180,10 +216,14 @@ absl::Status CheckBenchFiles(const BenchFlags& flags) {
     if (path->empty() || *path == "-") continue;
     for (const auto& [other, taken] : files) {
       if (taken == path) break;
-      if (*taken == *path) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(flag, ": '", *path, "' is the file of ", other));
-      }
+      if (!IsSameFile(*taken, *path)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, ": '", *path, "' is the file of ", other));
+    }
+    for (const auto& [input, read] : InputFiles(flags)) {
+      if (!IsSameFile(read, *path)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          flag, ": '", *path, "' is read by ", input, " and would be lost"));
     }
     std::error_code ignored;
     const auto type = std::filesystem::status(*path, ignored).type();

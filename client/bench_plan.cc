@@ -104,10 +104,13 @@ absl::Status CheckMode(const BenchFlags& flags) {
   if (!flags.sweep_rates.empty()) modes.push_back("--sweep-rates");
   if (!flags.sweep_concurrency.empty()) modes.push_back("--sweep-concurrency");
   if (modes.size() > 1) {
-    return Refuse(modes[0],
-                  absl::StrCat("not together with ", modes[1],
-                               "; --max-concurrency bounds the streams of "
-                               "--rate, --trace and --sweep-rates"));
+    return Refuse(
+        modes[0],
+        absl::StrCat("not together with ", modes[1],
+                     flags.concurrency.has_value()
+                         ? "; --max-concurrency bounds the streams of --rate, "
+                           "--trace and --sweep-rates"
+                         : ""));
   }
   const bool by_rate = flags.rate.has_value() || !flags.sweep_rates.empty();
   if (!by_rate && !flags.arrivals.empty()) {

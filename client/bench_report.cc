@@ -57,10 +57,14 @@ bool IsRejected(const RequestRecord& record) {
           absl::IsUnavailable(record.status));
 }
 
-double MaxTokensPerSecond(const BenchResult& result) {
-  const TimeSeries series = MakeTimeSeries(result, 1);
-  return *std::max_element(series.tokens_per_second.begin(),
-                           series.tokens_per_second.end());
+// Of seconds that are whole: null where there is none.
+ordered_json MaxTokensPerSecond(const BenchResult& result) {
+  const std::vector<double> all = MakeTimeSeries(result, 1).tokens_per_second;
+  const auto whole =
+      std::min(static_cast<std::ptrdiff_t>(result.duration_seconds),
+               static_cast<std::ptrdiff_t>(all.size()));
+  if (whole == 0) return nullptr;
+  return *std::max_element(all.begin(), all.begin() + whole);
 }
 
 }  // namespace

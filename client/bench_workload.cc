@@ -22,6 +22,20 @@ bool IsCancelled(uint64_t index, double fraction) {
   return cancelled_before(index + 1) > cancelled_before(index);
 }
 
+// With all that came before it in its conversation.
+uint64_t LongestPrompt(const WorkloadConfig& config) {
+  uint64_t prompt = config.prompt_tokens.max();
+  if (config.trace != nullptr) {
+    prompt = 0;
+    for (const TraceEntry& entry : *config.trace) {
+      prompt = std::max<uint64_t>(prompt, entry.prompt_tokens);
+    }
+  }
+  const uint64_t later = config.turns.max() - 1;
+  return prompt + later * (config.turn_tokens.max() +
+                           uint64_t{config.output_tokens.max()});
+}
+
 }  // namespace
 
 absl::StatusOr<Workload> Workload::Create(const WorkloadConfig& config,
@@ -53,6 +67,16 @@ absl::StatusOr<Workload> Workload::Create(const WorkloadConfig& config,
                                 : "--prompt-tokens and --output-tokens: ",
         "up to ", prompt, " + ", output, turns, " = ", longest,
         " tokens, but the server's max_model_len is ", model.max_model_len()));
+  }
+  const uint64_t longest_prompt = LongestPrompt(config);
+  if (model.has_max_prompt_tokens() &&
+      longest_prompt > model.max_prompt_tokens()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        config.trace != nullptr ? "--trace: " : "--prompt-tokens: ",
+        "prompts of up to ", longest_prompt,
+        " tokens, but the model looks at a prompt as a whole, and the server's "
+        "max_prompt_tokens is ",
+        model.max_prompt_tokens()));
   }
   Workload workload(config, model);
   if (workload.special_.size() >= workload.vocab_size_) {

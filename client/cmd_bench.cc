@@ -68,6 +68,8 @@ struct Session {
   v1::ModelInfo model;
   v1::ServerInfo server;
   RunSwitch run_switch;
+  // While requests are measured. Behind run_switch, which it stops.
+  std::unique_ptr<const Interrupt> interrupt;
 };
 
 absl::Status CreateClients(const BenchFlags& flags, const BenchPlan& plan,
@@ -260,6 +262,8 @@ absl::StatusOr<int> Measure(const BenchFlags& flags, const BenchPlan& plan,
   if (!plan.sweep_rates.empty()) {
     Refine(plan, workload, session, &measured);
   }
+  // From here on a signal ends the program, also where nobody reads the report.
+  session->interrupt.reset();
   RECURVE_RETURN_IF_ERROR(
       WriteBench(flags, plan, session->model, session->server, measured.steps));
   WarnIfLate(plan, measured);
@@ -279,7 +283,8 @@ int Run(const BenchFlags& flags) {
   Session session;
   const absl::Status created = CreateClients(flags, *plan, &session);
   if (!created.ok()) return ReportUsage(created.message());
-  const Interrupt interrupt([&] { session.run_switch.Stop(); });
+  session.interrupt =
+      std::make_unique<const Interrupt>([&] { session.run_switch.Stop(); });
   const absl::StatusOr<int> exit_code = Measure(flags, *plan, &session);
   if (exit_code.ok()) return *exit_code;
   ReportError(exit_code.status());

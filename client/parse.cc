@@ -65,7 +65,7 @@ absl::StatusOr<CountRange> ParseCountRange(absl::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", text,
                      "' is not a count N or a range MIN:MAX of counts with 1 "
-                     "<= MIN <= MAX"));
+                     "<= MIN <= MAX <= 4294967295"));
   }
   return range;
 }

@@ -253,7 +253,7 @@ absl::Status CompletionCall::Charge(const std::vector<GenerateInput>& inputs) {
     all.push_back(&choices_[i]->ticket_);
     costs.push_back({choices_[i]->prompt_tokens_, inputs[i].command.generate});
   }
-  const absl::Status status = StreamTicket::ChargeAll(all, costs, &retry_after);
+  absl::Status status = StreamTicket::ChargeAll(all, costs, &retry_after);
   if (absl::IsResourceExhausted(status)) retry_after_ = retry_after;
   return status;
 }

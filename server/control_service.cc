@@ -63,6 +63,10 @@ grpc::ServerUnaryReactor* ControlService::GetModelInfo(
       static_cast<uint64_t>(options_.capacity.cache_bytes_per_token));
   response->set_state_bytes_per_sequence(
       static_cast<uint64_t>(options_.capacity.state_bytes_per_sequence));
+  const int64_t prompt = options_.engine->limits().max_prompt_tokens;
+  if (prompt > 0) {
+    response->set_max_prompt_tokens(static_cast<uint32_t>(prompt));
+  }
   return Finish(context);
 }
 

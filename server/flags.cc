@@ -326,14 +326,10 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
     return absl::StrCat("--max-chunk-tokens is ", chunk, "; expected 0 to ",
                         step, " (--max-num-batched-tokens)");
   }
-  if (o.default_max_new_tokens > INT32_MAX) {
-    return "--default-max-new-tokens is " +
-           std::to_string(o.default_max_new_tokens) + "; expected 1 to " +
-           std::to_string(INT32_MAX);
-  }
-  if (o.default_max_new_tokens < 1) {
-    return "--default-max-new-tokens is " +
-           std::to_string(o.default_max_new_tokens) + "; expected at least 1";
+  if (o.default_max_new_tokens < 1 || o.default_max_new_tokens > INT32_MAX) {
+    return absl::StrCat("--default-max-new-tokens is ",
+                        o.default_max_new_tokens, "; expected 1 to ",
+                        INT32_MAX);
   }
   if (o.max_buffered_tokens < 1) {
     return "--max-buffered-tokens is " + std::to_string(o.max_buffered_tokens) +

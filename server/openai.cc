@@ -119,7 +119,8 @@ ApiError ErrorOf(const absl::Status& status) {
     case absl::StatusCode::kInvalidArgument:
       error.param = FieldOf(error.message);
       if ((error.param == "prompt" || error.param == "max_tokens") &&
-          absl::StrContains(error.message, " this server's max_model_len")) {
+          (absl::StrContains(error.message, " this server's max_model_len") ||
+           absl::StrContains(error.message, " looks at a prompt as a whole"))) {
         error.code = "context_length_exceeded";
       }
       return error;

@@ -70,8 +70,11 @@ bool IsLoopback(const std::string& host) {
 
 std::string ModelName(const ServerOptions& options) {
   if (!options.served_model_name.empty()) return options.served_model_name;
-  const std::filesystem::path path =
-      std::filesystem::path(options.model.path).lexically_normal();
+  // Where it leads, as "." and ".." are no names.
+  std::error_code error;
+  std::filesystem::path path =
+      std::filesystem::absolute(options.model.path, error).lexically_normal();
+  if (error) path = options.model.path;
   return (path.has_filename() ? path.filename() : path.parent_path().filename())
       .string();
 }

@@ -28,7 +28,7 @@ int64_t PagesOf(int64_t tokens) {
   return (tokens + kPageTokens - 1) / kPageTokens;
 }
 
-absl::string_view View(grpc::string_ref text) {
+absl::string_view View(const grpc::string_ref& text) {
   return {text.data(), text.size()};
 }
 

@@ -156,6 +156,36 @@ TEST_F(BenchCliTest, AFewRefusalsDoNotEndASweep) {
   EXPECT_EQ(report["max_sustained_rate"], 200);
 }
 
+// Whatever the spelling.
+TEST_F(BenchCliTest, WhatIsReadIsNotWrittenTo) {
+  const TemporaryPath input(".txt");
+  const TemporaryPath link(".link");
+  ASSERT_EQ(symlink(input.c_str(), link.c_str()), 0);
+  const std::string lengths = std::string("file:") + input.c_str();
+  const std::string around =
+      std::string(input.c_str()).insert(testing::TempDir().size(), "/./");
+  for (const std::string& output :
+       {std::string(input.c_str()), std::string(link.c_str()), around}) {
+    std::ofstream(input.c_str()) << "3\n4\n";
+    const Output ran =
+        RunCli({"bench", "--num-requests", "1", "--prompt-tokens",
+                lengths.c_str(), "--json", output.c_str()});
+    EXPECT_EQ(ran.exit_code, 2) << output;
+    EXPECT_THAT(ran.err, HasSubstr("is read by --prompt-tokens")) << output;
+    EXPECT_EQ(input.Read(), "3\n4\n") << output;
+  }
+  std::ofstream(input.c_str())
+      << R"({"timestamp": 0, "prompt_tokens": 3, "output_tokens": 2})"
+      << "\n";
+  const std::string trace = input.Read();
+  const Output ran = RunCli(
+      {"bench", "--trace", input.c_str(), "--requests-jsonl", input.c_str()});
+  EXPECT_EQ(ran.exit_code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("is read by --trace"));
+  EXPECT_EQ(input.Read(), trace);
+  EXPECT_TRUE(server_.requests().empty());
+}
+
 TEST_F(BenchCliTest, AnInterruptedStepIsNotSustained) {
   server_.script = [&](const v1::GenerateRequest& request) {
     const bool last = calls_.fetch_add(1) >= 5;

@@ -338,6 +338,28 @@ TEST(ConversationTest, GoesOnFromTheOutput) {
               HasSubstr("5 + 4 + 2 more turns of 7 + 4 = 31"));
 }
 
+// Of a model that looks at prompts as a whole; later turns send all again.
+TEST(ConversationTest, PromptsMayBeBoundedByThemselves) {
+  v1::ModelInfo model;
+  model.set_vocab_size(50);
+  model.set_max_model_len(100);
+  model.set_max_prompt_tokens(27);
+  WorkloadConfig config;
+  config.prompt_tokens = {5, 5};
+  config.output_tokens = {3, 4};
+  config.turn_tokens = {7, 7};
+  config.turns = {3, 3};
+  EXPECT_TRUE(Workload::Create(config, model).ok());
+  model.set_max_prompt_tokens(26);
+  EXPECT_THAT(std::string(Workload::Create(config, model).status().message()),
+              HasSubstr("--prompt-tokens: prompts of up to 27 tokens, but"));
+  config.turns = {1, 1};
+  config.trace = std::make_shared<const std::vector<TraceEntry>>(
+      std::vector<TraceEntry>{{0, 4, 40}, {1, 28, 3}});
+  EXPECT_THAT(std::string(Workload::Create(config, model).status().message()),
+              HasSubstr("--trace: prompts of up to 28 tokens, but"));
+}
+
 TEST(ConversationTest, TraceGivesTheLengths) {
   v1::ModelInfo model;
   model.set_vocab_size(50);

@@ -56,6 +56,7 @@ TEST(CliUsageTest, BadUsageIsOneLine) {
       {"bench", "--json", "/no/such/folder/file"},
       {"bench", "--html", "/"},
       {"bench", "--json", "/tmp/recurve-one", "--html", "/tmp/recurve-one"},
+      {"bench", "--json", "/tmp/recurve-one", "--html", "/tmp/./recurve-one"},
       {"bench", "--prompt-tokens", "9:1"},
       {"bench", "--requests-jsonl", "-"},
       {"bench", "--server", "nowhere"},

@@ -103,8 +103,8 @@ TEST(GrpcListenerTest, EndsBesideThoseThatConnect) {
 TEST(GrpcListenerTest, GoesOnWhenThereAreFilesAgain) {
   constexpr int kFiles = 200;
   Process server({"/bin/sh", "-c", "ulimit -n 200; exec \"$0\" \"$@\"",
-                  RECURVE_BINARY_DIR "/bin/recurve-server", "--model",
-                  RECURVE_SOURCE_DIR "/deploy/models/demo", "--device", "cpu",
+                  (RECURVE_BINARY_DIR "/bin/recurve-server"), "--model",
+                  (RECURVE_SOURCE_DIR "/deploy/models/demo"), "--device", "cpu",
                   "--num-threads", "1", "--kv-pages", "256", "--grpc-port", "0",
                   "--http-port", "0"});
   const std::string address = server.GrpcAddress();

@@ -50,8 +50,8 @@ class GrantingCall {
         if (some.empty()) return false;
         frames_ += some;
       }
-      const int type = frames_[3];
-      const int flags = frames_[4];
+      const int type = static_cast<uint8_t>(frames_[3]);
+      const int flags = static_cast<uint8_t>(frames_[4]);
       const std::string payload = frames_.substr(9, Length());
       frames_.erase(0, 9 + Length());
       if (type == kData) {

@@ -64,8 +64,8 @@ class HostileTest : public testing::Test {
     const char* stacks = Rounds() > 2 ? ":malloc_context_size=2" : "";
     server_ = std::make_unique<Process>(
         std::vector<std::string>{
-            RECURVE_BINARY_DIR "/bin/recurve-server", "--model",
-            RECURVE_SOURCE_DIR "/deploy/models/demo", "--device", "cpu",
+            (RECURVE_BINARY_DIR "/bin/recurve-server"), "--model",
+            (RECURVE_SOURCE_DIR "/deploy/models/demo"), "--device", "cpu",
             "--grpc-port", "0", "--http-port", "0", "--num-threads", "2",
             "--max-num-seqs", "8", "--max-queued-requests", "64",
             "--max-http-connections", "300", "--stalled-client-timeout",

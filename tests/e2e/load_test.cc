@@ -270,8 +270,8 @@ TEST(LoadTest, ThousandsOfConnectsAndCancelsLeaveNothingBehind) {
           if (i % 3 == 1) {
             stream->WritesDone();  // half-closed at once: still answered
             v1::DecodeResponse response;
-            uint32_t ids = 0;
-            while (stream->Read(&response)) ids += response.tokens().ids_size();
+            while (stream->Read(&response)) {
+            }
             EXPECT_TRUE(stream->Finish().ok());
           } else {
             context.TryCancel();

@@ -76,6 +76,23 @@ TEST(ProcessTest, SecondSignalStopsAtOnce) {
   EXPECT_EQ(server.Wait(), 128 + SIGTERM);
 }
 
+// A folder has a name wherever one stands.
+TEST(ProcessTest, AModelIsNamedByItsFolder) {
+  std::vector<std::string> command = {"/bin/sh", "-c",
+                                      "cd \"$0\" && exec \"$@\"",
+                                      RECURVE_SOURCE_DIR "/deploy/models/demo"};
+  for (const std::string& argument : ServerCommand()) {
+    command.push_back(
+        argument == RECURVE_SOURCE_DIR "/deploy/models/demo" ? "." : argument);
+  }
+  ASSERT_THAT(command, testing::Contains("."));
+  Process server(command);
+  const auto client = *RecurveClient::Create(server.GrpcAddress());
+  const auto model = client->GetModelInfo();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->name(), "demo");
+}
+
 TEST(ProcessTest, MalformedRequestsDoNotFillTheLog) {
   Process server(ServerCommand());
   const std::string address = server.GrpcAddress();

@@ -29,7 +29,6 @@
 namespace recurve {
 namespace {
 
-using testing::HasSubstr;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kClients = 16;

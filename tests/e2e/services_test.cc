@@ -182,8 +182,8 @@ TEST(ServicesTest, MetricsCountWhatRan) {
            "recurve_step_tokens_bucket{le=\"65536\"} 10\n",
            "recurve_decode_step_seconds_count 10\n",
            "recurve_serving 1\n",
-           "recurve_build_info{device=\"cpu\",version=\"" RECURVE_VERSION
-           "\"} 1\n",
+           ("recurve_build_info{device=\"cpu\",version=\"" RECURVE_VERSION
+            "\"} 1\n"),
            // There before the first of them.
            "recurve_request_failure_total{status=\"INTERNAL\"} 0\n",
            "recurve_requests_refused_total{reason=\"queue_full\"} 0\n",
@@ -228,6 +228,7 @@ TEST(ServicesTest, ControlTellsWhatTheServerIs) {
   EXPECT_EQ(model->tokenizer(), "bytes");
   EXPECT_EQ(model->bos_token_id(), 256);
   EXPECT_EQ(model->max_model_len(), 8192);
+  EXPECT_FALSE(model->has_max_prompt_tokens());
   // 2 layers · (2·2·4 + 2·64 + 2·64) factors, 4 bytes each.
   EXPECT_EQ(model->cache_bytes_per_token(), 2 * (16 + 256) * 4);
   // 4 heads · 64 · (128 + 64 + 128 + 64) rows, 4 bytes each.

@@ -14,7 +14,8 @@
 namespace recurve {
 namespace {
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+// With CUDA only.
+[[maybe_unused]] constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 class ChunkPlanTest : public testing::Test {
  protected:

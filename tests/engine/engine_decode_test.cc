@@ -13,7 +13,6 @@
 namespace recurve {
 namespace {
 
-using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::SizeIs;
 

@@ -23,9 +23,6 @@ namespace {
 using testing::AllOf;
 using testing::Contains;
 using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
 using testing::SizeIs;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;

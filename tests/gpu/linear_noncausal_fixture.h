@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -82,12 +83,20 @@ struct Oracle {
     const size_t dk = c.key_dim();
     const int64_t count = static_cast<int64_t>(tokens.size());
     const auto encoded = [&](size_t at, Activation activation, bool sequence) {
+      std::vector<double> most(d, -std::numeric_limits<double>::infinity());
+      for (int64_t t = 0; t < count; ++t) {
+        for (size_t i = 0; i < d; ++i) {
+          most[i] = std::max<double>(most[i], tokens[t][at + i]);
+        }
+      }
       std::vector<double> sum(d, 0.0);
       std::vector<std::vector<double>> all;
       for (int64_t t = 0; t < count; ++t) {
-        all.push_back(ActivationRowOracle(
-            sequence ? Activation::kExp : activation, {&tokens[t][at], d}));
-        for (size_t i = 0; i < d; ++i) sum[i] += all[t][i];
+        all.push_back(ActivationRowOracle(activation, {&tokens[t][at], d}));
+        for (size_t i = 0; sequence && i < d; ++i) {
+          all[t][i] = std::exp(tokens[t][at + i] - most[i]);
+          sum[i] += all[t][i];
+        }
       }
       for (int64_t t = 0; t < count; ++t) {
         for (size_t i = 0; sequence && i < d; ++i) all[t][i] /= sum[i];

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/byte_size.h"
 #include "base/status_macros.h"
@@ -62,8 +63,10 @@ int Run(const InfoFlags& flags) {
           absl::StrCat("--memory: ", parsed.status().message()));
     }
     memory = *parsed;
-    if (flags.length < 1)
-      return ReportModelUsage("--length: expected tokens above 0");
+    if (flags.length < 1) {
+      return ReportModelUsage(
+          absl::StrCat("--length is ", flags.length, "; expected at least 1"));
+    }
   }
   const absl::Status status = Print(flags, memory);
   return status.ok() ? kModelExitOk : ReportModelError(status);

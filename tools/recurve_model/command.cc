@@ -21,13 +21,18 @@ void WriteLine(absl::string_view text) {
 
 void AddModelFlags(CLI::App* command, FamilyOptions* family,
                    std::string* tokenizer) {
-  command->add_option("--model-family", family->family,
-                      "auto, recurve, t6 or xmixers");
+  command
+      ->add_option("--model-family", family->family,
+                   "auto, recurve, t6 or xmixers")
+      ->check(CLI::IsMember({"auto", "recurve", "t6", "xmixers"}));
   command->add_option("--model-variant", family->variant,
                       "Variant of the family, as t6_variant of T6");
-  command->add_option("--tokenizer", *tokenizer,
-                      "auto, none, bytes, huggingface, sentencepiece, gpt2 or "
-                      "tiktoken");
+  command
+      ->add_option("--tokenizer", *tokenizer,
+                   "auto, none, bytes, huggingface, sentencepiece, gpt2 or "
+                   "tiktoken")
+      ->check(CLI::IsMember({"auto", "none", "bytes", "huggingface",
+                             "sentencepiece", "gpt2", "tiktoken"}));
 }
 
 CLI::Validator WholeNumber(uint64_t largest) {
@@ -35,7 +40,8 @@ CLI::Validator WholeNumber(uint64_t largest) {
       [largest](std::string& text) -> std::string {
         if (text.empty() ||
             text.find_first_not_of("0123456789") != std::string::npos) {
-          return absl::StrCat("'", text, "' is not a whole number");
+          return absl::StrCat("'", text, "' is not a whole number from 0 to ",
+                              largest);
         }
         uint64_t value = 0;
         if (absl::SimpleAtoi(text, &value) && value <= largest) return "";

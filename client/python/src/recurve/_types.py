@@ -99,6 +99,8 @@ class ModelInfo:
     weight_bytes: int
     cache_bytes_per_token: int
     state_bytes_per_sequence: int
+    # Of a model that looks at prompts as a whole: the longest first prompt.
+    max_prompt_tokens: int | None
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Load(_message.Message):
     def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., state_slots_used: _Optional[int] = ..., state_slots_total: _Optional[int] = ..., tpa_pages_used: _Optional[int] = ..., tpa_pages_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., steps_total: _Optional[int] = ..., open_streams: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ["bos_token_id", "cache_bytes_per_token", "default_max_new_tokens", "eos_token_ids", "family", "hidden_size", "max_model_len", "mixers", "name", "num_layers", "parameters", "state_bytes_per_sequence", "tokenizer", "vocab_size", "weight_bytes"]
+    __slots__ = ["bos_token_id", "cache_bytes_per_token", "default_max_new_tokens", "eos_token_ids", "family", "hidden_size", "max_model_len", "max_prompt_tokens", "mixers", "name", "num_layers", "parameters", "state_bytes_per_sequence", "tokenizer", "vocab_size", "weight_bytes"]
     BOS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class ModelInfo(_message.Message):
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIXERS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +88,7 @@ class ModelInfo(_message.Message):
     family: str
     hidden_size: int
     max_model_len: int
+    max_prompt_tokens: int
     mixers: _containers.RepeatedScalarFieldContainer[str]
     name: str
     num_layers: int
@@ -95,7 +97,7 @@ class ModelInfo(_message.Message):
     tokenizer: str
     vocab_size: int
     weight_bytes: int
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., num_layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., mixers: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., tokenizer: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., state_bytes_per_sequence: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., num_layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., mixers: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., tokenizer: _Optional[str] = ..., bos_token_id: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., weight_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., state_bytes_per_sequence: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class ServerInfo(_message.Message):
     __slots__ = ["device", "draining", "kv_dtype", "max_num_batched_tokens", "max_num_seqs", "max_queued_requests", "page_tokens", "state_dtype", "tpa_pages", "uptime_seconds", "version", "weight_dtype"]
