@@ -4,6 +4,7 @@
 #include <functional>
 #include <thread>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -14,6 +15,10 @@ namespace recurve {
 // may have it.
 absl::StatusOr<std::thread> StartThread(absl::string_view what,
                                         std::function<void()> run);
+
+// Whether the system gives `count` threads at a time for `what`, besides those
+// that there are. For libraries that end the process where it gives them none.
+absl::Status CheckThreads(absl::string_view what, int count);
 
 }  // namespace recurve
 

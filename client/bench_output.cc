@@ -175,16 +175,45 @@ ordered_json MakeBenchJson(const BenchFlags& flags, const BenchPlan& plan,
 
 namespace {
 
-// Whatever the spelling; "-" and nothing are no file.
+// What is there or, through links, is not yet; empty where that cannot be told.
+std::filesystem::path WhereItIs(std::filesystem::path path) {
+  std::error_code error;
+  path = std::filesystem::absolute(path, error);
+  constexpr int kMostLinks = 40;  // as the system follows
+  for (int i = 0; i < kMostLinks && !std::filesystem::exists(path, error) &&
+                  std::filesystem::is_symlink(path, error);
+       ++i) {
+    path = path.parent_path() / std::filesystem::read_symlink(path, error);
+  }
+  return std::filesystem::weakly_canonical(path, error);
+}
+
+// Whatever the spelling; "-" and nothing are no file. Of pipes and devices
+// nothing is lost if two write to one.
 bool IsSameFile(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty() || a == "-" || b == "-") return false;
+  if (a == b) return true;
   std::error_code error;
-  if (std::filesystem::equivalent(a, b, error)) return true;
-  const auto whole = [&error](const std::string& path) {
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(path),
-                                             error);
-  };
-  return a == b || whole(a) == whole(b);
+  if (std::filesystem::exists(a, error) && std::filesystem::exists(b, error)) {
+    return std::filesystem::is_regular_file(a, error) &&
+           std::filesystem::equivalent(a, b, error);
+  }
+  const std::filesystem::path where = WhereItIs(a);
+  return !where.empty() && where == WhereItIs(b);
+}
+
+// A reader of it may make whoever writes wait.
+bool IsPipeOrDevice(const std::string& path) {
+  std::error_code ignored;
+  switch (std::filesystem::status(path, ignored).type()) {
+    case std::filesystem::file_type::fifo:
+    case std::filesystem::file_type::character:
+    case std::filesystem::file_type::block:
+    case std::filesystem::file_type::socket:
+      return true;
+    default:
+      return false;
+  }
 }
 
 // What a run reads, by flag.
@@ -202,6 +231,9 @@ std::vector<std::pair<const char*, std::string>> InputFiles(
   add("--output-tokens", flags.output_tokens.value_or(""));
   add("--turns", flags.turns);
   add("--turn-tokens", flags.turn_tokens);
+  files.emplace_back("--tls-ca", flags.server.tls.ca);
+  files.emplace_back("--tls-cert", flags.server.tls.cert);
+  files.emplace_back("--tls-key", flags.server.tls.key);
   return files;
 }
 
@@ -229,10 +261,7 @@ absl::Status CheckBenchFiles(const BenchFlags& flags) {
     const auto type = std::filesystem::status(*path, ignored).type();
     const bool is_new = type == std::filesystem::file_type::not_found;
     // A pipe must not be opened twice: its reader would see an end.
-    if (!is_new && type != std::filesystem::file_type::regular &&
-        type != std::filesystem::file_type::directory) {
-      continue;
-    }
+    if (IsPipeOrDevice(*path)) continue;
     std::FILE* const file = std::fopen(path->c_str(), "ab");
     if (file == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -246,6 +275,11 @@ absl::Status CheckBenchFiles(const BenchFlags& flags) {
                             ignored);
   }
   return absl::OkStatus();
+}
+
+bool WritesToPipe(const BenchFlags& flags) {
+  return flags.json_path == "-" || IsPipeOrDevice(flags.json_path) ||
+         IsPipeOrDevice(flags.requests_path) || IsPipeOrDevice(flags.html_path);
 }
 
 absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,

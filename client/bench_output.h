@@ -25,6 +25,8 @@ nlohmann::ordered_json MakeBenchJson(const BenchFlags& flags,
 // before an hour of load rather than after it. Leaves none behind that was not
 // there. An error names the flag and the file.
 absl::Status CheckBenchFiles(const BenchFlags& flags);
+// Whether a report goes to a pipe or device, whose reader may make it wait.
+bool WritesToPipe(const BenchFlags& flags);
 
 // Writes the files that the flags name, then prints the table: all that can be
 // written. An error names the first that cannot.

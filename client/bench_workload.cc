@@ -72,7 +72,10 @@ absl::StatusOr<Workload> Workload::Create(const WorkloadConfig& config,
   if (model.has_max_prompt_tokens() &&
       longest_prompt > model.max_prompt_tokens()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        config.trace != nullptr ? "--trace: " : "--prompt-tokens: ",
+        config.trace != nullptr ? "--trace: "
+        : later > 0             ? "--prompt-tokens, --turns, --turn-tokens and "
+                                  "--output-tokens: "
+                                : "--prompt-tokens: ",
         "prompts of up to ", longest_prompt,
         " tokens, but the model looks at a prompt as a whole, and the server's "
         "max_prompt_tokens is ",

@@ -262,8 +262,9 @@ absl::StatusOr<int> Measure(const BenchFlags& flags, const BenchPlan& plan,
   if (!plan.sweep_rates.empty()) {
     Refine(plan, workload, session, &measured);
   }
-  // From here on a signal ends the program, also where nobody reads the report.
-  session->interrupt.reset();
+  // From here on a signal ends a program whose report nobody may read. Files
+  // are written to their end.
+  if (WritesToPipe(flags)) session->interrupt.reset();
   RECURVE_RETURN_IF_ERROR(
       WriteBench(flags, plan, session->model, session->server, measured.steps));
   WarnIfLate(plan, measured);

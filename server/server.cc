@@ -70,7 +70,7 @@ bool IsLoopback(const std::string& host) {
 
 std::string ModelName(const ServerOptions& options) {
   if (!options.served_model_name.empty()) return options.served_model_name;
-  // Where it leads, as "." and ".." are no names.
+  // Made absolute, as "." and ".." are no names.
   std::error_code error;
   std::filesystem::path path =
       std::filesystem::absolute(options.model.path, error).lexically_normal();
@@ -266,6 +266,11 @@ int Server::metrics_port() const {
 }
 
 absl::Status Server::StartGrpc() {
+  // Before anything of gRPC's, which aborts or waits where it gets no thread:
+  // under load it has two for each of up to 16 cores, besides some of its own.
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  RECURVE_RETURN_IF_ERROR(
+      CheckThreads("gRPC", 16 + 2 * std::clamp(cores, 1, 16)));
   inference_ = std::make_unique<InferenceService>(environment_);
   control_ = std::make_unique<ControlService>(ControlService::Options{
       engine_.get(), ModelName(options_), capacity_,

@@ -351,8 +351,9 @@ TEST(ConversationTest, PromptsMayBeBoundedByThemselves) {
   config.turns = {3, 3};
   EXPECT_TRUE(Workload::Create(config, model).ok());
   model.set_max_prompt_tokens(26);
-  EXPECT_THAT(std::string(Workload::Create(config, model).status().message()),
-              HasSubstr("--prompt-tokens: prompts of up to 27 tokens, but"));
+  EXPECT_THAT(
+      std::string(Workload::Create(config, model).status().message()),
+      HasSubstr("and --output-tokens: prompts of up to 27 tokens, but"));
   config.turns = {1, 1};
   config.trace = std::make_shared<const std::vector<TraceEntry>>(
       std::vector<TraceEntry>{{0, 4, 40}, {1, 28, 3}});

@@ -180,6 +180,8 @@ TEST_F(BenchRunnerTest, ReportHasTheKeysAndCounts) {
   EXPECT_EQ(report["total_input_tokens"], 24);
   EXPECT_EQ(report["total_output_tokens"], 40);
   EXPECT_TRUE(report["errors"].empty());
+  EXPECT_EQ(report["max_output_tokens_per_s"].is_null(),
+            report["duration"].get<double>() < 1);
   EXPECT_NEAR(report["output_throughput"].get<double>(),
               40 / report["duration"].get<double>(), 1e-9);
   EXPECT_NEAR(report["request_throughput"].get<double>(),

@@ -88,6 +88,11 @@ class SwapGpuTest : public OnTestDevice<> {
                  value);
   }
 
+  // On a stream: until the test sets the flag.
+  static void WaitForFlag(void* flag) {
+    while (!*static_cast<std::atomic<bool>*>(flag)) std::this_thread::yield();
+  }
+
   static constexpr int64_t kBusy = int64_t{1} << 30;
   cudaStream_t steps_ = nullptr;
   CudaMemory pages_, slots_, busy_;
@@ -145,10 +150,7 @@ TEST_F(SwapGpuTest, CopiesRunBesideSteps) {
     ASSERT_TRUE(swap_->Restore({1, pages, blocks}).ok());
     // A step that takes as long as the test wants.
     std::atomic<bool> ends = false;
-    const auto wait = [](void* flag) {
-      while (!*static_cast<std::atomic<bool>*>(flag)) std::this_thread::yield();
-    };
-    ASSERT_EQ(cudaLaunchHostFunc(steps_, wait, &ends), cudaSuccess);
+    ASSERT_EQ(cudaLaunchHostFunc(steps_, WaitForFlag, &ends), cudaSuccess);
     const auto give_up = std::chrono::steady_clock::now() + kPatience;
     bool done = false;
     while (!done && std::chrono::steady_clock::now() < give_up)
@@ -170,11 +172,15 @@ TEST_F(SwapGpuTest, ASlotIsFreeBeforeThePagesThatAreSavedWithIt) {
   cudaEvent_t slot, page;
   ASSERT_EQ(cudaEventCreate(&slot), cudaSuccess);
   ASSERT_EQ(cudaEventCreate(&page), cudaSuccess);
+  // Nothing begins before all of it is there.
+  std::atomic<bool> begins = false;
+  ASSERT_EQ(cudaLaunchHostFunc(steps_, WaitForFlag, &begins), cudaSuccess);
   ASSERT_TRUE(swap_->Save({1, pages, blocks}).ok());
   ASSERT_TRUE(swap_->AwaitSlot(1).ok());
   ASSERT_EQ(cudaEventRecord(slot, steps_), cudaSuccess);
   ASSERT_TRUE(swap_->AwaitPage(96).ok());
   ASSERT_EQ(cudaEventRecord(page, steps_), cudaSuccess);
+  begins = true;
   ASSERT_EQ(cudaStreamSynchronize(steps_), cudaSuccess);
   float ms = 0;
   ASSERT_EQ(cudaEventElapsedTime(&ms, slot, page), cudaSuccess);

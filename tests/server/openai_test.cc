@@ -30,6 +30,26 @@ json OffsetsOf(const CompletionRequest& request, const Tokenizer* tokenizer,
   return offsets;
 }
 
+// Whatever it is that bounds the length of a prompt.
+TEST(OpenAiTest, APromptThatIsTooLongHasACode) {
+  for (const char* message :
+       {"prompt_text has 9000 tokens; this server's max_model_len is 8192, "
+        "with "
+        "at least one to generate",
+        "prompt_ids has 600 tokens; this model looks at a prompt as a whole, "
+        "and "
+        "a step of this server has room for 481 (--max-chunk-tokens, "
+        "--max-num-batched-tokens)"}) {
+    const ApiError error = ErrorOf(absl::InvalidArgumentError(message));
+    EXPECT_EQ(error.param, "prompt") << message;
+    EXPECT_EQ(error.code, "context_length_exceeded") << message;
+  }
+  EXPECT_EQ(ErrorOf(absl::InvalidArgumentError("prompt_ids[3] is 9; it is not "
+                                               "a token"))
+                .code,
+            "");
+}
+
 TEST(OpenAiTest, TextOffsetsAreOfTheText) {
   const std::unique_ptr<Tokenizer> tokenizer =
       *BytesTokenizer::Make(258, 256, 257);
