@@ -1,9 +1,10 @@
 #include "base/thread_pool.h"
 
-#include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 
 namespace recurve {
@@ -37,13 +38,15 @@ ThreadPool::ThreadPool(int num_threads) {
 absl::Status ThreadPool::Start(int num_threads) {
   RECURVE_CHECK(num_threads >= 1);
   workers_.reserve(num_threads - 1);
-  try {
-    for (int i = 1; i < num_threads; ++i)
-      workers_.emplace_back([this] { WorkerLoop(); });
-  } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the system gave ", workers_.size(), " of ",
-                     num_threads - 1, " threads (", error.what(), ")"));
+  for (int i = 1; i < num_threads; ++i) {
+    absl::StatusOr<std::thread> worker =
+        StartThread("work", [this] { WorkerLoop(); });
+    if (!worker.ok()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(workers_.size(), " of ", num_threads - 1,
+                       " threads: ", worker.status().message()));
+    }
+    workers_.push_back(*std::move(worker));
   }
   return absl::OkStatus();
 }

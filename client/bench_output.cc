@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/output_file.h"
 #include "client/bench_html.h"
 #include "client/bench_latency.h"
 #include "client/bench_report.h"
@@ -102,8 +103,7 @@ absl::Status WriteFile(const std::string& path,
         absl::StrCat("'", path, "' cannot be opened for writing"));
   }
   write(file);
-  const bool written = std::fflush(file) == 0 && std::ferror(file) == 0;
-  if (std::fclose(file) == 0 && written) return absl::OkStatus();
+  if (CloseWritten(file)) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("'", path, "' cannot be written"));
 }
 
@@ -202,20 +202,6 @@ bool IsSameFile(const std::string& a, const std::string& b) {
   return !where.empty() && where == WhereItIs(b);
 }
 
-// A reader of it may make whoever writes wait.
-bool IsPipeOrDevice(const std::string& path) {
-  std::error_code ignored;
-  switch (std::filesystem::status(path, ignored).type()) {
-    case std::filesystem::file_type::fifo:
-    case std::filesystem::file_type::character:
-    case std::filesystem::file_type::block:
-    case std::filesystem::file_type::socket:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // What a run reads, by flag.
 std::vector<std::pair<const char*, std::string>> InputFiles(
     const BenchFlags& flags) {
@@ -257,22 +243,10 @@ absl::Status CheckBenchFiles(const BenchFlags& flags) {
       return absl::InvalidArgumentError(absl::StrCat(
           flag, ": '", *path, "' is read by ", input, " and would be lost"));
     }
-    std::error_code ignored;
-    const auto type = std::filesystem::status(*path, ignored).type();
-    const bool is_new = type == std::filesystem::file_type::not_found;
-    // A pipe must not be opened twice: its reader would see an end.
-    if (IsPipeOrDevice(*path)) continue;
-    std::FILE* const file = std::fopen(path->c_str(), "ab");
-    if (file == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          flag, ": '", *path,
-          "' cannot be opened for writing: ", std::strerror(errno)));
-    }
-    std::fclose(file);
-    if (!is_new) continue;
-    // A link that led nowhere stays; what was made is where it leads.
-    std::filesystem::remove(std::filesystem::canonical(*path, ignored),
-                            ignored);
+    const std::string why = WhyNotWritable(*path);
+    if (why.empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        flag, ": '", *path, "' cannot be opened for writing: ", why));
   }
   return absl::OkStatus();
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -250,8 +249,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
       {num_pages, num_slots, page_bytes(), slot_bytes()}, stream_));
   const absl::Status others = AllocateWorkspaces(num_slots);
   // Of the host's memory a smaller cache leaves no more.
-  if (num_pages > 0 && absl::IsResourceExhausted(others) &&
-      absl::StrContains(others.message(), "no device memory")) {
+  if (num_pages > 0 && CudaMemory::LacksDevice(others)) {
     return absl::ResourceExhaustedError(
         absl::StrCat(others.message(),
                      "; or leave it more, by a smaller factor cache "

@@ -174,10 +174,10 @@ class CudaBackend : public Backend {
   };
 
   static absl::Status CheckOptions(const Options& options);
-  // All that comes behind the memory of sequences.
-  absl::Status AllocateWorkspaces(int32_t num_slots);
   CudaBackend(const Options& options, std::unique_ptr<ThreadPool> threads);
   absl::Status Init();
+  // All that comes behind the memory of sequences.
+  absl::Status AllocateWorkspaces(int32_t num_slots);
 
   // Keeps the first error.
   void Check(cudaError_t error, const char* what);

@@ -1,9 +1,15 @@
 #include "engine/cuda_memory.h"
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
 namespace recurve {
+namespace {
+
+constexpr char kNoDeviceMemory[] = "no device memory";
+
+}  // namespace
 
 absl::Status CudaStatus(cudaError_t error, absl::string_view what) {
   if (error == cudaSuccess) return absl::OkStatus();
@@ -20,6 +26,11 @@ CudaMemory::~CudaMemory() {
   }
 }
 
+bool CudaMemory::LacksDevice(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) &&
+         absl::StartsWith(status.message(), kNoDeviceMemory);
+}
+
 absl::StatusOr<CudaMemory> CudaMemory::Allocate(Kind kind, int64_t bytes,
                                                 absl::string_view what) {
   CudaMemory memory;
@@ -34,8 +45,8 @@ absl::StatusOr<CudaMemory> CudaMemory::Allocate(Kind kind, int64_t bytes,
     (void)cudaGetLastError();  // this error leaves nothing broken behind
     if (error != cudaErrorMemoryAllocation) return CudaStatus(error, what);
     return absl::ResourceExhaustedError(absl::StrCat(
-        "no ", kind == Kind::kDevice ? "device" : "page-locked host",
-        " memory for ", bytes, " bytes of ", what));
+        kind == Kind::kDevice ? kNoDeviceMemory : "no page-locked host memory",
+        " for ", bytes, " bytes of ", what));
   }
   memory.bytes_ = bytes;
   if (kind == Kind::kDevice) {

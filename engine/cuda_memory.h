@@ -35,6 +35,8 @@ class CudaMemory {
   // Device memory is zero; 0 bytes give a null pointer.
   static absl::StatusOr<CudaMemory> Allocate(Kind kind, int64_t bytes,
                                              absl::string_view what);
+  // Whether that is an error for want of memory of the device.
+  static bool LacksDevice(const absl::Status& status);
 
   char* data() const { return static_cast<char*>(data_); }
   template <typename T>

@@ -268,9 +268,11 @@ int Server::metrics_port() const {
 absl::Status Server::StartGrpc() {
   // Before anything of gRPC's, which aborts or waits where it gets no thread:
   // under load it has two for each of up to 16 cores, besides some of its own.
+  constexpr int kOwn = 16;
+  constexpr int kMostCores = 16;
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   RECURVE_RETURN_IF_ERROR(
-      CheckThreads("gRPC", 16 + 2 * std::clamp(cores, 1, 16)));
+      CheckThreads("gRPC", kOwn + 2 * std::clamp(cores, 1, kMostCores)));
   inference_ = std::make_unique<InferenceService>(environment_);
   control_ = std::make_unique<ControlService>(ControlService::Options{
       engine_.get(), ModelName(options_), capacity_,

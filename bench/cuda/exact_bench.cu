@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
+#include "base/output_file.h"
 #include "bench/cuda/gpu_timer.h"
 #include "bench/cuda/t6_xl_products.h"
-#include "bench/output_file.h"
 #include "kernels/glu/glu_cuda.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
 #include "kernels/norm/norm_cuda.h"
@@ -373,8 +373,9 @@ int Main(int argc, char** argv) {
     std::fputs("this needs a GPU of compute capability 9.0\n", stderr);
     return 1;
   }
-  if (!json.empty() && !IsWritable(json)) {
-    std::fprintf(stderr, "cannot write %s\n", json.c_str());
+  const std::string why = json.empty() ? "" : WhyNotWritable(json);
+  if (!why.empty()) {
+    std::fprintf(stderr, "cannot write %s: %s\n", json.c_str(), why.c_str());
     return 1;
   }
   std::vector<Row> results;

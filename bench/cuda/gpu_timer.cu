@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "base/output_file.h"
 #include "bench/cuda/gpu_timer.h"
-#include "bench/output_file.h"
 
 namespace recurve {
 namespace bench {

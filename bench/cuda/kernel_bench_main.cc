@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/output_file.h"
 #include "bench/cuda/linear_bench.h"
 #include "bench/cuda/linear_noncausal_bench.h"
 #include "bench/cuda/linear_prefill_bench.h"
@@ -14,7 +15,6 @@
 #include "bench/cuda/small_ops_bench.h"
 #include "bench/cuda/tpa_bench.h"
 #include "bench/cuda/tpa_prefill_bench.h"
-#include "bench/output_file.h"
 
 namespace {
 
@@ -84,8 +84,9 @@ int main(int argc, char** argv) {
       return Usage();
     }
   }
-  if (!json.empty() && !IsWritable(json)) {
-    std::fprintf(stderr, "cannot write %s\n", json.c_str());
+  const std::string why = json.empty() ? "" : recurve::WhyNotWritable(json);
+  if (!why.empty()) {
+    std::fprintf(stderr, "cannot write %s: %s\n", json.c_str(), why.c_str());
     return 1;
   }
   int devices = 0;

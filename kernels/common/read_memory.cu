@@ -1,3 +1,4 @@
+#include "kernels/common/alignment.h"
 #include "kernels/common/read_memory_cuda.h"
 
 namespace recurve {
@@ -29,8 +30,7 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t LaunchReadMemory(const void* data, int64_t bytes,
                              cudaStream_t stream) {
-  if (data == nullptr || bytes < 0 ||
-      reinterpret_cast<uintptr_t>(data) % 16 != 0 || bytes % 16 != 0) {
+  if (data == nullptr || bytes < 0 || !IsAligned(data) || bytes % 16 != 0) {
     return cudaErrorInvalidValue;
   }
   read_memory_kernel<<<kBlocks, kThreads, 0, stream>>>(

@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
@@ -74,8 +75,7 @@ cudaError_t Launch(const CudaGluParams& p, cudaStream_t stream) {
 template <typename T, typename TOut = T>
 cudaError_t LaunchAligned(const CudaGluParams& p, cudaStream_t stream) {
   constexpr int kVector = 16 / sizeof(T);
-  const bool whole = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 &&
-                     reinterpret_cast<uintptr_t>(p.y) % 16 == 0 &&
+  const bool whole = IsAligned(p.x) && IsAligned(p.y) &&
                      p.x_stride % kVector == 0 && p.y_stride % kVector == 0 &&
                      p.cols % kVector == 0;
   return whole ? Launch<T, TOut, kVector>(p, stream)

@@ -1,3 +1,4 @@
+#include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_attribute.h"
 #include "kernels/common/device_math.cuh"
@@ -186,11 +187,7 @@ __global__ void __launch_bounds__(kThreads, MinBlocks(kRows, kVector))
 // Whether runs of four columns are one access each.
 bool Aligned(const LinearAttentionParams& p) {
   return p.value_dim % 4 == 0 && p.v_stride % 4 == 0 &&
-         p.slot_stride % 4 == 0 &&
-         (reinterpret_cast<uintptr_t>(p.v) |
-          reinterpret_cast<uintptr_t>(p.states)) %
-                 16 ==
-             0;
+         p.slot_stride % 4 == 0 && IsAligned(p.v) && IsAligned(p.states);
 }
 
 // Whether no pointer is missing.

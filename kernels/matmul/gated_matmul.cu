@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
@@ -314,8 +315,7 @@ cudaError_t LaunchForm(const DecodeMatmulParams& p, int multiprocessors,
 
 bool GatedMatmulTakes(const DecodeMatmulParams& p) {
   return p.gate && IsGatedMatmul(p.outputs, p.activation) && p.y_is_half &&
-         p.rows >= kGatedLeastRows && p.y_stride % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
+         p.rows >= kGatedLeastRows && p.y_stride % 8 == 0 && IsAligned(p.y);
 }
 
 cudaError_t LaunchGatedMatmul(const DecodeMatmulParams& p, int multiprocessors,

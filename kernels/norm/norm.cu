@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(kBlock)
 // Launchers
 
 bool Aligned(const void* data, int64_t stride, int64_t vector) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % vector == 0;
+  return IsAligned(data) && stride % vector == 0;
 }
 
 template <typename T, Gate kGate, typename TOut = T>

@@ -11,8 +11,8 @@ namespace recurve {
 
 // Moves rows of float32 activations about on the GPU: copies, conversions,
 // gathers and scatters. Every pointer is device memory. None allocates or
-// synchronises; cudaErrorInvalidValue for negative sizes, and
-// pointers that are missing or not aligned where that is asked for.
+// synchronises; cudaErrorInvalidValue for negative sizes, and for pointers
+// that are missing or not aligned where that is asked for.
 
 // y[i] = x[index[i]], rounded to `type`; zeros for a negative index, and in the
 // columns from cols to y_cols.

@@ -305,16 +305,21 @@ TEST(SweepTest, FindsTheSustainedRate) {
   EXPECT_NEAR(RateBetween({{5, false}, {5.0001, true}}).value(), 5.00005, 1e-6);
 }
 
-TEST(ConversationTest, GoesOnFromTheOutput) {
-  v1::ModelInfo model;
-  model.set_vocab_size(50);
-  model.set_max_model_len(100);
-  model.set_bos_token_id(2);
+WorkloadConfig ThreeTurns() {
   WorkloadConfig config;
   config.prompt_tokens = {5, 5};
   config.output_tokens = {3, 4};
   config.turn_tokens = {7, 7};
   config.turns = {3, 3};
+  return config;
+}
+
+TEST(ConversationTest, GoesOnFromTheOutput) {
+  v1::ModelInfo model;
+  model.set_vocab_size(50);
+  model.set_max_model_len(100);
+  model.set_bos_token_id(2);
+  WorkloadConfig config = ThreeTurns();
   config.cancel_fraction = 1;
   const Workload workload = Workload::Create(config, model).value();
   EXPECT_EQ(workload.Turns(0), 3u);
@@ -344,11 +349,7 @@ TEST(ConversationTest, PromptsMayBeBoundedByThemselves) {
   model.set_vocab_size(50);
   model.set_max_model_len(100);
   model.set_max_prompt_tokens(27);
-  WorkloadConfig config;
-  config.prompt_tokens = {5, 5};
-  config.output_tokens = {3, 4};
-  config.turn_tokens = {7, 7};
-  config.turns = {3, 3};
+  WorkloadConfig config = ThreeTurns();
   EXPECT_TRUE(Workload::Create(config, model).ok());
   model.set_max_prompt_tokens(26);
   EXPECT_THAT(
