@@ -1,9 +1,7 @@
 #include "client/bench_output.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <limits>
