@@ -26,6 +26,7 @@ if(RECURVE_BUILD_SERVER)
   endif()
   find_package(gRPC CONFIG REQUIRED)
   find_package(OpenSSL 3.0 REQUIRED)
+  pkg_check_modules(NGHTTP2 REQUIRED IMPORTED_TARGET libnghttp2>=1.52)
   find_package(prometheus-cpp CONFIG REQUIRED)
   find_package(Boost 1.74 CONFIG REQUIRED)  # Asio and Beast: headers alone
   find_program(RECURVE_GRPC_PLUGIN grpc_cpp_plugin REQUIRED)

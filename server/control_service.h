@@ -8,14 +8,15 @@
 
 #include "engine/engine.h"
 #include "engine/model_loader.h"
-#include "recurve/v1/control.grpc.pb.h"
+#include "recurve/v1/control.pb.h"
+#include "server/grpc/rpc.h"
 #include "server/tenants.h"
 
 namespace recurve {
 
 // recurve.v1.Control: facts, for every tenant, and switches, for admins.
 // Thread-safe.
-class ControlService : public v1::Control::CallbackService {
+class ControlService {
  public:
   struct Options {
     Engine* engine;
@@ -29,28 +30,19 @@ class ControlService : public v1::Control::CallbackService {
   };
   explicit ControlService(Options options) : options_(std::move(options)) {}
 
-  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
-                                         const v1::GetModelInfoRequest* request,
-                                         v1::ModelInfo* response) override;
-  grpc::ServerUnaryReactor* GetServerInfo(
-      grpc::CallbackServerContext* context,
-      const v1::GetServerInfoRequest* request,
-      v1::ServerInfo* response) override;
-  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context,
-                                    const v1::GetLoadRequest* request,
-                                    v1::Load* response) override;
-  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
-                                  const v1::AbortRequest* request,
-                                  v1::AbortResponse* response) override;
-  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
-                                  const v1::DrainRequest* request,
-                                  v1::DrainResponse* response) override;
+  // The service outlives the server that has these.
+  void AddMethods(RpcMethods* methods) const;
 
  private:
   // Whether the call is from a tenant.
-  absl::Status Authenticate(const grpc::CallbackServerContext& context) const;
+  absl::Status Authenticate(const RpcHead& head, RpcStream& stream) const;
   // Whether it is from one that may use the switches.
-  absl::Status AuthorizeAdmin(const grpc::CallbackServerContext& context) const;
+  absl::Status AuthorizeAdmin(const RpcHead& head, RpcStream& stream) const;
+
+  v1::ModelInfo GetModelInfo() const;
+  v1::ServerInfo GetServerInfo() const;
+  v1::Load GetLoad() const;
+  absl::Status Abort(const v1::AbortRequest& request) const;
 
   const Options options_;
   const std::chrono::steady_clock::time_point started_ =

@@ -20,11 +20,11 @@ int64_t RowBytes(const StepEvent::LogitsRow& row) {
 
 }  // namespace
 
-void DecodeCall::Begin(const std::shared_ptr<DecodeCall>& self) {
-  KeepAlive(self);
-  if (!Enter()) return;
-  StartRead(&request_);
+void DecodeCall::Begin() {
+  if (Enter()) ReadNext();
 }
+
+void DecodeCall::ReadNext() { stream_->Read(environment_.decode_idle_timeout); }
 
 absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
   RECURVE_RETURN_IF_ERROR(environment_.engine->CheckAccepts());
@@ -67,24 +67,29 @@ absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
   return absl::OkStatus();
 }
 
-void DecodeCall::OnReadDone(bool ok) {
+void DecodeCall::OnHalfClose() {
   std::optional<uint64_t> id;
   {
     MutexLock lock(&mu_);
     if (end_) return;
-    SetIdle(false);
     id = id_;
   }
-  if (!ok) {  // the client half-closed, or is gone
-    if (id) {
-      environment_.engine->Close(*id);
-    } else {
-      Refuse(absl::OkStatus());
-    }
-    return;
+  if (id) {
+    environment_.engine->Close(*id);
+  } else {
+    Refuse(absl::OkStatus());
+  }
+}
+
+void DecodeCall::OnMessage(std::string message) {
+  std::optional<uint64_t> id;
+  {
+    MutexLock lock(&mu_);
+    if (end_) return;
+    id = id_;
   }
   const auto request = std::make_shared<v1::DecodeRequest>();
-  if (!ParseBuffer(&request_, request.get())) {
+  if (!ParseMessage(message, request.get())) {
     return Fail(absl::InvalidArgumentError(kMalformedMessage));
   }
   RunEncoding(
@@ -141,7 +146,6 @@ void DecodeCall::OnCommandDone(CommandResult result) {
     last.set_reason(ToProto(result.reason));
     last.set_stop_string(result.stop_string);
     *last.mutable_usage() = UsageToProto(result);
-    SetIdle(true);
   }
   Pump();
 }

@@ -13,17 +13,15 @@ namespace recurve {
 // One Decode call. It reads a command only when the response that says `done`
 // of the one before is on its way, so that HTTP/2 flow control holds back a
 // client that runs ahead. Lifetime and threads: see StreamCall.
-class DecodeCall
-    : public StreamCall<
-          grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-          v1::DecodeResponse> {
+class DecodeCall : public StreamCall<v1::DecodeResponse> {
  public:
   using StreamCall::StreamCall;
 
-  // Starts to read. `self` owns this object.
-  void Begin(const std::shared_ptr<DecodeCall>& self);
+  // Refuses the call, or starts to read.
+  void Begin();
 
-  void OnReadDone(bool ok) override;
+  void OnMessage(std::string message) override;
+  void OnHalfClose() override;
 
   void OnAdmitted(double queue_seconds) override;
   bool OnStep(StepEvent event) override;
@@ -35,14 +33,13 @@ class DecodeCall
   Buffered buffered() const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return {output_.tokens(), output_.bytes()};
   }
-  void ReadNext() override { StartRead(&request_); }
+  void ReadNext() override;
 
  private:
   // The first command opens the sequence, a later one extends it.
   absl::Status Open(const v1::DecodeRequest& request);
   absl::Status Extend(uint64_t id, const v1::DecodeRequest& request);
 
-  grpc::ByteBuffer request_;  // the command being read
   // Set by the first command before the engine knows the sequence.
   bool with_logprobs_ = false;
   uint64_t seed_ = 0;

@@ -4,17 +4,23 @@
 
 namespace recurve {
 
-void GenerateCall::Begin(const std::shared_ptr<GenerateCall>& self,
-                         grpc::ByteBuffer* buffer) {
-  KeepAlive(self);
+void GenerateCall::Begin() {
   if (!Enter()) return;
   // First, so that a refusal under overload costs least: the prompt is not even
-  // read.
+  // received.
   if (absl::Status status = environment_.engine->CheckAccepts(); !status.ok()) {
     return Refuse(status);
   }
+  stream_->Read(kRequestTimeout);
+}
+
+void GenerateCall::OnHalfClose() {
+  Refuse(absl::InvalidArgumentError("the request is missing"));
+}
+
+void GenerateCall::OnMessage(std::string message) {
   const auto request = std::make_shared<v1::GenerateRequest>();
-  if (!ParseBuffer(buffer, request.get())) {
+  if (!ParseMessage(message, request.get())) {
     return Refuse(absl::InvalidArgumentError(kMalformedMessage));
   }
   RunEncoding(static_cast<int64_t>(request->prompt_text().size()),

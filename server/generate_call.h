@@ -11,16 +11,15 @@
 namespace recurve {
 
 // One Generate call. Lifetime and threads: see StreamCall.
-class GenerateCall
-    : public StreamCall<grpc::ServerWriteReactor<grpc::ByteBuffer>,
-                        v1::GenerateEvent> {
+class GenerateCall : public StreamCall<v1::GenerateEvent> {
  public:
   using StreamCall::StreamCall;
 
-  // Reads the request, which it empties, and submits it. `self` owns this
-  // object.
-  void Begin(const std::shared_ptr<GenerateCall>& self,
-             grpc::ByteBuffer* buffer);
+  // Refuses the call, or reads the request and submits it.
+  void Begin();
+
+  void OnMessage(std::string message) override;
+  void OnHalfClose() override;
 
   void OnAdmitted(double queue_seconds) override;
   bool OnStep(StepEvent event) override;

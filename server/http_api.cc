@@ -89,23 +89,24 @@ HttpApi::HttpApi(Options options)
                    std::chrono::system_clock::now().time_since_epoch())
                    .count()) {}
 
-std::optional<HttpResponse> HttpApi::CheckHead(const HttpRequest& head) {
+std::optional<HttpResponse> HttpApi::CheckHead(HttpRequest* head) {
   std::optional<HttpResponse> refusal = Refusal(head);
-  if (refusal && head.path == kCompletions && !head.request_id.empty() &&
-      RequestIdProblem(head.request_id).empty()) {
-    refusal->headers.emplace_back(kRequestIdHeader, head.request_id[0]);
+  if (refusal && head->path == kCompletions && !head->request_id.empty() &&
+      RequestIdProblem(head->request_id).empty()) {
+    refusal->headers.emplace_back(kRequestIdHeader, head->request_id[0]);
   }
   return refusal;
 }
 
-std::optional<HttpResponse> HttpApi::Refusal(const HttpRequest& head) {
+std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
+  const HttpRequest& head = *request;
   const bool models =
       head.path == "/v1/models" || absl::StartsWith(head.path, kModelPrefix);
   const bool completions = head.path == kCompletions;
   if (options_.environment != nullptr && absl::StartsWith(head.path, "/v1/") &&
       options_.environment->tenants != nullptr) {
-    const auto tenant =
-        options_.environment->tenants->Authenticate(head.authorization);
+    const auto tenant = options_.environment->tenants->Authenticate(
+        head.authorization, "header");
     if (!tenant.ok()) {
       if (completions) {
         options_.environment->metrics->OnRefused(
@@ -114,6 +115,10 @@ std::optional<HttpResponse> HttpApi::Refusal(const HttpRequest& head) {
       return ErrorResponse(ErrorOf(tenant.status()));
     }
   }
+  // With keys, what needs none shows nothing.
+  request->entitled = options_.environment != nullptr &&
+                      (options_.environment->tenants == nullptr ||
+                       absl::StartsWith(head.path, "/v1/"));
   const bool known =
       head.path == "/health" ||
       (head.path == "/metrics" && options_.metrics != nullptr) ||

@@ -31,13 +31,13 @@ class HttpApi : public HttpHandler {
   };
   explicit HttpApi(Options options);
 
-  std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
+  std::optional<HttpResponse> CheckHead(HttpRequest* head) override;
   void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override;
   void OnAnswered(const std::string& path, int status, double seconds) override;
 
  private:
   // CheckHead, but for the client's id of the request.
-  std::optional<HttpResponse> Refusal(const HttpRequest& head);
+  std::optional<HttpResponse> Refusal(HttpRequest* head);
   HttpResponse Get(const std::string& path) const;
 
   const Options options_;

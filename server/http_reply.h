@@ -27,6 +27,8 @@ struct HttpRequest {
   std::string content_type;
   std::string content_encoding;
   std::string body;
+  // Set by HttpHandler::CheckHead: the client has shown that it may call.
+  bool entitled = false;
 };
 
 struct HttpResponse {
@@ -82,7 +84,7 @@ class HttpHandler {
   virtual ~HttpHandler() = default;
   // The head of a request is there, its body is not. An answer given here
   // refuses the request, and its body is not read.
-  virtual std::optional<HttpResponse> CheckHead(const HttpRequest& head) = 0;
+  virtual std::optional<HttpResponse> CheckHead(HttpRequest* head) = 0;
   virtual void Handle(HttpRequest request,
                       std::shared_ptr<HttpReply> reply) = 0;
   // A request is over: its answer is with the system's socket, or its client

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/http_reply.h"
+#include "server/stranger_bytes.h"
 #include "server/tls_files.h"
 
 namespace recurve {
@@ -17,6 +18,9 @@ struct HttpServerOptions {
   int port = 0;  // 0: any free one
   // Not null: TLS, and nothing else, on this port. Outlives the server.
   const TlsFiles* tls = nullptr;
+  // Counts what clients hold that are not known yet; outlives the server. Null:
+  // no limit.
+  StrangerBytes* strangers = nullptr;
   // One more is answered 503 (with TLS: closed).
   int64_t max_connections = 4096;
   // Of a request line with its headers, and of a body.

@@ -114,7 +114,8 @@ HttpSession::HttpSession(std::shared_ptr<HttpSessions> sessions,
     : sessions_(std::move(sessions)),
       strand_(socket.get_executor()),
       transport_(std::move(socket), std::move(tls)),
-      timer_(strand_) {}
+      timer_(strand_),
+      share_(sessions_->options().strangers) {}
 
 template <typename F>
 
@@ -131,6 +132,10 @@ void HttpSession::Start() {
     transport_.socket().set_option(tcp::no_delay(true), ignored);
     transport_.socket().set_option(
         tcp::socket::send_buffer_size(kSendBufferBytes), ignored);
+    if (!share_.Set(transport_.secure() ? kTlsConnectionBytes
+                                        : kPlainConnectionBytes)) {
+      return RefuseStranger();
+    }
     ExpectRequest(sessions_->options().head_timeout);
     if (!transport_.secure()) return Read();
     SetDeadline(sessions_->options().handshake_timeout);
@@ -144,17 +149,28 @@ void HttpSession::Start() {
 
 void HttpSession::StartRefused() {
   Post([this] {
-    if (transport_.secure()) return Close();
-    StartAnswer();
-    HttpResponse response = HttpError(
-        503,
+    RefuseConnection(
         absl::StrCat("the server has ", sessions_->options().max_connections,
                      " connections, as many as --max-http-connections allows; "
                      "come back"));
-    response.headers.emplace_back("Retry-After", "1");
-    SendNow(response, /*keep_alive=*/false);
-    Read();
   });
+}
+
+void HttpSession::RefuseStranger() {
+  RefuseConnection(absl::StrCat(
+      "connections whose clients have not shown that they may "
+      "call hold ",
+      sessions_->options().strangers->max_total(),
+      " bytes, as much as --max-stranger-bytes allows; come back"));
+}
+
+void HttpSession::RefuseConnection(const std::string& message) {
+  if (transport_.secure()) return Close();
+  StartAnswer();
+  HttpResponse response = HttpError(503, message);
+  response.headers.emplace_back("Retry-After", "1");
+  SendNow(response, /*keep_alive=*/false);
+  Read();
 }
 
 void HttpSession::PostClose() {
@@ -392,9 +408,10 @@ void HttpSession::OnHead() {
        {HostProblem(message, version_), BodyProblem(message, version_)}) {
     if (!problem.empty()) return Refuse(HttpError(400, problem));
   }
-  if (auto refusal = sessions_->handler().CheckHead(request_)) {
+  if (auto refusal = sessions_->handler().CheckHead(&request_)) {
     return Refuse(*refusal);
   }
+  if (request_.entitled) share_.Release();
   if (absl::EqualsIgnoreCase(View(message[http::field::expect]),
                              "100-continue") &&
       version_ >= 11) {
@@ -581,6 +598,7 @@ void HttpSession::CloseWith(const absl::Status& status) {
   state_ = State::kClosed;
   closed_ = true;
   timer_.cancel();
+  share_.Release();
   ReleaseBody();
   error_code ignored;
   transport_.socket().close(ignored);

@@ -21,7 +21,8 @@
 #include "absl/strings/string_view.h"
 #include "server/http_reply.h"
 #include "server/http_server.h"
-#include "server/http_transport.h"
+#include "server/stranger_bytes.h"
+#include "server/transport_stream.h"
 
 namespace recurve {
 
@@ -108,6 +109,9 @@ class HttpSession : public HttpReply,
   void Dispatch();
 
   void RefuseMalformed(boost::system::error_code error);
+  void RefuseStranger();
+  // Answers a connection that is one too many.
+  void RefuseConnection(const std::string& message);
   // Answers a request that is not whole, after which the connection cannot be
   // used.
   void Refuse(const HttpResponse& response);
@@ -129,12 +133,13 @@ class HttpSession : public HttpReply,
 
   const std::shared_ptr<HttpSessions> sessions_;
   const boost::asio::ip::tcp::socket::executor_type strand_;
-  HttpTransport transport_;
+  TransportStream transport_;
   boost::asio::steady_timer timer_;
   State state_ = State::kHead;
   std::atomic<bool> closed_{false};
 
   static constexpr size_t kReadBytes = 8 << 10;
+  StrangerBytes::Share share_;
   // A read under way fills read_ alone, so that input_ may be used meanwhile.
   bool reading_ = false;
   // A read has seen the client's end. Asio may not tell of it a second time: it

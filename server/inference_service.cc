@@ -1,26 +1,33 @@
 #include "server/inference_service.h"
 
 #include <memory>
+#include <utility>
 
 #include "server/decode_call.h"
 #include "server/generate_call.h"
 
 namespace recurve {
+namespace {
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(
-    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  const auto call = std::make_shared<GenerateCall>(environment_, context);
-  // gRPC keeps the buffer, which is the call's alone, until the call ends;
-  // taking the bytes out frees them while the request waits.
-  call->Begin(call, const_cast<grpc::ByteBuffer*>(request));
-  return call.get();
+// A method each call of which is a Call of its own.
+template <typename Call>
+RpcMethod MethodOf(const CallEnvironment& environment) {
+  return [&environment](const RpcHead& head, std::shared_ptr<RpcStream> stream)
+             -> std::shared_ptr<RpcListener> {
+    auto call = std::make_shared<Call>(environment, head, std::move(stream));
+    call->Begin();
+    return call;
+  };
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>*
-InferenceService::Decode(grpc::CallbackServerContext* context) {
-  const auto call = std::make_shared<DecodeCall>(environment_, context);
-  call->Begin(call);
-  return call.get();
+}  // namespace
+
+void AddInferenceMethods(const CallEnvironment& environment,
+                         RpcMethods* methods) {
+  (*methods)["/recurve.v1.Inference/Generate"] =
+      MethodOf<GenerateCall>(environment);
+  (*methods)["/recurve.v1.Inference/Decode"] =
+      MethodOf<DecodeCall>(environment);
 }
 
 }  // namespace recurve

@@ -224,6 +224,11 @@ struct Metrics::Families {
       r, "grpc_connections_refused_total",
       "gRPC connections that were closed, as there were as many as there may "
       "be.");
+  prometheus::Family<Counter>& grpc_ended =
+      BuildCounter()
+          .Name("recurve_grpc_connections_ended_total")
+          .Help("gRPC connections that the server ended, by reason.")
+          .Register(r);
   prometheus::Family<Counter>& http_requests =
       BuildCounter()
           .Name("recurve_http_requests_total")
@@ -370,6 +375,9 @@ void Metrics::SetGrpcConnections(int64_t connections) {
   families_->grpc_used.Set(static_cast<double>(connections));
 }
 void Metrics::OnGrpcRefused() { families_->grpc_refused.Increment(); }
+void Metrics::OnGrpcConnectionEnded(const char* reason) {
+  families_->grpc_ended.Add({{"reason", reason}}).Increment();
+}
 
 void Metrics::OnHttpAnswered(const char* endpoint, int status, double seconds) {
   families_->http_requests

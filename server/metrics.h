@@ -66,6 +66,9 @@ class Metrics : public EngineObserver {
   void SetGrpcConnections(int64_t connections);  // that are open
   // A connection was closed since there were as many as there may be.
   void OnGrpcRefused();
+  // A connection was ended since its client sent what it should not, or held
+  // too much; `reason` is one of a few (OffenceName).
+  void OnGrpcConnectionEnded(const char* reason);
   // Of an HTTP port; `endpoint` is one of a few.
   void OnHttpAnswered(const char* endpoint, int status, double seconds);
 

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -13,13 +16,11 @@
 #include "engine/checkpoint/quote.h"
 #include "engine/host_memory.h"
 #include "engine/tokenizer/utf8.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
-#include "grpcpp/grpcpp.h"
-#include "grpcpp/health_check_service_interface.h"
-#include "grpcpp/impl/server_builder_option.h"
 #include "prometheus/registry.h"
 #include "server/control_service.h"
-#include "server/grpc_listener.h"
+#include "server/grpc/grpc_server.h"
+#include "server/grpc/health_service.h"
+#include "server/grpc/reflection_service.h"
 #include "server/http_api.h"
 #include "server/http_server.h"
 #include "server/inference_service.h"
@@ -40,28 +41,11 @@ constexpr std::chrono::seconds kCallGrace{1};
 // Calls of one connection beyond those that the engine takes: such that are
 // refused, and those of Control and health.
 constexpr int64_t kMoreStreams = 64;
-// What messages that are being received may take, also where little memory is
-// left or the kernel does not tell.
-constexpr int64_t kMinGrpcBufferBytes = 256 << 20;
 // Requests are small; what is larger is refused before it is read.
-constexpr int kMaxReceiveBytes = 4 << 20;
-
-// Takes reflection from a builder again. gRPC gives it to every builder of the
-// process, as soon as its library is linked.
-class WithoutReflection : public grpc::ServerBuilderOption {
- public:
-  void UpdateArguments(grpc::ChannelArguments*) override {}
-  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>*
-                         plugins) override {
-    const std::string name =
-        grpc::reflection::ProtoServerReflectionPlugin().name();
-    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
-                                  [&](const auto& plugin) {
-                                    return plugin->name() == name;
-                                  }),
-                   plugins->end());
-  }
-};
+constexpr int64_t kMaxReceiveBytes = 4 << 20;
+// The services that this server has, as gRPC names them.
+const char* const kServices[] = {"recurve.v1.Inference", "recurve.v1.Control"};
+constexpr char kHealthService[] = "grpc.health.v1.Health";
 
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host == "[::1]" ||
@@ -93,20 +77,16 @@ absl::Status CheckModelName(const ServerOptions& options) {
       "; expected a folder whose name is UTF-8, or --served-model-name"));
 }
 
-TransportLimits LimitsOfTransport(const ServerOptions& options,
-                                  const Engine& engine) {
-  TransportLimits limits;
-  // A gateway may send all that the server takes over one connection, and hears
-  // when that is full.
-  limits.max_streams = engine.max_open() + kMoreStreams;
-  limits.buffer_bytes = options.max_grpc_buffer_bytes;
-  if (limits.buffer_bytes > 0) return limits;
-  // As much as can be: at the limit honest streams are reset, too, which is
-  // better than to lose all with the process and no better than that.
-  const std::optional<HostMemory> memory = AvailableHostMemory();
-  limits.buffer_bytes = std::max(kMinGrpcBufferBytes,
-                                 memory ? memory->available / 2 : int64_t{0});
-  return limits;
+// Lets everybody in: on a server that asks for neither key nor certificate a
+// client is known by its first call that is well formed.
+void TrustAll(RpcMethods* methods) {
+  for (auto& [name, method] : *methods) {
+    method = [inner = std::move(method)](const RpcHead& head,
+                                         std::shared_ptr<RpcStream> stream) {
+      stream->Trust();
+      return inner(head, std::move(stream));
+    };
+  }
 }
 
 }  // namespace
@@ -118,7 +98,10 @@ std::string HostPort(const std::string& host, int port) {
                    : absl::StrCat(host, ":", port);
 }
 
-Server::Server(const ServerOptions& options) : options_(options) {}
+Server::Server(const ServerOptions& options)
+    : options_(options),
+      strangers_(std::make_unique<StrangerBytes>(
+          options.max_stranger_connection_bytes, options.max_stranger_bytes)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(
     const ServerOptions& options, LoadedModel model) {
@@ -214,7 +197,7 @@ absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
                           engine_->limits().vocab_size};
   environment_.max_buffered_tokens = options_.max_buffered_tokens;
   environment_.max_buffered_bytes = options_.max_buffered_bytes;
-  environment_.stalled_client_timeout = options_.engine.stalled_client_timeout;
+  environment_.decode_idle_timeout = options_.decode_idle_timeout;
   environment_.open_streams = &open_streams_;
   environment_.accepted_streams = &accepted_streams_;
   environment_.metrics = &metrics_;
@@ -251,8 +234,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> Server::StartHttpOn(int port,
   http.host = options_.host;
   http.port = port;
   if (secure) http.tls = tls_.get();
+  http.strangers = strangers_.get();
   http.max_connections = options_.max_http_connections;
-  http.max_body_bytes = kMaxReceiveBytes;
+  http.max_body_bytes = static_cast<uint64_t>(kMaxReceiveBytes);
   http.stalled_client_timeout = options_.engine.stalled_client_timeout;
   return HttpServer::Start(http, api);
 }
@@ -266,61 +250,51 @@ int Server::metrics_port() const {
 }
 
 absl::Status Server::StartGrpc() {
-  // Before anything of gRPC's, which aborts or waits where it gets no thread:
-  // under load it has two for each of up to 16 cores, besides some of its own.
-  constexpr int kOwn = 16;
-  constexpr int kMostCores = 16;
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  RECURVE_RETURN_IF_ERROR(
-      CheckThreads("gRPC", kOwn + 2 * std::clamp(cores, 1, kMostCores)));
-  inference_ = std::make_unique<InferenceService>(environment_);
   control_ = std::make_unique<ControlService>(ControlService::Options{
       engine_.get(), ModelName(options_), capacity_,
       options_.default_max_new_tokens, tenants_.get(), options_.admin,
       &open_streams_, [this] { return RequestDrain(); }});
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  grpc::ServerBuilder builder;
-  if (!options_.reflection) {
-    builder.SetOption(std::make_unique<WithoutReflection>());
-  }
-  GrpcListenerOptions listen;
-  listen.host = options_.host;
-  listen.port = options_.grpc_port;
-  listen.max_connections = options_.max_grpc_connections;
-  listen.metrics = &metrics_;
+  std::vector<std::string> services(std::begin(kServices), std::end(kServices));
+  std::set<std::string> checked(services.begin(), services.end());
+  checked.insert("");
+  services.emplace_back(kHealthService);
+  RpcMethods methods;
+  AddInferenceMethods(environment_, &methods);
+  control_->AddMethods(&methods);
+  if (options_.reflection) AddReflection(services, &methods);
+  const bool asks_clients = !options_.transport.tls_client_ca.empty();
+
+  GrpcServerOptions grpc;
+  grpc.host = options_.host;
+  grpc.port = options_.grpc_port;
+  grpc.tls = tls_.get();
+  grpc.metrics = &metrics_;
+  grpc.strangers = strangers_.get();
+  grpc.tls_clients_are_known = asks_clients;
+  grpc.max_connections = options_.max_grpc_connections;
+  // A gateway may send all that the server takes over one connection, and hears
+  // when that is full.
+  grpc.max_streams = engine_->max_open() + kMoreStreams;
+  grpc.max_message_bytes = kMaxReceiveBytes;
+  grpc.max_received_bytes = options_.max_grpc_buffer_bytes;
+  grpc.stalled_client_timeout = options_.engine.stalled_client_timeout;
   metrics_.SetMaxGrpcConnections(options_.max_grpc_connections);
-  RECURVE_ASSIGN_OR_RETURN(grpc_listener_, GrpcListener::Listen(listen));
-  grpc_port_ = grpc_listener_->port();
-  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      tls_ != nullptr ? tls_->GrpcCredentials()
-                      : grpc::InsecureServerCredentials());
-  LimitTransport(LimitsOfTransport(options_, *engine_), &builder);
-  builder.RegisterService(inference_.get());
-  builder.RegisterService(control_.get());
-  builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
-  std::unique_ptr<grpc::Server> started = builder.BuildAndStart();
-  if (started == nullptr) {
-    return absl::InternalError("gRPC does not start its server");
-  }
   {
     MutexLock lock(&mu_);
-    grpc_server_ = std::move(started);
+    health_ = std::make_unique<HealthService>(std::move(checked));
+    health_->AddMethods(&methods);
   }
-  return grpc_listener_->Start(std::move(acceptor));
+  if (tenants_ == nullptr && !asks_clients) TrustAll(&methods);
+  RECURVE_ASSIGN_OR_RETURN(grpc_server_,
+                           GrpcServer::Start(grpc, std::move(methods)));
+  grpc_port_ = grpc_server_->port();
+  return absl::OkStatus();
 }
 
 void Server::SetServing(bool serving) {
   serving_ = serving;
   metrics_.SetServing(serving);
-  if (grpc_server_ == nullptr) return;  // Start will say it
-  grpc::HealthCheckServiceInterface* health =
-      grpc_server_->GetHealthCheckService();
-  health->SetServingStatus(serving);
-  for (const char* service : {"recurve.v1.Inference", "recurve.v1.Control"}) {
-    health->SetServingStatus(service, serving);
-  }
+  if (health_ != nullptr) health_->SetServing(serving);
 }
 
 int64_t Server::RequestDrain() {
@@ -405,11 +379,8 @@ void Server::Supervise() {
   while (open_streams_.load() > 0 && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  grpc_listener_->Stop();
   // Cancels what is left; the calls need the engine until then.
-  grpc_server_->Shutdown(std::chrono::system_clock::now() +
-                         std::max(std::chrono::steady_clock::duration::zero(),
-                                  end - std::chrono::steady_clock::now()));
+  grpc_server_->Stop(end);
   if (http_server_ != nullptr) http_server_->Stop();
   MutexLock lock(&mu_);
   outcome_ = failure;
@@ -428,12 +399,11 @@ Server::~Server() {
     RequestDrain();
     supervisor_.join();
   }
-  if (grpc_listener_ != nullptr) grpc_listener_->Stop();
-  if (grpc_server_ != nullptr)
-    grpc_server_->Shutdown(std::chrono::system_clock::now());
   // Calls refer to the engine, so they end first; the engine's sinks keep the
   // call objects alive beyond that.
-  grpc_server_.reset();
+  if (grpc_server_ != nullptr) {
+    grpc_server_->Stop(std::chrono::steady_clock::now());
+  }
   for (HttpServer* http : {http_server_.get(), metrics_server_.get()}) {
     if (http != nullptr) http->Stop();
   }

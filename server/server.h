@@ -14,21 +14,19 @@
 #include "engine/options.h"
 #include "server/encode_threads.h"
 #include "server/metrics.h"
+#include "server/stranger_bytes.h"
 #include "server/stream_call.h"
 #include "server/tenants.h"
 #include "server/tls_files.h"
 #include "server/transport.h"
 
-namespace grpc {
-class Server;
-}  // namespace grpc
 namespace recurve {
 
 class ControlService;
-class GrpcListener;
+class GrpcServer;
+class HealthService;
 class HttpApi;
 class HttpServer;
-class InferenceService;
 
 struct ServerOptions {
   ModelOptions model;
@@ -42,9 +40,12 @@ struct ServerOptions {
   int metrics_port = -1;  // plaintext; 0: any free one, -1: on http_port
   int64_t max_http_connections = 4096;
   int64_t max_grpc_connections = 4096;  // one more is closed
-  // Of messages that gRPC is receiving, of all connections; 0: half of the
-  // memory that is left when it starts, and at least 256 MiB.
-  int64_t max_grpc_buffer_bytes = 0;
+  // Of messages that gRPC is receiving, of all connections.
+  int64_t max_grpc_buffer_bytes = 256 << 20;
+  // What clients may hold that have not shown that they may call, of one
+  // connection and of all together, over gRPC and HTTP.
+  int64_t max_stranger_connection_bytes = 1 << 20;
+  int64_t max_stranger_bytes = 256 << 20;
   TransportOptions transport;
   bool admin = true;       // whether Control.Abort and Drain are served
   bool reflection = true;  // whether gRPC reflection is
@@ -55,6 +56,8 @@ struct ServerOptions {
   std::chrono::milliseconds shutdown_timeout{45'000};
   // A step that takes longer counts as hung: health turns NOT_SERVING.
   std::chrono::milliseconds step_timeout{30'000};
+  // A Decode call whose client sends no command for so long ends; 0: never.
+  std::chrono::milliseconds decode_idle_timeout{600'000};
   int64_t max_buffered_tokens = 256;  // of one stream; see CallEnvironment
   int64_t max_buffered_bytes = 1 << 20;
 };
@@ -125,10 +128,10 @@ class Server {
   CallEnvironment environment_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<EncodeThreads> encode_threads_;
-  std::unique_ptr<InferenceService> inference_;
+  std::unique_ptr<StrangerBytes> strangers_;
   std::unique_ptr<ControlService> control_;
-  std::unique_ptr<grpc::Server> grpc_server_;
-  std::unique_ptr<GrpcListener> grpc_listener_;
+  std::unique_ptr<HealthService> health_;
+  std::unique_ptr<GrpcServer> grpc_server_;
   std::unique_ptr<HttpApi> http_api_;
   std::unique_ptr<HttpApi> metrics_api_;
   std::unique_ptr<HttpServer> http_server_;

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <utility>
 
-#include "absl/synchronization/mutex.h"
 #include "base/byte_size.h"
 #include "server/flags.h"
 #include "server/server.h"
@@ -93,13 +92,9 @@ void DropProtobufLog(google::protobuf::LogLevel, const char*, int,
 }  // namespace
 
 int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
-  // gRPC's own lines would come before the one line that says what is wrong.
-  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
 #if GOOGLE_PROTOBUF_VERSION < 4022000
   google::protobuf::SetLogHandler(&DropProtobufLog);
 #endif
-  // Debian's Abseil looks for deadlocks at every lock that gRPC takes.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   FlagsResult flags = ParseFlags(argc, argv);
   if (flags.exit_code) return *flags.exit_code;
   ServerOptions& options = flags.options;

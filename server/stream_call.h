@@ -14,13 +14,11 @@
 #include "base/mutex.h"
 #include "engine/engine.h"
 #include "engine/event_sink.h"
-#include "grpcpp/alarm.h"
-#include "grpcpp/grpcpp.h"
 #include "server/convert.h"
 #include "server/encode_threads.h"
-#include "server/grpc_status.h"
+#include "server/grpc/proto_message.h"
+#include "server/grpc/rpc.h"
 #include "server/metrics.h"
-#include "server/proto_buffer.h"
 #include "server/refusal.h"
 #include "server/tenants.h"
 
@@ -33,9 +31,8 @@ struct CallEnvironment {
   // A call that holds this much unsent output is paused until its client reads.
   int64_t max_buffered_tokens = 256;
   int64_t max_buffered_bytes = 1 << 20;
-  // A call whose client takes nothing for so long, although only reading is
-  // left to do, is broken off.
-  std::chrono::milliseconds stalled_client_timeout{60'000};
+  // A Decode call whose client sends no command for so long ends; 0: never.
+  std::chrono::milliseconds decode_idle_timeout{600'000};
   // When a client refused for load should come back.
   std::chrono::milliseconds retry_pushback{1000};
   Tenants* tenants = nullptr;  // null: whoever can connect may call
@@ -45,58 +42,60 @@ struct CallEnvironment {
   std::atomic<int64_t>* accepted_streams;  // those that have a sequence
 };
 
-// One streaming call: the meeting of a gRPC reactor, driven by gRPC's threads,
-// and an EventSink, driven by the engine's. The engine puts output into the
-// subclass's buffer; Pump sends it, one message at a time, merging what gathers
-// while a message is on its way into messages of bounded length
+// One streaming call: the meeting of an RpcListener, driven by the transport's
+// threads, and an EventSink, driven by the engine's. The engine puts output
+// into the subclass's buffer; Pump sends it, one message at a time, merging
+// what gathers while a message is on its way into messages of bounded length
 // (output_parts.h). So a slow reader holds a bounded buffer and delays nobody
 // else.
 //
-// Lifetime: the object keeps itself alive until gRPC calls OnDone; the engine
-// holds another reference until OnEnd. Whichever comes last frees it.
+// Lifetime: the transport holds the object until OnDone, the engine until
+// OnEnd, and work that waits for a thread until it is done.
 //
-// Thread safety: gRPC and engine threads may call at once; mu_ guards all
-// state. gRPC and the engine are never called with mu_ held.
-template <typename Reactor, typename Response>
-class StreamCall : public Reactor, public EventSink {
+// Thread safety: the transport's and the engine's threads may call at once;
+// mu_ guards all state. Neither is called with mu_ held.
+template <typename Response>
+class StreamCall : public RpcListener,
+                   public EventSink,
+                   public std::enable_shared_from_this<StreamCall<Response>> {
  public:
-  StreamCall(const CallEnvironment& environment,
-             grpc::CallbackServerContext* context)
-      : environment_(environment), context_(context) {
+  StreamCall(const CallEnvironment& environment, const RpcHead& head,
+             std::shared_ptr<RpcStream> stream)
+      : environment_(environment), head_(head), stream_(std::move(stream)) {
     environment_.open_streams->fetch_add(1);
   }
   ~StreamCall() override { environment_.open_streams->fetch_sub(1); }
 
-  // --- gRPC reactor ---
+  // --- RpcListener ---
 
-  void OnWriteDone(bool ok) override {
-    std::optional<uint64_t> behind;
+  void OnWritten() override {
     {
       MutexLock lock(&mu_);
       write_in_flight_ = false;
-      break_off_.reset();  // the client does read
-      if (ok && stalled_) behind = id_;
     }
-    // What waits may take a slow reader longer than the engine waits for a
-    // client that does not read.
-    if (behind) environment_.engine->GiveReaderTime(*behind);
-    if (!ok) CancelSequence(absl::CancelledError("the client went away"));
+    OnProgress();
     Pump();
   }
 
-  void OnCancel() override {
-    const bool late = context_->deadline() <= std::chrono::system_clock::now();
-    CancelSequence(
-        late ? absl::DeadlineExceededError("the deadline of the call passed")
-             : absl::CancelledError("the client cancelled the call"));
+  // What waits may take a slow reader longer than the engine waits for a client
+  // that does not read.
+  void OnProgress() override {
+    std::optional<uint64_t> behind;
+    {
+      MutexLock lock(&mu_);
+      if (stalled_) behind = id_;
+    }
+    if (behind) environment_.engine->GiveReaderTime(*behind);
   }
 
-  void OnDone() override {
-    const std::shared_ptr<StreamCall> self = std::move(self_);
-    environment_.encode_threads->Remove(this);  // nothing waits for it now
+  void OnDone(const absl::Status& status) override {
+    const bool waited = environment_.encode_threads->Remove(this);
+    if (!status.ok()) CancelSequence(status, waited);
     MutexLock lock(&mu_);
-    break_off_.reset();
-    if (accepted_) environment_.accepted_streams->fetch_sub(1);
+    over_ = true;
+    if (std::exchange(accepted_, false)) {
+      environment_.accepted_streams->fetch_sub(1);
+    }
   }
 
   // --- EventSink ---
@@ -111,16 +110,15 @@ class StreamCall : public Reactor, public EventSink {
       stalled = write_in_flight_ && stalled_ &&
                 absl::IsResourceExhausted(status) && !retry_after_;
       end_ = std::move(status);
-      if (write_in_flight_) WatchReader();
     }
-    if (stalled) BreakOff();
+    if (stalled) stream_->Break();
     Pump();
   }
 
  protected:
   // Moves buffered output, as much as one message may have, into `message`;
   // false when there is none. Sets `*read_next` when the client's next message
-  // is wanted after it.
+  // is wanted with it.
   virtual bool TakeOutput(Response* message, bool* read_next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
   // What TakeOutput would yet give.
@@ -132,17 +130,16 @@ class StreamCall : public Reactor, public EventSink {
   // Starts the read that TakeOutput asked for.
   virtual void ReadNext() {}
 
-  // Makes the object keep itself alive until OnDone. Call once, at the start.
-  void KeepAlive(std::shared_ptr<StreamCall> self) { self_ = std::move(self); }
-  std::shared_ptr<EventSink> sink() { return self_; }
+  std::shared_ptr<EventSink> sink() { return this->shared_from_this(); }
 
   // Finds out whose call this is and takes one of the tenant's streams, or
   // refuses the call and returns false.
   bool Enter() {
     if (environment_.tenants == nullptr) return true;
     std::chrono::milliseconds retry_after = environment_.retry_pushback;
-    absl::StatusOr<StreamTicket> ticket = environment_.tenants->OpenStream(
-        context_->client_metadata(), &retry_after);
+    absl::StatusOr<StreamTicket> ticket =
+        environment_.tenants->OpenStream(head_.authorization, &retry_after);
+    if (!absl::IsUnauthenticated(ticket.status())) stream_->Trust();
     if (!ticket.ok()) {
       {
         MutexLock lock(&mu_);
@@ -180,7 +177,8 @@ class StreamCall : public Reactor, public EventSink {
       status = early_cancel_;
       if (status.ok()) {
         status = environment_.encode_threads->Add(
-            this, bytes, [self = self_, work = std::move(work)] {
+            this, bytes,
+            [self = this->shared_from_this(), work = std::move(work)] {
               if (self->StillWanted()) work();
             });
         if (!status.ok() && id_) retry_after_ = environment_.retry_pushback;
@@ -211,12 +209,14 @@ class StreamCall : public Reactor, public EventSink {
       MutexLock lock(&mu_);
       id_ = id;
       early = early_cancel_;
-      accepted_ = true;
-      environment_.accepted_streams->fetch_add(1);
+      if (!over_) {
+        accepted_ = true;
+        environment_.accepted_streams->fetch_add(1);
+      }
     }
     if (!early.ok()) environment_.engine->Cancel(id, std::move(early));
-    context_->AddInitialMetadata("recurve-request-id", FormatRequestId(id));
-    this->StartSendInitialMetadata();
+    stream_->Accept();
+    stream_->SendHead({{"recurve-request-id", FormatRequestId(id)}});
     Start();
   }
 
@@ -240,21 +240,6 @@ class StreamCall : public Reactor, public EventSink {
     Start();
   }
 
-  void CancelSequence(absl::Status status) {
-    std::optional<uint64_t> id;
-    {
-      MutexLock lock(&mu_);
-      if (end_) return;
-      id = id_;
-      if (!id) early_cancel_ = status;
-    }
-    if (id) {
-      environment_.engine->Cancel(*id, std::move(status));
-    } else if (environment_.encode_threads->Remove(this)) {
-      Refuse(status);
-    }
-  }
-
   // Whether the engine may go on; remembers that it must be woken if not.
   bool HasRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const Buffered waiting = buffered();
@@ -263,33 +248,23 @@ class StreamCall : public Reactor, public EventSink {
     return !stalled_;
   }
 
-  // Whether the sequence waits for its client's next command.
-  void SetIdle(bool idle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    idle_ = idle;
-    if (idle && write_in_flight_) WatchReader();
-  }
-
   // Sends the next message, or the final status, unless one is on its way.
   void Pump() {
     bool write = false;
     bool read_next = false;
     std::optional<uint64_t> resume;
     std::optional<std::chrono::milliseconds> retry_after;
-    grpc::Status status;
+    absl::Status status;
+    Response message;
     {
       MutexLock lock(&mu_);
-      if (!started_ || write_in_flight_ || cancelling_ || finish_called_) {
-        return;
-      }
-      Response message;
+      if (!started_ || write_in_flight_ || over_) return;
       if (TakeOutput(&message, &read_next)) {
-        message_ = SerializeToBuffer(message);
         write = write_in_flight_ = true;
-        if (end_ || idle_) WatchReader();
         if (stalled_ && HasRoom()) resume = id_;
       } else if (end_) {
-        finish_called_ = true;
-        status = ToGrpcStatus(*end_);
+        over_ = true;
+        status = *end_;
         if (absl::IsResourceExhausted(*end_)) retry_after = retry_after_;
         // Before the client hears of the end, so that its next call finds its
         // place free.
@@ -300,20 +275,21 @@ class StreamCall : public Reactor, public EventSink {
     }
     if (resume) environment_.engine->Resume(*resume);
     if (write) {
-      // The call cannot be finished before this write is, so the read comes
-      // first.
       if (read_next) ReadNext();
-      this->StartWrite(&message_);
-    } else {
-      if (retry_after) {
-        context_->AddTrailingMetadata("grpc-retry-pushback-ms",
-                                      absl::StrCat(retry_after->count()));
-      }
-      this->Finish(status);
+      stream_->Write(message.SerializeAsString());
+      return;
     }
+    RpcMetadata trailers;
+    if (retry_after) {
+      trailers.emplace_back("grpc-retry-pushback-ms",
+                            absl::StrCat(retry_after->count()));
+    }
+    stream_->Finish(std::move(status), std::move(trailers));
   }
 
   const CallEnvironment& environment_;
+  const RpcHead head_;
+  const std::shared_ptr<RpcStream> stream_;
   Mutex mu_;
   std::optional<uint64_t> id_ ABSL_GUARDED_BY(mu_);       // of the sequence
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);  // how the call ends
@@ -343,49 +319,29 @@ class StreamCall : public Reactor, public EventSink {
     Pump();
   }
 
-  // While the sequence has nothing to run, the engine does not notice a client
-  // that does not read: the call gives it a time for the write in flight.
-  void WatchReader() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (break_off_ != nullptr) return;
-    break_off_ = std::make_unique<grpc::Alarm>();
-    // Weak: the alarm belongs to the object that it would keep alive.
-    break_off_->Set(
-        std::chrono::system_clock::now() + environment_.stalled_client_timeout,
-        [weak = std::weak_ptr<StreamCall>(self_)](bool expired) {
-          const auto self = weak.lock();
-          if (expired && self != nullptr) self->BreakOff();
-        });
-  }
-
-  // Cancels the call while a write is stuck: the client does not read, so it
-  // would never get to see a status.
-  void BreakOff() {
+  // The client has left, or its time is up. `waited`: its text was waiting to
+  // be encoded.
+  void CancelSequence(const absl::Status& status, bool waited) {
+    std::optional<uint64_t> id;
     {
       MutexLock lock(&mu_);
-      if (!write_in_flight_ || cancelling_) return;
-      cancelling_ = true;  // holds Finish back while context_ is in use
+      if (end_) return;
+      id = id_;
+      if (!id) early_cancel_ = status;
     }
-    context_->TryCancel();
-    {
-      MutexLock lock(&mu_);
-      cancelling_ = false;
+    if (id) {
+      environment_.engine->Cancel(*id, status);
+    } else if (waited) {
+      Refuse(status);
     }
-    Pump();
   }
-
-  grpc::CallbackServerContext* const context_;  // valid until OnDone
-  std::shared_ptr<StreamCall> self_;
-  grpc::ByteBuffer message_;  // on its way while write_in_flight_
-  std::unique_ptr<grpc::Alarm> break_off_ ABSL_GUARDED_BY(mu_);
 
   // When the client should come back, if the call ends for load or for a quota.
   std::optional<std::chrono::milliseconds> retry_after_ ABSL_GUARDED_BY(mu_);
-  bool accepted_ ABSL_GUARDED_BY(mu_) = false;
-  bool idle_ ABSL_GUARDED_BY(mu_) = false;
+  bool accepted_ ABSL_GUARDED_BY(mu_) = false;  // counted as such
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool write_in_flight_ ABSL_GUARDED_BY(mu_) = false;
-  bool cancelling_ ABSL_GUARDED_BY(mu_) = false;
-  bool finish_called_ ABSL_GUARDED_BY(mu_) = false;
+  bool over_ ABSL_GUARDED_BY(mu_) = false;  // nothing more is to be said
   bool stalled_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status early_cancel_ ABSL_GUARDED_BY(mu_);
 };

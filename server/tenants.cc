@@ -23,13 +23,20 @@ constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr std::chrono::milliseconds kLongestRetry{86'400'000};
 // There is no telling when streams and pages come back.
 constexpr std::chrono::milliseconds kInUseRetry{1'000};
+// What gRPC calls a header.
+constexpr char kMetadataEntry[] = "metadata entry";
 
 int64_t PagesOf(int64_t tokens) {
   return (tokens + kPageTokens - 1) / kPageTokens;
 }
 
-absl::string_view View(const grpc::string_ref& text) {
-  return {text.data(), text.size()};
+// The key of "Bearer KEY", with one or more spaces between (RFC 9110, 11.4);
+// nothing if it is no such text.
+absl::string_view KeyOf(absl::string_view value) {
+  constexpr absl::string_view kScheme = "Bearer ";
+  if (!absl::StartsWithIgnoreCase(value, kScheme)) return "";
+  value.remove_prefix(kScheme.size());
+  return value.substr(std::min(value.find_first_not_of(' '), value.size()));
 }
 
 }  // namespace
@@ -288,32 +295,16 @@ void Tenants::ReloadIfChanged() {
 }
 
 absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
-    const Metadata& metadata) {
-  const auto [first, last] = metadata.equal_range("authorization");
-  std::vector<absl::string_view> values;
-  for (auto it = first; it != last; ++it) values.push_back(View(it->second));
-  return Authenticate(values, "metadata entry");
-}
-
-absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
-    const std::vector<std::string>& headers) {
-  const std::vector<absl::string_view> values(headers.begin(), headers.end());
-  return Authenticate(values, "header");
-}
-
-absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
-    absl::Span<const absl::string_view> values, absl::string_view entry) {
-  constexpr absl::string_view kScheme = "Bearer ";
-  const absl::string_view value =
-      values.size() == 1 ? values[0] : absl::string_view();
-  if (!absl::StartsWithIgnoreCase(value, kScheme) ||
-      value.size() == kScheme.size()) {
+    absl::Span<const std::string> headers, absl::string_view entry) {
+  const absl::string_view text =
+      headers.size() == 1 ? KeyOf(headers[0]) : absl::string_view();
+  if (text.empty()) {
     metrics_->OnUnauthenticated("missing");
     return absl::UnauthenticatedError(
         absl::StrCat("an API key is needed; expected one ", entry,
                      " 'authorization: Bearer KEY'"));
   }
-  const KeyDigest digest = DigestOfKey(value.substr(kScheme.size()));
+  const KeyDigest digest = DigestOfKey(text);
   std::shared_ptr<const std::vector<Key>> keys;
   {
     MutexLock lock(&mu_);
@@ -333,9 +324,9 @@ absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
   return found->tenant;
 }
 
-absl::Status Tenants::AuthorizeAdmin(const Metadata& metadata) {
+absl::Status Tenants::AuthorizeAdmin(absl::Span<const std::string> headers) {
   RECURVE_ASSIGN_OR_RETURN(const std::shared_ptr<Tenant> tenant,
-                           Authenticate(metadata));
+                           Authenticate(headers, kMetadataEntry));
   if (tenant->admin()) return absl::OkStatus();
   metrics_->OnTenantRefused(tenant->name(), "admin");
   return absl::PermissionDeniedError(absl::StrCat(
@@ -343,18 +334,19 @@ absl::Status Tenants::AuthorizeAdmin(const Metadata& metadata) {
 }
 
 absl::StatusOr<StreamTicket> Tenants::OpenStream(
-    const Metadata& metadata, std::chrono::milliseconds* retry_after) {
+    absl::Span<const std::string> headers,
+    std::chrono::milliseconds* retry_after) {
   RECURVE_ASSIGN_OR_RETURN(std::shared_ptr<Tenant> tenant,
-                           Authenticate(metadata));
+                           Authenticate(headers, kMetadataEntry));
   RECURVE_RETURN_IF_ERROR(tenant->OpenStreams(1, retry_after));
   return StreamTicket(std::move(tenant));
 }
 
 absl::StatusOr<std::vector<StreamTicket>> Tenants::OpenStreams(
-    const std::vector<std::string>& headers, int64_t count,
+    absl::Span<const std::string> headers, int64_t count,
     std::chrono::milliseconds* retry_after) {
   RECURVE_ASSIGN_OR_RETURN(const std::shared_ptr<Tenant> tenant,
-                           Authenticate(headers));
+                           Authenticate(headers, "header"));
   RECURVE_RETURN_IF_ERROR(tenant->OpenStreams(count, retry_after));
   std::vector<StreamTicket> tickets;
   for (int64_t i = 0; i < count; ++i) tickets.emplace_back(tenant);

@@ -16,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/mutex.h"
-#include "grpcpp/support/string_ref.h"
 #include "server/api_keys.h"
 #include "server/metrics.h"
 #include "server/token_bucket.h"
@@ -127,30 +126,27 @@ class StreamTicket {
 // Thread safety: all methods but ReloadIfChanged may be called from any thread.
 class Tenants {
  public:
-  using Metadata = std::multimap<grpc::string_ref, grpc::string_ref>;
-
   // InvalidArgument, with the file and what is wrong, when it cannot be used.
   // `metrics` outlives the object and all tickets.
   static absl::StatusOr<std::unique_ptr<Tenants>> Load(const std::string& path,
                                                        Metrics* metrics);
 
-  // The tenant whose key is in the metadata (`authorization: Bearer KEY`).
-  // Unauthenticated when there is none or it is not known. Takes the same time
-  // whichever key it is.
+  // The tenant whose key is in `headers`, the values of all authorization
+  // headers ("Bearer KEY"); `entry` is what an error calls one. Unauthenticated
+  // when there is none or it is not known. Takes the same time whichever key it
+  // is.
   absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
-      const Metadata& metadata);
-  // As above, for HTTP: the values of all authorization headers.
-  absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
-      const std::vector<std::string>& headers);
-  // As Authenticate; PermissionDenied if the tenant is no admin.
-  absl::Status AuthorizeAdmin(const Metadata& metadata);
-  // As Authenticate; ResourceExhausted if the tenant has no stream left, with
-  // when to come again.
+      absl::Span<const std::string> headers, absl::string_view entry);
+  // As Authenticate, over gRPC; PermissionDenied if the tenant is no admin.
+  absl::Status AuthorizeAdmin(absl::Span<const std::string> headers);
+  // As Authenticate, over gRPC; ResourceExhausted if the tenant has no stream
+  // left, with when to come again.
   absl::StatusOr<StreamTicket> OpenStream(
-      const Metadata& metadata, std::chrono::milliseconds* retry_after);
+      absl::Span<const std::string> headers,
+      std::chrono::milliseconds* retry_after);
   // As above, for HTTP, of `count` streams.
   absl::StatusOr<std::vector<StreamTicket>> OpenStreams(
-      const std::vector<std::string>& headers, int64_t count,
+      absl::Span<const std::string> headers, int64_t count,
       std::chrono::milliseconds* retry_after);
 
   // Reads the file again if it has changed; one that cannot be used leaves all
@@ -168,9 +164,6 @@ class Tenants {
 
   Tenants(std::string path, Metrics* metrics)
       : path_(std::move(path)), metrics_(metrics) {}
-  // `values` are the authorization entries; `entry` is what an error calls one.
-  absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
-      absl::Span<const absl::string_view> values, absl::string_view entry);
   absl::StatusOr<FileVersion> Version() const;
   // Reads the file and makes it count.
   absl::Status Read();

@@ -1,9 +1,6 @@
 #include "server/tls_files.h"
 
 #include <fcntl.h>
-#include <grpc/grpc_security_constants.h>
-#include <grpcpp/security/tls_certificate_provider.h>
-#include <grpcpp/security/tls_credentials_options.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <sys/mman.h>
@@ -25,10 +22,6 @@
 namespace recurve {
 namespace {
 
-// How often gRPC looks at the copies. Should it do so while they are being
-// exchanged, and get a key and a certificate of different times, it gets the
-// right ones so much later.
-constexpr unsigned int kGrpcSeconds = 1;
 // When files could not be used: they may be half renewed.
 constexpr std::chrono::seconds kRetry{1};
 // A system's whole list of authorities is a fifth of it.
@@ -99,6 +92,19 @@ int MakeCopy(absl::string_view text) {
   return fd;
 }
 
+// Chooses HTTP/2 where the client offers it; gRPC's clients insist on that.
+int SelectHttp2(SSL*, const unsigned char** out, unsigned char* out_size,
+                const unsigned char* in, unsigned int in_size, void*) {
+  static constexpr unsigned char kHttp2[] = {2, 'h', '2'};
+  unsigned char* selected = nullptr;
+  if (SSL_select_next_proto(&selected, out_size, kHttp2, sizeof(kHttp2), in,
+                            in_size) != OPENSSL_NPN_NEGOTIATED) {
+    return SSL_TLSEXT_ERR_ALERT_FATAL;
+  }
+  *out = selected;
+  return SSL_TLSEXT_ERR_OK;
+}
+
 // A key that needs a passphrase cannot be used: nobody is there to be asked.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
@@ -137,7 +143,7 @@ absl::StatusOr<TlsFiles::Texts> TlsFiles::Read() const {
 }
 
 absl::StatusOr<std::shared_ptr<SSL_CTX>> TlsFiles::MakeContext(
-    const Copies& copies) const {
+    const Copies& copies, Protocol protocol) const {
   std::shared_ptr<SSL_CTX> context(SSL_CTX_new(TLS_server_method()),
                                    SSL_CTX_free);
   if (context == nullptr) {
@@ -165,6 +171,9 @@ absl::StatusOr<std::shared_ptr<SSL_CTX>> TlsFiles::MakeContext(
                        nullptr);
   }
   SSL_CTX_set_min_proto_version(c, TLS1_2_VERSION);
+  if (protocol == Protocol::kHttp2) {
+    SSL_CTX_set_alpn_select_cb(c, SelectHttp2, nullptr);
+  }
   // Every connection shows its certificate anew, also after a reload.
   SSL_CTX_set_options(c, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
   SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
@@ -189,44 +198,20 @@ absl::Status TlsFiles::Use(const Texts& texts) {
     return absl::FailedPreconditionError(
         "TLS needs /proc, where the server keeps copies of its files");
   }
-  RECURVE_ASSIGN_OR_RETURN(std::shared_ptr<SSL_CTX> context,
-                           MakeContext(fresh));
-  if (copies_.cert < 0) {
-    copies_ = std::exchange(fresh, Copies());
-  } else {
-    // Of one number at a time, without a moment at which it has no file.
-    if (dup3(fresh.key, copies_.key, O_CLOEXEC) < 0 ||
-        dup3(fresh.cert, copies_.cert, O_CLOEXEC) < 0 ||
-        dup3(fresh.client_ca, copies_.client_ca, O_CLOEXEC) < 0) {
-      return absl::InternalError(absl::StrCat(
-          "the TLS files cannot be exchanged: ", std::strerror(errno)));
-    }
+  Contexts contexts;
+  for (const Protocol protocol : {Protocol::kHttp1, Protocol::kHttp2}) {
+    RECURVE_ASSIGN_OR_RETURN(contexts[static_cast<size_t>(protocol)],
+                             MakeContext(fresh, protocol));
   }
   used_ = texts;
   MutexLock lock(&mu_);
-  context_ = std::move(context);
+  contexts_ = std::move(contexts);
   return absl::OkStatus();
 }
 
-std::shared_ptr<SSL_CTX> TlsFiles::Context() const {
+std::shared_ptr<SSL_CTX> TlsFiles::Context(Protocol protocol) const {
   MutexLock lock(&mu_);
-  return context_;
-}
-
-std::shared_ptr<grpc::ServerCredentials> TlsFiles::GrpcCredentials() const {
-  using grpc::experimental::FileWatcherCertificateProvider;
-  const bool asks_clients = !options_.tls_client_ca.empty();
-  grpc::experimental::TlsServerCredentialsOptions tls(
-      std::make_shared<FileWatcherCertificateProvider>(
-          PathOf(copies_.key), PathOf(copies_.cert),
-          asks_clients ? PathOf(copies_.client_ca) : "", kGrpcSeconds));
-  tls.watch_identity_key_cert_pairs();
-  if (asks_clients) {
-    tls.watch_root_certs();
-    tls.set_cert_request_type(
-        GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  }
-  return grpc::experimental::TlsServerCredentials(tls);
+  return contexts_[static_cast<size_t>(protocol)];
 }
 
 void TlsFiles::ReloadIfDue() {

@@ -26,8 +26,8 @@ using testing::HasSubstr;
 // "/wait" not at all.
 class EchoHandler : public HttpHandler {
  public:
-  std::optional<HttpResponse> CheckHead(const HttpRequest& head) override {
-    if (head.path == "/refused") return HttpError(403, "no");
+  std::optional<HttpResponse> CheckHead(HttpRequest* head) override {
+    if (head->path == "/refused") return HttpError(403, "no");
     return std::nullopt;
   }
   void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override {

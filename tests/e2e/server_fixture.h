@@ -11,6 +11,7 @@
 #include "client/generation.h"
 #include "client/recurve_client.h"
 #include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "recurve/v1/inference.grpc.pb.h"
 #include "server/server.h"

@@ -133,30 +133,30 @@ TEST_F(TlsTest, FilesThatCannotBeUsedChangeNothing) {
   options.tls_client_ca = Write("clients.pem", authority_.certificate());
   options.tls_reload = std::chrono::seconds(0);  // always due
   const auto files = TlsFiles::Load(options).value();
-  const auto first = files->Context();
+  const auto first = files->Context(TlsFiles::Protocol::kHttp2);
   files->ReloadIfDue();
-  EXPECT_EQ(files->Context(), first);
+  EXPECT_EQ(files->Context(TlsFiles::Protocol::kHttp2), first);
   const PemPair next = authority_.Sign("server");
   for (const std::string& key : {MakeRsaKey(), next.key}) {
     Write("server.key", key);  // not the certificate's
     files->ReloadIfDue();
-    EXPECT_EQ(files->Context(), first);
+    EXPECT_EQ(files->Context(TlsFiles::Protocol::kHttp2), first);
   }
   for (const char* text : {"", "nonsense"}) {
     Write("server.pem", text);
     files->ReloadIfDue();
-    EXPECT_EQ(files->Context(), first) << text;
+    EXPECT_EQ(files->Context(TlsFiles::Protocol::kHttp2), first) << text;
   }
   std::filesystem::remove(folder_ + "/server.pem");
   files->ReloadIfDue();
-  EXPECT_EQ(files->Context(), first);
+  EXPECT_EQ(files->Context(TlsFiles::Protocol::kHttp2), first);
   Write("server.pem", next.certificate);
   Write("clients.pem", "");
   files->ReloadIfDue();
-  EXPECT_EQ(files->Context(), first);
+  EXPECT_EQ(files->Context(TlsFiles::Protocol::kHttp2), first);
   Write("clients.pem", authority_.certificate());
   files->ReloadIfDue();
-  EXPECT_NE(files->Context(), first);
+  EXPECT_NE(files->Context(TlsFiles::Protocol::kHttp2), first);
 }
 
 TEST_F(TlsTest, RefusesFilesThatCannotBeUsed) {

@@ -77,6 +77,14 @@ std::string HttpConnection::ReadSome(size_t at_most) {
   return n > 0 ? std::string(buffer, static_cast<size_t>(n)) : "";
 }
 
+void HttpConnection::Interrupt() const { shutdown(fd_, SHUT_RDWR); }
+
+void HttpConnection::Discard() {
+  char buffer[16384];
+  while (recv(fd_, buffer, sizeof(buffer), MSG_DONTWAIT) > 0) {
+  }
+}
+
 bool HttpConnection::SawTlsEnd() const {
   return (SSL_get_shutdown(ssl_) & SSL_RECEIVED_SHUTDOWN) != 0;
 }

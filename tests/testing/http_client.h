@@ -35,11 +35,15 @@ class HttpConnection {
   HttpResult Read();
   // Reads what is there, or waits for some; empty at the end.
   std::string ReadSome(size_t at_most = 16384);
+  // Throws away what is there, without waiting. Not over TLS.
+  void Discard();
   // Whether the other side has said over TLS that nothing more comes.
   bool SawTlsEnd() const;
   void HalfClose();  // no more will be sent
   void Reset();      // breaks off without a word
   void SetReceiveBuffer(int bytes);
+  // Ends what another thread waits for in this object.
+  void Interrupt() const;
 
  private:
   bool More();  // reads into buffer_

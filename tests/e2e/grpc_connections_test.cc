@@ -1,8 +1,6 @@
 // Connections of gRPC: more than the server takes or the system lets it have,
 // and what one of them may ask for.
 
-#include "server/grpc_listener.h"
-
 #include <signal.h>
 #include <unistd.h>
 
@@ -22,7 +20,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(GrpcListenerTest, MoreConnectionsThanAllowedAreClosed) {
+TEST(GrpcConnectionsTest, MoreConnectionsThanAllowedAreClosed) {
   ServerOptions options = DemoOptions();
   options.max_grpc_connections = 3;
   TestServer server(options);
@@ -64,7 +62,7 @@ TEST(GrpcListenerTest, MoreConnectionsThanAllowedAreClosed) {
 }
 
 // One after the other, each as the one before is gone.
-TEST(GrpcListenerTest, WhoFollowsOneThatIsGoneIsTaken) {
+TEST(GrpcConnectionsTest, WhoFollowsOneThatIsGoneIsTaken) {
   ServerOptions options = DemoOptions();
   options.max_grpc_connections = 1;
   TestServer server(options);
@@ -75,7 +73,7 @@ TEST(GrpcListenerTest, WhoFollowsOneThatIsGoneIsTaken) {
 }
 
 // The server ends, whoever goes on connecting.
-TEST(GrpcListenerTest, EndsBesideThoseThatConnect) {
+TEST(GrpcConnectionsTest, EndsBesideThoseThatConnect) {
   ServerOptions options = DemoOptions();
   options.max_grpc_connections = 1;
   auto server = std::make_unique<TestServer>(options);
@@ -100,7 +98,7 @@ TEST(GrpcListenerTest, EndsBesideThoseThatConnect) {
 }
 
 // As clients that open more connections than the system lets a process have.
-TEST(GrpcListenerTest, GoesOnWhenThereAreFilesAgain) {
+TEST(GrpcConnectionsTest, GoesOnWhenThereAreFilesAgain) {
   constexpr int kFiles = 200;
   Process server({"/bin/sh", "-c", "ulimit -n 200; exec \"$0\" \"$@\"",
                   (RECURVE_BINARY_DIR "/bin/recurve-server"), "--model",

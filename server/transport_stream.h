@@ -1,5 +1,5 @@
-#ifndef RECURVE_SERVER_HTTP_TRANSPORT_H_
-#define RECURVE_SERVER_HTTP_TRANSPORT_H_
+#ifndef RECURVE_SERVER_TRANSPORT_STREAM_H_
+#define RECURVE_SERVER_TRANSPORT_STREAM_H_
 
 // Boost 1.74's Asio uses std::exchange without including it.
 #include <utility>
@@ -13,10 +13,10 @@
 namespace recurve {
 
 // A socket with or without TLS.
-class HttpTransport {
+class TransportStream {
  public:
-  HttpTransport(boost::asio::ip::tcp::socket socket,
-                std::shared_ptr<boost::asio::ssl::context> tls)
+  TransportStream(boost::asio::ip::tcp::socket socket,
+                  std::shared_ptr<boost::asio::ssl::context> tls)
       : tls_(std::move(tls)) {
     if (tls_ != nullptr) {
       secure_.emplace(std::move(socket), *tls_);
@@ -66,4 +66,4 @@ class HttpTransport {
 
 }  // namespace recurve
 
-#endif  // RECURVE_SERVER_HTTP_TRANSPORT_H_
+#endif  // RECURVE_SERVER_TRANSPORT_STREAM_H_

@@ -1,0 +1,791 @@
+#include "server/grpc/connection.h"
+
+#include <linux/sockios.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <boost/asio/strand.hpp>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "nghttp2/nghttp2.h"
+#include "server/grpc/wire.h"
+
+namespace recurve {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+using std::chrono::milliseconds;
+
+// What is written at a time. More waits in its calls, where it is bounded, and
+// nothing is read from a client that does not take it.
+constexpr size_t kMaxOutputBytes = 64 << 10;
+// Window of a known client for all calls together, and for a call with a
+// message that does not fit the window that calls begin with.
+constexpr int32_t kConnectionWindow = 1 << 20;
+constexpr int32_t kLargeMessageWindow = 1 << 20;
+// Of a head after decompression: a byte of it may stand for 4 KiB.
+constexpr size_t kMaxDecodedHeadBytes = 128 << 10;
+constexpr size_t kResetBytes = 13;  // of an RST_STREAM frame
+// How often calls, and output that waits, are looked at.
+constexpr milliseconds kCheckInterval{1'000};
+// What a client gets to see of the end before the socket is closed.
+constexpr milliseconds kLingerTime{1'000};
+
+// Bytes that the other side has not acknowledged; -1: not known.
+int UntakenBytes(tcp::socket& socket) {
+  int bytes = 0;
+  return ioctl(socket.native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : -1;
+}
+
+std::string PeerOf(const tcp::socket& socket) {
+  error_code error;
+  const tcp::endpoint peer = socket.remote_endpoint(error);
+  if (error) return "a client that has left";
+  return absl::StrCat(peer.address().to_string(), " port ", peer.port());
+}
+
+// What a client reads in the GOAWAY, and an operator in the log.
+std::string ReasonOf(Offence offence, const GrpcServerOptions& options) {
+  switch (offence) {
+    case Offence::kControlFrames:
+      return "too many frames that carry no data";
+    case Offence::kPings:
+      return "too_many_pings";  // gRPC's clients look for this text
+    case Offence::kResets:
+      return "too many calls were reset before they were accepted";
+    case Offence::kHeadSize:
+      return absl::StrCat("the head of a call has more than ",
+                          FrameGuard::kMaxHeadBytes, " bytes");
+    case Offence::kCalls:
+      return "too many calls that are not allowed or not well formed";
+    case Offence::kWaste:
+      return "too many bytes that belong to no call";
+    case Offence::kMemory:
+      return "a client that has not shown that it may call holds more memory "
+             "than it may (--max-stranger-connection-bytes, "
+             "--max-stranger-bytes)";
+    case Offence::kTimeout:
+      return absl::StrCat(
+          "the TLS handshake, the connection preface or the head of a call did "
+          "not come within ",
+          std::max(options.handshake_timeout, options.head_timeout).count(),
+          " ms");
+    case Offence::kUnread:
+      return absl::StrCat("the client took nothing for ",
+                          options.stalled_client_timeout.count(), " ms");
+    case Offence::kProtocol:
+      return "what came is not well-formed HTTP/2";
+  }
+  return "";
+}
+
+Http2Session::Settings SettingsFor(const GrpcServerOptions& options) {
+  return {static_cast<uint32_t>(options.max_streams),
+          static_cast<uint32_t>(options.max_metadata_bytes)};
+}
+
+}  // namespace
+
+GrpcConnection::GrpcConnection(std::shared_ptr<GrpcConnections> connections,
+                               tcp::socket socket,
+                               std::shared_ptr<asio::ssl::context> tls)
+    : connections_(std::move(connections)),
+      strand_(socket.get_executor()),
+      transport_(std::move(socket), std::move(tls)),
+      timer_(strand_),
+      session_(SettingsFor(connections_->options()), this),
+      share_(connections_->options().strangers),
+      begun_(Clock::now()),
+      heard_(begun_),
+      useful_(begun_),
+      taken_(begun_) {}
+
+bool GrpcConnection::OnStrand() const {
+  return strand_.target<asio::strand<asio::io_context::executor_type>>()
+      ->running_in_this_thread();
+}
+
+template <typename F>
+void GrpcConnection::Post(F f) {
+  // Nothing would run it once the threads have ended; all connections are
+  // closed by then.
+  if (closed_.load()) return;
+  asio::post(strand_, [self = shared_from_this(), f = std::move(f)] { f(); });
+}
+
+void GrpcConnection::Start() {
+  Post([this] {
+    error_code ignored;
+    transport_.socket().set_option(tcp::no_delay(true), ignored);
+    const int gone_ms = static_cast<int>(options().keepalive_timeout.count());
+    setsockopt(transport_.socket().native_handle(), IPPROTO_TCP,
+               TCP_USER_TIMEOUT, &gone_ms, sizeof(gone_ms));
+    peer_ = PeerOf(transport_.socket());
+    if (!CheckMemory()) return;
+    Arm(begun_ + options().handshake_timeout);
+    if (transport_.secure()) {
+      transport_.Handshake([self = shared_from_this()](error_code error) {
+        if (self->state_ != State::kHandshake) return;
+        if (error) return self->Close(absl::OkStatus());
+        self->state_ = State::kOpen;
+        if (self->options().tls_clients_are_known) self->SetKnown();
+        self->Flush();
+        self->Read();
+      });
+      return;
+    }
+    state_ = State::kOpen;
+    Flush();  // the server's SETTINGS
+    Read();
+  });
+}
+
+void GrpcConnection::PostShutdown() {
+  Post([this] {
+    if (state_ == State::kHandshake) return Close(absl::OkStatus());
+    if (state_ != State::kOpen) return;
+    shutting_down_ = true;
+    session_.ShutDown("the server shuts down");
+    Flush();
+    EndWhenIdle();
+  });
+}
+
+void GrpcConnection::PostClose() {
+  Post([this] { Close(absl::UnavailableError("the server shuts down")); });
+}
+
+// --- Actions of services
+// ------------------------------------------------------
+
+void GrpcConnection::Enqueue(CallAction action) {
+  {
+    MutexLock lock(&mu_);
+    // It would hold its call, which holds this.
+    if (actions_closed_) return;
+    actions_.push_back(std::move(action));
+    if (actions_posted_) return;
+    // What runs on the strand carries it out at its end.
+    if (OnStrand()) return;
+    actions_posted_ = true;
+  }
+  Post([this] {
+    {
+      MutexLock lock(&mu_);
+      actions_posted_ = false;
+    }
+    TakeActions();
+    Flush();
+  });
+}
+
+void GrpcConnection::TakeActions() {
+  std::vector<CallAction> actions;
+  while (true) {
+    {
+      MutexLock lock(&mu_);
+      if (actions_.empty()) return;
+      actions.swap(actions_);
+    }
+    for (CallAction& action : actions) Carry(action);
+    actions.clear();
+  }
+}
+
+void GrpcConnection::Carry(CallAction& action) {
+  GrpcCall& call = *action.call;
+  // The stream is closed: there is nobody to answer.
+  if (Find(call.id()) != &call) return;
+  switch (action.kind) {
+    case CallAction::Kind::kRead:
+      call.WantMessage(action.within);
+      Deliver(action.call);
+      break;
+    case CallAction::Kind::kHead:
+      if (!call.finishing) SubmitHead(call, std::move(action.metadata));
+      break;
+    case CallAction::Kind::kWrite:
+      if (call.finishing) break;
+      SubmitHead(call, {});
+      call.SetOutput(std::move(action.message));
+      session_.Resume(call.id());
+      break;
+    case CallAction::Kind::kFinish:
+      FinishCall(call, action.status, std::move(action.metadata));
+      break;
+    case CallAction::Kind::kBreak:
+      BreakCall(action.call, action.status);
+      break;
+    case CallAction::Kind::kTrust:
+      SetKnown();
+      break;
+    case CallAction::Kind::kAccept:
+      call.accepted = true;
+      break;
+  }
+  Count(call);
+}
+
+void GrpcConnection::SubmitHead(GrpcCall& call, RpcMetadata metadata) {
+  if (std::exchange(call.head_sent, true)) return;
+  session_.SubmitHead(call.id(), WithResponseHead(std::move(metadata)),
+                      /*with_body=*/true);
+}
+
+void GrpcConnection::FinishCall(GrpcCall& call, const absl::Status& status,
+                                RpcMetadata trailers) {
+  if (call.finishing) return;
+  call.finishing = true;
+  // A known client that tries keys; of others all calls count.
+  if (known_ && absl::IsUnauthenticated(status)) {
+    offence_ = guard_.OnUselessCall(heard_);
+  }
+  call.IgnoreInput();
+  call.trailers = StatusTrailers(status, std::move(trailers));
+  if (!call.has_output()) SubmitStatus(call);
+}
+
+void GrpcConnection::SubmitStatus(GrpcCall& call) {
+  if (std::exchange(call.status_sent, true)) return;
+  if (call.head_sent) {
+    session_.SubmitTrailers(call.id(), call.trailers);
+    return;
+  }
+  session_.SubmitHead(call.id(), WithResponseHead(call.trailers),
+                      /*with_body=*/false);
+}
+
+void GrpcConnection::BreakCall(const CallPtr& call,
+                               const absl::Status& status) {
+  session_.Reset(call->id(), absl::IsResourceExhausted(status)
+                                 ? NGHTTP2_ENHANCE_YOUR_CALM
+                                 : NGHTTP2_CANCEL);
+  call->finishing = true;
+  call->DropOutput();
+  call->End(status);
+}
+
+void GrpcConnection::OnDeadline(const CallPtr& call) {
+  if (Find(call->id()) != call.get()) return;
+  const absl::Status status =
+      absl::DeadlineExceededError("the deadline of the call passed");
+  if (call->output_begun() || call->finishing) {
+    BreakCall(call, absl::CancelledError(status.message()));
+  } else {
+    call->DropOutput();
+    call->End(status);
+    FinishCall(*call, status, {});
+  }
+  TakeActions();
+  Flush();
+}
+
+// --- What comes
+// ----------------------------------------------------------------
+
+void GrpcConnection::Read() {
+  if (reading_ || (state_ != State::kOpen && !lingers_)) return;
+  // What it would cause to be sent has nowhere to go.
+  if (writing_ && output_.size() >= kMaxOutputBytes) return;
+  reading_ = true;
+  transport_.Read(asio::buffer(read_),
+                  [self = shared_from_this()](error_code error, size_t bytes) {
+                    self->reading_ = false;
+                    if (self->state_ == State::kEnding && !self->lingers_) {
+                      return;  // it is closed in time
+                    }
+                    if (error) return self->Close(absl::OkStatus());
+                    if (self->state_ == State::kOpen)
+                      return self->OnRead(bytes);
+                    self->Read();
+                  });
+}
+
+void GrpcConnection::OnRead(size_t bytes) {
+  heard_ = Clock::now();
+  const Http2Session::Result result =
+      session_.Receive(absl::string_view(read_.data(), bytes));
+  if (state_ != State::kOpen) return;
+  switch (result) {
+    case Http2Session::Result::kOk:
+      if (!offence_) offence_ = guard_.OnReceived(bytes, heard_);
+      if (offence_) return EndFor(*offence_);
+      break;
+    case Http2Session::Result::kStopped:
+      return EndFor(offence_.value_or(Offence::kProtocol));
+    case Http2Session::Result::kFlooded:
+      return EndFor(Offence::kControlFrames);
+    case Http2Session::Result::kMalformed:
+      return EndFor(Offence::kProtocol);
+  }
+  TakeActions();
+  Flush();
+  if (state_ != State::kOpen || !CheckMemory()) return;
+  EndWhenIdle();
+  Read();
+}
+
+GrpcCall* GrpcConnection::Find(int32_t stream) {
+  const auto it = calls_.find(stream);
+  return it == calls_.end() ? nullptr : it->second.get();
+}
+
+bool GrpcConnection::OnBeginFrame(uint8_t type, uint8_t flags, size_t length,
+                                  int32_t stream) {
+  const Clock::time_point now = heard_;
+  spoken_ = true;
+  if (offence_) return false;  // found at the end of the frame before
+  if (type == NGHTTP2_HEADERS || type == NGHTTP2_CONTINUATION) {
+    if ((flags & NGHTTP2_FLAG_END_HEADERS) != 0) {
+      head_begun_.reset();
+    } else if (!head_begun_) {
+      head_begun_ = now;
+      Arm(now + options().head_timeout);
+    }
+  } else if (type == NGHTTP2_PING && (flags & NGHTTP2_FLAG_ACK) != 0 &&
+             pinged_) {
+    pinged_.reset();
+    return true;
+  } else if (type == NGHTTP2_RST_STREAM && Find(stream) != nullptr) {
+    guard_.OnAccounted(kResetBytes);
+    return true;  // OnReset looks at it
+  }
+  offence_ = guard_.OnFrame(type, flags, length, now);
+  return !offence_;
+}
+
+bool GrpcConnection::OnBeginCall(int32_t stream) {
+  if (shutting_down_) {
+    session_.Reset(stream, NGHTTP2_REFUSED_STREAM);
+    return true;
+  }
+  if (static_cast<int64_t>(calls_.size()) >= options().max_streams) {
+    session_.Reset(stream, NGHTTP2_REFUSED_STREAM);
+    offence_ = guard_.OnUselessCall(heard_);
+    return !offence_;
+  }
+  if (calls_.empty()) Arm(heard_ + CheckInterval());
+  const auto call = std::make_shared<GrpcCall>(
+      shared_from_this(), stream,
+      static_cast<size_t>(options().max_message_bytes));
+  calls_.emplace(stream, call);
+  Count(*call);
+  return true;
+}
+
+bool GrpcConnection::OnHeader(int32_t stream, absl::string_view name,
+                              absl::string_view value) {
+  GrpcCall* const call = Find(stream);
+  if (call == nullptr || call->finishing) return true;
+  call->AddHeader(name, value,
+                  static_cast<size_t>(options().max_metadata_bytes));
+  if (call->head_bytes() <= kMaxDecodedHeadBytes) return true;
+  offence_ = Offence::kHeadSize;
+  return false;
+}
+
+void GrpcConnection::OnHeadDone(int32_t stream, bool end_stream) {
+  const auto it = calls_.find(stream);
+  if (it == calls_.end()) return;
+  const CallPtr call = it->second;
+  useful_ = heard_;
+  // It may turn out to be known by this very call.
+  if (!known_) offence_ = guard_.OnUselessCall(heard_);
+  if (end_stream) call->SetHalfClosed();
+  int http_status = 200;
+  const absl::Status status = call->CheckHead(
+      static_cast<size_t>(options().max_metadata_bytes), &http_status);
+  if (!status.ok()) return Refuse(call, status, http_status);
+  const auto method = connections_->methods().find(call->head().method);
+  if (method == connections_->methods().end()) {
+    return Refuse(
+        call, absl::UnimplementedError("this server has no such method"), 200);
+  }
+  if (const auto deadline = call->head().deadline) {
+    auto timer = std::make_unique<asio::steady_timer>(strand_);
+    timer->expires_at(*deadline);
+    timer->async_wait([self = shared_from_this(), call](error_code stopped) {
+      if (!stopped) self->OnDeadline(call);
+    });
+    deadlines_.emplace(stream, std::move(timer));
+  }
+  call->SetListener(method->second(call->head(), call));
+  call->DropHead();
+}
+
+void GrpcConnection::Refuse(const CallPtr& call, const absl::Status& status,
+                            int http_status) {
+  if (known_) offence_ = guard_.OnUselessCall(heard_);
+  if (http_status == 200) return FinishCall(*call, status, {});
+  call->finishing = call->status_sent = true;
+  call->IgnoreInput();
+  session_.SubmitHead(
+      call->id(),
+      {{":status", absl::StrCat(http_status)},
+       {"grpc-status", absl::StrCat(static_cast<int>(status.code()))},
+       {"grpc-message", PercentEncoded(status.message())}},
+      /*with_body=*/false);
+}
+
+void GrpcConnection::OnData(int32_t stream, absl::string_view bytes) {
+  session_.ConsumeConnection(bytes.size());
+  const auto it = calls_.find(stream);
+  if (it == calls_.end()) return;
+  const CallPtr call = it->second;
+  if (!call->finishing) guard_.OnAccounted(bytes.size());
+  call->Receive(bytes);
+  call->unconsumed += static_cast<int64_t>(bytes.size());
+  Deliver(call);
+  Count(*call);
+}
+
+void GrpcConnection::OnEndStream(int32_t stream) {
+  const auto it = calls_.find(stream);
+  if (it == calls_.end()) return;
+  const CallPtr call = it->second;
+  call->SetHalfClosed();
+  Deliver(call);
+}
+
+void GrpcConnection::Deliver(const CallPtr& call) {
+  if (call->finishing) return;
+  if (const absl::Status status = call->Deliver(); !status.ok()) {
+    call->End(absl::CancelledError(status.message()));
+    FinishCall(*call, status, {});
+  }
+  GiveWindow(*call);
+}
+
+// A client may send on as far as somebody waits for what it sends.
+void GrpcConnection::GiveWindow(GrpcCall& call) {
+  if (!call.wants_message() || call.unconsumed == 0) return;
+  if (known_ && call.window < kLargeMessageWindow &&
+      call.WantsMoreThan(static_cast<size_t>(call.window))) {
+    call.window = kLargeMessageWindow;
+    session_.SetWindow(call.id(), call.window);
+  }
+  session_.ConsumeStream(
+      call.id(), static_cast<size_t>(std::exchange(call.unconsumed, 0)));
+}
+
+bool GrpcConnection::OnReset(int32_t stream) {
+  const GrpcCall* const call = Find(stream);
+  if (call == nullptr) return true;
+  // One whose status is on its way has been of use.
+  offence_ = guard_.OnReset(call->accepted || call->finishing, heard_);
+  return !offence_;
+}
+
+bool GrpcConnection::OnInvalid() {
+  offence_ = guard_.OnUselessCall(heard_);
+  return !offence_;
+}
+
+void GrpcConnection::OnStreamClosed(int32_t stream) {
+  const auto it = calls_.find(stream);
+  if (it == calls_.end()) return;
+  const CallPtr call = it->second;
+  calls_.erase(it);
+  deadlines_.erase(stream);
+  useful_ = Clock::now();
+  held_bytes_ -= std::exchange(call->counted, 0);
+  call->End(call->status_sent
+                ? absl::OkStatus()
+                : absl::CancelledError("the client cancelled the call"));
+  connections_->received().Update(call, 0);
+}
+
+void GrpcConnection::SetKnown() {
+  if (std::exchange(known_, true)) return;
+  guard_.SetKnown();
+  share_.Release();
+  session_.SetWindow(0, kConnectionWindow);
+}
+
+void GrpcConnection::Count(GrpcCall& call) {
+  const auto it = calls_.find(call.id());
+  if (it == calls_.end()) return;
+  const int64_t now = call.held_bytes();
+  held_bytes_ += now - std::exchange(call.counted, now);
+  connections_->received().Update(it->second, call.received_bytes());
+}
+
+bool GrpcConnection::CheckMemory() {
+  if (known_) return true;
+  const int64_t base =
+      transport_.secure() ? kTlsConnectionBytes : kPlainConnectionBytes;
+  if (share_.Set(base + held_bytes_ +
+                 static_cast<int64_t>(output_.capacity()))) {
+    return true;
+  }
+  EndFor(Offence::kMemory);
+  return false;
+}
+
+// --- What goes
+// -----------------------------------------------------------------
+
+size_t GrpcConnection::Pack(int32_t stream, uint8_t* buffer, size_t max,
+                            bool* more) {
+  *more = true;
+  const auto it = calls_.find(stream);
+  if (it == calls_.end()) return 0;
+  const CallPtr call = it->second;
+  const size_t count = call->Pack(buffer, max, Clock::now());
+  if (count > 0 && !std::exchange(call->waits_for_socket, true)) {
+    packed_.push_back(call);
+  }
+  if (call->finishing && !call->has_output()) {
+    *more = false;
+    SubmitStatus(*call);
+  }
+  return count;
+}
+
+void GrpcConnection::OnSentFrame(int32_t stream, bool ends_stream) {
+  guard_.OnSent();
+  // What the client still sends is not wanted.
+  if (ends_stream && session_.is_remote_open(stream)) {
+    session_.Reset(stream, NGHTTP2_NO_ERROR);
+  }
+}
+
+void GrpcConnection::Flush() {
+  if (writing_ || (state_ != State::kOpen && state_ != State::kEnding)) return;
+  if (state_ == State::kOpen && !session_.Produce(kMaxOutputBytes, &output_)) {
+    return Close(absl::OkStatus());
+  }
+  if (output_.empty()) return;
+  writing_ = true;
+  untaken_bytes_ = UntakenBytes(transport_.socket());
+  taken_ = Clock::now();
+  if (state_ == State::kOpen) Arm(taken_ + CheckInterval());
+  transport_.Write(asio::buffer(output_) + written_,
+                   [self = shared_from_this()](error_code error, size_t bytes) {
+                     self->writing_ = false;
+                     if (self->state_ == State::kClosed) return;
+                     if (error) return self->Close(absl::OkStatus());
+                     self->OnFlushed(bytes);
+                   });
+}
+
+void GrpcConnection::OnFlushed(size_t bytes) {
+  written_ += bytes;
+  if (written_ == output_.size()) {
+    written_ = 0;
+    output_.clear();
+    if (calls_.empty()) output_.shrink_to_fit();
+    std::vector<CallPtr> sent;
+    sent.swap(packed_);
+    for (const CallPtr& call : sent) {
+      call->waits_for_socket = false;
+      call->OnSent();
+    }
+    TakeActions();
+  }
+  Flush();
+  EndWhenIdle();
+  Read();
+}
+
+// --- The end
+// -------------------------------------------------------------------
+
+void GrpcConnection::EndFor(Offence offence, absl::string_view reason) {
+  if (state_ == State::kEnding || state_ == State::kClosed) return;
+  connections_->OnOffence(peer_, offence);
+  if (state_ == State::kHandshake) return Close(absl::OkStatus());
+  EndWith(offence == Offence::kProtocol ? NGHTTP2_PROTOCOL_ERROR
+                                        : NGHTTP2_ENHANCE_YOUR_CALM,
+          reason.empty() ? ReasonOf(offence, options()) : std::string(reason));
+}
+
+void GrpcConnection::EndWith(uint32_t http2_error, absl::string_view reason) {
+  if (state_ != State::kOpen) return;
+  state_ = State::kEnding;
+  // What is in output_ is whole frames, and what was not produced yet is lost.
+  for (const auto& [stream, call] : calls_) {
+    output_ += Http2Session::ResetFrame(stream, http2_error);
+  }
+  output_ += Http2Session::GoAway(session_.last_stream(), http2_error, reason);
+  EndCalls(absl::CancelledError(reason));
+  timer_at_ = Clock::time_point::max();
+  Arm(Clock::now() + Penalty());
+  Flush();
+}
+
+// Not the same for all, or floods from many connections would keep step.
+milliseconds GrpcConnection::Penalty() const {
+  thread_local std::minstd_rand random(std::random_device{}());
+  const double factor =
+      std::uniform_real_distribution<double>(0.75, 1.25)(random);
+  return std::chrono::duration_cast<milliseconds>(factor * options().penalty);
+}
+
+void GrpcConnection::EndCalls(const absl::Status& status) {
+  const auto calls = std::exchange(calls_, {});
+  deadlines_.clear();
+  for (const auto& [stream, call] : calls) {
+    call->End(status);
+    connections_->received().Update(call, 0);
+  }
+  packed_.clear();
+  held_bytes_ = 0;
+}
+
+// The connection's last frames are written, or in output_: what is left is that
+// the client gets to read them.
+void GrpcConnection::EndWhenIdle() {
+  if (state_ != State::kOpen || writing_ || session_.wants_write()) return;
+  if (session_.failed()) {  // the client has read why in the library's GOAWAY
+    connections_->OnOffence(peer_, Offence::kProtocol);
+  } else if (session_.done() || (shutting_down_ && calls_.empty())) {
+    lingers_ = true;
+  } else {
+    return;
+  }
+  state_ = State::kEnding;
+  EndCalls(absl::CancelledError("the connection ends"));
+  timer_at_ = Clock::time_point::max();
+  Arm(Clock::now() + (lingers_ ? kLingerTime : Penalty()));
+  if (!lingers_) return;
+  error_code ignored;
+  transport_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  Read();
+}
+
+void GrpcConnection::Close(const absl::Status& status) {
+  if (state_ == State::kClosed) return;
+  state_ = State::kClosed;
+  closed_ = true;
+  timer_.cancel();
+  error_code ignored;
+  transport_.socket().close(ignored);
+  EndCalls(status.ok() ? absl::CancelledError("the client went away") : status);
+  share_.Release();
+  std::vector<CallAction> actions;  // gone without the lock
+  {
+    MutexLock lock(&mu_);
+    actions_closed_ = true;
+    actions.swap(actions_);
+  }
+  connections_->Remove(this);
+}
+
+// --- Time
+// ----------------------------------------------------------------------
+
+milliseconds GrpcConnection::CheckInterval() const {
+  return std::min({kCheckInterval, options().stalled_client_timeout / 4,
+                   options().message_timeout / 4});
+}
+
+void GrpcConnection::Arm(Clock::time_point when) {
+  if (when >= timer_at_) return;
+  timer_at_ = when;
+  timer_.expires_at(when);
+  timer_.async_wait([self = shared_from_this(), when](error_code stopped) {
+    if (!stopped && self->timer_at_ == when) self->OnTimer();
+  });
+}
+
+void GrpcConnection::OnTimer() {
+  timer_at_ = Clock::time_point::max();
+  if (state_ == State::kEnding) return Close(absl::OkStatus());
+  if (state_ == State::kClosed) return;
+  const Clock::time_point now = Clock::now();
+  if (!CheckTimes(now)) return;
+  TakeActions();
+  Flush();
+  if (state_ == State::kOpen || state_ == State::kHandshake) {
+    Arm(NextCheck(now));
+  }
+}
+
+GrpcConnection::Clock::time_point GrpcConnection::NextCheck(
+    Clock::time_point now) const {
+  if (!spoken_) return begun_ + options().handshake_timeout;
+  if (writing_ || !calls_.empty()) return now + CheckInterval();
+  Clock::time_point next = pinged_ ? *pinged_ + options().keepalive_timeout
+                                   : heard_ + options().keepalive_interval;
+  if (head_begun_) next = std::min(next, *head_begun_ + options().head_timeout);
+  if (!known_) next = std::min(next, useful_ + options().idle_timeout);
+  return std::max(next, now + milliseconds(1));
+}
+
+bool GrpcConnection::CheckTimes(Clock::time_point now) {
+  if (!spoken_) {
+    if (now < begun_ + options().handshake_timeout) return true;
+    EndFor(Offence::kTimeout);
+    return false;
+  }
+  if (head_begun_ && now >= *head_begun_ + options().head_timeout) {
+    EndFor(Offence::kTimeout);
+    return false;
+  }
+  if (writing_) {
+    // The end of a write does not tell: Linux takes more only when a third of
+    // its buffer is free, which may take a slow reader minutes.
+    const int untaken = UntakenBytes(transport_.socket());
+    if (untaken != untaken_bytes_) {
+      untaken_bytes_ = untaken;
+      taken_ = now;
+    } else if (now - taken_ >= options().stalled_client_timeout) {
+      connections_->OnOffence(peer_, Offence::kUnread);
+      Close(
+          absl::ResourceExhaustedError(ReasonOf(Offence::kUnread, options())));
+      return false;
+    }
+  }
+  if (!CheckCalls(now)) return false;
+  if (!known_ && calls_.empty() && now >= useful_ + options().idle_timeout) {
+    EndWith(NGHTTP2_NO_ERROR, "idle");
+    return false;
+  }
+  if (pinged_) {
+    if (now < *pinged_ + options().keepalive_timeout) return true;
+    Close(absl::OkStatus());
+    return false;
+  }
+  if (now >= heard_ + options().keepalive_interval) {
+    pinged_ = now;
+    session_.Ping();
+  }
+  return true;
+}
+
+bool GrpcConnection::CheckCalls(Clock::time_point now) {
+  std::vector<CallPtr> stalled;
+  std::vector<CallPtr> late;
+  for (const auto& [stream, call] : calls_) {
+    if (call->has_output() &&
+        now - call->progress() >= options().stalled_client_timeout) {
+      stalled.push_back(call);
+    } else if (call->IsLate(options().message_timeout, now)) {
+      late.push_back(call);
+    }
+  }
+  for (const CallPtr& call : stalled) {
+    call->DropOutput();
+    session_.Reset(call->id(), NGHTTP2_CANCEL);
+    call->finishing = true;
+    call->End(
+        absl::ResourceExhaustedError(ReasonOf(Offence::kUnread, options())));
+  }
+  for (const CallPtr& call : late) {
+    const absl::Status status = absl::DeadlineExceededError(
+        "the client's message did not come in time");
+    call->End(status);
+    FinishCall(*call, status, {});
+    Count(*call);
+  }
+  return true;
+}
+
+}  // namespace recurve

@@ -1,0 +1,43 @@
+#ifndef RECURVE_SERVER_GRPC_HEALTH_SERVICE_H_
+#define RECURVE_SERVER_GRPC_HEALTH_SERVICE_H_
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "server/grpc/rpc.h"
+
+namespace recurve {
+
+// grpc.health.v1.Health: whether the server serves, as one answer for all its
+// services and for "" (the server as a whole). Needs no API key.
+//
+// Thread-safe.
+class HealthService {
+ public:
+  // The names of the services that clients may ask for.
+  explicit HealthService(std::set<std::string> services);
+  ~HealthService();
+
+  void SetServing(bool serving);
+  // The service outlives the server that has these.
+  void AddMethods(RpcMethods* methods);
+
+ private:
+  class Watcher;
+
+  bool Knows(const std::string& service) const {
+    return services_.count(service) > 0;
+  }
+
+  const std::set<std::string> services_;
+  Mutex mu_;
+  bool serving_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::weak_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_GRPC_HEALTH_SERVICE_H_

@@ -1,0 +1,76 @@
+#ifndef RECURVE_SERVER_GRPC_UNARY_H_
+#define RECURVE_SERVER_GRPC_UNARY_H_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/grpc/proto_message.h"
+#include "server/grpc/rpc.h"
+
+namespace recurve {
+
+// Makes a method of one request and one response. `check` looks at the head
+// before the request is read, and calls RpcStream::Trust if the caller may
+// call; `answer` must not block.
+template <typename Request, typename Response>
+RpcMethod UnaryMethod(
+    std::function<absl::Status(const RpcHead&, RpcStream&)> check,
+    std::function<absl::StatusOr<Response>(const RpcHead&, const Request&)>
+        answer) {
+  class Call : public RpcListener {
+   public:
+    Call(const RpcHead& head, std::shared_ptr<RpcStream> stream,
+         const std::function<absl::StatusOr<Response>(const RpcHead&,
+                                                      const Request&)>& answer)
+        : head_(head), stream_(std::move(stream)), answer_(answer) {}
+
+    void OnMessage(std::string message) override {
+      Request request;
+      if (!ParseMessage(message, &request)) {
+        return stream_->Finish(absl::InvalidArgumentError(kMalformedMessage),
+                               {});
+      }
+      const absl::StatusOr<Response> response = answer_(head_, request);
+      if (response.ok()) stream_->Write(response->SerializeAsString());
+      stream_->Finish(response.status(), {});
+    }
+    void OnHalfClose() override {
+      stream_->Finish(absl::InvalidArgumentError("the request is missing"), {});
+    }
+    void OnWritten() override {}
+    void OnDone(const absl::Status&) override {}
+
+   private:
+    const RpcHead head_;
+    const std::shared_ptr<RpcStream> stream_;
+    // Of the method, which outlives its calls.
+    const std::function<absl::StatusOr<Response>(const RpcHead&,
+                                                 const Request&)>& answer_;
+  };
+  // Shared, so that a copy of the method refers to the same.
+  const auto shared = std::make_shared<
+      std::function<absl::StatusOr<Response>(const RpcHead&, const Request&)>>(
+      std::move(answer));
+  return
+      [check = std::move(check), shared](
+          const RpcHead& head,
+          std::shared_ptr<RpcStream> stream) -> std::shared_ptr<RpcListener> {
+        if (absl::Status status = check(head, *stream); !status.ok()) {
+          stream->Finish(std::move(status), {});
+          return nullptr;
+        }
+        RpcStream& answering = *stream;
+        auto call = std::make_shared<Call>(head, std::move(stream), *shared);
+        answering.Read(kRequestTimeout);
+        return call;
+      };
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_GRPC_UNARY_H_
