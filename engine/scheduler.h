@@ -13,46 +13,54 @@ namespace recurve {
 // nothing and touches nothing, so that a policy can be read, tested and
 // replaced by itself.
 //
-// The policy: continuous batching, first come first served within a priority.
-// Sequences are ranked by priority (higher first), then arrival (earlier
-// first).
+// The policy: continuous batching, in rank order. Sequences are ranked by
+// priority (higher first), then by turn (lower first; see SequenceView), then
+// by arrival (earlier first). Where all sequences are of one flow, that is
+// first come, first served within a priority.
 //  1. Resident sequences with work run in rank order: one token for those that
 //     decode, a chunk of the prompt for the others. Every decoding sequence has
 //     its token set aside before chunks are cut, so prompts never stall decode.
+//     What decoding leaves is shared out as prompt_shares.h says: short prompts
+//     have half of it before long ones, and flows share the rest.
 //     max_prompt_tokens bounds the chunks of paced prompts together; those that
-//     get nothing wait, unless then nothing at all could run. Residents come
-//     before those that wait, whatever their rank; but of what decoding leaves
-//     of a step the highest in rank of the prompts sets up to half aside: for
-//     the prompts behind it that end with that, and for those that wait and
-//     have room in memory: what they need if that is no more, all of it for one
-//     of higher priority, and an eighth of a step for a longer one, if it ends
-//     with half a step more or lets others in. So a prompt of little more than
-//     half a step does not wait for the end of a long one. Nothing is set aside
-//     for lower priorities, nor where max_prompt_tokens bounds prompts anyway,
-//     or a step has less than eight chunk_multiple for them. Where it does
-//     bound them, residents leave the first that waits its first chunk, if it
-//     is of higher priority than a paced one of them that runs, and can be
-//     admitted.
+//     get nothing wait, unless then nothing at all could run.
 //  2. A sequence that needs a page when none is free takes it from the lowest
 //     in rank: first those without work (an idle or stalled client), then those
 //     ranked below itself. If there are none it waits, keeping what it holds.
 //     Nothing is taken from those that may be about to end by themselves.
-//  3. Waiting sequences are admitted in rank order while a slot and the pages
-//     for all their known tokens are free. The first that does not fit stops
-//     admission, so nothing is overtaken and nothing starves; nor is what was
-//     preempted for want of a page in this very step. But a paced prompt for
-//     which max_prompt_tokens has nothing left lets others pass. Idle
-//     residents, and residents of lower priority, are preempted for one that
-//     waits if that makes it fit; the tokens they had in the step are its to
-//     have.
+//  3. Waiting sequences are admitted in rank order while a slot, the pages for
+//     all their known tokens, and tokens of the step are free. The first that
+//     lacks one of them stops all behind it but two kinds. Short prompts pass
+//     it; one that lacks pages they pass in kMaxPasses steps, no more, so
+//     nothing starves. Prompts of other flows pass one that lacks only tokens,
+//     as far as their shares go. What was preempted for want of a page in this
+//     very step is not passed, and a paced prompt for which max_prompt_tokens
+//     has nothing left lets all pass. Idle residents, residents of lower
+//     priority, and residents of other flows whose turn is later, are preempted
+//     for one that waits if that makes it fit; it inherits their token budget.
 //  4. A sequence whose memory was saved in the host's is admitted like others.
 //     Its copy takes time, so it runs when that has arrived; until then steps
 //     go on without it. If nothing else can run, the step waits for one copy.
-// The highest in rank of the residents proceeds, or its copy does, in this step
-// or once max_prompt_tokens lets it, or one of higher priority is admitted; and
-// what does not fit an empty server is refused before it gets here; so every
-// sequence finishes. (While some are about to end, a plan may be empty: the
-// next, after that, is not.)
+//
+// Long prompts do not delay short ones. Let T be the tokens that decoding
+// leaves of a step, and h the least of floor(T / 2), max_chunk_tokens and the
+// prompt's max_step_tokens. A prompt is short if it has at most 2h. Of the
+// short prompts of a priority, those that hold memory come first, then the
+// others by rank. One that holds memory, or finds it free, is computed in at
+// most ceil(n / h) steps, n being its tokens and those of the short prompts
+// before it: alone, in two. Where max_prompt_tokens is less than T, paced
+// prompts have that in T's place. Where chunks end at multiples of m, h is less
+// by m - 1. Where a long prompt must have more than T - h tokens in one step,
+// short ones have their half in every second step.
+//
+// Progress: the highest in rank of the residents proceeds, or its copy does, in
+// this step or the next or once max_prompt_tokens lets it, or one that ranks
+// above it is admitted; and what does not fit an empty server is refused before
+// it gets here; so every sequence finishes. (While some are about to end, a
+// plan may be empty: the next, after that, is not.)
+
+// In how many steps one that lacks pages is passed by others.
+inline constexpr int kMaxPasses = 8;
 
 struct SchedulerLimits {
   // Tokens in a step; >= EngineOptions::max_num_seqs + chunk_multiple - 1, as
@@ -93,6 +101,20 @@ struct SequenceView {
   // So many of its first tokens are computed in one step; within the limits of
   // one, and max_step_tokens while num_computed is less.
   int64_t whole_tokens = 0;
+  // What there was to compute of it when its prompt came, or when what had been
+  // computed was lost: by that it is short or long, until it is done. 0: as
+  // much as there is now.
+  int64_t prompt_tokens = 0;
+  // Whose it is: flows share steps and memory by their weights, which are above
+  // 0. `turn` is how many sequences with work of its flow rank before it,
+  // divided by the flow's weight: AssignTurns.
+  uint32_t flow = 0;
+  double weight = 1;
+  double turn = 0;
+  // In the step before it lacked tokens, and nothing else.
+  bool passed_over = false;
+  // In how many steps others have passed it while it lacked pages.
+  int passes = 0;
 };
 
 struct StepPlan {
@@ -106,7 +128,18 @@ struct StepPlan {
   std::vector<uint64_t> admit;
   // ... compute.
   std::vector<Entry> entries;
+  // Those that wait, lack pages, and were passed by others in this plan.
+  std::vector<uint64_t> passed = {};
+  // Those that wait and lacked nothing but tokens.
+  std::vector<uint64_t> passed_over = {};
 };
+
+// The order above.
+bool RanksAbove(const SequenceView& a, const SequenceView& b);
+
+// Sets `turn` of all of them, among which are all there are of their flows, or
+// all that rank first.
+void AssignTurns(absl::Span<SequenceView> sequences);
 
 // REQUIRES: every waiting sequence has work and fits an empty server.
 StepPlan PlanStep(const SchedulerLimits& limits, int64_t free_pages,

@@ -84,7 +84,7 @@ TEST(SchedulerTest, ChunksEndAtMultiplesOrWithTheLastToken) {
   EXPECT_THAT(
       Plan(limits, 10, 4, {Prefilling(1, 90), Decoding(3, 5), within}, {})
           .entries,
-      ElementsAre(Entry{1, 40}, Entry{2, 7}, Entry{3, 1}));
+      ElementsAre(Entry{1, 30}, Entry{2, 12}, Entry{3, 1}));
   limits.max_batched_tokens = 42;
   limits.chunk_multiple = 25;
   limits.page_tokens = 25;
@@ -103,7 +103,7 @@ TEST(SchedulerTest, BoundsPromptsTogether) {
                     Decoding(4, 5)},
                    {Waiting(5, 20), Waiting(6, 1)})
                   .entries,
-              ElementsAre(Entry{1, 40}, Entry{2, 1}, Entry{3, 10}, Entry{4, 1},
+              ElementsAre(Entry{1, 25}, Entry{2, 1}, Entry{3, 25}, Entry{4, 1},
                           Entry{6, 1}));
   // Those that decode go on without any, and so does who has no prompt.
   limits.max_prompt_tokens = 0;
@@ -125,8 +125,9 @@ TEST(SchedulerTest, BoundsPacedPromptsOnly) {
            {unpaced(Prefilling(1, 90)), Prefilling(2, 90), Prefilling(3, 30)},
            {})
           .entries,
-      ElementsAre(Entry{1, 40}, Entry{2, 40}, Entry{3, 10}));
-  // One that the bound holds up lets others pass, not one that wants memory.
+      ElementsAre(Entry{1, 40}, Entry{2, 25}, Entry{3, 25}));
+  // One that the bound holds up lets all others pass; one that lacks memory
+  // those that fit a step.
   limits.max_prompt_tokens = 0;
   EXPECT_THAT(Plan(limits, 10, 4, {Decoding(2, 5)},
                    {Waiting(3, 30), unpaced(Waiting(4, 20)), Waiting(5, 20),
@@ -134,9 +135,10 @@ TEST(SchedulerTest, BoundsPacedPromptsOnly) {
                   .entries,
               ElementsAre(Entry{2, 1}, Entry{4, 20}, Entry{6, 10}));
   EXPECT_THAT(Plan(limits, 3, 4, {Decoding(2, 5)},
-                   {unpaced(Waiting(4, 60)), unpaced(Waiting(6, 10))})
+                   {unpaced(Waiting(4, 60)), unpaced(Waiting(5, 90)),
+                    unpaced(Waiting(6, 10))})
                   .entries,
-              ElementsAre(Entry{2, 1}));
+              ElementsAre(Entry{2, 1}, Entry{6, 10}));
 }
 
 TEST(SchedulerTest, PromptsRunWhereNothingElseCan) {
@@ -180,13 +182,14 @@ TEST(SchedulerTest, WhatIsWholeIsComputedInOneStep) {
                   .entries,
               ElementsAre(Entry{2, 1}));
   limits.max_prompt_tokens = kLimits.max_prompt_tokens;
-  // Where the step has no room for it, it waits, and so do those behind it.
+  // Where the step has no room for it, it waits, and so do those behind it that
+  // do not fit a step.
   limits.max_batched_tokens = 40;
   EXPECT_THAT(
       Plan(limits, 10, 4, {Decoding(1, 5), Decoding(2, 5), Decoding(3, 5)},
-           {whole(Waiting(4, 90), 38), Waiting(5, 5)})
+           {whole(Waiting(4, 90), 38), Waiting(5, 90), Waiting(6, 5)})
           .entries,
-      ElementsAre(Entry{1, 1}, Entry{2, 1}, Entry{3, 1}));
+      ElementsAre(Entry{1, 1}, Entry{2, 1}, Entry{3, 1}, Entry{6, 5}));
 }
 
 // --- Rule 2: pages are taken from the lowest in rank ---
@@ -253,10 +256,24 @@ TEST(SchedulerTest, AdmitsInRankOrderWhileThereIsRoom) {
               ElementsAre(Entry{1, 15}, Entry{2, 15}, Entry{3, 5}));
 }
 
-TEST(SchedulerTest, TheFirstThatDoesNotFitStopsAdmission) {
-  const StepPlan plan = Plan(kLimits, 5, 9, {Decoding(1, 5)},
-                             {Waiting(2, 15), Waiting(3, 45), Waiting(4, 5)});
-  EXPECT_THAT(plan.admit, ElementsAre(2u));
+TEST(SchedulerTest, TheFirstThatLacksMemoryIsPassedByWhatFitsAStep) {
+  std::vector<SequenceView> waiting = {Waiting(2, 15), Waiting(3, 120),
+                                       Waiting(4, 90), Waiting(5, 5)};
+  const auto plan = [&] {
+    return Plan(kLimits, 5, 9, {Decoding(1, 5)}, waiting);
+  };
+  EXPECT_THAT(plan().admit, ElementsAre(2u, 5u));
+  EXPECT_THAT(plan().passed, ElementsAre(3u));
+  waiting[1].passes = kMaxPasses - 1;
+  EXPECT_THAT(plan().admit, ElementsAre(2u, 5u));
+  // Not for ever.
+  waiting[1].passes = kMaxPasses;
+  EXPECT_THAT(plan().admit, ElementsAre(2u));
+  EXPECT_THAT(plan().passed, IsEmpty());
+  // Nobody passes one that lacks a slot: there is none for him.
+  waiting[1].passes = 0;
+  EXPECT_THAT(Plan(kLimits, 99, 1, {Decoding(1, 5)}, waiting).admit,
+              ElementsAre(2u));
 }
 
 TEST(SchedulerTest, NeedsASlot) {
@@ -435,6 +452,12 @@ TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
                         0,
                         random.Chance(0.7)};
       longest = std::max(longest, s.num_tokens);
+      s.flow = static_cast<uint32_t>(random.Uniform(0, 2));
+      s.weight = static_cast<double>(1 + s.flow);
+      s.turn = static_cast<double>(id / 3) / s.weight;
+      s.paced = random.Chance(0.7);
+      s.passed_over = random.Chance(0.2);
+      s.passes = static_cast<int>(random.Uniform(0, kMaxPasses));
       if (random.Chance(0.2)) {
         s.whole_tokens =
             random.Uniform(0, std::min(s.num_tokens, limits.max_chunk_tokens));
@@ -452,6 +475,10 @@ TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
           s.from_host = true;
           s.pages = pages_for(s.num_tokens);
         }
+        if (random.Chance(0.5)) {
+          s.prompt_tokens =
+              random.Uniform(s.num_tokens - s.num_computed, s.num_tokens);
+        }
         used += s.pages;
         resident.push_back(s);
       } else {
@@ -466,6 +493,7 @@ TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
     int64_t free_pages = std::max<int64_t>(0, pages_for(longest) - used);
     if (random.Chance(0.5)) free_pages += random.Uniform(0, 12);
     if (limits.page_tokens == 0) free_pages = 0;
+    if (random.Chance(0.3)) limits.max_prompt_tokens = random.Uniform(0, 30);
     const int64_t free_slots = slots - static_cast<int64_t>(resident.size());
     const StepPlan plan =
         PlanStep(limits, free_pages, free_slots, resident, waiting);
@@ -496,19 +524,40 @@ TEST(PlanCheckerTest, RefusesUnsoundPlans) {
   refuses("tokens and pages", 0, {{}, {}, {{1, 1}, {2, 1}}});
   refuses("what is admitted runs", 9, {{}, {4}, {{1, 1}, {2, 1}}});
   refuses("a victim yields", 9, {{3}, {}, {{2, 1}}});
-  refuses("waits is overtaken", 1, {{3}, {5}, {{1, 1}, {2, 1}, {5, 5}}});
   refuses("preempted is overtaken", 2, {{2}, {4}, {{1, 1}, {4, 15}}});
   refuses("what fits is admitted", 9, {{}, {}, {{1, 1}, {2, 1}}});
   refuses("a decoding resident", 1, {{}, {}, {{1, 1}}});
   refuses("a decoding resident", 0, {{}, {}, {{2, 1}}});
 
-  SchedulerLimits bounded = kLimits;
-  bounded.max_prompt_tokens = 20;
-  const absl::Status status =
-      CheckPlan(bounded, 9, 2, {Decoding(1, 5), Prefilling(2, 90, -1)},
-                {Waiting(3, 30)}, {{}, {}, {{1, 1}, {2, 20}}});
-  EXPECT_THAT(std::string(status.message()),
-              testing::HasSubstr("in a higher one's place"));
+  // On states of their own.
+  const auto refuses_on = [&](const char* rule, const SchedulerLimits& limits,
+                              const std::vector<SequenceView>& residents,
+                              const std::vector<SequenceView>& others,
+                              const StepPlan& plan, int64_t free_pages = 99) {
+    const absl::Status status =
+        CheckPlan(limits, free_pages, 2, residents, others, plan);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(rule));
+  };
+  SchedulerLimits limits = kLimits;
+  limits.max_chunk_tokens = 100;
+  refuses_on("waits is overtaken", limits, {Decoding(1, 5)},
+             {Waiting(2, 500), Waiting(3, 200)}, {{}, {3}, {{1, 1}, {3, 99}}});
+  refuses_on("prompts that fit have half", limits, {Prefilling(1, 500)},
+             {Waiting(2, 10)}, {{}, {}, {{1, 100}}});
+  refuses_on("prompts that fit have half", limits,
+             {Prefilling(1, 500), Prefilling(2, 80)}, {},
+             {{}, {}, {{1, 60}, {2, 40}}});
+  SequenceView often = Waiting(2, 90);
+  often.passes = kMaxPasses;
+  refuses_on("waits is overtaken", limits, {Decoding(1, 5)},
+             {often, Waiting(3, 5)}, {{}, {3}, {{1, 1}, {3, 5}}}, 1);
+  refuses_on("passed often", limits, {Decoding(1, 5)}, {often},
+             {{}, {}, {{1, 1}}, {2}}, 1);
+  limits = kLimits;
+  limits.max_prompt_tokens = 20;
+  refuses_on("in a higher one's place", limits,
+             {Decoding(1, 5), Prefilling(2, 90, -1)}, {Waiting(3, 30)},
+             {{}, {}, {{1, 1}, {2, 20}}});
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "engine/scheduler.h"
 #include "gtest/gtest.h"
 #include "tests/testing/plan_checker.h"
@@ -38,6 +39,7 @@ class Simulation {
         0.02 + 0.5 * static_cast<double>(random_.Uniform(0, 100)) / 100;
     num_priorities_ = random_.Uniform(1, 3);
     save_rate_ = random_.Chance(0.5) ? 0.7 : 0;
+    num_flows_ = random_.Chance(0.5) ? 1 : random_.Uniform(2, 4);
   }
 
   // Stops at the first failure.
@@ -49,7 +51,7 @@ class Simulation {
     }
     // Nobody comes, stalls or leaves any more: the rest must finish. Each step
     // computes a token, and a token is computed again only after a preemption
-    // by one who ranks above and finishes for good, so work is bounded.
+    // by one who ranks above, so work is bounded.
     calm_ = true;
     for (Sequence& s : sequences_) s.asleep = false;
     int64_t steps = 0;
@@ -64,6 +66,7 @@ class Simulation {
   int64_t preemptions() const { return preemptions_; }
   int64_t finished() const { return finished_; }
   int64_t restores() const { return restores_; }
+  int64_t passes() const { return passes_; }
 
  private:
   struct Sequence {
@@ -82,6 +85,9 @@ class Simulation {
         next_id_, prompt,
         0,        0,
         true};
+    s.view.flow = static_cast<uint32_t>(random_.Uniform(1, num_flows_));
+    s.view.weight = s.view.flow;
+    s.view.prompt_tokens = prompt;
     s.generate_left = random_.Uniform(0, max_tokens_ - prompt);
     s.commands_left = random_.Chance(0.3) ? random_.Uniform(1, 3) : 0;
     ++next_id_;
@@ -138,13 +144,18 @@ class Simulation {
       if (s.resident && random_.Chance(0.5)) s.view.from_host = false;
       s.view.paced = random_.Chance(0.7);
       work |= s.view.has_work;
-      if (s.resident) {
-        resident.push_back(s.view);
-      } else if (s.view.has_work) {
-        waiting.push_back(s.view);
-      }
     }
     if (!work) return;
+    std::vector<SequenceView> views;
+    for (const Sequence& s : sequences_) views.push_back(s.view);
+    AssignTurns(absl::MakeSpan(views));
+    for (size_t i = 0; i < views.size(); ++i) {
+      if (sequences_[i].resident) {
+        resident.push_back(views[i]);
+      } else if (views[i].has_work) {
+        waiting.push_back(views[i]);
+      }
+    }
     // Prompts are held up, bounded, or free.
     limits_.max_prompt_tokens = std::numeric_limits<int64_t>::max();
     if (random_.Chance(0.4)) {
@@ -167,15 +178,27 @@ class Simulation {
       Sequence& s = sequences_[IndexOf(id)];
       Release(s);
       s.view.from_host = s.view.num_computed > 0 && random_.Chance(save_rate_);
-      if (!s.view.from_host) s.view.num_computed = 0;
+      if (!s.view.from_host) {
+        s.view.num_computed = 0;
+        s.view.prompt_tokens = s.view.num_tokens;
+      }
       ++preemptions_;
     }
     for (uint64_t id : plan.admit) {
       Sequence& s = sequences_[IndexOf(id)];
       s.resident = true;
+      s.view.passes = 0;
       --free_slots_;
       restores_ += s.view.from_host;
       Grow(s, s.view.num_tokens);
+    }
+    for (Sequence& s : sequences_) s.view.passed_over = false;
+    for (uint64_t id : plan.passed_over) {
+      sequences_[IndexOf(id)].view.passed_over = true;
+    }
+    for (uint64_t id : plan.passed) {
+      ++sequences_[IndexOf(id)].view.passes;
+      ++passes_;
     }
     for (const StepPlan::Entry& entry : plan.entries) {
       const size_t index = IndexOf(entry.id);
@@ -198,6 +221,7 @@ class Simulation {
       const int64_t append =
           random_.Uniform(1, max_tokens_ - s.view.num_tokens);
       s.view.num_tokens += append;
+      s.view.prompt_tokens = s.view.num_tokens - s.view.num_computed;
       s.generate_left = random_.Uniform(0, max_tokens_ - s.view.num_tokens);
       s.asleep = !calm_ && random_.Chance(0.7);
     } else {
@@ -215,12 +239,14 @@ class Simulation {
   int64_t max_tokens_;
   double arrival_rate_;
   int64_t num_priorities_;
+  int64_t num_flows_;
   uint64_t next_id_ = 1;
   bool calm_ = false;
   int64_t preemptions_ = 0;
   int64_t finished_ = 0;
   double save_rate_ = 0;
   int64_t restores_ = 0;
+  int64_t passes_ = 0;
   std::vector<Sequence> sequences_;
 };
 
@@ -228,6 +254,7 @@ TEST(SchedulerSimTest, EverySequenceFinishesAndEveryPlanIsSound) {
   int64_t preemptions = 0;
   int64_t finished = 0;
   int64_t restores = 0;
+  int64_t passes = 0;
   for (uint64_t seed = 0; seed < SimSeeds(3000); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Simulation simulation(seed);
@@ -236,11 +263,13 @@ TEST(SchedulerSimTest, EverySequenceFinishesAndEveryPlanIsSound) {
     preemptions += simulation.preemptions();
     finished += simulation.finished();
     restores += simulation.restores();
+    passes += simulation.passes();
   }
   // The simulation is worth something only if these happen.
   EXPECT_GT(preemptions, 0);
   EXPECT_GT(finished, 0);
   EXPECT_GT(restores, 0);
+  EXPECT_GT(passes, 0);
 }
 
 }  // namespace

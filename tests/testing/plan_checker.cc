@@ -18,10 +18,9 @@ absl::Status Broken(absl::string_view rule, uint64_t id) {
       absl::StrCat(rule, " (sequence ", id, ")"));
 }
 
-bool RanksAbove(const SequenceView& a, const SequenceView& b) {
-  return a.priority != b.priority ? a.priority > b.priority
-                                  : a.arrival < b.arrival;
-}
+// The limits of scheduler.h, written down once more.
+int64_t Rest(const SequenceView& s) { return s.num_tokens - s.num_computed; }
+bool Decodes(const SequenceView& s) { return Rest(s) == 1; }
 
 class Checker {
  public:
@@ -36,6 +35,8 @@ class Checker {
         plan_(plan),
         waiting_(waiting.begin(), waiting.end()) {
     for (const SequenceView& s : resident) resident_[s.id] = s;
+    before_ = resident_;
+    pages_at_first_ = free_pages;
     std::sort(waiting_.begin(), waiting_.end(), RanksAbove);
   }
 
@@ -44,6 +45,7 @@ class Checker {
     RECURVE_RETURN_IF_ERROR(ApplyEntries());
     RECURVE_RETURN_IF_ERROR(CheckVictims());
     RECURVE_RETURN_IF_ERROR(CheckAdmission());
+    RECURVE_RETURN_IF_ERROR(CheckHalf());
     return CheckProgress();
   }
 
@@ -131,6 +133,30 @@ class Checker {
     return absl::OkStatus();
   }
 
+  static bool YieldsToWaiting(const SequenceView& victim,
+                              const SequenceView& s) {
+    return !victim.has_work || victim.priority < s.priority ||
+           (victim.priority == s.priority && victim.flow != s.flow &&
+            victim.turn > s.turn);
+  }
+
+  // Tokens that decoding leaves of the step.
+  int64_t PromptTokens() const {
+    int64_t tokens = limits_.max_batched_tokens;
+    for (const auto& [id, s] : before_) {
+      tokens -= s.has_work && !s.from_host && Decodes(s);
+    }
+    return tokens;
+  }
+  int64_t MostOf(const SequenceView& s) const {
+    return std::min(limits_.max_chunk_tokens, s.max_step_tokens);
+  }
+  bool Fits(const SequenceView& s) const {
+    const int64_t half = std::min(PromptTokens() / 2, MostOf(s));
+    return s.whole_tokens <= half &&
+           std::max(Rest(s), s.prompt_tokens) <= 2 * half;
+  }
+
   absl::Status CheckVictims() const {
     for (uint64_t id : preempted_) {
       const SequenceView& victim = resident_.at(id);
@@ -142,7 +168,10 @@ class Checker {
         justified |= pages > 0 && yields;
       }
       for (const auto& [gainer, s] : admitted_)
-        justified |= !victim.has_work || s.priority > victim.priority;
+        justified |= YieldsToWaiting(victim, s);
+      // Or to one that had to yield itself, afterwards.
+      for (uint64_t other : preempted_)
+        justified |= RanksAbove(resident_.at(other), victim);
       if (!justified) return Broken("a victim yields to somebody", id);
     }
     return absl::OkStatus();
@@ -185,9 +214,10 @@ class Checker {
   }
 
   absl::Status CheckAdmission() const {
-    bool overtaken = false;  // one that may not be
-    // One was held up by the bound for paced prompts, or by want of tokens:
-    // then it stops those behind it.
+    bool stopped = false;   // but for those that fit a step
+    bool all_stop = false;  // and for these
+    bool lacked_memory = false;
+    std::set<uint32_t> long_flows;  // with one that does not fit, and waits
     bool perhaps_stopped = false;
     if (!waiting_.empty() && IsPassedOver(waiting_.front())) {
       return Broken("no paced resident runs in a higher one's place",
@@ -195,29 +225,123 @@ class Checker {
     }
     for (const SequenceView& s : waiting_) {
       if (admitted_.count(s.id) > 0) {
-        if (overtaken) return Broken("nothing that waits is overtaken", s.id);
+        // Of those that do not fit a step, the first of a flow may have a
+        // share.
+        if (all_stop || (stopped && !Fits(s) &&
+                         (lacked_memory || long_flows.count(s.flow) > 0)))
+          return Broken("nothing that waits is overtaken", s.id);
         if (BehindAVictim(s))
           return Broken("nothing that is preempted is overtaken", s.id);
         continue;
       }
-      if (overtaken) continue;
+      if (stopped && !Fits(s)) continue;
       const int64_t least = LeastTokens(s);
-      const bool held = IsPaced(s) && prompt_tokens_left_ < least;
-      // A victim's chunk, taken back, may have left something of the bound to
-      // one that had its turn before.
-      const bool perhaps_held =
-          IsPaced(s) && !preempted_.empty() &&
-          limits_.max_prompt_tokens < std::numeric_limits<int64_t>::max();
-      if (held || perhaps_held) {
-        perhaps_stopped |= !held || tokens_left_ < least || only_paced_;
+      // Its share of the bound may have been nothing, and then it lets others
+      // pass; or it may have stopped them for want of memory.
+      if (IsPaced(s) &&
+          limits_.max_prompt_tokens < std::numeric_limits<int64_t>::max()) {
+        perhaps_stopped = true;
         continue;
       }
       if (perhaps_stopped) continue;
-      if (tokens_left_ >= least && !BehindAVictim(s) && CouldFit(s))
+      // What victims leave may have come when it had had its turn.
+      if (!stopped && preempted_.empty() && tokens_left_ >= least &&
+          CouldFit(s))
         return Broken("what fits is admitted", s.id);
-      overtaken = true;
+      stopped = true;
+      const bool lacks = preempted_.empty() && LackedPages(s);
+      lacked_memory |= lacks;
+      if (!Fits(s)) long_flows.insert(s.flow);
+      all_stop |= lacks && s.passes >= kMaxPasses;
+    }
+    for (uint64_t id : plan_.passed) {
+      const auto found =
+          std::find_if(waiting_.begin(), waiting_.end(),
+                       [id](const SequenceView& s) { return s.id == id; });
+      if (found == waiting_.end() || admitted_.count(id) > 0)
+        return Broken("what is passed waits", id);
+      if (found->passes >= kMaxPasses)
+        return Broken("what was passed often is not passed again", id);
     }
     return absl::OkStatus();
+  }
+
+  // What prompts that fit a step are to have of it, beside long ones.
+  absl::Status CheckHalf() const {
+    // Room that victims leave may have come when one had had its turn.
+    if (!preempted_.empty()) return absl::OkStatus();
+    const int64_t tokens = PromptTokens();
+    int64_t long_tokens = 0;
+    int64_t least = limits_.chunk_multiple;
+    int32_t priority = std::numeric_limits<int32_t>::min();  // of long ones
+    for (const StepPlan::Entry& entry : plan_.entries) {
+      const SequenceView& s = Before(entry.id);
+      if (Fits(s) || Decodes(s)) continue;
+      long_tokens += entry.num_tokens;
+      priority = std::max(priority, s.priority);
+      least = std::max(least, s.whole_tokens - s.num_computed);
+    }
+    // Tokens were kept for one of higher priority that then found no room.
+    for (const SequenceView& s : waiting_) {
+      if (s.priority > priority && admitted_.count(s.id) == 0) {
+        return absl::OkStatus();
+      }
+    }
+    const int64_t half = std::min(tokens / 2, tokens - least);
+    if (long_tokens <= tokens - half) return absl::OkStatus();
+    int64_t lacking = 0;  // tokens that short ones could have had
+    int64_t had = 0;
+    int64_t slack = 0;  // by where chunks must end
+    int64_t slots = slots_left_;
+    int64_t pages = pages_left_;
+    const auto count = [&](const SequenceView& s, int64_t ran) {
+      if (!Fits(s) || s.priority < priority || s.from_host) return;
+      had += ran;
+      slack += limits_.chunk_multiple - 1;
+      // What is whole may find what is left of the half too little.
+      if (ran == 0 && s.num_computed < s.whole_tokens) return;
+      // A chunk that ends within it ends at a multiple.
+      const int64_t more =
+          std::min(Rest(s), MostOf(s)) - ran - (limits_.chunk_multiple - 1);
+      lacking += std::max<int64_t>(0, more);
+    };
+    for (const auto& [id, s] : before_) {
+      if (Preempted(id) || !s.has_work || Decodes(s)) continue;
+      // One that lacks a page may be unable to use its share.
+      count(s, Missing(s, s.num_tokens) == 0 ? Ran(id) : Rest(s));
+    }
+    bool stopped = false;  // perhaps
+    for (const SequenceView& s : waiting_) {
+      if (admitted_.count(s.id) > 0) {
+        count(s, Ran(s.id));
+      } else if (!stopped && slots > 0 && pages >= PagesFor(s.num_tokens + 1)) {
+        --slots;
+        pages -= PagesFor(s.num_tokens + 1);
+        count(s, 0);
+      } else {
+        stopped |= s.passes >= kMaxPasses;
+      }
+    }
+    const bool bounded =
+        limits_.max_prompt_tokens < std::numeric_limits<int64_t>::max();
+    if (!bounded && lacking > 0 &&
+        had + slack < std::min(half, had + lacking)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "prompts that fit have half: long ones have ", long_tokens, " of ",
+          tokens, ", short ones ", had, " and lack ", lacking));
+    }
+    return absl::OkStatus();
+  }
+
+  const SequenceView& Before(uint64_t id) const {
+    const auto found = before_.find(id);
+    return found != before_.end() ? found->second : admitted_.at(id);
+  }
+  int64_t Ran(uint64_t id) const {
+    for (const StepPlan::Entry& entry : plan_.entries) {
+      if (entry.id == id) return entry.num_tokens;
+    }
+    return 0;
   }
 
   // Whether taking everything that yields to `s` would make room.
@@ -227,7 +351,12 @@ class Checker {
     bool alone = admitted_.empty();
     for (const auto& [id, other] : resident_) {
       if (Preempted(id)) continue;
-      if (other.ending || (other.has_work && other.priority >= s.priority)) {
+      const bool above_admitted =
+          other.has_work &&
+          std::any_of(admitted_.begin(), admitted_.end(), [&](const auto& a) {
+            return RanksAbove(other, a.second);
+          });
+      if (other.ending || above_admitted || !YieldsToWaiting(other, s)) {
         alone = false;
         continue;
       }
@@ -236,6 +365,16 @@ class Checker {
     }
     return slots > 0 && (pages >= PagesFor(s.num_tokens + 1) ||
                          (alone && pages >= PagesFor(s.num_tokens)));
+  }
+
+  // Whether taking everything that yielded to `s` before the plan would not
+  // have made room.
+  bool LackedPages(const SequenceView& s) const {
+    int64_t pages = pages_at_first_;
+    for (const auto& [id, other] : before_) {
+      if (!other.ending && YieldsToWaiting(other, s)) pages += other.pages;
+    }
+    return pages < PagesFor(s.num_tokens);
   }
 
   // Whether a page could be had for resident `s`, after all.
@@ -273,12 +412,9 @@ class Checker {
         !highest->from_host) {
       bool yielded = false;
       for (const auto& [id, s] : admitted_)
-        yielded |= s.priority > highest->priority;
-      // A prompt may yield no more than its turn, where prompts are bounded.
-      const bool turn =
-          highest->num_tokens - highest->num_computed > 1 &&
-          limits_.max_prompt_tokens < std::numeric_limits<int64_t>::max();
-      if (!yielded || !(Preempted(highest->id) || turn))
+        yielded |= RanksAbove(s, *highest) ||
+                   (s.passed_over && s.whole_tokens > s.num_computed);
+      if (!yielded)
         return Broken("the highest of the residents runs", highest->id);
     }
     const bool ending =
@@ -298,7 +434,9 @@ class Checker {
   bool only_paced_ = true;
   const StepPlan& plan_;
   std::map<uint64_t, SequenceView> resident_;  // `pages` as after the plan
-  std::vector<SequenceView> waiting_;          // in rank order
+  std::map<uint64_t, SequenceView> before_;    // as before it
+  int64_t pages_at_first_;
+  std::vector<SequenceView> waiting_;  // in rank order
   std::set<uint64_t> preempted_;
   std::map<uint64_t, SequenceView> admitted_;
   std::set<uint64_t> entries_;

@@ -15,10 +15,15 @@ namespace recurve {
 //    end at a multiple, behind what is whole, or with the last; what is whole
 //    is computed in one step;
 //  - pages and slots suffice when the plan is applied in order;
-//  - a victim is idle, or ranks below a resident that takes pages, or is of
-//    lower priority than a sequence that is admitted; and somebody gains;
+//  - a victim is idle, or ranks below a resident that takes pages, or yields to
+//    a sequence that is admitted: of higher priority, or of another flow and
+//    with an earlier turn; and somebody gains;
 //  - those admitted are the first of the waiting in rank, none ranks below one
-//    preempted in this step, and the next could not be admitted;
+//    preempted in this step, and the next could not be admitted; only what fits
+//    a step passes what waits, and not what lacks pages and was passed too
+//    often;
+//  - long prompts have no more than their half while prompts that fit a step,
+//    and have room in memory, lack tokens;
 //  - a resident with a token to decode has it, or no page can be had;
 //  - the highest in rank of the residents runs, or yields to an admission;
 //    residents and admitted ones that wait for a copy from the host run only
