@@ -417,6 +417,9 @@ void GrpcConnection::OnHeadDone(int32_t stream, bool end_stream) {
   }
   call->SetListener(method->second(call->head(), call));
   call->DropHead();
+  // The call may make the client known. More calls than a stranger may make can
+  // follow in the bytes that were read with it.
+  if (!known_) TakeActions();
 }
 
 void GrpcConnection::Refuse(const CallPtr& call, const absl::Status& status,

@@ -17,6 +17,8 @@ constexpr uint64_t kResetsPerSecond = 10'000;
 constexpr size_t kMaxOutboundAcks = 200;
 // Of a SETTINGS frame; clients have some six.
 constexpr size_t kMaxSettings = 32;
+// Bytes before the payload of a frame.
+constexpr size_t kFrameHead = 9;
 
 std::vector<nghttp2_nv> Fields(const RpcMetadata& headers) {
   std::vector<nghttp2_nv> fields;
@@ -36,6 +38,12 @@ void AppendBigEndian(uint32_t value, int bytes, std::string* text) {
   for (int i = bytes - 1; i >= 0; --i) {
     text->push_back(static_cast<char>(value >> (8 * i)));
   }
+}
+
+uint32_t BigEndian(absl::string_view bytes) {
+  uint32_t value = 0;
+  for (const char byte : bytes) value = value << 8 | static_cast<uint8_t>(byte);
+  return value;
 }
 
 std::string FrameHead(nghttp2_frame_type type, size_t length, int32_t stream) {
@@ -67,7 +75,11 @@ struct Http2Session::Callbacks {
         frame->headers.cat != NGHTTP2_HCAT_REQUEST) {
       return 0;
     }
-    return Go(Of(user).OnBeginCall(frame->hd.stream_id));
+    const int32_t stream = frame->hd.stream_id;
+    auto* const session = static_cast<Http2Session*>(user);
+    if (stream > session->newest_ + 2) session->passed_over_ = stream - 2;
+    session->newest_ = stream;
+    return Go(Of(user).OnBeginCall(stream));
   }
   static int OnHeader(nghttp2_session*, const nghttp2_frame* frame,
                       const uint8_t* name, size_t name_size,
@@ -106,8 +118,9 @@ struct Http2Session::Callbacks {
         stream, absl::string_view(reinterpret_cast<const char*>(data), size));
     return 0;
   }
-  static int OnInvalid(nghttp2_session*, const nghttp2_frame*, int,
+  static int OnInvalid(nghttp2_session*, const nghttp2_frame* frame, int,
                        void* user) {
+    static_cast<Http2Session*>(user)->Excuse(frame->hd.stream_id);
     return Go(Of(user).OnInvalid());
   }
   static int OnStreamClose(nghttp2_session*, int32_t stream, uint32_t,
@@ -119,6 +132,8 @@ struct Http2Session::Callbacks {
     if (frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) {
       Of(user).OnSentFrame(frame->hd.stream_id,
                            (frame->hd.flags & NGHTTP2_FLAG_END_STREAM) != 0);
+    } else if (frame->hd.type == NGHTTP2_RST_STREAM) {
+      static_cast<Http2Session*>(user)->Excuse(frame->hd.stream_id);
     } else if (frame->hd.type == NGHTTP2_GOAWAY &&
                frame->goaway.error_code != NGHTTP2_NO_ERROR) {
       static_cast<Http2Session*>(user)->failed_ = true;
@@ -141,7 +156,7 @@ void Http2Session::Free::operator()(nghttp2_session* session) const {
 }
 
 Http2Session::Http2Session(const Settings& settings, Handler* handler)
-    : handler_(handler) {
+    : handler_(handler), until_head_(NGHTTP2_CLIENT_MAGIC_LEN) {
   nghttp2_session_callbacks* callbacks = nullptr;
   nghttp2_option* option = nullptr;
   // These fail for want of memory alone, as `new` does.
@@ -188,6 +203,56 @@ Http2Session::Http2Session(const Settings& settings, Handler* handler)
 Http2Session::~Http2Session() = default;
 
 Http2Session::Result Http2Session::Receive(absl::string_view bytes) {
+  while (!bytes.empty()) {
+    // To the end of a frame's head, so that it is looked at in its time.
+    const size_t before = std::min(until_head_, bytes.size());
+    const size_t of_head =
+        std::min(kFrameHead - head_.size(), bytes.size() - before);
+    if (const Result result = Feed(bytes.substr(0, before + of_head));
+        result != Result::kOk) {
+      return result;
+    }
+    head_.append(bytes.data() + before, of_head);
+    until_head_ -= before;
+    bytes.remove_prefix(before + of_head);
+    if (head_.size() < kFrameHead) continue;
+    if (const Result result = CheckFrame(); result != Result::kOk) {
+      return result;
+    }
+    until_head_ = BigEndian(head_.substr(0, 3));
+    head_.clear();
+  }
+  return Result::kOk;
+}
+
+Http2Session::Result Http2Session::CheckFrame() {
+  const auto type = static_cast<uint8_t>(head_[3]);
+  const auto stream =
+      static_cast<int32_t>(BigEndian(head_.substr(5)) & INT32_MAX);
+  if (type == NGHTTP2_PRIORITY && stream == 0) {
+    nghttp2_session_terminate_session(session_.get(), NGHTTP2_PROTOCOL_ERROR);
+  } else if (type == NGHTTP2_HEADERS && is_over(stream)) {
+    nghttp2_session_terminate_session(
+        session_.get(),
+        stream > passed_over_ ? NGHTTP2_STREAM_CLOSED : NGHTTP2_PROTOCOL_ERROR);
+  } else if (type == NGHTTP2_DATA && is_over(stream)) {
+    Excuse(stream);  // one reset is enough
+    Reset(stream, NGHTTP2_STREAM_CLOSED);
+    if (!handler_->OnInvalid()) return Result::kStopped;
+  }
+  return Result::kOk;
+}
+
+bool Http2Session::is_over(int32_t stream) const {
+  return stream % 2 == 1 && stream > excused_ && stream <= last_stream() &&
+         nghttp2_session_get_stream_remote_close(session_.get(), stream) == -1;
+}
+
+void Http2Session::Excuse(int32_t stream) {
+  excused_ = std::max(excused_, stream);
+}
+
+Http2Session::Result Http2Session::Feed(absl::string_view bytes) {
   const ssize_t taken = nghttp2_session_mem_recv(
       session_.get(), reinterpret_cast<const uint8_t*>(bytes.data()),
       bytes.size());

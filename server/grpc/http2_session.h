@@ -109,8 +109,23 @@ class Http2Session {
     void operator()(nghttp2_session* session) const;
   };
 
+  Result Feed(absl::string_view bytes);
+  // Looks at head_, which the library has seen, for what the library lets pass:
+  // it forgets streams that are closed, and takes no priorities.
+  Result CheckFrame();
+  // Whether the client knows that the stream is closed, or never opened it.
+  bool is_over(int32_t stream) const;
+  // Frames on the stream, and on those before it, may have been sent before the
+  // client knew that it was reset.
+  void Excuse(int32_t stream);
+
   Handler* const handler_;
   bool failed_ = false;
+  size_t until_head_;        // bytes before the next frame's head
+  std::string head_;         // what came of it
+  int32_t newest_ = -1;      // of the client's streams
+  int32_t passed_over_ = 0;  // the last before it that is not one
+  int32_t excused_ = 0;
   std::unique_ptr<nghttp2_session, Free> session_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <openssl/ssl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -75,6 +76,11 @@ std::string HttpConnection::ReadSome(size_t at_most) {
                         ? SSL_read(ssl_, buffer, static_cast<int>(at_most))
                         : recv(fd_, buffer, at_most, 0);
   return n > 0 ? std::string(buffer, static_cast<size_t>(n)) : "";
+}
+
+bool HttpConnection::Readable(std::chrono::milliseconds within) const {
+  pollfd socket = {fd_, POLLIN, 0};
+  return poll(&socket, 1, static_cast<int>(within.count())) == 1;
 }
 
 void HttpConnection::Interrupt() const { shutdown(fd_, SHUT_RDWR); }

@@ -1,6 +1,7 @@
 #ifndef RECURVE_TESTS_TESTING_HTTP_CLIENT_H_
 #define RECURVE_TESTS_TESTING_HTTP_CLIENT_H_
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,6 +36,8 @@ class HttpConnection {
   HttpResult Read();
   // Reads what is there, or waits for some; empty at the end.
   std::string ReadSome(size_t at_most = 16384);
+  // Whether ReadSome returns within that time. Not over TLS.
+  bool Readable(std::chrono::milliseconds within) const;
   // Throws away what is there, without waiting. Not over TLS.
   void Discard();
   // Whether the other side has said over TLS that nothing more comes.
