@@ -146,6 +146,8 @@ class GrpcConnection : public Http2Session::Handler,
   void EndCalls(const absl::Status& status);
   void Close(const absl::Status& status);
 
+  // Bytes that the other side has not acknowledged; -1: not known.
+  int UntakenBytes();
   void Arm(Clock::time_point when);
   void OnTimer();
   // Looks for what took too long. False: the connection was ended.
