@@ -510,6 +510,7 @@ void GrpcConnection::Flush() {
   if (state_ == State::kOpen && !session_.Produce(kMaxOutputBytes, &output_)) {
     return Close(absl::OkStatus());
   }
+  if (state_ == State::kEnding) output_ += std::exchange(farewell_, "");
   if (output_.empty()) return;
   writing_ = true;
   untaken_bytes_ = UntakenBytes();

@@ -192,6 +192,7 @@ class GrpcConnection : public Http2Session::Handler,
   bool writing_ = false;
   std::string output_;  // whole frames
   size_t written_ = 0;
+  std::string farewell_;     // behind output_, when the connection ends
   int untaken_bytes_ = 0;    // by the client's system, when it last took some
   Clock::time_point taken_;  // and when that was
   std::vector<CallPtr> packed_;  // into output_

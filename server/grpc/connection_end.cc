@@ -72,10 +72,12 @@ void GrpcConnection::EndWith(uint32_t http2_error, absl::string_view reason) {
   if (state_ != State::kOpen) return;
   state_ = State::kEnding;
   // What is in output_ is whole frames, and what was not produced yet is lost.
+  // The socket may be at work on output_, which has to stay where it is.
   for (const auto& [stream, call] : calls_) {
-    output_ += Http2Session::ResetFrame(stream, http2_error);
+    farewell_ += Http2Session::ResetFrame(stream, http2_error);
   }
-  output_ += Http2Session::GoAway(session_.last_stream(), http2_error, reason);
+  farewell_ +=
+      Http2Session::GoAway(session_.last_stream(), http2_error, reason);
   EndCalls(absl::CancelledError(reason));
   timer_at_ = Clock::time_point::max();
   Arm(Clock::now() + Penalty());
