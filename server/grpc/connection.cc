@@ -116,16 +116,17 @@ void GrpcConnection::PostClose() {
 // --- Actions of services ---
 
 void GrpcConnection::Enqueue(CallAction action) {
-  {
-    MutexLock lock(&mu_);
-    // It would hold its call, which holds this.
-    if (actions_closed_) return;
-    actions_.push_back(std::move(action));
-    if (actions_posted_) return;
-    // What runs on the strand carries it out at its end.
-    if (OnStrand()) return;
-    actions_posted_ = true;
-  }
+  const bool on_strand = OnStrand();
+  // A method that knows the caller by its head: what came with the head counts
+  // as a known client's.
+  if (on_strand && action.kind == CallAction::Kind::kTrust) return SetKnown();
+  MutexLock lock(&mu_);
+  // It would hold its call, which holds this.
+  if (actions_closed_) return;
+  actions_.push_back(std::move(action));
+  // What runs on the strand carries it out at its end.
+  if (on_strand || std::exchange(actions_posted_, true)) return;
+  // With the lock, so that Close, after which the threads may end, comes later.
   Post([this] {
     {
       MutexLock lock(&mu_);
@@ -195,7 +196,7 @@ void GrpcConnection::FinishCall(GrpcCall& call, const absl::Status& status,
   call.finishing = true;
   // A known client that tries keys; of others all calls count.
   if (known_ && absl::IsUnauthenticated(status)) {
-    offence_ = guard_.OnUselessCall(heard_);
+    Charge(guard_.OnUselessCall(heard_));
   }
   call.IgnoreInput();
   call.trailers = StatusTrailers(status, std::move(trailers));
@@ -264,7 +265,7 @@ void GrpcConnection::OnRead(size_t bytes) {
   if (state_ != State::kOpen) return;
   switch (result) {
     case Http2Session::Result::kOk:
-      if (!offence_) offence_ = guard_.OnReceived(bytes, heard_);
+      Charge(guard_.OnReceived(bytes, heard_));
       if (offence_) return EndFor(*offence_);
       break;
     case Http2Session::Result::kStopped:
@@ -306,8 +307,12 @@ bool GrpcConnection::OnBeginFrame(uint8_t type, uint8_t flags, size_t length,
     guard_.OnAccounted(kResetBytes);
     return true;  // OnReset looks at it
   }
-  offence_ = guard_.OnFrame(type, flags, length, now);
+  Charge(guard_.OnFrame(type, flags, length, now));
   return !offence_;
+}
+
+void GrpcConnection::Charge(std::optional<Offence> offence) {
+  if (!offence_) offence_ = offence;
 }
 
 bool GrpcConnection::OnBeginCall(int32_t stream) {
@@ -317,7 +322,7 @@ bool GrpcConnection::OnBeginCall(int32_t stream) {
   }
   if (static_cast<int64_t>(calls_.size()) >= options().max_streams) {
     session_.Reset(stream, NGHTTP2_REFUSED_STREAM);
-    offence_ = guard_.OnUselessCall(heard_);
+    Charge(guard_.OnUselessCall(heard_));
     return !offence_;
   }
   if (calls_.empty()) Arm(heard_ + CheckInterval());
@@ -343,10 +348,13 @@ bool GrpcConnection::OnHeader(int32_t stream, absl::string_view name,
 void GrpcConnection::OnHeadDone(int32_t stream, bool end_stream) {
   const auto it = calls_.find(stream);
   if (it == calls_.end()) return;
-  const CallPtr call = it->second;
   useful_ = heard_;
-  // It may turn out to be known by this very call.
-  if (!known_) offence_ = guard_.OnUselessCall(heard_);
+  StartCall(it->second, end_stream);
+  // It may have become known by this very call.
+  if (!known_) Charge(guard_.OnUselessCall(heard_));
+}
+
+void GrpcConnection::StartCall(const CallPtr& call, bool end_stream) {
   if (end_stream) call->SetHalfClosed();
   int http_status = 200;
   const absl::Status status = call->CheckHead(
@@ -363,7 +371,7 @@ void GrpcConnection::OnHeadDone(int32_t stream, bool end_stream) {
     timer->async_wait([self = shared_from_this(), call](error_code stopped) {
       if (!stopped) self->OnDeadline(call);
     });
-    deadlines_.emplace(stream, std::move(timer));
+    deadlines_.emplace(call->id(), std::move(timer));
   }
   call->SetListener(method->second(call->head(), call));
   call->DropHead();
@@ -371,7 +379,8 @@ void GrpcConnection::OnHeadDone(int32_t stream, bool end_stream) {
 
 void GrpcConnection::Refuse(const CallPtr& call, const absl::Status& status,
                             int http_status) {
-  if (known_) offence_ = guard_.OnUselessCall(heard_);
+  if (known_) Charge(guard_.OnUselessCall(heard_));
+  call->DropHead();
   if (http_status == 200) return FinishCall(*call, status, {});
   call->finishing = call->status_sent = true;
   call->IgnoreInput();
@@ -433,7 +442,7 @@ bool GrpcConnection::OnReset(int32_t stream) {
 }
 
 bool GrpcConnection::OnInvalid() {
-  offence_ = guard_.OnUselessCall(heard_);
+  Charge(guard_.OnUselessCall(heard_));
   return !offence_;
 }
 

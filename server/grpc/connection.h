@@ -119,6 +119,7 @@ class GrpcConnection : public Http2Session::Handler,
   void Flush();
   void OnFlushed(size_t bytes);
 
+  // The head of a call is there.
   void StartCall(const CallPtr& call, bool end_stream);
   void Refuse(const CallPtr& call, const absl::Status& status, int http_status);
   void Deliver(const CallPtr& call);
@@ -131,6 +132,8 @@ class GrpcConnection : public Http2Session::Handler,
   void BreakCall(const CallPtr& call, const absl::Status& status);
   void OnDeadline(const CallPtr& call);
   void SetKnown();
+  // Remembers an offence that the guard found, for when the library is left.
+  void Charge(std::optional<Offence> offence);
   // Brings what is counted of the call up to date.
   void Count(GrpcCall& call);
   // Whether the connection holds no more than it may; it is ended if not.
