@@ -29,6 +29,7 @@ constexpr int32_t kLargeMessageWindow = 1 << 20;
 // Of a head after decompression: a byte of it may stand for 4 KiB.
 constexpr size_t kMaxDecodedHeadBytes = 128 << 10;
 constexpr size_t kResetBytes = 13;  // of an RST_STREAM frame
+constexpr int64_t kFrameHeadBytes = 9;
 
 std::string PeerOf(const tcp::socket& socket) {
   error_code error;
@@ -260,6 +261,7 @@ void GrpcConnection::Read() {
 
 void GrpcConnection::OnRead(size_t bytes) {
   heard_ = Clock::now();
+  received_ += static_cast<int64_t>(bytes);
   const Http2Session::Result result =
       session_.Receive(absl::string_view(read_.data(), bytes));
   if (state_ != State::kOpen) return;
@@ -274,6 +276,9 @@ void GrpcConnection::OnRead(size_t bytes) {
       return EndFor(Offence::kControlFrames);
     case Http2Session::Result::kMalformed:
       return EndFor(Offence::kProtocol);
+  }
+  if (head_begun_ && !head_goes_on_ && received_ >= frame_end_) {
+    head_begun_.reset();
   }
   TakeActions();
   Flush();
@@ -292,13 +297,19 @@ bool GrpcConnection::OnBeginFrame(uint8_t type, uint8_t flags, size_t length,
   const Clock::time_point now = heard_;
   spoken_ = true;
   if (offence_) return false;  // found at the end of the frame before
+  frame_end_ += kFrameHeadBytes + static_cast<int64_t>(length);
   if (type == NGHTTP2_HEADERS || type == NGHTTP2_CONTINUATION) {
-    if ((flags & NGHTTP2_FLAG_END_HEADERS) != 0) {
-      head_begun_.reset();
-    } else if (!head_begun_) {
+    if (type == NGHTTP2_HEADERS) {
       head_begun_ = now;
+      head_frame_bytes_ = 0;
       Arm(now + options().head_timeout);
+      // It opens nothing, and is read to its end.
+      if (stream <= session_.last_stream() && Find(stream) == nullptr) {
+        Charge(guard_.OnUselessCall(now));
+      }
     }
+    head_frame_bytes_ += static_cast<int64_t>(length);
+    head_goes_on_ = (flags & NGHTTP2_FLAG_END_HEADERS) == 0;
   } else if (type == NGHTTP2_PING && (flags & NGHTTP2_FLAG_ACK) != 0 &&
              pinged_) {
     pinged_.reset();
@@ -479,7 +490,9 @@ bool GrpcConnection::CheckMemory() {
   if (known_) return true;
   const int64_t base =
       transport_.secure() ? kTlsConnectionBytes : kPlainConnectionBytes;
-  if (share_.Set(base + held_bytes_ +
+  // Of a head, the library may hold each byte twice.
+  const int64_t head = head_begun_ ? 2 * head_frame_bytes_ : 0;
+  if (share_.Set(base + held_bytes_ + head +
                  static_cast<int64_t>(output_.capacity()))) {
     return true;
   }

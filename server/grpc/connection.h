@@ -186,9 +186,17 @@ class GrpcConnection : public Http2Session::Handler,
   Clock::time_point begun_;                      // accepted
   Clock::time_point heard_;                      // something came
   Clock::time_point useful_;                     // a call was there
-  std::optional<Clock::time_point> head_begun_;  // one without END_HEADERS
+  std::optional<Clock::time_point> head_begun_;  // and not come to its end
   std::optional<Clock::time_point> pinged_;      // and not answered
   Clock::time_point timer_at_ = Clock::time_point::max();
+
+  // Bytes of the connection: that have come, and where the last frame ends that
+  // has begun. The client's preface is no frame.
+  int64_t received_ = 0;
+  int64_t frame_end_ = 24;
+  // Of the head that has begun.
+  bool head_goes_on_ = false;  // in another frame
+  int64_t head_frame_bytes_ = 0;
 
   bool reading_ = false;
   std::array<char, 16 << 10> read_;
