@@ -122,6 +122,7 @@ class GrpcCall : public RpcStream,
   bool head_sent = false;         // response headers were submitted
   bool finishing = false;         // Finish was called
   bool status_sent = false;       // trailers were submitted
+  bool reset = false;             // by the client
   RpcMetadata trailers;           // of Finish, with the status
   int64_t counted = 0;            // of held_bytes, by the connection
   int64_t unconsumed = 0;         // bytes whose window was not given back

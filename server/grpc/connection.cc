@@ -53,6 +53,7 @@ GrpcConnection::GrpcConnection(std::shared_ptr<GrpcConnections> connections,
       transport_(std::move(socket), std::move(tls)),
       timer_(strand_),
       session_(SettingsFor(connections_->options()), this),
+      guard_(connections_->options().max_streams),
       share_(connections_->options().strangers),
       begun_(Clock::now()),
       heard_(begun_),
@@ -408,7 +409,9 @@ void GrpcConnection::OnData(int32_t stream, absl::string_view bytes) {
   const auto it = calls_.find(stream);
   if (it == calls_.end()) return;
   const CallPtr call = it->second;
-  if (!call->finishing) guard_.OnAccounted(bytes.size());
+  // A known client's may be behind the head of a call that was refused; its
+  // window bounds it.
+  if (known_ || !call->finishing) guard_.OnAccounted(bytes.size());
   call->Receive(bytes);
   call->unconsumed += static_cast<int64_t>(bytes.size());
   Deliver(call);
@@ -445,10 +448,11 @@ void GrpcConnection::GiveWindow(GrpcCall& call) {
 }
 
 bool GrpcConnection::OnReset(int32_t stream) {
-  const GrpcCall* const call = Find(stream);
+  GrpcCall* const call = Find(stream);
   if (call == nullptr) return true;
+  call->reset = true;
   // One whose status is on its way has been of use.
-  offence_ = guard_.OnReset(call->accepted || call->finishing, heard_);
+  Charge(guard_.OnReset(call->accepted || call->finishing, heard_));
   return !offence_;
 }
 
@@ -465,6 +469,10 @@ void GrpcConnection::OnStreamClosed(int32_t stream) {
   deadlines_.erase(stream);
   useful_ = Clock::now();
   held_bytes_ -= std::exchange(call->counted, 0);
+  // The server ended it, and more of its message may be on its way.
+  if (known_ && !call->reset) {
+    guard_.OnUnwanted(session_.ReceivableBytes(stream));
+  }
   call->End(call->status_sent
                 ? absl::OkStatus()
                 : absl::CancelledError("the client cancelled the call"));

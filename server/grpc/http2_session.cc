@@ -289,4 +289,10 @@ bool Http2Session::is_remote_open(int32_t stream) const {
   return nghttp2_session_get_stream_remote_close(session_.get(), stream) == 0;
 }
 
+int64_t Http2Session::ReceivableBytes(int32_t stream) const {
+  if (!is_remote_open(stream)) return 0;
+  return std::max(
+      0, nghttp2_session_get_stream_local_window_size(session_.get(), stream));
+}
+
 }  // namespace recurve
