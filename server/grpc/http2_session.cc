@@ -61,12 +61,17 @@ struct Http2Session::Callbacks {
     return Go(Of(user).OnBeginFrame(frame->type, frame->flags, frame->length,
                                     frame->stream_id));
   }
-  static int OnBeginHeaders(nghttp2_session*, const nghttp2_frame* frame,
-                            void* user) {
+  static int OnBeginHeaders(nghttp2_session* session,
+                            const nghttp2_frame* frame, void* user) {
     if (frame->hd.type != NGHTTP2_HEADERS ||
         frame->headers.cat != NGHTTP2_HCAT_REQUEST) {
       return 0;
     }
+    // In turn, whatever the client says. Else the library sends all that the
+    // oldest stream has, and on a connection that is full the others starve.
+    const nghttp2_extpri in_turn = {NGHTTP2_EXTPRI_DEFAULT_URGENCY, /*inc=*/1};
+    nghttp2_session_change_extpri_stream_priority(
+        session, frame->hd.stream_id, &in_turn, /*ignore_client_signal=*/1);
     return Go(Of(user).OnBeginCall(frame->hd.stream_id));
   }
   static int OnHeader(nghttp2_session*, const nghttp2_frame* frame,
