@@ -38,6 +38,16 @@ std::string PeerOf(const tcp::socket& socket) {
   return absl::StrCat(peer.address().to_string(), " port ", peer.port());
 }
 
+// When the system gives a client up that acknowledges nothing, or has no room
+// for more: behind what this server looks at itself, as the time of a client
+// that does not read is not to be cut short.
+int GoneMilliseconds(const GrpcServerOptions& options) {
+  constexpr milliseconds kMost{std::chrono::hours(24)};
+  return static_cast<int>(std::min(kMost, options.stalled_client_timeout +
+                                              options.keepalive_timeout)
+                              .count());
+}
+
 Http2Session::Settings SettingsFor(const GrpcServerOptions& options) {
   return {static_cast<uint32_t>(options.max_streams),
           static_cast<uint32_t>(options.max_metadata_bytes)};
@@ -75,9 +85,10 @@ void GrpcConnection::Post(F f) {
 
 void GrpcConnection::Start() {
   Post([this] {
+    if (state_ != State::kHandshake) return;  // closed before it began
     error_code ignored;
     transport_.socket().set_option(tcp::no_delay(true), ignored);
-    const int gone_ms = static_cast<int>(options().keepalive_timeout.count());
+    const int gone_ms = GoneMilliseconds(options());
     setsockopt(transport_.socket().native_handle(), IPPROTO_TCP,
                TCP_USER_TIMEOUT, &gone_ms, sizeof(gone_ms));
     peer_ = PeerOf(transport_.socket());
@@ -568,6 +579,9 @@ void GrpcConnection::OnFlushed(size_t bytes) {
       call->OnSent();
     }
     TakeActions();
+    // Before there is more to write, or a client that takes all there is at
+    // once would not be heard.
+    Read();
   }
   Flush();
   EndWhenIdle();

@@ -217,6 +217,10 @@ bool GrpcConnection::CheckTimes(Clock::time_point now) {
     EndWith(NGHTTP2_NO_ERROR, "idle");
     return false;
   }
+  // Anything is a sign of life. A client that is behind with reading gets the
+  // question late, and what counts is whether it takes something.
+  if (pinged_ && (heard_ > *pinged_ || writing_)) pinged_.reset();
+  if (writing_) return true;
   if (pinged_) {
     if (now < *pinged_ + options().keepalive_timeout) return true;
     Close(absl::OkStatus());
