@@ -22,7 +22,16 @@ class GrpcCall;
 // What a service wants of a call's stream, on its way to the strand of the
 // connection.
 struct CallAction {
-  enum class Kind { kRead, kHead, kWrite, kFinish, kBreak, kTrust, kAccept };
+  enum class Kind {
+    kRead,
+    kHead,
+    kWrite,
+    kFinish,
+    kBreak,
+    kEvict,  // as kBreak, if the call holds a part of a message by then
+    kTrust,
+    kAccept
+  };
   explicit CallAction(Kind of_kind) : kind(of_kind) {}
 
   Kind kind;
@@ -131,7 +140,6 @@ class GrpcCall : public RpcStream,
 
  private:
   void Post(CallAction action);
-  void Break(absl::Status status);
 
   const std::shared_ptr<GrpcConnection> connection_;
   const int32_t id_;

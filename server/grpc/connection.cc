@@ -185,7 +185,10 @@ void GrpcConnection::Carry(CallAction& action) {
       FinishCall(call, action.status, std::move(action.metadata));
       break;
     case CallAction::Kind::kBreak:
-      BreakCall(action.call, action.status);
+      if (!call.finishing) BreakCall(action.call, action.status);
+      break;
+    case CallAction::Kind::kEvict:
+      if (call.received_bytes() > 0) BreakCall(action.call, action.status);
       break;
     case CallAction::Kind::kTrust:
       SetKnown();
