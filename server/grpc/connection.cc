@@ -244,12 +244,13 @@ void GrpcConnection::OnDeadline(const CallPtr& call) {
   const absl::Status status =
       absl::DeadlineExceededError("the deadline of the call passed");
   if (call->output_begun() || call->finishing) {
-    BreakCall(call, absl::CancelledError(status.message()));
+    BreakCall(call, status);
   } else {
     call->DropOutput();
     call->End(status);
     FinishCall(*call, status, {});
   }
+  Count(*call);
   TakeActions();
   Flush();
 }
