@@ -128,6 +128,13 @@ absl::Status GrpcCall::CheckHead(size_t max_bytes, int* http_status) const {
   return absl::OkStatus();
 }
 
+void GrpcCall::DropHead() {
+  head_ = RpcHead();
+  for (std::string* text : {&verb_, &content_type_, &encoding_}) {
+    std::string().swap(*text);
+  }
+}
+
 void GrpcCall::End(const absl::Status& status) {
   if (std::exchange(ended_, true)) return;
   IgnoreInput();
@@ -209,7 +216,7 @@ void GrpcCall::OnSent() {
     return;
   }
   written_told_ = true;
-  output_.clear();
+  std::string().swap(output_);  // the next message brings its own memory
   packed_ = 0;
   listener->OnWritten();
 }

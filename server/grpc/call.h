@@ -78,7 +78,7 @@ class GrpcCall : public RpcStream,
   // `*http_status` other than 200 as an HTTP answer.
   absl::Status CheckHead(size_t max_bytes, int* http_status) const;
   // The head is complete and not needed any more.
-  void DropHead() { head_ = RpcHead(); }
+  void DropHead();
 
   void SetListener(std::shared_ptr<RpcListener> listener) {
     listener_ = std::move(listener);

@@ -438,7 +438,9 @@ void GrpcConnection::OnEndStream(int32_t stream) {
   if (it == calls_.end()) return;
   const CallPtr call = it->second;
   call->SetHalfClosed();
+  call->DropHead();  // what came as trailers
   Deliver(call);
+  Count(*call);
 }
 
 void GrpcConnection::Deliver(const CallPtr& call) {

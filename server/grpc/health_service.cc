@@ -115,7 +115,7 @@ void HealthService::AddMethods(RpcMethods* methods) {
   (*methods)["/grpc.health.v1.Health/Check"] =
       UnaryMethod<HealthCheckRequest, HealthCheckResponse>(
           [](const RpcHead&, RpcStream&) { return absl::OkStatus(); },
-          [this](const RpcHead&, const HealthCheckRequest& request)
+          [this](const HealthCheckRequest& request)
               -> absl::StatusOr<HealthCheckResponse> {
             if (!Knows(request.service())) {
               return absl::NotFoundError(
