@@ -46,7 +46,9 @@ TEST(GrpcLimitsTest, WhoIsEndedWhileOutputWaitsGetsWholeFrames) {
   constexpr int kSize = 30'000;
   constexpr uint32_t kHeld = 500;
   mallopt(M_PERTURB, 0xa5);  // memory that is freed does not stay as it was
-  ToyServer server;
+  GrpcServerOptions options;
+  options.penalty = std::chrono::minutes(1);  // however long it reads
+  ToyServer server(options);
   Http2Client client(server.port(), nullptr, /*receive_buffer=*/4096);
   client.GrantAll();
   ASSERT_TRUE(Echoes(client, 1));
@@ -65,8 +67,7 @@ TEST(GrpcLimitsTest, WhoIsEndedWhileOutputWaitsGetsWholeFrames) {
   client.Send(http2::EndlessHead(3 + 2 * kHeld + 2));
   ASSERT_TRUE(
       WaitFor([&] { return server.service().ended().size() == kHeld + 2; }));
-  client.AwaitEnd();
-  ASSERT_TRUE(client.go_away().has_value());
+  ASSERT_TRUE(client.AwaitGoAway());
   EXPECT_NE(client.go_away()->error, kNoError);
   for (uint32_t i = 0; i < kHeld; ++i) {
     EXPECT_TRUE(client.answer(3 + 2 * i).reset.has_value()) << i;
@@ -90,8 +91,7 @@ TEST(GrpcLimitsTest, AHeadWithoutEndEndsTheConnection) {
   client.Open(1, "/known/Hold");
   ASSERT_TRUE(WaitFor([&] { return server.service().begun() == 2; }));
   client.Send(http2::EndlessHead(3));
-  client.AwaitEnd();
-  ASSERT_TRUE(client.go_away().has_value());
+  ASSERT_TRUE(client.AwaitGoAway());
   EXPECT_EQ(client.go_away()->error, kEnhanceYourCalm);
   EXPECT_THAT(client.go_away()->reason, HasSubstr("head of a call"));
   EXPECT_EQ(client.answer(1).reset, kEnhanceYourCalm);
@@ -113,8 +113,7 @@ TEST(GrpcLimitsTest, AHeadThatUnfoldsToMuchMoreEndsTheConnection) {
   client.Send(Frame(
       kHttp2Headers, kHttp2EndHeaders, 1,
       http2::CallHeaders("/known/Echo") + entry + std::string(1000, '\xbe')));
-  client.AwaitEnd();
-  ASSERT_TRUE(client.go_away().has_value());
+  ASSERT_TRUE(client.AwaitGoAway());
   EXPECT_EQ(client.go_away()->error, kEnhanceYourCalm);
 }
 
@@ -230,8 +229,7 @@ TEST(GrpcLimitsTest, HeadsOfStreamsThatAreClosedEndTheConnection) {
                    http2::CallHeaders("/strange/Echo"));
   }
   client.Send(heads);
-  client.AwaitEnd();
-  ASSERT_TRUE(client.go_away().has_value());
+  ASSERT_TRUE(client.AwaitGoAway());
   EXPECT_EQ(client.go_away()->error, kEnhanceYourCalm);
 }
 
@@ -251,8 +249,7 @@ TEST(GrpcLimitsTest, PingsForNothingEndTheConnection) {
   ToyServer server;
   Http2Client client(server.port());
   for (int i = 0; i < 4; ++i) client.Send(Frame(kHttp2Ping, 0, 0, "12345678"));
-  client.AwaitEnd();
-  ASSERT_TRUE(client.go_away().has_value());
+  ASSERT_TRUE(client.AwaitGoAway());
   EXPECT_EQ(client.go_away()->error, kEnhanceYourCalm);
   EXPECT_EQ(client.go_away()->reason, "too_many_pings");
 }
@@ -287,8 +284,7 @@ TEST(GrpcLimitsTest, AStrangerMayHoldSoMuch) {
   Http2Client messages(server.port());
   messages.Open(1, "/strange/Hold");
   messages.SendData(1, part, /*end=*/false);
-  messages.AwaitEnd();
-  ASSERT_TRUE(messages.go_away().has_value());
+  ASSERT_TRUE(messages.AwaitGoAway());
   EXPECT_EQ(messages.go_away()->error, kEnhanceYourCalm);
   EXPECT_THAT(messages.go_away()->reason, HasSubstr("more memory"));
   EXPECT_EQ(server.service().messages(), 0);

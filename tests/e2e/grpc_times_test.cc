@@ -78,8 +78,7 @@ TEST(GrpcTimesTest, AHeadThatIsNotContinuedEndsTheConnection) {
   Http2Client client(server.port());
   ASSERT_TRUE(client.Settle());
   client.Send(Frame(kHttp2Headers, 0, 1, http2::CallHeaders("/known/Echo")));
-  client.AwaitEnd();
-  ASSERT_TRUE(client.go_away().has_value());
+  ASSERT_TRUE(client.AwaitGoAway());
   EXPECT_EQ(client.go_away()->error, kEnhanceYourCalm);
   EXPECT_THAT(client.go_away()->reason, HasSubstr("head of a call"));
   EXPECT_EQ(server.service().begun(), 1);

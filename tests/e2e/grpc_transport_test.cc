@@ -370,7 +370,7 @@ TEST(GrpcTransportTest, StopLetsCallsThatRunFinish) {
                          std::chrono::seconds(60));
     stopped = true;
   });
-  ASSERT_TRUE(client.ReadUntil([&] { return client.go_away().has_value(); }));
+  ASSERT_TRUE(client.AwaitGoAway());
   EXPECT_EQ(client.go_away()->error, kNoError);
   EXPECT_EQ(client.go_away()->last_stream, 1u);
   // A new call is not begun.

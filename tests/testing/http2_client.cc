@@ -205,6 +205,10 @@ const Http2Answer& Http2Client::Await(uint32_t stream) {
   return answer;
 }
 
+bool Http2Client::AwaitGoAway() {
+  return ReadUntil([&] { return go_away_.has_value(); });
+}
+
 void Http2Client::AwaitEnd() {
   while (ReadFrame()) {
   }

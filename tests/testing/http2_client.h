@@ -81,6 +81,8 @@ class Http2Client {
   bool ReadUntil(const std::function<bool()>& done);
   // Reads until the stream is over, or the connection.
   const Http2Answer& Await(uint32_t stream);
+  // Reads until the server says GOAWAY; false: it says nothing.
+  bool AwaitGoAway();
   // Reads to the end of the connection.
   void AwaitEnd();
 
