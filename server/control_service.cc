@@ -117,25 +117,23 @@ void ControlService::AddMethods(RpcMethods* methods) const {
   RpcMethods& m = *methods;
   m["/recurve.v1.Control/GetModelInfo"] =
       UnaryMethod<v1::GetModelInfoRequest, v1::ModelInfo>(
-          tenant,
-          [this](const RpcHead&, const auto&) { return GetModelInfo(); });
+          tenant, [this](const auto&) { return GetModelInfo(); });
   m["/recurve.v1.Control/GetServerInfo"] =
       UnaryMethod<v1::GetServerInfoRequest, v1::ServerInfo>(
-          tenant,
-          [this](const RpcHead&, const auto&) { return GetServerInfo(); });
+          tenant, [this](const auto&) { return GetServerInfo(); });
   m["/recurve.v1.Control/GetLoad"] = UnaryMethod<v1::GetLoadRequest, v1::Load>(
-      tenant, [this](const RpcHead&, const auto&) { return GetLoad(); });
+      tenant, [this](const auto&) { return GetLoad(); });
   m["/recurve.v1.Control/Abort"] =
       UnaryMethod<v1::AbortRequest, v1::AbortResponse>(
           admin,
-          [this](const RpcHead&, const v1::AbortRequest& request)
+          [this](const v1::AbortRequest& request)
               -> absl::StatusOr<v1::AbortResponse> {
             RECURVE_RETURN_IF_ERROR(Abort(request));
             return v1::AbortResponse();
           });
   m["/recurve.v1.Control/Drain"] =
       UnaryMethod<v1::DrainRequest, v1::DrainResponse>(
-          admin, [this](const RpcHead&, const v1::DrainRequest&) {
+          admin, [this](const v1::DrainRequest&) {
             v1::DrainResponse response;
             response.set_remaining(static_cast<uint32_t>(options_.drain()));
             return response;

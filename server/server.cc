@@ -233,8 +233,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> Server::StartHttpOn(int port,
   HttpServerOptions http;
   http.host = options_.host;
   http.port = port;
-  if (secure) http.tls = tls_.get();
-  http.strangers = strangers_.get();
+  if (secure) {
+    http.tls = tls_.get();
+    // The port of metrics is for the operator's own: strangers on the other
+    // ports must not keep probes from it.
+    http.strangers = strangers_.get();
+  }
   http.max_connections = options_.max_http_connections;
   http.max_body_bytes = static_cast<uint64_t>(kMaxReceiveBytes);
   http.stalled_client_timeout = options_.engine.stalled_client_timeout;

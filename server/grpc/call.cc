@@ -56,20 +56,18 @@ void GrpcCall::Finish(absl::Status status, RpcMetadata trailers) {
   Post(std::move(action));
 }
 
-void GrpcCall::Break(absl::Status status) {
+void GrpcCall::Break() {
   CallAction action(CallAction::Kind::kBreak);
-  action.status = std::move(status);
+  action.status = absl::CancelledError("the server broke the call off");
   Post(std::move(action));
 }
 
-void GrpcCall::Break() {
-  Break(absl::CancelledError("the server broke the call off"));
-}
-
 void GrpcCall::Evict() {
-  Break(absl::ResourceExhaustedError(
+  CallAction action(CallAction::Kind::kEvict);
+  action.status = absl::ResourceExhaustedError(
       "the messages that this server is receiving hold as much memory as they "
-      "may, and this call has held some for longest"));
+      "may, and this call has held some for longest");
+  Post(std::move(action));
 }
 
 void GrpcCall::Trust() { Post(CallAction(CallAction::Kind::kTrust)); }
@@ -128,6 +126,13 @@ absl::Status GrpcCall::CheckHead(size_t max_bytes, int* http_status) const {
                      ": compression is disabled; expected identity"));
   }
   return absl::OkStatus();
+}
+
+void GrpcCall::DropHead() {
+  head_ = RpcHead();
+  for (std::string* text : {&verb_, &content_type_, &encoding_}) {
+    std::string().swap(*text);
+  }
 }
 
 void GrpcCall::End(const absl::Status& status) {
@@ -211,7 +216,7 @@ void GrpcCall::OnSent() {
     return;
   }
   written_told_ = true;
-  output_.clear();
+  std::string().swap(output_);  // the next message brings its own memory
   packed_ = 0;
   listener->OnWritten();
 }

@@ -22,7 +22,16 @@ class GrpcCall;
 // What a service wants of a call's stream, on its way to the strand of the
 // connection.
 struct CallAction {
-  enum class Kind { kRead, kHead, kWrite, kFinish, kBreak, kTrust, kAccept };
+  enum class Kind {
+    kRead,
+    kHead,
+    kWrite,
+    kFinish,
+    kBreak,
+    kEvict,  // as kBreak, if the call holds a part of a message by then
+    kTrust,
+    kAccept
+  };
   explicit CallAction(Kind of_kind) : kind(of_kind) {}
 
   Kind kind;
@@ -69,7 +78,7 @@ class GrpcCall : public RpcStream,
   // `*http_status` other than 200 as an HTTP answer.
   absl::Status CheckHead(size_t max_bytes, int* http_status) const;
   // The head is complete and not needed any more.
-  void DropHead() { head_ = RpcHead(); }
+  void DropHead();
 
   void SetListener(std::shared_ptr<RpcListener> listener) {
     listener_ = std::move(listener);
@@ -122,6 +131,7 @@ class GrpcCall : public RpcStream,
   bool head_sent = false;         // response headers were submitted
   bool finishing = false;         // Finish was called
   bool status_sent = false;       // trailers were submitted
+  bool reset = false;             // by the client
   RpcMetadata trailers;           // of Finish, with the status
   int64_t counted = 0;            // of held_bytes, by the connection
   int64_t unconsumed = 0;         // bytes whose window was not given back
@@ -130,7 +140,6 @@ class GrpcCall : public RpcStream,
 
  private:
   void Post(CallAction action);
-  void Break(absl::Status status);
 
   const std::shared_ptr<GrpcConnection> connection_;
   const int32_t id_;

@@ -1,14 +1,11 @@
 #include "server/grpc/connection.h"
 
-#include <linux/sockios.h>
 #include <netinet/tcp.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
-#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "nghttp2/nghttp2.h"
@@ -32,16 +29,7 @@ constexpr int32_t kLargeMessageWindow = 1 << 20;
 // Of a head after decompression: a byte of it may stand for 4 KiB.
 constexpr size_t kMaxDecodedHeadBytes = 128 << 10;
 constexpr size_t kResetBytes = 13;  // of an RST_STREAM frame
-// How often calls, and output that waits, are looked at.
-constexpr milliseconds kCheckInterval{1'000};
-// What a client gets to see of the end before the socket is closed.
-constexpr milliseconds kLingerTime{1'000};
-
-// Bytes that the other side has not acknowledged; -1: not known.
-int UntakenBytes(tcp::socket& socket) {
-  int bytes = 0;
-  return ioctl(socket.native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : -1;
-}
+constexpr int64_t kFrameHeadBytes = 9;
 
 std::string PeerOf(const tcp::socket& socket) {
   error_code error;
@@ -50,39 +38,14 @@ std::string PeerOf(const tcp::socket& socket) {
   return absl::StrCat(peer.address().to_string(), " port ", peer.port());
 }
 
-// What a client reads in the GOAWAY, and an operator in the log.
-std::string ReasonOf(Offence offence, const GrpcServerOptions& options) {
-  switch (offence) {
-    case Offence::kControlFrames:
-      return "too many frames that carry no data";
-    case Offence::kPings:
-      return "too_many_pings";  // gRPC's clients look for this text
-    case Offence::kResets:
-      return "too many calls were reset before they were accepted";
-    case Offence::kHeadSize:
-      return absl::StrCat("the head of a call has more than ",
-                          FrameGuard::kMaxHeadBytes, " bytes");
-    case Offence::kCalls:
-      return "too many calls that are not allowed or not well formed";
-    case Offence::kWaste:
-      return "too many bytes that belong to no call";
-    case Offence::kMemory:
-      return "a client that has not shown that it may call holds more memory "
-             "than it may (--max-stranger-connection-bytes, "
-             "--max-stranger-bytes)";
-    case Offence::kTimeout:
-      return absl::StrCat(
-          "the TLS handshake, the connection preface or the head of a call did "
-          "not come within ",
-          std::max(options.handshake_timeout, options.head_timeout).count(),
-          " ms");
-    case Offence::kUnread:
-      return absl::StrCat("the client took nothing for ",
-                          options.stalled_client_timeout.count(), " ms");
-    case Offence::kProtocol:
-      return "what came is not well-formed HTTP/2";
-  }
-  return "";
+// When the system gives a client up that acknowledges nothing, or has no room
+// for more: behind what this server looks at itself, as the time of a client
+// that does not read is not to be cut short.
+int GoneMilliseconds(const GrpcServerOptions& options) {
+  constexpr milliseconds kMost{std::chrono::hours(24)};
+  return static_cast<int>(std::min(kMost, options.stalled_client_timeout +
+                                              options.keepalive_timeout)
+                              .count());
 }
 
 Http2Session::Settings SettingsFor(const GrpcServerOptions& options) {
@@ -100,6 +63,7 @@ GrpcConnection::GrpcConnection(std::shared_ptr<GrpcConnections> connections,
       transport_(std::move(socket), std::move(tls)),
       timer_(strand_),
       session_(SettingsFor(connections_->options()), this),
+      guard_(connections_->options().max_streams),
       share_(connections_->options().strangers),
       begun_(Clock::now()),
       heard_(begun_),
@@ -121,9 +85,10 @@ void GrpcConnection::Post(F f) {
 
 void GrpcConnection::Start() {
   Post([this] {
+    if (state_ != State::kHandshake) return;  // closed before it began
     error_code ignored;
     transport_.socket().set_option(tcp::no_delay(true), ignored);
-    const int gone_ms = static_cast<int>(options().keepalive_timeout.count());
+    const int gone_ms = GoneMilliseconds(options());
     setsockopt(transport_.socket().native_handle(), IPPROTO_TCP,
                TCP_USER_TIMEOUT, &gone_ms, sizeof(gone_ms));
     peer_ = PeerOf(transport_.socket());
@@ -161,20 +126,20 @@ void GrpcConnection::PostClose() {
   Post([this] { Close(absl::UnavailableError("the server shuts down")); });
 }
 
-// --- Actions of services
-// ------------------------------------------------------
+// --- Actions of services ---
 
 void GrpcConnection::Enqueue(CallAction action) {
-  {
-    MutexLock lock(&mu_);
-    // It would hold its call, which holds this.
-    if (actions_closed_) return;
-    actions_.push_back(std::move(action));
-    if (actions_posted_) return;
-    // What runs on the strand carries it out at its end.
-    if (OnStrand()) return;
-    actions_posted_ = true;
-  }
+  const bool on_strand = OnStrand();
+  // A method that knows the caller by its head: what came with the head counts
+  // as a known client's.
+  if (on_strand && action.kind == CallAction::Kind::kTrust) return SetKnown();
+  MutexLock lock(&mu_);
+  // It would hold its call, which holds this.
+  if (actions_closed_) return;
+  actions_.push_back(std::move(action));
+  // What runs on the strand carries it out at its end.
+  if (on_strand || std::exchange(actions_posted_, true)) return;
+  // With the lock, so that Close, after which the threads may end, comes later.
   Post([this] {
     {
       MutexLock lock(&mu_);
@@ -220,7 +185,10 @@ void GrpcConnection::Carry(CallAction& action) {
       FinishCall(call, action.status, std::move(action.metadata));
       break;
     case CallAction::Kind::kBreak:
-      BreakCall(action.call, action.status);
+      if (!call.finishing) BreakCall(action.call, action.status);
+      break;
+    case CallAction::Kind::kEvict:
+      if (call.received_bytes() > 0) BreakCall(action.call, action.status);
       break;
     case CallAction::Kind::kTrust:
       SetKnown();
@@ -244,7 +212,7 @@ void GrpcConnection::FinishCall(GrpcCall& call, const absl::Status& status,
   call.finishing = true;
   // A known client that tries keys; of others all calls count.
   if (known_ && absl::IsUnauthenticated(status)) {
-    offence_ = guard_.OnUselessCall(heard_);
+    Charge(guard_.OnUselessCall(heard_));
   }
   call.IgnoreInput();
   call.trailers = StatusTrailers(status, std::move(trailers));
@@ -276,18 +244,18 @@ void GrpcConnection::OnDeadline(const CallPtr& call) {
   const absl::Status status =
       absl::DeadlineExceededError("the deadline of the call passed");
   if (call->output_begun() || call->finishing) {
-    BreakCall(call, absl::CancelledError(status.message()));
+    BreakCall(call, status);
   } else {
     call->DropOutput();
     call->End(status);
     FinishCall(*call, status, {});
   }
+  Count(*call);
   TakeActions();
   Flush();
 }
 
-// --- What comes
-// ----------------------------------------------------------------
+// --- What comes ---
 
 void GrpcConnection::Read() {
   if (reading_ || (state_ != State::kOpen && !lingers_)) return;
@@ -309,12 +277,13 @@ void GrpcConnection::Read() {
 
 void GrpcConnection::OnRead(size_t bytes) {
   heard_ = Clock::now();
+  received_ += static_cast<int64_t>(bytes);
   const Http2Session::Result result =
       session_.Receive(absl::string_view(read_.data(), bytes));
   if (state_ != State::kOpen) return;
   switch (result) {
     case Http2Session::Result::kOk:
-      if (!offence_) offence_ = guard_.OnReceived(bytes, heard_);
+      Charge(guard_.OnReceived(bytes, heard_));
       if (offence_) return EndFor(*offence_);
       break;
     case Http2Session::Result::kStopped:
@@ -323,6 +292,9 @@ void GrpcConnection::OnRead(size_t bytes) {
       return EndFor(Offence::kControlFrames);
     case Http2Session::Result::kMalformed:
       return EndFor(Offence::kProtocol);
+  }
+  if (head_begun_ && !head_goes_on_ && received_ >= frame_end_) {
+    head_begun_.reset();
   }
   TakeActions();
   Flush();
@@ -341,13 +313,19 @@ bool GrpcConnection::OnBeginFrame(uint8_t type, uint8_t flags, size_t length,
   const Clock::time_point now = heard_;
   spoken_ = true;
   if (offence_) return false;  // found at the end of the frame before
+  frame_end_ += kFrameHeadBytes + static_cast<int64_t>(length);
   if (type == NGHTTP2_HEADERS || type == NGHTTP2_CONTINUATION) {
-    if ((flags & NGHTTP2_FLAG_END_HEADERS) != 0) {
-      head_begun_.reset();
-    } else if (!head_begun_) {
+    if (type == NGHTTP2_HEADERS) {
       head_begun_ = now;
+      head_frame_bytes_ = 0;
       Arm(now + options().head_timeout);
+      // It opens nothing, and is read to its end.
+      if (stream <= session_.last_stream() && Find(stream) == nullptr) {
+        Charge(guard_.OnUselessCall(now));
+      }
     }
+    head_frame_bytes_ += static_cast<int64_t>(length);
+    head_goes_on_ = (flags & NGHTTP2_FLAG_END_HEADERS) == 0;
   } else if (type == NGHTTP2_PING && (flags & NGHTTP2_FLAG_ACK) != 0 &&
              pinged_) {
     pinged_.reset();
@@ -356,8 +334,12 @@ bool GrpcConnection::OnBeginFrame(uint8_t type, uint8_t flags, size_t length,
     guard_.OnAccounted(kResetBytes);
     return true;  // OnReset looks at it
   }
-  offence_ = guard_.OnFrame(type, flags, length, now);
+  Charge(guard_.OnFrame(type, flags, length, now));
   return !offence_;
+}
+
+void GrpcConnection::Charge(std::optional<Offence> offence) {
+  if (!offence_) offence_ = offence;
 }
 
 bool GrpcConnection::OnBeginCall(int32_t stream) {
@@ -367,7 +349,7 @@ bool GrpcConnection::OnBeginCall(int32_t stream) {
   }
   if (static_cast<int64_t>(calls_.size()) >= options().max_streams) {
     session_.Reset(stream, NGHTTP2_REFUSED_STREAM);
-    offence_ = guard_.OnUselessCall(heard_);
+    Charge(guard_.OnUselessCall(heard_));
     return !offence_;
   }
   if (calls_.empty()) Arm(heard_ + CheckInterval());
@@ -393,10 +375,13 @@ bool GrpcConnection::OnHeader(int32_t stream, absl::string_view name,
 void GrpcConnection::OnHeadDone(int32_t stream, bool end_stream) {
   const auto it = calls_.find(stream);
   if (it == calls_.end()) return;
-  const CallPtr call = it->second;
   useful_ = heard_;
-  // It may turn out to be known by this very call.
-  if (!known_) offence_ = guard_.OnUselessCall(heard_);
+  StartCall(it->second, end_stream);
+  // It may have become known by this very call.
+  if (!known_) Charge(guard_.OnUselessCall(heard_));
+}
+
+void GrpcConnection::StartCall(const CallPtr& call, bool end_stream) {
   if (end_stream) call->SetHalfClosed();
   int http_status = 200;
   const absl::Status status = call->CheckHead(
@@ -413,7 +398,7 @@ void GrpcConnection::OnHeadDone(int32_t stream, bool end_stream) {
     timer->async_wait([self = shared_from_this(), call](error_code stopped) {
       if (!stopped) self->OnDeadline(call);
     });
-    deadlines_.emplace(stream, std::move(timer));
+    deadlines_.emplace(call->id(), std::move(timer));
   }
   call->SetListener(method->second(call->head(), call));
   call->DropHead();
@@ -424,7 +409,8 @@ void GrpcConnection::OnHeadDone(int32_t stream, bool end_stream) {
 
 void GrpcConnection::Refuse(const CallPtr& call, const absl::Status& status,
                             int http_status) {
-  if (known_) offence_ = guard_.OnUselessCall(heard_);
+  if (known_) Charge(guard_.OnUselessCall(heard_));
+  call->DropHead();
   if (http_status == 200) return FinishCall(*call, status, {});
   call->finishing = call->status_sent = true;
   call->IgnoreInput();
@@ -441,7 +427,9 @@ void GrpcConnection::OnData(int32_t stream, absl::string_view bytes) {
   const auto it = calls_.find(stream);
   if (it == calls_.end()) return;
   const CallPtr call = it->second;
-  if (!call->finishing) guard_.OnAccounted(bytes.size());
+  // A known client's may be behind the head of a call that was refused; its
+  // window bounds it.
+  if (known_ || !call->finishing) guard_.OnAccounted(bytes.size());
   call->Receive(bytes);
   call->unconsumed += static_cast<int64_t>(bytes.size());
   Deliver(call);
@@ -453,7 +441,9 @@ void GrpcConnection::OnEndStream(int32_t stream) {
   if (it == calls_.end()) return;
   const CallPtr call = it->second;
   call->SetHalfClosed();
+  call->DropHead();  // what came as trailers
   Deliver(call);
+  Count(*call);
 }
 
 void GrpcConnection::Deliver(const CallPtr& call) {
@@ -478,15 +468,16 @@ void GrpcConnection::GiveWindow(GrpcCall& call) {
 }
 
 bool GrpcConnection::OnReset(int32_t stream) {
-  const GrpcCall* const call = Find(stream);
+  GrpcCall* const call = Find(stream);
   if (call == nullptr) return true;
+  call->reset = true;
   // One whose status is on its way has been of use.
-  offence_ = guard_.OnReset(call->accepted || call->finishing, heard_);
+  Charge(guard_.OnReset(call->accepted || call->finishing, heard_));
   return !offence_;
 }
 
 bool GrpcConnection::OnInvalid() {
-  offence_ = guard_.OnUselessCall(heard_);
+  Charge(guard_.OnUselessCall(heard_));
   return !offence_;
 }
 
@@ -498,6 +489,10 @@ void GrpcConnection::OnStreamClosed(int32_t stream) {
   deadlines_.erase(stream);
   useful_ = Clock::now();
   held_bytes_ -= std::exchange(call->counted, 0);
+  // The server ended it, and more of its message may be on its way.
+  if (known_ && !call->reset) {
+    guard_.OnUnwanted(session_.ReceivableBytes(stream));
+  }
   call->End(call->status_sent
                 ? absl::OkStatus()
                 : absl::CancelledError("the client cancelled the call"));
@@ -523,7 +518,9 @@ bool GrpcConnection::CheckMemory() {
   if (known_) return true;
   const int64_t base =
       transport_.secure() ? kTlsConnectionBytes : kPlainConnectionBytes;
-  if (share_.Set(base + held_bytes_ +
+  // Of a head, the library may hold each byte twice.
+  const int64_t head = head_begun_ ? 2 * head_frame_bytes_ : 0;
+  if (share_.Set(base + held_bytes_ + head +
                  static_cast<int64_t>(output_.capacity()))) {
     return true;
   }
@@ -531,8 +528,7 @@ bool GrpcConnection::CheckMemory() {
   return false;
 }
 
-// --- What goes
-// -----------------------------------------------------------------
+// --- What goes ---
 
 size_t GrpcConnection::Pack(int32_t stream, uint8_t* buffer, size_t max,
                             bool* more) {
@@ -564,9 +560,10 @@ void GrpcConnection::Flush() {
   if (state_ == State::kOpen && !session_.Produce(kMaxOutputBytes, &output_)) {
     return Close(absl::OkStatus());
   }
+  if (state_ == State::kEnding) output_ += std::exchange(farewell_, "");
   if (output_.empty()) return;
   writing_ = true;
-  untaken_bytes_ = UntakenBytes(transport_.socket());
+  untaken_bytes_ = UntakenBytes();
   taken_ = Clock::now();
   if (state_ == State::kOpen) Arm(taken_ + CheckInterval());
   transport_.Write(asio::buffer(output_) + written_,
@@ -591,204 +588,13 @@ void GrpcConnection::OnFlushed(size_t bytes) {
       call->OnSent();
     }
     TakeActions();
+    // Before there is more to write, or a client that takes all there is at
+    // once would not be heard.
+    Read();
   }
   Flush();
   EndWhenIdle();
   Read();
-}
-
-// --- The end
-// -------------------------------------------------------------------
-
-void GrpcConnection::EndFor(Offence offence, absl::string_view reason) {
-  if (state_ == State::kEnding || state_ == State::kClosed) return;
-  connections_->OnOffence(peer_, offence);
-  if (state_ == State::kHandshake) return Close(absl::OkStatus());
-  EndWith(offence == Offence::kProtocol ? NGHTTP2_PROTOCOL_ERROR
-                                        : NGHTTP2_ENHANCE_YOUR_CALM,
-          reason.empty() ? ReasonOf(offence, options()) : std::string(reason));
-}
-
-void GrpcConnection::EndWith(uint32_t http2_error, absl::string_view reason) {
-  if (state_ != State::kOpen) return;
-  state_ = State::kEnding;
-  // What is in output_ is whole frames, and what was not produced yet is lost.
-  for (const auto& [stream, call] : calls_) {
-    output_ += Http2Session::ResetFrame(stream, http2_error);
-  }
-  output_ += Http2Session::GoAway(session_.last_stream(), http2_error, reason);
-  EndCalls(absl::CancelledError(reason));
-  timer_at_ = Clock::time_point::max();
-  Arm(Clock::now() + Penalty());
-  Flush();
-}
-
-// Not the same for all, or floods from many connections would keep step.
-milliseconds GrpcConnection::Penalty() const {
-  thread_local std::minstd_rand random(std::random_device{}());
-  const double factor =
-      std::uniform_real_distribution<double>(0.75, 1.25)(random);
-  return std::chrono::duration_cast<milliseconds>(factor * options().penalty);
-}
-
-void GrpcConnection::EndCalls(const absl::Status& status) {
-  const auto calls = std::exchange(calls_, {});
-  deadlines_.clear();
-  for (const auto& [stream, call] : calls) {
-    call->End(status);
-    connections_->received().Update(call, 0);
-  }
-  packed_.clear();
-  held_bytes_ = 0;
-}
-
-// The connection's last frames are written, or in output_: what is left is that
-// the client gets to read them.
-void GrpcConnection::EndWhenIdle() {
-  if (state_ != State::kOpen || writing_ || session_.wants_write()) return;
-  if (session_.failed()) {  // the client has read why in the library's GOAWAY
-    connections_->OnOffence(peer_, Offence::kProtocol);
-  } else if (session_.done() || (shutting_down_ && calls_.empty())) {
-    lingers_ = true;
-  } else {
-    return;
-  }
-  state_ = State::kEnding;
-  EndCalls(absl::CancelledError("the connection ends"));
-  timer_at_ = Clock::time_point::max();
-  Arm(Clock::now() + (lingers_ ? kLingerTime : Penalty()));
-  if (!lingers_) return;
-  error_code ignored;
-  transport_.socket().shutdown(tcp::socket::shutdown_send, ignored);
-  Read();
-}
-
-void GrpcConnection::Close(const absl::Status& status) {
-  if (state_ == State::kClosed) return;
-  state_ = State::kClosed;
-  closed_ = true;
-  timer_.cancel();
-  error_code ignored;
-  transport_.socket().close(ignored);
-  EndCalls(status.ok() ? absl::CancelledError("the client went away") : status);
-  share_.Release();
-  std::vector<CallAction> actions;  // gone without the lock
-  {
-    MutexLock lock(&mu_);
-    actions_closed_ = true;
-    actions.swap(actions_);
-  }
-  connections_->Remove(this);
-}
-
-// --- Time
-// ----------------------------------------------------------------------
-
-milliseconds GrpcConnection::CheckInterval() const {
-  return std::min({kCheckInterval, options().stalled_client_timeout / 4,
-                   options().message_timeout / 4});
-}
-
-void GrpcConnection::Arm(Clock::time_point when) {
-  if (when >= timer_at_) return;
-  timer_at_ = when;
-  timer_.expires_at(when);
-  timer_.async_wait([self = shared_from_this(), when](error_code stopped) {
-    if (!stopped && self->timer_at_ == when) self->OnTimer();
-  });
-}
-
-void GrpcConnection::OnTimer() {
-  timer_at_ = Clock::time_point::max();
-  if (state_ == State::kEnding) return Close(absl::OkStatus());
-  if (state_ == State::kClosed) return;
-  const Clock::time_point now = Clock::now();
-  if (!CheckTimes(now)) return;
-  TakeActions();
-  Flush();
-  if (state_ == State::kOpen || state_ == State::kHandshake) {
-    Arm(NextCheck(now));
-  }
-}
-
-GrpcConnection::Clock::time_point GrpcConnection::NextCheck(
-    Clock::time_point now) const {
-  if (!spoken_) return begun_ + options().handshake_timeout;
-  if (writing_ || !calls_.empty()) return now + CheckInterval();
-  Clock::time_point next = pinged_ ? *pinged_ + options().keepalive_timeout
-                                   : heard_ + options().keepalive_interval;
-  if (head_begun_) next = std::min(next, *head_begun_ + options().head_timeout);
-  if (!known_) next = std::min(next, useful_ + options().idle_timeout);
-  return std::max(next, now + milliseconds(1));
-}
-
-bool GrpcConnection::CheckTimes(Clock::time_point now) {
-  if (!spoken_) {
-    if (now < begun_ + options().handshake_timeout) return true;
-    EndFor(Offence::kTimeout);
-    return false;
-  }
-  if (head_begun_ && now >= *head_begun_ + options().head_timeout) {
-    EndFor(Offence::kTimeout);
-    return false;
-  }
-  if (writing_) {
-    // The end of a write does not tell: Linux takes more only when a third of
-    // its buffer is free, which may take a slow reader minutes.
-    const int untaken = UntakenBytes(transport_.socket());
-    if (untaken != untaken_bytes_) {
-      untaken_bytes_ = untaken;
-      taken_ = now;
-    } else if (now - taken_ >= options().stalled_client_timeout) {
-      connections_->OnOffence(peer_, Offence::kUnread);
-      Close(
-          absl::ResourceExhaustedError(ReasonOf(Offence::kUnread, options())));
-      return false;
-    }
-  }
-  if (!CheckCalls(now)) return false;
-  if (!known_ && calls_.empty() && now >= useful_ + options().idle_timeout) {
-    EndWith(NGHTTP2_NO_ERROR, "idle");
-    return false;
-  }
-  if (pinged_) {
-    if (now < *pinged_ + options().keepalive_timeout) return true;
-    Close(absl::OkStatus());
-    return false;
-  }
-  if (now >= heard_ + options().keepalive_interval) {
-    pinged_ = now;
-    session_.Ping();
-  }
-  return true;
-}
-
-bool GrpcConnection::CheckCalls(Clock::time_point now) {
-  std::vector<CallPtr> stalled;
-  std::vector<CallPtr> late;
-  for (const auto& [stream, call] : calls_) {
-    if (call->has_output() &&
-        now - call->progress() >= options().stalled_client_timeout) {
-      stalled.push_back(call);
-    } else if (call->IsLate(options().message_timeout, now)) {
-      late.push_back(call);
-    }
-  }
-  for (const CallPtr& call : stalled) {
-    call->DropOutput();
-    session_.Reset(call->id(), NGHTTP2_CANCEL);
-    call->finishing = true;
-    call->End(
-        absl::ResourceExhaustedError(ReasonOf(Offence::kUnread, options())));
-  }
-  for (const CallPtr& call : late) {
-    const absl::Status status = absl::DeadlineExceededError(
-        "the client's message did not come in time");
-    call->End(status);
-    FinishCall(*call, status, {});
-    Count(*call);
-  }
-  return true;
 }
 
 }  // namespace recurve

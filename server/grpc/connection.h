@@ -119,6 +119,7 @@ class GrpcConnection : public Http2Session::Handler,
   void Flush();
   void OnFlushed(size_t bytes);
 
+  // The head of a call is there.
   void StartCall(const CallPtr& call, bool end_stream);
   void Refuse(const CallPtr& call, const absl::Status& status, int http_status);
   void Deliver(const CallPtr& call);
@@ -131,6 +132,8 @@ class GrpcConnection : public Http2Session::Handler,
   void BreakCall(const CallPtr& call, const absl::Status& status);
   void OnDeadline(const CallPtr& call);
   void SetKnown();
+  // Remembers an offence that the guard found, for when the library is left.
+  void Charge(std::optional<Offence> offence);
   // Brings what is counted of the call up to date.
   void Count(GrpcCall& call);
   // Whether the connection holds no more than it may; it is ended if not.
@@ -146,6 +149,8 @@ class GrpcConnection : public Http2Session::Handler,
   void EndCalls(const absl::Status& status);
   void Close(const absl::Status& status);
 
+  // Bytes that the other side has not acknowledged; -1: not known.
+  int UntakenBytes();
   void Arm(Clock::time_point when);
   void OnTimer();
   // Looks for what took too long. False: the connection was ended.
@@ -181,15 +186,24 @@ class GrpcConnection : public Http2Session::Handler,
   Clock::time_point begun_;                      // accepted
   Clock::time_point heard_;                      // something came
   Clock::time_point useful_;                     // a call was there
-  std::optional<Clock::time_point> head_begun_;  // one without END_HEADERS
+  std::optional<Clock::time_point> head_begun_;  // and not come to its end
   std::optional<Clock::time_point> pinged_;      // and not answered
   Clock::time_point timer_at_ = Clock::time_point::max();
+
+  // Bytes of the connection: that have come, and where the last frame ends that
+  // has begun. The client's preface is no frame.
+  int64_t received_ = 0;
+  int64_t frame_end_ = 24;
+  // Of the head that has begun.
+  bool head_goes_on_ = false;  // in another frame
+  int64_t head_frame_bytes_ = 0;
 
   bool reading_ = false;
   std::array<char, 16 << 10> read_;
   bool writing_ = false;
   std::string output_;  // whole frames
   size_t written_ = 0;
+  std::string farewell_;     // behind output_, when the connection ends
   int untaken_bytes_ = 0;    // by the client's system, when it last took some
   Clock::time_point taken_;  // and when that was
   std::vector<CallPtr> packed_;  // into output_

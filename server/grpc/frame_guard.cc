@@ -14,18 +14,27 @@ struct Rates {
   double per_second;
 };
 constexpr Rates kControl[2] = {{200, 20}, {5000, 500}};
-constexpr Rates kResets[2] = {{50, 5}, {1000, 100}};
+// Of a known client these cost no more than calls that succeed, and behind a
+// gateway one user's must not end everybody's.
+constexpr Rates kResets[2] = {{50, 5}, {5000, 1000}};
 constexpr Rates kAcceptedResets = {5000, 1000};
-constexpr Rates kCalls[2] = {{50, 10}, {1000, 100}};
+constexpr Rates kCalls[2] = {{50, 10}, {5000, 1000}};
 constexpr Rates kWasteBytes[2] = {{1 << 20, 16 << 10}, {16 << 20, 4 << 20}};
 // What a client may send for each frame of output: window updates of the stream
 // and of the connection, a ping that measures the bandwidth, its
 // acknowledgement.
 constexpr double kEarnedAFrame = 4;
+// A client that measures the bandwidth sends a ping for what it has just got.
+// That may have waited in the sockets for long, with many frames behind it that
+// the server has sent: each earns one.
+constexpr int kMaxEarnedPings = 1000;
 // As grpc-core's servers do it, so that gRPC's clients, which know the error
-// text, ping less often.
-constexpr std::chrono::seconds kMinPingInterval{10};
+// text, ping less often. Some ping every 10 s (it is Go's least), and one may
+// come late and the next in time.
+constexpr std::chrono::seconds kMinPingInterval{9};
 constexpr int kMaxPingStrikes = 2;
+// What the messages of calls that were refused may add up to, on their way.
+constexpr int64_t kMaxUnwantedBytes = 256 << 20;
 // A DATA frame of less pays as a control frame does: 4 MiB could come as 4
 // million frames.
 constexpr size_t kSmallData = 32;
@@ -81,10 +90,12 @@ void FrameBudget::Widen(double burst, double per_second) {
   per_second_ = per_second;
 }
 
-FrameGuard::FrameGuard()
-    : control_(kControl[0].burst, kControl[0].per_second),
+FrameGuard::FrameGuard(int64_t max_streams)
+    : max_streams_(static_cast<double>(max_streams)),
+      control_(kControl[0].burst, kControl[0].per_second),
       resets_(kResets[0].burst, kResets[0].per_second),
-      accepted_resets_(kAcceptedResets.burst, kAcceptedResets.per_second),
+      accepted_resets_(std::max(kAcceptedResets.burst, 2 * max_streams_),
+                       kAcceptedResets.per_second),
       calls_(kCalls[0].burst, kCalls[0].per_second),
       waste_(kWasteBytes[0].burst, kWasteBytes[0].per_second) {}
 
@@ -92,18 +103,24 @@ void FrameGuard::SetKnown() {
   if (known_) return;
   known_ = true;
   control_.Widen(kControl[1].burst, kControl[1].per_second);
-  resets_.Widen(kResets[1].burst, kResets[1].per_second);
+  resets_.Widen(std::max(kResets[1].burst, 2 * max_streams_),
+                kResets[1].per_second);
   calls_.Widen(kCalls[1].burst, kCalls[1].per_second);
   waste_.Widen(kWasteBytes[1].burst, kWasteBytes[1].per_second);
 }
 
 void FrameGuard::OnSent() {
   control_.Give(kEarnedAFrame);
+  earned_pings_ = std::min(earned_pings_ + 1, kMaxEarnedPings);
   ping_strikes_ = 0;
   pinged_ = false;
 }
 
 std::optional<Offence> FrameGuard::OnPing(Clock::time_point now) {
+  if (earned_pings_ > 0) {
+    --earned_pings_;
+    return std::nullopt;
+  }
   if (pinged_ && now - last_ping_ < kMinPingInterval &&
       ++ping_strikes_ > kMaxPingStrikes) {
     return Offence::kPings;
@@ -120,7 +137,8 @@ std::optional<Offence> FrameGuard::OnFrame(uint8_t type, uint8_t flags,
     if (control_.Take(1, now)) return std::nullopt;
     return Offence::kControlFrames;
   };
-  OnAccounted(kFrameHead + (type == NGHTTP2_DATA ? 0 : length));
+  const bool looked_at = type != NGHTTP2_DATA && type <= NGHTTP2_CONTINUATION;
+  OnAccounted(kFrameHead + (looked_at ? length : 0));
   switch (type) {
     case NGHTTP2_DATA:
       // The last frame of a call is often empty.
@@ -141,8 +159,6 @@ std::optional<Offence> FrameGuard::OnFrame(uint8_t type, uint8_t flags,
         if (const auto offence = OnPing(now)) return offence;
       }
       return control();
-    case NGHTTP2_RST_STREAM:  // OnReset decides
-      return std::nullopt;
     default:
       return control();
   }
@@ -157,6 +173,12 @@ std::optional<Offence> FrameGuard::OnReceived(size_t bytes,
   const auto waste = static_cast<double>(std::exchange(balance_, 0));
   if (waste_.Take(waste, now)) return std::nullopt;
   return Offence::kWaste;
+}
+
+void FrameGuard::OnUnwanted(int64_t bytes) {
+  // What OnAccounted took off is not forgotten.
+  const int64_t least = std::min(balance_, -kMaxUnwantedBytes);
+  balance_ = std::max(balance_ - bytes, least);
 }
 
 std::optional<Offence> FrameGuard::OnReset(bool accepted,

@@ -12,7 +12,7 @@ namespace recurve {
 // recurve_grpc_connections_ended_total.
 enum class Offence {
   kControlFrames,  // more SETTINGS, WINDOW_UPDATE, PRIORITY, ... than work
-  kPings,          // more often than every 10 s without any data
+  kPings,          // more often than every 9 s without any data
   kResets,         // calls opened and cancelled before they did anything
   kHeadSize,       // a head that does not end
   kCalls,          // calls without a right to be served
@@ -62,12 +62,14 @@ class FrameGuard {
   // kMaxMetadataBytes fails its call only; a head that goes on beyond this
   // ends the connection.
   static constexpr size_t kMaxHeadBytes = 64 << 10;
-  // CONTINUATION frames of a head.
-  static constexpr int kMaxContinuations = 32;
+  // CONTINUATION frames of a head. The library takes one more.
+  static constexpr int kMaxContinuations = 7;
 
-  FrameGuard();
+  // A known client may reset twice as many calls at once as it may have.
+  explicit FrameGuard(int64_t max_streams);
 
-  // A frame's 9 bytes have arrived, its payload has not.
+  // A frame's 9 bytes have arrived, its payload has not. Not for an RST_STREAM
+  // of a call that there is: that is OnReset.
   std::optional<Offence> OnFrame(uint8_t type, uint8_t flags, size_t length,
                                  Clock::time_point now);
   // The client reset a call, which the server had accepted or not.
@@ -80,6 +82,9 @@ class FrameGuard {
   // of unknown types, data of calls that were refused.
   std::optional<Offence> OnReceived(size_t bytes, Clock::time_point now);
   void OnAccounted(size_t bytes) { balance_ -= static_cast<int64_t>(bytes); }
+  // The server ended a call of a known client that may have sent so many bytes
+  // more: they are no waste.
+  void OnUnwanted(int64_t bytes);
   // The server sent a HEADERS or DATA frame.
   void OnSent();
   void SetKnown();
@@ -87,6 +92,7 @@ class FrameGuard {
  private:
   std::optional<Offence> OnPing(Clock::time_point now);
 
+  const double max_streams_;
   bool known_ = false;
   FrameBudget control_;
   FrameBudget resets_;           // of calls that were not accepted
@@ -96,7 +102,10 @@ class FrameGuard {
   int64_t balance_ = 0;  // bytes received and not accounted for
   size_t head_bytes_ = 0;
   int continuations_ = 0;
-  // Pings since the server last sent data, and when the last one came.
+  // Pings that the server's frames have earned.
+  int earned_pings_ = 0;
+  // Beyond those: such that came too soon after the one before, and when that
+  // was.
   int ping_strikes_ = 0;
   bool pinged_ = false;
   Clock::time_point last_ping_;

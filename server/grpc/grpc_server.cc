@@ -62,15 +62,14 @@ class GrpcServer::Core : public GrpcConnections,
   using WaitingPtr = std::shared_ptr<Waiting>;
 
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return static_cast<int64_t>(open_.size()) < options().max_connections;
+    return static_cast<int64_t>(open_.size()) + arriving_ <
+           options().max_connections;
   }
   void OnSocket(tcp::socket socket,
                 std::shared_ptr<boost::asio::ssl::context> tls);
-  // Serves a connection that was let in.
+  // Serves a connection that was let in, and counted in arriving_.
   void Serve(tcp::socket socket,
              std::shared_ptr<boost::asio::ssl::context> tls);
-  void WaitForRoom(tcp::socket socket,
-                   std::shared_ptr<boost::asio::ssl::context> tls);
   void Refuse() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<std::shared_ptr<GrpcConnection>> All();
   void TellCount() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -82,6 +81,7 @@ class GrpcServer::Core : public GrpcConnections,
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   std::unordered_map<GrpcConnection*, std::weak_ptr<GrpcConnection>> open_
       ABSL_GUARDED_BY(mu_);
+  int64_t arriving_ ABSL_GUARDED_BY(mu_) = 0;  // let in, and not in open_ yet
   std::deque<WaitingPtr> waiting_ ABSL_GUARDED_BY(mu_);
   Clock::time_point next_refused_line_ ABSL_GUARDED_BY(mu_);
   Clock::time_point next_offence_line_ ABSL_GUARDED_BY(mu_);
@@ -107,41 +107,20 @@ absl::StatusOr<int> GrpcServer::Core::Listen() {
 
 void GrpcServer::Core::OnSocket(
     tcp::socket socket, std::shared_ptr<boost::asio::ssl::context> tls) {
-  bool room;
+  WaitingPtr waiting;
   {
     MutexLock lock(&mu_);
     if (stopped_) return;
-    room = HasRoom();
+    if (HasRoom()) {
+      ++arriving_;
+    } else if (waiting_.size() >= kMaxWaiting) {
+      return Refuse();
+    } else {
+      waiting = std::make_shared<Waiting>(std::move(socket), std::move(tls));
+      waiting_.push_back(waiting);
+    }
   }
-  if (room) {
-    Serve(std::move(socket), std::move(tls));
-  } else {
-    WaitForRoom(std::move(socket), std::move(tls));
-  }
-}
-
-void GrpcServer::Core::Serve(tcp::socket socket,
-                             std::shared_ptr<boost::asio::ssl::context> tls) {
-  const auto connection = std::make_shared<GrpcConnection>(
-      shared_from_this(), std::move(socket), std::move(tls));
-  {
-    MutexLock lock(&mu_);
-    if (stopped_) return;
-    open_.emplace(connection.get(), connection);
-    TellCount();
-  }
-  connection->Start();
-}
-
-void GrpcServer::Core::WaitForRoom(
-    tcp::socket socket, std::shared_ptr<boost::asio::ssl::context> tls) {
-  const auto waiting =
-      std::make_shared<Waiting>(std::move(socket), std::move(tls));
-  {
-    MutexLock lock(&mu_);
-    if (waiting_.size() >= kMaxWaiting) return Refuse();
-    waiting_.push_back(waiting);
-  }
+  if (waiting == nullptr) return Serve(std::move(socket), std::move(tls));
   waiting->timer.expires_after(kRoomTime);
   waiting->timer.async_wait(
       [self = shared_from_this(), waiting](boost::system::error_code) {
@@ -152,6 +131,20 @@ void GrpcServer::Core::WaitForRoom(
         self->waiting_.erase(it);
         self->Refuse();
       });
+}
+
+void GrpcServer::Core::Serve(tcp::socket socket,
+                             std::shared_ptr<boost::asio::ssl::context> tls) {
+  const auto connection = std::make_shared<GrpcConnection>(
+      shared_from_this(), std::move(socket), std::move(tls));
+  {
+    MutexLock lock(&mu_);
+    --arriving_;
+    if (stopped_) return;
+    open_.emplace(connection.get(), connection);
+    TellCount();
+  }
+  connection->Start();
 }
 
 void GrpcServer::Core::Refuse() {
@@ -175,6 +168,7 @@ void GrpcServer::Core::Remove(GrpcConnection* connection) {
     if (stopped_ || waiting_.empty() || !HasRoom()) return;
     next = waiting_.front();
     waiting_.pop_front();
+    ++arriving_;
   }
   // Its timer holds it for a moment more, without its socket.
   boost::asio::post(next->socket.get_executor(),

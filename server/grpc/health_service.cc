@@ -18,6 +18,9 @@ using ServingStatus = HealthCheckResponse::ServingStatus;
 
 namespace {
 
+// Watchers that are gone, for each of which a pointer is kept.
+constexpr size_t kMinClean = 16;
+
 ServingStatus StatusOf(bool serving) {
   return serving ? HealthCheckResponse::SERVING
                  : HealthCheckResponse::NOT_SERVING;
@@ -115,7 +118,7 @@ void HealthService::AddMethods(RpcMethods* methods) {
   (*methods)["/grpc.health.v1.Health/Check"] =
       UnaryMethod<HealthCheckRequest, HealthCheckResponse>(
           [](const RpcHead&, RpcStream&) { return absl::OkStatus(); },
-          [this](const RpcHead&, const HealthCheckRequest& request)
+          [this](const HealthCheckRequest& request)
               -> absl::StatusOr<HealthCheckResponse> {
             if (!Knows(request.service())) {
               return absl::NotFoundError(
@@ -135,9 +138,15 @@ void HealthService::AddMethods(RpcMethods* methods) {
     auto watcher = std::make_shared<Watcher>(this, std::move(stream));
     {
       MutexLock lock(&mu_);
-      watchers_.erase(std::remove_if(watchers_.begin(), watchers_.end(),
-                                     [](const auto& w) { return w.expired(); }),
-                      watchers_.end());
+      // As they double: looking at all for each would take longer the more
+      // there are.
+      if (watchers_.size() >= next_clean_) {
+        watchers_.erase(
+            std::remove_if(watchers_.begin(), watchers_.end(),
+                           [](const auto& w) { return w.expired(); }),
+            watchers_.end());
+        next_clean_ = 2 * watchers_.size() + kMinClean;
+      }
       watchers_.push_back(watcher);
     }
     reading.Read(kRequestTimeout);

@@ -1,6 +1,7 @@
 #ifndef RECURVE_SERVER_GRPC_HEALTH_SERVICE_H_
 #define RECURVE_SERVER_GRPC_HEALTH_SERVICE_H_
 
+#include <cstddef>
 #include <memory>
 #include <set>
 #include <string>
@@ -35,7 +36,9 @@ class HealthService {
   const std::set<std::string> services_;
   Mutex mu_;
   bool serving_ ABSL_GUARDED_BY(mu_) = false;
+  // Some of them may be gone; those are cleaned out when there are so many.
   std::vector<std::weak_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mu_);
+  size_t next_clean_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace recurve

@@ -69,16 +69,21 @@ struct Http2Session::Callbacks {
     return Go(Of(user).OnBeginFrame(frame->type, frame->flags, frame->length,
                                     frame->stream_id));
   }
-  static int OnBeginHeaders(nghttp2_session*, const nghttp2_frame* frame,
-                            void* user) {
+  static int OnBeginHeaders(nghttp2_session* session,
+                            const nghttp2_frame* frame, void* user) {
     if (frame->hd.type != NGHTTP2_HEADERS ||
         frame->headers.cat != NGHTTP2_HCAT_REQUEST) {
       return 0;
     }
     const int32_t stream = frame->hd.stream_id;
-    auto* const session = static_cast<Http2Session*>(user);
-    if (stream > session->newest_ + 2) session->passed_over_ = stream - 2;
-    session->newest_ = stream;
+    auto* const self = static_cast<Http2Session*>(user);
+    if (stream > self->newest_ + 2) self->passed_over_ = stream - 2;
+    self->newest_ = stream;
+    // In turn, whatever the client says. Else the library sends all that the
+    // oldest stream has, and on a connection that is full the others starve.
+    const nghttp2_extpri in_turn = {NGHTTP2_EXTPRI_DEFAULT_URGENCY, /*inc=*/1};
+    nghttp2_session_change_extpri_stream_priority(
+        session, stream, &in_turn, /*ignore_client_signal=*/1);
     return Go(Of(user).OnBeginCall(stream));
   }
   static int OnHeader(nghttp2_session*, const nghttp2_frame* frame,
@@ -352,6 +357,12 @@ std::string Http2Session::ResetFrame(int32_t stream, uint32_t error) {
 
 bool Http2Session::is_remote_open(int32_t stream) const {
   return nghttp2_session_get_stream_remote_close(session_.get(), stream) == 0;
+}
+
+int64_t Http2Session::ReceivableBytes(int32_t stream) const {
+  if (!is_remote_open(stream)) return 0;
+  return std::max(
+      0, nghttp2_session_get_stream_local_window_size(session_.get(), stream));
 }
 
 }  // namespace recurve

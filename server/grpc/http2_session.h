@@ -36,7 +36,7 @@ class Http2Session {
     virtual void OnData(int32_t stream, absl::string_view bytes) = 0;
     // After OnHeadDone, which may say the same.
     virtual void OnEndStream(int32_t stream) = 0;
-    // The client reset an open stream. OnStreamClosed follows.
+    // The client reset a stream. OnStreamClosed follows if it was open.
     virtual bool OnReset(int32_t stream) = 0;
     // A frame was against the protocol and cost its stream alone.
     virtual bool OnInvalid() = 0;
@@ -102,6 +102,8 @@ class Http2Session {
 
   // Whether the client may still send on the stream.
   bool is_remote_open(int32_t stream) const;
+  // How many bytes of data it may, before the server gives window back.
+  int64_t ReceivableBytes(int32_t stream) const;
 
  private:
   struct Callbacks;

@@ -1,6 +1,7 @@
 #include "server/grpc/received_bytes.h"
 
 #include <utility>
+#include <vector>
 
 namespace recurve {
 
@@ -8,23 +9,30 @@ void ReceivedBytes::Update(const std::shared_ptr<ReceivingCall>& call,
                            int64_t bytes) {
   // Most calls are whole at once and never hold anything.
   if (call->counted_ == bytes) return;
-  std::shared_ptr<ReceivingCall> victim;
+  std::vector<std::shared_ptr<ReceivingCall>> victims;
   {
     MutexLock lock(&mu_);
-    bytes_ += bytes - call->counted_;
-    const bool held = std::exchange(call->counted_, bytes) > 0;
-    if (!held) {
+    const int64_t before = std::exchange(call->counted_, bytes);
+    if (call->evicted_) {
+      call->evicted_ = bytes > 0;
+      return;
+    }
+    bytes_ += bytes - before;
+    if (before == 0) {
       call->place_ = calls_.insert(calls_.end(), call);
-    } else if (bytes == 0 && call->place_ != calls_.end()) {
+    } else if (bytes == 0) {
       calls_.erase(call->place_);
     }
-    while (bytes_ > max_bytes_ && !calls_.empty() && victim == nullptr) {
-      victim = calls_.front().lock();
-      if (victim != nullptr) victim->place_ = calls_.end();
+    while (bytes_ > max_bytes_ && !calls_.empty()) {
+      if (auto victim = calls_.front().lock()) {
+        bytes_ -= victim->counted_;
+        victim->evicted_ = true;
+        victims.push_back(std::move(victim));
+      }
       calls_.pop_front();
     }
   }
-  if (victim != nullptr) victim->Evict();
+  for (const auto& victim : victims) victim->Evict();
 }
 
 }  // namespace recurve

@@ -19,13 +19,15 @@ class ReceivingCall {
 
  private:
   friend class ReceivedBytes;
-  int64_t counted_ = 0;
+  int64_t counted_ = 0;  // whoever calls Update
+  // The lock of ReceivedBytes guards these.
   std::list<std::weak_ptr<ReceivingCall>>::iterator place_;
+  bool evicted_ = false;
 };
 
 // The bytes that all calls of a server hold so. Where they are too many, the
-// calls that have held some for longest are evicted: clients that never finish
-// a message cannot keep others out.
+// calls that have held some for longest are evicted, no more of them than it
+// takes: clients that never finish a message cannot keep others out.
 //
 // Thread safety: Update is called for one call by one thread at a time.
 class ReceivedBytes {
@@ -38,6 +40,7 @@ class ReceivedBytes {
  private:
   const int64_t max_bytes_;
   Mutex mu_;
+  // Without those of calls that were evicted, which are about to be free.
   int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
   // Those that hold some and were not evicted, the longest first.
   std::list<std::weak_ptr<ReceivingCall>> calls_ ABSL_GUARDED_BY(mu_);

@@ -21,6 +21,9 @@ using grpc::reflection::v1::FileDescriptorResponse;
 using grpc::reflection::v1::ServerReflectionRequest;
 using grpc::reflection::v1::ServerReflectionResponse;
 
+// Names are short, and an answer repeats its request.
+constexpr size_t kMaxRequestBytes = 4 << 10;
+
 void AddFile(const FileDescriptor* file, std::set<const FileDescriptor*>* seen,
              FileDescriptorResponse* response) {
   if (!seen->insert(file).second) return;
@@ -93,6 +96,13 @@ class ReflectionCall : public RpcListener {
       : services_(services), stream_(std::move(stream)) {}
 
   void OnMessage(std::string message) override {
+    if (message.size() > kMaxRequestBytes) {
+      return stream_->Finish(
+          absl::InvalidArgumentError(
+              absl::StrCat("the request has ", message.size(),
+                           " bytes; expected at most ", kMaxRequestBytes)),
+          {});
+    }
     ServerReflectionRequest request;
     if (!ParseMessage(message, &request)) {
       return stream_->Finish(absl::InvalidArgumentError(kMalformedMessage), {});

@@ -20,14 +20,12 @@ namespace recurve {
 template <typename Request, typename Response>
 RpcMethod UnaryMethod(
     std::function<absl::Status(const RpcHead&, RpcStream&)> check,
-    std::function<absl::StatusOr<Response>(const RpcHead&, const Request&)>
-        answer) {
+    std::function<absl::StatusOr<Response>(const Request&)> answer) {
+  using Answer = std::function<absl::StatusOr<Response>(const Request&)>;
   class Call : public RpcListener {
    public:
-    Call(const RpcHead& head, std::shared_ptr<RpcStream> stream,
-         const std::function<absl::StatusOr<Response>(const RpcHead&,
-                                                      const Request&)>& answer)
-        : head_(head), stream_(std::move(stream)), answer_(answer) {}
+    Call(std::shared_ptr<RpcStream> stream, const Answer& answer)
+        : stream_(std::move(stream)), answer_(answer) {}
 
     void OnMessage(std::string message) override {
       Request request;
@@ -35,7 +33,7 @@ RpcMethod UnaryMethod(
         return stream_->Finish(absl::InvalidArgumentError(kMalformedMessage),
                                {});
       }
-      const absl::StatusOr<Response> response = answer_(head_, request);
+      const absl::StatusOr<Response> response = answer_(request);
       if (response.ok()) stream_->Write(response->SerializeAsString());
       stream_->Finish(response.status(), {});
     }
@@ -46,16 +44,11 @@ RpcMethod UnaryMethod(
     void OnDone(const absl::Status&) override {}
 
    private:
-    const RpcHead head_;
     const std::shared_ptr<RpcStream> stream_;
-    // Of the method, which outlives its calls.
-    const std::function<absl::StatusOr<Response>(const RpcHead&,
-                                                 const Request&)>& answer_;
+    const Answer& answer_;  // of the method, which outlives its calls
   };
   // Shared, so that a copy of the method refers to the same.
-  const auto shared = std::make_shared<
-      std::function<absl::StatusOr<Response>(const RpcHead&, const Request&)>>(
-      std::move(answer));
+  const auto shared = std::make_shared<Answer>(std::move(answer));
   return
       [check = std::move(check), shared](
           const RpcHead& head,
@@ -65,7 +58,7 @@ RpcMethod UnaryMethod(
           return nullptr;
         }
         RpcStream& answering = *stream;
-        auto call = std::make_shared<Call>(head, std::move(stream), *shared);
+        auto call = std::make_shared<Call>(std::move(stream), *shared);
         answering.Read(kRequestTimeout);
         return call;
       };

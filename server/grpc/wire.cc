@@ -12,6 +12,22 @@
 #include "absl/strings/strip.h"
 
 namespace recurve {
+namespace {
+
+// The first bytes of a message, whole characters, and what tells of the rest. A
+// client may take no more than 8 KiB of metadata, and a byte becomes three.
+std::string Cut(absl::string_view message) {
+  constexpr size_t kMaxBytes = 2 << 10;
+  if (message.size() <= kMaxBytes) return std::string(message);
+  size_t size = kMaxBytes;
+  while (size > 0 && (static_cast<uint8_t>(message[size]) & 0xc0) == 0x80) {
+    --size;
+  }
+  return absl::StrCat(message.substr(0, size), "... (", message.size(),
+                      " bytes)");
+}
+
+}  // namespace
 
 std::optional<std::chrono::nanoseconds> ParseGrpcTimeout(
     absl::string_view text) {
@@ -80,7 +96,7 @@ RpcMetadata StatusTrailers(const absl::Status& status, RpcMetadata trailers) {
   all.emplace_back("grpc-status",
                    absl::StrCat(static_cast<int>(status.code())));
   if (!status.message().empty()) {
-    all.emplace_back("grpc-message", PercentEncoded(status.message()));
+    all.emplace_back("grpc-message", PercentEncoded(Cut(status.message())));
   }
   std::move(trailers.begin(), trailers.end(), std::back_inserter(all));
   return all;

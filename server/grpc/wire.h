@@ -29,7 +29,8 @@ std::string PercentEncoded(absl::string_view message);
 // `metadata` behind the headers that every response begins with.
 RpcMetadata WithResponseHead(RpcMetadata metadata);
 
-// `trailers` with the headers that tell `status` before them.
+// `trailers` with the headers that tell `status` before them; a message of more
+// than 2 KiB is cut.
 RpcMetadata StatusTrailers(const absl::Status& status, RpcMetadata trailers);
 
 }  // namespace recurve

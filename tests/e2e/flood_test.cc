@@ -33,6 +33,7 @@ namespace recurve {
 namespace {
 
 using http2::BigEndian;
+using http2::CallHeaders;
 using http2::Frame;
 using http2::Header;
 using http2::Preface;
@@ -51,12 +52,6 @@ enum FrameType {
 constexpr int kEndStream = 1;
 constexpr int kEndHeaders = 4;
 
-// The headers of a call without a key.
-std::string CallHeaders(const std::string& method) {
-  return Header(":method", "POST") + Header(":scheme", "http") +
-         Header(":path", method) + Header(":authority", "x") +
-         Header("te", "trailers") + Header("content-type", "application/grpc");
-}
 std::string Call(uint32_t stream, const std::string& method, int flags = 0) {
   return Frame(kHeaders, kEndHeaders | flags, stream, CallHeaders(method));
 }

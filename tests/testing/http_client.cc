@@ -1,6 +1,7 @@
 #include "tests/testing/http_client.h"
 
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <signal.h>
@@ -21,6 +22,8 @@ HttpConnection::HttpConnection(int port, SSL_CTX* tls, int receive_buffer) {
   fd_ = socket(AF_INET, SOCK_STREAM, 0);
   timeval minute = {60, 0};
   setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof(minute));
+  const int now = 1;  // what is sent goes at once
+  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &now, sizeof(now));
   if (receive_buffer > 0) SetReceiveBuffer(receive_buffer);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
