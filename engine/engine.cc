@@ -64,7 +64,11 @@ Engine::Engine(const EngineOptions& options,
       id_key_(RandomKey()),
       cache_(cache_spec_, &runner_->storage(),
              CacheOptions{options.poison_released}),
-      pacer_(options.max_decode_slowdown) {
+      pacer_(options.max_decode_slowdown),
+      waiting_(2 * std::min(options.max_num_batched_tokens / 2,
+                            options.max_chunk_tokens)),
+      admission_({options.max_num_seqs, max_active(),
+                  options.max_num_batched_tokens}) {
   limits_.vocab_size = runner_->info().vocab_size;
   limits_.max_model_len = options.max_model_len;
   limits_.has_tokenizer = tokenizer != nullptr;
@@ -114,22 +118,23 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
   std::vector<uint64_t> ids;
   {
     MutexLock lock(&mu_);
-    RECURVE_RETURN_IF_ERROR(
-        Accepting(static_cast<int64_t>(submissions.size())));
+    RECURVE_RETURN_IF_ERROR(Accepting());
+    RECURVE_RETURN_IF_ERROR(CheckAdmission(submissions));
     for (Submission& submission : submissions) {
+      const Flow flow = submission.options.flow;
       uint64_t arrival;
-      uint64_t id;
-      do {  // again should the id be taken, of 2^64; 0 is none
-        arrival = next_arrival_++;
-        const auto words = Philox4x32(id_key_, arrival, 0);
-        id = (uint64_t{words[0]} << 32) | words[1];
-      } while (id == 0 || !open_.insert(id).second);
+      const uint64_t id = NewId(&arrival);
       auto sequence = std::make_shared<Sequence>(
           id, arrival, std::move(submission.options),
           submission.close_when_done, tokenizer_, runner_->info().eos_token_ids,
           std::move(submission.sink), Clock::now());
+      sequence->deadline = submission.deadline;
       if (runner_->info().whole_prompts) sequence->ComputePromptWhole();
       sequence->Enqueue(std::move(submission.command));
+      open_.emplace(id, Open{flow});
+      admission_.Open(flow);
+      // So that the next one that comes knows of it.
+      SetStanding(*sequence, Sequence::Standing::kWaiting);
       inbox_.emplace_back(std::move(sequence));
       ids.push_back(id);
     }
@@ -138,24 +143,47 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
   return ids;
 }
 
-absl::Status Engine::CheckAccepts() const {
-  MutexLock lock(&mu_);
-  return Accepting(1);
+uint64_t Engine::NewId(uint64_t* arrival) {
+  uint64_t id;
+  do {  // again should the id be taken, of 2^64; 0 is none
+    *arrival = next_arrival_++;
+    const auto words = Philox4x32(id_key_, *arrival, 0);
+    id = (uint64_t{words[0]} << 32) | words[1];
+  } while (id == 0 || open_.contains(id));
+  return id;
 }
 
-absl::Status Engine::Accepting(int64_t count) const {
+absl::Status Engine::CheckAccepts(const Flow& flow) const {
+  MutexLock lock(&mu_);
+  RECURVE_RETURN_IF_ERROR(Accepting());
+  return admission_.CheckPlaces(flow, 1);
+}
+
+absl::Status Engine::Accepting() const {
   if (draining_.load()) return absl::UnavailableError("the server is draining");
   if (stop_) return absl::UnavailableError("the server is shutting down");
   if (!health_.ok()) {
     return absl::UnavailableError(
         absl::StrCat("the device failed: ", health_.message()));
   }
-  if (static_cast<int64_t>(open_.size()) + count > max_open()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        open_.size(), " requests are running or waiting",
-        count > 1 ? absl::StrCat(" and ", count, " come") : "",
-        "; this server takes ", options_.max_num_seqs, " running and ",
-        options_.max_queued_requests, " waiting"));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::CheckAdmission(
+    const std::vector<Submission>& submissions) const {
+  // All of them are one request's.
+  RECURVE_RETURN_IF_ERROR(admission_.CheckPlaces(
+      submissions[0].options.flow, static_cast<int64_t>(submissions.size())));
+  const auto now = Clock::now();
+  for (const Submission& submission : submissions) {
+    if (!submission.deadline) continue;
+    RECURVE_RETURN_IF_ERROR(admission_.CheckTime(
+        submission.options.flow, submission.options.priority,
+        {static_cast<int64_t>(submission.command.append.size()),
+         submission.command.generate,
+         Sequence::MayStop(submission.options.stopping,
+                           runner_->info().eos_token_ids)},
+        now, *submission.deadline));
   }
   return absl::OkStatus();
 }
@@ -169,7 +197,16 @@ void Engine::Post(Message message) {
 }
 
 void Engine::Extend(uint64_t id, Command command) {
-  Post(Extension{id, std::move(command)});
+  {
+    MutexLock lock(&mu_);
+    const auto found = open_.find(id);
+    if (found == open_.end()) return;
+    if (found->second.commands++ == 0) {
+      admission_.SetActive(found->second.flow);
+    }
+    inbox_.emplace_back(Extension{id, std::move(command)});
+  }
+  wake_.NotifyAll();
 }
 void Engine::Close(uint64_t id) { Post(Closing{id}); }
 void Engine::Cancel(uint64_t id, absl::Status status) {
@@ -180,7 +217,9 @@ void Engine::CancelAll(const absl::Status& status) {
   RECURVE_CHECK(!status.ok());
   {
     MutexLock lock(&mu_);
-    for (const uint64_t id : open_) inbox_.push_back(Cancellation{id, status});
+    for (const auto& [id, open] : open_) {
+      inbox_.emplace_back(Cancellation{id, status});
+    }
   }
   wake_.NotifyAll();
 }
@@ -210,6 +249,11 @@ EngineLoad Engine::load() const {
   EngineLoad load = load_;
   load.open = static_cast<int64_t>(open_.size());
   return load;
+}
+
+Engine::FlowLoad Engine::load_of(uint32_t flow) const {
+  MutexLock lock(&mu_);
+  return {admission_.running(flow), admission_.waiting(flow)};
 }
 
 absl::Status Engine::health() const {

@@ -2,18 +2,18 @@
 #define RECURVE_ENGINE_ENGINE_H_
 
 #include <atomic>
-#include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "engine/admission.h"
 #include "engine/event_sink.h"
 #include "engine/model_runner.h"
 #include "engine/observer.h"
@@ -23,6 +23,7 @@
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "engine/waiting_queue.h"
 #include "kv_cache/cache_manager.h"
 
 namespace recurve {
@@ -60,21 +61,25 @@ class Engine {
     // waits for more commands until Close (Decode).
     bool close_when_done = true;
     std::shared_ptr<EventSink> sink;
+    // When its client gives up. A sequence that could not be done by then for
+    // having to wait is not accepted, or ends with DeadlineExceeded while it
+    // waits: admission.h.
+    std::optional<Clock::time_point> deadline = std::nullopt;
   };
   // Accepts a sequence and returns its id, or says why not: InvalidArgument,
-  // ResourceExhausted (the queue is full), Unavailable (draining). After an
-  // error the sink is never called.
+  // ResourceExhausted (no place, or not in time), Unavailable (draining). After
+  // an error the sink is never called.
   absl::StatusOr<uint64_t> Submit(Submission submission);
   // Accepts all of them, in this order, or none.
   absl::StatusOr<std::vector<uint64_t>> SubmitAll(
       std::vector<Submission> submissions);
   // How many sequences may be running or waiting at a time.
-  int64_t max_open() const {
+  int64_t max_active() const {
     return options_.max_num_seqs + options_.max_queued_requests;
   }
-  // What Submit would say now of any request: for a look before the work of
-  // reading one. OK is no promise.
-  absl::Status CheckAccepts() const;
+  // What Submit would say now of any request of `flow`: for a look before the
+  // work of reading one. OK is no promise.
+  absl::Status CheckAccepts(const Flow& flow) const;
 
   // These act at the next step and ignore ids that are gone.
   // REQUIRES (Extend): the command passed ValidateCommand for this sequence.
@@ -98,6 +103,12 @@ class Engine {
   bool draining() const { return draining_.load(); }
 
   EngineLoad load() const;
+  // Of one flow.
+  struct FlowLoad {
+    int64_t running = 0;  // with memory and work
+    int64_t waiting = 0;
+  };
+  FlowLoad load_of(uint32_t flow) const;
   // OK, or why the engine can serve no more: the device failed.
   absl::Status health() const;
   // Seconds that the step in progress has been running; 0 between steps.
@@ -155,9 +166,11 @@ class Engine {
   Engine(const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
          const Tokenizer* tokenizer, EngineObserver* observer);
 
-  // Whether `count` sequences more are taken.
-  absl::Status Accepting(int64_t count) const
+  // Whether sequences are taken at all; and these.
+  absl::Status Accepting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckAdmission(const std::vector<Submission>& submissions) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t NewId(uint64_t* arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Post(Message message);
   // The most rows of logits that a sequence may give its stream in one step.
   int64_t max_step_logits() const;
@@ -168,9 +181,14 @@ class Engine {
   // Takes what came in; sleeps while there is nothing to run. False: stop.
   bool TakeMessages();
   bool HasRunnable() const;
+  // Ends those that wait and would be done too late.
+  void EndLate();
   // Brings the sequence's place in the queues below up to date. To be called
   // whenever its lease, its command or `stalled` changed.
   void Reindex(Sequence& sequence);
+  // Tells Admission where the sequence stands.
+  void SetStanding(Sequence& sequence, Sequence::Standing standing)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Handle(Message& message);
   void Step();
   SequenceView View(const Sequence& sequence) const;
@@ -184,6 +202,8 @@ class Engine {
   absl::Status BuildBatch(const StepPlan& plan, PendingStep* step);
   // Preempts and admits (engine_memory.cc).
   absl::Status ApplyMemory(const StepPlan& plan);
+  // Remembers what those that wait were denied.
+  void NotePasses(const StepPlan& plan);
   // Takes the sequence's memory, which is saved if there is room.
   absl::Status Preempt(Sequence& sequence);
   // A lease that is at sequence.num_computed().
@@ -215,12 +235,11 @@ class Engine {
   CacheManager cache_;
   PromptPacer pacer_;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences_;
-  // Where they stand, so that a step looks at no more than it may run. Waiting:
-  // those with work and no memory, in rank order.
-  using QueueKey = std::pair<int32_t, uint64_t>;  // minus priority, arrival
-  std::map<QueueKey, Sequence*> waiting_;
+  // Where they stand, so that a step looks at no more than it may run.
+  WaitingQueue waiting_;                    // those with work and no memory
   std::unordered_set<Sequence*> resident_;  // those with memory
   std::unordered_set<Sequence*> stalled_;
+  std::vector<uint64_t> passed_over_;  // in the last step
   EngineLoad counters_;
   std::unique_ptr<PendingStep> pending_;  // between two calls of Step
   Clock::time_point last_step_done_;
@@ -232,8 +251,13 @@ class Engine {
   std::vector<Message> inbox_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t next_arrival_ ABSL_GUARDED_BY(mu_) = 0;
-  std::unordered_set<uint64_t> open_
-      ABSL_GUARDED_BY(mu_);  // accepted and not ended
+  // Accepted and not ended.
+  struct Open {
+    Flow flow;
+    int64_t commands = 1;  // given and not done: 0, it is idle
+  };
+  std::unordered_map<uint64_t, Open> open_ ABSL_GUARDED_BY(mu_);
+  Admission admission_ ABSL_GUARDED_BY(mu_);
   EngineLoad load_ ABSL_GUARDED_BY(mu_);
   absl::Status health_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> draining_{false};

@@ -18,6 +18,7 @@ absl::Status Engine::ApplyMemory(const StepPlan& plan) {
     RECURVE_ASSIGN_OR_RETURN(SequenceLease lease, LeaseFor(sequence));
     RECURVE_RETURN_IF_ERROR(cache_.Reserve(lease, sequence.num_tokens()));
     sequence.lease = std::move(lease);
+    sequence.passes = 0;
     Reindex(sequence);
     if (!sequence.admitted) {
       sequence.admitted = true;
@@ -29,6 +30,19 @@ absl::Status Engine::ApplyMemory(const StepPlan& plan) {
     }
   }
   return absl::OkStatus();
+}
+
+void Engine::NotePasses(const StepPlan& plan) {
+  const auto each = [&](absl::Span<const uint64_t> ids, auto note) {
+    for (const uint64_t id : ids) {
+      const auto found = sequences_.find(id);
+      if (found != sequences_.end()) note(*found->second);
+    }
+  };
+  each(passed_over_, [](Sequence& s) { s.passed_over = false; });
+  each(plan.passed_over, [](Sequence& s) { s.passed_over = true; });
+  each(plan.passed, [](Sequence& s) { ++s.passes; });
+  passed_over_ = plan.passed_over;
 }
 
 absl::Status Engine::Preempt(Sequence& sequence) {

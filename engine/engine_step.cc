@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -12,9 +14,6 @@
 
 namespace recurve {
 namespace {
-
-// Sequences that wait and are looked at for a step, at most, in max_num_seqs.
-constexpr int64_t kMaxScan = 4;
 
 // One token will be left to compute when what is under way is done: what the
 // scheduler takes for decoding.
@@ -58,8 +57,9 @@ void Engine::Loop() {
     EndStalledClients();
     if (const absl::Status status = health(); !status.ok()) {
       FailAll(DeviceFailed(status));  // accepted before the failure was known
-    } else if (pending_ != nullptr || HasRunnable()) {
-      Step();
+    } else {
+      EndLate();
+      if (pending_ != nullptr || HasRunnable()) Step();
     }
     PublishLoad();
   }
@@ -72,22 +72,44 @@ void Engine::Loop() {
 }
 
 void Engine::Reindex(Sequence& sequence) {
-  const QueueKey key = {-sequence.options().priority, sequence.arrival()};
   const bool has_work = sequence.command_active() && !sequence.stalled;
+  const auto standing = !has_work        ? Sequence::Standing::kIdle
+                        : sequence.lease ? Sequence::Standing::kRunning
+                                         : Sequence::Standing::kWaiting;
   if (sequence.lease) {
     resident_.insert(&sequence);
   } else {
     resident_.erase(&sequence);
   }
-  if (!sequence.lease && has_work) {
-    waiting_.emplace(key, &sequence);
+  if (standing == Sequence::Standing::kWaiting) {
+    waiting_.Insert(&sequence);
   } else {
-    waiting_.erase(key);
+    waiting_.Erase(&sequence);
   }
   if (sequence.stalled) {
     stalled_.insert(&sequence);
   } else {
     stalled_.erase(&sequence);
+  }
+  if (standing == sequence.standing) return;
+  MutexLock lock(&mu_);
+  SetStanding(sequence, standing);
+}
+
+void Engine::SetStanding(Sequence& sequence, Sequence::Standing standing) {
+  const Flow& flow = sequence.options().flow;
+  const int32_t priority = sequence.options().priority;
+  if (sequence.standing == Sequence::Standing::kWaiting) {
+    admission_.EndWaiting(flow, priority, sequence.waiting_work);
+  } else if (sequence.standing == Sequence::Standing::kRunning) {
+    admission_.EndRunning(flow);
+  }
+  sequence.standing = standing;
+  if (standing == Sequence::Standing::kWaiting) {
+    sequence.waiting_work = sequence.work_left();
+    admission_.BeginWaiting(flow, priority, sequence.waiting_work);
+  } else if (standing == Sequence::Standing::kRunning) {
+    admission_.BeginRunning(flow);
   }
 }
 
@@ -203,6 +225,11 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.has_work = sequence.HasWork() && !sequence.stalled;
   view.ending = sequence.in_flight() && !view.has_work;
   view.from_host = FromHost(sequence);
+  view.prompt_tokens = sequence.prompt_work();
+  view.flow = sequence.options().flow.id;
+  view.weight = sequence.options().flow.weight;
+  view.passed_over = sequence.passed_over;
+  view.passes = sequence.passes;
   // A step hands all rows that a command wants to its stream at once.
   if (sequence.wants_all_logits()) {
     view.max_step_tokens = max_step_logits();
@@ -237,28 +264,29 @@ StepPlan Engine::Plan() const {
     return pacer_.Paces(decoding, sequence.prompt_work());
   };
   size_t next = 0;
-  for (const Sequence* sequence : resident_)
-    resident[next++].paced = paces(*sequence);
-  // No more than max_num_seqs can be admitted in one step; of those that may be
-  // held up as many again, so that they do not hide who may pass.
-  std::vector<SequenceView> waiting;
-  int64_t seen[2] = {};  // not paced, paced
-  for (auto it = waiting_.begin();
-       it != waiting_.end() && seen[0] < options_.max_num_seqs &&
-       seen[0] + seen[1] < kMaxScan * options_.max_num_seqs;
-       ++it) {
-    const bool paced = paces(*it->second);
-    if (seen[paced]++ >= options_.max_num_seqs) continue;
-    waiting.push_back(View(*it->second));
-    waiting.back().paced = paced;
+  std::map<uint32_t, int64_t> ahead;  // in memory, with work, by flow
+  for (const Sequence* sequence : resident_) {
+    SequenceView& view = resident[next++];
+    view.paced = paces(*sequence);
+    ahead[view.flow] += view.has_work;
   }
+  // No more than max_num_seqs can be admitted in one step.
+  std::vector<SequenceView> all = resident;
+  for (const Sequence* sequence :
+       waiting_.First(options_.max_num_seqs, ahead, paces)) {
+    all.push_back(View(*sequence));
+    all.back().paced = paces(*sequence);
+  }
+  AssignTurns(absl::MakeSpan(all));
+  const auto num_resident = static_cast<int64_t>(resident.size());
+  const auto views = absl::MakeConstSpan(all);
   const CacheStats cache = cache_.stats();
   // A step has room for a token of each of max_num_seqs, and the runner may
   // have more slots.
   const int64_t free_slots = std::clamp<int64_t>(
-      options_.max_num_seqs - static_cast<int64_t>(resident.size()), 0,
-      cache.slots.free);
-  return PlanStep(limits, cache.pages.free, free_slots, resident, waiting);
+      options_.max_num_seqs - num_resident, 0, cache.slots.free);
+  return PlanStep(limits, cache.pages.free, free_slots,
+                  views.first(num_resident), views.subspan(num_resident));
 }
 
 absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
@@ -308,6 +336,7 @@ absl::Status Engine::BuildBatch(const StepPlan& plan, PendingStep* step) {
   batch.query_start.push_back(0);
   batch.wants_logits = false;
   RECURVE_RETURN_IF_ERROR(ApplyMemory(plan));
+  NotePasses(plan);
   for (const StepPlan::Entry& planned : plan.entries) {
     RECURVE_ASSIGN_OR_RETURN(
         BatchEntry entry,
@@ -431,6 +460,8 @@ void Engine::Step() {
   ++counters_.steps_total;
   if (step->follows_work) {
     counters_.device_idle_seconds_total += output.device_idle_seconds;
+    MutexLock lock(&mu_);
+    admission_.OnStep(seconds);
   }
   PublishLoad();
   if (observer_ != nullptr) {
@@ -514,6 +545,14 @@ void Engine::FinishCommands(Sequence& sequence) {
   if (!sequence.CommandComplete()) return;
   const CommandResult result = sequence.FinishCommand(Clock::now());
   if (observer_ != nullptr) observer_->OnCommandDone(result);
+  {
+    // Before its client hears of it, and may give the next command.
+    MutexLock lock(&mu_);
+    Open& open = open_.at(sequence.id());
+    if (--open.commands == 0) admission_.SetIdle(open.flow);
+    admission_.OnDone(open.flow, sequence.command_work(),
+                      sequence.command_generated());
+  }
   sequence.sink().OnCommandDone(result);
   // Without a command it waits for no memory, also where its last token was
   // kept back until the reader came, and its memory went to others meanwhile.
@@ -526,14 +565,17 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   if (it == sequences_.end()) return;
   const std::shared_ptr<Sequence> sequence = std::move(it->second);
   sequences_.erase(it);
-  waiting_.erase({-sequence->options().priority, sequence->arrival()});
+  waiting_.Erase(sequence.get());
   resident_.erase(sequence.get());
   stalled_.erase(sequence.get());
   sequence->lease.reset();
   sequence->saved.reset();
   {
     MutexLock lock(&mu_);
-    open_.erase(id);
+    SetStanding(*sequence, Sequence::Standing::kIdle);
+    const auto open = open_.find(id);
+    admission_.Close(open->second.flow, open->second.commands > 0);
+    open_.erase(open);
   }
   PublishLoad();  // a client that sees its stream end also sees the memory free
   if (!status.ok() && observer_ != nullptr) observer_->OnFailed(status);
@@ -542,6 +584,25 @@ void Engine::End(uint64_t id, const absl::Status& status) {
 
 void Engine::FailAll(const absl::Status& status) {
   while (!sequences_.empty()) End(sequences_.begin()->first, status);
+}
+
+void Engine::EndLate() {
+  if (waiting_.empty()) return;
+  const auto now = Clock::now();
+  std::vector<std::pair<uint64_t, absl::Status>> late;
+  const std::vector<Sequence*> first = waiting_.First(
+      options_.max_num_seqs, {}, [](const Sequence&) { return false; });
+  {
+    MutexLock lock(&mu_);
+    for (const Sequence* sequence : first) {
+      if (!sequence->deadline || sequence->admitted) continue;
+      absl::Status status = admission_.CheckStart(
+          sequence->options().flow, sequence->waiting_work, sequence->submitted,
+          now, *sequence->deadline);
+      if (!status.ok()) late.emplace_back(sequence->id(), std::move(status));
+    }
+  }
+  for (const auto& [id, status] : late) End(id, status);
 }
 
 void Engine::EndStalledClients() {
@@ -560,7 +621,7 @@ void Engine::EndStalledClients() {
 
 void Engine::PublishLoad() {
   counters_.resident = static_cast<int64_t>(resident_.size());
-  counters_.waiting = static_cast<int64_t>(waiting_.size());
+  counters_.waiting = waiting_.size();
   const CacheStats cache = cache_.stats();
   counters_.slots_used = cache.slots.used;
   counters_.pages_used = cache.pages.used;

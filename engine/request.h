@@ -18,11 +18,19 @@ struct StoppingParams {
   bool ignore_eos = false;
 };
 
+// Whose a sequence is. Flows share steps, memory and places by weight.
+struct Flow {
+  uint32_t id = 0;
+  double weight = 1;  // above 0
+  double part = 1;    // its weight, of the sum of those of all flows there are
+};
+
 // What holds for the whole life of a sequence.
 struct SequenceOptions {
   SamplingParams sampling;  // the seed is set: the caller draws one if need be
   StoppingParams stopping;
   int32_t priority = 0;
+  Flow flow;
 };
 
 // Which rows of logits a command returns; see LogitsMode in inference.proto.

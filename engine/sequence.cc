@@ -69,6 +69,8 @@ bool Sequence::StartNextCommand() {
   logits_mode_ = command.logits;
   stop_reason_.reset();
   active_ = true;
+  command_work_ = work_left();
+  generated_before_ = generated();
   return true;
 }
 
@@ -91,10 +93,21 @@ bool Sequence::HasWork() const {
   return !in_flight() || launched_computed() < num_tokens();
 }
 
-bool Sequence::MayStop() const {
-  const StoppingParams& stopping = options_.stopping;
-  return (!stopping.ignore_eos && !eos_token_ids_.empty()) ||
+bool Sequence::MayStop(const StoppingParams& stopping,
+                       absl::Span<const int32_t> eos_token_ids) {
+  return (!stopping.ignore_eos && !eos_token_ids.empty()) ||
          !stopping.stop_token_ids.empty() || !stopping.stop_strings.empty();
+}
+
+Admission::Work Sequence::work_left() const {
+  Admission::Work work = {num_tokens() - num_computed_, generate_left_,
+                          MayStop()};
+  if (!active_ && !commands_.empty()) {
+    const Command& next = commands_.front();
+    work.prompt_tokens += static_cast<int64_t>(next.append.size());
+    work.generate = next.generate;
+  }
+  return work;
 }
 
 bool Sequence::MustWait() const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "engine/admission.h"
 #include "engine/event_sink.h"
 #include "engine/request.h"
 #include "engine/step.h"
@@ -74,6 +75,9 @@ class Sequence {
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   TokenKind kind(int64_t position) const { return kinds_[position]; }
   int64_t num_computed() const { return num_computed_; }
+  // Whether a token may end a command before its last one.
+  static bool MayStop(const StoppingParams& stopping,
+                      absl::Span<const int32_t> eos_token_ids);
   // So many of the first tokens are computed in one step.
   int64_t whole_tokens() const { return whole_tokens_; }
   int64_t appended() const { return static_cast<int64_t>(prompt_.size()); }
@@ -88,6 +92,11 @@ class Sequence {
   // Tokens that there were to compute when the active command began, or when
   // what was computed was lost.
   int64_t prompt_work() const { return prompt_work_; }
+  // What the active command, or the next if none is, has left to do; and what
+  // the active or the last one was to do, and how many tokens it has generated.
+  Admission::Work work_left() const;
+  const Admission::Work& command_work() const { return command_work_; }
+  int64_t command_generated() const { return generated() - generated_before_; }
   // Whether the active command will have anything to compute then. If a sample
   // is in flight: as long as it does not end the command.
   bool HasWork() const;
@@ -139,6 +148,15 @@ class Sequence {
   std::optional<SequenceLease> lease;
   std::optional<SavedSequence> saved;
   bool admitted = false;
+  // SequenceView::passed_over and passes.
+  bool passed_over = false;
+  int passes = 0;
+  // What Admission was told.
+  enum class Standing { kIdle, kWaiting, kRunning };
+  Standing standing = Standing::kIdle;
+  Admission::Work waiting_work;  // REQUIRES: kWaiting
+  // When its call ends; a sequence that waits too long for that is ended.
+  std::optional<Clock::time_point> deadline;
   // The client is behind; nothing runs until it catches up.
   bool stalled = false;
   Clock::time_point stalled_since;
@@ -150,8 +168,7 @@ class Sequence {
   double time_to_first_token_seconds = 0;
 
  private:
-  // Whether a token may end the active command before its last one.
-  bool MayStop() const;
+  bool MayStop() const { return MayStop(options_.stopping, eos_token_ids_); }
   // The stop condition that `token` meets, if any.
   std::optional<FinishReason> StopsAt(int32_t token) const;
 
@@ -171,6 +188,8 @@ class Sequence {
   std::vector<int32_t> output_;   // those generated
   int64_t num_computed_ = 0;
   int64_t prompt_work_ = 0;
+  Admission::Work command_work_;
+  int64_t generated_before_ = 0;  // the command
   int64_t tokens_in_flight_ = 0;
   int64_t samples_in_flight_ = 0;
   int32_t sample_in_flight_ = -1;  // the latest

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "engine/request.h"
 
 namespace recurve {
 namespace {
@@ -22,6 +23,7 @@ constexpr int64_t kMaxPages = 1 << 30;
 constexpr int64_t kMaxTokensPerSecond = 1'000'000'000;
 constexpr int64_t kMaxTokenBurst = 10'000'000'000;
 constexpr int64_t kDefaultBurstSeconds = 10;
+constexpr int64_t kMaxWeight = 1000;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
@@ -76,6 +78,17 @@ absl::StatusOr<int64_t> ParseCount(absl::string_view field,
       absl::StrCat(field, " is ", text.substr(0, 32), "; expected 1 to ", max));
 }
 
+absl::StatusOr<int32_t> ParsePriority(absl::string_view text) {
+  int32_t value = 0;
+  if (absl::SimpleAtoi(text, &value) && value >= -kMaxPriority &&
+      value <= kMaxPriority) {
+    return value;
+  }
+  return Wrong(absl::StrCat("max_priority is ", text.substr(0, 32),
+                            "; expected ", -kMaxPriority, " to ",
+                            kMaxPriority));
+}
+
 absl::StatusOr<TenantEntry> ParseEntry(
     absl::string_view name, const std::vector<absl::string_view>& fields) {
   TenantEntry entry;
@@ -106,6 +119,11 @@ absl::StatusOr<TenantEntry> ParseEntry(
                                ParseCount(key, value, kMaxTokensPerSecond));
     } else if (key == "token_burst") {
       RECURVE_ASSIGN_OR_RETURN(burst, ParseCount(key, value, kMaxTokenBurst));
+    } else if (key == "weight") {
+      RECURVE_ASSIGN_OR_RETURN(entry.limits.weight,
+                               ParseCount(key, value, kMaxWeight));
+    } else if (key == "max_priority") {
+      RECURVE_ASSIGN_OR_RETURN(entry.limits.max_priority, ParsePriority(value));
     } else if (key == "admin") {
       if (value != "true" && value != "false") {
         return Wrong(absl::StrCat("admin is ", value.substr(0, 32),
@@ -117,7 +135,8 @@ absl::StatusOr<TenantEntry> ParseEntry(
       return Wrong(absl::StrCat(
           "a field of ", field.size(),
           " characters is not known; expected sha256=, max_streams=, "
-          "max_pages=, tokens_per_second=, token_burst= or admin="));
+          "max_pages=, tokens_per_second=, token_burst=, weight=, "
+          "max_priority= or admin="));
     }
   }
   if (entry.keys.empty()) {

@@ -25,6 +25,8 @@ struct TenantLimits {
     int64_t burst;
   };
   std::optional<Rate> rate;
+  int64_t weight = 1;        // of its share of steps, memory and places
+  int32_t max_priority = 0;  // that its requests may ask for
 };
 
 // One line of a keys file.

@@ -118,8 +118,8 @@ CompletionCall::~CompletionCall() { environment_.open_streams->fetch_sub(1); }
 
 void CompletionCall::Begin(const HttpRequest& request) {
   reply_->Listen(shared_from_this());
-  authorization_ = request.authorization;
   request_id_ = request.request_id;
+  deadline_ = request.deadline;
   if (!request_id_.empty()) {
     headers_.emplace_back(kRequestIdHeader, request_id_[0]);
   }
@@ -135,8 +135,9 @@ void CompletionCall::Begin(const HttpRequest& request) {
   absl::Status status = OpenStreams();
   if (!status.ok()) return Refuse(ErrorOf(status));
   status = environment_.encode_threads->Add(
-      this, bytes, [self = shared_from_this()] {
-        const absl::Status accepts = self->environment_.engine->CheckAccepts();
+      this, flow(), bytes, [self = shared_from_this()] {
+        const absl::Status accepts =
+            self->environment_.engine->CheckAccepts(self->flow());
         self->reply_->Continue([self, error = accepts.ok() ? self->PrepareAll()
                                                            : ErrorOf(accepts)] {
           self->Go(error);
@@ -226,24 +227,26 @@ std::optional<ApiError> CompletionCall::CheckWholeSize(
 }
 
 absl::Status CompletionCall::OpenStreams() {
-  if (environment_.tenants == nullptr) return absl::OkStatus();
+  if (tenant_ == nullptr) return absl::OkStatus();
   MutexLock lock(&mu_);
   if (has_streams_) return absl::OkStatus();
   std::chrono::milliseconds retry_after = environment_.retry_pushback;
-  auto tickets = environment_.tenants->OpenStreams(
-      authorization_, static_cast<int64_t>(choices_.size()), &retry_after);
-  if (!tickets.ok()) {
-    if (absl::IsResourceExhausted(tickets.status())) retry_after_ = retry_after;
-    return tickets.status();
+  absl::Status status =
+      tenant_->OpenStreams(static_cast<int64_t>(choices_.size()), &retry_after);
+  if (!status.ok()) {
+    retry_after_ = retry_after;
+    return status;
   }
-  for (size_t i = 0; i < choices_.size(); ++i)
-    choices_[i]->ticket_ = std::move((*tickets)[i]);
+  for (const auto& choice : choices_) choice->ticket_ = StreamTicket(tenant_);
   has_streams_ = true;
   return absl::OkStatus();
 }
 
 absl::Status CompletionCall::Charge(const std::vector<GenerateInput>& inputs) {
-  if (environment_.tenants == nullptr) return absl::OkStatus();
+  if (tenant_ == nullptr) return absl::OkStatus();
+  for (const GenerateInput& input : inputs) {
+    RECURVE_RETURN_IF_ERROR(tenant_->CheckPriority(input.options.priority));
+  }
   RECURVE_RETURN_IF_ERROR(OpenStreams());
   MutexLock lock(&mu_);
   std::chrono::milliseconds retry_after = environment_.retry_pushback;
@@ -259,8 +262,15 @@ absl::Status CompletionCall::Charge(const std::vector<GenerateInput>& inputs) {
 }
 
 std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
+  if (environment_.tenants != nullptr) {
+    auto tenant =
+        environment_.tenants->Authenticate(request.authorization, "header");
+    if (!tenant.ok()) return ErrorOf(tenant.status());
+    tenant_ = *std::move(tenant);
+  }
   // First, so that a refusal under overload costs least.
-  if (absl::Status status = environment_.engine->CheckAccepts(); !status.ok()) {
+  if (absl::Status status = environment_.engine->CheckAccepts(flow());
+      !status.ok()) {
     return ErrorOf(status);
   }
   if (auto error = ParseCompletion(request.body, model_name_,
@@ -269,7 +279,7 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
   }
   const size_t count = request_.prompts.size();
   const Engine& engine = *environment_.engine;
-  if (static_cast<int64_t>(count) > engine.max_open()) {
+  if (static_cast<int64_t>(count) > engine.max_active()) {
     // Not 429, as for a full queue: it will not be another time either.
     ApiError error;
     error.param = "prompt";
@@ -315,11 +325,13 @@ std::optional<ApiError> CompletionCall::Submit(
   }
   std::vector<Engine::Submission> submissions;
   for (size_t i = 0; i < count; ++i) {
+    inputs[i].options.flow = flow();
     submissions.push_back(
         {std::move(inputs[i].options), std::move(inputs[i].command),
          /*close_when_done=*/true,
          // Shares the call's count: the engine keeps the call alive.
-         std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get())});
+         std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get()),
+         deadline_});
   }
   const auto accepted = environment_.engine->SubmitAll(std::move(submissions));
   if (!accepted.ok()) return ErrorOf(accepted.status());

@@ -58,6 +58,7 @@ class CompletionCall : public HttpListener,
   // An error when an answer that is not streamed could become too large.
   std::optional<ApiError> CheckWholeSize(
       const std::vector<GenerateInput>& inputs) const;
+  Flow flow() const { return tenant_ == nullptr ? Flow() : tenant_->flow(); }
   // Takes a stream of the tenant for each prompt, or none.
   absl::Status OpenStreams();
   // Takes what all prompts need off the tenant's quotas, or nothing; their
@@ -83,7 +84,8 @@ class CompletionCall : public HttpListener,
   const int64_t created_;  // seconds since 1970
 
   // Set before the engine knows of the call, then constant.
-  std::vector<std::string> authorization_;  // headers of the request
+  std::shared_ptr<Tenant> tenant_;  // null on a server without keys
+  std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::vector<std::string> request_id_;
   CompletionRequest request_;
   std::vector<GenerateInput>

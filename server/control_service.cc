@@ -1,31 +1,51 @@
 #include "server/control_service.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/status_macros.h"
 #include "kv_cache/cache_spec.h"
 #include "server/convert.h"
 #include "server/grpc/unary.h"
 
 namespace recurve {
-absl::Status ControlService::Authenticate(const RpcHead& head,
-                                          RpcStream& stream) const {
-  if (options_.tenants == nullptr) return absl::OkStatus();
-  RECURVE_RETURN_IF_ERROR(
-      options_.tenants->Authenticate(head.authorization, "metadata entry")
-          .status());
-  stream.Trust();
-  return absl::OkStatus();
+namespace {
+
+// How much is in use of what there is least left of: 0, 0.25, 0.5, 0.75 or 1,
+// so that nobody sees from it what others send.
+float Busy(const EngineLoad& load) {
+  const auto part = [](int64_t used, int64_t total) {
+    return total > 0 ? static_cast<double>(used) / static_cast<double>(total)
+                     : 0.0;
+  };
+  const double most = std::max(part(load.slots_used, load.slots_total),
+                               part(load.pages_used, load.pages_total));
+  return static_cast<float>(std::floor(std::clamp(most, 0.0, 1.0) * 4) / 4);
 }
 
-absl::Status ControlService::AuthorizeAdmin(const RpcHead& head,
-                                            RpcStream& stream) const {
+}  // namespace
+
+absl::StatusOr<ControlService::Caller> ControlService::Authenticate(
+    const RpcHead& head, RpcStream& stream) const {
+  if (options_.tenants == nullptr) return nullptr;
+  RECURVE_ASSIGN_OR_RETURN(
+      Caller caller,
+      options_.tenants->Authenticate(head.authorization, "metadata entry"));
+  stream.Trust();
+  return caller;
+}
+
+absl::StatusOr<ControlService::Caller> ControlService::AuthorizeAdmin(
+    const RpcHead& head, RpcStream& stream) const {
   if (!options_.admin) {
     return absl::PermissionDeniedError(
         "Abort and Drain are turned off (--admin is off)");
   }
-  if (options_.tenants == nullptr) return absl::OkStatus();
-  absl::Status status = options_.tenants->AuthorizeAdmin(head.authorization);
-  if (!absl::IsUnauthenticated(status)) stream.Trust();
-  return status;
+  RECURVE_ASSIGN_OR_RETURN(Caller caller, Authenticate(head, stream));
+  if (caller != nullptr) {
+    RECURVE_RETURN_IF_ERROR(caller->CheckAdmin("Abort and Drain need one"));
+  }
+  return caller;
 }
 
 v1::ModelInfo ControlService::GetModelInfo() const {
@@ -84,7 +104,8 @@ v1::ServerInfo ControlService::GetServerInfo() const {
   return info;
 }
 
-v1::Load ControlService::GetLoad() const {
+v1::Load ControlService::GetLoad(const Caller& caller) const {
+  if (caller != nullptr && !caller->admin()) return OwnLoad(*caller);
   v1::Load info;
   const EngineLoad load = options_.engine->load();
   info.set_num_requests_running(static_cast<uint32_t>(load.resident));
@@ -98,6 +119,27 @@ v1::Load ControlService::GetLoad() const {
   info.set_preemptions_total(load.preemptions_total);
   info.set_steps_total(load.steps_total);
   info.set_open_streams(static_cast<uint32_t>(options_.open_streams->load()));
+  info.set_busy(Busy(load));
+  return info;
+}
+
+v1::Load ControlService::OwnLoad(Tenant& tenant) const {
+  v1::Load info;
+  const EngineLoad load = options_.engine->load();
+  const Engine::FlowLoad own = options_.engine->load_of(tenant.flow().id);
+  const Tenant::Usage usage = tenant.usage();
+  info.set_num_requests_running(static_cast<uint32_t>(own.running));
+  info.set_num_requests_waiting(static_cast<uint32_t>(own.waiting));
+  info.set_state_slots_used(static_cast<uint32_t>(own.running));
+  info.set_state_slots_total(static_cast<uint32_t>(load.slots_total));
+  info.set_tpa_pages_used(static_cast<uint32_t>(usage.pages));
+  info.set_tpa_pages_total(static_cast<uint32_t>(load.pages_total));
+  info.set_prompt_tokens_total(static_cast<uint64_t>(usage.prompt_tokens));
+  info.set_generation_tokens_total(
+      static_cast<uint64_t>(usage.generated_tokens));
+  info.set_open_streams(static_cast<uint32_t>(usage.streams));
+  info.set_busy(Busy(load));
+  info.set_own(true);
   return info;
 }
 
@@ -116,24 +158,29 @@ void ControlService::AddMethods(RpcMethods* methods) const {
   };
   RpcMethods& m = *methods;
   m["/recurve.v1.Control/GetModelInfo"] =
-      UnaryMethod<v1::GetModelInfoRequest, v1::ModelInfo>(
-          tenant, [this](const auto&) { return GetModelInfo(); });
+      UnaryMethod<v1::GetModelInfoRequest, v1::ModelInfo, Caller>(
+          tenant,
+          [this](const Caller&, const auto&) { return GetModelInfo(); });
   m["/recurve.v1.Control/GetServerInfo"] =
-      UnaryMethod<v1::GetServerInfoRequest, v1::ServerInfo>(
-          tenant, [this](const auto&) { return GetServerInfo(); });
-  m["/recurve.v1.Control/GetLoad"] = UnaryMethod<v1::GetLoadRequest, v1::Load>(
-      tenant, [this](const auto&) { return GetLoad(); });
+      UnaryMethod<v1::GetServerInfoRequest, v1::ServerInfo, Caller>(
+          tenant,
+          [this](const Caller&, const auto&) { return GetServerInfo(); });
+  m["/recurve.v1.Control/GetLoad"] =
+      UnaryMethod<v1::GetLoadRequest, v1::Load, Caller>(
+          tenant, [this](const Caller& caller, const auto&) {
+            return GetLoad(caller);
+          });
   m["/recurve.v1.Control/Abort"] =
-      UnaryMethod<v1::AbortRequest, v1::AbortResponse>(
+      UnaryMethod<v1::AbortRequest, v1::AbortResponse, Caller>(
           admin,
-          [this](const v1::AbortRequest& request)
+          [this](const Caller&, const v1::AbortRequest& request)
               -> absl::StatusOr<v1::AbortResponse> {
             RECURVE_RETURN_IF_ERROR(Abort(request));
             return v1::AbortResponse();
           });
   m["/recurve.v1.Control/Drain"] =
-      UnaryMethod<v1::DrainRequest, v1::DrainResponse>(
-          admin, [this](const v1::DrainRequest&) {
+      UnaryMethod<v1::DrainRequest, v1::DrainResponse, Caller>(
+          admin, [this](const Caller&, const v1::DrainRequest&) {
             v1::DrainResponse response;
             response.set_remaining(static_cast<uint32_t>(options_.drain()));
             return response;

@@ -34,14 +34,20 @@ class ControlService {
   void AddMethods(RpcMethods* methods) const;
 
  private:
-  // Whether the call is from a tenant.
-  absl::Status Authenticate(const RpcHead& head, RpcStream& stream) const;
-  // Whether it is from one that may use the switches.
-  absl::Status AuthorizeAdmin(const RpcHead& head, RpcStream& stream) const;
+  using Caller = std::shared_ptr<Tenant>;  // null on a server without keys
+
+  // The tenant whose call it is.
+  absl::StatusOr<Caller> Authenticate(const RpcHead& head,
+                                      RpcStream& stream) const;
+  // As above; PermissionDenied if it may not use the switches.
+  absl::StatusOr<Caller> AuthorizeAdmin(const RpcHead& head,
+                                        RpcStream& stream) const;
 
   v1::ModelInfo GetModelInfo() const;
   v1::ServerInfo GetServerInfo() const;
-  v1::Load GetLoad() const;
+  v1::Load GetLoad(const Caller& caller) const;
+  // What a tenant that is no admin may see.
+  v1::Load OwnLoad(Tenant& tenant) const;
   absl::Status Abort(const v1::AbortRequest& request) const;
 
   const Options options_;

@@ -27,7 +27,7 @@ void DecodeCall::Begin() {
 void DecodeCall::ReadNext() { stream_->Read(environment_.decode_idle_timeout); }
 
 absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
-  RECURVE_RETURN_IF_ERROR(environment_.engine->CheckAccepts());
+  RECURVE_RETURN_IF_ERROR(CheckAccepts());
   RECURVE_ASSIGN_OR_RETURN(SequenceOptions options,
                            OptionsFromProto(request, environment_.context));
   RECURVE_ASSIGN_OR_RETURN(Command command,
@@ -37,14 +37,14 @@ absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
                                           AppendField(request), "generate"));
   RECURVE_RETURN_IF_ERROR(
       ValidateOptions(options, environment_.engine->limits()));
+  RECURVE_RETURN_IF_ERROR(CheckPriority(options.priority));
   RECURVE_RETURN_IF_ERROR(Charge(command));
   with_logprobs_ = options.sampling.num_logprobs >= 0;
   seed_ = options.sampling.seed;
   prompt_tokens_ = static_cast<int64_t>(command.append.size());
-  RECURVE_ASSIGN_OR_RETURN(
-      const uint64_t id,
-      environment_.engine->Submit({std::move(options), std::move(command),
-                                   /*close_when_done=*/false, sink()}));
+  RECURVE_ASSIGN_OR_RETURN(const uint64_t id,
+                           Submit(std::move(options), std::move(command),
+                                  /*close_when_done=*/false));
   Accepted(id);
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "engine/fair_places.h"
+#include "engine/request.h"
 
 namespace recurve {
 
@@ -37,10 +40,12 @@ class EncodeThreads {
   EncodeThreads(const EncodeThreads&) = delete;
   EncodeThreads& operator=(const EncodeThreads&) = delete;
 
-  // Runs `work`, which encodes `bytes` of text, when its turn comes, in the
-  // order of the calls. ResourceExhausted when too much waits. `owner` is what
-  // Remove calls it by: it has one work at a time.
-  absl::Status Add(const void* owner, int64_t bytes,
+  // Runs `work`, which encodes `bytes` of text, when its turn comes: flows take
+  // turns by the bytes they had, divided by their weights; one's own are run in
+  // the order of the calls. ResourceExhausted when too much waits; flows share
+  // kMaxBytes (fair_places.h). `owner` is what Remove calls it by: it has one
+  // work at a time.
+  absl::Status Add(const void* owner, const Flow& flow, int64_t bytes,
                    std::function<void()> work);
   // Takes the work of `owner` back if it has not begun; it is destroyed then.
   // False: there is none, or it has begun.
@@ -54,16 +59,25 @@ class EncodeThreads {
 
   struct Job {
     const void* owner = nullptr;
+    Flow flow;
     int64_t bytes = 0;
     std::function<void()> work;
   };
+  // One flow's that wait, and what it had, by weight, as of now or, if it had
+  // none for a while, as much as the one that had least.
+  struct Line {
+    std::deque<Job> jobs;
+    double had = 0;
+  };
 
   void Run();
+  Job TakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;
   CondVar changed_;
-  std::deque<Job> waiting_ ABSL_GUARDED_BY(mu_);
-  int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of all jobs, those at work too
+  std::map<uint32_t, Line> waiting_ ABSL_GUARDED_BY(mu_);  // none is empty
+  double had_ ABSL_GUARDED_BY(mu_) = 0;  // by the flow that was last served
+  FairPlaces bytes_ ABSL_GUARDED_BY(mu_){kMaxBytes};  // of all, at work too
   int running_ ABSL_GUARDED_BY(mu_) = 0;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;

@@ -8,7 +8,7 @@ void GenerateCall::Begin() {
   if (!Enter()) return;
   // First, so that a refusal under overload costs least: the prompt is not even
   // received.
-  if (absl::Status status = environment_.engine->CheckAccepts(); !status.ok()) {
+  if (absl::Status status = CheckAccepts(); !status.ok()) {
     return Refuse(status);
   }
   stream_->Read(kRequestTimeout);
@@ -24,10 +24,10 @@ void GenerateCall::OnMessage(std::string message) {
     return Refuse(absl::InvalidArgumentError(kMalformedMessage));
   }
   RunEncoding(static_cast<int64_t>(request->prompt_text().size()),
-              [this, request] { Submit(*request); });
+              [this, request] { Start(*request); });
 }
 
-void GenerateCall::Submit(const v1::GenerateRequest& request) {
+void GenerateCall::Start(const v1::GenerateRequest& request) {
   absl::StatusOr<GenerateInput> input =
       FromProto(request, environment_.context);
   if (!input.ok()) return Refuse(input.status());
@@ -41,11 +41,12 @@ void GenerateCall::Submit(const v1::GenerateRequest& request) {
   if (status.ok()) {
     status = ValidateOptions(input->options, environment_.engine->limits());
   }
+  if (status.ok()) status = CheckPriority(input->options.priority);
   if (status.ok()) status = Charge(input->command);
   if (!status.ok()) return Refuse(status);
-  const absl::StatusOr<uint64_t> id = environment_.engine->Submit(
-      {std::move(input->options), std::move(input->command),
-       /*close_when_done=*/true, sink()});
+  const absl::StatusOr<uint64_t> id =
+      Submit(std::move(input->options), std::move(input->command),
+             /*close_when_done=*/true);
   if (!id.ok()) return Refuse(id.status());
   Accepted(*id);
 }

@@ -34,7 +34,7 @@ class GenerateCall : public StreamCall<v1::GenerateEvent> {
 
  private:
   // Checks the request and hands it to the engine, or refuses it.
-  void Submit(const v1::GenerateRequest& request);
+  void Start(const v1::GenerateRequest& request);
 
   // Set before the engine knows the sequence, then constant.
   bool with_logprobs_ = false;

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "engine/checkpoint/quote.h"
 #include "nlohmann/json.hpp"
@@ -72,6 +73,29 @@ std::string RequestIdProblem(const std::vector<std::string>& ids) {
   return "";
 }
 
+// Sets the deadline of `request`, if its head names one. What is wrong with
+// that, or nothing.
+std::string TakeTimeout(HttpRequest* request) {
+  constexpr int64_t kMaxMs = 86'400'000;
+  const std::vector<std::string>& values = request->expected_timeout;
+  if (values.empty()) return "";
+  int64_t ms = 0;
+  if (values.size() > 1 || values[0].size() > 10 ||
+      !absl::c_all_of(values[0],
+                      [](char c) { return absl::ascii_isdigit(c); }) ||
+      !absl::SimpleAtoi(values[0], &ms) || ms > kMaxMs) {
+    return absl::StrCat(kExpectedTimeoutHeader, " is ",
+                        Quote(absl::StrJoin(values, ", ")),
+                        "; expected one header with 0 to ", kMaxMs);
+  }
+  // Of Envoy, 0 says that there is none.
+  if (ms > 0) {
+    request->deadline =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+  }
+  return "";
+}
+
 std::string NotFound(absl::string_view path) {
   return absl::StrCat(
       path == "/v1/chat/completions"
@@ -115,10 +139,23 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
       return ErrorResponse(ErrorOf(tenant.status()));
     }
   }
+  // Here whoever reaches the API would see what all tenants use.
+  if (head.path == "/metrics" && options_.metrics != nullptr &&
+      options_.environment != nullptr &&
+      options_.environment->tenants != nullptr) {
+    const auto tenant = options_.environment->tenants->Authenticate(
+        head.authorization, "header");
+    if (!tenant.ok()) return ErrorResponse(ErrorOf(tenant.status()));
+    if (absl::Status status = (*tenant)->CheckAdmin("/metrics needs one");
+        !status.ok()) {
+      return ErrorResponse(ErrorOf(status));
+    }
+  }
   // With keys, what needs none shows nothing.
-  request->entitled = options_.environment != nullptr &&
-                      (options_.environment->tenants == nullptr ||
-                       absl::StartsWith(head.path, "/v1/"));
+  request->entitled =
+      options_.environment != nullptr &&
+      (options_.environment->tenants == nullptr ||
+       absl::StartsWith(head.path, "/v1/") || head.path == "/metrics");
   const bool known =
       head.path == "/health" ||
       (head.path == "/metrics" && options_.metrics != nullptr) ||
@@ -149,8 +186,9 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
                           "'; expected a body as it is, without one"));
   }
   if (!completions) return std::nullopt;
-  if (std::string problem = RequestIdProblem(head.request_id);
-      !problem.empty()) {
+  std::string problem = RequestIdProblem(head.request_id);
+  if (problem.empty()) problem = TakeTimeout(request);
+  if (!problem.empty()) {
     options_.environment->metrics->OnRefused(RefusalReason::kInvalid);
     return HttpError(400, problem);
   }

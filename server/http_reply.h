@@ -1,6 +1,7 @@
 #ifndef RECURVE_SERVER_HTTP_REPLY_H_
 #define RECURVE_SERVER_HTTP_REPLY_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,6 +18,9 @@ namespace recurve {
 // What clients, and proxies before the server, call a request by; the answer
 // repeats it.
 inline constexpr char kRequestIdHeader[] = "x-request-id";
+// Tells how long a proxy before the server waits for an answer.
+inline constexpr char kExpectedTimeoutHeader[] =
+    "x-envoy-expected-rq-timeout-ms";
 
 struct HttpRequest {
   std::string method;
@@ -24,11 +28,15 @@ struct HttpRequest {
   // The values of these headers, one an occurrence.
   std::vector<std::string> authorization;
   std::vector<std::string> request_id;  // X-Request-Id
+  // Milliseconds after which a proxy gives the request up, as Envoy says it.
+  std::vector<std::string> expected_timeout;
   std::string content_type;
   std::string content_encoding;
   std::string body;
-  // Set by HttpHandler::CheckHead: the client has shown that it may call.
+  // Set by HttpHandler::CheckHead: the client has shown that it may call; and
+  // when expected_timeout is over, counted from the head.
   bool entitled = false;
+  std::optional<std::chrono::steady_clock::time_point> deadline;
 };
 
 struct HttpResponse {

@@ -404,6 +404,11 @@ void HttpSession::OnHead() {
   for (auto it = first_id; it != last_id; ++it) {
     request_.request_id.emplace_back(View(it->value()));
   }
+  const auto [first_timeout, last_timeout] =
+      message.equal_range(kExpectedTimeoutHeader);
+  for (auto it = first_timeout; it != last_timeout; ++it) {
+    request_.expected_timeout.emplace_back(View(it->value()));
+  }
   for (const std::string& problem :
        {HostProblem(message, version_), BodyProblem(message, version_)}) {
     if (!problem.empty()) return Refuse(HttpError(400, problem));

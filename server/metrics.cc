@@ -87,6 +87,8 @@ const char* ReasonName(RefusalReason reason) {
   switch (reason) {
     case RefusalReason::kQueueFull:
       return "queue_full";
+    case RefusalReason::kDeadline:
+      return "deadline";
     case RefusalReason::kQuota:
       return "quota";
     case RefusalReason::kDraining:
@@ -267,10 +269,10 @@ Metrics::Metrics() : families_(std::make_unique<Families>()) {
   // There before their first event: rate() does not see a series' first value,
   // and these are what alerts look at.
   for (const RefusalReason reason :
-       {RefusalReason::kQueueFull, RefusalReason::kQuota,
-        RefusalReason::kDraining, RefusalReason::kDeviceFailed,
-        RefusalReason::kUnauthenticated, RefusalReason::kInvalid,
-        RefusalReason::kInternal}) {
+       {RefusalReason::kQueueFull, RefusalReason::kDeadline,
+        RefusalReason::kQuota, RefusalReason::kDraining,
+        RefusalReason::kDeviceFailed, RefusalReason::kUnauthenticated,
+        RefusalReason::kInvalid, RefusalReason::kInternal}) {
     families_->refused.Add({{"reason", ReasonName(reason)}});
   }
   families_->failure.Add(

@@ -15,7 +15,8 @@ namespace recurve {
 // Why a request was refused before the engine took it in.
 enum class RefusalReason {
   kQueueFull,
-  kQuota,  // of a tenant
+  kDeadline,  // it would be done too late
+  kQuota,     // of a tenant
   kDraining,
   kDeviceFailed,
   kUnauthenticated,

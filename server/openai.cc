@@ -114,7 +114,7 @@ int64_t TextOffsets::Next(int32_t id) {
 ApiError ErrorOf(const absl::Status& status) {
   ApiError error;
   error.message = WithApiNames(status.message());
-  error.cause = status.code();
+  error.cause = status;
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
       error.param = FieldOf(error.message);
@@ -127,6 +127,15 @@ ApiError ErrorOf(const absl::Status& status) {
     case absl::StatusCode::kUnauthenticated:
       error.status = 401;
       error.code = "invalid_api_key";
+      return error;
+    case absl::StatusCode::kPermissionDenied:
+      error.status = 403;
+      error.code = "permission_denied";
+      return error;
+    case absl::StatusCode::kDeadlineExceeded:
+      error.status = 504;
+      error.type = "server_error";
+      error.code = "deadline_exceeded";
       return error;
     case absl::StatusCode::kResourceExhausted:
       error.status = 429;

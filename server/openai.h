@@ -31,7 +31,7 @@ struct ApiError {
   std::string param;  // the field at fault; empty: null
   std::string code;   // empty: null
   std::optional<std::chrono::milliseconds> retry_after;
-  absl::StatusCode cause = absl::StatusCode::kInvalidArgument;
+  absl::Status cause = absl::InvalidArgumentError("");
 };
 // The same for a status of the engine, the quotas or convert.h. Fields get the
 // names that this API has for them.

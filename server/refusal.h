@@ -7,13 +7,17 @@
 
 namespace recurve {
 
-// Why a request that ends with `code`, before the engine took it in, was
+// Why a request that ends with `status`, before the engine took it in, was
 // refused. `by_quota`: RESOURCE_EXHAUSTED came from the tenant's quotas.
-inline RefusalReason RefusalReasonOf(absl::StatusCode code, bool by_quota,
+inline RefusalReason RefusalReasonOf(const absl::Status& status, bool by_quota,
                                      const Engine& engine) {
-  switch (code) {
+  switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
-      return by_quota ? RefusalReason::kQuota : RefusalReason::kQueueFull;
+      return by_quota            ? RefusalReason::kQuota
+             : IsTooLate(status) ? RefusalReason::kDeadline
+                                 : RefusalReason::kQueueFull;
+    case absl::StatusCode::kPermissionDenied:
+      return RefusalReason::kQuota;
     case absl::StatusCode::kUnavailable:
       return engine.health().ok() ? RefusalReason::kDraining
                                   : RefusalReason::kDeviceFailed;

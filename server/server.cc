@@ -278,7 +278,7 @@ absl::Status Server::StartGrpc() {
   grpc.max_connections = options_.max_grpc_connections;
   // A gateway may send all that the server takes over one connection, and hears
   // when that is full.
-  grpc.max_streams = engine_->max_open() + kMoreStreams;
+  grpc.max_streams = Admission::kMaxOpen * engine_->max_active() + kMoreStreams;
   grpc.max_message_bytes = kMaxReceiveBytes;
   grpc.max_received_bytes = options_.max_grpc_buffer_bytes;
   grpc.stalled_client_timeout = options_.engine.stalled_client_timeout;

@@ -153,6 +153,34 @@ class StreamCall : public RpcListener,
     return true;
   }
 
+  // What the engine would say of any request now.
+  absl::Status CheckAccepts() {
+    Flow flow;
+    {
+      MutexLock lock(&mu_);
+      flow = ticket_.flow();
+    }
+    return environment_.engine->CheckAccepts(flow);
+  }
+
+  // Has the engine take the sequence in, for the call's tenant.
+  absl::StatusOr<uint64_t> Submit(SequenceOptions options, Command command,
+                                  bool close_when_done) {
+    {
+      MutexLock lock(&mu_);
+      options.flow = ticket_.flow();
+    }
+    return environment_.engine->Submit({std::move(options), std::move(command),
+                                        close_when_done, sink(),
+                                        head_.deadline});
+  }
+
+  // PermissionDenied if the tenant's requests may not ask for it.
+  absl::Status CheckPriority(int32_t priority) {
+    MutexLock lock(&mu_);
+    return ticket_.CheckPriority(priority);
+  }
+
   // Takes the tokens of a command, which has been checked, off the tenant's
   // rate. After ResourceExhausted the call has to end with this status.
   absl::Status Charge(const Command& command) {
@@ -177,7 +205,7 @@ class StreamCall : public RpcListener,
       status = early_cancel_;
       if (status.ok()) {
         status = environment_.encode_threads->Add(
-            this, bytes,
+            this, ticket_.flow(), bytes,
             [self = this->shared_from_this(), work = std::move(work)] {
               if (self->StillWanted()) work();
             });
@@ -217,7 +245,7 @@ class StreamCall : public RpcListener,
     if (!early.ok()) environment_.engine->Cancel(id, std::move(early));
     stream_->Accept();
     stream_->SendHead({{"recurve-request-id", FormatRequestId(id)}});
-    Start();
+    LetGo();
   }
 
   // The call ends with `status` and has no sequence.
@@ -235,9 +263,9 @@ class StreamCall : public RpcListener,
     if (!status.ok() && !absl::IsCancelled(status) &&
         !absl::IsDeadlineExceeded(status)) {
       environment_.metrics->OnRefused(
-          RefusalReasonOf(status.code(), by_quota, *environment_.engine));
+          RefusalReasonOf(status, by_quota, *environment_.engine));
     }
-    Start();
+    LetGo();
   }
 
   // Whether the engine may go on; remembers that it must be woken if not.
@@ -306,12 +334,12 @@ class StreamCall : public RpcListener,
       if (id_) return true;
       status = early_cancel_;
     }
-    if (status.ok()) status = environment_.engine->CheckAccepts();
+    if (status.ok()) status = CheckAccepts();
     if (!status.ok()) Refuse(status);
     return status.ok();
   }
 
-  void Start() {
+  void LetGo() {
     {
       MutexLock lock(&mu_);
       started_ = true;

@@ -41,16 +41,44 @@ absl::string_view KeyOf(absl::string_view value) {
 
 }  // namespace
 
-Tenant::Tenant(std::string name, Metrics* metrics)
-    : name_(std::move(name)), metrics_(metrics) {}
+Tenant::Tenant(std::string name, uint32_t flow, Metrics* metrics)
+    : name_(std::move(name)), flow_(flow), metrics_(metrics) {}
 
 bool Tenant::admin() const {
   MutexLock lock(&mu_);
   return admin_;
 }
 
-void Tenant::Configure(const TenantEntry& entry) {
+Flow Tenant::flow() const {
   MutexLock lock(&mu_);
+  return {flow_, static_cast<double>(limits_.weight), part_};
+}
+
+absl::Status Tenant::CheckAdmin(absl::string_view what) {
+  if (admin()) return absl::OkStatus();
+  metrics_->OnTenantRefused(name_, "admin");
+  return absl::PermissionDeniedError(
+      absl::StrCat("tenant ", name_, " is no admin; ", what));
+}
+
+absl::Status Tenant::CheckPriority(int32_t priority) {
+  MutexLock lock(&mu_);
+  if (priority <= limits_.max_priority) return absl::OkStatus();
+  metrics_->OnTenantRefused(name_, "priority");
+  return absl::PermissionDeniedError(absl::StrCat(
+      "priority is ", priority, "; tenant ", name_, " may ask for at most ",
+      limits_.max_priority, ", its max_priority"));
+}
+
+Tenant::Usage Tenant::usage() const {
+  MutexLock lock(&mu_);
+  return {streams_, pages_, prompt_tokens_.load(), generated_tokens_.load()};
+}
+
+void Tenant::Configure(const TenantEntry& entry, int64_t weights) {
+  MutexLock lock(&mu_);
+  part_ =
+      static_cast<double>(entry.limits.weight) / static_cast<double>(weights);
   admin_ = entry.admin;
   limits_ = entry.limits;
   const auto now = std::chrono::steady_clock::now();
@@ -184,6 +212,7 @@ absl::Status StreamTicket::ChargeAll(absl::Span<StreamTicket* const> tickets,
     ticket.pages_ = PagesOf(ticket.tokens_);
     ticket.charged_ = *charged > 0 ? taken : 0;
     ticket.unused_ = costs[i].generate;
+    tenant.CountPrompt(costs[i].append);
     if (!std::exchange(ticket.admitted_, true)) {
       tenant.metrics().OnTenantAdmitted(tenant.name());
     }
@@ -209,6 +238,7 @@ void StreamTicket::Settle() {
 void StreamTicket::Refund() {
   if (tenant_ == nullptr) return;
   if (charged_ > 0) tenant_->GiveTokens(charged_);
+  tenant_->CountPrompt(before_ - (tokens_ - unused_));
   ShrinkTo(before_);
   charged_ = unused_ = 0;
 }
@@ -264,13 +294,17 @@ absl::Status Tenants::Read() {
     return absl::InvalidArgumentError(absl::StrCat(
         "--api-keys-file ", path_, ", ", entries.status().message()));
   }
+  int64_t weights = 0;
+  for (const TenantEntry& entry : *entries) weights += entry.limits.weight;
   auto keys = std::make_shared<std::vector<Key>>();
   for (const TenantEntry& entry : *entries) {
     std::shared_ptr<Tenant>& tenant = all_[entry.name];
     if (tenant == nullptr) {
-      tenant = std::make_shared<Tenant>(entry.name, metrics_);
+      // Flow 0 is that of a server without keys.
+      tenant = std::make_shared<Tenant>(
+          entry.name, static_cast<uint32_t>(all_.size()), metrics_);
     }
-    tenant->Configure(entry);
+    tenant->Configure(entry, weights);
     for (const KeyDigest& digest : entry.keys)
       keys->push_back({digest, tenant});
   }
@@ -324,15 +358,6 @@ absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
   return found->tenant;
 }
 
-absl::Status Tenants::AuthorizeAdmin(absl::Span<const std::string> headers) {
-  RECURVE_ASSIGN_OR_RETURN(const std::shared_ptr<Tenant> tenant,
-                           Authenticate(headers, kMetadataEntry));
-  if (tenant->admin()) return absl::OkStatus();
-  metrics_->OnTenantRefused(tenant->name(), "admin");
-  return absl::PermissionDeniedError(absl::StrCat(
-      "tenant ", tenant->name(), " is no admin; Abort and Drain need one"));
-}
-
 absl::StatusOr<StreamTicket> Tenants::OpenStream(
     absl::Span<const std::string> headers,
     std::chrono::milliseconds* retry_after) {
@@ -340,17 +365,6 @@ absl::StatusOr<StreamTicket> Tenants::OpenStream(
                            Authenticate(headers, kMetadataEntry));
   RECURVE_RETURN_IF_ERROR(tenant->OpenStreams(1, retry_after));
   return StreamTicket(std::move(tenant));
-}
-
-absl::StatusOr<std::vector<StreamTicket>> Tenants::OpenStreams(
-    absl::Span<const std::string> headers, int64_t count,
-    std::chrono::milliseconds* retry_after) {
-  RECURVE_ASSIGN_OR_RETURN(const std::shared_ptr<Tenant> tenant,
-                           Authenticate(headers, "header"));
-  RECURVE_RETURN_IF_ERROR(tenant->OpenStreams(count, retry_after));
-  std::vector<StreamTicket> tickets;
-  for (int64_t i = 0; i < count; ++i) tickets.emplace_back(tenant);
-  return tickets;
 }
 
 }  // namespace recurve

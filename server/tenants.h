@@ -1,6 +1,7 @@
 #ifndef RECURVE_SERVER_TENANTS_H_
 #define RECURVE_SERVER_TENANTS_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -16,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/mutex.h"
+#include "engine/request.h"
 #include "server/api_keys.h"
 #include "server/metrics.h"
 #include "server/token_bucket.h"
@@ -29,13 +31,30 @@ inline constexpr std::chrono::milliseconds kNeverRetry{-1};
 // One of those who may call, with what it uses now. Thread-safe.
 class Tenant {
  public:
-  // `metrics` outlives the tenant.
-  Tenant(std::string name, Metrics* metrics);
+  // `flow` is what the engine knows it by. `metrics` outlives the tenant.
+  Tenant(std::string name, uint32_t flow, Metrics* metrics);
 
   const std::string& name() const { return name_; }
   bool admin() const;
+  // Weight and part as of now.
+  Flow flow() const;
   // What is in use stays in use, also where it is above the new limits.
-  void Configure(const TenantEntry& entry);
+  // `weights`: the sum of all tenants'.
+  void Configure(const TenantEntry& entry, int64_t weights);
+
+  // PermissionDenied if it is none. `what` says what needs one.
+  absl::Status CheckAdmin(absl::string_view what);
+  // PermissionDenied if its requests may not ask for this priority.
+  absl::Status CheckPriority(int32_t priority);
+
+  // What it has in use, and has used.
+  struct Usage {
+    int64_t streams = 0;
+    int64_t pages = 0;
+    int64_t prompt_tokens = 0;
+    int64_t generated_tokens = 0;
+  };
+  Usage usage() const;
 
   // Takes `count` of the tenant's streams, or none: ResourceExhausted when so
   // many are not left. `*retry_after` is then when to come again.
@@ -56,12 +75,21 @@ class Tenant {
                                      std::chrono::milliseconds* retry_after);
   void GiveTokens(int64_t count);
 
+  // Tokens of prompts that were accepted; negative, of one that was not, after
+  // all.
+  void CountPrompt(int64_t tokens) { prompt_tokens_ += tokens; }
+  void CountToken() { ++generated_tokens_; }
+
   Metrics& metrics() { return *metrics_; }
 
  private:
   const std::string name_;
+  const uint32_t flow_;
   Metrics* const metrics_;
+  std::atomic<int64_t> prompt_tokens_{0};
+  std::atomic<int64_t> generated_tokens_{0};
   mutable Mutex mu_;
+  double part_ ABSL_GUARDED_BY(mu_) = 1;
   bool admin_ ABSL_GUARDED_BY(mu_) = false;
   TenantLimits limits_ ABSL_GUARDED_BY(mu_);
   int64_t streams_ ABSL_GUARDED_BY(mu_) = 0;
@@ -83,6 +111,14 @@ class StreamTicket {
   StreamTicket(StreamTicket&&) = default;
   StreamTicket& operator=(StreamTicket&& other) noexcept;
 
+  // That of the tenant, or of a server without keys.
+  Flow flow() const { return tenant_ == nullptr ? Flow() : tenant_->flow(); }
+  // As Tenant's.
+  absl::Status CheckPriority(int32_t priority) const {
+    return tenant_ == nullptr ? absl::OkStatus()
+                              : tenant_->CheckPriority(priority);
+  }
+
   // Takes the tokens of a command, what it appends and all that it may
   // generate, off the tenant's rate, and the pages that the sequence then has.
   // Errors as Tenant::TakeTokens and TakePages.
@@ -99,6 +135,7 @@ class StreamTicket {
                                 std::chrono::milliseconds* retry_after);
   // One token of the command was generated.
   void CountToken() {
+    if (tenant_ != nullptr) tenant_->CountToken();
     if (unused_ > 0) --unused_;
   }
   // The command is done: gives back what it did not generate.
@@ -137,18 +174,11 @@ class Tenants {
   // is.
   absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
       absl::Span<const std::string> headers, absl::string_view entry);
-  // As Authenticate, over gRPC; PermissionDenied if the tenant is no admin.
-  absl::Status AuthorizeAdmin(absl::Span<const std::string> headers);
   // As Authenticate, over gRPC; ResourceExhausted if the tenant has no stream
   // left, with when to come again.
   absl::StatusOr<StreamTicket> OpenStream(
       absl::Span<const std::string> headers,
       std::chrono::milliseconds* retry_after);
-  // As above, for HTTP, of `count` streams.
-  absl::StatusOr<std::vector<StreamTicket>> OpenStreams(
-      absl::Span<const std::string> headers, int64_t count,
-      std::chrono::milliseconds* retry_after);
-
   // Reads the file again if it has changed; one that cannot be used leaves all
   // as it is, and the log says why. Streams of tenants that are gone run on.
   // Call it from one thread.

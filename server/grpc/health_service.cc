@@ -116,9 +116,9 @@ void HealthService::SetServing(bool serving) {
 
 void HealthService::AddMethods(RpcMethods* methods) {
   (*methods)["/grpc.health.v1.Health/Check"] =
-      UnaryMethod<HealthCheckRequest, HealthCheckResponse>(
-          [](const RpcHead&, RpcStream&) { return absl::OkStatus(); },
-          [this](const HealthCheckRequest& request)
+      UnaryMethod<HealthCheckRequest, HealthCheckResponse, Anybody>(
+          [](const RpcHead&, RpcStream&) { return Anybody(); },
+          [this](const Anybody&, const HealthCheckRequest& request)
               -> absl::StatusOr<HealthCheckResponse> {
             if (!Knows(request.service())) {
               return absl::NotFoundError(

@@ -14,18 +14,25 @@
 
 namespace recurve {
 
+// The caller of a method that takes everybody's calls.
+struct Anybody {};
+
 // Makes a method of one request and one response. `check` looks at the head
-// before the request is read, and calls RpcStream::Trust if the caller may
-// call; `answer` must not block.
-template <typename Request, typename Response>
+// before the request is read, says who calls, and calls RpcStream::Trust if
+// they may; `answer` must not block.
+template <typename Request, typename Response, typename Caller>
 RpcMethod UnaryMethod(
-    std::function<absl::Status(const RpcHead&, RpcStream&)> check,
-    std::function<absl::StatusOr<Response>(const Request&)> answer) {
-  using Answer = std::function<absl::StatusOr<Response>(const Request&)>;
+    std::function<absl::StatusOr<Caller>(const RpcHead&, RpcStream&)> check,
+    std::function<absl::StatusOr<Response>(const Caller&, const Request&)>
+        answer) {
+  using Answer =
+      std::function<absl::StatusOr<Response>(const Caller&, const Request&)>;
   class Call : public RpcListener {
    public:
-    Call(std::shared_ptr<RpcStream> stream, const Answer& answer)
-        : stream_(std::move(stream)), answer_(answer) {}
+    Call(std::shared_ptr<RpcStream> stream, Caller caller, const Answer& answer)
+        : stream_(std::move(stream)),
+          caller_(std::move(caller)),
+          answer_(answer) {}
 
     void OnMessage(std::string message) override {
       Request request;
@@ -33,7 +40,7 @@ RpcMethod UnaryMethod(
         return stream_->Finish(absl::InvalidArgumentError(kMalformedMessage),
                                {});
       }
-      const absl::StatusOr<Response> response = answer_(request);
+      const absl::StatusOr<Response> response = answer_(caller_, request);
       if (response.ok()) stream_->Write(response->SerializeAsString());
       stream_->Finish(response.status(), {});
     }
@@ -45,6 +52,7 @@ RpcMethod UnaryMethod(
 
    private:
     const std::shared_ptr<RpcStream> stream_;
+    const Caller caller_;
     const Answer& answer_;  // of the method, which outlives its calls
   };
   // Shared, so that a copy of the method refers to the same.
@@ -53,12 +61,14 @@ RpcMethod UnaryMethod(
       [check = std::move(check), shared](
           const RpcHead& head,
           std::shared_ptr<RpcStream> stream) -> std::shared_ptr<RpcListener> {
-        if (absl::Status status = check(head, *stream); !status.ok()) {
-          stream->Finish(std::move(status), {});
+        absl::StatusOr<Caller> caller = check(head, *stream);
+        if (!caller.ok()) {
+          stream->Finish(std::move(caller).status(), {});
           return nullptr;
         }
         RpcStream& answering = *stream;
-        auto call = std::make_shared<Call>(std::move(stream), *shared);
+        auto call = std::make_shared<Call>(std::move(stream),
+                                           *std::move(caller), *shared);
         answering.Read(kRequestTimeout);
         return call;
       };

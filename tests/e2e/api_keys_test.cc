@@ -142,7 +142,7 @@ class ApiKeysTest : public testing::Test {
     return refusal;
   }
   static std::string Metrics(TestServer& server) {
-    return HttpGet(server.server().http_port(), "/metrics");
+    return HttpGet(server.metrics_port(), "/metrics");
   }
 
   std::string folder_;
@@ -430,7 +430,7 @@ TEST_F(ApiKeysTest, OptionsAreLookedAtBeforeQuotas) {
       Options(KeyLine("acme", "key", "tokens_per_second=1 token_burst=10")));
   const char kAdmitted[] =
       "recurve_tenant_requests_admitted_total{tenant=\"acme\"}";
-  const int port = server.server().http_port();
+  const int port = server.metrics_port();
   v1::GenerateRequest bad = GreedyRequest({256, 65}, 1);
   bad.mutable_sampling()->set_temperature(-1);
   const auto expect_invalid = [&] {

@@ -396,7 +396,7 @@ TEST(EncodingTest, QuotasComeBackFromTextsThatWait) {
     server.gate().Open();
   };
   const auto streams = [&] {
-    return MetricValue(server->server().http_port(),
+    return MetricValue(server->metrics_port(),
                        "recurve_tenant_open_streams{tenant=\"acme\"}");
   };
   ASSERT_TRUE(WaitFor([&] { return streams() == 1; }));

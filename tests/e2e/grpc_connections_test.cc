@@ -161,7 +161,7 @@ TEST(GrpcTransportTest, AConnectionCarriesAllThatIsAccepted) {
   options.engine.max_num_seqs = 16;
   options.engine.max_queued_requests = 600;
   TestServer server(options);
-  EXPECT_EQ(ServerSetting(server.server().grpc_port(), 3), 16 + 600 + 64);
+  EXPECT_EQ(ServerSetting(server.server().grpc_port(), 3), 4 * (16 + 600) + 64);
   const auto stub = v1::Inference::NewStub(server.Channel());
   struct Call {
     grpc::ClientContext context;

@@ -26,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kNoError = 0;
 constexpr uint32_t kCancel = 8;
+constexpr uint32_t kStreamClosed = 5;
 constexpr uint32_t kEnhanceYourCalm = 11;
 
 std::string ResetFrame(uint32_t stream, uint32_t error = kCancel) {
@@ -217,7 +218,8 @@ TEST(GrpcLimitsTest, AllCallsOfAConnectionMayBeCancelledAtOnce) {
   EXPECT_FALSE(client.go_away().has_value()) << client.go_away()->reason;
 }
 
-// Heads for streams that are closed open no calls, and cost as much to read.
+// Heads for streams that are closed open no calls, and cost as much to read
+// (RFC 9113, 5.1).
 TEST(GrpcLimitsTest, HeadsOfStreamsThatAreClosedEndTheConnection) {
   ToyServer server;
   Http2Client client(server.port());
@@ -230,7 +232,7 @@ TEST(GrpcLimitsTest, HeadsOfStreamsThatAreClosedEndTheConnection) {
   }
   client.Send(heads);
   ASSERT_TRUE(client.AwaitGoAway());
-  EXPECT_EQ(client.go_away()->error, kEnhanceYourCalm);
+  EXPECT_EQ(client.go_away()->error, kStreamClosed);
 }
 
 // As gRPC's clients do while they receive, to find out how much the network

@@ -66,9 +66,10 @@ class HostileTest : public testing::Test {
         std::vector<std::string>{
             (RECURVE_BINARY_DIR "/bin/recurve-server"), "--model",
             (RECURVE_SOURCE_DIR "/deploy/models/demo"), "--device", "cpu",
-            "--grpc-port", "0", "--http-port", "0", "--num-threads", "2",
-            "--max-num-seqs", "8", "--max-queued-requests", "64",
-            "--max-http-connections", "300", "--stalled-client-timeout",
+            "--grpc-port", "0", "--http-port", "0", "--metrics-port", "0",
+            "--num-threads", "2", "--max-num-seqs", "8",
+            "--max-queued-requests", "64", "--max-http-connections", "300",
+            "--stalled-client-timeout",
             // A server that gets no time of a busy
             // machine takes it for its client's doing.
             Sanitized() ? "2" : "0.5", "--max-buffered-tokens", "8",
@@ -86,6 +87,7 @@ class HostileTest : public testing::Test {
     grpc_address_ = server_->GrpcAddress();
     grpc_port_ = port(grpc_address_);
     http_port_ = port(server_->Address("http"));
+    metrics_port_ = port(server_->Address("metrics"));
   }
   ~HostileTest() override { std::filesystem::remove_all(folder_); }
 
@@ -115,7 +117,8 @@ class HostileTest : public testing::Test {
   // Calls that were let in so far. Over HTTP or gRPC.
   double Admitted() const {
     return MetricValue(
-        http_port_, "recurve_tenant_requests_admitted_total{tenant=\"good\"}");
+        metrics_port_,
+        "recurve_tenant_requests_admitted_total{tenant=\"good\"}");
   }
   // What was sent may be long on its way to a busy server: before it has
   // arrived, nothing is open.
@@ -169,6 +172,7 @@ class HostileTest : public testing::Test {
   std::string grpc_address_;
   int grpc_port_ = 0;
   int http_port_ = 0;
+  int metrics_port_ = 0;
   int round_ = 0;
 };
 

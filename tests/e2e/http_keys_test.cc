@@ -90,8 +90,8 @@ TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
   EXPECT_EQ(RefusedRequests(server, "quota"), 4);
   EXPECT_EQ(RefusedRequests(server, "invalid"), 0);
   EXPECT_TRUE(WaitFor([&] {
-    return MetricValue(port, "recurve_tenant_open_streams{tenant=\"acme\"}") ==
-           0;
+    return MetricValue(server.metrics_port(),
+                       "recurve_tenant_open_streams{tenant=\"acme\"}") == 0;
   }));
   EXPECT_TRUE(
       WaitFor([&] { return server.server().engine().load().open == 0; }));

@@ -56,6 +56,10 @@ TestServer::TestServer(ServerOptions options, const ChangeTokenizer& change) {
     ADD_FAILURE() << model.status();
     std::abort();
   }
+  // With keys the API's port gives them to admins alone.
+  if (!options.api_keys_file.empty() && options.metrics_port < 0) {
+    options.metrics_port = 0;
+  }
   auto runner = std::make_unique<FaultyRunner>(std::move(model->runner));
   runner_ = runner.get();
   model->runner = std::move(runner);
@@ -70,6 +74,11 @@ TestServer::TestServer(ServerOptions options, const ChangeTokenizer& change) {
 
 std::string TestServer::address() const {
   return absl::StrCat("127.0.0.1:", server_->grpc_port());
+}
+
+int TestServer::metrics_port() const {
+  const int own = server_->metrics_port();
+  return own >= 0 ? own : server_->http_port();
 }
 
 std::unique_ptr<RecurveClient> TestServer::Connect() const {
@@ -133,7 +142,7 @@ double MetricValue(int http_port, const std::string& name) {
 
 double RefusedRequests(TestServer& server, const std::string& reason) {
   return MetricValue(
-      server.server().http_port(),
+      server.metrics_port(),
       "recurve_requests_refused_total{reason=\"" + reason + "\"}");
 }
 

@@ -37,6 +37,8 @@ class TestServer {
   Server& server() { return *server_; }
   FaultyRunner& runner() { return *runner_; }
   std::string address() const;
+  // Where its metrics are to be had without a key.
+  int metrics_port() const;
   // A client with a connection of its own.
   std::unique_ptr<RecurveClient> Connect() const;
   std::shared_ptr<grpc::Channel> Channel() const;
@@ -74,7 +76,7 @@ std::string KeyLine(const std::string& name, const std::string& key,
 // not there.
 double MetricValue(int http_port, const std::string& name);
 
-// How many requests a server with an HTTP port counts as refused for `reason`.
+// How many requests a server counts as refused for `reason`.
 double RefusedRequests(TestServer& server, const std::string& reason);
 
 struct GenerateOutcome {

@@ -34,7 +34,7 @@ TEST(ApiKeysTest, ReadsTenants) {
       absl::StrCat("# who may call\n\n  acme\tsha256=", kAbc,
                    "  max_streams=8 ", Field("new"),
                    " tokens_per_second=200 token_burst=5000\r\n"
-                   "b-2_c.d tokens_per_second=7 ",
+                   "b-2_c.d tokens_per_second=7 weight=9 max_priority=-3 ",
                    Field("b"), "\n  # the operators\nops admin=true ",
                    Field("o"), "\nx admin=false ", Field("x")));
   ASSERT_TRUE(entries.ok()) << entries.status();
@@ -52,6 +52,10 @@ TEST(ApiKeysTest, ReadsTenants) {
   EXPECT_EQ(b.name, "b-2_c.d");
   EXPECT_FALSE(b.limits.max_streams);
   EXPECT_EQ(b.limits.rate->burst, 70);
+  EXPECT_EQ(b.limits.weight, 9);
+  EXPECT_EQ(b.limits.max_priority, -3);
+  EXPECT_EQ(acme.limits.weight, 1);
+  EXPECT_EQ(acme.limits.max_priority, 0);
   EXPECT_TRUE((*entries)[2].admin);
   EXPECT_FALSE((*entries)[2].limits.rate);
   EXPECT_FALSE((*entries)[3].admin);
@@ -92,6 +96,11 @@ TEST(ApiKeysTest, SaysWhatIsWrong) {
        "token_burst is 0; expected 1 to 10000000000"},
       {"acme token_burst=5" + key, "token_burst needs tokens_per_second"},
       {"acme admin=yes" + key, "admin is yes; expected true or false"},
+      {"acme weight=0" + key, "weight is 0; expected 1 to 1000"},
+      {"acme weight=1001" + key, "weight is 1001"},
+      {"acme max_priority=101" + key,
+       "max_priority is 101; expected -100 to 100"},
+      {"acme max_priority=high" + key, "max_priority is high"},
       {"acme pages=5" + key, "a field of 7 characters is not known"},
       {"acme" + key + "\nacme " + Field("b"),
        "line 2, tenant acme: the tenant is there twice"},

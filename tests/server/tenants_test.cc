@@ -247,17 +247,20 @@ TEST_F(TenantsTest, SeveralCommandsAreTakenTogetherOrNotAtAll) {
   const auto tenants = Load();
   const std::vector<std::string> headers = {"Bearer key"};
   std::chrono::milliseconds retry{0};
-  EXPECT_EQ(tenants->OpenStreams(headers, 5, &retry).status().message(),
+  const std::shared_ptr<Tenant> tenant =
+      *tenants->Authenticate(headers, "header");
+  EXPECT_EQ(tenant->OpenStreams(5, &retry).message(),
             "tenant a has 0 streams open and asks for 5 more; its max_streams "
             "is 4");
   EXPECT_EQ(retry, kNeverRetry);
-  auto tickets = tenants->OpenStreams(headers, 3, &retry);
-  ASSERT_TRUE(tickets.ok());
-  EXPECT_FALSE(tenants->OpenStreams(headers, 2, &retry).ok());
+  ASSERT_TRUE(tenant->OpenStreams(3, &retry).ok());
+  std::vector<StreamTicket> tickets;
+  for (int i = 0; i < 3; ++i) tickets.emplace_back(tenant);
+  EXPECT_FALSE(tenant->OpenStreams(2, &retry).ok());
   EXPECT_EQ(retry, std::chrono::seconds(1));
   auto other = Open(*tenants, "Bearer key");
-  const std::vector<StreamTicket*> all = {&(*tickets)[0], &(*tickets)[1],
-                                          &(*tickets)[2]};
+  const std::vector<StreamTicket*> all = {&tickets[0], &tickets[1],
+                                          &tickets[2]};
   const auto charge = [&](int64_t append, int64_t generate) {
     return StreamTicket::ChargeAll(all, {{append, generate}, {1, 0}, {1, 0}},
                                    &retry);
@@ -271,7 +274,7 @@ TEST_F(TenantsTest, SeveralCommandsAreTakenTogetherOrNotAtAll) {
   for (StreamTicket* ticket : all) ticket->Refund();
   EXPECT_TRUE(charge(190, 0).ok());
   for (StreamTicket* ticket : all) ticket->Close();
-  EXPECT_TRUE(tenants->OpenStreams(headers, 3, &retry).ok());
+  EXPECT_TRUE(tenant->OpenStreams(3, &retry).ok());
 }
 
 // What a rate refuses has taken no pages.
@@ -293,7 +296,9 @@ TEST_F(TenantsTest, AdminsAreThoseOfTheFile) {
   Write(Line("a", "key-a") + Line("ops", "key-o", "admin=true"));
   const auto tenants = Load();
   const auto admin = [&](const std::string& value) {
-    return tenants->AuthorizeAdmin({value});
+    const auto tenant = tenants->Authenticate({value}, "metadata entry");
+    return tenant.ok() ? (*tenant)->CheckAdmin("Drain needs one")
+                       : tenant.status();
   };
   EXPECT_TRUE(admin("Bearer key-o").ok());
   EXPECT_EQ(admin("Bearer key-a").code(), absl::StatusCode::kPermissionDenied);
@@ -302,6 +307,68 @@ TEST_F(TenantsTest, AdminsAreThoseOfTheFile) {
   tenants->ReloadIfChanged();
   EXPECT_TRUE(admin("Bearer key-a").ok());
   EXPECT_FALSE(admin("Bearer key-o").ok());
+}
+
+TEST_F(TenantsTest, TenantsAreFlowsWithTheirWeights) {
+  Write(Line("a", "key-a") + Line("b", "key-b", "weight=3"));
+  const auto tenants = Load();
+  const auto flow = [&](const std::string& value) {
+    return (*tenants->Authenticate({value}, "header"))->flow();
+  };
+  const Flow a = flow("Bearer key-a");
+  const Flow b = flow("Bearer key-b");
+  EXPECT_NE(a.id, b.id);
+  EXPECT_NE(a.id, Flow().id);
+  EXPECT_NE(b.id, Flow().id);
+  EXPECT_EQ(a.weight, 1);
+  EXPECT_EQ(b.weight, 3);
+  EXPECT_EQ(a.part, 0.25);
+  EXPECT_EQ(b.part, 0.75);
+  Write(Line("b", "key-b"));
+  tenants->ReloadIfChanged();
+  EXPECT_EQ(flow("Bearer key-b").id, b.id);
+  EXPECT_EQ(flow("Bearer key-b").part, 1);
+}
+
+TEST_F(TenantsTest, PrioritiesHaveACap) {
+  Write(Line("a", "key-a") + Line("b", "key-b", "max_priority=7") +
+        Line("c", "key-c", "max_priority=-1"));
+  const auto tenants = Load();
+  const auto check = [&](const std::string& value, int32_t priority) {
+    return (*tenants->Authenticate({value}, "header"))->CheckPriority(priority);
+  };
+  EXPECT_TRUE(check("Bearer key-a", 0).ok());
+  EXPECT_TRUE(check("Bearer key-a", -100).ok());
+  const absl::Status refused = check("Bearer key-a", 1);
+  EXPECT_TRUE(absl::IsPermissionDenied(refused));
+  EXPECT_EQ(refused.message(),
+            "priority is 1; tenant a may ask for at most 0, its max_priority");
+  EXPECT_TRUE(check("Bearer key-b", 7).ok());
+  EXPECT_FALSE(check("Bearer key-b", 8).ok());
+  EXPECT_FALSE(check("Bearer key-c", 0).ok());
+}
+
+TEST_F(TenantsTest, UsageIsTheTenantsOwn) {
+  Write(Line("a", "key-a") + Line("b", "key-b"));
+  const auto tenants = Load();
+  std::chrono::milliseconds retry{0};
+  auto ticket = Open(*tenants, "Bearer key-a");
+  ASSERT_TRUE(ticket->Charge(100, 10, &retry).ok());
+  ticket->CountToken();
+  const auto usage = [&](const std::string& value) {
+    return (*tenants->Authenticate({value}, "header"))->usage();
+  };
+  EXPECT_EQ(usage("Bearer key-a").streams, 1);
+  EXPECT_EQ(usage("Bearer key-a").pages, 2);
+  EXPECT_EQ(usage("Bearer key-a").prompt_tokens, 100);
+  EXPECT_EQ(usage("Bearer key-a").generated_tokens, 1);
+  EXPECT_EQ(usage("Bearer key-b").streams, 0);
+  EXPECT_EQ(usage("Bearer key-b").prompt_tokens, 0);
+  // What is refused after all was never there.
+  auto refused = Open(*tenants, "Bearer key-b");
+  ASSERT_TRUE(refused->Charge(100, 10, &retry).ok());
+  refused->Refund();
+  EXPECT_EQ(usage("Bearer key-b").prompt_tokens, 0);
 }
 
 }  // namespace
