@@ -5,7 +5,7 @@ under load, and when it is killed under load.
     ./dev build cpu recurve-server recurve-overload-client
     tests/e2e/overload.py build/cpu/bin
 
-Six minutes on two cores, of which two are the overload; not part of ./dev test. It
+Eight minutes on two cores, of which two are the overload; not part of ./dev test. It
 prints a table of what must hold and ends with status 1 if something does not:
 correctness always, times and rates as printed (give it a machine of its own).
 
@@ -14,6 +14,8 @@ correctness always, times and rates as printed (give it a machine of its own).
   overload   requests at ten times the rate of the peak, for two minutes. Sender and
              server share the cores; --apart gives each one of its own in every phase,
              so that the goodput is short of the peak by what refusals cost the server
+  deadlines  requests at eight times the rate of the peak, of clients that wait five
+             seconds, with the default queue: what cannot be done in time is refused
   drain      SIGTERM with places and queue full: every admitted stream is whole
   kill       SIGKILL under load and a new server on the same port; clients send again
              what was refused or cut off, and every request comes to its end
@@ -75,13 +77,13 @@ def kill_started():
 class Server:
     core = None  # all of them
 
-    def __init__(self, programs, port):
+    def __init__(self, programs, port, queue=QUEUE):
         self.address = f"127.0.0.1:{port}"
         self.process = start(
             on_core(self.core,
                     [programs / "recurve-server", "--model", ROOT / "deploy/models/demo",
                      "--grpc-port", str(port), "--http-port", "-1", "--max-num-seqs",
-                     str(PLACES), "--max-queued-requests", str(QUEUE), "--shutdown-timeout",
+                     str(PLACES), "--max-queued-requests", str(queue), "--shutdown-timeout",
                      "45"]),
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         while line := self.process.stdout.readline():
@@ -203,6 +205,25 @@ def overload(programs, seconds):
     check("exit status", status := server.end(), status == 0)
 
 
+def deadlines(programs, seconds):
+    server = Server(programs, free_port(), queue=1024)
+    Client(programs, server, "--concurrency", PLACES, "--duration", 5).result(120)
+    result = Client(programs, server, "--concurrency", PLACES, "--duration", 20).result(120)
+    peak = result["goodput_tokens_per_second"]
+    rate = 8 * peak / OUTPUT_TOKENS
+    print(f"== deadlines: {rate:.0f} requests/s for {seconds} s, each with 5 s")
+    client = Client(programs, server, "--rate", rate, "--duration", seconds, "--timeout", 5)
+    result = client.load_result(seconds + 60)
+    good = result["goodput_tokens_per_second"]
+    print(f"     sent {result['started']}: {codes(result)}; {result['cores']}")
+    check("goodput", f"{good:.0f} tokens/s, {good / peak:.0%} of the peak", good >= 0.9 * peak)
+    refused = result["refused"]
+    check("refusals, p99", f"{refused['p99_ms']:.1f} ms of {refused['count']}",
+          refused["p99_ms"] < 50)
+    exact(result)
+    check("exit status", status := server.end(), status == 0)
+
+
 def drain(programs):
     print("== drain under load")
     server = Server(programs, free_port())
@@ -247,7 +268,7 @@ def main():
     parser = argparse.ArgumentParser(description="Overload, drain and kill a server")
     parser.add_argument("programs", type=pathlib.Path, help="folder of the built programs")
     parser.add_argument("--seconds", type=int, default=120, help="of overload")
-    parser.add_argument("--only", choices=["overload", "drain", "kill"])
+    parser.add_argument("--only", choices=["overload", "deadlines", "drain", "kill"])
     parser.add_argument("--apart", action="store_true",
                         help="server on core 0 and client on core 1, in every phase")
     arguments = parser.parse_args()
@@ -255,6 +276,8 @@ def main():
         Server.core, Client.core = 0, 1
     if arguments.only in (None, "overload"):
         overload(arguments.programs, arguments.seconds)
+    if arguments.only in (None, "deadlines"):
+        deadlines(arguments.programs, arguments.seconds // 2)
     if arguments.only in (None, "drain"):
         drain(arguments.programs)
     if arguments.only in (None, "kill"):
