@@ -20,6 +20,8 @@
 namespace recurve {
 namespace {
 
+constexpr int64_t kMaxBytes = int64_t{1} << 50;  // more is a slip of the pen
+
 // --max-num-seqs is also RECURVE_MAX_NUM_SEQS.
 std::string EnvironmentName(const std::string& flag) {
   std::string name = "RECURVE_" + flag;
@@ -134,10 +136,11 @@ void AddSwitch(CLI::App& app, const std::string& flag, bool& value,
 }
 
 struct Seconds {
-  double shutdown;
-  double step;
-  double stalled;
-  int64_t tls_reload;
+  double shutdown = 45;
+  double step = 30;
+  double stalled = 60;
+  double decode_idle = 600;
+  int64_t tls_reload = 60;
 };
 
 void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
@@ -176,6 +179,17 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   AddCount(app, "max-grpc-connections", o.max_grpc_connections, "1 to 1048576",
            "gRPC connections at a time; more are closed")
       ->check(CLI::Range(1, 1048576));
+  AddSize(
+      app, "max-grpc-buffer-bytes", o.max_grpc_buffer_bytes,
+      "16777216 to 1125899906842624",
+      "Memory for gRPC messages that are not yet whole, of all connections");
+  AddSize(app, "max-stranger-connection-bytes", o.max_stranger_connection_bytes,
+          "262144 to --max-stranger-bytes",
+          "Memory that one connection may hold before a call of its client was "
+          "let in");
+  AddSize(app, "max-stranger-bytes", o.max_stranger_bytes,
+          "1048576 to 1125899906842624",
+          "Memory that all such connections may hold together");
   Add(app, "tls-cert", o.transport.tls_cert,
       "PEM file of the certificate chain; with it gRPC and HTTP are served "
       "over TLS")
@@ -258,6 +272,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "stalled-client-timeout", s.stalled,
       "Seconds after which a client that does not read is cut off")
       ->check(Number("0.1 to 86400 seconds"));
+  Add(app, "decode-idle-timeout", s.decode_idle,
+      "Seconds without a command after which a Decode stream ends; 0: never")
+      ->check(Number("0, or 0.1 to 604800 seconds"));
   AddCount(app, "max-buffered-tokens", o.max_buffered_tokens, "at least 1",
            "Unread tokens after which a stream pauses");
 }
@@ -314,6 +331,31 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
   if (!(s.shutdown >= 0 && s.shutdown <= 86400)) {
     return absl::StrCat("--shutdown-timeout is ", s.shutdown,
                         "; expected 0 to 86400 seconds");
+  }
+  if (s.decode_idle != 0 &&
+      !(s.decode_idle >= 0.1 && s.decode_idle <= 604800)) {
+    return absl::StrCat("--decode-idle-timeout is ", s.decode_idle,
+                        "; expected 0, or 0.1 to 604800 seconds");
+  }
+  struct Bytes {
+    const char* flag;
+    int64_t value;
+    int64_t least;
+  };
+  for (const Bytes& b :
+       {Bytes{"max-grpc-buffer-bytes", o.max_grpc_buffer_bytes, 16 << 20},
+        Bytes{"max-stranger-bytes", o.max_stranger_bytes, 1 << 20},
+        Bytes{"max-stranger-connection-bytes", o.max_stranger_connection_bytes,
+              256 << 10}}) {
+    if (b.value < b.least || b.value > kMaxBytes) {
+      return absl::StrCat("--", b.flag, " is ", b.value, "; expected ", b.least,
+                          " to ", kMaxBytes, " bytes");
+    }
+  }
+  if (o.max_stranger_connection_bytes > o.max_stranger_bytes) {
+    return absl::StrCat("--max-stranger-connection-bytes is ",
+                        o.max_stranger_connection_bytes, "; expected at most ",
+                        o.max_stranger_bytes, " (--max-stranger-bytes)");
   }
   // The engine would say so, too, but never gets to see that 0 is allowed.
   const int64_t chunk = o.engine.max_chunk_tokens;
@@ -408,7 +450,7 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   options.engine.max_num_batched_tokens = 0;
   options.engine.max_chunk_tokens = 0;
   options.engine.max_decode_slowdown = 2;
-  Seconds seconds = {45, 30, 60, 60};
+  Seconds seconds;
   CLI::App app(
       "Serves a model with tensor product and linear attention over gRPC and "
       "HTTP.",
@@ -450,6 +492,7 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   options.model.swap_bytes_required = app.count("--swap-bytes") > 0;
   options.shutdown_timeout = ToMilliseconds(seconds.shutdown);
   options.step_timeout = ToMilliseconds(seconds.step);
+  options.decode_idle_timeout = ToMilliseconds(seconds.decode_idle);
   options.transport.tls_reload = std::chrono::seconds(seconds.tls_reload);
   options.engine.stalled_client_timeout = ToMilliseconds(seconds.stalled);
   return result;

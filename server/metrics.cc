@@ -7,6 +7,7 @@
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
 #include "prometheus/registry.h"
+#include "server/grpc/frame_guard.h"
 
 namespace recurve {
 namespace {
@@ -266,14 +267,18 @@ struct Metrics::Families {
 };
 
 Metrics::Metrics() : families_(std::make_unique<Families>()) {
-  // There before their first event: rate() does not see a series' first value,
-  // and these are what alerts look at.
+  // There before their first event, since alerts look at them and rate() does
+  // not see a series' first value.
   for (const RefusalReason reason :
        {RefusalReason::kQueueFull, RefusalReason::kDeadline,
         RefusalReason::kQuota, RefusalReason::kDraining,
         RefusalReason::kDeviceFailed, RefusalReason::kUnauthenticated,
         RefusalReason::kInvalid, RefusalReason::kInternal}) {
     families_->refused.Add({{"reason", ReasonName(reason)}});
+  }
+  for (int i = 0; i < kNumOffences; ++i) {
+    families_->grpc_ended.Add(
+        {{"reason", OffenceName(static_cast<Offence>(i))}});
   }
   families_->failure.Add(
       {{"status", absl::StatusCodeToString(absl::StatusCode::kInternal)}});

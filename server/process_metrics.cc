@@ -13,6 +13,7 @@
 
 #include "prometheus/client_metric.h"
 #include "prometheus/metric_type.h"
+#include "server/process_log.h"
 
 namespace recurve {
 namespace {
@@ -118,6 +119,10 @@ std::vector<MetricFamily> CollectProcessMetrics() {
   }
   add("process_open_fds", "Open files and connections of the process.",
       MetricType::Gauge, OpenFiles());
+  add("recurve_log_lines_dropped_total",
+      "Lines of the log that could not be written, or not as fast as they "
+      "came.",
+      MetricType::Counter, static_cast<double>(DroppedLogLines()));
   return families;
 }
 

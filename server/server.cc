@@ -25,6 +25,7 @@
 #include "server/http_server.h"
 #include "server/inference_service.h"
 #include "server/listening_sockets.h"
+#include "server/process_log.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {
@@ -373,6 +374,7 @@ void Server::Supervise() {
   while (engine_->load().open > 0 || engine_->step_age_seconds() > 0) {
     if (StepHangs()) {
       spdlog::critical("a step hangs; leaving without it");
+      FlushProcessLog();
       std::_Exit(EXIT_FAILURE);
     }
     std::this_thread::sleep_for(kPollInterval);

@@ -8,19 +8,21 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
 #include "server/flags.h"
+#include "server/process_log.h"
 #include "server/server.h"
 #include "server/signal_thread.h"
-#include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {
 namespace {
 
-int Fail(const FlagsResult& flags, const absl::Status& status) {
-  std::fprintf(stderr, "recurve-server: %s\n",
-               WithVariable(flags, std::string(status.message())).c_str());
+int Fail(const FlagsResult& flags, const absl::Status& status,
+         ProcessLog* log) {
+  log->PrintError(absl::StrCat(
+      "recurve-server: ", WithVariable(flags, std::string(status.message()))));
   return EXIT_FAILURE;
 }
 
@@ -98,22 +100,28 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   FlagsResult flags = ParseFlags(argc, argv);
   if (flags.exit_code) return *flags.exit_code;
   ServerOptions& options = flags.options;
-  spdlog::set_default_logger(spdlog::stderr_logger_mt("recurve"));
-  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
+  const absl::StatusOr<std::unique_ptr<ProcessLog>> started =
+      ProcessLog::Start();
+  if (!started.ok()) {
+    std::fprintf(stderr, "recurve-server: %s\n",
+                 std::string(started.status().message()).c_str());
+    return EXIT_FAILURE;
+  }
+  ProcessLog* log = started->get();
   for (const std::string& warning : flags.warnings) spdlog::warn("{}", warning);
 
   RaiseFileLimit(options);
   const absl::StatusOr<std::unique_ptr<SignalThread>> signals =
       SignalThread::Start();
-  if (!signals.ok()) return Fail(flags, signals.status());
+  if (!signals.ok()) return Fail(flags, signals.status(), log);
   std::signal(SIGPIPE, SIG_IGN);
 
   // First what takes no time: loading may take minutes.
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options);
-  if (!server.ok()) return Fail(flags, server.status());
+  if (!server.ok()) return Fail(flags, server.status(), log);
   absl::StatusOr<LoadedModel> model =
       LoadModel(options.model, &options.engine, LogPlan);
-  if (!model.ok()) return Fail(flags, model.status());
+  if (!model.ok()) return Fail(flags, model.status(), log);
   if (wrap != nullptr) model->runner = wrap(std::move(model->runner));
   const ModelInfo info = model->runner->info();
   spdlog::info(
@@ -151,25 +159,24 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
 
   if (absl::Status status = (*server)->Serve(options.engine, *std::move(model));
       !status.ok()) {
-    return Fail(flags, status);
+    return Fail(flags, status, log);
   }
   (*signals)->SetServer(server->get());
   if ((*server)->http_port() >= 0) {
-    std::printf("listening http=%s\n",
-                HostPort(options.host, (*server)->http_port()).c_str());
+    log->Print(absl::StrCat("listening http=",
+                            HostPort(options.host, (*server)->http_port())));
   }
   if ((*server)->metrics_port() >= 0) {
-    std::printf("listening metrics=%s\n",
-                HostPort(options.host, (*server)->metrics_port()).c_str());
+    log->Print(absl::StrCat("listening metrics=",
+                            HostPort(options.host, (*server)->metrics_port())));
   }
-  std::printf("listening grpc=%s\n",
-              HostPort(options.host, (*server)->grpc_port()).c_str());
-  std::fflush(stdout);
+  log->Print(absl::StrCat("listening grpc=",
+                          HostPort(options.host, (*server)->grpc_port())));
 
   const absl::Status outcome = (*server)->Wait();
   (*signals)->SetServer(nullptr);
   server->reset();
-  if (!outcome.ok()) return Fail(flags, outcome);
+  if (!outcome.ok()) return Fail(flags, outcome, log);
   spdlog::info("drained; bye");
   return EXIT_SUCCESS;
 }

@@ -5,11 +5,11 @@
 
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "server/process_log.h"
 #include "server/server.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {
-
 SignalThread::SignalThread() {
   sigemptyset(&signals_);
   sigaddset(&signals_, SIGTERM);
@@ -47,11 +47,12 @@ void SignalThread::Handle(int signal) {
   MutexLock lock(&mu_);
   if (server_ == nullptr || draining_) {
     spdlog::warn("signal {}: stopping at once", signal);
+    FlushProcessLog();
     std::_Exit(128 + signal);
   }
   draining_ = true;
-  spdlog::info("signal {}: draining; a second one stops at once", signal);
   server_->RequestDrain();
+  spdlog::info("signal {}: draining; a second one stops at once", signal);
 }
 
 }  // namespace recurve
