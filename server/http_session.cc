@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/checkpoint/quote.h"
@@ -51,6 +53,17 @@ absl::string_view View(boost::beast::string_view text) {
 // Beast takes a body of any other coding than "chunked" for none, and the bytes
 // of the body would be the next request.
 std::string BodyProblem(const http::fields& head, int version) {
+  // Beast takes "5, 5" and two equal ones for 5, as RFC 9112 allows. A proxy
+  // may take them otherwise.
+  const size_t lengths = head.count(http::field::content_length);
+  if (lengths > 1) return "there is more than one Content-Length";
+  if (lengths == 1) {
+    const absl::string_view length = View(head[http::field::content_length]);
+    if (!absl::c_all_of(length, absl::ascii_isdigit)) {
+      return absl::StrCat("Content-Length is ", Quote(length),
+                          "; expected one number");
+    }
+  }
   const auto [first, last] = head.equal_range(http::field::transfer_encoding);
   if (first == last) return "";
   const absl::string_view coding = View(first->value());
@@ -287,7 +300,9 @@ void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
   path_.clear();
   asked_.reset();
   head_bytes_ = 0;
-  head_only_ = streaming_ = finished_ = false;
+  head_end_ = 0;
+  head_only_ = streaming_ = finished_ = pinging_ = false;
+  ping_.clear();
   version_ = 11;
   keep_alive_ = true;
   SetDeadline(time);
@@ -353,7 +368,15 @@ void HttpSession::Parse() {
     if (input_.size() == 0) return Read();
     if (!parser_->got_some()) SetDeadline(sessions_->options().head_timeout);
     error_code error;
-    const size_t used = parser_->put(input_.data(), error);
+    const asio::const_buffer data = input_.data();
+    const size_t used = parser_->put(data, error);
+    if (state_ == State::kHead &&
+        Folds({static_cast<const char*>(data.data()), used})) {
+      return Refuse(HttpError(
+          400,
+          "a line of the head begins with a space or a tab, as if it went on "
+          "from the line before; expected each header in one line"));
+    }
     input_.consume(used);
     const bool more = error == http::error::need_more;
     // Beast bounds the request line and the headers each by itself, and a
@@ -385,6 +408,17 @@ void HttpSession::Parse() {
 void HttpSession::OnHead() {
   state_ = State::kBody;
   SetDeadline(sessions_->options().body_timeout);
+bool HttpSession::Folds(absl::string_view bytes) {
+  // Beast would join the lines. Others do not, and whoever reads a head in
+  // another way than the proxy before it may be sent a request that the proxy
+  // has not seen (RFC 9112, 5.2).
+  for (const char c : bytes) {
+    if (head_end_ == '\n' && (c == ' ' || c == '\t')) return true;
+    head_end_ = c;
+  }
+  return false;
+}
+
   const auto& message = parser_->get();
   version_ = static_cast<int>(message.version());
   keep_alive_ = message.keep_alive();

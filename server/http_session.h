@@ -98,6 +98,9 @@ class HttpSession : public HttpReply,
   void OnRead(size_t bytes);
 
   void Parse();
+  // Whether a line of the head goes on in the next, as HTTP had it once: the
+  // next part of the head is `bytes`.
+  bool Folds(absl::string_view bytes);
   void OnHead();
   void SetPath(absl::string_view target);
   // False, and the request is refused, when all bodies together are too large.
@@ -156,6 +159,7 @@ class HttpSession : public HttpReply,
   int64_t lingered_ = 0;    // read of what is not wanted
   HttpRequest request_;
   std::string path_;
+  char head_end_ = 0;       // the last of them
   std::optional<std::chrono::steady_clock::time_point>
       asked_;  // not counted as answered yet
   int status_ = 0;
