@@ -128,6 +128,7 @@ HttpSession::HttpSession(std::shared_ptr<HttpSessions> sessions,
       strand_(socket.get_executor()),
       transport_(std::move(socket), std::move(tls)),
       timer_(strand_),
+      known_(sessions_->options().strangers == nullptr),
       share_(sessions_->options().strangers) {}
 
 template <typename F>
@@ -213,6 +214,7 @@ void HttpSession::Begin(HttpResponse head) {
     if (state_ != State::kAnswering) return;
     keep_alive_ = keep_alive_ && version_ >= 11 && !sessions_->draining();
     streaming_ = true;
+    ping_ = head.ping;
     status_to_send_ = head.status;
     pending_ += recurve::Head(head, version_, keep_alive_, std::nullopt);
     AppendPiece(head.body);
@@ -223,6 +225,7 @@ void HttpSession::Begin(HttpResponse head) {
 void HttpSession::Write(std::string piece) {
   Post([this, piece = std::move(piece)] {
     if (state_ != State::kAnswering) return;
+    pinging_ = false;
     AppendPiece(piece);
     WriteMore();
   });
@@ -266,7 +269,7 @@ void HttpSession::OnDeadline() {
   if (receiving) {
     Refuse(HttpError(408, "the request did not come in time"));
   } else if (state_ == State::kAnswering) {
-    CheckReader();
+    writing_ ? CheckReader() : Ping();
   } else {
     Close();
   }
@@ -405,9 +408,6 @@ void HttpSession::Parse() {
   }
 }
 
-void HttpSession::OnHead() {
-  state_ = State::kBody;
-  SetDeadline(sessions_->options().body_timeout);
 bool HttpSession::Folds(absl::string_view bytes) {
   // Beast would join the lines. Others do not, and whoever reads a head in
   // another way than the proxy before it may be sent a request that the proxy
@@ -419,6 +419,9 @@ bool HttpSession::Folds(absl::string_view bytes) {
   return false;
 }
 
+void HttpSession::OnHead() {
+  state_ = State::kBody;
+  SetDeadline(sessions_->options().body_timeout);
   const auto& message = parser_->get();
   version_ = static_cast<int>(message.version());
   keep_alive_ = message.keep_alive();
@@ -450,7 +453,10 @@ bool HttpSession::Folds(absl::string_view bytes) {
   if (auto refusal = sessions_->handler().CheckHead(&request_)) {
     return Refuse(*refusal);
   }
-  if (request_.entitled) share_.Release();
+  if (request_.entitled) {
+    known_ = true;
+    share_.Release();
+  }
   if (absl::EqualsIgnoreCase(View(message[http::field::expect]),
                              "100-continue") &&
       version_ >= 11) {
@@ -571,7 +577,10 @@ void HttpSession::OnAllWritten() {
   if (state_ != State::kAnswering) return;  // "100 Continue"
   ClearDeadline();
   if (!finished_) {
-    if (streaming_ && listener_ != nullptr) listener_->OnWritten();
+    if (!streaming_) return;
+    WaitToPing();
+    const bool pinged = std::exchange(pinging_, false);
+    if (!pinged && listener_ != nullptr) listener_->OnWritten();
     return;
   }
   status_ = status_to_send_;
@@ -582,8 +591,22 @@ void HttpSession::OnAllWritten() {
   if (!keep_alive_) return Linger();
   if (ended_) return Close();  // nor are requests that it sent ahead begun
   input_.shrink_to_fit();
-  ExpectRequest(sessions_->options().idle_timeout);
+  const HttpServerOptions& options = sessions_->options();
+  ExpectRequest(
+      known_ ? options.idle_timeout
+             : std::min(options.idle_timeout, options.stranger_idle_timeout));
   Parse();
+}
+
+void HttpSession::WaitToPing() {
+  const auto interval = sessions_->options().stream_ping;
+  if (!ping_.empty() && interval.count() > 0) SetDeadline(interval);
+}
+
+void HttpSession::Ping() {
+  pinging_ = true;
+  AppendPiece(ping_);
+  WriteMore();
 }
 
 void HttpSession::Linger() {

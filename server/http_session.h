@@ -124,6 +124,9 @@ class HttpSession : public HttpReply,
 
   void WriteMore();
   void OnAllWritten();
+  // A streamed answer has nothing to send.
+  void WaitToPing();
+  void Ping();
   // The answer that ends the connection is written: says so to the client, and
   // waits a while for it to leave.
   void Linger();
@@ -140,6 +143,7 @@ class HttpSession : public HttpReply,
   boost::asio::steady_timer timer_;
   State state_ = State::kHead;
   std::atomic<bool> closed_{false};
+  bool known_;  // the client has shown that it may call, or need not
 
   static constexpr size_t kReadBytes = 8 << 10;
   StrangerBytes::Share share_;
@@ -155,11 +159,11 @@ class HttpSession : public HttpReply,
       boost::beast::http::request_parser<boost::beast::http::string_body>>
       parser_;
   size_t head_bytes_ = 0;   // parsed, of a head that is not whole
+  char head_end_ = 0;       // the last of them
   int64_t body_bytes_ = 0;  // counted by sessions_
   int64_t lingered_ = 0;    // read of what is not wanted
   HttpRequest request_;
   std::string path_;
-  char head_end_ = 0;       // the last of them
   std::optional<std::chrono::steady_clock::time_point>
       asked_;  // not counted as answered yet
   int status_ = 0;
@@ -170,6 +174,8 @@ class HttpSession : public HttpReply,
   bool head_only_ = false;
   bool streaming_ = false;
   bool finished_ = false;  // nothing comes after what is in the buffers
+  std::string ping_;       // of the streamed answer
+  bool pinging_ = false;   // the buffers have nothing but a ping
   std::shared_ptr<HttpListener> listener_;
   bool writing_ = false;
   size_t written_ = 0;  // bytes of output_
