@@ -17,6 +17,9 @@ namespace {
 constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
 constexpr int64_t kLogprobTokens = 8;
 
+// Of server-sent events a comment, which readers pass over.
+constexpr char kPing[] = ": waiting\n\n";
+
 std::string Event(const nlohmann::json& value) {
   return absl::StrCat("data: ", ToText(value), "\n\n");
 }
@@ -39,6 +42,7 @@ class CompletionCall::Choice : public EventSink {
       MutexLock lock(&call_->mu_);
       if (event.has_token) {
         ticket_.CountToken();
+        ++completion_tokens_;
         piece_.last_token = event.token;
       }
       if (piece_.tokens.ids_size() == 0 && piece_.tokens.text().empty()) {
@@ -428,19 +432,34 @@ nlohmann::json CompletionCall::TotalUsage() const {
   return UsageJson(prompt_tokens, completion_tokens);
 }
 
+bool CompletionCall::HasContent(Choice& choice) {
+  ChoicePiece& piece = choice.piece_;
+  if (!piece.tokens.text().empty() || piece.finished) return true;
+  if (piece.tokens.ids_size() == 0) return false;
+  if (choice.with_logprobs_ || request_.continuous_usage ||
+      request_.ShowsTokenIds(environment_.context.tokenizer)) {
+    return true;
+  }
+  // Its text is held back, as it may be the beginning of a stop string, or
+  // there is none. Kept ids would pause the sequence in the end.
+  piece.tokens.clear_ids();
+  return false;
+}
+
 std::string CompletionCall::EventsOfAll() {
   std::string events;
   for (const auto& choice : choices_) {
     ChoicePiece& piece = choice->piece_;
-    if (piece.tokens.ids_size() == 0 && piece.tokens.text().empty() &&
-        !piece.finished) {
-      continue;
-    }
+    if (!HasContent(*choice)) continue;
     nlohmann::json json = CompletionJson(id_, created_, model_name_);
     json["choices"] = nlohmann::json::array(
         {ChoiceJson(piece, request_, environment_.context.tokenizer,
                     &choice->text_offsets_)});
-    if (request_.include_usage) json["usage"] = nullptr;
+    if (request_.continuous_usage) {
+      json["usage"] = TotalUsage();
+    } else if (request_.include_usage) {
+      json["usage"] = nullptr;
+    }
     events += Event(json);
     piece.tokens.Clear();
     piece.finished.reset();
@@ -508,15 +527,21 @@ void CompletionCall::Pump() {
       } else if (ended) {
         piece += LastEvents();
       }
-      if (piece.empty()) return;
       finish = ended;
-      action = streaming_ ? kWrite : kBegin;
+      if (!streaming_) {
+        action = kBegin;
+      } else if (!piece.empty()) {
+        action = kWrite;
+      }
       streaming_ = true;
-      write_in_flight_ = true;
+      write_in_flight_ = action != kNothing;
       if (action == kBegin) {
         response.content_type = "text/event-stream; charset=utf-8";
         response.headers = headers_;
         response.headers.emplace_back("Cache-Control", "no-cache");
+        // Has nginx pass events on as they come.
+        response.headers.emplace_back("X-Accel-Buffering", "no");
+        response.ping = kPing;
         response.body = std::exchange(piece, "");
       }
     }

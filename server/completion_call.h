@@ -17,9 +17,11 @@ namespace recurve {
 // or more prompts at a time, each a sequence of its own. The answer is JSON, or
 // server-sent events.
 //
-// A streamed answer begins with its first output, so that what fails before, in
-// the queue say, has a status of its own. A client that reads slowly gets
-// fewer, larger events and pauses its sequences, as over gRPC.
+// A streamed answer begins when the engine has taken the request in, and is
+// pinged while it has nothing to say, so that no proxy gives it up while it
+// waits in the queue. What fails before that has a status of its own, what
+// fails later an event. A client that reads slowly gets fewer, larger events
+// and pauses its sequences, as over gRPC.
 //
 // Lifetime: the reply holds the object until OnDone, the engine until OnEnd of
 // each sequence. Thread safety: mu_ guards all state; the engine and the reply
@@ -72,6 +74,9 @@ class CompletionCall : public HttpListener,
   // The answer that is not streamed, once all has ended.
   HttpResponse WholeAnswer();
   nlohmann::json TotalUsage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether there is anything of use in what is left of the choice's output.
+  // What never will be is dropped.
+  bool HasContent(Choice& choice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Those that must be resumed after their output was taken.
   std::vector<uint64_t> TakeStalled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // With headers_.

@@ -141,6 +141,8 @@ struct Seconds {
   double stalled = 60;
   double decode_idle = 600;
   int64_t tls_reload = 60;
+  double http_idle = 620;
+  double http_ping = 5;
 };
 
 void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
@@ -275,6 +277,13 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "decode-idle-timeout", s.decode_idle,
       "Seconds without a command after which a Decode stream ends; 0: never")
       ->check(Number("0, or 0.1 to 604800 seconds"));
+  Add(app, "http-idle-timeout", s.http_idle,
+      "Seconds after which an HTTP connection without a request is closed")
+      ->check(Number("1 to 86400 seconds"));
+  Add(app, "http-stream-ping", s.http_ping,
+      "Seconds after which a stream over HTTP that has nothing to send sends a "
+      "comment; 0: never")
+      ->check(Number("0, or 0.1 to 86400 seconds"));
   AddCount(app, "max-buffered-tokens", o.max_buffered_tokens, "at least 1",
            "Unread tokens after which a stream pauses");
 }
@@ -310,6 +319,14 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
       return absl::StrCat("--", name, " is ", value,
                           "; expected 0.1 to 86400 seconds");
     }
+  }
+  if (!(s.http_idle >= 1 && s.http_idle <= 86400)) {
+    return absl::StrCat("--http-idle-timeout is ", s.http_idle,
+                        "; expected 1 to 86400 seconds");
+  }
+  if (s.http_ping != 0 && !(s.http_ping >= 0.1 && s.http_ping <= 86400)) {
+    return absl::StrCat("--http-stream-ping is ", s.http_ping,
+                        "; expected 0, or 0.1 to 86400 seconds");
   }
   const std::pair<const char*, int> ports[] = {
       {"--grpc-port", o.grpc_port},
@@ -495,6 +512,8 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   options.decode_idle_timeout = ToMilliseconds(seconds.decode_idle);
   options.transport.tls_reload = std::chrono::seconds(seconds.tls_reload);
   options.engine.stalled_client_timeout = ToMilliseconds(seconds.stalled);
+  options.http_idle_timeout = ToMilliseconds(seconds.http_idle);
+  options.http_stream_ping = ToMilliseconds(seconds.http_ping);
   return result;
 }
 

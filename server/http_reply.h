@@ -44,6 +44,10 @@ struct HttpResponse {
   std::string content_type = "application/json";
   std::vector<std::pair<std::string, std::string>> headers;
   std::string body;
+  // Of a streamed answer: written whenever nothing was for a while, so that
+  // nobody between here and the client takes the stream for dead. Its reader
+  // passes over it. Empty: nothing is.
+  std::string ping;
 };
 
 // Hears how an answer gets on. Called on the server's threads, one call at a
@@ -51,7 +55,8 @@ struct HttpResponse {
 class HttpListener {
  public:
   virtual ~HttpListener() = default;
-  // All that was written of a streamed answer is with the system's socket.
+  // All that was written of a streamed answer is with the system's socket; not
+  // called for pings.
   virtual void OnWritten() = 0;
   // A part of it is, or the client has taken some of what is: it reads.
   virtual void OnProgress() = 0;

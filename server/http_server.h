@@ -29,11 +29,18 @@ struct HttpServerOptions {
   // Of all bodies that are being received; one more is answered 503.
   int64_t max_bodies_bytes = 256 << 20;
   // What a client gets for the TLS handshake, for the head of a request, for
-  // its body, and between two requests.
+  // its body, and between two requests. A proxy that keeps connections must be
+  // the one that closes an idle one, or it sends a request into the end of it.
+  // Google's balancers keep them for longest, 600 s.
   std::chrono::milliseconds handshake_timeout{10'000};
   std::chrono::milliseconds head_timeout{10'000};
   std::chrono::milliseconds body_timeout{30'000};
-  std::chrono::milliseconds idle_timeout{60'000};
+  std::chrono::milliseconds idle_timeout{620'000};
+  // The same, if it is less, for who has not shown that he may call.
+  std::chrono::milliseconds stranger_idle_timeout{60'000};
+  // A streamed answer of which nothing is written for so long is pinged; 0:
+  // never.
+  std::chrono::milliseconds stream_ping{5'000};
   // A client that takes nothing for so long, while output waits for it, is cut
   // off.
   std::chrono::milliseconds stalled_client_timeout{60'000};

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/checkpoint/quote.h"
@@ -51,6 +53,17 @@ absl::string_view View(boost::beast::string_view text) {
 // Beast takes a body of any other coding than "chunked" for none, and the bytes
 // of the body would be the next request.
 std::string BodyProblem(const http::fields& head, int version) {
+  // Beast takes "5, 5" and two equal ones for 5, as RFC 9112 allows. A proxy
+  // may take them otherwise.
+  const size_t lengths = head.count(http::field::content_length);
+  if (lengths > 1) return "there is more than one Content-Length";
+  if (lengths == 1) {
+    const absl::string_view length = View(head[http::field::content_length]);
+    if (!absl::c_all_of(length, absl::ascii_isdigit)) {
+      return absl::StrCat("Content-Length is ", Quote(length),
+                          "; expected one number");
+    }
+  }
   const auto [first, last] = head.equal_range(http::field::transfer_encoding);
   if (first == last) return "";
   const absl::string_view coding = View(first->value());
@@ -115,6 +128,7 @@ HttpSession::HttpSession(std::shared_ptr<HttpSessions> sessions,
       strand_(socket.get_executor()),
       transport_(std::move(socket), std::move(tls)),
       timer_(strand_),
+      known_(sessions_->options().strangers == nullptr),
       share_(sessions_->options().strangers) {}
 
 template <typename F>
@@ -200,6 +214,7 @@ void HttpSession::Begin(HttpResponse head) {
     if (state_ != State::kAnswering) return;
     keep_alive_ = keep_alive_ && version_ >= 11 && !sessions_->draining();
     streaming_ = true;
+    ping_ = head.ping;
     status_to_send_ = head.status;
     pending_ += recurve::Head(head, version_, keep_alive_, std::nullopt);
     AppendPiece(head.body);
@@ -210,6 +225,7 @@ void HttpSession::Begin(HttpResponse head) {
 void HttpSession::Write(std::string piece) {
   Post([this, piece = std::move(piece)] {
     if (state_ != State::kAnswering) return;
+    pinging_ = false;
     AppendPiece(piece);
     WriteMore();
   });
@@ -253,7 +269,7 @@ void HttpSession::OnDeadline() {
   if (receiving) {
     Refuse(HttpError(408, "the request did not come in time"));
   } else if (state_ == State::kAnswering) {
-    CheckReader();
+    writing_ ? CheckReader() : Ping();
   } else {
     Close();
   }
@@ -287,7 +303,9 @@ void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
   path_.clear();
   asked_.reset();
   head_bytes_ = 0;
-  head_only_ = streaming_ = finished_ = false;
+  head_end_ = 0;
+  head_only_ = streaming_ = finished_ = pinging_ = false;
+  ping_.clear();
   version_ = 11;
   keep_alive_ = true;
   SetDeadline(time);
@@ -353,7 +371,15 @@ void HttpSession::Parse() {
     if (input_.size() == 0) return Read();
     if (!parser_->got_some()) SetDeadline(sessions_->options().head_timeout);
     error_code error;
-    const size_t used = parser_->put(input_.data(), error);
+    const asio::const_buffer data = input_.data();
+    const size_t used = parser_->put(data, error);
+    if (state_ == State::kHead &&
+        Folds({static_cast<const char*>(data.data()), used})) {
+      return Refuse(HttpError(
+          400,
+          "a line of the head begins with a space or a tab, as if it went on "
+          "from the line before; expected each header in one line"));
+    }
     input_.consume(used);
     const bool more = error == http::error::need_more;
     // Beast bounds the request line and the headers each by itself, and a
@@ -380,6 +406,17 @@ void HttpSession::Parse() {
     if (parser_->is_done()) return Dispatch();
     if (more || used == 0) return Read();
   }
+}
+
+bool HttpSession::Folds(absl::string_view bytes) {
+  // Beast would join the lines. Others do not, and whoever reads a head in
+  // another way than the proxy before it may be sent a request that the proxy
+  // has not seen (RFC 9112, 5.2).
+  for (const char c : bytes) {
+    if (head_end_ == '\n' && (c == ' ' || c == '\t')) return true;
+    head_end_ = c;
+  }
+  return false;
 }
 
 void HttpSession::OnHead() {
@@ -416,7 +453,10 @@ void HttpSession::OnHead() {
   if (auto refusal = sessions_->handler().CheckHead(&request_)) {
     return Refuse(*refusal);
   }
-  if (request_.entitled) share_.Release();
+  if (request_.entitled) {
+    known_ = true;
+    share_.Release();
+  }
   if (absl::EqualsIgnoreCase(View(message[http::field::expect]),
                              "100-continue") &&
       version_ >= 11) {
@@ -537,7 +577,10 @@ void HttpSession::OnAllWritten() {
   if (state_ != State::kAnswering) return;  // "100 Continue"
   ClearDeadline();
   if (!finished_) {
-    if (streaming_ && listener_ != nullptr) listener_->OnWritten();
+    if (!streaming_) return;
+    WaitToPing();
+    const bool pinged = std::exchange(pinging_, false);
+    if (!pinged && listener_ != nullptr) listener_->OnWritten();
     return;
   }
   status_ = status_to_send_;
@@ -548,8 +591,22 @@ void HttpSession::OnAllWritten() {
   if (!keep_alive_) return Linger();
   if (ended_) return Close();  // nor are requests that it sent ahead begun
   input_.shrink_to_fit();
-  ExpectRequest(sessions_->options().idle_timeout);
+  const HttpServerOptions& options = sessions_->options();
+  ExpectRequest(
+      known_ ? options.idle_timeout
+             : std::min(options.idle_timeout, options.stranger_idle_timeout));
   Parse();
+}
+
+void HttpSession::WaitToPing() {
+  const auto interval = sessions_->options().stream_ping;
+  if (!ping_.empty() && interval.count() > 0) SetDeadline(interval);
+}
+
+void HttpSession::Ping() {
+  pinging_ = true;
+  AppendPiece(ping_);
+  WriteMore();
 }
 
 void HttpSession::Linger() {

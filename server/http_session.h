@@ -98,6 +98,9 @@ class HttpSession : public HttpReply,
   void OnRead(size_t bytes);
 
   void Parse();
+  // Whether a line of the head goes on in the next, as HTTP had it once: the
+  // next part of the head is `bytes`.
+  bool Folds(absl::string_view bytes);
   void OnHead();
   void SetPath(absl::string_view target);
   // False, and the request is refused, when all bodies together are too large.
@@ -121,6 +124,9 @@ class HttpSession : public HttpReply,
 
   void WriteMore();
   void OnAllWritten();
+  // A streamed answer has nothing to send.
+  void WaitToPing();
+  void Ping();
   // The answer that ends the connection is written: says so to the client, and
   // waits a while for it to leave.
   void Linger();
@@ -137,6 +143,7 @@ class HttpSession : public HttpReply,
   boost::asio::steady_timer timer_;
   State state_ = State::kHead;
   std::atomic<bool> closed_{false};
+  bool known_;  // the client has shown that it may call, or need not
 
   static constexpr size_t kReadBytes = 8 << 10;
   StrangerBytes::Share share_;
@@ -152,6 +159,7 @@ class HttpSession : public HttpReply,
       boost::beast::http::request_parser<boost::beast::http::string_body>>
       parser_;
   size_t head_bytes_ = 0;   // parsed, of a head that is not whole
+  char head_end_ = 0;       // the last of them
   int64_t body_bytes_ = 0;  // counted by sessions_
   int64_t lingered_ = 0;    // read of what is not wanted
   HttpRequest request_;
@@ -166,6 +174,8 @@ class HttpSession : public HttpReply,
   bool head_only_ = false;
   bool streaming_ = false;
   bool finished_ = false;  // nothing comes after what is in the buffers
+  std::string ping_;       // of the streamed answer
+  bool pinging_ = false;   // the buffers have nothing but a ping
   std::shared_ptr<HttpListener> listener_;
   bool writing_ = false;
   size_t written_ = 0;  // bytes of output_

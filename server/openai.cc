@@ -209,7 +209,7 @@ json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
     choice["logprobs"] =
         LogprobsJson(piece.tokens, request, tokenizer, offsets);
   }
-  if (request.return_token_ids || tokenizer == nullptr) {
+  if (request.ShowsTokenIds(tokenizer)) {
     json ids = json::array();
     for (const uint32_t id : piece.tokens.ids()) ids.push_back(id);
     choice["token_ids"] = std::move(ids);

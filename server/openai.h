@@ -43,8 +43,14 @@ struct CompletionRequest {
   std::vector<v1::GenerateRequest> prompts;  // at least one; a choice for each
   bool stream = false;
   bool include_usage = false;
+  bool continuous_usage = false;  // in every event
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // in logprobs, "token_id:65" and not "A"
+
+  // A model without a tokenizer has nothing else to show.
+  bool ShowsTokenIds(const Tokenizer* tokenizer) const {
+    return return_token_ids || tokenizer == nullptr;
+  }
 };
 inline constexpr int kMaxPrompts = 64;
 // What the API promises where a request does not say.

@@ -4,8 +4,10 @@
 #include <limits>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/checkpoint/json_parse.h"
 #include "engine/checkpoint/quote.h"
 #include "engine/request.h"
@@ -24,26 +26,30 @@ constexpr int kMaxValues = 4096;
 constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 // Options that other servers know and this one does not have: they may be given
-// with the value that asks for nothing.
+// with a value that asks for nothing.
 struct Neutral {
   absl::string_view name;
-  json value;
+  std::vector<json> values;
 };
 const std::vector<Neutral>& NeutralOptions() {
   static const auto& options = *new std::vector<Neutral>{
-      {"n", 1},
-      {"best_of", 1},
-      {"echo", false},
-      {"suffix", ""},
-      {"use_beam_search", false},
-      {"length_penalty", 1},
-      {"early_stopping", false},
-      {"min_tokens", 0},
-      {"include_stop_str_in_output", false},
-      {"skip_special_tokens", true},
-      {"spaces_between_special_tokens", true},
-      {"add_special_tokens", true},
-      {"detokenize", true},
+      {"n", {1}},
+      {"best_of", {1}},
+      {"echo", {false}},
+      {"suffix", {""}},
+      {"use_beam_search", {false}},
+      {"length_penalty", {1}},
+      {"early_stopping", {false}},
+      {"include_stop_str_in_output", {false}},
+      {"skip_special_tokens", {true}},
+      {"spaces_between_special_tokens", {true}},
+      {"add_special_tokens", {true}},
+      {"detokenize", {true}},
+      {"bad_words", {json::array()}},
+      {"logits_processors", {json::array()}},
+      {"response_format", {json({{"type", "text"}})}},
+      {"service_tier", {"auto", "default"}},
+      {"store", {false}},
   };
   return options;
 }
@@ -240,8 +246,9 @@ void ReadStreamOptions(const json& value, Reader& reader,
     const std::string field = "stream_options." + key;
     if (key == "include_usage") {
       request->include_usage = reader.Bool(field, member);
-    } else if (key == "include_obfuscation" ||
-               key == "continuous_usage_stats") {
+    } else if (key == "continuous_usage_stats") {
+      request->continuous_usage = reader.Bool(field, member);
+    } else if (key == "include_obfuscation") {
       if (reader.Bool(field, member)) {
         reader.Fail(field, "is true; this server has no such option");
       }
@@ -318,8 +325,11 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
     request->return_token_ids = reader.Bool(key, value);
   } else if (key == "return_tokens_as_token_ids") {
     request->tokens_as_ids = reader.Bool(key, value);
-  } else if (key == "user") {
+  } else if (key == "user" || key == "safety_identifier" ||
+             key == "prompt_cache_key") {
     reader.String(key, value);  // asks for nothing
+  } else if (key == "metadata") {
+    if (!value.is_object()) reader.Unexpected(key, value, "an object");
   } else {
     return false;
   }
@@ -329,12 +339,38 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
 void ReadNeutral(const std::string& key, const json& value, Reader& reader) {
   for (const Neutral& option : NeutralOptions()) {
     if (option.name != key) continue;
-    if (value == option.value) return;
+    if (absl::c_linear_search(option.values, value)) return;
     return reader.Fail(
         key, absl::StrCat("is ", DescribeJson(value), "; this server supports ",
-                          option.value.dump(), " only"));
+                          absl::StrJoin(option.values, " or ",
+                                        [](std::string* out, const json& one) {
+                                          *out += one.dump();
+                                        }),
+                          " only"));
   }
   reader.FailUnknown(key);
+}
+
+// This server has no min_tokens: it may be given where nothing ends the output
+// before max_tokens.
+void CheckMinTokens(int64_t min_tokens, const v1::StoppingParams& stopping,
+                    Reader& reader) {
+  if (min_tokens == 0) return;
+  if (stopping.has_max_new_tokens() && min_tokens > stopping.max_new_tokens()) {
+    return reader.Fail("min_tokens",
+                       absl::StrCat("is ", min_tokens,
+                                    "; expected at most max_tokens, which is ",
+                                    stopping.max_new_tokens()));
+  }
+  if (stopping.has_max_new_tokens() && stopping.ignore_eos() &&
+      stopping.stop_strings().empty() && stopping.stop_token_ids().empty()) {
+    return;
+  }
+  reader.Fail("min_tokens",
+              absl::StrCat("is ", min_tokens,
+                           "; this server supports 0 only, or up to max_tokens "
+                           "where that is given with ignore_eos and without "
+                           "stop and stop_token_ids"));
 }
 
 }  // namespace
@@ -393,10 +429,13 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
   v1::GenerateRequest base;
   base.mutable_sampling()->set_temperature(1);
   const json* prompt = nullptr;
+  int64_t min_tokens = 0;
   for (const auto& [key, value] : parsed->items()) {
     if (value.is_null()) continue;  // as if it were not there
     if (key == "prompt") {
       prompt = &value;
+    } else if (key == "min_tokens") {
+      min_tokens = reader.Int(key, value, 0, kMaxInt32);
     } else if (key == "model") {
       const std::string name = reader.String(key, value);
       if (!reader.failed() && name != model_name) {
@@ -414,6 +453,7 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
     }
     if (reader.failed()) return reader.TakeError();
   }
+  CheckMinTokens(min_tokens, base.stopping(), reader);
   if (!request->stream && parsed->contains("stream_options") &&
       !(*parsed)["stream_options"].is_null()) {
     reader.Fail("stream_options", "is set, and stream is not true");

@@ -242,6 +242,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> Server::StartHttpOn(int port,
   }
   http.max_connections = options_.max_http_connections;
   http.max_body_bytes = static_cast<uint64_t>(kMaxReceiveBytes);
+  http.idle_timeout = options_.http_idle_timeout;
+  http.stream_ping = options_.http_stream_ping;
   http.stalled_client_timeout = options_.engine.stalled_client_timeout;
   return HttpServer::Start(http, api);
 }

@@ -39,6 +39,9 @@ struct ServerOptions {
   int http_port = 9090;
   int metrics_port = -1;  // plaintext; 0: any free one, -1: on http_port
   int64_t max_http_connections = 4096;
+  // HttpServerOptions of the same names.
+  std::chrono::milliseconds http_idle_timeout{620'000};
+  std::chrono::milliseconds http_stream_ping{5'000};
   int64_t max_grpc_connections = 4096;  // one more is closed
   // Of messages that gRPC is receiving, of all connections.
   int64_t max_grpc_buffer_bytes = 256 << 20;

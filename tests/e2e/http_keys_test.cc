@@ -55,6 +55,13 @@ TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
         Fetch(port, HttpRequestText("GET", "/v1/models", "", headers)).status,
         401);
   }
+  for (const std::string header :
+       {"Authorization: Bearer  key", "authorization:BEARER     key"}) {
+    EXPECT_EQ(
+        Fetch(port, HttpRequestText("GET", "/v1/models", "", {header})).status,
+        200)
+        << header;
+  }
   // Refused before the body comes.
   HttpConnection early(port);
   early.Send(

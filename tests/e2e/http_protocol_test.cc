@@ -1,6 +1,8 @@
 // What RFC 9112 has a server look at in the head of a request, and where one
 // request ends and the next begins.
 
+#include <thread>
+
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/http_fixture.h"
 
@@ -56,6 +58,128 @@ TEST(HttpProtocolTest, OnlyChunkedIsATransferEncoding) {
                                  "\r\n\r\n", absl::Hex(text.size()), "\r\n",
                                  text, "\r\n0\r\n\r\n"));
     EXPECT_EQ(connection.Read().status, 200) << encoding;
+  }
+}
+
+// What proxies read in other ways than this server would, or than each other:
+// with any of these a client could have one see requests that another does not.
+TEST(HttpProtocolTest, HeadsThatCanBeReadInTwoWaysAreRefused) {
+  TestServer server;
+  const std::string text = R"({"prompt": "a", "max_tokens": 1})";
+  const std::string length =
+      absl::StrCat("Content-Length: ", text.size(), "\r\n");
+  const std::string chunked = "Transfer-Encoding: chunked\r\n";
+  const std::string chunks =
+      absl::StrCat(absl::Hex(text.size()), "\r\n", text, "\r\n0\r\n\r\n");
+  const std::string end = "\r\n";
+  const std::string smuggled = HttpRequestText("GET", "/v1/models");
+  struct Case {
+    std::string head;  // behind that of kPost
+    std::string body;
+  };
+  const Case cases[] = {
+      // Lines that go on in the next.
+      {"Transfer-Encoding:\r\n chunked\r\n\r\n", chunks},
+      {"Transfer-Encoding:\r\n\tchunked\r\n\r\n", chunks},
+      {"Transfer-Encoding: chunked\r\n , identity\r\n\r\n", chunks},
+      {"Transfer-Encoding: x\r\n chunked\r\n" + length + end, text},
+      {"X: y\r\n " + chunked + length + end, text},
+      {"X: y\r\n z\r\n" + length + end, text},
+      {"X: y\r\n \r\n" + length + end, text},
+      {"Content-Length:\r\n 1\r\n\r\n", text},
+      // Two lengths.
+      {length + chunked + end, chunks},
+      {chunked + length + end, chunks},
+      {length + length + end, text},
+      {length + "Content-Length: 5\r\n\r\n", text},
+      {"Content-Length: 5, 5\r\n\r\n", "12345"},
+      {absl::StrCat("Content-Length: ", text.size(), ", ", text.size(),
+                    "\r\n\r\n"),
+       text},
+      // No number, or not as RFC 9110 has one.
+      {"Content-Length: +5\r\n\r\n", "12345"},
+      {"Content-Length: -5\r\n\r\n", "12345"},
+      {"Content-Length: 0x5\r\n\r\n", "12345"},
+      {"Content-Length: 5 5\r\n\r\n", "12345"},
+      {"Content-Length: 5a\r\n\r\n", "12345"},
+      {"Content-Length:\r\n\r\n", text},
+      {"Content-Length: 18446744073709551621\r\n\r\n", "12345"},
+      {"Content-Length: 36893488147419103237\r\n\r\n", "12345"},
+      // Names.
+      {"Content-Length : 5\r\n" + length + end, text},
+      {"Transfer-Encoding : chunked\r\n" + length + end, text},
+      {"Transfer-Encoding\t: chunked\r\n" + length + end, text},
+      {"Transfer\rEncoding: chunked\r\n" + length + end, text},
+      {"Transfer-Encoding\v: chunked\r\n" + length + end, text},
+      {" Transfer-Encoding: chunked\r\n" + length + end, text},
+      {": chunked\r\n" + length + end, text},
+      {"Transfer-Encoding chunked\r\n" + length + end, text},
+      {std::string("Transfer-Encoding\0: chunked\r\n", 28) + length + end,
+       text},
+      // Ends of lines.
+      {"X: y\n" + chunked + length + end, text},
+      {"X: y\nTransfer-Encoding: chunked\n" + length + end, text},
+      {"X: y\rTransfer-Encoding: chunked\r\n" + length + end, text},
+      {"X: y\r\r\n" + length + end, text},
+      {length + "\n", text},
+      {std::string("X: a\0b\r\n", 9) + length + end, text},
+      {"Transfer-Encoding: \vchunked\r\n" + length + end, text},
+      {"Transfer-Encoding: chunked\v\r\n" + length + end, text},
+  };
+  for (const Case& c : cases) {
+    HttpConnection connection(server.server().http_port());
+    ASSERT_TRUE(connection.Send(kPost + c.head + c.body + smuggled));
+    const HttpResult refused = connection.Read();
+    EXPECT_EQ(refused.status, 400) << c.head << refused.body;
+    EXPECT_THAT(refused.headers,
+                testing::Contains(std::pair<const std::string, std::string>(
+                    "connection", "close")))
+        << c.head;
+    EXPECT_EQ(connection.Read().status, 0) << c.head;
+  }
+  // However it comes.
+  HttpConnection slow(server.server().http_port());
+  ASSERT_TRUE(slow.Send("GET /health HTTP/1.1\r\nHost: x\r\n"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ASSERT_TRUE(slow.Send(" y\r\n\r\n"));
+  const HttpResult folded = slow.Read();
+  EXPECT_EQ(folded.status, 400);
+  EXPECT_THAT(folded.body, HasSubstr("begins with a space or a tab"));
+}
+
+TEST(HttpProtocolTest, ChunksThatCanBeReadInTwoWaysAreRefused) {
+  TestServer server;
+  const std::string text = R"({"prompt": "a", "max_tokens": 1})";
+  const std::string size = absl::StrCat(absl::Hex(text.size()));
+  const std::string smuggled = HttpRequestText("GET", "/v1/models");
+  for (const std::string& begin :
+       {"0x" + size + "\r\n", "+" + size + "\r\n", "-" + size + "\r\n",
+        " " + size + "\r\n", size + "\n", size + "\r", size + ";a\n\r\n",
+        size + ";\n", size + "g\r\n",
+        "1" + std::string(16, '0') + size + "\r\n", std::string("\r\n"),
+        std::string(";a=b\r\n")}) {
+    HttpConnection connection(server.server().http_port());
+    ASSERT_TRUE(connection.Send(kPost + "Transfer-Encoding: chunked\r\n\r\n" +
+                                begin + text + "\r\n0\r\n\r\n" + smuggled));
+    EXPECT_THAT(connection.Read().status, testing::AnyOf(400, 413)) << begin;
+    EXPECT_EQ(connection.Read().status, 0) << begin;
+  }
+  // Behind the chunk, and trailers: these change nothing of what comes next.
+  HttpConnection longer(server.server().http_port());
+  ASSERT_TRUE(longer.Send(kPost + "Transfer-Encoding: chunked\r\n\r\n" + size +
+                          "\r\n" + text + "X\r\n0\r\n\r\n" + smuggled));
+  EXPECT_EQ(longer.Read().status, 400);
+  EXPECT_EQ(longer.Read().status, 0);
+  for (const std::string trailer :
+       {"Content-Length: 5", "Transfer-Encoding: gzip", "Host: y",
+        "Authorization: x", "Connection: close"}) {
+    HttpConnection connection(server.server().http_port());
+    ASSERT_TRUE(connection.Send(kPost + "Transfer-Encoding: chunked\r\n\r\n" +
+                                size + "\r\n" + text + "\r\n0\r\n" + trailer +
+                                "\r\n\r\n" + smuggled));
+    const int status = connection.Read().status;
+    EXPECT_THAT(status, testing::AnyOf(200, 400)) << trailer;
+    EXPECT_EQ(connection.Read().status, status == 200 ? 200 : 0) << trailer;
   }
 }
 

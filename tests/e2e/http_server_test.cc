@@ -11,6 +11,7 @@
 #include <fstream>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/certificates.h"
@@ -22,12 +23,14 @@ namespace {
 using testing::HasSubstr;
 
 // Answers with what it was sent; "/stream" with a line for each OnWritten,
-// without end; "/short" with a stream of one line; "/made" with SendMade;
-// "/wait" not at all.
+// without end; "/short" with a stream of one line; "/quiet" with a stream that
+// has nothing to say; "/made" with SendMade; "/wait" not at all. "/known" is
+// for those who may call.
 class EchoHandler : public HttpHandler {
  public:
   std::optional<HttpResponse> CheckHead(HttpRequest* head) override {
     if (head->path == "/refused") return HttpError(403, "no");
+    head->entitled = head->path == "/known";
     return std::nullopt;
   }
   void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override {
@@ -37,6 +40,11 @@ class EchoHandler : public HttpHandler {
       response.body = "a line\n";
       reply->Begin(std::move(response));
       return reply->Finish();
+    }
+    if (request.path == "/quiet") {
+      reply->Listen(std::make_shared<Quiet>(&written));
+      response.ping = ": ping\n";
+      return reply->Begin(std::move(response));
     }
     if (request.path != "/stream" && request.path != "/wait") {
       response.body = request.method + " " + request.path + " " + request.body;
@@ -60,8 +68,17 @@ class EchoHandler : public HttpHandler {
   }
 
   std::atomic<int> streams = 0;
+  std::atomic<int> written = 0;  // of "/quiet"
 
  private:
+  struct Quiet : public HttpListener {
+    explicit Quiet(std::atomic<int>* written) : written(written) {}
+    void OnWritten() override { ++*written; }
+    void OnProgress() override {}
+    void OnDone(const absl::Status&) override {}
+    std::atomic<int>* const written;
+  };
+
   static void SendMade(HttpReply& reply) {
     const auto made = std::make_shared<bool>(false);
     reply.SendMade([made] {
@@ -213,6 +230,61 @@ TEST(HttpServerTest, SlowRequestsAndIdleConnectionsEnd) {
   idle.Send(kGet);
   EXPECT_EQ(idle.Read().status, 200);
   EXPECT_EQ(idle.ReadSome(), "");
+}
+
+TEST(HttpServerTest, AStreamWithNothingToSendIsPinged) {
+  const Tls tls;
+  for (const bool secure : {false, true}) {
+    EchoHandler handler;
+    HttpServerOptions options = Options();
+    options.stream_ping = std::chrono::milliseconds(20);
+    if (secure) options.tls = tls.server();
+    const auto server = *HttpServer::Start(options, &handler);
+    HttpConnection chunked(server->port(), secure ? tls.client() : nullptr);
+    chunked.Send(HttpRequestText("GET", "/quiet"));
+    HttpConnection old(server->port(), secure ? tls.client() : nullptr);
+    old.Send("GET /quiet HTTP/1.0\r\n\r\n");
+    const std::string ping = "7\r\n: ping\n\r\n";
+    for (auto& [connection, pings] :
+         {std::pair(&chunked, ping + ping + ping),
+          std::pair(&old, std::string(": ping\n: ping\n: ping\n"))}) {
+      std::string text;
+      while (!absl::StrContains(text, "\r\n\r\n" + pings)) {
+        const std::string more = connection->ReadSome();
+        ASSERT_NE(more, "") << text;
+        text += more;
+      }
+    }
+    EXPECT_EQ(handler.written, 2);  // the heads
+  }
+}
+
+// Who has a key may keep a connection for as long as proxies do.
+TEST(HttpServerTest, IdleConnectionsOfStrangersEndSooner) {
+  EchoHandler handler;
+  StrangerBytes strangers(1 << 20, 1 << 20);
+  HttpServerOptions options = Options();
+  options.stranger_idle_timeout = std::chrono::milliseconds(100);
+  options.strangers = &strangers;
+  const auto server = *HttpServer::Start(options, &handler);
+  HttpConnection known(server->port());
+  known.Send(HttpRequestText("GET", "/known"));
+  EXPECT_EQ(known.Read().status, 200);
+  known.Send(kGet);  // and still may
+  EXPECT_EQ(known.Read().status, 200);
+  HttpConnection stranger(server->port());
+  stranger.Send(kGet);
+  EXPECT_EQ(stranger.Read().status, 200);
+  EXPECT_EQ(stranger.ReadSome(), "");
+  known.Send(kGet);
+  EXPECT_EQ(known.Read().status, 200);
+  // Where nobody is a stranger, as on the port of metrics.
+  options.strangers = nullptr;
+  const auto open = *HttpServer::Start(options, &handler);
+  HttpConnection any(open->port());
+  any.Send(kGet);
+  EXPECT_EQ(any.Read().status, 200);
+  EXPECT_FALSE(any.Readable(std::chrono::milliseconds(300)));
 }
 
 TEST(HttpServerTest, EveryRequestIsCountedOnce) {

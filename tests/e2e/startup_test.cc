@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/process.h"
 
@@ -76,6 +77,24 @@ TEST(StartupTest, WhatIsNoNumberIsRefused) {
                  {},
                  2,
                  "--stalled-client-timeout: " + timeouts});
+  ExpectRefused({{"--http-idle-timeout", ""},
+                 {},
+                 2,
+                 "'' is not a number; expected 1 to 86400 seconds"});
+  for (const char* value : {"0.9", "86401", "nan"}) {
+    ExpectRefused({{"--http-idle-timeout", value},
+                   {},
+                   2,
+                   absl::StrCat("--http-idle-timeout is ", value,
+                                "; expected 1 to 86400 seconds")});
+  }
+  for (const char* value : {"0.09", "-1", "86401", "nan"}) {
+    ExpectRefused({{"--http-stream-ping", value},
+                   {},
+                   2,
+                   absl::StrCat("--http-stream-ping is ", value,
+                                "; expected 0, or 0.1 to 86400 seconds")});
+  }
   ExpectRefused({{"--max-decode-slowdown", ""},
                  {},
                  2,

@@ -88,5 +88,115 @@ TEST(OpenAiTest, SamplingOptionsHaveTheRangesOfTheEngine) {
   }
 }
 
+// What is wrong with a request that has these besides a prompt; empty: nothing.
+std::string ProblemOf(json body) {
+  body["prompt"] = "a";
+  CompletionRequest request;
+  const auto error =
+      ParseCompletion(body.dump(), "demo", {258, 8192, true}, &request);
+  if (!error) return "";
+  EXPECT_EQ(error->status, 400);
+  return error->message;
+}
+
+// As load tools and clients send them by default.
+TEST(OpenAiTest, OptionsThatAskForNothingAreAccepted) {
+  const json accepted[] = {
+      // guidellm
+      {{"stream", true},
+       {"stream_options",
+        {{"include_usage", true}, {"continuous_usage_stats", true}}},
+       {"max_tokens", 8},
+       {"stop", nullptr},
+       {"ignore_eos", true}},
+      // aiperf, as its guide has it
+      {{"stream", true},
+       {"stream_options", {{"include_usage", true}}},
+       {"max_tokens", 8},
+       {"min_tokens", 8},
+       {"ignore_eos", true}},
+      // vllm bench serve
+      {{"max_tokens", 8},
+       {"temperature", 0.0},
+       {"repetition_penalty", 1.0},
+       {"logprobs", nullptr},
+       {"stream", true},
+       {"stream_options", {{"include_usage", true}}}},
+      // sglang.bench_serving
+      {{"temperature", 0.0},
+       {"best_of", 1},
+       {"max_tokens", 8},
+       {"stream", true},
+       {"ignore_eos", true}},
+      // LangChain
+      {{"temperature", 0.7},
+       {"max_tokens", 256},
+       {"top_p", 1},
+       {"frequency_penalty", 0},
+       {"presence_penalty", 0},
+       {"n", 1},
+       {"logit_bias", json::object()}},
+      // OpenAI's other fields
+      {{"user", "me"},
+       {"safety_identifier", "me"},
+       {"prompt_cache_key", "x"},
+       {"metadata", {{"a", "b"}}},
+       {"store", false},
+       {"service_tier", "auto"},
+       {"response_format", {{"type", "text"}}}},
+      {{"service_tier", "default"},
+       {"bad_words", json::array()},
+       {"logits_processors", json::array()},
+       {"n", 1.0},
+       {"min_tokens", 0}},
+      {{"min_tokens", 0}, {"stop", "a"}},
+      {{"min_tokens", 8},
+       {"max_completion_tokens", 9},
+       {"ignore_eos", true},
+       {"stop", json::array()},
+       {"stop_token_ids", json::array()}},
+  };
+  for (const json& body : accepted) EXPECT_EQ(ProblemOf(body), "") << body;
+}
+
+TEST(OpenAiTest, OptionsThatAskForWhatThereIsNotAreRefused) {
+  const std::string min_tokens =
+      "min_tokens is 8; this server supports 0 only, or up to max_tokens where "
+      "that is given with ignore_eos and without stop and stop_token_ids";
+  const std::pair<json, std::string> refused[] = {
+      {{{"min_tokens", 8}}, min_tokens},
+      {{{"min_tokens", 8}, {"max_tokens", 8}}, min_tokens},
+      {{{"min_tokens", 8}, {"ignore_eos", true}}, min_tokens},
+      {{{"min_tokens", 8},
+        {"max_tokens", 8},
+        {"ignore_eos", true},
+        {"stop", "a"}},
+       min_tokens},
+      {{{"min_tokens", 8},
+        {"max_tokens", 8},
+        {"ignore_eos", true},
+        {"stop_token_ids", {1}}},
+       min_tokens},
+      {{{"min_tokens", 9}, {"max_tokens", 8}, {"ignore_eos", true}},
+       "min_tokens is 9; expected at most max_tokens, which is 8"},
+      {{{"min_tokens", -1}},
+       "min_tokens is -1; expected an integer from 0 to 2147483647"},
+      {{{"service_tier", "flex"}},
+       "service_tier is 'flex'; this server supports \"auto\" or \"default\" "
+       "only"},
+      {{{"store", true}}, "store is true; this server supports false only"},
+      {{{"metadata", "a"}}, "metadata is 'a'; expected an object"},
+      {{{"safety_identifier", 1}}, "safety_identifier is 1; expected a string"},
+      {{{"bad_words", {"a"}}},
+       "bad_words is a list of 1; this server supports [] only"},
+      {{{"response_format", {{"type", "json_object"}}}},
+       "response_format is an object; this server supports "
+       "{\"type\":\"text\"} only"},
+  };
+  for (const auto& [body, problem] : refused) {
+    EXPECT_EQ(ProblemOf(body), problem) << body;
+  }
+}
+
 }  // namespace
 }  // namespace recurve
