@@ -21,6 +21,7 @@
 #include "server/grpc/grpc_server.h"
 #include "server/grpc/health_service.h"
 #include "server/grpc/reflection_service.h"
+#include "server/heap_trimmer.h"
 #include "server/http_api.h"
 #include "server/http_server.h"
 #include "server/inference_service.h"
@@ -33,6 +34,7 @@ namespace {
 
 // What the supervisor does not hear of by itself, it looks at this often.
 constexpr std::chrono::milliseconds kPollInterval{50};
+constexpr std::chrono::seconds kTrimInterval{10};
 // How often the file of the API keys is looked at.
 constexpr std::chrono::seconds kApiKeysInterval{2};
 // After the device failed, probes and clients get to see it before the exit.
@@ -324,12 +326,18 @@ absl::Status Server::SuperviseUntilDrained() {
   absl::Status failure;
   std::optional<std::chrono::steady_clock::time_point> deadline;
   auto next_keys = std::chrono::steady_clock::now() + kApiKeysInterval;
+  HeapTrimmer trimmer;
+  auto next_trim = std::chrono::steady_clock::now() + kTrimInterval;
   while (true) {
     const auto now = std::chrono::steady_clock::now();
     if (tls_ != nullptr) tls_->ReloadIfDue();
     if (tenants_ != nullptr && now >= next_keys) {
       tenants_->ReloadIfChanged();
       next_keys = now + kApiKeysInterval;
+    }
+    if (now >= next_trim) {
+      trimmer.TrimIfWorthwhile();
+      next_trim = now + kTrimInterval;
     }
     if (failure.ok() && !engine_->health().ok()) {
       failure = engine_->health();
