@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/grpc_status.h"
+#include "client/no_proxy.h"
 
 namespace recurve {
 
@@ -159,6 +160,7 @@ absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
   // for a while every two minutes only.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000);
+  SetProxyUse(server, &arguments);
   RECURVE_ASSIGN_OR_RETURN(const auto credentials, Credentials(options.tls));
   // The scheme keeps a host named like one of gRPC's other schemes a host.
   return std::unique_ptr<RecurveClient>(new RecurveClient(
