@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/byte_size.h"
 #include "server/flags.h"
 #include "server/server.h"
@@ -82,6 +84,14 @@ void LogPlan(const std::string& device, const Capacity& capacity) {
   }
 }
 
+// For the line of loading, where it is not what the config files say.
+std::string EndOfSequence(const ModelInfo& info) {
+  if (info.eos_file_of_tokenizer.empty()) return "";
+  return absl::StrCat("; end of sequence ",
+                      absl::StrJoin(info.eos_token_ids, ", "), ", by ",
+                      info.eos_file_of_tokenizer);
+}
+
 #if GOOGLE_PROTOBUF_VERSION < 4022000
 // Requests that are no valid messages: their clients are told, and could fill
 // the log. (Later versions have no handler; what they log is not looked into.)
@@ -118,13 +128,13 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   const ModelInfo info = model->runner->info();
   spdlog::info(
       "loaded {}: family {}{}{}, {} parameters, {} weights ({:.1f} MB) on {}, "
-      "in "
-      "{:.1f} s ({:.2f} GB/s)",
+      "in {:.1f} s ({:.2f} GB/s){}",
       options.model.path, info.family, info.variant.empty() ? "" : " ",
       info.variant, info.parameters, info.weight_dtype,
       static_cast<double>(info.weight_bytes) * 1e-6, info.device,
       model->load_seconds,
-      static_cast<double>(info.weight_bytes) * 1e-9 / model->load_seconds);
+      static_cast<double>(info.weight_bytes) * 1e-9 / model->load_seconds,
+      EndOfSequence(info));
   // Of a GPU; there is nothing to warm up on the CPU.
   if (model->warm_up_seconds > 1e-3)
     spdlog::info("warmed up in {:.1f} s", model->warm_up_seconds);
