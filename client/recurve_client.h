@@ -79,7 +79,8 @@ class RecurveClient {
   // first call does, through the proxy that gRPC's variables name, if any, but
   // for servers on this machine or in NO_PROXY (no_proxy.h). InvalidArgument
   // when `server` has another form, a file of `options` cannot be read, or the
-  // API key is not printable ASCII.
+  // API key is not printable ASCII. ResourceExhausted when the system does
+  // not give the files and threads that gRPC needs.
   static absl::StatusOr<std::unique_ptr<RecurveClient>> Create(
       absl::string_view server, const ClientOptions& options = {});
 

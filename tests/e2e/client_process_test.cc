@@ -118,6 +118,34 @@ TEST_F(ClientProcessTest, AFullStandardOutputIsAnError) {
   }
 }
 
+// gRPC would end the process with a stack of calls.
+TEST_F(ClientProcessTest, FewOpenFilesAreAnError) {
+  int served = 0;
+  int refused = 0;
+  for (int limit = 4; limit <= 16; ++limit) {
+    Process client(
+        {"/bin/sh", "-c",
+         "ulimit -n " + std::to_string(limit) + "; exec \"$0\" \"$@\"", kClient,
+         "health", "--server", address_, "--timeout", "60"});
+    const int code = client.Wait();
+    if (code == 0) {
+      ++served;
+      continue;
+    }
+    if (code == 127) continue;  // the system could not load its libraries
+    EXPECT_EQ(code, 1) << limit;
+    ++refused;
+    EXPECT_THAT(client.Err(),
+                testing::StartsWith("recurve-client: RESOURCE_EXHAUSTED: the "
+                                    "client needs 5 more open files"));
+    EXPECT_THAT(client.Err(), HasSubstr("may open " + std::to_string(limit)));
+    const std::string error = client.Err();
+    EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 1) << error;
+  }
+  EXPECT_GT(served, 0);
+  EXPECT_GT(refused, 0);
+}
+
 // A proxy cannot reach this machine's loopback addresses, and images are often
 // started where one is named for all they do.
 TEST_F(ClientProcessTest, NoProxyIsAskedForThisMachine) {

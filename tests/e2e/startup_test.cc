@@ -222,6 +222,39 @@ TEST(StartupTest, WarnsWhereAnybodyMayCall) {
   EXPECT_THAT(log, HasSubstr("clients send their API keys in plaintext"));
 }
 
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) {
+    ++count;
+  }
+  return count;
+}
+
+// In one line, with the limit, and without a stack of calls.
+TEST(StartupTest, FewOpenFilesAreRefused) {
+  int refused = 0;
+  for (int limit = 4; limit <= 50; ++limit) {
+    Process server(
+        {"/bin/sh", "-c",
+         "ulimit -n " + std::to_string(limit) + "; exec \"$0\" \"$@\"", kServer,
+         "--model", kDemo, "--grpc-port", "0", "--http-port", "0",
+         "--metrics-port", "0"});
+    ASSERT_TRUE(WaitFor([&] { return !server.Running(); })) << limit;
+    const int code = server.Wait();
+    if (code == 127) continue;  // the system could not load its libraries
+    EXPECT_EQ(code, 1) << limit;
+    ++refused;
+    EXPECT_THAT(server.Err(),
+                StartsWith("recurve-server: recurve-server needs 48 more open "
+                           "files and the system gives "));
+    EXPECT_THAT(server.Err(),
+                testing::EndsWith("the process may open " +
+                                  std::to_string(limit) + " (ulimit -n)\n"));
+    EXPECT_EQ(Count(server.Err(), "\n"), 1) << server.Err();
+  }
+  EXPECT_GT(refused, 30);
+}
+
 // A folder with a pair of TLS files, which can be renewed.
 class TlsFolder {
  public:
@@ -246,14 +279,6 @@ class TlsFolder {
  private:
   std::string path_;
 };
-
-int Count(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) {
-    ++count;
-  }
-  return count;
-}
 
 // Both ports have the same certificates: they are looked at once.
 TEST(StartupTest, WarnsOfCertificatesThatClientsCannotUse) {
