@@ -92,7 +92,7 @@ int Run(const AdminFlags& flags, const AdminCall& call) {
   options.timeout = *timeout;
   const auto client = RecurveClient::Create(flags.server.address,
                                             MakeClientOptions(flags.server));
-  if (!client.ok()) return ReportUsage(client.status().message());
+  if (!client.ok()) return ReportNoClient(client.status());
   const absl::StatusOr<int> exit_code = call(client->get(), options, flags);
   if (!exit_code.ok()) return ReportError(exit_code.status());
   return *exit_code;

@@ -283,7 +283,7 @@ int Run(const BenchFlags& flags) {
   if (!files.ok()) return ReportUsage(files.message());
   Session session;
   const absl::Status created = CreateClients(flags, *plan, &session);
-  if (!created.ok()) return ReportUsage(created.message());
+  if (!created.ok()) return ReportNoClient(created);
   session.interrupt =
       std::make_unique<const Interrupt>([&] { session.run_switch.Stop(); });
   const absl::StatusOr<int> exit_code = Measure(flags, *plan, &session);

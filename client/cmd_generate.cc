@@ -206,7 +206,7 @@ int Run(const GenerateFlags& flags) {
   if (!request.ok()) return ReportUsage(request.status().message());
   const auto client = RecurveClient::Create(flags.server.address,
                                             MakeClientOptions(flags.server));
-  if (!client.ok()) return ReportUsage(client.status().message());
+  if (!client.ok()) return ReportNoClient(client.status());
   Canceller canceller;
   CallOptions options;
   options.canceller = &canceller;

@@ -99,6 +99,11 @@ int ReportUsage(absl::string_view message) {
   return kExitUsage;
 }
 
+int ReportNoClient(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) ? ReportUsage(status.message())
+                                         : ReportError(status);
+}
+
 absl::StatusOr<absl::Duration> PositiveSeconds(absl::string_view flag,
                                                double value) {
   // Written so that a NaN fails.

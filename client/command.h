@@ -57,6 +57,10 @@ absl::Status FlushStdout();
 // Writes "recurve-client: message" as one line to stderr. Returns kExitUsage.
 int ReportUsage(absl::string_view message);
 
+// Of RecurveClient::Create: flags that cannot work are bad usage, what the
+// system does not give is an error.
+int ReportNoClient(const absl::Status& status);
+
 // `value` as seconds; InvalidArgument, naming `flag`, unless above 0 and at
 // most kMostSeconds.
 inline constexpr double kMostSeconds = 1e9;

@@ -3,15 +3,21 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
+#include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/open_files.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "client/grpc_status.h"
+#include "client/no_proxy.h"
 
 namespace recurve {
 
@@ -144,12 +150,30 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
   return grpc::SslCredentials(options);
 }
 
+// Where gRPC, which starts once, finds no files for its queue of events, it
+// ends the process; where it finds no threads, its calls wait for ever,
+// whatever their deadline.
+absl::Status CheckGrpcCanStart() {
+  constexpr int kFiles = 5;  // and a connection
+  // A pool of as many as there are cores, within these bounds, and a few more.
+  const int threads =
+      std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 32) +
+      6;
+  static std::atomic<bool> started = false;
+  if (started) return absl::OkStatus();
+  RECURVE_RETURN_IF_ERROR(CheckFiles("the client", kFiles));
+  RECURVE_RETURN_IF_ERROR(CheckThreads("the client", threads));
+  started = true;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
     absl::string_view server, const ClientOptions& options) {
   RECURVE_RETURN_IF_ERROR(CheckServer(server));
   RECURVE_RETURN_IF_ERROR(CheckApiKey(options.api_key));
+  RECURVE_RETURN_IF_ERROR(CheckGrpcCanStart());
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(options.max_receive_bytes);
   if (options.own_connection) {
@@ -159,6 +183,7 @@ absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
   // for a while every two minutes only.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000);
+  SetProxyUse(server, &arguments);
   RECURVE_ASSIGN_OR_RETURN(const auto credentials, Credentials(options.tls));
   // The scheme keeps a host named like one of gRPC's other schemes a host.
   return std::unique_ptr<RecurveClient>(new RecurveClient(

@@ -76,8 +76,11 @@ struct ClientOptions {
 class RecurveClient {
  public:
   // `server` is HOST:PORT (an IPv6 address in brackets). Does not connect: the
-  // first call does. InvalidArgument when `server` has another form, a file of
-  // `options` cannot be read, or the API key is not printable ASCII.
+  // first call does, through the proxy that gRPC's variables name, if any, but
+  // for servers on this machine or in NO_PROXY (no_proxy.h). InvalidArgument
+  // when `server` has another form, a file of `options` cannot be read, or the
+  // API key is not printable ASCII. ResourceExhausted when the system does
+  // not give the files and threads that gRPC needs.
   static absl::StatusOr<std::unique_ptr<RecurveClient>> Create(
       absl::string_view server, const ClientOptions& options = {});
 

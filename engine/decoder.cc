@@ -117,6 +117,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
   info.tokenizer = model.tokenizer;
   info.bos_token_id = model.bos_token_id;
   info.eos_token_ids = model.eos_token_ids;
+  if (model.eos_by_tokenizer) info.eos_file_of_tokenizer = model.eos_file;
   info.device = std::string(device.name());
   info.weight_dtype = std::string(device.weight_dtype());
   info.state_dtype = std::string(device.state_dtype());

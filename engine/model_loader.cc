@@ -14,7 +14,9 @@
 #include "engine/decoder.h"
 #include "engine/models/registry.h"
 #include "engine/placement.h"
+#include "engine/special_tokens.h"
 #include "engine/tokenizer/load_tokenizer.h"
+#include "engine/tokenizer/sentencepiece_tokenizer.h"
 #ifdef RECURVE_HAVE_CUDA
 #include "engine/cuda_backend.h"
 #endif
@@ -59,12 +61,9 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
   return std::make_unique<CpuBackend>(options, std::move(threads));
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
-    const std::string& path, const std::string& kind,
+absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizer(
+    const std::string& path, const std::string& kind, const NamedTokens& named,
     const ModelDefinition& model) {
-  if (kind == "none") return nullptr;
   TokenizerChoice choice;
   choice.kind = kind == "auto" ? model.tokenizer : kind;
   choice.kind_name = kind == "auto"
@@ -72,6 +71,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
                          : "--tokenizer";
   choice.vocab_size = static_cast<int32_t>(model.vocab_size);
   choice.bos = model.bos_token_id;
+  choice.add_bos = named.add_bos.value_or(true);
   if (!model.eos_token_ids.empty()) choice.eos = model.eos_token_ids.front();
   choice.eos_file = model.eos_file;
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
@@ -81,6 +81,34 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
       tokenizer.status().code(),
       absl::StrCat(tokenizer.status().message(),
                    " (--tokenizer chooses another file, or none)"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
+    const std::string& path, const std::string& kind, ModelDefinition* model) {
+  NamedTokens named = ReadNamedTokens(path);
+  for (std::string& problem : named.problems) {
+    model->remarks.push_back(std::move(problem));
+  }
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (kind != "none") {
+    RECURVE_ASSIGN_OR_RETURN(tokenizer,
+                             ReadTokenizer(path, kind, named, *model));
+  }
+  // Only "sentencepiece" is told what to put before a text.
+  if (tokenizer != nullptr && tokenizer->name() == kSentencePieceKind &&
+      named.add_bos.value_or(false) && named.bos && !model->bos_token_id) {
+    model->bos_token_id = tokenizer->FindToken(named.bos->text);
+    if (model->bos_token_id) {
+      RECURVE_ASSIGN_OR_RETURN(tokenizer,
+                               ReadTokenizer(path, kind, named, *model));
+    }
+  }
+  model->tokenizer = tokenizer != nullptr ? std::string(tokenizer->name()) : "";
+  CompareBeginOfSequence(named, tokenizer.get(), model);
+  CompleteEndOfSequence(named, tokenizer.get(), model);
+  return tokenizer;
 }
 
 absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
@@ -131,9 +159,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_RETURN_IF_ERROR(CheckWeightRange(checkpoint, model, placement));
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
-      LoadModelTokenizer(options.path, options.tokenizer, model));
-  model.tokenizer =
-      loaded.tokenizer ? std::string(loaded.tokenizer->name()) : "";
+      LoadModelTokenizer(options.path, options.tokenizer, &model));
   const auto started = std::chrono::steady_clock::now();
   try {  // weights, activations and cache may be more than the machine has
     RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,

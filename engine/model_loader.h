@@ -32,10 +32,10 @@ struct LoadedModel {
 
 // The tokenizer of the checkpoint in folder `path`. `kind` as
 // ModelOptions::tokenizer; auto: of the kind that the model names, else of the
-// files that are there. Null without any.
+// files that are there. Null without any. Completes the model by what the
+// tokenizer's files say: the kind, the special tokens and remarks of them.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
-    const std::string& path, const std::string& kind,
-    const ModelDefinition& model);
+    const std::string& path, const std::string& kind, ModelDefinition* model);
 
 // Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means as much
 // as model and cache allow; it is set to what holds, and so are tokens in a

@@ -27,6 +27,8 @@ struct ModelInfo {
   std::string tokenizer;
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
+  // The file that names them, where only one of the tokenizer's does.
+  std::string eos_file_of_tokenizer;
   std::string device;
   std::string weight_dtype;
   std::string state_dtype;

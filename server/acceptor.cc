@@ -31,15 +31,16 @@ Acceptor::Acceptor(const Options& options)
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(
     const Options& options) {
-  std::unique_ptr<Acceptor> acceptor;
-  try {  // Asio throws where the system has no file for its queue of events
-    acceptor.reset(new Acceptor(options));
+  // Asio throws where the system has no file for its queue of events, which it
+  // makes with the first socket.
+  try {
+    auto acceptor = std::unique_ptr<Acceptor>(new Acceptor(options));
+    RECURVE_RETURN_IF_ERROR(acceptor->Open());
+    return acceptor;
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat(
         "cannot listen for ", options.protocol, ": ", error.what()));
   }
-  RECURVE_RETURN_IF_ERROR(acceptor->Open());
-  return acceptor;
 }
 
 absl::Status Acceptor::Open() {

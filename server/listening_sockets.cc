@@ -60,7 +60,8 @@ absl::StatusOr<ListeningSockets> ListeningSockets::Open(absl::string_view what,
   if (const int error =
           getaddrinfo(name.c_str(), absl::StrCat(port).c_str(), &hints, &found);
       error != 0) {
-    return unavailable(gai_strerror(error));
+    return unavailable(error == EAI_SYSTEM ? std::strerror(errno)
+                                           : gai_strerror(error));
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(
       found, freeaddrinfo);

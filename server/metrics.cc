@@ -207,6 +207,13 @@ struct Metrics::Families {
           .Name("recurve_tenant_open_streams")
           .Help("Streams that a tenant has open.")
           .Register(r);
+  prometheus::Family<Gauge>& tls_expiry =
+      BuildGauge()
+          .Name("recurve_tls_certificate_expiry_timestamp_seconds")
+          .Help(
+              "When the first certificate of a TLS file expires, in seconds "
+              "since 1970.")
+          .Register(r);
   prometheus::Family<Gauge>& tenant_pages =
       BuildGauge()
           .Name("recurve_tenant_pages")
@@ -375,6 +382,9 @@ void Metrics::OnUnauthenticated(const char* reason) {
   families_->unauthenticated.Add({{"reason", reason}}).Increment();
 }
 
+void Metrics::SetTlsExpiry(const char* file, int64_t seconds) {
+  families_->tls_expiry.Add({{"file", file}}).Set(static_cast<double>(seconds));
+}
 void Metrics::SetMaxGrpcConnections(int64_t connections) {
   families_->grpc_total.Set(static_cast<double>(connections));
 }

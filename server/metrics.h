@@ -65,6 +65,9 @@ class Metrics : public EngineObserver {
   // A call without a key ("missing") or with one that is "unknown".
   void OnUnauthenticated(const char* reason);
   void SetGrpcConnections(int64_t connections);  // that are open
+  // When the first certificate of a TLS file expires, in seconds since 1970;
+  // `file` is "cert" or "client_ca".
+  void SetTlsExpiry(const char* file, int64_t seconds);
   // A connection was closed since there were as many as there may be.
   void OnGrpcRefused();
   // A connection was ended since its client sent what it should not, or held

@@ -143,7 +143,7 @@ absl::Status Server::Serve(const EngineOptions& engine, LoadedModel model) {
 }
 
 absl::Status Server::LoadTls() {
-  RECURVE_ASSIGN_OR_RETURN(tls_, TlsFiles::Load(options_.transport));
+  RECURVE_ASSIGN_OR_RETURN(tls_, TlsFiles::Load(options_.transport, &metrics_));
   return absl::OkStatus();
 }
 

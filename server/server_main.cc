@@ -9,7 +9,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/byte_size.h"
+#include "base/open_files.h"
+#include "base/status_macros.h"
 #include "server/flags.h"
 #include "server/process_log.h"
 #include "server/server.h"
@@ -29,25 +32,30 @@ int Fail(const FlagsResult& flags, const absl::Status& status,
 // Files besides connections that count: gRPC's and the HTTP servers' own, TLS
 // and API keys, and the connections over HTTP that are being refused.
 constexpr int64_t kOtherFiles = 640;
+// What it takes to listen on every port, with TLS, and to have a connection or
+// two.
+constexpr int kLeastFiles = 48;
 
 // Every connection is an open file; the usual limit of 1024 is for programs
 // that use select().
-void RaiseFileLimit(const ServerOptions& options) {
+absl::Status RaiseFileLimit(const ServerOptions& options) {
   rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::OkStatus();
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+  RECURVE_RETURN_IF_ERROR(CheckFiles("recurve-server", kLeastFiles));
   const int http_ports =
       (options.http_port >= 0 ? 1 : 0) + (options.metrics_port >= 0 ? 1 : 0);
   const int64_t wanted = kOtherFiles + options.max_grpc_connections +
                          http_ports * options.max_http_connections;
-  if (limit.rlim_cur >= static_cast<rlim_t>(wanted)) return;
+  if (limit.rlim_cur >= static_cast<rlim_t>(wanted)) return absl::OkStatus();
   spdlog::warn(
       "the process may open {} files, but {} are needed for as many "
       "connections as it takes: raise the limit (ulimit -Hn), or lower "
       "--max-grpc-connections ({}) or --max-http-connections ({})",
       limit.rlim_cur, wanted, options.max_grpc_connections,
       options.max_http_connections);
+  return absl::OkStatus();
 }
 
 // Before weights are loaded, which may take minutes: what is wrong with it can
@@ -84,6 +92,14 @@ void LogPlan(const std::string& device, const Capacity& capacity) {
   }
 }
 
+// For the line of loading, where it is not what the config files say.
+std::string EndOfSequence(const ModelInfo& info) {
+  if (info.eos_file_of_tokenizer.empty()) return "";
+  return absl::StrCat("; end of sequence ",
+                      absl::StrJoin(info.eos_token_ids, ", "), ", by ",
+                      info.eos_file_of_tokenizer);
+}
+
 #if GOOGLE_PROTOBUF_VERSION < 4022000
 // Requests that are no valid messages: their clients are told, and could fill
 // the log. (Later versions have no handler; what they log is not looked into.)
@@ -110,7 +126,9 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   ProcessLog* log = started->get();
   for (const std::string& warning : flags.warnings) spdlog::warn("{}", warning);
 
-  RaiseFileLimit(options);
+  if (const absl::Status status = RaiseFileLimit(options); !status.ok()) {
+    return Fail(flags, status, log);
+  }
   const absl::StatusOr<std::unique_ptr<SignalThread>> signals =
       SignalThread::Start();
   if (!signals.ok()) return Fail(flags, signals.status(), log);
@@ -126,13 +144,13 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   const ModelInfo info = model->runner->info();
   spdlog::info(
       "loaded {}: family {}{}{}, {} parameters, {} weights ({:.1f} MB) on {}, "
-      "in "
-      "{:.1f} s ({:.2f} GB/s)",
+      "in {:.1f} s ({:.2f} GB/s){}",
       options.model.path, info.family, info.variant.empty() ? "" : " ",
       info.variant, info.parameters, info.weight_dtype,
       static_cast<double>(info.weight_bytes) * 1e-6, info.device,
       model->load_seconds,
-      static_cast<double>(info.weight_bytes) * 1e-9 / model->load_seconds);
+      static_cast<double>(info.weight_bytes) * 1e-9 / model->load_seconds,
+      EndOfSequence(info));
   // Of a GPU; there is nothing to warm up on the CPU.
   if (model->warm_up_seconds > 1e-3)
     spdlog::info("warmed up in {:.1f} s", model->warm_up_seconds);

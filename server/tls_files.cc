@@ -16,7 +16,11 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "server/certificates.h"
+#include "server/metrics.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {
@@ -24,6 +28,7 @@ namespace {
 
 // When files could not be used: they may be half renewed.
 constexpr std::chrono::seconds kRetry{1};
+constexpr std::chrono::hours kInspectionInterval{24};
 // A system's whole list of authorities is a fifth of it.
 constexpr size_t kMaxFileBytes = 1 << 20;
 
@@ -115,7 +120,7 @@ bool TlsFiles::Texts::operator==(const Texts& other) const {
 }
 
 absl::StatusOr<std::unique_ptr<TlsFiles>> TlsFiles::Load(
-    const TransportOptions& o) {
+    const TransportOptions& o, Metrics* metrics) {
   if (o.tls_cert.empty() != o.tls_key.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tls-", o.tls_cert.empty() ? "key" : "cert",
@@ -126,7 +131,7 @@ absl::StatusOr<std::unique_ptr<TlsFiles>> TlsFiles::Load(
     return absl::InvalidArgumentError(
         "--tls-client-ca needs --tls-cert and --tls-key");
   }
-  auto files = std::unique_ptr<TlsFiles>(new TlsFiles(o));
+  auto files = std::unique_ptr<TlsFiles>(new TlsFiles(o, metrics));
   RECURVE_ASSIGN_OR_RETURN(const Texts texts, files->Read());
   RECURVE_RETURN_IF_ERROR(files->Use(texts));
   files->next_read_ = std::chrono::steady_clock::now() + o.tls_reload;
@@ -204,9 +209,33 @@ absl::Status TlsFiles::Use(const Texts& texts) {
                              MakeContext(fresh, protocol));
   }
   used_ = texts;
-  MutexLock lock(&mu_);
-  contexts_ = std::move(contexts);
+  {
+    MutexLock lock(&mu_);
+    contexts_ = std::move(contexts);
+  }
+  Inspect();
   return absl::OkStatus();
+}
+
+void TlsFiles::Inspect() {
+  next_inspection_ = std::chrono::steady_clock::now() + kInspectionInterval;
+  const auto look = [this](CertificateRole role, const char* flag,
+                           const char* label, const std::string& file,
+                           const std::string& text) {
+    if (file.empty()) return;
+    const CertificateReport report = InspectCertificates(
+        role, absl::StrCat("--", flag, " ", file), text, absl::Now());
+    for (const std::string& warning : report.warnings) {
+      spdlog::warn("{}", warning);
+    }
+    if (metrics_ != nullptr && report.first_expiry) {
+      metrics_->SetTlsExpiry(label, absl::ToUnixSeconds(*report.first_expiry));
+    }
+  };
+  look(CertificateRole::kServer, "tls-cert", "cert", options_.tls_cert,
+       used_.cert);
+  look(CertificateRole::kClientCas, "tls-client-ca", "client_ca",
+       options_.tls_client_ca, used_.client_ca);
 }
 
 std::shared_ptr<SSL_CTX> TlsFiles::Context(Protocol protocol) const {
@@ -216,6 +245,7 @@ std::shared_ptr<SSL_CTX> TlsFiles::Context(Protocol protocol) const {
 
 void TlsFiles::ReloadIfDue() {
   const auto now = std::chrono::steady_clock::now();
+  if (now >= next_inspection_) Inspect();
   if (now < next_read_) return;
   const absl::StatusOr<Texts> texts = Read();
   const bool changed = texts.ok() && !(*texts == used_);

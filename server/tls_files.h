@@ -16,6 +16,8 @@ typedef struct ssl_ctx_st SSL_CTX;  // OpenSSL's
 
 namespace recurve {
 
+class Metrics;
+
 // The TLS files of a server, of gRPC and HTTP alike, as they were when they
 // could last be used: new ones are tried before they count, so that a file that
 // is half written, or a key that is renamed before its certificate, changes
@@ -26,8 +28,11 @@ class TlsFiles {
  public:
   // Null where the options name no files: plaintext. InvalidArgument, with the
   // flag and the file, if a file cannot be used or one of a pair is missing.
+  // The log warns of certificates that clients cannot use, now or soon, when
+  // they are loaded and once a day (certificates.h). `metrics`, which outlives
+  // this, hears when certificates expire; it may be null.
   static absl::StatusOr<std::unique_ptr<TlsFiles>> Load(
-      const TransportOptions& options);
+      const TransportOptions& options, Metrics* metrics = nullptr);
   TlsFiles(const TlsFiles&) = delete;
   TlsFiles& operator=(const TlsFiles&) = delete;
 
@@ -59,15 +64,20 @@ class TlsFiles {
 
   using Contexts = std::array<std::shared_ptr<SSL_CTX>, 2>;  // by Protocol
 
-  explicit TlsFiles(const TransportOptions& options) : options_(options) {}
+  TlsFiles(const TransportOptions& options, Metrics* metrics)
+      : options_(options), metrics_(metrics) {}
   absl::StatusOr<Texts> Read() const;
   // Tries the texts and, if they can be used, makes them count.
   absl::Status Use(const Texts& texts);
+  // Looks at the certificates that are in use.
+  void Inspect();
   absl::StatusOr<std::shared_ptr<SSL_CTX>> MakeContext(const Copies& copies,
                                                        Protocol protocol) const;
 
   const TransportOptions options_;
+  Metrics* const metrics_;
   std::chrono::steady_clock::time_point next_read_;
+  std::chrono::steady_clock::time_point next_inspection_;
   Texts used_;
   // What the log has told of: it is not told again.
   std::optional<std::string> problem_;

@@ -270,6 +270,14 @@ absl::StatusOr<std::map<std::string, std::string>> JsonObject::StringMap(
   return values;
 }
 
+std::vector<std::string> JsonObject::keys() const {
+  std::vector<std::string> keys;
+  for (const auto& item : object_->items()) {
+    if (!item.value().is_null()) keys.push_back(item.key());
+  }
+  return keys;
+}
+
 absl::Status JsonObject::CheckNoUnknownKeys(
     const std::vector<std::string>& known) const {
   for (const auto& item : object_->items()) {

@@ -37,6 +37,8 @@ class JsonObject {
   const std::string& path() const { return path_; }
 
   bool Has(const std::string& key) const;
+  // Sorted; without those that are null.
+  std::vector<std::string> keys() const;
 
   absl::StatusOr<int64_t> Int(const std::string& key, int64_t min,
                               int64_t max) const;

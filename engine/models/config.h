@@ -145,7 +145,8 @@ struct ModelDefinition {
   std::string tokenizer;  // kind, or empty when the checkpoint has none
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
-  std::string eos_file;  // path of the file that has them, for errors
+  std::string eos_file;           // path of the file that has them, for errors
+  bool eos_by_tokenizer = false;  // it is one of the tokenizer's
 
   TensorView embedding;         // [vocab, C]
   float embedding_scale = 1;    // of each row

@@ -53,6 +53,31 @@ absl::Status TensorReader::Finish(ModelDefinition& model) const {
   return absl::OkStatus();
 }
 
+namespace {
+
+// An end that config.json names and generation_config.json, which counts, does
+// not is an oversight more often than a wish.
+void CompareEnds(const JsonObject& config, const JsonObject& counts,
+                 ModelDefinition& model) {
+  const absl::StatusOr<std::vector<int64_t>> ids =
+      config.IntList("eos_token_id", 0, model.vocab_size - 1);
+  if (!ids.ok()) {  // what it says does not count
+    model.remarks.emplace_back(ids.status().message());
+    return;
+  }
+  for (const int64_t id : *ids) {
+    if (std::find(model.eos_token_ids.begin(), model.eos_token_ids.end(), id) !=
+        model.eos_token_ids.end()) {
+      continue;
+    }
+    model.remarks.push_back(absl::StrCat(
+        config.file(), ": eos_token_id has ", id, ", which that of ",
+        counts.file(), " has not: generations do not end at it"));
+  }
+}
+
+}  // namespace
+
 absl::Status ReadSpecialTokens(const Checkpoint& checkpoint,
                                ModelDefinition& model) {
   const JsonObject& config = checkpoint.config();
@@ -74,6 +99,9 @@ absl::Status ReadSpecialTokens(const Checkpoint& checkpoint,
         source->IntList("eos_token_id", 0, model.vocab_size - 1));
     model.eos_token_ids.assign(ids.begin(), ids.end());
     model.eos_file = source->file();
+    if (source != &config && config.Has("eos_token_id")) {
+      CompareEnds(config, *source, model);
+    }
   }
   return absl::OkStatus();
 }

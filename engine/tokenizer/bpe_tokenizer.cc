@@ -1,5 +1,6 @@
 #include "engine/tokenizer/bpe_tokenizer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +29,7 @@ BpeTokenizer::BpeTokenizer(int32_t vocab_size, Parts parts)
   for (bool special : {true, false}) {
     for (AddedToken& token : parts.added_tokens) {
       if (token.special != special) continue;
+      added_ids_.emplace(token.content, token.id);
       if (token.normalized && nfc_) token.content = NormalizeNfc(token.content);
       (token.normalized ? normalized_added_ : raw_added_).Add(token);
     }
@@ -100,6 +102,17 @@ absl::Status BpeTokenizer::CheckRoom(size_t bytes, int64_t max_ids,
 absl::string_view BpeTokenizer::TokenBytes(int32_t id) const {
   RECURVE_CHECK(id >= 0 && id < vocab_size());
   return tokens_[static_cast<size_t>(id)];
+}
+
+std::optional<int32_t> BpeTokenizer::FindToken(absl::string_view token) const {
+  const auto added = added_ids_.find(token);
+  if (added != added_ids_.end()) return added->second;
+  // Padding of the vocabulary has no text, and a token has.
+  const auto found = token.empty()
+                         ? tokens_.end()
+                         : std::find(tokens_.begin(), tokens_.end(), token);
+  if (found == tokens_.end()) return std::nullopt;
+  return static_cast<int32_t>(found - tokens_.begin());
 }
 
 }  // namespace recurve

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/bpe.h"
 #include "engine/tokenizer/pre_tokenizer.h"
@@ -42,6 +43,7 @@ class BpeTokenizer : public Tokenizer {
                                               bool add_bos,
                                               int64_t max_ids) const override;
   absl::string_view TokenBytes(int32_t id) const override;
+  std::optional<int32_t> FindToken(absl::string_view token) const override;
 
  private:
   // Of text without raw added tokens.
@@ -57,6 +59,8 @@ class BpeTokenizer : public Tokenizer {
   const Bpe bpe_;
   const PreTokenizer pre_tokenizer_;
   const bool nfc_;
+  // Ids of added tokens by their text as the file has it.
+  absl::flat_hash_map<std::string, int32_t> added_ids_;
   AddedTokens raw_added_;         // found before normalisation
   AddedTokens normalized_added_;  // and after it
 };

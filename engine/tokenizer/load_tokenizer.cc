@@ -42,7 +42,8 @@ const std::vector<Row>& Rows() {
        {"tokenizer.model"},
        [](const auto& files, const TokenizerChoice& choice) {
          return ReadSentencePiece(files[0].file, files[0].text,
-                                  choice.vocab_size, choice.bos);
+                                  choice.vocab_size,
+                                  choice.add_bos ? choice.bos : std::nullopt);
        }},
       {kGpt2Kind,
        {"vocab.json", "merges.txt"},

@@ -19,6 +19,7 @@ struct TokenizerChoice {
   std::string kind_name = "tokenizer";
   int32_t vocab_size = 0;
   std::optional<int32_t> bos;
+  bool add_bos = true;  // false: "sentencepiece" puts nothing before a text
   std::optional<int32_t> eos;
   std::string eos_file;  // path of the file that says eos, for errors
   int64_t num_ranks = kGpt2NumRanks;  // of a rank file; tests have smaller ones

@@ -63,6 +63,7 @@ absl::Status ReadTrainerSpec(const std::string& file, absl::string_view bytes,
       model->whitespace_as_suffix = reader.varint() != 0;
     if (reader.field() == 35) model->byte_fallback = reader.varint() != 0;
     if (reader.field() == 44) model->unk_surface = std::string(reader.bytes());
+    if (reader.field() == 47) model->eos_piece = std::string(reader.bytes());
   }
   return reader.ok() ? absl::OkStatus() : Broken(file, "trainer_spec");
 }

@@ -43,6 +43,7 @@ struct SentencePieceModel {
   bool byte_fallback = false;
   std::string unk_surface = " \xe2\x81\x87 ";  // what <unk> decodes to
   int32_t unk_id = -1;
+  std::string eos_piece = "</s>";  // of a vocabulary that has one
 
   // Of the normaliser.
   bool add_dummy_prefix = true;  // a space before the text

@@ -127,6 +127,17 @@ absl::string_view SentencePieceTokenizer::FirstTokenBytes(
   return text;
 }
 
+std::optional<int32_t> SentencePieceTokenizer::FindToken(
+    absl::string_view token) const {
+  for (size_t id = 0; id < model_->pieces.size(); ++id) {
+    const Model::Piece& piece = model_->pieces[id];
+    if (piece.text == token && piece.type != Type::kUnknown) {
+      return static_cast<int32_t>(id);
+    }
+  }
+  return std::nullopt;
+}
+
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadSentencePiece(
     const std::string& file, absl::string_view bytes, int32_t vocab_size,
     std::optional<int32_t> bos_id) {

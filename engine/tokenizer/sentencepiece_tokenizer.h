@@ -33,6 +33,10 @@ class SentencePieceTokenizer : public Tokenizer {
                                               int64_t max_ids) const override;
   absl::string_view TokenBytes(int32_t id) const override;
   absl::string_view FirstTokenBytes(int32_t id, bool* at_start) const override;
+  std::optional<int32_t> FindToken(absl::string_view token) const override;
+  std::optional<int32_t> eos_id() const override {
+    return FindToken(model_->eos_piece);
+  }
 
  private:
   // Whether its size tells that `normalized` has more ids than `max_ids`.

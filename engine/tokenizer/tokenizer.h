@@ -54,6 +54,15 @@ class Tokenizer {
     return bytes;
   }
 
+  // The id of the token that the tokenizer's files write as `token`, special
+  // ones included ("</s>"); nothing where there is none. Looks at all tokens.
+  virtual std::optional<int32_t> FindToken(absl::string_view) const {
+    return std::nullopt;
+  }
+  // The end-of-sequence token, where the file that holds the vocabulary names
+  // one: that of SentencePiece does.
+  virtual std::optional<int32_t> eos_id() const { return std::nullopt; }
+
   int32_t vocab_size() const { return vocab_size_; }
   std::optional<int32_t> bos_id() const { return bos_id_; }
 

@@ -12,7 +12,8 @@ LATE = {"recurve_request_success_total",
         "recurve_http_requests_total", "recurve_http_request_duration_seconds_bucket",
         "recurve_tenant_open_streams", "recurve_tenant_pages",
         "recurve_tenant_requests_admitted_total",
-        "recurve_tenant_requests_refused_total", "recurve_unauthenticated_requests_total"}
+        "recurve_tenant_requests_refused_total", "recurve_unauthenticated_requests_total",
+        "recurve_tls_certificate_expiry_timestamp_seconds"}
 
 
 def documented_metrics():

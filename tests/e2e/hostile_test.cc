@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "tests/e2e/server_fixture.h"
+#include "tests/testing/direct_channel.h"
 #include "tests/testing/http2.h"
 #include "tests/testing/http_client.h"
 #include "tests/testing/process.h"
@@ -102,13 +103,12 @@ class HostileTest : public testing::Test {
     return *RecurveClient::Create(grpc_address_, options);
   }
   std::shared_ptr<grpc::Channel> Channel() const {
-    grpc::ChannelArguments arguments;
+    grpc::ChannelArguments arguments = DirectArguments();
     // A connection of its own, which takes little that it does not read.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 16384);
-    return grpc::CreateCustomChannel(
-        grpc_address_, grpc::InsecureChannelCredentials(), arguments);
+    return DirectChannel(grpc_address_, arguments);
   }
   static void AddKey(grpc::ClientContext& context) {
     context.AddMetadata("authorization", "Bearer right");
@@ -453,8 +453,7 @@ void HostileTest::BadKeys() {
   for (int i = 0; i < 50; ++i) {
     const std::string key = absl::StrCat("Bearer right", i);
     EXPECT_EQ(Post(kShort, {"Authorization: " + key}).status, 401);
-    const auto stub = v1::Inference::NewStub(
-        grpc::CreateChannel(grpc_address_, grpc::InsecureChannelCredentials()));
+    const auto stub = v1::Inference::NewStub(DirectChannel(grpc_address_));
     grpc::ClientContext context;
     context.AddMetadata("authorization", key);
     const auto stream = stub->Generate(&context, GreedyRequest({256}, 4));

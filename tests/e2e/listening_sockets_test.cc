@@ -1,5 +1,7 @@
 #include "server/listening_sockets.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -9,6 +11,7 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/acceptor.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/http_client.h"
 
@@ -125,6 +128,36 @@ TEST(ListeningSocketsTest, AServerAnswersOnAllOfThem) {
       close(fd);
     }
   }
+}
+
+// Asio throws where it finds no file for its queue of events.
+TEST(ListeningSocketsTest, AcceptorsWithoutFilesAreAnError) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  Acceptor::Options options;
+  options.protocol = "a test";
+  options.host = "127.0.0.1";
+  int failed = 0;
+  bool listens = false;
+  for (int files = 0; files < 12; ++files) {
+    const int next = open("/", O_PATH | O_CLOEXEC);  // the lowest that is free
+    ASSERT_GE(next, 0);
+    close(next);
+    rlimit limit = before;
+    limit.rlim_cur = static_cast<rlim_t>(next + files);
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const auto acceptor = Acceptor::Listen(options);
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    listens = acceptor.ok();
+    if (listens) continue;
+    ++failed;
+    EXPECT_EQ(acceptor.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(acceptor.status().message()),
+                testing::AllOf(StartsWith("cannot listen for a test"),
+                               HasSubstr("Too many open files")));
+  }
+  EXPECT_GE(failed, 3);
+  EXPECT_TRUE(listens);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "base/random.h"
 #include "tests/e2e/server_fixture.h"
+#include "tests/testing/direct_channel.h"
 
 namespace recurve {
 namespace {
@@ -105,11 +106,10 @@ TEST(LoadTest, SixtyFourStreamsGiveTheTokensOfTheirSoloRuns) {
 // A channel that takes little before its flow control says stop; by default
 // gRPC buffers megabytes for a client that does not read.
 std::shared_ptr<grpc::Channel> NarrowChannel(const TestServer& server) {
-  grpc::ChannelArguments arguments;
+  grpc::ChannelArguments arguments = DirectArguments();
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 16384);
-  return grpc::CreateCustomChannel(
-      server.address(), grpc::InsecureChannelCredentials(), arguments);
+  return DirectChannel(server.address(), arguments);
 }
 
 TEST(LoadTest, ASlowReaderSlowsOnlyItself) {

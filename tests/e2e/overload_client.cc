@@ -28,6 +28,7 @@
 #include "base/random.h"
 #include "client/generation.h"
 #include "client/grpc_status.h"
+#include "client/no_proxy.h"
 #include "client/recurve_client.h"
 #include "grpcpp/grpcpp.h"
 #include "nlohmann/json.hpp"
@@ -139,6 +140,7 @@ class Load {
       : client_(*client), options_(options) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // each try is to be seen
+    SetProxyUse(options.server, &arguments);
     stub_ = v1::Inference::NewStub(grpc::CreateCustomChannel(
         options.server, grpc::InsecureChannelCredentials(), arguments));
   }

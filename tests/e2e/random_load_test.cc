@@ -22,6 +22,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/server_fixture.h"
+#include "tests/testing/direct_channel.h"
 #include "tests/testing/http_client.h"
 #include "tests/testing/process.h"
 #include "tests/testing/program_paths.h"
@@ -118,12 +119,11 @@ class RandomLoadTest : public testing::Test {
     return *RecurveClient::Create(address_, options);
   }
   std::shared_ptr<grpc::Channel> Channel() const {
-    grpc::ChannelArguments arguments;
+    grpc::ChannelArguments arguments = DirectArguments();
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 16384);
-    return grpc::CreateCustomChannel(
-        address_, grpc::InsecureChannelCredentials(), arguments);
+    return DirectChannel(address_, arguments);
   }
 
   // A client's next act, with a client whose connection lasts.

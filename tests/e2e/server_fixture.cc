@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "server/api_keys.h"
+#include "tests/testing/direct_channel.h"
 
 namespace recurve {
 
@@ -88,7 +89,7 @@ std::unique_ptr<RecurveClient> TestServer::Connect() const {
 }
 
 std::shared_ptr<grpc::Channel> TestServer::Channel() const {
-  return grpc::CreateChannel(address(), grpc::InsecureChannelCredentials());
+  return DirectChannel(address());
 }
 
 void TestServer::ExpectIdle() {
@@ -166,8 +167,7 @@ GenerateOutcome Generate(RecurveClient& client,
 grpc::Status CallWithBytes(const std::string& address,
                            const std::string& method,
                            const std::string& bytes) {
-  grpc::GenericStub stub(
-      grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::GenericStub stub(DirectChannel(address));
   grpc::ClientContext context;
   grpc::CompletionQueue queue;
   const grpc::Slice slice(bytes);

@@ -11,6 +11,7 @@
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "tests/e2e/server_fixture.h"
+#include "tests/testing/direct_channel.h"
 
 namespace recurve {
 namespace {
@@ -322,11 +323,11 @@ TEST(ServicesTest, NoMemoryForLogitsIsSaidToAClientThatReadsLate) {
     output->logits = {};
     output->logits_status = absl::ResourceExhaustedError("no room for logits");
   });
-  grpc::ChannelArguments arguments;
+  grpc::ChannelArguments arguments = DirectArguments();
   // 64 KB, and no more by itself.
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  const auto stub = v1::Inference::NewStub(grpc::CreateCustomChannel(
-      server.address(), grpc::InsecureChannelCredentials(), arguments));
+  const auto stub =
+      v1::Inference::NewStub(DirectChannel(server.address(), arguments));
   grpc::ClientContext context;
   const auto stream = stub->Decode(&context);
   v1::DecodeRequest request;

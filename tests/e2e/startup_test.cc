@@ -1,11 +1,16 @@
 // What keeps recurve-server from starting: settings that are empty or wrong are
 // refused, in one line, and not passed over.
 
+#include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/server_fixture.h"
+#include "tests/testing/certificates.h"
 #include "tests/testing/process.h"
 
 namespace recurve {
@@ -234,6 +239,98 @@ TEST(StartupTest, WarnsWhereAnybodyMayCall) {
   std::filesystem::remove(keys);
   EXPECT_THAT(log, Not(HasSubstr("whoever")));
   EXPECT_THAT(log, HasSubstr("clients send their API keys in plaintext"));
+}
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) {
+    ++count;
+  }
+  return count;
+}
+
+// In one line, with the limit, and without a stack of calls.
+TEST(StartupTest, FewOpenFilesAreRefused) {
+  int refused = 0;
+  for (int limit = 4; limit <= 50; ++limit) {
+    Process server(
+        {"/bin/sh", "-c",
+         "ulimit -n " + std::to_string(limit) + "; exec \"$0\" \"$@\"", kServer,
+         "--model", kDemo, "--grpc-port", "0", "--http-port", "0",
+         "--metrics-port", "0"});
+    ASSERT_TRUE(WaitFor([&] { return !server.Running(); })) << limit;
+    const int code = server.Wait();
+    if (code == 127) continue;  // the system could not load its libraries
+    EXPECT_EQ(code, 1) << limit;
+    ++refused;
+    EXPECT_THAT(server.Err(),
+                StartsWith("recurve-server: recurve-server needs 48 more open "
+                           "files and the system gives "));
+    EXPECT_THAT(server.Err(),
+                testing::EndsWith("the process may open " +
+                                  std::to_string(limit) + " (ulimit -n)\n"));
+    EXPECT_EQ(Count(server.Err(), "\n"), 1) << server.Err();
+  }
+  EXPECT_GT(refused, 30);
+}
+
+// A folder with a pair of TLS files, which can be renewed.
+class TlsFolder {
+ public:
+  TlsFolder() {
+    std::string name = testing::TempDir() + "recurve_startup_XXXXXX";
+    path_ = mkdtemp(name.data());
+  }
+  ~TlsFolder() { std::filesystem::remove_all(path_); }
+  TlsFolder(const TlsFolder&) = delete;
+  TlsFolder& operator=(const TlsFolder&) = delete;
+
+  void Write(const PemPair& pair) const {
+    for (const auto& [name, text] :
+         {std::pair(cert(), pair.certificate), std::pair(key(), pair.key)}) {
+      std::ofstream(name + ".new") << text;
+      std::filesystem::rename(name + ".new", name);
+    }
+  }
+  std::string cert() const { return path_ + "/cert.pem"; }
+  std::string key() const { return path_ + "/key.pem"; }
+
+ private:
+  std::string path_;
+};
+
+// Both ports have the same certificates: they are looked at once.
+TEST(StartupTest, WarnsOfCertificatesThatClientsCannotUse) {
+  const TlsFolder folder;
+  folder.Write(MakeCertificate({.kind = "P-521", .end_seconds = -60}));
+  Process server({kServer, "--model", kDemo, "--grpc-port", "0", "--http-port",
+                  "0", "--metrics-port", "0", "--tls-cert", folder.cert(),
+                  "--tls-key", folder.key(), "--tls-client-ca", folder.cert(),
+                  "--tls-reload", "1"});
+  ASSERT_FALSE(server.GrpcAddress().empty()) << server.Err();
+  const std::string log = server.Err();
+  const std::string place = " warning --tls-cert " + folder.cert() + ": ";
+  EXPECT_EQ(Count(log, "ECDSA P-521"), 1) << log;
+  EXPECT_EQ(Count(log, "has expired on"), 2) << log;
+  EXPECT_EQ(Count(log, place), 2) << log;
+  EXPECT_EQ(Count(log, " warning --tls-client-ca " + folder.cert() + ": "), 1);
+  const std::string metrics = server.Address("metrics");
+  const int port = std::stoi(metrics.substr(metrics.rfind(':') + 1));
+  const auto left = [&](const std::string& file) {
+    return MetricValue(
+               port,
+               "recurve_tls_certificate_expiry_timestamp_seconds{file=\"" +
+                   file + "\"}") -
+           static_cast<double>(std::time(nullptr));
+  };
+  EXPECT_NEAR(left("cert"), -60, 600);
+  EXPECT_NEAR(left("client_ca"), -60, 600);
+  // New ones are looked at, too.
+  folder.Write(MakeCertificate({.end_seconds = 10 * 86400}));
+  EXPECT_TRUE(WaitFor([&] { return Count(server.Err(), "expires on") == 2; }))
+      << server.Err();
+  EXPECT_NEAR(left("cert"), 10 * 86400, 600);
+  EXPECT_EQ(Count(server.Err(), "ECDSA P-521"), 1);
 }
 
 TEST(StartupTest, WhatIsWrongWithoutAModelIsSaidBeforeItIsLoaded) {

@@ -92,6 +92,46 @@ TEST_F(ModelLoaderTest, AModelWithoutATokenizer) {
   EXPECT_THAT(Status(), FailsWith(kInvalid, "--tokenizer is 'words'; "));
 }
 
+TEST_F(ModelLoaderTest, AnEndOfSequenceThatOnlyTheTokenizerNames) {
+  tiny_.config.erase("eos_token_id");
+  tiny_.Write(options_.path);
+  auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_THAT(loaded->runner->info().eos_token_ids, testing::IsEmpty());
+  EXPECT_THAT(loaded->runner->info().remarks,
+              testing::Contains(testing::HasSubstr("no file names an end")));
+  folder_.Write("model/tokenizer_config.json",
+                R"({"eos_token": "<end>",
+                    "added_tokens_decoder": {"259": {"content": "<end>"}}})");
+  loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const ModelInfo& info = loaded->runner->info();
+  EXPECT_THAT(info.eos_token_ids, testing::ElementsAre(259));
+  EXPECT_THAT(info.eos_file_of_tokenizer,
+              testing::HasSubstr("/tokenizer_config.json"));
+  EXPECT_THAT(info.remarks, testing::IsEmpty());
+}
+
+TEST_F(ModelLoaderTest, TellsWhichEndOfSequenceDoesNotCount) {
+  const auto remarks = [&](const char* generation) {
+    tiny_.Write(options_.path);
+    folder_.Write("model/generation_config.json", generation);
+    const auto loaded = Load();
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded.ok() ? loaded->runner->info().remarks
+                       : std::vector<std::string>();
+  };
+  tiny_.config["eos_token_id"] = {257, 258};
+  EXPECT_THAT(remarks(R"({"eos_token_id": [258, 257]})"), testing::IsEmpty());
+  EXPECT_THAT(remarks(R"({"eos_token_id": 257})"),
+              testing::ElementsAre(testing::HasSubstr(
+                  "/config.json: eos_token_id has 258, which")));
+  tiny_.config["eos_token_id"] = -1;
+  EXPECT_THAT(remarks(R"({"eos_token_id": 257})"),
+              testing::ElementsAre(
+                  testing::HasSubstr("/config.json: eos_token_id is -1")));
+}
+
 TEST_F(ModelLoaderTest, NamesTheFileOfATokenThatIsAByte) {
   tiny_.config["eos_token_id"] = 10;
   tiny_.Write(options_.path);

@@ -40,6 +40,39 @@ std::string MakeRsaKey() {
   return KeyText(key.get());
 }
 
+PemPair MakeCertificate(const CertificateChoice& choice) {
+  const bool rsa = choice.kind == "RSA" || choice.kind == "RSA-PSS";
+  const bool edwards = choice.kind == "ED25519" || choice.kind == "ED448";
+  EVP_PKEY_CTX* const context = EVP_PKEY_CTX_new_from_name(
+      nullptr, rsa || edwards ? choice.kind.c_str() : "EC", nullptr);
+  EVP_PKEY_keygen_init(context);
+  if (rsa) EVP_PKEY_CTX_set_rsa_keygen_bits(context, choice.bits);
+  if (!rsa && !edwards) {
+    EVP_PKEY_CTX_set_group_name(context, choice.kind.c_str());
+  }
+  EVP_PKEY* generated = nullptr;
+  EVP_PKEY_generate(context, &generated);
+  EVP_PKEY_CTX_free(context);
+  const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(generated,
+                                                                EVP_PKEY_free);
+  const std::unique_ptr<X509, decltype(&X509_free)> certificate(X509_new(),
+                                                                X509_free);
+  X509* const x = certificate.get();
+  X509_set_version(x, 2);
+  ASN1_INTEGER_set_uint64(X509_get_serialNumber(x), 1);
+  X509_gmtime_adj(X509_getm_notBefore(x), choice.begin_seconds);
+  X509_gmtime_adj(X509_getm_notAfter(x), choice.end_seconds);
+  X509_set_pubkey(x, key.get());
+  X509_NAME_add_entry_by_txt(
+      X509_get_subject_name(x), "CN", MBSTRING_UTF8,
+      reinterpret_cast<const unsigned char*>(choice.name.c_str()), -1, -1, 0);
+  X509_set_issuer_name(x, X509_get_subject_name(x));
+  X509_sign(x, key.get(), edwards ? nullptr : EVP_sha256());
+  const Bio text(BIO_new(BIO_s_mem()), BIO_free);
+  PEM_write_bio_X509(text.get(), x);
+  return {Text(text), KeyText(key.get())};
+}
+
 TestAuthority::TestAuthority()
     : key_(EVP_EC_gen("P-256")),
       certificate_(Make("test authority", key_.get(), nullptr, key_.get())),

@@ -17,6 +17,18 @@ struct PemPair {
 // A PEM key of another type than certificates here have.
 std::string MakeRsaKey();
 
+// A certificate that signs itself, of `name` with a key of this kind: a curve
+// ("P-521"), "ED25519", "ED448", "RSA" or "RSA-PSS", with `bits`; valid from
+// and to so many seconds from now.
+struct CertificateChoice {
+  std::string kind = "P-256";
+  int bits = 2048;
+  long begin_seconds = -3600;
+  long end_seconds = 365L * 86400;
+  std::string name = "server";
+};
+PemPair MakeCertificate(const CertificateChoice& choice);
+
 // Signs certificates with one of its own. P-256, valid for a day.
 class TestAuthority {
  public:

@@ -29,8 +29,10 @@ Process::Process(const std::vector<std::string>& command,
     argv.push_back(const_cast<char*>(word.c_str()));
   }
   argv.push_back(nullptr);
-  const int out = open(out_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
-  const int err = open(err_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+  const int out =
+      open(out_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
+  const int err =
+      open(err_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
   pid_ = fork();
   if (pid_ == 0) {
     dup2(out, 1);

@@ -8,6 +8,7 @@
 
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
+#include "tests/testing/direct_channel.h"
 
 namespace recurve {
 
@@ -72,10 +73,9 @@ class StockCall {
 
 // A channel with a connection of its own.
 inline std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
-  grpc::ChannelArguments arguments;
+  grpc::ChannelArguments arguments = DirectArguments();
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
-                                   arguments);
+  return DirectChannel(address, arguments);
 }
 
 }  // namespace recurve

@@ -35,8 +35,7 @@ absl::Status Print(const InfoFlags& flags, int64_t memory) {
                            ReadModel(checkpoint, flags.family));
   RECURVE_ASSIGN_OR_RETURN(
       const std::unique_ptr<Tokenizer> tokenizer,
-      LoadModelTokenizer(flags.dir, flags.tokenizer, model));
-  model.tokenizer = tokenizer ? std::string(tokenizer->name()) : "";
+      LoadModelTokenizer(flags.dir, flags.tokenizer, &model));
   const CheckpointFacts facts = Describe(checkpoint, model);
   std::optional<CapacityFacts> capacity;
   if (memory > 0) {

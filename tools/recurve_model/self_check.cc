@@ -119,7 +119,6 @@ absl::Status CheckCheckpoint(const std::string& dir,
         absl::StrCat("family ", facts.family, facts.variant.empty() ? "" : " ",
                      facts.variant, ", ", CompressRuns(facts.mixers), ", ",
                      facts.parameters, " parameters, every value finite"));
-    for (const std::string& remark : facts.remarks) report("note", remark);
     length = std::min(kPromptTokens, model.max_position_embeddings);
   }
   ModelOptions options;
@@ -136,6 +135,7 @@ absl::Status CheckCheckpoint(const std::string& dir,
   RECURVE_ASSIGN_OR_RETURN(const LoadedModel loaded,
                            LoadModel(options, &engine));
   const ModelInfo& info = loaded.runner->info();
+  for (const std::string& remark : info.remarks) report("note", remark);
   report("load",
          absl::StrCat("on ", info.device, ", ", info.weight_dtype, " weights, ",
                       HumanBytes(static_cast<int64_t>(info.weight_bytes)),

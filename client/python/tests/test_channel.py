@@ -14,7 +14,7 @@ import grpc
 import pytest
 from fake import FakeServer, Try
 
-from recurve import AsyncClient, Client, RecurveError, RetryPolicy, StatusCode, Tls
+from recurve import AsyncClient, Client, RecurveError, RetryPolicy, StatusCode, Tls, _proxy
 from recurve._errors import from_status
 
 NO_RETRY = RetryPolicy(max_attempts=1)
@@ -28,6 +28,101 @@ def test_addresses_are_checked(cls: Any, server: Any) -> None:
         cls(server)
     assert error.value.code == StatusCode.INVALID_ARGUMENT
     assert error.value.field == "server"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost.", "a.localhost", "127.0.0.1", "127.1",
+                                  "127.255.255.255", "0.0.0.0", "[::1]", "[::]",
+                                  "[::ffff:127.0.0.1]", "[::1%lo]"])  # fmt: skip
+def test_this_machine(host: str) -> None:
+    assert _proxy.is_this_machine(host)
+
+
+@pytest.mark.parametrize("host", ["localhost.example", "notlocalhost", "128.0.0.1", "[::2]",
+                                  "127.0.0.1.example", "[::ffff:10.0.0.1]"])  # fmt: skip
+def test_other_machines(host: str) -> None:
+    assert not _proxy.is_this_machine(host)
+
+
+@pytest.mark.parametrize(
+    ("listed", "host", "matches"),
+    [
+        ("*", "a.example", True),
+        ("b, *", "a.example", True),
+        ("", "a.example", False),
+        (",, ", "a.example", False),
+        ("EXAMPLE.", "a.example", True),
+        (".example", "example", True),
+        ("*.example", "b.a.example", True),
+        ("ample", "a.example", False),
+        ("a.example", "example", False),
+        ("a.example:50051", "a.example", True),
+        ("a.example:50052", "a.example", False),
+        (".", "a.example", False),
+        ("10.1.2.3:50051", "10.1.2.3", True),
+        ("10.1.2.3:1", "10.1.2.3", False),
+        ("2.3", "10.1.2.3", False),
+        ("10.1.0.0/16", "10.1.2.3", True),
+        ("10.1.2.4/31", "10.1.2.3", False),
+        ("10.1.0.0/33", "10.1.2.3", False),
+        ("10.1.0.0/", "10.1.2.3", False),
+        ("10.1.0.0/16", "a.example", False),
+        ("[fd00:0::1]:50051", "[fd00::1]", True),
+        ("fd00::1", "[fd00::1]", True),
+        ("fd00::/8", "[fd12::1]", True),
+        ("fd00::/16", "[fd12::1]", False),
+        ("::/0", "10.1.2.3", False),
+    ],
+)
+def test_no_proxy(listed: str, host: str, matches: bool) -> None:
+    assert _proxy.matches(listed, host, 50051) is matches
+
+
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy",
+                 "NO_PROXY"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_no_proxy_is_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(server: str) -> None:
+        async with AsyncClient(server, retry=NO_RETRY, timeout=60) as client:
+            assert (await client.model_info()).name == "fake"
+
+    without_proxies(monkeypatch)
+    with FakeServer([Try()]) as server:
+        for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
+        with Client(server.address, retry=NO_RETRY, timeout=60) as client:
+            assert client.model_info().name == "fake"
+        asyncio.run(main(server.address))
+
+
+def test_a_proxy_is_asked_for_others_but_those_of_no_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_proxies(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(60)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "other")
+        with Client("recurve.invalid:50051", retry=NO_RETRY, timeout=1) as client:
+            with pytest.raises(RecurveError):
+                client.model_info()
+            with proxy.accept()[0] as asked:
+                assert asked.recv(512).startswith(b"CONNECT recurve.invalid:50051 ")
+        while True:  # what else that client has asked
+            proxy.settimeout(1)
+            try:
+                proxy.accept()[0].close()
+            except TimeoutError:
+                break
+        monkeypatch.setenv("NO_PROXY", "other,.invalid")
+        with Client("recurve.invalid:50051", retry=NO_RETRY, timeout=1) as client:
+            with pytest.raises(RecurveError):
+                client.model_info()
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e18, "5", True])

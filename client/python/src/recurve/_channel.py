@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 
+from recurve import _proxy
 from recurve._errors import RecurveError, StatusCode, invalid
 
 Metadata = tuple[tuple[str, str], ...]
@@ -57,7 +58,10 @@ def target(server: str) -> str:
     return f"dns:///{server}"
 
 
-def options(tls: Tls | None, max_receive_bytes: int) -> list[tuple[str, int | str]]:
+def options(
+    server: str, tls: Tls | None, max_receive_bytes: int
+) -> list[tuple[str, int | str]]:
+    """Of the channel to `server`, of which `target` has approved."""
     if tls is not None and not isinstance(tls, Tls):
         raise invalid("tls", f"is {tls!r}; expected a Tls, or None")
     if not isinstance(max_receive_bytes, int) or not 0 < max_receive_bytes < 1 << 31:
@@ -71,6 +75,9 @@ def options(tls: Tls | None, max_receive_bytes: int) -> list[tuple[str, int | st
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5000),
     ]
+    host, _, port = server.rpartition(":")
+    if _proxy.direct(host, int(port)):
+        result.append(("grpc.enable_http_proxy", 0))
     if tls is not None and tls.server_name is not None:
         result.append(("grpc.ssl_target_name_override", tls.server_name))
     return result

@@ -183,7 +183,7 @@ class Client:
         self._retry = retry
         self._metadata = _channel.check_metadata({} if metadata is None else metadata, api_key)
         target = _channel.target(server)
-        options = _channel.options(tls, max_receive_bytes)
+        options = _channel.options(server, tls, max_receive_bytes)
         self._channel = (
             grpc.insecure_channel(target, options)
             if tls is None
