@@ -145,7 +145,7 @@ class Inspector {
 
   absl::string_view Who() const {
     return role_ == CertificateRole::kServer
-               ? "clients refuse it, but for those that check no certificates"
+               ? "clients that check certificates refuse it"
                : "clients with certificates that it has signed do not get in";
   }
 

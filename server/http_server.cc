@@ -96,7 +96,11 @@ HttpServer::Core::Admission HttpServer::Core::Admit(
   MutexLock lock(&mu_);
   if (stopped_) return Admission::kClose;
   const int64_t served = static_cast<int64_t>(open_.size()) - refused_;
-  const bool refused = served >= options().max_connections;
+  StrangerBytes* const strangers = options().strangers;
+  // One that is idle, and whose client is unknown, gives way.
+  const bool refused = served >= options().max_connections &&
+                       (strangers == nullptr ||
+                        !strangers->EndOldest(StrangerBytes::Port::kHttp));
   if (refused && refused_ >= kMaxRefusing) return Admission::kClose;
   open_.emplace(session.get(), Open{session, refused});
   if (refused) ++refused_;

@@ -129,7 +129,7 @@ HttpSession::HttpSession(std::shared_ptr<HttpSessions> sessions,
       transport_(std::move(socket), std::move(tls)),
       timer_(strand_),
       known_(sessions_->options().strangers == nullptr),
-      share_(sessions_->options().strangers) {}
+      share_(sessions_->options().strangers, StrangerBytes::Port::kHttp) {}
 
 template <typename F>
 
@@ -189,6 +189,12 @@ void HttpSession::RefuseConnection(const std::string& message) {
 
 void HttpSession::PostClose() {
   Post([this] { Close(); });
+}
+
+void HttpSession::PostDisplace() {
+  Post([this] {
+    if (share_.counted()) Close();
+  });
 }
 
 void HttpSession::Listen(std::shared_ptr<HttpListener> listener) {
@@ -309,6 +315,9 @@ void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
   version_ = 11;
   keep_alive_ = true;
   SetDeadline(time);
+  share_.SetIdle([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->PostDisplace();
+  });
 }
 
 void HttpSession::Read() {
@@ -337,6 +346,7 @@ void HttpSession::Read() {
 }
 
 void HttpSession::OnRead(size_t bytes) {
+  share_.SetBusy();
   if (state_ == State::kAnswering &&
       (discards_ || (!finished_ && input_.size() + bytes > kMaxAheadBytes))) {
     // Goes on reading, or it would not notice when the client leaves; what is

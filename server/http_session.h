@@ -69,6 +69,8 @@ class HttpSession : public HttpReply,
   // One too many: says so and closes.
   void StartRefused();
   void PostClose();
+  // Ends at once, to make room for another, unless the client has become known.
+  void PostDisplace();
 
   void Listen(std::shared_ptr<HttpListener> listener) override;
   void Send(HttpResponse response) override;

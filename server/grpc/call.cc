@@ -72,6 +72,7 @@ void GrpcCall::Evict() {
 
 void GrpcCall::Trust() { Post(CallAction(CallAction::Kind::kTrust)); }
 void GrpcCall::Accept() { Post(CallAction(CallAction::Kind::kAccept)); }
+void GrpcCall::Rest() { Post(CallAction(CallAction::Kind::kRest)); }
 
 void GrpcCall::AddHeader(absl::string_view name, absl::string_view value,
                          size_t max_bytes) {

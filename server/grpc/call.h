@@ -30,7 +30,8 @@ struct CallAction {
     kBreak,
     kEvict,  // as kBreak, if the call holds a part of a message by then
     kTrust,
-    kAccept
+    kAccept,
+    kRest
   };
   explicit CallAction(Kind of_kind) : kind(of_kind) {}
 
@@ -62,6 +63,7 @@ class GrpcCall : public RpcStream,
   void Break() override;
   void Trust() override;
   void Accept() override;
+  void Rest() override;
   // --- ReceivingCall ---
   void Evict() override;
 
@@ -128,6 +130,7 @@ class GrpcCall : public RpcStream,
 
   // --- Of the connection, which reads and writes these itself ---
   bool accepted = false;          // see RpcStream::Accept
+  bool rests = false;             // see RpcStream::Rest
   bool head_sent = false;         // response headers were submitted
   bool finishing = false;         // Finish was called
   bool status_sent = false;       // trailers were submitted

@@ -64,7 +64,7 @@ GrpcConnection::GrpcConnection(std::shared_ptr<GrpcConnections> connections,
       timer_(strand_),
       session_(SettingsFor(connections_->options()), this),
       guard_(connections_->options().max_streams),
-      share_(connections_->options().strangers),
+      share_(connections_->options().strangers, StrangerBytes::Port::kGrpc),
       begun_(Clock::now()),
       heard_(begun_),
       useful_(begun_),
@@ -93,6 +93,7 @@ void GrpcConnection::Start() {
                TCP_USER_TIMEOUT, &gone_ms, sizeof(gone_ms));
     peer_ = PeerOf(transport_.socket());
     if (!CheckMemory()) return;
+    UpdateIdle();
     Arm(begun_ + options().handshake_timeout);
     if (transport_.secure()) {
       transport_.Handshake([self = shared_from_this()](error_code error) {
@@ -119,6 +120,33 @@ void GrpcConnection::PostShutdown() {
     session_.ShutDown("the server shuts down");
     Flush();
     EndWhenIdle();
+  });
+}
+
+void GrpcConnection::PostDisplace() {
+  Post([this] {
+    if (known_ || displaced_) return;
+    if (state_ == State::kHandshake || state_ == State::kOpen) {
+      connections_->OnDisplaced();
+    }
+    if (state_ == State::kHandshake) return Close(absl::OkStatus());
+    displaced_ = true;
+    if (state_ == State::kOpen) {
+      EndWith(NGHTTP2_NO_ERROR, "idle, and there is no room for others");
+    } else if (state_ == State::kEnding) {
+      Close(absl::OkStatus());
+    }
+  });
+}
+
+void GrpcConnection::UpdateIdle() {
+  if (known_) return;
+  const bool idle =
+      std::all_of(calls_.begin(), calls_.end(),
+                  [](const auto& call) { return call.second->rests; });
+  if (!idle) return share_.SetBusy();
+  share_.SetIdle([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->PostDisplace();
   });
 }
 
@@ -195,6 +223,10 @@ void GrpcConnection::Carry(CallAction& action) {
       break;
     case CallAction::Kind::kAccept:
       call.accepted = true;
+      break;
+    case CallAction::Kind::kRest:
+      call.rests = true;
+      UpdateIdle();
       break;
   }
   Count(call);
@@ -357,6 +389,7 @@ bool GrpcConnection::OnBeginCall(int32_t stream) {
       shared_from_this(), stream,
       static_cast<size_t>(options().max_message_bytes));
   calls_.emplace(stream, call);
+  UpdateIdle();
   Count(*call);
   return true;
 }
@@ -486,6 +519,7 @@ void GrpcConnection::OnStreamClosed(int32_t stream) {
   if (it == calls_.end()) return;
   const CallPtr call = it->second;
   calls_.erase(it);
+  UpdateIdle();
   deadlines_.erase(stream);
   useful_ = Clock::now();
   held_bytes_ -= std::exchange(call->counted, 0);
@@ -580,6 +614,7 @@ void GrpcConnection::OnFlushed(size_t bytes) {
   if (written_ == output_.size()) {
     written_ = 0;
     output_.clear();
+    if (displaced_ && farewell_.empty()) return Close(absl::OkStatus());
     if (calls_.empty()) output_.shrink_to_fit();
     std::vector<CallPtr> sent;
     sent.swap(packed_);

@@ -42,6 +42,8 @@ class GrpcConnections {
   virtual ~GrpcConnections() = default;
   // A connection is closed; called once for each.
   virtual void Remove(GrpcConnection* connection) = 0;
+  // It is ended to make room for another.
+  virtual void OnDisplaced() = 0;
   // It is ended, for this; called at most once for each.
   virtual void OnOffence(const std::string& peer, Offence offence) = 0;
 
@@ -76,6 +78,8 @@ class GrpcConnection : public Http2Session::Handler,
   // Takes no new calls from now on and closes when those that it has are over.
   void PostShutdown();
   void PostClose();
+  // Ends at once, to make room for another, unless the client has become known.
+  void PostDisplace();
   // Has `action` carried out, soon and in the order of the calls.
   void Enqueue(CallAction action);
 
@@ -132,6 +136,8 @@ class GrpcConnection : public Http2Session::Handler,
   void BreakCall(const CallPtr& call, const absl::Status& status);
   void OnDeadline(const CallPtr& call);
   void SetKnown();
+  // Tells share_ whether the client is unknown and waits for nothing.
+  void UpdateIdle();
   // Remembers an offence that the guard found, for when the library is left.
   void Charge(std::optional<Offence> offence);
   // Brings what is counted of the call up to date.
@@ -173,6 +179,7 @@ class GrpcConnection : public Http2Session::Handler,
   bool known_ = false;
   bool spoken_ = false;  // the client's preface came
   bool shutting_down_ = false;
+  bool displaced_ = false;  // closes as soon as the farewell is written
   // While kEnding: reads on until the client closes. A socket that is closed
   // with input unread resets the connection, and takes away what is on its way.
   bool lingers_ = false;

@@ -21,6 +21,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kCheckInterval{1'000};
 // What a client gets to see of the end before the socket is closed.
 constexpr milliseconds kLingerTime{1'000};
+// The same of one in whose place another waits.
+constexpr milliseconds kDisplaceTime{50};
 
 // What a client reads in the GOAWAY, and an operator in the log.
 std::string ReasonOf(Offence offence, const GrpcServerOptions& options) {
@@ -73,14 +75,18 @@ void GrpcConnection::EndWith(uint32_t http2_error, absl::string_view reason) {
   state_ = State::kEnding;
   // What is in output_ is whole frames, and what was not produced yet is lost.
   // The socket may be at work on output_, which has to stay where it is.
+  // The end of a connection that did no wrong is UNAVAILABLE to its calls.
+  const uint32_t reset = http2_error == NGHTTP2_NO_ERROR
+                             ? static_cast<uint32_t>(NGHTTP2_REFUSED_STREAM)
+                             : http2_error;
   for (const auto& [stream, call] : calls_) {
-    farewell_ += Http2Session::ResetFrame(stream, http2_error);
+    farewell_ += Http2Session::ResetFrame(stream, reset);
   }
   farewell_ +=
       Http2Session::GoAway(session_.last_stream(), http2_error, reason);
   EndCalls(absl::CancelledError(reason));
   timer_at_ = Clock::time_point::max();
-  Arm(Clock::now() + Penalty());
+  Arm(Clock::now() + (displaced_ ? kDisplaceTime : Penalty()));
   Flush();
 }
 

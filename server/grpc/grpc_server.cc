@@ -32,6 +32,8 @@ constexpr std::chrono::seconds kRefusedInterval{60};
 // whose client may have left before it, and how many may wait.
 constexpr std::chrono::milliseconds kRoomTime{20};
 constexpr size_t kMaxWaiting = 64;
+// The same for one that was told to end, as it is idle and its client unknown.
+constexpr std::chrono::milliseconds kDisplaceTime{1'000};
 constexpr std::chrono::seconds kOffenceInterval{1};
 
 }  // namespace
@@ -45,6 +47,7 @@ class GrpcServer::Core : public GrpcConnections,
   void Stop(Clock::time_point deadline);
   int64_t connections();
   void Remove(GrpcConnection* connection) override;
+  void OnDisplaced() override;
   void OnOffence(const std::string& peer, Offence offence) override;
 
  private:
@@ -121,7 +124,10 @@ void GrpcServer::Core::OnSocket(
     }
   }
   if (waiting == nullptr) return Serve(std::move(socket), std::move(tls));
-  waiting->timer.expires_after(kRoomTime);
+  StrangerBytes* const strangers = options().strangers;
+  const bool displaces =
+      strangers != nullptr && strangers->EndOldest(StrangerBytes::Port::kGrpc);
+  waiting->timer.expires_after(displaces ? kDisplaceTime : kRoomTime);
   waiting->timer.async_wait(
       [self = shared_from_this(), waiting](boost::system::error_code) {
         MutexLock lock(&self->mu_);
@@ -180,6 +186,11 @@ void GrpcServer::Core::Remove(GrpcConnection* connection) {
 void GrpcServer::Core::TellCount() {
   if (options().metrics == nullptr) return;
   options().metrics->SetGrpcConnections(static_cast<int64_t>(open_.size()));
+}
+
+void GrpcServer::Core::OnDisplaced() {
+  if (options().metrics == nullptr) return;
+  options().metrics->OnGrpcConnectionEnded("displaced");
 }
 
 void GrpcServer::Core::OnOffence(const std::string& peer, Offence offence) {

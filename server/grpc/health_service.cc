@@ -51,6 +51,7 @@ class HealthService::Watcher : public RpcListener {
       asked_ = true;
       if (!latest_) latest_ = serving;
     }
+    stream_->Rest();
     Pump();
   }
   void OnHalfClose() override {

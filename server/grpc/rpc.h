@@ -71,6 +71,10 @@ class RpcStream {
   // The call does work for a known client: when the client cancels it, that
   // does not count as abuse.
   virtual void Accept() = 0;
+  // The call only waits for news, which may never come: a connection of an
+  // unknown client that has no other calls counts as idle, and may be ended to
+  // make room.
+  virtual void Rest() = 0;
 };
 
 // Begins a call. Returns its listener, or null after `stream->Finish`.

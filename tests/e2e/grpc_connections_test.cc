@@ -12,6 +12,7 @@
 
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/http2.h"
+#include "tests/testing/http2_client.h"
 #include "tests/testing/http_client.h"
 #include "tests/testing/process.h"
 
@@ -33,11 +34,13 @@ TEST(GrpcConnectionsTest, MoreConnectionsThanAllowedAreClosed) {
   EXPECT_EQ(metric("{state=\"used\"}"), 0);
   EXPECT_EQ(metric("_refused_total"), 0);
   {
-    HttpConnection held[3] = {HttpConnection(port), HttpConnection(port),
-                              HttpConnection(port)};
-    // The server speaks first.
-    for (HttpConnection& connection : held) {
-      EXPECT_NE(connection.ReadSome(), "");
+    // Known ones, which give way to nobody.
+    Http2Client held[3] = {Http2Client(port), Http2Client(port),
+                           Http2Client(port)};
+    for (Http2Client& connection : held) {
+      connection.Open(1, "/recurve.v1.Control/GetLoad");
+      ASSERT_TRUE(connection.SendData(1, GrpcMessage(""), /*end=*/true));
+      ASSERT_EQ(connection.Await(1).status(), 0);
     }
     for (int i = 0; i < 5; ++i) {
       HttpConnection more(port);

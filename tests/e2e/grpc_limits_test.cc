@@ -330,11 +330,12 @@ TEST(GrpcLimitsTest, StrangersDoNotKeepProbesFromThePortOfMetrics) {
   options.api_keys_file = testing::TempDir() + "grpc_limits_test_keys";
   std::ofstream(options.api_keys_file) << KeyLine("good", "right");
   TestServer server(options);
-  // As many as fit.
-  std::deque<HttpConnection> held;
+  // As many as fit, with calls under way: idle ones would give way.
+  std::deque<Http2Client> held;
   EXPECT_TRUE(WaitFor([&] {
     held.emplace_back(server.server().grpc_port());
-    return held.back().ReadSome().empty();
+    held.back().Open(1, "/grpc.health.v1.Health/Check");
+    return !held.back().Settle();
   }));
   EXPECT_THAT(HttpGet(server.server().http_port(), "/health"),
               HasSubstr("503"));

@@ -92,7 +92,7 @@ TEST(CertificatesTest, NamesTheDates) {
        {CertificateRole::kServer, CertificateRole::kClientCas}) {
     const std::string who =
         role == CertificateRole::kServer
-            ? "clients refuse it"
+            ? "clients that check certificates refuse it"
             : "clients with certificates that it has signed do not get in";
     EXPECT_THAT(
         at(-kDay - 60, role),
