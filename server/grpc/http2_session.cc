@@ -82,8 +82,8 @@ struct Http2Session::Callbacks {
     // In turn, whatever the client says. Else the library sends all that the
     // oldest stream has, and on a connection that is full the others starve.
     const nghttp2_extpri in_turn = {NGHTTP2_EXTPRI_DEFAULT_URGENCY, /*inc=*/1};
-    nghttp2_session_change_extpri_stream_priority(
-        session, stream, &in_turn, /*ignore_client_signal=*/1);
+    nghttp2_session_change_extpri_stream_priority(session, stream, &in_turn,
+                                                  /*ignore_client_signal=*/1);
     return Go(Of(user).OnBeginCall(stream));
   }
   static int OnHeader(nghttp2_session*, const nghttp2_frame* frame,
