@@ -287,6 +287,7 @@ Metrics::Metrics() : families_(std::make_unique<Families>()) {
     families_->grpc_ended.Add(
         {{"reason", OffenceName(static_cast<Offence>(i))}});
   }
+  families_->grpc_ended.Add({{"reason", kDisplacedName}});
   families_->failure.Add(
       {{"status", absl::StatusCodeToString(absl::StatusCode::kInternal)}});
 }

@@ -24,6 +24,8 @@ enum class Offence {
 };
 inline constexpr int kNumOffences = 10;
 const char* OffenceName(Offence offence);
+// And of a connection that did no wrong and made room for another.
+inline constexpr char kDisplacedName[] = "displaced";
 
 // A budget that refills in time. Not thread-safe.
 class FrameBudget {

@@ -190,7 +190,7 @@ void GrpcServer::Core::TellCount() {
 
 void GrpcServer::Core::OnDisplaced() {
   if (options().metrics == nullptr) return;
-  options().metrics->OnGrpcConnectionEnded("displaced");
+  options().metrics->OnGrpcConnectionEnded(kDisplacedName);
 }
 
 void GrpcServer::Core::OnOffence(const std::string& peer, Offence offence) {

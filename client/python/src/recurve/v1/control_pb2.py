@@ -13,7 +13,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18recurve/v1/control.proto\x12\nrecurve.v1\"\x15\n\x13GetModelInfoRequest\"\xa4\x03\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\x04\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x13\n\x0bhidden_size\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x0e\n\x06mixers\x18\x07 \x03(\t\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x1e\n\x16\x64\x65\x66\x61ult_max_new_tokens\x18\t \x01(\r\x12\x11\n\ttokenizer\x18\n \x01(\t\x12\x19\n\x0c\x62os_token_id\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12\x14\n\x0cweight_bytes\x18\r \x01(\x04\x12\x1d\n\x15\x63\x61\x63he_bytes_per_token\x18\x0e \x01(\x04\x12 \n\x18state_bytes_per_sequence\x18\x0f \x01(\x04\x12\x1e\n\x11max_prompt_tokens\x18\x10 \x01(\rH\x01\x88\x01\x01\x42\x0f\n\r_bos_token_idB\x14\n\x12_max_prompt_tokens\"\x16\n\x14GetServerInfoRequest\"\x8f\x02\n\nServerInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x14\n\x0cweight_dtype\x18\x03 \x01(\t\x12\x13\n\x0bstate_dtype\x18\x04 \x01(\t\x12\x10\n\x08kv_dtype\x18\x05 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x08 \x01(\r\x12\x11\n\ttpa_pages\x18\t \x01(\r\x12\x13\n\x0bpage_tokens\x18\n \x01(\r\x12\x16\n\x0euptime_seconds\x18\x0b \x01(\x01\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\"\x10\n\x0eGetLoadRequest\"\xac\x02\n\x04Load\x12\x1c\n\x14num_requests_running\x18\x01 \x01(\r\x12\x1c\n\x14num_requests_waiting\x18\x02 \x01(\r\x12\x18\n\x10state_slots_used\x18\x03 \x01(\r\x12\x19\n\x11state_slots_total\x18\x04 \x01(\r\x12\x16\n\x0etpa_pages_used\x18\x05 \x01(\r\x12\x17\n\x0ftpa_pages_total\x18\x06 \x01(\r\x12\x1b\n\x13prompt_tokens_total\x18\x07 \x01(\x04\x12\x1f\n\x17generation_tokens_total\x18\x08 \x01(\x04\x12\x19\n\x11preemptions_total\x18\t \x01(\x04\x12\x13\n\x0bsteps_total\x18\n \x01(\x04\x12\x14\n\x0copen_streams\x18\x0b \x01(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x0e\n\x0c\x44rainRequest\"\"\n\rDrainResponse\x12\x11\n\tremaining\x18\x01 \x01(\r2\xd1\x02\n\x07\x43ontrol\x12\x46\n\x0cGetModelInfo\x12\x1f.recurve.v1.GetModelInfoRequest\x1a\x15.recurve.v1.ModelInfo\x12I\n\rGetServerInfo\x12 .recurve.v1.GetServerInfoRequest\x1a\x16.recurve.v1.ServerInfo\x12\x37\n\x07GetLoad\x12\x1a.recurve.v1.GetLoadRequest\x1a\x10.recurve.v1.Load\x12<\n\x05\x41\x62ort\x12\x18.recurve.v1.AbortRequest\x1a\x19.recurve.v1.AbortResponse\x12<\n\x05\x44rain\x12\x18.recurve.v1.DrainRequest\x1a\x19.recurve.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18recurve/v1/control.proto\x12\nrecurve.v1\"\x15\n\x13GetModelInfoRequest\"\xa4\x03\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\x04\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x13\n\x0bhidden_size\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x0e\n\x06mixers\x18\x07 \x03(\t\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x1e\n\x16\x64\x65\x66\x61ult_max_new_tokens\x18\t \x01(\r\x12\x11\n\ttokenizer\x18\n \x01(\t\x12\x19\n\x0c\x62os_token_id\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12\x14\n\x0cweight_bytes\x18\r \x01(\x04\x12\x1d\n\x15\x63\x61\x63he_bytes_per_token\x18\x0e \x01(\x04\x12 \n\x18state_bytes_per_sequence\x18\x0f \x01(\x04\x12\x1e\n\x11max_prompt_tokens\x18\x10 \x01(\rH\x01\x88\x01\x01\x42\x0f\n\r_bos_token_idB\x14\n\x12_max_prompt_tokens\"\x16\n\x14GetServerInfoRequest\"\x8f\x02\n\nServerInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x14\n\x0cweight_dtype\x18\x03 \x01(\t\x12\x13\n\x0bstate_dtype\x18\x04 \x01(\t\x12\x10\n\x08kv_dtype\x18\x05 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x08 \x01(\r\x12\x11\n\ttpa_pages\x18\t \x01(\r\x12\x13\n\x0bpage_tokens\x18\n \x01(\r\x12\x16\n\x0euptime_seconds\x18\x0b \x01(\x01\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\"\x10\n\x0eGetLoadRequest\"\xc7\x02\n\x04Load\x12\x1c\n\x14num_requests_running\x18\x01 \x01(\r\x12\x1c\n\x14num_requests_waiting\x18\x02 \x01(\r\x12\x18\n\x10state_slots_used\x18\x03 \x01(\r\x12\x19\n\x11state_slots_total\x18\x04 \x01(\r\x12\x16\n\x0etpa_pages_used\x18\x05 \x01(\r\x12\x17\n\x0ftpa_pages_total\x18\x06 \x01(\r\x12\x1b\n\x13prompt_tokens_total\x18\x07 \x01(\x04\x12\x1f\n\x17generation_tokens_total\x18\x08 \x01(\x04\x12\x19\n\x11preemptions_total\x18\t \x01(\x04\x12\x13\n\x0bsteps_total\x18\n \x01(\x04\x12\x14\n\x0copen_streams\x18\x0b \x01(\r\x12\x0c\n\x04\x62usy\x18\x0c \x01(\x02\x12\x0b\n\x03own\x18\r \x01(\x08\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x0e\n\x0c\x44rainRequest\"\"\n\rDrainResponse\x12\x11\n\tremaining\x18\x01 \x01(\r2\xd1\x02\n\x07\x43ontrol\x12\x46\n\x0cGetModelInfo\x12\x1f.recurve.v1.GetModelInfoRequest\x1a\x15.recurve.v1.ModelInfo\x12I\n\rGetServerInfo\x12 .recurve.v1.GetServerInfoRequest\x1a\x16.recurve.v1.ServerInfo\x12\x37\n\x07GetLoad\x12\x1a.recurve.v1.GetLoadRequest\x1a\x10.recurve.v1.Load\x12<\n\x05\x41\x62ort\x12\x18.recurve.v1.AbortRequest\x1a\x19.recurve.v1.AbortResponse\x12<\n\x05\x44rain\x12\x18.recurve.v1.DrainRequest\x1a\x19.recurve.v1.DrainResponseb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'recurve.v1.control_pb2', globals())
@@ -31,15 +31,15 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _GETLOADREQUEST._serialized_start=784
   _GETLOADREQUEST._serialized_end=800
   _LOAD._serialized_start=803
-  _LOAD._serialized_end=1103
-  _ABORTREQUEST._serialized_start=1105
-  _ABORTREQUEST._serialized_end=1139
-  _ABORTRESPONSE._serialized_start=1141
-  _ABORTRESPONSE._serialized_end=1156
-  _DRAINREQUEST._serialized_start=1158
-  _DRAINREQUEST._serialized_end=1172
-  _DRAINRESPONSE._serialized_start=1174
-  _DRAINRESPONSE._serialized_end=1208
-  _CONTROL._serialized_start=1211
-  _CONTROL._serialized_end=1548
+  _LOAD._serialized_end=1130
+  _ABORTREQUEST._serialized_start=1132
+  _ABORTREQUEST._serialized_end=1166
+  _ABORTRESPONSE._serialized_start=1168
+  _ABORTRESPONSE._serialized_end=1183
+  _DRAINREQUEST._serialized_start=1185
+  _DRAINREQUEST._serialized_end=1199
+  _DRAINRESPONSE._serialized_start=1201
+  _DRAINRESPONSE._serialized_end=1235
+  _CONTROL._serialized_start=1238
+  _CONTROL._serialized_end=1575
 # @@protoc_insertion_point(module_scope)

@@ -38,11 +38,13 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ["generation_tokens_total", "num_requests_running", "num_requests_waiting", "open_streams", "preemptions_total", "prompt_tokens_total", "state_slots_total", "state_slots_used", "steps_total", "tpa_pages_total", "tpa_pages_used"]
+    __slots__ = ["busy", "generation_tokens_total", "num_requests_running", "num_requests_waiting", "open_streams", "own", "preemptions_total", "prompt_tokens_total", "state_slots_total", "state_slots_used", "steps_total", "tpa_pages_total", "tpa_pages_used"]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     OPEN_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     STATE_SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -50,10 +52,12 @@ class Load(_message.Message):
     STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     TPA_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     TPA_PAGES_USED_FIELD_NUMBER: _ClassVar[int]
+    busy: float
     generation_tokens_total: int
     num_requests_running: int
     num_requests_waiting: int
     open_streams: int
+    own: bool
     preemptions_total: int
     prompt_tokens_total: int
     state_slots_total: int
@@ -61,7 +65,7 @@ class Load(_message.Message):
     steps_total: int
     tpa_pages_total: int
     tpa_pages_used: int
-    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., state_slots_used: _Optional[int] = ..., state_slots_total: _Optional[int] = ..., tpa_pages_used: _Optional[int] = ..., tpa_pages_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., steps_total: _Optional[int] = ..., open_streams: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., state_slots_used: _Optional[int] = ..., state_slots_total: _Optional[int] = ..., tpa_pages_used: _Optional[int] = ..., tpa_pages_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., steps_total: _Optional[int] = ..., open_streams: _Optional[int] = ..., busy: _Optional[float] = ..., own: bool = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ["bos_token_id", "cache_bytes_per_token", "default_max_new_tokens", "eos_token_ids", "family", "hidden_size", "max_model_len", "max_prompt_tokens", "mixers", "name", "num_layers", "parameters", "state_bytes_per_sequence", "tokenizer", "vocab_size", "weight_bytes"]
