@@ -35,16 +35,11 @@ class HungLogTest : public testing::Test {
 
   // With the pipe for its log.
   std::vector<std::string> Command() const {
-    return {"/bin/sh",
-            "-c",
-            "exec \"$0\" \"$@\" 2>" + path_,
-            RECURVE_BINARY_DIR "/bin/recurve-server",
-            "--model",
-            RECURVE_SOURCE_DIR "/deploy/models/demo",
-            "--grpc-port",
-            "0",
-            "--http-port",
-            "0"};
+    const std::string run = "exec \"$0\" \"$@\" 2>" + path_;
+    const std::string server = RECURVE_BINARY_DIR "/bin/recurve-server";
+    const std::string model = RECURVE_SOURCE_DIR "/deploy/models/demo";
+    return {"/bin/sh", "-c",          run, server,        "--model",
+            model,     "--grpc-port", "0", "--http-port", "0"};
   }
 
   // What the server wrote, once its log is read again.
