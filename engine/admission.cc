@@ -123,7 +123,8 @@ void Admission::EndWaiting(const Flow& flow, int32_t priority,
 
 void Admission::BeginRunning(const Flow& flow) { ++StateOf(flow).running; }
 void Admission::EndRunning(const Flow& flow) {
-  RECURVE_CHECK(--StateOf(flow).running >= 0);
+  const int64_t left = --StateOf(flow).running;
+  RECURVE_CHECK(left >= 0);
 }
 
 void Admission::OnStep(double seconds) {

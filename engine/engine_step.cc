@@ -271,14 +271,14 @@ StepPlan Engine::Plan() const {
     ahead[view.flow] += view.has_work;
   }
   // No more than max_num_seqs can be admitted in one step.
-  std::vector<SequenceView> all = resident;
+  const auto num_resident = static_cast<int64_t>(resident.size());
+  std::vector<SequenceView> all = std::move(resident);
   for (const Sequence* sequence :
        waiting_.First(options_.max_num_seqs, ahead, paces)) {
     all.push_back(View(*sequence));
     all.back().paced = paces(*sequence);
   }
   AssignTurns(absl::MakeSpan(all));
-  const auto num_resident = static_cast<int64_t>(resident.size());
   const auto views = absl::MakeConstSpan(all);
   const CacheStats cache = cache_.stats();
   // A step has room for a token of each of max_num_seqs, and the runner may

@@ -34,7 +34,7 @@ class FairPlaces {
     int64_t count = 0;
   };
 
-  // Of the half that is kept.
+  // The places that are kept for a flow with this part.
   int64_t KeptFor(double part) const;
 
   const int64_t limit_;

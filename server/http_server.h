@@ -36,7 +36,7 @@ struct HttpServerOptions {
   std::chrono::milliseconds head_timeout{10'000};
   std::chrono::milliseconds body_timeout{30'000};
   std::chrono::milliseconds idle_timeout{620'000};
-  // The same, if it is less, for who has not shown that he may call.
+  // The same, if less, for a client that is not known (stranger_bytes.h).
   std::chrono::milliseconds stranger_idle_timeout{60'000};
   // A streamed answer of which nothing is written for so long is pinged; 0:
   // never.

@@ -15,7 +15,7 @@ namespace recurve {
 
 // What the process writes to standard error and standard output, through a
 // thread for each: while it exists, spdlog's default logger and the methods
-// here hand over their lines and never wait for who reads them. At most
+// here hand over their lines and never wait for the reader. At most
 // kMaxLines wait; one more drops the oldest. Lines that are dropped, or cannot
 // be written (a full disk), are counted, and a line of its own in the log says
 // how many before the next one.

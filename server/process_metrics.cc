@@ -94,6 +94,11 @@ MetricFamily Family(const char* name, const char* help, MetricType type,
 
 }  // namespace
 
+int64_t ResidentBytes() {
+  const std::optional<Stat> stat = ReadStat();
+  return stat ? static_cast<int64_t>(stat->pages) * sysconf(_SC_PAGESIZE) : 0;
+}
+
 std::vector<MetricFamily> CollectProcessMetrics() {
   std::vector<MetricFamily> families;
   const auto add = [&](const char* name, const char* help, MetricType type,
@@ -114,8 +119,7 @@ std::vector<MetricFamily> CollectProcessMetrics() {
         "CPU time of the process, user and system, in seconds.",
         MetricType::Counter, stat->cpu_ticks * tick);
     add("process_resident_memory_bytes", "Memory of the process, in bytes.",
-        MetricType::Gauge,
-        stat->pages * static_cast<double>(sysconf(_SC_PAGESIZE)));
+        MetricType::Gauge, static_cast<double>(ResidentBytes()));
   }
   add("process_open_fds", "Open files and connections of the process.",
       MetricType::Gauge, OpenFiles());

@@ -1,6 +1,7 @@
 #ifndef RECURVE_SERVER_PROCESS_METRICS_H_
 #define RECURVE_SERVER_PROCESS_METRICS_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "prometheus/metric_family.h"
@@ -13,6 +14,9 @@ namespace recurve {
 // Read from /proc at each scrape; what cannot be read is left out, since a 0
 // would be a lie. Thread-safe.
 std::vector<prometheus::MetricFamily> CollectProcessMetrics();
+
+// Memory of the process that is in RAM; 0 where /proc does not say.
+int64_t ResidentBytes();
 
 }  // namespace recurve
 

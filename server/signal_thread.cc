@@ -10,6 +10,7 @@
 #include "spdlog/spdlog.h"
 
 namespace recurve {
+
 SignalThread::SignalThread() {
   sigemptyset(&signals_);
   sigaddset(&signals_, SIGTERM);

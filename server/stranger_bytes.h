@@ -67,7 +67,7 @@ class StrangerBytes {
   std::array<IdleList, 2> idle_ ABSL_GUARDED_BY(mu_);  // by Port
   uint64_t next_order_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t idle_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of idle_
-  // Of the total: held by connections that are about to end.
+  // The part of total_ that connections hold which are about to end.
   int64_t ending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -18,7 +18,7 @@ namespace recurve {
 struct Anybody {};
 
 // Makes a method of one request and one response. `check` looks at the head
-// before the request is read, says who calls, and calls RpcStream::Trust if
+// before the request is read, returns the caller, and calls RpcStream::Trust if
 // they may; `answer` must not block.
 template <typename Request, typename Response, typename Caller>
 RpcMethod UnaryMethod(

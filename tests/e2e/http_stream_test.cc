@@ -43,15 +43,20 @@ const json kLong = {{"prompt", "a"},
 const json kShort = {
     {"prompt", "a"}, {"max_tokens", 2}, {"ignore_eos", true}, {"stream", true}};
 
+// Has a sequence run that takes the one place, so that the next waits.
+void Occupy(HttpConnection& first, std::string* text) {
+  ASSERT_TRUE(first.Send(PostText(kCompletionsPath, kLong.dump())));
+  ReadUntil(first, "data: ", text);
+}
+
 // A proxy before the server would give up an answer of which nothing comes.
 TEST(HttpStreamTest, BeginsInTheQueueAndIsPingedThere) {
   TestServer server(OneAtATime());
   const int port = server.server().http_port();
   StepHold hold(server, 20);
   HttpConnection first(port);
-  ASSERT_TRUE(first.Send(PostText(kCompletionsPath, kLong.dump())));
   std::string text;
-  ReadUntil(first, "data: ", &text);
+  Occupy(first, &text);
   HttpConnection waiting(port);
   ASSERT_TRUE(waiting.Send(PostText(kCompletionsPath, kShort.dump())));
   std::string queued;
@@ -84,9 +89,8 @@ TEST(HttpStreamTest, WhatFailsInTheQueueEndsWithAnEvent) {
   const int port = server.server().http_port();
   StepHold hold(server, 20);
   HttpConnection first(port);
-  ASSERT_TRUE(first.Send(PostText(kCompletionsPath, kLong.dump())));
   std::string text;
-  ReadUntil(first, "data: ", &text);
+  Occupy(first, &text);
   HttpConnection waiting(port);
   ASSERT_TRUE(waiting.Send(PostText(kCompletionsPath, kShort.dump(),
                                     {"x-envoy-expected-rq-timeout-ms: 300"})));

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/e2e/second_signal.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/process.h"
 
@@ -82,25 +83,7 @@ TEST_F(HungLogTest, TheServerServesAndDrains) {
 
 TEST_F(HungLogTest, ASecondSignalStopsAtOnce) {
   Process server(Command());
-  const auto client = *RecurveClient::Create(server.GrpcAddress());
-  bool signalled = false;
-  const absl::Status status = client->Generate(
-      GreedyRequest({256, 65}, 8000), [&](const v1::GenerateEvent& event) {
-        if (!event.has_tokens() || std::exchange(signalled, true)) return true;
-        server.Signal(SIGTERM);
-        // Two that are pending at once are one. What the client does not read
-        // meanwhile makes the request pause, so that it cannot finish.
-        EXPECT_TRUE(WaitFor([&] {
-          const auto health = client->CheckHealth("");
-          return health.ok() &&
-                 health->status() ==
-                     grpc::health::v1::HealthCheckResponse::NOT_SERVING;
-        }));
-        server.Signal(SIGTERM);
-        return true;
-      });
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(server.Wait(), 128 + SIGTERM);
+  ExpectSecondSignalStops(server);
 }
 
 TEST_F(HungLogTest, AnErrorOfTheStartEndsTheProcess) {

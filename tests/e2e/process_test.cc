@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "nlohmann/json.hpp"
+#include "tests/e2e/second_signal.h"
 #include "tests/e2e/server_fixture.h"
 
 namespace recurve {
@@ -58,22 +59,7 @@ TEST(ProcessTest, ServesAndDrainsOnSigterm) {
 
 TEST(ProcessTest, SecondSignalStopsAtOnce) {
   Process server(ServerCommand());
-  const auto client = *RecurveClient::Create(server.GrpcAddress());
-  bool signalled = false;
-  const absl::Status status = client->Generate(
-      GreedyRequest({256, 65}, 8000), [&](const v1::GenerateEvent& event) {
-        if (!event.has_tokens() || std::exchange(signalled, true)) return true;
-        server.Signal(SIGTERM);
-        // Two that are pending at once are one. What the client does not read
-        // meanwhile makes the request pause, so that it cannot finish.
-        EXPECT_TRUE(WaitFor([&] {
-          return server.Err().find("draining") != std::string::npos;
-        })) << server.Err();
-        server.Signal(SIGTERM);
-        return true;
-      });
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(server.Wait(), 128 + SIGTERM);
+  ExpectSecondSignalStops(server);
 }
 
 // A folder has a name wherever one stands.

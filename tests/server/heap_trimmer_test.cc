@@ -1,12 +1,10 @@
 #include "server/heap_trimmer.h"
 
-#include <unistd.h>
-
-#include <fstream>
 #include <memory>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/process_metrics.h"
 
 namespace recurve {
 namespace {
@@ -16,14 +14,6 @@ constexpr bool kOwnAllocator = true;
 #else
 constexpr bool kOwnAllocator = false;
 #endif
-
-int64_t ResidentBytes() {
-  std::ifstream file("/proc/self/statm");
-  int64_t all = 0;
-  int64_t resident = 0;
-  file >> all >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
 
 // Blocks too small to be mappings of their own, and of every hundred one that
 // stays, so that the heap does not shrink at its end.

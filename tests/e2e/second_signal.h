@@ -1,0 +1,38 @@
+#ifndef RECURVE_TESTS_E2E_SECOND_SIGNAL_H_
+#define RECURVE_TESTS_E2E_SECOND_SIGNAL_H_
+
+#include <signal.h>
+
+#include <utility>
+
+#include "tests/e2e/server_fixture.h"
+#include "tests/testing/process.h"
+
+namespace recurve {
+
+// Sends SIGTERM twice to a server with a stream under way; it ends at once.
+inline void ExpectSecondSignalStops(Process& server) {
+  const auto client = *RecurveClient::Create(server.GrpcAddress());
+  bool signalled = false;
+  const absl::Status status = client->Generate(
+      GreedyRequest({256, 65}, 8000), [&](const v1::GenerateEvent& event) {
+        if (!event.has_tokens() || std::exchange(signalled, true)) return true;
+        server.Signal(SIGTERM);
+        // Two that are pending at once are one. What the client does not read
+        // meanwhile makes the request pause, so that it cannot finish.
+        EXPECT_TRUE(WaitFor([&] {
+          const auto health = client->CheckHealth("");
+          return health.ok() &&
+                 health->status() ==
+                     grpc::health::v1::HealthCheckResponse::NOT_SERVING;
+        })) << server.Err();
+        server.Signal(SIGTERM);
+        return true;
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(server.Wait(), 128 + SIGTERM);
+}
+
+}  // namespace recurve
+
+#endif  // RECURVE_TESTS_E2E_SECOND_SIGNAL_H_
