@@ -2,6 +2,7 @@
 #define RECURVE_SERVER_HTTP_SERVER_H_
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,9 @@ struct HttpServerOptions {
   // Counts what clients hold that are not known yet; outlives the server. Null:
   // no limit.
   StrangerBytes* strangers = nullptr;
+  // Called, from any thread, for each idle connection that was ended to make
+  // room for another.
+  std::function<void()> on_displaced = [] {};
   // One more is answered 503 (with TLS: closed).
   int64_t max_connections = 4096;
   // Of a request line with its headers, and of a body.

@@ -193,7 +193,9 @@ void HttpSession::PostClose() {
 
 void HttpSession::PostDisplace() {
   Post([this] {
-    if (share_.counted()) Close();
+    if (!share_.counted() || state_ == State::kClosed) return;
+    sessions_->options().on_displaced();
+    Close();
   });
 }
 

@@ -239,6 +239,9 @@ struct Metrics::Families {
           .Name("recurve_grpc_connections_ended_total")
           .Help("gRPC connections that the server ended, by reason.")
           .Register(r);
+  Counter& http_displaced = MakeCounter(
+      r, "http_connections_displaced_total",
+      "Idle HTTP connections that were ended to make room for others.");
   prometheus::Family<Counter>& http_requests =
       BuildCounter()
           .Name("recurve_http_requests_total")
@@ -393,6 +396,7 @@ void Metrics::SetGrpcConnections(int64_t connections) {
   families_->grpc_used.Set(static_cast<double>(connections));
 }
 void Metrics::OnGrpcRefused() { families_->grpc_refused.Increment(); }
+void Metrics::OnHttpDisplaced() { families_->http_displaced.Increment(); }
 void Metrics::OnGrpcConnectionEnded(const char* reason) {
   families_->grpc_ended.Add({{"reason", reason}}).Increment();
 }

@@ -73,6 +73,8 @@ class Metrics : public EngineObserver {
   // A connection was ended since its client sent what it should not, or held
   // too much; `reason` is one of a few (OffenceName).
   void OnGrpcConnectionEnded(const char* reason);
+  // An idle HTTP connection was ended to make room for another.
+  void OnHttpDisplaced();
   // Of an HTTP port; `endpoint` is one of a few.
   void OnHttpAnswered(const char* endpoint, int status, double seconds);
 

@@ -241,6 +241,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> Server::StartHttpOn(int port,
     // The port of metrics is for the operator's own: strangers on the other
     // ports must not keep probes from it.
     http.strangers = strangers_.get();
+    http.on_displaced = [this] { metrics_.OnHttpDisplaced(); };
   }
   http.max_connections = options_.max_http_connections;
   http.max_body_bytes = static_cast<uint64_t>(kMaxReceiveBytes);

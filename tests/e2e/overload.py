@@ -38,6 +38,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLACES = 32  # --max-num-seqs
 QUEUE = 32  # --max-queued-requests: at the peak, about two seconds
 OUTPUT_TOKENS = 128
+DEADLINE_ROUNDS = 4
 
 
 def free_port():
@@ -208,19 +209,29 @@ def overload(programs, seconds):
 def deadlines(programs, seconds):
     server = Server(programs, free_port(), queue=1024)
     Client(programs, server, "--concurrency", PLACES, "--duration", 5).result(120)
-    result = Client(programs, server, "--concurrency", PLACES, "--duration", 20).result(120)
-    peak = result["goodput_tokens_per_second"]
-    rate = 8 * peak / OUTPUT_TOKENS
-    print(f"== deadlines: {rate:.0f} requests/s for {seconds} s, each with 5 s")
-    client = Client(programs, server, "--rate", rate, "--duration", seconds, "--timeout", 5)
-    result = client.load_result(seconds + 60)
-    good = result["goodput_tokens_per_second"]
-    print(f"     sent {result['started']}: {codes(result)}; {result['cores']}")
+    peaks, goods, refused = [], [], []
+
+    def measure_peak():
+        client = Client(programs, server, "--concurrency", PLACES, "--duration", 10)
+        peaks.append(client.result(120)["goodput_tokens_per_second"])
+
+    # In turn: on a machine that others share, the peak of one minute is not that of the next.
+    measure_peak()
+    for _ in range(DEADLINE_ROUNDS):
+        rate = 8 * peaks[-1] / OUTPUT_TOKENS
+        took = seconds / DEADLINE_ROUNDS
+        print(f"== deadlines: {rate:.0f} requests/s for {took:.0f} s, each with 5 s")
+        client = Client(programs, server, "--rate", rate, "--duration", took, "--timeout", 5)
+        result = client.load_result(seconds + 60)
+        goods.append(result["goodput_tokens_per_second"])
+        refused.append(result["refused"]["p99_ms"])
+        measure_peak()
+        print(f"     sent {result['started']}: {codes(result)}; {result['cores']}; "
+              f"{goods[-1]:.0f} tokens/s between peaks of {peaks[-2]:.0f} and {peaks[-1]:.0f}")
+        exact(result)
+    good, peak = sum(goods) / len(goods), sum(peaks) / len(peaks)
     check("goodput", f"{good:.0f} tokens/s, {good / peak:.0%} of the peak", good >= 0.9 * peak)
-    refused = result["refused"]
-    check("refusals, p99", f"{refused['p99_ms']:.1f} ms of {refused['count']}",
-          refused["p99_ms"] < 50)
-    exact(result)
+    check("refusals, p99", f"{max(refused):.1f} ms in the worst round", max(refused) < 50)
     check("exit status", status := server.end(), status == 0)
 
 

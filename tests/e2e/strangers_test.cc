@@ -226,6 +226,9 @@ TEST_F(StrangersTest, IdleOnesOverHttpGiveWay) {
     EXPECT_EQ(Fetch(server().http_port(), list).status, 200) << i;
     EXPECT_EQ(Call(*KeyedClient()), absl::OkStatus()) << i;
   }
+  EXPECT_GE(MetricValue(server().metrics_port(),
+                        "recurve_http_connections_displaced_total"),
+            8);
   ASSERT_TRUE(keyed.Send(list));
   EXPECT_EQ(keyed.Read().status, 200);
 }
