@@ -374,7 +374,8 @@ TEST_P(FloodTest, ServesOthersAndHoldsNothing) {
           static_cast<double>(most - before) / (1 << 20),
           static_cast<long long>(connects_));
       std::fflush(stdout);
-      if (judges_times) {
+      // Who connects again and again takes one of two cores for that alone.
+      if (judges_times && kind.next != nullptr) {
         EXPECT_LT(p99, 2 * quiet);
       }
     }
