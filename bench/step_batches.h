@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/step.h"
+#include "engine/models/step.h"
 
 namespace recurve {
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "engine/request.h"
+#include "engine/serving/request.h"
 
 namespace recurve {
 namespace {

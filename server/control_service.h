@@ -6,8 +6,8 @@
 #include <functional>
 #include <string>
 
-#include "engine/engine.h"
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
+#include "engine/serving/engine.h"
 #include "recurve/v1/control.pb.h"
 #include "server/grpc/rpc.h"
 #include "server/tenants.h"

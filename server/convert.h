@@ -4,8 +4,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/event_sink.h"
-#include "engine/request.h"
+#include "engine/serving/event_sink.h"
+#include "engine/serving/request.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "recurve/v1/inference.pb.h"
 
@@ -13,7 +13,7 @@ namespace recurve {
 
 // Between the public messages and the engine's types. Errors are
 // InvalidArgument and name the field; ranges are checked by the engine
-// (engine/request.h).
+// (engine/serving/request.h).
 
 // What a server needs to know to read requests.
 struct RequestContext {

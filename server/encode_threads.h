@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "engine/fair_places.h"
-#include "engine/request.h"
+#include "engine/serving/fair_places.h"
+#include "engine/serving/request.h"
 
 namespace recurve {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/observer.h"
+#include "engine/serving/observer.h"
 
 namespace prometheus {
 class Registry;

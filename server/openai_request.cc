@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/checkpoint/json_parse.h"
 #include "engine/checkpoint/quote.h"
-#include "engine/request.h"
+#include "engine/serving/request.h"
 #include "nlohmann/json.hpp"
 #include "server/openai.h"
 

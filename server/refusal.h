@@ -2,7 +2,7 @@
 #define RECURVE_SERVER_REFUSAL_H_
 
 #include "absl/status/status.h"
-#include "engine/engine.h"
+#include "engine/serving/engine.h"
 #include "server/metrics.h"
 
 namespace recurve {

@@ -14,7 +14,7 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/quote.h"
-#include "engine/host_memory.h"
+#include "engine/loading/host_memory.h"
 #include "engine/tokenizer/utf8.h"
 #include "prometheus/registry.h"
 #include "server/control_service.h"

@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "engine/engine.h"
-#include "engine/model_loader.h"
-#include "engine/options.h"
+#include "engine/loading/model_loader.h"
+#include "engine/serving/engine.h"
+#include "engine/serving/options.h"
 #include "server/encode_threads.h"
 #include "server/metrics.h"
 #include "server/stranger_bytes.h"

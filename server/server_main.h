@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "engine/model_runner.h"
+#include "engine/models/model_runner.h"
 
 namespace recurve {
 

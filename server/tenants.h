@@ -17,7 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/mutex.h"
-#include "engine/request.h"
+#include "engine/serving/request.h"
 #include "server/api_keys.h"
 #include "server/metrics.h"
 #include "server/token_bucket.h"

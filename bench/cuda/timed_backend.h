@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "engine/cuda_backend.h"
+#include "engine/cuda/cuda_backend.h"
 
 namespace recurve {
 

@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "engine/backend.h"
+#include "engine/models/backend.h"
 #include "engine/models/config.h"
 
 namespace recurve {

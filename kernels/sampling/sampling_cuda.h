@@ -9,7 +9,7 @@
 //
 // What a request asks is in device memory, so that a captured graph serves any.
 // Two tables have a row for each state slot: how often a token was seen, and
-// the request's bias. Whoever launches keeps them (engine/cuda_sampler.h).
+// the request's bias. Whoever launches keeps them (engine/cuda/cuda_sampler.h).
 //
 // Every pointer is device memory, but for CudaSampleRow::copy. Nothing here
 // allocates or synchronises.

@@ -128,7 +128,7 @@ inline int TpaHeadOctets(const TpaShape& shape) {
 }
 
 // What the GPU kernels take. The engine says so of a model, field by field
-// (engine/cuda_model_limits.cc).
+// (engine/cuda/cuda_model_limits.cc).
 inline constexpr int64_t kTpaMaxHeads = 128;
 inline constexpr int64_t kTpaDimStep = 4;  // of head and value sizes
 inline constexpr int64_t kTpaMaxDim = 256;

@@ -1,4 +1,4 @@
-#include "engine/admission.h"
+#include "engine/serving/admission.h"
 
 #include <chrono>
 #include <string>

@@ -1,11 +1,11 @@
-#include "engine/chunk_plan.h"
+#include "engine/loading/chunk_plan.h"
 
 #include <memory>
 
-#include "engine/decoder.h"
-#include "engine/engine.h"
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
+#include "engine/models/decoder.h"
 #include "engine/models/registry.h"
+#include "engine/serving/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/serving/engine.h"
 #include "engine/tokenizer/bytes_tokenizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

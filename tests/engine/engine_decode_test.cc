@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/serving/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/engine_harness.h"

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/serving/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "engine/engine.h"
-#include "engine/prompt_pacer.h"
+#include "engine/serving/engine.h"
+#include "engine/serving/prompt_pacer.h"
 #include "gtest/gtest.h"
 #include "tests/testing/engine_harness.h"
 #include "tests/testing/test_random.h"

@@ -1,6 +1,6 @@
 // What ends a stream, and what a client sees of it; on a FakeRunner.
 
-#include "engine/engine.h"
+#include "engine/serving/engine.h"
 
 #include <algorithm>
 #include <map>

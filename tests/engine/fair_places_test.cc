@@ -1,4 +1,4 @@
-#include "engine/fair_places.h"
+#include "engine/serving/fair_places.h"
 
 #include <vector>
 

@@ -10,7 +10,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/safetensors.h"
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
 #include "engine/models/registry.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

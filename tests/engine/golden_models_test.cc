@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "engine/checkpoint/safetensors.h"
-#include "engine/engine.h"
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
+#include "engine/serving/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/engine_harness.h"

@@ -1,4 +1,4 @@
-#include "engine/host_memory.h"
+#include "engine/loading/host_memory.h"
 
 #include <filesystem>
 #include <fstream>

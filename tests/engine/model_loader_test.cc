@@ -1,4 +1,4 @@
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
 
 #include <algorithm>
 #include <fstream>
@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/cpu_backend.h"
-#include "engine/decoder.h"
+#include "engine/cpu/cpu_backend.h"
+#include "engine/models/decoder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"

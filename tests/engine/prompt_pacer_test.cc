@@ -1,4 +1,4 @@
-#include "engine/prompt_pacer.h"
+#include "engine/serving/prompt_pacer.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
 #include "engine/models/registry.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

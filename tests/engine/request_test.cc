@@ -1,4 +1,4 @@
-#include "engine/request.h"
+#include "engine/serving/request.h"
 
 #include <cmath>
 #include <cstdint>

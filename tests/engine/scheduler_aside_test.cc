@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "engine/scheduler.h"
+#include "engine/serving/scheduler.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/scheduler_testing.h"

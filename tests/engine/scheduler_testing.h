@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/scheduler.h"
+#include "engine/serving/scheduler.h"
 #include "gtest/gtest.h"
 #include "tests/testing/plan_checker.h"
 

@@ -1,4 +1,4 @@
-#include "engine/sequence.h"
+#include "engine/serving/sequence.h"
 
 #include <memory>
 #include <string>

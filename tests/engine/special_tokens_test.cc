@@ -1,11 +1,11 @@
-#include "engine/special_tokens.h"
+#include "engine/loading/special_tokens.h"
 
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"

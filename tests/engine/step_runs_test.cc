@@ -1,4 +1,4 @@
-#include "engine/step_runs.h"
+#include "engine/models/step_runs.h"
 
 #include <string>
 #include <vector>

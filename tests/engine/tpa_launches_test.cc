@@ -1,4 +1,4 @@
-#include "engine/tpa_launches.h"
+#include "engine/cuda/tpa_launches.h"
 
 #include <algorithm>
 #include <bit>

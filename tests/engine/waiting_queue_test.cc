@@ -1,4 +1,4 @@
-#include "engine/waiting_queue.h"
+#include "engine/serving/waiting_queue.h"
 
 #include <map>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "engine/warm_up.h"
+#include "engine/models/warm_up.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/tpa_launches.h"
+#include "engine/cuda/tpa_launches.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/engine.h"
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
+#include "engine/serving/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"

@@ -7,7 +7,7 @@
 
 #include "absl/strings/string_view.h"
 #include "base/check.h"
-#include "engine/request.h"
+#include "engine/serving/request.h"
 #include "engine/tokenizer/bytes_tokenizer.h"
 #include "nlohmann/json.hpp"
 #include "server/convert.h"

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "engine/checkpoint/safetensors.h"
-#include "engine/cuda_backend.h"
-#include "engine/engine.h"
-#include "engine/model_loader.h"
-#include "engine/step.h"
+#include "engine/cuda/cuda_backend.h"
+#include "engine/loading/model_loader.h"
+#include "engine/models/step.h"
+#include "engine/serving/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/matmul/decode_matmul_cuda.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "engine/cuda_step_buffer.h"
+#include "engine/cuda/cuda_step_buffer.h"
 #include "gtest/gtest.h"
 #include "tests/testing/test_device.h"
 

@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "engine/cuda_memory.h"
-#include "engine/cuda_swap.h"
+#include "engine/cuda/cuda_memory.h"
+#include "engine/cuda/cuda_swap.h"
 #include "gtest/gtest.h"
 #include "tests/testing/test_device.h"
 #include "tests/testing/test_random.h"

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/cuda_tpa.h"
+#include "engine/cuda/cuda_tpa.h"
 #include "gtest/gtest.h"
 #include "kernels/tpa/tpa_chunks.h"
 #include "tests/gpu/device_buffer.h"

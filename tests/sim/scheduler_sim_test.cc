@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "engine/scheduler.h"
+#include "engine/serving/scheduler.h"
 #include "gtest/gtest.h"
 #include "tests/testing/plan_checker.h"
 #include "tests/testing/test_random.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "engine/engine.h"
+#include "engine/serving/engine.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tests/testing/fake_runner.h"
 #include "tests/testing/recording_sink.h"

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "engine/model_runner.h"
-#include "engine/step.h"
+#include "engine/models/model_runner.h"
+#include "engine/models/step.h"
 #include "kernels/sampling/sampling.h"
 
 namespace recurve {

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "engine/scheduler.h"
+#include "engine/serving/scheduler.h"
 
 namespace recurve {
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "base/mutex.h"
-#include "engine/event_sink.h"
+#include "engine/serving/event_sink.h"
 
 namespace recurve {
 

@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 
 #ifdef RECURVE_TEST_ON_GPU
-#include "engine/cuda_device.h"
+#include "engine/cuda/cuda_device.h"
 #endif
 
 namespace recurve {

@@ -1,6 +1,6 @@
 #include "tools/recurve_model/describe.h"
 
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
 #include "engine/models/registry.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -7,7 +7,7 @@
 #include <map>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
 #include "engine/models/registry.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

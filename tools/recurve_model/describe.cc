@@ -10,9 +10,9 @@
 #include "base/byte_size.h"
 #include "base/dtype.h"
 #include "base/status_macros.h"
-#include "engine/decoder.h"
-#include "engine/memory_plan.h"
-#include "engine/placement.h"
+#include "engine/loading/memory_plan.h"
+#include "engine/loading/placement.h"
+#include "engine/models/decoder.h"
 #include "kv_cache/cache_spec.h"
 #include "tools/recurve_model/describe_mixer.h"
 
@@ -31,7 +31,7 @@ Placement DefaultPlacement(bool cuda) {
   return placement;
 }
 
-// As engine/memory_plan.cc counts.
+// As engine/loading/memory_plan.cc counts.
 MemoryNeeds NeedsOf(const Checkpoint& checkpoint, const ModelDefinition& model,
                     bool cuda) {
   const Placement placement = DefaultPlacement(cuda);

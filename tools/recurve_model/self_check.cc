@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/model_loader.h"
+#include "engine/loading/model_loader.h"
 #include "engine/models/registry.h"
 #include "kv_cache/cache_spec.h"
 #include "tools/recurve_model/describe.h"

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "engine/model_runner.h"
+#include "engine/models/model_runner.h"
 #include "engine/models/registry.h"
 
 namespace recurve {

@@ -1,0 +1,60 @@
+#ifndef RECURVE_ENGINE_CUDA_CUDA_LOGITS_H_
+#define RECURVE_ENGINE_CUDA_CUDA_LOGITS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/cuda/cuda_memory.h"
+
+namespace recurve {
+
+// Memory of a step's logits: a part of them at a time on the device, and all of
+// them on the host for who asked for them.
+//
+// Thread safety: none; the step thread.
+class CudaLogits {
+ public:
+  // Device memory that Allocate takes.
+  static int64_t DeviceBytes(int64_t min_rows, int64_t max_rows, int64_t hidden,
+                             int64_t vocab);
+  // Room on the device for `min_rows` rows at least, for more up to `max_rows`
+  // if they are small: `hidden` inputs and `vocab` tokens each.
+  // ResourceExhausted if memory does not suffice.
+  absl::Status Allocate(int64_t min_rows, int64_t max_rows, int64_t hidden,
+                        int64_t vocab);
+
+  int64_t capacity() const { return capacity_; }  // rows on the device
+  // Elements between rows of so many: these begin at multiples of 16 bytes.
+  static int64_t Stride(int64_t columns) { return (columns + 3) / 4 * 4; }
+  // Normalised rows whose logits are wanted, [capacity, Stride(hidden)]
+  // float32.
+  float* inputs() const { return inputs_.as<float>(); }
+  float* data() const { return logits_.as<float>(); }  // [capacity, Stride]
+
+  // Makes room for `rows` rows on the host. ResourceExhausted if that has none:
+  // what was there stays, and nothing is broken. REQUIRES: nothing is under way
+  // that writes there, and no graph is being captured.
+  absl::Status ReserveHost(int64_t rows, int64_t vocab);
+  // Puts on `stream` a copy of `count` rows from the device's row to the
+  // host's.
+  absl::Status CopyToHost(int64_t device_row, int64_t host_row, int64_t count,
+                          int64_t vocab, cudaStream_t stream) const;
+  // [rows, vocab] on the host.
+  absl::Span<const float> host(int64_t rows, int64_t vocab) const {
+    return absl::MakeConstSpan(host_.as<const float>(),
+                               static_cast<size_t>(rows * vocab));
+  }
+
+ private:
+  int64_t capacity_ = 0;
+  CudaMemory inputs_;
+  CudaMemory logits_;
+  CudaMemory host_;  // grows
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CUDA_CUDA_LOGITS_H_

@@ -1,0 +1,127 @@
+#include "engine/cuda/cuda_swap.h"
+
+#include "base/status_macros.h"
+#include "kv_cache/block_pieces.h"
+
+namespace recurve {
+
+absl::StatusOr<std::unique_ptr<CudaSwap>> CudaSwap::Create(
+    cudaStream_t steps, const CacheSpec& spec, char* pages, char* slots) {
+  auto swap =
+      std::unique_ptr<CudaSwap>(new CudaSwap(steps, spec, pages, slots));
+  RECURVE_ASSIGN_OR_RETURN(
+      swap->host_,
+      CudaMemory::Allocate(CudaMemory::Kind::kHost,
+                           spec.num_host_blocks * HostBlockBytes(spec),
+                           "preempted sequences; lower --swap-bytes"));
+  RECURVE_RETURN_IF_ERROR(CudaStatus(
+      cudaStreamCreateWithFlags(&swap->stream_, cudaStreamNonBlocking),
+      "stream of copies"));
+  RECURVE_RETURN_IF_ERROR(CudaStatus(
+      cudaEventCreateWithFlags(&swap->steps_done_, cudaEventDisableTiming),
+      "event of copies"));
+  swap->page_copies_.resize(spec.num_pages + 1);
+  swap->slot_copies_.resize(spec.num_slots + 1);
+  return swap;
+}
+
+CudaSwap::~CudaSwap() {
+  if (stream_ == nullptr) return;
+  (void)cudaStreamSynchronize(stream_);
+  for (auto* copies : {&page_copies_, &slot_copies_}) {
+    for (const Copy& copy : *copies) {
+      if (copy.done != nullptr) cudaEventDestroy(copy.done);
+    }
+  }
+  if (steps_done_ != nullptr) cudaEventDestroy(steps_done_);
+  cudaStreamDestroy(stream_);
+}
+
+absl::Status CudaSwap::Begin() {
+  RECURVE_RETURN_IF_ERROR(
+      CudaStatus(cudaEventRecord(steps_done_, steps_), "end of a step"));
+  return CudaStatus(cudaStreamWaitEvent(stream_, steps_done_, 0),
+                    "waiting for a step");
+}
+
+absl::Status CudaSwap::CopyBytes(char* device, char* host, int64_t bytes,
+                                 cudaMemcpyKind kind) {
+  const bool out = kind == cudaMemcpyDeviceToHost;
+  return CudaStatus(cudaMemcpyAsync(out ? host : device, out ? device : host,
+                                    bytes, kind, stream_),
+                    "copying the memory of a sequence");
+}
+
+char* CudaSwap::Block(const SavedMemory& memory, size_t index) const {
+  return host_.data() + (memory.blocks[index] - 1) * HostBlockBytes(spec_);
+}
+
+absl::Status CudaSwap::CopyPages(const SavedMemory& memory,
+                                 cudaMemcpyKind kind) {
+  for (size_t i = 0; i < memory.pages.size(); ++i) {
+    const int32_t page = memory.pages[i];
+    RECURVE_RETURN_IF_ERROR(CopyBytes(pages_ + page * spec_.page_bytes,
+                                      Block(memory, i), spec_.page_bytes,
+                                      kind));
+    RECURVE_RETURN_IF_ERROR(Mark(page_copies_[page]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaSwap::CopySlot(const SavedMemory& memory,
+                                cudaMemcpyKind kind) {
+  char* const slot = slots_ + memory.slot * spec_.slot_bytes;
+  absl::Status status;
+  ForEachBlockPiece(
+      0, spec_.slot_bytes, HostBlockBytes(spec_),
+      [&](int64_t index, int64_t offset, int64_t from, int64_t bytes) {
+        status.Update(CopyBytes(
+            slot + from, Block(memory, memory.pages.size() + index) + offset,
+            bytes, kind));
+      });
+  RECURVE_RETURN_IF_ERROR(status);
+  return Mark(slot_copies_[memory.slot]);
+}
+
+// The slot first: whoever preempted the sequence mostly takes it at once.
+absl::Status CudaSwap::Save(const SavedMemory& memory) {
+  constexpr cudaMemcpyKind kOut = cudaMemcpyDeviceToHost;
+  RECURVE_RETURN_IF_ERROR(Begin());
+  RECURVE_RETURN_IF_ERROR(CopySlot(memory, kOut));
+  return CopyPages(memory, kOut);
+}
+
+// The slot last: its copy says that the sequence is there.
+absl::Status CudaSwap::Restore(const SavedMemory& memory) {
+  constexpr cudaMemcpyKind kIn = cudaMemcpyHostToDevice;
+  RECURVE_RETURN_IF_ERROR(Begin());
+  RECURVE_RETURN_IF_ERROR(CopyPages(memory, kIn));
+  return CopySlot(memory, kIn);
+}
+
+absl::Status CudaSwap::Mark(Copy& copy) {
+  if (copy.done == nullptr) {
+    RECURVE_RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&copy.done, cudaEventDisableTiming),
+                   "event of a copy"));
+  }
+  copy.pending = true;
+  return CudaStatus(cudaEventRecord(copy.done, stream_), "end of a copy");
+}
+
+absl::Status CudaSwap::Await(Copy& copy) {
+  if (!copy.pending) return absl::OkStatus();
+  copy.pending = false;
+  return CudaStatus(cudaStreamWaitEvent(steps_, copy.done, 0),
+                    "waiting for a copy");
+}
+
+bool CudaSwap::Done(int32_t slot) {
+  const Copy& copy = slot_copies_[slot];
+  if (!copy.pending) return true;
+  if (cudaEventQuery(copy.done) != cudaErrorNotReady) return true;
+  (void)cudaGetLastError();  // says the same, to whoever asks next
+  return false;
+}
+
+}  // namespace recurve

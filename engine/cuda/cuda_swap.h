@@ -1,0 +1,88 @@
+#ifndef RECURVE_ENGINE_CUDA_CUDA_SWAP_H_
+#define RECURVE_ENGINE_CUDA_CUDA_SWAP_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/cuda/cuda_memory.h"
+#include "kv_cache/cache_spec.h"
+#include "kv_cache/cache_storage.h"
+
+namespace recurve {
+
+// Memory of preempted sequences, in page-locked memory of the host; copies run
+// on a stream of their own, beside the steps.
+//
+// Order. A copy waits for what was put on the steps' stream before it. Copies
+// run one after the other, so a block may be reused at once. Whoever puts
+// something on the steps' stream that writes to a page or slot, or reads a
+// slot's sequence, calls Await for it before; that waits on the device only.
+// Pages are copied first to last and awaited one by one, as the slot is, which
+// is saved before them: what changes hands in a step delays that step by its
+// own copy, not by all of them.
+//
+// Thread safety: none; the step thread.
+class CudaSwap {
+ public:
+  // Pages 0 ... num_pages and slots 0 ... num_slots of `spec` on the device.
+  // ResourceExhausted when the host has no page-locked memory for
+  // spec.num_host_blocks. `steps` outlives every call.
+  static absl::StatusOr<std::unique_ptr<CudaSwap>> Create(cudaStream_t steps,
+                                                          const CacheSpec& spec,
+                                                          char* pages,
+                                                          char* slots);
+  // Waits for copies under way.
+  ~CudaSwap();
+  CudaSwap(const CudaSwap&) = delete;
+  CudaSwap& operator=(const CudaSwap&) = delete;
+
+  absl::Status Save(const SavedMemory& memory);
+  absl::Status Restore(const SavedMemory& memory);
+
+  // What comes next on the steps' stream runs after the last copy of it. A slot
+  // is restored behind its sequence's pages, so its copy is that of all.
+  absl::Status AwaitPage(int32_t page) { return Await(page_copies_[page]); }
+  absl::Status AwaitSlot(int32_t slot) { return Await(slot_copies_[slot]); }
+
+  // Whether the last copy of the slot is done: of a restored sequence, all.
+  bool Done(int32_t slot);
+
+ private:
+  // The last copy of a page or slot.
+  struct Copy {
+    cudaEvent_t done = nullptr;  // made when first needed
+    bool pending = false;        // the steps' stream does not wait for it yet
+  };
+
+  CudaSwap(cudaStream_t steps, const CacheSpec& spec, char* pages, char* slots)
+      : steps_(steps), spec_(spec), pages_(pages), slots_(slots) {}
+  absl::Status Begin();
+  // `kind` says which way.
+  absl::Status CopyPages(const SavedMemory& memory, cudaMemcpyKind kind);
+  absl::Status CopySlot(const SavedMemory& memory, cudaMemcpyKind kind);
+  // Of the blocks that a sequence is saved in, pages first.
+  char* Block(const SavedMemory& memory, size_t index) const;
+  absl::Status CopyBytes(char* device, char* host, int64_t bytes,
+                         cudaMemcpyKind kind);
+  absl::Status Mark(Copy& copy);
+  absl::Status Await(Copy& copy);
+
+  const cudaStream_t steps_;
+  const CacheSpec spec_;
+  char* const pages_;
+  char* const slots_;
+  CudaMemory host_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t steps_done_ = nullptr;
+  std::vector<Copy> page_copies_;  // [num_pages + 1]
+  std::vector<Copy> slot_copies_;  // [num_slots + 1]
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CUDA_CUDA_SWAP_H_

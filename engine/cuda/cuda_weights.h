@@ -1,0 +1,60 @@
+#ifndef RECURVE_ENGINE_CUDA_CUDA_WEIGHTS_H_
+#define RECURVE_ENGINE_CUDA_CUDA_WEIGHTS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/dtype.h"
+#include "base/thread_pool.h"
+#include "engine/cuda/cuda_memory.h"
+#include "kernels/common/weight_type.h"
+#include "kernels/matmul/packed_matrix.h"
+
+namespace recurve {
+
+DType ToDType(WeightType type);
+
+// Copies weights from a mapped checkpoint to the device: rows are put in order
+// and converted in page-locked memory by the pool, two pieces in turn, while
+// the piece before is under way.
+class CudaWeightLoader {
+ public:
+  // `pool` outlives the loader. Copies go on `stream`.
+  static absl::StatusOr<std::unique_ptr<CudaWeightLoader>> Create(
+      ThreadPool* pool, cudaStream_t stream);
+  ~CudaWeightLoader();
+  CudaWeightLoader(const CudaWeightLoader&) = delete;
+  CudaWeightLoader& operator=(const CudaWeightLoader&) = delete;
+
+  // Writes the rows of `parts`, each [n_i, inputs], one after the other to
+  // `to`, as `type`, `row_elements` (>= inputs) apart with zeros between.
+  // InvalidArgument when a part is no such matrix.
+  absl::Status Load(absl::Span<const MatrixPart> parts, WeightType type,
+                    int64_t row_elements, void* to);
+
+  // Waits for all copies.
+  absl::Status Finish();
+
+ private:
+  CudaWeightLoader(ThreadPool* pool, cudaStream_t stream)
+      : pool_(pool), stream_(stream) {}
+
+  struct Piece {
+    CudaMemory memory;
+    cudaEvent_t copied = nullptr;
+  };
+
+  ThreadPool* const pool_;
+  const cudaStream_t stream_;
+  std::array<Piece, 2> pieces_;
+  int next_ = 0;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_CUDA_CUDA_WEIGHTS_H_

@@ -1,0 +1,131 @@
+#include "engine/loading/placement.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "engine/checkpoint/check_finite.h"
+#ifdef RECURVE_HAVE_CUDA
+#include "engine/cuda/cuda_device.h"
+#include "engine/cuda/cuda_model_limits.h"
+#endif
+
+namespace recurve {
+namespace {
+
+absl::Status CheckChoice(absl::string_view option, absl::string_view value,
+                         const std::vector<std::string>& choices,
+                         absl::string_view context) {
+  if (std::find(choices.begin(), choices.end(), value) != choices.end())
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", option, " is ", value, "; ", context,
+                   " supports: ", absl::StrJoin(choices, ", ")));
+}
+
+// Chooses the device. Not to find a GPU is an error only if one is asked for.
+absl::Status ChooseDevice(const std::string& device, Placement* placement) {
+#ifdef RECURVE_HAVE_CUDA
+  RECURVE_RETURN_IF_ERROR(CheckChoice("device", device, {"auto", "cpu", "cuda"},
+                                      "this version of the server"));
+  if (device == "cpu") {
+    placement->description = "cpu, by --device cpu";
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<CudaDevice> found = FindCudaDevice();
+  if (!found.ok()) {
+    if (device == "cuda") {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--device is cuda; ", found.status().message()));
+    }
+    placement->description =
+        absl::StrCat("cpu, by --device auto: ", found.status().message());
+    return absl::OkStatus();
+  }
+  placement->cuda = true;
+  placement->free_bytes = found->free_bytes;
+  placement->integrated = found->integrated;
+  placement->hopper = found->hopper;
+  placement->description = absl::StrCat(
+      "cuda, by --device ", device, ": ", found->name, ", ", found->free_bytes,
+      " of ", found->total_bytes, " bytes free");
+#else
+  RECURVE_RETURN_IF_ERROR(CheckChoice("device", device, {"auto", "cpu"},
+                                      "this build, which is without CUDA,"));
+  placement->description =
+      absl::StrCat("cpu, by --device ", device, ": this build is without CUDA");
+#endif
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Placement> Place(const ModelOptions& options) {
+  Placement placement;
+  RECURVE_RETURN_IF_ERROR(ChooseDevice(options.device, &placement));
+  const std::string where =
+      placement.cuda ? "the GPU"
+                     : absl::StrCat("the CPU (", placement.description, ")");
+  const std::vector<std::string> dtypes =
+      placement.cuda
+          ? std::vector<std::string>{"auto", "float32", "bfloat16", "float16"}
+          : std::vector<std::string>{"auto", "float32", "bfloat16"};
+  const std::vector<std::string> kv_dtypes =
+      placement.cuda ? std::vector<std::string>{"auto", "bfloat16", "float16"}
+                     : std::vector<std::string>{"auto", "float32"};
+  RECURVE_RETURN_IF_ERROR(CheckChoice("dtype", options.dtype, dtypes, where));
+  RECURVE_RETURN_IF_ERROR(CheckChoice("state-dtype", options.state_dtype,
+                                      {"auto", "float32"}, where));
+  RECURVE_RETURN_IF_ERROR(
+      CheckChoice("kv-dtype", options.kv_dtype, kv_dtypes, where));
+  if (!options.exact) {
+    return absl::InvalidArgumentError(
+        "--exact is off; only on is supported: every kernel has one order of "
+        "sums for any batch, which costs little (docs/exactness.md)");
+  }
+  if (options.dtype != "auto") {
+    RECURVE_ASSIGN_OR_RETURN(placement.weight_dtype, ParseDType(options.dtype));
+  }
+  if (placement.cuda) placement.page_order = TpaPageOrder::kOctets;
+  return placement;
+}
+
+absl::Status PlaceModel(const ModelDefinition& model,
+                        const ModelOptions& options, Placement* placement) {
+  if (!placement->cuda) return absl::OkStatus();
+#ifdef RECURVE_HAVE_CUDA
+  RECURVE_RETURN_IF_ERROR(CheckCudaModel(model));
+#endif
+  if (options.kv_dtype != "auto") {
+    RECURVE_ASSIGN_OR_RETURN(placement->kv_dtype, ParseDType(options.kv_dtype));
+  } else {
+    const DType weights =
+        placement->weight_dtype.value_or(model.embedding.dtype);
+    placement->kv_dtype =
+        weights == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckWeightRange(const Checkpoint& checkpoint,
+                              const ModelDefinition& model,
+                              const Placement& placement) {
+  if (!placement.weight_dtype || *placement.weight_dtype == DType::kFloat32)
+    return absl::OkStatus();
+  for (const std::string& name : model.matrices) {
+    RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
+    if (tensor.dtype == *placement.weight_dtype) continue;
+    const absl::Status status = CheckFiniteAs(*placement.weight_dtype, tensor,
+                                              name, checkpoint.FileOf(name));
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--dtype is ", Name(*placement.weight_dtype), ": ",
+                       status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recurve

@@ -1,0 +1,271 @@
+#ifndef RECURVE_ENGINE_SERVING_ENGINE_H_
+#define RECURVE_ENGINE_SERVING_ENGINE_H_
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "engine/models/model_runner.h"
+#include "engine/serving/admission.h"
+#include "engine/serving/event_sink.h"
+#include "engine/serving/observer.h"
+#include "engine/serving/options.h"
+#include "engine/serving/prompt_pacer.h"
+#include "engine/serving/request.h"
+#include "engine/serving/scheduler.h"
+#include "engine/serving/sequence.h"
+#include "engine/serving/waiting_queue.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "kv_cache/cache_manager.h"
+
+namespace recurve {
+
+// Serves many sequences on one model: takes requests from any thread, runs
+// steps on one thread of its own, reports through each sequence's EventSink.
+//
+// A step is: take what came in, plan, launch, wait, commit. Where the runner
+// allows it, the next step is launched before the last one is waited for, so
+// that the device is hardly ever idle: sequences go on with tokens that only
+// the device knows yet. What such a step computed for a sequence that had ended
+// is thrown away. The tokens of a sequence do not depend on what else is there.
+//
+// Thread safety: the public methods may be called from any thread, also from
+// within EventSink calls.
+class Engine {
+ public:
+  // `runner` has at least options.max_num_seqs slots; no more are used.
+  // `tokenizer` may be null; `observer` may be null. Both outlive the engine.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(
+      const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
+      const Tokenizer* tokenizer, EngineObserver* observer);
+  // Ends everything that is left with UNAVAILABLE.
+  ~Engine();
+
+  const EngineOptions& options() const { return options_; }
+  const ModelInfo& model() const { return runner_->info(); }
+  const CacheSpec& cache_spec() const { return cache_spec_; }
+  const RequestLimits& limits() const { return limits_; }
+
+  struct Submission {
+    SequenceOptions options;
+    Command command;
+    // True: the sequence ends when the command is done (Generate). False: it
+    // waits for more commands until Close (Decode).
+    bool close_when_done = true;
+    std::shared_ptr<EventSink> sink;
+    // When its client gives up. A sequence that could not be done by then for
+    // having to wait is not accepted, or ends with DeadlineExceeded while it
+    // waits: admission.h.
+    std::optional<Clock::time_point> deadline = std::nullopt;
+  };
+  // Accepts a sequence and returns its id, or says why not: InvalidArgument,
+  // ResourceExhausted (no place, or not in time), Unavailable (draining). After
+  // an error the sink is never called.
+  absl::StatusOr<uint64_t> Submit(Submission submission);
+  // Accepts all of them, in this order, or none.
+  absl::StatusOr<std::vector<uint64_t>> SubmitAll(
+      std::vector<Submission> submissions);
+  // How many sequences may be running or waiting at a time.
+  int64_t max_active() const {
+    return options_.max_num_seqs + options_.max_queued_requests;
+  }
+  // What Submit would say now of any request of `flow`: for a look before the
+  // work of reading one. OK is no promise.
+  absl::Status CheckAccepts(const Flow& flow) const;
+
+  // These act at the next step and ignore ids that are gone.
+  // REQUIRES (Extend): the command passed ValidateCommand for this sequence.
+  void Extend(uint64_t id, Command command);
+  void Close(uint64_t id);
+  // Ends the sequence with `status`, which is not OK.
+  void Cancel(uint64_t id, absl::Status status);
+  // The reader of a sequence whose OnStep returned false has caught up.
+  void Resume(uint64_t id);
+  // It has not, but it does read: its time to catch up begins anew.
+  void GiveReaderTime(uint64_t id);
+
+  // Cancel for every sequence that there is now.
+  void CancelAll(const absl::Status& status);
+  // As Cancel with CANCELLED; NotFound when there is no such sequence.
+  absl::Status Abort(uint64_t id);
+
+  // Refuses new sequences from now on and ends idle ones; the others run on.
+  // Returns how many are left.
+  int64_t Drain();
+  bool draining() const { return draining_.load(); }
+
+  EngineLoad load() const;
+  // Of one flow.
+  struct FlowLoad {
+    int64_t running = 0;  // with memory and work
+    int64_t waiting = 0;
+  };
+  FlowLoad load_of(uint32_t flow) const;
+  // OK, or why the engine can serve no more: the device failed.
+  absl::Status health() const;
+  // Seconds that the step in progress has been running; 0 between steps.
+  double step_age_seconds() const;
+
+ private:
+  struct Extension {
+    uint64_t id;
+    Command command;
+  };
+  struct Closing {
+    uint64_t id;
+  };
+  struct Cancellation {
+    uint64_t id;
+    absl::Status status;
+  };
+  struct Resumption {
+    uint64_t id;
+  };
+  struct ReaderProgress {
+    uint64_t id;
+  };
+  struct DrainStart {};
+  using Message =
+      std::variant<std::shared_ptr<Sequence>, Extension, Closing, Cancellation,
+                   Resumption, ReaderProgress, DrainStart>;
+
+  // What one sequence has in the batch of a step.
+  struct BatchEntry {
+    std::shared_ptr<Sequence> sequence;
+    int64_t num_tokens;
+    struct WantedLogits {
+      int64_t position;
+      int32_t logit_index;
+    };
+    std::vector<WantedLogits> logits;
+    int32_t sample = -1;  // into StepBatch::samples, or -1
+  };
+
+  // A step that was launched and not committed.
+  struct PendingStep {
+    StepBatch batch;
+    std::vector<BatchEntry> entries;
+    Clock::time_point started;
+    // Sequences that decode, tokens of prompts beside them, and how many of
+    // these the pacer has to account for.
+    int64_t decoding = 0;
+    int64_t prompt_tokens = 0;
+    int64_t paced_tokens = 0;
+    // There was something to run ever since the step before it was launched.
+    bool follows_work = false;
+  };
+
+  Engine(const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
+         const Tokenizer* tokenizer, EngineObserver* observer);
+
+  // Whether sequences are taken at all; and these.
+  absl::Status Accepting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckAdmission(const std::vector<Submission>& submissions) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t NewId(uint64_t* arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Post(Message message);
+  // The most rows of logits that a sequence may give its stream in one step.
+  int64_t max_step_logits() const;
+  static int64_t NowNs();
+
+  // --- Step thread (engine_step.cc) ---
+  void Loop();
+  // Takes what came in; sleeps while there is nothing to run. False: stop.
+  bool TakeMessages();
+  bool HasRunnable() const;
+  // Ends those that wait and would be done too late.
+  void EndLate();
+  // Brings the sequence's place in the queues below up to date. To be called
+  // whenever its lease, its command or `stalled` changed.
+  void Reindex(Sequence& sequence);
+  // Tells Admission where the sequence stands.
+  void SetStanding(Sequence& sequence, Sequence::Standing standing)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Handle(Message& message);
+  void Step();
+  SequenceView View(const Sequence& sequence) const;
+  StepPlan Plan() const;
+  // Plans and launches a step: behind nothing, or behind the pending one. Then
+  // null when the next step has to wait for the results of this one.
+  absl::StatusOr<std::unique_ptr<PendingStep>> LaunchNext();
+  bool MayRunAhead(const StepPlan& plan) const;
+  // SequenceView::from_host.
+  bool FromHost(const Sequence& sequence) const;
+  absl::Status BuildBatch(const StepPlan& plan, PendingStep* step);
+  // Preempts and admits (engine_memory.cc).
+  absl::Status ApplyMemory(const StepPlan& plan);
+  // Remembers what those that wait were denied.
+  void NotePasses(const StepPlan& plan);
+  // Takes the sequence's memory, which is saved if there is room.
+  absl::Status Preempt(Sequence& sequence);
+  // A lease that is at sequence.num_computed().
+  absl::StatusOr<SequenceLease> LeaseFor(Sequence& sequence);
+  absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
+                                        int32_t batch_index, StepBatch* batch);
+  void CommitStep(const PendingStep& step, const StepOutput& output);
+  void Commit(const BatchEntry& entry, const StepOutput& output);
+  // Gives the sequence a token: its event, and what follows from it.
+  void Deliver(Sequence& sequence, const SampleResult& sample, StepEvent event);
+  void Emit(Sequence& sequence, StepEvent event);
+  void FinishCommands(Sequence& sequence);
+  // Starts queued commands and ends the sequence when there will be no more.
+  void AdvanceCommands(Sequence& sequence);
+  void End(uint64_t id, const absl::Status& status);
+  void FailAll(const absl::Status& status);
+  void EndStalledClients();
+  void PublishLoad();
+
+  const EngineOptions options_;
+  const std::unique_ptr<ModelRunner> runner_;
+  const Tokenizer* const tokenizer_;
+  EngineObserver* const observer_;
+  const CacheSpec cache_spec_;
+  RequestLimits limits_;
+  const uint64_t id_key_;  // makes ids unguessable
+
+  // --- Step thread only ---
+  CacheManager cache_;
+  PromptPacer pacer_;
+  std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences_;
+  // Where they stand, so that a step looks at no more than it may run.
+  WaitingQueue waiting_;                    // those with work and no memory
+  std::unordered_set<Sequence*> resident_;  // those with memory
+  std::unordered_set<Sequence*> stalled_;
+  std::vector<uint64_t> passed_over_;  // in the last step
+  EngineLoad counters_;
+  std::unique_ptr<PendingStep> pending_;  // between two calls of Step
+  Clock::time_point last_step_done_;
+  bool worked_ = false;  // there was something to run since the last launch
+
+  // --- Shared ---
+  mutable Mutex mu_;
+  CondVar wake_;
+  std::vector<Message> inbox_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t next_arrival_ ABSL_GUARDED_BY(mu_) = 0;
+  // Accepted and not ended.
+  struct Open {
+    Flow flow;
+    int64_t commands = 1;  // given and not done: 0, it is idle
+  };
+  std::unordered_map<uint64_t, Open> open_ ABSL_GUARDED_BY(mu_);
+  Admission admission_ ABSL_GUARDED_BY(mu_);
+  EngineLoad load_ ABSL_GUARDED_BY(mu_);
+  absl::Status health_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> draining_{false};
+  std::atomic<int64_t> step_started_ns_{0};  // 0 between steps
+
+  std::thread thread_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_SERVING_ENGINE_H_

@@ -1,0 +1,635 @@
+// The step thread of the engine: what is declared so in engine.h.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "engine/serving/engine.h"
+
+namespace recurve {
+namespace {
+
+// One token will be left to compute when what is under way is done: what the
+// scheduler takes for decoding.
+bool Decodes(const Sequence& sequence) {
+  return sequence.launched_tokens() - sequence.launched_computed() == 1;
+}
+
+// Where a sequence's next `count` tokens stand in a step: single tokens of
+// decoding first, then what a backend may multiply as it does those, then other
+// prompts.
+int GroupOf(const Sequence& sequence, int64_t count) {
+  const int64_t begin = sequence.launched_computed();
+  // Those behind are drawn by the step under way.
+  const int64_t end = std::min(begin + count, sequence.num_tokens());
+  for (int64_t position = begin; position < end; ++position) {
+    const TokenKind kind = sequence.kind(position);
+    if (kind != TokenKind::kStep && !IsShortPrompt(kind)) return 2;
+  }
+  const bool step = begin == end || sequence.kind(begin) == TokenKind::kStep;
+  return count == 1 && step ? 0 : 1;
+}
+
+double SecondsBetween(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+absl::Status DeviceFailed(const absl::Status& status) {
+  return absl::InternalError(
+      absl::StrCat("the device failed: ", status.message()));
+}
+
+// As SampleRow sees it: -inf only says that a token cannot be drawn.
+bool IsBroken(float logit) {
+  return std::isnan(logit) || logit == std::numeric_limits<float>::infinity();
+}
+
+}  // namespace
+
+void Engine::Loop() {
+  while (TakeMessages()) {
+    EndStalledClients();
+    if (const absl::Status status = health(); !status.ok()) {
+      FailAll(DeviceFailed(status));  // accepted before the failure was known
+    } else {
+      EndLate();
+      if (pending_ != nullptr || HasRunnable()) Step();
+    }
+    PublishLoad();
+  }
+  if (pending_ != nullptr) {
+    StepOutput unused;
+    (void)runner_->Wait(&unused);
+  }
+  FailAll(absl::UnavailableError("the server is shutting down"));
+  PublishLoad();
+}
+
+void Engine::Reindex(Sequence& sequence) {
+  const bool has_work = sequence.command_active() && !sequence.stalled;
+  const auto standing = !has_work        ? Sequence::Standing::kIdle
+                        : sequence.lease ? Sequence::Standing::kRunning
+                                         : Sequence::Standing::kWaiting;
+  if (sequence.lease) {
+    resident_.insert(&sequence);
+  } else {
+    resident_.erase(&sequence);
+  }
+  if (standing == Sequence::Standing::kWaiting) {
+    waiting_.Insert(&sequence);
+  } else {
+    waiting_.Erase(&sequence);
+  }
+  if (sequence.stalled) {
+    stalled_.insert(&sequence);
+  } else {
+    stalled_.erase(&sequence);
+  }
+  if (standing == sequence.standing) return;
+  MutexLock lock(&mu_);
+  SetStanding(sequence, standing);
+}
+
+void Engine::SetStanding(Sequence& sequence, Sequence::Standing standing) {
+  const Flow& flow = sequence.options().flow;
+  const int32_t priority = sequence.options().priority;
+  if (sequence.standing == Sequence::Standing::kWaiting) {
+    admission_.EndWaiting(flow, priority, sequence.waiting_work);
+  } else if (sequence.standing == Sequence::Standing::kRunning) {
+    admission_.EndRunning(flow);
+  }
+  sequence.standing = standing;
+  if (standing == Sequence::Standing::kWaiting) {
+    sequence.waiting_work = sequence.work_left();
+    admission_.BeginWaiting(flow, priority, sequence.waiting_work);
+  } else if (standing == Sequence::Standing::kRunning) {
+    admission_.BeginRunning(flow);
+  }
+}
+
+bool Engine::HasRunnable() const {
+  return !waiting_.empty() ||
+         std::any_of(resident_.begin(), resident_.end(),
+                     [](const Sequence* sequence) {
+                       return sequence->command_active() && !sequence->stalled;
+                     });
+}
+
+bool Engine::TakeMessages() {
+  std::vector<Message> messages;
+  {
+    const bool runnable = pending_ != nullptr || HasRunnable();
+    MutexLock lock(&mu_);
+    while (!runnable && inbox_.empty() && !stop_) {
+      worked_ = false;
+      // Wake up now and then while there are clients to time out.
+      if (sequences_.empty()) {
+        wake_.Wait(&mu_);
+      } else if (!wake_.WaitFor(&mu_, std::chrono::milliseconds(100))) {
+        break;
+      }
+    }
+    if (stop_) {
+      // What was accepted must still be told that it ends.
+      for (Message& message : inbox_) {
+        if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
+          sequences_.emplace((*sequence)->id(), *sequence);
+        }
+      }
+      inbox_.clear();
+      return false;
+    }
+    messages.swap(inbox_);
+  }
+  for (Message& message : messages) Handle(message);
+  return true;
+}
+
+void Engine::Handle(Message& message) {
+  if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
+    sequences_.emplace((*sequence)->id(), *sequence);
+    AdvanceCommands(**sequence);
+  } else if (auto* extension = std::get_if<Extension>(&message)) {
+    if (const auto it = sequences_.find(extension->id);
+        it != sequences_.end()) {
+      const std::shared_ptr<Sequence> held = it->second;
+      held->Enqueue(std::move(extension->command));
+      AdvanceCommands(*held);
+    }
+  } else if (auto* closing = std::get_if<Closing>(&message)) {
+    if (const auto it = sequences_.find(closing->id); it != sequences_.end()) {
+      const std::shared_ptr<Sequence> held = it->second;
+      held->CloseAfterLastCommand();
+      AdvanceCommands(*held);
+    }
+  } else if (auto* cancellation = std::get_if<Cancellation>(&message)) {
+    End(cancellation->id, cancellation->status);
+  } else if (auto* resumption = std::get_if<Resumption>(&message)) {
+    if (const auto it = sequences_.find(resumption->id);
+        it != sequences_.end()) {
+      const std::shared_ptr<Sequence> resumed = it->second;
+      resumed->stalled = false;
+      Reindex(*resumed);
+      if (resumed->held) {
+        const SampleResult sample = *std::exchange(resumed->held, std::nullopt);
+        Deliver(*resumed, sample, StepEvent());
+        FinishCommands(*resumed);
+      }
+    }
+  } else if (auto* progress = std::get_if<ReaderProgress>(&message)) {
+    if (const auto it = sequences_.find(progress->id); it != sequences_.end()) {
+      it->second->stalled_since = Clock::now();
+    }
+  } else {
+    // Draining: sequences between two commands end now, the others when idle.
+    std::vector<std::shared_ptr<Sequence>> all;
+    for (const auto& [id, sequence] : sequences_) all.push_back(sequence);
+    for (const auto& sequence : all) AdvanceCommands(*sequence);
+  }
+}
+
+void Engine::AdvanceCommands(Sequence& sequence) {
+  if (sequence.command_active()) return;
+  const int64_t appended = sequence.appended();
+  if (sequence.StartNextCommand()) {
+    counters_.prompt_tokens_total += sequence.appended() - appended;
+    Reindex(sequence);
+  } else if (sequence.finished()) {
+    StepEvent rest;
+    rest.index = sequence.generated();
+    rest.text = sequence.FlushText();
+    // The stream ends here, so whether its reader is behind changes nothing.
+    if (!rest.text.empty()) (void)sequence.sink().OnStep(std::move(rest));
+    End(sequence.id(), absl::OkStatus());
+  } else if (draining_.load()) {
+    End(sequence.id(), absl::UnavailableError("the server is draining"));
+  }
+}
+
+SequenceView Engine::View(const Sequence& sequence) const {
+  SequenceView view;
+  view.id = sequence.id();
+  view.priority = sequence.options().priority;
+  view.arrival = sequence.arrival();
+  view.num_tokens = sequence.launched_tokens();
+  view.num_computed = sequence.launched_computed();
+  view.whole_tokens = sequence.whole_tokens();
+  view.pages =
+      sequence.lease ? static_cast<int64_t>(sequence.lease->pages().size()) : 0;
+  view.has_work = sequence.HasWork() && !sequence.stalled;
+  view.ending = sequence.in_flight() && !view.has_work;
+  view.from_host = FromHost(sequence);
+  view.prompt_tokens = sequence.prompt_work();
+  view.flow = sequence.options().flow.id;
+  view.weight = sequence.options().flow.weight;
+  view.passed_over = sequence.passed_over;
+  view.passes = sequence.passes;
+  // A step hands all rows that a command wants to its stream at once.
+  if (sequence.wants_all_logits()) {
+    view.max_step_tokens = max_step_logits();
+    // A whole prompt of more is one computed again, whose rows are had already.
+    if (view.num_computed < view.whole_tokens) {
+      view.max_step_tokens = std::max(view.max_step_tokens, view.whole_tokens);
+    }
+  }
+  return view;
+}
+
+StepPlan Engine::Plan() const {
+  SchedulerLimits limits = {options_.max_num_batched_tokens,
+                            options_.max_chunk_tokens,
+                            cache_spec_.page_bytes == 0 ? 0 : kPageTokens,
+                            runner_->info().chunk_multiple};
+  std::vector<SequenceView> resident;
+  int64_t decoding = 0;
+  for (const Sequence* sequence : resident_) {
+    resident.push_back(View(*sequence));
+    decoding += resident.back().has_work && !resident.back().from_host &&
+                Decodes(*sequence);
+  }
+  const bool beside = pending_ != nullptr && pending_->decoding > 0;
+  limits.max_prompt_tokens =
+      pacer_.MaxTokens(decoding, beside ? pending_->paced_tokens : 0);
+  if (limits.max_prompt_tokens > 0) {
+    limits.max_prompt_tokens =
+        std::max(limits.max_prompt_tokens, limits.chunk_multiple);
+  }
+  const auto paces = [&](const Sequence& sequence) {
+    return pacer_.Paces(decoding, sequence.prompt_work());
+  };
+  size_t next = 0;
+  std::map<uint32_t, int64_t> ahead;  // in memory, with work, by flow
+  for (const Sequence* sequence : resident_) {
+    SequenceView& view = resident[next++];
+    view.paced = paces(*sequence);
+    ahead[view.flow] += view.has_work;
+  }
+  // No more than max_num_seqs can be admitted in one step.
+  const auto num_resident = static_cast<int64_t>(resident.size());
+  std::vector<SequenceView> all = std::move(resident);
+  for (const Sequence* sequence :
+       waiting_.First(options_.max_num_seqs, ahead, paces)) {
+    all.push_back(View(*sequence));
+    all.back().paced = paces(*sequence);
+  }
+  AssignTurns(absl::MakeSpan(all));
+  const auto views = absl::MakeConstSpan(all);
+  const CacheStats cache = cache_.stats();
+  // A step has room for a token of each of max_num_seqs, and the runner may
+  // have more slots.
+  const int64_t free_slots = std::clamp<int64_t>(
+      options_.max_num_seqs - num_resident, 0, cache.slots.free);
+  return PlanStep(limits, cache.pages.free, free_slots,
+                  views.first(num_resident), views.subspan(num_resident));
+}
+
+absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
+    const StepPlan::Entry& planned, int32_t batch_index, StepBatch* batch) {
+  BatchEntry entry{sequences_.at(planned.id), planned.num_tokens, {}, -1};
+  Sequence& sequence = *entry.sequence;
+  const int64_t begin = sequence.launched_computed();
+  const int64_t end = begin + planned.num_tokens;
+  RECURVE_RETURN_IF_ERROR(cache_.Reserve(*sequence.lease, end));
+  RECURVE_RETURN_IF_ERROR(
+      cache_.BeginUpdate(*sequence.lease, begin, planned.num_tokens));
+  for (int64_t position = begin; position < end; ++position) {
+    const bool sampled = position + 1 == end && sequence.WillSample(end);
+    const bool wanted = sequence.WantsLogits(position);
+    if (sampled || wanted) {
+      const auto index = static_cast<int32_t>(batch->logit_rows.size());
+      batch->logit_rows.push_back(static_cast<int32_t>(batch->tokens.size()));
+      if (wanted) {
+        entry.logits.push_back({position, index});
+        batch->wants_logits = true;
+      }
+      if (sampled) {
+        entry.sample = static_cast<int32_t>(batch->samples.size());
+        batch->samples.push_back(sequence.MakeSampleRequest(index));
+      }
+    }
+    if (position < sequence.num_tokens()) {
+      batch->tokens.push_back(sequence.tokens()[position]);
+      batch->kinds.push_back(sequence.kind(position));
+    } else {
+      batch->fed.push_back({static_cast<int32_t>(batch->tokens.size()),
+                            sequence.sample_in_flight()});
+      batch->tokens.push_back(0);
+      batch->kinds.push_back(TokenKind::kStep);
+    }
+    batch->positions.push_back(position);
+    batch->row_sequence.push_back(batch_index);
+  }
+  batch->query_start.push_back(static_cast<int32_t>(batch->tokens.size()));
+  batch->slots.push_back(sequence.lease->slot());
+  return entry;
+}
+
+absl::Status Engine::BuildBatch(const StepPlan& plan, PendingStep* step) {
+  StepBatch& batch = step->batch;
+  std::vector<BatchEntry>& entries = step->entries;
+  batch.query_start.push_back(0);
+  batch.wants_logits = false;
+  RECURVE_RETURN_IF_ERROR(ApplyMemory(plan));
+  NotePasses(plan);
+  for (const StepPlan::Entry& planned : plan.entries) {
+    RECURVE_ASSIGN_OR_RETURN(
+        BatchEntry entry,
+        AddToBatch(planned, static_cast<int32_t>(entries.size()), &batch));
+    entries.push_back(std::move(entry));
+  }
+  for (const BatchEntry& entry : entries) {
+    batch.page_table_stride =
+        std::max(batch.page_table_stride,
+                 static_cast<int64_t>(entry.sequence->lease->pages().size()));
+  }
+  batch.page_table.assign(batch.page_table_stride * batch.num_sequences(), 0);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto pages = entries[i].sequence->lease->pages();
+    std::copy(pages.begin(), pages.end(),
+              batch.page_table.begin() +
+                  static_cast<int64_t>(i) * batch.page_table_stride);
+  }
+  return absl::OkStatus();
+}
+
+bool Engine::FromHost(const Sequence& sequence) const {
+  return sequence.saved ||
+         (sequence.lease && !cache_.Restored(*sequence.lease));
+}
+
+// What would have to be undone if a sample in flight ends a sequence is not
+// done ahead of it: no state goes beyond a token that a later command may
+// follow, and nobody loses memory. Logits have one place on the host. A step
+// that waits for a copy is for when nothing else can run, which is not known
+// yet.
+bool Engine::MayRunAhead(const StepPlan& plan) const {
+  if (plan.entries.empty() || !plan.preempt.empty()) return false;
+  for (const BatchEntry& entry : pending_->entries) {
+    if (entry.sequence->lease && entry.sequence->MustWait()) return false;
+  }
+  return std::none_of(plan.entries.begin(), plan.entries.end(),
+                      [&](const StepPlan::Entry& entry) {
+                        const Sequence& sequence = *sequences_.at(entry.id);
+                        return sequence.wants_logits() || FromHost(sequence);
+                      });
+}
+
+absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
+  const auto started = Clock::now();
+  StepPlan plan = Plan();
+  if (pending_ != nullptr && !MayRunAhead(plan)) return nullptr;
+  // The scheduler promises progress; without it the loop would spin for ever.
+  RECURVE_CHECK(!plan.entries.empty());
+  // So that a backend finds what it computes alike side by side.
+  auto rest = plan.entries.begin();
+  for (const int group : {0, 1}) {
+    rest = std::stable_partition(
+        rest, plan.entries.end(), [&](const StepPlan::Entry& entry) {
+          return GroupOf(*sequences_.at(entry.id), entry.num_tokens) == group;
+        });
+  }
+  auto step = std::make_unique<PendingStep>();
+  step->started = started;
+  step->follows_work = std::exchange(worked_, true);
+  for (const StepPlan::Entry& entry : plan.entries) {
+    step->decoding += Decodes(*sequences_.at(entry.id));
+  }
+  for (const StepPlan::Entry& entry : plan.entries) {
+    const Sequence& sequence = *sequences_.at(entry.id);
+    if (Decodes(sequence)) continue;
+    step->prompt_tokens += entry.num_tokens;
+    if (pacer_.Paces(step->decoding, sequence.prompt_work()))
+      step->paced_tokens += entry.num_tokens;
+  }
+  RECURVE_RETURN_IF_ERROR(BuildBatch(plan, step.get()));
+  RECURVE_RETURN_IF_ERROR(runner_->Launch(step->batch));
+  for (const BatchEntry& entry : step->entries) {
+    cache_.CommitUpdate(*entry.sequence->lease, entry.num_tokens);
+    entry.sequence->Launched(entry.num_tokens, entry.sample);
+  }
+  return step;
+}
+
+void Engine::Step() {
+  step_started_ns_.store(NowNs());
+  std::unique_ptr<PendingStep> step;  // the one to commit
+  StepOutput output;
+  const auto run = [&]() -> absl::Status {
+    if (pending_ == nullptr) {
+      RECURVE_ASSIGN_OR_RETURN(pending_, LaunchNext());
+    }
+    std::unique_ptr<PendingStep> next;
+    if (runner_->runs_ahead()) {
+      RECURVE_ASSIGN_OR_RETURN(next, LaunchNext());
+    }
+    step = std::exchange(pending_, std::move(next));
+    return runner_->Wait(&output);
+  };
+  if (const absl::Status status = run(); !status.ok()) {
+    {
+      MutexLock lock(&mu_);
+      health_ = status;
+    }
+    FailAll(DeviceFailed(status));
+    pending_.reset();
+    step_started_ns_.store(0);
+    return;
+  }
+  CommitStep(*step, output);
+  step_started_ns_.store(0);
+  // One that was launched ahead began, as far as anybody waited for it, when
+  // the one before was done.
+  const auto done = Clock::now();
+  const double seconds =
+      SecondsBetween(std::max(last_step_done_, step->started), done);
+  last_step_done_ = done;
+  // What the host launches meanwhile is not the step's doing, so the pacer is
+  // told the device's time where there is one.
+  double paced = seconds;
+  if (output.device_seconds > 0) {
+    paced = output.device_seconds;
+    if (step->follows_work) paced += output.device_idle_seconds;
+  }
+  pacer_.OnStep(step->decoding, step->prompt_tokens, step->paced_tokens, paced);
+  ++counters_.steps_total;
+  if (step->follows_work) {
+    counters_.device_idle_seconds_total += output.device_idle_seconds;
+    MutexLock lock(&mu_);
+    admission_.OnStep(seconds);
+  }
+  PublishLoad();
+  if (observer_ != nullptr) {
+    observer_->OnStepDone(step->batch.num_sequences(), step->batch.num_tokens(),
+                          seconds);
+  }
+}
+
+void Engine::CommitStep(const PendingStep& step, const StepOutput& output) {
+  for (const BatchEntry& entry : step.entries) {
+    // Ended since: the step's result for it is of no use, and its memory is
+    // already free. Who gets that has it cleared behind this step.
+    if (entry.sequence->lease) Commit(entry, output);
+  }
+}
+
+void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
+  Sequence& sequence = *entry.sequence;
+  sequence.Advance(entry.num_tokens, entry.sample >= 0);
+
+  if (!entry.logits.empty() && !output.logits_status.ok()) {
+    End(sequence.id(), output.logits_status);
+    return;
+  }
+  StepEvent event;
+  const int64_t vocab = limits_.vocab_size;
+  for (const BatchEntry::WantedLogits& wanted : entry.logits) {
+    const auto row = output.logits.subspan(wanted.logit_index * vocab, vocab);
+    if (std::any_of(row.begin(), row.end(), IsBroken)) {
+      End(sequence.id(),
+          absl::InternalError(
+              absl::StrCat("non-finite logits at position ", wanted.position)));
+      return;
+    }
+    event.logits.push_back({wanted.position, {row.begin(), row.end()}});
+    sequence.LogitsEmitted(wanted.position);
+  }
+  if (entry.sample >= 0) {
+    const absl::StatusOr<SampleResult>& sample = output.samples[entry.sample];
+    if (!sample.ok()) {
+      End(sequence.id(), sample.status());
+      return;
+    }
+    if (sequence.stalled) {
+      // Launched before the client fell behind, so without logits.
+      sequence.held = *sample;
+      return;
+    }
+    Deliver(sequence, *sample, std::move(event));
+  } else if (!event.logits.empty()) {
+    Emit(sequence, std::move(event));
+  }
+  FinishCommands(sequence);
+}
+
+void Engine::Deliver(Sequence& sequence, const SampleResult& sample,
+                     StepEvent event) {
+  const auto now = Clock::now();
+  sequence.AcceptToken(sample, &event);
+  ++counters_.generation_tokens_total;
+  if (event.index == 0) {
+    sequence.time_to_first_token_seconds =
+        SecondsBetween(sequence.submitted, now);
+    if (observer_ != nullptr)
+      observer_->OnFirstToken(sequence.time_to_first_token_seconds);
+  } else if (observer_ != nullptr) {
+    observer_->OnNextToken(SecondsBetween(sequence.last_token, now));
+  }
+  sequence.last_token = now;
+  Emit(sequence, std::move(event));
+}
+
+void Engine::Emit(Sequence& sequence, StepEvent event) {
+  if (sequence.sink().OnStep(std::move(event))) return;
+  sequence.stalled = true;
+  sequence.stalled_since = Clock::now();
+  Reindex(sequence);
+}
+
+void Engine::FinishCommands(Sequence& sequence) {
+  if (!sequence.CommandComplete()) return;
+  const CommandResult result = sequence.FinishCommand(Clock::now());
+  if (observer_ != nullptr) observer_->OnCommandDone(result);
+  {
+    // Before its client hears of it, and may give the next command.
+    MutexLock lock(&mu_);
+    Open& open = open_.at(sequence.id());
+    if (--open.commands == 0) admission_.SetIdle(open.flow);
+    admission_.OnDone(open.flow, sequence.command_work(),
+                      sequence.command_generated());
+  }
+  sequence.sink().OnCommandDone(result);
+  // Without a command it waits for no memory, also where its last token was
+  // kept back until the reader came, and its memory went to others meanwhile.
+  Reindex(sequence);
+  AdvanceCommands(sequence);
+}
+
+void Engine::End(uint64_t id, const absl::Status& status) {
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end()) return;
+  const std::shared_ptr<Sequence> sequence = std::move(it->second);
+  sequences_.erase(it);
+  waiting_.Erase(sequence.get());
+  resident_.erase(sequence.get());
+  stalled_.erase(sequence.get());
+  sequence->lease.reset();
+  sequence->saved.reset();
+  {
+    MutexLock lock(&mu_);
+    SetStanding(*sequence, Sequence::Standing::kIdle);
+    const auto open = open_.find(id);
+    admission_.Close(open->second.flow, open->second.commands > 0);
+    open_.erase(open);
+  }
+  PublishLoad();  // a client that sees its stream end also sees the memory free
+  if (!status.ok() && observer_ != nullptr) observer_->OnFailed(status);
+  sequence->ReleaseSink()->OnEnd(status);
+}
+
+void Engine::FailAll(const absl::Status& status) {
+  while (!sequences_.empty()) End(sequences_.begin()->first, status);
+}
+
+void Engine::EndLate() {
+  if (waiting_.empty()) return;
+  const auto now = Clock::now();
+  std::vector<std::pair<uint64_t, absl::Status>> late;
+  const std::vector<Sequence*> first = waiting_.First(
+      options_.max_num_seqs, {}, [](const Sequence&) { return false; });
+  {
+    MutexLock lock(&mu_);
+    for (const Sequence* sequence : first) {
+      if (!sequence->deadline || sequence->admitted) continue;
+      absl::Status status = admission_.CheckStart(
+          sequence->options().flow, sequence->waiting_work, sequence->submitted,
+          now, *sequence->deadline);
+      if (!status.ok()) late.emplace_back(sequence->id(), std::move(status));
+    }
+  }
+  for (const auto& [id, status] : late) End(id, status);
+}
+
+void Engine::EndStalledClients() {
+  const auto limit = Clock::now() - options_.stalled_client_timeout;
+  std::vector<uint64_t> expired;
+  for (const Sequence* sequence : stalled_) {
+    if (sequence->stalled_since < limit) expired.push_back(sequence->id());
+  }
+  for (uint64_t id : expired) {
+    End(id, absl::ResourceExhaustedError(
+                absl::StrCat("the client read nothing for ",
+                             options_.stalled_client_timeout.count(),
+                             " ms while its buffer was full")));
+  }
+}
+
+void Engine::PublishLoad() {
+  counters_.resident = static_cast<int64_t>(resident_.size());
+  counters_.waiting = waiting_.size();
+  const CacheStats cache = cache_.stats();
+  counters_.slots_used = cache.slots.used;
+  counters_.pages_used = cache.pages.used;
+  counters_.swap_bytes_used =
+      cache.host_blocks.used * HostBlockBytes(cache_spec_);
+  if (observer_ != nullptr) observer_->OnLoad(counters_);
+  MutexLock lock(&mu_);
+  load_ = counters_;
+}
+
+}  // namespace recurve

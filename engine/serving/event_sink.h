@@ -1,0 +1,67 @@
+#ifndef RECURVE_ENGINE_SERVING_EVENT_SINK_H_
+#define RECURVE_ENGINE_SERVING_EVENT_SINK_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace recurve {
+
+enum class FinishReason { kLength, kEos, kStopToken, kStopString };
+
+// What one step gave one sequence.
+struct StepEvent {
+  struct LogitsRow {
+    int64_t position;
+    std::vector<float> values;  // [vocab]
+  };
+  std::vector<LogitsRow> logits;
+
+  // False: only logits, or text that earlier tokens held back.
+  bool has_token = false;
+  int64_t index = 0;  // among the generated tokens of the sequence
+  int32_t token = 0;
+  std::string text;  // whole characters that can be shown now
+  float logprob = 0;
+  std::vector<std::pair<int32_t, float>> top_logprobs;
+};
+
+struct CommandResult {
+  FinishReason reason = FinishReason::kLength;
+  std::string stop_string;  // when reason is kStopString
+  std::string text;         // held back until now
+  int64_t sequence_tokens = 0;
+  int64_t prompt_tokens = 0;  // appended by the client, over all commands
+  int64_t completion_tokens = 0;
+  int64_t preemptions = 0;
+  double queue_seconds = 0;  // these three count from Submit
+  double time_to_first_token_seconds = 0;
+  double total_seconds = 0;
+};
+
+// Where the engine reports on one sequence. Called on the step thread, in this
+// order: OnAdmitted once, then OnStep and OnCommandDone as commands run, and
+// OnEnd last. OnEnd may come at any time, and nothing comes after it; the
+// sequence's memory is free by then.
+//
+// Implementations must not block.
+class EventSink {
+ public:
+  virtual ~EventSink() = default;
+
+  virtual void OnAdmitted(double queue_seconds) = 0;
+  // Returns false when the reader is behind: the sequence then rests until
+  // Engine::Resume. Text alone is what was held back when the stream ends,
+  // which does not wait for a reader.
+  [[nodiscard]] virtual bool OnStep(StepEvent event) = 0;
+  virtual void OnCommandDone(CommandResult result) = 0;
+  // OK when the sequence was closed after its last command.
+  virtual void OnEnd(absl::Status status) = 0;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_SERVING_EVENT_SINK_H_

@@ -1,0 +1,57 @@
+#ifndef RECURVE_ENGINE_SERVING_OBSERVER_H_
+#define RECURVE_ENGINE_SERVING_OBSERVER_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "engine/serving/event_sink.h"
+
+namespace recurve {
+
+// A snapshot of how busy an engine is.
+struct EngineLoad {
+  int64_t resident = 0;  // sequences that hold memory
+  int64_t waiting = 0;
+  int64_t slots_used = 0;
+  int64_t slots_total = 0;
+  int64_t pages_used = 0;
+  int64_t pages_total = 0;
+  uint64_t prompt_tokens_total = 0;
+  uint64_t generation_tokens_total = 0;
+  uint64_t preemptions_total = 0;
+  // Of those: saved in host memory; brought back; had something to compute
+  // again, since there was no room.
+  uint64_t saves_total = 0;
+  uint64_t restores_total = 0;
+  uint64_t recomputes_total = 0;
+  int64_t swap_bytes_used = 0;  // of host memory
+  int64_t swap_bytes_total = 0;
+  uint64_t steps_total = 0;
+  // In which the device waited for the engine while there was something to run;
+  // 0 where it is not measured.
+  double device_idle_seconds_total = 0;
+  // Requests accepted and not ended.
+  int64_t open = 0;
+};
+
+// Hears what the engine does, for metrics. Called on the step thread; must not
+// block. Times are in seconds.
+class EngineObserver {
+ public:
+  virtual ~EngineObserver() = default;
+  virtual void OnStepDone(int64_t /*sequences*/, int64_t /*tokens*/,
+                          double /*seconds*/) {}
+  // After every step, and whenever the load may have changed.
+  virtual void OnLoad(const EngineLoad& /*load*/) {}
+  virtual void OnQueued(double /*queue_seconds*/) {}
+  virtual void OnFirstToken(double /*seconds_since_submit*/) {}
+  virtual void OnNextToken(double /*seconds_since_last_token*/) {}
+  // A command ended as asked.
+  virtual void OnCommandDone(const CommandResult& /*result*/) {}
+  // A sequence ended with an error.
+  virtual void OnFailed(const absl::Status& /*status*/) {}
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_SERVING_OBSERVER_H_

@@ -1,0 +1,169 @@
+#include "engine/serving/request.h"
+
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+template <typename Number>
+absl::Status CheckRange(absl::string_view field, Number value, double min,
+                        double max, absl::string_view limit) {
+  // Written so that a NaN fails.
+  if (value >= min && value <= max) return absl::OkStatus();
+  std::string text;
+  if constexpr (std::is_floating_point_v<Number>) {
+    // As many digits as tell a float from its neighbours: 1.0000001 is not 1.
+    text = absl::StrFormat("%.9g", value);
+  } else {
+    text = absl::StrCat(value);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", text, "; expected ", limit));
+}
+
+absl::Status CheckToken(absl::string_view field, int64_t id,
+                        int64_t vocab_size) {
+  if (id >= 0 && id < vocab_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, " is ", id, "; the vocabulary has ids 0 to ", vocab_size - 1));
+}
+
+absl::Status CheckCount(absl::string_view field, size_t count, size_t limit) {
+  if (count <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, " has ", count, " entries; at most ", limit, " are allowed"));
+}
+
+absl::Status CheckOption(absl::string_view field, float value,
+                         const OptionRange& range) {
+  return CheckRange(field, value, range.min, range.max,
+                    absl::StrCat(range.min, " to ", range.max));
+}
+
+absl::Status ValidateSampling(const SamplingParams& s,
+                              const RequestLimits& limits) {
+  RECURVE_RETURN_IF_ERROR(
+      CheckOption("sampling.temperature", s.temperature, kTemperatureRange));
+  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.repetition_penalty",
+                                      s.repetition_penalty,
+                                      kRepetitionPenaltyRange));
+  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.presence_penalty",
+                                      s.presence_penalty, kPenaltyRange));
+  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.frequency_penalty",
+                                      s.frequency_penalty, kPenaltyRange));
+  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.top_p", s.top_p, kTopPRange.min,
+                                     kTopPRange.max, kTopPExpected));
+  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.min_p", s.min_p, kMinPRange));
+  RECURVE_RETURN_IF_ERROR(
+      CheckRange("sampling.top_k", s.top_k, 0, 2147483647, "0 to 2147483647"));
+  RECURVE_RETURN_IF_ERROR(
+      CheckCount("sampling.logit_bias", s.logit_bias.size(), kMaxLogitBias));
+  for (const auto& [id, bias] : s.logit_bias) {
+    RECURVE_RETURN_IF_ERROR(
+        CheckToken("sampling.logit_bias key", id, limits.vocab_size));
+    RECURVE_RETURN_IF_ERROR(CheckOption(
+        absl::StrCat("sampling.logit_bias[", id, "]"), bias, kLogitBiasRange));
+  }
+  return CheckRange("logprobs", s.num_logprobs, -1, kMaxLogprobs,
+                    absl::StrCat("0 to ", kMaxLogprobs));
+}
+
+absl::Status ValidateStopping(const StoppingParams& s,
+                              const RequestLimits& limits) {
+  RECURVE_RETURN_IF_ERROR(CheckCount(
+      "stopping.stop_token_ids", s.stop_token_ids.size(), kMaxStopTokenIds));
+  for (size_t i = 0; i < s.stop_token_ids.size(); ++i) {
+    RECURVE_RETURN_IF_ERROR(
+        CheckToken(absl::StrCat("stopping.stop_token_ids[", i, "]"),
+                   s.stop_token_ids[i], limits.vocab_size));
+  }
+  RECURVE_RETURN_IF_ERROR(CheckCount("stopping.stop_strings",
+                                     s.stop_strings.size(), kMaxStopStrings));
+  if (!s.stop_strings.empty() && !limits.has_tokenizer) {
+    return absl::InvalidArgumentError(
+        "stopping.stop_strings needs a tokenizer, and this model has none");
+  }
+  for (size_t i = 0; i < s.stop_strings.size(); ++i) {
+    if (s.stop_strings[i].empty() ||
+        s.stop_strings[i].size() > kMaxStopStringBytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "stopping.stop_strings[", i, "] has ", s.stop_strings[i].size(),
+          " bytes; expected 1 to ", kMaxStopStringBytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ValidateOptions(const SequenceOptions& options,
+                             const RequestLimits& limits) {
+  RECURVE_RETURN_IF_ERROR(ValidateSampling(options.sampling, limits));
+  RECURVE_RETURN_IF_ERROR(ValidateStopping(options.stopping, limits));
+  return CheckRange("priority", options.priority, -kMaxPriority, kMaxPriority,
+                    absl::StrCat(-kMaxPriority, " to ", kMaxPriority));
+}
+
+absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
+                             const RequestLimits& limits,
+                             absl::string_view append_field,
+                             absl::string_view generate_field) {
+  if (command.append.empty() && command.generate == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(append_field,
+                     " is empty and nothing is to be generated; a command "
+                     "appends or generates at least one token"));
+  }
+  const int64_t appended = static_cast<int64_t>(command.append.size());
+  if (num_tokens == 0 && limits.max_prompt_tokens > 0) {
+    constexpr char kWhole[] =
+        " tokens; this model looks at a prompt as a whole, and a step of this "
+        "server has room for ";
+    if (appended > limits.max_prompt_tokens) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          append_field, " has ", appended, kWhole, limits.max_prompt_tokens,
+          " (--max-chunk-tokens, --max-num-batched-tokens)"));
+    }
+    if (command.logits == LogitsMode::kAll &&
+        appended > limits.max_prompt_logits) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          append_field, " has ", appended, kWhole, limits.max_prompt_logits,
+          " whose logits are all wanted"));
+    }
+  }
+  const int64_t max = limits.max_model_len;
+  const bool generates = command.generate > 0;
+  if (appended > 0 && num_tokens + appended > max - (generates ? 1 : 0)) {
+    const std::string beside =
+        num_tokens > 0 ? absl::StrCat(" beside the sequence's ", num_tokens)
+                       : "";
+    return absl::InvalidArgumentError(
+        absl::StrCat(append_field, " has ", appended, " tokens", beside,
+                     "; this server's max_model_len is ", max,
+                     generates ? ", with at least one to generate" : ""));
+  }
+  // Written so that nothing can overflow.
+  if (command.generate < 0 || command.generate > max - num_tokens - appended) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        generate_field, " is ", command.generate, "; the sequence would reach ",
+        num_tokens, " + ", appended, " + ", command.generate,
+        " tokens (held, appended, to generate), and this server's "
+        "max_model_len is ",
+        max));
+  }
+  // After the lengths: a message has room for millions.
+  for (size_t i = 0; i < command.append.size(); ++i) {
+    if (command.append[i] >= 0 && command.append[i] < limits.vocab_size) {
+      continue;
+    }
+    return CheckToken(absl::StrCat(append_field, "[", i, "]"),
+                      command.append[i], limits.vocab_size);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recurve

@@ -1,0 +1,97 @@
+#ifndef RECURVE_ENGINE_SERVING_REQUEST_H_
+#define RECURVE_ENGINE_SERVING_REQUEST_H_
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/sampling/sampling.h"
+
+namespace recurve {
+
+struct StoppingParams {
+  std::vector<int32_t> stop_token_ids;
+  std::vector<std::string> stop_strings;
+  bool ignore_eos = false;
+};
+
+// Whose a sequence is. Flows share steps, memory and places by weight.
+struct Flow {
+  uint32_t id = 0;
+  double weight = 1;  // above 0
+  double part = 1;    // its weight, of the sum of those of all flows there are
+};
+
+// What holds for the whole life of a sequence.
+struct SequenceOptions {
+  SamplingParams sampling;  // the seed is set: the caller draws one if need be
+  StoppingParams stopping;
+  int32_t priority = 0;
+  Flow flow;
+};
+
+// Which rows of logits a command returns; see LogitsMode in inference.proto.
+enum class LogitsMode { kNone, kNext, kAll };
+
+// One piece of work on a sequence: append tokens, then generate.
+struct Command {
+  std::vector<int32_t> append;
+  int64_t generate = 0;
+  LogitsMode logits = LogitsMode::kNone;
+};
+
+// What a request must respect.
+struct RequestLimits {
+  int64_t vocab_size = 0;
+  int64_t max_model_len = 0;  // tokens of a sequence, generated ones included
+  bool has_tokenizer = false;
+  // Of a model that looks at a prompt as a whole, which is computed in one
+  // step: the most tokens that the first command may append, also when it wants
+  // the logits of all. 0: no limit.
+  int64_t max_prompt_tokens = 0;
+  int64_t max_prompt_logits = 0;
+};
+
+// The most a request may ask for, whatever the model.
+inline constexpr int kMaxLogprobs = 20;
+inline constexpr int kMaxStopTokenIds = 64;
+inline constexpr int kMaxStopStrings = 16;
+inline constexpr int kMaxStopStringBytes = 256;
+inline constexpr int kMaxLogitBias = 1024;
+inline constexpr int kMaxPriority = 100;
+
+// What sampling options may be, both ends included.
+struct OptionRange {
+  float min;
+  float max;
+};
+inline constexpr OptionRange kTemperatureRange = {0, 100};
+// Everything above 0, which a float can tell from it.
+inline constexpr OptionRange kTopPRange = {
+    std::numeric_limits<float>::denorm_min(), 1};
+inline constexpr char kTopPExpected[] = "above 0, at most 1";
+inline constexpr OptionRange kMinPRange = {0, 1};
+inline constexpr OptionRange kRepetitionPenaltyRange = {0.01f, 10};
+// Of presence_penalty and of frequency_penalty.
+inline constexpr OptionRange kPenaltyRange = {-2, 2};
+inline constexpr OptionRange kLogitBiasRange = {-100, 100};
+
+// InvalidArgument naming field, value and limit; fields are named as in the
+// public protos.
+absl::Status ValidateOptions(const SequenceOptions& options,
+                             const RequestLimits& limits);
+
+// As above, for a command on a sequence that holds `num_tokens` tokens.
+// `append_field` and `generate_field` are what the caller calls Command::append
+// and generate.
+absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
+                             const RequestLimits& limits,
+                             absl::string_view append_field,
+                             absl::string_view generate_field);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_SERVING_REQUEST_H_

@@ -1,0 +1,219 @@
+#include "engine/serving/sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace recurve {
+namespace {
+
+bool Contains(absl::Span<const int32_t> ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+Sequence::Sequence(uint64_t id, uint64_t arrival, SequenceOptions options,
+                   bool close_when_done, const Tokenizer* tokenizer,
+                   absl::Span<const int32_t> eos_token_ids,
+                   std::shared_ptr<EventSink> sink, Clock::time_point submitted)
+    : submitted(submitted),
+      id_(id),
+      arrival_(arrival),
+      options_(std::move(options)),
+      eos_token_ids_(eos_token_ids.begin(), eos_token_ids.end()),
+      tokenizer_(tokenizer),
+      close_when_done_(close_when_done),
+      sink_(std::move(sink)) {
+  if (tokenizer != nullptr)
+    decoder_.emplace(tokenizer, options_.stopping.stop_strings);
+}
+
+bool Sequence::StartNextCommand() {
+  if (active_) return true;
+  if (commands_.empty()) return false;
+  Command command = std::move(commands_.front());
+  commands_.pop_front();
+  // The first row this command reports. A token sampled last is still to be
+  // computed; and a command that appends nothing draws from the last row.
+  next_logits_ =
+      num_tokens() - (output_pending_ || command.append.empty() ? 1 : 0);
+  const bool new_text =
+      decoder_ && (decoder_->stopped() || !command.append.empty());
+  if (new_text) {
+    // What is generated next does not continue the text generated so far.
+    carried_text_ += decoder_->Flush();
+    decoder_.emplace(tokenizer_, options_.stopping.stop_strings);
+  }
+  const bool whole = whole_prompt_ && tokens_.empty();
+  if (whole) whole_tokens_ = static_cast<int64_t>(command.append.size());
+  tokens_.insert(tokens_.end(), command.append.begin(), command.append.end());
+  const auto first_new = static_cast<int64_t>(kinds_.size());
+  const bool few = command.append.size() < kMinPromptTokens && !whole;
+  const size_t count = command.append.size();
+  kinds_.resize(tokens_.size(), few ? TokenKind::kStep : PromptOf(count));
+  if (!few) kinds_[first_new] = PromptStartOf(count);
+  prompt_.insert(prompt_.end(), command.append.begin(), command.append.end());
+  if (new_text) decoder_->SkipBefore(tokens_);
+  generate_left_ = command.generate;
+  if (!command.append.empty() || command.generate > 0) output_pending_ = false;
+  if (generate_left_ > 0 && num_computed_ == num_tokens()) {
+    // The row to draw the next token from was computed by a command that drew
+    // none. A state cannot take its last token again, so all are computed anew.
+    lease.reset();
+    saved.reset();
+    num_computed_ = 0;
+  }
+  prompt_work_ = num_tokens() - num_computed_;
+  logits_mode_ = command.logits;
+  stop_reason_.reset();
+  active_ = true;
+  command_work_ = work_left();
+  generated_before_ = generated();
+  return true;
+}
+
+bool Sequence::WantsLogits(int64_t position) const {
+  if (!active_ || position < next_logits_) return false;
+  switch (logits_mode_) {
+    case LogitsMode::kNone:
+      return false;
+    case LogitsMode::kNext:
+      return position == num_tokens() - 1;
+    case LogitsMode::kAll:
+      return true;
+  }
+  return false;
+}
+
+bool Sequence::HasWork() const {
+  if (!active_) return false;
+  if (samples_in_flight_ > 0) return generate_left_ > samples_in_flight_;
+  return !in_flight() || launched_computed() < num_tokens();
+}
+
+bool Sequence::MayStop(const StoppingParams& stopping,
+                       absl::Span<const int32_t> eos_token_ids) {
+  return (!stopping.ignore_eos && !eos_token_ids.empty()) ||
+         !stopping.stop_token_ids.empty() || !stopping.stop_strings.empty();
+}
+
+Admission::Work Sequence::work_left() const {
+  Admission::Work work = {num_tokens() - num_computed_, generate_left_,
+                          MayStop()};
+  if (!active_ && !commands_.empty()) {
+    const Command& next = commands_.front();
+    work.prompt_tokens += static_cast<int64_t>(next.append.size());
+    work.generate = next.generate;
+  }
+  return work;
+}
+
+bool Sequence::MustWait() const {
+  return samples_in_flight_ > 0 && generate_left_ > samples_in_flight_ &&
+         MayStop() && !(close_when_done_ && commands_.empty());
+}
+
+void Sequence::Launched(int64_t count, int32_t sample) {
+  tokens_in_flight_ += count;
+  if (sample < 0) return;
+  ++samples_in_flight_;
+  sample_in_flight_ = sample;
+}
+
+void Sequence::Advance(int64_t count, bool sampled) {
+  num_computed_ += count;
+  tokens_in_flight_ -= count;
+  if (sampled) --samples_in_flight_;
+}
+
+SampleRequest Sequence::MakeSampleRequest(int32_t logit_index) const {
+  return {logit_index,
+          &options_.sampling,
+          prompt_,
+          output_,
+          output_.size() + samples_in_flight_,
+          id_};
+}
+
+std::optional<FinishReason> Sequence::StopsAt(int32_t token) const {
+  if (!options_.stopping.ignore_eos && Contains(eos_token_ids_, token))
+    return FinishReason::kEos;
+  if (Contains(options_.stopping.stop_token_ids, token))
+    return FinishReason::kStopToken;
+  if (decoder_ && decoder_->stopped()) return FinishReason::kStopString;
+  if (generate_left_ == 0) return FinishReason::kLength;
+  return std::nullopt;
+}
+
+void Sequence::AcceptToken(const SampleResult& sample, StepEvent* event) {
+  RECURVE_CHECK(active_ && generate_left_ > 0 && num_computed_ == num_tokens());
+  event->has_token = true;
+  event->index = generated();
+  event->token = sample.token;
+  event->logprob = sample.logprob;
+  event->top_logprobs = sample.top;
+  tokens_.push_back(sample.token);
+  kinds_.push_back(TokenKind::kStep);
+  output_.push_back(sample.token);
+  output_pending_ = true;
+  --generate_left_;
+  if (decoder_) {
+    event->text =
+        std::exchange(carried_text_, "") + decoder_->Append(sample.token);
+  }
+  stop_reason_ = StopsAt(sample.token);
+  if (stop_reason_) generate_left_ = 0;
+}
+
+bool Sequence::CommandComplete() const {
+  if (!active_ || generate_left_ > 0) return false;
+  return num_computed_ >= num_tokens() - (output_pending_ ? 1 : 0);
+}
+
+CommandResult Sequence::FinishCommand(Clock::time_point now) {
+  RECURVE_CHECK(CommandComplete());
+  active_ = false;
+  CommandResult result;
+  result.reason = stop_reason_.value_or(FinishReason::kLength);
+  if (decoder_) {
+    // A sequence that goes on keeps an unfinished character for its next
+    // command.
+    if (close_when_done_ && commands_.empty()) result.text = FlushText();
+    // An unfinished character, now U+FFFD, may have completed a stop string.
+    if (decoder_->stopped() && result.reason == FinishReason::kLength) {
+      result.reason = FinishReason::kStopString;
+    }
+    if (result.reason == FinishReason::kStopString) {
+      result.stop_string = decoder_->matched_stop_string();
+    }
+  }
+  result.sequence_tokens = num_tokens();
+  result.prompt_tokens = static_cast<int64_t>(prompt_.size());
+  result.completion_tokens = generated();
+  result.preemptions = preemptions_;
+  result.queue_seconds = queue_seconds;
+  result.time_to_first_token_seconds = time_to_first_token_seconds;
+  result.total_seconds = std::chrono::duration<double>(now - submitted).count();
+  return result;
+}
+
+std::string Sequence::FlushText() {
+  if (!decoder_) return "";
+  return std::exchange(carried_text_, "") + decoder_->Flush();
+}
+
+void Sequence::Preempt(std::optional<SavedSequence> copy) {
+  RECURVE_CHECK(!in_flight() && (!copy || copy->tokens() == num_computed_));
+  lease.reset();
+  saved = std::move(copy);
+  if (!saved) {
+    num_computed_ = 0;
+    prompt_work_ = num_tokens();
+    held.reset();  // it will be drawn again, the same
+  }
+  ++preemptions_;
+}
+
+}  // namespace recurve
