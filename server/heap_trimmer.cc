@@ -2,7 +2,7 @@
 
 #include <malloc.h>
 
-#include "server/process_metrics.h"
+#include "server/telemetry/process_metrics.h"
 
 namespace recurve {
 bool HeapTrimmer::TrimIfWorthwhile() {

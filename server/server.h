@@ -12,13 +12,13 @@
 #include "engine/loading/model_loader.h"
 #include "engine/serving/engine.h"
 #include "engine/serving/options.h"
-#include "server/encode_threads.h"
-#include "server/metrics.h"
-#include "server/stranger_bytes.h"
-#include "server/stream_call.h"
-#include "server/tenants.h"
-#include "server/tls_files.h"
-#include "server/transport.h"
+#include "server/requests/encode_threads.h"
+#include "server/requests/stream_call.h"
+#include "server/telemetry/metrics.h"
+#include "server/tenants/tenants.h"
+#include "server/transport/stranger_bytes.h"
+#include "server/transport/tls_files.h"
+#include "server/transport/transport.h"
 
 namespace recurve {
 

@@ -14,9 +14,9 @@
 #include "base/open_files.h"
 #include "base/status_macros.h"
 #include "server/flags.h"
-#include "server/process_log.h"
 #include "server/server.h"
 #include "server/signal_thread.h"
+#include "server/telemetry/process_log.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {

@@ -5,8 +5,8 @@
 
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "server/process_log.h"
 #include "server/server.h"
+#include "server/telemetry/process_log.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {

@@ -30,7 +30,7 @@ grpcurl -plaintext 127.0.0.1:50051 list
 
 A field that is `optional` may be left out, and the server can tell; another that is
 left out has its default: 0, false, empty. Clients: [Python](python.md), C++
-([recurve_client.h](../client/recurve_client.h)), or any made from the files below.
+([recurve_client.h](../client/lib/recurve_client.h)), or any made from the files below.
 """
 
 

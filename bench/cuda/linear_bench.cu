@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "bench/cuda/linear_bench.h"
-#include "kernels/linear_attn/linear_step_cuda.h"
+#include "kernels/linear_attn/step/linear_step_cuda.h"
 
 namespace recurve {
 namespace bench {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "bench/cuda/linear_noncausal_bench.h"
-#include "kernels/linear_attn/linear_noncausal_cuda.h"
+#include "kernels/linear_attn/noncausal/linear_noncausal_cuda.h"
 
 namespace recurve {
 namespace bench {

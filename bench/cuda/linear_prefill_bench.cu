@@ -4,8 +4,8 @@
 #include <cstdlib>
 
 #include "bench/cuda/linear_prefill_bench.h"
-#include "kernels/linear_attn/linear_prefill_cuda.h"
-#include "kernels/linear_attn/linear_step_cuda.h"
+#include "kernels/linear_attn/causal/linear_prefill_cuda.h"
+#include "kernels/linear_attn/step/linear_step_cuda.h"
 
 namespace recurve {
 namespace bench {

@@ -8,9 +8,9 @@
 #include <numeric>
 
 #include "bench/cuda/tpa_bench.h"
-#include "kernels/tpa/tpa_chunks.h"
+#include "kernels/tpa/decode/tpa_chunks.h"
+#include "kernels/tpa/decode/tpa_schedule.h"
 #include "kernels/tpa/tpa_cuda.h"
-#include "kernels/tpa/tpa_schedule.h"
 
 namespace recurve {
 namespace bench {

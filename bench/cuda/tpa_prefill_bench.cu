@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "bench/cuda/tpa_prefill_bench.h"
-#include "kernels/tpa/tpa_prefill_cuda.h"
+#include "kernels/tpa/prefill/tpa_prefill_cuda.h"
 
 namespace recurve {
 namespace bench {

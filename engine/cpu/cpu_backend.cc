@@ -14,7 +14,7 @@
 #include "kernels/linear_attn/linear_attn.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/norm/norm.h"
-#include "kernels/tpa/expand_factors.h"
+#include "kernels/tpa/append/expand_factors.h"
 #include "kernels/tpa/tpa.h"
 #include "kv_cache/block_pieces.h"
 

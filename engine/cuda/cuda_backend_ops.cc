@@ -5,7 +5,7 @@
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
-#include "kernels/tpa/expand_factors_cuda.h"
+#include "kernels/tpa/append/expand_factors_cuda.h"
 
 namespace recurve {
 namespace {

@@ -5,13 +5,13 @@
 
 #include "base/status_macros.h"
 #include "engine/cuda/cuda_activations.h"
-#include "kernels/linear_attn/linear_chunks_plan.h"
+#include "kernels/linear_attn/causal/linear_chunks_plan.h"
+#include "kernels/linear_attn/causal/linear_prefill_cuda.h"
+#include "kernels/linear_attn/causal/linear_prefill_plan.h"
 #include "kernels/linear_attn/linear_factors_cuda.h"
-#include "kernels/linear_attn/linear_noncausal_cuda.h"
-#include "kernels/linear_attn/linear_prefill_cuda.h"
-#include "kernels/linear_attn/linear_prefill_plan.h"
-#include "kernels/linear_attn/linear_scan_cuda.h"
-#include "kernels/linear_attn/linear_step_check.h"
+#include "kernels/linear_attn/noncausal/linear_noncausal_cuda.h"
+#include "kernels/linear_attn/scan/linear_scan_cuda.h"
+#include "kernels/linear_attn/step/linear_step_check.h"
 
 namespace recurve {
 namespace {

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "kernels/linear_attn/linear_scan_cuda.h"
-#include "kernels/tpa/tpa_plan.h"
+#include "kernels/linear_attn/scan/linear_scan_cuda.h"
+#include "kernels/tpa/decode/tpa_plan.h"
 
 namespace recurve {
 namespace {

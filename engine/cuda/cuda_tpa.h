@@ -17,9 +17,9 @@
 #include "engine/models/step_runs.h"
 #include "kernels/common/weight_type.h"
 #include "kernels/matmul/product_chain_cuda.h"
+#include "kernels/tpa/decode/tpa_schedule.h"
+#include "kernels/tpa/prefill/tpa_prefill_cuda.h"
 #include "kernels/tpa/tpa_cuda.h"
-#include "kernels/tpa/tpa_prefill_cuda.h"
-#include "kernels/tpa/tpa_schedule.h"
 
 namespace recurve {
 

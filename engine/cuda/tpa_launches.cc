@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "kernels/tpa/tpa_chunks.h"
-#include "kernels/tpa/tpa_prefill_plan.h"
-#include "kernels/tpa/tpa_schedule.h"
+#include "kernels/tpa/decode/tpa_chunks.h"
+#include "kernels/tpa/decode/tpa_schedule.h"
+#include "kernels/tpa/prefill/tpa_prefill_plan.h"
 
 namespace recurve {
 namespace {

@@ -11,8 +11,8 @@
 #include "absl/types/span.h"
 #include "engine/models/step.h"
 #include "engine/models/step_runs.h"
+#include "kernels/tpa/decode/tpa_plan.h"
 #include "kernels/tpa/tpa_layout.h"
-#include "kernels/tpa/tpa_plan.h"
 
 namespace recurve {
 

@@ -60,7 +60,7 @@ struct LinearConfig {
   int64_t head_dim = 0;   // D of q and k
   int64_t value_dim = 0;  // E of v
   // Queries, and keys and values, made from factors of these ranks
-  // (kernels/tpa/expand_factors.h); 0: projected whole.
+  // (kernels/tpa/append/expand_factors.h); 0: projected whole.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
   // x / sqrt(Σ x² + eps) over each head's features, before the activation.

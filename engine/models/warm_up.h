@@ -7,7 +7,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "engine/models/step.h"
-#include "kernels/tpa/tpa_plan.h"
+#include "kernels/tpa/decode/tpa_plan.h"
 
 namespace recurve {
 

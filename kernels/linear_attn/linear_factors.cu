@@ -5,7 +5,7 @@
 #include "kernels/common/alignment.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/linear_attn/linear_factors_cuda.h"
-#include "kernels/linear_attn/linear_step_check.h"
+#include "kernels/linear_attn/step/linear_step_check.h"
 #include "kernels/lrpe/lrpe_device.cuh"
 
 namespace recurve {

@@ -8,8 +8,8 @@
 #include "kernels/common/activation.h"
 #include "kernels/common/weight_type.h"
 #include "kernels/lrpe/lrpe.h"
+#include "kernels/tpa/decode/tpa_plan.h"
 #include "kernels/tpa/tpa_layout.h"
-#include "kernels/tpa/tpa_plan.h"
 
 namespace recurve {
 

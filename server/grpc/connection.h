@@ -25,8 +25,8 @@
 #include "server/grpc/grpc_server.h"
 #include "server/grpc/http2_session.h"
 #include "server/grpc/received_bytes.h"
-#include "server/stranger_bytes.h"
-#include "server/transport_stream.h"
+#include "server/transport/stranger_bytes.h"
+#include "server/transport/transport_stream.h"
 
 namespace recurve {
 

@@ -12,9 +12,9 @@
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "server/acceptor.h"
 #include "server/grpc/connection.h"
-#include "server/metrics.h"
+#include "server/telemetry/metrics.h"
+#include "server/transport/acceptor.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {

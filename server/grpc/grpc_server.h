@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "server/grpc/rpc.h"
-#include "server/stranger_bytes.h"
-#include "server/tls_files.h"
+#include "server/transport/stranger_bytes.h"
+#include "server/transport/tls_files.h"
 
 namespace recurve {
 

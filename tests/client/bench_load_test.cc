@@ -9,13 +9,13 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "client/bench_arrivals.h"
-#include "client/bench_goodput.h"
-#include "client/bench_lengths.h"
-#include "client/bench_plan.h"
-#include "client/bench_sweep.h"
-#include "client/bench_trace.h"
-#include "client/bench_workload.h"
+#include "client/loadgen/bench_arrivals.h"
+#include "client/loadgen/bench_goodput.h"
+#include "client/loadgen/bench_lengths.h"
+#include "client/loadgen/bench_plan.h"
+#include "client/loadgen/bench_sweep.h"
+#include "client/loadgen/bench_trace.h"
+#include "client/loadgen/bench_workload.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,9 +1,9 @@
-#include "client/bench_stats.h"
+#include "client/loadgen/bench_stats.h"
 
 #include <chrono>
 #include <cmath>
 
-#include "client/bench_latency.h"
+#include "client/loadgen/bench_latency.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "absl/time/clock.h"
-#include "client/bench_progress.h"
-#include "client/bench_report.h"
-#include "client/bench_runner.h"
-#include "client/bench_workload.h"
+#include "client/loadgen/bench_progress.h"
+#include "client/loadgen/bench_report.h"
+#include "client/loadgen/bench_runner.h"
+#include "client/loadgen/bench_workload.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_server.h"

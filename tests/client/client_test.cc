@@ -3,9 +3,9 @@
 #include <thread>
 #include <vector>
 
-#include "client/generation.h"
-#include "client/grpc_status.h"
-#include "client/recurve_client.h"
+#include "client/lib/generation.h"
+#include "client/lib/grpc_status.h"
+#include "client/lib/recurve_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_server.h"

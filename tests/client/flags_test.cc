@@ -1,8 +1,8 @@
 #include <cmath>
 #include <string>
 
-#include "client/bench_plan.h"
-#include "client/cmd_generate.h"
+#include "client/cli/cmd_generate.h"
+#include "client/loadgen/bench_plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

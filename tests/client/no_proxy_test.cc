@@ -1,4 +1,4 @@
-#include "client/no_proxy.h"
+#include "client/lib/no_proxy.h"
 
 #include <cstdlib>
 #include <map>

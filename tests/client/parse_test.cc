@@ -1,4 +1,4 @@
-#include "client/parse.h"
+#include "client/cli/parse.h"
 
 #include <unistd.h>
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "client/cli.h"
+#include "client/cli/cli.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_server.h"
 

@@ -1,4 +1,4 @@
-#include "server/completion_call.h"
+#include "server/openai/completion_call.h"
 
 #include <atomic>
 #include <functional>
@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "server/encode_threads.h"
+#include "server/requests/encode_threads.h"
 #include "tests/e2e/http_fixture.h"
 
 namespace recurve {

@@ -11,7 +11,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
-#include "server/encode_threads.h"
+#include "server/requests/encode_threads.h"
 #include "tests/e2e/http_fixture.h"
 #include "tests/engine/tokenizer_files.h"
 #include "tests/testing/http_client.h"

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "server/stranger_bytes.h"
+#include "server/transport/stranger_bytes.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/http2_client.h"
 #include "tests/testing/toy_service.h"

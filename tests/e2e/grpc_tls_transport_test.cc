@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/stranger_bytes.h"
-#include "server/tls_files.h"
+#include "server/transport/stranger_bytes.h"
+#include "server/transport/tls_files.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/http2_client.h"

@@ -1,7 +1,7 @@
 // The HTTP server by itself: limits and times, which the completions API leaves
 // at their defaults.
 
-#include "server/http_server.h"
+#include "server/http/http_server.h"
 
 #include <openssl/ssl.h>
 

@@ -1,4 +1,4 @@
-#include "server/listening_sockets.h"
+#include "server/transport/listening_sockets.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/acceptor.h"
+#include "server/transport/acceptor.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/http_client.h"
 

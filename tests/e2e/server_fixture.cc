@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "server/api_keys.h"
+#include "server/tenants/api_keys.h"
 #include "tests/testing/direct_channel.h"
 
 namespace recurve {

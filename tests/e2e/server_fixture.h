@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "client/generation.h"
-#include "client/recurve_client.h"
+#include "client/lib/generation.h"
+#include "client/lib/recurve_client.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"

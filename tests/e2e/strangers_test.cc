@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "grpc/health/v1/health.pb.h"
-#include "server/stranger_bytes.h"
+#include "server/transport/stranger_bytes.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/certificates.h"
 #include "tests/testing/http2.h"

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <thread>
 
-#include "server/tls_files.h"
+#include "server/transport/tls_files.h"
 #include "tests/e2e/server_fixture.h"
 #include "tests/testing/certificates.h"
 

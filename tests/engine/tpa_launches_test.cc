@@ -7,8 +7,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/tpa/tpa_prefill_plan.h"
-#include "kernels/tpa/tpa_schedule.h"
+#include "kernels/tpa/decode/tpa_schedule.h"
+#include "kernels/tpa/prefill/tpa_prefill_plan.h"
 #include "tests/testing/test_random.h"
 
 namespace recurve {

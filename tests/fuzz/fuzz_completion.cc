@@ -10,8 +10,8 @@
 #include "engine/serving/request.h"
 #include "engine/tokenizer/bytes_tokenizer.h"
 #include "nlohmann/json.hpp"
-#include "server/convert.h"
-#include "server/openai.h"
+#include "server/openai/openai.h"
+#include "server/requests/convert.h"
 
 namespace recurve {
 namespace {

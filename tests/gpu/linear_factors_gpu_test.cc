@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/linear_attn/causal/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_factors_cuda.h"
-#include "kernels/linear_attn/linear_prefill_cuda.h"
-#include "kernels/linear_attn/linear_step_cuda.h"
+#include "kernels/linear_attn/step/linear_step_cuda.h"
 #include "tests/gpu/device_buffer.h"
 #include "tests/gpu/linear_prefill_gpu_testing.h"
 #include "tests/kernels/activation_oracle.h"

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/linear_attn/linear_noncausal_cuda.h"
+#include "kernels/linear_attn/noncausal/linear_noncausal_cuda.h"
 #include "tests/gpu/linear_prefill_gpu_testing.h"
 #include "tests/kernels/activation_oracle.h"
 #include "tests/kernels/lrpe_oracle.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/linear_attn/linear_prefill_cuda.h"
+#include "kernels/linear_attn/causal/linear_prefill_cuda.h"
 #include "tests/gpu/device_buffer.h"
 #include "tests/gpu/linear_gpu_testing.h"
 

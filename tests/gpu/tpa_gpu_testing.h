@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/tpa/decode/tpa_schedule.h"
 #include "kernels/tpa/tpa_cuda.h"
-#include "kernels/tpa/tpa_schedule.h"
 #include "tests/gpu/device_buffer.h"
 
 namespace recurve {

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/tpa/tpa_prefill_cuda.h"
+#include "kernels/tpa/prefill/tpa_prefill_cuda.h"
 #include "tests/gpu/tpa_gpu_testing.h"
 #include "tests/testing/compare.h"
 #include "tests/testing/random_tensor.h"

@@ -5,7 +5,7 @@
 
 #include "engine/cuda/cuda_tpa.h"
 #include "gtest/gtest.h"
-#include "kernels/tpa/tpa_chunks.h"
+#include "kernels/tpa/decode/tpa_chunks.h"
 #include "tests/gpu/device_buffer.h"
 #include "tests/testing/test_device.h"
 

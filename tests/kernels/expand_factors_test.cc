@@ -1,4 +1,4 @@
-#include "kernels/tpa/expand_factors.h"
+#include "kernels/tpa/append/expand_factors.h"
 
 #include <vector>
 

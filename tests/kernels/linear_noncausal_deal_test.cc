@@ -1,4 +1,4 @@
-#include "kernels/linear_attn/linear_noncausal_deal.h"
+#include "kernels/linear_attn/noncausal/linear_noncausal_deal.h"
 
 #include <algorithm>
 #include <barrier>

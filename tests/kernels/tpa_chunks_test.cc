@@ -1,5 +1,5 @@
 // How factors lie in a page, and how contexts are cut.
-#include "kernels/tpa/tpa_chunks.h"
+#include "kernels/tpa/decode/tpa_chunks.h"
 
 #include <algorithm>
 #include <cstdint>

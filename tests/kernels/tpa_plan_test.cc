@@ -1,12 +1,12 @@
-#include "kernels/tpa/tpa_plan.h"
+#include "kernels/tpa/decode/tpa_plan.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/tpa/tpa_chunks.h"
-#include "kernels/tpa/tpa_schedule.h"
+#include "kernels/tpa/decode/tpa_chunks.h"
+#include "kernels/tpa/decode/tpa_schedule.h"
 
 namespace recurve {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/tpa/tpa_prefill_plan.h"
+#include "kernels/tpa/prefill/tpa_prefill_plan.h"
 
 #include "gtest/gtest.h"
 

@@ -1,7 +1,7 @@
 // Who works on what in a decode step: whatever the lengths, every token is
 // attended to once, and merged by those who know of it.
 
-#include "kernels/tpa/tpa_schedule.h"
+#include "kernels/tpa/decode/tpa_schedule.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/tpa/tpa_chunks.h"
-#include "kernels/tpa/tpa_plan.h"
+#include "kernels/tpa/decode/tpa_chunks.h"
+#include "kernels/tpa/decode/tpa_plan.h"
 #include "tests/testing/test_random.h"
 
 namespace recurve {

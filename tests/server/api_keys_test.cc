@@ -1,4 +1,4 @@
-#include "server/api_keys.h"
+#include "server/tenants/api_keys.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "server/certificates.h"
+#include "server/transport/certificates.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "server/encode_threads.h"
+#include "server/requests/encode_threads.h"
 
 #include <algorithm>
 #include <atomic>

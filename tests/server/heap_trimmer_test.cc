@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "server/process_metrics.h"
+#include "server/telemetry/process_metrics.h"
 
 namespace recurve {
 namespace {

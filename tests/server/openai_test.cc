@@ -1,4 +1,4 @@
-#include "server/openai.h"
+#include "server/openai/openai.h"
 
 #include <memory>
 #include <utility>

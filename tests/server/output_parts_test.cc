@@ -1,9 +1,9 @@
-#include "server/output_parts.h"
+#include "server/services/output_parts.h"
 
 #include <string>
 
 #include "gtest/gtest.h"
-#include "server/convert.h"
+#include "server/requests/convert.h"
 
 namespace recurve {
 namespace {

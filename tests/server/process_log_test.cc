@@ -1,4 +1,4 @@
-#include "server/process_log.h"
+#include "server/telemetry/process_log.h"
 
 #include <fcntl.h>
 #include <poll.h>

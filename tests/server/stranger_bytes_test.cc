@@ -1,4 +1,4 @@
-#include "server/stranger_bytes.h"
+#include "server/transport/stranger_bytes.h"
 
 #include <thread>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "server/tenants.h"
+#include "server/tenants/tenants.h"
 
 #include <cstdlib>
 #include <filesystem>

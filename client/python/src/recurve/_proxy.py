@@ -2,7 +2,7 @@
 
 gRPC asks the proxy that `grpc_proxy`, `https_proxy` or `http_proxy` names for every
 server, also for one on this machine, which a proxy elsewhere cannot reach; and it
-does not read `NO_PROXY`. The rules are those of the C++ client (client/no_proxy.h).
+does not read `NO_PROXY`. The rules are those of the C++ client (client/lib/no_proxy.h).
 """
 
 from __future__ import annotations

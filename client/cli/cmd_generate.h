@@ -1,0 +1,48 @@
+#ifndef RECURVE_CLIENT_CLI_CMD_GENERATE_H_
+#define RECURVE_CLIENT_CLI_CMD_GENERATE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cli/command.h"
+#include "recurve/v1/inference.pb.h"
+
+namespace recurve {
+
+// The flags of `recurve-client generate`; what the user left out is empty.
+struct GenerateFlags {
+  ServerFlags server;
+  std::optional<std::string> prompt;
+  std::optional<std::string> prompt_ids;
+  std::optional<std::string> prompt_file;
+  std::optional<uint32_t> max_new_tokens;
+  std::optional<float> temperature;
+  std::optional<uint32_t> top_k;
+  std::optional<float> top_p;
+  std::optional<float> min_p;
+  std::optional<uint64_t> seed;
+  std::optional<float> repetition_penalty;
+  std::optional<float> presence_penalty;
+  std::optional<float> frequency_penalty;
+  std::vector<std::string> logit_bias;
+  std::vector<std::string> stop;
+  std::vector<uint32_t> stop_token_ids;
+  bool ignore_eos = false;
+  std::optional<uint32_t> logprobs;
+  std::optional<int32_t> priority;
+  std::optional<double> timeout_seconds;
+  bool json = false;
+};
+
+// The request that the flags ask for: fields without a flag stay unset, and
+// their limits are the server's to check. InvalidArgument (or the error of
+// reading --prompt-file) names the flag.
+absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
+    const GenerateFlags& flags);
+
+}  // namespace recurve
+
+#endif  // RECURVE_CLIENT_CLI_CMD_GENERATE_H_

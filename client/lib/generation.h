@@ -1,0 +1,44 @@
+#ifndef RECURVE_CLIENT_LIB_GENERATION_H_
+#define RECURVE_CLIENT_LIB_GENERATION_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "recurve/v1/inference.pb.h"
+
+namespace recurve {
+
+// What the events of one Generate stream add up to.
+// Thread safety: none; events of a stream arrive one at a time.
+struct Generation {
+  std::string request_id;
+  uint64_t seed = 0;
+  std::vector<uint32_t> token_ids;
+  std::string text;
+  // One for each token when the request asked for them, else empty.
+  std::vector<v1::TokenLogprob> logprobs;
+  // Of the finished event; its defaults before that.
+  bool finished = false;
+  v1::Finished end;
+
+  // Adds one event. DataLoss when it does not continue what came before: tokens
+  // are numbered without gaps, nothing follows the finished event, and that one
+  // counts the tokens as they were received.
+  absl::Status Add(const v1::GenerateEvent& event);
+
+  // DataLoss unless the finished event came. For streams whose status is OK.
+  absl::Status CheckFinished() const;
+
+ private:
+  absl::Status AddTokens(const v1::Tokens& tokens);
+};
+
+// "length", "eos", "stop_token", "stop_string", or "unknown(N)".
+std::string FinishReasonName(v1::FinishReason reason);
+
+}  // namespace recurve
+
+#endif  // RECURVE_CLIENT_LIB_GENERATION_H_

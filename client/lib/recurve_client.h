@@ -1,0 +1,123 @@
+#ifndef RECURVE_CLIENT_LIB_RECURVE_CLIENT_H_
+#define RECURVE_CLIENT_LIB_RECURVE_CLIENT_H_
+
+#include <grpcpp/client_context.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "client/lib/generate_stream.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "recurve/v1/control.grpc.pb.h"
+#include "recurve/v1/inference.grpc.pb.h"
+
+namespace recurve {
+
+// Cancels a blocking call from another thread.
+// Thread safety: all methods may be called from any thread.
+class Canceller {
+ public:
+  // Ends the call under way, and any later one, with CANCELLED.
+  void Cancel();
+  bool cancelled() const;
+
+ private:
+  friend class ClientCall;
+  void Bind(grpc::ClientContext* context);
+  void Unbind();
+
+  mutable Mutex mu_;
+  grpc::ClientContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+struct CallOptions {
+  // Becomes the deadline of the call; infinite means none.
+  absl::Duration timeout = absl::InfiniteDuration();
+  // May be null. For one call at a time; must outlive it.
+  Canceller* canceller = nullptr;
+};
+
+// Files are PEM, read by RecurveClient::Create.
+struct TlsOptions {
+  bool enabled = false;  // else plaintext
+  std::string ca;        // who may sign the server's certificate; empty: the
+                         // system's
+  std::string cert;      // of this client, if the server asks for one
+  std::string key;
+};
+
+struct ClientOptions {
+  // Largest message taken from the server, in bytes. Logits of a Decode call
+  // are large: one row is 4 bytes for each token of the vocabulary.
+  int max_receive_bytes = 64 << 20;
+  // gRPC shares one connection among the clients of a server. True opens one
+  // for this client alone: a server may bound the streams of a connection.
+  bool own_connection = false;
+  TlsOptions tls = {};
+  // Sent with every call but those of health, as a server with API keys wants
+  // it; empty: none. Whoever can read the connection can read it: use TLS.
+  std::string api_key = "";
+};
+
+// The services of one Recurve server.
+//
+// Errors of calls are what the server sent, or gRPC's own (UNAVAILABLE when
+// there is no connection, DEADLINE_EXCEEDED, CANCELLED).
+//
+// Thread safety: all methods may be called from any thread. Streams must not
+// outlive the client.
+class RecurveClient {
+ public:
+  // `server` is HOST:PORT (an IPv6 address in brackets). Does not connect: the
+  // first call does, through the proxy that gRPC's variables name, if any, but
+  // for servers on this machine or in NO_PROXY (no_proxy.h). InvalidArgument
+  // when `server` has another form, a file of `options` cannot be read, or the
+  // API key is not printable ASCII. ResourceExhausted when the system does
+  // not give the files and threads that gRPC needs.
+  static absl::StatusOr<std::unique_ptr<RecurveClient>> Create(
+      absl::string_view server, const ClientOptions& options = {});
+
+  // Streams a continuation. Blocks until the call has ended; on_event gets
+  // every event in order, on this thread. It returns false to cancel the call.
+  absl::Status Generate(
+      const v1::GenerateRequest& request,
+      absl::FunctionRef<bool(const v1::GenerateEvent&)> on_event,
+      const CallOptions& options = {});
+
+  // The same without blocking: see GenerateStream.
+  std::unique_ptr<GenerateStream> StartGenerate(
+      const v1::GenerateRequest& request, GenerateStream::Callbacks callbacks,
+      absl::Duration timeout = absl::InfiniteDuration());
+
+  absl::StatusOr<v1::ModelInfo> GetModelInfo(const CallOptions& options = {});
+  absl::StatusOr<v1::ServerInfo> GetServerInfo(const CallOptions& options = {});
+  absl::StatusOr<v1::Load> GetLoad(const CallOptions& options = {});
+  absl::Status Abort(absl::string_view request_id,
+                     const CallOptions& options = {});
+  absl::StatusOr<v1::DrainResponse> Drain(const CallOptions& options = {});
+
+  // grpc.health.v1 Check. An empty service asks for the server as a whole;
+  // NotFound when the server does not know the service.
+  absl::StatusOr<grpc::health::v1::HealthCheckResponse> CheckHealth(
+      absl::string_view service = "", const CallOptions& options = {});
+
+ private:
+  RecurveClient(const std::shared_ptr<grpc::Channel>& channel,
+                const std::string& api_key);
+
+  const std::string authorization_;  // the header; empty: none
+  const std::unique_ptr<v1::Inference::Stub> inference_;
+  const std::unique_ptr<v1::Control::Stub> control_;
+  const std::unique_ptr<grpc::health::v1::Health::Stub> health_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_CLIENT_LIB_RECURVE_CLIENT_H_

@@ -1,0 +1,153 @@
+// The decode kernel with wgmma and bulk copies: sm_90a.
+#include "kernels/tpa/decode/tpa_kernel.cuh"
+
+namespace recurve {
+namespace {
+
+// Any shape.
+template <typename T, int kColumns, int kTiles>
+__global__ void __launch_bounds__(kTpaMaxThreads, 1)
+    tpa_decode_any(const __grid_constant__ TpaDecodeArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  TpaDecodeBlock<T, kColumns, kTiles, 0,
+                 TpaWgmmaProducts<T, kColumns, kTiles, 0>>(args);
+#else
+  __trap();  // never launched: plans for such a device are not `hopper`
+#endif
+}
+
+// Common ones: D = E = 64 kTiles, rank 1 or 2. Products are in a row without a
+// branch, and ranks without a loop. Those that append are instances of their
+// own: code that is there but not used makes the others slower.
+template <typename T, int kColumns, int kTiles, int kRank, bool kAppends>
+__global__ void __launch_bounds__(kTpaMaxThreads, 1)
+    tpa_decode_fast(const __grid_constant__ TpaDecodeArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  TpaDecodeBlock<T, kColumns, kTiles, kRank,
+                 TpaWgmmaProducts<T, kColumns, kTiles, 4 * kTiles>, kAppends>(
+      args);
+#else
+  __trap();
+#endif
+}
+
+// Heads as rows.
+template <typename T, int kRank, bool kAppends>
+__global__ void __launch_bounds__(kTpaMaxThreads, 1)
+    tpa_decode_head_rows(const __grid_constant__ TpaDecodeArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  TpaDecodeBlock<T, kTpaHeadRowsHeads, 1, kRank, TpaHeadRows, kAppends>(args);
+#else
+  __trap();
+#endif
+}
+
+// Rows that are clusters.
+template <typename T, int kRank, bool kAppends>
+__global__ void __launch_bounds__(kTpaMaxThreads, 1)
+    tpa_decode_clusters(const __grid_constant__ TpaDecodeArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  TpaDecodeBlock<T, 24, 1, kRank, TpaWgmmaProducts<T, 24, 1, 4>, kAppends,
+                 true>(args);
+#else
+  __trap();
+#endif
+}
+
+template <typename T>
+cudaError_t LaunchClusters(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
+                           cudaStream_t stream) {
+  const bool one = args.p.shape.kv_rank == 1;
+  const bool appends = args.p.queries == nullptr;
+  return LaunchTpaKernel(one ? (appends ? tpa_decode_clusters<T, 1, true>
+                                        : tpa_decode_clusters<T, 1, false>)
+                             : (appends ? tpa_decode_clusters<T, 2, true>
+                                        : tpa_decode_clusters<T, 2, false>),
+                         args, plan, stream);
+}
+
+template <typename T>
+cudaError_t LaunchHeadRows(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
+                           cudaStream_t stream) {
+  const bool one = args.p.shape.kv_rank == 1;
+  const bool appends = args.p.queries == nullptr;
+  return LaunchTpaKernel(one ? (appends ? tpa_decode_head_rows<T, 1, true>
+                                        : tpa_decode_head_rows<T, 1, false>)
+                             : (appends ? tpa_decode_head_rows<T, 2, true>
+                                        : tpa_decode_head_rows<T, 2, false>),
+                         args, plan, stream);
+}
+
+template <typename T, int kColumns, int kTiles>
+cudaError_t LaunchRank(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
+                       cudaStream_t stream) {
+  if (plan.early_keys == 0) {
+    return LaunchTpaKernel(tpa_decode_any<T, kColumns, kTiles>, args, plan,
+                           stream);
+  }
+  const bool one = args.p.shape.kv_rank == 1;
+  const bool appends = args.p.queries == nullptr;
+  return LaunchTpaKernel(
+      one ? (appends ? tpa_decode_fast<T, kColumns, kTiles, 1, true>
+                     : tpa_decode_fast<T, kColumns, kTiles, 1, false>)
+          : (appends ? tpa_decode_fast<T, kColumns, kTiles, 2, true>
+                     : tpa_decode_fast<T, kColumns, kTiles, 2, false>),
+      args, plan, stream);
+}
+
+template <typename T>
+cudaError_t LaunchVariant(const TpaDecodeArgs& args, const TpaDecodePlan& plan,
+                          cudaStream_t stream) {
+  if (plan.cluster_blocks > 0) return LaunchClusters<T>(args, plan, stream);
+  switch (plan.variant) {
+    case 0:
+      return LaunchRank<T, 32, 1>(args, plan, stream);
+    case 1:
+      return LaunchRank<T, 32, 2>(args, plan, stream);
+    case 2:
+      return LaunchTpaKernel(tpa_decode_any<T, 32, 4>, args, plan, stream);
+    case 3:
+      return LaunchRank<T, 40, 1>(args, plan, stream);
+    case 4:
+      return LaunchRank<T, 40, 2>(args, plan, stream);
+    case 5:
+      return LaunchRank<T, 24, 1>(args, plan, stream);
+    case 6:
+      return LaunchHeadRows<T>(args, plan, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+int CountTpaClusters(int shared_memory) {
+  const auto kernel = tpa_decode_clusters<__nv_bfloat16, 2, true>;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kTpaClusterBlocks);
+  config.blockDim = dim3(kTpaMaxThreads);
+  config.dynamicSmemBytes = shared_memory;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {kTpaClusterBlocks, 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_memory);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  if (error == cudaSuccess) return clusters;
+  // As a part of a GPU may say that has no room for one: there are other plans.
+  (void)cudaGetLastError();
+  return 0;
+}
+
+cudaError_t LaunchTpaHopper(const TpaDecodeArgs& args,
+                            const TpaDecodePlan& plan, cudaStream_t stream) {
+  return args.p.cache.element == TpaElement::kBFloat16
+             ? LaunchVariant<__nv_bfloat16>(args, plan, stream)
+             : LaunchVariant<__half>(args, plan, stream);
+}
+
+}  // namespace recurve

@@ -1,0 +1,259 @@
+#include "server/openai/http_api.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "engine/checkpoint/quote.h"
+#include "nlohmann/json.hpp"
+#include "prometheus/collectable.h"
+#include "prometheus/text_serializer.h"
+#include "server/openai/completion_call.h"
+#include "server/openai/openai.h"
+#include "server/telemetry/metrics.h"
+#include "server/telemetry/process_metrics.h"
+
+namespace recurve {
+namespace {
+
+constexpr absl::string_view kModelPrefix = "/v1/models/";
+constexpr char kCompletions[] = "/v1/completions";
+
+bool IsJson(absl::string_view content_type) {
+  const absl::string_view type = content_type.substr(0, content_type.find(';'));
+  return absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(type),
+                                "application/json");
+}
+
+// Clients write the slash in a model's name as %2F. What is no hexadecimal
+// number stays as it is.
+std::string PercentDecoded(absl::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    uint32_t byte = 0;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        absl::ascii_isxdigit(text[i + 1]) &&
+        absl::ascii_isxdigit(text[i + 2]) &&
+        absl::SimpleHexAtoi(text.substr(i + 1, 2), &byte)) {
+      decoded += static_cast<char>(byte);
+      i += 2;
+    } else {
+      decoded += text[i];
+    }
+  }
+  return decoded;
+}
+
+// What is wrong with a client's id of its request; empty: nothing. It goes into
+// a header of the answer, where a line's end would begin another.
+std::string RequestIdProblem(const std::vector<std::string>& ids) {
+  constexpr size_t kMaxBytes = 128;
+  constexpr char kExpected[] =
+      "; expected one of 1 to 128 visible ASCII characters, ! to ~";
+  if (ids.empty()) return "";
+  if (ids.size() > 1) {
+    return absl::StrCat("there are ", ids.size(), " headers X-Request-Id",
+                        kExpected);
+  }
+  const std::string& id = ids[0];
+  if (id.empty() || id.size() > kMaxBytes) {
+    return absl::StrCat("X-Request-Id has ", id.size(), " bytes", kExpected);
+  }
+  if (!absl::c_all_of(id, [](char c) { return absl::ascii_isgraph(c); })) {
+    return absl::StrCat("X-Request-Id is ", Quote(id), kExpected);
+  }
+  return "";
+}
+
+// Sets the deadline of `request`, if its head names one. What is wrong with
+// that, or nothing.
+std::string TakeTimeout(HttpRequest* request) {
+  constexpr int64_t kMaxMs = 86'400'000;
+  const std::vector<std::string>& values = request->expected_timeout;
+  if (values.empty()) return "";
+  int64_t ms = 0;
+  if (values.size() > 1 || values[0].size() > 10 ||
+      !absl::c_all_of(values[0],
+                      [](char c) { return absl::ascii_isdigit(c); }) ||
+      !absl::SimpleAtoi(values[0], &ms) || ms > kMaxMs) {
+    return absl::StrCat(kExpectedTimeoutHeader, " is ",
+                        Quote(absl::StrJoin(values, ", ")),
+                        "; expected one header with 0 to ", kMaxMs);
+  }
+  // Of Envoy, 0 says that there is none.
+  if (ms > 0) {
+    request->deadline =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+  }
+  return "";
+}
+
+std::string NotFound(absl::string_view path) {
+  return absl::StrCat(
+      path == "/v1/chat/completions"
+          ? "there is no chat API, as this server applies no chat template"
+          : absl::StrCat("there is nothing under ", Quote(path)),
+      "; expected /v1/completions, /v1/models, /health or /metrics, as far as "
+      "this port has them");
+}
+
+}  // namespace
+
+HttpApi::HttpApi(Options options)
+    : options_(std::move(options)),
+      started_(std::chrono::duration_cast<std::chrono::seconds>(
+                   std::chrono::system_clock::now().time_since_epoch())
+                   .count()) {}
+
+std::optional<HttpResponse> HttpApi::CheckHead(HttpRequest* head) {
+  std::optional<HttpResponse> refusal = Refusal(head);
+  if (refusal && head->path == kCompletions && !head->request_id.empty() &&
+      RequestIdProblem(head->request_id).empty()) {
+    refusal->headers.emplace_back(kRequestIdHeader, head->request_id[0]);
+  }
+  return refusal;
+}
+
+std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
+  const HttpRequest& head = *request;
+  const bool models =
+      head.path == "/v1/models" || absl::StartsWith(head.path, kModelPrefix);
+  const bool completions = head.path == kCompletions;
+  if (options_.environment != nullptr && absl::StartsWith(head.path, "/v1/") &&
+      options_.environment->tenants != nullptr) {
+    const auto tenant = options_.environment->tenants->Authenticate(
+        head.authorization, "header");
+    if (!tenant.ok()) {
+      if (completions) {
+        options_.environment->metrics->OnRefused(
+            RefusalReason::kUnauthenticated);
+      }
+      return ErrorResponse(ErrorOf(tenant.status()));
+    }
+  }
+  // Here whoever reaches the API would see what all tenants use.
+  if (head.path == "/metrics" && options_.metrics != nullptr &&
+      options_.environment != nullptr &&
+      options_.environment->tenants != nullptr) {
+    const auto tenant = options_.environment->tenants->Authenticate(
+        head.authorization, "header");
+    if (!tenant.ok()) return ErrorResponse(ErrorOf(tenant.status()));
+    if (absl::Status status = (*tenant)->CheckAdmin("/metrics needs one");
+        !status.ok()) {
+      return ErrorResponse(ErrorOf(status));
+    }
+  }
+  // With keys, what needs none shows nothing.
+  request->entitled =
+      options_.environment != nullptr &&
+      (options_.environment->tenants == nullptr ||
+       absl::StartsWith(head.path, "/v1/") || head.path == "/metrics");
+  const bool known =
+      head.path == "/health" ||
+      (head.path == "/metrics" && options_.metrics != nullptr) ||
+      (options_.environment != nullptr && (models || completions));
+  if (!known) {
+    return HttpError(404, NotFound(head.path));
+  }
+  const bool get = head.method == "GET" || head.method == "HEAD";
+  if (completions ? head.method != "POST" : !get) {
+    HttpResponse response = HttpError(
+        405, completions ? "this path takes POST" : "this path takes GET");
+    response.headers.emplace_back("Allow", completions ? "POST" : "GET, HEAD");
+    return response;
+  }
+  // Also keeps out what a web page may send without asking.
+  if (completions && !IsJson(head.content_type)) {
+    return HttpError(
+        415, absl::StrCat("Content-Type is ",
+                          head.content_type.empty() ? "missing"
+                                                    : Quote(head.content_type),
+                          "; expected application/json"));
+  }
+  const std::string& encoding = head.content_encoding;
+  if (completions && !encoding.empty() &&
+      !absl::EqualsIgnoreCase(encoding, "identity")) {
+    return HttpError(
+        415, absl::StrCat("Content-Encoding is '", encoding.substr(0, 100),
+                          "'; expected a body as it is, without one"));
+  }
+  if (!completions) return std::nullopt;
+  std::string problem = RequestIdProblem(head.request_id);
+  if (problem.empty()) problem = TakeTimeout(request);
+  if (!problem.empty()) {
+    options_.environment->metrics->OnRefused(RefusalReason::kInvalid);
+    return HttpError(400, problem);
+  }
+  return std::nullopt;
+}
+
+HttpResponse HttpApi::Get(const std::string& path) const {
+  HttpResponse response;
+  if (path == "/health") {
+    const bool serving = options_.serving();
+    response.status = serving ? 200 : 503;
+    const nlohmann::json body = {
+        {"status", serving ? "SERVING" : "NOT_SERVING"}};
+    response.body = ToText(body);
+    return response;
+  }
+  if (path == "/metrics") {
+    response.content_type = "text/plain; version=0.0.4";
+    std::vector<prometheus::MetricFamily> families =
+        options_.metrics->Collect();
+    for (prometheus::MetricFamily& family : CollectProcessMetrics()) {
+      families.push_back(std::move(family));
+    }
+    response.body = prometheus::TextSerializer().Serialize(families);
+    return response;
+  }
+  const nlohmann::json models =
+      ModelsJson(options_.model_name, started_,
+                 options_.environment->context.max_model_len);
+  absl::string_view name = path;
+  if (!absl::ConsumePrefix(&name, kModelPrefix)) {
+    response.body = ToText(models);
+  } else if (name == options_.model_name ||
+             PercentDecoded(name) == options_.model_name) {
+    response.body = ToText(models["data"][0]);
+  } else {
+    ApiError error;
+    error.status = 404;
+    error.message = absl::StrCat("the model ", Quote(PercentDecoded(name)),
+                                 " is not here; this server has ",
+                                 Quote(options_.model_name));
+    error.param = "model";
+    error.code = "model_not_found";
+    return ErrorResponse(error);
+  }
+  return response;
+}
+
+void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
+  if (options_.counters == nullptr) return;
+  // A label has few values, whatever clients ask for.
+  const char* endpoint = "other";
+  for (const char* known :
+       {kCompletions, "/v1/models", "/health", "/metrics"}) {
+    if (path == known) endpoint = known;
+  }
+  if (absl::StartsWith(path, kModelPrefix)) endpoint = "/v1/models";
+  options_.counters->OnHttpAnswered(endpoint, status, seconds);
+}
+
+void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+  if (request.path != kCompletions) return reply->Send(Get(request.path));
+  std::make_shared<CompletionCall>(*options_.environment, options_.model_name,
+                                   std::move(reply))
+      ->Begin(request);
+}
+
+}  // namespace recurve

@@ -1,0 +1,49 @@
+#ifndef RECURVE_SERVER_OPENAI_HTTP_API_H_
+#define RECURVE_SERVER_OPENAI_HTTP_API_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "server/http/http_reply.h"
+#include "server/requests/stream_call.h"
+
+namespace prometheus {
+class Collectable;
+}  // namespace prometheus
+
+namespace recurve {
+
+class Metrics;
+
+// What there is under which path (docs/http.md). Thread-safe.
+class HttpApi : public HttpHandler {
+ public:
+  struct Options {
+    // Null: without /v1/completions and /v1/models.
+    const CallEnvironment* environment = nullptr;
+    std::string model_name;
+    // Null: without /metrics.
+    std::shared_ptr<prometheus::Collectable> metrics;
+    std::function<bool()> serving;  // what /health says
+    Metrics* counters = nullptr;    // of answers; outlives this
+  };
+  explicit HttpApi(Options options);
+
+  std::optional<HttpResponse> CheckHead(HttpRequest* head) override;
+  void Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) override;
+  void OnAnswered(const std::string& path, int status, double seconds) override;
+
+ private:
+  // CheckHead, but for the client's id of the request.
+  std::optional<HttpResponse> Refusal(HttpRequest* head);
+  HttpResponse Get(const std::string& path) const;
+
+  const Options options_;
+  const int64_t started_;  // seconds since 1970
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_OPENAI_HTTP_API_H_

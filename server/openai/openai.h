@@ -1,0 +1,109 @@
+#ifndef RECURVE_SERVER_OPENAI_OPENAI_H_
+#define RECURVE_SERVER_OPENAI_OPENAI_H_
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "engine/serving/request.h"
+#include "engine/tokenizer/stream_decoder.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "nlohmann/json_fwd.hpp"
+#include "recurve/v1/inference.pb.h"
+#include "server/http/http_reply.h"
+
+namespace recurve {
+
+// The JSON of OpenAI's completions API (docs/http.md), to and from the public
+// messages of recurve.v1: from there on a request is checked and run as one
+// that came over gRPC. Nothing here throws.
+
+// An error as clients of the API see it.
+struct ApiError {
+  int status = 400;
+  std::string message;
+  std::string type = "invalid_request_error";
+  std::string param;  // the field at fault; empty: null
+  std::string code;   // empty: null
+  std::optional<std::chrono::milliseconds> retry_after;
+  absl::Status cause = absl::InvalidArgumentError("");
+};
+// The same for a status of the engine, the quotas or convert.h. Fields get the
+// names that this API has for them.
+ApiError ErrorOf(const absl::Status& status);
+nlohmann::json ErrorJson(const ApiError& error);
+HttpResponse ErrorResponse(const ApiError& error);
+
+struct CompletionRequest {
+  std::vector<v1::GenerateRequest> prompts;  // at least one; a choice for each
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage = false;  // in every event
+  bool return_token_ids = false;
+  bool tokens_as_ids = false;  // in logprobs, "token_id:65" and not "A"
+
+  // A model without a tokenizer has nothing else to show.
+  bool ShowsTokenIds(const Tokenizer* tokenizer) const {
+    return return_token_ids || tokenizer == nullptr;
+  }
+};
+inline constexpr int kMaxPrompts = 64;
+// What the API promises where a request does not say.
+inline constexpr int kCompletionMaxTokens = 16;
+
+// Reads the body of a request. An error names the field, its value and what is
+// expected. A prompt of more token ids than `limits.max_model_len` is not read
+// to its end.
+std::optional<ApiError> ParseCompletion(absl::string_view body,
+                                        const std::string& model_name,
+                                        const RequestLimits& limits,
+                                        CompletionRequest* request);
+
+// What one choice, or a piece of it, has to show.
+struct ChoicePiece {
+  int index = 0;
+  v1::Tokens tokens;
+  std::optional<v1::Finished> finished;
+  int32_t last_token = 0;  // the one that finished it
+};
+// Where in a choice's text its tokens begin. One thread at a time.
+class TextOffsets {
+ public:
+  // All are 0.
+  TextOffsets() = default;
+  // The same if `tokenizer` is null; it must outlive this object. `prompt`
+  // decides whether the first token begins a text.
+  TextOffsets(const Tokenizer* tokenizer, absl::Span<const int32_t> prompt);
+
+  // Characters of the text that are complete before the next token, `id`.
+  int64_t Next(int32_t id);
+
+ private:
+  std::optional<StreamDecoder> decoder_;
+  int64_t characters_ = 0;
+};
+
+// `offsets` has seen the tokens of the pieces before; `tokenizer` may be null.
+nlohmann::json ChoiceJson(const ChoicePiece& piece,
+                          const CompletionRequest& request,
+                          const Tokenizer* tokenizer, TextOffsets* offsets);
+
+nlohmann::json UsageJson(int64_t prompt_tokens, int64_t completion_tokens);
+
+// {"id", "object", "created", "model"}, with "choices" yet to come.
+nlohmann::json CompletionJson(const std::string& id, int64_t created,
+                              const std::string& model_name);
+
+nlohmann::json ModelsJson(const std::string& model_name, int64_t created,
+                          int64_t max_model_len);
+
+std::string ToText(const nlohmann::json& value);
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_OPENAI_OPENAI_H_

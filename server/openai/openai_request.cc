@@ -1,0 +1,468 @@
+// The bodies of requests. What goes back is in openai.cc.
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/checkpoint/json_parse.h"
+#include "engine/checkpoint/quote.h"
+#include "engine/serving/request.h"
+#include "nlohmann/json.hpp"
+#include "server/openai/openai.h"
+
+namespace recurve {
+namespace {
+
+using nlohmann::json;
+
+// Deep enough for every field there is.
+constexpr int kMaxDepth = 8;
+// Besides the token ids of prompts. Every field at its limit has some 1,300.
+constexpr int kMaxValues = 4096;
+constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
+// Options that other servers know and this one does not have: they may be given
+// with a value that asks for nothing.
+struct Neutral {
+  absl::string_view name;
+  std::vector<json> values;
+};
+const std::vector<Neutral>& NeutralOptions() {
+  static const auto& options = *new std::vector<Neutral>{
+      {"n", {1}},
+      {"best_of", {1}},
+      {"echo", {false}},
+      {"suffix", {""}},
+      {"use_beam_search", {false}},
+      {"length_penalty", {1}},
+      {"early_stopping", {false}},
+      {"include_stop_str_in_output", {false}},
+      {"skip_special_tokens", {true}},
+      {"spaces_between_special_tokens", {true}},
+      {"add_special_tokens", {true}},
+      {"detokenize", {true}},
+      {"bad_words", {json::array()}},
+      {"logits_processors", {json::array()}},
+      {"response_format", {json({{"type", "text"}})}},
+      {"service_tier", {"auto", "default"}},
+      {"store", {false}},
+  };
+  return options;
+}
+
+// Reads one JSON object member by member; keeps the first error.
+class Reader {
+ public:
+  explicit Reader(int64_t vocab_size) : vocab_size_(vocab_size) {}
+  int64_t vocab_size() const { return vocab_size_; }
+
+  bool failed() const { return error_.has_value(); }
+  std::optional<ApiError> TakeError() { return std::move(error_); }
+
+  void Fail(absl::string_view field, absl::string_view problem) {
+    if (error_) return;
+    error_.emplace();
+    error_->message = absl::StrCat(field, " ", problem);
+    error_->param = std::string(field.substr(0, field.find_first_of("[.")));
+  }
+  void FailUnknown(const std::string& key) {
+    if (error_) return;
+    error_.emplace();
+    error_->message = absl::StrCat(Quote(key), " is no option of this server");
+    error_->param = key;
+  }
+  void Unexpected(absl::string_view field, const json& value,
+                  absl::string_view expected) {
+    Fail(field,
+         absl::StrCat("is ", DescribeJson(value), "; expected ", expected));
+  }
+
+  // What is expected of a token id. Of those that are none of this vocabulary
+  // the engine tells, once it has the lengths of all.
+  std::string TokenId() const {
+    return absl::StrCat("a token id from 0 to ", vocab_size_ - 1);
+  }
+
+  bool Bool(absl::string_view field, const json& value) {
+    if (value.is_boolean()) return value.get<bool>();
+    Unexpected(field, value, "true or false");
+    return false;
+  }
+  // The engine checks the range as well, but sees a float: 1.0000001 would be
+  // "1", and 1e39 "inf".
+  float Float(absl::string_view field, const json& value,
+              const OptionRange& range) {
+    return Float(field, value, range,
+                 absl::StrCat(range.min, " to ", range.max));
+  }
+  float Float(absl::string_view field, const json& value,
+              const OptionRange& range, absl::string_view expected) {
+    if (!value.is_number()) {
+      Unexpected(field, value, "a number");
+      return 0;
+    }
+    const double number = value.get<double>();
+    if (number >= range.min && number <= range.max) {
+      return static_cast<float>(number);
+    }
+    Unexpected(field, value, expected);
+    return 0;
+  }
+  int64_t Int(absl::string_view field, const json& value, int64_t min,
+              int64_t max) {
+    const bool fits = value.is_number_integer() &&
+                      !(value.is_number_unsigned() &&
+                        value.get<uint64_t>() > uint64_t{INT64_MAX});
+    if (fits) {
+      const int64_t number = value.get<int64_t>();
+      if (number >= min && number <= max) return number;
+    }
+    Unexpected(field, value,
+               absl::StrCat("an integer from ", min, " to ", max));
+    return min;
+  }
+  std::string String(absl::string_view field, const json& value) {
+    if (value.is_string()) return value.get_ref<const std::string&>();
+    Unexpected(field, value, "a string");
+    return "";
+  }
+
+ private:
+  const int64_t vocab_size_;
+  std::optional<ApiError> error_;
+};
+
+bool IsIds(const json& value) {
+  return value.is_array() && !value.empty() && value[0].is_number();
+}
+
+void ReadPrompt(const std::string& field, const json& value, Reader& reader,
+                v1::GenerateRequest* request) {
+  if (value.is_string()) {
+    request->set_prompt_text(value.get_ref<const std::string&>());
+    return;
+  }
+  if (!IsIds(value)) {
+    return reader.Unexpected(field, value, "a string or a list of token ids");
+  }
+  auto& ids = *request->mutable_prompt_ids()->mutable_ids();
+  ids.Reserve(static_cast<int>(value.size()));
+  for (size_t i = 0; i < value.size() && !reader.failed(); ++i) {
+    // The field's name is made only for an error: a prompt may be long.
+    const json& id = value[i];
+    if (id.is_number_unsigned() && id.get<uint64_t>() <= kMaxInt32) {
+      ids.Add(id.get<uint32_t>());
+    } else {
+      reader.Unexpected(absl::StrCat(field, "[", i, "]"), id, reader.TokenId());
+    }
+  }
+}
+
+// One prompt or a list of them; `base` has the options of each.
+void ReadPrompts(const json& value, const v1::GenerateRequest& base,
+                 Reader& reader, std::vector<v1::GenerateRequest>* prompts) {
+  if (!value.is_array() || IsIds(value)) {
+    ReadPrompt("prompt", value, reader, &prompts->emplace_back(base));
+    return;
+  }
+  if (value.empty() || value.size() > kMaxPrompts) {
+    return reader.Fail(
+        "prompt", absl::StrCat("has ", value.size(), " entries; expected 1 to ",
+                               kMaxPrompts));
+  }
+  for (size_t i = 0; i < value.size() && !reader.failed(); ++i) {
+    ReadPrompt(absl::StrCat("prompt[", i, "]"), value[i], reader,
+               &prompts->emplace_back(base));
+  }
+}
+
+void ReadLogitBias(const json& value, Reader& reader,
+                   v1::SamplingParams* sampling) {
+  if (!value.is_object()) {
+    return reader.Unexpected("logit_bias", value, "an object");
+  }
+  if (value.size() > kMaxLogitBias) {
+    return reader.Fail("logit_bias",
+                       absl::StrCat("has ", value.size(), " entries; at most ",
+                                    kMaxLogitBias, " are allowed"));
+  }
+  for (const auto& [key, bias] : value.items()) {
+    // As numbers are written: " 65" or "065" would be a second name of 65.
+    uint32_t id;
+    if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key ||
+        id > kMaxInt32) {
+      return reader.Fail(
+          "logit_bias",
+          absl::StrCat("has the key ", Quote(key), "; expected ",
+                       reader.TokenId(), ", without spaces or leading zeros"));
+    }
+    const float number = reader.Float(absl::StrCat("logit_bias[", id, "]"),
+                                      bias, kLogitBiasRange);
+    (*sampling->mutable_logit_bias())[id] = number;
+  }
+}
+
+void ReadStop(const json& value, Reader& reader, v1::StoppingParams* stopping) {
+  if (value.is_string()) {
+    stopping->add_stop_strings(value.get_ref<const std::string&>());
+    return;
+  }
+  if (!value.is_array() || value.size() > kMaxStopStrings) {
+    return reader.Unexpected(
+        "stop", value,
+        absl::StrCat("a string or a list of at most ", kMaxStopStrings));
+  }
+  for (size_t i = 0; i < value.size(); ++i) {
+    stopping->add_stop_strings(
+        reader.String(absl::StrCat("stop[", i, "]"), value[i]));
+  }
+}
+
+void ReadStopTokenIds(const json& value, Reader& reader,
+                      v1::StoppingParams* stopping) {
+  if (!value.is_array() || value.size() > kMaxStopTokenIds) {
+    return reader.Unexpected(
+        "stop_token_ids", value,
+        absl::StrCat("a list of at most ", kMaxStopTokenIds, " token ids"));
+  }
+  for (size_t i = 0; i < value.size(); ++i) {
+    stopping->add_stop_token_ids(static_cast<uint32_t>(
+        reader.Int(absl::StrCat("stop_token_ids[", i, "]"), value[i], 0,
+                   reader.vocab_size() - 1)));
+  }
+}
+
+void ReadStreamOptions(const json& value, Reader& reader,
+                       CompletionRequest* request) {
+  if (!value.is_object()) {
+    return reader.Unexpected("stream_options", value, "an object");
+  }
+  for (const auto& [key, member] : value.items()) {
+    if (member.is_null()) continue;
+    const std::string field = "stream_options." + key;
+    if (key == "include_usage") {
+      request->include_usage = reader.Bool(field, member);
+    } else if (key == "continuous_usage_stats") {
+      request->continuous_usage = reader.Bool(field, member);
+    } else if (key == "include_obfuscation") {
+      if (reader.Bool(field, member)) {
+        reader.Fail(field, "is true; this server has no such option");
+      }
+    } else {
+      reader.Fail("stream_options",
+                  absl::StrCat("has the unknown key ", Quote(key)));
+    }
+  }
+}
+
+// The members that are the same for every prompt. False: not one of them.
+bool ReadOption(const std::string& key, const json& value, Reader& reader,
+                CompletionRequest* request, v1::GenerateRequest* base) {
+  v1::SamplingParams& sampling = *base->mutable_sampling();
+  v1::StoppingParams& stopping = *base->mutable_stopping();
+  if (key == "max_tokens" || key == "max_completion_tokens") {
+    const auto count = static_cast<uint32_t>(
+        reader.Int(key, value, 1, std::numeric_limits<int32_t>::max()));
+    if (stopping.has_max_new_tokens() && stopping.max_new_tokens() != count) {
+      const char* const other =
+          key == "max_tokens" ? "max_completion_tokens" : "max_tokens";
+      reader.Fail(key, absl::StrCat("is ", count, " and ", other, " is ",
+                                    stopping.max_new_tokens(),
+                                    "; expected one value, as both are names "
+                                    "of one option"));
+    }
+    stopping.set_max_new_tokens(count);
+  } else if (key == "temperature") {
+    sampling.set_temperature(reader.Float(key, value, kTemperatureRange));
+  } else if (key == "top_p") {
+    sampling.set_top_p(reader.Float(key, value, kTopPRange, kTopPExpected));
+  } else if (key == "top_k") {  // -1: all, as 0
+    sampling.set_top_k(static_cast<uint32_t>(std::max<int64_t>(
+        0, reader.Int(key, value, -1, std::numeric_limits<int32_t>::max()))));
+  } else if (key == "min_p") {
+    sampling.set_min_p(reader.Float(key, value, kMinPRange));
+  } else if (key == "presence_penalty") {
+    sampling.set_presence_penalty(reader.Float(key, value, kPenaltyRange));
+  } else if (key == "frequency_penalty") {
+    sampling.set_frequency_penalty(reader.Float(key, value, kPenaltyRange));
+  } else if (key == "repetition_penalty") {
+    sampling.set_repetition_penalty(
+        reader.Float(key, value, kRepetitionPenaltyRange));
+  } else if (key == "seed") {
+    if (value.is_number_unsigned()) {
+      sampling.set_seed(value.get<uint64_t>());
+    } else if (value.is_number_integer()) {  // negative: its two's complement
+      sampling.set_seed(static_cast<uint64_t>(value.get<int64_t>()));
+    } else {
+      reader.Unexpected(
+          key, value,
+          absl::StrCat("an integer from ", std::numeric_limits<int64_t>::min(),
+                       " to ", std::numeric_limits<uint64_t>::max()));
+    }
+  } else if (key == "logit_bias") {
+    ReadLogitBias(value, reader, &sampling);
+  } else if (key == "stop") {
+    ReadStop(value, reader, &stopping);
+  } else if (key == "stop_token_ids") {
+    ReadStopTokenIds(value, reader, &stopping);
+  } else if (key == "ignore_eos") {
+    stopping.set_ignore_eos(reader.Bool(key, value));
+  } else if (key == "logprobs") {
+    base->set_logprobs(
+        static_cast<uint32_t>(reader.Int(key, value, 0, kMaxLogprobs)));
+  } else if (key == "priority") {  // there, lower comes first
+    base->set_priority(static_cast<int32_t>(
+        -reader.Int(key, value, -kMaxPriority, kMaxPriority)));
+  } else if (key == "stream") {
+    request->stream = reader.Bool(key, value);
+  } else if (key == "stream_options") {
+    ReadStreamOptions(value, reader, request);
+  } else if (key == "return_token_ids") {
+    request->return_token_ids = reader.Bool(key, value);
+  } else if (key == "return_tokens_as_token_ids") {
+    request->tokens_as_ids = reader.Bool(key, value);
+  } else if (key == "user" || key == "safety_identifier" ||
+             key == "prompt_cache_key") {
+    reader.String(key, value);  // asks for nothing
+  } else if (key == "metadata") {
+    if (!value.is_object()) reader.Unexpected(key, value, "an object");
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void ReadNeutral(const std::string& key, const json& value, Reader& reader) {
+  for (const Neutral& option : NeutralOptions()) {
+    if (option.name != key) continue;
+    if (absl::c_linear_search(option.values, value)) return;
+    return reader.Fail(
+        key, absl::StrCat("is ", DescribeJson(value), "; this server supports ",
+                          absl::StrJoin(option.values, " or ",
+                                        [](std::string* out, const json& one) {
+                                          *out += one.dump();
+                                        }),
+                          " only"));
+  }
+  reader.FailUnknown(key);
+}
+
+// This server has no min_tokens: it may be given where nothing ends the output
+// before max_tokens.
+void CheckMinTokens(int64_t min_tokens, const v1::StoppingParams& stopping,
+                    Reader& reader) {
+  if (min_tokens == 0) return;
+  if (stopping.has_max_new_tokens() && min_tokens > stopping.max_new_tokens()) {
+    return reader.Fail("min_tokens",
+                       absl::StrCat("is ", min_tokens,
+                                    "; expected at most max_tokens, which is ",
+                                    stopping.max_new_tokens()));
+  }
+  if (stopping.has_max_new_tokens() && stopping.ignore_eos() &&
+      stopping.stop_strings().empty() && stopping.stop_token_ids().empty()) {
+    return;
+  }
+  reader.Fail("min_tokens",
+              absl::StrCat("is ", min_tokens,
+                           "; this server supports 0 only, or up to max_tokens "
+                           "where that is given with ignore_eos and without "
+                           "stop and stop_token_ids"));
+}
+
+}  // namespace
+
+std::optional<ApiError> ParseCompletion(absl::string_view body,
+                                        const std::string& model_name,
+                                        const RequestLimits& limits,
+                                        CompletionRequest* request) {
+  const int64_t max_model_len = limits.max_model_len;
+  Reader reader(limits.vocab_size);
+  int values = 0;
+  int64_t ids = 0;  // of one prompt
+  // Millions of values would take the thread a second, which the streams of
+  // others would wait.
+  const auto filter = [&](const std::string& member, const json& value) {
+    const bool in_prompt = member == "prompt";
+    if (in_prompt && value.is_number_unsigned()) {
+      return ++ids <= max_model_len;
+    }
+    if (value.is_array()) ids = 0;
+    if (in_prompt && value.is_object()) {
+      reader.Fail(member,
+                  "is, or has, an object; expected a string or a list of token "
+                  "ids");
+      return false;
+    }
+    return ++values <= kMaxValues;
+  };
+  auto parsed = ParseJson(body, "the body", kMaxDepth, filter);
+  if (reader.failed()) return reader.TakeError();
+  if (ids > max_model_len) {
+    ApiError error;
+    error.param = "prompt";
+    error.code = "context_length_exceeded";
+    error.message = absl::StrCat("prompt has more than ", max_model_len,
+                                 " token ids, this server's max_model_len");
+    return error;
+  }
+  if (values > kMaxValues) {
+    ApiError error;
+    error.message = absl::StrCat("the body has more than ", kMaxValues,
+                                 " values besides the token ids of prompt");
+    return error;
+  }
+  if (!parsed.ok()) {
+    ApiError error;
+    error.message = std::string(parsed.status().message());
+    return error;
+  }
+  if (!parsed->is_object()) {
+    ApiError error;
+    error.message = absl::StrCat("the body is ", DescribeJson(*parsed),
+                                 "; expected an object");
+    return error;
+  }
+  v1::GenerateRequest base;
+  base.mutable_sampling()->set_temperature(1);
+  const json* prompt = nullptr;
+  int64_t min_tokens = 0;
+  for (const auto& [key, value] : parsed->items()) {
+    if (value.is_null()) continue;  // as if it were not there
+    if (key == "prompt") {
+      prompt = &value;
+    } else if (key == "min_tokens") {
+      min_tokens = reader.Int(key, value, 0, kMaxInt32);
+    } else if (key == "model") {
+      const std::string name = reader.String(key, value);
+      if (!reader.failed() && name != model_name) {
+        ApiError error;
+        error.status = 404;
+        error.message =
+            absl::StrCat("the model ", Quote(name),
+                         " is not here; this server has ", Quote(model_name));
+        error.param = "model";
+        error.code = "model_not_found";
+        return error;
+      }
+    } else if (!ReadOption(key, value, reader, request, &base)) {
+      ReadNeutral(key, value, reader);
+    }
+    if (reader.failed()) return reader.TakeError();
+  }
+  CheckMinTokens(min_tokens, base.stopping(), reader);
+  if (!request->stream && parsed->contains("stream_options") &&
+      !(*parsed)["stream_options"].is_null()) {
+    reader.Fail("stream_options", "is set, and stream is not true");
+  } else if (prompt == nullptr) {
+    reader.Fail("prompt", "is missing");
+  } else {
+    ReadPrompts(*prompt, base, reader, &request->prompts);
+  }
+  return reader.TakeError();
+}
+
+}  // namespace recurve

@@ -1,0 +1,323 @@
+#include "server/requests/convert.h"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/random.h"
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
+// Ids beyond int32 cannot be in any vocabulary. The engine's check, which has
+// no room for them, tells of the others.
+absl::Status CheckId(absl::string_view field, uint32_t id,
+                     const RequestContext& context) {
+  if (id <= kMaxInt32) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", id, "; the vocabulary has ids 0 to ",
+                   context.vocab_size - 1));
+}
+
+using IdField = google::protobuf::RepeatedField<uint32_t>;
+
+absl::StatusOr<std::vector<int32_t>> Ids(absl::string_view field,
+                                         const IdField& ids,
+                                         const RequestContext& context) {
+  std::vector<int32_t> out;
+  out.reserve(ids.size());
+  for (uint32_t id : ids) {
+    if (id > kMaxInt32) {
+      return CheckId(absl::StrCat(field, "[", out.size(), "]"), id, context);
+    }
+    out.push_back(static_cast<int32_t>(id));
+  }
+  return out;
+}
+
+// Stops where the tokens of `text`, behind `position` others, are more than a
+// sequence may have.
+absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view field,
+                                            const std::string& text,
+                                            int64_t position,
+                                            const RequestContext& context) {
+  if (context.tokenizer == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, " needs a tokenizer, and this model has none; send token ids"));
+  }
+  const bool add_bos = position == 0 && context.tokenizer->bos_id().has_value();
+  absl::StatusOr<std::vector<int32_t>> ids = context.tokenizer->Encode(
+      text, add_bos, std::max<int64_t>(0, context.max_model_len - position));
+  if (!absl::IsOutOfRange(ids.status())) return ids;
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, " ", ids.status().message(),
+      position > 0 ? absl::StrCat(" beside the sequence's ", position) : "",
+      "; this server's max_model_len is ", context.max_model_len));
+}
+
+// Asks the system once: it may take longer than all else of a request that is
+// refused.
+uint64_t RandomSeed() {
+  static const uint64_t key = [] {
+    std::random_device device;
+    return (uint64_t{device()} << 32) | device();
+  }();
+  static std::atomic<uint64_t> next{0};
+  const auto words = Philox4x32(key, next.fetch_add(1), 0);
+  return (uint64_t{words[0]} << 32) | words[1];
+}
+
+absl::StatusOr<SamplingParams> SamplingFromProto(
+    const v1::SamplingParams& in, const RequestContext& context) {
+  SamplingParams out;
+  if (in.has_repetition_penalty())
+    out.repetition_penalty = in.repetition_penalty();
+  if (in.has_presence_penalty()) out.presence_penalty = in.presence_penalty();
+  if (in.has_frequency_penalty())
+    out.frequency_penalty = in.frequency_penalty();
+  if (in.has_temperature()) out.temperature = in.temperature();
+  // More than any vocabulary has is all of it.
+  if (in.has_top_k()) {
+    out.top_k = static_cast<int32_t>(std::min(in.top_k(), kMaxInt32));
+  }
+  if (in.has_top_p()) out.top_p = in.top_p();
+  if (in.has_min_p()) out.min_p = in.min_p();
+  out.seed = in.has_seed() ? in.seed() : RandomSeed();
+  for (const auto& [id, bias] : in.logit_bias()) {
+    RECURVE_RETURN_IF_ERROR(CheckId("sampling.logit_bias key", id, context));
+    out.logit_bias.emplace_back(static_cast<int32_t>(id), bias);
+  }
+  // A map has no order; the arithmetic must have one.
+  std::sort(out.logit_bias.begin(), out.logit_bias.end());
+  return out;
+}
+
+absl::StatusOr<StoppingParams> StoppingFromProto(
+    const v1::StoppingParams& in, const RequestContext& context) {
+  StoppingParams out;
+  RECURVE_ASSIGN_OR_RETURN(
+      out.stop_token_ids,
+      Ids("stopping.stop_token_ids", in.stop_token_ids(), context));
+  out.stop_strings.assign(in.stop_strings().begin(), in.stop_strings().end());
+  out.ignore_eos = in.ignore_eos();
+  return out;
+}
+
+template <typename Request>
+absl::StatusOr<SequenceOptions> OptionsOf(const Request& request,
+                                          const RequestContext& context) {
+  SequenceOptions options;
+  RECURVE_ASSIGN_OR_RETURN(options.sampling,
+                           SamplingFromProto(request.sampling(), context));
+  if (request.has_logprobs()) {
+    if (request.logprobs() > kMaxInt32) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("logprobs is ", request.logprobs(), "; expected 0 to ",
+                       kMaxLogprobs));
+    }
+    options.sampling.num_logprobs = static_cast<int32_t>(request.logprobs());
+  }
+  RECURVE_ASSIGN_OR_RETURN(options.stopping,
+                           StoppingFromProto(request.stopping(), context));
+  if (request.has_priority()) options.priority = request.priority();
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
+                                        const RequestContext& context) {
+  GenerateInput input;
+  RECURVE_ASSIGN_OR_RETURN(input.options, OptionsOf(request, context));
+  switch (request.prompt_case()) {
+    case v1::GenerateRequest::kPromptIds: {
+      RECURVE_ASSIGN_OR_RETURN(
+          input.command.append,
+          Ids("prompt_ids", request.prompt_ids().ids(), context));
+      break;
+    }
+    case v1::GenerateRequest::kPromptText: {
+      RECURVE_ASSIGN_OR_RETURN(input.command.append,
+                               Encode("prompt_text", request.prompt_text(),
+                                      /*position=*/0, context));
+      break;
+    }
+    case v1::GenerateRequest::PROMPT_NOT_SET:
+      return absl::InvalidArgumentError(
+          "prompt is not set; expected prompt_ids or prompt_text");
+  }
+  if (input.command.append.empty()) {
+    return absl::InvalidArgumentError(
+        "prompt is empty; at least one token is needed");
+  }
+  if (request.stopping().has_max_new_tokens()) {
+    input.command.generate = request.stopping().max_new_tokens();
+    if (input.command.generate == 0) {
+      return absl::InvalidArgumentError(
+          "stopping.max_new_tokens is 0; expected at least 1");
+    }
+  } else {
+    const int64_t room = context.max_model_len -
+                         static_cast<int64_t>(input.command.append.size());
+    // At least one, so that a prompt that leaves no room is refused with
+    // numbers.
+    input.command.generate =
+        std::max<int64_t>(1, std::min(context.default_max_new_tokens, room));
+  }
+  return input;
+}
+
+absl::StatusOr<SequenceOptions> OptionsFromProto(
+    const v1::DecodeRequest& request, const RequestContext& context) {
+  if (request.stopping().has_max_new_tokens()) {
+    return absl::InvalidArgumentError(
+        "stopping.max_new_tokens has no place in Decode; set generate in each "
+        "command");
+  }
+  return OptionsOf(request, context);
+}
+
+absl::Status CheckNoOptions(const v1::DecodeRequest& request) {
+  const char* field = request.has_sampling()   ? "sampling"
+                      : request.has_stopping() ? "stopping"
+                      : request.has_priority() ? "priority"
+                      : request.has_logprobs() ? "logprobs"
+                                               : nullptr;
+  if (field == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      field,
+      " is set in a later command; only the first command of a call sets it"));
+}
+
+absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
+                                         int64_t position,
+                                         const RequestContext& context) {
+  Command command;
+  switch (request.append_case()) {
+    case v1::DecodeRequest::kAppendIds: {
+      RECURVE_ASSIGN_OR_RETURN(
+          command.append,
+          Ids("append_ids", request.append_ids().ids(), context));
+      break;
+    }
+    case v1::DecodeRequest::kAppendText: {
+      RECURVE_ASSIGN_OR_RETURN(
+          command.append,
+          Encode("append_text", request.append_text(), position, context));
+      break;
+    }
+    case v1::DecodeRequest::APPEND_NOT_SET:
+      break;
+  }
+  command.generate = request.generate();
+  if (command.append.empty() && (position == 0 || command.generate == 0)) {
+    return absl::InvalidArgumentError(
+        position == 0 ? "append is empty; the first command must append at "
+                        "least one token"
+                      : "the command appends nothing and generates nothing");
+  }
+  switch (request.logits()) {
+    case v1::LOGITS_MODE_NONE:
+      command.logits = LogitsMode::kNone;
+      return command;
+    case v1::LOGITS_MODE_NEXT:
+      command.logits = LogitsMode::kNext;
+      return command;
+    case v1::LOGITS_MODE_ALL:
+      command.logits = LogitsMode::kAll;
+      return command;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("logits is ", static_cast<int>(request.logits()),
+                       "; expected 0 (NONE), 1 (NEXT) or 2 (ALL)"));
+  }
+}
+
+void AppendText(int64_t index, absl::string_view text, v1::Tokens* tokens) {
+  if (text.empty()) return;
+  if (tokens->ids_size() == 0) tokens->set_index(static_cast<uint32_t>(index));
+  tokens->mutable_text()->append(text.data(), text.size());
+}
+
+void AppendStep(const StepEvent& event, bool with_logprobs,
+                v1::Tokens* tokens) {
+  if (!event.has_token) return AppendText(event.index, event.text, tokens);
+  if (tokens->ids_size() == 0) {
+    tokens->set_index(static_cast<uint32_t>(event.index));
+  }
+  tokens->add_ids(static_cast<uint32_t>(event.token));
+  tokens->mutable_text()->append(event.text);
+  if (!with_logprobs) return;
+  v1::TokenLogprob* logprob = tokens->add_logprobs();
+  logprob->set_logprob(event.logprob);
+  for (const auto& [id, value] : event.top_logprobs) {
+    v1::TopLogprob* top = logprob->add_top();
+    top->set_id(static_cast<uint32_t>(id));
+    top->set_logprob(value);
+  }
+}
+
+int64_t StepBytes(const StepEvent& event, bool with_logprobs) {
+  // Tags and lengths included; an id has up to 5 bytes, a float 4.
+  constexpr int64_t kTokenBytes = 5;
+  constexpr int64_t kLogprobBytes = 9;
+  constexpr int64_t kTopBytes = 13;
+  int64_t bytes = static_cast<int64_t>(event.text.size());
+  if (!event.has_token) return bytes;
+  bytes += kTokenBytes;
+  if (!with_logprobs) return bytes;
+  return bytes + kLogprobBytes +
+         kTopBytes * static_cast<int64_t>(event.top_logprobs.size());
+}
+
+v1::FinishReason ToProto(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case FinishReason::kEos:
+      return v1::FINISH_REASON_EOS;
+    case FinishReason::kStopToken:
+      return v1::FINISH_REASON_STOP_TOKEN;
+    case FinishReason::kStopString:
+      return v1::FINISH_REASON_STOP_STRING;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+v1::Usage UsageToProto(const CommandResult& result) {
+  v1::Usage usage;
+  usage.set_prompt_tokens(static_cast<uint32_t>(result.prompt_tokens));
+  usage.set_completion_tokens(static_cast<uint32_t>(result.completion_tokens));
+  usage.set_preemptions(static_cast<uint32_t>(result.preemptions));
+  return usage;
+}
+
+std::string FormatRequestId(uint64_t id) {
+  return absl::StrFormat("%016x", id);
+}
+
+absl::StatusOr<uint64_t> ParseRequestId(const std::string& text) {
+  uint64_t id = 0;
+  bool valid = text.size() == 16;
+  for (char c : text) {
+    const bool digit = c >= '0' && c <= '9';
+    const bool letter = c >= 'a' && c <= 'f';
+    valid = valid && (digit || letter);
+    id = (id << 4) | static_cast<uint64_t>(digit ? c - '0' : c - 'a' + 10);
+  }
+  if (!valid) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "request_id has ", text.size(),
+        " characters or others than 0-9a-f; expected 16 of these"));
+  }
+  return id;
+}
+
+}  // namespace recurve

@@ -1,0 +1,61 @@
+#ifndef RECURVE_SERVER_REQUESTS_CONVERT_H_
+#define RECURVE_SERVER_REQUESTS_CONVERT_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/serving/event_sink.h"
+#include "engine/serving/request.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "recurve/v1/inference.pb.h"
+
+namespace recurve {
+
+// Between the public messages and the engine's types. Errors are
+// InvalidArgument and name the field; ranges are checked by the engine
+// (engine/serving/request.h).
+
+// What a server needs to know to read requests.
+struct RequestContext {
+  const Tokenizer* tokenizer;  // null: token ids only
+  int64_t max_model_len;
+  int64_t default_max_new_tokens;
+  int64_t vocab_size;
+};
+
+struct GenerateInput {
+  SequenceOptions options;
+  Command command;
+};
+// Fills in the defaults that the protos promise; draws a seed when none is
+// given.
+absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
+                                        const RequestContext& context);
+
+// The first command of a Decode call carries the options.
+absl::StatusOr<SequenceOptions> OptionsFromProto(
+    const v1::DecodeRequest& request, const RequestContext& context);
+// `position` is how many tokens the sequence holds.
+absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
+                                         int64_t position,
+                                         const RequestContext& context);
+// InvalidArgument when a later command sets what only the first may.
+absl::Status CheckNoOptions(const v1::DecodeRequest& request);
+
+// Adds a step's token and text to `tokens`.
+void AppendStep(const StepEvent& event, bool with_logprobs, v1::Tokens* tokens);
+// How many bytes of a message that takes, at most.
+int64_t StepBytes(const StepEvent& event, bool with_logprobs);
+// Adds text that comes without a token; `index` tokens were generated before
+// it.
+void AppendText(int64_t index, absl::string_view text, v1::Tokens* tokens);
+v1::FinishReason ToProto(FinishReason reason);
+v1::Usage UsageToProto(const CommandResult& result);
+
+// Request ids as clients see them: 16 hexadecimal digits.
+std::string FormatRequestId(uint64_t id);
+absl::StatusOr<uint64_t> ParseRequestId(const std::string& text);
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_REQUESTS_CONVERT_H_

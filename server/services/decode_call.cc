@@ -1,0 +1,162 @@
+#include "server/services/decode_call.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace recurve {
+namespace {
+
+const char* AppendField(const v1::DecodeRequest& request) {
+  return request.append_case() == v1::DecodeRequest::kAppendText ? "append_text"
+                                                                 : "append_ids";
+}
+
+// How many bytes of a message a row takes, at most.
+int64_t RowBytes(const StepEvent::LogitsRow& row) {
+  constexpr int64_t kFrame = 32;  // tags, lengths and the position
+  return kFrame + static_cast<int64_t>(row.values.size() * sizeof(float));
+}
+
+}  // namespace
+
+void DecodeCall::Begin() {
+  if (Enter()) ReadNext();
+}
+
+void DecodeCall::ReadNext() { stream_->Read(environment_.decode_idle_timeout); }
+
+absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
+  RECURVE_RETURN_IF_ERROR(CheckAccepts());
+  RECURVE_ASSIGN_OR_RETURN(SequenceOptions options,
+                           OptionsFromProto(request, environment_.context));
+  RECURVE_ASSIGN_OR_RETURN(Command command,
+                           CommandFromProto(request, 0, environment_.context));
+  RECURVE_RETURN_IF_ERROR(ValidateCommand(command, 0,
+                                          environment_.engine->limits(),
+                                          AppendField(request), "generate"));
+  RECURVE_RETURN_IF_ERROR(
+      ValidateOptions(options, environment_.engine->limits()));
+  RECURVE_RETURN_IF_ERROR(CheckPriority(options.priority));
+  RECURVE_RETURN_IF_ERROR(Charge(command));
+  with_logprobs_ = options.sampling.num_logprobs >= 0;
+  seed_ = options.sampling.seed;
+  prompt_tokens_ = static_cast<int64_t>(command.append.size());
+  RECURVE_ASSIGN_OR_RETURN(const uint64_t id,
+                           Submit(std::move(options), std::move(command),
+                                  /*close_when_done=*/false));
+  Accepted(id);
+  return absl::OkStatus();
+}
+
+absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
+  int64_t position;
+  {
+    MutexLock lock(&mu_);
+    position = sequence_tokens_;
+  }
+  RECURVE_RETURN_IF_ERROR(CheckNoOptions(request));
+  RECURVE_ASSIGN_OR_RETURN(
+      Command command,
+      CommandFromProto(request, position, environment_.context));
+  RECURVE_RETURN_IF_ERROR(ValidateCommand(command, position,
+                                          environment_.engine->limits(),
+                                          AppendField(request), "generate"));
+  RECURVE_RETURN_IF_ERROR(Charge(command));
+  environment_.engine->Extend(id, std::move(command));
+  return absl::OkStatus();
+}
+
+void DecodeCall::OnHalfClose() {
+  std::optional<uint64_t> id;
+  {
+    MutexLock lock(&mu_);
+    if (end_) return;
+    id = id_;
+  }
+  if (id) {
+    environment_.engine->Close(*id);
+  } else {
+    Refuse(absl::OkStatus());
+  }
+}
+
+void DecodeCall::OnMessage(std::string message) {
+  std::optional<uint64_t> id;
+  {
+    MutexLock lock(&mu_);
+    if (end_) return;
+    id = id_;
+  }
+  const auto request = std::make_shared<v1::DecodeRequest>();
+  if (!ParseMessage(message, request.get())) {
+    return Fail(absl::InvalidArgumentError(kMalformedMessage));
+  }
+  RunEncoding(
+      static_cast<int64_t>(request->append_text().size()), [this, id, request] {
+        const absl::Status status = id ? Extend(*id, *request) : Open(*request);
+        if (!status.ok()) Fail(status);
+      });
+}
+
+void DecodeCall::OnAdmitted(double queue_seconds) {
+  {
+    MutexLock lock(&mu_);
+    v1::Admitted& admitted = *output_.Grow(0, 0).mutable_admitted();
+    admitted.set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
+    admitted.set_seed(seed_);
+    admitted.set_queue_seconds(queue_seconds);
+  }
+  Pump();
+}
+
+bool DecodeCall::OnStep(StepEvent event) {
+  bool room;
+  {
+    MutexLock lock(&mu_);
+    if (event.has_token) ticket_.CountToken();
+    for (const StepEvent::LogitsRow& row : event.logits) {
+      v1::Logits& logits = *output_.Grow(0, RowBytes(row)).add_logits();
+      logits.set_position(static_cast<uint64_t>(row.position));
+      logits.mutable_values()->Add(row.values.begin(), row.values.end());
+    }
+    if (event.has_token || !event.text.empty()) {
+      v1::DecodeResponse& part =
+          output_.Grow(event.has_token, StepBytes(event, with_logprobs_));
+      AppendStep(event, with_logprobs_, part.mutable_tokens());
+    }
+    room = HasRoom();
+  }
+  Pump();
+  return room;
+}
+
+void DecodeCall::OnCommandDone(CommandResult result) {
+  {
+    MutexLock lock(&mu_);
+    ticket_.Settle();
+    sequence_tokens_ = result.sequence_tokens;
+    v1::DecodeResponse& last =
+        output_.Grow(0, static_cast<int64_t>(result.text.size()));
+    if (!result.text.empty()) {
+      AppendText(result.completion_tokens, result.text, last.mutable_tokens());
+    }
+    last.set_done(true);
+    last.set_sequence_tokens(static_cast<uint64_t>(result.sequence_tokens));
+    last.set_reason(ToProto(result.reason));
+    last.set_stop_string(result.stop_string);
+    *last.mutable_usage() = UsageToProto(result);
+  }
+  Pump();
+}
+
+bool DecodeCall::TakeOutput(v1::DecodeResponse* message, bool* read_next) {
+  if (output_.empty()) return false;
+  *message = output_.TakeFirst();
+  *read_next = message->done();
+  if (message->has_admitted())
+    message->mutable_admitted()->set_request_id(FormatRequestId(*id_));
+  return true;
+}
+
+}  // namespace recurve

@@ -1,0 +1,115 @@
+#include "server/services/generate_call.h"
+
+#include <utility>
+
+namespace recurve {
+
+void GenerateCall::Begin() {
+  if (!Enter()) return;
+  // First, so that a refusal under overload costs least: the prompt is not even
+  // received.
+  if (absl::Status status = CheckAccepts(); !status.ok()) {
+    return Refuse(status);
+  }
+  stream_->Read(kRequestTimeout);
+}
+
+void GenerateCall::OnHalfClose() {
+  Refuse(absl::InvalidArgumentError("the request is missing"));
+}
+
+void GenerateCall::OnMessage(std::string message) {
+  const auto request = std::make_shared<v1::GenerateRequest>();
+  if (!ParseMessage(message, request.get())) {
+    return Refuse(absl::InvalidArgumentError(kMalformedMessage));
+  }
+  RunEncoding(static_cast<int64_t>(request->prompt_text().size()),
+              [this, request] { Start(*request); });
+}
+
+void GenerateCall::Start(const v1::GenerateRequest& request) {
+  absl::StatusOr<GenerateInput> input =
+      FromProto(request, environment_.context);
+  if (!input.ok()) return Refuse(input.status());
+  with_logprobs_ = input->options.sampling.num_logprobs >= 0;
+  seed_ = input->options.sampling.seed;
+  prompt_tokens_ = static_cast<int64_t>(input->command.append.size());
+  absl::Status status =
+      ValidateCommand(input->command, 0, environment_.engine->limits(),
+                      request.has_prompt_text() ? "prompt_text" : "prompt_ids",
+                      "stopping.max_new_tokens");
+  if (status.ok()) {
+    status = ValidateOptions(input->options, environment_.engine->limits());
+  }
+  if (status.ok()) status = CheckPriority(input->options.priority);
+  if (status.ok()) status = Charge(input->command);
+  if (!status.ok()) return Refuse(status);
+  const absl::StatusOr<uint64_t> id =
+      Submit(std::move(input->options), std::move(input->command),
+             /*close_when_done=*/true);
+  if (!id.ok()) return Refuse(id.status());
+  Accepted(*id);
+}
+
+void GenerateCall::OnAdmitted(double queue_seconds) {
+  {
+    MutexLock lock(&mu_);
+    admitted_.emplace();
+    admitted_->set_prompt_tokens(static_cast<uint32_t>(prompt_tokens_));
+    admitted_->set_seed(seed_);
+    admitted_->set_queue_seconds(queue_seconds);
+  }
+  Pump();
+}
+
+bool GenerateCall::OnStep(StepEvent event) {
+  bool room;
+  {
+    MutexLock lock(&mu_);
+    if (event.has_token) ticket_.CountToken();
+    AppendStep(
+        event, with_logprobs_,
+        &tokens_.Grow(event.has_token, StepBytes(event, with_logprobs_)));
+    room = HasRoom();
+  }
+  Pump();
+  return room;
+}
+
+void GenerateCall::OnCommandDone(CommandResult result) {
+  {
+    MutexLock lock(&mu_);
+    if (!result.text.empty()) {
+      AppendText(result.completion_tokens, result.text,
+                 &tokens_.Grow(0, static_cast<int64_t>(result.text.size())));
+    }
+    finished_.emplace();
+    finished_->set_reason(ToProto(result.reason));
+    finished_->set_stop_string(result.stop_string);
+    *finished_->mutable_usage() = UsageToProto(result);
+    v1::Timings& timings = *finished_->mutable_timings();
+    timings.set_queue_seconds(result.queue_seconds);
+    timings.set_time_to_first_token_seconds(result.time_to_first_token_seconds);
+    timings.set_total_seconds(result.total_seconds);
+  }
+  Pump();
+}
+
+bool GenerateCall::TakeOutput(v1::GenerateEvent* message, bool*) {
+  if (admitted_) {
+    admitted_->set_request_id(FormatRequestId(*id_));
+    *message->mutable_admitted() = *std::exchange(admitted_, std::nullopt);
+    return true;
+  }
+  if (!tokens_.empty()) {
+    *message->mutable_tokens() = tokens_.TakeFirst();
+    return true;
+  }
+  if (finished_) {
+    *message->mutable_finished() = *std::exchange(finished_, std::nullopt);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace recurve
