@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Draws docs/figures from recorded runs of recurve-kernel-bench.
+"""Draws docs/figures from figures of recurve-kernel-bench.
 
   bench/plot_kernels.py [--peers CSV] [--out DIR] RESULTS...
 
-RESULTS are folders of bench/results, or JSON files. Where two hold the same
-operation and shape, the one named later counts. A figure whose operation is in
-none of them is left alone. Needs matplotlib; same input, same bytes.
+RESULTS are tables of bench/results, JSON files of the program, or folders of
+these files. Where two hold the same operation and shape, the one named later
+counts. A figure whose operation is in none of them is left alone. Needs
+matplotlib; same input, same bytes.
 """
 
 import argparse
@@ -47,17 +48,27 @@ class Results:
             if not files:
                 sys.exit(f"{path}: no JSON file")
             for file in files:
-                run = json.loads(file.read_text())
-                for row in run.get("results", []):
-                    row["gpu"] = run["gpu"]
-                    self.rows[row["op"], row["shape"]] = row
+                if file.suffix == ".csv":
+                    self.add_table(file)
+                else:
+                    for row in json.loads(file.read_text()).get("results", []):
+                        self.rows[row["op"], row["shape"]] = row
+
+    def add_table(self, path):
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                program, _, op = row["benchmark"].partition(" ")
+                if program == "recurve-kernel-bench":
+                    fields = self.rows.setdefault((op, row["shape"]), {})
+                    fields[f"{row['what']}_us"] = float(row["value"])
+                    fields["floor_us"] = float(row["floor"] or 0)
 
     def series(self, op, pattern, field):
         """Sorted (number in the shape, value) where the whole shape matches."""
         points = []
         for (row_op, shape), row in self.rows.items():
             match = re.fullmatch(pattern, shape)
-            if row_op == op and match:
+            if row_op == op and match and field in row:
                 points.append((int(match.group(1)), row[field]))
         return sorted(points)
 

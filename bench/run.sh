@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the CPU kernels and the demo model over gRPC on this machine. `./dev
 # bench` builds first and calls this with the folder of the programs; JSON goes
-# to build/bench. Recorded runs are in bench/results.
+# to build/bench. Recorded figures are in bench/results.
 set -euo pipefail
 
 programs=$1
