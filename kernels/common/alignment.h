@@ -1,5 +1,5 @@
-// What launchers ask of pointers before a kernel goes by them: one that is not
-// aligned would end in an error of the device, which no later call gets over.
+// Alignment checks of launchers. A kernel that reads an unaligned pointer fails
+// with a device error that no later call recovers from.
 #ifndef RECURVE_KERNELS_COMMON_ALIGNMENT_H_
 #define RECURVE_KERNELS_COMMON_ALIGNMENT_H_
 
@@ -7,11 +7,11 @@
 
 namespace recurve {
 
-// Null is, for what may be left out.
+// Null counts as aligned: for optional pointers.
 inline bool IsAligned(const void* pointer, uintptr_t bytes = 16) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
-// For what may not.
+// For required pointers.
 inline bool IsThere(const void* pointer, uintptr_t bytes = 16) {
   return pointer != nullptr && IsAligned(pointer, bytes);
 }

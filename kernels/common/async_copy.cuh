@@ -1,5 +1,5 @@
-// Barriers and asynchronous copies into shared memory. Device code only; what
-// Hopper has of its own falls back to what Ampere has.
+// Named barriers, mbarriers and asynchronous copies into shared memory. Device
+// code only. Hopper's instructions fall back to Ampere's.
 #ifndef RECURVE_KERNELS_COMMON_ASYNC_COPY_CUH_
 #define RECURVE_KERNELS_COMMON_ASYNC_COPY_CUH_
 
@@ -11,16 +11,16 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// A barrier among `threads` threads (whole warps) of the block; 0 is
-// __syncthreads'. The instruction asks for warps that have converged.
+// Barrier among `threads` threads (whole warps) of the block; id 0 is that of
+// __syncthreads. The instruction requires converged warps.
 __device__ __forceinline__ void NamedBarrier(int id, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Counts the calling threads as arrived and goes on: what they wrote is there
-// for those that wait. compute-sanitizer's racecheck does not follow that: in a
-// build for it they wait, too.
+// Counts the calling threads as arrived and does not wait; their writes are
+// visible to those that wait. compute-sanitizer's racecheck does not follow
+// this: a build for it waits here, too.
 __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 #ifdef RECURVE_RACECHECK
   NamedBarrier(id, threads);
@@ -30,7 +30,7 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 #endif
 }
 
-// The same as NamedBarrier; whether any of the threads says so.
+// NamedBarrier; returns whether `value` is true in any of the threads.
 __device__ __forceinline__ bool NamedBarrierAny(int id, int threads,
                                                 bool value) {
   uint32_t any;
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool NamedBarrierAny(int id, int threads,
   return any != 0;
 }
 
-// ---- mbarrier: 8 bytes of shared memory, named by their address ----
+// ---- mbarrier: 8 bytes of shared memory, given by address ----
 
 __device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier),
@@ -74,7 +74,7 @@ __device__ __forceinline__ void BarrierArrive(uint32_t barrier,
       "r"(count)
       : "memory");
 }
-// Whether the phase of this parity has completed, at once.
+// Whether the phase of this parity has completed; does not wait.
 __device__ __forceinline__ bool BarrierDone(uint32_t barrier, uint32_t phase) {
   uint32_t done;
   asm volatile(
@@ -86,7 +86,7 @@ __device__ __forceinline__ bool BarrierDone(uint32_t barrier, uint32_t phase) {
       : "memory");
   return done != 0;
 }
-// The same; on Hopper the thread may sleep for a while until it has.
+// The same; on Hopper the thread may sleep until it has.
 __device__ __forceinline__ bool BarrierTest(uint32_t barrier, uint32_t phase) {
 #if __CUDA_ARCH__ >= 900
   uint32_t done;
@@ -102,7 +102,7 @@ __device__ __forceinline__ bool BarrierTest(uint32_t barrier, uint32_t phase) {
   return BarrierDone(barrier, phase);
 #endif
 }
-// Until the phase of this parity has completed.
+// Waits until the phase of this parity has completed.
 __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t phase) {
   while (!BarrierTest(barrier, phase)) {
   }
@@ -110,9 +110,8 @@ __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t phase) {
 
 // ---- one lane of a warp ----
 
-// True in one lane of a warp, all of whose lanes are here. The compiler knows
-// that it is one: a bulk copy or tensor box behind `lane == 0` is a loop over
-// the lanes that might be there.
+// True in one lane of a converged warp, which the compiler knows to be one: a
+// bulk copy or tensor box under `lane == 0` compiles to a loop over lanes.
 __device__ __forceinline__ bool ElectLane() {
 #if __CUDA_ARCH__ >= 900
   uint32_t elected;
@@ -125,15 +124,15 @@ __device__ __forceinline__ bool ElectLane() {
 #endif
 }
 
-// x, which is the same in all lanes of a warp, all of which are here: now the
-// compiler knows it of branches and addresses that hang on it.
+// x, equal in all lanes of a converged warp; branches and addresses that depend
+// on the result are known to be uniform.
 __device__ __forceinline__ int Uniform(int x) {
   return __shfl_sync(0xffffffffu, x, 0);
 }
 
 // ---- copies, global to shared ----
 
-// Arrives once and makes the phase wait for `bytes` of bulk copies.
+// Arrives once, and adds `bytes` of bulk copies to what the phase waits for.
 __device__ __forceinline__ void BarrierExpect(uint32_t barrier,
                                               uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -157,17 +156,17 @@ __device__ __forceinline__ void BulkCopy(uint32_t to, const void* from,
       : "memory");
 #endif
 }
-// Asks for `bytes`, a multiple of 16 at 16-byte boundaries, to come to the
-// second-level cache. Hopper only.
+// Prefetches `bytes`, a multiple of 16 at 16-byte boundaries, into L2. Hopper
+// only.
 __device__ __forceinline__ void PrefetchL2(const void* from, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
                "r"(bytes));
 #endif
 }
-// Orders this thread's ordinary reads and writes of shared memory before later
-// bulk copies over them. (Reads that nothing waits for are overtaken otherwise,
-// also where an arrival at a barrier stands between.)
+// Orders this thread's ordinary accesses to shared memory before later bulk
+// copies over them. (Copies overtake reads that nothing waits for, even across
+// an arrival at a barrier.)
 __device__ __forceinline__ void BulkCopyFence() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -177,19 +176,19 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 }
-// Until this thread's CopyAsync16 are done.
+// Waits for this thread's CopyAsync16.
 __device__ __forceinline__ void CopyAsyncWait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
-// Arrives when this thread's CopyAsync16 so far are done. Counts as one of the
+// Arrives when this thread's CopyAsync16 so far are done, as one of the
 // barrier's arrivals.
 __device__ __forceinline__ void BarrierArriveAfterCopies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier)
                : "memory");
 }
 
-// ---- registers, from one warpgroup to another; nothing but on sm_90a. Every
-// warp of a group of four calls it ----
+// ---- registers, moved between warpgroups; only on sm_90a. Every warp of the
+// warpgroup calls it ----
 
 template <int kRegisters>
 __device__ __forceinline__ void ReleaseRegisters() {
@@ -204,7 +203,7 @@ __device__ __forceinline__ void ClaimRegisters() {
 #endif
 }
 
-// ---- programmatic dependent launch; nothing before Hopper ----
+// ---- programmatic dependent launch; no effect before Hopper ----
 
 // The next kernel in the stream may start its prologue.
 __device__ __forceinline__ void LaunchDependents() {
@@ -212,7 +211,7 @@ __device__ __forceinline__ void LaunchDependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Until the kernel before is done and its writes are visible.
+// Waits until the previous kernel is done and its writes are visible.
 __device__ __forceinline__ void WaitForPrevious() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

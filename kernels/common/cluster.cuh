@@ -1,5 +1,5 @@
-// Blocks of a cluster that read and write each other's shared memory. Device
-// code only; nothing before Hopper.
+// Access to the shared memory of other blocks of a cluster. Device code only;
+// no effect before Hopper.
 #ifndef RECURVE_KERNELS_COMMON_CLUSTER_CUH_
 #define RECURVE_KERNELS_COMMON_CLUSTER_CUH_
 
@@ -21,9 +21,9 @@ __device__ __forceinline__ void ClusterBarrier() {
           : "memory");
 #endif
 }
-// The two halves of a barrier that orders nothing but reads whose values have
-// been used, and barriers' own words behind BarrierInitFence: before a block
-// ends, whose memory others read, and where blocks begin.
+// The two halves of a relaxed cluster barrier. It orders only reads whose
+// values have been used, and mbarrier words after BarrierInitFence: for the end
+// of a block whose memory others read, and for the start of blocks.
 __device__ __forceinline__ void Arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -34,9 +34,9 @@ __device__ __forceinline__ void Wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
-// The same as a block begins, by warps that may not have converged (the
-// instructions ask for it): it has begun, and its barriers are there; and all
-// other blocks' are.
+// The same at the start of a block, for warps that may not have converged, as
+// the instructions require. Begun: this block's mbarriers are initialised;
+// AwaitBegun: those of all blocks are.
 __device__ __forceinline__ void Begun() {
   __syncwarp();
   Arrive();
@@ -45,15 +45,15 @@ __device__ __forceinline__ void AwaitBegun() {
   __syncwarp();
   Wait();
 }
-// All threads of the cluster meet, and what they wrote is not waited for: to
-// begin after BarrierInitFence, which orders the barriers' own words; or to end
-// when nothing that was sent is under way any more.
+// All threads of the cluster meet, without waiting for what they wrote: at the
+// start after BarrierInitFence, which orders the mbarrier words, or at the end
+// when nothing sent is in flight.
 __device__ __forceinline__ void Meet() {
-  __syncwarp();  // the instructions ask for warps that have converged
+  __syncwarp();  // the instructions require converged warps
   Arrive();
   Wait();
 }
-// A shared-memory address of this block, in block `rank` of the cluster.
+// Address in block `rank` of the cluster of this block's shared `address`.
 __device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
   uint32_t mapped = 0;
 #if __CUDA_ARCH__ >= 900
@@ -63,7 +63,7 @@ __device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
 #endif
   return mapped;
 }
-// Two floats into another block, counted on a barrier there.
+// Two floats to another block, counted on a barrier there.
 __device__ __forceinline__ void SendTwo(uint32_t to, uint32_t barrier, float a,
                                         float b) {
 #if __CUDA_ARCH__ >= 900
@@ -74,7 +74,7 @@ __device__ __forceinline__ void SendTwo(uint32_t to, uint32_t barrier, float a,
       : "memory");
 #endif
 }
-// Four floats into another block, counted on a barrier there.
+// Four floats to another block, counted on a barrier there.
 __device__ __forceinline__ void SendFour(uint32_t to, uint32_t barrier, float a,
                                          float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
@@ -86,8 +86,8 @@ __device__ __forceinline__ void SendFour(uint32_t to, uint32_t barrier, float a,
 #endif
 }
 // The same to `address` in block `rank`, counted on `barrier` there; both are
-// addresses of this block's shared memory. A barrier of the cluster would wait
-// for all stores, to global memory too, and empty the first-level cache.
+// addresses of this block's shared memory. (A cluster barrier would wait for
+// all stores, to global memory too, and empty the L1 cache.)
 __device__ __forceinline__ void SendFour(uint32_t address, uint32_t barrier,
                                          int rank, const float4& v) {
 #if __CUDA_ARCH__ >= 900
@@ -101,7 +101,7 @@ __device__ __forceinline__ void SendFour(uint32_t address, uint32_t barrier,
       : "memory");
 #endif
 }
-// Two words of 8 bytes each, in the same way.
+// Two words of 8 bytes, in the same way.
 __device__ __forceinline__ void SendPair(uint32_t address, uint32_t barrier,
                                          int rank, uint64_t a, uint64_t b) {
 #if __CUDA_ARCH__ >= 900
@@ -115,9 +115,9 @@ __device__ __forceinline__ void SendPair(uint32_t address, uint32_t barrier,
       : "memory");
 #endif
 }
-// Of the block's own scope: a release to the cluster would wait for all of the
-// warp's stores to global memory. What this orders is reads of shared memory
-// whose values have been used already.
+// Block scope: a release to the cluster would wait for all of the warp's stores
+// to global memory. This orders reads of shared memory whose values have been
+// used.
 __device__ __forceinline__ void ArriveInCluster(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier)

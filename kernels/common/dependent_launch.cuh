@@ -1,6 +1,6 @@
-// Programmatic dependent launch: a kernel may start while the one before it in
-// the stream still runs, and waits for it before it touches what that one
-// writes. It hides the gap between two kernels, and what can be read before.
+// Programmatic dependent launch: a kernel starts while the previous one in the
+// stream still runs, and waits for it before it touches what that one writes.
+// It hides the gap between kernels, and independent reads.
 #ifndef RECURVE_KERNELS_COMMON_DEPENDENT_LAUNCH_CUH_
 #define RECURVE_KERNELS_COMMON_DEPENDENT_LAUNCH_CUH_
 
@@ -13,14 +13,13 @@
 
 namespace recurve {
 
-// Launches `kernel` so, `cluster` neighbouring blocks of the grid's first
-// dimension a cluster (1: no clusters). REQUIRES: every thread of it calls
-// WaitForPrevious() before it reads what any earlier kernel writes, and before
-// it writes. Then "the kernel before is done" holds for all before that one,
-// too.
+// Launches `kernel` in that way, with `cluster` neighbouring blocks of the
+// grid's first dimension as a cluster (1: no clusters). REQUIRES: every thread
+// calls WaitForPrevious() before it writes, and before it reads what any
+// earlier kernel writes. Then all earlier kernels are done, too.
 //
-// On devices other than of compute capability 9.0, for which there is other
-// code, it is a plain launch.
+// On devices other than compute capability 9.0, which have other code, a plain
+// launch.
 template <typename... Params, typename... Args>
 cudaError_t LaunchDependentCluster(void (*kernel)(Params...), dim3 grid,
                                    int threads, size_t shared_bytes,

@@ -5,7 +5,7 @@
 
 namespace recurve {
 
-// An attribute of the current device. *value is as it was if there is an error.
+// An attribute of the current device. *value is unchanged on error.
 inline cudaError_t DeviceAttribute(cudaDeviceAttr attribute, int* value) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);

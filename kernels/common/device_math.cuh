@@ -1,4 +1,5 @@
-// Short device functions shared by the small GPU kernels.
+// Short device functions shared by the small kernels: conversions, packed loads
+// and stores, activations, lane reductions, angles, random bits.
 #ifndef RECURVE_KERNELS_COMMON_DEVICE_MATH_CUH_
 #define RECURVE_KERNELS_COMMON_DEVICE_MATH_CUH_
 
@@ -26,8 +27,8 @@ __device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// kCount elements in one memory access of kCount · sizeof(T) bytes, 4 to 16, as
-// the words they come in: 16-bit variables would cost an instruction each.
+// kCount elements in one access of kCount · sizeof(T) bytes, 4 to 16, kept as
+// words: 16-bit variables would cost an instruction each.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
   __device__ __forceinline__ float Get(int i) const {
@@ -70,7 +71,7 @@ __device__ __forceinline__ void StorePack(const float (&x)[kCount], T* y) {
   *reinterpret_cast<Pack<T, kCount>*>(y) = pack;
 }
 
-// 1 / (1 + e^−x): exact limits, and a NaN stays one.
+// 1 / (1 + e^−x): exact limits; NaN stays NaN.
 __device__ __forceinline__ float DeviceSigmoid(float x) {
   return __fdividef(1.0f, 1.0f + expf(-x));
 }
@@ -89,8 +90,8 @@ __device__ __forceinline__ float FastExp(float x) {
   return FastExp2(x * 1.442695041f);
 }
 
-// Activate of activation.h. `activation` is the same for all threads.
-// REQUIRES: activation is pointwise (not kSoftmax).
+// Activate of activation.h. `activation` is the same for all threads. REQUIRES:
+// activation is pointwise (not kSoftmax).
 __device__ __forceinline__ float DeviceActivate(Activation activation,
                                                 float x) {
   switch (activation) {
@@ -121,8 +122,8 @@ __device__ __forceinline__ float DeviceActivate(Activation activation,
   return x;
 }
 
-// Sum and maximum over `width` neighbouring lanes, a power of two, in each of
-// them, in an order that depends on the width alone.
+// Sum and maximum over `kWidth` neighbouring lanes, a power of two, in all of
+// them; the order depends on the width alone.
 template <int kWidth = 32>
 __device__ __forceinline__ float LaneSum(float x) {
 #pragma unroll
@@ -140,16 +141,16 @@ __device__ __forceinline__ float LaneMax(float x) {
   return x;
 }
 
-// step · position turns, in halves of a turn from -1 to 1; see LrpePhaseSteps.
-// The product wraps at whole turns, so the cost and the error do not grow with
-// the position.
+// step · position turns, in half turns from -1 to 1; see LrpePhaseSteps. The
+// product wraps at whole turns, so cost and error do not grow with the
+// position.
 __device__ __forceinline__ float PhaseHalfTurns(uint64_t step,
                                                 int64_t position) {
   const uint64_t phase = step * static_cast<uint64_t>(position);
   return static_cast<float>(static_cast<int32_t>(phase >> 32)) * 0x1p-31f;
 }
 
-// The cos and sin of that.
+// cos and sin of that angle.
 __device__ __forceinline__ void PhaseCosSin(uint64_t step, int64_t position,
                                             float* cos, float* sin) {
   sincospif(PhaseHalfTurns(step, position), sin, cos);

@@ -3,8 +3,8 @@
 
 namespace recurve {
 
-// What a GPU kernel reads or writes; arithmetic is in float32 throughout.
-// (base/dtype.h needs C++20, which CUDA sources here do not use.)
+// Type that a GPU kernel reads or writes; arithmetic is in float32.
+// (base/dtype.h needs C++20, which CUDA sources do not use.)
 enum class ElementType { kFloat32, kBFloat16 };
 
 }  // namespace recurve

@@ -7,9 +7,9 @@
 
 namespace recurve {
 
-// Before a launch of a kernel that has code for sm_90a alone: allows it so much
-// dynamic shared memory. cudaErrorNotSupported on other devices: what the
-// driver makes of the PTX for them has nothing in it.
+// Before a launch of a kernel with code for sm_90a alone: allows it
+// `shared_bytes` of dynamic shared memory. cudaErrorNotSupported on other
+// devices, for which the kernel is empty.
 template <typename Kernel>
 cudaError_t PrepareHopperKernel(Kernel kernel, int shared_bytes) {
   const void* const function = reinterpret_cast<const void*>(kernel);

@@ -1,7 +1,7 @@
 #ifndef RECURVE_KERNELS_COMMON_HOST_DEVICE_H_
 #define RECURVE_KERNELS_COMMON_HOST_DEVICE_H_
 
-// Marks what host and device code share; nothing where there is no CUDA.
+// Marks code shared by host and device; empty without CUDA.
 #ifdef __CUDACC__
 #define RECURVE_HOST_DEVICE __host__ __device__
 #else

@@ -1,4 +1,4 @@
-// Tensor core building blocks for 16-bit factors: fragments are those of
+// Tensor core building blocks for 16-bit factors, with fragments of
 // mma.m16n8k16. Device code only.
 #ifndef RECURVE_KERNELS_COMMON_MMA_CUH_
 #define RECURVE_KERNELS_COMMON_MMA_CUH_
@@ -10,9 +10,9 @@
 
 namespace recurve {
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8
-// of matrix l / 8. Thread (g, t) = (lane / 4, lane % 4) gets row g, columns 2t
-// and 2t + 1 of each.
+// Loads four 8x8 matrices of 16-bit elements; lane l gives the address of row l
+// % 8 of matrix l / 8. Thread (g, t) = (lane / 4, lane % 4) gets row g, columns
+// 2t and 2t + 1 of each.
 __device__ __forceinline__ void LoadMatrices(uint32_t (&r)[4],
                                              uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -31,9 +31,9 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4],
       : "memory");
 }
 
-// What depends on the 16-bit type. Split() takes a float apart into terms of
-// the type that add up to it: in bfloat16 to 16 bits; in float16 to 22 bits,
-// but to no less than 2^-25, and up to 65504.
+// Operations of the 16-bit type. Split() splits a float into terms of the type
+// that add up to it: in bfloat16 to 16 bits; in float16 to 22 bits, but to no
+// less than 2^-25, and up to 65504.
 template <typename T>
 struct Half;
 

@@ -1,3 +1,7 @@
+// Reads device memory and discards it, to evict caches: 528 blocks, 16-byte
+// loads, four in flight a thread.
+// Shapes: N bytes.
+// Floor: N bytes read, nothing written.
 #include "kernels/common/alignment.h"
 #include "kernels/common/read_memory_cuda.h"
 
@@ -6,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kBlocks = 528;
-constexpr int kLoads = 4;  // of a thread that are under way together
+constexpr int kLoads = 4;  // in flight together, of a thread
 
 __global__ void __launch_bounds__(kThreads)
     read_memory_kernel(const uint4* data, int64_t count) {
@@ -16,7 +20,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       if (i + j * step >= count) break;
-      // Volatile, or it would be left out: nobody looks at what is read.
+      // Volatile, or the compiler would remove it: the result is unused.
       asm volatile(
           "{\n"
           ".reg .b32 x, y, z, w;\n"

@@ -7,9 +7,9 @@
 
 namespace recurve {
 
-// Reads device memory and does nothing with it: twice the bytes of a cache, and
-// what was in that is there no more. It leaves nothing to be written back.
-// REQUIRES: 16-byte aligned, and as many bytes a multiple of 16.
+// Reads device memory and discards it. Reading twice the bytes of a cache
+// evicts its contents and leaves nothing to write back. REQUIRES: 16-byte
+// aligned; `bytes` a multiple of 16.
 cudaError_t LaunchReadMemory(const void* data, int64_t bytes,
                              cudaStream_t stream);
 

@@ -5,10 +5,9 @@
 
 namespace recurve {
 
-// Before a launch: allows `kernel` so many bytes of dynamic shared memory on
-// the current device. The driver is asked where it has not been yet, or for
-// less: that takes a tenth of what a launch does. (So the device must not be
-// reset.) Thread-safe.
+// Before a launch: allows `kernel` `bytes` of dynamic shared memory on the
+// current device. It calls the driver only if fewer were allowed before: a call
+// takes a tenth of a launch. (So the device must not be reset.) Thread-safe.
 cudaError_t AllowSharedMemory(const void* kernel, int bytes);
 
 template <typename... Params>

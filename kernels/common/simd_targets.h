@@ -1,9 +1,9 @@
-// Which instruction sets Highway compiles the vector kernels for; include
-// before any Highway header. The best one the machine has is chosen at run
-// time, once, so that every row of a process is computed by the same code.
+// Instruction sets that Highway compiles the vector kernels for; include before
+// any Highway header. The best one of the machine is chosen once at run time,
+// so the same code computes every row of a process.
 //
 // Left out: sets that add nothing here, and those with vectors of unknown
-// length, which cannot sit in the arrays of accumulators that the kernels use.
+// length, which cannot be elements of the kernels' arrays of accumulators.
 #ifndef RECURVE_KERNELS_COMMON_SIMD_TARGETS_H_
 #define RECURVE_KERNELS_COMMON_SIMD_TARGETS_H_
 

@@ -1,5 +1,5 @@
-// Boxes of three dimensions brought to shared memory by the tensor copy engine,
-// by maps of tensor_map.h. Device code only; nothing before Hopper.
+// Copies of three-dimensional boxes to shared memory by the tensor copy engine,
+// with maps of tensor_map.h. Device code only; no effect before Hopper.
 #ifndef RECURVE_KERNELS_COMMON_TENSOR_COPY_CUH_
 #define RECURVE_KERNELS_COMMON_TENSOR_COPY_CUH_
 
@@ -21,8 +21,8 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
       : "memory");
 #endif
 }
-// The same into one place of several blocks of the cluster, those of `mask`,
-// and counted on the barrier of each.
+// The same to one address in all blocks of `mask` of the cluster, counted on
+// the barrier of each.
 __device__ __forceinline__ void CopyBoxToAll(uint32_t to,
                                              const CUtensorMap& map, int x,
                                              int y, int z, uint32_t barrier,

@@ -1,4 +1,4 @@
-// Maps of boxes for the tensor copy engine of Hopper, made on the host.
+// Maps of boxes for Hopper's tensor copy engine, made on the host.
 #ifndef RECURVE_KERNELS_COMMON_TENSOR_MAP_H_
 #define RECURVE_KERNELS_COMMON_TENSOR_MAP_H_
 
@@ -9,8 +9,8 @@
 
 namespace recurve {
 
-// An array of three dimensions of elements of 16 bits, or of float32, the
-// innermost first, and the box of it that a copy brings: 128 bytes wide.
+// A three-dimensional array of 16-bit elements or float32, innermost dimension
+// first, and the box that a copy brings: 128 bytes wide.
 struct TensorMapShape {
   CUtensorMapDataType type;
   int64_t sizes[3];
@@ -18,8 +18,7 @@ struct TensorMapShape {
   int box[3];
 };
 
-// The driver's function that makes maps, which is not linked; null if it has
-// none.
+// The driver's function that makes maps, which is not linked; null if missing.
 using TensorMapEncode = decltype(&cuTensorMapEncodeTiled);
 inline TensorMapEncode GetTensorMapEncode() {
   static const TensorMapEncode encode = [] {
@@ -36,9 +35,9 @@ inline TensorMapEncode GetTensorMapEncode() {
   return encode;
 }
 
-// A map of boxes swizzled by 128 bytes; what lies beyond the sizes reads as
-// zeros. cudaErrorNotSupported if the driver has none, cudaErrorInvalidValue
-// for what it refuses.
+// A map of boxes swizzled by 128 bytes; elements beyond the sizes read as
+// zeros. cudaErrorNotSupported if the driver has no such function,
+// cudaErrorInvalidValue if it rejects the shape.
 inline cudaError_t MakeTensorMap(const void* data, const TensorMapShape& shape,
                                  CUtensorMap* map) {
   const TensorMapEncode encode = GetTensorMapEncode();

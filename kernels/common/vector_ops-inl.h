@@ -1,7 +1,7 @@
 // Short vector loops shared by the CPU kernels, compiled once for each
 // instruction set (a Highway "-inl" header: include after hwy/highway.h).
 //
-// Each result element is computed in an order that depends on the length alone.
+// The order of each result's arithmetic depends on the length alone.
 #if defined(RECURVE_KERNELS_COMMON_VECTOR_OPS_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef RECURVE_KERNELS_COMMON_VECTOR_OPS_INL_H_

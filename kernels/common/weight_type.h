@@ -5,8 +5,8 @@
 
 namespace recurve {
 
-// What weights are held in on the GPU. (base/dtype.h needs C++20, which CUDA
-// sources here do not use.)
+// Type of weights on the GPU. (base/dtype.h needs C++20, which CUDA sources do
+// not use.)
 enum class WeightType { kFloat32, kBFloat16, kFloat16 };
 
 constexpr int64_t WeightBytes(WeightType type) {

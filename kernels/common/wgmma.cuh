@@ -1,5 +1,5 @@
-// Products of a warpgroup from shared memory (wgmma) for 16-bit operands.
-// Device code only, for sm_90a.
+// Warpgroup matrix products (wgmma) of 16-bit operands in shared memory. Device
+// code only, for sm_90a.
 #ifndef RECURVE_KERNELS_COMMON_WGMMA_CUH_
 #define RECURVE_KERNELS_COMMON_WGMMA_CUH_
 
@@ -13,17 +13,16 @@ namespace recurve {
 
 // ---- operands ----
 
-// How an operand of 16-bit elements lies in shared memory, without swizzle: in
-// cores of 8 rows of 16 bytes, 128 bytes one after the other. Where the
-// operand is `kMajorK`, a core's row is one row (or column, of B) of the
-// operand and its 8 elements follow each other along the product's inner
-// dimension K; where it is `kMajorMN`, a core's row is one of K.
-// (PTX ISA, "Shared memory matrix layout", no swizzling.)
+// Layout of a 16-bit operand in shared memory, without swizzle: cores of 8 rows
+// of 16 bytes, 128 bytes each. For `kMajorK`, a core's row is 8 elements of one
+// row (or column, of B) of the operand along the product's inner dimension K;
+// for `kMajorMN`, a core's row is one of K. (PTX ISA, "Shared memory matrix
+// layout", no swizzling.)
 inline constexpr int kMajorK = 0;
 inline constexpr int kMajorMN = 1;
 
-// `k_bytes` lie between cores that follow each other along K, `mn_bytes`
-// between those along M or N; both, and the address, are multiples of 16.
+// `k_bytes` separate cores that follow each other along K, `mn_bytes` those
+// along M or N; both, and the address, are multiples of 16.
 __device__ __forceinline__ uint64_t WgmmaOperand(uint32_t address,
                                                  uint32_t k_bytes,
                                                  uint32_t mn_bytes) {
@@ -31,10 +30,9 @@ __device__ __forceinline__ uint64_t WgmmaOperand(uint32_t address,
          static_cast<uint64_t>(k_bytes >> 4) << 16 |
          static_cast<uint64_t>(mn_bytes >> 4) << 32;
 }
-// The same operand, of an address that is the same for all threads, which the
-// compiler then knows and keeps in uniform registers: one `bytes` further on is
-// an addition there. Else each product has to wait until its operands have been
-// moved to them. For whole warps.
+// The same operand, known to the compiler to be uniform, and so kept in uniform
+// registers, where WgmmaAdvance is an addition. Otherwise each product waits
+// until its operands have been moved to such registers. For whole warps.
 __device__ __forceinline__ uint64_t WgmmaUniform(uint64_t operand) {
   const uint32_t low =
       __shfl_sync(0xffffffffu, static_cast<uint32_t>(operand), 0);
@@ -60,15 +58,15 @@ __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-// Until at most `kGroups` of the committed groups are under way.
+// Waits until at most `kGroups` committed groups are in flight.
 template <int kGroups>
 __device__ __forceinline__ void WgmmaWait() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 #endif
 }
-// The compiler must not move uses of these registers, floats or 32-bit integers
-// in arrays of any rank, over this point.
+// Keeps the compiler from moving uses of these registers, floats or 32-bit
+// integers in arrays of any rank, across this point.
 template <typename Register, int kCount>
 __device__ __forceinline__ void WgmmaPin(Register (&d)[kCount]) {
 #pragma unroll
@@ -101,7 +99,7 @@ __device__ __forceinline__ void WgmmaPin(Register (&d)[kCount]) {
 #define RECURVE_WGMMA_ASM(...) static_cast<void>(0)
 #endif
 
-// The width is part of the instruction, and so is how many registers it names.
+// The width, and the number of registers, are part of the instruction.
 #define RECURVE_WGMMA_4(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define RECURVE_WGMMA_D8 RECURVE_WGMMA_4(0), RECURVE_WGMMA_4(4)
@@ -177,8 +175,8 @@ __device__ __forceinline__ void WgmmaPin(Register (&d)[kCount]) {
       : RECURVE_WGMMA_D##count                                          \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),             \
         "r"(static_cast<int>(add)), "n"(kMajorB))
-// The products of n columns: `count` registers, and the six numbers that
-// follow.
+// The products of n columns: `count` registers, and the six operand numbers
+// that follow.
 #define RECURVE_WGMMA(n, count, o1, o2, o3, o4, o5, o6)                   \
   template <int kMajorA, int kMajorB, typename T>                         \
   __device__ __forceinline__ void Wgmma(float(&d)[count], uint64_t a,     \

@@ -1,3 +1,8 @@
+// Embedding lookup: one block a row, one thread a column at a time.
+// Shapes: tokens [T]; table [vocab, cols] with elements of e bytes; y [T, cols]
+// float32.
+// Floor: T · cols · (e + 4) bytes: one table row read and one row of y written
+// a token.
 #include "kernels/common/weight_math.cuh"
 #include "kernels/embedding/embedding_cuda.h"
 
@@ -24,8 +29,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-// Not launched dependently: in a step it is what parts those who write states,
-// slots and a step's numbers from those who read them early (LaunchLinearScan).
+// Not a dependent launch: in a step it separates kernels that write states,
+// slots and the step's numbers from those that read them early
+// (LaunchLinearScan).
 cudaError_t LaunchEmbed(const CudaEmbedParams& p, cudaStream_t stream) {
   if (p.rows < 0 || p.rows > INT32_MAX || p.cols < 1 || p.vocab < 1 ||
       (p.sources != nullptr && p.fed == nullptr)) {

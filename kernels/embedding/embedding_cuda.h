@@ -16,8 +16,8 @@ struct CudaEmbedParams {
   const void* table;      // [vocab, cols], dense
   int64_t vocab;          // a token outside [0, vocab) gives zeros
   const int32_t* tokens;  // [rows]
-  // [rows], or null: where it is not negative, the row's token is
-  // fed[sources[i] · fed_stride] instead.
+  // [rows], or null. Where not negative, the row's token is fed[sources[i] ·
+  // fed_stride].
   const int32_t* sources;
   const int32_t* fed;
   int64_t fed_stride;
@@ -28,7 +28,7 @@ struct CudaEmbedParams {
   float scale;
 };
 // cudaErrorInvalidValue for negative rows, cols or vocab below 1, or sources
-// without what is fed.
+// without `fed`.
 cudaError_t LaunchEmbed(const CudaEmbedParams& params, cudaStream_t stream);
 
 }  // namespace recurve

@@ -27,7 +27,7 @@ struct CudaGluParams {
 };
 cudaError_t LaunchGlu(const CudaGluParams& params, cudaStream_t stream);
 
-// The same with x in float32 and y, rounded once, in `y_type`: 16 bits.
+// The same with x in float32, and y rounded once to `y_type`, of 16 bits.
 cudaError_t LaunchRoundedGlu(const CudaGluParams& params, WeightType y_type,
                              cudaStream_t stream);
 

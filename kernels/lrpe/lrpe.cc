@@ -33,7 +33,7 @@ void LrpeTable(const LrpeTableParams& p, ThreadPool& pool) {
   pool.ParallelFor(p.rows, [&](int64_t row) {
     const uint64_t position = static_cast<uint64_t>(p.positions[row]);
     for (int64_t k = 0; k < p.angles; ++k) {
-      // As a signed number the phase lies within half a turn of 0.
+      // As a signed number the phase is within half a turn of 0.
       const int64_t phase = static_cast<int64_t>(p.phase_steps[k] * position);
       const double radians =
           static_cast<double>(phase) * (3.14159265358979323846 * 0x1p-63);
@@ -51,7 +51,7 @@ void LrpeFloat32Table(const LrpeFloat32TableParams& p, ThreadPool& pool) {
     const float position = static_cast<float>(p.positions[row]);
     for (int64_t k = 0; k < p.angles; ++k) {
       const float angle = position * p.theta[k];
-      // exp(0) is 1, so that without a decay nothing changes.
+      // exp(0) is 1: without a decay nothing changes.
       const float decay = static_cast<float>(
           std::exp(static_cast<double>(std::abs(angle) * p.log_decay)));
       const double wide = static_cast<double>(angle);

@@ -1,3 +1,9 @@
+// LRPE, with an optional activation: a lane makes the sines of 4 or 8 feature
+// pairs of a token once and encodes up to 16 heads with them, prefetching one
+// or two heads.
+// Shapes: x [B, N, H, D], y [B, N, H, Dk] (Dk = D for rotate, 2 D for cosine),
+// elements of e bytes.
+// Floor: e · B · N · H · (D + Dk) bytes: x read and y written once.
 #include <cuda_bf16.h>
 
 #include "kernels/lrpe/lrpe_check.h"
@@ -49,8 +55,8 @@ cudaError_t Launch(const CudaLrpeParams& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// Runs of 16 bytes, or of 8 where a half of a bfloat16 head has an odd number
-// of those.
+// Runs of 16 bytes, or of 8 where half of a bfloat16 head is an odd number of
+// 8-byte runs.
 template <Softmax kSoftmax>
 cudaError_t LaunchType(const CudaLrpeParams& p, cudaStream_t stream) {
   if (p.type == ElementType::kFloat32) {

@@ -40,7 +40,7 @@ constexpr int64_t LrpeOutputDim(LrpeType type, int64_t dim) {
 std::vector<double> LrpeTheta(LrpeType type, int64_t dim, double base);
 
 // θ / 2π in units of 2⁻⁶⁴ turns. Multiplied by a position in 64-bit arithmetic
-// it wraps exactly at whole turns, so that an angle is as accurate at position
+// it wraps exactly at whole turns, so an angle is as accurate at position
 // 1,000,000 as at 1; p · θ in float32 is wrong by 0.02 radians there.
 std::vector<uint64_t> LrpePhaseSteps(absl::Span<const double> theta);
 
@@ -55,7 +55,7 @@ struct LrpeTableParams {
 };
 void LrpeTable(const LrpeTableParams& params, ThreadPool& pool);
 
-// The tables of models whose authors compute angles in float32, as one product
+// Tables of models whose angles are computed in float32, as one product
 // position · θ, rounding included; their weights were trained with them. cos
 // and sin may then be rounded to bfloat16, and both are multiplied by
 // exp(|position · θ| · log_decay), a decay by absolute position (T6).

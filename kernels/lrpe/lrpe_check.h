@@ -1,4 +1,4 @@
-// What the launchers of LRPE accept.
+// Parameter checks of LRPE's launchers.
 #ifndef RECURVE_KERNELS_LRPE_LRPE_CHECK_H_
 #define RECURVE_KERNELS_LRPE_LRPE_CHECK_H_
 
@@ -10,7 +10,7 @@
 namespace recurve {
 
 inline bool ValidLrpe(const CudaLrpeParams& p) {
-  // All multiples of a power of two, or not.
+  // Multiples of a power of two if all strides are.
   const int64_t strides = p.x_batch_stride | p.x_token_stride |
                           p.x_head_stride | p.y_batch_stride |
                           p.y_token_stride | p.y_head_stride;

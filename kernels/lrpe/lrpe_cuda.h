@@ -14,8 +14,8 @@ namespace recurve {
 // y = position(act(x)) for whole sequences on the GPU, as kernels/lrpe/lrpe.h.
 // Every pointer is device memory; pointers and strides are multiples of 16
 // bytes, the last dimension is dense. Arithmetic is in float32, and angles are
-// reduced modulo a turn in 64-bit integers: position 1,000,000 costs and errs
-// no more than position 1. A token's results depend on that token alone.
+// reduced modulo a turn in 64-bit integers: cost and error do not grow with the
+// position. A token's results depend on that token alone.
 struct CudaLrpeParams {
   ElementType type;   // of x and y
   LrpeType position;  // kRotate or kCosine
@@ -42,16 +42,15 @@ struct CudaLrpeParams {
   Activation activation;  // kSoftmax is over the features of a head
 };
 
-// cudaErrorInvalidValue for a shape outside what the comments allow, or a
+// cudaErrorInvalidValue for a shape that the comments do not allow, or a
 // pointer that is missing or not aligned.
 cudaError_t LaunchLrpe(const CudaLrpeParams& params, cudaStream_t stream);
 
 // The same with a softmax over the sequence as activation: each feature of each
 // head is normalised over the tokens of its sequence. `activation` is not used.
 // |x| is below 2e38, or x is −∞; results below the smallest normal number may
-// come out as 0. x is read twice. `workspace` has LrpeSequenceWorkspaceBytes,
-// was zeroed when it was allocated, and serves one launch at a time, all of one
-// shape.
+// be 0. x is read twice. `workspace` has LrpeSequenceWorkspaceBytes, was zeroed
+// when it was allocated, and serves one launch at a time, all of one shape.
 int64_t LrpeSequenceWorkspaceBytes(const CudaLrpeParams& params);
 cudaError_t LaunchLrpeSequenceSoftmax(const CudaLrpeParams& params,
                                       void* workspace, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Activation and encoding of one token, for the kernels of LRPE.
+// Activation and encoding of one token: device functions of the LRPE kernels.
 #ifndef RECURVE_KERNELS_LRPE_LRPE_DEVICE_CUH_
 #define RECURVE_KERNELS_LRPE_LRPE_DEVICE_CUH_
 
@@ -14,18 +14,18 @@ constexpr float kLog2E = 1.442695041f;
 constexpr int kThreads = 128;
 constexpr int kHeadsPerThread = 16;  // share one set of angles
 
-// How many heads' loads are in flight while others are encoded. Rotate has half
-// the sines to keep, and gains more from more warps.
+// Heads whose loads are in flight while others are encoded. Rotate keeps half
+// the sines, and gains more from occupancy.
 template <bool kRotate>
 constexpr int kHeadsAhead = kRotate ? 1 : 2;
-// Blocks of a multiprocessor that the registers are to allow for.
+// Blocks a multiprocessor that the register count must allow.
 template <bool kRotate>
 constexpr int kBlocks = kRotate ? 7 : 4;
 
 enum class Softmax { kNone, kFeatures, kSequence };
 
-// The power of two that holds a token's lanes; a lane has kVector features of
-// the first half of a head and those that pair with them of the second.
+// A token's lanes, a power of two; a lane has kVector features of the first
+// half of a head and their partners of the second.
 inline int LanesPerToken(int64_t dim, int vector) {
   int lanes = 1;
   while (lanes * 2 * vector < dim) lanes *= 2;
@@ -93,8 +93,8 @@ __device__ __forceinline__ void SoftmaxSequence(const float* shift,
 }
 
 // Encodes heads [first_head, end_head) of token `token` of batch · length, if
-// it is below end_token; to be called by whole warps. A thread makes its sines
-// once and uses them for all its heads.
+// it is below end_token; called by whole warps. A thread makes its sines once
+// for all its heads.
 template <typename T, int kVector, bool kRotate, Softmax kSoftmax>
 __device__ __forceinline__ void EncodeToken(const CudaLrpeParams& p, int lanes,
                                             int token, int end_token,

@@ -1,3 +1,10 @@
+// LRPE after a softmax over the sequence, in two passes: sums of exponentials
+// in chunks of 512 tokens, which the last block merges, then encoding as in
+// lrpe.cu.
+// Shapes: x [B, N, H, D], y [B, N, H, Dk], elements of e bytes; shift [B, H, D]
+// float32.
+// Floor: e · B · N · H · (D + Dk) bytes; the second pass reads x again, so
+// these passes move e · B · N · H · (2 D + Dk).
 #include <cuda_bf16.h>
 
 #include "kernels/lrpe/lrpe_check.h"
@@ -25,8 +32,7 @@ __global__ void __launch_bounds__(lrpe::kStatsThreads, 6)
 }
 
 // Grid: (runs of tokens, runs of kHeadsPerThread heads). Runs of tokens go from
-// the last to the first: the end of x is what the pass before left in the L2
-// cache.
+// last to first: the first pass left the end of x in L2.
 template <typename T, int kVector, bool kRotate>
 __global__ void __launch_bounds__(kThreads, lrpe::kBlocks<kRotate>)
     lrpe_sequence_kernel(const __grid_constant__ CudaLrpeParams p,

@@ -1,4 +1,5 @@
-// Sum of exponentials of each feature over a sequence.
+// Sums of exponentials of each feature over a sequence: the first pass of
+// lrpe_sequence.cu.
 #ifndef RECURVE_KERNELS_LRPE_LRPE_STATS_CUH_
 #define RECURVE_KERNELS_LRPE_LRPE_STATS_CUH_
 
@@ -19,19 +20,19 @@ inline int64_t StatsChunks(const CudaLrpeParams& p) {
   return (p.length + kStatsChunk - 1) / kStatsChunk;
 }
 
-// The parts of the workspace, in this order. `shift` is all that the encoding
-// needs of a feature: log2 Σ e^x, and softmax(x) = 2^(x · log2 e − shift). To
-// round it costs no more than to round the largest x.
+// Parts of the workspace, in this order. `shift` is what the encoding needs of
+// a feature: log2 Σ e^x, with softmax(x) = 2^(x · log2 e − shift). Rounding it
+// costs no more than rounding the largest x.
 struct Workspace {
   float* shift;            // [batch, H, D]
   float2* partial;         // [batch, H, chunks, D] base, sum
   unsigned int* arrivals;  // [batch, H], 0 between launches
 };
 
-// Σ e^x is kept as (base, sum) with Σ e^x = 2^base · sum. What bases begin
-// with; not −∞, which would make NaN of nothing.
+// Σ e^x is kept as (base, sum) with Σ e^x = 2^base · sum. The initial base is
+// not −∞, which would give NaN for empty sets.
 constexpr float kLowest = -3e38f;
-// Sums above are put on a new base. So are those that overflowed, and NaN.
+// Larger sums get a new base. So do sums that overflowed, and NaN.
 constexpr float kLargest = 0x1p64f;
 
 // e^x / 2^base.
@@ -39,7 +40,7 @@ __device__ __forceinline__ float Scaled(float x, float base) {
   return FastExp2(fmaf(x, kLog2E, -base));
 }
 
-// The union of `count` sets. The base comes first, so that the terms of the sum
+// Union of `count` sets. The base is found first, so that the terms of the sum
 // do not wait for each other.
 template <int kCount, typename Load>
 __device__ __forceinline__ float2 Union(int count, const Load& load) {
@@ -75,8 +76,8 @@ struct Running {
       sum[j] = 0.0f;
     }
   }
-  // The first `count` of a batch, `hop` elements apart. Whole batches are most,
-  // and need no tests.
+  // Loads the first `count` of a batch, `hop` elements apart. Most batches are
+  // whole and need no tests.
   __device__ __forceinline__ static void Load(const T* x, int64_t hop,
                                               int count, Batch& in) {
     if (count >= kStatsBatch) {
@@ -91,8 +92,8 @@ struct Running {
       }
     }
   }
-  // A base need not be the maximum: as long as the sums stay in range there is
-  // none to look for. The first batch of a thread always overflows.
+  // A base need not be the maximum: while the sums stay in range, none is
+  // searched for. The first batch of a thread always overflows.
   __device__ __forceinline__ void Add(const Batch& in, int count) {
     if (count >= kStatsBatch) {
       float total[kVector];
@@ -112,7 +113,7 @@ struct Running {
         return;
       }
     }
-    // Unpacked once more: what is seldom used must not stay in registers.
+    // Unpacked again: values of a rare path must not stay in registers.
     Batch again;
 #pragma unroll
     for (int i = 0; i < kStatsBatch; ++i) {
@@ -147,9 +148,8 @@ struct Running {
 };
 
 // Chunk `chunk` of `chunks` of one head of one sequence, by one block. Threads
-// lie along the features, then along tokens. Sums are made in an order that
-// depends on the shape alone; the block that comes last merges the chunks, in
-// their order.
+// run along the features, then along tokens. The order of sums depends on the
+// shape alone; the last block to finish merges the chunks, in their order.
 template <typename T>
 __device__ __forceinline__ void ChunkStats(const CudaLrpeParams& p,
                                            const Workspace& w, int64_t sequence,

@@ -1,3 +1,7 @@
+// Tables of cosines and sines of position · θ: one block a row, in double.
+// Shapes: positions [T], angles [A]; cos and sin [T, A] float32.
+// Floor: compute bound: T · A double sincos (with θ an exp, too); 8 T · A bytes
+// written.
 #include <cuda_bf16.h>
 
 #include "kernels/lrpe/lrpe_table_cuda.h"
@@ -7,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// Grid: rows. In double, as on the CPU: a table is made once a step.
+// Grid: rows. Double, as on the CPU: made once a step.
 __global__ void __launch_bounds__(kThreads)
     table_kernel(const __grid_constant__ CudaLrpeTableParams p) {
   const int64_t row = blockIdx.x;
@@ -15,7 +19,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t k = threadIdx.x; k < p.angles; k += kThreads) {
     float c, s;
     if (p.phase_steps != nullptr) {
-      // As a signed number the phase lies within half a turn of 0.
+      // As a signed number the phase is within half a turn of 0.
       const auto phase = static_cast<int64_t>(p.phase_steps[k] *
                                               static_cast<uint64_t>(position));
       double wide_c, wide_s;

@@ -1,3 +1,9 @@
+// RMSNorm, with an optional gate before or after it: 16 or 32 threads a group
+// of up to 512 columns, one block a wider group. Each thread keeps its first
+// two 16-byte runs in registers.
+// Shapes: x, gate and y [T, C] in G groups of C / G columns, elements of e
+// bytes (y: e'); weight [C] float32.
+// Floor: T · C · (e + e') + 4 C bytes, with a gate T · C · e more.
 #include <cuda_bf16.h>
 
 #include "kernels/common/alignment.h"
@@ -14,9 +20,9 @@ enum class Gate { kNone, kBefore, kAfter };
 
 constexpr int kBlock = 256;
 
-// A run of kVector neighbouring elements: one access where the layout allows,
-// else one by one. Which thread owns which element is the same either way, so
-// the order of a sum does not depend on how memory happens to be aligned.
+// A run of kVector neighbouring elements: one access where the layout allows
+// it, else one an element. Both give a thread the same elements, so the order
+// of a sum does not depend on alignment.
 template <typename T, int kVector>
 __device__ __forceinline__ void LoadRun(const T* x, int left, bool whole,
                                         float (&out)[kVector]) {
@@ -51,7 +57,7 @@ __device__ __forceinline__ void StoreRun(const float (&x)[kVector], int left,
   }
 }
 
-// The sum over kThreads neighbouring threads (a power of two up to 32, or the
+// Sum over kThreads neighbouring threads (a power of two up to 32, or the
 // block), in all of them: a butterfly within each warp, then the warps' sums in
 // order.
 template <int kThreads>
@@ -69,8 +75,8 @@ __device__ __forceinline__ float ThreadSum(float value) {
   }
 }
 
-// x · act(g). The usual activations are code in line; all of them there, for
-// each element, would be more than a cold start of a small kernel can fetch.
+// x · act(g). Only the usual activations are inlined: all of them, for each
+// element, would be more code than a cold start of a small kernel can fetch.
 template <int kVector>
 __device__ __forceinline__ void ApplyGate(Activation activation,
                                           float (&g)[kVector],
@@ -85,7 +91,7 @@ __device__ __forceinline__ void ApplyGate(Activation activation,
   }
 #pragma unroll 1
   for (int j = 0; j < kVector; ++j) {
-    // A loop over registers: each takes its turn in the first.
+    // Loops over registers: each rotates through the first.
     const float y = x[0] * DeviceActivate(activation, g[0]);
 #pragma unroll
     for (int i = 0; i + 1 < kVector; ++i) {
@@ -99,8 +105,8 @@ __device__ __forceinline__ void ApplyGate(Activation activation,
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// kThreads threads normalise one group of one row. Threads of a warp that have
-// no row go along, for the sake of the others' sums.
+// kThreads threads normalise one group of one row. Threads without a row take
+// part in the sums of their warp.
 template <typename T, typename TOut, Gate kGate, int kThreads>
 __global__ void __launch_bounds__(kBlock)
     norm_kernel(const __grid_constant__ CudaGatedNormParams params,
@@ -122,8 +128,8 @@ __global__ void __launch_bounds__(kBlock)
   TOut* y = static_cast<TOut*>(p.y) + row * p.y_stride + first;
   const int own = threadIdx.x % kThreads * kVector;
 
-  // Of the first runs of a thread, all is asked for together and kept; weights
-  // before the wait, since they are nobody's result.
+  // A thread's first runs are loaded together and kept; weights before the
+  // wait, since no kernel writes them.
   constexpr int kKept = 2;
   float kept[kKept][kVector], weights[kKept][kVector];
   const auto load_weights = [&](int i, float(&out)[kVector]) {
@@ -153,7 +159,7 @@ __global__ void __launch_bounds__(kBlock)
       ApplyGate(params.activation, g, in);
     }
   };
-  // Norms one run and writes it.
+  // Normalises one run and writes it.
   const auto finish = [&](int i, float scale, float(&out)[kVector],
                           const float(&weight)[kVector]) {
 #pragma unroll

@@ -30,11 +30,11 @@ struct CudaRmsNormParams {
   float eps;                 // added to the mean of squares
 };
 
-// cudaErrorInvalidValue when sizes make no sense: negative rows, cols below 1,
-// or groups that do not divide cols.
+// cudaErrorInvalidValue for negative rows, cols below 1, or groups that do not
+// divide cols.
 cudaError_t LaunchRmsNorm(const CudaRmsNormParams& params, cudaStream_t stream);
 
-// The same with x in float32 and y, rounded once, in `y_type`: 16 bits.
+// The same with x in float32, and y rounded once to `y_type`, of 16 bits.
 cudaError_t LaunchRoundedRmsNorm(const CudaRmsNormParams& params,
                                  WeightType y_type, cudaStream_t stream);
 
@@ -50,12 +50,12 @@ struct CudaGatedNormParams {
 cudaError_t LaunchGatedNorm(const CudaGatedNormParams& params,
                             cudaStream_t stream);
 
-// The same with x and gate in float32 and y, which must be neither of them,
-// rounded once, in `y_type`: 16 bits.
+// The same with x and gate in float32, and y, which must be neither of them,
+// rounded once to `y_type`, of 16 bits.
 cudaError_t LaunchRoundedGatedNorm(const CudaGatedNormParams& params,
                                    WeightType y_type, cudaStream_t stream);
 
-// LayerNorm, as kernels/norm/norm.h: float32, two passes over a row.
+// LayerNorm, as kernels/norm/norm.h, in float32.
 struct CudaLayerNormParams {
   const float* x;  // [rows, cols]
   int64_t x_stride;

@@ -5,10 +5,10 @@
 
 namespace recurve {
 
-// The order in which norm.cu adds up a group's squares: by the lanes of a warp,
-// or of half of one, in groups of up to so many columns; in wider ones by the
-// 256 threads of a block, which kernels that have such a norm inside repeat
-// (decode_rows.cuh, stream_matmul.cu). LayerNorm has an order of its own.
+// The order in which norm.cu adds a group's squares. Groups of up to this many
+// columns: by the lanes of a warp or half-warp; wider ones: by a block's 256
+// threads, as kernels with such a norm inside repeat (decode_rows.cuh,
+// stream_matmul.cu). LayerNorm has its own order.
 inline constexpr int64_t kNormWarpCols = 512;
 
 }  // namespace recurve

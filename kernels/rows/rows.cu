@@ -1,3 +1,8 @@
+// Row copies of float32: gather, scatter and fill rows, copy bytes. Gather and
+// scatter keep four loads a thread in flight.
+// Shapes: x [T, C] float32; y [T, C'] with elements of e bytes.
+// Floor in bytes: gather T · (4 C + e C'), scatter T · C · (4 + e), fill
+// 4 C · (T + 1), copy twice its bytes.
 #include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/weight_math.cuh"
@@ -9,9 +14,9 @@ namespace {
 constexpr int kThreads = 256;
 
 // ----------------------------------------------------------------------------
-// CUDA kernels. Grid: rows; of the first two, (rows, runs of columns).
+// CUDA kernels. Grid: rows; gather and scatter: (rows, runs of columns).
 
-// A thread asks for all of its columns before it writes one.
+// A thread loads all of its columns before it writes one.
 constexpr int kColumns = 4;
 
 template <typename T>
@@ -67,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) y[c] = p.values[c];
 }
 
-// Grid: as many blocks as there is something for, up to kCopyBlocks.
+// Grid: as many blocks as the bytes need, up to kCopyBlocks.
 constexpr int kCopyBlocks = 264;
 
 __global__ void __launch_bounds__(kThreads)
@@ -80,13 +85,13 @@ __global__ void __launch_bounds__(kThreads)
        i += int64_t{gridDim.x} * kThreads) {
     to[i] = __ldcg(from + i);
   }
-  // Attention reads its schedule before it waits for the launch in front of it.
-  // It may, since nothing that depends on this launch begins before its end (no
-  // LaunchDependents here), and by then what was written is there.
+  // Attention reads its schedule before it waits for the previous launch. That
+  // is safe: without LaunchDependents here, dependent kernels start after this
+  // one has ended, when its writes are visible.
   __threadfence();
 }
 
-// A block has a run of columns, and the grid's second dimension its limit.
+// A block has a run of columns; the grid's second dimension is limited.
 constexpr int64_t kRun = int64_t{kThreads} * kColumns;
 
 int64_t Runs(int64_t cols) { return (cols + kRun - 1) / kRun; }

@@ -9,13 +9,13 @@
 
 namespace recurve {
 
-// Moves rows of float32 activations about on the GPU: copies, conversions,
-// gathers and scatters. Every pointer is device memory. None allocates or
-// synchronises; cudaErrorInvalidValue for negative sizes, and for pointers
-// that are missing or not aligned where that is asked for.
+// Moves rows of float32 activations on the GPU: copies, conversions, gathers
+// and scatters. Every pointer is device memory. None allocates or synchronises.
+// cudaErrorInvalidValue for negative sizes, and for pointers that are missing
+// or unaligned where alignment is required.
 
-// y[i] = x[index[i]], rounded to `type`; zeros for a negative index, and in the
-// columns from cols to y_cols.
+// y[i] = x[index[i]], rounded to `type`; zeros for a negative index, and in
+// columns cols to y_cols.
 struct CudaGatherRowsParams {
   const float* x;  // [.., cols]
   int64_t x_stride;
@@ -30,8 +30,8 @@ struct CudaGatherRowsParams {
 cudaError_t LaunchGatherRows(const CudaGatherRowsParams& params,
                              cudaStream_t stream);
 
-// y[index[i]] = x[i], rounded to `type`; rows with a negative index are left
-// out. No two of the others are equal.
+// y[index[i]] = x[i], rounded to `type`; rows with a negative index are
+// skipped. The other indices are distinct.
 struct CudaScatterRowsParams {
   const float* x;  // [rows, cols]
   int64_t x_stride;
@@ -45,9 +45,8 @@ struct CudaScatterRowsParams {
 cudaError_t LaunchScatterRows(const CudaScatterRowsParams& params,
                               cudaStream_t stream);
 
-// Bytes from one piece of memory to another, for what is small: 3 us for a
-// megabyte (the copy engines take longer to begin). What follows it in the
-// stream begins when it has ended.
+// Copies few bytes: 3 us for a megabyte (the copy engines take longer to
+// start). The next kernel in the stream starts after it has ended.
 struct CudaCopyParams {
   const void* from;  // 16-byte aligned, like `to`; they do not overlap
   void* to;
