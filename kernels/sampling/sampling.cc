@@ -22,8 +22,8 @@ using Row = absl::Span<const float>;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A token with its rank in one integer: comparing keys compares rank. The upper
-// half is the logit's bits, arranged so that a larger logit is a smaller
+// A token with its rank in one integer: comparing keys compares ranks. The
+// upper half is the logit's bits, mapped so that a larger logit is a smaller
 // number; the lower half is the id.
 uint64_t RankKey(float logit, int32_t id) {
   // Adding +0 turns -0 into +0: they are equal, so the id must decide.
@@ -39,10 +39,10 @@ float LogitOf(uint64_t key) {
   return std::bit_cast<float>((order >> 31) != 0 ? order : order ^ 0x7fffffffu);
 }
 
-// Leaves the best `k` possible tokens in *keys, in no order; fewer when there
-// are not as many. One pass: candidates collect in a buffer that is cut back to
-// k whenever it fills, and from then on only a larger logit than the k-th can
-// matter (ids ascend, so a later equal ranks lower). REQUIRES: k >= 1.
+// Leaves the best `k` possible tokens in *keys, unordered; fewer if fewer
+// exist. One pass: candidates collect in a buffer that is cut back to k
+// whenever it fills; from then on only a larger logit than the k-th can matter
+// (ids ascend, so a later equal ranks lower). REQUIRES: k >= 1.
 void SelectBest(Row logits, size_t k, std::vector<uint64_t>* keys) {
   const size_t capacity = std::max<size_t>(2 * k, 1024);
   float cutoff = -kInfinity;
@@ -72,8 +72,8 @@ absl::Status CheckIds(absl::string_view what, absl::Span<const int32_t> ids,
   return absl::OkStatus();
 }
 
-// Counts the tokens that penalties apply to: seen[id] is 1 plus the number of
-// times it occurs in the output, 0 for one that is in neither list.
+// Counts the tokens that penalties apply to: seen[id] is 1 plus its count in
+// the output, or 0 for a token in neither list.
 absl::Status CountTokens(const SampleInput& input, bool with_prompt,
                          SamplingScratch* scratch) {
   const size_t vocab = input.logits.size();
@@ -97,8 +97,8 @@ absl::Status CountTokens(const SampleInput& input, bool with_prompt,
   return absl::OkStatus();
 }
 
-// Step 1 of the header: the logits after penalties and bias. Without any, these
-// are the input's own.
+// Step 1 of the header: the logits after penalties and bias, or the input's own
+// without any.
 absl::StatusOr<Row> Adjust(const SampleInput& input, SamplingScratch* scratch) {
   const SamplingParams& params = *input.params;
   const bool repetition = params.repetition_penalty != 1;
@@ -157,7 +157,7 @@ absl::StatusOr<int32_t> ArgMax(Row logits) {
 
 constexpr double kExpTable[kSampleExpEntries] = RECURVE_SAMPLE_EXP_TABLE;
 
-// Step 4: what a logit weighs against the best one.
+// Step 4: weight of a logit relative to the best one.
 struct Weigher {
   double max;
   double inverse_temperature;
@@ -168,7 +168,7 @@ struct Weigher {
   uint64_t operator()(float logit) const { return SampleFixed(Exact(logit)); }
 };
 
-// Step 2. `result->token` is set already.
+// Step 2. `result->token` is already set.
 void AddLogprobs(Row logits, float max, int32_t count, SamplingScratch* scratch,
                  SampleResult* result) {
   const Weigher weigh = {max, 1.0};
@@ -193,13 +193,13 @@ uint64_t SumOf(absl::Span<const uint64_t> keys, const Weigher& weigh) {
 }
 
 // Reduces *keys, in any order, to its shortest prefix in rank order whose
-// weights sum to `threshold`; to all when none does. Halves the range in which
-// the prefix ends, rather than sort what may be a whole vocabulary.
-// REQUIRES: *keys is not empty.
+// weights sum to `threshold`; to all if none does. Halves the range that holds
+// the prefix's end instead of sorting a whole vocabulary. REQUIRES: *keys is
+// not empty.
 void CutAt(uint64_t threshold, const Weigher& weigh,
            std::vector<uint64_t>* keys) {
-  // Everything before first is in the prefix and sums to `sum` < threshold;
-  // nothing from last on is.
+  // All keys before first are in the prefix and sum to `sum` < threshold; none
+  // from last on is.
   auto first = keys->begin();
   auto last = keys->end();
   uint64_t sum = 0;
@@ -218,7 +218,7 @@ void CutAt(uint64_t threshold, const Weigher& weigh,
   keys->erase(last, keys->end());
 }
 
-// Steps 5 and 6: the tokens that top_k (0: all) and top_p keep, in no order.
+// Steps 5 and 6: the tokens that top_k (0: all) and top_p keep, unordered.
 void KeepBest(Row logits, size_t top_k, float top_p, const Weigher& weigh,
               std::vector<uint64_t>* keys) {
   if (top_k > 0) {
@@ -230,7 +230,7 @@ void KeepBest(Row logits, size_t top_k, float top_p, const Weigher& weigh,
   uint64_t total = 0;
   for (float logit : logits) total += weigh(logit);
   const uint64_t threshold = SampleThreshold(top_p, total);
-  // As a rule the prefix is among a few.
+  // The prefix is usually among a few.
   constexpr size_t kFew = 256;
   SelectBest(logits, kFew, keys);
   if (SumOf(*keys, weigh) < threshold) {

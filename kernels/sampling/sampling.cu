@@ -1,8 +1,12 @@
-// A sample is drawn by a block of threads or, where there are few, by the
-// blocks of a cluster, each with a part of the row's ids. A block reads its
-// part some five to ten times where a truncation asks for it; after the first
-// time it is in the L1 cache, or the L2. All that blocks add up are integers:
-// however a row is divided, the bits are the same.
+// Draws a sample from a row of logits: one block a sample or, with few samples,
+// a cluster of 2 to 8 blocks that share the row's ids. Truncation by histograms
+// of logits, then of keys, until at most 256 candidates are left to rank.
+// Shapes: logits [rows, V] float32; counts [slots, V]; results [samples].
+// Floor: 4 · V bytes a sample; with penalties or bias 12 · V (counts read,
+// adjusted logits written). Later passes, five to ten with truncation, hit L1
+// or L2.
+// All sums over blocks are of integers, so the division into blocks does not
+// change a bit.
 
 #include <cstdint>
 
@@ -22,10 +26,10 @@ namespace {
 
 __constant__ double kExpTable[kSampleExpEntries] = RECURVE_SAMPLE_EXP_TABLE;
 
-// In place of a token that another block of the cluster has found.
+// In place of a token that another block of the cluster found.
 constexpr int32_t kElsewhere = -1;
 
-// A logit after penalties, of a token with this entry in the table of counts.
+// Logit after penalties, for a token with this entry in the table of counts.
 __device__ __forceinline__ float Penalized(float l, uint32_t seen,
                                            const CudaSampleRow& r) {
   if (seen == 0) return l;
@@ -40,8 +44,8 @@ __device__ __forceinline__ float Penalized(float l, uint32_t seen,
   return l;
 }
 
-// Step 1: the block's part of the sample's row with penalties and bias, in *to.
-// Only this block reads it.
+// Step 1: writes the block's part of the sample's row, with penalties and bias,
+// to *to, which only this block reads.
 template <bool kCluster>
 __device__ __forceinline__ void Adjust(const CudaSampleParams& p,
                                        const CudaSampleRow& r,
@@ -49,7 +53,7 @@ __device__ __forceinline__ void Adjust(const CudaSampleParams& p,
   constexpr int kBlock = kThreads<kCluster>;
   const uint32_t* counts = p.counts + r.slot * p.counts_stride;
   // Several ids at a time: loads do not wait for each other, as they would
-  // behind a store.
+  // after a store.
   constexpr int kIds = 4;
   for (int32_t first = row.begin + static_cast<int32_t>(threadIdx.x);
        first < row.end; first += kIds * kBlock) {
@@ -68,7 +72,7 @@ __device__ __forceinline__ void Adjust(const CudaSampleParams& p,
     }
   }
   __syncthreads();
-  // An id belongs to one thread, so that its entries are added in their order.
+  // Each id belongs to one thread, which adds its entries in order.
   const CudaBias* bias = p.bias + int64_t{r.slot} * kSampleMaxBias;
   for (int i = 0; i < r.num_bias; ++i) {
     const CudaBias entry = bias[i];
@@ -78,8 +82,7 @@ __device__ __forceinline__ void Adjust(const CudaSampleParams& p,
   __syncthreads();
 }
 
-// The sum of `value` over this thread and those before it in the block. Once a
-// sample.
+// Sum of `value` over this and all earlier threads of the block. Once a sample.
 template <bool kCluster>
 __device__ __forceinline__ uint64_t ScanBlock(uint64_t value) {
   Memory<kCluster>& s = BlockMemory<kCluster>();
@@ -91,7 +94,7 @@ __device__ __forceinline__ uint64_t ScanBlock(uint64_t value) {
   return value + ReduceLanes<32>(lane < warp ? s.warp_sums[lane] : 0, Sum());
 }
 
-// Steps 5 to 8: the token, in the block that has it.
+// Steps 5 to 8: returns the token, in the block that holds it.
 template <bool kCluster>
 __device__ __forceinline__ int32_t Draw(Team<kCluster>& team,
                                         const CudaSampleRow& r, int32_t vocab,
@@ -103,7 +106,7 @@ __device__ __forceinline__ int32_t Draw(Team<kCluster>& team,
   if (r.top_k > 0 && r.top_k < vocab)
     floor = FindCut<kCluster, false>(team, row, weigh, spread, {0, r.top_k, 0});
   if (!(r.top_p >= 1)) {
-    // What is further away than this weighs nothing.
+    // Logits further from the maximum have weight 0.
     const auto reach =
         static_cast<float>(-1.01 * kSampleExpMin / r.inverse_temperature);
     floor = FindCut<kCluster, true>(team, row, weigh, fminf(spread, reach),
@@ -117,7 +120,7 @@ __device__ __forceinline__ int32_t Draw(Team<kCluster>& team,
     const double weight = weigh.Exact(logit);
     return weight >= min_p ? SampleFixed(weight) : 0;
   };
-  // Each group adds up a part of the block's ids.
+  // Each group sums a part of the block's ids.
   constexpr int kStep = 4 * kLanes<kCluster>;
   const int32_t ids = row.end - row.begin;
   const int32_t part =
@@ -129,8 +132,8 @@ __device__ __forceinline__ int32_t Draw(Team<kCluster>& team,
                  [&](float, int32_t, uint64_t weight) { sum += weight; });
   sum = ReduceLanes<kLanes<kCluster>>(sum, Sum());
   const typename Team<kCluster>::Pairs all = team.Exchange({sum, 0});
-  // Every thread looks for the part in which it is: a lane has some parts that
-  // follow each other.
+  // Every thread searches for the part of the token; a lane has neighbouring
+  // parts.
   const int each = team.blocks();
   const Pair* const parts = all[0];
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -145,7 +148,7 @@ __device__ __forceinline__ int32_t Draw(Team<kCluster>& team,
   int chosen = each * place.lane;
   while (parts[chosen].a <= target) target -= parts[chosen++].a;
   if (chosen / kGroups != team.rank()) return kElsewhere;
-  // All threads of its block go through it, some ids each.
+  // All threads of that part's block search it, each some neighbouring ids.
   const int32_t first = min(row.end, row.begin + chosen % kGroups * part);
   const int32_t last = min(row.end, first + part);
   const int32_t of_thread =
@@ -175,7 +178,7 @@ __device__ __forceinline__ int32_t Draw(Team<kCluster>& team,
   return s.token;
 }
 
-// Step 2, but for the logarithm.
+// Step 2, without the logarithm.
 template <bool kCluster>
 __device__ __forceinline__ void AddLogprobs(
     Team<kCluster>& team, const CudaSampleRow& r, const Row<kCluster>& row,
@@ -263,8 +266,8 @@ __device__ __forceinline__ void Sample(Team<kCluster>& team,
   });
   const Pair ends = team.Extremes(best, worst);
   best = ends.a;
-  // To the host, too, if it wants that. Of a cluster's blocks two may have
-  // something to say.
+  // Also to the host if `copy` is set. Two blocks of a cluster may write
+  // fields.
   CudaSampleResult* const results[2] = {p.results + team.sample(), r.copy};
   if (best == kBroken || best == 0) {
     if (team.rank() == 0 && threadIdx.x == 0) {
@@ -326,7 +329,7 @@ __global__ void __launch_bounds__(kThreads<true>, 2)
 
 namespace {
 
-// Grid: so many tokens a block.
+// Grid: kCountThreads tokens a block.
 constexpr int kCountThreads = 256;
 
 __global__ void __launch_bounds__(kCountThreads)

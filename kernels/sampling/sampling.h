@@ -42,8 +42,8 @@
 
 namespace recurve {
 
-// Ranges are those of recurve.v1.SamplingParams; whoever accepts a request
-// validates them. Values outside give an unspecified token or an error.
+// Ranges are those of recurve.v1.SamplingParams, validated where a request is
+// accepted. Other values give an unspecified token or an error.
 struct SamplingParams {
   float repetition_penalty = 1;
   float presence_penalty = 0;
@@ -58,7 +58,7 @@ struct SamplingParams {
   int32_t num_logprobs = -1;
 };
 
-// Whether step 1 has penalties, so that the tokens seen have to be counted.
+// Whether step 1 has penalties, so that seen tokens must be counted.
 inline bool HasPenalties(const SamplingParams& params) {
   return params.repetition_penalty != 1 || params.presence_penalty != 0 ||
          params.frequency_penalty != 0;
@@ -68,8 +68,8 @@ struct SampleInput {
   absl::Span<const float> logits;    // [vocab]
   absl::Span<const int32_t> prompt;  // token ids, read for repetition_penalty
   absl::Span<const int32_t> output;  // token ids generated so far
-  // Of the token to draw among the generated ones, from 0: the same index of
-  // the same request meets the same u, whatever happened in between.
+  // Index of the token to draw among the generated ones, from 0: the same index
+  // of the same request always gets the same u.
   uint64_t index = 0;
   const SamplingParams* params = nullptr;
 };
@@ -77,13 +77,13 @@ struct SampleInput {
 struct SampleResult {
   int32_t token = 0;
   float logprob = 0;  // natural logarithm; 0 when num_logprobs is -1
-  // (token id, log-probability) in rank order: num_logprobs of them, or fewer
-  // when there are not as many possible tokens.
+  // (token id, log-probability) in rank order: num_logprobs entries, or fewer
+  // if there are fewer possible tokens.
   std::vector<std::pair<int32_t, float>> top;
 };
 
-// Buffers kept from call to call so that sampling need not allocate. The
-// contents are SampleRow's own.
+// Buffers kept between calls to avoid allocation. The contents are private to
+// SampleRow.
 struct SamplingScratch {
   std::vector<float> logits;      // [vocab], after penalties and bias
   std::vector<uint32_t> seen;     // [vocab], all 0 between calls
@@ -95,11 +95,10 @@ struct SamplingScratch {
 // u of step 8 as a multiple of 2^-53.
 uint64_t SampleUniform(uint64_t seed, uint64_t index);
 
-// Errors: Internal "non-finite logits: ..." for this row alone;
-// InvalidArgument for a row that is empty or of more than 2^23
-// (kMaxSampleVocab) logits, or an id outside [0, vocab) in logit_bias, output
-// or prompt (each looked at only where it takes effect). REQUIRES: input.params
-// and scratch are not null.
+// Errors: Internal "non-finite logits: ..." for this row alone; InvalidArgument
+// for a row that is empty or of more than 2^23 (kMaxSampleVocab) logits, or an
+// id outside [0, vocab) in logit_bias, output or prompt (each checked only
+// where it takes effect). REQUIRES: input.params and scratch are not null.
 absl::StatusOr<SampleResult> SampleRow(const SampleInput& input,
                                        SamplingScratch* scratch);
 

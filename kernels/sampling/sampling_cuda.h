@@ -2,16 +2,16 @@
 #define RECURVE_KERNELS_SAMPLING_SAMPLING_CUDA_H_
 
 // SampleRow (sampling.h) on the GPU: for the same logits the same tokens and
-// log-probabilities, bit for bit. Weights and their sums are those of
-// sampling_weight.h; a rank is that of a 64-bit key; where a truncation ends is
-// found by histograms, of logits and then of keys, until few tokens are left,
-// which are ranked each for itself; what they add up are integers.
+// log-probabilities, bit for bit. Weights and sums are those of
+// sampling_weight.h; ranks are those of 64-bit keys. Histograms with integer
+// sums, of logits and then of keys, find the end of a truncation until few
+// tokens are left, which are ranked one by one.
 //
-// What a request asks is in device memory, so that a captured graph serves any.
-// Two tables have a row for each state slot: how often a token was seen, and
-// the request's bias. Whoever launches keeps them (engine/cuda/cuda_sampler.h).
+// Requests are in device memory, so that a captured graph serves any. Two
+// tables have a row for each state slot: counts of seen tokens, and the
+// request's bias. The caller maintains them (engine/cuda/cuda_sampler.h).
 //
-// Every pointer is device memory, but for CudaSampleRow::copy. Nothing here
+// Every pointer but CudaSampleRow::copy is device memory. Nothing here
 // allocates or synchronises.
 
 #include <cuda_runtime_api.h>
@@ -24,7 +24,7 @@ inline constexpr int32_t kNonFiniteLogits = -1;  // in place of a token
 inline constexpr int kSampleMaxTop = 32;         // log-probabilities of a row
 inline constexpr int kSampleMaxBias = 1024;      // entries of a row
 
-// A count of a token in the table: how often it is in the output, and this bit
+// Entry of the table of counts: the token's count in the output, and this bit
 // if it is in the prompt.
 inline constexpr uint32_t kSampleInPrompt = 0x80000000u;
 
@@ -87,7 +87,7 @@ struct CudaSampleParams {
 // cudaErrorInvalidValue for negative num_samples, or vocab outside 1 to
 // kMaxSampleVocab.
 cudaError_t LaunchSample(const CudaSampleParams& params, cudaStream_t stream);
-// The same by so many thread blocks a sample, which LaunchSample chooses
+// The same with `blocks` thread blocks a sample, which LaunchSample chooses
 // (sampling_plan.h): 1, or 2, 4 or 8 on devices of compute capability 9.0, else
 // cudaErrorNotSupported.
 cudaError_t LaunchSampleOf(int blocks, const CudaSampleParams& params,

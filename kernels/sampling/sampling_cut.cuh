@@ -1,4 +1,5 @@
-// Where a truncation ends. Device code only.
+// Finds where a truncation ends, by histograms in shared memory. Device code
+// only.
 #ifndef RECURVE_KERNELS_SAMPLING_SAMPLING_CUT_CUH_
 #define RECURVE_KERNELS_SAMPLING_SAMPLING_CUT_CUH_
 
@@ -11,7 +12,7 @@
 namespace recurve {
 namespace sampling {
 
-// ---- amounts by bins: a block's own, in its shared memory ----
+// ---- sums by bins, a block's own in its shared memory ----
 
 template <bool kCluster>
 __device__ __forceinline__ void AddToBin(int bin, uint64_t amount) {
@@ -27,7 +28,7 @@ __device__ __forceinline__ uint64_t BinSum(int bin) {
   const Memory<kCluster>& s = BlockMemory<kCluster>();
   return uint64_t{s.high[bin]} << 32 | s.low[bin];
 }
-// And of collected keys.
+// Clears the collected keys, too.
 template <bool kCluster>
 __device__ __forceinline__ void ClearBins() {
   Memory<kCluster>& s = BlockMemory<kCluster>();
@@ -38,12 +39,12 @@ __device__ __forceinline__ void ClearBins() {
   __syncthreads();
 }
 
-// Finds the bin with which the sum over all blocks' bins reaches a target. In
-// two exchanges: of the sums of 64 bins each, and of those 64 in which it is.
+// Finds the bin in which the sum over all blocks' bins reaches a target, in two
+// exchanges: sums of 64 bins each, then the bins of the 64 that contain it.
 template <bool kCluster>
 class BinSearch {
  public:
-  // When all of the block's amounts are in its bins.
+  // Called when all of the block's amounts are in its bins.
   __device__ __forceinline__ explicit BinSearch(Team<kCluster>& team)
       : team_(team) {
     __syncthreads();
@@ -58,7 +59,8 @@ class BinSearch {
   __device__ __forceinline__ uint64_t Total() const {
     return ReduceLanes<32>(sum_, Sum());
   }
-  // REQUIRES: 1 <= *target <= Total(). Takes from it what is in bins before.
+  // REQUIRES: 1 <= *target <= Total(). Subtracts the sums of earlier bins from
+  // it.
   __device__ __forceinline__ int Find(uint64_t* target) {
     const Place group = FindLane(sum_, *target);
     *target -= group.before;
@@ -89,21 +91,21 @@ class BinSearch {
   uint64_t sum_;  // lane i: of bins 64i to 64i + 63
 };
 
-// ---- few tokens, each for itself ----
+// ---- few tokens, ranked one by one ----
 
-// Adds a key to the block's.
+// Adds a key to the block's collected keys.
 template <bool kCluster>
 __device__ __forceinline__ void Collect(uint64_t key) {
   Memory<kCluster>& s = BlockMemory<kCluster>();
-  // As soon as they are known to be too many no more are counted.
+  // Once they are too many, no more are counted.
   if (*const_cast<volatile int32_t*>(&s.num_collected) > kCollected<kCluster>)
     return;
   const int i = atomicAdd(&s.num_collected, 1);
   if (i < kCollected<kCluster>) s.collected[i] = key;
 }
 
-// The number of all blocks' collected keys, which are then, in no order, in the
-// candidates of every block; or -1 where there are too many.
+// Returns the number of keys that all blocks collected, and leaves the keys,
+// unordered, in the candidates of every block; or -1 if there are too many.
 template <bool kCluster, typename Amount>
 __device__ __forceinline__ int GatherCandidates(Team<kCluster>& team,
                                                 Amount amount_of) {
@@ -116,7 +118,7 @@ __device__ __forceinline__ int GatherCandidates(Team<kCluster>& team,
   };
   int count = own;
   if constexpr (kCluster) {
-    // The first pair has their number, each other one two keys.
+    // The first pair holds the count, each other one two keys.
     const int at = 2 * (team.Group() - 1);
     const Pair mine = at < 0 ? Pair{static_cast<uint64_t>(own), 0}
                              : Pair{key_of(at), key_of(at + 1)};
@@ -152,8 +154,8 @@ __device__ __forceinline__ int GatherCandidates(Team<kCluster>& team,
   return count;
 }
 
-// The key of the candidate with which the sum of amounts, in rank order,
-// reaches `target`.
+// The key of the candidate at which the sum of amounts, in rank order, reaches
+// `target`.
 template <bool kCluster>
 __device__ __forceinline__ uint64_t CutCandidates(int count, uint64_t target) {
   Memory<kCluster>& s = BlockMemory<kCluster>();
@@ -177,19 +179,19 @@ __device__ __forceinline__ uint64_t CutCandidates(int count, uint64_t target) {
 
 // ---- both ----
 
-// What may be cut: by how many tokens, or by their weights.
+// What to cut by: the number of tokens, or their weights.
 struct Cut {
   uint64_t floor;  // only tokens with this key or a larger one
-  int64_t top_k;   // by their number: so many are kept
-  float top_p;     // by their weights
+  int64_t top_k;   // by number: tokens to keep
+  float top_p;     // by weight
 };
 
-// The key of the last token, in rank order, that `cut` keeps: that with which
-// the sum of amounts reaches its target. `range` is how far below the largest
-// logit the last that counts may be.
+// The key of the last token, in rank order, that `cut` keeps: the one at which
+// the sum of amounts reaches its target. `range` is the largest distance below
+// the largest logit that counts.
 //
-// First the bin of the logit, of equal widths, in which it is. That mostly
-// holds so few tokens that each is ranked. As long as it holds more, narrower
+// First it finds the token's bin among bins of logits of equal width. Usually
+// few tokens are in that, and each is ranked. While there are more, narrower
 // bins of keys follow.
 //
 // Not inlined: by number it has two callers.
@@ -203,7 +205,7 @@ __device__ __noinline__ uint64_t FindCut(Team<kCluster>& team,
   };
   const auto peak = static_cast<float>(weigh.max);
   const float scale = static_cast<float>(kBins) / range;
-  // Of a NaN, from a range of 0 or without bounds, this is 0.
+  // 0 for a NaN, which a range of 0 or an infinite range can give.
   const auto bin_of = [&](float logit) {
     return min(kBins - 1, __float2int_rz((peak - logit) * scale));
   };
@@ -228,8 +230,8 @@ __device__ __noinline__ uint64_t FindCut(Team<kCluster>& team,
   }
   const int first_bin = logits.Find(&target);
 
-  // The token is the one with which the sum reaches `target` among those with
-  // keys from `low` to `high`, and the first time in that bin.
+  // The token is the one at which the sum reaches `target` among those with
+  // keys from `low` to `high`, and at first in that bin.
   uint64_t high = ~uint64_t{0};
   bool first = true;
   while (true) {

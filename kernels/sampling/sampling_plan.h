@@ -1,5 +1,5 @@
-// How many thread blocks draw a sample, and what each has of its row. Pure
-// code: sizes in, a plan out.
+// Blocks a sample, and the part of its row that each has. Pure functions of
+// sizes.
 #ifndef RECURVE_KERNELS_SAMPLING_SAMPLING_PLAN_H_
 #define RECURVE_KERNELS_SAMPLING_SAMPLING_PLAN_H_
 
@@ -9,17 +9,15 @@
 
 namespace recurve {
 
-// Of a sample, at most: more than 8 are more than a device promises a cluster.
+// Most blocks of a sample: devices guarantee clusters of at most 8.
 inline constexpr int kSampleMostBlocks = 8;
-// Ids that a block has at least, unless it is a sample's only one: blocks that
-// share a sample wait for each other a few times, of which each takes as long
-// as some thousand ids.
+// Fewest ids of a block that shares a sample: such blocks wait for each other a
+// few times, each of which takes as long as some thousand ids.
 inline constexpr int64_t kSampleFewestIds = 2048;
 
-// Blocks that draw each of so many samples, on a device with clusters: 1, 2, 4
-// or 8, as many as leave each block a multiprocessor of its own. (They are so
-// small that two fit on one: a device need not have room for that many clusters
-// side by side.)
+// Blocks a sample on a device with clusters: 1, 2, 4 or 8, as many as leave
+// each block a multiprocessor of its own. (Two blocks fit on one: the device
+// need not hold that many clusters on separate multiprocessors.)
 RECURVE_HOST_DEVICE constexpr int SampleBlocks(int64_t samples, int64_t vocab,
                                                int multiprocessors) {
   int blocks = kSampleMostBlocks;
@@ -30,8 +28,8 @@ RECURVE_HOST_DEVICE constexpr int SampleBlocks(int64_t samples, int64_t vocab,
   return blocks;
 }
 
-// Block i of `blocks` has the ids from i times this on, so many or what is left
-// of them: possibly none.
+// Block i of `blocks` has this many ids, or what is left of them, from i times
+// this on; possibly none.
 RECURVE_HOST_DEVICE constexpr int32_t SamplePart(int32_t vocab, int blocks) {
   constexpr int32_t kStep = 128;
   return ((vocab + blocks - 1) / blocks + kStep - 1) / kStep * kStep;

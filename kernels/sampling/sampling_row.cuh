@@ -1,4 +1,4 @@
-// A row of logits as a block sees it: its ids, their ranks and weights. Device
+// A block's view of a row of logits: its ids, their ranks and weights. Device
 // code only.
 #ifndef RECURVE_KERNELS_SAMPLING_SAMPLING_ROW_CUH_
 #define RECURVE_KERNELS_SAMPLING_SAMPLING_ROW_CUH_
@@ -11,8 +11,8 @@
 namespace recurve {
 namespace sampling {
 
-// A larger logit is a larger key, and among equals the smaller id is. No
-// possible token has key 0, or kBroken.
+// A larger logit has a larger key; among equals, the smaller id has. No
+// possible token has key 0 or kBroken.
 __device__ __forceinline__ uint64_t KeyOf(float logit, int32_t id) {
   const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 equals +0
   const uint32_t order = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
@@ -27,7 +27,7 @@ __device__ __forceinline__ float LogitOf(uint64_t key) {
   return __uint_as_float((order >> 31) != 0 ? order ^ 0x80000000u : ~order);
 }
 
-// The row as it is sampled, of which a block has ids [begin, end); `begin` is a
+// The row to sample, of which a block has ids [begin, end); `begin` is a
 // multiple of 4.
 template <bool kCluster>
 struct Row {
@@ -40,13 +40,13 @@ struct Row {
     return id >= begin && id < end;
   }
 
-  // f(logit, id) for every id from `from` on and below `to`, by threads
-  // `thread`, + `threads`, ...; `from` is a multiple of 4.
+  // Calls f(logit, id) for every id in [from, to), by threads `thread`, +
+  // `threads`, ...; `from` is a multiple of 4.
   template <typename F>
   __device__ __forceinline__ void Each(int32_t from, int32_t to, int thread,
                                        int threads, F f) const {
     const int32_t whole = aligned ? from + (to - from) / 4 * 4 : from;
-    // A block of a cluster has few, and what is unrolled must be fetched.
+    // A block of a cluster has few ids, and unrolled code must be fetched.
     constexpr int kUnroll = kCluster ? 1 : 2;
 #pragma unroll kUnroll
     for (int32_t id = from + 4 * thread; id < whole; id += 4 * threads) {
@@ -58,9 +58,9 @@ struct Row {
     }
     for (int32_t id = whole + thread; id < to; id += threads) f(logits[id], id);
   }
-  // f(logit, id, value(logit)) for those of them of which wanted(logit, id) is
-  // true. Values of four ids are formed together, so that their operations, if
-  // they have no branches, do not wait for each other.
+  // Calls f(logit, id, value(logit)) where wanted(logit, id). The values of
+  // four ids are computed together, so that branch-free operations do not wait
+  // for each other.
   template <typename Wanted, typename Value, typename F>
   __device__ __forceinline__ void EachWanted(int32_t from, int32_t to,
                                              int thread, int threads,
@@ -89,7 +89,7 @@ struct Row {
       if (wanted(x, id)) f(x, id, value(x));
     }
   }
-  // The same for all of the block's, by its threads.
+  // The same for all of the block's ids, by its threads.
   template <typename F>
   __device__ __forceinline__ void Each(F f) const {
     Each(begin, end, threadIdx.x, kThreads<kCluster>, f);
@@ -99,8 +99,8 @@ struct Row {
                                              F f) const {
     EachWanted(begin, end, threadIdx.x, kThreads<kCluster>, wanted, value, f);
   }
-  // The same where none is in the first-level cache yet: a block of a cluster
-  // asks for all that it has before it waits for any.
+  // The same for ids not yet in L1: a block of a cluster issues all its loads
+  // before it waits for any.
   template <typename F>
   __device__ __forceinline__ void EachOfMemory(F f) const {
     int32_t from = begin;

@@ -1,5 +1,5 @@
-// The threads that draw a sample, and how they tell each other what they found.
-// Device code only.
+// The threads that draw a sample, and how they exchange results. Device code
+// only.
 #ifndef RECURVE_KERNELS_SAMPLING_SAMPLING_TEAM_CUH_
 #define RECURVE_KERNELS_SAMPLING_SAMPLING_TEAM_CUH_
 
@@ -16,12 +16,11 @@ namespace sampling {
 
 inline constexpr unsigned kAll = 0xffffffffu;
 
-// A block alone has 1024 threads. Those of a cluster have half as many: two of
-// them fit on a multiprocessor, and each has less to do.
+// A single block has 1024 threads. Blocks of a cluster have half as many: two
+// fit on a multiprocessor, and each has less to do.
 template <bool kCluster>
 inline constexpr int kThreads = kCluster ? 512 : 1024;
-// Groups of a block, neighbouring threads of one warp, that tell the others
-// something.
+// Groups of a block, neighbouring threads of one warp, that exchange results.
 inline constexpr int kGroups = 32;
 template <bool kCluster>
 inline constexpr int kLanes = kThreads<kCluster> / kGroups;  // of a group
@@ -30,8 +29,8 @@ inline constexpr int kBins = 2048;
 inline constexpr int kBinBits = 11;
 inline constexpr int kGroupBins = kBins / kGroups;
 
-// Tokens among which FindCut ranks each, and those of them that a block may
-// have: in a cluster, what it can send at once beside their number.
+// Most tokens that FindCut ranks one by one, and a block's most of them: in a
+// cluster, what it can send at once with their count.
 inline constexpr int kCandidates = 256;
 template <bool kCluster>
 inline constexpr int kCollected = kCluster ? 2 * (kGroups - 1) : kCandidates;
@@ -51,7 +50,7 @@ struct Memory {
   uint32_t high[kBins];                      // upper half
   Pair candidates[kCandidates];              // {key, amount}
   uint64_t collected[kCollected<kCluster>];  // keys
-  int32_t num_collected;  // if more than fit: that, and not how many
+  int32_t num_collected;                     // more than fit: too many
   int32_t num_top;
   uint64_t top[kSampleMaxTop];
   uint64_t cut;
@@ -59,8 +58,8 @@ struct Memory {
   int32_t token;
 };
 
-// The block's. By name, and not by a pointer that functions pass on, so that it
-// is known to be shared memory also where they are not inlined.
+// The block's shared memory, by name: through a pointer the compiler would not
+// know its address space where functions are not inlined.
 template <bool kCluster>
 __device__ __forceinline__ Memory<kCluster>& BlockMemory() {
   __shared__ Memory<kCluster> memory;
@@ -81,7 +80,7 @@ struct Min {
   }
 };
 
-// `value` of kWidth neighbouring lanes together, in each of them. By whole
+// Combines `value` of kWidth neighbouring lanes, in each of them. For whole
 // warps.
 template <int kWidth, typename Op>
 __device__ __forceinline__ uint64_t ReduceLanes(uint64_t value, Op op) {
@@ -91,7 +90,7 @@ __device__ __forceinline__ uint64_t ReduceLanes(uint64_t value, Op op) {
   return value;
 }
 
-// The sum of `value` over this lane and those before it.
+// Sum of `value` over this and all earlier lanes.
 __device__ __forceinline__ uint64_t ScanLanes(uint64_t value) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -102,8 +101,8 @@ __device__ __forceinline__ uint64_t ScanLanes(uint64_t value) {
   return value;
 }
 
-// The lane with which the running sum of `value` over lanes reaches `target`,
-// and the sum before it. REQUIRES: it does reach it.
+// The lane at which the running sum of `value` over lanes reaches `target`, and
+// the sum before it. REQUIRES: it reaches it.
 struct Place {
   int lane;
   uint64_t before;
@@ -111,35 +110,34 @@ struct Place {
 __device__ __forceinline__ Place FindLane(uint64_t value, uint64_t target) {
   const uint64_t running = ScanLanes(value);
   const unsigned reached = __ballot_sync(kAll, running >= target);
-  // 31 in place of none, so that numbers out of their ranges do no harm.
+  // 31 instead of none: numbers out of their ranges do no harm.
   const int lane = reached == 0 ? 31 : __ffs(static_cast<int>(reached)) - 1;
   return {lane, __shfl_sync(kAll, running - value, lane)};
 }
 
-// All threads of a sample: of one block, or of a cluster of `blocks`. All of
-// them make the same calls.
+// All threads of a sample: of one block, or of a cluster of `blocks`. All make
+// the same calls.
 //
-// What they tell each other are pairs, one of each group, to all blocks. In a
-// cluster they are sent into every block's memory, where a barrier counts
-// their bytes: a barrier of the cluster would wait for all stores and empty the
-// first-level cache.
+// Each group sends one pair to all blocks. In a cluster, pairs are sent to
+// every block's shared memory, where a barrier counts their bytes: a cluster
+// barrier would wait for all stores and empty the L1 cache.
 //
-// Exchange n uses buffer and barrier n % 2. Why none comes in another's way: a
-// group sends its pair of exchange n + 1 when its warp has got all pairs of n,
-// and is done with them. So when any warp has got those of n + 1, every warp of
-// every block is done with n, and
-//  - what it sends for n + 2 replaces only pairs that nobody reads any more;
-//  - these bytes, and the arrival for n + 2, come to a barrier whose phase of n
+// Exchange n uses buffer and barrier n % 2. Two are enough: a group sends its
+// pair of exchange n + 1 after its warp has received and used all pairs of n.
+// So when any warp has those of n + 1, every warp of every block is done with
+// n, and
+//  - its pairs for n + 2 replace only pairs that are no longer read;
+//  - these bytes, and the arrival for n + 2, reach a barrier whose phase of n
 //    is over, as its own warps have seen;
-//  - a warp that waits for n has sent nothing of n + 1, so that no phase can
-//    end behind the one it waits for.
-// And all threads of a block wait for every exchange: nothing is sent to a
-// block that has ended.
+//  - a warp that waits for n has sent nothing of n + 1, so no phase can end
+//    after the one it waits for.
+// All threads of a block wait for every exchange, so nothing is sent to a block
+// that has ended.
 template <bool kCluster>
 class Team {
  public:
-  // By all threads, as the block begins: nothing was sent before, or read.
-  // Returns when the blocks of the cluster have begun, too.
+  // By all threads, at the start of the block. Returns when all blocks of the
+  // cluster have started.
   __device__ __forceinline__ explicit Team(int blocks)
       : blocks_(kCluster ? blocks : 1) {
     if constexpr (kCluster) {
@@ -175,9 +173,8 @@ class Team {
 
   using Pairs = const Pair (*)[kGroups];  // [blocks, groups]
 
-  // All pairs, in every thread. `mine` is the group's, the same in its threads.
-  // They can be read until the next call. It orders nothing else in shared
-  // memory.
+  // All pairs, in every thread, readable until the next call. `mine` is the
+  // group's, the same in its threads. Orders nothing else in shared memory.
   __device__ __forceinline__ Pairs Exchange(const Pair& mine) {
     Memory<kCluster>& s = BlockMemory<kCluster>();
     const int buffer = turn_ % 2;
@@ -187,7 +184,7 @@ class Team {
         BarrierExpect(barrier, static_cast<uint32_t>(sizeof(Pair)) * kGroups *
                                    static_cast<uint32_t>(blocks_));
       }
-      __syncwarp();  // it is done with the last pairs
+      __syncwarp();  // the last pairs have been used
       if (Lane() < blocks_) {
         cluster::SendPair(SharedAddress(&s.pairs[buffer][rank()][Group()]),
                           barrier, Lane(), mine.a, mine.b);
@@ -201,7 +198,7 @@ class Team {
     return s.pairs[buffer];
   }
 
-  // Of all blocks' pairs of group `threadIdx.x % 32`, each half together.
+  // All blocks' pairs of group `threadIdx.x % 32`, each half combined.
   template <typename OpA, typename OpB>
   __device__ __forceinline__ Pair OfBlocks(Pairs pairs, OpA a, OpB b) const {
     const int lane = threadIdx.x % 32;

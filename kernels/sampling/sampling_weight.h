@@ -1,9 +1,9 @@
 #ifndef RECURVE_KERNELS_SAMPLING_SAMPLING_WEIGHT_H_
 #define RECURVE_KERNELS_SAMPLING_SAMPLING_WEIGHT_H_
 
-// What a token weighs in the draw (step 4 of sampling.h), the same bits on the
-// CPU and on the GPU: exp by a table and a polynomial, each operation rounded
-// by itself; and sums of integers, which have no order.
+// Weight of a token in the draw (step 4 of sampling.h), with the same bits on
+// the CPU and on the GPU: exp by a table and a polynomial, each operation
+// rounded separately; sums are of integers, so their order does not matter.
 
 #include <cmath>
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace recurve {
 
-// A weight in a sum is a multiple of 2^-40; the best token has 2^40 of them.
+// Unit of weights in a sum: 2^-40. The best token has 2^40 units.
 inline constexpr int kSampleWeightBits = 40;
 inline constexpr double kSampleWeightOne = int64_t{1} << kSampleWeightBits;
-// So that sums stay below 2^63.
+// Keeps sums below 2^63.
 inline constexpr int64_t kMaxSampleVocab = int64_t{1} << 23;
 
 // Multiply and add, never fused into one rounding.
@@ -70,14 +70,14 @@ inline constexpr int kSampleExpEntries = 32;
         0x1.ea4afa2a490dap+0, 0x1.f50765b6e4540p+0                        \
   }
 
-// Below this exp is less than half of 2^-40.
+// Below this, exp is less than half of 2^-40.
 inline constexpr double kSampleExpMin = -29;
 
 // exp(x) for kSampleExpMin <= x <= 0, within 2^-48 of it; exactly 1 at 0.
 // `table` is RECURVE_SAMPLE_EXP_TABLE.
 RECURVE_HOST_DEVICE inline double SampleExpInRange(double x,
                                                    const double* table) {
-  // x = k · ln 2 / 32 + r. Adding and taking away 1.5 · 2^52 rounds to k.
+  // x = k · ln 2 / 32 + r. Adding and subtracting 1.5 · 2^52 rounds to k.
   constexpr double kRound = 0x1.8p52;
   const double k =
       SampleAdd(SampleAdd(SampleMul(x, 0x1.71547652b82fep+5), kRound), -kRound);
@@ -93,12 +93,12 @@ RECURVE_HOST_DEVICE inline double SampleExpInRange(double x,
   return SampleMul(SampleMul(p, table[n & 31]), power);
 }
 
-// The same for any x <= 0: 0 below kSampleExpMin, at -Inf and for a NaN.
+// The same for any x <= 0: 0 below kSampleExpMin, at -Inf and for NaN.
 RECURVE_HOST_DEVICE inline double SampleExp(double x, const double* table) {
   return x >= kSampleExpMin ? SampleExpInRange(x, table) : 0;
 }
 
-// A weight as a number of 2^-40. REQUIRES: 0 <= weight < 2^11.
+// A weight in units of 2^-40. REQUIRES: 0 <= weight < 2^11.
 RECURVE_HOST_DEVICE inline uint64_t SampleFixed(double weight) {
   // The bits of 2^52 + n end in n.
   const double sum = SampleAdd(SampleMul(weight, kSampleWeightOne), 0x1p52);
@@ -128,7 +128,7 @@ RECURVE_HOST_DEVICE inline uint64_t SampleTarget(uint64_t uniform,
   return high << 11 | (uniform * total) >> 53;
 }
 
-// log of the sum of exp over all logits, from the largest and the sum of
+// Log of the sum of exp over all logits, from the largest and the sum of
 // weights at temperature 1. On the host.
 inline double SampleLogSum(float max, uint64_t sum) {
   return static_cast<double>(max) +
