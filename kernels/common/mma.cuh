@@ -10,9 +10,9 @@
 
 namespace recurve {
 
-// Loads four 8x8 matrices of 16-bit elements; lane l gives the address of row l
-// % 8 of matrix l / 8. Thread (g, t) = (lane / 4, lane % 4) gets row g, columns
-// 2t and 2t + 1 of each.
+// Loads four 8x8 matrices of 16-bit elements; lane l gives the address of row
+// l % 8 of matrix l / 8. Thread (g, t) = (lane / 4, lane % 4) gets row g,
+// columns 2t and 2t + 1 of each.
 __device__ __forceinline__ void LoadMatrices(uint32_t (&r)[4],
                                              uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

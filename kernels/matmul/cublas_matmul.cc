@@ -23,8 +23,8 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 16;
-// Numbers of rows that Tune measures; what is between two has the algorithm of
-// the larger.
+// Row counts that Tune measures; counts between two use the larger one's
+// algorithm.
 constexpr std::array<int64_t, 6> kTrialRows = {64, 128, 256, 512, 2048, 8192};
 constexpr int kTrials = 5;
 
@@ -100,7 +100,7 @@ absl::Status CudaToStatus(cudaError_t error) {
                                           cudaGetErrorString(error)));
 }
 
-// Rows to multiply and room for the results, to measure algorithms with.
+// Rows to multiply and memory for the results, for measuring algorithms.
 class Trial {
  public:
   Trial() = default;
@@ -128,7 +128,7 @@ class Trial {
             " bytes (lower --max-num-batched-tokens)"));
       }
     }
-    // Where there is no room, weights are measured that a cache may hold.
+    // If memory is short, the measured weights may be cached.
     evicting_bytes_ = int64_t{2} * cache_bytes;
     if (evicting_bytes_ > 0 &&
         cudaMalloc(&evicting_, evicting_bytes_) != cudaSuccess) {
@@ -158,10 +158,10 @@ class Trial {
   const void* x() const { return x_; }
   float* y() const { return static_cast<float*>(y_); }
 
-  // What is between these two is measured: milliseconds. The weights come from
-  // memory, as they do in a model.
+  // The time between Begin and End is measured, in milliseconds. The weights
+  // come from memory, as in a model.
   absl::Status Begin(const CublasMatmul::Params& p, cudaStream_t stream) {
-    // Every byte 0x3c: a float like another.
+    // Every byte 0x3c: an ordinary float.
     RECURVE_RETURN_IF_ERROR(CudaToStatus(
         cudaMemsetAsync(y_, 0x3c, 4 * p.rows * p.y_stride, stream)));
     if (evicting_bytes_ > 0) {
@@ -179,7 +179,7 @@ class Trial {
     return time;
   }
 
-  // Some rows of the results, those at the ends among them.
+  // Sampled rows of the results, including the first and the last.
   absl::StatusOr<std::vector<float>> Sample(
       const CublasMatmul::Params& p) const {
     const int64_t count = std::min<int64_t>(p.rows, kSampledRows);
@@ -196,12 +196,12 @@ class Trial {
   }
 
  private:
-  static constexpr int64_t kRandom = 1000003;  // no multiple of a row
+  static constexpr int64_t kRandom = 1000003;  // not a multiple of a row
   static constexpr int64_t kSampledRows = 32;
 
   void* x_ = nullptr;
   void* y_ = nullptr;
-  void* evicting_ = nullptr;  // nothing: what is read instead leaves the caches
+  void* evicting_ = nullptr;  // unused data, read to evict the caches
   int64_t evicting_bytes_ = 0;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
@@ -210,19 +210,19 @@ class Trial {
 }  // namespace
 
 struct CublasMatmul::Impl {
-  // An algorithm, and the most rows that it is for.
+  // An algorithm, and the most rows it is used for.
   struct Choice {
     int64_t rows;
     cublasLtMatmulAlgo_t algorithm;
   };
-  // All that an algorithm may depend on, but for the rows.
+  // All that an algorithm may depend on, except the rows.
   using Key = std::tuple<WeightType, int64_t, int64_t, int64_t, int64_t,
                          int64_t, uint32_t, uint32_t, uint32_t>;
   using Shape = std::tuple<WeightType, int64_t, int64_t>;
 
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;
-  // By rows; the last of each takes all that are more.
+  // Sorted by rows; the last entry serves all larger counts.
   std::map<Key, std::vector<Choice>> algorithms;
   std::map<Shape, std::vector<Choice>> tuned;
 
@@ -231,14 +231,14 @@ struct CublasMatmul::Impl {
     if (handle != nullptr) cublasLtDestroy(handle);
   }
 
-  // What cuBLASLt recommends for so many rows, the best first, without
-  // splitting the inputs.
+  // cuBLASLt's recommendations for `rows` rows, best first, without splitting
+  // the inputs.
   absl::StatusOr<std::vector<cublasLtMatmulAlgo_t>> Recommended(const Params& p,
                                                                 int64_t rows);
   absl::StatusOr<bool> Takes(const Params& p, int64_t rows,
                              const cublasLtMatmulAlgo_t& algorithm);
-  // Whether it takes numbers of rows from `least` to `most`, by some of them,
-  // and more. (That it does for one does not say so of odd ones.)
+  // Whether it supports row counts from `least` to `most`, tested on some of
+  // them, and on more. (Support of one count does not imply that of odd ones.)
   absl::StatusOr<bool> TakesAll(const Params& p, int64_t least, int64_t most,
                                 const cublasLtMatmulAlgo_t& algorithm);
   absl::StatusOr<cublasLtMatmulAlgo_t> Choose(const Params& p);
@@ -316,8 +316,7 @@ absl::StatusOr<bool> CublasMatmul::Impl::TakesAll(
   return true;
 }
 
-// The first that cuBLASLt recommends for kTunedRows rows and that takes every
-// number of rows.
+// The first recommendation for kTunedRows rows that supports every row count.
 absl::StatusOr<cublasLtMatmulAlgo_t> CublasMatmul::Impl::Choose(
     const Params& p) {
   RECURVE_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> found,
@@ -335,7 +334,7 @@ absl::StatusOr<cublasLtMatmulAlgo_t> CublasMatmul::Impl::Choose(
       p.outputs, ", ", p.inputs, "]"));
 }
 
-// What Tune found, if it suits these strides and alignments, too.
+// Tune's result, if it suits these strides and alignments, too.
 absl::StatusOr<std::vector<CublasMatmul::Impl::Choice>>
 CublasMatmul::Impl::ChooseAll(const Params& p) {
   const auto it = tuned.find({p.type, p.outputs, p.inputs});
@@ -382,7 +381,7 @@ absl::StatusOr<std::unique_ptr<CublasMatmul>> CublasMatmul::Create() {
   if (const cudaError_t error = cudaMalloc(&impl->workspace, kWorkspaceBytes);
       error != cudaSuccess) {
     impl->workspace = nullptr;
-    (void)cudaGetLastError();  // who asks next is not told of it
+    (void)cudaGetLastError();  // clears the error for later callers
     return absl::ResourceExhaustedError(
         absl::StrCat("no device memory for the workspace of cuBLASLt: ",
                      cudaGetErrorString(error)));
@@ -398,7 +397,7 @@ absl::Status CublasMatmul::Tune(const Params& params, int64_t max_rows,
   }
   max_rows = std::min(max_rows, kTuneBytes / (4 * params.y_stride));
   if (max_rows < 1) return absl::OkStatus();
-  // On fewer rows where memory is scarce.
+  // With fewer rows if memory is scarce.
   auto room = std::make_unique<Trial>();
   absl::Status allocated = room->Allocate(params, max_rows);
   while (absl::IsResourceExhausted(allocated) && max_rows > kTunedRows) {
@@ -427,8 +426,8 @@ absl::Status CublasMatmul::Tune(const Params& params, int64_t max_rows,
     }
     return best;
   };
-  // For p.rows: the fastest of those with the bits of `base` that take all
-  // rows from `least` to `most`.
+  // For p.rows: the fastest algorithm with the bits of `base` that supports all
+  // counts from `least` to `most`.
   const auto fastest =
       [&](const std::vector<cublasLtMatmulAlgo_t>& found, int64_t least,
           int64_t most) -> absl::StatusOr<cublasLtMatmulAlgo_t> {
@@ -470,7 +469,7 @@ absl::Status CublasMatmul::Tune(const Params& params, int64_t max_rows,
     winners.push_back(winner);
     least = rows + 1;
   }
-  // What cuBLASLt recommends for other numbers of rows may be faster still.
+  // Recommendations for other row counts may be faster.
   std::vector<Impl::Choice> choices;
   least = 1;
   for (const int64_t rows : trial_rows) {

@@ -15,17 +15,16 @@ namespace recurve {
 // y = x · wᵀ, or y += that, on the GPU by cuBLASLt. Sums are float32; factors
 // are of one type, float32 without TF32.
 //
-// Exactness: an algorithm that takes every number of rows is chosen once for a
-// shape, for kTunedRows rows and without splitting the inputs. Others are used
-// for other numbers of rows only after Tune has seen them give the same bits,
-// at some numbers of rows and without adding. So a row's bits do not depend on
-// the rows beside it. Tests hold it to that; cuBLASLt does not promise it in
-// words.
+// Exactness: one algorithm that supports every row count is chosen for a shape,
+// for kTunedRows rows and without splitting the inputs. Others serve other row
+// counts only after Tune has seen the same bits from them, at some row counts
+// and without adding. So a row's bits do not depend on other rows. Tests check
+// it; cuBLASLt does not guarantee it.
 //
 // Thread safety: one thread at a time, one stream.
 class CublasMatmul {
  public:
-  // For how many rows algorithms are chosen.
+  // Row count that algorithms are chosen for.
   static constexpr int64_t kTunedRows = 512;
 
   struct Params {
@@ -51,9 +50,9 @@ class CublasMatmul {
   // Measures algorithms for the matrix `params.w` and up to `max_rows` rows (or
   // as many as kTuneBytes hold), on random rows of its own (x, y and rows are
   // not read), and keeps the fastest whose results are, bit for bit, those of
-  // the one for kTunedRows rows. Matrices of the same sizes and type share what
-  // is found. Without this, every number of rows has that one. Allocates, and
-  // waits.
+  // the algorithm for kTunedRows rows. Matrices of the same sizes and type
+  // share the result. Without it, that algorithm serves every row count.
+  // Allocates and waits.
   absl::Status Tune(const Params& params, int64_t max_rows,
                     cudaStream_t stream);
   static constexpr int64_t kTuneBytes = int64_t{512} << 20;  // of results

@@ -1,4 +1,5 @@
-// What the kernels for products of a decode step share. Device code only.
+// Helpers of the decode-step kernels in stream_matmul.cu and decode_matmul.cu:
+// copies, tile rows, gates. Device code only.
 #ifndef RECURVE_KERNELS_MATMUL_DECODE_COPIES_CUH_
 #define RECURVE_KERNELS_MATMUL_DECODE_COPIES_CUH_
 
@@ -10,7 +11,7 @@
 
 namespace recurve {
 
-// Copies `bytes` of 16 bytes to shared memory; the others become 0.
+// Copies `bytes` of 16 bytes to shared memory and zeros the rest.
 __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from,
                                           int bytes) {
   asm volatile(
@@ -18,8 +19,8 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from,
       "l"(from), "r"(bytes)
       : "memory");
 }
-// Of weights, which are read once a step, the whole 16 bytes: with EvictFirst()
-// they leave the second-level cache before what the next kernels find there.
+// Copies 16 bytes of weights, which are read once a step: with EvictFirst()
+// they leave L2 before data that the next kernels reuse.
 __device__ __forceinline__ uint64_t EvictFirst() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -34,11 +35,10 @@ __device__ __forceinline__ void CopyWeights(uint32_t to, const void* from,
       : "memory");
 }
 
-// The row of w that stands in row `row` of a tile whose rows begin at
-// `first`, a multiple of 16. Of a gate, 8 rows of the first half and the 8 of
-// the second half that belong to them take turns, so that a lane of
-// mma.m16n8k16 has both. Rows beyond the last are computed as the last, and not
-// written.
+// The row of w in row `row` of a tile whose rows begin at `first`, a multiple
+// of 16. With a gate, 8 rows of the first half alternate with their 8 partners
+// of the second half, so that a lane of mma.m16n8k16 has both. Rows beyond the
+// last repeat the last, and are not written.
 __device__ __forceinline__ int64_t TileOutput(const DecodeMatmulParams& p,
                                               int64_t first, int row) {
   if (!p.gate) return min(first + row, p.outputs - 1);
@@ -47,7 +47,7 @@ __device__ __forceinline__ int64_t TileOutput(const DecodeMatmulParams& p,
   return row / 8 % 2 == 0 ? feature : half + feature;
 }
 
-// Of a gate: a feature of a row, from its two outputs.
+// A gated feature of a row, from its two outputs.
 template <typename T>
 __device__ __forceinline__ void WriteGated(const DecodeMatmulParams& p,
                                            int64_t row, int64_t feature,

@@ -1,5 +1,9 @@
-// Checks products of a decode step and chooses their kernel; the one for
-// devices before Hopper and after it.
+// Product of a few rows with 16-bit weights for devices other than Hopper:
+// cp.async stages that each lane copies and reads itself, mma.m16n8k16, eight
+// warps that split the inputs. Also checks parameters and dispatches on Hopper.
+// Shapes: w [O, I] 16-bit, x [T, I] 16-bit or float32 (e bytes), y [T, O]
+// float32.
+// Floor: O · I · 2 + T · I · e + 4 · T · O bytes (4 · T · O more to add to y).
 #include "kernels/common/alignment.h"
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/copy_groups.cuh"
@@ -19,9 +23,9 @@ constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBlock = kDecodeMatmulInputs;
 
-// CopyAsync, leaving a copy in the first-level cache, for other blocks of this
-// multiprocessor: all blocks read the same few rows at the same time, which the
-// second level serves one after the other.
+// CopyAsync that also fills L1 for other blocks of the multiprocessor: all
+// blocks read the same few rows at the same time, and L2 would serve them one
+// by one.
 __device__ __forceinline__ void CopyAsyncShared(uint32_t to, const void* from,
                                                 int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to),
@@ -58,12 +62,12 @@ RECURVE_HOST_DEVICE constexpr int SharedBytes(bool is_float, int m, int n,
 }
 
 // A block has 16 · kM outputs by 8 · kN rows. Its warps take runs of 32 inputs
-// in turn; kStages of them are under way. Of a run a lane (g, t) copies inputs
-// 8t ... 8t + 7 of weight rows g and g + 8 and of input row g, and reads them
-// back itself, so that no barrier is needed: which input stands where in an mma
-// does not matter while both operands agree.
+// in turn, with kStages of them in flight. Of a run, lane (g, t) copies inputs
+// 8t to 8t + 7 of weight rows g and g + 8 and of input row g, and reads them
+// back itself, so no barrier is needed: the place of an input in an mma does
+// not matter while both operands agree.
 //
-// Weights do not wait for the kernel before.
+// Weights are copied before the wait for the previous kernel.
 //
 // Grid: (runs of outputs, runs of rows).
 template <typename T, bool kFloat, int kM, int kN, int kStages>
@@ -89,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return int64_t{warp + run * kWarps} * kBlock + 8 * t;
   };
 
-  // Outputs beyond the last are computed as the last, and not written.
+  // Outputs beyond the last repeat the last, and are not written.
   const T* w[kM][2];
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -109,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       CopyAsync(place(run, 2 * m + 1), w[m][1] + c, 16);
     }
   };
-  // Of rows and columns beyond the last, zeros.
+  // Rows and columns beyond the last are zeros.
   const auto copy_inputs = [&](int run) {
     if (run >= runs) return;
     const int64_t c = column(run);
@@ -175,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (run + kStages < runs) CommitCopies();
   }
 
-  // The warps' sums, in order, in the ring's memory.
+  // Adds the warps' sums in order, in the ring buffer's memory.
   WaitForCopies<0>();
   auto* const sums = reinterpret_cast<float(*)[16][8 * kN + 1]>(memory);
 #pragma unroll
@@ -217,12 +221,12 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
   return LaunchDependent(kernel, grid, kThreads, kBytes, stream, p);
 }
 
-// Tiles as wide as leave work for this many multiprocessors; two blocks share
-// one where the ring is small.
+// Tiles are as wide as this many blocks allow; two blocks share a
+// multiprocessor if the ring buffer is small.
 constexpr int64_t kEnoughBlocks = 96;
 
-// Whether a block of the device has the memory for a tile of 16-bit inputs. The
-// order of sums does not depend on the tile.
+// Whether a tile of 16-bit inputs fits a block's shared memory. The order of
+// sums does not depend on the tile.
 bool Fits(int shared_memory, int m, int n, int stages) {
   return SharedBytes(false, m, n, stages) <= shared_memory;
 }
@@ -263,7 +267,7 @@ cudaError_t LaunchHopper(const DecodeMatmulParams& p, cudaStream_t stream) {
       DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
   if (GatedMatmulTakes(p)) return LaunchGatedMatmul(p, multiprocessors, stream);
-  // Measured: tiles are faster from the second row on, if rows have 16 bits.
+  // Measured: tiles are faster from the second 16-bit row on.
   if ((!p.x_is_float && p.rows > 1) || !StreamMatmulFits(p.inputs, p.rows))
     return LaunchTileMatmul(p, multiprocessors, stream);
   return LaunchStreamMatmul(p, multiprocessors, stream);

@@ -12,14 +12,13 @@
 namespace recurve {
 
 // y = x · wᵀ, or y += that, on the GPU: for the rows of a decode step, which
-// the weights stream by once, and for prompts that are short; with a gate, for
-// prompts of any length.
+// stream the weights once, and for short prompts; with a gate, for prompts of
+// any length.
 //
-// Products are of 16-bit factors (float32 x is rounded to the type of w), sums
-// are float32. The order of a sum depends on the matrix's sizes and the device
-// alone: a row's bits are the same whatever rows stand beside it, and however
-// many, and whether what is marked "fused" below is done here or by kernels of
-// its own.
+// Factors are 16-bit (float32 x is rounded to the type of w), sums float32. The
+// order of a sum depends on the matrix's sizes and the device alone: a row's
+// bits do not depend on the other rows or their number, nor on whether
+// operations marked "fused" are done here or by separate kernels.
 //
 // Every pointer is device memory, 16-byte aligned. Neither allocates nor
 // synchronises.
@@ -55,9 +54,9 @@ inline constexpr int64_t kDecodeMatmulInputs = 32;
 inline constexpr int64_t kDecodeMatmulFloatRows = 8;
 inline constexpr int64_t kDecodeMatmulMaxRows = 1 << 20;
 
-// Whether the current device does what is marked "fused".
+// Whether the current device does the operations marked "fused".
 bool DecodeMatmulFuses();
-// Whether it takes float32 x of so many inputs and rows.
+// Whether it takes float32 x with this many inputs and rows.
 bool DecodeMatmulTakesFloats(int64_t inputs, int64_t rows);
 
 // cudaErrorInvalidValue for what the comments above rule out.

@@ -1,5 +1,5 @@
-// Launchers of the kernels for sm_90a, which decode_matmul.cu chooses from.
-// Parameters are checked there; `multiprocessors` are the device's.
+// Launchers of the sm_90a kernels that decode_matmul.cu dispatches to, after
+// checking parameters; `multiprocessors` are the device's.
 #ifndef RECURVE_KERNELS_MATMUL_DECODE_MATMUL_HOPPER_H_
 #define RECURVE_KERNELS_MATMUL_DECODE_MATMUL_HOPPER_H_
 
@@ -9,22 +9,21 @@ namespace recurve {
 
 inline constexpr int kStreamRows = 8;
 
-// Rows that fit a block's shared memory beside the ring of weights.
+// Whether the rows fit a block's shared memory with the ring buffer of weights.
 bool StreamMatmulFits(int64_t inputs, int64_t rows);
 // At most kStreamRows rows that fit, 16-bit or float32.
 cudaError_t LaunchStreamMatmul(const DecodeMatmulParams& params,
                                int multiprocessors, cudaStream_t stream);
 
-// 16-bit x, any number of rows; nothing fused but the gate. Gives many rows to
+// 16-bit x, any number of rows; fuses only the gate. Passes many rows to
 // LaunchWideMatmul.
 cudaError_t LaunchTileMatmul(const DecodeMatmulParams& params,
                              int multiprocessors, cudaStream_t stream);
 cudaError_t LaunchWideMatmul(const DecodeMatmulParams& params,
                              int multiprocessors, cudaStream_t stream);
 
-// At least kGatedLeastRows rows of 16 bits, of a matrix that is not in parts,
-// with a gate of silu whose results are of 16 bits, rows of them 16 bytes
-// aligned.
+// At least kGatedLeastRows 16-bit rows, a matrix not in parts, a silu gate, and
+// 16-bit results in rows aligned to 16 bytes.
 bool GatedMatmulTakes(const DecodeMatmulParams& params);
 cudaError_t LaunchGatedMatmul(const DecodeMatmulParams& params,
                               int multiprocessors, cudaStream_t stream);

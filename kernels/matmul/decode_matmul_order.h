@@ -7,21 +7,21 @@
 
 namespace recurve {
 
-// The one order of sums of decode_matmul_cuda.h on Hopper, whatever the rows:
-// inputs are cut into DecodeMatmulSplits() neighbouring parts; a part is a
-// chain of tensor core steps of 16 neighbouring inputs each, ascending, from 0;
-// the parts' sums are added in order. mma.sync and wgmma of any width give the
-// same bits for a step, with rows and weights on either side; gpu_matmul_test
-// holds the device to that.
+// The order of sums of decode_matmul_cuda.h on Hopper, for any rows: inputs are
+// cut into DecodeMatmulSplits() neighbouring parts; a part is a chain of tensor
+// core steps of 16 neighbouring inputs, ascending, from 0; the parts' sums are
+// added in order. mma.sync and wgmma of any width give the same bits for a
+// step, with rows and weights as either operand; gpu_matmul_test checks that on
+// the device.
 //
-// Sizes of the matrix alone decide. Wide matrices have enough work for all
+// The matrix's sizes alone decide. Wide matrices have enough work for all
 // multiprocessors without cutting their inputs.
 inline constexpr int kDecodeMatmulMaxSplits = 8;
 RECURVE_HOST_DEVICE constexpr int DecodeMatmulSplits(int64_t outputs) {
   return outputs < 4096 ? kDecodeMatmulMaxSplits : 1;
 }
-// The first input of part `split`, a multiple of 64; of number `splits`, the
-// end of the last part.
+// First input of part `split`, a multiple of 64; for `splits`, the end of the
+// last part.
 RECURVE_HOST_DEVICE constexpr int DecodeMatmulSplitBegin(int inputs, int splits,
                                                          int split) {
   return split == splits ? inputs : (inputs + 63) / 64 * split / splits * 64;

@@ -1,4 +1,5 @@
-// How the kernels for one row and few read it. Device code only.
+// Reading one or a few rows to shared memory, with their norm: helpers of
+// stream_matmul.cu and product_chain.cu. Device code only.
 #ifndef RECURVE_KERNELS_MATMUL_DECODE_ROWS_CUH_
 #define RECURVE_KERNELS_MATMUL_DECODE_ROWS_CUH_
 
@@ -26,7 +27,7 @@ __device__ __forceinline__ float4 LoadFour(const float* from, int c, int cols) {
   return v;
 }
 
-// Eight of 16 bits likewise.
+// Eight 16-bit columns in the same way.
 template <typename T>
 __device__ __forceinline__ uint4 LoadEight(const T* from, int c, int cols) {
   if (c + 8 <= cols) return *reinterpret_cast<const uint4*>(from + c);
@@ -42,13 +43,12 @@ __device__ __forceinline__ uint4 LoadEight(const T* from, int c, int cols) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Rows that are normed and rounded, to shared memory, `to_stride` bytes apart:
-// of kThreads threads, each with the fours of columns 4 (thread + i · kThreads)
-// of all rows, v, and their weights. The sum is that of norm.cu bit for bit:
-// thread i of 256 takes columns 4i ... 4i + 3 of each 1024, lanes meet in a
-// butterfly, and the 8 warps in order. `partial` is shared memory for a float
-// of each row and warp; `barrier` is of these threads. Columns from `inputs` on
-// are not written.
+// Normalises and rounds rows to shared memory, `to_stride` bytes apart. Each of
+// kThreads threads has columns 4 (thread + i · kThreads) to + 3 of all rows in
+// v, and their weights. The sum is that of norm.cu bit for bit: thread i of 256
+// takes columns 4i to 4i + 3 of each 1024, lanes combine in a butterfly, the 8
+// warps in order. `partial` is shared memory for a float of each row and warp;
+// `barrier` is of these threads. Columns from `inputs` on are not written.
 template <typename T, int kThreads, int kRows, int kFours, typename Int,
           typename Barrier>
 __device__ __forceinline__ void WriteNormed(const float4 (&v)[kRows][kFours],

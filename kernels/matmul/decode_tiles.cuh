@@ -1,6 +1,5 @@
-// What the kernels with tiles in shared memory share (tile_matmul.cu,
-// wide_matmul.cu, gated_matmul.cu): boxes brought in by TMA, sums written from
-// shared memory.
+// Helpers of tile_matmul.cu, wide_matmul.cu and gated_matmul.cu: TMA boxes in a
+// ring buffer, results written from shared memory.
 #ifndef RECURVE_KERNELS_MATMUL_DECODE_TILES_CUH_
 #define RECURVE_KERNELS_MATMUL_DECODE_TILES_CUH_
 
@@ -22,15 +21,15 @@ namespace recurve {
 
 inline constexpr int kStageInputs = 64;
 
-// An operand of rows of 128 bytes, swizzled by 128 bytes: 8 rows every 1024.
+// Operand with rows of 128 bytes, swizzled by 128 bytes: 8 rows every 1024.
 // (PTX ISA, "Matrix descriptor format".)
 __device__ __forceinline__ uint64_t SwizzledOperand(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{1} << 16 |
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
 
-// CopyBox of weights, which are read once a step: they leave the second-level
-// cache before what the next kernels find there.
+// CopyBox for weights, which are read once a step: they leave L2 before data
+// that the next kernels reuse.
 __device__ __forceinline__ void CopyWeightBox(uint32_t to,
                                               const CUtensorMap& map, int x,
                                               int y, int z, uint32_t barrier) {
@@ -44,29 +43,28 @@ __device__ __forceinline__ void CopyWeightBox(uint32_t to,
       : "memory");
 }
 
-// The parameters of a launch. "Outputs" of a gate are its features: a box of
+// Parameters of a launch. "Outputs" of a gate are its features: a box of
 // weights has those of both halves.
 //
-// The last tile begins earlier than where the one before it ends, if there are
-// not rows or outputs enough, and writes only what is its own: boxes that TMA
-// fills up with zeros come late. (Measured;
-// docs/kernels/log/matmul_in_steps.md.)
+// A last tile with too few rows or outputs begins earlier, inside the tile
+// before it, and writes only its own: boxes that TMA pads with zeros arrive
+// late. (Measured; docs/kernels/log/matmul_in_steps.md.)
 struct TileArgs {
   DecodeMatmulParams p;
   int splits;
-  int stage_bytes;  // that a stage brings in
-  int last_row;     // that a tile begins with
+  int stage_bytes;  // of a stage's copies
+  int last_row;     // last first row of a tile
   int last_output;  // likewise; a multiple of 4
   CUtensorMap
       w;  // boxes of 64 inputs by the outputs of a block, or part of them
-  // Boxes of 64 inputs by rows, likewise. Where there are fewer rows than a
-  // block has, the others are what was in shared memory: a row of results
-  // depends on its own row only.
+  // Boxes of 64 inputs by rows, likewise. With fewer rows than a block has, the
+  // others are stale shared memory: a row of results depends on its own row
+  // only.
   CUtensorMap x;
 };
 
-// Where a block's tile begins, and the rows and outputs of it, counted from
-// there, that another tile writes.
+// Start of a block's tile, and its leading rows and outputs that another tile
+// writes.
 struct TilePlace {
   int row;
   int output;
@@ -80,14 +78,13 @@ __device__ __forceinline__ TilePlace PlaceOf(const TileArgs& args, int row,
   return {first_row, first_output, row - first_row, output - first_output};
 }
 
-// Cycles from one stage to the next while the kernel in front is not done: all
-// multiprocessors' rings at once would fill the memory's queues, and what it
-// reads and writes would stand behind them. (Measured;
-// docs/kernels/log/matmul_in_steps.md.)
+// Cycles between stages while the previous kernel runs: all multiprocessors'
+// ring buffers at once would fill the memory queues and delay its reads and
+// writes. (Measured; docs/kernels/log/matmul_in_steps.md.)
 inline constexpr uint32_t kEarlyStageCycles = 500;
 
-// Calls ask_for_weights(stage) of the first `stages`, which need no kernel in
-// front, unhurried as long as `released()` is false.
+// Calls ask_for_weights(stage) for the first `stages`, which do not depend on
+// the previous kernel; paced while `released()` is false.
 template <typename Released, typename AskForWeights>
 __device__ __forceinline__ void AskUnhurried(
     int stages, const Released& released,
@@ -101,11 +98,10 @@ __device__ __forceinline__ void AskUnhurried(
   }
 }
 
-// What the thread that fills a ring of kStages slots does: weights of the first
-// stages before the kernel in front is done, their rows behind it, and each
-// other stage when its slot is empty,
-// which is a barrier of `empty` (8 bytes each). ask_for_weights(stage, slot)
-// has the slot's barrier expect both.
+// Producer thread of a ring buffer of kStages slots: requests the weights of
+// the first stages before the previous kernel is done, their rows after it, and
+// each later stage when its slot's barrier in `empty` (8 bytes each) has
+// completed. ask_for_weights(stage, slot) makes the slot's barrier expect both.
 template <int kStages, typename Released, typename AskForWeights,
           typename AskForRows>
 __device__ __forceinline__ void FillRing(uint32_t empty, int stages,
@@ -129,9 +125,9 @@ __device__ __forceinline__ void FillRing(uint32_t empty, int stages,
   }
 }
 
-// Until the slots of a ring that FillRing has filled are empty again. Where
-// blocks of a cluster say so to each other, nothing is on its way to a block
-// any more that has waited so, and it may end when all have.
+// Waits until the slots filled by FillRing are empty again. Where the blocks of
+// a cluster signal it to each other, no copy to a block that has waited is in
+// flight, and it may end when all have waited.
 template <int kStages>
 __device__ __forceinline__ void DrainRing(uint32_t empty, int stages) {
   for (int slot = 0; slot < min(stages, kStages); ++slot) {
@@ -143,13 +139,13 @@ __device__ __forceinline__ void DrainRing(uint32_t empty, int stages) {
 __device__ __forceinline__ float4 Plus(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
-// Whether fours of neighbouring outputs of a row can be written at once.
+// Whether four neighbouring outputs of a row can be written at once.
 __device__ __forceinline__ bool WritesFours(const DecodeMatmulParams& p) {
   return p.y_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
 }
 
-// What is added to outputs `output` to `output` + 3 of a row, if WriteFour
-// would read them at once; else 0. `fours` is WritesFours.
+// The addend of outputs `output` to `output` + 3 of a row, if WriteFour would
+// read them at once; else 0. `fours` is WritesFours.
 __device__ __forceinline__ float4 ReadFour(const DecodeMatmulParams& p,
                                            bool fours, int64_t row,
                                            int64_t output) {
@@ -158,8 +154,8 @@ __device__ __forceinline__ float4 ReadFour(const DecodeMatmulParams& p,
   return *reinterpret_cast<const float4*>(p.y + row * p.y_stride + output);
 }
 
-// Outputs `output` to `output` + 3 of a row, those that exist. `before` is
-// ReadFour's.
+// Writes outputs `output` to `output` + 3 of a row, those that exist. `before`
+// is ReadFour's.
 __device__ __forceinline__ void WriteFour(const DecodeMatmulParams& p,
                                           bool fours, int64_t row,
                                           int64_t output, float4 sum,
@@ -183,7 +179,7 @@ __device__ __forceinline__ void WriteFour(const DecodeMatmulParams& p,
   WriteFour(p, fours, row, output, sum, ReadFour(p, fours, row, output));
 }
 
-// The same of features of a gate, from their two outputs.
+// The same for features of a gate, from their two outputs.
 template <typename T>
 __device__ __forceinline__ void WriteGatedFour(const DecodeMatmulParams& p,
                                                bool fours, int64_t row,
@@ -219,8 +215,8 @@ __device__ __forceinline__ void WriteGatedFour(const DecodeMatmulParams& p,
   }
 }
 
-// A box of 64 elements by `rows` by `planes` of 16-bit data; what lies beyond
-// the sizes reads as zeros.
+// A map of boxes of 64 elements by `rows` by `planes` of 16-bit data; elements
+// beyond the sizes read as zeros.
 inline cudaError_t MakeMap(const void* data, int64_t cols, int64_t rows,
                            int64_t row_stride, int64_t planes,
                            int64_t plane_stride, int box_rows, int box_planes,
@@ -233,10 +229,10 @@ inline cudaError_t MakeMap(const void* data, int64_t cols, int64_t rows,
                        map);
 }
 
-// Of blocks with `rows` rows and `outputs` outputs (both halves of a gate).
-// Where blocks of a cluster share them, boxes are what one of them brings in
-// for all: a part of the rows (then there are at least `rows`), and of the
-// outputs; of a gate one half, so two share them.
+// Arguments of blocks with `rows` rows and `outputs` outputs (both halves of a
+// gate). Where the blocks of a cluster share them, a box is the part that one
+// of them copies for all: of the rows (then there are at least `rows`), and of
+// the outputs; with a gate one half, so two blocks share them.
 struct TileShares {
   int of_rows = 1;
   int of_outputs = 1;
@@ -251,7 +247,7 @@ inline cudaError_t MakeTileArgs(const DecodeMatmulParams& p, int rows,
   args->p = p;
   args->stage_bytes = (box_rows + outputs) * kStageInputs * 2;
   args->last_row = static_cast<int>(p.rows) - box_rows;
-  // So that fours of outputs can be written at once.
+  // Makes four outputs writable at once.
   args->last_output =
       static_cast<int>(std::max<int64_t>(0, all - box + 3) / 4 * 4);
   const bool whole = shares.of_outputs == 1;

@@ -1,9 +1,11 @@
-// Products of hundreds of rows and more with a gate behind them, as prompts
-// have. Two blocks of a cluster have the same outputs of neighbouring tiles of
-// rows, and each brings in half of the weights for both: if each brought in all
-// of them, the second-level cache would be what bounds them. Blocks stay, and
-// take tiles in turn; copies of the next tile are under way while a tile is
-// written.
+// Gate and up product with the gate fused, for hundreds of rows: persistent
+// clusters of two blocks, TMA with multicast, wgmma. The two blocks have the
+// same outputs of neighbouring tiles of 128 rows, and each copies half of the
+// weights to both: if each copied all, L2 would be the limit. Copies of the
+// next tile are in flight while a tile is written.
+// Shapes: x [T, I], w [2 F, I], y [T, F], all 16-bit.
+// Floor: compute bound: 4 · T · F · I flops; 2 · (T · I + 2 F · I + T · F)
+// bytes.
 
 #include <algorithm>
 #include <iterator>
@@ -24,13 +26,12 @@ constexpr int kBlocks = 2;  // of a cluster
 constexpr int kGroups = 2;  // warpgroups that multiply, 64 rows each
 constexpr int kRows = 64 * kGroups;
 constexpr int kThreads = 128 * kGroups + 32;
-// Neighbouring clusters have the same outputs of so many tiles of rows: these
-// rows stay in the second-level cache, and weights come from memory once for
-// all of them.
+// Neighbouring clusters have the same outputs of this many pairs of row tiles:
+// these rows stay in L2, and weights come from memory once for all of them.
 constexpr int kPairsTogether = 8;
 
-// A block has kHalf features of the gate: so many outputs of its first half,
-// and the as many that belong to them.
+// A block has kHalf features of the gate: kHalf outputs of its first half and
+// their partners of the second.
 template <int kHalf_, int kStages_>
 struct GatedTile {
   static constexpr int kHalf = kHalf_;
@@ -41,8 +42,8 @@ struct GatedTile {
   static constexpr int kPlaneBytes = kHalf * 128;
   static constexpr int kStageBytes = kRowBytes + 2 * kPlaneBytes;
   static constexpr int kRingBytes = kStages * kStageBytes;
-  // A warp turns its 16 rows round in pieces of so many eights of features. Its
-  // rows lie an odd number of eights apart: no bank conflicts.
+  // A warp transposes its 16 rows in pieces of kPiece groups of 8 features. The
+  // pitch is an odd number of groups: no bank conflicts.
   static constexpr int kEights = kHalf / 8;
   static constexpr int kPiece = (kEights + 1) / 2;
   static constexpr int kPitch = (kPiece | 1) * 16;
@@ -56,15 +57,14 @@ struct GatedArgs {
   DecodeMatmulParams p;
   int pairs;         // of tiles of rows
   int tiles;         // of features
-  int last_row;      // that a tile begins with
+  int last_row;      // last first row of a tile
   int last_feature;  // likewise; a multiple of 8
   CUtensorMap w;     // boxes of 64 inputs by kHalf outputs
   CUtensorMap x;     // boxes of 64 inputs by kRows rows
 };
 
-// Where a tile begins. The last one begins earlier than where the one before it
-// ends, if there are not rows or features enough: both write what they share,
-// with the same bits.
+// Start of a tile. A last tile with too few rows or features begins earlier:
+// both tiles write what they share, with the same bits.
 struct GatedPlace {
   int row;
   int feature;
@@ -81,9 +81,9 @@ __device__ __forceinline__ GatedPlace PlaceOfUnit(const GatedArgs& args,
           min(rest / pairs * S::kHalf, args.last_feature)};
 }
 
-// Grid: clusters that stay, each of kBlocks blocks.
+// Grid: persistent clusters of kBlocks blocks.
 //
-// Weights do not wait for the kernel before.
+// Weights do not wait for the previous kernel.
 template <typename T, typename S>
 __global__ void __launch_bounds__(kThreads, 1)
     gated_kernel(const __grid_constant__ GatedArgs args) {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t ring = (SharedAddress(unaligned) + 1023) / 1024 * 1024;
   const uint32_t full = ring + S::kRingBytes + 4 * kGroups * S::kTurnBytes;
   const uint32_t empty = full + 8 * S::kStages;
-  // Whether the kernel in front is done.
+  // Whether the previous kernel is done.
   auto* const flag = reinterpret_cast<volatile uint32_t*>(
       unaligned + (empty + 8 * S::kStages - SharedAddress(unaligned)));
   const int thread = static_cast<int>(threadIdx.x);
@@ -150,8 +150,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         const GatedPlace place = PlaceOfUnit<S>(args, unit, rank);
         for (int stage = 0; stage < stages; ++stage) {
           if (unit != first_unit || stage >= early) {
-            // Both blocks are through with what was there. A barrier that
-            // nobody has arrived at counts as one that a phase has passed.
+            // Both blocks have consumed the slot. A barrier without arrivals
+            // counts as one whose previous phase has completed.
             BarrierWait(empty + 8 * slot, phase ^ 1);
             ask_for_weights(stage, slot, place.feature);
           }
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           next_slot();
         }
       }
-      // Nothing is on its way to this block when it ends.
+      // No copy to this block is in flight when it ends.
       for (int s = 0; s < S::kStages; ++s) {
         BarrierWait(empty + 8 * slot, phase ^ 1);
         next_slot();
@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t offset = warp / 4 * 64 * 128;
     char* const turn = unaligned + (ring - SharedAddress(unaligned)) +
                        S::kRingBytes + warp * S::kTurnBytes;
-    WaitForPrevious();  // before anything is written
+    WaitForPrevious();  // before the first write
     if (thread == 0) *flag = 1;
-    // Of the stage whose products are under way; both blocks hear of its end.
+    // Releases the stage whose products are done, in both blocks.
     const auto release = [&](int s) {
       if (thread % 128 != 0) return;
       BarrierArrive(empty + 8 * s);
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const uint64_t b = WgmmaUniform(SwizzledOperand(at + S::kRowBytes));
         WgmmaPin(acc);
         WgmmaFence();
-        // Beyond the last input there are zeros.
+        // Inputs beyond the last are zeros.
 #pragma unroll
         for (int k = 0; k < kStageInputs / 16; ++k) {
           Wgmma<kMajorK, kMajorK>(acc, WgmmaAdvance(a, 32 * k),
@@ -251,7 +251,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   }
-  // A block's memory is there until the other one has brought in and said all.
+  // A block's memory must live until the other's copies and arrivals have
+  // reached it.
   cluster::Meet();
 #else
   __trap();  // never launched there

@@ -1,5 +1,5 @@
-// Which tiles gated_matmul.cu takes. Pure code: sizes in, a form out. No bit of
-// a result depends on it.
+// Tile choice of gated_matmul.cu. Pure functions of sizes; results do not
+// depend on it.
 #ifndef RECURVE_KERNELS_MATMUL_GATED_MATMUL_PLAN_H_
 #define RECURVE_KERNELS_MATMUL_GATED_MATMUL_PLAN_H_
 
@@ -11,19 +11,19 @@
 
 namespace recurve {
 
-// Whether gated_matmul.cu has the gate of a matrix with so many outputs, both
-// halves of the gate, if its results are of 16 bits: not of matrices in parts.
+// Whether gated_matmul.cu takes the gate of a matrix with `outputs` outputs,
+// both halves, if results are 16-bit: not of matrices in parts.
 constexpr bool IsGatedMatmul(int64_t outputs, Activation activation) {
   return activation == Activation::kSilu && DecodeMatmulSplits(outputs) == 1;
 }
 
-// Rows of a cluster, 128 of each of its two blocks; and how many it takes to be
-// faster than wide_matmul.cu. (Measured.)
+// Rows of a cluster, 128 of each of its two blocks; and the fewest rows for
+// which it is faster than wide_matmul.cu. (Measured.)
 inline constexpr int64_t kGatedRows = 256;
 inline constexpr int64_t kGatedLeastRows = 193;
 
-// Features of a block, and about what a round of tiles takes in which all
-// multiprocessors have one. (Measured with the matrix of T6-XL, in µs;
+// Features of a block, and the time of a round of tiles in which every
+// multiprocessor has one. (Measured with the matrix of T6-XL, in µs;
 // docs/kernels/log/matmul_in_steps.md.)
 struct GatedForm {
   int features;
@@ -32,8 +32,7 @@ struct GatedForm {
 inline constexpr GatedForm kGatedForms[] = {
     {72, 11.2}, {88, 13.2}, {128, 18.1}};
 
-// The place in kGatedForms of what is fastest: the fewest rounds, by their
-// cost.
+// Index in kGatedForms of the fastest: fewest rounds, weighted by their cost.
 constexpr int ChooseGatedForm(int64_t rows, int64_t features,
                               int multiprocessors) {
   const int64_t pairs = (rows + kGatedRows - 1) / kGatedRows;

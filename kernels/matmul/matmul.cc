@@ -97,8 +97,8 @@ RECURVE_UNSEEN_BY_TSAN void Panel(const MatmulParams& p, const T* w,
   for (; block < block_end; ++block) Rows<1>(p, w, row, end, block);
 }
 
-// What Panel does to memory. Weights are left out: they are written before
-// there is a second thread.
+// Panel's memory accesses. Weights are left out: they are written before there
+// is a second thread.
 void SayAccesses(const MatmulParams& p, int64_t row, int64_t end, int64_t block,
                  int64_t block_end) {
   const int64_t first = block * kBlock;
@@ -129,7 +129,7 @@ namespace recurve {
 HWY_EXPORT(MatmulPanel);
 
 void Matmul(const MatmulParams& params, ThreadPool& pool) {
-  // One item is a panel of outputs for some rows: its weights stay in the cache
+  // One item is a panel of outputs for some rows: its weights stay in cache
   // while its rows pass over them.
   constexpr int64_t kPanelBlocks = 4;
   constexpr int64_t kPanelRows = 32;

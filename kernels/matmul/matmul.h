@@ -21,8 +21,8 @@ struct MatmulParams {
 };
 
 // Each y[t, n] is one chain of fused multiply-adds over k in ascending order,
-// from 0 (on machines without FMA: multiply, then add). The bits of a row thus
-// depend on that row alone, never on `rows` or on the other rows.
+// from 0 (on machines without FMA: multiply, then add). So the bits of a row
+// depend on that row alone, never on `rows` or on other rows.
 void Matmul(const MatmulParams& params, ThreadPool& pool);
 
 }  // namespace recurve

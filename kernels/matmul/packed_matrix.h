@@ -11,8 +11,7 @@
 
 namespace recurve {
 
-// Rows of a weight matrix, [n, inputs], perhaps in another order than they are
-// stored in.
+// Rows of a weight matrix, [n, inputs], possibly reordered.
 struct MatrixPart {
   MatrixPart() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): a tensor is its rows in order
@@ -27,7 +26,7 @@ struct MatrixPart {
   }
 
   // Row i of the part is row row_order[i] of the tensor, or zero for -1. Every
-  // row of the tensor stands once. Empty: as stored.
+  // row of the tensor occurs once. Empty: as stored.
   std::vector<int32_t> row_order;
 };
 
@@ -35,8 +34,8 @@ struct MatrixPart {
 // rows, interleaved, so that one vector load reads the same input column of 16
 // outputs. Layout: [ceil(outputs / 16)][inputs][16], padding rows zero.
 //
-// Held as float32 or bfloat16; both widen to float32 exactly, so the choice
-// changes memory traffic and not results.
+// Stored as float32 or bfloat16; both widen to float32 exactly, so the choice
+// changes memory traffic, not results.
 //
 // Immutable, hence safe to share between threads.
 class PackedMatrix {
@@ -58,7 +57,7 @@ class PackedMatrix {
     return static_cast<int64_t>(floats_.size() * 4 + bfloats_.size() * 2);
   }
 
-  // The packed elements; the one that storage() names is not empty.
+  // The packed elements; the vector of storage() is not empty.
   const std::vector<float>& floats() const { return floats_; }
   const std::vector<uint16_t>& bfloats() const { return bfloats_; }
 

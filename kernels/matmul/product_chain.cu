@@ -1,48 +1,12 @@
-// The products of few rows from one attention to the next, in one launch.
-//
-// A block a multiprocessor. A block's part of each matrix passes through its
-// shared memory in one ring, product after product: warps ask for stages of
-// it, some tens of KB ahead of what has come (ChainPace), since what others
-// wait for stands behind what is asked for; so weights stream on while blocks
-// wait for each other. 8 warps multiply, as in stream_matmul.cu; rows are the
-// columns of the tensor core's instruction, which has eight, so that four rows
-// take no more of them than one. While there are no rows yet, they take a
-// product's first weights to registers, and others take their places in the
-// ring.
-//
-// Between products the blocks exchange rows through words of 4 bytes, a value
-// or two. A word has all bits set until it is written, which no value has, so
-// who waits for a value has it with the word. Launches take turns with two sets
-// of words: each, when the launch before is done, clears that one's. (Launches
-// of other numbers of rows have words of their own.)
-//
-// A block's role is the order in which blocks come: the last, whose
-// multiprocessors attention held, have no part of the first matrix, which the
-// others have by then, and, where attention held few (ShareChainTiles), of the
-// second. Beside clusters they have none of the fourth, either, as far as the
-// others are enough (ChainNextTile).
-//
-// Blocks wait for each other, so all of them must get a place. They do:
-//  1. No block of a kernel that is launched dependently starts before all
-//     blocks of the kernel before have started (LaunchDependents, called by
-//     every block) or ended; of a kernel that is launched otherwise, before
-//     those have ended. So by induction, while a block of ours runs, all blocks
-//     of earlier kernels of the stream have their places. They wait for nobody
-//     but each other and kernels before them, so they end, and their places
-//     become free. This holds of attention's blocks, which wait for each other
-//     too: ours never keep them out.
-//  2. Likewise no block of a later kernel of the stream starts before all of
-//     ours have.
-//  3. Kernels of other streams (copies of saved sequences) may hold places, but
-//     wait for no other kernel once they run, and end.
-//  4. The grid is one block for each multiprocessor, and one fits each that is
-//     empty. So when those of 1 and 3 have ended, each of ours has a place, if
-//     not before.
-// It does not hold beside another kernel whose blocks wait for each other, with
-// some of the places each: another launch of this kind, or decode's attention
-// of another stream. So a process runs steps of one engine at a time on a
-// device (cuda_backend.h); processes take turns as a whole; and where they do
-// not, under MPS, this is not used.
+// All products of a layer from one attention to the next for 1, 2 or 4 rows, in
+// one launch: one block a multiprocessor; producer warps copy the block's part
+// of all four matrices by TMA through one ring buffer; 8 consumer warps use
+// mma.m16n8k16 with rows as columns (8 columns, so 4 rows cost no more than
+// one). Before rows arrive, they hold the first weights in registers. Blocks
+// exchange rows through words in global memory.
+// Shapes: 16-bit matrices out [W, I], up [2 F, W], down [W, F], next [N, W],
+// inputs padded to 64; x [T, I] 16-bit; residual [T, W], y [T, N] float32.
+// Floor: 2 · (W · I + 3 · F · W + N · W) bytes of weights, read once.
 #include <cuda.h>
 
 #include <atomic>
@@ -94,16 +58,52 @@ using chain::StoreWord;
 using chain::TakeRows;
 using chain::WordRows;
 
-// Behind the warps that multiply: those that copy, and one that looks for the
-// end of what is before. A warpgroup, for the sake of its registers.
+// After the consumer warps: the producer warps, and one that waits for the
+// previous kernel. A whole warpgroup, for setmaxnreg.
 constexpr int kBlockThreads = kThreads + 128;
-// Of a row's words. Those of launches of 1, 2 and 4 rows follow each other, so
-// that a launch clears no more than its own rows' words.
+// Of a row's words. Areas of launches of 1, 2 and 4 rows follow each other, so
+// a launch clears only its own rows' words.
 constexpr int64_t kExchangeRowBytes = 128 << 10;
 static_assert((2 * kProductChainMaxRows - 1) * kExchangeRowBytes ==
               kProductChainExchangeBytes);
 static_assert(128 + 2 * 4 * kRowWords <= kExchangeRowBytes);
 
+// Producers run some tens of KB ahead of the copies that have arrived
+// (ChainPace), as whatever other blocks wait for queues behind requests. So
+// weights keep streaming while blocks wait for each other.
+//
+// A word of 4 bytes holds one or two values. It has all bits set until it is
+// written, which no value has, so a reader that sees the word has its value.
+// Launches alternate between two sets of words: each clears the previous
+// launch's, which is done. (Other row counts have words of their own.)
+//
+// A block's role is the order in which blocks start. The last, whose
+// multiprocessors attention held, have no part of the first matrix and, if they
+// are few (ShareChainTiles), none of the second: the others have loaded those
+// by then. After clusters they have none of the fourth either, if the others
+// suffice (ChainNextTile).
+//
+// Blocks wait for each other, so all of them must be resident at once. They
+// are:
+// 1. No block of a dependent launch starts before all blocks of the previous
+//    kernel have started (every block calls LaunchDependents) or ended; no
+//    block of another launch before those have ended. So by induction, while a
+//    block of this kernel runs, all blocks of earlier kernels of the stream are
+//    resident. They wait only for each other and for earlier kernels, so they
+//    end and free their places. This includes attention's blocks, which wait
+//    for each other: this kernel never keeps them out.
+// 2. Likewise no block of a later kernel of the stream starts before all blocks
+//    of this one have.
+// 3. Kernels of other streams (copies of saved sequences) may hold places, but
+//    wait for no other kernel once they run, and end.
+// 4. The grid is one block a multiprocessor, and an empty multiprocessor holds
+//    one. So at the latest when the blocks of 1 and 3 have ended, each block of
+//    this kernel has a place.
+// It fails with another kernel whose blocks wait for each other, each holding
+// some of the places: another launch of this kind, or decode attention of
+// another stream. So a process runs steps of one engine at a time on a device
+// (cuda_backend.h); processes take turns as a whole; under MPS, where they do
+// not, this kernel is not used.
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     product_chain(const __grid_constant__ ChainArgs a) {
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   float* const sums = reinterpret_cast<float*>(row + kRows * a.row_bytes);
   float* const partial = sums + kWarps * kRows * kTile;  // of a norm
   const uint32_t barriers = SharedAddress(partial + kWarps * kRows);
-  // The role, the number of the launch, whether what is before is done, and how
-  // many blocks are late.
+  // The role, the launch number, whether the previous kernel is done, and the
+  // number of late blocks.
   uint32_t* const ticket =
       reinterpret_cast<uint32_t*>(partial + kWarps * kRows) + 4 * a.slots;
   const auto full = [&](int slot) { return barriers + 16 * slot; };
@@ -123,14 +123,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int lane = threadIdx.x % 32;
 
   if (threadIdx.x == 0) {
-    // Before LaunchDependents, as in launches before: no other launch's block
-    // takes one of these. (This thread waits for what is before later, as all
-    // that multiply do.) Before the first launch all bits are set.
+    // Before LaunchDependents, as in earlier launches: no other launch's block
+    // takes one of these tickets. (This thread waits for the previous kernel
+    // later, as all consumers do.) Before the first launch all bits are set.
     const unsigned long long taken = atomicAdd(a.tickets, 1ull) + 1;
     ticket[0] = static_cast<uint32_t>(taken % gridDim.x);
     ticket[1] = static_cast<uint32_t>(taken / gridDim.x);
     ticket[2] = 0;
-    // The same for all blocks: it is older than the kernel in front.
+    // The same for all blocks: written before the previous kernel began.
     ticket[3] = p.working.last == nullptr
                     ? 0
                     : static_cast<uint32_t>(p.working.times *
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int late = static_cast<int>(ticket[3]);
   LaunchDependents();
 
-  // Whether what is before is done: soon after it is.
+  // Whether the previous kernel is done; true soon after it is.
   const auto released = [&] {
     return *static_cast<volatile uint32_t*>(ticket + 2) != 0;
   };
@@ -173,9 +173,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   LoadNorm(p.up_norm, static_cast<int>(p.width), up_norm);
   LoadNorm(p.next_norm, static_cast<int>(p.width), next_norm);
 
-  // Beside four rows' words registers have no place for more than three rounds.
+  // With four rows' words, registers hold no more than three rounds.
   constexpr int kKept = kRows < 4 ? kChainKeptRounds : kChainKeptRounds - 1;
-  // Rows are the eight columns of the tensor core's instruction over and over.
+  // The rows repeat over the eight columns of the instruction.
   Multiplier<T, kKept> multiplier(
       SharedAddress(memory), barriers, a.slots,
       SharedAddress(row) + lane % kRows * a.row_bytes + lane / 8 * 16, a.zero);
@@ -184,14 +184,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   while (multiplier.CanKeep() && !__any_sync(0xffffffffu, released()))
     multiplier.Keep();
   WaitForPrevious();
-  // An output of a row of the residual, in the first and the third product.
+  // An output of a row of the residual, in the first and third product.
   const int my_row = static_cast<int>(threadIdx.x) / kTile;
   const int out = role * kTile + static_cast<int>(threadIdx.x) % kTile;
   const bool keeps = my_row < kRows && out < p.width;
   float* const residual_at = p.residual + my_row * p.residual_stride + out;
   float residual = keeps ? *residual_at : 0.0f;
 
-  // The words of the launch before, which is done: they are the next one's.
+  // Clears the previous launch's words, which is done, for the next launch.
   uint32_t* const others = a.words + (~launch & 1) * kRows * kRowWords;
   for (int i = 4 * static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
        i < kRows * kRowWords; i += 4 * kThreads * static_cast<int>(gridDim.x)) {
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           float value = DeviceActivate(p.activation, acc[j]) * acc[j + 2];
-          // (The others do not count in the next product.)
+          // (Other features do not count in the next product.)
           if (feature >= p.down_cols) value = 0.0f;
           const float other = __shfl_down_sync(0xffffffffu, value, 4);
           if (g % 2 == 0 && column + j < kRows && feature < p.features) {
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
           }
         }
       }
-      // Then shared memory is free for the next row.
+      // Shared memory is then free for the next row.
       ConsumerBarrier();
       continue;
     }
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
 }
 
-// Boxes as CopyStage brings them; zeros beyond the matrix.
+// Boxes for CopyStage; zeros beyond the matrix.
 cudaError_t Encode(const void* w, int64_t outputs, int64_t inputs, bool gate,
                    CUtensorMap* map) {
   const TensorMapEncode encode = GetTensorMapEncode();
@@ -340,7 +340,7 @@ constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
 
 std::atomic<int64_t> launches{0};
 
-// Of the current device; none unless it is a Hopper of this process alone.
+// Of the current device; 0 unless it is a Hopper without MPS.
 cudaError_t Multiprocessors(int* count) {
   int major = 0;
   *count = 0;
@@ -350,8 +350,8 @@ cudaError_t Multiprocessors(int* count) {
   int mps = 0;
   error = DeviceAttribute(cudaDevAttrMpsEnabled, &mps);
   if (error != cudaSuccess) {
-    // A driver that does not know: it may, so no. Nor must the next launch be
-    // told of it.
+    // A driver without this attribute: MPS may be on, so refuse. The next
+    // launch must not see the error.
     (void)cudaGetLastError();
     return error;
   }
@@ -374,7 +374,7 @@ ProductChainPlan PlanOf(const ProductChainParams& p, int multiprocessors) {
       multiprocessors, kMaxShared);
 }
 
-// Whether no pointer is missing, where a launch goes by it.
+// Whether all pointers that the launch uses are set.
 bool Complete(const ProductChainParams& p) {
   return p.x != nullptr && p.out != nullptr && p.residual != nullptr &&
          p.up != nullptr && p.down != nullptr && IsThere(p.exchange) &&

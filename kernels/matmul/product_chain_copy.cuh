@@ -1,4 +1,5 @@
-// What a block of product_chain.cu has of each product, and the copies of it.
+// Shares of a block of product_chain.cu in each product, and their copies by
+// the producer warps. Device code only.
 #ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_COPY_CUH_
 #define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_COPY_CUH_
 
@@ -38,16 +39,16 @@ struct ChainArgs {
   int tiles[kPhases];
   int slots;                    // of the ring: stages
   int row_bytes;                // from row to row in shared memory
-  uint32_t zero;                // 0, which the compiler does not know
-  unsigned long long* tickets;  // that blocks have taken, in all launches
-  // Two times the words of a launch, which are a value of the residual, or two
-  // gated features.
+  uint32_t zero;                // 0, unknown to the compiler
+  unsigned long long* tickets;  // taken by blocks, in all launches
+  // Two sets of a launch's words: a value of the residual, or two gated
+  // features.
   uint32_t* words;
 };
 
-// What a block does of a product: its stages stand in rounds, a stage of each
-// of `lanes` warps a round. A matrix in parts: a tile of 16 outputs, a part for
-// each warp. The other: tiles of 8 features, one for each warp.
+// A block's share of a product: rounds of stages, one for each of `lanes`
+// warps. A matrix in parts: a tile of 16 outputs, one part a warp. Otherwise:
+// tiles of 8 features, one a warp.
 struct Share {
   int tile;   // the first
   int lanes;  // warps with work; 0: none
@@ -81,7 +82,7 @@ __device__ __forceinline__ int PartBegin(int chunks, int part) {
 }
 
 // [chunk][half][row][64 inputs], swizzled by 128 bytes; halves and rows are a
-// gate's two, or are 16 rows. Leaves the second-level cache first.
+// gate's two, or 16 rows. Evict-first in L2.
 __device__ __forceinline__ void CopyStage(uint32_t to, const CUtensorMap& map,
                                           int row, int chunk,
                                           uint32_t barrier) {
@@ -95,7 +96,7 @@ __device__ __forceinline__ void CopyStage(uint32_t to, const CUtensorMap& map,
       : "memory");
 }
 
-// The stages of a warp that multiplies.
+// The stages of a consumer warp.
 struct LaneCopies {
   int row;
   int chunk;
@@ -109,10 +110,10 @@ __device__ __forceinline__ LaneCopies LaneCopiesOf(const Share& share,
           PartBegin(chunks, lane + 1)};
 }
 
-// Asks for the block's stages, of all products, by warp `copier` of kCopyWarps:
-// those that stand in each kCopyWarps-th place of the ring, so that one place
-// is always the same warp's. `memory` is the ring's; barriers are pairs, full
-// and empty. released(): whether the kernel in front is done.
+// Producer warp `copier` of kCopyWarps: copies the block's stages of all
+// products that fall on each kCopyWarps-th slot of the ring buffer, so that a
+// slot always has the same producer. `memory` is the ring buffer's; barriers
+// are pairs, full and empty. released(): whether the previous kernel is done.
 template <typename Released>
 __device__ __forceinline__ void CopyShare(const ChainArgs& a, int role,
                                           int late, int copier, uint32_t memory,
@@ -129,8 +130,8 @@ __device__ __forceinline__ void CopyShare(const ChainArgs& a, int role,
   for (int phase = 0; phase < kPhases; ++phase) {
     const Share share = ShareOf(a, phase, role, late);
     const CUtensorMap& map = a.maps[phase];
-    // Blocks without a part of the first product may have begun late. Nobody
-    // waits for a row of theirs before they have all of this one.
+    // Blocks without a part of the first product may have started late. No
+    // block waits for their rows before they have all of this product.
     const bool free = phase == kUp && role >= a.tiles[kOut];
 #pragma unroll 1
     for (int round = 0; round < share.rounds; ++round) {

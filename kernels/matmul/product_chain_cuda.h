@@ -10,31 +10,33 @@
 
 namespace recurve {
 
-// Which blocks of the kernel in front work to its end, where others end at
-// once: `times` as many as those up to *last, which is device memory (-1: none)
-// and older than that kernel, as it is read before that is done. Null: unknown.
+// Blocks of the previous kernel that work to its end, while others end at once:
+// `times` the count of those up to *last, which is device memory (-1: none),
+// written before that kernel began, as it is read before it is done. Null:
+// unknown.
 struct WorkingBlocks {
   const int32_t* last = nullptr;
   int times = 1;
   // Whether it is attention in clusters, as the next attention will be: then
-  // those of up to two rows copy further ahead, and its multiprocessors are
-  // free again early (ChainPace, ChainNextTile).
+  // launches of up to two rows copy further ahead, and its multiprocessors are
+  // freed early (ChainPace, ChainNextTile).
   bool clusters = false;
 };
 
-// The products of few rows between two attentions, one launch on Hopper:
+// The products of 1, 2 or 4 rows between two attentions, in one launch on
+// Hopper:
 //
 //   residual += x · outᵀ
 //   residual += (act(g) ⊙ u) · downᵀ,  (g, u) = RMSNorm(residual) · upᵀ
-//   y = RMSNorm(residual) · nextᵀ      the next layer's, where there is one
+//   y = RMSNorm(residual) · nextᵀ      the next layer's, if any
 //
 // with the bits, row by row, of LaunchDecodeMatmul with `norm` and `gate`, one
 // after the other: parts, chains and norms have the same order of sums
-// (decode_matmul_order.h), and the same is rounded to `type`.
+// (decode_matmul_order.h), and the same values are rounded to `type`.
 //
-// Its blocks wait for each other; product_chain.cu says why they may. No other
-// kernel whose blocks do (this one, LaunchTpaDecode in kParallelBn) may run at
-// the same time on the device, from another stream.
+// Its blocks wait for each other; product_chain.cu says why that is safe. No
+// other kernel whose blocks do (this one, LaunchTpaDecode in kParallelBn) may
+// run at the same time on the device, from another stream.
 //
 // Every pointer is device memory, 16-byte aligned. Neither allocates nor
 // synchronises.
@@ -70,26 +72,26 @@ struct ProductChainParams {
   float* y;  // [rows, next_outputs]
   int64_t y_stride;
 
-  // No bits depend on it, but who multiplies what does: their places are the
-  // last to be free.
+  // Changes no bits, only which blocks multiply what: those on these
+  // multiprocessors start last.
   WorkingBlocks working;
 
-  // kProductChainExchangeBytes, 0xff each before the first launch; launches
-  // that follow each other share them.
+  // kProductChainExchangeBytes, each 0xff before the first launch; consecutive
+  // launches share it.
   void* exchange;
 };
 
 inline constexpr int64_t kProductChainExchangeBytes = 7 << 17;
 
-// Whether the current device does these as one launch, by their sizes and kinds
-// (PlanProductChain). What y is, is not looked at.
+// Whether the current device does these products in one launch, by sizes and
+// kinds (PlanProductChain). y is not checked.
 bool ProductChainTakes(const ProductChainParams& params);
 
-// cudaErrorInvalidValue for what that rules out.
+// cudaErrorInvalidValue where ProductChainTakes is false.
 cudaError_t LaunchProductChain(const ProductChainParams& params,
                                cudaStream_t stream);
 
-// Launches of this process so far, those captured among them: for tests.
+// Launches of this process, captured ones included: for tests.
 int64_t ProductChainLaunches();
 
 }  // namespace recurve

@@ -1,5 +1,5 @@
-// What a warp of product_chain.cu multiplies: its stages of the ring, by rows
-// in shared memory.
+// A consumer warp of product_chain.cu: multiplies its stages of the ring buffer
+// by rows in shared memory. Device code only.
 #ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_MULTIPLY_CUH_
 #define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_MULTIPLY_CUH_
 
@@ -13,12 +13,12 @@
 namespace recurve {
 namespace chain {
 
-// A warp's stages of one product that it has not read.
+// A warp's unread stages of one product.
 struct Stages {
   int left;
-  int lanes;        // places from one to the next
+  int lanes;        // slots between two of them
   int slot;         // of the next one
-  uint32_t parity;  // of the copy that brings it there
+  uint32_t parity;  // of its copy
 
   __device__ __forceinline__ void Wrap(int slots) {
     if (slot < slots) return;
@@ -32,14 +32,14 @@ struct Stages {
   }
 };
 
-// One product after the other: Begin; Keep and KeepIfThere, as long as there
-// are no rows; Multiply. By all lanes of a warp together.
+// One product after the other: Begin; Keep and KeepIfThere, until there are
+// rows; Multiply. By all lanes of a warp together.
 template <typename T, int kKept>
 class Multiplier {
  public:
-  // Shared memory: the ring, its barriers as CopyShare has them, and the lane's
-  // row, 16 bytes further for every 8 lanes. `zero` is 0, which the compiler
-  // must not know.
+  // Shared memory: the ring buffer, its barriers as in CopyShare, and the
+  // lane's row, 16 bytes further for every 8 lanes. `zero` is 0, unknown to the
+  // compiler.
   __device__ __forceinline__ Multiplier(uint32_t ring, uint32_t barriers,
                                         int slots, uint32_t row, uint32_t zero)
       : ring_(ring),
@@ -64,8 +64,9 @@ class Multiplier {
     BarrierWait(Full(), stages_.parity);
     TakeNext();
   }
-  // All stages of products before have been read, and the ring is longer than
-  // what is kept: the barrier is at the copy of this stage, or past it.
+  // All stages of earlier products have been read, and the ring buffer is
+  // longer than the kept stages: the barrier is at this stage's copy, or past
+  // it.
   __device__ __forceinline__ void KeepIfThere() {
     if (CanKeep() &&
         __all_sync(0xffffffffu, BarrierDone(Full(), stages_.parity))) {
@@ -74,15 +75,15 @@ class Multiplier {
   }
 
   // Adds to acc the product with the rows' chunks [begin, end); `rounds` stages
-  // hold these, the last one perhaps in part or not at all. acc[0] and acc[1]
-  // are output lane / 4 of rows 2 (lane % 4) and the next one, acc[2] and
-  // acc[3] output 8 + lane / 4.
+  // hold these, the last possibly in part or not at all. acc[0] and acc[1] are
+  // output lane / 4 of rows 2 (lane % 4) and the next, acc[2] and acc[3] output
+  // 8 + lane / 4.
   __device__ __forceinline__ void Multiply(int begin, int end, int rounds,
                                            float (&acc)[4]) {
     MultiplyKept(begin, end, acc);
     if (stages_.left == 0) return;
     row_at_ = RowAt(begin + kept_ * kStageChunks);
-    const int last = begin + rounds * kStageChunks - end;  // chunks too many
+    const int last = begin + rounds * kStageChunks - end;  // chunks beyond end
     Fragments even, odd;
     Read(even);
 #pragma unroll 1
@@ -118,15 +119,15 @@ class Multiplier {
                         i / 4 * kChunkBytes +
                         ((2 * (i % 4) + lane_ / 16) ^ row % 8) * 16);
   }
-  // A load that nothing waits for is overtaken by the copy into its place
-  // (seen). `zero` is 0, which may depend on what was loaded last.
+  // A copy into the slot overtakes a load that nothing waits for (observed).
+  // `zero` is 0, computed from the last load.
   __device__ __forceinline__ void GiveBack(int slot, uint32_t zero) const {
     __syncwarp();
     if (lane_ == 0) BarrierArrive(barriers_ + 16 * slot + 8 + zero);
   }
 
   __device__ __forceinline__ void TakeNext() {
-    __syncwarp();  // ldmatrix is of all lanes together
+    __syncwarp();  // ldmatrix needs all lanes
 #pragma unroll
     for (int round = 0; round < kKept; ++round) {
       if (round != kept_) continue;
@@ -152,7 +153,7 @@ class Multiplier {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       if (c >= kept_ * kStageChunks || begin + c >= end) break;
-      // (What is loaded last may be of behind the row's end.)
+      // (The last load may be beyond the row's end.)
       if (c + 1 < kChunks) load(c + 1);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -183,9 +184,9 @@ class Multiplier {
     for (int i = 0; i < kStageSteps; ++i) ReadStep(f, i);
     EndRead();
   }
-  // A stage's fragments come in eight steps, beside a product each of those
-  // before. All eight warps reading a stage at once and multiplying at once
-  // would take as long as both together.
+  // The next stage's fragments are read in eight steps, interleaved with the
+  // products of this one. All eight warps reading at once and then multiplying
+  // at once would take the sum of both times.
   __device__ __forceinline__ void MultiplyAndRead(const Fragments& f,
                                                   Fragments& next,
                                                   float (&acc)[4]) {
@@ -198,7 +199,7 @@ class Multiplier {
     GiveBack(held_, f.w[kStageSteps - 1][3] & zero_);
     EndRead();
   }
-  // The last stage, of which so many chunks are behind the end.
+  // The last stage, of which `behind` chunks are beyond the end.
   __device__ __forceinline__ void MultiplyLast(const Fragments& f, int behind,
                                                float (&acc)[4]) const {
 #pragma unroll
@@ -218,7 +219,7 @@ class Multiplier {
   uint32_t weights_[kKept][kStageSteps][4];
   int kept_;         // rounds
   uint32_t row_at_;  // of the next stage's inputs
-  int held_;         // the stage that was read last
+  int held_;         // the stage read last
 };
 
 }  // namespace chain

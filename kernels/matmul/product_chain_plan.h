@@ -1,5 +1,5 @@
-// Which products of a layer are one launch, and how a block's shared memory is
-// divided. Pure code: sizes in, a plan out.
+// Which products of a layer share one launch, and the layout of a block's
+// shared memory. Pure functions of sizes.
 #ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_PLAN_H_
 #define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_PLAN_H_
 
@@ -24,36 +24,38 @@ struct ProductChainShape {
   int64_t next_inputs;
 };
 
-// The norm's sums are those of a whole block (norm.cu), by fours, twice.
+// The norm's sums are those of a whole block (norm.cu), in two groups of four
+// columns a thread.
 inline constexpr int64_t kProductChainMinWidth = kNormWarpCols + 1;
 inline constexpr int64_t kProductChainMaxWidth = 2048;
-// Rows are 1, 2 or 4. (Eight, as many as a tensor core has columns, are faster
+// Rows are 1, 2 or 4. (Eight, the tensor core's column count, are faster
 // product by product: every block reads all rows.)
 inline constexpr int64_t kProductChainMaxRows = 4;
 
-// Of 16 outputs and of 64 inputs, which are the steps of the copies.
+// Steps of the copies: 16 outputs and 64 inputs.
 inline constexpr int kChainTile = 16;
 inline constexpr int kChainChunk = 64;
 inline constexpr int kChainStageChunks = 2;
 inline constexpr int kChainStageBytes =
     kChainStageChunks * kChainTile * kChainChunk * 2;
-inline constexpr int kChainWarps = kDecodeMatmulMaxSplits;  // that multiply
-// Warps that copy: stage i of the ring is warp i % kChainCopyWarps's.
+inline constexpr int kChainWarps = kDecodeMatmulMaxSplits;  // consumer warps
+// Producer warps: stage i of the ring buffer belongs to warp
+// i % kChainCopyWarps.
 inline constexpr int kChainCopyWarps = 2;
-// Rounds of copies under way, of a stage for each warp with work: of 8 stages,
-// 64 KB for 2; in the second product, where T6-XL has 5 warps with work, 60 KB
-// for 3. What others wait for stands behind them: what attention reads, and the
-// rows between products. A warp that copies waits for the first of its stages
-// of a round only. (Measured; docs/kernels/matmul.md.)
+// Rounds of copies in flight, of a stage for each warp with work: 2 rounds of 8
+// stages are 64 KB; in the second product, where T6-XL has 5 warps with work, 3
+// rounds are 60 KB. Whatever other blocks wait for queues behind them:
+// attention's reads, and the rows between products. A producer waits for the
+// first of its stages of a round only. (Measured; docs/kernels/matmul.md.)
 struct ProductChainPace {
-  int early;  // before the kernel in front is done
+  int early;  // before the previous kernel is done
   int out;    // of the first product
   int up;     // of the second
   int rest;   // of the others
 };
-// Attention in clusters has asked for nearly all that it reads when the
-// products begin. Of four rows, blocks wait for each other longer, and weights
-// of the last products have time.
+// When the products begin, attention in clusters has requested nearly all its
+// reads. With four rows, blocks wait longer for each other, and weights of the
+// last products have time.
 RECURVE_HOST_DEVICE constexpr ProductChainPace ChainPace(bool clusters,
                                                          int rows) {
   if (rows > 2) return {2, 2, 3, 1};
@@ -61,31 +63,31 @@ RECURVE_HOST_DEVICE constexpr ProductChainPace ChainPace(bool clusters,
 }
 inline constexpr int kChainMostRoundsAhead = 4;
 // Rounds of a product whose weights wait for the rows in registers, so that
-// others take their places in the ring. (Of four rows one less.)
+// others take their slots in the ring buffer. (One less with four rows.)
 inline constexpr int kChainKeptRounds = 4;
-// The ring must not come round to a stage before its copies have been waited
-// for, by a parity that the next copies there would bring back; and what is
-// kept of a product is not to come round either. (Who multiplies waits for a
-// stage by parity, too, where the copy before to that place may have been for
-// another warp: it is taken to have come by then, as 32 later ones have.)
+// The ring buffer must not wrap to a stage before its copies have been waited
+// for, by a parity that the slot's next copies would restore; nor may it wrap
+// within a product's kept stages. (A consumer also waits by parity where the
+// slot's previous copy may have been another warp's: 32 later copies have
+// arrived, so it is taken to have arrived.)
 inline constexpr int kChainMinSlots =
     std::max(kChainMostRoundsAhead + 1, kChainKeptRounds) * kChainWarps;
 // Features whose words an exchange holds.
 inline constexpr int64_t kChainMaxFeatures = 24000;
-// Where a part's last stage is half or all empty, the row is read beyond its
+// A part's last stage may be half or fully empty; the row is read beyond its
 // end.
 inline constexpr int kChainSlack = kChainStageChunks * kChainChunk * 2;
 
-// Tiles of the second product that a block has, from `tile` on.
+// Tiles of the second product of a block, from `tile` on.
 struct ProductChainTiles {
   int tile;
   int count;  // up to kChainWarps
 };
 
-// Those of the block with this role, of `blocks`. Blocks below `first` have a
-// part of the first product. The last `late` ones begin when the kernel in
-// front ends: if none of these has such a part, they have few tiles or none,
-// since the others have theirs in registers and shared memory by then.
+// Tiles of the block with this role, of `blocks`. Blocks below `first` have a
+// part of the first product. The last `late` ones start when the previous
+// kernel ends: if none of these has such a part, they have few tiles or none,
+// since the others hold theirs in registers and shared memory by then.
 // REQUIRES: tiles <= kChainWarps * blocks, 0 < first <= blocks.
 RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
     int tiles, int blocks, int first, int late, int role) {
@@ -95,7 +97,7 @@ RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
   if (late > 0 && late <= others && each <= kChainWarps &&
       rest <= kChainWarps * others) {
     if (role < first) return {role * each, each};
-    // The others that are not late, if they can.
+    // The other blocks that are not late, if they suffice.
     int sharers = others - late;
     if (rest > kChainWarps * sharers) sharers = others;
     const int most = sharers == 0 ? 0 : (rest + sharers - 1) / sharers;
@@ -110,22 +112,21 @@ RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
   return {role * few + (more > 0 ? more : 0), few + (more >= 0 ? 1 : 0)};
 }
 
-// The tile of the fourth product that the block with this role has; none if it
-// is not in [0, tiles). The last blocks have one. Beside clusters late ones
-// have none, as far as the others are enough: they have little else, so they
-// end early, and their multiprocessors, which the clusters in front had, are
-// free together for the next ones. REQUIRES: tiles <= blocks.
+// The tile of the fourth product of the block with this role; none if it is not
+// in [0, tiles). The last blocks have one. After clusters late ones have none
+// if the others suffice: they have little other work, so they end early, and
+// their multiprocessors, which the previous clusters had, are free together for
+// the next ones. REQUIRES: tiles <= blocks.
 RECURVE_HOST_DEVICE inline int ChainNextTile(int tiles, int blocks, int late,
                                              bool clusters, int role) {
   const int early = late <= blocks - tiles ? blocks - late : tiles;
   return role - ((clusters ? early : blocks) - tiles);
 }
 
-// How a block's memory is divided. slots is 0 if the products are not one
-// launch.
+// Layout of a block's memory. slots is 0 if the products are not one launch.
 struct ProductChainPlan {
   int slots;      // of the ring: stages
-  int row_bytes;  // from row to row of those that are multiplied
+  int row_bytes;  // between rows to multiply
   int64_t bytes;
 };
 
@@ -138,7 +139,7 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
   const auto tiles = [](int64_t outputs) {
     return (outputs + kChainTile - 1) / kChainTile;
   };
-  // A block has at most one tile of a product in parts, and one of gates for
+  // A block has at most one tile of a product in parts, and one gate tile for
   // each of its warps.
   const bool next = s.next_outputs > 0;
   if (s.rows < 1 || s.rows > kProductChainMaxRows ||
@@ -157,7 +158,7 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
     return {};
   }
   ProductChainPlan plan = {};
-  // Several begin in different banks: inputs are multiples of 64.
+  // Several rows begin in different banks: inputs are multiples of 64.
   const int64_t row_bytes =
       2 * std::max({s.out_inputs, s.up_inputs, s.down_inputs,
                     next ? s.next_inputs : 0}) +

@@ -1,6 +1,6 @@
-// Rows on their way between the blocks of product_chain.cu: words that say
-// themselves whether they are there, and rows in shared memory for the next
-// product.
+// Exchange of rows between the blocks of product_chain.cu: self-validating
+// words in global memory, and rows in shared memory for the next product.
+// Device code only.
 #ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_ROWS_CUH_
 #define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_ROWS_CUH_
 
@@ -14,15 +14,15 @@ namespace recurve {
 namespace chain {
 
 constexpr int kWarps = kChainWarps;
-constexpr int kThreads = 32 * kWarps;  // that multiply
-// Of words, half a minute and more: then a partner is gone, and the launch ends
+constexpr int kThreads = 32 * kWarps;  // consumers
+// Polls of half a minute and more: then a partner is gone, and the launch ends
 // with an error.
 constexpr int kMaxPolls = 1 << 26;
-// What a word is until it is written. No value is: NaNs that arithmetic gives
-// have other bits.
+// A word before it is written. No value has these bits: arithmetic gives other
+// NaNs.
 constexpr uint32_t kAbsent = 0xffffffffu;
 
-// 16 bytes of words as others write them.
+// 16 bytes of words that other blocks write.
 __device__ __forceinline__ uint4 LoadWords(const uint32_t* from) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -37,9 +37,9 @@ __device__ __forceinline__ void StoreWord(uint32_t* to, uint32_t value) {
                : "memory");
 }
 
-// Of kRows rows, `stride` words apart, kTogether times four words, each 4 ·
-// kThreads behind the one before, until all are there; those from `count` on
-// are 0. Meanwhile a warp, as a whole, does meanwhile() over and over.
+// Reads kTogether groups of four words, 4 · kThreads apart, of each of kRows
+// rows, `stride` words apart, until all are written; words from `count` on are
+// 0. Meanwhile the whole warp calls meanwhile() repeatedly.
 template <int kRows, int kTogether, typename Meanwhile>
 __device__ __forceinline__ void PollWords(const uint32_t* from, int stride,
                                           int count,
@@ -75,12 +75,12 @@ __device__ __forceinline__ void PollWords(const uint32_t* from, int stride,
 
 __device__ __forceinline__ void ConsumerBarrier() { NamedBarrier(1, kThreads); }
 
-constexpr int kFours = 2;  // of columns of a normed row, a thread's
+constexpr int kFours = 2;  // column groups of a normed row, a thread
 __device__ __forceinline__ int Column(int i) {
   return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
 }
 
-// Before the wait: nobody's result.
+// Before the wait: no kernel writes it.
 __device__ __forceinline__ void LoadNorm(const float* norm, int cols,
                                          float4 (&weight)[kFours]) {
 #pragma unroll
@@ -90,20 +90,20 @@ __device__ __forceinline__ void LoadNorm(const float* norm, int cols,
   }
 }
 
-// Rows that other blocks leave in words: values that are to be normed and
-// rounded, or gated features, each word two of them.
+// Rows that other blocks write to words: values to normalise and round, or
+// gated features, two a word.
 struct WordRows {
   const uint32_t* words;
   int stride;  // words
   int count;   // words of a row
-  int inputs;  // of the product, each 16 bits: zeros from the last word on
+  int inputs;  // of the product, 16 bits each; zeros from the last word on
   bool normed;
   float eps;
 };
 
-// Brings them to shared memory, where they are `to_stride` bytes apart.
-// `partial`: a float of each row and warp. One function for both kinds, as code
-// that runs once is slow, the more of it there is.
+// Reads them to shared memory, `to_stride` bytes apart. `partial`: a float of
+// each row and warp. One function for both kinds: code that runs once is slow
+// by its length.
 template <typename T, int kRows, typename Meanwhile>
 __device__ __forceinline__ void TakeRows(const WordRows& rows,
                                          const float4 (&weight)[kFours],
@@ -112,7 +112,7 @@ __device__ __forceinline__ void TakeRows(const WordRows& rows,
                                          const Meanwhile& meanwhile) {
   constexpr int kTogether = 3;
   static_assert(kFours <= kTogether);
-  // All of a warp go round together, as meanwhile() is of all.
+  // A warp iterates as a whole, as meanwhile() requires.
 #pragma unroll 1
   for (int round = 0; 8 * round < rows.inputs; round += kTogether * kThreads) {
     const int first = 4 * (round + static_cast<int>(threadIdx.x));
@@ -147,7 +147,7 @@ __device__ __forceinline__ void TakeRows(const WordRows& rows,
   }
 }
 
-// Rows of 16-bit values that attention left, `stride` apart, to shared memory.
+// 16-bit rows that attention wrote, `stride` apart, to shared memory.
 template <typename T, int kRows>
 __device__ __forceinline__ void AttendedRows(const T* x, int64_t stride,
                                              int cols, int inputs, char* to,
@@ -175,7 +175,7 @@ __device__ __forceinline__ void AttendedRows(const T* x, int64_t stride,
       if (c < inputs) put(i / kTogether, c, v[i]);
     }
   }
-  // The last ones, which are no eight; by the thread that wrote zeros there.
+  // The last columns, fewer than eight; by the thread that wrote zeros there.
   if (whole == cols || whole / 8 % kThreads != static_cast<int>(threadIdx.x))
     return;
 #pragma unroll 1

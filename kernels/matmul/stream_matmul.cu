@@ -1,4 +1,10 @@
-// Products of few rows: weights pass by once, as fast as memory gives them.
+// Product of 1 row, or up to 8 float32 rows, with 16-bit weights: each warp
+// streams its weights once through its own cp.async ring buffer, mma.m16n8k16
+// with weights as rows.
+// Shapes: w [O, I] 16-bit, x [T, I] 16-bit or float32 (e bytes), y [T, O]
+// float32, or with a gate [T, O / 2].
+// Floor: 2 · O · I bytes of weights, read once; the rows add
+// T · (I · e + 4 · O).
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/copy_groups.cuh"
 #include "kernels/common/dependent_launch.cuh"
@@ -21,23 +27,23 @@ constexpr int kStep = 64;                             // inputs
 constexpr int kStepBytes = kTileOutputs * kStep * 2;  // of weights
 constexpr int kSumBytes = kWarps * kTileOutputs * (kStreamRows + 1) * 4;
 
-// Bytes from one row of x to the next in shared memory: eight rows at a time
-// are read without bank conflicts.
+// Bytes between rows of x in shared memory: eight rows are read at a time
+// without bank conflicts.
 RECURVE_HOST_DEVICE constexpr int64_t RowBytes(int64_t inputs) {
   return (2 * inputs + 127) / 128 * 128 + 16;
 }
 
-// An instance of the kernel. kTileWarps warps of a block have tiles, each with
-// up to kStages steps under way; if that is not all of them, one tile each.
+// An instance of the kernel. kTileWarps warps of a block have tiles, with up to
+// kStages steps in flight each; if that is fewer than all warps, one tile each.
 template <int kSplits_, int kRows_, int kTileWarps_, int kStages_>
 struct Form {
-  static constexpr int kSplits = kSplits_;  // of the inputs, a warp each; or 1
+  static constexpr int kSplits = kSplits_;  // of the inputs, one a warp; or 1
   static constexpr int kRows = kRows_;
   static constexpr int kTileWarps = kTileWarps_;
   static constexpr int kStages = kStages_;
   static constexpr bool kOneTile = kSplits > 1 || kTileWarps < kWarps;
 
-  // Places in a warp's ring: as many as it has steps, at most.
+  // Stages of a warp's ring buffer: at most its number of steps.
   RECURVE_HOST_DEVICE static constexpr int Places(int64_t inputs) {
     const int64_t steps = (inputs + kStep - 1) / kStep;
     const int64_t most = kOneTile ? (steps + kSplits - 1) / kSplits : kStages;
@@ -48,10 +54,10 @@ struct Form {
            rows * RowBytes(inputs);
   }
 };
-// Of one row the ring has room for nearly all that a warp takes, of matrices as
-// wide as attention's, or as high as a channel mixer's: then nothing of it has
-// to come after the row has. Five warps with one tile each are enough for 660
-// tiles of 16 outputs.
+// With one row, the ring buffer holds nearly all of a warp's weights, for
+// matrices as wide as attention's or as tall as a channel mixer's: then none
+// have to follow after the row has arrived. Five warps with one tile each
+// suffice for 660 tiles of 16 outputs.
 constexpr int kFewWarps = 5;
 using PartsOfOneRow = Form<kDecodeMatmulMaxSplits, 1, kWarps, 10>;
 using PartsOfRows = Form<kDecodeMatmulMaxSplits, kStreamRows, kWarps, 8>;
@@ -59,8 +65,8 @@ using FewOfOneRow = Form<1, 1, kFewWarps, 21>;
 using ManyOfOneRow = Form<1, 1, kWarps, 8>;
 using ManyOfRows = Form<1, kStreamRows, kWarps, 8>;
 
-// One row that is normed, of up to kColumns columns: each thread keeps its own.
-// Weights of the norm do not wait for the kernel before.
+// One normalised row of up to kColumns columns: each thread keeps its own.
+// Weights of the norm do not wait for the previous kernel.
 template <typename T>
 class NormedRow {
  public:
@@ -96,9 +102,9 @@ class NormedRow {
   float4 weight_[kFours];
 };
 
-// The block's rows of x, rounded, to shared memory. Sums of the norm are those
-// of norm.cu bit for bit: thread i of 256 takes columns 4i ... 4i + 3 of each
-// 1024, lanes meet in a butterfly, and the 8 warps in order.
+// Copies the block's rows of x, rounded, to shared memory. Sums of the norm are
+// those of norm.cu bit for bit: thread i of 256 takes columns 4i to 4i + 3 of
+// each 1024, lanes combine in a butterfly, the 8 warps in order.
 template <typename T, int kRows>
 __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
                                          int row_bytes, float* partial) {
@@ -106,7 +112,7 @@ __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
   const int cols = static_cast<int>(p.x_cols);
   const int rows = static_cast<int>(p.rows);
   if (!p.x_is_float) {
-    // What a thread takes of a row is asked for together.
+    // A thread's loads of a row are issued together.
     constexpr int kTogether = 4;
 #pragma unroll 1
     for (int row = 0; row < rows; ++row) {
@@ -128,7 +134,7 @@ __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
     }
     return;
   }
-  // All rows' columns of one step are asked for together.
+  // All rows' loads of one step are issued together.
   constexpr int kColumns = 4 * kThreads;
   constexpr int kUnroll = kRows == 1 ? 4 : 1;
   const auto load_rows = [&](int c, float4(&v)[kRows]) {
@@ -190,19 +196,17 @@ __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
   }
 }
 
-// Of a step: 16 outputs by 64 inputs, and as many inputs of x.
+// A step's fragments: 16 outputs by 64 inputs, and the same inputs of x.
 struct Fragments {
   uint32_t w[4][4];
   uint32_t x[2][4];
 };
 
-// A warp takes tiles of 16 outputs, each by steps of 64 inputs, through a ring
-// of its own in shared memory: no barrier but that for x. Without splits each
-// warp has tiles of its own; with 8, the block has one tile, and warp s part s
-// of its inputs. Tensor cores see weights as the 16 rows, x as the 8 columns.
+// A warp takes tiles of 16 outputs, each in steps of 64 inputs, through its own
+// ring buffer: the only barrier is that for x. Without splits each warp has its
+// own tiles; with 8, the block has one tile, and warp s part s of its inputs.
 //
-// Weights do not wait for the kernel before, and leave the second-level cache
-// first.
+// Weights do not wait for the previous kernel, and are evict-first in L2.
 template <typename T, typename S>
 __global__ void __launch_bounds__(kThreads, 1)
     stream_kernel(const __grid_constant__ DecodeMatmulParams p) {
@@ -226,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   int begin = 0, end = inputs;
   int tile = static_cast<int>(blockIdx.x);
-  int tile_step = tiles;  // no other
+  int tile_step = tiles;  // no other tile
   if constexpr (kSplits == 1) {
     tile = warp < kTileWarps ? tile + grid * warp : tiles;
     tile_step = grid * kTileWarps;
@@ -278,7 +282,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     copy_slot += kStepBytes;
     if (copy_slot == ring + ring_bytes) copy_slot = ring;
   };
-  // Asked for first: the ring is megabytes of requests to wait behind.
+  // Requested first: the ring buffer is megabytes of requests to queue behind.
   NormedRow<T> normed;
   const bool one_row = kRows == 1 && p.norm &&
                        p.x_cols <= NormedRow<T>::kColumns &&
@@ -289,7 +293,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int s = 0; s < S::kStages; ++s) copy();
 
   WaitForPrevious();
-  // Where this thread adds to: asked for before it is needed.
+  // The addend of this thread: loaded early.
   float before = 0.0f;
   const int out_row = threadIdx.x / 16;
   const int64_t out = int64_t{blockIdx.x} * kTileOutputs + threadIdx.x % 16;
@@ -313,8 +317,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int w_chunk = lane / 16;
   const int g = lane / 4;
   const int t = lane % 4;
-  // Fragments of a step are read from shared memory during the products of the
-  // one before.
+  // Fragments of the next step are read from shared memory during the products
+  // of this one.
   uint32_t slot = ring;
   int taken = 0;
   const auto read = [&](Fragments& f, int step) {
@@ -370,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   };
-  // The products of a step, then copies into its place in the ring.
+  // The products of a step, then copies into its stage.
   const auto advance = [&](const Fragments& now, Fragments& next, int i) {
     if (i + 1 < all)
       read(next, !S::kOneTile && step + 1 == steps ? 0 : step + 1);

@@ -1,5 +1,11 @@
-// Products of more rows than a few: tiles of weights and rows in shared memory,
-// multiplied by wgmma.
+// Product of 2 to 64 16-bit rows, or any number with 32,768 outputs and more: a
+// producer warp fills a ring buffer of swizzled TMA boxes, warpgroups multiply
+// with wgmma, weights as the 64 rows. The parts of a matrix in parts are the
+// blocks of a cluster.
+// Shapes: w [O, I] and x [T, I] 16-bit, y [T, O] float32, or with a gate
+// [T, O / 2], float32 or 16-bit.
+// Floor: 2 · I · (O + T) + 4 · T · O bytes; of weights 2 · O · I, read once up
+// to 64 rows.
 #include "kernels/common/async_copy.cuh"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
@@ -11,7 +17,7 @@ namespace recurve {
 namespace {
 
 // A block has 64 · kGroups outputs by 8 · kColumns rows, a warpgroup 64
-// outputs; another warp brings them in. Stages have 64 inputs: rows of 128
+// outputs; a producer warp copies them. Stages have 64 inputs: rows of 128
 // bytes, swizzled. More than 128 rows are two instructions.
 template <int kGroups_, int kColumns_, int kStages_, bool kParts_>
 struct Tile {
@@ -22,31 +28,31 @@ struct Tile {
   static constexpr int kConsumers = 128 * kGroups;
   static constexpr int kThreads = kConsumers + 32;
   static constexpr int kOutputs = 64 * kGroups;
-  // Weights of a gate come in halves: outputs, and those that belong to them.
+  // Weights of a gate come in halves: outputs, and their partners.
   static constexpr int kGateHalf = kOutputs / 2;
   static constexpr int kRows = 8 * kColumns;
   static constexpr int kWeightBytes = kOutputs * 128;
   static constexpr int kStageBytes = kWeightBytes + kRows * 128;
-  // A row of a part's sums: writes meet no bank conflicts.
+  // Pitch of a row of a part's sums: writes have no bank conflicts.
   static constexpr int kSumStride = kOutputs + 4;
   static constexpr int kRingBytes =
       kStages * kStageBytes > kRows* kSumStride * 4 ? kStages* kStageBytes
                                                     : kRows* kSumStride * 4;
-  // Of a matrix in parts: the rows that a block adds up, and what the other
-  // parts send it of them.
+  // For a matrix in parts: the rows that a block adds up, and the size of
+  // another part's sums of them.
   static constexpr bool kParts = kParts_;
   static constexpr int kMine = kRows / kDecodeMatmulMaxSplits;
   static constexpr int kPartBytes = kMine * kOutputs * 4;
   static constexpr int kReceiveBytes =
       kParts ? (kDecodeMatmulMaxSplits - 1) * kPartBytes : 0;
-  // Barriers and a flag; and the ring begins at a multiple of 1024.
+  // Barriers and a flag; the ring buffer begins at a multiple of 1024.
   static constexpr int kSharedBytes =
       kRingBytes + kReceiveBytes + 16 * kStages + 16 + 1024;
-  // On a multiprocessor.
+  // Blocks a multiprocessor.
   static constexpr int kBlocks = kSharedBytes <= 113 * 1024 ? 2 : 1;
 };
 
-// The block's sums [rows, outputs] to y.
+// Writes the block's sums [rows, outputs] to y.
 template <typename S>
 __device__ __forceinline__ void WriteTile(const DecodeMatmulParams& p,
                                           const float* sums, int rows,
@@ -64,7 +70,7 @@ __device__ __forceinline__ void WriteTile(const DecodeMatmulParams& p,
   }
 }
 
-// The same of a gate.
+// The same with a gate.
 template <typename T, typename S>
 __device__ __forceinline__ void WriteGatedTile(const DecodeMatmulParams& p,
                                                const float* sums, int rows,
@@ -87,7 +93,7 @@ __device__ __forceinline__ void WriteGatedTile(const DecodeMatmulParams& p,
 // Grid: (tiles of outputs times splits, tiles of rows). The splits of a tile
 // are the blocks of a cluster; they add their sums in order at the end.
 //
-// Weights do not wait for the kernel before.
+// Weights do not wait for the previous kernel.
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     tile_kernel(const __grid_constant__ TileArgs args) {
@@ -101,7 +107,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const uint32_t full = receive + S::kReceiveBytes;
   const uint32_t empty = full + 8 * S::kStages;
   const uint32_t received = empty + 8 * S::kStages;
-  // Whether the kernel in front is done.
+  // Whether the previous kernel is done.
   auto* const flag = reinterpret_cast<volatile uint32_t*>(
       unaligned + (received + 8 - SharedAddress(unaligned)));
   const int split = static_cast<int>(blockIdx.x) % splits;
@@ -153,7 +159,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
     if (S::kParts) cluster::AwaitBegun();
   } else {
-    if (S::kParts) cluster::AwaitBegun();  // while the first stages come
+    if (S::kParts) cluster::AwaitBegun();  // during the first copies
     if (thread == 0) {
       WaitForPrevious();
       *flag = 1;
@@ -162,7 +168,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const uint32_t offset = warp / 4 * 64 * 128;
     int slot = 0;
     uint32_t phase = 0;
-    int before = 0;  // slot of the stage before
+    int before = 0;  // slot of the previous stage
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
       BarrierWait(full + 8 * slot, phase);
@@ -171,7 +177,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
       for (int h = 0; h < S::kHalves; ++h) WgmmaPin(acc[h]);
       WgmmaFence();
-      // Beyond the last input there are zeros.
+      // Inputs beyond the last are zeros.
 #pragma unroll
       for (int k = 0; k < kStageInputs / 16; ++k) {
 #pragma unroll
@@ -194,18 +200,17 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     WgmmaWait<0>();
 #pragma unroll
     for (int h = 0; h < S::kHalves; ++h) WgmmaPin(acc[h]);
-    WaitForPrevious();  // before anything is added or written
+    WaitForPrevious();  // before the first addend or write
   }
 
-  // ---- results ----
-  // By way of shared memory: code that a thread runs once takes 6 cycles an
-  // instruction, so what follows are loops. The ring is read by nobody now; the
-  // sums take its place.
+  // Through shared memory: code that a thread runs once takes 6 cycles an
+  // instruction, so the rest is loops. No warp reads the ring buffer any more;
+  // the sums take its place.
   const int g = lane / 4;
   const int t = lane % 4;
   __syncthreads();
-  // The blocks of the cluster share the tile's rows. What a thread adds to
-  // first is asked for before the others' sums are there.
+  // The blocks of the cluster share the tile's rows. A thread's first addend is
+  // loaded before the others' sums arrive.
   constexpr int kFours = S::kOutputs / 4;
   const bool fours = WritesFours(p);
   float4 before = make_float4(0, 0, 0, 0);
@@ -240,7 +245,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   }
   if constexpr (S::kParts) {
     __syncthreads();
-    // What block `from` sends of row `row` of those that block `to` adds up.
+    // Address of block `from`'s sums of row `row` of those that block `to` adds
+    // up.
     const auto received_at = [&](int from, int to, int row, int m) {
       return receive + (from < to ? from : from - 1) * S::kPartBytes +
              (row * S::kOutputs + m) * 4;
@@ -324,21 +330,21 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
                                 stream, args);
 }
 
-// Up to 64 rows two blocks share a multiprocessor, also those of kernels after
-// each other.
+// Up to 64 rows, two blocks share a multiprocessor, also blocks of consecutive
+// kernels.
 using Parts16 = Tile<1, 2, 10, true>;
 using Parts32 = Tile<1, 4, 8, true>;
 using Parts64 = Tile<1, 8, 6, true>;
 using Rows16 = Tile<1, 2, 10, false>;
 using Rows32 = Tile<1, 4, 8, false>;
 using Rows64 = Tile<1, 8, 6, false>;
-// Of a matrix that has tiles for all multiprocessors and more.
+// For a matrix with more tiles than multiprocessors.
 using Rows128 = Tile<2, 16, 6, false>;
 using ManyRows = Tile<2, 32, 4, false>;
 constexpr int64_t kManyOutputs = 256 * ManyRows::kOutputs;
 
 // Other matrices take wide_matmul.cu; those in parts from 33 rows on, if they
-// have so few inputs that adding up the parts is most of the work. (Measured;
+// have so few inputs that adding the parts is most of the work. (Measured;
 // docs/kernels/log/matmul.md.)
 bool IsWide(const DecodeMatmulParams& p) {
   if (p.outputs >= kManyOutputs) return false;

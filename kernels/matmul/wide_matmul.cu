@@ -1,7 +1,11 @@
-// Products of many rows. As tile_matmul.cu, but rows are the 64 rows of the
-// instruction and outputs its columns, so that a tile may have any multiple of
-// 8 outputs: as many as give nearly every multiprocessor a block. Which operand
-// stands on which side changes no bits.
+// Product of many 16-bit rows, as tile_matmul.cu but with rows as the 64 rows
+// of wgmma and outputs as its columns: a tile may have any multiple of 8
+// outputs, chosen to give nearly every multiprocessor a block. Which operand is
+// which changes no bits.
+// Shapes: w [O, I] and x [T, I] 16-bit, y [T, O] float32, or with a gate
+// [T, O / 2], float32 or 16-bit.
+// Floor: 2 · I · (O + T) + 4 · T · O bytes; from some 200 (H200) or 300 (H100)
+// rows on compute bound: 2 · T · O · I flops.
 
 #include <iterator>
 
@@ -17,7 +21,7 @@ namespace recurve {
 namespace {
 
 // Writes a block's tile; `sum_of` gives the sums of four neighbouring outputs.
-// Of a gate, the tile's second half are the outputs that belong to the first.
+// With a gate, the tile's second half are the partners of the first.
 template <typename T, typename S, typename SumOf>
 __device__ __forceinline__ void WriteSums(const DecodeMatmulParams& p,
                                           const TilePlace& place,
@@ -49,8 +53,8 @@ __device__ __forceinline__ void WriteSums(const DecodeMatmulParams& p,
   }
 }
 
-// Asks for the weights of a stage, those of 64 inputs from `input` on; the
-// barrier also waits for the stage's rows.
+// Copies the weights of a stage, 64 inputs from `input` on; the barrier also
+// expects the stage's rows.
 __device__ __forceinline__ void AskForWeights(const TileArgs& args, uint32_t to,
                                               uint32_t barrier, int input,
                                               int output) {
@@ -60,11 +64,11 @@ __device__ __forceinline__ void AskForWeights(const TileArgs& args, uint32_t to,
 
 // ---- a matrix that is not in parts ----
 
-// A block has 64 · kGroups rows by 8 · kColumns outputs, a warpgroup 64 rows;
-// another warp brings them in. kPieces products make a warpgroup's outputs.
+// A block has 64 · kGroups rows by 8 · kColumns outputs, a warpgroup 64 rows; a
+// producer warp copies them. kPieces products make a warpgroup's outputs.
 //
-// kInParts: of a matrix in parts. Warpgroups go through them in order, and add
-// up what each gives.
+// kInParts: for a matrix in parts. Warpgroups go through the parts in order and
+// add their sums.
 template <int kGroups_, int kColumns_, int kStages_, int kPieces_ = 1,
           bool kInParts_ = false>
 struct WideTile {
@@ -73,34 +77,34 @@ struct WideTile {
   static constexpr int kPieces = kPieces_;
   static constexpr bool kInParts = kInParts_;
   static constexpr int kParts = kInParts ? kDecodeMatmulMaxSplits : 1;
-  static constexpr int kSide = 1;  // as of PartsTile
-  // Of many tiles of rows those of the same outputs run side by side, and read
-  // their weights from the second-level cache.
+  static constexpr int kSide = 1;  // as in PartsTile
+  // With many tiles of rows, those of the same outputs run at the same time,
+  // and read their weights from L2.
   static constexpr bool kRowsFirst = kPieces > 1 || kInParts;
   static constexpr int kStages = kStages_;
   static constexpr int kThreads = 128 * kGroups + 32;
   static constexpr int kRows = 64 * kGroups;
   static constexpr int kOutputs = 8 * kColumns;
-  // Weights of a gate come in halves: outputs, and those that belong to them.
+  // Weights of a gate come in halves: outputs, and their partners.
   static constexpr int kHalf = kOutputs / 2;
   static constexpr int kRowBytes = kRows * 128;
   static constexpr int kStageBytes = kRowBytes + kOutputs * 128;
-  // A row of sums: writes of pairs, 4 to each of 8 rows, meet no bank
+  // Pitch of a row of sums: writes of pairs, 4 to each of 8 rows, have no bank
   // conflicts.
   static constexpr int kSumStride =
       kOutputs % 16 == 8 ? kOutputs : kOutputs + 8;
   static constexpr int kRingBytes =
       kStages * kStageBytes > kRows* kSumStride * 4 ? kStages* kStageBytes
                                                     : kRows* kSumStride * 4;
-  // Barriers and a flag; and the ring begins at a multiple of 1024.
+  // Barriers and a flag; the ring buffer begins at a multiple of 1024.
   static constexpr int kSharedBytes = kRingBytes + 16 * kStages + 16 + 1024;
   static_assert(kHalf % 8 == 0 && kColumns % kPieces == 0);
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
-// Grid: (tiles of outputs, tiles of rows), the other way round if kRowsFirst.
+// Grid: (tiles of outputs, tiles of rows), swapped if kRowsFirst.
 //
-// Weights do not wait for the kernel before.
+// Weights do not wait for the previous kernel.
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     wide_kernel(const __grid_constant__ TileArgs args) {
@@ -111,7 +115,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const uint32_t ring = (SharedAddress(unaligned) + 1023) / 1024 * 1024;
   const uint32_t full = ring + S::kRingBytes;
   const uint32_t empty = full + 8 * S::kStages;
-  // Whether the kernel in front is done.
+  // Whether the previous kernel is done.
   auto* const flag = reinterpret_cast<volatile uint32_t*>(
       unaligned + (empty + 8 * S::kStages - SharedAddress(unaligned)));
   const auto output_tile =
@@ -138,7 +142,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 
   constexpr int kPieceColumns = S::kColumns / S::kPieces;
   float acc[S::kPieces][kPieceColumns][4];
-  float total[S::kPieces][kPieceColumns][4];  // unused, unless kInParts
+  float total[S::kPieces][kPieceColumns][4];  // used only if kInParts
   if (warp == 4 * S::kGroups) {
     if (ElectLane()) {
       const auto ask_for_weights = [&](int stage, int slot) {
@@ -164,7 +168,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     const uint32_t offset = warp / 4 * 64 * 128;
     int slot = 0;
     uint32_t phase = 0;
-    int before = 0;  // slot of the stage before
+    int before = 0;  // slot of the previous stage
     int stage = 0;
 #pragma unroll 1
     for (int part = 0; part < S::kParts; ++part) {
@@ -181,7 +185,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         const uint64_t a = SwizzledOperand(at + offset);
         WgmmaPin(acc);
         WgmmaFence();
-        // Beyond the last input there are zeros.
+        // Inputs beyond the last are zeros.
 #pragma unroll
         for (int k = 0; k < kStageInputs / 16; ++k) {
 #pragma unroll
@@ -220,10 +224,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         }
       }
     }
-    WaitForPrevious();  // before anything is added or written
+    WaitForPrevious();  // before the first addend or write
   }
 
-  // ---- results: by way of shared memory, as in tile_matmul.cu ----
+  // ---- results: through shared memory, as in tile_matmul.cu ----
   __syncthreads();
   auto* const sums =
       reinterpret_cast<float*>(unaligned + (ring - SharedAddress(unaligned)));
@@ -252,18 +256,17 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 // ---- a matrix in parts ----
 
 // A block has 64 rows by 8 · kColumns outputs, and all parts of them.
-// Warpgroups take parts in turn, each with a ring of its own that a warp fills,
-// so that none waits for another; the block adds up the parts at the end.
+// Warpgroups take parts in turn, each with its own ring buffer and producer
+// warp, so that none waits for another; the block adds the parts at the end.
 //
-// kSide: clusters are squares of as many blocks a side. Those of the same rows
-// share these, those of the same outputs the weights: each brings in its part
-// for all. What all multiprocessors take from the second-level cache is what
-// bounds such tiles: a block by itself 16 KB for 64 inputs, of a square of two
-// by two 8.
+// kSide: clusters are squares of kSide by kSide blocks. Blocks of the same rows
+// share these, blocks of the same outputs the weights: each copies its part for
+// all. Such tiles are bound by the traffic from L2: for 64 inputs 16 KB a
+// block, 8 in a square of two by two.
 template <int kColumns_, int kStages_, int kSide_ = 1>
 struct PartsTile {
   static constexpr int kColumns = kColumns_;
-  static constexpr int kStages = kStages_;  // of a ring
+  static constexpr int kStages = kStages_;  // of a ring buffer
   static constexpr int kSide = kSide_;
   static constexpr int kBlocks = kSide * kSide;  // of a cluster
   static constexpr int kParts = 4;
@@ -275,7 +278,7 @@ struct PartsTile {
   static constexpr int kHalf = kOutputs / 2;
   static constexpr int kRowBytes = kRows * 128;
   static constexpr int kStageBytes = kRowBytes + kOutputs * 128;
-  // Of rows and outputs, what a block brings in.
+  // Rows and outputs that a block copies.
   static constexpr int kOwnRows = kRows / kSide;
   static constexpr int kOwnOutputs = kOutputs / kSide;
   static_assert(kOwnRows % 8 == 0 && kOwnOutputs % 8 == 0 && kSide <= 2);
@@ -289,9 +292,9 @@ struct PartsTile {
   static_assert(kHalf % 8 == 0 && kSharedBytes <= 227 * 1024);
 };
 
-// Grid: clusters, and their blocks, by outputs first.
+// Grid: clusters, and their blocks, outputs first.
 //
-// Weights do not wait for the kernel before.
+// Weights do not wait for the previous kernel.
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     parts_kernel(const __grid_constant__ TileArgs args) {
@@ -303,7 +306,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = Uniform(thread / 32);
   const int lane = thread % 32;
-  // Of warpgroups and of the warps that bring in, which are the last.
+  // Index among the warpgroups, or among the producer warps, which are the
+  // last.
   const bool copies = warp >= 4 * S::kParts;
   const int mine = copies ? warp - 4 * S::kParts : warp / 4;
   const uint32_t ring = memory + mine * S::kStages * S::kStageBytes;
@@ -335,8 +339,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
   __syncthreads();
   if constexpr (S::kSide > 1) cluster::Meet();
-  // The blocks of the cluster that bring in something for this one, and hear
-  // when it has been used: of the same rows, and of the same outputs.
+  // The blocks of the cluster that copy to this one, and are told when it has
+  // used the copies: of the same rows, and of the same outputs.
   const int row_mate = rank ^ 1;
   const int output_mate = rank ^ S::kSide;
 
@@ -351,7 +355,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
   if (copies) {
     if (ElectLane()) {
-      // The input that stage `stage` of this ring begins with.
+      // First input of stage `stage` of this ring buffer.
       const int first_stages = stages_of(mine);
       const int stages = first_stages + stages_of(mine + S::kParts);
       const auto input_of = [&](int stage) {
@@ -365,7 +369,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         if constexpr (S::kSide == 1) {
           AskForWeights(args, to, barrier, input_of(stage), place.output);
         } else {
-          // Of a gate one half of the outputs each.
+          // With a gate, one half of the outputs each.
           BarrierExpect(barrier, args.stage_bytes);
           const int mine_first = side_row * S::kOwnOutputs;
           CopyBoxToAll(to + mine_first * 128, args.w, input_of(stage),
@@ -404,7 +408,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         const uint64_t b = SwizzledOperand(at + S::kRowBytes);
         WgmmaPin(acc[turn]);
         WgmmaFence();
-        // Beyond the last input there are zeros.
+        // Inputs beyond the last are zeros.
 #pragma unroll
         for (int k = 0; k < kStageInputs / 16; ++k) {
           Wgmma<kMajorK, kMajorK>(acc[turn], WgmmaAdvance(a, 32 * k),
@@ -427,10 +431,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       }
       WgmmaPin(acc[turn]);
     }
-    WaitForPrevious();  // before anything is added or written
+    WaitForPrevious();  // before the first addend or write
   }
 
-  // ---- results: by way of shared memory, as in tile_matmul.cu ----
+  // ---- results: through shared memory, as in tile_matmul.cu ----
   __syncthreads();
   auto* const sums =
       reinterpret_cast<float*>(unaligned + (memory - SharedAddress(unaligned)));
@@ -460,7 +464,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
     return sum;
   });
-  // A block's memory is there until the others have brought in and said all.
+  // A block's memory must live until the others' copies and arrivals have
+  // reached it.
   if constexpr (S::kSide > 1) cluster::Meet();
 #else
   __trap();  // never launched there

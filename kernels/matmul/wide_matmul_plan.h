@@ -1,5 +1,5 @@
-// Which tiles wide_matmul.cu takes. Pure code: sizes in, a form out. No bit of
-// a result depends on it.
+// Tile choice of wide_matmul.cu. Pure functions of sizes; results do not depend
+// on it.
 #ifndef RECURVE_KERNELS_MATMUL_WIDE_MATMUL_PLAN_H_
 #define RECURVE_KERNELS_MATMUL_WIDE_MATMUL_PLAN_H_
 
@@ -10,8 +10,8 @@
 
 namespace recurve {
 
-// Rows and outputs of a block, and about what a wave of such blocks takes next
-// to the others of its kind. (Measured with the matrices of T6-XL, in µs;
+// Rows and outputs of a block, and the relative time of a wave of such blocks
+// among forms of its kind. (Measured with the matrices of T6-XL, in µs;
 // docs/kernels/matmul.md.)
 struct WideForm {
   int rows;
@@ -19,10 +19,10 @@ struct WideForm {
   double cost;
 };
 
-// Of matrices that are not in parts. The first is for up to 128 rows.
+// For matrices not in parts. The first is for up to 128 rows.
 inline constexpr WideForm kWholeForms[] = {
     {128, 80, 0.0}, {256, 80, 16.2}, {128, 256, 27.0}};
-// Of matrices in parts: the first two have parts side by side, the others one
+// For matrices in parts: the first two have parts side by side, the others one
 // after the other. The first is for up to 128 rows.
 inline constexpr WideForm kPartsForms[] = {{64, 32, 0.0},
                                            {64, 64, 15.5},
@@ -30,11 +30,11 @@ inline constexpr WideForm kPartsForms[] = {{64, 32, 0.0},
                                            {128, 128, 32.5},
                                            {128, 160, 39.5}};
 
-// Whether blocks of kPartsForms[1] are clusters of two by two that share what
-// they bring in: of 193 to 256 rows, which are four tiles, if all clusters are
-// there at once. A device has room for about ten of eleven that its
-// multiprocessors would be enough for (30 of 33 on an H100). (Measured: of
-// fewer rows it gains nothing.)
+// Whether blocks of kPartsForms[1] are clusters of two by two that share
+// copies: with 193 to 256 rows, which are four tiles, if all clusters are
+// resident at once. A device holds about ten of eleven clusters that its
+// multiprocessors would suffice for (30 of 33 on an H100). (Measured: no gain
+// with fewer rows.)
 constexpr bool SharesPartsTiles(int64_t rows, int64_t outputs,
                                 int multiprocessors) {
   const int64_t side = 2 * kPartsForms[1].outputs;
@@ -42,8 +42,8 @@ constexpr bool SharesPartsTiles(int64_t rows, int64_t outputs,
   return rows > 192 && rows <= 256 && blocks * 11 <= multiprocessors * 10;
 }
 
-// The place in kWholeForms, or kPartsForms, of what is fastest: the fewest
-// waves of blocks, by their cost.
+// Index in kWholeForms, or kPartsForms, of the fastest: fewest waves, weighted
+// by their cost.
 constexpr int ChooseWideForm(int64_t rows, int64_t outputs,
                              int multiprocessors) {
   if (rows <= 128) return 0;
