@@ -7,21 +7,18 @@
 
 namespace recurve {
 
-// How a context is cut when the GPU attends to it. Positions are cut into
-// chunks, and chunks gathered into segments, at places that depend on the
-// position only:
+// How attention on the GPU cuts a context. Positions are cut into chunks, and
+// chunks grouped into segments, at fixed positions:
 //
 //   position                0 ... 2048 ... 131072 ...
 //   tokens in a chunk         128     256        1024
 //   tokens in a segment       512    2048        8192
 //
 // A chunk gives a partial result, whose scores are relative to a number of its
-// own for each column (tpa_softmax.cuh): its "maximum", also where that is not
-// the greatest of them. Partials of a segment
-// merge one after the other into that of the segment, and those of the segments
-// into that of the row. It is the same float32 arithmetic
-// whether it happens in registers or much later from memory: so which thread
-// block works on which chunks changes no bit.
+// own for each column (tpa_softmax.cuh): its "maximum", though that need not be
+// the greatest. Partials of a segment merge in order into the segment's, and
+// the segments' into the row's. The float32 arithmetic is the same in registers
+// and from memory: so the choice of thread blocks changes no bit.
 //
 // Short contexts need small chunks to fill the machine; long ones need large
 // segments, or reading and writing partials would cost more than the cache.
@@ -54,17 +51,17 @@ RECURVE_HOST_DEVICE constexpr int TpaChunkCount(int length) {
 RECURVE_HOST_DEVICE constexpr int TpaSegmentCount(int length) {
   return length <= 0 ? 0 : TpaSegmentOf(length - 1) + 1;
 }
-// No segment has more chunks.
+// Most chunks of a segment.
 inline constexpr int kTpaSegmentChunks = 8;
 
-// Tokens that the last chunk of such a context has room for.
+// Size in tokens of the last chunk of a context of `length` tokens.
 RECURVE_HOST_DEVICE constexpr int TpaLastChunk(int length) {
   const int chunks = TpaChunkCount(length);
   return chunks == 0 ? 0 : TpaChunkBegin(chunks) - TpaChunkBegin(chunks - 1);
 }
 
-// Where segment `segment` of a row of `row_chunks` chunks begins and ends, in
-// chunks of the row.
+// First and end chunk, in the row's chunks, of segment `segment` of a row of
+// `row_chunks` chunks.
 RECURVE_HOST_DEVICE constexpr int TpaSegmentFirst(int segment) {
   return TpaChunkOf(TpaSegmentBegin(segment));
 }
@@ -74,8 +71,8 @@ RECURVE_HOST_DEVICE constexpr int TpaSegmentEnd(int segment, int row_chunks) {
 }
 
 // A block that attends to chunks [begin, end) of a row of `row_chunks` writes a
-// partial result for each segment that lies within, and one for each other
-// chunk. TpaPartialEnd is the chunk after the partial that begins with `chunk`.
+// partial result for each segment inside them, and one for each other chunk.
+// TpaPartialEnd is the end of the partial that begins with `chunk`.
 RECURVE_HOST_DEVICE constexpr int TpaPartialEnd(int chunk, int begin, int end,
                                                 int row_chunks) {
   const int segment = TpaSegmentOf(TpaChunkBegin(chunk));
@@ -83,8 +80,8 @@ RECURVE_HOST_DEVICE constexpr int TpaPartialEnd(int chunk, int begin, int end,
   const int last = TpaSegmentEnd(segment, row_chunks);
   return first >= begin && last <= end ? last : chunk + 1;
 }
-// How many those are. Only tests ask: they hold a launch's schedule against it,
-// whose places for partials must be as many, in this order.
+// The number of these partials. For tests: a schedule must have as many slots
+// for partials, in this order.
 RECURVE_HOST_DEVICE constexpr int TpaPartialCount(int begin, int end,
                                                   int row_chunks) {
   if (begin >= end) return 0;
@@ -105,21 +102,20 @@ RECURVE_HOST_DEVICE constexpr int TpaPartialCount(int begin, int end,
                       : end - TpaSegmentFirst(last));
 }
 
-// The work of a launch, shared out in one of three ways, whichever should leave
-// the most laden block the least (tpa_schedule.cc):
+// A launch's work is shared out in one of three ways, whichever is estimated to
+// give the most heavily loaded block the least (tpa_schedule.cc):
 //
-//  - Rows have blocks of their own, each row as many as no block of it takes
-//    more than a share. A block then has one row, its queries and, most often,
-//    whole segments. If there are no more rows than blocks.
-//  - Blocks have the same number of whole rows. If there are more.
-//  - All rows' tokens stand in one line, each row rounded up to whole tiles of
-//    64; block i begins at the cut nearest to i · TpaStep.
+// - Rows have their own blocks, as many as keep every block's part at most one
+//   share. A block then has one row, its queries and mostly whole segments. If
+//   there are no more rows than blocks.
+// - Blocks have the same number of whole rows. If there are more.
+// - All rows' tokens form one line, each row rounded up to tiles of 64; block i
+//   begins at the cut nearest to i · TpaStep.
 
-// What a block of the third way takes longer for the second row that it has a
-// piece of, and for chunks that are no whole segments, whose results are
-// written and read one by one: in tokens it could attend to meanwhile, for
-// blocks of `step` tokens. (T6-XL, 32 rows, 512 tokens a block: 31 pages a row
-// took 9 us a layer longer than 32.)
+// Load of a block of `step` tokens of the third way, in tokens: it includes the
+// cost of a second row, and of chunks outside whole segments, whose results are
+// written and read one by one. (T6-XL, 32 rows, 512 tokens a block: 31 pages a
+// row took 9 us a layer longer than 32.)
 RECURVE_HOST_DEVICE constexpr int TpaLineLoad(int step) {
   return step + (step < 512 ? step / 2 : 256);
 }
@@ -131,14 +127,14 @@ RECURVE_HOST_DEVICE constexpr int TpaShare(int tokens, int blocks, int i) {
   const int least = fair < 128 ? 128 : fair;
   return least + static_cast<int>(static_cast<int64_t>(least) * i / 64);
 }
-// Blocks of its own for a row of `length` tokens.
+// Own blocks of a row of `length` tokens.
 RECURVE_HOST_DEVICE constexpr int TpaRowBlocks(int length, int share) {
   const int blocks = length <= 0 ? 0 : (length - 1) / share + 1;
   const int chunks = TpaChunkCount(length);
   return blocks < chunks ? blocks : chunks;
 }
-// About what the most laden of them has: an even share, up to whole chunks of
-// the row's middle.
+// Approximate load of the most heavily loaded of them: an even share, rounded
+// up to whole chunks of the row's middle.
 RECURVE_HOST_DEVICE constexpr int TpaRowLoad(int length, int blocks) {
   if (blocks <= 1) return length;
   const int middle = TpaChunkOf(length / 2);
@@ -147,8 +143,8 @@ RECURVE_HOST_DEVICE constexpr int TpaRowLoad(int length, int blocks) {
   return (even + unit - 1) / unit * unit;
 }
 
-// Tokens a block should take, at least `tokens` / `blocks`: rounded up to what
-// meets the ends of chunks and segments where that costs under an eighth.
+// Tokens a block, at least `tokens` / `blocks`: rounded up to the ends of
+// chunks and segments where that costs under an eighth.
 RECURVE_HOST_DEVICE constexpr int TpaStep(int tokens, int blocks) {
   const int fair = (tokens + blocks - 1) / blocks;
   for (int unit = 2048; unit > 128; unit /= 2) {
@@ -180,8 +176,7 @@ RECURVE_HOST_DEVICE constexpr int TpaCutChunk(int length, int position,
   return position - chunk_begin <= chunk_end - position ? chunk : chunk + 1;
 }
 
-// The chunk before which block `i` of `blocks` begins that have a row of their
-// own: 0 < i < blocks.
+// The first chunk of block `i` of the row's own `blocks`: 0 < i < blocks.
 RECURVE_HOST_DEVICE constexpr int TpaRowCut(int length, int blocks, int i) {
   if (blocks == TpaChunkCount(length)) return i;
   const int position =
@@ -189,9 +184,8 @@ RECURVE_HOST_DEVICE constexpr int TpaRowCut(int length, int blocks, int i) {
   return TpaCutChunk(length, position, length / blocks / 8);
 }
 
-// The chunk with which block `block` of a cluster (TpaContexts::kShort) begins,
-// of a row of `row_chunks` chunks: at most 256 tokens a lane. There may be no
-// such chunk.
+// The first chunk of block `block` of a cluster (TpaContexts::kShort) in a row
+// of `row_chunks` chunks: at most 256 tokens a lane. The chunk may not exist.
 RECURVE_HOST_DEVICE constexpr int TpaClusterFirst(int row_chunks, int block) {
   if (row_chunks <= 16) return 2 * block;
   return block < 4 ? 4 * block : 16 + 2 * (block - 4);

@@ -1,4 +1,5 @@
-// Rows whose chunks are in the blocks of a cluster: how they meet, and merge.
+// Rows in clusters: how the blocks of a cluster exchange and merge a row's
+// chunks.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_CLUSTER_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_CLUSTER_CUH_
 
@@ -9,12 +10,12 @@
 namespace recurve {
 
 // A block of a row's cluster has the chunks from TpaClusterFirst on, and merges
-// kTpaClusterFeatures features of all of the cluster's columns. Lanes send each
-// block its features of what they have, and maxima and sums, into its shared
-// memory, where a barrier counts bytes: no way through the second-level cache,
-// no fence, no counter, nothing to reset.
+// kTpaClusterFeatures features of all columns of the cluster. Lanes send each
+// block its features of their chunks, and maxima and sums, to its shared
+// memory, where a barrier counts bytes: no trip through L2, no fence, no
+// counter, nothing to reset.
 //
-// Merged are chunks and segments as by TpaWorker and TpaMerger, to the bits.
+// Chunks and segments are merged as by TpaWorker and TpaMerger, to the bit.
 class TpaCluster {
  public:
   // `memory`: TpaClusterBytes(octets of the block), 16-byte aligned.
@@ -33,7 +34,7 @@ class TpaCluster {
     return static_cast<int>(blockIdx.x) % kTpaClusterBlocks;
   }
 
-  // By all warps of the block, once, as it begins.
+  // By all warps of the block, once, at its start.
   __device__ __forceinline__ void Begin() const {
     if (threadIdx.x == 0) {
       BarrierInit(barrier_, 1);
@@ -41,14 +42,15 @@ class TpaCluster {
     }
     cluster::Begun();
   }
-  // By one thread: what comes of a row of so many chunks. It may have come
-  // already.
+  // By one thread: the bytes to expect for a row of `chunks` chunks. Some may
+  // have arrived.
   __device__ __forceinline__ void Expect(int chunks) const {
     BarrierExpect(barrier_, chunks * columns_ * (8 + 4 * kTpaClusterFeatures));
   }
 
-  // Of `chunk`, for columns `column`, a multiple of 2, and the next one: a
-  // feature of both, to whose it is; and both maxima and sums, to one block.
+  // Sends outputs of `chunk` for columns `column`, a multiple of 2, and the
+  // next one: a feature of both to the block that merges it; SendStates: maxima
+  // and sums to one block.
   __device__ __forceinline__ void SendOutputs(int chunk, int column,
                                               int feature, float a,
                                               float b) const {
@@ -63,8 +65,8 @@ class TpaCluster {
         cluster::InBlock(barrier_, to), a.x, a.y, b.x, b.y);
   }
 
-  // Waits for all of the row, and writes what this block merges of it. By all
-  // threads that compute.
+  // Waits for the whole row, and writes the features that this block merges. By
+  // all consumer threads.
   __device__ __forceinline__ void Merge(int row, int chunks) const {
     const TpaCudaDecodeParams& p = args_.p;
     const int column = static_cast<int>(threadIdx.x) / kTpaClusterFeatures;
@@ -86,7 +88,7 @@ class TpaCluster {
     float sum;
   };
 
-  // Where a feature of a pair of columns is, of 8 bytes.
+  // Address of a feature of a pair of columns, 8 bytes.
   __device__ __forceinline__ uint32_t PairAt(int chunk, int pair,
                                              int feature) const {
     return values_ +
@@ -102,7 +104,7 @@ class TpaCluster {
     constexpr int kSegments = 5;
     const uint32_t value = PairAt(0, column / 2, feature) + 4 * (column % 2);
     const uint32_t state = states_ + 8 * column;
-    // Side by side: each is a chain of operations that wait for each other.
+    // Interleaved: each is a chain of dependent operations.
     Partial segments[kSegments];
     const int longest = chunks > 16 ? 8 : 4;
 #pragma unroll 1

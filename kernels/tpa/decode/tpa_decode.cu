@@ -19,7 +19,7 @@ bool ValidOut(const TpaCudaDecodeParams& p) {
   return p.out_type == TpaWeightType(p.cache.element) && IsAligned(p.out, 8);
 }
 
-// What copies pages goes by the plan, what multiplies by the instance.
+// Producers follow the plan, consumers the kernel instance.
 bool ValidEarlyKeys(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
   const auto rank = static_cast<int>(p.shape.kv_rank);
   const bool head_rows =
@@ -70,7 +70,7 @@ bool Valid(const TpaCudaDecodeParams& p, const TpaDecodePlan& plan) {
          (plan.cluster_blocks == 0 || ValidClusters(p, plan)) &&
          plan.groups * plan.group_octets * plan.head_blocks >=
              p.new_tokens * TpaHeadOctets(p.shape) &&
-         // No block without a column.
+         // Every block has a column.
          plan.groups * plan.group_octets * (plan.head_blocks - 1) <
              p.new_tokens * TpaHeadOctets(p.shape) &&
          p.cache.page_stride % 8 == 0 &&
@@ -91,7 +91,7 @@ bool TpaDecodeHolds(const TpaDecodePlan& plan, int rows,
                     int64_t page_table_stride) {
   const int64_t max_length = kTpaPageTokens * page_table_stride;
   if (max_length * rows > INT32_MAX) return false;
-  if (plan.cluster_blocks > 0) return true;  // TpaMerger has no part in it
+  if (plan.cluster_blocks > 0) return true;  // TpaMerger is not used
   const int segments = TpaSegmentCount(static_cast<int>(max_length));
   const int chunks = TpaChunkCount(static_cast<int>(max_length));
   const int loose = plan.form == TpaDecodeForm::kParallelBn

@@ -1,4 +1,4 @@
-// What the parts of the decode kernel share: arguments, and what they mean.
+// Arguments and helpers shared by the parts of the decode kernel.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_DECODE_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_DECODE_CUH_
 
@@ -19,15 +19,15 @@ struct TpaDecodeArgs {
   TpaScheduleLayout schedule;
   int head_octets;        // groups of 8 heads
   int octets;             // of all new tokens
-  int query_octet_bytes;  // of 8 columns of queries
+  int query_octet_bytes;  // for 8 columns of queries
   int group_octets;       // of a warpgroup
   int groups;             // warpgroups that share the columns of a block
-  int lanes;              // times so many that share its chunks: 1 or 2
+  int lanes;              // sets of them that share its chunks: 1 or 2
   int stages;             // of each lane
   int stage_bytes;
   int early_keys;
-  float query_scale;  // of queries that are formed here
-  uint32_t zero;      // 0, which the compiler does not know
+  float query_scale;  // of queries formed here
+  uint32_t zero;      // 0, unknown to the compiler
 
   __device__ const TpaBlockWork& block_work() const {
     return reinterpret_cast<const TpaBlockWork*>(
@@ -55,7 +55,7 @@ struct TpaDecodeArgs {
                                     scratch.outputs);
   }
 
-  // Of this block: its first octet of columns, and how many there are.
+  // Of this block: its first octet of columns, and their number.
   __device__ int first_octet() const {
     return static_cast<int>(blockIdx.y) * groups * group_octets;
   }
@@ -70,44 +70,44 @@ struct TpaDecodeArgs {
   __device__ int head_octet_count() const {
     return p.new_tokens == 1 ? block_octets() : head_octets;
   }
-  // Threads that compute: of a lane, and of the block.
+  // Consumer threads: of a lane, and of the block.
   __device__ int lane_threads() const { return 128 * groups; }
   __device__ int consumers() const { return lane_threads() * lanes; }
 
   // Warps that append, if the launch does: those of the last warpgroup that do
-  // not copy. And threads at a barrier of theirs and a copying warp's.
+  // not copy. And threads at a barrier of theirs with a producer warp.
   __device__ int append_warps() const { return 4 - lanes; }
   __device__ int append_threads() const { return 32 * (append_warps() + 1); }
 
-  // Tokens that query `t` of a row of `length` tokens sees.
+  // Tokens that query `t` sees in a row of `length` tokens.
   __device__ int Visible(int length, int t) const {
     return length - (p.new_tokens - 1 - t);
   }
 };
 
-// Bytes from one octet of elements to the next, in a plane of factors or
-// weights.
+// Bytes between octets of elements, in a plane of factors or weights.
 inline constexpr uint32_t kTpaOctetBytes = 16 * kTpaPageTokens;
 
-// Barriers of the block, besides 0: of all warps that compute; of those of a
-// lane; of each warpgroup of them; and of two warpgroups that have the same
-// columns, for the turn of one of them.
+// Named barriers of the block, besides 0: of all consumer warps; of a lane's;
+// of each consumer warpgroup; and, for the turns of two warpgroups with the
+// same columns, one a turn.
 inline constexpr int kTpaConsumerBarrier = 15;
 inline constexpr int kTpaLaneBarrier = 13;  // and 14
 inline constexpr int kTpaGroupBarrier = 1;  // and 2
 inline constexpr int kTpaTurnBarrier = 5;   // and 6
-// Of the warps that append, and one that copies: of each lane.
+// Of the appending warps and one producer warp: of each lane.
 inline constexpr int kTpaAppendBarrier = 9;  // and 10
-// And of those and the warps that copy, for the block's share.
+// And of those and the producer warps, for the block's share.
 inline constexpr int kTpaShareBarrier = 0;
 
 inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 // ---- merging ----
 
-// A running result and the next one: each is an output weighed by
+// Merges a running result and the next one: each has an output weighted by
 // 2^(score - max), the sum of those weights, and max, which scores are relative
-// to (tpa_softmax.cuh). What saw no token has max -inf and changes nothing.
+// to (tpa_softmax.cuh). A result without tokens has max -inf and changes
+// nothing.
 struct TpaFoldScales {
   float running;
   float next;
@@ -123,7 +123,7 @@ __device__ __forceinline__ float Fold(float running, float next,
   return __fmaf_rn(running, scales.running, __fmul_rn(next, scales.next));
 }
 
-// Element `at` of the outputs; for code that runs in loops.
+// Element `at` of the outputs; for code in loops.
 __device__ __forceinline__ void WriteOut(const TpaCudaDecodeParams& p,
                                          int64_t at, float value) {
   if (p.out_type == WeightType::kFloat32) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void WriteOut(const TpaCudaDecodeParams& p,
   }
 }
 
-// Elements at, ..., at + 3, of one head: where they can be, at once.
+// Elements at to at + 3 of one head; in one store where possible.
 __device__ __forceinline__ void WriteFour(const TpaCudaDecodeParams& p,
                                           int64_t at,
                                           const float (&values)[4]) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void WriteFour(const TpaCudaDecodeParams& p,
   for (int i = 0; i < 4; ++i) WriteOut(p, at + i, values[i]);
 }
 
-// What an output is multiplied with in the end. Nothing seen: zero.
+// Final factor of an output. Without tokens: zero.
 __device__ __forceinline__ float Normalizer(float sum, int kv_rank) {
   return sum == 0.0f ? 0.0f
                      : __frcp_rn(__fmul_rn(sum, static_cast<float>(kv_rank)));

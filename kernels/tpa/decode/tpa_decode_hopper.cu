@@ -1,4 +1,12 @@
-// The decode kernel with wgmma and bulk copies: sm_90a.
+// TPA decode on sm_90a: one block a share of the rows' chunks (and of their
+// heads); a producer warp a lane copies pages of factors by cp.async.bulk into
+// a ring buffer; up to two consumer warpgroups multiply them by wgmma as they
+// are.
+// Shapes: queries [rows, T, H, D] as two 16-bit terms, or factors to form them
+// of; pages of 64 tokens, of rank R: A_k, A_v [64, H], B_k [64, D], B_v [64, E]
+// 16-bit; out [rows, T, H, E].
+// Floor: each page of factors is read once: pages · 64 · R · (2 H + D + E) · 2
+// bytes. (Blocks that share a row's heads each read B.)
 #include "kernels/tpa/decode/tpa_kernel.cuh"
 
 namespace recurve {
@@ -16,9 +24,9 @@ __global__ void __launch_bounds__(kTpaMaxThreads, 1)
 #endif
 }
 
-// Common ones: D = E = 64 kTiles, rank 1 or 2. Products are in a row without a
-// branch, and ranks without a loop. Those that append are instances of their
-// own: code that is there but not used makes the others slower.
+// Common shapes: D = E = 64 kTiles, rank 1 or 2. Products have no branches
+// between them, and ranks no loop. Those that append are separate instances:
+// unused code makes the others slower.
 template <typename T, int kColumns, int kTiles, int kRank, bool kAppends>
 __global__ void __launch_bounds__(kTpaMaxThreads, 1)
     tpa_decode_fast(const __grid_constant__ TpaDecodeArgs args) {
@@ -42,7 +50,7 @@ __global__ void __launch_bounds__(kTpaMaxThreads, 1)
 #endif
 }
 
-// Rows that are clusters.
+// Rows in clusters.
 template <typename T, int kRank, bool kAppends>
 __global__ void __launch_bounds__(kTpaMaxThreads, 1)
     tpa_decode_clusters(const __grid_constant__ TpaDecodeArgs args) {
@@ -138,7 +146,7 @@ int CountTpaClusters(int shared_memory) {
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
   if (error == cudaSuccess) return clusters;
-  // As a part of a GPU may say that has no room for one: there are other plans.
+  // A partition of a GPU may have no room for one: other plans remain.
   (void)cudaGetLastError();
   return 0;
 }

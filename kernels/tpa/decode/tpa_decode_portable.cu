@@ -1,4 +1,7 @@
-// The decode kernel with mma.sync and cp.async: sm_80 and newer.
+// TPA decode for sm_80 and newer: as tpa_decode_hopper.cu, with mma.sync and
+// cp.async by one producer warp a lane.
+// Shapes: those of tpa_decode_hopper.cu.
+// Floor: pages · 64 · R · (2 H + D + E) · 2 bytes.
 #include "kernels/tpa/decode/tpa_kernel.cuh"
 
 namespace recurve {

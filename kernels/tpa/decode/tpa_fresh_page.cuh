@@ -1,5 +1,5 @@
-// The page that the new token of a row belongs to, in a cluster's block that
-// appends it: copied before the token is known, and completed in shared memory.
+// The page of a row's new token in a cluster's block that appends it: copied
+// before the token is known, and completed in shared memory.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_FRESH_PAGE_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_FRESH_PAGE_CUH_
 
@@ -23,10 +23,10 @@ __device__ __forceinline__ void StoreHalf(uint32_t at, T value) {
 
 // Writes the new token of the block's row, if the row ends in the block: to the
 // row's page, the heads that this block reads and all of B, and into the stages
-// that hold the page, which are full then. So nobody waits for the page to come
-// back from memory. By the warps that do not copy, of which this is the
+// that hold the page, which are then full. So no warp waits for the page to
+// return from memory. By the warps that do not copy, of which this is the
 // `warp`th; each takes a rank. `work` is a word for each lane of the block's
-// TpaBlockWork; ring_of(lane) is a lane's ring.
+// TpaBlockWork; ring_of(lane) is a lane's ring buffer.
 //
 // D and E are 64. The bits are those of LaunchTpaAppend.
 template <typename T, int kColumns, int kRank, typename RingOf>
@@ -62,7 +62,7 @@ __device__ __forceinline__ void TpaCompleteFreshPage(const TpaDecodeArgs& args,
   const int m = (length - 1) % kTpaPageTokens;
   const int64_t page = TpaLastPage(args, row, length);
   WaitForPrevious();
-  // Heads that do not exist stay zero.
+  // Padding heads stay zero.
   const bool has_head = lane < heads;
   const bool exists = has_head && first_head + lane < num_heads;
   const int64_t a_from = row * f.stride + warp * num_heads + first_head + lane;

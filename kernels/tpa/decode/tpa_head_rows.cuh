@@ -1,13 +1,14 @@
-// A warpgroup's part of a decode step of one new token with heads, not tokens,
-// as the rows of its products: all of up to 64 heads against its lane's chunks
-// of the block's tokens. For keys and values of 64 features.
-//
-// All that concerns a head is in four lanes of one warp, and weights go from
-// scores to outputs in registers: no vote, no barrier, no weights in shared
-// memory. With tokens as rows (tpa_worker.cuh) each page takes both, and two
-// warpgroups that share the heads of a page each read all of its keys and
-// values. The results are the same to the bit: the terms of each sum are, and
-// their order.
+// Main loop of TPA decode with heads, not tokens, as rows of the products (one
+// new token, up to 64 heads, 64 features): one warpgroup a lane multiplies all
+// heads against its lane's chunks of the block's tokens.
+// Shapes: queries [64, 64] in two 16-bit terms, pages as in
+// tpa_decode_hopper.cu.
+// Floor: that of tpa_decode_hopper.cu; a page is read from shared memory once.
+// A head's data is in four lanes of one warp, and weights go from scores to
+// outputs in registers: no vote, no barrier, no weights in shared memory. With
+// tokens as rows (tpa_worker.cuh) a page takes all three, and two warpgroups
+// that share the heads each read all of it. Results are the same to the bit:
+// the terms and the order of each sum are.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_HEAD_ROWS_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_HEAD_ROWS_CUH_
 
@@ -23,14 +24,14 @@
 
 namespace recurve {
 
-// In place of products of tpa_products.cuh, as an argument of the kernel.
+// Kernel argument in place of the products of tpa_products.cuh.
 struct TpaHeadRows {
   static constexpr bool kAsync = true;
 };
 
-// A thread holds what concerns two heads: of its warp's 16 the `lane` / 4-th
-// and the 8th behind it; and of each 8 tokens, or features, 2 (`lane` % 4) and
-// the next.
+// A thread holds data of two heads: of its warp's 16 the `lane` / 4-th and the
+// one 8 further; and of each 8 tokens, or features, 2 (`lane` % 4) and the
+// next.
 template <typename T, int kRank, bool kAppends>
 class TpaHeadRowsWorker {
  public:
@@ -50,11 +51,11 @@ class TpaHeadRowsWorker {
         lane_(static_cast<int>(threadIdx.x) % 32),
         warp_(Uniform(threadIdx.x / 32 % 4)),
         chunk_lane_(Uniform(lane)) {
-    const int matrix = lane_ / 8;  // of the four that a lane names a row of
+    const int matrix = lane_ / 8;  // of four, one whose row it addresses
     query_address_ = SharedAddress(shared.queries) +
                      (2 * warp_ + matrix % 2) * args.query_octet_bytes +
                      128 * (matrix / 2) + 16 * (lane_ % 8);
-    // Heads that do not exist take another's factors.
+    // Padding heads take another head's factors.
     a_offset_ = kTpaOctetBytes * min(2 * warp_ + matrix / 2, args.octets - 1) +
                 128 * (matrix % 2) + 16 * (lane_ % 8);
     b_offset_ = kTpaOctetBytes * args.head_octet_count();
@@ -82,9 +83,9 @@ class TpaHeadRowsWorker {
 
   // Of this thread's two heads.
   struct State {
-    float max[2] = {};  // what scores are relative to
+    float max[2] = {};  // reference of scores
     float sum[2] = {};
-    // Of its weights so far, of tokens 16 w and 8 on.
+    // Sums of weights so far, of tokens 16 w and 8 further.
     float parts[2][4][2] = {};
   };
 
@@ -107,7 +108,7 @@ class TpaHeadRowsWorker {
           .Form(row);
     } else {
       if (!fresh_) {
-        BulkCopyFence();  // kept outputs are where queries come
+        BulkCopyFence();  // kept outputs share the queries' memory
         NamedBarrier(kTpaConsumerBarrier, args_.consumers());
         if (threadIdx.x == 0) queries_.Ask(row);
       }
@@ -121,14 +122,14 @@ class TpaHeadRowsWorker {
       for (int step = 0; step < kSteps; ++step) {
         LoadMatrices(query_[term][step],
                      query_address_ + 256 * (kSteps * term + step));
-        // Heads that do not exist: their scores take part in the vote.
+        // Padding heads: their scores take part in the vote.
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (2 * warp_ + i % 2 >= args_.octets) query_[term][step][i] = 0;
         }
       }
     }
-    // Outputs are kept in the same place.
+    // Outputs are kept in the same memory.
     NamedBarrier(kTpaConsumerBarrier, args_.consumers());
   }
 
@@ -138,8 +139,8 @@ class TpaHeadRowsWorker {
 #pragma unroll
     for (int r = 0; r < kRank; ++r) key_stages_[r] = ring_.Take();
   }
-  // The products of the keys taken last with the queries, both terms of these
-  // one after the other, the small one first.
+  // Products of the last taken keys with the queries, first the small term of
+  // these, then the large one.
   __device__ __forceinline__ void Scores() {
 #pragma unroll
     for (int r = 0; r < kRank; ++r) {
@@ -179,7 +180,7 @@ class TpaHeadRowsWorker {
     WgmmaPin(query_);
     WgmmaPin(weights_);
   }
-  // Gives back the values of products that are done.
+  // Releases the values of finished products.
   __device__ __forceinline__ void GiveValues() {
     if (value_stages_[0] >= 0) {
 #pragma unroll
@@ -188,9 +189,9 @@ class TpaHeadRowsWorker {
     value_stages_[0] = -1;
   }
 
-  // The first token of `page` is given; its products of scores are under way,
-  // and those of the next page are when this returns, if there is `more` of the
-  // row. `fresh` begins a chunk.
+  // `page` is its first token; its score products are in flight, and on return
+  // those of the next page are, if there is `more` of the row. `fresh`: it
+  // begins a chunk.
   __device__ __forceinline__ void AttendPage(int page, int length, bool fresh,
                                              bool more, State& state) {
     Await();
@@ -223,7 +224,7 @@ class TpaHeadRowsWorker {
     WgmmaCommit();
   }
 
-  // Scores of this warp's heads, less their references.
+  // Scores of this warp's heads, minus their references.
   __device__ __forceinline__ void TakeScores(const State& state,
                                              float (&scores)[kOctets][4]) {
     uint32_t a_k[kRank][kSteps][4];
@@ -253,7 +254,7 @@ class TpaHeadRowsWorker {
       ring_.Give(key_stages_[r], a_k[r][kSteps - 1][3] & args_.zero);
   }
 
-  // Scores of tokens that are not there.
+  // Masks scores of tokens that do not exist.
   __device__ __forceinline__ void Hide(int page, int length,
                                        float (&scores)[kOctets][4]) const {
 #pragma unroll
@@ -265,7 +266,7 @@ class TpaHeadRowsWorker {
     }
   }
 
-  // Whether scores of this thread ask for another reference.
+  // Whether any of this thread's scores needs another reference.
   __device__ __forceinline__ static bool OutOfRange(
       const float (&scores)[kOctets][4], bool fresh) {
     bool out = !kTpaFixedReference<T> && fresh;
@@ -334,7 +335,7 @@ class TpaHeadRowsWorker {
         uint32_t a_v[4];
         LoadMatricesTransposed(a_v, stage + a_offset_ + 256 * t);
         if (partial) {
-          // Nobody may have written the factors of tokens that are not there.
+          // Factors of tokens that do not exist may be uninitialised.
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int j = 2 * t + i % 2;
@@ -361,7 +362,7 @@ class TpaHeadRowsWorker {
 
   __device__ __forceinline__ void FinishChunk(State& state) {
     // In the order of TpaOverWarps: over tokens by the bits of their numbers,
-    // then over what are warps there.
+    // then over the tokens that are separate warps there.
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float part[4];
@@ -378,7 +379,7 @@ class TpaHeadRowsWorker {
     GiveValues();
   }
 
-  // ---- what is at hand, and its way to memory and back ----
+  // ---- current results, and their way to memory and back ----
 
   __device__ __forceinline__ void FoldIn(int h, float2 before,
                                          const float (&outputs)[2 * kOctets],
@@ -480,8 +481,8 @@ class TpaHeadRowsWorker {
     }
   }
 
-  // Of A_k or A_v of 16 tokens, in fragments as LoadMatricesTransposed brings
-  // them: that of element [octet][i] of scores.
+  // A_k or A_v of 16 tokens, from fragments of LoadMatricesTransposed: the one
+  // of element [octet][i] of scores.
   __device__ __forceinline__ static float Factor(const uint32_t (&a)[4],
                                                  int octet, int i) {
     const uint32_t pair = a[2 * (i / 2) + octet];
@@ -502,13 +503,13 @@ class TpaHeadRowsWorker {
   float products_[kRank][4 * kOctets];  // of queries and keys
   float out_[4 * kOctets] = {};
   uint32_t weights_[kRank][kSteps][4] = {};
-  int key_stages_[kRank] = {};  // of the products of scores under way
-  int value_stages_[kRank];     // of those of outputs; the first -1: of none
-  // Where the row lies that this lane names of four matrices of 8 by 8.
+  int key_stages_[kRank] = {};  // of the score products in flight
+  int value_stages_[kRank];     // of the output products; first -1: none
+  // Addresses of this lane's row for the loads of four 8 by 8 matrices.
   uint32_t query_address_;
   uint32_t a_offset_;  // in a stage
   uint32_t b_offset_;  // of B in a stage
-  bool fresh_ = true;  // no row so far
+  bool fresh_ = true;  // no row yet
   uint32_t query_phase_ = 0;
   float2* kept_;
   float* kept_outputs_;

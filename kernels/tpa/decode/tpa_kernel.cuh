@@ -1,4 +1,7 @@
-// The decode kernel and its launch, for one kind of products.
+// The body of the TPA decode kernel, and its launch: producer warps fill ring
+// buffers with pages, consumer warpgroups (tpa_worker.cuh or tpa_head_rows.cuh)
+// attend, blocks that share a row merge.
+// Shapes and floor: see tpa_decode_hopper.cu.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_KERNEL_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_KERNEL_CUH_
 
@@ -18,12 +21,12 @@
 
 namespace recurve {
 
-// A warpgroup more than compute: a warp of it for each lane copies, and all of
-// it hands registers to the others.
+// One warpgroup besides the consumers: one of its warps a lane copies, and it
+// releases registers to the others.
 inline constexpr int kTpaMaxThreads = 128 * (kTpaMaxWarpgroups + 1);
 
-// The block's share of what the next launch reads, by one warp. Memory has
-// little to do while blocks end and merge.
+// Prefetches the block's share of the next launch's data, by one warp: memory
+// is nearly idle while blocks end and merge.
 __device__ __forceinline__ void AskForNext(const TpaCudaDecodeParams& p,
                                            int lane) {
   constexpr int kPiece = 2048;  // bytes
@@ -34,12 +37,11 @@ __device__ __forceinline__ void AskForNext(const TpaCudaDecodeParams& p,
     PrefetchL2(static_cast<const char*>(p.next) + i * kPiece, kPiece);
 }
 
-// Rows without tokens give zeros. By a warp of each block that has nothing else
-// to do, so that those of a padded batch, which follow each other, do not fall
-// to one block.
+// Zeros for rows without tokens. By a free warp of each block, so that the
+// consecutive empty rows of a padded batch do not fall to one block.
 __device__ __forceinline__ void ClearEmptyRows(const TpaDecodeArgs& args) {
   const TpaCudaDecodeParams& p = args.p;
-  if (blockIdx.y > 0) return;  // the first block of heads clears all of them
+  if (blockIdx.y > 0) return;  // the first block of heads clears them all
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int blocks = static_cast<int>(gridDim.x);
   const int width =
@@ -48,8 +50,8 @@ __device__ __forceinline__ void ClearEmptyRows(const TpaDecodeArgs& args) {
   for (int first = static_cast<int>(blockIdx.x); first < p.rows;
        first += 32 * blocks) {
     const int own = first + lane * blocks;
-    // The schedule is older than the launch in front, which may still read
-    // what is written here. (To wait again is for nothing.)
+    // The schedule is older than the previous launch, which may still read what
+    // is written here. (Waiting again is free.)
     const bool empty = own < p.rows && __ldcg(&args.row_work(own).length) == 0;
     uint32_t empties = __ballot_sync(0xffffffffu, empty);
     if (empties != 0) WaitForPrevious();
@@ -97,10 +99,10 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   at += 16 * (args.lanes * args.stages + 1);
   shared.kept_outputs =
       reinterpret_cast<float*>(kHeadRows ? shared.queries : at);
-  const TpaCluster cluster(args, SharedAddress(at));  // in its place
+  const TpaCluster cluster(args, SharedAddress(at));  // shares that memory
   const TpaQueryCopy queries(
       args, shared.queries, barriers + 16 * args.lanes * args.stages, kColumns);
-  // Where that of queries would be, which come from nowhere then.
+  // In the place of the queries' barrier, which is then unused.
   const TpaFreshPage fresh(barriers + 16 * args.lanes * args.stages);
   const auto ring_of = [&](int lane) {
     return TpaRing(args, SharedAddress(memory) + lane * ring_bytes,
@@ -108,7 +110,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
   };
   const int thread = static_cast<int>(threadIdx.x);
   const int consumers = args.consumers();
-  // Threads that wait for the block's share, and bring it.
+  // Threads that wait for the block's share, or load it.
   const int sharers =
       consumers + 32 * (args.lanes + (Products::kAsync ? 1 : 0));
   LaunchDependents();
@@ -130,8 +132,8 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
       if (lane == 3) ClearEmptyRows(args);
       return;
     }
-    // The warps after those that copy: one asks for queries, and the last one
-    // is free, as there are at most two lanes.
+    // After the producer warps: one warp requests queries, and the last one is
+    // free, as there are at most two lanes.
     if (lane == 3) {
       ClearEmptyRows(args);
       return;
@@ -154,14 +156,14 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     if (lane == 0) share[word] = work;
     NamedBarrierArrive(kTpaShareBarrier, sharers);
     copier.CopyShare();
-    // Clusters are few blocks, each of which would have to ask for long
+    // Clusters are few blocks: each would need long to request its share
     // (measured; docs/kernels/tpa_decode.md).
     if (Products::kAsync && !kClusters && lane == 0) AskForNext(args.p, word);
   } else {
     if constexpr (Products::kAsync) ClaimRegisters<232>();
     if constexpr (!kHeadRows) queries.ClearUnused();
     const int lane = thread >= args.lane_threads() ? 1 : 0;
-    // What does not need the share is done while it comes.
+    // Work that does not need the share overlaps its load.
     using Worker = std::conditional_t<
         kHeadRows, TpaHeadRowsWorker<T, kRank, kAppends>,
         TpaWorker<T, kColumns, kTiles, kRank, Products, kAppends>>;
@@ -181,7 +183,7 @@ __device__ __forceinline__ void TpaDecodeBlock(const TpaDecodeArgs& args) {
     } else {
       const auto& work = *reinterpret_cast<const TpaBlockWork*>(share);
       worker.Run(work);
-      // Nothing is copied any more: the rings' memory is free.
+      // All copies are done: the ring buffers' memory is free.
       TpaMerger merger(args, memory, args.lanes * ring_bytes);
       merger.Arrive(work);
       merger.Merge(work);
@@ -220,7 +222,7 @@ cudaError_t LaunchTpaKernel(Kernel kernel, const TpaDecodeArgs& args,
 // instance that they do not have.
 cudaError_t LaunchTpaHopper(const TpaDecodeArgs& args,
                             const TpaDecodePlan& plan, cudaStream_t stream);
-// TpaDevice::clusters: with as much shared memory as a block may have.
+// TpaDevice::clusters, for the most shared memory that a block may have.
 int CountTpaClusters(int shared_memory);
 cudaError_t LaunchTpaPortable(const TpaDecodeArgs& args,
                               const TpaDecodePlan& plan, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Merging the partial results of a row, in the blocks that made them.
+// Merging a row's partial results, in the blocks that made them.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_MERGE_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_MERGE_CUH_
 
@@ -7,12 +7,12 @@
 
 namespace recurve {
 
-// The blocks of a row share its columns and features out among themselves. A
-// block first arrives with all its partial results and later, when the others
-// have too, merges its share: chunks of a segment one after the other, then
-// the segments, as TpaWorker does in registers.
+// The blocks of a row share its columns and features. A block first arrives,
+// with all its partial results written; when the others have arrived, it merges
+// its share: chunks of a segment in order, then the segments, as TpaWorker does
+// in registers.
 //
-// `memory` is `bytes` of shared memory. All threads that compute call both.
+// `memory` is `bytes` of shared memory. All consumer threads call both.
 class TpaMerger {
  public:
   __device__ __forceinline__ TpaMerger(const TpaDecodeArgs& args, char* memory,
@@ -53,7 +53,7 @@ class TpaMerger {
   }
 
  private:
-  // A block without tokens that stands within a row helps to merge it.
+  // A block without tokens inside a row helps to merge it.
   __device__ __forceinline__ static bool Mine(const TpaBlockWork& work,
                                               int row) {
     return row < work.last_row || work.last_chunk > 0;
@@ -64,10 +64,10 @@ class TpaMerger {
   __device__ __forceinline__ static bool Shared(const TpaRowWork& row) {
     return row.first_block < row.last_block;
   }
-  // A row's counter grows by 2^31 when all its blocks have arrived, whatever
-  // their order: so its highest bit changes, and it is ready for the next
-  // launch. Returns what it was. What all threads wrote before the barrier is
-  // there for whoever sees that bit.
+  // A row's counter grows by 2^31 when all its blocks have arrived, in any
+  // order: its highest bit changes, and it is ready for the next launch.
+  // Returns its previous value. All threads' writes before the barrier are
+  // visible to readers of that bit.
   __device__ __forceinline__ uint32_t Add(int row,
                                           const TpaRowWork& work) const {
     const uint32_t others = work.last_block - work.first_block;
@@ -81,7 +81,7 @@ class TpaMerger {
     return before;
   }
 
-  // Until all blocks of the row have arrived.
+  // Waits until all blocks of the row have arrived.
   __device__ __forceinline__ void WaitForRow(int row, const TpaRowWork& work,
                                              uint32_t before) const {
     if (Shared(work) && threadIdx.x == 0) {
@@ -98,15 +98,15 @@ class TpaMerger {
 
   __device__ __forceinline__ void MergeRow(int row, const TpaRowWork& work,
                                            uint32_t before) {
-    // A block that had all of it has written its result.
+    // The only block of a row has written its result.
     if (!Shared(work)) return;
     const int partials = work.end_slot - work.first_slot;
-    // The chunks of a row's only segment are added up as segments are: the same
+    // The chunks of a row's only segment are added as segments are: the same
     // sums, by all threads at once.
     const int whole_segments = TpaSegmentCount(work.length);
     const int segments = whole_segments == 1 ? partials : whole_segments;
-    // Where each segment's partial results begin: known before they are there.
-    // Most often each segment is one.
+    // First partial result of each segment: known before they are written. Most
+    // segments are one.
     int* begins = reinterpret_cast<int*>(memory_);
     const bool chunks = partials > segments;
     if (!free_) NamedBarrier(kTpaConsumerBarrier, threads_);
@@ -172,13 +172,13 @@ class TpaMerger {
     float2* max_sums;   // [partials, columns] {maximum, sum}
   };
 
-  // Threads as rows of a power of two of them, 2^max_bits at most, so that to
-  // share out rows of `count` things no thread has to divide.
+  // Threads in rows of a power of two, at most 2^max_bits, so that sharing out
+  // rows of `count` elements needs no division.
   struct Grid {
     int width;  // threads in a row
     int rows;
     int row;  // this thread's
-    int at;   // and its place there
+    int at;   // and its index in the row
     __device__ __forceinline__ Grid(int count, int threads, int max_bits = 5) {
       const int bits = min(max_bits, 32 - __clz(max(count, 1) - 1));
       width = 1 << bits;
@@ -193,7 +193,7 @@ class TpaMerger {
     return static_cast<int>((static_cast<float>(quad) + 0.5f) * inverse_quads_);
   }
 
-  // All that the batch needs, at once.
+  // Loads all data of the batch at once.
   __device__ __forceinline__ void Load(const TpaRowWork& work,
                                        const Batch& batch) const {
     const int64_t rows = args_.scratch.slot_rows;
@@ -201,8 +201,8 @@ class TpaMerger {
     const float4* outputs = reinterpret_cast<const float4*>(args_.outputs()) +
                             first_row * quads_ + batch.first;
     const uint32_t to = SharedAddress(batch.results);
-    // Of the maxima and sums most often one a thread: asked for first, and not
-    // waited for before the outputs are under way, too.
+    // Maxima and sums, mostly one a thread: requested first, and not waited for
+    // before the outputs are in flight, too.
     const float2* max_sum = args_.max_sum() + first_row + batch.first_column;
     const Grid pairs(batch.columns, threads_);
     float2 pair = {0.0f, 0.0f};
@@ -235,7 +235,7 @@ class TpaMerger {
     NamedBarrier(kTpaConsumerBarrier, threads_);
   }
 
-  // A result and its maximum and sum, merged into those before it.
+  // Merges a result, with its maximum and sum, into the earlier ones.
   __device__ __forceinline__ static void FoldNext(float4 next,
                                                   float2 next_state,
                                                   float4& out, float2& state) {
@@ -247,12 +247,12 @@ class TpaMerger {
     out.w = Fold(out.w, next.w, scales);
   }
 
-  // The chunks of each segment, one after the other, as TpaWorker does. A
-  // segment's result takes the place of its first chunk's, its maximum and sum
-  // go to `states` [segments, columns].
+  // The chunks of each segment in order, as TpaWorker does. A segment's result
+  // replaces its first chunk's, its maximum and sum go to `states`
+  // [segments, columns].
   __device__ __forceinline__ void FoldChunks(const Batch& batch,
                                              float2* states) const {
-    // A row of threads for each segment, where there are few.
+    // A row of threads for each segment, if segments are few.
     const Grid grid(batch.count, threads_,
                     max(5, 31 - __clz(threads_ / batch.segments)));
     const auto fold = [&](int s, int quad) {
@@ -283,7 +283,7 @@ class TpaMerger {
     NamedBarrier(kTpaConsumerBarrier, threads_);
   }
 
-  // The segments, one after the other.
+  // The segments in order.
   __device__ __forceinline__ void AddSegments(int row, const Batch& batch,
                                               bool chunks,
                                               const float2* states) const {
@@ -326,10 +326,10 @@ class TpaMerger {
   char* const memory_;
   const int bytes_;
   const int threads_;
-  const int quads_;  // fours of features
+  const int quads_;  // groups of four features
   const float inverse_quads_;
-  bool free_ = false;  // `memory` is, as a barrier has said
-  // Of the counters of the first and last row, in thread 0.
+  bool free_ = false;  // `memory` is free, by a barrier
+  // Counters of the first and last row, in thread 0.
   uint32_t first_before_ = 0;
   uint32_t last_before_ = 0;
 };

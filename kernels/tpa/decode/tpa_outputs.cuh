@@ -1,6 +1,6 @@
-// The outputs that a warpgroup of a decode step has at hand, and their way to
-// memory and back: what is kept of a segment, partial results, of a cluster
-// too, and the row's result.
+// Current outputs of a consumer warpgroup of decode, and their way to memory
+// and back: what is kept of a segment, partial results, in clusters too, and
+// the row's result.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_OUTPUTS_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_OUTPUTS_CUH_
 
@@ -14,14 +14,14 @@ namespace recurve {
 // A thread holds the outputs of its pairs of columns, at features lane / 4 and
 // 8 more of each 16 of its warp's, in each tile of 64 features.
 //
-// kRank is the key-value rank, or 0: as the arguments say.
+// kRank is the key-value rank, or 0: given by the arguments.
 template <typename T, int kColumns, int kTiles, int kRank>
 class TpaOutputs {
  protected:
   static constexpr int kOctets = kColumns / 8;
   static constexpr int kOwn = 2 * kOctets;  // columns of a thread
   static constexpr int kThreadOutputs = kTiles * kOctets * 4;
-  // Whether E is 64 kTiles for sure.
+  // Whether E is always 64 kTiles.
   static constexpr bool kAllFeatures = kRank > 0;
 
   // `lane` is the block's lane of chunks.
@@ -35,12 +35,12 @@ class TpaOutputs {
         first_octet_(args.first_octet() + group_ * args.group_octets),
         kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)) {}
 
-  // Of the columns of this thread, without normalisation. `max` is what scores
-  // are relative to (tpa_softmax.cuh).
+  // Of this thread's columns, not normalised. `max` is the reference of scores
+  // (tpa_softmax.cuh).
   struct State {
     float max[kOwn];
     float sum[kOwn];
-    // A chunk's first page takes its scores as they are.
+    // A chunk's first page uses its scores as they are.
     __device__ __forceinline__ State() {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
@@ -54,8 +54,8 @@ class TpaOutputs {
     return out_[i / (4 * kOctets)][i / 4 % kOctets][i % 4];
   }
 
-  // Merges `before`, and outputs that `out_before` gives the at-th of (Out), in
-  // front of what is at hand.
+  // Merges the earlier result `before`, with the at-th output out_before(at)
+  // (Out), into the current one.
   template <typename Outputs>
   __device__ __forceinline__ void FoldBefore(const float2 (&before)[kOwn],
                                              const Outputs& out_before,
@@ -63,7 +63,7 @@ class TpaOutputs {
     bool alike = true;
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) alike &= before[k].x == state.max[k];
-    // Most often all are relative to 0. Fold is an addition then, to the bit.
+    // Mostly all references are 0. Fold is then an addition, to the bit.
     if (alike) {
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) state.sum[k] += before[k].y;
@@ -87,8 +87,8 @@ class TpaOutputs {
     }
   }
 
-  // Merges what is kept of the segment's chunks before `chunk` into what is at
-  // hand: `states` [2, columns] and this thread's `outputs`, every 128th
+  // Merges the kept result of the segment's chunks before `chunk` into the
+  // current one: `states` [2, columns] and this thread's `outputs`, every 128th
   // (Keep).
   __device__ __forceinline__ void FoldKept(const float2* states,
                                            const float* outputs, int chunk,
@@ -102,9 +102,9 @@ class TpaOutputs {
         before, [&](int at) { return outputs[128 * at]; }, state);
   }
 
-  // Keeps it for the segment's next chunk. Two places take turns, so that a
-  // warp may write while others still read; a warpgroup's barriers of a page
-  // lie between this and the next use of either.
+  // Keeps it for the segment's next chunk. Two buffers alternate, so that a
+  // warp may write while others still read; a page's warpgroup barriers
+  // separate this from the next use of either.
   __device__ __forceinline__ void Keep(float2* states, float* outputs,
                                        int chunk, const State& state) {
     float2* kept = states + kColumns * (chunk % 2);
@@ -118,10 +118,10 @@ class TpaOutputs {
     for (int i = 0; i < kThreadOutputs; ++i) outputs[128 * i] = Out(i);
   }
 
-  // Merges what WritePartial has written to `slot`, of the row's segments
-  // before this one, into what is at hand. Maxima and sums are written by one
-  // warp for all: between the writing and this there is a page, with its vote
-  // of all the lane's threads; and between lanes a turn barrier.
+  // Merges the result that WritePartial wrote to `slot`, of the row's earlier
+  // segments, into the current one. One warp writes maxima and sums for all:
+  // between the write and this there is a page, with the vote of all the lane's
+  // threads; between lanes a turn barrier.
   __device__ __forceinline__ void FoldSegments(int slot, State& state) {
     const int64_t width = args_.scratch.slot_width;
     const int64_t column =
@@ -158,14 +158,14 @@ class TpaOutputs {
         state);
   }
 
-  // Sends the outputs at hand, of `chunk`, to the blocks of the cluster.
+  // Sends the current outputs, of `chunk`, to the blocks of the cluster.
   __device__ __forceinline__ void SendToCluster(const TpaCluster& cluster,
                                                 int chunk,
                                                 const State& state) const {
     const int octets = min(args_.group_octets, args_.octets - first_octet_);
     const int feature = 16 * warp_ + lane_ / 4;
-    // All threads have the maxima and sums of their columns: four of the eight
-    // that have the same ones, in two warps, send them to a block each.
+    // All threads have the maxima and sums of their columns: of the eight with
+    // the same ones, four in each of two warps send them to a block each.
     const int to = 4 * warp_ + lane_ / 4;
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
@@ -182,8 +182,8 @@ class TpaOutputs {
     }
   }
 
-  // Writes the outputs at hand, a partial result. Few instructions: they are
-  // cold, as this most often happens once in a block.
+  // Writes the current outputs as a partial result. Few instructions: they are
+  // cold, as this mostly runs once a block.
   __device__ __forceinline__ void WritePartial(int slot,
                                                const State& state) const {
     const int64_t width = args_.scratch.slot_width;
@@ -216,12 +216,11 @@ class TpaOutputs {
     }
   }
 
-  // Writes the outputs at hand, the result of `row`, by way of shared memory,
-  // so that it is a loop: written out, it would be a tenth of the kernel, whose
-  // end would have to be fetched from further away
-  // (docs/kernels/tpa_decode.md). `sums` [columns, 4 warps] and `outputs`, 2
-  // kTpaOctetBytes for each octet of columns, are the warpgroup's; no thread of
-  // it reads or writes there any more.
+  // Writes the current outputs as the result of `row`, through shared memory,
+  // so that it is a loop: unrolled, it would be a tenth of the kernel, whose
+  // end would be fetched from further away (docs/kernels/tpa_decode.md). `sums`
+  // [columns, 4 warps] and `outputs`, 2 kTpaOctetBytes an octet of columns,
+  // belong to the warpgroup, none of whose threads uses them any more.
   __device__ __forceinline__ void WriteResult(int row, const State& state,
                                               float* sums,
                                               uint32_t outputs) const {

@@ -1,6 +1,5 @@
-// Decode that appends: a block forms the queries of its rows itself, and writes
-// the new tokens of those rows that end in it. Both to the bits of
-// LaunchTpaAppend.
+// Decode that appends: a block forms the queries of its rows, and writes the
+// new tokens of the rows that end in it. Both to the bits of LaunchTpaAppend.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_OWN_TOKENS_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_OWN_TOKENS_CUH_
 
@@ -13,23 +12,22 @@
 
 namespace recurve {
 
-// Little code, as all of it is cold: what a warp runs for the first time costs
-// it some 6 cycles an instruction, and more than 2,000 instructions more than
-// this made steps slower than an append of its own does (docs/kernels/
-// tpa_decode.md). So factors with an activation, and whole queries, are left to
-// LaunchTpaAppend.
+// Short, as all of it is cold: an instruction that a warp runs for the first
+// time costs some 6 cycles, and over 2,000 instructions more than these made
+// steps slower than a separate append (docs/kernels/tpa_decode.md). So factors
+// with an activation, and whole queries, are left to LaunchTpaAppend.
 //
 // A block has at most 2 kColumns columns; D and E are 64 kTiles.
 template <int kColumns>
 inline constexpr int kTpaLaneHeads = (kTpaMaxWarpgroups * kColumns + 31) / 32;
 
-// Forms a row's queries in shared memory, by all threads that compute.
+// Forms a row's queries in shared memory, by all consumer threads.
 template <typename T, int kColumns, int kTiles>
 class TpaOwnQueries {
  public:
   static constexpr int kWidth = 64 * kTiles;
 
-  // `staging` has room for B_q [Rq, D] and A_q [Rq, heads of the block].
+  // `staging` holds B_q [Rq, D] and A_q [Rq, heads of the block].
   __device__ __forceinline__ TpaOwnQueries(const TpaDecodeArgs& args,
                                            const TpaQueryCopy& to,
                                            float* staging)
@@ -40,8 +38,8 @@ class TpaOwnQueries {
         b_(staging),
         a_(staging + q_rank_ * kWidth) {}
 
-  // The launch in front is done, and nobody reads the queries of the row before
-  // any more, nor uses what is staged.
+  // The previous launch is done, and no thread still reads the previous row's
+  // queries or the staged factors.
   __device__ __forceinline__ void Form(int row) const {
     Stage(row);
     NamedBarrier(kTpaConsumerBarrier, args_.consumers());
@@ -66,8 +64,8 @@ class TpaOwnQueries {
   }
 
  private:
-  // The factors, B_q with its position; zero for heads that do not exist. A
-  // warp takes a rank; all its loads go out together.
+  // Loads the factors, B_q with its position; zero for padding heads. A warp
+  // takes a rank; all its loads are issued together.
   __device__ __forceinline__ void Stage(int row) const {
     constexpr int kHalf = kWidth / 2;
     constexpr int kOwnHeads = kTpaLaneHeads<kColumns>;
@@ -123,17 +121,17 @@ class TpaOwnQueries {
   float* const a_;
 };
 
-// The page of the last of a row's tokens, of which there are so many.
+// The page of the last of a row's `length` tokens.
 __device__ __forceinline__ int64_t TpaLastPage(const TpaDecodeArgs& args,
                                                int row, int length) {
   return __ldcg(args.p.cache.page_table + row * args.p.cache.page_table_stride +
                 (length - 1) / kTpaPageTokens);
 }
 
-// Writes the new token of `row`, of so many tokens with it: the heads that this
-// block reads, and B. (Each block that has some of the heads writes B, all the
-// same bits: it waits for nobody.) A warp takes both A, or both B, of a rank at
-// a time; this is the `warp`th of so many. All loads of that go out together.
+// Writes the new token of `row`, of `length` tokens with it: the heads that
+// this block reads, and B. (Each block with some of the heads writes B, with
+// the same bits: so none waits.) A warp takes both A, or both B, of a rank at a
+// time; this is the `warp`th of `warps`. All those loads are issued together.
 template <typename T, int kColumns, int kTiles>
 __device__ __forceinline__ void TpaAppendOwn(const TpaDecodeArgs& args, int row,
                                              int length, int warp, int warps) {
@@ -166,7 +164,7 @@ __device__ __forceinline__ void TpaAppendOwn(const TpaDecodeArgs& args, int row,
 #pragma unroll
       for (int j = 0; j < kHeads; ++j) {
         const int head = lane + 32 * j;
-        // Heads that do not exist stay zero.
+        // Padding heads stay zero.
         const bool exists = head < heads && first_head + head < num_heads;
         k[j] = exists ? f.a_k[from + head] : 0.0f;
         v[j] = exists ? f.a_v[from + head] : 0.0f;
@@ -196,17 +194,17 @@ __device__ __forceinline__ void TpaAppendOwn(const TpaDecodeArgs& args, int row,
   }
 }
 
-// What this thread has written to global memory is there for bulk copies that
-// are asked for behind a barrier after this.
+// Makes this thread's writes to global memory visible to bulk copies that are
+// issued after a following barrier.
 __device__ __forceinline__ void TpaWrittenFence() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 
-// Writes the new tokens of the rows that end in the block, and tells the warps
-// that copy. By the warps that do not, of which this is the `warp`th; `work` is
-// a word for each lane of the block's TpaBlockWork.
+// Writes the new tokens of the rows that end in the block, and tells the
+// producer warps. By the warps that do not copy, of which this is the `warp`th;
+// `work` is a word for each lane of the block's TpaBlockWork.
 template <typename T, int kColumns, int kTiles>
 __device__ __forceinline__ void TpaAppendRows(const TpaDecodeArgs& args,
                                               int warp, int work) {

@@ -8,11 +8,11 @@
 namespace recurve {
 namespace {
 
-// More is of no use: what is in flight covers the latency of memory by far.
+// More are useless: the copies in flight cover memory latency by far.
 constexpr int kMaxStages = 12;
-// Held at once: the next keys, the last values, and those that come.
+// In use at once: the next keys, the last values, and the ones in flight.
 constexpr int kMinStages = 3;
-// Products read value features by 64s, whatever is behind the last ones.
+// Products read value features by 64, beyond the last ones.
 constexpr int kReadBehind = 8192;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
@@ -24,9 +24,9 @@ int MostClusters(const TpaDevice& device) {
   return std::min(device.clusters, kTpaMostClusters);
 }
 
-// Shared memory besides the stages, as tpa_decode_kernel lays it out: terms of
-// the query, weights, what warps exchange, barriers, and what is kept of a
-// segment or, of a cluster, comes from its blocks.
+// Shared memory besides the stages, in the layout of TpaDecodeBlock: terms of
+// the query, weights, exchanges between warps, barriers, and the kept result of
+// a segment or, in a cluster, the results from its blocks.
 int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
   const TpaVariant& variant = kTpaVariants[plan.variant];
   const int64_t columns = int64_t{variant.columns} * plan.groups;
@@ -100,7 +100,7 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   }
   plan.hopper = device.hopper;
   const int octets = new_tokens * TpaHeadOctets(shape);
-  // More than 32 columns. Their instances have registers and shared memory for
+  // More than 32 columns. These instances have registers and shared memory for
   // up to 128 features.
   const bool wide = plan.hopper && octets > 4 &&
                     std::max(shape.head_dim, shape.value_dim) <= 128;
@@ -119,7 +119,7 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   const bool common = plan.hopper && shape.head_dim == shape.value_dim &&
                       (shape.head_dim == 64 || shape.head_dim == 128) &&
                       shape.kv_rank <= 2;
-  // Fewer heads than 41 have a warpgroup for each lane as it is.
+  // With less than 41 heads, each lane has a warpgroup anyway.
   const bool head_rows = contexts == TpaContexts::kMany && common &&
                          tiles == 1 && new_tokens == 1 && !by_heads &&
                          octets > 5 && octets <= kTpaHeadRowsHeads / 8;
@@ -128,7 +128,7 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
                          : by_heads        ? (wide ? 5 : 2)
                          : few || clusters ? 3 * max_groups
                                            : (wide ? 5 : 4) * max_groups;
-  // The least columns that do for a warpgroup.
+  // The fewest columns that suffice for a warpgroup.
   int columns = wide ? 40 : 32;
   if (clusters) {
     columns = 24;
@@ -145,11 +145,11 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
   }
   const int most = columns / 8;
   const TpaPageLayout layout(shape, TpaPageOrder::kOctets);
-  // Columns shared out evenly; fewer in a block if its work leaves too little
-  // room for factors.
+  // Columns shared out evenly; fewer in a block if its other memory leaves too
+  // little room for factors.
   const int all = CeilDiv(octets, max_octets);
   // With heads as rows, values of a page are held while the next one's keys
-  // come.
+  // arrive.
   const int min_stages =
       head_rows ? std::max(kMinStages, 2 * static_cast<int>(shape.kv_rank))
                 : kMinStages;
@@ -157,7 +157,7 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
     plan.groups = std::min(CeilDiv(block_octets, most), max_groups);
     plan.group_octets = CeilDiv(block_octets, plan.groups);
     plan.head_blocks = CeilDiv(octets, plan.groups * plan.group_octets);
-    // Blocks with some heads of one token copy those alone.
+    // Blocks with some heads of one token copy only those.
     const int64_t a_width =
         new_tokens == 1 ? std::min<int64_t>(layout.a_width,
                                             8 * plan.groups * plan.group_octets)
@@ -165,7 +165,7 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
     plan.stage_bytes = static_cast<int>(
         2 * kTpaPageTokens *
         (a_width + std::max(layout.b_k_width, layout.b_v_width)));
-    // As many lanes as leave room for a ring each.
+    // As many lanes as leave room for a ring buffer each.
     int64_t fixed = 0;
     for (plan.lanes = kTpaMaxWarpgroups / plan.groups;; --plan.lanes) {
       fixed = FixedBytes(shape, plan);
@@ -179,8 +179,8 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
     if (plan.stages >= min_stages) break;
     if (block_octets == 1 || head_rows) return plan;
   }
-  // The next page's first keys wait beside all values of this one, and one
-  // more comes.
+  // The next page's first keys are held as well as all values of this one, and
+  // one more stage is in flight.
   const int rank = static_cast<int>(shape.kv_rank);
   const int early = TpaEarlyRanks(tiles, rank);
   if (head_rows) {
@@ -204,8 +204,8 @@ TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
 }
 
 bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan) {
-  // What queries are formed of is staged where weights are, later; with heads
-  // as rows it has a place of its own.
+  // Factors of queries are staged in the memory of the weights; with heads as
+  // rows in memory of their own.
   const int64_t weights = int64_t{4} * kTpaPageTokens *
                           kTpaVariants[plan.variant].columns * plan.groups *
                           plan.lanes;
@@ -228,7 +228,7 @@ int TpaFewChunks(const TpaShape& shape, const TpaDevice& device) {
 int TpaManyChunks(const TpaShape& shape, const TpaDevice& device) {
   const TpaDecodePlan many = PlanTpaDecode(shape, TpaDecodeForm::kParallelBn, 1,
                                            1, device, TpaContexts::kMany);
-  // A warpgroup takes longer for a page, and two work side by side: so more
+  // A warpgroup takes longer for a page, and two work concurrently: so more
   // than two chunks each (measured; docs/kernels/tpa_decode.md).
   return many.early_keys == kTpaInOrder ? 2 * many.lanes * many.blocks : 0;
 }
@@ -257,8 +257,8 @@ TpaScratchLayout TpaDecodeScratch(const TpaShape& shape,
 TpaScheduleLayout TpaScheduleParts(const TpaDecodePlan& plan, int rows,
                                    int64_t max_length) {
   TpaScheduleLayout parts = {};
-  // Whole segments have a place each; what is left at the two ends of a
-  // block's share is less than two segments.
+  // Whole segments have a slot each; the rest, at the two ends of a block's
+  // share, is less than two segments.
   const int64_t loose = plan.form == TpaDecodeForm::kParallelBn
                             ? int64_t{2} * kTpaSegmentChunks * plan.blocks
                             : 0;

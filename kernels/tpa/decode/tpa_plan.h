@@ -7,8 +7,8 @@
 
 namespace recurve {
 
-// How thread blocks share the work of a decode step. The results are the same
-// to the bit.
+// How thread blocks share the work of a decode step. Results are the same to
+// the bit.
 enum class TpaDecodeForm {
   kParallelB,   // one block a sequence, every head (up to 80: more heads, or
                 // features beyond 128, are more blocks)
@@ -17,16 +17,16 @@ enum class TpaDecodeForm {
 };
 const char* Name(TpaDecodeForm form);
 
-// How much there is to attend to in a launch.
+// Total context of a launch.
 enum class TpaContexts {
   kAny,
-  kFew,    // no more chunks (tpa_chunks.h) than TpaFewChunks says
-  kMany,   // more chunks than TpaManyChunks says
-  kShort,  // no row has more than kTpaClusterChunks chunks, and there are no
-           // more rows than TpaShortRows says
+  kFew,    // no more chunks (tpa_chunks.h) than TpaFewChunks
+  kMany,   // more chunks than TpaManyChunks
+  kShort,  // no row has more than kTpaClusterChunks chunks, and there are at
+           // most TpaShortRows rows
 };
 
-// What the plan needs to know of a GPU.
+// Properties of a GPU that a plan needs.
 struct TpaDevice {
   int multiprocessors;
   int shared_memory;  // bytes a block may have
@@ -35,12 +35,12 @@ struct TpaDevice {
                       // run at once; 0: there are none
 };
 
-// Launch parameters of a decode step. They stay as they are while contexts
-// grow, so a captured graph replays.
+// Launch parameters of a decode step. They do not change while contexts grow,
+// so a captured graph replays.
 //
-// Queries stand in columns: token after token, the heads of each padded to
-// octets of 8. A block has `groups` warpgroups with `group_octets` octets each,
-// and that `lanes` times: lanes take turns at the chunks of a row.
+// Queries are columns: token after token, the heads of each padded to octets of
+// 8. A block has `groups` warpgroups with `group_octets` octets each, in each
+// of `lanes` lanes: lanes take turns at the chunks of a row.
 struct TpaDecodePlan {
   TpaDecodeForm form;
   int variant;       // of kTpaVariants
@@ -49,7 +49,7 @@ struct TpaDecodePlan {
   int groups;        // warpgroups of a lane
   int group_octets;  // columns / 8 of each
   int lanes;         // 1 or 2
-  int stages;        // blocks of factors in flight, for each lane
+  int stages;        // stages in flight, for each lane
   int stage_bytes;
   int shared_bytes;  // of dynamic shared memory
   int threads;
@@ -59,18 +59,17 @@ struct TpaDecodePlan {
   int cluster_blocks;  // of a row, which are a cluster: kTpaClusterBlocks, or 0
 };
 
-// Of the last of kTpaVariants heads are the rows of products, not tokens
-// (tpa_head_rows.cuh): a block has one warpgroup's, so many, for each lane.
+// The last of kTpaVariants has heads as rows of products, not tokens
+// (tpa_head_rows.cuh): up to this many, in one warpgroup a lane.
 inline constexpr int kTpaHeadRowsHeads = 64;
-// TpaDecodePlan::early_keys of that: pages come one after the other, keys of
-// all ranks, then values.
+// TpaDecodePlan::early_keys of that: pages in order, keys of all ranks, then
+// values.
 inline constexpr int kTpaInOrder = -1;
 
-// The kernel instances: columns of a warpgroup, and value features in 64s.
-// Two warpgroups compute: on the same columns, each for its own chunks, or on
-// different ones. Fewer columns than 24 would be of little use: a warpgroup
-// reads all of a page from shared memory for its products, whatever their
-// number.
+// The kernel instances: columns of a warpgroup, and value features in 64s. Two
+// warpgroups compute: on the same columns, each for its own chunks, or on
+// different ones. Fewer columns than 24 would gain little: a warpgroup reads
+// all of a page from shared memory for any number.
 struct TpaVariant {
   int columns;
   int value_tiles;
@@ -84,8 +83,8 @@ inline constexpr TpaVariant kTpaVariants[] = {{32, 1},
                                               {kTpaHeadRowsHeads, 1}};
 inline constexpr int kTpaMaxWarpgroups = 2;
 
-// The ranks of a page whose scores those instances begin a page early: all, if
-// pages are small enough to hold so many.
+// Ranks of a page whose scores those instances begin a page early: all, if
+// pages are small enough to hold these.
 RECURVE_HOST_DEVICE constexpr int TpaEarlyRanks(int value_tiles, int kv_rank) {
   return value_tiles == 1 && kv_rank > 0 ? kv_rank : 1;
 }
@@ -97,20 +96,20 @@ inline constexpr int kTpaClusterBlocks = 8;
 inline constexpr int kTpaClusterLanes = 2;
 inline constexpr int kTpaClusterChunks = 24;  // of a row, at most
 inline constexpr int kTpaClusterFeatures = 64 / kTpaClusterBlocks;
-// Pages that a ring must hold. The page of the new token is full when that is
-// known, which those who compute may wait for; its values take the places of
-// the keys of the page before, which they have read by then.
+// Pages that a ring buffer must hold. The page of the new token becomes full
+// late, and consumers may wait for it; its values take the slots of the
+// previous page's keys, which have been read by then.
 inline constexpr int kTpaClusterPages = 2;
-// Of a launch, at most, also where more run at once: so many are faster, more
-// were not measured (docs/kernels/tpa_decode.md).
+// Most clusters of a launch, even where more fit at once: up to this count they
+// are faster, more were not measured (docs/kernels/tpa_decode.md).
 inline constexpr int kTpaMostClusters = 12;
-// Shared memory that a block merges in: a barrier, then what it has of every
+// Shared memory that a block merges in: a barrier, then its features of every
 // chunk.
 RECURVE_HOST_DEVICE constexpr int TpaClusterBytes(int octets) {
   return 16 + kTpaClusterChunks * 8 * octets * (8 + 4 * kTpaClusterFeatures);
 }
 
-// Shared memory for what queries of so many octets of heads are formed of.
+// Shared memory for the factors of the queries of `octets` octets of heads.
 RECURVE_HOST_DEVICE constexpr int TpaStagingBytes(const TpaShape& shape,
                                                   int octets) {
   return (4 * static_cast<int>(shape.q_rank) *
@@ -119,7 +118,7 @@ RECURVE_HOST_DEVICE constexpr int TpaStagingBytes(const TpaShape& shape,
          128 * 128;
 }
 
-// Sequences in a launch, at most.
+// Most sequences of a launch.
 inline constexpr int kTpaMaxRows = 16384;
 
 // Groups of 8 heads.
@@ -127,68 +126,68 @@ inline int TpaHeadOctets(const TpaShape& shape) {
   return static_cast<int>((shape.num_heads + 7) / 8);
 }
 
-// What the GPU kernels take. The engine says so of a model, field by field
-// (engine/cuda/cuda_model_limits.cc).
+// Limits of the GPU kernels. The engine reports them for a model, field by
+// field (engine/cuda/cuda_model_limits.cc).
 inline constexpr int64_t kTpaMaxHeads = 128;
 inline constexpr int64_t kTpaDimStep = 4;  // of head and value sizes
 inline constexpr int64_t kTpaMaxDim = 256;
 inline constexpr int64_t kTpaMaxQueryRank = 32;
 inline constexpr int64_t kTpaMaxRank = 4;  // of keys and values
 
-// Whether they take this shape: 1 to kTpaMaxHeads heads, head and value sizes
-// of kTpaDimStep to kTpaMaxDim in such steps, query rank up to kTpaMaxQueryRank
-// or whole queries (0), key-value rank 1 to kTpaMaxRank.
+// Whether they support this shape: 1 to kTpaMaxHeads heads, head and value
+// sizes of kTpaDimStep to kTpaMaxDim in such steps, query rank up to
+// kTpaMaxQueryRank or whole queries (0), key-value rank 1 to kTpaMaxRank.
 bool TpaDecodeSupports(const TpaShape& shape);
 
-// The form to take for `rows` sequences of about `length` tokens each.
+// The form for `rows` sequences of about `length` tokens each.
 TpaDecodeForm ChooseTpaDecodeForm(const TpaShape& shape, int rows,
                                   int new_tokens, int64_t length,
                                   const TpaDevice& device);
 
 // Pure. `blocks` is 0 if the shape is not supported or does not fit the device.
-// kFew, of kParallelBn and one new token, may give heads to more blocks: each
-// takes less time for a page, as long as every chunk has a block of its own.
-// What is attended to may be more than that; it only takes longer then. So with
-// kMany, of one new token, and less; a block's heads may be rows then. kShort
-// is of kParallelBn and one new token, too, and what it says must be so: a
-// longer row ends the launch with an error.
+// kFew, with kParallelBn and one new token, may give heads to more blocks: each
+// takes less time for a page, as long as every chunk has its own block. Larger
+// contexts are correct, but slower. Likewise kMany, with one new token, and
+// smaller contexts; a block's heads may be rows then. kShort needs kParallelBn
+// and one new token, too, and its limits must hold: a longer row ends the
+// launch with an error.
 TpaDecodePlan PlanTpaDecode(const TpaShape& shape, TpaDecodeForm form, int rows,
                             int new_tokens, const TpaDevice& device,
                             TpaContexts contexts = TpaContexts::kAny);
 
 // Whether a launch of this plan, of one new token a row, can append the tokens
 // and form their queries itself (TpaCudaDecodeParams::factors): where
-// early_keys are, unless queries are whole, or what they are formed of does not
-// fit in shared memory.
+// early_keys is nonzero, unless queries are whole, or their factors do not fit
+// in shared memory.
 bool TpaDecodeAppends(const TpaShape& shape, const TpaDecodePlan& plan);
 
-// The chunks of all rows up to which PlanTpaDecode of kFew is faster than that
-// of kAny. 0: both are the same.
+// Chunks of all rows up to which the plan of kFew is faster than that of kAny.
+// 0: both are the same.
 int TpaFewChunks(const TpaShape& shape, const TpaDevice& device);
 
-// The chunks of all rows up to which PlanTpaDecode of kAny is as fast as that
-// of kMany. 0: both are the same.
+// Chunks of all rows up to which the plan of kAny is as fast as that of kMany.
+// 0: both are the same.
 int TpaManyChunks(const TpaShape& shape, const TpaDevice& device);
 
-// Rows up to which there is a plan of kShort. 0: the shape has none, or the
-// device.
+// Rows up to which there is a plan of kShort. 0: the shape or the device has
+// none.
 int TpaShortRows(const TpaShape& shape, const TpaDevice& device);
 
-// How a block merges, in `bytes` of shared memory: what it keeps for a row
-// besides its results, and of how many fours of features it can hold the
-// results at a time. 0: the row has too many of them.
+// Layout of a block's merge in `bytes` of shared memory: what it holds for a
+// row besides results, and the number of quads of features whose results it
+// holds at a time. 0: the row has too many results.
 RECURVE_HOST_DEVICE constexpr int TpaMergeHeadBytes(int segments) {
   return (4 * (segments + 1) + 15) / 16 * 16;
 }
 RECURVE_HOST_DEVICE constexpr int TpaMergeQuads(int bytes, int partials,
                                                 int segments) {
-  // Quads begin and end within a column: two more at most have maxima and sums.
+  // Quads begin and end within a column: at most two more have maxima and sums.
   const int column_bytes = 8 * (partials + segments);
   const int left = bytes - TpaMergeHeadBytes(segments) - 2 * column_bytes;
   return left <= 0 ? 0 : left / (16 * partials + column_bytes);
 }
 
-// Where the partial results lie in a launch's scratch memory, in bytes.
+// Layout of the partial results in a launch's scratch memory, in bytes.
 struct TpaScratchLayout {
   int64_t slots;       // partial results
   int64_t slot_rows;   // columns in a slot

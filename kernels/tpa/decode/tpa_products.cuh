@@ -13,33 +13,32 @@ namespace recurve {
 //
 //   Scores   sum[token, column] = Σ_d B_k[token, d] · query[d, column] over
 //            `steps` times 16 features (kSteps, unless that is 0). The query's
-//            plane is [kOctets, kTerms, D / 8, 8, 8], as tpa_layout.h says. Its
-//            terms are added up by the products, the small one first, or, if
-//            kApart, have columns of their own: octet kTerms · j + term.
+//            plane is [kOctets, kTerms, D / 8, 8, 8], as in tpa_layout.h. The
+//            products add its terms, the small one first, or, if kApart, they
+//            have separate columns: octet kTerms · j + term.
 //   Values   out[feature, column] (+)= Σ_token B_v[token, feature] ·
-//            weights[token, column], `weights` a plane of the columns; what
-//            was in `out` counts if `add`
-//   Begin    before a group of them: what their operands and sums were
-//            written to is seen
-//   Commit   behind it
-//   Wait     until at most the last kLeft groups are under way. Until then
+//            weights[token, column], `weights` a plane of the columns;
+//            accumulates into `out` if `add`
+//   Begin    before a group: makes writes of operands and sums visible
+//   Commit   after it
+//   Wait     until at most the last kLeft groups are in flight. Until then
 //            nothing else may touch their operands and results.
 //
-// Tokens, or features of a tile of 64, are rows: warp w of the four has rows
-// 16 w to 16 w + 15, and lane l in [j] row l / 4 (and in [j][2], [j][3] that
-// plus 8), columns 8 j + 2 (l % 4) and the next.
+// Tokens, or features of a tile of 64, are rows: warp w of the four has rows 16
+// w to 16 w + 15, and lane l in [j] row l / 4 (and in [j][2], [j][3] that plus
+// 8), columns 8 j + 2 (l % 4) and the next.
 
-// With wgmma: what Hopper has. Products are in a row, without a branch between
-// them, if kSteps is given and all kTiles have features: else ptxas makes each
-// wait for the last.
+// With wgmma. Products have no branches between them if kSteps is given and all
+// kTiles have features: otherwise ptxas makes each wait for the last.
 template <typename T, int kColumns, int kTiles, int kSteps>
 struct TpaWgmmaProducts {
   static constexpr bool kAsync = true;
   static constexpr bool kEarlyKeys = kSteps > 0;
   static constexpr int kOctets = kColumns / 8;
   static constexpr int kTerms = Half<T>::kTerms;
-  // Keys of many features are read from shared memory once for both terms.
-  // Those of few twice, which takes less than to add up the terms does.
+  // With many features, keys are read from shared memory once for both terms.
+  // With few features they are read twice, which costs less than adding the
+  // terms.
   static constexpr bool kApart = kTiles > 1;
   static constexpr int kSums = kApart ? kTerms * kOctets : kOctets;
 
@@ -92,8 +91,8 @@ struct TpaWgmmaProducts {
     }
   }
 
-  // WgmmaAdvance by arithmetic on the lower half alone, where the address is
-  // and does not overflow: half of the instructions.
+  // WgmmaAdvance on the lower half alone, which holds the address and does not
+  // overflow: half the instructions.
   __device__ __forceinline__ static uint64_t Advance(uint64_t operand,
                                                      uint32_t bytes) {
     const uint32_t low = static_cast<uint32_t>(operand) + (bytes >> 4);
@@ -106,7 +105,7 @@ struct TpaWgmmaProducts {
   __device__ __forceinline__ static void Wait() {
     WgmmaWait<kLeft>();
   }
-  // After Wait, for registers that have been waited for.
+  // After Wait, for registers that were waited for.
   template <int kRows>
   __device__ __forceinline__ static void Pin(float (&d)[kRows][4]) {
     WgmmaPin(d);
@@ -142,7 +141,7 @@ struct TpaMmaProducts {
       LoadMatrices(a, keys + 2 * kTpaOctetBytes * step);
 #pragma unroll
       for (int j = 0; j < kOctets; ++j) {
-        // Both terms of an octet: lanes from 16 on name rows of the second.
+        // Both terms of an octet: lanes from 16 on address rows of the second.
         uint32_t b[4];
         LoadMatrices(b,
                      query + 256 * (steps * (kTerms * j + lane / 16) + step));

@@ -1,4 +1,5 @@
-// The factors' way into shared memory: one warp copies, the others compute.
+// The copy of factors into shared memory: producer warps and their ring
+// buffers.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_RING_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_RING_CUH_
 
@@ -10,16 +11,16 @@
 namespace recurve {
 
 // Lanes of a warp that arrive at a barrier for it, after __syncwarp. One is
-// enough; compute-sanitizer's racecheck follows only what each thread does for
-// itself, so a build for it has them all arrive.
+// enough; compute-sanitizer's racecheck follows only each thread's own
+// accesses, so in a build for it all arrive.
 #ifdef RECURVE_RACECHECK
 inline constexpr int kArrivingLanes = 32;
 #else
 inline constexpr int kArrivingLanes = 1;
 #endif
 
-// BulkCopy of what is read once a step: it leaves the second-level cache before
-// partial results, queries and what other kernels have there.
+// BulkCopy of data read once a step: it leaves L2 before partial results,
+// queries and other kernels' data.
 __device__ __forceinline__ void BulkCopyOnce(uint32_t to, const void* from,
                                              uint32_t bytes, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -33,14 +34,14 @@ __device__ __forceinline__ void BulkCopyOnce(uint32_t to, const void* from,
 #endif
 }
 
-// A ring of stages, each holding the keys (or values) of one rank and page as
-// they lie in memory: the octets of A that the block needs, then B. They come
-// in the order of use. Scores of a page begin while the page before is still at
-// work, so with R ranks, pages 0, 1, ... of a row come as
+// A ring buffer of stages, each with the keys (or values) of one rank and page
+// as in memory: the octets of A that the block needs, then B. They are copied
+// in the order of use. Scores of a page begin while the previous page is in
+// work, so with R ranks, pages 0, 1, ... of a row are copied as
 //
 //   K(0, 0)  K(0, 1..R-1) K(1, 0) V(0, 0..R-1)  K(1, 1..R-1) K(2, 0) V(1, ...
 //
-// if there is room to hold that many (early_keys is 1), or with all keys early
+// if that many fit (early_keys is 1), or with all keys early
 //
 //   K(0, 0..R-1)  K(1, 0..R-1) V(0, 0..R-1)  K(2, 0..R-1) V(1, ...
 //
@@ -48,7 +49,7 @@ __device__ __forceinline__ void BulkCopyOnce(uint32_t to, const void* from,
 //
 //   K(0, 0)  K(0, 1..R-1) V(0, 0..R-2) K(1, 0) V(0, R-1)  K(1, 1..R-1) ...
 //
-// or, with heads as rows (kTpaInOrder), K(0) V(0)  K(1) V(1) ... of all ranks.
+// or, with heads as rows (kTpaInOrder), K(0) V(0) K(1) V(1) ... of all ranks.
 class TpaRing {
  public:
   __device__ __forceinline__ TpaRing(const TpaDecodeArgs& args, uint32_t base,
@@ -58,7 +59,7 @@ class TpaRing {
         stages_(args.stages),
         stage_bytes_(args.stage_bytes) {}
 
-  // By the warp that copies, before others touch the ring.
+  // By the producer warp, before others touch the ring buffer.
   __device__ __forceinline__ void Init(int consumer_warps,
                                        bool bulk_copies) const {
     const int i = threadIdx.x % 32;
@@ -75,7 +76,7 @@ class TpaRing {
     return base_ + stage * stage_bytes_;
   }
 
-  // ---- the copying warp ----
+  // ---- the producer warp ----
 
   __device__ __forceinline__ int stage() const { return stage_; }
   __device__ __forceinline__ uint32_t full() const {
@@ -91,7 +92,7 @@ class TpaRing {
     }
   }
 
-  // ---- warps that compute ----
+  // ---- consumer warps ----
 
   // The next stage, once it is full.
   __device__ __forceinline__ int Take() {
@@ -100,18 +101,18 @@ class TpaRing {
     Next();
     return taken;
   }
-  // Gives a stage back. The warp's reads of it are done, for all lanes, or are
-  // when `zero` is known: 0, which depends on what was read last. (A load that
-  // nothing waits for is overtaken by the copy into its place.)
+  // Releases a stage. The warp's reads of it are done, for all lanes, or are
+  // when `zero` is known: 0, computed from the last read. (A copy into the slot
+  // overtakes a load that nothing waits for.)
   __device__ __forceinline__ void Give(int stage, uint32_t zero = 0) const {
     if (threadIdx.x % 32 < kArrivingLanes) {
       BarrierArrive(barriers_ + 16 * stage + 8 + zero);
     }
   }
 
-  // ---- who completes a stage (TpaFreshPage) ----
+  // ---- the warp that completes a stage (TpaFreshPage) ----
 
-  // It is full. The warp has written to it, for all lanes.
+  // Marks it full. The warp has written to it, for all lanes.
   __device__ __forceinline__ void Complete(int stage) const {
     if (threadIdx.x % 32 < kArrivingLanes) {
       BarrierArrive(barriers_ + 16 * stage);
@@ -127,17 +128,17 @@ class TpaRing {
   uint32_t phase_ = 0;
 };
 
-// Of a block in a cluster that appends: the stages of the page that the new
-// token belongs to, which are copied without it and are full when it is written
-// there, too (tpa_fresh_page.cuh). A block has at most one such page, at the
-// end of its row.
+// For a cluster's block that appends: the stages of the new token's page, which
+// are copied without it and become full when it is written there, too
+// (tpa_fresh_page.cuh). A block has at most one such page, at the end of its
+// row.
 class TpaFreshPage {
  public:
   // 16 bytes of shared memory: a barrier, and the stages.
   __device__ __forceinline__ explicit TpaFreshPage(uint32_t memory)
       : barrier_(memory) {}
 
-  // By the warp that copies: before the first of so many copies of stages...
+  // By the producer warp: before the first copy of `stages` stages...
   __device__ __forceinline__ void Init(int stages) const {
     if (threadIdx.x % 32 == 0) {
       BarrierInit(barrier_, stages * kArrivingLanes);
@@ -146,8 +147,8 @@ class TpaFreshPage {
     __syncwarp();
   }
   __device__ __forceinline__ uint32_t barrier() const { return barrier_; }
-  // ... and behind the last one: a byte for each, in the order in which they
-  // come: keys of all ranks, then values.
+  // ... and after the last one: a byte for each, in the order of copies: keys
+  // of all ranks, then values.
   __device__ __forceinline__ void Note(uint32_t stages) const {
     if (threadIdx.x % 32 == 0) {
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(barrier_ + 8), "r"(stages)
@@ -155,7 +156,7 @@ class TpaFreshPage {
     }
   }
 
-  // Others, once Note is seen: until all is copied; and a stage.
+  // By others, once Note is visible: waits until all is copied; and a stage.
   __device__ __forceinline__ void Await() const { BarrierWait(barrier_, 0); }
   __device__ __forceinline__ int Stage(int i) const {
     uint32_t stages;
@@ -171,7 +172,7 @@ class TpaFreshPage {
 };
 
 // A row's queries in shared memory: for each warpgroup the octets of its
-// columns, with room for kOctets of them, as they lie in memory.
+// columns, with room for kOctets of them, in memory's layout.
 class TpaQueryCopy {
  public:
   __device__ __forceinline__ TpaQueryCopy(const TpaDecodeArgs& args, char* to,
@@ -186,7 +187,7 @@ class TpaQueryCopy {
     BarrierInitFence();
   }
   __device__ __forceinline__ int group_bytes() const { return group_bytes_; }
-  // Where the block's `octet`th octet of columns is.
+  // Address of the block's `octet`th octet of columns.
   __device__ __forceinline__ uint4* Octet(int octet) const {
     int at = octet * args_.query_octet_bytes;
     if (octet >= args_.group_octets) {
@@ -194,14 +195,14 @@ class TpaQueryCopy {
     }
     return reinterpret_cast<uint4*>(to_ + at);
   }
-  // Bytes of a warpgroup's queries; behind them no columns are used.
+  // Bytes of a warpgroup's queries; columns after them are unused.
   __device__ __forceinline__ int UsedBytes(int group) const {
     return args_.query_octet_bytes *
            max(0, min(args_.group_octets,
                       args_.block_octets() - group * args_.group_octets));
   }
 
-  // By one thread: asks for the queries of `row`, with bulk copies.
+  // By one thread: issues bulk copies of the queries of `row`.
   __device__ __forceinline__ void Ask(int row) const {
     BarrierExpect(barrier_, args_.block_octets() * args_.query_octet_bytes);
 #pragma unroll 1
@@ -212,13 +213,12 @@ class TpaQueryCopy {
                bytes, barrier_);
     }
   }
-  // Until the queries last asked for are there; `phase` is 0 for the first
-  // time and changes.
+  // Waits for the queries last requested; `phase` is 0 the first time and
+  // alternates.
   __device__ __forceinline__ void Wait(uint32_t phase) const {
     BarrierWait(barrier_, phase);
   }
-  // Without bulk copies: by all threads that compute, a barrier before and
-  // after.
+  // Without bulk copies: by all consumer threads, a barrier before and after.
   __device__ __forceinline__ void Copy(int row) const {
 #pragma unroll 1
     for (int group = 0; group < args_.groups; ++group) {
@@ -231,7 +231,7 @@ class TpaQueryCopy {
     }
     CopyAsyncWait();
   }
-  // Columns that nobody uses are zero, for good. By all threads that compute.
+  // Unused columns stay zero. By all consumer threads.
   __device__ __forceinline__ void ClearUnused() const {
 #pragma unroll 1
     for (int group = 0; group < args_.groups; ++group) {
@@ -257,13 +257,13 @@ class TpaQueryCopy {
   const int group_bytes_;
 };
 
-// A word of the TpaBlockWork of which lane i has word i.
+// A word of the TpaBlockWork, of which lane i has word i.
 __device__ __forceinline__ int TpaShareWord(int work, size_t offset) {
   return __shfl_sync(0xffffffffu, work, static_cast<int>(offset / 4));
 }
 
-// By a warp of its own: asks for the queries of the first row that the block
-// has tokens of, once the launch in front of this one is done.
+// By a separate warp: requests the queries of the first row that the block has
+// tokens of, once the previous launch is done.
 __device__ __forceinline__ void AskForFirstQueries(const TpaDecodeArgs& args,
                                                    const TpaQueryCopy& queries,
                                                    int work) {
@@ -285,16 +285,16 @@ __device__ __forceinline__ void AskForFirstQueries(const TpaDecodeArgs& args,
   if (threadIdx.x % 32 == 0) queries.Ask(row);
 }
 
-// Stages that a lane fills before it waits for the launch in front of this one
-// and the block's queries are asked for. More would fill the memory's queues
-// for microseconds.
+// Stages that a lane fills before it waits for the previous launch and the
+// block's queries are requested. More would fill the memory queues for
+// microseconds.
 inline constexpr int kTpaEarlyStages = 4;
 
 // Fills stages with the factors of a lane's part of a block's share: every
 // args.lanes-th chunk of a row. By one warp, with bulk copies or, without
-// kBulk, by 16 bytes. Other warps append the new tokens, if kAppends; in a
-// cluster they complete the page of the new one in its stages, so that it does
-// not wait for them.
+// kBulk, in copies of 16 bytes. If kAppends, other warps append the new tokens;
+// in a cluster they complete the new token's page in its stages, so that it
+// does not wait for them.
 template <bool kBulk, bool kAppends, bool kCompletes>
 class TpaCopier {
   static_assert(!kCompletes || (kBulk && kAppends));
@@ -333,9 +333,9 @@ class TpaCopier {
 
   // All the rest.
   //
-  // Until it waits for the launch in front, it reads only what is older than
-  // the schedule, which nothing overtakes (rows_cuda.h, LaunchCopy), but for
-  // the place of a new token, if others complete its page: what is read there
+  // Until it waits for the previous launch, it reads only data older than the
+  // schedule, which no kernel overtakes (rows_cuda.h, LaunchCopy). The
+  // exception is a new token's place in a page that others complete: that read
   // is not used.
   __device__ __forceinline__ void CopyShare() {
     const TpaCudaDecodeParams& p = args_.p;
@@ -363,8 +363,8 @@ class TpaCopier {
       const int last_page = (min(TpaChunkBegin(end), length) + 63) / 64;
       const int32_t* table =
           p.cache.page_table + row * p.cache.page_table_stride;
-      // Numbers of pages are read a batch ahead: page `batch` + i by lane i.
-      // The first row's first few came with the block's share.
+      // Page numbers are read a batch ahead: page `batch` + i by lane i. The
+      // first row's first few are in the block's share.
       int index = TpaChunkBegin(begin) / 64;
       int batch = index;
       int batch_pages = is_first ? kTpaEarlyPages : 32;
@@ -414,7 +414,7 @@ class TpaCopier {
     return TpaShareWord(work_, offset);
   }
 
-  // Waits for the launch in front. Again is for nothing.
+  // Waits for the previous launch. Waiting again is free.
   __device__ __forceinline__ void Settle() { WaitForPrevious(); }
 
   // Before the first copy of a page with new tokens; if others complete it, it
@@ -428,7 +428,7 @@ class TpaCopier {
       AwaitAppend();
     }
   }
-  // Behind all copies.
+  // After all copies.
   __device__ __forceinline__ void EndFresh() {
     if constexpr (kCompletes) {
       if (!has_fresh_) return;
@@ -436,7 +436,7 @@ class TpaCopier {
       NamedBarrierArrive(kTpaAppendBarrier + chunk_lane_,
                          args_.append_threads());
     } else {
-      AwaitAppend();  // nobody may be left waiting at its barrier
+      AwaitAppend();  // no warp may remain waiting at its barrier
     }
   }
 
@@ -447,13 +447,13 @@ class TpaCopier {
     appended_ = true;
   }
 
-  // What of `page` is not under way yet, and the first keys of `next`; either
-  // may be -1 for none. One loop and one copy in it: this code is cold when a
-  // block begins, and each line of it comes from far away.
+  // Copies the rest of `page`, and the first keys of `next`; either may be -1
+  // for none. One loop with one copy: this code is cold when a block begins,
+  // and each line of it is fetched from far away.
   __device__ __forceinline__ void CopyPage(int page, int next) {
     const TpaPageLayout& layout = args_.layout;
     const int kv_rank = static_cast<int>(args_.p.shape.kv_rank);
-    // So many of the next page's keys, and behind these of this page's stages.
+    // `early` of the next page's keys, after `next_keys` of this page's stages.
     const int early = max(args_.early_keys, 1);
     const int own_keys = kv_rank - early;
     const int next_keys = args_.early_keys > 0 ? own_keys
@@ -536,7 +536,7 @@ class TpaCopier {
   bool appended_ = false;
   const int lane_;
   const int a_plane_;  // bytes of A in memory
-  const int a_first_;  // where this block's octets of it begin
+  const int a_first_;  // first of this block's octets of it
   const int a_bytes_;
 };
 

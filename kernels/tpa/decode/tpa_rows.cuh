@@ -1,6 +1,6 @@
-// The order in which a warpgroup goes through the rows of its block, their
-// chunks and segments, and what else is the same for all kinds of workers
-// (tpa_worker.cuh, tpa_head_rows.cuh).
+// The order in which a warpgroup goes through its block's rows, chunks and
+// segments, and other code common to all workers (tpa_worker.cuh,
+// tpa_head_rows.cuh).
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_ROWS_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_ROWS_CUH_
 
@@ -10,8 +10,8 @@
 
 namespace recurve {
 
-// Values from `tokens` on of those at `plane` become zero: their weights are,
-// but memory that nobody wrote may hold a NaN. By all warps of lane `lane`.
+// Zeros the values at `plane` of tokens from `tokens` on: their weights are
+// zero, but uninitialised memory may hold NaN. By all warps of lane `lane`.
 __device__ __forceinline__ void TpaClearValues(const TpaDecodeArgs& args,
                                                int lane, uint32_t plane,
                                                int tokens) {
@@ -28,24 +28,24 @@ __device__ __forceinline__ void TpaClearValues(const TpaDecodeArgs& args,
   }
 }
 
-// Chunks [begin, end) of the `row_chunks` of `row`, of so many tokens: every
-// args.lanes-th is `lane`'s. `slot` is the block's next place for a partial
+// Chunks [begin, end) of the `row_chunks` of `row`, of `length` tokens: every
+// args.lanes-th is `lane`'s. `slot` is the block's next slot for a partial
 // result.
 //
-// A worker has State, what a chunk gives besides outputs, and
+// A worker has State, a chunk's results besides outputs, and
 //
 //   TakeQueries(row)    once a row
 //   BeginRow()          before the first page, if the lane has one
 //   AttendPage(page, length, fresh, more, state)
-//                       of the page's first token; `fresh` begins a chunk, and
-//                       there is `more` of the row
+//                       `page` is its first token; `fresh`: it begins a
+//                       chunk; `more` of the row follows
 //   FinishChunk(state)
 //   FoldKept(chunk, state), Keep(chunk, state)
-//                       merges what is kept of the segment; keeps it
+//                       merges the kept result of the segment; keeps it
 //   FoldSegments(slot, state), WritePartial(slot, state)
-//                       the same of segments of the row, by way of `slot`
+//                       the same for segments of the row, through `slot`
 //   WriteResult(row, state)
-//   TurnBarrier(lane)   which both lanes' warpgroups meet at
+//   TurnBarrier(lane)   barrier of both lanes' warpgroups
 template <typename Worker>
 __device__ __forceinline__ void TpaAttendRow(Worker& worker,
                                              const TpaDecodeArgs& args,
@@ -72,7 +72,7 @@ __device__ __forceinline__ void TpaAttendRow(Worker& worker,
       first = chunk;
       last = TpaSegmentEnd(s, row_chunks) - 1;
     }
-    // Of a segment that is another block's too, each chunk is a result.
+    // In a segment shared with another block, each chunk is a result.
     const bool loose = first < begin || last >= end;
     const bool result = loose || chunk == last;
     if (turn == lane) {
@@ -85,15 +85,15 @@ __device__ __forceinline__ void TpaAttendRow(Worker& worker,
                           page + 64 < stop || more_chunks, state);
       }
       worker.FinishChunk(state);
-      // Chunks are done in their order: what is kept goes from one to the
-      // next, which is another lane's.
+      // Chunks finish in order: the kept result goes from each to the next,
+      // which is another lane's.
       if (args.lanes > 1 && chunk > begin) {
         NamedBarrier(worker.TurnBarrier(turn), 256);
       }
       if (chunk > first && !loose) worker.FoldKept(chunk, state);
       if (!result) worker.Keep(chunk, state);
       if (result && whole) {
-        // Two places take turns, as in Keep.
+        // Two slots alternate, as in Keep.
         if (s > 0) worker.FoldSegments(row_slot + (s - 1) % 2, state);
         if (chunk + 1 < end) worker.WritePartial(row_slot + s % 2, state);
       }
@@ -111,7 +111,7 @@ __device__ __forceinline__ void TpaAttendRow(Worker& worker,
   }
 }
 
-// All that the block has, `lane` of its lanes.
+// All of the block's share, `lane` of its lanes.
 template <typename Worker>
 __device__ __forceinline__ void TpaAttendRows(Worker& worker,
                                               const TpaDecodeArgs& args,

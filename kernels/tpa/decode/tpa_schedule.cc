@@ -31,9 +31,9 @@ class Sharer {
     for (int row = 0; row < p_.rows; ++row) {
       row_begin_[row + 1] =
           row_begin_[row] + (Length(row) + kPage - 1) / kPage * kPage;
-      // Rows behind the last one with tokens are no block's: each would cost
-      // the block that has the last tokens a read of its length, and a padded
-      // batch may have as many of them again.
+      // Rows after the last one with tokens belong to no block: each would cost
+      // the block with the last tokens a read of its length, and a padded batch
+      // may double its rows.
       if (Length(row) > 0) used_rows_ = row + 1;
     }
     if (plan_.form != TpaDecodeForm::kParallelBn || plan_.cluster_blocks > 0)
@@ -61,7 +61,7 @@ class Sharer {
                     0}
         : sharing_.share > 0 ? CutRows(i)
                              : CutLine(i);
-    // The end of a row is the begin of the next one.
+    // The end of a row is the beginning of the next one.
     if (place.chunk > 0 && place.chunk >= Chunks(place.row))
       return {place.row + 1, 0};
     return place;
@@ -107,8 +107,8 @@ class Sharer {
           load, TpaRowLoad(Length(row), TpaRowBlocks(Length(row), share)));
       longest = std::max(longest, Length(row));
     }
-    // No block has less than a chunk, however short its piece of the line is:
-    // it would have that or nothing, and the row more blocks than it needs.
+    // No block of the line has less than a chunk, however short its piece: it
+    // has that or nothing, and the row more blocks than it needs.
     if (load >= line && load > TpaLastChunk(longest)) return {0, 0};
     return {share, 0};
   }
@@ -119,7 +119,7 @@ class Sharer {
     return {row, TpaClusterFirst(Chunks(row), i % kTpaClusterBlocks)};
   }
 
-  // Rows with blocks of their own.
+  // Rows with their own blocks.
   Place CutRows(int i) const {
     if (i >= row_block_[p_.rows]) return {used_rows_, 0};
     const int row = LastAtMost(row_block_, i);
@@ -141,8 +141,8 @@ class Sharer {
     return {row, TpaCutChunk(Length(row), position, step / 8)};
   }
 
-  // The last of the rows whose begin is at most `target`: of several that begin
-  // there, the one that has something.
+  // The last of the rows whose beginning is at most `target`: of several that
+  // begin there, the one with tokens.
   static int LastAtMost(const std::vector<int>& begins, int target) {
     return static_cast<int>(
         std::upper_bound(begins.begin(), begins.end() - 1, target) -
@@ -190,7 +190,7 @@ bool MakeTpaSchedule(const TpaScheduleParams& params, const TpaDecodePlan& plan,
 
   const Sharer sharer(params, plan);
   int slot = 0;
-  // A row's first block notes its begin, its last block its end.
+  // A row's first block records its beginning, its last block its end.
   for (int i = 0; i < plan.blocks; ++i) {
     const Place from = sharer.Cut(i);
     const Place to = sharer.Cut(i + 1);
@@ -223,14 +223,14 @@ bool MakeTpaSchedule(const TpaScheduleParams& params, const TpaDecodePlan& plan,
     }
   }
 
-  // Of a cluster all work to its end. (Those of rows without tokens end at
-  // once, but other rows may be behind them.)
+  // All blocks of a cluster work to its end. (Those of rows without tokens end
+  // at once, but other rows may follow them.)
   if (plan.cluster_blocks > 0) {
     for (int row = 0; row < params.rows; ++row)
       row_work[row].last_block = (row + 1) * kTpaClusterBlocks - 1;
   }
 
-  // What rows are is known now.
+  // The rows are complete now.
   for (int i = 0; i < plan.blocks; ++i) {
     TpaBlockWork& block = blocks[i];
     block.behind_page = -1;

@@ -8,14 +8,14 @@
 
 namespace recurve {
 
-// Who works on what in a decode step: found on the host from the lengths, once
-// a step, and the same for every layer (MakeTpaSchedule). All of it is one
-// piece of memory, laid out as TpaScheduleLayout says, which the device reads a
-// copy of.
+// The work of each block in a decode step: computed on the host from the
+// lengths, once a step, the same for every layer (MakeTpaSchedule). One piece
+// of memory in the layout of TpaScheduleLayout, of which the device reads a
+// copy.
 
-// A row of the batch. Its partial results have the slots [first_slot,
-// end_slot), in the order of its tokens; blocks [first_block, last_block] work
-// on it and merge it.
+// A row of the batch. Its partial results have slots [first_slot, end_slot), in
+// the order of its tokens; blocks [first_block, last_block] work on it and
+// merge it.
 struct TpaRowWork {
   int32_t length;  // tokens, within what the page table holds
   int32_t first_slot;
@@ -25,12 +25,12 @@ struct TpaRowWork {
   int32_t unused[3];
 };
 
-// Pages whose numbers a block finds beside its share, without a second read.
+// Page numbers stored in a block's share, so that no second read is needed.
 inline constexpr int kTpaEarlyPages = 8;
 
-// A block's share: from chunk `first_chunk` of `first_row` up to but without
-// chunk `last_chunk` of `last_row`. One line of memory, so that a block knows
-// after one read where its first factors are.
+// A block's share: from chunk `first_chunk` of `first_row` up to but excluding
+// chunk `last_chunk` of `last_row`. One line of memory: after one read a block
+// knows where its first factors are.
 struct TpaBlockWork {
   int32_t first_row;
   int32_t first_chunk;
@@ -47,7 +47,7 @@ struct TpaBlockWork {
 };
 static_assert(sizeof(TpaBlockWork) == 128, "one line of memory");
 
-// Where the parts begin, in bytes.
+// Layout of a schedule, in bytes.
 struct TpaScheduleLayout {
   int64_t block_work;     // [blocks] TpaBlockWork
   int64_t row_work;       // [rows] TpaRowWork
@@ -61,7 +61,7 @@ struct TpaScheduleLayout {
 TpaScheduleLayout TpaScheduleParts(const TpaDecodePlan& plan, int rows,
                                    int64_t max_length);
 
-// What a step attends to.
+// Contexts of a step.
 struct TpaScheduleParams {
   const int32_t* lengths;     // [rows] tokens, 0 to 64 · page_table_stride
   const int32_t* page_table;  // [rows, page_table_stride]: of each row the
@@ -70,11 +70,11 @@ struct TpaScheduleParams {
   int rows;                   // 1 to kTpaMaxRows
 };
 
-// Shares out the work of a decode step. `schedule`: of
-// TpaScheduleParts(plan, rows, 64 · page_table_stride).bytes, all host memory;
-// what of it no launch reads is left as it is. False, and nothing is written,
-// for what the comments above rule out, or a plan of other rows. 2 to 20
-// microseconds of up to a few hundred rows.
+// Shares out the work of a decode step. `schedule` is host memory of
+// TpaScheduleParts(plan, rows, 64 · page_table_stride).bytes; parts that no
+// launch reads are not written. False, and nothing is written, for what the
+// comments above rule out, or a plan of other rows. 2 to 20 microseconds for up
+// to a few hundred rows.
 bool MakeTpaSchedule(const TpaScheduleParams& params, const TpaDecodePlan& plan,
                      void* schedule);
 

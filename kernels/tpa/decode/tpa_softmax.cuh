@@ -1,5 +1,5 @@
-// What the scores of a column are relative to, and maxima and sums over the
-// tokens of a warpgroup.
+// References of a column's scores, and maxima and sums over the tokens of a
+// warpgroup.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_SOFTMAX_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_SOFTMAX_CUH_
 
@@ -11,18 +11,18 @@
 namespace recurve {
 
 // Weights are 2^(score - reference). Each chunk has a reference for each
-// column, which does not depend on other columns (unless no score of a page is
-// a number: then no result is, either).
+// column, which does not depend on other columns (unless a page has only NaN
+// scores: then the results are NaN, too).
 //
-// bfloat16 has the range of float32, so a weight is as precise whatever its
-// size: the reference is 0 if the greatest score of the chunk's first page is
-// from kTpaLeast to kTpaSlack, and nobody has to look for it as long as all
-// scores are. Else it is that score. Behind the first page it is raised to a
-// score that is more than kTpaSlack above it. Weights that count, down to 2^-24
-// of the greatest, are far from 2^-126, and sums from 2^127, also times factors
-// of values from some 2^-38 to 2^80.
+// bfloat16 has the range of float32, so a weight's precision does not depend on
+// its size: the reference is 0 if the greatest score of the chunk's first page
+// is from kTpaLeast to kTpaSlack, and it need not be computed while all scores
+// are. Otherwise it is that score. After the first page it is raised to a score
+// more than kTpaSlack above it. Weights that count, down to 2^-24 of the
+// greatest, are far from 2^-126, and sums from 2^127, also times factors of
+// values from some 2^-38 to 2^80.
 //
-// float16 has no such range. There the reference is the greatest score so far.
+// float16 lacks that range: the reference is the greatest score so far.
 template <typename T>
 inline constexpr bool kTpaFixedReference = !std::is_same_v<T, __half>;
 template <typename T>
@@ -38,9 +38,9 @@ __device__ __forceinline__ float TpaReference(float max) {
   return zero ? 0.0f : max;
 }
 
-// Whether any of these scores, less their reference, asks for another one;
-// `fresh`: they are of a chunk's first page, which has none yet. One that is no
-// number does not: it becomes the result.
+// Whether any of these scores, relative to their reference, needs another one;
+// `fresh`: they are of a chunk's first page, which has none yet. NaN does not:
+// it becomes the result.
 template <typename T, int kOctets>
 __device__ __forceinline__ bool TpaOutOfRange(const float (&scores)[kOctets][4],
                                               bool fresh) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ bool TpaOutOfRange(const float (&scores)[kOctets][4],
 
 // The maximum (or the sum) over all tokens of the warpgroup, for each column of
 // this thread: over lanes with the same columns each lane takes a part of the
-// columns, over warps it goes through `memory` [columns, 4]. `barrier` is the
+// columns, over warps through `memory` [columns, 4]. `barrier` is the
 // warpgroup's.
 template <bool kMax, int kOwn>
 __device__ __forceinline__ void TpaOverWarps(float (&value)[kOwn],

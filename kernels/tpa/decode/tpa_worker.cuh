@@ -1,5 +1,9 @@
-// A warpgroup's part of a decode step: its columns of queries against its
-// lane's chunks of the block's tokens.
+// Main loop of TPA decode with tokens as rows of the products: a consumer
+// warpgroup attends from its columns of queries to its lane's chunks of the
+// block's tokens.
+// Shapes: keys [64, D] · queries [D, columns] give scores [64, columns] a page
+// and rank; values^T [E, 64] · weights [64, columns] give outputs.
+// Floor: that of tpa_decode_hopper.cu.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_WORKER_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_WORKER_CUH_
 
@@ -15,7 +19,7 @@
 
 namespace recurve {
 
-// A block's shared memory behind the rings of stages.
+// A block's shared memory after the ring buffers.
 struct TpaShared {
   char* queries;     // [groups, octets of kColumns] as TpaQueryCopy brings
   uint32_t weights;  // [lanes, groups, 2] planes of columns
@@ -26,11 +30,10 @@ struct TpaShared {
   float* kept_outputs;  // [groups, outputs of a thread, 128] of it
 };
 
-// Products is one of tpa_products.cuh. Each warp has 16 tokens of a page; what
-// a thread holds of a page are the scores of two tokens and kOctets pairs of
-// columns.
+// Products is one of tpa_products.cuh. Each warp has 16 tokens of a page; a
+// thread holds the scores of two tokens and kOctets pairs of columns.
 //
-// kRank is the key-value rank, or 0: as the arguments say. kAppends: queries
+// kRank is the key-value rank, or 0: given by the arguments. kAppends: queries
 // are formed here.
 template <typename T, int kColumns, int kTiles, int kRank, typename Products,
           bool kAppends>
@@ -54,7 +57,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   using State = typename Outputs::State;
 
  public:
-  // Ranks whose products of scores are under way a page early.
+  // Ranks whose score products begin a page early.
   static constexpr int kEarly =
       Products::kEarlyKeys ? TpaEarlyRanks(kTiles, kRank) : 1;
   static constexpr int kTerms = Half<T>::kTerms;
@@ -79,8 +82,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     kept_outputs_ = shared.kept_outputs + 128 * kThreadOutputs * group_ +
                     static_cast<int>(threadIdx.x) % 128;
     const int token = 16 * warp_ + lane_ % 16;
-    // Columns that do not exist take another's factors, of those that this
-    // block copies.
+    // Padding columns take factors of another column that this block copies.
     const int last_octet = args.first_octet() + args.block_octets() - 1;
     const int first_octet = min(first_octet_, last_octet);
     const bool one = args.p.new_tokens == 1;
@@ -89,7 +91,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     uint32_t offset = kTpaOctetBytes * head_octet + 16 * token;
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
-      // Lanes 16 to 31 name the rows of the next octet; see LoadFactors.
+      // Lanes 16 to 31 address rows of the next octet; see LoadFactors.
       a_offset_[j] = offset;
       if (first_octet_ + j >= last_octet) continue;
       offset += kTpaOctetBytes;
@@ -104,8 +106,8 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     TpaAttendRows(*this, args_, chunk_lane_, work);
   }
 
-  // The same of a block of a cluster, which has chunks of a row; its lanes take
-  // turns. What they have goes to all blocks.
+  // The same in a cluster's block, which has chunks of one row; its lanes take
+  // turns. Results go to all blocks.
   __device__ __forceinline__ void RunInCluster(const TpaCluster& cluster,
                                                int row, int length,
                                                int row_chunks) {
@@ -156,15 +158,16 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   }
   __device__ __forceinline__ void WriteResult(int row,
                                               const State& state) const {
-    // The maxima's place: a barrier (of the sums) lies behind its last use and
-    // that of the weights. Sums may still be read there.
+    // Uses the maxima's memory: a barrier (of the sums) follows its last use
+    // and that of the weights. Sums may still be read there.
     Outputs::WriteResult(row, state, maxima_, weights_);
   }
 
-  // The first row's have been asked for by the warp that copies.
+  // AskForFirstQueries has requested the first row's.
   __device__ __forceinline__ void TakeQueries(int row) {
     if constexpr (kAppends) {
-      // Weights of the row before are read no more, and no row has had any yet.
+      // The previous row's weights are no longer read; no row has had any at
+      // first.
       if (!fresh_) NamedBarrier(kTpaConsumerBarrier, args_.consumers());
       TpaOwnQueries<T, kColumns, kTiles>(args_, queries_, staging_).Form(row);
     } else if constexpr (Products::kAsync) {
@@ -186,9 +189,9 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     return kTpaTurnBarrier + 2 * group_ + lane;
   }
 
-  // Products for the scores of the next keys get under way. Not `more`: there
-  // are none, and the last ones are used again for nothing, which is cheaper
-  // than a branch that ptxas cannot see to be the same for all warps.
+  // Starts the score products of the next keys. Without `more` there are none:
+  // the last ones are multiplied again and the result is unused, which is
+  // cheaper than a branch that ptxas cannot prove uniform.
   __device__ __forceinline__ void BeginScores(bool more) {
     if (more) {
 #pragma unroll
@@ -204,13 +207,13 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     Products::Commit();
   }
 
-  // The first token of `page` is given; its BeginScores has been called, and
-  // that of the next page is called here, if there is `more` of the row.
-  // `fresh` begins a chunk. state.sum is of this thread's tokens alone, until
-  // the chunk is finished.
+  // `page` is its first token; its BeginScores has been called, and that of the
+  // next page is called here, if there is `more` of the row. `fresh`: it begins
+  // a chunk. state.sum is of this thread's tokens alone until the chunk is
+  // finished.
   //
-  // While products are under way nothing may write accumulators, or ptxas makes
-  // them wait for each other: hence `fresh`, and references that move seldom.
+  // While products are in flight no code may write accumulators, or ptxas
+  // serialises them: hence `fresh`, and references that move seldom.
   __device__ __forceinline__ void AttendPage(int page, int length, bool fresh,
                                              bool more, State& state) {
     float scores[kOctets][4];
@@ -238,7 +241,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     }
   }
 
-  // Scores of tokens that queries do not see.
+  // Masks scores of tokens that queries do not see.
   __device__ __forceinline__ void Hide(int page, int length,
                                        float (&scores)[kOctets][4]) const {
     const bool one = args_.p.new_tokens == 1;
@@ -252,7 +255,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
       for (int i = 0; i < 4; ++i) {
         if (Token(page, i) >= visible) scores[j][i] = kMinusInfinity;
       }
-      // Columns that do not exist see what the last one does.
+      // Padding columns see what the last one does.
       ++head_octet;
       if (!one && head_octet == args_.head_octets &&
           t + 1 < args_.p.new_tokens) {
@@ -266,9 +269,9 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     return max == kMinusInfinity ? 0.0f : max;
   }
 
-  // New references for the columns that need them, of which this page's scores,
-  // and what is at hand, become relative. A column's does not depend on what
-  // others are beside it.
+  // New references for the columns that need them; this page's scores and the
+  // current outputs become relative to these. A column's does not depend on
+  // other columns.
   __device__ __forceinline__ void Raise(float (&scores)[kOctets][4], bool fresh,
                                         State& state) {
     float max[kOwn];
@@ -307,7 +310,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     }
   }
 
-  // Scores of this warp's tokens, less the references of their columns.
+  // Scores of this warp's tokens, minus the references of their columns.
   __device__ __forceinline__ void Scores(const State& state,
                                          float (&scores)[kOctets][4]) {
 #pragma unroll
@@ -362,9 +365,9 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
                                             bool fresh) {
     const int tiles = (static_cast<int>(args_.p.shape.value_dim) + 63) / 64;
     const bool partial = page + 64 > length;
-    // There are two planes of weights. If ranks come one by one the last
-    // products may still read the other one. All warps have seen the end of
-    // those before: at this page's vote, or at the barrier of the rank before.
+    // There are two planes of weights. If ranks are separate, the last products
+    // may still read the other one. All warps have waited for those before: at
+    // this page's vote, or at the previous rank's barrier.
     const uint32_t plane = weights_ + weights_offset_;
     if (kTogether == 1) weights_offset_ ^= kPlaneBytes;
     int stages[kTogether];
@@ -399,15 +402,15 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   }
 
   // Weights ∘ A_v of a rank, whose values are in `stage`: an operand of
-  // products. By all warps of the lane, which clear values of tokens that are
-  // not there.
+  // products. By all warps of the lane, which clear values of tokens that do
+  // not exist.
   __device__ __forceinline__ void WriteWeights(
       const float (&weights)[kOctets][4], uint32_t stage, int page, int length,
       uint32_t plane) {
     uint32_t a_v[kOctets][2];
     LoadFactors(a_v, stage);
     if (page + 64 > length) {
-      // Nobody may have written the factors of tokens that are not there.
+      // Factors of tokens that do not exist may be uninitialised.
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (Token(page, 2 * i) < length) continue;
@@ -433,7 +436,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
     }
   }
 
-  // Gives back the values of products that are done.
+  // Releases the values of finished products.
   __device__ __forceinline__ void GiveValues() {
     if (value_stages_[0] >= 0) {
 #pragma unroll
@@ -457,8 +460,8 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
                        kTpaGroupBarrier + warpgroup_);
   }
 
-  // A_k or A_v as scores lie: [j][i] are columns 2 (lane % 4) and the next, of
-  // token lane / 4 + 8 i of the warp's.
+  // A_k or A_v in the layout of scores: [j][i] are columns 2 (lane % 4) and the
+  // next, of token lane / 4 + 8 i of the warp's.
   __device__ __forceinline__ void LoadFactors(uint32_t (&a)[kOctets][2],
                                               uint32_t stage) const {
 #pragma unroll
@@ -490,7 +493,7 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   __device__ __forceinline__ void GroupBarrier() {
     NamedBarrier(kTpaGroupBarrier + warpgroup_, 128);
   }
-  // Token of scores[][i], for a page whose first token is given.
+  // Token of scores[][i]; `page` is the page's first token.
   __device__ __forceinline__ int Token(int page, int i) const {
     return page + 16 * warp_ + lane_ / 4 + 8 * (i / 2);
   }
@@ -498,14 +501,14 @@ class TpaWorker : private TpaOutputs<T, kColumns, kTiles, kRank> {
   TpaRing ring_;
   const TpaQueryCopy queries_;
   float products_[kEarly][Products::kSums][4];  // of keys and queries
-  int key_stages_[kEarly] = {};  // of the products of scores under way
-  int value_stages_[kTogether];  // of those of outputs; the first -1: of none
+  int key_stages_[kEarly] = {};  // of the score products in flight
+  int value_stages_[kTogether];  // of the output products; first -1: none
   uint32_t b_offset_;            // of B in a stage
   uint32_t query_;
   uint32_t weights_;
   uint32_t weights_offset_ = 0;
   float* staging_;
-  bool fresh_ = true;  // no row so far
+  bool fresh_ = true;  // no row yet
   uint32_t query_phase_ = 0;
   float* maxima_;
   float* sums_;
