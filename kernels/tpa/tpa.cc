@@ -30,7 +30,7 @@ struct AttendScratch {
 };
 
 // q[h] = (1/Rq) Σ_r A_q[r,h] · position(B_q[r]), or position(q[h]) of a whole
-// query, times everything that scales a score: D^-1/2 and the 1/R of the keys.
+// query, times all factors of a score: D^-1/2 and the 1/R of the keys.
 void FormQuery(const TpaAttendParams& p, int64_t row, int64_t head,
                AttendScratch& s) {
   const TpaShape& shape = p.shape;

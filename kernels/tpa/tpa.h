@@ -52,9 +52,8 @@ void TpaAppend(const TpaAppendParams& params, ThreadPool& pool);
 // which must have been appended.
 //
 // The context is cut into chunks of one page. Each chunk gives a partial result
-// with its own maximum; partials merge in page order in float32. Nothing but
-// the row's position decides the cuts, so a row's bits do not depend on the
-// batch.
+// with its own maximum; partials merge in page order in float32. Only the row's
+// position decides the cuts, so a row's bits do not depend on the batch.
 struct TpaAttendParams {
   TpaShape shape;
   TpaCacheView cache;

@@ -16,17 +16,17 @@ namespace recurve {
 // Tensor product attention on the GPU, over a paged cache of 16-bit factors;
 // kernels/tpa/tpa.h states the mathematics. Every pointer is to device memory.
 // Launchers neither allocate nor synchronise and may be captured in a graph;
-// what changes from step to step is read from device memory, so the graph
+// values that change between steps are read from device memory, so the graph
 // replays while contexts grow.
 
-// What a cache may hold: tensor cores multiply it as it is.
+// Element type of a cache: tensor cores multiply it as it is.
 enum class TpaElement { kBFloat16, kFloat16 };
 constexpr WeightType TpaWeightType(TpaElement element) {
   return element == TpaElement::kBFloat16 ? WeightType::kBFloat16
                                           : WeightType::kFloat16;
 }
 
-// The cache of one layer, laid out as TpaPageLayout(shape, kOctets).
+// The cache of one layer, in the layout of TpaPageLayout(shape, kOctets).
 struct TpaCudaCache {
   TpaElement element;
   void* pages;          // page p begins at pages + p · page_stride, 16-byte
@@ -36,7 +36,7 @@ struct TpaCudaCache {
   int64_t page_table_stride;  // pages
 };
 
-// Forms the queries of new tokens, as tpa_layout.h lays them out for decode:
+// Forms the queries of new tokens, in the layout of tpa_layout.h for decode:
 //
 //   q[h] = (1/Rq) Σ_r A_q[r, h] · B_q[r]     (or whole queries where Rq is 0)
 //
@@ -58,7 +58,7 @@ struct TpaCudaQueryParams {
 cudaError_t LaunchTpaQueries(const TpaCudaQueryParams& params,
                              cudaStream_t stream);
 
-// Factors of new tokens, a row each, as products leave them.
+// Factors of new tokens, a row each, as products write them.
 struct TpaCudaFactors {
   const float* a_k;   // [rows, R, H]
   const float* b_k;   // [rows, R, D]
@@ -75,8 +75,8 @@ struct TpaCudaFactors {
 };
 
 // Writes the key and value factors of new tokens into their pages: activation
-// on A_k and A_v, position on B_k, then rounding to nearest. In the same launch
-// it may form the tokens' queries, as LaunchTpaQueries does.
+// on A_k and A_v, position on B_k, then rounding to nearest. The same launch
+// may form the tokens' queries, as LaunchTpaQueries does.
 struct TpaCudaAppendParams {
   TpaShape shape;
   TpaCudaCache cache;
@@ -92,12 +92,12 @@ struct TpaCudaAppendParams {
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
                             cudaStream_t stream);
 
-// Whether launches of this plan take `rows` rows of a page table of such a
-// stride (in pages): 2^31 - 1 tokens together, and rows that a block can merge.
+// Whether launches of this plan take `rows` rows of a page table of this stride
+// (in pages): 2^31 - 1 tokens together, and rows that a block can merge.
 bool TpaDecodeHolds(const TpaDecodePlan& plan, int rows,
                     int64_t page_table_stride);
 
-// Bytes that a schedule must have.
+// Size of a schedule in bytes.
 int64_t TpaScheduleBytes(const TpaDecodePlan& plan, int rows,
                          int64_t page_table_stride);
 
@@ -107,9 +107,9 @@ int64_t TpaScheduleBytes(const TpaDecodePlan& plan, int rows,
 // zeros, so a sequence with fewer new tokens puts its queries last. Sequences
 // are rows of the page table.
 //
-// All tokens have been appended; or, where TpaDecodeAppends(), the one new
-// token of each row is appended by this launch, which then forms the queries,
-// too, to the bits of LaunchTpaAppend: a launch less.
+// All tokens have been appended; or, where TpaDecodeAppends(), this launch
+// appends the one new token of each row and forms the queries, to the bits of
+// LaunchTpaAppend: one launch less.
 struct TpaCudaDecodeParams {
   TpaShape shape;
   TpaCudaCache cache;
@@ -135,8 +135,8 @@ struct TpaCudaDecodeParams {
   void* scratch;        // 256-byte aligned; nothing has to be in it
   int64_t scratch_bytes;
   // Constant memory that the next launch reads, 16-byte aligned, or none (and
-  // no bytes): its first kTpaNextBytes are brought to the second-level cache by
-  // blocks that have asked for all their pages. sm_90 only; not by clusters.
+  // no bytes): blocks that have requested all their pages prefetch its first
+  // kTpaNextBytes into L2. sm_90 only; not by clusters.
   const void* next = nullptr;
   int64_t next_bytes = 0;
   TpaCudaFactors factors = {};  // of the rows, if `queries` is nullptr; their
@@ -144,21 +144,20 @@ struct TpaCudaDecodeParams {
 };
 inline constexpr int64_t kTpaNextBytes = int64_t{16} << 20;
 
-// Bytes that TpaCudaDecodeParams::scratch must have. Steps that follow each
-// other in a stream may share it.
+// Bytes of TpaCudaDecodeParams::scratch. Consecutive steps in a stream may
+// share it.
 int64_t TpaDecodeScratchBytes(const TpaCudaDecodeParams& params,
                               const TpaDecodePlan& plan);
 
 // The current device, for PlanTpaDecode.
 cudaError_t GetTpaDevice(TpaDevice* device);
-// The same but for its clusters, which are asked of the driver: 0. For every
-// launch.
+// The same with 0 clusters, whose count needs a driver call. For every launch.
 cudaError_t GetTpaAttributes(TpaDevice* device);
 
-// `plan` is PlanTpaDecode's for this shape, rows and new tokens. In
-// kParallelBn the blocks of a row wait for each other: they must all fit the
-// GPU at once, beside what else runs on it for good.
-// cudaErrorInvalidValue for what the comments above rule out.
+// `plan` is PlanTpaDecode's for this shape, rows and new tokens. In kParallelBn
+// the blocks of a row wait for each other: all must fit the GPU at once, next
+// to whatever occupies it permanently. cudaErrorInvalidValue for what the
+// comments above rule out.
 cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
                             const TpaDecodePlan& plan, cudaStream_t stream);
 

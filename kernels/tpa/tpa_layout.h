@@ -19,27 +19,26 @@ struct TpaShape {
 // Tokens in one page of the factor cache.
 inline constexpr int64_t kTpaPageTokens = 64;
 
-// How the elements of a plane (one factor of a page's 64 tokens) follow each
-// other.
+// Order of the elements of a plane (one factor of a page's 64 tokens).
 //
 //   kPlain     token after token, rows not padded: the CPU's float32 cache.
 //   kOctets    for tensor cores: 16-bit elements, H padded to a multiple of 8,
 //              D and E to one of 16, with zeros. Eight neighbouring elements of
 //              a token are 16 bytes; those of all 64 tokens follow each other,
-//              then come the next eight elements: [width / 8, 64, 8]. So any 8
-//              tokens by 8 elements are 128 bytes in a row, which shared memory
-//              reads at once and tensor cores take as they are, along tokens or
-//              along elements; and some heads of a plane are one run.
+//              then the next eight elements: [width / 8, 64, 8]. So any 8
+//              tokens by 8 elements are 128 consecutive bytes, which shared
+//              memory reads at once and tensor cores take as they are, along
+//              tokens or along elements; and some heads of a plane are one run.
 enum class TpaPageOrder { kPlain, kOctets };
 
-// Where the factors of a token lie within a page of one layer. Each rank has
-// planes of its own, A before B, keys before values:
+// Layout of a token's factors within a page of one layer. Each rank has its own
+// planes, A before B, keys before values:
 //
 //   R times { A_k [64, H]  B_k [64, D] }   R times { A_v [64, H]  B_v [64, E] }
 //
 // so that the keys (or values) of one rank are one run of memory. Offsets and
-// sizes are in elements. This is the one definition of the layout: whatever
-// reads or writes the cache asks it.
+// sizes are in elements. This is the one definition of the layout, for all
+// readers and writers of the cache.
 struct TpaPageLayout {
   TpaPageOrder order;
   int64_t a_width;    // elements in a row of A_k or A_v, padding included
@@ -94,14 +93,14 @@ struct TpaPageLayout {
   }
 };
 
-// Queries as decode reads them: whole, with position, times all that scales a
-// score, and taken apart into terms of the cache's 16-bit type that add up to
-// them, the largest first. Each group of 8 heads of a token has
+// Queries as decode reads them: whole, with position, times all factors of a
+// score, and split into terms of the cache's 16-bit type that add up to them,
+// the largest first. Each group of 8 heads of a token has
 //
 //   [terms, D / 8, 8 heads, 8 features]
 //
-// with D padded to a multiple of 16 and H to one of 8, by zeros: what tensor
-// cores take as it is. Groups of a token follow each other, then tokens.
+// with D padded to a multiple of 16 and H to one of 8, by zeros: the tensor
+// cores' layout. Groups of a token follow each other, then tokens.
 inline constexpr int kTpaQueryTerms = 2;
 
 // Elements of one group.

@@ -1,3 +1,9 @@
+// Queries of new tokens for decode: one block of 128 threads a token and 1, 2
+// or 4 groups of 8 heads; factors staged in shared memory, sums over ranks in
+// float32.
+// Shapes: A_q [T, Rq, H], B_q [T, Rq, D] float32 (Rq = 0: whole queries
+// [T, H, D]); queries [T, H / 8, 2 terms, D / 8, 8, 8] 16-bit.
+// Floor: 4 · T · Rq · (H + D) bytes read, 4 · T · H · D written.
 #include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/tpa/tpa_query.cuh"
@@ -8,13 +14,12 @@ namespace {
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// While there are more blocks of queries than this, each takes more groups of
-// heads, and reads a token's B_q once for them: then they are all at once on
-// the GPU.
+// Above this number of query blocks, each takes more groups of heads, and reads
+// a token's B_q once for them: then all are resident at once.
 constexpr int64_t kManyBlocks = 512;
 constexpr int kMaxShift = 2;
 
-// One block a token and args.shift's groups of 8 heads, of D up to 64 kPairs.
+// One block a token and 2^shift groups of 8 heads, of D up to 64 kPairs.
 template <typename T, int kPairs>
 __global__ void __launch_bounds__(kTpaQueryThreads)
     tpa_queries_kernel(const __grid_constant__ TpaQueryArgs args) {
@@ -36,7 +41,7 @@ cudaError_t Launch(const TpaQueryArgs& args, cudaStream_t stream) {
                          args);
 }
 
-// Whether tokens have all that their queries are formed of.
+// Whether all inputs of the tokens' queries are set.
 bool Complete(const TpaCudaQueryParams& p) {
   return p.queries != nullptr && p.b_q != nullptr &&
          (p.shape.q_rank == 0 || p.a_q != nullptr) &&

@@ -1,5 +1,5 @@
-// Forming queries for decode, some groups of 8 heads of a token in a thread
-// block.
+// Forming queries for decode, some groups of 8 heads of a token a thread block:
+// device functions of tpa_queries.cu and tpa_append.cu.
 #ifndef RECURVE_KERNELS_TPA_TPA_QUERY_CUH_
 #define RECURVE_KERNELS_TPA_TPA_QUERY_CUH_
 
@@ -13,23 +13,23 @@ namespace recurve {
 
 inline constexpr int kTpaQueryThreads = 128;
 
-// What LaunchTpaQueries and LaunchTpaAppend give to their kernels.
+// Arguments of LaunchTpaQueries' and LaunchTpaAppend's kernels.
 struct TpaQueryArgs {
   TpaCudaQueryParams p;
   int octets;   // groups of 8 heads
   float scale;  // D^-1/2, 1/Rq, 1/R and log2(e)
-  int shift;    // a block forms those of 2^shift groups
+  int shift;    // a block forms 2^shift groups
   int staging;  // bytes of dynamic shared memory
 
-  // Blocks that a token's groups are.
+  // Blocks a token.
   int TokenBlocks() const { return (octets + (1 << shift) - 1) >> shift; }
 };
-// A thread stages so many elements of A_q.
+// Elements of A_q that a thread stages.
 inline constexpr int kTpaQueryOwnHeads = 2;
 // tpa_queries.cu. False for what TpaCudaQueryParams' comments rule out.
 bool MakeTpaQueryArgs(const TpaCudaQueryParams& params, TpaQueryArgs* args);
 
-// What scales a query: D^-1/2, 1/Rq, 1/R and log2(e).
+// Factors of a query: D^-1/2, 1/Rq, 1/R and log2(e).
 inline float TpaQueryScale(const TpaShape& s) {
   const double ranks =
       static_cast<double>(std::max<int64_t>(s.q_rank, 1) * s.kv_rank);
@@ -107,9 +107,9 @@ __device__ __forceinline__ void TpaQueryTermsOf(
   }
 }
 
-// `staging` has room for B_q [Rq, D] and A_q [Rq, heads]. D is at most 64
-// kLanePairs: a lane has so many pairs of a rank's features. (What is loaded
-// ahead for more costs instructions, and each is run once.)
+// `staging` holds B_q [Rq, D] and A_q [Rq, heads]. D is at most 64 kLanePairs:
+// a lane has this many pairs of a rank's features. (Prefetching more costs
+// instructions, each run once.)
 template <typename T, int kLanePairs>
 class TpaQueryFormer {
  public:
@@ -128,15 +128,15 @@ class TpaQueryFormer {
         b_q_(staging),
         a_q_(staging + q_rank_ * width_) {}
 
-  // Of the `block`th 2^shift groups.
+  // Forms the `block`th 2^shift groups.
   __device__ __forceinline__ void Form(int64_t token, int block) const {
     const int first = block << shift_;
     if (q_rank_ > 0) {
       Stage(token, first);
       __syncthreads();
     }
-    // A thread takes eight features of a head. Half of them are enough for a
-    // group of few features.
+    // A thread takes eight features of a head. Half of the threads suffice for
+    // a group of few features.
     constexpr int kSharers =
         kLanePairs == 1 ? kTpaQueryThreads / 2 : kTpaQueryThreads;
     const int thread = static_cast<int>(threadIdx.x) % kSharers;
@@ -164,9 +164,9 @@ class TpaQueryFormer {
   static constexpr int kWarps = kTpaQueryThreads / 32;
   static constexpr int kLaneRanks = 4;
 
-  // The token's factors, B_q with its position; zero beyond D and for heads
-  // that do not exist. A warp takes ranks, four at a time; all its loads go out
-  // together: their latency is most of what this costs.
+  // Stages the token's factors, B_q with its position; zero beyond D and for
+  // padding heads. A warp takes ranks, four at a time; all its loads are issued
+  // together: their latency is most of the cost.
   __device__ __forceinline__ void Stage(int64_t token, int first_octet) const {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -215,7 +215,7 @@ class TpaQueryFormer {
           if (k >= width_ / 2) break;
           const float2 z = rotate_ ? TpaRotated(x1[i][j], x2[i][j], c[j], s[j])
                                    : float2{x1[i][j], x2[i][j]};
-          // Pairs beyond the half fill what is left of the row.
+          // Pairs beyond the half fill the rest of the row.
           row[k < half_ ? k : 2 * k] = z.x;
           row[k < half_ ? half_ + k : 2 * k + 1] = z.y;
         }

@@ -1,3 +1,7 @@
+// Vectors of all heads from their factors: one block a row, one thread an
+// output.
+// Shapes: A [T, R, H], B [T, R, D], out [T, H, D], float32.
+// Floor: 4 · T · (R · (H + D) + H · D) bytes.
 #include "kernels/tpa/append/expand_factors_cuda.h"
 
 namespace recurve {

@@ -8,7 +8,7 @@ namespace recurve {
 class ThreadPool;
 
 // out[h] = (1/R) Σ_r A[r,h] · B[r]: the vectors of all heads from their
-// factors, for layers that keep no factors (linear attention over factored
+// factors, for layers that cache no factors (linear attention over factored
 // queries, keys and values).
 struct ExpandFactorsParams {
   const float* a;  // [rows, R, H]

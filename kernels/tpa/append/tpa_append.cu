@@ -1,3 +1,10 @@
+// Append for TPA: one block a new token and rank rounds the factors of keys and
+// values into their page; other blocks of the same launch form queries
+// (tpa_query.cuh).
+// Shapes: A_k, A_v [T, R, H], B_k [T, R, D], B_v [T, R, E] float32; pages of 64
+// tokens, 16-bit; queries as in tpa_queries.cu.
+// Floor: T · R · (2 H + D + E) · (4 + 2) bytes, and for queries
+// 4 · T · (Rq · (H + D) + H · D) more.
 #include <algorithm>
 
 #include "kernels/common/alignment.h"
@@ -11,23 +18,22 @@ namespace recurve {
 namespace {
 
 constexpr int kThreads = kTpaQueryThreads;
-// Blocks are short and small, and decode leaves one multiprocessor after the
-// other: the first one left would get many of them, and be the last to be done.
-// Shared memory that nobody uses lets it have four, as long as that is enough
-// for all.
+// Blocks are short and small, and decode frees one multiprocessor after the
+// other: the first one would get many of them, and finish last. Unused shared
+// memory limits it to four, as long as that suffices for all.
 constexpr int kSpreadBytes = 47 << 10;
 constexpr int64_t kSpreadBlocks = 512;
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// A thread's elements of B, of a token and rank: no more are needed.
+// Elements of B, of a token and rank, that a thread has at most.
 constexpr int kOwn = 256 / kThreads;
 static_assert(kThreads >= 128, "a thread has at most one head");
 
-// The key and value factors of a token and rank. Padding of rows becomes zero.
-// All factors are asked for before it is known where they go: the way there is
-// three reads, one after the other.
+// Writes the key and value factors of a token and rank, and zeros the padding.
+// All factors are requested before their address is known, which takes three
+// dependent reads.
 template <typename T>
 __device__ void AppendFactors(const TpaCudaAppendParams& p,
                               const TpaPageLayout& layout, int64_t row, int r) {
@@ -58,7 +64,7 @@ __device__ void AppendFactors(const TpaCudaAppendParams& p,
   T* to = static_cast<T*>(p.cache.pages) + page * p.cache.page_stride;
   const int m = static_cast<int>(position % kTpaPageTokens);
   if (i < layout.a_width) {
-    // Heads that do not exist stay zero.
+    // Padding heads stay zero.
     if (i < heads) {
       k = TpaActivateFactor(f.activation, k);
       v = TpaActivateFactor(f.activation, v);
@@ -74,8 +80,8 @@ __device__ void AppendFactors(const TpaCudaAppendParams& p,
   }
 }
 
-// One block a token and rank; then of queries one a token and queries.shift's
-// groups of 8 heads, of D up to 64 kPairs.
+// One block a token and rank; then, for queries, one a token and 2^shift groups
+// of 8 heads, of D up to 64 kPairs.
 template <typename T, int kPairs>
 __global__ void __launch_bounds__(kThreads)
     tpa_append_kernel(const __grid_constant__ TpaCudaAppendParams p,
@@ -115,8 +121,7 @@ cudaError_t Launch(const TpaCudaAppendParams& params,
                          bytes, stream, params, layout, queries);
 }
 
-// Whether rows have all that they are appended and queries formed from, and
-// where they go.
+// Whether all inputs and outputs of the rows are set.
 bool Complete(const TpaCudaAppendParams& p) {
   const TpaCudaFactors& f = p.factors;
   return IsThere(p.cache.pages) && p.cache.page_table != nullptr &&

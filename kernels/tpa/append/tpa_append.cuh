@@ -1,5 +1,5 @@
-// Key and value factors as they are written to the cache: by the append, and by
-// decode where it appends itself.
+// Key and value factors as they are written to the cache, by the append and by
+// decode that appends: device functions.
 #ifndef RECURVE_KERNELS_TPA_APPEND_TPA_APPEND_CUH_
 #define RECURVE_KERNELS_TPA_APPEND_TPA_APPEND_CUH_
 
@@ -8,8 +8,8 @@
 
 namespace recurve {
 
-// DeviceActivate, with the division of the CPU's where it has a faster one:
-// what is cached is read at every later step.
+// DeviceActivate, but with the CPU's division instead of a faster one: cached
+// values are read at every later step.
 __device__ __forceinline__ float TpaActivateFactor(Activation activation,
                                                    float x) {
   if (activation == Activation::kSilu) return x / (1.0f + expf(-x));
@@ -18,7 +18,7 @@ __device__ __forceinline__ float TpaActivateFactor(Activation activation,
 }
 
 // Element `d` of the encoded B_k row `x`, of D = `dim`. Without branches, so
-// that what it reads is asked for together with all else.
+// that its loads are issued together with all others.
 __device__ __forceinline__ float TpaEncodeKey(const TpaCudaFactors& f, int dim,
                                               int64_t row, const float* x,
                                               int d) {

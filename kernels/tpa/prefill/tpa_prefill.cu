@@ -1,3 +1,10 @@
+// Launcher of TPA prefill: for each group of heads that scratch memory holds,
+// one launch of tpa_prefill_prepare.cu, then one of the kernel in
+// tpa_prefill_attend.cuh.
+// Shapes: queries [T, H, D], contexts of L tokens in pages of rank R, out
+// [T, H, E].
+// Floor: compute bound: 2 · H · (D + E) flops for each pair of a query and a
+// token that it sees.
 #include <algorithm>
 
 #include "kernels/common/alignment.h"

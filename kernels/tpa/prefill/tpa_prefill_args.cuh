@@ -1,4 +1,4 @@
-// What the kernels of a prefill share.
+// Arguments and launch helpers shared by the prefill kernels.
 #ifndef RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_ARGS_CUH_
 #define RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_ARGS_CUH_
 
@@ -6,8 +6,8 @@
 
 namespace recurve {
 
-// One group of heads of a launch. Scratch memory holds, of 16-bit elements in
-// cores of 8 rows of 8 (tpa_layout.h):
+// One group of heads of a launch. Scratch memory holds 16-bit elements in cores
+// of 8 rows of 8 (tpa_layout.h):
 //
 //   queries [heads][slot][64 queries]    each [width / 8][64][8]
 //   keys    [heads][key tile]            each [width / 8][key_tile][8], and
@@ -24,7 +24,7 @@ struct TpaPrefillArgs {
   int query_tiles;
   int64_t query_bytes;
   int64_t context_bytes;
-  char* contexts;  // where keys and values begin
+  char* contexts;  // beginning of keys and values
 
   template <typename T>
   __device__ T* Scheduled(int64_t offset) const {
@@ -51,8 +51,8 @@ struct TpaPrefillArgs {
   }
 };
 
-// Launches a kernel of a prefill that may begin while the one before it ends
-// (and waits for it itself, where it has to).
+// Launches a prefill kernel that may start while the previous one ends (and
+// waits for it itself, where needed).
 template <typename... Params, typename... Args>
 cudaError_t LaunchTpaPrefillNext(void (*kernel)(Params...), dim3 blocks,
                                  int threads, int shared_bytes,
@@ -70,8 +70,8 @@ cudaError_t LaunchTpaPrefillNext(void (*kernel)(Params...), dim3 blocks,
   return cudaLaunchKernelEx(&config, kernel, Params(args)...);
 }
 
-// Forms the group's queries in scratch memory, times all that scales a score,
-// and zeroes the counter of items; and, for kExpanded, the keys and values.
+// Forms the group's queries in scratch memory, times all factors of a score,
+// and zeroes the counter of items; for kExpanded, also the keys and values.
 cudaError_t LaunchTpaPrefillPrepare(const TpaPrefillArgs& args,
                                     const TpaPrefillPlan& plan,
                                     int multiprocessors, cudaStream_t stream);

@@ -1,6 +1,13 @@
-// Attention of a prefill: one block of a multiprocessor takes query tile after
-// query tile. One warp copies keys and values into shared memory, another
-// fetches A_k and A_v, and warpgroups of 64 queries each compute.
+// Attention of TPA prefill on sm_90a: one persistent block a multiprocessor
+// takes query tiles, longest first; a producer warp copies keys and values by
+// cp.async.bulk into ring buffers (another fetches A_k and A_v for kDirect);
+// warpgroups of 64 queries multiply by wgmma, scores of the next tile with the
+// softmax of this one.
+// Shapes: queries, K_h, V_h [tokens, width] 16-bit, a head at a time; query
+// tiles of 128 or 192, key tiles of 64 or 128; out [T, H, E] float32 or
+// bfloat16.
+// Floor: compute bound: 2 · H · (D + E) flops for each pair of a query and a
+// token that it sees.
 #ifndef RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_ATTEND_CUH_
 #define RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_ATTEND_CUH_
 
@@ -14,9 +21,9 @@
 namespace recurve {
 
 // A row's maximum moves only if a score is more than kTpaPrefillLazy above it,
-// in powers of two: then outputs need not be rescaled for every key tile. From
-// scores the maximum and kTpaPrefillAbove are subtracted. bfloat16 has room
-// below 1 for weights; float16 has not, and they grow to 2^3 above it.
+// in powers of two: so outputs are not rescaled for every key tile. The maximum
+// and kTpaPrefillAbove are subtracted from scores. bfloat16 has room below 1
+// for weights; float16 has not, and they grow to 2^3 above it.
 template <typename T>
 inline constexpr float kTpaPrefillLazy = 8.0f;
 template <>
@@ -26,7 +33,7 @@ inline constexpr float kTpaPrefillAbove = kTpaPrefillLazy<T>;
 template <>
 inline constexpr float kTpaPrefillAbove<__half> = 0.0f;
 
-// ---- warpgroups that compute ----
+// ---- consumer warpgroups ----
 
 template <typename T, typename S>
 class TpaPrefillWorker {
@@ -44,8 +51,8 @@ class TpaPrefillWorker {
   __device__ __forceinline__ void Run() {
     TpaPrefillStage<S::kItemStages> at;
     uint32_t query_phase = 0;
-    // Warpgroups take turns with the tensor cores: while one has its softmax to
-    // do, the products of another are under way. The first begins.
+    // Warpgroups take turns with the tensor cores: during one's softmax, the
+    // products of another are in flight. The first begins.
     if (group_ == S::kGroups - 1) PassTurn();
     while (true) {
       BarrierWait(base_ + S::kFullItem + 8 * at.index, at.phase);
@@ -117,7 +124,8 @@ class TpaPrefillWorker {
     ReleaseValues();
   }
 
-  // As Attend, where the warpgroup has no query: what the others wait for.
+  // Attend for a warpgroup without queries: only the signals that others wait
+  // for.
   __device__ __forceinline__ void Pass(const TpaPrefillItem& item) {
     const int tiles = item.tile.key_tiles;
 #pragma unroll 1
@@ -142,10 +150,10 @@ class TpaPrefillWorker {
     ReleaseValues();
   }
 
-  // Scores of tile n, and values of the tile before.
+  // Scores of tile n, and values of the previous tile.
   template <bool kMasked>
   __device__ __forceinline__ void Step(int n, bool last) {
-    // Operands before the turn is waited for: nobody multiplies meanwhile.
+    // Operands before the turn: nothing multiplies during the wait.
     const uint64_t queries = Queries();
     const uint64_t keys = Keys();
     const uint64_t values = Values();
@@ -168,7 +176,7 @@ class TpaPrefillWorker {
     WgmmaPin(out_);
     WgmmaPin(weights_);
     ReleaseValues();
-    // Multiplying by 1 changes nothing: so no bit depends on the other rows.
+    // Multiplying by 1 changes nothing: no bit depends on the other rows.
     if (moved) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -181,7 +189,7 @@ class TpaPrefillWorker {
     Pack();
   }
 
-  // Score i of a thread's, as accumulators of one product would have them.
+  // Score i of a thread's, in the layout of one product's accumulators.
   __device__ __forceinline__ float& Score(int i) {
     return scores_[i / kPartScores][i % kPartScores];
   }
@@ -243,7 +251,7 @@ class TpaPrefillWorker {
     values_.Next();
   }
 
-  // Scores less `base`.
+  // Scores minus `base`.
   template <bool kMasked>
   __device__ __forceinline__ void Shift(int n, const float (&base)[2]) {
     const float* const factors = KeyFactors();
@@ -268,7 +276,7 @@ class TpaPrefillWorker {
       }
     }
   }
-  // The greatest of a row, of the thread's two.
+  // The greatest score of each of the thread's two rows.
   __device__ __forceinline__ void Greatest(float (&top)[2]) {
     float high[2][2];
 #pragma unroll
@@ -284,8 +292,8 @@ class TpaPrefillWorker {
     for (int i = 0; i < 2; ++i)
       top[i] = LaneMax<4>(fmaxf(high[i][0], high[i][1]));
   }
-  // Shifted scores become weights (times A_v where kDirect), whose sums are
-  // added to sum_ · `scale`.
+  // Shifted scores become weights (times A_v if kDirect), whose sums are added
+  // to sum_ · `scale`.
   __device__ __forceinline__ void Weigh(const float (&scale)[2]) {
     const float* const factors = KeyFactors();
     float sum[2][2] = {};
@@ -313,13 +321,13 @@ class TpaPrefillWorker {
       factors_.Next();
     }
   }
-  // A_k of a tile, for the thread's first column; A_v is kKeyTile behind.
+  // A_k of a tile, for the thread's first column; A_v is kKeyTile further.
   __device__ __forceinline__ const float* KeyFactors() const {
     return reinterpret_cast<const float*>(shared_ + S::kFactors) +
            2 * S::kKeyTile * factors_.index + 2 * (lane_ % 4);
   }
 
-  // Of a row's first tile.
+  // Softmax of a row's first tile.
   __device__ __forceinline__ void FirstSoftmax() {
     if constexpr (S::kDirect) {
       BarrierWait(base_ + S::kFullFactors + 8 * factors_.index, factors_.phase);
@@ -328,7 +336,7 @@ class TpaPrefillWorker {
     Shift<true>(0, none);
     float top[2];
     Greatest(top);
-    // Position 0 is here, so the maximum is finite.
+    // Position 0 is in it, so the maximum is finite.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       shift_[i] = top[i] + kTpaPrefillAbove<T>;
@@ -339,16 +347,16 @@ class TpaPrefillWorker {
     Weigh(none);
   }
 
-  // Scores become weights (times A_v where kDirect). True if outputs so far are
-  // to be multiplied by `scale`, else that is 1.
+  // Scores become weights (times A_v if kDirect). True if the outputs so far
+  // must be multiplied by `scale`, else that is 1.
   template <bool kMasked>
   __device__ __forceinline__ bool Softmax(int n, float (&scale)[2]) {
     if constexpr (S::kDirect) {
       BarrierWait(base_ + S::kFullFactors + 8 * factors_.index, factors_.phase);
     }
     Shift<kMasked>(n, shift_);
-    // Signs tell whether a maximum has to move: half as many instructions as
-    // maxima, and no lane waits for another's.
+    // Signs tell whether a maximum has to move: half the instructions of
+    // maxima, and no exchange between lanes.
     constexpr float kRoom = kTpaPrefillLazy<T> - kTpaPrefillAbove<T>;
     uint32_t signs = 0x80000000u;
 #pragma unroll
@@ -361,7 +369,7 @@ class TpaPrefillWorker {
     if (moved) {
       float top[2];
       Greatest(top);
-      // Rows that stay below keep their bits: less 0, times 1.
+      // Rows that stay below keep their bits: minus 0, times 1.
       float move[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -441,8 +449,8 @@ class TpaPrefillWorker {
     }
   }
 
-  // The features of an octet that there are of `left` to the end of the head;
-  // heads of no whole octets begin anywhere at 8 bytes.
+  // The features of an octet within `left`, the rest of the head; heads of
+  // incomplete octets begin at any 8 bytes.
   __device__ __forceinline__ void StoreOctet(__nv_bfloat16* to, int left,
                                              const uint32_t (&words)[4]) const {
     if (args_.p.shape.value_dim % 8 == 0) {
@@ -454,7 +462,7 @@ class TpaPrefillWorker {
     if (left > 4) halves[1] = {words[2], words[3]};
   }
 
-  // Of four neighbouring lanes, each with a row of four.
+  // Among four neighbouring lanes, each with a row of four.
   __device__ __forceinline__ void Transpose(uint32_t (&a)[4]) const {
     const bool upper = lane_ & 2;
     const uint32_t x0 = __shfl_xor_sync(0xffffffffu, upper ? a[0] : a[2], 2);
@@ -488,7 +496,7 @@ class TpaPrefillWorker {
   float scores_[kScoreParts][kPartScores];
   uint32_t weights_[S::kKeyTile / 16][4];
   float out_[kParts][kPartWidth / 2];
-  // What is subtracted from a row's scores: a maximum, and kTpaPrefillAbove.
+  // Subtracted from a row's scores: a maximum, and kTpaPrefillAbove.
   float shift_[2];
   float sum_[2];
   TpaPrefillStage<S::kStages> keys_;

@@ -1,5 +1,5 @@
-// Warps that copy in a prefill's attention: keys and values into shared memory,
-// and A_k and A_v.
+// Producer warps of prefill attention: keys and values into shared memory, and
+// A_k and A_v. Device code only.
 #ifndef RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_COPY_CUH_
 #define RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_COPY_CUH_
 
@@ -9,7 +9,7 @@
 
 namespace recurve {
 
-// ---- the warp that copies ----
+// ---- the producer warp of queries, keys and values ----
 
 template <typename S>
 class TpaPrefillCopier {
@@ -57,7 +57,7 @@ class TpaPrefillCopier {
 
  private:
   // Items are in order of length, longest first, but the heads of a section
-  // follow each other: as many as the L2 cache holds keys and values of.
+  // follow each other: as many as have keys and values that fit L2.
   __device__ __forceinline__ bool Take(int total, TpaPrefillItem* item) {
     int next = 0;
     if (lane_ == 0) {
@@ -81,7 +81,7 @@ class TpaPrefillCopier {
     return true;
   }
 
-  // Of key tile n, how many pages exist.
+  // Number of pages of key tile n.
   __device__ __forceinline__ int Pages(const TpaPrefillItem& item,
                                        int n) const {
     return min(S::kPages, (item.tile.length - n * S::kKeyTile + 63) / 64);
@@ -137,8 +137,8 @@ class TpaPrefillCopier {
                  barrier);
       }
       if (!whole) {
-        // Values of tokens that do not exist are zero: their weights are, but
-        // what is in memory may be NaN.
+        // Zeros values of tokens that do not exist: their weights are zero, but
+        // memory may hold NaN.
         BarrierWait(barrier, tail_phase_);
         tail_phase_ ^= 1;
         char* tile = shared_ + (to - base_);
@@ -150,7 +150,7 @@ class TpaPrefillCopier {
             *reinterpret_cast<uint4*>(row + 1024 * lane_) = {0, 0, 0, 0};
           }
         }
-        BulkCopyFence();  // tensor cores read what ordinary writes wrote
+        BulkCopyFence();  // tensor cores read these ordinary writes
         __syncwarp();
         if (lane_ == 0) BarrierArrive(full);
       }
@@ -176,7 +176,7 @@ class TpaPrefillCopier {
   uint32_t tail_phase_ = 0;
 };
 
-// ---- the warp that fetches A_k and A_v (kDirect) ----
+// ---- the producer warp of A_k and A_v (kDirect) ----
 
 template <typename T, typename S>
 __device__ __forceinline__ void FetchTpaPrefillFactors(

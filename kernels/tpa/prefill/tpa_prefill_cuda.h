@@ -16,29 +16,27 @@ namespace recurve {
 // compute capability 9.0; kernels/tpa/tpa.h states the mathematics. The pages
 // hold the factors of all tokens of a row, the new ones included
 // (LaunchTpaAppend runs before): the new tokens may be a whole prompt, or a
-// chunk of one that goes on from what is cached.
+// later chunk of one.
 //
 // Every pointer is to device memory. Launchers neither allocate nor synchronise
 // and may be captured in a graph; lengths, tokens of each row and pages are
 // read from device memory.
 //
 // Precision: queries, weights (kDirect: times A_v) and K_h and V_h (kExpanded)
-// are rounded to the cache's 16-bit type; sums and the
-// softmax are float32. In float16 none of these may be beyond 65504; weights
-// are up to 8.
+// are rounded to the cache's 16-bit type; sums and the softmax are float32. In
+// float16 none of these may be beyond 65504; weights are up to 8.
 //
-// Exactness: a token's output depends on its row's factors and its own query
-// and position alone: whatever is in the batch, however a prompt is cut into
-// chunks, and however many heads share the scratch memory, the bits are the
-// same. (They are not those of LaunchTpaDecode, which does not round queries.)
+// Exactness: a token's bits depend on its row's factors and its own query and
+// position alone, not on the batch, the chunks of a prompt or the heads that
+// share scratch memory. (They are not those of LaunchTpaDecode, which does not
+// round queries.)
 
-// Shares out the work: from lengths as they are in device memory. Once a step,
-// for all its layers of the same plan.
+// Shares out the work, by lengths in device memory. Once a step, for all its
+// layers of the same plan.
 struct TpaPrefillScheduleParams {
   // Row b has new tokens query_start[b] ... query_start[b + 1] of the launch,
-  // which may be none, and they are the last of its lengths[b] tokens. A row
-  // that has more new tokens than tokens, or for which the plan has no room, is
-  // left out.
+  // possibly none, and they are the last of its lengths[b] tokens. A row with
+  // more new tokens than tokens, or beyond the plan's limits, is skipped.
   const int32_t* query_start;  // [max_rows + 1]
   const int32_t* lengths;      // [max_rows]
   void* schedule;              // plan.schedule_bytes, 128-byte aligned; nothing
@@ -68,8 +66,8 @@ struct TpaPrefillParams {
 };
 
 // cudaErrorInvalidValue for what the comments rule out or a plan of another
-// shape; cudaErrorNotSupported on a device of another compute capability than
-// 9.0: there is no kernel for earlier ones.
+// shape; cudaErrorNotSupported on a device of compute capability other than
+// 9.0.
 cudaError_t LaunchTpaPrefill(const TpaPrefillParams& params,
                              const TpaPrefillPlan& plan, cudaStream_t stream);
 

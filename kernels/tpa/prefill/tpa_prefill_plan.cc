@@ -47,7 +47,7 @@ TpaPrefillPlan PlanTpaPrefill(const TpaShape& shape, TpaPrefillForm form,
   const int64_t head_bytes = plan.query_bytes + plan.context_bytes;
   const int64_t fit =
       std::clamp<int64_t>(limits.max_scratch / head_bytes, 1, shape.num_heads);
-  // Groups of about the same size.
+  // Groups of nearly the same size.
   const int64_t count = CeilDiv(shape.num_heads, fit);
   plan.head_group = static_cast<int>(CeilDiv(shape.num_heads, count));
   plan.scratch_bytes = plan.head_group * head_bytes;

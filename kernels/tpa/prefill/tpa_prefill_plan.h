@@ -12,15 +12,15 @@ namespace recurve {
 // Work is cut into query tiles: some new tokens of one row, one head. A tile
 // goes through its row's context by key tiles, which begin at multiples of
 // their size in the sequence, from position 0 on; so a query meets the same
-// keys in the same order whatever tile it is in.
+// keys in the same order in any tile.
 //
 // Keys and values of a head reach the tensor cores in one of two ways:
 //
 //   kExpanded   K_h and V_h of some heads at a time are written to scratch
-//               memory, and all query tiles of these heads read them there. The
-//               faster one for prompts.
+//               memory, from which all query tiles of these heads read them.
+//               Faster for prompts.
 //   kDirect     rank 1, D and E to 128: B_k and B_v are multiplied as the cache
-//               has them, for every head the same; A_k multiplies columns of
+//               has them, the same for every head; A_k multiplies columns of
 //               the scores and A_v those of the weights. Less scratch memory.
 //
 // Results differ within rounding: choose one for a model, not for a chunk.
@@ -42,7 +42,7 @@ struct TpaPrefillPlan {
   int64_t scratch_bytes;
 };
 
-// What a launch may have to do, at most.
+// Limits of a launch.
 struct TpaPrefillLimits {
   int max_rows;
   int64_t max_tokens;   // new tokens of all rows
@@ -85,7 +85,7 @@ struct TpaPrefillHeader {
   int32_t spare;
 };
 
-// Where its parts begin, in bytes.
+// Offsets of its parts, in bytes.
 struct TpaPrefillSchedule {
   int64_t by_length;  // [query_tiles] TpaPrefillTile, longest first
   int64_t by_slot;    // [query_tiles] TpaPrefillTile

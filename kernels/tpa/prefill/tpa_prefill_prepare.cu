@@ -1,5 +1,10 @@
-// What a prefill reads many times, made once, in one launch: queries, and keys
-// and values of heads (kExpanded).
+// Prepare step of TPA prefill, one launch: blocks of 4 tokens form queries,
+// others expand K_h and V_h from the pages (kExpanded), a key tile and some
+// heads and features each.
+// Shapes: A_q [T, Rq, H], B_q [T, Rq, D] float32; pages of rank R; queries
+// [H, T, width], K_h, V_h [H, L, width] 16-bit.
+// Floor in bytes: queries 4 · T · Rq · (H + D) + 2 · T · H · width; keys and
+// values 2 · L · R · (2 H + D + E) + 4 · L · H · width.
 #include <algorithm>
 
 #include "kernels/common/async_copy.cuh"
@@ -23,8 +28,8 @@ __host__ __device__ constexpr int AStride(int heads) {
   return (heads + kHeads - 1) / kHeads * kHeads + 4;
 }
 __host__ __device__ constexpr int BStride(int width) { return width + 8; }
-// B_q lies such that eight neighbouring features are two fours, half a row
-// apart: then a warp's reads do not collide.
+// Layout of B_q: eight neighbouring features are two fours, half a row apart,
+// to avoid bank conflicts.
 __device__ __forceinline__ int Place(int d, int width) {
   return (d & 4) / 4 * (width / 2) + d / 8 * 4 + (d & 3);
 }
@@ -35,15 +40,15 @@ __device__ __forceinline__ float2 Rotated(float x1, float x2, float c,
           __fadd_rn(__fmul_rn(x1, s), __fmul_rn(x2, c))};
 }
 
-// The factors of 4 tokens into shared memory, B_q with its position: a warp
-// takes ranks of one token. What does not exist is zero.
+// Stages the factors of 4 tokens in shared memory, B_q with its position: a
+// warp takes ranks of one token. Missing elements are zero.
 template <int kWidth>
 __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
                                              int begin, int count, float* b_q,
                                              float* a_q) {
   constexpr int kLanePairs = kWidth / 64;
   constexpr int kLaneHeads = 4;
-  constexpr int kBatch = 4;  // ranks whose loads are under way together
+  constexpr int kBatch = 4;  // ranks whose loads are in flight together
   constexpr int kWarps = kThreads / 32 / kTokens;  // of a token
   const TpaPrefillParams& p = args.p;
   const int dim = static_cast<int>(p.shape.head_dim);
@@ -97,7 +102,7 @@ __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
         const int k = lane + 32 * j;
         float2 z = {x1[i][j], x2[i][j]};
         if (rotate) z = Rotated(z.x, z.y, c[j], s[j]);
-        // Pairs beyond the half fill what is left of the row.
+        // Pairs beyond the half fill the rest of the row.
         to[Place(k < half ? k : 2 * k, kWidth)] = z.x;
         to[Place(k < half ? half + k : 2 * k + 1, kWidth)] = z.y;
       }
@@ -110,9 +115,9 @@ __device__ __forceinline__ void StageFactors(const TpaPrefillArgs& args,
   }
 }
 
-// q[h] = (1/Rq) Σ_r A_q[r,h] · B_q[r] for 4 tokens, as the tensor cores take
-// them: rotated, times D^-1/2 / R and log2(e), and rounded. Queries of a tile
-// that do not exist are zero. `block`: which tokens.
+// q[h] = (1/Rq) Σ_r A_q[r,h] · B_q[r] for 4 tokens, in the tensor cores'
+// layout: rotated, times D^-1/2 / R and log2(e), and rounded. Missing queries
+// of a tile are zero. `block`: which tokens.
 template <typename T, int kWidth>
 __device__ __forceinline__ void FormQueries(const TpaPrefillArgs& args,
                                             int block, float* staging) {
@@ -218,14 +223,14 @@ __device__ __forceinline__ void FormQueries(const TpaPrefillArgs& args,
 
 constexpr int kThreadOctets = 2;  // of features that a thread has
 constexpr int kMaxRank = 4;
-constexpr int kExpandHeads = 4;  // whose A a thread asks for together
-// Blocks of a multiprocessor that there should be: where tiles are few, a block
-// has few heads, as each batch of them is a trip to memory. Not always, since
-// each block reads B anew.
+constexpr int kExpandHeads = 4;  // whose A a thread loads together
+// Target of blocks a multiprocessor: if tiles are few, a block has few heads,
+// as each batch of heads is a round trip to memory. Not always, since each
+// block reads B anew.
 constexpr int kExpandBlocks = 4;
 
-// How the blocks that make keys and values share them out: each has a key tile,
-// some of its features, and some heads.
+// How the expanding blocks share keys and values: each has a key tile, some of
+// its features, and some heads.
 struct ExpandGrid {
   int tiles;
   int features;  // parts
@@ -234,8 +239,8 @@ struct ExpandGrid {
 };
 
 // K_h = Σ_r A_k[r,h] · B_k[r] and V_h likewise, of the heads of the group.
-// (Queries and outputs take the 1/R.) Zeros where no token is, and beyond D and
-// E.
+// (Queries and outputs take the 1/R.) Zeros for missing tokens, and beyond D
+// and E.
 template <typename T>
 __device__ __forceinline__ void ExpandContext(const TpaPrefillArgs& args,
                                               const ExpandGrid& grid,
@@ -336,7 +341,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     tpa_prefill_prepare(const __grid_constant__ TpaPrefillArgs args,
                         int query_blocks, ExpandGrid grid) {
   extern __shared__ __align__(16) float staging[];
-  // In this order: what comes next reads what the launch before this wrote.
+  // In this order: the next kernel reads writes of the previous one.
   WaitForPrevious();
   LaunchDependents();
   const auto block = static_cast<int>(blockIdx.x);
@@ -350,8 +355,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// Of `heads`: so many that there are about `wanted` blocks, where one for all
-// heads would give `blocks`.
+// Heads a block, of `heads`: enough for about `wanted` blocks, where one for
+// all heads gives `blocks`.
 int HeadsOfBlock(int heads, int64_t blocks, int64_t wanted) {
   const int64_t batches = (heads + kExpandHeads - 1) / kExpandHeads;
   const int64_t cuts =

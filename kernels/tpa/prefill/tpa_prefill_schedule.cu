@@ -1,4 +1,8 @@
-// Shares out the work of a prefill: query tiles, longest first.
+// Schedule of a TPA prefill: one block lists query tiles, sorted by length in
+// buckets, longest first, and key tiles.
+// Shapes: query_start [rows + 1], lengths [rows]; tiles of 32 bytes, key tiles
+// of 16.
+// Floor: 8 · rows + 64 · query tiles + 16 · key tiles bytes; bound by latency.
 #include "kernels/tpa/prefill/tpa_prefill_cuda.h"
 
 namespace recurve {
@@ -22,7 +26,7 @@ struct Args {
   }
 };
 
-// The sum over the threads before this one, and over all of them.
+// The sum over earlier threads, and over all threads.
 __device__ int2 ExclusiveSum(int value, int* warp_sums) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -52,12 +56,12 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ int kept_tiles;
   __shared__ int kept_keys;
   __shared__ int row_first[kThreads];  // of these rows: their first query tile,
-  __shared__ int row_tiles[kThreads];  // how many they have,
-  __shared__ int row_token[kThreads];  // their first new token,
+  __shared__ int row_tiles[kThreads];  // count,
+  __shared__ int row_token[kThreads];  // first new token,
   __shared__ int row_queries[kThreads];
   __shared__ int row_length[kThreads];
   __shared__ int row_first_key[kThreads];
-  __shared__ int row_keys[kThreads];  // and how many key tiles
+  __shared__ int row_keys[kThreads];  // and number of key tiles
   if (threadIdx.x == 0) {
     longest = 1;
     kept_tiles = kept_keys = 0;
@@ -84,8 +88,8 @@ __global__ void __launch_bounds__(kThreads)
     const int2 key_sum = ExclusiveSum(keys, warp_sums);
     const int first_tile = query_tiles + tile_sum.x;
     const int first_key = key_tiles + key_sum.x;
-    // Limits that the host got wrong must not be written across. What is left
-    // out then is the last rows: sums grow with the rows.
+    // If the host's limits are wrong, nothing is written beyond them. The last
+    // rows are then left out: sums grow with the rows.
     if (first_tile + tiles > args.max_query_tiles ||
         (args.max_key_tiles > 0 && first_key + keys > args.max_key_tiles)) {
       tiles = keys = 0;

@@ -1,5 +1,5 @@
-// What the parts of a prefill's attention share: a block's shared memory, its
-// rings, and what it does next.
+// Shared by the parts of prefill attention: a block's shared memory, its ring
+// buffers, and its next item.
 #ifndef RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_SHARED_CUH_
 #define RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_SHARED_CUH_
 
@@ -9,8 +9,8 @@
 
 namespace recurve {
 
-// What a block does next: a query tile, and a head of the group. key_tiles is
-// negative where nothing is left.
+// Next item of a block: a query tile, and a head of the group. key_tiles is
+// negative if none is left.
 struct TpaPrefillItem {
   TpaPrefillTile tile;
   int32_t head;
@@ -23,7 +23,7 @@ struct TpaPrefillSizes {
   static constexpr bool kDirect = kDirectOf;
   static constexpr int kGroups = kWidth == 64 && !kDirect ? 3 : 2;
   static constexpr int kKeyTile = kWidth == 256 ? 64 : 128;
-  // Keys lie page by page: a product for each.
+  // Keys are stored page by page: a product for each.
   static constexpr bool kPageKeys = kDirect;
   static constexpr int kPages = kKeyTile / 64;
   static constexpr int kStages = kWidth == 64 ? 4 : 2;
@@ -59,7 +59,7 @@ struct TpaPrefillSizes {
   static_assert(kQueries % 128 == 0 && kBytes <= 232448);
 };
 
-// A stage of a ring and the parity of the phase that it is in.
+// A stage of a ring buffer, and its phase's parity.
 template <int kStages>
 struct TpaPrefillStage {
   int index = 0;
