@@ -60,7 +60,7 @@ void UpdateState(const float* q, const float* k, const float* v, float decay,
     for (int j = 0; j < kColumns; ++j)
       hn::StoreU(sum[j], d, out + c + j * lanes);
   }
-  // The columns left over, with the same arithmetic for each.
+  // The remaining columns, with the same arithmetic for each.
   ForEachVector(cols - c, [=](auto dt, int64_t i) HWY_ATTR {
     auto sum = hn::Zero(dt);
     const auto value = hn::LoadU(dt, v + c + i);
@@ -91,8 +91,8 @@ void ScanHead(const LinearAttentionParams& p, int64_t sequence, int64_t head) {
   const int64_t begin = p.query_start[sequence];
   const int64_t end = p.query_start[sequence + 1];
   const int64_t whole = p.whole == nullptr ? 0 : p.whole[sequence];
-  // The rows of a whole prompt come twice: for their updates (what is written
-  // to `out` then is written over), and for their outputs.
+  // The rows of a whole prompt are visited twice: for their updates (`out`
+  // written then is overwritten), and for their outputs.
   for (int64_t i = 0; i < end - begin + whole; ++i) {
     const int64_t row = begin + (i < whole ? i : i - whole);
     const bool update = i < whole || i >= 2 * whole;

@@ -17,11 +17,11 @@ class ThreadPool;
 //   S ← λ S + k̃ ṽᵀ,   o = Sᵀ q̃
 //
 // Decode is one such update; prefill runs the same updates in order, with the
-// state of a head in the cache nearest to the processor. So a prompt gives the
-// same bits however it is cut.
+// state of a head in the innermost cache. So a prompt gives the same bits for
+// any cuts.
 //
-// Tokens of a whole prompt (prefix-LM) all see the state that it leaves: first
-// their updates, in order, then o_i = Sᵀ q̃_i for each of them.
+// Tokens of a whole prompt (prefix-LM) all see its final state: first their
+// updates, in order, then o_i = Sᵀ q̃_i for each of them.
 struct LinearAttentionParams {
   int64_t num_heads;  // H
   int64_t head_dim;   // D, of q and k before the position encoding
@@ -48,14 +48,14 @@ struct LinearAttentionParams {
 
   const float* decay;  // [H] λ, in [0, 1]: e^x of a log of decay may be 0
 
-  // States, updated in place: slot s of this layer begins at states + s ·
-  // slot_stride and is [H, Dk, E] with Dk = LrpeOutputDim(position, D).
+  // States, updated in place: slot s of this layer begins at states +
+  // s · slot_stride and is [H, Dk, E] with Dk = LrpeOutputDim(position, D).
   float* states;
   int64_t slot_stride;
   const int32_t* slots;  // [sequences], each at most once
 
-  // [sequences] how many of the sequence's first rows here are a whole prompt;
-  // 0 or null: none.
+  // [sequences] number of the sequence's first rows here that are a whole
+  // prompt; 0 or null: none.
   const int32_t* whole;
 };
 void LinearAttention(const LinearAttentionParams& params, ThreadPool& pool);

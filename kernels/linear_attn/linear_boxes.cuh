@@ -1,5 +1,5 @@
-// Tokens of one head of q, k, v or g, brought to shared memory by the tensor
-// copy engine, 64 features a box, and the rings they stand in.
+// Copies of boxes of 64 features of one head of q, k, v or g to shared memory
+// by the tensor copy engine, and positions in ring buffers.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_BOXES_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_BOXES_CUH_
 
@@ -14,8 +14,8 @@ namespace recurve {
 namespace linear_boxes {
 
 // Boxes of 64 features by one head by `tokens` tokens of bfloat16; features
-// beyond a head's read as zeros. How many tokens there are the host does not
-// know: kernels never ask for one that is not there.
+// beyond a head's read as zeros. The host does not know the number of tokens:
+// kernels never request one that does not exist.
 inline cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
                            int64_t stride, int tokens, CUtensorMap* map) {
   return MakeTensorMap(data,
@@ -26,7 +26,7 @@ inline cudaError_t MakeMap(const void* data, int64_t features, int64_t heads,
                        map);
 }
 
-// A box to the same place in each block of `mask`, counted on each one's own
+// A box to the same address in each block of `mask`, counted on each one's own
 // barrier; one block: to the calling one.
 __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
                                         int feature, int head, int token,
@@ -38,7 +38,7 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap& map,
   }
 }
 
-// A position in a ring of buffers, and the parity of the round it is in.
+// A position in a ring buffer, and the parity of its round.
 struct Place {
   int index = 0;
   uint32_t phase = 0;

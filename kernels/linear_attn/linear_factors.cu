@@ -1,3 +1,10 @@
+// Factors of linear attention for prompts: a lane activates and encodes 4
+// feature pairs of a token for up to 8 heads, four heads' loads in flight, and
+// rounds once to bfloat16.
+// Shapes: q, k [T, H, D], v [T, H, E] float32; factors [T, H, Dk] and [T, H, E]
+// bfloat16 (Dk = D, or 2 D for cosine).
+// Floor: T · H · (4 · (2 D + E) + 2 · (2 Dk + E)) bytes, and 8 · T · angles of
+// the tables.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -12,8 +19,7 @@ namespace recurve {
 namespace {
 
 constexpr int kThreads = 128;
-// Of the first half of a head, that a thread has, and as many that pair with
-// them.
+// Features of the first half of a head, a thread, with as many partners.
 constexpr int kVector = 4;
 constexpr int kHeadsPerThread = 8;  // share one set of angles
 constexpr int kHeadsAtOnce = 4;     // whose loads are in flight

@@ -10,8 +10,8 @@
 
 namespace recurve {
 
-// The factors of linear attention, for kernels over prompts that take them as
-// they are (LrpeType::kNone, Activation::kNone):
+// The factors of linear attention, for prompt kernels that take them as they
+// are (LrpeType::kNone, Activation::kNone):
 //
 //   q̃ = position(act_q(q)), k̃ = position(act_k(k)), ṽ = act_v(v)
 //
@@ -45,7 +45,7 @@ struct LinearFactorsParams {
   int64_t factors_stride;  // elements between tokens; of 8
 };
 
-// cudaErrorInvalidValue for a shape outside what the comments allow, or a
+// cudaErrorInvalidValue for a shape that the comments do not allow, or a
 // pointer that is missing or not aligned.
 cudaError_t LaunchLinearFactors(const LinearFactorsParams& params,
                                 cudaStream_t stream);

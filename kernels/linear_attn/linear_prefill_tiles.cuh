@@ -1,6 +1,6 @@
 // Tiles of q̃, k̃ and ṽ in shared memory: 64 tokens by 64 features of bfloat16,
-// as linear_wgmma.cuh reads them, from q, k and v in global memory. Made by a
-// group of 128 threads. Device code only.
+// in the layout of linear_wgmma.cuh, made from q, k and v in global memory by
+// 128 threads. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_PREFILL_TILES_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_PREFILL_TILES_CUH_
 
@@ -53,7 +53,7 @@ struct Row {
   int chunks;
 };
 
-// 16 bytes, of which `bytes` (16 or 0) are copied and the others zeros.
+// Copies `bytes` (16 or 0) of 16 bytes, and zeros the rest.
 __device__ __forceinline__ void CopyOrZero16(uint32_t to, const void* from,
                                              int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
@@ -61,11 +61,11 @@ __device__ __forceinline__ void CopyOrZero16(uint32_t to, const void* from,
                : "memory");
 }
 
-// Copies of 64 features, in two runs of 32, of each token of a chunk. Each
-// thread has one piece of every sixteenth token.
+// Copies 64 features, in two runs of 32, of each token of a chunk. Each thread
+// has one piece of every sixteenth token.
 struct CopiedTile {
-  // Of x, at this head of the first token of the launch: features [first, end)
-  // of each run.
+  // x, at this head of the launch's first token: features [first, end) of each
+  // run.
   __device__ __forceinline__ void Begin(const __nv_bfloat16* x, int64_t stride,
                                         const int (&first)[2],
                                         const int (&end)[2], const Row& row) {
@@ -73,13 +73,13 @@ struct CopiedTile {
     const int piece = thread % 8;
     const int feature = (piece < 4 ? first[0] : first[1]) + piece % 4 * 8;
     const bool exists = feature < (piece < 4 ? end[0] : end[1]);
-    // Where there is no feature, nothing is read, from a valid address.
+    // Missing features read nothing, from a valid address.
     bytes = exists ? 16 : 0;
     step = exists ? 16 * stride : 0;
     somewhere = x;
     from = exists ? x + (row.Token(0, 0) + thread / 8) * stride + feature : x;
   }
-  // Of chunk c, and then goes on to the next.
+  // Copies chunk c, and advances to the next.
   __device__ __forceinline__ void Copy(const Row& row, int c, bool whole,
                                        uint32_t tile) {
     const int thread = threadIdx.x % kGroup;
@@ -108,9 +108,9 @@ struct CopiedTile {
   int bytes;
 };
 
-// ---- tiles that are more than a copy ----
+// ---- tiles that are computed ----
 
-// Where a slice's features lie in a head of q or k. Local features 0 ... 31 and
+// Where a slice's features are in a head of q or k. Local features 0 ... 31 and
 // 32 ... 63 are two runs.
 struct Slice {
   __device__ __forceinline__ Slice(LrpeType type, int head_dim, int slice)
@@ -130,12 +130,12 @@ struct Slice {
     end[1] = head_dim;
     encoded = part * head_dim;
   }
-  // The feature of the head for local feature f, or -1 where there is none.
+  // The feature of the head for local feature f, or -1 if there is none.
   __device__ __forceinline__ int Feature(int f) const {
     const int at = (f < 32 ? first[0] : first[1]) + f % 32;
     return at < (f < 32 ? end[0] : end[1]) ? at : -1;
   }
-  // The row of the state for it.
+  // Its row of the state.
   __device__ __forceinline__ int StateRow(int f) const {
     const int at = Feature(f);
     return at < 0 ? -1 : encoded + at;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void ActivateEight(Activation activation,
     const float y = activation == Activation::kSoftmax
                         ? expf(x[j] - stats.x) * stats.y
                         : DeviceActivate(activation, x[j]);
-    x[j] = j < count ? y : 0.0f;  // an activation of nothing may not be 0
+    x[j] = j < count ? y : 0.0f;  // padding: its activation may not be 0
   }
 }
 
@@ -206,7 +206,7 @@ __device__ __forceinline__ void StoreEight(uint32_t to, const float (&x)[8]) {
                : "memory");
 }
 
-// How a tile is made: activation over `dim` features of which the tile has two
+// Recipe of a tile: activation over `dim` features, of which the tile has two
 // runs of 32 at first[0] and first[1], up to end[0] and end[1].
 struct Recipe {
   Activation activation;
@@ -215,7 +215,7 @@ struct Recipe {
   int end[2];
 };
 
-// The cosine or the sine that a slice of the cosine encoding has.
+// The cosine or the sine of a slice of the cosine encoding.
 __device__ __forceinline__ float Wave(const Slice& slice, const uint64_t* steps,
                                       int64_t position, int angle) {
   if (angle >= slice.end[0]) return 0.0f;
@@ -251,8 +251,8 @@ __device__ __forceinline__ void EncodeEights(const Slice& slice,
   }
 }
 
-// Makes the tile of chunk c from x, at this head of the first token of the
-// launch. `slice` is null where nothing is to be encoded.
+// Makes the tile of chunk c from x, at this head of the launch's first token.
+// `slice` is null if nothing is to be encoded.
 template <typename IO>
 __device__ __forceinline__ void MakeTile(const IO* x, int64_t stride,
                                          const Recipe& recipe,
@@ -325,7 +325,7 @@ __device__ __forceinline__ void ActivateSome(Activation activation, int count,
   }
 #pragma unroll 1
   for (int j = 0; j < 8; ++j) {
-    // A loop over registers: the eight take turns in the first.
+    // A loop over registers: each rotates through the first.
     const float y = j < count ? DeviceActivate(activation, x[0]) : 0.0f;
 #pragma unroll
     for (int i = 0; i < 7; ++i) x[i] = x[i + 1];

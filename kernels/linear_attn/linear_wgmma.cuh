@@ -1,9 +1,9 @@
-// Matrix products of a warpgroup (wgmma) on bfloat16 tiles of 64 x 64 in shared
-// memory. Device code only, and only for sm_90a.
+// Warpgroup products (wgmma) on bfloat16 tiles of 64 x 64 in shared memory.
+// Device code only, only for sm_90a.
 //
-// A tile has 64 rows of 128 bytes and begins at a multiple of 1024 bytes; the
-// 16-byte pieces of row r lie at (piece ^ (r % 8)), the 128-byte swizzle, so
-// that neither rows nor columns collide in a bank.
+// A tile has 64 rows of 128 bytes and begins at a multiple of 1024 bytes;
+// 16-byte piece p of row r is at p ^ (r % 8), the 128-byte swizzle, so that
+// neither rows nor columns have bank conflicts.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_LINEAR_WGMMA_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_LINEAR_WGMMA_CUH_
 
@@ -23,10 +23,10 @@ __device__ __forceinline__ uint32_t PieceOffset(int row, int piece) {
   return row * 128 + ((piece ^ (row & 7)) << 4);
 }
 
-// A descriptor of 16 elements of a tile's depth, `step` of kSteps. In
-// `ByRows` the depth runs along a row; in `ByColumns` each row is one of the
-// depth (the operand is transposed as it is read), the tile may have any number
-// of rows, and one of 128 columns is two tiles `next` bytes apart.
+// A descriptor of 16 elements of a tile's depth, `step` of kSteps. In `ByRows`
+// the depth runs along a row; in `ByColumns` each row is one of the depth (the
+// operand is transposed as it is read), the tile may have any number of rows,
+// and one of 128 columns is two tiles `next` bytes apart.
 __device__ __forceinline__ uint64_t Descriptor(uint32_t address, int next) {
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
@@ -43,7 +43,7 @@ __device__ __forceinline__ uint64_t ByColumns(uint32_t tile, int step,
   return Descriptor(tile + step * kColumnStep, next);
 }
 
-// c = a b, or c += a b where `add`, 16 deep, c as Wgmma has it: of 64 rows, by
+// c = a b, or c += a b if `add`, 16 deep, c in Wgmma's layout: of 64 rows, by
 // rows or (kColumns) by columns of b. First with both in shared memory by rows,
 // then with a in registers.
 template <int kCount>

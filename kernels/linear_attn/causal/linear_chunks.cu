@@ -1,3 +1,11 @@
+// Causal linear attention over prompts, plain tiles, on sm_90a: one block a
+// head and 64 columns of the state, chunks of 64 tokens; producer warps
+// (Copier) fill a TMA ring buffer, one warpgroup (Keeper) keeps the state in
+// registers, two (Writers) make outputs in turns, all products by wgmma.
+// Shapes: q, k [T, H, D], v [T, H, E] bfloat16 factors, D <= 128; out [T, H, E]
+// bfloat16 or float32 (e bytes); states [slots, H, D, E] float32.
+// Floor: T · H · (4 D + (2 + e) E) bytes, and 4 · D · E a head and row for each
+// read and write of a state.
 #include <cuda.h>
 #include <cuda_bf16.h>
 
@@ -24,7 +32,7 @@ using linear_chunks::Part;
 using linear_chunks::Row;
 using linear_chunks::Writer;
 
-// The outputs of a row in the sink: 0, in this block's columns.
+// Outputs of a row in the sink: 0, in this block's columns.
 template <typename T>
 __device__ void WriteZeros(const Args& args, int64_t first_token, int count,
                            int head, const Part& part) {
@@ -41,9 +49,8 @@ __device__ void WriteZeros(const Args& args, int64_t first_token, int count,
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Grid: (tiles of 64 columns · blocks that take turns, heads, rows); mixed, all
-// blocks of all units of work (LinearChunksPlan::lone). One group of four warps
-// brings in tiles, one keeps the state, two make outputs, in turns.
+// Grid: (tiles of 64 columns · blocks that take turns, heads, rows); mixed: all
+// blocks of all units of work (LinearChunksPlan::lone).
 template <int kKeyTiles, bool kMixed>
 __global__ void __launch_bounds__(kLinearChunksThreads, 1)
     linear_chunks_kernel(const __grid_constant__ Args args) {
@@ -53,7 +60,7 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
   const Part part = linear_chunks::PartOf<kMixed>(args);
   const int b = part.row;
   const int head = part.head;
-  // All that a block has to know, asked for before any of it is looked at.
+  // All inputs of the block, loaded before any of them is used.
   const int rows = p.rows == nullptr ? static_cast<int>(p.max_rows) : *p.rows;
   const int64_t first_token = p.query_start[b];
   const int count = p.query_start[b + 1] - p.query_start[b];
@@ -75,14 +82,14 @@ __global__ void __launch_bounds__(kLinearChunksThreads, 1)
     return;
   }
   const Row row(first_token, count, position);
-  // Of a decay of 0, too, whose powers are 1, 0, 0, …: not -inf · 0.
+  // Also for a decay of 0, whose powers are 1, 0, 0, …: not -inf · 0.
   const float log2_decay = decay == 0.0f ? -1e30f : log2f(decay);
   __syncthreads();
-  // Everybody's barriers are ready.
+  // All blocks' barriers are ready.
   if (part.turns > 1) cluster::Meet();
 
-  // Registers go to the groups that have accumulators: all that there are, four
-  // times the 128 that each begins with.
+  // Registers move to the warpgroups with accumulators: all registers, four
+  // times the initial 128.
   const int group = threadIdx.x / kGroup;
   if (group == 0) {
     ReleaseRegisters<40>();
@@ -145,7 +152,7 @@ cudaError_t Launch(const LinearPrefillParams& p, const LinearChunksPlan& plan,
   config.gridDim =
       dim3(plan.value_tiles * plan.turns, static_cast<unsigned>(p.num_heads),
            static_cast<unsigned>(p.max_rows));
-  if (mixed) {  // some waves of blocks: no more than an int
+  if (mixed) {  // some waves of blocks: fits an int
     const int64_t units = p.max_rows * p.num_heads * plan.value_tiles;
     config.gridDim = dim3(
         static_cast<unsigned>(plan.lone + (units - plan.lone) * plan.turns));

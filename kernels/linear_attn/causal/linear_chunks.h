@@ -7,9 +7,9 @@
 
 namespace recurve {
 
-// Whether LaunchLinearChunks does what the parameters ask for: q, k and v of
-// bfloat16 that are factors as they are (no activation, no encoding), D at most
-// 128. It depends on the shape of a layer alone, never on the batch.
+// Whether LaunchLinearChunks supports the parameters: q, k and v of bfloat16
+// that are factors as they are (no activation, no encoding), D at most 128.
+// Depends on the shape of a layer alone, never on the batch.
 bool LinearChunksDoes(const LinearPrefillParams& params);
 
 // LaunchLinearPrefill for what LinearChunksDoes, after its checks; the same

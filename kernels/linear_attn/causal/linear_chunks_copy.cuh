@@ -1,4 +1,5 @@
-// The group that brings in q, k and v. Device code only.
+// Producer warps (Copier) of linear_chunks.cu: bring in q, k and v. Device code
+// only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_CHUNKS_COPY_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_CHUNKS_COPY_CUH_
 
@@ -14,10 +15,10 @@ namespace linear_chunks {
 
 using linear_boxes::CopyBox;
 
-// Whole chunks come by the tensor copy engine, each block of the cluster
-// bringing in a part for all that read it. A first or last chunk that is not
-// whole each block fills by itself: what is no token of the row must be zeros,
-// and may not be memory at all.
+// The producer warpgroup. Whole chunks are copied by TMA, each block of the
+// cluster copying a part for all readers. A first or last chunk that is not
+// whole is filled by each block itself: places without a token of the row must
+// be zeros, and may not be readable memory.
 template <int kKeyTiles>
 struct Copier {
   static constexpr int kValueWarp = 2;
@@ -33,8 +34,8 @@ struct Copier {
         head(h),
         thread(threadIdx.x % kGroup) {}
 
-  // A lane of each warp has tiles of its own to bring in: one of the keys',
-  // those of values, and those of queries.
+  // One lane of each warp copies its own tiles: one of the keys' tiles, those
+  // of values, or those of queries.
   __device__ __forceinline__ void Run() const {
     const int warp = thread / 32;
     const bool copies = thread % 32 == 0;
@@ -60,7 +61,7 @@ struct Copier {
       if (mine) query.Next(args.query_stages);
     }
     if (part.turns > 1) {
-      // The other block's arrivals here have come: this one may end.
+      // The other block's arrivals here are complete: this one may end.
       for (int i = 0; i < args.stages; ++i) {
         BarrierWait(layout.Free(stage.index), stage.phase ^ 1);
         stage.Next(args.stages);
@@ -70,8 +71,8 @@ struct Copier {
     }
   }
 
-  // A tile of k or v, for all blocks that take turns: each brings in its part
-  // of the tokens.
+  // A tile of k or v, for all blocks that take turns: each copies its part of
+  // the tokens.
   __device__ __forceinline__ void FetchPart(const CUtensorMap* map, int feature,
                                             int token, const Place& stage,
                                             uint32_t to) const {
@@ -110,7 +111,8 @@ struct Copier {
   }
   __device__ __forceinline__ void Fill(int c, bool mine, Place stage,
                                        Place query) const {
-    // Nobody waits for a round of a barrier before the one before has passed.
+    // No thread waits for a round of a barrier before the previous one has
+    // passed.
     NamedBarrier(1, kGroup);
     BarrierWait(layout.Free(stage.index), stage.phase ^ 1);
 #pragma unroll 1
@@ -129,7 +131,7 @@ struct Copier {
       }
     }
     CopyAsyncWait();
-    BulkCopyFence();  // wgmma reads what this thread wrote
+    BulkCopyFence();  // wgmma reads this thread's writes
     NamedBarrier(1, kGroup);
     if (thread == 0) {
       for (int i = 0; i <= kKeyTiles; ++i) {

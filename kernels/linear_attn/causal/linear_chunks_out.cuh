@@ -1,4 +1,4 @@
-// The groups that make outputs. Device code only.
+// Output warpgroups (Writers) of linear_chunks.cu. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_CHUNKS_OUT_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_CHUNKS_OUT_CUH_
 
@@ -10,9 +10,9 @@
 namespace recurve {
 namespace linear_chunks {
 
-// Scores and outputs are accumulators of 64 tokens i by 64 tokens j or by 64
-// columns: so scores become a factor without leaving their registers, and a
-// power of the decay belongs to a row.
+// Makes outputs. Scores and outputs are accumulators of 64 tokens i by 64
+// tokens j or by 64 columns: so scores become an operand without leaving their
+// registers, and a power of the decay belongs to a row.
 template <int kKeyTiles>
 struct Writer {
   __device__ __forceinline__ Writer(const Args& a,
@@ -40,10 +40,10 @@ struct Writer {
     return r / 4 - (r >> 1 & 1) + 1;
   }
 
-  // λ^(i−j) (q̃_i · k̃_j) for j <= i, as a factor: of warp kWarp, whose tokens
-  // are 16 kWarp and on. The product with a later key may be infinite: it is
-  // left out, not multiplied by 0. (A value that is not finite spoils all
-  // outputs of its chunk, being multiplied by that 0.)
+  // λ^(i−j) (q̃_i · k̃_j) for j <= i, as an operand: of warp kWarp, whose
+  // tokens are 16 kWarp and on. The product with a later key may be infinite:
+  // it is left out, not multiplied by 0. (A non-finite value, multiplied by
+  // that 0, spoils all outputs of its chunk.)
   template <int kWarp>
   __device__ __forceinline__ void WeighWarp(const Weights& weights,
                                             const float (&scores)[32],
@@ -55,7 +55,7 @@ struct Writer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int r = 4 * b + i;
-        const int block = b - 2 * kWarp - i / 2;  // of 8 on from this thread's
+        const int block = b - 2 * kWarp - i / 2;  // of 8, beyond own
         x[i] = block > 0 ? 0.0f : scores[r] * weights.of[Block(r)][i & 1];
         if (block == 0) x[i] = ahead - (i & 1) >= 0 ? x[i] : 0.0f;
       }
@@ -92,8 +92,8 @@ struct Writer {
     __syncwarp();
     if (lane == 0) BarrierArrive(layout.QueryFree(query.index));
   }
-  // A warp's 16 tokens, turned round into pieces of 16 bytes, in the place of
-  // their queries, which are given back then.
+  // Transposes a warp's 16 tokens into pieces of 16 bytes, in the memory of
+  // their queries, which are then released.
   __device__ __forceinline__ void Turn(const float (&out)[32],
                                        const Place& query,
                                        uint32_t (&piece)[4][4]) const {
@@ -135,7 +135,7 @@ struct Writer {
     for (int i = 0; i < 4; ++i) {
       const int place = first + 4 * i;
       if (place >= begin && place < end && at < args.value_dim) {
-        // The compiler would take this apart into four.
+        // The compiler would split this into four.
         asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to),
                      "r"(piece[i][0]), "r"(piece[i][1]), "r"(piece[i][2]),
                      "r"(piece[i][3])
@@ -145,7 +145,7 @@ struct Writer {
     }
   }
 
-  // As they are: the four lanes of a token have eight columns, 32 bytes.
+  // Untransposed: the four lanes of a token have eight columns, 32 bytes.
   __device__ __forceinline__ void WriteFloats(int c,
                                               const float (&out)[32]) const {
     const int begin = row.Begin(c);
@@ -176,7 +176,7 @@ struct Writer {
         weights.of[b][i] = args.p.scale * Power(log2_decay, ahead);
       }
     }
-    // λ^(tokens up to here and with it) of this thread's two tokens.
+    // λ^(tokens up to and including) of this thread's two tokens.
     const int ahead = 16 * warp + lane / 4 + 1;
     const auto scaled = [&](int n) {
       return args.p.scale * Power(log2_decay, max(n, 0));
@@ -186,7 +186,7 @@ struct Writer {
                            scaled(ahead + 8 - row.lead)};
     HoldValues(upto);
     HoldValues(upto_first);
-    // Chunks whose outputs the block makes go to its groups in turn.
+    // Chunks whose outputs the block makes alternate between its warpgroups.
     const int first = part.turn + part.turns * writer;
     Place stage = Advance(Place(), first, args.stages);
     Place query = Advance(Place(), writer, args.query_stages);
@@ -233,9 +233,9 @@ struct Writer {
   }
 
   // The outputs of chunk c. Not every round of a stage has a chunk of this
-  // group, and a barrier tells a round from the one before only: that had come
-  // when the group made its last chunk, or was it. For the state before that
-  // chunk was there, and has all chunks before it.
+  // warpgroup, and a barrier's parity only distinguishes a round from the
+  // previous one. That one had arrived when the warpgroup made its last chunk,
+  // or was that chunk: the state before it includes all earlier chunks.
   __device__ __forceinline__ void Make(int c, const Place& stage,
                                        const Place& query, const Place& buffer,
                                        const Weights& weights,

@@ -1,5 +1,5 @@
-// What the groups of threads of linear attention over chunks share. Device code
-// only.
+// Shared by the warpgroups of linear_chunks.cu: arguments, shared memory
+// layout, parts. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_CHUNKS_SHARED_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_CHUNKS_SHARED_CUH_
 
@@ -31,7 +31,7 @@ using Bf16 = Half<__nv_bfloat16>;
 struct Args {
   LinearPrefillParams p;
   // Boxes of 64 features of a head: of 64 tokens, and of the tokens that one of
-  // two blocks brings in for both.
+  // two blocks copies for both.
   CUtensorMap q, k[2], v[2];
   int head_dim;
   int value_dim;
@@ -65,11 +65,11 @@ struct Layout {
   __device__ __forceinline__ uint32_t Queries(int stage) const {
     return queries + stage * kKeyBytes;
   }
-  // S as a factor: for each 64 features, 64 columns by these features.
+  // S as an operand: for each 64 features, 64 columns by these features.
   __device__ __forceinline__ uint32_t State(int buffer) const {
     return states + buffer * kKeyBytes;
   }
-  // Barriers: eight of each kind in a row.
+  // Barriers: eight of each kind in sequence.
   __device__ __forceinline__ uint32_t Full(int stage) const {
     return barriers + 8 * stage;
   }
@@ -88,8 +88,8 @@ struct Layout {
   __device__ __forceinline__ uint32_t StateFree(int buffer) const {
     return barriers + 320 + 8 * buffer;
   }
-  // One thread for each, at once: one for all would take longer than the first
-  // copies. Before __syncthreads.
+  // One thread for each, concurrently: one for all would take longer than the
+  // first copies. Before __syncthreads.
   __device__ __forceinline__ void InitBarriers(int turns) const {
     constexpr int kWarps = kGroup / 32;
     const int kind = threadIdx.x / 8;
@@ -97,8 +97,8 @@ struct Layout {
     int arrivals = kWarps;  // of those that read queries and states,
                             // and of those that publish states
     if (kind == 0) arrivals = kKeyTiles + 1;  // those that copy k and v
-    // A stage is read by all that keep states, and by those whose turn its
-    // outputs are.
+    // A stage is read by all warpgroups that keep the state, and by the one
+    // that makes its outputs.
     if (kind == 1) arrivals = kWarps * (turns + 1);
     if (kind == 2) arrivals = 1;  // the one that copies queries
     BarrierInit(barriers + 8 * threadIdx.x, arrivals);
@@ -108,7 +108,7 @@ struct Layout {
   uint32_t keys, queries, states, barriers;
 };
 
-// What a block has: 64 columns of a head of a row, and the outputs of every
+// A block's part: 64 columns of a head of a row, and the outputs of every
 // `turns`th chunk.
 struct Part {
   __device__ __forceinline__ bool Mine(int chunk) const {
@@ -124,8 +124,8 @@ struct Part {
   const CUtensorMap* map_v;
 };
 
-// Where all units have as many blocks, these come from the grid's three
-// dimensions: known to be the same in all threads, they take 5% off a chunk.
+// If all units have the same number of blocks, their indices are the grid's
+// three dimensions: known to be uniform, they take 5% off a chunk.
 template <bool kMixed>
 __device__ __forceinline__ Part PartOf(const Args& args) {
   Part part;
@@ -157,7 +157,7 @@ __device__ __forceinline__ Part PartOf(const Args& args) {
 __device__ __forceinline__ float Power(float log2_decay, int n) {
   return FastExp2(log2_decay * static_cast<float>(n));
 }
-// Keeps the compiler from working these out anew where they are used.
+// Keeps the compiler from recomputing these at each use.
 template <int kCount>
 __device__ __forceinline__ void HoldValues(float (&x)[kCount]) {
 #pragma unroll

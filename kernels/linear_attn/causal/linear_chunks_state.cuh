@@ -1,4 +1,4 @@
-// The group that keeps the state. Device code only.
+// State warpgroup (Keeper) of linear_chunks.cu. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_CHUNKS_STATE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_CHUNKS_STATE_CUH_
 
@@ -9,9 +9,9 @@
 namespace recurve {
 namespace linear_chunks {
 
-// Sᵀ, 64 columns by D features, in registers. What a chunk adds to it is a sum
-// of its own, so that its products need not wait for the state, nor the state's
-// publication for them.
+// Keeps Sᵀ, 64 columns by D features, in registers. A chunk's update is a
+// separate accumulator, so that its products do not wait for the state, nor the
+// state's publication for them.
 template <int kKeyTiles>
 struct Keeper {
   static constexpr int kCount = 32 * kKeyTiles;
@@ -26,10 +26,9 @@ struct Keeper {
         warp(threadIdx.x % kGroup / 32),
         lane(threadIdx.x % 32) {}
 
-  // Calls f(register, place in the head's state) for what this thread has. Of a
-  // state that fills its tiles without asking for each register whether it
-  // exists: that would be a quarter of the kernel's code, and code that runs
-  // once is slow.
+  // Calls f(register, place in the head's state) for this thread's elements. A
+  // state that fills its tiles needs no check of each register: checks would be
+  // a quarter of the kernel's code, and code that runs once is slow.
   template <typename F>
   __device__ __forceinline__ void ForState(float* head_state, F f) const {
     const int columns = args.value_dim;
@@ -69,7 +68,7 @@ struct Keeper {
     }
   }
 
-  // λ^(tokens that come after) of this thread's two of each eight tokens of a
+  // λ^(number of later tokens) of this thread's two of each eight tokens of a
   // chunk; `last` tokens come after the first of them.
   __device__ __forceinline__ static void PowersAfter(float log2_decay, int last,
                                                      uint32_t (&after)[8]) {
@@ -95,8 +94,8 @@ struct Keeper {
           values + wgmma::PieceOffset(token, 2 * warp + matrix % 2));
     }
   }
-  // The factor. Into registers of its own: were they those that values are
-  // loaded into, the compiler would wait for the products before.
+  // The operand. In registers of its own: if values were loaded into them, the
+  // compiler would wait for the previous products.
   __device__ __forceinline__ static void Weigh(const uint32_t (&next)[4][4],
                                                const uint32_t (&after)[8],
                                                uint32_t (&value)[4][4]) {
@@ -128,7 +127,7 @@ struct Keeper {
     WgmmaCommit();
   }
 
-  // Leaves when everybody in the cluster has done with everything.
+  // Returns when all blocks of the cluster are done.
   __device__ __forceinline__ void Run(float* head_state, bool fresh,
                                       float log2_decay) const {
     float state[kCount] = {};
@@ -154,8 +153,8 @@ struct Keeper {
     Weigh(next, after, value);
     Multiply(stage.index, value, added);
     for (int c = 0;; ++c) {
-      // While the chunk's products are under way: the state before it is
-      // published, and the next values come.
+      // During the chunk's products the previous state is published, and the
+      // next values arrive.
       if (part.Mine(c)) {
         BarrierWait(layout.StateFree(buffer.index), buffer.phase ^ 1);
         Publish(layout.State(buffer.index), state);
@@ -186,8 +185,8 @@ struct Keeper {
       Weigh(next, after, value);
       Multiply(stage.index, value, added);
     }
-    // Blocks that take turns have the same state, and all have read the one
-    // before.
+    // Blocks that take turns have the same state, and all have read the old
+    // one.
     if (part.turns > 1) cluster::Meet();
     if (part.turn == 0) {
       ForState(head_state, [&](int i, float* place) { *place = state[i]; });

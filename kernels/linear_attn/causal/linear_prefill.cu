@@ -1,3 +1,13 @@
+// Causal linear attention over prompts, cut state, on sm_90a: a cluster's
+// blocks are the slices of 64 features of a head's state; in a block, a
+// warpgroup copies, activates and encodes tiles and makes scores (Preparer),
+// one or two keep 64 by 64 of the state in registers (StateGroups), one sums
+// slices and writes (Finisher); products by wgmma.
+// Shapes: q, k [T, H, D], v, out [T, H, E] bfloat16 or float32 (e bytes);
+// states [slots, H, Dk, E] float32.
+// Floor: 2 · T · H · (D + E) · e bytes, and 4 · Dk · E a head and row for each
+// read and write of a state. With activation or encoding bound by the Preparer,
+// which every slice repeats.
 #include <cuda_bf16.h>
 
 #include "kernels/common/alignment.h"
@@ -30,7 +40,7 @@ using linear_prefill::Shape;
 using linear_prefill::Source;
 using linear_prefill::StateGroup;
 
-// The outputs of a row in the sink: 0, in this block's columns.
+// Outputs of a row in the sink: 0, in this block's columns.
 template <int kGroups, typename Out>
 __device__ void WriteZeros(const LinearPrefillParams& p, const Shape& s,
                            int64_t first_token, int count, int head,
@@ -49,9 +59,8 @@ __device__ void WriteZeros(const LinearPrefillParams& p, const Shape& s,
 // CUDA kernels
 
 // Grid: (key slices, heads · value tiles, rows), in clusters of the key slices.
-// Key slices are independent but for the sum of their outputs, and parts of the
-// values altogether. The first group of threads prepares, the second finishes,
-// the others keep the state.
+// Key slices are independent but for the sum of their outputs; value tiles are
+// fully independent.
 template <int kGroups, Source kSource, typename IO>
 __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
     linear_prefill_kernel(const __grid_constant__ LinearPrefillParams p,
@@ -80,7 +89,7 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
   const Row row(first_token, count, p.positions[b]);
   const bool fresh = p.fresh != nullptr && p.fresh[b] != 0;
   const float decay = p.decay == nullptr ? 1.0f : p.decay[head];
-  // Of a decay of 0, too, whose powers are 1, 0, 0, …: not -inf · 0.
+  // Also for a decay of 0, whose powers are 1, 0, 0, …: not -inf · 0.
   const float log2_decay = decay == 0.0f ? -1e30f : log2f(decay);
   const Layout<kGroups> layout((SharedAddress(shared) + 1023) & ~1023u, s);
   if (threadIdx.x == 0) {
@@ -104,9 +113,9 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
                  : "memory");
   }
   __syncthreads();
-  ClusterBarrier();  // everybody's barriers are ready
+  ClusterBarrier();  // all blocks' barriers are ready
 
-  // Registers go to the groups that keep the state.
+  // Registers move to the warpgroups that keep the state.
   const int rank = ClusterRank();
   const int role = threadIdx.x / kGroup;
   if (role == 0) {
@@ -126,7 +135,7 @@ __global__ void __launch_bounds__(kGroup*(2 + kGroups), 1)
     group.Run(head_state, fresh, decay != 1.0f);
   }
   __syncwarp();
-  ClusterBarrier();  // nobody leaves while others send to it
+  ClusterBarrier();  // no block ends while others send to it
 #else
   __trap();  // never launched there
 #endif

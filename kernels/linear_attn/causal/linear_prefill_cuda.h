@@ -11,32 +11,32 @@
 
 namespace recurve {
 
-// Causal linear attention over whole prompts on the GPU: what LaunchLinearStep
-// (linear_step_cuda.h) does token by token, for many tokens of each row at
-// once, by chunks of 64 (Sun et al., 2023; Qin et al., 2024). With q̃, k̃, ṽ and
-// S as there, and tokens i, j of a chunk that begins with state S₀:
+// Causal linear attention over whole prompts on the GPU: LaunchLinearStep
+// (linear_step_cuda.h) for many tokens of each row at once, by chunks of 64
+// (Sun et al., 2023; Qin et al., 2024). With q̃, k̃, ṽ and S as there, and
+// tokens i, j of a chunk that begins with state S₀:
 //
 //   o_i = λ^(i+1) S₀ᵀ q̃_i + Σ_{j ≤ i} λ^(i−j) (q̃_i · k̃_j) ṽ_j
 //   S   = λ^C S₀ + Σ_j λ^(C−1−j) k̃_j ṽ_jᵀ
 //
-// Every pointer is device memory and 16-byte aligned; nothing that changes from
-// step to step is a launch argument.
+// Every pointer is device memory and 16-byte aligned; launch arguments do not
+// change from step to step.
 //
 // Precision: products are of bfloat16 factors (of q̃, k̃, ṽ, of S₀ and of the
 // scores), sums and the state are float32. So results are good to bfloat16,
 // also where io_type or out_type is float32.
 //
 // Exactness: chunks end at multiples of kLinearPrefillChunk of the absolute
-// position, and a row's results depend on that row alone, whatever is in the
-// batch. A prompt that is cut gives the same result within rounding; cut at
-// multiples of kLinearPrefillChunk, exactly the same bits.
+// position, and a row's results depend on that row alone, not on the batch. A
+// prompt that is cut gives the same result within rounding; cut at multiples of
+// kLinearPrefillChunk, exactly the same bits.
 struct LinearPrefillParams {
   int64_t num_heads;  // H
   int64_t head_dim;   // D, of q and k; a multiple of 8, at most 256
   int64_t value_dim;  // E, a multiple of 8, at most 256
 
   // Flattened tokens. Row b owns tokens query_start[b] ... query_start[b + 1],
-  // which may be none: then its slot is left alone.
+  // possibly none: then its slot is not touched.
   ElementType io_type;         // of q, k and v
   ElementType out_type;        // of out
   const void* q;               // [tokens, H, D]
@@ -79,9 +79,9 @@ struct LinearPrefillParams {
 
 inline constexpr int kLinearPrefillChunk = 64;
 
-// cudaErrorInvalidValue for a shape outside what the comments allow, or a
+// cudaErrorInvalidValue for a shape that the comments do not allow, or a
 // pointer that is missing or not aligned; cudaErrorNotSupported on a device of
-// another compute capability than 9.0.
+// compute capability other than 9.0.
 cudaError_t LaunchLinearPrefill(const LinearPrefillParams& params,
                                 cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// The group that finishes: sums over the key slices, and writes. Device code
-// only.
+// Epilogue warpgroup (Finisher) of linear_prefill.cu: sums over the key slices,
+// and writes. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_FINISH_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_FINISH_CUH_
 
@@ -49,7 +49,7 @@ struct Finisher {
     }
   }
 
-  // Where there is one slice, its threads arrive themselves.
+  // With one slice, its threads arrive themselves.
   __device__ __forceinline__ void Expect(int group, int c) const {
     if (thread == 0 && s.key_slices > 1) {
       BarrierExpect(layout.SumsFull(group, c),
@@ -57,12 +57,12 @@ struct Finisher {
     }
   }
 
-  // Sums up this block's tokens of chunk c, in the order of the slices, and
-  // writes them.
+  // Sums this block's tokens of chunk c, in the order of the slices, and writes
+  // them.
   __device__ __forceinline__ void Finish(int group, int c) const {
     BarrierWait(layout.SumsFull(group, c), c >> 1 & 1);
     if (c + 2 < row.chunks) Expect(group, c + 2);
-    __syncwarp();  // what was staged last has been read
+    __syncwarp();  // the last staged outputs have been read
     const uint32_t parts = layout.Exchange(group, c) + thread * 16;
     if (s.key_slices == 2) {  // without loops
       float sum[4][4];
@@ -113,7 +113,7 @@ struct Finisher {
     return layout.outputs + group * wgmma::kTileBytes +
            warp * (wgmma::kTileBytes / 4);
   }
-  // Own block b of 8 tokens: to memory, or turned round on its way there.
+  // Own block b of 8 tokens: to memory, or transposed on its way there.
   __device__ __forceinline__ void Put(int group, int c, int b,
                                       const float (&x)[4]) const {
     if (floats) {
@@ -171,7 +171,7 @@ struct Finisher {
   int warp;
   int lane;
   int first_column;  // of this warp's 16 of group 0
-  int first_block;   // of 8 tokens, of those that this block sums up
+  int first_block;   // of 8 tokens, of those that this block sums
   int own_blocks;
   bool floats;  // outputs
 };

@@ -1,5 +1,5 @@
 // How a linear-attention prefill is cut into thread blocks: plain arithmetic,
-// so that it can be tested without a GPU.
+// testable without a GPU.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_PLAN_H_
 #define RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_PLAN_H_
 
@@ -10,12 +10,12 @@
 namespace recurve {
 
 // A state is cut into parts of 64 of its Dk rows (a key slice) by 64 of its E
-// columns. A part never leaves the registers of one group of four warps while
-// the whole row of the batch goes by; outputs are summed over the key slices,
-// which the blocks of a cluster have.
+// columns. A part stays in the registers of one warpgroup for the whole row of
+// the batch; outputs are summed over the key slices, which are the blocks of a
+// cluster.
 inline constexpr int kLinearPrefillSlice = 64;
-// Blocks that a cluster may have. No state that the kernel takes needs more, as
-// a test of all of them sees.
+// Most blocks of a cluster. No supported state needs more, as a test of all of
+// them checks.
 inline constexpr int kLinearPrefillMaxSlices = 8;
 inline constexpr int kLinearPrefillMinStages = 3;  // less does not run
 inline constexpr int kLinearPrefillMaxStages = 5;
@@ -33,8 +33,8 @@ struct LinearPrefillPlan {
   int shared_bytes;
 };
 
-// Which encoded features a key slice has. Rotate pairs a feature with one of
-// the other half, and both are in one slice.
+// Encoded features of a key slice. Rotate pairs a feature with one of the other
+// half, and both are in one slice.
 constexpr int LinearPrefillKeySlices(LrpeType position, int64_t head_dim) {
   const int slice = kLinearPrefillSlice;
   const int dim = static_cast<int>(head_dim);
@@ -49,9 +49,9 @@ constexpr int LinearPrefillKeySlices(LrpeType position, int64_t head_dim) {
   return (dim + slice - 1) / slice;
 }
 
-// The cut into key slices, and with it the order of every sum, depends on the
-// shape of a state alone. How many groups share a block (and the scores that
-// it makes) depends on the size of the batch too, and changes no bit.
+// The cut into key slices, and so the order of every sum, depends on the shape
+// of a state alone. How many warpgroups share a block (and its scores) depends
+// on the size of the batch too, and changes no bit.
 constexpr LinearPrefillPlan PlanLinearPrefill(
     LrpeType position, int64_t head_dim, int64_t value_dim, int64_t num_heads,
     int64_t max_rows, int multiprocessors, int shared_limit) {
@@ -67,7 +67,7 @@ constexpr LinearPrefillPlan PlanLinearPrefill(
   plan.value_tiles = (columns + plan.groups - 1) / plan.groups;
   plan.threads = kLinearPrefillGroup * (2 + plan.groups);
   plan.exchange_blocks = (8 + plan.key_slices - 1) / plan.key_slices;
-  // Beside the stages: two tiles of scores, for each group two buffers of
+  // Besides the stages: two tiles of scores, for each group two buffers of
   // partial sums and one tile of outputs, powers of the decay and barriers.
   const int exchange =
       plan.key_slices * plan.exchange_blocks * kLinearPrefillGroup * 16;

@@ -1,5 +1,5 @@
-// The group that prepares: tiles of q̃, k̃ and ṽ, and the scores. Device code
-// only.
+// Preparing warpgroup (Preparer) of linear_prefill.cu: tiles of q̃, k̃ and ṽ,
+// and the scores. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_PREPARE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_PREPARE_CUH_
 
@@ -46,7 +46,7 @@ struct Preparer {
     }
   }
 
-  // Starts the copies of chunk c; to be called for each in order.
+  // Starts the copies of chunk c; called for each in order.
   __device__ __forceinline__ void Copy(int c, int stage) {
     const bool whole = row.Begin(c) == 0 && row.End(c) == kChunk;
     query_tile.Copy(row, c, whole, layout.Queries(stage));
@@ -56,7 +56,7 @@ struct Preparer {
       value_tile[g].Copy(row, c, whole, layout.Values(stage, g));
     }
   }
-  // Activates and encodes what has been copied.
+  // Activates and encodes the copied tiles.
   __device__ __forceinline__ void Change(int c, int stage) const {
     ChangeKeys(p.q_activation, p.k_activation, slice,
                p.phase_steps + head * p.phase_head_stride, row, c,
@@ -110,7 +110,7 @@ struct Preparer {
     const int warp = threadIdx.x / 32 % 4;
     const int lane = threadIdx.x % 32;
     const int ahead = 16 * warp + lane / 4 - 2 * (lane % 4);
-    // What comes later may be infinite: it is left out, not multiplied by 0.
+    // Later tokens may give infinity: they are left out, not multiplied by 0.
 #pragma unroll
     for (int b = 0; b < 8; ++b) {
       if (b < 2 * warp) {  // all of it is past
@@ -170,14 +170,14 @@ struct Preparer {
         WaitForAllBut<kLinearPrefillMaxStages - 2>(
             min(s.stages - 2, row.chunks - 1 - c));
         if constexpr (kSource == Source::kChanged) {
-          NamedBarrier(1, kGroup);  // everybody's copies
+          NamedBarrier(1, kGroup);  // all threads' copies
           Change(c, stage);
         }
       } else {
         BarrierWait(layout.Free(stage), phase);
         Make(c, stage);
       }
-      BulkCopyFence();  // wgmma reads what this thread wrote
+      BulkCopyFence();  // wgmma reads this thread's writes
       NamedBarrier(1, kGroup);
       if (thread == 0) BarrierArrive(layout.Full(stage));
       Scores(c, stage, weight);

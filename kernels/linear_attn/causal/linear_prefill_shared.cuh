@@ -1,5 +1,5 @@
-// What the groups of threads of a linear-attention prefill share. Device code
-// only.
+// Shared by the warpgroups of linear_prefill.cu: arguments, shared memory
+// layout, routes. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_SHARED_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_SHARED_CUH_
 
@@ -16,12 +16,12 @@ namespace linear_prefill {
 
 using Bf16 = Half<__nv_bfloat16>;
 
-// How tiles come into shared memory: q, k and v as they are; copied, then
-// activated and encoded in place; or made from global memory, which takes any
-// type, activation and alignment.
+// How tiles get into shared memory: q, k and v as they are; copied, then
+// activated and encoded in place; or made from global memory, for any type,
+// activation and alignment.
 enum class Source { kCopied, kChanged, kMade };
 
-// What a launch is cut into, in 32 bits and ready for the device.
+// The cut of a launch, in 32 bits for the device.
 struct Shape {
   int head_dim;
   int key_dim;
@@ -62,8 +62,8 @@ struct Layout {
   __device__ __forceinline__ uint32_t Exchange(int group, int c) const {
     return exchange + (2 * group + (c & 1)) * exchange_bytes;
   }
-  // Barriers. A stage is full, is free; scores are there, are used; partial
-  // sums have come, and those sent have been used.
+  // Barriers. A stage is full, is free; scores are ready, are used; partial
+  // sums have arrived, and sent ones have been used.
   __device__ __forceinline__ uint32_t Full(int stage) const {
     return barriers + 8 * stage;
   }
@@ -88,14 +88,14 @@ struct Layout {
   int exchange_bytes;
 };
 
-// Index in its group; the compiler would read it anew at each use.
+// Index in its warpgroup; the compiler would re-read it at each use.
 __device__ __forceinline__ int GroupThread() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread % kGroup;
 }
 
-// Who in the cluster sums up which blocks of 8 of a chunk's tokens.
+// Which block of the cluster sums which blocks of 8 of a chunk's tokens.
 struct Routes {
   __device__ __forceinline__ explicit Routes(int slices) : key_slices(slices) {
     for (int b = 0; b < 8; ++b) {
@@ -110,7 +110,7 @@ struct Routes {
   __device__ __forceinline__ int Owner(int b) const {
     return static_cast<int>(packed >> (8 * b)) & 15;
   }
-  // As which of its own the owner has block b.
+  // Index of block b among its owner's blocks.
   __device__ __forceinline__ int Place(int b) const {
     return static_cast<int>(packed >> (8 * b + 4)) & 15;
   }

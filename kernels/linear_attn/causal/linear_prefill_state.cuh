@@ -1,4 +1,4 @@
-// A group that has a part of the state. Device code only.
+// State warpgroup (StateGroup) of linear_prefill.cu. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_STATE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_CAUSAL_LINEAR_PREFILL_STATE_CUH_
 
@@ -15,8 +15,9 @@
 namespace recurve {
 namespace linear_prefill {
 
-// Sᵀ, 64 columns e by 64 features, is one accumulator; so is oᵀ, 64 columns by
-// the 64 tokens of a chunk. Then S is a factor without leaving its registers.
+// Keeps a part of the state. Sᵀ, 64 columns e by 64 features, is one
+// accumulator; so is oᵀ, 64 columns by the 64 tokens of a chunk. So S is an
+// operand without leaving its registers.
 template <int kGroups>
 struct StateGroup {
   __device__ __forceinline__ StateGroup(const LinearPrefillParams& params,
@@ -46,7 +47,7 @@ struct StateGroup {
     }
   }
 
-  // Calls f(register, row of the state, column) for what this thread has.
+  // Calls f(register, row of the state, column) for this thread's elements.
   template <typename F>
   __device__ __forceinline__ void ForState(F f) const {
 #pragma unroll
@@ -67,11 +68,11 @@ struct StateGroup {
                  : "r"(layout.powers + 4 * n));
     return power;
   }
-  // Those of a chunk. Of each eight tokens a thread has two.
+  // Powers of a chunk. Of each eight tokens a thread has two.
   struct Powers {
     float all;          // λ^64
-    uint32_t after[8];  // λ^(tokens that come after), as factors of ṽ
-    float upto[8][2];   // λ^(tokens up to here and with it), of the outputs
+    uint32_t after[8];  // λ^(number of later tokens), for ṽ
+    float upto[8][2];   // λ^(tokens up to and including), of the outputs
   };
   __device__ __forceinline__ Powers TakePowers(int begin, int end) const {
     Powers w;
@@ -86,7 +87,7 @@ struct StateGroup {
     }
     return w;
   }
-  // Sᵀ as a factor, and then Sᵀ times what the chunk makes of it.
+  // Sᵀ as an operand, and then Sᵀ times the chunk's decay.
   __device__ __forceinline__ void TakeState(bool decays, const Powers& w,
                                             float (&state)[32],
                                             uint32_t (&factor)[16]) const {
@@ -100,7 +101,8 @@ struct StateGroup {
     }
   }
 
-  // ṽᵀ as a factor, and with each token's column times its power of the decay.
+  // ṽᵀ as an operand, and with each token's column times its power of the
+  // decay.
   __device__ __forceinline__ void TakeValues(uint32_t values, bool decays,
                                              const Powers& w,
                                              uint32_t (&value)[4][4],
@@ -154,8 +156,8 @@ struct StateGroup {
     WgmmaCommit();
   }
 
-  // Sends each block of 8 tokens of oᵀ to the block of the cluster that sums it
-  // up.
+  // Sends each block of 8 tokens of oᵀ to the block of the cluster that sums
+  // it.
   __device__ __forceinline__ void Send(int c, const float (&out)[32]) const {
     BarrierWait(layout.SumsFree(group, c), (c >> 1 & 1) ^ 1);
     const uint32_t buffer = (c & 1) * s.exchange_bytes;
@@ -268,7 +270,7 @@ struct StateGroup {
   int lane;
   int first_column;  // of this warp's 16
   Routes routes;
-  uint32_t sums[2];  // where two key slices send to, and the barriers there
+  uint32_t sums[2];  // where two key slices send to, and their barriers
   uint32_t sums_full[2];
 };
 

@@ -1,3 +1,10 @@
+// Recurrent scan of linear attention in float32: one block a head and 32 to 128
+// columns of a sequence's state, held in registers by eight warps (every eighth
+// row each); one update a token, in order.
+// Shapes: q, k [T, H, D], v, out [T, H, E]; states [slots, H, Dk, E]; all
+// float32.
+// Floor: 8 · sequences · H · Dk · E bytes of states, read and written once, and
+// 8 · T · H · (D + E) of rows.
 #include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_attribute.h"
@@ -11,7 +18,7 @@ namespace {
 constexpr int kWarps = kLinearScanWarps;
 constexpr int kThreads = 32 * kWarps;
 
-// What softmax takes from the row it is over.
+// Terms of the softmax of a row.
 struct SoftmaxTerms {
   float max;
   float sum;
@@ -56,14 +63,14 @@ __device__ __forceinline__ float Encode(LrpeType type, const float* x, int i,
   return 0.0f;
 }
 
-// Blocks of a multiprocessor that the registers have to leave room for.
+// Blocks a multiprocessor that the register count must allow.
 constexpr int MinBlocks(int rows, int columns) {
   return rows == 16 && columns == 2 ? 4 : 1;
 }
 
 // Grid: (runs of 32 kVector columns of E, heads, sequences). Warp w has rows w,
 // w + 8, ... of the state, kRows of them; a lane has kVector columns, one
-// access each row. How many they are changes no bit.
+// access a row. Their number changes no bit.
 template <int kRows, int kVector>
 __global__ void __launch_bounds__(kThreads, MinBlocks(kRows, kVector))
     scan_kernel(const __grid_constant__ LinearAttentionParams p, int key_dim,
@@ -118,8 +125,8 @@ __global__ void __launch_bounds__(kThreads, MinBlocks(kRows, kVector))
                        p.k_activation == Activation::kSoftmax ||
                        p.v_activation == Activation::kSoftmax;
 
-  // The rows of a whole prompt come twice: for their updates (what is written
-  // to `out` then is written over), and for their outputs.
+  // The rows of a whole prompt are visited twice: for their updates (`out`
+  // written then is overwritten), and for their outputs.
   const int64_t whole = p.whole == nullptr ? 0 : p.whole[sequence];
   for (int64_t step = 0; step < end - begin + whole; ++step) {
     const int64_t row = begin + (step < whole ? step : step - whole);
@@ -172,8 +179,8 @@ __global__ void __launch_bounds__(kThreads, MinBlocks(kRows, kVector))
       for (int w = 0; w < kWarps; ++w) total += partial[w][own];
       out[row * p.out_stride] = total;
     }
-    // The next token's inputs are read between two barriers from here, so that
-    // partial and terms are not written before they are read.
+    // The next token's inputs are loaded from here, between two barriers, so
+    // that partial and terms are read before they are overwritten.
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -190,7 +197,7 @@ bool Aligned(const LinearAttentionParams& p) {
          p.slot_stride % 4 == 0 && IsAligned(p.v) && IsAligned(p.states);
 }
 
-// Whether no pointer is missing.
+// Whether all pointers are set.
 bool Complete(const LinearAttentionParams& p) {
   return p.q != nullptr && p.k != nullptr && p.v != nullptr &&
          p.out != nullptr && p.query_start != nullptr && p.slots != nullptr &&

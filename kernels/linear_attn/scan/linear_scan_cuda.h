@@ -7,22 +7,21 @@
 
 namespace recurve {
 
-// kernels/linear_attn/linear_attn.h on the GPU as it stands there: one update a
-// token, in order, in float32, for any sizes. The state of a head stays in
-// registers while its tokens pass. Prompt and decode are the same arithmetic,
-// so that a prompt gives the same bits however it is cut, and a row the same
-// bits in any batch.
+// kernels/linear_attn/linear_attn.h on the GPU: one update a token, in order,
+// in float32, for any sizes. The state of a head stays in registers for all its
+// tokens. Prompt and decode have the same arithmetic, so a prompt gives the
+// same bits for any cuts, and a row the same bits in any batch.
 //
-// Every pointer is device memory; nothing that changes from step to step is an
-// argument. Slot 0 is the sink: its state is neither read nor written, and the
-// outputs of its rows are 0.
+// Every pointer is device memory; arguments do not change from step to step.
+// Slot 0 is the sink: its state is neither read nor written, and the outputs of
+// its rows are 0.
 inline constexpr int64_t kLinearScanMaxKeyDim = 512;  // LrpeOutputDim
 inline constexpr int64_t kLinearScanMaxValueDim = 1024;
 
-// It is launched dependently (dependent_launch.cuh). `early`: states, slots,
-// query_start and decay may be read before the kernel in front of it in the
-// stream is done: they were written before the last kernel that was launched
-// otherwise (in a step that is the embedding's).
+// A dependent launch (dependent_launch.cuh). `early`: states, slots,
+// query_start and decay may be read before the previous kernel in the stream is
+// done: they were written before the last kernel that was not launched
+// dependently (in a step, the embedding's).
 //
 // cudaErrorInvalidValue for sizes below 1 or above these limits, more than
 // 65535 heads or sequences, an odd head_dim to rotate, or a missing pointer.

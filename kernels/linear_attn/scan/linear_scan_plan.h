@@ -1,4 +1,4 @@
-// Which blocks the scan of linear attention takes.
+// Block sizes of the scan of linear attention.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_SCAN_LINEAR_SCAN_PLAN_H_
 #define RECURVE_KERNELS_LINEAR_ATTN_SCAN_LINEAR_SCAN_PLAN_H_
 
@@ -13,13 +13,12 @@ struct LinearScanPlan {
 
 inline constexpr int kLinearScanWarps = 8;  // that share a column's rows
 
-// How wide a block is changes no bit: each column is added up as in any other
-// width. Wide blocks move states faster, once there are enough for all
-// multiprocessors (docs/kernels/log/linear_step.md). Of 16 rows by 2 columns a
-// multiprocessor holds four blocks, by 4 it held two, which was 1 to 2% of a
-// step slower. Lanes of 64 rows have no registers for more columns, and so few
-// rows as 2 are no more than a start; 32 rows by 4 columns would be all the
-// registers there are.
+// The width of a block changes no bit: a column's sum is the same in any width.
+// Wide blocks move states faster, once they suffice for all multiprocessors
+// (docs/kernels/log/linear_step.md). With 16 rows by 2 columns a multiprocessor
+// holds four blocks, with 4 columns it held two, 1 to 2% of a step slower.
+// Lanes of 64 rows have no registers for more columns, 2 rows are only a start,
+// and 32 rows by 4 columns would take all registers.
 constexpr LinearScanPlan PlanLinearScan(int64_t key_dim, int64_t value_dim,
                                         int64_t num_heads, int64_t sequences,
                                         int multiprocessors) {

@@ -1,3 +1,10 @@
+// Deferred linear-attention step: one block a row, head and 64 columns; the
+// state is read in 16-byte loads, the last tokens' k̃ and ṽ come from a ring in
+// memory (cp.async), and every L-th token folds the ring into the state.
+// Shapes: q, k [B, H, D], v, out [B, H, E]; states [slots, H, Dk, E] with
+// elements of e bytes; ring [slots, H, L, Dk + E] float32.
+// Floor a step: B · H · Dk · E · e · (1 + 1 / L) bytes of states, and about
+// 2 · B · H · (L + 1) · (Dk + E) of ring entries (averages).
 #include <cuda_bf16.h>
 
 #include "kernels/linear_attn/step/linear_step_check.h"
@@ -19,7 +26,7 @@ using RowsTile = linear_step::Tile<State, /*kAdjacent=*/true>;
 // ----------------------------------------------------------------------------
 // The ring
 
-// The tokens [first, first + count) that the ring of a sequence holds.
+// The tokens [first, first + count) in the ring of a sequence.
 struct Pending {
   int64_t first;
   int count;
@@ -51,8 +58,8 @@ __device__ __forceinline__ void CopyAsync(float* shared, const float* global) {
                "l"(global));
 }
 
-// Starts the copy of the pending entries, a warp an entry at a time; CopyWait
-// and a barrier end it.
+// Starts the copy of the pending entries, each by a warp; CopyWait and a
+// barrier end it.
 __device__ void StartRing(float* head_ring, const Shape& s,
                           const Pending& pending, int ring,
                           const RingTile& to) {
@@ -134,7 +141,7 @@ __device__ void FoldTile(const RowsTile<State>& tile, const RingTile& ring,
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Where a block's rows, slots and positions come from.
+// Row, slot and positions of a block.
 struct Where {
   int rows_left;
   int slot;
@@ -193,7 +200,7 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
     return;
   }
   const Pending pending = PendingBefore(at.position, at.start, ring_length);
-  const int n = pending.count;  // and the new token's entry is the n-th
+  const int n = pending.count;  // the new token's entry is the n-th
   const bool fold = ((at.position + 1) & (ring_length - 1)) == 0;
   const Vectors vectors = {q, ring.k + n * s.key_dim, v, partial,
                            partial + blockDim.x / 32 * kLinearTileColumns};
@@ -219,7 +226,7 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   CopyWait();
   __syncthreads();
 
-  // The new entry: into the tile, and into memory unless the fold uses it up.
+  // The new entry: into the tile, and into memory unless the fold consumes it.
   float* entry = Entry(head_ring, s, at.position, ring_length);
   for (int c = threadIdx.x; c < kLinearTileColumns; c += blockDim.x) {
     const int column = blockIdx.x * kLinearTileColumns + c;

@@ -1,3 +1,10 @@
+// Linear-attention step in place: one block a row, head and 64 columns of the
+// state, all loads of the state in flight at once in registers while q̃, k̃ and
+// ṽ are made in shared memory.
+// Shapes: q, k [B, H, D], v, out [B, H, E]; states [slots, H, Dk, E] with
+// elements of e bytes.
+// Floor: 2 · B · H · Dk · E · e bytes: states read and written once (q, k, v
+// and out are small).
 #include <cuda_bf16.h>
 
 #include "kernels/linear_attn/step/linear_step_check.h"
@@ -17,13 +24,12 @@ using StepTile = linear_step::Tile<State, /*kAdjacent=*/false>;
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Grid: (column tiles, heads, rows). The state is read once and written once.
-// Two waits for memory in a row: for the slot, with all that does not depend on
-// it, and for the state, while q̃, k̃ and ṽ are made. With `inputs_first` the
-// state's loads come a barrier later, but nothing but the state waits for them;
-// where it is false, p.overlap_previous is, too. Half a head a block fills
-// the device with few rows, and keeps 160 KB a multiprocessor in flight with
-// many.
+// Grid: (column tiles, heads, rows). Two dependent waits for memory: for the
+// slot, with all loads that do not need it, and for the state, while q̃, k̃ and
+// ṽ are made. With `inputs_first` the state's loads come a barrier later, but
+// only the state waits for them; where it is false, p.overlap_previous is, too.
+// Half a head a block fills the device with few rows, and keeps 160 KB a
+// multiprocessor in flight with many.
 template <typename IO, typename State>
 __global__ void __launch_bounds__(kLinearBoundThreads, 1)
     linear_step_kernel(const __grid_constant__ LinearStepParams p,

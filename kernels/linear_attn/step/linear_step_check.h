@@ -1,4 +1,4 @@
-// What the launchers of the linear-attention step accept.
+// Parameter checks of the linear-attention step's launchers.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_CHECK_H_
 #define RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_CHECK_H_
 
@@ -14,7 +14,7 @@ inline bool ValidLinearDim(int64_t dim) {
   return dim >= 8 && dim <= kLinearMaxHeadDim && dim % 8 == 0;
 }
 
-// The state and the rows: what a fold needs too.
+// The state and the rows: required by a fold, too.
 inline bool ValidLinearState(const LinearStepParams& p) {
   return p.num_heads >= 1 && p.num_heads <= 65535 &&
          ValidLinearDim(p.head_dim) && ValidLinearDim(p.value_dim) &&

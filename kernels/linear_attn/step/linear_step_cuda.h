@@ -16,9 +16,9 @@ namespace recurve {
 //
 //   q̃ = scale · position(act_q(q)),  o = Sᵀ q̃  with S updated first.
 //
-// Every pointer is device memory and 16-byte aligned; nothing that changes from
-// step to step is a launch argument, so a captured graph replays while rows,
-// slots and positions change.
+// Every pointer is device memory and 16-byte aligned; launch arguments do not
+// change from step to step, so a captured graph replays while rows, slots and
+// positions change.
 //
 // A row's results depend on that row alone: bitwise the same in any batch.
 struct LinearStepParams {
@@ -54,8 +54,8 @@ struct LinearStepParams {
 
   const float* decay;  // [H] λ, in [0, 1]: e^x of a log of decay may be 0
 
-  // States, updated in place: slot s of this layer begins at states + s ·
-  // slot_stride and is [H, Dk, E] with Dk = LrpeOutputDim(position, D).
+  // States, updated in place: slot s of this layer begins at states +
+  // s · slot_stride and is [H, Dk, E] with Dk = LrpeOutputDim(position, D).
   // bfloat16 states are rounded stochastically, so that they do not stall: with
   // word i of Philox4x32(rounding_seed, group, position), where `group` counts
   // runs of 8 elements of the slot. rounding_seed should differ by layer.
@@ -64,33 +64,33 @@ struct LinearStepParams {
   int64_t slot_stride;  // in elements, a multiple of 8
   uint64_t rounding_seed;
 
-  // May start before the kernel before it in the stream ends, and read the
+  // May start before the previous kernel in the stream ends, and read the
   // states meanwhile (programmatic dependent launch, code for compute
   // capability 9.0). That kernel may write q, k and v, but nothing else of
-  // these params; nor may a still earlier one, unless one between waits for its
-  // predecessor before it lets others begin (dependent_launch.cuh: most let
-  // them begin at once).
+  // these params; nor may an earlier one, unless one between waits for its
+  // predecessor before it lets others start (dependent_launch.cuh: most let
+  // them start at once).
   bool overlap_previous;
 };
 
-// cudaErrorInvalidValue for a shape outside what the comments allow, or a
+// cudaErrorInvalidValue for a shape that the comments do not allow, or a
 // pointer that is missing or not aligned.
 cudaError_t LaunchLinearStep(const LinearStepParams& params,
                              cudaStream_t stream);
 
 inline constexpr int64_t kMaxLinearRing = 16;
 
-// The same step with the writes of the state put off: a slot holds a checkpoint
-// of the state and a ring of the k̃ and ṽ that came after it,
+// The same step with deferred writes of the state: a slot holds a checkpoint of
+// the state and a ring of the later k̃ and ṽ,
 //
 //   o = λ^(n+1) Scᵀ q̃ + Σ_j λ^(n−j) (q̃ · k̃_j) ṽ_j,   j = 0 ... n
 //
 // and every ring_length-th token folds the ring into the checkpoint. So most
 // steps only read the state: about 0.6 of the traffic of LaunchLinearStep.
 //
-// Token t lies in ring entry t mod ring_length, and the fold comes after each
-// token t with (t + 1) mod ring_length = 0. When it comes depends on the
-// position alone, so that a row's bits do not depend on the batch.
+// Token t is in ring entry t mod ring_length, and a fold follows each token t
+// with (t + 1) mod ring_length = 0. Folds depend on the position alone, so a
+// row's bits do not depend on the batch.
 struct LinearDeferredParams {
   LinearStepParams step;  // positions must not be null
   float* ring;            // slot s: ring + s · ring_slot_stride is
@@ -98,18 +98,18 @@ struct LinearDeferredParams {
   int64_t ring_slot_stride;
   int64_t ring_length;  // a power of two, at most kMaxLinearRing
 
-  // [max_rows] how many tokens the state in the slot covered when it was last
-  // written by something else than this kernel (a prefill, LaunchLinearFold).
-  // At most positions[row].
+  // [max_rows] tokens that the slot's state covered when something other than
+  // this kernel last wrote it (a prefill, LaunchLinearFold). At most
+  // positions[row].
   const int64_t* ring_start;
 };
 cudaError_t LaunchLinearDeferredStep(const LinearDeferredParams& params,
                                      cudaStream_t stream);
 
-// Folds what the rings hold into the checkpoints, so that each state covers all
+// Folds the rings into the checkpoints, so that each state covers all
 // positions[row] tokens before its next one: before a prefill, a snapshot or
-// anything else that reads the state. ring_start is positions[row] from then
-// on. q, k, v, out, phase_steps and the activations are not used.
+// any other read of the state. ring_start is positions[row] from then on. q, k,
+// v, out, phase_steps and the activations are not used.
 cudaError_t LaunchLinearFold(const LinearDeferredParams& params,
                              cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// What the two forms of the linear-attention step share on the device, beside
-// the state's tile: q̃, k̃ and ṽ, made while the tile is on its way, and sums.
+// Device functions shared by the two forms of the linear-attention step: q̃, k̃
+// and ṽ, made during the tile's loads, and sums.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_DEVICE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_DEVICE_CUH_
 
@@ -15,8 +15,8 @@
 namespace recurve {
 namespace linear_step {
 
-// Loads that are issued where they are written. The compiler would move them
-// below the first early return, and so make one wait for memory into two.
+// Loads issued where they are written. The compiler would move them below the
+// first early return, and so turn one wait for memory into two.
 __device__ __forceinline__ int32_t LoadNow(const int32_t* x) {
   int32_t value;
   asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(x));
@@ -29,7 +29,7 @@ __device__ __forceinline__ int64_t LoadNow(const int64_t* x) {
 }
 
 // The same for one of a thread's elements, if `when`: predicated, since ptxas
-// would wait for the loads before a branch at the branch.
+// waits for earlier loads at a branch.
 __device__ __forceinline__ void LoadNowIf(bool when, const uint64_t* x,
                                           uint64_t* value) {
   asm volatile(
@@ -54,8 +54,8 @@ __device__ __forceinline__ void LoadNowIf(bool when, const __nv_bfloat16* x,
   *value = __ushort_as_bfloat16(bits);
 }
 
-// Waits for the kernel before this one (see overlap_previous), and lets the one
-// after it start. At once where the launch does not overlap.
+// Waits for the previous kernel (see overlap_previous), and lets the next one
+// start. Returns at once if the launch does not overlap.
 __device__ __forceinline__ void WaitForPrevious() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -63,8 +63,8 @@ __device__ __forceinline__ void WaitForPrevious() {
 #endif
 }
 
-// Of one (row, head), in shared memory: first q, k and v as they came, then q̃,
-// k̃ and ṽ.
+// Vectors of one (row, head), in shared memory: first q, k and v as loaded,
+// then q̃, k̃ and ṽ.
 struct Vectors {
   float* q;           // [Dk]
   float* k;           // [Dk]
@@ -73,16 +73,15 @@ struct Vectors {
   float* decay;       // [1]
 };
 
-// A thread's share of what Vectors is made from, still in flight. A block has
-// at least D threads, but perhaps fewer than E.
+// A thread's part of the inputs of Vectors, still in flight. A block has at
+// least D threads, but perhaps fewer than E.
 //
-// Where few blocks run and latency counts, staging comes before the loads of
-// the state, with a barrier between that keeps ptxas from moving these up: it
-// gives all loads in flight one scoreboard, so that what is used later would
-// wait for the state.
+// With few blocks, where latency counts, staging comes before the loads of the
+// state, and a barrier keeps ptxas from moving these up: it gives all loads in
+// flight one scoreboard, so later uses would wait for the state.
 template <typename IO>
 struct Inputs {
-  // What no kernel before this one writes.
+  // Inputs that no earlier kernel writes.
   __device__ __forceinline__ void LoadSteady(const LinearStepParams& p,
                                              const Shape& s, int64_t head) {
     const int i = threadIdx.x;
@@ -155,7 +154,7 @@ __device__ inline void SoftmaxByWarp(float* x, int n) {
 __device__ __forceinline__ bool IsPlain(Activation activation) {
   return activation == Activation::kNone || activation == Activation::kSilu;
 }
-// REQUIRES: IsPlain(activation), or x is activated already.
+// REQUIRES: IsPlain(activation), or x is already activated.
 __device__ __forceinline__ float PlainActivate(Activation activation, float x) {
   const float silu = x * DeviceSigmoid(x);
   return activation == Activation::kSilu ? silu : x;
@@ -175,8 +174,8 @@ __device__ __forceinline__ Part PartOf(const LinearStepParams& p,
   return {p.v_activation, vectors.v, s.value_dim};
 }
 
-// The activations that are not plain, in place. One copy of the code, out of
-// the way of the usual case. Synchronises the block.
+// Activations that are not plain, in place. One copy of the code, away from the
+// usual path. Synchronises the block.
 __device__ __forceinline__ void ActivateInPlace(const LinearStepParams& p,
                                                 const Shape& s,
                                                 const Vectors& vectors) {
@@ -200,8 +199,8 @@ __device__ __forceinline__ void ActivateInPlace(const LinearStepParams& p,
   __syncthreads();
 }
 
-// Activation and LrpeApply of kernels/lrpe/lrpe.h, in place, for angle
-// i = threadIdx.x.
+// Activation and LrpeApply of kernels/lrpe/lrpe.h, in place, for angle i =
+// threadIdx.x.
 __device__ __forceinline__ void Encode(Activation activation, LrpeType type,
                                        int head_dim, float cos, float sin,
                                        float* x) {
@@ -217,7 +216,7 @@ __device__ __forceinline__ void Encode(Activation activation, LrpeType type,
   }
 }
 
-// Makes q̃, k̃ and ṽ of what Inputs staged. The caller synchronises the block
+// Makes q̃, k̃ and ṽ from the staged Inputs. The caller synchronises the block
 // before reading them.
 __device__ __forceinline__ void MakeVectors(const LinearStepParams& p,
                                             const Shape& s,
@@ -244,7 +243,7 @@ __device__ __forceinline__ void MakeVectors(const LinearStepParams& p,
   }
 }
 
-// Adds up a tile's columns over the lanes and warps that share them, in order,
+// Adds a tile's columns over the lanes and warps that share them, in order,
 // into partial[0..warps) of [warps, columns]. Synchronises the block.
 template <int kVector>
 __device__ __forceinline__ void GatherColumns(float (&sum)[kVector],
@@ -284,15 +283,15 @@ __device__ void WriteZeros(const LinearStepParams& p, const Shape& s) {
   }
 }
 
-// Whether the code that runs has WaitForPrevious in it: what the driver makes
-// of PTX for older devices has not, and would not wait for its inputs.
+// Whether the code that runs contains WaitForPrevious: the driver's code from
+// PTX for older devices does not, and would not wait for its inputs.
 inline bool CanOverlap(const void* kernel) {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
          attributes.ptxVersion >= 90;
 }
 
-// How a step is launched: a block a (column tile, head, row).
+// Launch of a step: a block a (column tile, head, row).
 struct LaunchConfig {
   LaunchConfig(const LinearStepParams& p, const LinearStepPlan& plan,
                size_t shared_bytes, const void* kernel, cudaStream_t stream) {

@@ -1,5 +1,5 @@
-// How a linear-attention step is cut into thread blocks: plain arithmetic, so
-// that it can be tested without a GPU.
+// How a linear-attention step is cut into thread blocks: plain arithmetic,
+// testable without a GPU.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_PLAN_H_
 #define RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_PLAN_H_
 
@@ -14,15 +14,15 @@ inline constexpr int kLinearRowsPerWarp = 32;
 inline constexpr int kLinearMaxHeadDim = 256;
 inline constexpr int kLinearMaxKeyDim = 512;  // cosine doubles the head dim
 inline constexpr int kLinearMaxThreads = kLinearMaxKeyDim;
-// What the kernels' registers allow for: five blocks of 128 threads a
-// multiprocessor, and with them 160 KB of loads in flight.
+// Limit for the kernels' registers: five blocks of 128 threads a
+// multiprocessor, with 160 KB of loads in flight.
 inline constexpr int kLinearBoundThreads = 640;
-// Up to so many blocks, about what is resident at once on the devices meant,
-// latency counts more than bytes in flight.
+// Up to this many blocks, about the number resident at once on the target
+// devices, latency counts more than bytes in flight.
 inline constexpr int64_t kLinearFewBlocks = 1024;
 
-// One block a (row, head, column tile). The cut depends on the shape of the
-// state alone, never on the batch, and with it the order of every sum.
+// One block a (row, head, column tile). The cut, and so the order of every sum,
+// depends on the shape of the state alone, never on the batch.
 struct LinearStepPlan {
   int threads;  // of a block: enough warps for all Dk rows
   int tiles;    // that cover E

@@ -1,4 +1,4 @@
-// A block's tile of a state, in registers.
+// A block's tile of a state, in registers. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_TILE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_TILE_CUH_
 
@@ -10,7 +10,7 @@
 namespace recurve {
 namespace linear_step {
 
-// The dimensions of a launch, in 32 bits and ready for the device.
+// The dimensions of a launch, in 32 bits for the device.
 struct Shape {
   int head_dim;
   int key_dim;
@@ -20,11 +20,11 @@ struct Shape {
 
 // One thread's part of a state tile: 16 bytes of each of kRows rows. These are
 // adjacent (kAdjacent), so that a vector along them is read four at a time; or
-// apart, so that those of a warp are adjacent in each access.
+// apart, so that a warp's are adjacent in each access.
 template <typename State, bool kAdjacent>
 struct Tile {
   static constexpr int kVector = 16 / sizeof(State);
-  static constexpr int kLanes = kLinearTileColumns / kVector;  // side by side
+  static constexpr int kLanes = kLinearTileColumns / kVector;  // neighbours
   static constexpr int kRows = kLinearRowsPerWarp / (32 / kLanes);
   static constexpr int kRowStep = kAdjacent ? 1 : 32 / kLanes;
 
@@ -38,7 +38,7 @@ struct Tile {
         rows(column < s.value_dim ? (s.key_dim - row + kRowStep - 1) / kRowStep
                                   : 0) {}
 
-  // Past L1 alone: evict-first in L2 costs 2% at large batches.
+  // Bypasses L1 only: evict-first in L2 costs 2% at large batches.
   __device__ __forceinline__ void Load() {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -59,7 +59,7 @@ struct Tile {
     }
   }
 
-  // The row of the state that register i holds.
+  // The row of the state in register i.
   __device__ __forceinline__ int Row(int i) const { return row + i * kRowStep; }
   __device__ __forceinline__ uint4* Address(int i) const {
     return reinterpret_cast<uint4*>(state + i * row_step);
@@ -74,8 +74,8 @@ struct Tile {
 };
 
 // A float32 whose upper half is its bfloat16, rounded up with the probability
-// that the bits cut off say. `random` is uniform in 16 bits. NaN and the
-// infinities stay what they are.
+// given by the bits cut off. `random` is uniform in 16 bits. NaN and infinities
+// are unchanged.
 __device__ __forceinline__ uint32_t RoundStochastically(float x,
                                                         uint32_t random) {
   return x != x ? 0x7fffffffu : __float_as_uint(x) + random;
