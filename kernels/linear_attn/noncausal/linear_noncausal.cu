@@ -1,3 +1,11 @@
+// Non-causal linear attention with rotate, or softmax over the sequence, on
+// sm_90a: a cluster of four blocks a head of a row; each sums S of a quarter of
+// the tokens in registers (wgmma, cp.async stages), the quarters are added
+// through shared memory, then each makes its quarter's outputs.
+// Shapes: q, k [T, H, D], v, g, out [T, H, E], bfloat16 (out: e bytes), D and E
+// up to 128; states [slots, H, Dk, E] float32.
+// Floor: T · H · (4 D + (4 + e) E) bytes, and 4 · Dk · E a head and row; a
+// tensor with softmax over the sequence is read twice.
 #include <cuda_bf16.h>
 
 #include "kernels/common/alignment.h"
@@ -19,7 +27,7 @@ using linear_noncausal::kThreads;
 using linear_noncausal::Noncausal;
 using linear_noncausal::Shape;
 
-// The outputs of a row in the sink.
+// Outputs of a row in the sink.
 template <typename T>
 __device__ void WriteZeros(const LinearNoncausalParams& p, int value_dim,
                            int64_t first_token, int count) {
@@ -34,9 +42,7 @@ __device__ void WriteZeros(const LinearNoncausalParams& p, int value_dim,
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Grid: (parts, heads, rows), a cluster for each (head, row). A block makes S
-// of its part of the tokens; the parts are added up; then it makes the outputs
-// of the same part.
+// Grid: (parts, heads, rows), a cluster a (head, row).
 template <LrpeType kPosition>
 __global__ void __launch_bounds__(kThreads, 1)
     linear_noncausal_kernel(const __grid_constant__ LinearNoncausalParams p,

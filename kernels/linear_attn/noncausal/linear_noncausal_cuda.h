@@ -17,15 +17,15 @@ namespace recurve {
 //   q̃ = scale · position(act_q(q)), k̃ = position(act_k(k))
 //   S = Σ_j k̃_j v_jᵀ,   o_i = act_g(g_i) ⊙ Sᵀ q̃_i
 //
-// S is what LaunchLinearStep goes on from. Nothing but inputs, outputs and S
-// (also as a factor of bfloat16, in the workspace) crosses global memory.
+// LaunchLinearStep continues from S. Only inputs, outputs and S (also as a
+// bfloat16 factor, in the workspace) cross global memory.
 //
-// Every pointer is device memory and 16-byte aligned; nothing that changes from
-// step to step is a launch argument. q, k, v and g are bfloat16. Products are
-// of bfloat16 factors (q̃, k̃, v and S), sums are float32; outputs are rounded to
-// bfloat16, in whichever type they are written. silu is computed to about 2⁻¹¹
-// of its argument. Softmax of q over its features may be rounded before it is
-// divided by its sum, which outputs then are.
+// Every pointer is device memory and 16-byte aligned; launch arguments do not
+// change from step to step. q, k, v and g are bfloat16. Products are of
+// bfloat16 factors (q̃, k̃, v and S), sums are float32; outputs are rounded to
+// bfloat16, in either type. silu is computed to about 2⁻¹¹ of its argument.
+// Softmax of q over its features may be rounded before the division by its sum,
+// which is then applied to outputs.
 //
 // A row's results depend on that row alone: bitwise the same in any batch.
 struct LinearNoncausalParams {
@@ -34,7 +34,7 @@ struct LinearNoncausalParams {
   int64_t value_dim;  // E, a multiple of 8, at most 128
 
   // Flattened tokens. Row b owns tokens query_start[b] ... query_start[b + 1],
-  // which may be none: then its slot is left alone.
+  // possibly none: then its slot is not touched.
   const void* q;               // [tokens, H, D]
   const void* k;               // [tokens, H, D]
   const void* v;               // [tokens, H, E]
@@ -80,17 +80,17 @@ struct LinearNoncausalParams {
 
 inline constexpr int64_t kLinearNoncausalMaxDim = 128;
 
-// Of LinearNoncausalParams::workspace, for the kind of layer (position and
-// softmax over the sequence; nothing else is looked at) and the current device:
+// Size of LinearNoncausalParams::workspace, for the kind of layer (position and
+// softmax over the sequence; no other field is read) and the current device:
 // 17.3 MB with kCosine on an H100 or H200, 8.7 without; 0 if the kind needs
-// none, or there is no device that the kernel runs on.
+// none, or the device does not run the kernel.
 int64_t LinearNoncausalWorkspaceBytes(const LinearNoncausalParams& params);
 
-// cudaErrorInvalidValue for a shape outside what the comments allow, or a
+// cudaErrorInvalidValue for a shape that the comments do not allow, or a
 // pointer that is missing or not aligned; cudaErrorNotSupported on a device of
-// another compute capability than 9.0, or if the driver makes no tensor maps;
-// cudaErrorCooperativeLaunchTooLarge where not all multiprocessors are to be
-// had (a kind with a workspace takes them all at a time).
+// compute capability other than 9.0, or if the driver makes no tensor maps;
+// cudaErrorCooperativeLaunchTooLarge if not all multiprocessors are available
+// (a kind with a workspace uses all at once).
 cudaError_t LaunchLinearNoncausal(const LinearNoncausalParams& params,
                                   cudaStream_t stream);
 

@@ -1,14 +1,14 @@
-// Which block of non-causal linear attention does what: tiles of heads of rows,
-// dealt to the blocks of a launch. For the host and the device.
+// Distribution of non-causal linear attention over blocks: tiles of heads of
+// rows. For the host and the device.
 //
-// S of a head is added up by one block, tile after tile, so that its bits do
-// not depend on the batch. Outputs are any block's: one that has more to add up
-// than others leaves outputs of its first heads to those that have less, who
-// find S in global memory.
+// One block sums S of a head, tile after tile, so that its bits do not depend
+// on the batch. Any block may make outputs: a block with more to sum than
+// others leaves outputs of its first heads to blocks with less, which read S
+// from global memory.
 //
-// Tiles of all heads of all rows, in this order, make a line. A block has the
-// heads whose middle is in its part of the line, that is, some of them one more
-// than others; or, of fewer heads than blocks, one or none.
+// Tiles of all heads of all rows, in this order, form a line. A block has the
+// heads whose middle is in its part of the line, that is, some blocks have one
+// more than others; or, with fewer heads than blocks, one or none.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_DEAL_H_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_DEAL_H_
 
@@ -22,16 +22,16 @@
 
 namespace recurve {
 
-// Of how many of its heads, the first ones, a block may leave outputs to
+// Number of a block's heads, the first ones, whose outputs it may leave to
 // others. Each has a place for S in global memory.
 constexpr uint32_t kNoncausalPlaces = 2;
-// What adding up a tile takes, what its outputs do, and what each head does
-// besides, in the same unit; by trial.
+// Costs, in one unit, of summing a tile, of its outputs, and of each head; by
+// trial.
 constexpr uint32_t kNoncausalSumCost = 2;
 constexpr uint32_t kNoncausalOutCost = 2;
 constexpr uint32_t kNoncausalHeadCost = 8;
-// Outputs are left to others only if blocks have so many tiles in the mean:
-// finding out who takes them takes time, too.
+// Outputs are left to others only if blocks have at least this many tiles on
+// average: finding the blocks that take them takes time, too.
 constexpr uint32_t kNoncausalSharedTiles = 2;
 
 // A head on the line.
@@ -40,10 +40,10 @@ struct NoncausalHead {
   uint32_t at;  // where it begins
 };
 
-// The line. RowTiles(row) is how many tiles a row has: none if nothing is to be
-// done. heads times the tiles of all rows is at most 2^28: heads times rows is
-// half of that (LinearNoncausalParams), as many whole tiles are 137 GB each of
-// q, k, v and out.
+// The line. RowTiles(row) is the number of tiles of a row: 0 if there is no
+// work. heads times the tiles of all rows is at most 2^28: heads times rows is
+// half of that (LinearNoncausalParams), and as many whole tiles are 137 GB each
+// of q, k, v and out.
 template <typename RowTiles>
 class NoncausalLine {
  public:
@@ -60,7 +60,7 @@ class NoncausalLine {
   RECURVE_DEAL_FUNCTION uint32_t tiles() const { return tiles_; }
   RECURVE_DEAL_FUNCTION uint32_t heads() const { return all_heads_; }
 
-  // Where the heads of `block` begin, at most `blocks`.
+  // Where the heads of `block` begin; `block` is at most `blocks`.
   RECURVE_DEAL_FUNCTION uint32_t First(uint32_t block) const {
     if (all_heads_ <= blocks_) {
       return block < all_heads_ ? HeadAt(block) : tiles_;
@@ -72,7 +72,7 @@ class NoncausalLine {
     const NoncausalHead head = At(part);
     return head.at + head.tiles / 2 >= part ? head.at : head.at + head.tiles;
   }
-  // The head that has tile `at` of the line.
+  // The head of tile `at` of the line.
   RECURVE_DEAL_FUNCTION NoncausalHead At(uint32_t at) const {
     if (at < near_at_) near_row_ = near_at_ = 0;
     NoncausalHead head;
@@ -107,23 +107,22 @@ class NoncausalLine {
   const uint32_t blocks_;
   uint32_t tiles_ = 0;
   uint32_t all_heads_ = 0;  // of rows that have tiles
-  // The row that was asked for last, and where it begins: the next one is
-  // mostly not far.
+  // The row requested last, and where it begins: the next one is mostly near.
   mutable uint32_t near_row_ = 0, near_at_ = 0;
 };
 
-// What all blocks have, leave to others and take from them: blocks + 1 numbers
-// each, of which the differences are the blocks'.
+// Work that blocks have, leave to others and take from them: blocks + 1 running
+// totals each, whose differences are the blocks'.
 struct NoncausalShares {
   uint32_t* first;  // where a block's heads begin on the line
   uint32_t* room;   // for outputs, in units of cost
   uint32_t* left;   // tiles whose outputs are left to others
-  uint32_t* taken;  // and taken from others: a part of all those that are left
+  uint32_t* taken;  // and taken from others, of all those left
 };
 
-// Finds the shares, by a team of threads (or one) that all come here:
-// team.rank() of team.size(); team.Before(x, &sum) is `sum` plus x of the ranks
-// before, and adds x of all to `sum`; team.Meet() orders what was written.
+// Finds the shares, by a team of threads (or one) that all call this:
+// team.rank() of team.size(); team.Before(x, &sum) is `sum` plus x of lower
+// ranks, and adds x of all to `sum`; team.Meet() orders writes.
 template <typename RowTiles, typename Team>
 RECURVE_DEAL_FUNCTION void FindNoncausalShares(
     const NoncausalLine<RowTiles>& line, const Team& team,
@@ -134,8 +133,8 @@ RECURVE_DEAL_FUNCTION void FindNoncausalShares(
     shares.first[i] = line.First(i);
   }
   team.Meet();
-  // For now `left` is up to where a block may leave outputs to others, and
-  // `taken` how many heads it has.
+  // For now `left` is the end of the tiles whose outputs a block may leave to
+  // others, and `taken` its number of heads.
   for (uint32_t i = team.rank(); i < blocks; i += team.size()) {
     const uint32_t end = shares.first[i + 1];
     uint32_t at = shares.first[i];
@@ -151,7 +150,7 @@ RECURVE_DEAL_FUNCTION void FindNoncausalShares(
     }
     shares.taken[i] = heads;
   }
-  // Room is what a block's heads cost less than all that a mean block does.
+  // Room is the cost of a mean block's work minus that of the block's heads.
   const uint32_t mean = ((kNoncausalSumCost + kNoncausalOutCost) * tiles +
                          kNoncausalHeadCost * line.heads() + blocks - 1) /
                         blocks;
@@ -170,8 +169,8 @@ RECURVE_DEAL_FUNCTION void FindNoncausalShares(
     if (i <= blocks) shares.room[i] = before;
   }
   team.Meet();
-  // Tiles are shared out by room. A block whose share is more than its own
-  // takes the rest from others, one whose share is less leaves it to them.
+  // Tiles are shared out by room. A block whose share exceeds its own takes the
+  // rest from others; one with a smaller share leaves it to them.
   const bool shared = tiles >= kNoncausalSharedTiles * blocks && room_sum > 0;
   const auto bound = [&](uint32_t i) {
     return static_cast<uint32_t>(uint64_t{tiles} * shares.room[i] / room_sum);
@@ -201,10 +200,10 @@ RECURVE_DEAL_FUNCTION void FindNoncausalShares(
   team.Meet();
 }
 
-// Some work with a head: S is added up of its first sum_tiles tiles, all of
-// them, and left in store_place, if that is not negative; or it is what
-// load_place has, which has to be waited for. Then come the outputs of tiles
-// [begin, end), which may be none.
+// Work on a head: S is summed over its first sum_tiles tiles, all of them, and
+// left in store_place, if that is not negative; or it is read from load_place,
+// which must be waited for. Then come the outputs of tiles [begin, end),
+// possibly none.
 struct NoncausalWork {
   uint32_t row, head;
   uint32_t sum_tiles;
@@ -212,7 +211,7 @@ struct NoncausalWork {
   uint32_t begin, end;
 };
 
-// The work of a block, in order. Nothing that is added up waits for anybody.
+// The work of a block, in order. No sum waits for another block.
 template <typename RowTiles>
 class NoncausalDeal {
  public:
@@ -227,9 +226,9 @@ class NoncausalDeal {
   // Whether the block has heads.
   RECURVE_DEAL_FUNCTION bool HasHeads() const { return at_ < end_; }
 
-  // The next work, but for store_place and outputs of the block's heads, which
-  // Finish tells; false if there is none. Before the shares are known it may be
-  // asked for once, if the block has heads.
+  // The next work, without store_place and outputs of the block's heads, which
+  // Finish adds; false if there is none. Before the shares are known it may be
+  // called once, if the block has heads.
   RECURVE_DEAL_FUNCTION bool Next(const NoncausalLine<RowTiles>& line,
                                   NoncausalWork* work) {
     if (!takes_ && at_ == end_) BeginTaking(line.blocks());
@@ -269,7 +268,8 @@ class NoncausalDeal {
     end_ = bound(block_ + 1);
     from_ = 0;
   }
-  // at_ and end_ are now among what is left, and from_ is who leaves it.
+  // at_ and end_ are now among the left tiles, and from_ is the block that
+  // leaves them.
   RECURVE_DEAL_FUNCTION void Take(const NoncausalLine<RowTiles>& line,
                                   NoncausalWork* work) {
     while (shares_.left[from_ + 1] <= at_) ++from_;
@@ -288,7 +288,7 @@ class NoncausalDeal {
 
   const NoncausalShares shares_;
   const uint32_t block_;
-  uint32_t at_, end_;  // of its heads, then of what it takes
+  uint32_t at_, end_;  // of its heads, then of taken tiles
   uint32_t place_ = 0;
   uint32_t from_ = 0;
   bool takes_ = false;

@@ -1,5 +1,5 @@
-// Non-causal linear attention: what is in shared memory and how it comes there.
-// Device code only.
+// Loads of linear_noncausal.cu: the layout of shared memory, copies and softmax
+// over the sequence. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_LOADS_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_LOADS_CUH_
 
@@ -26,9 +26,9 @@ using Bf16 = Half<__nv_bfloat16>;
 
 constexpr int kThreads = 256;  // two groups of four warps
 constexpr int kWarps = 8;
-constexpr int kWarpTokens = 16;      // of a step, whose outputs a warp has
+constexpr int kWarpTokens = 16;      // of a step, whose outputs a warp makes
 constexpr int kParts = 4;            // of a sequence: blocks of a cluster
-constexpr int kShare = 16 / kParts;  // of S that each adds up, in 8 columns
+constexpr int kShare = 16 / kParts;  // of S that each block adds, in 8 columns
 constexpr int kFeatures = 128;       // of a head, at most
 constexpr int kStages = 2;
 constexpr int kStepTokens = 128;
@@ -36,7 +36,7 @@ constexpr int kBlockBytes = kStepTokens * 128;  // 64 features of a step
 constexpr int kTensorBytes = 2 * kBlockBytes;
 constexpr int kStageBytes = 2 * kTensorBytes;  // k and v, or q and g
 
-// What is done to q or k before its encoding.
+// Change of q or k before its encoding.
 enum class Change { kNone, kSilu, kFeatureSoftmax, kSequenceSoftmax };
 
 // Whether 0 stays 0.
@@ -44,7 +44,7 @@ template <Change kChange>
 constexpr bool kKeepsZero =
     kChange == Change::kNone || kChange == Change::kSilu;
 
-// In 32 bits and ready for the device.
+// In 32 bits for the device.
 struct Shape {
   int head_dim;
   int value_dim;
@@ -61,19 +61,19 @@ struct Layout {
   static constexpr int kEncodings = kPosition == LrpeType::kCosine ? 2 : 1;
   static constexpr int kStateRows = kFeatures * kEncodings;
   static constexpr int kStateBlock = kStateRows * 128;  // of 64 columns
-  // What a block keeps of its part of S for each other block of the cluster.
+  // A block's part of S for another block of the cluster.
   static constexpr int kShareBytes = kShare * kEncodings * kThreads * 16;
-  // Beside the stages where there is room; else the loads of q and g wait.
+  // Separate from the stages if there is room; else the loads of q and g wait.
   static constexpr bool kOwnExchange = kEncodings == 1;
   static constexpr int kExchangeBytes =
       kOwnExchange ? (kParts - 1) * kShareBytes : 0;
   // Angles of a head: cosines and sines of q's tokens are products of those of
-  // a warp's first token and those of the tokens behind it.
+  // a warp's first token and those of the offsets from it.
   static constexpr int kAngles = kPosition == LrpeType::kNone     ? 0
                                  : kPosition == LrpeType::kRotate ? 64
                                                                   : kFeatures;
   static constexpr int kBaseBytes = kAngles * 8;
-  // Rows next to each other begin half of the banks apart.
+  // Neighbouring rows begin half of the banks apart.
   static constexpr int kWaveBytes = kAngles * 8 + (kAngles > 0 ? 64 : 0);
   static constexpr int kBytes = 1024 + kStages * kStageBytes + 2 * kStateBlock +
                                 kExchangeBytes + 5 * kFeatures * 8 +
@@ -147,8 +147,8 @@ __device__ __forceinline__ void StoreShared(uint32_t at, uint32_t x) {
 
 // Arithmetic
 
-// x / (1 + e^−x) as x/2 + x/2 · tanh(x/2): one special function in place of
-// two, which would take as long as the memory does.
+// x / (1 + e^−x) as x/2 + x/2 · tanh(x/2): one special function instead of two,
+// which would take as long as memory does.
 __device__ __forceinline__ float FastSilu(float x) {
   const float h = 0.5f * x;
   float t;
@@ -194,8 +194,8 @@ struct NoncausalLoads {
 
   // ---- copies ----
 
-  // Load number `load`: k and v of a step, and after all of those q and g;
-  // nothing from `end` on.
+  // Load number `load`: k and v of a step, and after all of those q and g; none
+  // from `end` on.
   __device__ __forceinline__ void Load(int load, int end) const {
     if (load >= end) return;
     const bool keys = load < part_steps;
@@ -208,12 +208,11 @@ struct NoncausalLoads {
     }
     CommitCopies();
   }
-  // Until `load` is there, of those up to `end` the next kStages of which have
-  // been asked for.
+  // Waits for `load`; the next kStages loads, up to `end`, have been issued.
   __device__ __forceinline__ void WaitForLoad(int load, int end) const {
     WaitForAllBut<kStages - 1>(end - 1 - load);
   }
-  // Each group copies the tokens that it has the outputs of.
+  // Each warpgroup copies the tokens whose outputs it makes.
   __device__ __forceinline__ void LoadTensor(const void* tensor, int dim,
                                              int step, uint32_t to) const {
     constexpr int kRows = 16;  // of a pass over the group's tokens
@@ -241,7 +240,7 @@ struct NoncausalLoads {
     }
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-      // Where there is no feature, nothing is read, from a valid address.
+      // Missing features read nothing, from a valid address.
       const bool exists = block * 64 + piece * 8 < dim;
       const int bytes = exists ? 16 : 0;
       const int64_t next = exists ? kRows * p.stride : 0;
@@ -289,7 +288,7 @@ struct NoncausalLoads {
       StoreShared(to + (32 * i + lane) * 8, wave);
     }
   }
-  // Those of the tokens of a warp, from its first on.
+  // The same for a warp's tokens, relative to its first.
   __device__ __forceinline__ void MakeTokenWaves() const {
     if constexpr (kPosition != LrpeType::kNone) {
       const Turns turns = TakeTurns();
@@ -298,7 +297,7 @@ struct NoncausalLoads {
       }
     }
   }
-  // Those of this warp's first token of a step.
+  // The same for this warp's first token of a step.
   __device__ __forceinline__ void MakeBases(const Turns& turns,
                                             int step) const {
     if constexpr (kPosition != LrpeType::kNone) {
@@ -317,7 +316,7 @@ struct NoncausalLoads {
 
   // ---- softmax over the sequence ----
 
-  // Of this part: maximum and sum of each feature of x.
+  // For this part: maximum and sum of each feature of x.
   __device__ __forceinline__ void PartStats(const void* tensor,
                                             uint32_t to) const {
     const int column = thread % 16 * 8;
@@ -394,7 +393,7 @@ struct NoncausalLoads {
   int group;
   int warp;
   int lane;
-  int first_row;   // of a step, of the 16 whose outputs this warp has
+  int first_row;   // of a step, of the 16 whose outputs this warp makes
   int first_step;  // of this part
   int part_steps;
 };

@@ -1,4 +1,5 @@
-// Non-causal linear attention: the outputs of one part. Device code only.
+// Main loop of linear_noncausal.cu, and the outputs of one part. Device code
+// only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_OUT_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_OUT_CUH_
 
@@ -91,8 +92,8 @@ struct Noncausal : NoncausalState<kPosition> {
     }
   }
 
-  // x[token][half][two features]. Softmax over them is left to be divided by
-  // its sum.
+  // x[token][half][two features]. The division of a softmax by its sum is
+  // deferred.
   template <Change kChange>
   __device__ __forceinline__ void ChangeQueries(int eight,
                                                 const float (&max)[2],
@@ -182,7 +183,7 @@ struct Noncausal : NoncausalState<kPosition> {
     }
   }
 
-  // The outputs of a step; each group has 64 of its tokens.
+  // The outputs of a step; each warpgroup has 64 of its tokens.
   __device__ __forceinline__ void OutStep(int load, const Turns& turns) const {
     Base::MakeBases(turns, first_step + load - part_steps);
     float out[64];
@@ -289,12 +290,12 @@ struct Noncausal : NoncausalState<kPosition> {
         out, factor, wgmma::ByColumns(memory.state, step, Memory::kStateBlock),
         add);
   }
-  // Gated outputs take the place of the gates in shared memory.
+  // Gated outputs replace the gates in shared memory.
   template <bool kGated, bool kSilu>
   __device__ __forceinline__ void Gate(uint32_t gates,
                                        const float (&out)[64]) const {
     const int token = first_row + lane / 4;
-    // Rows 8 apart have their pieces in the same places.
+    // Rows 8 apart have the same swizzle.
     const uint32_t row = gates + token * 128 + lane % 4 * 4;
     const int swap = token & 7;
 #pragma unroll
@@ -358,8 +359,8 @@ struct Noncausal : NoncausalState<kPosition> {
 
   __device__ __forceinline__ void Run(float* head_state) {
     SequenceStats();
-    // Loads of q and g begin before the parts of S are added up, unless their
-    // memory is needed for that.
+    // Loads of q and g begin before the parts of S are added, unless the
+    // exchange needs their memory.
     const int early = Memory::kOwnExchange ? 2 * part_steps : part_steps;
     float state[kEncodings][64] = {};
     for (int i = 0; i < kStages; ++i) Load(i, early);
@@ -382,8 +383,8 @@ struct Noncausal : NoncausalState<kPosition> {
     if (!Memory::kOwnExchange) {
       for (int i = 0; i < kStages; ++i) Load(part_steps + i, all);
     }
-    // From here on a group goes its own way, so that one computes while the
-    // other waits.
+    // From here on the warpgroups are independent, so that one computes while
+    // the other waits.
     const Turns turns = TakeTurns();
     for (int load = part_steps; load < all; ++load) {
       WaitForLoad(load, all);

@@ -1,3 +1,13 @@
+// Non-causal linear attention without rotate, on sm_90a: one persistent block a
+// multiprocessor; producer warps (Copiers) fill TMA ring buffers, transform
+// warps (Makers) make k̃ and q̃ in place, two consumer warpgroups (Multipliers)
+// multiply by wgmma, a store warp (Storer) writes, a scheduler warp (Dealer)
+// hands out work items. S of a head is summed by one block; any block may make
+// its outputs.
+// Shapes: q, k [T, H, D], v, g, out [T, H, E], bfloat16 (out: e bytes), D and E
+// up to 128; states [slots, H, Dk, E] float32.
+// Floor: T · H · (4 D + (4 + e) E) bytes, and 4 · Dk · E a head and row for its
+// state.
 #include <cuda.h>
 #include <cuda_bf16.h>
 
@@ -40,9 +50,8 @@ using linear_ring::Storer;
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Of each thread, where there are some who make: two warps that multiply, one
-// that makes and one of the others have a quarter of the multiprocessor's
-// 65,536.
+// Registers a thread, if there are Makers: two consumer warps, one Maker and
+// one other warp have a quarter of the multiprocessor's 65,536.
 constexpr int kMultiplierRegisters = 184;
 constexpr int kMakerRegisters = 112;
 constexpr int kOtherRegisters = 32;
@@ -51,15 +60,15 @@ static_assert(32 * (2 * kMultiplierRegisters + kMakerRegisters +
                   65536 / 4,
               "");
 
-// Asks for what the copy engine has to know first.
+// Prefetches the descriptor that the copy engine reads first.
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap& map) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 #endif
 }
 
-// Grid: a block for each multiprocessor (at most kMaxBlocks), all at a time, as
-// they wait for each other. NoncausalDeal says what each has to do.
+// Grid: one block a multiprocessor (at most kMaxBlocks), all resident, as they
+// wait for each other. NoncausalDeal gives the work of each.
 template <Form kForm>
 __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
     linear_noncausal_ring_kernel(const __grid_constant__ Args args) {
@@ -100,8 +109,8 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
       PrefetchMap(args.v);
       PrefetchMap(args.q);
     }
-    // While there are registers, which the four warps of a group give away
-    // together; the others have nothing to do before they are told something.
+    // Before the registers are released, which the four warps of a warpgroup do
+    // together; the others have no work before the first item.
     Dealer<kForm> dealer(args, layout, row_tiles, numbers(layout.Shares()));
     if (thread / 32 == 2) dealer.TellFirst();
     __syncwarp();
@@ -127,7 +136,7 @@ __global__ void __launch_bounds__(Plan<kForm>::kThreads, 1)
 // ----------------------------------------------------------------------------
 // Launchers
 
-constexpr int kMaxDevices = 64;  // of others it is asked at each launch
+constexpr int kMaxDevices = 64;  // other devices are queried at each launch
 
 Change ChangeOf(Activation activation) {
   switch (activation) {
@@ -140,8 +149,7 @@ Change ChangeOf(Activation activation) {
   }
 }
 
-// How many blocks the current device holds at a time: one on each
-// multiprocessor.
+// Blocks resident on the current device: one a multiprocessor.
 cudaError_t Blocks(int* blocks) {
   static std::atomic<int> known[kMaxDevices] = {};  // 0: not yet
   int device = 0;
@@ -155,7 +163,7 @@ cudaError_t Blocks(int* blocks) {
       cudaDeviceGetAttribute(blocks, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
   *blocks = std::min(*blocks, linear_ring::kMaxBlocks);
-  // Threads that ask at the same time are told the same.
+  // Concurrent callers get the same value.
   if (kept) known[device].store(*blocks, std::memory_order_relaxed);
   return cudaSuccess;
 }

@@ -9,9 +9,9 @@
 
 namespace recurve {
 
-// Whether LaunchLinearNoncausalRing does what the parameters ask for: no
-// encoding or cosine, and no softmax over the sequence. It depends on the kind
-// of a layer alone, never on the batch.
+// Whether LaunchLinearNoncausalRing supports the parameters: no encoding or
+// cosine, and no softmax over the sequence. Depends on the kind of a layer
+// alone, never on the batch.
 bool LinearNoncausalRingDoes(const LinearNoncausalParams& params);
 
 // LinearNoncausalWorkspaceBytes for what LinearNoncausalRingDoes.

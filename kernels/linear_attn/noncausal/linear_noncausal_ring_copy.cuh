@@ -1,4 +1,5 @@
-// The warps that bring in k and q, and v and g. Device code only.
+// Producer warps (Copiers) of linear_noncausal_ring.cu: k and q, v and g.
+// Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_COPY_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_COPY_CUH_
 
@@ -15,17 +16,17 @@ namespace linear_ring {
 
 using linear_boxes::CopyBox;
 
-// k and q, or v and g: one warp for each ring. It runs ahead as far as there is
-// room. Whole tiles come by the tensor copy engine. A last one that is not
-// whole the warp fills by itself: what is no token of the row must be zeros,
-// and may not be memory at all.
+// Copies k and q, or v and g: one warp a ring buffer, as far ahead as it has
+// room. Whole tiles are copied by TMA. The warp fills an incomplete last tile
+// itself: places without a token of the row must be zeros, and may not be
+// readable memory.
 template <Form kForm, bool kKeys>
 struct Copier {
   using P = Plan<kForm>;
 
-  // Items are read back, as registers are few.
+  // Items are re-read, as registers are few.
   __device__ __forceinline__ void Run() {
-    bool summed = false;  // whether the item before was
+    bool summed = false;  // whether the previous item was
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {
       BarrierWait(layout.ItemFull(round % kItemPlaces),
@@ -60,7 +61,7 @@ struct Copier {
     BarrierWait(Free(), at.phase ^ 1);
     const Item item = Told(layout, round);
     const int left = item.Left(tile);
-    if (x == nullptr) {  // nothing but room for outputs
+    if (x == nullptr) {  // only room for outputs
       WarpArrive(Full());
     } else if (left >= kTokens) {
       if (threadIdx.x % 32 == 0) {
@@ -94,7 +95,7 @@ struct Copier {
                                    exists ? 16 : 0);
     }
     CopyAsyncWait();
-    BulkCopyFence();  // wgmma reads what this thread wrote
+    BulkCopyFence();  // wgmma reads this thread's writes
   }
 
   static constexpr int kStages = kKeys ? P::kKeyStages : P::kValueStages;

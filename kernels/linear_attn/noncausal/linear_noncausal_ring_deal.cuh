@@ -1,4 +1,5 @@
-// The warp that finds what a block has to do. Device code only.
+// Scheduler warp (Dealer) of linear_noncausal_ring.cu: finds the work of the
+// block. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_DEAL_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_DEAL_CUH_
 
@@ -12,7 +13,7 @@
 namespace recurve {
 namespace linear_ring {
 
-// Tiles of a row, of most rows from shared memory.
+// Tiles of a row, from shared memory for most rows.
 struct RowTilesKept {
   __device__ __forceinline__ uint32_t operator()(uint32_t row) const {
     return row < kRowsKept ? kept[row] : TilesOfRow(*p, row);
@@ -21,12 +22,13 @@ struct RowTilesKept {
   const uint32_t* kept;
 };
 
-// Brings what is soon asked for to the first-level cache.
+// Loads a number into L1 for a later read.
 __device__ __forceinline__ void Touch(const int64_t* number) {
   asm volatile("{ .reg .b64 x; ld.global.b64 x, [%0]; }" ::"l"(number));
 }
 
-// Before the warps of a block part: each thread finds the tiles of some rows.
+// Before the warps of a block diverge: each thread finds the tiles of some
+// rows.
 __device__ __forceinline__ void KeepRowTiles(const Args& args, uint32_t* kept) {
   const uint32_t rows = min(RowsInUse(args.p), kRowsKept + 0u);
   for (uint32_t row = threadIdx.x; row < rows; row += blockDim.x) {
@@ -64,7 +66,7 @@ struct Dealer {
                 numbers + 3 * kShareNumbers}),
         deal(line, shares, blockIdx.x) {}
 
-  // The first sum is told before all else is known.
+  // Tells the first sum before the shares are known.
   __device__ __forceinline__ void TellFirst() {
     if (!deal.HasHeads()) return;
     deal.Next(line, &work);
@@ -93,8 +95,8 @@ struct Dealer {
       WriteZeros(rows, static_cast<__nv_bfloat16*>(p.out));
     }
   }
-  // All read items in the order of rounds; nothing is over what somebody still
-  // looks at.
+  // All warps read items in the order of rounds; no item that is still read is
+  // overwritten.
   __device__ __forceinline__ void Tell(uint32_t begin, uint32_t end) const {
     const LinearNoncausalParams& p = args.p;
     const int place = round % kItemPlaces;
@@ -113,7 +115,7 @@ struct Dealer {
     }
     WarpArrive(layout.ItemFull(place));
   }
-  // There are no more.
+  // Tells that there are no more.
   __device__ __forceinline__ void TellEnd() const {
     const int place = round % kItemPlaces;
     BarrierWait(layout.ItemFree(place), (round / kItemPlaces & 1) ^ 1);
@@ -127,7 +129,7 @@ struct Dealer {
                  "r"(b), "r"(c), "r"(d)
                  : "memory");
   }
-  // The outputs of rows in the sink: of each a head in turn.
+  // The outputs of rows in the sink: each row a head at a time.
   template <typename T>
   __device__ __forceinline__ void WriteZeros(uint32_t rows, T* out) const {
     const LinearNoncausalParams& p = args.p;

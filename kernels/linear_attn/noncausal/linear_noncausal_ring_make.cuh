@@ -1,4 +1,5 @@
-// The group that makes k̃ and q̃. Device code only.
+// Transform warpgroup (Makers) of linear_noncausal_ring.cu: makes k̃ and q̃.
+// Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_MAKE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_MAKE_CUH_
 
@@ -12,13 +13,13 @@ namespace recurve {
 namespace linear_ring {
 
 // silu of twice h: x / (1 + e^−x) is x/2 + x/2 · tanh(x/2), with one special
-// function in place of two.
+// function instead of two.
 __device__ __forceinline__ float SiluOfTwice(float h) {
   float t;
   asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(h));
   return fmaf(h, t, h);
 }
-// Halves of a pair, exact but for the smallest numbers.
+// Halves of a pair, exact except for the smallest numbers.
 __device__ __forceinline__ uint32_t HalvePair(uint32_t pair) {
   uint32_t half;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(half) : "r"(pair), "r"(0x3f003f00u));
@@ -32,17 +33,17 @@ struct Maker {
   static constexpr bool kCosine = kForm == Form::kCosine;
   static constexpr int kRows = kMakers / 16;  // a pass
   static constexpr int kPasses = kTokens / kRows;
-  // cos and sin of angles go on by the Chebyshev recurrence, which is begun
-  // anew, exactly, after so many tiles: its error grows with the square, to at
-  // most 6e-4 (7e-5 in the mean), of which bfloat16 then takes 2e-3 (1e-3).
+  // cos and sin of angles advance by the Chebyshev recurrence, which restarts
+  // from exact values after this many tiles: its error grows with the square,
+  // to at most 6e-4 (7e-5 on average), to which bfloat16 adds 2e-3 (1e-3).
   static constexpr int kFreshTiles = 16;
-  // From here on a softmax's numbers are taken relative to the greatest: sums
-  // of e^16 are far from all limits, also times S.
+  // From this size on, softmax is taken relative to the maximum: sums of e^16
+  // are far from all limits, also times S.
   static constexpr float kLarge = 16.0f;
   static constexpr uint32_t kLargePattern = 0x4180;  // in bfloat16
   // log2(e) in 16 bits, 5e-6 off, so that its product with a bfloat16 number is
-  // exact (to 2e38): rounded, what is left of the greatest x would be beyond an
-  // exponent from 2^31 on.
+  // exact (to 2e38): if rounded, the remainder of the greatest x would exceed
+  // an exponent from 2^31 on.
   static constexpr float kShortLog2E = 47274.0f / 32768.0f;
   static constexpr uint32_t kNoMaxima = 0xff80ff80;  // −∞, twice
 
@@ -52,7 +53,7 @@ struct Maker {
         at(Thread() % 16 / 8 * kTileBytes +
            wgmma::PieceOffset(Row(), Thread() % 8)) {}
 
-  // The thread's number among those who make. Asked for once a tile or less.
+  // The thread's index among the Makers. Computed at most once a tile.
   static __device__ __forceinline__ uint32_t Thread() {
     return ThreadAnew() - kMultipliers;
   }
@@ -60,7 +61,7 @@ struct Maker {
   static __device__ __forceinline__ int Row() { return Thread() / 16; }
 
   __device__ __forceinline__ void Run() {
-    // While nobody knows yet what there is to do.
+    // Before any work item is known.
     if (kCosine && args.p.phase_head_stride == 0) UseTurnsOf(0);
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {
@@ -107,7 +108,7 @@ struct Maker {
       BarrierWait(layout.KeyFull(key.index), key.phase);
       Make<kChange, kQueries>(layout.Key(key.index) + at,
                               layout.Sine(sine.index) + at);
-      BulkCopyFence();  // wgmma reads what this thread wrote
+      BulkCopyFence();  // wgmma reads this thread's writes
       WarpArrive(layout.Made(key.index));
       key.Next(P::kKeyStages);
       if (kCosine) sine.Next(P::kSineBuffers);
@@ -116,15 +117,15 @@ struct Maker {
 
   // ---- angles ----
 
-  // A thread for each feature brings what is known of its angles to shared
-  // memory.
+  // Writes the data of each feature's angles to shared memory, one thread a
+  // feature.
   __device__ __forceinline__ void UseTurnsOf(int head) {
     if (turned_head == head ||
         (turned_head >= 0 && args.p.phase_head_stride == 0)) {
       return;
     }
     turned_head = head;
-    NamedBarrier(3, kMakers);  // nobody reads those of the head before
+    NamedBarrier(3, kMakers);  // the previous head's are no longer read
     const int thread = Thread();
     const uint64_t turn =
         thread < args.head_dim
@@ -165,8 +166,8 @@ struct Maker {
       }
     }
   }
-  // Where tiles begin between two that waves are begun anew at: to what they
-  // are had they gone on from there, so that no bit depends on it.
+  // For tiles between two restarts: advances the waves from the last restart,
+  // so that no bit depends on where a block begins.
   __device__ __forceinline__ void CatchUp(uint32_t round, int tile) {
     int behind = tile % kFreshTiles;
     if (behind == 0) return;
@@ -177,7 +178,8 @@ struct Maker {
       for (int pass = 0; pass < kPasses; ++pass) TurnWaves(pass);
     }
   }
-  // From those of a pass, and the one before it, to the next, in its place.
+  // From the waves of a pass, and of the previous one, to the next, in the
+  // latter's place.
   __device__ __forceinline__ void TurnWaves(int pass) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -190,12 +192,12 @@ struct Maker {
 
   // ---- tiles ----
 
-  // Passes are written out, so that words and results stay in the registers
-  // that they came to; but those of softmax, whose code is so long by itself
-  // that rows of few tiles would wait for instructions.
+  // Passes are unrolled, so that words and results stay in their registers;
+  // except for softmax, whose code is long enough that rows of few tiles would
+  // wait for instructions.
   template <Change kChange, bool kQueries>
   __device__ __forceinline__ void Make(uint32_t tile, uint32_t sines) {
-    // Softmax looks at more tokens at a time, as lanes wait for each other.
+    // Softmax has more tokens at a time, as lanes wait for each other.
     constexpr int kBatch = kChange == Change::kSoftmax ? 4 : 2;
     const int thread = kChange == Change::kSoftmax ? Thread() : 0;
     uint32_t next[kBatch][4];
@@ -261,16 +263,16 @@ struct Maker {
     }
   }
 
-  // ---- softmax: sixteen threads have a token ----
+  // ---- softmax: sixteen threads a token ----
 
-  // e^(x − shift), and the sums of this thread's. A shift of 0 does for tokens
-  // whose greatest x is not far from it, so mostly nobody has to be asked for a
-  // maximum. A token's shift depends on nothing but its own features.
+  // e^(x − shift), and the sums of this thread's. A shift of 0 serves tokens
+  // whose greatest x is near it, so mostly no maximum is exchanged. A token's
+  // shift depends on its own features alone.
   template <int kCount>
   __device__ __forceinline__ void Exponentials(
       int thread, const uint32_t (&word)[kCount][4], float (&x)[kCount][8],
       float (&sum)[kCount]) const {
-    // What is no feature is 0, and its exponential, too.
+    // Missing features are 0, and so are their exponentials.
     const bool exists = thread % 16 * 8 < args.head_dim;
     const float none = exists ? 0.0f : INFINITY;
     float shift[kCount];
@@ -298,7 +300,7 @@ struct Maker {
                ((x[i][4] + x[i][5]) + (x[i][6] + x[i][7]));
     }
   }
-  // Maxima of bfloat16 numbers go from thread to thread two by two.
+  // Maxima of bfloat16 numbers are exchanged in pairs.
   template <int kCount>
   __device__ __forceinline__ void FindShifts(bool exists,
                                              const uint32_t (&word)[kCount][4],
@@ -324,7 +326,7 @@ struct Maker {
       if (exists && fabsf(most) >= kLarge) shift[i] = most * kShortLog2E;
     }
   }
-  // Divides by the sums of tokens, which each of their threads has a part of.
+  // Divides by the sums of tokens, of which each of their threads has a part.
   template <int kCount>
   __device__ __forceinline__ void Normalize(float (&sum)[kCount],
                                             float (&x)[kCount][8]) const {
@@ -342,9 +344,9 @@ struct Maker {
       for (int j = 0; j < 8; ++j) x[i][j] *= inverse;
     }
   }
-  // Step `step` of four of adding up the sums of four tokens, which each of
-  // their threads has a part of. At the first two a thread keeps half of what
-  // it has and gives away the others, so that it has one token's in the end.
+  // Step `step` of four of adding the sums of four tokens, of which each of
+  // their threads has a part. In the first two a thread keeps half of its sums
+  // and sends the others, so that it ends with one token's.
   __device__ __forceinline__ void AddLanes(int step, int thread,
                                            float (&sum)[4]) const {
     const bool upper = thread & 8;
@@ -371,8 +373,8 @@ struct Maker {
         sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 1);
     }
   }
-  // Leaves the division by `sum` to those who multiply: of four tokens of the
-  // passes from `pass` on.
+  // Leaves the division by `sum` to the consumers: of four tokens of the passes
+  // from `pass` on.
   __device__ __forceinline__ void LeaveScale(float sum, int thread,
                                              int pass) const {
     if (thread % 4 != 0) return;
@@ -387,7 +389,7 @@ struct Maker {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
-  // Of sizes; signs are of no use.
+  // Of absolute values; signs are meaningless.
   static __device__ __forceinline__ uint32_t MaxSizes(uint32_t a, uint32_t b) {
     uint32_t max;
     asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
@@ -422,12 +424,12 @@ struct Maker {
 
   const Args& args;
   const Layout<kForm>& layout;
-  uint32_t at;  // where the first of the thread's features is in a tile
+  uint32_t at;  // offset of the thread's features in a tile
   Place key;
   Place sine;
   int turned_head = -1;
   float twice[8];              // cos of a pass's turn, twice
-  float cos[2][8], sin[2][8];  // of this pass and the one before, in turns
+  float cos[2][8], sin[2][8];  // of this pass and the last, alternating
 };
 
 }  // namespace linear_ring

@@ -1,4 +1,5 @@
-// The groups that multiply. Device code only.
+// Consumer warpgroups (Multipliers) of linear_noncausal_ring.cu: S and outputs.
+// Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_MULTIPLY_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_MULTIPLY_CUH_
 
@@ -24,9 +25,9 @@ __device__ __forceinline__ void StoreFourTransposed(uint32_t address,
 #endif
 }
 
-// A group has 64 columns. Sᵀ, these columns by all features, is an accumulator
-// and, once complete and rounded, the left factor of oᵀ = Sᵀ q̃ᵀ, without
-// leaving its registers but where blocks hand it on.
+// A warpgroup has 64 columns. Sᵀ, these columns by all features, is an
+// accumulator and, once complete and rounded, the left operand of oᵀ = Sᵀ q̃ᵀ,
+// without leaving its registers, except where blocks pass it on.
 template <Form kForm>
 struct Multiplier {
   using P = Plan<kForm>;
@@ -61,8 +62,8 @@ struct Multiplier {
     WarpArrive(layout.ItemFree(round % kItemPlaces));
     ++round;
   }
-  // The sum of this item, and S as a factor for the outputs of the next, also
-  // where there are none: around a branch the compiler would not keep both in
+  // The sum of this item, and S as an operand for the outputs of the next, even
+  // if there are none: with a branch the compiler would not keep both in
   // registers.
   __device__ __forceinline__ void MakeFactor(uint32_t (&factor)[kSteps][4]) {
     float state[P::kEncodings][64] = {};
@@ -88,14 +89,14 @@ struct Multiplier {
     if (load >= 0) Load(load, factor);
   }
 
-  // Registers are short where there are some who make.
+  // Registers are short if there are Makers.
   static __device__ __forceinline__ uint32_t Thread() {
     if constexpr (!P::kMakes) return threadIdx.x;
     return ThreadAnew();
   }
   static __device__ __forceinline__ uint32_t Lane() { return Thread() % 32; }
 
-  // ---- k̃ and q̃: made, or as they came ----
+  // ---- k̃ and q̃: made, or as copied ----
 
   __device__ __forceinline__ void WaitForFactor() const {
     BarrierWait(P::kMakes ? layout.Made(key.index) : layout.KeyFull(key.index),
@@ -116,8 +117,8 @@ struct Multiplier {
 
   // ---- S ----
 
-  // Both factors are read from shared memory: vᵀ in registers would be 16 of
-  // them, and S has most of what there are.
+  // Both operands are read from shared memory: vᵀ would take 16 registers, and
+  // S has most of them.
   __device__ __forceinline__ void AddTile(float (&state)[P::kEncodings][64]) {
     BarrierWait(layout.ValueFull(value.index), value.phase);
     WaitForFactor();
@@ -149,15 +150,15 @@ struct Multiplier {
     ReleaseFactor();
   }
 
-  // ---- S that goes from block to block: what a thread leaves the same thread
-  // of another block takes ----
+  // ---- S passed between blocks: a thread reads what the same thread of
+  // another block wrote ----
 
   __device__ __forceinline__ uint4* FactorIn(int place) const {
     return args.factors + place * int64_t{P::kFactorBytes / 16} +
            (4 * group + warp) * (32 * kSteps) + Lane();
   }
-  // The warp that stores says when it is there, for which it has to wait: where
-  // memory is busy with what is read, that takes ten thousands of cycles.
+  // The Storer announces it, as that must wait: while memory is busy with
+  // reads, a write takes tens of thousands of cycles.
   __device__ __forceinline__ void Store(
       int place, const uint32_t (&factor)[kSteps][4]) const {
     uint4* const to = FactorIn(place);
@@ -186,7 +187,7 @@ struct Multiplier {
     const uint4* const from = FactorIn(place);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      // Not from the first-level cache, where another launch's may be.
+      // Bypasses L1, which may hold another launch's.
       asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(factor[i][0]), "=r"(factor[i][1]), "=r"(factor[i][2]),
                      "=r"(factor[i][3])
@@ -194,7 +195,7 @@ struct Multiplier {
                    : "memory");
     }
   }
-  // The last warp of all blocks to end ends the launch.
+  // The last warp of all blocks ends the launch.
   __device__ __forceinline__ void End() const {
     if (Lane() != 0) return;
     const uint32_t warps = gridDim.x * kMultiplierWarps;
@@ -203,8 +204,8 @@ struct Multiplier {
     ++args.launches->ended;
   }
 
-  // S for the warp that writes it as the row's state. All warps wait for, and
-  // give away, all pieces; two write to each.
+  // Writes S to shared memory for the Storer, as the row's state. All warps
+  // wait for, and release, all pieces; two write to each.
   __device__ __forceinline__ void LeaveState(
       const float (&state)[P::kEncodings][64]) {
     const int pieces = StatePieces(args);
@@ -264,7 +265,7 @@ struct Multiplier {
     const Item told = Told(layout, round);
     int tile = told.begin;
     const int end = told.end;
-    // As far as the copy engine takes them.
+    // Tiles that the copy engine stores.
     const int whole = args.p.out_type == ElementType::kBFloat16
                           ? min(end, told.count / kTokens)
                           : 0;
@@ -290,7 +291,7 @@ struct Multiplier {
       value.Next(P::kValueStages);
     }
   }
-  // Gated outputs take the place of the gates, at `at` and each 16 tokens on.
+  // Gated outputs replace the gates, at `at` and each 16 tokens on.
   template <bool kScaled, bool kGated, bool kSilu>
   __device__ __forceinline__ void OutTile(const uint32_t (&factor)[kSteps][4],
                                           uint32_t at) {
@@ -313,7 +314,7 @@ struct Multiplier {
     }
     WgmmaCommit();
     BarrierWait(layout.ValueFull(value.index), value.phase);
-    // All are read before the first is needed, while products are under way.
+    // All are read before the first is needed, during the products.
     uint32_t gate[4][4];
     if constexpr (kGated) {
 #pragma unroll
@@ -390,7 +391,7 @@ struct Multiplier {
   }
   static __device__ __forceinline__ void Put(__nv_bfloat16* to,
                                              const uint32_t (&x)[4]) {
-    // The compiler would take this apart into four.
+    // The compiler would split this into four.
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to),
                  "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
@@ -411,7 +412,7 @@ struct Multiplier {
   Place key;
   Place sine;
   Place value;
-  uint32_t round = 0;  // the present item
+  uint32_t round = 0;  // the current item
 };
 
 }  // namespace linear_ring

@@ -1,5 +1,5 @@
-// What the groups of threads of non-causal linear attention share. Device code
-// only.
+// Shared by the warps of linear_noncausal_ring.cu: arguments, shared memory
+// layout, items. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_SHARED_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_SHARED_CUH_
 
@@ -29,34 +29,34 @@ constexpr int kMultiplierWarps = kMultipliers / 32;
 constexpr int kMakerWarps = 4;
 constexpr int kMakers = 32 * kMakerWarps;
 constexpr int kTileBytes = wgmma::kTileBytes;
-// Warps that read items besides those who multiply and make: both that copy,
-// and the one that stores.
+// Readers of items besides Multipliers and Makers: both Copiers, and the
+// Storer.
 constexpr int kOtherReaders = 3;
 constexpr int kItemPlaces = 8;
 constexpr int kItemBytes = 64;
-// Rows whose numbers of tiles are kept in shared memory. (More are slow: they
-// are asked for one after the other, again and again.)
+// Rows whose tile counts are kept in shared memory. (More are slow: they are
+// read one by one, repeatedly.)
 constexpr int kRowsKept = 2048;
-// Blocks of a launch, at most.
+// Most blocks of a launch.
 constexpr int kMaxBlocks = 160;
 constexpr int kRawBytes = 2 * kTileBytes;  // of a tile of k, v, q or g
 
 // Lanes of a warp that arrive at a barrier for it, after __syncwarp. One is
-// enough; compute-sanitizer's racecheck follows only what each thread does for
-// itself, so a build for it has them all arrive.
+// enough; compute-sanitizer's racecheck follows only each thread's own
+// accesses, so in a build for it all arrive.
 #ifdef RECURVE_RACECHECK
 constexpr int kArrivingLanes = 32;
 #else
 constexpr int kArrivingLanes = 1;
 #endif
 
-// What is done to q or k before its encoding.
+// Change of q or k before its encoding.
 enum class Change { kNone, kSilu, kSoftmax };
 
 // Of all launches so far. Begins as zeros.
 struct Launches {
   uint32_t ended;
-  uint32_t warps;  // of the present one that have ended
+  uint32_t warps;  // of the current one that have ended
 };
 
 struct Args {
@@ -70,10 +70,10 @@ struct Args {
   int value_dim;
   Change q_change;
   Change k_change;
-  // The workspace, whose places are kNoncausalPlaces of each block.
+  // The workspace, with kNoncausalPlaces places for each block.
   Launches* launches;
-  // The launch that has left S in a place: the number of those before it, and
-  // one. It only grows (for 2^32 launches), so nothing is set back.
+  // Number of the launch that left S in a place: the count of earlier ones,
+  // plus one. It only grows (for 2^32 launches), so nothing is reset.
   uint32_t* place_launches;
   uint4* factors;  // kFactorBytes at each place
 };
@@ -82,12 +82,12 @@ struct Args {
 // (cosines and sines).
 enum class Form { kPlain, kMade, kCosine };
 
-// Of each feature the turn from a token to the next, and the cosine of the turn
-// that makers go by, twice.
+// The turn of each feature between neighbouring tokens, and twice the cosine of
+// the Makers' turn.
 constexpr int kAngleBytes = 12 * kFeatures;
-// Of each token of a tile of q what outputs are multiplied by, after softmax.
+// Multiplier of the outputs of each token of a tile of q, after softmax.
 constexpr int kScaleBytes = 4 * kTokens;
-// Barriers, and what is told of items.
+// Barriers, and items.
 constexpr int kBarrierBytes = 640 + kItemBytes * kItemPlaces;
 static_assert(408 + 8 * kNoncausalPlaces <= 448 && 8 * kItemPlaces <= 64,
               "barriers lie beside each other: Layout");
@@ -103,13 +103,13 @@ struct Plan {
   static constexpr int kEncodings = kForm == Form::kCosine ? 2 : 1;
   static constexpr int kThreads =
       kMultipliers + (kMakes ? kMakers : 0) + kGroup;
-  // Factors are made in the place of what they are made of, and the sines of an
-  // encoding beside it.
+  // Factors are made in place, and the sines of an encoding in separate
+  // buffers.
   static constexpr int kSineBuffers = kForm == Form::kCosine ? 2 : 0;
   static constexpr int kKeyStages = 6;
   static constexpr int kValueStages = kForm == Form::kCosine ? 5 : 7;
-  // Of S as a factor, between blocks: four words after four words, a thread's
-  // beside the next one's.
+  // S as an operand, between blocks: groups of four words, neighbouring
+  // threads' adjacent.
   static constexpr int kFactorBytes = kEncodings * kFeatures * 128 * 2;
   static constexpr int kBytes =
       (kKeyStages + kValueStages + kSineBuffers) * kRawBytes + kBarrierBytes +
@@ -129,15 +129,15 @@ struct Layout {
         sines(values + P::kValueStages * kRawBytes),
         barriers(sines + P::kSineBuffers * kRawBytes) {}
 
-  // k, then q, and what is made of them: with an encoding its cosines.
+  // k, then q, and their factors: with an encoding its cosines.
   __device__ __forceinline__ uint32_t Key(int stage) const {
     return keys + stage * kRawBytes;
   }
-  // v, then g, whose place outputs take.
+  // v, then g, which outputs replace.
   __device__ __forceinline__ uint32_t Value(int stage) const {
     return values + stage * kRawBytes;
   }
-  // The sines beside them.
+  // The sines of the factors.
   __device__ __forceinline__ uint32_t Sine(int buffer) const {
     return sines + buffer * kRawBytes;
   }
@@ -157,7 +157,7 @@ struct Layout {
   __device__ __forceinline__ uint32_t Made(int stage) const {
     return barriers + 256 + 8 * stage;
   }
-  // Gated outputs of whole tiles have taken the place of the gates.
+  // Gated outputs of whole tiles have replaced the gates.
   __device__ __forceinline__ uint32_t OutFull(int stage) const {
     return barriers + 320 + 8 * stage;
   }
@@ -165,8 +165,8 @@ struct Layout {
     return barriers + 384 + 8 * buffer;
   }
 
-  // Items as the warp that deals tells all others of them, which have no
-  // registers for how they follow from each other.
+  // Items that the Dealer tells all other warps, which have no registers to
+  // compute them.
   __device__ __forceinline__ uint32_t ItemFull(int place) const {
     return barriers + 448 + 8 * place;
   }
@@ -176,15 +176,15 @@ struct Layout {
   __device__ __forceinline__ uint32_t ItemWords(int place) const {
     return barriers + 640 + kItemBytes * place;
   }
-  // S is on its way to `place`: each once a launch.
+  // S has been written to `place`: each once a launch.
   __device__ __forceinline__ uint32_t FactorLeft(uint32_t place) const {
     return barriers + 408 + 8 * (place % kNoncausalPlaces);
   }
-  // How many launches there were before this one.
+  // Number of launches before this one.
   __device__ __forceinline__ uint32_t LaunchesBefore() const {
     return barriers + 400;
   }
-  // How many tiles a row has; and what FindNoncausalShares finds.
+  // Tile counts of rows; and the results of FindNoncausalShares.
   __device__ __forceinline__ uint32_t RowTiles() const {
     return barriers + kBarrierBytes;
   }
@@ -192,8 +192,8 @@ struct Layout {
     return RowTiles() + 4 * kRowsKept;
   }
 
-  // What outputs of q's tile are multiplied by, where q̃ is left a sum too
-  // large by softmax: 1 / the sum of each token.
+  // Multipliers of outputs of q's tile, if softmax leaves q̃ undivided: 1 / the
+  // sum of each token.
   __device__ __forceinline__ uint32_t Scale(int stage, int token) const {
     return RowTiles() + kDealBytes + kScaleBytes * stage + 4 * token;
   }
@@ -235,10 +235,10 @@ struct Layout {
   uint32_t keys, values, sines, barriers;
 };
 
-// How many tiles row `row` has; none if there is nothing to add up.
+// Tiles of row `row`; 0 if there is nothing to sum.
 __device__ __forceinline__ uint32_t TilesOfRow(const LinearNoncausalParams& p,
                                                uint32_t row) {
-  // Asked for together.
+  // Loaded together.
   const int slot = p.states == nullptr ? 1 : p.slots[row];
   const int count = p.query_start[row + 1] - p.query_start[row];
   return slot <= 0 || count <= 0 ? 0 : (count + kTokens - 1u) / kTokens;
@@ -247,16 +247,15 @@ __device__ __forceinline__ uint32_t RowsInUse(const LinearNoncausalParams& p) {
   return p.rows == nullptr ? static_cast<uint32_t>(p.max_rows) : *p.rows;
 }
 
-// Some work with a head, as it is told to those who do it: tiles [begin, end)
-// of k and v are added up, or outputs of q and g are made. These take turns:
-// every second item is a sum, and the outputs after it are of the same head.
-// Either may have no tiles.
+// A work item on a head: tiles [begin, end) of k and v are summed, or outputs
+// of q and g are made. These alternate: every second item is a sum, and the
+// outputs after it are of the same head. Either may have no tiles.
 struct Item {
-  // Whether there is one: the last is none.
+  // Whether it exists: the last does not.
   __device__ __forceinline__ bool Works() const { return count > 0; }
   __device__ __forceinline__ int Tiles() const { return end - begin; }
-  // Of tile `tile` of the row: tokens that exist, if they are less than
-  // kTokens; and the first.
+  // For tile `tile` of the row: existing tokens, if less than kTokens; and the
+  // first.
   __device__ __forceinline__ int Left(int tile) const {
     return count - tile * kTokens;
   }
@@ -271,10 +270,10 @@ struct Item {
   int begin = 0, end = 0;
 };
 
-// The thread's number, read anew: the compiler would keep all that follows from
-// it from the beginning on and, where registers are short, read it back from
-// local memory, that is, from the second-level cache, as shared memory leaves
-// next to no first level: 1,500 cycles beside the copies.
+// The thread's index, re-read: the compiler would compute all that depends on
+// it at the start and, where registers are short, reload it from local memory,
+// that is, from L2, as shared memory leaves next to no L1: 1,500 cycles under
+// the copies' load.
 __device__ __forceinline__ uint32_t ThreadAnew() {
   uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -288,7 +287,7 @@ __device__ __forceinline__ void ReadFour(uint32_t from, uint32_t (&x)[4]) {
                : "memory");
 }
 
-// What was told of item `which`.
+// Item `which`.
 template <Form kForm>
 __device__ __forceinline__ Item Told(const Layout<kForm>& layout,
                                      uint32_t which) {
@@ -309,8 +308,8 @@ __device__ __forceinline__ Item Told(const Layout<kForm>& layout,
   item.end = Uniform(static_cast<int>(tiles >> 32));
   return item;
 }
-// Of outputs: where S comes from, and where it is left; negative: from this
-// block, and nowhere.
+// For outputs: where S is read from, and where it is left; negative: this
+// block's own, and nowhere.
 template <Form kForm>
 __device__ __forceinline__ void ToldPlaces(const Layout<kForm>& layout,
                                            uint32_t which, int* load,
@@ -323,7 +322,7 @@ __device__ __forceinline__ void ToldPlaces(const Layout<kForm>& layout,
   *load = Uniform(static_cast<int>(places));
   *store = Uniform(static_cast<int>(places >> 32));
 }
-// What a place says once this launch has left S there.
+// The number of a place once this launch has left S there.
 template <Form kForm>
 __device__ __forceinline__ uint32_t ThisLaunch(const Layout<kForm>& layout) {
   uint32_t launches;
@@ -344,14 +343,14 @@ __device__ __forceinline__ int64_t ToldPosition(const Layout<kForm>& layout,
   return position;
 }
 
-// S as it leaves for the row's state: kStateColumns columns by all features of
-// an encoding take the place of a tile of v.
+// Pieces of S on the way to the row's state: kStateColumns columns by all
+// features of an encoding, in the stage of a tile of v.
 constexpr int kStateColumns = 32;
 __device__ __forceinline__ int StatePieces(const Args& args) {
   return (args.value_dim + kStateColumns - 1) / kStateColumns;
 }
 
-// One lane of a warp arrives, after what all have written or read.
+// One lane of a warp arrives, after all its lanes' accesses.
 __device__ __forceinline__ void WarpArrive(uint32_t barrier) {
   __syncwarp();
   if (kArrivingLanes == 32 || ElectLane()) BarrierArrive(barrier);

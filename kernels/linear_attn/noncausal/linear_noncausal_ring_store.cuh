@@ -1,5 +1,5 @@
-// Who writes states, and bfloat16 outputs of whole tiles, to global memory.
-// Device code only.
+// Store warp (Storer) of linear_noncausal_ring.cu: states, and bfloat16 outputs
+// of whole tiles, to global memory. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_STORE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_RING_STORE_CUH_
 
@@ -12,7 +12,7 @@
 namespace recurve {
 namespace linear_ring {
 
-// A box from shared memory; what is beyond the map's sizes is left out.
+// A box from shared memory; parts beyond the map's sizes are left out.
 __device__ __forceinline__ void StoreBox(uint32_t from, const CUtensorMap& map,
                                          int x, int y, int z) {
 #if __CUDA_ARCH__ >= 900
@@ -23,8 +23,8 @@ __device__ __forceinline__ void StoreBox(uint32_t from, const CUtensorMap& map,
       : "memory");
 #endif
 }
-// Until the copy engine has read what this thread has given it, but for what it
-// gave with the last kNotYet calls, this one among them.
+// Waits until the copy engine has read this thread's stores, except those of
+// the last kNotYet calls, including this one.
 template <int kNotYet = 0>
 __device__ __forceinline__ void WaitForStores() {
 #if __CUDA_ARCH__ >= 900
@@ -35,12 +35,12 @@ __device__ __forceinline__ void WaitForStores() {
 #endif
 }
 
-// A warp that gives states and whole tiles of outputs to the copy engine, so
-// that those who multiply wait neither for each other nor for it.
+// One warp that passes states and whole tiles of outputs to the copy engine, so
+// that the Multipliers wait neither for each other nor for it.
 template <Form kForm>
 struct Storer {
   using P = Plan<kForm>;
-  // Of outputs, before it waits for S to be in its place.
+  // Tiles of outputs before it waits for S to be in its place.
   static constexpr int kTilesBefore = 2;
 
   __device__ __forceinline__ void Run() {
@@ -63,15 +63,15 @@ struct Storer {
       WarpArrive(layout.ItemFree(round % kItemPlaces));
     }
   }
-  // Until what is in the present place has been written there.
+  // Waits until the current stage has been written.
   __device__ __forceinline__ void WaitForOutputs() {
     BarrierWait(layout.OutFull(stage), phases >> stage & 1);
     phases ^= 1u << stage;
   }
-  // The copy engine has read what was at `which`.
+  // The copy engine has read stage `which`.
   __device__ __forceinline__ void Release(int which) const {
     __syncwarp();
-    // For all who multiply.
+    // For all Multipliers.
     if (threadIdx.x % 32 < kArrivingLanes) {
       BarrierArrive(layout.ValueFree(which), kMultiplierWarps);
     }
@@ -117,12 +117,12 @@ struct Storer {
   __device__ __forceinline__ void Pass(int tiles) {
     stage = (stage + tiles) % P::kValueStages;
   }
-  // Others are told that S is in place `left`, if that is not negative, between
-  // outputs, as it takes its time to get there.
+  // Announces S in place `left`, if that is not negative, between outputs, as
+  // its write takes time.
   __device__ __forceinline__ void Store(const Item& item, int left) {
     const int lane = threadIdx.x % 32;
-    // Outputs of tiles that have all their tokens, if they are bfloat16; those
-    // of others are written by who makes them.
+    // Outputs of complete tiles, if they are bfloat16; the Multipliers write
+    // the others.
     const int whole =
         args.p.out_type == ElementType::kBFloat16
             ? max(min(item.end, item.count / kTokens) - item.begin, 0)

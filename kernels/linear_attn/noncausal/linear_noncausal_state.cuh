@@ -1,5 +1,5 @@
-// Non-causal linear attention: S of one part, and the sum of the parts. Device
-// code only.
+// S of one part in linear_noncausal.cu, and the sum of the parts. Device code
+// only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_STATE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_STATE_CUH_
 
@@ -42,7 +42,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
 
   using Base::Base;
 
-  // Softmax over the features: two threads look at each token of k.
+  // Softmax over the features: two threads read each token of k.
   __device__ __forceinline__ void TokenStats(uint32_t keys) const {
     const int token = thread / 2;
     const int block = thread % 2;
@@ -72,7 +72,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
   }
 
   // A thread's features of k̃ᵀ: g = lane / 4 of eight in the first half and of
-  // the eight that pair with them. M rows of the products are in this order.
+  // their eight partners. M rows of the products are in this order.
   struct Keys {
     int feature[2];
     bool exists[2];
@@ -143,8 +143,8 @@ struct NoncausalState : NoncausalLoads<kPosition> {
       case Change::kSequenceSoftmax:
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          // What is no token is 0, which may be far above all that are: its
-          // exponential must be a number, which v, 0 there, takes away.
+          // Missing tokens are 0, which may be far above all others: their
+          // exponential must be finite, and v, 0 there, removes it.
           const float below =
               fminf(x[i / 4][i % 4] - keys.stats[i / 4].x, 0.0f);
           x[i / 4][i % 4] = FastExp(below) * keys.stats[i / 4].y;
@@ -241,7 +241,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
       LoadMatricesTransposed(raw[0], from);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        if (step + 1 < kSteps) {  // in time
+        if (step + 1 < kSteps) {  // prefetch
           LoadMatricesTransposed(raw[(step + 1) % 2], from + (step + 1) * 2048);
         }
         auto& f = factor[step % 2];
@@ -308,9 +308,9 @@ struct NoncausalState : NoncausalLoads<kPosition> {
     float sin[2][4];
   };
 
-  // Adds up the parts of S: each block its share of the columns, from its own
-  // part on. It writes them to the slot, and to shared memory as a factor of
-  // the second half; the shares of the others it takes from there.
+  // Adds the parts of S: each block its share of the columns, starting from its
+  // own part. It writes them to the slot, and to shared memory as an operand of
+  // the second half; it reads the shares of the others from there.
   __device__ __forceinline__ void Reduce(const float (&state)[kEncodings][64],
                                          float* head_state) const {
     constexpr int kEights = kEncodings * kShare;  // of columns, of a share
@@ -332,7 +332,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
       }
     }
     ClusterBarrier();
-    // All reads are under way before the first is waited for.
+    // All reads are in flight before the first is waited for.
     float x[kParts - 1][kEights][4];
 #pragma unroll
     for (int n = 0; n < kParts - 1; ++n) {
@@ -360,18 +360,18 @@ struct NoncausalState : NoncausalLoads<kPosition> {
     cluster::Arrive();
     asm volatile("fence.proxy.async;" ::: "memory");
     __syncthreads();
-    // Not before: a barrier of the cluster would wait for it.
+    // Not earlier: a cluster barrier would wait for it.
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
       Keep(i / kShare, 8 * (kShare * rank + i % kShare), sum[i], head_state);
     }
   }
-  // Where block `part` keeps what block `other` adds up.
+  // Where block `part` keeps what block `other` adds.
   __device__ __forceinline__ uint32_t Exchange(int part, int other) const {
     const int place = other < part ? other : other - 1;
     return memory.exchange + place * Memory::kShareBytes + thread * 16;
   }
-  // Two rows of eight columns of S as a factor.
+  // Two rows of eight columns of S as an operand.
   __device__ __forceinline__ void Publish(int encoding, int column,
                                           const float (&x)[4]) const {
 #pragma unroll
@@ -383,7 +383,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
                   Bf16::Pack(x[2 * i] * p.scale, x[2 * i + 1] * p.scale));
     }
   }
-  // The others' factors.
+  // The others' shares.
   __device__ __forceinline__ void TakeShares() const {
     constexpr int kPieces = Memory::kStateRows * kShare / kThreads;
     float x[kParts - 1][kPieces][4];
@@ -407,7 +407,7 @@ struct NoncausalState : NoncausalLoads<kPosition> {
       }
     }
   }
-  // Piece `i` of this thread of the columns that `part` adds up.
+  // Piece `i` of this thread of the columns that `part` adds.
   __device__ __forceinline__ uint32_t SharePiece(int part, int i) const {
     const int row = (thread + i * kThreads) / kShare;
     const int piece = kShare * part + thread % kShare;
