@@ -1,9 +1,8 @@
-// What the one order of sums of a decode step's products costs: each product of
-// T6-XL by decode_matmul_cuda.h, and by the fastest of what cuBLASLt recommends
-// when any order will do (inputs split, stream-K, 32 MB of workspace) and may
-// be another one for every number of rows. A norm or gate that the former does
-// on its way is a kernel of its own for the latter. Weights are cold, in a
-// chain.
+// Cost of the fixed order of sums of a decode step's products: each product of
+// T6-XL by decode_matmul_cuda.h, and by cuBLASLt's fastest recommendation for
+// any order (split inputs, stream-K, 32 MB of workspace), possibly another one
+// for each number of rows. Fused norms and gates are separate kernels for
+// cuBLASLt. Weights are cold, in a chain.
 //
 // `recurve-exact-bench [--json FILE] [--rows N,N...]`
 
@@ -34,7 +33,7 @@ constexpr int64_t kMaxRows = 4096;
 constexpr int64_t kMaxCols = 8576;
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 16;
-constexpr int64_t kHalfStride = 4288;  // of what the gate gives, in 16 bits
+constexpr int64_t kHalfStride = 4288;  // of the gate's results, in 16 bits
 
 void Ok(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -43,14 +42,14 @@ void Ok(cublasStatus_t status, const char* what) {
   std::exit(1);
 }
 
-// As the engine pads a matrix, so that cuBLASLt has all its kernels.
+// As the engine pads a matrix, so that all of cuBLASLt's kernels apply.
 int64_t PaddedOutputs(const StepProduct& product) {
   return (product.outputs + 15) / 16 * 16;
 }
 
-// The data of the products, at random.
+// The products' data, random.
 struct Data {
-  std::vector<const void*> weights;  // of layers, a layer after the other
+  std::vector<const void*> weights;  // of layers, one after the other
   const void* head;
   const void* floats;  // rows of float32
   void* halves;        // rows of 16 bits
@@ -93,7 +92,7 @@ cudaError_t Norm(const Data& data, int64_t rows, cudaStream_t stream) {
       WeightType::kBFloat16, stream);
 }
 
-// As the engine does: of one row, the norm is the product's.
+// As in the engine: with one row, the norm is the product's.
 cudaError_t Exact(const Data& data, int i, int call, int64_t rows,
                   cudaStream_t stream) {
   const StepProduct& product = ProductOf(i);
@@ -126,7 +125,7 @@ cudaError_t Exact(const Data& data, int i, int call, int64_t rows,
   return LaunchDecodeMatmul(p, stream);
 }
 
-// A product by cuBLASLt, and what it recommends.
+// A product by cuBLASLt, and its recommendations.
 class Library {
  public:
   Library(cublasLtHandle_t handle, const StepProduct& product, int64_t rows)
@@ -197,7 +196,7 @@ class Library {
         WeightType::kBFloat16, stream);
   }
 
-  // What is chosen, for people.
+  // The chosen algorithm, for people.
   std::string Describe() const {
     const auto read = [&](cublasLtMatmulAlgoConfigAttributes_t attribute) {
       int32_t value = 0;
@@ -223,12 +222,12 @@ class Library {
   int chosen_ = 0;
 };
 
-// Ends the program unless both give about the same. The gate is left out; and
-// of `down` the library reads the last, padded inputs, too, which are small
-// beside what a gate has left in the others.
+// Ends the program unless both results nearly agree. The gate is left out; of
+// `down` the library also reads the last, padded inputs, which are small next
+// to a gate's results in the others.
 void Compare(const Data& data, int i, int64_t rows, const Library& library) {
   const StepProduct& product = ProductOf(i);
-  if (product.gate) return;  // 16 bits, and inputs of others
+  if (product.gate) return;  // 16 bits, and other inputs
   const int64_t stride = (product.outputs + 63) / 64 * 64;
   std::vector<float> results[2];
   for (int way = 0; way < 2; ++way) {
@@ -270,7 +269,7 @@ void Bench(const std::vector<int64_t>& all_rows, std::vector<Row>* out) {
   Ok(cublasLtCreate(&handle), "initialisation");
   for (const int64_t rows : all_rows) {
     std::vector<std::unique_ptr<Library>> libraries;
-    bool faster[kT6XlProducts + 1];  // the library
+    bool faster[kT6XlProducts + 1];  // whether the library is faster
     for (int i = 0; i <= kT6XlProducts; ++i) {
       const StepProduct& product = ProductOf(i);
       libraries.push_back(std::make_unique<Library>(handle, product, rows));
@@ -306,8 +305,8 @@ void Bench(const std::vector<int64_t>& all_rows, std::vector<Row>* out) {
       faster[i] = best < exact;
       out->push_back({product.name, rows, exact, best, library.Describe()});
     }
-    // The four of a layer with its two norms; the other way has the library
-    // where it was the faster one.
+    // The four products of a layer with its two norms; with any_order, by the
+    // library where it is faster.
     const auto layer = [&](bool any_order) {
       return MeasureChain(
           [&](cudaStream_t stream, int call) {
@@ -356,7 +355,7 @@ int Main(int argc, char** argv) {
         at = *end == ',' ? end + 1 : end;
       }
     } else {
-      argc = 0;  // to the message below
+      argc = 0;  // prints the message below
     }
   }
   if (argc % 2 == 0) {

@@ -1,3 +1,7 @@
+// Timing of GPU work, with kernels that fill, read and flush memory, and read
+// the clock.
+// Shapes: arrays of N bytes.
+// Floor: N bytes written (FillRandom) or read (ReadAll).
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -55,8 +59,8 @@ __global__ void ReadAll(const uint4* in, int64_t count, uint32_t* out) {
 
 __global__ void Nothing() {}
 
-// Cycles and nanoseconds of the same 200 us, from one tick of the timer to
-// another: it may tick as rarely as every microsecond.
+// Cycles and nanoseconds of the same 200 us, between two ticks of the timer,
+// which may be as rare as one a microsecond.
 __global__ void ReadClock(int64_t* out) {
   int64_t before, begin, now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(before));
@@ -82,9 +86,8 @@ double ClockMhz(cudaStream_t stream) {
   return 1e3 * host[0] / host[1];
 }
 
-// Until the clock is within 0.4% of the highest that the device has, or,
-// if it was not there after 5 s of rest (somebody has set a lower one), of the
-// highest there was then.
+// Waits until the clock is within 0.4% of the device's highest, or, if it was
+// not after 5 s of rest (a lower limit is set), of the highest seen then.
 void AwaitHighestClock(cudaStream_t stream) {
   static double goal = [] {
     int khz = 0;
@@ -109,8 +112,8 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The largest gap a stream may have: work is queued behind a flush that takes
-// longer than queueing it, so that the host's time does not count.
+// The largest gap in a stream: work is queued behind a flush that takes longer
+// than queueing, so that host time does not count.
 class Stopwatch {
  public:
   Stopwatch() {
@@ -121,7 +124,7 @@ class Stopwatch {
     cudaEventDestroy(start_);
     cudaEventDestroy(stop_);
   }
-  // `before` comes between the flush and the work, and is not timed.
+  // `before` runs between the flush and the work, and is not timed.
   double Time(
       cudaStream_t stream, const std::function<void()>& work,
       const std::function<void()>& before = [] {}) {

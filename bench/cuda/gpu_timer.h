@@ -1,4 +1,4 @@
-// Times GPU work with cold caches, and writes what it found as JSON.
+// Times GPU work with cold caches, and writes results as JSON.
 #ifndef RECURVE_BENCH_CUDA_GPU_TIMER_H_
 #define RECURVE_BENCH_CUDA_GPU_TIMER_H_
 
@@ -12,7 +12,7 @@
 namespace recurve {
 namespace bench {
 
-// Ends the program with the place and the error.
+// Ends the program with the location and the error.
 #define RECURVE_CUDA_OK(call) \
   ::recurve::bench::CheckCuda((call), __FILE__, __LINE__)
 void CheckCuda(cudaError_t error, const char* file, int line);
@@ -29,34 +29,34 @@ T* DeviceCopy(const std::vector<T>& host) {
 }
 
 // Medians, in microseconds. No cache holds the data at the start. Before each
-// of them the device rests until its clock is at its highest again, or for 5 s:
-// after work that the power limit holds back the clock stays down for up to
-// seconds, and what is measured then is the shape before.
+// the device rests until its clock is at its highest again, or for 5 s: after
+// work at the power limit the clock stays low for up to seconds, and would
+// distort the next shape.
 struct Timing {
   double graph_us;   // one call as a graph, between two events
   double launch_us;  // one plain call, between two events
   double chain_us;   // of `nodes` calls in one graph, each one's share
   double cold_us;    // as graph_us, but right after the flush
-  // Clock of the multiprocessors right after graph_us: lower than the device's
-  // highest where the power limit holds this shape itself back.
+  // Clock of the multiprocessors right after graph_us: below the device's
+  // highest if this shape itself reaches the power limit.
   double clock_mhz;
 };
 
-// `enqueue(stream, i)` puts call i on the stream. Calls i of one chain should
-// use different data, so much of it that none is in a cache when it comes.
+// `enqueue(stream, i)` puts call i on the stream. Calls of one chain should use
+// different data, enough that none is cached when it is read.
 //
-// In a model a kernel has run a moment before, on another layer's data: so its
-// code is in the caches, and what all layers share. If call 1 is `distinct`,
-// with no data of call 0, then graph_us and launch_us are measured like that: a
-// flush, call 1, and call 0, which is timed. Else they are right after the
-// flush, where instructions come from memory, too.
+// In a model a kernel has just run on another layer's data, so its code, and
+// data that all layers share, are cached. If call 1 is `distinct`, without data
+// of call 0, graph_us and launch_us are measured like that: a flush, call 1,
+// and call 0, which is timed. Otherwise they directly follow the flush, with
+// instructions from memory, too.
 using Enqueue = std::function<cudaError_t(cudaStream_t, int)>;
 Timing Measure(const Enqueue& enqueue, int nodes, bool distinct);
 // Its chain_us alone.
 double MeasureChain(const Enqueue& enqueue, int nodes);
 
 // Bytes per microsecond of this device: read and written by a large copy, and
-// read by a kernel that only reads.
+// read by a read-only kernel.
 struct Ceilings {
   double copy;
   double read;
@@ -64,9 +64,9 @@ struct Ceilings {
 };
 Ceilings MeasureCeilings();
 
-// What to measure.
+// Selection of measurements.
 struct BenchOptions {
-  bool quick = false;  // leave out what no target names
+  bool quick = false;  // leave out shapes without a target
   std::string shape;   // only shapes with this in their names
   bool Wants(const std::string& name) const {
     return name.find(shape) != std::string::npos;
@@ -79,7 +79,7 @@ struct Result {
   std::string shape;
   Timing timing;
   double bytes;        // that must move
-  double flops = 0.0;  // in matrix products, where they are what takes time
+  double flops = 0.0;  // in matrix products, if they dominate
 };
 void Print(const Ceilings& ceilings, const std::vector<Result>& results);
 void WriteJson(const std::string& path, const std::string& commit,

@@ -1,3 +1,4 @@
+// Measures the linear-attention step.
 #include <algorithm>
 #include <cmath>
 
@@ -94,8 +95,8 @@ class LinearBench {
     }
   }
 
-  // In-place: each call on another set of slots. Deferred: a cycle of the ring,
-  // each call one token further, on one set after the other.
+  // In place: each call on another set of slots. Deferred: a cycle of the ring,
+  // each call one token later, on one set after the other.
   Result Run() {
     const Case& c = case_;
     const int nodes = static_cast<int>(
@@ -110,7 +111,7 @@ class LinearBench {
 
  private:
   cudaError_t Launch(cudaStream_t stream, int call) {
-    // Neighbours in time use different sets, so that the cache does not help.
+    // Consecutive calls use different sets, so that the cache does not help.
     const int64_t set = call % sets_;
     const int64_t phase = case_.ring > 0 ? call / sets_ % case_.ring : 0;
     LinearDeferredParams params = params_;
@@ -127,7 +128,7 @@ class LinearBench {
                           : LaunchLinearStep(p, stream);
   }
 
-  // Each slot but the sink once, in an order that is not memory's.
+  // Each slot but the sink once, not in memory order.
   const int32_t* Slots() const {
     const int64_t count = sets_ * case_.batch;
     std::vector<int32_t> slots(count);

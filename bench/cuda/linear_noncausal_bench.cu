@@ -1,3 +1,4 @@
+// Measures non-causal linear attention.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -209,7 +210,7 @@ std::vector<Result> BenchLinearNoncausal(const BenchOptions& options) {
     cases.push_back(
         {12, 12, n, Activation::kSoftmax, silu, silu, LrpeType::kCosine});
   }
-  // Fewer heads than multiprocessors, as prompts of a server have.
+  // Fewer heads than multiprocessors, as a server's prompts have.
   for (int64_t n : {512, 2048, 8192}) {
     cases.push_back({1, 16, n});
     cases.push_back({1, 32, n});

@@ -1,3 +1,4 @@
+// Measures causal linear attention over prompts.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -96,8 +97,8 @@ class LinearPrefillBench {
     }
   }
 
-  // Ends the program unless the outputs of row 0's first tokens are those of
-  // the step kernel.
+  // Ends the program unless the outputs of row 0's first tokens agree with the
+  // step kernel's.
   void Check() {
     const int64_t steps = std::min<int64_t>(case_.length, 200);
     LinearPrefillParams params = Params(0);

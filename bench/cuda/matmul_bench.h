@@ -8,8 +8,8 @@
 namespace recurve {
 namespace bench {
 
-// Products of a decode step of T6-XL, each by itself, and those of a layer one
-// after the other. Checks results before it times.
+// Products of a decode step of T6-XL, separately, and those of a layer in
+// sequence. Checks results before it times.
 std::vector<Result> BenchMatmul(const BenchOptions& options);
 
 }  // namespace bench

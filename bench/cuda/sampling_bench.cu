@@ -1,3 +1,4 @@
+// Measures sampling.
 #include <algorithm>
 #include <random>
 #include <string>
@@ -81,8 +82,8 @@ T* Zeros(int64_t count) {
 
 }  // namespace
 
-// All calls draw from the same logits, so they are in the second-level cache,
-// as they are when the head has just written them.
+// All calls draw from the same logits, which are in L2, as when the head has
+// just written them.
 std::vector<Result> BenchSampling(const BenchOptions& options) {
   CudaSampleParams p = {};
   p.logits = DeviceCopy(Logits());

@@ -8,7 +8,7 @@
 namespace recurve {
 namespace bench {
 
-// Drawing a token for each row of logits: as a step ends.
+// Drawing a token for each row of logits, as at the end of a step.
 std::vector<Result> BenchSampling(const BenchOptions& options);
 
 }  // namespace bench

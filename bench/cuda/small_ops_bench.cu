@@ -1,3 +1,4 @@
+// Measures LRPE, norms and gates.
 #include <cmath>
 
 #include "bench/cuda/small_ops_bench.h"

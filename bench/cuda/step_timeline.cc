@@ -24,12 +24,12 @@ namespace {
 
 constexpr size_t kBufferBytes = size_t{4} << 20;
 
-// CUPTI calls back with nothing of ours in hand.
+// CUPTI's callbacks carry no context of ours.
 std::mutex g_mu;
 std::vector<StepTimeline::Span>* g_spans = nullptr;
 CUptiResult (*g_next)(uint8_t*, size_t, CUpti_Activity**) = nullptr;
 CUptiResult (*g_dropped)(CUcontext, uint32_t, size_t*) = nullptr;
-// Records that found no room, since the last Take.
+// Records without room, since the last Take.
 size_t g_lost = 0;
 
 // "void recurve::(anonymous namespace)::f<...>(...)" is f.

@@ -11,28 +11,28 @@
 
 namespace recurve {
 
-// When the kernels and copies of a stretch of work ran on the GPU, by CUPTI,
-// which the CUDA toolkit brings: libcupti.so of the CUDA major version that
-// this was built with, in /usr/local/cuda or where the loader looks. Tracing
-// makes each kernel a little slower.
+// Times at which the kernels and copies of some work ran on the GPU, by CUPTI
+// of the CUDA toolkit: libcupti.so of the CUDA major version of this build,
+// in / usr/local/cuda or in the loader's path. Tracing makes each kernel a
+// little slower.
 class StepTimeline {
  public:
   struct Span {
-    std::string name;  // of the kernel, without what a template is of; "copy"
+    std::string name;  // of the kernel, without template arguments; "copy"
     int64_t begin_ns;  // from the first begin
     int64_t end_ns;
     int64_t blocks;
     int64_t threads;  // of a block
   };
 
-  // Before the first use of CUDA. Unavailable where CUPTI is not.
+  // Before the first use of CUDA. Unavailable without CUPTI.
   static absl::StatusOr<std::unique_ptr<StepTimeline>> Create();
   ~StepTimeline();
   StepTimeline(const StepTimeline&) = delete;
   StepTimeline& operator=(const StepTimeline&) = delete;
 
-  // What ran since the last call, by begin. Waits for the device. DataLoss when
-  // CUPTI had to leave something out.
+  // Work since the last call, by begin. Waits for the device. DataLoss if CUPTI
+  // left something out.
   absl::StatusOr<std::vector<Span>> Take();
 
  private:

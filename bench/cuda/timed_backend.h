@@ -18,9 +18,8 @@
 namespace recurve {
 
 // Forwards to a CudaBackend and measures each operation on the stream. The
-// stream is held until all of a step is on it, so that what the host takes to
-// put it there does not count. A step must be short enough for the stream's
-// queue: take a model of few layers.
+// stream is held until all of a step is queued, so that host time does not
+// count. A step must fit the stream's queue: use a model of few layers.
 class TimedBackend : public Backend {
  public:
   explicit TimedBackend(std::unique_ptr<CudaBackend> backend)
@@ -35,7 +34,7 @@ class TimedBackend : public Backend {
     return times_;
   }
   void Clear() { times_.clear(); }
-  // Another batch comes: nothing is held for two steps.
+  // Another batch follows: the stream is not held for two steps.
   void Restart() { steps_ = 0; }
 
   absl::string_view name() const override { return backend_->name(); }
@@ -108,7 +107,7 @@ class TimedBackend : public Backend {
     absl::Status status;
     Timed("begin (copy, tables, schedules of prompts)",
           [&] { status = backend_->BeginStep(batch); });
-    if (!status.ok()) Release();  // no Head comes
+    if (!status.ok()) Release();  // no Head follows
     return status;
   }
   void Embed(TableId table, float scale, Activations out) override {
@@ -193,7 +192,7 @@ class TimedBackend : public Backend {
     std::unique_lock lock(backend->mu_);
     backend->changed_.wait(lock, [backend] { return !backend->held_; });
   }
-  // The stream goes on.
+  // Lets the stream continue.
   void Release() {
     {
       const std::lock_guard lock(mu_);

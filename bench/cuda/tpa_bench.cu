@@ -1,3 +1,4 @@
+// Measures TPA decode.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -42,8 +43,8 @@ Case Uniform(const char* name, const TpaShape& shape, int rows, int length) {
           shape, std::vector<int32_t>(rows, length)};
 }
 
-// Caches of several layers with one page table, as a model has them, so that
-// each call finds a cold cache.
+// Caches of several layers with one page table, as in a model, so that each
+// call finds a cold cache.
 class TpaBench {
  public:
   explicit TpaBench(const Case& c)
@@ -112,7 +113,7 @@ class TpaBench {
     return ChooseTpaDecodeForm(case_.shape, rows_, 1, tokens / rows_, device_);
   }
 
-  // One layer: the step's schedule is there already.
+  // One layer: the step's schedule exists.
   Result Run(TpaDecodeForm form, const char* op) {
     const TpaDecodePlan plan = Plan(form);
     Share(plan);
@@ -125,8 +126,8 @@ class TpaBench {
     return {op, case_.name, timing, static_cast<double>(Bytes())};
   }
 
-  // One layer with its append, in one launch where that can be, or in two; and
-  // the append alone.
+  // One layer with its append, in one launch where possible, or in two; and the
+  // append alone.
   Result RunLayer(TpaDecodeForm form, bool together) {
     const TpaDecodePlan plan = Plan(form);
     const bool whole = together && TpaDecodeAppends(case_.shape, plan);
@@ -149,7 +150,7 @@ class TpaBench {
           return LaunchTpaAppend(Append(call % layers_), stream);
         },
         static_cast<int>(std::max<int64_t>(layers_, 8)), true);
-    // Factors and angles are read, and written to pages and as queries.
+    // Factors and angles are read; pages and queries written.
     const TpaShape& s = case_.shape;
     const auto bytes = static_cast<double>(
         rows_ * (4 * (stride_ + s.head_dim) +
@@ -159,7 +160,7 @@ class TpaBench {
   }
 
   // Ends the program unless all forms give the same bits and some heads of the
-  // first and last row are what float64 gives.
+  // first and last row agree with float64.
   void Check() {
     const std::vector<float> got = Decode(TpaDecodeForm::kParallelBn);
     for (TpaDecodeForm form :
@@ -225,7 +226,7 @@ class TpaBench {
   }
 
   TpaDecodePlan Plan(TpaDecodeForm form) const {
-    // As the engine does (TpaContextsOf), but for one row of many chunks.
+    // As the engine (TpaContextsOf), except for one row of many chunks.
     int chunks = 0;
     int most = 0;  // of a row
     for (int32_t length : case_.lengths) {
@@ -297,7 +298,7 @@ class TpaBench {
     return p;
   }
 
-  // Leaves what a step does once for all its layers on the device.
+  // Puts on the device what a step makes once for all its layers.
   void Share(const TpaDecodePlan& plan) {
     std::vector<char> schedule(TpaScheduleBytes(plan, rows_, table_stride_));
     if (!MakeTpaSchedule(
@@ -452,11 +453,11 @@ std::vector<Case> TargetCases() {
     cases.push_back(Uniform("H61 D64 R2 ", kT6Large, rows, 2048));
   }
   cases.push_back(Uniform("H32 D128 R1 ", kSeed, 32, 5088));
-  // Lengths that are no power of two.
+  // Lengths that are not powers of two.
   for (int length : {1088, 1984, 2112, 3000})
     cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, 32, length));
   cases.push_back(Uniform("H32 D128 R1 ", kSeed, 32, 2112));
-  // A last page that is not full, as nearly all steps have.
+  // An incomplete last page, as in nearly all steps.
   for (int rows : {1, 32}) {
     for (int length : {2047, 2049})
       cases.push_back(Uniform("H78 D64 R2 ", kT6Xl, rows, length));

@@ -1,3 +1,4 @@
+// Measures TPA prefill.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -76,7 +77,7 @@ class TpaPrefillBench {
     }
   }
 
-  // Ends the program unless some queries of some heads are what float64 gives.
+  // Ends the program unless some queries of some heads agree with float64.
   void Check() {
     const TpaPrefillParams p = Params(0);
     RECURVE_CUDA_OK(LaunchTpaPrefill(p, plan_, nullptr));

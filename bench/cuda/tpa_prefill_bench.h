@@ -8,9 +8,9 @@
 namespace recurve {
 namespace bench {
 
-// TPA over prompts, both forms; what a layer does, and the schedule that its
+// TPA over prompts, both forms; a layer's work, and the schedule that its
 // layers share. Every case is first checked against float64; a wrong result
-// ends the program. A quick run has only the shapes that targets name.
+// ends the program. A quick run has only the shapes with targets.
 std::vector<Result> BenchTpaPrefill(const BenchOptions& options);
 
 }  // namespace bench

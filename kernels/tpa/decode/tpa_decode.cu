@@ -1,3 +1,6 @@
+// Launcher of TPA decode: parameter checks, sizes of schedules and scratch
+// memory, and the choice between tpa_decode_hopper.cu and
+// tpa_decode_portable.cu.
 #include <algorithm>
 
 #include "kernels/common/alignment.h"
