@@ -62,12 +62,12 @@ RECURVE_HOST_DEVICE constexpr int SharedBytes(bool is_float, int m, int n,
 }
 
 // A block has 16 · kM outputs by 8 · kN rows. Its warps take runs of 32 inputs
-// in turn, with kStages of them in flight. Of a run, lane (g, t) copies inputs
-// 8t to 8t + 7 of weight rows g and g + 8 and of input row g, and reads them
-// back itself, so no barrier is needed: the place of an input in an mma does
-// not matter while both operands agree.
+// in turn, with kStages in flight. Of a run, lane (g, t) copies inputs 8t to
+// 8t + 7 of weight rows g and g + 8 and of input row g, and reads them back
+// itself, so no barrier is needed: the place of an input in an mma does not
+// matter while both operands agree.
 //
-// Weights are copied before the wait for the previous kernel.
+// Weights do not wait for the previous kernel.
 //
 // Grid: (runs of outputs, runs of rows).
 template <typename T, bool kFloat, int kM, int kN, int kStages>

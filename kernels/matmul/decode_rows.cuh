@@ -45,10 +45,10 @@ __device__ __forceinline__ uint4 LoadEight(const T* from, int c, int cols) {
 
 // Normalises and rounds rows to shared memory, `to_stride` bytes apart. Each of
 // kThreads threads has columns 4 (thread + i · kThreads) to + 3 of all rows in
-// v, and their weights. The sum is that of norm.cu bit for bit: thread i of 256
-// takes columns 4i to 4i + 3 of each 1024, lanes combine in a butterfly, the 8
-// warps in order. `partial` is shared memory for a float of each row and warp;
-// `barrier` is of these threads. Columns from `inputs` on are not written.
+// v, and their weights. The sum is norm.cu's bit for bit: thread i of 256 takes
+// columns 4i to 4i + 3 of each 1024, lanes combine in a butterfly, the 8 warps
+// in order. `partial` is shared memory for a float of each row and warp;
+// `barrier` is these threads'. Columns from `inputs` on are not written.
 template <typename T, int kThreads, int kRows, int kFours, typename Int,
           typename Barrier>
 __device__ __forceinline__ void WriteNormed(const float4 (&v)[kRows][kFours],

@@ -68,42 +68,41 @@ static_assert((2 * kProductChainMaxRows - 1) * kExchangeRowBytes ==
               kProductChainExchangeBytes);
 static_assert(128 + 2 * 4 * kRowWords <= kExchangeRowBytes);
 
-// Producers run some tens of KB ahead of the copies that have arrived
-// (ChainPace), as whatever other blocks wait for queues behind requests. So
-// weights keep streaming while blocks wait for each other.
+// Producers run some tens of KB ahead of the arrived copies (ChainPace), as
+// other blocks' waits queue behind requests. So weights stream on while blocks
+// wait for each other.
 //
-// A word of 4 bytes holds one or two values. It has all bits set until it is
-// written, which no value has, so a reader that sees the word has its value.
+// A word of 4 bytes holds one or two values. All its bits are set until it is
+// written, which no value has: a reader that sees the word has its value.
 // Launches alternate between two sets of words: each clears the previous
-// launch's, which is done. (Other row counts have words of their own.)
+// launch's. (Other row counts have their own words.)
 //
-// A block's role is the order in which blocks start. The last, whose
+// A block's role is its place in the order of starts. The last blocks, whose
 // multiprocessors attention held, have no part of the first matrix and, if they
 // are few (ShareChainTiles), none of the second: the others have loaded those
 // by then. After clusters they have none of the fourth either, if the others
 // suffice (ChainNextTile).
 //
-// Blocks wait for each other, so all of them must be resident at once. They
-// are:
+// Blocks wait for each other, so all must be resident at once. They are:
 // 1. No block of a dependent launch starts before all blocks of the previous
 //    kernel have started (every block calls LaunchDependents) or ended; no
-//    block of another launch before those have ended. So by induction, while a
+//    block of another launch before those have ended. By induction, while a
 //    block of this kernel runs, all blocks of earlier kernels of the stream are
 //    resident. They wait only for each other and for earlier kernels, so they
-//    end and free their places. This includes attention's blocks, which wait
-//    for each other: this kernel never keeps them out.
+//    end and free their places. So this kernel never keeps attention's blocks,
+//    which wait for each other, out.
 // 2. Likewise no block of a later kernel of the stream starts before all blocks
-//    of this one have.
-// 3. Kernels of other streams (copies of saved sequences) may hold places, but
-//    wait for no other kernel once they run, and end.
+//    of this one.
+// 3. Kernels of other streams (copies of saved sequences) wait for no kernel
+//    once they run, and end.
 // 4. The grid is one block a multiprocessor, and an empty multiprocessor holds
-//    one. So at the latest when the blocks of 1 and 3 have ended, each block of
-//    this kernel has a place.
-// It fails with another kernel whose blocks wait for each other, each holding
-// some of the places: another launch of this kind, or decode attention of
-// another stream. So a process runs steps of one engine at a time on a device
-// (cuda_backend.h); processes take turns as a whole; under MPS, where they do
-// not, this kernel is not used.
+//    one. So each block has a place when the blocks of 1 and 3 have ended, if
+//    not earlier.
+// It fails next to another kernel whose blocks wait for each other, each
+// holding some of the places: another launch of this kind, or decode attention
+// of another stream. So a process runs steps of one engine at a time on a
+// device (cuda_backend.h); processes take turns as a whole; under MPS, where
+// they do not, this kernel is not used.
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     product_chain(const __grid_constant__ ChainArgs a) {

@@ -1,5 +1,5 @@
 // Shares of a block of product_chain.cu in each product, and their copies by
-// the producer warps. Device code only.
+// the producer warps.
 #ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_COPY_CUH_
 #define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_COPY_CUH_
 

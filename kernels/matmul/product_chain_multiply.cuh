@@ -1,5 +1,5 @@
 // A consumer warp of product_chain.cu: multiplies its stages of the ring buffer
-// by rows in shared memory. Device code only.
+// by rows in shared memory.
 #ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_MULTIPLY_CUH_
 #define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_MULTIPLY_CUH_
 

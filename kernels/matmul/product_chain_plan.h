@@ -44,9 +44,9 @@ inline constexpr int kChainWarps = kDecodeMatmulMaxSplits;  // consumer warps
 inline constexpr int kChainCopyWarps = 2;
 // Rounds of copies in flight, of a stage for each warp with work: 2 rounds of 8
 // stages are 64 KB; in the second product, where T6-XL has 5 warps with work, 3
-// rounds are 60 KB. Whatever other blocks wait for queues behind them:
-// attention's reads, and the rows between products. A producer waits for the
-// first of its stages of a round only. (Measured; docs/kernels/matmul.md.)
+// rounds are 60 KB. Other blocks' waits queue behind them: attention's reads,
+// and the rows between products. A producer waits only for the first of its
+// stages of a round. (Measured; docs/kernels/matmul.md.)
 struct ProductChainPace {
   int early;  // before the previous kernel is done
   int out;    // of the first product
@@ -66,10 +66,10 @@ inline constexpr int kChainMostRoundsAhead = 4;
 // others take their slots in the ring buffer. (One less with four rows.)
 inline constexpr int kChainKeptRounds = 4;
 // The ring buffer must not wrap to a stage before its copies have been waited
-// for, by a parity that the slot's next copies would restore; nor may it wrap
-// within a product's kept stages. (A consumer also waits by parity where the
-// slot's previous copy may have been another warp's: 32 later copies have
-// arrived, so it is taken to have arrived.)
+// for, by a parity that the slot's next copies would restore; nor within a
+// product's kept stages. (A consumer also waits by parity where the slot's
+// previous copy may have been another warp's: 32 later copies have arrived, so
+// it is taken to have arrived.)
 inline constexpr int kChainMinSlots =
     std::max(kChainMostRoundsAhead + 1, kChainKeptRounds) * kChainWarps;
 // Features whose words an exchange holds.
@@ -86,9 +86,9 @@ struct ProductChainTiles {
 
 // Tiles of the block with this role, of `blocks`. Blocks below `first` have a
 // part of the first product. The last `late` ones start when the previous
-// kernel ends: if none of these has such a part, they have few tiles or none,
-// since the others hold theirs in registers and shared memory by then.
-// REQUIRES: tiles <= kChainWarps * blocks, 0 < first <= blocks.
+// kernel ends: if none has such a part, they have few tiles or none, since the
+// others hold theirs by then. REQUIRES: tiles <= kChainWarps * blocks, 0 <
+// first <= blocks.
 RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
     int tiles, int blocks, int first, int late, int role) {
   const int each = tiles / first;
@@ -112,11 +112,11 @@ RECURVE_HOST_DEVICE inline ProductChainTiles ShareChainTiles(
   return {role * few + (more > 0 ? more : 0), few + (more >= 0 ? 1 : 0)};
 }
 
-// The tile of the fourth product of the block with this role; none if it is not
-// in [0, tiles). The last blocks have one. After clusters late ones have none
-// if the others suffice: they have little other work, so they end early, and
-// their multiprocessors, which the previous clusters had, are free together for
-// the next ones. REQUIRES: tiles <= blocks.
+// The tile of the fourth product of the block with this role; none if not in
+// [0, tiles). The last blocks have one. After clusters late ones have none if
+// the others suffice: then they end early, and their multiprocessors, which the
+// previous clusters had, are free together for the next ones. REQUIRES: tiles
+// <= blocks.
 RECURVE_HOST_DEVICE inline int ChainNextTile(int tiles, int blocks, int late,
                                              bool clusters, int role) {
   const int early = late <= blocks - tiles ? blocks - late : tiles;

@@ -1,6 +1,5 @@
 // Exchange of rows between the blocks of product_chain.cu: self-validating
 // words in global memory, and rows in shared memory for the next product.
-// Device code only.
 #ifndef RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_ROWS_CUH_
 #define RECURVE_KERNELS_MATMUL_PRODUCT_CHAIN_ROWS_CUH_
 

@@ -103,8 +103,7 @@ class NormedRow {
 };
 
 // Copies the block's rows of x, rounded, to shared memory. Sums of the norm are
-// those of norm.cu bit for bit: thread i of 256 takes columns 4i to 4i + 3 of
-// each 1024, lanes combine in a butterfly, the 8 warps in order.
+// those of norm.cu bit for bit (WriteNormed).
 template <typename T, int kRows>
 __device__ __forceinline__ void LoadRows(const DecodeMatmulParams& p, char* to,
                                          int row_bytes, float* partial) {

@@ -2,9 +2,9 @@
 // a cluster of 2 to 8 blocks that share the row's ids. Truncation by histograms
 // of logits, then of keys, until at most 256 candidates are left to rank.
 // Shapes: logits [rows, V] float32; counts [slots, V]; results [samples].
-// Floor: 4 · V bytes a sample; with penalties or bias 12 · V (counts read,
-// adjusted logits written). Later passes, five to ten with truncation, hit L1
-// or L2.
+// Floor: 4 · V bytes a sample; with bias 8 · V (adjusted logits written), with
+// penalties 12 · V (counts read, too). Later passes, five to ten with
+// truncation, hit L1 or L2.
 // All sums over blocks are of integers, so the division into blocks does not
 // change a bit.
 

@@ -120,17 +120,16 @@ __device__ __forceinline__ Place FindLane(uint64_t value, uint64_t target) {
 //
 // Each group sends one pair to all blocks. In a cluster, pairs are sent to
 // every block's shared memory, where a barrier counts their bytes: a cluster
-// barrier would wait for all stores and empty the L1 cache.
+// barrier would wait for all stores and empty L1.
 //
 // Exchange n uses buffer and barrier n % 2. Two are enough: a group sends its
-// pair of exchange n + 1 after its warp has received and used all pairs of n.
-// So when any warp has those of n + 1, every warp of every block is done with
-// n, and
-//  - its pairs for n + 2 replace only pairs that are no longer read;
-//  - these bytes, and the arrival for n + 2, reach a barrier whose phase of n
-//    is over, as its own warps have seen;
-//  - a warp that waits for n has sent nothing of n + 1, so no phase can end
-//    after the one it waits for.
+// pair of n + 1 after its warp has received and used all pairs of n. So when
+// any warp has those of n + 1, every warp of every block is done with n, and
+// - its pairs for n + 2 replace only pairs that are no longer read;
+// - these bytes, and the arrival for n + 2, reach a barrier whose phase of n is
+//   over, as its own warps have seen;
+// - a warp that waits for n has sent nothing of n + 1, so no phase can end
+//   after the one it waits for.
 // All threads of a block wait for every exchange, so nothing is sent to a block
 // that has ended.
 template <bool kCluster>

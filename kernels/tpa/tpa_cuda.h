@@ -85,8 +85,8 @@ struct TpaCudaAppendParams {
   int rows;
   TpaCudaFactors factors;  // a_q and b_q only where queries are formed
   void* queries;           // TpaQueryBytes(shape, query_rows), 16-byte aligned
-  int first_query;         // queries of this row on are formed, of
-  int query_rows;          // so many rows; 0: of none
+  int first_query;         // first row whose query is formed,
+  int query_rows;          // and their number; may be 0
 };
 // cudaErrorInvalidValue for what the comments above rule out.
 cudaError_t LaunchTpaAppend(const TpaCudaAppendParams& params,
@@ -117,22 +117,22 @@ struct TpaCudaDecodeParams {
   int new_tokens;       // T, 1 to 8
   const void* queries;  // [rows, T]: LaunchTpaQueries', or LaunchTpaAppend's;
                         // nullptr: formed of `factors`, which are appended
-  int fresh_tokens;     // so many tokens at the end of a row may have been
+  int fresh_tokens;     // tokens at the end of a row that may have been
                         // appended since the schedule was made. Pages without
-                        // any are read while the launch in front of this one
-                        // still runs. INT32_MAX: read nothing that early. 1 of
-                        // clusters that append: they read the new token's page
-                        // early, too, and do not use what is in its place
+                        // any are read while the previous launch still runs.
+                        // INT32_MAX: read nothing that early. 1 for clusters
+                        // that append: they read the new token's page early,
+                        // too, and ignore its place
   WeightType out_type;  // kFloat32; or the cache's type, rounded once. out is
                         // then 8-byte aligned
   void* out;            // [rows, T, H, E] of that
   int64_t out_stride;   // elements between tokens
   void* schedule;       // a copy of MakeTpaSchedule's (tpa_schedule.h), of the
                         // same plan, page table and rows, 128-byte aligned. It
-                        // and the page table are there before the launch in
-                        // front of this one begins. Launches that share it must
-                        // follow each other in one stream
-  void* scratch;        // 256-byte aligned; nothing has to be in it
+                        // and the page table are complete before the previous
+                        // launch begins. Launches that share it must follow
+                        // each other in one stream
+  void* scratch;        // 256-byte aligned, uninitialised
   int64_t scratch_bytes;
   // Constant memory that the next launch reads, 16-byte aligned, or none (and
   // no bytes): blocks that have requested all their pages prefetch its first

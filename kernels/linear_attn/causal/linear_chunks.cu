@@ -1,7 +1,7 @@
-// Causal linear attention over prompts, plain tiles, on sm_90a: one block a
-// head and 64 columns of the state, chunks of 64 tokens; producer warps
-// (Copier) fill a TMA ring buffer, one warpgroup (Keeper) keeps the state in
-// registers, two (Writers) make outputs in turns, all products by wgmma.
+// Causal linear attention over prompts, plain tiles, on sm_90a: one or two
+// blocks a row, head and 64 columns of the state, chunks of 64 tokens; producer
+// warps (Copier) fill a TMA ring buffer, one warpgroup (Keeper) keeps the state
+// in registers, two (Writers) make outputs in turns, all products by wgmma.
 // Shapes: q, k [T, H, D], v [T, H, E] bfloat16 factors, D <= 128; out [T, H, E]
 // bfloat16 or float32 (e bytes); states [slots, H, D, E] float32.
 // Floor: T · H · (4 D + (2 + e) E) bytes, and 4 · D · E a head and row for each

@@ -41,9 +41,7 @@ constexpr int kRowsKept = 2048;
 constexpr int kMaxBlocks = 160;
 constexpr int kRawBytes = 2 * kTileBytes;  // of a tile of k, v, q or g
 
-// Lanes of a warp that arrive at a barrier for it, after __syncwarp. One is
-// enough; compute-sanitizer's racecheck follows only each thread's own
-// accesses, so in a build for it all arrive.
+// As in tpa_ring.cuh.
 #ifdef RECURVE_RACECHECK
 constexpr int kArrivingLanes = 32;
 #else

@@ -125,8 +125,7 @@ __global__ void __launch_bounds__(kThreads, MinBlocks(kRows, kVector))
                        p.k_activation == Activation::kSoftmax ||
                        p.v_activation == Activation::kSoftmax;
 
-  // The rows of a whole prompt are visited twice: for their updates (`out`
-  // written then is overwritten), and for their outputs.
+  // Rows of a whole prompt are visited twice, as in linear_attn.cc.
   const int64_t whole = p.whole == nullptr ? 0 : p.whole[sequence];
   for (int64_t step = 0; step < end - begin + whole; ++step) {
     const int64_t row = begin + (step < whole ? step : step - whole);

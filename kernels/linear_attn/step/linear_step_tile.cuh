@@ -1,4 +1,4 @@
-// A block's tile of a state, in registers. Device code only.
+// A block's tile of a state, in registers.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_TILE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_TILE_CUH_
 

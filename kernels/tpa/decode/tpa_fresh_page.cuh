@@ -25,10 +25,10 @@ __device__ __forceinline__ void StoreHalf(uint32_t at, T value) {
 // row's page, the heads that this block reads and all of B, and into the stages
 // that hold the page, which are then full. So no warp waits for the page to
 // return from memory. By the warps that do not copy, of which this is the
-// `warp`th; each takes a rank. `work` is a word for each lane of the block's
-// TpaBlockWork; ring_of(lane) is a lane's ring buffer.
+// `warp`th; each takes a rank. `work` is a word for each lane of TpaBlockWork;
+// ring_of(lane) is a lane's ring buffer.
 //
-// D and E are 64. The bits are those of LaunchTpaAppend.
+// D and E are 64. The bits are LaunchTpaAppend's.
 template <typename T, int kColumns, int kRank, typename RingOf>
 __device__ __forceinline__ void TpaCompleteFreshPage(const TpaDecodeArgs& args,
                                                      const RingOf& ring_of,

@@ -130,8 +130,8 @@ __device__ __forceinline__ int64_t TpaLastPage(const TpaDecodeArgs& args,
 
 // Writes the new token of `row`, of `length` tokens with it: the heads that
 // this block reads, and B. (Each block with some of the heads writes B, with
-// the same bits: so none waits.) A warp takes both A, or both B, of a rank at a
-// time; this is the `warp`th of `warps`. All those loads are issued together.
+// the same bits: none waits.) A warp takes both A, or both B, of a rank at a
+// time, with all loads issued together; this is the `warp`th of `warps`.
 template <typename T, int kColumns, int kTiles>
 __device__ __forceinline__ void TpaAppendOwn(const TpaDecodeArgs& args, int row,
                                              int length, int warp, int warps) {

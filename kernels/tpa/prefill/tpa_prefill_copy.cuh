@@ -1,5 +1,5 @@
 // Producer warps of prefill attention: keys and values into shared memory, and
-// A_k and A_v. Device code only.
+// A_k and A_v.
 #ifndef RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_COPY_CUH_
 #define RECURVE_KERNELS_TPA_PREFILL_TPA_PREFILL_COPY_CUH_
 

@@ -39,8 +39,8 @@ struct TpaPrefillScheduleParams {
   // more new tokens than tokens, or beyond the plan's limits, is skipped.
   const int32_t* query_start;  // [max_rows + 1]
   const int32_t* lengths;      // [max_rows]
-  void* schedule;              // plan.schedule_bytes, 128-byte aligned; nothing
-                               // has to be in it
+  void* schedule;              // plan.schedule_bytes, 128-byte aligned,
+                               // uninitialised
 };
 cudaError_t LaunchTpaPrefillSchedule(const TpaPrefillScheduleParams& params,
                                      const TpaPrefillPlan& plan,
@@ -61,8 +61,7 @@ struct TpaPrefillParams {
   int64_t out_stride;  // elements between tokens; a multiple of 8
   void* schedule;      // LaunchTpaPrefillSchedule's, of the same plan. Launches
                        // that share it must follow each other in one stream.
-  void* scratch;  // plan.scratch_bytes, 128-byte aligned; nothing has to be
-                  // in it
+  void* scratch;       // plan.scratch_bytes, 128-byte aligned, uninitialised
 };
 
 // cudaErrorInvalidValue for what the comments rule out or a plan of another
