@@ -1,5 +1,5 @@
 // Forming queries for decode, some groups of 8 heads of a token a thread block:
-// device functions of tpa_queries.cu and tpa_append.cu.
+// device functions of tpa_queries.cu, tpa_append.cu and decode that appends.
 #ifndef RECURVE_KERNELS_TPA_TPA_QUERY_CUH_
 #define RECURVE_KERNELS_TPA_TPA_QUERY_CUH_
 
