@@ -145,7 +145,7 @@ void CudaBackend::Tpa(const TpaArgs& args) {
 
   // What is brought to the second-level cache during attention: of one row, the
   // blocks of the next product have their weights themselves by then.
-  // (Measured; docs/kernels/log/matmul.md. Of two and four it makes no
+  // (Measured; docs/kernels/matmul.md. Of two and four it makes no
   // difference; with many rows memory has no time for it.)
   MatrixId next = args.next;
   if (next.value >= 0 && rows_ == 1) next = products_->after(next);

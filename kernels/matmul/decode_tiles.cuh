@@ -48,7 +48,7 @@ __device__ __forceinline__ void CopyWeightBox(uint32_t to,
 //
 // A last tile with too few rows or outputs begins earlier, inside the tile
 // before it, and writes only its own: boxes that TMA pads with zeros arrive
-// late. (Measured; docs/kernels/log/matmul_in_steps.md.)
+// late. (Measured; docs/kernels/matmul.md.)
 struct TileArgs {
   DecodeMatmulParams p;
   int splits;
@@ -80,7 +80,7 @@ __device__ __forceinline__ TilePlace PlaceOf(const TileArgs& args, int row,
 
 // Cycles between stages while the previous kernel runs: all multiprocessors'
 // ring buffers at once would fill the memory queues and delay its reads and
-// writes. (Measured; docs/kernels/log/matmul_in_steps.md.)
+// writes. (Measured; docs/kernels/matmul.md.)
 inline constexpr uint32_t kEarlyStageCycles = 500;
 
 // Calls ask_for_weights(stage) for the first `stages`, which do not depend on

@@ -24,7 +24,7 @@ inline constexpr int64_t kGatedLeastRows = 193;
 
 // Features of a block, and the time of a round of tiles in which every
 // multiprocessor has one. (Measured with the matrix of T6-XL, in µs;
-// docs/kernels/log/matmul_in_steps.md.)
+// docs/kernels/matmul.md.)
 struct GatedForm {
   int features;
   double cost;

@@ -345,7 +345,7 @@ constexpr int64_t kManyOutputs = 256 * ManyRows::kOutputs;
 
 // Other matrices take wide_matmul.cu; those in parts from 33 rows on, if they
 // have so few inputs that adding the parts is most of the work. (Measured;
-// docs/kernels/log/matmul.md.)
+// docs/kernels/matmul.md.)
 bool IsWide(const DecodeMatmulParams& p) {
   if (p.outputs >= kManyOutputs) return false;
   return p.rows > 64 ||

@@ -15,7 +15,7 @@ inline constexpr int kLinearScanWarps = 8;  // that share a column's rows
 
 // The width of a block changes no bit: a column's sum is the same in any width.
 // Wide blocks move states faster, once they suffice for all multiprocessors
-// (docs/kernels/log/linear_step.md). With 16 rows by 2 columns a multiprocessor
+// (docs/kernels/linear_step.md). With 16 rows by 2 columns a multiprocessor
 // holds four blocks, with 4 columns two, 1 to 2% of a step slower. 64 rows
 // leave no registers for more columns; 32 rows by 4 columns would take all.
 constexpr LinearScanPlan PlanLinearScan(int64_t key_dim, int64_t value_dim,
