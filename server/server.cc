@@ -94,13 +94,6 @@ void TrustAll(RpcMethods* methods) {
 
 }  // namespace
 
-std::string HostPort(const std::string& host, int port) {
-  const bool bare_ipv6 =
-      host.find(':') != std::string::npos && host.front() != '[';
-  return bare_ipv6 ? absl::StrCat("[", host, "]:", port)
-                   : absl::StrCat(host, ":", port);
-}
-
 Server::Server(const ServerOptions& options)
     : options_(options),
       strangers_(std::make_unique<StrangerBytes>(

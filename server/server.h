@@ -65,9 +65,6 @@ struct ServerOptions {
   int64_t max_buffered_bytes = 1 << 20;
 };
 
-// "HOST:PORT", with an IPv6 address in brackets.
-std::string HostPort(const std::string& host, int port);
-
 // A running server: engine, gRPC services, health, reflection, HTTP, metrics.
 //
 // Life: Create and Serve, or Start, RequestDrain (SIGTERM, Control.Drain, or a

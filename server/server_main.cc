@@ -17,6 +17,7 @@
 #include "server/server.h"
 #include "server/signal_thread.h"
 #include "server/telemetry/process_log.h"
+#include "server/transport/listening_sockets.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {

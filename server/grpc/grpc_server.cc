@@ -246,6 +246,13 @@ void GrpcServer::Core::Stop(Clock::time_point deadline) {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const GrpcServerOptions& options, RpcMethods methods) {
+  if (options.metrics != nullptr) {
+    for (int i = 0; i < kNumOffences; ++i) {
+      options.metrics->DeclareGrpcConnectionEnd(
+          OffenceName(static_cast<Offence>(i)));
+    }
+    options.metrics->DeclareGrpcConnectionEnd(kDisplacedName);
+  }
   auto server = std::unique_ptr<GrpcServer>(
       new GrpcServer(std::make_shared<Core>(options, std::move(methods))));
   RECURVE_ASSIGN_OR_RETURN(server->port_, server->core_->Listen());

@@ -7,7 +7,6 @@
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
 #include "prometheus/registry.h"
-#include "server/grpc/frame_guard.h"
 
 namespace recurve {
 namespace {
@@ -286,11 +285,6 @@ Metrics::Metrics() : families_(std::make_unique<Families>()) {
         RefusalReason::kInvalid, RefusalReason::kInternal}) {
     families_->refused.Add({{"reason", ReasonName(reason)}});
   }
-  for (int i = 0; i < kNumOffences; ++i) {
-    families_->grpc_ended.Add(
-        {{"reason", OffenceName(static_cast<Offence>(i))}});
-  }
-  families_->grpc_ended.Add({{"reason", kDisplacedName}});
   families_->failure.Add(
       {{"status", absl::StatusCodeToString(absl::StatusCode::kInternal)}});
 }
@@ -397,6 +391,9 @@ void Metrics::SetGrpcConnections(int64_t connections) {
 }
 void Metrics::OnGrpcRefused() { families_->grpc_refused.Increment(); }
 void Metrics::OnHttpDisplaced() { families_->http_displaced.Increment(); }
+void Metrics::DeclareGrpcConnectionEnd(const char* reason) {
+  families_->grpc_ended.Add({{"reason", reason}});
+}
 void Metrics::OnGrpcConnectionEnded(const char* reason) {
   families_->grpc_ended.Add({{"reason", reason}}).Increment();
 }

@@ -70,6 +70,8 @@ class Metrics : public EngineObserver {
   void SetTlsExpiry(const char* file, int64_t seconds);
   // A connection was closed since there were as many as there may be.
   void OnGrpcRefused();
+  // Has the counter of connections that end for this reason at 0.
+  void DeclareGrpcConnectionEnd(const char* reason);
   // A connection was ended since its client sent what it should not, or held
   // too much; `reason` is one of a few (OffenceName).
   void OnGrpcConnectionEnded(const char* reason);

@@ -10,7 +10,6 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "server/server.h"
 
 namespace recurve {
 namespace {
@@ -40,6 +39,13 @@ int PortOf(int fd) {
 }
 
 }  // namespace
+
+std::string HostPort(const std::string& host, int port) {
+  const bool bare_ipv6 =
+      host.find(':') != std::string::npos && host.front() != '[';
+  return bare_ipv6 ? absl::StrCat("[", host, "]:", port)
+                   : absl::StrCat(host, ":", port);
+}
 
 absl::StatusOr<ListeningSockets> ListeningSockets::Open(absl::string_view what,
                                                         const std::string& host,

@@ -13,6 +13,9 @@
 
 namespace recurve {
 
+// "HOST:PORT", with an IPv6 address in brackets.
+std::string HostPort(const std::string& host, int port);
+
 // Sockets that listen on all addresses of a host, the same for every protocol
 // of the server: of a wildcard ("0.0.0.0", "::") on those of both families, of
 // a name on each that this machine has, which must be free.
