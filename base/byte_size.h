@@ -9,11 +9,11 @@
 
 namespace recurve {
 
-// "1500", "512KiB", "24GiB", "1.5TiB", "80GB": a number and a unit, of 1024 or
-// of 1000; without a unit, bytes. Those of 1024 may go without their B, as
-// Kubernetes writes them: "24Gi". At least `least` (1, or 0) and less than
+// Parses a number with a unit, in powers of 1024 or of 1000: "1500", "512KiB",
+// "24GiB", "1.5TiB", "80GB". Without a unit: bytes. "24Gi", as in Kubernetes,
+// equals "24GiB". The value must be at least `least` (1 or 0) and less than
 // 2^63; a fraction of a byte is dropped. InvalidArgument quotes the text and
-// says what is accepted.
+// lists what is accepted.
 absl::StatusOr<int64_t> ParseByteSize(absl::string_view text,
                                       int64_t least = 1);
 

@@ -40,9 +40,9 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex* const mu_;
 };
 
-// wait_for waits on the steady clock, which nobody sets. libstdc++ then calls
-// pthread_cond_clockwait, which ThreadSanitizer of GCC 12 does not know: under
-// it alone the wait is on the system clock.
+// wait_for waits on the steady clock, which cannot be set. libstdc++ then calls
+// pthread_cond_clockwait, which ThreadSanitizer of GCC 12 does not intercept:
+// only under it, the wait is on the system clock.
 class CondVar {
  public:
   // REQUIRES: *mu is held. It is released while waiting and held on return;

@@ -6,9 +6,9 @@
 
 namespace recurve {
 
-// Whether the process may open `count` files more, which `what` needs
-// ("recurve-server"). ResourceExhausted names the limit. For libraries that end
-// the process where the system gives them none.
+// ResourceExhausted, naming the limit, unless the process may open `count` more
+// files, which `what` ("recurve-server") needs. For libraries that end the
+// process when they run out of files.
 absl::Status CheckFiles(absl::string_view what, int count);
 
 }  // namespace recurve

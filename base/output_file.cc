@@ -29,7 +29,7 @@ std::string WhyNotWritable(const std::string& path) {
   if (file == nullptr) return std::strerror(errno);
   std::fclose(file);
   if (is_new) {
-    // A link that led nowhere stays; what was made is where it leads.
+    // A dangling link stays; the file created is at its target.
     std::filesystem::remove(std::filesystem::canonical(path, ignored), ignored);
   }
   return "";

@@ -1,4 +1,4 @@
-// Files of results, which are asked for before minutes of measuring.
+// Result files, checked before minutes of measurement.
 #ifndef RECURVE_BASE_OUTPUT_FILE_H_
 #define RECURVE_BASE_OUTPUT_FILE_H_
 
@@ -7,16 +7,15 @@
 
 namespace recurve {
 
-// A reader of it may make whoever writes wait.
+// Whether its reader can block the writer.
 bool IsPipeOrDevice(const std::string& path);
 
-// Why no file can be written at `path`, as the system says it; empty if one
-// can. What is there stays as it is, and nothing is left where there was
-// nothing. Pipes and devices are taken on trust: a pipe's reader would see an
-// end.
+// Why no file can be written at `path`, in the system's words; empty if one
+// can. An existing file is left unchanged, and no new file is left behind.
+// Pipes and devices are not tested: a pipe's reader would see end of file.
 std::string WhyNotWritable(const std::string& path);
 
-// Closes what was written. False if not all of it could be.
+// Closes the file. False unless everything was written.
 bool CloseWritten(std::FILE* file);
 
 }  // namespace recurve

@@ -7,8 +7,8 @@
 namespace recurve {
 
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011): four random words from a key and a counter. Being a pure function
-// of both, it gives a request the same draws whatever ran before or beside it.
+// SC 2011): four random words from a key and a counter. A pure function of
+// both: a request gets the same draws whatever runs before or alongside it.
 inline std::array<uint32_t, 4> Philox4x32(uint64_t key, uint64_t counter_low,
                                           uint64_t counter_high) {
   std::array<uint32_t, 4> c = {static_cast<uint32_t>(counter_low),

@@ -10,14 +10,15 @@
 
 namespace recurve {
 
-// A thread that runs `run`, which is for `what` ("the engine"). To be joined.
-// ResourceExhausted where the system gives none, as a control group or ulimit
-// may have it.
+// Starts a thread that executes `run`; `what` names its purpose ("the engine")
+// in errors. The caller joins it. ResourceExhausted if the system refuses, e.g.
+// by a cgroup limit or ulimit.
 absl::StatusOr<std::thread> StartThread(absl::string_view what,
                                         std::function<void()> run);
 
-// Whether the system gives `count` threads at a time for `what`, besides those
-// that there are. For libraries that end the process where it gives them none.
+// ResourceExhausted unless the system allows `count` more threads at the same
+// time for `what`. For libraries that end the process when they cannot start a
+// thread.
 absl::Status CheckThreads(absl::string_view what, int count);
 
 }  // namespace recurve

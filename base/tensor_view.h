@@ -8,8 +8,8 @@
 
 namespace recurve {
 
-// A contiguous, row-major tensor in memory that someone else owns. `data` need
-// not be aligned to its element type: a safetensors payload may start anywhere.
+// A contiguous, row-major tensor in memory owned elsewhere. `data` need not be
+// aligned to its element type: a safetensors payload may start anywhere.
 struct TensorView {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;

@@ -26,7 +26,7 @@ class ThreadPool {
   // `num_threads` >= 1 counts the caller. ResourceExhausted if the system gives
   // no more threads.
   static absl::StatusOr<std::unique_ptr<ThreadPool>> Create(int num_threads);
-  // The same where a system without threads may end the process.
+  // As Create, where the process may end if no thread can be started.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -49,7 +49,7 @@ class ThreadPool {
   // The loop in progress. body_ and count_ are written before remaining_ is set
   // and read only by a thread that took an item from it; the loop cannot end,
   // and so they cannot change, before that item is done. A worker that comes
-  // late finds nothing to take and nobody waits for it.
+  // late finds no item left, and no thread waits for it.
   const absl::FunctionRef<void(int64_t)>* body_ = nullptr;
   int64_t count_ = 0;
   std::atomic<int64_t> remaining_{0};   // items not taken yet; may fall below 0

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 
-// ThreadSanitizer looks at each load of a loop. Of the products, which are
-// nearly all loads of a step, that makes a step a hundred times slower. So what
-// a function with RECURVE_UNSEEN_BY_TSAN reads and writes is not looked at; its
-// caller says it once, for a range. In other builds both are nothing.
+// ThreadSanitizer instruments every load. In the matrix products, which do
+// nearly all loads of a step, that makes a step a hundred times slower. A
+// function with RECURVE_UNSEEN_BY_TSAN is not instrumented; its caller instead
+// declares each range that it reads or writes. In other builds both are no-ops.
 
 #if defined(__SANITIZE_THREAD__)
 #define RECURVE_TSAN 1

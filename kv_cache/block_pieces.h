@@ -6,9 +6,9 @@
 
 namespace recurve {
 
-// Cuts bytes [begin, begin + bytes) of something that fills blocks of
-// `block_bytes` one after the other where one block ends: calls
-// f(block, offset in it, offset from begin, bytes) for each piece.
+// Splits bytes [begin, begin + bytes) of data stored in consecutive blocks of
+// `block_bytes` at the block boundaries: calls f(block, offset in block, offset
+// from begin, bytes) for each piece.
 template <typename F>
 void ForEachBlockPiece(int64_t begin, int64_t bytes, int64_t block_bytes, F f) {
   for (int64_t done = 0; done < bytes;) {

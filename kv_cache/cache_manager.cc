@@ -9,8 +9,8 @@
 namespace recurve {
 namespace {
 
-// A storage's error as Internal: whatever its code, it must not pass for a
-// pool that is short.
+// A storage's error as Internal, whatever its code: it must not look like an
+// exhausted pool.
 absl::Status StorageError(absl::string_view action, int32_t id,
                           const absl::Status& status) {
   return absl::InternalError(
@@ -174,7 +174,8 @@ absl::StatusOr<SequenceLease> CacheManager::Restore(SavedSequence& saved) {
     lease.page_generations_.push_back(page.generation);
   }
   pages_of_slot_[slot] += count;
-  saved.Release();  // whoever gets the blocks writes after they were read
+  saved.Release();  // A later owner's writes to the blocks are ordered after
+                    // this read.
   return lease;
 }
 

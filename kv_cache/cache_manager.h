@@ -34,15 +34,15 @@ struct CacheStats {
 };
 
 // Hands out sequence memory and checks every use of it. Bookkeeping only: the
-// bytes are the storage's.
+// bytes belong to the storage.
 //
 // Invariants: memory is cleared, or overwritten by a saved sequence, while
 // still free, before it gets an owner; each page, slot and block has at most
 // one owner; a failed call changes nothing that can be observed through this
 // class.
 //
-// Statuses: ResourceExhausted means that a pool is short and that giving
-// something back helps; it never comes from the storage, whose errors arrive as
+// Statuses: ResourceExhausted means that a pool is exhausted and that releasing
+// memory helps; it never comes from the storage, whose errors arrive as
 // Internal. Misuse is Internal, with the numbers.
 //
 // Thread safety: none; the engine's step thread owns the manager and its
@@ -63,8 +63,8 @@ class CacheManager {
   // sequence id other than 0 that holds no lease now.
   absl::StatusOr<SequenceLease> Acquire(uint64_t owner);
 
-  // Grows the lease to the pages that `tokens` tokens in all need, or leaves it
-  // as it is. Never shrinks it.
+  // Grows the lease to the pages needed for `tokens` tokens in total; on an
+  // error it is unchanged. Never shrinks it.
   absl::Status Reserve(SequenceLease& lease, int64_t tokens);
 
   // To be called before each launch that feeds the sequence's tokens
@@ -78,8 +78,8 @@ class CacheManager {
   // the lease instead. REQUIRES: an update of `num_tokens` is in flight.
   void CommitUpdate(SequenceLease& lease, int64_t num_tokens);
 
-  // Whether Save would find room: false too when there is nothing to save, or
-  // an update is in flight, so that the state is not known.
+  // Whether Save has enough blocks. Also false when the lease is empty, or when
+  // an update is in flight and the state is therefore unknown.
   bool CanSave(const SequenceLease& lease) const;
 
   // Has the sequence's memory copied to host memory; the lease may then be
@@ -91,7 +91,7 @@ class CacheManager {
   // as it was.
   absl::StatusOr<SequenceLease> Restore(SavedSequence& saved);
 
-  // Whether a step with this lease need not wait for a Restore.
+  // Whether a step with this lease can start without waiting for a Restore.
   bool Restored(const SequenceLease& lease) const {
     return storage_->Restored(lease.slot());
   }
@@ -103,7 +103,7 @@ class CacheManager {
 
   // Internal unless each page is owned at most once and by a sequence with a
   // slot, free lists and owners agree, counts add up, and no poisoning failed.
-  // Looks at everything: for tests and simulation.
+  // Scans everything: for tests and simulation.
   absl::Status CheckInvariants() const;
 
   // CheckInvariants, and every pool is full again.
@@ -127,7 +127,7 @@ class CacheManager {
   SlotPool slots_;
   IdPool host_blocks_;
   // Pages handed to the holder of each slot, [num_slots + 1]: a second count
-  // that CheckInvariants holds against the owners of pages.
+  // that CheckInvariants compares with the owners of pages.
   std::vector<int64_t> pages_of_slot_;
   // The first failure to poison. Release cannot report it.
   absl::Status poison_status_;

@@ -7,11 +7,11 @@
 
 namespace recurve {
 
-// Tokens whose TPA factors, of every layer, one page holds.
+// Tokens in one page, which holds their TPA factors for all layers.
 inline constexpr int kPageTokens = 64;
 
-// Page 0 and slot 0 are the sinks that padding rows write to. They exist
-// besides the counts here and are never handed out: usable ids are 1..num.
+// Page 0 and slot 0 are the sinks that padding rows write to. They are not
+// included in these counts and never handed out: usable ids are 1..num.
 struct CacheSpec {
   int32_t num_pages = 0;
   int32_t num_slots = 0;
@@ -19,10 +19,10 @@ struct CacheSpec {
   // whose sequences then need no pages.
   int64_t page_bytes = 0;
   // Bytes of one slot, all layers together; 0 for a model without recurrent
-  // layers. Its sequences hold a slot all the same: it counts their tokens.
+  // layers. Its sequences still hold a slot, which counts their tokens.
   int64_t slot_bytes = 0;
-  // Blocks of host memory that preempted sequences are saved in, numbered from
-  // 1 as well; HostBlockBytes each.
+  // Blocks of host memory for preempted sequences, also numbered from 1;
+  // HostBlockBytes each.
   int32_t num_host_blocks = 0;
 };
 

@@ -8,9 +8,8 @@
 
 namespace recurve {
 
-// Where the memory of one sequence is on the device and in host memory: page i
-// beside block i; behind the pages' blocks those of the slot, filled one after
-// the other.
+// The memory of one sequence on the device and in host memory: page i
+// corresponds to block i; the slot is in the blocks after those of the pages.
 struct SavedMemory {
   int32_t slot;
   absl::Span<const int32_t> pages;
@@ -29,28 +28,28 @@ class CacheStorage {
   virtual ~CacheStorage() = default;
 
   // Sets every byte of the page (all layers) to zero, so that its next owner
-  // finds no trace of the last one, nor a NaN.
+  // sees neither old contents nor a NaN.
   virtual absl::Status ClearPage(int32_t page) = 0;
 
   // Sets every byte of the slot (all layers) to zero: the state at position 0.
   virtual absl::Status ClearSlot(int32_t slot) = 0;
 
-  // Fills freed memory with NaN, so that a read through a stale table shows.
-  // Called only when the cache manager was asked to poison.
+  // Fills freed memory with NaN, so that a read through a stale table is
+  // detected. Called only when the cache manager was asked to poison.
   virtual absl::Status PoisonPage(int32_t /*page*/) { return absl::OkStatus(); }
   virtual absl::Status PoisonSlot(int32_t /*slot*/) { return absl::OkStatus(); }
 
   // Copies pages and slot to their blocks, every byte, or back. On a device the
-  // copies run beside steps; what is called later for these pages, slots and
-  // blocks waits for them by itself, and so does a step with the slot.
-  // Called only where CacheSpec has blocks.
+  // copies run concurrently with steps; later operations on these pages, slots
+  // and blocks wait for them, and so does a step with the slot. Called only if
+  // CacheSpec has blocks.
   virtual absl::Status Save(const SavedMemory& /*memory*/) {
     return absl::UnimplementedError("no host memory to save sequences in");
   }
   virtual absl::Status Restore(const SavedMemory& /*memory*/) {
     return absl::UnimplementedError("no host memory to save sequences in");
   }
-  // Whether a step with the slot need not wait for a Restore.
+  // Whether a step with the slot can start without waiting for a Restore.
   virtual bool Restored(int32_t /*slot*/) { return true; }
 };
 

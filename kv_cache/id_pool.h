@@ -18,18 +18,18 @@ struct OwnedId {
   uint32_t generation = 0;
 };
 
-// Who owns each of the ids 1..total. Id 0 is the sink and belongs to nobody.
-// What pages, slots and blocks of host memory have in common.
+// Tracks the owner of each of the ids 1..total; common to pages, slots and
+// blocks of host memory. Id 0 is the sink and has no owner.
 //
 // Invariants: an id is either on the free list with owner 0, or off it with one
 // owner other than 0. Its generation rises at each change of owner, to and from
 // free (it wraps after 2^32 changes; the owner is compared as well).
 //
-// The free list is last in, first out: an idle server touches no more memory
-// than its busiest moment needed, and a stale table meets a new owner soon, so
-// that tests see it.
+// The free list is last in, first out: a server touches no more memory than its
+// busiest moment needed, and a stale table soon meets a new owner, so that
+// tests detect it.
 //
-// Misuse by ids is an Internal status and changes nothing.
+// Misuse of ids is an Internal status and changes nothing.
 //
 // Thread safety: none; the engine's step thread owns it.
 class IdPool {
@@ -57,7 +57,7 @@ class IdPool {
   // Makes the id free again. Internal when it is not `owner`'s.
   absl::Status Give(OwnedId id, uint64_t owner);
 
-  // Internal unless this tenure of the id is going on and is `owner`'s.
+  // Internal unless this tenure of the id is current and `owner`'s.
   absl::Status CheckOwned(OwnedId id, uint64_t owner) const;
 
   // Internal unless the free list and the owners agree.

@@ -8,7 +8,7 @@
 namespace recurve {
 
 // Pages of the TPA factor cache, kPageTokens tokens each. A page needs no tag
-// beyond its owner: repeating a write to it is harmless.
+// other than its owner: repeating a write to it is harmless.
 //
 // Thread safety: none; the engine's step thread owns it.
 class PagePool : public IdPool {

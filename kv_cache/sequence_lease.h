@@ -12,7 +12,7 @@ namespace recurve {
 class CacheManager;
 
 // All memory of one sequence: its slot and its pages. Whatever ends a sequence
-// (finish, cancel, disconnect, error, preemption) destroys its lease, and that
+// (finish, cancel, disconnect, error, preemption) destroys its lease, which
 // gives everything back exactly once.
 //
 // Made by CacheManager::Acquire; a default-made, moved-from or released lease
@@ -26,8 +26,8 @@ class SequenceLease {
   SequenceLease(SequenceLease&& other) noexcept;
   SequenceLease& operator=(SequenceLease&& other) noexcept;
 
-  // Gives everything back, an update in flight notwithstanding: its state is
-  // dropped. The lease is empty afterwards. No effect on an empty lease.
+  // Gives everything back, even with an update in flight: its state is dropped.
+  // The lease is empty afterwards. No effect on an empty lease.
   void Release();
 
   bool empty() const { return manager_ == nullptr; }
@@ -55,7 +55,7 @@ class SequenceLease {
   CacheManager* manager_ = nullptr;
   uint64_t owner_ = 0;
   OwnedId slot_;
-  // Apart, so that pages() is a plain table.
+  // Separate from the generations, so that pages() is a plain table.
   std::vector<int32_t> pages_;
   std::vector<uint32_t> page_generations_;  // of pages_[i]
 };

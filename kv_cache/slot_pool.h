@@ -11,20 +11,20 @@ namespace recurve {
 
 // Slots of recurrent state, one for each sequence.
 //
-// A recurrent update is not idempotent: repeating or skipping one corrupts the
-// state without a trace. So a slot counts the tokens its state has absorbed,
-// and an update must begin exactly there. Between BeginUpdate and CommitUpdate
-// the state is in flux: it may only be committed or given back.
+// A recurrent update is not idempotent: repeating or skipping one silently
+// corrupts the state. So a slot counts the tokens its state has absorbed, and
+// an update must begin exactly there. Between BeginUpdate and CommitUpdate the
+// state is undefined: it may only be committed or given back.
 //
 // Thread safety: none; the engine's step thread owns it.
 class SlotPool {
  public:
   explicit SlotPool(int32_t num_slots);
 
-  // Ownership, for looking at only.
+  // Ownership, read-only.
   const IdPool& ids() const { return ids_; }
 
-  // Whether `owner` holds a slot. Looks at every slot.
+  // Whether `owner` holds a slot. Scans every slot.
   bool Holds(uint64_t owner) const;
 
   // The slot that the next Take returns. REQUIRES: ids().free() > 0.

@@ -11,7 +11,7 @@ namespace recurve {
 
 namespace {
 
-// CLI11 takes an empty text for the number 0.
+// CLI11 reads an empty text as the number 0.
 void RefuseEmptyNumbers(CLI::App* app) {
   for (CLI::Option* const option : app->get_options()) {
     const std::string type = option->get_type_name();

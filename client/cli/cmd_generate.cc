@@ -47,7 +47,7 @@ absl::Status SetPrompt(const GenerateFlags& flags,
     return SetText("--prompt", *flags.prompt, request);
   }
   if (flags.prompt_file.has_value()) {
-    // More than a server takes in a message.
+    // More than a server accepts in a message.
     const auto text = ReadTextFile(*flags.prompt_file, 4 << 20);
     if (!text.ok()) return Named("--prompt-file", text.status());
     return SetText("--prompt-file", *text, request);

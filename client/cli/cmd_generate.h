@@ -12,7 +12,7 @@
 
 namespace recurve {
 
-// The flags of `recurve-client generate`; what the user left out is empty.
+// The flags of `recurve-client generate`; omitted flags are empty.
 struct GenerateFlags {
   ServerFlags server;
   std::optional<std::string> prompt;
@@ -37,9 +37,9 @@ struct GenerateFlags {
   bool json = false;
 };
 
-// The request that the flags ask for: fields without a flag stay unset, and
-// their limits are the server's to check. InvalidArgument (or the error of
-// reading --prompt-file) names the flag.
+// The request that the flags describe. Fields without a flag stay unset; the
+// server checks their limits. InvalidArgument (or the error of reading
+// --prompt-file) names the flag.
 absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
     const GenerateFlags& flags);
 

@@ -17,7 +17,7 @@ namespace recurve {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
-// As shells report a program ended by SIGINT.
+// The status by which shells report a program ended by SIGINT.
 inline constexpr int kExitInterrupted = 130;
 
 // Each declares its subcommands on `app`. Parsing a command line that names one
@@ -26,7 +26,7 @@ void RegisterGenerate(CLI::App* app, int* exit_code);
 void RegisterBench(CLI::App* app, int* exit_code);
 void RegisterAdmin(CLI::App* app, int* exit_code);
 
-// Which server, and how to reach it.
+// Address and credentials of the server.
 struct ServerFlags {
   std::string address;
   TlsOptions tls;
@@ -35,16 +35,16 @@ struct ServerFlags {
 // Declares --server, --tls, --tls-ca, --tls-cert, --tls-key and --api-key (or
 // RECURVE_SERVER and so on).
 void AddServerFlags(CLI::App* command, ServerFlags* flags);
-// The options for RecurveClient::Create. Warns on stderr where an API key would
-// leave the machine in plaintext.
+// The options for RecurveClient::Create. Warns on stderr if an API key would
+// leave this machine in plaintext.
 ClientOptions MakeClientOptions(const ServerFlags& flags);
 
-// For flags of whole numbers (`transform`). Takes decimal digits alone, where
-// CLI11 would let a negative number wrap around, make one above 64 bits the
-// largest, and read 010 as 8.
+// For integer flags (`transform`). Accepts decimal digits only: CLI11 would let
+// a negative number wrap around, saturate one above 64 bits, and read 010 as
+// octal.
 CLI::Validator Decimal(uint64_t most = UINT64_MAX);
 
-// Refuses an empty text, as that of a variable of a shell which was not set.
+// Refuses an empty text, such as an unset shell variable.
 CLI::Validator NotEmpty();
 
 // Writes "recurve-client: CODE: message" as one line to stderr. Returns
@@ -57,8 +57,8 @@ absl::Status FlushStdout();
 // Writes "recurve-client: message" as one line to stderr. Returns kExitUsage.
 int ReportUsage(absl::string_view message);
 
-// Of RecurveClient::Create: flags that cannot work are bad usage, what the
-// system does not give is an error.
+// Reports an error of RecurveClient::Create: flags that cannot work are bad
+// usage, missing system resources are an error.
 int ReportNoClient(const absl::Status& status);
 
 // `value` as seconds; InvalidArgument, naming `flag`, unless above 0 and at
@@ -66,7 +66,7 @@ int ReportNoClient(const absl::Status& status);
 inline constexpr double kMostSeconds = 1e9;
 absl::StatusOr<absl::Duration> PositiveSeconds(absl::string_view flag,
                                                double value);
-// The same, but 0 is one too.
+// As above, but 0 is allowed.
 absl::StatusOr<absl::Duration> SecondsFromZero(absl::string_view flag,
                                                double value);
 

@@ -17,13 +17,14 @@ constexpr int kNumSignals = 3;
 constexpr char kInterrupted = 'i';
 constexpr char kStop = 's';
 
-// The pipe to the watcher; -1 when there is none. All a handler may touch.
+// The pipe to the watcher; -1 if there is none. The only state that a handler
+// may access.
 std::atomic<int> g_write_end{-1};
 std::atomic<bool> g_hung_up{false};
 struct sigaction g_former[kNumSignals];
 
 void WriteByte(int fd, char byte) {
-  // The pipe holds far more than is ever written to it.
+  // The pipe's capacity far exceeds what is ever written to it.
   while (write(fd, &byte, 1) < 0 && errno == EINTR) {
   }
 }
@@ -55,7 +56,7 @@ Interrupt::Interrupt(std::function<void()> on_interrupt)
     const bool hangup = kSignals[i] == SIGHUP;
     sigaction(kSignals[i], nullptr, &g_former[i]);
     if (hangup && g_former[i].sa_handler == SIG_IGN) continue;
-    // Reset: the second signal of a kind finds the default action.
+    // SA_RESETHAND: a second signal of a kind meets the default action.
     action.sa_flags =
         SA_RESTART | (hangup ? 0 : static_cast<int>(SA_RESETHAND));
     sigaction(kSignals[i], &action, nullptr);

@@ -6,12 +6,13 @@
 
 namespace recurve {
 
-// While one exists, the first SIGINT, SIGTERM or SIGHUP calls `on_interrupt` on
-// a thread of its own (so it may lock and call gRPC). A second SIGINT or
-// SIGTERM ends the process, as without it; a second SIGHUP does nothing, for a
-// terminal that closes may send several. SIGHUP stays ignored where it is
-// (nohup). The destructor puts the former handlers back; after a SIGHUP it is
-// ignored, since the next may come while results are written.
+// While an object exists, the first SIGINT, SIGTERM or SIGHUP calls
+// `on_interrupt` on a separate thread (so it may lock and call gRPC). A second
+// SIGINT or SIGTERM ends the process by its default action; a second SIGHUP is
+// ignored, because a closing terminal may send several. SIGHUP stays ignored if
+// it already was (nohup). The destructor restores the former handlers; after a
+// SIGHUP it leaves SIGHUP ignored, since another may arrive while results are
+// written.
 //
 // At most one at a time in a process.
 class Interrupt {

@@ -4,10 +4,10 @@
 #include "client/cli/cli.h"
 
 int main(int argc, char** argv) {
-  // Debian's Abseil looks for deadlocks at every lock that gRPC takes.
+  // Debian's Abseil checks for deadlocks at every lock that gRPC takes.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  // A reader that is gone is an error of the write: what else was measured is
-  // still to be written.
+  // A reader that has gone away is a write error: the other results are still
+  // to be written.
   signal(SIGPIPE, SIG_IGN);
   return recurve::RunClient(argc, argv);
 }

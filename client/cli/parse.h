@@ -32,12 +32,12 @@ struct CountRange {
 // "MIN:MAX", or "N" for N:N.
 absl::StatusOr<CountRange> ParseCountRange(absl::string_view text);
 
-// The whole file; "-" is standard input. NotFound, InvalidArgument when it has
-// more than `max_bytes`, or Internal when reading fails half way.
+// Reads the whole file; "-" is standard input. NotFound, InvalidArgument if it
+// has more than `max_bytes`, or Internal if reading fails midway.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path,
                                          size_t max_bytes = size_t{1} << 30);
 
-// Whether protobuf may carry it as a string: well-formed UTF-8, without
+// Whether the text is a valid protobuf string: well-formed UTF-8, without
 // surrogates and overlong forms.
 bool IsProtobufString(absl::string_view text);
 

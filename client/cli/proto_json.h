@@ -7,11 +7,11 @@
 
 namespace recurve {
 
-// The message as a JSON object with the proto's field names in its order, all
-// numbers as numbers. Fields that were not set and have presence are left out;
-// others are always there. (protobuf's own JSON writes 64-bit integers as
-// strings and leaves zeros out.) Bytes and map fields are not supported: the
-// messages of Control have none.
+// The message as a JSON object with the proto's field names in its order; all
+// numbers are JSON numbers. Unset fields with presence are omitted; all others
+// are always written. (protobuf's own JSON writes 64-bit integers as strings
+// and omits zeros.) Bytes and map fields are not supported: the messages of
+// Control have none.
 nlohmann::ordered_json ProtoToJson(const google::protobuf::Message& message);
 
 }  // namespace recurve

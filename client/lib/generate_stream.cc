@@ -45,9 +45,9 @@ class GenerateStream::Reactor final
 
   void OnDone(const grpc::Status& status) override {
     callbacks_.on_done(FromGrpcStatus(status));
-    // Whoever waits may destroy this object as soon as the lock is free. It is
-    // not destroyed here: context_ may hold the last reference to the channel,
-    // and a channel that ends joins the thread that this runs on.
+    // A waiting thread may destroy this object as soon as the lock is free. It
+    // is not destroyed here: context_ may hold the last reference to the
+    // channel, and a channel's destructor joins the thread that this runs on.
     MutexLock lock(&mu_);
     done_ = true;
     finished_.NotifyAll();

@@ -11,17 +11,18 @@
 
 namespace recurve {
 
-// One Generate call that needs no thread of its own, so that one process can
-// drive thousands. Made by RecurveClient::StartGenerate.
+// One asynchronous Generate call: it needs no thread of its own, so one process
+// can drive thousands. Made by RecurveClient::StartGenerate.
 //
 // The callbacks run on gRPC's threads, one at a time for each stream, and must
 // not block for long: they hold up other streams. on_event is called for every
-// event in order and returns false to cancel the call (events under way still
-// come); on_done is called once, last, with the status of the call.
+// event in order and returns false to cancel the call (events already in
+// transit still arrive); on_done is called once, last, with the status of the
+// call.
 //
 // Ownership: the object owns the call. Destroying it cancels a running call and
-// waits until on_done has returned, so what the callbacks use need only outlive
-// the object. It must therefore not be destroyed inside its own callbacks.
+// waits until on_done has returned, so objects that the callbacks use need only
+// outlive it. It must therefore not be destroyed inside its own callbacks.
 //
 // Thread safety: Cancel may be called from any thread, callbacks included.
 class GenerateStream {
@@ -32,7 +33,7 @@ class GenerateStream {
   };
 
   // Sends the request. An infinite timeout sets no deadline, an empty
-  // authorization no such header.
+  // `authorization` no header.
   // REQUIRES: *stub outlives the object; both callbacks are set.
   GenerateStream(v1::Inference::StubInterface* stub,
                  const v1::GenerateRequest& request, Callbacks callbacks,
@@ -42,7 +43,7 @@ class GenerateStream {
   GenerateStream& operator=(const GenerateStream&) = delete;
 
   // Asks the server to stop. The stream then ends with CANCELLED, unless it has
-  // ended already. Events that are under way may still be delivered.
+  // ended already. Events in transit may still be delivered.
   void Cancel();
 
   // Blocks until on_done has returned.

@@ -36,7 +36,7 @@ absl::Status Generation::Add(const v1::GenerateEvent& event) {
       }
       return absl::OkStatus();
     case v1::GenerateEvent::EVENT_NOT_SET:
-      // Of a newer server: by the rules of the proto, to be skipped.
+      // An event of a newer server: to be skipped, as the proto says.
       return absl::OkStatus();
   }
   return absl::OkStatus();

@@ -11,25 +11,25 @@
 
 namespace recurve {
 
-// What the events of one Generate stream add up to.
+// The accumulated result of one Generate stream.
 // Thread safety: none; events of a stream arrive one at a time.
 struct Generation {
   std::string request_id;
   uint64_t seed = 0;
   std::vector<uint32_t> token_ids;
   std::string text;
-  // One for each token when the request asked for them, else empty.
+  // One for each token if the request asked for them, else empty.
   std::vector<v1::TokenLogprob> logprobs;
-  // Of the finished event; its defaults before that.
+  // From the finished event; defaults before that.
   bool finished = false;
   v1::Finished end;
 
-  // Adds one event. DataLoss when it does not continue what came before: tokens
-  // are numbered without gaps, nothing follows the finished event, and that one
-  // counts the tokens as they were received.
+  // Adds one event. DataLoss if it does not continue the events before it:
+  // tokens are numbered without gaps, nothing follows the finished event, and
+  // its token count matches the tokens received.
   absl::Status Add(const v1::GenerateEvent& event);
 
-  // DataLoss unless the finished event came. For streams whose status is OK.
+  // DataLoss unless the finished event arrived. For streams whose status is OK.
   absl::Status CheckFinished() const;
 
  private:

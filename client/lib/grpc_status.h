@@ -7,7 +7,7 @@
 
 namespace recurve {
 
-// The status of a finished call. The codes are the same in both worlds; a code
+// The status of a finished call. gRPC and Abseil share the codes; a code
 // outside of them, which no correct peer sends, becomes kUnknown.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 

@@ -18,10 +18,10 @@
 namespace recurve {
 namespace {
 
-constexpr int kIpv4Begin = 96;  // bits before an IPv4 address that is mapped
+constexpr int kIpv4Begin = 96;  // bits before a mapped IPv4 address
 constexpr int kAddressBits = 128;
 
-// IPv4 addresses as IPv6 maps them, so that all can be compared.
+// IPv4 addresses in IPv6-mapped form, so that all can be compared.
 using Address = std::array<uint8_t, 16>;
 
 Address Mapped(const in_addr& four) {
@@ -38,12 +38,12 @@ absl::string_view WithoutBrackets(absl::string_view host) {
 }
 
 std::optional<Address> ParseAddress(absl::string_view text) {
-  // A scope ("fe80::1%eth0") is no part of the address.
+  // A scope ("fe80::1%eth0") is not part of the address.
   const std::string host(
       WithoutBrackets(text).substr(0, WithoutBrackets(text).find('%')));
   Address address;
   if (inet_pton(AF_INET6, host.c_str(), address.data()) == 1) return address;
-  // Resolvers take its short forms, too ("127.1").
+  // Resolvers also accept its short forms ("127.1").
   in_addr four;
   if (!host.empty() && inet_aton(host.c_str(), &four) != 0) return Mapped(four);
   return std::nullopt;
@@ -60,7 +60,7 @@ bool IsIpv4(const Address& address) {
   return InNetwork(address, Mapped({0}), kIpv4Begin);
 }
 
-// Without the case and the final dot, which change no name.
+// Lower case without the final dot, neither of which changes a name.
 std::string Name(absl::string_view host) {
   std::string name(absl::StripSuffix(host, "."));
   for (char& c : name) c = absl::ascii_tolower(static_cast<unsigned char>(c));

@@ -7,12 +7,12 @@
 
 namespace recurve {
 
-// gRPC asks the proxy that `grpc_proxy`, `https_proxy` or `http_proxy` names
-// for every server, also for one on this machine, which a proxy elsewhere
-// cannot reach. These say for which servers it is not to.
+// gRPC uses the proxy named by `grpc_proxy`, `https_proxy` or `http_proxy` for
+// every server, even for one on this machine, which a remote proxy cannot
+// reach. These functions choose the servers to reach without the proxy.
 
 // Whether `host` is this machine: localhost and names below it, 127.0.0.0/8,
-// ::1, and the unspecified addresses, to which a connection stays here. An IPv6
+// ::1, and the unspecified addresses, which connect to this machine. An IPv6
 // address may be in brackets. No name is looked up.
 bool IsThisMachine(absl::string_view host);
 
@@ -22,7 +22,7 @@ bool IsThisMachine(absl::string_view host);
 // all hosts in it and itself, with or without "." or "*." in front.
 bool MatchesNoProxy(absl::string_view list, absl::string_view host, int port);
 
-// Turns gRPC's proxy off for the channel where `server` (HOST:PORT) is on this
+// Turns gRPC's proxy off for the channel if `server` (HOST:PORT) is on this
 // machine or named by the first of `no_grpc_proxy`, `no_proxy` and `NO_PROXY`
 // that is set and not empty. gRPC itself does not read the last.
 void SetProxyUse(absl::string_view server, grpc::ChannelArguments* arguments);

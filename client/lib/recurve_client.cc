@@ -106,7 +106,7 @@ absl::StatusOr<Response> Unary(
   return response;
 }
 
-// Without its text: it is a secret.
+// Does not quote the key: it is a secret.
 absl::Status CheckApiKey(absl::string_view key) {
   for (const char c : key) {
     if (c <= ' ' || c > '~') {
@@ -150,12 +150,11 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
   return grpc::SslCredentials(options);
 }
 
-// Where gRPC, which starts once, finds no files for its queue of events, it
-// ends the process; where it finds no threads, its calls wait for ever,
-// whatever their deadline.
+// gRPC, which starts once, ends the process if it gets no file for its event
+// queue; if it gets no threads, its calls wait for ever, even with a deadline.
 absl::Status CheckGrpcCanStart() {
-  constexpr int kFiles = 5;  // and a connection
-  // A pool of as many as there are cores, within these bounds, and a few more.
+  constexpr int kFiles = 5;  // plus a connection
+  // A pool with one thread per core, within these bounds, and a few more.
   const int threads =
       std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 32) +
       6;
@@ -179,13 +178,13 @@ absl::StatusOr<std::unique_ptr<RecurveClient>> RecurveClient::Create(
   if (options.own_connection) {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   }
-  // As in the Python client. gRPC's own would look for a server that was away
-  // for a while every two minutes only.
+  // As in the Python client. By default gRPC retries a server that was away for
+  // a while only every two minutes.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000);
   SetProxyUse(server, &arguments);
   RECURVE_ASSIGN_OR_RETURN(const auto credentials, Credentials(options.tls));
-  // The scheme keeps a host named like one of gRPC's other schemes a host.
+  // The explicit scheme stops gRPC from parsing the host as another scheme.
   return std::unique_ptr<RecurveClient>(new RecurveClient(
       grpc::CreateCustomChannel(absl::StrCat("dns:///", server), credentials,
                                 arguments),
@@ -208,8 +207,8 @@ absl::Status RecurveClient::Generate(
   v1::GenerateEvent event;
   bool wanted = true;
   while (reader->Read(&event)) {
-    // After a cancellation what is under way is read and dropped: gRPC wants
-    // the stream read to its end.
+    // After a cancellation, remaining events are read and dropped: gRPC
+    // requires the stream to be read to its end.
     if (wanted && !on_event(event)) {
       wanted = false;
       call.context()->TryCancel();

@@ -23,7 +23,7 @@ namespace recurve {
 // Thread safety: all methods may be called from any thread.
 class Canceller {
  public:
-  // Ends the call under way, and any later one, with CANCELLED.
+  // Ends the current call, and any later one, with CANCELLED.
   void Cancel();
   bool cancelled() const;
 
@@ -40,35 +40,37 @@ class Canceller {
 struct CallOptions {
   // Becomes the deadline of the call; infinite means none.
   absl::Duration timeout = absl::InfiniteDuration();
-  // May be null. For one call at a time; must outlive it.
+  // May be null. Serves one call at a time; must outlive it.
   Canceller* canceller = nullptr;
 };
 
 // Files are PEM, read by RecurveClient::Create.
 struct TlsOptions {
   bool enabled = false;  // else plaintext
-  std::string ca;        // who may sign the server's certificate; empty: the
-                         // system's
-  std::string cert;      // of this client, if the server asks for one
+  std::string ca;        // CAs trusted to sign the server's certificate; empty:
+                         // the system's
+  std::string cert;      // this client's certificate, if the server asks for
+                         // one
   std::string key;
 };
 
 struct ClientOptions {
-  // Largest message taken from the server, in bytes. Logits of a Decode call
+  // Largest message accepted from the server, in bytes. Logits of a Decode call
   // are large: one row is 4 bytes for each token of the vocabulary.
   int max_receive_bytes = 64 << 20;
-  // gRPC shares one connection among the clients of a server. True opens one
-  // for this client alone: a server may bound the streams of a connection.
+  // gRPC shares one connection among the clients of a server. True opens a
+  // separate one for this client: a server may limit the streams of a
+  // connection.
   bool own_connection = false;
   TlsOptions tls = {};
-  // Sent with every call but those of health, as a server with API keys wants
-  // it; empty: none. Whoever can read the connection can read it: use TLS.
+  // Sent with every call except health checks, for a server with API keys;
+  // empty: none. Anyone who can read the connection can read the key: use TLS.
   std::string api_key = "";
 };
 
 // The services of one Recurve server.
 //
-// Errors of calls are what the server sent, or gRPC's own (UNAVAILABLE when
+// Errors of calls come from the server or from gRPC itself (UNAVAILABLE if
 // there is no connection, DEADLINE_EXCEEDED, CANCELLED).
 //
 // Thread safety: all methods may be called from any thread. Streams must not
@@ -76,11 +78,11 @@ struct ClientOptions {
 class RecurveClient {
  public:
   // `server` is HOST:PORT (an IPv6 address in brackets). Does not connect: the
-  // first call does, through the proxy that gRPC's variables name, if any, but
-  // for servers on this machine or in NO_PROXY (no_proxy.h). InvalidArgument
-  // when `server` has another form, a file of `options` cannot be read, or the
-  // API key is not printable ASCII. ResourceExhausted when the system does
-  // not give the files and threads that gRPC needs.
+  // first call does, through the proxy that gRPC's variables name, if any,
+  // except for servers on this machine or in NO_PROXY (no_proxy.h).
+  // InvalidArgument if `server` has another form, a file of `options` cannot be
+  // read, or the API key is not printable ASCII. ResourceExhausted if the
+  // system refuses the files and threads that gRPC needs.
   static absl::StatusOr<std::unique_ptr<RecurveClient>> Create(
       absl::string_view server, const ClientOptions& options = {});
 
@@ -91,7 +93,7 @@ class RecurveClient {
       absl::FunctionRef<bool(const v1::GenerateEvent&)> on_event,
       const CallOptions& options = {});
 
-  // The same without blocking: see GenerateStream.
+  // As Generate, without blocking: see GenerateStream.
   std::unique_ptr<GenerateStream> StartGenerate(
       const v1::GenerateRequest& request, GenerateStream::Callbacks callbacks,
       absl::Duration timeout = absl::InfiniteDuration());
@@ -103,8 +105,8 @@ class RecurveClient {
                      const CallOptions& options = {});
   absl::StatusOr<v1::DrainResponse> Drain(const CallOptions& options = {});
 
-  // grpc.health.v1 Check. An empty service asks for the server as a whole;
-  // NotFound when the server does not know the service.
+  // grpc.health.v1 Check. An empty `service` means the whole server; NotFound
+  // if the server does not know the service.
   absl::StatusOr<grpc::health::v1::HealthCheckResponse> CheckHealth(
       absl::string_view service = "", const CallOptions& options = {});
 
@@ -112,7 +114,7 @@ class RecurveClient {
   RecurveClient(const std::shared_ptr<grpc::Channel>& channel,
                 const std::string& api_key);
 
-  const std::string authorization_;  // the header; empty: none
+  const std::string authorization_;  // the header's value; empty: none
   const std::unique_ptr<v1::Inference::Stub> inference_;
   const std::unique_ptr<v1::Control::Stub> control_;
   const std::unique_ptr<grpc::health::v1::Health::Stub> health_;

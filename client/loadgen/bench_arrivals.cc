@@ -5,7 +5,7 @@
 namespace recurve {
 namespace {
 
-// Makes the draws of gaps others than those of prompts.
+// Makes the draws for gaps differ from those for prompts.
 constexpr uint64_t kGapStream = 0x9d3c5a7be1f02468u;
 
 }  // namespace
@@ -16,7 +16,7 @@ std::optional<double> ArrivalSchedule::Next() {
     if (i >= config_.trace->size()) return std::nullopt;
     return (*config_.trace)[i].seconds / config_.trace_speed;
   }
-  // A product, not a sum of gaps: no error adds up.
+  // A product, not a sum of gaps: errors do not accumulate.
   if (config_.constant) return static_cast<double>(i) / config_.rate;
   if (i > 0) {
     BenchDraws draws(config_.seed ^ kGapStream, i);

@@ -10,8 +10,8 @@
 
 namespace recurve {
 
-// What a request must keep to count as good, in milliseconds; what is absent is
-// not asked for.
+// Latency limits of a good request, in milliseconds; an absent one is not
+// checked.
 struct ServiceLevel {
   std::optional<double> ttft_ms;
   std::optional<double> tpot_ms;
@@ -27,8 +27,8 @@ struct ServiceLevel {
 absl::StatusOr<ServiceLevel> ParseServiceLevel(
     const std::vector<std::string>& items);
 
-// Whether a completed request kept it: each latency at most its limit. A
-// request of one token has no TPOT and keeps any limit on it.
+// Whether a completed request met them: each latency at most its limit. A
+// request of one token has no TPOT and meets any limit on it.
 bool KeepsServiceLevel(const RequestLatency& latency,
                        const ServiceLevel& level);
 

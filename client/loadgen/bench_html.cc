@@ -30,8 +30,8 @@ ordered_json RoundedArray(const std::vector<double>& values) {
   return array;
 }
 
-// Of the first requests by the time of sending: [sent, first token, end,
-// outcome] with times in seconds; the first token's is null without tokens.
+// The first requests in order of sending: [sent, first token, end, outcome]
+// with times in seconds; the first token's is null without tokens.
 ordered_json Timeline(const BenchResult& result) {
   std::vector<const RequestRecord*> records;
   records.reserve(result.records.size());
@@ -68,7 +68,7 @@ ordered_json StepData(const BenchStep& step) {
     if (latency.ttft_ms.has_value()) ttft.push_back(*latency.ttft_ms);
     itl.insert(itl.end(), latency.itl_ms.begin(), latency.itl_ms.end());
   }
-  // Of round length: a second, or a multiple or a decimal fraction of it.
+  // A round length: a second, or a multiple or a decimal fraction of it.
   double bin = result.duration_seconds / kTimeBins;
   bin = bin > 1 ? std::ceil(bin)
                 : std::pow(10, std::ceil(std::log10(std::max(bin, 1e-3))));

@@ -9,9 +9,9 @@
 
 namespace recurve {
 
-// The report as one HTML file that needs nothing else: no script, font or
-// picture from elsewhere. `report` is the JSON report of the bench (see
-// bench_output.h), `steps` what it was made from. bench_report.html draws it.
+// The report as one self-contained HTML file: no external scripts, fonts or
+// images. `report` is the JSON report of the bench (see bench_output.h),
+// `steps` its source. bench_report.html draws it.
 std::string MakeHtmlReport(const nlohmann::ordered_json& report,
                            const std::vector<BenchStep>& steps);
 

@@ -19,7 +19,7 @@ struct TokenArrival {
   uint32_t tokens = 0;  // >= 1
 };
 
-// Latencies of one stream as its client saw them, in milliseconds.
+// Latencies of one stream as measured by its client, in milliseconds.
 struct RequestLatency {
   // Absent without tokens.
   std::optional<double> ttft_ms;
@@ -30,7 +30,7 @@ struct RequestLatency {
   double e2el_ms = 0;
 };
 
-// REQUIRES: arrivals in order of time.
+// REQUIRES: arrivals in chronological order.
 RequestLatency ComputeLatency(BenchClock::time_point sent,
                               const std::vector<TokenArrival>& arrivals,
                               BenchClock::time_point ended);

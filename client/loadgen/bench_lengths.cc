@@ -15,7 +15,7 @@
 namespace recurve {
 namespace {
 
-// Of a zipf distribution: its table has 8 bytes for each length.
+// For a zipf distribution: its table has 8 bytes for each length.
 constexpr uint32_t kMostZipfLengths = 1 << 20;
 
 constexpr char kForms[] =
@@ -139,7 +139,7 @@ uint32_t LengthDistribution::Draw(BenchDraws* draws) const {
       value = std::exp(location_ + spread_ * draws->Normal());
       break;
   }
-  // Clamped before it becomes an integer, which it might not fit.
+  // Clamped before the conversion to an integer, which could overflow.
   return static_cast<uint32_t>(
       std::round(std::clamp<double>(value, min_, max_)));
 }

@@ -12,7 +12,7 @@
 
 namespace recurve {
 
-// How the lengths of a load test, in tokens, are distributed.
+// Distribution of the lengths of a load test, in tokens.
 // Thread safety: const methods may be called from any thread.
 class LengthDistribution {
  public:
@@ -28,7 +28,7 @@ class LengthDistribution {
   //   file:PATH                  the lengths in a file, one a line, each as
   //                              likely as it is frequent
   // Values of the normal and lognormal below MIN or above MAX become MIN or
-  // MAX. InvalidArgument quotes what is wrong; NotFound when there is no file.
+  // MAX. InvalidArgument quotes the error; NotFound if there is no file.
   static absl::StatusOr<LengthDistribution> Parse(absl::string_view text);
 
   // A length, min() <= length <= max().
@@ -36,7 +36,7 @@ class LengthDistribution {
 
   uint32_t min() const { return min_; }
   uint32_t max() const { return max_; }
-  // As Parse takes it.
+  // In the form that Parse accepts.
   const std::string& text() const { return text_; }
 
  private:

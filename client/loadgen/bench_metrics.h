@@ -6,15 +6,16 @@
 
 namespace recurve {
 
-// What one figure of a report means.
+// The meaning of one figure of a report.
 struct MetricDefinition {
   const char* name;  // its key in the JSON, or a part of several keys
-  const char* unit;  // "" for what has none
+  const char* unit;  // "" if dimensionless
   const char* meaning;
 };
 
-// Of every figure in the JSON, in its order. Names of the latencies (ttft,
-// tpot, itl, e2el, send_lag) stand for the keys STATISTIC_NAME_ms.
+// The definitions of all figures in the JSON, in its order. Names of the
+// latencies (ttft, tpot, itl, e2el, send_lag) stand for the keys
+// STATISTIC_NAME_ms.
 const std::vector<MetricDefinition>& MetricDefinitions();
 
 // All of them as text for a terminal.

@@ -173,11 +173,12 @@ ordered_json MakeBenchJson(const BenchFlags& flags, const BenchPlan& plan,
 
 namespace {
 
-// What is there or, through links, is not yet; empty where that cannot be told.
+// The path with symbolic links resolved, even to files that do not exist yet;
+// empty if it cannot be resolved.
 std::filesystem::path WhereItIs(std::filesystem::path path) {
   std::error_code error;
   path = std::filesystem::absolute(path, error);
-  constexpr int kMostLinks = 40;  // as the system follows
+  constexpr int kMostLinks = 40;  // the system's own limit
   for (int i = 0; i < kMostLinks && !std::filesystem::exists(path, error) &&
                   std::filesystem::is_symlink(path, error);
        ++i) {
@@ -186,8 +187,8 @@ std::filesystem::path WhereItIs(std::filesystem::path path) {
   return std::filesystem::weakly_canonical(path, error);
 }
 
-// Whatever the spelling; "-" and nothing are no file. Of pipes and devices
-// nothing is lost if two write to one.
+// Regardless of the spelling; "-" and the empty path are not files. Two writers
+// to one pipe or device lose nothing.
 bool IsSameFile(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty() || a == "-" || b == "-") return false;
   if (a == b) return true;
@@ -200,7 +201,7 @@ bool IsSameFile(const std::string& a, const std::string& b) {
   return !where.empty() && where == WhereItIs(b);
 }
 
-// What a run reads, by flag.
+// The files that a run reads, by flag.
 std::vector<std::pair<const char*, std::string>> InputFiles(
     const BenchFlags& flags) {
   std::vector<std::pair<const char*, std::string>> files = {
@@ -281,7 +282,7 @@ absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
       absl::FPrintF(file, "%s", MakeHtmlReport(report, steps));
     }));
   }
-  // Last, for whoever reads it may be gone.
+  // Last, because its reader may be gone.
   if (flags.json_path == "-") {
     absl::PrintF("%s\n", json);
   } else {

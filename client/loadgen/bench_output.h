@@ -11,25 +11,25 @@
 
 namespace recurve {
 
-// Everything about a bench as one JSON object: the report of its run, or, of a
-// sweep, `sweep` ("rate" or "concurrency"), `max_sustained_rate` and the
-// reports of its `steps`, each with its `first_index`; then date, backend,
-// model_id, config, model and server.
+// A bench as one JSON object: the report of its run, or, for a sweep, `sweep`
+// ("rate" or "concurrency"), `max_sustained_rate` and the reports of its
+// `steps`, each with its `first_index`; then date, backend, model_id, config,
+// model and server.
 nlohmann::ordered_json MakeBenchJson(const BenchFlags& flags,
                                      const BenchPlan& plan,
                                      const v1::ModelInfo& model,
                                      const v1::ServerInfo& server,
                                      const std::vector<BenchStep>& steps);
 
-// Whether the files that the flags name can be written, so that it is known
-// before an hour of load rather than after it. Leaves none behind that was not
-// there. An error names the flag and the file.
+// Whether the files that the flags name can be written: checked before the
+// load, not after an hour of it. Creates no files. An error names the flag and
+// the file.
 absl::Status CheckBenchFiles(const BenchFlags& flags);
-// Whether a report goes to a pipe or device, whose reader may make it wait.
+// Whether a report goes to a pipe or device, whose reader can block the writer.
 bool WritesToPipe(const BenchFlags& flags);
 
-// Writes the files that the flags name, then prints the table: all that can be
-// written. An error names the first that cannot.
+// Writes the files that the flags name, then prints the table. Continues after
+// an error; returns the first one, which names the file.
 absl::Status WriteBench(const BenchFlags& flags, const BenchPlan& plan,
                         const v1::ModelInfo& model,
                         const v1::ServerInfo& server,

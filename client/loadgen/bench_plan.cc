@@ -17,11 +17,11 @@ constexpr uint64_t kDefaultRequests = 64;
 constexpr absl::Duration kDefaultStepDuration = absl::Seconds(20);
 constexpr uint32_t kDefaultConcurrency = 16;
 constexpr uint32_t kMostTurns = 1000;
-// Of an open loop without --max-concurrency.
+// For an open loop without --max-concurrency.
 constexpr uint32_t kMostStreams = 10000;
 constexpr uint32_t kOpenLoopConnections = 16;
-// How many streams a server is sure to take on one connection: the least that
-// HTTP/2 recommends.
+// How many streams every server should accept on one connection: the minimum
+// that HTTP/2 recommends.
 constexpr uint32_t kStreamsPerConnection = 100;
 
 absl::Status Named(absl::string_view flag, const absl::Status& status) {
@@ -95,7 +95,7 @@ absl::Status SetWorkload(const BenchFlags& flags, WorkloadConfig* workload) {
   return absl::OkStatus();
 }
 
-// Which kind of load: at most one flag says so.
+// Checks that at most one flag selects the kind of load.
 absl::Status CheckMode(const BenchFlags& flags) {
   std::vector<std::string> modes;
   if (flags.concurrency.has_value()) modes.push_back("--concurrency");
@@ -167,8 +167,8 @@ absl::Status SetArrivals(const BenchFlags& flags, BenchPlan* plan) {
   ArrivalConfig arrivals;
   arrivals.rate = flags.rate.value_or(0);
   arrivals.constant = flags.arrivals == "constant";
-  // Bursts that are easily told from a Poisson process: gaps that vary twice
-  // as much.
+  // Bursts that clearly differ from a Poisson process: twice its variation of
+  // the gaps.
   arrivals.burstiness =
       flags.burstiness.value_or(flags.arrivals == "bursty" ? 0.25 : 1);
   arrivals.seed = flags.seed;
@@ -178,7 +178,7 @@ absl::Status SetArrivals(const BenchFlags& flags, BenchPlan* plan) {
   return absl::OkStatus();
 }
 
-// After SetArrivals.
+// Called after SetArrivals.
 absl::Status SetLimits(const BenchFlags& flags, BenchPlan* plan) {
   BenchOptions* const options = &plan->options;
   if (flags.num_requests == uint64_t{0} || flags.max_errors < 1) {
@@ -204,7 +204,7 @@ absl::Status SetLimits(const BenchFlags& flags, BenchPlan* plan) {
   if (flags.num_requests.has_value()) {
     options->num_requests = *flags.num_requests;
   } else if (plan->workload.trace != nullptr) {
-    // All of it, or what --duration leaves of it.
+    // The whole trace, up to --duration.
     options->num_requests = plan->workload.trace->size();
   } else if (!flags.duration_seconds.has_value()) {
     if (plan->is_sweep()) {

@@ -15,7 +15,7 @@
 
 namespace recurve {
 
-// The flags of `recurve-client bench`; what the user left out is empty.
+// The flags of `recurve-client bench`; omitted flags are empty.
 struct BenchFlags {
   ServerFlags server;
   // Load.
@@ -56,18 +56,18 @@ struct BenchFlags {
 
 struct BenchPlan {
   WorkloadConfig workload;
-  // Of each run; a sweep sets the rate or the concurrency itself.
+  // For each run; a sweep sets the rate or the concurrency itself.
   BenchOptions options;
-  // The bound on streams, if there is one.
+  // The limit on streams, if any.
   std::optional<uint32_t> max_concurrency;
   uint64_t warmup = 0;
   uint32_t connections = 1;
-  // One of the two is not empty in a sweep.
+  // In a sweep, one of the two is not empty.
   std::vector<double> sweep_rates;
   std::vector<uint32_t> sweep_concurrency;
   uint32_t sweep_refine = 0;
   ServiceLevel service_level;
-  // How many requests of each run to send again alone.
+  // How many requests of each run to repeat alone.
   uint64_t verify = 0;
 
   bool is_sweep() const {

@@ -29,7 +29,7 @@ void ProgressLine::Update(const BenchProgress& progress) {
   } else {
     const std::vector<std::string> lines = view_.Lines(progress);
     std::string text = ToFirstLine();
-    // "\033[K" clears what a longer line before left behind.
+    // "\033[K" clears the rest of a longer previous line.
     for (const std::string& line : lines) {
       absl::StrAppend(&text, line, "\033[K\n");
     }

@@ -9,18 +9,18 @@
 
 namespace recurve {
 
-// Shows how a bench goes: on a terminal a few lines that are rewritten (see
-// LiveView), elsewhere a new line every five seconds.
+// Shows the progress of a bench: on a terminal a few lines that are rewritten
+// (see LiveView), elsewhere a new line every five seconds.
 // Thread safety: none.
 class ProgressLine {
  public:
-  // `total` is what "done" counts up to, in words: "64", or "?".
+  // `total` is the target of "done", in words: "64", or "?".
   ProgressLine(std::FILE* out, bool is_terminal, std::string total);
 
-  // Writes if it is time to.
+  // Writes if an update is due.
   void Update(const BenchProgress& progress);
 
-  // Takes the lines that are being rewritten away.
+  // Removes the lines that are being rewritten.
   void Finish();
 
  private:

@@ -13,7 +13,7 @@ double BenchDraws::Normal() {
 
 double BenchDraws::Gamma(double shape) {
   // Marsaglia and Tsang, "A simple method for generating gamma variables",
-  // 2000; its section 6 brings shapes below 1 back to those above.
+  // 2000; its section 6 reduces shapes below 1 to those above.
   double boost = 1;
   if (shape < 1) {
     boost = std::pow(Unit(), 1 / shape);

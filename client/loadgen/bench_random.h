@@ -8,9 +8,9 @@
 
 namespace recurve {
 
-// The draws of one thing of a load test, say request number `index`: a stream
-// of random words that depends on (seed, index, part) alone. `part` tells
-// streams of the same request apart, say the turns of a conversation.
+// Random draws for one purpose of a load test, e.g. request number `index`: a
+// stream of random words that depends on (seed, index, part) alone. `part`
+// separates streams of the same request, e.g. the turns of a conversation.
 // Thread safety: none.
 class BenchDraws {
  public:
@@ -24,8 +24,8 @@ class BenchDraws {
     }
     return words_[next_++ % 4];
   }
-  // Uniform in [0, count); count >= 1. Off by at most count / 2^32, which no
-  // load test can see.
+  // Uniform in [0, count); count >= 1. The bias is at most count / 2^32, which
+  // no load test can detect.
   uint32_t Below(uint32_t count) {
     return static_cast<uint32_t>((uint64_t{Word()} * count) >> 32);
   }
@@ -36,9 +36,10 @@ class BenchDraws {
   }
   // Uniform in (0, 1): neither end occurs.
   double Unit() { return (Word() + 0.5) * 0x1p-32; }
-  // Of mean 0 and variance 1.
+  // Mean 0 and variance 1.
   double Normal();
-  // Of shape `shape` > 0 and scale 1: mean and variance are both `shape`.
+  // Gamma distributed with shape `shape` > 0 and scale 1: mean and variance are
+  // both `shape`.
   double Gamma(double shape);
 
  private:

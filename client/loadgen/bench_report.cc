@@ -38,7 +38,7 @@ double Rate(uint64_t count, double seconds) {
   return seconds > 0 ? static_cast<double>(count) / seconds : 0;
 }
 
-// Requests a second, as asked for.
+// The requested rate in requests a second.
 ordered_json RequestRate(const std::optional<ArrivalConfig>& arrivals) {
   if (!arrivals.has_value()) return "inf";
   if (arrivals->trace != nullptr) return nullptr;
@@ -50,14 +50,14 @@ bool HasBurstiness(const std::optional<ArrivalConfig>& arrivals) {
          !arrivals->constant;
 }
 
-// The server had no room for it, and said so.
+// Whether the server refused it because it had no room.
 bool IsRejected(const RequestRecord& record) {
   return record.outcome == Outcome::kFailed &&
          (absl::IsResourceExhausted(record.status) ||
           absl::IsUnavailable(record.status));
 }
 
-// Of seconds that are whole: null where there is none.
+// Over whole seconds; null if there is none.
 ordered_json MaxTokensPerSecond(const BenchResult& result) {
   const std::vector<double> all = MakeTimeSeries(result, 1).tokens_per_second;
   const auto whole =
@@ -264,7 +264,8 @@ std::string FormatRecord(const RequestRecord& record) {
   line["e2el_ms"] = latency.e2el_ms;
   line["itl_ms"] = latency.itl_ms;
   line["token_ids"] = record.generation.token_ids;
-  // Messages are the server's; whatever bytes they hold must not stop the dump.
+  // Messages come from the server; invalid bytes in them must not stop the
+  // dump.
   return line.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 

@@ -15,32 +15,32 @@
 
 namespace recurve {
 
-// How often each status ended a request in failure, and the first message.
+// For each status of failed requests, their number and the first message.
 std::map<absl::StatusCode, std::pair<uint64_t, std::string>> CountErrors(
     const BenchResult& result);
 
-// What of a run its figures depend on, besides its result.
+// What the figures of a run depend on, in addition to its result.
 struct ReportContext {
   ServiceLevel service_level;
-  // Of an open loop; absent in a closed one.
+  // Open loop only; absent in a closed one.
   std::optional<ArrivalConfig> arrivals;
-  // The bound on streams; absent when there was none.
+  // The limit on streams; absent if there was none.
   std::optional<uint32_t> max_concurrency;
 };
 
-// The figures of a run, with the keys of `vllm bench serve` where that has
-// them. bench_metrics.h says what each means. Latencies are
+// The figures of a run, with the keys of `vllm bench serve` where it has them.
+// bench_metrics.h defines each. Latencies are
 // {mean,median,std,p90,p95,p99,p99.9}_{ttft,tpot,itl,e2el,send_lag,reject}_ms,
-// null when no request has the value.
+// null if no request has the value.
 nlohmann::ordered_json MakeReport(const BenchResult& result,
                                   const ReportContext& context = {});
 
 // "Interrupted<where> after 3.2 s; 5 requests under way are in no figure."
-// Empty when the run was not.
+// Empty if the run was not interrupted.
 std::string FormatInterruption(const nlohmann::ordered_json& report,
                                absl::string_view where = "");
 
-// The same as a table for people; ends with the definitions.
+// The same as a table; ends with the definitions.
 std::string FormatReport(const nlohmann::ordered_json& report);
 
 // "completed", "cancelled" or "failed".

@@ -10,11 +10,11 @@ namespace recurve {
 namespace {
 
 constexpr std::chrono::milliseconds kTick(200);
-// In seconds. What is due later, at a tiny rate, say, is due then: the clock
-// could not count to it, and nobody waits that long.
+// In seconds. Later arrivals, e.g. at a tiny rate, are due at this time: the
+// clock cannot represent them, and no run lasts that long.
 constexpr double kLastArrival = 1e9;
 // How long a stream of a closed loop waits after UNAVAILABLE, doubled each
-// time. The longest is about what the channel waits before it connects again.
+// time. The maximum is about the channel's own reconnect delay.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(100);
 constexpr absl::Duration kLongestPause = absl::Seconds(5);
 
@@ -24,7 +24,7 @@ double Seconds(BenchClock::duration duration) {
 
 absl::Duration PauseAfter(uint32_t unavailable) {
   if (unavailable == 0) return absl::ZeroDuration();
-  // 2^10 times the first is beyond the longest.
+  // 2^10 times the first is above the maximum.
   const uint32_t doublings = std::min(unavailable - 1, uint32_t{10});
   return std::min(kLongestPause, kFirstPause * (1 << doublings));
 }
@@ -32,21 +32,21 @@ absl::Duration PauseAfter(uint32_t unavailable) {
 }  // namespace
 
 // One of the streams that may be open. The stream's callbacks write to it until
-// its number is in ended_; the thread in Run touches it before and after.
+// its number is in ended_; the thread in Run accesses it before and after.
 struct BenchRunner::Slot {
   RequestRecord record;
-  // Of a conversation that goes on after this request.
+  // The history of a conversation that continues after this request.
   std::vector<uint32_t> prompt;
   bool last_turn = true;
   uint32_t unavailable = 0;  // as in Due
   uint32_t cancel_after_tokens = 0;
   bool cancel_sent = false;
-  // The first event that made no sense.
+  // The first invalid event.
   absl::Status stream_error;
   BenchClock::time_point sent;
   BenchClock::time_point ended;
   std::vector<TokenArrival> arrivals;
-  // Last, so that it is destroyed, and the call over, before the rest.
+  // Last, so that it is destroyed, and the call over, before the other members.
   std::unique_ptr<GenerateStream> stream;
 };
 
@@ -93,7 +93,7 @@ BenchResult BenchRunner::Run(
   }
   result_.duration_seconds = Seconds(last_end - begin_);
   result_.stopped = stop_.load();
-  // Nothing was under way.
+  // No request was running.
   if (result_.stopped && !cancelled_running_) {
     result_.stopped_seconds = Seconds(BenchClock::now() - begin_);
   }
@@ -112,7 +112,7 @@ bool BenchRunner::MayStart() const {
 }
 
 void BenchRunner::ScheduleArrival() {
-  // One arrival at a time is in due_, itself not among started_.
+  // One arrival at a time is in due_; it is not counted in started_.
   const std::optional<double> seconds = schedule_->Next();
   if (!seconds.has_value() || started_ >= options_.num_requests ||
       absl::Seconds(*seconds) >= options_.start_for) {
@@ -131,7 +131,7 @@ void BenchRunner::SendDue() {
     auto node = due_.extract(due_.begin());
     Due due = std::move(node.mapped());
     if (due.fresh) {
-      // An arrival that came in time is sent even if that is late.
+      // An arrival that was due in time is sent even if late.
       if (schedule_ == nullptr && !MayStart()) continue;
       due.index = first_index_ + started_;
       ++started_;
@@ -141,7 +141,7 @@ void BenchRunner::SendDue() {
   }
 }
 
-// Streams that wait after UNAVAILABLE, when they have nothing left to wait for.
+// Drops streams that wait after UNAVAILABLE once no conversation may start.
 void BenchRunner::DropIdle() {
   if (schedule_ != nullptr || dropped_idle_ || MayStart()) return;
   dropped_idle_ = true;
@@ -235,7 +235,7 @@ void BenchRunner::Collect(Slot* slot) {
   result_.records.push_back(std::move(record));
 }
 
-// What the end of a request makes due: the next turn, else, in a closed loop,
+// Schedules what follows a request: the next turn, else, in a closed loop,
 // another conversation.
 void BenchRunner::ScheduleNext(const Slot& slot, const RequestRecord& record) {
   if (!slot.last_turn && record.outcome == Outcome::kCompleted) {
@@ -267,7 +267,7 @@ std::vector<size_t> BenchRunner::WaitForEnded() {
         kTick);
   }
   MutexLock lock(&mu_);
-  // A stop is acted upon at once; after that there is only the end to wait for.
+  // A stop is handled immediately; after that only the end is awaited.
   const bool stop_is_new = stop_.load() && !cancelled_running_;
   if (ended_.empty() && !stop_is_new) changed_.WaitFor(&mu_, timeout);
   return std::exchange(ended_, {});

@@ -22,14 +22,14 @@
 namespace recurve {
 
 struct BenchOptions {
-  // Closed loop: conversations open at a time, a pause between two turns
-  // included. Open loop: requests under way at a time; what is due beyond is
-  // sent late. >= 1.
+  // Closed loop: conversations open at a time, including those between two
+  // turns. Open loop: requests in flight at a time; any further ones are sent
+  // late. >= 1.
   uint32_t concurrency = 16;
-  // If set, an open loop: conversations begin at its times, whatever the server
-  // does.
+  // If set, an open loop: conversations begin at its times, independent of the
+  // server.
   std::optional<ArrivalConfig> arrivals;
-  // Between the end of one turn of a conversation and the next.
+  // Between the end of one turn of a conversation and the next turn.
   absl::Duration think_time = absl::ZeroDuration();
   // No conversation is started after this many ...
   uint64_t num_requests = std::numeric_limits<uint64_t>::max();
@@ -43,19 +43,19 @@ struct BenchOptions {
 
 enum class Outcome {
   kCompleted,  // status OK with a whole, well-formed stream
-  kCancelled,  // by the client, as the workload wanted
+  kCancelled,  // by the client, as the workload specifies
   kFailed,     // anything else
 };
 
 struct RequestRecord {
-  uint64_t index = 0;  // of its conversation in the workload
-  uint32_t turn = 0;   // in the conversation
+  uint64_t index = 0;  // conversation in the workload
+  uint32_t turn = 0;   // turn in the conversation
   Outcome outcome = Outcome::kFailed;
   absl::Status status;
-  // When it was sent, since the run began.
+  // When it was sent, since the start of the run.
   double start_seconds = 0;
-  // How much later that was than it should have been: than its arrival (open
-  // loop), or than the end of what it waited for and the think time.
+  // How late it was sent: after its arrival (open loop), or after the end of
+  // its predecessor plus the think time.
   double send_lag_ms = 0;
   uint32_t prompt_tokens = 0;
   uint32_t max_new_tokens = 0;
@@ -69,7 +69,7 @@ struct BenchProgress {
   uint64_t running = 0;
   uint64_t failed = 0;
   uint64_t output_tokens = 0;
-  // Those ended so far, in that order; valid during the call.
+  // Requests ended so far, in order of their end; valid during the call.
   const std::vector<RequestRecord>* records = nullptr;
 };
 
@@ -78,8 +78,8 @@ struct BenchResult {
   std::vector<RequestRecord> records;
   // From the first request sent to the last final status.
   double duration_seconds = 0;
-  // Stop() was called, so long after the first request; the requests that it
-  // cut off are not in `records`.
+  // Stop() was called, after stopped_seconds from the first request; the
+  // requests that it cut off are not in `records`.
   bool stopped = false;
   double stopped_seconds = 0;
   uint64_t interrupted = 0;
@@ -88,9 +88,9 @@ struct BenchResult {
 };
 
 // Closed loop: keeps `concurrency` streams open; as one ends, the next is sent.
-// After UNAVAILABLE a stream waits first, for longer each time until something
-// else comes: a server that restarts would otherwise be asked as fast as it can
-// refuse, and use up max_failures at once.
+// After UNAVAILABLE a stream waits first, longer each time until another status
+// arrives: a restarting server would otherwise be called as fast as it can
+// refuse, which would exhaust max_failures immediately.
 // Open loop: sends each request when it is due. The streams run on gRPC's
 // threads; the caller's thread only starts and collects them.
 //
@@ -106,24 +106,24 @@ class BenchRunner {
   BenchRunner& operator=(const BenchRunner&) = delete;
 
   // Sends conversations first_index, first_index + 1, … of the workload. Calls
-  // on_progress on this thread, at least four times a second. Once only.
+  // on_progress on this thread, at least four times a second. To be called
+  // once.
   BenchResult Run(uint64_t first_index,
                   absl::FunctionRef<void(const BenchProgress&)> on_progress);
 
-  // Cancels what is running and starts nothing more; Run then returns.
+  // Cancels the running requests and starts no more; Run then returns.
   void Stop();
 
  private:
   struct Slot;
-  // A request that is to be sent.
+  // A request to be sent.
   struct Due {
-    // A new conversation; its index is not chosen yet, nor is what follows.
+    // A new conversation; its index and later fields are not chosen yet.
     bool fresh = true;
     uint64_t index = 0;
     uint32_t turn = 0;
     std::vector<uint32_t> history;
-    // How many requests of the stream before it ended with UNAVAILABLE, in a
-    // row.
+    // Consecutive previous requests of the stream that ended with UNAVAILABLE.
     uint32_t unavailable = 0;
   };
 
@@ -145,10 +145,10 @@ class BenchRunner {
   const Workload* const workload_;
   const BenchOptions options_;
 
-  // Of the thread in Run.
+  // Used by the thread in Run only.
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<size_t> free_slots_;
-  // By the time at which they are due.
+  // Ordered by due time.
   std::multimap<BenchClock::time_point, Due> due_;
   std::unique_ptr<ArrivalSchedule> schedule_;  // null in a closed loop
   BenchClock::time_point begin_;

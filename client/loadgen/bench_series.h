@@ -8,11 +8,12 @@
 
 namespace recurve {
 
-// A run over time. Bin i is [i, i + 1) * bin_seconds since its begin; the last
-// may reach beyond the end.
+// A run over time. Bin i is [i, i + 1) * bin_seconds since the start; the last
+// may extend beyond the end.
 struct TimeSeries {
   double bin_seconds = 1;
-  // Of completed and cancelled requests, received in the bin / bin_seconds.
+  // Tokens of completed and cancelled requests received in the bin /
+  // bin_seconds.
   std::vector<double> tokens_per_second;
   // Mean number of requests open.
   std::vector<double> open;
@@ -21,10 +22,10 @@ struct TimeSeries {
 // REQUIRES: bin_seconds > 0.
 TimeSeries MakeTimeSeries(const BenchResult& result, double bin_seconds);
 
-// Sum of the times for which requests were open, in seconds.
+// Sum of the times during which requests were open, in seconds.
 double OpenSeconds(const BenchResult& result);
 
-// Most requests open at a time.
+// Maximum number of requests open at a time.
 uint64_t PeakOpen(const BenchResult& result);
 
 // A curve through the distribution: the value at each of `points` evenly spaced

@@ -17,7 +17,7 @@ struct Summary {
   size_t count = 0;
   double mean = 0;
   double median = 0;
-  // Of the population: the square root of the mean squared deviation.
+  // Population standard deviation: the root of the mean squared deviation.
   double std_dev = 0;
   double p90 = 0;
   double p95 = 0;

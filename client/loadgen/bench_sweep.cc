@@ -16,19 +16,19 @@ namespace {
 constexpr size_t kMostSteps = 100;
 constexpr double kFailedShare = 0.05;
 constexpr double kGrowthShare = 0.1;
-// Fewer say nothing.
+// Fewer are inconclusive.
 constexpr double kLeastArrivals = 10;
 
-// How a request fails where a server, or what is in front of it, has too much
-// to do. Whatever else fails would fail at a lower rate too: UNAVAILABLE, say,
-// is a server that is gone or drains.
+// Statuses by which an overloaded server, or a proxy in front of it, fails a
+// request. Others would occur at a lower rate too: UNAVAILABLE, for example, is
+// a server that is down or draining.
 bool FailedForLoad(const RequestRecord& record) {
   return record.outcome == Outcome::kFailed &&
          (absl::IsResourceExhausted(record.status) ||
           absl::IsDeadlineExceeded(record.status));
 }
 
-// Why the server cannot keep the rate, if it cannot.
+// Why the server cannot sustain the rate, if it cannot.
 std::optional<std::string> FindSaturation(const BenchResult& result) {
   if (result.records.empty()) return std::nullopt;
   double sending = 0;
@@ -85,7 +85,7 @@ absl::StatusOr<std::vector<double>> ParseRates(absl::string_view text) {
     }
     const double last = rates[1];
     rates.pop_back();
-    // The small term forgives rounding where TO is FROM times a power of 2.
+    // The small term absorbs rounding when TO is FROM times a power of 2.
     while (rates.size() <= kMostSteps &&
            rates.back() * 2 <= last * (1 + 1e-9)) {
       rates.push_back(rates.back() * 2);
@@ -114,7 +114,7 @@ absl::StatusOr<std::vector<uint32_t>> ParseConcurrencies(
 }
 
 Verdict Judge(const BenchResult& result) {
-  // What was under way is missing.
+  // The requests in flight are missing.
   if (result.stopped) return {std::nullopt, "the step was interrupted"};
   uint64_t faults = 0;
   absl::StatusCode code = absl::StatusCode::kOk;
@@ -159,8 +159,8 @@ std::optional<double> RateBetween(const std::vector<SweepPoint>& points) {
   }
   if (!sustained.has_value() || !saturated.has_value()) return std::nullopt;
   const double between = std::sqrt(*sustained * *saturated);
-  // To three significant places, which read better, while the two ends are
-  // further apart than that.
+  // Rounded to three significant places for readability, unless the two ends
+  // are closer than that.
   const double unit = std::pow(10, std::floor(std::log10(between)) - 2);
   const double rounded = std::round(between / unit) * unit;
   return rounded > *sustained && rounded < *saturated ? rounded : between;

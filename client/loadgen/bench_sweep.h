@@ -15,22 +15,22 @@ namespace recurve {
 // … doubled up to 64. At least one, all above 0, ascending, at most 100.
 absl::StatusOr<std::vector<double>> ParseRates(absl::string_view text);
 
-// The same of whole numbers of streams, 1 to 10000.
+// As ParseRates, for integer numbers of streams, 1 to 10000.
 absl::StatusOr<std::vector<uint32_t>> ParseConcurrencies(
     absl::string_view text);
 
-// What an open-loop run says of the server. See `saturated` in
+// The verdict of an open-loop run on the server. See `saturated` in
 // bench_metrics.cc.
 struct Verdict {
-  // Whether the server cannot keep the rate; false too when the run is too
-  // short to tell. Nothing when the run shows something else than load.
+  // Whether the server cannot sustain the rate; also false if the run is too
+  // short to tell. Nothing if the run failed for reasons other than load.
   std::optional<bool> saturated = false;
-  // Of true or nothing.
+  // The reason for true or nothing.
   std::string reason;
 };
 Verdict Judge(const BenchResult& result);
 
-// One rate of a sweep that was tried, and that says something.
+// One rate of a sweep that has a verdict.
 struct SweepPoint {
   double rate = 0;
   bool saturated = false;

@@ -15,10 +15,10 @@
 namespace recurve {
 namespace {
 
-// Thirty years. The runner counts in nanoseconds, which end some time beyond.
+// Thirty years, well within the runner's clock, which counts nanoseconds.
 constexpr double kMaxTraceSeconds = 1e9;
 
-// What is wrong with the line; empty when it is an entry.
+// The error in the line; empty if it is an entry.
 std::string ParseEntry(absl::string_view line, TraceEntry* entry) {
   const auto json = nlohmann::json::parse(line.begin(), line.end(), nullptr,
                                           /*allow_exceptions=*/false);

@@ -12,7 +12,7 @@ namespace recurve {
 
 // One request of a recorded load.
 struct TraceEntry {
-  double seconds = 0;  // since the first request of the trace
+  double seconds = 0;  // since the first request
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;
 };

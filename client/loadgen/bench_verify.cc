@@ -12,7 +12,7 @@ namespace {
 // (conversation, turn) -> its record.
 using Turns = std::map<std::pair<uint64_t, uint32_t>, const RequestRecord*>;
 
-// The prompt and the output of every turn before `turn`, made anew.
+// Recomputes the prompt and the output of every turn before `turn`.
 std::vector<uint32_t> History(const Workload& workload, const Turns& turns,
                               uint64_t index, uint32_t turn) {
   std::vector<uint32_t> history;
@@ -26,7 +26,8 @@ std::vector<uint32_t> History(const Workload& workload, const Turns& turns,
   return history;
 }
 
-// How the tokens of the run differ from those alone; empty when they do not.
+// How the tokens of the run differ from those of the repetition; empty if
+// equal.
 std::string Difference(const RequestRecord& record,
                        const std::vector<uint32_t>& alone) {
   const std::vector<uint32_t>& loaded = record.generation.token_ids;

@@ -16,13 +16,12 @@ struct VerifyResult {
   std::vector<std::string> mismatches;
 };
 
-// Sends requests of a run again, one at a time, with nothing else sent beside
-// them, and compares the tokens exactly: of a completed request all of them, of
-// a cancelled one those that came. Takes `limit` of them, spread evenly over
-// the run; failed requests and those without tokens are left out.
+// Repeats requests of a run, one at a time with no other load, and compares the
+// tokens exactly: all tokens of a completed request, the received ones of a
+// cancelled request. Takes `limit` of them, spread evenly over the run; failed
+// requests and those without tokens are excluded.
 //
-// The error is that of the first request that failed. `call` is for each of
-// them.
+// Returns the error of the first request that failed. `call` applies to each.
 absl::StatusOr<VerifyResult> VerifyAlone(RecurveClient* client,
                                          const Workload& workload,
                                          const BenchResult& result,

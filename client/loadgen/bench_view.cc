@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kRecentRequests = 100;
 constexpr size_t kRecentRates = 32;
 
-// One bar for each value, the highest value full.
+// One bar for each value, scaled to the highest.
 std::string Sparkline(const std::deque<double>& values) {
   constexpr const char* kBars[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
   const double highest = *std::max_element(values.begin(), values.end());

@@ -9,16 +9,16 @@
 
 namespace recurve {
 
-// What a terminal shows while a bench runs: a few lines of the same number
-// every time.
+// The live display of a bench on a terminal: a constant number of lines.
 // Thread safety: none.
 class LiveView {
  public:
-  // `total` is what "done" counts up to, in words: "64", or "?".
+  // `total` is the target of "done", in words: "64", or "?".
   explicit LiveView(std::string total);
 
   // Lines without newlines, each at most 79 characters wide. Rates are since
-  // the call before; latencies of the last requests that completed.
+  // the previous call; latencies are those of the most recently completed
+  // requests.
   std::vector<std::string> Lines(const BenchProgress& progress);
 
  private:

@@ -9,7 +9,7 @@
 namespace recurve {
 namespace {
 
-// Keeps the draws of a conversation's length apart from those of its requests.
+// Separates the draws of a conversation's length from those of its requests.
 constexpr uint64_t kTurnsPart = (1 << 24) - 1;
 
 // Spreads cancellations evenly: of the first n requests, n * fraction (rounded
@@ -22,7 +22,7 @@ bool IsCancelled(uint64_t index, double fraction) {
   return cancelled_before(index + 1) > cancelled_before(index);
 }
 
-// With all that came before it in its conversation.
+// Including all previous turns of its conversation.
 uint64_t LongestPrompt(const WorkloadConfig& config) {
   uint64_t prompt = config.prompt_tokens.max();
   if (config.trace != nullptr) {
@@ -100,7 +100,7 @@ Workload::Workload(const WorkloadConfig& config, const v1::ModelInfo& model)
                   model.eos_token_ids().end());
   std::sort(special_.begin(), special_.end());
   special_.erase(std::unique(special_.begin(), special_.end()), special_.end());
-  // An id outside the vocabulary takes no room in it.
+  // An id outside the vocabulary does not reduce it.
   special_.erase(
       std::lower_bound(special_.begin(), special_.end(), vocab_size_),
       special_.end());

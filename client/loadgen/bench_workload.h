@@ -14,19 +14,19 @@
 
 namespace recurve {
 
-// What the requests of a bench look like.
+// The shape of the requests of a bench.
 struct WorkloadConfig {
   LengthDistribution prompt_tokens{64, 256};
   LengthDistribution output_tokens{16, 128};
-  // If set, request i has the lengths of its entry i, counted round and round.
+  // If set, request i has the lengths of its entry i, modulo its size.
   std::shared_ptr<const std::vector<TraceEntry>> trace;
-  // Requests of a conversation: each but the first has the prompt and the
-  // output of the one before and `turn_tokens` new tokens as its prompt.
+  // Requests per conversation: the prompt of each but the first is the prompt
+  // and output of the previous one plus `turn_tokens` new tokens.
   LengthDistribution turns{1, 1};
   LengthDistribution turn_tokens{64, 256};
   bool ignore_eos = true;
-  // Of all conversations, 0 to 1: their last request is cancelled by the client
-  // midway.
+  // Fraction of the conversations, 0 to 1, whose last request the client
+  // cancels midway.
   double cancel_fraction = 0;
   std::optional<float> temperature;
   uint64_t seed = 0;
@@ -34,20 +34,19 @@ struct WorkloadConfig {
 
 struct WorkItem {
   v1::GenerateRequest request;
-  // Cancel once this many tokens have come; 0: run to the end.
+  // Cancel after this many tokens; 0: run to the end.
   uint32_t cancel_after_tokens = 0;
 };
 
 // Makes conversation number i from (config, model, i) and the server's answers
-// alone, so that the same requests are sent whatever the concurrency and the
-// server's speed. Without `turns` a conversation is one request.
+// alone, so that the same requests are sent regardless of the concurrency and
+// the server's speed. Without `turns` a conversation is one request.
 //
 // Thread safety: const methods may be called from any thread.
 class Workload {
  public:
-  // InvalidArgument when the longest request, at the end of a conversation,
-  // does not fit the model, or when its vocabulary has nothing but special
-  // tokens.
+  // InvalidArgument if the longest request, at the end of a conversation, does
+  // not fit the model, or if its vocabulary has only special tokens.
   static absl::StatusOr<Workload> Create(const WorkloadConfig& config,
                                          const v1::ModelInfo& model);
 

@@ -26,16 +26,16 @@
 namespace recurve {
 namespace {
 
-// Warm-up requests are others than the measured ones.
+// Warm-up requests differ from the measured ones.
 constexpr uint64_t kFirstWarmupIndex = uint64_t{1} << 40;
-// Streams of the warm-up of an open loop.
+// Streams in the warm-up of an open loop.
 constexpr uint32_t kWarmupStreams = 16;
 constexpr absl::Duration kInfoTimeout = absl::Seconds(10);
-// Of the 99th percentile of send lags in an open loop, above which the user is
-// told.
+// The user is warned if the 99th percentile of send lags in an open loop
+// exceeds this.
 constexpr double kLateMilliseconds = 50;
 
-// Passes an interrupt on to the run under way and to later ones.
+// Forwards an interrupt to the current run and to later ones.
 class RunSwitch {
  public:
   void Set(BenchRunner* runner) {
@@ -68,7 +68,8 @@ struct Session {
   v1::ModelInfo model;
   v1::ServerInfo server;
   RunSwitch run_switch;
-  // While requests are measured. Behind run_switch, which it stops.
+  // Active while requests are measured. Declared after run_switch, which it
+  // stops.
   std::unique_ptr<const Interrupt> interrupt;
 };
 
@@ -84,7 +85,7 @@ absl::Status CreateClients(const BenchFlags& flags, const BenchPlan& plan,
   return absl::OkStatus();
 }
 
-// Makes every connection, before anything is timed.
+// Opens every connection before anything is timed.
 absl::Status Connect(Session* session) {
   CallOptions call;
   call.timeout = kInfoTimeout;
@@ -112,7 +113,7 @@ BenchResult RunOnce(const Workload& workload, const BenchOptions& options,
   return result;
 }
 
-// Whether nothing failed; says on stderr what did.
+// Whether no request failed; reports failures on stderr.
 bool ReportFailures(const char* phase, const BenchResult& result) {
   const auto errors = CountErrors(result);
   for (const auto& [code, entry] : errors) {
@@ -147,14 +148,14 @@ absl::StatusOr<std::optional<int>> WarmUp(const BenchPlan& plan,
   return std::nullopt;
 }
 
-// What is being done, on stderr, in a bench of several steps.
+// Announces the current step on stderr, in a bench of several steps.
 void Announce(const BenchPlan& plan, const std::string& what) {
   if (plan.is_sweep() || plan.verify > 0) {
     absl::FPrintF(stderr, "%s\n", what);
   }
 }
 
-// Whether every token is the same alone.
+// Whether every token of the repetition is equal.
 bool Verify(const BenchPlan& plan, const Workload& workload, BenchStep* step,
             Session* session) {
   if (plan.verify == 0 || session->run_switch.stopped()) return true;
@@ -165,7 +166,7 @@ bool Verify(const BenchPlan& plan, const Workload& workload, BenchStep* step,
   const auto verified = VerifyAlone(session->clients.front().get(), workload,
                                     step->result, plan.verify, call);
   if (!verified.ok()) {
-    // What was measured is not lost.
+    // The measured results are kept.
     if (!session->run_switch.stopped()) ReportError(verified.status());
     return session->run_switch.stopped();
   }
@@ -185,7 +186,7 @@ struct Measured {
   bool stopped = false;
 };
 
-// Runs one step and adds it. Whether the sweep, if it is one, may go on.
+// Runs one step and adds it. Returns whether a sweep may continue.
 bool MeasureStep(const BenchPlan& plan, const Workload& workload,
                  BenchStep step, Session* session, Measured* measured) {
   Announce(plan, StepLabel(step.options));
@@ -204,8 +205,8 @@ bool MeasureStep(const BenchPlan& plan, const Workload& workload,
   if (!plan.sweep_rates.empty()) SetVerdict(Judge(step.result), &step);
   const bool saturated = IsSaturated(step);
   const bool nothing_failed = ReportFailures("requests", step.result);
-  // In a sweep over rates the server may refuse what is too much for it, and
-  // be late: the verdict is unknown if anything else failed.
+  // In a sweep over rates the server may refuse or delay excess load: the
+  // verdict is unknown if anything else failed.
   const bool good = plan.sweep_rates.empty() ? nothing_failed
                                              : UnknownReason(step) == nullptr;
   if (!good) measured->clean = false;
@@ -215,7 +216,7 @@ bool MeasureStep(const BenchPlan& plan, const Workload& workload,
   return !measured->stopped && !saturated && measured->clean;
 }
 
-// Rates between the highest sustained and the lowest saturated one.
+// Measures rates between the highest sustained and the lowest saturated one.
 void Refine(const BenchPlan& plan, const Workload& workload, Session* session,
             Measured* measured) {
   for (uint32_t i = 0; i < plan.sweep_refine; ++i) {
@@ -229,7 +230,7 @@ void Refine(const BenchPlan& plan, const Workload& workload, Session* session,
       [](const BenchStep& a, const BenchStep& b) { return a.rate < b.rate; });
 }
 
-// Tells of a client that could not keep its own schedule.
+// Warns if the client could not keep its own schedule.
 void WarnIfLate(const BenchPlan& plan, const Measured& measured) {
   if (!plan.options.arrivals.has_value() || plan.max_concurrency.has_value()) {
     return;
@@ -262,8 +263,8 @@ absl::StatusOr<int> Measure(const BenchFlags& flags, const BenchPlan& plan,
   if (!plan.sweep_rates.empty()) {
     Refine(plan, workload, session, &measured);
   }
-  // From here on a signal ends a program whose report nobody may read. Files
-  // are written to their end.
+  // From here on a signal ends the program, because the report's reader may be
+  // gone. Files are written completely.
   if (WritesToPipe(flags)) session->interrupt.reset();
   RECURVE_RETURN_IF_ERROR(
       WriteBench(flags, plan, session->model, session->server, measured.steps));

@@ -7,14 +7,14 @@
 
 namespace recurve {
 
-// What a server's memory is spent on; all in bytes.
+// A server's memory needs, in bytes.
 struct MemoryNeeds {
   int64_t weights = 0;
   int64_t cache_per_token = 0;     // 0 without attention layers
   int64_t state_per_sequence = 0;  // 0 without recurrent layers
 };
 
-// How many sequences of one length fit, and why no more.
+// How many sequences of one length fit, and what limits them.
 struct Fit {
   int64_t page_bytes = 0;          // kPageTokens tokens of every layer
   int64_t pages_per_sequence = 0;  // 0 when page_bytes is

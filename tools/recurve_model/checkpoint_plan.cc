@@ -7,7 +7,8 @@
 namespace recurve {
 namespace {
 
-// Of logits; below about 1 sampling is close to uniform.
+// Standard deviation of the logits; below about 1, sampling is close to
+// uniform.
 constexpr double kLogitDeviation = 3;
 
 class Planner {
@@ -20,7 +21,7 @@ class Planner {
                         0,
                         gain / std::sqrt(static_cast<double>(cols))});
   }
-  // Near 1, but not 1: a weight that nobody multiplies by would show.
+  // Near 1, but not 1, so that a weight that is not applied is detected.
   void Norm(const std::string& name, int64_t size) {
     tensors_.push_back({name + ".weight", {size}, 1, 0.1});
   }
@@ -35,13 +36,13 @@ class Planner {
   std::vector<PlannedTensor> tensors_;
 };
 
-// A layer adds to the residual stream twice; all of it together shall add
-// about 1.
+// Each layer adds to the residual stream twice; all additions together have a
+// magnitude of about 1.
 double ResidualGain(int64_t layers) {
   return 1 / std::sqrt(2 * static_cast<double>(layers));
 }
 
-// A mean over `rank` products loses a factor of its root.
+// A mean over `rank` products is smaller by a factor of sqrt(rank).
 double FactorGain(int64_t rank) { return std::sqrt(static_cast<double>(rank)); }
 
 void PlanT6Layer(const T6Sizes& s, int64_t index, Planner* planner) {
@@ -80,7 +81,7 @@ nlohmann::ordered_json RecurveLayerConfig(const RecurveSizes& s,
             {"kv_rank", s.kv_rank},
             {"position", {{"type", "lrpe_rotate"}, {"base", 500000.0}}}};
   }
-  // Heads that remember from three tokens to thousands.
+  // Memory lengths of the heads: from three tokens to thousands.
   std::vector<double> log_decay;
   for (int64_t head = 0; head < s.linear_heads; ++head) {
     log_decay.push_back(
@@ -157,8 +158,8 @@ CheckpointPlan PlanT6(const T6Sizes& s) {
                  {"dropout", 0.0},
                  {"scale_attn_by_inverse_layer_idx", true}};
   Planner planner;
-  // Also the head. Small against what the layers add, so that the head does
-  // not merely find the last token again.
+  // Also the head. Small compared to what the layers add, so that the head does
+  // not merely reproduce the last token.
   planner.Matrix("transformer.wte", s.vocab, s.hidden, kLogitDeviation);
   for (int64_t i = 0; i < s.layers; ++i) PlanT6Layer(s, i, &planner);
   plan.tensors = planner.Take();
@@ -170,7 +171,7 @@ CheckpointPlan PlanRecurve(const RecurveSizes& s) {
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
   for (int64_t i = 0; i < s.layers; ++i)
     layers.push_back(RecurveLayerConfig(s, i));
-  // No end of sequence: a load test decides itself how long its outputs are.
+  // No end-of-sequence token: a load test sets its own output lengths.
   plan.config = {{"model_type", "recurve"},
                  {"vocab_size", s.vocab},
                  {"hidden_size", s.hidden},

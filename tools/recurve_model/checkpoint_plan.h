@@ -8,8 +8,7 @@
 
 namespace recurve {
 
-// A tensor of a random checkpoint: its values are drawn from a normal
-// distribution.
+// A tensor of a random checkpoint; its values are normally distributed.
 struct PlannedTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -33,11 +32,11 @@ struct CheckpointPlan {
 // logits over a few units, so that a random model is neither constant nor
 // degenerate.
 
-// A T6 checkpoint, with the tensor names and the config keys of the authors'
-// code (tensorgi/T6), and `t6_variant`.
+// A T6 checkpoint with the tensor names and config keys of the authors' code
+// (tensorgi/T6), plus `t6_variant`.
 struct T6Sizes {
   int64_t layers;
-  int64_t hidden;  // n_embd; the MLP is floor(8/3 of it) wide
+  int64_t hidden;  // n_embd; the MLP has floor(8/3 hidden) units
   int64_t heads;
   int64_t head_dim;
   int64_t q_rank;
@@ -47,8 +46,9 @@ struct T6Sizes {
 };
 CheckpointPlan PlanT6(const T6Sizes& sizes);
 
-// A checkpoint of Recurve's own format (docs/model-format.md). Every
-// `tpa_every`-th layer is TPA, the others are linear attention; 0: all are.
+// A checkpoint in Recurve's own format (docs/model-format.md). Every
+// `tpa_every`-th layer is TPA, the others are linear attention; 0: all are
+// linear.
 struct RecurveSizes {
   int64_t layers;
   int64_t hidden;

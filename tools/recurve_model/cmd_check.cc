@@ -1,4 +1,4 @@
-// check: whether a checkpoint can be served.
+// check: tests whether a checkpoint can be served.
 
 #include <cstdio>
 #include <memory>

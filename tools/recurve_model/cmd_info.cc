@@ -1,4 +1,4 @@
-// info: what a checkpoint is, and what fits.
+// info: describes a checkpoint, and how many sequences fit.
 
 #include <cstdio>
 #include <memory>

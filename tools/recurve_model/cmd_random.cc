@@ -1,4 +1,4 @@
-// random: a checkpoint of random weights, for load tests.
+// random: writes a checkpoint of random weights, for load tests.
 
 #include <unistd.h>
 
@@ -44,7 +44,7 @@ absl::Status List() {
   return absl::OkStatus();
 }
 
-// One line that counts up, where a person watches.
+// One line with a rising count, on a terminal only.
 class ProgressLine {
  public:
   void operator()(int64_t done, int64_t total) {

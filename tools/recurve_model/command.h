@@ -22,12 +22,12 @@ void RegisterModelInfo(CLI::App* app, int* exit_code);
 void RegisterModelCheck(CLI::App* app, int* exit_code);
 void RegisterModelRandom(CLI::App* app, int* exit_code);
 
-// --model-family, --model-variant and --tokenizer, as the server has them.
+// --model-family, --model-variant and --tokenizer, as in the server.
 void AddModelFlags(CLI::App* command, FamilyOptions* family,
                    std::string* tokenizer);
 
-// For 64-bit flags, of which CLI11 would let a negative number wrap around, and
-// cut one that is too large. Takes decimal digits.
+// For 64-bit flags: CLI11 would let a negative number wrap around and truncate
+// one that is too large. Accepts decimal digits only.
 CLI::Validator WholeNumber(
     uint64_t largest = std::numeric_limits<int64_t>::max());
 

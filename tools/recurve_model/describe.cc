@@ -19,24 +19,24 @@
 namespace recurve {
 namespace {
 
-// Where a server runs with all types left to it.
+// The placement of a server with all types on auto.
 Placement DefaultPlacement(bool cuda) {
   Placement placement;
   placement.cuda = cuda;
   if (cuda) {
-    // float16 takes as much.
+    // float16 has the same size.
     placement.kv_dtype = DType::kBFloat16;
     placement.page_order = TpaPageOrder::kOctets;
   }
   return placement;
 }
 
-// As engine/loading/memory_plan.cc counts.
+// The same count as engine/loading/memory_plan.cc.
 MemoryNeeds NeedsOf(const Checkpoint& checkpoint, const ModelDefinition& model,
                     bool cuda) {
   const Placement placement = DefaultPlacement(cuda);
   MemoryNeeds needs;
-  // Fails only where the checkpoint names a tensor that it has not.
+  // Fails only if the checkpoint lacks a tensor that it names.
   needs.weights = WeightBytes(checkpoint, model, placement).value();
   needs.cache_per_token = CacheBytesPerToken(model, SizeOf(placement.kv_dtype),
                                              placement.page_order);
@@ -59,7 +59,7 @@ void AddStored(const Checkpoint& checkpoint, CheckpointFacts* facts) {
   facts->files = static_cast<int64_t>(files.size());
 }
 
-// One for each alternative of LayerDefinition::mixer.
+// One overload for each alternative of LayerDefinition::mixer.
 const char* KindOf(const TpaLayer& /*mixer*/) { return "tpa"; }
 const char* KindOf(const LinearLayer& /*mixer*/) { return "linear"; }
 

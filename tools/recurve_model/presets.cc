@@ -17,8 +17,8 @@ struct RecurvePreset {
   RecurveSizes sizes;
 };
 
-// The sizes that the authors of T6 trained, as their configuration files give
-// them: query rank 6, key and value rank 2, heads of 64, GPT-2's vocabulary.
+// The sizes that the authors of T6 trained, from their configuration files:
+// query rank 6, key and value rank 2, head dimension 64, GPT-2's vocabulary.
 const T6Preset kT6Presets[] = {
     {{"t6-medium", "T6, 24 layers, 1024 wide, 47 heads of 64"},
      {24, 1024, 47, 64, 6, 2, 50304, 1024}},

@@ -12,7 +12,7 @@
 
 namespace recurve {
 
-// A checkpoint of a useful size that can be written from nothing.
+// A checkpoint of a useful size, generated from random weights.
 struct Preset {
   std::string name;
   std::string description;

@@ -9,16 +9,16 @@
 namespace recurve {
 namespace {
 
-// Written as they lie in memory.
+// Values are written in memory order.
 static_assert(std::endian::native == std::endian::little);
 
 // Mean and deviation of a sum of eight integers, uniform in [0, 65535].
 constexpr int64_t kSumMean = 8 * 65535 / 2;
 constexpr double kSumDeviation = 53510.0;  // sqrt(8 · (65536² − 1) / 12)
 
-// FNV-1a of the length and the bytes, which hardly spreads its last bytes, then
-// the finaliser of splitmix64, which does. The values of every tensor follow
-// from it, so it must stay as it is.
+// FNV-1a of the length and the bytes, which hardly mixes its last bytes, then
+// the finaliser of splitmix64, which does. All tensor values depend on it, so
+// it must not change.
 uint64_t HashOfName(absl::string_view name) {
   uint64_t hash = 0xcbf29ce484222325u;
   const auto mix = [&](uint64_t byte) {

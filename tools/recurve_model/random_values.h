@@ -15,12 +15,12 @@ namespace recurve {
 // same bytes.
 class RandomValues {
  public:
-  // Normal up to the fourth moment and a little: a sum of eight uniform
-  // numbers, so that no value is further than 4.9 deviations from the mean.
+  // Approximately normal: a sum of eight uniform numbers, so that no value is
+  // further than 4.9 standard deviations from the mean.
   RandomValues(uint64_t seed, absl::string_view name, double mean,
                double deviation);
 
-  // Elements [first, first + count) as they are stored, into
+  // Writes elements [first, first + count), in their stored form, to
   // `out`[count · SizeOf(dtype)]. `dtype` is not kInt32.
   void Fill(DType dtype, int64_t first, int64_t count, char* out) const;
 

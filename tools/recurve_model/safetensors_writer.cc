@@ -32,7 +32,7 @@ const char* StoredName(DType dtype) {
   return "";
 }
 
-// A file that is being written. Close() says whether all of it arrived.
+// An output file. Close() says whether everything was written.
 class OutputFile {
  public:
   static absl::StatusOr<OutputFile> Create(const std::string& path) {

@@ -28,8 +28,8 @@ struct Shard {
   int64_t payload_bytes = 0;
 };
 
-// Fills files in turn, none beyond `shard_bytes` of payload unless one tensor
-// alone is larger: model.safetensors, or model-00001-of-00003.safetensors …
+// Fills files in order, none beyond `shard_bytes` of payload unless a single
+// tensor is larger: model.safetensors, or model-00001-of-00003.safetensors …
 // REQUIRES: shard_bytes > 0.
 std::vector<Shard> PlanShards(const std::vector<TensorSpec>& tensors,
                               int64_t shard_bytes);
@@ -42,17 +42,17 @@ std::string SafetensorsHeader(const std::vector<TensorSpec>& tensors,
 std::string SafetensorsIndex(const std::vector<TensorSpec>& tensors,
                              const std::vector<Shard>& shards);
 
-// Writes elements [first, first + count) of tensor number `tensor` to `out`, as
-// they are stored. Called from several threads at once.
+// Writes elements [first, first + count) of tensor number `tensor`, in their
+// stored form, to `out`. Called from several threads concurrently.
 using TensorSource =
     std::function<void(size_t tensor, int64_t first, int64_t count, char* out)>;
 
-// Called now and then with the payload bytes written so far.
+// Called periodically with the payload bytes written so far.
 using WriteProgress = std::function<void(int64_t bytes)>;
 
-// Writes the shards, and the index when they are several, into the folder `dir`
-// with a few blocks of memory. After an error the files written are removed
-// again.
+// Writes the shards, and the index if there is more than one, into the folder
+// `dir` with a few blocks of memory. After an error the files written are
+// removed again.
 absl::Status WriteSafetensors(const std::string& dir,
                               const std::vector<TensorSpec>& tensors,
                               const std::vector<Shard>& shards,

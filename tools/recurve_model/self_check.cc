@@ -19,10 +19,10 @@
 namespace recurve {
 namespace {
 
-// Over a page, and no multiple of any tile.
+// More than a page, and not a multiple of any tile.
 constexpr int64_t kPromptTokens = kPageTokens + 7;
 
-// The same for every run, spread over the vocabulary.
+// The same in every run, spread over the vocabulary.
 int32_t PromptToken(int64_t position, int64_t vocab_size) {
   const uint64_t word =
       Philox4x32(0, static_cast<uint64_t>(position), 0).front();
@@ -82,7 +82,8 @@ absl::Status CheckChunking(ModelRunner& runner, int64_t length) {
         &output));
     return output.logits_status;
   };
-  // Where prompts are looked at as a whole, one comes before what is compared.
+  // A model that processes prompts as a whole needs one before the part that is
+  // compared.
   const int64_t first = runner.info().whole_prompts ? length / 2 : 0;
   for (const bool second : {false, true}) {
     if (first > 0) RECURVE_RETURN_IF_ERROR(run(0, first, second));
