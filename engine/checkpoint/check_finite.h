@@ -13,8 +13,8 @@ namespace recurve {
 absl::Status CheckFinite(const TensorView& tensor, const std::string& name,
                          const std::string& file);
 
-// The same of the first element that is an infinity or a NaN once it is rounded
-// to `dtype`, a floating-point type.
+// As CheckFinite, for the first element that is an infinity or a NaN after
+// rounding to `dtype`, a floating-point type.
 absl::Status CheckFiniteAs(DType dtype, const TensorView& tensor,
                            const std::string& name, const std::string& file);
 

@@ -18,12 +18,12 @@
 
 namespace recurve {
 
-// A model directory: config.json, perhaps generation_config.json, and the
+// A model directory: config.json, an optional generation_config.json, and the
 // weights, either in model.safetensors or in the shards that
 // model.safetensors.index.json lists.
 //
-// Open checks all files against each other: the index and the shards name the
-// same tensors. What the model makes of them is its own business.
+// Open checks that the files agree: the index and the shards name the same
+// tensors. Interpreting them is up to the model.
 //
 // Views live as long as this object or the one it was moved to. Thread safety:
 // immutable once open.
@@ -41,19 +41,19 @@ class Checkpoint {
   std::vector<std::string> names() const;
   bool Has(const std::string& name) const;
 
-  // Of any type and shape; NotFound without such a tensor.
+  // Any type and shape; NotFound if there is no such tensor.
   absl::StatusOr<TensorView> Tensor(const std::string& name) const;
-  // Of exactly this shape, and of float32, float16 or bfloat16.
+  // Exactly this shape, and float32, float16 or bfloat16.
   absl::StatusOr<TensorView> Tensor(
       const std::string& name,
       const std::vector<int64_t>& expected_shape) const;
 
-  // Path of the file that holds a tensor. For a name that is in none: of the
-  // file that lists the tensors.
+  // Path of the file that holds a tensor; for an unknown name, of the file that
+  // lists the tensors.
   std::string FileOf(const std::string& name) const;
 
-  // An error that names tensors which are not in `used`: a part of the model
-  // that nobody would compute.
+  // An error that names tensors missing from `used`: a part of the model that
+  // would not be computed.
   absl::Status CheckAllUsed(const std::set<std::string>& used) const;
 
  private:

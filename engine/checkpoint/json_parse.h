@@ -11,17 +11,17 @@
 
 namespace recurve {
 
-// Parses one JSON value, strictly: valid UTF-8, no key twice in one object (the
-// library alone would keep the last), nothing but white space after the value,
-// no number beyond double, and objects and lists at most `max_depth` deep.
-// Throws nothing; memory is bounded by a small multiple of the text.
+// Parses one JSON value, strictly: valid UTF-8, no duplicate keys in an object
+// (the library alone would keep the last), only white space after the value, no
+// number beyond double, and objects and lists at most `max_depth` deep. Throws
+// no exceptions; memory is bounded by a small multiple of the text.
 //
 // `where` begins every error message: the file, and the part of it.
 //
-// `filter`, if given, sees each value before it is kept, a list or an object
-// when it begins, and the member of the outermost object that it is or is in.
-// False ends the parse with an error: whoever gets texts from strangers need
-// not build what is refused afterwards.
+// `filter`, if given, is called for each value before it is stored (a list or
+// an object at its start) with the member of the outermost object that contains
+// it. False ends the parse with an error, so that untrusted input that will be
+// refused is not built first.
 using JsonFilter =
     std::function<bool(const std::string& member, const nlohmann::json& value)>;
 absl::StatusOr<nlohmann::json> ParseJson(absl::string_view text,
@@ -29,10 +29,10 @@ absl::StatusOr<nlohmann::json> ParseJson(absl::string_view text,
                                          int max_depth,
                                          const JsonFilter& filter = nullptr);
 
-// False when `value` is no integer or beyond int64.
+// False unless `value` is an integer within int64.
 bool ReadInt(const nlohmann::json& value, int64_t* out);
 
-// A value as error messages show it: "9", "'silu'", "a list of 3".
+// A value as shown in error messages: "9", "'silu'", "a list of 3".
 std::string DescribeJson(const nlohmann::json& value);
 
 }  // namespace recurve

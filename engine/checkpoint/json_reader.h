@@ -20,16 +20,16 @@ namespace recurve {
 // is InvalidArgument and names file, path, the value found and what is
 // supported: "config.json: layers[3].kv_rank is 9; expected 1 to 4".
 //
-// A null counts as absent. Types do not convert: 8.0 is no integer and "8" no
-// number; an integer is accepted where a double is asked for. All limits are
-// inclusive. Defaults are returned as given.
+// A null counts as absent. Types do not convert: 8.0 is not an integer and "8"
+// is not a number; an integer is accepted as a double. All limits are
+// inclusive. Defaults are returned unchecked.
 //
 // Copies are cheap and share the document, which lives as long as any of them.
 // Thread safety: immutable, so any thread may read.
 class JsonObject {
  public:
-  // `value` must be an object; `path` says where in the file it stands and is
-  // empty for the whole file.
+  // `value` must be an object; `path` is its location in the file and is empty
+  // for the whole file.
   static absl::StatusOr<JsonObject> Make(std::string file, nlohmann::json value,
                                          std::string path = "");
 
@@ -37,7 +37,7 @@ class JsonObject {
   const std::string& path() const { return path_; }
 
   bool Has(const std::string& key) const;
-  // Sorted; without those that are null.
+  // Sorted; null members are omitted.
   std::vector<std::string> keys() const;
 
   absl::StatusOr<int64_t> Int(const std::string& key, int64_t min,
@@ -93,7 +93,7 @@ class JsonObject {
   JsonObject(std::shared_ptr<const Document> document,
              const nlohmann::json* object, std::string path);
 
-  // Null when the key is absent or null.
+  // Null if the key is absent or null.
   const nlohmann::json* Find(const std::string& key) const;
   // `found` may be null: the key is missing.
   absl::Status Unexpected(const std::string& key, const nlohmann::json* found,

@@ -10,17 +10,16 @@
 
 namespace recurve {
 
-// A whole file mapped read-only, unmapped when this object goes.
+// A whole file mapped read-only, unmapped by the destructor.
 //
-// The bytes stay where they are when the object is moved. The file must not
-// shrink while it is mapped: the kernel answers a read past the new end with
-// SIGBUS, which nothing here can turn into an error. Deployments mount models
-// read-only.
+// Moving the object does not move the bytes. The file must not shrink while it
+// is mapped: the kernel answers a read past the new end with SIGBUS, which
+// cannot be turned into an error here. Deployments mount models read-only.
 //
 // Thread safety: const methods may run concurrently.
 class MappedFile {
  public:
-  // Refuses what is not a regular file, and empty files.
+  // Refuses empty files and anything but regular files.
   static absl::StatusOr<MappedFile> Open(const std::string& path);
 
   ~MappedFile();
@@ -48,9 +47,8 @@ class MappedFile {
 absl::Status CheckNotLfsPointer(const std::string& path,
                                 absl::string_view bytes);
 
-// Whether there is something at `path`. An error for what cannot be looked at,
-// and for a symbolic link whose target is missing: that is no absent file, it
-// is half a copy.
+// Whether `path` exists. An error if it cannot be examined, and for a symbolic
+// link whose target is missing: that is an incomplete copy, not an absent file.
 absl::StatusOr<bool> FileExists(const std::string& path);
 
 }  // namespace recurve

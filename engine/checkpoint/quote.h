@@ -7,8 +7,8 @@
 
 namespace recurve {
 
-// `text` in single quotes, made fit for an error message: printable ASCII, the
-// rest escaped, cut after 80 bytes. A name in a hostile file may hold control
+// `text` in single quotes, safe for an error message: printable ASCII, the rest
+// escaped, cut after 80 bytes. A name in a hostile file may hold control
 // characters or be a hundred megabytes long.
 std::string Quote(absl::string_view text);
 

@@ -14,10 +14,10 @@ namespace recurve {
 // One .safetensors file: eight bytes of little-endian header length, a JSON
 // header, then the payload that the header's tensors tile.
 //
-// Open believes nothing: every field is checked before it is used, and the
-// tensors must cover the payload exactly, without holes or overlaps. Supported
-// element types are F32, F16 and BF16; I32 is read, so that whoever asks for
-// the tensor can say which one it is. "__metadata__" is checked, not kept.
+// Open trusts no field: each is checked before use, and the tensors must cover
+// the payload exactly, without holes or overlaps. Supported element types are
+// F32, F16 and BF16; I32 is parsed too, so that an error can name the tensor.
+// "__metadata__" is checked, not kept.
 //
 // Views point into the mapped file. They live as long as this object or the one
 // it was moved to. Thread safety: immutable once open.

@@ -13,13 +13,13 @@
 namespace recurve {
 
 // The executable specification: float32 arithmetic on the CPU, every operation
-// in an order fixed by the row alone, threads over rows. Weights may be held in
-// bfloat16 and widen exactly; states and factors are float32.
+// in an order fixed by the row alone, threads over rows. Weights may be stored
+// in bfloat16 and are widened exactly; states and factors are float32.
 class CpuBackend : public Backend {
  public:
   struct Options {
     // kFloat32 or kBFloat16 (rounding wider weights). Absent: bfloat16 for
-    // matrices stored so, else float32; exact either way.
+    // matrices stored in it, else float32; exact either way.
     std::optional<DType> weight_dtype;
     int64_t max_tokens = 0;  // rows in the largest step
   };
@@ -78,7 +78,7 @@ class CpuBackend : public Backend {
     int64_t angles;
     std::vector<uint64_t> phase_steps;  // exact angles
     std::vector<float> theta;           // float32 angles
-    std::vector<float> cos, sin;        // [max_tokens, angles], of this step
+    std::vector<float> cos, sin;        // [max_tokens, angles], for this step
   };
   struct TpaCache {
     TpaShape shape;
@@ -94,7 +94,7 @@ class CpuBackend : public Backend {
     TensorView view;
   };
 
-  // The type to hold these tensors in.
+  // The storage type for these tensors.
   DType StorageFor(absl::Span<const MatrixPart> parts) const;
   // The vector, or null for the id -1.
   const float* OptionalVector(VectorId id) const;
@@ -103,7 +103,7 @@ class CpuBackend : public Backend {
   void FillTables(Position& position);
   void FillPage(int32_t page, float value);
   void FillSlot(int32_t slot, float value);
-  // Calls copy(memory of a sequence, memory of a block, bytes) for all of it.
+  // Calls copy(sequence memory, block memory, bytes) for every piece.
   template <typename Copy>
   void CopySaved(const SavedMemory& memory, Copy copy);
   struct TpaCacheView CacheView(TpaCache& cache) const;
@@ -114,7 +114,7 @@ class CpuBackend : public Backend {
   uint64_t weight_bytes_ = 0;
   std::vector<PackedMatrix> matrices_;
   std::vector<std::vector<float>> vectors_;
-  // Behind pointers: views point into them.
+  // Behind pointers, because views point into them.
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<Position> positions_;
   std::vector<TpaCache> tpa_caches_;
@@ -122,9 +122,9 @@ class CpuBackend : public Backend {
   std::unique_ptr<char[]> host_;  // [blocks, host_block_bytes_]
   int64_t host_block_bytes_ = 0;
   std::vector<std::vector<float>> activations_;
-  std::vector<float> head_rows_;  // normalised rows, gathered
+  std::vector<float> head_rows_;  // normalised and gathered rows
   std::vector<float> logits_;
-  StepOutput output_;  // of the step in progress
+  StepOutput output_;  // output of the step in progress
   const StepBatch* batch_ = nullptr;
   std::vector<int32_t> whole_;  // WholePromptRows of the step
 };

@@ -7,13 +7,13 @@
 
 namespace recurve {
 
-// Activations of a CudaBackend, as what they are unless they are rounded
-// (CudaProducts).
+// Activations of a CudaBackend as floats; those that are rounded have another
+// type (CudaProducts).
 inline float* Floats(const Activations& a) {
   return reinterpret_cast<float*>(a.data);
 }
 
-// Whether rows may be read and written by 16 bytes.
+// Whether rows can be accessed with 16-byte loads and stores.
 inline bool AlignedFloats(const float* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0;
 }

@@ -26,41 +26,40 @@
 
 namespace recurve {
 
-// The model on one GPU and one stream, but for copies from and to the host.
-// Weights are held in 16 bits or float32, recurrent states are float32, TPA
-// factors 16-bit; activations are float32, but for those that only products
-// read, which have the weights' type. All memory is allocated while a model is
-// built; a step copies what changes to fixed places in one transfer, which
-// passes while the step before runs.
+// The model on one GPU and one stream, except for copies from and to the host.
+// Weights are 16-bit or float32, recurrent states are float32, TPA factors
+// 16-bit; activations are float32, except those read only by products, which
+// have the weights' type. All memory is allocated while a model is built; a
+// step's inputs are copied to fixed addresses in one transfer, which overlaps
+// the previous step.
 //
-// Exactness: every kernel computes a row from that row alone. Steps
-// and prompts (TokenKind) are multiplied with 16-bit weights, mostly, and
-// attended, by different kernels, each with one order of sums for every number
-// of rows.
+// Exactness: every kernel computes a row from that row alone. Steps and prompts
+// (TokenKind) mostly use different kernels for attention and for products with
+// 16-bit weights; each kernel has one summation order for every number of rows.
 //
 // Steps in which every sequence has one token of kStep are captured in a CUDA
-// graph for each power of two of sequences, and for each way to share out their
-// attention (TpaContexts), and replayed; rows up to it are padding in page and
-// slot 0.
+// graph for each power of two of sequences and for each split of their
+// attention (TpaContexts), and replayed; the graph's extra rows are padding in
+// page and slot 0.
 //
 // All work of a step, and on pages and slots, is put on the stream in order;
-// EndStep waits for the event behind its step. So two steps may be under way.
+// EndStep waits for the event after its step. So two steps may be in flight.
 //
 // Two backends of a process must not run steps on one device at the same time:
-// there are kernels whose blocks wait for each other and need all places
+// some kernels have blocks that wait for each other and must all be resident
 // (LaunchTpaDecode, LaunchProductChain).
 //
-// Errors of the device are kept and come from EndStep. That the host has no
-// memory for logits is none (StepOutput::logits_status).
+// Errors of the device are kept and returned by EndStep. Missing host memory
+// for logits is not one of them (StepOutput::logits_status).
 class CudaBackend : public Backend {
  public:
   struct Options {
-    // kFloat32, kBFloat16 or kFloat16. Absent: the 16-bit type that all parts
-    // of a matrix are stored in, else float32.
+    // kFloat32, kBFloat16 or kFloat16. Absent: the 16-bit type in which all
+    // parts of a matrix are stored, else float32.
     std::optional<DType> weight_dtype;
     DType kv_dtype = DType::kBFloat16;  // or kFloat16
     int64_t hidden_size = 0;            // inputs of the head
-    int64_t vocab_size = 0;             // and its outputs
+    int64_t vocab_size = 0;             // outputs of the head
     int64_t max_tokens = 0;             // rows in the largest step, <= 65535
     int64_t max_sequences = 0;          // in a step
     int64_t max_pages = 0;              // of a sequence
@@ -69,25 +68,24 @@ class CudaBackend : public Backend {
   // `threads`: to load weights.
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(
       const Options& options, std::unique_ptr<ThreadPool> threads);
-  // Before there is a backend: what attention of layers of these shapes will
-  // take on the device besides the cache, and what steps are made of.
-  // InvalidArgument, with the limit.
+  // Before a backend exists: the device memory that attention of layers of
+  // these shapes needs in addition to the cache, and that the steps' inputs
+  // need. InvalidArgument, with the limit.
   static absl::StatusOr<int64_t> AttentionBytes(
       const Options& options, absl::Span<const TpaShape> shapes);
-  // Likewise, what layers of linear attention that look at prompts as a whole
-  // take besides their states, at most.
+  // Likewise, an upper bound for layers of linear attention that process
+  // prompts as a whole, without their states.
   static int64_t LinearBytes();
-  // Likewise, what logits and sampling take; and what activations of so many
-  // columns do.
+  // Likewise, for logits and sampling; and for activations of `cols` columns.
   static int64_t SamplingBytes(const Options& options);
   static int64_t ActivationBytes(const Options& options, int64_t cols);
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
 
-  // For benchmarks: all work is put on this stream.
+  // For benchmarks: the stream on which all work is put.
   cudaStream_t stream() const { return stream_; }
-  // For benchmarks: gives every page and slot random values, as zeros are
+  // For benchmarks: gives every page and slot random values, because zeros are
   // multiplied faster. Waits.
   absl::Status FillCacheAtRandom();
 
@@ -156,33 +154,33 @@ class CudaBackend : public Backend {
     CudaMemory memory;
   };
   struct TpaCache {
-    size_t shape;    // of CudaTpa
-    int64_t offset;  // elements from the begin of a page
+    size_t shape;    // number in CudaTpa
+    int64_t offset;  // elements from the start of a page
   };
   struct State {
-    int64_t offset;  // elements from the begin of a slot
+    int64_t offset;  // elements from the start of a slot
   };
-  // A step that was begun and not ended: all of it is on the stream.
+  // A step that was begun and not ended: all of its work is on the stream.
   struct Begun {
     int64_t number;
     absl::Span<const float> logits;
     absl::Status logits_status;
   };
   struct Graph {
-    bool warm = false;  // ran once, so that nothing is loaded while capturing
+    bool warm = false;  // ran once, so that no kernel is loaded during capture
     cudaGraphExec_t exec = nullptr;
   };
 
   static absl::Status CheckOptions(const Options& options);
   CudaBackend(const Options& options, std::unique_ptr<ThreadPool> threads);
   absl::Status Init();
-  // All that comes behind the memory of sequences.
+  // Allocates what follows the memory of sequences.
   absl::Status AllocateWorkspaces(int32_t num_slots);
 
   // Keeps the first error.
   void Check(cudaError_t error, const char* what);
   void Check(const absl::Status& status);
-  // Whether an operation has to be put on the stream.
+  // Whether an operation must be put on the stream.
   bool active() const { return !replay_ && status_.ok(); }
 
   WeightType StorageFor(absl::Span<const MatrixPart> parts) const;
@@ -190,7 +188,7 @@ class CudaBackend : public Backend {
   static int64_t RowCapacity(const Options& options);
   static TpaElement ElementOf(DType kv_dtype);
   static CudaTpa::Options TpaOptions(const Options& options);
-  // Room of a step in a CudaStepBuffer, of which attention takes `tpa`.
+  // Size of a step in a CudaStepBuffer, including `tpa` bytes for attention.
   static int64_t StepBytes(const Options& options, int64_t tpa);
   const float* Vector(VectorId id) const;  // null for the id -1
   TpaElement tpa_element() const { return ElementOf(options_.kv_dtype); }
@@ -202,19 +200,19 @@ class CudaBackend : public Backend {
   void ComputeTables();
   CudaProducts::NormWeights WeightsOf(const NormArgs& norm) const;
   void BeginSamples(const StepBatch& batch);
-  // Ends the capture that there may be, whatever went wrong, and makes of it
-  // what replays the step if nothing did.
+  // Ends the current capture, if any. Instantiates the graph that replays the
+  // step unless an error occurred.
   void EndCapture();
-  // Logits of `rows` rows of `in` (index: device, null for all in order) into
-  // logits_.
+  // Logits of `rows` rows of `in` (`index`: on the device, null for all rows in
+  // order) into logits_.
   void ComputeLogits(Activations in, const int32_t* index, int64_t rows,
                      const NormArgs& norm, MatrixId head);
   // Draws samples [first, first + count) from logits_.
   void Draw(int64_t vocab, int64_t first, int64_t count);
   void HeadOfDecode(Activations in, const NormArgs& norm, MatrixId head);
   void HeadOfMixed(Activations in, const NormArgs& norm, MatrixId head);
-  // Makes room for logits on the host, if the step wants them there. Whether
-  // they are to be copied.
+  // Makes room for logits on the host, if the step wants them there. Returns
+  // whether to copy them.
   bool ReserveHostLogits(int64_t vocab);
 
   const Options options_;
@@ -229,7 +227,8 @@ class CudaBackend : public Backend {
   std::vector<Table> tables_;
   CudaPositions positions_;
   std::optional<CudaTpa> tpa_;        // after Init
-  bool whole_prompts_ = false;        // some layer of linear attention has them
+  bool whole_prompts_ = false;        // some layer of linear attention needs
+                                      // them
   std::optional<CudaLinear> linear_;  // after Init
   TpaDevice device_ = {};
   std::vector<TpaCache> tpa_caches_;
@@ -243,35 +242,34 @@ class CudaBackend : public Backend {
   CudaSampler sampler_;
 
   std::deque<Begun> begun_;  // two at most
-  // When the device had the numbers of step i and when it was done, at i modulo
-  // their number: what is asked for is the latter of the step before the one
-  // that ends.
+  // Events of step i at index i modulo kEvents: its inputs arrived; it ended.
+  // EndStep reads the end of the step before the one that it ends.
   static constexpr int64_t kEvents = 4;
   cudaEvent_t begins_[kEvents] = {};
   cudaEvent_t dones_[kEvents] = {};
   int64_t num_begun_ = 0;
 
-  // Of the step that is put on the stream; pointers are to the device.
+  // The step being put on the stream; pointers are to the device.
   const StepBatch* batch_ = nullptr;
   absl::Status logits_status_;
   CudaStepBuffer step_;
   bool decode_ = false;  // every sequence has one generated token
-  bool replay_ = false;  // a graph has it all
+  bool replay_ = false;  // a graph replays the whole step
   bool capturing_ = false;
   Graph* graph_ = nullptr;
-  TpaContexts contexts_ = TpaContexts::kAny;  // of a decode step
-  int64_t rows_ = 0;                          // of a launch: with padding
-  int64_t sequences_ = 0;                     // likewise
+  TpaContexts contexts_ = TpaContexts::kAny;  // for a decode step
+  int64_t rows_ = 0;                          // in a launch, with padding
+  int64_t sequences_ = 0;                     // in a launch, with padding
   int64_t page_stride_ = 0;
   const int32_t* tokens_ = nullptr;
   const int64_t* row_positions_ = nullptr;
   const int32_t* row_sequence_ = nullptr;
   const int32_t* query_start_ = nullptr;
   const int32_t* slots_of_ = nullptr;
-  const int32_t* sources_ = nullptr;  // of fed tokens
+  const int32_t* sources_ = nullptr;  // for fed tokens
   const int32_t* page_table_ = nullptr;
   const int32_t* logit_rows_ = nullptr;
-  // Of decode steps, by rows and how TPA shares them out.
+  // For decode steps, by rows and the split of TPA's contexts.
   std::map<std::pair<int64_t, TpaContexts>, Graph> graphs_;
 };
 

@@ -15,43 +15,44 @@
 
 namespace recurve {
 
-// The device's side of CacheStorage: pages of TPA factors and slots of
-// recurrent state, of all layers side by side, and host memory that preempted
-// sequences are saved in. What is asked for is put on the steps' stream, in
-// order, and waits for copies of the page or slot that are under way.
+// The device part of CacheStorage: pages of TPA factors and slots of recurrent
+// state, all layers side by side, and host memory for preempted sequences.
+// Operations are put on the steps' stream, in order, and wait for copies of the
+// page or slot in progress.
 //
 // Thread safety: none; the step thread.
 class CudaCacheMemory {
  public:
   CudaCacheMemory() = default;
 
-  // Pages 0 ... num_pages and slots 0 ... num_slots of `spec`, zero.
-  // ResourceExhausted, with what to lower, if they do not fit. `steps` outlives
-  // every call.
+  // Pages 0 ... num_pages and slots 0 ... num_slots of `spec`, zeroed.
+  // ResourceExhausted, naming the option to lower, if they do not fit. `steps`
+  // outlives every call.
   absl::Status Allocate(const CacheSpec& spec, cudaStream_t steps);
-  // Once, after Allocate; ResourceExhausted if the host has no such memory.
+  // To be called once, after Allocate; ResourceExhausted if the host lacks the
+  // memory.
   absl::Status AllocateHost(int32_t num_blocks);
 
   char* pages() const { return pages_.data(); }
   char* slots() const { return slots_.data(); }
   const CacheSpec& spec() const { return spec_; }
 
-  // Every byte of a page or slot becomes `value`.
+  // Sets every byte of a page or slot to `value`.
   absl::Status SetPage(int32_t page, int value);
   absl::Status SetSlot(int32_t slot, int value);
 
-  // REQUIRES, of both: host memory.
+  // REQUIRES: host memory, as does Restore.
   absl::Status Save(const SavedMemory& memory) { return swap_->Save(memory); }
   absl::Status Restore(const SavedMemory& memory) {
     return swap_->Restore(memory);
   }
   // Whether the last copy of the slot's sequence is done.
   bool Restored(int32_t slot) { return swap_ == nullptr || swap_->Done(slot); }
-  // What comes next on the steps' stream runs after that copy.
+  // Work put on the steps' stream afterwards runs after that copy.
   absl::Status AwaitSlot(int32_t slot);
 
-  // For benchmarks: gives pages values of `dtype`, and slots float32 ones, at
-  // random. Waits.
+  // For benchmarks: random values of type `dtype` for pages, float32 for slots.
+  // Waits.
   absl::Status FillAtRandom(DType dtype);
 
  private:

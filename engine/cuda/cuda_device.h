@@ -8,17 +8,16 @@
 
 namespace recurve {
 
-// What a server on the GPU needs to know of it before it loads a model.
+// Properties of the GPU that a server needs before it loads a model.
 struct CudaDevice {
   std::string name;
   int64_t free_bytes = 0;
   int64_t total_bytes = 0;
-  bool integrated = false;  // its memory is the host's
+  bool integrated = false;  // shares its memory with the host
   bool hopper = false;      // TpaDevice::hopper
 };
 
-// The current device. Unavailable, with the reason, where there is none that
-// the kernels run on.
+// The current device. Unavailable, with the reason, if the kernels run on none.
 absl::StatusOr<CudaDevice> FindCudaDevice();
 
 }  // namespace recurve

@@ -15,43 +15,42 @@
 
 namespace recurve {
 
-// Linear attention of a CudaBackend: what is launched for a layer in a step.
+// Linear attention of a CudaBackend: the launches of a layer in a step.
 //
-//  - Tokens of TokenKind::kStep: the scan, one update a token in float32.
-//  - Prompts: the kernel that goes by chunks, where there is one for the device
-//    and the layer, and chunks are used; else the scan.
-//  - What a layer that is not causal looks at as a whole: under the same
-//    conditions the non-causal kernel, else the scan.
+// - Tokens of TokenKind::kStep: the scan, one update a token in float32.
+// - Prompts: the chunk kernel, if there is one for the device and the layer,
+//   and chunks are used; else the scan.
+// - Whole prompts of a non-causal layer: under the same conditions the
+//   non-causal kernel, else the scan.
 //
-// Both kernels take factors that a pass of its own has activated, encoded and
-// rounded (LaunchLinearFactors), unless their encoding is too wide for them:
-// then they encode. Which of all this a layer takes, its sizes decide. So a
-// token is always computed by the same kernel, which gives it the same
-// bits in any batch, and however its prompt is cut at multiples of
-// chunk_multiple(), where it may be cut.
+// Both kernels take factors that a separate pass has activated, encoded and
+// rounded (LaunchLinearFactors), unless the encoded factors are too wide: then
+// the kernels encode. A layer's sizes alone decide which path it takes. So a
+// token is always computed by the same kernel, which gives it the same bits in
+// any batch and for any split of its prompt at multiples of chunk_multiple(),
+// where it may be split.
 class CudaLinear {
  public:
   explicit CudaLinear(const TpaDevice& device) : device_(device) {}
 
-  // chunk_multiple() on such a device of a model that has states or not, and
-  // matrices all in bfloat16 or not: more than 1 if prompts are computed by
-  // chunks. These round what they multiply to bfloat16, which would show in
-  // models of finer weights.
+  // chunk_multiple() on such a device for a model with or without states, and
+  // with or without all matrices in bfloat16: more than 1 if prompts are
+  // computed in chunks. The chunk kernels round their operands to bfloat16,
+  // which would be visible in models with finer weights.
   static int64_t ChunkMultiple(bool hopper, bool states, bool bfloat16);
-  // Prompts are computed by chunks. If some layer looks at them as a whole
-  // (`whole`) this allocates WholeBytes(). REQUIRES: ChunkMultiple of the model
-  // is more than 1.
+  // Computes prompts in chunks from now on. If some layer processes them as a
+  // whole (`whole`) this allocates WholeBytes(). REQUIRES: ChunkMultiple of the
+  // model is more than 1.
   absl::Status UseChunks(bool whole);
   static int64_t WholeBytes();
   int64_t chunk_multiple() const { return chunk_multiple_; }
 
   // --- A step ---
 
-  // Room that a step takes in a CudaStepBuffer, of so many tokens at most.
+  // Upper bound on the size of a step of these sizes in a CudaStepBuffer.
   static int64_t StepBytes(int64_t tokens, int64_t sequences);
 
-  // Every row's tokens, for the scan. Pointers are to the device, here and
-  // below.
+  // Every row's tokens, for the scan. Device pointers, here and below.
   struct Rows {
     int64_t count;
     const int32_t* query_start;  // [count + 1]
@@ -59,14 +58,14 @@ class CudaLinear {
     const int32_t* whole;        // [count] LinearAttentionParams, or null
   };
   void BeginDecode(const Rows& rows);
-  // Adds what the step's launches need, and rows.whole, to `step`.
+  // Adds the inputs of the step's launches, and rows.whole, to `step`.
   void BeginMixed(const Rows& rows, const StepBatch& batch,
                   const std::vector<StepRun>& runs, CudaStepBuffer* step);
 
   struct Layer {
     const LinearConfig* config;
-    const uint64_t* phase_steps;  // null where angles are not exact
-    const float* cos;             // of the step's rows
+    const uint64_t* phase_steps;  // null unless angles are exact
+    const float* cos;             // for the step's rows
     const float* sin;
     const float* decay;  // [num_heads]
     float* states;       // LinearAttentionParams
@@ -74,7 +73,7 @@ class CudaLinear {
     Activations q, k, v;
     Activations out;
     Activations scratch;  // Backend::LinearAttentionArgs
-    // Of an encoded q or k.
+    // Columns of an encoded q or k.
     int64_t key_dim() const {
       return LrpeOutputDim(config->position.type, config->head_dim);
     }
@@ -82,13 +81,13 @@ class CudaLinear {
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
 
  private:
-  // One launch: runs that follow each other in the step.
+  // One launch: consecutive runs of the step.
   struct Launch {
     Rows rows;
-    const int64_t* positions;  // [rows.count] of the first tokens
+    const int64_t* positions;  // [rows.count] positions of the first tokens
   };
-  // Of a layer that is not causal, runs [first, first + count) of a group: all
-  // begin a prompt, or none.
+  // For a non-causal layer, runs [first, first + count) of a group: either all
+  // begin a prompt, or none does.
   struct Stretch {
     bool whole;
     int64_t first, count;
@@ -97,9 +96,9 @@ class CudaLinear {
   struct Group {
     bool prompt;
     Launch launch;
-    std::vector<Stretch> stretches;  // of prompts
+    std::vector<Stretch> stretches;  // for prompts
   };
-  // q̃, k̃ and ṽ of bfloat16, as rows of the step.
+  // q̃, k̃ and ṽ in bfloat16, as rows of the step.
   struct Factors {
     const uint16_t* q;
     const uint16_t* k;
@@ -107,11 +106,11 @@ class CudaLinear {
     int64_t stride;
   };
 
-  // Whether prompts pass the layer by chunks.
+  // Whether the layer computes prompts in chunks.
   bool PrefillsByChunks(const Layer& layer) const;
-  // Whether the non-causal kernel is for the layer, if that is so.
+  // Whether the non-causal kernel supports the layer, if it does.
   static bool FusesWhole(const Layer& layer);
-  // Makes factors of rows [begin, end) of the step, encoded if `encode`.
+  // Computes the factors of rows [begin, end) of the step, encoded if `encode`.
   static absl::Status MakeFactors(const Layer& layer, bool encode,
                                   int64_t begin, int64_t end, Factors* factors,
                                   cudaStream_t stream);
@@ -129,7 +128,7 @@ class CudaLinear {
   int64_t chunk_multiple_ = 1;
   CudaMemory whole_workspace_;  // LinearNoncausalParams
 
-  // Of the step in progress.
+  // State of the step in progress.
   bool decode_ = false;
   Rows rows_ = {};
   std::vector<Group> groups_;

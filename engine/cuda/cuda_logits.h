@@ -11,35 +11,35 @@
 
 namespace recurve {
 
-// Memory of a step's logits: a part of them at a time on the device, and all of
-// them on the host for who asked for them.
+// Memory of a step's logits: on the device a part of the rows at a time, on the
+// host all rows, if they were requested.
 //
 // Thread safety: none; the step thread.
 class CudaLogits {
  public:
-  // Device memory that Allocate takes.
+  // Device memory used by Allocate.
   static int64_t DeviceBytes(int64_t min_rows, int64_t max_rows, int64_t hidden,
                              int64_t vocab);
-  // Room on the device for `min_rows` rows at least, for more up to `max_rows`
+  // Allocates device memory for at least `min_rows` rows, and up to `max_rows`
   // if they are small: `hidden` inputs and `vocab` tokens each.
   // ResourceExhausted if memory does not suffice.
   absl::Status Allocate(int64_t min_rows, int64_t max_rows, int64_t hidden,
                         int64_t vocab);
 
   int64_t capacity() const { return capacity_; }  // rows on the device
-  // Elements between rows of so many: these begin at multiples of 16 bytes.
+  // Elements between rows of `columns` columns: rows begin at multiples of 16
+  // bytes.
   static int64_t Stride(int64_t columns) { return (columns + 3) / 4 * 4; }
   // Normalised rows whose logits are wanted, [capacity, Stride(hidden)]
   // float32.
   float* inputs() const { return inputs_.as<float>(); }
   float* data() const { return logits_.as<float>(); }  // [capacity, Stride]
 
-  // Makes room for `rows` rows on the host. ResourceExhausted if that has none:
-  // what was there stays, and nothing is broken. REQUIRES: nothing is under way
-  // that writes there, and no graph is being captured.
+  // Makes room for `rows` rows on the host. ResourceExhausted if there is no
+  // memory; the previous buffer then stays valid. REQUIRES: no work in flight
+  // writes to it, and no graph is being captured.
   absl::Status ReserveHost(int64_t rows, int64_t vocab);
-  // Puts on `stream` a copy of `count` rows from the device's row to the
-  // host's.
+  // Puts a copy of `count` rows on `stream`, from device_row on to host_row on.
   absl::Status CopyToHost(int64_t device_row, int64_t host_row, int64_t count,
                           int64_t vocab, cudaStream_t stream) const;
   // [rows, vocab] on the host.

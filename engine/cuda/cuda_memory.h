@@ -35,7 +35,7 @@ class CudaMemory {
   // Device memory is zero; 0 bytes give a null pointer.
   static absl::StatusOr<CudaMemory> Allocate(Kind kind, int64_t bytes,
                                              absl::string_view what);
-  // Whether that is an error for want of memory of the device.
+  // Whether the error means that device memory ran out.
   static bool LacksDevice(const absl::Status& status);
 
   char* data() const { return static_cast<char*>(data_); }

@@ -21,13 +21,13 @@ class CudaPositions {
  public:
   struct Encoding {
     PositionConfig config;
-    int64_t angles = 0;      // of a row; 0: no encoding, no tables
-    CudaMemory phase_steps;  // [angles] uint64, exact angles; or
+    int64_t angles = 0;      // per row; 0: no encoding, no tables
+    CudaMemory phase_steps;  // [angles] uint64, for exact angles; or
     CudaMemory theta;        // [angles] float32 angles
     CudaMemory cos, sin;     // [rows, angles] float32
   };
 
-  // An encoding with tables of `rows` rows. Equal encodings have one id.
+  // Adds an encoding with tables of `rows` rows. Equal encodings have one id.
   // ResourceExhausted if memory does not suffice.
   absl::StatusOr<PositionId> Load(const PositionConfig& config, int64_t rows);
 

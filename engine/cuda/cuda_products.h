@@ -25,34 +25,34 @@
 
 namespace recurve {
 
-// The matrices of a CudaBackend and what is multiplied by them: which kernel,
-// for which rows, what is rounded and when, and which norm or gate a product
-// takes on its way.
+// The matrices of a CudaBackend and their products: which kernel computes which
+// rows, what is rounded and when, and which norm or gate is fused into a
+// product.
 //
-//  - float32 weights: cuBLASLt, every row.
-//  - 16-bit weights and rows of TokenKind::kStep, on Hopper those of short
-//    prompts, too: LaunchDecodeMatmul. ("Steps" below.)
-//  - 16-bit weights and other rows of prompts: cuBLASLt with activations
-//    rounded; but on Hopper a channel mixer's first product, if its gate is
-//    one that LaunchDecodeMatmul is faster at, is that for every row, in one
-//    launch.
-// Each has one order of sums for every number of rows, and a row is of one kind
-// whenever it is computed.
+// - float32 weights: cuBLASLt, every row.
+// - 16-bit weights and rows of TokenKind::kStep, on Hopper also those of short
+//   prompts: LaunchDecodeMatmul. ("Steps" below.)
+// - 16-bit weights and other rows of prompts: cuBLASLt with rounded
+//   activations. Exception: on Hopper, if LaunchDecodeMatmul is faster with a
+//   channel mixer's gate, it computes that mixer's first product for every row,
+//   in one launch.
+// Each has one summation order for every number of rows, and a row is of one
+// kind whenever it is computed.
 //
 // Activations that only products read (Activations::for_products) hold values
-// of the weights' type, not floats, if whoever writes them can (RoundsInto,
-// SetRounded); a norm that the next product takes on its way is not launched at
-// all. Both are kept by address from BeginStep on.
+// of the weights' type, not floats, if their writer supports it (RoundsInto,
+// SetRounded); a norm that is fused into the next product is not launched. Both
+// are recorded by address from BeginStep on.
 //
-// Of a step of few rows, a product that adds to the residual is put off until
-// what follows is known: with the channel mixer behind it, and the projection
-// of the next layer, it is one launch (LaunchProductChain). Who reads or writes
-// activations otherwise calls Flush() before.
+// In a step of few rows, a product that adds to the residual is deferred until
+// the next operation is known: with the channel mixer after it, and the
+// projection of the next layer, it is one launch (LaunchProductChain). Other
+// code that reads or writes activations calls Flush() first.
 //
 // Not thread-safe; one stream.
 class CudaProducts {
  public:
-  // A Backend::NormArgs with its weights on the device, null for none.
+  // A Backend::NormArgs with its weights on the device, null if absent.
   struct NormWeights {
     NormKind kind;
     int64_t groups;
@@ -67,35 +67,35 @@ class CudaProducts {
 
   // --- Building a model ---
 
-  // The rows of `parts` one after the other, held as `type`.
+  // Concatenates the rows of `parts`, stored as `type`.
   absl::StatusOr<MatrixId> Load(absl::Span<const MatrixPart> parts,
                                 WeightType type, CudaWeightLoader* loader);
   // Bytes of matrices so far.
   uint64_t bytes() const { return bytes_; }
-  // That of all matrices, or "mixed".
+  // The type of all matrices, or "mixed".
   absl::string_view weight_dtype() const;
-  // Its memory on the device.
+  // Its device memory.
   absl::Span<const char> data(MatrixId id) const {
     const CudaMemory& memory = matrices_[id.value].memory;
     return {memory.as<const char>(), static_cast<size_t>(memory.bytes())};
   }
-  // Of those that Project and ChannelMixer begin with: the matrix that came
-  // after `id` when it last was multiplied; -1 before the first step.
+  // For the first matrices of Project and ChannelMixer: the matrix that
+  // followed `id` at its last product; -1 before the first step.
   MatrixId after(MatrixId id) const { return matrices_[id.value].after; }
   int64_t outputs(MatrixId id) const { return matrices_[id.value].outputs; }
-  // With what is added so that rows are aligned.
+  // Including the padding that aligns rows.
   int64_t max_inputs() const;
 
-  // Once all matrices are there: chooses cuBLASLt's algorithms, for outputs
-  // that begin `column_multiple` columns apart and at most `row_capacity` rows.
-  // Waits.
+  // To be called after all matrices are loaded: chooses cuBLASLt's algorithms,
+  // for outputs that begin `column_multiple` columns apart and at most
+  // `row_capacity` rows. Waits.
   absl::Status Tune(int64_t row_capacity, int64_t column_multiple);
   // Memory for the rows of a step.
   absl::Status Allocate(int64_t row_capacity);
 
   // --- A step ---
 
-  // Launches what has been put off.
+  // Launches deferred products.
   absl::Status Flush();
 
   // Every row is of TokenKind::kStep.
@@ -106,25 +106,26 @@ class CudaProducts {
   absl::Status Glu(Activations in, Activation activation, Activations out);
   absl::Status Project(Activations in, MatrixId matrix, Activations out,
                        bool add);
-  // Whether ChannelMixer below is for the step; else it is the operations one
-  // by one. Rows of steps have the same bits either way, and those of other
-  // prompts the way that matrices and activation decide.
+  // Whether ChannelMixer below applies to the step; otherwise its operations
+  // are called one by one. Rows of steps have the same bits either way; for
+  // rows of other prompts, matrices and activation decide.
   bool FusesChannelMixer(const Backend::ChannelMixerArgs& args) const;
   absl::Status ChannelMixer(const Backend::ChannelMixerArgs& args,
                             const NormWeights& norm);
   // The product of the head with norm(in): `rows` rows of `in`, all in order or
-  // those of `index` (on the device). `normed`: room for them in float32, 4
-  // columns at most behind each. Rows of `logits` are `logits_stride` apart.
+  // those of `index` (on the device). `normed`: space for them in float32, each
+  // with up to 4 columns of padding. Rows of `logits` are `logits_stride`
+  // apart.
   absl::Status Logits(Activations in, const int32_t* index, int64_t rows,
                       const NormWeights& norm, MatrixId head, float* normed,
                       float* logits, int64_t logits_stride);
 
-  // The type that who writes `out` is to round to, rows as far apart as those
-  // of floats; absent: float32.
+  // The type to which the writer of `out` must round, with the row stride of
+  // floats; absent: float32.
   std::optional<WeightType> RoundsInto(const Activations& out) const;
-  // Of the attention that was launched last.
+  // The blocks of the latest attention launch.
   void SetWorking(const WorkingBlocks& working) { working_ = working; }
-  // What was written to `out` is of that type, or float32.
+  // Whether the values written to `out` have that type, or are float32.
   void SetRounded(const Activations& out, bool rounded);
 
  private:
@@ -134,26 +135,27 @@ class CudaProducts {
     int64_t inputs;
     int64_t padded;  // elements between rows; zeros from `inputs` on
     // Rows in memory: zeros from `outputs` on, so that cuBLASLt may use kernels
-    // that take multiples of 16 only.
+    // that require multiples of 16.
     int64_t padded_outputs;
     CudaMemory memory;
-    MatrixId after;  // of the member function
+    MatrixId after;  // see after()
   };
-  // Rows [begin, begin + count) of the step, all multiplied as steps or none.
+  // Rows [begin, begin + count) of the step, either all multiplied as steps or
+  // none.
   struct Run {
     int64_t begin;
     int64_t count;
     bool step;
   };
-  // Where rows of a product come from and go to.
+  // Input and output rows of a product.
   struct Operands {
     const void* x;
     int64_t x_stride;
     float* y;
     int64_t y_stride;
     int64_t rows;
-    int64_t cols;  // of x
-    bool step;     // as Run's
+    int64_t cols;  // columns of x
+    bool step;     // as in Run
     bool add;
   };
   struct FusedNorm {
@@ -161,8 +163,8 @@ class CudaProducts {
     NormWeights norm;
   };
 
-  // Products put off: residual += x · outᵀ, a channel mixer on the residual,
-  // and the norm of what is multiplied next.
+  // Deferred products: residual += x · outᵀ, a channel mixer on the residual,
+  // and the norm before the next product.
   struct Chain {
     MatrixId out;
     Activations x, residual;
@@ -178,8 +180,8 @@ class CudaProducts {
     std::optional<NextNorm> next_norm;
   };
 
-  // Whether the products of the chain, and of its norm with `next`, -1: none,
-  // are one launch.
+  // Whether the products of the chain, and of its norm with `next` (-1: none),
+  // can be one launch.
   bool Chains(const Chain& chain, MatrixId next) const;
   static bool ChainsNorm(const NormWeights& norm) {
     return norm.kind == NormKind::kRms && norm.groups == 1;
@@ -187,11 +189,11 @@ class CudaProducts {
   ProductChainParams ChainParams(const Chain& chain, MatrixId next) const;
   absl::Status LaunchChain(const Chain& chain, MatrixId next,
                            const Activations& y);
-  // `out` in float32, whatever it is for.
+  // Always writes float32 to `out`.
   absl::Status NormRows(const float* in, int64_t in_stride,
                         const NormWeights& norm, float* out, int64_t out_stride,
                         int64_t rows, int64_t cols);
-  // The member functions of like names, at once.
+  // The member functions of the same name, without deferral.
   absl::Status NormNow(Activations in, const NormWeights& norm,
                        Activations out);
   absl::Status ProjectNow(Activations in, MatrixId matrix, Activations out,
@@ -203,31 +205,31 @@ class CudaProducts {
       : stream_(stream), cublas_(std::move(cublas)) {}
 
   bool IsRounded(const Activations& in) const;
-  // Whether a product of a step of decoding takes the norm of `in` on its way.
+  // Whether a product of a decode step can fuse the norm of `in`.
   bool FusesNorm(const Activations& in, const NormWeights& norm) const;
   static void FuseNorm(const Activations& in, const NormWeights& norm,
                        DecodeMatmulParams* params);
   static DecodeMatmulParams ProductOf(const Matrix& matrix, float* y,
                                       int64_t y_stride, int64_t rows,
                                       int64_t cols);
-  // x is float32, or of the matrix's type.
+  // x is float32, or of the matrix's type in MultiplyRounded.
   absl::Status MultiplyFloats(const Matrix& matrix, const Operands& operands);
   absl::Status MultiplyRounded(const Matrix& matrix, const Operands& operands);
-  // All rows of the step, each as its kind is; `rounded`: of the matrix's type.
+  // All rows of the step, by kind; `rounded`: `in` is of the matrix's type.
   absl::Status MultiplyRuns(const Matrix& matrix, Activations in, bool rounded,
                             Activations out, bool add);
-  // By LaunchDecodeMatmul, rows of any kind: float32 x is rounded on the way,
-  // or before.
+  // Uses LaunchDecodeMatmul, for rows of any kind: float32 x is rounded in the
+  // kernel or before it.
   absl::Status MultiplySteps(DecodeMatmulParams params, const float* x,
                              int64_t x_stride);
   absl::Status Launch(const DecodeMatmulParams& params);
-  // Floats x, rounded to `type` with zeros up to `cols_to`, into rounded_rows_.
+  // Rounds float x to `type`, with zeros up to `cols_to`, into rounded_rows_.
   absl::Status RoundRows(const float* x, int64_t x_stride, WeightType type,
                          int64_t rows, int64_t cols, int64_t cols_to);
 
   const cudaStream_t stream_;
   const std::unique_ptr<CublasMatmul> cublas_;
-  // `id` is multiplied now.
+  // Records that `id` is multiplied now.
   void Note(MatrixId id) {
     if (last_.value >= 0) matrices_[last_.value].after = id;
     last_ = id;
@@ -236,20 +238,20 @@ class CudaProducts {
   std::vector<Matrix> matrices_;
   MatrixId last_;
   uint64_t bytes_ = 0;
-  // The 16-bit type of all matrices, if it is one.
+  // The 16-bit type of all matrices, if they share one.
   std::optional<WeightType> type_;
   CudaMemory rounded_rows_;  // rows rounded to the type of the weights
-  // Of LaunchProductChain, if this is its one user in the process. Others
-  // launch the products one by one.
+  // Workspace of LaunchProductChain, if this is its only user in the process.
+  // Others launch the products one by one.
   CudaMemory exchange_;
   inline static std::atomic_flag chain_user_;
 
-  // Of the step in progress.
+  // State of the step in progress.
   bool decode_ = false;
   int64_t rows_ = 0;
   std::vector<Run> runs_;
   std::set<const char*> rounded_;
-  std::map<const char*, FusedNorm> fused_norms_;  // by where they would be
+  std::map<const char*, FusedNorm> fused_norms_;  // by address of their output
   std::optional<Chain> chain_;
   WorkingBlocks working_;
 };

@@ -12,15 +12,14 @@
 
 namespace recurve {
 
-// Everything that changes from step to step, written on the host. Equal
+// All inputs that change from step to step, written on the host. Equal
 // sequences of Add calls give equal addresses on the device, so that a captured
-// graph finds the next step's numbers where it looks.
+// graph finds the next step's inputs at the same addresses.
 //
-// Two steps may be under way. What one is made of crosses the bus while the one
-// before it runs, on a stream of its own, to memory beside that which the
-// running step reads; and is moved there when that has ended, by one small
-// kernel. So the device does not wait for the bus between two steps, and the
-// bus for no more than a step's begin.
+// Two steps may be in flight. A step's inputs are transferred while the
+// previous step runs, on a separate stream, to a staging area on the device;
+// after the previous step has ended, one small kernel moves them into place. So
+// the device does not wait for the bus between two steps.
 //
 // Not thread-safe.
 class CudaStepBuffer {
@@ -30,28 +29,29 @@ class CudaStepBuffer {
   CudaStepBuffer(const CudaStepBuffer&) = delete;
   CudaStepBuffer& operator=(const CudaStepBuffer&) = delete;
 
-  // What an Add of `count` values takes at most, at the usual alignment.
-  // Whoever adds to a step counts so beforehand: CudaBackend::StepBytes and
-  // what that adds up.
+  // Upper bound on the size of an Add of `count` values at the default
+  // alignment. Callers sum it up in advance: CudaBackend::StepBytes and the
+  // functions it calls.
   template <typename T>
   static constexpr int64_t Room(int64_t count) {
     return count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1;
   }
 
-  // Device memory that Allocate takes, about.
+  // Device memory used by Allocate, approximately.
   static int64_t DeviceBytes(int64_t bytes) { return 2 * bytes; }
-  // ResourceExhausted, naming what to lower.
+  // ResourceExhausted, naming the option to lower.
   absl::Status Allocate(int64_t bytes);
 
-  // Begins a step. The last but one must be done.
+  // Begins a step. The step before the last one must have ended.
   void Clear() {
     used_ = 0;
     turn_ = 1 - turn_;
   }
 
-  // Room for `count` values: where to write them, and where the device finds
-  // them, at a multiple of `alignment` bytes: a power of two from 16 to 256.
-  // REQUIRES: there is room.
+  // Reserves space for `count` values and returns its host address, to write
+  // to, and its device address, a multiple of `alignment` bytes: a power of two
+  // from 16 to 256.
+  // REQUIRES: there is space.
   template <typename T>
   std::remove_const_t<T>* Add(int64_t count, T** on_device,
                               int64_t alignment = kAlignment) {
@@ -63,8 +63,8 @@ class CudaStepBuffer {
     return reinterpret_cast<std::remove_const_t<T>*>(hosts_[turn_].data() + at);
   }
 
-  // Brings what was written to the device, for what `stream` does from here on;
-  // always the same stream.
+  // Transfers the written values to the device for later work on `stream`,
+  // which must always be the same stream.
   absl::Status Copy(cudaStream_t stream) const;
 
  private:

@@ -16,27 +16,27 @@
 namespace recurve {
 
 // Memory of preempted sequences, in page-locked memory of the host; copies run
-// on a stream of their own, beside the steps.
+// on a separate stream, concurrently with steps.
 //
-// Order. A copy waits for what was put on the steps' stream before it. Copies
-// run one after the other, so a block may be reused at once. Whoever puts
-// something on the steps' stream that writes to a page or slot, or reads a
-// slot's sequence, calls Await for it before; that waits on the device only.
-// Pages are copied first to last and awaited one by one, as the slot is, which
-// is saved before them: what changes hands in a step delays that step by its
-// own copy, not by all of them.
+// Order. A copy waits for all earlier work on the steps' stream. Copies run one
+// after the other, so a block may be reused immediately. Before work on the
+// steps' stream writes to a page or slot, or reads a slot's sequence, its
+// caller must call Await for it; only the device waits. Pages are copied first
+// to last and awaited one by one, as is the slot, which is saved before them: a
+// page or slot handed over in a step delays that step by its own copy, not by
+// all of them.
 //
 // Thread safety: none; the step thread.
 class CudaSwap {
  public:
   // Pages 0 ... num_pages and slots 0 ... num_slots of `spec` on the device.
-  // ResourceExhausted when the host has no page-locked memory for
+  // ResourceExhausted if the host lacks page-locked memory for
   // spec.num_host_blocks. `steps` outlives every call.
   static absl::StatusOr<std::unique_ptr<CudaSwap>> Create(cudaStream_t steps,
                                                           const CacheSpec& spec,
                                                           char* pages,
                                                           char* slots);
-  // Waits for copies under way.
+  // Waits for copies in progress.
   ~CudaSwap();
   CudaSwap(const CudaSwap&) = delete;
   CudaSwap& operator=(const CudaSwap&) = delete;
@@ -44,12 +44,13 @@ class CudaSwap {
   absl::Status Save(const SavedMemory& memory);
   absl::Status Restore(const SavedMemory& memory);
 
-  // What comes next on the steps' stream runs after the last copy of it. A slot
-  // is restored behind its sequence's pages, so its copy is that of all.
+  // Work put on the steps' stream afterwards runs after the last copy of it. A
+  // slot is restored after its sequence's pages, so its copy is the last.
   absl::Status AwaitPage(int32_t page) { return Await(page_copies_[page]); }
   absl::Status AwaitSlot(int32_t slot) { return Await(slot_copies_[slot]); }
 
-  // Whether the last copy of the slot is done: of a restored sequence, all.
+  // Whether the last copy of the slot is done, and so all of a restored
+  // sequence.
   bool Done(int32_t slot);
 
  private:
@@ -62,10 +63,10 @@ class CudaSwap {
   CudaSwap(cudaStream_t steps, const CacheSpec& spec, char* pages, char* slots)
       : steps_(steps), spec_(spec), pages_(pages), slots_(slots) {}
   absl::Status Begin();
-  // `kind` says which way.
+  // `kind` gives the direction.
   absl::Status CopyPages(const SavedMemory& memory, cudaMemcpyKind kind);
   absl::Status CopySlot(const SavedMemory& memory, cudaMemcpyKind kind);
-  // Of the blocks that a sequence is saved in, pages first.
+  // Block `index` of a saved sequence, pages first.
   char* Block(const SavedMemory& memory, size_t index) const;
   absl::Status CopyBytes(char* device, char* host, int64_t bytes,
                          cudaMemcpyKind kind);

@@ -23,18 +23,17 @@
 
 namespace recurve {
 
-// Tensor product attention of a CudaBackend: the launch plans of the shapes of
-// its layers, and what is launched for each of them in a step.
+// Tensor product attention of a CudaBackend: the launch plans for the shapes of
+// its layers, and the launches of each layer in a step.
 //
-//  - A step of decoding: one launch of the decode kernel, a row a sequence,
-//    which appends the rows' tokens where it can.
-//  - Other steps, tokens of TokenKind::kStep: the decode kernel, with rows of
-//    one token or up to kTpaPieceTokens, whose queries are gathered ("pieces").
-//  - Prompts: the prefill kernel where there is one for the device, else as
-//    above.
+// - A decode step: one launch of the decode kernel, one row per sequence, which
+//   appends the rows' tokens where it can.
+// - Other steps, tokens of TokenKind::kStep: the decode kernel, with rows of
+//   one token or up to kTpaPieceTokens, whose queries are gathered ("pieces").
+// - Prompts: the prefill kernel if there is one for the device, else as above.
 //
 // So a token is always attended by the same kernel, which gives it the same
-// bits in any batch and however its prompt is cut.
+// bits in any batch and for any split of its prompt.
 class CudaTpa {
  public:
   struct Options {
@@ -42,50 +41,51 @@ class CudaTpa {
     int64_t max_tokens = 0;     // in a step
     int64_t max_sequences = 0;  // in a step, a power of two
     int64_t max_pages = 0;      // of a sequence
-    int64_t table_rows = 0;     // of position tables, before those of pieces
+    int64_t table_rows = 0;     // rows of the position tables before those of
+                                // pieces
   };
   CudaTpa(const Options& options, const TpaDevice& device);
 
   bool empty() const { return shapes_.empty(); }
-  // Layers of equal shapes share a number.
+  // Layers of equal shape share a number.
   size_t AddShape(const TpaShape& shape);
   const TpaShape& shape(size_t number) const { return shapes_[number].shape; }
-  // Rows that position tables need beyond Options::table_rows.
+  // Rows of the position tables in addition to Options::table_rows.
   int64_t piece_rows() const { return piece_tokens_; }
-  // What Allocate will take of the device, for the shapes so far.
+  // Device memory that Allocate will need for the shapes so far.
   // InvalidArgument, with the limit.
   absl::StatusOr<int64_t> DeviceBytes();
-  // Room that a step takes in a CudaStepBuffer, page tables included; after
-  // DeviceBytes or Allocate.
+  // Size of a step in a CudaStepBuffer, page tables included; after DeviceBytes
+  // or Allocate.
   int64_t step_bytes() const;
-  // Allocates what launches need, when all shapes are known. InvalidArgument
+  // Allocates the launches' memory, once all shapes are known. InvalidArgument
   // or ResourceExhausted, with the limit.
   absl::Status Allocate();
 
   // --- A step ---
 
-  // Pointers are to the device, here and below, but for spans.
+  // Device pointers, here and below, except in spans.
 
-  // For BeginDecode: the faster way, with the same results, for `rows` with a
-  // new token at each of these positions (TpaContextsOf).
+  // For BeginDecode: the faster way, with the same results, for `rows` rows
+  // with a new token at each of these positions (TpaContextsOf).
   TpaContexts ContextsOf(absl::Span<const int64_t> positions,
                          int64_t rows) const;
-  // Shares out the work, for all layers of the step, and adds that to `step`.
-  // `of`: the rows; its pointers are to the host. `page_table`: the same pages.
+  // Schedules the work for all layers of the step and adds the schedule to
+  // `step`. `of`: the rows, with host pointers. `page_table`: the same pages.
   absl::Status BeginDecode(const TpaScheduleParams& of, TpaContexts contexts,
                            const int32_t* page_table, CudaStepBuffer* step);
-  // The same of another step: adds what its launches need to `step`.
+  // As BeginDecode, for other steps.
   absl::Status BeginMixed(const StepBatch& batch,
                           const std::vector<StepRun>& runs,
                           CudaStepBuffer* step);
-  // Positions whose angles come behind those of the step's rows in the tables.
+  // Positions whose angles follow those of the step's rows in the tables.
   int64_t num_piece_positions() const { return piece_positions_count_; }
   const int64_t* piece_positions() const { return piece_positions_; }
 
   // Whether Attend appends the step's tokens to layers of this shape, with this
   // activation of A_k and A_v.
   bool Appends(size_t shape, Activation activation) const;
-  // If not, of which rows of the step LaunchTpaAppend has to form queries, and
+  // If not, the rows of the step whose queries LaunchTpaAppend has to form, and
   // where, for layers whose outputs are of this type.
   struct QueryRows {
     int64_t first = 0;
@@ -94,69 +94,69 @@ class CudaTpa {
   QueryRows QueriesOfAppend(WeightType out_type) const;
   void* queries() const { return formed_.data(); }
 
-  // Shares out the work of the step's prompts, for all layers.
+  // Schedules the step's prompts, for all layers.
   absl::Status LaunchPrefillSchedules(cudaStream_t stream);
 
   struct Layer {
     size_t shape;
     TpaCudaCache cache;  // its page table is not used
     Activations a_q, b_q;
-    TpaCudaFactors factors;  // of the step's rows; cos and sin of
-                             // [table_rows + piece_rows(), angles]
+    TpaCudaFactors factors;  // for the step's rows; cos and sin are [table_rows
+                             // + piece_rows(), angles]
     int64_t angles;
     Activations out;
-    WeightType out_type = WeightType::kFloat32;  // or of 16 bits, in rows as
-                                                 // long; in steps with prompts
-                                                 // kBFloat16
-    absl::Span<const char> next;  // device memory that is read after this
+    WeightType out_type = WeightType::kFloat32;  // or 16-bit, with the row
+                                                 // stride of floats; kBFloat16
+                                                 // in steps with prompts
+    absl::Span<const char> next;  // device memory to be read after this
   };
-  // Of what Attend launches in a step of decoding, for the products behind it.
+  // The blocks of Attend's launch in a decode step, for the products after it.
   WorkingBlocks Working(const Layer& layer) const;
-  // The step's tokens are in the cache, unless Appends().
+  // REQUIRES: the step's tokens are in the cache, unless Appends().
   absl::Status Attend(const Layer& layer, cudaStream_t stream);
 
  private:
-  // Of one shape.
+  // Plans for one shape.
   struct Shape {
     struct Prefill {
       TpaPrefillPlan plan;
       void* schedule;
     };
     TpaShape shape;
-    // By rows, with one new token each, or kTpaPieceTokens.
+    // By number of rows, each with one new token, or kTpaPieceTokens in
+    // `pieces`.
     std::map<std::pair<int64_t, TpaContexts>, TpaDecodePlan> decode;
     std::map<std::pair<int64_t, TpaContexts>, TpaDecodePlan> pieces;
-    int64_t schedule_bytes = 0;   // of the decode kernel's in a step, at most
+    int64_t schedule_bytes = 0;   // for the decode kernel in a step, at most
     int64_t prefill_scratch = 0;  // bytes that plans may take
-    // Of the step in progress: of its pieces, or the one of a step of decoding;
-    // and of its prompts, in prefill_schedules_.
+    // For the step in progress: schedules of its pieces, or the one of a decode
+    // step; and of its prompts, in prefill_schedules_.
     std::vector<void*> schedules;
     std::vector<Prefill> prefills;
   };
   // One launch of the decode kernel over rows of up to kTpaPieceTokens tokens.
   struct Piece {
     int64_t rows;
-    int64_t tokens;     // of a row: 1 or kTpaPieceTokens
+    int64_t tokens;     // per row: 1 or kTpaPieceTokens
     int64_t table_row;  // first row in position tables
-    // Row of the step that is the first, where the others follow it and each is
-    // all that its sequence has in the step: nothing has to be gathered. Else
-    // -1.
+    // First row of the step, if the rows are consecutive and each is the only
+    // one of its sequence in the step: no gathering is needed. Else -1.
     int64_t first;
     const int32_t* index;  // [rows · tokens] rows of the step, -1: padding
     const int32_t* pages;  // [rows, page_stride_]
   };
-  // One launch of the prefill kernel. Its rows are runs that follow each other
-  // in the step; those of kStep have the length 0, and are left out.
+  // One launch of the prefill kernel. Its rows are consecutive runs of the
+  // step; those of kStep have length 0 and are skipped.
   struct Prefill {
     int64_t rows;
-    int64_t tokens;              // of those not left out
-    int64_t context;             // likewise
+    int64_t tokens;              // without skipped rows
+    int64_t context;             // without skipped rows
     const int32_t* query_start;  // [rows + 1]
     const int32_t* lengths;      // [rows]
     const int32_t* pages;        // [rows, page_stride_]
   };
 
-  // Bytes of what all shapes share.
+  // Sizes of the buffers that all shapes share, in bytes.
   struct Sizes {
     int64_t prefill_schedules = 0;
     int64_t scratch = 0;
@@ -165,7 +165,7 @@ class CudaTpa {
     int64_t formed = 0;
     int64_t attended = 0;
   };
-  // Finds the shapes' own sizes, too.
+  // Also computes the shapes' own sizes.
   absl::StatusOr<Sizes> Measure();
   absl::StatusOr<const TpaDecodePlan*> Plan(Shape& shape, int64_t rows,
                                             int64_t tokens,
@@ -177,19 +177,19 @@ class CudaTpa {
                          CudaStepBuffer* step);
   void AddPrefills(const StepBatch& batch, const std::vector<StepRun>& runs,
                    CudaStepBuffer* step);
-  // Adds the schedule of a launch of the decode kernel, of each shape.
+  // Adds the schedule of a launch of the decode kernel, for each shape.
   absl::Status AddSchedules(const TpaScheduleParams& of, int64_t tokens,
                             CudaStepBuffer* step);
-  // Plans prefills, and gives their schedules a place.
+  // Plans prefills, and assigns memory to their schedules.
   absl::Status PlanPrefills();
-  // A row's pages, of its sequence's, to `to`.
+  // Copies a row's pages from its sequence's to `to`.
   void CopyPages(const StepBatch& batch, int32_t sequence, int32_t* to) const;
-  // One launch of the decode kernel, of queries in formed_.
+  // One launch of the decode kernel, with the queries in formed_.
   struct Decode {
     void* schedule;
     int64_t rows;
-    int64_t tokens;      // of a row
-    int64_t new_tokens;  // that a row's sequence has in the step, at most
+    int64_t tokens;      // per row
+    int64_t new_tokens;  // per sequence in the step, at most
     const int32_t* pages;
     WeightType out_type;
     void* out;
@@ -198,7 +198,7 @@ class CudaTpa {
   };
   absl::Status LaunchDecode(const Layer& layer, const Decode& decode,
                             cudaStream_t stream);
-  // Whether the decode kernel can read and write a piece's rows where they are.
+  // Whether the decode kernel can read and write a piece's rows in place.
   bool InPlace(WeightType out_type, const Piece& piece) const {
     return piece.first >= 0 && (out_type == WeightType::kFloat32 ||
                                 out_type == TpaWeightType(options_.element));
@@ -218,17 +218,17 @@ class CudaTpa {
   const Options options_;
   const TpaDevice device_;
   const TpaStepLimits limits_;
-  int64_t piece_tokens_;  // in a step, at most, with padding
+  int64_t piece_tokens_;  // per step, at most, with padding
   std::vector<Shape> shapes_;
-  TpaContextLimits context_limits_;  // of a step of decoding
-  CudaMemory prefill_schedules_;     // of all launches of a step
-  CudaMemory scratch_;               // of the decode kernel
+  TpaContextLimits context_limits_;  // for a decode step
+  CudaMemory prefill_schedules_;     // for all launches of a step
+  CudaMemory scratch_;               // for the decode kernel
   CudaMemory prefill_scratch_;
-  CudaMemory queries_;   // of a piece, gathered
-  CudaMemory formed_;    // queries as the decode kernel takes them
-  CudaMemory attended_;  // of a piece
+  CudaMemory queries_;   // gathered, for a piece
+  CudaMemory formed_;    // queries in the decode kernel's layout
+  CudaMemory attended_;  // for a piece
 
-  // Of the step in progress.
+  // State of the step in progress.
   bool decode_ = false;
   TpaContexts contexts_ = TpaContexts::kAny;
   int64_t rows_ = 0;

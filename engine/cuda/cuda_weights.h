@@ -19,9 +19,9 @@ namespace recurve {
 
 DType ToDType(WeightType type);
 
-// Copies weights from a mapped checkpoint to the device: rows are put in order
-// and converted in page-locked memory by the pool, two pieces in turn, while
-// the piece before is under way.
+// Copies weights from a mapped checkpoint to the device: the pool orders and
+// converts rows in page-locked memory, in two alternating buffers, while the
+// previous one is in transit.
 class CudaWeightLoader {
  public:
   // `pool` outlives the loader. Copies go on `stream`.
@@ -33,7 +33,7 @@ class CudaWeightLoader {
 
   // Writes the rows of `parts`, each [n_i, inputs], one after the other to
   // `to`, as `type`, `row_elements` (>= inputs) apart with zeros between.
-  // InvalidArgument when a part is no such matrix.
+  // InvalidArgument if a part is not such a matrix.
   absl::Status Load(absl::Span<const MatrixPart> parts, WeightType type,
                     int64_t row_elements, void* to);
 

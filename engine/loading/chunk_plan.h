@@ -17,8 +17,8 @@ absl::StatusOr<int64_t> PlanChunkMultiple(const Checkpoint& checkpoint,
                                           const ModelDefinition& model,
                                           const Placement& placement);
 
-// Sets engine->max_chunk_tokens if that is 0, and checks, before any weight is
-// loaded, that tokens in a step and in a chunk are enough for the model there.
+// Sets engine->max_chunk_tokens if it is 0, and checks, before any weight is
+// loaded, that the tokens per step and per chunk suffice for the model there.
 // InvalidArgument names the option and the limit.
 absl::Status PlanChunks(const Checkpoint& checkpoint,
                         const ModelDefinition& model,

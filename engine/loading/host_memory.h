@@ -9,38 +9,39 @@
 
 namespace recurve {
 
-// What this process may still take of the machine's memory, in bytes.
+// Memory of the machine still available to this process, in bytes.
 struct HostMemory {
   int64_t available = 0;
-  // Whether a control group, as of a container, allows no more; else the
-  // machine has no more.
+  // Whether a cgroup, e.g. a container's, sets the limit; else the machine
+  // does.
   bool limited = false;
 };
 
-// As the kernel tells: memory that is free or easily freed, files in its cache
-// included, and swap; less, where one of the process's control groups (of
-// version 1 or 2) leaves less. At least as much as can be had. Nothing where
-// the kernel does not tell. `root`: the folder that has proc and sys.
+// The kernel's figures: memory that is free or easily freed, page cache
+// included, plus swap; less if one of the process's cgroups (version 1 or 2)
+// allows less. An upper bound. Nothing if the kernel does not tell. `root`: the
+// folder that contains proc and sys.
 std::optional<HostMemory> AvailableHostMemory(const std::string& root = "");
 
-// Bytes that a model on the CPU surely takes, and what they follow from.
+// Bytes that a model on the CPU needs at least, and their causes.
 struct HostNeeds {
   int64_t weights = 0;
-  int64_t cache = 0;  // of the factor cache
-  int64_t state = 0;  // of all sequences
+  int64_t cache = 0;  // the factor cache
+  int64_t state = 0;  // for all sequences
   int64_t sampling = 0;
   int64_t num_pages = 0;
   int64_t num_slots = 0;
-  // The option that the cache's size comes from, as it is called and its value.
+  // The option that determines the cache's size, with its value.
   std::string cache_option;
 
   int64_t all() const { return weights + cache + state + sampling; }
 };
 
-// ResourceExhausted if that does not fit: names the option that takes the most,
-// its value, what is needed and what is available.
+// ResourceExhausted if the needs exceed the memory: names the option that takes
+// the most, its value, the need and the memory available.
 absl::Status CheckHostMemory(const HostNeeds& needs, const HostMemory& memory);
-// The same of what sequences are saved in, beside `others`.
+// As CheckHostMemory, for `swap` bytes to save sequences in, in addition to
+// `others`.
 absl::Status CheckSwapMemory(int64_t swap, int64_t others,
                              const HostMemory& memory);
 

@@ -15,49 +15,49 @@
 
 namespace recurve {
 
-// What a server with these options holds: computed before any weight is loaded.
+// Limits and memory sizes of a server, computed before any weight is loaded.
 struct Capacity {
   int64_t max_model_len = 0;
   int64_t num_pages = 0;
   int64_t num_slots = 0;
   int64_t cache_bytes_per_token = 0;
   int64_t state_bytes_per_sequence = 0;
-  // Of all weights as they are held, but for what pads them; of all pages and
-  // of all states, with those of padding.
+  // All weights in their loaded types, without row padding; all pages and all
+  // states, with the padding ones.
   int64_t weight_bytes = 0;
   int64_t cache_bytes = 0;
   int64_t state_bytes = 0;
-  // Of the host's memory, to save sequences in: --swap-bytes, or 0 if that is a
-  // default and the host has not as much.
+  // Host memory to save sequences in: --swap-bytes, or 0 if that is a default
+  // and the host lacks the memory.
   int64_t swap_bytes = 0;
   int64_t supported_model_len = 0;  // by the model
-  // Of a model that looks at prompts as a whole, else 0: tokens of the longest
-  // prompt, and those that find room in any step, whatever else runs.
+  // For a model that processes prompts as a whole, else 0: tokens of the
+  // longest prompt, and the number that fits into any step, whatever else runs.
   int64_t max_whole_tokens = 0;
   int64_t sure_whole_tokens = 0;
-  // Less than the model supports, because the cache is too small for more.
+  // The cache is too small for the model's supported length.
   bool max_model_len_reduced = false;
 
   int64_t bytes() const { return weight_bytes + cache_bytes + state_bytes; }
 };
 
-// Of the weights that are loaded, as they are held, but for what pads them; the
-// files may hold tensors that are not. All that is no matrix is float32. Reads
-// no weight.
+// Bytes of the weights that are loaded, in their loaded types, without row
+// padding; the files may hold other tensors. Everything but matrices is
+// float32. Reads no weights.
 absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
                                     const ModelDefinition& model,
                                     const Placement& placement);
 
-// What the factor cache takes of a GPU with so many bytes free if nobody says,
-// where `others` go to weights, states and what steps work in: what is left
-// but 1 GiB and a sixteenth of the free ones, which are for graphs, libraries
-// and what is not counted; 1 GiB, as on the CPU, if that is more.
+// Default size of the factor cache on a GPU with `free_bytes` free, of which
+// `others` are for weights, states and workspaces: the remainder less 1 GiB and
+// a sixteenth of free_bytes, which are for graphs, libraries and uncounted
+// allocations; at least 1 GiB, as on the CPU.
 int64_t DefaultGpuPoolBytes(int64_t free_bytes, int64_t others);
 
-// Shares out memory, and sees whether there is as much. `engine` has its
-// defaults; max_model_len is set to what holds. InvalidArgument names the
-// option and what is supported; ResourceExhausted, with what is needed and what
-// there is, for what surely does not fit.
+// Distributes memory and checks that it suffices. `engine` has its defaults;
+// max_model_len is set to the effective limit. InvalidArgument names the option
+// and what is supported; ResourceExhausted, with the need and the memory
+// available, if the model certainly does not fit.
 absl::StatusOr<Capacity> PlanMemory(const Checkpoint& checkpoint,
                                     const ModelDefinition& model,
                                     const ModelOptions& options,
@@ -65,7 +65,7 @@ absl::StatusOr<Capacity> PlanMemory(const Checkpoint& checkpoint,
                                     EngineOptions* engine);
 
 #ifdef RECURVE_HAVE_CUDA
-// Of a backend for such a capacity.
+// Options of a backend with this capacity.
 CudaBackend::Options CudaOptions(const ModelDefinition& model,
                                  const Placement& placement,
                                  const Capacity& capacity,

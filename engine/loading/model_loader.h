@@ -15,33 +15,32 @@
 
 namespace recurve {
 
-// Hears what was chosen, before any weight is loaded, which may take minutes.
+// Receives the plan before any weight is loaded, which may take minutes.
 // `device`: see LoadedModel.
 using PlanListener =
     std::function<void(const std::string& device, const Capacity& capacity)>;
 
 struct LoadedModel {
   std::unique_ptr<ModelRunner> runner;
-  std::unique_ptr<Tokenizer> tokenizer;  // null when the checkpoint has none
+  std::unique_ptr<Tokenizer> tokenizer;  // null if the checkpoint has none
   Capacity capacity;
-  std::string device;       // what was chosen, and why, for people
-  double load_seconds = 0;  // that weights took
-  double warm_up_seconds =
-      0;  // that steps took which were run before the first
+  std::string device;          // the device chosen, and why, in words
+  double load_seconds = 0;     // time to load the weights
+  double warm_up_seconds = 0;  // time for the warm-up steps
 };
 
 // The tokenizer of the checkpoint in folder `path`. `kind` as
-// ModelOptions::tokenizer; auto: of the kind that the model names, else of the
-// files that are there. Null without any. Completes the model by what the
-// tokenizer's files say: the kind, the special tokens and remarks of them.
+// ModelOptions::tokenizer; auto: the kind that the model names, else that of
+// the files present. Null if there is none. Completes the model from the
+// tokenizer's files: the kind, the special tokens and remarks on them.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
     const std::string& path, const std::string& kind, ModelDefinition* model);
 
-// Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means as much
-// as model and cache allow; it is set to what holds, and so are tokens in a
-// step and in a chunk that are 0 (options.h). InvalidArgument names the option
-// or the file and what is supported; what surely does not fit the memory that
-// is there is ResourceExhausted, before `on_planned` is called.
+// Reads, checks and loads a checkpoint. `engine->max_model_len` 0 means the
+// maximum that model and cache allow; it is set to the effective limit, and so
+// are tokens per step and per chunk that are 0 (options.h). InvalidArgument
+// names the option or the file and what is supported; ResourceExhausted if the
+// model certainly does not fit into memory, before `on_planned` is called.
 absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
                                       EngineOptions* engine,
                                       const PlanListener& on_planned = nullptr);

@@ -10,39 +10,40 @@
 
 namespace recurve {
 
-// How to bring a checkpoint to life. Each field is what the server's flag of
-// that name says.
+// Options for loading a checkpoint. Each field is the server's flag of that
+// name.
 struct ModelOptions {
   std::string path;      // folder of the checkpoint
   FamilyOptions family;  // --model-family, --model-variant
-  // auto: as the checkpoint says; none: token ids only; else a kind
+  // auto: by the checkpoint; none: token ids only; else a kind
   std::string tokenizer = "auto";
-  // auto: cuda where there is a usable GPU, else cpu
+  // auto: cuda if there is a usable GPU, else cpu
   std::string device = "auto";
-  // Of weights: auto (as stored), float32, bfloat16; on the GPU float16.
+  // Type of weights: auto (as stored), float32, bfloat16; on the GPU also
+  // float16.
   std::string dtype = "auto";
   std::string state_dtype = "auto";
-  // Of the factor cache: float32 on the CPU; bfloat16 or float16 on the GPU,
-  // where auto is bfloat16 with bfloat16 weights and else float16.
+  // Type of the factor cache: float32 on the CPU; bfloat16 or float16 on the
+  // GPU, where auto is bfloat16 with bfloat16 weights and else float16.
   std::string kv_dtype = "auto";
-  // That a request's tokens do not depend on what runs beside it. There is no
+  // A request's tokens do not depend on what runs alongside it. There is no
   // other mode: false is refused.
   bool exact = true;
-  int num_threads = 0;   // CPU threads; 0: one a core
+  int num_threads = 0;   // CPU threads; 0: one per core
   int64_t kv_pages = 0;  // pages of the TPA factor cache; 0: from kv_pool_bytes
-  // The most that the factor cache may take; 0: 1 GiB on the CPU, and on a GPU
-  // whose memory is the host's; on others DefaultGpuPoolBytes.
+  // Maximum size of the factor cache; 0: 1 GiB on the CPU and on a GPU that
+  // shares the host's memory; on others DefaultGpuPoolBytes.
   int64_t kv_pool_bytes = 0;
-  // Memory of the host, page-locked for a GPU, that preempted sequences are
-  // saved in; 0: they are computed again.
+  // Host memory, page-locked for a GPU, to save preempted sequences in; 0: they
+  // are computed again.
   int64_t swap_bytes = int64_t{1} << 30;
-  // Whether too few of them for one sequence, or more than the host has, are an
-  // error. Else none are used: a default that does not fit a model or a host
-  // must not keep it from being served.
+  // Whether it is an error if swap_bytes is too small for one sequence, or more
+  // than the host has. Otherwise none is used: a default that does not fit a
+  // model or a host must not prevent serving it.
   bool swap_bytes_required = false;
 };
 
-// `num_threads`, or one for each core.
+// `num_threads`, or one per core.
 inline int NumThreads(const ModelOptions& options) {
   if (options.num_threads > 0) return options.num_threads;
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));

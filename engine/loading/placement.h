@@ -15,30 +15,31 @@
 
 namespace recurve {
 
-// Where a model runs, and in what its memory is held.
+// The device of a model and the types of its memory.
 struct Placement {
   bool cuda = false;
-  std::string description;  // what was chosen, and why, for people
-  int64_t free_bytes = 0;   // of the GPU
-  bool integrated = false;  // its memory is the host's
+  std::string description;  // the device chosen, and why, in words
+  int64_t free_bytes = 0;   // on the GPU
+  bool integrated = false;  // shares its memory with the host
   bool hopper = false;      // TpaDevice::hopper
   std::optional<DType> weight_dtype;
   DType kv_dtype = DType::kFloat32;
   TpaPageOrder page_order = TpaPageOrder::kPlain;
 };
 
-// What follows from the options alone. InvalidArgument names the option and
-// what is supported; FailedPrecondition where a GPU is asked for and there is
-// none.
+// The placement that follows from the options alone. InvalidArgument names the
+// option and what is supported; FailedPrecondition if a GPU is requested and
+// there is none.
 absl::StatusOr<Placement> Place(const ModelOptions& options);
 
-// What depends on the model too. InvalidArgument for one that the GPU does not
-// take.
+// Completes the placement for the model. InvalidArgument if the GPU does not
+// support it.
 absl::Status PlaceModel(const ModelDefinition& model,
                         const ModelOptions& options, Placement* placement);
 
-// That no weight is lost where matrices are held in a narrower type than they
-// are stored in. Vectors are held in float32. Reads all such weights.
+// Checks that no weight overflows if matrices are loaded in a narrower type
+// than they are stored in. Vectors are loaded in float32. Reads all such
+// weights.
 absl::Status CheckWeightRange(const Checkpoint& checkpoint,
                               const ModelDefinition& model,
                               const Placement& placement);

@@ -12,9 +12,8 @@
 
 namespace recurve {
 
-// What the files of a tokenizer say about special tokens: tokenizer_config.json
-// and, where that is silent, special_tokens_map.json. They name tokens by their
-// text.
+// Special tokens from the tokenizer's files: tokenizer_config.json and, for
+// keys it lacks, special_tokens_map.json. They name tokens by their text.
 struct NamedTokens {
   struct Token {
     std::string text;
@@ -22,29 +21,30 @@ struct NamedTokens {
   };
   std::optional<Token> bos;
   std::optional<Token> eos;
-  std::optional<bool> add_bos;  // before a text
+  std::optional<bool> add_bos;  // at the start of a text
   // added_tokens_decoder of tokenizer_config.json.
   std::map<std::string, int64_t> ids;
-  // What could not be read. Models load without these files, so it is no error.
+  // Unreadable files or keys. Models load without these files, so they are no
+  // errors.
   std::vector<std::string> problems;
 };
 NamedTokens ReadNamedTokens(const std::string& dir);
 
-// The id of a named token, by the tokenizer, if there is one, or else by
-// `named.ids`; nothing where neither knows it, or the model has no such id.
+// The id of a named token, from the tokenizer, if there is one, or else from
+// `named.ids`; nothing if neither has it, or the model has no such id.
 std::optional<int32_t> FindNamedToken(const NamedTokens& named,
                                       const NamedTokens::Token& token,
                                       const Tokenizer* tokenizer,
                                       const ModelDefinition& model);
 
-// Completes the model's end of sequence by what the tokenizer's files say,
-// where the config files say nothing, and adds remarks: where no file names
-// one, and where the files do not agree. `tokenizer` may be null.
+// Completes the model's end-of-sequence tokens from the tokenizer's files if
+// the config files name none. Adds remarks if no file names one, or if the
+// files disagree. `tokenizer` may be null.
 void CompleteEndOfSequence(const NamedTokens& named, const Tokenizer* tokenizer,
                            ModelDefinition* model);
 
-// Adds a remark where tokenizer_config.json wants a token before a text and the
-// tokenizer puts none there, or the other way round.
+// Adds a remark if tokenizer_config.json and the tokenizer disagree on whether
+// a token goes at the start of a text.
 void CompareBeginOfSequence(const NamedTokens& named,
                             const Tokenizer* tokenizer, ModelDefinition* model);
 

@@ -15,18 +15,18 @@
 
 namespace recurve {
 
-// What a model is, in the terms all families share. A family reads its own
-// config keys and tensor names and fills these in; nothing after it knows which
-// family a model came from.
+// A model in terms common to all families. A family maps its own config keys
+// and tensor names to these; later code does not know which family a model came
+// from.
 
 // Position encoding of queries and keys.
 struct PositionConfig {
   LrpeType type = LrpeType::kNone;
-  // [LrpeAngles(type, head_dim)] radians a position; negative turns backwards,
-  // 0 leaves a pair of features as it is.
+  // [LrpeAngles(type, head_dim)] radians a position; a negative angle rotates
+  // backwards, 0 leaves a pair of features unchanged.
   std::vector<double> theta;
 
-  // Angles as one float32 product, and what comes after it
+  // Angles as one float32 product, and the following steps in float32
   // (LrpeFloat32TableParams): for models whose weights expect the rounding.
   bool float32_angles = false;
   bool bfloat16_tables = false;
@@ -41,7 +41,7 @@ enum class NormKind { kRms, kLayer };
 struct NormDefinition {
   NormKind kind = NormKind::kRms;
   int64_t groups = 1;         // 1 for kLayer
-  double eps = 0;             // added to the mean of squares, or the variance
+  double eps = 0;             // added to the mean square, or to the variance
   std::vector<float> weight;  // [cols], or empty
   std::vector<float> bias;    // [cols], or empty; kLayer only
 };
@@ -50,7 +50,7 @@ struct NormDefinition {
 struct TpaConfig {
   TpaShape shape;
   PositionConfig position;  // kNone or kRotate
-  // Of A_k and A_v; softmax over all R·H.
+  // For A_k and A_v; softmax over all R·H.
   Activation factor_activation = Activation::kNone;
 };
 
@@ -59,8 +59,8 @@ struct LinearConfig {
   int64_t num_heads = 0;
   int64_t head_dim = 0;   // D of q and k
   int64_t value_dim = 0;  // E of v
-  // Queries, and keys and values, made from factors of these ranks
-  // (kernels/tpa/append/expand_factors.h); 0: projected whole.
+  // Queries, and keys and values, are expanded from factors of these ranks
+  // (kernels/tpa/append/expand_factors.h); 0: projected directly.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
   // x / sqrt(Σ x² + eps) over each head's features, before the activation.
@@ -74,23 +74,23 @@ struct LinearConfig {
   PositionConfig position;
   std::vector<double> log_decay;  // [num_heads], each <= 0
   // False: the tokens of the prompt, which is what the first command of a
-  // sequence appends, all see the state that the prompt leaves; those after it
-  // see what came before them. Such a layer has no decay.
+  // sequence appends, all see the state after the prompt; later tokens see what
+  // precedes them. Such a layer has no decay.
   bool causal = true;
-  // Low-rank output gate W2(W1 x); absent: the output is normalised only. A
+  // Low-rank output gate W2(W1 x); absent: the output is only normalised. A
   // gate needs an RMSNorm.
   std::optional<Activation> output_gate;
   bool gate_after_norm = false;
 };
 
 // Weights are [outputs, inputs]; views into the mapped checkpoint, whose rows
-// the model may want in another order.
+// the model may need in another order.
 struct FactorTensors {
   MatrixPart a;  // [R·H, C], rank-major
   MatrixPart b;  // [R·D, C]
 };
 struct TpaTensors {
-  FactorTensors q, k, v;  // of whole queries: b is [H·D, C] and there is no a
+  FactorTensors q, k, v;  // for direct queries: b is [H·D, C] and there is no a
   MatrixPart out;         // [C, H·E]
 };
 struct LinearTensors {
@@ -100,7 +100,7 @@ struct LinearTensors {
   MatrixPart out;                // [C, H·E]
 };
 
-// A layer's mixer. The norm, over H·E numbers, comes before `out`.
+// A layer's mixer. The norm, over H·E features, comes before `out`.
 struct TpaLayer {
   TpaConfig config;
   TpaTensors tensors;
@@ -125,7 +125,7 @@ struct TpeLayer {
 // x += mixer(norm(x)); x += w3(act(w1 y) ⊙ (w2 y)) with y = norm(x).
 struct LayerDefinition {
   NormDefinition token_norm;
-  // Another kind of mixer is another alternative here and a TokenMixer.
+  // A new kind of mixer is an alternative here and a TokenMixer.
   std::variant<TpaLayer, LinearLayer> mixer;
   NormDefinition channel_norm;
   MatrixPart w1, w2;  // [F, C]
@@ -135,21 +135,23 @@ struct LayerDefinition {
 struct ModelDefinition {
   std::string family;
   std::string variant;               // within the family, or empty
-  std::vector<std::string> remarks;  // what its owner should know
+  std::vector<std::string> remarks;  // for the operator
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;        // C
   int64_t intermediate_size = 0;  // F
   Activation channel_activation = Activation::kSilu;
-  int64_t max_position_embeddings = 0;  // the longest context it was made for
+  int64_t max_position_embeddings = 0;  // the longest context it was trained
+                                        // for
 
-  std::string tokenizer;  // kind, or empty when the checkpoint has none
+  std::string tokenizer;  // kind, or empty if the checkpoint has none
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;
-  std::string eos_file;           // path of the file that has them, for errors
-  bool eos_by_tokenizer = false;  // it is one of the tokenizer's
+  std::string eos_file;           // path of the file that names them, for
+                                  // errors
+  bool eos_by_tokenizer = false;  // named by one of the tokenizer's files only
 
   TensorView embedding;         // [vocab, C]
-  float embedding_scale = 1;    // of each row
+  float embedding_scale = 1;    // factor for each row
   std::optional<TpeLayer> tpe;  // between the embedding and the layers
   std::vector<LayerDefinition> layers;
   NormDefinition final_norm;
@@ -157,7 +159,7 @@ struct ModelDefinition {
   // The names of all tensors that are loaded. The files may hold others, which
   // the model ignores.
   std::vector<std::string> tensors;
-  // The names of the matrices among them: what CheckMatrices has to look at.
+  // The names of the matrices among them, which CheckMatrices has to check.
   std::vector<std::string> matrices;
 
   uint64_t parameters = 0;

@@ -11,12 +11,12 @@
 
 namespace recurve {
 
-// Memory that a model's sequences need, known from its config alone. `order` is
-// that of the backend's pages.
+// Memory needs of a model's sequences, from its config alone. `order` is that
+// of the backend's pages.
 int64_t CacheBytesPerToken(const ModelDefinition& model, int64_t element_bytes,
                            TpaPageOrder order = TpaPageOrder::kPlain);
 int64_t StateBytesPerSequence(const ModelDefinition& model);
-// Whether some layer looks at prompts as a whole.
+// Whether some layer processes prompts as a whole.
 bool HasWholePrompts(const ModelDefinition& model);
 
 // The decoder-only transformer that all families share: embedding, layers of a
@@ -25,16 +25,16 @@ class Decoder : public ModelRunner {
  public:
   // Copies the weights into `backend` and allocates `num_pages` pages,
   // `num_slots` slots and up to `swap_bytes` of host memory to save sequences
-  // in; what is too little for one sequence, or more than there is, is an
-  // error if `swap_required`, else none. `model`'s views are not used
-  // afterwards.
+  // in. If `swap_required`, it is an error if that is too little for one
+  // sequence, or more than the host has; else none is used. `model`'s views are
+  // not used afterwards.
   static absl::StatusOr<std::unique_ptr<Decoder>> Load(
       const ModelDefinition& model, std::unique_ptr<Backend> backend,
       int32_t num_pages, int32_t num_slots, int64_t swap_bytes = 0,
       bool swap_required = true);
 
-  // Runs what the backend wants to have run before there is a sequence. An
-  // error means that the device failed.
+  // Runs the backend's warm-up steps, before there is a sequence. An error
+  // means that the device failed.
   absl::Status WarmUp();
 
   const ModelInfo& info() const override { return info_; }
@@ -66,7 +66,7 @@ class Decoder : public ModelRunner {
   ModelInfo info_;
   CacheSpec cache_spec_;
   int64_t intermediate_size_ = 0;
-  int64_t padded_size_ = 0;  // of each part of w1_w2
+  int64_t padded_size_ = 0;  // for each part of w1_w2
   Activation channel_activation_ = Activation::kSilu;
   TableId embedding_;
   float embedding_scale_ = 1;

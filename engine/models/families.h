@@ -9,9 +9,9 @@
 
 namespace recurve {
 
-// One pair for each row of the table in registry.cc: does the checkpoint belong
-// to the family, and what is it then. `variant` is what --model-variant says,
-// or empty.
+// One pair for each row of the table in registry.cc: whether the checkpoint
+// belongs to the family, and its definition. `variant` is the value of
+// --model-variant, or empty.
 
 // Recurve's own format (docs/model-format.md): config.json lists layers one by
 // one.
@@ -20,7 +20,7 @@ absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint,
                                             const std::string& variant);
 
 // T6 (github.com/tensorgi/T6; docs/families.md). The variant is the name of the
-// authors' model file and wins over config.json's t6_variant.
+// authors' model file and overrides config.json's t6_variant.
 bool IsT6(const Checkpoint& checkpoint);
 absl::StatusOr<ModelDefinition> ReadT6(const Checkpoint& checkpoint,
                                        const std::string& variant);

@@ -15,12 +15,12 @@
 
 namespace recurve {
 
-// What the readers of all families share.
+// Shared by the readers of all families.
 
-// Looks tensors up by name and shape and remembers which were asked for.
-// Refuses infinities and NaN in what has one dimension; matrices, which may be
-// many gigabytes, are left to CheckMatrices. Every error is InvalidArgument and
-// names file and tensor.
+// Looks tensors up by name and shape and records which were used. Refuses
+// infinities and NaN in vectors; matrices, which may be many gigabytes, are
+// left to CheckMatrices. Every error is InvalidArgument and names file and
+// tensor.
 class TensorReader {
  public:
   explicit TensorReader(const Checkpoint& checkpoint)
@@ -28,17 +28,17 @@ class TensorReader {
 
   absl::StatusOr<TensorView> Read(const std::string& name,
                                   const std::vector<int64_t>& shape);
-  // A matrix whose row count the tensor itself decides.
+  // A matrix with any number of rows.
   absl::StatusOr<TensorView> ReadWithAnyRows(const std::string& name,
                                              int64_t cols);
   // The elements of a vector, widened.
   absl::StatusOr<std::vector<float>> ReadVector(const std::string& name,
                                                 int64_t size);
-  // The layer is done with a tensor whose values it does not use.
+  // Marks a tensor as used although the layer does not need its values.
   void Ignore(const std::string& name) { used_.insert(name); }
 
-  // What the checkpoint holds and nobody read is an error. Fills in what
-  // follows from what was read: counts, and the names of the tensors.
+  // Refuses tensors of the checkpoint that were not read. Fills in what follows
+  // from those that were: counts, and the names of the tensors.
   absl::Status Finish(ModelDefinition& model) const;
 
  private:
@@ -49,35 +49,36 @@ class TensorReader {
   uint64_t parameters_ = 0;
 };
 
-// config.json's bos_token_id and the end-of-sequence ids, which
-// generation_config.json, where present, knows best.
+// config.json's bos_token_id and the end-of-sequence ids, for which
+// generation_config.json, if present, takes precedence.
 absl::Status ReadSpecialTokens(const Checkpoint& checkpoint,
                                ModelDefinition& model);
 
-// One of the `choices`, under their names in this family.
+// One of the `choices`, by their names in this family.
 using ActivationNames = std::vector<std::pair<const char*, Activation>>;
 absl::StatusOr<Activation> ReadActivation(
     const JsonObject& object, const std::string& key,
     const ActivationNames& choices,
     const std::optional<std::string>& default_value);
 
-// An RMSNorm of each head with one weight, [dim], for all of them.
+// An RMSNorm of each head, with one weight [dim] shared by all.
 NormDefinition NormOfHeads(int64_t num_heads, double eps,
                            const std::vector<float>& weight);
 
-// Whether tie_word_embeddings says that the head is the embedding: empty, or,
-// for errors, where it says so.
+// Whether tie_word_embeddings makes the head the embedding: the place that says
+// so, for errors, or empty.
 absl::StatusOr<std::string> ReadTie(const JsonObject& config);
 
-// The head: a tensor of its own or, tied, the embedding, of which the files may
-// then hold an equal copy. `tied` says why it is, and is empty where it is not.
+// The head: a separate tensor or, if tied, the embedding, of which the files
+// may then hold an equal copy. `tied` is the reason, and empty if it is not
+// tied.
 // REQUIRES: model.embedding is read.
 absl::Status ReadHead(const Checkpoint& checkpoint,
                       const std::string& embedding, const std::string& head,
                       const std::string& tied, TensorReader& tensors,
                       ModelDefinition& model);
 
-// The key where it is there must have this value: the reader supports no other.
+// The key, if present, must have this value: the reader supports no other.
 absl::Status RequireBool(const JsonObject& object, const std::string& key,
                          bool value);
 

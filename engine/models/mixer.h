@@ -12,7 +12,7 @@ namespace recurve {
 
 // The part of a layer that mixes tokens of a sequence. One per layer; it owns
 // the layer's projection weights and its place in the cache. A new kind is a
-// class in a file of its own and an alternative of LayerDefinition::mixer.
+// class in its own file and an alternative of LayerDefinition::mixer.
 class TokenMixer {
  public:
   virtual ~TokenMixer() = default;
@@ -29,8 +29,9 @@ class TokenMixer {
                        Activations residual) const = 0;
 };
 
-// Load the weights into `backend` and declare the layer's cache there. One for
-// each alternative of LayerDefinition::mixer, and the token position encoding.
+// Load the weights into `backend` and declare the layer's cache there. One
+// overload for each alternative of LayerDefinition::mixer, and one for the
+// token position encoding.
 absl::StatusOr<std::unique_ptr<TokenMixer>> MakeMixer(const TpaLayer& layer,
                                                       Backend& backend);
 absl::StatusOr<std::unique_ptr<TokenMixer>> MakeMixer(const LinearLayer& layer,
