@@ -12,26 +12,28 @@
 
 namespace recurve {
 
-// Whether ResourceExhausted is for a deadline that cannot be met.
+// Whether a ResourceExhausted means a deadline that cannot be met.
 bool IsTooLate(const absl::Status& status);
 
-// Which sequences are taken in: those that find a place, and that may have
-// their tokens in time.
+// Decides which sequences to accept: those that find a place and whose tokens
+// can be ready in time.
 //
-// Places. At most max_active sequences run or wait; with those that are idle,
+// Places. At most max_active sequences run or wait; including idle ones,
 // between two commands, at most kMaxOpen times as many are open. Flows share
 // both numbers: fair_places.h.
 //
-// Time. What a sequence asks for is counted in steps: one a token it generates,
-// and one a max_step_tokens of its prompt. Where it may stop early, as much of
-// what it asks for counts as was generated of late by its flow. A flow has its
-// weight's part of the slots, or what the others leave if that is more: s. If
-// steps of n wait there with at least the same priority, and sequences take m
-// steps, one more waits about (n + m) / s steps, or not at all if not all of s
-// are taken. Steps take as long as they did of late.
+// Time. A sequence's work is counted in steps: one for each token to generate,
+// and one for each max_step_tokens of its prompt. If it may stop early, only
+// the fraction of the requested tokens that its flow recently generated is
+// counted. A flow's share of the slots s is given by its weight, or is what the
+// other flows leave if that is more. If n steps of work wait in the flow with
+// at least the same priority, and a sequence takes m steps on average, a new
+// one waits about (n + m) / s steps, or not at all if some of the s slots are
+// free. The step time is a recent average.
 //
-// Before a step and a sequence are done nothing is known, and nobody is late.
-// These estimates decide who is refused, never which tokens a sequence gets.
+// Until a step and a sequence have completed there are no estimates, and no
+// sequence counts as late. Estimates decide only which sequences are refused,
+// never which tokens a sequence gets.
 //
 // Not thread-safe.
 class Admission {
@@ -42,68 +44,68 @@ class Admission {
   struct Limits {
     int64_t slots = 1;            // sequences that run at a time
     int64_t max_active = 1;       // that run or wait
-    int64_t max_step_tokens = 1;  // of a step
+    int64_t max_step_tokens = 1;  // per step
   };
   explicit Admission(const Limits& limits)
       : limits_(limits),
         active_(limits.max_active),
         open_(kMaxOpen * limits.max_active) {}
 
-  // What a sequence asks for, or has left.
+  // The work that a sequence requests, or has left.
   struct Work {
     int64_t prompt_tokens = 0;
     int64_t generate = 0;
-    bool may_stop = false;  // before it has generated as many
+    bool may_stop = false;  // before it has generated that many
   };
 
   // --- Places ---
 
-  // ResourceExhausted if `count` more of this flow have no place.
+  // ResourceExhausted if `count` more sequences of this flow have no place.
   absl::Status CheckPlaces(const Flow& flow, int64_t count) const;
-  // A sequence is there, and is active.
+  // A sequence is open, and active.
   void Open(const Flow& flow);
-  // It is idle, or active again.
+  // An active sequence becomes idle, or an idle one active again.
   void SetIdle(const Flow& flow) { active_.Give(flow, 1); }
   void SetActive(const Flow& flow) { active_.Take(flow, 1); }
-  // It is gone.
+  // The sequence has ended.
   void Close(const Flow& flow, bool active);
 
   // --- Time ---
 
-  // ResourceExhausted, of which IsTooLate holds, if the wait is what keeps
-  // `work` from being done by `deadline`.
+  // ResourceExhausted, with IsTooLate, if waiting would prevent `work` from
+  // being done by `deadline`.
   absl::Status CheckTime(const Flow& flow, int32_t priority, const Work& work,
                          Clock::time_point now,
                          Clock::time_point deadline) const;
-  // DeadlineExceeded if it was its wait since `submitted` that keeps `work`,
-  // started now, from being done by `deadline`.
+  // DeadlineExceeded if the wait since `submitted` prevents `work`, started
+  // now, from being done by `deadline`.
   absl::Status CheckStart(const Flow& flow, const Work& work,
                           Clock::time_point submitted, Clock::time_point now,
                           Clock::time_point deadline) const;
 
-  // A sequence begins to wait for memory, with what it has left to do; and
-  // ends, with the same.
+  // A sequence begins to wait for memory, with `work` left to do; and stops
+  // waiting, with the same `work`.
   void BeginWaiting(const Flow& flow, int32_t priority, const Work& work);
   void EndWaiting(const Flow& flow, int32_t priority, const Work& work);
-  // A sequence has memory, and work; and has not.
+  // A sequence begins to run (has memory and work); and stops.
   void BeginRunning(const Flow& flow);
   void EndRunning(const Flow& flow);
 
-  // A step that followed another without a pause took so long.
+  // A step that followed another without a pause took `seconds`.
   void OnStep(double seconds);
-  // `asked` was done, with so many tokens generated.
+  // The command `asked` completed with `generated` tokens.
   void OnDone(const Flow& flow, const Work& asked, int64_t generated);
 
-  // In seconds; nothing while that is not known.
+  // In seconds; nothing while there is no estimate.
   std::optional<double> EstimateWait(const Flow& flow, int32_t priority) const;
   std::optional<double> EstimateRun(const Flow& flow, const Work& work) const;
 
-  // Of one flow: those that run, and that wait.
+  // Running and waiting sequences of one flow.
   int64_t running(uint32_t flow) const;
   int64_t waiting(uint32_t flow) const;
 
  private:
-  // What waits, with one priority.
+  // The waiting work of one priority.
   struct Backlog {
     double sure_steps = 0;
     int64_t stoppable_tokens = 0;
@@ -113,14 +115,15 @@ class Admission {
     double weight = 1;
     int64_t running = 0;
     int64_t waiting = 0;
-    std::map<int32_t, Backlog> backlog;    // by priority; those that have any
-    std::optional<double> generated_part;  // of what may stop, of late
+    std::map<int32_t, Backlog> backlog;    // by priority; non-empty ones only
+    std::optional<double> generated_part;  // recent mean for work that may stop
+                                           // early
   };
 
   FlowState& StateOf(const Flow& flow);
   const FlowState* Find(uint32_t flow) const;
   double PromptSteps(int64_t tokens) const;
-  // Slots that the flow may have, and those of them that are free.
+  // The slots that the flow may use, and how many of them are free.
   struct Slots {
     double share = 0;
     double free = 0;
@@ -128,11 +131,11 @@ class Admission {
   Slots SlotsOf(const Flow& flow) const;
 
   const Limits limits_;
-  std::map<uint32_t, FlowState> flows_;  // all that were seen
+  std::map<uint32_t, FlowState> flows_;  // all flows seen so far
   FairPlaces active_;
   FairPlaces open_;
-  std::optional<double> step_seconds_;        // of late
-  std::optional<double> steps_per_sequence_;  // of late
+  std::optional<double> step_seconds_;        // recent mean
+  std::optional<double> steps_per_sequence_;  // recent mean
 };
 
 }  // namespace recurve

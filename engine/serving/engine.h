@@ -28,25 +28,25 @@
 
 namespace recurve {
 
-// Serves many sequences on one model: takes requests from any thread, runs
-// steps on one thread of its own, reports through each sequence's EventSink.
+// Serves many sequences on one model: accepts requests from any thread, runs
+// steps on its own thread, reports through each sequence's EventSink.
 //
-// A step is: take what came in, plan, launch, wait, commit. Where the runner
-// allows it, the next step is launched before the last one is waited for, so
-// that the device is hardly ever idle: sequences go on with tokens that only
-// the device knows yet. What such a step computed for a sequence that had ended
-// is thrown away. The tokens of a sequence do not depend on what else is there.
+// A step: handle messages, plan, launch, wait, commit. If the runner allows it,
+// the next step is launched before the last one is waited for, so that the
+// device is hardly ever idle: sequences continue with tokens that only the
+// device knows yet. The results of such a step for a sequence that has ended
+// are discarded. The tokens of a sequence do not depend on other sequences.
 //
 // Thread safety: the public methods may be called from any thread, also from
 // within EventSink calls.
 class Engine {
  public:
-  // `runner` has at least options.max_num_seqs slots; no more are used.
+  // `runner` has at least options.max_num_seqs slots; any others are unused.
   // `tokenizer` may be null; `observer` may be null. Both outlive the engine.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(
       const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
       const Tokenizer* tokenizer, EngineObserver* observer);
-  // Ends everything that is left with UNAVAILABLE.
+  // Ends all remaining sequences with UNAVAILABLE.
   ~Engine();
 
   const EngineOptions& options() const { return options_; }
@@ -61,12 +61,12 @@ class Engine {
     // waits for more commands until Close (Decode).
     bool close_when_done = true;
     std::shared_ptr<EventSink> sink;
-    // When its client gives up. A sequence that could not be done by then for
-    // having to wait is not accepted, or ends with DeadlineExceeded while it
-    // waits: admission.h.
+    // When its client gives up. If waiting would make the sequence miss it, it
+    // is not accepted, or ends with DeadlineExceeded while it waits:
+    // admission.h.
     std::optional<Clock::time_point> deadline = std::nullopt;
   };
-  // Accepts a sequence and returns its id, or says why not: InvalidArgument,
+  // Accepts a sequence and returns its id, or an error: InvalidArgument,
   // ResourceExhausted (no place, or not in time), Unavailable (draining). After
   // an error the sink is never called.
   absl::StatusOr<uint64_t> Submit(Submission submission);
@@ -77,41 +77,42 @@ class Engine {
   int64_t max_active() const {
     return options_.max_num_seqs + options_.max_queued_requests;
   }
-  // What Submit would say now of any request of `flow`: for a look before the
-  // work of reading one. OK is no promise.
+  // The status that Submit would return now for any request of `flow`, without
+  // reading one. OK is no guarantee.
   absl::Status CheckAccepts(const Flow& flow) const;
 
-  // These act at the next step and ignore ids that are gone.
-  // REQUIRES (Extend): the command passed ValidateCommand for this sequence.
+  // The following take effect at the next step and ignore ids of ended
+  // sequences. REQUIRES (Extend): the command passed ValidateCommand for this
+  // sequence.
   void Extend(uint64_t id, Command command);
   void Close(uint64_t id);
   // Ends the sequence with `status`, which is not OK.
   void Cancel(uint64_t id, absl::Status status);
   // The reader of a sequence whose OnStep returned false has caught up.
   void Resume(uint64_t id);
-  // It has not, but it does read: its time to catch up begins anew.
+  // It has not caught up, but it does read: restarts its timeout.
   void GiveReaderTime(uint64_t id);
 
-  // Cancel for every sequence that there is now.
+  // Cancel for every current sequence.
   void CancelAll(const absl::Status& status);
-  // As Cancel with CANCELLED; NotFound when there is no such sequence.
+  // As Cancel with CANCELLED; NotFound if there is no such sequence.
   absl::Status Abort(uint64_t id);
 
   // Refuses new sequences from now on and ends idle ones; the others run on.
-  // Returns how many are left.
+  // Returns the number of remaining sequences.
   int64_t Drain();
   bool draining() const { return draining_.load(); }
 
   EngineLoad load() const;
-  // Of one flow.
+  // The load of one flow.
   struct FlowLoad {
     int64_t running = 0;  // with memory and work
     int64_t waiting = 0;
   };
   FlowLoad load_of(uint32_t flow) const;
-  // OK, or why the engine can serve no more: the device failed.
+  // OK, or why the engine can no longer serve: the device failed.
   absl::Status health() const;
-  // Seconds that the step in progress has been running; 0 between steps.
+  // Duration of the step in progress in seconds; 0 between steps.
   double step_age_seconds() const;
 
  private:
@@ -137,7 +138,7 @@ class Engine {
       std::variant<std::shared_ptr<Sequence>, Extension, Closing, Cancellation,
                    Resumption, ReaderProgress, DrainStart>;
 
-  // What one sequence has in the batch of a step.
+  // One sequence's part of a step's batch.
   struct BatchEntry {
     std::shared_ptr<Sequence> sequence;
     int64_t num_tokens;
@@ -154,69 +155,70 @@ class Engine {
     StepBatch batch;
     std::vector<BatchEntry> entries;
     Clock::time_point started;
-    // Sequences that decode, tokens of prompts beside them, and how many of
-    // these the pacer has to account for.
+    // Number of decoding sequences, of prompt tokens in the same step, and how
+    // many of these the pacer accounts for.
     int64_t decoding = 0;
     int64_t prompt_tokens = 0;
     int64_t paced_tokens = 0;
-    // There was something to run ever since the step before it was launched.
+    // There was work at all times since the previous step was launched.
     bool follows_work = false;
   };
 
   Engine(const EngineOptions& options, std::unique_ptr<ModelRunner> runner,
          const Tokenizer* tokenizer, EngineObserver* observer);
 
-  // Whether sequences are taken at all; and these.
+  // Whether sequences are accepted at all; and whether these are.
   absl::Status Accepting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckAdmission(const std::vector<Submission>& submissions) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t NewId(uint64_t* arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Post(Message message);
-  // The most rows of logits that a sequence may give its stream in one step.
+  // The maximum number of logit rows that a sequence may give its stream in one
+  // step.
   int64_t max_step_logits() const;
   static int64_t NowNs();
 
   // --- Step thread (engine_step.cc) ---
   void Loop();
-  // Takes what came in; sleeps while there is nothing to run. False: stop.
+  // Handles messages; sleeps while there is nothing to run. False: stop.
   bool TakeMessages();
   bool HasRunnable() const;
-  // Ends those that wait and would be done too late.
+  // Ends waiting sequences that would miss their deadline.
   void EndLate();
-  // Brings the sequence's place in the queues below up to date. To be called
-  // whenever its lease, its command or `stalled` changed.
+  // Updates the sequence's place in the queues below. To be called whenever its
+  // lease, its command or `stalled` changed.
   void Reindex(Sequence& sequence);
-  // Tells Admission where the sequence stands.
+  // Reports the sequence's standing to Admission.
   void SetStanding(Sequence& sequence, Sequence::Standing standing)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Handle(Message& message);
   void Step();
   SequenceView View(const Sequence& sequence) const;
   StepPlan Plan() const;
-  // Plans and launches a step: behind nothing, or behind the pending one. Then
-  // null when the next step has to wait for the results of this one.
+  // Plans and launches a step, after the pending one if there is one. Then null
+  // if the next step has to wait for the results of the pending one.
   absl::StatusOr<std::unique_ptr<PendingStep>> LaunchNext();
   bool MayRunAhead(const StepPlan& plan) const;
-  // SequenceView::from_host.
+  // The value of SequenceView::from_host.
   bool FromHost(const Sequence& sequence) const;
   absl::Status BuildBatch(const StepPlan& plan, PendingStep* step);
-  // Preempts and admits (engine_memory.cc).
+  // Applies preemptions and admissions (engine_memory.cc).
   absl::Status ApplyMemory(const StepPlan& plan);
-  // Remembers what those that wait were denied.
+  // Records which waiting sequences were passed.
   void NotePasses(const StepPlan& plan);
-  // Takes the sequence's memory, which is saved if there is room.
+  // Takes the sequence's memory, and saves it if there is room.
   absl::Status Preempt(Sequence& sequence);
-  // A lease that is at sequence.num_computed().
+  // A lease whose state is at sequence.num_computed().
   absl::StatusOr<SequenceLease> LeaseFor(Sequence& sequence);
   absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
                                         int32_t batch_index, StepBatch* batch);
   void CommitStep(const PendingStep& step, const StepOutput& output);
   void Commit(const BatchEntry& entry, const StepOutput& output);
-  // Gives the sequence a token: its event, and what follows from it.
+  // Delivers a token to the sequence: its event, and the consequences.
   void Deliver(Sequence& sequence, const SampleResult& sample, StepEvent event);
   void Emit(Sequence& sequence, StepEvent event);
   void FinishCommands(Sequence& sequence);
-  // Starts queued commands and ends the sequence when there will be no more.
+  // Starts queued commands; ends the sequence if no more will come.
   void AdvanceCommands(Sequence& sequence);
   void End(uint64_t id, const absl::Status& status);
   void FailAll(const absl::Status& status);
@@ -235,7 +237,7 @@ class Engine {
   CacheManager cache_;
   PromptPacer pacer_;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences_;
-  // Where they stand, so that a step looks at no more than it may run.
+  // By standing, so that a step considers no more sequences than it may run.
   WaitingQueue waiting_;                    // those with work and no memory
   std::unordered_set<Sequence*> resident_;  // those with memory
   std::unordered_set<Sequence*> stalled_;
@@ -243,7 +245,7 @@ class Engine {
   EngineLoad counters_;
   std::unique_ptr<PendingStep> pending_;  // between two calls of Step
   Clock::time_point last_step_done_;
-  bool worked_ = false;  // there was something to run since the last launch
+  bool worked_ = false;  // there was work at all times since the last launch
 
   // --- Shared ---
   mutable Mutex mu_;
@@ -251,10 +253,10 @@ class Engine {
   std::vector<Message> inbox_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t next_arrival_ ABSL_GUARDED_BY(mu_) = 0;
-  // Accepted and not ended.
+  // An accepted sequence that has not ended.
   struct Open {
     Flow flow;
-    int64_t commands = 1;  // given and not done: 0, it is idle
+    int64_t commands = 1;  // commands not completed; 0: it is idle
   };
   std::unordered_map<uint64_t, Open> open_ ABSL_GUARDED_BY(mu_);
   Admission admission_ ABSL_GUARDED_BY(mu_);

@@ -12,7 +12,7 @@ namespace recurve {
 
 enum class FinishReason { kLength, kEos, kStopToken, kStopString };
 
-// What one step gave one sequence.
+// The output of one step for one sequence.
 struct StepEvent {
   struct LogitsRow {
     int64_t position;
@@ -20,9 +20,9 @@ struct StepEvent {
   };
   std::vector<LogitsRow> logits;
 
-  // False: only logits, or text that earlier tokens held back.
+  // False: only logits, or text held back at earlier tokens.
   bool has_token = false;
-  int64_t index = 0;  // among the generated tokens of the sequence
+  int64_t index = 0;  // index among the generated tokens of the sequence
   int32_t token = 0;
   std::string text;  // whole characters that can be shown now
   float logprob = 0;
@@ -31,20 +31,20 @@ struct StepEvent {
 
 struct CommandResult {
   FinishReason reason = FinishReason::kLength;
-  std::string stop_string;  // when reason is kStopString
+  std::string stop_string;  // if reason is kStopString
   std::string text;         // held back until now
   int64_t sequence_tokens = 0;
-  int64_t prompt_tokens = 0;  // appended by the client, over all commands
+  int64_t prompt_tokens = 0;  // appended by the client, in all commands
   int64_t completion_tokens = 0;
   int64_t preemptions = 0;
-  double queue_seconds = 0;  // these three count from Submit
+  double queue_seconds = 0;  // these three are measured from Submit
   double time_to_first_token_seconds = 0;
   double total_seconds = 0;
 };
 
-// Where the engine reports on one sequence. Called on the step thread, in this
-// order: OnAdmitted once, then OnStep and OnCommandDone as commands run, and
-// OnEnd last. OnEnd may come at any time, and nothing comes after it; the
+// Receives the engine's reports on one sequence. Called on the step thread, in
+// this order: OnAdmitted once, then OnStep and OnCommandDone as commands run,
+// and OnEnd last. OnEnd may come at any time, and nothing comes after it; the
 // sequence's memory is free by then.
 //
 // Implementations must not block.
@@ -53,12 +53,12 @@ class EventSink {
   virtual ~EventSink() = default;
 
   virtual void OnAdmitted(double queue_seconds) = 0;
-  // Returns false when the reader is behind: the sequence then rests until
-  // Engine::Resume. Text alone is what was held back when the stream ends,
-  // which does not wait for a reader.
+  // Returns false if the reader is behind: the sequence then pauses until
+  // Engine::Resume. An event with text alone carries text held back until the
+  // end of the stream; it does not wait for the reader.
   [[nodiscard]] virtual bool OnStep(StepEvent event) = 0;
   virtual void OnCommandDone(CommandResult result) = 0;
-  // OK when the sequence was closed after its last command.
+  // OK if the sequence was closed after its last command.
   virtual void OnEnd(absl::Status status) = 0;
 };
 

@@ -8,20 +8,20 @@
 
 namespace recurve {
 
-// A number of places that flows share, of whatever is limited. Half of them are
-// kept: of these each flow has its part, rounded down, which is not lent to
-// others. Whoever comes first has the rest. So no flow shuts out another.
+// Shares a limited number of places between flows. Half of them are reserved:
+// each flow's part of this half, rounded down, is not lent to others. The other
+// half is first come, first served. So no flow shuts out another.
 //
 // Not thread-safe.
 class FairPlaces {
  public:
   explicit FairPlaces(int64_t limit) : limit_(limit) {}
 
-  // How many more the flow may take; 0 or less: none.
+  // How many more places the flow may take; 0 or less: none.
   int64_t Left(const Flow& flow) const;
-  // Whether or not there are as many left.
+  // Takes the places even if fewer are left.
   void Take(const Flow& flow, int64_t count);
-  // REQUIRES: the flow has as many.
+  // REQUIRES: the flow holds that many.
   void Give(const Flow& flow, int64_t count);
 
   int64_t limit() const { return limit_; }
@@ -34,12 +34,12 @@ class FairPlaces {
     int64_t count = 0;
   };
 
-  // The places that are kept for a flow with this part.
+  // The places reserved for a flow with this part.
   int64_t KeptFor(double part) const;
 
   const int64_t limit_;
   int64_t used_ = 0;
-  std::map<uint32_t, Use> uses_;  // of flows that have places
+  std::map<uint32_t, Use> uses_;  // for flows that hold places
 };
 
 }  // namespace recurve

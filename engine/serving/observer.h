@@ -8,7 +8,7 @@
 
 namespace recurve {
 
-// A snapshot of how busy an engine is.
+// A snapshot of an engine's load.
 struct EngineLoad {
   int64_t resident = 0;  // sequences that hold memory
   int64_t waiting = 0;
@@ -19,22 +19,22 @@ struct EngineLoad {
   uint64_t prompt_tokens_total = 0;
   uint64_t generation_tokens_total = 0;
   uint64_t preemptions_total = 0;
-  // Of those: saved in host memory; brought back; had something to compute
-  // again, since there was no room.
+  // Of the preemptions: saved in host memory; restored from it; recomputed in
+  // part or whole because there was no room.
   uint64_t saves_total = 0;
   uint64_t restores_total = 0;
   uint64_t recomputes_total = 0;
-  int64_t swap_bytes_used = 0;  // of host memory
+  int64_t swap_bytes_used = 0;  // in host memory
   int64_t swap_bytes_total = 0;
   uint64_t steps_total = 0;
-  // In which the device waited for the engine while there was something to run;
-  // 0 where it is not measured.
+  // Time in which the device waited for the engine although there was work; 0
+  // if it is not measured.
   double device_idle_seconds_total = 0;
   // Requests accepted and not ended.
   int64_t open = 0;
 };
 
-// Hears what the engine does, for metrics. Called on the step thread; must not
+// Receives engine events for metrics. Called on the step thread; must not
 // block. Times are in seconds.
 class EngineObserver {
  public:
@@ -46,7 +46,7 @@ class EngineObserver {
   virtual void OnQueued(double /*queue_seconds*/) {}
   virtual void OnFirstToken(double /*seconds_since_submit*/) {}
   virtual void OnNextToken(double /*seconds_since_last_token*/) {}
-  // A command ended as asked.
+  // A command completed.
   virtual void OnCommandDone(const CommandResult& /*result*/) {}
   // A sequence ended with an error.
   virtual void OnFailed(const absl::Status& /*status*/) {}

@@ -18,16 +18,17 @@ struct StoppingParams {
   bool ignore_eos = false;
 };
 
-// Whose a sequence is. Flows share steps, memory and places by weight.
+// The owner of a sequence. Flows share steps, memory and places by weight.
 struct Flow {
   uint32_t id = 0;
   double weight = 1;  // above 0
-  double part = 1;    // its weight, of the sum of those of all flows there are
+  double part = 1;    // its weight divided by the sum over all flows
 };
 
-// What holds for the whole life of a sequence.
+// Options that hold for the whole life of a sequence.
 struct SequenceOptions {
-  SamplingParams sampling;  // the seed is set: the caller draws one if need be
+  SamplingParams sampling;  // the seed is set: by the caller, if the request
+                            // has none
   StoppingParams stopping;
   int32_t priority = 0;
   Flow flow;
@@ -36,26 +37,26 @@ struct SequenceOptions {
 // Which rows of logits a command returns; see LogitsMode in inference.proto.
 enum class LogitsMode { kNone, kNext, kAll };
 
-// One piece of work on a sequence: append tokens, then generate.
+// One unit of work on a sequence: append tokens, then generate.
 struct Command {
   std::vector<int32_t> append;
   int64_t generate = 0;
   LogitsMode logits = LogitsMode::kNone;
 };
 
-// What a request must respect.
+// The limits of a request.
 struct RequestLimits {
   int64_t vocab_size = 0;
-  int64_t max_model_len = 0;  // tokens of a sequence, generated ones included
+  int64_t max_model_len = 0;  // tokens of a sequence, including generated ones
   bool has_tokenizer = false;
-  // Of a model that looks at a prompt as a whole, which is computed in one
-  // step: the most tokens that the first command may append, also when it wants
-  // the logits of all. 0: no limit.
+  // For a model that processes a prompt as a whole, in one step: the maximum
+  // number of tokens that the first command may append, also if it wants the
+  // logits of all. 0: no limit.
   int64_t max_prompt_tokens = 0;
   int64_t max_prompt_logits = 0;
 };
 
-// The most a request may ask for, whatever the model.
+// The maximum that a request may ask for, with any model.
 inline constexpr int kMaxLogprobs = 20;
 inline constexpr int kMaxStopTokenIds = 64;
 inline constexpr int kMaxStopStrings = 16;
@@ -63,19 +64,19 @@ inline constexpr int kMaxStopStringBytes = 256;
 inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxPriority = 100;
 
-// What sampling options may be, both ends included.
+// The allowed range of a sampling option, both ends included.
 struct OptionRange {
   float min;
   float max;
 };
 inline constexpr OptionRange kTemperatureRange = {0, 100};
-// Everything above 0, which a float can tell from it.
+// Every value above 0 that a float can represent.
 inline constexpr OptionRange kTopPRange = {
     std::numeric_limits<float>::denorm_min(), 1};
 inline constexpr char kTopPExpected[] = "above 0, at most 1";
 inline constexpr OptionRange kMinPRange = {0, 1};
 inline constexpr OptionRange kRepetitionPenaltyRange = {0.01f, 10};
-// Of presence_penalty and of frequency_penalty.
+// For presence_penalty and frequency_penalty.
 inline constexpr OptionRange kPenaltyRange = {-2, 2};
 inline constexpr OptionRange kLogitBiasRange = {-100, 100};
 
@@ -85,7 +86,7 @@ absl::Status ValidateOptions(const SequenceOptions& options,
                              const RequestLimits& limits);
 
 // As above, for a command on a sequence that holds `num_tokens` tokens.
-// `append_field` and `generate_field` are what the caller calls Command::append
+// `append_field` and `generate_field` are the caller's names of Command::append
 // and generate.
 absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                              const RequestLimits& limits,

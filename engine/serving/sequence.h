@@ -23,19 +23,19 @@ namespace recurve {
 
 using Clock = std::chrono::steady_clock;
 
-// One sequence: its tokens, how far they are in the cache, the command it is
-// working on and where to report.
+// One sequence: its tokens, how many of them are in the cache, its active
+// command and its event sink.
 //
-// A step is launched, and later its results are committed; until then what it
-// computes and samples is "in flight". A second step may be launched before the
-// first is committed, from the numbers that the first will leave behind.
+// A step is launched, and later its results are committed; until then its
+// tokens and samples are "in flight". A second step may be launched before the
+// first is committed, based on the counts that the first will leave behind.
 //
 // Invariants:
 //  - num_computed <= tokens().size(). A sampled token is known before it is
 //    computed, so an idle sequence may be one token behind.
 //  - Memory is held exactly while `lease` has a value. Giving it up
-//    (preemption) changes nothing that a client can see: it sets num_computed
-//    to 0, unless `saved` has what was computed. Never do both have a value.
+//    (preemption) is invisible to clients: it sets num_computed to 0, unless
+//    `saved` holds the computed state. Never do both have a value.
 //
 // Owned by the engine's step thread; not thread-safe.
 class Sequence {
@@ -49,11 +49,11 @@ class Sequence {
   uint64_t arrival() const { return arrival_; }
   const SequenceOptions& options() const { return options_; }
   EventSink& sink() { return *sink_; }
-  // For the sequence's end: a step under way may hold the sequence longer.
+  // For the sequence's end: a step in flight may hold the sequence longer.
   std::shared_ptr<EventSink> ReleaseSink() { return std::move(sink_); }
 
-  // What the first command appends is computed in one step, as a prompt. To be
-  // called before that command starts.
+  // Computes the tokens that the first command appends in one step, as a
+  // prompt. To be called before that command starts.
   void ComputePromptWhole() { whole_prompt_ = true; }
 
   // --- Commands ---
@@ -75,35 +75,37 @@ class Sequence {
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   TokenKind kind(int64_t position) const { return kinds_[position]; }
   int64_t num_computed() const { return num_computed_; }
-  // Whether a token may end a command before its last one.
+  // Whether a token may end a command before its maximum length.
   static bool MayStop(const StoppingParams& stopping,
                       absl::Span<const int32_t> eos_token_ids);
-  // So many of the first tokens are computed in one step.
+  // The number of first tokens that are computed in one step.
   int64_t whole_tokens() const { return whole_tokens_; }
   int64_t appended() const { return static_cast<int64_t>(prompt_.size()); }
   int64_t generated() const { return static_cast<int64_t>(output_.size()); }
 
-  // As they will be when what is in flight is committed.
+  // Their values after the tokens in flight are committed.
   int64_t launched_tokens() const { return num_tokens() + samples_in_flight_; }
   int64_t launched_computed() const {
     return num_computed_ + tokens_in_flight_;
   }
   bool in_flight() const { return tokens_in_flight_ > 0; }
-  // Tokens that there were to compute when the active command began, or when
-  // what was computed was lost.
+  // Tokens left to compute when the active command began, or when the computed
+  // state was lost.
   int64_t prompt_work() const { return prompt_work_; }
-  // What the active command, or the next if none is, has left to do; and what
-  // the active or the last one was to do, and how many tokens it has generated.
+  // The remaining work of the active command, or of the next if none is active;
+  // and the total work of the active or last one, and its number of generated
+  // tokens.
   Admission::Work work_left() const;
   const Admission::Work& command_work() const { return command_work_; }
   int64_t command_generated() const { return generated() - generated_before_; }
-  // Whether the active command will have anything to compute then. If a sample
-  // is in flight: as long as it does not end the command.
+  // Whether the active command will then have anything to compute, assuming
+  // that a sample in flight does not end the command.
   bool HasWork() const;
-  // A sample in flight may or may not end the active command, and the sequence
-  // may go on after it: what comes next must wait for it.
+  // Whether a sample in flight may end the active command and the sequence may
+  // continue after it: the next step must then wait for it.
   bool MustWait() const;
-  // The sample in flight, of those of its step. REQUIRES: one is.
+  // Index of the sample in flight among those of its step. REQUIRES: there is
+  // one.
   int32_t sample_in_flight() const { return sample_in_flight_; }
 
   // Whether the active command wants the logits of `position`.
@@ -114,7 +116,7 @@ class Sequence {
   bool wants_all_logits() const {
     return active_ && logits_mode_ == LogitsMode::kAll;
   }
-  // Whether computing up to `end` tokens gives the row that the next token is
+  // Whether computing up to `end` tokens yields the row that the next token is
   // drawn from.
   bool WillSample(int64_t end) const {
     return active_ && generate_left_ > samples_in_flight_ &&
@@ -122,22 +124,22 @@ class Sequence {
   }
   SampleRequest MakeSampleRequest(int32_t logit_index) const;
 
-  // A step with `count` more of its tokens is in flight; `sample` is that of
-  // its samples which is the sequence's, or -1.
+  // A step with `count` more of its tokens is in flight; `sample` is the index
+  // of the sequence's sample in it, or -1.
   void Launched(int64_t count, int32_t sample);
-  // The step's results are there: its `count` tokens are in the cache.
+  // The step has completed: its `count` tokens are in the cache.
   void Advance(int64_t count, bool sampled);
-  // Takes a sampled token: appends it and fills the event. Ends generation when
+  // Accepts a sampled token: appends it and fills the event. Ends generation if
   // a stop condition holds.
   void AcceptToken(const SampleResult& sample, StepEvent* event);
   void LogitsEmitted(int64_t position) { next_logits_ = position + 1; }
 
-  // The active command has computed and generated all it was to.
+  // The active command has computed and generated all its tokens.
   bool CommandComplete() const;
   // Ends the active command. REQUIRES: CommandComplete().
   CommandResult FinishCommand(Clock::time_point now);
 
-  // Text held back by commands that are done, now that nothing follows.
+  // Text held back by completed commands, now that nothing follows.
   std::string FlushText();
 
   // Gives up all memory. Without a `copy` the tokens will be computed again.
@@ -151,16 +153,16 @@ class Sequence {
   // SequenceView::passed_over and passes.
   bool passed_over = false;
   int passes = 0;
-  // What Admission was told.
+  // The standing reported to Admission.
   enum class Standing { kIdle, kWaiting, kRunning };
   Standing standing = Standing::kIdle;
-  Admission::Work waiting_work;  // REQUIRES: kWaiting
-  // When its call ends; a sequence that waits too long for that is ended.
+  Admission::Work waiting_work;  // valid if kWaiting
+  // When its call ends; a sequence that would miss it by waiting is ended.
   std::optional<Clock::time_point> deadline;
   // The client is behind; nothing runs until it catches up.
   bool stalled = false;
   Clock::time_point stalled_since;
-  // Drawn by a step that was under way when the client fell behind.
+  // Drawn by a step in flight when the client fell behind.
   std::optional<SampleResult> held;
   Clock::time_point submitted;
   Clock::time_point last_token;
@@ -180,23 +182,23 @@ class Sequence {
   bool close_when_done_;
   std::shared_ptr<EventSink> sink_;
   std::optional<StreamDecoder> decoder_;  // absent without a tokenizer
-  std::string carried_text_;  // of an earlier command, not emitted yet
+  std::string carried_text_;  // from an earlier command, not emitted yet
 
   std::vector<int32_t> tokens_;   // all, in order
-  std::vector<TokenKind> kinds_;  // of each of them
-  std::vector<int32_t> prompt_;   // those the client appended
-  std::vector<int32_t> output_;   // those generated
+  std::vector<TokenKind> kinds_;  // kind of each token
+  std::vector<int32_t> prompt_;   // appended by the client
+  std::vector<int32_t> output_;   // generated
   int64_t num_computed_ = 0;
   int64_t prompt_work_ = 0;
   Admission::Work command_work_;
   int64_t generated_before_ = 0;  // the command
   int64_t tokens_in_flight_ = 0;
   int64_t samples_in_flight_ = 0;
-  int32_t sample_in_flight_ = -1;  // the latest
+  int32_t sample_in_flight_ = -1;  // the latest sample
   bool whole_prompt_ = false;
   int64_t whole_tokens_ = 0;
   // The last token was sampled and nothing was appended since: it is computed
-  // only when something comes after it.
+  // only if something comes after it.
   bool output_pending_ = false;
   int64_t preemptions_ = 0;
 
@@ -204,7 +206,8 @@ class Sequence {
   bool active_ = false;
   LogitsMode logits_mode_ = LogitsMode::kNone;
   int64_t generate_left_ = 0;
-  int64_t next_logits_ = 0;  // first position whose logits were not emitted yet
+  int64_t next_logits_ = 0;  // first position whose logits have not been
+                             // emitted
   std::optional<FinishReason> stop_reason_;
 };
 

@@ -13,28 +13,27 @@
 
 namespace recurve {
 
-// The sequences that have work and no memory, by flow and rank, so that a step
-// looks at no more of them than it may admit. Short prompts stand apart from
-// long ones, and paced ones count apart from others: neither hides those that
-// may pass it (rule 3 of scheduler.h).
+// Sequences that have work and no memory, by flow and rank, so that a step
+// considers no more of them than it may admit. Short and long prompts are
+// separate, as are the counts of paced and other prompts, so that neither hides
+// those that may pass it (rule 3 of scheduler.h).
 //
 // Not thread-safe.
 class WaitingQueue {
  public:
-  // Prompts of at most `short_tokens` are short in some step.
+  // Prompts of at most `short_tokens` tokens are short in some step.
   explicit WaitingQueue(int64_t short_tokens) : short_tokens_(short_tokens) {}
 
-  // Neither has an effect where it had one before.
+  // Insert has no effect on a member, Erase none on others.
   void Insert(Sequence* sequence);
   void Erase(Sequence* sequence);
 
   bool empty() const { return places_.empty(); }
   int64_t size() const { return static_cast<int64_t>(places_.size()); }
 
-  // The first in rank, of short and of long ones each: up to `most` that are
-  // not `paced`, and, of all that stand before the last of these, up to `most`
-  // that are. `ahead` has the number of sequences with memory and work, by
-  // flow.
+  // The first in rank, for short and long prompts each: up to `most` that are
+  // not `paced`, and, of those before the last of these, up to `most` that are.
+  // `ahead` has the number of sequences with memory and work, by flow.
   std::vector<Sequence*> First(
       int64_t most, const std::map<uint32_t, int64_t>& ahead,
       const std::function<bool(const Sequence&)>& paced) const;

@@ -13,27 +13,27 @@
 
 namespace recurve {
 
-// Byte-pair encoding of one word. Starts from single bytes and joins the pair
-// of the lowest rank, the leftmost of equals, until no pair has one. Time
-// n log n in the length of the word.
+// Byte-pair encoding of one word. Starts from single bytes and merges the pair
+// of the lowest rank, the leftmost of equals, until no pair has one. Time n log
+// n in the length of the word.
 //
 // Thread safety: the const methods may run concurrently.
 class Bpe {
  public:
   struct Merge {
     int32_t rank = 0;
-    int32_t id = 0;  // of what the pair becomes
+    int32_t id = 0;  // of the merged token
   };
   using Vocabulary = absl::flat_hash_map<std::string, int32_t>;  // from bytes
   using Merges = absl::flat_hash_map<uint64_t, Merge>;           // by PairKey()
 
   struct Options {
-    // A word that is a token becomes that token, whatever the merges say.
+    // A word that is a token is encoded as that token, whatever the merges say.
     bool ignore_merges = false;
-    // Stands for a byte that the vocabulary lacks; without it such a text is an
+    // Replaces a byte that the vocabulary lacks; without it such a text is an
     // error.
     std::optional<int32_t> unk_id;
-    bool fuse_unk = false;  // one unk_id for a run of such bytes
+    bool fuse_unk = false;  // one unk_id for a run of unknown bytes
   };
 
   static uint64_t PairKey(int32_t left, int32_t right) {
@@ -41,7 +41,7 @@ class Bpe {
            static_cast<uint32_t>(right);
   }
 
-  // Without `merges` any two neighbours that together are a token may join, and
+  // Without `merges` any two adjacent parts that form a token may merge, and
   // the rank is the id of that token, as in tiktoken.
   Bpe(Vocabulary vocabulary, std::optional<Merges> merges, Options options);
 
@@ -53,18 +53,18 @@ class Bpe {
   size_t max_bytes_per_id() const { return max_bytes_per_id_; }
 
  private:
-  // A part of the word; size 0 once it was joined to its left neighbour.
+  // A part of the word; size 0 after it was merged into its left neighbour.
   struct Part {
     int32_t id;
     uint32_t begin, size;    // bytes of the word
     int32_t previous, next;  // index, or -1
   };
-  // Ordered so that the candidate to join first is the largest.
+  // Ordered so that the candidate to merge first is the largest.
   struct Candidate {
     int32_t rank;
     int32_t left;               // index of a part
-    int32_t left_id, right_id;  // outdated when the parts are other tokens now
-    int32_t id;                 // of what they become
+    int32_t left_id, right_id;  // stale if the parts are other tokens now
+    int32_t id;                 // of the merged token
     bool operator<(const Candidate& other) const {
       return rank != other.rank ? rank > other.rank : left > other.left;
     }

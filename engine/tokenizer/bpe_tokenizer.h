@@ -16,15 +16,15 @@
 namespace recurve {
 
 // Byte-level BPE: added tokens are found first, then the text between them is
-// normalised, cut into words, and each word's bytes are joined to tokens.
+// normalised, split into words, and each word's bytes are merged to tokens.
 //
-// Any bytes are accepted. Those that are not UTF-8 are characters of no class
-// to the patterns, and otherwise bytes like any other, so that without a
-// normaliser decoding gives back every input.
+// Any bytes are accepted. Invalid UTF-8 has no character class in patterns and
+// is otherwise treated as ordinary bytes, so that without a normaliser decoding
+// restores every input.
 class BpeTokenizer : public Tokenizer {
  public:
   struct Parts {
-    std::string name;                 // kind, as Tokenizer::name() gives it
+    std::string name;                 // kind, as returned by Tokenizer::name()
     std::vector<std::string> tokens;  // bytes by id; "" for special tokens
     Bpe bpe;
     PreTokenizer pre_tokenizer;
@@ -46,11 +46,11 @@ class BpeTokenizer : public Tokenizer {
   std::optional<int32_t> FindToken(absl::string_view token) const override;
 
  private:
-  // Of text without raw added tokens.
+  // Encodes text without raw added tokens.
   absl::Status EncodeNormalized(absl::string_view text, int64_t max_ids,
                                 std::vector<int32_t>* ids) const;
-  // OutOfRange where `ids` and those of `bytes` bytes of normalised text behind
-  // them are surely more than `max_ids`.
+  // OutOfRange if `ids` plus the ids of `bytes` more bytes of normalised text
+  // certainly exceed `max_ids`.
   absl::Status CheckRoom(size_t bytes, int64_t max_ids,
                          const std::vector<int32_t>& ids) const;
 
@@ -59,7 +59,7 @@ class BpeTokenizer : public Tokenizer {
   const Bpe bpe_;
   const PreTokenizer pre_tokenizer_;
   const bool nfc_;
-  // Ids of added tokens by their text as the file has it.
+  // Ids of added tokens by their text in the file.
   absl::flat_hash_map<std::string, int32_t> added_ids_;
   AddedTokens raw_added_;         // found before normalisation
   AddedTokens normalized_added_;  // and after it

@@ -8,16 +8,16 @@
 
 namespace recurve {
 
-// The alphabet in which byte-level vocabularies are written: each byte is one
-// printable character. Printable bytes of Latin-1 stand for themselves, the 68
-// others for U+0100 and up, in order; so a space is "Ġ".
+// The alphabet of byte-level vocabularies: each byte is one printable
+// character. Printable bytes of Latin-1 stand for themselves, the 68 others for
+// U+0100 and up, in order; so a space is "Ġ".
 //
-// The bytes that `token` stands for, or nullopt when it has a character outside
+// The bytes that `token` stands for, or nullopt if it has a character outside
 // the alphabet.
 std::optional<std::string> BytesOfToken(absl::string_view token);
 
-// What a token decodes to: its bytes, or itself where it is outside the
-// alphabet.
+// The decoded form of a token: its bytes, or the token itself if it is outside
+// the alphabet.
 std::string TextOfToken(absl::string_view token);
 
 }  // namespace recurve

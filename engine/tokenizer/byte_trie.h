@@ -9,24 +9,24 @@
 
 namespace recurve {
 
-// Strings with a value each, walked byte by byte. Thread safety: the const
-// methods may run concurrently.
+// Maps strings to values; walked byte by byte. Thread safety: the const methods
+// may run concurrently.
 class ByteTrie {
  public:
   static constexpr uint32_t kRoot = 0;
   static constexpr int32_t kNone = -1;
 
-  // False, and nothing changes, when the string is there already.
+  // False, without a change, if the string is present already.
   // REQUIRES: value >= 0.
   bool Add(absl::string_view text, int32_t value);
 
-  // Moves *node to its child; false where there is none.
+  // Moves *node to its child; false if it has none.
   bool Walk(uint32_t* node, char byte) const;
-  // Of the string that ends at `node`, or kNone.
+  // The value of the string that ends at `node`, or kNone.
   int32_t Value(uint32_t node) const { return values_[node]; }
 
-  // Bytes of the longest string with which `text` begins, and its value; 0
-  // where there is none.
+  // Bytes of the longest stored prefix of `text`, and its value; 0 if there is
+  // none.
   size_t LongestPrefix(absl::string_view text, int32_t* value) const;
 
  private:

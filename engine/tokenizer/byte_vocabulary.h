@@ -13,34 +13,34 @@
 
 namespace recurve {
 
-// Gathers the tokens and merges of a byte-level vocabulary, as files spell
-// them, and turns them into bytes. Errors are InvalidArgument and say what is
-// wrong with the argument, not where it stood.
+// Collects the tokens and merges of a byte-level vocabulary, as files spell
+// them, and converts them to bytes. Errors are InvalidArgument and describe the
+// bad argument, not its location.
 class ByteVocabulary {
  public:
-  // Of the model: no id may reach it.
+  // `vocab_size` is the model's: ids must be below it.
   explicit ByteVocabulary(int32_t vocab_size) : vocab_size_(vocab_size) {}
 
-  // A token outside the byte-level alphabet has its own UTF-8 bytes, and no
-  // word can become it.
+  // A token outside the byte-level alphabet stands for its own UTF-8 bytes, and
+  // no word is encoded as it.
   absl::Status AddToken(absl::string_view token, int64_t id);
-  // The same for a token whose bytes are written as they are.
+  // As AddToken, for a token given as bytes.
   absl::Status AddBytes(const std::string& bytes, int64_t id);
-  // A token without a place in the words: `bytes` only says how it decodes.
+  // A token that is not used in words: `bytes` is only its decoded form.
   absl::Status AddUnreachable(std::string bytes, int64_t id);
 
-  // The next merge; the rank is the number of those before it.
+  // The next merge; its rank is the number of earlier ones.
   absl::Status AddMerge(absl::string_view left, absl::string_view right);
 
   // Special tokens have no text. REQUIRES: an id that was added.
   void ClearText(int32_t id) { tokens_[static_cast<size_t>(id)].clear(); }
 
-  // The first byte that is no token.
+  // The first byte that is not a token.
   std::optional<int> MissingByte() const;
 
-  // Which of the tokens of several bytes some merge makes. Those that no two
-  // others make together are not counted, nor those written as special tokens
-  // are, <…>: no merge makes them.
+  // How many of the tokens of several bytes are the result of a merge. Tokens
+  // that are not the concatenation of two others are not counted, nor those
+  // written like special tokens, <…>: no merge produces them.
   struct Merged {
     int64_t wanted = 0;
     int64_t made = 0;

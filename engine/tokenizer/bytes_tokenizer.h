@@ -16,7 +16,7 @@ class BytesTokenizer : public Tokenizer {
  public:
   static constexpr char kName[] = "bytes";
 
-  // What errors call the arguments of Make().
+  // The names of the arguments of Make() in errors.
   struct Names {
     std::string vocab_size = "vocab_size";
     std::string bos_id = "bos_token_id";

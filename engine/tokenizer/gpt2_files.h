@@ -14,26 +14,26 @@ namespace recurve {
 constexpr char kGpt2Kind[] = "gpt2";
 constexpr char kTiktokenKind[] = "tiktoken";
 
-// Of GPT-2's encoding, without <|endoftext|>.
+// Ranks of GPT-2's encoding, without <|endoftext|>.
 constexpr int64_t kGpt2NumRanks = 50256;
 
-// A file's name, for errors, and what it holds.
+// A file's name, for errors, and its contents.
 struct NamedText {
   std::string file;
   absl::string_view text;
 };
 
 // GPT-2's own pair of files, vocab.json and merges.txt. <|endoftext|> is a
-// special token where the vocabulary has it. No token is put before a text.
-// Every token of several bytes must be what a merge makes, but for those that
-// are written <…> or that no two others make together.
+// special token if the vocabulary has it. No token is put before a text. Every
+// token of several bytes must be the result of a merge, except those that are
+// written <…> or are not the concatenation of two others.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadGpt2Files(
     const NamedText& vocab, const NamedText& merges, int32_t vocab_size);
 
 // tiktoken's ranks of the same encoding: a line holds the bytes of a token in
 // base64, a space, and its rank, which is its id. Ranks run from 0 without a
-// gap; <|endoftext|> is the id behind them. There must be `num_ranks` of them,
-// every byte among them.
+// gap; <|endoftext|> is the next id. There must be `num_ranks` of them, every
+// byte among them.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTiktokenRanks(
     const NamedText& ranks, int32_t vocab_size, int64_t num_ranks);
 

@@ -12,34 +12,34 @@
 
 namespace recurve {
 
-// What the model and its owner say about its tokenizer.
+// Tokenizer settings of the model and the operator.
 struct TokenizerChoice {
-  std::string kind;  // empty: the first whose files are there
-  // What errors call the kind: the flag or the key of a file that says it.
+  std::string kind;  // empty: the first whose files are present
+  // The name of the kind in errors: the flag or file key that sets it.
   std::string kind_name = "tokenizer";
   int32_t vocab_size = 0;
   std::optional<int32_t> bos;
   bool add_bos = true;  // false: "sentencepiece" puts nothing before a text
   std::optional<int32_t> eos;
-  std::string eos_file;  // path of the file that says eos, for errors
-  int64_t num_ranks = kGpt2NumRanks;  // of a rank file; tests have smaller ones
+  std::string eos_file;  // path of the file that names eos, for errors
+  int64_t num_ranks = kGpt2NumRanks;  // in a rank file; tests use smaller ones
 };
 
 // The tokenizer of the checkpoint in folder `dir`.
 //
-// An empty kind takes the first whose files are there: tokenizer.json
+// An empty kind selects the first whose files are present: tokenizer.json
 // ("huggingface"), tokenizer.model ("sentencepiece"), vocab.json and merges.txt
-// ("gpt2"), gpt2.tiktoken or r50k_base.tiktoken ("tiktoken"); null where there
-// are none. "bytes" needs no file. docs/tokenizers.md says what each supports.
+// ("gpt2"), gpt2.tiktoken or r50k_base.tiktoken ("tiktoken"); null if there are
+// none. "bytes" needs no file. docs/tokenizers.md lists what each supports.
 //
-// The model's vocabulary may be larger than the tokenizer's: ids that the
-// tokenizer does not know have no text. `bos` and `eos` are the model's; only
-// "bytes" and "sentencepiece" put `bos` before a text, the other files say
-// themselves what goes there.
+// The model's vocabulary may be larger than the tokenizer's: ids unknown to the
+// tokenizer have no text. `bos` and `eos` are the model's; only "bytes" and
+// "sentencepiece" put `bos` before a text, the other files define their own
+// prefix.
 //
-// InvalidArgument names the file, what was found and what is supported; also
-// for a tokenizer with an id that the model's vocabulary lacks, and for files
-// that are not whole: half of a pair, merges or ranks that end early.
+// InvalidArgument names the file, the value found and what is supported; also
+// for a tokenizer with an id outside the model's vocabulary, and for incomplete
+// files: half of a pair, merges or ranks that end early.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
     const std::string& dir, const TokenizerChoice& choice);
 

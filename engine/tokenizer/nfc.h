@@ -7,9 +7,9 @@
 
 namespace recurve {
 
-// Unicode's composed normal form, of the Unicode version that utf8proc has.
-// Bytes that are not UTF-8 stay as they are; the text around them is normalised
-// piece by piece. Time n log n in the length, however many marks are stacked.
+// Unicode's composed normal form, of utf8proc's Unicode version. Invalid UTF-8
+// is copied unchanged; the text around it is normalised piece by piece. Time n
+// log n in the length, for any number of stacked marks.
 std::string NormalizeNfc(absl::string_view text);
 
 }  // namespace recurve

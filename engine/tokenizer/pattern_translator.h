@@ -8,14 +8,14 @@
 
 namespace recurve {
 
-// The same pattern over symbols (symbols.h), as PCRE2 writes it.
+// Translates the pattern to PCRE2 syntax over symbols (symbols.h).
 //
-// Takes the part of the syntax that Oniguruma (which the reference library
-// uses) and PCRE2 read alike: ASCII literals, | and groups (...), (?:...),
-// (?i:...), (?=...), (?!...); classes [...] of literals, ranges and escapes;
-// \s \S \d \D \p{..} \P{..} of L, M, N, Nd, Nl, No; \r \n \t \f and escaped
-// punctuation; the quantifiers * + ? and {n}, {n,}, {n,m}, the first three also
-// lazy or possessive. InvalidArgument names anything else and its place.
+// Supports the common subset of Oniguruma (which the reference library uses)
+// and PCRE2: ASCII literals, | and groups (...), (?:...), (?i:...), (?=...),
+// (?!...); classes [...] of literals, ranges and escapes; \s \S \d \D \p{..}
+// \P{..} of L, M, N, Nd, Nl, No; \r \n \t \f and escaped punctuation; the
+// quantifiers * + ? and {n}, {n,}, {n,m}, the first three also lazy or
+// possessive. InvalidArgument names anything else and its position.
 absl::StatusOr<std::string> TranslatePattern(absl::string_view pattern);
 
 }  // namespace recurve

@@ -11,9 +11,9 @@
 
 namespace recurve {
 
-// Cuts a text into the words that are encoded one by one: by each pattern in
-// turn, every piece anew; then, where asked, a space is put before each piece
-// that has none; then by the patterns behind that.
+// Splits a text into words: by each pattern in turn, applied to every piece;
+// then, if requested, a space is put before each piece that has none; then by
+// the remaining patterns.
 //
 // Thread safety: immutable, so any thread may call.
 class PreTokenizer {
@@ -25,8 +25,8 @@ class PreTokenizer {
         after_(std::move(after)) {}
 
   // Calls `take` with each word, in order, none of them empty, and stops at the
-  // first error. Of a text of more than `max_words` words at least so many and
-  // one more are taken, and the rest may be left out.
+  // first error. If the text has more than `max_words` words, at least
+  // max_words + 1 are taken, and the rest may be skipped.
   absl::Status ForEachWord(
       absl::string_view text, size_t max_words,
       absl::FunctionRef<absl::Status(absl::string_view)> take) const;

@@ -7,19 +7,19 @@
 
 namespace recurve {
 
-// Walks the fields of one message in protobuf's wire format. Small on purpose:
-// protobuf itself stays out of the engine.
+// Iterates over the fields of one message in protobuf's wire format.
+// Deliberately small, so that the engine does not depend on protobuf.
 class ProtoReader {
  public:
   explicit ProtoReader(absl::string_view message) : rest_(message) {}
 
-  // Moves to the next field; false at the end, and where the message is broken:
+  // Moves to the next field; false at the end, and if the message is malformed:
   // then ok() is false.
   bool Next();
   bool ok() const { return ok_; }
 
   int field() const { return field_; }
-  // Of the current field; zero or empty when it has another wire type.
+  // The current field's value; zero or empty if it has another wire type.
   uint64_t varint() const { return varint_; }
   float float32() const { return float_; }
   absl::string_view bytes() const { return bytes_; }

@@ -9,25 +9,25 @@
 
 namespace recurve {
 
-// A part of a normalised text and its piece; unk_id where there is none.
+// A part of a normalised text and its piece; unk_id if there is none.
 struct SentencePiecePart {
   absl::string_view text;
   int32_t id;
 };
 
-// Joins the pair with the highest score, the leftmost of equals, until none is
-// a piece; unused pieces are taken apart again. Time n log n.
+// Merges the pair with the highest score, the leftmost of equals, until no pair
+// is a piece; unused pieces are split again. Time n log n.
 std::vector<SentencePiecePart> EncodeSentencePieceBpe(
     const SentencePieceModel& model, absl::string_view normalized);
 
-// The cut with the highest sum of scores, in the reference's order and float
-// arithmetic, so that near ties fall the same way. Time: the size of the text
-// times the length of the longest piece.
+// The segmentation with the highest sum of scores, in the reference's order and
+// float arithmetic, so that near ties have the same result. Time: the size of
+// the text times the length of the longest piece.
 std::vector<SentencePiecePart> EncodeSentencePieceUnigram(
     const SentencePieceModel& model, absl::string_view normalized);
 
-// Bytes of those characters that are pieces by themselves, so that no cut makes
-// them unknown. Time linear.
+// Bytes of the characters that are pieces by themselves, so that no
+// segmentation makes them unknown. Time linear.
 size_t KnownSentencePieceBytes(const SentencePieceModel& model,
                                absl::string_view normalized);
 

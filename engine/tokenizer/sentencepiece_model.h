@@ -16,8 +16,8 @@ namespace recurve {
 // U+2581, which stands for a space inside pieces.
 constexpr absl::string_view kSpaceSymbol = "\xe2\x96\x81";
 
-// A SentencePiece .model file, read and checked. Numbers of enums and fields
-// are those of its sentencepiece_model.proto.
+// A SentencePiece .model file, read and checked. Enum and field numbers are
+// those of its sentencepiece_model.proto.
 struct SentencePieceModel {
   enum class Algorithm { kUnigram = 1, kBpe = 2 };
   enum class Type {
@@ -41,25 +41,27 @@ struct SentencePieceModel {
   std::vector<Piece> pieces;  // by id
   Algorithm algorithm = Algorithm::kUnigram;
   bool byte_fallback = false;
-  std::string unk_surface = " \xe2\x81\x87 ";  // what <unk> decodes to
+  std::string unk_surface = " \xe2\x81\x87 ";  // the decoded form of <unk>
   int32_t unk_id = -1;
-  std::string eos_piece = "</s>";  // of a vocabulary that has one
+  std::string eos_piece = "</s>";  // for a vocabulary that has one
 
-  // Of the normaliser.
+  // Normaliser settings.
   bool add_dummy_prefix = true;  // a space before the text
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
-  bool whitespace_as_suffix = false;  // the space of the prefix goes behind
+  bool whitespace_as_suffix = false;  // the prefix's space goes at the end of
+                                      // the text
   std::string charsmap;               // precompiled; empty: none
 
-  // Made from `pieces`.
+  // Derived from `pieces`.
   absl::flat_hash_map<std::string, int32_t> words;  // ids where IsWord()
-  ByteTrie word_prefixes;                           // the same, for walking
+  ByteTrie word_prefixes;                           // the same words, for
+                                                    // prefix search
   ByteTrie user_defined;                            // the user-defined ones
   std::array<int32_t, 256> byte_ids{};              // with byte_fallback
 };
 
-// `file` is the name for errors. InvalidArgument says what is broken, or not
+// `file` is the name for errors. InvalidArgument says what is malformed or not
 // supported.
 absl::StatusOr<SentencePieceModel> ParseSentencePieceModel(
     const std::string& file, absl::string_view bytes);

@@ -11,9 +11,9 @@
 
 namespace recurve {
 
-// Brings a text into the form in which SentencePiece looks for pieces:
-// characters replaced by the model's map, white space trimmed where asked,
-// spaces written as U+2581, a byte that is no UTF-8 as U+FFFD.
+// Normalises a text for SentencePiece: characters replaced by the model's map,
+// white space trimmed if configured, spaces written as U+2581, an invalid UTF-8
+// byte as U+FFFD.
 //
 // Thread safety: the const methods may run concurrently.
 class SentencePieceNormalizer {
@@ -28,14 +28,16 @@ class SentencePieceNormalizer {
   std::string Normalize(absl::string_view text) const;
 
  private:
-  // What the beginning of `rest` becomes; *size is how much of it that is.
+  // The replacement of the beginning of `rest`; *size is the number of bytes
+  // replaced.
   absl::string_view Prefix(absl::string_view rest, size_t* size) const;
-  // The longest rule of the map that applies; 0 where none does.
+  // The longest matching rule of the map; 0 if none matches.
   size_t LongestRule(absl::string_view rest, absl::string_view* to) const;
 
   const SentencePieceModel* model_;
-  std::vector<uint32_t> units_;  // a double array, as Darts-clone writes it
-  absl::string_view targets_;    // what rules map to, each ended by a NUL
+  std::vector<uint32_t> units_;  // a double array in the format of Darts-clone
+  absl::string_view targets_;    // replacements of the rules, each terminated
+                                 // by a NUL
 };
 
 }  // namespace recurve

@@ -15,13 +15,13 @@ namespace recurve {
 
 constexpr char kSentencePieceKind[] = "sentencepiece";
 
-// A SentencePiece .model, unigram or BPE, with the ids of the library of that
-// name. The library itself cannot be in this process: Debian's carries a
-// protobuf of its own whose symbols clash with the one that gRPC uses, and the
-// program ends while it starts.
+// A SentencePiece .model, unigram or BPE, with the same ids as the library of
+// that name. The library itself cannot be linked: Debian's contains its own
+// protobuf, whose symbols clash with the one that gRPC uses, so the program
+// aborts at startup.
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  // REQUIRES: no more pieces than vocab_size; bos_id in the vocabulary.
+  // REQUIRES: at most vocab_size pieces; bos_id in the vocabulary.
   SentencePieceTokenizer(int32_t vocab_size, std::optional<int32_t> bos_id,
                          std::unique_ptr<const SentencePieceModel> model,
                          SentencePieceNormalizer normalizer);
@@ -39,7 +39,7 @@ class SentencePieceTokenizer : public Tokenizer {
   }
 
  private:
-  // Whether its size tells that `normalized` has more ids than `max_ids`.
+  // Whether `normalized` has more ids than `max_ids`, judged by its size alone.
   bool HasMoreIds(absl::string_view normalized, int64_t max_ids) const;
 
   const std::unique_ptr<const SentencePieceModel> model_;
@@ -48,8 +48,8 @@ class SentencePieceTokenizer : public Tokenizer {
   size_t longest_piece_ = 1;        // in bytes
 };
 
-// Reads a .model file: `bytes` is what it holds and `file` its name.
-// InvalidArgument says what is broken or unsupported.
+// Reads a .model file with contents `bytes` and name `file`. InvalidArgument
+// says what is malformed or unsupported.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadSentencePiece(
     const std::string& file, absl::string_view bytes, int32_t vocab_size,
     std::optional<int32_t> bos_id);

@@ -12,24 +12,24 @@
 
 namespace recurve {
 
-// The pattern with which GPT-2 cuts a text into words.
+// GPT-2's pattern for splitting a text into words.
 extern const absl::string_view kGpt2Pattern;
 
-// Cuts a text where a regular expression matches.
+// Splits a text at the matches of a regular expression.
 //
-// The syntax is that of TranslatePattern(); patterns that may match nothing are
-// refused. Matching is PCRE2's, over classes of characters.
+// The syntax is that of TranslatePattern(); patterns that can match the empty
+// string are refused. Matching is PCRE2's, over character classes.
 //
 // Thread safety: immutable, so any thread may call.
 class SplitPattern {
  public:
-  // InvalidArgument says what is wrong with the pattern: "has '^' at byte 3".
+  // InvalidArgument describes the error in the pattern: "has '^' at byte 3".
   static absl::StatusOr<SplitPattern> Make(absl::string_view pattern);
 
   // Appends the matches, in order, and the text between them, none of it empty.
-  // Once `pieces` has more than `max_pieces`, the rest of the text is left out.
-  // InvalidArgument when PCRE2 gives up, as it does on patterns that take
-  // exponential time, and on more than a million turns of a repeated group.
+  // Once `pieces` has more than `max_pieces`, the rest of the text is skipped.
+  // InvalidArgument if PCRE2 gives up, as it does on patterns that take
+  // exponential time, and on more than a million repetitions of a group.
   absl::Status Split(
       absl::string_view text, std::vector<absl::string_view>* pieces,
       size_t max_pieces = std::numeric_limits<size_t>::max()) const;

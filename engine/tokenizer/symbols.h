@@ -13,11 +13,11 @@
 namespace recurve {
 
 // The alphabet in which split patterns match: ASCII characters are themselves,
-// any other character is only its class. So the regex library works on bytes,
-// needs no Unicode data of its own (which would be of the distribution's
-// version) and takes texts that are not valid UTF-8.
+// any other character is replaced by its class. So the regex library works on
+// bytes, needs no Unicode data of its own (which would be of the distribution's
+// version) and accepts invalid UTF-8.
 constexpr uint8_t kFirstClassSymbol = 0x80;  // + UnicodeClass
-// Letters that (?i:...) takes for an ASCII one.
+// Letters that (?i:...) matches with an ASCII letter.
 constexpr uint8_t kLongS = 0x88;       // U+017F
 constexpr uint8_t kKelvinSign = 0x89;  // U+212A
 
@@ -28,8 +28,8 @@ SymbolSet SymbolsOf(UnicodeClass unicode_class);
 
 struct SymbolText {
   std::string symbols;
-  // Where each symbol begins in the text, and the size of the text at the end.
-  // Empty for an ASCII text: there symbol i is byte i.
+  // Start of each symbol in the text, then the size of the text. Empty for an
+  // ASCII text: there symbol i is byte i.
   std::vector<uint32_t> starts;
 
   size_t Start(size_t symbol) const {
@@ -37,7 +37,7 @@ struct SymbolText {
   }
 };
 
-// A byte that is no UTF-8 is one symbol of kOther. REQUIRES: less than 4 GiB.
+// An invalid UTF-8 byte is one symbol of kOther. REQUIRES: less than 4 GiB.
 SymbolText ToSymbols(absl::string_view text);
 
 }  // namespace recurve

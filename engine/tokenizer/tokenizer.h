@@ -13,8 +13,8 @@
 
 namespace recurve {
 
-// Text to token ids, and ids to bytes. A new kind is one class and one row in
-// load_tokenizer.cc.
+// Converts text to token ids, and ids to bytes. A new kind is one class and one
+// row in load_tokenizer.cc.
 //
 // Thread safety: immutable, so any thread may call.
 class Tokenizer {
@@ -28,25 +28,25 @@ class Tokenizer {
 
   // Ids of `text`, preceded by the beginning-of-sequence token if `add_bos`.
   // InvalidArgument for text that the vocabulary cannot express, and for
-  // `add_bos` when the model has no such token. OutOfRange for more than
-  // `max_ids` ids, BOS included, as soon as it is clear that there are so many;
-  // the message then goes on behind the name of the text: "has more than 256
-  // tokens". REQUIRES: max_ids >= 0.
+  // `add_bos` if the model has no such token. OutOfRange for more than
+  // `max_ids` ids, BOS included, as soon as that is certain; the message
+  // follows the name of the text: "has more than 256 tokens". REQUIRES: max_ids
+  // >= 0.
   virtual absl::StatusOr<std::vector<int32_t>> Encode(
       absl::string_view text, bool add_bos, int64_t max_ids) const = 0;
-  // The same, of any number of ids.
+  // As above, for any number of ids.
   absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text,
                                               bool add_bos) const {
     return Encode(text, add_bos, std::numeric_limits<int64_t>::max());
   }
 
   // The bytes that a token adds to the text; empty for special tokens. A
-  // character may be spread over several tokens. Valid as long as the
-  // tokenizer. REQUIRES: 0 <= id < vocab_size().
+  // character may be split over several tokens. Valid as long as the tokenizer.
+  // REQUIRES: 0 <= id < vocab_size().
   virtual absl::string_view TokenBytes(int32_t id) const = 0;
 
-  // The same for a token with no text before it: SentencePiece puts a space
-  // before a text, which must not come out again. *at_start says whether the
+  // As TokenBytes, for a token with no text before it: SentencePiece puts a
+  // space before a text, which decoding must remove. *at_start says whether the
   // next token still has no text before it.
   virtual absl::string_view FirstTokenBytes(int32_t id, bool* at_start) const {
     const absl::string_view bytes = TokenBytes(id);
@@ -54,13 +54,13 @@ class Tokenizer {
     return bytes;
   }
 
-  // The id of the token that the tokenizer's files write as `token`, special
-  // ones included ("</s>"); nothing where there is none. Looks at all tokens.
+  // The id of the token spelled `token` in the tokenizer's files, special ones
+  // included ("</s>"); nothing if there is none. Scans all tokens.
   virtual std::optional<int32_t> FindToken(absl::string_view) const {
     return std::nullopt;
   }
-  // The end-of-sequence token, where the file that holds the vocabulary names
-  // one: that of SentencePiece does.
+  // The end-of-sequence token, if the vocabulary's file names one, as
+  // SentencePiece's does.
   virtual std::optional<int32_t> eos_id() const { return std::nullopt; }
 
   int32_t vocab_size() const { return vocab_size_; }

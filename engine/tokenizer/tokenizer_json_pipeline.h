@@ -10,10 +10,10 @@
 
 namespace recurve {
 
-// The parts of a tokenizer.json around its model. `root` is the whole file;
+// The parts of a tokenizer.json other than its model. `root` is the whole file;
 // each error names the key, the value found and what is supported.
 
-// Whether the text is brought into NFC.
+// Whether the text is normalised to NFC.
 absl::StatusOr<bool> ReadNormalizer(const JsonObject& root);
 
 absl::StatusOr<PreTokenizer> ReadPreTokenizer(const JsonObject& root);

@@ -8,10 +8,10 @@
 
 namespace recurve {
 
-// What the tokenizers of the world ask about a character: the regex classes
-// \p{L}, \p{M}, \p{N} and its parts, \s (White_Space) and \w. The data is of
-// Unicode 16, as in the reference tokenizers, whatever the distribution has, so
-// that a text becomes the same tokens everywhere.
+// Character properties that tokenizers use: the regex classes \p{L}, \p{M},
+// \p{N} and its parts, \s (White_Space) and \w. The data is from Unicode 16, as
+// in the reference tokenizers, whatever the distribution has, so that a text
+// has the same tokens everywhere.
 enum class UnicodeClass : uint8_t {
   kOther,
   kSpace,         // White_Space
@@ -28,12 +28,12 @@ UnicodeClass ClassOf(char32_t code);
 // \w of Unicode's regular expressions.
 bool IsWord(UnicodeClass unicode_class);
 
-// Of the last and the first character of a text, which may hold invalid bytes;
-// kOther for those and for an empty text.
+// The class of the last and the first character of a text, which may hold
+// invalid bytes; kOther for those and for an empty text.
 UnicodeClass ClassOfLast(absl::string_view text);
 UnicodeClass ClassOfFirst(absl::string_view text);
 
-// Bytes of white space with which `text` begins or ends.
+// Bytes of leading or trailing white space in `text`.
 size_t LeadingSpace(absl::string_view text);
 size_t TrailingSpace(absl::string_view text);
 
