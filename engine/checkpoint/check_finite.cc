@@ -25,8 +25,9 @@ Bits Load(const void* data, int64_t index) {
   return bits;
 }
 
-// The first element whose bits but for the sign are `least` or more, and so its
-// magnitude, that of a NaN being the largest. -1 without one.
+// Index of the first element whose bits, without the sign, are at least
+// `least`: bits order by magnitude, with NaNs above infinity. -1 if there is
+// none.
 template <typename Bits>
 int64_t FirstAtLeast(const TensorView& tensor, Bits least) {
   constexpr int64_t kBlock = 4096;
@@ -34,7 +35,7 @@ int64_t FirstAtLeast(const TensorView& tensor, Bits least) {
   const int64_t count = tensor.num_elements();
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, count);
-    // Without an early exit, so that compilers vectorise it.
+    // No early exit, so that compilers vectorise it.
     bool any = false;
     for (int64_t i = begin; i < end; ++i) {
       any |= (Load<Bits>(tensor.data, i) & kMagnitude) >= least;
@@ -47,8 +48,9 @@ int64_t FirstAtLeast(const TensorView& tensor, Bits least) {
   return -1;
 }
 
-// The smallest float32 that rounds to an infinity of `dtype`, as bits: what is
-// half-way from the largest finite number to the next has an odd one below it.
+// The smallest float32 that rounds to an infinity of `dtype`, as bits: the
+// midpoint above the largest finite number rounds up, because that number is
+// odd.
 uint32_t LeastInfinite(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -87,7 +89,7 @@ absl::Status CheckFiniteAs(DType dtype, const TensorView& tensor,
     case DType::kFloat32:
       index = FirstAtLeast<uint32_t>(tensor, least);
       break;
-    case DType::kFloat16:  // whose numbers are within the others' range
+    case DType::kFloat16:  // values are within the other types' range
       index = FirstAtLeast<uint16_t>(tensor, 0x7c00u);
       break;
     case DType::kBFloat16:  // the upper half of a float32

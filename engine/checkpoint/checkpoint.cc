@@ -68,8 +68,8 @@ std::string HintAtOtherFiles(const std::string& dir) {
                       ": PyTorch files must be converted to safetensors first");
 }
 
-// A shard is named as a plain file of the model directory: an index must not
-// reach out of it.
+// A shard must be a plain file name in the model directory: an index must not
+// refer to files outside it.
 bool IsPlainFileName(const std::string& name) {
   return name.find_first_of(std::string("/\\\0", 3)) == std::string::npos &&
          name.find("..") == std::string::npos &&
@@ -108,8 +108,8 @@ absl::Status Checkpoint::OpenWeights() {
   RECURVE_ASSIGN_OR_RETURN(const bool has_single, FileExists(single));
   RECURVE_ASSIGN_OR_RETURN(const bool has_index, FileExists(index));
   if (has_single && has_index) {
-    // Some writers add an index of the one file; another index would leave open
-    // which of the two is the model.
+    // Some writers add an index of the single file; any other index would leave
+    // ambiguous which of the two is the model.
     RECURVE_ASSIGN_OR_RETURN(const JsonObject json,
                              LoadJsonFile(index, kMaxConfigBytes));
     RECURVE_ASSIGN_OR_RETURN(const auto weight_map,
@@ -155,7 +155,7 @@ absl::Status Checkpoint::OpenShards(const std::string& index_path) {
   }
   for (const std::string& shard : shards) {
     const std::string path = absl::StrCat(dir_, "/", shard);
-    // Says it if a link leads nowhere.
+    // Reports a dangling link.
     RECURVE_RETURN_IF_ERROR(FileExists(path).status());
     RECURVE_RETURN_IF_ERROR(AddFile(path));
     for (const auto& [tensor, view] : files_.back().tensors()) {

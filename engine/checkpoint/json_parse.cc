@@ -49,7 +49,7 @@ class StrictBuilder : public nlohmann::json_sax<json> {
 
   bool parse_error(size_t position, const std::string& last_token,
                    const json::exception& /*error*/) override {
-    // The library's own text may repeat an input of any size and bytes.
+    // The library's own text may quote input of any size and bytes.
     error_ = absl::StrCat("not valid JSON at byte ", position, ", near ",
                           Quote(last_token));
     return false;
@@ -61,7 +61,7 @@ class StrictBuilder : public nlohmann::json_sax<json> {
  private:
   struct Frame {
     json* container;  // object or list, not yet closed
-    std::string key;  // of the member that is being read; objects only
+    std::string key;  // of the member being read; objects only
   };
 
   json* Insert(json value) {
@@ -101,7 +101,7 @@ class StrictBuilder : public nlohmann::json_sax<json> {
       return false;
     }
     // A container does not change while a child of it is open, so the pointer
-    // stays good until the child is closed.
+    // stays valid until the child is closed.
     json* container = Insert(std::move(empty));
     open_.push_back({container, ""});
     return true;
@@ -112,7 +112,7 @@ class StrictBuilder : public nlohmann::json_sax<json> {
     return true;
   }
 
-  // Of the innermost open container: "layers[3].position".
+  // Path of the innermost open container: "layers[3].position".
   std::string Path() const {
     std::string path;
     for (size_t i = 0; i + 1 < open_.size(); ++i) {
@@ -136,7 +136,7 @@ class StrictBuilder : public nlohmann::json_sax<json> {
 
 absl::StatusOr<json> ParseJson(absl::string_view text, const std::string& where,
                                int max_depth, const JsonFilter& filter) {
-  // The library takes a NUL for the end of the text and would ignore the rest.
+  // The library treats a NUL as the end of the text and would ignore the rest.
   const size_t nul = text.find('\0');
   if (nul != absl::string_view::npos) {
     return absl::InvalidArgumentError(

@@ -118,7 +118,7 @@ absl::StatusOr<double> JsonObject::Double(const std::string& key, double min,
                       absl::StrCat("a number", whole_range ? "" : ", ", range));
   }
   const double value = found->get<double>();
-  // Written so that a NaN fails too: a value made in code may hold one.
+  // Written so that a NaN fails too: a value built in code may contain one.
   if (!(value >= min && value <= max)) {
     return Unexpected(key, found, whole_range ? "a finite number" : range);
   }

@@ -37,8 +37,8 @@ class FileDescriptor {
 }  // namespace
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
-  // O_NONBLOCK: opening a FIFO would otherwise wait for a writer. It means
-  // nothing for regular files.
+  // O_NONBLOCK: opening a FIFO would otherwise wait for a writer. No effect on
+  // regular files.
   const FileDescriptor fd(
       open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) {
@@ -82,7 +82,7 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
       size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  // The old mapping leaves with `other`.
+  // The destructor of `other` unmaps the old mapping.
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);

@@ -8,8 +8,8 @@ namespace recurve {
 
 std::string Quote(absl::string_view text) {
   constexpr size_t kMaxBytes = 80;
-  // CHexEscape and not its UTF-8-safe kin: the cut may split a character. In
-  // single quotes a double one needs no escape.
+  // CHexEscape, not its UTF-8-safe variant: the cut may split a character. A
+  // double quote needs no escape inside single quotes.
   const std::string escaped = absl::StrReplaceAll(
       absl::CHexEscape(text.substr(0, kMaxBytes)), {{"\\\"", "\""}});
   if (text.size() > kMaxBytes)

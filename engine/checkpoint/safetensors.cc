@@ -21,7 +21,7 @@ using nlohmann::json;
 
 constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
-constexpr int kMaxHeaderDepth = 4;                 // 3 are needed
+constexpr int kMaxHeaderDepth = 4;                 // 3 are used
 constexpr size_t kMaxRank = 8;
 constexpr absl::string_view kMetadataKey = "__metadata__";
 
@@ -101,8 +101,8 @@ absl::Status ReadShape(const std::string& path, const std::string& name,
                                       DescribeJson(element),
                                       "; expected an integer of at least 0"));
     }
-    // Zeros are left out, so that no product of dimensions can overflow later,
-    // in whichever order someone multiplies.
+    // Zeros are skipped, so that no product of dimensions can overflow later,
+    // in any order of multiplication.
     if (dim != 0 && __builtin_mul_overflow(bytes, dim, &bytes)) {
       return TensorError(path, name,
                          absl::StrCat("shape ", Quote(value.dump()),
@@ -210,7 +210,7 @@ absl::Status CheckTiling(const std::string& path, std::vector<Extent> extents,
   return absl::OkStatus();
 }
 
-// Splits the file in header text and payload.
+// Splits the file into header text and payload.
 absl::Status Split(const MappedFile& file, absl::string_view* header,
                    absl::string_view* payload) {
   const absl::string_view bytes = file.bytes();
@@ -251,7 +251,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   absl::string_view header_text;
   absl::string_view payload;
   RECURVE_RETURN_IF_ERROR(Split(file.file_, &header_text, &payload));
-  // Being parsed from a '{', the header is an object.
+  // Parsing starts at a '{', so the header is an object.
   RECURVE_ASSIGN_OR_RETURN(
       const json header,
       ParseJson(header_text, absl::StrCat(path, ": header"), kMaxHeaderDepth));

@@ -126,7 +126,7 @@ int64_t CpuBackend::slot_bytes() const {
 }
 
 absl::Status CpuBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
-  try {  // a vector reports by exception that there is no memory
+  try {  // a vector reports missing memory by an exception
     for (TpaCache& cache : tpa_caches_) {
       cache.pages.assign((int64_t{num_pages} + 1) * cache.page_elements, 0.0f);
     }
@@ -144,7 +144,7 @@ absl::Status CpuBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
 
 absl::Status CpuBackend::AllocateHost(int32_t num_blocks, int64_t block_bytes) {
   const int64_t bytes = num_blocks * block_bytes;
-  // Not touched before it is used.
+  // Not touched before use.
   host_.reset(new (std::nothrow) char[bytes]);
   if (host_ == nullptr) {
     return absl::ResourceExhaustedError(
@@ -331,7 +331,7 @@ void CpuBackend::Head(Activations in, const NormArgs& norm, MatrixId head) {
   const int64_t samples = static_cast<int64_t>(batch_->samples.size());
   output_.samples.assign(samples, absl::UnknownError("not sampled"));
   pool_.ParallelFor(samples, [&](int64_t i) {
-    thread_local SamplingScratch scratch;  // as long as the vocabulary
+    thread_local SamplingScratch scratch;  // sized to the vocabulary
     const SampleRequest& request = batch_->samples[i];
     const absl::Span<const float> row = absl::MakeConstSpan(logits_).subspan(
         request.logit_index * vocab, vocab);

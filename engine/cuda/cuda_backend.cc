@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 
-constexpr int64_t kMaxRows = 65535;  // of a launch
+constexpr int64_t kMaxRows = 65535;  // in a launch
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -73,8 +73,8 @@ int64_t CudaBackend::ActivationBytes(const Options& options, int64_t cols) {
   return RowCapacity(options) * cols * static_cast<int64_t>(sizeof(float));
 }
 
-// What FillDecode, or FillMixed, and BeginStep add of each row and sequence,
-// and what is added by those they call.
+// The sum of what FillDecode or FillMixed, BeginStep, and the functions they
+// call add for each row and sequence.
 int64_t CudaBackend::StepBytes(const Options& options, int64_t tpa) {
   using Buffer = CudaStepBuffer;
   const int64_t rows = RowCapacity(options);
@@ -248,7 +248,7 @@ absl::Status CudaBackend::AllocateCache(int32_t num_pages, int32_t num_slots) {
   RECURVE_RETURN_IF_ERROR(memory_.Allocate(
       {num_pages, num_slots, page_bytes(), slot_bytes()}, stream_));
   const absl::Status others = AllocateWorkspaces(num_slots);
-  // Of the host's memory a smaller cache leaves no more.
+  // A smaller cache would not free host memory.
   if (num_pages > 0 && CudaMemory::LacksDevice(others)) {
     return absl::ResourceExhaustedError(
         absl::StrCat(others.message(),
@@ -291,7 +291,7 @@ absl::Status CudaBackend::ClearPage(int32_t page) {
 absl::Status CudaBackend::ClearSlot(int32_t slot) {
   return memory_.SetSlot(slot, 0);
 }
-// Every byte 0xff is a NaN in each of the types.
+// 0xff in every byte is a NaN in each of the types.
 absl::Status CudaBackend::PoisonPage(int32_t page) {
   return memory_.SetPage(page, 0xff);
 }

@@ -1,4 +1,4 @@
-// Operations of CudaBackend that a model is made of, each put on the stream.
+// Model operations of CudaBackend; each is put on the stream.
 
 #include "engine/cuda/cuda_activations.h"
 #include "engine/cuda/cuda_backend.h"
@@ -10,8 +10,8 @@
 namespace recurve {
 namespace {
 
-// Rows of a step of decoding during whose attention the next weights are asked
-// for, at most.
+// Maximum rows of a decode step during whose attention the next weights are
+// prefetched.
 constexpr int64_t kNextRows = 64;
 
 }  // namespace
@@ -120,7 +120,7 @@ void CudaBackend::Tpa(const TpaArgs& args) {
   factors.a_q = Floats(args.a_q);
   factors.b_q = Floats(args.b_q);
   factors.query_stride = args.b_q.stride;
-  // The decode kernel writes the factors' type or float32, that of prompts
+  // The decode kernel writes the factors' type or float32, the prefill kernel
   // bfloat16 or float32.
   const std::optional<WeightType> type = products_->RoundsInto(args.out);
   const bool rounded = type && *type == (decode_ ? TpaWeightType(tpa_element())
@@ -143,10 +143,11 @@ void CudaBackend::Tpa(const TpaArgs& args) {
     Check(LaunchTpaAppend(append, stream_), "appending factors");
   }
 
-  // What is brought to the second-level cache during attention: of one row, the
-  // blocks of the next product have their weights themselves by then.
-  // (Measured; docs/kernels/matmul.md. Of two and four it makes no
-  // difference; with many rows memory has no time for it.)
+  // The weights to prefetch into the L2 cache during attention. With one row,
+  // the blocks of the next product already have its weights by then, so the
+  // product after it is prefetched. (Measured; docs/kernels/matmul.md. With
+  // two and four rows it makes no difference; with many rows there is no spare
+  // bandwidth.)
   MatrixId next = args.next;
   if (next.value >= 0 && rows_ == 1) next = products_->after(next);
   if (rows_ > kNextRows) next = {};
@@ -187,7 +188,7 @@ void CudaBackend::LinearAttention(const LinearAttentionArgs& args) {
            states_[args.state.value].offset,
        slot_elements_, args.q, args.k, args.v, args.out, args.scratch},
       stream_));
-  products_->SetWorking({});  // all of its blocks work to the end
+  products_->SetWorking({});  // all of its blocks work until the end
 }
 
 }  // namespace recurve

@@ -81,7 +81,7 @@ absl::Status CudaBackend::BeginStep(const StepBatch& batch) {
     ComputeTables();
     Check(tpa_->LaunchPrefillSchedules(stream_));
   }
-  // Nobody calls Head then.
+  // Head is not called then.
   if (!status_.ok()) EndCapture();
   return status_;
 }
@@ -98,8 +98,8 @@ void CudaBackend::EndCapture() {
   if (graph != nullptr) cudaGraphDestroy(graph);
 }
 
-// A decode step has logits of all rows, with those of padding; another those
-// that are wanted, logits_.capacity() at a time.
+// A decode step computes logits for all rows, including padding; other steps
+// only the wanted ones, logits_.capacity() at a time.
 void CudaBackend::BeginSamples(const StepBatch& batch) {
   std::vector<int32_t> rows;
   for (const SampleRequest& sample : batch.samples) {
@@ -112,7 +112,7 @@ void CudaBackend::BeginSamples(const StepBatch& batch) {
                        &step_, stream_));
 }
 
-// One row a sequence, and padding up to the bucket.
+// One row per sequence, and padding up to the bucket.
 void CudaBackend::FillDecode(const StepBatch& batch) {
   const int64_t count = batch.num_sequences();
   rows_ = sequences_ = BucketOf(count);
@@ -136,7 +136,7 @@ void CudaBackend::FillDecode(const StepBatch& batch) {
     if (live) {
       std::copy_n(batch.page_table.data() + i * batch.page_table_stride,
                   batch.page_table_stride, row);
-      // What is behind is not read: a row has as many pages as tokens need.
+      // The rest is not read: a row uses only the pages that its tokens need.
     } else {
       row[0] = 0;
     }
@@ -168,7 +168,7 @@ void CudaBackend::FillMixed(const StepBatch& batch) {
   products_->BeginMixed(batch);
 }
 
-// Tables have the step's rows, then those of TPA's pieces.
+// Tables hold the step's rows, then those of TPA's pieces.
 void CudaBackend::ComputeTables() {
   Check(positions_.Compute(row_positions_, 0, rows_, stream_));
   Check(positions_.Compute(tpa_->piece_positions(), row_capacity_,
@@ -194,8 +194,8 @@ void CudaBackend::Draw(int64_t vocab, int64_t first, int64_t count) {
 
 bool CudaBackend::ReserveHostLogits(int64_t vocab) {
   if (!batch_->wants_logits) return false;
-  // Nothing is under way that writes there: no step with logits begins before
-  // the one before it has ended.
+  // No work in flight writes there: a step with logits begins only after the
+  // previous one has ended.
   const absl::Status status = logits_.ReserveHost(
       static_cast<int64_t>(batch_->logit_rows.size()), vocab);
   if (absl::IsResourceExhausted(status)) {
@@ -220,9 +220,9 @@ void CudaBackend::HeadOfDecode(Activations in, const NormArgs& norm,
   } else if (graph_ != nullptr) {
     graph_->warm = true;
   }
-  // Not before: page-locked memory is not to be had while capturing.
+  // Only now: page-locked memory cannot be allocated during capture.
   if (!status_.ok() || !ReserveHostLogits(vocab)) return;
-  // Logit i is of row logit_rows[i].
+  // Logits row i is row logit_rows[i] of the step.
   const auto& rows = batch_->logit_rows;
   for (size_t i = 0; i < rows.size(); ++i)
     Check(logits_.CopyToHost(rows[i], static_cast<int64_t>(i), 1, vocab,

@@ -58,7 +58,7 @@ absl::Status CudaCacheMemory::SetSlot(int32_t slot, int value) {
 
 absl::Status CudaCacheMemory::FillAtRandom(DType dtype) {
   const int64_t count = int64_t{8} << 20;
-  // 16-bit values of [-1, 1), or float32 ones, whose sum of squares is sane.
+  // 16-bit values in [-1, 1), or float32 values with a moderate sum of squares.
   const auto fill = [&](const CudaMemory& memory, bool halves) -> absl::Status {
     if (memory.bytes() == 0) return absl::OkStatus();
     std::vector<uint32_t> words(count);

@@ -20,13 +20,13 @@ bool Aligned(const Activations& a) {
   return reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && a.stride % 8 == 0;
 }
 
-// Angles as the kernels compute them. Those of other models are in tables.
+// Whether the kernels compute the angles. Other models use tables.
 bool ExactAngles(const PositionConfig& position) {
   return !position.float32_angles && position.log_decay == 0 &&
          !position.bfloat16_tables;
 }
 
-// Whether the causal kernel takes encoded queries and keys as they are.
+// Whether the causal kernel accepts encoded queries and keys.
 bool MakesFactors(const CudaLinear::Layer& layer) {
   return ValidLinearDim(layer.key_dim());
 }
@@ -48,12 +48,12 @@ absl::Status CudaLinear::UseChunks(bool whole) {
 }
 
 int64_t CudaLinear::WholeBytes() {
-  LinearNoncausalParams encoded = {};  // what takes most
+  LinearNoncausalParams encoded = {};  // the largest case
   encoded.position = LrpeType::kCosine;
   return LinearNoncausalWorkspaceBytes(encoded);
 }
 
-// BeginMixed: at most a run for each token, and a group for each run.
+// BeginMixed: at most one run per token, and one group per run.
 int64_t CudaLinear::StepBytes(int64_t tokens, int64_t sequences) {
   using Buffer = CudaStepBuffer;
   return Buffer::Room<int32_t>(sequences) +
@@ -107,8 +107,9 @@ bool CudaLinear::PrefillsByChunks(const Layer& layer) const {
   const LrpeType position =
       MakesFactors(layer) ? LrpeType::kNone : config.position.type;
   const int64_t dim = MakesFactors(layer) ? layer.key_dim() : config.head_dim;
-  // Room for the copies of the kernel that LaunchLinearPrefill takes: factors
-  // are what LinearChunksDoes asks for, but for their size.
+  // Whether the factors fit the variant of the kernel that LaunchLinearPrefill
+  // chooses: they meet the conditions of LinearChunksDoes, except for their
+  // size.
   const bool room =
       MakesFactors(layer) && dim <= kLinearChunksMaxDim
           ? PlanLinearChunks(dim, config.value_dim, config.num_heads, 1,
@@ -304,7 +305,7 @@ absl::Status CudaLinear::PrefillStretches(const Layer& layer,
 absl::Status CudaLinear::Attend(const Layer& layer, cudaStream_t stream) {
   const bool causal = layer.config->causal;
   if (decode_ || !PrefillsByChunks(layer) || (!causal && !FusesWhole(layer))) {
-    // In another step a sequence's runs follow each other.
+    // In other steps a sequence's runs are adjacent.
     return Scan(layer, rows_, /*early=*/decode_, stream);
   }
   for (const Group& group : groups_) {

@@ -9,7 +9,7 @@ namespace recurve {
 namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
-constexpr int64_t kBytes = 64 << 20;  // on the device, about
+constexpr int64_t kBytes = 64 << 20;  // on the device, approximately
 
 int64_t Capacity(int64_t min_rows, int64_t max_rows, int64_t vocab) {
   return std::clamp(kBytes / (kFloatBytes * vocab), min_rows, max_rows);
@@ -40,7 +40,7 @@ absl::Status CudaLogits::Allocate(int64_t min_rows, int64_t max_rows,
 absl::Status CudaLogits::ReserveHost(int64_t rows, int64_t vocab) {
   const int64_t row_bytes = vocab * kFloatBytes;
   if (rows * row_bytes <= host_.bytes()) return absl::OkStatus();
-  int64_t room = 1;  // by powers of two, so that it grows seldom
+  int64_t room = 1;  // powers of two, so that it grows rarely
   while (room < rows) room *= 2;
   constexpr auto kHost = CudaMemory::Kind::kHost;
   absl::StatusOr<CudaMemory> memory =

@@ -42,7 +42,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Allocate(Kind kind, int64_t bytes,
                                 : cudaMallocHost(&memory.data_, size);
   if (error != cudaSuccess) {
     memory.data_ = nullptr;
-    (void)cudaGetLastError();  // this error leaves nothing broken behind
+    (void)cudaGetLastError();  // this error is not sticky
     if (error != cudaErrorMemoryAllocation) return CudaStatus(error, what);
     return absl::ResourceExhaustedError(absl::StrCat(
         kind == Kind::kDevice ? kNoDeviceMemory : "no page-locked host memory",
@@ -50,7 +50,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Allocate(Kind kind, int64_t bytes,
   }
   memory.bytes_ = bytes;
   if (kind == Kind::kDevice) {
-    // Other streams do not wait for this one.
+    // Other streams are not synchronised with this one.
     RECURVE_RETURN_IF_ERROR(
         CudaStatus(cudaMemset(memory.data_, 0, size), what));
     RECURVE_RETURN_IF_ERROR(

@@ -14,10 +14,11 @@
 namespace recurve {
 namespace {
 
-// Of outputs of a 16-bit matrix; divides CudaBackend::column_multiple().
+// Granularity of the outputs of a 16-bit matrix; divides
+// CudaBackend::column_multiple().
 constexpr int64_t kMatrixRowMultiple = 16;
-// Columns of 16-bit matrices are padded to a multiple of what all kernels take,
-// LaunchProductChain among them.
+// Columns of 16-bit matrices are padded to a multiple that all kernels support,
+// including LaunchProductChain.
 constexpr int64_t kMatrixColumnMultiple = 64;
 static_assert(kMatrixColumnMultiple % kDecodeMatmulInputs == 0 &&
               kMatrixColumnMultiple % kChainChunk == 0);
@@ -148,8 +149,8 @@ void CudaProducts::BeginMixed(const StepBatch& batch) {
   }
 }
 
-// Behind the columns must not be what cuBLASLt would read. (Inputs that are an
-// odd multiple of 32 are rounded by a kernel of their own, then.)
+// The columns after `out` must not be read by cuBLASLt. (Inputs that are an odd
+// multiple of 32 are therefore rounded by a separate kernel.)
 std::optional<WeightType> CudaProducts::RoundsInto(
     const Activations& out) const {
   if (!out.for_products || out.cols % kMatrixColumnMultiple != 0 ||
@@ -160,8 +161,8 @@ std::optional<WeightType> CudaProducts::RoundsInto(
 }
 
 void CudaProducts::SetRounded(const Activations& out, bool rounded) {
-  // Written anew: a norm that was left to the product that reads this is not of
-  // these rows. Layers share this memory.
+  // New contents: a norm deferred to the product that reads this buffer is for
+  // other rows. Layers share the buffer.
   fused_norms_.erase(out.data);
   if (!rounded) {
     rounded_.erase(out.data);
@@ -358,7 +359,7 @@ absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
     const Chain chain = *chain_;
     chain_.reset();
     RECURVE_RETURN_IF_ERROR(LaunchChain(chain, id, out));
-    // Should another product take the norm, too.
+    // In case another product fuses the norm, too.
     fused_norms_[in.data] = {chain.residual, chain.next_norm->norm};
     return absl::OkStatus();
   }
@@ -386,8 +387,8 @@ absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
       FuseNorm(norm.in, norm.norm, &params);
       return Launch(params);
     }
-    // One that a chain of several rows took on its way. Its rows are as they
-    // were: nothing adds to the residual between two products of one norm.
+    // A chain of several rows has already fused this norm. Its rows are
+    // unchanged: nothing adds to the residual between two products of one norm.
     RECURVE_RETURN_IF_ERROR(NormNow(norm.in, norm.norm, in));
   }
   if (matrix.type == WeightType::kFloat32) {
@@ -400,12 +401,12 @@ absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
 absl::Status CudaProducts::MultiplyRuns(const Matrix& matrix, Activations in,
                                         bool rounded, Activations out,
                                         bool add) {
-  // Prompts first: what they read of the weights is in the second-level cache
-  // when rows of steps want it, and these can begin while prompts' end.
+  // Prompts first: the weights they read are in the L2 cache when rows of steps
+  // need them, and steps' launches can begin while prompts' end.
   for (const bool step : {false, true}) {
     for (const Run& run : runs_) {
       if (run.step != step) continue;
-      // Rounded or not, rows are as far apart.
+      // The row stride in bytes is the same for rounded and float rows.
       const char* const x =
           in.data + run.begin * in.stride * static_cast<int64_t>(sizeof(float));
       const Operands operands = {x,
@@ -444,8 +445,8 @@ absl::Status CudaProducts::ChannelMixer(const Backend::ChannelMixerArgs& args,
   return ChannelMixerNow(args, norm);
 }
 
-// More rows than the kernel for few of them takes are faster in 16 bits, though
-// a kernel of its own has to bring them there.
+// With more rows than the few-row kernel supports, 16-bit inputs are faster,
+// although a separate kernel has to write them.
 absl::Status CudaProducts::ChannelMixerNow(
     const Backend::ChannelMixerArgs& args, const NormWeights& norm) {
   Note(args.w1_w2);
@@ -456,8 +457,8 @@ absl::Status CudaProducts::ChannelMixerNow(
                                     args.hidden.stride, rows_, in.cols);
   up.gate = true;
   up.activation = args.activation;
-  // What the next product takes, so that nothing has to be rounded for it.
-  // (All padded columns are written, so that cuBLASLt finds zeros there.)
+  // The input type of the next product, so that it needs no rounding. (All
+  // padded columns are written, so that cuBLASLt reads zeros there.)
   up.y_is_half = next.type == matrix.type && AlignedFloats(up.y, up.y_stride);
   if (up.y_is_half) up.y_stride *= 2;
   if (FusesNorm(in, norm)) {

@@ -1,5 +1,4 @@
-// CudaProducts: a layer's products in one launch, and what has been put off for
-// it.
+// CudaProducts: a layer's products in one launch, and their deferral.
 #include "base/status_macros.h"
 #include "engine/cuda/cuda_activations.h"
 #include "engine/cuda/cuda_products.h"
@@ -56,7 +55,7 @@ ProductChainParams CudaProducts::ChainParams(const Chain& chain,
   return p;
 }
 
-// By kinds and sizes alone: whichever way, a row has the same bits.
+// Decided by types and sizes alone: a row has the same bits either way.
 bool CudaProducts::Chains(const Chain& chain, MatrixId next) const {
   return chain.residual.cols == matrices_[chain.out.value].outputs &&
          ProductChainTakes(ChainParams(chain, next));

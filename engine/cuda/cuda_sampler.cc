@@ -15,12 +15,12 @@ namespace {
 
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr auto kHost = CudaMemory::Kind::kHost;
-constexpr int64_t kUploadTokens = 1 << 16;  // of one copy
+constexpr int64_t kUploadTokens = 1 << 16;  // per copy
 
 // Rows of floats begin at multiples of 16 bytes.
 int64_t PaddedWidth(int64_t logits) { return (logits + 3) / 4 * 4; }
 
-// What a request may ask (ValidateOptions) fits the tables.
+// The limits of ValidateOptions fit the tables.
 static_assert(kMaxLogitBias <= kSampleMaxBias);
 static_assert(kMaxLogprobs <= kSampleMaxTop);
 
@@ -89,7 +89,7 @@ absl::Status CudaSampler::Count(absl::Span<const int32_t> tokens, uint32_t flag,
     tokens.remove_prefix(some.size());
     words.clear();
     for (int32_t token : some) words.push_back(token | flag);
-    // From pageable memory: what is copied may be written over at once.
+    // Copied from pageable memory: the source may be overwritten immediately.
     RECURVE_RETURN_IF_ERROR(
         CudaStatus(cudaMemcpyAsync(uploads_.data(), words.data(),
                                    words.size() * sizeof(uint32_t),
@@ -127,13 +127,13 @@ absl::Status CudaSampler::UpdateTables(const SampleRequest& request,
   }
   if (!HasPenalties(params)) return absl::OkStatus();
   if (request.output.size() < request.index) {
-    // The step before draws the tokens between, and counts them.
+    // The previous step draws and counts the tokens in between.
     RECURVE_CHECK(held.counts && held.output == request.index &&
                   held.prompt == request.prompt.size());
     ++held.output;
     return absl::OkStatus();
   }
-  // A token that was drawn and then thrown away was counted, too.
+  // A token that was drawn and then discarded was counted, too.
   if (!held.counts || held.prompt > request.prompt.size() ||
       held.output > request.output.size()) {
     RECURVE_RETURN_IF_ERROR(
@@ -148,7 +148,7 @@ absl::Status CudaSampler::UpdateTables(const SampleRequest& request,
   RECURVE_RETURN_IF_ERROR(Count(prompt, kSampleInPrompt, slot, stream));
   RECURVE_RETURN_IF_ERROR(Count(output, 0, slot, stream));
   held.prompt = request.prompt.size();
-  held.output = request.output.size() + 1;  // with the one that is drawn now
+  held.output = request.output.size() + 1;  // including the one drawn now
   return absl::OkStatus();
 }
 
@@ -167,7 +167,8 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
     row.row = -1;
     if (i < count) {
       const SampleRequest& request = batch.samples[i];
-      // All fields by name: one more does not compile before it is here.
+      // Names every field, so that a new one fails to compile until handled
+      // here.
       const auto& [repetition_penalty, presence_penalty, frequency_penalty,
                    temperature, top_p, min_p, top_k, seed, logit_bias,
                    num_logprobs] = *request.params;

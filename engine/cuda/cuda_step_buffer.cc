@@ -8,7 +8,7 @@
 namespace recurve {
 namespace {
 
-// Copies are of whole pieces.
+// Copies consist of whole pieces.
 int64_t Whole(int64_t bytes) {
   return (bytes + kCopyMultiple - 1) / kCopyMultiple * kCopyMultiple;
 }
@@ -48,7 +48,7 @@ absl::Status CudaStepBuffer::Allocate(int64_t bytes) {
 
 absl::Status CudaStepBuffer::Copy(cudaStream_t stream) const {
   constexpr char kWhat[] = "copying a step";
-  // What arrived last is moved as its step begins.
+  // The data that arrived last is moved into place when its step begins.
   RECURVE_RETURN_IF_ERROR(
       CudaStatus(cudaStreamWaitEvent(bus_, was_moved_, 0), kWhat));
   RECURVE_RETURN_IF_ERROR(

@@ -83,7 +83,7 @@ absl::Status CudaSwap::CopySlot(const SavedMemory& memory,
   return Mark(slot_copies_[memory.slot]);
 }
 
-// The slot first: whoever preempted the sequence mostly takes it at once.
+// The slot first: it is usually reused immediately after a preemption.
 absl::Status CudaSwap::Save(const SavedMemory& memory) {
   constexpr cudaMemcpyKind kOut = cudaMemcpyDeviceToHost;
   RECURVE_RETURN_IF_ERROR(Begin());
@@ -91,7 +91,7 @@ absl::Status CudaSwap::Save(const SavedMemory& memory) {
   return CopyPages(memory, kOut);
 }
 
-// The slot last: its copy says that the sequence is there.
+// The slot last: its copy marks the whole sequence as restored.
 absl::Status CudaSwap::Restore(const SavedMemory& memory) {
   constexpr cudaMemcpyKind kIn = cudaMemcpyHostToDevice;
   RECURVE_RETURN_IF_ERROR(Begin());
@@ -120,7 +120,7 @@ bool CudaSwap::Done(int32_t slot) {
   const Copy& copy = slot_copies_[slot];
   if (!copy.pending) return true;
   if (cudaEventQuery(copy.done) != cudaErrorNotReady) return true;
-  (void)cudaGetLastError();  // says the same, to whoever asks next
+  (void)cudaGetLastError();  // the next call returns the same error
   return false;
 }
 

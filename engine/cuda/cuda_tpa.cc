@@ -17,8 +17,8 @@ namespace {
 constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr int64_t kFloatBytes = sizeof(float);
 
-// Scratch memory for queries, keys and values of as many heads as fit, unless
-// one takes more.
+// Scratch memory for queries, keys and values of as many heads as fit, but of
+// at least one.
 constexpr int64_t kPrefillScratch = 256 << 20;
 
 absl::Status Allocate(CudaMemory* memory, int64_t bytes,
@@ -47,13 +47,13 @@ size_t CudaTpa::AddShape(const TpaShape& shape) {
   }
   shapes_.emplace_back();
   shapes_.back().shape = shape;
-  // Of a shape that has no other plan for few chunks, or many, 0.
+  // 0 for a shape without a separate plan for few, or many, chunks.
   const int few = TpaFewChunks(shape, device_);
   int& few_chunks = context_limits_.few_chunks;
   if (few > 0) few_chunks = few_chunks > 0 ? std::min(few_chunks, few) : few;
   context_limits_.many_chunks =
       std::max(context_limits_.many_chunks, TpaManyChunks(shape, device_));
-  // All shapes have a plan of kShort, or none is taken.
+  // kShort is used only if all shapes have a plan for it.
   const int rows = TpaShortRows(shape, device_);
   int& short_rows = context_limits_.short_rows;
   short_rows = shapes_.size() > 1 ? std::min(short_rows, rows) : rows;
@@ -90,7 +90,7 @@ absl::StatusOr<const TpaDecodePlan*> CudaTpa::Plan(Shape& shape, int64_t rows,
 
 TpaPrefillPlan CudaTpa::PlanPrefill(const Shape& shape, int64_t rows,
                                     int64_t tokens, int64_t context) const {
-  // The one form that takes every shape, and the faster one for prompts.
+  // The only form that supports every shape, and the fastest for prompts.
   return PlanTpaPrefill(
       shape.shape, TpaPrefillForm::kExpanded,
       {static_cast<int>(rows), tokens, context, shape.prefill_scratch});
@@ -110,7 +110,7 @@ absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {
                               options_.max_sequences),
                      int64_t{1}, TpaContexts::kShort),
           std::tuple(kTpaPieceRows, kTpaPieceTokens, TpaContexts::kAny)}) {
-      if (rows == 0) continue;  // no plan of kShort
+      if (rows == 0) continue;  // no plan for kShort
       RECURVE_ASSIGN_OR_RETURN(const TpaDecodePlan* plan,
                                Plan(shape, rows, tokens, contexts));
       if (!TpaDecodeHolds(*plan, static_cast<int>(rows), pages)) {
@@ -292,7 +292,7 @@ absl::Status CudaTpa::AddPieces(const StepBatch& batch,
     for (int64_t r = 0; r < piece.rows; ++r) {
       const StepRun& row = rows[r];
       for (int64_t t = 0; t < tokens; ++t) {
-        // Queries stand last in their row.
+        // Queries are the last tokens of their row.
         const int64_t from = row.end - tokens + t;
         const bool exists = t >= tokens - row.count();
         index[r * tokens + t] = exists ? static_cast<int32_t>(from) : -1;
@@ -439,14 +439,15 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
       all.data += piece.first * all.stride * kFloatBytes;
       return all;
     };
-    // Tables begin with the step's rows. The first piece's are there.
+    // Tables begin with the step's rows. The first piece's queries are formed
+    // already.
     if (index > 0) {
       RECURVE_RETURN_IF_ERROR(FormQueries(
           layer, from(layer.a_q), from(layer.b_q), rows, piece.first, stream));
     }
     decode.new_tokens = 1;
     decode.out_type = layer.out_type;
-    // Rounded or not, rows are as far apart.
+    // The row stride in bytes is the same for rounded and float rows.
     decode.out = from(layer.out).data;
     decode.out_stride = OutStride(layer);
     return LaunchDecode(layer, decode, stream);
@@ -470,7 +471,7 @@ absl::Status CudaTpa::LaunchPiece(const Layer& layer, size_t index,
   RECURVE_RETURN_IF_ERROR(gather(layer.b_q, b_q));
   RECURVE_RETURN_IF_ERROR(
       FormQueries(layer, a_q, b_q, rows, piece.table_row, stream));
-  // Tokens of other pieces may be of the same sequence.
+  // Tokens in other pieces may be of the same sequence.
   decode.new_tokens = INT32_MAX;
   decode.out_type = WeightType::kFloat32;
   decode.out = attended_.data();
@@ -520,7 +521,7 @@ bool CudaTpa::Appends(size_t shape, Activation activation) const {
 
 CudaTpa::QueryRows CudaTpa::QueriesOfAppend(WeightType out_type) const {
   if (decode_) return {0, rows_};
-  // Those of other pieces take their place, one after the other.
+  // The queries of other pieces overwrite them, one piece after the other.
   if (pieces_.empty() || !InPlace(out_type, pieces_[0])) return {};
   return {pieces_[0].first, pieces_[0].rows};
 }
@@ -530,7 +531,7 @@ WorkingBlocks CudaTpa::Working(const Layer& layer) const {
   const auto plan = shape.decode.find({rows_, contexts_});
   if (!decode_ || plan == shape.decode.end()) return {};
   const bool clusters = plan->second.cluster_blocks > 0;
-  // Without clusters several rows hold all multiprocessors.
+  // Without clusters several rows occupy all multiprocessors.
   if (rows_ > 1 && !clusters) return {};
   const TpaScheduleLayout parts = TpaScheduleParts(
       plan->second, static_cast<int>(rows_), kTpaPageTokens * page_stride_);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kPieceBytes = int64_t{32} << 20;
 
-// One row of `inputs` elements of `tensor`, row `row` (-1: zeros).
+// Converts row `row` of `inputs` elements of `tensor` (-1: zeros).
 void ConvertRow(const TensorView& tensor, int64_t row, int64_t inputs,
                 WeightType type, char* to) {
   const DType dtype = ToDType(type);
@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<CudaWeightLoader>> CudaWeightLoader::Create(
 CudaWeightLoader::~CudaWeightLoader() {
   for (Piece& piece : pieces_) {
     if (piece.copied == nullptr) continue;
-    cudaEventSynchronize(piece.copied);  // the memory is freed now
+    cudaEventSynchronize(piece.copied);  // the memory is freed below
     cudaEventDestroy(piece.copied);
   }
 }
@@ -100,7 +100,7 @@ absl::Status CudaWeightLoader::Load(absl::Span<const MatrixPart> parts,
       next_ = 1 - next_;
       RECURVE_RETURN_IF_ERROR(
           CudaStatus(cudaEventSynchronize(piece.copied), "copying weights"));
-      // Sixteen rows an item: a row may be short.
+      // Sixteen rows per item, because a row may be short.
       constexpr int64_t kRows = 16;
       pool_->ParallelFor((count + kRows - 1) / kRows, [&](int64_t item) {
         for (int64_t i = item * kRows; i < std::min(count, (item + 1) * kRows);

@@ -11,8 +11,8 @@ namespace {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Runs of prompts: those that are neither the first nor the last of their
-// sequence have at least kMinPromptTokens.
+// Runs of prompts: any but the first and last of their sequence have at least
+// kMinPromptTokens tokens.
 int64_t MaxPromptRuns(const TpaStepLimits& limits) {
   return std::min(
       limits.max_tokens,
@@ -26,7 +26,7 @@ int64_t MaxLength(const TpaStepLimits& limits) {
 }  // namespace
 
 // Between two runs of prompts, and at both ends of a sequence, there is at most
-// one of the other kind.
+// one run of the other kind.
 int64_t MaxTpaRuns(const TpaStepLimits& limits) {
   return std::min(limits.max_tokens,
                   5 * limits.max_sequences +
@@ -102,10 +102,10 @@ TpaContexts TpaContextsOf(absl::Span<const int64_t> positions, int64_t rows,
     chunks += TpaChunkCount(static_cast<int>(position + 1));
   if (limits.many_chunks > 0 && chunks > limits.many_chunks)
     return TpaContexts::kMany;
-  // Rows of padding have no chunks, but blocks are shared out among all.
+  // Padding rows have no chunks, but blocks are distributed over all rows.
   if (rows > limits.few_chunks) return TpaContexts::kAny;
-  // The products of one row begin on multiprocessors that attention does not
-  // hold to its end, and need three in four (ShareChainTiles; measured,
+  // The products of one row start on multiprocessors that attention releases
+  // early, and need three in four (ShareChainTiles; measured,
   // docs/kernels/tpa_decode.md).
   const int most = rows == 1 ? limits.few_chunks / 4 : limits.few_chunks;
   return chunks <= most ? TpaContexts::kFew : TpaContexts::kAny;
@@ -122,7 +122,7 @@ int64_t MaxTpaPieceScheduleBytes(const TpaShape& shape, const TpaDevice& device,
         TpaScheduleParts(plan, static_cast<int>(rows), MaxLength(limits))
             .bytes);
   };
-  // Every run leaves at most one row that is not full.
+  // Every run has at most one partly filled row.
   return CeilDiv(runs, limits.max_sequences) * piece(limits.max_sequences, 1) +
          CeilDiv(limits.max_tokens / kTpaPieceTokens + runs, kTpaPieceRows) *
              piece(kTpaPieceRows, kTpaPieceTokens);
@@ -132,17 +132,18 @@ int64_t MaxTpaPrefillScheduleBytes(const TpaShape& shape,
                                    const TpaStepLimits& limits) {
   if (!limits.prefill) return 0;
   const int64_t runs = MaxTpaRuns(limits);
-  // A launch has tiles for its tokens and for its context, of which one is not
-  // full, and, as PlanTpaPrefill counts, one more for each row. Rows are runs
+  // A launch has tiles for its tokens and for its context, one of each partly
+  // filled, and, as PlanTpaPrefill counts, one more for each row. Rows are runs
   // of either kind.
   const TpaPrefillPlan plan =
       PlanTpaPrefill(shape, TpaPrefillForm::kExpanded, {1, 1, 1, 0});
-  const int64_t prompts = MaxPromptRuns(limits);  // as many launches at most
+  const int64_t prompts = MaxPromptRuns(limits);  // also the maximum number of
+                                                  // launches
   const int64_t query_tiles =
       limits.max_tokens / plan.query_tile + prompts + runs;
   const int64_t key_tiles =
       prompts * MaxLength(limits) / plan.key_tile + prompts + runs;
-  // Its other parts, and what aligns the next one.
+  // The schedule's other parts, and the alignment of the next one.
   const int64_t fixed =
       AlignTpaSchedule(TpaPrefillSchedule(0, 0).bytes) + kTpaScheduleAlignment;
   return prompts * fixed +
@@ -158,8 +159,8 @@ int64_t MaxTpaStepBytes(const TpaStepLimits& limits, int64_t schedules) {
   const int64_t runs = MaxTpaRuns(limits);
   const int64_t rows = limits.max_tokens / kTpaPieceTokens + 2 * runs;
   const int64_t pages = std::max<int64_t>(limits.max_pages, 1);
-  // Positions and indices of tokens; of rows their pages and three numbers;
-  // room for alignment.
+  // Positions and indices of tokens; for each row its pages and three numbers;
+  // alignment.
   return 12 * MaxTpaPieceTokens(limits) + (16 + 4 * pages) * rows +
          64 * (rows + 8) + schedules + kTpaScheduleAlignment;
 }

@@ -12,8 +12,8 @@ namespace recurve {
 namespace {
 
 #ifdef RECURVE_HAVE_CUDA
-// Whether all matrices that tokens are multiplied by are held in bfloat16: what
-// CudaBackend::weight_dtype() will say.
+// Whether all matrices used in products are loaded in bfloat16; must agree with
+// CudaBackend::weight_dtype().
 absl::StatusOr<bool> HeldInBFloat16(const Checkpoint& checkpoint,
                                     const ModelDefinition& model,
                                     const Placement& placement) {
@@ -22,7 +22,7 @@ absl::StatusOr<bool> HeldInBFloat16(const Checkpoint& checkpoint,
   }
   for (const std::string& name : model.matrices) {
     RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
-    // Rows of the embedding are looked up, unless it is the head, too.
+    // The embedding is only looked up, unless it is also the head.
     if (tensor.data == model.embedding.data && tensor.data != model.head.data) {
       continue;
     }

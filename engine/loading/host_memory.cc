@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
-// The number behind `name` in a file of lines "name number …"; nothing if there
+// The number after `name` in a file of lines "name number …"; nothing if there
 // is none.
 std::optional<int64_t> Number(const std::string& path,
                               const std::string& name) {
@@ -34,7 +34,7 @@ std::optional<int64_t> Number(const std::string& path,
   return std::nullopt;
 }
 
-// The only number of a file; nothing for one that is not there or says "max".
+// The only number in a file; nothing if the file is missing or says "max".
 std::optional<int64_t> Number(const std::string& path) {
   std::ifstream file(path);
   std::string text;
@@ -43,12 +43,12 @@ std::optional<int64_t> Number(const std::string& path) {
   return value;
 }
 
-// How a version of control groups calls its files and numbers.
+// File and key names of a cgroup version.
 struct Version {
   const char* limit;
   const char* usage;
-  // Of memory.stat: files, which can be read again, and what the system can
-  // make anew.
+  // Keys of memory.stat that count reclaimable memory: file pages, which can be
+  // read again, and what the system can rebuild.
   std::array<const char*, 3> cached;
 };
 constexpr Version kVersion1 = {
@@ -60,8 +60,8 @@ constexpr Version kVersion2 = {
     "memory.current",
     {"inactive_file", "active_file", "slab_reclaimable"}};
 
-// What a group and those that it is in leave. A container may see its own as
-// the top, whatever it is called outside.
+// The memory left to a cgroup and its ancestors. A container may see its own
+// group as the root, whatever its path is outside.
 int64_t Left(const std::string& top, std::string path, const Version& version) {
   if (absl::StrContains(path, "..")) path.clear();
   int64_t left = kMost;

@@ -15,9 +15,9 @@
 namespace recurve {
 namespace {
 
-// Of the factor cache, if nobody says.
+// Default size of the factor cache.
 constexpr int64_t kDefaultPoolBytes = int64_t{1} << 30;
-// SamplingScratch, of each token of the vocabulary.
+// SamplingScratch, per token of the vocabulary.
 constexpr int64_t kSamplingScratchBytes =
     sizeof(float) + sizeof(uint32_t) + 2 * sizeof(uint64_t);
 
@@ -80,7 +80,7 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
   return capacity;
 }
 
-// Bytes of the GPU that a server surely takes, known before any weight is
+// Lower bounds of a server's GPU memory, in bytes, known before any weight is
 // loaded.
 struct GpuNeeds {
   int64_t weights = 0;
@@ -88,20 +88,20 @@ struct GpuNeeds {
   int64_t state = 0;
   int64_t attention = 0;
   int64_t sampling = 0;
-  int64_t activations = 0;  // about; not in all()
+  int64_t activations = 0;  // approximate; not in all()
 
   int64_t all() const { return weights + cache + state + attention + sampling; }
 };
 
-// Of an element of a matrix in memory: as it is stored, or as was chosen; the
-// CPU holds what is stored as float16 as float32.
+// Bytes of a matrix element in memory: of its stored type, or of the chosen
+// one; the CPU loads float16 as float32.
 int64_t HeldSize(DType stored, const Placement& placement) {
   const bool widened = !placement.cuda && stored == DType::kFloat16;
   return static_cast<int64_t>(SizeOf(
       placement.weight_dtype.value_or(widened ? DType::kFloat32 : stored)));
 }
 
-// With the page and the slot of padding.
+// Including the padding page and slot.
 int64_t CacheBytes(const Capacity& capacity) {
   return (capacity.num_pages + 1) * kPageTokens *
          capacity.cache_bytes_per_token;
@@ -134,8 +134,8 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
   RECURVE_ASSIGN_OR_RETURN(
       needs.attention, CudaBackend::AttentionBytes(options, TpaShapes(model)));
   needs.sampling = CudaBackend::SamplingBytes(options);
-  // Twice the residual; what a mixer of tokens works in, or the gate, the
-  // features and both in one; and what is rounded.
+  // Twice the residual; the larger of a token mixer's workspace and the gate,
+  // features and their product; and the rounded rows.
   needs.activations = CudaBackend::ActivationBytes(
       options, std::max(16 * model.hidden_size,
                         4 * model.hidden_size + 4 * model.intermediate_size));
@@ -150,7 +150,7 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
   return needs;
 }
 
-// What the factor cache may take.
+// Size limit of the factor cache.
 absl::StatusOr<int64_t> PoolBytes(const Checkpoint& checkpoint,
                                   const ModelDefinition& model,
                                   const ModelOptions& options,
@@ -158,8 +158,8 @@ absl::StatusOr<int64_t> PoolBytes(const Checkpoint& checkpoint,
                                   const EngineOptions& engine) {
   if (options.kv_pool_bytes > 0) return options.kv_pool_bytes;
   if (!placement.cuda || placement.integrated) return kDefaultPoolBytes;
-  // What attention works in grows with the longest sequence, which the cache
-  // may limit: at most as if all of the GPU were the cache's.
+  // Attention's workspace grows with the longest sequence, which the cache may
+  // limit: an upper bound, as if the cache had the whole GPU.
   EngineOptions most = engine;
   RECURVE_ASSIGN_OR_RETURN(
       const Capacity capacity,
@@ -168,20 +168,20 @@ absl::StatusOr<int64_t> PoolBytes(const Checkpoint& checkpoint,
                    &most));
   const absl::StatusOr<GpuNeeds> needs =
       PlanGpu(checkpoint, model, placement, capacity, most);
-  // The GPU may not take sequences as long as that, but shorter ones.
+  // The GPU may support shorter sequences only.
   if (!needs.ok()) return kDefaultPoolBytes;
   return DefaultGpuPoolBytes(placement.free_bytes,
                              needs->all() - needs->cache + needs->activations);
 }
 
-// Of a model on the CPU.
+// For a model on the CPU.
 HostNeeds NeedsOfHost(const ModelDefinition& model, const ModelOptions& options,
                       const Capacity& capacity, int64_t pool_bytes) {
   HostNeeds needs;
   needs.weights = capacity.weight_bytes;
   needs.cache = capacity.cache_bytes;
   needs.state = capacity.state_bytes;
-  // Logits, and what each thread draws with.
+  // Logits, and each thread's sampling scratch.
   needs.sampling = model.vocab_size *
                    (static_cast<int64_t>(sizeof(float)) * capacity.num_slots +
                     kSamplingScratchBytes * NumThreads(options));
@@ -195,7 +195,7 @@ HostNeeds NeedsOfHost(const ModelDefinition& model, const ModelOptions& options,
   return needs;
 }
 
-// What the model takes of the host, and then what is left to save sequences in.
+// Checks the host memory of the model, then what is left to save sequences in.
 absl::Status PlanHostMemory(const HostNeeds& needs, const ModelOptions& options,
                             Capacity* capacity) {
   capacity->swap_bytes = options.swap_bytes;
@@ -258,7 +258,7 @@ absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
                 ? HeldSize(tensor.dtype, placement)
                 : static_cast<int64_t>(SizeOf(DType::kFloat32)));
   };
-  // A head that is the embedding is loaded as a matrix of its own.
+  // A tied head is loaded as a separate matrix.
   int64_t bytes =
       model.head.data == model.embedding.data ? held(model.embedding) : 0;
   for (const std::string& name : model.tensors) {
@@ -266,7 +266,7 @@ absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
     bytes += held(tensor);
   }
   if (!placement.cuda) {
-    // The CPU leaves the embedding as it is stored where that takes less.
+    // The CPU keeps the embedding in its stored type if that is smaller.
     const TensorView& table = model.embedding;
     const int64_t chosen = HeldSize(table.dtype, placement);
     const auto stored = static_cast<int64_t>(SizeOf(table.dtype));

@@ -123,7 +123,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
     engine->max_num_batched_tokens =
         DefaultBatchedTokens(placement.cuda, engine->max_num_seqs);
   }
-  EngineOptions checked = *engine;  // the model says what 0 stands for
+  EngineOptions checked = *engine;  // the model determines what 0 means
   if (checked.max_chunk_tokens == 0)
     checked.max_chunk_tokens = checked.max_num_batched_tokens;
   RECURVE_RETURN_IF_ERROR(checked.Validate());
@@ -154,14 +154,14 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> threads,
                            MakeThreads(options));
   if (on_planned != nullptr) on_planned(loaded.device, loaded.capacity);
-  // These read all weights, as loading does.
+  // These read all weights, as does loading.
   RECURVE_RETURN_IF_ERROR(CheckMatrices(checkpoint, model));
   RECURVE_RETURN_IF_ERROR(CheckWeightRange(checkpoint, model, placement));
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, &model));
   const auto started = std::chrono::steady_clock::now();
-  try {  // weights, activations and cache may be more than the machine has
+  try {  // weights, activations and cache may exceed the machine's memory
     RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                              MakeBackend(model, placement, loaded.capacity,
                                          *engine, std::move(threads)));

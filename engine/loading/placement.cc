@@ -25,7 +25,7 @@ absl::Status CheckChoice(absl::string_view option, absl::string_view value,
                    " supports: ", absl::StrJoin(choices, ", ")));
 }
 
-// Chooses the device. Not to find a GPU is an error only if one is asked for.
+// Chooses the device. A missing GPU is an error only if one is requested.
 absl::Status ChooseDevice(const std::string& device, Placement* placement) {
 #ifdef RECURVE_HAVE_CUDA
   RECURVE_RETURN_IF_ERROR(CheckChoice("device", device, {"auto", "cpu", "cuda"},

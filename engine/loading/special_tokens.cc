@@ -18,7 +18,7 @@ constexpr int64_t kMaxFileBytes = int64_t{64} << 20;
 constexpr char kConfig[] = "tokenizer_config.json";
 constexpr char kMap[] = "special_tokens_map.json";
 
-// A token is its text, or an object with it as `content`.
+// A token is a string, or an object with the string as `content`.
 absl::Status ReadToken(const JsonObject& object, const std::string& key,
                        std::optional<NamedTokens::Token>* token) {
   if (token->has_value() || !object.Has(key)) return absl::OkStatus();

@@ -11,14 +11,14 @@
 
 namespace recurve {
 
-// The pages that kv_cache hands out are the ones that the kernels lay out. The
-// two folders do not know each other, so that this is said here.
+// kv_cache's pages have the layout of the kernels' pages. The two folders do
+// not depend on each other, so the check is here.
 static_assert(kPageTokens == kTpaPageTokens);
 
 namespace {
 
-// What a mixer needs, one for each kind, so that another kind does not compile
-// before it is here.
+// Memory needs of a mixer, one overload per kind, so that a new kind fails to
+// compile until handled here.
 int64_t CacheElementsPerToken(const TpaLayer& layer, TpaPageOrder order) {
   return TpaPageLayout(layer.config.shape, order).page_elements /
          kTpaPageTokens;
@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
 
 namespace {
 
-// `part` with rows of zeros behind it, `rows` in all.
+// Appends rows of zeros to `part`, up to `rows` in total.
 MatrixPart WithZeroRows(MatrixPart part, int64_t rows) {
   if (part.rows() == rows) return part;
   if (part.row_order.empty()) {
@@ -196,7 +196,7 @@ void Decoder::Embed(Backend& backend) const {
     backend.Embed(embedding_, embedding_scale_, residual_);
     return;
   }
-  // The mixer adds to a residual; here there is none yet.
+  // The mixer adds to a residual; there is none yet.
   backend.Embed(embedding_, embedding_scale_, normed_);
   backend.Fill(zeros_, residual_);
   tpe_->Forward(backend, normed_, scratch_, residual_);
@@ -219,7 +219,8 @@ absl::Status Decoder::Launch(const StepBatch& batch) {
   Backend& backend = *backend_;
   RECURVE_RETURN_IF_ERROR(backend.BeginStep(batch));
   Embed(backend);
-  // Behind each part of the gated unit's inputs are zeros; so are its outputs.
+  // Each part of the gated unit's inputs is followed by zeros; so are its
+  // outputs.
   const Activations gates = scratch_.Columns(0, 2 * padded_size_);
   Activations gated = scratch_.Columns(2 * padded_size_, padded_size_);
   gated.for_products = true;

@@ -55,13 +55,14 @@ absl::Status TensorReader::Finish(ModelDefinition& model) const {
 
 namespace {
 
-// An end that config.json names and generation_config.json, which counts, does
-// not is an oversight more often than a wish.
+// Adds a remark for each end-of-sequence token that config.json names and
+// generation_config.json, which takes precedence, does not: usually an
+// oversight.
 void CompareEnds(const JsonObject& config, const JsonObject& counts,
                  ModelDefinition& model) {
   const absl::StatusOr<std::vector<int64_t>> ids =
       config.IntList("eos_token_id", 0, model.vocab_size - 1);
-  if (!ids.ok()) {  // what it says does not count
+  if (!ids.ok()) {  // the value is not used
     model.remarks.emplace_back(ids.status().message());
     return;
   }

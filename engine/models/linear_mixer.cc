@@ -8,11 +8,11 @@
 namespace recurve {
 namespace {
 
-// One of query, key and value: where it stands in the projected row and how it
-// becomes a vector a head.
+// One of query, key and value: its place in the projected row and how it
+// becomes a vector per head.
 struct Input {
-  int64_t rank = 0;    // 0: projected whole
-  int64_t dim = 0;     // features a head
+  int64_t rank = 0;    // 0: projected directly
+  int64_t dim = 0;     // features per head
   int64_t column = 0;  // in the product
   std::optional<Backend::NormArgs> norm;
 };
@@ -77,7 +77,7 @@ class LinearMixer : public TokenMixer {
     args.out = mixed;
     const Activations workspace = next(workspace_cols());
     args.scratch = workspace;
-    // The gate first: a GPU has so little to do for it that it can read states
+    // The gate first: it takes a GPU so little work that it can read states
     // meanwhile.
     const bool gated = weights_.gate_rank > 0;
     const Activations gate = gated ? next(value_cols()) : Activations();
@@ -87,7 +87,7 @@ class LinearMixer : public TokenMixer {
     }
     backend.LinearAttention(args);
 
-    // Where the product reads 16 bits, it has them from the norm.
+    // If the product reads 16-bit inputs, the norm writes them.
     Activations normed = workspace.Columns(0, value_cols());
     normed.for_products = true;
     if (gated) {
@@ -103,7 +103,7 @@ class LinearMixer : public TokenMixer {
 
  private:
   int64_t value_cols() const { return config_.num_heads * config_.value_dim; }
-  // Of q, k and v as factors of 16 bits, and later of what is projected.
+  // For q, k and v as 16-bit factors, and later for the projected rows.
   int64_t workspace_cols() const {
     const int64_t dim = LrpeOutputDim(config_.position.type, config_.head_dim);
     return std::max((2 * config_.num_heads * dim + value_cols() + 1) / 2,

@@ -38,7 +38,7 @@ std::vector<int32_t> WholePromptRows(const StepBatch& batch,
 }
 
 std::vector<std::vector<StepRun>> RunGroups(const std::vector<StepRun>& runs) {
-  // By a run's place among those of its sequence.
+  // Indexed by a run's position within its sequence.
   std::vector<std::vector<StepRun>> places;
   size_t place = 0;
   for (size_t i = 0; i < runs.size(); ++i) {

@@ -18,11 +18,11 @@ constexpr int64_t kMaxDim = 1 << 20;
 constexpr double kRopeBase = 10000.0;  // not configurable there
 constexpr double kSubLayerNormEps = 1e-5;
 
-// The authors' model files. Rotating full keys (ropek) or their factors is the
+// The authors' model files. Rotating the keys (ropek) or their factors is the
 // same function.
 struct Variant {
   const char* name;
-  bool kv_only;  // queries are projected whole
+  bool kv_only;  // queries are projected directly
   bool partial_rope;
   bool decay;
   bool linear_attention;
@@ -82,7 +82,8 @@ absl::StatusOr<Variant> ChooseVariant(const Checkpoint& checkpoint,
       source, " is \"", name, "\"; supported: ", absl::StrJoin(names, ", ")));
 }
 
-// Features that rotate, the first of each head; the authors' rounding.
+// The number of rotating features, the first of each head, with the authors'
+// rounding.
 absl::StatusOr<int64_t> RotaryFeatures(const JsonObject& config,
                                        const Variant& variant,
                                        int64_t head_dim) {
@@ -123,7 +124,7 @@ absl::StatusOr<PositionConfig> ReadPosition(const JsonObject& config,
   return position;
 }
 
-// A is head-major there: row h·R + r.
+// T6 stores A head-major: row h·R + r.
 std::vector<int32_t> RankMajor(int64_t num_heads, int64_t rank) {
   std::vector<int32_t> order;
   for (int64_t r = 0; r < rank; ++r) {
@@ -133,8 +134,8 @@ std::vector<int32_t> RankMajor(int64_t num_heads, int64_t rank) {
   return order;
 }
 
-// There features i and i + rotary/2 turn together; here i and i + D/2 do.
-// Products of queries and keys do not change when both are reordered alike.
+// In T6 features i and i + rotary/2 form a pair; here i and i + D/2 do.
+// Products of queries and keys do not change if both are reordered alike.
 std::vector<int32_t> PairHalves(int64_t vectors, int64_t dim, int64_t rotary) {
   std::vector<int32_t> order;
   if (rotary == dim) return order;
@@ -177,8 +178,8 @@ absl::StatusOr<Attention> ReadAttention(const Checkpoint& checkpoint,
                            RotaryFeatures(config, a.variant, a.shape.head_dim));
   RECURVE_ASSIGN_OR_RETURN(
       a.position, ReadPosition(config, a.variant, a.shape.head_dim, a.rotary));
-  // A key that is missing had the default of the authors' model file, which the
-  // tensors tell.
+  // A missing key has the default of the authors' model file, which the tensors
+  // identify.
   RECURVE_ASSIGN_OR_RETURN(
       a.groupnorm,
       config.BoolOr("using_groupnorm",
@@ -186,7 +187,7 @@ absl::StatusOr<Attention> ReadAttention(const Checkpoint& checkpoint,
   return a;
 }
 
-// Factors of queries (`rank` 0: whole), keys or values.
+// Factors of queries (`rank` 0: direct), keys or values.
 absl::StatusOr<FactorTensors> ReadFactors(const std::string& prefix, char which,
                                           const Attention& attention,
                                           int64_t rank, int64_t hidden,
@@ -290,7 +291,7 @@ absl::StatusOr<ModelDefinition> ReadT6(const Checkpoint& checkpoint,
                            config.IntOr("vocab_size", 50304, 1, kMaxDim));
   RECURVE_ASSIGN_OR_RETURN(model.hidden_size,
                            config.IntOr("n_embd", 768, 1, kMaxDim));
-  // The authors' width is the floor of 8/3 C, in integers as in doubles.
+  // The authors' width is floor(8/3 C), in integers as in doubles.
   model.intermediate_size = 8 * model.hidden_size / 3;
   RECURVE_ASSIGN_OR_RETURN(
       model.max_position_embeddings,
@@ -321,7 +322,7 @@ absl::StatusOr<ModelDefinition> ReadT6(const Checkpoint& checkpoint,
   RECURVE_ASSIGN_OR_RETURN(
       model.embedding,
       tensors.Read(embedding, {model.vocab_size, model.hidden_size}));
-  // Published files hold it under both names.
+  // Published files store it under both names.
   RECURVE_RETURN_IF_ERROR(ReadHead(checkpoint, embedding, "lm_head.weight",
                                    /*tied=*/"T6 ties the two", tensors, model));
   for (int64_t i = 0; i < num_layers; ++i) {

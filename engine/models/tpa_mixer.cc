@@ -29,7 +29,7 @@ class TpaMixer : public TokenMixer {
 
   void Forward(Backend& backend, Activations in, Activations scratch,
                Activations residual) const override {
-    // The factors lie side by side in a row.
+    // The factors are adjacent in a row.
     const Activations factors = scratch.Columns(0, factor_cols());
     Activations mixed = scratch.Columns(out_column_, out_cols());
     mixed.for_products = !weights_.norm;
@@ -58,7 +58,7 @@ class TpaMixer : public TokenMixer {
   }
 
  private:
-  int64_t query_cols() const {  // of B_q, or of whole queries
+  int64_t query_cols() const {  // of B_q, or of direct queries
     return (shape_.q_rank > 0 ? shape_.q_rank : shape_.num_heads) *
            shape_.head_dim;
   }
@@ -72,7 +72,7 @@ class TpaMixer : public TokenMixer {
   const TpaShape shape_;
   const Activation factor_activation_;
   const TpaWeights weights_;
-  const int64_t out_column_;  // of attention in the scratch columns
+  const int64_t out_column_;  // attention's output in the scratch columns
 };
 
 }  // namespace

@@ -5,7 +5,7 @@ namespace recurve {
 namespace {
 
 // A linear-attention layer whose keys are 1 and whose queries are the gains,
-// with the embedding itself as values: the state is one vector a head.
+// with the embedding itself as values: the state is one vector per head.
 class TpeMixer : public TokenMixer {
  public:
   struct Weights {

@@ -10,8 +10,8 @@
 namespace recurve {
 namespace {
 
-// Short prompts of a step, and tokens of each: products of few rows and of many
-// have kernels of their own.
+// Short prompts in a step, and tokens of each: products of few and of many rows
+// use different kernels.
 struct Prompts {
   int64_t count;
   int64_t tokens;
@@ -20,8 +20,8 @@ constexpr Prompts kShortPrompts[] = {{1, 64},  {1, 128}, {1, 256}, {1, 384},
                                      {2, 256}, {4, 256}, {6, 256}};
 static_assert(kShortPromptTokens == 384);
 
-// What later commands append to a sequence: a few tokens, not a multiple of
-// those that one launch takes together, or a prompt.
+// Tokens that later commands append to a sequence: a few, not a multiple of
+// those that one launch computes together, or a prompt.
 constexpr int64_t kFewTokens = 9;
 constexpr int64_t kLaterPromptTokens = 64;
 static_assert(kFewTokens < int64_t{kMinPromptTokens});
@@ -55,7 +55,7 @@ void SetPages(int64_t positions, bool pages, StepBatch* step) {
   step->page_table.assign(step->num_sequences() * step->page_table_stride, 0);
 }
 
-// A token of decoding at each of these positions.
+// One decode token at each of these positions.
 StepBatch Decoding(const std::vector<int64_t>& positions, bool pages) {
   StepBatch step;
   for (const int64_t position : positions) AddStep(position, &step);
@@ -77,7 +77,7 @@ std::vector<StepBatch> WarmUpSteps(
   const bool beside = limits.max_sequences > 1 && limits.max_tokens > 1;
   const int64_t prompt = std::min({limits.max_tokens - (beside ? 1 : 0),
                                    max_positions, kWarmUpPromptTokens});
-  // Of a longer prompt, if there can be one.
+  // From a longer prompt, if the model allows one.
   const bool is_long = max_positions > static_cast<int64_t>(kShortPromptTokens);
   const auto whole =
       static_cast<size_t>(is_long ? int64_t{kShortPromptTokens} + 1 : prompt);
@@ -129,7 +129,7 @@ std::vector<StepBatch> WarmUpSteps(
     SetPages(few, pages, &step);
     steps.push_back(std::move(step));
   }
-  // Not from position 0 on: what begins there may be looked at as a whole.
+  // Not from position 0: a prompt there may be processed as a whole.
   const int64_t later =
       std::min({limits.max_tokens, max_positions - 1, kLaterPromptTokens});
   if (later >= int64_t{kMinPromptTokens}) {

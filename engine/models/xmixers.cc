@@ -34,7 +34,7 @@ ActivationNames WithSoftmax() {
   return names;
 }
 
-// What all layers of a model share.
+// Settings common to all layers of a model.
 struct Common {
   explicit Common(const JsonObject& config_json) : config(config_json) {}
 
@@ -69,7 +69,7 @@ absl::StatusOr<NormDefinition> ReadNorm(const Common& common,
 
 absl::StatusOr<std::string> MixerNormType(const JsonObject& config,
                                           bool gated) {
-  // The authors' code knows no others in these places.
+  // The authors' code supports no others in these places.
   std::vector<std::string> choices = {"rmsnorm", "grouprmsnorm"};
   if (!gated) {
     choices.insert(choices.end(), {"srmsnorm", "layernorm", "groupsrmsnorm"});
@@ -77,8 +77,9 @@ absl::StatusOr<std::string> MixerNormType(const JsonObject& config,
   return config.StringOneOf("token_mixer_norm_type", choices, "rmsnorm");
 }
 
-// lrpe_type 1 to 3 rotate and 4 to 6 are cosines; of three, the first encodes
-// all features, the second those of low and the third those of high frequency.
+// lrpe_type 1 to 3 rotate and 4 to 6 are cosines; of each three, the first
+// encodes all features, the second those of low and the third those of high
+// frequency.
 absl::StatusOr<PositionConfig> ReadPosition(const JsonObject& config,
                                             const std::string& prefix,
                                             bool used_by_default,
@@ -131,7 +132,7 @@ absl::StatusOr<FactorTensors> ReadFactors(const std::string& prefix,
 }
 
 // [x cos, x sin] is the rotation of [x, 0]: so a cosine encoding is a rotation
-// of vectors twice as long, the second half of which is zero.
+// of vectors of twice the length, whose second half is zero.
 std::vector<int32_t> PadWithZeros(int64_t vectors, int64_t dim) {
   std::vector<int32_t> order;
   for (int64_t v = 0; v < vectors; ++v) {
@@ -263,7 +264,7 @@ absl::StatusOr<LinearLayer> ReadLinearAttention(
   RECURVE_ASSIGN_OR_RETURN(linear.position,
                            ReadPosition(config, position_prefix,
                                         position_by_default, linear.head_dim));
-  // Dense memory's projections are kept by the authors and used by nothing.
+  // The authors' files keep dense memory's projections, which are unused.
   for (const char* name : {"alpha_proj", "beta_proj.0", "beta_proj.1"})
     tensors.Ignore(absl::StrCat(prefix, name, ".weight"));
   return ReadLinearLayer(common, std::move(linear), prefix, tensors);
@@ -316,7 +317,7 @@ absl::StatusOr<LinearLayer> ReadTnl(const Common& common, int64_t index,
   return ReadLinearLayer(common, std::move(linear), prefix, tensors);
 }
 
-// Which mixer each layer has.
+// The mixer type of each layer.
 absl::StatusOr<std::vector<std::string>> MixerTypes(const Common& common,
                                                     const std::string& type) {
   const JsonObject& config = common.config;
@@ -363,8 +364,8 @@ absl::Status ReadMixers(const Common& common, const std::string& model_type,
                            MixerTypes(common, model_type));
   const bool hybrid = model_type == "naive_hybrid";
   const std::string heads_key = hybrid ? "linear_num_heads" : "num_heads";
-  // In the authors' hybrid a linear layer leaves its position settings behind
-  // for the layers after it.
+  // In the authors' hybrid, a linear layer's position settings also apply to
+  // the layers after it.
   std::string tpa_position;
   bool tpa_position_by_default = true;
   for (int64_t i = 0; i < common.num_layers; ++i) {
@@ -397,7 +398,7 @@ absl::Status ReadMixers(const Common& common, const std::string& model_type,
   return absl::OkStatus();
 }
 
-// Norms and channel mixers of the layers, whose token mixers are there.
+// Reads norms and channel mixers into the layers, whose token mixers are set.
 absl::Status ReadLayers(const Common& common, TensorReader& tensors,
                         ModelDefinition& model) {
   const int64_t c = common.hidden;
@@ -425,7 +426,7 @@ absl::Status ReadLayers(const Common& common, TensorReader& tensors,
   return absl::OkStatus();
 }
 
-// Queries and keys are constants there, so of a head only their product counts.
+// Queries and keys are constants there, so only their product per head matters.
 absl::StatusOr<TpeLayer> ReadTpe(const Common& common, TensorReader& tensors) {
   const JsonObject& config = common.config;
   TpeLayer tpe;
@@ -459,7 +460,7 @@ absl::StatusOr<TpeLayer> ReadTpe(const Common& common, TensorReader& tensors) {
   return tpe;
 }
 
-// Options that mean other mathematics.
+// Refuses options that change the mathematics.
 absl::Status RefuseUnsupported(const JsonObject& config,
                                const std::string& model_type) {
   RECURVE_RETURN_IF_ERROR(RequireBool(config, "bias", false));

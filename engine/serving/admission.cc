@@ -11,7 +11,7 @@
 namespace recurve {
 namespace {
 
-// How much the latest step, or sequence, counts in an average.
+// Weight of the latest step, or sequence, in a running average.
 constexpr double kStepRate = 0.05;
 constexpr double kSequenceRate = 0.05;
 
@@ -143,7 +143,7 @@ void Admission::OnDone(const Flow& flow, const Work& asked, int64_t generated) {
 
 Admission::Slots Admission::SlotsOf(const Flow& flow) const {
   double weights = flow.weight;
-  int64_t others = 0;  // that run or want to
+  int64_t others = 0;  // that run or wait
   for (const auto& [id, state] : flows_) {
     if (id == flow.id || state.running + state.waiting == 0) continue;
     weights += state.weight;
@@ -195,7 +195,8 @@ absl::Status Admission::CheckTime(const Flow& flow, int32_t priority,
   const double left = SecondsBetween(now, deadline);
   const double wait = EstimateWait(flow, priority).value_or(0);
   double run = EstimateRun(flow, work).value_or(0);
-  // It would not be done anyway: its client may want what comes until then.
+  // It would miss the deadline even without a wait: its client may want the
+  // tokens until then.
   if (run > left) run = 0;
   if (wait == 0 || wait + run <= left) return absl::OkStatus();
   absl::Status late = absl::ResourceExhaustedError(absl::StrFormat(

@@ -42,7 +42,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
                      "; the cache has ", spec.num_pages, " pages, which hold ",
                      int64_t{spec.num_pages} * kPageTokens, " tokens"));
   }
-  // PlanChunks has seen to it, where a model was loaded.
+  // If a model was loaded, PlanChunks has ensured it.
   RECURVE_RETURN_IF_ERROR(options.ValidateMultiple(
       runner->info().chunk_multiple, runner->info().device));
   auto engine = std::unique_ptr<Engine>(
@@ -133,7 +133,7 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
       sequence->Enqueue(std::move(submission.command));
       open_.emplace(id, Open{flow});
       admission_.Open(flow);
-      // So that the next one that comes knows of it.
+      // Now, so that the next Submit counts it.
       SetStanding(*sequence, Sequence::Standing::kWaiting);
       inbox_.emplace_back(std::move(sequence));
       ids.push_back(id);
@@ -145,7 +145,7 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
 
 uint64_t Engine::NewId(uint64_t* arrival) {
   uint64_t id;
-  do {  // again should the id be taken, of 2^64; 0 is none
+  do {  // repeat if the id, one of 2^64, is taken; 0 is none
     *arrival = next_arrival_++;
     const auto words = Philox4x32(id_key_, *arrival, 0);
     id = (uint64_t{words[0]} << 32) | words[1];
@@ -171,7 +171,7 @@ absl::Status Engine::Accepting() const {
 
 absl::Status Engine::CheckAdmission(
     const std::vector<Submission>& submissions) const {
-  // All of them are one request's.
+  // All submissions are of one request.
   RECURVE_RETURN_IF_ERROR(admission_.CheckPlaces(
       submissions[0].options.flow, static_cast<int64_t>(submissions.size())));
   const auto now = Clock::now();

@@ -1,4 +1,4 @@
-// How sequences of the engine give up memory and get it (step thread).
+// How sequences of the engine release and obtain memory (step thread).
 
 #include <chrono>
 #include <optional>

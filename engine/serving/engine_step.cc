@@ -1,4 +1,4 @@
-// The step thread of the engine: what is declared so in engine.h.
+// The step thread of the engine: the methods marked so in engine.h.
 
 #include <algorithm>
 #include <cmath>
@@ -15,18 +15,18 @@
 namespace recurve {
 namespace {
 
-// One token will be left to compute when what is under way is done: what the
-// scheduler takes for decoding.
+// One token will be left to compute after the step in flight: the scheduler
+// treats that as decoding.
 bool Decodes(const Sequence& sequence) {
   return sequence.launched_tokens() - sequence.launched_computed() == 1;
 }
 
-// Where a sequence's next `count` tokens stand in a step: single tokens of
-// decoding first, then what a backend may multiply as it does those, then other
+// Order of a sequence's next `count` tokens in a step: single decode tokens
+// first, then tokens that a backend may multiply in the same way, then other
 // prompts.
 int GroupOf(const Sequence& sequence, int64_t count) {
   const int64_t begin = sequence.launched_computed();
-  // Those behind are drawn by the step under way.
+  // Tokens after these are drawn by the step in flight.
   const int64_t end = std::min(begin + count, sequence.num_tokens());
   for (int64_t position = begin; position < end; ++position) {
     const TokenKind kind = sequence.kind(position);
@@ -45,7 +45,7 @@ absl::Status DeviceFailed(const absl::Status& status) {
       absl::StrCat("the device failed: ", status.message()));
 }
 
-// As SampleRow sees it: -inf only says that a token cannot be drawn.
+// As in SampleRow: -inf only means that a token cannot be drawn.
 bool IsBroken(float logit) {
   return std::isnan(logit) || logit == std::numeric_limits<float>::infinity();
 }
@@ -128,7 +128,7 @@ bool Engine::TakeMessages() {
     MutexLock lock(&mu_);
     while (!runnable && inbox_.empty() && !stop_) {
       worked_ = false;
-      // Wake up now and then while there are clients to time out.
+      // Wake up periodically while there are clients to time out.
       if (sequences_.empty()) {
         wake_.Wait(&mu_);
       } else if (!wake_.WaitFor(&mu_, std::chrono::milliseconds(100))) {
@@ -136,7 +136,7 @@ bool Engine::TakeMessages() {
       }
     }
     if (stop_) {
-      // What was accepted must still be told that it ends.
+      // Accepted sequences must still get their OnEnd.
       for (Message& message : inbox_) {
         if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
           sequences_.emplace((*sequence)->id(), *sequence);
@@ -204,7 +204,7 @@ void Engine::AdvanceCommands(Sequence& sequence) {
     StepEvent rest;
     rest.index = sequence.generated();
     rest.text = sequence.FlushText();
-    // The stream ends here, so whether its reader is behind changes nothing.
+    // The stream ends here, so it does not matter whether its reader is behind.
     if (!rest.text.empty()) (void)sequence.sink().OnStep(std::move(rest));
     End(sequence.id(), absl::OkStatus());
   } else if (draining_.load()) {
@@ -230,10 +230,11 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.weight = sequence.options().flow.weight;
   view.passed_over = sequence.passed_over;
   view.passes = sequence.passes;
-  // A step hands all rows that a command wants to its stream at once.
+  // A step emits all rows that a command wants to its stream at once.
   if (sequence.wants_all_logits()) {
     view.max_step_tokens = max_step_logits();
-    // A whole prompt of more is one computed again, whose rows are had already.
+    // A longer whole prompt is a recomputation, whose logits were already
+    // delivered.
     if (view.num_computed < view.whole_tokens) {
       view.max_step_tokens = std::max(view.max_step_tokens, view.whole_tokens);
     }
@@ -270,7 +271,7 @@ StepPlan Engine::Plan() const {
     view.paced = paces(*sequence);
     ahead[view.flow] += view.has_work;
   }
-  // No more than max_num_seqs can be admitted in one step.
+  // At most max_num_seqs can be admitted in one step.
   const auto num_resident = static_cast<int64_t>(resident.size());
   std::vector<SequenceView> all = std::move(resident);
   for (const Sequence* sequence :
@@ -281,8 +282,8 @@ StepPlan Engine::Plan() const {
   AssignTurns(absl::MakeSpan(all));
   const auto views = absl::MakeConstSpan(all);
   const CacheStats cache = cache_.stats();
-  // A step has room for a token of each of max_num_seqs, and the runner may
-  // have more slots.
+  // A step has room for one token of each of max_num_seqs sequences; the runner
+  // may have more slots.
   const int64_t free_slots = std::clamp<int64_t>(
       options_.max_num_seqs - num_resident, 0, cache.slots.free);
   return PlanStep(limits, cache.pages.free, free_slots,
@@ -363,9 +364,10 @@ bool Engine::FromHost(const Sequence& sequence) const {
          (sequence.lease && !cache_.Restored(*sequence.lease));
 }
 
-// What would have to be undone if a sample in flight ends a sequence is not
-// done ahead of it: no state goes beyond a token that a later command may
-// follow, and nobody loses memory. Logits have one place on the host. A step
+// Whether the step can be launched before the pending one is committed. It must
+// not do anything that would have to be undone if a sample in flight ends a
+// sequence: no state may go beyond a token that a later command may follow, and
+// no sequence may lose memory. Logits have only one buffer on the host. A step
 // that waits for a copy is for when nothing else can run, which is not known
 // yet.
 bool Engine::MayRunAhead(const StepPlan& plan) const {
@@ -384,9 +386,9 @@ absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   const auto started = Clock::now();
   StepPlan plan = Plan();
   if (pending_ != nullptr && !MayRunAhead(plan)) return nullptr;
-  // The scheduler promises progress; without it the loop would spin for ever.
+  // The scheduler guarantees progress; without it the loop would spin for ever.
   RECURVE_CHECK(!plan.entries.empty());
-  // So that a backend finds what it computes alike side by side.
+  // Groups tokens that a backend computes alike.
   auto rest = plan.entries.begin();
   for (const int group : {0, 1}) {
     rest = std::stable_partition(
@@ -443,14 +445,14 @@ void Engine::Step() {
   }
   CommitStep(*step, output);
   step_started_ns_.store(0);
-  // One that was launched ahead began, as far as anybody waited for it, when
-  // the one before was done.
+  // The time of a step launched ahead is measured from the end of the previous
+  // one.
   const auto done = Clock::now();
   const double seconds =
       SecondsBetween(std::max(last_step_done_, step->started), done);
   last_step_done_ = done;
-  // What the host launches meanwhile is not the step's doing, so the pacer is
-  // told the device's time where there is one.
+  // The host's launches in the meantime do not count, so the pacer gets the
+  // device's time if it is measured.
   double paced = seconds;
   if (output.device_seconds > 0) {
     paced = output.device_seconds;
@@ -472,8 +474,9 @@ void Engine::Step() {
 
 void Engine::CommitStep(const PendingStep& step, const StepOutput& output) {
   for (const BatchEntry& entry : step.entries) {
-    // Ended since: the step's result for it is of no use, and its memory is
-    // already free. Who gets that has it cleared behind this step.
+    // If the sequence has ended since, the step's result for it is discarded,
+    // and its memory is already free. The next owner's clear is ordered after
+    // this step.
     if (entry.sequence->lease) Commit(entry, output);
   }
 }
@@ -546,7 +549,7 @@ void Engine::FinishCommands(Sequence& sequence) {
   const CommandResult result = sequence.FinishCommand(Clock::now());
   if (observer_ != nullptr) observer_->OnCommandDone(result);
   {
-    // Before its client hears of it, and may give the next command.
+    // Before the client is told, because it may then give the next command.
     MutexLock lock(&mu_);
     Open& open = open_.at(sequence.id());
     if (--open.commands == 0) admission_.SetIdle(open.flow);
@@ -554,8 +557,8 @@ void Engine::FinishCommands(Sequence& sequence) {
                       sequence.command_generated());
   }
   sequence.sink().OnCommandDone(result);
-  // Without a command it waits for no memory, also where its last token was
-  // kept back until the reader came, and its memory went to others meanwhile.
+  // Without a command it does not wait for memory, even if its last token was
+  // held back until the reader caught up and it lost its memory meanwhile.
   Reindex(sequence);
   AdvanceCommands(sequence);
 }
@@ -577,7 +580,8 @@ void Engine::End(uint64_t id, const absl::Status& status) {
     admission_.Close(open->second.flow, open->second.commands > 0);
     open_.erase(open);
   }
-  PublishLoad();  // a client that sees its stream end also sees the memory free
+  PublishLoad();  // a client that sees its stream end must also see the memory
+                  // free
   if (!status.ok() && observer_ != nullptr) observer_->OnFailed(status);
   sequence->ReleaseSink()->OnEnd(status);
 }

@@ -7,14 +7,14 @@
 namespace recurve {
 
 int64_t FairPlaces::KeptFor(double part) const {
-  constexpr double kRounding = 1e-9;  // of a sum of parts
+  constexpr double kRounding = 1e-9;  // error of a sum of parts
   return static_cast<int64_t>(static_cast<double>(limit_ / 2) * part +
                               kRounding);
 }
 
 int64_t FairPlaces::Left(const Flow& flow) const {
-  int64_t unused = 0;             // that are kept for others
-  double absent = 1 - flow.part;  // parts of those who have no place
+  int64_t unused = 0;             // reserved for others
+  double absent = 1 - flow.part;  // sum of the parts of flows without places
   for (const auto& [id, use] : uses_) {
     if (id == flow.id) continue;
     absent -= use.part;

@@ -26,7 +26,7 @@ absl::Status EngineOptions::Validate() const {
         "; all running sequences must be able to decode in the same step, so "
         "the latter must be at least the former"));
   }
-  // Whoever sets it may say 0.
+  // The caller may have set 0.
   if (max_chunk_tokens < 1 || max_chunk_tokens > max_num_batched_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--max-chunk-tokens is ", max_chunk_tokens, "; expected 0 to ",

@@ -5,20 +5,21 @@
 namespace recurve {
 namespace {
 
-// Contexts grow: after so many steps with prompts, d is measured again.
+// Contexts grow: after this many steps with prompts, d is measured again.
 constexpr int64_t kMostSteps = 32;
-// A step that takes longer than the last ones may be a hiccup.
+// Weight of a step slower than d: one slow step may be an outlier.
 constexpr double kUp = 0.1;
-// What steps of decoding soon after a chunk take more is the chunk's doing, but
-// for contexts that grow: a step's share of d, at most.
+// The extra time of decode steps soon after a chunk is caused by the chunk,
+// except for growing contexts: maximum growth of d per step, relative.
 constexpr int64_t kSoonSteps = 128;
 constexpr double kGrowth = 5e-5;
-// But for so many steps after there were more sequences, d follows them.
+// Exception: for this many steps after the number of sequences rose, d follows
+// the measured times.
 constexpr int64_t kGrownSteps = 32;
 constexpr double kDown = 0.5;
 constexpr double kTokenWeight = 0.5;
-// What is owed at most, in steps of decoding, or what the step's prompts were
-// expected to cost, if that is more: no hiccup stops prompts for long.
+// Maximum debt, in decode steps, or the expected cost of the step's prompts, if
+// that is more: so one outlier cannot block prompts for long.
 constexpr double kMostOwed = 64;
 
 }  // namespace
@@ -42,7 +43,7 @@ int64_t PromptPacer::MaxTokens(int64_t decoding, int64_t under_way) const {
   if (max_slowdown_ == 0 || decoding == 0) return kUnlimited;
   double credit = credit_;
   if (under_way > 0) {
-    // As OnStep will charge it, if it costs what is expected.
+    // The charge that OnStep will make at the expected cost.
     if (token_seconds_ == 0) return 0;
     credit += (max_slowdown_ - 1) * decode_seconds_ -
               token_seconds_ * static_cast<double>(under_way);
@@ -67,8 +68,8 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
       decode_seconds_ = seconds;
     } else {
       if (decoding > measured_) grown_steps_ = kGrownSteps;
-      // What falls soon after a chunk is slow to rise: a single quick step is
-      // not believed at once.
+      // Soon after a chunk d rises only slowly, so a single fast step then
+      // lowers it only a little.
       const double weight = seconds > decode_seconds_ || soon ? kUp : kDown;
       double change = weight * (seconds - decode_seconds_);
       if (soon && grown_steps_ == 0)
@@ -80,10 +81,11 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
     steps_since_ = 0;
   } else if (decode_seconds_ > 0) {
     ++steps_since_;
-    decode_seconds_ = std::min(decode_seconds_, seconds);  // can be no more
+    decode_seconds_ = std::min(decode_seconds_, seconds);  // an upper bound of
+                                                           // d
     const double added = std::max(0.0, seconds - decode_seconds_) /
                          static_cast<double>(prompt_tokens);
-    // Of few tokens, most of what they add is the step's.
+    // With few tokens, most of the added time is the step's.
     if (token_seconds_ == 0) {
       token_seconds_ = added;
     } else if (prompt_tokens >= kMultiple || added < token_seconds_) {
@@ -91,9 +93,9 @@ void PromptPacer::OnStep(int64_t decoding, int64_t prompt_tokens,
     }
   }
   const double step = decode_seconds_;
-  // A step of decoding alone that takes longer than usual is not the prompts'
-  // doing, or in part; charged for all of it, they would never run where many
-  // such steps are.
+  // A decode step without prompts that is slower than usual is caused by
+  // prompts in part at most; if they were charged for all of it, frequent slow
+  // steps would block them for ever.
   double cost = std::min(seconds, step);
   if (prompt_tokens == 0 && soon) {
     cost = std::min(seconds, step + 0.5 * (max_slowdown_ - 1) * step);

@@ -8,12 +8,12 @@ namespace {
 
 int64_t Rest(const SequenceView& s) { return s.num_tokens - s.num_computed; }
 
-// What must be computed of `s` in one step.
+// Tokens of `s` that must be computed in one step.
 int64_t WholeRest(const SequenceView& s) {
   return std::max<int64_t>(0, s.whole_tokens - s.num_computed);
 }
 
-// What the long prompts of one flow may have.
+// Tokens available to the long prompts of one flow.
 struct FlowPool {
   uint32_t flow;
   double weight;
@@ -56,7 +56,7 @@ int64_t PromptShares::MostOf(const SequenceView& s) const {
 
 int64_t PromptShares::LimitOf(const SequenceView& s) const {
   const int64_t share = paced_.Of(s);
-  // The first of a step may go beyond max_prompt_tokens.
+  // The first prompt of a step may exceed max_prompt_tokens.
   return share > 0 ? std::max(share, WholeRest(s)) : 0;
 }
 
@@ -83,11 +83,11 @@ PromptShares::Shares PromptShares::Make(
                    [&](const SequenceView& s) { return !Fits(s); });
   const SequenceView* highest =
       first_long == prompts.end() ? nullptr : &*first_long;
-  std::vector<FlowPool> flows;  // that of `highest` first
+  std::vector<FlowPool> flows;  // the flow of `highest` first
   double weights = 0;
-  int64_t above = 0;        // what short prompts of higher priority need
-  int64_t beside = 0;       // and those of the same
-  bool ranks_first = true;  // the first long one, of all
+  int64_t above = 0;        // needs of short prompts of higher priority
+  int64_t beside = 0;       // and of the same priority
+  bool ranks_first = true;  // no short prompt ranks above the first long one
   for (const SequenceView& s : prompts) {
     if (highest != nullptr && s.priority < highest->priority) break;
     if (Fits(s)) {
@@ -105,11 +105,11 @@ PromptShares::Shares PromptShares::Make(
   Shares shares;
   above = std::min(above, tokens);
   int64_t rest = tokens - above;
-  // What is too little to be divided goes by rank alone.
+  // If the rest is too small to divide, only rank decides.
   const bool divided = rest / 2 >= limits_.chunk_multiple;
   if (highest != nullptr && divided) {
-    // What is whole may leave others less than half: those behind it, or all if
-    // they did so to it in the step before.
+    // A whole prompt may leave others less than half: those behind it, or all
+    // of them if they preceded it in the previous step.
     int64_t least = limits_.chunk_multiple;
     if (ranks_first || highest->id == insists_) {
       least = std::max(least, WholeRest(*highest));
@@ -142,7 +142,7 @@ PromptShares::Shares PromptShares::Make(
     }
     if (pool == nullptr) continue;
     int64_t share = CutChunk(limits_, s, std::min(MostOf(s), *pool));
-    // The first of a step may go beyond max_prompt_tokens.
+    // The first prompt of a step may exceed max_prompt_tokens.
     if (share == 0 && may_exceed && shares.of.empty() && WholeRest(s) > *pool) {
       share = *pool;
     }

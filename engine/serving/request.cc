@@ -16,7 +16,8 @@ absl::Status CheckRange(absl::string_view field, Number value, double min,
   if (value >= min && value <= max) return absl::OkStatus();
   std::string text;
   if constexpr (std::is_floating_point_v<Number>) {
-    // As many digits as tell a float from its neighbours: 1.0000001 is not 1.
+    // Enough digits to distinguish a float from its neighbours: 1.0000001 is
+    // not 1.
     text = absl::StrFormat("%.9g", value);
   } else {
     text = absl::StrCat(value);
@@ -146,7 +147,7 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                      "; this server's max_model_len is ", max,
                      generates ? ", with at least one to generate" : ""));
   }
-  // Written so that nothing can overflow.
+  // Written so that it cannot overflow.
   if (command.generate < 0 || command.generate > max - num_tokens - appended) {
     return absl::InvalidArgumentError(absl::StrCat(
         generate_field, " is ", command.generate, "; the sequence would reach ",
@@ -155,7 +156,7 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
         "max_model_len is ",
         max));
   }
-  // After the lengths: a message has room for millions.
+  // After the lengths: a message may hold millions of ids.
   for (size_t i = 0; i < command.append.size(); ++i) {
     if (command.append[i] >= 0 && command.append[i] < limits.vocab_size) {
       continue;

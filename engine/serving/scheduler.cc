@@ -34,15 +34,15 @@ bool DecodesNow(const SequenceView& s) {
 
 bool IsPaced(const SequenceView& s) { return s.paced && !Decodes(s); }
 
-// Tokens that decoding leaves of a step.
+// Tokens of a step left by decoding.
 int64_t PromptTokens(const SchedulerLimits& limits,
                      absl::Span<const SequenceView> resident) {
   return limits.max_batched_tokens -
          std::count_if(resident.begin(), resident.end(), DecodesNow);
 }
 
-// The order in which prompts are given tokens: of one priority, residents come
-// first, so that what holds memory goes on.
+// The order in which prompts are given tokens: within a priority, residents
+// come first, so that prompts holding memory complete.
 std::vector<SequenceView> ResidentsFirst(
     const std::vector<SequenceView>& resident,
     const std::vector<SequenceView>& waiting) {
@@ -71,8 +71,8 @@ class Planner {
         order_(ResidentsFirst(resident_, waiting_)),
         shares_(limits, step_tokens_, Prompts()),
         half_(shares_.half()) {
-    // Victims are taken from the back: the lowest in rank, idle ones last of
-    // all.
+    // Victims are taken from the back: idle ones first, then the lowest in
+    // rank.
     for (const SequenceView& s : resident_) {
       if (!s.ending) victims_.push_back(s);
     }
@@ -103,11 +103,12 @@ class Planner {
     return (tokens + limits_.page_tokens - 1) / limits_.page_tokens;
   }
 
-  // First each has its share; then short prompts have what is left of their
-  // half, or more if no long one has their priority; then all have the rest.
+  // First each prompt gets its share; then short prompts get the rest of their
+  // half, or more if no long one has their priority; then all get the
+  // remainder.
   enum class Phase { kShares, kHalf, kRest };
 
-  // What the limits of a step and of its prompts leave `s`.
+  // Tokens of `s` that the limits of the step and of prompts allow.
   int64_t MostOf(const SequenceView& s, int64_t budget) const {
     const int64_t most = std::min(
         {Rest(s), limits_.max_chunk_tokens, s.max_step_tokens, budget});
@@ -119,7 +120,7 @@ class Planner {
     return shares_.HasHalf(s) && !(Decodes(s) && IsResident(s));
   }
 
-  // Of a prompt, what its phase gives it.
+  // For a prompt, the tokens that the phase gives it.
   int64_t PhaseLimit(const SequenceView& s) const {
     switch (phase_) {
       case Phase::kShares:
@@ -137,13 +138,13 @@ class Planner {
   int64_t PacedLimit(const SequenceView& s) const {
     if (!IsPaced(s)) return std::numeric_limits<int64_t>::max();
     if (phase_ == Phase::kShares) return shares_.PacedOf(s);
-    // What is whole cannot be cut. The first of a step may be beyond the bound.
+    // A whole prompt cannot be split. The first of a step may exceed the limit.
     return prompt_budget_ > 0 && prompt_budget_ == limits_.max_prompt_tokens
                ? std::max(prompt_budget_, s.whole_tokens - s.num_computed)
                : prompt_budget_;
   }
 
-  // Whether it is the bound for paced prompts alone that leaves `s` nothing.
+  // Whether only the limit on paced prompts leaves `s` nothing.
   bool HeldByPace(const SequenceView& s) const {
     const int64_t most = std::min(
         {Rest(s), budget_, limits_.max_chunk_tokens, s.max_step_tokens});
@@ -151,7 +152,7 @@ class Planner {
            CutChunk(limits_, s, std::min(most, PacedLimit(s))) <= 0;
   }
 
-  // `tokens` of `s` are computed in this step; or, negative, not after all.
+  // `tokens` of `s` are computed in this step; or, if negative, withdrawn.
   void Spend(const SequenceView& s, int64_t tokens) {
     budget_ -= tokens;
     if (IsPaced(s)) prompt_budget_ -= tokens;
@@ -164,13 +165,13 @@ class Planner {
   bool IsPreempted(uint64_t id) const { return Has(plan_.preempt, id); }
   bool IsAdmitted(uint64_t id) const { return Has(plan_.admit, id); }
 
-  // Whether `s` ranks below one that lost its memory in this step and waits for
-  // it from the next on.
+  // Whether `s` ranks below a sequence that lost its memory in this step and
+  // will wait for it from the next step on.
   bool WouldOvertake(const SequenceView& s) const {
     return highest_preempted_ && RanksAbove(*highest_preempted_, s);
   }
 
-  // REQUIRES: `index` is that of a victim.
+  // REQUIRES: `index` is a victim's.
   void Preempt(size_t index) {
     const SequenceView victim = victims_[index];
     if (victim.has_work &&
@@ -190,12 +191,12 @@ class Planner {
            (RanksAbove(s, victim) && !RanksAboveAdmitted(victim));
   }
 
-  // It would be overtaken by one that was admitted.
+  // Then a sequence admitted in this step would overtake it.
   bool RanksAboveAdmitted(const SequenceView& victim) const {
     return lowest_admitted_ && RanksAbove(victim, *lowest_admitted_);
   }
 
-  // Whether `victim` may be preempted so that `s`, which waits, is admitted.
+  // Whether `victim` may be preempted so that the waiting `s` is admitted.
   bool YieldsToWaiting(const SequenceView& victim,
                        const SequenceView& s) const {
     if (!victim.has_work) return true;
@@ -204,8 +205,9 @@ class Planner {
     return victim.flow != s.flow && victim.turn > s.turn;
   }
 
-  // False: no victim yields to `s`, nor to one that ranks below it. Victims are
-  // sorted: the last is idle if any is, and ranks lowest if none is.
+  // False: no victim yields to `s`, nor to a sequence that ranks below it.
+  // Victims are sorted: the last is idle if any is, and ranks lowest if none
+  // is.
   bool AnyYields(const SequenceView& s) const {
     if (victims_.empty()) return false;
     const SequenceView& last = victims_.back();
@@ -216,7 +218,7 @@ class Planner {
   // --- Residents ---
 
   void ScheduleResident() {
-    // Not yet scheduled: their tokens are set aside.
+    // Not yet scheduled: their tokens are reserved.
     int64_t decodes =
         std::count_if(resident_.begin(), resident_.end(), DecodesNow);
     for (const SequenceView& s : resident_) {
@@ -231,11 +233,11 @@ class Planner {
     }
   }
 
-  // Up to `most` tokens of resident `s`, as many as pages can be had for.
-  // Whether it runs.
+  // Schedules up to `most` tokens of resident `s`, as many as pages can be
+  // found for. Returns whether it runs.
   bool Schedule(const SequenceView& s, int64_t most) {
     int64_t tokens = CutChunk(limits_, s, MostOf(s, most));
-    // Pages: as many tokens as fit, but at least one.
+    // As many tokens as pages fit, but at least one.
     while (tokens > 0 && PagesFor(s.num_computed + 1) - s.pages > free_pages_) {
       if (victims_.empty() || !YieldsPage(victims_.back(), s)) break;
       Unschedule(victims_.back());
@@ -250,8 +252,7 @@ class Planner {
     return true;
   }
 
-  // Of `tokens` tokens of `s`, which has `pages`, those that pages can be had
-  // for.
+  // How many of `tokens` tokens of `s`, which has `pages`, there are pages for.
   int64_t Fit(const SequenceView& s, int64_t pages, int64_t tokens) const {
     if (limits_.page_tokens == 0) return tokens;
     const int64_t room =
@@ -259,10 +260,10 @@ class Planner {
     return CutChunk(limits_, s, std::min(tokens, room));
   }
 
-  // The pages a sequence gets in this step count as its own: whoever takes its
-  // memory takes those too.
+  // The pages granted to a sequence in this step count as its own: taking its
+  // memory takes these too.
   void GrantPages(uint64_t id, int64_t pages) {
-    // As most often in a step of decoding, which would be quadratic.
+    // The usual case in a decode step; the search would make it quadratic.
     if (pages == 0) return;
     free_pages_ -= pages;
     for (SequenceView& victim : victims_) {
@@ -270,17 +271,17 @@ class Planner {
     }
   }
 
-  // --- Those that wait ---
+  // --- Waiting sequences ---
 
-  // One pass over those that wait, in rank order.
+  // One pass over the waiting sequences, in rank order.
   struct Pass {
-    // Those behind go on only if they fit a step, or, while there are shares
+    // Later ones continue only if they fit a step, or, while there are shares
     // and nothing lacked memory, if they are long ones of another flow.
     bool stopped = false;
     bool lacked_memory = false;
-    std::vector<uint32_t> flows;  // of long ones that lacked tokens
+    std::vector<uint32_t> flows;  // of long prompts that lacked tokens
     std::vector<uint64_t> lack_pages;
-    bool over = false;  // nothing behind can be admitted
+    bool over = false;  // no later one can be admitted
   };
 
   void AdmitWaiting() {
@@ -318,7 +319,7 @@ class Planner {
     if (!fits) pass->flows.push_back(s.flow);
     if (admission == Admission::kNoTokens) return;
     pass->lacked_memory = true;
-    if (!lacks_pages) return;  // but a slot
+    if (!lacks_pages) return;  // but lacks a slot
     if (s.passes >= kMaxPasses) {
       pass->over = true;
     } else {
@@ -327,16 +328,16 @@ class Planner {
   }
 
   Admission Admit(const SequenceView& s) {
-    // One whose copy is to come takes no tokens yet.
+    // A sequence whose copy is still to come takes no tokens yet.
     const auto chunk = [&](int64_t budget) {
       return CutChunk(limits_, s, MostOf(s, budget));
     };
-    // One token more than is known, so that a sequence admitted into the last
+    // One token more than are known, so that a sequence admitted into the last
     // page is not preempted at its first generated token.
     const int64_t needed = PagesFor(s.num_tokens + 1);
     const int64_t known = PagesFor(s.num_tokens);
-    // Which victims, from the back, make it fit? None are taken if all would
-    // not do.
+    // How many victims, from the back, make it fit? None are taken if all are
+    // not enough.
     int64_t pages = free_pages_;
     int64_t slots = free_slots_;
     int64_t budget = budget_;
@@ -384,7 +385,7 @@ class Planner {
                         [](const SequenceView& s) { return s.ending; });
   }
 
-  // What a sequence computes in this step as far as it is planned.
+  // The tokens planned for a sequence in this step so far.
   int64_t ScheduledTokens(uint64_t id) const {
     for (const StepPlan::Entry& entry : plan_.entries) {
       if (entry.id == id) return entry.num_tokens;
@@ -392,7 +393,7 @@ class Planner {
     return 0;
   }
 
-  // Drops a lower-ranked sequence from this step, since its memory is taken.
+  // Drops a lower-ranked sequence from this step, because its memory is taken.
   void Unschedule(const SequenceView& s) {
     for (size_t i = 0; i < plan_.entries.size(); ++i) {
       if (plan_.entries[i].id != s.id) continue;
@@ -402,12 +403,12 @@ class Planner {
     }
   }
 
-  // --- What is left ---
+  // --- The remainder ---
 
-  // Gives away what the owners of shares could not use, and what victims gave
-  // back: first to short prompts, up to their half, then to anybody.
+  // Distributes tokens that the owners of shares could not use, and those of
+  // victims: first to short prompts, up to their half, then to any sequence.
   void ShareRest() {
-    // Those that lack a page to decode: victims may yet leave them some.
+    // Decoding sequences that lack a page: victims may yet leave them some.
     const int64_t kept =
         std::count_if(resident_.begin(), resident_.end(), [&](const auto& s) {
           return DecodesNow(s) && !IsPreempted(s.id) &&
@@ -441,7 +442,7 @@ class Planner {
     }
   }
 
-  // What there is to compute besides decoding.
+  // Work other than decoding.
   std::vector<SequenceView> Prompts() const {
     std::vector<SequenceView> prompts;
     for (const SequenceView& s : order_) {
@@ -456,7 +457,8 @@ class Planner {
                        [&](const SequenceView& r) { return r.id == s.id; });
   }
 
-  // Gives `s`, which has `pages`, as much more of the step as it can use.
+  // Gives `s`, which has `pages`, as many more tokens of the step as it can
+  // use.
   void TopUp(const SequenceView& s, int64_t pages) {
     const auto entry =
         std::find_if(plan_.entries.begin(), plan_.entries.end(),
@@ -484,7 +486,7 @@ class Planner {
     }
   }
 
-  // Nothing else runs: the first one whose memory is on its way does.
+  // Nothing else runs: run the first one whose memory is being copied back.
   void AwaitCopy() {
     for (const SequenceView& s : arriving_) {
       if (!IsPreempted(s.id) && Schedule(s, budget_)) return;
@@ -494,21 +496,22 @@ class Planner {
   const SchedulerLimits limits_;
   int64_t free_pages_;
   int64_t free_slots_;
-  int64_t budget_;         // tokens left of the step
+  int64_t budget_;         // tokens left in the step
   int64_t prompt_budget_;  // of max_prompt_tokens
   // In rank order.
   const std::vector<SequenceView> resident_;
   const std::vector<SequenceView> waiting_;
-  const int64_t step_tokens_;              // that decoding leaves of the step
+  const int64_t step_tokens_;              // tokens of the step left by
+                                           // decoding
   const std::vector<SequenceView> order_;  // both, see ResidentsFirst
   PromptShares shares_;
-  int64_t half_;  // what is left of that of short prompts
+  int64_t half_;  // what is left of the half for short prompts
   Phase phase_ = Phase::kShares;
   std::vector<SequenceView>
-      victims_;  // resident and not preempted; next victim last
+      victims_;  // resident and not preempted; the next victim is last
   std::vector<SequenceView> arriving_;           // from_host, with work
-  std::optional<SequenceView> lowest_admitted_;  // in rank
-  // Of those preempted that have work.
+  std::optional<SequenceView> lowest_admitted_;  // lowest in rank
+  // Among the preempted ones that have work.
   std::optional<SequenceView> highest_preempted_;
   StepPlan plan_;
 };
@@ -537,7 +540,7 @@ StepPlan PlanStep(const SchedulerLimits& limits, int64_t free_pages,
   StepPlan plan =
       Planner(limits, free_pages, free_slots, resident, waiting).Plan();
   if (!plan.entries.empty()) return plan;
-  // Those that decode wait for pages, which the prompts have.
+  // Decoding sequences wait for pages, which prompts hold.
   SchedulerLimits unbounded = limits;
   unbounded.max_prompt_tokens = std::numeric_limits<int64_t>::max();
   return Planner(unbounded, free_pages, free_slots, resident, waiting).Plan();

@@ -35,14 +35,14 @@ bool Sequence::StartNextCommand() {
   if (commands_.empty()) return false;
   Command command = std::move(commands_.front());
   commands_.pop_front();
-  // The first row this command reports. A token sampled last is still to be
+  // The first row this command reports. The last sampled token is still to be
   // computed; and a command that appends nothing draws from the last row.
   next_logits_ =
       num_tokens() - (output_pending_ || command.append.empty() ? 1 : 0);
   const bool new_text =
       decoder_ && (decoder_->stopped() || !command.append.empty());
   if (new_text) {
-    // What is generated next does not continue the text generated so far.
+    // The next generated text does not continue the text generated so far.
     carried_text_ += decoder_->Flush();
     decoder_.emplace(tokenizer_, options_.stopping.stop_strings);
   }
@@ -60,7 +60,7 @@ bool Sequence::StartNextCommand() {
   if (!command.append.empty() || command.generate > 0) output_pending_ = false;
   if (generate_left_ > 0 && num_computed_ == num_tokens()) {
     // The row to draw the next token from was computed by a command that drew
-    // none. A state cannot take its last token again, so all are computed anew.
+    // none. A state cannot absorb its last token again, so all are recomputed.
     lease.reset();
     saved.reset();
     num_computed_ = 0;
@@ -178,10 +178,10 @@ CommandResult Sequence::FinishCommand(Clock::time_point now) {
   CommandResult result;
   result.reason = stop_reason_.value_or(FinishReason::kLength);
   if (decoder_) {
-    // A sequence that goes on keeps an unfinished character for its next
+    // A sequence that continues keeps an incomplete character for its next
     // command.
     if (close_when_done_ && commands_.empty()) result.text = FlushText();
-    // An unfinished character, now U+FFFD, may have completed a stop string.
+    // An incomplete character, now U+FFFD, may have completed a stop string.
     if (decoder_->stopped() && result.reason == FinishReason::kLength) {
       result.reason = FinishReason::kStopString;
     }
@@ -211,7 +211,7 @@ void Sequence::Preempt(std::optional<SavedSequence> copy) {
   if (!saved) {
     num_computed_ = 0;
     prompt_work_ = num_tokens();
-    held.reset();  // it will be drawn again, the same
+    held.reset();  // it will be drawn again, with the same result
   }
   ++preemptions_;
 }

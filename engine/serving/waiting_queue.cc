@@ -6,7 +6,7 @@
 namespace recurve {
 namespace {
 
-// Sequences that are looked at for a step, at most, in `most`.
+// Limit on the sequences examined for a step, as a multiple of `most`.
 constexpr int64_t kMaxScan = 4;
 
 }  // namespace
@@ -35,7 +35,7 @@ void WaitingQueue::AddFirst(const std::map<uint32_t, Line>& lines, int64_t most,
                             const std::map<uint32_t, int64_t>& ahead,
                             const std::function<bool(const Sequence&)>& paced,
                             std::vector<Sequence*>* first) const {
-  // The first that is left of each flow, with the turn it has then.
+  // The first remaining sequence of each flow, with its turn.
   struct Head {
     Line::const_iterator next;
     Line::const_iterator end;

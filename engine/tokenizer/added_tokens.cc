@@ -17,7 +17,7 @@ std::vector<AddedTokens::Span> AddedTokens::Find(absl::string_view text,
                                                  size_t max_tokens) const {
   std::vector<Span> spans;
   size_t count = 0;  // added tokens among them
-  size_t done = 0;   // bytes that are in spans
+  size_t done = 0;   // bytes already in spans
   for (size_t at = 0; at < text.size();) {
     int32_t found = -1;
     const size_t size = trie_.LongestPrefix(text.substr(at), &found);
@@ -34,7 +34,7 @@ std::vector<AddedTokens::Span> AddedTokens::Find(absl::string_view text,
       continue;
     }
     if (token.lstrip) {
-      // What an earlier token has taken is gone.
+      // Text taken by an earlier token is excluded.
       const absl::string_view before = text.substr(0, begin);
       begin = std::max(done, begin - TrailingSpace(before));
     }

@@ -19,7 +19,7 @@ Bpe::Bpe(Vocabulary vocabulary, std::optional<Merges> merges, Options options)
     longest_ = std::max(longest_, bytes.size());
     if (bytes.size() == 1) byte_ids_[static_cast<uint8_t>(bytes[0])] = id;
   }
-  // An unk_id may stand for any number of bytes that the vocabulary lacks.
+  // An unk_id may replace any number of bytes that the vocabulary lacks.
   const bool has_unknown = options_.unk_id.has_value() &&
                            std::any_of(byte_ids_.begin(), byte_ids_.end(),
                                        [](int32_t id) { return id < 0; });

@@ -25,7 +25,7 @@ BpeTokenizer::BpeTokenizer(int32_t vocab_size, Parts parts)
       nfc_(parts.nfc) {
   RECURVE_CHECK(tokens_.size() <= static_cast<size_t>(vocab_size));
   tokens_.resize(static_cast<size_t>(vocab_size));
-  // Where two tokens read the same, the special one counts.
+  // If two tokens have the same text, the special one counts.
   for (bool special : {true, false}) {
     for (AddedToken& token : parts.added_tokens) {
       if (token.special != special) continue;
@@ -51,8 +51,8 @@ absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(
     }
     ids.push_back(*bos_id());
   }
-  // Added tokens and words have an id each at least: where some of them are
-  // left out, there are too many ids without.
+  // Added tokens and words have at least one id each: if some of them are
+  // skipped, there are too many ids without them.
   const auto max_pieces = static_cast<size_t>(max_ids);
   for (const AddedTokens::Span& span : raw_added_.Find(text, max_pieces)) {
     if (span.id >= 0) {
@@ -107,7 +107,7 @@ absl::string_view BpeTokenizer::TokenBytes(int32_t id) const {
 std::optional<int32_t> BpeTokenizer::FindToken(absl::string_view token) const {
   const auto added = added_ids_.find(token);
   if (added != added_ids_.end()) return added->second;
-  // Padding of the vocabulary has no text, and a token has.
+  // Padding of the vocabulary has no text; a token has.
   const auto found = token.empty()
                          ? tokens_.end()
                          : std::find(tokens_.begin(), tokens_.end(), token);

@@ -63,7 +63,7 @@ absl::Status ByteVocabulary::AddMerge(absl::string_view left,
         "; expected two byte-level tokens of the vocabulary that are one "
         "together"));
   }
-  // Of a pair that is there twice, the last counts, as in the reference.
+  // Of a duplicate pair, the last counts, as in the reference.
   merges_[Bpe::PairKey(*left_id, *right_id)] = {next_rank_++, *id};
   return absl::OkStatus();
 }
@@ -82,7 +82,7 @@ ByteVocabulary::Merged ByteVocabulary::CountMerged() const {
   for (const auto& merge : merges_) {
     made[static_cast<size_t>(merge.second.id)] = true;
   }
-  // What a merge made was two tokens before.
+  // Whether it is the concatenation of two tokens, as every merged token is.
   const auto is_two = [&](absl::string_view bytes) {
     for (size_t i = 1; i < bytes.size(); ++i) {
       if (vocabulary_.contains(bytes.substr(0, i)) &&

@@ -71,8 +71,8 @@ absl::Status ReadMerges(const NamedText& file, ByteVocabulary* vocabulary) {
   return absl::OkStatus();
 }
 
-// A file that ends early, as half a download does, makes other tokens of most
-// words.
+// A truncated file, e.g. of an incomplete download, would tokenize most words
+// differently.
 absl::Status CheckMergesMakeAll(const NamedText& vocab, const NamedText& merges,
                                 const ByteVocabulary& vocabulary) {
   const ByteVocabulary::Merged merged = vocabulary.CountMerged();
@@ -86,7 +86,7 @@ absl::Status CheckMergesMakeAll(const NamedText& vocab, const NamedText& merges,
                    ", with the id ", id, ", is the first that is missing"));
 }
 
-// The same for ranks: every one of them counts, and <|endoftext|> is behind.
+// As above, for ranks: all must be present, and <|endoftext|> follows.
 absl::Status CheckRanksAreAll(const NamedText& file, int64_t num_ranks,
                               int64_t expected,
                               const ByteVocabulary& vocabulary) {
@@ -140,7 +140,7 @@ absl::Status ReadRanks(const NamedText& file, int64_t num_ranks,
             added.message());
 }
 
-// `merges` false: by the ranks.
+// `merges` false: by rank.
 absl::StatusOr<std::unique_ptr<Tokenizer>> Make(
     const char* kind, int32_t vocab_size, ByteVocabulary* vocabulary,
     bool merges, std::optional<int32_t> end_of_text) {
@@ -162,7 +162,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Make(
   if (merges) {
     merge_table = vocabulary->TakeMerges();
   } else {
-    options.ignore_merges = true;  // tiktoken looks the word up first
+    options.ignore_merges = true;  // as tiktoken, which first looks up the
+                                   // whole word
   }
   std::vector<std::string> tokens = vocabulary->TakeTokens();
   return std::make_unique<BpeTokenizer>(

@@ -19,11 +19,11 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{256} << 20;
 
-// `files` in the order of the row that named them.
+// `files` are in the order of their row.
 using ReadFunction = absl::StatusOr<std::unique_ptr<Tokenizer>> (*)(
     const std::vector<NamedText>& files, const TokenizerChoice& choice);
 
-// A kind, and the files that it is read from. In the order of preference.
+// A kind and its files, in order of preference.
 struct Row {
   absl::string_view kind;
   std::vector<std::string> files;
@@ -109,8 +109,8 @@ absl::Status CheckNoOtherRanks(const std::string& dir) {
   return absl::OkStatus();
 }
 
-// Half of GPT-2's pair, or the pair under the names that OpenAI gave it, is a
-// tokenizer that somebody put there.
+// Refuses one file of GPT-2's pair, or the pair under OpenAI's original names:
+// a tokenizer that would otherwise be ignored.
 absl::Status CheckNoHalfPair(const std::string& dir) {
   static constexpr std::pair<const char*, const char*> kFiles[] = {
       {"vocab.json", "merges.txt beside it"},
@@ -169,7 +169,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
     return nullptr;
   }
   if (missing == nullptr) return UnknownKind(choice);
-  return Read(dir, *missing, choice);  // says which file is not there
+  return Read(dir, *missing, choice);  // the error names the missing file
 }
 
 }  // namespace recurve

@@ -26,7 +26,7 @@ void Decompose(char32_t code, std::vector<utf8proc_int32_t>* codes) {
 }
 
 // The canonical order of marks. utf8proc_decompose() sorts by exchanging
-// neighbours, which takes a crafted text quadratic time.
+// neighbours, in quadratic time for a crafted text.
 void SortMarks(std::vector<utf8proc_int32_t>* codes) {
   const auto is_starter = [](utf8proc_int32_t code) {
     return CombiningClass(code) == 0;
@@ -58,7 +58,7 @@ void AppendComposed(std::vector<utf8proc_int32_t>* codes, std::string* text) {
 std::string NormalizeNfc(absl::string_view text) {
   const auto* first = std::find_if(text.begin(), text.end(),
                                    [](char c) { return (c & 0x80) != 0; });
-  // A mark may join the ASCII letter before it.
+  // A mark may combine with the ASCII letter before it.
   const size_t ascii = std::max<ptrdiff_t>(0, first - text.begin() - 1);
   if (first == text.end()) return std::string(text);
   std::string out(text.substr(0, ascii));

@@ -34,7 +34,7 @@ SymbolSet PropertySymbols(absl::string_view name) {
   return set;
 }
 
-// Both cases of every letter of the set, as (?i:...) takes them.
+// Both cases of every letter of the set, for (?i:...).
 SymbolSet BothCases(SymbolSet set) {
   for (char c = 'a'; c <= 'z'; ++c) {
     const auto lower = static_cast<uint8_t>(c);
@@ -135,7 +135,7 @@ class Translator {
     return absl::OkStatus();
   }
 
-  // Whatever quantifier follows; a second one is refused by Item().
+  // An optional quantifier; Item() refuses a second one.
   absl::Status Quantifier() {
     if (at_ == pattern_.size()) return absl::OkStatus();
     const char c = pattern_[at_];
@@ -262,14 +262,14 @@ class Translator {
       absl::StrAppendFormat(&out_, "\\x%02x-\\x%02x", i, last);
       i = last;
     }
-    // A set of nothing, as [^\s\S] is, must stay one.
+    // An empty set, such as [^\s\S], must stay empty.
     out_ += set.none() ? "^\\x00-\\xff]" : "]";
   }
 
   const absl::string_view pattern_;
   size_t at_ = 0;  // byte of pattern_
   std::string out_;
-  std::vector<bool> ignore_case_ = {false};  // of the open groups
+  std::vector<bool> ignore_case_ = {false};  // for each open group
 };
 
 }  // namespace

@@ -10,8 +10,8 @@ namespace {
 
 using Pieces = std::vector<absl::string_view>;
 
-// A piece becomes at least one of the next pattern, so what is left out behind
-// more than `max_pieces` leaves more than so many.
+// Each piece becomes at least one piece of the next pattern, so skipping pieces
+// after `max_pieces` still leaves more than `max_pieces`.
 absl::StatusOr<Pieces> SplitAll(const std::vector<SplitPattern>& patterns,
                                 absl::string_view text, size_t max_pieces) {
   Pieces pieces = {text};

@@ -52,7 +52,7 @@ bool ProtoReader::Next() {
   const absl::string_view payload = rest_.substr(0, size);
   rest_.remove_prefix(size);
   if ((tag & 7) == 2) bytes_ = payload;
-  // Little-endian, as every machine that this builds for.
+  // Little-endian, like every supported machine.
   if ((tag & 7) == 5) std::memcpy(&float_, payload.data(), sizeof(float_));
   return true;
 }

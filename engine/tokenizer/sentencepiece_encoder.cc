@@ -14,8 +14,8 @@ namespace {
 using Parts = std::vector<SentencePiecePart>;
 using Type = SentencePieceModel::Type;
 
-// Of the character with which `text` begins; a normalised text is UTF-8, or
-// what a strange charsmap made of it.
+// Bytes of the first character of `text`, a normalised text: UTF-8, unless a
+// malformed charsmap produced something else.
 size_t CharacterSize(absl::string_view text) {
   char32_t code = 0;
   return std::max<size_t>(1, DecodeCharacter(text, &code));
@@ -54,14 +54,15 @@ class BpeEncoder {
 
  private:
   struct Symbol {
-    absl::string_view text;  // empty once it was joined to its left neighbour
+    absl::string_view text;  // empty after it was merged into its left
+                             // neighbour
     int32_t previous, next;  // index, or -1
-    bool frozen;             // a user-defined piece is never joined
+    bool frozen;             // a user-defined piece is never merged
   };
   struct Candidate {
     float score;
     int32_t left;  // index of a symbol
-    size_t size;   // of both together; outdated when that is another
+    size_t size;   // of both together; stale if the size has changed
     bool operator<(const Candidate& other) const {
       return score != other.score ? score < other.score : left > other.left;
     }
@@ -105,8 +106,8 @@ class BpeEncoder {
     }
   }
 
-  // Appends the piece of `text`, or, where that is unused, those of its halves.
-  // An unused piece of one character has none and so is unknown, as in the
+  // Appends the piece of `text`, or, if it is unused, those of its halves. An
+  // unused piece of one character has no halves and so is unknown, as in the
   // library since 0.2.3.
   void TakeApart(absl::string_view text, Parts* parts) const {
     std::vector<absl::string_view> left_to_do = {text};
@@ -134,11 +135,11 @@ class BpeEncoder {
       halves_;  // of unused pieces
 };
 
-// The best way to cut the text up to some byte ends with this part.
+// The last part of the best segmentation of the text up to some byte.
 struct Node {
   int32_t id = -1;
-  float score = 0;         // of the whole way
-  int64_t starts_at = -1;  // byte where the part begins; -1: no way yet
+  float score = 0;         // of the whole segmentation
+  int64_t starts_at = -1;  // byte where the part begins; -1: none yet
 };
 
 class UnigramEncoder {
@@ -175,7 +176,8 @@ class UnigramEncoder {
   }
 
  private:
-  // Every piece that begins here. Whether the first character alone is one.
+  // Tries every piece that begins here. Returns whether the first character
+  // alone is one.
   bool TryPieces(size_t begin, size_t character) {
     bool known = false;
     uint32_t node = ByteTrie::kRoot;
@@ -204,8 +206,8 @@ class UnigramEncoder {
     node = {id, score, static_cast<int64_t>(begin)};
   }
 
-  // Sums of long texts would lose the digits that decide. Only differences
-  // count, so the sum up to here may become zero.
+  // Sums over long texts would lose the deciding digits. Only differences
+  // matter, so the sum up to here is rebased to zero.
   void KeepScoresSmall(size_t begin) {
     constexpr float kLimit = 100000;
     const float score = ends_at_[begin].score;
@@ -216,7 +218,7 @@ class UnigramEncoder {
   const SentencePieceModel& model_;
   const absl::string_view text_;
   float unknown_score_ = 0;
-  std::vector<Node> ends_at_;  // by byte of text_
+  std::vector<Node> ends_at_;  // indexed by byte of text_
   size_t reached_ = 0;         // the last byte where a part ends
 };
 

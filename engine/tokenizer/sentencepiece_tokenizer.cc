@@ -17,11 +17,11 @@ namespace {
 using Model = SentencePieceModel;
 using Type = SentencePieceModel::Type;
 
-// What a piece decodes to inside a text.
+// The decoded form of a piece inside a text.
 std::string TextOf(const Model& model, const Model::Piece& piece) {
   switch (piece.type) {
     case Type::kControl:
-    case Type::kByte:  // its byte is filled in by its number
+    case Type::kByte:  // filled in later from the byte's number
       return "";
     case Type::kUnknown:
       return model.unk_surface;
@@ -102,7 +102,7 @@ bool SentencePieceTokenizer::HasMoreIds(absl::string_view normalized,
     return static_cast<int64_t>(fewest) > max_ids;
   };
   if (!has_more(normalized.size())) return false;
-  // Without byte fallback a run of unknown characters is one id, however long.
+  // Without byte fallback any run of unknown characters is one id.
   return model_->byte_fallback ||
          has_more(KnownSentencePieceBytes(*model_, normalized));
 }
@@ -121,8 +121,8 @@ absl::string_view SentencePieceTokenizer::FirstTokenBytes(
       strips && model_->IsWord(id) &&
       absl::StartsWith(model_->pieces[id].text, kSpaceSymbol);
   if (has_space) text.remove_prefix(1);
-  // A space that was dropped counts as the beginning of the text, unless all
-  // of them are dropped.
+  // A dropped space still counts as the beginning of the text, unless all
+  // leading spaces are dropped.
   *at_start = text.empty() && (!has_space || model_->remove_extra_whitespaces);
   return text;
 }

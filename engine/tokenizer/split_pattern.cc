@@ -30,13 +30,13 @@ struct FreeMatchData {
   void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
 };
 
-// Of the interpreter, also where nothing could be compiled: a text must not be
-// refused on some machines only.
+// The interpreter's heap limit, even if just-in-time compilation is available:
+// a text must not be refused on some machines only.
 constexpr uint32_t kHeapKiB = 512 << 10;
 
-// pcre2_match(), from `at`. A group that repeats takes a bit of the compiled
-// code's stack each time, which is small. The interpreter has the heap: some
-// 300 bytes for each turn.
+// pcre2_match(), from `at`. Each repetition of a group uses some of the
+// compiled code's stack, which is small. The interpreter uses the heap: some
+// 300 bytes per repetition.
 int Match(const pcre2_code* code, PCRE2_SPTR subject, size_t size, size_t at,
           pcre2_match_data* match, pcre2_match_context* context) {
   const int result =
@@ -76,7 +76,7 @@ absl::StatusOr<SplitPattern> SplitPattern::Make(absl::string_view pattern) {
                      ", which matches an empty text; expected a "
                      "pattern that takes a character at least"));
   }
-  // Where there is no just-in-time compiler, matching is slower.
+  // Without a just-in-time compiler, matching is slower.
   pcre2_jit_compile(Code(split.code_.get()), PCRE2_JIT_COMPLETE);
   return split;
 }

@@ -12,7 +12,7 @@ namespace recurve {
 StreamDecoder::StreamDecoder(const Tokenizer* tokenizer,
                              std::vector<std::string> stop_strings)
     : tokenizer_(tokenizer), stop_strings_(std::move(stop_strings)) {
-  // Half a character would match inside a whole one and cut it.
+  // An incomplete character would match inside a complete one and split it.
   stop_strings_.erase(std::remove_if(stop_strings_.begin(), stop_strings_.end(),
                                      [](const std::string& stop) {
                                        return stop.empty() ||

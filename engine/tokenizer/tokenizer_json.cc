@@ -24,7 +24,7 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 64;
 
-// The value under `key`, which is null afterwards.
+// Moves the value out of `key`, leaving null.
 json TakeValue(json* object, const char* key) {
   const auto found = object->find(key);
   return found == object->end() ? json() : std::exchange(*found, json());
@@ -87,7 +87,7 @@ absl::Status ReadMerges(const JsonObject& model, const json& merges,
   return absl::OkStatus();
 }
 
-// Options that change nothing are accepted, whatever changes tokens is not.
+// Options without effect are accepted; those that change tokens are not.
 absl::StatusOr<Bpe::Options> ReadModelOptions(
     const JsonObject& model, const ByteVocabulary& vocabulary) {
   RECURVE_RETURN_IF_ERROR(model.CheckNoUnknownKeys(
@@ -139,8 +139,8 @@ absl::StatusOr<AddedToken> ReadAddedToken(const JsonObject& object) {
   return token;
 }
 
-// `vocab` is model.vocab: an added token may be in it, with the same id. The
-// reference numbers the others itself, so that any other id would not be its.
+// `vocab` is model.vocab: it may contain an added token, with the same id. The
+// reference assigns the ids of the others itself, so any other id would differ.
 absl::StatusOr<std::vector<AddedToken>> ReadAddedTokens(
     const JsonObject& root, const json& vocab, ByteVocabulary* vocabulary) {
   std::vector<AddedToken> tokens;
@@ -176,7 +176,7 @@ absl::StatusOr<std::vector<AddedToken>> ReadAddedTokens(
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizerJson(
     const std::string& file, absl::string_view text, int32_t vocab_size) {
   RECURVE_ASSIGN_OR_RETURN(json value, ParseJson(text, file, kMaxDepth));
-  // The vocabulary is read as it is, without a copy.
+  // The vocabulary is moved, not copied.
   json vocab;
   json merges;
   if (value.is_object() && value.contains("model") &&
@@ -191,7 +191,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizerJson(
        "pre_tokenizer", "post_processor", "decoder", "model"}));
   RECURVE_RETURN_IF_ERROR(root.StringOneOf("version", {"1.0"}, "1.0").status());
   RECURVE_ASSIGN_OR_RETURN(const JsonObject model, root.Object("model"));
-  // The first files had no type: they were all BPE.
+  // The oldest files have no type: they are all BPE.
   RECURVE_RETURN_IF_ERROR(model.StringOneOf("type", {"BPE"}, "BPE").status());
   RECURVE_ASSIGN_OR_RETURN(const bool nfc, ReadNormalizer(root));
   RECURVE_ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, ReadPreTokenizer(root));

@@ -9,8 +9,8 @@
 namespace recurve {
 namespace {
 
-// A Sequence unfolded into its parts, anything else as itself; `list_key` is
-// where a Sequence keeps them.
+// Expands a Sequence into its parts; anything else is one part. `list_key` is
+// the key of a Sequence's list.
 absl::Status Unfold(const JsonObject& part, const std::string& list_key,
                     const std::vector<std::string>& types,
                     std::vector<JsonObject>* parts) {
@@ -29,7 +29,7 @@ absl::Status Unfold(const JsonObject& part, const std::string& list_key,
   return absl::OkStatus();
 }
 
-// Empty where the key is null.
+// Empty if the key is null.
 absl::StatusOr<std::vector<JsonObject>> Parts(
     const JsonObject& root, const std::string& key, const std::string& list_key,
     const std::vector<std::string>& types) {
@@ -154,7 +154,7 @@ absl::StatusOr<std::optional<int32_t>> ReadPostProcessor(const JsonObject& root,
   std::optional<int32_t> bos;
   for (const JsonObject& part : parts) {
     RECURVE_ASSIGN_OR_RETURN(const std::string type, part.String("type"));
-    if (type == "ByteLevel") {  // moves offsets, not tokens
+    if (type == "ByteLevel") {  // changes offsets, not tokens
       RECURVE_RETURN_IF_ERROR(CheckByteLevelKeys(part));
       continue;
     }

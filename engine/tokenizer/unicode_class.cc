@@ -7,7 +7,7 @@
 namespace recurve {
 namespace {
 
-// The last character, or the last byte where that is part of none.
+// The last character, or the last byte if that is not part of one.
 absl::string_view LastCharacter(absl::string_view text) {
   for (size_t length = 1; length <= std::min<size_t>(4, text.size());
        ++length) {

@@ -54,7 +54,7 @@ void Utf8Decoder::Finish(std::string* text) {
 }
 
 bool IsValidUtf8(absl::string_view text) {
-  // What comes out is always valid, and valid text passes unchanged.
+  // The output is always valid, and valid text is unchanged.
   Utf8Decoder decoder;
   std::string decoded;
   decoder.Decode(text, &decoded);
@@ -78,7 +78,8 @@ size_t DecodeCharacter(absl::string_view text, char32_t* code) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
     value = value << 6 | (byte(i) & 0x3f);
   }
-  // Overlong forms (of two bytes: the lead says it), surrogates, no code point.
+  // Overlong forms (those of two bytes are excluded by the lead byte),
+  // surrogates, and values that are not code points.
   if ((length == 3 && value < 0x800) || (length == 4 && value < 0x10000) ||
       (value >= 0xd800 && value <= 0xdfff) || value > 0x10ffff) {
     return 0;
