@@ -11,13 +11,12 @@
 namespace recurve {
 
 struct FlagsResult {
-  // Present: leave the program with this code (--help, --version, bad usage).
+  // Present: exit the program with this status (--help, --version, bad usage).
   std::optional<int> exit_code;
   ServerOptions options;
-  // For the log: variables whose value a flag took the place of, or that no
-  // flag has.
+  // For the log: variables that a flag overrides, or that no flag reads.
   std::vector<std::string> warnings;
-  // Flags whose value is that of a variable ("--model"), and these.
+  // Flags that got their value from a variable ("--model"), and its name.
   std::map<std::string, std::string> variables;
 };
 
@@ -25,8 +24,8 @@ struct FlagsResult {
 // usage prints one line to stderr.
 FlagsResult ParseFlags(int argc, const char* const* argv);
 
-// An error that may begin with a flag ("--model is …"), with the variable that
-// the value came from, if one did.
+// Adds to an error that may begin with a flag ("--model is …") the variable
+// that set the flag, if one did.
 std::string WithVariable(const FlagsResult& flags, const std::string& message);
 
 }  // namespace recurve

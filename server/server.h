@@ -34,34 +34,34 @@ struct ServerOptions {
   std::string served_model_name;  // empty: the name of the model's folder
   std::string host = "127.0.0.1";
   int grpc_port = 50051;  // 0: any free one
-  // The completions API, and metrics unless they have a port of their own;
-  // 0: any free one, -1: none.
+  // The completions API, and metrics unless they have a separate port; 0: any
+  // free one, -1: none.
   int http_port = 9090;
   int metrics_port = -1;  // plaintext; 0: any free one, -1: on http_port
   int64_t max_http_connections = 4096;
-  // HttpServerOptions of the same names.
+  // The HttpServerOptions of the same names.
   std::chrono::milliseconds http_idle_timeout{620'000};
   std::chrono::milliseconds http_stream_ping{5'000};
-  int64_t max_grpc_connections = 4096;  // one more is closed
-  // Of messages that gRPC is receiving, of all connections.
+  int64_t max_grpc_connections = 4096;  // further ones are closed
+  // Total of messages that gRPC is receiving, over all connections.
   int64_t max_grpc_buffer_bytes = 256 << 20;
-  // What clients may hold that have not shown that they may call, of one
-  // connection and of all together, over gRPC and HTTP.
+  // Memory limits for unknown clients (stranger_bytes.h), per connection and in
+  // total, over gRPC and HTTP.
   int64_t max_stranger_connection_bytes = 1 << 20;
   int64_t max_stranger_bytes = 256 << 20;
   TransportOptions transport;
   bool admin = true;       // whether Control.Abort and Drain are served
-  bool reflection = true;  // whether gRPC reflection is
+  bool reflection = true;  // whether gRPC reflection is served
   std::string
-      api_keys_file;  // of the tenants; empty: whoever connects may call
+      api_keys_file;  // for tenants; empty: anyone who can connect may call
   int64_t default_max_new_tokens = 256;
-  // After this long a drain ends what is still running.
+  // A drain ends what is still running after this time.
   std::chrono::milliseconds shutdown_timeout{45'000};
-  // A step that takes longer counts as hung: health turns NOT_SERVING.
+  // A longer step counts as hung: health turns NOT_SERVING.
   std::chrono::milliseconds step_timeout{30'000};
-  // A Decode call whose client sends no command for so long ends; 0: never.
+  // A Decode call whose client sends no command for this long ends; 0: never.
   std::chrono::milliseconds decode_idle_timeout{600'000};
-  int64_t max_buffered_tokens = 256;  // of one stream; see CallEnvironment
+  int64_t max_buffered_tokens = 256;  // per stream; see CallEnvironment
   int64_t max_buffered_bytes = 1 << 20;
 };
 
@@ -77,23 +77,24 @@ class Server {
   // Create and Serve.
   static absl::StatusOr<std::unique_ptr<Server>> Start(
       const ServerOptions& options, LoadedModel model);
-  // Looks at all that can be wrong without a model, which may take minutes to
+  // Checks everything that does not need the model, which may take minutes to
   // load: the model's name, TLS files, API keys, ports.
   static absl::StatusOr<std::unique_ptr<Server>> Create(
       const ServerOptions& options);
-  // Listens when it returns OK. `model` is what LoadModel gave (or a fake), and
-  // `engine` the options that it filled in. Called once, before all below.
+  // Listens when it returns OK. `model` is the result of LoadModel (or a fake),
+  // and `engine` the options that it filled in. To be called once, before all
+  // below.
   absl::Status Serve(const EngineOptions& engine, LoadedModel model);
   ~Server();
 
   int grpc_port() const { return grpc_port_; }
   int http_port() const;     // -1 without HTTP
-  int metrics_port() const;  // -1 without a port of their own
+  int metrics_port() const;  // -1 without a separate port
   Engine& engine() { return *engine_; }
 
-  // Starts the drain; returns at once with the number of requests left.
+  // Starts the drain; returns immediately with the number of requests left.
   int64_t RequestDrain();
-  // Blocks until drained and shut down. OK, or why the server could not go on.
+  // Blocks until drained and shut down. OK, or why the server failed.
   absl::Status Wait();
 
  private:
@@ -107,16 +108,16 @@ class Server {
   absl::Status StartHttp();
   absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpOn(int port, bool secure,
                                                           HttpApi* api);
-  // Supervisor thread: keeps health in step with the engine, reads changed API
-  // keys and TLS files, carries the drain out, stops gRPC.
+  // Supervisor thread: updates health from the engine, reads changed API keys
+  // and TLS files, performs the drain, stops gRPC.
   void Supervise();
-  // Returns when nothing is left to do or time is up, with the device's failure
-  // if that is why.
+  // Returns when no work is left or time is up, with the device's failure if
+  // that is the reason.
   absl::Status SuperviseUntilDrained();
   bool StepHangs() const;
   void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // These three are complete, and constant, once it listens.
+  // These three are final once it listens.
   ServerOptions options_;
   std::unique_ptr<Tokenizer> tokenizer_;
   Capacity capacity_;

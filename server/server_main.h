@@ -8,12 +8,12 @@
 
 namespace recurve {
 
-// What may be put around the model before it serves: tests put faults there.
+// Decorates the model before it serves: tests inject faults.
 using WrapRunner =
     std::function<std::unique_ptr<ModelRunner>(std::unique_ptr<ModelRunner>)>;
 
-// The server as a program: reads flags, loads, serves until it is drained or
-// the device fails. Returns the exit status of the process.
+// The server program: reads flags, loads, serves until it is drained or the
+// device fails. Returns the exit status of the process.
 int ServerMain(int argc, char** argv, const WrapRunner& wrap = nullptr);
 
 }  // namespace recurve

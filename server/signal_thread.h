@@ -14,19 +14,19 @@ namespace recurve {
 
 class Server;
 
-// Answers SIGTERM and SIGINT on a thread of its own: the first one drains the
-// server, a second one, or one that comes before there is a server, ends the
-// process at once with 128 + its number.
+// Handles SIGTERM and SIGINT on a separate thread: the first one drains the
+// server; a second one, or one that comes before there is a server, ends the
+// process immediately with 128 + its number.
 //
 // Start it before any other thread: it blocks the signals, and threads inherit
 // that.
 class SignalThread {
  public:
-  // ResourceExhausted where the system gives no thread.
+  // ResourceExhausted if the system refuses a thread.
   static absl::StatusOr<std::unique_ptr<SignalThread>> Start();
   ~SignalThread();
 
-  // The server to drain; null once there is none. Thread-safe.
+  // The server to drain; null if there is none any more. Thread-safe.
   void SetServer(Server* server);
 
  private:

@@ -19,7 +19,7 @@ namespace recurve {
 class GrpcConnection;
 class GrpcCall;
 
-// What a service wants of a call's stream, on its way to the strand of the
+// A service's operation on a call's stream, queued for the strand of the
 // connection.
 struct CallAction {
   enum class Kind {
@@ -28,7 +28,7 @@ struct CallAction {
     kWrite,
     kFinish,
     kBreak,
-    kEvict,  // as kBreak, if the call holds a part of a message by then
+    kEvict,  // as kBreak, if the call then still holds a partial message
     kTrust,
     kAccept,
     kRest
@@ -37,7 +37,7 @@ struct CallAction {
 
   Kind kind;
   std::shared_ptr<GrpcCall> call;
-  std::string message;  // with its prefix
+  std::string message;  // including its prefix
   RpcMetadata metadata;
   absl::Status status;
   std::chrono::milliseconds within{0};
@@ -45,7 +45,7 @@ struct CallAction {
 
 // One call: its half of the HTTP/2 stream's state. The connection owns the
 // protocol and the socket; it drives this object on its strand, where all
-// methods but those of RpcStream and ReceivingCall are called.
+// methods except those of RpcStream and ReceivingCall are called.
 class GrpcCall : public RpcStream,
                  public ReceivingCall,
                  public std::enable_shared_from_this<GrpcCall> {
@@ -70,35 +70,35 @@ class GrpcCall : public RpcStream,
   int32_t id() const { return id_; }
 
   // --- The head ---
-  // One header. `max_bytes` bounds names and values together, each with 32
-  // bytes more, as HTTP/2 counts them; what comes beyond is not kept.
+  // One header. `max_bytes` limits names and values together, each with 32
+  // bytes more, as HTTP/2 counts them; headers beyond it are not kept.
   void AddHeader(absl::string_view name, absl::string_view value,
                  size_t max_bytes);
   size_t head_bytes() const { return head_bytes_; }
   const RpcHead& head() const { return head_; }
-  // What the head has that no call may have. OK, or how the call ends; with
+  // Checks the head for errors. OK, or the status of the call; with
   // `*http_status` other than 200 as an HTTP answer.
   absl::Status CheckHead(size_t max_bytes, int* http_status) const;
-  // The head is complete and not needed any more.
+  // Frees the head, which is complete and no longer needed.
   void DropHead();
 
   void SetListener(std::shared_ptr<RpcListener> listener) {
     listener_ = std::move(listener);
   }
-  // Tells the listener, once, that the call is over.
+  // Reports the end of the call to the listener, once.
   void End(const absl::Status& status);
   bool ended() const { return ended_; }
 
-  // --- What the client sends ---
+  // --- Input ---
   void Receive(absl::string_view bytes) {
     if (!ignores_) reader_.Append(bytes);
   }
   void SetHalfClosed() { half_closed_ = true; }
   void WantMessage(std::chrono::milliseconds within);
-  // Hands the next message, or the half-close, to the listener if it waits for
-  // one and it is there. An error: how the call ends.
+  // Passes the next message, or the half-close, to the listener if it waits for
+  // one and it has arrived. An error is the status of the call.
   absl::Status Deliver();
-  // Nobody will read what the client still sends.
+  // Discards further input.
   void IgnoreInput();
   // Bytes of messages that were received and not delivered.
   int64_t received_bytes() const {
@@ -109,26 +109,26 @@ class GrpcCall : public RpcStream,
   bool WantsMoreThan(size_t bytes) const {
     return wants_message_ && reader_.announced() > bytes;
   }
-  // Whether the message that is waited for should have come by now. One that
-  // has begun gets `timeout` to its end.
+  // Whether the awaited message is overdue. One that has begun must be complete
+  // within `timeout`.
   bool IsLate(std::chrono::milliseconds timeout, Clock::time_point now) const;
 
-  // --- What the server sends ---
+  // --- Output ---
   void SetOutput(std::string framed);
   bool has_output() const { return packed_ < output_.size(); }
   bool output_begun() const { return packed_ > 0 && has_output(); }
   void DropOutput() { packed_ = output_.size(); }
-  // Copies up to `max` bytes of it; returns how many.
+  // Copies up to `max` bytes of the output; returns their number.
   size_t Pack(uint8_t* buffer, size_t max, Clock::time_point now);
-  // The socket has what was packed.
+  // The packed bytes are written to the socket.
   void OnSent();
-  // When the client last took something of the output that waits.
+  // When the client last accepted some of the pending output.
   Clock::time_point progress() const { return progress_; }
 
-  // Bytes that the call holds, for the limits of its connection.
+  // Memory held by the call, for the limits of its connection.
   int64_t held_bytes() const;
 
-  // --- Of the connection, which reads and writes these itself ---
+  // --- State of the connection, which accesses it directly ---
   bool accepted = false;          // see RpcStream::Accept
   bool rests = false;             // see RpcStream::Rest
   bool head_sent = false;         // response headers were submitted
@@ -136,10 +136,10 @@ class GrpcCall : public RpcStream,
   bool status_sent = false;       // trailers were submitted
   bool reset = false;             // by the client
   RpcMetadata trailers;           // of Finish, with the status
-  int64_t counted = 0;            // of held_bytes, by the connection
+  int64_t counted = 0;            // held_bytes counted by the connection so far
   int64_t unconsumed = 0;         // bytes whose window was not given back
-  int32_t window = 65'535;        // of the stream, for what the client sends
-  bool waits_for_socket = false;  // among those that OnSent is called for
+  int32_t window = 65'535;        // receive window of the stream
+  bool waits_for_socket = false;  // OnSent will be called for it
 
  private:
   void Post(CallAction action);
@@ -161,10 +161,10 @@ class GrpcCall : public RpcStream,
   bool ignores_ = false;
   bool wants_message_ = false;
   std::optional<Clock::time_point> read_due_;
-  std::optional<Clock::time_point> begun_;  // the message that is wanted
+  std::optional<Clock::time_point> begun_;  // start of the awaited message
 
   std::string output_;  // one message
-  size_t packed_ = 0;   // of output_, in the connection's buffer
+  size_t packed_ = 0;   // bytes of output_ in the connection's buffer
   bool written_told_ = true;
   Clock::time_point progress_;
 };

@@ -32,7 +32,7 @@ namespace recurve {
 
 class GrpcConnection;
 
-// What the connections of a server share. Thread-safe.
+// State shared by the connections of a server. Thread-safe.
 class GrpcConnections {
  public:
   GrpcConnections(const GrpcServerOptions& options, RpcMethods methods)
@@ -40,11 +40,11 @@ class GrpcConnections {
         methods_(std::move(methods)),
         received_(options.max_received_bytes) {}
   virtual ~GrpcConnections() = default;
-  // A connection is closed; called once for each.
+  // A connection was closed; called once for each.
   virtual void Remove(GrpcConnection* connection) = 0;
-  // It is ended to make room for another.
+  // A connection is ended to make room for another.
   virtual void OnDisplaced() = 0;
-  // It is ended, for this; called at most once for each.
+  // A connection is ended for `offence`; called at most once for each.
   virtual void OnOffence(const std::string& peer, Offence offence) = 0;
 
   const GrpcServerOptions& options() const { return options_; }
@@ -59,10 +59,10 @@ class GrpcConnections {
 
 // One HTTP/2 connection: a socket, the protocol's state and its calls.
 //
-// What a client sends is read only as fast as it takes what it is sent, and
-// FrameGuard ends the connection for what a client has no reason to send. So a
-// connection holds a bounded amount of memory, whatever comes over it; before
-// it is known (RpcStream::Trust), GrpcServerOptions::max_stranger_bytes.
+// Input is read only as fast as the client accepts output, and FrameGuard ends
+// the connection for frames that a client has no reason to send. So a
+// connection holds a bounded amount of memory, whatever it receives; before its
+// client is known (RpcStream::Trust), GrpcServerOptions::max_stranger_bytes.
 //
 // All private methods run on the connection's strand.
 class GrpcConnection : public Http2Session::Handler,
@@ -73,14 +73,15 @@ class GrpcConnection : public Http2Session::Handler,
                  std::shared_ptr<boost::asio::ssl::context> tls);
 
   void Start();
-  // The rest is thread-safe.
+  // The following are thread-safe.
   //
-  // Takes no new calls from now on and closes when those that it has are over.
+  // Accepts no new calls from now on and closes when the current ones are over.
   void PostShutdown();
   void PostClose();
-  // Ends at once, to make room for another, unless the client has become known.
+  // Ends immediately, to make room for another, unless the client has become
+  // known.
   void PostDisplace();
-  // Has `action` carried out, soon and in the order of the calls.
+  // Queues `action`, to be executed soon and in the order of the calls.
   void Enqueue(CallAction action);
 
   // --- Http2Session::Handler, on the strand ---
@@ -117,13 +118,13 @@ class GrpcConnection : public Http2Session::Handler,
 
   void Read();
   void OnRead(size_t bytes);
-  // Carries out what was enqueued.
+  // Executes the queued actions.
   void TakeActions();
   void Carry(CallAction& action);
   void Flush();
   void OnFlushed(size_t bytes);
 
-  // The head of a call is there.
+  // The head of a call has arrived.
   void StartCall(const CallPtr& call, bool end_stream);
   void Refuse(const CallPtr& call, const absl::Status& status, int http_status);
   void Deliver(const CallPtr& call);
@@ -132,34 +133,34 @@ class GrpcConnection : public Http2Session::Handler,
   void FinishCall(GrpcCall& call, const absl::Status& status,
                   RpcMetadata trailers);
   void SubmitStatus(GrpcCall& call);
-  // Ends the call, which the listener hears as `status`, by a reset.
+  // Ends the call by a reset; the listener gets `status`.
   void BreakCall(const CallPtr& call, const absl::Status& status);
   void OnDeadline(const CallPtr& call);
   void SetKnown();
-  // Tells share_ whether the client is unknown and waits for nothing.
+  // Tells share_ whether the client is unknown and the connection is idle.
   void UpdateIdle();
-  // Remembers an offence that the guard found, for when the library is left.
+  // Records an offence that the guard found, until the library has returned.
   void Charge(std::optional<Offence> offence);
-  // Brings what is counted of the call up to date.
+  // Updates the memory counted for the call.
   void Count(GrpcCall& call);
-  // Whether the connection holds no more than it may; it is ended if not.
+  // Whether the connection is within its memory limit; otherwise ends it.
   bool CheckMemory();
 
-  // Ends the connection: tells the client why, and for an offence also counts
-  // and punishes it.
+  // Ends the connection: tells the client why; an offence is also counted and
+  // penalised.
   void EndFor(Offence offence, absl::string_view reason = "");
   void EndWith(uint32_t http2_error, absl::string_view reason);
-  // Ends it when all is sent and there is nothing to wait for.
+  // Ends it when all output is sent and there is nothing to wait for.
   void EndWhenIdle();
   std::chrono::milliseconds Penalty() const;
   void EndCalls(const absl::Status& status);
   void Close(const absl::Status& status);
 
-  // Bytes that the other side has not acknowledged; -1: not known.
+  // Bytes that the peer has not acknowledged; -1: unknown.
   int UntakenBytes();
   void Arm(Clock::time_point when);
   void OnTimer();
-  // Looks for what took too long. False: the connection was ended.
+  // Checks timeouts. False: the connection was ended.
   bool CheckTimes(Clock::time_point now);
   bool CheckCalls(Clock::time_point now);
   Clock::time_point NextCheck(Clock::time_point now) const;
@@ -175,34 +176,34 @@ class GrpcConnection : public Http2Session::Handler,
 
   Http2Session session_;
   FrameGuard guard_;
-  std::optional<Offence> offence_;  // found while frames were taken in
+  std::optional<Offence> offence_;  // found while frames were parsed
   bool known_ = false;
-  bool spoken_ = false;  // the client's preface came
+  bool spoken_ = false;  // the client's preface arrived
   bool shutting_down_ = false;
-  bool displaced_ = false;  // closes as soon as the farewell is written
-  // While kEnding: reads on until the client closes. A socket that is closed
-  // with input unread resets the connection, and takes away what is on its way.
+  bool displaced_ = false;  // closes once the farewell is written
+  // While kEnding: reads until the client closes. Closing a socket with unread
+  // input resets the connection, which discards output in transit.
   bool lingers_ = false;
   std::unordered_map<int32_t, CallPtr> calls_;
-  // Deadlines, of those that have one.
+  // For calls with a deadline.
   std::unordered_map<int32_t, std::unique_ptr<boost::asio::steady_timer>>
       deadlines_;
   int64_t held_bytes_ = 0;  // of calls_
   StrangerBytes::Share share_;
 
   Clock::time_point begun_;                      // accepted
-  Clock::time_point heard_;                      // something came
-  Clock::time_point useful_;                     // a call was there
-  std::optional<Clock::time_point> head_begun_;  // and not come to its end
+  Clock::time_point heard_;                      // last input
+  Clock::time_point useful_;                     // last time with a call
+  std::optional<Clock::time_point> head_begun_;  // and not complete
   std::optional<Clock::time_point> pinged_;      // and not answered
   Clock::time_point timer_at_ = Clock::time_point::max();
 
-  // Bytes of the connection: that have come, and where the last frame ends that
-  // has begun. The client's preface is no frame.
+  // Bytes of the connection: received, and up to the end of the last frame that
+  // has begun. The client's preface is not a frame.
   int64_t received_ = 0;
   int64_t frame_end_ = 24;
-  // Of the head that has begun.
-  bool head_goes_on_ = false;  // in another frame
+  // State of the head that has begun.
+  bool head_goes_on_ = false;  // continues in another frame
   int64_t head_frame_bytes_ = 0;
 
   bool reading_ = false;
@@ -210,10 +211,10 @@ class GrpcConnection : public Http2Session::Handler,
   bool writing_ = false;
   std::string output_;  // whole frames
   size_t written_ = 0;
-  std::string farewell_;     // behind output_, when the connection ends
-  int untaken_bytes_ = 0;    // by the client's system, when it last took some
-  Clock::time_point taken_;  // and when that was
-  std::vector<CallPtr> packed_;  // into output_
+  std::string farewell_;         // after output_, when the connection ends
+  int untaken_bytes_ = 0;        // not acknowledged when some was last taken
+  Clock::time_point taken_;      // and when that was
+  std::vector<CallPtr> packed_;  // calls packed into output_
 
   Mutex mu_;
   std::vector<CallAction> actions_ ABSL_GUARDED_BY(mu_);

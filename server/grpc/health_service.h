@@ -12,18 +12,18 @@
 
 namespace recurve {
 
-// grpc.health.v1.Health: whether the server serves, as one answer for all its
-// services and for "" (the server as a whole). Needs no API key.
+// grpc.health.v1.Health: whether the server serves, with the same answer for
+// all its services and for "" (the whole server). Needs no API key.
 //
 // Thread-safe.
 class HealthService {
  public:
-  // The names of the services that clients may ask for.
+  // The service names that clients may query.
   explicit HealthService(std::set<std::string> services);
   ~HealthService();
 
   void SetServing(bool serving);
-  // The service outlives the server that has these.
+  // The service outlives the server with these methods.
   void AddMethods(RpcMethods* methods);
 
  private:
@@ -36,7 +36,7 @@ class HealthService {
   const std::set<std::string> services_;
   Mutex mu_;
   bool serving_ ABSL_GUARDED_BY(mu_) = false;
-  // Some of them may be gone; those are cleaned out when there are so many.
+  // Expired pointers are removed when next_clean_ is reached.
   std::vector<std::weak_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mu_);
   size_t next_clean_ ABSL_GUARDED_BY(mu_) = 0;
 };

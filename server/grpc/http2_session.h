@@ -13,39 +13,40 @@ typedef struct nghttp2_session nghttp2_session;  // libnghttp2's
 
 namespace recurve {
 
-// The server's side of one HTTP/2 connection, by libnghttp2: frames, HPACK,
-// flow control and the state of streams. It has no socket: bytes go in by
-// Receive and come out by Produce. Not thread-safe.
+// The server side of one HTTP/2 connection, by libnghttp2: frames, HPACK, flow
+// control and stream states. It has no socket: Receive takes input, Produce
+// returns output. Not thread-safe.
 class Http2Session {
  public:
-  // Hears what came, from within Receive, and gives what is to be sent, from
-  // within Produce. Methods that return bool stop Receive when they return
-  // false. They may call the session's methods below "Answers".
+  // Receives events, from within Receive, and provides output, from within
+  // Produce. Methods that return bool stop Receive by returning false. They may
+  // call the session's methods below "Answers".
   class Handler {
    public:
     virtual ~Handler() = default;
-    // The 9 bytes of a frame; its payload may never come.
+    // The 9 header bytes of a frame; its payload may never arrive.
     virtual bool OnBeginFrame(uint8_t type, uint8_t flags, size_t length,
                               int32_t stream) = 0;
-    // The client opens a stream. Headers, of whole fields, come before
-    // OnHeadDone.
+    // The client opens a stream. Its headers, in whole fields, are reported
+    // before OnHeadDone.
     virtual bool OnBeginCall(int32_t stream) = 0;
     virtual bool OnHeader(int32_t stream, absl::string_view name,
                           absl::string_view value) = 0;
     virtual void OnHeadDone(int32_t stream, bool end_stream) = 0;
     virtual void OnData(int32_t stream, absl::string_view bytes) = 0;
-    // After OnHeadDone, which may say the same.
+    // After OnHeadDone, which may have reported the same.
     virtual void OnEndStream(int32_t stream) = 0;
     // The client reset a stream. OnStreamClosed follows if it was open.
     virtual bool OnReset(int32_t stream) = 0;
-    // A frame was against the protocol and cost its stream alone.
+    // A frame violated the protocol; only its stream was reset.
     virtual bool OnInvalid() = 0;
     virtual void OnStreamClosed(int32_t stream) = 0;
-    // A HEADERS or DATA frame is in what Produce gave.
+    // Produce has output a HEADERS or DATA frame.
     virtual void OnSentFrame(int32_t stream, bool ends_stream) = 0;
-    // Copies up to `max` bytes of the stream's output. Nothing, with `*more`
-    // true: there will be some, and Resume is called then. False: they are the
-    // last that SubmitTrailers, called before or from here, follows.
+    // Copies up to `max` bytes of the stream's output. No bytes and `*more`
+    // true: more will follow, announced by Resume. `*more` false: these are the
+    // last bytes, followed by SubmitTrailers, which was called before or is
+    // called from here.
     virtual size_t Pack(int32_t stream, uint8_t* buffer, size_t max,
                         bool* more) = 0;
   };
@@ -56,8 +57,8 @@ class Http2Session {
   enum class Result {
     kOk,
     kStopped,    // by the handler
-    kMalformed,  // what came is not HTTP/2
-    kFlooded,    // more control frames than the library takes
+    kMalformed,  // input is not HTTP/2
+    kFlooded,    // more control frames than the library accepts
   };
 
   // `handler` outlives the session.
@@ -70,12 +71,12 @@ class Http2Session {
   // Appends frames to `output` until it has `max` bytes or there are none.
   // False: out of memory.
   bool Produce(size_t max, std::string* output);
-  // Whether Produce has something.
+  // Whether Produce has output.
   bool wants_write() const;
-  // Whether the connection is over once all output is sent: a GOAWAY said so.
+  // Whether the connection is over once all output is sent, because of a
+  // GOAWAY.
   bool done() const;
-  // Whether the library has sent a GOAWAY since what came was against the
-  // protocol.
+  // Whether the library has sent a GOAWAY because of a protocol violation.
   bool failed() const { return failed_; }
   int32_t last_stream() const;
 
@@ -84,25 +85,25 @@ class Http2Session {
   void SubmitTrailers(int32_t stream, const RpcMetadata& trailers);
   void Resume(int32_t stream);
   void Reset(int32_t stream, uint32_t error);
-  // Gives flow-control window back. Bytes of streams that are closed, or were
-  // never opened, have it back already.
+  // Returns flow-control window. Closed or unopened streams get it back
+  // automatically.
   void ConsumeConnection(size_t bytes);
   void ConsumeStream(int32_t stream, size_t bytes);
-  // What the client may send before the server gives window back; stream 0: all
-  // streams together.
+  // Sets how much the client may send before the server returns window; stream
+  // 0: all streams together.
   void SetWindow(int32_t stream, int32_t bytes);
   void Ping();
-  // The client is to open no stream from now on; those that it has go on.
+  // Asks the client to open no more streams; current ones continue.
   void ShutDown(absl::string_view reason);
-  // A GOAWAY frame, as bytes: for a session that Receive stopped.
+  // A GOAWAY frame as bytes, for a session that Receive stopped.
   static std::string GoAway(int32_t last_stream, uint32_t error,
                             absl::string_view reason);
-  // The same of an RST_STREAM.
+  // An RST_STREAM frame as bytes, likewise.
   static std::string ResetFrame(int32_t stream, uint32_t error);
 
   // Whether the client may still send on the stream.
   bool is_remote_open(int32_t stream) const;
-  // How many bytes of data it may, before the server gives window back.
+  // Bytes of data that it may send before the server returns window.
   int64_t ReceivableBytes(int32_t stream) const;
 
  private:
@@ -112,21 +113,21 @@ class Http2Session {
   };
 
   Result Feed(absl::string_view bytes);
-  // Looks at head_, which the library has seen, for what the library lets pass:
-  // it forgets streams that are closed, and takes no priorities.
+  // Checks head_, which the library has accepted, for violations that it
+  // ignores: it forgets closed streams, and ignores priorities.
   Result CheckFrame();
   // Whether the client knows that the stream is closed, or never opened it.
   bool is_over(int32_t stream) const;
-  // Frames on the stream, and on those before it, may have been sent before the
-  // client knew that it was reset.
+  // Allows frames on the stream and on earlier ones that the client may have
+  // sent before it learned of the reset.
   void Excuse(int32_t stream);
 
   Handler* const handler_;
   bool failed_ = false;
   size_t until_head_;        // bytes before the next frame's head
-  std::string head_;         // what came of it
-  int32_t newest_ = -1;      // of the client's streams
-  int32_t passed_over_ = 0;  // the last before it that is not one
+  std::string head_;         // its part received so far
+  int32_t newest_ = -1;      // the client's last stream
+  int32_t passed_over_ = 0;  // the last skipped id before it
   int32_t excused_ = 0;
   std::unique_ptr<nghttp2_session, Free> session_;
 };

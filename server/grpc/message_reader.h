@@ -12,11 +12,11 @@ namespace recurve {
 // Bytes before each message: one flag, and the length, big endian.
 inline constexpr size_t kMessagePrefixBytes = 5;
 
-// `message` with its prefix, as gRPC puts it into DATA frames.
+// `message` with its prefix, as gRPC sends it in DATA frames.
 std::string WithMessagePrefix(absl::string_view message);
 
-// Cuts the DATA of one call into messages. Memory grows with what has arrived,
-// not with what a prefix announces. Not thread-safe.
+// Splits the DATA of one call into messages. Memory grows with the bytes
+// received, not with the length in a prefix. Not thread-safe.
 class MessageReader {
  public:
   explicit MessageReader(size_t max_message_bytes)
@@ -26,17 +26,17 @@ class MessageReader {
     buffer_.append(bytes.data(), bytes.size());
   }
 
-  // Whether Take has a message. ResourceExhausted when the next one is larger
-  // than allowed; Internal when it is marked as compressed, as this server
-  // accepts no encoding.
+  // Whether Take has a message. ResourceExhausted if the next one is too large;
+  // Internal if it is marked as compressed, because this server accepts no
+  // encoding.
   absl::Status Check(bool* complete) const;
-  // REQUIRES: Check says that it is complete.
+  // REQUIRES: Check reported a complete message.
   std::string Take();
   void Clear() { std::string().swap(buffer_); }
 
   size_t buffered() const { return buffer_.size(); }
   // Length of the message that has begun, with its prefix; 0 before its prefix
-  // is whole.
+  // is complete.
   size_t announced() const;
 
  private:

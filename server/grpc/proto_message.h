@@ -6,7 +6,7 @@
 
 namespace recurve {
 
-// False when the bytes are no such message, or a string in it is not UTF-8.
+// False if the bytes are not such a message, or a string in it is not UTF-8.
 template <typename Message>
 bool ParseMessage(const std::string& bytes, Message* message) {
   return message->ParseFromString(bytes);
@@ -16,7 +16,7 @@ inline constexpr char kMalformedMessage[] =
     "the request is no valid message of this method, or a string in it is not "
     "UTF-8";
 
-// A request that is one message must be complete so long after its head.
+// Time limit for a unary request, from its head to its complete message.
 inline constexpr std::chrono::milliseconds kRequestTimeout{30'000};
 
 }  // namespace recurve

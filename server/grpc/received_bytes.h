@@ -9,40 +9,40 @@
 
 namespace recurve {
 
-// What one call holds of messages that its client has not finished, or that
-// nobody has asked for yet.
+// A call's memory for incomplete messages, and for complete ones not yet
+// requested.
 class ReceivingCall {
  public:
   virtual ~ReceivingCall() = default;
-  // Gives its memory up, soon. Called from any thread, without locks.
+  // Frees its memory soon. Called from any thread, without locks.
   virtual void Evict() = 0;
 
  private:
   friend class ReceivedBytes;
-  int64_t counted_ = 0;  // whoever calls Update
-  // The lock of ReceivedBytes guards these.
+  int64_t counted_ = 0;  // by the caller of Update
+  // Guarded by the lock of ReceivedBytes.
   std::list<std::weak_ptr<ReceivingCall>>::iterator place_;
   bool evicted_ = false;
 };
 
-// The bytes that all calls of a server hold so. Where they are too many, the
-// calls that have held some for longest are evicted, no more of them than it
-// takes: clients that never finish a message cannot keep others out.
+// The total of this memory for all calls of a server. Above the limit, the
+// calls that have held some for longest are evicted, only as many as necessary:
+// clients that never complete a message cannot shut out others.
 //
 // Thread safety: Update is called for one call by one thread at a time.
 class ReceivedBytes {
  public:
   explicit ReceivedBytes(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // `call` holds `bytes` now; 0: nothing any more.
+  // `call` now holds `bytes`; 0: none any more.
   void Update(const std::shared_ptr<ReceivingCall>& call, int64_t bytes);
 
  private:
   const int64_t max_bytes_;
   Mutex mu_;
-  // Without those of calls that were evicted, which are about to be free.
+  // Without the bytes of evicted calls, which are about to be freed.
   int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  // Those that hold some and were not evicted, the longest first.
+  // Calls that hold some and were not evicted, the longest first.
   std::list<std::weak_ptr<ReceivingCall>> calls_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -8,8 +8,8 @@
 
 namespace recurve {
 
-// Adds grpc.reflection.v1.ServerReflection, and v1alpha, which older tools
-// know: they describe `services` and their messages to tools such as grpcurl.
+// Adds grpc.reflection.v1.ServerReflection, and v1alpha for older tools: they
+// describe `services` and their messages to tools such as grpcurl.
 void AddReflection(const std::vector<std::string>& services,
                    RpcMethods* methods);
 

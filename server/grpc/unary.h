@@ -14,12 +14,12 @@
 
 namespace recurve {
 
-// The caller of a method that takes everybody's calls.
+// The caller of a method that needs no authorisation.
 struct Anybody {};
 
-// Makes a method of one request and one response. `check` looks at the head
+// Makes a method with one request and one response. `check` examines the head
 // before the request is read, returns the caller, and calls RpcStream::Trust if
-// they may; `answer` must not block.
+// it is authorised; `answer` must not block.
 template <typename Request, typename Response, typename Caller>
 RpcMethod UnaryMethod(
     std::function<absl::StatusOr<Caller>(const RpcHead&, RpcStream&)> check,
@@ -53,9 +53,9 @@ RpcMethod UnaryMethod(
    private:
     const std::shared_ptr<RpcStream> stream_;
     const Caller caller_;
-    const Answer& answer_;  // of the method, which outlives its calls
+    const Answer& answer_;  // owned by the method, which outlives its calls
   };
-  // Shared, so that a copy of the method refers to the same.
+  // Shared by copies of the method.
   const auto shared = std::make_shared<Answer>(std::move(answer));
   return
       [check = std::move(check), shared](

@@ -13,8 +13,8 @@ namespace recurve {
 
 // The headers of gRPC over HTTP/2 (doc/PROTOCOL-HTTP2.md of gRPC). Pure.
 
-// "100m" is 100 ms: up to 8 digits and one of H, M, S, m, u, n. Nothing where
-// the text is malformed.
+// "100m" is 100 ms: up to 8 digits and one of H, M, S, m, u, n. Nothing if the
+// text is malformed.
 std::optional<std::chrono::nanoseconds> ParseGrpcTimeout(
     absl::string_view text);
 
@@ -22,15 +22,15 @@ std::optional<std::chrono::nanoseconds> ParseGrpcTimeout(
 // with or without parameters.
 bool IsGrpcContentType(absl::string_view content_type);
 
-// A message as the header grpc-message carries it: bytes that are not printable
-// ASCII, and '%', as "%XX".
+// A message encoded for the header grpc-message: bytes that are not printable
+// ASCII, and '%', become "%XX".
 std::string PercentEncoded(absl::string_view message);
 
-// `metadata` behind the headers that every response begins with.
+// `metadata` after the headers that every response begins with.
 RpcMetadata WithResponseHead(RpcMetadata metadata);
 
-// `trailers` with the headers that tell `status` before them; a message of more
-// than 2 KiB is cut.
+// `trailers` after the headers for `status`; a message of more than 2 KiB is
+// truncated.
 RpcMetadata StatusTrailers(const absl::Status& status, RpcMetadata trailers);
 
 }  // namespace recurve

@@ -17,61 +17,58 @@ namespace recurve {
 struct HttpServerOptions {
   std::string host;
   int port = 0;  // 0: any free one
-  // Not null: TLS, and nothing else, on this port. Outlives the server.
+  // Not null: TLS only on this port. Outlives the server.
   const TlsFiles* tls = nullptr;
-  // Counts what clients hold that are not known yet; outlives the server. Null:
-  // no limit.
+  // Counts the memory of unknown clients; outlives the server. Null: no limit.
   StrangerBytes* strangers = nullptr;
   // Called, from any thread, for each idle connection that was ended to make
   // room for another.
   std::function<void()> on_displaced = [] {};
-  // One more is answered 503 (with TLS: closed).
+  // Further ones are answered 503 (with TLS: closed).
   int64_t max_connections = 4096;
-  // Of a request line with its headers, and of a body.
+  // Limits of a request line with its headers, and of a body.
   uint32_t max_head_bytes = 8 << 10;
   uint64_t max_body_bytes = 4 << 20;
-  // Of all bodies that are being received; one more is answered 503.
+  // Total of all bodies being received; further ones are answered 503.
   int64_t max_bodies_bytes = 256 << 20;
-  // What a client gets for the TLS handshake, for the head of a request, for
-  // its body, and between two requests. A proxy that keeps connections must be
-  // the one that closes an idle one, or it sends a request into the end of it.
-  // Google's balancers keep them for longest, 600 s.
+  // Timeouts for the TLS handshake, for the head of a request, for its body,
+  // and between two requests. If a proxy keeps connections, the proxy must be
+  // the one to close an idle one, or it may send a request into a closing
+  // connection. Google's load balancers keep them for longest, 600 s.
   std::chrono::milliseconds handshake_timeout{10'000};
   std::chrono::milliseconds head_timeout{10'000};
   std::chrono::milliseconds body_timeout{30'000};
   std::chrono::milliseconds idle_timeout{620'000};
-  // The same, if less, for a client that is not known (stranger_bytes.h).
+  // Limits idle_timeout for an unknown client (stranger_bytes.h).
   std::chrono::milliseconds stranger_idle_timeout{60'000};
-  // A streamed answer of which nothing is written for so long is pinged; 0:
-  // never.
+  // A streamed answer without output for this long is pinged; 0: never.
   std::chrono::milliseconds stream_ping{5'000};
-  // A client that takes nothing for so long, while output waits for it, is cut
-  // off.
+  // A client that accepts nothing for this long while output is pending is
+  // disconnected.
   std::chrono::milliseconds stalled_client_timeout{60'000};
 };
 
 // An HTTP/1.1 server: keep-alive, pipelining, chunked bodies, streamed answers,
-// on a fixed number of threads whatever the number of connections. A client
-// that closes its side of the connection is taken to be gone.
+// on a fixed number of threads for any number of connections. A client that
+// closes its side of the connection is treated as disconnected.
 //
 // Thread safety: all methods may be called from any thread.
 class HttpServer {
  public:
-  // Listens when it returns OK. Unavailable when the address cannot be had.
+  // Listens when it returns OK. Unavailable if the address is not available.
   // `handler` outlives the server's threads, which end with Stop.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(
       const HttpServerOptions& options, HttpHandler* handler);
-  // REQUIRES: who holds an HttpReply of this server is gone, or will not use
-  // it.
+  // REQUIRES: no owner of an HttpReply of this server will use it any more.
   ~HttpServer();
 
   int port() const { return port_; }
-  // Those that are being refused included.
+  // Including those being refused.
   int64_t connections() const;
 
-  // From now on connections are closed after the answer that is on its way.
+  // From now on connections are closed after their current answer.
   void Drain();
-  // Closes all connections, which their listeners hear, and ends the threads.
+  // Closes all connections, notifies their listeners, and ends the threads.
   void Stop();
 
  private:

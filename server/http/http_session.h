@@ -28,13 +28,13 @@ namespace recurve {
 
 class HttpSession;
 
-// What the connections of a server share. Thread-safe.
+// State shared by the connections of a server. Thread-safe.
 class HttpSessions {
  public:
   HttpSessions(const HttpServerOptions& options, HttpHandler* handler)
       : options_(options), handler_(handler) {}
   virtual ~HttpSessions() = default;
-  // A connection is closed; called once for each.
+  // A connection was closed; called once for each.
   virtual void Remove(HttpSession* session) = 0;
 
   const HttpServerOptions& options() const { return options_; }
@@ -42,7 +42,7 @@ class HttpSessions {
   bool draining() const { return draining_.load(); }
   void Drain() { draining_ = true; }
 
-  // False when there would be too much.
+  // False if the limit would be exceeded.
   bool AddBodyBytes(int64_t bytes) {
     return body_bytes_.fetch_add(bytes) + bytes <= options_.max_bodies_bytes;
   }
@@ -55,9 +55,9 @@ class HttpSessions {
   std::atomic<int64_t> body_bytes_{0};
 };
 
-// One connection: reads a request, has it answered, reads the next. One read is
-// always under way, so that a client that leaves is noticed, and at most one
-// write. All private methods run on the connection's strand.
+// One connection: reads a request, has it answered, reads the next. A read is
+// always in progress, so that a disconnect is noticed, and at most one write.
+// All private methods run on the connection's strand.
 class HttpSession : public HttpReply,
                     public std::enable_shared_from_this<HttpSession> {
  public:
@@ -66,10 +66,11 @@ class HttpSession : public HttpReply,
               std::shared_ptr<boost::asio::ssl::context> tls);
 
   void Start();
-  // One too many: says so and closes.
+  // Above the limit: answers with an error and closes.
   void StartRefused();
   void PostClose();
-  // Ends at once, to make room for another, unless the client has become known.
+  // Ends immediately, to make room for another, unless the client has become
+  // known.
   void PostDisplace();
 
   void Listen(std::shared_ptr<HttpListener> listener) override;
@@ -90,7 +91,7 @@ class HttpSession : public HttpReply,
   void SetDeadline(std::chrono::milliseconds time);
   void ClearDeadline();
   void OnDeadline();
-  // While an answer is written: whether the client takes any of it.
+  // While an answer is written: checks whether the client accepts any of it.
   void WatchReader();
   void CheckReader();
 
@@ -100,12 +101,12 @@ class HttpSession : public HttpReply,
   void OnRead(size_t bytes);
 
   void Parse();
-  // Whether a line of the head goes on in the next, as HTTP had it once: the
-  // next part of the head is `bytes`.
+  // Whether a line of the head continues in the next (obsolete line folding):
+  // the next part of the head is `bytes`.
   bool Folds(absl::string_view bytes);
   void OnHead();
   void SetPath(absl::string_view target);
-  // False, and the request is refused, when all bodies together are too large.
+  // False, and the request is refused, if all bodies together are too large.
   bool CountBody();
   void ReleaseBody();
   void StartAnswer();
@@ -115,10 +116,9 @@ class HttpSession : public HttpReply,
 
   void RefuseMalformed(boost::system::error_code error);
   void RefuseStranger();
-  // Answers a connection that is one too many.
+  // Answers a connection above the limit.
   void RefuseConnection(const std::string& message);
-  // Answers a request that is not whole, after which the connection cannot be
-  // used.
+  // Answers an incomplete request, after which the connection is unusable.
   void Refuse(const HttpResponse& response);
 
   void SendNow(const HttpResponse& response, bool keep_alive);
@@ -126,17 +126,17 @@ class HttpSession : public HttpReply,
 
   void WriteMore();
   void OnAllWritten();
-  // A streamed answer has nothing to send.
+  // A streamed answer has no output.
   void WaitToPing();
   void Ping();
-  // The answer that ends the connection is written: says so to the client, and
-  // waits a while for it to leave.
+  // The last answer of the connection is written: ends the output, and waits
+  // for the answer to leave.
   void Linger();
   void CloseSending();
   void Discard();
 
-  void Close();   // the client is gone
-  void CutOff();  // it is there, and reads nothing
+  void Close();   // the client has disconnected
+  void CutOff();  // the client is connected, but does not read
   void CloseWith(const absl::Status& status);
 
   const std::shared_ptr<HttpSessions> sessions_;
@@ -145,25 +145,25 @@ class HttpSession : public HttpReply,
   boost::asio::steady_timer timer_;
   State state_ = State::kHead;
   std::atomic<bool> closed_{false};
-  bool known_;  // the client has shown that it may call, or need not
+  bool known_;  // the client is authorised, or need not be
 
   static constexpr size_t kReadBytes = 8 << 10;
   StrangerBytes::Share share_;
-  // A read under way fills read_ alone, so that input_ may be used meanwhile.
+  // A read in progress fills only read_, so that input_ may be used meanwhile.
   bool reading_ = false;
-  // A read has seen the client's end. Asio may not tell of it a second time: it
-  // waits for news, of which there are no more.
+  // A read has seen the client's end of file. Asio may not report it a second
+  // time: it waits for new events, and there are none.
   bool ended_ = false;
   std::array<char, kReadBytes> read_;
-  boost::beast::flat_buffer input_;  // received, and not parsed yet
-  bool discards_ = false;  // too much came ahead: nothing more is parsed
+  boost::beast::flat_buffer input_;  // received, not parsed yet
+  bool discards_ = false;  // too much was sent ahead: no more is parsed
   std::optional<
       boost::beast::http::request_parser<boost::beast::http::string_body>>
       parser_;
-  size_t head_bytes_ = 0;   // parsed, of a head that is not whole
+  size_t head_bytes_ = 0;   // parsed bytes of an incomplete head
   char head_end_ = 0;       // the last of them
-  int64_t body_bytes_ = 0;  // counted by sessions_
-  int64_t lingered_ = 0;    // read of what is not wanted
+  int64_t body_bytes_ = 0;  // as counted by sessions_
+  int64_t lingered_ = 0;    // unwanted bytes read
   HttpRequest request_;
   std::string path_;
   std::optional<std::chrono::steady_clock::time_point>
@@ -175,17 +175,17 @@ class HttpSession : public HttpReply,
   bool keep_alive_ = true;
   bool head_only_ = false;
   bool streaming_ = false;
-  bool finished_ = false;  // nothing comes after what is in the buffers
-  std::string ping_;       // of the streamed answer
-  bool pinging_ = false;   // the buffers have nothing but a ping
+  bool finished_ = false;  // no more output after the buffers
+  std::string ping_;       // for the streamed answer
+  bool pinging_ = false;   // the buffers contain only a ping
   std::shared_ptr<HttpListener> listener_;
   bool writing_ = false;
-  size_t written_ = 0;  // bytes of output_
+  size_t written_ = 0;  // written bytes of output_
   std::string output_;  // being written
-  // What the client had not taken when it last took something, and when.
+  // Unacknowledged bytes when the client last accepted some, and that time.
   int untaken_bytes_ = 0;
   std::chrono::steady_clock::time_point taken_;
-  std::string pending_;  // comes after it
+  std::string pending_;  // follows it
 };
 
 }  // namespace recurve

@@ -17,7 +17,7 @@ namespace recurve {
 
 class Metrics;
 
-// What there is under which path (docs/http.md). Thread-safe.
+// The endpoints and their paths (docs/http.md). Thread-safe.
 class HttpApi : public HttpHandler {
  public:
   struct Options {
@@ -26,8 +26,8 @@ class HttpApi : public HttpHandler {
     std::string model_name;
     // Null: without /metrics.
     std::shared_ptr<prometheus::Collectable> metrics;
-    std::function<bool()> serving;  // what /health says
-    Metrics* counters = nullptr;    // of answers; outlives this
+    std::function<bool()> serving;  // status of /health
+    Metrics* counters = nullptr;    // counts answers; outlives this
   };
   explicit HttpApi(Options options);
 
@@ -36,7 +36,7 @@ class HttpApi : public HttpHandler {
   void OnAnswered(const std::string& path, int status, double seconds) override;
 
  private:
-  // CheckHead, but for the client's id of the request.
+  // CheckHead without the client's request id.
   std::optional<HttpResponse> Refusal(HttpRequest* head);
   HttpResponse Get(const std::string& path) const;
 

@@ -19,11 +19,11 @@
 
 namespace recurve {
 
-// The JSON of OpenAI's completions API (docs/http.md), to and from the public
-// messages of recurve.v1: from there on a request is checked and run as one
-// that came over gRPC. Nothing here throws.
+// The JSON of OpenAI's completions API (docs/http.md), converted to and from
+// the public messages of recurve.v1, so that a request is checked and run like
+// one over gRPC. Nothing here throws.
 
-// An error as clients of the API see it.
+// An error in the API's format.
 struct ApiError {
   int status = 400;
   std::string message;
@@ -33,8 +33,8 @@ struct ApiError {
   std::optional<std::chrono::milliseconds> retry_after;
   absl::Status cause = absl::InvalidArgumentError("");
 };
-// The same for a status of the engine, the quotas or convert.h. Fields get the
-// names that this API has for them.
+// The error for a status of the engine, the quotas or convert.h. Fields get
+// their names in this API.
 ApiError ErrorOf(const absl::Status& status);
 nlohmann::json ErrorJson(const ApiError& error);
 HttpResponse ErrorResponse(const ApiError& error);
@@ -45,38 +45,37 @@ struct CompletionRequest {
   bool include_usage = false;
   bool continuous_usage = false;  // in every event
   bool return_token_ids = false;
-  bool tokens_as_ids = false;  // in logprobs, "token_id:65" and not "A"
+  bool tokens_as_ids = false;  // in logprobs, "token_id:65" instead of "A"
 
-  // A model without a tokenizer has nothing else to show.
+  // A model without a tokenizer has only token ids to show.
   bool ShowsTokenIds(const Tokenizer* tokenizer) const {
     return return_token_ids || tokenizer == nullptr;
   }
 };
 inline constexpr int kMaxPrompts = 64;
-// What the API promises where a request does not say.
+// The API's default for max_tokens.
 inline constexpr int kCompletionMaxTokens = 16;
 
 // Reads the body of a request. An error names the field, its value and what is
-// expected. A prompt of more token ids than `limits.max_model_len` is not read
-// to its end.
+// expected. Reading a prompt stops after `limits.max_model_len` token ids.
 std::optional<ApiError> ParseCompletion(absl::string_view body,
                                         const std::string& model_name,
                                         const RequestLimits& limits,
                                         CompletionRequest* request);
 
-// What one choice, or a piece of it, has to show.
+// The contents of one choice, or of a part of it.
 struct ChoicePiece {
   int index = 0;
   v1::Tokens tokens;
   std::optional<v1::Finished> finished;
   int32_t last_token = 0;  // the one that finished it
 };
-// Where in a choice's text its tokens begin. One thread at a time.
+// Where tokens begin in a choice's text. One thread at a time.
 class TextOffsets {
  public:
-  // All are 0.
+  // All offsets are 0.
   TextOffsets() = default;
-  // The same if `tokenizer` is null; it must outlive this object. `prompt`
+  // As above if `tokenizer` is null; it must outlive this object. `prompt`
   // decides whether the first token begins a text.
   TextOffsets(const Tokenizer* tokenizer, absl::Span<const int32_t> prompt);
 
@@ -88,14 +87,15 @@ class TextOffsets {
   int64_t characters_ = 0;
 };
 
-// `offsets` has seen the tokens of the pieces before; `tokenizer` may be null.
+// `offsets` has seen the tokens of the previous pieces; `tokenizer` may be
+// null.
 nlohmann::json ChoiceJson(const ChoicePiece& piece,
                           const CompletionRequest& request,
                           const Tokenizer* tokenizer, TextOffsets* offsets);
 
 nlohmann::json UsageJson(int64_t prompt_tokens, int64_t completion_tokens);
 
-// {"id", "object", "created", "model"}, with "choices" yet to come.
+// {"id", "object", "created", "model"}; "choices" is added later.
 nlohmann::json CompletionJson(const std::string& id, int64_t created,
                               const std::string& model_name);
 

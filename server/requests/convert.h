@@ -11,11 +11,11 @@
 
 namespace recurve {
 
-// Between the public messages and the engine's types. Errors are
+// Conversions between the public messages and the engine's types. Errors are
 // InvalidArgument and name the field; ranges are checked by the engine
 // (engine/serving/request.h).
 
-// What a server needs to know to read requests.
+// The context for reading requests.
 struct RequestContext {
   const Tokenizer* tokenizer;  // null: token ids only
   int64_t max_model_len;
@@ -27,32 +27,30 @@ struct GenerateInput {
   SequenceOptions options;
   Command command;
 };
-// Fills in the defaults that the protos promise; draws a seed when none is
-// given.
+// Fills in the defaults that the protos specify; draws a seed if none is given.
 absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
                                         const RequestContext& context);
 
-// The first command of a Decode call carries the options.
+// For the first command of a Decode call, which carries the options.
 absl::StatusOr<SequenceOptions> OptionsFromProto(
     const v1::DecodeRequest& request, const RequestContext& context);
-// `position` is how many tokens the sequence holds.
+// `position`: the number of tokens that the sequence holds.
 absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
                                          int64_t position,
                                          const RequestContext& context);
-// InvalidArgument when a later command sets what only the first may.
+// InvalidArgument if a later command sets an option of the first.
 absl::Status CheckNoOptions(const v1::DecodeRequest& request);
 
 // Adds a step's token and text to `tokens`.
 void AppendStep(const StepEvent& event, bool with_logprobs, v1::Tokens* tokens);
-// How many bytes of a message that takes, at most.
+// An upper bound on the bytes that this adds to a message.
 int64_t StepBytes(const StepEvent& event, bool with_logprobs);
-// Adds text that comes without a token; `index` tokens were generated before
-// it.
+// Adds text without a token; `index` tokens were generated before it.
 void AppendText(int64_t index, absl::string_view text, v1::Tokens* tokens);
 v1::FinishReason ToProto(FinishReason reason);
 v1::Usage UsageToProto(const CommandResult& result);
 
-// Request ids as clients see them: 16 hexadecimal digits.
+// The public form of request ids: 16 hexadecimal digits.
 std::string FormatRequestId(uint64_t id);
 absl::StatusOr<uint64_t> ParseRequestId(const std::string& text);
 

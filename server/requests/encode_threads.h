@@ -17,38 +17,37 @@
 
 namespace recurve {
 
-// The threads that make tokens of long texts. A text of megabytes takes
-// seconds, which the threads of HTTP and gRPC, which serve everybody, do not
-// have.
+// The threads that tokenize long texts. A text of megabytes takes seconds,
+// which must not block the shared threads of HTTP and gRPC.
 //
 // Thread safety: all methods may be called from any thread.
 class EncodeThreads {
  public:
-  // A text of so many bytes takes less than a millisecond or two: whoever has
-  // it encodes it.
+  // A text of at most this size takes at most a millisecond or two: it is
+  // encoded on the calling thread.
   static constexpr int64_t kShortBytes = 4 << 10;
-  // What may wait and be at work at a time. Encoding takes up to some 80 times
-  // the text in memory, and up to some 700 MiB where a split pattern repeats a
-  // group (SplitPattern), but only of the texts at work, one a thread.
+  // Limit on texts waiting and in progress. Encoding takes up to some 80 times
+  // the text in memory, and up to some 700 MiB if a split pattern repeats a
+  // group (SplitPattern), but only for the texts in progress, one per thread.
   static constexpr int64_t kMaxBytes = 64 << 20;
   static constexpr int kThreads = 2;
 
-  // ResourceExhausted where the system gives no thread.
+  // ResourceExhausted if the system refuses a thread.
   static absl::StatusOr<std::unique_ptr<EncodeThreads>> Start();
-  // Does what still waits first.
+  // Completes all waiting work first.
   ~EncodeThreads();
   EncodeThreads(const EncodeThreads&) = delete;
   EncodeThreads& operator=(const EncodeThreads&) = delete;
 
-  // Runs `work`, which encodes `bytes` of text, when its turn comes: flows take
-  // turns by the bytes they had, divided by their weights; one's own are run in
-  // the order of the calls. ResourceExhausted when too much waits; flows share
-  // kMaxBytes (fair_places.h). `owner` is what Remove calls it by: it has one
-  // work at a time.
+  // Runs `work`, which encodes `bytes` of text, in its turn: flows take turns
+  // by the bytes encoded for them, divided by their weights; work of one flow
+  // runs in the order of the calls. ResourceExhausted if too much is waiting;
+  // flows share kMaxBytes (fair_places.h). `owner` identifies the work in
+  // Remove; an owner has one work at a time.
   absl::Status Add(const void* owner, const Flow& flow, int64_t bytes,
                    std::function<void()> work);
-  // Takes the work of `owner` back if it has not begun; it is destroyed then.
-  // False: there is none, or it has begun.
+  // Cancels and destroys the work of `owner` if it has not begun. False: there
+  // is none, or it has begun.
   bool Remove(const void* owner);
 
   // Whether no work waits or runs.
@@ -63,8 +62,8 @@ class EncodeThreads {
     int64_t bytes = 0;
     std::function<void()> work;
   };
-  // One flow's that wait, and what it had, by weight, as of now or, if it had
-  // none for a while, as much as the one that had least.
+  // The waiting jobs of one flow, and the bytes encoded for it, by weight;
+  // after an idle period, at least the smallest such number.
   struct Line {
     std::deque<Job> jobs;
     double had = 0;
@@ -76,8 +75,9 @@ class EncodeThreads {
   mutable Mutex mu_;
   CondVar changed_;
   std::map<uint32_t, Line> waiting_ ABSL_GUARDED_BY(mu_);  // none is empty
-  double had_ ABSL_GUARDED_BY(mu_) = 0;  // by the flow that was last served
-  FairPlaces bytes_ ABSL_GUARDED_BY(mu_){kMaxBytes};  // of all, at work too
+  double had_ ABSL_GUARDED_BY(mu_) = 0;  // `had` of the flow served last
+  FairPlaces bytes_ ABSL_GUARDED_BY(mu_){kMaxBytes};  // for all jobs, also
+                                                      // those in progress
   int running_ ABSL_GUARDED_BY(mu_) = 0;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;

@@ -7,7 +7,7 @@
 
 namespace recurve {
 
-// Why a request that ends with `status`, before the engine took it in, was
+// Why a request that ends with `status`, before the engine accepted it, was
 // refused. `by_quota`: RESOURCE_EXHAUSTED came from the tenant's quotas.
 inline RefusalReason RefusalReasonOf(const absl::Status& status, bool by_quota,
                                      const Engine& engine) {

@@ -24,36 +24,36 @@
 
 namespace recurve {
 
-// What all calls of the Inference service share.
+// Shared by all calls of the Inference service.
 struct CallEnvironment {
   Engine* engine;
   RequestContext context;
-  // A call that holds this much unsent output is paused until its client reads.
+  // A call with this much unsent output is paused until its client reads.
   int64_t max_buffered_tokens = 256;
   int64_t max_buffered_bytes = 1 << 20;
-  // A Decode call whose client sends no command for so long ends; 0: never.
+  // A Decode call whose client sends no command for this long ends; 0: never.
   std::chrono::milliseconds decode_idle_timeout{600'000};
-  // When a client refused for load should come back.
+  // When a client refused under overload should retry.
   std::chrono::milliseconds retry_pushback{1000};
-  Tenants* tenants = nullptr;  // null: whoever can connect may call
+  Tenants* tenants = nullptr;  // null: anyone who can connect may call
   EncodeThreads* encode_threads;
-  Metrics* metrics;                        // hears of refusals
-  std::atomic<int64_t>* open_streams;      // calls alive
-  std::atomic<int64_t>* accepted_streams;  // those that have a sequence
+  Metrics* metrics;                        // counts refusals
+  std::atomic<int64_t>* open_streams;      // current calls
+  std::atomic<int64_t>* accepted_streams;  // calls with a sequence
 };
 
-// One streaming call: the meeting of an RpcListener, driven by the transport's
-// threads, and an EventSink, driven by the engine's. The engine puts output
-// into the subclass's buffer; Pump sends it, one message at a time, merging
-// what gathers while a message is on its way into messages of bounded length
-// (output_parts.h). So a slow reader holds a bounded buffer and delays nobody
-// else.
+// One streaming call: an RpcListener, driven by the transport's threads, and an
+// EventSink, driven by the engine's. The engine adds output to the subclass's
+// buffer; Pump sends it, one message at a time. Output that accumulates while a
+// message is in transit is merged into messages of bounded length
+// (output_parts.h). So a slow reader holds a bounded buffer and delays no other
+// call.
 //
 // Lifetime: the transport holds the object until OnDone, the engine until
 // OnEnd, and work that waits for a thread until it is done.
 //
-// Thread safety: the transport's and the engine's threads may call at once;
-// mu_ guards all state. Neither is called with mu_ held.
+// Thread safety: the transport's and the engine's threads may call
+// concurrently; mu_ guards all state. Neither is called with mu_ held.
 template <typename Response>
 class StreamCall : public RpcListener,
                    public EventSink,
@@ -77,8 +77,8 @@ class StreamCall : public RpcListener,
     Pump();
   }
 
-  // What waits may take a slow reader longer than the engine waits for a client
-  // that does not read.
+  // A slow reader may need longer for the pending output than the engine waits
+  // for a client that does not read.
   void OnProgress() override {
     std::optional<uint64_t> behind;
     {
@@ -104,9 +104,9 @@ class StreamCall : public RpcListener,
     bool stalled;
     {
       MutexLock lock(&mu_);
-      // Of a client that does not read the output waits, too. If a quota ended
-      // the sequence, or a want of memory for logits, that is for the client to
-      // read.
+      // Output for a client that does not read is pending, too. If a quota, or
+      // missing memory for logits, ended the sequence, the client gets the
+      // error.
       stalled = write_in_flight_ && stalled_ &&
                 absl::IsResourceExhausted(status) && !retry_after_;
       end_ = std::move(status);
@@ -116,12 +116,12 @@ class StreamCall : public RpcListener,
   }
 
  protected:
-  // Moves buffered output, as much as one message may have, into `message`;
-  // false when there is none. Sets `*read_next` when the client's next message
-  // is wanted with it.
+  // Moves buffered output, up to the size of one message, into `message`; false
+  // if there is none. Sets `*read_next` if the client's next message is wanted
+  // with it.
   virtual bool TakeOutput(Response* message, bool* read_next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
-  // What TakeOutput would yet give.
+  // The remaining output of TakeOutput.
   struct Buffered {
     int64_t tokens;
     int64_t bytes;
@@ -132,8 +132,8 @@ class StreamCall : public RpcListener,
 
   std::shared_ptr<EventSink> sink() { return this->shared_from_this(); }
 
-  // Finds out whose call this is and takes one of the tenant's streams, or
-  // refuses the call and returns false.
+  // Authenticates the call and opens one of the tenant's streams, or refuses
+  // the call and returns false.
   bool Enter() {
     if (environment_.tenants == nullptr) return true;
     std::chrono::milliseconds retry_after = environment_.retry_pushback;
@@ -153,7 +153,7 @@ class StreamCall : public RpcListener,
     return true;
   }
 
-  // What the engine would say of any request now.
+  // The status that the engine would return for any request now.
   absl::Status CheckAccepts() {
     Flow flow;
     {
@@ -163,7 +163,7 @@ class StreamCall : public RpcListener,
     return environment_.engine->CheckAccepts(flow);
   }
 
-  // Has the engine take the sequence in, for the call's tenant.
+  // Submits the sequence to the engine, for the call's tenant.
   absl::StatusOr<uint64_t> Submit(SequenceOptions options, Command command,
                                   bool close_when_done) {
     {
@@ -175,14 +175,14 @@ class StreamCall : public RpcListener,
                                         head_.deadline});
   }
 
-  // PermissionDenied if the tenant's requests may not ask for it.
+  // PermissionDenied if the tenant may not request this priority.
   absl::Status CheckPriority(int32_t priority) {
     MutexLock lock(&mu_);
     return ticket_.CheckPriority(priority);
   }
 
-  // Takes the tokens of a command, which has been checked, off the tenant's
-  // rate. After ResourceExhausted the call has to end with this status.
+  // Charges the tokens of a checked command to the tenant's rate. After
+  // ResourceExhausted the call has to end with this status.
   absl::Status Charge(const Command& command) {
     MutexLock lock(&mu_);
     std::chrono::milliseconds retry_after{0};
@@ -193,9 +193,9 @@ class StreamCall : public RpcListener,
     return status;
   }
 
-  // Runs `work`, which encodes `bytes` of text and goes on from there: at once
-  // if they are few, else on a thread for it when its turn comes, and not at
-  // all if the call ends before.
+  // Runs `work`, which encodes `bytes` of text and continues the call:
+  // immediately if the text is short, else on an encoding thread in its turn,
+  // and not at all if the call ends before.
   void RunEncoding(int64_t bytes, std::function<void()> work) {
     if (bytes <= EncodeThreads::kShortBytes) return work();
     absl::Status status;
@@ -215,7 +215,7 @@ class StreamCall : public RpcListener,
     if (!status.ok()) Fail(status);
   }
 
-  // The call ends with `status`, whether or not it has a sequence.
+  // Ends the call with `status`, with or without a sequence.
   void Fail(const absl::Status& status) {
     std::optional<uint64_t> id;
     {
@@ -229,8 +229,8 @@ class StreamCall : public RpcListener,
     }
   }
 
-  // The engine accepted the sequence: tells the client its id and lets output
-  // go.
+  // The engine accepted the sequence: sends its id to the client and enables
+  // output.
   void Accepted(uint64_t id) {
     absl::Status early;
     {
@@ -248,7 +248,7 @@ class StreamCall : public RpcListener,
     LetGo();
   }
 
-  // The call ends with `status` and has no sequence.
+  // Ends the call with `status`; it has no sequence.
   void Refuse(const absl::Status& status) {
     bool by_quota;
     {
@@ -258,8 +258,8 @@ class StreamCall : public RpcListener,
       if (!by_quota) retry_after_ = environment_.retry_pushback;
       ticket_.Refund();
     }
-    // A Decode call that was closed before it sent anything is no refusal, nor
-    // is a call whose client left while its text waited to be encoded.
+    // A Decode call closed before it sent anything is no refusal, nor is a call
+    // whose client left while its text waited to be encoded.
     if (!status.ok() && !absl::IsCancelled(status) &&
         !absl::IsDeadlineExceeded(status)) {
       environment_.metrics->OnRefused(
@@ -268,7 +268,7 @@ class StreamCall : public RpcListener,
     LetGo();
   }
 
-  // Whether the engine may go on; remembers that it must be woken if not.
+  // Whether the engine may continue; if not, records that it must be resumed.
   bool HasRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const Buffered waiting = buffered();
     stalled_ = waiting.tokens >= environment_.max_buffered_tokens ||
@@ -276,7 +276,7 @@ class StreamCall : public RpcListener,
     return !stalled_;
   }
 
-  // Sends the next message, or the final status, unless one is on its way.
+  // Sends the next message, or the final status, unless one is in transit.
   void Pump() {
     bool write = false;
     bool read_next = false;
@@ -294,7 +294,7 @@ class StreamCall : public RpcListener,
         over_ = true;
         status = *end_;
         if (absl::IsResourceExhausted(*end_)) retry_after = retry_after_;
-        // Before the client hears of the end, so that its next call finds its
+        // Before the client learns of the end, so that its next call finds its
         // place free.
         ticket_.Close();
       } else {
@@ -320,12 +320,13 @@ class StreamCall : public RpcListener,
   const std::shared_ptr<RpcStream> stream_;
   Mutex mu_;
   std::optional<uint64_t> id_ ABSL_GUARDED_BY(mu_);       // of the sequence
-  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);  // how the call ends
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);  // the status of the
+                                                          // call
   StreamTicket ticket_ ABSL_GUARDED_BY(mu_);
 
  private:
-  // The turn of a text to be encoded has come. False: the call is over, or ends
-  // now, as it would without the text.
+  // Called when a text's turn to be encoded has come. False: the call is over,
+  // or ends now, as it would without the text.
   bool StillWanted() {
     absl::Status status;
     {
@@ -347,8 +348,8 @@ class StreamCall : public RpcListener,
     Pump();
   }
 
-  // The client has left, or its time is up. `waited`: its text was waiting to
-  // be encoded.
+  // The client has disconnected, or its deadline has passed. `waited`: its text
+  // was waiting to be encoded.
   void CancelSequence(const absl::Status& status, bool waited) {
     std::optional<uint64_t> id;
     {
@@ -364,12 +365,12 @@ class StreamCall : public RpcListener,
     }
   }
 
-  // When the client should come back, if the call ends for load or for a quota.
+  // When the client should retry, if the call ends for overload or a quota.
   std::optional<std::chrono::milliseconds> retry_after_ ABSL_GUARDED_BY(mu_);
-  bool accepted_ ABSL_GUARDED_BY(mu_) = false;  // counted as such
+  bool accepted_ ABSL_GUARDED_BY(mu_) = false;  // counted in accepted_streams
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool write_in_flight_ ABSL_GUARDED_BY(mu_) = false;
-  bool over_ ABSL_GUARDED_BY(mu_) = false;  // nothing more is to be said
+  bool over_ ABSL_GUARDED_BY(mu_) = false;  // no more output follows
   bool stalled_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status early_cancel_ ABSL_GUARDED_BY(mu_);
 };

@@ -14,7 +14,7 @@
 
 namespace recurve {
 
-// recurve.v1.Control: facts, for every tenant, and switches, for admins.
+// recurve.v1.Control: information for every tenant, and operations for admins.
 // Thread-safe.
 class ControlService {
  public:
@@ -23,30 +23,30 @@ class ControlService {
     std::string model_name;
     Capacity capacity;
     int64_t default_max_new_tokens = 0;
-    Tenants* tenants = nullptr;  // null: whoever can connect may call
-    bool admin = true;           // false: nobody may abort or drain
+    Tenants* tenants = nullptr;  // null: anyone who can connect may call
+    bool admin = true;           // false: Abort and Drain are disabled
     const std::atomic<int64_t>* open_streams;
     std::function<int64_t()> drain;  // starts draining; returns requests left
   };
   explicit ControlService(Options options) : options_(std::move(options)) {}
 
-  // The service outlives the server that has these.
+  // The service outlives the server with these methods.
   void AddMethods(RpcMethods* methods) const;
 
  private:
   using Caller = std::shared_ptr<Tenant>;  // null on a server without keys
 
-  // The tenant whose call it is.
+  // The tenant of the call.
   absl::StatusOr<Caller> Authenticate(const RpcHead& head,
                                       RpcStream& stream) const;
-  // As above; PermissionDenied if it may not use the switches.
+  // As above; PermissionDenied if it is not an admin.
   absl::StatusOr<Caller> AuthorizeAdmin(const RpcHead& head,
                                         RpcStream& stream) const;
 
   v1::ModelInfo GetModelInfo() const;
   v1::ServerInfo GetServerInfo() const;
   v1::Load GetLoad(const Caller& caller) const;
-  // What a tenant that is no admin may see.
+  // The load visible to a tenant that is not an admin.
   v1::Load OwnLoad(Tenant& tenant) const;
   absl::Status Abort(const v1::AbortRequest& request) const;
 

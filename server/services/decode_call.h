@@ -10,8 +10,8 @@
 
 namespace recurve {
 
-// One Decode call. It reads a command only when the response that says `done`
-// of the one before is on its way, so that HTTP/2 flow control holds back a
+// One Decode call. It reads a command only when the response with `done` for
+// the previous one is in transit, so that HTTP/2 flow control throttles a
 // client that runs ahead. Lifetime and threads: see StreamCall.
 class DecodeCall : public StreamCall<v1::DecodeResponse> {
  public:
@@ -36,7 +36,7 @@ class DecodeCall : public StreamCall<v1::DecodeResponse> {
   void ReadNext() override;
 
  private:
-  // The first command opens the sequence, a later one extends it.
+  // The first command opens the sequence, later ones extend it.
   absl::Status Open(const v1::DecodeRequest& request);
   absl::Status Extend(uint64_t id, const v1::DecodeRequest& request);
 
@@ -46,7 +46,7 @@ class DecodeCall : public StreamCall<v1::DecodeResponse> {
   int64_t prompt_tokens_ = 0;  // of the first command
 
   int64_t sequence_tokens_ ABSL_GUARDED_BY(mu_) = 0;
-  // What gathers until it is sent.
+  // Output not sent yet.
   OutputParts<v1::DecodeResponse> output_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -33,7 +33,7 @@ class GenerateCall : public StreamCall<v1::GenerateEvent> {
   }
 
  private:
-  // Checks the request and hands it to the engine, or refuses it.
+  // Checks the request and submits it to the engine, or refuses it.
   void Start(const v1::GenerateRequest& request);
 
   // Set before the engine knows the sequence, then constant.

@@ -7,7 +7,7 @@
 namespace recurve {
 
 // Adds the methods of recurve.v1.Inference. `environment` outlives the server
-// that has them and all calls.
+// with these methods and all calls.
 void AddInferenceMethods(const CallEnvironment& environment,
                          RpcMethods* methods);
 

@@ -7,23 +7,23 @@
 
 namespace recurve {
 
-// No message is much longer than this, but for a single row of logits. The
-// server sees that a client reads only when a whole message is out, so one that
-// reads slowly must get through one in --stalled-client-timeout. And clients
-// take no message above 4 MiB by default.
+// Approximate maximum length of a message, except for a single row of logits.
+// The server sees progress only when a whole message is sent, so a slow reader
+// must be able to read one within --stalled-client-timeout. And clients accept
+// no message above 4 MiB by default.
 inline constexpr int64_t kMaxPartBytes = 64 << 10;
 
-// Output of a stream that waits to be sent, cut into messages. Not thread-safe.
+// Pending output of a stream, split into messages. Not thread-safe.
 template <typename Message>
 class OutputParts {
  public:
   bool empty() const { return parts_.empty(); }
-  // What all of them hold.
+  // Total of all messages.
   int64_t tokens() const { return tokens_; }
   int64_t bytes() const { return bytes_; }
 
-  // The message to put so much more into: the last, or a new one where that
-  // would grow too long.
+  // The message to extend by this much: the last, or a new one if that would
+  // grow too long.
   Message& Grow(int64_t tokens, int64_t bytes) {
     if (parts_.empty() || (parts_.back().bytes > 0 &&
                            parts_.back().bytes + bytes > kMaxPartBytes)) {

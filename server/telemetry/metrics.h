@@ -12,11 +12,11 @@ class Registry;
 
 namespace recurve {
 
-// Why a request was refused before the engine took it in.
+// Why a request was refused before the engine accepted it.
 enum class RefusalReason {
   kQueueFull,
-  kDeadline,  // it would be done too late
-  kQuota,     // of a tenant
+  kDeadline,  // it would miss its deadline
+  kQuota,     // a tenant's quota
   kDraining,
   kDeviceFailed,
   kUnauthenticated,
@@ -24,11 +24,11 @@ enum class RefusalReason {
   kInternal,
 };
 
-// Counts what the engine does, as Prometheus metrics named recurve_…; the list
-// is in docs/metrics.md. Nothing in them comes from a request's content.
+// Counts engine events as Prometheus metrics named recurve_…, listed in
+// docs/metrics.md. They contain nothing from a request's content.
 //
 // Thread safety: the observer's methods are called on the step thread, all
-// others from any; scraped from any.
+// others, and scrapes, on any thread.
 class Metrics : public EngineObserver {
  public:
   Metrics();
@@ -36,13 +36,13 @@ class Metrics : public EngineObserver {
 
   std::shared_ptr<prometheus::Registry> registry() const;
 
-  // What the server is; stays as it is.
+  // Constant facts about the server.
   void SetBuild(const std::string& version, const std::string& device);
-  // Sizes that stay as they are.
+  // Constant sizes.
   void SetCapacity(int64_t state_bytes, int64_t slots, int64_t pages);
   void SetMaxGrpcConnections(int64_t connections);
 
-  // What health says.
+  // The health status.
   void SetServing(bool serving);
 
   void OnStepDone(int64_t sequences, int64_t tokens, double seconds) override;
@@ -55,29 +55,28 @@ class Metrics : public EngineObserver {
 
   // A Generate or Decode call, or a completion over HTTP, was refused.
   void OnRefused(RefusalReason reason);
-  // A stream's first command was let in by the tenant's quotas.
+  // The tenant's quotas admitted a stream's first command.
   void OnTenantAdmitted(const std::string& tenant);
-  // Something of the tenant was refused: "streams", "tokens", "pages" or
-  // "admin".
+  // A tenant's request was refused by "streams", "tokens", "pages" or "admin".
   void OnTenantRefused(const std::string& tenant, const char* reason);
   void AddTenantStreams(const std::string& tenant, int difference);
   void AddTenantPages(const std::string& tenant, double difference);
   // A call without a key ("missing") or with one that is "unknown".
   void OnUnauthenticated(const char* reason);
-  void SetGrpcConnections(int64_t connections);  // that are open
+  void SetGrpcConnections(int64_t connections);  // open connections
   // When the first certificate of a TLS file expires, in seconds since 1970;
   // `file` is "cert" or "client_ca".
   void SetTlsExpiry(const char* file, int64_t seconds);
-  // A connection was closed since there were as many as there may be.
+  // A connection was closed because the limit was reached.
   void OnGrpcRefused();
-  // Has the counter of connections that end for this reason at 0.
+  // Starts the counter of this reason at 0.
   void DeclareGrpcConnectionEnd(const char* reason);
-  // A connection was ended since its client sent what it should not, or held
-  // too much; `reason` is one of a few (OffenceName).
+  // A connection was ended because its client violated a limit; `reason` is one
+  // of OffenceName.
   void OnGrpcConnectionEnded(const char* reason);
   // An idle HTTP connection was ended to make room for another.
   void OnHttpDisplaced();
-  // Of an HTTP port; `endpoint` is one of a few.
+  // For an HTTP port; `endpoint` is one of a few.
   void OnHttpAnswered(const char* endpoint, int status, double seconds);
 
  private:

@@ -8,14 +8,14 @@
 
 namespace recurve {
 
-// What Prometheus' own clients say of their process, under the names that
-// dashboards and alerts know: process_start_time_seconds,
+// The process metrics of Prometheus' own client libraries, under the names that
+// dashboards and alerts expect: process_start_time_seconds,
 // process_cpu_seconds_total, process_resident_memory_bytes, process_open_fds.
-// Read from /proc at each scrape; what cannot be read is left out, since a 0
-// would be a lie. Thread-safe.
+// Read from /proc at each scrape; unreadable ones are omitted, because 0 would
+// be wrong. Thread-safe.
 std::vector<prometheus::MetricFamily> CollectProcessMetrics();
 
-// Memory of the process that is in RAM; 0 where /proc does not say.
+// Resident memory of the process; 0 if /proc does not say.
 int64_t ResidentBytes();
 
 }  // namespace recurve

@@ -16,7 +16,7 @@ using KeyDigest = std::array<uint8_t, 32>;  // SHA-256
 
 KeyDigest DigestOfKey(absl::string_view key);
 
-// What one tenant may use at a time.
+// The quotas of one tenant.
 struct TenantLimits {
   std::optional<int64_t> max_streams;
   std::optional<int64_t> max_pages;  // of kPageTokens tokens
@@ -25,8 +25,8 @@ struct TenantLimits {
     int64_t burst;
   };
   std::optional<Rate> rate;
-  int64_t weight = 1;        // of its share of steps, memory and places
-  int32_t max_priority = 0;  // that its requests may ask for
+  int64_t weight = 1;        // share of steps, memory and places
+  int32_t max_priority = 0;  // that its requests may use
 };
 
 // One line of a keys file.
@@ -37,9 +37,9 @@ struct TenantEntry {
   bool admin = false;
 };
 
-// Reads the text of a keys file (docs/cli.md describes it). InvalidArgument
-// names the line, the tenant, the field, the value and what is expected; a key
-// or a digest is never part of the message, nor is a word that could be one.
+// Parses a keys file (described in docs/cli.md). InvalidArgument names the
+// line, the tenant, the field, the value and what is expected; a key, a digest
+// or a word that could be one is never part of the message.
 absl::StatusOr<std::vector<TenantEntry>> ParseApiKeys(absl::string_view text);
 
 }  // namespace recurve

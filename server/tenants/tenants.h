@@ -24,30 +24,30 @@
 
 namespace recurve {
 
-// The time to come again after a refusal that will be repeated each time: what
-// is asked for is more than the tenant may ever have.
+// Retry hint: never, because the request exceeds the quota itself.
 inline constexpr std::chrono::milliseconds kNeverRetry{-1};
 
-// One of those who may call, with what it uses now. Thread-safe.
+// A tenant and its current usage. Thread-safe.
 class Tenant {
  public:
-  // `flow` is what the engine knows it by. `metrics` outlives the tenant.
+  // `flow` is its id in the engine. `metrics` outlives the tenant.
   Tenant(std::string name, uint32_t flow, Metrics* metrics);
 
   const std::string& name() const { return name_; }
   bool admin() const;
-  // Weight and part as of now.
+  // Current weight and part.
   Flow flow() const;
-  // What is in use stays in use, also where it is above the new limits.
-  // `weights`: the sum of all tenants'.
+  // Current usage is kept, even above the new limits. `weights`: the sum over
+  // all tenants.
   void Configure(const TenantEntry& entry, int64_t weights);
 
-  // PermissionDenied if it is none. `what` says what needs one.
+  // PermissionDenied unless it is an admin. `what` is the operation that needs
+  // one.
   absl::Status CheckAdmin(absl::string_view what);
-  // PermissionDenied if its requests may not ask for this priority.
+  // PermissionDenied if its requests may not use this priority.
   absl::Status CheckPriority(int32_t priority);
 
-  // What it has in use, and has used.
+  // Current and total usage.
   struct Usage {
     int64_t streams = 0;
     int64_t pages = 0;
@@ -56,27 +56,26 @@ class Tenant {
   };
   Usage usage() const;
 
-  // Takes `count` of the tenant's streams, or none: ResourceExhausted when so
-  // many are not left. `*retry_after` is then when to come again.
+  // Opens `count` of the tenant's streams, or none: ResourceExhausted if fewer
+  // are left. `*retry_after` is then the retry hint.
   absl::Status OpenStreams(int64_t count,
                            std::chrono::milliseconds* retry_after);
   void CloseStream();
 
-  // Takes pages for streams that then have `total`; ResourceExhausted when so
-  // many are not left. `*retry_after` is then when to come again.
+  // Takes pages for streams that then have `total`; ResourceExhausted if fewer
+  // are left. `*retry_after` is then the retry hint.
   absl::Status TakePages(int64_t count, int64_t total,
                          std::chrono::milliseconds* retry_after);
   void GivePages(int64_t count);
 
-  // Takes tokens off the tenant's rate. Returns how many were taken: all, or
-  // none where there is no limit. ResourceExhausted when there are not enough
-  // now; `*retry_after` is then when there will be.
+  // Charges tokens to the tenant's rate. Returns how many were charged: all, or
+  // none if there is no limit. ResourceExhausted if not enough are available;
+  // `*retry_after` is then the time until they are.
   absl::StatusOr<int64_t> TakeTokens(int64_t count,
                                      std::chrono::milliseconds* retry_after);
   void GiveTokens(int64_t count);
 
-  // Tokens of prompts that were accepted; negative, of one that was not, after
-  // all.
+  // Counts prompt tokens that were accepted; negative to undo that.
   void CountPrompt(int64_t tokens) { prompt_tokens_ += tokens; }
   void CountToken() { ++generated_tokens_; }
 
@@ -97,12 +96,12 @@ class Tenant {
   std::optional<TokenBucket> bucket_ ABSL_GUARDED_BY(mu_);
 };
 
-// What one call uses of its tenant; gives it back at the latest when destroyed.
-// An empty one, of a server without keys, limits nothing. Not thread-safe.
+// One call's usage of its tenant; returns it at the latest when destroyed. An
+// empty ticket, of a server without keys, has no limits. Not thread-safe.
 class StreamTicket {
  public:
   StreamTicket() = default;
-  // The tenant has opened a stream, which is the ticket's from now on.
+  // Takes over a stream that the tenant has opened.
   explicit StreamTicket(std::shared_ptr<Tenant> tenant)
       : tenant_(std::move(tenant)) {}
   ~StreamTicket() { Close(); }
@@ -111,25 +110,25 @@ class StreamTicket {
   StreamTicket(StreamTicket&&) = default;
   StreamTicket& operator=(StreamTicket&& other) noexcept;
 
-  // That of the tenant, or of a server without keys.
+  // The tenant's flow, or that of a server without keys.
   Flow flow() const { return tenant_ == nullptr ? Flow() : tenant_->flow(); }
-  // As Tenant's.
+  // See Tenant.
   absl::Status CheckPriority(int32_t priority) const {
     return tenant_ == nullptr ? absl::OkStatus()
                               : tenant_->CheckPriority(priority);
   }
 
-  // Takes the tokens of a command, what it appends and all that it may
-  // generate, off the tenant's rate, and the pages that the sequence then has.
-  // Errors as Tenant::TakeTokens and TakePages.
+  // Charges the tokens of a command (those it appends and all that it may
+  // generate) to the tenant's rate, and takes the pages that the sequence then
+  // needs. Errors as Tenant::TakeTokens and TakePages.
   absl::Status Charge(int64_t append, int64_t generate,
                       std::chrono::milliseconds* retry_after);
   struct Cost {
     int64_t append = 0;
     int64_t generate = 0;
   };
-  // As Charge, of a command for each ticket, all of one tenant or empty: of all
-  // or of none. To the rate it is one taking.
+  // As Charge, for a command of each ticket, all of one tenant or empty:
+  // charges all or none. For the rate it is a single charge.
   static absl::Status ChargeAll(absl::Span<StreamTicket* const> tickets,
                                 absl::Span<const Cost> costs,
                                 std::chrono::milliseconds* retry_after);
@@ -138,50 +137,51 @@ class StreamTicket {
     if (tenant_ != nullptr) tenant_->CountToken();
     if (unused_ > 0) --unused_;
   }
-  // The command is done: gives back what it did not generate.
+  // The command is done: returns the tokens it did not generate.
   void Settle();
-  // The command was refused: gives back all of it.
+  // The command was refused: returns all of its tokens.
   void Refund();
-  // Settles, and gives the pages and the stream back.
+  // Settles, and returns the pages and the stream.
   void Close();
 
  private:
-  // Gives back the pages beyond those of `tokens` tokens.
+  // Returns the pages not needed for `tokens` tokens.
   void ShrinkTo(int64_t tokens);
 
   std::shared_ptr<Tenant> tenant_;  // null: nothing is held
-  int64_t charged_ = 0;             // to the rate, for the command at work
-  int64_t unused_ = 0;              // tokens that the command may yet generate
+  int64_t charged_ = 0;             // to the rate, for the current command
+  int64_t unused_ = 0;              // tokens that the command may still
+                                    // generate
   int64_t before_ = 0;              // tokens of the sequence before the command
-  int64_t tokens_ = 0;  // tokens of the sequence, those of `unused_` included
-  int64_t pages_ = 0;   // taken
-  bool admitted_ = false;  // a command was
+  int64_t tokens_ = 0;     // tokens of the sequence, including `unused_`
+  int64_t pages_ = 0;      // pages held
+  bool admitted_ = false;  // a command was admitted
 };
 
-// The tenants of a keys file, and who of them a call is from.
+// The tenants of a keys file; identifies the tenant of a call.
 //
 // Thread safety: all methods but ReloadIfChanged may be called from any thread.
 class Tenants {
  public:
-  // InvalidArgument, with the file and what is wrong, when it cannot be used.
+  // InvalidArgument, with the file and the error, if it cannot be used.
   // `metrics` outlives the object and all tickets.
   static absl::StatusOr<std::unique_ptr<Tenants>> Load(const std::string& path,
                                                        Metrics* metrics);
 
   // The tenant whose key is in `headers`, the values of all authorization
-  // headers ("Bearer KEY"); `entry` is what an error calls one. Unauthenticated
-  // when there is none or it is not known. Takes the same time whichever key it
-  // is.
+  // headers ("Bearer KEY"); `entry` is the name of a header in errors.
+  // Unauthenticated if there is none or it is unknown. Takes the same time for
+  // every key.
   absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
       absl::Span<const std::string> headers, absl::string_view entry);
   // As Authenticate, over gRPC; ResourceExhausted if the tenant has no stream
-  // left, with when to come again.
+  // left, with the retry hint.
   absl::StatusOr<StreamTicket> OpenStream(
       absl::Span<const std::string> headers,
       std::chrono::milliseconds* retry_after);
-  // Reads the file again if it has changed; one that cannot be used leaves all
-  // as it is, and the log says why. Streams of tenants that are gone run on.
-  // Call it from one thread.
+  // Reads the file again if it has changed; an unusable one changes nothing and
+  // is reported in the log. Streams of removed tenants continue. To be called
+  // from one thread.
   void ReloadIfChanged();
 
  private:
@@ -195,15 +195,15 @@ class Tenants {
   Tenants(std::string path, Metrics* metrics)
       : path_(std::move(path)), metrics_(metrics) {}
   absl::StatusOr<FileVersion> Version() const;
-  // Reads the file and makes it count.
+  // Reads and applies the file.
   absl::Status Read();
 
   const std::string path_;
   Metrics* const metrics_;
-  // Of the file that was last tried; nothing when it was not there.
+  // Version of the file last read; nothing if it was missing.
   std::optional<FileVersion> version_;
-  // Also those that are no longer in the file: what they use is not forgotten
-  // when they come back.
+  // Including those no longer in the file: their usage is kept if they come
+  // back.
   std::map<std::string, std::shared_ptr<Tenant>> all_;
 
   Mutex mu_;

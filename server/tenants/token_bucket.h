@@ -9,14 +9,14 @@
 namespace recurve {
 
 // A rate of tokens a second with a burst: the bucket holds `burst` tokens, is
-// full at first and fills at `rate`. What is wanted is taken before it is used,
-// and what was not used is given back.
+// full at first and refills at `rate`. Tokens are taken before use, and unused
+// ones are returned.
 //
-// One taking may be larger than the bucket, or it could never be had: it waits
-// for a full bucket and leaves a debt. So in any t seconds at most
-// burst + rate · t tokens are taken, and once the rest of one taking.
+// A request may be larger than the bucket, or it could never succeed: it waits
+// for a full bucket and leaves a debt. So in any t seconds at most burst + rate
+// · t tokens are taken, plus once the excess of one request.
 //
-// The caller brings the time. Not thread-safe.
+// The caller supplies the time. Not thread-safe.
 class TokenBucket {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -28,7 +28,7 @@ class TokenBucket {
         tokens_(burst_),
         filled_(now) {}
 
-  // Keeps what is in the bucket, as far as it fits.
+  // Keeps the tokens in the bucket, up to the new burst.
   void SetLimits(int64_t rate, int64_t burst, Time now) {
     Fill(now);
     rate_ = static_cast<double>(rate);
@@ -36,7 +36,7 @@ class TokenBucket {
     tokens_ = std::min(tokens_, burst_);
   }
 
-  // False, and nothing is taken, when there is not enough.
+  // False, and nothing is taken, if there are not enough.
   bool Take(int64_t count, Time now) {
     Fill(now);
     if (tokens_ < Needed(count)) return false;
@@ -48,7 +48,7 @@ class TokenBucket {
     tokens_ = std::min(burst_, tokens_ + static_cast<double>(count));
   }
 
-  // How long from `now` until Take would succeed, if nobody else takes.
+  // Time from `now` until Take would succeed if no other call takes tokens.
   std::chrono::milliseconds Wait(int64_t count, Time now) {
     Fill(now);
     const double seconds = std::max(0.0, Needed(count) - tokens_) / rate_;
@@ -69,7 +69,7 @@ class TokenBucket {
 
   double rate_;
   double burst_;
-  double tokens_;  // below zero: a debt
+  double tokens_;  // negative: a debt
   Time filled_;
 };
 

@@ -25,11 +25,11 @@
 
 namespace recurve {
 
-// Accepts the connections of one port, and runs what they do on a fixed number
-// of threads.
+// Accepts the connections of one port, and runs their handlers on a fixed
+// number of threads.
 //
-// When the process has no file descriptor left it waits, and goes on as soon as
-// there is one again.
+// When the process runs out of file descriptors it waits, and continues once
+// one is free.
 //
 // Thread safety: Start and Stop are called from one thread at a time.
 class Acceptor {
@@ -42,14 +42,14 @@ class Acceptor {
     const TlsFiles* tls = nullptr;  // null: plaintext
     TlsFiles::Protocol tls_protocol = TlsFiles::Protocol::kHttp1;
   };
-  // A new connection, whose executor is a strand of its own, and the TLS
-  // context that it is to use, or null. Called on one thread at a time.
+  // A new connection, whose executor is a separate strand, and its TLS context,
+  // or null. Called on one thread at a time.
   using OnSocket =
       std::function<void(boost::asio::ip::tcp::socket,
                          std::shared_ptr<boost::asio::ssl::context>)>;
 
-  // Listens when it returns OK, as ListeningSockets says; connections wait
-  // until Start. Unavailable, with the reason.
+  // Listens when it returns OK, like ListeningSockets; connections wait until
+  // Start. Unavailable, with the reason.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(
       const Options& options);
   // REQUIRES: Stop was called, or Start was not.
@@ -58,11 +58,11 @@ class Acceptor {
   Acceptor& operator=(const Acceptor&) = delete;
 
   int port() const { return port_; }
-  // ResourceExhausted where the system gives no thread.
+  // ResourceExhausted if the system refuses a thread.
   absl::Status Start(OnSocket on_socket);
-  // Accepts no more, soon.
+  // Stops accepting, soon.
   void StopAccepting();
-  // Also ends the threads, when what the connections had under way is over.
+  // Also ends the threads, after the pending operations of connections.
   void Stop();
 
  private:
@@ -93,9 +93,9 @@ class Acceptor {
   int port_ = 0;
   std::vector<std::thread> threads_;
 
-  // While accepting only. Null: plaintext.
+  // Used while accepting only. Null: plaintext.
   std::shared_ptr<SSL_CTX> tls_files_;
-  std::shared_ptr<boost::asio::ssl::context> tls_;  // of tls_files_
+  std::shared_ptr<boost::asio::ssl::context> tls_;  // for tls_files_
   std::chrono::steady_clock::time_point next_warning_;
 };
 

@@ -10,24 +10,24 @@
 
 namespace recurve {
 
-// Whose certificates a file has.
+// The owner of a file's certificates.
 enum class CertificateRole {
-  kServer,     // the server's own, and the chain behind it
-  kClientCas,  // who may sign those of clients
+  kServer,     // the server's own, and its chain
+  kClientCas,  // CAs of client certificates
 };
 
 struct CertificateReport {
   // For the log: certificates that some or all clients cannot use, now or soon.
   std::vector<std::string> warnings;
-  // When the first of them expires; nothing without any.
+  // When the first of them expires; nothing if there are none.
   std::optional<absl::Time> first_expiry;
 };
 
-// Looks at the certificates of a PEM file, which OpenSSL can use. `name` is
-// what warnings call the file. What is not a certificate is passed over.
+// Inspects the certificates of a PEM file that OpenSSL can use. `name` is the
+// file's name in warnings. Other PEM blocks are ignored.
 //
-// Clients that are built on BoringSSL, as gRPC's for Python and Chrome are,
-// take fewer kinds of keys than OpenSSL does.
+// Clients based on BoringSSL, such as Chrome and gRPC for Python, support fewer
+// kinds of keys than OpenSSL does.
 CertificateReport InspectCertificates(CertificateRole role,
                                       absl::string_view name,
                                       absl::string_view pem, absl::Time now);

@@ -17,10 +17,10 @@ namespace recurve {
 std::string HostPort(const std::string& host, int port);
 
 // Sockets that listen on all addresses of a host, the same for every protocol
-// of the server: of a wildcard ("0.0.0.0", "::") on those of both families, of
-// a name on each that this machine has, which must be free.
+// of the server: a wildcard ("0.0.0.0", "::") listens on those of both
+// families, a name on each address of this machine, which must be free.
 //
-// Owns the sockets: they are closed with it.
+// Owns the sockets and closes them in its destructor.
 class ListeningSockets {
  public:
   struct Socket {
@@ -41,7 +41,7 @@ class ListeningSockets {
   ~ListeningSockets() { Close(); }
 
   int port() const { return port_; }
-  // Do not block.
+  // Non-blocking.
   const std::vector<Socket>& sockets() const { return sockets_; }
   void Close();
 
@@ -51,7 +51,7 @@ class ListeningSockets {
     std::swap(port_, other.port_);
     std::swap(sockets_, other.sockets_);
   }
-  // These give 0 or errno.
+  // These return 0 or errno.
   int ListenOnEach(const addrinfo& addresses);
   int ListenOn(const sockaddr* address, socklen_t length, int protocol);
   int ListenOnAll();

@@ -13,19 +13,19 @@
 
 namespace recurve {
 
-// The memory that connections hold, over gRPC and HTTP, before their client
-// has shown that it may call: by an API key, by a certificate, or, on a server
-// that asks for neither, by a call that is well formed.
+// The memory of connections of unknown clients ("strangers"), over gRPC and
+// HTTP. A client is known once it has authenticated: by an API key, by a
+// certificate, or, on a server that requires neither, by a well-formed call.
 //
-// Such connections give way while they are idle: where there is no room for
-// another, those that have been idle for longest are ended. So strangers that
-// connect and do nothing keep nobody out.
+// Idle connections of unknown clients give way: if there is no room for another
+// connection, those idle for longest are ended. So clients that connect and do
+// nothing shut out no one.
 //
 // Thread-safe; a Share is not.
 class StrangerBytes {
  public:
   class Share;
-  // Whose limit of connections a connection counts for.
+  // The port whose connection limit applies.
   enum class Port { kGrpc, kHttp };
 
   StrangerBytes(int64_t max_a_connection, int64_t max_total)
@@ -33,18 +33,18 @@ class StrangerBytes {
 
   int64_t max_a_connection() const { return max_a_connection_; }
   int64_t max_total() const { return max_total_; }
-  // Those included that are about to end.
+  // Including connections that are about to end.
   int64_t total() const { return total_.load(); }
 
-  // Ends the connection of the port that has been idle for longest. False:
-  // there is none.
+  // Ends the port's connection that has been idle for longest. False: there is
+  // none.
   bool EndOldest(Port port);
 
  private:
   struct Idle {
     Share* share;
     int64_t bytes;
-    uint64_t order;  // of all ports
+    uint64_t order;  // over all ports
     std::function<void()> end;
   };
   using IdleList = std::list<Idle>;  // the oldest first
@@ -52,10 +52,10 @@ class StrangerBytes {
   IdleList& ListOf(Port port) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return idle_[static_cast<size_t>(port)];
   }
-  // Has the total within its limit, or ends as many connections as must be
-  // gone for that. False, and none ends, where too few are idle.
+  // Ends as many idle connections as needed to bring the total within its
+  // limit. False, and none ends, if too few are idle.
   bool MakeRoom();
-  // Takes the oldest off the list; what to call without the lock.
+  // Removes the oldest from the list; returns what to call without the lock.
   std::function<void()> TakeOldest(IdleList& list)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -64,14 +64,14 @@ class StrangerBytes {
   std::atomic<int64_t> total_{0};
 
   Mutex mu_;
-  std::array<IdleList, 2> idle_ ABSL_GUARDED_BY(mu_);  // by Port
+  std::array<IdleList, 2> idle_ ABSL_GUARDED_BY(mu_);  // indexed by Port
   uint64_t next_order_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t idle_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // of idle_
-  // The part of total_ that connections hold which are about to end.
+  // The part of total_ held by connections that are about to end.
   int64_t ending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// What one connection holds.
+// One connection's share.
 class StrangerBytes::Share {
  public:
   // `all` null: nothing is counted.
@@ -80,36 +80,35 @@ class StrangerBytes::Share {
   Share(const Share&) = delete;
   Share& operator=(const Share&) = delete;
 
-  // It holds `bytes` now. False when that is too much, for it or for all and
-  // too few are idle.
+  // The connection now holds `bytes`. False if that exceeds its own limit, or
+  // the total's and too few are idle.
   bool Set(int64_t bytes);
-  // It does nothing from now on. `end` is called at most once, on any thread
-  // and without a lock, and has the connection end soon, unless its client has
-  // become known.
+  // The connection is idle from now on. `end` is called at most once, on any
+  // thread and without a lock; it ends the connection soon, unless its client
+  // has become known.
   void SetIdle(std::function<void()> end);
   void SetBusy();
-  // The client is known, or the connection gone: what it holds is bounded
-  // elsewhere.
+  // The client is known, or the connection closed: other limits apply.
   void Release();
-  // Whether it is counted: not released, and there is something to count for.
+  // Whether it is counted: not released, and `all` was not null.
   bool counted() const { return all_ != nullptr; }
 
  private:
   friend class StrangerBytes;
-  // With the lock of all_.
+  // REQUIRES: the lock of all_ is held.
   void Unlist() ABSL_EXCLUSIVE_LOCKS_REQUIRED(all_->mu_);
 
   StrangerBytes* all_;
   const Port port_;
   int64_t bytes_ = 0;
-  // With the lock of all_.
+  // Guarded by the lock of all_.
   std::optional<IdleList::iterator> place_;  // while it is idle
   bool ending_ = false;
-  int64_t ending_bytes_ = 0;  // that all_ counts for it
+  int64_t ending_bytes_ = 0;  // as counted by all_
 };
 
-// What a connection takes with nothing under way: buffers, the state of its
-// protocol, and of TLS. Measured with 4,000 idle connections each.
+// Memory of an idle connection: buffers, the state of its protocol, and of TLS.
+// Measured with 4,000 idle connections each.
 inline constexpr int64_t kPlainConnectionBytes = 40 << 10;
 inline constexpr int64_t kTlsConnectionBytes = 96 << 10;
 

@@ -18,34 +18,32 @@ namespace recurve {
 
 class Metrics;
 
-// The TLS files of a server, of gRPC and HTTP alike, as they were when they
-// could last be used: new ones are tried before they count, so that a file that
-// is half written, or a key that is renamed before its certificate, changes
-// nothing.
+// The TLS files of a server, for gRPC and HTTP, in their last usable versions:
+// new ones are tested before use, so that a partly written file, or a key
+// renamed before its certificate, changes nothing.
 //
 // Thread safety: all methods but ReloadIfDue may be called from any thread.
 class TlsFiles {
  public:
-  // Null where the options name no files: plaintext. InvalidArgument, with the
+  // Null if the options name no files: plaintext. InvalidArgument, with the
   // flag and the file, if a file cannot be used or one of a pair is missing.
   // The log warns of certificates that clients cannot use, now or soon, when
   // they are loaded and once a day (certificates.h). `metrics`, which outlives
-  // this, hears when certificates expire; it may be null.
+  // this and may be null, gets their expiry times.
   static absl::StatusOr<std::unique_ptr<TlsFiles>> Load(
       const TransportOptions& options, Metrics* metrics = nullptr);
   TlsFiles(const TlsFiles&) = delete;
   TlsFiles& operator=(const TlsFiles&) = delete;
 
-  // The protocol that a port speaks over TLS. Clients that name protocols
-  // (ALPN) must name it.
+  // The protocol of a port over TLS. Clients that use ALPN must offer it.
   enum class Protocol { kHttp1, kHttp2 };
 
-  // What new connections are to use.
+  // The context for new connections.
   std::shared_ptr<SSL_CTX> Context(Protocol protocol) const;
 
-  // Reads the files again when it is time to. What cannot be used changes
-  // nothing, is told in the log, and is looked at again every second. Call it
-  // often, from one thread.
+  // Reads the files again when due. Unusable ones change nothing, are reported
+  // in the log, and are tried again every second. Call it often, from one
+  // thread.
   void ReloadIfDue();
 
  private:
@@ -55,21 +53,22 @@ class TlsFiles {
     std::string client_ca;
     bool operator==(const Texts& other) const;
   };
-  // Files in memory, by their descriptors; -1: none.
+  // In-memory files, by their descriptors; -1: none.
   struct Copies {
     int cert = -1;
     int key = -1;
     int client_ca = -1;
   };
 
-  using Contexts = std::array<std::shared_ptr<SSL_CTX>, 2>;  // by Protocol
+  using Contexts = std::array<std::shared_ptr<SSL_CTX>, 2>;  // indexed by
+                                                             // Protocol
 
   TlsFiles(const TransportOptions& options, Metrics* metrics)
       : options_(options), metrics_(metrics) {}
   absl::StatusOr<Texts> Read() const;
-  // Tries the texts and, if they can be used, makes them count.
+  // Tests the texts and, if they are usable, puts them to use.
   absl::Status Use(const Texts& texts);
-  // Looks at the certificates that are in use.
+  // Inspects the certificates in use.
   void Inspect();
   absl::StatusOr<std::shared_ptr<SSL_CTX>> MakeContext(const Copies& copies,
                                                        Protocol protocol) const;
@@ -79,7 +78,7 @@ class TlsFiles {
   std::chrono::steady_clock::time_point next_read_;
   std::chrono::steady_clock::time_point next_inspection_;
   Texts used_;
-  // What the log has told of: it is not told again.
+  // The problem last reported in the log; it is not reported again.
   std::optional<std::string> problem_;
 
   mutable Mutex mu_;

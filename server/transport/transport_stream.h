@@ -35,8 +35,8 @@ class TransportStream {
     secure_->async_handshake(boost::asio::ssl::stream_base::server,
                              std::move(handler));
   }
-  // Tells the client that nothing comes after what was written, and waits for
-  // it to say the same. With TLS only; no read may be begun after it.
+  // Tells the client that no more output follows, and waits for it to do the
+  // same. With TLS only; no read may be begun after it.
   template <typename Handler>
   void Shutdown(Handler handler) {
     secure_->async_shutdown(std::move(handler));
