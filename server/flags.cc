@@ -20,9 +20,10 @@
 namespace recurve {
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{1} << 50;  // more is a slip of the pen
+constexpr int64_t kMaxBytes = int64_t{1} << 50;  // larger values are typing
+                                                 // errors
 
-// --max-num-seqs is also RECURVE_MAX_NUM_SEQS.
+// Converts --max-num-seqs to RECURVE_MAX_NUM_SEQS.
 std::string EnvironmentName(const std::string& flag) {
   std::string name = "RECURVE_" + flag;
   for (char& c : name) {
@@ -33,8 +34,7 @@ std::string EnvironmentName(const std::string& flag) {
   return name;
 }
 
-// CLI11 would make a number that does not fit the largest that does, and read
-// 010 as 8.
+// CLI11 would saturate a number that does not fit, and read 010 as 8.
 template <typename T>
 CLI::Validator WholeNumber(const std::string& expected) {
   return CLI::Validator(
@@ -50,7 +50,7 @@ CLI::Validator WholeNumber(const std::string& expected) {
       "");
 }
 
-// Bytes, or a number and a unit.
+// A size: bytes, or a number and a unit.
 CLI::Validator Size(const std::string& expected) {
   return CLI::Validator(
       [expected](std::string& text) {
@@ -70,7 +70,7 @@ CLI::Validator Size(const std::string& expected) {
       "");
 }
 
-// CLI11 would make 0 of nothing.
+// CLI11 would read an empty value as 0.
 CLI::Validator Number(const std::string& expected) {
   return CLI::Validator(
       [expected](const std::string& text) {
@@ -83,8 +83,8 @@ CLI::Validator Number(const std::string& expected) {
       "");
 }
 
-// An empty value is that of a variable somewhere which was not set, and not
-// "none": with it a server would run without its TLS or its API keys.
+// An empty value usually comes from an unset variable and does not mean "none":
+// the server would run without its TLS or its API keys.
 CLI::Validator NotEmpty(const std::string& what) {
   return CLI::Validator(
       [what](const std::string& text) {
@@ -111,7 +111,7 @@ CLI::Option* Add(CLI::App& app, const std::string& flag, double& value,
   return AddAny(app, flag, value, help);
 }
 
-// `expected`: its range, for who writes what is no number.
+// `expected`: the range, for the error message.
 template <typename T>
 CLI::Option* AddCount(CLI::App& app, const std::string& flag, T& value,
                       const std::string& expected, const std::string& help) {
@@ -292,8 +292,8 @@ std::chrono::milliseconds ToMilliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000.0));
 }
 
-// Returns an error message, or nothing. CLI11 passes over a variable that is
-// set to nothing.
+// Returns an error message, or nothing. CLI11 ignores a variable set to the
+// empty string.
 std::string CheckVariables(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::string name = option->get_envname();
@@ -374,7 +374,7 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
                         o.max_stranger_connection_bytes, "; expected at most ",
                         o.max_stranger_bytes, " (--max-stranger-bytes)");
   }
-  // The engine would say so, too, but never gets to see that 0 is allowed.
+  // The engine also checks this, but its message cannot say that 0 is allowed.
   const int64_t chunk = o.engine.max_chunk_tokens;
   const int64_t step = o.engine.max_num_batched_tokens;
   if (step == 0 && chunk < 0) {
@@ -397,8 +397,8 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
   return "";
 }
 
-// What the command line gives a flag, as written. The library does not tell it
-// from a value of the flag's variable.
+// The value of a flag on the command line, as written. The library does not
+// distinguish it from the value of the flag's variable.
 std::optional<std::string> OnCommandLine(const std::vector<std::string>& args,
                                          const std::string& flag) {
   for (size_t i = 0; i < args.size(); ++i) {
@@ -410,7 +410,7 @@ std::optional<std::string> OnCommandLine(const std::vector<std::string>& args,
   return std::nullopt;
 }
 
-// The flags whose values are those of variables, and these.
+// The flags that got their value from a variable, and its name.
 std::map<std::string, std::string> FromVariables(
     const CLI::App& app, const std::vector<std::string>& args) {
   std::map<std::string, std::string> variables;
@@ -433,7 +433,7 @@ std::vector<std::string> VariableNames(const CLI::App& app) {
   return names;
 }
 
-// What somebody set and does not get: variables beside their flags.
+// Warnings about variables that the command line overrides.
 std::vector<std::string> OverriddenVariables(
     const CLI::App& app, const std::vector<std::string>& args) {
   std::vector<std::string> warnings;
@@ -490,7 +490,7 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
     }
     problem = WithVariable(result, OneLine(error.what())) + " (see --help)";
   }
-  // First, as it may be why a flag is missing.
+  // First, because it may be the reason for a missing flag.
   if (const std::string variable = CheckVariables(app); !variable.empty()) {
     problem = variable;
   }

@@ -32,21 +32,21 @@
 namespace recurve {
 namespace {
 
-// What the supervisor does not hear of by itself, it looks at this often.
+// Poll interval of the supervisor, for events it is not notified of.
 constexpr std::chrono::milliseconds kPollInterval{50};
 constexpr std::chrono::seconds kTrimInterval{10};
-// How often the file of the API keys is looked at.
+// How often the API key file is checked.
 constexpr std::chrono::seconds kApiKeysInterval{2};
-// After the device failed, probes and clients get to see it before the exit.
+// Delay of the exit after a device failure, so that probes and clients see it.
 constexpr std::chrono::seconds kFailureGrace{2};
-// What calls without a sequence get to finish when the server stops.
+// Time for calls without a sequence to finish when the server stops.
 constexpr std::chrono::seconds kCallGrace{1};
-// Calls of one connection beyond those that the engine takes: such that are
-// refused, and those of Control and health.
+// Calls of one connection in addition to those that the engine accepts: refused
+// ones, and those of Control and health.
 constexpr int64_t kMoreStreams = 64;
-// Requests are small; what is larger is refused before it is read.
+// Requests are small; larger ones are refused before they are read.
 constexpr int64_t kMaxReceiveBytes = 4 << 20;
-// The services that this server has, as gRPC names them.
+// The gRPC names of this server's services.
 const char* const kServices[] = {"recurve.v1.Inference", "recurve.v1.Control"};
 constexpr char kHealthService[] = "grpc.health.v1.Health";
 
@@ -57,7 +57,7 @@ bool IsLoopback(const std::string& host) {
 
 std::string ModelName(const ServerOptions& options) {
   if (!options.served_model_name.empty()) return options.served_model_name;
-  // Made absolute, as "." and ".." are no names.
+  // Made absolute, because "." and ".." are not names.
   std::error_code error;
   std::filesystem::path path =
       std::filesystem::absolute(options.model.path, error).lexically_normal();
@@ -66,8 +66,8 @@ std::string ModelName(const ServerOptions& options) {
       .string();
 }
 
-// A name is in every answer, and JSON and the strings of protobuf are UTF-8:
-// with another no client could read any.
+// The name is in every answer, and JSON and protobuf strings must be UTF-8:
+// otherwise no client could read an answer.
 absl::Status CheckModelName(const ServerOptions& options) {
   if (IsValidUtf8(ModelName(options))) return absl::OkStatus();
   if (!options.served_model_name.empty()) {
@@ -80,8 +80,8 @@ absl::Status CheckModelName(const ServerOptions& options) {
       "; expected a folder whose name is UTF-8, or --served-model-name"));
 }
 
-// Lets everybody in: on a server that asks for neither key nor certificate a
-// client is known by its first call that is well formed.
+// On a server that requires neither key nor certificate, a client becomes known
+// by its first well-formed call.
 void TrustAll(RpcMethods* methods) {
   for (auto& [name, method] : *methods) {
     method = [inner = std::move(method)](const RpcHead& head,
@@ -110,7 +110,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(
     const ServerOptions& options) {
   auto server = std::unique_ptr<Server>(new Server(options));
   RECURVE_RETURN_IF_ERROR(CheckModelName(options));
-  // Before anything listens: half of a pair must not mean plaintext.
+  // Before anything listens: an incomplete pair must not mean plaintext.
   RECURVE_RETURN_IF_ERROR(server->LoadTls());
   RECURVE_RETURN_IF_ERROR(server->LoadApiKeys());
   server->WarnOfStrangers();
@@ -127,7 +127,7 @@ absl::Status Server::Serve(const EngineOptions& engine, LoadedModel model) {
   RECURVE_RETURN_IF_ERROR(StartGrpc());
   {
     MutexLock lock(&mu_);
-    // A client may have asked to drain as soon as there was a port.
+    // A client may have requested a drain as soon as a port was open.
     SetServing(!drain_requested_);
   }
   RECURVE_ASSIGN_OR_RETURN(
@@ -231,8 +231,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> Server::StartHttpOn(int port,
   http.port = port;
   if (secure) {
     http.tls = tls_.get();
-    // The port of metrics is for the operator's own: strangers on the other
-    // ports must not keep probes from it.
+    // The metrics port is the operator's own: unknown clients on the other
+    // ports must not block its probes.
     http.strangers = strangers_.get();
     http.on_displaced = [this] { metrics_.OnHttpDisplaced(); };
   }
@@ -275,8 +275,8 @@ absl::Status Server::StartGrpc() {
   grpc.strangers = strangers_.get();
   grpc.tls_clients_are_known = asks_clients;
   grpc.max_connections = options_.max_grpc_connections;
-  // A gateway may send all that the server takes over one connection, and hears
-  // when that is full.
+  // A gateway may send all calls that the server accepts over one connection,
+  // and learns when that is full.
   grpc.max_streams = Admission::kMaxOpen * engine_->max_active() + kMoreStreams;
   grpc.max_message_bytes = kMaxReceiveBytes;
   grpc.max_received_bytes = options_.max_grpc_buffer_bytes;
@@ -304,7 +304,7 @@ int64_t Server::RequestDrain() {
   {
     MutexLock lock(&mu_);
     drain_requested_ = true;
-    SetServing(false);  // probes hear of it before clients are refused
+    SetServing(false);  // probes see it before clients are refused
   }
   if (http_server_ != nullptr) http_server_->Drain();
   changed_.NotifyAll();
@@ -351,9 +351,8 @@ absl::Status Server::SuperviseUntilDrained() {
       }
     }
     if (deadline) {
-      // What waits to be encoded is told of the drain when its turn comes, and
-      // what was encoded before it may be with the engine now, so that is asked
-      // last.
+      // Work waiting to be encoded learns of the drain in its turn; earlier
+      // work may be with the engine now, so the engine is checked last.
       const bool empty = encode_threads_->idle() && engine_->load().open == 0 &&
                          accepted_streams_.load() == 0;
       if (now >= *deadline || (empty && failure.ok())) return failure;
@@ -373,7 +372,7 @@ void Server::Supervise() {
     engine_->CancelAll(absl::UnavailableError(
         "the server shuts down and --shutdown-timeout has passed"));
   }
-  // gRPC waits for calls that wait for the step, also for one that begins to
+  // gRPC waits for calls that wait for the step, also for one that starts to
   // hang only now; neither would end.
   while (engine_->load().open > 0 || engine_->step_age_seconds() > 0) {
     if (StepHangs()) {
@@ -383,13 +382,13 @@ void Server::Supervise() {
     }
     std::this_thread::sleep_for(kPollInterval);
   }
-  // Clients that read get to see how their calls ended; short calls (the one
-  // that asked to drain, say) get to finish.
+  // Clients that read can see how their calls ended; short calls (e.g. the one
+  // that requested the drain) can finish.
   const auto end = std::chrono::steady_clock::now() + kCallGrace;
   while (open_streams_.load() > 0 && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  // Cancels what is left; the calls need the engine until then.
+  // Cancels the rest; the calls need the engine until then.
   grpc_server_->Stop(end);
   if (http_server_ != nullptr) http_server_->Stop();
   MutexLock lock(&mu_);
@@ -417,7 +416,7 @@ Server::~Server() {
   for (HttpServer* http : {http_server_.get(), metrics_server_.get()}) {
     if (http != nullptr) http->Stop();
   }
-  // A text of a connection that is closed may still be at work.
+  // A text of a closed connection may still be in progress.
   encode_threads_.reset();
   engine_.reset();
 }

@@ -30,10 +30,10 @@ int Fail(const FlagsResult& flags, const absl::Status& status,
   return EXIT_FAILURE;
 }
 
-// Files besides connections that count: gRPC's and the HTTP servers' own, TLS
-// and API keys, and the connections over HTTP that are being refused.
+// Open files other than counted connections: gRPC's and the HTTP servers' own,
+// TLS and API keys, and HTTP connections being refused.
 constexpr int64_t kOtherFiles = 640;
-// What it takes to listen on every port, with TLS, and to have a connection or
+// The minimum to listen on every port, with TLS, and to have a connection or
 // two.
 constexpr int kLeastFiles = 48;
 
@@ -59,8 +59,8 @@ absl::Status RaiseFileLimit(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
-// Before weights are loaded, which may take minutes: what is wrong with it can
-// be seen, and mended, at once.
+// Logged before weights are loaded, which may take minutes, so that a wrong
+// value can be corrected immediately.
 void LogPlan(const std::string& device, const Capacity& capacity) {
   spdlog::info("device: {}", device);
   spdlog::info(
@@ -93,7 +93,7 @@ void LogPlan(const std::string& device, const Capacity& capacity) {
   }
 }
 
-// For the line of loading, where it is not what the config files say.
+// For the log line of loading, if the config files do not define it.
 std::string EndOfSequence(const ModelInfo& info) {
   if (info.eos_file_of_tokenizer.empty()) return "";
   return absl::StrCat("; end of sequence ",
@@ -102,8 +102,8 @@ std::string EndOfSequence(const ModelInfo& info) {
 }
 
 #if GOOGLE_PROTOBUF_VERSION < 4022000
-// Requests that are no valid messages: their clients are told, and could fill
-// the log. (Later versions have no handler; what they log is not looked into.)
+// Drops messages about invalid requests: the clients get an error, and could
+// fill the log. (Later versions have no handler; their log is not examined.)
 void DropProtobufLog(google::protobuf::LogLevel, const char*, int,
                      const std::string&) {}
 #endif
@@ -135,7 +135,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   if (!signals.ok()) return Fail(flags, signals.status(), log);
   std::signal(SIGPIPE, SIG_IGN);
 
-  // First what takes no time: loading may take minutes.
+  // First the fast checks: loading may take minutes.
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options);
   if (!server.ok()) return Fail(flags, server.status(), log);
   absl::StatusOr<LoadedModel> model =
@@ -152,7 +152,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
       model->load_seconds,
       static_cast<double>(info.weight_bytes) * 1e-9 / model->load_seconds,
       EndOfSequence(info));
-  // Of a GPU; there is nothing to warm up on the CPU.
+  // On a GPU; there is no warm-up on the CPU.
   if (model->warm_up_seconds > 1e-3)
     spdlog::info("warmed up in {:.1f} s", model->warm_up_seconds);
   for (const std::string& remark : info.remarks)

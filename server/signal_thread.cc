@@ -37,7 +37,7 @@ void SignalThread::SetServer(Server* server) {
 }
 
 void SignalThread::Loop() {
-  const timespec poll = {0, 50'000'000};  // to look at stop_
+  const timespec poll = {0, 50'000'000};  // to check stop_
   while (!stop_.load()) {
     const int signal = sigtimedwait(&signals_, nullptr, &poll);
     if (signal > 0) Handle(signal);

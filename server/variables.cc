@@ -13,8 +13,8 @@ namespace {
 
 constexpr absl::string_view kPrefix = "RECURVE_";
 
-// Of recurve-client, of deploy/compose, and of the build, its tests and
-// benchmarks. Whole names, but for those that end in "_", which begin them.
+// Variables of recurve-client, of deploy/compose, and of the build, its tests
+// and benchmarks. Whole names, or prefixes that end in "_".
 constexpr absl::string_view kOfOthers[] = {
     "RECURVE_API_KEY",        "RECURVE_BENCH_",
     "RECURVE_BUILD_",         "RECURVE_CCACHE",
@@ -38,7 +38,7 @@ bool IsOfOthers(absl::string_view name) {
       });
 }
 
-// As RECURVE_SERVICE_HOST, RECURVE_SERVICE_PORT_HTTP, RECURVE_PORT and
+// Like RECURVE_SERVICE_HOST, RECURVE_SERVICE_PORT_HTTP, RECURVE_PORT and
 // RECURVE_PORT_9090_TCP_ADDR.
 bool IsServiceLink(absl::string_view name, absl::string_view value) {
   for (const absl::string_view scheme : {"tcp://", "udp://", "sctp://"}) {
@@ -54,17 +54,17 @@ bool IsServiceLink(absl::string_view name, absl::string_view value) {
          absl::ascii_isdigit(name[at + port.size()]);
 }
 
-// As Docker sets for a container that is linked as "recurve": RECURVE_NAME, and
-// its variables with RECURVE_ENV_ before them.
+// Set by Docker for a container linked as "recurve": RECURVE_NAME, and the
+// container's variables with the prefix RECURVE_ENV_.
 bool IsContainerLink(absl::string_view name, absl::string_view value) {
   return (absl::EndsWith(name, "_NAME") && absl::StartsWith(value, "/")) ||
          absl::StartsWith(name, "RECURVE_ENV_");
 }
 
-// Names that differ by so much are not meant to be the same.
+// Names that differ by this much are unrelated.
 constexpr size_t kClose = 4;
 
-// How many characters have to be changed, added or removed.
+// Number of characters to be changed, added or removed.
 size_t Distance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

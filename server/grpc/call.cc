@@ -14,10 +14,10 @@
 namespace recurve {
 namespace {
 
-// Of an entry, besides its name and value (RFC 9113, 10.5.1).
+// Added to an entry's name and value (RFC 9113, 10.5.1).
 constexpr size_t kEntryBytes = 32;
-// What a call takes besides its buffers: this object, the stream of the HTTP/2
-// library, and what the service keeps.
+// Memory of a call in addition to its buffers: this object, the stream of the
+// HTTP/2 library, and the service's state.
 constexpr int64_t kCallBytes = 4 << 10;
 
 }  // namespace
@@ -168,7 +168,7 @@ absl::Status GrpcCall::Deliver() {
   wants_message_ = false;
   read_due_.reset();
   begun_.reset();
-  // The listener may drop the last reference to itself in what follows.
+  // The listener may drop the last reference to itself in the following call.
   const std::shared_ptr<RpcListener> listener = listener_;
   if (complete) {
     listener->OnMessage(reader_.Take());

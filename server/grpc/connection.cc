@@ -19,16 +19,16 @@ using asio::ip::tcp;
 using boost::system::error_code;
 using std::chrono::milliseconds;
 
-// What is written at a time. More waits in its calls, where it is bounded, and
-// nothing is read from a client that does not take it.
+// Bytes written at a time. More output waits in the calls, where it is bounded,
+// and input is not read from a client that does not accept output.
 constexpr size_t kMaxOutputBytes = 64 << 10;
-// Window of a known client for all calls together, and for a call with a
-// message that does not fit the window that calls begin with.
+// Windows of a known client: for all calls together, and for a call with a
+// message that does not fit the initial window.
 constexpr int32_t kConnectionWindow = 1 << 20;
 constexpr int32_t kLargeMessageWindow = 1 << 20;
-// Of a head after decompression: a byte of it may stand for 4 KiB.
+// Decompressed size of a head: one compressed byte may stand for 4 KiB.
 constexpr size_t kMaxDecodedHeadBytes = 128 << 10;
-constexpr size_t kResetBytes = 13;  // of an RST_STREAM frame
+constexpr size_t kResetBytes = 13;  // size of an RST_STREAM frame
 constexpr int64_t kFrameHeadBytes = 9;
 
 std::string PeerOf(const tcp::socket& socket) {
@@ -38,9 +38,8 @@ std::string PeerOf(const tcp::socket& socket) {
   return absl::StrCat(peer.address().to_string(), " port ", peer.port());
 }
 
-// When the system gives a client up that acknowledges nothing, or has no room
-// for more: behind what this server looks at itself, as the time of a client
-// that does not read is not to be cut short.
+// The system's timeout for a client that acknowledges nothing or has no receive
+// window. Longer than this server's own timeouts, which it must not cut short.
 int GoneMilliseconds(const GrpcServerOptions& options) {
   constexpr milliseconds kMost{std::chrono::hours(24)};
   return static_cast<int>(std::min(kMost, options.stalled_client_timeout +
@@ -77,8 +76,8 @@ bool GrpcConnection::OnStrand() const {
 
 template <typename F>
 void GrpcConnection::Post(F f) {
-  // Nothing would run it once the threads have ended; all connections are
-  // closed by then.
+  // It could not run after the threads have ended; all connections are closed
+  // by then.
   if (closed_.load()) return;
   asio::post(strand_, [self = shared_from_this(), f = std::move(f)] { f(); });
 }
@@ -158,16 +157,17 @@ void GrpcConnection::PostClose() {
 
 void GrpcConnection::Enqueue(CallAction action) {
   const bool on_strand = OnStrand();
-  // A method that knows the caller by its head: what came with the head counts
-  // as a known client's.
+  // For a method that authenticates by the head: frames received with the head
+  // then count as a known client's.
   if (on_strand && action.kind == CallAction::Kind::kTrust) return SetKnown();
   MutexLock lock(&mu_);
-  // It would hold its call, which holds this.
+  // The action would keep its call alive, which keeps this alive.
   if (actions_closed_) return;
   actions_.push_back(std::move(action));
-  // What runs on the strand carries it out at its end.
+  // Code on the strand executes the actions at its end.
   if (on_strand || std::exchange(actions_posted_, true)) return;
-  // With the lock, so that Close, after which the threads may end, comes later.
+  // Under the lock, so that Close, after which the threads may end, comes
+  // later.
   Post([this] {
     {
       MutexLock lock(&mu_);
@@ -193,7 +193,7 @@ void GrpcConnection::TakeActions() {
 
 void GrpcConnection::Carry(CallAction& action) {
   GrpcCall& call = *action.call;
-  // The stream is closed: there is nobody to answer.
+  // The stream is closed: no answer can be sent.
   if (Find(call.id()) != &call) return;
   switch (action.kind) {
     case CallAction::Kind::kRead:
@@ -242,7 +242,7 @@ void GrpcConnection::FinishCall(GrpcCall& call, const absl::Status& status,
                                 RpcMetadata trailers) {
   if (call.finishing) return;
   call.finishing = true;
-  // A known client that tries keys; of others all calls count.
+  // A known client that guesses keys; every call of an unknown one is charged.
   if (known_ && absl::IsUnauthenticated(status)) {
     Charge(guard_.OnUselessCall(heard_));
   }
@@ -287,18 +287,18 @@ void GrpcConnection::OnDeadline(const CallPtr& call) {
   Flush();
 }
 
-// --- What comes ---
+// --- Input ---
 
 void GrpcConnection::Read() {
   if (reading_ || (state_ != State::kOpen && !lingers_)) return;
-  // What it would cause to be sent has nowhere to go.
+  // Output that the input would cause could not be written.
   if (writing_ && output_.size() >= kMaxOutputBytes) return;
   reading_ = true;
   transport_.Read(asio::buffer(read_),
                   [self = shared_from_this()](error_code error, size_t bytes) {
                     self->reading_ = false;
                     if (self->state_ == State::kEnding && !self->lingers_) {
-                      return;  // it is closed in time
+                      return;  // it is closed by a timeout
                     }
                     if (error) return self->Close(absl::OkStatus());
                     if (self->state_ == State::kOpen)
@@ -344,14 +344,14 @@ bool GrpcConnection::OnBeginFrame(uint8_t type, uint8_t flags, size_t length,
                                   int32_t stream) {
   const Clock::time_point now = heard_;
   spoken_ = true;
-  if (offence_) return false;  // found at the end of the frame before
+  if (offence_) return false;  // found at the end of the previous frame
   frame_end_ += kFrameHeadBytes + static_cast<int64_t>(length);
   if (type == NGHTTP2_HEADERS || type == NGHTTP2_CONTINUATION) {
     if (type == NGHTTP2_HEADERS) {
       head_begun_ = now;
       head_frame_bytes_ = 0;
       Arm(now + options().head_timeout);
-      // It opens nothing, and is read to its end.
+      // It opens no stream, but is parsed to its end.
       if (stream <= session_.last_stream() && Find(stream) == nullptr) {
         Charge(guard_.OnUselessCall(now));
       }
@@ -364,7 +364,7 @@ bool GrpcConnection::OnBeginFrame(uint8_t type, uint8_t flags, size_t length,
     return true;
   } else if (type == NGHTTP2_RST_STREAM && Find(stream) != nullptr) {
     guard_.OnAccounted(kResetBytes);
-    return true;  // OnReset looks at it
+    return true;  // checked by OnReset
   }
   Charge(guard_.OnFrame(type, flags, length, now));
   return !offence_;
@@ -410,7 +410,7 @@ void GrpcConnection::OnHeadDone(int32_t stream, bool end_stream) {
   if (it == calls_.end()) return;
   useful_ = heard_;
   StartCall(it->second, end_stream);
-  // It may have become known by this very call.
+  // The client may have become known by this very call.
   if (!known_) Charge(guard_.OnUselessCall(heard_));
 }
 
@@ -435,8 +435,8 @@ void GrpcConnection::StartCall(const CallPtr& call, bool end_stream) {
   }
   call->SetListener(method->second(call->head(), call));
   call->DropHead();
-  // The call may make the client known. More calls than a stranger may make can
-  // follow in the bytes that were read with it.
+  // The call may make the client known. The bytes read with it may contain more
+  // calls than an unknown client may make.
   if (!known_) TakeActions();
 }
 
@@ -460,8 +460,8 @@ void GrpcConnection::OnData(int32_t stream, absl::string_view bytes) {
   const auto it = calls_.find(stream);
   if (it == calls_.end()) return;
   const CallPtr call = it->second;
-  // A known client's may be behind the head of a call that was refused; its
-  // window bounds it.
+  // Data of a known client may follow the head of a refused call; its window
+  // bounds the amount.
   if (known_ || !call->finishing) guard_.OnAccounted(bytes.size());
   call->Receive(bytes);
   call->unconsumed += static_cast<int64_t>(bytes.size());
@@ -474,7 +474,7 @@ void GrpcConnection::OnEndStream(int32_t stream) {
   if (it == calls_.end()) return;
   const CallPtr call = it->second;
   call->SetHalfClosed();
-  call->DropHead();  // what came as trailers
+  call->DropHead();  // the trailers
   Deliver(call);
   Count(*call);
 }
@@ -488,7 +488,7 @@ void GrpcConnection::Deliver(const CallPtr& call) {
   GiveWindow(*call);
 }
 
-// A client may send on as far as somebody waits for what it sends.
+// Returns window while the call waits for input.
 void GrpcConnection::GiveWindow(GrpcCall& call) {
   if (!call.wants_message() || call.unconsumed == 0) return;
   if (known_ && call.window < kLargeMessageWindow &&
@@ -504,7 +504,7 @@ bool GrpcConnection::OnReset(int32_t stream) {
   GrpcCall* const call = Find(stream);
   if (call == nullptr) return true;
   call->reset = true;
-  // One whose status is on its way has been of use.
+  // A call whose status is in transit has done work.
   Charge(guard_.OnReset(call->accepted || call->finishing, heard_));
   return !offence_;
 }
@@ -523,7 +523,7 @@ void GrpcConnection::OnStreamClosed(int32_t stream) {
   deadlines_.erase(stream);
   useful_ = Clock::now();
   held_bytes_ -= std::exchange(call->counted, 0);
-  // The server ended it, and more of its message may be on its way.
+  // The server ended it, and more of its message may be in transit.
   if (known_ && !call->reset) {
     guard_.OnUnwanted(session_.ReceivableBytes(stream));
   }
@@ -552,7 +552,7 @@ bool GrpcConnection::CheckMemory() {
   if (known_) return true;
   const int64_t base =
       transport_.secure() ? kTlsConnectionBytes : kPlainConnectionBytes;
-  // Of a head, the library may hold each byte twice.
+  // The library may hold each byte of a head twice.
   const int64_t head = head_begun_ ? 2 * head_frame_bytes_ : 0;
   if (share_.Set(base + held_bytes_ + head +
                  static_cast<int64_t>(output_.capacity()))) {
@@ -562,7 +562,7 @@ bool GrpcConnection::CheckMemory() {
   return false;
 }
 
-// --- What goes ---
+// --- Output ---
 
 size_t GrpcConnection::Pack(int32_t stream, uint8_t* buffer, size_t max,
                             bool* more) {
@@ -583,7 +583,7 @@ size_t GrpcConnection::Pack(int32_t stream, uint8_t* buffer, size_t max,
 
 void GrpcConnection::OnSentFrame(int32_t stream, bool ends_stream) {
   guard_.OnSent();
-  // What the client still sends is not wanted.
+  // Further input on the stream is unwanted.
   if (ends_stream && session_.is_remote_open(stream)) {
     session_.Reset(stream, NGHTTP2_NO_ERROR);
   }
@@ -623,8 +623,8 @@ void GrpcConnection::OnFlushed(size_t bytes) {
       call->OnSent();
     }
     TakeActions();
-    // Before there is more to write, or a client that takes all there is at
-    // once would not be heard.
+    // Before more is written, or a client that accepts everything immediately
+    // would never be read.
     Read();
   }
   Flush();

@@ -1,4 +1,4 @@
-// How a connection ends, and what it looks at as time goes on.
+// How a connection ends, and its periodic checks.
 
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
@@ -17,14 +17,14 @@ using boost::asio::ip::tcp;
 using boost::system::error_code;
 using std::chrono::milliseconds;
 
-// How often calls, and output that waits, are looked at.
+// Interval of the checks of calls and pending output.
 constexpr milliseconds kCheckInterval{1'000};
-// What a client gets to see of the end before the socket is closed.
+// Time for a client to read the last frames before the socket is closed.
 constexpr milliseconds kLingerTime{1'000};
-// The same of one in whose place another waits.
+// The same for a displaced connection, whose place another one awaits.
 constexpr milliseconds kDisplaceTime{50};
 
-// What a client reads in the GOAWAY, and an operator in the log.
+// The text in the GOAWAY and in the operator's log.
 std::string ReasonOf(Offence offence, const GrpcServerOptions& options) {
   switch (offence) {
     case Offence::kControlFrames:
@@ -73,9 +73,9 @@ void GrpcConnection::EndFor(Offence offence, absl::string_view reason) {
 void GrpcConnection::EndWith(uint32_t http2_error, absl::string_view reason) {
   if (state_ != State::kOpen) return;
   state_ = State::kEnding;
-  // What is in output_ is whole frames, and what was not produced yet is lost.
-  // The socket may be at work on output_, which has to stay where it is.
-  // The end of a connection that did no wrong is UNAVAILABLE to its calls.
+  // output_ holds whole frames; unproduced output is lost. A write of output_
+  // may be in progress, so it must stay in place. For the calls of a harmless
+  // connection the end is UNAVAILABLE.
   const uint32_t reset = http2_error == NGHTTP2_NO_ERROR
                              ? static_cast<uint32_t>(NGHTTP2_REFUSED_STREAM)
                              : http2_error;
@@ -90,7 +90,7 @@ void GrpcConnection::EndWith(uint32_t http2_error, absl::string_view reason) {
   Flush();
 }
 
-// Not the same for all, or floods from many connections would keep step.
+// Randomised, or floods from many connections would stay synchronised.
 milliseconds GrpcConnection::Penalty() const {
   thread_local std::minstd_rand random(std::random_device{}());
   const double factor =
@@ -109,11 +109,11 @@ void GrpcConnection::EndCalls(const absl::Status& status) {
   held_bytes_ = 0;
 }
 
-// The connection's last frames are written, or in output_: what is left is that
-// the client gets to read them.
+// The connection's last frames are written, or in output_: what remains is to
+// let the client read them.
 void GrpcConnection::EndWhenIdle() {
   if (state_ != State::kOpen || writing_ || session_.wants_write()) return;
-  if (session_.failed()) {  // the client has read why in the library's GOAWAY
+  if (session_.failed()) {  // the library's GOAWAY gave the reason
     connections_->OnOffence(peer_, Offence::kProtocol);
   } else if (session_.done() || (shutting_down_ && calls_.empty())) {
     lingers_ = true;
@@ -139,7 +139,7 @@ void GrpcConnection::Close(const absl::Status& status) {
   transport_.socket().close(ignored);
   EndCalls(status.ok() ? absl::CancelledError("the client went away") : status);
   share_.Release();
-  std::vector<CallAction> actions;  // gone without the lock
+  std::vector<CallAction> actions;  // destroyed without the lock
   {
     MutexLock lock(&mu_);
     actions_closed_ = true;
@@ -205,8 +205,8 @@ bool GrpcConnection::CheckTimes(Clock::time_point now) {
     return false;
   }
   if (writing_) {
-    // The end of a write does not tell: Linux takes more only when a third of
-    // its buffer is free, which may take a slow reader minutes.
+    // A write's completion is too coarse: Linux accepts more only when a third
+    // of its buffer is free, which may take a slow reader minutes.
     const int untaken = UntakenBytes();
     if (untaken != untaken_bytes_) {
       untaken_bytes_ = untaken;
@@ -223,8 +223,8 @@ bool GrpcConnection::CheckTimes(Clock::time_point now) {
     EndWith(NGHTTP2_NO_ERROR, "idle");
     return false;
   }
-  // Anything is a sign of life. A client that is behind with reading gets the
-  // question late, and what counts is whether it takes something.
+  // Any input is a sign of life. A client that is slow to read gets the ping
+  // late; while output is pending, only its progress counts.
   if (pinged_ && (heard_ > *pinged_ || writing_)) pinged_.reset();
   if (writing_) return true;
   if (pinged_) {

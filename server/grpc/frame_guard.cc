@@ -8,35 +8,35 @@
 namespace recurve {
 namespace {
 
-// Budgets of a connection before it is known, and of a known one.
+// Budgets of a connection, before its client is known and after.
 struct Rates {
   double burst;
   double per_second;
 };
 constexpr Rates kControl[2] = {{200, 20}, {5000, 500}};
-// Of a known client these cost no more than calls that succeed, and behind a
-// gateway one user's must not end everybody's.
+// For a known client these cost no more than successful calls, and behind a
+// gateway one user's resets must not end the connection of all.
 constexpr Rates kResets[2] = {{50, 5}, {5000, 1000}};
 constexpr Rates kAcceptedResets = {5000, 1000};
 constexpr Rates kCalls[2] = {{50, 10}, {5000, 1000}};
 constexpr Rates kWasteBytes[2] = {{1 << 20, 16 << 10}, {16 << 20, 4 << 20}};
-// What a client may send for each frame of output: window updates of the stream
-// and of the connection, a ping that measures the bandwidth, its
+// Frames that a client may send for each frame of output: window updates of the
+// stream and of the connection, a ping to measure the bandwidth, and its
 // acknowledgement.
 constexpr double kEarnedAFrame = 4;
-// A client that measures the bandwidth sends a ping for what it has just got.
-// That may have waited in the sockets for long, with many frames behind it that
-// the server has sent: each earns one.
+// A client that measures the bandwidth sends a ping for each part of output it
+// receives. That output may have been in the socket buffers for long, followed
+// by many frames already sent: each earns one ping.
 constexpr int kMaxEarnedPings = 1000;
-// As grpc-core's servers do it, so that gRPC's clients, which know the error
-// text, ping less often. Some ping every 10 s (it is Go's least), and one may
-// come late and the next in time.
+// The same policy as in grpc-core's servers: gRPC's clients recognise the error
+// text and then ping less often. Some ping every 10 s (Go's minimum), and one
+// ping may be delayed and the next on time.
 constexpr std::chrono::seconds kMinPingInterval{9};
 constexpr int kMaxPingStrikes = 2;
-// What the messages of calls that were refused may add up to, on their way.
+// Limit on the data in transit for refused calls.
 constexpr int64_t kMaxUnwantedBytes = 256 << 20;
-// A DATA frame of less pays as a control frame does: 4 MiB could come as 4
-// million frames.
+// A smaller DATA frame is charged like a control frame: otherwise 4 MiB could
+// arrive as 4 million frames.
 constexpr size_t kSmallData = 32;
 // Bytes before the payload of a frame.
 constexpr size_t kFrameHead = 9;
@@ -176,7 +176,7 @@ std::optional<Offence> FrameGuard::OnReceived(size_t bytes,
 }
 
 void FrameGuard::OnUnwanted(int64_t bytes) {
-  // What OnAccounted took off is not forgotten.
+  // The amount that OnAccounted subtracted is kept.
   const int64_t least = std::min(balance_, -kMaxUnwantedBytes);
   balance_ = std::max(balance_ - bytes, least);
 }

@@ -23,22 +23,22 @@ namespace {
 using boost::asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 
-// They parse, encode short prompts and pass output on; long prompts are encoded
-// elsewhere, and the model runs elsewhere.
+// They parse, encode short prompts and forward output; long prompts are
+// encoded, and the model runs, on other threads.
 constexpr int kThreads = 2;
-// Anybody can cause these lines of the log, so they are limited.
+// Any client can cause these log lines, so they are rate-limited.
 constexpr std::chrono::seconds kRefusedInterval{60};
-// At the limit, how long a connection waits for one of the others to be gone,
-// whose client may have left before it, and how many may wait.
+// At the limit, a new connection waits this long for another to close, because
+// that one's client may have left first; and how many may wait.
 constexpr std::chrono::milliseconds kRoomTime{20};
 constexpr size_t kMaxWaiting = 64;
-// The same for one that was told to end, as it is idle and its client unknown.
+// The same if an idle connection of an unknown client was told to end.
 constexpr std::chrono::milliseconds kDisplaceTime{1'000};
 constexpr std::chrono::seconds kOffenceInterval{1};
 
 }  // namespace
 
-// The listening sockets, the threads, and what all connections share.
+// The listening sockets, the threads, and the state shared by all connections.
 class GrpcServer::Core : public GrpcConnections,
                          public std::enable_shared_from_this<Core> {
  public:
@@ -51,7 +51,7 @@ class GrpcServer::Core : public GrpcConnections,
   void OnOffence(const std::string& peer, Offence offence) override;
 
  private:
-  // One that came when there was no room.
+  // A connection that arrived when there was no room.
   struct Waiting {
     Waiting(tcp::socket its_socket,
             std::shared_ptr<boost::asio::ssl::context> its_tls)
@@ -70,7 +70,7 @@ class GrpcServer::Core : public GrpcConnections,
   }
   void OnSocket(tcp::socket socket,
                 std::shared_ptr<boost::asio::ssl::context> tls);
-  // Serves a connection that was let in, and counted in arriving_.
+  // Serves an admitted connection, which is counted in arriving_.
   void Serve(tcp::socket socket,
              std::shared_ptr<boost::asio::ssl::context> tls);
   void Refuse() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -84,7 +84,7 @@ class GrpcServer::Core : public GrpcConnections,
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   std::unordered_map<GrpcConnection*, std::weak_ptr<GrpcConnection>> open_
       ABSL_GUARDED_BY(mu_);
-  int64_t arriving_ ABSL_GUARDED_BY(mu_) = 0;  // let in, and not in open_ yet
+  int64_t arriving_ ABSL_GUARDED_BY(mu_) = 0;  // admitted, not in open_ yet
   std::deque<WaitingPtr> waiting_ ABSL_GUARDED_BY(mu_);
   Clock::time_point next_refused_line_ ABSL_GUARDED_BY(mu_);
   Clock::time_point next_offence_line_ ABSL_GUARDED_BY(mu_);
@@ -133,7 +133,7 @@ void GrpcServer::Core::OnSocket(
         MutexLock lock(&self->mu_);
         const auto it =
             std::find(self->waiting_.begin(), self->waiting_.end(), waiting);
-        if (it == self->waiting_.end()) return;  // it found room
+        if (it == self->waiting_.end()) return;  // it was admitted
         self->waiting_.erase(it);
         self->Refuse();
       });
@@ -176,7 +176,7 @@ void GrpcServer::Core::Remove(GrpcConnection* connection) {
     waiting_.pop_front();
     ++arriving_;
   }
-  // Its timer holds it for a moment more, without its socket.
+  // Its timer keeps it alive for a moment longer, without its socket.
   boost::asio::post(next->socket.get_executor(),
                     [self = shared_from_this(), next] {
                       self->Serve(std::move(next->socket), next->tls);

@@ -18,7 +18,7 @@ using ServingStatus = HealthCheckResponse::ServingStatus;
 
 namespace {
 
-// Watchers that are gone, for each of which a pointer is kept.
+// Minimum number of expired watchers before a clean-up.
 constexpr size_t kMinClean = 16;
 
 ServingStatus StatusOf(bool serving) {
@@ -28,8 +28,8 @@ ServingStatus StatusOf(bool serving) {
 
 }  // namespace
 
-// One Watch call: is told of each change, or of the last where they are faster
-// than it reads.
+// One Watch call: reports each change, or only the latest if the client reads
+// more slowly.
 class HealthService::Watcher : public RpcListener {
  public:
   Watcher(HealthService* service, std::shared_ptr<RpcStream> stream)
@@ -139,8 +139,7 @@ void HealthService::AddMethods(RpcMethods* methods) {
     auto watcher = std::make_shared<Watcher>(this, std::move(stream));
     {
       MutexLock lock(&mu_);
-      // As they double: looking at all for each would take longer the more
-      // there are.
+      // At each doubling: a scan per watcher would take quadratic time.
       if (watchers_.size() >= next_clean_) {
         watchers_.erase(
             std::remove_if(watchers_.begin(), watchers_.end(),

@@ -9,13 +9,13 @@
 namespace recurve {
 namespace {
 
-// FrameGuard decides what is too much; the library's own limits, which are per
-// connection and know nothing of work that was done, only stand behind it.
+// FrameGuard sets the effective limits; the library's own, which are per
+// connection and ignore the work done, are a second line of defence.
 constexpr uint64_t kResetBurst = 100'000;
 constexpr uint64_t kResetsPerSecond = 10'000;
-// Of SETTINGS and PING acknowledgements that wait to be sent.
+// SETTINGS and PING acknowledgements waiting to be sent.
 constexpr size_t kMaxOutboundAcks = 200;
-// Of a SETTINGS frame; clients have some six.
+// Entries in a SETTINGS frame; clients send about six.
 constexpr size_t kMaxSettings = 32;
 // Bytes before the payload of a frame.
 constexpr size_t kFrameHead = 9;
@@ -24,7 +24,7 @@ std::vector<nghttp2_nv> Fields(const RpcMetadata& headers) {
   std::vector<nghttp2_nv> fields;
   fields.reserve(headers.size());
   const auto bytes = [](const std::string& text) {
-    // The library copies them and never writes to them.
+    // The library copies the bytes and never writes to them.
     return reinterpret_cast<uint8_t*>(const_cast<char*>(text.data()));
   };
   for (const auto& [name, value] : headers) {
@@ -57,7 +57,7 @@ std::string FrameHead(nghttp2_frame_type type, size_t length, int32_t stream) {
 
 }  // namespace
 
-// What the library calls. `user` is the Http2Session.
+// The library's callbacks. `user` is the Http2Session.
 struct Http2Session::Callbacks {
   static Handler& Of(void* user) {
     return *static_cast<Http2Session*>(user)->handler_;
@@ -79,8 +79,9 @@ struct Http2Session::Callbacks {
     auto* const self = static_cast<Http2Session*>(user);
     if (stream > self->newest_ + 2) self->passed_over_ = stream - 2;
     self->newest_ = stream;
-    // In turn, whatever the client says. Else the library sends all that the
-    // oldest stream has, and on a connection that is full the others starve.
+    // Round-robin, whatever the client says. Otherwise the library sends
+    // everything of the oldest stream first, and on a full connection the
+    // others starve.
     const nghttp2_extpri in_turn = {NGHTTP2_EXTPRI_DEFAULT_URGENCY, /*inc=*/1};
     nghttp2_session_change_extpri_stream_priority(session, stream, &in_turn,
                                                   /*ignore_client_signal=*/1);
@@ -164,7 +165,7 @@ Http2Session::Http2Session(const Settings& settings, Handler* handler)
     : handler_(handler), until_head_(NGHTTP2_CLIENT_MAGIC_LEN) {
   nghttp2_session_callbacks* callbacks = nullptr;
   nghttp2_option* option = nullptr;
-  // These fail for want of memory alone, as `new` does.
+  // These fail only if memory runs out, like `new`.
   RECURVE_CHECK(nghttp2_session_callbacks_new(&callbacks) == 0 &&
                 nghttp2_option_new(&option) == 0);
   nghttp2_session_callbacks_set_on_begin_frame_callback(
@@ -198,7 +199,7 @@ Http2Session::Http2Session(const Settings& settings, Handler* handler)
   const nghttp2_settings_entry entries[] = {
       {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, settings.max_streams},
       {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, settings.max_head_bytes},
-      // Without them clients cannot have streams kept for their order's sake.
+      // Without priorities clients cannot make the server keep closed streams.
       {NGHTTP2_SETTINGS_NO_RFC7540_PRIORITIES, 1},
   };
   RECURVE_CHECK(nghttp2_submit_settings(session, NGHTTP2_FLAG_NONE, entries,
@@ -209,7 +210,8 @@ Http2Session::~Http2Session() = default;
 
 Http2Session::Result Http2Session::Receive(absl::string_view bytes) {
   while (!bytes.empty()) {
-    // To the end of a frame's head, so that it is looked at in its time.
+    // Up to the end of a frame's header, so that it is checked before its
+    // payload.
     const size_t before = std::min(until_head_, bytes.size());
     const size_t of_head =
         std::min(kFrameHead - head_.size(), bytes.size() - before);

@@ -7,7 +7,7 @@ namespace recurve {
 
 void ReceivedBytes::Update(const std::shared_ptr<ReceivingCall>& call,
                            int64_t bytes) {
-  // Most calls are whole at once and never hold anything.
+  // Most calls arrive in one piece and never hold any.
   if (call->counted_ == bytes) return;
   std::vector<std::shared_ptr<ReceivingCall>> victims;
   {

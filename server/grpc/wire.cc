@@ -14,8 +14,9 @@
 namespace recurve {
 namespace {
 
-// The first bytes of a message, whole characters, and what tells of the rest. A
-// client may take no more than 8 KiB of metadata, and a byte becomes three.
+// The beginning of a message, in whole characters, with a note that it is
+// truncated. A client may accept no more than 8 KiB of metadata, and a byte
+// becomes three.
 std::string Cut(absl::string_view message) {
   constexpr size_t kMaxBytes = 2 << 10;
   if (message.size() <= kMaxBytes) return std::string(message);
@@ -41,7 +42,7 @@ std::optional<std::chrono::nanoseconds> ParseGrpcTimeout(
   }
   switch (text.back()) {
     case 'H':
-      // 99,999,999 hours do not fit; 10 years are as good as for ever.
+      // 99,999,999 hours would overflow; 10 years are effectively for ever.
       return std::chrono::hours(std::min<int64_t>(value, 87'600));
     case 'M':
       return std::chrono::minutes(std::min<int64_t>(value, 5'256'000));

@@ -18,15 +18,16 @@ namespace {
 
 using boost::asio::ip::tcp;
 
-// They parse, encode short prompts and pass output on; long prompts are encoded
-// elsewhere, and the model runs elsewhere.
+// They parse, encode short prompts and forward output; long prompts are
+// encoded, and the model runs, on other threads.
 constexpr int kThreads = 2;
-// Connections above the limit that are told so at a time; more are just closed.
+// Connections above the limit that get an error at a time; further ones are
+// closed without.
 constexpr int64_t kMaxRefusing = 256;
 
 }  // namespace
 
-// The threads, the listening sockets, and what all connections share.
+// The threads, the listening sockets, and the state shared by all connections.
 class HttpServer::Core : public HttpSessions,
                          public std::enable_shared_from_this<Core> {
  public:
@@ -37,7 +38,7 @@ class HttpServer::Core : public HttpSessions,
   void Remove(HttpSession* session) override;
 
  private:
-  // What becomes of a connection.
+  // The treatment of a new connection.
   enum class Admission { kServe, kRefuse, kClose };
 
   Admission Admit(const std::shared_ptr<HttpSession>& session);
@@ -54,8 +55,8 @@ class HttpServer::Core : public HttpSessions,
   Mutex mu_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   std::unordered_map<HttpSession*, Open> open_ ABSL_GUARDED_BY(mu_);
-  // Of open_. A refused one is there for as long as its client takes to read
-  // that it is: it must not take the place of one that would be served.
+  // Part of open_. A refused connection exists until its client has read the
+  // refusal: it must not take the place of one that could be served.
   int64_t refused_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
@@ -97,7 +98,7 @@ HttpServer::Core::Admission HttpServer::Core::Admit(
   if (stopped_) return Admission::kClose;
   const int64_t served = static_cast<int64_t>(open_.size()) - refused_;
   StrangerBytes* const strangers = options().strangers;
-  // One that is idle, and whose client is unknown, gives way.
+  // An idle connection of an unknown client gives way.
   const bool refused = served >= options().max_connections &&
                        (strangers == nullptr ||
                         !strangers->EndOldest(StrangerBytes::Port::kHttp));
@@ -129,7 +130,7 @@ void HttpServer::Core::Stop() {
       if (const auto session = open.session.lock()) session->PostClose();
     }
   }
-  // The threads end when what the connections had under way is over.
+  // The threads end after the pending operations of connections.
   if (acceptor_ != nullptr) acceptor_->Stop();
 }
 

@@ -21,25 +21,25 @@ using asio::ip::tcp;
 using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
-// The system would take megabytes for a client that does not read; what waits
-// is to be seen, so that the client's sequences pause.
+// The system would buffer megabytes for a client that does not read; a backlog
+// must be noticed, so that the client's sequences pause.
 constexpr int kSendBufferBytes = 64 << 10;
-// What a client may send ahead while its request is answered.
+// Bytes that a client may send ahead while its request is answered.
 constexpr size_t kMaxAheadBytes = 16 << 10;
-// After an answer that ends the connection, what the client is still sending is
-// read for so long, or the system would throw the answer away with it.
+// After an answer that ends the connection, further input is read for this
+// long, or the system would discard the answer.
 constexpr std::chrono::milliseconds kLingerTime{2'000};
 constexpr int64_t kMaxLingerBytes = 16 << 20;
-// While an answer is written, how often it is looked whether any of it is
-// taken: often enough that the engine, which waits as long, hears of it in
-// time.
+// While an answer is written, the interval of checks whether the client accepts
+// any of it: short enough for the engine, which has the same timeout, to be
+// told in time.
 std::chrono::milliseconds ReaderInterval(std::chrono::milliseconds timeout) {
   return std::min(timeout / 4, std::chrono::milliseconds(1'000));
 }
 // nginx's status for a client that left before its answer was whole.
 constexpr int kClientGone = 499;
 
-// Bytes that the other side has not acknowledged; -1: not known.
+// Bytes that the peer has not acknowledged; -1: unknown.
 int UntakenBytes(tcp::socket& socket) {
   int bytes = 0;
   return ioctl(socket.native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : -1;
@@ -49,12 +49,12 @@ absl::string_view View(boost::beast::string_view text) {
   return {text.data(), text.size()};
 }
 
-// What is wrong with how the request says where its body ends, or nothing.
-// Beast takes a body of any other coding than "chunked" for none, and the bytes
-// of the body would be the next request.
+// The error in the request's body framing, or nothing. Beast treats a body of
+// any coding other than "chunked" as empty, and would parse the body as the
+// next request.
 std::string BodyProblem(const http::fields& head, int version) {
-  // Beast takes "5, 5" and two equal ones for 5, as RFC 9112 allows. A proxy
-  // may take them otherwise.
+  // Beast accepts "5, 5" and two equal headers as 5, as RFC 9112 allows. A
+  // proxy may interpret them differently.
   const size_t lengths = head.count(http::field::content_length);
   if (lengths > 1) return "there is more than one Content-Length";
   if (lengths == 1) {
@@ -78,7 +78,7 @@ std::string BodyProblem(const http::fields& head, int version) {
   return "";
 }
 
-// The same for the name of the server, which proxies may go by.
+// The same for the Host header, by which proxies may route.
 std::string HostProblem(const http::fields& head, int version) {
   const size_t hosts = head.count(http::field::host);
   if (hosts > 1) return "there is more than one Host";
@@ -134,8 +134,8 @@ HttpSession::HttpSession(std::shared_ptr<HttpSessions> sessions,
 template <typename F>
 
 void HttpSession::Post(F f) {
-  // Nothing would run it once the threads have ended; all connections are
-  // closed by then.
+  // It could not run after the threads have ended; all connections are closed
+  // by then.
   if (closed_.load()) return;
   asio::post(strand_, [self = shared_from_this(), f = std::move(f)] { f(); });
 }
@@ -290,8 +290,8 @@ void HttpSession::WatchReader() {
 }
 
 void HttpSession::CheckReader() {
-  // The end of a write does not tell: Linux takes more only when a third of its
-  // buffer is free, which may take a slow reader minutes.
+  // A write's completion is too coarse: Linux accepts more only when a third of
+  // its buffer is free, which may take a slow reader minutes.
   if (UntakenBytes(transport_.socket()) != untaken_bytes_) {
     WatchReader();
     if (streaming_ && listener_ != nullptr) listener_->OnProgress();
@@ -325,7 +325,7 @@ void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
 void HttpSession::Read() {
   if (reading_ || state_ == State::kClosed) return;
   if (ended_) return Close();
-  // The answer is on its way: what comes behind it waits for its end.
+  // The answer is in transit: later requests wait for its end.
   if (state_ == State::kAnswering && finished_ && !discards_ &&
       input_.size() >= kMaxAheadBytes) {
     return;
@@ -334,9 +334,9 @@ void HttpSession::Read() {
   transport_.Read(asio::buffer(read_),
                   [self = shared_from_this()](error_code error, size_t bytes) {
                     self->reading_ = false;
-                    // The end of an answer is on its way, which a client may
-                    // have read before it left: the write says whether it was
-                    // taken.
+                    // The end of an answer is being written, and the client may
+                    // have read it before it disconnected: the write's result
+                    // decides.
                     if (error && self->state_ == State::kAnswering &&
                         self->finished_ && self->writing_) {
                       self->ended_ = true;
@@ -351,8 +351,8 @@ void HttpSession::OnRead(size_t bytes) {
   share_.SetBusy();
   if (state_ == State::kAnswering &&
       (discards_ || (!finished_ && input_.size() + bytes > kMaxAheadBytes))) {
-    // Goes on reading, or it would not notice when the client leaves; what is
-    // missing now ends the connection with the answer.
+    // Keeps reading to notice a disconnect; because input is now missing, the
+    // connection ends after this answer.
     discards_ = true;
     keep_alive_ = false;
     input_.clear();
@@ -394,8 +394,8 @@ void HttpSession::Parse() {
     }
     input_.consume(used);
     const bool more = error == http::error::need_more;
-    // Beast bounds the request line and the headers each by itself, and a
-    // chunk's line and the trailers not at all.
+    // Beast limits the request line and the headers separately, and a chunk's
+    // line and the trailers not at all.
     const size_t limit = sessions_->options().max_head_bytes;
     if (state_ == State::kHead) head_bytes_ += used;
     if (state_ == State::kHead &&
@@ -421,9 +421,9 @@ void HttpSession::Parse() {
 }
 
 bool HttpSession::Folds(absl::string_view bytes) {
-  // Beast would join the lines. Others do not, and whoever reads a head in
-  // another way than the proxy before it may be sent a request that the proxy
-  // has not seen (RFC 9112, 5.2).
+  // Beast would join the lines. Other parsers do not, and a server that parses
+  // a head differently from the proxy in front of it can be made to accept a
+  // request that the proxy has not seen (RFC 9112, 5.2).
   for (const char c : bytes) {
     if (head_end_ == '\n' && (c == ' ' || c == '\t')) return true;
     head_end_ = c;
@@ -601,7 +601,9 @@ void HttpSession::OnAllWritten() {
     listener->OnDone(absl::OkStatus());
   }
   if (!keep_alive_) return Linger();
-  if (ended_) return Close();  // nor are requests that it sent ahead begun
+  if (ended_)
+    return Close();  // requests that it sent ahead are not begun
+                     // either
   input_.shrink_to_fit();
   const HttpServerOptions& options = sessions_->options();
   ExpectRequest(
@@ -625,9 +627,9 @@ void HttpSession::Linger() {
   state_ = State::kLingering;
   SetDeadline(kLingerTime);
   if (!transport_.secure()) return CloseSending();
-  // If TLS did not say so, an answer without a length would look as if it had
-  // been cut off. The client answers in kind; if it sends anything else, that
-  // is an error here, and read as without TLS.
+  // Without a TLS close, an answer without a length would look truncated. The
+  // client replies with its own; any other input is an error here, and is read
+  // as without TLS.
   transport_.Shutdown([self = shared_from_this()](error_code error) {
     if (!error) return self->Close();
     self->CloseSending();
@@ -645,7 +647,7 @@ void HttpSession::Discard() {
   if (state_ == State::kClosed || reading_) return;
   if (ended_ || lingered_ > kMaxLingerBytes) return Close();
   reading_ = true;
-  // As it came, also with TLS: it is of no interest, and TLS is over.
+  // Raw bytes, even with TLS: they are discarded, and TLS is over.
   transport_.socket().async_read_some(
       asio::buffer(read_),
       [self = shared_from_this()](error_code error, size_t bytes) {

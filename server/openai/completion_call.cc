@@ -12,12 +12,12 @@
 namespace recurve {
 namespace {
 
-// What an answer that is not streamed may come to, in tokens. Until it is sent,
-// each of a token's logprobs takes some 200 bytes, a token itself far less.
+// Limit on an unstreamed answer, in tokens. Until it is sent, each logprob of a
+// token takes some 200 bytes, a token itself far less.
 constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
 constexpr int64_t kLogprobTokens = 8;
 
-// Of server-sent events a comment, which readers pass over.
+// A comment in server-sent events, which readers ignore.
 constexpr char kPing[] = ": waiting\n\n";
 
 std::string Event(const nlohmann::json& value) {
@@ -46,12 +46,12 @@ class CompletionCall::Choice : public EventSink {
         piece_.last_token = event.token;
       }
       if (piece_.tokens.ids_size() == 0 && piece_.tokens.text().empty()) {
-        piece_bytes_ = 0;  // the one before is sent
+        piece_bytes_ = 0;  // the previous piece is sent
       }
       piece_bytes_ += StepBytes(event, with_logprobs_);
       AppendStep(event, with_logprobs_, &piece_.tokens);
-      // One answer at the end waits for no reader; its size is bounded by
-      // CheckWholeSize.
+      // A single answer at the end does not wait for a reader; CheckWholeSize
+      // limits its size.
       stalled_ = call_->request_.stream &&
                  (piece_.tokens.ids_size() >=
                       call_->environment_.max_buffered_tokens ||
@@ -79,7 +79,7 @@ class CompletionCall::Choice : public EventSink {
     bool unread = false;
     {
       MutexLock lock(&call_->mu_);
-      // The engine ends a stream in this way when its client does not read.
+      // This is how the engine ends a stream whose client does not read.
       unread = call_->streaming_ && call_->write_in_flight_ &&
                absl::IsResourceExhausted(status);
       end_ = std::move(status);
@@ -98,8 +98,8 @@ class CompletionCall::Choice : public EventSink {
 
   StreamTicket ticket_;
   std::optional<uint64_t> id_;  // of the sequence
-  ChoicePiece piece_;           // what gathers until it is sent
-  int64_t piece_bytes_ = 0;     // of its tokens
+  ChoicePiece piece_;           // output not sent yet
+  int64_t piece_bytes_ = 0;     // size of its tokens
   TextOffsets text_offsets_;
   int64_t completion_tokens_ = 0;
   bool stalled_ = false;
@@ -135,7 +135,7 @@ void CompletionCall::Begin(const HttpRequest& request) {
     bytes += static_cast<int64_t>(prompt.prompt_text().size());
   }
   if (bytes <= EncodeThreads::kShortBytes) return Go(PrepareAll());
-  // A text that waits counts as open, as over gRPC.
+  // A text waiting to be encoded counts as open, as over gRPC.
   absl::Status status = OpenStreams();
   if (!status.ok()) return Refuse(ErrorOf(status));
   status = environment_.encode_threads->Add(
@@ -157,7 +157,7 @@ void CompletionCall::Refuse(ApiError error) {
     over_ = true;
     by_quota = retry_after_.has_value();
     if (retry_after_ == kNeverRetry) {
-      // 429 would have clients come again for what can never be had.
+      // With 429 clients would retry a request that can never succeed.
       error.status = 400;
       error.type = "invalid_request_error";
       error.code = "quota_exceeded";
@@ -203,7 +203,7 @@ absl::StatusOr<GenerateInput> CompletionCall::Prepare(size_t index) {
   }
   RECURVE_RETURN_IF_ERROR(
       ValidateOptions(input.options, environment_.engine->limits()));
-  // The text of the prompt is not needed any more.
+  // The prompt's text is no longer needed.
   request_.prompts[index].clear_prompt();
   return input;
 }
@@ -213,7 +213,7 @@ std::optional<ApiError> CompletionCall::CheckWholeSize(
   if (request_.stream) return std::nullopt;
   int64_t tokens = 0;
   for (const GenerateInput& input : inputs) {
-    // The chosen token has one, too.
+    // One more for the chosen token.
     const int64_t logprobs = input.options.sampling.num_logprobs + 1;
     tokens += input.command.generate * (1 + kLogprobTokens * logprobs);
   }
@@ -272,7 +272,7 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
     if (!tenant.ok()) return ErrorOf(tenant.status());
     tenant_ = *std::move(tenant);
   }
-  // First, so that a refusal under overload costs least.
+  // First, so that a refusal under overload costs as little as possible.
   if (absl::Status status = environment_.engine->CheckAccepts(flow());
       !status.ok()) {
     return ErrorOf(status);
@@ -284,7 +284,7 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
   const size_t count = request_.prompts.size();
   const Engine& engine = *environment_.engine;
   if (static_cast<int64_t>(count) > engine.max_active()) {
-    // Not 429, as for a full queue: it will not be another time either.
+    // Not 429, as for a full queue: a retry cannot succeed either.
     ApiError error;
     error.param = "prompt";
     error.message =
@@ -304,7 +304,7 @@ std::optional<ApiError> CompletionCall::PrepareAll() {
   const auto error_of = [&](const absl::Status& status, size_t index) {
     ApiError error = ErrorOf(status);
     if (count > 1) {
-      // What the text of one prompt calls prompt[2] is prompt[index][2] here.
+      // The field prompt[2] of a single prompt is prompt[index][2] here.
       absl::string_view message = error.message;
       error.message = absl::ConsumePrefix(&message, "prompt[")
                           ? absl::StrCat("prompt[", index, "][", message)
@@ -333,7 +333,7 @@ std::optional<ApiError> CompletionCall::Submit(
     submissions.push_back(
         {std::move(inputs[i].options), std::move(inputs[i].command),
          /*close_when_done=*/true,
-         // Shares the call's count: the engine keeps the call alive.
+         // Shares the call's ownership: the engine keeps the call alive.
          std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get()),
          deadline_});
   }
@@ -363,8 +363,8 @@ void CompletionCall::OnWritten() {
   Pump();
 }
 
-// A piece of many tokens takes a slow reader longer than the engine waits for a
-// client that does not read.
+// A slow reader may need longer for a piece of many tokens than the engine
+// waits for a client that does not read.
 void CompletionCall::OnProgress() {
   std::vector<uint64_t> behind;
   {
@@ -377,7 +377,8 @@ void CompletionCall::OnProgress() {
 }
 
 void CompletionCall::OnDone(const absl::Status& status) {
-  environment_.encode_threads->Remove(this);  // the client may have left
+  environment_.encode_threads->Remove(this);  // the client may have
+                                              // disconnected
   {
     MutexLock lock(&mu_);
     over_ = true;
@@ -440,8 +441,8 @@ bool CompletionCall::HasContent(Choice& choice) {
       request_.ShowsTokenIds(environment_.context.tokenizer)) {
     return true;
   }
-  // Its text is held back, as it may be the beginning of a stop string, or
-  // there is none. Kept ids would pause the sequence in the end.
+  // Its text is held back, because it may begin a stop string, or there is
+  // none. Keeping ids would eventually pause the sequence.
   piece.tokens.clear_ids();
   return false;
 }
@@ -501,7 +502,7 @@ HttpResponse CompletionCall::ErrorAnswer(const ApiError& error) const {
   return response;
 }
 
-// Sends what has gathered, unless something is on its way.
+// Sends pending output, unless a write is in flight.
 void CompletionCall::Pump() {
   enum { kNothing, kBegin, kWrite, kSend, kSendWhole } action = kNothing;
   bool finish = false;
@@ -539,7 +540,7 @@ void CompletionCall::Pump() {
         response.content_type = "text/event-stream; charset=utf-8";
         response.headers = headers_;
         response.headers.emplace_back("Cache-Control", "no-cache");
-        // Has nginx pass events on as they come.
+        // Makes nginx forward events without buffering.
         response.headers.emplace_back("X-Accel-Buffering", "no");
         response.ping = kPing;
         response.body = std::exchange(piece, "");
@@ -547,7 +548,7 @@ void CompletionCall::Pump() {
     }
     if (ended) {
       over_ = true;
-      // Before the client hears of the end, so that its next call finds its
+      // Before the client learns of the end, so that its next call finds its
       // place free.
       for (const auto& choice : choices_) choice->ticket_.Close();
     }
@@ -558,9 +559,9 @@ void CompletionCall::Pump() {
       reply_->Send(std::move(response));
       break;
     case kSendWhole:
-      // Not here, on the engine's thread: to make a long answer would take as
-      // long as many steps, which all streams would wait. Nothing of the call
-      // changes any more.
+      // Not on the engine's thread: building a long answer takes as long as
+      // many steps, which would delay all streams. The call's state no longer
+      // changes.
       reply_->SendMade(
           [self = shared_from_this()] { return self->WholeAnswer(); });
       break;

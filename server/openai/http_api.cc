@@ -33,8 +33,7 @@ bool IsJson(absl::string_view content_type) {
                                 "application/json");
 }
 
-// Clients write the slash in a model's name as %2F. What is no hexadecimal
-// number stays as it is.
+// Clients encode the slash in a model's name as %2F. Invalid escapes are kept.
 std::string PercentDecoded(absl::string_view text) {
   std::string decoded;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -52,8 +51,8 @@ std::string PercentDecoded(absl::string_view text) {
   return decoded;
 }
 
-// What is wrong with a client's id of its request; empty: nothing. It goes into
-// a header of the answer, where a line's end would begin another.
+// The error in a client's request id; empty: none. The id is copied to a header
+// of the answer, where a newline would begin another header.
 std::string RequestIdProblem(const std::vector<std::string>& ids) {
   constexpr size_t kMaxBytes = 128;
   constexpr char kExpected[] =
@@ -73,8 +72,8 @@ std::string RequestIdProblem(const std::vector<std::string>& ids) {
   return "";
 }
 
-// Sets the deadline of `request`, if its head names one. What is wrong with
-// that, or nothing.
+// Sets the deadline of `request`, if its head contains one. Returns the error
+// in it, or nothing.
 std::string TakeTimeout(HttpRequest* request) {
   constexpr int64_t kMaxMs = 86'400'000;
   const std::vector<std::string>& values = request->expected_timeout;
@@ -88,7 +87,7 @@ std::string TakeTimeout(HttpRequest* request) {
                         Quote(absl::StrJoin(values, ", ")),
                         "; expected one header with 0 to ", kMaxMs);
   }
-  // Of Envoy, 0 says that there is none.
+  // In Envoy's header, 0 means no timeout.
   if (ms > 0) {
     request->deadline =
         std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
@@ -139,7 +138,7 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
       return ErrorResponse(ErrorOf(tenant.status()));
     }
   }
-  // Here whoever reaches the API would see what all tenants use.
+  // On this port, every client of the API would see the usage of all tenants.
   if (head.path == "/metrics" && options_.metrics != nullptr &&
       options_.environment != nullptr &&
       options_.environment->tenants != nullptr) {
@@ -151,7 +150,7 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
       return ErrorResponse(ErrorOf(status));
     }
   }
-  // With keys, what needs none shows nothing.
+  // With API keys, a path that needs none proves nothing.
   request->entitled =
       options_.environment != nullptr &&
       (options_.environment->tenants == nullptr ||
@@ -170,7 +169,7 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
     response.headers.emplace_back("Allow", completions ? "POST" : "GET, HEAD");
     return response;
   }
-  // Also keeps out what a web page may send without asking.
+  // Also blocks requests that a web page may send without a preflight.
   if (completions && !IsJson(head.content_type)) {
     return HttpError(
         415, absl::StrCat("Content-Type is ",
@@ -239,7 +238,7 @@ HttpResponse HttpApi::Get(const std::string& path) const {
 
 void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
   if (options_.counters == nullptr) return;
-  // A label has few values, whatever clients ask for.
+  // A label has few values, whatever paths clients request.
   const char* endpoint = "other";
   for (const char* known :
        {kCompletions, "/v1/models", "/health", "/metrics"}) {

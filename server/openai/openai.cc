@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// What this API calls the fields of recurve.v1. The longest match counts.
+// This API's names of the fields of recurve.v1. The longest match counts.
 constexpr std::pair<absl::string_view, absl::string_view> kFieldNames[] = {
     {"prompt_ids", "prompt"},
     {"prompt_text", "prompt"},
@@ -35,7 +35,7 @@ std::string WithApiNames(absl::string_view message) {
   return std::string(message);
 }
 
-// The field that a message begins with, as messages about fields do.
+// The field at the start of an error message.
 std::string FieldOf(absl::string_view message) {
   const size_t end = message.find_first_not_of(
       "abcdefghijklmnopqrstuvwxyz_ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789");
@@ -62,7 +62,7 @@ int64_t CountCharacters(absl::string_view text) {
   });
 }
 
-// JSON has no infinities; a token that cannot come has logarithm -inf.
+// JSON has no infinities; an impossible token has log probability -inf.
 double Finite(float logprob) {
   return std::isfinite(logprob) ? logprob : -9999.0;
 }
@@ -78,7 +78,7 @@ json LogprobsJson(const v1::Tokens& tokens, const CompletionRequest& request,
     const std::string text = TokenText(id, request, tokenizer);
     const v1::TokenLogprob& logprob = tokens.logprobs(i);
     json top = json::object();
-    // Where two tokens have one text, the likelier counts.
+    // Of two tokens with the same text, the more likely counts.
     for (const v1::TopLogprob& other : logprob.top()) {
       top.emplace(
           TokenText(static_cast<int32_t>(other.id()), request, tokenizer),
@@ -181,7 +181,7 @@ HttpResponse ErrorResponse(const ApiError& error) {
     const int64_t ms = error.retry_after->count();
     response.headers.emplace_back("Retry-After",
                                   absl::StrCat((ms + 999) / 1000));
-    // Not standard, but what OpenAI's clients look at first.
+    // Not standard, but the header that OpenAI's clients check first.
     response.headers.emplace_back("retry-after-ms", absl::StrCat(ms));
   }
   if (error.status == 401) {
@@ -251,7 +251,7 @@ json ModelsJson(const std::string& model_name, int64_t created,
 }
 
 std::string ToText(const json& value) {
-  // All text is UTF-8 already; should it not be, the call must not throw.
+  // All text should be UTF-8 already; if not, the call must not throw.
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

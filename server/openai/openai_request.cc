@@ -1,4 +1,4 @@
-// The bodies of requests. What goes back is in openai.cc.
+// Parses the bodies of requests. Answers are in openai.cc.
 
 #include <algorithm>
 #include <limits>
@@ -19,14 +19,15 @@ namespace {
 
 using nlohmann::json;
 
-// Deep enough for every field there is.
+// Deep enough for every field.
 constexpr int kMaxDepth = 8;
-// Besides the token ids of prompts. Every field at its limit has some 1,300.
+// Limit without the token ids of prompts. With every field at its limit there
+// are some 1,300.
 constexpr int kMaxValues = 4096;
 constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-// Options that other servers know and this one does not have: they may be given
-// with a value that asks for nothing.
+// Options of other servers that this one lacks: accepted with a value that has
+// no effect.
 struct Neutral {
   absl::string_view name;
   std::vector<json> values;
@@ -81,8 +82,8 @@ class Reader {
          absl::StrCat("is ", DescribeJson(value), "; expected ", expected));
   }
 
-  // What is expected of a token id. Of those that are none of this vocabulary
-  // the engine tells, once it has the lengths of all.
+  // The expected form of a token id. The engine reports ids outside the
+  // vocabulary, once it knows the lengths of all prompts.
   std::string TokenId() const {
     return absl::StrCat("a token id from 0 to ", vocab_size_ - 1);
   }
@@ -92,7 +93,7 @@ class Reader {
     Unexpected(field, value, "true or false");
     return false;
   }
-  // The engine checks the range as well, but sees a float: 1.0000001 would be
+  // The engine checks the range as well, but on a float: 1.0000001 would be
   // "1", and 1e39 "inf".
   float Float(absl::string_view field, const json& value,
               const OptionRange& range) {
@@ -152,7 +153,7 @@ void ReadPrompt(const std::string& field, const json& value, Reader& reader,
   auto& ids = *request->mutable_prompt_ids()->mutable_ids();
   ids.Reserve(static_cast<int>(value.size()));
   for (size_t i = 0; i < value.size() && !reader.failed(); ++i) {
-    // The field's name is made only for an error: a prompt may be long.
+    // The field's name is built only for an error: a prompt may be long.
     const json& id = value[i];
     if (id.is_number_unsigned() && id.get<uint64_t>() <= kMaxInt32) {
       ids.Add(id.get<uint32_t>());
@@ -191,7 +192,7 @@ void ReadLogitBias(const json& value, Reader& reader,
                                     kMaxLogitBias, " are allowed"));
   }
   for (const auto& [key, bias] : value.items()) {
-    // As numbers are written: " 65" or "065" would be a second name of 65.
+    // In canonical form: " 65" or "065" would be a second name of 65.
     uint32_t id;
     if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key ||
         id > kMaxInt32) {
@@ -314,7 +315,7 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
   } else if (key == "logprobs") {
     base->set_logprobs(
         static_cast<uint32_t>(reader.Int(key, value, 0, kMaxLogprobs)));
-  } else if (key == "priority") {  // there, lower comes first
+  } else if (key == "priority") {  // in this API, lower values come first
     base->set_priority(static_cast<int32_t>(
         -reader.Int(key, value, -kMaxPriority, kMaxPriority)));
   } else if (key == "stream") {
@@ -327,7 +328,7 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
     request->tokens_as_ids = reader.Bool(key, value);
   } else if (key == "user" || key == "safety_identifier" ||
              key == "prompt_cache_key") {
-    reader.String(key, value);  // asks for nothing
+    reader.String(key, value);  // has no effect
   } else if (key == "metadata") {
     if (!value.is_object()) reader.Unexpected(key, value, "an object");
   } else {
@@ -351,7 +352,7 @@ void ReadNeutral(const std::string& key, const json& value, Reader& reader) {
   reader.FailUnknown(key);
 }
 
-// This server has no min_tokens: it may be given where nothing ends the output
+// This server has no min_tokens: it is accepted if nothing can end the output
 // before max_tokens.
 void CheckMinTokens(int64_t min_tokens, const v1::StoppingParams& stopping,
                     Reader& reader) {
@@ -382,9 +383,9 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
   const int64_t max_model_len = limits.max_model_len;
   Reader reader(limits.vocab_size);
   int values = 0;
-  int64_t ids = 0;  // of one prompt
-  // Millions of values would take the thread a second, which the streams of
-  // others would wait.
+  int64_t ids = 0;  // ids of one prompt
+  // Millions of values would block the thread for a second, which would delay
+  // the streams of others.
   const auto filter = [&](const std::string& member, const json& value) {
     const bool in_prompt = member == "prompt";
     if (in_prompt && value.is_number_unsigned()) {
@@ -431,7 +432,7 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
   const json* prompt = nullptr;
   int64_t min_tokens = 0;
   for (const auto& [key, value] : parsed->items()) {
-    if (value.is_null()) continue;  // as if it were not there
+    if (value.is_null()) continue;  // as if absent
     if (key == "prompt") {
       prompt = &value;
     } else if (key == "min_tokens") {

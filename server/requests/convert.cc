@@ -16,8 +16,8 @@ namespace {
 
 constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-// Ids beyond int32 cannot be in any vocabulary. The engine's check, which has
-// no room for them, tells of the others.
+// Ids beyond int32 are outside any vocabulary. The engine checks the others;
+// its type cannot hold these.
 absl::Status CheckId(absl::string_view field, uint32_t id,
                      const RequestContext& context) {
   if (id <= kMaxInt32) return absl::OkStatus();
@@ -42,8 +42,8 @@ absl::StatusOr<std::vector<int32_t>> Ids(absl::string_view field,
   return out;
 }
 
-// Stops where the tokens of `text`, behind `position` others, are more than a
-// sequence may have.
+// Stops when the tokens of `text`, after `position` others, exceed the maximum
+// length of a sequence.
 absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view field,
                                             const std::string& text,
                                             int64_t position,
@@ -62,8 +62,8 @@ absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view field,
       "; this server's max_model_len is ", context.max_model_len));
 }
 
-// Asks the system once: it may take longer than all else of a request that is
-// refused.
+// Asks the system only once: a call may take longer than the rest of a refused
+// request.
 uint64_t RandomSeed() {
   static const uint64_t key = [] {
     std::random_device device;
@@ -83,7 +83,7 @@ absl::StatusOr<SamplingParams> SamplingFromProto(
   if (in.has_frequency_penalty())
     out.frequency_penalty = in.frequency_penalty();
   if (in.has_temperature()) out.temperature = in.temperature();
-  // More than any vocabulary has is all of it.
+  // A value beyond any vocabulary means all tokens.
   if (in.has_top_k()) {
     out.top_k = static_cast<int32_t>(std::min(in.top_k(), kMaxInt32));
   }
@@ -94,7 +94,7 @@ absl::StatusOr<SamplingParams> SamplingFromProto(
     RECURVE_RETURN_IF_ERROR(CheckId("sampling.logit_bias key", id, context));
     out.logit_bias.emplace_back(static_cast<int32_t>(id), bias);
   }
-  // A map has no order; the arithmetic must have one.
+  // A map has no order; the arithmetic needs one.
   std::sort(out.logit_bias.begin(), out.logit_bias.end());
   return out;
 }
@@ -166,7 +166,7 @@ absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
   } else {
     const int64_t room = context.max_model_len -
                          static_cast<int64_t>(input.command.append.size());
-    // At least one, so that a prompt that leaves no room is refused with
+    // At least one, so that the refusal of a prompt without room contains
     // numbers.
     input.command.generate =
         std::max<int64_t>(1, std::min(context.default_max_new_tokens, room));

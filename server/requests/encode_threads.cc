@@ -50,7 +50,7 @@ absl::Status EncodeThreads::Add(const void* owner, const Flow& flow,
 }
 
 bool EncodeThreads::Remove(const void* owner) {
-  Job job;  // destroyed without mu_: it may own the last of a call
+  Job job;  // destroyed without mu_: it may own the last reference to a call
   MutexLock lock(&mu_);
   for (auto line = waiting_.begin(); line != waiting_.end(); ++line) {
     std::deque<Job>& jobs = line->second.jobs;
@@ -96,7 +96,7 @@ void EncodeThreads::Run() {
       ++running_;
     }
     job.work();
-    job.work = nullptr;  // what it owns is gone before it counts as done
+    job.work = nullptr;  // its objects are destroyed before it counts as done
     MutexLock lock(&mu_);
     bytes_.Give(job.flow, job.bytes);
     --running_;

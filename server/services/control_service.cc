@@ -11,8 +11,8 @@
 namespace recurve {
 namespace {
 
-// How much is in use of what there is least left of: 0, 0.25, 0.5, 0.75 or 1,
-// so that nobody sees from it what others send.
+// The used part of the scarcer resource, rounded down to 0, 0.25, 0.5, 0.75 or
+// 1, so that it does not reveal the requests of others.
 float Busy(const EngineLoad& load) {
   const auto part = [](int64_t used, int64_t total) {
     return total > 0 ? static_cast<double>(used) / static_cast<double>(total)

@@ -12,7 +12,7 @@ const char* AppendField(const v1::DecodeRequest& request) {
                                                                  : "append_ids";
 }
 
-// How many bytes of a message a row takes, at most.
+// An upper bound on the bytes that a row adds to a message.
 int64_t RowBytes(const StepEvent::LogitsRow& row) {
   constexpr int64_t kFrame = 32;  // tags, lengths and the position
   return kFrame + static_cast<int64_t>(row.values.size() * sizeof(float));

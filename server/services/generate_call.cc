@@ -6,8 +6,8 @@ namespace recurve {
 
 void GenerateCall::Begin() {
   if (!Enter()) return;
-  // First, so that a refusal under overload costs least: the prompt is not even
-  // received.
+  // First, so that a refusal under overload costs as little as possible: the
+  // prompt is not even received.
   if (absl::Status status = CheckAccepts(); !status.ok()) {
     return Refuse(status);
   }

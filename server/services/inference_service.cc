@@ -9,7 +9,7 @@
 namespace recurve {
 namespace {
 
-// A method each call of which is a Call of its own.
+// A method that makes a Call for each call.
 template <typename Call>
 RpcMethod MethodOf(const CallEnvironment& environment) {
   return [&environment](const RpcHead& head, std::shared_ptr<RpcStream> stream)

@@ -21,7 +21,7 @@ using prometheus::Registry;
 
 using Buckets = Histogram::BucketBoundaries;
 
-// Seconds. A request lasts from milliseconds to minutes, a step from tens of
+// In seconds. A request lasts from milliseconds to minutes, a step from tens of
 // microseconds to seconds.
 Buckets RequestBuckets() {
   return {0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1,
@@ -37,8 +37,8 @@ Buckets PowersOfTwo(double last) {
   return buckets;
 }
 Buckets SequenceBuckets() { return PowersOfTwo(1024); }
-// A quantile can be no more than the last bound, and a step on a GPU may have
-// 65535 tokens.
+// A quantile cannot exceed the last bound, and a step on a GPU may have 65535
+// tokens.
 Buckets TokenBuckets() { return PowersOfTwo(65536); }
 
 Counter& MakeCounter(Registry& registry, const std::string& name,
@@ -276,8 +276,8 @@ struct Metrics::Families {
 };
 
 Metrics::Metrics() : families_(std::make_unique<Families>()) {
-  // There before their first event, since alerts look at them and rate() does
-  // not see a series' first value.
+  // Created before their first event, because alerts use them and rate()
+  // ignores a series' first value.
   for (const RefusalReason reason :
        {RefusalReason::kQueueFull, RefusalReason::kDeadline,
         RefusalReason::kQuota, RefusalReason::kDraining,

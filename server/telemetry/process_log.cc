@@ -26,7 +26,7 @@ std::atomic<int64_t> dropped_lines{0};
 Mutex current_mu;
 ProcessLog* current ABSL_GUARDED_BY(current_mu) = nullptr;
 
-// Whether all of it was written.
+// Returns whether everything was written.
 bool Write(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
@@ -44,7 +44,7 @@ bool Write(int fd, std::string_view text) {
 
 }  // namespace
 
-// A file and the lines that wait for it. The log's says how many were dropped.
+// A file and its queued lines. The log's instance reports dropped lines.
 class ProcessLog::Lines {
  public:
   Lines(int fd, bool is_log) : fd_(fd), is_log_(is_log) {}
@@ -61,7 +61,7 @@ class ProcessLog::Lines {
     changed_.NotifyAll();
   }
 
-  // Writes them, until Stop.
+  // Writes the lines, until Stop.
   void Run() {
     while (const std::optional<std::string> line = Next()) {
       if (is_log_) SayDropped();
@@ -118,7 +118,7 @@ class ProcessLog::Lines {
 
   const int fd_;
   const bool is_log_;
-  int64_t said_ = dropped_lines.load();  // of the thread
+  int64_t said_ = dropped_lines.load();  // used by the thread only
 
   Mutex mu_;
   CondVar changed_;
@@ -128,7 +128,7 @@ class ProcessLog::Lines {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// What spdlog's loggers write to.
+// The sink of spdlog's loggers.
 class ProcessLog::Sink : public spdlog::sinks::base_sink<std::mutex> {
  public:
   explicit Sink(std::shared_ptr<Lines> lines) : lines_(std::move(lines)) {}
@@ -139,7 +139,7 @@ class ProcessLog::Sink : public spdlog::sinks::base_sink<std::mutex> {
     formatter_->format(message, line);
     lines_->Push(std::string(line.data(), line.size()));
   }
-  void flush_() override {}  // would wait
+  void flush_() override {}  // would block
 
  private:
   const std::shared_ptr<Lines> lines_;

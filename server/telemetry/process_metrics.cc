@@ -21,18 +21,19 @@ namespace {
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// Of /proc/self/stat, see proc(5).
+// Fields of /proc/self/stat, see proc(5).
 struct Stat {
   double cpu_ticks = 0;    // fields 14 and 15
   double start_ticks = 0;  // field 22, since the machine started
-  double pages = 0;        // field 24, in memory
+  double pages = 0;        // field 24, resident
 };
 
 std::optional<Stat> ReadStat() {
   std::ifstream file("/proc/self/stat");
   std::string text((std::istreambuf_iterator<char>(file)),
                    std::istreambuf_iterator<char>());
-  // The second field is the program's name in parentheses, of any characters.
+  // The second field is the program's name in parentheses, which may contain
+  // any characters.
   const size_t end = text.rfind(')');
   if (end == std::string::npos) return std::nullopt;
   std::istringstream fields(text.substr(end + 1));
@@ -51,7 +52,7 @@ std::optional<Stat> ReadStat() {
   return std::nullopt;
 }
 
-// When the machine started, in seconds since 1970.
+// The machine's boot time, in seconds since 1970.
 std::optional<double> BootTime() {
   std::ifstream file("/proc/stat");
   std::string key;
@@ -66,7 +67,7 @@ std::optional<double> BootTime() {
 std::optional<double> OpenFiles() {
   std::error_code error;
   std::filesystem::directory_iterator entry("/proc/self/fd", error);
-  // The folder itself is open while it is read.
+  // The directory itself is open while it is read.
   double count = -1;
   for (; !error && entry != std::filesystem::directory_iterator();
        entry.increment(error)) {
@@ -107,8 +108,8 @@ std::vector<MetricFamily> CollectProcessMetrics() {
   };
   const double tick = 1.0 / static_cast<double>(sysconf(_SC_CLK_TCK));
   if (const std::optional<Stat> stat = ReadStat()) {
-    // Once: when the clock is set, the time of the boot moves, and that would
-    // look like a restart.
+    // Read once: when the clock is set, the boot time changes, which would look
+    // like a restart.
     static const std::optional<double> boot = BootTime();
     if (boot) {
       add("process_start_time_seconds",

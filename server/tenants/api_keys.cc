@@ -15,7 +15,7 @@
 namespace recurve {
 namespace {
 
-// Every call looks at every key.
+// Every call checks every key.
 constexpr size_t kMaxKeys = 1024;
 constexpr size_t kMaxNameLength = 64;
 constexpr int64_t kMaxStreams = 1 << 20;
@@ -31,7 +31,7 @@ absl::Status Wrong(absl::string_view what) {
   return absl::InvalidArgumentError(what);
 }
 
-// The name is a label of metrics and goes into the log.
+// The name is a metric label and appears in the log.
 absl::Status CheckName(absl::string_view name) {
   const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || IsDigit(c) ||
@@ -131,7 +131,7 @@ absl::StatusOr<TenantEntry> ParseEntry(
       }
       entry.admin = value == "true";
     } else {
-      // Not its text: someone may have put a key here.
+      // Does not quote the text: it may be a key.
       return Wrong(absl::StrCat(
           "a field of ", field.size(),
           " characters is not known; expected sha256=, max_streams=, "

@@ -21,17 +21,17 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr std::chrono::milliseconds kLongestRetry{86'400'000};
-// There is no telling when streams and pages come back.
+// Retry hint if it is unknown when streams and pages will be free.
 constexpr std::chrono::milliseconds kInUseRetry{1'000};
-// What gRPC calls a header.
+// gRPC's term for a header.
 constexpr char kMetadataEntry[] = "metadata entry";
 
 int64_t PagesOf(int64_t tokens) {
   return (tokens + kPageTokens - 1) / kPageTokens;
 }
 
-// The key of "Bearer KEY", with one or more spaces between (RFC 9110, 11.4);
-// nothing if it is no such text.
+// The key in "Bearer KEY", after one or more spaces (RFC 9110, 11.4); nothing
+// for any other text.
 absl::string_view KeyOf(absl::string_view value) {
   constexpr absl::string_view kScheme = "Bearer ";
   if (!absl::StartsWithIgnoreCase(value, kScheme)) return "";
@@ -117,7 +117,7 @@ void Tenant::CloseStream() {
 absl::Status Tenant::TakePages(int64_t count, int64_t total,
                                std::chrono::milliseconds* retry_after) {
   MutexLock lock(&mu_);
-  // What is in use may be above limits that were lowered since.
+  // Current usage may exceed limits that were lowered since.
   if (count > 0 && limits_.max_pages && count > *limits_.max_pages - pages_) {
     *retry_after = total > *limits_.max_pages ? kNeverRetry : kInUseRetry;
     metrics_->OnTenantRefused(name_, "pages");
@@ -300,7 +300,7 @@ absl::Status Tenants::Read() {
   for (const TenantEntry& entry : *entries) {
     std::shared_ptr<Tenant>& tenant = all_[entry.name];
     if (tenant == nullptr) {
-      // Flow 0 is that of a server without keys.
+      // Flow 0 is for a server without keys.
       tenant = std::make_shared<Tenant>(
           entry.name, static_cast<uint32_t>(all_.size()), metrics_);
     }
@@ -344,7 +344,7 @@ absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
     MutexLock lock(&mu_);
     keys = keys_;
   }
-  // All of them, each in constant time: how long it takes tells nothing.
+  // Checks all keys, each in constant time, so that the time reveals nothing.
   const Key* found = nullptr;
   for (const Key& key : *keys) {
     if (CRYPTO_memcmp(key.digest.data(), digest.data(), digest.size()) == 0) {

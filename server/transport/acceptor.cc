@@ -19,9 +19,9 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-// When no more files can be opened, the next try to accept.
+// When no more files can be opened, the delay before the next accept.
 constexpr std::chrono::milliseconds kAcceptPause{100};
-// Anybody can cause the warning, so it is limited.
+// Any client can cause the warning, so it is rate-limited.
 constexpr std::chrono::seconds kWarnInterval{60};
 
 }  // namespace
@@ -31,8 +31,8 @@ Acceptor::Acceptor(const Options& options)
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(
     const Options& options) {
-  // Asio throws where the system has no file for its queue of events, which it
-  // makes with the first socket.
+  // Asio throws if the system has no file for its event queue, which it creates
+  // with the first socket.
   try {
     auto acceptor = std::unique_ptr<Acceptor>(new Acceptor(options));
     RECURVE_RETURN_IF_ERROR(acceptor->Open());
@@ -100,7 +100,7 @@ void Acceptor::Stop() {
 }
 
 Acceptor::~Acceptor() {
-  // Where Start found no thread for all of them.
+  // Start could not start all threads.
   if (!threads_.empty()) Stop();
 }
 
@@ -123,7 +123,7 @@ void Acceptor::Accept(Listening& listening) {
 void Acceptor::OnAccept(Listening& listening, error_code error,
                         tcp::socket socket) {
   if (!listening.acceptor.is_open()) return;
-  if (error) {  // too many open files, say
+  if (error) {  // e.g. too many open files
     WarnOfFiles(error.message());
     listening.pause.expires_after(kAcceptPause);
     listening.pause.async_wait([this, &listening](error_code stopped) {

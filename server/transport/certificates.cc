@@ -20,7 +20,7 @@ namespace {
 // Renewals are due by then.
 constexpr absl::Duration kSoon = absl::Hours(30 * 24);
 constexpr int kMinRsaBits = 2048;
-// A system's list of authorities has some 140, of which many may be old.
+// A system's list of CAs has some 140, of which many may be old.
 constexpr size_t kMaxWarnings = 8;
 
 template <auto free>
@@ -32,7 +32,7 @@ struct Free {
 };
 using Certificate = std::unique_ptr<X509, Free<X509_free>>;
 
-// Of a time that no calendar has: nothing.
+// Nothing for an invalid time.
 std::optional<absl::Time> TimeOf(const ASN1_TIME* time) {
   std::tm utc = {};
   if (ASN1_TIME_to_tm(time, &utc) != 1) return std::nullopt;
@@ -59,9 +59,9 @@ std::string CurveOf(const EVP_PKEY* key) {
   return name;
 }
 
-// The kind of the key, if clients on BoringSSL cannot use the certificate for
-// it. `signs_only`: it signs other certificates and no handshake, for which
-// they take a few kinds more.
+// The kind of the key, if clients based on BoringSSL cannot use the certificate
+// because of it. `signs_only`: it signs other certificates but no handshakes,
+// for which they support a few more kinds.
 std::string UnsupportedKey(X509* certificate, bool signs_only) {
   const EVP_PKEY* const key = X509_get0_pubkey(certificate);
   if (key == nullptr) return "of a kind that OpenSSL does not know";
@@ -88,7 +88,7 @@ std::string UnsupportedKey(X509* certificate, bool signs_only) {
   }
 }
 
-// Looks at one certificate after the other.
+// Inspects one certificate after the other.
 class Inspector {
  public:
   Inspector(CertificateRole role, absl::string_view name, absl::Time now)
@@ -96,8 +96,7 @@ class Inspector {
 
   void Look(X509* certificate) {
     LookAtDates(certificate);
-    // Of an authority of clients, only they and this server have to know the
-    // kind.
+    // For a CA of clients, only they and this server have to support the kind.
     if (role_ == CertificateRole::kServer) {
       const std::string key =
           UnsupportedKey(certificate, /*signs_only=*/count_ > 0);
@@ -180,7 +179,7 @@ CertificateReport InspectCertificates(CertificateRole role,
     if (certificate == nullptr) break;
     inspector.Look(certificate.get());
   }
-  ERR_clear_error();  // of the end of the file
+  ERR_clear_error();  // from reading past the last block
   return inspector.Take();
 }
 

@@ -71,7 +71,7 @@ absl::StatusOr<ListeningSockets> ListeningSockets::Open(absl::string_view what,
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(
       found, freeaddrinfo);
-  // A free port of one address may be taken on another: then another one.
+  // A port that is free on one address may be in use on another: try the next.
   constexpr int kTries = 20;
   for (int i = 0;; ++i) {
     ListeningSockets open(port);
@@ -85,7 +85,7 @@ absl::StatusOr<ListeningSockets> ListeningSockets::Open(absl::string_view what,
 
 int ListeningSockets::ListenOnEach(const addrinfo& addresses) {
   int problem = 0;
-  std::vector<std::string> seen;  // resolvers may give an address twice
+  std::vector<std::string> seen;  // resolvers may return duplicates
   for (const addrinfo* a = &addresses; a != nullptr; a = a->ai_next) {
     std::string bytes(reinterpret_cast<const char*>(a->ai_addr), a->ai_addrlen);
     if (std::find(seen.begin(), seen.end(), bytes) != seen.end()) continue;
@@ -95,16 +95,16 @@ int ListeningSockets::ListenOnEach(const addrinfo& addresses) {
       result = ListenOnAll();
       if (result == 0) return 0;
     }
-    // Without IPv6 there is IPv4.
+    // Fall back to IPv4 without IPv6.
     if (result != EADDRINUSE) {
       result = ListenOn(a->ai_addr, a->ai_addrlen, a->ai_protocol);
     }
-    // Another server has it: a client would reach either.
+    // In use by another server: a client would reach either.
     if (result == EADDRINUSE) return result;
     if (problem == 0) problem = result;
   }
-  // A name may have addresses that this machine has no use for, as "localhost"
-  // has without IPv6: one that can be had is enough.
+  // A name may have addresses that are unusable on this machine, such as the
+  // IPv6 one of "localhost" without IPv6: one usable address is enough.
   return sockets_.empty() ? problem : 0;
 }
 
@@ -121,7 +121,7 @@ int ListeningSockets::ListenOn(const sockaddr* address, socklen_t length,
   } else {
     auto* const six = reinterpret_cast<sockaddr_in6*>(&with_port);
     six->sin6_port = port;
-    // The other family has addresses of its own, but for those that are its.
+    // The other family is bound separately, except for mapped addresses.
     if (!IN6_IS_ADDR_V4MAPPED(&six->sin6_addr))
       SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
   }
@@ -141,7 +141,8 @@ int ListeningSockets::ListenOnAll() {
 }
 
 int ListeningSockets::Bind(int fd, const sockaddr* address, socklen_t length) {
-  // For what lingers of an earlier process; two servers do not share a port.
+  // For connections that linger after an earlier process; two servers never
+  // share a port.
   SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);
   if (bind(fd, address, length) != 0 || listen(fd, SOMAXCONN) != 0) {
     const int error = errno;

@@ -26,10 +26,10 @@
 namespace recurve {
 namespace {
 
-// When files could not be used: they may be half renewed.
+// After a failure: the files may be partly renewed.
 constexpr std::chrono::seconds kRetry{1};
 constexpr std::chrono::hours kInspectionInterval{24};
-// A system's whole list of authorities is a fifth of it.
+// A system's complete list of CAs is a fifth of this.
 constexpr size_t kMaxFileBytes = 1 << 20;
 
 absl::Status Unusable(absl::string_view flag, const std::string& file,
@@ -68,15 +68,15 @@ absl::StatusOr<std::string> ReadFile(absl::string_view flag,
   return text;
 }
 
-// A descriptor's file has this path, for whoever opens files by name.
+// The path of a descriptor's file, for functions that open files by name.
 std::string PathOf(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 
 void CloseFile(int fd) {
   if (fd >= 0) close(fd);
 }
 
-// -1 where errno says why. Hardened kernels give only memory that cannot be
-// executed; those before 6.3 do not know that flag.
+// -1 with errno set. Hardened kernels only allow memory that cannot be
+// executed; kernels before 6.3 do not know that flag.
 int MakeCopy(absl::string_view text) {
 #ifdef MFD_NOEXEC_SEAL
   constexpr unsigned int kNoExec = MFD_NOEXEC_SEAL;
@@ -97,7 +97,7 @@ int MakeCopy(absl::string_view text) {
   return fd;
 }
 
-// Chooses HTTP/2 where the client offers it; gRPC's clients insist on that.
+// Chooses HTTP/2 if the client offers it; gRPC's clients require that.
 int SelectHttp2(SSL*, const unsigned char** out, unsigned char* out_size,
                 const unsigned char* in, unsigned int in_size, void*) {
   static constexpr unsigned char kHttp2[] = {2, 'h', '2'};
@@ -110,7 +110,7 @@ int SelectHttp2(SSL*, const unsigned char** out, unsigned char* out_size,
   return SSL_TLSEXT_ERR_OK;
 }
 
-// A key that needs a passphrase cannot be used: nobody is there to be asked.
+// A key with a passphrase cannot be used: there is no one to ask.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
 }  // namespace
@@ -160,8 +160,8 @@ absl::StatusOr<std::shared_ptr<SSL_CTX>> TlsFiles::MakeContext(
   if (SSL_CTX_use_certificate_chain_file(c, PathOf(copies.cert).c_str()) != 1) {
     return UnusableByOpenSsl("tls-cert", options_.tls_cert);
   }
-  // A key of the certificate's type is compared with it when it is loaded; of
-  // another type, only if that is asked for.
+  // A key is compared with a certificate of its own type when it is loaded;
+  // with one of another type, only on request.
   if (SSL_CTX_use_PrivateKey_file(c, PathOf(copies.key).c_str(),
                                   SSL_FILETYPE_PEM) != 1 ||
       SSL_CTX_check_private_key(c) != 1) {
@@ -179,10 +179,10 @@ absl::StatusOr<std::shared_ptr<SSL_CTX>> TlsFiles::MakeContext(
   if (protocol == Protocol::kHttp2) {
     SSL_CTX_set_alpn_select_cb(c, SelectHttp2, nullptr);
   }
-  // Every connection shows its certificate anew, also after a reload.
+  // Every connection presents certificates anew, also after a reload.
   SSL_CTX_set_options(c, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
   SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
-  // Buffers only while they are used: thousands of connections may be idle.
+  // Frees buffers while they are unused: thousands of connections may be idle.
   SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS);
   return context;
 }
