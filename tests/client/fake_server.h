@@ -16,7 +16,7 @@
 
 namespace recurve {
 
-// What the fake does with one Generate call.
+// The fake's behaviour in one Generate call.
 struct FakeScript {
   struct Step {
     absl::Duration delay;
@@ -59,9 +59,10 @@ class FakeServer {
 
   std::vector<v1::GenerateRequest> requests() const;
   std::vector<std::string> aborted() const;
-  // Generate calls that ended because the client cancelled them or was late.
+  // Generate calls that ended because the client cancelled them or their
+  // deadline passed.
   int cancelled() const { return cancelled_.load(); }
-  // The most Generate calls open at a time.
+  // Maximum number of Generate calls open at a time.
   int peak_streams() const { return peak_streams_.load(); }
 
  private:

@@ -1,7 +1,7 @@
 #ifndef RECURVE_TESTS_CLIENT_RUN_CLI_H_
 #define RECURVE_TESTS_CLIENT_RUN_CLI_H_
 
-// recurve-client in this process.
+// Runs recurve-client in this process.
 
 #include <cstdio>
 #include <cstdlib>
@@ -33,7 +33,7 @@ inline Output RunCli(std::vector<const char*> arguments) {
   return output;
 }
 
-// With a server that RECURVE_SERVER names.
+// With a server in RECURVE_SERVER.
 class CliTest : public testing::Test {
  protected:
   CliTest() { setenv("RECURVE_SERVER", server_.address().c_str(), 1); }

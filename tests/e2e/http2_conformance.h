@@ -8,13 +8,13 @@
 
 #include "tests/testing/http2.h"
 
-// The cases of h2spec, a suite that tests servers of HTTP/2, for a port that
-// serves gRPC. They keep its sections, which are those of RFC 7540 and RFC
-// 7541. Where RFC 9113, which has replaced RFC 7540, demands less, a comment
-// says so.
+// The cases of h2spec, a conformance suite for HTTP/2 servers, for a port that
+// serves gRPC. They keep its section numbers, which are those of RFC 7540 and
+// RFC 7541. Comments mark cases where RFC 9113, which has replaced RFC 7540,
+// requires less.
 namespace recurve::http2 {
 
-// Types of frames.
+// Frame types.
 inline constexpr int kData = 0;
 inline constexpr int kHeaders = 1;
 inline constexpr int kPriority = 2;
@@ -26,13 +26,13 @@ inline constexpr int kGoAway = 7;
 inline constexpr int kWindowUpdate = 8;
 inline constexpr int kContinuation = 9;
 inline constexpr int kUnknownType = 0x16;
-// Their flags.
+// Frame flags.
 inline constexpr int kAck = 1;
 inline constexpr int kEndStream = 1;
 inline constexpr int kEndHeaders = 4;
 inline constexpr int kPadded = 8;
 inline constexpr int kWithPriority = 0x20;
-// Errors.
+// Error codes.
 inline constexpr uint32_t kNoError = 0;
 inline constexpr uint32_t kProtocolError = 1;
 inline constexpr uint32_t kFlowControlError = 3;
@@ -49,14 +49,14 @@ inline constexpr int kInitialWindowSize = 4;
 inline constexpr int kMaxFrameSize = 5;
 inline constexpr int kMaxHeaderListSize = 6;
 
-// What a case waits for. It fails when something comes that rules it out, or
-// when nothing more comes.
+// The result that a case waits for. The case fails on a contradicting frame, or
+// if no more frames arrive.
 struct Wait {
   enum class For {
     kServerSettings,   // the very next frame is SETTINGS without ACK
     kSettingsAck,      // SETTINGS with ACK
     kPong,             // the next PING has ACK and `text`
-    kPongOrEnd,        // the same, or the connection is closed
+    kPongOrEnd,        // as kPong, or the connection is closed
     kHead,             // HEADERS on `stream`
     kData,             // the next DATA on `stream` has `size` bytes
     kServed,           // a call that succeeds, to its end
@@ -64,7 +64,8 @@ struct Wait {
     kReset,            // RST_STREAM on `stream` with one of `codes`
     kGoAway,           // GOAWAY with one of `codes`
     kStreamError,      // either, or the connection is closed
-    kConnectionError,  // GOAWAY with one of `codes`, or it is closed
+    kConnectionError,  // GOAWAY with one of `codes`, or the connection is
+                       // closed
     kEnd,              // the connection is closed
   };
   For what;
@@ -93,7 +94,7 @@ inline Wait StreamError(const std::vector<uint32_t>& codes,
 inline Wait ConnectionError(const std::vector<uint32_t>& codes) {
   return {Wait::For::kConnectionError, 0, codes};
 }
-// Of Ping().
+// The payload of Ping().
 inline constexpr char kPayload[] = "payload.";
 inline Wait Pong() { return {Wait::For::kPong, 0, {}, kPayload}; }
 inline Wait PongOrEnd() { return {Wait::For::kPongOrEnd, 0, {}, kPayload}; }
@@ -106,30 +107,30 @@ struct Step {
 
 struct Case {
   std::string section;
-  std::string name;  // in a test's name, behind the section
+  std::string name;  // in a test's name, after the section
   std::vector<Step> steps;
-  // Without: `steps` begin with the connection preface.
+  // False: `steps` begin with the connection preface.
   bool after_preface = true;
 };
 inline void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
 
 std::vector<Case> GenericCases();
-std::vector<Case> FramingCases();  // of http2, sections 3 to 5
+std::vector<Case> FramingCases();  // http2, sections 3 to 5
 std::vector<Case> FrameCases();    // section 6
 std::vector<Case> MessageCases();  // sections 7 and 8
 std::vector<Case> HpackCases();
 
-// --- What is sent ---
+// --- Bytes to send ---
 
 inline constexpr char kMagic[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-// A literal with all its zeros.
+// A literal including its zero bytes.
 template <size_t kSize>
 std::string Bytes(const char (&literal)[kSize]) {
   return std::string(literal, kSize - 1);
 }
 
-// A message of gRPC without a byte.
+// An empty gRPC message.
 inline std::string EmptyMessage() { return std::string(5, '\0'); }
 
 inline std::string PseudoHeaders(
@@ -141,7 +142,8 @@ inline std::string PseudoHeaders(
 inline std::string GrpcHeaders() {
   return Header("te", "trailers") + Header("content-type", "application/grpc");
 }
-// The head of a call that needs no key and no model. `more` are headers of it.
+// The head of a call that needs no key and no model. `more` are additional
+// headers.
 inline std::string CallHead(const std::string& more = "") {
   return PseudoHeaders() + GrpcHeaders() + more;
 }
@@ -150,7 +152,7 @@ inline std::string HeadersFrame(const std::string& block,
                                 int flags = kEndHeaders, uint32_t stream = 1) {
   return Frame(kHeaders, flags, stream, block);
 }
-// Opens the call; its message is missing.
+// Opens the call, without its message.
 inline std::string Open(uint32_t stream = 1, const std::string& more = "") {
   return HeadersFrame(CallHead(more), kEndHeaders, stream);
 }
@@ -161,7 +163,7 @@ inline std::string DataFrame(const std::string& bytes, int flags = 0,
 inline std::string Message(uint32_t stream = 1) {
   return DataFrame(EmptyMessage(), kEndStream, stream);
 }
-// The whole call.
+// The complete call.
 inline std::string Call(uint32_t stream = 1, const std::string& more = "") {
   return Open(stream, more) + Message(stream);
 }
@@ -169,7 +171,8 @@ inline std::string Continuation(const std::string& block,
                                 int flags = kEndHeaders, uint32_t stream = 1) {
   return Frame(kContinuation, flags, stream, block);
 }
-// The priority fields of a frame: `weight` is one less than it stands for.
+// The priority fields of a frame: `weight` is one less than the weight it
+// encodes.
 inline std::string PriorityOf(uint32_t depends_on, int weight = 255,
                               bool exclusive = false) {
   return BigEndian(depends_on | (exclusive ? 1U << 31 : 0), 4) +

@@ -13,14 +13,14 @@ namespace recurve {
 
 inline constexpr char kCompletionsPath[] = "/v1/completions";
 
-// Fails the test when `text` is not JSON.
+// Fails the test if `text` is not JSON.
 inline nlohmann::json ParseJson(const std::string& text) {
   nlohmann::json value = nlohmann::json::parse(text, nullptr, false);
   EXPECT_FALSE(value.is_discarded()) << text;
   return value;
 }
 
-// What the server answers to a request for completions.
+// The server's answer to a completions request.
 inline HttpResult Complete(TestServer& server, const nlohmann::json& body,
                            const std::vector<std::string>& headers = {}) {
   return Fetch(server.server().http_port(),

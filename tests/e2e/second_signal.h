@@ -10,7 +10,8 @@
 
 namespace recurve {
 
-// Sends SIGTERM twice to a server with a stream under way; it ends at once.
+// Sends SIGTERM twice to a server with a running stream; expects it to end
+// immediately.
 inline void ExpectSecondSignalStops(Process& server) {
   const auto client = *RecurveClient::Create(server.GrpcAddress());
   bool signalled = false;
@@ -18,8 +19,8 @@ inline void ExpectSecondSignalStops(Process& server) {
       GreedyRequest({256, 65}, 8000), [&](const v1::GenerateEvent& event) {
         if (!event.has_tokens() || std::exchange(signalled, true)) return true;
         server.Signal(SIGTERM);
-        // Two that are pending at once are one. What the client does not read
-        // meanwhile makes the request pause, so that it cannot finish.
+        // Two pending signals merge into one. The client does not read, so the
+        // request pauses and cannot finish.
         EXPECT_TRUE(WaitFor([&] {
           const auto health = client->CheckHealth("");
           return health.ok() &&

@@ -27,9 +27,9 @@ ServerOptions DemoOptions();
 
 class TestServer {
  public:
-  // Fails the test when the server does not start.
+  // Fails the test if the server does not start.
   explicit TestServer(ServerOptions options = DemoOptions());
-  // With the tokenizer that `change` makes of the model's.
+  // Decorates the model's tokenizer with `change`.
   using ChangeTokenizer =
       std::function<std::unique_ptr<Tokenizer>(std::unique_ptr<Tokenizer>)>;
   TestServer(ServerOptions options, const ChangeTokenizer& change);
@@ -37,13 +37,13 @@ class TestServer {
   Server& server() { return *server_; }
   FaultyRunner& runner() { return *runner_; }
   std::string address() const;
-  // Where its metrics are to be had without a key.
+  // A port that serves metrics without a key.
   int metrics_port() const;
-  // A client with a connection of its own.
+  // A client with a separate connection.
   std::unique_ptr<RecurveClient> Connect() const;
   std::shared_ptr<grpc::Channel> Channel() const;
 
-  // Waits until nothing is open and checks that all memory is back.
+  // Waits until all requests have ended and checks that all memory is free.
   void ExpectIdle();
 
  private:
@@ -51,8 +51,9 @@ class TestServer {
   FaultyRunner* runner_ = nullptr;
 };
 
-// Holds a server's steps behind the first `steps`, until it is opened or gone:
-// what runs then cannot end before a test has looked at it.
+// Holds a server's steps after the first `steps`, until it is opened or
+// destroyed, so that running requests cannot end before a test has checked
+// them.
 class StepHold {
  public:
   StepHold(TestServer& server, int64_t steps);
@@ -64,19 +65,19 @@ class StepHold {
   bool open_ = false;
 };
 
-// Waits for every stream of the server of `client` to be gone, and for every
-// slot and page to be back.
+// Waits until the server of `client` has no streams, and all slots and pages
+// are free.
 void ExpectNothingLeft(RecurveClient& client);
 
 // A tenant's line of an --api-keys-file.
 std::string KeyLine(const std::string& name, const std::string& key,
                     const std::string& more = "");
 
-// A value of a metric on an HTTP port, labels as they are written; -1 if it is
-// not there.
+// A metric's value on an HTTP port, with labels as written; -1 if it is
+// missing.
 double MetricValue(int http_port, const std::string& name);
 
-// How many requests a server counts as refused for `reason`.
+// The number of requests that a server counts as refused for `reason`.
 double RefusedRequests(TestServer& server, const std::string& reason);
 
 struct GenerateOutcome {
@@ -99,7 +100,7 @@ v1::GenerateRequest GreedyRequest(const std::vector<uint32_t>& prompt,
 // `count` ids of bytes after BOS, fixed by the seed.
 std::vector<uint32_t> RandomPrompt(uint64_t seed, int64_t count);
 
-// What GET answers on loopback, headers and all.
+// The answer to a GET on loopback, including headers.
 std::string HttpGet(int port, const std::string& path);
 
 // Whether this build is slowed down by a sanitizer.

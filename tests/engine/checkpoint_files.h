@@ -35,7 +35,7 @@ auto FailsWith(absl::StatusCode code, const Parts&... parts) {
           testing::AllOf(testing::HasSubstr(std::string(parts))...)));
 }
 
-// An empty directory that goes when the test ends.
+// An empty directory, removed when the test ends.
 class TempFolder {
  public:
   TempFolder() {

@@ -1,4 +1,4 @@
-// Sequences as the scheduler sees them, for its tests.
+// Sequences in the scheduler's view, for its tests.
 #ifndef RECURVE_TESTS_ENGINE_SCHEDULER_TESTING_H_
 #define RECURVE_TESTS_ENGINE_SCHEDULER_TESTING_H_
 
@@ -27,12 +27,12 @@ using Entry = StepPlan::Entry;
 inline constexpr SchedulerLimits kLimits = {
     /*max_batched_tokens=*/100, /*max_chunk_tokens=*/40, /*page_tokens=*/10};
 
-// Arrived in the order of ids; holds the pages of what it has computed.
+// Arrived in the order of ids; holds the pages of its computed tokens.
 inline SequenceView Decoding(uint64_t id, int64_t tokens,
                              int32_t priority = 0) {
   return {id, priority, id, tokens, tokens - 1, (tokens + 8) / 10, true};
 }
-// A prompt of which nothing is computed; holds pages for all of it.
+// A prompt without computed tokens; holds pages for all of it.
 inline SequenceView Prefilling(uint64_t id, int64_t tokens,
                                int32_t priority = 0) {
   return {id, priority, id, tokens, 0, (tokens + 9) / 10, true};
@@ -45,7 +45,7 @@ inline SequenceView Idle(SequenceView view) {
   return view;
 }
 
-// Plans, and checks what holds for every plan.
+// Plans, and checks the invariants of every plan.
 inline StepPlan Plan(const SchedulerLimits& limits, int64_t free_pages,
                      int64_t free_slots,
                      const std::vector<SequenceView>& resident,
@@ -57,7 +57,7 @@ inline StepPlan Plan(const SchedulerLimits& limits, int64_t free_pages,
   return plan;
 }
 
-// Saved in the host's memory: waiting, or resident with its copy on its way.
+// Saved in host memory: waiting, or resident with its copy in progress.
 inline SequenceView FromHost(SequenceView view, int64_t computed) {
   view.num_computed = computed;
   view.from_host = true;

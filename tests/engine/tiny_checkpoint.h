@@ -11,11 +11,11 @@
 
 namespace recurve {
 
-// A checkpoint of the native family, small enough to write for one test.
-// Change the config, fill the tensors it asks for, spoil some, write it.
+// A checkpoint of the native family, small enough to write for one test. Change
+// the config, fill its tensors, corrupt some, write it.
 //
-// Weights are multiples of 1/64 below 1/2, which all float types hold exactly:
-// the same checkpoint in another type is the same model.
+// Weights are multiples of 1/64 below 1/2, which all float types represent
+// exactly: the same checkpoint in another type is the same model.
 struct TinyCheckpoint {
   struct Tensor {
     std::vector<int64_t> shape;
@@ -26,17 +26,17 @@ struct TinyCheckpoint {
   nlohmann::json config;
   std::map<std::string, Tensor> tensors;
 
-  // Two layers, TPA and linear attention, with everything optional in use; a
+  // Two layers, TPA and linear attention, with every option in use; a
   // vocabulary of 260 with the bytes tokenizer; 256 positions.
   static TinyCheckpoint Hybrid();
 
-  // Replaces all tensors by random ones, of the names and shapes that the
+  // Replaces all tensors by random ones, with the names and shapes that the
   // format prescribes for `config`. The same name gets the same numbers.
   void FillTensors();
   void SetDType(DType dtype);
 
-  // Into `folder`: config.json and model.safetensors, or, with more than one
-  // shard, an index and the shards.
+  // Writes config.json and model.safetensors, or, with more than one shard, an
+  // index and the shards.
   void Write(const std::string& folder, int shards = 1) const;
 
  private:

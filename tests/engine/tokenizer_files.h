@@ -15,9 +15,9 @@
 
 namespace recurve {
 
-// A vocabulary large enough for every tokenizer of tests/golden/tokenizer.
+// A vocabulary large enough for every tokenizer in tests/golden/tokenizer.
 constexpr int32_t kGoldenVocabSize = 1600;
-// Of gpt2/gpt2.tiktoken there.
+// Ranks in gpt2/gpt2.tiktoken there.
 constexpr int64_t kGoldenNumRanks = 1500;
 
 inline std::string GoldenPath(absl::string_view name) {
@@ -39,7 +39,7 @@ inline std::vector<int32_t> ReadGoldenIds(absl::string_view name) {
   return ids;
 }
 
-// The tokenizer of a folder of tests/golden/tokenizer.
+// The tokenizer of a folder in tests/golden/tokenizer.
 inline std::unique_ptr<Tokenizer> LoadGolden(absl::string_view folder,
                                              absl::string_view kind = "") {
   TokenizerChoice choice;
@@ -51,7 +51,7 @@ inline std::unique_ptr<Tokenizer> LoadGolden(absl::string_view folder,
   return loaded.ok() ? std::move(*loaded) : nullptr;
 }
 
-// What the ids say as bytes, each token on its own.
+// The bytes of the ids, each token decoded separately.
 inline std::string JoinTokens(const Tokenizer& tokenizer,
                               const std::vector<int32_t>& ids) {
   std::string bytes;

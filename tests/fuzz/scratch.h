@@ -9,10 +9,10 @@
 namespace recurve {
 
 // A file in memory that the code under test opens by its path. Ends the process
-// when the system refuses one: a fuzzer that tests nothing must not look busy.
+// if the system refuses it: a fuzzer that tests nothing must not look busy.
 class MemoryFile {
  public:
-  // `content` followed by `zeros` bytes of 0, which take no memory until read.
+  // `content` followed by `zeros` zero bytes, which take no memory until read.
   explicit MemoryFile(absl::string_view content, int64_t zeros = 0);
   ~MemoryFile();
   MemoryFile(const MemoryFile&) = delete;
@@ -28,8 +28,8 @@ class MemoryFile {
 // The folder that this process writes into, removed when it exits.
 const std::string& ScratchFolder();
 
-// Makes `name` in the scratch folder another name of the file at `target`,
-// replacing what was there; an empty target leaves nothing there.
+// Makes `name` in the scratch folder a link to the file at `target`, replacing
+// any previous one; an empty target only removes it.
 void Link(const std::string& name, const std::string& target);
 
 }  // namespace recurve

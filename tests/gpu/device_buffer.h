@@ -13,8 +13,8 @@
 
 namespace recurve {
 
-// A copy of a host vector. Managed by hand: a test must not hide a kernel that
-// allocates.
+// A copy of a host vector. Managed explicitly: a test must not hide a kernel
+// that allocates.
 template <typename T>
 class DeviceBuffer {
  public:
@@ -49,13 +49,13 @@ class DeviceBuffer {
   size_t size_;
 };
 
-// A multiple of 16 bytes becomes one of 8 only.
+// Reduces the alignment from 16 bytes to 8.
 template <typename T>
 T* Misaligned(T* pointer) {
   return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + 8);
 }
 
-// Floats that the device holds as `type`; what a read gives is exact.
+// Floats stored as `type` on the device; reads are exact.
 class DeviceTensor {
  public:
   DeviceTensor(ElementType type, const std::vector<float>& host)
@@ -95,19 +95,19 @@ class DeviceTensor {
   DeviceBuffer<uint16_t> halves_;
 };
 
-// The values that `type` holds for these.
+// The values rounded to `type`.
 inline std::vector<float> Rounded(ElementType type, std::vector<float> values) {
   if (type == ElementType::kFloat32) return values;
   for (float& value : values) value = BFloat16ToFloat(FloatToBFloat16(value));
   return values;
 }
 
-// One rounding of a result to `type`, relative.
+// Relative error of one rounding to `type`.
 inline double RoundingOf(ElementType type) {
   return type == ElementType::kFloat32 ? 1e-6 : 4e-3;
 }
 
-// Skips where there is no device.
+// Skips tests if there is no device.
 class GpuTest : public testing::Test {
  protected:
   void SetUp() override {

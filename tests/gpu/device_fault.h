@@ -5,8 +5,8 @@
 
 namespace recurve {
 
-// Has the current device write where it may not: an error that stays, for all
-// that the process does with the device from then on. Does not wait.
+// Makes the current device write to an invalid address: a sticky error, for all
+// later use of the device by the process. Does not wait.
 cudaError_t LaunchDeviceFault();
 
 }  // namespace recurve

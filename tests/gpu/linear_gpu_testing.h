@@ -1,5 +1,5 @@
 // A batch of sequences for the linear-attention step on the GPU, in slots full
-// of traps, and the float64 recurrence it is held against.
+// of traps, and the float64 reference recurrence.
 #ifndef RECURVE_TESTS_GPU_LINEAR_GPU_TESTING_H_
 #define RECURVE_TESTS_GPU_LINEAR_GPU_TESTING_H_
 
@@ -34,15 +34,16 @@ struct LinearGpuConfig {
     return angles_by_head ? 10000.0 + 1000.0 * static_cast<double>(head)
                           : 10000.0;
   }
-  // decay, or if that is empty, one of each head that is below 1 but the first.
+  // `decay`, or if it is empty, a value below 1 for each head but the first.
   std::vector<float> Decay() const;
 };
 
-// LinearStepParams::phase_steps: [heads or 1, angles], one 0 without position.
+// LinearStepParams::phase_steps: [heads or 1, angles]; a single 0 without
+// position.
 std::vector<uint64_t> LinearPhases(const LinearGpuConfig& config);
 
-// q, k and v of one token of one sequence, side by side: a pure function of
-// both, with a ramp, so that tokens and features are not alike.
+// q, k and v of one token of one sequence, adjacent: a pure function of both,
+// with a ramp, so that tokens and features differ.
 std::vector<float> LinearToken(const LinearGpuConfig& config, int64_t sequence,
                                int64_t step);
 std::vector<float> LinearFirstState(const LinearGpuConfig& config,
@@ -56,7 +57,7 @@ class LinearGpuOracle {
 
   const std::vector<double>& out() const { return out_; }      // [H, E]
   const std::vector<double>& state() const { return state_; }  // [H, Dk, E]
-  // Σ |S q| of each head, which rounding errors are in proportion to.
+  // Σ |S q| of each head, to which rounding errors are proportional.
   const std::vector<double>& scale() const { return scale_; }
 
  private:
@@ -67,7 +68,7 @@ class LinearGpuOracle {
 };
 
 // Some sequences on the device. Row r is sequence ids[r]; the rows after them
-// are padding in the sink, and the last one lies beyond the count of rows.
+// are padding in the sink, and the last one lies beyond the number of rows.
 class LinearGpuBatch {
  public:
   static constexpr int64_t kPadding = 2;
@@ -76,8 +77,8 @@ class LinearGpuBatch {
 
   LinearGpuBatch(const LinearGpuConfig& config, std::vector<int64_t> ids);
 
-  // The next token of each sequence. Checks what must not change. An in-place
-  // step after deferred ones needs a Fold between them.
+  // Runs the next token of each sequence. Checks that other memory is
+  // unchanged. An in-place step after deferred ones needs a Fold between them.
   void Step(bool deferred = false);
   void Fold();
   std::vector<float> Out(int64_t row) const;    // [H, E]

@@ -1,5 +1,5 @@
-// Batches for the GPU tests of non-causal linear attention, and what float64
-// makes of them.
+// Batches for the GPU tests of non-causal linear attention, and their float64
+// reference.
 #ifndef RECURVE_TESTS_GPU_LINEAR_NONCAUSAL_FIXTURE_H_
 #define RECURVE_TESTS_GPU_LINEAR_NONCAUSAL_FIXTURE_H_
 
@@ -20,7 +20,7 @@
 namespace recurve {
 namespace linear_noncausal_testing {
 
-// Of outputs and of S, ‖error‖ / ‖value‖ of each head.
+// For outputs and S: ‖error‖ / ‖value‖ of each head.
 inline constexpr double kTolerance = 4e-3;
 inline constexpr int64_t kGap = 8;
 
@@ -37,8 +37,8 @@ struct Config {
   LrpeType position = LrpeType::kNone;
   int64_t first_position = 0;
   float scale = 1.0f;
-  float ramp = 1.0f;         // of features, over 37 of them
-  bool head_angles = false;  // each head has its own
+  float ramp = 1.0f;         // over features, with period 37
+  bool head_angles = false;  // each head has different angles
   // Added to all features of q, and of k, by tokens in turn; may be empty.
   std::vector<float> q_levels, k_levels;
 
@@ -50,7 +50,7 @@ struct Config {
   int64_t token() const { return 2 * heads * (head_dim + value_dim); }
 };
 
-// q, k, v and g of a token, side by side, with a ramp.
+// q, k, v and g of a token, adjacent, with a ramp.
 inline std::vector<float> Token(const Config& c, int64_t sequence, int64_t t) {
   std::vector<float> token =
       RandomTensor(9000 * sequence + t + 1, c.token(), -2.0f, 2.0f);
@@ -129,7 +129,7 @@ struct Oracle {
   std::vector<double> state;  // [H, Dk, E]
 };
 
-// Rows on the device, then one in the sink and one beyond the count of rows,
+// Rows on the device, then one in the sink and one beyond the number of rows,
 // whose tokens are NaN.
 class Batch {
  public:
@@ -190,7 +190,7 @@ class Batch {
         shared_workspace_ != nullptr ? shared_workspace_ : workspace_.data();
     return p;
   }
-  // Of another batch, large enough, in place of its own.
+  // Uses another batch's workspace, which must be large enough.
   void UseWorkspace(void* workspace) { shared_workspace_ = workspace; }
   void Run() {
     ASSERT_EQ(LaunchLinearNoncausal(Params(), nullptr), cudaSuccess);
@@ -277,7 +277,8 @@ class Batch {
     return phases;
   }
 
-  // Sums are left there, so it begins as zeros, and nothing else is asked.
+  // The kernel leaves its sums there, so it must begin as zeros; no other
+  // content is required.
   std::vector<char> Workspace() const {
     LinearNoncausalParams p = {};
     p.position = c_.position;
@@ -320,8 +321,8 @@ class LinearNoncausalGpuTest : public GpuTest {
           << RelativelyNear(batch.State(i), want.state, kTolerance).message();
     }
   }
-  // Rows of `all`, whose sequences are those from `first` on, have the bits of
-  // a batch of their own.
+  // Rows of `all`, whose sequences are those from `first` on, have the same
+  // bits as in a separate batch.
   static void ExpectAsAlone(const Config& c, const Batch& all,
                             const std::vector<int64_t>& counts,
                             const std::vector<int64_t>& rows, int64_t first) {

@@ -1,5 +1,5 @@
 // A batch of prompts for the linear-attention prefill on the GPU, in memory
-// full of traps, and the float64 recurrence it is held against.
+// full of traps, and the float64 reference recurrence.
 #ifndef RECURVE_TESTS_GPU_LINEAR_PREFILL_GPU_TESTING_H_
 #define RECURVE_TESTS_GPU_LINEAR_PREFILL_GPU_TESTING_H_
 
@@ -21,7 +21,7 @@ struct PromptPart {
   int64_t count = 0;
 };
 
-// What a prompt gives, in float64, token by token.
+// The results of a prompt in float64, token by token.
 struct PrefillOracle {
   PrefillOracle(const LinearGpuConfig& config, const PromptPart& part,
                 bool fresh);
@@ -30,29 +30,29 @@ struct PrefillOracle {
   std::vector<double> state;  // [H, Dk, E]
 };
 
-// ‖got − want‖ / ‖want‖, the largest of any head, where [.., heads, inner]
-// elements follow each other. Infinite if there is a NaN.
+// ‖got − want‖ / ‖want‖, the largest over all heads, for contiguous [.., heads,
+// inner] elements. Infinite if there is a NaN.
 double WorstHeadError(const std::vector<float>& got,
                       const std::vector<double>& want, int64_t heads,
                       int64_t inner);
 
 // Prompts on the device. After `parts` come a row in the sink and one beyond
-// the count of rows, whose tokens are NaN.
+// the number of rows, whose tokens are NaN.
 class LinearPrefillBatch {
  public:
   struct Options {
     bool fresh = false;      // the slots hold NaN
     bool no_decay = false;   // decay is null
-    bool float_out = false;  // whatever the type of q, k and v
+    bool float_out = false;  // for any type of q, k and v
   };
 
   LinearPrefillBatch(const LinearGpuConfig& config,
                      std::vector<PromptPart> parts, Options options);
 
-  // Goes on with other parts of the same sequences, from the states as they
-  // are.
+  // Continues with other parts of the same sequences, from their current
+  // states.
   void Next(std::vector<PromptPart> parts);
-  // Launches, and checks what must not change.
+  // Launches, and checks that other memory is unchanged.
   void Run();
 
   std::vector<float> Out(int64_t part) const;    // [count, H, E]
@@ -67,7 +67,7 @@ class LinearPrefillBatch {
 
  private:
   static constexpr int64_t kGap = 8;         // elements between tokens
-  static constexpr int64_t kTrapTokens = 9;  // of each row that is no part
+  static constexpr int64_t kTrapTokens = 9;  // of each row outside the parts
 
   int64_t parts() const { return static_cast<int64_t>(parts_.size()); }
   int64_t tokens() const;

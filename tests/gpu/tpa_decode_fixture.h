@@ -1,4 +1,4 @@
-// What tests of TPA decode on the GPU share: shapes, and the comparison with
+// Shared by tests of TPA decode on the GPU: shapes, and the comparison with
 // float64 and of all forms with each other.
 #ifndef RECURVE_TESTS_GPU_TPA_DECODE_FIXTURE_H_
 #define RECURVE_TESTS_GPU_TPA_DECODE_FIXTURE_H_
@@ -19,12 +19,12 @@ inline constexpr TpaDecodeForm kForms[] = {TpaDecodeForm::kParallelB,
                                            TpaDecodeForm::kParallelBh,
                                            TpaDecodeForm::kParallelBn};
 inline constexpr double kTolerance = 4e-3;
-// Of one head: weights times A_v are rounded to 16 bits, and in a head with few
-// features or much cancellation that is more than in a whole query.
+// For one head: weights times A_v are rounded to 16 bits, and in a head with
+// few features or much cancellation the error is larger than in a whole query.
 inline constexpr double kHeadTolerance = 1e-2;
 
 // {H, D, E, Rq, R}: each kernel instance, odd heads, values narrower and wider
-// than keys, sizes that are no multiple of 16, whole queries.
+// than keys, sizes that are not multiples of 16, direct queries.
 inline constexpr TpaShape kShapes[] = {
     {32, 128, 128, 16, 1}, {78, 64, 64, 6, 2},   {5, 64, 48, 6, 3},
     {1, 32, 256, 1, 1},    {3, 256, 32, 32, 4},  {33, 96, 40, 7, 2},
@@ -34,7 +34,7 @@ inline constexpr TpaShape kShapes[] = {
     {9, 4, 60, 3, 1},      {21, 100, 4, 0, 4},   {2, 252, 132, 5, 3},
     {61, 64, 64, 6, 2},    {41, 64, 64, 5, 1},
 };
-// One with heads as rows (tpa_head_rows.cuh).
+// A shape with heads as rows (tpa_head_rows.cuh).
 inline constexpr TpaShape kHeadRowsShape = {61, 64, 64, 6, 2};
 
 using Sequences = std::vector<std::unique_ptr<TpaSequence>>;
@@ -59,8 +59,8 @@ class TpaGpuTest : public GpuTest {
     return sequences;
   }
 
-  // The same with scores so far apart, in every second sequence, that chunks
-  // differ in what theirs are relative to (tpa_softmax.cuh).
+  // As Make, with scores so far apart, in every second sequence, that chunks
+  // have different reference scores (tpa_softmax.cuh).
   static Sequences MakeFarApart(const TpaGpuConfig& config,
                                 const std::vector<int>& lengths) {
     Sequences sequences = Make(config, lengths);

@@ -1,5 +1,5 @@
-// A cache of tensor product attention on the GPU, full of traps, and the oracle
-// that decoding from it is tested against.
+// A cache of tensor product attention on the GPU, full of traps, and the
+// reference for decoding from it.
 #ifndef RECURVE_TESTS_GPU_TPA_GPU_TESTING_H_
 #define RECURVE_TESTS_GPU_TPA_GPU_TESTING_H_
 
@@ -29,15 +29,15 @@ struct TpaGpuConfig {
 // For messages.
 std::string Describe(const TpaGpuConfig& config);
 
-// Queries and factors of one sequence, the latter already rounded to what the
-// cache holds.
+// Queries and factors of one sequence, the latter already rounded to the
+// cache's type.
 struct TpaSequence {
   // Uniform in [-1, 1). Queries of the last `queries` tokens.
   TpaSequence(const TpaGpuConfig& config, int length, int queries,
               uint64_t seed);
-  // Scores from `from` to `to` over the tokens, about.
+  // Makes scores rise from about `from` to about `to` over the tokens.
   void Ramp(const TpaGpuConfig& config, float from, float to);
-  // Scores become so many times as large.
+  // Multiplies scores by `by`.
   void ScaleKeys(const TpaGpuConfig& config, float by);
   // Calls `change` with each factor of keys and values, and rounds the result:
   // 0 A_k, 1 B_k, 2 A_v, 3 B_v.
@@ -47,7 +47,7 @@ struct TpaSequence {
   int length;
   int queries;
   std::vector<float> a_k, b_k, a_v, b_v;  // [length, R, ...]
-  std::vector<float> a_q, b_q;            // [queries, Rq, ...], or whole
+  std::vector<float> a_q, b_q;            // [queries, Rq, ...], or direct
                                           // queries b_q [queries, H, D]
   std::vector<float> cos, sin;            // [queries, D/2]
 };
@@ -57,7 +57,7 @@ struct TpaSequence {
 std::vector<double> TpaGpuOracle(const TpaGpuConfig& config,
                                  const TpaSequence& sequence);
 
-// The same of one query: [H, E].
+// As TpaGpuOracle, for one query: [H, E].
 std::vector<double> TpaGpuOracleOf(const TpaGpuConfig& config,
                                    const TpaSequence& sequence, int query);
 
@@ -66,9 +66,9 @@ struct TpaCached {
   const TpaSequence* sequence;
   int length;
 };
-// A cache of these, a row of the page table for each. Pages are scattered, full
-// of NaN where no token is, with a gap between them; the page table points
-// nowhere beyond what a sequence needs.
+// A cache of these, with a row of the page table for each. Pages are scattered,
+// filled with NaN outside tokens, with a gap between them; the page table has
+// invalid entries beyond a sequence's pages.
 struct TpaHostCache {
   std::vector<uint16_t> pages;
   std::vector<int32_t> table;
@@ -87,27 +87,26 @@ class TpaGpuBatch {
   // [rows, queries, H, E], compact.
   std::vector<float> Decode(TpaDecodeForm form);
   std::vector<float> Decode(const TpaDecodePlan& plan);
-  // kMany: heads are rows where they can be.
+  // kMany: heads are rows where possible.
   TpaDecodePlan Plan(TpaDecodeForm form,
                      TpaContexts contexts = TpaContexts::kMany) const;
 
   // Plans from now on are for a GPU without Hopper's instructions.
   void UsePortableKernel() { portable_ = true; }
 
-  // Decodes from now on ask for this memory, too, for the launch behind them.
+  // Decodes from now on also prefetch this memory, for the launch after them.
   void AskFor(const void* next, int64_t bytes) {
     next_ = next;
     next_bytes_ = bytes;
   }
 
-  // For what a test does itself.
+  // For tests that launch themselves.
   TpaCudaDecodeParams Params(const TpaDecodePlan& plan);
-  // The queries and the step.
+  // Launches the queries and the step.
   cudaError_t Launch(const TpaCudaDecodeParams& params,
                      const TpaDecodePlan& plan, cudaStream_t stream);
   std::vector<float> Compact() const;
-  // Params are of these from then on; those that there are once Share was
-  // called.
+  // Params use these lengths from now on; existing ones after Share is called.
   void SetLengths(const std::vector<int32_t>& lengths);
   void Share(const TpaDecodePlan& plan);
 

@@ -1,5 +1,5 @@
-// Recurrent states in slots full of traps, and the oracle that the
-// linear-attention kernel is tested against.
+// Recurrent states in slots full of traps, and the reference for the
+// linear-attention kernel.
 #ifndef RECURVE_TESTS_KERNELS_LINEAR_ATTN_TESTING_H_
 #define RECURVE_TESTS_KERNELS_LINEAR_ATTN_TESTING_H_
 
@@ -21,7 +21,7 @@ struct LinearTestConfig {
   Activation v_activation = Activation::kNone;
   LrpeType position = LrpeType::kNone;
   bool decays = true;
-  int64_t whole = 0;  // tokens at the begin that see each other
+  int64_t whole = 0;  // first tokens, which see each other
   double base = 10000.0;
 
   int64_t key_dim() const { return LrpeOutputDim(position, head_dim); }
@@ -30,8 +30,8 @@ struct LinearTestConfig {
   std::vector<float> Decay() const;
 };
 
-// q, k and v of all tokens of one sequence, side by side in a row, with NaN
-// between rows; and the state the sequence begins with.
+// q, k and v of all tokens of one sequence, adjacent in a row, with NaN between
+// rows; and the sequence's initial state.
 struct LinearTokens {
   LinearTokens(const LinearTestConfig& config, int64_t length, uint64_t seed);
 
@@ -47,12 +47,12 @@ struct LinearTokens {
   std::vector<float> state;  // [H, Dk, E]
 };
 
-// The recurrence in float64, with the sums of magnitudes that the rounding
-// errors of each value are in proportion to.
+// The recurrence in float64, with the sums of magnitudes to which the rounding
+// errors of each value are proportional.
 struct LinearOracle {
   explicit LinearOracle(const LinearTokens& tokens);
 
-  // `out` and `state` are as this says, to `tolerance`.
+  // Compares `out` and `state` with the reference, to `tolerance`.
   void Expect(absl::Span<const float> out, absl::Span<const float> state,
               double tolerance) const;
 
@@ -62,7 +62,7 @@ struct LinearOracle {
   std::vector<double> state;      // [H, Dk, E]
 };
 
-// A step: so many tokens of each sequence.
+// A step: the number of tokens of each sequence.
 using LinearCut = std::vector<int64_t>;
 
 struct LinearResult {
@@ -70,8 +70,8 @@ struct LinearResult {
   std::vector<std::vector<float>> state;  // by sequence: [H, Dk, E]
 };
 
-// Runs sequences of one config in the steps that `cuts` says. Checks that gaps,
-// other slots and states of sequences without tokens in a step keep their bits.
+// Runs sequences of one config in the steps of `cuts`. Checks that gaps, other
+// slots and states of sequences without tokens in a step keep their bits.
 LinearResult RunLinear(absl::Span<const LinearTokens* const> sequences,
                        absl::Span<const LinearCut> cuts, ThreadPool& pool);
 

@@ -10,8 +10,8 @@
 
 namespace recurve {
 
-// x at `position`, from the definition, with θ_k = base^(−2k/dim). Sines are of
-// long doubles, good for positions of any size that a test uses.
+// x at `position`, by definition, with θ_k = base^(−2k/dim). Sines are of long
+// doubles, accurate for all positions used in tests.
 inline std::vector<double> LrpeOracle(LrpeType type, absl::Span<const double> x,
                                       int64_t position, double base) {
   const size_t dim = x.size();

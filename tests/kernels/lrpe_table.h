@@ -9,7 +9,7 @@
 
 namespace recurve {
 
-// The table of angles for the rows of one step, as a backend makes it.
+// The table of angles for the rows of one step, as a backend computes it.
 struct LrpeTestTable {
   LrpeTestTable(LrpeType type, int64_t dim, double base,
                 const std::vector<int64_t>& positions, ThreadPool& pool) {

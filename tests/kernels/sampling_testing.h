@@ -1,7 +1,7 @@
 #ifndef RECURVE_TESTS_KERNELS_SAMPLING_TESTING_H_
 #define RECURVE_TESTS_KERNELS_SAMPLING_TESTING_H_
 
-// A row with its request, and short ways to sample from it.
+// A row with its request, and helpers to sample from it.
 
 #include <algorithm>
 #include <array>
@@ -66,7 +66,7 @@ inline double UniformOf(const Case& c) {
   return (words[0] * 0x1p21 + (words[1] >> 11)) * 0x1p-53;
 }
 
-// A random row with a random character: spread, ties, extremes, holes.
+// A random row of a random kind: spread, ties, extremes, holes.
 inline Case RandomCase(std::mt19937_64& random) {
   const auto below = [&](int n) { return static_cast<int>(random() % n); };
   const auto real = [&](float low, float high) {

@@ -1,5 +1,5 @@
-// A paged cache of tensor product attention full of traps, and the oracle that
-// its kernels are tested against.
+// A paged cache of tensor product attention full of traps, and the reference
+// for its kernels.
 #ifndef RECURVE_TESTS_KERNELS_TPA_TESTING_H_
 #define RECURVE_TESTS_KERNELS_TPA_TESTING_H_
 
@@ -19,15 +19,14 @@ struct TpaTestConfig {
   Activation activation = Activation::kNone;  // of A_k and A_v
 };
 
-// The factors of all tokens of one sequence, side by side in a row as one
-// product leaves them; NaN between rows.
+// The factors of all tokens of one sequence, adjacent in a row as one product
+// writes them; NaN between rows.
 struct TpaTokens {
   // Uniform factors in [-1, 1).
   TpaTokens(const TpaTestConfig& config, int64_t length, uint64_t seed);
 
-  // Adds `from` ... `to`, a ramp over the tokens, to what the score of each
-  // would be without position; REQUIRES: length >= 1.
-  // The queries must be factored.
+  // Adds `from` ... `to`, a ramp over the tokens, to each score before position
+  // encoding; REQUIRES: length >= 1. The queries must be factored.
   void Ramp(double from, double to);
 
   float* Row(int64_t token) { return data.data() + token * stride; }
@@ -41,8 +40,8 @@ struct TpaTokens {
   std::vector<float> data;  // [length, stride]
 };
 
-// Attention in float64 as the definition states it: k and v of every token and
-// head in full. Returns [H, E] for each of `rows`.
+// Attention in float64 by its definition: k and v of every token and head in
+// full. Returns [H, E] for each of `rows`.
 std::vector<std::vector<double>> TpaOracle(const TpaTokens& tokens,
                                            absl::Span<const int64_t> rows);
 
@@ -53,8 +52,7 @@ struct TpaRow {
 };
 
 // The cache. Pages are scattered over the sequences and full of NaN, with a gap
-// between pages; entries of the page table beyond the tokens known so far point
-// nowhere.
+// between pages; entries of the page table beyond the known tokens are invalid.
 class TpaTestCache {
  public:
   // `sequences` must outlive the cache and be of one config.
@@ -63,7 +61,7 @@ class TpaTestCache {
   // Appends these tokens and attends from them, as one step. Returns [rows, H,
   // E].
   std::vector<float> Step(absl::Span<const TpaRow> rows, ThreadPool& pool);
-  // The whole of sequence 0 in steps of the given sizes.
+  // Runs sequence 0 in steps of the given sizes.
   std::vector<float> Run(absl::Span<const int64_t> cuts, ThreadPool& pool);
 
   const std::vector<float>& pages() const { return pages_; }

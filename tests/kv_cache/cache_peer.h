@@ -7,8 +7,7 @@
 
 namespace recurve {
 
-// Reaches into the bookkeeping to break it, so that tests can show that the
-// checks see it.
+// Breaks the bookkeeping, so that tests can show that the checks detect it.
 class CachePeer {
  public:
   static std::vector<int32_t>& FreeList(IdPool& pool) { return pool.free_; }

@@ -12,8 +12,8 @@
 
 namespace recurve {
 
-// Storage without bytes: remembers what each page and slot was last filled
-// with, and fails on demand.
+// Storage without bytes: records the last fill of each page and slot, and fails
+// on demand.
 class FakeStorage : public CacheStorage {
  public:
   enum class Fill { kUsed, kZero, kNan };
@@ -35,10 +35,10 @@ class FakeStorage : public CacheStorage {
     return Set(slots, slot, Fill::kNan, absl::StrCat("poison slot ", slot));
   }
 
-  // The call with this index, counted from 0, fails; -1: none does.
+  // The call with this index, counted from 0, fails; -1: none.
   int64_t fail_at = -1;
-  // What it fails with. ResourceExhausted, to show that the manager does not
-  // let it pass for a pool that is short.
+  // Its error. ResourceExhausted, to show that the manager does not report it
+  // as an exhausted pool.
   absl::Status failure = absl::ResourceExhaustedError("injected");
 
   int64_t calls = 0;

@@ -1,4 +1,4 @@
-// Certificates for tests of TLS, made when they are needed: none to expire.
+// Certificates for tests of TLS, made on demand, so that none expires.
 #ifndef RECURVE_TESTS_TESTING_CERTIFICATES_H_
 #define RECURVE_TESTS_TESTING_CERTIFICATES_H_
 
@@ -14,12 +14,12 @@ struct PemPair {
   std::string key;
 };
 
-// A PEM key of another type than certificates here have.
+// A PEM key of a type different from that of the certificates here.
 std::string MakeRsaKey();
 
-// A certificate that signs itself, of `name` with a key of this kind: a curve
-// ("P-521"), "ED25519", "ED448", "RSA" or "RSA-PSS", with `bits`; valid from
-// and to so many seconds from now.
+// A self-signed certificate of `name` with a key of this kind: a curve
+// ("P-521"), "ED25519", "ED448", "RSA" or "RSA-PSS", with `bits`; valid between
+// these seconds from now.
 struct CertificateChoice {
   std::string kind = "P-256";
   int bits = 2048;
@@ -29,7 +29,7 @@ struct CertificateChoice {
 };
 PemPair MakeCertificate(const CertificateChoice& choice);
 
-// Signs certificates with one of its own. P-256, valid for a day.
+// Signs certificates with its own. P-256, valid for a day.
 class TestAuthority {
  public:
   TestAuthority();
@@ -46,7 +46,7 @@ class TestAuthority {
   using Certificate = std::unique_ptr<X509, Free>;
   using Key = std::unique_ptr<EVP_PKEY, Free>;
 
-  // Signed by `issuer`, or by itself if that is null.
+  // Signed by `issuer`, or self-signed if that is null.
   Certificate Make(const std::string& name, EVP_PKEY* key, X509* issuer,
                    EVP_PKEY* issuer_key) const;
   static PemPair Pem(X509* certificate, EVP_PKEY* key);

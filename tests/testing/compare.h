@@ -32,8 +32,9 @@ inline testing::AssertionResult NearScaled(absl::Span<const float> got,
   return testing::AssertionSuccess();
 }
 
-// Relative error of a vector: the largest difference against the largest
-// magnitude. (Of single elements it says little where terms cancel.)
+// Relative error of a vector: the largest difference divided by the largest
+// magnitude. (Relative errors of single elements mean little after
+// cancellation.)
 inline testing::AssertionResult RelativelyNear(absl::Span<const float> got,
                                                absl::Span<const double> want,
                                                double tolerance) {

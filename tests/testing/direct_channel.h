@@ -8,8 +8,8 @@
 
 namespace recurve {
 
-// Of channels to servers of tests: gRPC would ask the proxy that the
-// environment names for them.
+// Arguments of channels to test servers: gRPC would otherwise use the proxy in
+// the environment.
 inline grpc::ChannelArguments DirectArguments() {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);

@@ -13,7 +13,7 @@
 
 namespace recurve {
 
-// Commands on one sequence, and how it is sampled.
+// Commands on one sequence, and its sampling.
 struct Script {
   SequenceOptions options;
   std::vector<Command> commands;
@@ -26,8 +26,8 @@ struct Script {
 // Adds the kinds of `count` tokens that one command appends.
 void AppendKinds(int64_t count, std::vector<TokenKind>* kinds);
 
-// Options for an engine on a FakeRunner that has all the memory: no limit but
-// the runner's own, released memory poisoned.
+// Options for an engine with all of a FakeRunner's memory: only the runner's
+// own limits, released memory poisoned.
 EngineOptions OptionsFor(const FakeRunnerOptions& fake);
 
 // REQUIRES: the options are valid.
@@ -35,10 +35,10 @@ std::unique_ptr<Engine> MakeEngine(const EngineOptions& options,
                                    const FakeRunnerOptions& fake,
                                    const Tokenizer* tokenizer = nullptr);
 
-// Runs all commands at once on an engine with nothing else on it.
+// Runs all commands on an otherwise idle engine.
 StreamRecord RunAlone(Engine& engine, const Script& script);
 
-// The same on a fresh engine with plenty of everything.
+// As RunAlone, on a new engine with ample resources.
 StreamRecord RunSolo(const FakeRunnerOptions& model, const Script& script,
                      const Tokenizer* tokenizer = nullptr);
 
@@ -50,8 +50,8 @@ absl::StatusOr<uint64_t> Submit(Engine& engine, const Script& script,
 // Whether no request is open and all memory is free.
 bool IsIdle(const Engine& engine);
 
-// Stops an engine's steps where a test wants them: give Enter to a FakeRunner
-// as on_run. Open until held. Open() must be called before the engine ends.
+// Stops an engine's steps at chosen points: pass Enter to a FakeRunner as
+// on_run. Open until held. Open() must be called before the engine ends.
 class StepGate {
  public:
   void Enter(const StepBatch& batch);
@@ -59,14 +59,14 @@ class StepGate {
   // From the next step on, steps stop before they compute.
   void Hold();
   // Waits until a step is stopped; returns its number, from 1. Ends the test
-  // when none comes for a minute.
+  // after a minute without one.
   int64_t WaitHeld();
-  // Lets the step that is stopped go; the next one stops again.
+  // Releases the stopped step; the next one stops again.
   void Pass();
   void Open();
 
   int64_t steps() const;
-  // Sequences in the batch that entered last.
+  // Sequences in the batch of the last step to enter.
   int64_t last_sequences() const;
 
  private:

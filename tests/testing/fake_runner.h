@@ -22,43 +22,43 @@ struct FakeRunnerOptions {
   int64_t vocab_size = 258;
   int64_t chunk_multiple = 1;
   bool whole_prompts = false;
-  // Whether prompts are computed in another way than steps, as on a GPU.
+  // Whether prompts use a different computation from steps, as on a GPU.
   bool kinds_matter = true;
   int32_t num_host_blocks = 0;  // of one page, or slot
-  // Steps that a restore takes if nobody waits for it.
+  // Steps until a restore completes, unless it is awaited.
   int64_t restore_steps = 0;
   std::vector<int32_t> eos_token_ids;
   // Only bytes that are printable ASCII are ever drawn.
   bool printable = false;
-  // This run, counted from 1, fails as a device does; 0: none.
+  // This run, counted from 1, fails like a device; 0: none.
   int64_t fail_on_run = 0;
-  // This run has no memory for logits that a client wants; 0: none.
+  // In this run memory for logits runs out, if any are wanted; 0: none.
   int64_t no_logits_on_run = 0;
-  // Rows that compute this token have no logits but broken_logit, and it is
+  // Rows that compute this token have only broken_logit as logits, and it is
   // never drawn.
   int32_t broken_token = -1;
   float broken_logit = std::numeric_limits<float>::quiet_NaN();
   std::chrono::microseconds step_time{0};
-  // A step is computed when it is launched, behind all that was asked of it
-  // before, but its results come, and a failure shows, when it is waited for.
+  // A step is computed at its launch, after all earlier operations, but its
+  // results and errors are returned by Wait.
   bool runs_ahead = false;
-  // What a step says that it took; null: it was not measured.
+  // The step's reported device time; null: not measured.
   std::function<double(const StepBatch&)> device_seconds;
-  // On the step thread, before the batch is computed.
+  // Called on the step thread, before the batch is computed.
   std::function<void(const StepBatch&)> on_run;
 };
 
-// A model with memory and no network. Each token leaves a hash of itself, its
-// kind and its position in its page cell, and folds into the state of its slot,
-// which cannot be repeated or undone. The logits of a row are a hash of that
-// state and of all cells up to its position, read through the page table. So
-// tokens change with any wrong page, slot, position or kind, any update that is
-// missing or done twice, and anything left by an earlier owner. With
-// whole_prompts the state also takes in how many tokens of the first prompt its
-// first step has.
+// A model with memory and no network. Each token stores a hash of itself, its
+// kind and its position in its page cell, and is folded into the state of its
+// slot, which can be neither repeated nor undone. The logits of a row are a
+// hash of that state and of all cells up to its position, read through the page
+// table. So any wrong page, slot, position or kind, any missing or repeated
+// update, and any remnant of an earlier owner changes tokens. With
+// whole_prompts the state also depends on the number of tokens of the first
+// prompt in its first step.
 //
-// What can be seen to be wrong is also said outright: Run then returns
-// INTERNAL with the violation, which ends all streams.
+// Detectable violations are also reported directly: Run then returns INTERNAL
+// with the violation, which ends all streams.
 //
 // Thread safety: as ModelRunner.
 class FakeRunner : public ModelRunner, private CacheStorage {
@@ -94,13 +94,13 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   absl::Status Restore(const SavedMemory& memory) override;
   bool Restored(int32_t slot) override;
 
-  // `batch` with the tokens it is fed.
+  // `batch` with its fed tokens filled in.
   StepBatch Feed(const StepBatch& batch) const;
   absl::Status Compute(const StepBatch& batch, StepOutput* output);
   absl::Status CheckShape(const StepBatch& batch) const;
   absl::Status CheckSequence(const StepBatch& batch, int64_t sequence) const;
   absl::Status CheckDistinct(const StepBatch& batch) const;
-  // That the rows of `sequence` begin where a step may have ended.
+  // Checks that the rows of `sequence` begin where a step may have ended.
   absl::Status CheckCut(const StepBatch& batch, int64_t sequence) const;
   absl::Status ComputeSequence(const StepBatch& batch, int64_t sequence);
   uint64_t& Cell(const StepBatch& batch, int64_t sequence, int64_t position);
@@ -109,7 +109,7 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   ModelInfo info_;
   std::vector<uint64_t> cells_;  // [pages + 1, 64]; 0: cleared
   std::vector<State> slots_;     // [slots + 1]
-  // What a block holds: cells of a page, or a state in the first two.
+  // A block's contents: the cells of a page, or a state in the first two.
   std::vector<std::vector<uint64_t>> blocks_;  // [blocks + 1]
   std::vector<int64_t> restored_at_;           // [slots + 1], as runs_
   std::vector<float> logits_;
@@ -120,7 +120,7 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   std::vector<float> waited_logits_;
 };
 
-// What a FakeRunner's logits must be after `tokens` of these kinds, worked out
+// The expected logits of a FakeRunner after `tokens` of these kinds, computed
 // from them alone. [vocab]
 // REQUIRES: !options.whole_prompts.
 std::vector<float> FakeLogits(absl::Span<const int32_t> tokens,

@@ -11,7 +11,7 @@
 
 namespace recurve {
 
-// Passes through to a real model, and misbehaves where asked to.
+// Decorates a real model, and injects faults.
 class FaultyRunner : public ModelRunner {
  public:
   // Called before each step; an error is what the device reports.
@@ -30,7 +30,7 @@ class FaultyRunner : public ModelRunner {
   absl::Status Wait(StepOutput* output) override;
 
   void SetBeforeRun(BeforeRun before);
-  // Called with what each step that did not fail has computed.
+  // Called with the output of each successful step.
   void SetAfterRun(std::function<void(StepOutput*)> after);
 
  private:

@@ -9,8 +9,8 @@
 
 namespace recurve {
 
-// Where the golden checkpoints are: tests/golden/models, or what
-// RECURVE_GOLDEN_MODELS names.
+// The folder of the golden checkpoints: tests/golden/models, or the value of
+// RECURVE_GOLDEN_MODELS.
 inline std::string GoldenFolder() {
   const char* folder = std::getenv("RECURVE_GOLDEN_MODELS");
   return folder != nullptr ? folder : RECURVE_SOURCE_DIR "/tests/golden/models";
@@ -25,7 +25,7 @@ inline std::vector<std::string> GoldenSets() {
   return names;
 }
 
-// A set's name as GoogleTest takes it.
+// A set's name in a form valid for GoogleTest.
 inline std::string GoldenTestName(std::string set) {
   std::replace(set.begin(), set.end(), '-', '_');
   return set;

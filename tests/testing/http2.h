@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 
-// HTTP/2 by hand, for what no client library would send.
+// Hand-written HTTP/2, for input that no client library would send.
 namespace recurve::http2 {
 
-// A number of `bytes` bytes, the highest first.
+// A number as `bytes` bytes, big-endian.
 inline std::string BigEndian(uint32_t value, int bytes) {
   std::string text;
   for (int i = bytes - 1; i >= 0; --i) {
@@ -26,7 +26,7 @@ inline std::string Frame(int type, int flags, uint32_t stream,
                       BigEndian(stream, 4), payload);
 }
 
-// A length as HPACK writes it before a literal.
+// The length of a literal in HPACK.
 inline std::string HpackLength(size_t length) {
   constexpr size_t kPrefix = 127;
   if (length < kPrefix) return std::string(1, static_cast<char>(length));
@@ -38,7 +38,7 @@ inline std::string HpackLength(size_t length) {
   return text;
 }
 
-// A header that is not compressed and not kept.
+// A header without compression or indexing.
 inline std::string Header(const std::string& name, const std::string& value) {
   return absl::StrCat(std::string(1, '\0'), HpackLength(name.size()), name,
                       HpackLength(value.size()), value);
@@ -55,7 +55,7 @@ inline std::string CallHeaders(const std::string& path) {
          Header("te", "trailers") + Header("content-type", "application/grpc");
 }
 
-// More of a head than the server reads.
+// A head longer than the server reads.
 inline std::string EndlessHead(uint32_t stream) {
   const std::string part = Header("x", std::string(16'000, 'x'));
   std::string frames =

@@ -31,11 +31,11 @@ inline constexpr int kHttp2Ack = 1;
 inline constexpr int kHttp2EndHeaders = 4;
 inline constexpr int kHttp2Padded = 8;
 
-// What a server has said on one stream.
+// A server's output on one stream.
 struct Http2Answer {
   std::map<std::string, std::string> head;      // HTTP headers
-  std::map<std::string, std::string> trailers;  // also those of an answer that
-                                                // is nothing else
+  std::map<std::string, std::string> trailers;  // also for a trailers-only
+                                                // answer
   std::string data;
   bool ended = false;  // by the flag END_STREAM
   std::optional<uint32_t> reset;
@@ -45,10 +45,9 @@ struct Http2Answer {
   std::string message() const;
 };
 
-// A client of HTTP/2 that sends what it is told, well-formed or not, and takes
-// apart what comes. It acknowledges SETTINGS and PING and grants the server as
-// much window as it has used, unless it is told not to. Reads end after a
-// minute.
+// An HTTP/2 client that sends any given bytes, well-formed or not, and parses
+// the answers. By default it acknowledges SETTINGS and PING and returns the
+// window that the server has used. Reads time out after a minute.
 class Http2Client {
  public:
   explicit Http2Client(int port, SSL_CTX* tls = nullptr,
@@ -60,20 +59,20 @@ class Http2Client {
   void set_answers_pings(bool answers) { answers_pings_ = answers; }
   void set_grants_window(bool grants) { grants_window_ = grants; }
 
-  // False when the server has closed.
+  // False if the server has closed the connection.
   bool Send(absl::string_view bytes) { return connection_.Send(bytes); }
   // Opens a call; its message follows. `more` are encoded headers.
   bool Open(uint32_t stream, const std::string& path, int flags = 0,
             const std::string& more = "");
-  // `data` in frames of up to `frame` bytes, each with `padding` bytes of it,
-  // as the server's windows permit; reads while they do not.
+  // Sends `data` in frames of up to `frame` bytes, each with `padding` bytes of
+  // padding, as the server's windows permit; reads while they do not.
   bool SendData(uint32_t stream, absl::string_view data, bool end,
                 size_t frame = 16384, int padding = -1);
 
-  // Lets the server send as much as it likes, as far as the socket takes it.
+  // Opens the server's windows to the maximum.
   void GrantAll();
 
-  // Asks the server and reads until it has answered all that was sent so far.
+  // Pings the server and reads until it has answered everything sent so far.
   bool Settle();
   // Reads one frame; false at the end of the connection.
   bool ReadFrame();
@@ -81,23 +80,26 @@ class Http2Client {
   bool ReadUntil(const std::function<bool()>& done);
   // Reads until the stream is over, or the connection.
   const Http2Answer& Await(uint32_t stream);
-  // Reads until the server says GOAWAY; false: it says nothing.
+  // Reads until the server sends GOAWAY; false: it sends none.
   bool AwaitGoAway();
   // Reads to the end of the connection.
   void AwaitEnd();
 
   const Http2Answer& answer(uint32_t stream) { return answers_[stream]; }
   bool at_end() const { return at_end_; }
-  int pings() const { return pings_; }             // of the server
-  int ping_answers() const { return ping_acks_; }  // to those of the client
+  int pings() const { return pings_; }  // sent by the server
+  int ping_answers() const {
+    return ping_acks_;
+  }  // answers to the client's
+     // pings
   struct GoAway {
     uint32_t last_stream;
     uint32_t error;
     std::string reason;
   };
   const std::optional<GoAway>& go_away() const { return go_away_; }
-  // The connection, for reads of bytes and other things below HTTP/2. What was
-  // read and not looked at yet is lost.
+  // The connection, for access below HTTP/2. Bytes read but not parsed yet are
+  // lost.
   HttpConnection& connection() { return connection_; }
 
  private:
@@ -119,12 +121,12 @@ class Http2Client {
   int pings_ = 0;
   int ping_acks_ = 0;
   std::optional<GoAway> go_away_;
-  int64_t window_ = 65'535;              // of the connection, to send
-  std::map<uint32_t, int64_t> windows_;  // of the streams
+  int64_t window_ = 65'535;              // send window of the connection
+  std::map<uint32_t, int64_t> windows_;  // send windows of the streams
   std::map<uint32_t, Http2Answer> answers_;
 };
 
-// A message with the prefix of gRPC.
+// A message with gRPC's prefix.
 std::string GrpcMessage(absl::string_view message);
 
 }  // namespace recurve

@@ -20,32 +20,32 @@ struct HttpResult {
   std::string body;
 };
 
-// One connection to a port of this machine, as low as a test may want it. Reads
-// end after a minute.
+// One low-level connection to a port of this machine. Reads time out after a
+// minute.
 class HttpConnection {
  public:
-  // `receive_buffer`: bytes that the system holds for it; 0: as it likes.
+  // `receive_buffer`: size of the system's buffer; 0: the default.
   explicit HttpConnection(int port, SSL_CTX* tls = nullptr,
                           int receive_buffer = 0);
   ~HttpConnection();
 
   bool connected() const { return connected_; }
-  // False when the other side has closed.
+  // False if the peer has closed the connection.
   bool Send(absl::string_view bytes);
   // Reads one answer, chunked or not.
   HttpResult Read();
-  // Reads what is there, or waits for some; empty at the end.
+  // Reads available bytes, or waits for some; empty at the end.
   std::string ReadSome(size_t at_most = 16384);
-  // Whether ReadSome returns within that time. Not over TLS.
+  // Whether ReadSome would return within that time. Not over TLS.
   bool Readable(std::chrono::milliseconds within) const;
-  // Throws away what is there, without waiting. Not over TLS.
+  // Discards available bytes, without waiting. Not over TLS.
   void Discard();
-  // Whether the other side has said over TLS that nothing more comes.
+  // Whether the peer has ended its output over TLS.
   bool SawTlsEnd() const;
   void HalfClose();  // no more will be sent
-  void Reset();      // breaks off without a word
+  void Reset();      // resets the connection
   void SetReceiveBuffer(int bytes);
-  // Ends what another thread waits for in this object.
+  // Interrupts waits of another thread in this object.
   void Interrupt() const;
 
  private:
@@ -59,11 +59,11 @@ class HttpConnection {
   std::string buffer_;
 };
 
-// A connection to an address of this machine, of IPv4 or IPv6: a descriptor, to
-// be closed; -1 if nobody listens there.
+// Connects to an address of this machine, of IPv4 or IPv6: returns a
+// descriptor, which the caller closes; -1 if the connection is refused.
 int ConnectTo(const std::string& address, int port);
 
-// The bytes of a request; `headers` are whole lines without their end.
+// The bytes of a request; `headers` are whole lines without line ends.
 std::string HttpRequestText(const std::string& method, const std::string& path,
                             const std::string& body = "",
                             const std::vector<std::string>& headers = {});
@@ -71,7 +71,7 @@ std::string HttpRequestText(const std::string& method, const std::string& path,
 std::string PostText(const std::string& path, const std::string& body,
                      const std::vector<std::string>& headers = {});
 
-// One request on a connection of its own.
+// One request on a new connection.
 HttpResult Fetch(int port, const std::string& text);
 
 // The data of each server-sent event.

@@ -9,29 +9,29 @@
 
 namespace recurve {
 
-// What every plan must satisfy, whatever the policy's taste:
+// The rules for every plan, independent of the policy's details:
 //  - ids are known and used once; nothing preempted or idle runs;
-//  - tokens stay within the step, the chunk and what the sequence has left, and
-//    end at a multiple, behind what is whole, or with the last; what is whole
+//  - tokens stay within the step, the chunk and the sequence's remainder, and
+//    end at a multiple, after a whole prompt, or with the last; a whole prompt
 //    is computed in one step;
 //  - pages and slots suffice when the plan is applied in order;
 //  - a victim is idle, or ranks below a resident that takes pages, or yields to
-//    a sequence that is admitted: of higher priority, or of another flow and
-//    with an earlier turn; and somebody gains;
-//  - those admitted are the first of the waiting in rank, none ranks below one
-//    preempted in this step, and the next could not be admitted; only what fits
-//    a step passes what waits, and not what lacks pages and was passed too
-//    often;
+//    an admitted sequence: of higher priority, or of another flow and with an
+//    earlier turn; and some sequence gains;
+//  - admitted sequences are the first of the waiting ones in rank, none ranks
+//    below one preempted in this step, and the next could not be admitted; only
+//    sequences that fit a step pass waiting ones, except one that lacks pages
+//    and was passed too often;
 //  - long prompts have no more than their half while prompts that fit a step,
 //    and have room in memory, lack tokens;
-//  - a resident with a token to decode has it, or no page can be had;
+//  - a resident with a token to decode runs, or lacks a page;
 //  - the highest in rank of the residents runs, or yields to an admission;
-//    residents and admitted ones that wait for a copy from the host run only
-//    if nothing else does, and then one of them;
-//  - where there is work, something runs.
+//    residents and admitted sequences that wait for a copy from the host run
+//    only if nothing else does, and then one of them;
+//  - if there is work, something runs.
 // FailedPrecondition with the rule and the numbers.
 //
-// REQUIRES: every resident holds pages for what it has computed and, where the
+// REQUIRES: every resident holds pages for its computed tokens and, if the
 // model needs pages, at least one.
 absl::Status CheckPlan(const SchedulerLimits& limits, int64_t free_pages,
                        int64_t free_slots,

@@ -9,8 +9,8 @@
 
 namespace recurve {
 
-// A child process whose standard output and error go to files. Killed, if it
-// still runs, when this goes.
+// A child process whose standard output and error go to files. The destructor
+// kills it if it still runs.
 class Process {
  public:
   explicit Process(const std::vector<std::string>& command,
@@ -29,9 +29,10 @@ class Process {
   std::string Out() const { return Read(out_); }
   std::string Err() const { return Read(err_); }
 
-  // HOST:PORT of a server, from what it prints; empty if it does not come up.
+  // HOST:PORT of a server, from its output; empty if it does not start.
   std::string GrpcAddress() const;
-  // The same for any of its "listening NAME=" lines. Once it is up.
+  // As GrpcAddress, for any of its "listening NAME=" lines. Call after it has
+  // started.
   std::string Address(const std::string& name) const;
 
  private:

@@ -1,9 +1,10 @@
 #ifndef RECURVE_TESTS_TESTING_PROGRAM_PATHS_H_
 #define RECURVE_TESTS_TESTING_PROGRAM_PATHS_H_
 
-// Where tests of programs find what they run, so that they also run on another
-// machine: RECURVE_TEST_PROGRAMS is a folder of programs, RECURVE_DEMO_MODEL
-// the demo model's, RECURVE_TEST_DEVICE the server's --device.
+// Paths of the programs under test, configurable so that tests also run on
+// another machine: RECURVE_TEST_PROGRAMS is a folder of programs,
+// RECURVE_DEMO_MODEL the demo model's, RECURVE_TEST_DEVICE the server's
+// --device.
 
 #include <cstdlib>
 #include <string>

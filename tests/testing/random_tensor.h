@@ -22,7 +22,7 @@ inline std::vector<float> RandomTensor(uint64_t seed, int64_t count,
   return values;
 }
 
-// The same, rounded to values that bfloat16 holds exactly.
+// As RandomTensor, rounded to values that bfloat16 represents exactly.
 inline std::vector<float> RandomBFloat16Tensor(uint64_t seed, int64_t count) {
   std::vector<float> values = RandomTensor(seed, count);
   for (float& value : values) {
@@ -31,10 +31,10 @@ inline std::vector<float> RandomBFloat16Tensor(uint64_t seed, int64_t count) {
   return values;
 }
 
-// Fills what a kernel must not read.
+// Fills memory that a kernel must not read.
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Fills what a kernel must not write; SameBits tells whether it did.
+// Fills memory that a kernel must not write; SameBits detects writes.
 inline constexpr float kCanary = -1234.5678f;
 
 }  // namespace recurve

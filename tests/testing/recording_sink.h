@@ -13,28 +13,28 @@
 
 namespace recurve {
 
-// What an engine said of one sequence.
+// An engine's reports on one sequence.
 struct StreamRecord {
   bool admitted = false;
   std::vector<int32_t> tokens;
-  std::vector<float> logprobs;  // beside tokens
+  std::vector<float> logprobs;  // parallel to tokens
   std::string text;
   std::vector<StepEvent::LogitsRow> logits;
   std::vector<CommandResult> results;
   std::optional<absl::Status> end;
   int ends = 0;
-  // The first breach of EventSink's contract; empty: none.
+  // The first violation of EventSink's contract; empty: none.
   std::string violation;
 
   std::vector<int64_t> LogitsPositions() const;
 };
 
-// Remembers all it is told and checks the order in which it is told.
+// Records all reports and checks their order.
 //
-// Thread safety: any thread may ask; the engine tells.
+// Thread safety: the getters may be called from any thread.
 class RecordingSink : public EventSink {
  public:
-  // `stalls` is asked at each step, on the step thread, whether the reader is
+  // `stalls` is called at each step, on the step thread: whether the reader is
   // behind; null: never.
   explicit RecordingSink(std::function<bool()> stalls = nullptr)
       : stalls_(std::move(stalls)) {}
@@ -45,12 +45,12 @@ class RecordingSink : public EventSink {
   void OnEnd(absl::Status status) override;
 
   StreamRecord Record() const;
-  // These wait, for a minute at most, until the stream has ended or has so
+  // These wait, for a minute at most, until the stream has ended or has that
   // much.
   StreamRecord WaitEnd() const;
   StreamRecord WaitTokens(size_t count) const;
   StreamRecord WaitCommands(size_t count) const;
-  // Whether it returned false since last asked.
+  // Whether it returned false since the last call.
   bool TakeStall();
 
  private:

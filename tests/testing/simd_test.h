@@ -13,14 +13,14 @@
 
 namespace recurve {
 
-// A test that runs once for each instruction set that the kernels were compiled
-// for and this machine has, not just for the best one.
+// A test that runs once for each instruction set that was compiled and that
+// this machine supports, not only for the best one.
 class SimdTest : public testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
   void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
 
-  // Whether the instruction set multiplies and adds with one rounding.
+  // Whether the instruction set has fused multiply-add.
   static bool HasFma() {
     int64_t without = HWY_SCALAR | HWY_EMU128 | HWY_SSSE3 | HWY_SSE4;
 #ifdef HWY_SSE2  // newer Highway

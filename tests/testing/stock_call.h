@@ -12,7 +12,7 @@
 
 namespace recurve {
 
-// A call of gRPC's own client, step by step.
+// A call by gRPC's own client, step by step.
 class StockCall {
  public:
   StockCall(const std::shared_ptr<grpc::Channel>& channel,
@@ -71,7 +71,7 @@ class StockCall {
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
 };
 
-// A channel with a connection of its own.
+// A channel with a separate connection.
 inline std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
   grpc::ChannelArguments arguments = DirectArguments();
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

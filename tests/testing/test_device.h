@@ -1,8 +1,8 @@
 #ifndef RECURVE_TESTS_TESTING_TEST_DEVICE_H_
 #define RECURVE_TESTS_TESTING_TEST_DEVICE_H_
 
-// Where a test of the engine runs its model. The same sources are built once
-// for the CPU and, with RECURVE_TEST_ON_GPU, once for the GPU.
+// The device of engine tests. The same sources are built once for the CPU and,
+// with RECURVE_TEST_ON_GPU, once for the GPU.
 
 #include "gtest/gtest.h"
 
@@ -20,7 +20,7 @@ inline constexpr bool kTestOnGpu = false;
 inline constexpr char kTestDevice[] = "cpu";
 #endif
 
-// A base of tests that skips them where there is no such device.
+// A test base that skips tests if the device is missing.
 template <typename Base = testing::Test>
 class OnTestDevice : public Base {
  protected:

@@ -8,7 +8,7 @@
 
 namespace recurve {
 
-// The finaliser of splitmix64: every input bit moves every output bit.
+// The finaliser of splitmix64: every input bit affects every output bit.
 inline uint64_t MixBits(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -42,8 +42,9 @@ class TestRandom {
   uint64_t state_;
 };
 
-// How many seeds a simulation runs: `by_default` times the environment variable
-// RECURVE_SIM_SEEDS (1 when unset; 0.1 and 100 are both of use). At least one.
+// The number of seeds that a simulation runs: `by_default` times the
+// environment variable RECURVE_SIM_SEEDS (1 if unset; e.g. 0.1 or 100). At
+// least one.
 inline uint64_t SimSeeds(uint64_t by_default) {
   const char* factor = std::getenv("RECURVE_SIM_SEEDS");
   if (factor == nullptr) return by_default;

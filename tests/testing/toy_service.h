@@ -14,9 +14,8 @@
 
 namespace recurve {
 
-// Methods for tests of the gRPC transport, without an engine. Each is there
-// twice: as /known/NAME, which takes the caller for known, and as
-// /strange/NAME.
+// Methods for tests of the gRPC transport, without an engine. Each exists
+// twice: as /known/NAME, which makes the client known, and as /strange/NAME.
 //
 //   Echo   sends each message back; OK when the client closes its side
 //   Fill   to "COUNT SIZE" COUNT messages of SIZE bytes, then OK
@@ -26,26 +25,26 @@ namespace recurve {
 //   Fail   INTERNAL, with as many bytes of text as its message says
 class ToyService {
  public:
-  // Of a message; see RpcStream::Read.
+  // Timeout of a message; see RpcStream::Read.
   explicit ToyService(std::chrono::milliseconds read_within = {});
   ~ToyService();
 
-  // The service outlives the server that has these.
+  // The service outlives the server with these methods.
   RpcMethods Methods();
 
-  // Calls whose objects are alive.
+  // Call objects that are alive.
   int64_t alive() const;
   int64_t begun() const;
-  // How many messages have come, and bytes of them.
+  // Messages received, and their bytes.
   int64_t messages() const;
   int64_t message_bytes() const;
-  // How many the socket has taken whole.
+  // Messages completely written to the socket.
   int64_t written() const;
-  // How the calls ended that are over, in their order.
+  // The statuses of ended calls, in order.
   std::vector<absl::Status> ended() const;
-  // Ends the calls of Hold and Accept that have begun.
+  // Ends current calls of Hold and Accept.
   void FinishHeld(const absl::Status& status = absl::OkStatus());
-  // Gives each of them this to write.
+  // Makes each of them write this.
   void WriteHeld(const std::string& message);
 
  private:
@@ -71,7 +70,7 @@ class ToyServer {
   std::unique_ptr<GrpcServer> server_;
 };
 
-// What Fill sends as the message at `index`.
+// The message of Fill at `index`.
 std::string ToyFill(int64_t index, int64_t size);
 
 }  // namespace recurve
