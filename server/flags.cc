@@ -187,8 +187,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "Memory for gRPC messages that are not yet whole, of all connections");
   AddSize(app, "max-stranger-connection-bytes", o.max_stranger_connection_bytes,
           "262144 to --max-stranger-bytes",
-          "Memory that one connection may hold before a call of its client was "
-          "let in");
+          "Memory that one connection may hold while its client is "
+          "unauthenticated");
   AddSize(app, "max-stranger-bytes", o.max_stranger_bytes,
           "1048576 to 1125899906842624",
           "Memory that all such connections may hold together");
@@ -222,7 +222,7 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "kv-dtype", o.model.kv_dtype,
       "TPA factor cache: auto, float32; on the GPU auto, bfloat16, float16");
   AddSwitch(app, "exact", o.model.exact,
-            "on: a request's tokens do not depend on what runs beside it; "
+            "on: a request's tokens do not depend on other requests; "
             "there is no other mode");
   AddCount(app, "num-threads", o.model.num_threads, "0 to 1024",
            "CPU threads; 0: one for each core");

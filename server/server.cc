@@ -160,7 +160,8 @@ void Server::WarnOfStrangers() const {
     }
   } else if (options_.transport.tls_client_ca.empty()) {
     spdlog::warn(
-        "whoever reaches the server may generate{}: --host is {} and there is "
+        "any client that reaches the server may generate{}: --host is {} and "
+        "there is "
         "no --api-keys-file or --tls-client-ca",
         options_.admin ? ", abort the requests of others and drain it" : "",
         host);

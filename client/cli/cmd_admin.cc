@@ -106,7 +106,7 @@ CLI::App* Register(CLI::App* app, int* exit_code, const char* name,
   AddServerFlags(command, &flags->server);
   command
       ->add_option("--timeout", flags->timeout_seconds,
-                   "Give up after so many seconds")
+                   "Give up after this many seconds")
       ->capture_default_str();
   command->callback(
       [flags, call, exit_code] { *exit_code = Run(*flags, call); });

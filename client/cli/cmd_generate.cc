@@ -258,7 +258,7 @@ void AddSamplingFlags(CLI::App* command, GenerateFlags* flags) {
 void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
   command
       ->add_option("--max-new-tokens", flags->max_new_tokens,
-                   "Stop after so many tokens")
+                   "Stop after this many tokens")
       ->transform(Decimal(UINT32_MAX));
   command
       ->add_option("--stop", flags->stop,
@@ -304,7 +304,7 @@ void RegisterGenerate(CLI::App* app, int* exit_code) {
   command->add_option("--priority", flags->priority, "Higher runs first")
       ->check(CLI::Range(INT32_MIN, INT32_MAX));
   command->add_option("--timeout", flags->timeout_seconds,
-                      "Give up after so many seconds");
+                      "Give up after this many seconds");
   command->add_flag("--json", flags->json,
                     "Print one JSON object at the end instead of text");
   command->footer(

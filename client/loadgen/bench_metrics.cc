@@ -34,7 +34,7 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
        "of a latency: percentiles are interpolated linearly between the two "
        "closest ranks, std is of the population; of completed requests, but "
        "for send_lag and reject; null when there is no value"},
-      {"duration", "s", "from the begin of the run to the last final status"},
+      {"duration", "s", "from the start of the run to the last final status"},
       {"completed", "requests",
        "ended with status OK and a whole stream: no gap between tokens, a "
        "finished event, and its count of tokens right"},
@@ -68,7 +68,7 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"total_token_throughput", "tokens/s",
        "(total_input_tokens + total_output_tokens) / duration"},
       {"max_output_tokens_per_s", "tokens/s",
-       "most tokens in one whole second, counted from the begin of the run; "
+       "most tokens in one whole second, counted from the start of the run; "
        "of completed and cancelled requests; null in a run of less than a "
        "second"},
       {"mean_concurrent_requests", "streams",
@@ -78,7 +78,7 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"errors", "requests", "failed requests by gRPC status"},
       {"stopped_early", "", "the run was interrupted, or reached --max-errors"},
       {"interrupted_after", "s",
-       "from the begin of the run to its interruption; null when there was "
+       "from the start of the run to its interruption; null when there was "
        "none"},
       {"interrupted_requests", "requests",
        "under way when the run was interrupted; in no other figure"},

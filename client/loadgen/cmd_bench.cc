@@ -315,13 +315,14 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
   command->add_option("--trace", flags->trace_path,
                       "Open loop: replay times and lengths of this JSONL file");
   command->add_option("--trace-speed", flags->trace_speed,
-                      "Replay so many times as fast [1]");
+                      "Replay this many times as fast [1]");
   command->add_option("--sweep-rates", flags->sweep_rates,
                       "Open loops at these rates, 1,2,5 or 1:64 (doubling), "
                       "until one saturates the server");
   command
-      ->add_option("--sweep-refine", flags->sweep_refine,
-                   "So many more rates between sustained and saturated [0]")
+      ->add_option(
+          "--sweep-refine", flags->sweep_refine,
+          "Number of additional rates between sustained and saturated [0]")
       ->check(CLI::Range(0, 20));
   command->add_option("--sweep-concurrency", flags->sweep_concurrency,
                       "Closed loops with these streams, 1,2,5 or 1:64");
@@ -337,13 +338,13 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
                    "limit with --duration or in a sweep; a trace's]")
       ->transform(Decimal());
   command->add_option("--duration", flags->duration_seconds,
-                      "Start requests for so many seconds [none; 20 for each "
+                      "Start requests for this many seconds [none; 20 for each "
                       "step of a sweep]");
   command->add_option("--timeout", flags->timeout_seconds,
                       "Deadline of each request in seconds");
   command
       ->add_option("--max-errors", flags->max_errors,
-                   "Start nothing more after so many failed requests")
+                   "Start no more requests after this many have failed")
       ->transform(Decimal())
       ->capture_default_str();
   command

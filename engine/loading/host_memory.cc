@@ -134,8 +134,8 @@ absl::Status CheckHostMemory(const HostNeeds& needs, const HostMemory& memory) {
           : needs.cache_option;
   return absl::ResourceExhaustedError(absl::StrCat(
       needs.weights > memory.available ? "" : absl::StrCat(option, "; "),
-      WhatThereIs(memory), " and needed are ", needs.all(), ": ", needs.weights,
-      " for weights, ", needs.cache, " for ", needs.num_pages,
+      WhatThereIs(memory), ", and the model needs ", needs.all(), ": ",
+      needs.weights, " for weights, ", needs.cache, " for ", needs.num_pages,
       " pages of the factor cache, ", needs.state, " for the state of ",
       needs.num_slots, " sequences and ", needs.sampling,
       " for sampling (lower --max-num-seqs, --kv-pool-bytes, --kv-pages or "

@@ -218,11 +218,11 @@ absl::Status CheckGpuMemory(const Checkpoint& checkpoint,
       PlanGpu(checkpoint, model, placement, capacity, engine));
   if (needs.all() <= placement.free_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the GPU has ", placement.free_bytes, " bytes free; needed are ",
-      needs.weights, " for weights, ", needs.cache, " for ", capacity.num_pages,
-      " pages of the factor cache, ", needs.state, " for the state of ",
-      capacity.num_slots, " sequences, ", needs.attention,
-      " for attention and ", needs.sampling,
+      "out of GPU memory: ", needs.all(), " bytes needed, ",
+      placement.free_bytes, " free: ", needs.weights, " for weights, ",
+      needs.cache, " for ", capacity.num_pages, " pages of the factor cache, ",
+      needs.state, " for the state of ", capacity.num_slots, " sequences, ",
+      needs.attention, " for attention and ", needs.sampling,
       " for sampling (lower --kv-pool-bytes or --kv-pages, --max-num-seqs, "
       "--max-model-len or --max-num-batched-tokens)"));
 }

@@ -72,8 +72,8 @@ void CompareEnds(const JsonObject& config, const JsonObject& counts,
       continue;
     }
     model.remarks.push_back(absl::StrCat(
-        config.file(), ": eos_token_id has ", id, ", which that of ",
-        counts.file(), " has not: generations do not end at it"));
+        config.file(), ": eos_token_id has ", id, ", which is not in that of ",
+        counts.file(), ": generations do not end at it"));
   }
 }
 

@@ -43,8 +43,8 @@ absl::StatusOr<PositionConfig> ReadPosition(
   if (type == "none") {
     for (const char* key : {"base", "theta"}) {
       if (!object.Has(key)) continue;
-      return object.Invalid(key,
-                            "is given beside type none; expected type alone");
+      return object.Invalid(
+          key, "is given together with type none; expected type alone");
     }
     return position;
   }
@@ -56,7 +56,8 @@ absl::StatusOr<PositionConfig> ReadPosition(
   }
   if (object.Has("theta")) {
     if (object.Has("base")) {
-      return object.Invalid("theta", "is given beside base; expected one");
+      return object.Invalid("theta",
+                            "is given together with base; expected one");
     }
     RECURVE_ASSIGN_OR_RETURN(
         position.theta,

@@ -74,7 +74,7 @@ absl::StatusOr<Variant> ChooseVariant(const Checkpoint& checkpoint,
           source, " is \"", name, "\", whose queries are ",
           variant.kv_only ? "whole (attn.c_qkv.c_q)"
                           : "factored (attn.c_qkv.W_A_q)",
-          "; the tensors in ", checkpoint.FileOf(""), " say the other"));
+          "; the tensors in ", checkpoint.FileOf(""), " show the other"));
     }
     return variant;
   }

@@ -199,10 +199,11 @@ absl::Status Admission::CheckTime(const Flow& flow, int32_t priority,
   // tokens until then.
   if (run > left) run = 0;
   if (wait == 0 || wait + run <= left) return absl::OkStatus();
-  absl::Status late = absl::ResourceExhaustedError(absl::StrFormat(
-      "the wait is about %.3g s, and what is asked for takes about %.3g s; the "
-      "call's deadline leaves %.3g s",
-      wait, run, std::max(0.0, left)));
+  absl::Status late = absl::ResourceExhaustedError(
+      absl::StrFormat("the wait is about %.3g s, and the request takes about "
+                      "%.3g s; the call's "
+                      "deadline leaves %.3g s",
+                      wait, run, std::max(0.0, left)));
   late.SetPayload(kTooLate, absl::Cord());
   return late;
 }
@@ -217,8 +218,8 @@ absl::Status Admission::CheckStart(const Flow& flow, const Work& work,
     return absl::OkStatus();
   }
   return absl::DeadlineExceededError(absl::StrFormat(
-      "after a wait of %.3g s the call's deadline leaves %.3g s; what is asked "
-      "for takes about %.3g s",
+      "after a wait of %.3g s the call's deadline leaves %.3g s; the request "
+      "takes about %.3g s",
       SecondsBetween(submitted, now), std::max(0.0, left), run));
 }
 

@@ -140,7 +140,7 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
   const bool generates = command.generate > 0;
   if (appended > 0 && num_tokens + appended > max - (generates ? 1 : 0)) {
     const std::string beside =
-        num_tokens > 0 ? absl::StrCat(" beside the sequence's ", num_tokens)
+        num_tokens > 0 ? absl::StrCat(" after the sequence's ", num_tokens)
                        : "";
     return absl::InvalidArgumentError(
         absl::StrCat(append_field, " has ", appended, " tokens", beside,

@@ -113,10 +113,10 @@ absl::Status CheckNoOtherRanks(const std::string& dir) {
 // a tokenizer that would otherwise be ignored.
 absl::Status CheckNoHalfPair(const std::string& dir) {
   static constexpr std::pair<const char*, const char*> kFiles[] = {
-      {"vocab.json", "merges.txt beside it"},
-      {"merges.txt", "vocab.json beside it"},
-      {"encoder.json", "the name vocab.json, and merges.txt beside it"},
-      {"vocab.bpe", "the name merges.txt, and vocab.json beside it"}};
+      {"vocab.json", "merges.txt next to it"},
+      {"merges.txt", "vocab.json next to it"},
+      {"encoder.json", "the name vocab.json, and merges.txt next to it"},
+      {"vocab.bpe", "the name merges.txt, and vocab.json next to it"}};
   for (const auto& [name, expected] : kFiles) {
     RECURVE_ASSIGN_OR_RETURN(const bool exists,
                              FileExists(absl::StrCat(dir, "/", name)));

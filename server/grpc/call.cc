@@ -58,15 +58,15 @@ void GrpcCall::Finish(absl::Status status, RpcMetadata trailers) {
 
 void GrpcCall::Break() {
   CallAction action(CallAction::Kind::kBreak);
-  action.status = absl::CancelledError("the server broke the call off");
+  action.status = absl::CancelledError("the server ended the call");
   Post(std::move(action));
 }
 
 void GrpcCall::Evict() {
   CallAction action(CallAction::Kind::kEvict);
   action.status = absl::ResourceExhaustedError(
-      "the messages that this server is receiving hold as much memory as they "
-      "may, and this call has held some for longest");
+      "the messages that this server is receiving have reached their memory "
+      "limit, and this call has held some for longest");
   Post(std::move(action));
 }
 

@@ -41,9 +41,8 @@ std::string ReasonOf(Offence offence, const GrpcServerOptions& options) {
     case Offence::kWaste:
       return "too many bytes that belong to no call";
     case Offence::kMemory:
-      return "a client that has not shown that it may call holds more memory "
-             "than it may (--max-stranger-connection-bytes, "
-             "--max-stranger-bytes)";
+      return "an unauthenticated client holds more memory than allowed "
+             "(--max-stranger-connection-bytes, --max-stranger-bytes)";
     case Offence::kTimeout:
       return absl::StrCat(
           "the TLS handshake, the connection preface or the head of a call did "
@@ -54,7 +53,7 @@ std::string ReasonOf(Offence offence, const GrpcServerOptions& options) {
       return absl::StrCat("the client took nothing for ",
                           options.stalled_client_timeout.count(), " ms");
     case Offence::kProtocol:
-      return "what came is not well-formed HTTP/2";
+      return "the input is not well-formed HTTP/2";
   }
   return "";
 }

@@ -39,7 +39,7 @@ void SetNotFound(const std::string& what, ServerReflectionResponse* response) {
   auto& error = *response->mutable_error_response();
   error.set_error_code(static_cast<int>(absl::StatusCode::kNotFound));
   error.set_error_message(
-      absl::StrCat("this server has nothing that is called ", Quote(what)));
+      absl::StrCat("this server has nothing named ", Quote(what)));
 }
 
 ServerReflectionResponse Answer(const std::vector<std::string>& services,

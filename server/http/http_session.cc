@@ -165,17 +165,16 @@ void HttpSession::StartRefused() {
   Post([this] {
     RefuseConnection(
         absl::StrCat("the server has ", sessions_->options().max_connections,
-                     " connections, as many as --max-http-connections allows; "
-                     "come back"));
+                     " connections, the limit of --max-http-connections; retry "
+                     "later"));
   });
 }
 
 void HttpSession::RefuseStranger() {
-  RefuseConnection(absl::StrCat(
-      "connections whose clients have not shown that they may "
-      "call hold ",
-      sessions_->options().strangers->max_total(),
-      " bytes, as much as --max-stranger-bytes allows; come back"));
+  RefuseConnection(
+      absl::StrCat("connections of unauthenticated clients hold ",
+                   sessions_->options().strangers->max_total(),
+                   " bytes, the limit of --max-stranger-bytes; retry later"));
 }
 
 void HttpSession::RefuseConnection(const std::string& message) {
@@ -488,7 +487,7 @@ bool HttpSession::CountBody() {
   HttpResponse response = HttpError(
       503, absl::StrCat("the bodies that the server receives have ",
                         sessions_->options().max_bodies_bytes,
-                        " bytes, the most that it takes at a time; come back"));
+                        " bytes, the limit for all together; retry later"));
   response.headers.emplace_back("Retry-After", "1");
   Refuse(response);
   return false;
@@ -533,7 +532,7 @@ void HttpSession::RefuseMalformed(error_code error) {
     Refuse(HttpError(413, absl::StrCat("the body has more than ",
                                        options.max_body_bytes, " bytes")));
   } else {
-    Refuse(HttpError(400, "this is no well-formed HTTP request"));
+    Refuse(HttpError(400, "the request is not well-formed HTTP"));
   }
 }
 

@@ -412,8 +412,9 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
   }
   if (values > kMaxValues) {
     ApiError error;
-    error.message = absl::StrCat("the body has more than ", kMaxValues,
-                                 " values besides the token ids of prompt");
+    error.message =
+        absl::StrCat("the body has more than ", kMaxValues,
+                     " values in addition to the token ids of prompt");
     return error;
   }
   if (!parsed.ok()) {

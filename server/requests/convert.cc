@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view field,
   if (!absl::IsOutOfRange(ids.status())) return ids;
   return absl::InvalidArgumentError(absl::StrCat(
       field, " ", ids.status().message(),
-      position > 0 ? absl::StrCat(" beside the sequence's ", position) : "",
+      position > 0 ? absl::StrCat(" after the sequence's ", position) : "",
       "; this server's max_model_len is ", context.max_model_len));
 }
 

@@ -231,8 +231,7 @@ struct Metrics::Families {
                 {{"state", "total"}});
   Counter& grpc_refused = MakeCounter(
       r, "grpc_connections_refused_total",
-      "gRPC connections that were closed, as there were as many as there may "
-      "be.");
+      "gRPC connections that were closed because the limit was reached.");
   prometheus::Family<Counter>& grpc_ended =
       BuildCounter()
           .Name("recurve_grpc_connections_ended_total")

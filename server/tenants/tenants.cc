@@ -147,8 +147,8 @@ absl::StatusOr<int64_t> Tenant::TakeTokens(
                             std::chrono::milliseconds(1), kLongestRetry);
   metrics_->OnTenantRefused(name_, "tokens");
   return absl::ResourceExhaustedError(
-      absl::StrCat("tenant ", name_, " has no ", count,
-                   " tokens (prompt and most that may be generated) left; its "
+      absl::StrCat("tenant ", name_, " has no budget for ", count,
+                   " tokens (prompt and maximum output); its "
                    "tokens_per_second is ",
                    limits_.rate->tokens_per_second, " with a token_burst of ",
                    limits_.rate->burst));

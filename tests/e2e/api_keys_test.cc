@@ -364,8 +364,8 @@ TEST_F(ApiKeysTest, TokensAreLimited) {
     EXPECT_EQ(refusal.status.error_code(),
               grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_EQ(refusal.status.error_message(),
-              "tenant a has no 1200 tokens (prompt and most that may be "
-              "generated) left; its tokens_per_second is 1 with a token_burst "
+              "tenant a has no budget for 1200 tokens (prompt and maximum "
+              "output); its tokens_per_second is 1 with a token_burst "
               "of 2000");
     EXPECT_GT(refusal.retry_ms, 1000);
     EXPECT_LE(refusal.retry_ms, 400'000);

@@ -237,7 +237,7 @@ TEST(EncodingTest, DecodeTakesLongTextsFirstAndLater) {
   const grpc::Status status = stream->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(),
-            "append_text has 8000 tokens beside the sequence's 202; this "
+            "append_text has 8000 tokens after the sequence's 202; this "
             "server's max_model_len is 8192");
   server->ExpectIdle();
 }

@@ -221,7 +221,7 @@ TEST(StartupTest, TheCapacityIsLoggedBeforeWeightsAreLoaded) {
 
 TEST(StartupTest, WarnsWhereAnybodyMayCall) {
   const std::string host = "192.0.2.1";  // of no machine
-  const std::string who = "whoever reaches the server may generate";
+  const std::string who = "any client that reaches the server may generate";
   const std::string why = ": --host is " + host +
                           " and there is no --api-keys-file or "
                           "--tls-client-ca";
@@ -231,13 +231,13 @@ TEST(StartupTest, WarnsWhereAnybodyMayCall) {
   EXPECT_THAT(LogOf({"--host", host, "--admin", "off"}),
               HasSubstr(who + why + "\n"));
   for (const std::string loopback : {"127.0.0.1", "localhost"}) {
-    EXPECT_THAT(LogOf({"--host", loopback}), Not(HasSubstr("whoever")));
+    EXPECT_THAT(LogOf({"--host", loopback}), Not(HasSubstr("any client")));
   }
   const std::string keys = testing::TempDir() + "recurve_startup_keys";
   std::ofstream(keys) << KeyLine("tenant", "key");
   const std::string log = LogOf({"--host", host, "--api-keys-file", keys});
   std::filesystem::remove(keys);
-  EXPECT_THAT(log, Not(HasSubstr("whoever")));
+  EXPECT_THAT(log, Not(HasSubstr("any client")));
   EXPECT_THAT(log, HasSubstr("clients send their API keys in plaintext"));
 }
 

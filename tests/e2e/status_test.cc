@@ -221,7 +221,7 @@ TEST(StatusTest, BadDecodeCommandsAreRefused) {
   long_text.set_append_text(std::string(9000, 'a'));
   expect({long_text}, "append_text has 9001 tokens; this server's");
   expect({Append({1}, 1), long_text},
-         "append_text has 9000 tokens beside the sequence's 2");
+         "append_text has 9000 tokens after the sequence's 2");
   expect({Append({1}, 1), Append({1}, 8192)},
          "generate is 8192; the sequence would reach 2 + 1 + 8192");
   v1::DecodeRequest with_limit = Append({1}, 1);

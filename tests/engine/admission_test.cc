@@ -174,8 +174,8 @@ TEST(AdmissionTest, RefusesWhatTheWaitKeepsFromBeingDone) {
   EXPECT_TRUE(absl::IsResourceExhausted(late));
   EXPECT_TRUE(IsTooLate(late));
   EXPECT_EQ(late.message(),
-            "the wait is about 2 s, and what is asked for takes about 1 s; "
-            "the call's deadline leaves 2.99 s");
+            "the wait is about 2 s, and the request takes about 1 s; the "
+            "call's deadline leaves 2.99 s");
   EXPECT_FALSE(IsTooLate(absl::ResourceExhaustedError("no place")));
   // Those behind the others have no need to wait.
   EXPECT_TRUE(admission.CheckTime(kAlone, 1, Tokens(99), kNow, In(1.3)).ok());
@@ -195,8 +195,8 @@ TEST(AdmissionTest, EndsWhatItsWaitHasMadeLate) {
       admission.CheckStart(kAlone, Tokens(99), submitted, kNow, In(0.9));
   EXPECT_TRUE(absl::IsDeadlineExceeded(late));
   EXPECT_EQ(late.message(),
-            "after a wait of 3 s the call's deadline leaves 0.9 s; what is "
-            "asked for takes about 1 s");
+            "after a wait of 3 s the call's deadline leaves 0.9 s; the "
+            "request takes about 1 s");
   EXPECT_TRUE(
       admission.CheckStart(kAlone, Tokens(999), submitted, kNow, In(0.9)).ok());
 }

@@ -104,12 +104,13 @@ TEST(CheckHostMemoryTest, NamesWhatTakesTheMost) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
     return std::string(status.message());
   };
-  EXPECT_EQ(message({5099, false}),
-            "--max-num-seqs is 30; the host has 5099 bytes of memory and "
-            "needed are 5100: 90 for weights, 2000 for 20 pages of the factor "
-            "cache, 3000 for the state of 30 sequences and 10 for sampling "
-            "(lower --max-num-seqs, --kv-pool-bytes, --kv-pages or "
-            "--num-threads)");
+  EXPECT_EQ(
+      message({5099, false}),
+      "--max-num-seqs is 30; the host has 5099 bytes of memory, and "
+      "the model needs 5100: 90 for weights, 2000 for 20 pages of the factor "
+      "cache, 3000 for the state of 30 sequences and 10 for sampling "
+      "(lower --max-num-seqs, --kv-pool-bytes, --kv-pages or "
+      "--num-threads)");
   needs.state = 1000;
   EXPECT_THAT(message({3099, true}),
               testing::StartsWith("--kv-pages is 20; the control group (of a "

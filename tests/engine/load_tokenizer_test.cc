@@ -131,8 +131,8 @@ TEST_F(LoadTokenizerTest, OtherRankFilesAreRefused) {
 
 TEST_F(LoadTokenizerTest, HalfOfAPairIsRefused) {
   for (const auto& [name, expected] :
-       {std::pair("vocab.json", "merges.txt beside it"),
-        std::pair("merges.txt", "vocab.json beside it"),
+       {std::pair("vocab.json", "merges.txt next to it"),
+        std::pair("merges.txt", "vocab.json next to it"),
         std::pair("encoder.json", "the name vocab.json"),
         std::pair("vocab.bpe", "the name merges.txt")}) {
     const std::string path = folder_.Write(name, "{}");

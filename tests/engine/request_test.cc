@@ -234,7 +234,7 @@ TEST(RequestTest, ASequenceFitsTheServer) {
                                            "max_model_len is 1000"));
   EXPECT_THAT(check(600, 5, 401),
               FailsWith(kInvalid, "prompt has 600 tokens",
-                        "beside the sequence's 401", "max_model_len is 1000"));
+                        "after the sequence's 401", "max_model_len is 1000"));
   EXPECT_THAT(check(0, 1, 1000), FailsWith(kInvalid, "1000 + 0 + 1"));
   EXPECT_THAT(check(1, -1, 0), FailsWith(kInvalid, "-1"));
   // Sums that would overflow.

@@ -154,7 +154,7 @@ TEST_F(TenantsTest, TokensAreTakenAndWhatIsNotUsedGivenBack) {
   const absl::Status none = other->Charge(100'000, 100'000, &retry);
   EXPECT_EQ(none.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(none.message()),
-              HasSubstr("tenant a has no 200000 tokens"));
+              HasSubstr("tenant a has no budget for 200000 tokens"));
   EXPECT_THAT(
       std::string(none.message()),
       HasSubstr("tokens_per_second is 1 with a token_burst of 1000000"));
@@ -286,7 +286,7 @@ TEST_F(TenantsTest, PagesOfARefusedCommandAreFree) {
   ASSERT_TRUE(first->Charge(64, 0, &retry).ok());
   auto second = Open(*tenants, "Bearer key");
   const absl::Status refused = second->Charge(9 * 64, 0, &retry);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("has no 576 tokens"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("has no budget for 576 tokens"));
   Write(Line("a", "key", "max_pages=10"));
   tenants->ReloadIfChanged();
   EXPECT_TRUE(second->Charge(9 * 64, 0, &retry).ok());

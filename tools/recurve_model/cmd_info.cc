@@ -86,7 +86,7 @@ void RegisterModelInfo(CLI::App* app, int* exit_code) {
   CLI::Option* const length =
       command
           ->add_option("--length", flags->length,
-                       "… of so many tokens each, prompt and output together")
+                       "… of this many tokens each, prompt and output together")
           ->check(WholeNumber());
   memory->needs(length);
   length->needs(memory);

@@ -94,7 +94,7 @@ std::string FitText(const MemoryNeeds& needs, const Fit& fit) {
   }
   return absl::StrCat(fit.sequences, " sequences: each ",
                       HumanBytes(fit.sequence_bytes), " (", each,
-                      "), beside the weights and a spare ",
+                      "), in addition to the weights and a spare ",
                       fit.page_bytes > 0 ? "page and slot, " : "slot, ",
                       HumanBytes(fit.spare_bytes));
 }
