@@ -21,8 +21,8 @@ INTRODUCTION = """\
 
 <!-- Written by tools/api_reference.py from the protos: change those. -->
 
-The gRPC services of `recurve-server`. Beside them it serves `grpc.health.v1` and
-gRPC reflection, version 1alpha, so that tools need no files:
+The gRPC services of `recurve-server`. It also serves `grpc.health.v1` and gRPC
+reflection, version 1alpha, so that tools need no files:
 
 ```sh
 grpcurl -plaintext 127.0.0.1:50051 list
@@ -39,7 +39,7 @@ def fail(path, number, why):
 
 
 def parse(path):
-    """(what the file says at its head, [service, message or enum])
+    """(the comment at the head of the file, [service, message or enum])
 
     Each is a dict with kind, name, comment and items; items of a message are fields
     and oneofs."""
@@ -59,7 +59,7 @@ def parse(path):
         if re.fullmatch(r'(package|import) .+;|reserved [\d, to]+;', line):
             comment = []
             continue
-        # A statement may run over lines.
+        # A statement may span lines.
         statement = f"{statement} {line}".strip()
         if not statement.endswith(("{", "}", ";")):
             continue
@@ -103,7 +103,7 @@ def parse(path):
 
 
 def paragraphs(comment):
-    """Comment as Markdown: indented lines are a block of their own."""
+    """Comment as Markdown: indented lines are a code block."""
     lines, block = [], False
     for line in comment:
         indented = line.startswith("  ")

@@ -8,10 +8,10 @@ pytorch_model.bin.index.json and its shards, with ckpt.pt, or with one other
 PyTorch file. It holds either the tensors by name or, as T6's training saves
 them, {'model': tensors, 'model_args': config}. OUTPUT is a folder to be made,
 or an empty one. It gets safetensors, a config.json that names the family, and
-the tokenizer files that lie beside SOURCE.
+the tokenizer files that are next to SOURCE.
 
-Files are read with weights_only: nothing in them is ever run. Whatever cannot
-be converted is refused with the reason, and nothing is left in OUTPUT.
+Files are read with weights_only: no code in them is ever run. Input that cannot
+be converted is refused with the reason, and no file is left in OUTPUT.
 
 Needs torch 2.6 or newer (older ones can be made to run code even with
 weights_only), safetensors and numpy.
@@ -29,7 +29,7 @@ import warnings
 import zipfile
 
 SUFFIXES = (".bin", ".pt", ".pth")
-# What trainers write beside the model.
+# Files that trainers write in addition to the model.
 NOT_MODELS = re.compile(r"^(optimizer|scheduler|training_args|rng_state|scaler).*")
 WRAPPER_KEYS = {"model", "model_args", "optimizer", "iter_num", "best_val_loss",
                 "config", "scaler", "epoch", "step"}
@@ -78,7 +78,7 @@ def parse_options(argv):
                         help="the authors' model file that a T6 checkpoint was "
                         "trained with: " + ", ".join(T6_VARIANTS))
     parser.add_argument("--config", type=pathlib.Path, metavar="FILE",
-                        help="config.json, where it is not beside the source")
+                        help="config.json, if it is not next to the source")
     parser.add_argument("--shard-bytes", type=int, default=4 << 30, metavar="N",
                         help="start another file beyond this (default: 4 GiB)")
     options = parser.parse_args(argv)
@@ -158,7 +158,7 @@ def read_source(source):
         return content, None
     unknown = sorted(str(key) for key in content.keys() - WRAPPER_KEYS)
     if unknown:
-        raise Refused(f"{source} holds {', '.join(unknown)} beside the model; "
+        raise Refused(f"{source} holds {', '.join(unknown)} in addition to the model; "
                       f"known: {', '.join(sorted(WRAPPER_KEYS))}")
     ignored = sorted(content.keys() - {"model", "model_args"})
     if ignored:
@@ -196,20 +196,20 @@ def load(path):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # errors are one line
-            # Only the newer, zipped format can be mapped instead of read.
+            # Only the newer, zipped format can be memory-mapped.
             return torch.load(path, map_location="cpu", weights_only=True,
                               mmap=zipfile.is_zipfile(path))
     except OSError:
         raise
-    except Exception as error:  # of pickle, zipfile, torch …: any damage
+    except Exception as error:  # from pickle, zipfile, torch …: any corruption
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise Refused(f"{path} cannot be read without running code from it, or "
                       f"is damaged: {reason}") from None
 
 
 def read_json(path):
-    """What the server would read: Python alone takes NaN, infinities and a key
-    that is there twice."""
+    """JSON as the server accepts it: Python alone accepts NaN, infinities and
+    duplicate keys."""
     def refuse(text):
         raise ValueError(f"{text} is no finite number")
 
@@ -439,7 +439,7 @@ def write_weights(output, tensors, shards, total, dtype):
             content[name] = tensor.detach().contiguous().clone()
             weight_map[name] = file
         save_file(content, output / file, metadata={"format": "pt"})
-        # The library makes files for their owner alone.
+        # The library makes files readable only by their owner.
         umask = os.umask(0)
         os.umask(umask)
         (output / file).chmod(0o666 & ~umask)

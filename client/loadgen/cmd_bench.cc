@@ -390,7 +390,7 @@ void AddOutputFlags(CLI::App* command, BenchFlags* flags) {
                       "ttft:MS tpot:MS e2el:MS");
   command->add_flag("--verify{all}", flags->verify,
                     "Send requests again alone and compare their tokens; "
-                    "--verify=N: so many of them");
+                    "--verify=N: N of them");
   command->add_option("--json", flags->json_path,
                       "Write the report as JSON to this file; -: to standard "
                       "output, in place of the table");

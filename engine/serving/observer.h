@@ -19,7 +19,7 @@ struct EngineLoad {
   uint64_t prompt_tokens_total = 0;
   uint64_t generation_tokens_total = 0;
   uint64_t preemptions_total = 0;
-  // Of the preemptions: saved in host memory; restored from it; recomputed in
+  // Preemptions that were saved in host memory; restored from it; recomputed in
   // part or whole because there was no room.
   uint64_t saves_total = 0;
   uint64_t restores_total = 0;

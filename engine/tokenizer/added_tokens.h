@@ -28,7 +28,7 @@ struct AddedToken {
 // Thread safety: Find() may run concurrently.
 class AddedTokens {
  public:
-  // Of several tokens with the same content the first counts.
+  // The first of several tokens with the same content counts.
   void Add(const AddedToken& token);
 
   struct Span {

@@ -63,7 +63,7 @@ absl::Status ByteVocabulary::AddMerge(absl::string_view left,
         "; expected two byte-level tokens of the vocabulary that are one "
         "together"));
   }
-  // Of a duplicate pair, the last counts, as in the reference.
+  // The last of duplicate pairs counts, as in the reference.
   merges_[Bpe::PairKey(*left_id, *right_id)] = {next_rank_++, *id};
   return absl::OkStatus();
 }

@@ -9,8 +9,8 @@ import unicodedata2
 
 WHITE_SPACE = {*range(0x09, 0x0E), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B),
                0x2028, 0x2029, 0x202F, 0x205F, 0x3000}
-# Of \w beyond letters, marks and numbers: joiners, and the letters in circles
-# and squares that are Alphabetic.
+# Characters of \w other than letters, marks and numbers: joiners, and the
+# Alphabetic letters in circles and squares.
 OTHER_WORD = {0x200C, 0x200D, *range(0x24B6, 0x24EA), *range(0x1F130, 0x1F14A),
               *range(0x1F150, 0x1F16A), *range(0x1F170, 0x1F18A)}
 # In the order of UnicodeClass.

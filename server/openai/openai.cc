@@ -78,7 +78,7 @@ json LogprobsJson(const v1::Tokens& tokens, const CompletionRequest& request,
     const std::string text = TokenText(id, request, tokenizer);
     const v1::TokenLogprob& logprob = tokens.logprobs(i);
     json top = json::object();
-    // Of two tokens with the same text, the more likely counts.
+    // The more likely of two tokens with the same text counts.
     for (const v1::TopLogprob& other : logprob.top()) {
       top.emplace(
           TokenText(static_cast<int32_t>(other.id()), request, tokenizer),

@@ -13,9 +13,9 @@
 
 namespace recurve {
 
-// The memory of connections of unknown clients ("strangers"), over gRPC and
-// HTTP. A client is known once it has authenticated: by an API key, by a
-// certificate, or, on a server that requires neither, by a well-formed call.
+// The memory of connections of unknown clients (--max-stranger-bytes), over
+// gRPC and HTTP. A client is known once it has authenticated: by an API key, by
+// a certificate, or, on a server that requires neither, by a well-formed call.
 //
 // Idle connections of unknown clients give way: if there is no room for another
 // connection, those idle for longest are ended. So clients that connect and do

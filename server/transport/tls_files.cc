@@ -179,7 +179,7 @@ absl::StatusOr<std::shared_ptr<SSL_CTX>> TlsFiles::MakeContext(
   if (protocol == Protocol::kHttp2) {
     SSL_CTX_set_alpn_select_cb(c, SelectHttp2, nullptr);
   }
-  // Every connection presents certificates anew, also after a reload.
+  // No resumption: every connection presents certificates, also after a reload.
   SSL_CTX_set_options(c, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
   SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
   // Frees buffers while they are unused: thousands of connections may be idle.

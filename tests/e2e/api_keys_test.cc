@@ -411,7 +411,8 @@ TEST_F(ApiKeysTest, TokensAreLimited) {
     decode.stream->Write(request);
     const grpc::Status status = decode.Finish();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-    EXPECT_THAT(status.error_message(), HasSubstr("tenant c has no 1200"));
+    EXPECT_THAT(status.error_message(),
+                HasSubstr("tenant c has no budget for 1200"));
     const auto& trailers = decode.context.GetServerTrailingMetadata();
     EXPECT_NE(trailers.find("grpc-retry-pushback-ms"), trailers.end());
   }

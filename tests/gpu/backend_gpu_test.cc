@@ -440,7 +440,7 @@ TEST_F(BackendGpuTest, RefusesWhatDoesNotFit) {
   const auto loaded = LoadModel(model, &options);
   EXPECT_EQ(loaded.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(loaded.status().message()),
-              testing::HasSubstr("bytes free"));
+              testing::HasSubstr("out of GPU memory"));
   model.kv_pages = 0;
   model.kv_dtype = "float32";
   options = {};

@@ -286,7 +286,8 @@ TEST_F(TenantsTest, PagesOfARefusedCommandAreFree) {
   ASSERT_TRUE(first->Charge(64, 0, &retry).ok());
   auto second = Open(*tenants, "Bearer key");
   const absl::Status refused = second->Charge(9 * 64, 0, &retry);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("has no budget for 576 tokens"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("has no budget for 576 tokens"));
   Write(Line("a", "key", "max_pages=10"));
   tenants->ReloadIfChanged();
   EXPECT_TRUE(second->Charge(9 * 64, 0, &retry).ok());

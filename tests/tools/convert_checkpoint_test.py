@@ -269,7 +269,7 @@ class ConvertTest(unittest.TestCase):
                 ({"a": torch.tensor([1.0, float("nan")])}, ("a[1] is nan",)),
                 ({"module.a": torch.zeros(1), "b": torch.zeros(1)},
                  ("begin with 'module.'", "b does not")),
-                ({"model": {}, "state": 1}, ("holds state beside the model",)),
+                ({"model": {}, "state": 1}, ("holds state in addition to the model",)),
                 ({"model": {"a": torch.zeros(1)}, "model_args": [1]},
                  ("model_args is a list",)),
                 ({"model": {"a": torch.zeros(1)}, "model_args": {"x": [1]}},

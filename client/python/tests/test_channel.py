@@ -91,7 +91,7 @@ def test_no_proxy_is_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> 
     without_proxies(monkeypatch)
     with FakeServer([Try()]) as server:
         for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-            monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
+            monkeypatch.setenv(name, "http://127.0.0.1:9")  # no listener
         with Client(server.address, retry=NO_RETRY, timeout=60) as client:
             assert client.model_info().name == "fake"
         asyncio.run(main(server.address))

@@ -252,7 +252,7 @@ def test_health(client: Client) -> None:
     assert client.health() == Health.SERVING
     assert client.health("recurve.v1.Inference") == Health.SERVING
     with pytest.raises(RecurveError) as error:
-        client.health("nobody")
+        client.health("unknown")
     assert error.value.code == StatusCode.NOT_FOUND
 
 

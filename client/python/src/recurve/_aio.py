@@ -108,7 +108,7 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
             if self._cancelled.is_set() and not (task and task.cancelling()):
                 raise cancelled() from None
             self._call.cancel()
-            self._error = cancelled()  # what reading again gets
+            self._error = cancelled()  # for later reads
             raise
         except grpc.RpcError as failure:
             if self._cancelled.is_set():
@@ -138,7 +138,7 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
             await asyncio.wait_for(self._cancelled.wait(), delay)
             raise cancelled()
         except asyncio.CancelledError:
-            self._error = cancelled()  # what reading again gets
+            self._error = cancelled()  # for later reads
             raise
         except TimeoutError:
             if self._cancelled.is_set():
@@ -194,7 +194,7 @@ class AsyncClient:
         resume: bool = False,
         **params: Unpack[Params],
     ) -> AsyncGenerateStream:
-        """Sends a prompt and returns the stream of what follows; see `Client.generate`."""
+        """Sends a prompt and returns the stream of its output; see `Client.generate`."""
         request = build_request(prompt, params)
         attempts = self._attempts(timeout, request)
         if self._closed:
@@ -219,7 +219,7 @@ class AsyncClient:
         return from_message(Load, await self._unary(_rpc.LOAD, request, timeout))
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> Health:
-        """Of the server or a service; never retried. See `Client.health`."""
+        """The health of the server or a service; never retried. See `Client.health`."""
         request = _rpc.health_request(service)
         return _rpc.health_of(await self._unary(_rpc.HEALTH, request, timeout, RetryPolicy(1)))
 

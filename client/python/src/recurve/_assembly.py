@@ -34,13 +34,13 @@ class Assembly:
         self._logprobs: list[TokenLogprob] = []
         # Text delivered before the current try.
         self._text_before = ""
-        # Of the current try.
+        # Received in the current try.
         self._ids_received = 0
         self._text_received = 0
 
     @property
     def delivered(self) -> bool:
-        """Whether the caller has got anything."""
+        """Whether the caller has received anything."""
         return bool(self._ids or self._text)
 
     def restart(self) -> None:

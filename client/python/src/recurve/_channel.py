@@ -1,4 +1,4 @@
-"""Where the server is and how to reach it."""
+"""The channel to the server."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def target(server: str) -> str:
             "(an IPv6 address goes in brackets)",
             "server",
         )
-    # The scheme keeps a host named like one of gRPC's other schemes a host.
+    # The explicit scheme stops gRPC from parsing the host as another scheme.
     return f"dns:///{server}"
 
 
 def options(
     server: str, tls: Tls | None, max_receive_bytes: int
 ) -> list[tuple[str, int | str]]:
-    """Of the channel to `server`, of which `target` has approved."""
+    """Options of the channel to `server`, which `target` has accepted."""
     if tls is not None and not isinstance(tls, Tls):
         raise invalid("tls", f"is {tls!r}; expected a Tls, or None")
     if not isinstance(max_receive_bytes, int) or not 0 < max_receive_bytes < 1 << 31:
@@ -70,7 +70,7 @@ def options(
         )
     result: list[tuple[str, int | str]] = [
         ("grpc.max_receive_message_length", max_receive_bytes),
-        # How soon a lost connection is tried again. gRPC's own default of 1 to 120
+        # Delay before a lost connection is tried again. gRPC's own default of 1 to 120
         # seconds would make most of our retries fail without trying.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5000),
@@ -88,7 +88,7 @@ def check_metadata(metadata: Mapping[str, str], api_key: str | None = None) -> M
     if not isinstance(metadata, Mapping):
         raise invalid("metadata", f"is a {type(metadata).__name__}; expected a mapping")
     for key, value in metadata.items():
-        # Without its text: it may be a secret.
+        # Does not quote the text: it may be a secret.
         if not isinstance(key, str) or not isinstance(value, str):
             raise invalid("metadata", f"has the key {key!r}; expected text for text")
         if not re.fullmatch(r"[a-z0-9_.-]+", key) or key.endswith("-bin"):
@@ -107,7 +107,7 @@ def check_metadata(metadata: Mapping[str, str], api_key: str | None = None) -> M
 
 
 def metadata_bytes(metadata: Metadata) -> int:
-    """As HTTP/2 counts them, with about as much as gRPC adds of its own."""
+    """As HTTP/2 counts them, including about as much as gRPC itself adds."""
     return 512 + sum(len(key) + len(value) + 32 for key, value in metadata)
 
 

@@ -1,4 +1,4 @@
-"""The one exception of this package, and how gRPC's errors become it."""
+"""The only exception of this package, and the conversion of gRPC's errors."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def from_status(
 
 
 def from_rpc_error(error: grpc.RpcError) -> RecurveError:
-    """The same of what gRPC raises, which is a call as well."""
+    """The same for an exception of gRPC, which is a call as well."""
     if isinstance(error, grpc.aio.AioRpcError):
         return from_status(error.code(), error.details(), list(error.trailing_metadata()))
     if isinstance(error, grpc.Call):
@@ -107,6 +107,6 @@ def from_rpc_error(error: grpc.RpcError) -> RecurveError:
 
 
 def _seconds(milliseconds: str | bytes) -> float:
-    # By gRPC's rules for retries a value that is no number asks not to retry.
+    # By gRPC's rules for retries a value that is not a number means no retry.
     text = milliseconds if isinstance(milliseconds, str) else ""
     return int(text) / 1000 if re.fullmatch(r"\d{1,9}", text) else -1.0

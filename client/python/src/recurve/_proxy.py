@@ -1,4 +1,4 @@
-"""For which servers gRPC's proxy is not asked.
+"""The servers for which gRPC's proxy is not used.
 
 gRPC asks the proxy that `grpc_proxy`, `https_proxy` or `http_proxy` names for every
 server, also for one on this machine, which a proxy elsewhere cannot reach; and it
@@ -26,7 +26,7 @@ def direct(host: str, port: int) -> bool:
 
 
 def is_this_machine(host: str) -> bool:
-    """Without looking a name up."""
+    """Does not look a name up."""
     address = _address(host)
     if address is not None:
         return address.is_loopback or address.is_unspecified
@@ -59,7 +59,7 @@ def _matches_entry(entry: str, host: str, port: int) -> bool:
 
 
 def _name(host: str) -> str:
-    """Without the case and the final dot, which change no name."""
+    """Lower case without the final dot, neither of which changes a name."""
     return host.removesuffix(".").lower()
 
 

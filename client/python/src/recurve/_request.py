@@ -77,7 +77,7 @@ def build_request(prompt: Prompt, params: Params) -> pb.GenerateRequest:
 
 
 def set_field(message: Message, name: str, value: Any, path: str) -> None:
-    """Raises RecurveError (INVALID_ARGUMENT, with `path`) for what does not fit."""
+    """Raises RecurveError (INVALID_ARGUMENT, with `path`) for a wrong type."""
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
@@ -92,7 +92,7 @@ def _extend(message: Message, name: str, values: Any, path: str) -> None:
     try:
         getattr(message, name).extend(items)
     except (TypeError, ValueError):
-        # Once more, one by one, to name the entry.
+        # Again, one by one, to name the entry.
         for i, item in enumerate(items):
             try:
                 getattr(message, name).append(item)

@@ -14,10 +14,10 @@ from recurve._errors import RecurveError, StatusCode, invalid
 # with RESOURCE_EXHAUSTED, and would do so every time.
 MAX_REQUEST_BYTES = 4 << 20
 
-# The same of the metadata of a call, those of gRPC itself included.
+# The same for the metadata of a call, including gRPC's own.
 MAX_METADATA_BYTES = 8 << 10
 
-# In seconds, as of recurve-client: gRPC would take much more as no time at all.
+# In seconds, as in recurve-client: gRPC would treat much more as no time at all.
 MAX_TIMEOUT = 1e9
 
 _RETRYABLE = frozenset({StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED})
@@ -61,7 +61,7 @@ class RetryPolicy:
                 )
 
     def longest_backoff(self, failures: int) -> float:
-        """Upper end of the random wait after so many failures (from 1), in seconds."""
+        """Upper end of the random wait after `failures` failures (from 1), in seconds."""
         # Bounded, since a float to a large power overflows.
         power = min(self.multiplier ** min(failures - 1, 64), 1e12)
         return min(self.max_backoff, self.initial_backoff * power)

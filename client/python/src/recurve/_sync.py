@@ -137,7 +137,7 @@ class GenerateStream(Iterator[Tokens]):
             self._call = self._start()
         except ValueError:  # gRPC's for a channel that is closed
             raise cancelled() from None
-        if self._cancelled.is_set():  # by a cancel that met the call before
+        if self._cancelled.is_set():  # by a cancel before the call
             self._call.cancel()
 
 
@@ -203,7 +203,7 @@ class Client:
         resume: bool = False,
         **params: Unpack[Params],
     ) -> GenerateStream:
-        """Sends a prompt, text or token ids, and returns the stream of what follows.
+        """Sends a prompt, text or token ids, and returns the stream of its output.
 
         Args:
           prompt: text for the model's tokenizer, or ids, used as they are.
@@ -244,7 +244,7 @@ class Client:
         return from_message(Load, self._unary(_rpc.LOAD, request, timeout))
 
     def health(self, service: str = "", *, timeout: float | None = None) -> Health:
-        """Of the server, or of a service such as "recurve.v1.Inference".
+        """The health of the server, or of a service such as "recurve.v1.Inference".
 
         Never retried: a probe wants the answer of now. NOT_FOUND when the server
         does not know the service.

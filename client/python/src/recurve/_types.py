@@ -1,4 +1,4 @@
-"""What the server says, as plain immutable values. Fields are those of the protos."""
+"""The server's answers as plain immutable values. Fields are those of the protos."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FinishReason(StrEnum):
 
 
 class Health(StrEnum):
-    """What a server says of itself or of a service."""
+    """The health of a server or of a service."""
 
     SERVING = "SERVING"
     NOT_SERVING = "NOT_SERVING"
@@ -99,7 +99,7 @@ class ModelInfo:
     weight_bytes: int
     cache_bytes_per_token: int
     state_bytes_per_sequence: int
-    # Of a model that looks at prompts as a whole: the longest first prompt.
+    # The longest first prompt of a model that processes prompts as a whole.
     max_prompt_tokens: int | None
 
 
