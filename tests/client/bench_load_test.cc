@@ -343,7 +343,7 @@ TEST(ConversationTest, GoesOnFromTheOutput) {
               HasSubstr("5 + 4 + 2 more turns of 7 + 4 = 31"));
 }
 
-// Of a model that looks at prompts as a whole; later turns send all again.
+// For a model that processes prompts as a whole; later turns resend everything.
 TEST(ConversationTest, PromptsMayBeBoundedByThemselves) {
   v1::ModelInfo model;
   model.set_vocab_size(50);

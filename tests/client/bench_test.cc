@@ -214,7 +214,7 @@ TEST_F(BenchRunnerTest, CancelsAsPlanned) {
   ASSERT_EQ(cancels.size(), 8u);
   server_.script = [&cancels](const v1::GenerateRequest& request) {
     FakeScript script = FullScript(request, absl::Milliseconds(20));
-    // Whoever is to cancel has the time for it.
+    // A request to be cancelled has time for it.
     const uint32_t tokens = cancels.at(request.SerializeAsString());
     if (tokens > 0) script.steps.at(1 + tokens).delay = absl::Minutes(1);
     return script;
@@ -256,7 +256,7 @@ TEST_F(BenchRunnerTest, CountsErrorsByStatus) {
   const auto errors = CountErrors(result);
   EXPECT_EQ(errors.at(absl::StatusCode::kResourceExhausted).second, "full");
   EXPECT_THAT(FormatReport(report), HasSubstr("RESOURCE_EXHAUSTED"));
-  // Of the three that the server refused; DATA_LOSS is no refusal.
+  // The three that the server refused; DATA_LOSS is not a refusal.
   EXPECT_GT(report["p99_reject_ms"].get<double>(), 0);
   EXPECT_THAT(FormatReport(report), HasSubstr("REJECT"));
 }

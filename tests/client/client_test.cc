@@ -223,7 +223,7 @@ TEST(ClientCreateTest, ChecksTheAddress) {
 }
 
 TEST(ClientCreateTest, NoServerIsUnavailable) {
-  // Port 1 of the loopback: nobody listens.
+  // Port 1 of the loopback has no listener.
   const auto client = RecurveClient::Create("127.0.0.1:1").value();
   CallOptions options;
   options.timeout = absl::Seconds(20);

@@ -44,7 +44,7 @@ def wait_for(condition):
 
 
 def gone(pid):
-    """Ended, whether or not anybody has asked for its status."""
+    """Ended, whether or not its status was read."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -203,7 +203,7 @@ TEST_F(ApiKeysTest, EveryCallNeedsAKeyButHealthAndReflection) {
               HasSubstr("recurve_unauthenticated_requests_total{reason="
                         "\"missing\"} 11\n"));
   EXPECT_THAT(metrics, HasSubstr("{reason=\"unknown\"} 7\n"));
-  // Of Generate and Decode alone.
+  // Counts Generate and Decode only.
   EXPECT_EQ(RefusedRequests(server, "unauthenticated"), 8);
   EXPECT_THAT(metrics, HasSubstr("recurve_tenant_requests_admitted_total{"
                                  "tenant=\"acme\"} 3\n"));

@@ -153,7 +153,7 @@ TEST_F(ClientProcessTest, NoProxyIsAskedForThisMachine) {
   for (const char* name :
        {"grpc_proxy", "https_proxy", "http_proxy", "all_proxy", "GRPC_PROXY",
         "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"}) {
-    // Nobody listens there.
+    // The port has no listener.
     environment.push_back(std::string(name) + "=http://127.0.0.1:9");
   }
   for (const char* none : {"no_grpc_proxy", "no_proxy", "NO_PROXY"}) {

@@ -215,7 +215,7 @@ TEST(EncodingTest, DecodeTakesLongTextsFirstAndLater) {
   EXPECT_EQ(want.size(), 6);
   EXPECT_EQ(tokens(false), want);
 
-  // A later command may be the long one, and too long beside the others.
+  // A later command may be the long one, and too long together with the others.
   grpc::ClientContext context;
   const auto stream = stub->Decode(&context);
   v1::DecodeResponse response;

@@ -33,7 +33,7 @@ class FaultTest : public testing::Test {
         std::vector<std::string>{"RECURVE_TEST_FAULT=" + fault,
                                  "RECURVE_TEST_FAULT_FILE=" + file_});
   }
-  // Waits until the server has so many streams, running or waiting.
+  // Waits until the server has `streams` streams, running or waiting.
   static bool HasStreams(const std::string& address, uint32_t streams) {
     const auto client = *RecurveClient::Create(address);
     return WaitFor([&] {

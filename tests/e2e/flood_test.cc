@@ -278,7 +278,8 @@ class FloodTest : public testing::TestWithParam<bool> {
     for (HttpConnection* connection : attacking_) connection->Interrupt();
   }
 
-  // Calls of a client with a key for so long; their times in milliseconds.
+  // Calls of a client with a key for `seconds`; returns their times in
+  // milliseconds.
   std::vector<double> Measure(double seconds) {
     std::vector<double> times;
     const auto client = Client();

@@ -34,7 +34,7 @@ TEST(GrpcConnectionsTest, MoreConnectionsThanAllowedAreClosed) {
   EXPECT_EQ(metric("{state=\"used\"}"), 0);
   EXPECT_EQ(metric("_refused_total"), 0);
   {
-    // Known ones, which give way to nobody.
+    // Connections of known clients, which do not give way.
     Http2Client held[3] = {Http2Client(port), Http2Client(port),
                            Http2Client(port)};
     for (Http2Client& connection : held) {
@@ -55,7 +55,7 @@ TEST(GrpcConnectionsTest, MoreConnectionsThanAllowedAreClosed) {
     }
     EXPECT_FALSE(server.Connect()->GetLoad().ok());
   }
-  // Without anybody who connects.
+  // Without any new connection.
   EXPECT_TRUE(WaitFor([&] { return metric("{state=\"used\"}") == 0; }));
   // What is gone takes no place, however often.
   for (int i = 0; i < 10; ++i) {
@@ -75,7 +75,7 @@ TEST(GrpcConnectionsTest, WhoFollowsOneThatIsGoneIsTaken) {
   }
 }
 
-// The server ends, whoever goes on connecting.
+// The server ends while clients keep connecting.
 TEST(GrpcConnectionsTest, EndsBesideThoseThatConnect) {
   ServerOptions options = DemoOptions();
   options.max_grpc_connections = 1;
@@ -186,7 +186,7 @@ TEST(GrpcTransportTest, AConnectionCarriesAllThatIsAccepted) {
   server.ExpectIdle();
 }
 
-// They are received before anybody looks at the call's key.
+// They are received before the call's key is checked.
 TEST(GrpcTransportTest, MessagesThatAreNeverWholeAreBoundedTogether) {
   ServerOptions options = DemoOptions();
   options.max_grpc_buffer_bytes = 4 << 20;

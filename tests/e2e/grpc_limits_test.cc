@@ -321,8 +321,8 @@ TEST(GrpcLimitsTest, AHeadThatHasBegunCountsAsHeld) {
       << strangers.total() - before;
 }
 
-// Probes of the operator's own port must not fail because of what strangers
-// hold on the others: they would end a server that is well.
+// Probes of the operator's own port must not fail because of the memory that
+// unknown clients hold on the other ports: they would end a healthy server.
 TEST(GrpcLimitsTest, StrangersDoNotKeepProbesFromThePortOfMetrics) {
   ServerOptions options = DemoOptions();
   options.metrics_port = 0;

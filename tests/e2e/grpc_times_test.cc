@@ -28,7 +28,7 @@ constexpr int kDeadlineExceeded = 4;
 // Longer than any test: what ends before it was ended.
 constexpr milliseconds kNever = std::chrono::hours(1);
 
-// Nothing ends for want of time but what a test says.
+// No timeouts except those that a test sets.
 GrpcServerOptions Patient() {
   GrpcServerOptions options;
   options.handshake_timeout = options.head_timeout = options.message_timeout =
@@ -94,7 +94,7 @@ TEST(GrpcTimesTest, AHeadThatCameIsNotWaitedFor) {
   options.message_timeout = milliseconds(200);
   ToyServer server(options);
   Http2Client client(server.port());
-  // Of a call, of one that is refused, and of what comes behind a GOAWAY.
+  // On a call, on a refused call, and after a GOAWAY.
   client.Open(1, "/known/Hold");
   client.Open(3, "/known/Nothing");
   client.Open(1, "/known/Hold");  // a second head: trailers without an end
@@ -306,7 +306,7 @@ TEST(GrpcTimesTest, ManyThatComeAndGoLeaveNothing) {
   })) << OpenFiles() - files
       << " files, " << server.server().connections() << " connections, "
       << server.service().alive() << " calls, " << strangers.total()
-      << " bytes of strangers";
+      << " bytes of unknown clients";
   EXPECT_EQ(server.service().ended().size(),
             static_cast<size_t>(server.service().begun()));
 }

@@ -72,7 +72,7 @@ TEST(GrpcTransportTest, MessagesMayBeSplitOverFramesInAnyWay) {
   EXPECT_EQ(client.answer(stream).status(), kOk);
 }
 
-// Padding takes window like data, and nobody reads it.
+// Padding uses window like data, and is not read by the service.
 TEST(GrpcTransportTest, PaddedMessagesArriveWhole) {
   ToyServer server;
   Http2Client client(server.port());
@@ -100,7 +100,7 @@ TEST(GrpcTransportTest, AMessageMayHaveFourMebibytes) {
   EXPECT_FALSE(client.go_away().has_value());
 }
 
-// All of them, and none is stuck for want of window.
+// All of them arrive, and none is stuck without window.
 TEST(GrpcTransportTest, ManyLargeMessagesAtOnceArrive) {
   constexpr uint32_t kCalls = 20;
   const std::string message = GrpcMessage(std::string(300'000, 'x'));
@@ -273,7 +273,7 @@ TEST(GrpcTransportTest, AStatusWithoutMessagesIsOneHead) {
   EXPECT_FALSE(answer.reset.has_value());
 }
 
-// For what the client would still send, nobody waits.
+// Further input of the client is not awaited.
 TEST(GrpcTransportTest, ACallThatEndsEarlyIsResetWithoutAnError) {
   ToyServer server;
   Http2Client client(server.port());
@@ -425,7 +425,7 @@ TEST(GrpcTransportTest, WatchingAnUnknownServiceIsToldSo) {
   const auto stub = grpc::health::v1::Health::NewStub(server.Channel());
   grpc::ClientContext context;
   grpc::health::v1::HealthCheckRequest request;
-  request.set_service("nobody");
+  request.set_service("unknown");
   const auto watch = stub->Watch(&context, request);
   HealthCheckResponse response;
   ASSERT_TRUE(watch->Read(&response));

@@ -252,8 +252,8 @@ void HostileTest::HttpFloods() {
   for (int i = 0; i < 10; ++i) flood.Send(requests);
   EXPECT_EQ(flood.Read().status, 200);
   flood.Reset();
-  // More connections than it takes, with a key: those of strangers give way
-  // when they are idle. Those in place are served.
+  // More connections than the limit, with a key: idle ones of unknown clients
+  // give way. Established ones are served.
   const std::string list = HttpRequestText("GET", "/v1/models", "", {kKey});
   std::vector<std::unique_ptr<HttpConnection>> held;
   int refused = 0;
@@ -288,7 +288,8 @@ void HostileTest::HttpSlowClients() {
     held.push_back(std::make_unique<HttpConnection>(http_port_));
     held.back()->Send("P");
   }
-  // They delay nobody: each of the readers is cut off, in the end.
+  // They delay no other client: each of these readers is disconnected
+  // eventually.
   AwaitAdmitted(before + 12);
   EXPECT_EQ(Post(kShort).status, 200);
   AwaitGone();

@@ -77,7 +77,7 @@ class Peer {
   std::string Field(uint32_t stream, const std::string& name) {
     return fields_[stream][name];
   }
-  // Of the server; 0: it did not say.
+  // The server's value; 0: not sent.
   uint32_t setting(int id) { return settings_[id]; }
   std::string log() const { return absl::StrJoin(log_, "; "); }
 

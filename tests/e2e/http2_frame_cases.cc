@@ -32,7 +32,7 @@ std::vector<Case> FrameCases() {
        "DataOnAStreamThatIsNotOpen",
        {{Settings(Setting(kInitialWindowSize, 0)) + Call(), Head()},
         {Message(), StreamError({kStreamClosed})}}},
-      // Of 5 bytes 6 are padding.
+      // 6 bytes of padding in a payload of 5.
       {"6.1",
        "DataWithTooMuchPadding",
        {{Open(1, Header("content-length", "4")) +

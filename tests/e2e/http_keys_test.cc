@@ -78,7 +78,7 @@ TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
   many["prompt"].push_back("c");
   for (int i = 0; i < 3; ++i) {
     const HttpResult full = Complete(server, many, key);
-    // No time to come again: three are never to be had.
+    // No retry time: three can never succeed.
     EXPECT_EQ(full.status, 400);
     EXPECT_EQ(full.headers.count("retry-after"), 0);
     EXPECT_EQ(ParseJson(full.body)["error"]["code"], "quota_exceeded");
@@ -92,7 +92,7 @@ TEST_F(HttpKeysTest, KeysAndQuotasHoldAsOverGrpc) {
   const HttpResult spent = Complete(server, large, slow);
   EXPECT_EQ(spent.status, 429);
   EXPECT_GT(std::stoi(spent.headers.at("retry-after")), 10);
-  // Of completions alone, each once.
+  // Counts completions only, each once.
   EXPECT_EQ(RefusedRequests(server, "unauthenticated"), 5);
   EXPECT_EQ(RefusedRequests(server, "quota"), 4);
   EXPECT_EQ(RefusedRequests(server, "invalid"), 0);

@@ -1,4 +1,4 @@
-// What there is under which path, by which method and of which type.
+// The paths of the HTTP API, with their methods and content types.
 
 #include "nlohmann/json.hpp"
 #include "tests/e2e/http_fixture.h"

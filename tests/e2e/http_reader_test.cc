@@ -13,7 +13,7 @@ using nlohmann::json;
 using testing::HasSubstr;
 
 constexpr std::chrono::milliseconds kTimeout{1'000};
-// Of the client's system: what it holds counts as read.
+// The client system's buffer, whose contents count as read.
 constexpr int kReceiveBuffer = 4096;
 
 ServerOptions Impatient() {

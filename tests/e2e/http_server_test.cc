@@ -87,7 +87,7 @@ class EchoHandler : public HttpHandler {
       response.body = "made";
       return response;
     });
-    EXPECT_FALSE(*made);  // whoever calls does not wait for it
+    EXPECT_FALSE(*made);  // the caller does not wait for it
   }
 
   Mutex mu_;
@@ -189,8 +189,8 @@ TEST(HttpServerTest, ThoseWhoAreRefusedKeepNobodyOut) {
   }));
 }
 
-// Whether the server hears of the client's end before or after that of its own
-// writing: long before the idle timeout.
+// The client's end of file may reach the server before or after its own write
+// completes: both long before the idle timeout.
 TEST(HttpServerTest, ClientsThatLeaveAfterTheirAnswersTakeNoPlace) {
   EchoHandler handler;
   HttpServerOptions options = Options();
@@ -278,7 +278,7 @@ TEST(HttpServerTest, IdleConnectionsOfStrangersEndSooner) {
   EXPECT_EQ(stranger.ReadSome(), "");
   known.Send(kGet);
   EXPECT_EQ(known.Read().status, 200);
-  // Where nobody is a stranger, as on the port of metrics.
+  // On the metrics port every client is known.
   options.strangers = nullptr;
   const auto open = *HttpServer::Start(options, &handler);
   HttpConnection any(open->port());
@@ -313,7 +313,7 @@ TEST(HttpServerTest, EveryRequestIsCountedOnce) {
     EXPECT_EQ(pipelined.Read().status, 200);
     EXPECT_EQ(pipelined.Read().status, 200);
     EXPECT_TRUE(counted(6));
-    HttpConnection silent(server->port());  // asks for nothing
+    HttpConnection silent(server->port());  // sends no request
   }
   {
     HttpConnection leaving(server->port());

@@ -154,7 +154,7 @@ TEST(HttpStreamTest, ContinuousUsageIsInEveryEvent) {
     EXPECT_EQ(before, 5);
     EXPECT_EQ(ParseJson(events[events.size() - 2])["choices"].empty(), last);
   }
-  // Of all prompts together, as in the last event.
+  // For all prompts together, as in the last event.
   body["prompt"] = json::array({"ab", "c"});
   const std::vector<std::string> events =
       SseEvents(Complete(server, body).body);
@@ -173,7 +173,8 @@ TEST(HttpStreamTest, ContinuousUsageIsInEveryEvent) {
 TEST(HttpStreamTest, NoEventIsWithoutContent) {
   constexpr int kTokens = 40;
   ServerOptions options = DemoOptions();
-  options.max_buffered_tokens = 1;  // what is held back pauses nobody for good
+  options.max_buffered_tokens = 1;  // held-back text does not pause a stream
+                                    // for good
   TestServer server(options);
   const json plain = {{"prompt", "a"},
                       {"max_tokens", kTokens},

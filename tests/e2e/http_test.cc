@@ -325,7 +325,7 @@ TEST(HttpTest, BadRequestsNameTheField) {
   server.ExpectIdle();
 }
 
-// Whoever may send 4 MiB must not hold up an HTTP thread with them for long.
+// A body of 4 MiB must not block an HTTP thread for long.
 TEST(HttpTest, JunkIsRefusedBeforeItIsRead) {
   TestServer server;
   const auto junk = [](const std::string& begin, auto piece,

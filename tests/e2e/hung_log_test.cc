@@ -1,4 +1,4 @@
-// A server whose log nobody reads any more: a pipe that is full.
+// A server whose log is no longer read: a full pipe.
 
 #include <fcntl.h>
 #include <signal.h>

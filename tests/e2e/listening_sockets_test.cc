@@ -65,7 +65,8 @@ TEST(ListeningSocketsTest, APortIsOneServers) {
   EXPECT_TRUE(ListeningSockets::Open("gRPC", "127.0.0.1", port).ok());
 }
 
-// Of all addresses none may be another server's: clients would reach either.
+// None of the addresses may be in use by another server: clients would reach
+// either.
 TEST(ListeningSocketsTest, APortIsOneServersOnAllAddresses) {
   std::vector<std::string> addresses = {"127.0.0.1"};
   if (HasIpv6()) addresses.emplace_back("::1");
@@ -76,7 +77,7 @@ TEST(ListeningSocketsTest, APortIsOneServersOnAllAddresses) {
       if (all[0] == ':' && addresses.size() == 1) continue;
       const auto sockets = ListeningSockets::Open("gRPC", all, other->port());
       EXPECT_EQ(sockets.status().code(), absl::StatusCode::kUnavailable)
-          << all << " beside " << address;
+          << all << " together with " << address;
     }
   }
 }
@@ -108,7 +109,7 @@ std::string Answer(const std::string& address, int port) {
   return answer;
 }
 
-// gRPC and HTTP are to be had at the same addresses.
+// gRPC and HTTP listen on the same addresses.
 TEST(ListeningSocketsTest, AServerAnswersOnAllOfThem) {
   for (const char* host : {"0.0.0.0", "::", "localhost"}) {
     if (host[0] == ':' && !HasIpv6()) continue;

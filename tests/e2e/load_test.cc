@@ -15,8 +15,8 @@ struct Job {
 };
 
 // Request i of the load: prompt of 1 to 700 tokens, mixed sampling. A sanitizer
-// multiplies the cost of every token: there are fewer then, of which more are
-// outputs, since streams that do not grow preempt nobody.
+// multiplies the cost of every token: there are fewer tokens then, a larger
+// part of them outputs, because streams that do not grow preempt no others.
 Job MakeJob(uint64_t i) {
   const auto words = Philox4x32(20261121, i, 0);
   Job job;

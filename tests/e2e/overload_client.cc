@@ -58,7 +58,7 @@ double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Of this process, all threads.
+// CPU time of this process, all threads.
 double CpuSeconds() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -90,7 +90,7 @@ struct Request {
 struct Outcome {
   uint64_t started = 0;
   uint64_t completed = 0;
-  // Of completed requests, those that arrived before `duration` was over.
+  // Tokens of completed requests that arrived before `duration` was over.
   uint64_t completed_tokens = 0;
   uint64_t tries = 0;
   uint64_t different_tokens =
@@ -239,7 +239,7 @@ class Load {
     request->stream->Read(&request->event, request);
   }
 
-  // Takes what has come in; waits for it for so long.
+  // Handles received events; waits for them up to `wait`.
   void Collect(Clock::duration wait) {
     auto until = std::chrono::system_clock::now() + wait;
     void* tag;
@@ -272,8 +272,8 @@ class Load {
       request->stream->Finish(&request->end, request);
       return;
     }
-    // Of StartCall and the first Read the order is not known: an event that has
-    // come is not empty.
+    // The order of StartCall and the first Read is unspecified: a received
+    // event is not empty.
     if (request->event.event_case() == v1::GenerateEvent::EVENT_NOT_SET) return;
     TakeEvent(request);
     request->event.Clear();

@@ -1,13 +1,13 @@
 // Random load with faults against a server process that is too small for it:
-// clients that finish, cancel, leave, read slowly, ask for nonsense, come back
-// with a second turn. What finishes has the tokens that it has alone. Between
-// rounds, and at the end, everything is given back: streams, slots, pages, host
-// and device memory, descriptors, threads; and the process is no larger.
+// clients that finish, cancel, disconnect, read slowly, send invalid requests,
+// or return with a second turn. Completed requests have the same tokens as
+// alone. Between rounds, and at the end, everything is released: streams,
+// slots, pages, host and device memory, descriptors, threads; and the process
+// has not grown.
 //
-// RECURVE_LOAD_SECONDS says how long (default 8, in four rounds; 2 with a
-// sanitizer);
-// RECURVE_TEST_DEVICE=cuda loads a GPU, which nothing else may use meanwhile:
-// its memory is looked at, whoever holds it.
+// RECURVE_LOAD_SECONDS sets the duration (default 8, in four rounds; 2 with a
+// sanitizer); RECURVE_TEST_DEVICE=cuda loads a GPU, which no other process may
+// use meanwhile: the test checks its total used memory.
 
 #include <sys/resource.h>
 
@@ -69,7 +69,7 @@ constexpr const char* kActNames[kActs] = {
 constexpr const char* kCounters[] = {
     "recurve_num_preemptions_total", "recurve_preemption_saves_total",
     "recurve_preemption_restores_total", "recurve_preemption_recomputes_total"};
-// Of a hundred.
+// Percentages.
 constexpr int kShares[kActs] = {40, 10, 14, 6, 5, 5, 6, 6, 8};
 
 struct Footprint {
@@ -365,7 +365,7 @@ void RandomLoadTest::Round(int round, SteadyClock::time_point until) {
   for (std::thread& client : clients) client.join();
 }
 
-// MiB used on the GPU, by whoever.
+// MiB used on the GPU, by all processes.
 int64_t DeviceMemory() {
   if (TestDeviceFlag() != "cuda") return 0;
   FILE* pipe = popen(

@@ -71,7 +71,7 @@ TEST_P(ReflectionTest, ShowsServicesAndTheirFiles) {
   for (const std::string& name : imports) {
     EXPECT_THAT(files, testing::Contains(name));
   }
-  // Of a method and of a message alike.
+  // For a method and for a message alike.
   for (const char* symbol :
        {"recurve.v1.Inference.Generate", "recurve.v1.GenerateRequest"}) {
     request.set_file_containing_symbol(symbol);

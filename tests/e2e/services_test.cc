@@ -56,7 +56,7 @@ TEST(ServicesTest, HealthWatchFollowsADrain) {
 
 TEST(ServicesTest, UnknownHealthServiceIsNotFound) {
   TestServer server;
-  EXPECT_EQ(server.Connect()->CheckHealth("nobody").status().code(),
+  EXPECT_EQ(server.Connect()->CheckHealth("unknown").status().code(),
             absl::StatusCode::kNotFound);
 }
 

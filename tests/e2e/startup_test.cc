@@ -49,7 +49,7 @@ void ExpectRefused(const Refusal& refusal) {
   line = line.substr(line.rfind('\n') + 1);
   EXPECT_THAT(line, StartsWith("recurve-server: "));
   EXPECT_THAT(line, HasSubstr(refusal.message));
-  // It costs no minutes of loading weights to hear of it.
+  // It is reported before weights are loaded.
   EXPECT_THAT(server.Err(), Not(HasSubstr("loaded ")));
 }
 

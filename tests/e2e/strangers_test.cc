@@ -1,5 +1,5 @@
-// Connections of clients that have not shown that they may call, and do
-// nothing: they give way to others, and keep nobody out.
+// Idle connections of unauthenticated clients: they give way to others, and
+// shut out no client.
 
 #include <openssl/ssl.h>
 
@@ -78,7 +78,7 @@ class StrangersTest : public testing::Test {
         server().metrics_port(),
         "recurve_grpc_connections_ended_total{reason=\"displaced\"}");
   }
-  // That the server has ended the connection, and blames it for nothing.
+  // Expects that the server has ended the connection without an offence.
   static void ExpectDisplaced(Http2Client& client) {
     client.AwaitEnd();
     ASSERT_TRUE(client.go_away());
@@ -136,7 +136,7 @@ TEST_F(StrangersTest, TheOldestIdleOneGivesWayToOneConnectionMore) {
   const auto first = Stranger();
   const auto second = Stranger();
   const auto third = Stranger();
-  // A call of health begins its time anew.
+  // A health call restarts its idle time.
   first->Open(1, kCheck);
   ASSERT_TRUE(first->SendData(1, GrpcMessage(""), /*end=*/true));
   EXPECT_EQ(first->Await(1).status(), 0);
@@ -148,7 +148,8 @@ TEST_F(StrangersTest, TheOldestIdleOneGivesWayToOneConnectionMore) {
   ExpectDisplaced(*third);
   EXPECT_TRUE(first->Settle());
   EXPECT_EQ(Displaced(), 2);
-  // There is one stranger left, and then none: who comes is told at once.
+  // One unknown client is left, and then none: further ones are refused
+  // immediately.
   const auto fourth = KeyedClient();
   EXPECT_EQ(Call(*fourth), absl::OkStatus());
   ExpectDisplaced(*first);
@@ -194,7 +195,7 @@ TEST_F(StrangersTest, OneWithACallUnderWayStays) {
   ExpectDisplaced(*busy);
 }
 
-// One who watches health and calls with a key is no stranger.
+// A client that watches health and calls with a key is known.
 TEST_F(StrangersTest, WhoHasAKeyMayWatch) {
   options_.max_grpc_connections = 1;
   Start();

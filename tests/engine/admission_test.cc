@@ -123,7 +123,7 @@ TEST(AdmissionTest, TheWaitIsThatForTheWorkAhead) {
   admission.BeginWaiting(kAlone, 2, Tokens(100));
   EXPECT_THAT(admission.EstimateWait(kAlone, 0),
               Seconds((301 + 101 + 100) * 0.01 / 4));
-  // Of lower priority, it does not count.
+  // Work of lower priority does not count.
   EXPECT_THAT(admission.EstimateWait(kAlone, 1),
               Seconds((101 + 100) * 0.01 / 4));
   admission.EndWaiting(kAlone, 0, Tokens(300));

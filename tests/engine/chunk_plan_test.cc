@@ -136,7 +136,7 @@ TEST_F(ChunkPlanTest, WholePromptsLeaveRoomForAllThatDecode) {
   };
   EXPECT_EQ(tokens(512, 32, 0), 481);
   EXPECT_EQ(tokens(512, 1, 0), 512);     // nothing else runs
-  EXPECT_EQ(tokens(512, 32, 512), 512);  // somebody says
+  EXPECT_EQ(tokens(512, 32, 512), 512);  // set explicitly
   EXPECT_EQ(tokens(512, 256, 0), 257);
   // Half of a step, if that is more.
   EXPECT_EQ(tokens(512, 257, 0), 256);
@@ -162,7 +162,7 @@ TEST_F(ChunkPlanTest, LongerWholePromptsAreRefused) {
       Engine::Create(engine_, std::move(loaded->runner), nullptr, nullptr);
   ASSERT_TRUE(engine.ok()) << engine.status();
   EXPECT_EQ((*engine)->limits().max_prompt_tokens, 97);
-  // A limit that somebody chose may be more than surely finds room.
+  // A limit set explicitly may exceed the room that is certain.
   engine_.max_chunk_tokens = 100;
   loaded = LoadModel(options, &engine_);
   ASSERT_TRUE(loaded.ok()) << loaded.status();

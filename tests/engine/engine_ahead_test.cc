@@ -164,14 +164,14 @@ TEST_F(EngineAheadTest, AStopStringEndsWhatIsUnderWay) {
   EXPECT_GT(stopped, 5);
 }
 
-// Whoever loses its memory while steps run ahead goes on with the same tokens,
-// also those of its neighbours that came and went.
+// A sequence that loses its memory while steps run ahead continues with the
+// same tokens, and so do concurrent sequences.
 TEST_F(EngineAheadTest, PreemptionWhileStepsRunAhead) {
   for (const int32_t blocks : {0, 64}) {
     SCOPED_TRACE(blocks);
     fake_.num_slots = 2;
     fake_.num_host_blocks = blocks;
-    // Steps are let go one by one, so that nobody is done before the next
+    // Steps are released one by one, so that no sequence ends before the next
     // comes.
     StepGate gate;
     gate.Hold();

@@ -43,7 +43,7 @@ struct Parameters {
 class EngineDecodeTest : public testing::TestWithParam<Parameters> {
  protected:
   EngineDecodeTest() {
-    fake_.num_slots = 1;         // so that anybody else takes the memory
+    fake_.num_slots = 1;         // so that any other sequence takes the memory
     fake_.kinds_matter = false;  // they change where pieces are cut
     fake_.num_host_blocks = GetParam().blocks;
     fake_.runs_ahead = GetParam().ahead;
@@ -160,7 +160,7 @@ TEST_P(EngineDecodeTest, NextReturnsTheRowsThatTokensAreDrawnFrom) {
   record = Run({{}, 2, LogitsMode::kNext});
   EXPECT_EQ(append(record), Range(73, 75));
   ExpectRows(record, sequence);
-  // Of what is appended, the last only.
+  // Only the last row of the appended tokens.
   sequence = Joined(sequence, Tokens(5, 2));
   record = Run({Tokens(5, 2), 0, LogitsMode::kNext});
   EXPECT_EQ(append(record), Range(80, 81));
@@ -249,13 +249,13 @@ INSTANTIATE_TEST_SUITE_P(
              (info.param.ahead ? "Ahead" : "");
     });
 
-// A command that wants all rows gets so many a step, and a prompt that is
-// computed whole may have more tokens: when it is computed again for such a
-// command, its rows are not wanted any more.
+// A command that wants all rows gets at most max_step_logits in a step, and a
+// prompt computed as a whole may have more tokens: when it is recomputed for
+// such a command, its rows are no longer wanted.
 TEST(EngineWholePromptTest, IsComputedAgainWholeForACommandThatWantsAllRows) {
   FakeRunnerOptions fake;
   fake.whole_prompts = true;
-  fake.num_slots = 1;  // so that anybody else takes the memory
+  fake.num_slots = 1;  // so that any other sequence takes the memory
   fake.vocab_size = 3000;
   const auto engine = MakeEngine(OptionsFor(fake), fake);
   Script script = Script::Generate(TestRandom(1).Tokens(200, 3000), 3);

@@ -106,7 +106,7 @@ TEST_F(EngineFlowTest, IdleSequencesDoNotFillTheQueue) {
   EXPECT_TRUE(IsIdle(*engine_));
 }
 
-// Steps and memory are shared, whoever comes first and with how much.
+// Steps and memory are shared, regardless of the order and amount of arrivals.
 TEST_F(EngineFlowTest, AFloodLeavesAnotherFlowItsHalf) {
   fake_.num_slots = 8;
   Start(OptionsFor(fake_));

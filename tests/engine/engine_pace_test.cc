@@ -72,7 +72,7 @@ TEST_P(EnginePaceTest, ChunksAreThePacersOwn) {
   int64_t chunks = 0;
   bool differs = false;
   fake_.on_run = [&](const StepBatch& batch) {
-    // Of a prompt that nothing decodes beside: it is not to get so far.
+    // A prompt without decoding sequences: this must not happen.
     if (batch.num_sequences() == 1 && batch.num_tokens() > 1) differs = true;
     const int64_t chunk =
         batch.num_sequences() == 2 ? batch.num_tokens() - 1 : 0;

@@ -28,7 +28,7 @@ Script WithPriority(Script script, int32_t priority) {
 class EngineSwapTest : public testing::Test {
  protected:
   EngineSwapTest() {
-    fake_.num_slots = 1;  // so that whoever comes takes the memory
+    fake_.num_slots = 1;  // so that any new sequence takes the memory
     fake_.num_host_blocks = 8;
     fake_.on_run = [this](const StepBatch& batch) {
       computed_ += batch.num_tokens();

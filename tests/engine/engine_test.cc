@@ -140,7 +140,7 @@ TEST_F(EngineTest, PromptsAreCutWhereTheModelSays) {
   EXPECT_THAT(ends, testing::ElementsAre(64, 128, 200, 201, 202));
 }
 
-// A step is sure to have a token for each of so many.
+// A step always has a token for each of max_num_seqs.
 TEST_F(EngineTest, NoMoreThanMaxNumSeqsHoldMemoryHoweverManySlotsThereAre) {
   fake_.num_slots = 8;
   EngineOptions options = OptionsFor(fake_);
@@ -199,7 +199,7 @@ TEST_F(EngineTest, BatchesHaveLikeTokensSideBySide) {
     gate_.Enter(batch);
   };
   Start();
-  gate_.Hold();  // so that nobody is done before the next comes
+  gate_.Hold();  // so that no sequence ends before the next comes
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (int i = 0; i < 6; ++i) {
     sinks.push_back(std::make_shared<RecordingSink>());

@@ -31,7 +31,7 @@ TEST(FairPlacesTest, HalfIsKeptByParts) {
   places.Take(b, 37);
   EXPECT_EQ(places.Left(b), 0);
   EXPECT_EQ(places.used(), 100);
-  // What comes back goes to whoever is below their part, then to anybody.
+  // Returned places go first to flows below their part, then to any flow.
   places.Give(b, 10);
   EXPECT_EQ(places.Left(a), 0);
   EXPECT_EQ(places.Left(b), 10);

@@ -204,7 +204,7 @@ TEST_F(FamiliesTest, TensorsMustBeAllAndNoMore) {
     for (const auto& [name, tensor] : std::map(tensors)) {
       if (name.find("alpha_proj") != std::string::npos ||
           name.find("beta_proj") != std::string::npos)
-        continue;  // the authors keep these and use them for nothing
+        continue;  // kept by the authors, but unused
       tensors.erase(name);
       EXPECT_THAT(Read(), FailsWith(kInvalid, name, "model.safetensors"));
       tensors[name] = tensor;
@@ -245,7 +245,7 @@ TEST_F(FamiliesTest, NaNIsRefused) {
                                 "model.safetensors"));
 }
 
-// Other mathematics than ours, or than anybody's.
+// Different mathematics, or invalid mathematics.
 TEST_F(FamiliesTest, XmixersRefusesOtherMathematics) {
   struct Case {
     const char* set;

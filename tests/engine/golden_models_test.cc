@@ -24,7 +24,7 @@ namespace {
 
 using testing::SizeIs;
 
-// Of logits, relative to the largest.
+// For logits, relative to the largest.
 constexpr double kTolerance = kTestOnGpu ? 1e-2 : 1e-3;
 
 class GoldenModelsTest
@@ -75,7 +75,7 @@ class GoldenModelsTest
     return names;
   }
 
-  // Of rows from `first`, against the largest logit of all.
+  // For rows from `first` on, relative to the largest logit of all.
   double RelativeError(const StreamRecord& record, int64_t first,
                        const TensorView& rows) {
     const int64_t vocab = rows.shape[1];

@@ -61,7 +61,7 @@ TEST_F(HostMemoryTest, AControlGroupMayLeaveLess) {
   WriteGroup("/pod/container", "100000", 50'000, 20'000);
   EXPECT_EQ(Memory().available, 70'000);
   EXPECT_TRUE(Memory().limited);
-  // What the system can make anew is not missing either.
+  // Memory that the system can reclaim is available, too.
   Write("sys/fs/cgroup/pod/container/memory.stat",
         "inactive_file 20000\nslab_reclaimable 5000\n");
   EXPECT_EQ(Memory().available, 75'000);

@@ -23,7 +23,8 @@ struct Outcome {
   double mean_seconds;
   int64_t tokens;
 };
-// Steps beside 32 sequences, with prompts in plenty, `chunk` tokens at most.
+// Steps with 32 decoding sequences and abundant prompts, at most `chunk`
+// tokens.
 Outcome Serve(PromptPacer& pacer, Device& device, int steps, int64_t chunk,
               double growth = 0) {
   double seconds = 0;
@@ -160,8 +161,8 @@ TEST(PromptPacerTest, PaysForWhatChunksDoToTheStepsBetween) {
   }
 }
 
-// Sequences come and go, and now and then a step is quick: prompts still get
-// most of what they may have.
+// Sequences come and go, and some steps are fast: prompts still get most of
+// their allowance.
 TEST(PromptPacerTest, FollowsSequencesThatComeAndGo) {
   PromptPacer pacer(2);
   double alone = 0;
@@ -205,7 +206,7 @@ TEST(PromptPacerTest, ShortPromptsAreNotPaced) {
   EXPECT_FALSE(PromptPacer(0).Paces(32, 1 << 20));
 }
 
-// Long prompts get their share beside any number of short ones.
+// Long prompts get their share alongside any number of short ones.
 TEST(PromptPacerTest, ShortPromptsAreNotCharged) {
   PromptPacer pacer(2);
   const Device device;

@@ -313,7 +313,7 @@ TEST_F(RecurveFamilyTest, RefusesAnExtraTensor) {
       tensor("model.layers.1.token_norm.weight");
   EXPECT_THAT(Read(), FailsWith(kInvalid, "model.safetensors",
                                 "model.layers.2.token_norm.weight"));
-  // A head beside a tied embedding would be a model that nobody meant.
+  // A separate head with a tied embedding would be an inconsistent model.
   tiny_ = TinyCheckpoint::Hybrid();
   config()["tie_word_embeddings"] = true;
   EXPECT_THAT(Read(), FailsWith(kInvalid, "lm_head.weight"));

@@ -260,7 +260,7 @@ TEST(RequestTest, AWholePromptFitsAStep) {
   EXPECT_THAT(
       check(21, 0, LogitsMode::kAll),
       FailsWith(kInvalid, "prompt_ids has 21 tokens", "room for 20", "logits"));
-  // Of what comes later, any part may be computed in a step.
+  // Later tokens may be split over steps.
   EXPECT_TRUE(check(51, 1, LogitsMode::kAll).ok());
 }
 

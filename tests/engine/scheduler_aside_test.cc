@@ -56,7 +56,7 @@ TEST(SchedulerAsideTest, ShortPromptsHaveHalf) {
   EXPECT_THAT(entries({Prefilling(1, 1000), Prefilling(2, 1000)},
                       {Waiting(3, 500), Waiting(4, 500), Waiting(5, 10)}),
               ElementsAre(Entry{1, 90}, Entry{5, 10}));
-  // Of what decoding leaves.
+  // A part of the tokens left by decoding.
   EXPECT_THAT(
       entries({Prefilling(1, 1000), Decoding(2, 5), Decoding(3, 5)},
               {Waiting(4, 60)}),
@@ -156,7 +156,7 @@ TEST(SchedulerAsideTest, FlowsShareByWeight) {
       ElementsAre());
 }
 
-// One that lacks memory is passed by short prompts, in so many steps.
+// Short prompts pass a sequence that lacks memory in at most kMaxPasses steps.
 TEST(SchedulerAsideTest, WhatLacksMemoryIsPassedSoOften) {
   SequenceView large = Waiting(2, 300);
   const std::vector<SequenceView> resident = {Decoding(1, 500)};
@@ -196,7 +196,7 @@ TEST(SchedulerAsideTest, BoundedPromptsYieldToAHigherPriorityThatWaits) {
   EXPECT_THAT(
       plan({stream, low, Prefilling(4, 12, 1)}, {Waiting(3, 300, 0)}).entries,
       ElementsAre(Entry{1, 1}, Entry{4, 12}, Entry{3, 8}));
-  // Of equal priority they keep it, and so they do where it has no room.
+  // At equal priority they keep it, and so they do if it has no room.
   EXPECT_THAT(plan({stream, low}, {Waiting(3, 300, -1)}).entries,
               ElementsAre(Entry{1, 1}, Entry{2, 20}));
   EXPECT_THAT(plan({Decoding(1, 980, 5), Prefilling(2, 30, -1)},
@@ -267,9 +267,9 @@ TEST(SchedulerAsideTest, SharesEndWhereChunksMay) {
 
 constexpr uint64_t kDecodingIds = 1000;
 
-// Steps until each of the prompts is computed, all waiting at first, beside
-// `decoding`; 0 for those that are not in `most` steps. Before each step but
-// the first comes one more, if `more` is set.
+// Steps until each of the prompts is computed, all waiting at first, alongside
+// `decoding`; 0 for those not done in `most` steps. If `more` is set, one more
+// prompt arrives before each step but the first.
 std::vector<int> StepsOf(const SchedulerLimits& limits,
                          std::vector<SequenceView> waiting,
                          const std::vector<SequenceView>& decoding = {},

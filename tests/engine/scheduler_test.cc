@@ -270,7 +270,7 @@ TEST(SchedulerTest, TheFirstThatLacksMemoryIsPassedByWhatFitsAStep) {
   waiting[1].passes = kMaxPasses;
   EXPECT_THAT(plan().admit, ElementsAre(2u));
   EXPECT_THAT(plan().passed, IsEmpty());
-  // Nobody passes one that lacks a slot: there is none for him.
+  // No sequence passes one that lacks a slot: there is no slot for it either.
   waiting[1].passes = 0;
   EXPECT_THAT(Plan(kLimits, 99, 1, {Decoding(1, 5)}, waiting).admit,
               ElementsAre(2u));
@@ -295,7 +295,7 @@ TEST(SchedulerTest, LeavesRoomForTheFirstGeneratedTokenUnlessAlone) {
   EXPECT_THAT(Plan(kLimits, 2, 9, {Decoding(1, 5)}, {Waiting(2, 20)}).admit,
               IsEmpty());
   EXPECT_THAT(Plan(kLimits, 2, 9, {}, {Waiting(2, 20)}).admit, ElementsAre(2u));
-  // Nobody's victim, and still there: what it holds is soon free.
+  // Not a victim, but still resident: its memory is soon free.
   SequenceView ending = Idle(Decoding(1, 5));
   ending.ending = true;
   EXPECT_THAT(Plan(kLimits, 2, 9, {ending}, {Waiting(2, 20)}).admit, IsEmpty());
@@ -354,7 +354,7 @@ TEST(SchedulerTest, AVictimOfAdmissionMayHaveHadTheLastTokensOfAStep) {
     EXPECT_THAT(plan.preempt, ElementsAre(2));
     EXPECT_THAT(plan.admit, ElementsAre(3));
     EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}, Entry{3, multiple}));
-    // Of the same priority it waits.
+    // At the same priority it waits.
     EXPECT_THAT(
         Plan(limits, 10, 0, {Decoding(1, 5), Decoding(2, 5)}, {Waiting(3, 25)})
             .preempt,
@@ -378,7 +378,7 @@ TEST(SchedulerTest, WhatIsPreemptedIsNotOvertakenInThatStep) {
   EXPECT_THAT(plan.admit, IsEmpty());
   plan = Plan(kLimits, 0, 0, resident, {Waiting(0, 5), Waiting(3, 5)});
   EXPECT_THAT(plan.admit, ElementsAre(0u));
-  // One that is idle waits for nothing.
+  // An idle sequence does not wait.
   plan = Plan(kLimits, 0, 0, {resident[0], Idle(resident[1])}, {Waiting(3, 5)});
   EXPECT_THAT(plan.preempt, ElementsAre(2u));
   EXPECT_THAT(plan.admit, ElementsAre(3u));

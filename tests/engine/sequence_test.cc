@@ -246,8 +246,8 @@ TEST_F(SequenceTest, ACharacterMaySpanCommands) {
   EXPECT_EQ(Accept(*sequence, 0xa9).text, "\u00e9");
 }
 
-// Of SentencePiece the first token that has text loses its leading space: that
-// of the prompt, and of what is generated only if the prompt has none.
+// With SentencePiece the first token with text loses its leading space: the
+// prompt's, and a generated one only if the prompt has none.
 TEST_F(SequenceTest, TextGoesOnFromThePrompt) {
   tokenizer_ = LoadGolden("sentencepiece_bpe", "sentencepiece");
   const std::vector<int32_t> the = *tokenizer_->Encode("the", false);

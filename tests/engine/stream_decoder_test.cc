@@ -238,11 +238,11 @@ TEST(StreamDecoderTest, TheFirstToBeCompleteWins) {
   EXPECT_EQ(inside.stop, "b");
   // Whether they come with one token or several.
   EXPECT_EQ(Decode({"xabc"}, {"abc", "b"}).text, "xa");
-  // Of two that end together the longer one.
+  // The longer of two that end together.
   const Decoded together = Decode({"x", "a", "b", "c"}, {"c", "abc", "bc"});
   EXPECT_EQ(together.text, "x");
   EXPECT_EQ(together.stop, "abc");
-  // Of two that begin together the shorter one.
+  // The shorter of two that begin together.
   const PieceTokenizer tokenizer({"\n"});
   StreamDecoder decoder(&tokenizer, {"\n\nUser:", "\n"});
   EXPECT_EQ(decoder.Append(0), "");

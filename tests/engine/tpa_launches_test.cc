@@ -20,8 +20,7 @@ using ::testing::IsEmpty;
 constexpr TpaShape kShapes[] = {
     {32, 128, 128, 6, 2}, {3, 8, 200, 0, 4}, {128, 64, 64, 12, 1}};
 
-// A step with these runs: lengths of sequences up to the end of each beside
-// them.
+// A step with these runs, and the length of each one's sequence up to its end.
 class Step {
  public:
   void Add(int32_t sequence, bool step, int64_t count, int64_t length) {
@@ -60,7 +59,7 @@ TEST(TpaLaunchesTest, FewAreNoMoreChunksThanBlocks) {
   EXPECT_FALSE(few(std::vector<int64_t>(33, 256)));
   EXPECT_TRUE(few({2047 + 49 * 256, 0}));  // 65 and one
   EXPECT_FALSE(few({2048 + 49 * 256, 0}));
-  // Of no shape, or of one whose heads always are one block.
+  // Without a shape, or with one whose heads are always one block.
   EXPECT_EQ(TpaContextsOf({0}, 1, {}), TpaContexts::kAny);
 }
 
@@ -352,8 +351,8 @@ TEST(TpaLaunchesTest, ThereIsRoomForTheSchedulesOfEveryStep) {
   }
 }
 
-// It is little beside the rest: of 32 heads of 128 with usual limits, and for
-// the most that a server may take.
+// It is small compared with the rest: for 32 heads of 128 with usual limits,
+// and for the largest server.
 TEST(TpaLaunchesTest, TheRoomIsBounded) {
   const TpaDevice device = {132, 227 << 10, true, 14};
   for (const auto& [limits, pieces, prefills] :

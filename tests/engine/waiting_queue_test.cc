@@ -72,7 +72,7 @@ TEST_F(WaitingQueueTest, PacedOnesHideNoOthers) {
   for (uint64_t id = 11; id <= 14; ++id) Add(id, 200);
   EXPECT_THAT(First(4, /*paced_from=*/300),
               ElementsAre(1, 2, 3, 4, 11, 12, 13, 14));
-  // But so many that a step cannot look at all of them.
+  // But more than a step can examine.
   for (uint64_t id = 15; id <= 20; ++id) Add(id, 500, 1);
   EXPECT_THAT(First(4, 300), ElementsAre(15, 16, 17, 18));
 }

@@ -61,7 +61,7 @@ size_t LaterSteps(const std::vector<StepBatch>& steps) {
   return count;
 }
 
-// Of the steps but the first, those of short prompts, which come before them.
+// The steps of short prompts, which come after the first step.
 size_t ShortPromptSteps(const std::vector<StepBatch>& steps) {
   size_t count = 0;
   for (size_t i = 1; i < steps.size() - LaterSteps(steps); ++i) {
@@ -95,7 +95,7 @@ TEST(WarmUpTest, EveryPowerOfTwoTwice) {
   const std::vector<StepBatch> steps = WarmUpSteps(limits, Any);
   for (const StepBatch& step : steps) ExpectValid(step, limits);
   EXPECT_THAT(Sequences(steps), ElementsAre(1, 1, 2, 2, 4, 4, 6, 6));
-  // A prompt of all there is room for, beside a token of decoding.
+  // A prompt that fills the step, together with a decode token.
   EXPECT_EQ(steps[0].num_tokens(), 256);
   EXPECT_EQ(steps[0].query_start[1], 255);
   EXPECT_EQ(steps[0].kinds[0], TokenKind::kPromptStart);

@@ -104,8 +104,8 @@ double RelativeError(const std::vector<float>& got,
   return std::sqrt(error / norm);
 }
 
-// Of a model of one such layer, the last token of the prompt sees what it would
-// see anyway, and so do those after it. The others see what comes after them.
+// In a model with one such layer, the last token of the prompt sees the same as
+// in a causal layer, and so do later ones. The others also see later tokens.
 TEST_F(WholePromptTest, TheLastTokenOfAPromptIsAsInACausalLayer) {
   for (const char* position : {"none", "lrpe_rotate", "lrpe_cosine"}) {
     for (int64_t prompt : {1, 2, 31, 70, 200}) {

@@ -1,6 +1,5 @@
 // Runs a fuzz target once on every file of the folders named on the command
-// line: what was found once stays mended, in every build and with every
-// compiler.
+// line: past findings stay fixed, in every build and with every compiler.
 
 #include <cstddef>
 #include <cstdint>

@@ -315,10 +315,10 @@ TEST_F(BackendGpuTest, ANonFiniteRowEndsItsOwnStreamOnly) {
 class WideModelGpuTest : public BackendGpuTest,
                          public testing::WithParamInterface<const char*> {};
 
-// Of up to four rows, a layer of these sizes has its products in one launch;
-// the second engine of a process has them one by one, and so have more rows.
-// Heads of attention are shared out in one way for few and in another for many
-// tokens in all rows.
+// For up to four rows, a layer of these sizes has its products in one launch;
+// the second engine of a process launches them one by one, and so do more rows.
+// Attention heads are split differently for few and for many tokens in all
+// rows.
 TEST_P(WideModelGpuTest, ARowIsTheSameAloneAndBesideOthers) {
   const auto plan = PlanPreset(GetParam(), {2, 16384});
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -381,7 +381,8 @@ TEST_P(WideModelGpuTest, ARowIsTheSameAloneAndBesideOthers) {
       same(sinks[i]->WaitEnd(), alone[i]);
   }
 
-  // Beside 67 chunks of a long sequence, which are many of any GPU's blocks.
+  // Together with 67 chunks of a long sequence, which are many for the blocks
+  // of any GPU.
   Script longer = Script::Generate(TestRandom(5).Tokens(15000, 50000), 600);
   longer.options.stopping.ignore_eos = true;
   const auto beside = std::make_shared<RecordingSink>();

@@ -81,7 +81,7 @@ class Launch {
   }
 
   LinearFactorsParams& params() { return p_; }
-  // Of a token: q, k and v, and their factors.
+  // A token's q, k and v, and their factors.
   const float* In(int64_t token) const { return &x_[token * stride_]; }
   int64_t factors_stride() const { return factors_stride_; }
   std::vector<float> Factors() const { return out_.Read(); }

@@ -111,7 +111,7 @@ LinearGpuBatch::LinearGpuBatch(const LinearGpuConfig& config,
       decay_(config.Decay()),
       ring_(std::vector<float>(slots() * ring_stride_, kNaN)) {}
 
-// Slots of nobody, the sink and the gaps are NaN.
+// Unowned slots, the sink and the gaps are NaN.
 std::vector<float> LinearGpuBatch::States() const {
   std::vector<float> states(slots() * slot_stride_, kNaN);
   for (int64_t r = 0; r < live(); ++r) {
@@ -134,7 +134,7 @@ std::vector<float> LinearGpuBatch::Tokens() const {
 std::vector<int32_t> LinearGpuBatch::SlotIndices() const {
   std::vector<int32_t> slots(max_rows(), 0);
   for (int64_t r = 0; r < live(); ++r) slots[r] = static_cast<int32_t>(Slot(r));
-  slots.back() = 1;  // beyond the count of rows: a slot of nobody
+  slots.back() = 1;  // beyond the number of rows: an unowned slot
   return slots;
 }
 

@@ -60,7 +60,8 @@ TEST_F(LinearNoncausalGpuTest, OutputsThatOthersMakeHaveTheSameBits) {
     std::vector<int64_t> counts;
     std::vector<int64_t> rows;  // that are looked at
   };
-  // Of the last, blocks have many heads of a tile, and some leave two of them.
+  // In the last case, blocks have many heads of a tile, and some leave two of
+  // them.
   std::vector<int64_t> uneven(20, 30);
   for (int64_t row = 0; row < 8; ++row) uneven.push_back(4001);
   const std::vector<Case> cases = {

@@ -130,7 +130,7 @@ TEST_F(LinearNoncausalGpuTest, AnglesAreRightFarOut) {
 }
 
 // With cosines some blocks have several heads, and change their angles, and
-// waves are begun anew.
+// waves are restarted.
 TEST_F(LinearNoncausalGpuTest, EachHeadMayHaveItsOwnAngles) {
   for (LrpeType position : {LrpeType::kRotate, LrpeType::kCosine}) {
     Config c;
@@ -170,8 +170,8 @@ TEST_F(LinearNoncausalGpuTest, LargeFeaturesStayFinite) {
   ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, {70, 300}));
 }
 
-// Tokens of all sizes beside each other: softmax is of differences, and what is
-// near 0 is not taken relative to its maximum.
+// Tokens of all sizes together: softmax is of differences, and a value near 0
+// is not taken relative to its maximum.
 TEST_F(LinearNoncausalGpuTest, SoftmaxIsOfDifferences) {
   for (LrpeType position : {LrpeType::kNone, LrpeType::kCosine}) {
     SCOPED_TRACE(testing::Message()

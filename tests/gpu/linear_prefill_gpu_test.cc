@@ -20,7 +20,7 @@ namespace {
 
 using Options = LinearPrefillBatch::Options;
 
-// Of outputs and of states, ‖error‖ / ‖value‖ of each head.
+// For outputs and states, ‖error‖ / ‖value‖ of each head.
 constexpr double kTolerance = 4e-3;
 
 constexpr LrpeType kPositions[] = {LrpeType::kNone, LrpeType::kRotate,
@@ -47,8 +47,8 @@ class LinearPrefillGpuTest : public GpuTest {
       const PrefillOracle want(c, parts[i], options.fresh);
       const double out =
           WorstHeadError(batch.Out(i), want.out, c.heads, c.value_dim);
-      // A product q · k that cancels keeps the rounding of its terms; among
-      // few tokens one such may be most of what there is.
+      // A product q · k that cancels keeps the rounding of its terms; among few
+      // tokens one such product may dominate.
       EXPECT_LE(out, parts[i].count < 16 ? 2 * kTolerance : kTolerance)
           << "out, length " << parts[i].count << " from " << parts[i].first
           << RelativelyNear(batch.Out(i), want.out, kTolerance).message();
@@ -335,7 +335,7 @@ TEST_F(LinearPrefillGpuTest, APromptMayBeCutAnywhere) {
   }
 }
 
-// Alone and among so many that the plan is another one.
+// Alone and among enough others for a different plan.
 TEST_F(LinearPrefillGpuTest, ARowAloneHasTheSameBits) {
   const LinearGpuConfig c = Plain(9, 64, 128);
   std::vector<PromptPart> parts;

@@ -155,7 +155,7 @@ class LrpeGpuTest : public GpuTest {
     // A float32 input is exact to 2^-24 of itself; so is e^x to that, absolute.
     const double tolerance =
         c.type == ElementType::kFloat32 ? 4e-6 * c.spread : 4e-3;
-    // Of a long sequence, some tokens: the oracle is slow.
+    // Only some tokens of a long sequence: the oracle is slow.
     const int64_t step = std::max<int64_t>(1, c.length / 9);
     for (int64_t b = 0; b < c.batch; ++b) {
       for (int64_t t = 0; t < c.length; t += step) {

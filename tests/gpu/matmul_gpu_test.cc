@@ -190,7 +190,7 @@ class MatmulGpuTest : public GpuTest {
 const std::pair<int64_t, int64_t> kSizes[] = {
     {80, 32},     {1, 24},    {258, 256}, {1420, 1600},
     {1600, 4992}, {17, 4288}, {4098, 328}};
-// Rows of so many inputs do not fit a block's shared memory.
+// Rows of this length do not fit a block's shared memory.
 const std::pair<int64_t, int64_t> kLongInputs = {48, 16384};
 // Not cut into parts, and more inputs than a block holds at once.
 const std::pair<int64_t, int64_t> kWide = {8532, 1600};
@@ -252,8 +252,8 @@ TEST_F(MatmulGpuTest, EveryNumberOfRows) {
   }
 }
 
-// As prompts have: every form of wide_matmul_plan.h, around edges of its tiles.
-// Other rows beside them change no bit.
+// As in prompts: every form of wide_matmul_plan.h, around edges of its tiles.
+// Other rows in the product change no bit.
 TEST_F(MatmulGpuTest, HundredsOfRows) {
   int multiprocessors = 0;
   ASSERT_EQ(cudaDeviceGetAttribute(&multiprocessors,
@@ -370,7 +370,7 @@ TEST_F(MatmulGpuTest, GateAfter) {
            {WeightType::kBFloat16, 2 * 2056, 64},
            {WeightType::kBFloat16, 2 * 801, 712}}) {
     const int64_t features = outputs / 2;
-    // Of what is written. Rows are 16 bytes apart but for 2052 features.
+    // Strides of the output. Rows are 16-byte aligned except for 2052 features.
     const int64_t stride = features == 2052 ? features : (features + 7) / 8 * 8;
     Case halves(Kind::kDecode, type, outputs, inputs, 4100);
     // The last six: forms that no fewer rows take, and a second group of rows.

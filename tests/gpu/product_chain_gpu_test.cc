@@ -20,7 +20,7 @@ namespace {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 int64_t Pad(int64_t cols) { return (cols + 63) / 64 * 64; }
-// Of rows of floats: 4 to 7 behind what is written.
+// Stride of float rows: 4 to 7 elements of padding.
 int64_t Stride(int64_t cols) { return (cols + 3) / 4 * 4 + 4; }
 
 class Layer {
@@ -335,8 +335,8 @@ TEST_F(ProductChainGpuTest, Replays) {
   }
 }
 
-// A row that is not finite ends, the row beside it is itself, and so is the
-// next.
+// A non-finite row terminates, the next row is unaffected, and so is the next
+// launch.
 TEST_F(ProductChainGpuTest, NotFinite) {
   DeviceBuffer<char> exchange(
       std::vector<char>(kProductChainExchangeBytes, '\xff'));

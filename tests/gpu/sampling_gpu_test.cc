@@ -36,7 +36,7 @@ std::vector<int> AllBlocks() {
   return {1, 2, 4, 8};
 }
 
-// What the GPU makes of cases with one size of vocabulary, by so many blocks a
+// The GPU's results for cases with one vocabulary size, with `blocks` blocks a
 // sample; 0: as LaunchSample chooses.
 struct Drawn {
   CudaSampleResult result;

@@ -329,7 +329,7 @@ TEST_F(SmallOpsGpuTest, LinearScan) {
        Activation::kRelu, Activation::kSilu},
       {2, 250, 33, LrpeType::kCosine, Activation::kSigmoid, Activation::kExp,
        Activation::kNone},
-      // So many heads that blocks have more columns, of 8, 16 and 32 rows.
+      // Enough heads that blocks have more columns, of 8, 16 and 32 rows.
       {30, 40, 132, LrpeType::kRotate, Activation::kSilu, Activation::kSoftmax,
        Activation::kSoftmax, true},
       {60, 64, 64, LrpeType::kCosine, Activation::kRelu, Activation::kSilu,

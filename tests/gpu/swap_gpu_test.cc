@@ -1,5 +1,5 @@
-// Copies of sequences' memory to the host and back, against steps that write to
-// the same pages before and after: whoever does not wait for the other shows.
+// Copies of sequences' memory to the host and back, concurrent with steps that
+// write to the same pages before and after: a missing wait is detected.
 
 #include <atomic>
 #include <chrono>
@@ -162,9 +162,9 @@ TEST_F(SwapGpuTest, CopiesRunBesideSteps) {
   }
 }
 
-// Whoever takes over the slot of a sequence that is being saved does not wait
-// for its pages: these take longer than what passes between two events of the
-// steps' stream, of which one waits for the slot and one for the last page.
+// A new owner of the slot of a sequence being saved does not wait for its
+// pages: these take longer than the time between two events of the steps'
+// stream, one after the wait for the slot and one after that for the last page.
 TEST_F(SwapGpuTest, ASlotIsFreeBeforeThePagesThatAreSavedWithIt) {
   std::vector<int32_t> pages, blocks;
   for (int32_t i = 1; i <= 96; ++i) pages.push_back(i);

@@ -199,7 +199,7 @@ void TpaAppendGpuTest::CheckQueries(const AppendCase& c) const {
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const std::vector<uint16_t> got = alone.Read();
   ASSERT_EQ(got, appended.Read());
-  // Of some rows alone.
+  // For some rows only.
   for (const auto& [first, count] :
        {std::pair<int64_t, int64_t>(0, 1), std::pair<int64_t, int64_t>(1, 2),
         std::pair<int64_t, int64_t>(rows - 1, 1)}) {
@@ -292,8 +292,8 @@ TEST_F(TpaAppendGpuTest, FormsQueries) {
   }
 }
 
-// Blocks then take several groups of heads. Positions are those of rows that
-// are not there: what is asked for are the queries.
+// Blocks then take several groups of heads. Positions are those of missing
+// rows: only the queries are requested.
 TEST_F(TpaAppendGpuTest, FormsQueriesOfManyRows) {
   for (int rows : {60, 300}) {
     positions_.assign(rows, -1);

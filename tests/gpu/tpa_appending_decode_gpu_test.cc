@@ -32,8 +32,8 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
     return PlanTpaDecode(c.shape, form, rows, 1, device_, contexts);
   }
 
-  // Rows of so many tokens, the last of each new. The launches that are
-  // compared with the one of `whole_plan` are of `apart`, or of the same plan.
+  // Rows of these lengths, the last token of each new. The launches compared
+  // with the one of `whole_plan` are those of `apart`, or of the same plan.
   void Compare(const Case& c, const std::vector<int32_t>& lengths,
                const TpaDecodePlan& whole_plan,
                const TpaDecodePlan* apart = nullptr) {
@@ -44,7 +44,7 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
     const TpaPageLayout layout(s, TpaPageOrder::kOctets);
     const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
     const int64_t stride = std::max<int64_t>((longest + 63) / 64, 1);
-    // Pages of all rows, last ones first, and one that is nobody's.
+    // Pages of all rows, last ones first, and an unowned one.
     std::vector<int32_t> table(rows * stride, 0);
     int32_t page = 0;
     for (int row = rows - 1; row >= 0; --row) {
@@ -57,8 +57,8 @@ class TpaAppendingDecodeGpuTest : public GpuTest {
         RandomTensor(1, static_cast<int64_t>(pages.size()), -1.0f, 1.0f);
     for (size_t i = 0; i < pages.size(); ++i)
       pages[i] = ToBits(c.element, values[i]);
-    // Nobody has written what is behind a row's old tokens, and padding of
-    // width is zero.
+    // The memory after a row's old tokens is unwritten, and padding of width is
+    // zero.
     for (int row = 0; row < rows; ++row) {
       for (int64_t m = lengths[row] - 1; m < (lengths[row] + 63) / 64 * 64;
            ++m) {
@@ -271,7 +271,7 @@ TEST_F(TpaAppendingDecodeGpuTest, OneRow) {
   }
 }
 
-// Rows that are clusters, beside a plan without.
+// Rows as clusters, compared with a plan without.
 TEST_F(TpaAppendingDecodeGpuTest, Clusters) {
   if (!device_.hopper)
     GTEST_SKIP() << "clusters of blocks are of compute capability 9.0";

@@ -121,7 +121,7 @@ TEST_F(TpaGpuTest, BitsDoNotDependOnTheColumnsOfABlock) {
       // As before there were kernels for fewer columns.
       if (!plan.hopper || plan.variant == 3) continue;
       plan.variant = 3;
-      plan.stages -= 2;  // room for the columns that nobody uses
+      plan.stages -= 2;  // room for the unused columns
       EXPECT_TRUE(SameBits(batch.Decode(plan), want)) << "40 columns";
     }
   }
@@ -247,8 +247,8 @@ TEST_F(TpaGpuTest, UnequalLongLengthsHaveTheBitsOfOneBlock) {
   }
 }
 
-// Nor what is asked for ahead for the launch behind: nothing, less than a
-// piece, no multiple of one, more than is ever asked for.
+// Nor on the prefetch for the next launch: nothing, less than a piece, not a
+// multiple of one, more than is ever prefetched.
 TEST_F(TpaGpuTest, BitsDoNotDependOnTheNextLaunch) {
   constexpr int64_t kMore = kTpaNextBytes + 4096 + 48;
   const std::vector<uint8_t> zeros(kMore);

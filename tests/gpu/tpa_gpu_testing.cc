@@ -13,7 +13,7 @@
 namespace recurve {
 namespace {
 
-// A page id that no pool has: whoever follows it leaves the address space.
+// A page id outside every pool: following it leaves the address space.
 constexpr int32_t kWildPage = 2147480000;
 constexpr int64_t kPageGap = 8;  // elements
 constexpr int64_t kRowGap = 5;

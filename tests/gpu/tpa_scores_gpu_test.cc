@@ -62,10 +62,10 @@ TEST_F(TpaGpuTest, LargeRandomScores) {
   }
 }
 
-// Scores of a chunk are relative to a number that its heads choose each for
-// itself (tpa_softmax.cuh): around every bound of that, side by side. A head's
-// result does not depend on what the others choose: of those that choose 0, it
-// is the same where all do, so that nobody looks for a greatest score.
+// Scores of a chunk are relative to a number that each of its heads chooses
+// (tpa_softmax.cuh): around every bound of that, adjacent. A head's result does
+// not depend on the choices of others: for heads that choose 0 it is the same
+// if all do and no maximum is computed.
 TEST_F(TpaGpuTest, HeadsWithScoresFarApart) {
   const std::vector<float> levels = {0.0f,   -63.5f,  31.5f,  -64.5f,  32.5f,
                                      -66.0f, -1.0f,   -70.0f, 40.0f,   -90.0f,

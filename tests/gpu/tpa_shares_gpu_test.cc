@@ -73,7 +73,7 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
       } else {
         EXPECT_LT(last, plan.blocks);
       }
-      // Of more rows those of clusters are known, with tokens or without.
+      // For more rows only clusters are known, with tokens or without.
       if (clusters && TpaShortRows(kT6Xl, device) < 2) continue;
       for (const int32_t second : {length, 0}) {
         lengths[1] = second;

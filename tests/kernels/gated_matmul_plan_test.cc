@@ -25,7 +25,7 @@ TEST(GatedMatmulPlanTest, OneRoundOfLargeTiles) {
   EXPECT_EQ(Features(512, 33 * 128 + 1), 72);
 }
 
-// Tiles are counted in 64 bits: so many rounds are decided by a feature's cost.
+// Tiles are counted in 64 bits: with this many rounds a feature's cost decides.
 TEST(GatedMatmulPlanTest, TheMostRows) {
   EXPECT_EQ(Features(int64_t{1} << 20, 1 << 27), 128);
   EXPECT_EQ(Features(int64_t{1} << 20, 4288), 128);

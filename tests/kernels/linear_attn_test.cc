@@ -40,7 +40,8 @@ class LinearAttentionTest : public SimdTest {
     LinearOracle(tokens).Expect(got.out[0], got.state[0], 1e-5);
   }
 
-  // Cut behind its whole prompt; and beside a sequence that is cut likewise.
+  // Cut after its whole prompt; and together with a sequence that is cut
+  // likewise.
   static void ExpectCuts(const LinearTestConfig& config, int64_t whole,
                          const LinearTokens& tokens, const LinearResult& want) {
     const int64_t rest = tokens.length - whole;

@@ -195,7 +195,7 @@ LinearResult RunLinear(absl::Span<const LinearTokens* const> sequences,
   const int64_t size = config.state_elements();
   const int64_t stride = size + kGap;
   const int64_t width = config.num_heads * config.value_dim;
-  // Slots of nobody, and the gaps, are NaN.
+  // Unowned slots, and the gaps, are NaN.
   std::vector<float> states((2 * sequences.size() + 2) * stride, kNaN);
   const auto state_of = [&](size_t b) {
     return states.begin() + SlotOf(b, sequences.size()) * stride;

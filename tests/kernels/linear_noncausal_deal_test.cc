@@ -270,8 +270,8 @@ TEST(LinearNoncausalDealTest, NobodyWaitsForLong) {
   EXPECT_LE(Slack(mixed, 12), 0.10);
 }
 
-// Of 144 heads those of the twelve blocks that have two, which most others take
-// some outputs of.
+// With 144 heads, those of the twelve blocks that have two, which most others
+// share outputs of.
 TEST(LinearNoncausalDealTest, FewSumsGoThroughMemory) {
   Launch launch(std::vector<uint32_t>(12, 16), 12, 132);
   launch.Play(false);
@@ -279,7 +279,7 @@ TEST(LinearNoncausalDealTest, FewSumsGoThroughMemory) {
   EXPECT_LE(launch.loads(), 150u);
 }
 
-// Of fewer heads than blocks, outputs are all blocks'.
+// With fewer heads than blocks, all blocks share the outputs.
 TEST(LinearNoncausalDealTest, OutputsOfFewHeadsAreAllBlocks) {
   Launch launch({128}, 12, 132);
   launch.Play(false);

@@ -162,8 +162,8 @@ TEST(TpaChunksTest, EvenBatchesAreCutAtSegments) {
   EXPECT_EQ(TpaStep(256, 132), 128);
 }
 
-// Tokens of the most laden block where rows have blocks of their own; -1: there
-// is no share that suffices.
+// Tokens of the most heavily loaded block if each row has its own blocks; -1:
+// no share suffices.
 int LoadOfRowsApart(const std::vector<int>& lengths, int blocks) {
   int64_t tokens = 0;
   for (int length : lengths) tokens += (length + 63) / 64 * 64;
@@ -198,7 +198,8 @@ int LoadOfRowsApart(const std::vector<int>& lengths, int blocks) {
 }
 
 TEST(TpaChunksTest, RowsApartAreCutEvenly) {
-  // Pages of the most laden of 132 blocks; in one line 8, 6, 8, 10, 12, 2, 8.
+  // Pages of the most heavily loaded of 132 blocks; in one line 8, 6, 8, 10,
+  // 12, 2, 8.
   const auto pages = [](int rows, int length) {
     return LoadOfRowsApart(std::vector<int>(rows, length), 132) / 64.0;
   };

@@ -32,7 +32,8 @@ class Schedule {
         stride_(stride),
         parts_(TpaScheduleParts(plan, rows(), kTpaPageTokens * stride)),
         memory_(parts_.bytes / 8, -1) {
-    // Of each row other pages, and what is behind the last one is not read.
+    // Each row has different pages, and entries after the last one are not
+    // read.
     for (int row = 0; row < rows(); ++row) {
       const int64_t pages = (lengths_[row] + 63) / 64;
       for (int64_t i = 0; i < stride; ++i)
@@ -52,7 +53,7 @@ class Schedule {
       ASSERT_EQ(At<uint32_t>(parts_.counters)[i], 0U);
   }
 
-  // Tokens of the most laden block, by whole pages.
+  // Tokens of the most heavily loaded block, in whole pages.
   int MostTokens() const {
     int most = 0;
     for (int i = 0; i < plan_.blocks; ++i) {
@@ -300,7 +301,7 @@ TEST(TpaScheduleTest, NoBlockHasMuchMore) {
   EXPECT_EQ(most(std::vector<int32_t>(32, 2048)), 512);  // four blocks a row
   EXPECT_EQ(most(std::vector<int32_t>(128, 2048)), 2048);
   EXPECT_EQ(most(std::vector<int32_t>(256, 2048)), 4096);  // two whole rows
-  // One long row beside short ones: a fair share is 1,234.
+  // One long row among short ones: a fair share is 1,234.
   std::vector<int32_t> ragged(32, 1024);
   ragged[7] = 131072;
   EXPECT_LE(most(ragged), 1536);

@@ -243,7 +243,7 @@ class Simulation {
     EXPECT_EQ(stats.pages.used, static_cast<int32_t>(pages.size()) - 1);
     EXPECT_EQ(stats.slots.free, spec_.num_slots - stats.slots.used);
     EXPECT_EQ(stats.pages.free, spec_.num_pages - stats.pages.used);
-    // Sinks are nobody's: neither cleared nor poisoned.
+    // Sinks have no owner: neither cleared nor poisoned.
     EXPECT_EQ(storage_.slots[0], Fill::kUsed);
     EXPECT_EQ(storage_.pages[0], Fill::kUsed);
   }

@@ -70,7 +70,7 @@ TEST(ApiKeysTest, SaysWhatIsWrong) {
   const std::string key = absl::StrCat(" sha256=", kAbc);
   const BadFile files[] = {
       {"", "there is no tenant"},
-      {"# nobody\n\n", "there is no tenant"},
+      {"# none\n\n", "there is no tenant"},
       {"a/b" + key, "line 1: the tenant's name has 3 characters or others"},
       {std::string(65, 'a') + key, "expected 1 to 64 of these"},
       {"acme", "line 1, tenant acme: sha256 is missing"},

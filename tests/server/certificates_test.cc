@@ -131,7 +131,7 @@ TEST(CertificatesTest, AListOfOldOnesIsNotToldAtLength) {
   EXPECT_THAT(warnings.back(), HasSubstr("12 more warnings"));
 }
 
-// Names are anybody's: a line of the log stays one.
+// Names are untrusted: each warning stays one line of the log.
 TEST(CertificatesTest, NamesAreQuoted) {
   const auto warnings =
       Inspect(Pem({.end_seconds = -60, .name = "a\nb"})).warnings;

@@ -89,7 +89,7 @@ TEST_F(EncodeThreadsTest, RefusesWhatIsTooMuchAtATime) {
   Open();
 }
 
-// Whoever has much to encode does not hold up others.
+// A flow with much to encode does not delay others.
 TEST_F(EncodeThreadsTest, FlowsTakeTurnsByTheirBytes) {
   Hold();
   const Flow heavy = {1, 1, 0.25};

@@ -112,7 +112,7 @@ class FrameGuardOfTest : public testing::TestWithParam<bool> {
 
 INSTANTIATE_TEST_SUITE_P(Clients, FrameGuardOfTest, testing::Bool(),
                          [](const auto& info) {
-                           return info.param ? "Known" : "Stranger";
+                           return info.param ? "Known" : "Unknown";
                          });
 
 TEST_P(FrameGuardOfTest, ControlFramesArePaidFromABudgetThatRefills) {
@@ -277,8 +277,7 @@ TEST_P(FrameGuardOfTest, WellFormedFramesAreNoWaste) {
     size_t received = 0;
     while (received < kFrames * kFrame) {
       received += read;
-      // The guard hears of a frame with its ninth byte, and of data as it
-      // comes.
+      // The guard sees a frame with its ninth byte, and data as they arrive.
       while (begun * kFrame + 9 <= received) {
         ASSERT_EQ(guard.OnFrame(kData, 0, kPayload, now_), std::nullopt);
         guard.OnAccounted(kPayload);

@@ -115,7 +115,7 @@ TEST(GrpcStatusTest, ALongMessageIsCutBetweenCharacters) {
   const std::string most(2048, 'x');
   EXPECT_EQ(message(most), most);
   EXPECT_EQ(message(most + "x"), most + "... (2049 bytes)");
-  // Of two bytes, from 2047 on.
+  // A character of two bytes, from 2047 on.
   const std::string odd = std::string(2047, 'x') + "ü";
   EXPECT_EQ(message(odd), std::string(2047, 'x') + "... (2049 bytes)");
   std::string euros;

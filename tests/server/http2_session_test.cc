@@ -280,7 +280,7 @@ TEST_F(Http2SessionTest, CallsAreSentInTurn) {
                              Frame(kWindowUpdate, 0, 0, BigEndian(1 << 30, 4))),
             Result::kOk);
   for (const uint32_t stream : {1, 3, 5}) {
-    // Whoever asks for more than the others.
+    // A stream that asks for more than the others.
     const std::string first =
         stream == 3 ? http2::Header("priority", "u=0, i=?0") : "";
     EXPECT_EQ(session_.Receive(Frame(kHeaders, kEndHeaders | kEndStream, stream,
@@ -361,7 +361,7 @@ TEST_F(Http2SessionTest, DataBeyondTheWindowResetsTheStream) {
   EXPECT_EQ(handler_.events.back(), "closed 1");
 }
 
-// Not even when nobody has said that it was consumed.
+// Not even if it was not reported as consumed.
 TEST_F(Http2SessionTest, DataOfClosedStreamsUsesNoWindowUp) {
   Begin();
   EXPECT_EQ(Open(1), Result::kOk);

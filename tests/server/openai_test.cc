@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// Of each token by itself, as a stream has them.
+// The offsets of each token separately, as in streams.
 json OffsetsOf(const CompletionRequest& request, const Tokenizer* tokenizer,
                const std::vector<uint32_t>& ids) {
   ChoicePiece piece;
@@ -88,7 +88,8 @@ TEST(OpenAiTest, SamplingOptionsHaveTheRangesOfTheEngine) {
   }
 }
 
-// What is wrong with a request that has these besides a prompt; empty: nothing.
+// The error for a request with these fields in addition to a prompt; empty:
+// none.
 std::string ProblemOf(json body) {
   body["prompt"] = "a";
   CompletionRequest request;

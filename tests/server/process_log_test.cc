@@ -145,7 +145,7 @@ TEST(ProcessLogTest, AHungReaderDoesNotHoldTheEnd) {
     FlushProcessLog();
   }
   while (!error.IsFull()) std::this_thread::yield();
-  spdlog::info("after its end, to nobody");
+  spdlog::info("after its end");
   // The thread that was left behind ends with its lines.
   const int64_t dropped = DroppedLogLines();
   error.CloseReader();

@@ -93,7 +93,7 @@ TEST(StrangerBytesTest, TheOldestThatAreIdleGiveWay) {
   Idler first(&all, kGrpc);
   Idler second(&all, kHttp);
   Idler third(&all, kGrpc);
-  // What it did lets it begin anew.
+  // Activity restarts its idle time.
   first.share.SetBusy();
   first.Rest();
   StrangerBytes::Share more(&all, kGrpc);

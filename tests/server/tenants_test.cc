@@ -188,7 +188,7 @@ TEST_F(TenantsTest, PagesAreTakenForWhatAStreamMayComeTo) {
   EXPECT_EQ(retry, std::chrono::seconds(1));
   EXPECT_TRUE(second->Charge(100, 92, &retry).ok());
   second->Refund();
-  // Of what the first might have generated it has one token: 65 are 2 pages.
+  // The first has generated one token of its maximum: 65 are 2 pages.
   first->CountToken();
   first->Settle();
   EXPECT_FALSE(second->Charge(9 * 64, 0, &retry).ok());

@@ -57,7 +57,7 @@ TEST(VariablesTest, IsSilentAboutServicesOfAnOrchestrator) {
                 "RECURVE_HEADLESS_SERVICE_HOST=10.0.0.1"}),
       IsEmpty());
   EXPECT_THAT(Warnings({"RECURVE_PORT=50051"}), testing::SizeIs(1));
-  // Of a container that is linked as "recurve".
+  // Variables of a container that is linked as "recurve".
   EXPECT_THAT(Warnings({"RECURVE_NAME=/web/recurve", "RECURVE_ENV_PATH=/bin"}),
               IsEmpty());
 }

@@ -173,8 +173,8 @@ class Client {
       EXPECT_EQ(record.logprobs, solo.logprobs);
       EXPECT_EQ(record.LogitsPositions(), solo.LogitsPositions());
       ASSERT_EQ(record.results.size(), solo.results.size());
-      // Of more commands it depends on when they come whether text that one
-      // held back is looked at before the next.
+      // With more commands it depends on their timing whether text held back by
+      // one is checked before the next.
       if (script_.commands.size() == 1) {
         EXPECT_EQ(record.results[0].reason, solo.results[0].reason);
         EXPECT_EQ(record.results[0].stop_string, solo.results[0].stop_string);

@@ -49,9 +49,9 @@ class Simulation {
       Disturb();
       ASSERT_NO_FATAL_FAILURE(Step());
     }
-    // Nobody comes, stalls or leaves any more: the rest must finish. Each step
-    // computes a token, and a token is computed again only after a preemption
-    // by one who ranks above, so work is bounded.
+    // No more arrivals, stalls or departures: the rest must finish. Each step
+    // computes a token, and a token is recomputed only after a preemption by a
+    // sequence that ranks above, so the work is bounded.
     calm_ = true;
     for (Sequence& s : sequences_) s.asleep = false;
     int64_t steps = 0;

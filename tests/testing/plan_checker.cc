@@ -122,7 +122,7 @@ class Checker {
     for (const auto& [id, s] : admitted_) {
       if (!Runs(id) && !s.from_host) return Broken("what is admitted runs", id);
     }
-    // Nobody waits for a copy while there is something else to do.
+    // No sequence waits for a copy while there is other work.
     for (uint64_t id : entries_) {
       const auto found = admitted_.find(id);
       const bool waits = found != admitted_.end() ? found->second.from_host
@@ -172,7 +172,7 @@ class Checker {
       // Or to one that had to yield itself, afterwards.
       for (uint64_t other : preempted_)
         justified |= RanksAbove(resident_.at(other), victim);
-      if (!justified) return Broken("a victim yields to somebody", id);
+      if (!justified) return Broken("a victim yields without a gain", id);
     }
     return absl::OkStatus();
   }
@@ -225,7 +225,7 @@ class Checker {
     }
     for (const SequenceView& s : waiting_) {
       if (admitted_.count(s.id) > 0) {
-        // Of those that do not fit a step, the first of a flow may have a
+        // The first of a flow's prompts that do not fit a step may have a
         // share.
         if (all_stop || (stopped && !Fits(s) &&
                          (lacked_memory || long_flows.count(s.flow) > 0)))
@@ -236,8 +236,8 @@ class Checker {
       }
       if (stopped && !Fits(s)) continue;
       const int64_t least = LeastTokens(s);
-      // Its share of the bound may have been nothing, and then it lets others
-      // pass; or it may have stopped them for want of memory.
+      // Its share of the limit may have been zero, and then it lets others
+      // pass; or it may have stopped them because it lacks memory.
       if (IsPaced(s) &&
           limits_.max_prompt_tokens < std::numeric_limits<int64_t>::max()) {
         perhaps_stopped = true;
@@ -266,7 +266,7 @@ class Checker {
     return absl::OkStatus();
   }
 
-  // What prompts that fit a step are to have of it, beside long ones.
+  // The part of it that prompts that fit a step get, alongside long ones.
   absl::Status CheckHalf() const {
     // Room that victims leave may have come when one had had its turn.
     if (!preempted_.empty()) return absl::OkStatus();
@@ -377,7 +377,7 @@ class Checker {
     return pages < PagesFor(s.num_tokens);
   }
 
-  // Whether a page could be had for resident `s`, after all.
+  // Whether a page could have been found for resident `s`.
   bool PageToBeHad(const SequenceView& s) const {
     if (pages_left_ > 0) return true;
     for (const auto& [id, other] : resident_) {
