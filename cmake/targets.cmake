@@ -56,11 +56,11 @@ function(recurve_test name)
   recurve_sanitizer_environment(${name})
 endfunction()
 
-# For tests that recurve_test does not make, but that run programs of ours.
+# For tests not made by recurve_test that run our programs.
 function(recurve_sanitizer_environment name)
   set(_seeds 1)
   if(RECURVE_SANITIZER STREQUAL "thread")
-    set(_seeds 0.1)  # of the simulation's: each is twenty times slower
+    set(_seeds 0.1)  # for the simulations: each is twenty times slower
   endif()
   if(RECURVE_SANITIZER)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT

@@ -9,7 +9,7 @@
 #   recurve-VERSION-ARCH/share where this is Debian or Ubuntu: the licences of the
 #                              packages that are in it, and a list of them (SPDX 2.3)
 #
-# Beside the tarball it writes its digest, TARBALL.sha256.
+# Next to the tarball it writes its digest, TARBALL.sha256.
 #
 # Not in it: the C library, whose version here the other machine must have at
 # least, the GPU's driver, and CUDA's own libraries (cuBLASLt), which are looked

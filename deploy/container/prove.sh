@@ -13,7 +13,7 @@
 # 6. SIGTERM while a stream runs: the stream is whole, the status 0.
 #
 # Everything is kept in build/container, so that a second run is short; delete the
-# folder to begin anew. CCACHE_DIR is used where it is set. REPEAT=1 builds a second time from nothing and compares the
+# folder to start again. CCACHE_DIR is used where it is set. REPEAT=1 builds a second time from nothing and compares the
 # layers. For `cuda` the toolkit of this machine, /usr/local/cuda, is lent to the
 # build; the server then runs on the CPU, which shows the packing and not the GPU.
 #

@@ -16,7 +16,7 @@ system=$2
 shift 2
 export LC_ALL=C
 
-# Of these the programs contain code without a shared library of theirs.
+# Packages whose code is compiled into the programs.
 compiled_in=(libabsl-dev libboost-dev libcli11-dev libgrpc++-dev libhwy-dev
   libprotobuf-dev libspdlog-dev libstdc++-dev nlohmann-json3-dev prometheus-cpp-dev)
 
