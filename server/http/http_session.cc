@@ -600,9 +600,7 @@ void HttpSession::OnAllWritten() {
     listener->OnDone(absl::OkStatus());
   }
   if (!keep_alive_) return Linger();
-  if (ended_)
-    return Close();  // requests that it sent ahead are not begun
-                     // either
+  if (ended_) return Close();  // requests sent ahead are not begun
   input_.shrink_to_fit();
   const HttpServerOptions& options = sessions_->options();
   ExpectRequest(
