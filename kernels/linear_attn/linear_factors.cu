@@ -24,7 +24,7 @@ constexpr int kVector = 4;
 constexpr int kHeadsPerThread = 8;  // share one set of angles
 constexpr int kHeadsAtOnce = 4;     // whose loads are in flight
 
-// Of q, k or v.
+// One of q, k and v.
 struct Tensor {
   const float* x;
   Activation activation;

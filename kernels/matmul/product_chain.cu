@@ -61,8 +61,8 @@ using chain::WordRows;
 // After the consumer warps: the producer warps, and one that waits for the
 // previous kernel. A whole warpgroup, for setmaxnreg.
 constexpr int kBlockThreads = kThreads + 128;
-// Of a row's words. Areas of launches of 1, 2 and 4 rows follow each other, so
-// a launch clears only its own rows' words.
+// Bytes of a row's words. Areas of launches of 1, 2 and 4 rows follow each
+// other, so a launch clears only its own rows' words.
 constexpr int64_t kExchangeRowBytes = 128 << 10;
 static_assert((2 * kProductChainMaxRows - 1) * kExchangeRowBytes ==
               kProductChainExchangeBytes);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   float* const partial = sums + kWarps * kRows * kTile;  // of a norm
   const uint32_t barriers = SharedAddress(partial + kWarps * kRows);
   // The role, the launch number, whether the previous kernel is done, and the
-  // number of late blocks.
+  // number of blocks that are late.
   uint32_t* const ticket =
       reinterpret_cast<uint32_t*>(partial + kWarps * kRows) + 4 * a.slots;
   const auto full = [&](int slot) { return barriers + 16 * slot; };
@@ -339,7 +339,7 @@ constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
 
 std::atomic<int64_t> launches{0};
 
-// Of the current device; 0 unless it is a Hopper without MPS.
+// Multiprocessors of the current device; 0 unless it is a Hopper without MPS.
 cudaError_t Multiprocessors(int* count) {
   int major = 0;
   *count = 0;

@@ -100,7 +100,7 @@ class Multiplier {
   }
 
  private:
-  // Of a stage.
+  // Fragments of a stage.
   struct Fragments {
     uint32_t w[kStageSteps][4];
     uint32_t x[kStageSteps / 2][4];

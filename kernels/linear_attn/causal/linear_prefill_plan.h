@@ -67,8 +67,8 @@ constexpr LinearPrefillPlan PlanLinearPrefill(
   plan.value_tiles = (columns + plan.groups - 1) / plan.groups;
   plan.threads = kLinearPrefillGroup * (2 + plan.groups);
   plan.exchange_blocks = (8 + plan.key_slices - 1) / plan.key_slices;
-  // Besides the stages: two tiles of scores, for each group two buffers of
-  // partial sums and one tile of outputs, powers of the decay and barriers.
+  // In addition to the stages: two tiles of scores, for each group two buffers
+  // of partial sums and one tile of outputs, powers of the decay and barriers.
   const int exchange =
       plan.key_slices * plan.exchange_blocks * kLinearPrefillGroup * 16;
   const int fixed = 2 * kLinearPrefillTileBytes +

@@ -389,7 +389,7 @@ struct Maker {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
-  // Of absolute values; signs are meaningless.
+  // Maxima of absolute values; signs are meaningless.
   static __device__ __forceinline__ uint32_t MaxSizes(uint32_t a, uint32_t b) {
     uint32_t max;
     asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
@@ -400,7 +400,7 @@ struct Maker {
     asm("max.bf16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
     return max;
   }
-  // Of this thread's features.
+  // Greatest of this thread's features.
   __device__ __forceinline__ float Greatest(const uint32_t (&word)[4]) const {
     const uint32_t max =
         MaxPair(MaxPair(word[0], word[1]), MaxPair(word[2], word[3]));

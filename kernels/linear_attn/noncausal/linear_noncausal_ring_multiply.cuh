@@ -209,7 +209,7 @@ struct Multiplier {
   __device__ __forceinline__ void LeaveState(
       const float (&state)[P::kEncodings][64]) {
     const int pieces = StatePieces(args);
-    // Of each eight features a thread has two, and of sixteen columns two.
+    // A thread has two of each eight features, and two of sixteen columns.
     const uint32_t feature = Lane() % 4 * 2;
     const uint32_t column = warp % 2 * 16 + Lane() / 4;
     uint32_t to[2][2];  // swizzled, as the copy engine reads it
@@ -270,7 +270,7 @@ struct Multiplier {
                           ? min(end, told.count / kTokens)
                           : 0;
     const uint32_t lane = Lane();
-    // Of 16 tokens the piece that this thread reads and writes.
+    // Among 16 tokens, the piece that this thread reads and writes.
     const uint32_t piece =
         group * kTileBytes +
         wgmma::PieceOffset(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);

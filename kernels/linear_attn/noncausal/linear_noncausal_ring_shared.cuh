@@ -29,7 +29,7 @@ constexpr int kMultiplierWarps = kMultipliers / 32;
 constexpr int kMakerWarps = 4;
 constexpr int kMakers = 32 * kMakerWarps;
 constexpr int kTileBytes = wgmma::kTileBytes;
-// Readers of items besides Multipliers and Makers: both Copiers, and the
+// Readers of items other than Multipliers and Makers: both Copiers, and the
 // Storer.
 constexpr int kOtherReaders = 3;
 constexpr int kItemPlaces = 8;
@@ -51,7 +51,7 @@ constexpr int kArrivingLanes = 1;
 // Change of q or k before its encoding.
 enum class Change { kNone, kSilu, kSoftmax };
 
-// Of all launches so far. Begins as zeros.
+// Counts of all launches so far. Begins as zeros.
 struct Launches {
   uint32_t ended;
   uint32_t warps;  // of the current one that have ended

@@ -55,7 +55,7 @@ struct TpaDecodeArgs {
                                     scratch.outputs);
   }
 
-  // Of this block: its first octet of columns, and their number.
+  // This block's first octet of columns, and its number of octets.
   __device__ int first_octet() const {
     return static_cast<int>(blockIdx.y) * groups * group_octets;
   }
@@ -88,14 +88,14 @@ struct TpaDecodeArgs {
 // Bytes between octets of elements, in a plane of factors or weights.
 inline constexpr uint32_t kTpaOctetBytes = 16 * kTpaPageTokens;
 
-// Named barriers of the block, besides 0: of all consumer warps; of a lane's;
-// of each consumer warpgroup; and, for the turns of two warpgroups with the
-// same columns, one a turn.
+// Named barriers of the block, other than 0: of all consumer warps; of a
+// lane's; of each consumer warpgroup; and, for the turns of two warpgroups with
+// the same columns, one a turn.
 inline constexpr int kTpaConsumerBarrier = 15;
 inline constexpr int kTpaLaneBarrier = 13;  // and 14
 inline constexpr int kTpaGroupBarrier = 1;  // and 2
 inline constexpr int kTpaTurnBarrier = 5;   // and 6
-// Of the appending warps and one producer warp: of each lane.
+// Barriers of the appending warps and one producer warp, one for each lane.
 inline constexpr int kTpaAppendBarrier = 9;  // and 10
 // And of those and the producer warps, for the block's share.
 inline constexpr int kTpaShareBarrier = 0;

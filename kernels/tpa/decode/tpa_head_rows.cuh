@@ -81,7 +81,7 @@ class TpaHeadRowsWorker {
 
   static constexpr int kThreadOutputs = 4 * kOctets;
 
-  // Of this thread's two heads.
+  // State of this thread's two heads.
   struct State {
     float max[2] = {};  // reference of scores
     float sum[2] = {};
@@ -343,7 +343,7 @@ class TpaHeadRowsWorker {
                       (Token(page, j, 1) < length ? 0xffff0000u : 0);
           }
         }
-        // Of head i % 2, octet i / 2.
+        // Weights of head i % 2, octet i / 2.
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float(&of)[4] = weights[2 * t + i / 2];

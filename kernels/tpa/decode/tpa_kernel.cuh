@@ -21,8 +21,8 @@
 
 namespace recurve {
 
-// One warpgroup besides the consumers: one of its warps a lane copies, and it
-// releases registers to the others.
+// One warpgroup in addition to the consumers: one of its warps a lane copies,
+// and it releases registers to the others.
 inline constexpr int kTpaMaxThreads = 128 * (kTpaMaxWarpgroups + 1);
 
 // Prefetches the block's share of the next launch's data, by one warp: memory

@@ -35,8 +35,8 @@ class TpaOutputs {
         first_octet_(args.first_octet() + group_ * args.group_octets),
         kv_rank_(kRank > 0 ? kRank : static_cast<int>(args.p.shape.kv_rank)) {}
 
-  // Of this thread's columns, not normalised. `max` is the reference of scores
-  // (tpa_softmax.cuh).
+  // State of this thread's columns, not normalised. `max` is the reference of
+  // scores (tpa_softmax.cuh).
   struct State {
     float max[kOwn];
     float sum[kOwn];

@@ -24,9 +24,9 @@ int MostClusters(const TpaDevice& device) {
   return std::min(device.clusters, kTpaMostClusters);
 }
 
-// Shared memory besides the stages, in the layout of TpaDecodeBlock: terms of
-// the query, weights, exchanges between warps, barriers, and the kept result of
-// a segment or, in a cluster, the results from its blocks.
+// Shared memory other than the stages, in the layout of TpaDecodeBlock: terms
+// of the query, weights, exchanges between warps, barriers, and the kept result
+// of a segment or, in a cluster, the results from its blocks.
 int64_t FixedBytes(const TpaShape& shape, const TpaDecodePlan& plan) {
   const TpaVariant& variant = kTpaVariants[plan.variant];
   const int64_t columns = int64_t{variant.columns} * plan.groups;

@@ -174,7 +174,7 @@ int TpaManyChunks(const TpaShape& shape, const TpaDevice& device);
 int TpaShortRows(const TpaShape& shape, const TpaDevice& device);
 
 // Layout of a block's merge in `bytes` of shared memory: what it holds for a
-// row besides results, and the number of quads of features whose results it
+// row other than results, and the number of quads of features whose results it
 // holds at a time. 0: the row has too many results.
 RECURVE_HOST_DEVICE constexpr int TpaMergeHeadBytes(int segments) {
   return (4 * (segments + 1) + 15) / 16 * 16;

@@ -32,7 +32,7 @@ __device__ __forceinline__ void TpaClearValues(const TpaDecodeArgs& args,
 // args.lanes-th is `lane`'s. `slot` is the block's next slot for a partial
 // result.
 //
-// A worker has State, a chunk's results besides outputs, and
+// A worker has State, a chunk's results other than outputs, and
 //
 //   TakeQueries(row)    once a row
 //   BeginRow()          before the first page, if the lane has one

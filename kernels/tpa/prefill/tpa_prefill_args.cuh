@@ -33,7 +33,7 @@ struct TpaPrefillArgs {
   __device__ const TpaPrefillHeader& header() const {
     return *Scheduled<TpaPrefillHeader>(0);
   }
-  // Of head `head` of the group.
+  // Queries of head `head` of the group.
   __device__ char* Queries(int head, int slot) const {
     return static_cast<char*>(p.scratch) + head * query_bytes +
            int64_t{2} * slot * query_tile * width;

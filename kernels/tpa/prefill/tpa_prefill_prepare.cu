@@ -226,7 +226,7 @@ constexpr int kMaxRank = 4;
 constexpr int kExpandHeads = 4;  // whose A a thread loads together
 // Target of blocks a multiprocessor: if tiles are few, a block has few heads,
 // as each batch of heads is a round trip to memory. Not always, since each
-// block reads B anew.
+// block reads B again.
 constexpr int kExpandBlocks = 4;
 
 // How the expanding blocks share keys and values: each has a key tile, some of
