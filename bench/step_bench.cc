@@ -58,7 +58,7 @@ struct Flags {
   std::string timeline;
 };
 
-// Of the sequences of a step together: what its cache may hold.
+// Limit on the tokens of all sequences of a step: what its cache may hold.
 constexpr int64_t kMaxTokens = int64_t{32} * 32768;
 
 int HostThreads() {
@@ -154,7 +154,7 @@ class StepBench {
               double bytes);
 
   absl::Status Decode(int64_t batch, int64_t context);
-  // Of a step with a prompt, by itself or beside `batch` sequences.
+  // Measures a step with a prompt, alone or alongside `batch` sequences.
   absl::Status Prefill(int64_t batch, int64_t context, int64_t prompt);
   absl::Status WriteFiles() const;
 
@@ -258,7 +258,7 @@ absl::Status StepBench::Load(const std::string& folder) {
 
   token_bytes_ = CacheBytesPerToken(model, 2, TpaPageOrder::kOctets);
   state_bytes_ = static_cast<double>(StateBytesPerSequence(model));
-  // Of the embedding a step reads a few rows. (A head that is tied to it is
+  // A step reads a few rows of the embedding. (A head that is tied to it is
   // loaded as a matrix of its own.)
   weight_bytes_ = static_cast<double>(info.weight_bytes) -
                   static_cast<double>(model.embedding.num_elements() *

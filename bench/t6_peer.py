@@ -1,7 +1,7 @@
 """Times a decode step of the T6 authors' PyTorch model on this GPU, with what a
 user would give it to serve: a static cache of keys and values of all heads,
-bfloat16, and one CUDA graph for the whole step. Beside `recurve-step-bench` of
-the same sizes on the same machine.
+bfloat16, and one CUDA graph for the whole step. For comparison with
+`recurve-step-bench` of the same sizes on the same machine.
 
     python3 bench/t6_peer.py path/to/T6/model/T6.py --batch 1,8,32 --context 2048
 

@@ -196,7 +196,7 @@ class Library {
         WeightType::kBFloat16, stream);
   }
 
-  // The chosen algorithm, for people.
+  // The chosen algorithm, as text.
   std::string Describe() const {
     const auto read = [&](cublasLtMatmulAlgoConfigAttributes_t attribute) {
       int32_t value = 0;

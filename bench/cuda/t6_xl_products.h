@@ -12,7 +12,7 @@ struct StepProduct {
   int64_t outputs, inputs, cols;  // inputs: cols, padded
   bool norm, gate, add;
 };
-// Of a layer, in the order of a step.
+// Products of a layer, in the order of a step.
 inline constexpr StepProduct kT6XlLayer[] = {
     {"factors", 1420, 1600, 1600, true, false, false},
     {"attention out", 1600, 4992, 4992, false, false, true},

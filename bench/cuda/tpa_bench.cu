@@ -262,7 +262,7 @@ class TpaBench {
     return p;
   }
 
-  // Of each row's last token, all its factors in one piece.
+  // Factors of each row's last token, all in one piece.
   TpaCudaFactors Factors() const {
     TpaCudaFactors f = {};
     f.a_k = factors_;
