@@ -1,7 +1,7 @@
 // The bits of every golden set and of the demo model: a digest of the tokens
 // and logits of prompts of several lengths, each alone and 64 at a time, is the
-// one that tests/golden/digests.txt has for this kind of device. Whoever
-// changes the order of sums on purpose writes the file again:
+// one that tests/golden/digests.txt has for this kind of device. After a
+// deliberate change of the order of sums, write the file again:
 //
 //   RECURVE_DIGESTS_OUT=tests/golden/digests.txt engine_digests_test
 //
