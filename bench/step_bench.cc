@@ -394,7 +394,7 @@ absl::Status StepBench::Decode(int64_t batch, int64_t context) {
 absl::Status StepBench::Prefill(int64_t batch, int64_t context,
                                 int64_t prompt) {
   const int64_t count = flags_.prompt_count;
-  if (LeavesOut("beside", batch, context)) return absl::OkStatus();
+  if (LeavesOut("alongside", batch, context)) return absl::OkStatus();
   const int64_t vocab = decoder_->info().vocab_size;
   StepBatch step =
       batch == 0
@@ -407,7 +407,7 @@ absl::Status StepBench::Prefill(int64_t batch, int64_t context,
   if (timeline_ != nullptr) {
     RECURVE_RETURN_IF_ERROR(Trace(step, batch, context, prompt, alone.ms));
   }
-  Report(batch == 0 ? "prefill" : "beside", std::max<int64_t>(batch, 1),
+  Report(batch == 0 ? "prefill" : "alongside", std::max<int64_t>(batch, 1),
          batch == 0 ? prompt : context, alone.ms,
          weight_bytes_ + static_cast<double>(batch) *
                              (static_cast<double>(context * token_bytes_) +
@@ -515,16 +515,16 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   CLI::Option* const prompt =
       app.add_option("--prompt", flags.prompts,
-                     "Also one prompt of so many tokens in one step")
+                     "Also one prompt of this many tokens in one step")
           ->delimiter(',')
           ->check(count);
   app.add_option("--prompt-count", flags.prompt_count,
-                 "So many such prompts in the step instead")
+                 "Put this many such prompts in the step instead")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str()
       ->needs(prompt);
   app.add_flag("--beside", flags.beside,
-               "Also each such prompt in a step beside each batch")
+               "Also each such prompt in a step alongside each batch")
       ->needs(prompt);
   app.add_option("--repeats", flags.repeats, "Steps measured of each")
       ->check(CLI::Range(1, 1000000))

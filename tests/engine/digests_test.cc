@@ -21,8 +21,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/serving/engine.h"
 #include "engine/loading/model_loader.h"
+#include "engine/serving/engine.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
 #include "tests/testing/engine_harness.h"

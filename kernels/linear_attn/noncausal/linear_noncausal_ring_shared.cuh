@@ -88,7 +88,7 @@ constexpr int kScaleBytes = 4 * kTokens;
 // Barriers, and items.
 constexpr int kBarrierBytes = 640 + kItemBytes * kItemPlaces;
 static_assert(408 + 8 * kNoncausalPlaces <= 448 && 8 * kItemPlaces <= 64,
-              "barriers lie beside each other: Layout");
+              "barriers lie next to each other: Layout");
 // NoncausalShares.
 constexpr int kShareNumbers = kMaxBlocks + 1;
 constexpr int kDealBytes = 4 * (kRowsKept + 4 * kShareNumbers);
