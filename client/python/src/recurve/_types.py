@@ -121,6 +121,8 @@ class ServerInfo:
 
 @dataclass(frozen=True)
 class Load:
+    """Of the whole server or, where `own` says so, of the caller's tenant alone."""
+
     num_requests_running: int
     num_requests_waiting: int
     state_slots_used: int
@@ -132,6 +134,9 @@ class Load:
     preemptions_total: int
     steps_total: int
     open_streams: int
+    # Of the whole server's slots or pages, whichever is more: 0, 0.25, 0.5, 0.75 or 1.
+    busy: float
+    own: bool
 
 
 _T = TypeVar("_T", Usage, Timings, ModelInfo, ServerInfo, Load)
