@@ -257,6 +257,7 @@ class BehindAProxy:
             return {remote for _, local, remote, state, *_ in map(str.split, lines)
                     if int(local.split(":")[1], 16) == self.server.port and state == "01"}
 
+        before = peers()  # of other tests: HAProxy may take one of these up, or not
         connection = self.connect()
         seen = set()
         for _ in range(20):
@@ -267,7 +268,8 @@ class BehindAProxy:
             connection.sendall(post(SHORT))
             read_until(connection, b"0\r\n\r\n")
             seen |= peers()
-        self.assertEqual(1, len(seen), seen)
+        self.assertTrue(seen)
+        self.assertLessEqual(len(seen - before), 1, (before, seen))
 
     def test_refusals_keep_their_status(self):
         for body, status in (({**SHORT, "colour": 1}, b"400"), ({**SHORT, "model": "x"}, b"404")):
