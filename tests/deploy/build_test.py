@@ -1,7 +1,8 @@
 """`dev` and cmake/cuda.cmake, with programs that only pretend: what is installed,
-which nvcc is taken, what RECURVE_CUDA may say, and what is told about tests that do
-not run. Argument: the program cmake."""
+which nvcc is taken, what RECURVE_CUDA may say, which Python runs the tests, and what is
+told about tests that do not run. Argument: the program cmake."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CMAKE = sys.argv.pop(1)
+REQUIREMENTS = ("requirements.txt", "requirements-torch.txt")
 
 PROJECT = f"""cmake_minimum_required(VERSION 3.22)
 project(pretends LANGUAGES NONE)
@@ -23,6 +25,25 @@ NVCC = """#!/bin/sh
 touch "{folder}/nvcc.called"
 echo "Cuda compilation tools, release {version}, V{version}.0"
 [ "$1" = --version ]
+"""
+# Its venv has a pip that installs nothing. Files in the folder say what goes wrong.
+PYTHON = """#!/bin/sh
+case "$*" in
+  "-m venv "*) [ ! -e no-venv ] && mkdir -p "$3/bin" && cp fake-pip "$3/bin/pip" ;;
+  *"sys.exit(sys.version_info < (3, 11))"*) [ ! -e old-python ] ;;
+  *"print(sys.version, sys.base_prefix)"*) [ ! -e other-python ] || echo other ;;
+  *) exit 1 ;;
+esac
+"""
+PIP = """#!/bin/sh
+echo "$@" >>pip.log
+[ "$1" != download ] || mkdir -p build/torch-wheels
+[ ! -e pip-fails ] || ! echo "$@" | grep -q -f pip-fails
+"""
+TIMEOUT = """#!/bin/sh
+[ ! -e expired ] || [ "$(cat expired)" != "$2" ] || exit 124
+shift 2
+exec "$@"
 """
 LOG = """1/4 Testing: alerts_test
 1/4 Test: alerts_test
@@ -63,9 +84,11 @@ class BuildTest(unittest.TestCase):
     def nvcc(self, name, version):
         return self.program(name, NVCC.format(folder=self.folder, version=version))
 
-    def run_program(self, *command, cudacxx=None):
+    def run_program(self, *command, cudacxx=None, **variables):
         environment = {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}"}
-        environment.pop("CUDACXX", None)
+        for name in ("CUDACXX", "RECURVE_PYTHON"):
+            environment.pop(name, None)
+        environment.update(variables)
         if cudacxx:
             environment["CUDACXX"] = str(cudacxx)
         return subprocess.run(command, cwd=self.folder, text=True, timeout=120,
@@ -73,19 +96,29 @@ class BuildTest(unittest.TestCase):
                               env=environment)
 
 
-class DevTest(BuildTest):
+class DevTestCase(BuildTest):
     def setUp(self):
         super().setUp()
         shutil.copy(ROOT / "dev", self.folder)
         self.program("dpkg-query", "#!/bin/sh\necho install ok installed\n")
-        self.program("cmake", "#!/bin/sh\necho '-- No python3: much is not tested'\n")
+        self.program("cmake", "#!/bin/sh\necho \"$@\" >>cmake.log\n"
+                     "echo '-- No python3: much is not tested'\n")
         self.program("ctest", "#!/bin/sh\n")
+        self.program("timeout", TIMEOUT)
+        self.python = self.program("python3", PYTHON)
+        (self.folder / "fake-pip").write_text(PIP)
+        (self.folder / "fake-pip").chmod(0o755)
+        (self.folder / "tests").mkdir()
+        for name in REQUIREMENTS:
+            shutil.copy(ROOT / "tests" / name, self.folder / "tests")
 
     def dev(self, *arguments, **options):
         result = self.run_program("bash", "dev", *arguments, **options)
         self.assertEqual(0, result.returncode, result.stdout)
         return result.stdout
 
+
+class DevTest(DevTestCase):
     def installed(self, *arguments):
         log = self.folder / "apt.log"
         self.program("dpkg-query", "#!/bin/sh\nexit 1\n")
@@ -96,8 +129,8 @@ class DevTest(BuildTest):
         return log.read_text().split()
 
     def test_python_is_installed_for_tests_alone(self):
-        self.assertIn("python3", self.installed())
-        self.assertNotIn("python3", self.installed("release"))
+        self.assertLessEqual({"python3", "python3-venv"}, set(self.installed()))
+        self.assertTrue({"python3", "python3-venv"}.isdisjoint(self.installed("release")))
 
     def test_says_why_tests_are_skipped(self):
         log = self.folder / "build/cpu/Testing/Temporary/LastTest.log"
@@ -124,6 +157,140 @@ class DevTest(BuildTest):
         named = self.nvcc("named", "11.1")
         self.assertIn("The CUDA toolkit here is 11.1;",
                       self.dev("build", "cpu", cudacxx=f"{named} -v"))
+
+
+class PythonPackagesTest(DevTestCase):
+    """Which Python `./dev test` has CMake take, and what it has pip do before."""
+
+    def setUp(self):
+        super().setUp()
+        self.venv = str(self.folder / "build/venv/bin/python")
+
+    def log(self, name):
+        """The lines since the last call."""
+        path = self.folder / name
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+    def check(self, *, python, pip, lines=(), presets=("cpu",), **variables):
+        """One run, which has CMake take `python`, calls pip with each of `pip`, and says
+        nothing but `lines` of packages."""
+        output = self.dev("test", *presets, **variables)
+        self.assertEqual(list(lines), re.findall(r"^No .* for the tests: .*$", output, re.M))
+        for line in self.log("cmake.log"):
+            if line.startswith("--preset"):
+                self.assertEqual([f"-DRECURVE_PYTHON={python}"] if python else [],
+                                 line.split()[2:])
+        calls = self.log("pip.log")
+        self.assertEqual(len(pip), len(calls), calls)
+        for part, call in zip(pip, calls):
+            self.assertIn(part, call)
+
+    def tell(self, name, text=""):
+        (self.folder / name).write_text(text)
+
+    PACKAGES = ("--force-reinstall --timeout 8 --retries 1 pip==", "-r tests/requirements.txt")
+    TORCH = ("download", "--no-index")
+    NO_PACKAGES = "No Python packages for the tests: {}; what needs that is skipped"
+    NO_REGISTRY = NO_PACKAGES.format("pip cannot reach a registry (build/venv.log)")
+    NO_TORCH = "No torch for the tests: {}; what needs that is skipped"
+
+    def test_are_installed_once(self):
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH, presets=("cpu", "fuzz"))
+        self.check(python=self.venv, pip=())
+        self.assertFalse((self.folder / "build/torch-wheels").exists())
+
+    def test_are_installed_again_after_a_change(self):
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
+        with open(self.folder / "tests/requirements-torch.txt", "a") as file:
+            file.write("more==1  # another\n")
+        self.check(python=self.venv, pip=self.TORCH)
+        with open(self.folder / "tests/requirements.txt", "a") as file:
+            file.write("more==1  # another\n")
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
+        self.tell("other-python")
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
+        self.check(python=self.venv, pip=())
+
+    def test_an_interrupted_run_is_no_installation(self):
+        self.tell("pip-fails", "tests/requirements.txt")
+        self.assertNotEqual(0, self.run_program("bash", "dev", "test", "cpu").returncode)
+        self.log("pip.log"), self.log("cmake.log")
+        (self.folder / "pip-fails").unlink()
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
+
+    def test_without_a_registry(self):
+        self.tell("pip-fails", " pip==")
+        self.check(python=self.python, pip=self.PACKAGES[:1], lines=[self.NO_REGISTRY])
+        # The next time there may be one.
+        (self.folder / "pip-fails").unlink()
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
+
+    def test_without_an_answer_of_the_registry(self):
+        self.tell("expired", "20")
+        self.check(python=self.python, pip=(), lines=[self.NO_REGISTRY])
+
+    @unittest.skipUnless(importlib.util.find_spec("ensurepip"), "no python3-venv")
+    def test_without_a_registry_in_truth(self):
+        self.program("python3", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        (self.programs / "timeout").unlink()
+        self.check(python=self.python, pip=(), lines=[self.NO_REGISTRY],
+                   PIP_INDEX_URL="http://127.0.0.1:9/", PIP_EXTRA_INDEX_URL="",
+                   PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull, no_proxy="127.0.0.1")
+        self.assertIn("No matching distribution found for pip==",
+                      (self.folder / "build/venv.log").read_text())
+
+    def test_a_package_that_the_registry_lacks_is_an_error(self):
+        for broken, name in (("-r tests/requirements.txt", "requirements.txt"),
+                             ("download", "requirements-torch.txt"),
+                             ("--no-index", "requirements-torch.txt")):
+            with self.subTest(broken):
+                self.tell("pip-fails", broken.replace("-", "[-]"))
+                result = self.run_program("bash", "dev", "test", "cpu")
+                self.assertEqual(1, result.returncode, result.stdout)
+                self.assertIn(f"dev: pip cannot install tests/{name}; RECURVE_PYTHON=python3 "
+                              "./dev test does without", result.stdout.splitlines())
+
+    def test_without_venv(self):
+        self.tell("no-venv")
+        reason = f"{self.python} cannot make a virtual environment (build/venv.log)"
+        self.check(python=self.python, pip=(), lines=[self.NO_PACKAGES.format(reason)])
+
+    def test_with_an_old_python(self):
+        self.tell("old-python")
+        self.check(python=self.python, pip=(), lines=[
+            self.NO_PACKAGES.format(f"{self.python} is older than 3.11")])
+
+    def test_torch_that_takes_too_long_is_tried_again(self):
+        self.tell("expired", "300")
+        line = self.NO_TORCH.format("the download takes more than 300 s")
+        self.check(python=self.venv, pip=self.PACKAGES, lines=[line])
+        self.check(python=self.venv, pip=(), lines=[line])
+        # Nor is it an error if the registry is gone by then.
+        (self.folder / "expired").unlink()
+        self.tell("pip-fails", ".")
+        self.check(python=self.venv, pip=("download", " pip=="), lines=[
+            self.NO_TORCH.format("pip cannot reach a registry (build/venv.log)")])
+        (self.folder / "pip-fails").unlink()
+        self.check(python=self.venv, pip=self.TORCH)
+
+    def test_a_named_python_is_taken_as_it_is(self):
+        self.check(python=sys.executable, pip=(), RECURVE_PYTHON=sys.executable)
+        result = self.run_program("bash", "dev", "test", "cpu", RECURVE_PYTHON="no-such-python")
+        self.assertEqual(1, result.returncode)
+        self.assertIn("RECURVE_PYTHON: there is no program 'no-such-python'", result.stdout)
+
+    def test_builds_and_fuzz_targets_need_none(self):
+        self.check(python=None, pip=(), presets=("fuzz",))
+        self.dev("build", "cpu")
+        self.assertIn("--preset cpu", self.log("cmake.log"))
+
+    def test_each_is_pinned_and_says_what_it_is_for(self):
+        for name in REQUIREMENTS:
+            for line in (ROOT / "tests" / name).read_text().splitlines():
+                if line and not line.startswith("#"):
+                    self.assertRegex(line, r"^[a-z0-9-]+==[0-9][0-9a-z.]*  # \S")
 
 
 class PythonClientTest(BuildTest):
