@@ -2,7 +2,8 @@
 """Trains the tiny tokenizers of this folder and writes what the reference
 libraries make of mixed.txt and of the texts in cases().
 
-pip install tokenizers==0.23.3 tiktoken==0.14.0 sentencepiece==0.2.3
+Needs the packages of tests/requirements.txt; tokenizer_reference_test.py says whether other
+versions of them would make the same of the texts.
 
 Run from anywhere; writes next to itself. It trains on sources of this project,
 so a run after those changed writes other tokenizers.
