@@ -134,7 +134,7 @@ class Load:
     preemptions_total: int
     steps_total: int
     open_streams: int
-    # Of the whole server's slots or pages, whichever is more: 0, 0.25, 0.5, 0.75 or 1.
+    # The used part of the server's slots or pages, the larger of both: 0, 0.25, 0.5, 0.75 or 1.
     busy: float
     own: bool
 
