@@ -155,8 +155,8 @@ TEST(HttpServerTest, TooManyConnectionsAreToldSo) {
     const HttpResult result = fourth.Read();  // without being asked
     EXPECT_EQ(result.status, 503);
     EXPECT_EQ(result.headers.at("retry-after"), "1");
-    EXPECT_THAT(result.body, HasSubstr("the server has 3 connections, as many "
-                                       "as --max-http-connections allows"));
+    EXPECT_THAT(result.body, HasSubstr("the server has 3 connections, the "
+                                       "limit of --max-http-connections"));
     for (HttpConnection& connection : held) {
       connection.Send(kGet);
       EXPECT_EQ(connection.Read().body, "GET / ");
