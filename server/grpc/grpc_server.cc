@@ -123,6 +123,7 @@ void GrpcServer::Core::OnSocket(
       waiting_.push_back(waiting);
     }
   }
+  // NOLINTNEXTLINE(bugprone-use-after-move): moved only where it waits
   if (waiting == nullptr) return Serve(std::move(socket), std::move(tls));
   StrangerBytes* const strangers = options().strangers;
   const bool displaces =
