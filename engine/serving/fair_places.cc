@@ -8,8 +8,8 @@ namespace recurve {
 
 int64_t FairPlaces::KeptFor(double part) const {
   constexpr double kRounding = 1e-9;  // error of a sum of parts
-  return static_cast<int64_t>(static_cast<double>(limit_ / 2) * part +
-                              kRounding);
+  const int64_t half = limit_ / 2;
+  return static_cast<int64_t>(static_cast<double>(half) * part + kRounding);
 }
 
 int64_t FairPlaces::Left(const Flow& flow) const {
