@@ -375,7 +375,7 @@ TEST_P(FloodTest, ServesOthersAndHoldsNothing) {
           static_cast<double>(most - before) / (1 << 20),
           static_cast<long long>(connects_));
       std::fflush(stdout);
-      // Who connects again and again takes one of two cores for that alone.
+      // A client that only connects and leaves occupies a core itself.
       if (judges_times && kind.next != nullptr) {
         EXPECT_LT(p99, 2 * quiet);
       }

@@ -1,7 +1,8 @@
 // The bits of every golden set and of the demo model: a digest of the tokens
 // and logits of prompts of several lengths, each alone and 64 at a time, is the
 // one that tests/golden/digests.txt has for this kind of device. After a
-// deliberate change of the order of sums, write the file again:
+// deliberate change of the order of sums, remove the device's lines from the
+// file and have the test append the new ones:
 //
 //   RECURVE_DIGESTS_OUT=tests/golden/digests.txt engine_digests_test
 //
@@ -127,7 +128,8 @@ TEST_P(DigestsTest, TokensAndLogitsHaveTheSameBits) {
   const auto known = ReadDigests();
   const auto expected = known.find(key);
   if (out == nullptr && expected == known.end()) {
-    GTEST_SKIP() << "skipped: no digest of " << key << " in " << DigestsFile();
+    GTEST_SKIP() << "skipped: no digests of " << Platform()
+                 << " in tests/golden/digests.txt";
   }
   const auto engine =
       Load(model == "demo" ? RECURVE_SOURCE_DIR "/deploy/models/demo"
