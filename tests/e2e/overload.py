@@ -5,7 +5,7 @@ under load, and when it is killed under load.
     ./dev build cpu recurve-server recurve-overload-client
     tests/e2e/overload.py build/cpu/bin
 
-Eight minutes on two cores, of which two are the overload; not part of ./dev test. It
+Ten minutes on two cores, of which two are the overload; not part of ./dev test. It
 prints a table of what must hold and ends with status 1 if something does not:
 correctness always, times and rates as printed (give it a machine of its own).
 
@@ -16,6 +16,8 @@ correctness always, times and rates as printed (give it a machine of its own).
              so that the goodput is short of the peak by what refusals cost the server
   deadlines  requests at eight times the rate of the peak, of clients that wait five
              seconds, with the default queue: what cannot be done in time is refused
+  fairness   two tenants of equal weight: what one gets while the other sends ten times
+             the peak
   drain      SIGTERM with places and queue full: every admitted stream is whole
   kill       SIGKILL under load and a new server on the same port; clients send again
              what was refused or cut off, and every request comes to its end
@@ -24,6 +26,7 @@ correctness always, times and rates as printed (give it a machine of its own).
 import argparse
 import atexit
 import collections
+import hashlib
 import json
 import os
 import pathlib
@@ -31,6 +34,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -39,6 +43,7 @@ PLACES = 32  # --max-num-seqs
 QUEUE = 32  # --max-queued-requests: at the peak, about two seconds
 OUTPUT_TOKENS = 128
 DEADLINE_ROUNDS = 4
+FAIR_STREAMS = (1, 16, 40)
 
 
 def free_port():
@@ -77,15 +82,16 @@ def kill_started():
 
 class Server:
     core = None  # all of them
+    model = ROOT / "deploy/models/demo"
 
-    def __init__(self, programs, port, queue=QUEUE):
+    def __init__(self, programs, port, *flags, queue=QUEUE):
         self.address = f"127.0.0.1:{port}"
         self.process = start(
             on_core(self.core,
-                    [programs / "recurve-server", "--model", ROOT / "deploy/models/demo",
-                     "--grpc-port", str(port), "--http-port", "-1", "--max-num-seqs",
-                     str(PLACES), "--max-queued-requests", str(queue), "--shutdown-timeout",
-                     "45"]),
+                    [programs / "recurve-server", "--model", self.model, "--grpc-port",
+                     str(port), "--http-port", "-1", "--max-num-seqs", str(PLACES),
+                     "--max-queued-requests", str(queue), "--shutdown-timeout", "45",
+                     *map(str, flags)]),
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         while line := self.process.stdout.readline():
             if line.startswith("listening grpc="):
@@ -235,6 +241,42 @@ def deadlines(programs, seconds):
     check("exit status", status := server.end(), status == 0)
 
 
+def fairness(programs):
+    names = ("a", "b")
+    with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
+        for name in names:
+            print(name, f"sha256={hashlib.sha256(name.encode()).hexdigest()}", file=keys)
+        keys.flush()
+        server = Server(programs, free_port(), "--api-keys-file", keys.name, queue=1024)
+
+    def load(name, *flags):
+        return Client(programs, server, "--api-key", name, *flags)
+
+    load("a", "--concurrency", PLACES, "--duration", 5).result(120)
+    peak = load("a", "--concurrency", PLACES, "--duration", 10).result(120)
+    peak = peak["goodput_tokens_per_second"]
+    quiet = {streams: load("b", "--concurrency", streams, "--duration", 10).result(120)
+             for streams in FAIR_STREAMS}
+    rate = 10 * peak / OUTPUT_TOKENS
+    seconds = 12 * len(FAIR_STREAMS) + 10
+    print(f"== fairness: {peak:.0f} tokens/s alone; A sends {rate:.0f} requests/s")
+    flood = load("a", "--rate", rate, "--duration", seconds, "--timeout", 10)
+    time.sleep(4)  # the queue is full
+    for streams in FAIR_STREAMS:
+        contended = load("b", "--concurrency", streams, "--duration", 10).load_result(120)
+        exact(contended)
+        was, now = (r["first_token"]["p50_ms"] for r in (quiet[streams], contended))
+        rate = contended["goodput_tokens_per_second"]
+        print(f"     B with {streams} streams: {rate:.0f} tokens/s, alone "
+              f"{quiet[streams]['goodput_tokens_per_second']:.0f}; {contended['cores']}")
+        if streams >= PLACES:
+            check("B's part of the tokens", f"{rate / peak:.0%}", rate >= 0.45 * peak)
+        check(f"first token with {streams} streams, median",
+              f"{now:.2f} ms, alone {was:.2f}: {now / was:.2f} times", now <= 2 * was)
+    exact(flood.result(seconds + 120))
+    check("exit status", status := server.end(), status == 0)
+
+
 def drain(programs):
     print("== drain under load")
     server = Server(programs, free_port())
@@ -279,16 +321,22 @@ def main():
     parser = argparse.ArgumentParser(description="Overload, drain and kill a server")
     parser.add_argument("programs", type=pathlib.Path, help="folder of the built programs")
     parser.add_argument("--seconds", type=int, default=120, help="of overload")
-    parser.add_argument("--only", choices=["overload", "deadlines", "drain", "kill"])
+    parser.add_argument("--only", choices=["overload", "deadlines", "fairness", "drain",
+                                           "kill"])
+    parser.add_argument("--model", type=pathlib.Path, default=Server.model,
+                        help="whose ids 32 to 126 may be in a prompt")
     parser.add_argument("--apart", action="store_true",
                         help="server on core 0 and client on core 1, in every phase")
     arguments = parser.parse_args()
+    Server.model = arguments.model
     if arguments.apart:
         Server.core, Client.core = 0, 1
     if arguments.only in (None, "overload"):
         overload(arguments.programs, arguments.seconds)
     if arguments.only in (None, "deadlines"):
         deadlines(arguments.programs, arguments.seconds // 2)
+    if arguments.only in (None, "fairness"):
+        fairness(arguments.programs)
     if arguments.only in (None, "drain"):
         drain(arguments.programs)
     if arguments.only in (None, "kill"):

@@ -48,6 +48,7 @@ struct Options {
   uint32_t output_tokens = 128;
   uint32_t different = 16;
   double timeout = 120;  // deadline of each try, seconds
+  std::string api_key;
   // UNAVAILABLE: send the request again, after a pause. Else it has failed.
   bool retry = false;
   // Start nothing more after the first UNAVAILABLE.
@@ -228,6 +229,10 @@ class Load {
     ++open_;
     outcome_.most_open = std::max(outcome_.most_open, open_);
     sent_[request] = std::move(owned);
+    if (!options_.api_key.empty()) {
+      request->context.AddMetadata("authorization",
+                                   "Bearer " + options_.api_key);
+    }
     request->context.set_deadline(
         std::chrono::system_clock::now() +
         std::chrono::microseconds(
@@ -357,6 +362,7 @@ int Main(int argc, char** argv) {
   app.add_option("--output-tokens", options.output_tokens);
   app.add_option("--different", options.different);
   app.add_option("--timeout", options.timeout);
+  app.add_option("--api-key", options.api_key);
   app.add_flag("--retry", options.retry);
   app.add_flag("--end-when-unavailable", options.end_when_unavailable);
   CLI11_PARSE(app, argc, argv);
@@ -365,7 +371,8 @@ int Main(int argc, char** argv) {
     return 2;
   }
 
-  auto client = RecurveClient::Create(options.server);
+  auto client =
+      RecurveClient::Create(options.server, {.api_key = options.api_key});
   if (!client.ok()) {
     std::fprintf(stderr, "%s\n", client.status().ToString().c_str());
     return 1;
