@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/program/step_runs.h"
 #include "kv_cache/cache_spec.h"
 
 namespace recurve {
@@ -31,6 +32,7 @@ StepBatch MakeBatch(int64_t batch, int64_t context, int64_t count,
     step.slots.push_back(static_cast<int32_t>(b + 1));
     step.logit_rows.push_back(step.query_start.back() - 1);
   }
+  CutRuns(&step);
   return step;
 }
 
@@ -53,6 +55,7 @@ StepBatch WithPrompts(StepBatch step, int64_t count, int64_t prompt,
     step.slots.push_back(sequence + 1);
     step.logit_rows.push_back(step.query_start.back() - 1);
   }
+  CutRuns(&step);
   if (step.page_table_stride == 0) return step;
   // Rows of pages are as wide as the longest sequence's.
   const int64_t stride =

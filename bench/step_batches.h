@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/models/step.h"
+#include "engine/program/step.h"
 
 namespace recurve {
 

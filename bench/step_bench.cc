@@ -22,14 +22,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
+#include "bench/cuda/launch_timer.h"
 #include "bench/cuda/step_timeline.h"
-#include "bench/cuda/timed_backend.h"
 #include "bench/step_batches.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/cuda/cuda_backend.h"
 #include "engine/cuda/cuda_device.h"
-#include "engine/cuda/cuda_model_limits.h"
+#include "engine/cuda/cuda_executor.h"
 #include "engine/models/decoder.h"
+#include "engine/models/emit.h"
 #include "engine/models/registry.h"
 #include "kv_cache/cache_spec.h"
 #include "nlohmann/json.hpp"
@@ -166,11 +166,11 @@ class StepBench {
   std::unique_ptr<StepTimeline> timeline_;  // or null
   double bandwidth_ = 0;                    // of a copy, bytes a second
   std::unique_ptr<Decoder> decoder_;
-  TimedBackend* timed_ = nullptr;  // the decoder's, with --operations
-  int64_t decode_pages_ = 1;       // of the cache, for what decodes
-  int64_t token_bytes_ = 0;        // of the cache
-  double state_bytes_ = 0;         // of a sequence
-  double weight_bytes_ = 0;        // that each step reads
+  std::unique_ptr<LaunchTimer> timer_;  // with --operations
+  int64_t decode_pages_ = 1;            // of the cache, for what decodes
+  int64_t token_bytes_ = 0;             // of the cache
+  double state_bytes_ = 0;              // of a sequence
+  double weight_bytes_ = 0;             // that each step reads
   nlohmann::ordered_json results_ = nlohmann::ordered_json::array();
   nlohmann::ordered_json timelines_ = nlohmann::ordered_json::array();
 };
@@ -199,10 +199,9 @@ absl::Status StepBench::Load(const std::string& folder) {
   const auto checkpoint = Checkpoint::Open(folder);
   RECURVE_RETURN_IF_ERROR(checkpoint.status());
   RECURVE_ASSIGN_OR_RETURN(const ModelDefinition model, ReadModel(*checkpoint));
-  RECURVE_RETURN_IF_ERROR(CheckCudaModel(model));
+  RECURVE_RETURN_IF_ERROR(CheckGpu(model));
 
-  CudaBackend::Options options;
-  RECURVE_ASSIGN_OR_RETURN(options.kv_dtype, ParseDType(flags_.kv_dtype));
+  CudaExecutor::Options options;
   options.max_sequences =
       *std::max_element(flags_.batches.begin(), flags_.batches.end());
   const int64_t batched = options.max_sequences;
@@ -229,25 +228,29 @@ absl::Status StepBench::Load(const std::string& folder) {
     prompt_pages = std::max(prompt_pages, flags_.prompt_count * Pages(prompt));
   }
   options.graphs = flags_.graphs && !flags_.operations;
-  options.hidden_size = model.hidden_size;
-  options.vocab_size = model.vocab_size;
+  RECURVE_ASSIGN_OR_RETURN(const CudaDevice found, FindCudaDevice());
+  Device device;
+  device.gpu = true;
+  device.hopper = found.hopper;
+  device.multiprocessors = found.multiprocessors;
+  RECURVE_ASSIGN_OR_RETURN(device.pages, ParseDType(flags_.kv_dtype));
+  Program program = Emit(model);
+  Plan plan = Lower(program, device);
+  token_bytes_ = plan.page_bytes / kPageTokens;
+  state_bytes_ = static_cast<double>(plan.slot_bytes);
   const auto started = Clock::now();
   RECURVE_ASSIGN_OR_RETURN(
-      std::unique_ptr<CudaBackend> cuda,
-      CudaBackend::Create(options,
-                          std::make_unique<ThreadPool>(HostThreads())));
-  CudaBackend* const device = cuda.get();
-  std::unique_ptr<Backend> backend;
+      std::unique_ptr<CudaExecutor> executor,
+      CudaExecutor::Create(std::move(program), std::move(plan), options,
+                           std::make_unique<ThreadPool>(HostThreads())));
+  CudaExecutor* const cuda = executor.get();
   if (flags_.operations) {
-    auto timed = std::make_unique<TimedBackend>(std::move(cuda));
-    timed_ = timed.get();
-    backend = std::move(timed);
-  } else {
-    backend = std::move(cuda);
+    timer_ = std::make_unique<LaunchTimer>(cuda->stream());
+    cuda->SetProbe(timer_.get());
   }
   RECURVE_ASSIGN_OR_RETURN(
       decoder_,
-      Decoder::Load(model, std::move(backend),
+      Decoder::Load(model, std::move(executor),
                     static_cast<int32_t>(decode_pages_ + prompt_pages),
                     static_cast<int32_t>(options.max_sequences)));
   const double seconds = SecondsSince(started);
@@ -256,14 +259,12 @@ absl::Status StepBench::Load(const std::string& folder) {
               static_cast<long long>(info.weight_bytes),
               info.weight_dtype.c_str(), seconds, bandwidth_ * 1e-9);
 
-  token_bytes_ = CacheBytesPerToken(model, 2, TpaPageOrder::kOctets);
-  state_bytes_ = static_cast<double>(StateBytesPerSequence(model));
   // A step reads a few rows of the embedding. (A head that is tied to it is
   // loaded as a matrix of its own.)
   weight_bytes_ = static_cast<double>(info.weight_bytes) -
                   static_cast<double>(model.embedding.num_elements() *
                                       SizeOf(model.embedding.dtype));
-  return device->FillCacheAtRandom();
+  return cuda->FillCacheAtRandom();
 }
 
 absl::StatusOr<StepBench::Alone> StepBench::Measure(StepBatch& step,
@@ -272,15 +273,17 @@ absl::StatusOr<StepBench::Alone> StepBench::Measure(StepBatch& step,
     step.samples.push_back({static_cast<int32_t>(i), &Greedy(), {}, {}, 0});
   std::vector<double> times, launches;
   StepOutput output;
-  if (timed_ != nullptr) timed_->Restart();
+  if (timer_ != nullptr) timer_->Restart();
   for (int i = 0; i < repeats + 3; ++i) {
-    if (timed_ != nullptr && i == 3) timed_->Clear();
+    if (timer_ != nullptr && i == 3) timer_->Clear();
     const auto begin = Clock::now();
     RECURVE_RETURN_IF_ERROR(decoder_->Launch(step));
     const double launched = SecondsSince(begin);
     RECURVE_RETURN_IF_ERROR(decoder_->Wait(&output));
+    const double took = SecondsSince(begin);
+    if (timer_ != nullptr) timer_->Collect();
     if (i < 3) continue;
-    times.push_back(1e3 * SecondsSince(begin));
+    times.push_back(1e3 * took);
     launches.push_back(1e3 * launched);
   }
   for (const auto& sample : output.samples)
@@ -347,10 +350,10 @@ void StepBench::Report(const char* what, int64_t batch, int64_t context,
                       {"ms", ms},
                       {"bytes", bytes},
                       {"floor_ms", floor}});
-  if (timed_ == nullptr) return;
+  if (timer_ == nullptr) return;
   double sum = 0;
-  const auto steps = static_cast<double>(timed_->times().at("embed").size());
-  for (const auto& [name, times] : timed_->times()) {
+  const auto steps = static_cast<double>(timer_->times().at("embed").size());
+  for (const auto& [name, times] : timer_->times()) {
     double total = 0;
     for (double us : times) total += us;
     std::printf("    %-45s %5.1f x %8.2f us\n", name.c_str(),
@@ -382,7 +385,7 @@ absl::Status StepBench::Decode(int64_t batch, int64_t context) {
          weight_bytes_ + static_cast<double>(batch) *
                              (static_cast<double>(context * token_bytes_) +
                               2.0 * state_bytes_));
-  if (timed_ != nullptr) return absl::OkStatus();
+  if (timer_ != nullptr) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(const Ahead ahead, MeasureAhead(step));
   std::printf("        launched ahead: %10.3f ms   device idle %6.1f us\n",
               ahead.ms, ahead.idle_us);

@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "engine/models/model_runner.h"
+#include "engine/program/model_runner.h"
 
 namespace recurve {
 

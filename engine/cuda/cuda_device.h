@@ -15,6 +15,7 @@ struct CudaDevice {
   int64_t total_bytes = 0;
   bool integrated = false;  // shares its memory with the host
   bool hopper = false;      // TpaDevice::hopper
+  int multiprocessors = 0;
 };
 
 // The current device. Unavailable, with the reason, if the kernels run on none.

@@ -9,7 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/cuda/cuda_memory.h"
-#include "engine/models/backend.h"
+#include "engine/program/position.h"
+#include "engine/program/program.h"
 
 namespace recurve {
 
@@ -27,6 +28,10 @@ class CudaPositions {
     CudaMemory cos, sin;     // [rows, angles] float32
   };
 
+  // Device memory of an encoding's tables of `rows` rows.
+  static int64_t DeviceBytes(const PositionConfig& config, int64_t rows) {
+    return 2 * rows * static_cast<int64_t>(config.theta.size() * sizeof(float));
+  }
   // Adds an encoding with tables of `rows` rows. Equal encodings have one id.
   // ResourceExhausted if memory does not suffice.
   absl::StatusOr<PositionId> Load(const PositionConfig& config, int64_t rows);

@@ -1,12 +1,10 @@
 #include "engine/cuda/cuda_products.h"
 
-#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/status_macros.h"
-#include "engine/cuda/cuda_activations.h"
 #include "kernels/glu/glu_cuda.h"
-#include "kernels/matmul/gated_matmul_plan.h"
 #include "kernels/matmul/product_chain_plan.h"
 #include "kernels/norm/norm_cuda.h"
 #include "kernels/rows/rows_cuda.h"
@@ -14,17 +12,41 @@
 namespace recurve {
 namespace {
 
-// Granularity of the outputs of a 16-bit matrix; divides
-// CudaBackend::column_multiple().
-constexpr int64_t kMatrixRowMultiple = 16;
-// Columns of 16-bit matrices are padded to a multiple that all kernels support,
-// including LaunchProductChain.
+// The plan pads columns to this, which all kernels support, including
+// LaunchProductChain.
 constexpr int64_t kMatrixColumnMultiple = 64;
 static_assert(kMatrixColumnMultiple % kDecodeMatmulInputs == 0 &&
               kMatrixColumnMultiple % kChainChunk == 0);
 
+// Appends rows of zeros to `part`, up to `rows` in total.
+MatrixPart WithZeroRows(MatrixPart part, int64_t rows) {
+  if (part.rows() == rows) return part;
+  if (part.row_order.empty()) {
+    part.row_order.resize(part.rows());
+    std::iota(part.row_order.begin(), part.row_order.end(), 0);
+  }
+  part.row_order.resize(rows, -1);
+  return part;
+}
+
+WeightType ToWeightType(DType type) {
+  switch (type) {
+    case DType::kBFloat16:
+      return WeightType::kBFloat16;
+    case DType::kFloat16:
+      return WeightType::kFloat16;
+    default:
+      return WeightType::kFloat32;
+  }
+}
+
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
+}
+
+// Whether rows can be accessed with 16-byte loads and stores.
+bool AlignedFloats(const float* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0;
 }
 
 }  // namespace
@@ -43,42 +65,28 @@ CudaProducts::~CudaProducts() {
 // ----------------------------------------------------------------------------
 // Building a model
 
-absl::StatusOr<MatrixId> CudaProducts::Load(absl::Span<const MatrixPart> parts,
-                                            WeightType type,
-                                            CudaWeightLoader* loader) {
+absl::Status CudaProducts::Load(const MatrixSource& source,
+                                const Plan::Matrix& planned,
+                                CudaWeightLoader* loader) {
   Matrix matrix;
-  matrix.type = type;
-  matrix.outputs = 0;
-  for (const MatrixPart& part : parts) matrix.outputs += part.rows();
-  matrix.inputs = parts[0].tensor.shape.back();
-  matrix.padded = RoundUp(
-      matrix.inputs, type == WeightType::kFloat32 ? 4 : kMatrixColumnMultiple);
-  matrix.padded_outputs = type == WeightType::kFloat32
-                              ? matrix.outputs
-                              : RoundUp(matrix.outputs, kMatrixRowMultiple);
-  const int64_t row_bytes = matrix.padded * WeightBytes(type);
-  const int64_t bytes = matrix.padded_outputs * row_bytes;
-  RECURVE_ASSIGN_OR_RETURN(
-      matrix.memory,
-      CudaMemory::Allocate(CudaMemory::Kind::kDevice, bytes, "weights"));
+  matrix.type = ToWeightType(planned.type);
+  matrix.outputs = planned.outputs;
+  matrix.inputs = planned.inputs;
+  matrix.padded = planned.padded_inputs;
+  matrix.padded_outputs = planned.padded_outputs;
+  RECURVE_ASSIGN_OR_RETURN(matrix.memory,
+                           CudaMemory::Allocate(CudaMemory::Kind::kDevice,
+                                                planned.bytes(), "weights"));
+  std::vector<MatrixPart> parts = source.parts;
+  if (source.padded) {
+    const auto rows =
+        matrix.outputs / static_cast<int64_t>(source.parts.size());
+    for (MatrixPart& part : parts) part = WithZeroRows(std::move(part), rows);
+  }
   RECURVE_RETURN_IF_ERROR(
-      loader->Load(parts, type, matrix.padded, matrix.memory.data()));
-  bytes_ += bytes;
+      loader->Load(parts, matrix.type, matrix.padded, matrix.memory.data()));
   matrices_.push_back(std::move(matrix));
-  return MatrixId{static_cast<int32_t>(matrices_.size()) - 1};
-}
-
-absl::string_view CudaProducts::weight_dtype() const {
-  std::set<WeightType> types;
-  for (const Matrix& matrix : matrices_) types.insert(matrix.type);
-  if (types.size() > 1) return "mixed";
-  return types.empty() ? "float32" : Name(ToDType(*types.begin()));
-}
-
-int64_t CudaProducts::max_inputs() const {
-  int64_t most = 0;
-  for (const Matrix& matrix : matrices_) most = std::max(most, matrix.padded);
-  return most;
+  return absl::OkStatus();
 }
 
 absl::Status CudaProducts::Tune(int64_t row_capacity, int64_t column_multiple) {
@@ -92,17 +100,18 @@ absl::Status CudaProducts::Tune(int64_t row_capacity, int64_t column_multiple) {
   return absl::OkStatus();
 }
 
-absl::Status CudaProducts::Allocate(int64_t row_capacity) {
-  if (const WeightType type = matrices_.front().type;
-      type != WeightType::kFloat32 &&
-      std::all_of(matrices_.begin(), matrices_.end(),
-                  [&](const Matrix& matrix) { return matrix.type == type; })) {
-    type_ = type;
+int64_t CudaProducts::DeviceBytes(const Plan& plan, int64_t row_capacity) {
+  return row_capacity * plan.max_inputs() * 2 + kProductChainExchangeBytes;
+}
+
+absl::Status CudaProducts::Allocate(const Plan& plan, int64_t row_capacity) {
+  if (plan.matrix_type && *plan.matrix_type != DType::kFloat32) {
+    type_ = ToWeightType(*plan.matrix_type);
   }
   RECURVE_ASSIGN_OR_RETURN(
       rounded_rows_,
       CudaMemory::Allocate(
-          CudaMemory::Kind::kDevice, row_capacity * max_inputs() * 2,
+          CudaMemory::Kind::kDevice, row_capacity * plan.max_inputs() * 2,
           "rounded activations; lower --max-num-batched-tokens"));
   if (!type_ || !DecodeMatmulFuses()) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(
@@ -117,89 +126,38 @@ absl::Status CudaProducts::Allocate(int64_t row_capacity) {
 }
 
 // ----------------------------------------------------------------------------
-// What is rounded, and what is left to the next product
+// A step
 
 void CudaProducts::BeginDecode(int64_t rows) {
-  decode_ = true;
   rows_ = rows;
   runs_ = {{0, rows, true}};
-  rounded_.clear();
-  fused_norms_.clear();
-  chain_.reset();
-  working_ = {};
 }
 
 void CudaProducts::BeginMixed(const StepBatch& batch) {
-  decode_ = false;
   rows_ = batch.num_tokens();
   runs_.clear();
-  rounded_.clear();
-  fused_norms_.clear();
-  chain_.reset();
   const bool hopper = DecodeMatmulFuses();
-  const auto is_step = [&](int64_t row) {
-    if (batch.kinds.empty()) return false;
-    const TokenKind kind = batch.kinds[row];
-    return kind == TokenKind::kStep || (hopper && IsShortPrompt(kind));
-  };
-  for (int64_t row = 0; row < rows_; ++row) {
-    if (row == 0 || is_step(row) != is_step(row - 1))
-      runs_.push_back({row, 0, is_step(row)});
-    ++runs_.back().count;
+  for (const StepRun& run : batch.runs) {
+    const bool step =
+        run.step() || (hopper && run.kind == TokenKind::kShortPrompt);
+    if (runs_.empty() || runs_.back().step != step) {
+      runs_.push_back({run.begin, 0, step});
+    }
+    runs_.back().count += run.count();
   }
 }
 
-// The columns after `out` must not be read by cuBLASLt. (Inputs that are an odd
-// multiple of 32 are therefore rounded by a separate kernel.)
-std::optional<WeightType> CudaProducts::RoundsInto(
-    const Activations& out) const {
-  if (!out.for_products || out.cols % kMatrixColumnMultiple != 0 ||
-      !AlignedFloats(Floats(out), out.stride)) {
-    return std::nullopt;
-  }
-  return type_;
-}
-
-void CudaProducts::SetRounded(const Activations& out, bool rounded) {
-  // New contents: a norm deferred to the product that reads this buffer is for
-  // other rows. Layers share the buffer.
-  fused_norms_.erase(out.data);
-  if (!rounded) {
-    rounded_.erase(out.data);
-  } else {
-    rounded_.insert(out.data);
-  }
-}
-
-bool CudaProducts::IsRounded(const Activations& in) const {
-  return in.for_products && rounded_.count(in.data) > 0;
-}
-
-bool CudaProducts::FusesNorm(const Activations& in,
-                             const NormWeights& norm) const {
-  return decode_ && rows_ == 1 && type_ && DecodeMatmulFuses() &&
-         norm.kind == NormKind::kRms && norm.groups == 1 &&
-         in.cols > kNormWarpCols &&
-         DecodeMatmulTakesFloats(RoundUp(in.cols, kMatrixColumnMultiple),
-                                 rows_) &&
-         AlignedFloats(Floats(in), in.stride);
-}
-
-void CudaProducts::FuseNorm(const Activations& in, const NormWeights& norm,
-                            DecodeMatmulParams* params) {
-  params->x = in.data;
+void CudaProducts::FuseNorm(const Normed& in, DecodeMatmulParams* params) {
+  params->x = in.in.data;
   params->x_is_float = true;
-  params->x_stride = in.stride;
+  params->x_stride = in.in.stride;
   params->norm = true;
-  params->norm_weight = norm.weight;
-  params->norm_eps = norm.eps;
+  params->norm_weight = in.norm.weight;
+  params->norm_eps = in.norm.eps;
 }
-
-// ----------------------------------------------------------------------------
-// Norms and gates before a product
 
 absl::Status CudaProducts::NormRows(const float* in, int64_t in_stride,
-                                    const NormWeights& norm, float* out,
+                                    const Norm& norm, float* out,
                                     int64_t out_stride, int64_t rows,
                                     int64_t cols) {
   const cudaError_t error =
@@ -214,55 +172,34 @@ absl::Status CudaProducts::NormRows(const float* in, int64_t in_stride,
   return CudaStatus(error, "norm");
 }
 
-absl::Status CudaProducts::Norm(Activations in, const NormWeights& norm,
-                                Activations out) {
-  if (chain_ && chain_->mixer && !chain_->next_norm && out.for_products &&
-      in.data == chain_->residual.data && ChainsNorm(norm)) {
-    chain_->next_norm = {norm, out};
-    return absl::OkStatus();
-  }
-  RECURVE_RETURN_IF_ERROR(Flush());
-  return NormNow(in, norm, out);
-}
-
-absl::Status CudaProducts::NormNow(Activations in, const NormWeights& norm,
-                                   Activations out) {
-  fused_norms_.erase(out.data);
-  if (out.for_products && FusesNorm(in, norm)) {
-    fused_norms_[out.data] = {in, norm};
-    return absl::OkStatus();
-  }
-  const std::optional<WeightType> type =
-      norm.kind == NormKind::kRms ? RoundsInto(out) : std::nullopt;
-  SetRounded(out, type.has_value());
-  if (!type) {
-    return NormRows(Floats(in), in.stride, norm, Floats(out), out.stride, rows_,
-                    in.cols);
+absl::Status CudaProducts::Normalise(const Normed& in, Activations out,
+                                     bool rounded) {
+  const Norm& norm = in.norm;
+  if (!rounded) {
+    return NormRows(in.in.data, in.in.stride, norm, out.data, out.stride, rows_,
+                    in.in.cols);
   }
   return CudaStatus(
-      LaunchRoundedRmsNorm(
-          {ElementType::kFloat32, Floats(in), in.stride, norm.weight, out.data,
-           2 * out.stride, rows_, nullptr, in.cols, norm.groups, norm.eps},
-          *type, stream_),
+      LaunchRoundedRmsNorm({ElementType::kFloat32, in.in.data, in.in.stride,
+                            norm.weight, out.data, 2 * out.stride, rows_,
+                            nullptr, in.in.cols, norm.groups, norm.eps},
+                           *type_, stream_),
       "norm");
 }
 
 absl::Status CudaProducts::Glu(Activations in, Activation activation,
-                               Activations out) {
-  RECURVE_RETURN_IF_ERROR(Flush());
-  const std::optional<WeightType> type = RoundsInto(out);
-  SetRounded(out, type.has_value());
+                               Activations out, bool rounded) {
   const CudaGluParams params = {ElementType::kFloat32,
-                                Floats(in),
+                                in.data,
                                 in.stride,
                                 out.data,
-                                type ? 2 * out.stride : out.stride,
+                                rounded ? 2 * out.stride : out.stride,
                                 rows_,
                                 nullptr,
                                 out.cols,
                                 activation};
-  return CudaStatus(type ? LaunchRoundedGlu(params, *type, stream_)
-                         : LaunchGlu(params, stream_),
+  return CudaStatus(rounded ? LaunchRoundedGlu(params, *type_, stream_)
+                            : LaunchGlu(params, stream_),
                     "gated linear unit");
 }
 
@@ -352,50 +289,23 @@ absl::Status CudaProducts::MultiplyRounded(const Matrix& matrix,
       stream_);
 }
 
-absl::Status CudaProducts::Project(Activations in, MatrixId id, Activations out,
-                                   bool add) {
-  if (chain_ && chain_->next_norm && !add && in.for_products &&
-      in.data == chain_->next_norm->out.data && Chains(*chain_, id)) {
-    const Chain chain = *chain_;
-    chain_.reset();
-    RECURVE_RETURN_IF_ERROR(LaunchChain(chain, id, out));
-    // In case another product fuses the norm, too.
-    fused_norms_[in.data] = {chain.residual, chain.next_norm->norm};
-    return absl::OkStatus();
-  }
-  RECURVE_RETURN_IF_ERROR(Flush());
-  if (add && decode_ && rows_ <= kProductChainMaxRows &&
-      exchange_.bytes() > 0 && IsRounded(in) &&
-      fused_norms_.count(in.data) == 0) {
-    chain_ = Chain{id, in, out, std::nullopt, std::nullopt};
-    return absl::OkStatus();
-  }
-  return ProjectNow(in, id, out, add);
-}
-
-absl::Status CudaProducts::ProjectNow(Activations in, MatrixId id,
-                                      Activations out, bool add) {
-  Note(id);
+absl::Status CudaProducts::Project(Activations in, bool rounded, MatrixId id,
+                                   Activations out, bool add) {
   const Matrix& matrix = matrices_[id.value];
-  if (const auto fused = fused_norms_.find(in.data);
-      in.for_products && fused != fused_norms_.end()) {
-    const FusedNorm norm = fused->second;
-    if (FusesNorm(norm.in, norm.norm)) {
-      DecodeMatmulParams params =
-          ProductOf(matrix, Floats(out), out.stride, rows_, in.cols);
-      params.add = add;
-      FuseNorm(norm.in, norm.norm, &params);
-      return Launch(params);
-    }
-    // A chain of several rows has already fused this norm. Its rows are
-    // unchanged: nothing adds to the residual between two products of one norm.
-    RECURVE_RETURN_IF_ERROR(NormNow(norm.in, norm.norm, in));
-  }
   if (matrix.type == WeightType::kFloat32) {
-    return MultiplyFloats(matrix, {in.data, in.stride, Floats(out), out.stride,
+    return MultiplyFloats(matrix, {in.data, in.stride, out.data, out.stride,
                                    rows_, in.cols, /*step=*/false, add});
   }
-  return MultiplyRuns(matrix, in, IsRounded(in), out, add);
+  return MultiplyRuns(matrix, in, rounded, out, add);
+}
+
+absl::Status CudaProducts::ProjectNormed(const Normed& in, MatrixId matrix,
+                                         Activations out, bool add) {
+  DecodeMatmulParams params = ProductOf(matrices_[matrix.value], out.data,
+                                        out.stride, rows_, in.in.cols);
+  params.add = add;
+  FuseNorm(in, &params);
+  return Launch(params);
 }
 
 absl::Status CudaProducts::MultiplyRuns(const Matrix& matrix, Activations in,
@@ -407,11 +317,10 @@ absl::Status CudaProducts::MultiplyRuns(const Matrix& matrix, Activations in,
     for (const Run& run : runs_) {
       if (run.step != step) continue;
       // The row stride in bytes is the same for rounded and float rows.
-      const char* const x =
-          in.data + run.begin * in.stride * static_cast<int64_t>(sizeof(float));
+      const float* const x = in.data + run.begin * in.stride;
       const Operands operands = {x,
                                  rounded ? 2 * in.stride : in.stride,
-                                 Floats(out) + run.begin * out.stride,
+                                 out.data + run.begin * out.stride,
                                  out.stride,
                                  run.count,
                                  in.cols,
@@ -424,49 +333,27 @@ absl::Status CudaProducts::MultiplyRuns(const Matrix& matrix, Activations in,
   return absl::OkStatus();
 }
 
-bool CudaProducts::FusesChannelMixer(
-    const Backend::ChannelMixerArgs& args) const {
-  const Matrix& up = matrices_[args.w1_w2.value];
-  if (up.type == WeightType::kFloat32 || !DecodeMatmulFuses()) return false;
-  if (runs_.size() == 1 && runs_[0].step) return true;
-  return IsGatedMatmul(up.outputs, args.activation) &&
-         matrices_[args.w3.value].type == up.type;
-}
-
-absl::Status CudaProducts::ChannelMixer(const Backend::ChannelMixerArgs& args,
-                                        const NormWeights& norm) {
-  if (chain_ && !chain_->mixer && ChainsNorm(norm) &&
-      args.residual.data == chain_->residual.data) {
-    chain_->mixer = {args, norm};
-    if (Chains(*chain_, MatrixId{})) return absl::OkStatus();
-    chain_->mixer.reset();
-  }
-  RECURVE_RETURN_IF_ERROR(Flush());
-  return ChannelMixerNow(args, norm);
-}
-
 // With more rows than the few-row kernel supports, 16-bit inputs are faster,
 // although a separate kernel has to write them.
-absl::Status CudaProducts::ChannelMixerNow(
-    const Backend::ChannelMixerArgs& args, const NormWeights& norm) {
-  Note(args.w1_w2);
-  const Matrix& matrix = matrices_[args.w1_w2.value];
-  const Matrix& next = matrices_[args.w3.value];
-  const Activations in = args.residual;
-  DecodeMatmulParams up = ProductOf(matrix, Floats(args.hidden),
-                                    args.hidden.stride, rows_, in.cols);
+absl::Status CudaProducts::RunUnit(const GatedUnit& unit, bool fuses_norm) {
+  const Matrix& matrix = matrices_[unit.up.value];
+  const Matrix& next = matrices_[unit.down.value];
+  const Activations in = unit.residual;
+  const Norm& norm = unit.norm;
+  DecodeMatmulParams up =
+      ProductOf(matrix, unit.gated.data, unit.gated.stride, rows_, in.cols);
   up.gate = true;
-  up.activation = args.activation;
+  up.activation = unit.activation;
   // The input type of the next product, so that it needs no rounding. (All
   // padded columns are written, so that cuBLASLt reads zeros there.)
   up.y_is_half = next.type == matrix.type && AlignedFloats(up.y, up.y_stride);
   if (up.y_is_half) up.y_stride *= 2;
-  if (FusesNorm(in, norm)) {
-    FuseNorm(in, norm, &up);
+  if (fuses_norm) {
+    FuseNorm({in, norm}, &up);
     RECURVE_RETURN_IF_ERROR(Launch(up));
   } else if (norm.kind == NormKind::kRms) {
     RECURVE_RETURN_IF_ERROR(CudaStatus(
-        LaunchRoundedRmsNorm({ElementType::kFloat32, Floats(in), in.stride,
+        LaunchRoundedRmsNorm({ElementType::kFloat32, in.data, in.stride,
                               norm.weight, rounded_rows_.data(), matrix.padded,
                               rows_, nullptr, in.cols, norm.groups, norm.eps},
                              matrix.type, stream_),
@@ -475,43 +362,81 @@ absl::Status CudaProducts::ChannelMixerNow(
     up.x_stride = matrix.padded;
     RECURVE_RETURN_IF_ERROR(Launch(up));
   } else {
-    RECURVE_RETURN_IF_ERROR(NormRows(Floats(in), in.stride, norm,
-                                     Floats(args.normed), args.normed.stride,
-                                     rows_, in.cols));
+    RECURVE_RETURN_IF_ERROR(NormRows(in.data, in.stride, norm, unit.normed.data,
+                                     unit.normed.stride, rows_, in.cols));
     RECURVE_RETURN_IF_ERROR(
-        MultiplySteps(up, Floats(args.normed), args.normed.stride));
+        MultiplySteps(up, unit.normed.data, unit.normed.stride));
   }
-  return MultiplyRuns(next, args.hidden, up.y_is_half, in, /*add=*/true);
+  return MultiplyRuns(next, unit.gated, up.y_is_half, in, /*add=*/true);
 }
 
-absl::Status CudaProducts::Logits(Activations in, const int32_t* index,
-                                  int64_t rows, const NormWeights& norm,
+absl::Status CudaProducts::RunChain(const Chain& chain) {
+  const Matrix& out = matrices_[chain.out.value];
+  const GatedUnit& unit = chain.unit;
+  const Matrix& up = matrices_[unit.up.value];
+  const Matrix& down = matrices_[unit.down.value];
+  ProductChainParams p = {};
+  p.type = out.type;
+  p.rows = rows_;
+  p.width = out.outputs;
+  p.x = chain.x.data;
+  p.x_stride = 2 * chain.x.stride;
+  p.x_cols = chain.x.cols;
+  p.out = out.memory.data();
+  p.out_inputs = out.padded;
+  p.residual = unit.residual.data;
+  p.residual_stride = unit.residual.stride;
+  p.up_norm = unit.norm.weight;
+  p.up_eps = unit.norm.eps;
+  p.up = up.memory.data();
+  p.up_inputs = up.padded;
+  p.features = up.outputs / 2;
+  p.activation = unit.activation;
+  p.down = down.memory.data();
+  p.down_cols = unit.gated.cols;
+  p.down_inputs = down.padded;
+  p.working = chain.working;
+  p.exchange = exchange_.data();
+  if (chain.next.value >= 0) {
+    const Matrix& next = matrices_[chain.next.value];
+    p.next_norm = chain.next_norm.weight;
+    p.next_eps = chain.next_norm.eps;
+    p.next = next.memory.data();
+    p.next_outputs = next.outputs;
+    p.next_inputs = next.padded;
+    p.y = chain.y.data;
+    p.y_stride = chain.y.stride;
+  }
+  return CudaStatus(LaunchProductChain(p, stream_), "products of a layer");
+}
+
+absl::Status CudaProducts::Logits(const Normed& in, bool fuses_norm,
+                                  const int32_t* index, int64_t rows,
                                   MatrixId head, float* normed, float* logits,
                                   int64_t logits_stride) {
-  RECURVE_RETURN_IF_ERROR(Flush());
   const Matrix& matrix = matrices_[head.value];
-  if (index == nullptr && FusesNorm(in, norm)) {
+  if (fuses_norm) {
     DecodeMatmulParams params =
-        ProductOf(matrix, logits, logits_stride, rows, in.cols);
-    FuseNorm(in, norm, &params);
+        ProductOf(matrix, logits, logits_stride, rows, in.in.cols);
+    FuseNorm(in, &params);
     return Launch(params);
   }
-  const int64_t width = RoundUp(in.cols, 4);
-  const float* from = Floats(in);
-  int64_t from_stride = in.stride;
+  const int64_t width = RoundUp(in.in.cols, 4);
+  const float* from = in.in.data;
+  int64_t from_stride = in.in.stride;
   if (index != nullptr) {
     RECURVE_RETURN_IF_ERROR(CudaStatus(
-        LaunchGatherRows({Floats(in), in.stride, index, WeightType::kFloat32,
-                          normed, width, rows, in.cols, in.cols},
+        LaunchGatherRows({from, from_stride, index, WeightType::kFloat32,
+                          normed, width, rows, in.in.cols, in.in.cols},
                          stream_),
         "gathering rows"));
     from = normed;
     from_stride = width;
   }
   RECURVE_RETURN_IF_ERROR(
-      NormRows(from, from_stride, norm, normed, width, rows, in.cols));
+      NormRows(from, from_stride, in.norm, normed, width, rows, in.in.cols));
   return MultiplyFloats(matrix, {normed, width, logits, logits_stride, rows,
-                                 in.cols, /*step=*/true, /*add=*/false});
+                                 in.in.cols, /*step=*/true, /*add=*/false});
 }
 
 }  // namespace recurve

@@ -5,19 +5,19 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "engine/cuda/cuda_memory.h"
 #include "engine/cuda/cuda_weights.h"
-#include "engine/models/backend.h"
+#include "engine/program/activations.h"
+#include "engine/program/plan.h"
+#include "engine/program/program.h"
+#include "engine/program/step.h"
 #include "kernels/common/weight_type.h"
 #include "kernels/matmul/cublas_matmul.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
@@ -25,40 +25,55 @@
 
 namespace recurve {
 
-// The matrices of a CudaBackend and their products: which kernel computes which
-// rows, what is rounded and when, and which norm or gate is fused into a
-// product.
+// The matrices of a program on a GPU and their products: which kernel computes
+// which rows. What is rounded and what is fused, the plan says (PlanLaunches).
 //
 // - float32 weights: cuBLASLt, every row.
 // - 16-bit weights and rows of TokenKind::kStep, on Hopper also those of short
 //   prompts: LaunchDecodeMatmul. ("Steps" below.)
 // - 16-bit weights and other rows of prompts: cuBLASLt with rounded
 //   activations. Exception: on Hopper, if LaunchDecodeMatmul is faster with a
-//   channel mixer's gate, it computes that mixer's first product for every row,
-//   in one launch.
+//   gated unit's gate, it computes that unit's first product for every row, in
+//   one launch.
 // Each has one summation order for every number of rows, and a row is of one
 // kind whenever it is computed.
-//
-// Activations that only products read (Activations::for_products) hold values
-// of the weights' type, not floats, if their writer supports it (RoundsInto,
-// SetRounded); a norm that is fused into the next product is not launched. Both
-// are recorded by address from BeginStep on.
-//
-// In a step of few rows, a product that adds to the residual is deferred until
-// the next operation is known: with the channel mixer after it, and the
-// projection of the next layer, it is one launch (LaunchProductChain). Other
-// code that reads or writes activations calls Flush() first.
 //
 // Not thread-safe; one stream.
 class CudaProducts {
  public:
-  // A Backend::NormArgs with its weights on the device, null if absent.
-  struct NormWeights {
+  // NormWeights with their vectors on the device, null if absent.
+  struct Norm {
     NormKind kind;
     int64_t groups;
     float eps;
     const float* weight;
     const float* bias;
+  };
+  // norm(in)
+  struct Normed {
+    Activations in;
+    Norm norm;
+  };
+  // residual += (act(g) ⊙ u) · downᵀ, (g, u) = norm(residual) · upᵀ
+  struct GatedUnit {
+    Activations residual;
+    Norm norm;
+    MatrixId up;
+    Activation activation;
+    MatrixId down;
+    Activations normed;  // space for norm(residual)
+    Activations gated;   // and for the inputs of `down`
+  };
+  // residual += x · outᵀ, with 16-bit x; the unit; and, with `next`, y =
+  // norm(residual) · nextᵀ.
+  struct Chain {
+    MatrixId out;
+    Activations x;
+    GatedUnit unit;
+    MatrixId next;  // -1: none
+    Norm next_norm;
+    Activations y;
+    WorkingBlocks working;  // of the launch before it
   };
 
   static absl::StatusOr<std::unique_ptr<CudaProducts>> Create(
@@ -67,66 +82,60 @@ class CudaProducts {
 
   // --- Building a model ---
 
-  // Concatenates the rows of `parts`, stored as `type`.
-  absl::StatusOr<MatrixId> Load(absl::Span<const MatrixPart> parts,
-                                WeightType type, CudaWeightLoader* loader);
-  // Bytes of matrices so far.
-  uint64_t bytes() const { return bytes_; }
-  // The type of all matrices, or "mixed".
-  absl::string_view weight_dtype() const;
+  // Device memory of Allocate.
+  static int64_t DeviceBytes(const Plan& plan, int64_t row_capacity);
+  // The rows of `source`, as `planned`.
+  absl::Status Load(const MatrixSource& source, const Plan::Matrix& planned,
+                    CudaWeightLoader* loader);
   // Its device memory.
   absl::Span<const char> data(MatrixId id) const {
     const CudaMemory& memory = matrices_[id.value].memory;
     return {memory.as<const char>(), static_cast<size_t>(memory.bytes())};
   }
-  // For the first matrices of Project and ChannelMixer: the matrix that
-  // followed `id` at its last product; -1 before the first step.
-  MatrixId after(MatrixId id) const { return matrices_[id.value].after; }
   int64_t outputs(MatrixId id) const { return matrices_[id.value].outputs; }
-  // Including the padding that aligns rows.
-  int64_t max_inputs() const;
 
   // To be called after all matrices are loaded: chooses cuBLASLt's algorithms,
   // for outputs that begin `column_multiple` columns apart and at most
   // `row_capacity` rows. Waits.
   absl::Status Tune(int64_t row_capacity, int64_t column_multiple);
   // Memory for the rows of a step.
-  absl::Status Allocate(int64_t row_capacity);
+  absl::Status Allocate(const Plan& plan, int64_t row_capacity);
+  // Whether this is the one user of LaunchProductChain in the process; after
+  // Allocate. Others launch the products one by one.
+  bool chains() const { return exchange_.bytes() > 0; }
 
   // --- A step ---
-
-  // Launches deferred products.
-  absl::Status Flush();
 
   // Every row is of TokenKind::kStep.
   void BeginDecode(int64_t rows);
   void BeginMixed(const StepBatch& batch);
+  // Whether every row is multiplied as those of steps.
+  bool all_steps() const { return runs_.size() == 1 && runs_[0].step; }
 
-  absl::Status Norm(Activations in, const NormWeights& norm, Activations out);
-  absl::Status Glu(Activations in, Activation activation, Activations out);
-  absl::Status Project(Activations in, MatrixId matrix, Activations out,
-                       bool add);
-  // Whether ChannelMixer below applies to the step; otherwise its operations
-  // are called one by one. Rows of steps have the same bits either way; for
-  // rows of other prompts, matrices and activation decide.
-  bool FusesChannelMixer(const Backend::ChannelMixerArgs& args) const;
-  absl::Status ChannelMixer(const Backend::ChannelMixerArgs& args,
-                            const NormWeights& norm);
+  // `rounded`: `out` gets 16-bit values of the matrices' type, with the row
+  // stride of floats.
+  absl::Status Normalise(const Normed& in, Activations out, bool rounded);
+  absl::Status Glu(Activations in, Activation activation, Activations out,
+                   bool rounded);
+  // `rounded`: `in` has such values.
+  absl::Status Project(Activations in, bool rounded, MatrixId matrix,
+                       Activations out, bool add);
+  // The same of norm(in), for one row of a decode step.
+  absl::Status ProjectNormed(const Normed& in, MatrixId matrix, Activations out,
+                             bool add);
+  // `fuses_norm`: as ProjectNormed.
+  absl::Status RunUnit(const GatedUnit& unit, bool fuses_norm);
+  absl::Status RunChain(const Chain& chain);
   // The product of the head with norm(in): `rows` rows of `in`, all in order or
   // those of `index` (on the device). `normed`: space for them in float32, each
   // with up to 4 columns of padding. Rows of `logits` are `logits_stride`
-  // apart.
-  absl::Status Logits(Activations in, const int32_t* index, int64_t rows,
-                      const NormWeights& norm, MatrixId head, float* normed,
-                      float* logits, int64_t logits_stride);
+  // apart. `fuses_norm`: as ProjectNormed, with all rows in order.
+  absl::Status Logits(const Normed& in, bool fuses_norm, const int32_t* index,
+                      int64_t rows, MatrixId head, float* normed, float* logits,
+                      int64_t logits_stride);
 
-  // The type to which the writer of `out` must round, with the row stride of
-  // floats; absent: float32.
-  std::optional<WeightType> RoundsInto(const Activations& out) const;
-  // The blocks of the latest attention launch.
-  void SetWorking(const WorkingBlocks& working) { working_ = working; }
-  // Whether the values written to `out` have that type, or are float32.
-  void SetRounded(const Activations& out, bool rounded);
+  // The 16-bit type of all matrices, if they share one.
+  std::optional<WeightType> type() const { return type_; }
 
  private:
   struct Matrix {
@@ -138,7 +147,6 @@ class CudaProducts {
     // that require multiples of 16.
     int64_t padded_outputs;
     CudaMemory memory;
-    MatrixId after;  // see after()
   };
   // Rows [begin, begin + count) of the step, either all multiplied as steps or
   // none.
@@ -158,57 +166,15 @@ class CudaProducts {
     bool step;     // as in Run
     bool add;
   };
-  struct FusedNorm {
-    Activations in;
-    NormWeights norm;
-  };
-
-  // Deferred products: residual += x · outᵀ, a channel mixer on the residual,
-  // and the norm before the next product.
-  struct Chain {
-    MatrixId out;
-    Activations x, residual;
-    struct Mixer {
-      Backend::ChannelMixerArgs args;
-      NormWeights norm;
-    };
-    std::optional<Mixer> mixer;
-    struct NextNorm {
-      NormWeights norm;
-      Activations out;
-    };
-    std::optional<NextNorm> next_norm;
-  };
-
-  // Whether the products of the chain, and of its norm with `next` (-1: none),
-  // can be one launch.
-  bool Chains(const Chain& chain, MatrixId next) const;
-  static bool ChainsNorm(const NormWeights& norm) {
-    return norm.kind == NormKind::kRms && norm.groups == 1;
-  }
-  ProductChainParams ChainParams(const Chain& chain, MatrixId next) const;
-  absl::Status LaunchChain(const Chain& chain, MatrixId next,
-                           const Activations& y);
   // Always writes float32 to `out`.
-  absl::Status NormRows(const float* in, int64_t in_stride,
-                        const NormWeights& norm, float* out, int64_t out_stride,
-                        int64_t rows, int64_t cols);
-  // The member functions of the same name, without deferral.
-  absl::Status NormNow(Activations in, const NormWeights& norm,
-                       Activations out);
-  absl::Status ProjectNow(Activations in, MatrixId matrix, Activations out,
-                          bool add);
-  absl::Status ChannelMixerNow(const Backend::ChannelMixerArgs& args,
-                               const NormWeights& norm);
+  absl::Status NormRows(const float* in, int64_t in_stride, const Norm& norm,
+                        float* out, int64_t out_stride, int64_t rows,
+                        int64_t cols);
 
   CudaProducts(std::unique_ptr<CublasMatmul> cublas, cudaStream_t stream)
       : stream_(stream), cublas_(std::move(cublas)) {}
 
-  bool IsRounded(const Activations& in) const;
-  // Whether a product of a decode step can fuse the norm of `in`.
-  bool FusesNorm(const Activations& in, const NormWeights& norm) const;
-  static void FuseNorm(const Activations& in, const NormWeights& norm,
-                       DecodeMatmulParams* params);
+  static void FuseNorm(const Normed& in, DecodeMatmulParams* params);
   static DecodeMatmulParams ProductOf(const Matrix& matrix, float* y,
                                       int64_t y_stride, int64_t rows,
                                       int64_t cols);
@@ -229,16 +195,7 @@ class CudaProducts {
 
   const cudaStream_t stream_;
   const std::unique_ptr<CublasMatmul> cublas_;
-  // Records that `id` is multiplied now.
-  void Note(MatrixId id) {
-    if (last_.value >= 0) matrices_[last_.value].after = id;
-    last_ = id;
-  }
-
   std::vector<Matrix> matrices_;
-  MatrixId last_;
-  uint64_t bytes_ = 0;
-  // The 16-bit type of all matrices, if they share one.
   std::optional<WeightType> type_;
   CudaMemory rounded_rows_;  // rows rounded to the type of the weights
   // Workspace of LaunchProductChain, if this is its only user in the process.
@@ -247,13 +204,8 @@ class CudaProducts {
   inline static std::atomic_flag chain_user_;
 
   // State of the step in progress.
-  bool decode_ = false;
   int64_t rows_ = 0;
   std::vector<Run> runs_;
-  std::set<const char*> rounded_;
-  std::map<const char*, FusedNorm> fused_norms_;  // by address of their output
-  std::optional<Chain> chain_;
-  WorkingBlocks working_;
 };
 
 }  // namespace recurve

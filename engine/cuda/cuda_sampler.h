@@ -11,12 +11,12 @@
 #include "absl/types/span.h"
 #include "engine/cuda/cuda_memory.h"
 #include "engine/cuda/cuda_step_buffer.h"
-#include "engine/models/step.h"
+#include "engine/program/step.h"
 #include "kernels/sampling/sampling_cuda.h"
 
 namespace recurve {
 
-// Draws the tokens of a CudaBackend on the device. The parameters of requests
+// Draws the tokens of a CudaExecutor on the device. The parameters of requests
 // are copied with the step's other inputs, so that the launch can be in a
 // captured graph.
 //

@@ -30,7 +30,7 @@ class CudaStepBuffer {
   CudaStepBuffer& operator=(const CudaStepBuffer&) = delete;
 
   // Upper bound on the size of an Add of `count` values at the default
-  // alignment. Callers sum it up in advance: CudaBackend::StepBytes and the
+  // alignment. Callers sum it up in advance: CudaExecutor::StepBytes and the
   // functions it calls.
   template <typename T>
   static constexpr int64_t Room(int64_t count) {

@@ -137,9 +137,10 @@ absl::Status CheckHostMemory(const HostNeeds& needs, const HostMemory& memory) {
       WhatThereIs(memory), ", and the model needs ", needs.all(), ": ",
       needs.weights, " for weights, ", needs.cache, " for ", needs.num_pages,
       " pages of the factor cache, ", needs.state, " for the state of ",
-      needs.num_slots, " sequences and ", needs.sampling,
-      " for sampling (lower --max-num-seqs, --kv-pool-bytes, --kv-pages or "
-      "--num-threads)"));
+      needs.num_slots, " sequences, ", needs.sampling, " for sampling and ",
+      needs.activations,
+      " for the activations of a step (lower --max-num-seqs, --kv-pool-bytes, "
+      "--kv-pages, --max-num-batched-tokens or --num-threads)"));
 }
 
 absl::Status CheckSwapMemory(int64_t swap, int64_t others,

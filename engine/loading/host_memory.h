@@ -31,10 +31,13 @@ struct HostNeeds {
   int64_t sampling = 0;
   int64_t num_pages = 0;
   int64_t num_slots = 0;
+  int64_t activations = 0;  // of the largest step
   // The option that determines the cache's size, with its value.
   std::string cache_option;
 
-  int64_t all() const { return weights + cache + state + sampling; }
+  int64_t all() const {
+    return weights + cache + state + sampling + activations;
+  }
 };
 
 // ResourceExhausted if the needs exceed the memory: names the option that takes

@@ -3,13 +3,10 @@
 #include <algorithm>
 #include <optional>
 #include <string>
-#include <variant>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "engine/loading/host_memory.h"
-#include "engine/models/decoder.h"
 #include "kv_cache/cache_spec.h"
 
 namespace recurve {
@@ -23,15 +20,14 @@ constexpr int64_t kSamplingScratchBytes =
 
 // Sets engine->max_model_len.
 absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
+                                      const Plan& plan,
                                       const ModelOptions& options,
                                       int64_t pool_bytes,
-                                      const Placement& placement,
                                       EngineOptions* engine) {
   Capacity capacity;
   capacity.num_slots = engine->max_num_seqs;
-  capacity.cache_bytes_per_token = CacheBytesPerToken(
-      model, SizeOf(placement.kv_dtype), placement.page_order);
-  capacity.state_bytes_per_sequence = StateBytesPerSequence(model);
+  capacity.cache_bytes_per_token = plan.page_bytes / kPageTokens;
+  capacity.state_bytes_per_sequence = plan.slot_bytes;
   const int64_t supported = model.max_position_embeddings;
   if (engine->max_model_len < 0 || engine->max_model_len > supported) {
     return absl::InvalidArgumentError(
@@ -69,7 +65,7 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
     }
   }
   engine->max_model_len = capacity.max_model_len;
-  if (HasWholePrompts(model)) {
+  if (plan.whole_prompts) {
     capacity.max_whole_tokens =
         std::min(engine->max_chunk_tokens, capacity.max_model_len);
     capacity.sure_whole_tokens =
@@ -80,26 +76,20 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
   return capacity;
 }
 
-// Lower bounds of a server's GPU memory, in bytes, known before any weight is
-// loaded.
+// A server's GPU memory, in bytes, known before any weight is loaded: all but
+// what libraries and graphs take.
 struct GpuNeeds {
   int64_t weights = 0;
   int64_t cache = 0;
   int64_t state = 0;
   int64_t attention = 0;
   int64_t sampling = 0;
-  int64_t activations = 0;  // approximate; not in all()
+  int64_t activations = 0;
 
-  int64_t all() const { return weights + cache + state + attention + sampling; }
+  int64_t all() const {
+    return weights + cache + state + attention + sampling + activations;
+  }
 };
-
-// Bytes of a matrix element in memory: of its stored type, or of the chosen
-// one; the CPU loads float16 as float32.
-int64_t HeldSize(DType stored, const Placement& placement) {
-  const bool widened = !placement.cuda && stored == DType::kFloat16;
-  return static_cast<int64_t>(SizeOf(
-      placement.weight_dtype.value_or(widened ? DType::kFloat32 : stored)));
-}
 
 // Including the padding page and slot.
 int64_t CacheBytes(const Capacity& capacity) {
@@ -110,72 +100,51 @@ int64_t StateBytes(const Capacity& capacity) {
   return (capacity.num_slots + 1) * capacity.state_bytes_per_sequence;
 }
 
-#ifdef RECURVE_HAVE_CUDA
-std::vector<TpaShape> TpaShapes(const ModelDefinition& model) {
-  std::vector<TpaShape> shapes;
-  for (const LayerDefinition& layer : model.layers) {
-    if (const auto* tpa = std::get_if<TpaLayer>(&layer.mixer)) {
-      shapes.push_back(tpa->config.shape);
-    }
-  }
-  return shapes;
-}
-#endif
-
-absl::StatusOr<GpuNeeds> PlanGpu(const Checkpoint& checkpoint,
-                                 const ModelDefinition& model,
-                                 const Placement& placement,
+absl::StatusOr<GpuNeeds> PlanGpu(const Program& program, const Plan& plan,
                                  const Capacity& capacity,
                                  const EngineOptions& engine) {
   GpuNeeds needs;
 #ifdef RECURVE_HAVE_CUDA
-  const CudaBackend::Options options =
-      CudaOptions(model, placement, capacity, engine);
-  RECURVE_ASSIGN_OR_RETURN(
-      needs.attention, CudaBackend::AttentionBytes(options, TpaShapes(model)));
-  needs.sampling = CudaBackend::SamplingBytes(options);
-  // Twice the residual; the larger of a token mixer's workspace and the gate,
-  // features and their product; and the rounded rows.
-  needs.activations = CudaBackend::ActivationBytes(
-      options, std::max(16 * model.hidden_size,
-                        4 * model.hidden_size + 4 * model.intermediate_size));
-  if (HasWholePrompts(model)) needs.activations += CudaBackend::LinearBytes();
+  RECURVE_ASSIGN_OR_RETURN(const CudaExecutor::Workspaces workspaces,
+                           CudaExecutor::PlanWorkspaces(
+                               program, plan, CudaOptions(capacity, engine)));
+  needs.attention = workspaces.attention;
+  needs.sampling = workspaces.sampling;
+  needs.activations = workspaces.activations;
 #else
+  (void)program;
   (void)engine;
 #endif
-  RECURVE_ASSIGN_OR_RETURN(needs.weights,
-                           WeightBytes(checkpoint, model, placement));
+  needs.weights = plan.weight_bytes;
   needs.cache = CacheBytes(capacity);
   needs.state = StateBytes(capacity);
   return needs;
 }
 
 // Size limit of the factor cache.
-absl::StatusOr<int64_t> PoolBytes(const Checkpoint& checkpoint,
-                                  const ModelDefinition& model,
+absl::StatusOr<int64_t> PoolBytes(const ModelDefinition& model,
+                                  const Program& program, const Plan& plan,
                                   const ModelOptions& options,
                                   const Placement& placement,
                                   const EngineOptions& engine) {
   if (options.kv_pool_bytes > 0) return options.kv_pool_bytes;
-  if (!placement.cuda || placement.integrated) return kDefaultPoolBytes;
+  if (!plan.device.gpu || placement.integrated) return kDefaultPoolBytes;
   // Attention's workspace grows with the longest sequence, which the cache may
   // limit: an upper bound, as if the cache had the whole GPU.
   EngineOptions most = engine;
   RECURVE_ASSIGN_OR_RETURN(
       const Capacity capacity,
-      PlanCapacity(model, options,
-                   std::max(placement.free_bytes, kDefaultPoolBytes), placement,
-                   &most));
-  const absl::StatusOr<GpuNeeds> needs =
-      PlanGpu(checkpoint, model, placement, capacity, most);
+      PlanCapacity(model, plan, options,
+                   std::max(placement.free_bytes, kDefaultPoolBytes), &most));
+  const absl::StatusOr<GpuNeeds> needs = PlanGpu(program, plan, capacity, most);
   // The GPU may support shorter sequences only.
   if (!needs.ok()) return kDefaultPoolBytes;
-  return DefaultGpuPoolBytes(placement.free_bytes,
-                             needs->all() - needs->cache + needs->activations);
+  return DefaultGpuPoolBytes(placement.free_bytes, needs->all() - needs->cache);
 }
 
 // For a model on the CPU.
-HostNeeds NeedsOfHost(const ModelDefinition& model, const ModelOptions& options,
+HostNeeds NeedsOfHost(const ModelDefinition& model, const Plan& plan,
+                      const ModelOptions& options, const EngineOptions& engine,
                       const Capacity& capacity, int64_t pool_bytes) {
   HostNeeds needs;
   needs.weights = capacity.weight_bytes;
@@ -185,6 +154,7 @@ HostNeeds NeedsOfHost(const ModelDefinition& model, const ModelOptions& options,
   needs.sampling = model.vocab_size *
                    (static_cast<int64_t>(sizeof(float)) * capacity.num_slots +
                     kSamplingScratchBytes * NumThreads(options));
+  needs.activations = plan.row_bytes() * engine.max_num_batched_tokens;
   needs.num_pages = capacity.num_pages;
   needs.num_slots = capacity.num_slots;
   needs.cache_option =
@@ -208,37 +178,30 @@ absl::Status PlanHostMemory(const HostNeeds& needs, const ModelOptions& options,
   return absl::OkStatus();
 }
 
-absl::Status CheckGpuMemory(const Checkpoint& checkpoint,
-                            const ModelDefinition& model,
+absl::Status CheckGpuMemory(const Program& program, const Plan& plan,
                             const Placement& placement,
                             const Capacity& capacity,
                             const EngineOptions& engine) {
-  RECURVE_ASSIGN_OR_RETURN(
-      const GpuNeeds needs,
-      PlanGpu(checkpoint, model, placement, capacity, engine));
+  RECURVE_ASSIGN_OR_RETURN(const GpuNeeds needs,
+                           PlanGpu(program, plan, capacity, engine));
   if (needs.all() <= placement.free_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "out of GPU memory: ", needs.all(), " bytes needed, ",
       placement.free_bytes, " free: ", needs.weights, " for weights, ",
       needs.cache, " for ", capacity.num_pages, " pages of the factor cache, ",
       needs.state, " for the state of ", capacity.num_slots, " sequences, ",
-      needs.attention, " for attention and ", needs.sampling,
-      " for sampling (lower --kv-pool-bytes or --kv-pages, --max-num-seqs, "
+      needs.attention, " for attention, ", needs.sampling, " for sampling and ",
+      needs.activations,
+      " for activations (lower --kv-pool-bytes or --kv-pages, --max-num-seqs, "
       "--max-model-len or --max-num-batched-tokens)"));
 }
 
 }  // namespace
 
 #ifdef RECURVE_HAVE_CUDA
-CudaBackend::Options CudaOptions(const ModelDefinition& model,
-                                 const Placement& placement,
-                                 const Capacity& capacity,
-                                 const EngineOptions& engine) {
-  CudaBackend::Options options;
-  options.weight_dtype = placement.weight_dtype;
-  options.kv_dtype = placement.kv_dtype;
-  options.hidden_size = model.hidden_size;
-  options.vocab_size = model.vocab_size;
+CudaExecutor::Options CudaOptions(const Capacity& capacity,
+                                  const EngineOptions& engine) {
+  CudaExecutor::Options options;
   options.max_tokens = engine.max_num_batched_tokens;
   options.max_sequences = engine.max_num_seqs;
   options.max_pages =
@@ -249,59 +212,31 @@ CudaBackend::Options CudaOptions(const ModelDefinition& model,
 }
 #endif
 
-absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
-                                    const ModelDefinition& model,
-                                    const Placement& placement) {
-  const auto held = [&](const TensorView& tensor) {
-    return tensor.num_elements() *
-           (tensor.shape.size() == 2
-                ? HeldSize(tensor.dtype, placement)
-                : static_cast<int64_t>(SizeOf(DType::kFloat32)));
-  };
-  // A tied head is loaded as a separate matrix.
-  int64_t bytes =
-      model.head.data == model.embedding.data ? held(model.embedding) : 0;
-  for (const std::string& name : model.tensors) {
-    RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
-    bytes += held(tensor);
-  }
-  if (!placement.cuda) {
-    // The CPU keeps the embedding in its stored type if that is smaller.
-    const TensorView& table = model.embedding;
-    const int64_t chosen = HeldSize(table.dtype, placement);
-    const auto stored = static_cast<int64_t>(SizeOf(table.dtype));
-    bytes -= table.num_elements() * (chosen - std::min(chosen, stored));
-  }
-  return bytes;
-}
-
 int64_t DefaultGpuPoolBytes(int64_t free_bytes, int64_t others) {
   const int64_t reserve = (int64_t{1} << 30) + free_bytes / 16;
   return std::max(free_bytes - others - reserve, kDefaultPoolBytes);
 }
 
-absl::StatusOr<Capacity> PlanMemory(const Checkpoint& checkpoint,
-                                    const ModelDefinition& model,
+absl::StatusOr<Capacity> PlanMemory(const ModelDefinition& model,
+                                    const Program& program, const Plan& plan,
                                     const ModelOptions& options,
                                     const Placement& placement,
                                     EngineOptions* engine) {
   RECURVE_ASSIGN_OR_RETURN(
       const int64_t pool_bytes,
-      PoolBytes(checkpoint, model, options, placement, *engine));
-  RECURVE_ASSIGN_OR_RETURN(
-      Capacity capacity,
-      PlanCapacity(model, options, pool_bytes, placement, engine));
-  RECURVE_ASSIGN_OR_RETURN(capacity.weight_bytes,
-                           WeightBytes(checkpoint, model, placement));
+      PoolBytes(model, program, plan, options, placement, *engine));
+  RECURVE_ASSIGN_OR_RETURN(Capacity capacity, PlanCapacity(model, plan, options,
+                                                           pool_bytes, engine));
+  capacity.weight_bytes = plan.weight_bytes;
   capacity.cache_bytes = CacheBytes(capacity);
   capacity.state_bytes = StateBytes(capacity);
   HostNeeds of_host;
-  if (placement.cuda) {
+  if (plan.device.gpu) {
     RECURVE_RETURN_IF_ERROR(
-        CheckGpuMemory(checkpoint, model, placement, capacity, *engine));
+        CheckGpuMemory(program, plan, placement, capacity, *engine));
     if (placement.integrated) of_host.weights = capacity.bytes();
   } else {
-    of_host = NeedsOfHost(model, options, capacity, pool_bytes);
+    of_host = NeedsOfHost(model, plan, options, *engine, capacity, pool_bytes);
   }
   RECURVE_RETURN_IF_ERROR(PlanHostMemory(of_host, options, &capacity));
   return capacity;

@@ -4,13 +4,14 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "engine/checkpoint/checkpoint.h"
 #include "engine/loading/model_options.h"
 #include "engine/loading/placement.h"
-#include "engine/models/config.h"
+#include "engine/models/model_definition.h"
+#include "engine/program/plan.h"
+#include "engine/program/program.h"
 #include "engine/serving/options.h"
 #ifdef RECURVE_HAVE_CUDA
-#include "engine/cuda/cuda_backend.h"
+#include "engine/cuda/cuda_executor.h"
 #endif
 
 namespace recurve {
@@ -22,8 +23,8 @@ struct Capacity {
   int64_t num_slots = 0;
   int64_t cache_bytes_per_token = 0;
   int64_t state_bytes_per_sequence = 0;
-  // All weights in their loaded types, without row padding; all pages and all
-  // states, with the padding ones.
+  // All weights as they are held; all pages and all states, with the padding
+  // ones.
   int64_t weight_bytes = 0;
   int64_t cache_bytes = 0;
   int64_t state_bytes = 0;
@@ -41,13 +42,6 @@ struct Capacity {
   int64_t bytes() const { return weight_bytes + cache_bytes + state_bytes; }
 };
 
-// Bytes of the weights that are loaded, in their loaded types, without row
-// padding; the files may hold other tensors. Everything but matrices is
-// float32. Reads no weights.
-absl::StatusOr<int64_t> WeightBytes(const Checkpoint& checkpoint,
-                                    const ModelDefinition& model,
-                                    const Placement& placement);
-
 // Default size of the factor cache on a GPU with `free_bytes` free, of which
 // `others` are for weights, states and workspaces: the remainder less 1 GiB and
 // a sixteenth of free_bytes, which are for graphs, libraries and uncounted
@@ -58,18 +52,16 @@ int64_t DefaultGpuPoolBytes(int64_t free_bytes, int64_t others);
 // max_model_len is set to the effective limit. InvalidArgument names the option
 // and what is supported; ResourceExhausted, with the need and the memory
 // available, if the model certainly does not fit.
-absl::StatusOr<Capacity> PlanMemory(const Checkpoint& checkpoint,
-                                    const ModelDefinition& model,
+absl::StatusOr<Capacity> PlanMemory(const ModelDefinition& model,
+                                    const Program& program, const Plan& plan,
                                     const ModelOptions& options,
                                     const Placement& placement,
                                     EngineOptions* engine);
 
 #ifdef RECURVE_HAVE_CUDA
-// Options of a backend with this capacity.
-CudaBackend::Options CudaOptions(const ModelDefinition& model,
-                                 const Placement& placement,
-                                 const Capacity& capacity,
-                                 const EngineOptions& engine);
+// Options of an executor with this capacity.
+CudaExecutor::Options CudaOptions(const Capacity& capacity,
+                                  const EngineOptions& engine);
 #endif
 
 }  // namespace recurve

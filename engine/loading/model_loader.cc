@@ -9,16 +9,18 @@
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/cpu/cpu_backend.h"
+#include "engine/cpu/cpu_executor.h"
 #include "engine/loading/chunk_plan.h"
 #include "engine/loading/placement.h"
 #include "engine/loading/special_tokens.h"
 #include "engine/models/decoder.h"
+#include "engine/models/emit.h"
 #include "engine/models/registry.h"
+#include "engine/program/plan.h"
 #include "engine/tokenizer/load_tokenizer.h"
 #include "engine/tokenizer/sentencepiece_tokenizer.h"
 #ifdef RECURVE_HAVE_CUDA
-#include "engine/cuda/cuda_backend.h"
+#include "engine/cuda/cuda_executor.h"
 #endif
 
 namespace recurve {
@@ -42,23 +44,21 @@ absl::StatusOr<std::unique_ptr<ThreadPool>> MakeThreads(
                    pool.status().message()));
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
-    const ModelDefinition& model, const Placement& placement,
-    const Capacity& capacity, const EngineOptions& engine,
-    std::unique_ptr<ThreadPool> threads) {
+absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(
+    Program program, Plan plan, const Capacity& capacity,
+    const EngineOptions& engine, std::unique_ptr<ThreadPool> threads) {
 #ifdef RECURVE_HAVE_CUDA
-  if (placement.cuda) {
-    return CudaBackend::Create(CudaOptions(model, placement, capacity, engine),
-                               std::move(threads));
+  if (plan.device.gpu) {
+    return CudaExecutor::Create(std::move(program), std::move(plan),
+                                CudaOptions(capacity, engine),
+                                std::move(threads));
   }
 #else
-  (void)model;
   (void)capacity;
 #endif
-  CpuBackend::Options options;
-  options.weight_dtype = placement.weight_dtype;
-  options.max_tokens = engine.max_num_batched_tokens;
-  return std::make_unique<CpuBackend>(options, std::move(threads));
+  return std::make_unique<CpuExecutor>(std::move(program), std::move(plan),
+                                       engine.max_num_batched_tokens,
+                                       std::move(threads));
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizer(
@@ -121,7 +121,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   }
   if (engine->max_num_batched_tokens == 0) {
     engine->max_num_batched_tokens =
-        DefaultBatchedTokens(placement.cuda, engine->max_num_seqs);
+        DefaultBatchedTokens(placement.device.gpu, engine->max_num_seqs);
   }
   EngineOptions checked = *engine;  // the model determines what 0 means
   if (checked.max_chunk_tokens == 0)
@@ -145,12 +145,14 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
                            ReadModelShape(checkpoint, options.family));
   RECURVE_RETURN_IF_ERROR(PlaceModel(model, options, &placement));
-  RECURVE_RETURN_IF_ERROR(PlanChunks(checkpoint, model, placement, engine));
+  Program program = Emit(model);
+  Plan plan = Lower(program, placement.device);
+  RECURVE_RETURN_IF_ERROR(PlanChunks(plan, engine));
   LoadedModel loaded;
   loaded.device = placement.description;
   RECURVE_ASSIGN_OR_RETURN(
       loaded.capacity,
-      PlanMemory(checkpoint, model, options, placement, engine));
+      PlanMemory(model, program, plan, options, placement, engine));
   RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> threads,
                            MakeThreads(options));
   if (on_planned != nullptr) on_planned(loaded.device, loaded.capacity);
@@ -162,12 +164,13 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
       LoadModelTokenizer(options.path, options.tokenizer, &model));
   const auto started = std::chrono::steady_clock::now();
   try {  // weights, activations and cache may exceed the machine's memory
-    RECURVE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
-                             MakeBackend(model, placement, loaded.capacity,
-                                         *engine, std::move(threads)));
+    RECURVE_ASSIGN_OR_RETURN(
+        std::unique_ptr<Executor> executor,
+        MakeExecutor(std::move(program), std::move(plan), loaded.capacity,
+                     *engine, std::move(threads)));
     RECURVE_ASSIGN_OR_RETURN(
         std::unique_ptr<Decoder> decoder,
-        Decoder::Load(model, std::move(backend),
+        Decoder::Load(model, std::move(executor),
                       static_cast<int32_t>(loaded.capacity.num_pages),
                       static_cast<int32_t>(loaded.capacity.num_slots),
                       loaded.capacity.swap_bytes, options.swap_bytes_required));

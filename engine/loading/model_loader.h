@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "engine/loading/memory_plan.h"
 #include "engine/loading/model_options.h"
-#include "engine/models/config.h"
-#include "engine/models/model_runner.h"
+#include "engine/models/model_definition.h"
+#include "engine/program/model_runner.h"
 #include "engine/serving/options.h"
 #include "engine/tokenizer/tokenizer.h"
 

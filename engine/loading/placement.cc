@@ -7,9 +7,9 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/check_finite.h"
+#include "engine/models/emit.h"
 #ifdef RECURVE_HAVE_CUDA
 #include "engine/cuda/cuda_device.h"
-#include "engine/cuda/cuda_model_limits.h"
 #endif
 
 namespace recurve {
@@ -44,10 +44,11 @@ absl::Status ChooseDevice(const std::string& device, Placement* placement) {
         absl::StrCat("cpu, by --device auto: ", found.status().message());
     return absl::OkStatus();
   }
-  placement->cuda = true;
+  placement->device.gpu = true;
   placement->free_bytes = found->free_bytes;
   placement->integrated = found->integrated;
-  placement->hopper = found->hopper;
+  placement->device.hopper = found->hopper;
+  placement->device.multiprocessors = found->multiprocessors;
   placement->description = absl::StrCat(
       "cuda, by --device ", device, ": ", found->name, ", ", found->free_bytes,
       " of ", found->total_bytes, " bytes free");
@@ -66,15 +67,17 @@ absl::StatusOr<Placement> Place(const ModelOptions& options) {
   Placement placement;
   RECURVE_RETURN_IF_ERROR(ChooseDevice(options.device, &placement));
   const std::string where =
-      placement.cuda ? "the GPU"
-                     : absl::StrCat("the CPU (", placement.description, ")");
+      placement.device.gpu
+          ? "the GPU"
+          : absl::StrCat("the CPU (", placement.description, ")");
   const std::vector<std::string> dtypes =
-      placement.cuda
+      placement.device.gpu
           ? std::vector<std::string>{"auto", "float32", "bfloat16", "float16"}
           : std::vector<std::string>{"auto", "float32", "bfloat16"};
   const std::vector<std::string> kv_dtypes =
-      placement.cuda ? std::vector<std::string>{"auto", "bfloat16", "float16"}
-                     : std::vector<std::string>{"auto", "float32"};
+      placement.device.gpu
+          ? std::vector<std::string>{"auto", "bfloat16", "float16"}
+          : std::vector<std::string>{"auto", "float32"};
   RECURVE_RETURN_IF_ERROR(CheckChoice("dtype", options.dtype, dtypes, where));
   RECURVE_RETURN_IF_ERROR(CheckChoice("state-dtype", options.state_dtype,
                                       {"auto", "float32"}, where));
@@ -86,24 +89,23 @@ absl::StatusOr<Placement> Place(const ModelOptions& options) {
         "sums for any batch, which costs little (docs/exactness.md)");
   }
   if (options.dtype != "auto") {
-    RECURVE_ASSIGN_OR_RETURN(placement.weight_dtype, ParseDType(options.dtype));
+    RECURVE_ASSIGN_OR_RETURN(placement.device.weights,
+                             ParseDType(options.dtype));
   }
-  if (placement.cuda) placement.page_order = TpaPageOrder::kOctets;
   return placement;
 }
 
 absl::Status PlaceModel(const ModelDefinition& model,
                         const ModelOptions& options, Placement* placement) {
-  if (!placement->cuda) return absl::OkStatus();
-#ifdef RECURVE_HAVE_CUDA
-  RECURVE_RETURN_IF_ERROR(CheckCudaModel(model));
-#endif
+  if (!placement->device.gpu) return absl::OkStatus();
+  RECURVE_RETURN_IF_ERROR(CheckGpu(model));
   if (options.kv_dtype != "auto") {
-    RECURVE_ASSIGN_OR_RETURN(placement->kv_dtype, ParseDType(options.kv_dtype));
+    RECURVE_ASSIGN_OR_RETURN(placement->device.pages,
+                             ParseDType(options.kv_dtype));
   } else {
     const DType weights =
-        placement->weight_dtype.value_or(model.embedding.dtype);
-    placement->kv_dtype =
+        placement->device.weights.value_or(model.embedding.dtype);
+    placement->device.pages =
         weights == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
   }
   return absl::OkStatus();
@@ -112,16 +114,16 @@ absl::Status PlaceModel(const ModelDefinition& model,
 absl::Status CheckWeightRange(const Checkpoint& checkpoint,
                               const ModelDefinition& model,
                               const Placement& placement) {
-  if (!placement.weight_dtype || *placement.weight_dtype == DType::kFloat32)
+  if (!placement.device.weights || *placement.device.weights == DType::kFloat32)
     return absl::OkStatus();
   for (const std::string& name : model.matrices) {
     RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
-    if (tensor.dtype == *placement.weight_dtype) continue;
-    const absl::Status status = CheckFiniteAs(*placement.weight_dtype, tensor,
+    if (tensor.dtype == *placement.device.weights) continue;
+    const absl::Status status = CheckFiniteAs(*placement.device.weights, tensor,
                                               name, checkpoint.FileOf(name));
     if (!status.ok()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--dtype is ", Name(*placement.weight_dtype), ": ",
+          absl::StrCat("--dtype is ", Name(*placement.device.weights), ": ",
                        status.message()));
     }
   }

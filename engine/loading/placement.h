@@ -2,29 +2,23 @@
 #define RECURVE_ENGINE_LOADING_PLACEMENT_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/dtype.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/loading/model_options.h"
-#include "engine/models/config.h"
-#include "kernels/tpa/tpa_layout.h"
+#include "engine/models/model_definition.h"
+#include "engine/program/device.h"
 
 namespace recurve {
 
 // The device of a model and the types of its memory.
 struct Placement {
-  bool cuda = false;
+  Device device;            // with the types chosen
   std::string description;  // the device chosen, and why, in words
   int64_t free_bytes = 0;   // on the GPU
   bool integrated = false;  // shares its memory with the host
-  bool hopper = false;      // TpaDevice::hopper
-  std::optional<DType> weight_dtype;
-  DType kv_dtype = DType::kFloat32;
-  TpaPageOrder page_order = TpaPageOrder::kPlain;
 };
 
 // The placement that follows from the options alone. InvalidArgument names the

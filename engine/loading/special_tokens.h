@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/models/config.h"
+#include "engine/models/model_definition.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace recurve {

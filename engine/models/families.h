@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/models/config.h"
+#include "engine/models/model_definition.h"
 
 namespace recurve {
 

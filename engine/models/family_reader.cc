@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/check_finite.h"
+#include "engine/models/glu/gated_unit.h"
 
 namespace recurve {
 
@@ -172,6 +174,16 @@ absl::Status RequireBool(const JsonObject& object, const std::string& key,
                           value ? "true" : "false", " is supported"));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const LayerPart>> ReadGatedUnit(
+    const GatedUnitNames& names, Activation activation, int64_t inner,
+    int64_t hidden, TensorReader& tensors) {
+  GatedUnit::Tensors t;
+  RECURVE_ASSIGN_OR_RETURN(t.w1, tensors.Read(names.w1, {inner, hidden}));
+  RECURVE_ASSIGN_OR_RETURN(t.w2, tensors.Read(names.w2, {inner, hidden}));
+  RECURVE_ASSIGN_OR_RETURN(t.w3, tensors.Read(names.w3, {hidden, inner}));
+  return std::make_shared<GatedUnit>(activation, std::move(t));
 }
 
 }  // namespace recurve

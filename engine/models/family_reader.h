@@ -2,6 +2,7 @@
 #define RECURVE_ENGINE_MODELS_FAMILY_READER_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/models/config.h"
+#include "engine/models/model_definition.h"
 
 namespace recurve {
 
@@ -81,6 +82,14 @@ absl::Status ReadHead(const Checkpoint& checkpoint,
 // The key, if present, must have this value: the reader supports no other.
 absl::Status RequireBool(const JsonObject& object, const std::string& key,
                          bool value);
+
+// The names of a gated linear unit's matrices.
+struct GatedUnitNames {
+  std::string w1, w2, w3;
+};
+absl::StatusOr<std::shared_ptr<const LayerPart>> ReadGatedUnit(
+    const GatedUnitNames& names, Activation activation, int64_t inner,
+    int64_t hidden, TensorReader& tensors);
 
 }  // namespace recurve
 

@@ -1,11 +1,14 @@
 // Recurve's own checkpoint format; described in docs/model-format.md.
 
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "engine/models/families.h"
 #include "engine/models/family_reader.h"
+#include "engine/models/linear/linear_layer.h"
+#include "engine/models/tpa/tpa_layer.h"
 
 namespace recurve {
 namespace {
@@ -95,13 +98,13 @@ absl::StatusOr<FactorTensors> ReadFactors(const std::string& prefix,
   return factors;
 }
 
-absl::StatusOr<TpaLayer> ReadTpa(const JsonObject& object,
-                                 const std::string& prefix, int64_t hidden,
-                                 double norm_eps, TensorReader& tensors) {
+absl::StatusOr<TpaDefinition> ReadTpa(const JsonObject& object,
+                                      const std::string& prefix, int64_t hidden,
+                                      double norm_eps, TensorReader& tensors) {
   RECURVE_RETURN_IF_ERROR(object.CheckNoUnknownKeys(
       {"mixer", "num_heads", "head_dim", "value_dim", "q_rank", "kv_rank",
        "position", "factor_activation", "head_norm"}));
-  TpaLayer layer;
+  TpaDefinition layer;
   TpaShape& s = layer.config.shape;
   RECURVE_ASSIGN_OR_RETURN(s.num_heads, object.Int("num_heads", 1, 1024));
   RECURVE_ASSIGN_OR_RETURN(s.head_dim, object.Int("head_dim", 1, 1024));
@@ -195,11 +198,11 @@ absl::StatusOr<LinearConfig> ReadLinearConfig(const JsonObject& object) {
   return c;
 }
 
-absl::StatusOr<LinearLayer> ReadLinear(const JsonObject& object,
-                                       const std::string& prefix,
-                                       int64_t hidden, double norm_eps,
-                                       TensorReader& tensors) {
-  LinearLayer layer;
+absl::StatusOr<LinearDefinition> ReadLinear(const JsonObject& object,
+                                            const std::string& prefix,
+                                            int64_t hidden, double norm_eps,
+                                            TensorReader& tensors) {
+  LinearDefinition layer;
   RECURVE_ASSIGN_OR_RETURN(layer.config, ReadLinearConfig(object));
   const int64_t keys = layer.config.num_heads * layer.config.head_dim;
   const int64_t values = layer.config.num_heads * layer.config.value_dim;
@@ -234,25 +237,24 @@ absl::StatusOr<LinearLayer> ReadLinear(const JsonObject& object,
   return layer;
 }
 
-absl::StatusOr<LayerDefinition> ReadLayer(const JsonObject& object,
-                                          int64_t index,
-                                          const ModelDefinition& model,
-                                          double norm_eps,
-                                          TensorReader& tensors) {
+absl::StatusOr<LayerDefinition> ReadLayer(
+    const JsonObject& object, int64_t index, const ModelDefinition& model,
+    Activation activation, double norm_eps, TensorReader& tensors) {
   const std::string prefix = absl::StrCat("model.layers.", index, ".");
   const int64_t hidden = model.hidden_size;
-  const int64_t inner = model.intermediate_size;
   LayerDefinition layer;
   RECURVE_ASSIGN_OR_RETURN(const std::string mixer,
                            object.StringOneOf("mixer", {"tpa", "linear"}));
   if (mixer == "tpa") {
     RECURVE_ASSIGN_OR_RETURN(
-        layer.mixer,
+        TpaDefinition tpa,
         ReadTpa(object, prefix + "token_mixer.", hidden, norm_eps, tensors));
+    layer.mixer = std::make_shared<TpaLayer>(std::move(tpa));
   } else {
     RECURVE_ASSIGN_OR_RETURN(
-        layer.mixer,
+        LinearDefinition linear,
         ReadLinear(object, prefix + "token_mixer.", hidden, norm_eps, tensors));
+    layer.mixer = std::make_shared<LinearLayer>(std::move(linear));
   }
   RECURVE_ASSIGN_OR_RETURN(
       layer.token_norm,
@@ -261,12 +263,10 @@ absl::StatusOr<LayerDefinition> ReadLayer(const JsonObject& object,
       layer.channel_norm,
       ReadRmsNorm(prefix + "channel_norm.weight", hidden, norm_eps, tensors));
   const std::string glu = prefix + "channel_mixer.";
-  RECURVE_ASSIGN_OR_RETURN(layer.w1,
-                           tensors.Read(glu + "w1.weight", {inner, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(layer.w2,
-                           tensors.Read(glu + "w2.weight", {inner, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(layer.w3,
-                           tensors.Read(glu + "w3.weight", {hidden, inner}));
+  RECURVE_ASSIGN_OR_RETURN(
+      layer.feed_forward,
+      ReadGatedUnit({glu + "w1.weight", glu + "w2.weight", glu + "w3.weight"},
+                    activation, model.intermediate_size, hidden, tensors));
   return layer;
 }
 
@@ -297,7 +297,7 @@ absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint,
   RECURVE_ASSIGN_OR_RETURN(const double norm_eps,
                            config.DoubleOr("rms_norm_eps", 1e-5, 0, 1));
   RECURVE_ASSIGN_OR_RETURN(
-      model.channel_activation,
+      const Activation activation,
       ReadActivation(config, "hidden_act", kPointwise, "silu"));
   RECURVE_ASSIGN_OR_RETURN(
       model.max_position_embeddings,
@@ -320,8 +320,9 @@ absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint,
                                " entries; num_hidden_layers is ", num_layers));
   }
   for (int64_t i = 0; i < num_layers; ++i) {
-    RECURVE_ASSIGN_OR_RETURN(LayerDefinition layer,
-                             ReadLayer(layers[i], i, model, norm_eps, tensors));
+    RECURVE_ASSIGN_OR_RETURN(
+        LayerDefinition layer,
+        ReadLayer(layers[i], i, model, activation, norm_eps, tensors));
     model.layers.push_back(std::move(layer));
   }
   RECURVE_ASSIGN_OR_RETURN(model.final_norm,

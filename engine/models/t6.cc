@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,8 @@
 #include "engine/checkpoint/quote.h"
 #include "engine/models/families.h"
 #include "engine/models/family_reader.h"
+#include "engine/models/linear/linear_layer.h"
+#include "engine/models/tpa/tpa_layer.h"
 
 namespace recurve {
 namespace {
@@ -248,7 +251,7 @@ absl::StatusOr<LayerDefinition> ReadLayer(int64_t index,
                            tensors.Read(prefix + "attn.c_proj.weight",
                                         {hidden, s.num_heads * s.head_dim}));
   if (attention.variant.linear_attention) {
-    LinearLayer mixer;
+    LinearDefinition mixer;
     mixer.config.num_heads = s.num_heads;
     mixer.config.head_dim = s.head_dim;
     mixer.config.value_dim = s.value_dim;
@@ -258,19 +261,19 @@ absl::StatusOr<LayerDefinition> ReadLayer(int64_t index,
     mixer.config.log_decay.assign(s.num_heads, 0.0);
     mixer.tensors = {std::move(q), std::move(k), std::move(v), {}, {}, out};
     mixer.norm = std::move(norm);
-    layer.mixer = std::move(mixer);
+    layer.mixer = std::make_shared<LinearLayer>(std::move(mixer));
   } else {
-    layer.mixer = TpaLayer{{s, attention.position, Activation::kNone},
-                           {std::move(q), std::move(k), std::move(v), out},
-                           std::move(norm)};
+    layer.mixer = std::make_shared<TpaLayer>(
+        TpaDefinition{{s, attention.position, Activation::kNone},
+                      {std::move(q), std::move(k), std::move(v), out},
+                      std::move(norm)});
   }
   const std::string mlp = prefix + "mlp.";
-  RECURVE_ASSIGN_OR_RETURN(layer.w1,
-                           tensors.Read(mlp + "c_fc1.weight", {inner, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(layer.w2,
-                           tensors.Read(mlp + "c_fc2.weight", {inner, hidden}));
   RECURVE_ASSIGN_OR_RETURN(
-      layer.w3, tensors.Read(mlp + "c_proj.weight", {hidden, inner}));
+      layer.feed_forward,
+      ReadGatedUnit(
+          {mlp + "c_fc1.weight", mlp + "c_fc2.weight", mlp + "c_proj.weight"},
+          Activation::kSilu, inner, hidden, tensors));
   return layer;
 }
 

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "engine/models/families.h"
 #include "engine/models/family_reader.h"
+#include "engine/models/linear/linear_layer.h"
+#include "engine/models/tpa/tpa_layer.h"
+#include "engine/models/tpe/tpe_layer.h"
 
 namespace recurve {
 namespace {
@@ -142,13 +146,13 @@ std::vector<int32_t> PadWithZeros(int64_t vectors, int64_t dim) {
   return order;
 }
 
-absl::StatusOr<TpaLayer> ReadTpa(const Common& common, int64_t num_heads,
-                                 const std::string& position_prefix,
-                                 bool position_by_default,
-                                 const std::string& prefix,
-                                 TensorReader& tensors) {
+absl::StatusOr<TpaDefinition> ReadTpa(const Common& common, int64_t num_heads,
+                                      const std::string& position_prefix,
+                                      bool position_by_default,
+                                      const std::string& prefix,
+                                      TensorReader& tensors) {
   const JsonObject& config = common.config;
-  TpaLayer layer;
+  TpaDefinition layer;
   TpaShape& s = layer.config.shape;
   s.num_heads = num_heads;
   RECURVE_ASSIGN_OR_RETURN(int64_t dim, config.IntOr("head_dim", -1, -1, 1024));
@@ -191,13 +195,13 @@ absl::StatusOr<TpaLayer> ReadTpa(const Common& common, int64_t num_heads,
 }
 
 // Projections, gate and norm, which linear_attn and tnl_attn share.
-absl::StatusOr<LinearLayer> ReadLinearLayer(const Common& common,
-                                            LinearConfig linear,
-                                            const std::string& prefix,
-                                            TensorReader& tensors) {
+absl::StatusOr<LinearDefinition> ReadLinearLayer(const Common& common,
+                                                 LinearConfig linear,
+                                                 const std::string& prefix,
+                                                 TensorReader& tensors) {
   const JsonObject& config = common.config;
   const int64_t c = common.hidden;
-  LinearLayer layer;
+  LinearDefinition layer;
   RECURVE_ASSIGN_OR_RETURN(const bool gated,
                            config.BoolOr("use_output_gate", true));
   RECURVE_ASSIGN_OR_RETURN(const std::string norm_type,
@@ -244,7 +248,7 @@ absl::StatusOr<LinearConfig> HeadsOf(const Common& common,
   return linear;
 }
 
-absl::StatusOr<LinearLayer> ReadLinearAttention(
+absl::StatusOr<LinearDefinition> ReadLinearAttention(
     const Common& common, const std::string& heads_key,
     const std::string& position_prefix, bool position_by_default,
     const std::string& prefix, TensorReader& tensors) {
@@ -270,10 +274,10 @@ absl::StatusOr<LinearLayer> ReadLinearAttention(
   return ReadLinearLayer(common, std::move(linear), prefix, tensors);
 }
 
-absl::StatusOr<LinearLayer> ReadTnl(const Common& common, int64_t index,
-                                    const std::string& heads_key,
-                                    const std::string& prefix,
-                                    TensorReader& tensors) {
+absl::StatusOr<LinearDefinition> ReadTnl(const Common& common, int64_t index,
+                                         const std::string& heads_key,
+                                         const std::string& prefix,
+                                         TensorReader& tensors) {
   const JsonObject& config = common.config;
   RECURVE_RETURN_IF_ERROR(RequireBool(config, "use_initial_state", false));
   RECURVE_ASSIGN_OR_RETURN(LinearConfig linear, HeadsOf(common, heads_key));
@@ -376,22 +380,21 @@ absl::Status ReadMixers(const Common& common, const std::string& model_type,
       RECURVE_ASSIGN_OR_RETURN(const int64_t num_heads,
                                config.IntOr(heads_key, 8, 1, 1024));
       RECURVE_ASSIGN_OR_RETURN(
-          layer.mixer, ReadTpa(common, num_heads, tpa_position,
-                               tpa_position_by_default, prefix, tensors));
+          TpaDefinition tpa, ReadTpa(common, num_heads, tpa_position,
+                                     tpa_position_by_default, prefix, tensors));
+      layer.mixer = std::make_shared<TpaLayer>(std::move(tpa));
     } else {
       if (hybrid) {
         tpa_position = "linear_";
         tpa_position_by_default = false;
       }
-      if (types[i] == "tnl_attn") {
-        RECURVE_ASSIGN_OR_RETURN(
-            layer.mixer, ReadTnl(common, i, heads_key, prefix, tensors));
-      } else {
-        RECURVE_ASSIGN_OR_RETURN(
-            layer.mixer,
-            ReadLinearAttention(common, heads_key, hybrid ? "linear_" : "",
-                                !hybrid, prefix, tensors));
-      }
+      RECURVE_ASSIGN_OR_RETURN(
+          LinearDefinition linear,
+          types[i] == "tnl_attn"
+              ? ReadTnl(common, i, heads_key, prefix, tensors)
+              : ReadLinearAttention(common, heads_key, hybrid ? "linear_" : "",
+                                    !hybrid, prefix, tensors));
+      layer.mixer = std::make_shared<LinearLayer>(std::move(linear));
     }
     model.layers.push_back(std::move(layer));
   }
@@ -399,10 +402,9 @@ absl::Status ReadMixers(const Common& common, const std::string& model_type,
 }
 
 // Reads norms and channel mixers into the layers, whose token mixers are set.
-absl::Status ReadLayers(const Common& common, TensorReader& tensors,
-                        ModelDefinition& model) {
+absl::Status ReadLayers(const Common& common, Activation activation,
+                        TensorReader& tensors, ModelDefinition& model) {
   const int64_t c = common.hidden;
-  const int64_t inner = model.intermediate_size;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     LayerDefinition& layer = model.layers[i];
     const std::string prefix = absl::StrCat("model.layers.", i, ".");
@@ -413,12 +415,10 @@ absl::Status ReadLayers(const Common& common, TensorReader& tensors,
                              ReadNorm(common, common.norm_type,
                                       prefix + "channel_norm", 1, tensors));
     const std::string glu = prefix + "channel_mixer.";
-    RECURVE_ASSIGN_OR_RETURN(layer.w1,
-                             tensors.Read(glu + "w1.weight", {inner, c}));
-    RECURVE_ASSIGN_OR_RETURN(layer.w2,
-                             tensors.Read(glu + "w2.weight", {inner, c}));
-    RECURVE_ASSIGN_OR_RETURN(layer.w3,
-                             tensors.Read(glu + "w3.weight", {c, inner}));
+    RECURVE_ASSIGN_OR_RETURN(
+        layer.feed_forward,
+        ReadGatedUnit({glu + "w1.weight", glu + "w2.weight", glu + "w3.weight"},
+                      activation, model.intermediate_size, c, tensors));
   }
   RECURVE_ASSIGN_OR_RETURN(
       model.final_norm,
@@ -427,9 +427,10 @@ absl::Status ReadLayers(const Common& common, TensorReader& tensors,
 }
 
 // Queries and keys are constants there, so only their product per head matters.
-absl::StatusOr<TpeLayer> ReadTpe(const Common& common, TensorReader& tensors) {
+absl::StatusOr<TpeDefinition> ReadTpe(const Common& common,
+                                      TensorReader& tensors) {
   const JsonObject& config = common.config;
-  TpeLayer tpe;
+  TpeDefinition tpe;
   RECURVE_ASSIGN_OR_RETURN(tpe.num_heads,
                            config.IntOr("num_heads", 8, 1, 1024));
   RECURVE_ASSIGN_OR_RETURN(const int64_t dim,
@@ -523,7 +524,7 @@ absl::StatusOr<ModelDefinition> ReadXmixers(const Checkpoint& checkpoint,
   RECURVE_ASSIGN_OR_RETURN(const bool gate_linear,
                            config.BoolOr("use_gate_linear", true));
   RECURVE_ASSIGN_OR_RETURN(
-      model.channel_activation,
+      const Activation activation,
       ReadActivation(config, "channel_mixer_activation",
                      gate_linear ? kGates : kPointwise, "silu"));
   RECURVE_ASSIGN_OR_RETURN(const bool scaled,
@@ -553,11 +554,12 @@ absl::StatusOr<ModelDefinition> ReadXmixers(const Checkpoint& checkpoint,
     RECURVE_ASSIGN_OR_RETURN(const bool use_tpe,
                              config.BoolOr("use_tpe", true));
     if (use_tpe) {
-      RECURVE_ASSIGN_OR_RETURN(model.tpe, ReadTpe(common, tensors));
+      RECURVE_ASSIGN_OR_RETURN(TpeDefinition tpe, ReadTpe(common, tensors));
+      model.tpe = std::make_shared<TpeLayer>(std::move(tpe));
     }
   }
   RECURVE_RETURN_IF_ERROR(ReadMixers(common, type, tensors, model));
-  RECURVE_RETURN_IF_ERROR(ReadLayers(common, tensors, model));
+  RECURVE_RETURN_IF_ERROR(ReadLayers(common, activation, tensors, model));
   RECURVE_RETURN_IF_ERROR(tensors.Finish(model));
   return model;
 }

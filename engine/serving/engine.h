@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "engine/models/model_runner.h"
+#include "engine/program/model_runner.h"
 #include "engine/serving/admission.h"
 #include "engine/serving/event_sink.h"
 #include "engine/serving/observer.h"

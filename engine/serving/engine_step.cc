@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "engine/program/step_runs.h"
 #include "engine/serving/engine.h"
 
 namespace recurve {
@@ -356,6 +357,7 @@ absl::Status Engine::BuildBatch(const StepPlan& plan, PendingStep* step) {
               batch.page_table.begin() +
                   static_cast<int64_t>(i) * batch.page_table_stride);
   }
+  CutRuns(&batch);
   return absl::OkStatus();
 }
 

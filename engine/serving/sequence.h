@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "engine/models/step.h"
+#include "engine/program/step.h"
 #include "engine/serving/admission.h"
 #include "engine/serving/event_sink.h"
 #include "engine/serving/request.h"

@@ -278,8 +278,7 @@ cudaError_t LaunchHopper(const DecodeMatmulParams& p, cudaStream_t stream) {
 bool DecodeMatmulFuses() { return IsHopper(); }
 
 bool DecodeMatmulTakesFloats(int64_t inputs, int64_t rows) {
-  return rows <= kDecodeMatmulFloatRows &&
-         (!IsHopper() || StreamMatmulFits(inputs, rows));
+  return DecodeMatmulTakesFloats(inputs, rows, IsHopper());
 }
 
 cudaError_t LaunchDecodeMatmul(const DecodeMatmulParams& p,

@@ -7,6 +7,7 @@
 
 #include "kernels/common/activation.h"
 #include "kernels/common/weight_type.h"
+#include "kernels/matmul/decode_matmul_plan.h"
 #include "kernels/norm/norm_order.h"
 
 namespace recurve {
@@ -50,8 +51,6 @@ struct DecodeMatmulParams {
   // With `gate`: y is of `type`, as the next product takes it, not float32.
   bool y_is_half = false;
 };
-inline constexpr int64_t kDecodeMatmulInputs = 32;
-inline constexpr int64_t kDecodeMatmulFloatRows = 8;
 inline constexpr int64_t kDecodeMatmulMaxRows = 1 << 20;
 
 // Whether the current device does the operations marked "fused".

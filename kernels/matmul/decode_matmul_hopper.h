@@ -4,14 +4,11 @@
 #define RECURVE_KERNELS_MATMUL_DECODE_MATMUL_HOPPER_H_
 
 #include "kernels/matmul/decode_matmul_cuda.h"
+#include "kernels/matmul/stream_matmul_plan.h"
 
 namespace recurve {
 
-inline constexpr int kStreamRows = 8;
-
-// Whether the rows fit a block's shared memory with the ring buffer of weights.
-bool StreamMatmulFits(int64_t inputs, int64_t rows);
-// At most kStreamRows rows that fit, 16-bit or float32.
+// At most kStreamRows rows for which StreamMatmulFits, 16-bit or float32.
 cudaError_t LaunchStreamMatmul(const DecodeMatmulParams& params,
                                int multiprocessors, cudaStream_t stream);
 

@@ -101,7 +101,7 @@ static_assert(128 + 2 * 4 * kRowWords <= kExchangeRowBytes);
 // It fails next to another kernel whose blocks wait for each other, each
 // holding some of the places: another launch of this kind, or decode attention
 // of another stream. So a process runs steps of one engine at a time on a
-// device (cuda_backend.h); processes take turns as a whole; under MPS, where
+// device (cuda_executor.h); processes take turns as a whole; under MPS, where
 // they do not, this kernel is not used.
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kBlockThreads, 1)
@@ -335,7 +335,7 @@ auto KernelOf(int64_t rows) {
   }
 }
 
-constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
+constexpr int64_t kMaxShared = kProductChainSharedMemory;
 
 std::atomic<int64_t> launches{0};
 

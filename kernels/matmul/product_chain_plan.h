@@ -32,6 +32,9 @@ inline constexpr int64_t kProductChainMaxWidth = 2048;
 // product by product: every block reads all rows.)
 inline constexpr int64_t kProductChainMaxRows = 4;
 
+// Bytes of shared memory of a block on sm_90.
+inline constexpr int64_t kProductChainSharedMemory = 227 * 1024;
+
 // Steps of the copies: 16 outputs and 64 inputs.
 inline constexpr int kChainTile = 16;
 inline constexpr int kChainChunk = 64;

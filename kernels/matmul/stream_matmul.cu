@@ -16,54 +16,25 @@
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_matmul_order.h"
 #include "kernels/matmul/decode_rows.cuh"
+#include "kernels/matmul/stream_matmul_plan.h"
 
 namespace recurve {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kTileOutputs = 16;
-constexpr int kStep = 64;                             // inputs
-constexpr int kStepBytes = kTileOutputs * kStep * 2;  // of weights
-constexpr int kSumBytes = kWarps * kTileOutputs * (kStreamRows + 1) * 4;
-
-// Bytes between rows of x in shared memory: eight rows are read at a time
-// without bank conflicts.
-RECURVE_HOST_DEVICE constexpr int64_t RowBytes(int64_t inputs) {
-  return (2 * inputs + 127) / 128 * 128 + 16;
-}
-
-// An instance of the kernel. kTileWarps warps of a block have tiles, with up to
-// kStages steps in flight each; if that is fewer than all warps, one tile each.
-template <int kSplits_, int kRows_, int kTileWarps_, int kStages_>
-struct Form {
-  static constexpr int kSplits = kSplits_;  // of the inputs, one a warp; or 1
-  static constexpr int kRows = kRows_;
-  static constexpr int kTileWarps = kTileWarps_;
-  static constexpr int kStages = kStages_;
-  static constexpr bool kOneTile = kSplits > 1 || kTileWarps < kWarps;
-
-  // Stages of a warp's ring buffer: at most its number of steps.
-  RECURVE_HOST_DEVICE static constexpr int Places(int64_t inputs) {
-    const int64_t steps = (inputs + kStep - 1) / kStep;
-    const int64_t most = kOneTile ? (steps + kSplits - 1) / kSplits : kStages;
-    return most < kStages ? static_cast<int>(most) : kStages;
-  }
-  static constexpr int64_t SharedBytes(int64_t inputs, int64_t rows) {
-    return kTileWarps * Places(inputs) * kStepBytes + kSumBytes +
-           rows * RowBytes(inputs);
-  }
-};
-// With one row, the ring buffer holds nearly all of a warp's weights, for
-// matrices as wide as attention's or as tall as a channel mixer's: then none
-// have to follow after the row has arrived. Five warps with one tile each
-// suffice for 660 tiles of 16 outputs.
-constexpr int kFewWarps = 5;
-using PartsOfOneRow = Form<kDecodeMatmulMaxSplits, 1, kWarps, 10>;
-using PartsOfRows = Form<kDecodeMatmulMaxSplits, kStreamRows, kWarps, 8>;
-using FewOfOneRow = Form<1, 1, kFewWarps, 21>;
-using ManyOfOneRow = Form<1, 1, kWarps, 8>;
-using ManyOfRows = Form<1, kStreamRows, kWarps, 8>;
+using stream_matmul::FewOfOneRow;
+using stream_matmul::kFewWarps;
+using stream_matmul::kMaxShared;
+using stream_matmul::kStep;
+using stream_matmul::kStepBytes;
+using stream_matmul::kSumBytes;
+using stream_matmul::kThreads;
+using stream_matmul::kTileOutputs;
+using stream_matmul::kWarps;
+using stream_matmul::ManyOfOneRow;
+using stream_matmul::ManyOfRows;
+using stream_matmul::PartsOfOneRow;
+using stream_matmul::PartsOfRows;
+using stream_matmul::RowBytes;
 
 // One normalised row of up to kColumns columns: each thread keeps its own.
 // Weights of the norm do not wait for the previous kernel.
@@ -437,8 +408,6 @@ cudaError_t Launch(const DecodeMatmulParams& p, int multiprocessors,
                          bytes, stream, p);
 }
 
-constexpr int64_t kMaxShared = 227 * 1024;  // of a block on sm_90
-
 template <typename S>
 bool Fits(const DecodeMatmulParams& p) {
   return p.rows <= S::kRows && S::SharedBytes(p.inputs, p.rows) <= kMaxShared;
@@ -463,11 +432,6 @@ cudaError_t LaunchTyped(const DecodeMatmulParams& p, int multiprocessors,
 static_assert(kWarps == kDecodeMatmulMaxSplits);
 
 }  // namespace
-
-bool StreamMatmulFits(int64_t inputs, int64_t rows) {
-  return rows <= kStreamRows &&
-         ManyOfRows::SharedBytes(inputs, rows) <= kMaxShared;
-}
 
 cudaError_t LaunchStreamMatmul(const DecodeMatmulParams& p, int multiprocessors,
                                cudaStream_t stream) {

@@ -212,7 +212,7 @@ TEST(StartupTest, TheCapacityIsLoggedBeforeWeightsAreLoaded) {
        {"info device: cpu, by --device cpu",
         "info capacity: 32 sequences of up to 2560 tokens; 40 pages of 64 "
         "tokens (2176 bytes a token), 393216 bytes of state a sequence\n",
-        "info memory: at least 29363200 (28.0 MiB): weights 10677248 (10.2 "
+        "info memory: at least 29378624 (28.0 MiB): weights 10692672 (10.2 "
         "MiB), pages 5709824 (5.4 MiB), states 12976128 (12.4 MiB)\n",
         "warning max_model_len is 2560 and not the model's 8192"}) {
     EXPECT_LT(log.find(line), loaded) << line << "\n" << log;

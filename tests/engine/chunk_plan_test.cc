@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "engine/loading/model_loader.h"
-#include "engine/models/decoder.h"
+#include "engine/models/emit.h"
 #include "engine/models/registry.h"
 #include "engine/serving/engine.h"
 #include "gmock/gmock.h"
@@ -14,8 +14,7 @@
 namespace recurve {
 namespace {
 
-// With CUDA only.
-[[maybe_unused]] constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 class ChunkPlanTest : public testing::Test {
  protected:
@@ -31,19 +30,18 @@ class ChunkPlanTest : public testing::Test {
   std::string path() const { return folder_.path() + "/model"; }
 
   // Plans for the model on that GPU; no GPU is needed.
-  absl::Status Plan(const Placement& placement) {
+  absl::Status Plan(const Device& device) {
     tiny_.Write(path());
     const auto checkpoint = Checkpoint::Open(path());
     if (!checkpoint.ok()) return checkpoint.status();
     const auto model = ReadModelShape(*checkpoint, {});
     if (!model.ok()) return model.status();
-    const auto multiple = PlanChunkMultiple(*checkpoint, *model, placement);
-    if (!multiple.ok()) return multiple.status();
-    multiple_ = *multiple;
-    return PlanChunks(*checkpoint, *model, placement, &engine_);
+    const auto plan = Lower(Emit(*model), device);
+    multiple_ = plan.chunk_multiple;
+    return PlanChunks(plan, &engine_);
   }
-  int64_t Multiple(const Placement& placement) {
-    const absl::Status status = Plan(placement);
+  int64_t Multiple(const Device& device) {
+    const absl::Status status = Plan(device);
     EXPECT_TRUE(status.ok()) << status;
     return multiple_;
   }
@@ -61,28 +59,28 @@ TEST_F(ChunkPlanTest, OnTheCpuChunksEndAnywhere) {
   EXPECT_EQ(Multiple({}), 1);
 }
 
-#ifdef RECURVE_HAVE_CUDA
-Placement Hopper() {
-  Placement placement;
-  placement.cuda = placement.hopper = true;
-  return placement;
+Device Hopper() {
+  Device device;
+  device.gpu = device.hopper = true;
+  device.pages = DType::kBFloat16;
+  return device;
 }
 
-TEST_F(ChunkPlanTest, OnHopperByWhatTheBackendWillChoose) {
+TEST_F(ChunkPlanTest, OnHopperByTheTypeOfTheMatrices) {
   EXPECT_EQ(Multiple(Hopper()), 64);
-  Placement other = Hopper();
+  Device other = Hopper();
   other.hopper = false;
   EXPECT_EQ(Multiple(other), 1);
-  Placement finer = Hopper();
-  finer.weight_dtype = DType::kFloat32;
+  Device finer = Hopper();
+  finer.weights = DType::kFloat32;
   EXPECT_EQ(Multiple(finer), 1);
   // The embedding is not multiplied; one matrix that is makes them mixed.
   tiny_.tensors["model.embed_tokens.weight"].dtype = DType::kFloat32;
   EXPECT_EQ(Multiple(Hopper()), 64);
   tiny_.tensors["lm_head.weight"].dtype = DType::kFloat32;
   EXPECT_EQ(Multiple(Hopper()), 1);
-  Placement chosen = Hopper();
-  chosen.weight_dtype = DType::kBFloat16;
+  Device chosen = Hopper();
+  chosen.weights = DType::kBFloat16;
   EXPECT_EQ(Multiple(chosen), 64);
   // Without linear attention there is nothing to compute by chunks.
   tiny_.config["layers"].erase(1);
@@ -116,7 +114,6 @@ TEST_F(ChunkPlanTest, AWholePromptHasAMultipleAtLeast) {
   ASSERT_TRUE(Plan(Hopper()).ok());
   EXPECT_EQ(engine_.max_chunk_tokens, 64);
 }
-#endif
 
 TEST_F(ChunkPlanTest, AChunkIsAStepIfNobodySays) {
   engine_.max_chunk_tokens = 0;

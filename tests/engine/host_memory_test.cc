@@ -97,25 +97,25 @@ TEST_F(HostMemoryTest, ControlGroupsOfVersion1) {
 }
 
 TEST(CheckHostMemoryTest, NamesWhatTakesTheMost) {
-  HostNeeds needs = {90, 2000, 3000, 10, 20, 30, "--kv-pages is 20"};
-  EXPECT_TRUE(CheckHostMemory(needs, {5100, false}).ok());
+  HostNeeds needs = {90, 2000, 3000, 10, 20, 30, 5, "--kv-pages is 20"};
+  EXPECT_TRUE(CheckHostMemory(needs, {5105, false}).ok());
   const auto message = [&](HostMemory memory) {
     const absl::Status status = CheckHostMemory(needs, memory);
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
     return std::string(status.message());
   };
   EXPECT_EQ(
-      message({5099, false}),
-      "--max-num-seqs is 30; the host has 5099 bytes of memory, and "
-      "the model needs 5100: 90 for weights, 2000 for 20 pages of the factor "
-      "cache, 3000 for the state of 30 sequences and 10 for sampling "
-      "(lower --max-num-seqs, --kv-pool-bytes, --kv-pages or "
-      "--num-threads)");
+      message({5104, false}),
+      "--max-num-seqs is 30; the host has 5104 bytes of memory, and "
+      "the model needs 5105: 90 for weights, 2000 for 20 pages of the factor "
+      "cache, 3000 for the state of 30 sequences, 10 for sampling and 5 for "
+      "the activations of a step (lower --max-num-seqs, --kv-pool-bytes, "
+      "--kv-pages, --max-num-batched-tokens or --num-threads)");
   needs.state = 1000;
   EXPECT_THAT(message({3099, true}),
               testing::StartsWith("--kv-pages is 20; the control group (of a "
                                   "container, say) leaves 3099 bytes"));
-  needs = {90, 2000, 1000, 1010, 20, 30, "--kv-pages is 20"};
+  needs = {90, 2000, 1000, 1010, 20, 30, 0, "--kv-pages is 20"};
   EXPECT_THAT(message({4099, false}),
               testing::StartsWith("--max-num-seqs is 30; "));
   // No option helps.

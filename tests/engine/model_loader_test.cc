@@ -9,8 +9,9 @@
 #include <utility>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/cpu/cpu_backend.h"
+#include "engine/cpu/cpu_executor.h"
 #include "engine/models/decoder.h"
+#include "engine/models/emit.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
@@ -344,9 +345,9 @@ TEST_F(ModelLoaderTest, SwapBytesThatTheHostDoesNotHaveAreRefused) {
 }
 
 // A host whose memory is used up, or of which no more can be page-locked.
-class FullHost : public CpuBackend {
+class FullHost : public CpuExecutor {
  public:
-  using CpuBackend::CpuBackend;
+  using CpuExecutor::CpuExecutor;
   absl::Status AllocateHost(int32_t /*num_blocks*/,
                             int64_t /*block_bytes*/) override {
     return status;
@@ -360,11 +361,12 @@ TEST_F(ModelLoaderTest, SwapBytesThatAreADefaultMayBeMoreThanTheHostHas) {
   const auto model = ReadModel(*checkpoint, {});
   ASSERT_TRUE(model.ok()) << model.status();
   const auto load = [&](absl::Status status, bool required) {
-    auto backend = std::make_unique<FullHost>(
-        CpuBackend::Options{/*weight_dtype=*/std::nullopt, /*max_tokens=*/8},
-        std::make_unique<ThreadPool>(1));
-    backend->status = std::move(status);
-    return Decoder::Load(*model, std::move(backend), /*num_pages=*/4,
+    const Program program = Emit(*model);
+    auto executor = std::make_unique<FullHost>(program, Lower(program, {}),
+                                               /*max_tokens=*/8,
+                                               std::make_unique<ThreadPool>(1));
+    executor->status = std::move(status);
+    return Decoder::Load(*model, std::move(executor), /*num_pages=*/4,
                          /*num_slots=*/2, /*swap_bytes=*/1 << 20, required);
   };
   const absl::Status full = absl::ResourceExhaustedError("the host is full");

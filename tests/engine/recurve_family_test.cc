@@ -9,7 +9,9 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/loading/model_loader.h"
+#include "engine/models/linear/linear_layer.h"
 #include "engine/models/registry.h"
+#include "engine/models/tpa/tpa_layer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
@@ -24,6 +26,17 @@ using nlohmann::json;
 using testing::SizeIs;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+const TpaConfig& Tpa(const ModelDefinition& model, size_t layer) {
+  return dynamic_cast<const TpaLayer&>(*model.layers[layer].mixer)
+      .definition()
+      .config;
+}
+const LinearConfig& Linear(const ModelDefinition& model, size_t layer) {
+  return dynamic_cast<const LinearLayer&>(*model.layers[layer].mixer)
+      .definition()
+      .config;
+}
+
 constexpr char kMixer1[] = "model.layers.1.token_mixer.";
 
 class RecurveFamilyTest : public testing::Test {
@@ -100,14 +113,13 @@ TEST_F(RecurveFamilyTest, ReadsEveryKey) {
   EXPECT_EQ(model->bos_token_id, 256);
   EXPECT_THAT(model->eos_token_ids, testing::ElementsAre(257));
   ASSERT_THAT(model->layers, SizeIs(2));
-  const TpaConfig& tpa = std::get<TpaLayer>(model->layers[0].mixer).config;
+  const TpaConfig& tpa = Tpa(*model, 0);
   EXPECT_EQ(tpa.shape.q_rank, 3);
   EXPECT_EQ(tpa.shape.kv_rank, 2);
   EXPECT_EQ(tpa.shape.value_dim, 8);
   EXPECT_EQ(tpa.position.type, LrpeType::kRotate);
   EXPECT_THAT(tpa.position.theta, SizeIs(4));
-  const LinearConfig& linear =
-      std::get<LinearLayer>(model->layers[1].mixer).config;
+  const LinearConfig& linear = Linear(*model, 1);
   EXPECT_EQ(linear.head_dim, 6);
   EXPECT_EQ(linear.value_dim, 8);
   EXPECT_EQ(linear.k_activation, Activation::kSilu);
@@ -161,8 +173,7 @@ TEST_F(RecurveFamilyTest, ALinearLayerMayLookAtThePromptAsAWhole) {
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     const auto model = ReadModel(*checkpoint);
     ASSERT_TRUE(model.ok()) << model.status();
-    EXPECT_EQ(std::get<LinearLayer>(model->layers[1].mixer).config.causal,
-              causal);
+    EXPECT_EQ(Linear(*model, 1).causal, causal);
   }
 }
 

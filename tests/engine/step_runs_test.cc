@@ -1,4 +1,4 @@
-#include "engine/models/step_runs.h"
+#include "engine/program/step_runs.h"
 
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 // A letter for each token: S of a step, P of a prompt, A the first of what was
-// appended together. One string a sequence.
+// appended together; Q and B the same of a short prompt. One string a sequence.
 StepBatch Batch(const std::vector<std::string>& sequences) {
   StepBatch batch;
   batch.query_start.push_back(0);
@@ -22,6 +22,8 @@ StepBatch Batch(const std::vector<std::string>& sequences) {
       batch.tokens.push_back(0);
       batch.kinds.push_back(c == 'S'   ? TokenKind::kStep
                             : c == 'A' ? TokenKind::kPromptStart
+                            : c == 'B' ? TokenKind::kShortPromptStart
+                            : c == 'Q' ? TokenKind::kShortPrompt
                                        : TokenKind::kPrompt);
     }
     batch.query_start.push_back(static_cast<int32_t>(batch.tokens.size()));
@@ -30,45 +32,63 @@ StepBatch Batch(const std::vector<std::string>& sequences) {
   return batch;
 }
 
+constexpr TokenKind kS = TokenKind::kStep;
+constexpr TokenKind kP = TokenKind::kPrompt;
+
+std::vector<StepRun> Runs(StepBatch batch) {
+  CutRuns(&batch);
+  return batch.runs;
+}
+
 TEST(StepRunsTest, CutsAtSequencesKindsAndCommands) {
-  EXPECT_THAT(StepRuns(Batch({})), IsEmpty());
-  EXPECT_THAT(StepRuns(Batch({"S", "S", "PP", "APP"})),
-              ElementsAre(StepRun{0, true, 0, 1}, StepRun{1, true, 1, 2},
-                          StepRun{2, false, 2, 4}, StepRun{3, false, 4, 7}));
-  EXPECT_THAT(StepRuns(Batch({"PPAPSSAP"})),
-              ElementsAre(StepRun{0, false, 0, 2}, StepRun{0, false, 2, 4},
-                          StepRun{0, true, 4, 6}, StepRun{0, false, 6, 8}));
+  EXPECT_THAT(Runs(Batch({})), IsEmpty());
+  EXPECT_THAT(Runs(Batch({"S", "S", "PP", "APP"})),
+              ElementsAre(StepRun{0, kS, 0, 1}, StepRun{1, kS, 1, 2},
+                          StepRun{2, kP, 2, 4}, StepRun{3, kP, 4, 7}));
+  EXPECT_THAT(Runs(Batch({"PPAPSSAP"})),
+              ElementsAre(StepRun{0, kP, 0, 2}, StepRun{0, kP, 2, 4},
+                          StepRun{0, kS, 4, 6}, StepRun{0, kP, 6, 8}));
+}
+
+TEST(StepRunsTest, TellsShortPromptsApart) {
+  EXPECT_THAT(Runs(Batch({"BQ", "QQS", "BQBQAP"})),
+              ElementsAre(StepRun{0, TokenKind::kShortPrompt, 0, 2},
+                          StepRun{1, TokenKind::kShortPrompt, 2, 4},
+                          StepRun{1, kS, 4, 5},
+                          StepRun{2, TokenKind::kShortPrompt, 5, 7},
+                          StepRun{2, TokenKind::kShortPrompt, 7, 9},
+                          StepRun{2, kP, 9, 11}));
 }
 
 TEST(StepRunsTest, WithoutKindsEachSequenceIsOnePrompt) {
   StepBatch batch = Batch({"SS", "PAS"});
   batch.kinds.clear();
-  EXPECT_THAT(StepRuns(batch),
-              ElementsAre(StepRun{0, false, 0, 2}, StepRun{1, false, 2, 5}));
+  EXPECT_THAT(Runs(batch),
+              ElementsAre(StepRun{0, kP, 0, 2}, StepRun{1, kP, 2, 5}));
 }
 
 TEST(StepRunsTest, WholePromptsBeginAtPositionZero) {
   StepBatch batch = Batch({"S", "APPSS", "APP", "PPA", "AS"});
   batch.positions = {0, 0, 1, 2, 3, 4, 9, 10, 11, 7, 8, 9, 0, 1};
-  EXPECT_THAT(WholePromptRows(batch, StepRuns(batch)),
-              ElementsAre(0, 3, 0, 0, 1));
+  CutRuns(&batch);
+  EXPECT_THAT(WholePromptRows(batch), ElementsAre(0, 3, 0, 0, 1));
 }
 
 TEST(StepRunsTest, GroupsFollowEachOtherInTheStepAndInEachSequence) {
   EXPECT_THAT(RunGroups({}), IsEmpty());
   const std::vector<StepRun> runs =
-      StepRuns(Batch({"S", "S", "PPP", "PS", "AP", "SAA"}));
+      Runs(Batch({"S", "S", "PPP", "PS", "AP", "SAA"}));
   EXPECT_THAT(
       RunGroups(runs),
-      ElementsAre(ElementsAre(StepRun{0, true, 0, 1}, StepRun{1, true, 1, 2}),
-                  ElementsAre(StepRun{2, false, 2, 5}, StepRun{3, false, 5, 6}),
+      ElementsAre(ElementsAre(StepRun{0, kS, 0, 1}, StepRun{1, kS, 1, 2}),
+                  ElementsAre(StepRun{2, kP, 2, 5}, StepRun{3, kP, 5, 6}),
                   // Behind the gap that the rest of sequence 3 leaves.
-                  ElementsAre(StepRun{4, false, 7, 9}),
-                  ElementsAre(StepRun{5, true, 9, 10}),
+                  ElementsAre(StepRun{4, kP, 7, 9}),
+                  ElementsAre(StepRun{5, kS, 9, 10}),
                   // The second runs, then the third.
-                  ElementsAre(StepRun{3, true, 6, 7}),
-                  ElementsAre(StepRun{5, false, 10, 11}),
-                  ElementsAre(StepRun{5, false, 11, 12})));
+                  ElementsAre(StepRun{3, kS, 6, 7}),
+                  ElementsAre(StepRun{5, kP, 10, 11}),
+                  ElementsAre(StepRun{5, kP, 11, 12})));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "engine/cuda/tpa_launches.h"
+#include "engine/models/tpa/tpa_launches.h"
 
 #include <algorithm>
 #include <bit>
@@ -25,7 +25,8 @@ class Step {
  public:
   void Add(int32_t sequence, bool step, int64_t count, int64_t length) {
     const int64_t begin = num_tokens();
-    runs_.push_back({sequence, step, begin, begin + count});
+    runs_.push_back({sequence, step ? TokenKind::kStep : TokenKind::kPrompt,
+                     begin, begin + count});
     for (int64_t i = 0; i < count; ++i)
       batch_.positions.push_back(length - count + i);
   }
@@ -186,7 +187,7 @@ void ExpectAllRowsOnce(const Step& step, const TpaStepLimits& limits) {
     int64_t context = 0;
     for (int64_t r = 0; r < launch.rows; ++r) {
       const StepRun& run = step.runs()[launch.first + r];
-      if (run.step) continue;
+      if (run.step()) continue;
       tokens += run.count();
       context += step.batch().positions[run.end - 1] + 1;
       for (int64_t i = run.begin; i < run.end; ++i) ++seen[i];
@@ -211,13 +212,16 @@ TEST(TpaLaunchesTest, RunsOfStepsAreCutIntoRows) {
   ASSERT_EQ(pieces.size(), 3u);
   EXPECT_EQ(pieces[0].tokens, 1);
   EXPECT_THAT(pieces[0].rows,
-              ElementsAre(StepRun{0, true, 0, 1}, StepRun{3, true, 27, 28}));
+              ElementsAre(StepRun{0, TokenKind::kStep, 0, 1},
+                          StepRun{3, TokenKind::kStep, 27, 28}));
   EXPECT_EQ(pieces[1].tokens, 1);
-  EXPECT_THAT(pieces[1].rows, ElementsAre(StepRun{4, true, 28, 29}));
+  EXPECT_THAT(pieces[1].rows,
+              ElementsAre(StepRun{4, TokenKind::kStep, 28, 29}));
   EXPECT_EQ(pieces[2].tokens, kTpaPieceTokens);
   EXPECT_THAT(pieces[2].rows,
-              ElementsAre(StepRun{1, true, 1, 9}, StepRun{1, true, 9, 17},
-                          StepRun{1, true, 17, 18}));
+              ElementsAre(StepRun{1, TokenKind::kStep, 1, 9},
+                          StepRun{1, TokenKind::kStep, 9, 17},
+                          StepRun{1, TokenKind::kStep, 17, 18}));
   ExpectAllRowsOnce(step, limits);
   // Without a kernel for prompts they are pieces, too.
   const TpaStepLimits no_prefill = {64, 2, 1, false};

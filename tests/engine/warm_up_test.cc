@@ -1,4 +1,4 @@
-#include "engine/models/warm_up.h"
+#include "engine/program/warm_up.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/cuda/tpa_launches.h"
+#include "engine/models/tpa/tpa_launches.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -19,8 +19,8 @@ using ::testing::ElementsAre;
 using ::testing::Pair;
 using ::testing::SizeIs;
 
-TpaContexts Any(absl::Span<const int64_t> /*positions*/, int64_t /*rows*/) {
-  return TpaContexts::kAny;
+int64_t Any(absl::Span<const int64_t> /*positions*/, int64_t /*rows*/) {
+  return 0;
 }
 
 void ExpectValid(const StepBatch& step, const WarmUpLimits& limits) {
@@ -110,7 +110,7 @@ TEST(WarmUpTest, ShortContextsAndLong) {
                               int64_t rows) {
     int64_t pages = 0;
     for (const int64_t position : positions) pages += position / 64 + 1;
-    return pages <= 10 && rows < 4 ? TpaContexts::kFew : TpaContexts::kAny;
+    return int64_t{pages <= 10 && rows < 4};
   };
   const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
   for (const StepBatch& step : steps) ExpectValid(step, limits);
@@ -124,9 +124,7 @@ TEST(WarmUpTest, ShortContextsAndLong) {
 TEST(WarmUpTest, EachKindOfContexts) {
   const WarmUpLimits limits = {64, 1, 40};
   const auto contexts_of = [](absl::Span<const int64_t> positions, int64_t) {
-    return positions[0] < 128    ? TpaContexts::kShort
-           : positions[0] < 1024 ? TpaContexts::kFew
-                                 : TpaContexts::kAny;
+    return int64_t{positions[0] >= 128} + int64_t{positions[0] >= 1024};
   };
   const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
   for (const StepBatch& step : steps) ExpectValid(step, limits);
@@ -148,7 +146,10 @@ TEST(WarmUpTest, EachKindOfARealModel) {
                                  int64_t rows) {
       return TpaContextsOf(positions, rows, {few, 0, short_rows});
     };
-    const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
+    const std::vector<StepBatch> steps = WarmUpSteps(
+        limits, [&](absl::Span<const int64_t> positions, int64_t rows) {
+          return static_cast<int64_t>(contexts_of(positions, rows));
+        });
     for (const StepBatch& step : steps) ExpectValid(step, limits);
     std::map<int64_t, std::set<TpaContexts>> kinds;  // by sequences
     for (size_t i = 1; i < FirstShortPrompt(steps); ++i) {
@@ -181,7 +182,10 @@ TEST(WarmUpTest, ManyChunksOfARealModel) {
     return TpaContextsOf(positions, rows, of);
   };
   const WarmUpLimits limits = {64, 8, 512};
-  const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
+  const std::vector<StepBatch> steps = WarmUpSteps(
+      limits, [&](absl::Span<const int64_t> positions, int64_t rows) {
+        return static_cast<int64_t>(contexts_of(positions, rows));
+      });
   std::map<int64_t, int> many;  // by sequences
   for (size_t i = 1; i < FirstShortPrompt(steps); ++i) {
     const StepBatch& step = steps[i];
@@ -198,7 +202,7 @@ TEST(WarmUpTest, ManyChunksOfARealModel) {
 TEST(WarmUpTest, LongContextsUpToTheLast) {
   const WarmUpLimits limits = {64, 1, 11};
   const auto contexts_of = [](absl::Span<const int64_t> positions, int64_t) {
-    return positions[0] < 640 ? TpaContexts::kFew : TpaContexts::kAny;
+    return int64_t{positions[0] >= 640};
   };
   const std::vector<StepBatch> steps = WarmUpSteps(limits, contexts_of);
   for (const StepBatch& step : steps) ExpectValid(step, limits);

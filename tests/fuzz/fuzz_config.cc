@@ -22,9 +22,11 @@
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/cpu/cpu_backend.h"
+#include "engine/cpu/cpu_executor.h"
 #include "engine/models/decoder.h"
+#include "engine/models/emit.h"
 #include "engine/models/registry.h"
+#include "engine/program/step_runs.h"
 #include "nlohmann/json.hpp"
 #include "tests/fuzz/scratch.h"
 
@@ -69,13 +71,13 @@ std::string SafetensorsHeader(absl::string_view listing, int64_t* payload) {
 }
 
 // A sequence of two tokens, one a step.
-void RunTwoTokens(const ModelDefinition& model) {
-  CpuBackend::Options options;
-  options.max_tokens = 1;
-  const auto decoder = Decoder::Load(
-      model,
-      std::make_unique<CpuBackend>(options, std::make_unique<ThreadPool>(1)), 1,
-      1);
+void RunTwoTokens(const ModelDefinition& model, Program program, Plan plan) {
+  const auto decoder =
+      Decoder::Load(model,
+                    std::make_unique<CpuExecutor>(
+                        std::move(program), std::move(plan),
+                        /*max_tokens=*/1, std::make_unique<ThreadPool>(1)),
+                    1, 1);
   if (!decoder.ok()) return;
   for (int64_t position = 0; position < 2; ++position) {
     StepBatch batch;
@@ -87,6 +89,7 @@ void RunTwoTokens(const ModelDefinition& model) {
     batch.page_table_stride = 1;
     batch.slots = {1};
     batch.logit_rows = {0};
+    CutRuns(&batch);
     StepOutput output;
     (*decoder)->Run(batch, &output).IgnoreError();
   }
@@ -98,10 +101,12 @@ void Try() {
   if (!checkpoint.ok()) return;
   const absl::StatusOr<ModelDefinition> model = ReadModel(*checkpoint);
   if (!model.ok()) return;
-  const int64_t per_token = CacheBytesPerToken(*model, sizeof(float));
-  const int64_t state = StateBytesPerSequence(*model);
-  RECURVE_CHECK(per_token >= 0 && state >= 0);
-  if (per_token * 128 + state * 2 <= kMaxMemoryBytes) RunTwoTokens(*model);
+  Program program = Emit(*model);
+  Plan plan = Lower(program, {});
+  RECURVE_CHECK(plan.page_bytes >= 0 && plan.slot_bytes >= 0);
+  if (2 * (plan.page_bytes + plan.slot_bytes) <= kMaxMemoryBytes) {
+    RunTwoTokens(*model, std::move(program), std::move(plan));
+  }
 }
 
 }  // namespace

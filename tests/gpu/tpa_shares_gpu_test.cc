@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/cuda/cuda_tpa.h"
+#include "engine/models/tpa/tpa_cuda.h"
 #include "gtest/gtest.h"
 #include "kernels/tpa/decode/tpa_chunks.h"
 #include "tests/gpu/device_buffer.h"
@@ -22,19 +22,22 @@ class TpaSharesGpuTest : public OnTestDevice<> {};
 TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
   TpaDevice device = {};
   ASSERT_EQ(GetTpaDevice(&device), cudaSuccess);
-  CudaTpa::Options options;
-  options.max_tokens = 64;
-  options.max_sequences = 4;
-  options.max_pages = kPages;
-  options.table_rows = 64;
-  CudaTpa tpa(options, device);
-  CudaTpa::Layer layer = {};
-  layer.shape = tpa.AddShape(kT6Xl);
-  EXPECT_EQ(tpa.ContextsOf({0}, 1) == TpaContexts::kShort,
+  CudaOperationLimits limits;
+  limits.device = device;
+  limits.max_tokens = 64;
+  limits.max_sequences = 4;
+  limits.max_pages = kPages;
+  limits.table_rows = 64;
+  CudaTpa tpa(limits);
+  TpaOperation::Params params;
+  params.shape = kT6Xl;
+  const TpaOperation layer(params);
+  tpa.Add(layer);
+  EXPECT_EQ(tpa.Variant({0}, 1) == static_cast<int64_t>(TpaContexts::kShort),
             TpaShortRows(kT6Xl, device) > 0);
   ASSERT_TRUE(tpa.Allocate().ok());
   CudaStepBuffer step;
-  ASSERT_TRUE(step.Allocate(tpa.step_bytes()).ok());
+  ASSERT_TRUE(step.Allocate(tpa.StepBytes()).ok());
   const std::vector<int32_t> pages(2 * kPages, 1);
   DeviceBuffer<int32_t> device_pages(pages);
   for (const int32_t length : {1, 129, 2048, 6000}) {
@@ -49,8 +52,13 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
       std::vector<int32_t> lengths = {length, 0};
       const auto begin = [&](int rows) {
         step.Clear();
-        return tpa.BeginDecode({lengths.data(), pages.data(), kPages, rows},
-                               contexts, device_pages.data(), &step);
+        CudaStep of;
+        of.decode = true;
+        of.rows = of.sequences = rows;
+        of.page_stride = kPages;
+        of.page_table = device_pages.data();
+        return tpa.BeginDecode(of, {lengths.data(), pages.data()},
+                               static_cast<int64_t>(contexts), &step);
       };
       ASSERT_TRUE(begin(1).ok());
       ASSERT_TRUE(step.Copy(nullptr).ok());

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "engine/models/model_runner.h"
-#include "engine/models/step.h"
+#include "engine/program/model_runner.h"
+#include "engine/program/step.h"
 #include "kernels/sampling/sampling.h"
 
 namespace recurve {

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "base/mutex.h"
-#include "engine/models/model_runner.h"
+#include "engine/program/model_runner.h"
 
 namespace recurve {
 

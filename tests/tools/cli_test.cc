@@ -54,6 +54,17 @@ class ModelCliTest : public testing::Test {
   std::string dir_;
 };
 
+TEST_F(ModelCliTest, InfoPrintsThePlan) {
+  for (const char* device : {"cpu", "gpu", "older-gpu"}) {
+    const Output output = RunTool({"info", dir_, "--plan", device});
+    EXPECT_EQ(output.exit_code, 0) << output.err;
+    EXPECT_THAT(output.out, HasSubstr("tpa mixed[")) << device;
+    EXPECT_THAT(output.out, HasSubstr("head residual[16] x [260, 16]"));
+  }
+  EXPECT_EQ(RunTool({"info", dir_, "--plan", "tpu"}).exit_code, 2);
+  EXPECT_EQ(RunTool({"info", dir_, "--plan", "cpu", "--json"}).exit_code, 2);
+}
+
 TEST_F(ModelCliTest, BadUsageIsOneLine) {
   const std::vector<std::vector<std::string>> bad = {
       {},

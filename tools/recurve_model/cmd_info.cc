@@ -12,7 +12,9 @@
 #include "base/status_macros.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/loading/model_loader.h"
+#include "engine/models/emit.h"
 #include "engine/models/registry.h"
+#include "engine/program/print_plan.h"
 #include "tools/recurve_model/command.h"
 #include "tools/recurve_model/describe.h"
 
@@ -26,7 +28,20 @@ struct InfoFlags {
   std::optional<std::string> memory;
   int64_t length = 0;
   bool json = false;
+  std::string plan;  // device, or empty
 };
+
+// An H100 or H200 for "gpu".
+Device PlanDevice(const std::string& name) {
+  Device device;
+  device.gpu = name != "cpu";
+  if (!device.gpu) return device;
+  device.hopper = name == "gpu";
+  device.multiprocessors = 132;
+  device.shared_memory = 227 << 10;
+  device.pages = DType::kBFloat16;
+  return device;
+}
 
 absl::Status Print(const InfoFlags& flags, int64_t memory) {
   RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
@@ -50,6 +65,12 @@ absl::Status Print(const InfoFlags& flags, int64_t memory) {
   }
   absl::PrintF("%s", FactsText(facts));
   if (capacity) absl::PrintF("%s", CapacityText(facts, *capacity));
+  if (!flags.plan.empty()) {
+    const Device device = PlanDevice(flags.plan);
+    if (device.gpu) RECURVE_RETURN_IF_ERROR(CheckGpu(model));
+    const Program program = Emit(model);
+    absl::PrintF("\n%s", PrintForms(program, Lower(program, device)));
+  }
   return absl::OkStatus();
 }
 
@@ -90,7 +111,14 @@ void RegisterModelInfo(CLI::App* app, int* exit_code) {
           ->check(WholeNumber());
   memory->needs(length);
   length->needs(memory);
-  command->add_flag("--json", flags->json, "Print one JSON object");
+  CLI::Option* const json =
+      command->add_flag("--json", flags->json, "Print one JSON object");
+  command
+      ->add_option("--plan", flags->plan,
+                   "Also print what a step launches there: cpu, gpu (compute "
+                   "capability 9.0) or older-gpu")
+      ->check(CLI::IsMember({"cpu", "gpu", "older-gpu"}))
+      ->excludes(json);
   command->callback([flags, exit_code] { *exit_code = Run(*flags); });
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -10,37 +9,23 @@
 #include "base/byte_size.h"
 #include "base/dtype.h"
 #include "base/status_macros.h"
-#include "engine/loading/memory_plan.h"
-#include "engine/loading/placement.h"
-#include "engine/models/decoder.h"
+#include "engine/models/emit.h"
+#include "engine/program/plan.h"
 #include "kv_cache/cache_spec.h"
-#include "tools/recurve_model/describe_mixer.h"
 
 namespace recurve {
 namespace {
 
-// The placement of a server with all types on auto.
-Placement DefaultPlacement(bool cuda) {
-  Placement placement;
-  placement.cuda = cuda;
-  if (cuda) {
-    // float16 has the same size.
-    placement.kv_dtype = DType::kBFloat16;
-    placement.page_order = TpaPageOrder::kOctets;
-  }
-  return placement;
-}
-
-// The same count as engine/loading/memory_plan.cc.
-MemoryNeeds NeedsOf(const Checkpoint& checkpoint, const ModelDefinition& model,
-                    bool cuda) {
-  const Placement placement = DefaultPlacement(cuda);
+// By the plan of a server with all types on auto.
+MemoryNeeds NeedsOf(const Program& program, bool gpu) {
+  Device device;
+  device.gpu = gpu;
+  if (gpu) device.pages = DType::kBFloat16;  // float16 has the same size
+  const Plan plan = Lower(program, device);
   MemoryNeeds needs;
-  // Fails only if the checkpoint lacks a tensor that it names.
-  needs.weights = WeightBytes(checkpoint, model, placement).value();
-  needs.cache_per_token = CacheBytesPerToken(model, SizeOf(placement.kv_dtype),
-                                             placement.page_order);
-  needs.state_per_sequence = StateBytesPerSequence(model);
+  needs.weights = plan.weight_bytes;
+  needs.cache_per_token = plan.page_bytes / kPageTokens;
+  needs.state_per_sequence = plan.slot_bytes;
   return needs;
 }
 
@@ -58,10 +43,6 @@ void AddStored(const Checkpoint& checkpoint, CheckpointFacts* facts) {
   }
   facts->files = static_cast<int64_t>(files.size());
 }
-
-// One overload for each alternative of LayerDefinition::mixer.
-const char* KindOf(const TpaLayer& /*mixer*/) { return "tpa"; }
-const char* KindOf(const LinearLayer& /*mixer*/) { return "linear"; }
 
 void AddLine(absl::string_view name, absl::string_view value,
              std::string* text) {
@@ -109,23 +90,23 @@ CheckpointFacts Describe(const Checkpoint& checkpoint,
   facts.variant = model.variant;
   facts.remarks = model.remarks;
   for (const LayerDefinition& layer : model.layers) {
-    facts.mixers.emplace_back(std::visit(
-        [](const auto& mixer) { return KindOf(mixer); }, layer.mixer));
-    std::string options = DescribeMixer(layer);
+    facts.mixers.emplace_back(layer.mixer->name());
+    std::string options = layer.mixer->Describe();
     if (std::find(facts.mixer_options.begin(), facts.mixer_options.end(),
                   options) == facts.mixer_options.end()) {
       facts.mixer_options.push_back(std::move(options));
     }
   }
-  facts.tpe = model.tpe.has_value();
+  facts.tpe = model.tpe != nullptr;
   facts.hidden_size = model.hidden_size;
   facts.intermediate_size = model.intermediate_size;
   facts.vocab_size = model.vocab_size;
   facts.max_position_embeddings = model.max_position_embeddings;
   facts.parameters = model.parameters;
   AddStored(checkpoint, &facts);
-  facts.cpu = NeedsOf(checkpoint, model, /*cuda=*/false);
-  facts.gpu = NeedsOf(checkpoint, model, /*cuda=*/true);
+  const Program program = Emit(model);
+  facts.cpu = NeedsOf(program, /*gpu=*/false);
+  facts.gpu = NeedsOf(program, /*gpu=*/true);
   facts.tokenizer = model.tokenizer;
   facts.bos_token_id = model.bos_token_id;
   facts.eos_token_ids = model.eos_token_ids;

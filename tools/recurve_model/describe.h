@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/models/config.h"
+#include "engine/models/model_definition.h"
 #include "tools/recurve_model/capacity.h"
 
 namespace recurve {

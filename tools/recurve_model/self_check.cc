@@ -13,6 +13,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/loading/model_loader.h"
 #include "engine/models/registry.h"
+#include "engine/program/step_runs.h"
 #include "kv_cache/cache_spec.h"
 #include "tools/recurve_model/describe.h"
 
@@ -45,6 +46,7 @@ StepBatch MakeBatch(int64_t vocab_size, int64_t begin, int64_t end,
     batch.page_table.push_back(first_page + static_cast<int32_t>(i));
   batch.page_table_stride = pages;
   batch.slots = {slot};
+  CutRuns(&batch);
   return batch;
 }
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "engine/models/model_runner.h"
 #include "engine/models/registry.h"
+#include "engine/program/model_runner.h"
 
 namespace recurve {
 

@@ -7,6 +7,7 @@
 
 #include "kernels/common/activation.h"
 #include "kernels/common/element_type.h"
+#include "kernels/linear_attn/causal/linear_prefill_plan.h"
 #include "kernels/lrpe/lrpe.h"
 
 namespace recurve {
@@ -76,8 +77,6 @@ struct LinearPrefillParams {
   float* states;
   int64_t slot_stride;  // in elements
 };
-
-inline constexpr int kLinearPrefillChunk = 64;
 
 // cudaErrorInvalidValue for a shape that the comments do not allow, or a
 // pointer that is missing or not aligned; cudaErrorNotSupported on a device of

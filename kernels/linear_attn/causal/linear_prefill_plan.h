@@ -9,6 +9,9 @@
 
 namespace recurve {
 
+// Chunks end at multiples of this many tokens.
+inline constexpr int kLinearPrefillChunk = 64;
+
 // A state is cut into parts of 64 of its Dk rows (a key slice) by 64 of its E
 // columns. A part stays in the registers of one warpgroup for the whole row of
 // the batch; outputs are summed over the key slices, which are the blocks of a

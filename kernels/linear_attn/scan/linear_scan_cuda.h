@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/linear_attn/linear_attn.h"
+#include "kernels/linear_attn/scan/linear_scan_limits.h"
 
 namespace recurve {
 
@@ -15,16 +16,15 @@ namespace recurve {
 // Every pointer is device memory; arguments do not change from step to step.
 // Slot 0 is the sink: its state is neither read nor written, and the outputs of
 // its rows are 0.
-inline constexpr int64_t kLinearScanMaxKeyDim = 512;  // LrpeOutputDim
-inline constexpr int64_t kLinearScanMaxValueDim = 1024;
 
 // A dependent launch (dependent_launch.cuh). `early`: states, slots,
 // query_start and decay may be read before the previous kernel in the stream is
 // done: they were written before the last kernel that was not launched
 // dependently (in a step, the embedding's).
 //
-// cudaErrorInvalidValue for sizes below 1 or above these limits, more than
-// 65535 heads or sequences, an odd head_dim to rotate, or a missing pointer.
+// cudaErrorInvalidValue for sizes below 1 or above those of
+// linear_scan_limits.h, more than 65535 heads or sequences, an odd head_dim to
+// rotate, or a missing pointer.
 cudaError_t LaunchLinearScan(const LinearAttentionParams& params, bool early,
                              cudaStream_t stream);
 

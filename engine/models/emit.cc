@@ -1,0 +1,68 @@
+#include "engine/models/emit.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/tpa/tpa_layout.h"
+#include "kv_cache/cache_spec.h"
+
+namespace recurve {
+
+// kv_cache's pages have the layout of the kernels' pages. The two folders do
+// not depend on each other, so the check is here.
+static_assert(kPageTokens == kTpaPageTokens);
+
+namespace {
+
+std::string PlaceOf(size_t layer) { return absl::StrCat("layer ", layer); }
+
+}  // namespace
+
+Program Emit(const ModelDefinition& model) {
+  ProgramBuilder program(model.vocab_size, model.hidden_size);
+  const ValueId residual = program.AddLasting("residual", model.hidden_size);
+  const ValueId normed = program.AddLasting("normed", model.hidden_size);
+  program.BeginRegion("embedding");
+  const TableId table = program.AddTable(model.embedding);
+  if (model.tpe == nullptr) {
+    program.Add(EmbedOp{table, model.embedding_scale, {residual}});
+  } else {
+    // It adds to a residual; there is none yet.
+    program.Add(EmbedOp{table, model.embedding_scale, {normed}});
+    program.Add(
+        FillOp{program.AddVector(std::vector<float>(model.hidden_size, 0.0f)),
+               {residual}});
+    model.tpe->Emit(normed, residual, program);
+  }
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const LayerDefinition& layer = model.layers[i];
+    program.BeginRegion(PlaceOf(i));
+    program.Add(
+        NormOp{{residual}, EmitNorm(layer.token_norm, program), {normed}});
+    layer.mixer->Emit(normed, residual, program);
+    program.BeginRegion(PlaceOf(i));
+    program.Add(
+        NormOp{{residual}, EmitNorm(layer.channel_norm, program), {normed}});
+    layer.feed_forward->Emit(normed, residual, program);
+  }
+  program.BeginRegion("head");
+  program.Add(HeadOp{{residual},
+                     EmitNorm(model.final_norm, program),
+                     program.AddMatrix({model.head})});
+  return program.Build();
+}
+
+absl::Status CheckGpu(const ModelDefinition& model) {
+  if (model.tpe != nullptr) {
+    RECURVE_RETURN_IF_ERROR(model.tpe->CheckGpu("the token position encoding"));
+  }
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    RECURVE_RETURN_IF_ERROR(model.layers[i].mixer->CheckGpu(PlaceOf(i)));
+    RECURVE_RETURN_IF_ERROR(model.layers[i].feed_forward->CheckGpu(PlaceOf(i)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recurve
