@@ -98,23 +98,26 @@ Engine::~Engine() {
 absl::StatusOr<uint64_t> Engine::Submit(Submission submission) {
   std::vector<Submission> one;
   one.push_back(std::move(submission));
-  RECURVE_ASSIGN_OR_RETURN(const std::vector<uint64_t> ids,
-                           SubmitAll(std::move(one)));
+  RECURVE_ASSIGN_OR_RETURN(
+      const std::vector<uint64_t> ids,
+      SubmitAll(std::move(one), [](auto) { return absl::OkStatus(); }));
   return ids[0];
 }
 
 absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
-    std::vector<Submission> submissions) {
-  for (const Submission& submission : submissions) {
-    RECURVE_RETURN_IF_ERROR(ValidateOptions(submission.options, limits_));
-    if (submission.command.append.empty()) {
+    std::vector<Submission> submissions, Approve approve) {
+  for (const Submission& s : submissions) {
+    const std::string& prompt =
+        s.prompt_name.empty() ? s.names.append_ids : s.prompt_name;
+    if (s.command.append.empty()) {
       return absl::InvalidArgumentError(
-          "the prompt is empty; at least one token is needed");
+          absl::StrCat(prompt, " is empty; at least one token is needed"));
     }
-    RECURVE_RETURN_IF_ERROR(ValidateCommand(submission.command, 0, limits_,
-                                            "prompt_ids",
-                                            "stopping.max_new_tokens"));
+    RECURVE_RETURN_IF_ERROR(
+        ValidateCommand(s.command, 0, limits_, prompt, s.names));
+    RECURVE_RETURN_IF_ERROR(ValidateOptions(s.options, limits_, s.names));
   }
+  RECURVE_RETURN_IF_ERROR(approve(submissions));
   std::vector<uint64_t> ids;
   {
     MutexLock lock(&mu_);

@@ -10,8 +10,10 @@
 #include <variant>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/mutex.h"
 #include "engine/program/model_runner.h"
 #include "engine/serving/admission.h"
@@ -65,14 +67,21 @@ class Engine {
     // is not accepted, or ends with DeadlineExceeded while it waits:
     // admission.h.
     std::optional<Clock::time_point> deadline = std::nullopt;
+    // For errors: what the caller's interface calls the fields, and the prompt
+    // (one of FieldNames; empty: append_ids).
+    FieldNames names = {};
+    std::string prompt_name = "";
   };
   // Accepts a sequence and returns its id, or an error: InvalidArgument,
   // ResourceExhausted (no place, or not in time), Unavailable (draining). After
   // an error the sink is never called.
   absl::StatusOr<uint64_t> Submit(Submission submission);
+  // Called with submissions whose ranges are valid, before they take places. An
+  // error refuses them.
+  using Approve = absl::FunctionRef<absl::Status(absl::Span<const Submission>)>;
   // Accepts all of them, in this order, or none.
   absl::StatusOr<std::vector<uint64_t>> SubmitAll(
-      std::vector<Submission> submissions);
+      std::vector<Submission> submissions, Approve approve);
   // How many sequences may be running or waiting at a time.
   int64_t max_active() const {
     return options_.max_num_seqs + options_.max_queued_requests;

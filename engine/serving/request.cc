@@ -46,54 +46,60 @@ absl::Status CheckOption(absl::string_view field, float value,
 }
 
 absl::Status ValidateSampling(const SamplingParams& s,
-                              const RequestLimits& limits) {
+                              const RequestLimits& limits,
+                              const FieldNames& names) {
+  const auto name = [&](absl::string_view field) {
+    return absl::StrCat(names.sampling, field);
+  };
   RECURVE_RETURN_IF_ERROR(
-      CheckOption("sampling.temperature", s.temperature, kTemperatureRange));
-  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.repetition_penalty",
+      CheckOption(name("temperature"), s.temperature, kTemperatureRange));
+  RECURVE_RETURN_IF_ERROR(CheckOption(name("repetition_penalty"),
                                       s.repetition_penalty,
                                       kRepetitionPenaltyRange));
-  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.presence_penalty",
-                                      s.presence_penalty, kPenaltyRange));
-  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.frequency_penalty",
+  RECURVE_RETURN_IF_ERROR(
+      CheckOption(name("presence_penalty"), s.presence_penalty, kPenaltyRange));
+  RECURVE_RETURN_IF_ERROR(CheckOption(name("frequency_penalty"),
                                       s.frequency_penalty, kPenaltyRange));
-  RECURVE_RETURN_IF_ERROR(CheckRange("sampling.top_p", s.top_p, kTopPRange.min,
+  RECURVE_RETURN_IF_ERROR(CheckRange(name("top_p"), s.top_p, kTopPRange.min,
                                      kTopPRange.max, kTopPExpected));
-  RECURVE_RETURN_IF_ERROR(CheckOption("sampling.min_p", s.min_p, kMinPRange));
+  RECURVE_RETURN_IF_ERROR(CheckOption(name("min_p"), s.min_p, kMinPRange));
   RECURVE_RETURN_IF_ERROR(
-      CheckRange("sampling.top_k", s.top_k, 0, 2147483647, "0 to 2147483647"));
+      CheckRange(name("top_k"), s.top_k, 0, 2147483647, "0 to 2147483647"));
   RECURVE_RETURN_IF_ERROR(
-      CheckCount("sampling.logit_bias", s.logit_bias.size(), kMaxLogitBias));
+      CheckCount(name("logit_bias"), s.logit_bias.size(), kMaxLogitBias));
   for (const auto& [id, bias] : s.logit_bias) {
     RECURVE_RETURN_IF_ERROR(
-        CheckToken("sampling.logit_bias key", id, limits.vocab_size));
+        CheckToken(name("logit_bias key"), id, limits.vocab_size));
     RECURVE_RETURN_IF_ERROR(CheckOption(
-        absl::StrCat("sampling.logit_bias[", id, "]"), bias, kLogitBiasRange));
+        absl::StrCat(name("logit_bias"), "[", id, "]"), bias, kLogitBiasRange));
   }
   return CheckRange("logprobs", s.num_logprobs, -1, kMaxLogprobs,
                     absl::StrCat("0 to ", kMaxLogprobs));
 }
 
 absl::Status ValidateStopping(const StoppingParams& s,
-                              const RequestLimits& limits) {
-  RECURVE_RETURN_IF_ERROR(CheckCount(
-      "stopping.stop_token_ids", s.stop_token_ids.size(), kMaxStopTokenIds));
+                              const RequestLimits& limits,
+                              const FieldNames& names) {
+  const std::string ids = absl::StrCat(names.stopping, "stop_token_ids");
+  const std::string strings = absl::StrCat(names.stopping, names.stop_strings);
+  RECURVE_RETURN_IF_ERROR(
+      CheckCount(ids, s.stop_token_ids.size(), kMaxStopTokenIds));
   for (size_t i = 0; i < s.stop_token_ids.size(); ++i) {
-    RECURVE_RETURN_IF_ERROR(
-        CheckToken(absl::StrCat("stopping.stop_token_ids[", i, "]"),
-                   s.stop_token_ids[i], limits.vocab_size));
+    RECURVE_RETURN_IF_ERROR(CheckToken(absl::StrCat(ids, "[", i, "]"),
+                                       s.stop_token_ids[i], limits.vocab_size));
   }
-  RECURVE_RETURN_IF_ERROR(CheckCount("stopping.stop_strings",
-                                     s.stop_strings.size(), kMaxStopStrings));
+  RECURVE_RETURN_IF_ERROR(
+      CheckCount(strings, s.stop_strings.size(), kMaxStopStrings));
   if (!s.stop_strings.empty() && !limits.has_tokenizer) {
     return absl::InvalidArgumentError(
-        "stopping.stop_strings needs a tokenizer, and this model has none");
+        absl::StrCat(strings, " needs a tokenizer, and this model has none"));
   }
   for (size_t i = 0; i < s.stop_strings.size(); ++i) {
     if (s.stop_strings[i].empty() ||
         s.stop_strings[i].size() > kMaxStopStringBytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "stopping.stop_strings[", i, "] has ", s.stop_strings[i].size(),
-          " bytes; expected 1 to ", kMaxStopStringBytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat(strings, "[", i, "] has ", s.stop_strings[i].size(),
+                       " bytes; expected 1 to ", kMaxStopStringBytes));
     }
   }
   return absl::OkStatus();
@@ -102,20 +108,21 @@ absl::Status ValidateStopping(const StoppingParams& s,
 }  // namespace
 
 absl::Status ValidateOptions(const SequenceOptions& options,
-                             const RequestLimits& limits) {
-  RECURVE_RETURN_IF_ERROR(ValidateSampling(options.sampling, limits));
-  RECURVE_RETURN_IF_ERROR(ValidateStopping(options.stopping, limits));
+                             const RequestLimits& limits,
+                             const FieldNames& names) {
+  RECURVE_RETURN_IF_ERROR(ValidateSampling(options.sampling, limits, names));
+  RECURVE_RETURN_IF_ERROR(ValidateStopping(options.stopping, limits, names));
   return CheckRange("priority", options.priority, -kMaxPriority, kMaxPriority,
                     absl::StrCat(-kMaxPriority, " to ", kMaxPriority));
 }
 
 absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                              const RequestLimits& limits,
-                             absl::string_view append_field,
-                             absl::string_view generate_field) {
+                             absl::string_view append,
+                             const FieldNames& names) {
   if (command.append.empty() && command.generate == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(append_field,
+        absl::StrCat(append,
                      " is empty and nothing is to be generated; a command "
                      "appends or generates at least one token"));
   }
@@ -126,13 +133,13 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
         "server has room for ";
     if (appended > limits.max_prompt_tokens) {
       return absl::InvalidArgumentError(absl::StrCat(
-          append_field, " has ", appended, kWhole, limits.max_prompt_tokens,
+          append, " has ", appended, kWhole, limits.max_prompt_tokens,
           " (--max-chunk-tokens, --max-num-batched-tokens)"));
     }
     if (command.logits == LogitsMode::kAll &&
         appended > limits.max_prompt_logits) {
       return absl::InvalidArgumentError(absl::StrCat(
-          append_field, " has ", appended, kWhole, limits.max_prompt_logits,
+          append, " has ", appended, kWhole, limits.max_prompt_logits,
           " whose logits are all wanted"));
     }
   }
@@ -143,14 +150,14 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
         num_tokens > 0 ? absl::StrCat(" after the sequence's ", num_tokens)
                        : "";
     return absl::InvalidArgumentError(
-        absl::StrCat(append_field, " has ", appended, " tokens", beside,
+        absl::StrCat(append, " has ", appended, " tokens", beside,
                      "; this server's max_model_len is ", max,
                      generates ? ", with at least one to generate" : ""));
   }
   // Written so that it cannot overflow.
   if (command.generate < 0 || command.generate > max - num_tokens - appended) {
     return absl::InvalidArgumentError(absl::StrCat(
-        generate_field, " is ", command.generate, "; the sequence would reach ",
+        names.generate, " is ", command.generate, "; the sequence would reach ",
         num_tokens, " + ", appended, " + ", command.generate,
         " tokens (held, appended, to generate), and this server's "
         "max_model_len is ",
@@ -161,8 +168,8 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
     if (command.append[i] >= 0 && command.append[i] < limits.vocab_size) {
       continue;
     }
-    return CheckToken(absl::StrCat(append_field, "[", i, "]"),
-                      command.append[i], limits.vocab_size);
+    return CheckToken(absl::StrCat(append, "[", i, "]"), command.append[i],
+                      limits.vocab_size);
   }
   return absl::OkStatus();
 }

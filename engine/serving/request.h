@@ -80,18 +80,28 @@ inline constexpr OptionRange kRepetitionPenaltyRange = {0.01f, 10};
 inline constexpr OptionRange kPenaltyRange = {-2, 2};
 inline constexpr OptionRange kLogitBiasRange = {-100, 100};
 
-// InvalidArgument naming field, value and limit; fields are named as in the
-// public protos.
+// What an interface calls the fields of a request, for its errors: those of
+// recurve.v1.GenerateRequest by default.
+struct FieldNames {
+  std::string append_ids = "prompt_ids";  // Command::append, as ids
+  std::string append_text = "prompt_text";
+  std::string generate = "stopping.max_new_tokens";
+  // In front of the names of their members.
+  std::string sampling = "sampling.";
+  std::string stopping = "stopping.";
+  std::string stop_strings = "stop_strings";  // behind `stopping`
+};
+
+// InvalidArgument naming field, value and limit.
 absl::Status ValidateOptions(const SequenceOptions& options,
-                             const RequestLimits& limits);
+                             const RequestLimits& limits,
+                             const FieldNames& names = {});
 
 // As above, for a command on a sequence that holds `num_tokens` tokens.
-// `append_field` and `generate_field` are the caller's names of Command::append
-// and generate.
+// `append`: the name of Command::append, one of `names`.
 absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                              const RequestLimits& limits,
-                             absl::string_view append_field,
-                             absl::string_view generate_field);
+                             absl::string_view append, const FieldNames& names);
 
 }  // namespace recurve
 

@@ -131,8 +131,8 @@ void CompletionCall::Begin(const HttpRequest& request) {
     return Refuse(*std::move(error));
   }
   int64_t bytes = 0;
-  for (const v1::GenerateRequest& prompt : request_.prompts) {
-    bytes += static_cast<int64_t>(prompt.prompt_text().size());
+  for (const RequestInput& prompt : request_.prompts) {
+    bytes += prompt.text_bytes();
   }
   if (bytes <= EncodeThreads::kShortBytes) return Go(PrepareAll());
   // A text waiting to be encoded counts as open, as over gRPC.
@@ -187,47 +187,21 @@ void CompletionCall::Go(std::optional<ApiError> error) {
   Pump();
 }
 
-absl::StatusOr<GenerateInput> CompletionCall::Prepare(size_t index) {
-  RequestContext context = environment_.context;
-  context.default_max_new_tokens = kCompletionMaxTokens;
-  RECURVE_ASSIGN_OR_RETURN(GenerateInput input,
-                           FromProto(request_.prompts[index], context));
-  Choice& choice = *choices_[index];
-  choice.with_logprobs_ = input.options.sampling.num_logprobs >= 0;
-  choice.prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
-  RECURVE_RETURN_IF_ERROR(
-      ValidateCommand(input.command, 0, environment_.engine->limits(),
-                      "prompt_ids", "stopping.max_new_tokens"));
-  if (choice.with_logprobs_) {
-    choice.text_offsets_ = TextOffsets(context.tokenizer, input.command.append);
-  }
-  RECURVE_RETURN_IF_ERROR(
-      ValidateOptions(input.options, environment_.engine->limits()));
-  // The prompt's text is no longer needed.
-  request_.prompts[index].clear_prompt();
-  return input;
-}
-
-std::optional<ApiError> CompletionCall::CheckWholeSize(
-    const std::vector<GenerateInput>& inputs) const {
-  if (request_.stream) return std::nullopt;
+absl::Status CompletionCall::CheckWholeSize(
+    absl::Span<const Engine::Submission> submissions) const {
+  if (request_.stream) return absl::OkStatus();
   int64_t tokens = 0;
-  for (const GenerateInput& input : inputs) {
+  for (const Engine::Submission& submission : submissions) {
     // One more for the chosen token.
-    const int64_t logprobs = input.options.sampling.num_logprobs + 1;
-    tokens += input.command.generate * (1 + kLogprobTokens * logprobs);
+    const int64_t logprobs = submission.options.sampling.num_logprobs + 1;
+    tokens += submission.command.generate * (1 + kLogprobTokens * logprobs);
   }
-  if (tokens <= kMaxWholeTokens) return std::nullopt;
-  ApiError error;
-  error.param = "max_tokens";
-  error.message =
-      absl::StrCat("max_tokens is ", inputs[0].command.generate, " for ",
-                   inputs.size(), " prompts: the answer may come to ", tokens,
-                   " tokens, where a logprob "
-                   "counts as ",
-                   kLogprobTokens, "; without stream at most ", kMaxWholeTokens,
-                   " are allowed");
-  return error;
+  if (tokens <= kMaxWholeTokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "max_tokens is ", submissions[0].command.generate, " for ",
+      submissions.size(), " prompts: the answer may come to ", tokens,
+      " tokens, where a logprob counts as ", kLogprobTokens,
+      "; without stream at most ", kMaxWholeTokens, " are allowed"));
 }
 
 absl::Status CompletionCall::OpenStreams() {
@@ -246,19 +220,30 @@ absl::Status CompletionCall::OpenStreams() {
   return absl::OkStatus();
 }
 
-absl::Status CompletionCall::Charge(const std::vector<GenerateInput>& inputs) {
+absl::Status CompletionCall::Approve(
+    absl::Span<const Engine::Submission> submissions) {
+  RECURVE_RETURN_IF_ERROR(CheckWholeSize(submissions));
+  for (size_t i = 0; i < submissions.size(); ++i) {
+    Choice& choice = *choices_[i];
+    if (choice.with_logprobs_) {
+      choice.text_offsets_ = TextOffsets(environment_.context.tokenizer,
+                                         submissions[i].command.append);
+    }
+  }
   if (tenant_ == nullptr) return absl::OkStatus();
-  for (const GenerateInput& input : inputs) {
-    RECURVE_RETURN_IF_ERROR(tenant_->CheckPriority(input.options.priority));
+  for (const Engine::Submission& submission : submissions) {
+    RECURVE_RETURN_IF_ERROR(
+        tenant_->CheckPriority(submission.options.priority));
   }
   RECURVE_RETURN_IF_ERROR(OpenStreams());
   MutexLock lock(&mu_);
   std::chrono::milliseconds retry_after = environment_.retry_pushback;
   std::vector<StreamTicket*> all;
   std::vector<StreamTicket::Cost> costs;
-  for (size_t i = 0; i < inputs.size(); ++i) {
+  for (size_t i = 0; i < submissions.size(); ++i) {
     all.push_back(&choices_[i]->ticket_);
-    costs.push_back({choices_[i]->prompt_tokens_, inputs[i].command.generate});
+    costs.push_back(
+        {choices_[i]->prompt_tokens_, submissions[i].command.generate});
   }
   absl::Status status = StreamTicket::ChargeAll(all, costs, &retry_after);
   if (absl::IsResourceExhausted(status)) retry_after_ = retry_after;
@@ -300,21 +285,19 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
 }
 
 std::optional<ApiError> CompletionCall::PrepareAll() {
-  const size_t count = request_.prompts.size();
-  const auto error_of = [&](const absl::Status& status, size_t index) {
-    ApiError error = ErrorOf(status);
-    if (count > 1) {
-      // The field prompt[2] of a single prompt is prompt[index][2] here.
-      absl::string_view message = error.message;
-      error.message = absl::ConsumePrefix(&message, "prompt[")
-                          ? absl::StrCat("prompt[", index, "][", message)
-                          : absl::StrCat("in prompt[", index, "]: ", message);
-    }
-    return error;
-  };
-  for (size_t i = 0; i < count; ++i) {
-    auto input = Prepare(i);
-    if (!input.ok()) return error_of(input.status(), i);
+  RequestContext context = environment_.context;
+  context.default_max_new_tokens = kCompletionMaxTokens;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    Choice& choice = *choices_[i];
+    RequestInput& prompt = request_.prompts[i];
+    choice.with_logprobs_ = prompt.options.sampling.num_logprobs >= 0;
+    auto text = std::exchange(prompt.prompt, {});  // no longer needed then
+    RequestInput taken = prompt;
+    taken.prompt = std::move(text);
+    absl::StatusOr<GenerateInput> input = Complete(
+        std::move(taken), context, CompletionFieldNames(i, choices_.size()));
+    if (!input.ok()) return ErrorOf(input.status());
+    choice.prompt_tokens_ = static_cast<int64_t>(input->command.append.size());
     inputs_.push_back(*std::move(input));
   }
   return std::nullopt;
@@ -323,10 +306,6 @@ std::optional<ApiError> CompletionCall::PrepareAll() {
 std::optional<ApiError> CompletionCall::Submit(
     std::vector<GenerateInput> inputs) {
   const size_t count = inputs.size();
-  if (auto error = CheckWholeSize(inputs)) return error;
-  if (absl::Status status = Charge(inputs); !status.ok()) {
-    return ErrorOf(status);
-  }
   std::vector<Engine::Submission> submissions;
   for (size_t i = 0; i < count; ++i) {
     inputs[i].options.flow = flow();
@@ -335,9 +314,14 @@ std::optional<ApiError> CompletionCall::Submit(
          /*close_when_done=*/true,
          // Shares the call's ownership: the engine keeps the call alive.
          std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get()),
-         deadline_});
+         deadline_, CompletionFieldNames(i, count),
+         std::move(inputs[i].prompt_name)});
   }
-  const auto accepted = environment_.engine->SubmitAll(std::move(submissions));
+  const auto accepted = environment_.engine->SubmitAll(
+      std::move(submissions),
+      [this](absl::Span<const Engine::Submission> valid) {
+        return Approve(valid);
+      });
   if (!accepted.ok()) return ErrorOf(accepted.status());
   std::vector<std::string> ids;
   MutexLock lock(&mu_);

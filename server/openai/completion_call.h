@@ -47,25 +47,24 @@ class CompletionCall : public HttpListener,
 
   // Parses the body into request_ and choices_.
   std::optional<ApiError> Read(const HttpRequest& request);
-  // Encodes and checks the prompts, which makes inputs_. The error is that of
-  // the first invalid prompt.
+  // Encodes the prompts, which makes inputs_. The error is that of the first
+  // invalid prompt.
   std::optional<ApiError> PrepareAll();
-  // Checks prompt `index`.
-  absl::StatusOr<GenerateInput> Prepare(size_t index);
-  // Submits inputs_ to the engine, unless there is an error already. Refuses
-  // the request on an error.
+  // Has the engine check inputs_, and submits them, unless there is an error
+  // already. Refuses the request on an error.
   void Go(std::optional<ApiError> error);
   std::optional<ApiError> Submit(std::vector<GenerateInput> inputs);
   void Refuse(ApiError error);
   // An error if an unstreamed answer could become too large.
-  std::optional<ApiError> CheckWholeSize(
-      const std::vector<GenerateInput>& inputs) const;
+  absl::Status CheckWholeSize(
+      absl::Span<const Engine::Submission> submissions) const;
   Flow flow() const { return tenant_ == nullptr ? Flow() : tenant_->flow(); }
   // Opens one of the tenant's streams for each prompt, or none.
   absl::Status OpenStreams();
-  // Charges the needs of all prompts to the tenant's quotas, or nothing; opens
+  // Checks what the API limits in addition to the engine, and charges the needs
+  // of all prompts, which are valid, to the tenant's quotas, or nothing; opens
   // their streams first, unless they are open.
-  absl::Status Charge(const std::vector<GenerateInput>& inputs);
+  absl::Status Approve(absl::Span<const Engine::Submission> submissions);
   void Pump();
   std::optional<ApiError> FirstError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AllEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

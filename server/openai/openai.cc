@@ -15,26 +15,6 @@ namespace {
 
 using nlohmann::json;
 
-// This API's names of the fields of recurve.v1. The longest match counts.
-constexpr std::pair<absl::string_view, absl::string_view> kFieldNames[] = {
-    {"prompt_ids", "prompt"},
-    {"prompt_text", "prompt"},
-    {"stopping.max_new_tokens", "max_tokens"},
-    {"stopping.stop_strings", "stop"},
-    {"stopping.", ""},
-    {"sampling.", ""},
-};
-
-// "stopping.stop_strings[2] has 300 bytes" becomes "stop[2] has 300 bytes".
-std::string WithApiNames(absl::string_view message) {
-  for (const auto& [ours, theirs] : kFieldNames) {
-    if (absl::StartsWith(message, ours)) {
-      return absl::StrCat(theirs, message.substr(ours.size()));
-    }
-  }
-  return std::string(message);
-}
-
 // The field at the start of an error message.
 std::string FieldOf(absl::string_view message) {
   const size_t end = message.find_first_not_of(
@@ -111,9 +91,21 @@ int64_t TextOffsets::Next(int32_t id) {
   return offset;
 }
 
+FieldNames CompletionFieldNames(size_t index, size_t count) {
+  FieldNames names;
+  names.append_ids = names.append_text =
+      count > 1 ? absl::StrCat("prompt[", index, "]") : "prompt";
+  names.generate = "max_tokens";
+  if (count > 1) absl::StrAppend(&names.generate, " (prompt[", index, "])");
+  names.sampling = "";
+  names.stopping = "";
+  names.stop_strings = "stop";
+  return names;
+}
+
 ApiError ErrorOf(const absl::Status& status) {
   ApiError error;
-  error.message = WithApiNames(status.message());
+  error.message = std::string(status.message());
   error.cause = status;
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
@@ -205,7 +197,8 @@ json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
                  {"logprobs", nullptr},
                  {"finish_reason", nullptr},
                  {"stop_reason", nullptr}};
-  if (request.prompts[static_cast<size_t>(piece.index)].has_logprobs()) {
+  if (request.prompts[static_cast<size_t>(piece.index)]
+          .options.sampling.num_logprobs >= 0) {
     choice["logprobs"] =
         LogprobsJson(piece.tokens, request, tokenizer, offsets);
   }

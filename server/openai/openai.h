@@ -16,12 +16,13 @@
 #include "nlohmann/json_fwd.hpp"
 #include "recurve/v1/inference.pb.h"
 #include "server/http/http_reply.h"
+#include "server/requests/convert.h"
 
 namespace recurve {
 
-// The JSON of OpenAI's completions API (docs/http.md), converted to and from
-// the public messages of recurve.v1, so that a request is checked and run like
-// one over gRPC. Nothing here throws.
+// The JSON of OpenAI's completions API (docs/http.md), read into the same input
+// as a request over gRPC, so that it is checked and run like one. Nothing here
+// throws.
 
 // An error in the API's format.
 struct ApiError {
@@ -33,14 +34,14 @@ struct ApiError {
   std::optional<std::chrono::milliseconds> retry_after;
   absl::Status cause = absl::InvalidArgumentError("");
 };
-// The error for a status of the engine, the quotas or convert.h. Fields get
-// their names in this API.
+// The error for a status of the engine, the quotas or convert.h, whose fields
+// have their names in this API (CompletionFieldNames).
 ApiError ErrorOf(const absl::Status& status);
 nlohmann::json ErrorJson(const ApiError& error);
 HttpResponse ErrorResponse(const ApiError& error);
 
 struct CompletionRequest {
-  std::vector<v1::GenerateRequest> prompts;  // at least one; a choice for each
+  std::vector<RequestInput> prompts;  // at least one; a choice for each
   bool stream = false;
   bool include_usage = false;
   bool continuous_usage = false;  // in every event
@@ -52,6 +53,8 @@ struct CompletionRequest {
     return return_token_ids || tokenizer == nullptr;
   }
 };
+// What this API calls the fields of prompt `index` of `count`.
+FieldNames CompletionFieldNames(size_t index, size_t count);
 inline constexpr int kMaxPrompts = 64;
 // The API's default for max_tokens.
 inline constexpr int kCompletionMaxTokens = 16;

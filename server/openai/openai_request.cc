@@ -142,21 +142,21 @@ bool IsIds(const json& value) {
 }
 
 void ReadPrompt(const std::string& field, const json& value, Reader& reader,
-                v1::GenerateRequest* request) {
+                RequestInput* input) {
   if (value.is_string()) {
-    request->set_prompt_text(value.get_ref<const std::string&>());
+    input->prompt = value.get_ref<const std::string&>();
     return;
   }
   if (!IsIds(value)) {
     return reader.Unexpected(field, value, "a string or a list of token ids");
   }
-  auto& ids = *request->mutable_prompt_ids()->mutable_ids();
-  ids.Reserve(static_cast<int>(value.size()));
+  auto& ids = input->prompt.emplace<std::vector<int32_t>>();
+  ids.reserve(value.size());
   for (size_t i = 0; i < value.size() && !reader.failed(); ++i) {
     // The field's name is built only for an error: a prompt may be long.
     const json& id = value[i];
     if (id.is_number_unsigned() && id.get<uint64_t>() <= kMaxInt32) {
-      ids.Add(id.get<uint32_t>());
+      ids.push_back(static_cast<int32_t>(id.get<uint32_t>()));
     } else {
       reader.Unexpected(absl::StrCat(field, "[", i, "]"), id, reader.TokenId());
     }
@@ -164,8 +164,8 @@ void ReadPrompt(const std::string& field, const json& value, Reader& reader,
 }
 
 // One prompt or a list of them; `base` has the options of each.
-void ReadPrompts(const json& value, const v1::GenerateRequest& base,
-                 Reader& reader, std::vector<v1::GenerateRequest>* prompts) {
+void ReadPrompts(const json& value, const RequestInput& base, Reader& reader,
+                 std::vector<RequestInput>* prompts) {
   if (!value.is_array() || IsIds(value)) {
     ReadPrompt("prompt", value, reader, &prompts->emplace_back(base));
     return;
@@ -182,7 +182,7 @@ void ReadPrompts(const json& value, const v1::GenerateRequest& base,
 }
 
 void ReadLogitBias(const json& value, Reader& reader,
-                   v1::SamplingParams* sampling) {
+                   SamplingParams* sampling) {
   if (!value.is_object()) {
     return reader.Unexpected("logit_bias", value, "an object");
   }
@@ -203,13 +203,13 @@ void ReadLogitBias(const json& value, Reader& reader,
     }
     const float number = reader.Float(absl::StrCat("logit_bias[", id, "]"),
                                       bias, kLogitBiasRange);
-    (*sampling->mutable_logit_bias())[id] = number;
+    sampling->logit_bias.emplace_back(static_cast<int32_t>(id), number);
   }
 }
 
-void ReadStop(const json& value, Reader& reader, v1::StoppingParams* stopping) {
+void ReadStop(const json& value, Reader& reader, StoppingParams* stopping) {
   if (value.is_string()) {
-    stopping->add_stop_strings(value.get_ref<const std::string&>());
+    stopping->stop_strings = {value.get_ref<const std::string&>()};
     return;
   }
   if (!value.is_array() || value.size() > kMaxStopStrings) {
@@ -218,22 +218,22 @@ void ReadStop(const json& value, Reader& reader, v1::StoppingParams* stopping) {
         absl::StrCat("a string or a list of at most ", kMaxStopStrings));
   }
   for (size_t i = 0; i < value.size(); ++i) {
-    stopping->add_stop_strings(
+    stopping->stop_strings.push_back(
         reader.String(absl::StrCat("stop[", i, "]"), value[i]));
   }
 }
 
 void ReadStopTokenIds(const json& value, Reader& reader,
-                      v1::StoppingParams* stopping) {
+                      StoppingParams* stopping) {
   if (!value.is_array() || value.size() > kMaxStopTokenIds) {
     return reader.Unexpected(
         "stop_token_ids", value,
         absl::StrCat("a list of at most ", kMaxStopTokenIds, " token ids"));
   }
   for (size_t i = 0; i < value.size(); ++i) {
-    stopping->add_stop_token_ids(static_cast<uint32_t>(
-        reader.Int(absl::StrCat("stop_token_ids[", i, "]"), value[i], 0,
-                   reader.vocab_size() - 1)));
+    stopping->stop_token_ids.push_back(
+        static_cast<int32_t>(reader.Int(absl::StrCat("stop_token_ids[", i, "]"),
+                                        value[i], 0, reader.vocab_size() - 1)));
   }
 }
 
@@ -262,42 +262,42 @@ void ReadStreamOptions(const json& value, Reader& reader,
 
 // The members that are the same for every prompt. False: not one of them.
 bool ReadOption(const std::string& key, const json& value, Reader& reader,
-                CompletionRequest* request, v1::GenerateRequest* base) {
-  v1::SamplingParams& sampling = *base->mutable_sampling();
-  v1::StoppingParams& stopping = *base->mutable_stopping();
+                CompletionRequest* request, RequestInput* base) {
+  SamplingParams& sampling = base->options.sampling;
+  StoppingParams& stopping = base->options.stopping;
   if (key == "max_tokens" || key == "max_completion_tokens") {
-    const auto count = static_cast<uint32_t>(
-        reader.Int(key, value, 1, std::numeric_limits<int32_t>::max()));
-    if (stopping.has_max_new_tokens() && stopping.max_new_tokens() != count) {
+    const int64_t count =
+        reader.Int(key, value, 1, std::numeric_limits<int32_t>::max());
+    if (base->max_new_tokens && *base->max_new_tokens != count) {
       const char* const other =
           key == "max_tokens" ? "max_completion_tokens" : "max_tokens";
       reader.Fail(key, absl::StrCat("is ", count, " and ", other, " is ",
-                                    stopping.max_new_tokens(),
+                                    *base->max_new_tokens,
                                     "; expected one value, as both are names "
                                     "of one option"));
     }
-    stopping.set_max_new_tokens(count);
+    base->max_new_tokens = count;
   } else if (key == "temperature") {
-    sampling.set_temperature(reader.Float(key, value, kTemperatureRange));
+    sampling.temperature = reader.Float(key, value, kTemperatureRange);
   } else if (key == "top_p") {
-    sampling.set_top_p(reader.Float(key, value, kTopPRange, kTopPExpected));
+    sampling.top_p = reader.Float(key, value, kTopPRange, kTopPExpected);
   } else if (key == "top_k") {  // -1: all, as 0
-    sampling.set_top_k(static_cast<uint32_t>(std::max<int64_t>(
-        0, reader.Int(key, value, -1, std::numeric_limits<int32_t>::max()))));
+    sampling.top_k = static_cast<int32_t>(std::max<int64_t>(
+        0, reader.Int(key, value, -1, std::numeric_limits<int32_t>::max())));
   } else if (key == "min_p") {
-    sampling.set_min_p(reader.Float(key, value, kMinPRange));
+    sampling.min_p = reader.Float(key, value, kMinPRange);
   } else if (key == "presence_penalty") {
-    sampling.set_presence_penalty(reader.Float(key, value, kPenaltyRange));
+    sampling.presence_penalty = reader.Float(key, value, kPenaltyRange);
   } else if (key == "frequency_penalty") {
-    sampling.set_frequency_penalty(reader.Float(key, value, kPenaltyRange));
+    sampling.frequency_penalty = reader.Float(key, value, kPenaltyRange);
   } else if (key == "repetition_penalty") {
-    sampling.set_repetition_penalty(
-        reader.Float(key, value, kRepetitionPenaltyRange));
+    sampling.repetition_penalty =
+        reader.Float(key, value, kRepetitionPenaltyRange);
   } else if (key == "seed") {
     if (value.is_number_unsigned()) {
-      sampling.set_seed(value.get<uint64_t>());
+      base->seed = value.get<uint64_t>();
     } else if (value.is_number_integer()) {  // negative: its two's complement
-      sampling.set_seed(static_cast<uint64_t>(value.get<int64_t>()));
+      base->seed = static_cast<uint64_t>(value.get<int64_t>());
     } else {
       reader.Unexpected(
           key, value,
@@ -311,13 +311,13 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
   } else if (key == "stop_token_ids") {
     ReadStopTokenIds(value, reader, &stopping);
   } else if (key == "ignore_eos") {
-    stopping.set_ignore_eos(reader.Bool(key, value));
+    stopping.ignore_eos = reader.Bool(key, value);
   } else if (key == "logprobs") {
-    base->set_logprobs(
-        static_cast<uint32_t>(reader.Int(key, value, 0, kMaxLogprobs)));
+    sampling.num_logprobs =
+        static_cast<int32_t>(reader.Int(key, value, 0, kMaxLogprobs));
   } else if (key == "priority") {  // in this API, lower values come first
-    base->set_priority(static_cast<int32_t>(
-        -reader.Int(key, value, -kMaxPriority, kMaxPriority)));
+    base->options.priority = static_cast<int32_t>(
+        -reader.Int(key, value, -kMaxPriority, kMaxPriority));
   } else if (key == "stream") {
     request->stream = reader.Bool(key, value);
   } else if (key == "stream_options") {
@@ -354,17 +354,18 @@ void ReadNeutral(const std::string& key, const json& value, Reader& reader) {
 
 // This server has no min_tokens: it is accepted if nothing can end the output
 // before max_tokens.
-void CheckMinTokens(int64_t min_tokens, const v1::StoppingParams& stopping,
+void CheckMinTokens(int64_t min_tokens, const RequestInput& base,
                     Reader& reader) {
   if (min_tokens == 0) return;
-  if (stopping.has_max_new_tokens() && min_tokens > stopping.max_new_tokens()) {
+  const StoppingParams& stopping = base.options.stopping;
+  if (base.max_new_tokens && min_tokens > *base.max_new_tokens) {
     return reader.Fail("min_tokens",
                        absl::StrCat("is ", min_tokens,
                                     "; expected at most max_tokens, which is ",
-                                    stopping.max_new_tokens()));
+                                    *base.max_new_tokens));
   }
-  if (stopping.has_max_new_tokens() && stopping.ignore_eos() &&
-      stopping.stop_strings().empty() && stopping.stop_token_ids().empty()) {
+  if (base.max_new_tokens && stopping.ignore_eos &&
+      stopping.stop_strings.empty() && stopping.stop_token_ids.empty()) {
     return;
   }
   reader.Fail("min_tokens",
@@ -428,8 +429,8 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
                                  "; expected an object");
     return error;
   }
-  v1::GenerateRequest base;
-  base.mutable_sampling()->set_temperature(1);
+  RequestInput base;
+  base.options.sampling.temperature = 1;
   const json* prompt = nullptr;
   int64_t min_tokens = 0;
   for (const auto& [key, value] : parsed->items()) {
@@ -455,7 +456,9 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
     }
     if (reader.failed()) return reader.TakeError();
   }
-  CheckMinTokens(min_tokens, base.stopping(), reader);
+  CheckMinTokens(min_tokens, base, reader);
+  // An object has no order; the arithmetic needs one.
+  absl::c_sort(base.options.sampling.logit_bias);
   if (!request->stream && parsed->contains("stream_options") &&
       !(*parsed)["stream_options"].is_null()) {
     reader.Fail("stream_options", "is set, and stream is not true");

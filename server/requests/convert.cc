@@ -89,7 +89,6 @@ absl::StatusOr<SamplingParams> SamplingFromProto(
   }
   if (in.has_top_p()) out.top_p = in.top_p();
   if (in.has_min_p()) out.min_p = in.min_p();
-  out.seed = in.has_seed() ? in.seed() : RandomSeed();
   for (const auto& [id, bias] : in.logit_bias()) {
     RECURVE_RETURN_IF_ERROR(CheckId("sampling.logit_bias key", id, context));
     out.logit_bias.emplace_back(static_cast<int32_t>(id), bias);
@@ -132,46 +131,69 @@ absl::StatusOr<SequenceOptions> OptionsOf(const Request& request,
 
 }  // namespace
 
-absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
-                                        const RequestContext& context) {
-  GenerateInput input;
+absl::StatusOr<RequestInput> FromProto(const v1::GenerateRequest& request,
+                                       const RequestContext& context) {
+  RequestInput input;
   RECURVE_ASSIGN_OR_RETURN(input.options, OptionsOf(request, context));
-  switch (request.prompt_case()) {
-    case v1::GenerateRequest::kPromptIds: {
-      RECURVE_ASSIGN_OR_RETURN(
-          input.command.append,
-          Ids("prompt_ids", request.prompt_ids().ids(), context));
-      break;
-    }
-    case v1::GenerateRequest::kPromptText: {
-      RECURVE_ASSIGN_OR_RETURN(input.command.append,
-                               Encode("prompt_text", request.prompt_text(),
-                                      /*position=*/0, context));
-      break;
-    }
-    case v1::GenerateRequest::PROMPT_NOT_SET:
-      return absl::InvalidArgumentError(
-          "prompt is not set; expected prompt_ids or prompt_text");
+  if (request.sampling().has_seed()) input.seed = request.sampling().seed();
+  if (request.stopping().has_max_new_tokens()) {
+    input.max_new_tokens = request.stopping().max_new_tokens();
   }
-  if (input.command.append.empty()) {
+  if (request.has_prompt_ids()) {
+    RECURVE_ASSIGN_OR_RETURN(
+        input.prompt, Ids("prompt_ids", request.prompt_ids().ids(), context));
+  } else if (request.has_prompt_text()) {
+    input.prompt = request.prompt_text();
+  }
+  return input;
+}
+
+absl::StatusOr<GenerateInput> Complete(RequestInput input,
+                                       const RequestContext& context,
+                                       const FieldNames& names) {
+  GenerateInput complete;
+  complete.options = std::move(input.options);
+  complete.options.sampling.seed = input.seed ? *input.seed : RandomSeed();
+  complete.prompt_name = names.append_ids;
+  if (auto* const ids = std::get_if<std::vector<int32_t>>(&input.prompt)) {
+    complete.command.append = std::move(*ids);
+  } else if (const auto* const text = std::get_if<std::string>(&input.prompt)) {
+    complete.prompt_name = names.append_text;
+    RECURVE_ASSIGN_OR_RETURN(
+        complete.command.append,
+        Encode(names.append_text, *text, /*position=*/0, context));
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("prompt is not set; expected ", names.append_ids, " or ",
+                     names.append_text));
+  }
+  if (complete.command.append.empty()) {
     return absl::InvalidArgumentError(
         "prompt is empty; at least one token is needed");
   }
-  if (request.stopping().has_max_new_tokens()) {
-    input.command.generate = request.stopping().max_new_tokens();
-    if (input.command.generate == 0) {
+  if (input.max_new_tokens) {
+    complete.command.generate = *input.max_new_tokens;
+    if (complete.command.generate == 0) {
       return absl::InvalidArgumentError(
-          "stopping.max_new_tokens is 0; expected at least 1");
+          absl::StrCat(names.generate, " is 0; expected at least 1"));
     }
   } else {
     const int64_t room = context.max_model_len -
-                         static_cast<int64_t>(input.command.append.size());
+                         static_cast<int64_t>(complete.command.append.size());
     // At least one, so that the refusal of a prompt without room contains
     // numbers.
-    input.command.generate =
+    complete.command.generate =
         std::max<int64_t>(1, std::min(context.default_max_new_tokens, room));
   }
-  return input;
+  return complete;
+}
+
+FieldNames DecodeFieldNames() {
+  FieldNames names;
+  names.append_ids = "append_ids";
+  names.append_text = "append_text";
+  names.generate = "generate";
+  return names;
 }
 
 absl::StatusOr<SequenceOptions> OptionsFromProto(
@@ -181,7 +203,11 @@ absl::StatusOr<SequenceOptions> OptionsFromProto(
         "stopping.max_new_tokens has no place in Decode; set generate in each "
         "command");
   }
-  return OptionsOf(request, context);
+  RECURVE_ASSIGN_OR_RETURN(SequenceOptions options,
+                           OptionsOf(request, context));
+  options.sampling.seed =
+      request.sampling().has_seed() ? request.sampling().seed() : RandomSeed();
+  return options;
 }
 
 absl::Status CheckNoOptions(const v1::DecodeRequest& request) {

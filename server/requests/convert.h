@@ -1,7 +1,10 @@
 #ifndef RECURVE_SERVER_REQUESTS_CONVERT_H_
 #define RECURVE_SERVER_REQUESTS_CONVERT_H_
 
+#include <optional>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/serving/event_sink.h"
@@ -13,7 +16,7 @@ namespace recurve {
 
 // Conversions between the public messages and the engine's types. Errors are
 // InvalidArgument and name the field; ranges are checked by the engine
-// (engine/serving/request.h).
+// (engine/serving/request.h), once.
 
 // The context for reading requests.
 struct RequestContext {
@@ -23,13 +26,36 @@ struct RequestContext {
   int64_t vocab_size;
 };
 
+// One prompt and what to do with it, read from a message of any interface and
+// not encoded yet.
+struct RequestInput {
+  // Ids, or text; unset: the request has no prompt.
+  std::variant<std::monostate, std::vector<int32_t>, std::string> prompt;
+  SequenceOptions options;
+  std::optional<uint64_t> seed;  // absent: one is drawn
+  std::optional<int64_t> max_new_tokens;
+
+  int64_t text_bytes() const {
+    const auto* const text = std::get_if<std::string>(&prompt);
+    return text == nullptr ? 0 : static_cast<int64_t>(text->size());
+  }
+};
+absl::StatusOr<RequestInput> FromProto(const v1::GenerateRequest& request,
+                                       const RequestContext& context);
+
+// A request as the engine takes it, without its sink.
 struct GenerateInput {
   SequenceOptions options;
   Command command;
+  std::string prompt_name;  // of `names`
 };
-// Fills in the defaults that the protos specify; draws a seed if none is given.
-absl::StatusOr<GenerateInput> FromProto(const v1::GenerateRequest& request,
-                                        const RequestContext& context);
+// Encodes text, fills in defaults and draws a seed. Takes the prompt.
+absl::StatusOr<GenerateInput> Complete(RequestInput input,
+                                       const RequestContext& context,
+                                       const FieldNames& names);
+
+// What Decode calls its fields.
+FieldNames DecodeFieldNames();
 
 // For the first command of a Decode call, which carries the options.
 absl::StatusOr<SequenceOptions> OptionsFromProto(

@@ -8,10 +8,12 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "engine/serving/engine.h"
 #include "engine/serving/event_sink.h"
 #include "server/grpc/proto_message.h"
@@ -163,16 +165,27 @@ class StreamCall : public RpcListener,
     return environment_.engine->CheckAccepts(flow);
   }
 
-  // Submits the sequence to the engine, for the call's tenant.
-  absl::StatusOr<uint64_t> Submit(SequenceOptions options, Command command,
+  // Has the engine check the request, charges it to the call's tenant, and
+  // submits it.
+  absl::StatusOr<uint64_t> Submit(GenerateInput input, FieldNames names,
                                   bool close_when_done) {
     {
       MutexLock lock(&mu_);
-      options.flow = ticket_.flow();
+      input.options.flow = ticket_.flow();
     }
-    return environment_.engine->Submit({std::move(options), std::move(command),
-                                        close_when_done, sink(),
-                                        head_.deadline});
+    std::vector<Engine::Submission> one;
+    one.push_back({std::move(input.options), std::move(input.command),
+                   close_when_done, sink(), head_.deadline, std::move(names),
+                   std::move(input.prompt_name)});
+    RECURVE_ASSIGN_OR_RETURN(
+        const std::vector<uint64_t> ids,
+        environment_.engine->SubmitAll(
+            std::move(one),
+            [&](absl::Span<const Engine::Submission> valid) -> absl::Status {
+              RECURVE_RETURN_IF_ERROR(CheckPriority(valid[0].options.priority));
+              return Charge(valid[0].command);
+            }));
+    return ids[0];
   }
 
   // PermissionDenied if the tenant may not request this priority.

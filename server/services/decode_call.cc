@@ -28,22 +28,17 @@ void DecodeCall::ReadNext() { stream_->Read(environment_.decode_idle_timeout); }
 
 absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
   RECURVE_RETURN_IF_ERROR(CheckAccepts());
-  RECURVE_ASSIGN_OR_RETURN(SequenceOptions options,
+  GenerateInput input;
+  RECURVE_ASSIGN_OR_RETURN(input.options,
                            OptionsFromProto(request, environment_.context));
-  RECURVE_ASSIGN_OR_RETURN(Command command,
+  RECURVE_ASSIGN_OR_RETURN(input.command,
                            CommandFromProto(request, 0, environment_.context));
-  RECURVE_RETURN_IF_ERROR(ValidateCommand(command, 0,
-                                          environment_.engine->limits(),
-                                          AppendField(request), "generate"));
-  RECURVE_RETURN_IF_ERROR(
-      ValidateOptions(options, environment_.engine->limits()));
-  RECURVE_RETURN_IF_ERROR(CheckPriority(options.priority));
-  RECURVE_RETURN_IF_ERROR(Charge(command));
-  with_logprobs_ = options.sampling.num_logprobs >= 0;
-  seed_ = options.sampling.seed;
-  prompt_tokens_ = static_cast<int64_t>(command.append.size());
+  input.prompt_name = AppendField(request);
+  with_logprobs_ = input.options.sampling.num_logprobs >= 0;
+  seed_ = input.options.sampling.seed;
+  prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
   RECURVE_ASSIGN_OR_RETURN(const uint64_t id,
-                           Submit(std::move(options), std::move(command),
+                           Submit(std::move(input), DecodeFieldNames(),
                                   /*close_when_done=*/false));
   Accepted(id);
   return absl::OkStatus();
@@ -59,9 +54,9 @@ absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
   RECURVE_ASSIGN_OR_RETURN(
       Command command,
       CommandFromProto(request, position, environment_.context));
-  RECURVE_RETURN_IF_ERROR(ValidateCommand(command, position,
-                                          environment_.engine->limits(),
-                                          AppendField(request), "generate"));
+  RECURVE_RETURN_IF_ERROR(
+      ValidateCommand(command, position, environment_.engine->limits(),
+                      AppendField(request), DecodeFieldNames()));
   RECURVE_RETURN_IF_ERROR(Charge(command));
   environment_.engine->Extend(id, std::move(command));
   return absl::OkStatus();

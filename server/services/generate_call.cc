@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
+
 namespace recurve {
 
 void GenerateCall::Begin() {
@@ -28,25 +30,18 @@ void GenerateCall::OnMessage(std::string message) {
 }
 
 void GenerateCall::Start(const v1::GenerateRequest& request) {
-  absl::StatusOr<GenerateInput> input =
-      FromProto(request, environment_.context);
-  if (!input.ok()) return Refuse(input.status());
-  with_logprobs_ = input->options.sampling.num_logprobs >= 0;
-  seed_ = input->options.sampling.seed;
-  prompt_tokens_ = static_cast<int64_t>(input->command.append.size());
-  absl::Status status =
-      ValidateCommand(input->command, 0, environment_.engine->limits(),
-                      request.has_prompt_text() ? "prompt_text" : "prompt_ids",
-                      "stopping.max_new_tokens");
-  if (status.ok()) {
-    status = ValidateOptions(input->options, environment_.engine->limits());
-  }
-  if (status.ok()) status = CheckPriority(input->options.priority);
-  if (status.ok()) status = Charge(input->command);
-  if (!status.ok()) return Refuse(status);
-  const absl::StatusOr<uint64_t> id =
-      Submit(std::move(input->options), std::move(input->command),
-             /*close_when_done=*/true);
+  const auto submit = [&]() -> absl::StatusOr<uint64_t> {
+    RECURVE_ASSIGN_OR_RETURN(RequestInput read,
+                             FromProto(request, environment_.context));
+    RECURVE_ASSIGN_OR_RETURN(
+        GenerateInput input,
+        Complete(std::move(read), environment_.context, {}));
+    with_logprobs_ = input.options.sampling.num_logprobs >= 0;
+    seed_ = input.options.sampling.seed;
+    prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
+    return Submit(std::move(input), {}, /*close_when_done=*/true);
+  };
+  const absl::StatusOr<uint64_t> id = submit();
   if (!id.ok()) return Refuse(id.status());
   Accepted(*id);
 }

@@ -205,7 +205,7 @@ TEST(RequestTest, StopStringsNeedATokenizer) {
 TEST(RequestTest, AppendedTokensAreInTheVocabulary) {
   const auto check = [](std::vector<int32_t> append) {
     return ValidateCommand({std::move(append), 1, LogitsMode::kNone}, 0,
-                           kLimits, "append_ids", "generate");
+                           kLimits, "append_ids", {});
   };
   EXPECT_TRUE(check({0, 99}).ok());
   EXPECT_THAT(check({0, 1, 100}),
@@ -217,7 +217,7 @@ TEST(RequestTest, ASequenceFitsTheServer) {
   const auto check = [](size_t append, int64_t generate, int64_t held) {
     return ValidateCommand(
         {std::vector<int32_t>(append, 1), generate, LogitsMode::kNone}, held,
-        kLimits, "prompt", "max_new_tokens");
+        kLimits, "prompt", {});
   };
   EXPECT_TRUE(check(1000, 0, 0).ok());
   EXPECT_TRUE(check(1, 999, 0).ok());
@@ -250,7 +250,7 @@ TEST(RequestTest, AWholePromptFitsAStep) {
   limits.max_prompt_logits = 20;
   const auto check = [&](size_t append, int64_t held, LogitsMode logits) {
     return ValidateCommand({std::vector<int32_t>(append, 1), 1, logits}, held,
-                           limits, "prompt_ids", "max_new_tokens");
+                           limits, "prompt_ids", {});
   };
   EXPECT_TRUE(check(50, 0, LogitsMode::kNext).ok());
   EXPECT_THAT(check(51, 0, LogitsMode::kNone),
@@ -265,7 +265,7 @@ TEST(RequestTest, AWholePromptFitsAStep) {
 }
 
 TEST(RequestTest, ACommandDoesSomething) {
-  EXPECT_THAT(ValidateCommand({}, 10, kLimits, "append_ids", "generate"),
+  EXPECT_THAT(ValidateCommand({}, 10, kLimits, "append_ids", {}),
               FailsWith(kInvalid, "append_ids is empty"));
 }
 

@@ -31,11 +31,13 @@ void Answer(const CompletionRequest& request, int index, const Command& command,
             const Tokenizer* tokenizer) {
   ChoicePiece piece;
   piece.index = index;
-  piece.tokens.set_text(
-      request.prompts[static_cast<size_t>(index)].prompt_text());
+  const RequestInput& prompt = request.prompts[static_cast<size_t>(index)];
+  if (const auto* const text = std::get_if<std::string>(&prompt.prompt)) {
+    piece.tokens.set_text(*text);
+  }
   for (const int32_t id : command.append) {
     piece.tokens.add_ids(static_cast<uint32_t>(id));
-    if (!request.prompts[static_cast<size_t>(index)].has_logprobs()) continue;
+    if (prompt.options.sampling.num_logprobs < 0) continue;
     v1::TokenLogprob& logprobs = *piece.tokens.add_logprobs();
     logprobs.set_logprob(-1);
   }
@@ -53,15 +55,16 @@ void Read(absl::string_view body, const Tokenizer* tokenizer) {
   RECURVE_CHECK(!request.prompts.empty());
   RECURVE_CHECK(request.prompts.size() <= kMaxPrompts);
   for (size_t i = 0; i < request.prompts.size(); ++i) {
-    const auto input =
-        FromProto(request.prompts[i],
-                  {tokenizer, kMaxModelLen, kCompletionMaxTokens, kVocabSize});
+    const FieldNames names = CompletionFieldNames(i, request.prompts.size());
+    const auto input = Complete(
+        request.prompts[i],
+        {tokenizer, kMaxModelLen, kCompletionMaxTokens, kVocabSize}, names);
     absl::Status status = input.status();
     if (status.ok()) {
-      status = ValidateCommand(input->command, 0, limits, "prompt_ids",
-                               "stopping.max_new_tokens");
+      status =
+          ValidateCommand(input->command, 0, limits, input->prompt_name, names);
     }
-    if (status.ok()) status = ValidateOptions(input->options, limits);
+    if (status.ok()) status = ValidateOptions(input->options, limits, names);
     if (!status.ok()) {
       CheckError(ErrorOf(status));
       continue;

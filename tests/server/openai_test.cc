@@ -33,10 +33,9 @@ json OffsetsOf(const CompletionRequest& request, const Tokenizer* tokenizer,
 // Whatever it is that bounds the length of a prompt.
 TEST(OpenAiTest, APromptThatIsTooLongHasACode) {
   for (const char* message :
-       {"prompt_text has 9000 tokens; this server's max_model_len is 8192, "
-        "with "
-        "at least one to generate",
-        "prompt_ids has 600 tokens; this model looks at a prompt as a whole, "
+       {"prompt has 9000 tokens; this server's max_model_len is 8192, with at "
+        "least one to generate",
+        "prompt[1] has 600 tokens; this model looks at a prompt as a whole, "
         "and "
         "a step of this server has room for 481 (--max-chunk-tokens, "
         "--max-num-batched-tokens)"}) {
@@ -44,17 +43,56 @@ TEST(OpenAiTest, APromptThatIsTooLongHasACode) {
     EXPECT_EQ(error.param, "prompt") << message;
     EXPECT_EQ(error.code, "context_length_exceeded") << message;
   }
-  EXPECT_EQ(ErrorOf(absl::InvalidArgumentError("prompt_ids[3] is 9; it is not "
-                                               "a token"))
+  EXPECT_EQ(ErrorOf(absl::InvalidArgumentError("prompt[3] is 9; it is not a "
+                                               "token"))
                 .code,
             "");
+}
+
+// The engine's errors, in the names of this API.
+TEST(OpenAiTest, FieldsHaveTheirNamesInThisApi) {
+  const RequestLimits limits = {/*vocab_size=*/100, /*max_model_len=*/50,
+                                /*has_tokenizer=*/false};
+  const auto error = [&](const absl::Status& status) {
+    EXPECT_FALSE(status.ok());
+    const ApiError error = ErrorOf(status);
+    return std::pair(error.param, error.message);
+  };
+  const FieldNames one = CompletionFieldNames(0, 1);
+  const FieldNames second = CompletionFieldNames(1, 3);
+  using testing::HasSubstr;
+  using testing::Pair;
+  EXPECT_THAT(
+      error(ValidateCommand({{1, 2, 100}, 1}, 0, limits, one.append_ids, one)),
+      Pair("prompt", HasSubstr("prompt[2] is 100; ")));
+  EXPECT_THAT(error(ValidateCommand({{1, 2, 100}, 1}, 0, limits,
+                                    second.append_ids, second)),
+              Pair("prompt", HasSubstr("prompt[1][2] is 100; ")));
+  EXPECT_THAT(
+      error(ValidateCommand({{1, 2}, 49}, 0, limits, one.append_ids, one)),
+      Pair("max_tokens", HasSubstr("max_tokens is 49; ")));
+  EXPECT_THAT(error(ValidateCommand({{1, 2}, 49}, 0, limits, second.append_ids,
+                                    second)),
+              Pair("max_tokens", HasSubstr("max_tokens (prompt[1]) is 49; ")));
+  SequenceOptions options;
+  options.stopping.stop_strings = {"a"};
+  EXPECT_THAT(error(ValidateOptions(options, limits, one)),
+              Pair("stop", HasSubstr("stop needs a tokenizer")));
+  options = {};
+  options.stopping.stop_token_ids = {100};
+  EXPECT_THAT(error(ValidateOptions(options, limits, one)),
+              Pair("stop_token_ids", HasSubstr("stop_token_ids[0] is 100; ")));
+  options = {};
+  options.sampling.logit_bias = {{100, 1.0f}};
+  EXPECT_THAT(error(ValidateOptions(options, limits, one)),
+              Pair("logit_bias", HasSubstr("logit_bias key is 100; ")));
 }
 
 TEST(OpenAiTest, TextOffsetsAreOfTheText) {
   const std::unique_ptr<Tokenizer> tokenizer =
       *BytesTokenizer::Make(258, 256, 257);
   CompletionRequest request;
-  request.prompts.emplace_back().set_logprobs(0);
+  request.prompts.emplace_back().options.sampling.num_logprobs = 0;
   // a, the two bytes of é, the end of the text, b.
   const std::vector<uint32_t> ids = {0x61, 0xc3, 0xa9, 257, 0x62};
   EXPECT_EQ(OffsetsOf(request, tokenizer.get(), ids), json({0, 1, 1, 2, 2}));
