@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "bench/cuda/linear_bench.h"
-#include "kernels/linear_attn/step/linear_step_cuda.h"
+#include "kernels/seeds/linear_step/linear_step_cuda.h"
 
 namespace recurve {
 namespace bench {

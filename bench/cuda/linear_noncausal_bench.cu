@@ -7,6 +7,7 @@
 
 #include "bench/cuda/linear_noncausal_bench.h"
 #include "kernels/linear_attn/noncausal/linear_noncausal_cuda.h"
+#include "kernels/seeds/linear_noncausal/linear_noncausal_seed_cuda.h"
 
 namespace recurve {
 namespace bench {
@@ -91,7 +92,7 @@ class LinearNoncausalBench {
 
   // Ends the program unless head 0 of row 0 is right.
   void Check() {
-    RECURVE_CUDA_OK(LaunchLinearNoncausal(Params(0), nullptr));
+    RECURVE_CUDA_OK(LaunchLinearNoncausalSeed(Params(0), nullptr));
     RECURVE_CUDA_OK(cudaDeviceSynchronize());
     const auto q = Encoded(memory_[0], case_.q);
     const auto k = Encoded(memory_[1], case_.k);
@@ -133,7 +134,7 @@ class LinearNoncausalBench {
   Result Run() {
     const Timing timing = Measure(
         [this](cudaStream_t stream, int call) {
-          return LaunchLinearNoncausal(Params(call % sets_), stream);
+          return LaunchLinearNoncausalSeed(Params(call % sets_), stream);
         },
         static_cast<int>(std::max<int64_t>(sets_, 2)), sets_ > 1);
     const int64_t state =

@@ -6,7 +6,7 @@
 
 #include "bench/cuda/linear_prefill_bench.h"
 #include "kernels/linear_attn/causal/linear_prefill_cuda.h"
-#include "kernels/linear_attn/step/linear_step_cuda.h"
+#include "kernels/seeds/linear_step/linear_step_cuda.h"
 
 namespace recurve {
 namespace bench {

@@ -3,8 +3,8 @@
 
 #include "bench/cuda/small_ops_bench.h"
 #include "kernels/glu/glu_cuda.h"
-#include "kernels/lrpe/lrpe_cuda.h"
 #include "kernels/norm/norm_cuda.h"
+#include "kernels/seeds/lrpe/lrpe_cuda.h"
 
 namespace recurve {
 namespace bench {

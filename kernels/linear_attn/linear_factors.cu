@@ -11,8 +11,8 @@
 
 #include "kernels/common/alignment.h"
 #include "kernels/common/device_math.cuh"
+#include "kernels/linear_attn/linear_dims.h"
 #include "kernels/linear_attn/linear_factors_cuda.h"
-#include "kernels/linear_attn/step/linear_step_check.h"
 #include "kernels/lrpe/lrpe_device.cuh"
 
 namespace recurve {

@@ -8,7 +8,7 @@
 
 #include "kernels/linear_attn/causal/linear_prefill_cuda.h"
 #include "kernels/linear_attn/linear_factors_cuda.h"
-#include "kernels/linear_attn/step/linear_step_cuda.h"
+#include "kernels/seeds/linear_step/linear_step_cuda.h"
 #include "tests/gpu/device_buffer.h"
 #include "tests/gpu/linear_prefill_gpu_testing.h"
 #include "tests/kernels/activation_oracle.h"

@@ -10,7 +10,7 @@
 #include "base/random.h"
 #include "base/thread_pool.h"
 #include "kernels/linear_attn/linear_attn.h"
-#include "kernels/linear_attn/step/linear_step_plan.h"
+#include "kernels/seeds/linear_step/linear_step_plan.h"
 #include "tests/gpu/linear_gpu_testing.h"
 #include "tests/testing/compare.h"
 #include "tests/testing/random_tensor.h"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/linear_attn/step/linear_step_cuda.h"
+#include "kernels/seeds/linear_step/linear_step_cuda.h"
 #include "tests/gpu/device_buffer.h"
 
 namespace recurve {

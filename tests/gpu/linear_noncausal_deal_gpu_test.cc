@@ -91,7 +91,7 @@ TEST_F(LinearNoncausalGpuTest, OutputsThatOthersMakeHaveTheSameBits) {
       p.rows = nullptr;
       p.states = nullptr;
       p.slots = nullptr;
-      ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
+      ASSERT_EQ(LaunchLinearNoncausalSeed(p, nullptr), cudaSuccess);
       int64_t tokens = 0;
       for (const int64_t count : counts) tokens += count;
       const int64_t width = c.heads * c.value_dim;
@@ -99,7 +99,7 @@ TEST_F(LinearNoncausalGpuTest, OutputsThatOthersMakeHaveTheSameBits) {
       p.out_type = ElementType::kFloat32;
       p.out = out.data();
       p.out_stride = width;
-      ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
+      ASSERT_EQ(LaunchLinearNoncausalSeed(p, nullptr), cudaSuccess);
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       std::vector<float> want;
       for (size_t row = 0; row < counts.size(); ++row) {

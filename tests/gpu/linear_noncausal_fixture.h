@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/linear_attn/noncausal/linear_noncausal_cuda.h"
+#include "kernels/seeds/linear_noncausal/linear_noncausal_seed_cuda.h"
 #include "tests/gpu/linear_prefill_gpu_testing.h"
 #include "tests/kernels/activation_oracle.h"
 #include "tests/kernels/lrpe_oracle.h"
@@ -193,7 +194,7 @@ class Batch {
   // Uses another batch's workspace, which must be large enough.
   void UseWorkspace(void* workspace) { shared_workspace_ = workspace; }
   void Run() {
-    ASSERT_EQ(LaunchLinearNoncausal(Params(), nullptr), cudaSuccess);
+    ASSERT_EQ(LaunchLinearNoncausalSeed(Params(), nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     const std::vector<float> out = out_.Read();
     const float canary = Rounded(ElementType::kBFloat16, {kCanary})[0];

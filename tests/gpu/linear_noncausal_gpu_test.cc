@@ -227,7 +227,7 @@ TEST_F(LinearNoncausalGpuTest, StatesMayBeLeftOut) {
   p.rows = nullptr;
   p.states = nullptr;
   p.slots = nullptr;
-  ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
+  ASSERT_EQ(LaunchLinearNoncausalSeed(p, nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_TRUE(SameBits(without.Out(0), with.Out(0)));
 }
@@ -249,7 +249,7 @@ TEST_F(LinearNoncausalGpuTest, OutputsMayBeFloat32) {
     p.out_type = ElementType::kFloat32;
     p.out = out.data();
     p.out_stride = width;
-    ASSERT_EQ(LaunchLinearNoncausal(p, nullptr), cudaSuccess);
+    ASSERT_EQ(LaunchLinearNoncausalSeed(p, nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     std::vector<float> want;
     for (int64_t row = 0; row < 4; ++row) {
@@ -267,7 +267,7 @@ TEST_F(LinearNoncausalGpuTest, RefusesWhatItDoesNotSupport) {
   Batch batch(c, {3});
   const LinearNoncausalParams good = batch.Params();
   const auto refused = [](const LinearNoncausalParams& p) {
-    return LaunchLinearNoncausal(p, nullptr) == cudaErrorInvalidValue;
+    return LaunchLinearNoncausalSeed(p, nullptr) == cudaErrorInvalidValue;
   };
   for (int64_t dim : {0, 4, 12, 136}) {
     LinearNoncausalParams p = good;

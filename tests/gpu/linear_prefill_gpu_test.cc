@@ -10,7 +10,7 @@
 
 #include "kernels/linear_attn/causal/linear_chunks_plan.h"
 #include "kernels/linear_attn/causal/linear_prefill_plan.h"
-#include "kernels/linear_attn/step/linear_step_cuda.h"
+#include "kernels/seeds/linear_step/linear_step_cuda.h"
 #include "tests/gpu/linear_prefill_gpu_testing.h"
 #include "tests/testing/compare.h"
 #include "tests/testing/random_tensor.h"

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/lrpe/lrpe_cuda.h"
+#include "kernels/seeds/lrpe/lrpe_cuda.h"
 #include "tests/gpu/device_buffer.h"
 #include "tests/kernels/activation_oracle.h"
 #include "tests/kernels/lrpe_oracle.h"

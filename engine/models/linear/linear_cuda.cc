@@ -9,10 +9,10 @@
 #include "kernels/linear_attn/causal/linear_chunks_plan.h"
 #include "kernels/linear_attn/causal/linear_prefill_cuda.h"
 #include "kernels/linear_attn/causal/linear_prefill_plan.h"
+#include "kernels/linear_attn/linear_dims.h"
 #include "kernels/linear_attn/linear_factors_cuda.h"
 #include "kernels/linear_attn/noncausal/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/scan/linear_scan_cuda.h"
-#include "kernels/linear_attn/step/linear_step_check.h"
 
 namespace recurve {
 namespace {

@@ -22,8 +22,8 @@
 #include "kernels/linear_attn/causal/linear_prefill_prepare.cuh"
 #include "kernels/linear_attn/causal/linear_prefill_shared.cuh"
 #include "kernels/linear_attn/causal/linear_prefill_state.cuh"
+#include "kernels/linear_attn/linear_dims.h"
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
-#include "kernels/linear_attn/step/linear_step_check.h"
 
 namespace recurve {
 namespace {

@@ -86,11 +86,12 @@ inline constexpr int64_t kLinearNoncausalMaxDim = 128;
 // none, or the device does not run the kernel.
 int64_t LinearNoncausalWorkspaceBytes(const LinearNoncausalParams& params);
 
-// cudaErrorInvalidValue for a shape that the comments do not allow, or a
-// pointer that is missing or not aligned; cudaErrorNotSupported on a device of
-// compute capability other than 9.0, or if the driver makes no tensor maps;
-// cudaErrorCooperativeLaunchTooLarge if not all multiprocessors are available
-// (a kind with a workspace uses all at once).
+// cudaErrorInvalidValue for a shape that the comments do not allow, a pointer
+// that is missing or not aligned, or a kind without a workspace, which only
+// kernels/seeds has (LaunchLinearNoncausalSeed); cudaErrorNotSupported on a
+// device of compute capability other than 9.0, or if the driver makes no tensor
+// maps; cudaErrorCooperativeLaunchTooLarge if not all multiprocessors are
+// available (a kind with a workspace uses all at once).
 cudaError_t LaunchLinearNoncausal(const LinearNoncausalParams& params,
                                   cudaStream_t stream);
 

@@ -9,6 +9,10 @@
 
 namespace recurve {
 
+// Whether the parameters are complete and within the limits, whichever kernel
+// is to take them.
+bool ValidLinearNoncausal(const LinearNoncausalParams& params);
+
 // Whether LaunchLinearNoncausalRing supports the parameters: no encoding or
 // cosine, and no softmax over the sequence. Depends on the kind of a layer
 // alone, never on the batch.

@@ -1,7 +1,7 @@
 // Loads of linear_noncausal.cu: the layout of shared memory, copies and softmax
 // over the sequence. Device code only.
-#ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_LOADS_CUH_
-#define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_LOADS_CUH_
+#ifndef RECURVE_KERNELS_SEEDS_LINEAR_NONCAUSAL_LINEAR_NONCAUSAL_LOADS_CUH_
+#define RECURVE_KERNELS_SEEDS_LINEAR_NONCAUSAL_LINEAR_NONCAUSAL_LOADS_CUH_
 
 #include <cuda_bf16.h>
 
@@ -401,4 +401,4 @@ struct NoncausalLoads {
 }  // namespace linear_noncausal
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_LOADS_CUH_
+#endif  // RECURVE_KERNELS_SEEDS_LINEAR_NONCAUSAL_LINEAR_NONCAUSAL_LOADS_CUH_

@@ -1,7 +1,7 @@
 // Main loop of linear_noncausal.cu, and the outputs of one part. Device code
 // only.
-#ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_OUT_CUH_
-#define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_OUT_CUH_
+#ifndef RECURVE_KERNELS_SEEDS_LINEAR_NONCAUSAL_LINEAR_NONCAUSAL_OUT_CUH_
+#define RECURVE_KERNELS_SEEDS_LINEAR_NONCAUSAL_LINEAR_NONCAUSAL_OUT_CUH_
 
 #include <cuda_bf16.h>
 
@@ -14,7 +14,7 @@
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
 #include "kernels/linear_attn/linear_wgmma.cuh"
 #include "kernels/linear_attn/noncausal/linear_noncausal_cuda.h"
-#include "kernels/linear_attn/noncausal/linear_noncausal_state.cuh"
+#include "kernels/seeds/linear_noncausal/linear_noncausal_state.cuh"
 
 namespace recurve {
 namespace linear_noncausal {
@@ -404,4 +404,4 @@ struct Noncausal : NoncausalState<kPosition> {
 }  // namespace linear_noncausal
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_OUT_CUH_
+#endif  // RECURVE_KERNELS_SEEDS_LINEAR_NONCAUSAL_LINEAR_NONCAUSAL_OUT_CUH_

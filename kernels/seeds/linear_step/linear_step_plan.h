@@ -1,7 +1,7 @@
 // How a linear-attention step is cut into thread blocks: plain arithmetic,
 // testable without a GPU.
-#ifndef RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_PLAN_H_
-#define RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_PLAN_H_
+#ifndef RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_PLAN_H_
+#define RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_PLAN_H_
 
 #include <cstdint>
 
@@ -11,7 +11,6 @@ namespace recurve {
 // each of 16 (float32) or 8 (bfloat16) of them in each lane.
 inline constexpr int kLinearTileColumns = 64;
 inline constexpr int kLinearRowsPerWarp = 32;
-inline constexpr int kLinearMaxHeadDim = 256;
 inline constexpr int kLinearMaxKeyDim = 512;  // cosine doubles the head dim
 inline constexpr int kLinearMaxThreads = kLinearMaxKeyDim;
 // Limit for the kernels' registers: five blocks of 128 threads a
@@ -37,4 +36,4 @@ constexpr LinearStepPlan PlanLinearStep(int64_t key_dim, int64_t value_dim) {
 
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_PLAN_H_
+#endif  // RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_PLAN_H_

@@ -7,10 +7,10 @@
 // these passes move e · B · N · H · (2 D + Dk).
 #include <cuda_bf16.h>
 
-#include "kernels/lrpe/lrpe_check.h"
-#include "kernels/lrpe/lrpe_cuda.h"
-#include "kernels/lrpe/lrpe_device.cuh"
-#include "kernels/lrpe/lrpe_stats.cuh"
+#include "kernels/seeds/lrpe/lrpe_check.h"
+#include "kernels/seeds/lrpe/lrpe_cuda.h"
+#include "kernels/seeds/lrpe/lrpe_stats.cuh"
+#include "kernels/seeds/lrpe/lrpe_token.cuh"
 
 namespace recurve {
 namespace {

@@ -1,5 +1,5 @@
-#ifndef RECURVE_KERNELS_LRPE_LRPE_CUDA_H_
-#define RECURVE_KERNELS_LRPE_LRPE_CUDA_H_
+#ifndef RECURVE_KERNELS_SEEDS_LRPE_LRPE_CUDA_H_
+#define RECURVE_KERNELS_SEEDS_LRPE_LRPE_CUDA_H_
 
 #include <cuda_runtime_api.h>
 
@@ -57,4 +57,4 @@ cudaError_t LaunchLrpeSequenceSoftmax(const CudaLrpeParams& params,
 
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LRPE_LRPE_CUDA_H_
+#endif  // RECURVE_KERNELS_SEEDS_LRPE_LRPE_CUDA_H_

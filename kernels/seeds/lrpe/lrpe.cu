@@ -6,9 +6,9 @@
 // Floor: e · B · N · H · (D + Dk) bytes: x read and y written once.
 #include <cuda_bf16.h>
 
-#include "kernels/lrpe/lrpe_check.h"
-#include "kernels/lrpe/lrpe_cuda.h"
-#include "kernels/lrpe/lrpe_device.cuh"
+#include "kernels/seeds/lrpe/lrpe_check.h"
+#include "kernels/seeds/lrpe/lrpe_cuda.h"
+#include "kernels/seeds/lrpe/lrpe_token.cuh"
 
 namespace recurve {
 namespace {

@@ -1,11 +1,11 @@
 // Parameter checks of LRPE's launchers.
-#ifndef RECURVE_KERNELS_LRPE_LRPE_CHECK_H_
-#define RECURVE_KERNELS_LRPE_LRPE_CHECK_H_
+#ifndef RECURVE_KERNELS_SEEDS_LRPE_LRPE_CHECK_H_
+#define RECURVE_KERNELS_SEEDS_LRPE_LRPE_CHECK_H_
 
 #include <cstdint>
 
 #include "kernels/common/alignment.h"
-#include "kernels/lrpe/lrpe_cuda.h"
+#include "kernels/seeds/lrpe/lrpe_cuda.h"
 
 namespace recurve {
 
@@ -26,4 +26,4 @@ inline bool ValidLrpe(const CudaLrpeParams& p) {
 
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LRPE_LRPE_CHECK_H_
+#endif  // RECURVE_KERNELS_SEEDS_LRPE_LRPE_CHECK_H_

@@ -7,9 +7,9 @@
 // and out are small).
 #include <cuda_bf16.h>
 
-#include "kernels/linear_attn/step/linear_step_check.h"
-#include "kernels/linear_attn/step/linear_step_cuda.h"
-#include "kernels/linear_attn/step/linear_step_device.cuh"
+#include "kernels/seeds/linear_step/linear_step_check.h"
+#include "kernels/seeds/linear_step/linear_step_cuda.h"
+#include "kernels/seeds/linear_step/linear_step_device.cuh"
 
 namespace recurve {
 namespace {

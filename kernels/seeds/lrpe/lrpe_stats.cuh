@@ -1,13 +1,13 @@
 // Sums of exponentials of each feature over a sequence: the first pass of
 // lrpe_sequence.cu.
-#ifndef RECURVE_KERNELS_LRPE_LRPE_STATS_CUH_
-#define RECURVE_KERNELS_LRPE_LRPE_STATS_CUH_
+#ifndef RECURVE_KERNELS_SEEDS_LRPE_LRPE_STATS_CUH_
+#define RECURVE_KERNELS_SEEDS_LRPE_LRPE_STATS_CUH_
 
 #include <cstdint>
 
 #include "kernels/common/device_math.cuh"
-#include "kernels/lrpe/lrpe_cuda.h"
-#include "kernels/lrpe/lrpe_device.cuh"
+#include "kernels/seeds/lrpe/lrpe_cuda.h"
+#include "kernels/seeds/lrpe/lrpe_token.cuh"
 
 namespace recurve {
 namespace lrpe {
@@ -218,4 +218,4 @@ __device__ __forceinline__ void ChunkStats(const CudaLrpeParams& p,
 }  // namespace lrpe
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LRPE_LRPE_STATS_CUH_
+#endif  // RECURVE_KERNELS_SEEDS_LRPE_LRPE_STATS_CUH_

@@ -1,16 +1,16 @@
 // Device functions shared by the two forms of the linear-attention step: q̃, k̃
 // and ṽ, made during the tile's loads, and sums.
-#ifndef RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_DEVICE_CUH_
-#define RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_DEVICE_CUH_
+#ifndef RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_DEVICE_CUH_
+#define RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_DEVICE_CUH_
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
 #include "kernels/common/device_math.cuh"
-#include "kernels/linear_attn/step/linear_step_cuda.h"
-#include "kernels/linear_attn/step/linear_step_plan.h"
-#include "kernels/linear_attn/step/linear_step_tile.cuh"
+#include "kernels/seeds/linear_step/linear_step_cuda.h"
+#include "kernels/seeds/linear_step/linear_step_plan.h"
+#include "kernels/seeds/linear_step/linear_step_tile.cuh"
 
 namespace recurve {
 namespace linear_step {
@@ -315,4 +315,4 @@ struct LaunchConfig {
 }  // namespace linear_step
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_DEVICE_CUH_
+#endif  // RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_DEVICE_CUH_

@@ -1,18 +1,15 @@
 // Parameter checks of the linear-attention step's launchers.
-#ifndef RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_CHECK_H_
-#define RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_CHECK_H_
+#ifndef RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_CHECK_H_
+#define RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_CHECK_H_
 
 #include <cstdint>
 
 #include "kernels/common/alignment.h"
-#include "kernels/linear_attn/step/linear_step_cuda.h"
-#include "kernels/linear_attn/step/linear_step_plan.h"
+#include "kernels/linear_attn/linear_dims.h"
+#include "kernels/seeds/linear_step/linear_step_cuda.h"
+#include "kernels/seeds/linear_step/linear_step_plan.h"
 
 namespace recurve {
-
-inline bool ValidLinearDim(int64_t dim) {
-  return dim >= 8 && dim <= kLinearMaxHeadDim && dim % 8 == 0;
-}
 
 // The state and the rows: required by a fold, too.
 inline bool ValidLinearState(const LinearStepParams& p) {
@@ -40,4 +37,4 @@ inline bool ValidLinearRing(const LinearDeferredParams& p) {
 
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_CHECK_H_
+#endif  // RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_CHECK_H_

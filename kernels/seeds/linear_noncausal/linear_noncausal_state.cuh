@@ -1,7 +1,7 @@
 // S of one part in linear_noncausal.cu, and the sum of the parts. Device code
 // only.
-#ifndef RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_STATE_CUH_
-#define RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_STATE_CUH_
+#ifndef RECURVE_KERNELS_SEEDS_LINEAR_NONCAUSAL_LINEAR_NONCAUSAL_STATE_CUH_
+#define RECURVE_KERNELS_SEEDS_LINEAR_NONCAUSAL_LINEAR_NONCAUSAL_STATE_CUH_
 
 #include <cuda_bf16.h>
 
@@ -14,7 +14,7 @@
 #include "kernels/linear_attn/linear_prefill_tiles.cuh"
 #include "kernels/linear_attn/linear_wgmma.cuh"
 #include "kernels/linear_attn/noncausal/linear_noncausal_cuda.h"
-#include "kernels/linear_attn/noncausal/linear_noncausal_loads.cuh"
+#include "kernels/seeds/linear_noncausal/linear_noncausal_loads.cuh"
 
 namespace recurve {
 namespace linear_noncausal {
@@ -437,4 +437,4 @@ struct NoncausalState : NoncausalLoads<kPosition> {
 }  // namespace linear_noncausal
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LINEAR_ATTN_NONCAUSAL_LINEAR_NONCAUSAL_STATE_CUH_
+#endif  // RECURVE_KERNELS_SEEDS_LINEAR_NONCAUSAL_LINEAR_NONCAUSAL_STATE_CUH_

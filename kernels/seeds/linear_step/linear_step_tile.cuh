@@ -1,11 +1,11 @@
 // A block's tile of a state, in registers.
-#ifndef RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_TILE_CUH_
-#define RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_TILE_CUH_
+#ifndef RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_TILE_CUH_
+#define RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_TILE_CUH_
 
 #include <cstdint>
 
 #include "kernels/common/device_math.cuh"
-#include "kernels/linear_attn/step/linear_step_plan.h"
+#include "kernels/seeds/linear_step/linear_step_plan.h"
 
 namespace recurve {
 namespace linear_step {
@@ -123,4 +123,4 @@ struct Four {
 }  // namespace linear_step
 }  // namespace recurve
 
-#endif  // RECURVE_KERNELS_LINEAR_ATTN_STEP_LINEAR_STEP_TILE_CUH_
+#endif  // RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_TILE_CUH_
