@@ -47,8 +47,11 @@ class Planner {
 
   std::vector<Launch> Plan() {
     for (int32_t i = 0; i < Count();) {
-      launches_.push_back(At(i));
-      i += launches_.back().count;
+      const Launch& launch = launches_.emplace_back(At(i));
+      for (const int32_t end = i + launch.count; i < end; ++i) {
+        const ValueId out = OutputOf(program_.operations[i]).value;
+        if (out.value >= 0) rounded_[out.value] = launch.writes_rounded;
+      }
     }
     return std::move(launches_);
   }
@@ -71,7 +74,7 @@ class Planner {
     launch.first = i;
     if (const auto* const project = As<ProjectOp>(i)) {
       launch.reads_rounded = rounded_[project->in.value.value];
-      if (ChainAt(i, *project, &launch)) return launch;
+      MakeChain(i, *project, &launch);
       return launch;
     }
     if (const auto unit = GatedUnitAt(i); unit && FusesGatedUnit(*unit)) {
@@ -98,7 +101,6 @@ class Planner {
     if (As<SequenceOp>(i) != nullptr) launch.prefetch = PrefetchAt(i);
     const Slice out = OutputOf(program_.operations[i]);
     launch.writes_rounded = Rounds(i, out);
-    rounded_[out.value.value] = launch.writes_rounded;
     return launch;
   }
 
@@ -207,19 +209,19 @@ class Planner {
     return norm.kind == NormKind::kRms && norm.groups == 1;
   }
 
-  // A chain of products from `out` at i on.
-  bool ChainAt(int32_t i, const ProjectOp& out, Launch* launch) const {
+  // Makes the launch of `out`, at i, a chain of products if it can be one.
+  void MakeChain(int32_t i, const ProjectOp& out, Launch* launch) const {
     if (!form_.decode || !form_.chains || !plan_.device.hopper || !type_ ||
         form_.rows > kProductChainMaxRows || !out.add ||
         !launch->reads_rounded) {
-      return false;
+      return;
     }
     const auto unit = GatedUnitAt(i + 1);
     if (!unit || !ChainsNorm(unit->norm->norm) ||
         !(unit->norm->in == out.out) ||
         unit->gate->activation == Activation::kSoftmax ||
         Cols(out.out) != MatrixOf(out).outputs) {
-      return false;
+      return;
     }
     const Plan::Matrix& up = MatrixOf(*unit->up);
     const Plan::Matrix& down = MatrixOf(*unit->down);
@@ -227,7 +229,7 @@ class Planner {
     const int64_t down_cols = Cols(unit->down->in);
     if (Cols(out.in) > MatrixOf(out).padded_inputs || down_cols > features ||
         down_cols > down.padded_inputs) {
-      return false;
+      return;
     }
     ProductChainShape shape = {form_.rows,
                                MatrixOf(out).outputs,
@@ -242,7 +244,7 @@ class Planner {
                               kProductChainSharedMemory)
                  .slots > 0;
     };
-    if (!takes()) return false;
+    if (!takes()) return;
     launch->form = Launch::Form::kChain;
     launch->count = 1 + kGatedUnitOps;
     if (As<SequenceOp>(i - 1) != nullptr &&
@@ -256,12 +258,11 @@ class Planner {
         !(norm->in == out.out) || norm->in.value == norm->out.value ||
         !(next->in == norm->out) || next->add ||
         !IsOnlyReader(after, after + 1)) {
-      return true;
+      return;
     }
     shape.next_outputs = MatrixOf(*next).outputs;
     shape.next_inputs = MatrixOf(*next).padded_inputs;
     if (takes()) launch->count += 2;
-    return true;
   }
 
   MatrixId PrefetchAt(int32_t i) const {

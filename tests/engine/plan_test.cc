@@ -338,6 +338,23 @@ TEST(PlanTest, OddWidthsAreNotRounded) {
   EXPECT_EQ(launches[3], "tpa w");  // 192
 }
 
+// A product writes float32 where a norm had written 16-bit values.
+TEST(PlanTest, WhatWasRoundedMayBeWrittenAgain) {
+  ProgramBuilder builder(64, 1024);
+  const ValueId residual = builder.AddLasting("residual", 1024);
+  builder.BeginRegion("layer 0");
+  const ValueId value = builder.AddValue("value", 1024);
+  const MatrixId square = builder.AddMatrix({Tensor(1024, 1024)});
+  builder.Add(NormOp{{residual}, {}, {value}});
+  builder.Add(ProjectOp{{value}, square, {residual}, true});
+  builder.Add(ProjectOp{{residual}, square, {value}, false});
+  builder.Add(ProjectOp{{value}, square, {residual}, true});
+  const Program program = builder.Build();
+  EXPECT_THAT(Shorts(program, PlanLaunches(program, Lower(program, Hopper()),
+                                           Decode(8))),
+              ElementsAre("norm w", "project r", "project", "project"));
+}
+
 TEST(PlanTest, WhatOthersReadIsNotRounded) {
   Sizes s;
   s.hidden = 1024;
