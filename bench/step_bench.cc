@@ -165,12 +165,12 @@ class StepBench {
   const Flags flags_;
   std::unique_ptr<StepTimeline> timeline_;  // or null
   double bandwidth_ = 0;                    // of a copy, bytes a second
+  std::unique_ptr<LaunchTimer> timer_;      // with --operations; outlives:
   std::unique_ptr<Decoder> decoder_;
-  std::unique_ptr<LaunchTimer> timer_;  // with --operations
-  int64_t decode_pages_ = 1;            // of the cache, for what decodes
-  int64_t token_bytes_ = 0;             // of the cache
-  double state_bytes_ = 0;              // of a sequence
-  double weight_bytes_ = 0;             // that each step reads
+  int64_t decode_pages_ = 1;  // of the cache, for what decodes
+  int64_t token_bytes_ = 0;   // of the cache
+  double state_bytes_ = 0;    // of a sequence
+  double weight_bytes_ = 0;   // that each step reads
   nlohmann::ordered_json results_ = nlohmann::ordered_json::array();
   nlohmann::ordered_json timelines_ = nlohmann::ordered_json::array();
 };

@@ -16,7 +16,7 @@ struct SavedMemory {
   absl::Span<const int32_t> blocks;
 };
 
-// The memory behind pages and slots, owned by a backend. The cache manager
+// The memory behind pages and slots, owned by an executor. The cache manager
 // knows ids only and asks for contents to be set through this.
 //
 // On a device, an operation is ordered before every step launched after it; it

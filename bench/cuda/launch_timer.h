@@ -24,6 +24,11 @@ class LaunchTimer : public LaunchProbe {
     cudaEventCreateWithFlags(&gate_, cudaEventDisableTiming);
   }
 
+  ~LaunchTimer() override {
+    Release();
+    cudaStreamSynchronize(gate_stream_);
+  }
+
   // Microseconds of each launch of the steps since Clear(), by name.
   const std::map<std::string, std::vector<double>>& times() const {
     return times_;

@@ -53,13 +53,15 @@ std::vector<StepBatch> CudaExecutor::WarmUpSteps() const {
 }
 
 absl::Status CudaExecutor::Begin(const StepBatch& batch) {
-  if (probe_ != nullptr) probe_->BeforeStep();
   RECURVE_RETURN_IF_ERROR(status_);
   RECURVE_RETURN_IF_ERROR(CheckBatch(batch));
   for (int32_t slot : batch.slots) {
     RECURVE_RETURN_IF_ERROR(memory_.AwaitSlot(slot));
   }
-  if (probe_ != nullptr) probe_->Before("begin (copy, tables, schedules)");
+  if (probe_ != nullptr) {
+    probe_->BeforeStep();
+    probe_->Before("begin (copy, tables, schedules)");
+  }
   batch_ = &batch;
   logits_status_ = absl::OkStatus();
   step_ = {};
@@ -96,11 +98,12 @@ absl::Status CudaExecutor::Begin(const StepBatch& batch) {
     ComputeTables();
     for (const Kind& kind : kinds_) Check(kind.operations->Prepare(stream_));
   }
+  if (probe_ != nullptr) probe_->After();
   if (!status_.ok()) {
     EndCapture();
+    if (probe_ != nullptr) probe_->AfterStep();
     return status_;
   }
-  if (probe_ != nullptr) probe_->After();
   LaunchAll();
   return absl::OkStatus();  // End returns what fails from here on
 }

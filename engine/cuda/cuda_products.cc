@@ -101,7 +101,10 @@ absl::Status CudaProducts::Tune(int64_t row_capacity, int64_t column_multiple) {
 }
 
 int64_t CudaProducts::DeviceBytes(const Plan& plan, int64_t row_capacity) {
-  return row_capacity * plan.max_inputs() * 2 + kProductChainExchangeBytes;
+  const bool chains = plan.device.hopper && plan.matrix_type &&
+                      *plan.matrix_type != DType::kFloat32;
+  return row_capacity * plan.max_inputs() * 2 +
+         (chains ? kProductChainExchangeBytes : 0);
 }
 
 absl::Status CudaProducts::Allocate(const Plan& plan, int64_t row_capacity) {
@@ -113,7 +116,7 @@ absl::Status CudaProducts::Allocate(const Plan& plan, int64_t row_capacity) {
       CudaMemory::Allocate(
           CudaMemory::Kind::kDevice, row_capacity * plan.max_inputs() * 2,
           "rounded activations; lower --max-num-batched-tokens"));
-  if (!type_ || !DecodeMatmulFuses()) return absl::OkStatus();
+  if (!type_ || !ProductChainRuns()) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(
       CudaMemory exchange,
       CudaMemory::Allocate(CudaMemory::Kind::kDevice,

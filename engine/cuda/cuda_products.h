@@ -82,7 +82,7 @@ class CudaProducts {
 
   // --- Building a model ---
 
-  // Device memory of Allocate.
+  // Device memory of Allocate, at most.
   static int64_t DeviceBytes(const Plan& plan, int64_t row_capacity);
   // The rows of `source`, as `planned`.
   absl::Status Load(const MatrixSource& source, const Plan::Matrix& planned,
@@ -100,8 +100,8 @@ class CudaProducts {
   absl::Status Tune(int64_t row_capacity, int64_t column_multiple);
   // Memory for the rows of a step.
   absl::Status Allocate(const Plan& plan, int64_t row_capacity);
-  // Whether this is the one user of LaunchProductChain in the process; after
-  // Allocate. Others launch the products one by one.
+  // Whether this is the one user of LaunchProductChain in the process, on a
+  // device that runs it; after Allocate. Others launch the products one by one.
   bool chains() const { return exchange_.bytes() > 0; }
 
   // --- A step ---

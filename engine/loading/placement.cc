@@ -103,10 +103,8 @@ absl::Status PlaceModel(const ModelDefinition& model,
     RECURVE_ASSIGN_OR_RETURN(placement->device.pages,
                              ParseDType(options.kv_dtype));
   } else {
-    const DType weights =
-        placement->device.weights.value_or(model.embedding.dtype);
     placement->device.pages =
-        weights == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+        GpuPagesFor(placement->device.weights, model.embedding.dtype);
   }
   return absl::OkStatus();
 }

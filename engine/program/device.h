@@ -16,12 +16,18 @@ struct Device {
   // of products.
   bool hopper = false;
   int64_t multiprocessors = 0;
-  int64_t shared_memory = 0;  // bytes a block may have
 
   // Type of the weights; absent: as they are stored.
   std::optional<DType> weights;
   DType pages = DType::kFloat32;
 };
+
+// The type of a GPU's pages if none is asked for: that of the weights, of which
+// the embedding stands for those that are held as stored, or float16.
+inline DType GpuPagesFor(const std::optional<DType>& weights, DType embedding) {
+  return weights.value_or(embedding) == DType::kBFloat16 ? DType::kBFloat16
+                                                         : DType::kFloat16;
+}
 
 }  // namespace recurve
 

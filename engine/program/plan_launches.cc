@@ -98,7 +98,10 @@ class Planner {
       launch.fuses_norm = FusesNorm(head->in, head->norm);
       return launch;
     }
-    if (As<SequenceOp>(i) != nullptr) launch.prefetch = PrefetchAt(i);
+    if (const auto* const op = As<SequenceOp>(i);
+        op != nullptr && op->operation->Prefetches()) {
+      launch.prefetch = PrefetchAt(i);
+    }
     const Slice out = OutputOf(program_.operations[i]);
     launch.writes_rounded = Rounds(i, out);
     return launch;
@@ -106,19 +109,35 @@ class Planner {
 
   // --- What is rounded ---
 
-  // Calls visit(j) for each operation that reads what operation i writes.
+  // Whether two slices of one value share columns.
+  bool Overlap(const Slice& a, const Slice& b) const {
+    if (!(a.value == b.value)) return false;
+    const auto p = plan_.PlaceOf(a);
+    const auto q = plan_.PlaceOf(b);
+    return p.first < q.first + q.cols && q.first < p.first + p.cols;
+  }
+  // Whether `a` has all columns of `b`.
+  bool Covers(const Slice& a, const Slice& b) const {
+    if (!(a.value == b.value)) return false;
+    const auto p = plan_.PlaceOf(a);
+    const auto q = plan_.PlaceOf(b);
+    return p.first <= q.first && q.first + q.cols <= p.first + p.cols;
+  }
+
+  // Calls visit(j) for each operation that reads some of what operation i
+  // writes, until all of it is written again. Values that share memory
+  // (Value::over) are not needed at the same time.
   template <typename Visit>
   void ForEachReader(int32_t i, Visit visit) const {
-    const ValueId value = OutputOf(program_.operations[i]).value;
+    const Slice written = OutputOf(program_.operations[i]);
     for (int32_t j = i + 1; j < Count(); ++j) {
       const std::vector<Slice> reads = ReadsOf(program_.operations[j]);
       if (std::any_of(reads.begin(), reads.end(), [&](const Slice& slice) {
-            return slice.value == value;
+            return Overlap(slice, written);
           })) {
         visit(j);
       }
-      const Slice out = OutputOf(program_.operations[j]);
-      if (out.value == value) break;  // new contents
+      if (Covers(OutputOf(program_.operations[j]), written)) break;
     }
   }
   bool IsOnlyReader(int32_t i, int32_t reader) const {

@@ -40,6 +40,8 @@ class SequenceOperation {
                                              DType /*pages*/) const {
     return std::nullopt;
   }
+  // Whether it fetches the next product's weights ahead (Launch::prefetch).
+  virtual bool Prefetches() const { return false; }
   // On that device, with all matrices in `matrices` (absent: of several types):
   // a step's tokens of a sequence end at a multiple of this, or with its last.
   virtual int64_t ChunkMultiple(const Device& /*device*/,

@@ -11,9 +11,9 @@
 
 namespace recurve {
 
-// How a token is computed: as a decode step or as part of a prompt, for which a
-// backend may use other arithmetic. A token is of the same kind whenever it is
-// computed.
+// How a token is computed: as a decode step or as part of a prompt, for which
+// an executor may use other arithmetic. A token is of the same kind whenever it
+// is computed.
 enum class TokenKind : uint8_t {
   kPrompt,            // continues after the token before it, also of kPrompt or
                       // kPromptStart

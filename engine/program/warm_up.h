@@ -19,7 +19,7 @@ struct WarmUpLimits {
 // Maximum length of the first step's prompt.
 inline constexpr int64_t kWarmUpPromptTokens = 2048;
 
-// Steps that make a backend load and capture what later steps need: to be run
+// Steps that make an executor load and capture what later steps need: to be run
 // once each, in this order, before there is a sequence. All are in page and
 // slot 0, several sequences at a time, so the results are meaningless; no
 // samples are drawn.

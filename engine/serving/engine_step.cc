@@ -23,7 +23,7 @@ bool Decodes(const Sequence& sequence) {
 }
 
 // Order of a sequence's next `count` tokens in a step: single decode tokens
-// first, then tokens that a backend may multiply in the same way, then other
+// first, then tokens that an executor may multiply in the same way, then other
 // prompts.
 int GroupOf(const Sequence& sequence, int64_t count) {
   const int64_t begin = sequence.launched_computed();
@@ -390,7 +390,7 @@ absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   if (pending_ != nullptr && !MayRunAhead(plan)) return nullptr;
   // The scheduler guarantees progress; without it the loop would spin for ever.
   RECURVE_CHECK(!plan.entries.empty());
-  // Groups tokens that a backend computes alike.
+  // Groups tokens that an executor computes alike.
   auto rest = plan.entries.begin();
   for (const int group : {0, 1}) {
     rest = std::stable_partition(

@@ -382,6 +382,12 @@ bool Complete(const ProductChainParams& p) {
 
 }  // namespace
 
+bool ProductChainRuns() {
+  int multiprocessors = 0;
+  return Multiprocessors(&multiprocessors) == cudaSuccess &&
+         multiprocessors > 0;
+}
+
 bool ProductChainTakes(const ProductChainParams& p) {
   int multiprocessors = 0;
   return Multiprocessors(&multiprocessors) == cudaSuccess &&

@@ -83,6 +83,10 @@ struct ProductChainParams {
 
 inline constexpr int64_t kProductChainExchangeBytes = 7 << 17;
 
+// Whether the current device runs such launches at all: a Hopper, and not under
+// MPS, where another process may hold multiprocessors that the blocks need.
+bool ProductChainRuns();
+
 // Whether the current device does these products in one launch, by sizes and
 // kinds (PlanProductChain). y is not checked.
 bool ProductChainTakes(const ProductChainParams& params);

@@ -48,7 +48,7 @@ class CompletionCall : public HttpListener,
   // Parses the body into request_ and choices_.
   std::optional<ApiError> Read(const HttpRequest& request);
   // Encodes the prompts, which makes inputs_. The error is that of the first
-  // invalid prompt.
+  // that cannot be encoded; ranges are checked later, those of all together.
   std::optional<ApiError> PrepareAll();
   // Has the engine check inputs_, and submits them, unless there is an error
   // already. Refuses the request on an error.

@@ -168,8 +168,8 @@ absl::StatusOr<GenerateInput> Complete(RequestInput input,
                      names.append_text));
   }
   if (complete.command.append.empty()) {
-    return absl::InvalidArgumentError(
-        "prompt is empty; at least one token is needed");
+    return absl::InvalidArgumentError(absl::StrCat(
+        complete.prompt_name, " is empty; at least one token is needed"));
   }
   if (input.max_new_tokens) {
     complete.command.generate = *input.max_new_tokens;

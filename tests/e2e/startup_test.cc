@@ -327,10 +327,17 @@ TEST(StartupTest, WarnsOfCertificatesThatClientsCannotUse) {
   EXPECT_NEAR(left("client_ca"), -60, 600);
   // New ones are looked at, too.
   folder.Write(MakeCertificate({.end_seconds = 10 * 86400}));
-  EXPECT_TRUE(WaitFor([&] { return Count(server.Err(), "expires on") == 2; }))
-      << server.Err();
+  const auto expires = [&](const std::string& flag) {
+    return Count(server.Err(), " warning " + flag + " " + folder.cert() +
+                                   ": the certificate of 'CN = server' expires "
+                                   "on") >= 1;
+  };
+  EXPECT_TRUE(WaitFor([&] {
+    return expires("--tls-cert") && expires("--tls-client-ca");
+  })) << server.Err();
   EXPECT_NEAR(left("cert"), 10 * 86400, 600);
-  EXPECT_EQ(Count(server.Err(), "ECDSA P-521"), 1);
+  // Twice if the file was replaced while the server was reading both.
+  EXPECT_LE(Count(server.Err(), "ECDSA P-521"), 2);
 }
 
 TEST(StartupTest, WhatIsWrongWithoutAModelIsSaidBeforeItIsLoaded) {

@@ -49,7 +49,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 const BadRequest kBadRequests[] = {
     {"NoPrompt", [](auto* r) { r->clear_prompt(); }, "prompt is not set"},
     {"EmptyPrompt", [](auto* r) { r->mutable_prompt_ids()->clear_ids(); },
-     "prompt is empty"},
+     "prompt_ids is empty"},
     {"IdOutsideVocabulary",
      [](auto* r) { r->mutable_prompt_ids()->add_ids(258); },
      "prompt_ids[2] is 258; the vocabulary has ids 0 to 257"},

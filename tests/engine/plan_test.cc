@@ -106,7 +106,6 @@ Device Hopper() {
   Device device;
   device.gpu = device.hopper = true;
   device.multiprocessors = 132;
-  device.shared_memory = 227 << 10;
   device.pages = DType::kBFloat16;
   return device;
 }

@@ -32,14 +32,13 @@ struct InfoFlags {
 };
 
 // An H100 or H200 for "gpu".
-Device PlanDevice(const std::string& name) {
+Device PlanDevice(const std::string& name, DType embedding) {
   Device device;
   device.gpu = name != "cpu";
   if (!device.gpu) return device;
   device.hopper = name == "gpu";
   device.multiprocessors = 132;
-  device.shared_memory = 227 << 10;
-  device.pages = DType::kBFloat16;
+  device.pages = GpuPagesFor(device.weights, embedding);
   return device;
 }
 
@@ -66,7 +65,7 @@ absl::Status Print(const InfoFlags& flags, int64_t memory) {
   absl::PrintF("%s", FactsText(facts));
   if (capacity) absl::PrintF("%s", CapacityText(facts, *capacity));
   if (!flags.plan.empty()) {
-    const Device device = PlanDevice(flags.plan);
+    const Device device = PlanDevice(flags.plan, model.embedding.dtype);
     if (device.gpu) RECURVE_RETURN_IF_ERROR(CheckGpu(model));
     const Program program = Emit(model);
     absl::PrintF("\n%s", PrintForms(program, Lower(program, device)));

@@ -38,6 +38,7 @@ class TpaOperation : public SequenceOperation {
   std::optional<DType> RoundedOutput(bool decode, DType pages) const override {
     return decode ? pages : DType::kBFloat16;
   }
+  bool Prefetches() const override { return true; }
   void Run(const CpuStep& step) const override;
 #ifdef RECURVE_HAVE_CUDA
   std::unique_ptr<CudaOperations> MakeCudaOperations(

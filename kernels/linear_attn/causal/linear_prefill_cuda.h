@@ -13,9 +13,9 @@
 namespace recurve {
 
 // Causal linear attention over whole prompts on the GPU: LaunchLinearStep
-// (linear_step_cuda.h) for many tokens of each row at once, by chunks of 64
-// (Sun et al., 2023; Qin et al., 2024). With q̃, k̃, ṽ and S as there, and
-// tokens i, j of a chunk that begins with state S₀:
+// (kernels/seeds/linear_step/linear_step_cuda.h) for many tokens of each row at
+// once, by chunks of 64 (Sun et al., 2023; Qin et al., 2024). With q̃, k̃, ṽ and
+// S as there, and tokens i, j of a chunk that begins with state S₀:
 //
 //   o_i = λ^(i+1) S₀ᵀ q̃_i + Σ_{j ≤ i} λ^(i−j) (q̃_i · k̃_j) ṽ_j
 //   S   = λ^C S₀ + Σ_j λ^(C−1−j) k̃_j ṽ_jᵀ

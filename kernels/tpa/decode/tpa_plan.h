@@ -127,7 +127,7 @@ inline int TpaHeadOctets(const TpaShape& shape) {
 }
 
 // Limits of the GPU kernels. The engine reports them for a model, field by
-// field (engine/cuda/cuda_model_limits.cc).
+// field (TpaLayer::CheckGpu).
 inline constexpr int64_t kTpaMaxHeads = 128;
 inline constexpr int64_t kTpaDimStep = 4;  // of head and value sizes
 inline constexpr int64_t kTpaMaxDim = 256;
