@@ -101,7 +101,7 @@ def test_logprobs(client: Client) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"prompt": []}, "prompt"),
+    ({"prompt": []}, "prompt_ids"),
     ({"prompt": [1, 2, 999]}, "prompt_ids[2]"),
     ({"prompt": [1, -1]}, "prompt_ids[1]"),
     ({"prompt": [1, "2"]}, "prompt_ids[1]"),
