@@ -16,17 +16,6 @@ constexpr auto kDevice = CudaMemory::Kind::kDevice;
 
 constexpr int64_t kMaxRows = 65535;  // in a launch
 
-WeightType ToWeightType(DType type) {
-  switch (type) {
-    case DType::kBFloat16:
-      return WeightType::kBFloat16;
-    case DType::kFloat16:
-      return WeightType::kFloat16;
-    default:
-      return WeightType::kFloat32;
-  }
-}
-
 }  // namespace
 
 // ----------------------------------------------------------------------------

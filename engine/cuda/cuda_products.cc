@@ -29,17 +29,6 @@ MatrixPart WithZeroRows(MatrixPart part, int64_t rows) {
   return part;
 }
 
-WeightType ToWeightType(DType type) {
-  switch (type) {
-    case DType::kBFloat16:
-      return WeightType::kBFloat16;
-    case DType::kFloat16:
-      return WeightType::kFloat16;
-    default:
-      return WeightType::kFloat32;
-  }
-}
-
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }

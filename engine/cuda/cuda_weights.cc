@@ -41,6 +41,17 @@ void ConvertRow(const TensorView& tensor, int64_t row, int64_t inputs,
 
 }  // namespace
 
+WeightType ToWeightType(DType type) {
+  switch (type) {
+    case DType::kBFloat16:
+      return WeightType::kBFloat16;
+    case DType::kFloat16:
+      return WeightType::kFloat16;
+    default:
+      return WeightType::kFloat32;
+  }
+}
+
 DType ToDType(WeightType type) {
   switch (type) {
     case WeightType::kFloat32:

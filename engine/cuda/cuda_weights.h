@@ -17,6 +17,8 @@
 
 namespace recurve {
 
+// The kernels' name for a checkpoint's type, and back.
+WeightType ToWeightType(DType type);
 DType ToDType(WeightType type);
 
 // Copies weights from a mapped checkpoint to the device: the pool orders and
