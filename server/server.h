@@ -13,7 +13,7 @@
 #include "engine/serving/engine.h"
 #include "engine/serving/options.h"
 #include "server/requests/encode_threads.h"
-#include "server/requests/stream_call.h"
+#include "server/requests/request_call.h"
 #include "server/telemetry/metrics.h"
 #include "server/tenants/tenants.h"
 #include "server/transport/stranger_bytes.h"

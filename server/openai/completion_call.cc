@@ -41,7 +41,7 @@ class CompletionCall::Choice : public EventSink {
     {
       MutexLock lock(&call_->mu_);
       if (event.has_token) {
-        ticket_.CountToken();
+        part().ticket.CountToken();
         ++completion_tokens_;
         piece_.last_token = event.token;
       }
@@ -52,11 +52,8 @@ class CompletionCall::Choice : public EventSink {
       AppendStep(event, with_logprobs_, &piece_.tokens);
       // A single answer at the end does not wait for a reader; CheckWholeSize
       // limits its size.
-      stalled_ = call_->request_.stream &&
-                 (piece_.tokens.ids_size() >=
-                      call_->environment_.max_buffered_tokens ||
-                  piece_bytes_ >= call_->environment_.max_buffered_bytes);
-      room = !stalled_;
+      room = !call_->request_.stream ||
+             call_->HasRoom(part(), piece_.tokens.ids_size(), piece_bytes_);
     }
     call_->Pump();
     return room;
@@ -76,52 +73,40 @@ class CompletionCall::Choice : public EventSink {
   }
 
   void OnEnd(absl::Status status) override {
-    bool unread = false;
-    {
-      MutexLock lock(&call_->mu_);
-      // This is how the engine ends a stream whose client does not read.
-      unread = call_->streaming_ && call_->write_in_flight_ &&
-               absl::IsResourceExhausted(status);
-      end_ = std::move(status);
-    }
-    if (unread) call_->reply_->Drop();
+    if (call_->EndPart(part(), std::move(status))) call_->reply_->Drop();
     call_->Pump();
   }
 
  private:
   friend class CompletionCall;
 
+  Part& part() { return call_->parts_[static_cast<size_t>(piece_.index)]; }
+
   CompletionCall* const call_;
   // Set before the engine knows of the choice, then constant.
   bool with_logprobs_ = false;
   int64_t prompt_tokens_ = 0;
 
-  StreamTicket ticket_;
-  std::optional<uint64_t> id_;  // of the sequence
-  ChoicePiece piece_;           // output not sent yet
-  int64_t piece_bytes_ = 0;     // size of its tokens
+  ChoicePiece piece_;        // output not sent yet
+  int64_t piece_bytes_ = 0;  // size of its tokens
   TextOffsets text_offsets_;
   int64_t completion_tokens_ = 0;
-  bool stalled_ = false;
-  std::optional<absl::Status> end_;
 };
 
 CompletionCall::CompletionCall(const CallEnvironment& environment,
                                const std::string& model_name,
                                std::shared_ptr<HttpReply> reply)
-    : environment_(environment),
+    : RequestCall(environment),
       model_name_(model_name),
       reply_(std::move(reply)),
       created_(std::chrono::duration_cast<std::chrono::seconds>(
                    std::chrono::system_clock::now().time_since_epoch())
-                   .count()) {
-  environment_.open_streams->fetch_add(1);
-}
+                   .count()) {}
 
-CompletionCall::~CompletionCall() { environment_.open_streams->fetch_sub(1); }
+CompletionCall::~CompletionCall() = default;
 
 void CompletionCall::Begin(const HttpRequest& request) {
-  reply_->Listen(shared_from_this());
+  reply_->Listen(self());
   request_id_ = request.request_id;
   deadline_ = request.deadline;
   if (!request_id_.empty()) {
@@ -136,53 +121,42 @@ void CompletionCall::Begin(const HttpRequest& request) {
   }
   if (bytes <= EncodeThreads::kShortBytes) return Go(PrepareAll());
   // A text waiting to be encoded counts as open, as over gRPC.
-  absl::Status status = OpenStreams();
-  if (!status.ok()) return Refuse(ErrorOf(status));
-  status = environment_.encode_threads->Add(
-      this, flow(), bytes, [self = shared_from_this()] {
-        const absl::Status accepts =
-            self->environment_.engine->CheckAccepts(self->flow());
-        self->reply_->Continue([self, error = accepts.ok() ? self->PrepareAll()
-                                                           : ErrorOf(accepts)] {
+  if (absl::Status status = OpenStreams(); !status.ok()) {
+    return Refuse(ErrorOf(status));
+  }
+  Encode(bytes, [this](const absl::Status& status) {
+    reply_->Continue(
+        [self = self(), error = status.ok() ? PrepareAll() : ErrorOf(status)] {
           self->Go(error);
         });
-      });
-  if (!status.ok()) Refuse(ErrorOf(status));
+  });
 }
 
 void CompletionCall::Refuse(ApiError error) {
-  bool by_quota;
+  const std::optional<std::chrono::milliseconds> retry_after =
+      Refused(error.cause);
+  if (retry_after == kNeverRetry) {
+    // With 429 clients would retry a request that can never succeed.
+    error.status = 400;
+    error.type = "invalid_request_error";
+    error.code = "quota_exceeded";
+    error.retry_after.reset();
+  } else if (retry_after) {
+    error.retry_after = retry_after;
+  }
   {
     MutexLock lock(&mu_);
     over_ = true;
-    by_quota = retry_after_.has_value();
-    if (retry_after_ == kNeverRetry) {
-      // With 429 clients would retry a request that can never succeed.
-      error.status = 400;
-      error.type = "invalid_request_error";
-      error.code = "quota_exceeded";
-      error.retry_after.reset();
-    } else if (retry_after_) {
-      error.retry_after = retry_after_;
-    }
-    for (const auto& choice : choices_) {
-      if (!choice->id_) choice->ticket_.Refund();
-      choice->ticket_.Close();
-    }
   }
-  environment_.metrics->OnRefused(
-      RefusalReasonOf(error.cause, by_quota, *environment_.engine));
   reply_->Send(ErrorAnswer(error));
 }
 
 void CompletionCall::Go(std::optional<ApiError> error) {
-  if (!error) error = Submit(std::move(inputs_));
+  if (!error) error = SubmitInputs();
   if (error) return Refuse(*std::move(error));
   {
     MutexLock lock(&mu_);
     started_ = true;
-    accepted_ = true;
-    environment_.accepted_streams->fetch_add(1);
   }
   Pump();
 }
@@ -204,64 +178,10 @@ absl::Status CompletionCall::CheckWholeSize(
       "; without stream at most ", kMaxWholeTokens, " are allowed"));
 }
 
-absl::Status CompletionCall::OpenStreams() {
-  if (tenant_ == nullptr) return absl::OkStatus();
-  MutexLock lock(&mu_);
-  if (has_streams_) return absl::OkStatus();
-  std::chrono::milliseconds retry_after = environment_.retry_pushback;
-  absl::Status status =
-      tenant_->OpenStreams(static_cast<int64_t>(choices_.size()), &retry_after);
-  if (!status.ok()) {
-    retry_after_ = retry_after;
-    return status;
-  }
-  for (const auto& choice : choices_) choice->ticket_ = StreamTicket(tenant_);
-  has_streams_ = true;
-  return absl::OkStatus();
-}
-
-absl::Status CompletionCall::Approve(
-    absl::Span<const Engine::Submission> submissions) {
-  RECURVE_RETURN_IF_ERROR(CheckWholeSize(submissions));
-  for (size_t i = 0; i < submissions.size(); ++i) {
-    Choice& choice = *choices_[i];
-    if (choice.with_logprobs_) {
-      choice.text_offsets_ = TextOffsets(environment_.context.tokenizer,
-                                         submissions[i].command.append);
-    }
-  }
-  if (tenant_ == nullptr) return absl::OkStatus();
-  for (const Engine::Submission& submission : submissions) {
-    RECURVE_RETURN_IF_ERROR(
-        tenant_->CheckPriority(submission.options.priority));
-  }
-  RECURVE_RETURN_IF_ERROR(OpenStreams());
-  MutexLock lock(&mu_);
-  std::chrono::milliseconds retry_after = environment_.retry_pushback;
-  std::vector<StreamTicket*> all;
-  std::vector<StreamTicket::Cost> costs;
-  for (size_t i = 0; i < submissions.size(); ++i) {
-    all.push_back(&choices_[i]->ticket_);
-    costs.push_back(
-        {choices_[i]->prompt_tokens_, submissions[i].command.generate});
-  }
-  absl::Status status = StreamTicket::ChargeAll(all, costs, &retry_after);
-  if (absl::IsResourceExhausted(status)) retry_after_ = retry_after;
-  return status;
-}
-
 std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
-  if (environment_.tenants != nullptr) {
-    auto tenant =
-        environment_.tenants->Authenticate(request.authorization, "header");
-    if (!tenant.ok()) return ErrorOf(tenant.status());
-    tenant_ = *std::move(tenant);
-  }
-  // First, so that a refusal under overload costs as little as possible.
-  if (absl::Status status = environment_.engine->CheckAccepts(flow());
-      !status.ok()) {
-    return ErrorOf(status);
-  }
+  absl::Status status = Authenticate(request.authorization, "header");
+  if (status.ok()) status = CheckAccepts();
+  if (!status.ok()) return ErrorOf(status);
   if (auto error = ParseCompletion(request.body, model_name_,
                                    environment_.engine->limits(), &request_)) {
     return error;
@@ -278,6 +198,7 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
                      engine.options().max_queued_requests, " waiting");
     return error;
   }
+  SetParts(count);
   for (size_t i = 0; i < count; ++i) {
     choices_.push_back(std::make_unique<Choice>(this, static_cast<int>(i)));
   }
@@ -303,32 +224,31 @@ std::optional<ApiError> CompletionCall::PrepareAll() {
   return std::nullopt;
 }
 
-std::optional<ApiError> CompletionCall::Submit(
-    std::vector<GenerateInput> inputs) {
+std::optional<ApiError> CompletionCall::SubmitInputs() {
+  std::vector<GenerateInput> inputs = std::exchange(inputs_, {});
   const size_t count = inputs.size();
   std::vector<Engine::Submission> submissions;
   for (size_t i = 0; i < count; ++i) {
-    inputs[i].options.flow = flow();
-    submissions.push_back(
-        {std::move(inputs[i].options), std::move(inputs[i].command),
-         /*close_when_done=*/true,
-         // Shares the call's ownership: the engine keeps the call alive.
-         std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get()),
-         deadline_, CompletionFieldNames(i, count),
-         std::move(inputs[i].prompt_name)});
+    submissions.push_back(MakeSubmission(
+        std::move(inputs[i]), CompletionFieldNames(i, count),
+        std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get()),
+        deadline_));
   }
-  const auto accepted = environment_.engine->SubmitAll(
-      std::move(submissions),
-      [this](absl::Span<const Engine::Submission> valid) {
-        return Approve(valid);
+  const absl::StatusOr<std::vector<uint64_t>> accepted = Submit(
+      std::move(submissions), [this](absl::Span<const Engine::Submission> all) {
+        RECURVE_RETURN_IF_ERROR(CheckWholeSize(all));
+        for (size_t i = 0; i < all.size(); ++i) {
+          Choice& choice = *choices_[i];
+          if (!choice.with_logprobs_) continue;
+          choice.text_offsets_ = TextOffsets(environment_.context.tokenizer,
+                                             all[i].command.append);
+        }
+        return absl::OkStatus();
       });
   if (!accepted.ok()) return ErrorOf(accepted.status());
   std::vector<std::string> ids;
-  MutexLock lock(&mu_);
-  for (size_t i = 0; i < count; ++i) {
-    choices_[i]->id_ = (*accepted)[i];
-    ids.push_back(FormatRequestId((*accepted)[i]));
-  }
+  ids.reserve(count);
+  for (const uint64_t id : *accepted) ids.push_back(FormatRequestId(id));
   if (request_id_.empty()) {
     id_ = "cmpl-" + ids[0];
     headers_.emplace_back(kRequestIdHeader, id_);
@@ -347,62 +267,21 @@ void CompletionCall::OnWritten() {
   Pump();
 }
 
-// A slow reader may need longer for a piece of many tokens than the engine
-// waits for a client that does not read.
-void CompletionCall::OnProgress() {
-  std::vector<uint64_t> behind;
-  {
-    MutexLock lock(&mu_);
-    for (const auto& choice : choices_) {
-      if (choice->stalled_ && choice->id_) behind.push_back(*choice->id_);
-    }
-  }
-  for (const uint64_t id : behind) environment_.engine->GiveReaderTime(id);
-}
+void CompletionCall::OnProgress() { GiveReaderTime(); }
 
-void CompletionCall::OnDone(const absl::Status& status) {
-  environment_.encode_threads->Remove(this);  // the client may have
-                                              // disconnected
-  {
-    MutexLock lock(&mu_);
-    over_ = true;
-    if (std::exchange(accepted_, false)) {
-      environment_.accepted_streams->fetch_sub(1);
-    }
-    for (const auto& choice : choices_) choice->ticket_.Close();
-  }
-  CancelAll(status.ok() ? absl::CancelledError("the answer is over") : status);
-}
-
-void CompletionCall::CancelAll(const absl::Status& status) {
-  std::vector<uint64_t> ids;
-  {
-    MutexLock lock(&mu_);
-    for (const auto& choice : choices_) {
-      if (choice->id_ && !choice->end_) ids.push_back(*choice->id_);
-    }
-  }
-  for (const uint64_t id : ids) environment_.engine->Cancel(id, status);
-}
-
-bool CompletionCall::AllEnded() const {
-  for (const auto& choice : choices_) {
-    if (!choice->end_) return false;
-  }
-  return true;
-}
+void CompletionCall::OnDone(const absl::Status& status) { Leave(status); }
 
 std::optional<ApiError> CompletionCall::FirstError() {
-  for (const auto& choice : choices_) {
-    if (choice->end_ && !choice->end_->ok()) return ErrorOf(*choice->end_);
+  for (const Part& part : parts_) {
+    if (part.end && !part.end->ok()) return ErrorOf(*part.end);
   }
   return std::nullopt;
 }
 
 std::vector<uint64_t> CompletionCall::TakeStalled() {
   std::vector<uint64_t> ids;
-  for (const auto& choice : choices_) {
-    if (std::exchange(choice->stalled_, false)) ids.push_back(*choice->id_);
+  for (Part& part : parts_) {
+    if (std::exchange(part.stalled, false)) ids.push_back(*part.id);
   }
   return ids;
 }
@@ -532,9 +411,7 @@ void CompletionCall::Pump() {
     }
     if (ended) {
       over_ = true;
-      // Before the client learns of the end, so that its next call finds its
-      // place free.
-      for (const auto& choice : choices_) choice->ticket_.Close();
+      CloseTickets();
     }
   }
   for (const uint64_t id : resume) environment_.engine->Resume(id);
@@ -546,8 +423,7 @@ void CompletionCall::Pump() {
       // Not on the engine's thread: building a long answer takes as long as
       // many steps, which would delay all streams. The call's state no longer
       // changes.
-      reply_->SendMade(
-          [self = shared_from_this()] { return self->WholeAnswer(); });
+      reply_->SendMade([self = self()] { return self->WholeAnswer(); });
       break;
     case kBegin:
       reply_->Begin(std::move(response));

@@ -9,7 +9,7 @@
 #include "base/mutex.h"
 #include "server/http/http_reply.h"
 #include "server/openai/openai.h"
-#include "server/requests/stream_call.h"
+#include "server/requests/request_call.h"
 
 namespace recurve {
 
@@ -23,11 +23,8 @@ namespace recurve {
 // client that reads slowly gets fewer, larger events and pauses its sequences,
 // as over gRPC.
 //
-// Lifetime: the reply holds the object until OnDone, the engine until OnEnd of
-// each sequence. Thread safety: mu_ guards all state; the engine and the reply
-// are never called with mu_ held.
-class CompletionCall : public HttpListener,
-                       public std::enable_shared_from_this<CompletionCall> {
+// Lifetime and thread safety: RequestCall. Each prompt is a part.
+class CompletionCall : public RequestCall, public HttpListener {
  public:
   CompletionCall(const CallEnvironment& environment,
                  const std::string& model_name,
@@ -53,21 +50,16 @@ class CompletionCall : public HttpListener,
   // Has the engine check inputs_, and submits them, unless there is an error
   // already. Refuses the request on an error.
   void Go(std::optional<ApiError> error);
-  std::optional<ApiError> Submit(std::vector<GenerateInput> inputs);
+  std::optional<ApiError> SubmitInputs();
   void Refuse(ApiError error);
   // An error if an unstreamed answer could become too large.
   absl::Status CheckWholeSize(
       absl::Span<const Engine::Submission> submissions) const;
-  Flow flow() const { return tenant_ == nullptr ? Flow() : tenant_->flow(); }
-  // Opens one of the tenant's streams for each prompt, or none.
-  absl::Status OpenStreams();
-  // Checks what the API limits in addition to the engine, and charges the needs
-  // of all prompts, which are valid, to the tenant's quotas, or nothing; opens
-  // their streams first, unless they are open.
-  absl::Status Approve(absl::Span<const Engine::Submission> submissions);
+  std::shared_ptr<CompletionCall> self() {
+    return std::static_pointer_cast<CompletionCall>(shared_from_this());
+  }
   void Pump();
   std::optional<ApiError> FirstError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool AllEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string EventsOfAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string LastEvents() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The unstreamed answer, once all choices have ended.
@@ -80,15 +72,12 @@ class CompletionCall : public HttpListener,
   std::vector<uint64_t> TakeStalled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Includes headers_.
   HttpResponse ErrorAnswer(const ApiError& error) const;
-  void CancelAll(const absl::Status& status);
 
-  const CallEnvironment& environment_;
   const std::string& model_name_;
   const std::shared_ptr<HttpReply> reply_;
   const int64_t created_;  // seconds since 1970
 
   // Set before the engine knows of the call, then constant.
-  std::shared_ptr<Tenant> tenant_;  // null on a server without keys
   std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::vector<std::string> request_id_;
   CompletionRequest request_;
@@ -98,15 +87,7 @@ class CompletionCall : public HttpListener,
   std::string id_;                                            // cmpl-…
   std::vector<std::pair<std::string, std::string>> headers_;  // for any answer
 
-  Mutex mu_;
-  bool started_ ABSL_GUARDED_BY(mu_) = false;    // output may be sent
-  bool accepted_ ABSL_GUARDED_BY(mu_) = false;   // counted in accepted_streams
   bool streaming_ ABSL_GUARDED_BY(mu_) = false;  // the answer has begun
-  bool write_in_flight_ ABSL_GUARDED_BY(mu_) = false;
-  bool over_ ABSL_GUARDED_BY(mu_) = false;         // no more output follows
-  bool has_streams_ ABSL_GUARDED_BY(mu_) = false;  // opened at its tenant
-  // When the client should retry, if a quota refuses it.
-  std::optional<std::chrono::milliseconds> retry_after_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace recurve

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "server/http/http_reply.h"
-#include "server/requests/stream_call.h"
+#include "server/requests/request_call.h"
 
 namespace prometheus {
 class Collectable;

@@ -37,11 +37,8 @@ absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
   with_logprobs_ = input.options.sampling.num_logprobs >= 0;
   seed_ = input.options.sampling.seed;
   prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
-  RECURVE_ASSIGN_OR_RETURN(const uint64_t id,
-                           Submit(std::move(input), DecodeFieldNames(),
-                                  /*close_when_done=*/false));
-  Accepted(id);
-  return absl::OkStatus();
+  return Start(std::move(input), DecodeFieldNames(),
+               /*close_when_done=*/false);
 }
 
 absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
@@ -57,7 +54,7 @@ absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
   RECURVE_RETURN_IF_ERROR(
       ValidateCommand(command, position, environment_.engine->limits(),
                       AppendField(request), DecodeFieldNames()));
-  RECURVE_RETURN_IF_ERROR(Charge(command));
+  RECURVE_RETURN_IF_ERROR(Charge(part(), command));
   environment_.engine->Extend(id, std::move(command));
   return absl::OkStatus();
 }
@@ -66,8 +63,8 @@ void DecodeCall::OnHalfClose() {
   std::optional<uint64_t> id;
   {
     MutexLock lock(&mu_);
-    if (end_) return;
-    id = id_;
+    if (part().end) return;
+    id = part().id;
   }
   if (id) {
     environment_.engine->Close(*id);
@@ -80,18 +77,17 @@ void DecodeCall::OnMessage(std::string message) {
   std::optional<uint64_t> id;
   {
     MutexLock lock(&mu_);
-    if (end_) return;
-    id = id_;
+    if (part().end) return;
+    id = part().id;
   }
   const auto request = std::make_shared<v1::DecodeRequest>();
   if (!ParseMessage(message, request.get())) {
     return Fail(absl::InvalidArgumentError(kMalformedMessage));
   }
-  RunEncoding(
-      static_cast<int64_t>(request->append_text().size()), [this, id, request] {
-        const absl::Status status = id ? Extend(*id, *request) : Open(*request);
-        if (!status.ok()) Fail(status);
-      });
+  RunEncoding(static_cast<int64_t>(request->append_text().size()),
+              [this, id, request] {
+                return id ? Extend(*id, *request) : Open(*request);
+              });
 }
 
 void DecodeCall::OnAdmitted(double queue_seconds) {
@@ -109,7 +105,7 @@ bool DecodeCall::OnStep(StepEvent event) {
   bool room;
   {
     MutexLock lock(&mu_);
-    if (event.has_token) ticket_.CountToken();
+    if (event.has_token) part().ticket.CountToken();
     for (const StepEvent::LogitsRow& row : event.logits) {
       v1::Logits& logits = *output_.Grow(0, RowBytes(row)).add_logits();
       logits.set_position(static_cast<uint64_t>(row.position));
@@ -129,7 +125,7 @@ bool DecodeCall::OnStep(StepEvent event) {
 void DecodeCall::OnCommandDone(CommandResult result) {
   {
     MutexLock lock(&mu_);
-    ticket_.Settle();
+    part().ticket.Settle();
     sequence_tokens_ = result.sequence_tokens;
     v1::DecodeResponse& last =
         output_.Grow(0, static_cast<int64_t>(result.text.size()));
@@ -150,7 +146,7 @@ bool DecodeCall::TakeOutput(v1::DecodeResponse* message, bool* read_next) {
   *message = output_.TakeFirst();
   *read_next = message->done();
   if (message->has_admitted())
-    message->mutable_admitted()->set_request_id(FormatRequestId(*id_));
+    message->mutable_admitted()->set_request_id(FormatRequestId(*part().id));
   return true;
 }
 

@@ -26,24 +26,18 @@ void GenerateCall::OnMessage(std::string message) {
     return Refuse(absl::InvalidArgumentError(kMalformedMessage));
   }
   RunEncoding(static_cast<int64_t>(request->prompt_text().size()),
-              [this, request] { Start(*request); });
+              [this, request] { return Open(*request); });
 }
 
-void GenerateCall::Start(const v1::GenerateRequest& request) {
-  const auto submit = [&]() -> absl::StatusOr<uint64_t> {
-    RECURVE_ASSIGN_OR_RETURN(RequestInput read,
-                             FromProto(request, environment_.context));
-    RECURVE_ASSIGN_OR_RETURN(
-        GenerateInput input,
-        Complete(std::move(read), environment_.context, {}));
-    with_logprobs_ = input.options.sampling.num_logprobs >= 0;
-    seed_ = input.options.sampling.seed;
-    prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
-    return Submit(std::move(input), {}, /*close_when_done=*/true);
-  };
-  const absl::StatusOr<uint64_t> id = submit();
-  if (!id.ok()) return Refuse(id.status());
-  Accepted(*id);
+absl::Status GenerateCall::Open(const v1::GenerateRequest& request) {
+  RECURVE_ASSIGN_OR_RETURN(RequestInput read,
+                           FromProto(request, environment_.context));
+  RECURVE_ASSIGN_OR_RETURN(GenerateInput input,
+                           Complete(std::move(read), environment_.context, {}));
+  with_logprobs_ = input.options.sampling.num_logprobs >= 0;
+  seed_ = input.options.sampling.seed;
+  prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
+  return Start(std::move(input), {}, /*close_when_done=*/true);
 }
 
 void GenerateCall::OnAdmitted(double queue_seconds) {
@@ -61,7 +55,7 @@ bool GenerateCall::OnStep(StepEvent event) {
   bool room;
   {
     MutexLock lock(&mu_);
-    if (event.has_token) ticket_.CountToken();
+    if (event.has_token) part().ticket.CountToken();
     AppendStep(
         event, with_logprobs_,
         &tokens_.Grow(event.has_token, StepBytes(event, with_logprobs_)));
@@ -92,7 +86,7 @@ void GenerateCall::OnCommandDone(CommandResult result) {
 
 bool GenerateCall::TakeOutput(v1::GenerateEvent* message, bool*) {
   if (admitted_) {
-    admitted_->set_request_id(FormatRequestId(*id_));
+    admitted_->set_request_id(FormatRequestId(*part().id));
     *message->mutable_admitted() = *std::exchange(admitted_, std::nullopt);
     return true;
   }

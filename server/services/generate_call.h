@@ -33,8 +33,8 @@ class GenerateCall : public StreamCall<v1::GenerateEvent> {
   }
 
  private:
-  // Checks the request and submits it to the engine, or refuses it.
-  void Start(const v1::GenerateRequest& request);
+  // Submits the request to the engine.
+  absl::Status Open(const v1::GenerateRequest& request);
 
   // Set before the engine knows the sequence, then constant.
   bool with_logprobs_ = false;

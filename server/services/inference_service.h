@@ -2,7 +2,7 @@
 #define RECURVE_SERVER_SERVICES_INFERENCE_SERVICE_H_
 
 #include "server/grpc/rpc.h"
-#include "server/requests/stream_call.h"
+#include "server/requests/request_call.h"
 
 namespace recurve {
 

@@ -23,8 +23,6 @@ constexpr int64_t kMaxFileBytes = 1 << 20;
 constexpr std::chrono::milliseconds kLongestRetry{86'400'000};
 // Retry hint if it is unknown when streams and pages will be free.
 constexpr std::chrono::milliseconds kInUseRetry{1'000};
-// gRPC's term for a header.
-constexpr char kMetadataEntry[] = "metadata entry";
 
 int64_t PagesOf(int64_t tokens) {
   return (tokens + kPageTokens - 1) / kPageTokens;
@@ -356,15 +354,6 @@ absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
     return absl::UnauthenticatedError("the API key is not known");
   }
   return found->tenant;
-}
-
-absl::StatusOr<StreamTicket> Tenants::OpenStream(
-    absl::Span<const std::string> headers,
-    std::chrono::milliseconds* retry_after) {
-  RECURVE_ASSIGN_OR_RETURN(std::shared_ptr<Tenant> tenant,
-                           Authenticate(headers, kMetadataEntry));
-  RECURVE_RETURN_IF_ERROR(tenant->OpenStreams(1, retry_after));
-  return StreamTicket(std::move(tenant));
 }
 
 }  // namespace recurve

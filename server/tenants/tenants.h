@@ -174,11 +174,6 @@ class Tenants {
   // every key.
   absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
       absl::Span<const std::string> headers, absl::string_view entry);
-  // As Authenticate, over gRPC; ResourceExhausted if the tenant has no stream
-  // left, with the retry hint.
-  absl::StatusOr<StreamTicket> OpenStream(
-      absl::Span<const std::string> headers,
-      std::chrono::milliseconds* retry_after);
   // Reads the file again if it has changed; an unusable one changes nothing and
   // is reported in the log. Streams of removed tenants continue. To be called
   // from one thread.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -51,7 +52,10 @@ class TenantsTest : public testing::Test {
   static absl::StatusOr<StreamTicket> Open(Tenants& tenants,
                                            const std::string& value) {
     std::chrono::milliseconds retry{0};
-    return tenants.OpenStream({value}, &retry);
+    RECURVE_ASSIGN_OR_RETURN(std::shared_ptr<Tenant> tenant,
+                             tenants.Authenticate({value}, "header"));
+    RECURVE_RETURN_IF_ERROR(tenant->OpenStreams(1, &retry));
+    return StreamTicket(std::move(tenant));
   }
 
   Metrics metrics_;
