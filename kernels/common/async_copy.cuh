@@ -18,6 +18,15 @@ __device__ __forceinline__ void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Lanes of a warp that arrive at a barrier for it, after __syncwarp. One is
+// enough; compute-sanitizer's racecheck follows only each thread's own
+// accesses, so in a build for it all arrive.
+#ifdef RECURVE_RACECHECK
+inline constexpr int kArrivingLanes = 32;
+#else
+inline constexpr int kArrivingLanes = 1;
+#endif
+
 // Counts the calling threads as arrived and does not wait; their writes are
 // visible to those that wait. compute-sanitizer's racecheck does not follow
 // this: a build for it waits here, too.

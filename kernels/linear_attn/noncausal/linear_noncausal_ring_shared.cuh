@@ -41,13 +41,6 @@ constexpr int kRowsKept = 2048;
 constexpr int kMaxBlocks = 160;
 constexpr int kRawBytes = 2 * kTileBytes;  // of a tile of k, v, q or g
 
-// As in tpa_ring.cuh.
-#ifdef RECURVE_RACECHECK
-constexpr int kArrivingLanes = 32;
-#else
-constexpr int kArrivingLanes = 1;
-#endif
-
 // Change of q or k before its encoding.
 enum class Change { kNone, kSilu, kSoftmax };
 

@@ -1,5 +1,5 @@
 // Launcher of TPA decode: parameter checks, sizes of schedules and scratch
-// memory, and the choice between tpa_decode_hopper.cu and
+// memory, and the choice between tpa_decode_hopper_*.cu and
 // tpa_decode_portable.cu.
 #include <algorithm>
 
@@ -161,8 +161,10 @@ cudaError_t LaunchTpaDecode(const TpaCudaDecodeParams& params,
       plan.early_keys,
       TpaQueryScale(params.shape),
       0};
-  return plan.hopper ? LaunchTpaHopper(args, plan, stream)
-                     : LaunchTpaPortable(args, plan, stream);
+  if (!plan.hopper) return LaunchTpaPortable(args, plan, stream);
+  return args.p.cache.element == TpaElement::kBFloat16
+             ? LaunchTpaHopperBFloat16(args, plan, stream)
+             : LaunchTpaHopperFloat16(args, plan, stream);
 }
 
 }  // namespace recurve

@@ -1,6 +1,6 @@
-// TPA decode for sm_80 and newer: as tpa_decode_hopper.cu, with mma.sync and
+// TPA decode for sm_80 and newer: as tpa_decode_hopper.cuh, with mma.sync and
 // cp.async by one producer warp a lane.
-// Shapes: those of tpa_decode_hopper.cu.
+// Shapes: those of tpa_decode_hopper.cuh.
 // Floor: pages · 64 · R · (2 H + D + E) · 2 bytes.
 #include "kernels/tpa/decode/tpa_kernel.cuh"
 

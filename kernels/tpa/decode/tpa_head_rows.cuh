@@ -2,8 +2,8 @@
 // new token, up to 64 heads, 64 features): one warpgroup a lane multiplies all
 // heads against its lane's chunks of the block's tokens.
 // Shapes: queries [64, 64] in two 16-bit terms, pages as in
-// tpa_decode_hopper.cu.
-// Floor: that of tpa_decode_hopper.cu; a page is read from shared memory once.
+// tpa_decode_hopper.cuh.
+// Floor: that of tpa_decode_hopper.cuh; a page is read from shared memory once.
 // A head's data is in four lanes of one warp, and weights go from scores to
 // outputs in registers: no vote, no barrier, no weights in shared memory. With
 // tokens as rows (tpa_worker.cuh) a page takes all three, and two warpgroups

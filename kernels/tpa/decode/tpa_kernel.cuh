@@ -1,7 +1,7 @@
 // The body of the TPA decode kernel, and its launch: producer warps fill ring
 // buffers with pages, consumer warpgroups (tpa_worker.cuh or tpa_head_rows.cuh)
 // attend, blocks that share a row merge.
-// Shapes and floor: see tpa_decode_hopper.cu.
+// Shapes and floor: see tpa_decode_hopper.cuh.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_KERNEL_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_KERNEL_CUH_
 
@@ -218,10 +218,14 @@ cudaError_t LaunchTpaKernel(Kernel kernel, const TpaDecodeArgs& args,
   return cudaLaunchKernelEx(&config, kernel, args);
 }
 
-// tpa_decode_hopper.cu and tpa_decode_portable.cu. cudaErrorInvalidValue for an
-// instance that they do not have.
-cudaError_t LaunchTpaHopper(const TpaDecodeArgs& args,
-                            const TpaDecodePlan& plan, cudaStream_t stream);
+// tpa_decode_hopper_*.cu and tpa_decode_portable.cu. cudaErrorInvalidValue for
+// an instance that they do not have.
+cudaError_t LaunchTpaHopperBFloat16(const TpaDecodeArgs& args,
+                                    const TpaDecodePlan& plan,
+                                    cudaStream_t stream);
+cudaError_t LaunchTpaHopperFloat16(const TpaDecodeArgs& args,
+                                   const TpaDecodePlan& plan,
+                                   cudaStream_t stream);
 // TpaDevice::clusters, for the most shared memory that a block may have.
 int CountTpaClusters(int shared_memory);
 cudaError_t LaunchTpaPortable(const TpaDecodeArgs& args,

@@ -10,15 +10,6 @@
 
 namespace recurve {
 
-// Lanes of a warp that arrive at a barrier for it, after __syncwarp. One is
-// enough; compute-sanitizer's racecheck follows only each thread's own
-// accesses, so in a build for it all arrive.
-#ifdef RECURVE_RACECHECK
-inline constexpr int kArrivingLanes = 32;
-#else
-inline constexpr int kArrivingLanes = 1;
-#endif
-
 // BulkCopy of data read once a step: it leaves L2 before partial results,
 // queries and other kernels' data.
 __device__ __forceinline__ void BulkCopyOnce(uint32_t to, const void* from,

@@ -3,7 +3,7 @@
 // block's tokens.
 // Shapes: keys [64, D] · queries [D, columns] give scores [64, columns] a page
 // and rank; values^T [E, 64] · weights [64, columns] give outputs.
-// Floor: that of tpa_decode_hopper.cu.
+// Floor: that of tpa_decode_hopper.cuh.
 #ifndef RECURVE_KERNELS_TPA_DECODE_TPA_WORKER_CUH_
 #define RECURVE_KERNELS_TPA_DECODE_TPA_WORKER_CUH_
 
