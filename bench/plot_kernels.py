@@ -145,9 +145,9 @@ def plot_linear(results, peers, out):
         return
     floor = dict(results.series("linear_step", shape, "floor_us"))
     lines = [("in place", ours, {"color": "C0", **OURS}),
-             ("deferred, ring 8 (mean)",
-              results.series("linear_deferred_step", shape + " ring 8",
-                             "chain_us"), {"color": "C1", **OURS})]
+             ("deferred (mean of a ring)",
+              results.series("linear_deferred_step", shape, "chain_us"),
+              {"color": "C1", **OURS})]
     for index, (name, points) in enumerate(sorted(
             peers.series("linear_decode", r"B(\d+) H32 D128 f32").items())):
         lines.append((name, points, {"color": f"C{index + 3}", **PEER}))

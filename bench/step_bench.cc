@@ -31,6 +31,7 @@
 #include "engine/models/decoder.h"
 #include "engine/models/emit.h"
 #include "engine/models/registry.h"
+#include "kernels/linear_attn/step/linear_deferred_plan.h"
 #include "kv_cache/cache_spec.h"
 #include "nlohmann/json.hpp"
 #include "tools/recurve_model/presets.h"
@@ -50,7 +51,7 @@ struct Flags {
   std::vector<int64_t> prompts = {};
   int64_t prompt_count = 1;
   bool beside = false;
-  int repeats = 30;
+  int repeats = 32;
   std::string kv_dtype = "bfloat16";
   bool operations = false;
   bool graphs = true;
@@ -73,6 +74,18 @@ double SecondsSince(Clock::time_point begin) {
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
+}
+
+// The mean over those that have any values.
+double MeanOfMedians(const std::vector<std::vector<double>>& all) {
+  double sum = 0;
+  int count = 0;
+  for (const std::vector<double>& values : all) {
+    if (values.empty()) continue;
+    sum += Median(values);
+    ++count;
+  }
+  return sum / count;
 }
 
 // Bytes a second of a large copy on the device, read and written.
@@ -143,8 +156,12 @@ class StepBench {
     double launch_ms = 0;
   };
   // Gives `step` its samples.
-  absl::StatusOr<Alone> Measure(StepBatch& step, int repeats);
-  absl::StatusOr<Ahead> MeasureAhead(const StepBatch& step);
+  // Runs one of the steps after the other. Times are means over the steps of
+  // each one's median.
+  absl::StatusOr<Alone> Measure(std::vector<StepBatch>& steps, int repeats);
+  absl::StatusOr<Ahead> MeasureAhead(const std::vector<StepBatch>& steps);
+  // Bytes of states that a generated token reads and writes.
+  double StateTraffic() const;
   // Whether there are too many tokens to decode; says so.
   bool LeavesOut(const char* what, int64_t batch, int64_t context) const;
   // Runs `step` once more, by itself, under the timeline.
@@ -267,51 +284,65 @@ absl::Status StepBench::Load(const std::string& folder) {
   return cuda->FillCacheAtRandom();
 }
 
-absl::StatusOr<StepBench::Alone> StepBench::Measure(StepBatch& step,
-                                                    int repeats) {
-  for (size_t i = 0; i < step.logit_rows.size(); ++i)
-    step.samples.push_back({static_cast<int32_t>(i), &Greedy(), {}, {}, 0});
-  std::vector<double> times, launches;
+double StepBench::StateTraffic() const {
+  // Where prompts are computed in chunks, a state is written once for each
+  // ring of tokens (kernels/linear_attn/step).
+  const bool deferred = decoder_->info().chunk_multiple > 1;
+  return (deferred ? 1.0 + 1.0 / kLinearRing : 2.0) * state_bytes_;
+}
+
+absl::StatusOr<StepBench::Alone> StepBench::Measure(
+    std::vector<StepBatch>& steps, int repeats) {
+  for (StepBatch& step : steps) {
+    for (size_t i = 0; i < step.logit_rows.size(); ++i)
+      step.samples.push_back({static_cast<int32_t>(i), &Greedy(), {}, {}, 0});
+  }
+  std::vector<std::vector<double>> times(steps.size());
+  std::vector<double> launches;
   StepOutput output;
   if (timer_ != nullptr) timer_->Restart();
   for (int i = 0; i < repeats + 3; ++i) {
     if (timer_ != nullptr && i == 3) timer_->Clear();
     const auto begin = Clock::now();
-    RECURVE_RETURN_IF_ERROR(decoder_->Launch(step));
+    RECURVE_RETURN_IF_ERROR(decoder_->Launch(steps[i % steps.size()]));
     const double launched = SecondsSince(begin);
     RECURVE_RETURN_IF_ERROR(decoder_->Wait(&output));
     const double took = SecondsSince(begin);
     if (timer_ != nullptr) timer_->Collect();
     if (i < 3) continue;
-    times.push_back(1e3 * took);
+    times[i % steps.size()].push_back(1e3 * took);
     launches.push_back(1e3 * launched);
   }
   for (const auto& sample : output.samples)
     RECURVE_RETURN_IF_ERROR(sample.status());
-  return Alone{Median(times), Median(launches)};
+  return Alone{MeanOfMedians(times), Median(launches)};
 }
 
 absl::StatusOr<StepBench::Ahead> StepBench::MeasureAhead(
-    const StepBatch& step) {
-  StepBatch fed = step;
-  for (size_t i = 0; i < fed.samples.size(); ++i) {
-    fed.fed.push_back({step.logit_rows[i], static_cast<int32_t>(i)});
+    const std::vector<StepBatch>& steps) {
+  std::vector<StepBatch> fed = steps;
+  for (StepBatch& step : fed) {
+    for (size_t i = 0; i < step.samples.size(); ++i) {
+      step.fed.push_back({step.logit_rows[i], static_cast<int32_t>(i)});
+    }
   }
-  std::vector<double> times;
+  std::vector<std::vector<double>> times(fed.size());
   std::vector<double> idle;
   StepOutput output;
-  RECURVE_RETURN_IF_ERROR(decoder_->Launch(step));
+  RECURVE_RETURN_IF_ERROR(decoder_->Launch(steps.back()));
   auto done = Clock::now();
   for (int i = 0; i < flags_.repeats + 3; ++i) {
-    RECURVE_RETURN_IF_ERROR(decoder_->Launch(fed));
+    RECURVE_RETURN_IF_ERROR(decoder_->Launch(fed[i % fed.size()]));
     RECURVE_RETURN_IF_ERROR(decoder_->Wait(&output));
     const auto begun = std::exchange(done, Clock::now());
     if (i < 3) continue;
-    times.push_back(1e3 * std::chrono::duration<double>(done - begun).count());
+    // What ended was launched in the round before.
+    times[(i + fed.size() - 1) % fed.size()].push_back(
+        1e3 * std::chrono::duration<double>(done - begun).count());
     idle.push_back(1e6 * output.device_idle_seconds);
   }
   RECURVE_RETURN_IF_ERROR(decoder_->Wait(&output));
-  return Ahead{Median(times), Median(idle)};
+  return Ahead{MeanOfMedians(times), Median(idle)};
 }
 
 absl::Status StepBench::Trace(const StepBatch& step, int64_t batch,
@@ -375,18 +406,25 @@ bool StepBench::LeavesOut(const char* what, int64_t batch,
 
 absl::Status StepBench::Decode(int64_t batch, int64_t context) {
   if (LeavesOut("decode", batch, context)) return absl::OkStatus();
-  StepBatch step = MakeBatch(batch, context, 1, true,
-                             decoder_->info().vocab_size, token_bytes_ > 0);
-  RECURVE_ASSIGN_OR_RETURN(const Alone alone, Measure(step, flags_.repeats));
+  // As in the server, rows are at all places of a ring of tokens.
+  std::vector<StepBatch> steps;
+  for (int64_t phase = 0; phase < kLinearRing; ++phase) {
+    steps.push_back(MakeBatch(batch, context, 1, true,
+                              decoder_->info().vocab_size, token_bytes_ > 0));
+    for (int64_t b = 0; b < batch; ++b) {
+      steps.back().positions[b] -= (batch - b + phase) % kLinearRing;
+    }
+  }
+  RECURVE_ASSIGN_OR_RETURN(const Alone alone, Measure(steps, flags_.repeats));
   if (timeline_ != nullptr) {
-    RECURVE_RETURN_IF_ERROR(Trace(step, batch, context, 0, alone.ms));
+    RECURVE_RETURN_IF_ERROR(Trace(steps[0], batch, context, 0, alone.ms));
   }
   Report("decode", batch, context, alone.ms,
          weight_bytes_ + static_cast<double>(batch) *
                              (static_cast<double>(context * token_bytes_) +
-                              2.0 * state_bytes_));
+                              StateTraffic()));
   if (timer_ != nullptr) return absl::OkStatus();
-  RECURVE_ASSIGN_OR_RETURN(const Ahead ahead, MeasureAhead(step));
+  RECURVE_ASSIGN_OR_RETURN(const Ahead ahead, MeasureAhead(steps));
   std::printf("        launched ahead: %10.3f ms   device idle %6.1f us\n",
               ahead.ms, ahead.idle_us);
   results_.back()["ms_ahead"] = ahead.ms;
@@ -399,22 +437,22 @@ absl::Status StepBench::Prefill(int64_t batch, int64_t context,
   const int64_t count = flags_.prompt_count;
   if (LeavesOut("alongside", batch, context)) return absl::OkStatus();
   const int64_t vocab = decoder_->info().vocab_size;
-  StepBatch step =
-      batch == 0
-          ? MakeBatch(count, prompt, prompt, false, vocab, token_bytes_ > 0)
-          : WithPrompts(
-                MakeBatch(batch, context, 1, true, vocab, token_bytes_ > 0),
-                count, prompt, vocab);
+  std::vector<StepBatch> one;
+  one.push_back(batch == 0 ? MakeBatch(count, prompt, prompt, false, vocab,
+                                       token_bytes_ > 0)
+                           : WithPrompts(MakeBatch(batch, context, 1, true,
+                                                   vocab, token_bytes_ > 0),
+                                         count, prompt, vocab));
   RECURVE_ASSIGN_OR_RETURN(const Alone alone,
-                           Measure(step, std::min(flags_.repeats, 9)));
+                           Measure(one, std::min(flags_.repeats, 9)));
   if (timeline_ != nullptr) {
-    RECURVE_RETURN_IF_ERROR(Trace(step, batch, context, prompt, alone.ms));
+    RECURVE_RETURN_IF_ERROR(Trace(one[0], batch, context, prompt, alone.ms));
   }
   Report(batch == 0 ? "prefill" : "alongside", std::max<int64_t>(batch, 1),
          batch == 0 ? prompt : context, alone.ms,
          weight_bytes_ + static_cast<double>(batch) *
                              (static_cast<double>(context * token_bytes_) +
-                              2.0 * state_bytes_));
+                              StateTraffic()));
   results_.back()["prompt"] = prompt;
   results_.back()["prompts"] = count;
   results_.back()["launch_ms"] = alone.launch_ms;

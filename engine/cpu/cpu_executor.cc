@@ -84,7 +84,7 @@ absl::Status CpuExecutor::AllocateCache(int32_t num_pages, int32_t num_slots) {
       pages_.back().memory.assign((int64_t{num_pages} + 1) * pages.cpu_elements,
                                   0.0f);
     }
-    for (const StateSource& state : program_.states) {
+    for (const Plan::State& state : plan_.states) {
       states_.push_back({state.elements, {}});
       states_.back().memory.assign((int64_t{num_slots} + 1) * state.elements,
                                    0.0f);

@@ -32,7 +32,7 @@ CudaView::Pages CudaExecutor::pages(PagesId id) const {
 }
 
 CudaView::States CudaExecutor::states(StateId id) const {
-  return {reinterpret_cast<float*>(memory_.slots()) + plan_.states[id.value],
+  return {reinterpret_cast<float*>(memory_.slots()) + plan_.states[id.value].first,
           plan_.slot_elements};
 }
 

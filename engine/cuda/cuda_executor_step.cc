@@ -145,6 +145,8 @@ void CudaExecutor::FillDecode(const StepBatch& batch) {
   int32_t* const query_start = buffer_.Add(rows + 1, &step_.query_start);
   int32_t* const slots = buffer_.Add(rows, &step_.slots);
   std::vector<int32_t> lengths(rows);
+  std::vector<int64_t> prompt_ends(rows, 0);
+  for (int64_t i = 0; i < count; ++i) prompt_ends[i] = batch.runs[i].prompt_end;
   int32_t* const pages =
       buffer_.Add(rows * step_.page_stride, &step_.page_table);
   for (int64_t i = 0; i < rows; ++i) {
@@ -168,8 +170,9 @@ void CudaExecutor::FillDecode(const StepBatch& batch) {
   products_->BeginDecode(rows);
   for (Kind& kind : kinds_) {
     kind.variant = kind.operations->Variant(batch.positions, rows);
-    Check(kind.operations->BeginDecode(step_, {lengths.data(), pages},
-                                       kind.variant, &buffer_));
+    Check(kind.operations->BeginDecode(
+        step_, {lengths.data(), pages, prompt_ends.data()}, kind.variant,
+        &buffer_));
   }
 }
 

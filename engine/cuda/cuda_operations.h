@@ -103,7 +103,8 @@ class CudaOperations {
   // The rows' lengths and pages on the host, as those of `step` on the device.
   struct DecodeRows {
     const int32_t* lengths;
-    const int32_t* pages;  // [rows, step.page_stride]
+    const int32_t* pages;        // [rows, step.page_stride]
+    const int64_t* prompt_ends;  // StepRun
   };
   // Adds the inputs of its launches to `buffer`.
   virtual absl::Status BeginDecode(const CudaStep& step, const DecodeRows& rows,

@@ -124,9 +124,10 @@ void PlanSequenceMemory(const Program& program, Plan* plan) {
                                : pages.cpu_elements;
   }
   for (const StateSource& state : program.states) {
-    plan->states.push_back(plan->slot_elements);
-    plan->slot_elements +=
-        gpu ? RoundUp(state.elements, kGpuSlotElements) : state.elements;
+    const bool has = !state.with_chunks || plan->chunk_multiple > 1;
+    const int64_t elements = has ? state.elements : 0;
+    plan->states.push_back({plan->slot_elements, elements});
+    plan->slot_elements += gpu ? RoundUp(elements, kGpuSlotElements) : elements;
   }
   plan->page_bytes =
       plan->page_elements * static_cast<int64_t>(SizeOf(plan->device.pages));
@@ -171,7 +172,6 @@ Plan Lower(const Program& program, const Device& device) {
   plan.device = device;
   PlanWeights(program, &plan);
   PlanValues(program, &plan);
-  PlanSequenceMemory(program, &plan);
   plan.whole_prompts = program.whole_prompts;
   for (const Operation& operation : program.operations) {
     if (const auto* op = std::get_if<SequenceOp>(&operation)) {
@@ -180,6 +180,7 @@ Plan Lower(const Program& program, const Device& device) {
                    op->operation->ChunkMultiple(device, plan.matrix_type));
     }
   }
+  PlanSequenceMemory(program, &plan);
   return plan;
 }
 

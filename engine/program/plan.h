@@ -48,9 +48,14 @@ struct Plan {
   std::vector<Place> values;
   std::vector<int64_t> buffers;  // columns of each, float32
 
-  // Elements from the start of a page, or slot, to each layer's part.
+  // Elements from the start of a page to each layer's part.
   std::vector<int64_t> pages;
-  std::vector<int64_t> states;
+  // Elements [first, first + elements) of a slot.
+  struct State {
+    int64_t first;
+    int64_t elements;  // without padding
+  };
+  std::vector<State> states;
   int64_t page_elements = 0;
   int64_t slot_elements = 0;
   int64_t page_bytes = 0;

@@ -69,6 +69,9 @@ struct PagesSource {
 // Memory of each sequence that one layer keeps in a slot: float32.
 struct StateSource {
   int64_t elements = 0;
+  // Only where prompts are computed in chunks (Plan::chunk_multiple above 1);
+  // elsewhere the slot has no such part.
+  bool with_chunks = false;
 };
 
 // Activations: a row for each token of the step.

@@ -73,6 +73,9 @@ struct StepRun {
   TokenKind kind;  // kStep, kPrompt or kShortPrompt
   int64_t begin;
   int64_t end;
+  // Number of the sequence's tokens before the run up to the last one that is
+  // part of a prompt: by it, too, an executor may choose its arithmetic.
+  int64_t prompt_end = 0;
 
   bool step() const { return kind == TokenKind::kStep; }
   int64_t count() const { return end - begin; }
@@ -93,7 +96,9 @@ struct StepBatch {
   std::vector<int32_t> slots;    // [B]
   std::vector<TokenKind> kinds;  // [T]; empty: each sequence's tokens are one
                                  // prompt
-  std::vector<StepRun> runs;     // of all rows, in order: CutRuns
+  std::vector<int64_t> prompt_ends;  // [B] StepRun::prompt_end of each
+                                     // sequence's first row; empty: 0
+  std::vector<StepRun> runs;         // of all rows, in order: CutRuns
   std::vector<int32_t>
       logit_rows;  // [L] rows whose logits are wanted, ascending
   std::vector<SampleRequest> samples;

@@ -12,6 +12,7 @@ void CutRuns(StepBatch* batch) {
   };
   for (int64_t b = 0; b < batch->num_sequences(); ++b) {
     const int64_t first = batch->query_start[b];
+    int64_t prompt_end = batch->prompt_ends.empty() ? 0 : batch->prompt_ends[b];
     for (int64_t row = first; row < batch->query_start[b + 1]; ++row) {
       const TokenKind of_run = kind(row) == TokenKind::kStep ? TokenKind::kStep
                                : IsShortPrompt(kind(row))
@@ -19,9 +20,10 @@ void CutRuns(StepBatch* batch) {
                                    : TokenKind::kPrompt;
       if (row == first || of_run != runs.back().kind ||
           StartsPrompt(kind(row))) {
-        runs.push_back({static_cast<int32_t>(b), of_run, row, row});
+        runs.push_back({static_cast<int32_t>(b), of_run, row, row, prompt_end});
       }
       ++runs.back().end;
+      if (!runs.back().step()) prompt_end = batch->positions[row] + 1;
     }
   }
 }

@@ -300,6 +300,7 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
   RECURVE_RETURN_IF_ERROR(cache_.Reserve(*sequence.lease, end));
   RECURVE_RETURN_IF_ERROR(
       cache_.BeginUpdate(*sequence.lease, begin, planned.num_tokens));
+  batch->prompt_ends.push_back(sequence.prompt_end(begin));
   for (int64_t position = begin; position < end; ++position) {
     const bool sampled = position + 1 == end && sequence.WillSample(end);
     const bool wanted = sequence.WantsLogits(position);

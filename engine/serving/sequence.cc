@@ -53,7 +53,10 @@ bool Sequence::StartNextCommand() {
   const bool few = command.append.size() < kMinPromptTokens && !whole;
   const size_t count = command.append.size();
   kinds_.resize(tokens_.size(), few ? TokenKind::kStep : PromptOf(count));
-  if (!few) kinds_[first_new] = PromptStartOf(count);
+  if (!few) {
+    kinds_[first_new] = PromptStartOf(count);
+    prompts_.push_back({first_new, num_tokens()});
+  }
   prompt_.insert(prompt_.end(), command.append.begin(), command.append.end());
   if (new_text) decoder_->SkipBefore(tokens_);
   generate_left_ = command.generate;
@@ -72,6 +75,15 @@ bool Sequence::StartNextCommand() {
   command_work_ = work_left();
   generated_before_ = generated();
   return true;
+}
+
+int64_t Sequence::prompt_end(int64_t position) const {
+  for (size_t i = prompts_.size(); i > 0; --i) {
+    if (prompts_[i - 1].begin < position) {
+      return std::min(prompts_[i - 1].end, position);
+    }
+  }
+  return 0;
 }
 
 bool Sequence::WantsLogits(int64_t position) const {

@@ -74,6 +74,9 @@ class Sequence {
   const std::vector<int32_t>& tokens() const { return tokens_; }
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   TokenKind kind(int64_t position) const { return kinds_[position]; }
+  // Number of the first `position` tokens up to the last one that is part of a
+  // prompt.
+  int64_t prompt_end(int64_t position) const;
   int64_t num_computed() const { return num_computed_; }
   // Whether a token may end a command before its maximum length.
   static bool MayStop(const StoppingParams& stopping,
@@ -186,8 +189,14 @@ class Sequence {
 
   std::vector<int32_t> tokens_;   // all, in order
   std::vector<TokenKind> kinds_;  // kind of each token
-  std::vector<int32_t> prompt_;   // appended by the client
-  std::vector<int32_t> output_;   // generated
+  // Where its prompts begin and end, ascending.
+  struct PromptRange {
+    int64_t begin;
+    int64_t end;
+  };
+  std::vector<PromptRange> prompts_;
+  std::vector<int32_t> prompt_;  // appended by the client
+  std::vector<int32_t> output_;  // generated
   int64_t num_computed_ = 0;
   int64_t prompt_work_ = 0;
   Admission::Work command_work_;

@@ -452,6 +452,33 @@ TEST(PlanTest, BytesAreThoseThatAreHeld) {
   EXPECT_GT(Lower(program, wide).weight_bytes, 15 * gpu.weight_bytes / 10);
 }
 
+// Where prompts are computed in chunks, generated tokens write states seldom,
+// and keep the tokens since in rings of the slot.
+TEST(PlanTest, ASlotHasRingsWhereStatesAreWrittenSeldom) {
+  Sizes s;
+  s.hidden = 128;  // two heads of 64
+  const Program program = Emit(Model(s, {Linear(s, false), Linear(s, true)}));
+  const int64_t state = 2 * 64 * 64;
+  const int64_t ring = 2 * 8 * (64 + 64);
+  const auto elements = [&](const Device& device) {
+    std::vector<int64_t> of_states;
+    for (const Plan::State& part : Lower(program, device).states) {
+      of_states.push_back(part.elements);
+    }
+    return of_states;
+  };
+  EXPECT_THAT(elements(Hopper()), ElementsAre(state, ring, state, ring));
+  EXPECT_EQ(Lower(program, Hopper()).slot_bytes, 4 * 2 * (state + ring));
+  EXPECT_THAT(elements({}), ElementsAre(state, 0, state, 0));
+  Device older = Hopper();
+  older.hopper = false;
+  EXPECT_THAT(elements(older), ElementsAre(state, 0, state, 0));
+  Device wide = Hopper();
+  wide.weights = DType::kFloat32;
+  EXPECT_THAT(elements(wide), ElementsAre(state, 0, state, 0));
+  EXPECT_EQ(Lower(program, wide).slot_bytes, 4 * 2 * state);
+}
+
 TEST(PlanTest, PrintsEqualLayersOnce) {
   const Sizes s;
   const Program program = Emit(Model(s, {Tpa(s), Tpa(s), Tpa(s)}));

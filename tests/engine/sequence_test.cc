@@ -221,6 +221,29 @@ TEST_F(SequenceTest, AWholePromptIsWhatTheFirstCommandAppends) {
   }
 }
 
+TEST_F(SequenceTest, KnowsWhereTheLastPromptBeforeATokenEnded) {
+  const auto sequence = Make(/*close_when_done=*/false);
+  const std::vector<int32_t> prompt(kMinPromptTokens, 1);
+  sequence->Enqueue({{1, 2, 3}, 1, LogitsMode::kNone});  // too few
+  sequence->Enqueue({prompt, 1, LogitsMode::kNone});
+  sequence->Enqueue({prompt, 1, LogitsMode::kNone});
+  for (int i = 0; i < 3; ++i) {
+    sequence->StartNextCommand();
+    Accept(*sequence, 'a');
+    sequence->FinishCommand(Clock::now());
+  }
+  // 3 and 1 tokens of steps, 32 of a prompt, 1, 32, 1.
+  EXPECT_EQ(sequence->prompt_end(0), 0);
+  EXPECT_EQ(sequence->prompt_end(4), 0);
+  EXPECT_EQ(sequence->prompt_end(5), 5);
+  EXPECT_EQ(sequence->prompt_end(20), 20);
+  EXPECT_EQ(sequence->prompt_end(36), 36);
+  EXPECT_EQ(sequence->prompt_end(37), 36);
+  EXPECT_EQ(sequence->prompt_end(38), 38);
+  EXPECT_EQ(sequence->prompt_end(69), 69);
+  EXPECT_EQ(sequence->prompt_end(70), 69);
+}
+
 TEST_F(SequenceTest, FlushingMayCompleteAStopString) {
   // "ab" waits while "xab!", which began before it, may still come.
   options_.stopping.stop_strings = {"xab!", "ab"};

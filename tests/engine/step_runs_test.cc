@@ -19,6 +19,8 @@ StepBatch Batch(const std::vector<std::string>& sequences) {
   batch.query_start.push_back(0);
   for (const std::string& tokens : sequences) {
     for (const char c : tokens) {
+      batch.positions.push_back(static_cast<int64_t>(batch.tokens.size()) -
+                                batch.query_start.back());
       batch.tokens.push_back(0);
       batch.kinds.push_back(c == 'S'   ? TokenKind::kStep
                             : c == 'A' ? TokenKind::kPromptStart
@@ -46,18 +48,28 @@ TEST(StepRunsTest, CutsAtSequencesKindsAndCommands) {
               ElementsAre(StepRun{0, kS, 0, 1}, StepRun{1, kS, 1, 2},
                           StepRun{2, kP, 2, 4}, StepRun{3, kP, 4, 7}));
   EXPECT_THAT(Runs(Batch({"PPAPSSAP"})),
-              ElementsAre(StepRun{0, kP, 0, 2}, StepRun{0, kP, 2, 4},
-                          StepRun{0, kS, 4, 6}, StepRun{0, kP, 6, 8}));
+              ElementsAre(StepRun{0, kP, 0, 2}, StepRun{0, kP, 2, 4, 2},
+                          StepRun{0, kS, 4, 6, 4}, StepRun{0, kP, 6, 8, 4}));
+}
+
+TEST(StepRunsTest, TellWhereTheLastPromptEnded) {
+  StepBatch batch = Batch({"S", "SAPS", "PSS"});
+  batch.positions = {20, 30, 31, 32, 33, 7, 8, 9};
+  batch.prompt_ends = {12, 3, 7};
+  EXPECT_THAT(Runs(batch),
+              ElementsAre(StepRun{0, kS, 0, 1, 12}, StepRun{1, kS, 1, 2, 3},
+                          StepRun{1, kP, 2, 4, 3}, StepRun{1, kS, 4, 5, 33},
+                          StepRun{2, kP, 5, 6, 7}, StepRun{2, kS, 6, 8, 8}));
 }
 
 TEST(StepRunsTest, TellsShortPromptsApart) {
   EXPECT_THAT(Runs(Batch({"BQ", "QQS", "BQBQAP"})),
               ElementsAre(StepRun{0, TokenKind::kShortPrompt, 0, 2},
                           StepRun{1, TokenKind::kShortPrompt, 2, 4},
-                          StepRun{1, kS, 4, 5},
+                          StepRun{1, kS, 4, 5, 2},
                           StepRun{2, TokenKind::kShortPrompt, 5, 7},
-                          StepRun{2, TokenKind::kShortPrompt, 7, 9},
-                          StepRun{2, kP, 9, 11}));
+                          StepRun{2, TokenKind::kShortPrompt, 7, 9, 2},
+                          StepRun{2, kP, 9, 11, 4}));
 }
 
 TEST(StepRunsTest, WithoutKindsEachSequenceIsOnePrompt) {

@@ -38,17 +38,16 @@ class LinearGpuTest : public GpuTest {
   }
 
   // `steps` steps of three sequences against the oracle.
-  static void ExpectOracle(const LinearGpuConfig& c, int64_t steps,
-                           bool deferred) {
+  static void ExpectOracle(const LinearGpuConfig& c, int64_t steps) {
     LinearGpuBatch batch(c, {0, 1, 2});
     std::vector<LinearGpuOracle> oracles;
     for (int64_t id : {0, 1, 2}) oracles.emplace_back(c, id);
     const double io = RoundingOf(c.io);
-    // A bfloat16 state is rounded at each step (or fold).
+    // A bfloat16 state is rounded at each step.
     const double state = (c.state == ElementType::kFloat32 ? 4e-6 : 2e-2) *
                          std::sqrt(static_cast<double>(steps));
     for (int64_t t = 0; t < steps; ++t) {
-      ASSERT_NO_FATAL_FAILURE(batch.Step(deferred)) << "step " << t;
+      ASSERT_NO_FATAL_FAILURE(batch.Step()) << "step " << t;
       for (int64_t r = 0; r < 3; ++r) {
         oracles[r].Step();
         ASSERT_NO_FATAL_FAILURE(
@@ -56,7 +55,6 @@ class LinearGpuTest : public GpuTest {
             << "step " << t << " row " << r;
       }
     }
-    if (deferred) batch.Fold();
     for (int64_t r = 0; r < 3; ++r) {
       ASSERT_TRUE(RelativelyNear(batch.State(r), oracles[r].state(), state));
     }
@@ -83,22 +81,19 @@ TEST_F(LinearGpuTest, MatchesFloat64InEveryShape) {
     for (ElementType io : kTypes) {
       for (ElementType state : kTypes) {
         for (LrpeType position : kPositions) {
-          for (bool deferred : {false, true}) {
-            SCOPED_TRACE(testing::Message()
-                         << heads << " heads " << d << " x " << e << " io "
-                         << static_cast<int>(io) << " state "
-                         << static_cast<int>(state) << " position "
-                         << static_cast<int>(position) << " deferred "
-                         << deferred);
-            LinearGpuConfig c;
-            c.heads = heads;
-            c.head_dim = d;
-            c.value_dim = e;
-            c.io = io;
-            c.state = state;
-            c.position = position;
-            ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 3, deferred));
-          }
+          SCOPED_TRACE(testing::Message()
+                       << heads << " heads " << d << " x " << e << " io "
+                       << static_cast<int>(io) << " state "
+                       << static_cast<int>(state) << " position "
+                       << static_cast<int>(position));
+          LinearGpuConfig c;
+          c.heads = heads;
+          c.head_dim = d;
+          c.value_dim = e;
+          c.io = io;
+          c.state = state;
+          c.position = position;
+          ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 3));
         }
       }
     }
@@ -124,7 +119,7 @@ TEST_F(LinearGpuTest, MatchesFloat64WithEveryActivation) {
         if (which == 0 || which == 3) c.q_activation = activation;
         if (which == 1 || which == 3) c.k_activation = activation;
         if (which == 2 || which == 3) c.v_activation = activation;
-        ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 2, which == 3));
+        ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 2));
       }
     }
   }
@@ -140,13 +135,11 @@ TEST_F(LinearGpuTest, AnglesAreRightAtAnyPosition) {
       c.position = position;
       c.first_position = first;
       c.angles_by_head = first == 1000000;
-      ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 2, false));
-      ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 2, true));
+      ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 2));
     }
   }
 }
 
-// Past several folds, from a position that is not a multiple of the ring.
 TEST_F(LinearGpuTest, ManyStepsMatchFloat64) {
   LinearGpuConfig c;
   c.value_dim = 96;
@@ -154,26 +147,7 @@ TEST_F(LinearGpuTest, ManyStepsMatchFloat64) {
   c.first_position = 5;
   for (ElementType state : kTypes) {
     c.state = state;
-    ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 50, false));
-    ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 50, true));
-  }
-}
-
-// A fold may come at any time, and steps of either form may follow.
-TEST_F(LinearGpuTest, FoldsAnywhereAndChangesForm) {
-  LinearGpuConfig c;
-  c.first_position = 3;
-  LinearGpuBatch batch(c, {0, 1, 2});
-  LinearGpuOracle oracle(c, 1);
-  for (int64_t t = 0; t < 60; ++t) {
-    const bool deferred = t / 12 % 2 == 0;
-    if (t % 24 == 12 || t % 24 == 7) batch.Fold();
-    ASSERT_NO_FATAL_FAILURE(batch.Step(deferred));
-    oracle.Step();
-    ASSERT_NO_FATAL_FAILURE(ExpectOut(batch.Out(1), oracle, c, 1e-5)) << t;
-    if (!deferred) {  // the state covers this token now
-      ASSERT_TRUE(RelativelyNear(batch.State(1), oracle.state(), 1e-5)) << t;
-    }
+    ASSERT_NO_FATAL_FAILURE(ExpectOracle(c, 50));
   }
 }
 
@@ -183,22 +157,20 @@ TEST_F(LinearGpuTest, ARowAloneHasTheSameBits) {
   ASSERT_LE(kHeads * PlanLinearStep(64, 72).tiles, kLinearFewBlocks);
   ASSERT_GT(7 * kHeads * PlanLinearStep(64, 72).tiles, kLinearFewBlocks);
   for (ElementType state : kTypes) {
-    for (bool deferred : {false, true}) {
-      LinearGpuConfig c;
-      c.heads = kHeads;
-      c.value_dim = 72;
-      c.state = state;
-      c.io = ElementType::kBFloat16;
-      c.position = LrpeType::kCosine;
-      c.first_position = 9;
-      LinearGpuBatch all(c, {0, 1, 2, 3, 4, 5, 6});
-      LinearGpuBatch alone(c, {4});
-      for (int64_t t = 0; t < 12; ++t) {
-        ASSERT_NO_FATAL_FAILURE(all.Step(deferred));
-        ASSERT_NO_FATAL_FAILURE(alone.Step(deferred));
-        ASSERT_TRUE(SameBits(all.Out(4), alone.Out(0))) << t;
-        ASSERT_TRUE(SameBits(all.State(4), alone.State(0))) << t;
-      }
+    LinearGpuConfig c;
+    c.heads = kHeads;
+    c.value_dim = 72;
+    c.state = state;
+    c.io = ElementType::kBFloat16;
+    c.position = LrpeType::kCosine;
+    c.first_position = 9;
+    LinearGpuBatch all(c, {0, 1, 2, 3, 4, 5, 6});
+    LinearGpuBatch alone(c, {4});
+    for (int64_t t = 0; t < 12; ++t) {
+      ASSERT_NO_FATAL_FAILURE(all.Step());
+      ASSERT_NO_FATAL_FAILURE(alone.Step());
+      ASSERT_TRUE(SameBits(all.Out(4), alone.Out(0))) << t;
+      ASSERT_TRUE(SameBits(all.State(4), alone.State(0))) << t;
     }
   }
 }
@@ -326,46 +298,34 @@ TEST_F(LinearGpuTest, OverlapWaitsForItsInputs) {
 
 TEST_F(LinearGpuTest, RefusesWhatItDoesNotSupport) {
   LinearGpuBatch batch(LinearGpuConfig{}, {0});
-  const LinearDeferredParams good = batch.Params();
-  const auto refused = [](const LinearDeferredParams& p) {
-    return LaunchLinearStep(p.step, nullptr) == cudaErrorInvalidValue &&
-           LaunchLinearDeferredStep(p, nullptr) == cudaErrorInvalidValue;
+  const LinearStepParams good = batch.Params();
+  const auto refused = [](const LinearStepParams& p) {
+    return LaunchLinearStep(p, nullptr) == cudaErrorInvalidValue;
   };
   for (int64_t dim : {0, 4, 12, 264}) {
-    LinearDeferredParams p = good;
-    p.step.head_dim = dim;
+    LinearStepParams p = good;
+    p.head_dim = dim;
     EXPECT_TRUE(refused(p)) << dim;
     p = good;
-    p.step.value_dim = dim;
+    p.value_dim = dim;
     EXPECT_TRUE(refused(p)) << dim;
   }
-  LinearDeferredParams p = good;
-  p.step.max_rows = 65536;
+  LinearStepParams p = good;
+  p.max_rows = 65536;
   EXPECT_TRUE(refused(p));
   p = good;
-  p.step.states = nullptr;
+  p.states = nullptr;
   EXPECT_TRUE(refused(p));
   p = good;
-  p.step.positions = nullptr;
-  p.step.state_type = ElementType::kBFloat16;
+  p.positions = nullptr;
+  p.state_type = ElementType::kBFloat16;
   EXPECT_TRUE(refused(p));
-  for (int64_t length : {0, 3, 32}) {
-    p = good;
-    p.ring_length = length;
-    EXPECT_EQ(LaunchLinearDeferredStep(p, nullptr), cudaErrorInvalidValue);
-    EXPECT_EQ(LaunchLinearFold(p, nullptr), cudaErrorInvalidValue);
-  }
   p = good;
-  p.step.states = Misaligned(p.step.states);
+  p.states = Misaligned(p.states);
   EXPECT_TRUE(refused(p));
-  EXPECT_EQ(LaunchLinearFold(p, nullptr), cudaErrorInvalidValue);
   p = good;
-  p.ring = Misaligned(p.ring);
-  EXPECT_EQ(LaunchLinearDeferredStep(p, nullptr), cudaErrorInvalidValue);
-  EXPECT_EQ(LaunchLinearFold(p, nullptr), cudaErrorInvalidValue);
-  p = good;
-  p.step.max_rows = 0;
-  EXPECT_EQ(LaunchLinearStep(p.step, nullptr), cudaSuccess);
+  p.max_rows = 0;
+  EXPECT_EQ(LaunchLinearStep(p, nullptr), cudaSuccess);
 }
 
 // Rounded to nearest, increments of an eighth of a bfloat16 step are lost every

@@ -94,22 +94,17 @@ LinearGpuBatch::LinearGpuBatch(const LinearGpuConfig& config,
                                std::vector<int64_t> ids)
     : config_(config),
       ids_(std::move(ids)),
-      ring_start_(config.first_position),
       in_stride_(config.token_elements() + kGap),
       out_stride_(config.heads * config.value_dim + kGap),
       slot_stride_(config.state_elements() + kGap),
-      ring_stride_(
-          config.heads * kRing * (config.key_dim() + config.value_dim) + kGap),
       tokens_(config.io, Tokens()),
       out_(config.io, std::vector<float>(max_rows() * out_stride_, kCanary)),
       states_(config.state, States()),
       rows_({static_cast<int32_t>(live() + kPadding)}),
       slots_(SlotIndices()),
       positions_(Positions()),
-      starts_(Positions()),
       phases_(LinearPhases(config)),
-      decay_(config.Decay()),
-      ring_(std::vector<float>(slots() * ring_stride_, kNaN)) {}
+      decay_(config.Decay()) {}
 
 // Unowned slots, the sink and the gaps are NaN.
 std::vector<float> LinearGpuBatch::States() const {
@@ -142,14 +137,13 @@ std::vector<int64_t> LinearGpuBatch::Positions() const {
   return std::vector<int64_t>(max_rows(), config_.first_position + steps_);
 }
 
-LinearDeferredParams LinearGpuBatch::Params() {
+LinearStepParams LinearGpuBatch::Params() {
   const LinearGpuConfig& c = config_;
   const auto at = [&](int64_t offset) -> const void* {
     const int64_t size = c.io == ElementType::kFloat32 ? 4 : 2;
     return static_cast<const char*>(tokens_.data()) + offset * size;
   };
-  LinearDeferredParams params = {};
-  LinearStepParams& p = params.step;
+  LinearStepParams p = {};
   p.num_heads = c.heads;
   p.head_dim = c.head_dim;
   p.value_dim = c.value_dim;
@@ -177,26 +171,17 @@ LinearDeferredParams LinearGpuBatch::Params() {
   p.states = states_.data();
   p.slot_stride = slot_stride_;
   p.rounding_seed = c.rounding_seed;
-  params.ring = ring_.data();
-  params.ring_slot_stride = ring_stride_;
-  params.ring_length = kRing;
-  params.ring_start = starts_.data();
-  return params;
+  return p;
 }
 
-void LinearGpuBatch::Step(bool deferred) {
+void LinearGpuBatch::Step() {
   tokens_.Write(Tokens());
   positions_.Write(Positions());
-  starts_.Write(std::vector<int64_t>(max_rows(), ring_start_));
   out_.Write(std::vector<float>(max_rows() * out_stride_, kCanary));
   std::vector<float> before = states_.Read();
-  const LinearDeferredParams params = Params();
-  ASSERT_EQ(deferred ? LaunchLinearDeferredStep(params, nullptr)
-                     : LaunchLinearStep(params.step, nullptr),
-            cudaSuccess);
+  ASSERT_EQ(LaunchLinearStep(Params(), nullptr), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   ++steps_;
-  if (!deferred) ring_start_ = config_.first_position + steps_;
 
   // Only the states of the live rows may have changed.
   const std::vector<float> after = states_.Read();
@@ -219,14 +204,6 @@ void LinearGpuBatch::Step(bool deferred) {
       }
     }
   }
-}
-
-void LinearGpuBatch::Fold() {
-  positions_.Write(Positions());
-  starts_.Write(std::vector<int64_t>(max_rows(), ring_start_));
-  ASSERT_EQ(LaunchLinearFold(Params(), nullptr), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  ring_start_ = config_.first_position + steps_;
 }
 
 std::vector<float> LinearGpuBatch::Out(int64_t row) const {

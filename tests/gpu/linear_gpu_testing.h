@@ -73,18 +73,16 @@ class LinearGpuBatch {
  public:
   static constexpr int64_t kPadding = 2;
   static constexpr int64_t kGap = 8;  // elements between rows
-  static constexpr int64_t kRing = 16;
 
   LinearGpuBatch(const LinearGpuConfig& config, std::vector<int64_t> ids);
 
   // Runs the next token of each sequence. Checks that other memory is
-  // unchanged. An in-place step after deferred ones needs a Fold between them.
-  void Step(bool deferred = false);
-  void Fold();
+  // unchanged.
+  void Step();
   std::vector<float> Out(int64_t row) const;    // [H, E]
   std::vector<float> State(int64_t row) const;  // [H, Dk, E]
 
-  LinearDeferredParams Params();
+  LinearStepParams Params();
 
  private:
   int64_t Slot(int64_t row) const { return 2 * (live() - row); }
@@ -99,13 +97,12 @@ class LinearGpuBatch {
   LinearGpuConfig config_;
   std::vector<int64_t> ids_;
   int64_t steps_ = 0;
-  int64_t ring_start_ = 0;
-  int64_t in_stride_, out_stride_, slot_stride_, ring_stride_;
+  int64_t in_stride_, out_stride_, slot_stride_;
   DeviceTensor tokens_, out_, states_;
   DeviceBuffer<int32_t> rows_, slots_;
-  DeviceBuffer<int64_t> positions_, starts_;
+  DeviceBuffer<int64_t> positions_;
   DeviceBuffer<uint64_t> phases_;
-  DeviceBuffer<float> decay_, ring_;
+  DeviceBuffer<float> decay_;
 };
 
 }  // namespace recurve

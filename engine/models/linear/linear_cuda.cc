@@ -13,6 +13,7 @@
 #include "kernels/linear_attn/linear_factors_cuda.h"
 #include "kernels/linear_attn/noncausal/linear_noncausal_cuda.h"
 #include "kernels/linear_attn/scan/linear_scan_cuda.h"
+#include "kernels/linear_attn/step/linear_deferred_cuda.h"
 
 namespace recurve {
 namespace {
@@ -67,15 +68,18 @@ int64_t CudaLinear::StepBytes() const {
   const int64_t tokens = std::max(limits_.max_tokens, limits_.max_sequences);
   return Buffer::Room<int32_t>(limits_.max_sequences) +
          tokens * (Buffer::Room<int32_t>(2) + Buffer::Room<int32_t>(1) +
-                   Buffer::Room<int64_t>(1));
+                   2 * Buffer::Room<int64_t>(1));
 }
 
 absl::Status CudaLinear::BeginDecode(const CudaStep& step,
-                                     const DecodeRows& /*rows*/,
+                                     const DecodeRows& rows,
                                      int64_t /*variant*/,
-                                     CudaStepBuffer* /*buffer*/) {
+                                     CudaStepBuffer* buffer) {
   decode_ = true;
   rows_ = {step.sequences, step.query_start, step.slots, nullptr};
+  steps_ = {rows_, step.positions, nullptr};
+  std::copy_n(rows.prompt_ends, rows_.count,
+              buffer->Add(rows_.count, &steps_.prompt_ends));
   return absl::OkStatus();
 }
 
@@ -98,12 +102,16 @@ absl::Status CudaLinear::BeginMixed(const CudaStep& step,
     int32_t* const slots = buffer->Add(group_rows.count, &group_rows.slots);
     int64_t* const positions =
         buffer->Add(group_rows.count, &group.launch.positions);
+    int64_t* const prompt_ends =
+        buffer->Add(group_rows.count, &group.launch.prompt_ends);
     for (int64_t i = 0; i < group_rows.count; ++i) {
       const StepRun& run = runs_of[i];
       query_start[i] = static_cast<int32_t>(run.begin);
       query_start[i + 1] = static_cast<int32_t>(run.end);
       slots[i] = batch.slots[run.sequence];
       positions[i] = batch.positions[run.begin];
+      prompt_ends[i] = run.prompt_end;
+      group.pending |= LinearPendingAt(positions[i], prompt_ends[i]).count > 0;
       const bool begins = BeginsPrompt(batch, run);
       if (i == 0 || begins != group.stretches.back().whole) {
         group.stretches.push_back({begins, i, 0, run.begin, run.begin});
@@ -142,8 +150,8 @@ bool CudaLinear::PrefillsByChunks(const Layer& layer) const {
          (MakesFactors(config) || ExactAngles(*layer.position)) && room;
 }
 
-absl::Status CudaLinear::Scan(const Layer& layer, const Rows& rows, bool early,
-                              cudaStream_t stream) {
+LinearAttentionParams CudaLinear::ScanParams(const Layer& layer,
+                                             const Rows& rows) {
   const LinearOperation::Params& config = *layer.of;
   LinearAttentionParams params = {};
   params.num_heads = config.num_heads;
@@ -169,8 +177,31 @@ absl::Status CudaLinear::Scan(const Layer& layer, const Rows& rows, bool early,
   params.slot_stride = layer.slot_stride;
   params.slots = rows.slots;
   params.whole = config.causal ? nullptr : rows.whole;
-  return CudaStatus(LaunchLinearScan(params, early, stream),
+  return params;
+}
+
+absl::Status CudaLinear::Scan(const Layer& layer, const Rows& rows, bool early,
+                              cudaStream_t stream) {
+  return CudaStatus(LaunchLinearScan(ScanParams(layer, rows), early, stream),
                     "linear attention");
+}
+
+absl::Status CudaLinear::Defer(const Layer& layer, const Segment& launch,
+                               bool early, cudaStream_t stream) {
+  return CudaStatus(
+      LaunchLinearDeferred({ScanParams(layer, launch.rows), launch.positions,
+                            launch.prompt_ends, layer.rings},
+                           early, stream),
+      "linear attention of steps");
+}
+
+absl::Status CudaLinear::Fold(const Layer& layer, const Segment& launch,
+                              cudaStream_t stream) {
+  return CudaStatus(
+      LaunchLinearFold({ScanParams(layer, launch.rows), launch.positions,
+                        launch.prompt_ends, layer.rings},
+                       stream),
+      "folding states");
 }
 
 absl::Status CudaLinear::MakeFactors(const Layer& layer, bool encode,
@@ -312,7 +343,8 @@ absl::Status CudaLinear::PrefillStretches(const Layer& layer,
         Prefill(layer,
                 {{stretch.count, rows.query_start + stretch.first,
                   rows.slots + stretch.first, nullptr},
-                 group.launch.positions + stretch.first},
+                 group.launch.positions + stretch.first,
+                 group.launch.prompt_ends + stretch.first},
                 stretch.begin, stretch.end, stream));
   }
   return absl::OkStatus();
@@ -320,12 +352,24 @@ absl::Status CudaLinear::PrefillStretches(const Layer& layer,
 
 absl::Status CudaLinear::Attend(const Layer& layer, cudaStream_t stream) {
   const bool causal = layer.of->causal;
-  if (decode_ || !PrefillsByChunks(layer) || (!causal && !FusesWhole(layer))) {
+  const bool defers = layer.rings != nullptr;
+  if (decode_ && defers) return Defer(layer, steps_, /*early=*/true, stream);
+  const bool chunks = PrefillsByChunks(layer);
+  if (decode_ || (!defers && (!chunks || (!causal && !FusesWhole(layer))))) {
     // In other steps a sequence's runs are adjacent.
     return Scan(layer, rows_, /*early=*/decode_, stream);
   }
   for (const Group& group : groups_) {
     if (!group.prompt) {
+      RECURVE_RETURN_IF_ERROR(
+          defers ? Defer(layer, group.launch, /*early=*/false, stream)
+                 : Scan(layer, group.launch.rows, /*early=*/false, stream));
+      continue;
+    }
+    if (defers && group.pending) {
+      RECURVE_RETURN_IF_ERROR(Fold(layer, group.launch, stream));
+    }
+    if (!chunks) {
       RECURVE_RETURN_IF_ERROR(
           Scan(layer, group.launch.rows, /*early=*/false, stream));
     } else if (causal) {
@@ -355,6 +399,9 @@ absl::Status CudaLinear::Launch(const SequenceOperation& operation,
   layer.decay = view.vector(p.decay);
   layer.states = states.data;
   layer.slot_stride = states.stride;
+  if (p.ring.value >= 0 && limits_.chunk_multiple > 1) {
+    layer.rings = view.states(p.ring).data;
+  }
   layer.q = view.View(p.q);
   layer.k = view.View(p.k);
   layer.v = view.View(p.v);

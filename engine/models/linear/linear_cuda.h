@@ -11,12 +11,14 @@
 #include "engine/cuda/cuda_memory.h"
 #include "engine/cuda/cuda_operations.h"
 #include "engine/models/linear/linear_operation.h"
+#include "kernels/linear_attn/linear_attn.h"
 
 namespace recurve {
 
 // LinearOperation on a GPU: the launches of a layer in a step.
 //
-// - Tokens of TokenKind::kStep: the scan, one update a token in float32.
+// - Tokens of TokenKind::kStep: the deferred step, if there is one for the
+//   layer and chunks are used; else the scan, one update a token in float32.
 // - Prompts: the chunk kernel, if there is one for the device and the layer,
 //   and chunks are used; else the scan.
 // - Whole prompts of a non-causal layer: under the same conditions the
@@ -61,6 +63,7 @@ class CudaLinear : public CudaOperations {
     const float* sin;
     const float* decay;  // [num_heads]
     float* states;       // LinearAttentionParams
+    float* rings;        // LinearDeferredParams, or null
     int64_t slot_stride;
     Activations q, k, v;
     Activations out;
@@ -69,7 +72,8 @@ class CudaLinear : public CudaOperations {
   // One launch: consecutive runs of the step.
   struct Segment {
     Rows rows;
-    const int64_t* positions;  // [rows.count] positions of the first tokens
+    const int64_t* positions;    // [rows.count] positions of the first tokens
+    const int64_t* prompt_ends;  // [rows.count] StepRun
   };
   // For a non-causal layer, runs [first, first + count) of a group: either all
   // begin a prompt, or none does.
@@ -80,6 +84,7 @@ class CudaLinear : public CudaOperations {
   };
   struct Group {
     bool prompt;
+    bool pending;  // some ring may hold tokens that a state lacks
     Segment launch;
     std::vector<Stretch> stretches;  // for prompts
   };
@@ -100,7 +105,13 @@ class CudaLinear : public CudaOperations {
   static absl::Status MakeFactors(const Layer& layer, bool encode,
                                   int64_t begin, int64_t end, Factors* factors,
                                   cudaStream_t stream);
+  static LinearAttentionParams ScanParams(const Layer& layer, const Rows& rows);
   static absl::Status Scan(const Layer& layer, const Rows& rows, bool early,
+                           cudaStream_t stream);
+  static absl::Status Defer(const Layer& layer, const Segment& launch,
+                            bool early, cudaStream_t stream);
+  // Makes the states cover all tokens before the launch's.
+  static absl::Status Fold(const Layer& layer, const Segment& launch,
                            cudaStream_t stream);
   // Rows [begin, end) of the step.
   static absl::Status Prefill(const Layer& layer, const Segment& launch,
@@ -117,6 +128,7 @@ class CudaLinear : public CudaOperations {
   // State of the step in progress.
   bool decode_ = false;
   Rows rows_ = {};
+  Segment steps_ = {};  // of a decode step
   std::vector<Group> groups_;
 };
 

@@ -8,6 +8,7 @@
 #include "engine/models/describe_parts.h"
 #include "engine/models/linear/linear_operation.h"
 #include "kernels/linear_attn/scan/linear_scan_limits.h"
+#include "kernels/linear_attn/step/linear_deferred_plan.h"
 
 namespace recurve {
 namespace {
@@ -144,6 +145,10 @@ void LinearLayer::Emit(ValueId in, ValueId residual,
     decay.push_back(static_cast<float>(std::exp(log_decay)));
   params.decay = program.AddVector(std::move(decay));
   params.state = program.AddState({c.num_heads * key_dim * c.value_dim});
+  if (c.causal && LinearDeferredDoes(key_dim, c.value_dim)) {
+    params.ring = program.AddState(
+        {LinearRingElements(c.num_heads, key_dim, c.value_dim), true});
+  }
   params.q = vectors[0];
   params.k = vectors[1];
   params.v = vectors[2];

@@ -26,6 +26,9 @@ class LinearOperation : public SequenceOperation {
     PositionId position;
     VectorId decay;  // λ per head
     StateId state;
+    // LinearRingElements, where chunk_multiple is above 1; -1 for none: sizes
+    // that the deferred step does not take, or a layer that is not causal.
+    StateId ring;
     Slice q, k, v;
     Slice out;  // [T, H·E]
     // [T, (H·(2·LrpeOutputDim + E) + 1) / 2], or no value for D = 1: space for

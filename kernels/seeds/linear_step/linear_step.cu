@@ -19,7 +19,7 @@ using linear_step::Shape;
 using linear_step::Vectors;
 
 template <typename State>
-using StepTile = linear_step::Tile<State, /*kAdjacent=*/false>;
+using StepTile = linear_step::Tile<State>;
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   // One branch on both: two would make the second load wait for the first.
   const int rows_left = rows - static_cast<int>(row);
   if (min(rows_left, slot) <= 0) {
-    if (p.overlap_previous) linear_step::WaitForPrevious();
+    if (p.overlap_previous) linear_step::TakeTurn();
     if (rows_left > 0) linear_step::WriteZeros<IO>(p, s);
     return;
   }
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
     __syncthreads();
     tile.Load();
     if (p.overlap_previous) {
-      linear_step::WaitForPrevious();
+      linear_step::TakeTurn();
       inputs.Load(p, s, row, head, true);
       inputs.Stage(s, vectors);
       __syncthreads();

@@ -11,28 +11,16 @@
 
 namespace recurve {
 
-// The state and the rows: required by a fold, too.
-inline bool ValidLinearState(const LinearStepParams& p) {
+inline bool ValidLinearStep(const LinearStepParams& p) {
   return p.num_heads >= 1 && p.num_heads <= 65535 &&
          ValidLinearDim(p.head_dim) && ValidLinearDim(p.value_dim) &&
          p.max_rows >= 0 && p.max_rows <= 65535 && p.slots != nullptr &&
          p.decay != nullptr && IsThere(p.states) && p.slot_stride % 8 == 0 &&
          (p.positions != nullptr || (p.position == LrpeType::kNone &&
-                                     p.state_type == ElementType::kFloat32));
-}
-
-inline bool ValidLinearStep(const LinearStepParams& p) {
-  return ValidLinearState(p) && p.q != nullptr && p.k != nullptr &&
-         p.v != nullptr && p.out != nullptr &&
+                                     p.state_type == ElementType::kFloat32)) &&
+         p.q != nullptr && p.k != nullptr && p.v != nullptr &&
+         p.out != nullptr &&
          (p.position == LrpeType::kNone || p.phase_steps != nullptr);
-}
-
-inline bool ValidLinearRing(const LinearDeferredParams& p) {
-  return IsThere(p.ring) && p.ring_start != nullptr &&
-         p.step.positions != nullptr && p.ring_length >= 1 &&
-         p.ring_length <= kMaxLinearRing &&
-         (p.ring_length & (p.ring_length - 1)) == 0 &&
-         p.ring_slot_stride % 4 == 0;
 }
 
 }  // namespace recurve

@@ -78,41 +78,6 @@ struct LinearStepParams {
 cudaError_t LaunchLinearStep(const LinearStepParams& params,
                              cudaStream_t stream);
 
-inline constexpr int64_t kMaxLinearRing = 16;
-
-// The same step with deferred writes of the state: a slot holds a checkpoint of
-// the state and a ring of the later k̃ and ṽ,
-//
-//   o = λ^(n+1) Scᵀ q̃ + Σ_j λ^(n−j) (q̃ · k̃_j) ṽ_j,   j = 0 ... n
-//
-// and every ring_length-th token folds the ring into the checkpoint. So most
-// steps only read the state: about 0.6 of the traffic of LaunchLinearStep.
-//
-// Token t is in ring entry t mod ring_length, and a fold follows each token t
-// with (t + 1) mod ring_length = 0. Folds depend on the position alone, so a
-// row's bits do not depend on the batch.
-struct LinearDeferredParams {
-  LinearStepParams step;  // positions must not be null
-  float* ring;            // slot s: ring + s · ring_slot_stride is
-                          // [H, ring_length, Dk + E], the k̃ then the ṽ
-  int64_t ring_slot_stride;
-  int64_t ring_length;  // a power of two, at most kMaxLinearRing
-
-  // [max_rows] tokens that the slot's state covered when something other than
-  // this kernel last wrote it (a prefill, LaunchLinearFold). At most
-  // positions[row].
-  const int64_t* ring_start;
-};
-cudaError_t LaunchLinearDeferredStep(const LinearDeferredParams& params,
-                                     cudaStream_t stream);
-
-// Folds the rings into the checkpoints, so that each state covers all
-// positions[row] tokens before its next one: before a prefill, a snapshot or
-// any other read of the state. ring_start is positions[row] from then on. q, k,
-// v, out, phase_steps and the activations are not used.
-cudaError_t LaunchLinearFold(const LinearDeferredParams& params,
-                             cudaStream_t stream);
-
 }  // namespace recurve
 
 #endif  // RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_CUDA_H_

@@ -1,5 +1,5 @@
-// Device functions shared by the two forms of the linear-attention step: q̃, k̃
-// and ṽ, made during the tile's loads, and sums.
+// Device functions of the linear-attention step: q̃, k̃ and ṽ, made during the
+// tile's loads, and sums.
 #ifndef RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_DEVICE_CUH_
 #define RECURVE_KERNELS_SEEDS_LINEAR_STEP_LINEAR_STEP_DEVICE_CUH_
 
@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/async_copy.cuh"
 #include "kernels/common/device_math.cuh"
 #include "kernels/seeds/linear_step/linear_step_cuda.h"
 #include "kernels/seeds/linear_step/linear_step_plan.h"
@@ -56,11 +57,9 @@ __device__ __forceinline__ void LoadNowIf(bool when, const __nv_bfloat16* x,
 
 // Waits for the previous kernel (see overlap_previous), and lets the next one
 // start. Returns at once if the launch does not overlap.
-__device__ __forceinline__ void WaitForPrevious() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+__device__ __forceinline__ void TakeTurn() {
+  WaitForPrevious();
+  LaunchDependents();
 }
 
 // Vectors of one (row, head), in shared memory: first q, k and v as loaded,
@@ -283,7 +282,7 @@ __device__ void WriteZeros(const LinearStepParams& p, const Shape& s) {
   }
 }
 
-// Whether the code that runs contains WaitForPrevious: the driver's code from
+// Whether the code that runs contains TakeTurn: the driver's code from
 // PTX for older devices does not, and would not wait for its inputs.
 inline bool CanOverlap(const void* kernel) {
   cudaFuncAttributes attributes;

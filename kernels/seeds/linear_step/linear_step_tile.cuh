@@ -18,21 +18,19 @@ struct Shape {
   int angles;
 };
 
-// One thread's part of a state tile: 16 bytes of each of kRows rows. These are
-// adjacent (kAdjacent), so that a vector along them is read four at a time; or
+// One thread's part of a state tile: 16 bytes of each of kRows rows, which are
 // apart, so that a warp's are adjacent in each access.
-template <typename State, bool kAdjacent>
+template <typename State>
 struct Tile {
   static constexpr int kVector = 16 / sizeof(State);
   static constexpr int kLanes = kLinearTileColumns / kVector;  // neighbours
   static constexpr int kRows = kLinearRowsPerWarp / (32 / kLanes);
-  static constexpr int kRowStep = kAdjacent ? 1 : 32 / kLanes;
+  static constexpr int kRowStep = 32 / kLanes;
 
   __device__ Tile(State* head_state, const Shape& s)
       : column(blockIdx.x * kLinearTileColumns +
                threadIdx.x % kLanes * kVector),
-        row(threadIdx.x / 32 * kLinearRowsPerWarp +
-            threadIdx.x % 32 / kLanes * (kAdjacent ? kRows : 1)),
+        row(threadIdx.x / 32 * kLinearRowsPerWarp + threadIdx.x % 32 / kLanes),
         state(head_state + int64_t{row} * s.value_dim + column),
         row_step(kRowStep * s.value_dim),
         rows(column < s.value_dim ? (s.key_dim - row + kRowStep - 1) / kRowStep
@@ -83,17 +81,15 @@ __device__ __forceinline__ uint32_t RoundStochastically(float x,
 
 // Stores a thread's part of state row `i`. `element` is the index of its first
 // element in the slot.
-template <bool kAdjacent>
-__device__ __forceinline__ void StoreRow(const Tile<float, kAdjacent>& tile,
-                                         int i, const float (&x)[4], uint64_t,
-                                         int64_t, int64_t) {
+__device__ __forceinline__ void StoreRow(const Tile<float>& tile, int i,
+                                         const float (&x)[4], uint64_t, int64_t,
+                                         int64_t) {
   *tile.Address(i) = make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]),
                                 __float_as_uint(x[2]), __float_as_uint(x[3]));
 }
-template <bool kAdjacent>
-__device__ __forceinline__ void StoreRow(
-    const Tile<__nv_bfloat16, kAdjacent>& tile, int i, const float (&x)[8],
-    uint64_t seed, int64_t element, int64_t position) {
+__device__ __forceinline__ void StoreRow(const Tile<__nv_bfloat16>& tile, int i,
+                                         const float (&x)[8], uint64_t seed,
+                                         int64_t element, int64_t position) {
   const uint4 random =
       DevicePhilox4x32(seed, static_cast<uint64_t>(element) / 8,
                        static_cast<uint64_t>(position));
@@ -107,18 +103,6 @@ __device__ __forceinline__ void StoreRow(
   }
   *tile.Address(i) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
 }
-
-// Four neighbours of a 16-byte aligned vector in shared memory.
-struct Four {
-  __device__ __forceinline__ explicit Four(const float* x) {
-    const float4 four = *reinterpret_cast<const float4*>(x);
-    value[0] = four.x;
-    value[1] = four.y;
-    value[2] = four.z;
-    value[3] = four.w;
-  }
-  float value[4];
-};
 
 }  // namespace linear_step
 }  // namespace recurve
