@@ -24,7 +24,6 @@ struct Case {
   std::string name;
   TpaShape shape;
   std::vector<Row> rows;
-  TpaPrefillForm form = TpaPrefillForm::kExpanded;
 };
 
 class TpaPrefillBench {
@@ -57,9 +56,8 @@ class TpaPrefillBench {
     device_table_ = DeviceCopy(table_);
     device_starts_ = DeviceCopy(starts_);
     device_lengths_ = DeviceCopy(lengths);
-    plan_ = PlanTpaPrefill(
-        s, c.form,
-        {static_cast<int>(c.rows.size()), tokens, context, int64_t{8} << 30});
+    plan_ = PlanTpaPrefill(s, {static_cast<int>(c.rows.size()), tokens, context,
+                               int64_t{8} << 30});
     schedule_ = RandomMemory(plan_.schedule_bytes, false);
     scratch_ = RandomMemory(plan_.scratch_bytes, false);
     RECURVE_CUDA_OK(Schedule(nullptr));
@@ -129,9 +127,7 @@ class TpaPrefillBench {
     const double bytes = page_bytes_ +
                          4.0 * starts_.back() * (query_stride_ + s.head_dim) +
                          2.0 * starts_.back() * s.num_heads * s.value_dim;
-    return {case_.form == TpaPrefillForm::kDirect ? "tpa_prefill_direct"
-                                                  : "tpa_prefill",
-            case_.name, timing, bytes, flops};
+    return {"tpa_prefill", case_.name, timing, bytes, flops};
   }
   Result RunSchedule() {
     const Timing timing =
@@ -294,8 +290,6 @@ std::vector<Case> Cases(bool quick) {
   for (int32_t n : {2048, 8192, 32768}) {
     const std::string length = " B1 N" + std::to_string(n);
     cases.push_back({"H32 D128 R1" + length, kSeed, {{n, n}}});
-    cases.push_back(
-        {"H32 D128 R1" + length, kSeed, {{n, n}}, TpaPrefillForm::kDirect});
     cases.push_back({"H32 D128 R2" + length, kRank2, {{n, n}}});
   }
   if (quick) return cases;
@@ -309,14 +303,10 @@ std::vector<Case> Cases(bool quick) {
                    kRank2,
                    {{4096, 4096}, {2048, 2048}, {1024, 1024}}});
   for (int i = 0; i < 16; ++i) cases.back().rows.push_back({64, 64});
-  for (TpaPrefillForm form :
-       {TpaPrefillForm::kExpanded, TpaPrefillForm::kDirect}) {
-    for (int32_t chunk : {256, 2048}) {
-      cases.push_back({"H32 D128 R1 " + std::to_string(chunk) + " of 32768",
-                       kSeed,
-                       {{32768, chunk}},
-                       form});
-    }
+  for (int32_t chunk : {256, 2048}) {
+    cases.push_back({"H32 D128 R1 " + std::to_string(chunk) + " of 32768",
+                     kSeed,
+                     {{32768, chunk}}});
   }
   return cases;
 }

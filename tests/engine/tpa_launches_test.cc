@@ -124,7 +124,7 @@ ScheduleBytes BytesOfSchedules(const Step& step, const TpaShape& shape,
   for (const TpaPrefillRuns& launch :
        CutTpaPrefills(step.batch(), step.runs(), limits)) {
     const TpaPrefillPlan plan = PlanTpaPrefill(
-        shape, TpaPrefillForm::kExpanded,
+        shape,
         {static_cast<int>(launch.rows), launch.tokens, launch.context, 0});
     EXPECT_GT(plan.query_tiles, 0);
     bytes.prefills += AlignTpaSchedule(plan.schedule_bytes);

@@ -35,17 +35,6 @@ const TpaShape kShapes[] = {
     {2, 252, 132, 5, 3},   {5, 20, 124, 2, 1},
 };
 
-std::vector<TpaPrefillForm> Forms(const TpaShape& s) {
-  std::vector<TpaPrefillForm> forms = {TpaPrefillForm::kExpanded};
-  if (s.kv_rank == 1 && std::max(s.head_dim, s.value_dim) <= 128) {
-    forms.push_back(TpaPrefillForm::kDirect);
-  }
-  return forms;
-}
-const char* Name(TpaPrefillForm form) {
-  return form == TpaPrefillForm::kDirect ? "direct" : "expanded";
-}
-
 // Queries [begin, end) of a sequence's; what comes after them is not cached.
 struct Piece {
   const TpaSequence* sequence;
@@ -58,7 +47,7 @@ struct Piece {
 class Prefill {
  public:
   Prefill(const TpaGpuConfig& config, const std::vector<Piece>& pieces,
-          TpaPrefillForm form, ElementType out_type = ElementType::kFloat32,
+          ElementType out_type = ElementType::kFloat32,
           int64_t max_scratch = int64_t{1} << 32)
       : config_(config),
         tokens_(0),
@@ -93,7 +82,7 @@ class Prefill {
       starts.push_back(tokens_);
     }
     limits.max_tokens = tokens_;
-    plan_ = PlanTpaPrefill(s, form, limits);
+    plan_ = PlanTpaPrefill(s, limits);
     EXPECT_GT(plan_.query_tiles, 0);
     const TpaHostCache cache = MakeTpaHostCache(config, cached);
     pages_.emplace(cache.pages);
@@ -263,16 +252,12 @@ class TpaPrefillGpuTest : public GpuTest {
   }
   static void Check(const TpaGpuConfig& config, const Sequences& sequences,
                     double tolerance = kTolerance, int probes = 20) {
-    for (TpaPrefillForm form : Forms(config.shape)) {
-      SCOPED_TRACE(Describe(config) + " " + Name(form));
-      Prefill prefill(config, Whole(sequences), form);
-      worst_query_ = worst_head_ = 0.0;
-      Compare(config, sequences, prefill.Run(), tolerance, probes);
-      std::printf("%s %s: worst query %.2e, head %.2e\n",
-                  Describe(config).c_str(), Name(form), worst_query_,
-                  worst_head_);
-      if (HasFatalFailure()) return;
-    }
+    SCOPED_TRACE(Describe(config));
+    Prefill prefill(config, Whole(sequences));
+    worst_query_ = worst_head_ = 0.0;
+    Compare(config, sequences, prefill.Run(), tolerance, probes);
+    std::printf("%s: worst query %.2e, head %.2e\n", Describe(config).c_str(),
+                worst_query_, worst_head_);
   }
 
   static double worst_query_;
@@ -357,12 +342,9 @@ TEST_F(TpaPrefillGpuTest, ExtremeScoresAreFinite) {
           if (kind == 1) s->Ramp(config, 1e4f, -1e4f);
           if (kind == 2) s->ScaleKeys(config, 3000.0f);
         }
-        for (TpaPrefillForm form : Forms(shape)) {
-          Prefill prefill(config, Whole(sequences), form);
-          for (float x : prefill.Run()) {
-            ASSERT_LE(std::abs(x), 1.01f)
-                << Describe(config) << " " << Name(form) << " kind " << kind;
-          }
+        Prefill prefill(config, Whole(sequences));
+        for (float x : prefill.Run()) {
+          ASSERT_LE(std::abs(x), 1.01f) << Describe(config) << " kind " << kind;
         }
       }
     }
@@ -392,22 +374,20 @@ TEST_P(TpaPrefillChunksGpuTest, BitsDoNotDependOnChunks) {
         seq.b_q[i] *= kScales[i / row % 3];
     }
     const int64_t width = shape.num_heads * shape.value_dim;
-    for (TpaPrefillForm form : Forms(shape)) {
-      SCOPED_TRACE(Describe(config) + " " + Name(form));
-      const std::vector<float> whole =
-          Prefill(config, {{&seq, 0, seq.queries}}, form).Run();
-      for (const std::vector<int>& cuts :
-           {std::vector<int>{0, 1, 64, 65, 200, 771, 1500},
-            std::vector<int>{0, 640, 1500}, std::vector<int>{0, 1499, 1500},
-            std::vector<int>{0, 127, 255, 1021, 1500}}) {
-        for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-          const std::vector<float> part =
-              Prefill(config, {{&seq, cuts[i], cuts[i + 1]}}, form).Run();
-          ASSERT_TRUE(SameBits(
-              part, {whole.data() + cuts[i] * width,
-                     static_cast<size_t>((cuts[i + 1] - cuts[i]) * width)}))
-              << "from " << cuts[i] << " to " << cuts[i + 1];
-        }
+    SCOPED_TRACE(Describe(config));
+    const std::vector<float> whole =
+        Prefill(config, {{&seq, 0, seq.queries}}).Run();
+    for (const std::vector<int>& cuts :
+         {std::vector<int>{0, 1, 64, 65, 200, 771, 1500},
+          std::vector<int>{0, 640, 1500}, std::vector<int>{0, 1499, 1500},
+          std::vector<int>{0, 127, 255, 1021, 1500}}) {
+      for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+        const std::vector<float> part =
+            Prefill(config, {{&seq, cuts[i], cuts[i + 1]}}).Run();
+        ASSERT_TRUE(SameBits(
+            part, {whole.data() + cuts[i] * width,
+                   static_cast<size_t>((cuts[i + 1] - cuts[i]) * width)}))
+            << "from " << cuts[i] << " to " << cuts[i + 1];
       }
     }
   }
@@ -436,30 +416,26 @@ TEST_F(TpaPrefillGpuTest, BitsDoNotDependOnTheBatch) {
     for (size_t i = 0; i < sequences.size(); i += 2) {
       sequences[i]->Ramp(config, 0.0f, 40.0f);
     }
-    for (TpaPrefillForm form : Forms(shape)) {
-      SCOPED_TRACE(Describe(config) + " " + Name(form));
-      const std::vector<float> all =
-          Prefill(config, Whole(sequences), form).Run();
-      int64_t token = 0;
-      for (const auto& seq : sequences) {
-        if (seq->queries == 0) continue;
-        const std::vector<float> alone =
-            Prefill(config, {{seq.get(), 0, seq->queries}}, form).Run();
-        ASSERT_TRUE(
-            SameBits(alone, {all.data() + token * width,
-                             static_cast<size_t>(seq->queries * width)}))
-            << seq->queries << " of " << seq->length;
-        token += seq->queries;
-      }
-      // And with scratch memory for one or some heads only.
-      for (int heads = 1; heads < shape.num_heads; ++heads) {
-        Prefill prefill(config, Whole(sequences), form);
-        const TpaPrefillPlan& plan = prefill.plan();
-        Prefill small(config, Whole(sequences), form, ElementType::kFloat32,
-                      heads * (plan.query_bytes + plan.context_bytes));
-        EXPECT_LT(small.plan().head_group, shape.num_heads);
-        ASSERT_TRUE(SameBits(small.Run(), all)) << heads << " heads";
-      }
+    SCOPED_TRACE(Describe(config));
+    const std::vector<float> all = Prefill(config, Whole(sequences)).Run();
+    int64_t token = 0;
+    for (const auto& seq : sequences) {
+      if (seq->queries == 0) continue;
+      const std::vector<float> alone =
+          Prefill(config, {{seq.get(), 0, seq->queries}}).Run();
+      ASSERT_TRUE(SameBits(alone, {all.data() + token * width,
+                                   static_cast<size_t>(seq->queries * width)}))
+          << seq->queries << " of " << seq->length;
+      token += seq->queries;
+    }
+    // And with scratch memory for one or some heads only.
+    for (int heads = 1; heads < shape.num_heads; ++heads) {
+      Prefill prefill(config, Whole(sequences));
+      const TpaPrefillPlan& plan = prefill.plan();
+      Prefill small(config, Whole(sequences), ElementType::kFloat32,
+                    heads * (plan.query_bytes + plan.context_bytes));
+      EXPECT_LT(small.plan().head_group, shape.num_heads);
+      ASSERT_TRUE(SameBits(small.Run(), all)) << heads << " heads";
     }
   }
 }
@@ -469,14 +445,11 @@ TEST_F(TpaPrefillGpuTest, BFloat16OutputsAreRounded) {
        {kShapes[0], kShapes[5], TpaShape{5, 64, 40, 6, 2}}) {
     const TpaGpuConfig config = {shape};
     const Sequences sequences = Make(config, {{200, 200}, {70, 3}});
-    for (TpaPrefillForm form : Forms(shape)) {
-      const std::vector<float> want =
-          Prefill(config, Whole(sequences), form).Run();
-      EXPECT_TRUE(SameBits(
-          Prefill(config, Whole(sequences), form, ElementType::kBFloat16).Run(),
-          Rounded(ElementType::kBFloat16, want)))
-          << Describe(config);
-    }
+    const std::vector<float> want = Prefill(config, Whole(sequences)).Run();
+    EXPECT_TRUE(SameBits(
+        Prefill(config, Whole(sequences), ElementType::kBFloat16).Run(),
+        Rounded(ElementType::kBFloat16, want)))
+        << Describe(config);
   }
 }
 
@@ -485,7 +458,7 @@ TEST_F(TpaPrefillGpuTest, GraphFollowsTheRows) {
   const TpaGpuConfig config = {{4, 128, 128, 4, 2}};
   const int64_t width = 4 * 128;
   const Sequences sequences = Make(config, {{400, 400}, {300, 200}});
-  Prefill prefill(config, Whole(sequences), TpaPrefillForm::kExpanded);
+  Prefill prefill(config, Whole(sequences));
   const std::vector<float> want = prefill.Run();
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
@@ -521,11 +494,11 @@ TEST_F(TpaPrefillGpuTest, GraphFollowsTheRows) {
 TEST_F(TpaPrefillGpuTest, RowsBeyondThePlanAreLeftOut) {
   const TpaGpuConfig config = {{2, 64, 64, 2, 2}};
   const Sequences sequences = Make(config, {{100, 100}, {600, 600}, {50, 50}});
-  Prefill prefill(config, Whole(sequences), TpaPrefillForm::kExpanded);
+  Prefill prefill(config, Whole(sequences));
   const std::vector<float> want = prefill.Run();
   prefill.Clear();
-  prefill.plan() = PlanTpaPrefill(config.shape, TpaPrefillForm::kExpanded,
-                                  {3, 200, 200, int64_t{1} << 30});
+  prefill.plan() =
+      PlanTpaPrefill(config.shape, {3, 200, 200, int64_t{1} << 30});
   const std::vector<float> got = prefill.Run();
   EXPECT_TRUE(SameBits({got.data(), 100 * 128}, {want.data(), 100 * 128}));
   EXPECT_EQ(got[100 * 128], kCanary);
@@ -534,7 +507,7 @@ TEST_F(TpaPrefillGpuTest, RowsBeyondThePlanAreLeftOut) {
 TEST_F(TpaPrefillGpuTest, RefusesWhatItDoesNotSupport) {
   const TpaGpuConfig config = {{4, 128, 128, 4, 1}};
   const Sequences sequences = Make(config, {{10, 10}});
-  Prefill prefill(config, Whole(sequences), TpaPrefillForm::kDirect);
+  Prefill prefill(config, Whole(sequences));
   const TpaPrefillParams good = prefill.params();
   EXPECT_EQ(LaunchTpaPrefillSchedule({nullptr, nullptr, good.schedule},
                                      prefill.plan(), nullptr),

@@ -5,73 +5,58 @@
 namespace recurve {
 namespace {
 
-constexpr TpaPrefillForm kBoth[] = {TpaPrefillForm::kExpanded,
-                                    TpaPrefillForm::kDirect};
 constexpr TpaShape kRank1 = {32, 128, 128, 16, 1};
 constexpr TpaShape kRank2 = {32, 128, 128, 16, 2};
 constexpr int64_t kPlenty = int64_t{1} << 40;
 
 TEST(TpaPrefillPlanTest, HasRoomForEveryRow) {
-  for (TpaPrefillForm form : kBoth) {
-    const TpaPrefillPlan plan =
-        PlanTpaPrefill(kRank1, form, {3, 1000, 5000, kPlenty});
-    // However the 1000 tokens are shared out: 3 rows have at most 2 tiles more.
-    EXPECT_GE(plan.query_tiles, 1000 / plan.query_tile + 3);
-    if (form == TpaPrefillForm::kExpanded) {
-      EXPECT_GE(plan.key_tiles, 5000 / plan.key_tile + 3);
-      EXPECT_GT(plan.context_bytes, 0);
-    } else {
-      EXPECT_EQ(plan.key_tiles, 0);
-      EXPECT_EQ(plan.context_bytes, 0);
-    }
-    EXPECT_EQ(plan.head_group, 32);
-    EXPECT_EQ(plan.scratch_bytes, 32 * (plan.query_bytes + plan.context_bytes));
-  }
+  const TpaPrefillPlan plan = PlanTpaPrefill(kRank1, {3, 1000, 5000, kPlenty});
+  // However the 1000 tokens are shared out: 3 rows have at most 2 tiles more.
+  EXPECT_GE(plan.query_tiles, 1000 / plan.query_tile + 3);
+  EXPECT_GE(plan.key_tiles, 5000 / plan.key_tile + 3);
+  EXPECT_GT(plan.context_bytes, 0);
+  EXPECT_EQ(plan.head_group, 32);
+  EXPECT_EQ(plan.scratch_bytes, 32 * (plan.query_bytes + plan.context_bytes));
 }
 
 // One token in each of many rows is a tile each, not more.
 TEST(TpaPrefillPlanTest, NoMoreTilesThanTokens) {
-  const TpaPrefillPlan plan = PlanTpaPrefill(kRank1, TpaPrefillForm::kExpanded,
-                                             {100, 7, 100000, kPlenty});
+  const TpaPrefillPlan plan = PlanTpaPrefill(kRank1, {100, 7, 100000, kPlenty});
   EXPECT_EQ(plan.query_tiles, 7);
 }
 
 TEST(TpaPrefillPlanTest, ScratchLimitsTheHeads) {
-  for (TpaPrefillForm form : kBoth) {
-    const TpaPrefillLimits limits = {4, 4096, 16384, kPlenty};
-    const TpaPrefillPlan all = PlanTpaPrefill(kRank1, form, limits);
-    const int64_t head = all.query_bytes + all.context_bytes;
-    int before = 0;
-    for (int64_t heads = 0; heads <= 40; ++heads) {
-      TpaPrefillLimits less = limits;
-      less.max_scratch = heads * head + 1;
-      const TpaPrefillPlan plan = PlanTpaPrefill(kRank1, form, less);
-      EXPECT_GE(plan.head_group, 1);  // one is always taken
-      EXPECT_LE(plan.head_group, 32);
-      EXPECT_GE(plan.head_group, before);
-      EXPECT_EQ(plan.scratch_bytes, plan.head_group * head);
-      if (heads > 0) {
-        EXPECT_LE(plan.scratch_bytes, less.max_scratch);
-      }
-      before = plan.head_group;
+  const TpaPrefillLimits limits = {4, 4096, 16384, kPlenty};
+  const TpaPrefillPlan all = PlanTpaPrefill(kRank1, limits);
+  const int64_t head = all.query_bytes + all.context_bytes;
+  int before = 0;
+  for (int64_t heads = 0; heads <= 40; ++heads) {
+    TpaPrefillLimits less = limits;
+    less.max_scratch = heads * head + 1;
+    const TpaPrefillPlan plan = PlanTpaPrefill(kRank1, less);
+    EXPECT_GE(plan.head_group, 1);  // one is always taken
+    EXPECT_LE(plan.head_group, 32);
+    EXPECT_GE(plan.head_group, before);
+    EXPECT_EQ(plan.scratch_bytes, plan.head_group * head);
+    if (heads > 0) {
+      EXPECT_LE(plan.scratch_bytes, less.max_scratch);
     }
-    EXPECT_EQ(before, 32);
+    before = plan.head_group;
   }
+  EXPECT_EQ(before, 32);
 }
 
 // What decides the order of a query's sums depends on the shape alone.
 TEST(TpaPrefillPlanTest, TilesOfKeysDependOnTheShapeAlone) {
   for (const TpaShape& shape : {kRank1, kRank2, TpaShape{78, 64, 64, 6, 2},
                                 TpaShape{1, 256, 8, 0, 4}}) {
-    const int tile =
-        PlanTpaPrefill(shape, TpaPrefillForm::kExpanded, {1, 1, 1, 0}).key_tile;
+    const int tile = PlanTpaPrefill(shape, {1, 1, 1, 0}).key_tile;
     EXPECT_EQ(tile % kTpaPageTokens, 0);
     for (int64_t tokens : {int64_t{1}, int64_t{64}, int64_t{1} << 20}) {
       for (int rows : {1, 7, kTpaPrefillMaxRows}) {
-        EXPECT_EQ(PlanTpaPrefill(shape, TpaPrefillForm::kExpanded,
-                                 {rows, tokens, 3 * tokens, tokens})
-                      .key_tile,
-                  tile);
+        EXPECT_EQ(
+            PlanTpaPrefill(shape, {rows, tokens, 3 * tokens, tokens}).key_tile,
+            tile);
       }
     }
   }
@@ -92,29 +77,24 @@ TEST(TpaPrefillPlanTest, ScheduleHasAPlaceForEverything) {
 }
 
 TEST(TpaPrefillPlanTest, RefusesWhatItDoesNotSupport) {
-  const TpaPrefillForm expanded = TpaPrefillForm::kExpanded;
-  const TpaPrefillForm direct = TpaPrefillForm::kDirect;
-  const auto refused = [](const TpaShape& shape, TpaPrefillForm form,
+  const auto refused = [](const TpaShape& shape,
                           const TpaPrefillLimits& limits) {
-    return PlanTpaPrefill(shape, form, limits).query_tiles == 0;
+    return PlanTpaPrefill(shape, limits).query_tiles == 0;
   };
   const TpaPrefillLimits good = {1, 10, 10, kPlenty};
-  EXPECT_FALSE(refused(kRank1, direct, good));
-  EXPECT_FALSE(refused(kRank2, expanded, good));
-  EXPECT_TRUE(refused(kRank2, direct, good));
-  EXPECT_TRUE(refused({4, 256, 64, 4, 1}, direct, good));
-  EXPECT_FALSE(refused({4, 60, 12, 4, 1}, expanded, good));
-  EXPECT_TRUE(refused({4, 62, 64, 4, 1}, expanded, good));
-  EXPECT_TRUE(refused({4, 64, 62, 4, 1}, expanded, good));
-  EXPECT_TRUE(refused({4, 64, 264, 4, 1}, expanded, good));
-  EXPECT_TRUE(refused({129, 64, 64, 4, 1}, expanded, good));
-  EXPECT_TRUE(refused({4, 64, 64, 33, 1}, expanded, good));
-  EXPECT_TRUE(refused({4, 64, 64, 4, 5}, expanded, good));
-  EXPECT_TRUE(refused(kRank1, expanded, {0, 10, 10, kPlenty}));
-  EXPECT_TRUE(
-      refused(kRank1, expanded, {kTpaPrefillMaxRows + 1, 10, 10, kPlenty}));
-  EXPECT_TRUE(refused(kRank1, expanded, {1, 0, 10, kPlenty}));
-  EXPECT_TRUE(refused(kRank1, expanded, {1, 10, int64_t{1} << 31, kPlenty}));
+  EXPECT_FALSE(refused(kRank1, good));
+  EXPECT_FALSE(refused(kRank2, good));
+  EXPECT_FALSE(refused({4, 60, 12, 4, 1}, good));
+  EXPECT_TRUE(refused({4, 62, 64, 4, 1}, good));
+  EXPECT_TRUE(refused({4, 64, 62, 4, 1}, good));
+  EXPECT_TRUE(refused({4, 64, 264, 4, 1}, good));
+  EXPECT_TRUE(refused({129, 64, 64, 4, 1}, good));
+  EXPECT_TRUE(refused({4, 64, 64, 33, 1}, good));
+  EXPECT_TRUE(refused({4, 64, 64, 4, 5}, good));
+  EXPECT_TRUE(refused(kRank1, {0, 10, 10, kPlenty}));
+  EXPECT_TRUE(refused(kRank1, {kTpaPrefillMaxRows + 1, 10, 10, kPlenty}));
+  EXPECT_TRUE(refused(kRank1, {1, 0, 10, kPlenty}));
+  EXPECT_TRUE(refused(kRank1, {1, 10, int64_t{1} << 31, kPlenty}));
 }
 
 }  // namespace

@@ -101,10 +101,8 @@ absl::StatusOr<const TpaDecodePlan*> CudaTpa::Plan(Shape& shape, int64_t rows,
 
 TpaPrefillPlan CudaTpa::PlanPrefill(const Shape& shape, int64_t rows,
                                     int64_t tokens, int64_t context) const {
-  // The only form that supports every shape, and the fastest for prompts.
-  return PlanTpaPrefill(
-      shape.shape, TpaPrefillForm::kExpanded,
-      {static_cast<int>(rows), tokens, context, shape.prefill_scratch});
+  return PlanTpaPrefill(shape.shape, {static_cast<int>(rows), tokens, context,
+                                      shape.prefill_scratch});
 }
 
 absl::StatusOr<CudaTpa::Sizes> CudaTpa::Measure() {

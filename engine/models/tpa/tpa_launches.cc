@@ -135,8 +135,7 @@ int64_t MaxTpaPrefillScheduleBytes(const TpaShape& shape,
   // A launch has tiles for its tokens and for its context, one of each partly
   // filled, and, as PlanTpaPrefill counts, one more for each row. Rows are runs
   // of either kind.
-  const TpaPrefillPlan plan =
-      PlanTpaPrefill(shape, TpaPrefillForm::kExpanded, {1, 1, 1, 0});
+  const TpaPrefillPlan plan = PlanTpaPrefill(shape, {1, 1, 1, 0});
   const int64_t prompts = MaxPromptRuns(limits);  // also the maximum number of
                                                   // launches
   const int64_t query_tiles =

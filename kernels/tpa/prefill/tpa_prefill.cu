@@ -15,10 +15,10 @@
 namespace recurve {
 namespace {
 
-template <typename T, int kWidth, bool kDirect>
+template <typename T, int kWidth>
 cudaError_t Launch(const TpaPrefillArgs& args, int blocks,
                    cudaStream_t stream) {
-  using S = TpaPrefillSizes<T, kWidth, kDirect>;
+  using S = TpaPrefillSizes<T, kWidth>;
   const auto kernel = tpa_prefill_attend<T, S>;
   const cudaError_t error = AllowSharedMemory(kernel, S::kBytes);
   if (error != cudaSuccess) return error;
@@ -29,16 +29,13 @@ cudaError_t Launch(const TpaPrefillArgs& args, int blocks,
 template <typename T>
 cudaError_t LaunchWidth(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
                         int blocks, cudaStream_t stream) {
-  const bool direct = plan.form == TpaPrefillForm::kDirect;
   switch (plan.width) {
     case 64:
-      return direct ? Launch<T, 64, true>(args, blocks, stream)
-                    : Launch<T, 64, false>(args, blocks, stream);
+      return Launch<T, 64>(args, blocks, stream);
     case 128:
-      return direct ? Launch<T, 128, true>(args, blocks, stream)
-                    : Launch<T, 128, false>(args, blocks, stream);
+      return Launch<T, 128>(args, blocks, stream);
     case 256:
-      return Launch<T, 256, false>(args, blocks, stream);
+      return Launch<T, 256>(args, blocks, stream);
     default:
       return cudaErrorInvalidValue;
   }
@@ -47,7 +44,7 @@ cudaError_t LaunchWidth(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
 bool Valid(const TpaPrefillParams& p, const TpaPrefillPlan& plan) {
   if (plan.query_tiles == 0) return false;
   TpaPrefillLimits limits = {plan.max_rows, 1, 1, 0};
-  const TpaPrefillPlan same = PlanTpaPrefill(p.shape, plan.form, limits);
+  const TpaPrefillPlan same = PlanTpaPrefill(p.shape, limits);
   const TpaPageLayout layout(p.shape, TpaPageOrder::kOctets);
   const bool angles =
       p.position == LrpeType::kNone ||

@@ -70,8 +70,8 @@ cudaError_t LaunchTpaPrefillNext(void (*kernel)(Params...), dim3 blocks,
   return cudaLaunchKernelEx(&config, kernel, Params(args)...);
 }
 
-// Forms the group's queries in scratch memory, times all factors of a score,
-// and zeroes the counter of items; for kExpanded, also the keys and values.
+// Forms the group's queries (times all factors of a score), keys and values in
+// scratch memory, and zeroes the counter of items.
 cudaError_t LaunchTpaPrefillPrepare(const TpaPrefillArgs& args,
                                     const TpaPrefillPlan& plan,
                                     int multiprocessors, cudaStream_t stream);

@@ -1,8 +1,7 @@
 // Attention of TPA prefill on sm_90a: one persistent block a multiprocessor
 // takes query tiles, longest first; a producer warp copies keys and values by
-// cp.async.bulk into ring buffers (another fetches A_k and A_v for kDirect);
-// warpgroups of 64 queries multiply by wgmma, scores of the next tile with the
-// softmax of this one.
+// cp.async.bulk into ring buffers; warpgroups of 64 queries multiply by wgmma,
+// scores of the next tile with the softmax of this one.
 // Shapes: queries, K_h, V_h [tokens, width] 16-bit, a head at a time; query
 // tiles of 128 or 192, key tiles of 64 or 128; out [T, H, E] float32 or
 // bfloat16.
@@ -74,8 +73,6 @@ class TpaPrefillWorker {
   }
 
  private:
-  static constexpr int kScoreParts = S::kPageKeys ? S::kPages : 1;
-  static constexpr int kPartScores = S::kKeyTile / 2 / kScoreParts;
   static constexpr int kParts = S::kWidth == 256 ? 2 : 1;
   static constexpr int kPartWidth = S::kWidth / kParts;
 
@@ -137,13 +134,6 @@ class TpaPrefillWorker {
         PassTurn();
       }
       ReleaseKeys(n + 1 == tiles);
-      if constexpr (S::kDirect) {
-        BarrierWait(base_ + S::kFullFactors + 8 * factors_.index,
-                    factors_.phase);
-        __syncwarp();
-        Arrive(S::kEmptyFactors + 8 * factors_.index);
-        factors_.Next();
-      }
       if (n > 0) ReleaseValues();
     }
     BarrierWait(base_ + S::kFullValues + 8 * values_.index, values_.phase);
@@ -189,19 +179,13 @@ class TpaPrefillWorker {
     Pack();
   }
 
-  // Score i of a thread's, in the layout of one product's accumulators.
-  __device__ __forceinline__ float& Score(int i) {
-    return scores_[i / kPartScores][i % kPartScores];
-  }
-
-  static constexpr int kTokens = S::kKeyTile / kScoreParts;
   __device__ __forceinline__ uint64_t Queries() const {
     return WgmmaUniform(
         WgmmaOperand(base_ + S::kQueries + S::kQueryBytes * group_, 1024, 128));
   }
   __device__ __forceinline__ uint64_t Keys() const {
     return WgmmaUniform(WgmmaOperand(
-        base_ + S::kKeys + S::kTileBytes * keys_.index, 16 * kTokens, 128));
+        base_ + S::kKeys + S::kTileBytes * keys_.index, 16 * S::kKeyTile, 128));
   }
   __device__ __forceinline__ uint64_t Values() const {
     return WgmmaUniform(WgmmaOperand(
@@ -211,15 +195,10 @@ class TpaPrefillWorker {
     WgmmaPin(scores_);
     WgmmaFence();
 #pragma unroll
-    for (int part = 0; part < kScoreParts; ++part) {
-#pragma unroll
-      for (int step = 0; step < S::kWidth / 16; ++step) {
-        const uint64_t b = WgmmaAdvance(
-            keys, S::kTileBytes / kScoreParts * part + 32 * kTokens * step);
-        Wgmma<kMajorK, kMajorK>(scores_[part],
-                                WgmmaAdvance(queries, 2048 * step), b, step > 0,
-                                T());
-      }
+    for (int step = 0; step < S::kWidth / 16; ++step) {
+      Wgmma<kMajorK, kMajorK>(scores_, WgmmaAdvance(queries, 2048 * step),
+                              WgmmaAdvance(keys, 32 * S::kKeyTile * step),
+                              step > 0, T());
     }
     WgmmaCommit();
   }
@@ -254,21 +233,12 @@ class TpaPrefillWorker {
   // Scores minus `base`.
   template <bool kMasked>
   __device__ __forceinline__ void Shift(int n, const float (&base)[2]) {
-    const float* const factors = KeyFactors();
 #pragma unroll
     for (int j = 0; j < S::kKeyTile / 8; ++j) {
-      float2 a;
-      if constexpr (S::kDirect) {
-        a = *reinterpret_cast<const float2*>(factors + 8 * j);
-      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& s = Score(4 * j + i);
-        if constexpr (S::kDirect) {
-          s = __fmaf_rn(s, i % 2 == 0 ? a.x : a.y, -base[i / 2]);
-        } else {
-          s -= base[i / 2];
-        }
+        float& s = scores_[4 * j + i];
+        s -= base[i / 2];
         if constexpr (kMasked) {
           const int key = n * S::kKeyTile + 8 * j + 2 * (lane_ % 4) + i % 2;
           if (key > position_ + i / 2 * 8) s = -__builtin_huge_valf();
@@ -284,7 +254,7 @@ class TpaPrefillWorker {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& most = high[i / 2][j % 2];
-        const float s = Score(4 * j + i);
+        const float s = scores_[4 * j + i];
         most = j < 2 && i % 2 == 0 ? s : fmaxf(most, s);
       }
     }
@@ -292,46 +262,26 @@ class TpaPrefillWorker {
     for (int i = 0; i < 2; ++i)
       top[i] = LaneMax<4>(fmaxf(high[i][0], high[i][1]));
   }
-  // Shifted scores become weights (times A_v if kDirect), whose sums are added
-  // to sum_ · `scale`.
+  // Shifted scores become weights, whose sums are added to sum_ · `scale`.
   __device__ __forceinline__ void Weigh(const float (&scale)[2]) {
-    const float* const factors = KeyFactors();
     float sum[2][2] = {};
 #pragma unroll
     for (int j = 0; j < S::kKeyTile / 8; ++j) {
-      float2 a;
-      if constexpr (S::kDirect) {
-        a = *reinterpret_cast<const float2*>(factors + S::kKeyTile + 8 * j);
-      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& s = Score(4 * j + i);
+        float& s = scores_[4 * j + i];
         s = FastExp2(s);
         sum[i / 2][i % 2] += s;
-        if constexpr (S::kDirect) s *= i % 2 == 0 ? a.x : a.y;
       }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       sum_[i] = __fmaf_rn(sum_[i], scale[i], sum[i][0] + sum[i][1]);
     }
-    if constexpr (S::kDirect) {
-      __syncwarp();
-      Arrive(S::kEmptyFactors + 8 * factors_.index);
-      factors_.Next();
-    }
-  }
-  // A_k of a tile, for the thread's first column; A_v is kKeyTile further.
-  __device__ __forceinline__ const float* KeyFactors() const {
-    return reinterpret_cast<const float*>(shared_ + S::kFactors) +
-           2 * S::kKeyTile * factors_.index + 2 * (lane_ % 4);
   }
 
   // Softmax of a row's first tile.
   __device__ __forceinline__ void FirstSoftmax() {
-    if constexpr (S::kDirect) {
-      BarrierWait(base_ + S::kFullFactors + 8 * factors_.index, factors_.phase);
-    }
     const float none[2] = {0.0f, 0.0f};
     Shift<true>(0, none);
     float top[2];
@@ -343,17 +293,14 @@ class TpaPrefillWorker {
       sum_[i] = 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < S::kKeyTile / 2; ++i) Score(i) -= shift_[i / 2 % 2];
+    for (int i = 0; i < S::kKeyTile / 2; ++i) scores_[i] -= shift_[i / 2 % 2];
     Weigh(none);
   }
 
-  // Scores become weights (times A_v if kDirect). True if the outputs so far
-  // must be multiplied by `scale`, else that is 1.
+  // Scores become weights. True if the outputs so far must be multiplied by
+  // `scale`, else that is 1.
   template <bool kMasked>
   __device__ __forceinline__ bool Softmax(int n, float (&scale)[2]) {
-    if constexpr (S::kDirect) {
-      BarrierWait(base_ + S::kFullFactors + 8 * factors_.index, factors_.phase);
-    }
     Shift<kMasked>(n, shift_);
     // Signs tell whether a maximum has to move: half the instructions of
     // maxima, and no exchange between lanes.
@@ -361,8 +308,8 @@ class TpaPrefillWorker {
     uint32_t signs = 0x80000000u;
 #pragma unroll
     for (int i = 0; i < S::kKeyTile / 2; i += 2) {
-      signs &= __float_as_uint(Score(i) - kRoom) &
-               __float_as_uint(Score(i + 1) - kRoom);
+      signs &= __float_as_uint(scores_[i] - kRoom) &
+               __float_as_uint(scores_[i + 1] - kRoom);
     }
     scale[0] = scale[1] = 1.0f;
     const bool moved = __any_sync(0xffffffffu, signs == 0);
@@ -379,7 +326,7 @@ class TpaPrefillWorker {
         scale[i] = FastExp2(-move[i]);
       }
 #pragma unroll
-      for (int i = 0; i < S::kKeyTile / 2; ++i) Score(i) -= move[i / 2 % 2];
+      for (int i = 0; i < S::kKeyTile / 2; ++i) scores_[i] -= move[i / 2 % 2];
     }
     Weigh(scale);
     return moved;
@@ -391,8 +338,8 @@ class TpaPrefillWorker {
     for (int step = 0; step < S::kKeyTile / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        weights_[step][i] =
-            Half<T>::Pack(Score(8 * step + 2 * i), Score(8 * step + 2 * i + 1));
+        weights_[step][i] = Half<T>::Pack(scores_[8 * step + 2 * i],
+                                          scores_[8 * step + 2 * i + 1]);
       }
     }
   }
@@ -493,7 +440,7 @@ class TpaPrefillWorker {
   const int lane_;
   const int row_;  // of the tile; the thread's other one is row_ + 8
   int position_;   // of row_
-  float scores_[kScoreParts][kPartScores];
+  float scores_[S::kKeyTile / 2];  // in the layout of wgmma's accumulators
   uint32_t weights_[S::kKeyTile / 16][4];
   float out_[kParts][kPartWidth / 2];
   // Subtracted from a row's scores: a maximum, and kTpaPrefillAbove.
@@ -501,7 +448,6 @@ class TpaPrefillWorker {
   float sum_[2];
   TpaPrefillStage<S::kStages> keys_;
   TpaPrefillStage<S::kStages> values_;
-  TpaPrefillStage<S::kFactorStages> factors_;
 };
 
 template <typename T, typename S>
@@ -518,29 +464,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       BarrierInit(base + S::kFullValues + 8 * i, 1);
       BarrierInit(base + S::kEmptyValues + 8 * i, kWarps);
     }
-    for (int i = 0; i < S::kFactorStages; ++i) {
-      BarrierInit(base + S::kFullFactors + 8 * i, 32);
-      BarrierInit(base + S::kEmptyFactors + 8 * i, kWarps);
-    }
     for (int i = 0; i < S::kItemStages; ++i) {
       BarrierInit(base + S::kFullItem + 8 * i, 1);
-      BarrierInit(base + S::kEmptyItem + 8 * i, kWarps + (S::kDirect ? 1 : 0));
+      BarrierInit(base + S::kEmptyItem + 8 * i, kWarps);
     }
     BarrierInit(base + S::kFullQueries, 1);
     BarrierInit(base + S::kEmptyQueries, kWarps);
-    BarrierInit(base + S::kTail, 1);
     BarrierInitFence();
-  }
-  if constexpr (S::kDirect) {
-    // Features beyond those of the pages are never copied.
-    if (args.layout.b_k_width < S::kWidth ||
-        args.layout.b_v_width < S::kWidth) {
-      for (int i = S::kKeys + 16 * static_cast<int>(threadIdx.x); i < S::kBytes;
-           i += 16 * S::kThreads) {
-        *reinterpret_cast<uint4*>(shared + i) = {0, 0, 0, 0};
-      }
-      BulkCopyFence();
-    }
   }
   __syncthreads();
   WaitForPrevious();
@@ -549,11 +479,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     ReleaseRegisters<S::kCopyRegisters>();
     const int warp =
         __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-    if (warp == 0) {
-      TpaPrefillCopier<S>(args, shared).Run();
-    } else if (S::kDirect && warp == 1) {
-      FetchTpaPrefillFactors<T, S>(args, shared);
-    }
+    if (warp == 0) TpaPrefillCopier<S>(args, shared).Run();
   } else {
     ClaimRegisters<S::kComputeRegisters>();
     TpaPrefillWorker<T, S>(args, shared, group - 1).Run();

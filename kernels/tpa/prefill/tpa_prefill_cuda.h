@@ -22,9 +22,9 @@ namespace recurve {
 // and may be captured in a graph; lengths, tokens of each row and pages are
 // read from device memory.
 //
-// Precision: queries, weights (kDirect: times A_v) and K_h and V_h (kExpanded)
-// are rounded to the cache's 16-bit type; sums and the softmax are float32. In
-// float16 none of these may be beyond 65504; weights are up to 8.
+// Precision: queries, weights, K_h and V_h are rounded to the cache's 16-bit
+// type; sums and the softmax are float32. In float16 none of these may be
+// beyond 65504; weights are up to 8.
 //
 // Exactness: a token's bits depend on its row's factors and its own query and
 // position alone, not on the batch, the chunks of a prompt or the heads that

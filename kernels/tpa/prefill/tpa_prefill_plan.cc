@@ -12,7 +12,7 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-TpaPrefillPlan PlanTpaPrefill(const TpaShape& shape, TpaPrefillForm form,
+TpaPrefillPlan PlanTpaPrefill(const TpaShape& shape,
                               const TpaPrefillLimits& limits) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   TpaPrefillPlan plan = {};
@@ -20,14 +20,11 @@ TpaPrefillPlan PlanTpaPrefill(const TpaShape& shape, TpaPrefillForm form,
   if (!TpaDecodeSupports(shape) || limits.max_rows < 1 ||
       limits.max_rows > kTpaPrefillMaxRows || limits.max_tokens < 1 ||
       limits.max_tokens > kMost || limits.max_context < 1 ||
-      limits.max_context > kMost ||
-      (form == TpaPrefillForm::kDirect &&
-       (shape.kv_rank > 1 || widest > 128))) {
+      limits.max_context > kMost) {
     return plan;
   }
-  plan.form = form;
   plan.width = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-  plan.groups = plan.width == 64 && form == TpaPrefillForm::kExpanded ? 3 : 2;
+  plan.groups = plan.width == 64 ? 3 : 2;
   plan.query_tile = 64 * plan.groups;
   plan.key_tile = plan.width == 256 ? 64 : 128;
   plan.max_rows = limits.max_rows;
@@ -37,8 +34,7 @@ TpaPrefillPlan PlanTpaPrefill(const TpaShape& shape, TpaPrefillForm form,
         std::min(CeilDiv(tokens, tile) + limits.max_rows, tokens));
   };
   plan.query_tiles = tiles(limits.max_tokens, plan.query_tile);
-  const bool expanded = form == TpaPrefillForm::kExpanded;
-  plan.key_tiles = expanded ? tiles(limits.max_context, plan.key_tile) : 0;
+  plan.key_tiles = tiles(limits.max_context, plan.key_tile);
   plan.schedule_bytes =
       TpaPrefillSchedule(plan.query_tiles, plan.key_tiles).bytes;
   plan.query_bytes =

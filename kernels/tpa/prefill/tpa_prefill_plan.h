@@ -14,31 +14,20 @@ namespace recurve {
 // their size in the sequence, from position 0 on; so a query meets the same
 // keys in the same order in any tile.
 //
-// Keys and values of a head reach the tensor cores in one of two ways:
-//
-//   kExpanded   K_h and V_h of some heads at a time are written to scratch
-//               memory, from which all query tiles of these heads read them.
-//               Faster for prompts.
-//   kDirect     rank 1, D and E to 128: B_k and B_v are multiplied as the cache
-//               has them, the same for every head; A_k multiplies columns of
-//               the scores and A_v those of the weights. Less scratch memory.
-//
-// Results differ within rounding: choose one for a model, not for a chunk.
-enum class TpaPrefillForm { kDirect, kExpanded };
-
+// K_h and V_h of some heads at a time are written to scratch memory, from which
+// all query tiles of these heads read them.
 struct TpaPrefillPlan {
-  TpaPrefillForm form;
   int width;        // features a kernel instance has: 64, 128 or 256
   int groups;       // warpgroups that compute, of 64 queries each
   int query_tile;   // 64 · groups
   int key_tile;     // tokens
-  int head_group;   // heads of which scratch memory holds queries (and keys)
+  int head_group;   // heads of which scratch memory holds queries and keys
   int max_rows;     // of the launch
   int query_tiles;  // at most, of all rows
-  int key_tiles;    // likewise; only where kExpanded
+  int key_tiles;    // likewise
   int64_t schedule_bytes;
   int64_t query_bytes;    // of scratch memory, for one head
-  int64_t context_bytes;  // likewise, K and V; 0 where kDirect
+  int64_t context_bytes;  // likewise, K and V
   int64_t scratch_bytes;
 };
 
@@ -55,7 +44,7 @@ inline constexpr int kTpaPrefillMaxRows = 16384;
 
 // Pure. `query_tiles` is 0 if the shape is not one of TpaDecodeSupports, or the
 // limits are negative or beyond 2^31 - 1 tokens or kTpaPrefillMaxRows.
-TpaPrefillPlan PlanTpaPrefill(const TpaShape& shape, TpaPrefillForm form,
+TpaPrefillPlan PlanTpaPrefill(const TpaShape& shape,
                               const TpaPrefillLimits& limits);
 
 // ---- the schedule, in device memory ----

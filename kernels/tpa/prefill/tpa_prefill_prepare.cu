@@ -1,6 +1,6 @@
 // Prepare step of TPA prefill, one launch: blocks of 4 tokens form queries,
-// others expand K_h and V_h from the pages (kExpanded), a key tile and some
-// heads and features each.
+// others expand K_h and V_h from the pages, a key tile and some heads and
+// features each.
 // Shapes: A_q [T, Rq, H], B_q [T, Rq, D] float32; pages of rank R; queries
 // [H, T, width], K_h, V_h [H, L, width] 16-bit.
 // Floor in bytes: queries 4 · T · Rq · (H + D) + 2 · T · H · width; keys and
@@ -370,15 +370,13 @@ cudaError_t Launch(const TpaPrefillArgs& args, const TpaPrefillPlan& plan,
   const int staging = static_cast<int>(4 * kTokens * args.p.shape.q_rank *
                                        (BStride(kWidth) + AStride(args.heads)));
   const int query_blocks = plan.query_tiles * (plan.query_tile / kTokens);
+  const int octets = 2 * kWidth / 8;
   ExpandGrid grid = {};
-  if (plan.form == TpaPrefillForm::kExpanded) {
-    const int octets = 2 * kWidth / 8;
-    grid.tiles = plan.key_tiles;
-    grid.features = octets / (kThreads / plan.key_tile * kThreadOctets);
-    grid.heads = HeadsOfBlock(args.heads, int64_t{grid.tiles} * grid.features,
-                              int64_t{kExpandBlocks} * multiprocessors);
-    grid.head_cuts = (args.heads + grid.heads - 1) / grid.heads;
-  }
+  grid.tiles = plan.key_tiles;
+  grid.features = octets / (kThreads / plan.key_tile * kThreadOctets);
+  grid.heads = HeadsOfBlock(args.heads, int64_t{grid.tiles} * grid.features,
+                            int64_t{kExpandBlocks} * multiprocessors);
+  grid.head_cuts = (args.heads + grid.heads - 1) / grid.heads;
   const int64_t blocks =
       query_blocks + int64_t{grid.tiles} * grid.features * grid.head_cuts;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;

@@ -18,7 +18,7 @@ struct Args {
   int query_tile;
   int key_tile;
   int max_query_tiles;
-  int max_key_tiles;  // 0: key tiles are not listed
+  int max_key_tiles;
 
   template <typename T>
   __device__ T* At(int64_t offset) const {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads)
     // If the host's limits are wrong, nothing is written beyond them. The last
     // rows are then left out: sums grow with the rows.
     if (first_tile + tiles > args.max_query_tiles ||
-        (args.max_key_tiles > 0 && first_key + keys > args.max_key_tiles)) {
+        first_key + keys > args.max_key_tiles) {
       tiles = keys = 0;
     }
     row_first[threadIdx.x] = first_tile;
@@ -123,7 +123,6 @@ __global__ void __launch_bounds__(kThreads)
                          row_first_key[i],
                          slot};
       }
-      if (args.max_key_tiles == 0) continue;
       for (int key = lane; key < row_keys[i]; key += 32) {
         args.At<TpaPrefillKeyTile>(args.parts.keys)[row_first_key[i] + key] = {
             first + i, row_length[i], key, 0};

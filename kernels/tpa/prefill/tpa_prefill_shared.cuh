@@ -17,17 +17,13 @@ struct TpaPrefillItem {
   int32_t spare[3];
 };
 
-template <typename T, int kWidthOf, bool kDirectOf>
+template <typename T, int kWidthOf>
 struct TpaPrefillSizes {
   static constexpr int kWidth = kWidthOf;
-  static constexpr bool kDirect = kDirectOf;
-  static constexpr int kGroups = kWidth == 64 && !kDirect ? 3 : 2;
+  static constexpr int kGroups = kWidth == 64 ? 3 : 2;
   static constexpr int kKeyTile = kWidth == 256 ? 64 : 128;
-  // Keys are stored page by page: a product for each.
-  static constexpr bool kPageKeys = kDirect;
   static constexpr int kPages = kKeyTile / 64;
   static constexpr int kStages = kWidth == 64 ? 4 : 2;
-  static constexpr int kFactorStages = 4;
   static constexpr int kItemStages = 2;
   static constexpr int kQueryBytes = 2 * 64 * kWidth;  // of a warpgroup
   static constexpr int kTileBytes = 2 * kKeyTile * kWidth;
@@ -40,22 +36,17 @@ struct TpaPrefillSizes {
   static constexpr int kEmptyKeys = kFullKeys + 8 * kStages;
   static constexpr int kFullValues = kEmptyKeys + 8 * kStages;
   static constexpr int kEmptyValues = kFullValues + 8 * kStages;
-  static constexpr int kFullFactors = kEmptyValues + 8 * kStages;
-  static constexpr int kEmptyFactors = kFullFactors + 8 * kFactorStages;
-  static constexpr int kFullItem = kEmptyFactors + 8 * kFactorStages;
+  static constexpr int kFullItem = kEmptyValues + 8 * kStages;
   static constexpr int kEmptyItem = kFullItem + 8 * kItemStages;
   static constexpr int kFullQueries = kEmptyItem + 8 * kItemStages;
   static constexpr int kEmptyQueries = kFullQueries + 8;
-  static constexpr int kTail = kEmptyQueries + 8;
-  static constexpr int kItems = 320;
-  static_assert(kTail + 8 <= kItems);
-  static constexpr int kFactors = 512;
-  static constexpr int kQueries =
-      kFactors + (kDirect ? kFactorStages * 8 * kKeyTile : 512);
+  static constexpr int kItems = 192;
+  static_assert(kEmptyQueries + 8 <= kItems);
+  static constexpr int kQueries = 1024;
   static constexpr int kKeys = kQueries + kGroups * kQueryBytes;
   static constexpr int kValues = kKeys + kStages * kTileBytes;
   static constexpr int kBytes = kValues + kStages * kTileBytes;
-  static_assert(kItems + kItemStages * sizeof(TpaPrefillItem) <= kFactors);
+  static_assert(kItems + kItemStages * sizeof(TpaPrefillItem) <= kQueries);
   static_assert(kQueries % 128 == 0 && kBytes <= 232448);
 };
 
