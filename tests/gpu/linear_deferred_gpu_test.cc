@@ -107,8 +107,8 @@ class DeferredBatch {
     params.positions = positions_on.data();
     params.prompt_ends = ends_on.data();
     params.rings = slots_.data() + c.state_elements();
-    const std::vector<float> sink(slots_.Read().begin(),
-                                  slots_.Read().begin() + slot_stride_);
+    std::vector<float> sink = slots_.Read();
+    sink.resize(slot_stride_);
     ASSERT_EQ(LaunchLinearDeferred(params, early, nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     const std::vector<float> got = out.Read();

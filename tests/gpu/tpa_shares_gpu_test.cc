@@ -57,7 +57,7 @@ TEST_F(TpaSharesGpuTest, SaysWhichBlocksWork) {
         of.rows = of.sequences = rows;
         of.page_stride = kPages;
         of.page_table = device_pages.data();
-        return tpa.BeginDecode(of, {lengths.data(), pages.data()},
+        return tpa.BeginDecode(of, {lengths.data(), pages.data(), nullptr},
                                static_cast<int64_t>(contexts), &step);
       };
       ASSERT_TRUE(begin(1).ok());

@@ -31,7 +31,7 @@ struct Shape {
   int angles;
 };
 
-// Of a block, in shared memory.
+// What a block has in shared memory.
 struct Shared {
   __device__ Shared(float* at, const Shape& s, int warps)
       : q_in(at),

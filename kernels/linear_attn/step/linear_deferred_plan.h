@@ -23,7 +23,7 @@ constexpr bool LinearDeferredDoes(int64_t key_dim, int64_t value_dim) {
 }
 
 // Blocks that cover a state's columns. Each has a ring of its own, with k̃
-// beside its columns of ṽ, so that no block reads what another one writes.
+// next to its columns of ṽ, so that no block reads what another one writes.
 constexpr int64_t LinearRingTiles(int64_t value_dim) {
   return (value_dim + kLinearRingColumns - 1) / kLinearRingColumns;
 }
