@@ -1,5 +1,6 @@
 #include "kv_cache/cache_manager.h"
 
+#include <algorithm>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -30,7 +31,7 @@ CacheManager::CacheManager(const CacheSpec& spec, CacheStorage* storage,
       options_(options),
       pages_(spec.num_pages),
       slots_(spec.num_slots),
-      host_blocks_("host block", spec.num_host_blocks),
+      host_blocks_(spec.num_host_blocks),
       pages_of_slot_(static_cast<size_t>(spec.num_slots) + 1, 0) {
   RECURVE_CHECK(storage != nullptr);
   RECURVE_CHECK(spec.page_bytes >= 0 && spec.slot_bytes >= 0);
@@ -39,7 +40,7 @@ CacheManager::CacheManager(const CacheSpec& spec, CacheStorage* storage,
 CacheManager::~CacheManager() {
   // What outlived this would write into freed memory.
   RECURVE_CHECK(slots_.ids().used() == 0 && pages_.used() == 0 &&
-                host_blocks_.used() == 0);
+                host_blocks_.ids().used() == 0);
 }
 
 absl::StatusOr<SequenceLease> CacheManager::Acquire(uint64_t owner) {
@@ -112,49 +113,82 @@ void CacheManager::CommitUpdate(SequenceLease& lease, int64_t num_tokens) {
       slots_.CommitUpdate(lease.slot_, lease.owner_, num_tokens).ok());
 }
 
-bool CacheManager::CanSave(const SequenceLease& lease) const {
-  if (!CheckLease(lease).ok() || slots_.in_flight(lease.slot())) return false;
+int64_t CacheManager::BlocksToSave(const SequenceLease& lease,
+                                   const SnapshotPrefix& base) const {
+  if (!CheckLease(lease).ok() || slots_.in_flight(lease.slot())) return 0;
   const int64_t tokens = TokensApplied(lease);
-  return tokens > 0 && HostBlocksFor(tokens, spec_) <= host_blocks_.free();
+  if (tokens == 0) return 0;
+  return HostBlocksFor(tokens, spec_) - SharedPages(tokens, base);
 }
 
-absl::StatusOr<SavedSequence> CacheManager::Save(const SequenceLease& lease) {
+int64_t CacheManager::SharedPages(int64_t tokens, const SnapshotPrefix& base) const {
+  if (base.empty() || spec_.page_bytes == 0) return 0;
+  return std::min(tokens, base.tokens) / kPageTokens;
+}
+
+bool CacheManager::CanSave(const SequenceLease& lease,
+                           const SnapshotPrefix& base) const {
+  const int64_t blocks = BlocksToSave(lease, base);
+  return blocks > 0 && blocks <= host_blocks_.ids().free();
+}
+
+absl::StatusOr<SnapshotPtr> CacheManager::Save(const SequenceLease& lease,
+                                               const SnapshotPrefix& base) {
   RECURVE_RETURN_IF_ERROR(CheckLease(lease));
-  if (!CanSave(lease)) {
+  if (!CanSave(lease, base)) {
     return absl::InternalError(absl::StrCat(
         "Save: sequence ", lease.owner_, " of ", TokensApplied(lease),
-        " tokens cannot be saved; ", host_blocks_.free(), " of ",
-        host_blocks_.total(), " host blocks are free"));
+        " tokens cannot be saved; ", host_blocks_.ids().free(), " of ",
+        host_blocks_.ids().total(), " host blocks are free"));
   }
-  SavedSequence saved(this, lease.owner_, TokensApplied(lease));
-  const int64_t blocks = HostBlocksFor(saved.tokens_, spec_);
-  for (int64_t i = 0; i < blocks; ++i) {
-    const OwnedId block = host_blocks_.Take(lease.owner_);
-    saved.blocks_.push_back(block.id);
-    saved.generations_.push_back(block.generation);
+  const int64_t tokens = TokensApplied(lease);
+  const int64_t shared = SharedPages(tokens, base);
+  auto snapshot = std::shared_ptr<Snapshot>(new Snapshot(this, tokens));
+  for (int64_t i = 0; i < shared; ++i) {
+    const OwnedId block = {base.snapshot->blocks_[i],
+                           base.snapshot->generations_[i]};
+    RECURVE_RETURN_IF_ERROR(host_blocks_.Share(block));
+    snapshot->blocks_.push_back(block.id);
+    snapshot->generations_.push_back(block.generation);
+  }
+  const int64_t blocks = HostBlocksFor(tokens, spec_);
+  for (int64_t i = shared; i < blocks; ++i) {
+    const OwnedId block = host_blocks_.Take();
+    snapshot->blocks_.push_back(block.id);
+    snapshot->generations_.push_back(block.generation);
   }
   // Pages beyond the tokens hold nothing yet.
-  const absl::Status copied = storage_->Save(
-      {lease.slot(), lease.pages().first(PagesFor(saved.tokens_, spec_)),
-       saved.blocks_});
+  const auto pages = lease.pages().first(PagesFor(tokens, spec_));
+  const absl::Status copied =
+      storage_->Save({lease.slot(), pages.subspan(shared),
+                      absl::MakeConstSpan(snapshot->blocks_).subspan(shared)});
   if (!copied.ok()) return StorageError("saving slot", lease.slot(), copied);
-  return saved;
+  return snapshot;
 }
 
-absl::StatusOr<SequenceLease> CacheManager::Restore(SavedSequence& saved) {
-  if (saved.manager_ != this) {
-    return absl::InternalError("Restore: nothing saved by this manager");
+absl::StatusOr<SequenceLease> CacheManager::Restore(const SnapshotPrefix& from,
+                                                    uint64_t owner) {
+  if (from.empty()) return absl::InternalError("Restore: no snapshot");
+  const Snapshot& snapshot = *from.snapshot;
+  const int64_t tokens = from.tokens;
+  if (snapshot.manager_ != this) {
+    return absl::InternalError("Restore: a snapshot of another manager");
   }
-  const uint64_t owner = saved.owner_;
-  for (size_t i = 0; i < saved.blocks_.size(); ++i) {
-    RECURVE_RETURN_IF_ERROR(host_blocks_.CheckOwned(
-        {saved.blocks_[i], saved.generations_[i]}, owner));
+  if (tokens < 1 || tokens > snapshot.tokens_ ||
+      (tokens < snapshot.tokens_ && spec_.slot_bytes != 0)) {
+    return absl::InternalError(absl::StrCat(
+        "Restore: ", tokens, " tokens of a snapshot of ", snapshot.tokens_));
   }
-  if (slots_.Holds(owner)) {
+  for (size_t i = 0; i < snapshot.blocks_.size(); ++i) {
+    RECURVE_RETURN_IF_ERROR(
+        host_blocks_.Check({snapshot.blocks_[i], snapshot.generations_[i]}));
+  }
+  if (owner == 0 || slots_.Holds(owner)) {
     return absl::InternalError(
-        absl::StrCat("Restore: sequence ", owner, " holds a slot already"));
+        absl::StrCat("Restore: sequence ", owner,
+                     owner == 0 ? " means free" : " holds a slot already"));
   }
-  const int64_t count = PagesFor(saved.tokens_, spec_);
+  const int64_t count = PagesFor(tokens, spec_);
   if (slots_.ids().free() == 0 || count > pages_.free()) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "sequence ", owner, " needs a slot and ", count, " pages; ",
@@ -164,9 +198,14 @@ absl::StatusOr<SequenceLease> CacheManager::Restore(SavedSequence& saved) {
   // In the order in which Take returns them.
   const auto next = pages_.NextFree(static_cast<int32_t>(count));
   const std::vector<int32_t> pages(next.rbegin(), next.rend());
-  const absl::Status copied = storage_->Restore({slot, pages, saved.blocks_});
+  // Without the pages after `tokens`; a slot of no bytes has no blocks.
+  const auto blocks = absl::MakeConstSpan(snapshot.blocks_);
+  const absl::Status copied = storage_->Restore(
+      {slot, pages,
+       spec_.slot_bytes != 0 ? blocks
+                             : blocks.first(static_cast<size_t>(count))});
   if (!copied.ok()) return StorageError("restoring slot", slot, copied);
-  SequenceLease lease(this, owner, slots_.Take(owner, saved.tokens_));
+  SequenceLease lease(this, owner, slots_.Take(owner, tokens));
   for (int64_t i = 0; i < count; ++i) {
     const OwnedId page = pages_.Take(owner);
     RECURVE_CHECK(page.id == pages[i]);
@@ -174,13 +213,11 @@ absl::StatusOr<SequenceLease> CacheManager::Restore(SavedSequence& saved) {
     lease.page_generations_.push_back(page.generation);
   }
   pages_of_slot_[slot] += count;
-  saved.Release();  // A later owner's writes to the blocks are ordered after
-                    // this read.
   return lease;
 }
 
 CacheStats CacheManager::stats() const {
-  return {StatsOf(pages_), StatsOf(slots_.ids()), StatsOf(host_blocks_)};
+  return {StatsOf(pages_), StatsOf(slots_.ids()), StatsOf(host_blocks_.ids())};
 }
 
 absl::Status CacheManager::CheckLease(const SequenceLease& lease) const {
@@ -241,15 +278,14 @@ absl::Status CacheManager::CheckInvariants() const {
 absl::Status CacheManager::CheckIdle() const {
   RECURVE_RETURN_IF_ERROR(CheckInvariants());
   RECURVE_RETURN_IF_ERROR(slots_.ids().CheckIdle());
-  RECURVE_RETURN_IF_ERROR(host_blocks_.CheckIdle());
+  RECURVE_RETURN_IF_ERROR(host_blocks_.ids().CheckIdle());
   return pages_.CheckIdle();
 }
 
-void CacheManager::TakeBack(const SavedSequence& saved) {
-  for (size_t i = saved.blocks_.size(); i-- > 0;) {
+void CacheManager::TakeBack(const Snapshot& snapshot) {
+  for (size_t i = snapshot.blocks_.size(); i-- > 0;) {
     RECURVE_CHECK(
-        host_blocks_
-            .Give({saved.blocks_[i], saved.generations_[i]}, saved.owner_)
+        host_blocks_.Give({snapshot.blocks_[i], snapshot.generations_[i]})
             .ok());
   }
 }

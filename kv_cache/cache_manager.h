@@ -6,12 +6,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kv_cache/block_pool.h"
 #include "kv_cache/cache_spec.h"
 #include "kv_cache/cache_storage.h"
 #include "kv_cache/page_pool.h"
-#include "kv_cache/saved_sequence.h"
 #include "kv_cache/sequence_lease.h"
 #include "kv_cache/slot_pool.h"
+#include "kv_cache/snapshot.h"
 
 namespace recurve {
 
@@ -36,10 +37,13 @@ struct CacheStats {
 // Hands out sequence memory and checks every use of it. Bookkeeping only: the
 // bytes belong to the storage.
 //
-// Invariants: memory is cleared, or overwritten by a saved sequence, while
-// still free, before it gets an owner; each page, slot and block has at most
-// one owner; a failed call changes nothing that can be observed through this
-// class.
+// One writer, many readers: a page and a slot have one owner, which alone
+// writes to them; a block of host memory is written once, and read by all
+// snapshots that hold it.
+//
+// Invariants: memory is cleared, or overwritten by a snapshot, while still
+// free, before it gets an owner; each page and slot has at most one owner; a
+// failed call changes nothing that can be observed through this class.
 //
 // Statuses: ResourceExhausted means that a pool is exhausted and that releasing
 // memory helps; it never comes from the storage, whose errors arrive as
@@ -52,7 +56,7 @@ class CacheManager {
   // `storage` outlives the manager. REQUIRES: nothing in `spec` is negative.
   CacheManager(const CacheSpec& spec, CacheStorage* storage,
                const CacheOptions& options = {});
-  // REQUIRES: every lease and saved sequence is gone.
+  // REQUIRES: every lease and snapshot is gone.
   ~CacheManager();
   CacheManager(const CacheManager&) = delete;
   CacheManager& operator=(const CacheManager&) = delete;
@@ -78,18 +82,26 @@ class CacheManager {
   // the lease instead. REQUIRES: an update of `num_tokens` is in flight.
   void CommitUpdate(SequenceLease& lease, int64_t num_tokens);
 
-  // Whether Save has enough blocks. Also false when the lease is empty, or when
-  // an update is in flight and the state is therefore unknown.
-  bool CanSave(const SequenceLease& lease) const;
+  // The blocks that Save takes: of the lease's memory without the full pages
+  // that `base` has. 0 if it cannot be saved: the lease is empty, has absorbed
+  // nothing, or an update is in flight and the state is therefore unknown.
+  int64_t BlocksToSave(const SequenceLease& lease,
+                       const SnapshotPrefix& base) const;
+
+  // Whether Save has enough blocks.
+  bool CanSave(const SequenceLease& lease, const SnapshotPrefix& base) const;
 
   // Has the sequence's memory copied to host memory; the lease may then be
-  // released. REQUIRES: CanSave(lease).
-  absl::StatusOr<SavedSequence> Save(const SequenceLease& lease);
+  // released, or go on. The full pages of `base`, which may be empty, are shared
+  // instead of copied. REQUIRES: CanSave; the sequence's first tokens are those
+  // of `base`, and were computed alike.
+  absl::StatusOr<SnapshotPtr> Save(const SequenceLease& lease,
+                                   const SnapshotPrefix& base);
 
-  // A lease of a slot and the pages of `saved`, which get its contents, at the
-  // position where it was saved. `saved` is empty afterwards; on an error it is
-  // as it was.
-  absl::StatusOr<SequenceLease> Restore(SavedSequence& saved);
+  // A lease of a slot and pages for `owner`, which get the contents of `from`.
+  // `owner` as for Acquire.
+  absl::StatusOr<SequenceLease> Restore(const SnapshotPrefix& from,
+                                        uint64_t owner);
 
   // Whether a step with this lease can start without waiting for a Restore.
   bool Restored(const SequenceLease& lease) const {
@@ -111,11 +123,13 @@ class CacheManager {
 
  private:
   friend class SequenceLease;
-  friend class SavedSequence;
+  friend class Snapshot;
   friend class CachePeer;  // tests break invariants on purpose
 
-  // For SavedSequence::Release. REQUIRES: of this manager.
-  void TakeBack(const SavedSequence& saved);
+  // For Snapshot. REQUIRES: of this manager.
+  void TakeBack(const Snapshot& snapshot);
+  // Full pages that a snapshot of `tokens` tokens shares with `base`.
+  int64_t SharedPages(int64_t tokens, const SnapshotPrefix& base) const;
   // For SequenceLease::Release and tokens_applied. REQUIRES: of this manager.
   void TakeBack(const SequenceLease& lease);
   int64_t TokensApplied(const SequenceLease& lease) const;
@@ -125,7 +139,7 @@ class CacheManager {
   const CacheOptions options_;
   PagePool pages_;
   SlotPool slots_;
-  IdPool host_blocks_;
+  BlockPool host_blocks_;
   // Pages handed to the holder of each slot, [num_slots + 1]: a second count
   // that CheckInvariants compares with the owners of pages.
   std::vector<int64_t> pages_of_slot_;

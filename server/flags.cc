@@ -263,6 +263,10 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "Memory of the host that preempted sequences are saved in, as 4GiB; 0: "
       "they are "
       "computed again");
+  AddSize(app, "prefix-cache-bytes", o.model.prefix_cache_bytes,
+          "0 to 1125899906842624",
+          "Memory of the host for snapshots of prompts, from which later "
+          "prompts that begin alike continue, as 4GiB; 0: none");
   AddCount(app, "default-max-new-tokens", o.default_max_new_tokens,
            "1 to 2147483647",
            "Tokens to generate for requests that do not say");

@@ -169,12 +169,20 @@ HostNeeds NeedsOfHost(const ModelDefinition& model, const Plan& plan,
 absl::Status PlanHostMemory(const HostNeeds& needs, const ModelOptions& options,
                             Capacity* capacity) {
   capacity->swap_bytes = options.swap_bytes;
+  capacity->prefix_cache_bytes = options.prefix_cache_bytes;
   const std::optional<HostMemory> memory = AvailableHostMemory();
   if (!memory) return absl::OkStatus();
   RECURVE_RETURN_IF_ERROR(CheckHostMemory(needs, *memory));
   absl::Status swap = CheckSwapMemory(options.swap_bytes, needs.all(), *memory);
   if (!swap.ok() && options.swap_bytes_required) return swap;
   if (!swap.ok()) capacity->swap_bytes = 0;
+  const int64_t left = memory->available - needs.all() - capacity->swap_bytes;
+  if (options.prefix_cache_bytes > std::max<int64_t>(left, 0)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("--prefix-cache-bytes is ", options.prefix_cache_bytes,
+                     "; the host has ", std::max<int64_t>(left, 0),
+                     " bytes left (0 keeps no snapshots of prompts)"));
+  }
   return absl::OkStatus();
 }
 

@@ -31,6 +31,8 @@ struct Capacity {
   // Host memory to save sequences in: --swap-bytes, or 0 if that is a default
   // and the host lacks the memory.
   int64_t swap_bytes = 0;
+  // And for snapshots of prompts: --prefix-cache-bytes.
+  int64_t prefix_cache_bytes = 0;
   int64_t supported_model_len = 0;  // by the model
   // For a model that processes prompts as a whole, else 0: tokens of the
   // longest prompt, and the number that fits into any step, whatever else runs.

@@ -140,6 +140,12 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
         absl::StrCat("--swap-bytes is ", options.swap_bytes, "; expected 0 to ",
                      int64_t{1} << 50));
   }
+  if (options.prefix_cache_bytes < 0 ||
+      options.prefix_cache_bytes > (int64_t{1} << 50)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--prefix-cache-bytes is ", options.prefix_cache_bytes,
+                     "; expected 0 to ", int64_t{1} << 50));
+  }
   RECURVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                            Checkpoint::Open(options.path));
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,
@@ -173,7 +179,10 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
         Decoder::Load(model, std::move(executor),
                       static_cast<int32_t>(loaded.capacity.num_pages),
                       static_cast<int32_t>(loaded.capacity.num_slots),
-                      loaded.capacity.swap_bytes, options.swap_bytes_required));
+                      loaded.capacity.swap_bytes, options.swap_bytes_required,
+                      loaded.capacity.prefix_cache_bytes));
+    engine->prefix_cache = loaded.capacity.prefix_cache_bytes > 0;
+    engine->preemption_bytes = loaded.capacity.swap_bytes;
     loaded.load_seconds = SecondsSince(started);
     const auto warm_up = std::chrono::steady_clock::now();
     RECURVE_RETURN_IF_ERROR(decoder->WarmUp());

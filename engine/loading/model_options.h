@@ -41,6 +41,9 @@ struct ModelOptions {
   // than the host has. Otherwise none is used: a default that does not fit a
   // model or a host must not prevent serving it.
   bool swap_bytes_required = false;
+  // More of such memory, for snapshots of prompts (prefix_cache.h); 0: none are
+  // kept.
+  int64_t prefix_cache_bytes = 0;
 };
 
 // `num_threads`, or one per core.

@@ -13,7 +13,7 @@ namespace recurve {
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
     const ModelDefinition& model, std::unique_ptr<Executor> executor,
     int32_t num_pages, int32_t num_slots, int64_t swap_bytes,
-    bool swap_required) {
+    bool swap_required, int64_t prefix_cache_bytes) {
   auto decoder = std::unique_ptr<Decoder>(new Decoder(std::move(executor)));
   Executor& device = *decoder->executor_;
   const Plan& plan = device.plan();
@@ -33,9 +33,19 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
       }
       spec.num_host_blocks = 0;
     }
-    if (spec.num_host_blocks > 0) {
-      const absl::Status status =
-          device.AllocateHost(spec.num_host_blocks, bytes);
+    const auto more = static_cast<int32_t>(
+        std::min<int64_t>(prefix_cache_bytes / bytes, int64_t{1} << 29));
+    absl::Status status = absl::ResourceExhaustedError("");
+    if (more >= HostBlocksFor(1, spec)) {
+      status = device.AllocateHost(spec.num_host_blocks + more, bytes);
+      if (status.ok()) {
+        spec.num_host_blocks += more;
+      } else if (!absl::IsResourceExhausted(status)) {
+        return status;
+      }
+    }
+    if (!status.ok() && spec.num_host_blocks > 0) {
+      status = device.AllocateHost(spec.num_host_blocks, bytes);
       if (absl::IsResourceExhausted(status) && !swap_required) {
         spec.num_host_blocks = 0;
       } else if (!status.ok()) {

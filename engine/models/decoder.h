@@ -19,11 +19,13 @@ class Decoder : public ModelRunner {
   // `num_pages` pages, `num_slots` slots and up to `swap_bytes` of host memory
   // to save sequences in. If `swap_required`, it is an error if that is too
   // little for one sequence, or more than the host has; else none is used.
+  // `prefix_cache_bytes` more are for snapshots of prompts; if the device
+  // cannot have them, there are none.
   // `model`'s views are not used afterwards.
   static absl::StatusOr<std::unique_ptr<Decoder>> Load(
       const ModelDefinition& model, std::unique_ptr<Executor> executor,
       int32_t num_pages, int32_t num_slots, int64_t swap_bytes = 0,
-      bool swap_required = true);
+      bool swap_required = true, int64_t prefix_cache_bytes = 0);
 
   // Runs the executor's warm-up steps, before there is a sequence. An error
   // means that the device failed.

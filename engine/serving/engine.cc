@@ -64,6 +64,14 @@ Engine::Engine(const EngineOptions& options,
       id_key_(RandomKey()),
       cache_(cache_spec_, &runner_->storage(),
              CacheOptions{options.poison_released}),
+      prefix_cache_(
+          {options.prefix_cache && cache_spec_.num_host_blocks > 0 &&
+               !runner_->info().whole_prompts,
+           cache_spec_.slot_bytes > 0, runner_->info().chunk_multiple,
+           cache_spec_.num_host_blocks == 0
+               ? 0
+               : options.preemption_bytes / HostBlockBytes(cache_spec_)},
+          &cache_),
       pacer_(options.max_decode_slowdown),
       waiting_(2 * std::min(options.max_num_batched_tokens / 2,
                             options.max_chunk_tokens)),
@@ -80,8 +88,12 @@ Engine::Engine(const EngineOptions& options,
   }
   counters_.slots_total = cache_spec_.num_slots;
   counters_.pages_total = cache_spec_.num_pages;
-  counters_.swap_bytes_total =
+  const int64_t host_bytes =
       cache_spec_.num_host_blocks * HostBlockBytes(cache_spec_);
+  counters_.swap_bytes_total =
+      prefix_cache_.enabled() ? std::min(options.preemption_bytes, host_bytes)
+                              : host_bytes;
+  counters_.prefix_cache_bytes_total = host_bytes - counters_.swap_bytes_total;
   MutexLock lock(&mu_);
   load_ = counters_;
 }

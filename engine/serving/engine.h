@@ -20,6 +20,7 @@
 #include "engine/serving/event_sink.h"
 #include "engine/serving/observer.h"
 #include "engine/serving/options.h"
+#include "engine/serving/prefix_cache.h"
 #include "engine/serving/prompt_pacer.h"
 #include "engine/serving/request.h"
 #include "engine/serving/scheduler.h"
@@ -219,6 +220,16 @@ class Engine {
   absl::Status Preempt(Sequence& sequence);
   // A lease whose state is at sequence.num_computed().
   absl::StatusOr<SequenceLease> LeaseFor(Sequence& sequence);
+  // What was saved of the sequence is restored, or no longer needed.
+  void DropSaved(Sequence& sequence);
+  // Has a sequence that has computed nothing continue from what the prefix
+  // cache has of it.
+  void LookUp(Sequence& sequence);
+  void LookUpWaiting();
+  // Takes a snapshot of the sequence, whose state is at `position` once the
+  // steps that were launched are done, if it is wanted there.
+  absl::Status TakeSnapshot(Sequence& sequence, int64_t position);
+  static PrefixDomain DomainOf(const Sequence& sequence);
   absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
                                         int32_t batch_index, StepBatch* batch);
   void CommitStep(const PendingStep& step, const StepOutput& output);
@@ -244,6 +255,8 @@ class Engine {
 
   // --- Step thread only ---
   CacheManager cache_;
+  PrefixCache prefix_cache_;
+  int64_t saved_blocks_ = 0;  // of preempted sequences
   PromptPacer pacer_;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences_;
   // By standing, so that a step considers no more sequences than it may run.

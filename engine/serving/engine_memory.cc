@@ -1,7 +1,6 @@
 // How sequences of the engine release and obtain memory (step thread).
 
 #include <chrono>
-#include <optional>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -46,13 +45,27 @@ void Engine::NotePasses(const StepPlan& plan) {
 }
 
 absl::Status Engine::Preempt(Sequence& sequence) {
-  std::optional<SavedSequence> saved;
-  if (cache_.CanSave(*sequence.lease)) {
-    RECURVE_ASSIGN_OR_RETURN(saved, cache_.Save(*sequence.lease));
+  const SnapshotPrefix& base = sequence.base;
+  SnapshotPtr saved;
+  if (!base.empty() && base.tokens == sequence.num_computed() &&
+      base.tokens == base.snapshot->tokens()) {
+    saved = base.snapshot;  // nothing was computed since
+  } else {
+    const int64_t blocks = cache_.BlocksToSave(*sequence.lease, base);
+    // Running sequences come before the prompts of later ones.
+    prefix_cache_.MakeRoom(blocks);
+    if (cache_.CanSave(*sequence.lease, base)) {
+      RECURVE_ASSIGN_OR_RETURN(saved, cache_.Save(*sequence.lease, base));
+      sequence.saved_blocks = blocks;
+      saved_blocks_ += blocks;
+    }
+  }
+  if (saved != nullptr) {
     ++counters_.saves_total;
   } else if (sequence.num_computed() > 0) {
     ++counters_.recomputes_total;
   }
+  sequence.preempted = saved != nullptr;
   sequence.Preempt(std::move(saved));
   Reindex(sequence);
   ++counters_.preemptions_total;
@@ -60,12 +73,75 @@ absl::Status Engine::Preempt(Sequence& sequence) {
 }
 
 absl::StatusOr<SequenceLease> Engine::LeaseFor(Sequence& sequence) {
-  if (!sequence.saved) return cache_.Acquire(sequence.id());
+  if (sequence.saved.empty()) return cache_.Acquire(sequence.id());
   RECURVE_ASSIGN_OR_RETURN(SequenceLease lease,
-                           cache_.Restore(*sequence.saved));
-  sequence.saved.reset();
-  ++counters_.restores_total;
+                           cache_.Restore(sequence.saved, sequence.id()));
+  // Else from the prefix cache.
+  if (sequence.preempted) ++counters_.restores_total;
+  DropSaved(sequence);
   return lease;
+}
+
+void Engine::DropSaved(Sequence& sequence) {
+  sequence.saved = {};
+  sequence.preempted = false;
+  saved_blocks_ -= std::exchange(sequence.saved_blocks, 0);
+}
+
+void Engine::LookUp(Sequence& sequence) {
+  if (!prefix_cache_.enabled() || sequence.lease || !sequence.saved.empty() ||
+      sequence.num_computed() > 0 || sequence.num_tokens() == 0 ||
+      // What is not computed has no logits.
+      sequence.wants_all_logits() ||
+      sequence.looked_up == prefix_cache_.version() + 1) {
+    return;
+  }
+  sequence.looked_up = prefix_cache_.version() + 1;
+  const int64_t count = sequence.num_tokens();
+  PrefixCache::Found found =
+      prefix_cache_.Find(DomainOf(sequence), sequence.PrefixTokens(count));
+  // Where a sequence is computed again, what it finds are no hits of a prompt.
+  if (sequence.generated() == 0 && sequence.cache_use.written_tokens == 0) {
+    counters_.cached_prompt_tokens_total +=
+        found.use.cached_tokens - sequence.cache_use.cached_tokens;
+    sequence.cache_use = found.use;
+    sequence.places = std::move(found.places);
+  }
+  if (!found.prefix.empty()) {
+    sequence.ContinueFrom(std::move(found.prefix));
+    Reindex(sequence);
+  }
+}
+
+void Engine::LookUpWaiting() {
+  // All that may be admitted are looked up once; when there are new snapshots,
+  // these many first ones again.
+  constexpr int64_t kAgain = 8;
+  if (!prefix_cache_.enabled() || waiting_.empty()) return;
+  int64_t again = kAgain;
+  for (Sequence* sequence : waiting_.First(
+           options_.max_num_seqs, {}, [](const Sequence&) { return false; })) {
+    if (sequence->looked_up == 0 || again-- > 0) LookUp(*sequence);
+  }
+}
+
+absl::Status Engine::TakeSnapshot(Sequence& sequence, int64_t position) {
+  if (position == 0 || sequence.NextPlace(position - 1) != position) {
+    return absl::OkStatus();
+  }
+  RECURVE_ASSIGN_OR_RETURN(
+      SnapshotPtr snapshot,
+      prefix_cache_.Take(DomainOf(sequence), sequence.PrefixTokens(position),
+                         *sequence.lease, sequence.base));
+  if (snapshot == nullptr) return absl::OkStatus();
+  ++counters_.snapshots_total;
+  sequence.cache_use.written_tokens = position;
+  sequence.base = {std::move(snapshot), position};
+  return absl::OkStatus();
+}
+
+PrefixDomain Engine::DomainOf(const Sequence& sequence) {
+  return {sequence.options().flow.id, sequence.options().cache_key};
 }
 
 }  // namespace recurve

@@ -69,6 +69,7 @@ void Engine::Loop() {
     (void)runner_->Wait(&unused);
   }
   FailAll(absl::UnavailableError("the server is shutting down"));
+  prefix_cache_.Clear();
   PublishLoad();
 }
 
@@ -200,6 +201,7 @@ void Engine::AdvanceCommands(Sequence& sequence) {
   const int64_t appended = sequence.appended();
   if (sequence.StartNextCommand()) {
     counters_.prompt_tokens_total += sequence.appended() - appended;
+    if (sequence.saved.empty()) DropSaved(sequence);
     Reindex(sequence);
   } else if (sequence.finished()) {
     StepEvent rest;
@@ -226,6 +228,7 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.has_work = sequence.HasWork() && !sequence.stalled;
   view.ending = sequence.in_flight() && !view.has_work;
   view.from_host = FromHost(sequence);
+  view.cut = sequence.NextPlace(view.num_computed);
   view.prompt_tokens = sequence.prompt_work();
   view.flow = sequence.options().flow.id;
   view.weight = sequence.options().flow.weight;
@@ -363,7 +366,7 @@ absl::Status Engine::BuildBatch(const StepPlan& plan, PendingStep* step) {
 }
 
 bool Engine::FromHost(const Sequence& sequence) const {
-  return sequence.saved ||
+  return !sequence.saved.empty() ||
          (sequence.lease && !cache_.Restored(*sequence.lease));
 }
 
@@ -387,6 +390,7 @@ bool Engine::MayRunAhead(const StepPlan& plan) const {
 
 absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   const auto started = Clock::now();
+  LookUpWaiting();
   StepPlan plan = Plan();
   if (pending_ != nullptr && !MayRunAhead(plan)) return nullptr;
   // The scheduler guarantees progress; without it the loop would spin for ever.
@@ -417,6 +421,11 @@ absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   for (const BatchEntry& entry : step->entries) {
     cache_.CommitUpdate(*entry.sequence->lease, entry.num_tokens);
     entry.sequence->Launched(entry.num_tokens, entry.sample);
+    // The copy follows this step and precedes the next.
+    if (runner_->runs_ahead()) {
+      RECURVE_RETURN_IF_ERROR(
+          TakeSnapshot(*entry.sequence, entry.sequence->launched_computed()));
+    }
   }
   return step;
 }
@@ -487,6 +496,14 @@ void Engine::CommitStep(const PendingStep& step, const StepOutput& output) {
 void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
   Sequence& sequence = *entry.sequence;
   sequence.Advance(entry.num_tokens, entry.sample >= 0);
+  // No step was launched since.
+  if (!runner_->runs_ahead()) {
+    if (absl::Status status = TakeSnapshot(sequence, sequence.num_computed());
+        !status.ok()) {
+      End(sequence.id(), status);
+      return;
+    }
+  }
 
   if (!entry.logits.empty() && !output.logits_status.ok()) {
     End(sequence.id(), output.logits_status);
@@ -575,7 +592,8 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   resident_.erase(sequence.get());
   stalled_.erase(sequence.get());
   sequence->lease.reset();
-  sequence->saved.reset();
+  DropSaved(*sequence);
+  sequence->base = {};
   {
     MutexLock lock(&mu_);
     SetStanding(*sequence, Sequence::Standing::kIdle);
@@ -632,8 +650,12 @@ void Engine::PublishLoad() {
   const CacheStats cache = cache_.stats();
   counters_.slots_used = cache.slots.used;
   counters_.pages_used = cache.pages.used;
-  counters_.swap_bytes_used =
-      cache.host_blocks.used * HostBlockBytes(cache_spec_);
+  const int64_t block_bytes = HostBlockBytes(cache_spec_);
+  counters_.swap_bytes_used = saved_blocks_ * block_bytes;
+  counters_.prefix_cache_bytes_used =
+      (cache.host_blocks.used - saved_blocks_) * block_bytes;
+  counters_.snapshots = prefix_cache_.snapshots();
+  counters_.snapshot_evictions_total = prefix_cache_.evictions();
   if (observer_ != nullptr) observer_->OnLoad(counters_);
   MutexLock lock(&mu_);
   load_ = counters_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/serving/cache_use.h"
 
 namespace recurve {
 
@@ -37,6 +38,7 @@ struct CommandResult {
   int64_t prompt_tokens = 0;  // appended by the client, in all commands
   int64_t completion_tokens = 0;
   int64_t preemptions = 0;
+  CacheUse cache;            // for the first command
   double queue_seconds = 0;  // these three are measured from Submit
   double time_to_first_token_seconds = 0;
   double total_seconds = 0;

@@ -26,6 +26,13 @@ struct EngineLoad {
   uint64_t recomputes_total = 0;
   int64_t swap_bytes_used = 0;  // in host memory
   int64_t swap_bytes_total = 0;
+  int64_t snapshots = 0;  // in the prefix cache
+  // Host memory that they, and what running sequences hold of them, take.
+  int64_t prefix_cache_bytes_used = 0;
+  int64_t prefix_cache_bytes_total = 0;
+  uint64_t snapshots_total = 0;
+  uint64_t snapshot_evictions_total = 0;
+  uint64_t cached_prompt_tokens_total = 0;
   uint64_t steps_total = 0;
   // Time in which the device waited for the engine although there was work; 0
   // if it is not measured.

@@ -26,6 +26,10 @@ struct EngineOptions {
   // A client that reads nothing for this long while its buffer is full is
   // ended.
   std::chrono::milliseconds stalled_client_timeout{60'000};
+  // Keeps snapshots of prompts, for later prompts that begin alike.
+  bool prefix_cache = false;
+  // Host memory that these leave to preempted sequences.
+  int64_t preemption_bytes = 0;
   // Fills memory with NaN when a sequence gives it back. For tests.
   bool poison_released = false;
 

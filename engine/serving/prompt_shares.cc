@@ -162,7 +162,8 @@ int64_t PromptShares::Shares::Of(const SequenceView& s) const {
 
 int64_t CutChunk(const SchedulerLimits& limits, const SequenceView& s,
                  int64_t tokens) {
-  const int64_t end = s.num_computed + tokens;
+  int64_t end = s.num_computed + tokens;
+  if (s.num_computed < s.cut) end = std::min(end, s.cut);
   if (end == s.num_tokens) return tokens;
   int64_t cut = end - end % limits.chunk_multiple;
   if (s.num_computed < s.whole_tokens) {

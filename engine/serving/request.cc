@@ -112,6 +112,11 @@ absl::Status ValidateOptions(const SequenceOptions& options,
                              const FieldNames& names) {
   RECURVE_RETURN_IF_ERROR(ValidateSampling(options.sampling, limits, names));
   RECURVE_RETURN_IF_ERROR(ValidateStopping(options.stopping, limits, names));
+  if (options.cache_key.size() > kMaxCacheKeyBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(names.cache_key, " has ", options.cache_key.size(),
+                     " bytes; expected at most ", kMaxCacheKeyBytes));
+  }
   return CheckRange("priority", options.priority, -kMaxPriority, kMaxPriority,
                     absl::StrCat(-kMaxPriority, " to ", kMaxPriority));
 }

@@ -32,6 +32,8 @@ struct SequenceOptions {
   StoppingParams stopping;
   int32_t priority = 0;
   Flow flow;
+  // Divides the prefix cache of the flow: only prompts of equal keys share.
+  std::string cache_key;
 };
 
 // Which rows of logits a command returns; see LogitsMode in inference.proto.
@@ -63,6 +65,7 @@ inline constexpr int kMaxStopStrings = 16;
 inline constexpr int kMaxStopStringBytes = 256;
 inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxPriority = 100;
+inline constexpr int kMaxCacheKeyBytes = 256;
 
 // The allowed range of a sampling option, both ends included.
 struct OptionRange {
@@ -90,6 +93,7 @@ struct FieldNames {
   std::string sampling = "sampling.";
   std::string stopping = "stopping.";
   std::string stop_strings = "stop_strings";  // behind `stopping`
+  std::string cache_key = "cache_key";
 };
 
 // InvalidArgument naming field, value and limit.

@@ -97,6 +97,9 @@ struct SequenceView {
   bool from_host = false;
   // Maximum tokens in a step, if less than the limits allow; >= chunk_multiple.
   int64_t max_step_tokens = std::numeric_limits<int64_t>::max();
+  // Its tokens in a step end here at the latest: its state is to be copied at
+  // that place. A multiple of chunk_multiple; up to num_computed: nowhere.
+  int64_t cut = 0;
   // Whether its chunks count towards max_prompt_tokens.
   bool paced = true;
   // This many first tokens are computed in one step; within the limits of a

@@ -65,8 +65,9 @@ bool Sequence::StartNextCommand() {
     // The row to draw the next token from was computed by a command that drew
     // none. A state cannot absorb its last token again, so all are recomputed.
     lease.reset();
-    saved.reset();
+    saved = {};
     num_computed_ = 0;
+    looked_up = 0;
   }
   prompt_work_ = num_tokens() - num_computed_;
   logits_mode_ = command.logits;
@@ -205,6 +206,7 @@ CommandResult Sequence::FinishCommand(Clock::time_point now) {
   result.prompt_tokens = static_cast<int64_t>(prompt_.size());
   result.completion_tokens = generated();
   result.preemptions = preemptions_;
+  result.cache = cache_use;
   result.queue_seconds = queue_seconds;
   result.time_to_first_token_seconds = time_to_first_token_seconds;
   result.total_seconds = std::chrono::duration<double>(now - submitted).count();
@@ -216,16 +218,39 @@ std::string Sequence::FlushText() {
   return std::exchange(carried_text_, "") + decoder_->Flush();
 }
 
-void Sequence::Preempt(std::optional<SavedSequence> copy) {
+void Sequence::Preempt(SnapshotPtr copy) {
   RECURVE_CHECK(!in_flight() && (!copy || copy->tokens() == num_computed_));
   lease.reset();
-  saved = std::move(copy);
-  if (!saved) {
+  saved = {};
+  if (copy != nullptr) {
+    saved = {std::move(copy), num_computed_};
+  } else {
     num_computed_ = 0;
+    looked_up = 0;
     prompt_work_ = num_tokens();
     held.reset();  // it will be drawn again, with the same result
   }
   ++preemptions_;
+}
+
+void Sequence::ContinueFrom(SnapshotPrefix prefix) {
+  RECURVE_CHECK(!lease && saved.empty() && num_computed_ == 0 && !in_flight());
+  num_computed_ = prefix.tokens;
+  prompt_work_ = num_tokens() - num_computed_;
+  base = prefix;
+  saved = std::move(prefix);
+}
+
+std::vector<PrefixToken> Sequence::PrefixTokens(int64_t count) const {
+  std::vector<PrefixToken> tokens(count);
+  for (int64_t i = 0; i < count; ++i) tokens[i] = {tokens_[i], kinds_[i]};
+  return tokens;
+}
+
+int64_t Sequence::NextPlace(int64_t position) const {
+  const int64_t after = std::max(position, cache_use.written_tokens);
+  const auto next = std::upper_bound(places.begin(), places.end(), after);
+  return next == places.end() ? 0 : *next;
 }
 
 }  // namespace recurve

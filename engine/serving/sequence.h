@@ -12,12 +12,14 @@
 #include "absl/types/span.h"
 #include "engine/program/step.h"
 #include "engine/serving/admission.h"
+#include "engine/serving/cache_use.h"
 #include "engine/serving/event_sink.h"
+#include "engine/serving/prefix_index.h"
 #include "engine/serving/request.h"
 #include "engine/tokenizer/stream_decoder.h"
 #include "kernels/sampling/sampling.h"
-#include "kv_cache/saved_sequence.h"
 #include "kv_cache/sequence_lease.h"
+#include "kv_cache/snapshot.h"
 
 namespace recurve {
 
@@ -146,12 +148,32 @@ class Sequence {
   std::string FlushText();
 
   // Gives up all memory. Without a `copy` the tokens will be computed again.
-  void Preempt(std::optional<SavedSequence> copy);
+  void Preempt(SnapshotPtr copy);
+  // What the prefix cache has of the tokens: they need not be computed.
+  // REQUIRES: no memory is held, and none is computed.
+  void ContinueFrom(SnapshotPrefix prefix);
+
+  // Its known tokens, the first `count`, as the prefix cache compares them.
+  std::vector<PrefixToken> PrefixTokens(int64_t count) const;
+  // The first of `places` that is after `position` and not taken yet; 0: none.
+  int64_t NextPlace(int64_t position) const;
 
   // --- Memory and waiting, managed by the engine ---
 
   std::optional<SequenceLease> lease;
-  std::optional<SavedSequence> saved;
+  // The computed state, if `lease` has no value and it is in host memory.
+  SnapshotPrefix saved;
+  // `saved` holds what a preempted sequence had. Blocks of host memory that
+  // saving it took.
+  bool preempted = false;
+  int64_t saved_blocks = 0;
+  // A snapshot of its first tokens, whose pages its own next ones share.
+  SnapshotPrefix base;
+  // Where the prefix cache wants snapshots: ascending. And what it did so far;
+  // `looked_up` is its version then, plus 1.
+  std::vector<int64_t> places;
+  CacheUse cache_use;
+  uint64_t looked_up = 0;
   bool admitted = false;
   // SequenceView::passed_over and passes.
   bool passed_over = false;

@@ -68,6 +68,7 @@ class CompletionCall::Choice : public EventSink {
       piece_.finished->set_stop_string(result.stop_string);
       *piece_.finished->mutable_usage() = UsageToProto(result);
       completion_tokens_ = result.completion_tokens;
+      cached_tokens_ = result.cache.cached_tokens;
     }
     call_->Pump();
   }
@@ -91,6 +92,7 @@ class CompletionCall::Choice : public EventSink {
   int64_t piece_bytes_ = 0;  // size of its tokens
   TextOffsets text_offsets_;
   int64_t completion_tokens_ = 0;
+  int64_t cached_tokens_ = 0;  // known when it is done
 };
 
 CompletionCall::CompletionCall(const CallEnvironment& environment,
@@ -289,11 +291,13 @@ std::vector<uint64_t> CompletionCall::TakeStalled() {
 nlohmann::json CompletionCall::TotalUsage() const {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
+  int64_t cached_tokens = 0;
   for (const auto& choice : choices_) {
     prompt_tokens += choice->prompt_tokens_;
     completion_tokens += choice->completion_tokens_;
+    cached_tokens += choice->cached_tokens_;
   }
-  return UsageJson(prompt_tokens, completion_tokens);
+  return UsageJson(prompt_tokens, completion_tokens, cached_tokens);
 }
 
 bool CompletionCall::HasContent(Choice& choice) {

@@ -100,6 +100,7 @@ FieldNames CompletionFieldNames(size_t index, size_t count) {
   names.sampling = "";
   names.stopping = "";
   names.stop_strings = "stop";
+  names.cache_key = "prompt_cache_key";
   return names;
 }
 
@@ -219,8 +220,10 @@ json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
   return choice;
 }
 
-json UsageJson(int64_t prompt_tokens, int64_t completion_tokens) {
+json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,
+               int64_t cached_tokens) {
   return {{"prompt_tokens", prompt_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}},
           {"completion_tokens", completion_tokens},
           {"total_tokens", prompt_tokens + completion_tokens}};
 }

@@ -96,7 +96,8 @@ nlohmann::json ChoiceJson(const ChoicePiece& piece,
                           const CompletionRequest& request,
                           const Tokenizer* tokenizer, TextOffsets* offsets);
 
-nlohmann::json UsageJson(int64_t prompt_tokens, int64_t completion_tokens);
+nlohmann::json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,
+                         int64_t cached_tokens);
 
 // {"id", "object", "created", "model"}; "choices" is added later.
 nlohmann::json CompletionJson(const std::string& id, int64_t created,

@@ -326,8 +326,9 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
     request->return_token_ids = reader.Bool(key, value);
   } else if (key == "return_tokens_as_token_ids") {
     request->tokens_as_ids = reader.Bool(key, value);
-  } else if (key == "user" || key == "safety_identifier" ||
-             key == "prompt_cache_key") {
+  } else if (key == "prompt_cache_key") {
+    base->options.cache_key = reader.String(key, value);
+  } else if (key == "user" || key == "safety_identifier") {
     reader.String(key, value);  // has no effect
   } else if (key == "metadata") {
     if (!value.is_object()) reader.Unexpected(key, value, "an object");

@@ -126,6 +126,7 @@ absl::StatusOr<SequenceOptions> OptionsOf(const Request& request,
   RECURVE_ASSIGN_OR_RETURN(options.stopping,
                            StoppingFromProto(request.stopping(), context));
   if (request.has_priority()) options.priority = request.priority();
+  options.cache_key = request.cache_key();
   return options;
 }
 
@@ -211,11 +212,12 @@ absl::StatusOr<SequenceOptions> OptionsFromProto(
 }
 
 absl::Status CheckNoOptions(const v1::DecodeRequest& request) {
-  const char* field = request.has_sampling()   ? "sampling"
-                      : request.has_stopping() ? "stopping"
-                      : request.has_priority() ? "priority"
-                      : request.has_logprobs() ? "logprobs"
-                                               : nullptr;
+  const char* field = request.has_sampling()         ? "sampling"
+                      : request.has_stopping()       ? "stopping"
+                      : request.has_priority()       ? "priority"
+                      : !request.cache_key().empty() ? "cache_key"
+                      : request.has_logprobs()       ? "logprobs"
+                                                     : nullptr;
   if (field == nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       field,
@@ -317,11 +319,38 @@ v1::FinishReason ToProto(FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
+namespace {
+
+v1::CacheMiss ToProto(CacheMiss miss) {
+  switch (miss) {
+    case CacheMiss::kNone:
+      return v1::CACHE_MISS_NONE;
+    case CacheMiss::kUnknown:
+      return v1::CACHE_MISS_UNKNOWN;
+    case CacheMiss::kDiverged:
+      return v1::CACHE_MISS_DIVERGED;
+    case CacheMiss::kEvicted:
+      return v1::CACHE_MISS_EVICTED;
+    case CacheMiss::kShort:
+      return v1::CACHE_MISS_SHORT;
+    case CacheMiss::kDisabled:
+      return v1::CACHE_MISS_DISABLED;
+  }
+  return v1::CACHE_MISS_UNSPECIFIED;
+}
+
+}  // namespace
+
 v1::Usage UsageToProto(const CommandResult& result) {
   v1::Usage usage;
   usage.set_prompt_tokens(static_cast<uint32_t>(result.prompt_tokens));
   usage.set_completion_tokens(static_cast<uint32_t>(result.completion_tokens));
   usage.set_preemptions(static_cast<uint32_t>(result.preemptions));
+  v1::CacheUse& cache = *usage.mutable_cache();
+  cache.set_cached_tokens(static_cast<uint32_t>(result.cache.cached_tokens));
+  cache.set_written_tokens(static_cast<uint32_t>(result.cache.written_tokens));
+  cache.set_miss(ToProto(result.cache.miss));
+  cache.set_diverged_at(static_cast<uint32_t>(result.cache.diverged_at));
   return usage;
 }
 

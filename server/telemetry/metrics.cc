@@ -176,6 +176,19 @@ struct Metrics::Families {
   Gauge& swap_total = MakeGauge(
       r, "swap_bytes", "Host memory that preempted sequences are saved in.",
       {{"state", "total"}});
+  Counter& cached_prompt_tokens =
+      MakeCounter(r, "prefix_cache_hit_tokens_total",
+                  "Prompt tokens whose state was taken from the prefix cache.");
+  Counter& snapshots_taken = MakeCounter(r, "prefix_cache_snapshots_total",
+                                         "Snapshots taken of prompts.");
+  Counter& snapshot_evictions = MakeCounter(r, "prefix_cache_evictions_total",
+                                            "Snapshots that had to make room.");
+  Gauge& prefix_cache_used =
+      MakeGauge(r, "prefix_cache_bytes",
+                "Host memory for snapshots of prompts.", {{"state", "used"}});
+  Gauge& prefix_cache_total =
+      MakeGauge(r, "prefix_cache_bytes",
+                "Host memory for snapshots of prompts.", {{"state", "total"}});
   prometheus::Family<Counter>& success =
       BuildCounter()
           .Name("recurve_request_success_total")
@@ -330,6 +343,11 @@ void Metrics::OnLoad(const EngineLoad& load) {
   RaiseTo(f.recomputes, load.recomputes_total);
   f.swap_used.Set(static_cast<double>(load.swap_bytes_used));
   f.swap_total.Set(static_cast<double>(load.swap_bytes_total));
+  RaiseTo(f.cached_prompt_tokens, load.cached_prompt_tokens_total);
+  RaiseTo(f.snapshots_taken, load.snapshots_total);
+  RaiseTo(f.snapshot_evictions, load.snapshot_evictions_total);
+  f.prefix_cache_used.Set(static_cast<double>(load.prefix_cache_bytes_used));
+  f.prefix_cache_total.Set(static_cast<double>(load.prefix_cache_bytes_total));
 }
 
 void Metrics::OnQueued(double queue_seconds) {

@@ -163,6 +163,7 @@ TEST(HttpStreamTest, ContinuousUsageIsInEveryEvent) {
   }
   EXPECT_EQ(ParseJson(events[events.size() - 2])["usage"],
             json({{"prompt_tokens", 5},
+                  {"prompt_tokens_details", {{"cached_tokens", 0}}},
                   {"completion_tokens", 10},
                   {"total_tokens", 15}}));
   server.ExpectIdle();

@@ -32,7 +32,7 @@ FakeRunnerOptions RandomModel(TestRandom& random) {
   fake.eos_token_ids = {7};
   // All that is preempted is saved, or a part, or none.
   if (random.Chance(0.7))
-    fake.num_host_blocks = static_cast<int32_t>(random.Uniform(3, 60));
+    fake.num_host_blocks = static_cast<int32_t>(random.Uniform(3, 90));
   fake.restore_steps = random.Chance(0.5) ? random.Uniform(1, 5) : 0;
   fake.printable = random.Chance(0.7);  // else characters may be broken
   if (random.Chance(0.5))
@@ -52,6 +52,9 @@ EngineOptions RandomOptions(const FakeRunnerOptions& fake, TestRandom& random) {
   options.max_chunk_tokens =
       random.Uniform(fake.chunk_multiple, options.max_num_batched_tokens);
   if (random.Chance(0.5)) options.max_decode_slowdown = 2;
+  options.prefix_cache = random.Chance(0.6);
+  // A block has 512 bytes.
+  options.preemption_bytes = 512 * random.Uniform(0, 20);
   return options;
 }
 
@@ -72,6 +75,7 @@ Script RandomScript(const FakeRunnerOptions& fake, const RequestLimits& limits,
                     TestRandom& random) {
   Script script;
   script.options.priority = static_cast<int32_t>(random.Uniform(-1, 1));
+  if (random.Chance(0.1)) script.options.cache_key = "own";
   RandomStops(random, &script.options.stopping);
   SamplingParams& sampling = script.options.sampling;
   sampling.seed = random.Next();
@@ -99,6 +103,15 @@ Script RandomScript(const FakeRunnerOptions& fake, const RequestLimits& limits,
     if (most < 1) break;
     if (i == 0 || random.Chance(0.7))
       command.append = random.Tokens(random.Uniform(1, most), fake.vocab_size);
+    // Many begin with a part of the same text.
+    if (i == 0 && random.Chance(0.7)) {
+      const std::vector<int32_t> common =
+          TestRandom(random.Uniform(1, 2)).Tokens(kMaxPrompt, fake.vocab_size);
+      std::copy_n(
+          common.begin(),
+          random.Uniform(0, static_cast<int64_t>(command.append.size())),
+          command.append.begin());
+    }
     command.generate = random.Uniform(command.append.empty() ? 1 : 0, 60);
     const int64_t mode = random.Uniform(0, 19);
     if (mode == 0 && (!whole || static_cast<int64_t>(command.append.size()) <=
@@ -265,7 +278,8 @@ TEST(EngineSimTest, EveryRequestGetsWhatItGetsAlone) {
   // back.
   const auto met_all = [&sum] {
     return sum.preemptions_total > 0 && sum.restores_total > 0 &&
-           sum.saves_total > sum.restores_total && sum.recomputes_total > 0;
+           sum.saves_total > sum.restores_total && sum.recomputes_total > 0 &&
+           sum.cached_prompt_tokens_total > 0;
   };
   const uint64_t seeds = SimSeeds(16);
   for (uint64_t seed = 0; seed < seeds || (seed < 20 * seeds && !met_all());
@@ -276,12 +290,14 @@ TEST(EngineSimTest, EveryRequestGetsWhatItGetsAlone) {
     sum.saves_total += load.saves_total;
     sum.restores_total += load.restores_total;
     sum.recomputes_total += load.recomputes_total;
+    sum.cached_prompt_tokens_total += load.cached_prompt_tokens_total;
     if (testing::Test::HasFailure()) return;
   }
   EXPECT_GT(sum.preemptions_total, 0u);
   EXPECT_GT(sum.restores_total, 0u);
   EXPECT_GT(sum.saves_total, sum.restores_total);
   EXPECT_GT(sum.recomputes_total, 0u);
+  EXPECT_GT(sum.cached_prompt_tokens_total, 0u);
 }
 
 }  // namespace

@@ -4,6 +4,13 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
+CACHE_MISS_DISABLED: CacheMiss
+CACHE_MISS_DIVERGED: CacheMiss
+CACHE_MISS_EVICTED: CacheMiss
+CACHE_MISS_NONE: CacheMiss
+CACHE_MISS_SHORT: CacheMiss
+CACHE_MISS_UNKNOWN: CacheMiss
+CACHE_MISS_UNSPECIFIED: CacheMiss
 DESCRIPTOR: _descriptor.FileDescriptor
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -26,10 +33,23 @@ class Admitted(_message.Message):
     seed: int
     def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., queue_seconds: _Optional[float] = ...) -> None: ...
 
+class CacheUse(_message.Message):
+    __slots__ = ["cached_tokens", "diverged_at", "miss", "written_tokens"]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_AT_FIELD_NUMBER: _ClassVar[int]
+    MISS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cached_tokens: int
+    diverged_at: int
+    miss: CacheMiss
+    written_tokens: int
+    def __init__(self, cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., miss: _Optional[_Union[CacheMiss, str]] = ..., diverged_at: _Optional[int] = ...) -> None: ...
+
 class DecodeRequest(_message.Message):
-    __slots__ = ["append_ids", "append_text", "generate", "logits", "logprobs", "priority", "sampling", "stopping"]
+    __slots__ = ["append_ids", "append_text", "cache_key", "generate", "logits", "logprobs", "priority", "sampling", "stopping"]
     APPEND_IDS_FIELD_NUMBER: _ClassVar[int]
     APPEND_TEXT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -38,13 +58,14 @@ class DecodeRequest(_message.Message):
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     append_ids: TokenIds
     append_text: str
+    cache_key: str
     generate: int
     logits: LogitsMode
     logprobs: int
     priority: int
     sampling: SamplingParams
     stopping: StoppingParams
-    def __init__(self, append_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., append_text: _Optional[str] = ..., generate: _Optional[int] = ..., logits: _Optional[_Union[LogitsMode, str]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, append_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., append_text: _Optional[str] = ..., generate: _Optional[int] = ..., logits: _Optional[_Union[LogitsMode, str]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
     __slots__ = ["admitted", "done", "logits", "reason", "sequence_tokens", "stop_string", "tokens", "usage"]
@@ -89,20 +110,22 @@ class GenerateEvent(_message.Message):
     def __init__(self, admitted: _Optional[_Union[Admitted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["logprobs", "priority", "prompt_ids", "prompt_text", "sampling", "stopping"]
+    __slots__ = ["cache_key", "logprobs", "priority", "prompt_ids", "prompt_text", "sampling", "stopping"]
+    CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
+    cache_key: str
     logprobs: int
     priority: int
     prompt_ids: TokenIds
     prompt_text: str
     sampling: SamplingParams
     stopping: StoppingParams
-    def __init__(self, prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., prompt_text: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., prompt_text: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ...) -> None: ...
 
 class Logits(_message.Message):
     __slots__ = ["position", "values"]
@@ -198,16 +221,21 @@ class TopLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ["completion_tokens", "preemptions", "prompt_tokens"]
+    __slots__ = ["cache", "completion_tokens", "preemptions", "prompt_tokens"]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cache: CacheUse
     completion_tokens: int
     preemptions: int
     prompt_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cache: _Optional[_Union[CacheUse, _Mapping]] = ...) -> None: ...
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class CacheMiss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class LogitsMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

@@ -1,7 +1,7 @@
-// Sequences saved in host memory: what comes back is what was saved, and every
+// Snapshots: what comes back is what was saved, and every
 // block is free again when its sequence is gone.
 
-#include "kv_cache/saved_sequence.h"
+#include "kv_cache/snapshot.h"
 
 #include <cstdint>
 #include <map>
@@ -72,7 +72,7 @@ constexpr CacheSpec kSpec = {.num_pages = 8,
                              .slot_bytes = 100,
                              .num_host_blocks = 7};
 
-class SavedSequenceTest : public testing::Test {
+class SnapshotTest : public testing::Test {
  protected:
   // A lease of a sequence of `tokens` tokens, whose memory is full of `word`.
   SequenceLease Make(uint64_t owner, int64_t tokens, uint64_t word) {
@@ -89,7 +89,7 @@ class SavedSequenceTest : public testing::Test {
   CacheManager manager_{kSpec, &storage_, {.poison_on_release = true}};
 };
 
-TEST_F(SavedSequenceTest, SizesOfBlocks) {
+TEST_F(SnapshotTest, SizesOfBlocks) {
   EXPECT_EQ(HostBlockBytes(kSpec), 64);
   EXPECT_EQ(HostBlocksOfSlot(kSpec), 2);
   EXPECT_EQ(HostBlocksFor(64, kSpec), 3);
@@ -101,7 +101,7 @@ TEST_F(SavedSequenceTest, SizesOfBlocks) {
   EXPECT_EQ(HostBlocksFor(5000, tpa), 79);
 }
 
-TEST_F(SavedSequenceTest, CutsAtTheEndsOfBlocks) {
+TEST_F(SnapshotTest, CutsAtTheEndsOfBlocks) {
   std::string pieces;
   ForEachBlockPiece(
       50, 100, 64, [&](int64_t block, int64_t offset, int64_t from, int64_t n) {
@@ -112,25 +112,25 @@ TEST_F(SavedSequenceTest, CutsAtTheEndsOfBlocks) {
   EXPECT_EQ(pieces, "0:50 from 0 14; 1:0 from 14 64; 2:0 from 78 22; ");
 }
 
-TEST_F(SavedSequenceTest, ComesBackWithItsTokens) {
+TEST_F(SnapshotTest, ComesBackWithItsTokens) {
   SequenceLease lease = Make(7, 100, 42);
   ASSERT_EQ(lease.pages().size(), 3);
-  ASSERT_TRUE(manager_.CanSave(lease));
-  SavedSequence saved = *manager_.Save(lease);
-  EXPECT_EQ(saved.owner(), 7);
-  EXPECT_EQ(saved.tokens(), 100);
+  ASSERT_TRUE(manager_.CanSave(lease, {}));
+  SnapshotPtr saved = *manager_.Save(lease, {});
+  EXPECT_EQ(saved->tokens(), 100);
   EXPECT_EQ(manager_.stats().host_blocks.used, 4);  // a page held no tokens
   lease.Release();
   EXPECT_TRUE(manager_.CheckInvariants().ok());
 
   const SequenceLease other = Make(8, 10, 1);
-  auto restored = manager_.Restore(saved);
+  auto restored = manager_.Restore({saved, 100}, 9);
   ASSERT_TRUE(restored.ok()) << restored.status();
-  EXPECT_TRUE(saved.empty());
   EXPECT_EQ(restored->tokens_applied(), 100);
   EXPECT_EQ(restored->pages().size(), 2);
   for (int32_t page : restored->pages()) EXPECT_EQ(storage_.pages[page], 42);
   EXPECT_EQ(storage_.slots[restored->slot()], 42);
+  EXPECT_EQ(manager_.stats().host_blocks.used, 4);
+  saved.reset();
   EXPECT_EQ(manager_.stats().host_blocks.used, 0);
   EXPECT_TRUE(manager_.CheckLease(*restored).ok());
   EXPECT_TRUE(manager_.CheckInvariants().ok());
@@ -141,61 +141,126 @@ TEST_F(SavedSequenceTest, ComesBackWithItsTokens) {
   EXPECT_TRUE(manager_.BeginUpdate(*restored, 100, 30).ok());
 }
 
-TEST_F(SavedSequenceTest, NothingToSaveOrNoRoom) {
+TEST_F(SnapshotTest, NothingToSaveOrNoRoom) {
   SequenceLease fresh = *manager_.Acquire(1);
-  EXPECT_FALSE(manager_.CanSave(fresh));
-  EXPECT_FALSE(manager_.Save(fresh).ok());
+  EXPECT_FALSE(manager_.CanSave(fresh, {}));
+  EXPECT_FALSE(manager_.Save(fresh, {}).ok());
   ASSERT_TRUE(manager_.Reserve(fresh, 64).ok());
   ASSERT_TRUE(manager_.BeginUpdate(fresh, 0, 64).ok());
-  EXPECT_FALSE(manager_.CanSave(fresh));  // an update is in flight
+  EXPECT_FALSE(manager_.CanSave(fresh, {}));  // an update is in flight
   manager_.CommitUpdate(fresh, 64);
-  EXPECT_TRUE(manager_.CanSave(fresh));
-  EXPECT_FALSE(manager_.CanSave(SequenceLease()));
+  EXPECT_TRUE(manager_.CanSave(fresh, {}));
+  EXPECT_FALSE(manager_.CanSave(SequenceLease(), {}));
   const SequenceLease large = Make(2, 250, 3);  // 4 pages and 2 blocks
-  const SavedSequence saved = *manager_.Save(large);
-  EXPECT_FALSE(manager_.CanSave(fresh));
-  EXPECT_EQ(manager_.Save(fresh).status().code(), absl::StatusCode::kInternal);
+  const SnapshotPtr saved = *manager_.Save(large, {});
+  EXPECT_FALSE(manager_.CanSave(fresh, {}));
+  EXPECT_EQ(manager_.Save(fresh, {}).status().code(),
+            absl::StatusCode::kInternal);
 }
 
-TEST_F(SavedSequenceTest, AFailureChangesNothing) {
+TEST_F(SnapshotTest, AFailureChangesNothing) {
   SequenceLease lease = Make(7, 100, 42);
   storage_.fail = true;
-  EXPECT_EQ(manager_.Save(lease).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(manager_.Save(lease, {}).status().code(),
+            absl::StatusCode::kInternal);
   EXPECT_EQ(manager_.stats().host_blocks.used, 0);
   storage_.fail = false;
-  SavedSequence saved = *manager_.Save(lease);
+  const SnapshotPtr saved = *manager_.Save(lease, {});
+  const auto restore = [&](uint64_t owner, int64_t tokens) {
+    return manager_.Restore({saved, tokens}, owner).status().code();
+  };
   // It holds a slot still.
-  EXPECT_EQ(manager_.Restore(saved).status().code(),
-            absl::StatusCode::kInternal);
+  EXPECT_EQ(restore(7, 100), absl::StatusCode::kInternal);
+  EXPECT_EQ(restore(0, 100), absl::StatusCode::kInternal);
+  // A state is that of all tokens.
+  EXPECT_EQ(restore(9, 99), absl::StatusCode::kInternal);
+  EXPECT_EQ(restore(9, 101), absl::StatusCode::kInternal);
   lease.Release();
   storage_.fail = true;
-  EXPECT_EQ(manager_.Restore(saved).status().code(),
-            absl::StatusCode::kInternal);
+  EXPECT_EQ(restore(7, 100), absl::StatusCode::kInternal);
   storage_.fail = false;
   const SequenceLease large = Make(8, 400, 1);  // leaves one page
-  EXPECT_EQ(manager_.Restore(saved).status().code(),
-            absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(saved.tokens(), 100);
+  EXPECT_EQ(restore(7, 100), absl::StatusCode::kResourceExhausted);
   EXPECT_FALSE(manager_.CheckIdle().ok());
-  SavedSequence empty;
-  EXPECT_FALSE(manager_.Restore(empty).ok());
 }
 
-TEST_F(SavedSequenceTest, BlocksAreGivenBackOnce) {
-  const SequenceLease a = Make(1, 64, 1);
-  const SequenceLease b = Make(2, 64, 2);
-  SavedSequence first = *manager_.Save(a);
-  SavedSequence second = *manager_.Save(b);
-  first = std::move(second);
-  EXPECT_EQ(first.owner(), 2);
-  EXPECT_EQ(manager_.stats().host_blocks.used, 3);
-  first.Release();
-  first.Release();
-  EXPECT_EQ(manager_.stats().host_blocks.used, 0);
+TEST_F(SnapshotTest, AnyNumberOfReadersAndLaterSnapshotsShareIt) {
+  SequenceLease writer = Make(1, 100, 42);
+  SnapshotPtr first =
+      *manager_.Save(writer, {});  // 2 pages, 2 of the slot
+  EXPECT_EQ(manager_.stats().host_blocks.used, 4);
+  ASSERT_TRUE(manager_.BeginUpdate(writer, 100, 50).ok());
+  manager_.CommitUpdate(writer, 50);
+  for (int32_t page : writer.pages()) storage_.pages[page] = 43;
+  storage_.slots[writer.slot()] = 43;
+  // The first page is full and shared; two pages and the slot are new.
+  EXPECT_EQ(manager_.BlocksToSave(writer, {first, 100}), 4);
+  EXPECT_FALSE(manager_.CanSave(writer, {first, 100}));  // 3 of 7 are free
+  {
+    CacheSpec spec = kSpec;
+    spec.num_host_blocks = 8;
+    WordStorage storage(spec);
+    CacheManager manager(spec, &storage);
+    SequenceLease lease = *manager.Acquire(1);
+    ASSERT_TRUE(manager.Reserve(lease, 192).ok());
+    const auto update = [&](int64_t at, int64_t count, uint64_t word) {
+      ASSERT_TRUE(manager.BeginUpdate(lease, at, count).ok());
+      manager.CommitUpdate(lease, count);
+      for (size_t i = at / kPageTokens; i < lease.pages().size(); ++i) {
+        storage.pages[lease.pages()[i]] = word;
+      }
+      storage.slots[lease.slot()] = word;
+    };
+    update(0, 100, 42);
+    SnapshotPtr a = *manager.Save(lease, {});
+    update(100, 50, 43);
+    SnapshotPtr b = *manager.Save(lease, {a, 100});
+    EXPECT_EQ(manager.stats().host_blocks.used, 8);
+    lease.Release();
+    // Each reader has memory of its own.
+    for (uint64_t owner = 2; owner < 4; ++owner) {
+      const SequenceLease of_a = *manager.Restore({a, 100}, owner);
+      EXPECT_EQ(storage.pages[of_a.pages()[0]], 42);
+      EXPECT_EQ(storage.pages[of_a.pages()[1]], 42);
+      EXPECT_EQ(storage.slots[of_a.slot()], 42);
+    }
+    a.reset();
+    EXPECT_EQ(manager.stats().host_blocks.used, 5);  // the shared page stays
+    const SequenceLease of_b = *manager.Restore({b, 150}, 9);
+    ASSERT_EQ(of_b.pages().size(), 3);
+    EXPECT_EQ(storage.pages[of_b.pages()[0]], 42);
+    EXPECT_EQ(storage.pages[of_b.pages()[1]], 43);
+    EXPECT_EQ(storage.slots[of_b.slot()], 43);
+    EXPECT_TRUE(manager.CheckInvariants().ok());
+    b.reset();
+    EXPECT_EQ(manager.stats().host_blocks.used, 0);
+  }
+}
+
+TEST(SnapshotOfPagesTest, AnyNumberOfFirstTokensComesBackWithoutAState) {
+  CacheSpec spec = kSpec;
+  spec.slot_bytes = 0;
+  WordStorage storage(spec);
+  CacheManager manager(spec, &storage);
+  SequenceLease lease = *manager.Acquire(1);
+  ASSERT_TRUE(manager.Reserve(lease, 200).ok());
+  ASSERT_TRUE(manager.BeginUpdate(lease, 0, 200).ok());
+  manager.CommitUpdate(lease, 200);
+  for (size_t i = 0; i < 4; ++i) storage.pages[lease.pages()[i]] = 10 + i;
+  const SnapshotPtr saved = *manager.Save(lease, {});
+  lease.Release();
+  for (int64_t tokens : {1, 63, 64, 65, 199, 200}) {
+    const SequenceLease part = *manager.Restore({saved, tokens}, 2);
+    EXPECT_EQ(part.tokens_applied(), tokens);
+    ASSERT_EQ(part.pages().size(), PagesFor(tokens, spec));
+    for (size_t i = 0; i < part.pages().size(); ++i) {
+      EXPECT_EQ(storage.pages[part.pages()[i]], 10 + i);
+    }
+  }
 }
 
 // Random operations; each sequence's memory holds its owner.
-TEST(SavedSequenceModelTest, WhatComesBackIsWhatWasSaved) {
+TEST(SnapshotModelTest, WhatComesBackIsWhatWasSaved) {
   int restored = 0;
   int dropped = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {
@@ -207,7 +272,7 @@ TEST(SavedSequenceModelTest, WhatComesBackIsWhatWasSaved) {
     WordStorage storage(spec);
     CacheManager manager(spec, &storage, {.poison_on_release = true});
     std::map<uint64_t, SequenceLease> leases;
-    std::map<uint64_t, SavedSequence> saved;
+    std::map<uint64_t, SnapshotPtr> saved;
     uint64_t next = 1;
     for (int step = 0; step < 500; ++step) {
       const uint64_t what = random() % 6;
@@ -225,13 +290,13 @@ TEST(SavedSequenceModelTest, WhatComesBackIsWhatWasSaved) {
         manager.CommitUpdate(lease, more);
       } else if (what == 3 && !leases.empty()) {
         const auto it = std::prev(leases.end());
-        if (manager.CanSave(it->second))
-          saved.emplace(it->first, *manager.Save(it->second));
+        if (manager.CanSave(it->second, {}))
+          saved.emplace(it->first, *manager.Save(it->second, {}));
         leases.erase(it);
       } else if (what == 4 && !saved.empty()) {
         const auto it = saved.begin();
-        const int64_t tokens = it->second.tokens();
-        auto lease = manager.Restore(it->second);
+        const int64_t tokens = it->second->tokens();
+        auto lease = manager.Restore({it->second, tokens}, it->first);
         if (!lease.ok()) {
           ASSERT_EQ(lease.status().code(),
                     absl::StatusCode::kResourceExhausted);

@@ -1,0 +1,77 @@
+#ifndef RECURVE_ENGINE_SERVING_PREFIX_CACHE_H_
+#define RECURVE_ENGINE_SERVING_PREFIX_CACHE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/serving/cache_use.h"
+#include "engine/serving/prefix_index.h"
+#include "kv_cache/cache_manager.h"
+
+namespace recurve {
+
+// The snapshots of prompts that later prompts may begin with, in host memory
+// that they share with preempted sequences (CacheManager).
+//
+// Exactness: a snapshot is used for tokens of the same ids and kinds only
+// (PrefixToken). Their arithmetic is the same, so that a prompt that continues
+// a snapshot has the bits of one that is computed as a whole. The price: a
+// prompt that grows from short to long (kShortPromptTokens) finds nothing of
+// its short form, and computes at most that many tokens again.
+//
+// Thread safety: none; the engine's step thread owns it.
+class PrefixCache {
+ public:
+  struct Options {
+    bool enabled = false;
+    bool has_state = false;  // the model has recurrent layers
+    int64_t chunk_multiple = 1;
+    // Blocks that snapshots leave free, for preempted sequences.
+    int64_t reserve = 0;
+  };
+  // `cache` outlives the object.
+  PrefixCache(const Options& options, CacheManager* cache);
+
+  bool enabled() const { return options_.enabled; }
+  // Changes whenever a later Find may find more.
+  uint64_t version() const { return version_; }
+
+  struct Found {
+    SnapshotPrefix prefix;  // the first tokens of the prompt, or nothing
+    CacheUse use;
+    std::vector<int64_t> places;  // where snapshots are to be taken
+  };
+  // Looks for the first of `tokens`, of which one at least stays to be
+  // computed, and remembers that they were seen.
+  Found Find(const PrefixDomain& domain, absl::Span<const PrefixToken> tokens);
+
+  // Takes a snapshot of the lease, which has absorbed `tokens`, if there is
+  // room, or room can be made. Shares the pages of `base`, which may be empty:
+  // the first of the same tokens. Null: none was taken.
+  absl::StatusOr<SnapshotPtr> Take(const PrefixDomain& domain,
+                                   absl::Span<const PrefixToken> tokens,
+                                   const SequenceLease& lease,
+                                   const SnapshotPrefix& base);
+
+  // Removes the oldest snapshots until `blocks` blocks are free, or none is
+  // left. What running sequences hold of them stays.
+  void MakeRoom(int64_t blocks);
+  void Clear();
+
+  int64_t snapshots() const { return index_.size(); }
+  uint64_t evictions() const { return evictions_; }
+
+ private:
+  const Options options_;
+  CacheManager* const cache_;
+  PrefixIndex index_;
+  uint64_t version_ = 0;
+  uint64_t evictions_ = 0;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_SERVING_PREFIX_CACHE_H_

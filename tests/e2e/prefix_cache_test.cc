@@ -1,0 +1,140 @@
+// The prefix cache as clients see it, over gRPC and HTTP.
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+#include "tests/e2e/http_fixture.h"
+#include "tests/testing/http_client.h"
+
+namespace recurve {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+ServerOptions WithPrefixCache() {
+  ServerOptions options = DemoOptions();
+  options.model.prefix_cache_bytes = int64_t{64} << 20;
+  return options;
+}
+
+std::string LongText(int lines) {
+  std::string text;
+  for (int i = 0; i < lines; ++i) {
+    absl::StrAppend(&text, "def f", i, "(x):\n    return x + ", i, "\n\n");
+  }
+  return text;
+}
+
+v1::GenerateRequest RequestOf(const std::string& prompt) {
+  v1::GenerateRequest request;
+  request.set_prompt_text(prompt);
+  request.mutable_stopping()->set_max_new_tokens(20);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_sampling()->set_temperature(0.8f);
+  request.mutable_sampling()->set_seed(3);
+  request.set_logprobs(2);
+  return request;
+}
+
+Generation Run(TestServer& server, const v1::GenerateRequest& request) {
+  const auto outcome = Generate(*server.Connect(), request);
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+  return outcome.generation;
+}
+
+void ExpectSame(const Generation& got, const Generation& want) {
+  EXPECT_EQ(got.token_ids, want.token_ids);
+  EXPECT_EQ(got.text, want.text);
+  ASSERT_EQ(got.logprobs.size(), want.logprobs.size());
+  for (size_t i = 0; i < got.logprobs.size(); ++i) {
+    EXPECT_EQ(got.logprobs[i].SerializeAsString(),
+              want.logprobs[i].SerializeAsString())
+        << i;
+  }
+}
+
+TEST(PrefixCacheTest, ASecondSightingGivesTheSameAndSaysSo) {
+  TestServer cold;
+  TestServer server(WithPrefixCache());
+  v1::GenerateRequest request = RequestOf(LongText(20));
+  const Generation want = Run(cold, request);
+  const v1::Usage& off = want.end.usage();
+  EXPECT_EQ(off.cache().miss(), v1::CACHE_MISS_DISABLED);
+  EXPECT_EQ(off.cache().written_tokens(), 0u);
+
+  const Generation first = Run(server, request);
+  ExpectSame(first, want);
+  const v1::Usage& usage = first.end.usage();
+  EXPECT_EQ(usage.cache().cached_tokens(), 0u);
+  EXPECT_EQ(usage.cache().written_tokens(), usage.prompt_tokens() - 1);
+  EXPECT_EQ(usage.cache().miss(), v1::CACHE_MISS_UNKNOWN);
+
+  const Generation second = Run(server, request);
+  ExpectSame(second, want);
+  EXPECT_EQ(second.end.usage().cache().cached_tokens(),
+            usage.prompt_tokens() - 1);
+  EXPECT_EQ(second.end.usage().cache().miss(), v1::CACHE_MISS_NONE);
+  EXPECT_EQ(second.end.usage().prompt_tokens(), usage.prompt_tokens());
+
+  request.set_cache_key("other");
+  const Generation other = Run(server, request);
+  ExpectSame(other, want);
+  EXPECT_EQ(other.end.usage().cache().cached_tokens(), 0u);
+  EXPECT_EQ(other.end.usage().cache().miss(), v1::CACHE_MISS_UNKNOWN);
+  server.ExpectIdle();
+}
+
+// Turns of a conversation over both interfaces share what they have.
+TEST(PrefixCacheTest, HttpReportsCachedTokens) {
+  TestServer cold;
+  TestServer server(WithPrefixCache());
+  const std::string prompt = LongText(12);
+  json body = {{"model", "demo"},
+               {"prompt", prompt},
+               {"max_tokens", 10},
+               {"temperature", 0},
+               {"ignore_eos", true}};
+  const json first = ParseJson(Complete(server, body).body);
+  EXPECT_EQ(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+  const std::string answer = first["choices"][0]["text"];
+  body["prompt"] = absl::StrCat(prompt, answer, "\n# more\n");
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  const std::vector<std::string> events =
+      SseEvents(Complete(server, body).body);
+  const json usage = ParseJson(events[events.size() - 2])["usage"];
+  const int64_t cached = usage["prompt_tokens_details"]["cached_tokens"];
+  EXPECT_GT(cached, 0);
+  EXPECT_LT(cached, usage["prompt_tokens"].get<int64_t>());
+  body["stream"] = false;
+  body.erase("stream_options");
+  EXPECT_EQ(ParseJson(Complete(server, body).body)["choices"],
+            ParseJson(Complete(cold, body).body)["choices"]);
+  // Several prompts: the sum.
+  body["prompt"] = json::array({prompt, prompt});
+  const json both = ParseJson(Complete(server, body).body);
+  EXPECT_EQ(both["usage"]["prompt_tokens_details"]["cached_tokens"],
+            both["usage"]["prompt_tokens"].get<int64_t>() - 2);
+  server.ExpectIdle();
+}
+
+TEST(PrefixCacheTest, AKeyHasALimit) {
+  TestServer server(WithPrefixCache());
+  v1::GenerateRequest request = RequestOf("x");
+  request.set_cache_key(std::string(257, 'k'));
+  const auto outcome = Generate(*server.Connect(), request);
+  EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(outcome.status.message()),
+              HasSubstr("cache_key has 257 bytes; expected at most 256"));
+  const json body = {{"model", "demo"},
+                     {"prompt", "x"},
+                     {"prompt_cache_key", std::string(257, 'k')}};
+  const HttpResult refused = Complete(server, body);
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(ParseJson(refused.body)["error"]["param"], "prompt_cache_key");
+}
+
+}  // namespace
+}  // namespace recurve
