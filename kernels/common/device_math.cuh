@@ -179,6 +179,19 @@ __device__ __forceinline__ uint4 DevicePhilox4x32(uint64_t key,
   return c;
 }
 
+// Loads issued where they are written. The compiler would move them below the
+// first early return, and so turn one wait for memory into two.
+__device__ __forceinline__ int32_t LoadNow(const int32_t* x) {
+  int32_t value;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(x));
+  return value;
+}
+__device__ __forceinline__ int64_t LoadNow(const int64_t* x) {
+  int64_t value;
+  asm volatile("ld.global.s64 %0, [%1];" : "=l"(value) : "l"(x));
+  return value;
+}
+
 }  // namespace recurve
 
 #endif  // RECURVE_KERNELS_COMMON_DEVICE_MATH_CUH_

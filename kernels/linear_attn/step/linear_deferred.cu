@@ -145,17 +145,38 @@ __device__ void StartRing(float* ring, const Shape& s,
   }
 }
 
-// Stores entries [first, count), of tokens `token` + i.
-__device__ void StoreRing(float* ring, const Shape& s, int first, int count,
-                          int64_t token, const Shared& from) {
+// Stores entry e, that of `token`.
+__device__ __forceinline__ void StoreEntry(float* ring, const Shape& s, int e,
+                                           int64_t token, const Shared& from) {
+  float* entry = Entry(ring, s, token);
   const int columns = BlockColumns(s);
-  for (int e = first; e < count; ++e) {
-    float* entry = Entry(ring, s, token + e);
-    for (int i = threadIdx.x; i < s.key_dim; i += blockDim.x) {
-      entry[i] = from.k[e * s.key_dim + i];
+  for (int i = threadIdx.x; i < s.key_dim; i += blockDim.x) {
+    entry[i] = from.k[e * s.key_dim + i];
+  }
+  for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+    entry[s.key_dim + i] = from.v[e * kColumns + i];
+  }
+}
+
+// λ^(n−e) (q̃ · k̃_e) for e up to n: a warp has every warps-th, two at a time.
+__device__ __forceinline__ void WeighRing(const Shape& s, int n,
+                                          const Shared& sh) {
+  const int warps = blockDim.x / 32;
+  const int lane = threadIdx.x % 32;
+  for (int e = threadIdx.x / 32; e <= n; e += 2 * warps) {
+    const int other = min(e + warps, n);
+    float dot = 0.0f;
+    float other_dot = 0.0f;
+    for (int i = lane; i < s.key_dim; i += 32) {
+      const float q = sh.q[i];
+      dot = fmaf(q, sh.k[e * s.key_dim + i], dot);
+      other_dot = fmaf(q, sh.k[other * s.key_dim + i], other_dot);
     }
-    for (int i = threadIdx.x; i < columns; i += blockDim.x) {
-      entry[s.key_dim + i] = from.v[e * kColumns + i];
+    dot = LaneSum(dot);
+    other_dot = LaneSum(other_dot);
+    if (lane == 0) sh.weight[e] = sh.power[n - e] * dot;
+    if (lane == 0 && e + warps <= n) {
+      sh.weight[other] = sh.power[n - other] * other_dot;
     }
   }
 }
@@ -226,17 +247,17 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
   __shared__ SoftmaxTerms terms[3];
   const int warps = blockDim.x / 32;
   const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
   const Shared sh(shared, s, warps);
   const int sequence = blockIdx.z;
   const int head = blockIdx.y;
   const int columns = BlockColumns(s);
   if (!early) WaitForPrevious();
-  const int64_t slot = p.slots[sequence];
-  const int64_t begin = p.query_start[sequence];
-  const int64_t end = p.query_start[sequence + 1];
-  int64_t position = params.positions[sequence];
-  const int64_t prompt_end = params.prompt_ends[sequence];
+  // All of these in flight at once.
+  const int64_t slot = LoadNow(p.slots + sequence);
+  const int64_t begin = LoadNow(p.query_start + sequence);
+  const int64_t end = LoadNow(p.query_start + sequence + 1);
+  int64_t position = LoadNow(params.positions + sequence);
+  const int64_t prompt_end = LoadNow(params.prompt_ends + sequence);
   float* const out =
       p.out + int64_t{head} * s.value_dim + blockIdx.x * kColumns;
   if (slot == 0 || begin >= end) {
@@ -263,7 +284,6 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
 
   int n = pending.count;  // the token's own entry is the n-th
   bool folded = false;
-  const int64_t first = position;
   for (int64_t row = begin; row < end; ++row, ++position) {
     const float* q_row = p.q + row * p.stride + int64_t{head} * s.head_dim;
     const float* k_row = p.k + row * p.stride + int64_t{head} * s.head_dim;
@@ -294,27 +314,25 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
     }
     CopyAsyncWait();
     __syncthreads();
-    for (int e = warp; e <= n; e += warps) {
-      float dot = 0.0f;
-      for (int i = lane; i < s.key_dim; i += 32) {
-        dot = fmaf(sh.q[i], sh.k[e * s.key_dim + i], dot);
-      }
-      dot = LaneSum(dot);
-      if (lane == 0) sh.weight[e] = sh.power[n - e] * dot;
-    }
+    // Now, so that the kernel does not end with it.
+    const bool fold = (position + 1) % kRing == 0;
+    if (!fold) StoreEntry(ring, s, n, position, sh);
+    WeighRing(s, n, sh);
     MultiplyTile(tile, sh.q, sh.partial);
     __syncthreads();
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
       float total = 0.0f;
       for (int w = 0; w < warps; ++w) total += sh.partial[w * kColumns + c];
       total *= sh.power[n + 1];
-      for (int e = 0; e <= n; ++e) {
+#pragma unroll
+      for (int e = 0; e < kRing; ++e) {
+        if (e > n) break;
         total = fmaf(sh.weight[e], sh.v[e * kColumns + c], total);
       }
       out[row * p.out_stride + c] = total;
     }
     ++n;
-    if ((position + 1) % kRing == 0) {
+    if (fold) {
       FoldTile(sh, n, s, &tile);
       folded = true;
       n = 0;
@@ -322,9 +340,6 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
     }
   }
   if (folded) tile.Store();
-  const int64_t kept = position - n;  // the token of the first entry
-  StoreRing(ring, s, static_cast<int>(max(first - kept, int64_t{0})), n, kept,
-            sh);
 }
 
 __global__ void __launch_bounds__(kBoundThreads, 1)

@@ -45,10 +45,10 @@ __global__ void __launch_bounds__(kLinearBoundThreads, 1)
   const int64_t row = blockIdx.z;
   const int64_t head = blockIdx.y;
   // These are in flight together; a row beyond the count has memory, too.
-  const int rows = p.rows == nullptr ? gridDim.z : linear_step::LoadNow(p.rows);
-  const int slot = linear_step::LoadNow(p.slots + row);
+  const int rows = p.rows == nullptr ? gridDim.z : LoadNow(p.rows);
+  const int slot = LoadNow(p.slots + row);
   const int64_t position =
-      p.positions == nullptr ? 0 : linear_step::LoadNow(p.positions + row);
+      p.positions == nullptr ? 0 : LoadNow(p.positions + row);
   Inputs<IO> inputs;
   inputs.LoadSteady(p, s, head);
   inputs.Load(p, s, row, head, !p.overlap_previous);

@@ -16,20 +16,7 @@
 namespace recurve {
 namespace linear_step {
 
-// Loads issued where they are written. The compiler would move them below the
-// first early return, and so turn one wait for memory into two.
-__device__ __forceinline__ int32_t LoadNow(const int32_t* x) {
-  int32_t value;
-  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(x));
-  return value;
-}
-__device__ __forceinline__ int64_t LoadNow(const int64_t* x) {
-  int64_t value;
-  asm volatile("ld.global.s64 %0, [%1];" : "=l"(value) : "l"(x));
-  return value;
-}
-
-// The same for one of a thread's elements, if `when`: predicated, since ptxas
+// LoadNow of one of a thread's elements, if `when`: predicated, since ptxas
 // waits for earlier loads at a branch.
 __device__ __forceinline__ void LoadNowIf(bool when, const uint64_t* x,
                                           uint64_t* value) {
