@@ -32,8 +32,9 @@ CudaView::Pages CudaExecutor::pages(PagesId id) const {
 }
 
 CudaView::States CudaExecutor::states(StateId id) const {
-  return {reinterpret_cast<float*>(memory_.slots()) + plan_.states[id.value].first,
-          plan_.slot_elements};
+  return {
+      reinterpret_cast<float*>(memory_.slots()) + plan_.states[id.value].first,
+      plan_.slot_elements};
 }
 
 CudaProducts::Norm CudaExecutor::WeightsOf(const NormWeights& norm) const {

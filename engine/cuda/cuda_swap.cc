@@ -63,7 +63,7 @@ absl::Status CudaSwap::CopyPages(const SavedMemory& memory,
     RECURVE_RETURN_IF_ERROR(CopyBytes(pages_ + page * spec_.page_bytes,
                                       Block(memory, i), spec_.page_bytes,
                                       kind));
-    RECURVE_RETURN_IF_ERROR(Mark(page_copies_[page]));
+    RECURVE_RETURN_IF_ERROR(Mark(page_copies_[page], kind));
   }
   return absl::OkStatus();
 }
@@ -80,7 +80,7 @@ absl::Status CudaSwap::CopySlot(const SavedMemory& memory,
             bytes, kind));
       });
   RECURVE_RETURN_IF_ERROR(status);
-  return Mark(slot_copies_[memory.slot]);
+  return Mark(slot_copies_[memory.slot], kind);
 }
 
 // The slot first: it is usually reused immediately after a preemption.
@@ -99,13 +99,14 @@ absl::Status CudaSwap::Restore(const SavedMemory& memory) {
   return CopySlot(memory, kIn);
 }
 
-absl::Status CudaSwap::Mark(Copy& copy) {
+absl::Status CudaSwap::Mark(Copy& copy, cudaMemcpyKind kind) {
   if (copy.done == nullptr) {
     RECURVE_RETURN_IF_ERROR(
         CudaStatus(cudaEventCreateWithFlags(&copy.done, cudaEventDisableTiming),
                    "event of a copy"));
   }
   copy.pending = true;
+  copy.restores = kind == cudaMemcpyHostToDevice;
   return CudaStatus(cudaEventRecord(copy.done, stream_), "end of a copy");
 }
 
@@ -118,7 +119,7 @@ absl::Status CudaSwap::Await(Copy& copy) {
 
 bool CudaSwap::Done(int32_t slot) {
   const Copy& copy = slot_copies_[slot];
-  if (!copy.pending) return true;
+  if (!copy.pending || !copy.restores) return true;
   if (cudaEventQuery(copy.done) != cudaErrorNotReady) return true;
   (void)cudaGetLastError();  // the next call returns the same error
   return false;

@@ -49,8 +49,8 @@ class CudaSwap {
   absl::Status AwaitPage(int32_t page) { return Await(page_copies_[page]); }
   absl::Status AwaitSlot(int32_t slot) { return Await(slot_copies_[slot]); }
 
-  // Whether the last copy of the slot is done, and so all of a restored
-  // sequence.
+  // Whether the last copy of the slot to the device is done, and so all of a
+  // restored sequence. A copy from it takes no longer than a step waits for.
   bool Done(int32_t slot);
 
  private:
@@ -58,6 +58,7 @@ class CudaSwap {
   struct Copy {
     cudaEvent_t done = nullptr;  // made when first needed
     bool pending = false;        // the steps' stream does not wait for it yet
+    bool restores = false;       // to the device
   };
 
   CudaSwap(cudaStream_t steps, const CacheSpec& spec, char* pages, char* slots)
@@ -70,7 +71,7 @@ class CudaSwap {
   char* Block(const SavedMemory& memory, size_t index) const;
   absl::Status CopyBytes(char* device, char* host, int64_t bytes,
                          cudaMemcpyKind kind);
-  absl::Status Mark(Copy& copy);
+  absl::Status Mark(Copy& copy, cudaMemcpyKind kind);
   absl::Status Await(Copy& copy);
 
   const cudaStream_t steps_;

@@ -14,6 +14,19 @@
 namespace recurve {
 namespace {
 
+PrefixCache::Options PrefixCacheOptions(const EngineOptions& options,
+                                        const CacheSpec& spec,
+                                        const ModelInfo& model) {
+  PrefixCache::Options of;
+  of.has_state = spec.slot_bytes > 0;
+  of.chunk_multiple = model.chunk_multiple;
+  if (spec.num_host_blocks == 0) return of;
+  of.reserve = options.preemption_bytes / HostBlockBytes(spec);
+  of.enabled = options.prefix_cache && !model.whole_prompts &&
+               of.reserve < spec.num_host_blocks;
+  return of;
+}
+
 uint64_t RandomKey() {
   std::random_device device;
   return (uint64_t{device()} << 32) | device();
@@ -64,14 +77,8 @@ Engine::Engine(const EngineOptions& options,
       id_key_(RandomKey()),
       cache_(cache_spec_, &runner_->storage(),
              CacheOptions{options.poison_released}),
-      prefix_cache_(
-          {options.prefix_cache && cache_spec_.num_host_blocks > 0 &&
-               !runner_->info().whole_prompts,
-           cache_spec_.slot_bytes > 0, runner_->info().chunk_multiple,
-           cache_spec_.num_host_blocks == 0
-               ? 0
-               : options.preemption_bytes / HostBlockBytes(cache_spec_)},
-          &cache_),
+      prefix_cache_(PrefixCacheOptions(options, cache_spec_, runner_->info()),
+                    &cache_),
       pacer_(options.max_decode_slowdown),
       waiting_(2 * std::min(options.max_num_batched_tokens / 2,
                             options.max_chunk_tokens)),

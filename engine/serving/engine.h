@@ -204,7 +204,7 @@ class Engine {
   void Handle(Message& message);
   void Step();
   SequenceView View(const Sequence& sequence) const;
-  StepPlan Plan() const;
+  StepPlan Plan();
   // Plans and launches a step, after the pending one if there is one. Then null
   // if the next step has to wait for the results of the pending one.
   absl::StatusOr<std::unique_ptr<PendingStep>> LaunchNext();
@@ -222,10 +222,9 @@ class Engine {
   absl::StatusOr<SequenceLease> LeaseFor(Sequence& sequence);
   // What was saved of the sequence is restored, or no longer needed.
   void DropSaved(Sequence& sequence);
-  // Has a sequence that has computed nothing continue from what the prefix
-  // cache has of it.
+  // Has a waiting sequence that has computed nothing continue from what the
+  // prefix cache has of it.
   void LookUp(Sequence& sequence);
-  void LookUpWaiting();
   // Takes a snapshot of the sequence, whose state is at `position` once the
   // steps that were launched are done, if it is wanted there.
   absl::Status TakeSnapshot(Sequence& sequence, int64_t position);

@@ -46,26 +46,27 @@ void Engine::NotePasses(const StepPlan& plan) {
 
 absl::Status Engine::Preempt(Sequence& sequence) {
   const SnapshotPrefix& base = sequence.base;
-  SnapshotPtr saved;
-  if (!base.empty() && base.tokens == sequence.num_computed() &&
-      base.tokens == base.snapshot->tokens()) {
-    saved = base.snapshot;  // nothing was computed since
+  SnapshotPrefix saved;
+  if (!base.empty() && base.tokens == sequence.num_computed()) {
+    saved = base;  // nothing was computed since
   } else {
     const int64_t blocks = cache_.BlocksToSave(*sequence.lease, base);
     // Running sequences come before the prompts of later ones.
     prefix_cache_.MakeRoom(blocks);
     if (cache_.CanSave(*sequence.lease, base)) {
-      RECURVE_ASSIGN_OR_RETURN(saved, cache_.Save(*sequence.lease, base));
+      RECURVE_ASSIGN_OR_RETURN(saved.snapshot,
+                               cache_.Save(*sequence.lease, base));
+      saved.tokens = sequence.num_computed();
       sequence.saved_blocks = blocks;
       saved_blocks_ += blocks;
     }
   }
-  if (saved != nullptr) {
+  if (!saved.empty()) {
     ++counters_.saves_total;
   } else if (sequence.num_computed() > 0) {
     ++counters_.recomputes_total;
   }
-  sequence.preempted = saved != nullptr;
+  sequence.preempted = !saved.empty();
   sequence.Preempt(std::move(saved));
   Reindex(sequence);
   ++counters_.preemptions_total;
@@ -76,8 +77,11 @@ absl::StatusOr<SequenceLease> Engine::LeaseFor(Sequence& sequence) {
   if (sequence.saved.empty()) return cache_.Acquire(sequence.id());
   RECURVE_ASSIGN_OR_RETURN(SequenceLease lease,
                            cache_.Restore(sequence.saved, sequence.id()));
-  // Else from the prefix cache.
-  if (sequence.preempted) ++counters_.restores_total;
+  if (sequence.preempted) {
+    ++counters_.restores_total;
+  } else {
+    counters_.cached_prompt_tokens_total += sequence.num_computed();
+  }
   DropSaved(sequence);
   return lease;
 }
@@ -90,39 +94,40 @@ void Engine::DropSaved(Sequence& sequence) {
 
 void Engine::LookUp(Sequence& sequence) {
   if (!prefix_cache_.enabled() || sequence.lease || !sequence.saved.empty() ||
-      sequence.num_computed() > 0 || sequence.num_tokens() == 0 ||
+      sequence.num_computed() > 0 ||
       // What is not computed has no logits.
       sequence.wants_all_logits() ||
       sequence.looked_up == prefix_cache_.version() + 1) {
     return;
   }
   sequence.looked_up = prefix_cache_.version() + 1;
-  const int64_t count = sequence.num_tokens();
-  PrefixCache::Found found =
-      prefix_cache_.Find(DomainOf(sequence), sequence.PrefixTokens(count));
-  // Where a sequence is computed again, what it finds are no hits of a prompt.
-  if (sequence.generated() == 0 && sequence.cache_use.written_tokens == 0) {
-    counters_.cached_prompt_tokens_total +=
-        found.use.cached_tokens - sequence.cache_use.cached_tokens;
-    sequence.cache_use = found.use;
+  const PrefixDomain domain = DomainOf(sequence);
+  const std::vector<PrefixToken> tokens =
+      sequence.PrefixTokens(sequence.num_tokens());
+  PrefixCache::Found found = prefix_cache_.Find(domain, tokens);
+  CacheUse& use = sequence.cache_use;
+  if (!sequence.noted) {
+    sequence.noted = true;
+    prefix_cache_.Note(domain, tokens);
+    use = found.use;
     sequence.places = std::move(found.places);
+  } else if (sequence.generated() == 0 && use.written_tokens == 0 &&
+             !found.prefix.empty()) {
+    // Taken since by another sequence.
+    use.cached_tokens = found.prefix.tokens;
+    if (found.use.miss == CacheMiss::kNone) use.miss = CacheMiss::kNone;
   }
-  if (!found.prefix.empty()) {
-    sequence.ContinueFrom(std::move(found.prefix));
-    Reindex(sequence);
-  }
-}
-
-void Engine::LookUpWaiting() {
-  // All that may be admitted are looked up once; when there are new snapshots,
-  // these many first ones again.
-  constexpr int64_t kAgain = 8;
-  if (!prefix_cache_.enabled() || waiting_.empty()) return;
-  int64_t again = kAgain;
-  for (Sequence* sequence : waiting_.First(
-           options_.max_num_seqs, {}, [](const Sequence&) { return false; })) {
-    if (sequence->looked_up == 0 || again-- > 0) LookUp(*sequence);
-  }
+  if (found.prefix.empty()) return;
+  sequence.ContinueFrom(std::move(found.prefix));
+  // It has less to compute than it was put in line with.
+  waiting_.Erase(&sequence);
+  waiting_.Insert(&sequence);
+  MutexLock lock(&mu_);
+  const Flow& flow = sequence.options().flow;
+  const int32_t priority = sequence.options().priority;
+  admission_.EndWaiting(flow, priority, sequence.waiting_work);
+  sequence.waiting_work = sequence.work_left();
+  admission_.BeginWaiting(flow, priority, sequence.waiting_work);
 }
 
 absl::Status Engine::TakeSnapshot(Sequence& sequence, int64_t position) {
@@ -132,7 +137,7 @@ absl::Status Engine::TakeSnapshot(Sequence& sequence, int64_t position) {
   RECURVE_ASSIGN_OR_RETURN(
       SnapshotPtr snapshot,
       prefix_cache_.Take(DomainOf(sequence), sequence.PrefixTokens(position),
-                         *sequence.lease, sequence.base));
+                         *sequence.lease, sequence.base, saved_blocks_));
   if (snapshot == nullptr) return absl::OkStatus();
   ++counters_.snapshots_total;
   sequence.cache_use.written_tokens = position;

@@ -246,7 +246,7 @@ SequenceView Engine::View(const Sequence& sequence) const {
   return view;
 }
 
-StepPlan Engine::Plan() const {
+StepPlan Engine::Plan() {
   SchedulerLimits limits = {options_.max_num_batched_tokens,
                             options_.max_chunk_tokens,
                             cache_spec_.page_bytes == 0 ? 0 : kPageTokens,
@@ -278,8 +278,17 @@ StepPlan Engine::Plan() const {
   // At most max_num_seqs can be admitted in one step.
   const auto num_resident = static_cast<int64_t>(resident.size());
   std::vector<SequenceView> all = std::move(resident);
-  for (const Sequence* sequence :
+  // Tokens of waiting prompts that the prefix cache compares in a step, beyond
+  // one prompt: a millisecond or two. Those in front come first.
+  int64_t compared = int64_t{1} << 18;
+  for (Sequence* sequence :
        waiting_.First(options_.max_num_seqs, ahead, paces)) {
+    if (compared > 0) {
+      if (sequence->looked_up != prefix_cache_.version() + 1) {
+        compared -= sequence->num_tokens();
+      }
+      LookUp(*sequence);
+    }
     all.push_back(View(*sequence));
     all.back().paced = paces(*sequence);
   }
@@ -390,7 +399,6 @@ bool Engine::MayRunAhead(const StepPlan& plan) const {
 
 absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   const auto started = Clock::now();
-  LookUpWaiting();
   StepPlan plan = Plan();
   if (pending_ != nullptr && !MayRunAhead(plan)) return nullptr;
   // The scheduler guarantees progress; without it the loop would spin for ever.

@@ -39,38 +39,42 @@ PrefixCache::Found PrefixCache::Find(const PrefixDomain& domain,
   if (match.common > found.prefix.tokens && match.common < count) {
     request.parted_at = match.common;
   }
-  found.places = PlanSnapshots(request);
-  index_.Note(domain, tokens);
+  // The most that any snapshot could give.
+  const int64_t most = count - 1 - (count - 1) % options_.chunk_multiple;
+  if (found.prefix.tokens < most || options_.has_state) {
+    found.places = PlanSnapshots(request);
+  }
 
   CacheUse& use = found.use;
   use.cached_tokens = found.prefix.tokens;
   use.diverged_at = match.common;
-  if (found.places.empty()) {
-    // Nothing longer could be in the cache.
-    use.miss = found.prefix.tokens > 0 ? CacheMiss::kNone : CacheMiss::kShort;
+  if (most < kMinSnapshotTokens) {
+    use.miss = CacheMiss::kShort;
+  } else if (found.prefix.tokens == most) {
+    use.miss = CacheMiss::kNone;
   } else if (match.evicted) {
     use.miss = CacheMiss::kEvicted;
-  } else if (match.common == 0) {
-    use.miss = CacheMiss::kUnknown;
   } else {
-    use.miss = CacheMiss::kDiverged;
+    use.miss = match.common == 0 ? CacheMiss::kUnknown : CacheMiss::kDiverged;
   }
   return found;
 }
 
+void PrefixCache::Note(const PrefixDomain& domain,
+                       absl::Span<const PrefixToken> tokens) {
+  if (options_.enabled) index_.Note(domain, tokens);
+}
+
 absl::StatusOr<SnapshotPtr> PrefixCache::Take(
     const PrefixDomain& domain, absl::Span<const PrefixToken> tokens,
-    const SequenceLease& lease, const SnapshotPrefix& base) {
+    const SequenceLease& lease, const SnapshotPrefix& base, int64_t preempted) {
   if (!options_.enabled) return nullptr;
-  const int64_t blocks = cache_->BlocksToSave(lease, base);
-  const auto free = [&] { return cache_->stats().host_blocks.free; };
-  if (blocks == 0 ||
-      blocks + options_.reserve > int64_t{cache_->stats().host_blocks.total}) {
-    return nullptr;
-  }
-  MakeRoom(blocks + options_.reserve);
-  // Preempted sequences may hold what snapshots would need.
-  if (free() < blocks + options_.reserve) return nullptr;
+  const CacheManager& cache = *cache_;
+  const int64_t blocks = cache.BlocksToSave(lease, base);
+  const int64_t reserve = std::max<int64_t>(options_.reserve - preempted, 0);
+  if (blocks == 0) return nullptr;
+  MakeRoom(blocks + reserve);
+  if (cache.stats().host_blocks.free < blocks + reserve) return nullptr;
   RECURVE_ASSIGN_OR_RETURN(SnapshotPtr snapshot, cache_->Save(lease, base));
   index_.Insert(domain, tokens, snapshot);
   ++version_;
@@ -78,8 +82,18 @@ absl::StatusOr<SnapshotPtr> PrefixCache::Take(
 }
 
 void PrefixCache::MakeRoom(int64_t blocks) {
-  while (cache_->stats().host_blocks.free < blocks && index_.EvictOldest()) {
+  // Snapshots that sequences hold, or that share pages, free little: then the
+  // others are worth more than this one.
+  constexpr int kFutile = 4;
+  const CacheManager& cache = *cache_;
+  if (blocks > cache.stats().host_blocks.total) return;
+  int futile = 0;
+  for (int64_t free = cache.stats().host_blocks.free;
+       free < blocks && futile < kFutile && index_.EvictOldest();) {
     ++evictions_;
+    const int64_t now = cache.stats().host_blocks.free;
+    futile = now > free ? 0 : futile + 1;
+    free = now;
   }
 }
 

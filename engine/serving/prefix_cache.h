@@ -45,19 +45,24 @@ class PrefixCache {
     std::vector<int64_t> places;  // where snapshots are to be taken
   };
   // Looks for the first of `tokens`, of which one at least stays to be
-  // computed, and remembers that they were seen.
+  // computed.
   Found Find(const PrefixDomain& domain, absl::Span<const PrefixToken> tokens);
+  // Remembers that this prompt was seen. After its first Find: it would find
+  // itself.
+  void Note(const PrefixDomain& domain, absl::Span<const PrefixToken> tokens);
 
   // Takes a snapshot of the lease, which has absorbed `tokens`, if there is
-  // room, or room can be made. Shares the pages of `base`, which may be empty:
+  // room, or room can be made. `preempted`: blocks that preempted sequences
+  // have. Shares the pages of `base`, which may be empty:
   // the first of the same tokens. Null: none was taken.
   absl::StatusOr<SnapshotPtr> Take(const PrefixDomain& domain,
                                    absl::Span<const PrefixToken> tokens,
                                    const SequenceLease& lease,
-                                   const SnapshotPrefix& base);
+                                   const SnapshotPrefix& base,
+                                   int64_t preempted);
 
-  // Removes the oldest snapshots until `blocks` blocks are free, or none is
-  // left. What running sequences hold of them stays.
+  // Removes the oldest snapshots until `blocks` blocks are free, or that does
+  // not help: what sequences hold of them stays.
   void MakeRoom(int64_t blocks);
   void Clear();
 

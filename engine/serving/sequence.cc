@@ -218,13 +218,11 @@ std::string Sequence::FlushText() {
   return std::exchange(carried_text_, "") + decoder_->Flush();
 }
 
-void Sequence::Preempt(SnapshotPtr copy) {
-  RECURVE_CHECK(!in_flight() && (!copy || copy->tokens() == num_computed_));
+void Sequence::Preempt(SnapshotPrefix copy) {
+  RECURVE_CHECK(!in_flight() && (copy.empty() || copy.tokens == num_computed_));
   lease.reset();
-  saved = {};
-  if (copy != nullptr) {
-    saved = {std::move(copy), num_computed_};
-  } else {
+  saved = std::move(copy);
+  if (saved.empty()) {
     num_computed_ = 0;
     looked_up = 0;
     prompt_work_ = num_tokens();

@@ -148,7 +148,7 @@ class Sequence {
   std::string FlushText();
 
   // Gives up all memory. Without a `copy` the tokens will be computed again.
-  void Preempt(SnapshotPtr copy);
+  void Preempt(SnapshotPrefix copy);
   // What the prefix cache has of the tokens: they need not be computed.
   // REQUIRES: no memory is held, and none is computed.
   void ContinueFrom(SnapshotPrefix prefix);
@@ -170,10 +170,12 @@ class Sequence {
   // A snapshot of its first tokens, whose pages its own next ones share.
   SnapshotPrefix base;
   // Where the prefix cache wants snapshots: ascending. And what it did so far;
-  // `looked_up` is its version then, plus 1.
+  // `looked_up` is its version at the last look, plus 1; `noted`, whether it
+  // knows the prompt.
   std::vector<int64_t> places;
   CacheUse cache_use;
   uint64_t looked_up = 0;
+  bool noted = false;
   bool admitted = false;
   // SequenceView::passed_over and passes.
   bool passed_over = false;

@@ -11,8 +11,10 @@ std::vector<int64_t> PlanSnapshots(const SnapshotRequest& request) {
   RECURVE_CHECK(request.named.size() <= kMaxNamedSnapshots);
   std::vector<int64_t> places;
   const auto add = [&](int64_t position) {
-    // Named places may be beyond the prompt.
-    const int64_t most = std::min(position, request.tokens - 1);
+    // Named places may be beyond the prompt. With recurrent state one token at
+    // least remains; without, the snapshot gives any number of its tokens.
+    const int64_t most =
+        std::min(position, request.tokens - (request.has_state ? 1 : 0));
     const int64_t place = most - most % request.chunk_multiple;
     if (place > request.cached && place >= request.min_tokens) {
       places.push_back(place);

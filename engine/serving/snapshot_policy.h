@@ -40,9 +40,10 @@ struct SnapshotRequest {
 // multiples of `chunk_multiple`. At most kMaxNamedSnapshots + 2. These are
 // wanted, each rounded down to a multiple, because a state beyond a place has
 // absorbed tokens that only this prompt has:
-//  - The end of the prompt, for its next turn, which repeats all of it. At
-//    least one token remains to be computed, because a snapshot has no logits
-//    to draw from: an equal prompt can start at each place.
+//  - The end of the prompt, for its next turn, which repeats all of it. With
+//    recurrent state at least one token remains to be computed, because a
+//    snapshot has no logits to draw from: an equal prompt can start at each
+//    place. Without, nothing is cut.
 //  - With recurrent state, where an earlier prompt parted from this one. Two
 //    prompts with the same first tokens predict a third, which will part there,
 //    too: a system prompt is found in this way, without being named.

@@ -115,6 +115,36 @@ TEST_P(EnginePrefixTest, PromptsThatPartShareWhatComesBefore) {
   EXPECT_EQ(CachedOf(system + Text(400, 6)), Down(450));
 }
 
+// A prompt that waits while others take snapshots is compared again, and does
+// not take itself for an earlier one.
+TEST_P(EnginePrefixTest, AWaitingPromptStillKnowsWhereItParts) {
+  StepGate gate;
+  fake_.num_slots = 1;
+  fake_.on_run = [&gate](const StepBatch& batch) { gate.Enter(batch); };
+  Start();
+  const std::vector<int32_t> system = Text(450, 3);
+  RunAlone(*engine_, Script::Generate(system + Text(200, 1), 2));
+  gate.Hold();
+  const auto first = std::make_shared<RecordingSink>();
+  ASSERT_TRUE(Submit(*engine_, Script::Generate(Text(600, 8), 20), first).ok());
+  gate.WaitHeld();
+  const auto second = std::make_shared<RecordingSink>();
+  ASSERT_TRUE(
+      Submit(*engine_, Script::Generate(system + Text(200, 2), 2), second)
+          .ok());
+  for (int i = 0; i < 6; ++i) {
+    gate.Pass();
+    gate.WaitHeld();
+  }
+  gate.Open();
+  EXPECT_TRUE(first->WaitEnd().end->ok());
+  const CommandResult result = second->WaitEnd().results.at(0);
+  EXPECT_EQ(result.cache.miss, CacheMiss::kDiverged);
+  EXPECT_EQ(result.cache.diverged_at, 450);
+  fake_.on_run = nullptr;
+  EXPECT_EQ(CachedOf(system + Text(300, 5)), Down(450));
+}
+
 TEST_P(EnginePrefixTest, NothingIsSharedAcrossTenantsOrKeys) {
   Start();
   const std::vector<int32_t> prompt = Text(600, 4);

@@ -166,7 +166,7 @@ TEST_F(SequenceTest, PreemptionForgetsNothingButTheCache) {
   for (int64_t position = 0; position < 3; ++position)
     sequence->LogitsEmitted(position);
   Accept(*sequence, 'a');
-  sequence->Preempt(nullptr);
+  sequence->Preempt({});
   EXPECT_EQ(sequence->num_computed(), 0);
   EXPECT_THAT(sequence->tokens(), ElementsAre(1, 2, 3, 'a'));
   EXPECT_FALSE(sequence->WantsLogits(2));  // a client has it already
@@ -216,7 +216,7 @@ TEST_F(SequenceTest, AWholePromptIsWhatTheFirstCommandAppends) {
     EXPECT_EQ(sequence->kind(2), next);
     for (int64_t i = 3; i < 6; ++i)
       EXPECT_EQ(sequence->kind(i), TokenKind::kStep);
-    sequence->Preempt(nullptr);
+    sequence->Preempt({});
     EXPECT_EQ(sequence->whole_tokens(), whole ? 3 : 0);
   }
 }

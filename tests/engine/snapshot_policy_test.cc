@@ -15,9 +15,12 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 TEST(SnapshotPolicyTest, TheEndOfAPromptIsAlwaysWanted) {
+  EXPECT_THAT(PlanSnapshots({.tokens = 100, .has_state = true}),
+              ElementsAre(99));
+  // It gives any number of its tokens.
+  EXPECT_THAT(PlanSnapshots({.tokens = 100, .has_state = false}),
+              ElementsAre(100));
   for (const bool has_state : {false, true}) {
-    EXPECT_THAT(PlanSnapshots({.tokens = 100, .has_state = has_state}),
-                ElementsAre(99));
     EXPECT_THAT(
         PlanSnapshots(
             {.tokens = 1000, .chunk_multiple = 64, .has_state = has_state}),
@@ -37,17 +40,21 @@ TEST(SnapshotPolicyTest, OneTokenRemainsToBeComputed) {
 
 TEST(SnapshotPolicyTest, ShortPrefixesAreNotKept) {
   const auto end = [](int64_t tokens) {
-    return PlanSnapshots({.tokens = tokens});
+    return PlanSnapshots({.tokens = tokens, .has_state = true});
   };
   EXPECT_THAT(end(0), IsEmpty());
   EXPECT_THAT(end(1), IsEmpty());
   EXPECT_THAT(end(kMinSnapshotTokens), IsEmpty());
   EXPECT_THAT(end(kMinSnapshotTokens + 1), ElementsAre(kMinSnapshotTokens));
   // A prompt that fits one chunk.
-  EXPECT_THAT(PlanSnapshots({.tokens = 64, .chunk_multiple = 64}), IsEmpty());
-  EXPECT_THAT(PlanSnapshots({.tokens = 2, .min_tokens = 1}), ElementsAre(1));
+  EXPECT_THAT(
+      PlanSnapshots({.tokens = 64, .chunk_multiple = 64, .has_state = true}),
+      IsEmpty());
+  EXPECT_THAT(PlanSnapshots({.tokens = 2, .has_state = true, .min_tokens = 1}),
+              ElementsAre(1));
   // No state is at 0, whatever the minimum.
-  EXPECT_THAT(PlanSnapshots({.tokens = 1, .min_tokens = 0}), IsEmpty());
+  EXPECT_THAT(PlanSnapshots({.tokens = 1, .has_state = true, .min_tokens = 0}),
+              IsEmpty());
   const std::vector<int64_t> named = {10, 31, 32};
   EXPECT_THAT(PlanSnapshots({.tokens = 99, .has_state = true, .named = named}),
               ElementsAre(32, 98));
@@ -136,7 +143,8 @@ TEST(SnapshotPolicyTest, RandomRequestsGetWhatTheyWant) {
     request.min_tokens = random.Uniform(0, 64);
     // Each position is tried, from the definition of what is wanted.
     std::vector<int64_t> expected;
-    for (int64_t p = 1; p < request.tokens; ++p) {
+    const int64_t last = request.tokens - (request.has_state ? 1 : 0);
+    for (int64_t p = 1; p <= last; ++p) {
       if (p % request.chunk_multiple != 0 || p <= request.cached ||
           p < request.min_tokens) {
         continue;
@@ -145,7 +153,7 @@ TEST(SnapshotPolicyTest, RandomRequestsGetWhatTheyWant) {
         return place >= p && place < p + request.chunk_multiple;
       };
       const bool wanted =
-          rounds_to(request.tokens - 1) ||
+          rounds_to(last) ||
           (request.has_state &&
            ((request.parted_at.has_value() && rounds_to(*request.parted_at)) ||
             std::any_of(named.begin(), named.end(), rounds_to)));

@@ -44,8 +44,10 @@ std::unique_ptr<Engine> Load(const std::string& path, const char* device,
                              int64_t kv_pages = 0,
                              const char* kv_dtype = "auto",
                              int64_t swap_bytes = 0,
-                             FaultyRunner::BeforeRun before = nullptr) {
+                             FaultyRunner::BeforeRun before = nullptr,
+                             int64_t prefix_cache_bytes = 0) {
   ModelOptions model;
+  model.prefix_cache_bytes = prefix_cache_bytes;
   model.swap_bytes = swap_bytes;
   model.path = path;
   model.device = device;
@@ -143,6 +145,14 @@ Request MakeRequest(uint64_t seed, bool ahead) {
       // A fifth of the prompts are not short (kShortPromptTokens).
       random.Tokens(random.Uniform(1, 480), 256), random.Uniform(1, 60),
       random.Chance(0.3) && !ahead ? LogitsMode::kNext : LogitsMode::kNone);
+  // Two of three begin with a part of the same text.
+  if (seed % 3 != 0) {
+    std::vector<int32_t>& prompt = script.commands[0].append;
+    const std::vector<int32_t> common = TestRandom(1000).Tokens(480, 256);
+    std::copy_n(common.begin(),
+                std::min<size_t>(prompt.size(), 60 + 37 * seed % 400),
+                prompt.begin());
+  }
   if (random.Chance(0.3)) {  // a second turn
     script.commands.push_back({random.Tokens(random.Uniform(1, 40), 256),
                                random.Uniform(1, 20), LogitsMode::kNone});
@@ -203,15 +213,17 @@ void CompareWithEachAlone(
 }
 
 // `swap_bytes` of host memory save preempted sequences: none, some, or all.
-EngineLoad ManyStreams(const char* dtype, int64_t swap_bytes, bool ahead) {
+EngineLoad ManyStreams(const char* dtype, int64_t swap_bytes, bool ahead,
+                       int64_t prefix_cache_bytes = 0) {
   constexpr uint64_t kStreams = 64;
   EngineOptions options;
   options.max_num_seqs = 11;
   options.max_num_batched_tokens = 150;
   options.max_chunk_tokens = 70;  // cut to 64 where linear attention asks
   options.max_model_len = 608;
-  const auto engine = Load(DemoFolder(), "cuda", dtype, options,
-                           /*kv_pages=*/24, "auto", swap_bytes);
+  const auto engine =
+      Load(DemoFolder(), "cuda", dtype, options,
+           /*kv_pages=*/24, "auto", swap_bytes, nullptr, prefix_cache_bytes);
   EXPECT_NE(engine, nullptr);
   if (engine == nullptr) return {};
   std::vector<std::shared_ptr<RecordingSink>> sinks;
@@ -269,6 +281,22 @@ TEST_F(ExecutorGpuTest, SixtyFourStreamsGetWhatEachGetsAloneWithSomeSaved) {
 TEST_F(ExecutorGpuTest, SixtyFourStreamsGetWhatEachGetsAloneInFloat32) {
   const EngineLoad load = ManyStreams("float32", 256 << 20, /*ahead=*/true);
   EXPECT_GT(load.restores_total, 0u);
+}
+
+// Prompts continue from snapshots of earlier ones, also where these have too
+// little room.
+TEST_F(ExecutorGpuTest, SixtyFourStreamsGetWhatEachGetsColdFromSnapshots) {
+  for (const char* dtype : {"bfloat16", "float32"}) {
+    for (const bool ahead : {true, false}) {
+      for (const int64_t bytes : {256 << 20, 4 << 20}) {
+        SCOPED_TRACE(testing::Message()
+                     << dtype << " ahead " << ahead << " bytes " << bytes);
+        const EngineLoad load = ManyStreams(dtype, 4 << 20, ahead, bytes);
+        EXPECT_GT(load.snapshots_total, 0u);
+        EXPECT_GT(load.cached_prompt_tokens_total, 0u);
+      }
+    }
+  }
 }
 
 // The state of one sequence breaks down; the other goes on with the same bits.
