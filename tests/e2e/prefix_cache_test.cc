@@ -38,7 +38,7 @@ v1::GenerateRequest RequestOf(const std::string& prompt) {
   return request;
 }
 
-Generation Run(TestServer& server, const v1::GenerateRequest& request) {
+Generation OverGrpc(TestServer& server, const v1::GenerateRequest& request) {
   const auto outcome = Generate(*server.Connect(), request);
   EXPECT_TRUE(outcome.status.ok()) << outcome.status;
   return outcome.generation;
@@ -59,19 +59,19 @@ TEST(PrefixCacheTest, ASecondSightingGivesTheSameAndSaysSo) {
   TestServer cold;
   TestServer server(WithPrefixCache());
   v1::GenerateRequest request = RequestOf(LongText(20));
-  const Generation want = Run(cold, request);
+  const Generation want = OverGrpc(cold, request);
   const v1::Usage& off = want.end.usage();
   EXPECT_EQ(off.cache().miss(), v1::CACHE_MISS_DISABLED);
   EXPECT_EQ(off.cache().written_tokens(), 0u);
 
-  const Generation first = Run(server, request);
+  const Generation first = OverGrpc(server, request);
   ExpectSame(first, want);
   const v1::Usage& usage = first.end.usage();
   EXPECT_EQ(usage.cache().cached_tokens(), 0u);
   EXPECT_EQ(usage.cache().written_tokens(), usage.prompt_tokens() - 1);
   EXPECT_EQ(usage.cache().miss(), v1::CACHE_MISS_UNKNOWN);
 
-  const Generation second = Run(server, request);
+  const Generation second = OverGrpc(server, request);
   ExpectSame(second, want);
   EXPECT_EQ(second.end.usage().cache().cached_tokens(),
             usage.prompt_tokens() - 1);
@@ -79,7 +79,7 @@ TEST(PrefixCacheTest, ASecondSightingGivesTheSameAndSaysSo) {
   EXPECT_EQ(second.end.usage().prompt_tokens(), usage.prompt_tokens());
 
   request.set_cache_key("other");
-  const Generation other = Run(server, request);
+  const Generation other = OverGrpc(server, request);
   ExpectSame(other, want);
   EXPECT_EQ(other.end.usage().cache().cached_tokens(), 0u);
   EXPECT_EQ(other.end.usage().cache().miss(), v1::CACHE_MISS_UNKNOWN);

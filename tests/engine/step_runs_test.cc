@@ -98,9 +98,9 @@ TEST(StepRunsTest, GroupsFollowEachOtherInTheStepAndInEachSequence) {
                   ElementsAre(StepRun{4, kP, 7, 9}),
                   ElementsAre(StepRun{5, kS, 9, 10}),
                   // The second runs, then the third.
-                  ElementsAre(StepRun{3, kS, 6, 7}),
+                  ElementsAre(StepRun{3, kS, 6, 7, 1}),
                   ElementsAre(StepRun{5, kP, 10, 11}),
-                  ElementsAre(StepRun{5, kP, 11, 12})));
+                  ElementsAre(StepRun{5, kP, 11, 12, 2})));
 }
 
 }  // namespace
