@@ -3,6 +3,7 @@
 #include <google/protobuf/stubs/common.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -158,8 +159,23 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   for (const std::string& remark : info.remarks)
     spdlog::warn("{}: {}", options.model.path, remark);
   const CacheSpec spec = model->runner->cache_spec();
-  spdlog::info("preempted sequences: {} bytes of host memory to save them in",
-               spec.num_host_blocks * HostBlockBytes(spec));
+  // Snapshots of prompts take what is beyond --swap-bytes.
+  const int64_t host_bytes = spec.num_host_blocks * HostBlockBytes(spec);
+  const int64_t for_preempted =
+      std::min(host_bytes, model->capacity.swap_bytes);
+  spdlog::info(
+      "preempted sequences: {} bytes of host memory to save them in",
+      model->capacity.prefix_cache_bytes > 0 ? for_preempted : host_bytes);
+  if (model->capacity.prefix_cache_bytes > 0) {
+    spdlog::info("prefix cache: {} bytes of host memory for snapshots",
+                 host_bytes - for_preempted);
+    if (host_bytes == for_preempted) {
+      spdlog::warn(
+          "--prefix-cache-bytes is {}, which the device cannot have, or too "
+          "little for one prompt: no prefix is cached",
+          model->capacity.prefix_cache_bytes);
+    }
+  }
   if (spec.num_host_blocks == 0 && !options.model.swap_bytes_required) {
     const int64_t least = HostBlocksFor(1, spec) * HostBlockBytes(spec);
     if (options.model.swap_bytes < least) {
