@@ -121,7 +121,8 @@ int64_t CacheManager::BlocksToSave(const SequenceLease& lease,
   return HostBlocksFor(tokens, spec_) - SharedPages(tokens, base);
 }
 
-int64_t CacheManager::SharedPages(int64_t tokens, const SnapshotPrefix& base) const {
+int64_t CacheManager::SharedPages(int64_t tokens,
+                                  const SnapshotPrefix& base) const {
   if (base.empty() || spec_.page_bytes == 0) return 0;
   return std::min(tokens, base.tokens) / kPageTokens;
 }

@@ -92,9 +92,9 @@ class CacheManager {
   bool CanSave(const SequenceLease& lease, const SnapshotPrefix& base) const;
 
   // Has the sequence's memory copied to host memory; the lease may then be
-  // released, or go on. The full pages of `base`, which may be empty, are shared
-  // instead of copied. REQUIRES: CanSave; the sequence's first tokens are those
-  // of `base`, and were computed alike.
+  // released, or go on. The full pages of `base`, which may be empty, are
+  // shared instead of copied. REQUIRES: CanSave; the sequence's first tokens
+  // are those of `base`, and were computed alike.
   absl::StatusOr<SnapshotPtr> Save(const SequenceLease& lease,
                                    const SnapshotPrefix& base);
 

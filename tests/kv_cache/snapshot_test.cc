@@ -186,8 +186,7 @@ TEST_F(SnapshotTest, AFailureChangesNothing) {
 
 TEST_F(SnapshotTest, AnyNumberOfReadersAndLaterSnapshotsShareIt) {
   SequenceLease writer = Make(1, 100, 42);
-  SnapshotPtr first =
-      *manager_.Save(writer, {});  // 2 pages, 2 of the slot
+  SnapshotPtr first = *manager_.Save(writer, {});  // 2 pages, 2 of the slot
   EXPECT_EQ(manager_.stats().host_blocks.used, 4);
   ASSERT_TRUE(manager_.BeginUpdate(writer, 100, 50).ok());
   manager_.CommitUpdate(writer, 50);
