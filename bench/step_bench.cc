@@ -155,9 +155,8 @@ class StepBench {
     double ms = 0;
     double launch_ms = 0;
   };
-  // Gives `step` its samples.
-  // Runs one of the steps after the other. Times are means over the steps of
-  // each one's median.
+  // Gives the steps their samples, and runs them one after the other. Times are
+  // means over the steps of each one's median.
   absl::StatusOr<Alone> Measure(std::vector<StepBatch>& steps, int repeats);
   absl::StatusOr<Ahead> MeasureAhead(const std::vector<StepBatch>& steps);
   // Bytes of states that a generated token reads and writes.

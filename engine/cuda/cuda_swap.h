@@ -50,7 +50,8 @@ class CudaSwap {
   absl::Status AwaitSlot(int32_t slot) { return Await(slot_copies_[slot]); }
 
   // Whether the last copy of the slot to the device is done, and so all of a
-  // restored sequence. A copy from it takes no longer than a step waits for.
+  // restored sequence. A copy from the
+  // device holds no sequence up: only the device waits for it.
   bool Done(int32_t slot);
 
  private:

@@ -52,9 +52,9 @@ class PrefixCache {
   void Note(const PrefixDomain& domain, absl::Span<const PrefixToken> tokens);
 
   // Takes a snapshot of the lease, which has absorbed `tokens`, if there is
-  // room, or room can be made. `preempted`: blocks that preempted sequences
-  // have. Shares the pages of `base`, which may be empty:
-  // the first of the same tokens. Null: none was taken.
+  // room, or room can be made; null if not. Shares the pages of `base`, which
+  // is of the first of the same tokens, or empty. `preempted`: blocks that
+  // preempted sequences have.
   absl::StatusOr<SnapshotPtr> Take(const PrefixDomain& domain,
                                    absl::Span<const PrefixToken> tokens,
                                    const SequenceLease& lease,
