@@ -103,23 +103,7 @@ std::unique_ptr<Engine> Load(const std::string& path, const std::string& type) {
   return engine.ok() ? *std::move(engine) : nullptr;
 }
 
-struct Case {
-  std::string model;  // a golden set, or "demo"
-  std::string type;
-};
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  std::vector<std::string> models = GoldenSets();
-  models.emplace_back("demo");
-  for (const std::string& model : models) {
-    for (const char* type : {"float32", "bfloat16"}) {
-      cases.push_back({model, type});
-    }
-  }
-  return cases;
-}
-
-class DigestsTest : public OnTestDevice<testing::TestWithParam<Case>> {};
+class DigestsTest : public OnTestDevice<testing::TestWithParam<GoldenCase>> {};
 
 TEST_P(DigestsTest, TokensAndLogitsHaveTheSameBits) {
   const auto& [model, type] = GetParam();
@@ -131,10 +115,7 @@ TEST_P(DigestsTest, TokensAndLogitsHaveTheSameBits) {
     GTEST_SKIP() << "skipped: no digests of " << Platform()
                  << " in tests/golden/digests.txt";
   }
-  const auto engine =
-      Load(model == "demo" ? RECURVE_SOURCE_DIR "/deploy/models/demo"
-                           : absl::StrCat(GoldenFolder(), "/", model),
-           type);
+  const auto engine = Load(GetParam().path(), type);
   ASSERT_NE(engine, nullptr);
   const int64_t vocab = engine->model().vocab_size;
   const int64_t longest = engine->model().max_position_embeddings - 20;
@@ -176,7 +157,7 @@ TEST_P(DigestsTest, TokensAndLogitsHaveTheSameBits) {
   EXPECT_EQ(digest.text(), expected->second) << key;
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, DigestsTest, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Models, DigestsTest, testing::ValuesIn(GoldenCases()),
                          [](const auto& info) {
                            return GoldenTestName(info.param.model) + "_" +
                                   info.param.type;

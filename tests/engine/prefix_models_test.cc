@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "engine/loading/model_loader.h"
 #include "engine/serving/engine.h"
 #include "gtest/gtest.h"
@@ -19,27 +18,9 @@
 namespace recurve {
 namespace {
 
-struct Case {
-  std::string model;  // a golden set, or "demo"
-  std::string type;
-};
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  std::vector<std::string> models = GoldenSets();
-  models.emplace_back("demo");
-  for (const std::string& model : models) {
-    for (const char* type : {"float32", "bfloat16"}) {
-      cases.push_back({model, type});
-    }
-  }
-  return cases;
-}
-
-std::unique_ptr<Engine> Load(const Case& c, int64_t prefix_cache_bytes) {
+std::unique_ptr<Engine> Load(const GoldenCase& c, int64_t prefix_cache_bytes) {
   ModelOptions model;
-  model.path = c.model == "demo" ? RECURVE_SOURCE_DIR "/deploy/models/demo"
-                                 : absl::StrCat(GoldenFolder(), "/", c.model);
+  model.path = c.path();
   model.num_threads = 2;
   model.device = kTestDevice;
   model.dtype = c.type;
@@ -59,7 +40,8 @@ std::unique_ptr<Engine> Load(const Case& c, int64_t prefix_cache_bytes) {
   return engine.ok() ? *std::move(engine) : nullptr;
 }
 
-class PrefixModelsTest : public OnTestDevice<testing::TestWithParam<Case>> {};
+class PrefixModelsTest
+    : public OnTestDevice<testing::TestWithParam<GoldenCase>> {};
 
 TEST_P(PrefixModelsTest, HitsHaveTheBitsOfColdRuns) {
   const auto engine = Load(GetParam(), int64_t{256} << 20);
@@ -107,7 +89,8 @@ TEST_P(PrefixModelsTest, HitsHaveTheBitsOfColdRuns) {
   EXPECT_TRUE(IsIdle(*engine));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, PrefixModelsTest, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Models, PrefixModelsTest,
+                         testing::ValuesIn(GoldenCases()),
                          [](const auto& info) {
                            return GoldenTestName(info.param.model) + "_" +
                                   info.param.type;

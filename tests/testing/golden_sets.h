@@ -25,6 +25,30 @@ inline std::vector<std::string> GoldenSets() {
   return names;
 }
 
+// A model whose bits are tested, with its weights in one type.
+struct GoldenCase {
+  std::string model;  // a golden set, or "demo"
+  std::string type;
+
+  std::string path() const {
+    return model == "demo" ? RECURVE_SOURCE_DIR "/deploy/models/demo"
+                           : GoldenFolder() + "/" + model;
+  }
+};
+
+// Every set and the demo model, in float32 and in bfloat16.
+inline std::vector<GoldenCase> GoldenCases() {
+  std::vector<GoldenCase> cases;
+  std::vector<std::string> models = GoldenSets();
+  models.emplace_back("demo");
+  for (const std::string& model : models) {
+    for (const char* type : {"float32", "bfloat16"}) {
+      cases.push_back({model, type});
+    }
+  }
+  return cases;
+}
+
 // A set's name in a form valid for GoogleTest.
 inline std::string GoldenTestName(std::string set) {
   std::replace(set.begin(), set.end(), '-', '_');
