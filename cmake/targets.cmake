@@ -6,6 +6,11 @@
 #
 # Sources and dependencies are listed, never globbed. Libraries are static; a
 # .cu source in SRCS needs RECURVE_HAVE_CUDA at the caller.
+#
+# With RECURVE_UNITY, the C++ sources of a target are compiled eight at a time: a whole
+# build takes a fifth of the time, most of which goes to the headers. Names in unnamed
+# namespaces are then shared by the files of such a batch. Sources that must be compiled
+# by themselves are also listed after APART.
 
 function(_recurve_common target)
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
@@ -14,20 +19,25 @@ function(_recurve_common target)
   if(RECURVE_HAVE_CUDA)
     target_compile_definitions(${target} PRIVATE RECURVE_HAVE_CUDA=1)
   endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${RECURVE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  # Newer versions of CMake would batch kernels, too.
+  get_target_property(_apart ${target} SOURCES)
+  list(FILTER _apart INCLUDE REGEX "\\.cu$")
+  set_source_files_properties(${_apart} ${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
 function(recurve_library name)
-  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;APART" ${ARGN})
   add_library(${name} STATIC ${ARG_SRCS})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS})
-  _recurve_common(${name})
+  _recurve_common(${name} ${ARG_APART})
 endfunction()
 
 function(recurve_binary name)
-  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;APART" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
-  _recurve_common(${name})
+  _recurve_common(${name} ${ARG_APART})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
   # Where `./dev bundle` puts libraries, and CUDA's own; as RPATH, which also
   # holds for what those libraries need.
@@ -36,10 +46,10 @@ function(recurve_binary name)
 endfunction()
 
 function(recurve_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;APART" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
-  _recurve_common(${name})
+  _recurve_common(${name} ${ARG_APART})
   target_compile_definitions(${name} PRIVATE
     RECURVE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" RECURVE_BINARY_DIR="${PROJECT_BINARY_DIR}")
   add_test(NAME ${name} COMMAND ${name})
@@ -69,6 +79,6 @@ function(recurve_sanitizer_environment name)
 endfunction()
 
 function(recurve_bench name)
-  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
-  recurve_binary(${name} SRCS ${ARG_SRCS} DEPS ${ARG_DEPS})
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;APART" ${ARGN})
+  recurve_binary(${name} SRCS ${ARG_SRCS} DEPS ${ARG_DEPS} APART ${ARG_APART})
 endfunction()

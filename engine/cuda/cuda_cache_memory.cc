@@ -12,7 +12,6 @@ absl::Status CudaCacheMemory::Allocate(const CacheSpec& spec,
                                        cudaStream_t steps) {
   spec_ = spec;
   steps_ = steps;
-  constexpr auto kDevice = CudaMemory::Kind::kDevice;
   RECURVE_ASSIGN_OR_RETURN(
       pages_,
       CudaMemory::Allocate(

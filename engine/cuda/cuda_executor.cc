@@ -12,8 +12,6 @@
 namespace recurve {
 namespace {
 
-constexpr auto kDevice = CudaMemory::Kind::kDevice;
-
 constexpr int64_t kMaxRows = 65535;  // in a launch
 
 }  // namespace

@@ -25,7 +25,6 @@ int64_t CudaLogits::DeviceBytes(int64_t min_rows, int64_t max_rows,
 
 absl::Status CudaLogits::Allocate(int64_t min_rows, int64_t max_rows,
                                   int64_t hidden, int64_t vocab) {
-  constexpr auto kDevice = CudaMemory::Kind::kDevice;
   constexpr char kWhat[] = "logits; lower --max-num-seqs";
   capacity_ = Capacity(min_rows, max_rows, vocab);
   RECURVE_ASSIGN_OR_RETURN(

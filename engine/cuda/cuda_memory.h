@@ -51,6 +51,8 @@ class CudaMemory {
   int64_t bytes_ = 0;
 };
 
+inline constexpr auto kDevice = CudaMemory::Kind::kDevice;
+
 }  // namespace recurve
 
 #endif  // RECURVE_ENGINE_CUDA_CUDA_MEMORY_H_

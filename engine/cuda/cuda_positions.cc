@@ -8,8 +8,6 @@
 namespace recurve {
 namespace {
 
-constexpr auto kDevice = CudaMemory::Kind::kDevice;
-
 template <typename T>
 absl::Status Upload(const std::vector<T>& values, CudaMemory* memory) {
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));

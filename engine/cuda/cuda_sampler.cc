@@ -13,7 +13,6 @@
 namespace recurve {
 namespace {
 
-constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr auto kHost = CudaMemory::Kind::kHost;
 constexpr int64_t kUploadTokens = 1 << 16;  // per copy
 

@@ -18,6 +18,9 @@ namespace recurve {
 
 // Shared by the readers of all families.
 
+// The largest width of a layer, and vocabulary.
+inline constexpr int64_t kMaxDim = 1 << 20;
+
 // Looks tensors up by name and shape and records which were used. Refuses
 // infinities and NaN in vectors; matrices, which may be many gigabytes, are
 // left to CheckMatrices. Every error is InvalidArgument and names file and

@@ -13,8 +13,6 @@
 namespace recurve {
 namespace {
 
-constexpr int64_t kMaxDim = 1 << 20;
-
 const ActivationNames kPointwise = {{"none", Activation::kNone},
                                     {"silu", Activation::kSilu},
                                     {"relu", Activation::kRelu},

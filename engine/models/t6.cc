@@ -17,7 +17,6 @@
 namespace recurve {
 namespace {
 
-constexpr int64_t kMaxDim = 1 << 20;
 constexpr double kRopeBase = 10000.0;  // not configurable there
 constexpr double kSubLayerNormEps = 1e-5;
 

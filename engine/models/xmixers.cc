@@ -16,7 +16,6 @@
 namespace recurve {
 namespace {
 
-constexpr int64_t kMaxDim = 1 << 20;
 constexpr double kEps = 1e-5;
 
 const ActivationNames kGates = {{"none", Activation::kNone},

@@ -15,7 +15,7 @@ constexpr bool StandsForItself(int byte) {
 }
 
 // Byte of each character below kAlphabetEnd, or -1.
-constexpr std::array<int16_t, kAlphabetEnd> kBytes = [] {
+constexpr std::array<int16_t, kAlphabetEnd> kByteOfCode = [] {
   std::array<int16_t, kAlphabetEnd> bytes{};
   for (int16_t& byte : bytes) byte = -1;
   int next = 0x100;
@@ -32,10 +32,10 @@ std::optional<std::string> BytesOfToken(absl::string_view token) {
   while (!token.empty()) {
     char32_t code = 0;
     const size_t length = DecodeCharacter(token, &code);
-    if (length == 0 || code >= kAlphabetEnd || kBytes[code] < 0) {
+    if (length == 0 || code >= kAlphabetEnd || kByteOfCode[code] < 0) {
       return std::nullopt;
     }
-    bytes.push_back(static_cast<char>(kBytes[code]));
+    bytes.push_back(static_cast<char>(kByteOfCode[code]));
     token.remove_prefix(length);
   }
   return bytes;

@@ -22,7 +22,7 @@ constexpr milliseconds kCheckInterval{1'000};
 // Time for a client to read the last frames before the socket is closed.
 constexpr milliseconds kLingerTime{1'000};
 // The same for a displaced connection, whose place another one awaits.
-constexpr milliseconds kDisplaceTime{50};
+constexpr milliseconds kDisplacedPenalty{50};
 
 // The text in the GOAWAY and in the operator's log.
 std::string ReasonOf(Offence offence, const GrpcServerOptions& options) {
@@ -85,7 +85,7 @@ void GrpcConnection::EndWith(uint32_t http2_error, absl::string_view reason) {
       Http2Session::GoAway(session_.last_stream(), http2_error, reason);
   EndCalls(absl::CancelledError(reason));
   timer_at_ = Clock::time_point::max();
-  Arm(Clock::now() + (displaced_ ? kDisplaceTime : Penalty()));
+  Arm(Clock::now() + (displaced_ ? kDisplacedPenalty : Penalty()));
   Flush();
 }
 

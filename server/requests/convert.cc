@@ -14,13 +14,13 @@
 namespace recurve {
 namespace {
 
-constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr uint32_t kMaxFieldValue = std::numeric_limits<int32_t>::max();
 
 // Ids beyond int32 are outside any vocabulary. The engine checks the others;
 // its type cannot hold these.
 absl::Status CheckId(absl::string_view field, uint32_t id,
                      const RequestContext& context) {
-  if (id <= kMaxInt32) return absl::OkStatus();
+  if (id <= kMaxFieldValue) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(field, " is ", id, "; the vocabulary has ids 0 to ",
                    context.vocab_size - 1));
@@ -34,7 +34,7 @@ absl::StatusOr<std::vector<int32_t>> Ids(absl::string_view field,
   std::vector<int32_t> out;
   out.reserve(ids.size());
   for (uint32_t id : ids) {
-    if (id > kMaxInt32) {
+    if (id > kMaxFieldValue) {
       return CheckId(absl::StrCat(field, "[", out.size(), "]"), id, context);
     }
     out.push_back(static_cast<int32_t>(id));
@@ -85,7 +85,7 @@ absl::StatusOr<SamplingParams> SamplingFromProto(
   if (in.has_temperature()) out.temperature = in.temperature();
   // A value beyond any vocabulary means all tokens.
   if (in.has_top_k()) {
-    out.top_k = static_cast<int32_t>(std::min(in.top_k(), kMaxInt32));
+    out.top_k = static_cast<int32_t>(std::min(in.top_k(), kMaxFieldValue));
   }
   if (in.has_top_p()) out.top_p = in.top_p();
   if (in.has_min_p()) out.min_p = in.min_p();
@@ -116,7 +116,7 @@ absl::StatusOr<SequenceOptions> OptionsOf(const Request& request,
   RECURVE_ASSIGN_OR_RETURN(options.sampling,
                            SamplingFromProto(request.sampling(), context));
   if (request.has_logprobs()) {
-    if (request.logprobs() > kMaxInt32) {
+    if (request.logprobs() > kMaxFieldValue) {
       return absl::InvalidArgumentError(
           absl::StrCat("logprobs is ", request.logprobs(), "; expected 0 to ",
                        kMaxLogprobs));

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
+#include "tests/testing/status_codes.h"
 
 namespace recurve {
 namespace {
@@ -17,7 +18,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kNotFound = absl::StatusCode::kNotFound;
 
 // One bfloat16 [2] tensor for each name; all elements are `bits`.

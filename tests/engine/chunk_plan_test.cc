@@ -10,11 +10,10 @@
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
 #include "tests/engine/tiny_checkpoint.h"
+#include "tests/testing/status_codes.h"
 
 namespace recurve {
 namespace {
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 class ChunkPlanTest : public testing::Test {
  protected:

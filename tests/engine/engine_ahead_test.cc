@@ -13,14 +13,9 @@
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
 #include "tests/testing/engine_harness.h"
-#include "tests/testing/test_random.h"
 
 namespace recurve {
 namespace {
-
-std::vector<int32_t> Prompt(int64_t tokens, uint64_t seed = 1) {
-  return TestRandom(seed).Tokens(tokens, 200);
-}
 
 class EngineAheadTest : public testing::Test {
  protected:

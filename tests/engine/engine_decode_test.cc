@@ -16,7 +16,7 @@ namespace {
 using testing::IsEmpty;
 using testing::SizeIs;
 
-std::vector<int32_t> Tokens(int64_t count, uint64_t seed) {
+std::vector<int32_t> RandomTokens(int64_t count, uint64_t seed) {
   return TestRandom(seed).Tokens(count, 258);
 }
 
@@ -72,8 +72,8 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
         record.logits.begin(),
         record.logits.begin() + static_cast<int64_t>(before.logits.size()));
     if (GetParam().preempted) {
-      EXPECT_TRUE(
-          RunAlone(*engine_, Script::Generate(Tokens(90, 99), 3)).end->ok());
+      EXPECT_TRUE(RunAlone(*engine_, Script::Generate(RandomTokens(90, 99), 3))
+                      .end->ok());
       EXPECT_EQ(engine_->load().slots_used, 0);
     }
     return record;
@@ -109,7 +109,7 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
 };
 
 TEST_P(EngineDecodeTest, PiecesGiveTheTokensOfTheWhole) {
-  const std::vector<int32_t> prompt = Tokens(150, 1);
+  const std::vector<int32_t> prompt = RandomTokens(150, 1);
   const Script whole = Script::Generate(prompt, 30);
   const std::vector<int32_t> expected = RunSolo(fake_, whole).tokens;
   // The prompt in pieces without generation, the tokens in pieces without
@@ -129,10 +129,10 @@ TEST_P(EngineDecodeTest, PiecesGiveTheTokensOfTheWhole) {
 }
 
 TEST_P(EngineDecodeTest, WhatIsAppendedAfterGenerationFollowsIt) {
-  const StreamRecord first = Run({Tokens(70, 1), 5, LogitsMode::kNone});
-  const StreamRecord second = Run({Tokens(3, 2), 5, LogitsMode::kNone});
+  const StreamRecord first = Run({RandomTokens(70, 1), 5, LogitsMode::kNone});
+  const StreamRecord second = Run({RandomTokens(3, 2), 5, LogitsMode::kNone});
   const std::vector<int32_t> sequence =
-      Joined(Joined(Tokens(70, 1), first.tokens), Tokens(3, 2));
+      Joined(Joined(RandomTokens(70, 1), first.tokens), RandomTokens(3, 2));
   EXPECT_EQ(second.tokens,
             RunSolo(fake_, Script::Generate(sequence, 5)).tokens);
   EXPECT_EQ(second.results.back().sequence_tokens, 83);
@@ -142,13 +142,15 @@ TEST_P(EngineDecodeTest, WhatIsAppendedAfterGenerationFollowsIt) {
 }
 
 TEST_P(EngineDecodeTest, NoneReturnsNoRows) {
-  EXPECT_THAT(Run({Tokens(70, 1), 5, LogitsMode::kNone}).logits, IsEmpty());
-  EXPECT_THAT(Run({Tokens(7, 1), 0, LogitsMode::kNone}).logits, IsEmpty());
+  EXPECT_THAT(Run({RandomTokens(70, 1), 5, LogitsMode::kNone}).logits,
+              IsEmpty());
+  EXPECT_THAT(Run({RandomTokens(7, 1), 0, LogitsMode::kNone}).logits,
+              IsEmpty());
   Finish();
 }
 
 TEST_P(EngineDecodeTest, NextReturnsTheRowsThatTokensAreDrawnFrom) {
-  std::vector<int32_t> sequence = Tokens(70, 1);
+  std::vector<int32_t> sequence = RandomTokens(70, 1);
   const auto append = [&](const StreamRecord& record) {
     sequence = Joined(sequence, record.tokens);
     return record.LogitsPositions();
@@ -161,8 +163,8 @@ TEST_P(EngineDecodeTest, NextReturnsTheRowsThatTokensAreDrawnFrom) {
   EXPECT_EQ(append(record), Range(73, 75));
   ExpectRows(record, sequence);
   // Only the last row of the appended tokens.
-  sequence = Joined(sequence, Tokens(5, 2));
-  record = Run({Tokens(5, 2), 0, LogitsMode::kNext});
+  sequence = Joined(sequence, RandomTokens(5, 2));
+  record = Run({RandomTokens(5, 2), 0, LogitsMode::kNext});
   EXPECT_EQ(append(record), Range(80, 81));
   ExpectRows(record, sequence);
   record = Run({{}, 1, LogitsMode::kNext});
@@ -173,7 +175,7 @@ TEST_P(EngineDecodeTest, NextReturnsTheRowsThatTokensAreDrawnFrom) {
 }
 
 TEST_P(EngineDecodeTest, AllReturnsTheRowsOfTheCommand) {
-  std::vector<int32_t> sequence = Tokens(70, 1);
+  std::vector<int32_t> sequence = RandomTokens(70, 1);
   const auto append = [&](const StreamRecord& record) {
     sequence = Joined(sequence, record.tokens);
     return record.LogitsPositions();
@@ -181,18 +183,19 @@ TEST_P(EngineDecodeTest, AllReturnsTheRowsOfTheCommand) {
   StreamRecord record = Run({sequence, 4, LogitsMode::kAll});
   EXPECT_EQ(append(record), Range(0, 73));
   ExpectRows(record, sequence);
-  sequence = Joined(sequence, Tokens(5, 2));
-  record = Run({Tokens(5, 2), 0, LogitsMode::kAll});  // and the one before it
+  sequence = Joined(sequence, RandomTokens(5, 2));
+  record =
+      Run({RandomTokens(5, 2), 0, LogitsMode::kAll});  // and the one before it
   EXPECT_EQ(append(record), Range(73, 79));
   ExpectRows(record, sequence);
   record = Run({{}, 3, LogitsMode::kAll});
   EXPECT_EQ(append(record), Range(78, 81));
   ExpectRows(record, sequence);
-  sequence = Joined(sequence, Tokens(70, 3));
-  record = Run({Tokens(70, 3), 0, LogitsMode::kNone});
+  sequence = Joined(sequence, RandomTokens(70, 3));
+  record = Run({RandomTokens(70, 3), 0, LogitsMode::kNone});
   EXPECT_THAT(append(record), IsEmpty());
-  sequence = Joined(sequence, Tokens(1, 4));
-  record = Run({Tokens(1, 4), 0, LogitsMode::kAll});
+  sequence = Joined(sequence, RandomTokens(1, 4));
+  record = Run({RandomTokens(1, 4), 0, LogitsMode::kAll});
   EXPECT_EQ(append(record), Range(152, 153));
   ExpectRows(record, sequence);
   Finish();
@@ -200,9 +203,9 @@ TEST_P(EngineDecodeTest, AllReturnsTheRowsOfTheCommand) {
 
 TEST_P(EngineDecodeTest, CommandsMayBeSentAhead) {
   Script script;
-  script.commands = {{Tokens(30, 1), 3, LogitsMode::kNext},
+  script.commands = {{RandomTokens(30, 1), 3, LogitsMode::kNext},
                      {{}, 4, LogitsMode::kNone},
-                     {Tokens(3, 2), 0, LogitsMode::kAll},
+                     {RandomTokens(3, 2), 0, LogitsMode::kAll},
                      {{}, 2, LogitsMode::kNext}};
   std::vector<int32_t> tokens;
   std::vector<int64_t> positions;
@@ -223,12 +226,12 @@ TEST_P(EngineDecodeTest, CommandsMayBeSentAhead) {
 
 TEST_P(EngineDecodeTest, EndsOfCommandsCarryTheirReason) {
   const std::vector<int32_t> expected =
-      RunSolo(fake_, Script::Generate(Tokens(9, 1), 20)).tokens;
+      RunSolo(fake_, Script::Generate(RandomTokens(9, 1), 20)).tokens;
   options_.stopping.stop_token_ids = {expected[2]};
-  StreamRecord record = Run({Tokens(9, 1), 20, LogitsMode::kNone});
+  StreamRecord record = Run({RandomTokens(9, 1), 20, LogitsMode::kNone});
   EXPECT_EQ(record.results.back().reason, FinishReason::kStopToken);
   EXPECT_EQ(record.tokens.back(), expected[2]);
-  record = Run({Tokens(9, 2), 0, LogitsMode::kNone});
+  record = Run({RandomTokens(9, 2), 0, LogitsMode::kNone});
   EXPECT_EQ(record.results.back().reason, FinishReason::kLength);
   Finish();
 }
@@ -266,7 +269,8 @@ TEST(EngineWholePromptTest, IsComputedAgainWholeForACommandThatWantsAllRows) {
   const auto id = Submit(*engine, script, sink, /*close_when_done=*/false);
   ASSERT_TRUE(id.ok()) << id.status();
   sink->WaitCommands(1);
-  EXPECT_TRUE(RunAlone(*engine, Script::Generate(Tokens(90, 99), 3)).end->ok());
+  EXPECT_TRUE(
+      RunAlone(*engine, Script::Generate(RandomTokens(90, 99), 3)).end->ok());
   EXPECT_EQ(engine->load().recomputes_total, 1u);
   engine->Extend(*id, script.commands[1]);
   engine->Close(*id);

@@ -12,7 +12,6 @@
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
 #include "tests/testing/engine_harness.h"
-#include "tests/testing/test_random.h"
 
 namespace recurve {
 namespace {
@@ -21,10 +20,6 @@ using testing::SizeIs;
 
 constexpr auto kInternal = absl::StatusCode::kInternal;
 constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
-
-std::vector<int32_t> Prompt(int64_t tokens, uint64_t seed = 1) {
-  return TestRandom(seed).Tokens(tokens, 200);
-}
 
 class EngineFailureTest : public testing::Test {
  protected:

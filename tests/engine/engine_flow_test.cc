@@ -10,7 +10,6 @@
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
 #include "tests/testing/engine_harness.h"
-#include "tests/testing/test_random.h"
 
 namespace recurve {
 namespace {
@@ -18,10 +17,6 @@ namespace {
 constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
 const Flow kA = {1, 1, 0.5};
 const Flow kB = {2, 1, 0.5};
-
-std::vector<int32_t> Prompt(int64_t tokens, uint64_t seed = 1) {
-  return TestRandom(seed).Tokens(tokens, 200);
-}
 
 class EngineFlowTest : public testing::Test {
  protected:

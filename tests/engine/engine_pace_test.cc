@@ -10,7 +10,6 @@
 #include "engine/serving/prompt_pacer.h"
 #include "gtest/gtest.h"
 #include "tests/testing/engine_harness.h"
-#include "tests/testing/test_random.h"
 
 namespace recurve {
 namespace {
@@ -18,10 +17,6 @@ namespace {
 constexpr double kSlowdown = 2;
 constexpr double kDecodeSeconds = 0.01;
 constexpr double kTokenSeconds = 1e-4;
-
-std::vector<int32_t> Prompt(int64_t tokens) {
-  return TestRandom(1).Tokens(tokens, 200);
-}
 
 double DeviceSeconds(int64_t prompt_tokens) {
   return kDecodeSeconds + kTokenSeconds * static_cast<double>(prompt_tokens);

@@ -11,14 +11,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/engine_harness.h"
-#include "tests/testing/test_random.h"
 
 namespace recurve {
 namespace {
-
-std::vector<int32_t> Prompt(int64_t tokens, uint64_t seed) {
-  return TestRandom(seed).Tokens(tokens, 258);
-}
 
 Script WithPriority(Script script, int32_t priority) {
   script.options.priority = priority;

@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
 #include "tests/testing/engine_harness.h"
-#include "tests/testing/test_random.h"
+#include "tests/testing/status_codes.h"
 
 namespace recurve {
 namespace {
@@ -24,12 +24,6 @@ using testing::AllOf;
 using testing::Contains;
 using testing::Each;
 using testing::SizeIs;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-std::vector<int32_t> Prompt(int64_t tokens, uint64_t seed = 1) {
-  return TestRandom(seed).Tokens(tokens, 258);
-}
 
 class EngineTest : public testing::Test {
  protected:

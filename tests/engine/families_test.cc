@@ -15,13 +15,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
+#include "tests/testing/status_codes.h"
 
 namespace recurve {
 namespace {
 
 using nlohmann::json;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 struct StoredTensor {
   std::string dtype;

@@ -10,13 +10,12 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/engine/checkpoint_files.h"
+#include "tests/testing/status_codes.h"
 
 namespace recurve {
 namespace {
 
 using testing::ElementsAre;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 JsonObject Parse(absl::string_view text) {
   absl::StatusOr<JsonObject> object = ParseJsonObject("config.json", text);

@@ -9,7 +9,7 @@ namespace recurve {
 namespace {
 
 // A device whose steps take `fixed` and something for each token, in seconds.
-struct Device {
+struct PacedDevice {
   double decode = 0.003;
   double fixed = 0.002;  // of a step with prompts
   double token = 20e-6;
@@ -25,7 +25,7 @@ struct Outcome {
 };
 // Steps with 32 decoding sequences and abundant prompts, at most `chunk`
 // tokens.
-Outcome Serve(PromptPacer& pacer, Device& device, int steps, int64_t chunk,
+Outcome Serve(PromptPacer& pacer, PacedDevice& device, int steps, int64_t chunk,
               double growth = 0) {
   double seconds = 0;
   int64_t all = 0;
@@ -62,7 +62,7 @@ TEST(PromptPacerTest, KeepsTheMeanAndSpendsWhatItMay) {
   for (const double slowdown : {1.25, 2.0, 4.0}) {
     for (const double token : {1e-6, 20e-6, 300e-6}) {
       PromptPacer pacer(slowdown);
-      Device device;
+      PacedDevice device;
       device.token = token;
       const Outcome outcome = Serve(pacer, device, 5000, 2048);
       EXPECT_LE(outcome.mean_seconds, 1.02 * slowdown * device.decode)
@@ -81,7 +81,7 @@ TEST(PromptPacerTest, KeepsTheMeanWhereStepsRunAhead) {
   for (const double slowdown : {1.25, 2.0, 4.0}) {
     for (const double token : {20e-6, 300e-6}) {
       PromptPacer pacer(slowdown);
-      const Device device = {.token = token};
+      const PacedDevice device = {.token = token};
       double seconds = 0;
       int64_t under_way = pacer.MaxTokens(32);
       constexpr int kSteps = 5000;
@@ -116,7 +116,7 @@ TEST(PromptPacerTest, WhatIsUnderWayIsSpent) {
 TEST(PromptPacerTest, ChunksThatCostManyStepsArePaidFor) {
   for (const double token : {0.0015, 0.003}) {
     PromptPacer pacer(2);
-    Device device;
+    PacedDevice device;
     device.token = token;
     const Outcome outcome = Serve(pacer, device, 50000, 2048);
     EXPECT_LE(outcome.mean_seconds, 2.04 * device.decode) << token;
@@ -209,7 +209,7 @@ TEST(PromptPacerTest, ShortPromptsAreNotPaced) {
 // Long prompts get their share alongside any number of short ones.
 TEST(PromptPacerTest, ShortPromptsAreNotCharged) {
   PromptPacer pacer(2);
-  const Device device;
+  const PacedDevice device;
   double added = 0;
   int64_t paced = 0;
   constexpr int kSteps = 5000;
@@ -233,7 +233,7 @@ TEST(PromptPacerTest, ShortPromptsAreNotCharged) {
 // Thirty-two short prompts at once, after a while without: at full speed.
 TEST(PromptPacerTest, ShortBurstsAreNotHeldUp) {
   PromptPacer pacer(2);
-  Device device;
+  PacedDevice device;
   device.token = 8e-6;
   Serve(pacer, device, 100, 256);  // all is spent
   for (int i = 0; i < 100; ++i) pacer.OnStep(32, 0, 0, device.decode);
@@ -250,7 +250,7 @@ TEST(PromptPacerTest, ShortBurstsAreNotHeldUp) {
 // As a prompt's context grows, so do its tokens' costs.
 TEST(PromptPacerTest, FollowsCostsThatGrow) {
   PromptPacer pacer(2);
-  Device device;
+  PacedDevice device;
   const Outcome outcome = Serve(pacer, device, 3000, 512, 1e-9);
   EXPECT_GT(device.token, 40e-6);
   EXPECT_LE(outcome.mean_seconds, 2.04 * device.decode);
@@ -258,7 +258,7 @@ TEST(PromptPacerTest, FollowsCostsThatGrow) {
 
 TEST(PromptPacerTest, AHiccupStopsPromptsForAWhileOnly) {
   PromptPacer pacer(2);
-  Device device;
+  PacedDevice device;
   Serve(pacer, device, 100, 512);
   pacer.OnStep(32, 256, 256, 10.0);  // 3000 steps' time
   EXPECT_EQ(pacer.MaxTokens(32), 0);
@@ -267,7 +267,7 @@ TEST(PromptPacerTest, AHiccupStopsPromptsForAWhileOnly) {
 
 TEST(PromptPacerTest, AnswersAreMultiples) {
   PromptPacer pacer(3);
-  Device device;
+  PacedDevice device;
   device.token = 7.3e-6;
   for (int i = 0; i < 200; ++i) {
     const int64_t tokens = pacer.MaxTokens(32);

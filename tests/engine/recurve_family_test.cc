@@ -17,6 +17,7 @@
 #include "tests/engine/checkpoint_files.h"
 #include "tests/engine/tiny_checkpoint.h"
 #include "tests/testing/engine_harness.h"
+#include "tests/testing/status_codes.h"
 #include "tests/testing/test_random.h"
 
 namespace recurve {
@@ -25,7 +26,6 @@ namespace {
 using nlohmann::json;
 using testing::SizeIs;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 const TpaConfig& Tpa(const ModelDefinition& model, size_t layer) {
   return dynamic_cast<const TpaLayer&>(*model.layers[layer].mixer)
       .definition()

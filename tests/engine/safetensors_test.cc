@@ -16,14 +16,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/checkpoint_files.h"
+#include "tests/testing/status_codes.h"
 
 namespace recurve {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 // A valid file of 24 payload bytes: f32 [2,2], an odd bf16 [3] behind it, an
 // empty f16 and a scalar int32 at an unaligned place.

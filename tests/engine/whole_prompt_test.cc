@@ -17,6 +17,7 @@
 #include "tests/engine/checkpoint_files.h"
 #include "tests/engine/tiny_checkpoint.h"
 #include "tests/testing/engine_harness.h"
+#include "tests/testing/status_codes.h"
 #include "tests/testing/test_device.h"
 #include "tests/testing/test_random.h"
 
@@ -25,8 +26,6 @@ namespace {
 
 using nlohmann::json;
 using testing::SizeIs;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 class WholePromptTest : public OnTestDevice<> {
  protected:

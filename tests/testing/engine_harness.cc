@@ -4,12 +4,17 @@
 #include <utility>
 
 #include "base/check.h"
+#include "tests/testing/test_random.h"
 
 namespace recurve {
 
 Script Script::Generate(std::vector<int32_t> prompt, int64_t generate,
                         LogitsMode logits) {
   return {{}, {{std::move(prompt), generate, logits}}};
+}
+
+std::vector<int32_t> Prompt(int64_t tokens, uint64_t seed) {
+  return TestRandom(seed).Tokens(tokens, 200);
 }
 
 void AppendKinds(int64_t count, std::vector<TokenKind>* kinds) {

@@ -23,6 +23,9 @@ struct Script {
                          LogitsMode logits = LogitsMode::kNone);
 };
 
+// A prompt of random tokens.
+std::vector<int32_t> Prompt(int64_t tokens, uint64_t seed = 1);
+
 // Adds the kinds of `count` tokens that one command appends.
 void AppendKinds(int64_t count, std::vector<TokenKind>* kinds);
 

@@ -14,7 +14,6 @@
 namespace recurve {
 namespace {
 
-constexpr auto kDevice = CudaMemory::Kind::kDevice;
 constexpr int64_t kFloatBytes = sizeof(float);
 
 // Scratch memory for queries, keys and values of as many heads as fit, but of
