@@ -255,6 +255,17 @@ void AddSamplingFlags(CLI::App* command, GenerateFlags* flags) {
       ->transform(Decimal(UINT32_MAX));
 }
 
+void AddCacheFlags(CLI::App* command, GenerateFlags* flags) {
+  command->add_option("--cache-key", flags->cache_key,
+                      "Use the prefix cache of requests with this key alone");
+  command
+      ->add_option("--snapshot-at", flags->snapshot_at,
+                   "Have the prefix cache keep the first N tokens of the "
+                   "prompt; may be repeated")
+      ->allow_extra_args(false)
+      ->transform(Decimal(UINT32_MAX));
+}
+
 void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
   command
       ->add_option("--max-new-tokens", flags->max_new_tokens,
@@ -286,6 +297,13 @@ absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
   RECURVE_RETURN_IF_ERROR(SetStopping(flags, &request));
   if (flags.priority) request.set_priority(*flags.priority);
   if (flags.logprobs) request.set_logprobs(*flags.logprobs);
+  if (!IsProtobufString(flags.cache_key)) {
+    return absl::InvalidArgumentError(
+        "--cache-key: the text is not valid UTF-8");
+  }
+  request.set_cache_key(flags.cache_key);
+  request.mutable_snapshot_at()->Add(flags.snapshot_at.begin(),
+                                     flags.snapshot_at.end());
   return request;
 }
 
@@ -301,6 +319,7 @@ void RegisterGenerate(CLI::App* app, int* exit_code) {
                       "The prompt is this file, as it is; -: standard input");
   AddSamplingFlags(command, flags.get());
   AddStoppingFlags(command, flags.get());
+  AddCacheFlags(command, flags.get());
   command->add_option("--priority", flags->priority, "Higher runs first")
       ->check(CLI::Range(INT32_MIN, INT32_MAX));
   command->add_option("--timeout", flags->timeout_seconds,

@@ -33,6 +33,8 @@ struct GenerateFlags {
   bool ignore_eos = false;
   std::optional<uint32_t> logprobs;
   std::optional<int32_t> priority;
+  std::string cache_key;
+  std::vector<uint32_t> snapshot_at;
   std::optional<double> timeout_seconds;
   bool json = false;
 };

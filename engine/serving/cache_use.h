@@ -15,6 +15,7 @@ enum class CacheMiss {
   kDisabled,  // by the server; or the model computes prompts as a whole; or the
               // logits of all tokens are wanted
 };
+inline constexpr int kNumCacheMisses = 6;
 
 // What the prefix cache did for the first command of a sequence.
 struct CacheUse {

@@ -135,6 +135,8 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
     RECURVE_RETURN_IF_ERROR(
         ValidateCommand(s.command, 0, limits_, prompt, s.names));
     RECURVE_RETURN_IF_ERROR(ValidateOptions(s.options, limits_, s.names));
+    RECURVE_RETURN_IF_ERROR(ValidateSnapshots(
+        s.options, static_cast<int64_t>(s.command.append.size()), s.names));
   }
   RECURVE_RETURN_IF_ERROR(approve(submissions));
   std::vector<uint64_t> ids;

@@ -92,8 +92,8 @@ class Engine {
   absl::Status CheckAccepts(const Flow& flow) const;
 
   // The following take effect at the next step and ignore ids of ended
-  // sequences. REQUIRES (Extend): the command passed ValidateCommand for this
-  // sequence.
+  // sequences. REQUIRES (Extend): the command passed ValidateCommand and
+  // ValidateKept for this sequence.
   void Extend(uint64_t id, Command command);
   void Close(uint64_t id);
   // Ends the sequence with `status`, which is not OK.
@@ -158,6 +158,7 @@ class Engine {
     };
     std::vector<WantedLogits> logits;
     int32_t sample = -1;  // into StepBatch::samples, or -1
+    bool draws = false;   // the sample is for a later command
   };
 
   // A step that was launched and not committed.
@@ -228,6 +229,8 @@ class Engine {
   // Takes a snapshot of the sequence, whose state is at `position` once the
   // steps that were launched are done, if it is wanted there.
   absl::Status TakeSnapshot(Sequence& sequence, int64_t position);
+  // Keeps the point that a command has reached.
+  absl::Status KeepPoint(Sequence& sequence);
   static PrefixDomain DomainOf(const Sequence& sequence);
   absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
                                         int32_t batch_index, StepBatch* batch);

@@ -79,7 +79,7 @@ absl::StatusOr<SequenceLease> Engine::LeaseFor(Sequence& sequence) {
                            cache_.Restore(sequence.saved, sequence.id()));
   if (sequence.preempted) {
     ++counters_.restores_total;
-  } else {
+  } else if (!sequence.rolled_back) {
     counters_.cached_prompt_tokens_total += sequence.num_computed();
   }
   DropSaved(sequence);
@@ -89,6 +89,7 @@ absl::StatusOr<SequenceLease> Engine::LeaseFor(Sequence& sequence) {
 void Engine::DropSaved(Sequence& sequence) {
   sequence.saved = {};
   sequence.preempted = false;
+  sequence.rolled_back = false;
   saved_blocks_ -= std::exchange(sequence.saved_blocks, 0);
 }
 
@@ -104,7 +105,8 @@ void Engine::LookUp(Sequence& sequence) {
   const PrefixDomain domain = DomainOf(sequence);
   const std::vector<PrefixToken> tokens =
       sequence.PrefixTokens(sequence.num_tokens());
-  PrefixCache::Found found = prefix_cache_.Find(domain, tokens);
+  PrefixCache::Found found =
+      prefix_cache_.Find(domain, tokens, sequence.options().snapshot_at);
   CacheUse& use = sequence.cache_use;
   if (!sequence.noted) {
     sequence.noted = true;
@@ -142,6 +144,21 @@ absl::Status Engine::TakeSnapshot(Sequence& sequence, int64_t position) {
   ++counters_.snapshots_total;
   sequence.cache_use.written_tokens = position;
   sequence.base = {std::move(snapshot), position};
+  return absl::OkStatus();
+}
+
+absl::Status Engine::KeepPoint(Sequence& sequence) {
+  SnapshotPrefix state = sequence.saved;
+  if (state.empty() && sequence.lease) {
+    RECURVE_ASSIGN_OR_RETURN(
+        SnapshotPtr snapshot,
+        prefix_cache_.Save(*sequence.lease, sequence.base, saved_blocks_));
+    if (snapshot != nullptr) {
+      state = {std::move(snapshot), sequence.num_computed()};
+      sequence.base = state;
+    }
+  }
+  sequence.Keep(std::move(state));
   return absl::OkStatus();
 }
 

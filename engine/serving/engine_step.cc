@@ -198,11 +198,29 @@ void Engine::Handle(Message& message) {
 
 void Engine::AdvanceCommands(Sequence& sequence) {
   if (sequence.command_active()) return;
-  const int64_t appended = sequence.appended();
   if (sequence.StartNextCommand()) {
-    counters_.prompt_tokens_total += sequence.appended() - appended;
-    if (sequence.saved.empty()) DropSaved(sequence);
-    Reindex(sequence);
+    counters_.prompt_tokens_total += sequence.command_appended();
+    if (sequence.saved.empty()) {
+      DropSaved(sequence);
+    } else if (sequence.rolled_back) {
+      sequence.preempted = false;
+      saved_blocks_ -= std::exchange(sequence.saved_blocks, 0);
+    }
+    if (!sequence.drawn || sequence.command_work().generate == 0) {
+      Reindex(sequence);
+      return;
+    }
+    const SampleResult sample = *std::exchange(sequence.drawn, std::nullopt);
+    if (sequence.stalled) {
+      sequence.held = sample;
+    } else {
+      Deliver(sequence, sample, StepEvent());
+    }
+    if (sequence.CommandComplete()) {
+      FinishCommands(sequence);
+    } else {
+      Reindex(sequence);
+    }
   } else if (sequence.finished()) {
     StepEvent rest;
     rest.index = sequence.generated();
@@ -314,7 +332,9 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
       cache_.BeginUpdate(*sequence.lease, begin, planned.num_tokens));
   batch->prompt_ends.push_back(sequence.prompt_end(begin));
   for (int64_t position = begin; position < end; ++position) {
-    const bool sampled = position + 1 == end && sequence.WillSample(end);
+    entry.draws = position + 1 == end && sequence.WillDraw(end);
+    const bool sampled =
+        entry.draws || (position + 1 == end && sequence.WillSample(end));
     const bool wanted = sequence.WantsLogits(position);
     if (sampled || wanted) {
       const auto index = static_cast<int32_t>(batch->logit_rows.size());
@@ -428,7 +448,7 @@ absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
   RECURVE_RETURN_IF_ERROR(runner_->Launch(step->batch));
   for (const BatchEntry& entry : step->entries) {
     cache_.CommitUpdate(*entry.sequence->lease, entry.num_tokens);
-    entry.sequence->Launched(entry.num_tokens, entry.sample);
+    entry.sequence->Launched(entry.num_tokens, entry.draws ? -1 : entry.sample);
     // The copy follows this step and precedes the next.
     if (runner_->runs_ahead()) {
       RECURVE_RETURN_IF_ERROR(
@@ -503,7 +523,7 @@ void Engine::CommitStep(const PendingStep& step, const StepOutput& output) {
 
 void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
   Sequence& sequence = *entry.sequence;
-  sequence.Advance(entry.num_tokens, entry.sample >= 0);
+  sequence.Advance(entry.num_tokens, entry.sample >= 0 && !entry.draws);
   // No step was launched since.
   if (!runner_->runs_ahead()) {
     if (absl::Status status = TakeSnapshot(sequence, sequence.num_computed());
@@ -530,7 +550,14 @@ void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
     event.logits.push_back({wanted.position, {row.begin(), row.end()}});
     sequence.LogitsEmitted(wanted.position);
   }
-  if (entry.sample >= 0) {
+  if (entry.draws) {
+    // A row that nothing can be drawn from is an error of the command that asks
+    // for the token, and computes the row again.
+    if (output.samples[entry.sample].ok()) {
+      sequence.drawn = *output.samples[entry.sample];
+    }
+    if (!event.logits.empty()) Emit(sequence, std::move(event));
+  } else if (entry.sample >= 0) {
     const absl::StatusOr<SampleResult>& sample = output.samples[entry.sample];
     if (!sample.ok()) {
       End(sequence.id(), sample.status());
@@ -574,7 +601,17 @@ void Engine::Emit(Sequence& sequence, StepEvent event) {
 
 void Engine::FinishCommands(Sequence& sequence) {
   if (!sequence.CommandComplete()) return;
+  const bool keep = sequence.command_keeps();
   const CommandResult result = sequence.FinishCommand(Clock::now());
+  if (keep) {
+    if (absl::Status status = KeepPoint(sequence); !status.ok()) {
+      End(sequence.id(), status);
+      return;
+    }
+  }
+  if (!std::exchange(sequence.cache_use_counted, true)) {
+    ++counters_.prompts_by_miss_total[static_cast<int>(result.cache.miss)];
+  }
   if (observer_ != nullptr) observer_->OnCommandDone(result);
   {
     // Before the client is told, because it may then give the next command.
@@ -602,6 +639,7 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   sequence->lease.reset();
   DropSaved(*sequence);
   sequence->base = {};
+  sequence->ForgetKept();
   {
     MutexLock lock(&mu_);
     SetStanding(*sequence, Sequence::Standing::kIdle);

@@ -1,9 +1,11 @@
 #ifndef RECURVE_ENGINE_SERVING_OBSERVER_H_
 #define RECURVE_ENGINE_SERVING_OBSERVER_H_
 
+#include <array>
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "engine/serving/cache_use.h"
 #include "engine/serving/event_sink.h"
 
 namespace recurve {
@@ -33,6 +35,8 @@ struct EngineLoad {
   uint64_t snapshots_total = 0;
   uint64_t snapshot_evictions_total = 0;
   uint64_t cached_prompt_tokens_total = 0;
+  // First commands that ran to their end, by CacheMiss.
+  std::array<uint64_t, kNumCacheMisses> prompts_by_miss_total = {};
   uint64_t steps_total = 0;
   // Time in which the device waited for the engine although there was work; 0
   // if it is not measured.

@@ -20,7 +20,8 @@ PrefixCache::PrefixCache(const Options& options, CacheManager* cache)
     : options_(options), cache_(cache), index_(kMaxNotedTokens) {}
 
 PrefixCache::Found PrefixCache::Find(const PrefixDomain& domain,
-                                     absl::Span<const PrefixToken> tokens) {
+                                     absl::Span<const PrefixToken> tokens,
+                                     absl::Span<const int64_t> named) {
   Found found;
   if (!options_.enabled) return found;
   const auto count = static_cast<int64_t>(tokens.size());
@@ -36,6 +37,7 @@ PrefixCache::Found PrefixCache::Find(const PrefixDomain& domain,
   request.cached = found.prefix.tokens;
   request.chunk_multiple = options_.chunk_multiple;
   request.has_state = options_.has_state;
+  request.named = named;
   if (match.common > found.prefix.tokens && match.common < count) {
     request.parted_at = match.common;
   }
@@ -65,9 +67,9 @@ void PrefixCache::Note(const PrefixDomain& domain,
   if (options_.enabled) index_.Note(domain, tokens);
 }
 
-absl::StatusOr<SnapshotPtr> PrefixCache::Take(
-    const PrefixDomain& domain, absl::Span<const PrefixToken> tokens,
-    const SequenceLease& lease, const SnapshotPrefix& base, int64_t preempted) {
+absl::StatusOr<SnapshotPtr> PrefixCache::Save(const SequenceLease& lease,
+                                              const SnapshotPrefix& base,
+                                              int64_t preempted) {
   if (!options_.enabled) return nullptr;
   const CacheManager& cache = *cache_;
   const int64_t blocks = cache.BlocksToSave(lease, base);
@@ -75,7 +77,14 @@ absl::StatusOr<SnapshotPtr> PrefixCache::Take(
   if (blocks == 0) return nullptr;
   MakeRoom(blocks + reserve);
   if (cache.stats().host_blocks.free < blocks + reserve) return nullptr;
-  RECURVE_ASSIGN_OR_RETURN(SnapshotPtr snapshot, cache_->Save(lease, base));
+  return cache_->Save(lease, base);
+}
+
+absl::StatusOr<SnapshotPtr> PrefixCache::Take(
+    const PrefixDomain& domain, absl::Span<const PrefixToken> tokens,
+    const SequenceLease& lease, const SnapshotPrefix& base, int64_t preempted) {
+  RECURVE_ASSIGN_OR_RETURN(SnapshotPtr snapshot, Save(lease, base, preempted));
+  if (snapshot == nullptr) return nullptr;
   index_.Insert(domain, tokens, snapshot);
   ++version_;
   return snapshot;

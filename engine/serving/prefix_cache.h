@@ -45,16 +45,21 @@ class PrefixCache {
     std::vector<int64_t> places;  // where snapshots are to be taken
   };
   // Looks for the first of `tokens`, of which one at least stays to be
-  // computed.
-  Found Find(const PrefixDomain& domain, absl::Span<const PrefixToken> tokens);
+  // computed. `named`: SequenceOptions::snapshot_at.
+  Found Find(const PrefixDomain& domain, absl::Span<const PrefixToken> tokens,
+             absl::Span<const int64_t> named);
   // Remembers that this prompt was seen. After its first Find: it would find
   // itself.
   void Note(const PrefixDomain& domain, absl::Span<const PrefixToken> tokens);
 
-  // Takes a snapshot of the lease, which has absorbed `tokens`, if there is
-  // room, or room can be made; null if not. Shares the pages of `base`, which
-  // is of the first of the same tokens, or empty. `preempted`: blocks that
-  // preempted sequences have.
+  // Takes a snapshot of the lease if the cache is enabled and there is room, or
+  // room can be made; null if not. Shares the pages of `base`, which is of the
+  // first of the same tokens, or empty. `preempted`: blocks that preempted
+  // sequences have. For its caller alone: it is not found.
+  absl::StatusOr<SnapshotPtr> Save(const SequenceLease& lease,
+                                   const SnapshotPrefix& base,
+                                   int64_t preempted);
+  // As Save, of a lease that has absorbed `tokens`, to be found.
   absl::StatusOr<SnapshotPtr> Take(const PrefixDomain& domain,
                                    absl::Span<const PrefixToken> tokens,
                                    const SequenceLease& lease,

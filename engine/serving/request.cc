@@ -1,5 +1,7 @@
 #include "engine/serving/request.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
@@ -119,6 +121,46 @@ absl::Status ValidateOptions(const SequenceOptions& options,
   }
   return CheckRange("priority", options.priority, -kMaxPriority, kMaxPriority,
                     absl::StrCat(-kMaxPriority, " to ", kMaxPriority));
+}
+
+absl::Status ValidateSnapshots(const SequenceOptions& options,
+                               int64_t num_tokens, const FieldNames& names) {
+  RECURVE_RETURN_IF_ERROR(CheckCount(
+      names.snapshot_at, options.snapshot_at.size(), kMaxNamedSnapshots));
+  for (size_t i = 0; i < options.snapshot_at.size(); ++i) {
+    RECURVE_RETURN_IF_ERROR(
+        CheckRange(absl::StrCat(names.snapshot_at, "[", i, "]"),
+                   options.snapshot_at[i], 1, static_cast<double>(num_tokens),
+                   absl::StrCat("1 to the prompt's ", num_tokens, " tokens")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateKept(std::optional<int64_t> rollback_to, bool keep,
+                          absl::Span<const int64_t> kept) {
+  auto left = static_cast<int64_t>(kept.size());
+  if (rollback_to) {
+    const int64_t to = *rollback_to;
+    if (kept.empty()) {
+      return absl::OutOfRangeError(absl::StrCat(
+          "rollback_to is ", to, "; no earlier command of this call has keep"));
+    }
+    const int64_t nearest =
+        *std::min_element(kept.begin(), kept.end(), [&](int64_t a, int64_t b) {
+          return std::abs(a - to) < std::abs(b - to);
+        });
+    if (nearest != to) {
+      return absl::OutOfRangeError(absl::StrCat(
+          "rollback_to is ", to, "; the nearest point kept is ", nearest));
+    }
+    left = std::upper_bound(kept.begin(), kept.end(), to) - kept.begin();
+  }
+  if (keep && left == kMaxKeptPoints) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("keep is set, and the sequence keeps ", left,
+                     " points already; at most ", kMaxKeptPoints));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ValidateCommand(const Command& command, int64_t num_tokens,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,16 +35,24 @@ struct SequenceOptions {
   Flow flow;
   // Divides the prefix cache of the flow: only prompts of equal keys share.
   std::string cache_key;
+  // Where the prefix cache is asked to take snapshots of the first command's
+  // tokens: numbers of first tokens. At most kMaxNamedSnapshots.
+  std::vector<int64_t> snapshot_at;
 };
 
 // Which rows of logits a command returns; see LogitsMode in inference.proto.
 enum class LogitsMode { kNone, kNext, kAll };
 
-// One unit of work on a sequence: append tokens, then generate.
+// One unit of work on a sequence: go back to a kept point, append tokens,
+// generate, keep the point reached.
 struct Command {
   std::vector<int32_t> append;
   int64_t generate = 0;
   LogitsMode logits = LogitsMode::kNone;
+  // A kept point of the sequence: a number of tokens. What came after it is
+  // forgotten, later points too.
+  std::optional<int64_t> rollback_to = std::nullopt;
+  bool keep = false;
 };
 
 // The limits of a request.
@@ -66,6 +75,8 @@ inline constexpr int kMaxStopStringBytes = 256;
 inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxPriority = 100;
 inline constexpr int kMaxCacheKeyBytes = 256;
+inline constexpr int kMaxNamedSnapshots = 4;
+inline constexpr int kMaxKeptPoints = 16;  // of a sequence, at a time
 
 // The allowed range of a sampling option, both ends included.
 struct OptionRange {
@@ -94,6 +105,7 @@ struct FieldNames {
   std::string stopping = "stopping.";
   std::string stop_strings = "stop_strings";  // behind `stopping`
   std::string cache_key = "cache_key";
+  std::string snapshot_at = "snapshot_at";
 };
 
 // InvalidArgument naming field, value and limit.
@@ -101,8 +113,17 @@ absl::Status ValidateOptions(const SequenceOptions& options,
                              const RequestLimits& limits,
                              const FieldNames& names = {});
 
-// As above, for a command on a sequence that holds `num_tokens` tokens.
-// `append`: the name of Command::append, one of `names`.
+// As above, for the places of `options` in a first command of `num_tokens`.
+absl::Status ValidateSnapshots(const SequenceOptions& options,
+                               int64_t num_tokens, const FieldNames& names);
+
+// OutOfRange or ResourceExhausted for what a command wants of kept points;
+// `kept` are those of the sequence, ascending.
+absl::Status ValidateKept(std::optional<int64_t> rollback_to, bool keep,
+                          absl::Span<const int64_t> kept);
+
+// InvalidArgument, as above, for a command on a sequence that holds
+// `num_tokens` tokens. `append`: the name of Command::append, one of `names`.
 absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                              const RequestLimits& limits,
                              absl::string_view append, const FieldNames& names);

@@ -35,6 +35,9 @@ bool Sequence::StartNextCommand() {
   if (commands_.empty()) return false;
   Command command = std::move(commands_.front());
   commands_.pop_front();
+  if (command.rollback_to) RollBack(*command.rollback_to);
+  keep_ = command.keep;
+  command_appended_ = static_cast<int64_t>(command.append.size());
   // The first row this command reports. The last sampled token is still to be
   // computed; and a command that appends nothing draws from the last row.
   next_logits_ =
@@ -61,9 +64,12 @@ bool Sequence::StartNextCommand() {
   if (new_text) decoder_->SkipBefore(tokens_);
   generate_left_ = command.generate;
   if (!command.append.empty() || command.generate > 0) output_pending_ = false;
-  if (generate_left_ > 0 && num_computed_ == num_tokens()) {
-    // The row to draw the next token from was computed by a command that drew
-    // none. A state cannot absorb its last token again, so all are recomputed.
+  const bool at_end = num_computed_ == num_tokens();
+  // Without the state it will be drawn again, with the same result.
+  if (!at_end || command.logits != LogitsMode::kNone) drawn.reset();
+  if (generate_left_ > 0 && at_end && !drawn) {
+    // The row to draw the next token from is gone, or wanted again. A state
+    // cannot absorb its last token again, so all are recomputed.
     lease.reset();
     saved = {};
     num_computed_ = 0;
@@ -78,6 +84,42 @@ bool Sequence::StartNextCommand() {
   return true;
 }
 
+void Sequence::Keep(SnapshotPrefix state) {
+  RECURVE_CHECK(!active_ && !in_flight());
+  kept_.push_back({num_tokens(), std::move(state), prompt_.size(),
+                   output_.size(), output_pending_, decoder_, carried_text_,
+                   drawn});
+}
+
+void Sequence::RollBack(int64_t tokens) {
+  while (!kept_.empty() && kept_.back().tokens > tokens) kept_.pop_back();
+  RECURVE_CHECK(!active_ && !in_flight() && !kept_.empty() &&
+                kept_.back().tokens == tokens);
+  if (tokens == num_tokens()) return;  // every command adds a token
+  const KeptPoint& point = kept_.back();
+  tokens_.resize(tokens);
+  kinds_.resize(tokens);
+  while (!prompts_.empty() && prompts_.back().begin >= tokens) {
+    prompts_.pop_back();
+  }
+  prompt_.resize(point.appended);
+  output_.resize(point.generated);
+  output_pending_ = point.output_pending;
+  decoder_ = point.decoder;
+  carried_text_ = point.carried_text;
+  drawn = point.drawn;
+  lease.reset();
+  saved = point.state;
+  rolled_back = !saved.empty();
+  num_computed_ = saved.tokens;
+  if (!saved.empty()) {
+    base = saved;
+  } else {
+    looked_up = 0;
+    if (base.tokens > tokens) base = {};
+  }
+}
+
 int64_t Sequence::prompt_end(int64_t position) const {
   for (size_t i = prompts_.size(); i > 0; --i) {
     if (prompts_[i - 1].begin < position) {
@@ -85,6 +127,12 @@ int64_t Sequence::prompt_end(int64_t position) const {
     }
   }
   return 0;
+}
+
+bool Sequence::WillDraw(int64_t end) const {
+  if (!active_ || generate_left_ > 0 || end != num_tokens()) return false;
+  return commands_.empty() ? !close_when_done_
+                           : commands_.front().append.empty();
 }
 
 bool Sequence::WantsLogits(int64_t position) const {

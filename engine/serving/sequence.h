@@ -65,6 +65,13 @@ class Sequence {
   void CloseAfterLastCommand() { close_when_done_ = true; }
   // Starts the next command if none is active. Returns false if there is none.
   bool StartNextCommand();
+  // Whether the active command keeps the point that it reaches.
+  bool command_keeps() const { return active_ && keep_; }
+  // Keeps the present point for a later Command::rollback_to. `state`: what is
+  // computed of it; if it is empty, that is computed again after a rollback.
+  // REQUIRES: no command is active.
+  void Keep(SnapshotPrefix state);
+  void ForgetKept() { kept_.clear(); }
   bool command_active() const { return active_; }
   // No command is active or queued, and none will come.
   bool finished() const {
@@ -103,6 +110,7 @@ class Sequence {
   Admission::Work work_left() const;
   const Admission::Work& command_work() const { return command_work_; }
   int64_t command_generated() const { return generated() - generated_before_; }
+  int64_t command_appended() const { return command_appended_; }
   // Whether the active command will then have anything to compute, assuming
   // that a sample in flight does not end the command.
   bool HasWork() const;
@@ -127,10 +135,14 @@ class Sequence {
     return active_ && generate_left_ > samples_in_flight_ &&
            end == launched_tokens();
   }
+  // Whether computing up to `end` tokens completes a command that generates
+  // nothing: the next token is then drawn as well, because the row it is drawn
+  // from is there only now (`drawn`).
+  bool WillDraw(int64_t end) const;
   SampleRequest MakeSampleRequest(int32_t logit_index) const;
 
   // A step with `count` more of its tokens is in flight; `sample` is the index
-  // of the sequence's sample in it, or -1.
+  // of the sequence's sample in it, or -1. A token that is only drawn is none.
   void Launched(int64_t count, int32_t sample);
   // The step has completed: its `count` tokens are in the cache.
   void Advance(int64_t count, bool sampled);
@@ -167,6 +179,8 @@ class Sequence {
   // saving it took.
   bool preempted = false;
   int64_t saved_blocks = 0;
+  // `saved` is the state of a kept point.
+  bool rolled_back = false;
   // A snapshot of its first tokens, whose pages its own next ones share.
   SnapshotPrefix base;
   // Where the prefix cache wants snapshots: ascending. And what it did so far;
@@ -176,6 +190,7 @@ class Sequence {
   CacheUse cache_use;
   uint64_t looked_up = 0;
   bool noted = false;
+  bool cache_use_counted = false;
   bool admitted = false;
   // SequenceView::passed_over and passes.
   bool passed_over = false;
@@ -189,14 +204,32 @@ class Sequence {
   // The client is behind; nothing runs until it catches up.
   bool stalled = false;
   Clock::time_point stalled_since;
-  // Drawn by a step in flight when the client fell behind.
+  // Drawn for a client that has fallen behind.
   std::optional<SampleResult> held;
+  // What follows the last token, if a command that generates nothing computed
+  // that: for a next one that appends nothing. The draw depends on the tokens
+  // and the options alone.
+  std::optional<SampleResult> drawn;
   Clock::time_point submitted;
   Clock::time_point last_token;
   double queue_seconds = 0;
   double time_to_first_token_seconds = 0;
 
  private:
+  // Everything that a rollback restores.
+  struct KeptPoint {
+    int64_t tokens;
+    SnapshotPrefix state;
+    size_t appended;
+    size_t generated;
+    bool output_pending;
+    std::optional<StreamDecoder> decoder;
+    std::string carried_text;
+    std::optional<SampleResult> drawn;
+  };
+  // REQUIRES: a kept point has this number of tokens.
+  void RollBack(int64_t tokens);
+
   bool MayStop() const { return MayStop(options_.stopping, eos_token_ids_); }
   // The stop condition that `token` meets, if any.
   std::optional<FinishReason> StopsAt(int32_t token) const;
@@ -225,6 +258,7 @@ class Sequence {
   int64_t prompt_work_ = 0;
   Admission::Work command_work_;
   int64_t generated_before_ = 0;  // the command
+  int64_t command_appended_ = 0;
   int64_t tokens_in_flight_ = 0;
   int64_t samples_in_flight_ = 0;
   int32_t sample_in_flight_ = -1;  // the latest sample
@@ -234,6 +268,8 @@ class Sequence {
   // only if something comes after it.
   bool output_pending_ = false;
   int64_t preemptions_ = 0;
+  std::vector<KeptPoint> kept_;  // ascending
+  bool keep_ = false;            // of the active command
 
   std::deque<Command> commands_;
   bool active_ = false;

@@ -6,11 +6,10 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "engine/serving/request.h"
 
 namespace recurve {
 
-// Maximum number of places that a client may name in a prompt.
-inline constexpr int kMaxNamedSnapshots = 4;
 // A snapshot of fewer tokens saves too little to be taken.
 inline constexpr int64_t kMinSnapshotTokens = 32;
 
@@ -25,7 +24,7 @@ struct SnapshotRequest {
   // Whether the model has recurrent state, which exists only at the places
   // where it is saved. If not, the first part of a snapshot is one, too.
   bool has_state = false;
-  // Places that the client named, in any order, at most kMaxNamedSnapshots.
+  // SequenceOptions::snapshot_at, in any order, at most kMaxNamedSnapshots.
   // Outlives the call.
   absl::Span<const int64_t> named = {};
   // PrefixMatch::common, if it is between `cached` and `tokens`: where this

@@ -127,6 +127,8 @@ absl::StatusOr<SequenceOptions> OptionsOf(const Request& request,
                            StoppingFromProto(request.stopping(), context));
   if (request.has_priority()) options.priority = request.priority();
   options.cache_key = request.cache_key();
+  options.snapshot_at.assign(request.snapshot_at().begin(),
+                             request.snapshot_at().end());
   return options;
 }
 
@@ -212,16 +214,23 @@ absl::StatusOr<SequenceOptions> OptionsFromProto(
 }
 
 absl::Status CheckNoOptions(const v1::DecodeRequest& request) {
-  const char* field = request.has_sampling()         ? "sampling"
-                      : request.has_stopping()       ? "stopping"
-                      : request.has_priority()       ? "priority"
-                      : !request.cache_key().empty() ? "cache_key"
-                      : request.has_logprobs()       ? "logprobs"
-                                                     : nullptr;
+  const char* field = request.has_sampling()           ? "sampling"
+                      : request.has_stopping()         ? "stopping"
+                      : request.has_priority()         ? "priority"
+                      : !request.cache_key().empty()   ? "cache_key"
+                      : request.snapshot_at_size() > 0 ? "snapshot_at"
+                      : request.has_logprobs()         ? "logprobs"
+                                                       : nullptr;
   if (field == nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       field,
       " is set in a later command; only the first command of a call sets it"));
+}
+
+std::optional<int64_t> RollbackOf(const v1::DecodeRequest& request) {
+  if (!request.has_rollback_to()) return std::nullopt;
+  constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(std::min<uint64_t>(request.rollback_to(), kMax));
 }
 
 absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
@@ -245,6 +254,8 @@ absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
       break;
   }
   command.generate = request.generate();
+  command.keep = request.keep();
+  command.rollback_to = RollbackOf(request);
   if (command.append.empty() && (position == 0 || command.generate == 0)) {
     return absl::InvalidArgumentError(
         position == 0 ? "append is empty; the first command must append at "

@@ -60,6 +60,10 @@ FieldNames DecodeFieldNames();
 // For the first command of a Decode call, which carries the options.
 absl::StatusOr<SequenceOptions> OptionsFromProto(
     const v1::DecodeRequest& request, const RequestContext& context);
+// DecodeRequest::rollback_to; what is too large to be a position is the
+// largest.
+std::optional<int64_t> RollbackOf(const v1::DecodeRequest& request);
+
 // `position`: the number of tokens that the sequence holds.
 absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
                                          int64_t position,

@@ -26,8 +26,14 @@ void DecodeCall::Begin() {
 
 void DecodeCall::ReadNext() { stream_->Read(environment_.decode_idle_timeout); }
 
+absl::Status DecodeCall::CheckKept(const v1::DecodeRequest& request) {
+  MutexLock lock(&mu_);
+  return ValidateKept(RollbackOf(request), request.keep(), kept_);
+}
+
 absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
   RECURVE_RETURN_IF_ERROR(CheckAccepts());
+  RECURVE_RETURN_IF_ERROR(CheckKept(request));
   GenerateInput input;
   RECURVE_ASSIGN_OR_RETURN(input.options,
                            OptionsFromProto(request, environment_.context));
@@ -37,24 +43,40 @@ absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
   with_logprobs_ = input.options.sampling.num_logprobs >= 0;
   seed_ = input.options.sampling.seed;
   prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
+  {
+    MutexLock lock(&mu_);
+    keeps_ = input.command.keep;
+  }
   return Start(std::move(input), DecodeFieldNames(),
                /*close_when_done=*/false);
 }
 
 absl::Status DecodeCall::Extend(uint64_t id, const v1::DecodeRequest& request) {
+  RECURVE_RETURN_IF_ERROR(CheckNoOptions(request));
+  RECURVE_RETURN_IF_ERROR(CheckKept(request));
   int64_t position;
   {
     MutexLock lock(&mu_);
-    position = sequence_tokens_;
+    position = RollbackOf(request).value_or(sequence_tokens_);
   }
-  RECURVE_RETURN_IF_ERROR(CheckNoOptions(request));
   RECURVE_ASSIGN_OR_RETURN(
       Command command,
       CommandFromProto(request, position, environment_.context));
   RECURVE_RETURN_IF_ERROR(
       ValidateCommand(command, position, environment_.engine->limits(),
                       AppendField(request), DecodeFieldNames()));
+  if (command.rollback_to) {
+    MutexLock lock(&mu_);
+    part().ticket.RollBack(*command.rollback_to);
+  }
   RECURVE_RETURN_IF_ERROR(Charge(part(), command));
+  {
+    MutexLock lock(&mu_);
+    keeps_ = command.keep;
+    while (command.rollback_to && kept_.back() > *command.rollback_to) {
+      kept_.pop_back();
+    }
+  }
   environment_.engine->Extend(id, std::move(command));
   return absl::OkStatus();
 }
@@ -127,6 +149,7 @@ void DecodeCall::OnCommandDone(CommandResult result) {
     MutexLock lock(&mu_);
     part().ticket.Settle();
     sequence_tokens_ = result.sequence_tokens;
+    if (keeps_) kept_.push_back(sequence_tokens_);
     v1::DecodeResponse& last =
         output_.Grow(0, static_cast<int64_t>(result.text.size()));
     if (!result.text.empty()) {

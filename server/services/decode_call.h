@@ -39,6 +39,7 @@ class DecodeCall : public StreamCall<v1::DecodeResponse> {
   // The first command opens the sequence, later ones extend it.
   absl::Status Open(const v1::DecodeRequest& request);
   absl::Status Extend(uint64_t id, const v1::DecodeRequest& request);
+  absl::Status CheckKept(const v1::DecodeRequest& request);
 
   // Set by the first command before the engine knows the sequence.
   bool with_logprobs_ = false;
@@ -46,6 +47,8 @@ class DecodeCall : public StreamCall<v1::DecodeResponse> {
   int64_t prompt_tokens_ = 0;  // of the first command
 
   int64_t sequence_tokens_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<int64_t> kept_ ABSL_GUARDED_BY(mu_);  // ascending
+  bool keeps_ ABSL_GUARDED_BY(mu_) = false;         // the command given last
   // Output not sent yet.
   OutputParts<v1::DecodeResponse> output_ ABSL_GUARDED_BY(mu_);
 };

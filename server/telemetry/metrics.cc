@@ -83,6 +83,24 @@ const char* ReasonName(FinishReason reason) {
   return "unknown";
 }
 
+const char* MissName(CacheMiss miss) {
+  switch (miss) {
+    case CacheMiss::kNone:
+      return "none";
+    case CacheMiss::kUnknown:
+      return "unknown";
+    case CacheMiss::kDiverged:
+      return "diverged";
+    case CacheMiss::kEvicted:
+      return "evicted";
+    case CacheMiss::kShort:
+      return "short";
+    case CacheMiss::kDisabled:
+      return "disabled";
+  }
+  return "unknown";
+}
+
 const char* ReasonName(RefusalReason reason) {
   switch (reason) {
     case RefusalReason::kQueueFull:
@@ -179,6 +197,13 @@ struct Metrics::Families {
   Counter& cached_prompt_tokens =
       MakeCounter(r, "prefix_cache_hit_tokens_total",
                   "Prompt tokens whose state was taken from the prefix cache.");
+  prometheus::Family<Counter>& cache_prompts =
+      BuildCounter()
+          .Name("recurve_prefix_cache_prompts_total")
+          .Help(
+              "Prompts that were computed, by why not all was in the prefix "
+              "cache; none: all was that could be.")
+          .Register(r);
   Counter& snapshots_taken = MakeCounter(r, "prefix_cache_snapshots_total",
                                          "Snapshots taken of prompts.");
   Counter& snapshot_evictions = MakeCounter(r, "prefix_cache_evictions_total",
@@ -344,6 +369,11 @@ void Metrics::OnLoad(const EngineLoad& load) {
   f.swap_used.Set(static_cast<double>(load.swap_bytes_used));
   f.swap_total.Set(static_cast<double>(load.swap_bytes_total));
   RaiseTo(f.cached_prompt_tokens, load.cached_prompt_tokens_total);
+  for (int i = 0; i < kNumCacheMisses; ++i) {
+    RaiseTo(
+        f.cache_prompts.Add({{"miss", MissName(static_cast<CacheMiss>(i))}}),
+        load.prompts_by_miss_total[i]);
+  }
   RaiseTo(f.snapshots_taken, load.snapshots_total);
   RaiseTo(f.snapshot_evictions, load.snapshot_evictions_total);
   f.prefix_cache_used.Set(static_cast<double>(load.prefix_cache_bytes_used));

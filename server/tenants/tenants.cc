@@ -233,6 +233,12 @@ void StreamTicket::Settle() {
   charged_ = unused_ = 0;
 }
 
+void StreamTicket::RollBack(int64_t tokens) {
+  if (tenant_ == nullptr) return;
+  Settle();
+  ShrinkTo(std::min(tokens, tokens_));
+}
+
 void StreamTicket::Refund() {
   if (tenant_ == nullptr) return;
   if (charged_ > 0) tenant_->GiveTokens(charged_);

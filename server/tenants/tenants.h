@@ -139,6 +139,9 @@ class StreamTicket {
   }
   // The command is done: returns the tokens it did not generate.
   void Settle();
+  // The sequence goes back to its first `tokens`: returns the pages of the
+  // others. Between two commands.
+  void RollBack(int64_t tokens);
   // The command was refused: returns all of its tokens.
   void Refund();
   // Settles, and returns the pages and the stream.

@@ -86,6 +86,106 @@ TEST(PrefixCacheTest, ASecondSightingGivesTheSameAndSaysSo) {
   server.ExpectIdle();
 }
 
+TEST(PrefixCacheTest, ANamedPlaceIsKept) {
+  TestServer server(WithPrefixCache());
+  v1::GenerateRequest request = RequestOf(LongText(20));
+  request.add_snapshot_at(100);
+  OverGrpc(server, request);
+  request = RequestOf(absl::StrCat(LongText(20).substr(0, 150), "# other\n"));
+  const v1::Usage usage = OverGrpc(server, request).end.usage();
+  EXPECT_EQ(usage.cache().cached_tokens(), 100u);
+
+  request.add_snapshot_at(usage.prompt_tokens() + 1);
+  EXPECT_EQ(
+      Generate(*server.Connect(), request).status,
+      absl::InvalidArgumentError(absl::StrCat(
+          "snapshot_at[0] is ", usage.prompt_tokens() + 1,
+          "; expected 1 to the prompt's ", usage.prompt_tokens(), " tokens")));
+  EXPECT_THAT(
+      HttpGet(server.metrics_port(), "/metrics"),
+      AllOf(HasSubstr("prefix_cache_prompts_total{miss=\"unknown\"} 1\n"),
+            HasSubstr("prefix_cache_prompts_total{miss=\"diverged\"} 1\n")));
+  server.ExpectIdle();
+}
+
+// A Decode call of the demo model, by ids.
+class DecodeStream {
+ public:
+  explicit DecodeStream(TestServer& server)
+      : stub_(v1::Inference::NewStub(server.Channel())),
+        stream_(stub_->Decode(&context_)) {}
+
+  // The tokens that the command generated; `last` is its last response.
+  std::vector<uint32_t> Run(const v1::DecodeRequest& request,
+                            v1::DecodeResponse* last) {
+    EXPECT_TRUE(stream_->Write(request));
+    std::vector<uint32_t> ids;
+    do {
+      last->Clear();
+      if (!stream_->Read(last)) {
+        ADD_FAILURE() << "the call ended";
+        break;
+      }
+      ids.insert(ids.end(), last->tokens().ids().begin(),
+                 last->tokens().ids().end());
+    } while (!last->done());
+    return ids;
+  }
+  grpc::Status Refused(const v1::DecodeRequest& request) {
+    EXPECT_TRUE(stream_->Write(request));
+    v1::DecodeResponse response;
+    EXPECT_FALSE(stream_->Read(&response));
+    return stream_->Finish();
+  }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<v1::Inference::Stub> stub_;
+  std::unique_ptr<
+      grpc::ClientReaderWriter<v1::DecodeRequest, v1::DecodeResponse>>
+      stream_;
+};
+
+v1::DecodeRequest Appending(const std::string& text, uint32_t generate) {
+  v1::DecodeRequest request;
+  if (!text.empty()) request.set_append_text(text);
+  request.set_generate(generate);
+  return request;
+}
+
+TEST(DecodeRollbackTest, TheSameCommandsGiveTheSameTokens) {
+  for (const bool cache : {false, true}) {
+    SCOPED_TRACE(cache);
+    TestServer server(cache ? WithPrefixCache() : DemoOptions());
+    DecodeStream stream(server);
+    v1::DecodeResponse last;
+    v1::DecodeRequest first = Appending(LongText(4), 0);
+    first.set_keep(true);
+    first.mutable_sampling()->set_temperature(0.9f);
+    first.mutable_sampling()->set_seed(5);
+    first.mutable_stopping()->set_ignore_eos(true);
+    stream.Run(first, &last);
+    const uint64_t kept = last.sequence_tokens();
+    const auto one = stream.Run(Appending("# one\n", 12), &last);
+    EXPECT_EQ(one.size(), 12u);
+    const uint64_t end = last.sequence_tokens();
+    v1::DecodeRequest again = Appending("# two\n", 12);
+    again.set_rollback_to(kept);
+    EXPECT_NE(stream.Run(again, &last), one);
+    again.set_append_text("# one\n");
+    EXPECT_EQ(stream.Run(again, &last), one);
+    EXPECT_EQ(last.sequence_tokens(), end);
+    EXPECT_EQ(last.usage().completion_tokens(), 12u);
+    again.set_rollback_to(kept + 1);
+    const grpc::Status status = stream.Refused(again);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
+    EXPECT_EQ(status.error_message(),
+              absl::StrCat("rollback_to is ", kept + 1,
+                           "; the nearest point kept is ", kept));
+    server.ExpectIdle();
+  }
+}
+
 // Turns of a conversation over both interfaces share what they have.
 TEST(PrefixCacheTest, HttpReportsCachedTokens) {
   TestServer cold;

@@ -1,5 +1,6 @@
 // Sequences that a client drives command by command; on a FakeRunner.
 
+#include <atomic>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -38,6 +39,7 @@ struct Parameters {
   bool preempted;      // whenever the sequence is idle
   int32_t blocks = 0;  // of host memory, to save it in
   bool ahead = false;  // the runner lets a step be launched behind another
+  bool cache = false;  // kept points have their state in host memory
 };
 
 class EngineDecodeTest : public testing::TestWithParam<Parameters> {
@@ -47,8 +49,12 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
     fake_.kinds_matter = false;  // they change where pieces are cut
     fake_.num_host_blocks = GetParam().blocks;
     fake_.runs_ahead = GetParam().ahead;
+    fake_.on_run = [this](const StepBatch& batch) {
+      computed_ += batch.num_tokens();
+    };
     EngineOptions options = OptionsFor(fake_);
     options.max_chunk_tokens = GetParam().chunk;
+    options.prefix_cache = GetParam().cache;
     engine_ = MakeEngine(options, fake_);
   }
 
@@ -86,7 +92,8 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
     EXPECT_EQ(record.violation, "");
     EXPECT_TRUE(IsIdle(*engine_));
     EXPECT_EQ(engine_->load().preemptions_total > 0, GetParam().preempted);
-    EXPECT_EQ(engine_->load().saves_total > 0, GetParam().blocks > 0);
+    EXPECT_EQ(engine_->load().saves_total > 0,
+              GetParam().preempted && GetParam().blocks > 0);
   }
 
   // The rows are those of the model after these tokens.
@@ -103,6 +110,7 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
 
   FakeRunnerOptions fake_;
   SequenceOptions options_;
+  std::atomic<int64_t> computed_{0};  // tokens, in all steps
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
   uint64_t id_ = 0;
@@ -224,6 +232,102 @@ TEST_P(EngineDecodeTest, CommandsMayBeSentAhead) {
   EXPECT_THAT(ahead.results, SizeIs(4));
 }
 
+TEST_P(EngineDecodeTest, TokensAskedForLaterAreThoseOfOneCommand) {
+  const std::vector<int32_t> prompt = RandomTokens(150, 1);
+  const std::vector<int32_t> expected =
+      RunSolo(fake_, Script::Generate(prompt, 8)).tokens;
+  computed_ = 0;
+  Run({prompt, 0, LogitsMode::kNone});
+  StreamRecord record = Run({{}, 3, LogitsMode::kNone});
+  std::vector<int32_t> tokens = record.tokens;
+  // All logits are wanted of what the command computes.
+  record = Run({{}, 5, LogitsMode::kAll});
+  tokens = Joined(tokens, record.tokens);
+  EXPECT_EQ(tokens, expected);
+  EXPECT_THAT(record.logits, SizeIs(5));
+  if (!GetParam().preempted) {
+    EXPECT_EQ(computed_, 150 + 7);  // the last is not in the cache yet
+  }
+  Finish();
+}
+
+TEST_P(EngineDecodeTest, WhatFollowsAppendedTokensIsDrawnFromThem) {
+  const std::vector<int32_t> first = RandomTokens(70, 1);
+  const std::vector<int32_t> second = RandomTokens(9, 2);
+  const std::vector<int32_t> expected =
+      RunSolo(fake_, Script::Generate(Joined(first, second), 4)).tokens;
+  Run({first, 0, LogitsMode::kNone});
+  Run({second, 0, LogitsMode::kNext});
+  EXPECT_EQ(Run({{}, 4, LogitsMode::kNone}).tokens, expected);
+  Finish();
+}
+
+// The row that its first token is drawn from is computed again.
+TEST_P(EngineDecodeTest, ACommandThatAppendsNothingMayWantLogits) {
+  const std::vector<int32_t> prompt = RandomTokens(70, 1);
+  Run({prompt, 0, LogitsMode::kNone});
+  const StreamRecord record = Run({{}, 2, LogitsMode::kNext});
+  EXPECT_EQ(record.LogitsPositions(), (std::vector<int64_t>{69, 70}));
+  EXPECT_EQ(record.tokens, RunSolo(fake_, Script::Generate(prompt, 2)).tokens);
+  Finish();
+}
+
+TEST_P(EngineDecodeTest, ARollbackGoesBackToAKeptPoint) {
+  const std::vector<int32_t> prompt = RandomTokens(150, 1);
+  Command command = {prompt, 3};
+  command.keep = true;
+  const std::vector<int32_t> head = Joined(prompt, Run(command).tokens);
+  const std::vector<int32_t> one = RandomTokens(40, 2);
+  const std::vector<int32_t> other = RandomTokens(70, 3);
+  const std::vector<int32_t> first = Run({one, 6, LogitsMode::kNext}).tokens;
+  Run({other, 0, LogitsMode::kNone});
+  for (const auto& [append, expected] :
+       {std::pair(one, first),
+        {other,
+         RunSolo(fake_, Script::Generate(Joined(head, other), 6)).tokens},
+        {{}, RunSolo(fake_, Script::Generate(head, 6)).tokens},
+        {one, first}}) {
+    command = {append, 6, LogitsMode::kAll, 153};
+    sink_->ExpectRollback(3);
+    computed_ = 0;
+    const StreamRecord record = Run(command);
+    EXPECT_EQ(record.tokens, expected);
+    EXPECT_EQ(record.results.back().sequence_tokens,
+              153 + static_cast<int64_t>(append.size()) + 6);
+    EXPECT_EQ(record.results.back().completion_tokens, 3 + 6);
+    ExpectRows(record, Joined(Joined(head, append), expected));
+    if (GetParam().cache && !GetParam().preempted) {
+      // The last token generated before and all but the last of these.
+      EXPECT_EQ(computed_, 1 + append.size() + 5);
+    }
+  }
+  Finish();
+}
+
+// Points that a rollback passes are forgotten; it may keep another at once.
+TEST_P(EngineDecodeTest, PointsAreKeptInOrder) {
+  Command command = {RandomTokens(70, 1)};
+  command.keep = true;
+  Run(command);  // what follows is drawn, and kept, too
+  command.append = RandomTokens(70, 2);
+  Run(command);
+  command = {{}, 4, LogitsMode::kNone, 140, true};
+  const std::vector<int32_t> after = Run(command).tokens;
+  command = {RandomTokens(3, 3), 2, LogitsMode::kNone, 144, true};
+  Run(command);
+  const std::vector<int32_t> expected =
+      RunSolo(fake_, Script::Generate(RandomTokens(70, 1), 4)).tokens;
+  sink_->ExpectRollback(0);
+  computed_ = 0;
+  EXPECT_EQ(Run({{}, 4, LogitsMode::kNone, 70}).tokens, expected);
+  if (GetParam().cache && !GetParam().preempted) {
+    EXPECT_EQ(computed_, 3);
+  }
+  sink_->ExpectRollback(0);
+  EXPECT_EQ(Run({RandomTokens(70, 2), 4, LogitsMode::kNone, 70}).tokens, after);
+  Finish();
+}
+
 TEST_P(EngineDecodeTest, EndsOfCommandsCarryTheirReason) {
   const std::vector<int32_t> expected =
       RunSolo(fake_, Script::Generate(RandomTokens(9, 1), 20)).tokens;
@@ -243,13 +347,17 @@ INSTANTIATE_TEST_SUITE_P(
                     Parameters{64, true}, Parameters{512, true, 64},
                     Parameters{7, true, 64}, Parameters{64, false, 0, true},
                     Parameters{7, true, 0, true},
-                    Parameters{512, true, 64, true}),
+                    Parameters{512, true, 64, true},
+                    Parameters{64, false, 64, false, true},
+                    Parameters{64, false, 64, true, true},
+                    Parameters{7, true, 64, true, true}),
     [](const testing::TestParamInfo<Parameters>& info) {
       return "Chunk" + std::to_string(info.param.chunk) +
              (info.param.blocks > 0  ? "Saved"
               : info.param.preempted ? "Preempted"
                                      : "") +
-             (info.param.ahead ? "Ahead" : "");
+             (info.param.ahead ? "Ahead" : "") +
+             (info.param.cache ? "Cache" : "");
     });
 
 // A command that wants all rows gets at most max_step_logits in a step, and a

@@ -2,6 +2,7 @@
 // mistake in memory: what is taken from a snapshot gives the tokens and logits
 // of a prompt that is computed as a whole.
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -51,9 +52,11 @@ class EnginePrefixTest : public testing::TestWithParam<Config> {
 
   // Runs the prompt alone, and checks tokens and logits.
   CommandResult Run(const std::vector<int32_t>& prompt,
-                    const std::string& cache_key = "", uint32_t flow = 0) {
+                    const std::string& cache_key = "", uint32_t flow = 0,
+                    std::vector<int64_t> snapshot_at = {}) {
     Script script = Script::Generate(prompt, 5, LogitsMode::kNext);
     script.options.cache_key = cache_key;
+    script.options.snapshot_at = std::move(snapshot_at);
     script.options.flow.id = flow;
     const StreamRecord got = RunAlone(*engine_, script);
     const StreamRecord want = RunSolo(fake_, script);
@@ -90,6 +93,26 @@ TEST_P(EnginePrefixTest, ASecondSightingHits) {
   EXPECT_EQ(second.cache.cached_tokens, Down(899));
   EXPECT_EQ(second.cache.miss, CacheMiss::kNone);
   EXPECT_EQ(engine_->load().cached_prompt_tokens_total, Down(899));
+}
+
+TEST_P(EnginePrefixTest, TheSecondPromptHitsAtANamedPlace) {
+  Start();
+  const std::vector<int32_t> system = Text(500, 1);
+  const std::vector<int32_t> a = system + Text(120, 2);
+  const std::vector<int32_t> b = system + Text(90, 3);
+  // In any order, repeated, and to the end of the prompt.
+  Run(a, "", 0, {620, 500, 64, 500});
+  const CommandResult second = Run(b);
+  EXPECT_EQ(second.cache.cached_tokens, Down(500));
+  EXPECT_EQ(second.cache.miss, CacheMiss::kDiverged);
+  EXPECT_EQ(second.cache.diverged_at, 500);
+  EXPECT_EQ(Run(a).cache.miss, CacheMiss::kNone);
+  using Misses = std::array<uint64_t, kNumCacheMisses>;
+  Misses misses = {};
+  misses[static_cast<int>(CacheMiss::kUnknown)] = 1;
+  misses[static_cast<int>(CacheMiss::kDiverged)] = 1;
+  misses[static_cast<int>(CacheMiss::kNone)] = 1;
+  EXPECT_EQ(engine_->load().prompts_by_miss_total, misses);
 }
 
 TEST_P(EnginePrefixTest, ConversationsContinueTheirLastTurn) {

@@ -98,10 +98,11 @@ TEST_F(EngineTest, BatchesSayHowTokensAreComputed) {
         {Prompt(kMinPromptTokens - 1), 2, LogitsMode::kNext});
     script.commands.push_back(
         {Prompt(kShortPromptTokens), 0, LogitsMode::kNone});
-    // Draws nothing; the last command then computes all tokens again.
+    // Returns no logits; the last command, which wants them, then computes all
+    // tokens again.
     script.commands.push_back(
         {Prompt(kShortPromptTokens + 1), 0, LogitsMode::kNone});
-    script.commands.push_back({{}, 1, LogitsMode::kNone});
+    script.commands.push_back({{}, 1, LogitsMode::kNext});
     ASSERT_TRUE(RunAlone(*engine_, script).end->ok());
     std::vector<TokenKind> want;
     AppendKinds(kMinPromptTokens, &want);

@@ -264,6 +264,41 @@ TEST(RequestTest, AWholePromptFitsAStep) {
   EXPECT_TRUE(check(51, 1, LogitsMode::kAll).ok());
 }
 
+TEST(RequestTest, PlacesOfSnapshotsAreInThePrompt) {
+  const auto check = [](std::vector<int64_t> places) {
+    SequenceOptions options;
+    options.snapshot_at = std::move(places);
+    return ValidateSnapshots(options, 100, {});
+  };
+  EXPECT_TRUE(check({}).ok());
+  EXPECT_TRUE(check({100, 1, 50, 50}).ok());
+  EXPECT_THAT(check({1, 2, 3, 4, 5}),
+              FailsWith(kInvalid, "snapshot_at has 5 entries", "at most 4"));
+  EXPECT_THAT(check({1, 101}), FailsWith(kInvalid, "snapshot_at[1] is 101",
+                                         "1 to the prompt's 100 tokens"));
+  EXPECT_THAT(check({0}), FailsWith(kInvalid, "snapshot_at[0] is 0"));
+}
+
+TEST(RequestTest, RollbacksNameAKeptPoint) {
+  const std::vector<int64_t> kept = {10, 40, 90};
+  EXPECT_TRUE(ValidateKept(std::nullopt, true, {}).ok());
+  EXPECT_TRUE(ValidateKept(40, true, kept).ok());
+  const auto range = absl::StatusCode::kOutOfRange;
+  EXPECT_THAT(ValidateKept(5, false, {}),
+              FailsWith(range, "rollback_to is 5", "no earlier command"));
+  EXPECT_THAT(ValidateKept(60, false, kept),
+              FailsWith(range, "rollback_to is 60", "nearest", "40"));
+  EXPECT_THAT(ValidateKept(std::numeric_limits<int64_t>::max(), false, kept),
+              FailsWith(range, "nearest", "90"));
+  const std::vector<int64_t> full = {1, 2,  3,  4,  5,  6,  7,  8,
+                                     9, 10, 11, 12, 13, 14, 15, 16};
+  EXPECT_THAT(ValidateKept(std::nullopt, true, full),
+              FailsWith(absl::StatusCode::kResourceExhausted, "keeps 16 points",
+                        "at most 16"));
+  EXPECT_TRUE(ValidateKept(15, true, full).ok());
+  EXPECT_FALSE(ValidateKept(16, true, full).ok());
+}
+
 TEST(RequestTest, ACommandDoesSomething) {
   EXPECT_THAT(ValidateCommand({}, 10, kLimits, "append_ids", {}),
               FailsWith(kInvalid, "append_ids is empty"));

@@ -209,6 +209,22 @@ TEST_F(TenantsTest, PagesAreTakenForWhatAStreamMayComeTo) {
   EXPECT_TRUE(third->Charge(640, 0, &retry).ok());
 }
 
+TEST_F(TenantsTest, ARollbackReturnsThePagesOfWhatIsForgotten) {
+  Write(Line("a", "key", "max_pages=4"));
+  const auto tenants = Load();
+  std::chrono::milliseconds retry{0};
+  auto ticket = Open(*tenants, "Bearer key");
+  ASSERT_TRUE(ticket->Charge(64, 0, &retry).ok());
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(ticket->Charge(3 * 64, 0, &retry).ok()) << i;
+    EXPECT_FALSE(ticket->Charge(1, 0, &retry).ok());
+    ticket->RollBack(64);
+  }
+  auto other = Open(*tenants, "Bearer key");
+  EXPECT_TRUE(other->Charge(3 * 64, 0, &retry).ok());
+  EXPECT_FALSE(ticket->Charge(1, 0, &retry).ok());
+}
+
 TEST_F(TenantsTest, ALaterCommandThatCanNeverFitIsNotTriedAgain) {
   Write(Line("a", "key", "max_pages=4"));
   const auto tenants = Load();

@@ -44,8 +44,8 @@ bool RecordingSink::OnStep(StepEvent event) {
     record_.logits.push_back(std::move(row));
   }
   if (event.has_token) {
-    Expect(event.index == static_cast<int64_t>(record_.tokens.size()),
-           "a token out of order");
+    Expect(event.index == next_index_, "a token out of order");
+    next_index_ = event.index + 1;
     record_.tokens.push_back(event.token);
     record_.logprobs.push_back(event.logprob);
   }
@@ -96,6 +96,11 @@ StreamRecord RecordingSink::WaitTokens(size_t count) const {
 }
 StreamRecord RecordingSink::WaitCommands(size_t count) const {
   return Wait([=](const StreamRecord& r) { return r.results.size() >= count; });
+}
+
+void RecordingSink::ExpectRollback(int64_t generated) {
+  MutexLock lock(&mu_);
+  next_index_ = generated;
 }
 
 bool RecordingSink::TakeStall() {

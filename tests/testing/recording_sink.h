@@ -50,6 +50,8 @@ class RecordingSink : public EventSink {
   StreamRecord WaitEnd() const;
   StreamRecord WaitTokens(size_t count) const;
   StreamRecord WaitCommands(size_t count) const;
+  // The next command goes back to a point with `generated` tokens generated.
+  void ExpectRollback(int64_t generated);
   // Whether it returned false since the last call.
   bool TakeStall();
 
@@ -65,6 +67,7 @@ class RecordingSink : public EventSink {
   bool stalled_ ABSL_GUARDED_BY(mu_) = false;
   bool only_end_ ABSL_GUARDED_BY(mu_) = false;  // may come from here on
   int64_t last_row_ ABSL_GUARDED_BY(mu_) = -1;  // of this command
+  int64_t next_index_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace recurve

@@ -37,6 +37,8 @@ class Params(TypedDict, total=False):
     ignore_eos: bool | None  # default False
     priority: int | None  # -100 to 100, higher first; default 0
     logprobs: int | None  # 0: of the chosen tokens; n: and the n likeliest, to 20
+    cache_key: str | None  # divides the prefix cache; at most 256 bytes
+    snapshot_at: Sequence[int] | None  # at most 4: tokens of the prompt to keep
 
 
 _SAMPLING = frozenset(pb.SamplingParams.DESCRIPTOR.fields_by_name)
@@ -69,7 +71,7 @@ def build_request(prompt: Prompt, params: Params) -> pb.GenerateRequest:
             message, path = request.stopping, f"stopping.{name}"
         if name == "logit_bias":
             _update(request.sampling.logit_bias, value, path)
-        elif name in ("stop_token_ids", "stop_strings"):
+        elif name in ("stop_token_ids", "stop_strings", "snapshot_at"):
             _extend(message, name, value, path)
         else:
             set_field(message, name, value, path)

@@ -46,26 +46,32 @@ class CacheUse(_message.Message):
     def __init__(self, cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., miss: _Optional[_Union[CacheMiss, str]] = ..., diverged_at: _Optional[int] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ["append_ids", "append_text", "cache_key", "generate", "logits", "logprobs", "priority", "sampling", "stopping"]
+    __slots__ = ["append_ids", "append_text", "cache_key", "generate", "keep", "logits", "logprobs", "priority", "rollback_to", "sampling", "snapshot_at", "stopping"]
     APPEND_IDS_FIELD_NUMBER: _ClassVar[int]
     APPEND_TEXT_FIELD_NUMBER: _ClassVar[int]
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_TO_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_AT_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     append_ids: TokenIds
     append_text: str
     cache_key: str
     generate: int
+    keep: bool
     logits: LogitsMode
     logprobs: int
     priority: int
+    rollback_to: int
     sampling: SamplingParams
+    snapshot_at: _containers.RepeatedScalarFieldContainer[int]
     stopping: StoppingParams
-    def __init__(self, append_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., append_text: _Optional[str] = ..., generate: _Optional[int] = ..., logits: _Optional[_Union[LogitsMode, str]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, append_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., append_text: _Optional[str] = ..., generate: _Optional[int] = ..., logits: _Optional[_Union[LogitsMode, str]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ..., snapshot_at: _Optional[_Iterable[int]] = ..., keep: bool = ..., rollback_to: _Optional[int] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
     __slots__ = ["admitted", "done", "logits", "reason", "sequence_tokens", "stop_string", "tokens", "usage"]
@@ -110,13 +116,14 @@ class GenerateEvent(_message.Message):
     def __init__(self, admitted: _Optional[_Union[Admitted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["cache_key", "logprobs", "priority", "prompt_ids", "prompt_text", "sampling", "stopping"]
+    __slots__ = ["cache_key", "logprobs", "priority", "prompt_ids", "prompt_text", "sampling", "snapshot_at", "stopping"]
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_AT_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     cache_key: str
     logprobs: int
@@ -124,8 +131,9 @@ class GenerateRequest(_message.Message):
     prompt_ids: TokenIds
     prompt_text: str
     sampling: SamplingParams
+    snapshot_at: _containers.RepeatedScalarFieldContainer[int]
     stopping: StoppingParams
-    def __init__(self, prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., prompt_text: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., prompt_text: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ..., snapshot_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Logits(_message.Message):
     __slots__ = ["position", "values"]
