@@ -189,7 +189,7 @@ class Engine {
   int64_t max_step_logits() const;
   static int64_t NowNs();
 
-  // --- Step thread (engine_step.cc) ---
+  // --- Step thread (engine_step.cc, engine_commit.cc) ---
   void Loop();
   // Handles messages; sleeps while there is nothing to run. False: stop.
   bool TakeMessages();
