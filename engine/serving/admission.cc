@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
+#include "engine/serving/seconds_between.h"
 
 namespace recurve {
 namespace {
@@ -21,11 +22,6 @@ void Average(std::optional<double>* average, double value, double rate) {
 }
 
 constexpr char kTooLate[] = "recurve/too-late";
-
-double SecondsBetween(Admission::Clock::time_point from,
-                      Admission::Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
 
 }  // namespace
 

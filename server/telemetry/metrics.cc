@@ -324,6 +324,10 @@ Metrics::Metrics() : families_(std::make_unique<Families>()) {
   }
   families_->failure.Add(
       {{"status", absl::StatusCodeToString(absl::StatusCode::kInternal)}});
+  for (int i = 0; i < kNumCacheMisses; ++i) {
+    families_->cache_prompts.Add(
+        {{"miss", MissName(static_cast<CacheMiss>(i))}});
+  }
 }
 Metrics::~Metrics() = default;
 

@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 // Exact for what a TinyCheckpoint holds, infinities and NaN.
-uint16_t FloatToFloat16(float value) {
+uint16_t ExactFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t exponent = (bits >> 23) & 0xffu;
@@ -31,7 +31,7 @@ void AppendElement(float value, DType dtype, std::string* payload) {
     return;
   }
   const uint16_t bits =
-      dtype == DType::kFloat16 ? FloatToFloat16(value) : FloatToBFloat16(value);
+      dtype == DType::kFloat16 ? ExactFloat16(value) : FloatToBFloat16(value);
   payload->append(reinterpret_cast<const char*>(&bits), sizeof(bits));
 }
 
