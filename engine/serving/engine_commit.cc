@@ -88,7 +88,7 @@ void Engine::Deliver(Sequence& sequence, const SampleResult& sample,
   const auto now = Clock::now();
   sequence.AcceptToken(sample, &event);
   ++counters_.generation_tokens_total;
-  if (event.index == 0) {
+  if (!std::exchange(sequence.first_token_seen, true)) {
     sequence.time_to_first_token_seconds =
         SecondsBetween(sequence.submitted, now);
     if (observer_ != nullptr)

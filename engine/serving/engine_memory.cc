@@ -133,7 +133,8 @@ void Engine::LookUp(Sequence& sequence) {
 }
 
 absl::Status Engine::TakeSnapshot(Sequence& sequence, int64_t position) {
-  if (position == 0 || sequence.NextPlace(position - 1) != position) {
+  if (position == 0 || position > sequence.num_tokens() ||
+      sequence.NextPlace(position - 1) != position) {
     return absl::OkStatus();
   }
   RECURVE_ASSIGN_OR_RETURN(
@@ -148,8 +149,13 @@ absl::Status Engine::TakeSnapshot(Sequence& sequence, int64_t position) {
 }
 
 absl::Status Engine::KeepPoint(Sequence& sequence) {
-  SnapshotPrefix state = sequence.saved;
-  if (state.empty() && sequence.lease) {
+  SnapshotPrefix state;
+  if (sequence.lease && sequence.base.tokens == sequence.num_computed()) {
+    state = sequence.base;
+  } else if (!sequence.lease && sequence.saved_blocks == 0) {
+    // Not what preemption saved, which is not the cache's.
+    state = sequence.saved;
+  } else if (sequence.lease) {
     RECURVE_ASSIGN_OR_RETURN(
         SnapshotPtr snapshot,
         prefix_cache_.Save(*sequence.lease, sequence.base, saved_blocks_));

@@ -96,6 +96,9 @@ void Sequence::RollBack(int64_t tokens) {
   RECURVE_CHECK(!active_ && !in_flight() && !kept_.empty() &&
                 kept_.back().tokens == tokens);
   if (tokens == num_tokens()) return;  // every command adds a token
+  ++rollbacks_;
+  places.erase(std::upper_bound(places.begin(), places.end(), tokens),
+               places.end());
   const KeptPoint& point = kept_.back();
   tokens_.resize(tokens);
   kinds_.resize(tokens);
@@ -190,12 +193,10 @@ void Sequence::Advance(int64_t count, bool sampled) {
 }
 
 SampleRequest Sequence::MakeSampleRequest(int32_t logit_index) const {
-  return {logit_index,
-          &options_.sampling,
-          prompt_,
-          output_,
+  return {logit_index, &options_.sampling, prompt_, output_,
           output_.size() + samples_in_flight_,
-          id_};
+          // Under a number the tokens only grow.
+          id_ + rollbacks_};
 }
 
 std::optional<FinishReason> Sequence::StopsAt(int32_t token) const {

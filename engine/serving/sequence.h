@@ -65,8 +65,11 @@ class Sequence {
   void CloseAfterLastCommand() { close_when_done_ = true; }
   // Starts the next command if none is active. Returns false if there is none.
   bool StartNextCommand();
-  // Whether the active command keeps the point that it reaches.
-  bool command_keeps() const { return active_ && keep_; }
+  // Whether the active command keeps the point that it reaches, and a command
+  // may follow.
+  bool command_keeps() const {
+    return active_ && keep_ && !(close_when_done_ && commands_.empty());
+  }
   // Keeps the present point for a later Command::rollback_to. `state`: what is
   // computed of it; if it is empty, that is computed again after a rollback.
   // REQUIRES: no command is active.
@@ -212,6 +215,7 @@ class Sequence {
   std::optional<SampleResult> drawn;
   Clock::time_point submitted;
   Clock::time_point last_token;
+  bool first_token_seen = false;
   double queue_seconds = 0;
   double time_to_first_token_seconds = 0;
 
@@ -269,7 +273,8 @@ class Sequence {
   bool output_pending_ = false;
   int64_t preemptions_ = 0;
   std::vector<KeptPoint> kept_;  // ascending
-  bool keep_ = false;            // of the active command
+  uint64_t rollbacks_ = 0;
+  bool keep_ = false;  // of the active command
 
   std::deque<Command> commands_;
   bool active_ = false;

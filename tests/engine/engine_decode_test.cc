@@ -1,8 +1,11 @@
 // Sequences that a client drives command by command; on a FakeRunner.
 
+#include <algorithm>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "engine/serving/engine.h"
@@ -51,6 +54,7 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
     fake_.runs_ahead = GetParam().ahead;
     fake_.on_run = [this](const StepBatch& batch) {
       computed_ += batch.num_tokens();
+      for (const SampleRequest& sample : batch.samples) ExpectToGrow(sample);
     };
     EngineOptions options = OptionsFor(fake_);
     options.max_chunk_tokens = GetParam().chunk;
@@ -96,6 +100,19 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
               GetParam().preempted && GetParam().blocks > 0);
   }
 
+  // Under the number of a sequence a sampler sees tokens that only grow.
+  void ExpectToGrow(const SampleRequest& sample) {
+    auto& [prompt, output] = sampled_[sample.sequence];
+    ASSERT_GE(sample.prompt.size(), prompt.size());
+    EXPECT_TRUE(
+        std::equal(prompt.begin(), prompt.end(), sample.prompt.begin()));
+    ASSERT_GE(sample.output.size(), output.size());
+    EXPECT_TRUE(
+        std::equal(output.begin(), output.end(), sample.output.begin()));
+    prompt.assign(sample.prompt.begin(), sample.prompt.end());
+    output.assign(sample.output.begin(), sample.output.end());
+  }
+
   // The rows are those of the model after these tokens.
   void ExpectRows(const StreamRecord& record,
                   const std::vector<int32_t>& sequence) {
@@ -111,6 +128,8 @@ class EngineDecodeTest : public testing::TestWithParam<Parameters> {
   FakeRunnerOptions fake_;
   SequenceOptions options_;
   std::atomic<int64_t> computed_{0};  // tokens, in all steps
+  std::map<uint64_t, std::pair<std::vector<int32_t>, std::vector<int32_t>>>
+      sampled_;  // prompt and output, by the number of a sequence
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
   uint64_t id_ = 0;
