@@ -7,10 +7,10 @@
 # Sources and dependencies are listed, never globbed. Libraries are static; a
 # .cu source in SRCS needs RECURVE_HAVE_CUDA at the caller.
 #
-# With RECURVE_UNITY, the C++ sources of a target are compiled eight at a time: a whole
-# build takes a fifth of the time, most of which goes to the headers. Names in unnamed
-# namespaces are then shared by the files of such a batch. Sources that must be compiled
-# by themselves are also listed after APART.
+# With RECURVE_UNITY, the C++ sources of a target are compiled eight at a time, because
+# most of the time goes to headers. Names in unnamed namespaces are then shared by the
+# files of such a batch. Sources that must be compiled by themselves are also listed
+# after APART.
 
 function(_recurve_common target)
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})

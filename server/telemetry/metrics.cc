@@ -1,6 +1,7 @@
 #include "server/telemetry/metrics.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "prometheus/counter.h"
@@ -201,9 +202,10 @@ struct Metrics::Families {
       BuildCounter()
           .Name("recurve_prefix_cache_prompts_total")
           .Help(
-              "Prompts that were computed, by why not all was in the prefix "
-              "cache; none: all was that could be.")
+              "First commands that ran to their end, by why not all of the "
+              "prompt was in the prefix cache; none: all was that could be.")
           .Register(r);
+  std::array<Counter*, kNumCacheMisses> cache_prompts_by_miss = {};
   Counter& snapshots_taken = MakeCounter(r, "prefix_cache_snapshots_total",
                                          "Snapshots taken of prompts.");
   Counter& snapshot_evictions = MakeCounter(r, "prefix_cache_evictions_total",
@@ -325,7 +327,7 @@ Metrics::Metrics() : families_(std::make_unique<Families>()) {
   families_->failure.Add(
       {{"status", absl::StatusCodeToString(absl::StatusCode::kInternal)}});
   for (int i = 0; i < kNumCacheMisses; ++i) {
-    families_->cache_prompts.Add(
+    families_->cache_prompts_by_miss[i] = &families_->cache_prompts.Add(
         {{"miss", MissName(static_cast<CacheMiss>(i))}});
   }
 }
@@ -374,9 +376,7 @@ void Metrics::OnLoad(const EngineLoad& load) {
   f.swap_total.Set(static_cast<double>(load.swap_bytes_total));
   RaiseTo(f.cached_prompt_tokens, load.cached_prompt_tokens_total);
   for (int i = 0; i < kNumCacheMisses; ++i) {
-    RaiseTo(
-        f.cache_prompts.Add({{"miss", MissName(static_cast<CacheMiss>(i))}}),
-        load.prompts_by_miss_total[i]);
+    RaiseTo(*f.cache_prompts_by_miss[i], load.prompts_by_miss_total[i]);
   }
   RaiseTo(f.snapshots_taken, load.snapshots_total);
   RaiseTo(f.snapshot_evictions, load.snapshot_evictions_total);
