@@ -153,7 +153,9 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
 // gRPC, which starts once, ends the process if it gets no file for its event
 // queue; if it gets no threads, its calls wait for ever, even with a deadline.
 absl::Status CheckGrpcCanStart() {
-  constexpr int kFiles = 5;  // plus a connection
+  // Its event queues take 4 or 5, a connection one; a connection tried again
+  // takes one before the other's is given back.
+  constexpr int kFiles = 8;
   // A pool with one thread per core, within these bounds, and a few more.
   const int threads =
       std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 2, 32) +

@@ -137,7 +137,7 @@ TEST_F(ClientProcessTest, FewOpenFilesAreAnError) {
     ++refused;
     EXPECT_THAT(client.Err(),
                 testing::StartsWith("recurve-client: RESOURCE_EXHAUSTED: the "
-                                    "client needs 5 more open files"));
+                                    "client needs 8 more open files"));
     EXPECT_THAT(client.Err(), HasSubstr("may open " + std::to_string(limit)));
     const std::string error = client.Err();
     EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 1) << error;

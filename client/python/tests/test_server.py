@@ -300,7 +300,7 @@ def test_metadata_too_large(address: str) -> None:
 
 
 def test_drain(start_server: Callable[..., Server]) -> None:
-    server = start_server()
+    server = start_server("--shutdown-timeout", "3600")
     with Client(server.address, retry=NO_RETRY) as client:
         stream = client.generate(PROMPT, max_new_tokens=4000, ignore_eos=True)
         next(stream)
