@@ -6,4 +6,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 out=src
 protoc -I ../../proto --python_out=$out --pyi_out=$out \
-  recurve/v1/inference.proto recurve/v1/control.proto
+  recurve/v1/inference.proto recurve/v1/control.proto recurve/v1/state.proto

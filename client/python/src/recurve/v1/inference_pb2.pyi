@@ -46,10 +46,11 @@ class CacheUse(_message.Message):
     def __init__(self, cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., miss: _Optional[_Union[CacheMiss, str]] = ..., diverged_at: _Optional[int] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ["append_ids", "append_text", "cache_key", "generate", "keep", "logits", "logprobs", "priority", "rollback_to", "sampling", "snapshot_at", "stopping"]
+    __slots__ = ["append_ids", "append_text", "cache_key", "from_state", "generate", "keep", "logits", "logprobs", "priority", "rollback_to", "sampling", "snapshot_at", "stopping"]
     APPEND_IDS_FIELD_NUMBER: _ClassVar[int]
     APPEND_TEXT_FIELD_NUMBER: _ClassVar[int]
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
+    FROM_STATE_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +63,7 @@ class DecodeRequest(_message.Message):
     append_ids: TokenIds
     append_text: str
     cache_key: str
+    from_state: str
     generate: int
     keep: bool
     logits: LogitsMode
@@ -71,7 +73,7 @@ class DecodeRequest(_message.Message):
     sampling: SamplingParams
     snapshot_at: _containers.RepeatedScalarFieldContainer[int]
     stopping: StoppingParams
-    def __init__(self, append_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., append_text: _Optional[str] = ..., generate: _Optional[int] = ..., logits: _Optional[_Union[LogitsMode, str]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ..., snapshot_at: _Optional[_Iterable[int]] = ..., keep: bool = ..., rollback_to: _Optional[int] = ...) -> None: ...
+    def __init__(self, append_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., append_text: _Optional[str] = ..., generate: _Optional[int] = ..., logits: _Optional[_Union[LogitsMode, str]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ..., snapshot_at: _Optional[_Iterable[int]] = ..., keep: bool = ..., rollback_to: _Optional[int] = ..., from_state: _Optional[str] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
     __slots__ = ["admitted", "done", "logits", "reason", "sequence_tokens", "stop_string", "tokens", "usage"]
@@ -116,8 +118,9 @@ class GenerateEvent(_message.Message):
     def __init__(self, admitted: _Optional[_Union[Admitted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["cache_key", "logprobs", "priority", "prompt_ids", "prompt_text", "sampling", "snapshot_at", "stopping"]
+    __slots__ = ["cache_key", "from_state", "logprobs", "priority", "prompt_ids", "prompt_text", "sampling", "snapshot_at", "stopping"]
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
+    FROM_STATE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +129,7 @@ class GenerateRequest(_message.Message):
     SNAPSHOT_AT_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     cache_key: str
+    from_state: str
     logprobs: int
     priority: int
     prompt_ids: TokenIds
@@ -133,7 +137,7 @@ class GenerateRequest(_message.Message):
     sampling: SamplingParams
     snapshot_at: _containers.RepeatedScalarFieldContainer[int]
     stopping: StoppingParams
-    def __init__(self, prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., prompt_text: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ..., snapshot_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., prompt_text: _Optional[str] = ..., from_state: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ..., snapshot_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Logits(_message.Message):
     __slots__ = ["position", "values"]
