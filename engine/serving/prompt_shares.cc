@@ -6,8 +6,6 @@
 namespace recurve {
 namespace {
 
-int64_t Rest(const SequenceView& s) { return s.num_tokens - s.num_computed; }
-
 // Tokens of `s` that must be computed in one step.
 int64_t WholeRest(const SequenceView& s) {
   return std::max<int64_t>(0, s.whole_tokens - s.num_computed);

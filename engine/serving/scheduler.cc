@@ -24,8 +24,6 @@ std::vector<SequenceView> Ranked(absl::Span<const SequenceView> sequences) {
   return ranked;
 }
 
-int64_t Rest(const SequenceView& s) { return s.num_tokens - s.num_computed; }
-
 bool Decodes(const SequenceView& s) { return Rest(s) == 1; }
 
 bool DecodesNow(const SequenceView& s) {
