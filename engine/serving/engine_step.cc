@@ -231,8 +231,8 @@ SequenceView Engine::View(const Sequence& sequence) const {
   view.num_tokens = sequence.launched_tokens();
   view.num_computed = sequence.launched_computed();
   view.whole_tokens = sequence.whole_tokens();
-  view.pages =
-      sequence.lease ? static_cast<int64_t>(sequence.lease->pages().size()) : 0;
+  if (sequence.lease) view.page_ids = sequence.lease->pages();
+  view.pages = static_cast<int64_t>(view.page_ids.size());
   view.has_work = sequence.HasWork() && !sequence.stalled;
   view.ending = sequence.in_flight() && !view.has_work;
   view.from_host = FromHost(sequence);

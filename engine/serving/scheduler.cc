@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "engine/serving/page_holders.h"
 #include "engine/serving/prompt_shares.h"
 
 namespace recurve {
@@ -65,6 +66,7 @@ class Planner {
         prompt_budget_(limits.max_prompt_tokens),
         resident_(Ranked(resident)),
         waiting_(Ranked(waiting)),
+        holders_(resident_),
         step_tokens_(PromptTokens(limits, resident_)),
         order_(ResidentsFirst(resident_, waiting_)),
         shares_(limits, step_tokens_, Prompts()),
@@ -176,7 +178,7 @@ class Planner {
         (!highest_preempted_ || RanksAbove(victim, *highest_preempted_))) {
       highest_preempted_ = victim;
     }
-    free_pages_ += victim.pages;
+    free_pages_ += holders_.Drop(victim);
     ++free_slots_;
     plan_.preempt.push_back(victim.id);
     victims_.erase(victims_.begin() + static_cast<int64_t>(index));
@@ -236,11 +238,7 @@ class Planner {
   bool Schedule(const SequenceView& s, int64_t most) {
     int64_t tokens = CutChunk(limits_, s, MostOf(s, most));
     // As many tokens as pages fit, but at least one.
-    while (tokens > 0 && PagesFor(s.num_computed + 1) - s.pages > free_pages_) {
-      if (victims_.empty() || !YieldsPage(victims_.back(), s)) break;
-      Unschedule(victims_.back());
-      Preempt(victims_.size() - 1);
-    }
+    if (tokens > 0) FreePages(s, PagesFor(s.num_computed + 1) - s.pages);
     tokens = Fit(s, s.pages, tokens);
     if (tokens <= 0) return false;
     GrantPages(s.id, std::max<int64_t>(
@@ -248,6 +246,24 @@ class Planner {
     Spend(s, tokens);
     plan_.entries.push_back({s.id, tokens});
     return true;
+  }
+
+  // Preempts victims that yield to `s`, from the back, until `pages` pages are
+  // free; none if all are not enough.
+  void FreePages(const SequenceView& s, int64_t pages) {
+    int64_t free = free_pages_;
+    std::vector<size_t> taken;
+    for (size_t i = victims_.size();
+         free < pages && i > 0 && YieldsPage(victims_[i - 1], s); --i) {
+      free += holders_.Drop(victims_[i - 1]);
+      taken.push_back(i - 1);
+    }
+    for (const size_t index : taken) holders_.Undrop(victims_[index]);
+    if (free < pages) return;
+    for (const size_t index : taken) {  // from the back
+      Unschedule(victims_[index]);
+      Preempt(index);
+    }
   }
 
   // How many of `tokens` tokens of `s`, which has `pages`, there are pages for.
@@ -345,15 +361,16 @@ class Planner {
              (pages >= needed || (IsAlone(taken.size()) && pages >= known));
     };
     if (!fits() && !AnyYields(s)) return Admission::kNoMemory;
-    for (size_t i = victims_.size(); !fits(); --i) {
-      if (i == 0) return Admission::kNoMemory;
+    for (size_t i = victims_.size(); i > 0 && !fits(); --i) {
       const SequenceView& victim = victims_[i - 1];
       if (!YieldsToWaiting(victim, s)) continue;
-      pages += victim.pages;
+      pages += holders_.Drop(victim);
       ++slots;
       budget += ScheduledTokens(victim.id);
       taken.push_back(i - 1);
     }
+    for (const size_t index : taken) holders_.Undrop(victims_[index]);
+    if (!fits()) return Admission::kNoMemory;
     if (!s.from_host && chunk(budget) <= 0) return Admission::kNoTokens;
     for (const size_t index : taken) {  // from the back
       Unschedule(victims_[index]);
@@ -499,6 +516,7 @@ class Planner {
   // In rank order.
   const std::vector<SequenceView> resident_;
   const std::vector<SequenceView> waiting_;
+  PageHolders holders_;
   const int64_t step_tokens_;              // tokens of the step left by
                                            // decoding
   const std::vector<SequenceView> order_;  // both, see ResidentsFirst

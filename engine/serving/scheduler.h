@@ -40,10 +40,11 @@ namespace recurve {
 //     residents of lower priority, and residents of other flows whose turn is
 //     later, are preempted for a waiting sequence if that makes it fit; it
 //     inherits their token budget.
-//  4. A sequence whose memory was saved in host memory is admitted like others.
-//     Its copy takes time, so it runs after the copy has arrived; until then
-//     steps continue without it. If nothing else can run, the step waits for
-//     one copy.
+//  4. A sequence whose memory was saved in host memory is admitted like others,
+//     with pages counted for all of it: those that it will share with residents
+//     are not known here, and not needed. Its copy takes time, so it runs after
+//     the copy has arrived; until then steps continue without it. If nothing
+//     else can run, the step waits for one copy.
 //
 // Long prompts do not delay short ones. Let T be the tokens that decoding
 // leaves of a step, and h the least of floor(T / 2), max_chunk_tokens and the
@@ -119,6 +120,9 @@ struct SequenceView {
   bool passed_over = false;
   // Number of steps in which others have passed it while it lacked pages.
   int passes = 0;
+  // Those of `pages` that other residents may hold as well, none twice: taking
+  // its memory frees one of them only if no other has it.
+  absl::Span<const int32_t> page_ids = {};
 };
 
 struct StepPlan {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -424,7 +425,92 @@ TEST(SchedulerTest, ACopyOnItsWayYieldsToThoseAbove) {
   EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
 }
 
+// --- Shared pages ---
+
+SequenceView Holding(SequenceView view, absl::Span<const int32_t> pages) {
+  view.page_ids = pages;
+  view.pages = static_cast<int64_t>(pages.size());
+  return view;
+}
+
+TEST(SchedulerTest, OnlyPagesThatNoOtherHoldsBecomeFree) {
+  const std::vector<int32_t> a = {1, 2, 3};
+  const std::vector<int32_t> b = {1, 2, 4};
+  const std::vector<int32_t> c = {1, 2, 5};
+  // A waiting sequence of three pages: one of each of two victims, and the two
+  // that only these share.
+  StepPlan plan = Plan(
+      kLimits, 0, 4,
+      {Holding(Idle(Decoding(1, 25)), a), Holding(Idle(Decoding(2, 25)), b)},
+      {Waiting(3, 25)});
+  EXPECT_THAT(plan.preempt, ElementsAre(2, 1));
+  EXPECT_THAT(plan.admit, ElementsAre(3));
+  // A third holds them, and works.
+  plan = Plan(kLimits, 0, 4,
+              {Holding(Idle(Decoding(1, 25)), a),
+               Holding(Idle(Decoding(2, 25)), b), Holding(Decoding(3, 25), c)},
+              {Waiting(4, 25)});
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.admit, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{3, 1}));
+  // Two pages suffice for a shorter one.
+  plan = Plan(kLimits, 0, 4,
+              {Holding(Idle(Decoding(1, 25)), a),
+               Holding(Idle(Decoding(2, 25)), b), Holding(Decoding(3, 25), c)},
+              {Waiting(4, 15)});
+  EXPECT_THAT(plan.preempt, ElementsAre(2, 1));
+  EXPECT_THAT(plan.admit, ElementsAre(4));
+}
+
+TEST(SchedulerTest, NoneIsPreemptedForAPageThatStaysInUse) {
+  const std::vector<int32_t> shared = {1, 2};
+  const std::vector<int32_t> own = {3};
+  // The second needs a page; the third has none of its own.
+  StepPlan plan =
+      Plan(kLimits, 0, 4,
+           {Holding(Decoding(1, 20), shared), Holding(Decoding(2, 11), own),
+            Holding(Idle(Decoding(3, 21)), shared)},
+           {});
+  EXPECT_THAT(plan.preempt, IsEmpty());
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
+  // Both others must yield to the first.
+  plan = Plan(kLimits, 0, 4,
+              {Holding(Decoding(1, 11), own), Holding(Decoding(2, 20), shared),
+               Holding(Decoding(3, 20), shared)},
+              {});
+  EXPECT_THAT(plan.preempt, ElementsAre(3, 2));
+  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
+}
+
 // --- Any state ---
+
+// Has residents hold some of their full pages together. Returns the pages that
+// are in use.
+int64_t ShareAtRandom(uint64_t seed, const SchedulerLimits& limits,
+                      std::vector<SequenceView>* resident,
+                      std::vector<std::vector<int32_t>>* ids) {
+  TestRandom random(seed);
+  constexpr int64_t kMostFull = 60;
+  const int64_t groups = random.Uniform(1, 3);
+  auto next = static_cast<int32_t>(1 + groups * kMostFull);
+  std::set<int32_t> used;
+  ids->resize(resident->size());
+  for (size_t i = 0; i < resident->size(); ++i) {
+    SequenceView& s = (*resident)[i];
+    const int64_t full =
+        limits.page_tokens == 0 ? 0 : s.num_computed / limits.page_tokens;
+    const int64_t shared = random.Chance(0.7) ? random.Uniform(0, full) : 0;
+    const int64_t group = random.Uniform(0, groups - 1);
+    for (int64_t page = 0; page < s.pages; ++page) {
+      (*ids)[i].push_back(
+          page < shared ? static_cast<int32_t>(1 + group * kMostFull + page)
+                        : next++);
+    }
+    used.insert((*ids)[i].begin(), (*ids)[i].end());
+    s.page_ids = (*ids)[i];
+  }
+  return static_cast<int64_t>(used.size());
+}
 
 TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
   for (uint64_t seed = 0; seed < SimSeeds(100'000); ++seed) {
@@ -490,6 +576,8 @@ TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
         waiting.push_back(s);
       }
     }
+    std::vector<std::vector<int32_t>> ids;
+    if (seed % 2 == 1) used = ShareAtRandom(seed, limits, &resident, &ids);
     int64_t free_pages = std::max<int64_t>(0, pages_for(longest) - used);
     if (random.Chance(0.5)) free_pages += random.Uniform(0, 12);
     if (limits.page_tokens == 0) free_pages = 0;

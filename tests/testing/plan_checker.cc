@@ -65,13 +65,31 @@ class Checker {
     return s.paced && s.num_tokens - s.num_computed > 1;
   }
 
+  using Views = std::map<uint64_t, SequenceView>;
+
+  // Pages that are free when these residents have lost their memory, and were
+  // not before.
+  static int64_t Freed(const std::set<uint64_t>& ids, const Views& residents) {
+    std::map<int32_t, int64_t> holders;
+    for (const auto& [id, s] : residents) {
+      for (int32_t page : s.page_ids) ++holders[page];
+    }
+    int64_t freed = 0;
+    for (uint64_t id : ids) {
+      const SequenceView& s = residents.at(id);
+      freed += s.pages - static_cast<int64_t>(s.page_ids.size());
+      for (int32_t page : s.page_ids) freed += --holders[page] == 0;
+    }
+    return freed;
+  }
+
   absl::Status ApplyMemory() {
     for (uint64_t id : plan_.preempt) {
       if (resident_.count(id) == 0 || !preempted_.insert(id).second)
         return Broken("what is preempted holds memory, once", id);
-      pages_left_ += resident_[id].pages;
       ++slots_left_;
     }
+    pages_left_ += Freed(preempted_, before_);
     for (uint64_t id : plan_.admit) {
       const auto found =
           std::find_if(waiting_.begin(), waiting_.end(),
@@ -346,7 +364,7 @@ class Checker {
 
   // Whether taking everything that yields to `s` would make room.
   bool CouldFit(const SequenceView& s) const {
-    int64_t pages = pages_left_;
+    std::set<uint64_t> gone = preempted_;
     int64_t slots = slots_left_;
     bool alone = admitted_.empty();
     for (const auto& [id, other] : resident_) {
@@ -360,9 +378,11 @@ class Checker {
         alone = false;
         continue;
       }
-      pages += other.pages;
+      gone.insert(id);
       ++slots;
     }
+    const int64_t pages =
+        pages_left_ + Freed(gone, resident_) - Freed(preempted_, resident_);
     return slots > 0 && (pages >= PagesFor(s.num_tokens + 1) ||
                          (alone && pages >= PagesFor(s.num_tokens)));
   }
@@ -370,23 +390,25 @@ class Checker {
   // Whether taking everything that yielded to `s` before the plan would not
   // have made room.
   bool LackedPages(const SequenceView& s) const {
-    int64_t pages = pages_at_first_;
+    std::set<uint64_t> gone;
     for (const auto& [id, other] : before_) {
-      if (!other.ending && YieldsToWaiting(other, s)) pages += other.pages;
+      if (!other.ending && YieldsToWaiting(other, s)) gone.insert(id);
     }
+    const int64_t pages = pages_at_first_ + Freed(gone, before_);
     return pages < PagesFor(s.num_tokens);
   }
 
   // Whether a page could have been found for resident `s`.
   bool PageToBeHad(const SequenceView& s) const {
-    if (pages_left_ > 0) return true;
+    std::set<uint64_t> gone = preempted_;
     for (const auto& [id, other] : resident_) {
-      if (id != s.id && !Preempted(id) && !other.ending &&
+      if (id != s.id && !other.ending &&
           (!other.has_work || RanksAbove(s, other))) {
-        return true;
+        gone.insert(id);
       }
     }
-    return false;
+    return pages_left_ + Freed(gone, resident_) - Freed(preempted_, resident_) >
+           0;
   }
 
   absl::Status CheckProgress() const {
@@ -433,12 +455,12 @@ class Checker {
   // Nothing but paced prompts runs: the bound for them may have been lifted.
   bool only_paced_ = true;
   const StepPlan& plan_;
-  std::map<uint64_t, SequenceView> resident_;  // `pages` as after the plan
-  std::map<uint64_t, SequenceView> before_;    // as before it
+  Views resident_;  // `pages` as after the plan
+  Views before_;    // as before it
   int64_t pages_at_first_;
   std::vector<SequenceView> waiting_;  // in rank order
   std::set<uint64_t> preempted_;
-  std::map<uint64_t, SequenceView> admitted_;
+  Views admitted_;
   std::set<uint64_t> entries_;
   std::map<uint64_t, int64_t> granted_;  // pages that residents gain
 };
