@@ -1,7 +1,7 @@
 #include "kv_cache/cache_manager.h"
 
 #include <algorithm>
-#include <map>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -18,7 +18,8 @@ absl::Status StorageError(absl::string_view action, int32_t id,
       absl::StrCat(action, " ", id, ": ", status.ToString()));
 }
 
-PoolStats StatsOf(const IdPool& pool) {
+template <typename Pool>
+PoolStats StatsOf(const Pool& pool) {
   return {pool.total(), pool.used(), pool.free()};
 }
 
@@ -29,10 +30,10 @@ CacheManager::CacheManager(const CacheSpec& spec, CacheStorage* storage,
     : spec_(spec),
       storage_(storage),
       options_(options),
-      pages_(spec.num_pages),
+      pages_(spec.num_pages, spec.num_host_blocks),
       slots_(spec.num_slots),
       host_blocks_(spec.num_host_blocks),
-      pages_of_slot_(static_cast<size_t>(spec.num_slots) + 1, 0) {
+      pages_of_slot_(static_cast<size_t>(spec.num_slots) + 1) {
   RECURVE_CHECK(storage != nullptr);
   RECURVE_CHECK(spec.page_bytes >= 0 && spec.slot_bytes >= 0);
 }
@@ -79,16 +80,14 @@ absl::Status CacheManager::Reserve(SequenceLease& lease, int64_t tokens) {
   }
   // All are cleared while free, and only then taken: a failure halfway leaves
   // nothing to undo.
-  for (int32_t page : pages_.NextFree(static_cast<int32_t>(more))) {
+  const auto free = pages_.NextFree(static_cast<int32_t>(more));
+  for (int32_t page : free) {
     const absl::Status cleared = storage_->ClearPage(page);
     if (!cleared.ok()) return StorageError("clearing page", page, cleared);
   }
-  for (int64_t i = 0; i < more; ++i) {
-    const OwnedId page = pages_.Take(lease.owner_);
-    lease.pages_.push_back(page.id);
-    lease.page_generations_.push_back(page.generation);
-  }
-  pages_of_slot_[lease.slot_.id] += more;
+  for (int32_t page : free) lease.Add(pages_.Take(page, lease.owner_));
+  std::vector<int32_t>& handed = pages_of_slot_[lease.slot_.id];
+  handed.insert(handed.end(), free.begin(), free.end());
   return absl::OkStatus();
 }
 
@@ -97,12 +96,17 @@ absl::Status CacheManager::BeginUpdate(const SequenceLease& lease,
   RECURVE_RETURN_IF_ERROR(CheckLease(lease));
   // The pages first: SlotPool::BeginUpdate marks the slot, so it comes last.
   const int64_t held = static_cast<int64_t>(lease.pages_.size());
-  if (spec_.page_bytes != 0 && position >= 0 && num_tokens >= 0 &&
-      num_tokens > held * kPageTokens - position) {
+  const bool writes = spec_.page_bytes != 0 && position >= 0 && num_tokens > 0;
+  if (writes && num_tokens > held * kPageTokens - position) {
     return absl::InternalError(
         absl::StrCat("sequence ", lease.owner_, ": update of ", num_tokens,
                      " tokens at position ", position, " but its ", held,
                      " pages hold ", held * kPageTokens, " tokens"));
+  }
+  for (int64_t i = position / kPageTokens;
+       writes && i < PagesFor(position + num_tokens, spec_); ++i) {
+    RECURVE_RETURN_IF_ERROR(pages_.CheckWritable(
+        {lease.pages_[i], lease.page_generations_[i]}, lease.owner_));
   }
   return slots_.BeginUpdate(lease.slot_, lease.owner_, position, num_tokens);
 }
@@ -121,10 +125,13 @@ int64_t CacheManager::BlocksToSave(const SequenceLease& lease,
   return HostBlocksFor(tokens, spec_) - SharedPages(tokens, base);
 }
 
+int64_t CacheManager::FullPages(int64_t tokens) const {
+  return spec_.page_bytes == 0 ? 0 : tokens / kPageTokens;
+}
+
 int64_t CacheManager::SharedPages(int64_t tokens,
                                   const SnapshotPrefix& base) const {
-  if (base.empty() || spec_.page_bytes == 0) return 0;
-  return std::min(tokens, base.tokens) / kPageTokens;
+  return base.empty() ? 0 : FullPages(std::min(tokens, base.tokens));
 }
 
 bool CacheManager::CanSave(const SequenceLease& lease,
@@ -144,41 +151,52 @@ absl::StatusOr<SnapshotPtr> CacheManager::Save(const SequenceLease& lease,
   }
   const int64_t tokens = TokensApplied(lease);
   const int64_t shared = SharedPages(tokens, base);
-  auto snapshot = std::shared_ptr<Snapshot>(new Snapshot(this, tokens));
-  for (int64_t i = 0; i < shared; ++i) {
-    const OwnedId block = {base.snapshot->blocks_[i],
-                           base.snapshot->generations_[i]};
-    RECURVE_RETURN_IF_ERROR(host_blocks_.Share(block));
-    snapshot->blocks_.push_back(block.id);
-    snapshot->generations_.push_back(block.generation);
-  }
-  const int64_t blocks = HostBlocksFor(tokens, spec_);
-  for (int64_t i = shared; i < blocks; ++i) {
-    const OwnedId block = host_blocks_.Take();
-    snapshot->blocks_.push_back(block.id);
-    snapshot->generations_.push_back(block.generation);
-  }
+  const int64_t full = FullPages(tokens);
   // Pages beyond the tokens hold nothing yet.
-  const auto pages = lease.pages().first(PagesFor(tokens, spec_));
-  const absl::Status copied =
-      storage_->Save({lease.slot(), pages.subspan(shared),
-                      absl::MakeConstSpan(snapshot->blocks_).subspan(shared)});
-  if (!copied.ok()) return StorageError("saving slot", lease.slot(), copied);
+  const int64_t held = PagesFor(tokens, spec_);
+  auto snapshot = std::shared_ptr<Snapshot>(new Snapshot(this, tokens));
+  std::vector<int64_t> copied;  // indices of pages
+  std::vector<int32_t> pages;   // what is copied, and where to
+  std::vector<int32_t> blocks;
+  for (int64_t i = 0; i < HostBlocksFor(tokens, spec_); ++i) {
+    OwnedId block;
+    if (i < shared) {
+      block = {base.snapshot->blocks_[i], base.snapshot->generations_[i]};
+    } else if (i < full) {
+      block = pages_.BlockOf(lease.pages_[i]);
+    }
+    if (block.id != 0) {
+      RECURVE_RETURN_IF_ERROR(host_blocks_.Share(block));
+    } else {
+      block = host_blocks_.Take();
+      blocks.push_back(block.id);
+      if (i < held) pages.push_back(lease.pages_[i]);
+      if (i < full) copied.push_back(i);
+    }
+    snapshot->blocks_.push_back(block.id);
+    snapshot->generations_.push_back(block.generation);
+  }
+  const absl::Status status = storage_->Save({lease.slot(), pages, blocks});
+  if (!status.ok()) return StorageError("saving slot", lease.slot(), status);
+  for (int64_t i : copied) {
+    pages_.Bind(lease.pages_[i],
+                {snapshot->blocks_[i], snapshot->generations_[i]});
+  }
   return snapshot;
 }
 
-absl::StatusOr<SequenceLease> CacheManager::Restore(const SnapshotPrefix& from,
-                                                    uint64_t owner) {
+absl::Status CacheManager::CheckRestore(const SnapshotPrefix& from,
+                                        uint64_t owner) const {
   if (from.empty()) return absl::InternalError("Restore: no snapshot");
   const Snapshot& snapshot = *from.snapshot;
-  const int64_t tokens = from.tokens;
   if (snapshot.manager_ != this) {
     return absl::InternalError("Restore: a snapshot of another manager");
   }
-  if (tokens < 1 || tokens > snapshot.tokens_ ||
-      (tokens < snapshot.tokens_ && spec_.slot_bytes != 0)) {
-    return absl::InternalError(absl::StrCat(
-        "Restore: ", tokens, " tokens of a snapshot of ", snapshot.tokens_));
+  if (from.tokens < 1 || from.tokens > snapshot.tokens_ ||
+      (from.tokens < snapshot.tokens_ && spec_.slot_bytes != 0)) {
+    return absl::InternalError(absl::StrCat("Restore: ", from.tokens,
+                                            " tokens of a snapshot of ",
+                                            snapshot.tokens_));
   }
   for (size_t i = 0; i < snapshot.blocks_.size(); ++i) {
     RECURVE_RETURN_IF_ERROR(
@@ -189,119 +207,101 @@ absl::StatusOr<SequenceLease> CacheManager::Restore(const SnapshotPrefix& from,
         absl::StrCat("Restore: sequence ", owner,
                      owner == 0 ? " means free" : " holds a slot already"));
   }
-  const int64_t count = PagesFor(tokens, spec_);
-  if (slots_.ids().free() == 0 || count > pages_.free()) {
+  return absl::OkStatus();
+}
+
+std::vector<OwnedId> CacheManager::SharePages(const Snapshot& snapshot,
+                                              int64_t full) {
+  std::vector<OwnedId> pages(full);
+  for (int64_t i = 0; i < full; ++i) {
+    const int32_t page =
+        pages_.PageOf({snapshot.blocks_[i], snapshot.generations_[i]});
+    if (page != 0) pages[i] = pages_.Share(page);
+  }
+  return pages;
+}
+
+absl::StatusOr<SequenceLease> CacheManager::Restore(const SnapshotPrefix& from,
+                                                    uint64_t owner) {
+  RECURVE_RETURN_IF_ERROR(CheckRestore(from, owner));
+  const Snapshot& snapshot = *from.snapshot;
+  const int64_t full = FullPages(from.tokens);
+  const int64_t count = PagesFor(from.tokens, spec_);
+  const int32_t free = pages_.free();
+  // Before pages are picked that are overwritten: those must be others.
+  std::vector<OwnedId> pages = SharePages(snapshot, full);
+  const int32_t revived = free - pages_.free();
+  pages.resize(count);
+  std::vector<int64_t> copied;  // indices of pages
+  std::vector<int32_t> blocks;  // what is copied
+  for (int64_t i = 0; i < count; ++i) {
+    if (pages[i].id != 0) continue;
+    copied.push_back(i);
+    blocks.push_back(snapshot.blocks_[i]);
+  }
+  if (spec_.slot_bytes != 0) {
+    blocks.insert(blocks.end(), snapshot.blocks_.begin() + count,
+                  snapshot.blocks_.end());
+  }
+  const auto undo = [&] {
+    for (int64_t i = full; i-- > 0;) {
+      if (pages[i].id != 0) RECURVE_CHECK(pages_.Give(pages[i], owner).ok());
+    }
+  };
+  const auto fresh = static_cast<int32_t>(copied.size());
+  if (slots_.ids().free() == 0 || fresh > pages_.free()) {
+    undo();
     return absl::ResourceExhaustedError(absl::StrCat(
-        "sequence ", owner, " needs a slot and ", count, " pages; ",
-        slots_.ids().free(), " slots and ", pages_.free(), " pages are free"));
+        "sequence ", owner, " needs a slot and ", revived + fresh, " pages; ",
+        slots_.ids().free(), " slots and ", free, " pages are free"));
   }
   const int32_t slot = slots_.NextFree();
-  // In the order in which Take returns them.
-  const auto next = pages_.NextFree(static_cast<int32_t>(count));
-  const std::vector<int32_t> pages(next.rbegin(), next.rend());
-  // Without the pages after `tokens`; a slot of no bytes has no blocks.
-  const auto blocks = absl::MakeConstSpan(snapshot.blocks_);
-  const absl::Status copied = storage_->Restore(
-      {slot, pages,
-       spec_.slot_bytes != 0 ? blocks
-                             : blocks.first(static_cast<size_t>(count))});
-  if (!copied.ok()) return StorageError("restoring slot", slot, copied);
-  SequenceLease lease(this, owner, slots_.Take(owner, tokens));
-  for (int64_t i = 0; i < count; ++i) {
-    const OwnedId page = pages_.Take(owner);
-    RECURVE_CHECK(page.id == pages[i]);
-    lease.pages_.push_back(page.id);
-    lease.page_generations_.push_back(page.generation);
+  const std::vector<int32_t> targets = pages_.NextFree(fresh);
+  // Also if only pages that are shared are restored: a step with the slot must
+  // wait for them.
+  const absl::Status status = storage_->Restore({slot, targets, blocks});
+  if (!status.ok()) {
+    undo();
+    return StorageError("restoring slot", slot, status);
   }
-  pages_of_slot_[slot] += count;
+  for (int32_t i = 0; i < fresh; ++i) {
+    const int64_t index = copied[i];
+    pages[index] = pages_.Take(targets[i], owner);
+    if (index >= full) continue;
+    pages_.Bind(targets[i],
+                {snapshot.blocks_[index], snapshot.generations_[index]});
+  }
+  SequenceLease lease(this, owner, slots_.Take(owner, from.tokens));
+  for (const OwnedId& page : pages) lease.Add(page);
+  pages_of_slot_[slot] = lease.pages_;
+  pages_shared_total_ += static_cast<uint64_t>(count - fresh);
   return lease;
 }
 
 CacheStats CacheManager::stats() const {
-  return {StatsOf(pages_), StatsOf(slots_.ids()), StatsOf(host_blocks_.ids())};
-}
-
-absl::Status CacheManager::CheckLease(const SequenceLease& lease) const {
-  if (lease.empty()) {
-    return absl::InternalError("the lease is empty: released or moved from");
-  }
-  if (lease.manager_ != this) {
-    return absl::InternalError(absl::StrCat(
-        "the lease of sequence ", lease.owner_, " is another manager's"));
-  }
-  RECURVE_RETURN_IF_ERROR(slots_.ids().CheckOwned(lease.slot_, lease.owner_));
-  for (size_t i = 0; i < lease.pages_.size(); ++i) {
-    RECURVE_RETURN_IF_ERROR(pages_.CheckOwned(
-        {lease.pages_[i], lease.page_generations_[i]}, lease.owner_));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CacheManager::CheckInvariants() const {
-  RECURVE_RETURN_IF_ERROR(poison_status_);
-  RECURVE_RETURN_IF_ERROR(pages_.CheckInvariants());
-  RECURVE_RETURN_IF_ERROR(slots_.CheckInvariants());
-  RECURVE_RETURN_IF_ERROR(host_blocks_.CheckInvariants());
-  std::map<uint64_t, int64_t> expected;  // pages by owner
-  for (int32_t slot = 0; slot <= slots_.ids().total(); ++slot) {
-    const uint64_t owner = slots_.ids().owner(slot);
-    if (owner == 0) {
-      if (pages_of_slot_[slot] == 0) continue;
-      return absl::InternalError(absl::StrCat("slot ", slot,
-                                              " is free but counts ",
-                                              pages_of_slot_[slot], " pages"));
-    }
-    if (!expected.emplace(owner, pages_of_slot_[slot]).second) {
-      return absl::InternalError(
-          absl::StrCat("sequence ", owner, " holds two slots"));
-    }
-  }
-  std::map<uint64_t, int64_t> found;
-  for (int32_t page = 1; page <= pages_.total(); ++page) {
-    if (pages_.owner(page) != 0) ++found[pages_.owner(page)];
-  }
-  for (const auto& [owner, count] : found) {
-    if (expected.find(owner) == expected.end()) {
-      return absl::InternalError(absl::StrCat("sequence ", owner, " owns ",
-                                              count, " pages and no slot"));
-    }
-  }
-  for (const auto& [owner, count] : expected) {
-    if (found[owner] != count) {
-      return absl::InternalError(absl::StrCat("sequence ", owner, " owns ",
-                                              found[owner],
-                                              " pages but was handed ", count));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CacheManager::CheckIdle() const {
-  RECURVE_RETURN_IF_ERROR(CheckInvariants());
-  RECURVE_RETURN_IF_ERROR(slots_.ids().CheckIdle());
-  RECURVE_RETURN_IF_ERROR(host_blocks_.ids().CheckIdle());
-  return pages_.CheckIdle();
+  return {StatsOf(pages_), StatsOf(slots_.ids()), StatsOf(host_blocks_.ids()),
+          pages_shared_total_};
 }
 
 void CacheManager::TakeBack(const Snapshot& snapshot) {
   for (size_t i = snapshot.blocks_.size(); i-- > 0;) {
-    RECURVE_CHECK(
-        host_blocks_.Give({snapshot.blocks_[i], snapshot.generations_[i]})
-            .ok());
+    const int32_t block = snapshot.blocks_[i];
+    RECURVE_CHECK(host_blocks_.Give({block, snapshot.generations_[i]}).ok());
+    if (host_blocks_.holders(block) > 0) continue;
+    const int32_t page = pages_.Unbind(block);
+    if (page != 0 && pages_.holders(page) == 0) PoisonPage(page);
   }
 }
 
 void CacheManager::TakeBack(const SequenceLease& lease) {
-  // Last page first, so that the next sequence gets them in the same order.
+  // Last page first, so that the next sequence gets them in the same order; and
+  // of those that are bound, the first tokens are kept the longest.
   for (size_t i = lease.pages_.size(); i-- > 0;) {
     const OwnedId page = {lease.pages_[i], lease.page_generations_[i]};
-    RECURVE_CHECK(pages_.CheckOwned(page, lease.owner_).ok());
-    if (options_.poison_on_release) {
-      const absl::Status poisoned = storage_->PoisonPage(page.id);
-      if (!poisoned.ok()) {
-        poison_status_.Update(
-            StorageError("poisoning page", page.id, poisoned));
-      }
+    RECURVE_CHECK(pages_.CheckHeld(page, lease.owner_).ok());
+    // The bytes of a bound page may be shared again.
+    if (pages_.holders(page.id) == 1 && pages_.BlockOf(page.id).id == 0) {
+      PoisonPage(page.id);
     }
     RECURVE_CHECK(pages_.Give(page, lease.owner_).ok());
   }
@@ -314,7 +314,15 @@ void CacheManager::TakeBack(const SequenceLease& lease) {
     }
   }
   RECURVE_CHECK(slots_.Give(lease.slot_, lease.owner_).ok());
-  pages_of_slot_[slot] = 0;
+  pages_of_slot_[slot].clear();
+}
+
+void CacheManager::PoisonPage(int32_t page) {
+  if (!options_.poison_on_release) return;
+  const absl::Status poisoned = storage_->PoisonPage(page);
+  if (!poisoned.ok()) {
+    poison_status_.Update(StorageError("poisoning page", page, poisoned));
+  }
 }
 
 int64_t CacheManager::TokensApplied(const SequenceLease& lease) const {

@@ -8,8 +8,9 @@
 
 namespace recurve {
 
-// The memory of one sequence on the device and in host memory: page i
-// corresponds to block i; the slot is in the blocks after those of the pages.
+// What is copied of one sequence's memory between the device and host memory:
+// page i corresponds to block i; the slot is in the blocks after those of the
+// pages. Pages need not be all of the sequence's.
 struct SavedMemory {
   int32_t slot;
   absl::Span<const int32_t> pages;
@@ -41,15 +42,22 @@ class CacheStorage {
 
   // Copies pages and slot to their blocks, every byte, or back. On a device the
   // copies run concurrently with steps; later operations on these pages, slots
-  // and blocks wait for them, and so does a step with the slot. Called only if
-  // CacheSpec has blocks.
+  // and blocks wait for them, and so does a step with the slot.
+  //
+  // The sequence of a Restore may share pages with others instead of copying
+  // them: all of them, and then there may be nothing to copy, but Restore is
+  // called. So a step with its slot also waits for every earlier Restore, which
+  // may be copying those pages. It need not wait for a Save, which reads them.
+  //
+  // Called only if CacheSpec has blocks.
   virtual absl::Status Save(const SavedMemory& /*memory*/) {
     return absl::UnimplementedError("no host memory to save sequences in");
   }
   virtual absl::Status Restore(const SavedMemory& /*memory*/) {
     return absl::UnimplementedError("no host memory to save sequences in");
   }
-  // Whether a step with the slot can start without waiting for a Restore.
+  // Whether a step with the slot can start without waiting for a Restore: its
+  // own, or an earlier one.
   virtual bool Restored(int32_t /*slot*/) { return true; }
 };
 

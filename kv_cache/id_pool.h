@@ -18,8 +18,8 @@ struct OwnedId {
   uint32_t generation = 0;
 };
 
-// Tracks the owner of each of the ids 1..total; common to pages, slots and
-// blocks of host memory. Id 0 is the sink and has no owner.
+// Tracks the owner of each of the ids 1..total; common to slots and blocks of
+// host memory. Id 0 is the sink and has no owner.
 //
 // Invariants: an id is either on the free list with owner 0, or off it with one
 // owner other than 0. Its generation rises at each change of owner, to and from
@@ -34,7 +34,7 @@ struct OwnedId {
 // Thread safety: none; the engine's step thread owns it.
 class IdPool {
  public:
-  // `kind` ("page", "slot") appears in messages. REQUIRES: total >= 0.
+  // `kind` ("slot", "host block") appears in messages. REQUIRES: total >= 0.
   IdPool(absl::string_view kind, int32_t total);
   IdPool(const IdPool&) = delete;
   IdPool& operator=(const IdPool&) = delete;

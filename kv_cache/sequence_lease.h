@@ -11,9 +11,10 @@ namespace recurve {
 
 class CacheManager;
 
-// All memory of one sequence: its slot and its pages. Whatever ends a sequence
-// (finish, cancel, disconnect, error, preemption) destroys its lease, which
-// gives everything back exactly once.
+// All memory of one sequence: its slot and its pages, of which other sequences
+// may hold those that are full (CacheManager::Restore). Whatever ends a
+// sequence (finish, cancel, disconnect, error, preemption) destroys its lease,
+// which gives everything back exactly once.
 //
 // Made by CacheManager::Acquire; a default-made, moved-from or released lease
 // is empty. Movable, not copyable. Must not outlive its manager.
@@ -51,6 +52,11 @@ class SequenceLease {
 
   SequenceLease(CacheManager* manager, uint64_t owner, OwnedId slot)
       : manager_(manager), owner_(owner), slot_(slot) {}
+
+  void Add(OwnedId page) {
+    pages_.push_back(page.id);
+    page_generations_.push_back(page.generation);
+  }
 
   CacheManager* manager_ = nullptr;
   uint64_t owner_ = 0;

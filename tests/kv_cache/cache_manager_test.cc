@@ -180,7 +180,7 @@ TEST_F(CacheManagerTest, BeginUpdateSeesMemoryThatChangedHands) {
   // A page of another sequence in the table.
   std::vector<int32_t>& pages = CachePeer::LeasePages(a);
   std::swap(pages[1], CachePeer::LeasePages(b)[1]);
-  ExpectInternal(manager_.BeginUpdate(a, 101, 1), "expected owner 1");
+  ExpectInternal(manager_.BeginUpdate(a, 101, 1), "sequence 1 expected to");
   std::swap(pages[1], CachePeer::LeasePages(b)[1]);
   // The sink in the table.
   const int32_t page = std::exchange(pages[0], 0);
@@ -322,22 +322,30 @@ TEST_F(CacheManagerTest, CheckInvariantsSeesEachBreach) {
   SequenceLease lease = MustAdvance(1, 100);
   PagePool& pages = CachePeer::Pages(manager_);
   IdPool& slots = CachePeer::Ids(CachePeer::Slots(manager_));
-  uint64_t& page_owner = CachePeer::Owner(pages, lease.pages()[0]);
-  page_owner = 9;
-  ExpectInternal(manager_.CheckInvariants(), "sequence 9 owns 1 pages and no");
-  page_owner = 1;
+  const int32_t page = lease.pages()[0];
+  uint64_t& writer = CachePeer::Writer(pages, page);
+  writer = 9;
+  ExpectInternal(manager_.CheckInvariants(), "of 100 tokens has writer 9");
+  // The second page is not full.
+  writer = 0;
+  EXPECT_TRUE(manager_.CheckInvariants().ok());
+  writer = 1;
+  CachePeer::Writer(pages, lease.pages()[1]) = 0;
+  ExpectInternal(manager_.CheckInvariants(), "up to token 128 of sequence 1");
+  CachePeer::Writer(pages, lease.pages()[1]) = 1;
 
-  const OwnedId leaked = pages.Take(1);
-  ExpectInternal(manager_.CheckInvariants(), "owns 3 pages but was handed 2");
+  const OwnedId leaked = pages.Take(pages.NextFree(1)[0], 1);
+  ExpectInternal(manager_.CheckInvariants(),
+                 "has 1 holders but was handed to 0 sequences");
   ASSERT_TRUE(pages.Give(leaked, 1).ok());
 
   const OwnedId second = slots.Take(1);
   ExpectInternal(manager_.CheckInvariants(), "sequence 1 holds two slots");
   ASSERT_TRUE(slots.Give(second, 1).ok());
 
-  CachePeer::PagesOfSlot(manager_, second.id) = 1;
-  ExpectInternal(manager_.CheckInvariants(), "is free but counts 1 pages");
-  CachePeer::PagesOfSlot(manager_, second.id) = 0;
+  CachePeer::PagesOfSlot(manager_, second.id) = {page};
+  ExpectInternal(manager_.CheckInvariants(), "is free but has 1 pages");
+  CachePeer::PagesOfSlot(manager_, second.id).clear();
   EXPECT_TRUE(manager_.CheckInvariants().ok());
   ExpectInternal(manager_.CheckIdle(), "1 of 2 slots in use");
 }

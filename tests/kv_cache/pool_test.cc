@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kv_cache/cache_spec.h"
-#include "kv_cache/page_pool.h"
+#include "kv_cache/id_pool.h"
 #include "kv_cache/slot_pool.h"
 #include "tests/kv_cache/cache_peer.h"
 
@@ -38,8 +38,8 @@ TEST(CacheSpecTest, NoPagesWithoutTpaLayers) {
   EXPECT_EQ(PagesFor(kMaxInt64, spec), 0);
 }
 
-TEST(PagePoolTest, HandsOutEveryIdOnceAndNeverTheSink) {
-  PagePool pool(5);
+TEST(IdPoolTest, HandsOutEveryIdOnceAndNeverTheSink) {
+  IdPool pool("page", 5);
   std::set<int32_t> seen;
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(pool.free(), 5 - i);
@@ -52,13 +52,13 @@ TEST(PagePoolTest, HandsOutEveryIdOnceAndNeverTheSink) {
   EXPECT_TRUE(pool.CheckInvariants().ok());
 }
 
-TEST(PagePoolTest, NextFreeForetellsTake) {
-  PagePool pool(6);
+TEST(IdPoolTest, NextFreeForetellsTake) {
+  IdPool pool("page", 6);
   const OwnedId first = pool.Take(1);
   pool.Take(2);
   ASSERT_TRUE(pool.Give(first, 1).ok());
   for (int32_t count = 0; count <= pool.free(); ++count) {
-    PagePool same(6);
+    IdPool same("page", 6);
     const OwnedId same_first = same.Take(1);
     same.Take(2);
     ASSERT_TRUE(same.Give(same_first, 1).ok());
@@ -72,8 +72,8 @@ TEST(PagePoolTest, NextFreeForetellsTake) {
   EXPECT_DEATH(pool.NextFree(-1), "invariant broken");
 }
 
-TEST(PagePoolTest, LastFreedIsFirstReused) {
-  PagePool pool(3);
+TEST(IdPoolTest, LastFreedIsFirstReused) {
+  IdPool pool("page", 3);
   const OwnedId a = pool.Take(1);
   const OwnedId b = pool.Take(1);
   ASSERT_TRUE(pool.Give(b, 1).ok());
@@ -81,8 +81,8 @@ TEST(PagePoolTest, LastFreedIsFirstReused) {
   EXPECT_EQ(pool.Take(2).id, a.id);
 }
 
-TEST(PagePoolTest, GenerationRisesAtEachChangeOfOwner) {
-  PagePool pool(1);
+TEST(IdPoolTest, GenerationRisesAtEachChangeOfOwner) {
+  IdPool pool("page", 1);
   const OwnedId first = pool.Take(9);
   ASSERT_TRUE(pool.Give(first, 9).ok());
   EXPECT_EQ(CachePeer::Generation(pool, 1), first.generation + 1);
@@ -96,8 +96,8 @@ TEST(PagePoolTest, GenerationRisesAtEachChangeOfOwner) {
   EXPECT_EQ(pool.used(), 1);
 }
 
-TEST(PagePoolTest, MisuseIsInternalAndChangesNothing) {
-  PagePool pool(2);
+TEST(IdPoolTest, MisuseIsInternalAndChangesNothing) {
+  IdPool pool("page", 2);
   const OwnedId page = pool.Take(5);
   ExpectInternal(pool.Give(page, 6), "expected owner 6");
   ExpectInternal(pool.Give(page, 0), "sequence id 0");
@@ -114,57 +114,57 @@ TEST(PagePoolTest, MisuseIsInternalAndChangesNothing) {
   EXPECT_TRUE(pool.CheckIdle().ok());
 }
 
-TEST(PagePoolTest, TakingFromAnEmptyPoolOrForNobodyIsABug) {
-  PagePool pool(1);
+TEST(IdPoolTest, TakingFromAnEmptyPoolOrForNobodyIsABug) {
+  IdPool pool("page", 1);
   EXPECT_DEATH(pool.Take(0), "invariant broken");
   pool.Take(1);
   EXPECT_DEATH(pool.Take(1), "invariant broken");
-  EXPECT_DEATH(PagePool(-1), "invariant broken");
+  EXPECT_DEATH(IdPool("page", -1), "invariant broken");
 }
 
-TEST(PagePoolTest, AnEmptyPoolIsIdle) {
-  PagePool pool(0);
+TEST(IdPoolTest, AnEmptyPoolIsIdle) {
+  IdPool pool("page", 0);
   EXPECT_EQ(pool.total(), 0);
   EXPECT_TRUE(pool.CheckIdle().ok());
   EXPECT_TRUE(pool.CheckInvariants().ok());
 }
 
-TEST(PagePoolTest, CheckIdleNamesAHolder) {
-  PagePool pool(4);
+TEST(IdPoolTest, CheckIdleNamesAHolder) {
+  IdPool pool("page", 4);
   pool.Take(11);
   ExpectInternal(pool.CheckIdle(),
                  "1 of 4 pages in use, page 1 by sequence 11");
 }
 
-TEST(PagePoolTest, CheckInvariantsSeesEachBreach) {
+TEST(IdPoolTest, CheckInvariantsSeesEachBreach) {
   {
-    PagePool pool(3);
+    IdPool pool("page", 3);
     CachePeer::FreeList(pool).push_back(2);
     ExpectInternal(pool.CheckInvariants(), "page 2 is on the free list twice");
   }
   {
-    PagePool pool(3);
+    IdPool pool("page", 3);
     CachePeer::FreeList(pool).pop_back();
     ExpectInternal(pool.CheckInvariants(), "not on the free list");
   }
   {
-    PagePool pool(3);
+    IdPool pool("page", 3);
     CachePeer::FreeList(pool).push_back(0);
     ExpectInternal(pool.CheckInvariants(), "page 0 is on the free list");
   }
   {
-    PagePool pool(3);
+    IdPool pool("page", 3);
     CachePeer::FreeList(pool).push_back(4);
     ExpectInternal(pool.CheckInvariants(), "ids are 1 to 3");
   }
   {
-    PagePool pool(3);
+    IdPool pool("page", 3);
     CachePeer::Owner(pool, 1) = 8;
     ExpectInternal(pool.CheckInvariants(), "page 1 has owner 8 and is on");
     EXPECT_DEATH(pool.Take(1), "invariant broken");
   }
   {
-    PagePool pool(3);
+    IdPool pool("page", 3);
     CachePeer::Owner(pool, 0) = 8;
     ExpectInternal(pool.CheckInvariants(), "page 0, the sink");
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <thread>
 #include <utility>
@@ -179,7 +180,7 @@ absl::Status FakeRunner::CheckSequence(const StepBatch& batch,
 
 absl::Status FakeRunner::CheckDistinct(const StepBatch& batch) const {
   std::set<int32_t> slots;
-  std::set<int32_t> pages;
+  std::map<int32_t, bool> pages;  // whether it is written to
   for (int64_t s = 0; s < batch.num_sequences(); ++s) {
     if (!slots.insert(batch.slots[s]).second)
       return Violation("a slot is used twice in a step");
@@ -187,12 +188,15 @@ absl::Status FakeRunner::CheckDistinct(const StepBatch& batch) const {
     const int64_t last = batch.positions[batch.query_start[s + 1] - 1];
     if (last / kPageTokens >= batch.page_table_stride)
       return Violation("the page table is too narrow");
+    const int64_t first = batch.positions[batch.query_start[s]];
     for (int64_t i = 0; i <= last / kPageTokens; ++i) {
       const int32_t page = batch.page_table[s * batch.page_table_stride + i];
       if (page < 1 || page > options_.num_pages)
         return Violation(absl::StrCat("page ", page, " does not exist"));
-      if (!pages.insert(page).second)
-        return Violation("a page is used twice in a step");
+      const bool written = i >= first / kPageTokens;
+      const auto [other, only] = pages.emplace(page, written);
+      if (!only && (written || other->second))
+        return Violation("a page that a step writes to is used twice in it");
     }
   }
   return absl::OkStatus();
