@@ -223,11 +223,82 @@ TEST_P(EnginePrefixTest, SnapshotsLeaveRoomForPreemptedSequences) {
   EXPECT_EQ(CachedOf(Text(900, 8)), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, EnginePrefixTest,
-                         testing::Values(Config{1, false, true},
-                                         Config{64, true, true},
-                                         Config{16, true, false},
-                                         Config{1, false, false}));
+// Sequences that continue the same snapshot, with its pages in memory once.
+class EngineSharedPagesTest : public EnginePrefixTest {
+ protected:
+  EngineSharedPagesTest() {
+    fake_.on_run = [this](const StepBatch& batch) { gate_.Enter(batch); };
+  }
+  ~EngineSharedPagesTest() override { gate_.Open(); }
+
+  // Has two sequences continue what a first one left behind, up to a step that
+  // both are in. The gate is held.
+  void RunTwo() {
+    RunAlone(*engine_, Script::Generate(prompt_, 1));
+    gate_.Hold();
+    for (int i = 0; i < 2; ++i) {
+      scripts_.push_back(Script::Generate(prompt_ + Text(2, 30 + i), 40));
+      sinks_.push_back(std::make_shared<RecordingSink>());
+      ASSERT_TRUE(Submit(*engine_, scripts_[i], sinks_[i]).ok());
+    }
+    // One more, so that the load of the first step with both is known.
+    for (int steps = 0; steps < 2;) {
+      gate_.WaitHeld();
+      steps += gate_.last_sequences() == 2;
+      gate_.Pass();
+    }
+    gate_.WaitHeld();
+  }
+  void ExpectTokensOfColdRuns() {
+    gate_.Open();
+    FakeRunnerOptions cold = fake_;
+    cold.on_run = nullptr;
+    for (size_t i = 0; i < scripts_.size(); ++i) {
+      const StreamRecord got = sinks_[i]->WaitEnd();
+      ASSERT_TRUE(got.end->ok()) << *got.end;
+      EXPECT_EQ(got.tokens, RunSolo(cold, scripts_[i]).tokens);
+      if (i < 2) {
+        EXPECT_GE(got.results[0].cache.cached_tokens, Down(899));
+      }
+    }
+    EXPECT_TRUE(engine_->health().ok()) << engine_->health();
+  }
+
+  StepGate gate_;
+  const std::vector<int32_t> prompt_ = Text(900, 1);
+  std::vector<Script> scripts_;
+  std::vector<std::shared_ptr<RecordingSink>> sinks_;
+};
+
+TEST_P(EngineSharedPagesTest, SequencesOfOneSnapshotShareItsPages) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(RunTwo());
+  // 14 full ones, and for each the one that it writes to.
+  EXPECT_EQ(engine_->load().pages_used, GetParam().pages ? 14 + 2 : 0);
+  ExpectTokensOfColdRuns();
+  EXPECT_TRUE(IsIdle(*engine_));
+}
+
+// Preempting one of them frees its last page only.
+TEST_P(EngineSharedPagesTest, PreemptionFreesWhatIsNotShared) {
+  if (GetParam().pages) fake_.num_pages = 31;
+  Start();
+  ASSERT_NO_FATAL_FAILURE(RunTwo());
+  // 15 pages are free, and 19 needed.
+  scripts_.push_back(Script::Generate(Text(1200, 9), 3));
+  scripts_.back().options.priority = 1;
+  sinks_.push_back(std::make_shared<RecordingSink>());
+  ASSERT_TRUE(Submit(*engine_, scripts_.back(), sinks_.back()).ok());
+  ExpectTokensOfColdRuns();
+  EXPECT_EQ(engine_->load().preemptions_total, GetParam().pages ? 2u : 0u);
+  EXPECT_TRUE(IsIdle(*engine_));
+}
+
+const auto kConfigs =
+    testing::Values(Config{1, false, true}, Config{64, true, true},
+                    Config{16, true, false}, Config{1, false, false});
+INSTANTIATE_TEST_SUITE_P(Models, EngineSharedPagesTest, kConfigs);
+INSTANTIATE_TEST_SUITE_P(Models, EnginePrefixTest, kConfigs);
 
 }  // namespace
 }  // namespace recurve
