@@ -91,7 +91,8 @@ absl::Status CudaSwap::Save(const SavedMemory& memory) {
   return CopyPages(memory, kOut);
 }
 
-// The slot last: its copy marks the whole sequence as restored.
+// The slot last, also if it has no bytes: its event marks the whole sequence as
+// restored, with the pages that earlier Restores copy and it shares.
 absl::Status CudaSwap::Restore(const SavedMemory& memory) {
   constexpr cudaMemcpyKind kIn = cudaMemcpyHostToDevice;
   RECURVE_RETURN_IF_ERROR(Begin());

@@ -26,6 +26,15 @@ namespace recurve {
 // page or slot handed over in a step delays that step by its own copy, not by
 // all of them.
 //
+// Pages that sequences share are not copied, and are in order without a wait of
+// their own. They were written by earlier work on the steps' stream, or by
+// copies of earlier Restores. The event of a restored slot is recorded behind
+// these on the stream of copies, even if Restore has nothing to copy, so a step
+// that awaits its slot awaits them. A step that shares a page may run alongside
+// a Save of it: both read. To overwrite a page that no sequence holds, SetPage
+// awaits its last copy and follows all steps on their stream, and a Restore
+// follows both.
+//
 // Thread safety: none; the step thread.
 class CudaSwap {
  public:

@@ -162,6 +162,36 @@ TEST_F(SwapGpuTest, CopiesRunBesideSteps) {
   }
 }
 
+// A sequence that shares the pages of one that is being restored waits for its
+// own slot only, and that is enough; also when nothing of it is copied.
+TEST_F(SwapGpuTest, ASlotIsRestoredAfterPagesOfEarlierRestores) {
+  std::vector<int32_t> pages, blocks;
+  for (int32_t i = 1; i <= 90; ++i) pages.push_back(i);
+  for (int32_t i = 1; i <= 93; ++i) blocks.push_back(i);
+  for (const int64_t slot_bytes : {kSpec.slot_bytes, int64_t{0}}) {
+    SCOPED_TRACE(slot_bytes);
+    CacheSpec spec = kSpec;
+    spec.slot_bytes = slot_bytes;
+    auto swap = CudaSwap::Create(steps_, spec, pages_.data(), slots_.data());
+    ASSERT_TRUE(swap.ok()) << swap.status();
+    swap_ = *std::move(swap);
+    blocks.resize(slot_bytes == 0 ? 90 : 93);
+    const std::vector<int32_t> state(blocks.begin() + 90, blocks.end());
+    for (int32_t page : pages) FillPage(page, 7);
+    FillSlot(1, 7);
+    ASSERT_TRUE(swap_->Save({1, pages, blocks}).ok());
+    for (int32_t page : pages) FillPage(page, 1);
+    ASSERT_TRUE(swap_->Restore({2, pages, blocks}).ok());
+    ASSERT_TRUE(swap_->Restore({3, {}, state}).ok());
+    ASSERT_TRUE(swap_->AwaitSlot(3).ok());
+    EXPECT_TRUE(PageHolds(90, 7));
+    if (slot_bytes != 0) {
+      EXPECT_TRUE(SlotHolds(3, 7));
+    }
+    EXPECT_TRUE(swap_->Done(3));
+  }
+}
+
 // A new owner of the slot of a sequence being saved does not wait for its
 // pages: these take longer than the time between two events of the steps'
 // stream, one after the wait for the slot and one after that for the last page.
