@@ -425,63 +425,6 @@ TEST(SchedulerTest, ACopyOnItsWayYieldsToThoseAbove) {
   EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
 }
 
-// --- Shared pages ---
-
-SequenceView Holding(SequenceView view, absl::Span<const int32_t> pages) {
-  view.page_ids = pages;
-  view.pages = static_cast<int64_t>(pages.size());
-  return view;
-}
-
-TEST(SchedulerTest, OnlyPagesThatNoOtherHoldsBecomeFree) {
-  const std::vector<int32_t> a = {1, 2, 3};
-  const std::vector<int32_t> b = {1, 2, 4};
-  const std::vector<int32_t> c = {1, 2, 5};
-  // A waiting sequence of three pages: one of each of two victims, and the two
-  // that only these share.
-  StepPlan plan = Plan(
-      kLimits, 0, 4,
-      {Holding(Idle(Decoding(1, 25)), a), Holding(Idle(Decoding(2, 25)), b)},
-      {Waiting(3, 25)});
-  EXPECT_THAT(plan.preempt, ElementsAre(2, 1));
-  EXPECT_THAT(plan.admit, ElementsAre(3));
-  // A third holds them, and works.
-  plan = Plan(kLimits, 0, 4,
-              {Holding(Idle(Decoding(1, 25)), a),
-               Holding(Idle(Decoding(2, 25)), b), Holding(Decoding(3, 25), c)},
-              {Waiting(4, 25)});
-  EXPECT_THAT(plan.preempt, IsEmpty());
-  EXPECT_THAT(plan.admit, IsEmpty());
-  EXPECT_THAT(plan.entries, ElementsAre(Entry{3, 1}));
-  // Two pages suffice for a shorter one.
-  plan = Plan(kLimits, 0, 4,
-              {Holding(Idle(Decoding(1, 25)), a),
-               Holding(Idle(Decoding(2, 25)), b), Holding(Decoding(3, 25), c)},
-              {Waiting(4, 15)});
-  EXPECT_THAT(plan.preempt, ElementsAre(2, 1));
-  EXPECT_THAT(plan.admit, ElementsAre(4));
-}
-
-TEST(SchedulerTest, NoneIsPreemptedForAPageThatStaysInUse) {
-  const std::vector<int32_t> shared = {1, 2};
-  const std::vector<int32_t> own = {3};
-  // The second needs a page; the third has none of its own.
-  StepPlan plan =
-      Plan(kLimits, 0, 4,
-           {Holding(Decoding(1, 20), shared), Holding(Decoding(2, 11), own),
-            Holding(Idle(Decoding(3, 21)), shared)},
-           {});
-  EXPECT_THAT(plan.preempt, IsEmpty());
-  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
-  // Both others must yield to the first.
-  plan = Plan(kLimits, 0, 4,
-              {Holding(Decoding(1, 11), own), Holding(Decoding(2, 20), shared),
-               Holding(Decoding(3, 20), shared)},
-              {});
-  EXPECT_THAT(plan.preempt, ElementsAre(3, 2));
-  EXPECT_THAT(plan.entries, ElementsAre(Entry{1, 1}));
-}
-
 // --- Any state ---
 
 // Has residents hold some of their full pages together. Returns the pages that
