@@ -98,6 +98,17 @@ class CacheManager {
   absl::StatusOr<SnapshotPtr> Save(const SequenceLease& lease,
                                    const SnapshotPrefix& base);
 
+  // A snapshot of `tokens` tokens whose blocks the caller writes (HostBlocks)
+  // before anybody else knows of it. ResourceExhausted without enough blocks.
+  // REQUIRES: tokens > 0.
+  absl::StatusOr<SnapshotPtr> Blank(int64_t tokens);
+
+  // The blocks of a snapshot's first tokens: those of its pages, and of its
+  // slot. Waits for copies in progress. May be called on any thread that holds
+  // the snapshot.
+  absl::StatusOr<std::vector<absl::Span<char>>> HostBlocks(
+      const SnapshotPrefix& prefix) const;
+
   // A lease of a slot and pages for `owner`, which get the contents of `from`.
   // `owner` as for Acquire.
   absl::StatusOr<SequenceLease> Restore(const SnapshotPrefix& from,

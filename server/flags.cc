@@ -267,6 +267,10 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
           "0 to 1125899906842624",
           "Memory of the host for snapshots of prompts, from which later "
           "prompts that begin alike continue, as 4GiB; 0: none");
+  AddSize(
+      app, "state-bytes", o.engine.state_bytes, "0 to 1125899906842624",
+      "The part of --prefix-cache-bytes that states with names may take, as "
+      "1GiB; 0: half of it");
   AddCount(app, "default-max-new-tokens", o.default_max_new_tokens,
            "1 to 2147483647",
            "Tokens to generate for requests that do not say");

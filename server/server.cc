@@ -25,6 +25,7 @@
 #include "server/openai/http_api.h"
 #include "server/services/control_service.h"
 #include "server/services/inference_service.h"
+#include "server/services/state_service.h"
 #include "server/telemetry/process_log.h"
 #include "server/transport/listening_sockets.h"
 #include "spdlog/spdlog.h"
@@ -47,7 +48,8 @@ constexpr int64_t kMoreStreams = 64;
 // Requests are small; larger ones are refused before they are read.
 constexpr int64_t kMaxReceiveBytes = 4 << 20;
 // The gRPC names of this server's services.
-const char* const kServices[] = {"recurve.v1.Inference", "recurve.v1.Control"};
+const char* const kServices[] = {"recurve.v1.Inference", "recurve.v1.Control",
+                                 "recurve.v1.State"};
 constexpr char kHealthService[] = "grpc.health.v1.Health";
 
 bool IsLoopback(const std::string& host) {
@@ -265,6 +267,9 @@ absl::Status Server::StartGrpc() {
   RpcMethods methods;
   AddInferenceMethods(environment_, &methods);
   control_->AddMethods(&methods);
+  state_service_ = std::make_unique<StateService>(
+      StateService::Options{engine_.get(), tenants_.get()});
+  state_service_->AddMethods(&methods);
   if (options_.reflection) AddReflection(services, &methods);
   const bool asks_clients = !options_.transport.tls_client_ca.empty();
 

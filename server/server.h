@@ -23,6 +23,7 @@
 namespace recurve {
 
 class ControlService;
+class StateService;
 class GrpcServer;
 class HealthService;
 class HttpApi;
@@ -131,6 +132,7 @@ class Server {
   std::unique_ptr<EncodeThreads> encode_threads_;
   std::unique_ptr<StrangerBytes> strangers_;
   std::unique_ptr<ControlService> control_;
+  std::unique_ptr<StateService> state_service_;
   std::unique_ptr<HealthService> health_;
   std::unique_ptr<GrpcServer> grpc_server_;
   std::unique_ptr<HttpApi> http_api_;

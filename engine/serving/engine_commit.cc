@@ -117,7 +117,8 @@ void Engine::FinishCommands(Sequence& sequence) {
       return;
     }
   }
-  if (!std::exchange(sequence.cache_use_counted, true)) {
+  if (!std::exchange(sequence.cache_use_counted, true) &&
+      !sequence.from_state()) {
     ++counters_.prompts_by_miss_total[static_cast<int>(result.cache.miss)];
   }
   if (observer_ != nullptr) observer_->OnCommandDone(result);

@@ -115,6 +115,7 @@ bool Engine::HasRunnable() const {
 
 bool Engine::TakeMessages() {
   std::vector<Message> messages;
+  bool stopping = false;
   {
     const bool runnable = pending_ != nullptr || HasRunnable();
     MutexLock lock(&mu_);
@@ -129,18 +130,26 @@ bool Engine::TakeMessages() {
     }
     if (stop_) {
       // Accepted sequences must still get their OnEnd.
-      for (Message& message : inbox_) {
-        if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
-          sequences_.emplace((*sequence)->id(), *sequence);
-        }
-      }
-      inbox_.clear();
-      return false;
+      stopping = true;
     }
     messages.swap(inbox_);
   }
-  for (Message& message : messages) Handle(message);
-  return true;
+  if (!stopping) {
+    for (Message& message : messages) Handle(message);
+    return true;
+  }
+  const absl::Status stopped =
+      absl::UnavailableError("the server is shutting down");
+  for (Message& message : messages) {
+    if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
+      sequences_.emplace((*sequence)->id(), *sequence);
+    } else if (auto* request = std::get_if<StateRequest>(&message)) {
+      request->done(stopped);
+    } else if (auto* room = std::get_if<StateRoom>(&message)) {
+      room->done(stopped);
+    }
+  }
+  return false;
 }
 
 void Engine::Handle(Message& message) {
@@ -178,6 +187,12 @@ void Engine::Handle(Message& message) {
     if (const auto it = sequences_.find(progress->id); it != sequences_.end()) {
       it->second->stalled_since = Clock::now();
     }
+  } else if (auto* request = std::get_if<StateRequest>(&message)) {
+    request->done(StateOf(*request));
+  } else if (auto* room = std::get_if<StateRoom>(&message)) {
+    room->done(RoomFor(*room));
+  } else if (std::get_if<DroppedState>(&message) != nullptr) {
+    // Freed with the message.
   } else {
     // Draining: sequences between two commands end now, the others when idle.
     std::vector<std::shared_ptr<Sequence>> all;
@@ -190,6 +205,7 @@ void Engine::AdvanceCommands(Sequence& sequence) {
   if (sequence.command_active()) return;
   if (sequence.StartNextCommand()) {
     counters_.prompt_tokens_total += sequence.command_appended();
+    PlanPlaces(sequence);
     if (sequence.saved.empty()) {
       DropSaved(sequence);
     } else if (sequence.rolled_back) {

@@ -119,6 +119,9 @@ struct SequenceView {
   bool passed_over = false;
   // Number of steps in which others have passed it while it lacked pages.
   int passes = 0;
+
+  // Tokens left to compute.
+  int64_t rest() const { return num_tokens - num_computed; }
 };
 
 struct StepPlan {

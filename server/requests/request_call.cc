@@ -78,6 +78,16 @@ void RequestCall::Encode(int64_t bytes,
   if (!status.ok()) next(status);
 }
 
+absl::StatusOr<SequenceStatePtr> RequestCall::FindState(
+    const std::string& key, std::optional<uint64_t>* seed) {
+  if (key.empty()) return nullptr;
+  RECURVE_RETURN_IF_ERROR(environment_.engine->CheckStates());
+  RECURVE_ASSIGN_OR_RETURN(StateStore::Found found,
+                           environment_.engine->states().Use(flow().id, key));
+  if (!*seed) *seed = found.info.seed;
+  return std::move(found.state);
+}
+
 Engine::Submission RequestCall::MakeSubmission(
     GenerateInput input, FieldNames names, std::shared_ptr<EventSink> sink,
     std::optional<std::chrono::steady_clock::time_point> deadline) const {
@@ -89,6 +99,7 @@ Engine::Submission RequestCall::MakeSubmission(
   submission.deadline = deadline;
   submission.names = std::move(names);
   submission.prompt_name = std::move(input.prompt_name);
+  submission.from = std::move(input.from);
   return submission;
 }
 
@@ -135,6 +146,9 @@ absl::Status RequestCall::Approve(
   std::vector<StreamTicket::Cost> costs;
   for (size_t i = 0; i < submissions.size(); ++i) {
     const Command& command = submissions[i].command;
+    if (submissions[i].from != nullptr) {
+      parts_[i].ticket.StartFrom(submissions[i].from->num_tokens());
+    }
     tickets.push_back(&parts_[i].ticket);
     costs.push_back(
         {static_cast<int64_t>(command.append.size()), command.generate});

@@ -88,6 +88,10 @@ class RequestCall : public std::enable_shared_from_this<RequestCall> {
   // at all if all parts have ended by then. Its argument is not OK if the
   // request must end instead of going on.
   void Encode(int64_t bytes, std::function<void(const absl::Status&)> next);
+  // Finds the state of the tenant that `key` names; null if it is empty. Draws
+  // its seed if the request has none.
+  absl::StatusOr<SequenceStatePtr> FindState(const std::string& key,
+                                             std::optional<uint64_t>* seed);
   // A submission for Submit, with the fields of the call.
   Engine::Submission MakeSubmission(
       GenerateInput input, FieldNames names, std::shared_ptr<EventSink> sink,

@@ -32,11 +32,13 @@ void GenerateCall::OnMessage(std::string message) {
 absl::Status GenerateCall::Open(const v1::GenerateRequest& request) {
   RECURVE_ASSIGN_OR_RETURN(RequestInput read,
                            FromProto(request, environment_.context));
+  RECURVE_ASSIGN_OR_RETURN(read.from, FindState(read.from_state, &read.seed));
   RECURVE_ASSIGN_OR_RETURN(GenerateInput input,
                            Complete(std::move(read), environment_.context, {}));
   with_logprobs_ = input.options.sampling.num_logprobs >= 0;
   seed_ = input.options.sampling.seed;
   prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
+  if (input.from != nullptr) prompt_tokens_ += input.from->num_tokens();
   return Start(std::move(input), {}, /*close_when_done=*/true);
 }
 

@@ -46,6 +46,8 @@ class Tenant {
   absl::Status CheckAdmin(absl::string_view what);
   // PermissionDenied if its requests may not use this priority.
   absl::Status CheckPriority(int32_t priority);
+  // The limit of its states (state_store.h); 0: none of its own.
+  int64_t max_state_bytes() const;
 
   // Current and total usage.
   struct Usage {
@@ -118,6 +120,9 @@ class StreamTicket {
                               : tenant_->CheckPriority(priority);
   }
 
+  // The sequence has these tokens before its first command, which then takes
+  // their pages, too.
+  void StartFrom(int64_t tokens) { before_ = tokens_ = tokens; }
   // Charges the tokens of a command (those it appends and all that it may
   // generate) to the tenant's rate, and takes the pages that the sequence then
   // needs. Errors as Tenant::TakeTokens and TakePages.

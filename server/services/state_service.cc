@@ -1,0 +1,176 @@
+#include "server/services/state_service.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/requests/convert.h"
+
+namespace recurve {
+namespace {
+
+StateOwner OwnerOf(const std::shared_ptr<Tenant>& caller) {
+  if (caller == nullptr) return {};
+  return {caller->flow().id, caller->max_state_bytes()};
+}
+
+StateOptions FromProto(const v1::StateOptions& in) {
+  StateOptions out;
+  out.name = in.name();
+  if (in.has_ttl_seconds()) out.ttl_seconds = in.ttl_seconds();
+  out.pinned = in.pinned();
+  return out;
+}
+
+absl::StatusOr<StateOptions> Valid(const v1::StateOptions& in) {
+  StateOptions options = FromProto(in);
+  RECURVE_RETURN_IF_ERROR(ValidateStateOptions(options, "options."));
+  return options;
+}
+
+v1::StateInfo ToProto(const StateInfo& in) {
+  v1::StateInfo out;
+  out.set_id(in.id);
+  out.set_name(in.name);
+  out.set_tokens(static_cast<uint64_t>(in.tokens));
+  out.set_computed_tokens(static_cast<uint64_t>(in.computed_tokens));
+  out.set_bytes(static_cast<uint64_t>(in.bytes));
+  if (in.seed) out.set_seed(*in.seed);
+  out.set_pinned(in.pinned);
+  out.set_stored(in.stored);
+  out.set_ttl_seconds(in.ttl_seconds);
+  out.set_age_seconds(in.age_seconds);
+  return out;
+}
+
+absl::StatusOr<v1::StateInfo> ToProto(const absl::StatusOr<StateInfo>& in) {
+  if (!in.ok()) return in.status();
+  return ToProto(*in);
+}
+
+}  // namespace
+
+absl::StatusOr<StateService::Caller> StateService::Authenticate(
+    const RpcHead& head, RpcStream& stream) const {
+  if (options_.tenants == nullptr) return nullptr;
+  RECURVE_ASSIGN_OR_RETURN(
+      Caller caller,
+      options_.tenants->Authenticate(head.authorization, "metadata entry"));
+  stream.Trust();
+  return caller;
+}
+
+void StateService::Snapshot(const Caller& caller,
+                            const v1::SnapshotRequest& request,
+                            const UnaryDone<v1::StateInfo>& done) const {
+  const absl::StatusOr<uint64_t> id = ParseRequestId(request.request_id());
+  if (!id.ok()) return done(id.status());
+  absl::StatusOr<StateOptions> options = Valid(request.options());
+  if (!options.ok()) return done(options.status());
+  std::optional<int64_t> at;
+  if (request.has_at()) {
+    constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+    at = static_cast<int64_t>(std::min<uint64_t>(request.at(), kMax));
+  }
+  const StateOwner owner = OwnerOf(caller);
+  Engine* const engine = options_.engine;
+  engine->TakeState(owner.flow, *id, at,
+                    [engine, owner, options = *std::move(options),
+                     done](absl::StatusOr<SequenceStatePtr> state) {
+                      if (!state.ok()) return done(state.status());
+                      done(ToProto(engine->states().Add(
+                          owner, *std::move(state), options, std::nullopt)));
+                    });
+}
+
+absl::StatusOr<v1::ForkResponse> StateService::Fork(
+    const Caller& caller, const v1::ForkRequest& request) const {
+  RECURVE_RETURN_IF_ERROR(options_.engine->CheckStates());
+  if (request.count() < 1 || request.count() > kMaxForks) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "count is ", request.count(), "; expected 1 to ", kMaxForks));
+  }
+  RECURVE_ASSIGN_OR_RETURN(const StateOptions options,
+                           Valid(request.options()));
+  if (!options.name.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "options.name is ", options.name,
+        "; the states of a fork have ids only, and Pin names them"));
+  }
+  RECURVE_ASSIGN_OR_RETURN(
+      const std::vector<StateInfo> states,
+      options_.engine->states().Fork(
+          OwnerOf(caller), request.state(), static_cast<int>(request.count()),
+          request.has_seed() ? request.seed() : RandomSeed(), options));
+  v1::ForkResponse response;
+  for (const StateInfo& state : states) {
+    *response.add_states() = ToProto(state);
+  }
+  return response;
+}
+
+absl::StatusOr<v1::StateInfo> StateService::Pin(
+    const Caller& caller, const v1::PinStateRequest& request) const {
+  RECURVE_RETURN_IF_ERROR(options_.engine->CheckStates());
+  RECURVE_ASSIGN_OR_RETURN(const StateOptions options,
+                           Valid(request.options()));
+  return ToProto(options_.engine->states().Pin(OwnerOf(caller).flow,
+                                               request.state(), options));
+}
+
+v1::ListStatesResponse StateService::List(const Caller& caller) const {
+  const StateStore::Listing listing =
+      options_.engine->states().List(OwnerOf(caller));
+  v1::ListStatesResponse response;
+  for (const StateInfo& state : listing.states) {
+    *response.add_states() = ToProto(state);
+  }
+  response.set_bytes(static_cast<uint64_t>(listing.bytes));
+  response.set_max_bytes(static_cast<uint64_t>(listing.max_bytes));
+  return response;
+}
+
+void StateService::AddMethods(RpcMethods* methods) const {
+  const auto tenant = [this](const RpcHead& head, RpcStream& stream) {
+    return Authenticate(head, stream);
+  };
+  StateStore& states = options_.engine->states();
+  RpcMethods& m = *methods;
+  m["/recurve.v1.State/Snapshot"] =
+      AsyncUnaryMethod<v1::SnapshotRequest, v1::StateInfo, Caller>(
+          tenant,
+          [this](const Caller& caller, const auto& request, const auto& done) {
+            Snapshot(caller, request, done);
+          });
+  m["/recurve.v1.State/Fork"] =
+      UnaryMethod<v1::ForkRequest, v1::ForkResponse, Caller>(
+          tenant, [this](const Caller& caller, const auto& request) {
+            return Fork(caller, request);
+          });
+  m["/recurve.v1.State/Get"] =
+      UnaryMethod<v1::GetStateRequest, v1::StateInfo, Caller>(
+          tenant, [&states](const Caller& caller, const auto& request) {
+            return ToProto(states.Get(OwnerOf(caller).flow, request.state()));
+          });
+  m["/recurve.v1.State/List"] =
+      UnaryMethod<v1::ListStatesRequest, v1::ListStatesResponse, Caller>(
+          tenant,
+          [this](const Caller& caller, const auto&) { return List(caller); });
+  m["/recurve.v1.State/Pin"] =
+      UnaryMethod<v1::PinStateRequest, v1::StateInfo, Caller>(
+          tenant, [this](const Caller& caller, const auto& request) {
+            return Pin(caller, request);
+          });
+  m["/recurve.v1.State/Release"] =
+      UnaryMethod<v1::ReleaseStateRequest, v1::ReleaseStateResponse, Caller>(
+          tenant,
+          [&states](const Caller& caller, const auto& request)
+              -> absl::StatusOr<v1::ReleaseStateResponse> {
+            RECURVE_RETURN_IF_ERROR(
+                states.Release(OwnerOf(caller).flow, request.state()).status());
+            return v1::ReleaseStateResponse();
+          });
+}
+
+}  // namespace recurve

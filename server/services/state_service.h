@@ -1,0 +1,45 @@
+#ifndef RECURVE_SERVER_SERVICES_STATE_SERVICE_H_
+#define RECURVE_SERVER_SERVICES_STATE_SERVICE_H_
+
+#include <memory>
+
+#include "engine/serving/engine.h"
+#include "recurve/v1/state.pb.h"
+#include "server/grpc/rpc.h"
+#include "server/grpc/unary.h"
+#include "server/tenants/tenants.h"
+
+namespace recurve {
+
+// recurve.v1.State: what tenants do with the states of their sequences.
+// Thread-safe.
+class StateService {
+ public:
+  struct Options {
+    Engine* engine;
+    Tenants* tenants = nullptr;  // null: anyone who can connect may call
+  };
+  explicit StateService(const Options& options) : options_(options) {}
+
+  // The service outlives the server with these methods.
+  void AddMethods(RpcMethods* methods) const;
+
+ private:
+  using Caller = std::shared_ptr<Tenant>;  // null on a server without keys
+
+  absl::StatusOr<Caller> Authenticate(const RpcHead& head,
+                                      RpcStream& stream) const;
+  void Snapshot(const Caller& caller, const v1::SnapshotRequest& request,
+                const UnaryDone<v1::StateInfo>& done) const;
+  absl::StatusOr<v1::ForkResponse> Fork(const Caller& caller,
+                                        const v1::ForkRequest& request) const;
+  absl::StatusOr<v1::StateInfo> Pin(const Caller& caller,
+                                    const v1::PinStateRequest& request) const;
+  v1::ListStatesResponse List(const Caller& caller) const;
+
+  const Options options_;
+};
+
+}  // namespace recurve
+
+#endif  // RECURVE_SERVER_SERVICES_STATE_SERVICE_H_
