@@ -124,6 +124,7 @@ absl::Status Server::Serve(const EngineOptions& engine, LoadedModel model) {
   options_.engine = engine;
   tokenizer_ = std::move(model.tokenizer);
   capacity_ = model.capacity;
+  fingerprint_ = model.fingerprint;
   RECURVE_RETURN_IF_ERROR(StartEngine(std::move(model.runner)));
   RECURVE_RETURN_IF_ERROR(StartHttp());
   RECURVE_RETURN_IF_ERROR(StartGrpc());
@@ -268,7 +269,7 @@ absl::Status Server::StartGrpc() {
   AddInferenceMethods(environment_, &methods);
   control_->AddMethods(&methods);
   state_service_ = std::make_unique<StateService>(
-      StateService::Options{engine_.get(), tenants_.get()});
+      StateService::Options{engine_.get(), tenants_.get(), fingerprint_});
   state_service_->AddMethods(&methods);
   if (options_.reflection) AddReflection(services, &methods);
   const bool asks_clients = !options_.transport.tls_client_ca.empty();

@@ -122,6 +122,7 @@ class Server {
   ServerOptions options_;
   std::unique_ptr<Tokenizer> tokenizer_;
   Capacity capacity_;
+  Fingerprint fingerprint_;
   Metrics metrics_;
   std::unique_ptr<TlsFiles> tls_;     // null: plaintext
   std::unique_ptr<Tenants> tenants_;  // null without API keys

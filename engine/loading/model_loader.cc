@@ -169,6 +169,10 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, &model));
+  if (options.prefix_cache_bytes > 0) {
+    RECURVE_ASSIGN_OR_RETURN(
+        loaded.fingerprint, FingerprintOf(checkpoint, model, placement.device));
+  }
   const auto started = std::chrono::steady_clock::now();
   try {  // weights, activations and cache may exceed the machine's memory
     RECURVE_ASSIGN_OR_RETURN(

@@ -152,6 +152,7 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
     MutexLock lock(&mu_);
     RECURVE_RETURN_IF_ERROR(Accepting());
     RECURVE_RETURN_IF_ERROR(CheckAdmission(submissions));
+    uint64_t leader = 0;
     for (Submission& submission : submissions) {
       const Flow flow = submission.options.flow;
       uint64_t arrival;
@@ -164,6 +165,11 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
       if (runner_->info().whole_prompts) sequence->ComputePromptWhole();
       if (submission.from != nullptr) {
         sequence->StartFrom(std::move(submission.from));
+      }
+      if (submission.sample) {
+        sequence->leader = leader;
+      } else {
+        leader = id;
       }
       sequence->Enqueue(std::move(submission.command));
       open_.emplace(id, Open{flow});

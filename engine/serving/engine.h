@@ -77,6 +77,10 @@ class Engine {
     // The state that the sequence goes on from; null: none. The command may
     // then append nothing.
     SequenceStatePtr from = nullptr;
+    // The prompt is that of the last submission before it that is no sample. If
+    // a snapshot can be shared, that one computes it, and this one starts when
+    // it is computed.
+    bool sample = false;
   };
   // Accepts a sequence and returns its id, or an error: InvalidArgument,
   // ResourceExhausted (no place, or not in time), Unavailable (draining). After
@@ -235,6 +239,11 @@ class Engine {
   // Handles messages; sleeps while there is nothing to run. False: stop.
   bool TakeMessages();
   bool HasRunnable() const;
+  // Whether a new sequence is to wait until its leader has computed their
+  // prompt. If so, it is noted.
+  bool WaitForLeader(const Sequence& sequence);
+  // Starts those that wait for it.
+  void StartSamples(uint64_t leader);
   // Ends waiting sequences that would miss their deadline.
   void EndLate();
   // Updates the sequence's place in the queues below. To be called whenever its
@@ -316,6 +325,8 @@ class Engine {
   std::unordered_set<Sequence*> resident_;  // those with memory
   std::unordered_set<Sequence*> stalled_;
   std::vector<uint64_t> passed_over_;  // in the last step
+  // Those that wait for a prompt, by the id of the sequence that computes it.
+  std::unordered_map<uint64_t, std::vector<uint64_t>> samples_;
   EngineLoad counters_;
   std::unique_ptr<PendingStep> pending_;  // between two calls of Step
   Clock::time_point last_step_done_;

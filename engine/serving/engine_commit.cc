@@ -93,6 +93,7 @@ void Engine::Deliver(Sequence& sequence, const SampleResult& sample,
         SecondsBetween(sequence.submitted, now);
     if (observer_ != nullptr)
       observer_->OnFirstToken(sequence.time_to_first_token_seconds);
+    StartSamples(sequence.id());
   } else if (observer_ != nullptr) {
     observer_->OnNextToken(SecondsBetween(sequence.last_token, now));
   }
@@ -142,6 +143,7 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   if (it == sequences_.end()) return;
   const std::shared_ptr<Sequence> sequence = std::move(it->second);
   sequences_.erase(it);
+  StartSamples(id);
   waiting_.Erase(sequence.get());
   resident_.erase(sequence.get());
   stalled_.erase(sequence.get());

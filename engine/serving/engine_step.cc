@@ -11,6 +11,7 @@
 #include "engine/program/step_runs.h"
 #include "engine/serving/engine.h"
 #include "engine/serving/seconds_between.h"
+#include "engine/serving/snapshot_policy.h"
 
 namespace recurve {
 namespace {
@@ -155,7 +156,7 @@ bool Engine::TakeMessages() {
 void Engine::Handle(Message& message) {
   if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
     sequences_.emplace((*sequence)->id(), *sequence);
-    AdvanceCommands(**sequence);
+    if (!WaitForLeader(**sequence)) AdvanceCommands(**sequence);
   } else if (auto* extension = std::get_if<Extension>(&message)) {
     if (const auto it = sequences_.find(extension->id);
         it != sequences_.end()) {
@@ -198,6 +199,30 @@ void Engine::Handle(Message& message) {
     std::vector<std::shared_ptr<Sequence>> all;
     for (const auto& [id, sequence] : sequences_) all.push_back(sequence);
     for (const auto& sequence : all) AdvanceCommands(*sequence);
+  }
+}
+
+bool Engine::WaitForLeader(const Sequence& sequence) {
+  // Together they compute a short prompt as fast.
+  const int64_t least =
+      2 * std::max<int64_t>(kMinSnapshotTokens, runner_->info().chunk_multiple);
+  const auto leader = sequences_.find(sequence.leader);
+  if (leader == sequences_.end() || leader->second->first_token_seen ||
+      !prefix_cache_.enabled() || sequence.work_left().prompt_tokens < least) {
+    return false;
+  }
+  samples_[sequence.leader].push_back(sequence.id());
+  return true;
+}
+
+void Engine::StartSamples(uint64_t leader) {
+  const auto found = samples_.find(leader);
+  if (found == samples_.end()) return;
+  const std::vector<uint64_t> ids = std::move(found->second);
+  samples_.erase(found);
+  for (const uint64_t id : ids) {
+    const auto sequence = sequences_.find(id);
+    if (sequence != sequences_.end()) AdvanceCommands(*sequence->second);
   }
 }
 

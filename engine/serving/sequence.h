@@ -215,6 +215,8 @@ class Sequence {
   enum class Standing { kIdle, kWaiting, kRunning };
   Standing standing = Standing::kIdle;
   Admission::Work waiting_work;  // valid if kWaiting
+  // The sequence that computes the same prompt first; 0: none.
+  uint64_t leader = 0;
   // When its call ends; a sequence that would miss it by waiting is ended.
   std::optional<Clock::time_point> deadline;
   // The client is behind; nothing runs until it catches up.

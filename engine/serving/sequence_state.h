@@ -5,7 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "engine/program/step.h"
+#include "engine/serving/request.h"
 #include "kv_cache/snapshot.h"
 
 namespace recurve {
@@ -27,6 +29,11 @@ struct SequenceState {
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };
+
+// InvalidArgument unless it can be the state of a sequence of this server:
+// tokens in number and kinds. Ids are not checked.
+absl::Status ValidateState(const SequenceState& state,
+                           const RequestLimits& limits);
 
 // Made by the engine, which alone may free the memory: a pointer may be held
 // and dropped on any thread, but not after the engine is gone.

@@ -135,10 +135,23 @@ absl::Status StateStore::CheckRoomLocked(const StateOwner& owner,
   return absl::OkStatus();
 }
 
-absl::Status StateStore::CheckRoom(const StateOwner& owner,
-                                   int64_t bytes) const {
+absl::Status StateStore::TakeRoom(const StateOwner& owner, int64_t bytes) {
   MutexLock lock(&mu_);
-  return CheckRoomLocked(owner, bytes + kEntryBytes, bytes + kEntryBytes);
+  ExpireLocked();
+  RECURVE_RETURN_IF_ERROR(CheckRoomLocked(owner, bytes, bytes));
+  for (Bytes* of : {&all_, &of_flow_[owner.flow]}) {
+    of->bytes += bytes;
+    of->taken += bytes;
+  }
+  return absl::OkStatus();
+}
+
+void StateStore::GiveRoom(const StateOwner& owner, int64_t bytes) {
+  MutexLock lock(&mu_);
+  for (Bytes* of : {&all_, &of_flow_[owner.flow]}) {
+    of->bytes -= bytes;
+    of->taken -= bytes;
+  }
 }
 
 absl::Status StateStore::CheckNameLocked(uint32_t flow,
@@ -335,7 +348,9 @@ void StateStore::Erase(const std::string& id) {
   Count(all_, *entry.state, /*add=*/false);
   const auto of_flow = of_flow_.find(entry.flow);
   Count(of_flow->second, *entry.state, /*add=*/false);
-  if (of_flow->second.entries.empty()) of_flow_.erase(of_flow);
+  if (of_flow->second.entries.empty() && of_flow->second.taken == 0) {
+    of_flow_.erase(of_flow);
+  }
   if (!entry.name.empty()) names_.erase({entry.flow, entry.name});
   entries_.erase(found);
 }

@@ -81,8 +81,10 @@ class StateStore {
                                 const StateOptions& options,
                                 std::optional<uint64_t> seed,
                                 std::string id = "");
-  // Whether a state of this many bytes fits; as Add.
-  absl::Status CheckRoom(const StateOwner& owner, int64_t bytes) const;
+  // Keeps room for a state that is on its way, or ResourceExhausted, as Add;
+  // and gives it back.
+  absl::Status TakeRoom(const StateOwner& owner, int64_t bytes);
+  void GiveRoom(const StateOwner& owner, int64_t bytes);
 
   // In the following, `key` is an id or a name. NotFound if the owner has no
   // such state.
@@ -146,6 +148,7 @@ class StateStore {
     std::unordered_map<int32_t, int64_t> blocks;                // holders
     std::unordered_map<const SequenceState*, int64_t> entries;  // likewise
     int64_t bytes = 0;
+    int64_t taken = 0;  // of these, room
   };
 
   int64_t Alone(const SequenceState& state) const;

@@ -194,6 +194,16 @@ absl::StatusOr<GenerateInput> Complete(RequestInput input,
   return complete;
 }
 
+GenerateInput SampleOf(const GenerateInput& input, int index) {
+  GenerateInput sample = input;
+  if (index == 0) return sample;
+  sample.options.sampling.seed =
+      DeriveSeed(input.options.sampling.seed, static_cast<uint64_t>(index));
+  // A state is there for all of them.
+  sample.sample = input.from == nullptr;
+  return sample;
+}
+
 FieldNames DecodeFieldNames() {
   FieldNames names;
   names.append_ids = "append_ids";

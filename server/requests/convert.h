@@ -54,7 +54,11 @@ struct GenerateInput {
   Command command;
   std::string prompt_name;  // of `names`
   SequenceStatePtr from;    // null: none
+  bool sample = false;      // Engine::Submission::sample
 };
+// The `index`-th of several that are to be generated for one input: the first
+// has its seed, the others one that is derived from it.
+GenerateInput SampleOf(const GenerateInput& input, int index);
 // Encodes text, fills in defaults and draws a seed. Takes the prompt.
 absl::StatusOr<GenerateInput> Complete(RequestInput input,
                                        const RequestContext& context,

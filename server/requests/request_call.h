@@ -83,6 +83,8 @@ class RequestCall : public std::enable_shared_from_this<RequestCall> {
   absl::Status CheckAccepts() const;
   // Opens one of the tenant's streams for each part, or none; once.
   absl::Status OpenStreams();
+  // Makes it `count` parts, in place of one, and opens their streams, or none.
+  absl::Status Widen(size_t count);
   // Calls `next`, which encodes `bytes` of text and goes on with the request:
   // now if the text is short, else on an encoding thread in its turn, and not
   // at all if all parts have ended by then. Its argument is not OK if the

@@ -52,7 +52,9 @@ absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
     MutexLock lock(&mu_);
     keeps_ = input.command.keep;
   }
-  return Start(std::move(input), DecodeFieldNames(),
+  std::vector<GenerateInput> one;
+  one.push_back(std::move(input));
+  return Start(std::move(one), {this}, DecodeFieldNames(),
                /*close_when_done=*/false);
 }
 

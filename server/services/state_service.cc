@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "server/requests/convert.h"
+#include "server/services/state_calls.h"
 
 namespace recurve {
 namespace {
@@ -50,6 +51,10 @@ absl::StatusOr<v1::StateInfo> ToProto(const absl::StatusOr<StateInfo>& in) {
 }
 
 }  // namespace
+
+StateService::StateService(const Options& options)
+    : options_(options),
+      fingerprint_(FingerprintOf(*options.engine, options.fingerprint)) {}
 
 absl::StatusOr<StateService::Caller> StateService::Authenticate(
     const RpcHead& head, RpcStream& stream) const {
@@ -131,12 +136,65 @@ v1::ListStatesResponse StateService::List(const Caller& caller) const {
   return response;
 }
 
+std::shared_ptr<RpcListener> StateService::Export(
+    const Caller& caller, std::shared_ptr<RpcStream> stream) const {
+  return std::make_shared<ExportCall>(
+      std::move(stream),
+      [this, flow = OwnerOf(caller).flow](const v1::ExportStateRequest& request)
+          -> absl::StatusOr<std::unique_ptr<StateExport>> {
+        Engine& engine = *options_.engine;
+        RECURVE_RETURN_IF_ERROR(engine.CheckStates());
+        RECURVE_ASSIGN_OR_RETURN(StateStore::Found found,
+                                 engine.states().Use(flow, request.state()));
+        return StateExport::Make(engine, fingerprint_, std::move(found));
+      });
+}
+
+std::shared_ptr<RpcListener> StateService::Import(
+    const Caller& caller, std::shared_ptr<RpcStream> stream) const {
+  Engine* const engine = options_.engine;
+  const StateOwner owner = OwnerOf(caller);
+  return std::make_shared<ImportCall>(
+      std::move(stream),
+      std::make_unique<StateImport>(engine, &fingerprint_, owner),
+      [engine](const v1::StateOptions& options) {
+        RECURVE_RETURN_IF_ERROR(engine->CheckStates());
+        return Valid(options).status();
+      },
+      [engine, owner](SequenceStatePtr state, const v1::StateOptions& options,
+                      const v1::StateHeader& header, const auto& done) {
+        std::optional<uint64_t> seed;
+        if (header.has_seed()) seed = header.seed();
+        done(ToProto(engine->states().Add(owner, std::move(state),
+                                          FromProto(options), seed)));
+      });
+}
+
 void StateService::AddMethods(RpcMethods* methods) const {
+  // A method whose call is more than a request and a response.
+  using Make = std::shared_ptr<RpcListener> (StateService::*)(
+      const Caller&, std::shared_ptr<RpcStream>) const;
+  const auto stream_method = [this](Make make) -> RpcMethod {
+    return [this, make](const RpcHead& head, std::shared_ptr<RpcStream> stream)
+               -> std::shared_ptr<RpcListener> {
+      const absl::StatusOr<Caller> caller = Authenticate(head, *stream);
+      if (!caller.ok()) {
+        stream->Finish(caller.status(), {});
+        return nullptr;
+      }
+      RpcStream& reading = *stream;
+      auto call = (this->*make)(*caller, std::move(stream));
+      reading.Read(kRequestTimeout);
+      return call;
+    };
+  };
   const auto tenant = [this](const RpcHead& head, RpcStream& stream) {
     return Authenticate(head, stream);
   };
   StateStore& states = options_.engine->states();
   RpcMethods& m = *methods;
+  m["/recurve.v1.State/Export"] = stream_method(&StateService::Export);
+  m["/recurve.v1.State/Import"] = stream_method(&StateService::Import);
   m["/recurve.v1.State/Snapshot"] =
       AsyncUnaryMethod<v1::SnapshotRequest, v1::StateInfo, Caller>(
           tenant,

@@ -7,6 +7,7 @@
 #include "recurve/v1/state.pb.h"
 #include "server/grpc/rpc.h"
 #include "server/grpc/unary.h"
+#include "server/services/state_transfer.h"
 #include "server/tenants/tenants.h"
 
 namespace recurve {
@@ -18,8 +19,9 @@ class StateService {
   struct Options {
     Engine* engine;
     Tenants* tenants = nullptr;  // null: anyone who can connect may call
+    Fingerprint fingerprint;     // LoadedModel
   };
-  explicit StateService(const Options& options) : options_(options) {}
+  explicit StateService(const Options& options);
 
   // The service outlives the server with these methods.
   void AddMethods(RpcMethods* methods) const;
@@ -36,8 +38,13 @@ class StateService {
   absl::StatusOr<v1::StateInfo> Pin(const Caller& caller,
                                     const v1::PinStateRequest& request) const;
   v1::ListStatesResponse List(const Caller& caller) const;
+  std::shared_ptr<RpcListener> Export(const Caller& caller,
+                                      std::shared_ptr<RpcStream> stream) const;
+  std::shared_ptr<RpcListener> Import(const Caller& caller,
+                                      std::shared_ptr<RpcStream> stream) const;
 
   const Options options_;
+  const v1::StateFingerprint fingerprint_;
 };
 
 }  // namespace recurve
