@@ -99,7 +99,7 @@ class CacheManager {
                                    const SnapshotPrefix& base);
 
   // A snapshot of `tokens` tokens whose blocks the caller writes (HostBlocks)
-  // before anybody else knows of it. ResourceExhausted without enough blocks.
+  // before it is published. ResourceExhausted without enough blocks.
   // REQUIRES: tokens > 0.
   absl::StatusOr<SnapshotPtr> Blank(int64_t tokens);
 

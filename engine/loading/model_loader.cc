@@ -169,7 +169,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, &model));
-  if (options.prefix_cache_bytes > 0) {
+  if (loaded.capacity.prefix_cache_bytes > 0) {
     RECURVE_ASSIGN_OR_RETURN(
         loaded.fingerprint, FingerprintOf(checkpoint, model, placement.device));
   }

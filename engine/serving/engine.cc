@@ -80,7 +80,7 @@ Engine::Engine(const EngineOptions& options,
       prefix_cache_(PrefixCacheOptions(options, cache_spec_, runner_->info()),
                     &cache_),
       states_(prefix_cache_.enabled() ? options.state_bytes : 0,
-              HostBlockBytes(cache_spec_)),
+              HostBlockBytes(cache_spec_), [this] { Post(DroppedState{}); }),
       pacer_(options.max_decode_slowdown),
       waiting_(2 * std::min(options.max_num_batched_tokens / 2,
                             options.max_chunk_tokens)),
@@ -103,6 +103,7 @@ Engine::Engine(const EngineOptions& options,
       prefix_cache_.enabled() ? std::min(options.preemption_bytes, host_bytes)
                               : host_bytes;
   counters_.prefix_cache_bytes_total = host_bytes - counters_.swap_bytes_total;
+  counters_.state_bytes_total = states_.max_bytes();
   MutexLock lock(&mu_);
   load_ = counters_;
 }

@@ -131,7 +131,7 @@ class Engine {
                  StateDone done);
   // Takes memory for a state that comes from elsewhere: its `computed` is of
   // the first `computed_tokens` tokens. Calls `done` as above, with a state
-  // whose blocks the caller fills before anybody else knows of it.
+  // whose blocks the caller fills before it is published.
   void MakeState(SequenceState state, int64_t computed_tokens, StateDone done);
   // The memory of `state.computed`, block by block. Valid as long as the state.
   absl::StatusOr<std::vector<absl::Span<char>>> BlocksOf(
@@ -184,7 +184,7 @@ class Engine {
     int64_t computed_tokens;
     StateDone done;
   };
-  // Memory that is no longer needed.
+  // Memory that is no longer needed, or nothing: states have changed.
   struct DroppedState {
     std::unique_ptr<const SequenceState> state;
   };
@@ -330,6 +330,7 @@ class Engine {
   EngineLoad counters_;
   std::unique_ptr<PendingStep> pending_;  // between two calls of Step
   Clock::time_point last_step_done_;
+  Clock::time_point last_expiry_;  // of states
   bool worked_ = false;  // there was work at all times since the last launch
 
   // --- Shared ---

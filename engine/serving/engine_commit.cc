@@ -1,6 +1,7 @@
 // The step thread of the engine: from the results of a step to the client.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -213,6 +214,14 @@ void Engine::PublishLoad() {
       (cache.host_blocks.used - saved_blocks_) * block_bytes;
   counters_.snapshots = prefix_cache_.snapshots();
   counters_.snapshot_evictions_total = prefix_cache_.evictions();
+  const auto now = Clock::now();
+  if (now - last_expiry_ > std::chrono::seconds(1)) {
+    last_expiry_ = now;
+    states_.Expire();
+  }
+  const StateStore::Totals states = states_.totals();
+  counters_.states = states.states;
+  counters_.state_bytes_used = states.bytes;
   if (observer_ != nullptr) observer_->OnLoad(counters_);
   MutexLock lock(&mu_);
   load_ = counters_;

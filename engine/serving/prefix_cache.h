@@ -68,7 +68,7 @@ class PrefixCache {
                                    const SnapshotPrefix& base,
                                    int64_t preempted);
 
-  // Whether `blocks` blocks are free, or can be made so, besides the reserve.
+  // Whether `blocks` blocks are free, or can be made so, in addition to the reserve.
   bool FindRoom(int64_t blocks, int64_t preempted);
   // Removes the oldest snapshots until `blocks` blocks are free, or that does
   // not help: what sequences hold of them stays.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -80,8 +81,11 @@ absl::Status ValidateStateOptions(const StateOptions& options,
   return absl::OkStatus();
 }
 
-StateStore::StateStore(int64_t max_bytes, int64_t block_bytes)
-    : max_bytes_(max_bytes), block_bytes_(block_bytes) {}
+StateStore::StateStore(int64_t max_bytes, int64_t block_bytes,
+                       std::function<void()> on_change)
+    : max_bytes_(max_bytes),
+      block_bytes_(block_bytes),
+      on_change_(std::move(on_change)) {}
 
 int64_t StateStore::Alone(const SequenceState& state) const {
   return More(Bytes(), state);
@@ -196,6 +200,7 @@ absl::StatusOr<StateInfo> StateStore::AddLocked(const StateOwner& owner,
   if (!entry.name.empty()) names_[{entry.flow, entry.name}] = id;
   const StateInfo info = InfoOf(entry);
   entries_.emplace(std::move(id), std::move(entry));
+  if (on_change_) on_change_();
   return info;
 }
 
@@ -353,6 +358,7 @@ void StateStore::Erase(const std::string& id) {
   }
   if (!entry.name.empty()) names_.erase({entry.flow, entry.name});
   entries_.erase(found);
+  if (on_change_) on_change_();
 }
 
 void StateStore::ExpireLocked() {

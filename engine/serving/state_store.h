@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -72,7 +73,10 @@ class StateStore {
   static constexpr int64_t kEntryBytes = 512;
 
   // The limit of all states together, and the size of a block of host memory.
-  StateStore(int64_t max_bytes, int64_t block_bytes);
+  // `on_change` is called after each change, under the store's lock; may be
+  // null.
+  StateStore(int64_t max_bytes, int64_t block_bytes,
+             std::function<void()> on_change = nullptr);
 
   // Adds a state under a new id, or under `id` if that is not empty.
   // ResourceExhausted if it does not fit or its name is taken. REQUIRES: the
@@ -178,6 +182,7 @@ class StateStore {
 
   const int64_t max_bytes_;
   const int64_t block_bytes_;
+  const std::function<void()> on_change_;
   mutable Mutex mu_;
   std::map<std::string, Entry, std::less<>> entries_
       ABSL_GUARDED_BY(mu_);  // by id

@@ -67,7 +67,7 @@ absl::StatusOr<GenerateInput> Complete(RequestInput input,
 // What Decode calls its fields.
 FieldNames DecodeFieldNames();
 
-// Of its own for a request that names no seed.
+// A seed for a request that names none.
 uint64_t RandomSeed();
 
 // For the first command of a Decode call, which carries the options; without

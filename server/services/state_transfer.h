@@ -58,7 +58,7 @@ class StateImport {
   // Checks the head, and takes memory. Calls `done` on any thread; Append and
   // Finish may be called from then on.
   void TakeMemory(const std::function<void(absl::Status)>& done);
-  // The state, whole, which nobody else knows yet.
+  // The state, whole and not published yet.
   absl::StatusOr<SequenceStatePtr> Finish();
 
   const v1::StateHeader& header() const { return reader_.header(); }
