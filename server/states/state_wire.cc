@@ -1,359 +1,371 @@
 #include "server/states/state_wire.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/check.h"
 #include "base/status_macros.h"
-#include "google/protobuf/descriptor.h"
+#include "server/states/wire_bytes.h"
 
 namespace recurve {
 namespace {
 
-constexpr absl::string_view kMagic = "RECURVES";
-constexpr int64_t kAlignment = 64;
-constexpr int64_t kHeadBytes = 24;
-constexpr int64_t kFrameBytes = 64;
-// So that no sum of sizes overflows.
-constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 36;
-constexpr uint64_t kMaxBlocks = uint64_t{1} << 24;
+constexpr std::array<char, kStateAlignment> kZeros = {};
 
-int64_t Padded(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+int64_t TotalBytes(int64_t head_bytes, int64_t num_blocks,
+                   int64_t block_bytes) {
+  return head_bytes +
+         num_blocks * (kStateFrameBytes + StatePadded(block_bytes)) +
+         kStateTrailerBytes;
 }
 
-void Pad(std::string* out) {
-  out->resize(Padded(static_cast<int64_t>(out->size())));
+std::string SerializedHead(const v1::StateHeader& header, int64_t header_bytes,
+                           int64_t head_bytes) {
+  std::string head;
+  head.reserve(static_cast<size_t>(head_bytes));
+  head.append(kStateMagic.data(), kStateMagic.size());
+  AppendLittleEndian<uint32_t>(kStateVersion, &head);
+  AppendLittleEndian<uint32_t>(static_cast<uint32_t>(header_bytes), &head);
+  header.AppendToString(&head);
+  head.resize(static_cast<size_t>(head_bytes - kStateHeadChecksumBytes));
+  AppendLittleEndian<uint64_t>(StateChecksum(head), &head);
+  return head;
 }
 
-template <typename T>
-void AppendNumber(T value, std::string* out) {
-  for (size_t i = 0; i < sizeof(T); ++i) {
-    out->push_back(static_cast<char>(value >> (8 * i)));
-  }
+// The first `size` bytes, which `bytes` then lacks, or all if it has fewer.
+absl::string_view TakeFirst(int64_t size, absl::string_view* bytes) {
+  const absl::string_view first =
+      bytes->substr(0, static_cast<size_t>(std::max<int64_t>(size, 0)));
+  bytes->remove_prefix(first.size());
+  return first;
 }
 
-template <typename T>
-T Number(absl::string_view bytes, size_t at) {
-  T value = 0;
-  for (size_t i = 0; i < sizeof(T); ++i) {
-    value |= static_cast<T>(static_cast<unsigned char>(bytes[at + i]))
-             << (8 * i);
-  }
-  return value;
+absl::Status Damaged(absl::string_view place, absl::string_view what) {
+  return absl::DataLossError(
+      absl::StrCat("the state is damaged: ", place, ": ", what));
 }
 
-uint64_t Checksum(absl::string_view bytes) {
-  return XXH3_64bits(bytes.data(), bytes.size());
+absl::Status ChecksumDiffers(absl::string_view place, uint64_t stored,
+                             uint64_t computed) {
+  return Damaged(place, absl::StrFormat("its checksum is %016x, its bytes "
+                                        "give %016x",
+                                        stored, computed));
 }
 
-bool IsZero(absl::string_view bytes) {
-  return std::all_of(bytes.begin(), bytes.end(),
-                     [](char c) { return c == '\0'; });
-}
-
-absl::Status Damaged(absl::string_view what) {
-  return absl::DataLossError(absl::StrCat("the state is damaged: ", what));
-}
-
-absl::Status CheckSum(absl::string_view what, uint64_t said, uint64_t got) {
-  if (said == got) return absl::OkStatus();
-  return Damaged(absl::StrFormat(
-      "%s has the checksum %016x, its bytes have %016x", what, said, got));
-}
-
-absl::Status CheckSizes(const v1::StateHeader& header) {
-  const v1::StateFingerprint& of = header.fingerprint();
-  const auto tokens = static_cast<uint64_t>(header.token_ids_size());
-  if (header.token_kinds().size() != tokens) {
-    return Damaged(absl::StrCat("it has ", tokens, " tokens and ",
-                                header.token_kinds().size(), " kinds"));
-  }
-  if (header.computed_tokens() > tokens) {
-    return Damaged(absl::StrCat("computed_tokens is ", header.computed_tokens(),
-                                " of ", tokens, " tokens"));
-  }
-  if (of.block_bytes() > kMaxBlockBytes || header.num_blocks() > kMaxBlocks ||
-      (header.num_blocks() > 0 && of.block_bytes() == 0)) {
-    return Damaged(absl::StrCat("it has ", header.num_blocks(), " blocks of ",
-                                of.block_bytes(), " bytes"));
-  }
-  return absl::OkStatus();
+// DataLoss unless all `padding` bytes are zero; `offset` is of the first.
+absl::Status CheckZeros(absl::string_view place, absl::string_view padding,
+                        int64_t offset) {
+  const size_t at = padding.find_first_not_of('\0');
+  if (at == absl::string_view::npos) return absl::OkStatus();
+  return Damaged(place,
+                 absl::StrFormat("byte %d of it is 0x%02x, not zero",
+                                 offset + static_cast<int64_t>(at),
+                                 static_cast<unsigned char>(padding[at])));
 }
 
 }  // namespace
 
-absl::Status CheckFingerprint(const v1::StateFingerprint& theirs,
-                              const v1::StateFingerprint& ours) {
-  const auto* const type = v1::StateFingerprint::descriptor();
-  const auto* const reflection = v1::StateFingerprint::GetReflection();
-  using Field = google::protobuf::FieldDescriptor;
-  const auto text = [&](const v1::StateFingerprint& of, const Field* field) {
-    switch (field->cpp_type()) {
-      case Field::CPPTYPE_UINT32:
-        return absl::StrCat(reflection->GetUInt32(of, field));
-      case Field::CPPTYPE_UINT64:
-        return absl::StrCat(reflection->GetUInt64(of, field));
-      default:
-        return absl::StrCat("\"", reflection->GetString(of, field), "\"");
-    }
-  };
-  for (int i = 0; i < type->field_count(); ++i) {
-    const Field* const field = type->field(i);
-    const std::string a = text(theirs, field);
-    const std::string b = text(ours, field);
-    if (a == b) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("the state's fingerprint.", std::string(field->name()),
-                     " is ", a, "; this server's is ", b));
+absl::StatusOr<StateWriter> StateWriter::Make(const v1::StateHeader& header,
+                                              BlockSource source) {
+  RECURVE_RETURN_IF_ERROR(CheckStateHeader(header));
+  const auto header_bytes = static_cast<int64_t>(header.ByteSizeLong());
+  if (header_bytes > kMaxStateHeaderBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the state's header has ", header_bytes,
+                     " bytes; at most ", kMaxStateHeaderBytes, " are allowed"));
   }
-  return absl::OkStatus();
+  return StateWriter(
+      SerializedHead(header, header_bytes, StateHeadBytes(header_bytes)),
+      header, std::move(source));
 }
 
-StreamHash::StreamHash() : state_(XXH3_createState(), XXH3_freeState) {
-  XXH3_128bits_reset(state_.get());
-}
-
-void StreamHash::Add(absl::string_view bytes) {
-  XXH3_128bits_update(state_.get(), bytes.data(), bytes.size());
-}
-
-// ----------------------------------------------------------------------------
-
-StateWriter::StateWriter(const v1::StateHeader& header, Block block)
-    : block_(std::move(block)),
+StateWriter::StateWriter(std::string head, const v1::StateHeader& header,
+                         BlockSource source)
+    : source_(std::move(source)),
       num_blocks_(static_cast<int64_t>(header.num_blocks())),
-      block_bytes_(static_cast<int64_t>(header.fingerprint().block_bytes())) {
-  const std::string text = header.SerializeAsString();
-  made_ = std::string(kMagic);
-  AppendNumber(kStateWireVersion, &made_);
-  AppendNumber(static_cast<uint32_t>(text.size()), &made_);
-  AppendNumber(Checksum(absl::StrCat(made_, text)), &made_);
-  made_ += text;
-  Pad(&made_);
-  part_ = made_;
-  total_bytes_ = static_cast<int64_t>(made_.size()) +
-                 num_blocks_ * (kFrameBytes + Padded(block_bytes_)) +
-                 kFrameBytes;
+      block_bytes_(static_cast<int64_t>(header.fingerprint().block_bytes())),
+      total_bytes_(TotalBytes(static_cast<int64_t>(head.size()), num_blocks_,
+                              block_bytes_)),
+      own_bytes_(std::move(head)),
+      digest_(std::make_unique<StreamDigest>()) {}
+StateWriter::~StateWriter() = default;
+StateWriter::StateWriter(StateWriter&&) noexcept = default;
+StateWriter& StateWriter::operator=(StateWriter&&) noexcept = default;
+
+std::string StateWriter::Next(size_t max_bytes) {
+  RECURVE_CHECK(max_bytes > 0);
+  std::string piece;
+  piece.reserve(
+      std::min(max_bytes, static_cast<size_t>(total_bytes_ - given_bytes_)));
+  while (piece.size() < max_bytes && !done()) {
+    const absl::string_view rest = Current().substr(offset_);
+    const absl::string_view first = rest.substr(0, max_bytes - piece.size());
+    digest_->Update(first);
+    piece.append(first.data(), first.size());
+    offset_ += first.size();
+    if (first.size() == rest.size()) StartNextPart();
+  }
+  given_bytes_ += static_cast<int64_t>(piece.size());
+  return piece;
 }
 
-void StateWriter::BeginPart() {
-  if (stage_ == Stage::kFrame && next_block_ == num_blocks_) {
-    const XXH128_hash_t digest = hash_.digest();
-    made_.clear();
-    AppendNumber(digest.low64, &made_);
-    AppendNumber(digest.high64, &made_);
-    AppendNumber(static_cast<uint64_t>(done_bytes_), &made_);
-    Pad(&made_);
-    part_ = made_;
-    return;
-  }
-  switch (stage_) {
-    case Stage::kFrame:
-      payload_ = block_(next_block_);
-      made_.clear();
-      AppendNumber(static_cast<uint64_t>(next_block_), &made_);
-      AppendNumber(Checksum({payload_.data(), payload_.size()}), &made_);
-      Pad(&made_);
-      part_ = made_;
-      stage_ = Stage::kPayload;
+absl::string_view StateWriter::Current() const {
+  if (part_ == Part::kPayload) return payload_;
+  if (part_ != Part::kPadding) return own_bytes_;
+  return absl::string_view(
+      kZeros.data(),
+      static_cast<size_t>(StatePadded(block_bytes_) - block_bytes_));
+}
+
+void StateWriter::StartNextPart() {
+  offset_ = 0;
+  switch (part_) {
+    case Part::kHead:
+      return StartBlockOrTrailer();
+    case Part::kFrame:
+      part_ = Part::kPayload;
       return;
-    case Stage::kPayload:
-      part_ = {payload_.data(), payload_.size()};
-      stage_ = Stage::kPadding;
+    case Part::kPayload:
+      part_ = Part::kPadding;
       return;
-    case Stage::kPadding:
-      made_.assign(Padded(block_bytes_) - block_bytes_, '\0');
-      part_ = made_;
-      stage_ = Stage::kFrame;
-      ++next_block_;
+    case Part::kPadding:
+      ++block_;
+      return StartBlockOrTrailer();
+    case Part::kTrailer:
+      part_ = Part::kEnd;
+      RECURVE_CHECK(block_ == num_blocks_);
+      return;
+    case Part::kEnd:
       return;
   }
 }
 
-std::string StateWriter::Next(size_t max) {
-  std::string out;
-  while (out.size() < max && !done()) {
-    if (part_.empty()) {
-      BeginPart();
-      continue;
-    }
-    const absl::string_view piece = part_.substr(0, max - out.size());
-    part_.remove_prefix(piece.size());
-    hash_.Add(piece);
-    out.append(piece.data(), piece.size());
-    done_bytes_ += static_cast<int64_t>(piece.size());
+void StateWriter::StartBlockOrTrailer() {
+  own_bytes_.clear();
+  if (block_ < num_blocks_) {
+    part_ = Part::kFrame;
+    const absl::Span<const char> block = source_(block_);
+    RECURVE_CHECK(static_cast<int64_t>(block.size()) == block_bytes_);
+    payload_ = absl::string_view(block.data(), block.size());
+    AppendLittleEndian<uint64_t>(static_cast<uint64_t>(block_), &own_bytes_);
+    AppendLittleEndian<uint64_t>(StateChecksum(payload_), &own_bytes_);
+    own_bytes_.resize(kStateFrameBytes);
+  } else {
+    part_ = Part::kTrailer;
+    own_bytes_ = digest_->Value();
+    own_bytes_.resize(kStateTrailerBytes);
   }
-  return out;
 }
 
-// ----------------------------------------------------------------------------
+StateReader::StateReader(OnHeader on_header, int64_t max_header_bytes)
+    : on_header_(std::move(on_header)),
+      max_header_bytes_(std::min(max_header_bytes, kMaxStateHeaderBytes)),
+      checksum_(std::make_unique<StreamChecksum>()),
+      digest_(std::make_unique<StreamDigest>()) {
+  static_assert(kStateFrameBytes == sizeof(frame_));
+  static_assert(kStateTrailerBytes == sizeof(frame_));
+}
+StateReader::~StateReader() = default;
 
-void StateReader::Expect(Part part, int64_t bytes) {
-  part_ = part;
-  left_ = bytes;
-  buffer_.clear();
+absl::Status StateReader::Resume(BlockSink sink) {
+  sink_ = std::move(sink);
+  paused_ = false;
+  return Append(std::exchange(held_, std::string()));
 }
 
 absl::Status StateReader::Append(absl::string_view bytes) {
-  if (has_header_ && sink_ == nullptr) {
-    rest_.append(bytes.data(), bytes.size());
-    return absl::OkStatus();
-  }
-  return Read(bytes);
-}
-
-absl::Status StateReader::Start(Sink sink) {
-  sink_ = std::move(sink);
-  return Read(std::exchange(rest_, ""));
-}
-
-absl::Status StateReader::Read(absl::string_view bytes) {
-  while (!bytes.empty()) {
-    if (part_ == Part::kEnd) return Damaged("bytes follow its end");
-    const auto count = static_cast<int64_t>(
-        std::min<uint64_t>(static_cast<uint64_t>(left_), bytes.size()));
-    const absl::string_view piece = bytes.substr(0, count);
-    bytes.remove_prefix(count);
-    left_ -= count;
-    if (part_ != Part::kTrailer) {
-      hash_.Add(piece);
-      bytes_ += count;
-    }
-    if (part_ == Part::kPayload) {
-      const int64_t room = static_cast<int64_t>(payload_.size()) - filled_;
-      const int64_t of_payload = std::min(room, count);
-      std::memcpy(payload_.data() + filled_, piece.data(), of_payload);
-      filled_ += of_payload;
-      if (!IsZero(piece.substr(of_payload))) {
-        return Damaged(
-            absl::StrCat("the padding of block ", block_, " is not zero"));
-      }
-    } else {
-      buffer_.append(piece.data(), piece.size());
-    }
-    if (left_ > 0) continue;
-    RECURVE_RETURN_IF_ERROR(EndPart());
-    if (has_header_ && sink_ == nullptr) {
-      rest_ = std::string(bytes);
-      return absl::OkStatus();
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status StateReader::EndPart() {
-  switch (part_) {
-    case Part::kHead:
-      return EndHead();
-    case Part::kHeader:
-      return EndHeader();
-    case Part::kFrame:
-      return EndFrame();
-    case Part::kPayload:
-      return EndPayload();
-    case Part::kTrailer:
-      return EndTrailer();
-    case Part::kEnd:
+  while (status_.ok() && !bytes.empty()) {
+    if (paused_) {
+      held_.append(bytes.data(), bytes.size());
       break;
+    }
+    const size_t before = bytes.size();
+    status_ = Take(&bytes);
+    total_taken_ += static_cast<int64_t>(before - bytes.size());
   }
-  return absl::OkStatus();
-}
-
-absl::Status StateReader::EndHead() {
-  if (absl::string_view(buffer_).substr(0, kMagic.size()) != kMagic) {
-    return absl::FailedPreconditionError(
-        "these bytes are no state: they do not begin with \"RECURVES\"");
-  }
-  const auto version = Number<uint32_t>(buffer_, 8);
-  if (version != kStateWireVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the state's format has version ", version,
-                     "; this server reads ", kStateWireVersion));
-  }
-  const int64_t bytes = Number<uint32_t>(buffer_, 12);
-  if (bytes > kMaxStateHeaderBytes) {
-    return Damaged(absl::StrCat("its header has ", bytes, " bytes; at most ",
-                                kMaxStateHeaderBytes, " are allowed"));
-  }
-  checksum_ = Number<uint64_t>(buffer_, 16);
-  head_ = buffer_.substr(0, 16);
-  const int64_t padded = Padded(kHeadBytes + bytes) - kHeadBytes;
-  header_bytes_ = bytes;
-  Expect(Part::kHeader, padded);
-  return padded == 0 ? EndHeader() : absl::OkStatus();
-}
-
-absl::Status StateReader::EndHeader() {
-  const absl::string_view all = buffer_;
-  if (!IsZero(all.substr(header_bytes_))) {
-    return Damaged("the padding of its header is not zero");
-  }
-  head_.append(buffer_, 0, header_bytes_);
-  RECURVE_RETURN_IF_ERROR(CheckSum("its header", checksum_, Checksum(head_)));
-  head_.clear();
-  if (!header_.ParseFromArray(buffer_.data(),
-                              static_cast<int>(header_bytes_))) {
-    return Damaged("its header cannot be parsed");
-  }
-  RECURVE_RETURN_IF_ERROR(CheckSizes(header_));
-  has_header_ = true;
-  Expect(header_.num_blocks() > 0 ? Part::kFrame : Part::kTrailer, kFrameBytes);
-  return absl::OkStatus();
-}
-
-absl::Status StateReader::EndFrame() {
-  if (Number<uint64_t>(buffer_, 0) != static_cast<uint64_t>(block_)) {
-    return Damaged(absl::StrCat("block ", Number<uint64_t>(buffer_, 0),
-                                " comes where ", block_, " is expected"));
-  }
-  if (!IsZero(absl::string_view(buffer_).substr(16))) {
-    return Damaged(absl::StrCat("the frame of block ", block_, " is not zero"));
-  }
-  checksum_ = Number<uint64_t>(buffer_, 8);
-  const auto bytes = static_cast<int64_t>(header_.fingerprint().block_bytes());
-  payload_ = sink_(block_);
-  if (static_cast<int64_t>(payload_.size()) != bytes) {
-    return absl::InternalError(absl::StrCat("block ", block_, " has ", bytes,
-                                            " bytes; its memory has ",
-                                            payload_.size()));
-  }
-  filled_ = 0;
-  Expect(Part::kPayload, Padded(bytes));
-  return absl::OkStatus();
-}
-
-absl::Status StateReader::EndPayload() {
-  RECURVE_RETURN_IF_ERROR(
-      CheckSum(absl::StrCat("block ", block_, " of ", header_.num_blocks()),
-               checksum_, Checksum({payload_.data(), payload_.size()})));
-  ++block_;
-  const bool more = block_ < static_cast<int64_t>(header_.num_blocks());
-  Expect(more ? Part::kFrame : Part::kTrailer, kFrameBytes);
-  return absl::OkStatus();
-}
-
-absl::Status StateReader::EndTrailer() {
-  const XXH128_hash_t digest = hash_.digest();
-  if (Number<uint64_t>(buffer_, 0) != digest.low64 ||
-      Number<uint64_t>(buffer_, 8) != digest.high64 ||
-      Number<uint64_t>(buffer_, 16) != static_cast<uint64_t>(bytes_) ||
-      !IsZero(absl::string_view(buffer_).substr(24))) {
-    return Damaged("its trailer does not match what came before");
-  }
-  Expect(Part::kEnd, 1);
-  return absl::OkStatus();
+  return status_;
 }
 
 absl::Status StateReader::Finish() const {
-  if (part_ == Part::kEnd) return absl::OkStatus();
-  if (has_header_) {
-    return Damaged(absl::StrCat("it ends after ", block_, " of ",
-                                header_.num_blocks(), " blocks"));
+  if (!status_.ok() || part_ == Part::kEnd) return status_;
+  return absl::DataLossError(absl::StrCat(
+      "the state ends too early: in ", Place(), ", after ", total_taken_,
+      total_bytes_ < 0 ? "" : absl::StrCat(" of ", total_bytes_), " bytes"));
+}
+
+absl::Status StateReader::Take(absl::string_view* bytes) {
+  switch (part_) {
+    case Part::kHead:
+      return TakeHead(bytes);
+    case Part::kFrame:
+      return TakeFrame(bytes);
+    case Part::kPayload:
+      return TakePayload(bytes);
+    case Part::kPadding:
+      return TakePadding(bytes);
+    case Part::kTrailer:
+      return TakeTrailer(bytes);
+    case Part::kEnd:
+      break;
   }
-  return Damaged("it ends within its header");
+  return absl::DataLossError(absl::StrCat("bytes follow the state, which has ",
+                                          total_bytes_, " bytes"));
+}
+
+std::string StateReader::Place() const {
+  switch (part_) {
+    case Part::kHead:
+      return "its head";
+    case Part::kFrame:
+    case Part::kPayload:
+    case Part::kPadding:
+      return absl::StrCat("block ", block_, " of ", num_blocks_);
+    case Part::kTrailer:
+    case Part::kEnd:
+      return "its trailer";
+  }
+  return "";
+}
+
+absl::Status StateReader::TakeHead(absl::string_view* bytes) {
+  const int64_t end = head_bytes_ < 0 ? kStatePrefixBytes : head_bytes_;
+  const absl::string_view first =
+      TakeFirst(end - static_cast<int64_t>(head_.size()), bytes);
+  head_.append(first.data(), first.size());
+  if (static_cast<int64_t>(head_.size()) < end) return absl::OkStatus();
+  return head_bytes_ < 0 ? CheckPrefix() : CheckHead();
+}
+
+absl::Status StateReader::CheckPrefix() {
+  const absl::string_view head = head_;
+  if (head.substr(0, kStateMagic.size()) != kStateMagic) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this is not a state: it begins with \"",
+                     absl::CHexEscape(head.substr(0, kStateMagic.size())),
+                     "\", not with \"", kStateMagic, "\""));
+  }
+  const auto version = ReadLittleEndian<uint32_t>(head.substr(8));
+  if (version != kStateVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the state is of version ", version,
+        " of the format; this server reads version ", kStateVersion));
+  }
+  const int64_t header_bytes = ReadLittleEndian<uint32_t>(head.substr(12));
+  if (header_bytes > max_header_bytes_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the state's header has ", header_bytes,
+                     " bytes; at most ", max_header_bytes_, " are allowed"));
+  }
+  head_bytes_ = StateHeadBytes(header_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status StateReader::CheckHead() {
+  const absl::string_view head = head_;
+  const size_t checked = head.size() - kStateHeadChecksumBytes;
+  const auto stored = ReadLittleEndian<uint64_t>(head.substr(checked));
+  const uint64_t computed = StateChecksum(head.substr(0, checked));
+  if (stored != computed) return ChecksumDiffers(Place(), stored, computed);
+  const size_t header_bytes = ReadLittleEndian<uint32_t>(head.substr(12));
+  const size_t header_end = kStatePrefixBytes + header_bytes;
+  RECURVE_RETURN_IF_ERROR(
+      CheckZeros(Place(), head.substr(header_end, checked - header_end),
+                 static_cast<int64_t>(header_end)));
+  RECURVE_ASSIGN_OR_RETURN(
+      v1::StateHeader header,
+      ParseStateHeader(head.substr(kStatePrefixBytes, header_bytes)));
+  digest_->Update(head);
+  head_ = std::string();  // gives its memory back
+  num_blocks_ = static_cast<int64_t>(header.num_blocks());
+  block_bytes_ = static_cast<int64_t>(header.fingerprint().block_bytes());
+  total_bytes_ = TotalBytes(head_bytes_, num_blocks_, block_bytes_);
+  RECURVE_ASSIGN_OR_RETURN(sink_, on_header_(std::move(header)));
+  paused_ = sink_ == nullptr;
+  StartBlockOrTrailer();
+  return absl::OkStatus();
+}
+
+void StateReader::StartBlockOrTrailer() {
+  taken_ = 0;
+  part_ = block_ < num_blocks_ ? Part::kFrame : Part::kTrailer;
+}
+
+absl::Status StateReader::TakeFrame(absl::string_view* bytes) {
+  const absl::string_view first = TakeFirst(kStateFrameBytes - taken_, bytes);
+  digest_->Update(first);
+  std::copy(first.begin(), first.end(), frame_.begin() + taken_);
+  taken_ += static_cast<int64_t>(first.size());
+  if (taken_ < kStateFrameBytes) return absl::OkStatus();
+
+  const absl::string_view frame(frame_.data(), frame_.size());
+  const auto index = ReadLittleEndian<uint64_t>(frame);
+  if (index != static_cast<uint64_t>(block_)) {
+    return Damaged(Place(), absl::StrCat("its frame has index ", index));
+  }
+  RECURVE_RETURN_IF_ERROR(
+      CheckZeros(absl::StrCat("the frame of ", Place()), frame.substr(16), 16));
+  block_checksum_ = ReadLittleEndian<uint64_t>(frame.substr(8));
+  payload_ = sink_(block_);
+  RECURVE_CHECK(static_cast<int64_t>(payload_.size()) == block_bytes_);
+  checksum_->Reset();
+  taken_ = 0;
+  part_ = Part::kPayload;
+  return absl::OkStatus();
+}
+
+absl::Status StateReader::TakePayload(absl::string_view* bytes) {
+  const absl::string_view first = TakeFirst(block_bytes_ - taken_, bytes);
+  digest_->Update(first);
+  checksum_->Update(first);
+  std::copy(first.begin(), first.end(), payload_.begin() + taken_);
+  taken_ += static_cast<int64_t>(first.size());
+  if (taken_ < block_bytes_) return absl::OkStatus();
+
+  const uint64_t computed = checksum_->Value();
+  if (computed != block_checksum_) {
+    return ChecksumDiffers(Place(), block_checksum_, computed);
+  }
+  part_ = Part::kPadding;
+  return absl::OkStatus();
+}
+
+// There may be none. `taken_` goes on from the payload.
+absl::Status StateReader::TakePadding(absl::string_view* bytes) {
+  const absl::string_view first =
+      TakeFirst(StatePadded(block_bytes_) - taken_, bytes);
+  digest_->Update(first);
+  RECURVE_RETURN_IF_ERROR(CheckZeros(Place(), first, taken_));
+  taken_ += static_cast<int64_t>(first.size());
+  if (taken_ == StatePadded(block_bytes_)) {
+    ++block_;
+    StartBlockOrTrailer();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateReader::TakeTrailer(absl::string_view* bytes) {
+  const absl::string_view first = TakeFirst(kStateTrailerBytes - taken_, bytes);
+  std::copy(first.begin(), first.end(), frame_.begin() + taken_);
+  taken_ += static_cast<int64_t>(first.size());
+  if (taken_ < kStateTrailerBytes) return absl::OkStatus();
+
+  const absl::string_view trailer(frame_.data(), frame_.size());
+  const std::string computed = digest_->Value();
+  const absl::string_view stored = trailer.substr(0, computed.size());
+  if (stored != computed) {
+    return Damaged(Place(), absl::StrCat("its checksum is ",
+                                         absl::BytesToHexString(stored),
+                                         ", the bytes before it give ",
+                                         absl::BytesToHexString(computed)));
+  }
+  const auto digest_bytes = static_cast<int64_t>(computed.size());
+  RECURVE_RETURN_IF_ERROR(
+      CheckZeros(Place(), trailer.substr(computed.size()), digest_bytes));
+  part_ = Part::kEnd;
+  return absl::OkStatus();
 }
 
 }  // namespace recurve
