@@ -216,6 +216,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
             "on or off: whether Control.Abort and Control.Drain are served");
   AddSwitch(app, "reflection", o.reflection,
             "on or off: whether gRPC reflection is served");
+  Add(app, "state-dir", o.state_dir,
+      "Folder where pinned states are kept; they are there after a restart")
+      ->check(NotEmpty("a folder"));
   Add(app, "api-keys-file", o.api_keys_file,
       "File of tenants, digests of their API keys, and quotas; with it a key "
       "is "

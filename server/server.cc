@@ -268,8 +268,15 @@ absl::Status Server::StartGrpc() {
   RpcMethods methods;
   AddInferenceMethods(environment_, &methods);
   control_->AddMethods(&methods);
-  state_service_ = std::make_unique<StateService>(
-      StateService::Options{engine_.get(), tenants_.get(), fingerprint_});
+  const v1::StateFingerprint fingerprint =
+      FingerprintOf(*engine_, fingerprint_);
+  if (!options_.state_dir.empty()) {
+    RECURVE_ASSIGN_OR_RETURN(
+        state_files_, StateFiles::Open({options_.state_dir, engine_.get(),
+                                        fingerprint, tenants_.get()}));
+  }
+  state_service_ = std::make_unique<StateService>(StateService::Options{
+      engine_.get(), tenants_.get(), fingerprint, state_files_.get()});
   state_service_->AddMethods(&methods);
   if (options_.reflection) AddReflection(services, &methods);
   const bool asks_clients = !options_.transport.tls_client_ca.empty();
@@ -425,6 +432,8 @@ Server::~Server() {
   }
   // A text of a closed connection may still be in progress.
   encode_threads_.reset();
+  // Their states are the engine's.
+  state_files_.reset();
   engine_.reset();
 }
 

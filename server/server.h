@@ -23,6 +23,7 @@
 namespace recurve {
 
 class ControlService;
+class StateFiles;
 class StateService;
 class GrpcServer;
 class HealthService;
@@ -55,6 +56,7 @@ struct ServerOptions {
   bool reflection = true;  // whether gRPC reflection is served
   std::string
       api_keys_file;  // for tenants; empty: anyone who can connect may call
+  std::string state_dir;  // for pinned states; empty: they end with the server
   int64_t default_max_new_tokens = 256;
   // A drain ends what is still running after this time.
   std::chrono::milliseconds shutdown_timeout{45'000};
@@ -133,6 +135,7 @@ class Server {
   std::unique_ptr<EncodeThreads> encode_threads_;
   std::unique_ptr<StrangerBytes> strangers_;
   std::unique_ptr<ControlService> control_;
+  std::unique_ptr<StateFiles> state_files_;
   std::unique_ptr<StateService> state_service_;
   std::unique_ptr<HealthService> health_;
   std::unique_ptr<GrpcServer> grpc_server_;

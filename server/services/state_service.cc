@@ -52,10 +52,6 @@ absl::StatusOr<v1::StateInfo> ToProto(const absl::StatusOr<StateInfo>& in) {
 
 }  // namespace
 
-StateService::StateService(const Options& options)
-    : options_(options),
-      fingerprint_(FingerprintOf(*options.engine, options.fingerprint)) {}
-
 absl::StatusOr<StateService::Caller> StateService::Authenticate(
     const RpcHead& head, RpcStream& stream) const {
   if (options_.tenants == nullptr) return nullptr;
@@ -81,11 +77,13 @@ void StateService::Snapshot(const Caller& caller,
   const StateOwner owner = OwnerOf(caller);
   Engine* const engine = options_.engine;
   engine->TakeState(owner.flow, *id, at,
-                    [engine, owner, options = *std::move(options),
+                    [this, engine, caller, owner, options = *std::move(options),
                      done](absl::StatusOr<SequenceStatePtr> state) {
                       if (!state.ok()) return done(state.status());
-                      done(ToProto(engine->states().Add(
-                          owner, *std::move(state), options, std::nullopt)));
+                      Answer(caller,
+                             engine->states().Add(owner, *std::move(state),
+                                                  options, std::nullopt),
+                             done);
                     });
 }
 
@@ -98,10 +96,12 @@ absl::StatusOr<v1::ForkResponse> StateService::Fork(
   }
   RECURVE_ASSIGN_OR_RETURN(const StateOptions options,
                            Valid(request.options()));
-  if (!options.name.empty()) {
+  if (!options.name.empty() || options.pinned) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "options.name is ", options.name,
-        "; the states of a fork have ids only, and Pin names them"));
+        options.pinned ? "options.pinned is true"
+                       : absl::StrCat("options.name is ", options.name),
+        "; the states of a fork have ids and a time to live; Pin names and "
+        "pins them"));
   }
   RECURVE_ASSIGN_OR_RETURN(
       const std::vector<StateInfo> states,
@@ -115,13 +115,48 @@ absl::StatusOr<v1::ForkResponse> StateService::Fork(
   return response;
 }
 
-absl::StatusOr<v1::StateInfo> StateService::Pin(
-    const Caller& caller, const v1::PinStateRequest& request) const {
-  RECURVE_RETURN_IF_ERROR(options_.engine->CheckStates());
-  RECURVE_ASSIGN_OR_RETURN(const StateOptions options,
-                           Valid(request.options()));
-  return ToProto(options_.engine->states().Pin(OwnerOf(caller).flow,
-                                               request.state(), options));
+void StateService::Answer(const Caller& caller,
+                          const absl::StatusOr<StateInfo>& info,
+                          const UnaryDone<v1::StateInfo>& done) const {
+  if (!info.ok() || options_.files == nullptr) return done(ToProto(info));
+  if (!info->pinned) {
+    if (info->stored) options_.files->Remove(info->id);
+    v1::StateInfo answer = ToProto(*info);
+    answer.set_stored(false);
+    return done(std::move(answer));
+  }
+  options_.files->Write(OwnerOf(caller).flow,
+                        caller == nullptr ? "" : caller->name(), info->id,
+                        [info = *info, done](const absl::Status& status) {
+                          if (!status.ok()) return done(status);
+                          v1::StateInfo answer = ToProto(info);
+                          answer.set_stored(true);
+                          done(std::move(answer));
+                        });
+}
+
+void StateService::Pin(const Caller& caller, const v1::PinStateRequest& request,
+                       const UnaryDone<v1::StateInfo>& done) const {
+  if (absl::Status status = options_.engine->CheckStates(); !status.ok()) {
+    return done(status);
+  }
+  const absl::StatusOr<StateOptions> options = Valid(request.options());
+  if (!options.ok()) return done(options.status());
+  Answer(caller,
+         options_.engine->states().Pin(OwnerOf(caller).flow, request.state(),
+                                       *options),
+         done);
+}
+
+absl::Status StateService::Release(
+    const Caller& caller, const v1::ReleaseStateRequest& request) const {
+  RECURVE_ASSIGN_OR_RETURN(
+      const StateInfo info,
+      options_.engine->states().Release(OwnerOf(caller).flow, request.state()));
+  if (options_.files != nullptr && info.pinned) {
+    options_.files->Remove(info.id);
+  }
+  return absl::OkStatus();
 }
 
 v1::ListStatesResponse StateService::List(const Caller& caller) const {
@@ -146,7 +181,8 @@ std::shared_ptr<RpcListener> StateService::Export(
         RECURVE_RETURN_IF_ERROR(engine.CheckStates());
         RECURVE_ASSIGN_OR_RETURN(StateStore::Found found,
                                  engine.states().Use(flow, request.state()));
-        return StateExport::Make(engine, fingerprint_, std::move(found));
+        return StateExport::Make(engine, options_.fingerprint,
+                                 std::move(found));
       });
 }
 
@@ -156,17 +192,20 @@ std::shared_ptr<RpcListener> StateService::Import(
   const StateOwner owner = OwnerOf(caller);
   return std::make_shared<ImportCall>(
       std::move(stream),
-      std::make_unique<StateImport>(engine, &fingerprint_, owner),
+      std::make_unique<StateImport>(engine, &options_.fingerprint, owner),
       [engine](const v1::StateOptions& options) {
         RECURVE_RETURN_IF_ERROR(engine->CheckStates());
         return Valid(options).status();
       },
-      [engine, owner](SequenceStatePtr state, const v1::StateOptions& options,
-                      const v1::StateHeader& header, const auto& done) {
+      [this, engine, caller, owner](
+          SequenceStatePtr state, const v1::StateOptions& options,
+          const v1::StateHeader& header, const auto& done) {
         std::optional<uint64_t> seed;
         if (header.has_seed()) seed = header.seed();
-        done(ToProto(engine->states().Add(owner, std::move(state),
-                                          FromProto(options), seed)));
+        Answer(caller,
+               engine->states().Add(owner, std::move(state), FromProto(options),
+                                    seed),
+               done);
       });
 }
 
@@ -216,17 +255,15 @@ void StateService::AddMethods(RpcMethods* methods) const {
           tenant,
           [this](const Caller& caller, const auto&) { return List(caller); });
   m["/recurve.v1.State/Pin"] =
-      UnaryMethod<v1::PinStateRequest, v1::StateInfo, Caller>(
-          tenant, [this](const Caller& caller, const auto& request) {
-            return Pin(caller, request);
-          });
+      AsyncUnaryMethod<v1::PinStateRequest, v1::StateInfo, Caller>(
+          tenant, [this](const Caller& caller, const auto& request,
+                         const auto& done) { Pin(caller, request, done); });
   m["/recurve.v1.State/Release"] =
       UnaryMethod<v1::ReleaseStateRequest, v1::ReleaseStateResponse, Caller>(
           tenant,
-          [&states](const Caller& caller, const auto& request)
+          [this](const Caller& caller, const auto& request)
               -> absl::StatusOr<v1::ReleaseStateResponse> {
-            RECURVE_RETURN_IF_ERROR(
-                states.Release(OwnerOf(caller).flow, request.state()).status());
+            RECURVE_RETURN_IF_ERROR(Release(caller, request));
             return v1::ReleaseStateResponse();
           });
 }

@@ -7,6 +7,7 @@
 #include "recurve/v1/state.pb.h"
 #include "server/grpc/rpc.h"
 #include "server/grpc/unary.h"
+#include "server/services/state_files.h"
 #include "server/services/state_transfer.h"
 #include "server/tenants/tenants.h"
 
@@ -19,9 +20,10 @@ class StateService {
   struct Options {
     Engine* engine;
     Tenants* tenants = nullptr;  // null: anyone who can connect may call
-    Fingerprint fingerprint;     // LoadedModel
+    v1::StateFingerprint fingerprint;
+    StateFiles* files = nullptr;  // null: nothing is kept on disk
   };
-  explicit StateService(const Options& options);
+  explicit StateService(Options options) : options_(std::move(options)) {}
 
   // The service outlives the server with these methods.
   void AddMethods(RpcMethods* methods) const;
@@ -35,8 +37,13 @@ class StateService {
                 const UnaryDone<v1::StateInfo>& done) const;
   absl::StatusOr<v1::ForkResponse> Fork(const Caller& caller,
                                         const v1::ForkRequest& request) const;
-  absl::StatusOr<v1::StateInfo> Pin(const Caller& caller,
-                                    const v1::PinStateRequest& request) const;
+  void Pin(const Caller& caller, const v1::PinStateRequest& request,
+           const UnaryDone<v1::StateInfo>& done) const;
+  absl::Status Release(const Caller& caller,
+                       const v1::ReleaseStateRequest& request) const;
+  // Answers with a state that was made or changed: on disk if it is pinned.
+  void Answer(const Caller& caller, const absl::StatusOr<StateInfo>& info,
+              const UnaryDone<v1::StateInfo>& done) const;
   v1::ListStatesResponse List(const Caller& caller) const;
   std::shared_ptr<RpcListener> Export(const Caller& caller,
                                       std::shared_ptr<RpcStream> stream) const;
@@ -44,7 +51,6 @@ class StateService {
                                       std::shared_ptr<RpcStream> stream) const;
 
   const Options options_;
-  const v1::StateFingerprint fingerprint_;
 };
 
 }  // namespace recurve

@@ -29,9 +29,38 @@ v1::StateFingerprint FingerprintOf(const Engine& engine,
   return out;
 }
 
+absl::StatusOr<SequenceState> CheckedState(const v1::StateHeader& header,
+                                           const v1::StateFingerprint& ours,
+                                           const Engine& engine) {
+  RECURVE_RETURN_IF_ERROR(CheckFingerprint(header.fingerprint(), ours));
+  const RequestLimits& limits = engine.limits();
+  SequenceState state;
+  for (const uint32_t id : header.token_ids()) {
+    if (id >= limits.vocab_size) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "token_ids[", state.tokens.size(), "] is ", id,
+          "; the vocabulary has ids 0 to ", limits.vocab_size - 1));
+    }
+    state.tokens.push_back(static_cast<int32_t>(id));
+  }
+  for (const char kind : header.token_kinds()) {
+    state.kinds.push_back(static_cast<TokenKind>(kind));
+  }
+  RECURVE_RETURN_IF_ERROR(ValidateState(state, limits));
+  const auto computed = static_cast<int64_t>(header.computed_tokens());
+  const int64_t blocks =
+      computed == 0 ? 0 : HostBlocksFor(computed, engine.cache_spec());
+  if (static_cast<int64_t>(header.num_blocks()) != blocks) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("num_blocks is ", header.num_blocks(), "; ", computed,
+                     " computed tokens take ", blocks));
+  }
+  return state;
+}
+
 absl::StatusOr<std::unique_ptr<StateExport>> StateExport::Make(
     const Engine& engine, const v1::StateFingerprint& fingerprint,
-    StateStore::Found found) {
+    StateStore::Found found, const std::string& tenant) {
   std::unique_ptr<StateExport> made(new StateExport);
   const SequenceState& state = *found.state;
   made->spec_ = engine.cache_spec();
@@ -47,10 +76,14 @@ absl::StatusOr<std::unique_ptr<StateExport>> StateExport::Make(
   header.set_num_blocks(made->blocks_.size());
   if (found.info.seed) header.set_seed(*found.info.seed);
   header.set_name(found.info.name);
+  header.set_tenant(tenant);
   made->state_ = std::move(found.state);
-  made->writer_.emplace(header, [made = made.get()](int64_t index) {
-    return made->Block(index);
-  });
+  RECURVE_ASSIGN_OR_RETURN(
+      StateWriter writer,
+      StateWriter::Make(header, [made = made.get()](int64_t index) {
+        return made->Block(index);
+      }));
+  made->writer_.emplace(std::move(writer));
   return made;
 }
 
@@ -73,40 +106,12 @@ absl::Status StateImport::Append(absl::string_view bytes) {
   return reader_.Append(bytes);
 }
 
-absl::StatusOr<SequenceState> StateImport::Checked() const {
-  const v1::StateHeader& header = reader_.header();
-  RECURVE_RETURN_IF_ERROR(
-      CheckFingerprint(header.fingerprint(), *fingerprint_));
-  const RequestLimits& limits = engine_->limits();
-  SequenceState state;
-  for (const uint32_t id : header.token_ids()) {
-    if (id >= limits.vocab_size) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "token_ids[", state.tokens.size(), "] is ", id,
-          "; the vocabulary has ids 0 to ", limits.vocab_size - 1));
-    }
-    state.tokens.push_back(static_cast<int32_t>(id));
-  }
-  for (const char kind : header.token_kinds()) {
-    state.kinds.push_back(static_cast<TokenKind>(kind));
-  }
-  RECURVE_RETURN_IF_ERROR(ValidateState(state, limits));
-  const auto computed = static_cast<int64_t>(header.computed_tokens());
-  const int64_t blocks =
-      computed == 0 ? 0 : HostBlocksFor(computed, engine_->cache_spec());
-  if (static_cast<int64_t>(header.num_blocks()) != blocks) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("num_blocks is ", header.num_blocks(), "; ", computed,
-                     " computed tokens take ", blocks));
-  }
-  return state;
-}
-
 void StateImport::TakeMemory(const std::function<void(absl::Status)>& done) {
   asked_ = true;
-  absl::StatusOr<SequenceState> state = Checked();
+  absl::StatusOr<SequenceState> state =
+      CheckedState(*header_, *fingerprint_, *engine_);
   if (!state.ok()) return done(state.status());
-  const v1::StateHeader& header = reader_.header();
+  const v1::StateHeader& header = *header_;
   const auto bytes = static_cast<int64_t>(header.num_blocks() *
                                           header.fingerprint().block_bytes());
   if (absl::Status status = engine_->states().TakeRoom(owner_, bytes);
@@ -126,7 +131,7 @@ absl::Status StateImport::Begin() {
   if (begun_ || state_ == nullptr) return absl::OkStatus();
   begun_ = true;
   RECURVE_ASSIGN_OR_RETURN(blocks_, engine_->BlocksOf(*state_));
-  return reader_.Start([this](int64_t index) { return blocks_[index]; });
+  return reader_.Resume([this](int64_t index) { return blocks_[index]; });
 }
 
 absl::StatusOr<SequenceStatePtr> StateImport::Finish() {

@@ -20,13 +20,19 @@ namespace recurve {
 v1::StateFingerprint FingerprintOf(const Engine& engine,
                                    const Fingerprint& loaded);
 
+// The value that an untrusted header describes, without what is computed of it.
+// FailedPrecondition or InvalidArgument if this server cannot continue it.
+absl::StatusOr<SequenceState> CheckedState(const v1::StateHeader& header,
+                                           const v1::StateFingerprint& ours,
+                                           const Engine& engine);
+
 // The bytes of a state, which it holds. Not thread-safe.
 class StateExport {
  public:
   // Waits for copies of its memory that are in progress.
   static absl::StatusOr<std::unique_ptr<StateExport>> Make(
       const Engine& engine, const v1::StateFingerprint& fingerprint,
-      StateStore::Found found);
+      StateStore::Found found, const std::string& tenant = "");
 
   StateWriter& writer() { return *writer_; }
 
@@ -47,24 +53,31 @@ class StateImport {
   // Both outlive it.
   StateImport(Engine* engine, const v1::StateFingerprint* fingerprint,
               const StateOwner& owner)
-      : engine_(engine), fingerprint_(fingerprint), owner_(owner) {}
+      : engine_(engine),
+        fingerprint_(fingerprint),
+        owner_(owner),
+        reader_([this](v1::StateHeader header)
+                    -> absl::StatusOr<StateReader::BlockSink> {
+          header_.emplace(std::move(header));
+          return StateReader::BlockSink();  // comes with the memory
+        }) {}
   ~StateImport() { GiveRoom(); }
   StateImport(const StateImport&) = delete;
   StateImport& operator=(const StateImport&) = delete;
 
   absl::Status Append(absl::string_view bytes);
   // Its head has come, and it has no memory yet: TakeMemory comes next.
-  bool wants_memory() const { return reader_.has_header() && !asked_; }
+  bool wants_memory() const { return header_.has_value() && !asked_; }
   // Checks the head, and takes memory. Calls `done` on any thread; Append and
   // Finish may be called from then on.
   void TakeMemory(const std::function<void(absl::Status)>& done);
   // The state, whole and not published yet.
   absl::StatusOr<SequenceStatePtr> Finish();
 
-  const v1::StateHeader& header() const { return reader_.header(); }
+  // REQUIRES: the head has come.
+  const v1::StateHeader& header() const { return *header_; }
 
  private:
-  absl::StatusOr<SequenceState> Checked() const;
   // Has the bytes that are there written to the memory.
   absl::Status Begin();
   void GiveRoom();
@@ -72,6 +85,7 @@ class StateImport {
   Engine* const engine_;
   const v1::StateFingerprint* const fingerprint_;
   const StateOwner owner_;
+  std::optional<v1::StateHeader> header_;
   StateReader reader_;
   bool asked_ = false;
   int64_t room_ = 0;  // taken from the owner's

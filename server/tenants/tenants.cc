@@ -337,6 +337,14 @@ void Tenants::ReloadIfChanged() {
   }
 }
 
+std::shared_ptr<Tenant> Tenants::Find(const std::string& name) const {
+  MutexLock lock(&mu_);
+  for (const Key& key : *keys_) {
+    if (key.tenant->name() == name) return key.tenant;
+  }
+  return nullptr;
+}
+
 absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(
     absl::Span<const std::string> headers, absl::string_view entry) {
   const absl::string_view text =

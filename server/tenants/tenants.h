@@ -182,6 +182,8 @@ class Tenants {
   // every key.
   absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
       absl::Span<const std::string> headers, absl::string_view entry);
+  // The tenant of this name; null: none.
+  std::shared_ptr<Tenant> Find(const std::string& name) const;
   // Reads the file again if it has changed; an unusable one changes nothing and
   // is reported in the log. Streams of removed tenants continue. To be called
   // from one thread.
@@ -209,7 +211,7 @@ class Tenants {
   // back.
   std::map<std::string, std::shared_ptr<Tenant>> all_;
 
-  Mutex mu_;
+  mutable Mutex mu_;
   std::shared_ptr<const std::vector<Key>> keys_ ABSL_GUARDED_BY(mu_);
 };
 

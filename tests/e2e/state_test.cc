@@ -1,6 +1,7 @@
 // States as clients see them: taken, forked, moved, listed, refused.
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -370,6 +371,72 @@ TEST(StateTest, TenantsSeeOnlyTheirOwn) {
   EXPECT_EQ(full.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(full.error_message(), HasSubstr("0 of 1000"));
   EXPECT_EQ(of_small.List().max_bytes(), 1000u);
+}
+
+TEST(StateTest, PinnedOnesOutliveTheServer) {
+  ServerOptions options = WithStates();
+  options.state_dir = testing::TempDir() + "/state_dir";
+  std::filesystem::remove_all(options.state_dir);
+  std::string id;
+  std::string dropped;
+  std::vector<uint32_t> want;
+  const auto go_on = [](TestServer& server, const std::string& state) {
+    v1::DecodeRequest from = CommandOf(RandomPrompt(2, 40), 9);
+    from.mutable_stopping()->set_ignore_eos(true);
+    from.set_from_state(state);
+    return Driven(server).Run(from);
+  };
+  {
+    TestServer server(options);
+    States states(server);
+    Driven sequence(server);
+    sequence.Run(FirstOf(RandomPrompt(1, 150), 4));
+    id = states.Snapshot(sequence.id(), "kept").id();
+    dropped = states.Snapshot(sequence.id(), "dropped").id();
+    states.Snapshot(sequence.id(), "not-pinned");
+    for (const char* name : {"kept", "dropped"}) {
+      v1::PinStateRequest pin;
+      pin.set_state(name);
+      pin.mutable_options()->set_pinned(true);
+      v1::StateInfo info;
+      const auto status = states.Call(&v1::State::Stub::Pin, pin, &info);
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      EXPECT_TRUE(info.pinned() && info.stored());
+      EXPECT_EQ(info.ttl_seconds(), 0);
+    }
+    EXPECT_TRUE(states.Release("dropped").ok());
+    want = go_on(server, "kept");
+  }
+  const std::string path = options.state_dir + "/" + id + ".state";
+  ASSERT_TRUE(std::filesystem::exists(path));
+  {
+    TestServer server(options);
+    States states(server);
+    ASSERT_THAT(states.List().states(), SizeIs(1));
+    const v1::StateInfo& info = states.List().states(0);
+    EXPECT_EQ(info.id(), id);
+    EXPECT_EQ(info.name(), "kept");
+    EXPECT_TRUE(info.pinned() && info.stored());
+    EXPECT_EQ(go_on(server, id), want);
+    // The folder is one server's.
+    ServerOptions second = options;
+    auto model = LoadModel(second.model, &second.engine);
+    ASSERT_TRUE(model.ok());
+    EXPECT_FALSE(Server::Start(second, *std::move(model)).ok());
+  }
+  // Damage is refused, and said; the file stays.
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(5000);
+    const auto byte = static_cast<char>(file.get() ^ 4);
+    file.seekp(5000);
+    file.put(byte);
+  }
+  {
+    TestServer server(options);
+    EXPECT_EQ(States(server).List().states_size(), 0);
+  }
+  EXPECT_TRUE(std::filesystem::exists(path));
 }
 
 TEST(StateTest, SeveralContinuationsOfOnePrompt) {
