@@ -103,7 +103,7 @@ absl::StatusOr<SequenceStatePtr> Engine::StateOf(const StateRequest& request) {
     return absl::NotFoundError("no request with this id is running or waiting");
   }
   Sequence& sequence = *found->second;
-  if (sequence.command_active()) {
+  if (sequence.command_active() || sequence.num_tokens() == 0) {
     return absl::FailedPreconditionError(
         "the sequence is in the middle of a command; take its state after the "
         "response that is done");
