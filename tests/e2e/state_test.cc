@@ -284,7 +284,7 @@ TEST(StateTest, MovesToAnotherServerAndIsRefusedIfDamaged) {
   EXPECT_FALSE(at_b.Import(bytes + "x", &info).ok());
   EXPECT_EQ(at_b.Import("", &info).error_code(), grpc::StatusCode::DATA_LOSS);
   EXPECT_EQ(at_b.Import("no state at all, but long enough", &info).error_code(),
-            grpc::StatusCode::FAILED_PRECONDITION);
+            grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(at_b.List().states_size(), 0);
   EXPECT_EQ(at_b.List().bytes(), 0u);
 }
@@ -412,8 +412,9 @@ TEST(StateTest, PinnedOnesOutliveTheServer) {
   {
     TestServer server(options);
     States states(server);
-    ASSERT_THAT(states.List().states(), SizeIs(1));
-    const v1::StateInfo& info = states.List().states(0);
+    const v1::ListStatesResponse listed = states.List();
+    ASSERT_THAT(listed.states(), SizeIs(1));
+    const v1::StateInfo& info = listed.states(0);
     EXPECT_EQ(info.id(), id);
     EXPECT_EQ(info.name(), "kept");
     EXPECT_TRUE(info.pinned() && info.stored());
