@@ -29,6 +29,15 @@ inline std::array<uint32_t, 4> Philox4x32(uint64_t key, uint64_t counter_low,
   return c;
 }
 
+// The seed of the `index`-th of several sequences that one seed was given for.
+// Differs from the seeds of other indices, and is not the seed itself.
+inline uint64_t DeriveSeed(uint64_t seed, uint64_t index) {
+  // Draws use the counter's second word for other things.
+  constexpr uint64_t kOfSeeds = 0x5EED;
+  const auto words = Philox4x32(seed, index, kOfSeeds);
+  return (uint64_t{words[0]} << 32) | words[1];
+}
+
 // Uniform in [0, 1) with 24 bits, so that it is exact in float32.
 inline float UniformFloat(uint32_t word) {
   return static_cast<float>(word >> 8) * 0x1p-24f;

@@ -179,10 +179,47 @@ absl::StatusOr<SnapshotPtr> CacheManager::Save(const SequenceLease& lease,
   const absl::Status status = storage_->Save({lease.slot(), pages, blocks});
   if (!status.ok()) return StorageError("saving slot", lease.slot(), status);
   for (int64_t i : copied) {
+    if (!options_.share_pages) break;
     pages_.Bind(lease.pages_[i],
                 {snapshot->blocks_[i], snapshot->generations_[i]});
   }
   return snapshot;
+}
+
+absl::StatusOr<SnapshotPtr> CacheManager::Blank(int64_t tokens) {
+  RECURVE_CHECK(tokens > 0);
+  const int64_t blocks = HostBlocksFor(tokens, spec_);
+  if (blocks > host_blocks_.ids().free()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a state of ", tokens, " tokens needs ", blocks,
+                     " host blocks; ", host_blocks_.ids().free(), " of ",
+                     host_blocks_.ids().total(), " are free"));
+  }
+  auto snapshot = std::shared_ptr<Snapshot>(new Snapshot(this, tokens));
+  for (int64_t i = 0; i < blocks; ++i) {
+    const OwnedId block = host_blocks_.Take();
+    snapshot->blocks_.push_back(block.id);
+    snapshot->generations_.push_back(block.generation);
+  }
+  return snapshot;
+}
+
+absl::StatusOr<std::vector<absl::Span<char>>> CacheManager::HostBlocks(
+    const SnapshotPrefix& prefix) const {
+  RECURVE_CHECK(!prefix.empty() && prefix.snapshot->manager_ == this);
+  RECURVE_RETURN_IF_ERROR(storage_->FinishCopies());
+  const Snapshot& snapshot = *prefix.snapshot;
+  std::vector<absl::Span<char>> blocks;
+  const int64_t pages = PagesFor(prefix.tokens, spec_);
+  for (int64_t i = 0; i < pages; ++i) {
+    blocks.push_back(storage_->HostBlock(snapshot.blocks_[i]));
+  }
+  // A part of a snapshot is one only without recurrent state.
+  for (auto i = static_cast<size_t>(PagesFor(snapshot.tokens_, spec_));
+       i < snapshot.blocks_.size(); ++i) {
+    blocks.push_back(storage_->HostBlock(snapshot.blocks_[i]));
+  }
+  return blocks;
 }
 
 absl::Status CacheManager::CheckRestore(const SnapshotPrefix& from,
@@ -267,7 +304,7 @@ absl::StatusOr<SequenceLease> CacheManager::Restore(const SnapshotPrefix& from,
   for (int32_t i = 0; i < fresh; ++i) {
     const int64_t index = copied[i];
     pages[index] = pages_.Take(targets[i], owner);
-    if (index >= full) continue;
+    if (index >= full || !options_.share_pages) continue;
     pages_.Bind(targets[i],
                 {snapshot.blocks_[index], snapshot.generations_[index]});
   }

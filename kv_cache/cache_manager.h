@@ -21,6 +21,8 @@ struct CacheOptions {
   // that have the bytes of a block, when the block is given up. For tests: it
   // costs a write of every freed byte.
   bool poison_on_release = false;
+  // Leases of the same snapshot share its full pages. If not, each gets copies.
+  bool share_pages = true;
 };
 
 // A page or block with several holders is used once. Pages that are free and
@@ -115,6 +117,17 @@ class CacheManager {
   // `base`, and were computed alike.
   absl::StatusOr<SnapshotPtr> Save(const SequenceLease& lease,
                                    const SnapshotPrefix& base);
+
+  // A snapshot of `tokens` tokens whose blocks the caller writes (HostBlocks)
+  // before it is published. ResourceExhausted without enough blocks.
+  // REQUIRES: tokens > 0.
+  absl::StatusOr<SnapshotPtr> Blank(int64_t tokens);
+
+  // The blocks of a snapshot's first tokens: those of its pages, and of its
+  // slot. Waits for copies in progress. May be called on any thread that holds
+  // the snapshot.
+  absl::StatusOr<std::vector<absl::Span<char>>> HostBlocks(
+      const SnapshotPrefix& prefix) const;
 
   // A lease of a slot and pages for `owner`, with the contents of `from`. Takes
   // at most PagesFor(from.tokens) free pages; none for a page that another

@@ -56,6 +56,12 @@ class CacheStorage {
   virtual absl::Status Restore(const SavedMemory& /*memory*/) {
     return absl::UnimplementedError("no host memory to save sequences in");
   }
+  // The bytes of a block. They may be read, or written if no Save wrote them,
+  // after FinishCopies.
+  virtual absl::Span<char> HostBlock(int32_t /*block*/) { return {}; }
+  // Waits for the copies of all earlier Saves and Restores. These two may be
+  // called on any thread.
+  virtual absl::Status FinishCopies() { return absl::OkStatus(); }
   // Whether a step with the slot can start without waiting for a Restore: its
   // own, or an earlier one.
   virtual bool Restored(int32_t /*slot*/) { return true; }

@@ -27,6 +27,8 @@ class Snapshot {
   int64_t tokens() const { return tokens_; }
   // Blocks, also those that it shares.
   int64_t blocks() const { return static_cast<int64_t>(blocks_.size()); }
+  // Their ids; may be read on any thread.
+  const std::vector<int32_t>& block_ids() const { return blocks_; }
 
  private:
   friend class CacheManager;

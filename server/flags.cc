@@ -70,6 +70,15 @@ CLI::Validator Size(const std::string& expected) {
       "");
 }
 
+CLI::Validator SizeOrAuto(const std::string& expected) {
+  const CLI::Validator size = Size(absl::StrCat("auto, or ", expected));
+  return CLI::Validator(
+      [size](std::string& text) {
+        return text == "auto" ? std::string() : size(text);
+      },
+      "");
+}
+
 // CLI11 would read an empty value as 0.
 CLI::Validator Number(const std::string& expected) {
   return CLI::Validator(
@@ -207,6 +216,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
             "on or off: whether Control.Abort and Control.Drain are served");
   AddSwitch(app, "reflection", o.reflection,
             "on or off: whether gRPC reflection is served");
+  Add(app, "state-dir", o.state_dir,
+      "Folder where pinned states are kept; they are there after a restart")
+      ->check(NotEmpty("a folder"));
   Add(app, "api-keys-file", o.api_keys_file,
       "File of tenants, digests of their API keys, and quotas; with it a key "
       "is "
@@ -263,10 +275,26 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       "Memory of the host that preempted sequences are saved in, as 4GiB; 0: "
       "they are "
       "computed again");
-  AddSize(app, "prefix-cache-bytes", o.model.prefix_cache_bytes,
-          "0 to 1125899906842624",
-          "Memory of the host for snapshots of prompts, from which later "
-          "prompts that begin alike continue, as 4GiB; 0: none");
+  o.model.prefix_cache_auto = true;
+  app.add_option_function<std::string>(
+         "--prefix-cache-bytes",
+         [&o](const std::string& text) {
+           o.model.prefix_cache_auto = text == "auto";
+           o.model.prefix_cache_bytes = 0;
+           if (!o.model.prefix_cache_auto) {
+             (void)absl::SimpleAtoi(text, &o.model.prefix_cache_bytes);
+           }
+         },
+         "Memory of the host for snapshots of prompts, from which later "
+         "prompts that begin alike continue, as 4GiB; 0: none; auto: a quarter "
+         "of what the host has left, for a GPU at most 8GiB")
+      ->envname(EnvironmentName("prefix-cache-bytes"))
+      ->default_str("auto")
+      ->transform(SizeOrAuto("0 to 1125899906842624"));
+  AddSize(
+      app, "state-bytes", o.engine.state_bytes, "0 to 1125899906842624",
+      "The part of --prefix-cache-bytes that states with names may take, as "
+      "1GiB; 0: half of it");
   AddCount(app, "default-max-new-tokens", o.default_max_new_tokens,
            "1 to 2147483647",
            "Tokens to generate for requests that do not say");

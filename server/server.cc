@@ -25,6 +25,7 @@
 #include "server/openai/http_api.h"
 #include "server/services/control_service.h"
 #include "server/services/inference_service.h"
+#include "server/services/state_service.h"
 #include "server/telemetry/process_log.h"
 #include "server/transport/listening_sockets.h"
 #include "spdlog/spdlog.h"
@@ -47,7 +48,8 @@ constexpr int64_t kMoreStreams = 64;
 // Requests are small; larger ones are refused before they are read.
 constexpr int64_t kMaxReceiveBytes = 4 << 20;
 // The gRPC names of this server's services.
-const char* const kServices[] = {"recurve.v1.Inference", "recurve.v1.Control"};
+const char* const kServices[] = {"recurve.v1.Inference", "recurve.v1.Control",
+                                 "recurve.v1.State"};
 constexpr char kHealthService[] = "grpc.health.v1.Health";
 
 bool IsLoopback(const std::string& host) {
@@ -122,6 +124,7 @@ absl::Status Server::Serve(const EngineOptions& engine, LoadedModel model) {
   options_.engine = engine;
   tokenizer_ = std::move(model.tokenizer);
   capacity_ = model.capacity;
+  fingerprint_ = model.fingerprint;
   RECURVE_RETURN_IF_ERROR(StartEngine(std::move(model.runner)));
   RECURVE_RETURN_IF_ERROR(StartHttp());
   RECURVE_RETURN_IF_ERROR(StartGrpc());
@@ -265,6 +268,16 @@ absl::Status Server::StartGrpc() {
   RpcMethods methods;
   AddInferenceMethods(environment_, &methods);
   control_->AddMethods(&methods);
+  const v1::StateFingerprint fingerprint =
+      FingerprintOf(*engine_, fingerprint_);
+  if (!options_.state_dir.empty()) {
+    RECURVE_ASSIGN_OR_RETURN(
+        state_files_, StateFiles::Open({options_.state_dir, engine_.get(),
+                                        fingerprint, tenants_.get()}));
+  }
+  state_service_ = std::make_unique<StateService>(StateService::Options{
+      engine_.get(), tenants_.get(), fingerprint, state_files_.get()});
+  state_service_->AddMethods(&methods);
   if (options_.reflection) AddReflection(services, &methods);
   const bool asks_clients = !options_.transport.tls_client_ca.empty();
 
@@ -419,6 +432,8 @@ Server::~Server() {
   }
   // A text of a closed connection may still be in progress.
   encode_threads_.reset();
+  // Their states are the engine's.
+  state_files_.reset();
   engine_.reset();
 }
 

@@ -23,6 +23,8 @@
 namespace recurve {
 
 class ControlService;
+class StateFiles;
+class StateService;
 class GrpcServer;
 class HealthService;
 class HttpApi;
@@ -54,6 +56,7 @@ struct ServerOptions {
   bool reflection = true;  // whether gRPC reflection is served
   std::string
       api_keys_file;  // for tenants; empty: anyone who can connect may call
+  std::string state_dir;  // for pinned states; empty: they end with the server
   int64_t default_max_new_tokens = 256;
   // A drain ends what is still running after this time.
   std::chrono::milliseconds shutdown_timeout{45'000};
@@ -121,6 +124,7 @@ class Server {
   ServerOptions options_;
   std::unique_ptr<Tokenizer> tokenizer_;
   Capacity capacity_;
+  Fingerprint fingerprint_;
   Metrics metrics_;
   std::unique_ptr<TlsFiles> tls_;     // null: plaintext
   std::unique_ptr<Tenants> tenants_;  // null without API keys
@@ -131,6 +135,8 @@ class Server {
   std::unique_ptr<EncodeThreads> encode_threads_;
   std::unique_ptr<StrangerBytes> strangers_;
   std::unique_ptr<ControlService> control_;
+  std::unique_ptr<StateFiles> state_files_;
+  std::unique_ptr<StateService> state_service_;
   std::unique_ptr<HealthService> health_;
   std::unique_ptr<GrpcServer> grpc_server_;
   std::unique_ptr<HttpApi> http_api_;

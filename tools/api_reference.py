@@ -14,7 +14,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-FILES = ("inference.proto", "control.proto")
+FILES = ("inference.proto", "control.proto", "state.proto")
 PAGE = ROOT / "docs/api.md"
 INTRODUCTION = """\
 # API reference

@@ -43,6 +43,7 @@ int Parse(int argc, const char* const* argv) {
   RegisterGenerate(&app, &exit_code);
   RegisterBench(&app, &exit_code);
   RegisterAdmin(&app, &exit_code);
+  RegisterState(&app, &exit_code);
   RefuseEmptyNumbers(&app);
   try {
     app.parse(argc, argv);

@@ -38,6 +38,7 @@ absl::Status SetPrompt(const GenerateFlags& flags,
                        v1::GenerateRequest* request) {
   const int given = flags.prompt.has_value() + flags.prompt_ids.has_value() +
                     flags.prompt_file.has_value();
+  if (given == 0 && !flags.from_state.empty()) return absl::OkStatus();
   if (given != 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "exactly one of --prompt, --prompt-ids and --prompt-file is needed, ",
@@ -179,9 +180,72 @@ absl::Status Stream(RecurveClient* client, const v1::GenerateRequest& request,
   return generation->CheckFinished();
 }
 
-absl::Status Generate(RecurveClient* client, const GenerateFlags& flags,
-                      const v1::GenerateRequest& request,
-                      const CallOptions& options) {
+int Run(const GenerateFlags& flags) {
+  const auto request = MakeGenerateRequest(flags);
+  if (!request.ok()) return ReportUsage(request.status().message());
+  const auto client = RecurveClient::Create(flags.server.address,
+                                            MakeClientOptions(flags.server));
+  if (!client.ok()) return ReportNoClient(client.status());
+  Canceller canceller;
+  CallOptions options;
+  options.canceller = &canceller;
+  if (flags.timeout_seconds.has_value()) {
+    const auto timeout = PositiveSeconds("--timeout", *flags.timeout_seconds);
+    if (!timeout.ok()) return ReportUsage(timeout.status().message());
+    options.timeout = *timeout;
+  }
+  absl::Status status;
+  {
+    const Interrupt interrupt([&] { canceller.Cancel(); });
+    status = GenerateAndPrint(client->get(), flags, *request, options);
+  }
+  if (status.ok()) return kExitOk;
+  ReportError(status);
+  return canceller.cancelled() ? kExitInterrupted : kExitFailure;
+}
+
+void AddCacheFlags(CLI::App* command, GenerateFlags* flags) {
+  command->add_option("--cache-key", flags->cache_key,
+                      "Use the prefix cache of requests with this key alone");
+  command
+      ->add_option("--snapshot-at", flags->snapshot_at,
+                   "Have the prefix cache keep the first N tokens of the "
+                   "prompt; may be repeated")
+      ->allow_extra_args(false)
+      ->transform(Decimal(UINT32_MAX));
+}
+
+}  // namespace
+
+absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
+    const GenerateFlags& flags) {
+  if (flags.logprobs.has_value() && !flags.json) {
+    return absl::InvalidArgumentError("--logprobs is printed with --json only");
+  }
+  v1::GenerateRequest request;
+  RECURVE_RETURN_IF_ERROR(SetPrompt(flags, &request));
+  RECURVE_RETURN_IF_ERROR(SetSampling(flags, &request));
+  RECURVE_RETURN_IF_ERROR(SetStopping(flags, &request));
+  if (flags.priority) request.set_priority(*flags.priority);
+  if (flags.logprobs) request.set_logprobs(*flags.logprobs);
+  if (!IsProtobufString(flags.cache_key)) {
+    return absl::InvalidArgumentError(
+        "--cache-key: the text is not valid UTF-8");
+  }
+  request.set_cache_key(flags.cache_key);
+  if (!IsProtobufString(flags.from_state)) {
+    return absl::InvalidArgumentError(
+        "--from-state: the text is not valid UTF-8");
+  }
+  request.set_from_state(flags.from_state);
+  request.mutable_snapshot_at()->Add(flags.snapshot_at.begin(),
+                                     flags.snapshot_at.end());
+  return request;
+}
+
+absl::Status GenerateAndPrint(RecurveClient* client, const GenerateFlags& flags,
+                              const v1::GenerateRequest& request,
+                              const CallOptions& options) {
   bool as_ids = false;
   if (!flags.json) {
     RECURVE_ASSIGN_OR_RETURN(const v1::ModelInfo model,
@@ -201,28 +265,12 @@ absl::Status Generate(RecurveClient* client, const GenerateFlags& flags,
   return FlushStdout();
 }
 
-int Run(const GenerateFlags& flags) {
-  const auto request = MakeGenerateRequest(flags);
-  if (!request.ok()) return ReportUsage(request.status().message());
-  const auto client = RecurveClient::Create(flags.server.address,
-                                            MakeClientOptions(flags.server));
-  if (!client.ok()) return ReportNoClient(client.status());
-  Canceller canceller;
-  CallOptions options;
-  options.canceller = &canceller;
-  if (flags.timeout_seconds.has_value()) {
-    const auto timeout = PositiveSeconds("--timeout", *flags.timeout_seconds);
-    if (!timeout.ok()) return ReportUsage(timeout.status().message());
-    options.timeout = *timeout;
-  }
-  absl::Status status;
-  {
-    const Interrupt interrupt([&] { canceller.Cancel(); });
-    status = Generate(client->get(), flags, *request, options);
-  }
-  if (status.ok()) return kExitOk;
-  ReportError(status);
-  return canceller.cancelled() ? kExitInterrupted : kExitFailure;
+void AddPromptFlags(CLI::App* command, GenerateFlags* flags) {
+  command->add_option("--prompt", flags->prompt, "The prompt");
+  command->add_option("--prompt-ids", flags->prompt_ids,
+                      "The prompt as token ids: 1,2,3");
+  command->add_option("--prompt-file", flags->prompt_file,
+                      "The prompt is this file, as it is; -: standard input");
 }
 
 void AddSamplingFlags(CLI::App* command, GenerateFlags* flags) {
@@ -255,17 +303,6 @@ void AddSamplingFlags(CLI::App* command, GenerateFlags* flags) {
       ->transform(Decimal(UINT32_MAX));
 }
 
-void AddCacheFlags(CLI::App* command, GenerateFlags* flags) {
-  command->add_option("--cache-key", flags->cache_key,
-                      "Use the prefix cache of requests with this key alone");
-  command
-      ->add_option("--snapshot-at", flags->snapshot_at,
-                   "Have the prefix cache keep the first N tokens of the "
-                   "prompt; may be repeated")
-      ->allow_extra_args(false)
-      ->transform(Decimal(UINT32_MAX));
-}
-
 void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
   command
       ->add_option("--max-new-tokens", flags->max_new_tokens,
@@ -284,42 +321,18 @@ void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
                     "Go on after end-of-sequence tokens");
 }
 
-}  // namespace
-
-absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
-    const GenerateFlags& flags) {
-  if (flags.logprobs.has_value() && !flags.json) {
-    return absl::InvalidArgumentError("--logprobs is printed with --json only");
-  }
-  v1::GenerateRequest request;
-  RECURVE_RETURN_IF_ERROR(SetPrompt(flags, &request));
-  RECURVE_RETURN_IF_ERROR(SetSampling(flags, &request));
-  RECURVE_RETURN_IF_ERROR(SetStopping(flags, &request));
-  if (flags.priority) request.set_priority(*flags.priority);
-  if (flags.logprobs) request.set_logprobs(*flags.logprobs);
-  if (!IsProtobufString(flags.cache_key)) {
-    return absl::InvalidArgumentError(
-        "--cache-key: the text is not valid UTF-8");
-  }
-  request.set_cache_key(flags.cache_key);
-  request.mutable_snapshot_at()->Add(flags.snapshot_at.begin(),
-                                     flags.snapshot_at.end());
-  return request;
-}
-
 void RegisterGenerate(CLI::App* app, int* exit_code) {
   CLI::App* const command = app->add_subcommand(
       "generate", "Stream the continuation of a prompt to stdout");
   const auto flags = std::make_shared<GenerateFlags>();
   AddServerFlags(command, &flags->server);
-  command->add_option("--prompt", flags->prompt, "The prompt");
-  command->add_option("--prompt-ids", flags->prompt_ids,
-                      "The prompt as token ids: 1,2,3");
-  command->add_option("--prompt-file", flags->prompt_file,
-                      "The prompt is this file, as it is; -: standard input");
+  AddPromptFlags(command, flags.get());
   AddSamplingFlags(command, flags.get());
   AddStoppingFlags(command, flags.get());
   AddCacheFlags(command, flags.get());
+  command->add_option("--from-state", flags->from_state,
+                      "Go on from this state, an id or a name; the prompt "
+                      "follows it, and may be left out");
   command->add_option("--priority", flags->priority, "Higher runs first")
       ->check(CLI::Range(INT32_MIN, INT32_MAX));
   command->add_option("--timeout", flags->timeout_seconds,

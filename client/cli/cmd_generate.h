@@ -35,6 +35,7 @@ struct GenerateFlags {
   std::optional<int32_t> priority;
   std::string cache_key;
   std::vector<uint32_t> snapshot_at;
+  std::string from_state;
   std::optional<double> timeout_seconds;
   bool json = false;
 };
@@ -44,6 +45,16 @@ struct GenerateFlags {
 // --prompt-file) names the flag.
 absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
     const GenerateFlags& flags);
+
+// Declares the flags of the prompt, of sampling and of stopping.
+void AddPromptFlags(CLI::App* command, GenerateFlags* flags);
+void AddSamplingFlags(CLI::App* command, GenerateFlags* flags);
+void AddStoppingFlags(CLI::App* command, GenerateFlags* flags);
+
+// Runs the request and prints what comes, as `generate` does.
+absl::Status GenerateAndPrint(RecurveClient* client, const GenerateFlags& flags,
+                              const v1::GenerateRequest& request,
+                              const CallOptions& options);
 
 }  // namespace recurve
 

@@ -25,6 +25,7 @@ inline constexpr int kExitInterrupted = 130;
 void RegisterGenerate(CLI::App* app, int* exit_code);
 void RegisterBench(CLI::App* app, int* exit_code);
 void RegisterAdmin(CLI::App* app, int* exit_code);
+void RegisterState(CLI::App* app, int* exit_code);
 
 // Address and credentials of the server.
 struct ServerFlags {

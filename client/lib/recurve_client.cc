@@ -16,6 +16,7 @@
 #include "base/open_files.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "client/lib/client_call.h"
 #include "client/lib/grpc_status.h"
 #include "client/lib/no_proxy.h"
 
@@ -43,32 +44,6 @@ void Canceller::Unbind() {
   context_ = nullptr;
 }
 
-// The gRPC context of one blocking call.
-class ClientCall {
- public:
-  ClientCall(const CallOptions& options, const std::string& authorization)
-      : canceller_(options.canceller) {
-    if (!authorization.empty()) {
-      context_.AddMetadata("authorization", authorization);
-    }
-    if (options.timeout < absl::InfiniteDuration()) {
-      context_.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
-    }
-    if (canceller_ != nullptr) canceller_->Bind(&context_);
-  }
-  ~ClientCall() {
-    if (canceller_ != nullptr) canceller_->Unbind();
-  }
-  ClientCall(const ClientCall&) = delete;
-  ClientCall& operator=(const ClientCall&) = delete;
-
-  grpc::ClientContext* context() { return &context_; }
-
- private:
-  grpc::ClientContext context_;
-  Canceller* const canceller_;
-};
-
 namespace {
 
 absl::Status CheckServer(absl::string_view server) {
@@ -90,20 +65,6 @@ absl::Status CheckServer(absl::string_view server) {
       absl::StrCat("server: '", server,
                    "' is not HOST:PORT with a port of 1 to 65535 (an IPv6 "
                    "address goes in brackets)"));
-}
-
-template <typename Stub, typename Request, typename Response>
-absl::StatusOr<Response> Unary(
-    Stub* stub,
-    grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
-                                 Response*),
-    const Request& request, const CallOptions& options,
-    const std::string& authorization) {
-  ClientCall call(options, authorization);
-  Response response;
-  RECURVE_RETURN_IF_ERROR(
-      FromGrpcStatus((stub->*method)(call.context(), request, &response)));
-  return response;
 }
 
 // Does not quote the key: it is a secret.
@@ -198,6 +159,7 @@ RecurveClient::RecurveClient(const std::shared_ptr<grpc::Channel>& channel,
     : authorization_(api_key.empty() ? "" : absl::StrCat("Bearer ", api_key)),
       inference_(v1::Inference::NewStub(channel)),
       control_(v1::Control::NewStub(channel)),
+      state_(v1::State::NewStub(channel)),
       health_(grpc::health::v1::Health::NewStub(channel)) {}
 
 absl::Status RecurveClient::Generate(

@@ -16,6 +16,7 @@
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "recurve/v1/control.grpc.pb.h"
 #include "recurve/v1/inference.grpc.pb.h"
+#include "recurve/v1/state.grpc.pb.h"
 
 namespace recurve {
 
@@ -105,6 +106,38 @@ class RecurveClient {
                      const CallOptions& options = {});
   absl::StatusOr<v1::DrainResponse> Drain(const CallOptions& options = {});
 
+  // States: state.proto.
+  // Has the server append and compute what `first` says, and keeps that as a
+  // state.
+  absl::StatusOr<v1::StateInfo> MakeState(const v1::DecodeRequest& first,
+                                          const v1::StateOptions& keep,
+                                          const CallOptions& options = {});
+  absl::StatusOr<v1::ForkResponse> ForkState(const v1::ForkRequest& request,
+                                             const CallOptions& options = {});
+  absl::StatusOr<v1::StateInfo> GetState(absl::string_view state,
+                                         const CallOptions& options = {});
+  absl::StatusOr<v1::ListStatesResponse> ListStates(
+      const CallOptions& options = {});
+  absl::StatusOr<v1::StateInfo> PinState(const v1::PinStateRequest& request,
+                                         const CallOptions& options = {});
+  absl::Status ReleaseState(absl::string_view state,
+                            const CallOptions& options = {});
+  // Calls `on_data` with each piece; an error from it ends the call.
+  absl::Status ExportState(
+      absl::string_view state,
+      absl::FunctionRef<absl::Status(absl::string_view)> on_data,
+      const CallOptions& options = {});
+  // `next` gives the next piece, below 4 MiB; an empty one ends.
+  absl::StatusOr<v1::StateInfo> ImportState(
+      const v1::StateOptions& keep,
+      absl::FunctionRef<absl::StatusOr<std::string>()> next,
+      const CallOptions& options = {});
+  // Copies a state of this server to another, piece by piece.
+  absl::StatusOr<v1::StateInfo> CopyState(absl::string_view state,
+                                          const v1::StateOptions& keep,
+                                          RecurveClient* to,
+                                          const CallOptions& options = {});
+
   // grpc.health.v1 Check. An empty `service` means the whole server; NotFound
   // if the server does not know the service.
   absl::StatusOr<grpc::health::v1::HealthCheckResponse> CheckHealth(
@@ -117,6 +150,7 @@ class RecurveClient {
   const std::string authorization_;  // the header's value; empty: none
   const std::unique_ptr<v1::Inference::Stub> inference_;
   const std::unique_ptr<v1::Control::Stub> control_;
+  const std::unique_ptr<v1::State::Stub> state_;
   const std::unique_ptr<grpc::health::v1::Health::Stub> health_;
 };
 

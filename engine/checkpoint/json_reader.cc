@@ -270,6 +270,8 @@ absl::StatusOr<std::map<std::string, std::string>> JsonObject::StringMap(
   return values;
 }
 
+std::string JsonObject::text() const { return object_->dump(); }
+
 std::vector<std::string> JsonObject::keys() const {
   std::vector<std::string> keys;
   for (const auto& item : object_->items()) {

@@ -47,6 +47,10 @@ class CpuExecutor : public Executor, private CpuStep {
   absl::Status PoisonPage(int32_t page) override;
   absl::Status PoisonSlot(int32_t slot) override;
   absl::Status Save(const SavedMemory& memory) override;
+  absl::Span<char> HostBlock(int32_t block) override {
+    return {host_.get() + (block - 1) * host_block_bytes_,
+            static_cast<size_t>(host_block_bytes_)};
+  }
   absl::Status Restore(const SavedMemory& memory) override;
 
  private:

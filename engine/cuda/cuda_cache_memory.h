@@ -46,6 +46,8 @@ class CudaCacheMemory {
   absl::Status Restore(const SavedMemory& memory) {
     return swap_->Restore(memory);
   }
+  absl::Span<char> HostBlock(int32_t block) { return swap_->HostBlock(block); }
+  absl::Status FinishCopies() { return swap_->Finish(); }
   // Whether the last copy of the slot's sequence is done.
   bool Restored(int32_t slot) { return swap_ == nullptr || swap_->Done(slot); }
   // Work put on the steps' stream afterwards runs after that copy.

@@ -43,6 +43,8 @@ absl::StatusOr<CudaDevice> FindCudaDevice() {
   device.integrated = properties.integrated != 0;
   device.hopper = properties.major == 9;
   device.multiprocessors = properties.multiProcessorCount;
+  device.compute_capability =
+      absl::StrCat(properties.major, ".", properties.minor);
   device.free_bytes = static_cast<int64_t>(free);
   device.total_bytes = static_cast<int64_t>(total);
   return device;

@@ -16,6 +16,7 @@ struct CudaDevice {
   bool integrated = false;  // shares its memory with the host
   bool hopper = false;      // TpaDevice::hopper
   int multiprocessors = 0;
+  std::string compute_capability;  // "9.0"
 };
 
 // The current device. Unavailable, with the reason, if the kernels run on none.

@@ -321,6 +321,10 @@ absl::Status CudaExecutor::Save(const SavedMemory& memory) {
 absl::Status CudaExecutor::Restore(const SavedMemory& memory) {
   return memory_.Restore(memory);
 }
+absl::Span<char> CudaExecutor::HostBlock(int32_t block) {
+  return memory_.HostBlock(block);
+}
+absl::Status CudaExecutor::FinishCopies() { return memory_.FinishCopies(); }
 bool CudaExecutor::Restored(int32_t slot) { return memory_.Restored(slot); }
 
 absl::Status CudaExecutor::FillCacheAtRandom() {

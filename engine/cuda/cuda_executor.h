@@ -127,6 +127,8 @@ class CudaExecutor : public Executor, private CudaView {
   absl::Status PoisonSlot(int32_t slot) override;
   absl::Status Save(const SavedMemory& memory) override;
   absl::Status Restore(const SavedMemory& memory) override;
+  absl::Span<char> HostBlock(int32_t block) override;
+  absl::Status FinishCopies() override;
   bool Restored(int32_t slot) override;
 
  private:

@@ -100,6 +100,10 @@ absl::Status CudaSwap::Restore(const SavedMemory& memory) {
   return CopySlot(memory, kIn);
 }
 
+absl::Status CudaSwap::Finish() {
+  return CudaStatus(cudaStreamSynchronize(stream_), "waiting for copies");
+}
+
 absl::Status CudaSwap::Mark(Copy& copy, cudaMemcpyKind kind) {
   if (copy.done == nullptr) {
     RECURVE_RETURN_IF_ERROR(

@@ -53,6 +53,14 @@ class CudaSwap {
   absl::Status Save(const SavedMemory& memory);
   absl::Status Restore(const SavedMemory& memory);
 
+  // These two may be called on any thread.
+  absl::Span<char> HostBlock(int32_t block) {
+    const int64_t bytes = HostBlockBytes(spec_);
+    return {host_.data() + (block - 1) * bytes, static_cast<size_t>(bytes)};
+  }
+  // Waits for all copies that were begun.
+  absl::Status Finish();
+
   // Work put on the steps' stream afterwards runs after the last copy of it. A
   // slot is restored after its sequence's pages, so its copy is the last.
   absl::Status AwaitPage(int32_t page) { return Await(page_copies_[page]); }

@@ -167,7 +167,7 @@ HostNeeds NeedsOfHost(const ModelDefinition& model, const Plan& plan,
 
 // Checks the host memory of the model, then what is left to save sequences in.
 absl::Status PlanHostMemory(const HostNeeds& needs, const ModelOptions& options,
-                            Capacity* capacity) {
+                            bool gpu, Capacity* capacity) {
   capacity->swap_bytes = options.swap_bytes;
   capacity->prefix_cache_bytes = options.prefix_cache_bytes;
   const std::optional<HostMemory> memory = AvailableHostMemory();
@@ -177,6 +177,14 @@ absl::Status PlanHostMemory(const HostNeeds& needs, const ModelOptions& options,
   if (!swap.ok() && options.swap_bytes_required) return swap;
   if (!swap.ok()) capacity->swap_bytes = 0;
   const int64_t left = memory->available - needs.all() - capacity->swap_bytes;
+  if (options.prefix_cache_auto) {
+    capacity->prefix_cache_bytes = std::max<int64_t>(left, 0) / 4;
+    if (gpu) {
+      capacity->prefix_cache_bytes =
+          std::min(capacity->prefix_cache_bytes, kMostAutoPinnedBytes);
+    }
+    return absl::OkStatus();
+  }
   if (options.prefix_cache_bytes > std::max<int64_t>(left, 0)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("--prefix-cache-bytes is ", options.prefix_cache_bytes,
@@ -246,7 +254,8 @@ absl::StatusOr<Capacity> PlanMemory(const ModelDefinition& model,
   } else {
     of_host = NeedsOfHost(model, plan, options, *engine, capacity, pool_bytes);
   }
-  RECURVE_RETURN_IF_ERROR(PlanHostMemory(of_host, options, &capacity));
+  RECURVE_RETURN_IF_ERROR(
+      PlanHostMemory(of_host, options, plan.device.gpu, &capacity));
   return capacity;
 }
 

@@ -1,5 +1,6 @@
 #include "engine/loading/model_loader.h"
 
+#include <algorithm>
 #include <chrono>
 #include <new>
 #include <optional>
@@ -168,6 +169,10 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   RECURVE_ASSIGN_OR_RETURN(
       loaded.tokenizer,
       LoadModelTokenizer(options.path, options.tokenizer, &model));
+  if (loaded.capacity.prefix_cache_bytes > 0) {
+    RECURVE_ASSIGN_OR_RETURN(
+        loaded.fingerprint, FingerprintOf(checkpoint, model, placement.device));
+  }
   const auto started = std::chrono::steady_clock::now();
   try {  // weights, activations and cache may exceed the machine's memory
     RECURVE_ASSIGN_OR_RETURN(
@@ -183,6 +188,10 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
                       loaded.capacity.prefix_cache_bytes));
     engine->prefix_cache = loaded.capacity.prefix_cache_bytes > 0;
     engine->preemption_bytes = loaded.capacity.swap_bytes;
+    const int64_t shared = loaded.capacity.prefix_cache_bytes;
+    engine->state_bytes = engine->state_bytes == 0
+                              ? shared / 2
+                              : std::min(engine->state_bytes, shared);
     loaded.load_seconds = SecondsSince(started);
     const auto warm_up = std::chrono::steady_clock::now();
     RECURVE_RETURN_IF_ERROR(decoder->WarmUp());

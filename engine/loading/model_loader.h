@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/loading/fingerprint.h"
 #include "engine/loading/memory_plan.h"
 #include "engine/loading/model_options.h"
 #include "engine/models/model_definition.h"
@@ -25,6 +26,7 @@ struct LoadedModel {
   std::unique_ptr<Tokenizer> tokenizer;  // null if the checkpoint has none
   Capacity capacity;
   std::string device;          // the device chosen, and why, in words
+  Fingerprint fingerprint;     // empty without a prefix cache
   double load_seconds = 0;     // time to load the weights
   double warm_up_seconds = 0;  // time for the warm-up steps
 };

@@ -44,7 +44,12 @@ struct ModelOptions {
   // More of such memory, for snapshots of prompts (prefix_cache.h); 0: none are
   // kept.
   int64_t prefix_cache_bytes = 0;
+  // In place of that, a quarter of the memory that the host has left; for a GPU
+  // at most kMostAutoPinnedBytes, because it is page-locked at the start.
+  bool prefix_cache_auto = false;
 };
+
+inline constexpr int64_t kMostAutoPinnedBytes = int64_t{8} << 30;
 
 // `num_threads`, or one per core.
 inline int NumThreads(const ModelOptions& options) {

@@ -49,6 +49,7 @@ absl::Status ChooseDevice(const std::string& device, Placement* placement) {
   placement->integrated = found->integrated;
   placement->device.hopper = found->hopper;
   placement->device.multiprocessors = found->multiprocessors;
+  placement->device.compute_capability = found->compute_capability;
   placement->description = absl::StrCat(
       "cuda, by --device ", device, ": ", found->name, ", ", found->free_bytes,
       " of ", found->total_bytes, " bytes free");

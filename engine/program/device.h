@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "base/dtype.h"
 
@@ -16,6 +17,7 @@ struct Device {
   // of products.
   bool hopper = false;
   int64_t multiprocessors = 0;
+  std::string compute_capability;  // "9.0"
 
   // Type of the weights; absent: as they are stored.
   std::optional<DType> weights;

@@ -76,9 +76,13 @@ Engine::Engine(const EngineOptions& options,
       cache_spec_(runner_->cache_spec()),
       id_key_(RandomKey()),
       cache_(cache_spec_, &runner_->storage(),
-             CacheOptions{options.poison_released}),
+             CacheOptions{options.poison_released,
+                          // Not tried on a GPU yet.
+                          runner_->info().device != "cuda"}),
       prefix_cache_(PrefixCacheOptions(options, cache_spec_, runner_->info()),
                     &cache_),
+      states_(prefix_cache_.enabled() ? options.state_bytes : 0,
+              HostBlockBytes(cache_spec_), [this] { Post(DroppedState{}); }),
       pacer_(options.max_decode_slowdown),
       waiting_(2 * std::min(options.max_num_batched_tokens / 2,
                             options.max_chunk_tokens)),
@@ -101,6 +105,7 @@ Engine::Engine(const EngineOptions& options,
       prefix_cache_.enabled() ? std::min(options.preemption_bytes, host_bytes)
                               : host_bytes;
   counters_.prefix_cache_bytes_total = host_bytes - counters_.swap_bytes_total;
+  counters_.state_bytes_total = states_.max_bytes();
   MutexLock lock(&mu_);
   load_ = counters_;
 }
@@ -112,6 +117,10 @@ Engine::~Engine() {
   }
   wake_.NotifyAll();
   if (thread_.joinable()) thread_.join();
+  states_.Clear();
+  std::vector<Message> rest;  // states that were dropped since
+  MutexLock lock(&mu_);
+  rest.swap(inbox_);
 }
 
 absl::StatusOr<uint64_t> Engine::Submit(Submission submission) {
@@ -128,15 +137,17 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
   for (const Submission& s : submissions) {
     const std::string& prompt =
         s.prompt_name.empty() ? s.names.append_ids : s.prompt_name;
-    if (s.command.append.empty()) {
+    const int64_t before = s.from == nullptr ? 0 : s.from->num_tokens();
+    if (s.command.append.empty() && before == 0) {
       return absl::InvalidArgumentError(
           absl::StrCat(prompt, " is empty; at least one token is needed"));
     }
     RECURVE_RETURN_IF_ERROR(
-        ValidateCommand(s.command, 0, limits_, prompt, s.names));
+        ValidateCommand(s.command, before, limits_, prompt, s.names));
     RECURVE_RETURN_IF_ERROR(ValidateOptions(s.options, limits_, s.names));
     RECURVE_RETURN_IF_ERROR(ValidateSnapshots(
-        s.options, static_cast<int64_t>(s.command.append.size()), s.names));
+        s.options, before + static_cast<int64_t>(s.command.append.size()),
+        s.names));
   }
   RECURVE_RETURN_IF_ERROR(approve(submissions));
   std::vector<uint64_t> ids;
@@ -144,6 +155,7 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
     MutexLock lock(&mu_);
     RECURVE_RETURN_IF_ERROR(Accepting());
     RECURVE_RETURN_IF_ERROR(CheckAdmission(submissions));
+    uint64_t leader = 0;
     for (Submission& submission : submissions) {
       const Flow flow = submission.options.flow;
       uint64_t arrival;
@@ -154,6 +166,14 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
           std::move(submission.sink), Clock::now());
       sequence->deadline = submission.deadline;
       if (runner_->info().whole_prompts) sequence->ComputePromptWhole();
+      if (submission.from != nullptr) {
+        sequence->StartFrom(std::move(submission.from));
+      }
+      if (submission.sample) {
+        sequence->leader = leader;
+      } else {
+        leader = id;
+      }
       sequence->Enqueue(std::move(submission.command));
       open_.emplace(id, Open{flow});
       admission_.Open(flow);

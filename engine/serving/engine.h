@@ -2,6 +2,7 @@
 #define RECURVE_ENGINE_SERVING_ENGINE_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -25,6 +26,7 @@
 #include "engine/serving/request.h"
 #include "engine/serving/scheduler.h"
 #include "engine/serving/sequence.h"
+#include "engine/serving/state_store.h"
 #include "engine/serving/waiting_queue.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kv_cache/cache_manager.h"
@@ -72,6 +74,13 @@ class Engine {
     // (one of FieldNames; empty: append_ids).
     FieldNames names = {};
     std::string prompt_name = "";
+    // The state that the sequence goes on from; null: none. The command may
+    // then append nothing.
+    SequenceStatePtr from = nullptr;
+    // The prompt is that of the last submission before it that is no sample. If
+    // a snapshot can be shared, that one computes it, and this one starts when
+    // it is computed.
+    bool sample = false;
   };
   // Accepts a sequence and returns its id, or an error: InvalidArgument,
   // ResourceExhausted (no place, or not in time), Unavailable (draining). After
@@ -107,6 +116,26 @@ class Engine {
   void CancelAll(const absl::Status& status);
   // As Cancel with CANCELLED; NotFound if there is no such sequence.
   absl::Status Abort(uint64_t id);
+
+  // --- States (engine_states.cc) ---
+
+  // Those that have names. FailedPrecondition from CheckStates if the server
+  // keeps none.
+  StateStore& states() { return states_; }
+  absl::Status CheckStates() const;
+  using StateDone = std::function<void(absl::StatusOr<SequenceStatePtr>)>;
+  // Takes the state of a sequence of `flow`, between two commands: of its end,
+  // or of a kept point. Calls `done` on the step thread, or at once. NotFound,
+  // FailedPrecondition, OutOfRange or ResourceExhausted, as in state.proto.
+  void TakeState(uint32_t flow, uint64_t id, std::optional<int64_t> at,
+                 StateDone done);
+  // Takes memory for a state that comes from elsewhere: its `computed` is of
+  // the first `computed_tokens` tokens. Calls `done` as above, with a state
+  // whose blocks the caller fills before it is published.
+  void MakeState(SequenceState state, int64_t computed_tokens, StateDone done);
+  // The memory of `state.computed`, block by block. Valid as long as the state.
+  absl::StatusOr<std::vector<absl::Span<char>>> BlocksOf(
+      const SequenceState& state) const;
 
   // Refuses new sequences from now on and ends idle ones; the others run on.
   // Returns the number of remaining sequences.
@@ -144,9 +173,25 @@ class Engine {
     uint64_t id;
   };
   struct DrainStart {};
+  struct StateRequest {
+    uint32_t flow;
+    uint64_t id;
+    std::optional<int64_t> at;
+    StateDone done;
+  };
+  struct StateRoom {
+    SequenceState state;
+    int64_t computed_tokens;
+    StateDone done;
+  };
+  // Memory that is no longer needed, or nothing: states have changed.
+  struct DroppedState {
+    std::unique_ptr<const SequenceState> state;
+  };
   using Message =
       std::variant<std::shared_ptr<Sequence>, Extension, Closing, Cancellation,
-                   Resumption, ReaderProgress, DrainStart>;
+                   Resumption, ReaderProgress, DrainStart, StateRequest,
+                   StateRoom, DroppedState>;
 
   // One sequence's part of a step's batch.
   struct BatchEntry {
@@ -194,6 +239,11 @@ class Engine {
   // Handles messages; sleeps while there is nothing to run. False: stop.
   bool TakeMessages();
   bool HasRunnable() const;
+  // Whether a new sequence is to wait until its leader has computed their
+  // prompt. If so, it is noted.
+  bool WaitForLeader(const Sequence& sequence);
+  // Starts those that wait for it.
+  void StartSamples(uint64_t leader);
   // Ends waiting sequences that would miss their deadline.
   void EndLate();
   // Updates the sequence's place in the queues below. To be called whenever its
@@ -232,6 +282,14 @@ class Engine {
   // Keeps the point that a command has reached.
   absl::Status KeepPoint(Sequence& sequence);
   static PrefixDomain DomainOf(const Sequence& sequence);
+  // Where snapshots of a command's tokens are to be taken, apart from a first
+  // prompt's.
+  void PlanPlaces(Sequence& sequence);
+  // Owned by a pointer that may be dropped on any thread.
+  SequenceStatePtr Own(SequenceState state);
+  absl::StatusOr<SequenceStatePtr> StateOf(const StateRequest& request);
+  absl::StatusOr<SequenceStatePtr> StateOfEnd(Sequence& sequence);
+  absl::StatusOr<SequenceStatePtr> RoomFor(StateRoom& room);
   absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
                                         int32_t batch_index, StepBatch* batch);
   void CommitStep(const PendingStep& step, const StepOutput& output);
@@ -258,6 +316,7 @@ class Engine {
   // --- Step thread only ---
   CacheManager cache_;
   PrefixCache prefix_cache_;
+  StateStore states_;         // used by all threads
   int64_t saved_blocks_ = 0;  // of preempted sequences
   PromptPacer pacer_;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences_;
@@ -266,9 +325,12 @@ class Engine {
   std::unordered_set<Sequence*> resident_;  // those with memory
   std::unordered_set<Sequence*> stalled_;
   std::vector<uint64_t> passed_over_;  // in the last step
+  // Those that wait for a prompt, by the id of the sequence that computes it.
+  std::unordered_map<uint64_t, std::vector<uint64_t>> samples_;
   EngineLoad counters_;
   std::unique_ptr<PendingStep> pending_;  // between two calls of Step
   Clock::time_point last_step_done_;
+  Clock::time_point last_expiry_;  // of states
   bool worked_ = false;  // there was work at all times since the last launch
 
   // --- Shared ---

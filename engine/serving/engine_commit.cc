@@ -1,6 +1,7 @@
 // The step thread of the engine: from the results of a step to the client.
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -93,6 +94,7 @@ void Engine::Deliver(Sequence& sequence, const SampleResult& sample,
         SecondsBetween(sequence.submitted, now);
     if (observer_ != nullptr)
       observer_->OnFirstToken(sequence.time_to_first_token_seconds);
+    StartSamples(sequence.id());
   } else if (observer_ != nullptr) {
     observer_->OnNextToken(SecondsBetween(sequence.last_token, now));
   }
@@ -117,7 +119,8 @@ void Engine::FinishCommands(Sequence& sequence) {
       return;
     }
   }
-  if (!std::exchange(sequence.cache_use_counted, true)) {
+  if (!std::exchange(sequence.cache_use_counted, true) &&
+      !sequence.from_state()) {
     ++counters_.prompts_by_miss_total[static_cast<int>(result.cache.miss)];
   }
   if (observer_ != nullptr) observer_->OnCommandDone(result);
@@ -141,6 +144,7 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   if (it == sequences_.end()) return;
   const std::shared_ptr<Sequence> sequence = std::move(it->second);
   sequences_.erase(it);
+  StartSamples(id);
   waiting_.Erase(sequence.get());
   resident_.erase(sequence.get());
   stalled_.erase(sequence.get());
@@ -210,6 +214,14 @@ void Engine::PublishLoad() {
       (cache.host_blocks.used - saved_blocks_) * block_bytes;
   counters_.snapshots = prefix_cache_.snapshots();
   counters_.snapshot_evictions_total = prefix_cache_.evictions();
+  const auto now = Clock::now();
+  if (now - last_expiry_ > std::chrono::seconds(1)) {
+    last_expiry_ = now;
+    states_.Expire();
+  }
+  const StateStore::Totals states = states_.totals();
+  counters_.states = states.states;
+  counters_.state_bytes_used = states.bytes;
   if (observer_ != nullptr) observer_->OnLoad(counters_);
   MutexLock lock(&mu_);
   load_ = counters_;

@@ -11,6 +11,7 @@
 #include "engine/program/step_runs.h"
 #include "engine/serving/engine.h"
 #include "engine/serving/seconds_between.h"
+#include "engine/serving/snapshot_policy.h"
 
 namespace recurve {
 namespace {
@@ -115,6 +116,7 @@ bool Engine::HasRunnable() const {
 
 bool Engine::TakeMessages() {
   std::vector<Message> messages;
+  bool stopping = false;
   {
     const bool runnable = pending_ != nullptr || HasRunnable();
     MutexLock lock(&mu_);
@@ -129,24 +131,32 @@ bool Engine::TakeMessages() {
     }
     if (stop_) {
       // Accepted sequences must still get their OnEnd.
-      for (Message& message : inbox_) {
-        if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
-          sequences_.emplace((*sequence)->id(), *sequence);
-        }
-      }
-      inbox_.clear();
-      return false;
+      stopping = true;
     }
     messages.swap(inbox_);
   }
-  for (Message& message : messages) Handle(message);
-  return true;
+  if (!stopping) {
+    for (Message& message : messages) Handle(message);
+    return true;
+  }
+  const absl::Status stopped =
+      absl::UnavailableError("the server is shutting down");
+  for (Message& message : messages) {
+    if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
+      sequences_.emplace((*sequence)->id(), *sequence);
+    } else if (auto* request = std::get_if<StateRequest>(&message)) {
+      request->done(stopped);
+    } else if (auto* room = std::get_if<StateRoom>(&message)) {
+      room->done(stopped);
+    }
+  }
+  return false;
 }
 
 void Engine::Handle(Message& message) {
   if (auto* sequence = std::get_if<std::shared_ptr<Sequence>>(&message)) {
     sequences_.emplace((*sequence)->id(), *sequence);
-    AdvanceCommands(**sequence);
+    if (!WaitForLeader(**sequence)) AdvanceCommands(**sequence);
   } else if (auto* extension = std::get_if<Extension>(&message)) {
     if (const auto it = sequences_.find(extension->id);
         it != sequences_.end()) {
@@ -178,6 +188,12 @@ void Engine::Handle(Message& message) {
     if (const auto it = sequences_.find(progress->id); it != sequences_.end()) {
       it->second->stalled_since = Clock::now();
     }
+  } else if (auto* request = std::get_if<StateRequest>(&message)) {
+    request->done(StateOf(*request));
+  } else if (auto* room = std::get_if<StateRoom>(&message)) {
+    room->done(RoomFor(*room));
+  } else if (std::get_if<DroppedState>(&message) != nullptr) {
+    // Freed with the message.
   } else {
     // Draining: sequences between two commands end now, the others when idle.
     std::vector<std::shared_ptr<Sequence>> all;
@@ -186,10 +202,35 @@ void Engine::Handle(Message& message) {
   }
 }
 
+bool Engine::WaitForLeader(const Sequence& sequence) {
+  // Together they compute a short prompt as fast.
+  const int64_t least =
+      2 * std::max<int64_t>(kMinSnapshotTokens, runner_->info().chunk_multiple);
+  const auto leader = sequences_.find(sequence.leader);
+  if (leader == sequences_.end() || leader->second->first_token_seen ||
+      !prefix_cache_.enabled() || sequence.work_left().prompt_tokens < least) {
+    return false;
+  }
+  samples_[sequence.leader].push_back(sequence.id());
+  return true;
+}
+
+void Engine::StartSamples(uint64_t leader) {
+  const auto found = samples_.find(leader);
+  if (found == samples_.end()) return;
+  const std::vector<uint64_t> ids = std::move(found->second);
+  samples_.erase(found);
+  for (const uint64_t id : ids) {
+    const auto sequence = sequences_.find(id);
+    if (sequence != sequences_.end()) AdvanceCommands(*sequence->second);
+  }
+}
+
 void Engine::AdvanceCommands(Sequence& sequence) {
   if (sequence.command_active()) return;
   if (sequence.StartNextCommand()) {
     counters_.prompt_tokens_total += sequence.command_appended();
+    PlanPlaces(sequence);
     if (sequence.saved.empty()) {
       DropSaved(sequence);
     } else if (sequence.rolled_back) {

@@ -32,6 +32,9 @@ struct EngineLoad {
   // Host memory that they, and what running sequences hold of them, take.
   int64_t prefix_cache_bytes_used = 0;
   int64_t prefix_cache_bytes_total = 0;
+  int64_t states = 0;  // with names, and the memory they take
+  int64_t state_bytes_used = 0;
+  int64_t state_bytes_total = 0;
   uint64_t snapshots_total = 0;
   uint64_t snapshot_evictions_total = 0;
   uint64_t cached_prompt_tokens_total = 0;

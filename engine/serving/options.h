@@ -30,6 +30,9 @@ struct EngineOptions {
   bool prefix_cache = false;
   // Host memory that these leave to preempted sequences.
   int64_t preemption_bytes = 0;
+  // Host memory, of the snapshots', that states with names may take. 0, which
+  // LoadModel replaces by half of it: there are none.
+  int64_t state_bytes = 0;
   // Fills memory with NaN when a sequence gives it back. For tests.
   bool poison_released = false;
 

@@ -73,11 +73,22 @@ absl::StatusOr<SnapshotPtr> PrefixCache::Save(const SequenceLease& lease,
   if (!options_.enabled) return nullptr;
   const CacheManager& cache = *cache_;
   const int64_t blocks = cache.BlocksToSave(lease, base);
-  const int64_t reserve = std::max<int64_t>(options_.reserve - preempted, 0);
-  if (blocks == 0) return nullptr;
-  MakeRoom(blocks + reserve);
-  if (cache.stats().host_blocks.free < blocks + reserve) return nullptr;
+  if (blocks == 0 || !FindRoom(blocks, preempted)) return nullptr;
   return cache_->Save(lease, base);
+}
+
+absl::StatusOr<SnapshotPtr> PrefixCache::Blank(int64_t tokens,
+                                               int64_t preempted) {
+  const int64_t blocks = HostBlocksFor(tokens, cache_->spec());
+  if (!options_.enabled || !FindRoom(blocks, preempted)) return nullptr;
+  return cache_->Blank(tokens);
+}
+
+bool PrefixCache::FindRoom(int64_t blocks, int64_t preempted) {
+  const int64_t reserve = std::max<int64_t>(options_.reserve - preempted, 0);
+  MakeRoom(blocks + reserve);
+  const CacheManager& cache = *cache_;
+  return cache.stats().host_blocks.free >= blocks + reserve;
 }
 
 absl::StatusOr<SnapshotPtr> PrefixCache::Take(

@@ -59,6 +59,8 @@ class PrefixCache {
   absl::StatusOr<SnapshotPtr> Save(const SequenceLease& lease,
                                    const SnapshotPrefix& base,
                                    int64_t preempted);
+  // As Save: a snapshot of `tokens` tokens for the caller to fill.
+  absl::StatusOr<SnapshotPtr> Blank(int64_t tokens, int64_t preempted);
   // As Save, of a lease that has absorbed `tokens`, to be found.
   absl::StatusOr<SnapshotPtr> Take(const PrefixDomain& domain,
                                    absl::Span<const PrefixToken> tokens,
@@ -66,6 +68,9 @@ class PrefixCache {
                                    const SnapshotPrefix& base,
                                    int64_t preempted);
 
+  // Whether `blocks` blocks are free, or can be made so, in addition to the
+  // reserve.
+  bool FindRoom(int64_t blocks, int64_t preempted);
   // Removes the oldest snapshots until `blocks` blocks are free, or that does
   // not help: what sequences hold of them stays.
   void MakeRoom(int64_t blocks);

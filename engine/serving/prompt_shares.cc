@@ -45,7 +45,7 @@ PromptShares::PromptShares(const SchedulerLimits& limits, int64_t tokens,
 }
 
 int64_t PromptShares::NeedOf(const SequenceView& s) const {
-  return std::min({Rest(s), limits_.max_chunk_tokens, s.max_step_tokens});
+  return std::min({s.rest(), limits_.max_chunk_tokens, s.max_step_tokens});
 }
 
 int64_t PromptShares::MostOf(const SequenceView& s) const {
@@ -62,7 +62,7 @@ bool PromptShares::Fits(const SequenceView& s) const {
   const int64_t half =
       std::min({tokens_ / 2, limits_.max_chunk_tokens, s.max_step_tokens});
   return s.whole_tokens <= half &&
-         std::max(Rest(s), s.prompt_tokens) <= 2 * half;
+         std::max(s.rest(), s.prompt_tokens) <= 2 * half;
 }
 
 bool PromptShares::HasHalf(const SequenceView& s) const {

@@ -12,11 +12,6 @@
 
 namespace recurve {
 
-// Tokens left to compute.
-inline int64_t Rest(const SequenceView& s) {
-  return s.num_tokens - s.num_computed;
-}
-
 // Shares the tokens that decoding leaves of a step between prompts, resident
 // and waiting (rule 1 of scheduler.h). A prompt is short if it fits a step,
 // else long.

@@ -76,6 +76,7 @@ inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxPriority = 100;
 inline constexpr int kMaxCacheKeyBytes = 256;
 inline constexpr int kMaxNamedSnapshots = 4;
+inline constexpr int kMaxSamples = 16;     // of one prompt
 inline constexpr int kMaxKeptPoints = 16;  // of a sequence, at a time
 
 // The allowed range of a sampling option, both ends included.

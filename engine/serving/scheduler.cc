@@ -25,7 +25,7 @@ std::vector<SequenceView> Ranked(absl::Span<const SequenceView> sequences) {
   return ranked;
 }
 
-bool Decodes(const SequenceView& s) { return Rest(s) == 1; }
+bool Decodes(const SequenceView& s) { return s.rest() == 1; }
 
 bool DecodesNow(const SequenceView& s) {
   return s.has_work && !s.from_host && Decodes(s);
@@ -111,7 +111,7 @@ class Planner {
   // Tokens of `s` that the limits of the step and of prompts allow.
   int64_t MostOf(const SequenceView& s, int64_t budget) const {
     const int64_t most = std::min(
-        {Rest(s), limits_.max_chunk_tokens, s.max_step_tokens, budget});
+        {s.rest(), limits_.max_chunk_tokens, s.max_step_tokens, budget});
     if (Decodes(s) && IsResident(s)) return most;
     return std::min({most, PhaseLimit(s), PacedLimit(s)});
   }
@@ -147,7 +147,7 @@ class Planner {
   // Whether only the limit on paced prompts leaves `s` nothing.
   bool HeldByPace(const SequenceView& s) const {
     const int64_t most = std::min(
-        {Rest(s), budget_, limits_.max_chunk_tokens, s.max_step_tokens});
+        {s.rest(), budget_, limits_.max_chunk_tokens, s.max_step_tokens});
     return IsPaced(s) && CutChunk(limits_, s, most) > 0 &&
            CutChunk(limits_, s, std::min(most, PacedLimit(s))) <= 0;
   }
@@ -480,7 +480,7 @@ class Planner {
                      [&](const auto& e) { return e.id == s.id; });
     const bool runs = entry != plan_.entries.end();
     const int64_t has = runs ? entry->num_tokens : 0;
-    if (has == Rest(s)) return;
+    if (has == s.rest()) return;
     int64_t more = budget_;
     if (IsPaced(s)) more = std::min(more, prompt_budget_);
     if (!Decodes(s)) more = std::min(more, PhaseLimit(s));
@@ -488,7 +488,7 @@ class Planner {
     const int64_t tokens =
         Fit(s, pages,
             CutChunk(limits_, s,
-                     std::min({Rest(s), limits_.max_chunk_tokens,
+                     std::min({s.rest(), limits_.max_chunk_tokens,
                                s.max_step_tokens, has + more})));
     if (tokens <= has) return;
     GrantPages(s.id,

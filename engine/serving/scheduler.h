@@ -123,6 +123,9 @@ struct SequenceView {
   // Those of `pages` that other residents may hold as well, none twice: taking
   // its memory frees one of them only if no other has it.
   absl::Span<const int32_t> page_ids = {};
+
+  // Tokens left to compute.
+  int64_t rest() const { return num_tokens - num_computed; }
 };
 
 struct StepPlan {

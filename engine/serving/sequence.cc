@@ -35,6 +35,7 @@ bool Sequence::StartNextCommand() {
   if (commands_.empty()) return false;
   Command command = std::move(commands_.front());
   commands_.pop_front();
+  if (from_ != nullptr) Continue(/*draws=*/command.append.empty());
   if (command.rollback_to) RollBack(*command.rollback_to);
   keep_ = command.keep;
   command_appended_ = static_cast<int64_t>(command.append.size());
@@ -82,6 +83,46 @@ bool Sequence::StartNextCommand() {
   command_work_ = work_left();
   generated_before_ = generated();
   return true;
+}
+
+void Sequence::Continue(bool draws) {
+  const SequenceStatePtr from = std::exchange(from_, nullptr);
+  started_from_state_ = true;
+  tokens_ = from->tokens;
+  kinds_ = from->kinds;
+  prompt_ = from->tokens;
+  for (int64_t i = 0; i < num_tokens(); ++i) {
+    if (kinds_[i] == TokenKind::kStep) continue;
+    if (StartsPrompt(kinds_[i])) prompts_.push_back({i, i});
+    prompts_.back().end = i + 1;
+  }
+  if (whole_prompt_ && !prompts_.empty() && prompts_[0].begin == 0) {
+    whole_tokens_ = prompts_[0].end;
+  }
+  if (decoder_) decoder_->SkipBefore(tokens_);
+  const bool gone = draws && from->computed.tokens == num_tokens();
+  const SnapshotPrefix& computed = gone ? from->before : from->computed;
+  cache_use.cached_tokens = computed.tokens;
+  cache_use.miss = CacheMiss::kNone;
+  if (!computed.empty()) ContinueFrom(computed);
+}
+
+std::vector<int64_t> Sequence::KeptTokens() const {
+  std::vector<int64_t> tokens;
+  for (const KeptPoint& point : kept_) tokens.push_back(point.tokens);
+  return tokens;
+}
+
+std::optional<std::pair<SequenceState, SnapshotPrefix>> Sequence::StateAt(
+    int64_t tokens) const {
+  for (const KeptPoint& point : kept_) {
+    if (point.tokens != tokens) continue;
+    SequenceState state;
+    state.tokens.assign(tokens_.begin(), tokens_.begin() + tokens);
+    state.kinds.assign(kinds_.begin(), kinds_.begin() + tokens);
+    return std::make_pair(std::move(state), point.state);
+  }
+  return std::nullopt;
 }
 
 void Sequence::Keep(SnapshotPrefix state) {

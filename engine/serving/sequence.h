@@ -16,6 +16,7 @@
 #include "engine/serving/event_sink.h"
 #include "engine/serving/prefix_index.h"
 #include "engine/serving/request.h"
+#include "engine/serving/sequence_state.h"
 #include "engine/tokenizer/stream_decoder.h"
 #include "kernels/sampling/sampling.h"
 #include "kv_cache/sequence_lease.h"
@@ -58,6 +59,13 @@ class Sequence {
   // prompt. To be called before that command starts.
   void ComputePromptWhole() { whole_prompt_ = true; }
 
+  // The sequence goes on from this state, whose tokens count as the first of
+  // its prompt. To be called before its first command starts.
+  void StartFrom(SequenceStatePtr state) { from_ = std::move(state); }
+  bool from_state() const { return started_from_state_; }
+  // Its value. REQUIRES: no command is active, and it has tokens.
+  SequenceState State() const { return {tokens_, kinds_, {}, {}}; }
+
   // --- Commands ---
 
   void Enqueue(Command command) { commands_.push_back(std::move(command)); }
@@ -74,7 +82,12 @@ class Sequence {
   // computed of it; if it is empty, that is computed again after a rollback.
   // REQUIRES: no command is active.
   void Keep(SnapshotPrefix state);
+  std::vector<int64_t> KeptTokens() const;
   void ForgetKept() { kept_.clear(); }
+  // The value at a kept point, without what is computed of it, which comes
+  // second; nullopt if there is no such point.
+  std::optional<std::pair<SequenceState, SnapshotPrefix>> StateAt(
+      int64_t tokens) const;
   bool command_active() const { return active_; }
   // No command is active or queued, and none will come.
   bool finished() const {
@@ -202,6 +215,8 @@ class Sequence {
   enum class Standing { kIdle, kWaiting, kRunning };
   Standing standing = Standing::kIdle;
   Admission::Work waiting_work;  // valid if kWaiting
+  // The sequence that computes the same prompt first; 0: none.
+  uint64_t leader = 0;
   // When its call ends; a sequence that would miss it by waiting is ended.
   std::optional<Clock::time_point> deadline;
   // The client is behind; nothing runs until it catches up.
@@ -233,6 +248,9 @@ class Sequence {
   };
   // REQUIRES: a kept point has this number of tokens.
   void RollBack(int64_t tokens);
+  // Takes over the tokens of `from_`, and what is computed of them.
+  // `draws`: the next token follows the last of them.
+  void Continue(bool draws);
 
   bool MayStop() const { return MayStop(options_.stopping, eos_token_ids_); }
   // The stop condition that `token` meets, if any.
@@ -266,6 +284,8 @@ class Sequence {
   int64_t tokens_in_flight_ = 0;
   int64_t samples_in_flight_ = 0;
   int32_t sample_in_flight_ = -1;  // the latest sample
+  SequenceStatePtr from_;          // until the first command starts
+  bool started_from_state_ = false;
   bool whole_prompt_ = false;
   int64_t whole_tokens_ = 0;
   // The last token was sampled and nothing was appended since: it is computed

@@ -17,16 +17,20 @@ namespace recurve {
 // The caller of a method that needs no authorisation.
 struct Anybody {};
 
+// Takes the response of a call, or its error; once, on any thread.
+template <typename Response>
+using UnaryDone = std::function<void(absl::StatusOr<Response>)>;
+
 // Makes a method with one request and one response. `check` examines the head
 // before the request is read, returns the caller, and calls RpcStream::Trust if
-// it is authorised; `answer` must not block.
+// it is authorised; `answer` must not block: it may call its argument later.
 template <typename Request, typename Response, typename Caller>
-RpcMethod UnaryMethod(
+RpcMethod AsyncUnaryMethod(
     std::function<absl::StatusOr<Caller>(const RpcHead&, RpcStream&)> check,
-    std::function<absl::StatusOr<Response>(const Caller&, const Request&)>
+    std::function<void(const Caller&, const Request&, UnaryDone<Response>)>
         answer) {
   using Answer =
-      std::function<absl::StatusOr<Response>(const Caller&, const Request&)>;
+      std::function<void(const Caller&, const Request&, UnaryDone<Response>)>;
   class Call : public RpcListener {
    public:
     Call(std::shared_ptr<RpcStream> stream, Caller caller, const Answer& answer)
@@ -40,9 +44,11 @@ RpcMethod UnaryMethod(
         return stream_->Finish(absl::InvalidArgumentError(kMalformedMessage),
                                {});
       }
-      const absl::StatusOr<Response> response = answer_(caller_, request);
-      if (response.ok()) stream_->Write(response->SerializeAsString());
-      stream_->Finish(response.status(), {});
+      answer_(caller_, request,
+              [stream = stream_](absl::StatusOr<Response> response) {
+                if (response.ok()) stream->Write(response->SerializeAsString());
+                stream->Finish(response.status(), {});
+              });
     }
     void OnHalfClose() override {
       stream_->Finish(absl::InvalidArgumentError("the request is missing"), {});
@@ -72,6 +78,20 @@ RpcMethod UnaryMethod(
         answering.Read(kRequestTimeout);
         return call;
       };
+}
+
+// As above, for an answer that is there at once.
+template <typename Request, typename Response, typename Caller>
+RpcMethod UnaryMethod(
+    std::function<absl::StatusOr<Caller>(const RpcHead&, RpcStream&)> check,
+    std::function<absl::StatusOr<Response>(const Caller&, const Request&)>
+        answer) {
+  return AsyncUnaryMethod<Request, Response, Caller>(
+      std::move(check),
+      [answer = std::move(answer)](const Caller& caller, const Request& request,
+                                   const UnaryDone<Response>& done) {
+        done(answer(caller, request));
+      });
 }
 
 }  // namespace recurve

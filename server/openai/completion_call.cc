@@ -68,7 +68,7 @@ class CompletionCall::Choice : public EventSink {
       piece_.finished->set_stop_string(result.stop_string);
       *piece_.finished->mutable_usage() = UsageToProto(result);
       completion_tokens_ = result.completion_tokens;
-      cached_tokens_ = result.cache.cached_tokens;
+      cached_tokens_ = is_sample_ ? 0 : result.cache.cached_tokens;
     }
     call_->Pump();
   }
@@ -87,6 +87,7 @@ class CompletionCall::Choice : public EventSink {
   // Set before the engine knows of the choice, then constant.
   bool with_logprobs_ = false;
   int64_t prompt_tokens_ = 0;
+  bool is_sample_ = false;  // of a prompt that another choice counts
 
   ChoicePiece piece_;        // output not sent yet
   int64_t piece_bytes_ = 0;  // size of its tokens
@@ -188,16 +189,17 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
                                    environment_.engine->limits(), &request_)) {
     return error;
   }
-  const size_t count = request_.prompts.size();
+  const size_t count = request_.prompts.size() * request_.samples;
   const Engine& engine = *environment_.engine;
   if (static_cast<int64_t>(count) > engine.max_active()) {
     // Not 429, as for a full queue: a retry cannot succeed either.
     ApiError error;
     error.param = "prompt";
-    error.message =
-        absl::StrCat("prompt has ", count, " entries; this server takes ",
-                     engine.options().max_num_seqs, " running and ",
-                     engine.options().max_queued_requests, " waiting");
+    error.message = absl::StrCat(
+        "prompt has ", count, " entries",
+        request_.samples > 1 ? " times n" : "", "; this server takes ",
+        engine.options().max_num_seqs, " running and ",
+        engine.options().max_queued_requests, " waiting");
     return error;
   }
   SetParts(count);
@@ -210,18 +212,30 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
 std::optional<ApiError> CompletionCall::PrepareAll() {
   RequestContext context = environment_.context;
   context.default_max_new_tokens = kCompletionMaxTokens;
-  for (size_t i = 0; i < choices_.size(); ++i) {
-    Choice& choice = *choices_[i];
+  const int samples = request_.samples;
+  for (size_t i = 0; i < request_.prompts.size(); ++i) {
     RequestInput& prompt = request_.prompts[i];
-    choice.with_logprobs_ = prompt.options.sampling.num_logprobs >= 0;
     auto text = std::exchange(prompt.prompt, {});  // no longer needed then
     RequestInput taken = prompt;
     taken.prompt = std::move(text);
-    absl::StatusOr<GenerateInput> input = Complete(
-        std::move(taken), context, CompletionFieldNames(i, choices_.size()));
+    absl::StatusOr<GenerateInput> input =
+        Complete(std::move(taken), context,
+                 CompletionFieldNames(i, request_.prompts.size()));
     if (!input.ok()) return ErrorOf(input.status());
-    choice.prompt_tokens_ = static_cast<int64_t>(input->command.append.size());
-    inputs_.push_back(*std::move(input));
+    for (int sample = 0; sample < samples; ++sample) {
+      Choice& choice = *choices_[i * samples + sample];
+      choice.with_logprobs_ = prompt.options.sampling.num_logprobs >= 0;
+      inputs_.push_back(SampleOf(*input, sample));
+      // Its prompt counts once.
+      choice.is_sample_ = sample > 0;
+      if (!choice.is_sample_) {
+        choice.prompt_tokens_ =
+            static_cast<int64_t>(input->command.append.size());
+      }
+      if (samples > 1) {
+        choice.piece_.seed = inputs_.back().options.sampling.seed;
+      }
+    }
   }
   return std::nullopt;
 }
@@ -232,7 +246,8 @@ std::optional<ApiError> CompletionCall::SubmitInputs() {
   std::vector<Engine::Submission> submissions;
   for (size_t i = 0; i < count; ++i) {
     submissions.push_back(MakeSubmission(
-        std::move(inputs[i]), CompletionFieldNames(i, count),
+        std::move(inputs[i]),
+        CompletionFieldNames(i / request_.samples, request_.prompts.size()),
         std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get()),
         deadline_));
   }

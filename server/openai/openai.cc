@@ -198,7 +198,7 @@ json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
                  {"logprobs", nullptr},
                  {"finish_reason", nullptr},
                  {"stop_reason", nullptr}};
-  if (request.prompts[static_cast<size_t>(piece.index)]
+  if (request.prompts[static_cast<size_t>(piece.index / request.samples)]
           .options.sampling.num_logprobs >= 0) {
     choice["logprobs"] =
         LogprobsJson(piece.tokens, request, tokenizer, offsets);
@@ -217,6 +217,7 @@ json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
   } else if (reason == v1::FINISH_REASON_STOP_STRING) {
     choice["stop_reason"] = piece.finished->stop_string();
   }
+  if (piece.seed) choice["seed"] = *piece.seed;
   return choice;
 }
 

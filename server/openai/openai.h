@@ -41,7 +41,9 @@ nlohmann::json ErrorJson(const ApiError& error);
 HttpResponse ErrorResponse(const ApiError& error);
 
 struct CompletionRequest {
-  std::vector<RequestInput> prompts;  // at least one; a choice for each
+  std::vector<RequestInput>
+      prompts;  // at least one; `samples` choices for each
+  int samples = 1;
   bool stream = false;
   bool include_usage = false;
   bool continuous_usage = false;  // in every event
@@ -53,6 +55,8 @@ struct CompletionRequest {
     return return_token_ids || tokenizer == nullptr;
   }
 };
+// The choices of a request: `samples` of the first prompt, then of the next.
+inline constexpr int kMaxChoices = 64;
 // What this API calls the fields of prompt `index` of `count`.
 FieldNames CompletionFieldNames(size_t index, size_t count);
 inline constexpr int kMaxPrompts = 64;
@@ -71,7 +75,8 @@ struct ChoicePiece {
   int index = 0;
   v1::Tokens tokens;
   std::optional<v1::Finished> finished;
-  int32_t last_token = 0;  // the one that finished it
+  int32_t last_token = 0;        // the one that finished it
+  std::optional<uint64_t> seed;  // to be shown
 };
 // Where tokens begin in a choice's text. One thread at a time.
 class TextOffsets {

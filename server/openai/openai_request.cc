@@ -34,7 +34,6 @@ struct Neutral {
 };
 const std::vector<Neutral>& NeutralOptions() {
   static const auto& options = *new std::vector<Neutral>{
-      {"n", {1}},
       {"best_of", {1}},
       {"echo", {false}},
       {"suffix", {""}},
@@ -277,6 +276,8 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
                                     "of one option"));
     }
     base->max_new_tokens = count;
+  } else if (key == "n") {
+    request->samples = static_cast<int>(reader.Int(key, value, 1, kMaxSamples));
   } else if (key == "temperature") {
     sampling.temperature = reader.Float(key, value, kTemperatureRange);
   } else if (key == "top_p") {
@@ -467,6 +468,14 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
     reader.Fail("prompt", "is missing");
   } else {
     ReadPrompts(*prompt, base, reader, &request->prompts);
+  }
+  const auto choices =
+      static_cast<int>(request->prompts.size()) * request->samples;
+  if (request->samples > 1 && choices > kMaxChoices) {
+    reader.Fail("n", absl::StrCat("is ", request->samples, " for ",
+                                  request->prompts.size(), " prompts; at most ",
+                                  kMaxChoices,
+                                  " completions of a request are allowed"));
   }
   return reader.TakeError();
 }

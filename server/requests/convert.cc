@@ -62,18 +62,6 @@ absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view field,
       "; this server's max_model_len is ", context.max_model_len));
 }
 
-// Asks the system only once: a call may take longer than the rest of a refused
-// request.
-uint64_t RandomSeed() {
-  static const uint64_t key = [] {
-    std::random_device device;
-    return (uint64_t{device()} << 32) | device();
-  }();
-  static std::atomic<uint64_t> next{0};
-  const auto words = Philox4x32(key, next.fetch_add(1), 0);
-  return (uint64_t{words[0]} << 32) | words[1];
-}
-
 absl::StatusOr<SamplingParams> SamplingFromProto(
     const v1::SamplingParams& in, const RequestContext& context) {
   SamplingParams out;
@@ -134,10 +122,23 @@ absl::StatusOr<SequenceOptions> OptionsOf(const Request& request,
 
 }  // namespace
 
+// Asks the system only once: a call may take longer than the rest of a refused
+// request.
+uint64_t RandomSeed() {
+  static const uint64_t key = [] {
+    std::random_device device;
+    return (uint64_t{device()} << 32) | device();
+  }();
+  static std::atomic<uint64_t> next{0};
+  const auto words = Philox4x32(key, next.fetch_add(1), 0);
+  return (uint64_t{words[0]} << 32) | words[1];
+}
+
 absl::StatusOr<RequestInput> FromProto(const v1::GenerateRequest& request,
                                        const RequestContext& context) {
   RequestInput input;
   RECURVE_ASSIGN_OR_RETURN(input.options, OptionsOf(request, context));
+  input.from_state = request.from_state();
   if (request.sampling().has_seed()) input.seed = request.sampling().seed();
   if (request.stopping().has_max_new_tokens()) {
     input.max_new_tokens = request.stopping().max_new_tokens();
@@ -158,19 +159,21 @@ absl::StatusOr<GenerateInput> Complete(RequestInput input,
   complete.options = std::move(input.options);
   complete.options.sampling.seed = input.seed ? *input.seed : RandomSeed();
   complete.prompt_name = names.append_ids;
+  const int64_t position = input.from == nullptr ? 0 : input.from->num_tokens();
+  complete.from = std::move(input.from);
   if (auto* const ids = std::get_if<std::vector<int32_t>>(&input.prompt)) {
     complete.command.append = std::move(*ids);
   } else if (const auto* const text = std::get_if<std::string>(&input.prompt)) {
     complete.prompt_name = names.append_text;
     RECURVE_ASSIGN_OR_RETURN(
         complete.command.append,
-        Encode(names.append_text, *text, /*position=*/0, context));
-  } else {
+        Encode(names.append_text, *text, position, context));
+  } else if (position == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("prompt is not set; expected ", names.append_ids, " or ",
                      names.append_text));
   }
-  if (complete.command.append.empty()) {
+  if (complete.command.append.empty() && position == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         complete.prompt_name, " is empty; at least one token is needed"));
   }
@@ -181,7 +184,7 @@ absl::StatusOr<GenerateInput> Complete(RequestInput input,
           absl::StrCat(names.generate, " is 0; expected at least 1"));
     }
   } else {
-    const int64_t room = context.max_model_len -
+    const int64_t room = context.max_model_len - position -
                          static_cast<int64_t>(complete.command.append.size());
     // At least one, so that the refusal of a prompt without room contains
     // numbers.
@@ -189,6 +192,16 @@ absl::StatusOr<GenerateInput> Complete(RequestInput input,
         std::max<int64_t>(1, std::min(context.default_max_new_tokens, room));
   }
   return complete;
+}
+
+GenerateInput SampleOf(const GenerateInput& input, int index) {
+  GenerateInput sample = input;
+  if (index == 0) return sample;
+  sample.options.sampling.seed =
+      DeriveSeed(input.options.sampling.seed, static_cast<uint64_t>(index));
+  // A state is there for all of them.
+  sample.sample = input.from == nullptr;
+  return sample;
 }
 
 FieldNames DecodeFieldNames() {
@@ -206,11 +219,7 @@ absl::StatusOr<SequenceOptions> OptionsFromProto(
         "stopping.max_new_tokens has no place in Decode; set generate in each "
         "command");
   }
-  RECURVE_ASSIGN_OR_RETURN(SequenceOptions options,
-                           OptionsOf(request, context));
-  options.sampling.seed =
-      request.sampling().has_seed() ? request.sampling().seed() : RandomSeed();
-  return options;
+  return OptionsOf(request, context);
 }
 
 absl::Status CheckNoOptions(const v1::DecodeRequest& request) {
@@ -220,6 +229,7 @@ absl::Status CheckNoOptions(const v1::DecodeRequest& request) {
                       : !request.cache_key().empty()   ? "cache_key"
                       : request.snapshot_at_size() > 0 ? "snapshot_at"
                       : request.has_logprobs()         ? "logprobs"
+                      : !request.from_state().empty()  ? "from_state"
                                                        : nullptr;
   if (field == nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

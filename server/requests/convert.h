@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "engine/serving/event_sink.h"
 #include "engine/serving/request.h"
+#include "engine/serving/sequence_state.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "recurve/v1/inference.pb.h"
 
@@ -32,6 +33,10 @@ struct RequestInput {
   // Ids, or text; unset: the request has no prompt.
   std::variant<std::monostate, std::vector<int32_t>, std::string> prompt;
   SequenceOptions options;
+  // The state that the prompt continues, by id or name; empty: none. `from` is
+  // what that is.
+  std::string from_state;
+  SequenceStatePtr from;
   std::optional<uint64_t> seed;  // absent: one is drawn
   std::optional<int64_t> max_new_tokens;
 
@@ -48,7 +53,12 @@ struct GenerateInput {
   SequenceOptions options;
   Command command;
   std::string prompt_name;  // of `names`
+  SequenceStatePtr from;    // null: none
+  bool sample = false;      // Engine::Submission::sample
 };
+// The `index`-th of several that are to be generated for one input: the first
+// has its seed, the others one that is derived from it.
+GenerateInput SampleOf(const GenerateInput& input, int index);
 // Encodes text, fills in defaults and draws a seed. Takes the prompt.
 absl::StatusOr<GenerateInput> Complete(RequestInput input,
                                        const RequestContext& context,
@@ -57,7 +67,11 @@ absl::StatusOr<GenerateInput> Complete(RequestInput input,
 // What Decode calls its fields.
 FieldNames DecodeFieldNames();
 
-// For the first command of a Decode call, which carries the options.
+// A seed for a request that names none.
+uint64_t RandomSeed();
+
+// For the first command of a Decode call, which carries the options; without
+// the seed.
 absl::StatusOr<SequenceOptions> OptionsFromProto(
     const v1::DecodeRequest& request, const RequestContext& context);
 // DecodeRequest::rollback_to; what is too large to be a position is the

@@ -47,6 +47,25 @@ absl::Status RequestCall::OpenStreams() {
   return absl::OkStatus();
 }
 
+absl::Status RequestCall::Widen(size_t count) {
+  MutexLock lock(&mu_);
+  const size_t before = parts_.size();
+  if (tenant_ != nullptr) {
+    std::chrono::milliseconds retry_after = environment_.retry_pushback;
+    if (absl::Status status = tenant_->OpenStreams(
+            static_cast<int64_t>(count - before), &retry_after);
+        !status.ok()) {
+      retry_after_ = retry_after;
+      return status;
+    }
+  }
+  parts_.resize(count);
+  for (size_t i = before; i < count; ++i) {
+    if (tenant_ != nullptr) parts_[i].ticket = StreamTicket(tenant_);
+  }
+  return absl::OkStatus();
+}
+
 void RequestCall::Encode(int64_t bytes,
                          std::function<void(const absl::Status&)> next) {
   if (bytes <= EncodeThreads::kShortBytes) return next(absl::OkStatus());
@@ -78,6 +97,16 @@ void RequestCall::Encode(int64_t bytes,
   if (!status.ok()) next(status);
 }
 
+absl::StatusOr<SequenceStatePtr> RequestCall::FindState(
+    const std::string& key, std::optional<uint64_t>* seed) {
+  if (key.empty()) return nullptr;
+  RECURVE_RETURN_IF_ERROR(environment_.engine->CheckStates());
+  RECURVE_ASSIGN_OR_RETURN(StateStore::Found found,
+                           environment_.engine->states().Use(flow().id, key));
+  if (!*seed) *seed = found.info.seed;
+  return std::move(found.state);
+}
+
 Engine::Submission RequestCall::MakeSubmission(
     GenerateInput input, FieldNames names, std::shared_ptr<EventSink> sink,
     std::optional<std::chrono::steady_clock::time_point> deadline) const {
@@ -89,6 +118,8 @@ Engine::Submission RequestCall::MakeSubmission(
   submission.deadline = deadline;
   submission.names = std::move(names);
   submission.prompt_name = std::move(input.prompt_name);
+  submission.from = std::move(input.from);
+  submission.sample = input.sample;
   return submission;
 }
 
@@ -135,9 +166,15 @@ absl::Status RequestCall::Approve(
   std::vector<StreamTicket::Cost> costs;
   for (size_t i = 0; i < submissions.size(); ++i) {
     const Command& command = submissions[i].command;
+    auto append = static_cast<int64_t>(command.append.size());
+    if (submissions[i].from != nullptr) {
+      parts_[i].ticket.StartFrom(submissions[i].from->num_tokens());
+    } else if (submissions[i].sample) {
+      // The prompt is computed, and charged, once; each has pages of its own.
+      parts_[i].ticket.StartFrom(std::exchange(append, 0));
+    }
     tickets.push_back(&parts_[i].ticket);
-    costs.push_back(
-        {static_cast<int64_t>(command.append.size()), command.generate});
+    costs.push_back({append, command.generate});
   }
   std::chrono::milliseconds retry_after = environment_.retry_pushback;
   absl::Status status = StreamTicket::ChargeAll(tickets, costs, &retry_after);

@@ -83,11 +83,17 @@ class RequestCall : public std::enable_shared_from_this<RequestCall> {
   absl::Status CheckAccepts() const;
   // Opens one of the tenant's streams for each part, or none; once.
   absl::Status OpenStreams();
+  // Makes it `count` parts, in place of one, and opens their streams, or none.
+  absl::Status Widen(size_t count);
   // Calls `next`, which encodes `bytes` of text and goes on with the request:
   // now if the text is short, else on an encoding thread in its turn, and not
   // at all if all parts have ended by then. Its argument is not OK if the
   // request must end instead of going on.
   void Encode(int64_t bytes, std::function<void(const absl::Status&)> next);
+  // Finds the state of the tenant that `key` names; null if it is empty. Draws
+  // its seed if the request has none.
+  absl::StatusOr<SequenceStatePtr> FindState(const std::string& key,
+                                             std::optional<uint64_t>* seed);
   // A submission for Submit, with the fields of the call.
   Engine::Submission MakeSubmission(
       GenerateInput input, FieldNames names, std::shared_ptr<EventSink> sink,

@@ -18,16 +18,16 @@
 
 namespace recurve {
 
-// One streaming call over gRPC: a request of one sequence. It is an
-// RpcListener, driven by the transport's threads, and an EventSink, driven by
-// the engine's. The engine adds output to the subclass's buffer; Pump sends it,
-// one message at a time. Output that accumulates while a message is in transit
+// One streaming call over gRPC. It is an RpcListener, driven by the transport's
+// threads; the subclass has an EventSink for each part, driven by the engine's.
+// The engine adds output to the subclass's buffers; Pump sends it, one message
+// at a time. Output that accumulates while a message is in transit
 // is merged into messages of bounded length (output_parts.h). So a slow reader
 // holds a bounded buffer and delays no other call.
 //
 // Lifetime and thread safety: RequestCall.
 template <typename Response>
-class StreamCall : public RequestCall, public RpcListener, public EventSink {
+class StreamCall : public RequestCall, public RpcListener {
  public:
   StreamCall(const CallEnvironment& environment, const RpcHead& head,
              std::shared_ptr<RpcStream> stream)
@@ -50,29 +50,31 @@ class StreamCall : public RequestCall, public RpcListener, public EventSink {
 
   void OnDone(const absl::Status& status) override { Leave(status); }
 
-  // --- EventSink ---
-
-  void OnEnd(absl::Status status) override {
-    if (EndPart(part(), std::move(status))) stream_->Break();
+ protected:
+  // For EventSink::OnEnd of a part. An error ends the others, too.
+  void EndOf(size_t index, absl::Status status) {
+    const bool failed = !status.ok();
+    if (EndPart(parts_[index], status)) stream_->Break();
+    if (failed && parts_.size() > 1) CancelAll(status);
     Pump();
   }
 
- protected:
   // Moves buffered output, up to the size of one message, into `message`; false
   // if there is none. Sets `*read_next` if the client's next message is wanted
   // with it.
   virtual bool TakeOutput(Response* message, bool* read_next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
-  // The remaining output of TakeOutput.
+  // The remaining output of a part.
   struct Buffered {
     int64_t tokens;
     int64_t bytes;
   };
-  virtual Buffered buffered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
+  virtual Buffered buffered(size_t index) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
   // Starts the read that TakeOutput asked for.
   virtual void ReadNext() {}
 
-  Part& part() { return parts_[0]; }
+  Part& part(size_t index = 0) { return parts_[index]; }
 
   // Authenticates the call and opens one of the tenant's streams, or refuses
   // the call and returns false.
@@ -86,17 +88,22 @@ class StreamCall : public RequestCall, public RpcListener, public EventSink {
     return status.ok();
   }
 
-  // Submits the request, sends its id to the client and enables output.
-  absl::Status Start(GenerateInput input, FieldNames names,
-                     bool close_when_done) {
-    std::vector<Engine::Submission> one;
-    one.push_back(MakeSubmission(
-        std::move(input), std::move(names),
-        std::shared_ptr<EventSink>(shared_from_this(), this), head_.deadline));
-    one[0].close_when_done = close_when_done;
+  // Submits the inputs, one for each part, sends the first one's id to the
+  // client and enables output. `sinks` outlive the call's last reference.
+  absl::Status Start(std::vector<GenerateInput> inputs,
+                     const std::vector<EventSink*>& sinks,
+                     const FieldNames& names, bool close_when_done) {
+    std::vector<Engine::Submission> all;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      all.push_back(MakeSubmission(
+          std::move(inputs[i]), names,
+          std::shared_ptr<EventSink>(shared_from_this(), sinks[i]),
+          head_.deadline));
+      all.back().close_when_done = close_when_done;
+    }
     RECURVE_ASSIGN_OR_RETURN(
         const std::vector<uint64_t> ids,
-        Submit(std::move(one), [](auto) { return absl::OkStatus(); }));
+        Submit(std::move(all), [](auto) { return absl::OkStatus(); }));
     stream_->Accept();
     stream_->SendHead({{"recurve-request-id", FormatRequestId(ids[0])}});
     LetGo();
@@ -128,21 +135,22 @@ class StreamCall : public RequestCall, public RpcListener, public EventSink {
   // Ends the call with `status`; it has no sequence.
   void Refuse(const absl::Status& status) {
     Refused(status);
-    EndPart(part(), status);
+    for (Part& part : parts_) EndPart(part, status);
     LetGo();
   }
 
-  // Whether the engine may continue; if not, records that it must be resumed.
-  bool HasRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const Buffered waiting = buffered();
-    return RequestCall::HasRoom(part(), waiting.tokens, waiting.bytes);
+  // Whether the engine may continue a part; if not, records that it must be
+  // resumed.
+  bool HasRoom(size_t index = 0) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const Buffered waiting = buffered(index);
+    return RequestCall::HasRoom(part(index), waiting.tokens, waiting.bytes);
   }
 
   // Sends the next message, or the final status, unless one is in transit.
   void Pump() {
     bool write = false;
     bool read_next = false;
-    std::optional<uint64_t> resume;
+    std::vector<uint64_t> resume;
     std::optional<std::chrono::milliseconds> retry_after;
     absl::Status status;
     Response message;
@@ -151,17 +159,19 @@ class StreamCall : public RequestCall, public RpcListener, public EventSink {
       if (!started_ || write_in_flight_ || over_) return;
       if (TakeOutput(&message, &read_next)) {
         write = write_in_flight_ = true;
-        if (part().stalled && HasRoom()) resume = part().id;
-      } else if (part().end) {
+        for (size_t i = 0; i < parts_.size(); ++i) {
+          if (part(i).stalled && HasRoom(i)) resume.push_back(*part(i).id);
+        }
+      } else if (AllEnded()) {
         over_ = true;
-        status = *part().end;
+        status = FirstError();
         if (absl::IsResourceExhausted(status)) retry_after = retry_after_;
         CloseTickets();
       } else {
         return;
       }
     }
-    if (resume) environment_.engine->Resume(*resume);
+    for (const uint64_t id : resume) environment_.engine->Resume(id);
     if (write) {
       if (read_next) ReadNext();
       stream_->Write(message.SerializeAsString());
@@ -179,6 +189,15 @@ class StreamCall : public RequestCall, public RpcListener, public EventSink {
   const std::shared_ptr<RpcStream> stream_;
 
  private:
+  // The error of the part that failed by itself: the others are cancelled
+  // with it.
+  absl::Status FirstError() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    for (const Part& part : parts_) {
+      if (!part.end->ok()) return *part.end;
+    }
+    return absl::OkStatus();
+  }
+
   void LetGo() {
     {
       MutexLock lock(&mu_);

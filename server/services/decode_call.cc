@@ -37,17 +37,24 @@ absl::Status DecodeCall::Open(const v1::DecodeRequest& request) {
   GenerateInput input;
   RECURVE_ASSIGN_OR_RETURN(input.options,
                            OptionsFromProto(request, environment_.context));
-  RECURVE_ASSIGN_OR_RETURN(input.command,
-                           CommandFromProto(request, 0, environment_.context));
+  std::optional<uint64_t> seed;
+  if (request.sampling().has_seed()) seed = request.sampling().seed();
+  RECURVE_ASSIGN_OR_RETURN(input.from, FindState(request.from_state(), &seed));
+  input.options.sampling.seed = seed ? *seed : RandomSeed();
+  const int64_t position = input.from == nullptr ? 0 : input.from->num_tokens();
+  RECURVE_ASSIGN_OR_RETURN(
+      input.command, CommandFromProto(request, position, environment_.context));
   input.prompt_name = AppendField(request);
   with_logprobs_ = input.options.sampling.num_logprobs >= 0;
   seed_ = input.options.sampling.seed;
-  prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
+  prompt_tokens_ = position + static_cast<int64_t>(input.command.append.size());
   {
     MutexLock lock(&mu_);
     keeps_ = input.command.keep;
   }
-  return Start(std::move(input), DecodeFieldNames(),
+  std::vector<GenerateInput> one;
+  one.push_back(std::move(input));
+  return Start(std::move(one), {this}, DecodeFieldNames(),
                /*close_when_done=*/false);
 }
 

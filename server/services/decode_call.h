@@ -13,7 +13,7 @@ namespace recurve {
 // One Decode call. It reads a command only when the response with `done` for
 // the previous one is in transit, so that HTTP/2 flow control throttles a
 // client that runs ahead. Lifetime and threads: see StreamCall.
-class DecodeCall : public StreamCall<v1::DecodeResponse> {
+class DecodeCall : public StreamCall<v1::DecodeResponse>, public EventSink {
  public:
   using StreamCall::StreamCall;
 
@@ -26,11 +26,12 @@ class DecodeCall : public StreamCall<v1::DecodeResponse> {
   void OnAdmitted(double queue_seconds) override;
   bool OnStep(StepEvent event) override;
   void OnCommandDone(CommandResult result) override;
+  void OnEnd(absl::Status status) override { EndOf(0, std::move(status)); }
 
  protected:
   bool TakeOutput(v1::DecodeResponse* message, bool* read_next) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Buffered buffered() const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  Buffered buffered(size_t) const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return {output_.tokens(), output_.bytes()};
   }
   void ReadNext() override;

@@ -2,7 +2,7 @@
 #define RECURVE_SERVER_SERVICES_GENERATE_CALL_H_
 
 #include <memory>
-#include <optional>
+#include <vector>
 
 #include "recurve/v1/inference.pb.h"
 #include "server/requests/stream_call.h"
@@ -10,10 +10,13 @@
 
 namespace recurve {
 
-// One Generate call. Lifetime and threads: see StreamCall.
+// One Generate call: a part for each continuation. Lifetime and threads: see
+// StreamCall.
 class GenerateCall : public StreamCall<v1::GenerateEvent> {
  public:
-  using StreamCall::StreamCall;
+  GenerateCall(const CallEnvironment& environment, const RpcHead& head,
+               std::shared_ptr<RpcStream> stream);
+  ~GenerateCall() override;
 
   // Refuses the call, or reads the request and submits it.
   void Begin();
@@ -21,29 +24,26 @@ class GenerateCall : public StreamCall<v1::GenerateEvent> {
   void OnMessage(std::string message) override;
   void OnHalfClose() override;
 
-  void OnAdmitted(double queue_seconds) override;
-  bool OnStep(StepEvent event) override;
-  void OnCommandDone(CommandResult result) override;
-
  protected:
   bool TakeOutput(v1::GenerateEvent* message, bool* read_next) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Buffered buffered() const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return {tokens_.tokens(), tokens_.bytes()};
-  }
+  Buffered buffered(size_t index) const override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
  private:
+  // One continuation.
+  class Sample;
+
   // Submits the request to the engine.
   absl::Status Open(const v1::GenerateRequest& request);
 
-  // Set before the engine knows the sequence, then constant.
+  // Set before the engine knows the sequences, then constant.
   bool with_logprobs_ = false;
-  uint64_t seed_ = 0;
   int64_t prompt_tokens_ = 0;
+  std::vector<std::unique_ptr<Sample>> samples_;
 
-  std::optional<v1::Admitted> admitted_ ABSL_GUARDED_BY(mu_);
-  OutputParts<v1::Tokens> tokens_ ABSL_GUARDED_BY(mu_);
-  std::optional<v1::Finished> finished_ ABSL_GUARDED_BY(mu_);
+  // The one whose output is sent next, so that each gets its turn.
+  size_t next_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace recurve

@@ -216,6 +216,14 @@ struct Metrics::Families {
   Gauge& prefix_cache_total =
       MakeGauge(r, "prefix_cache_bytes",
                 "Host memory for snapshots of prompts.", {{"state", "total"}});
+  Gauge& states =
+      MakeGauge(r, "states", "States of sequences that clients keep.");
+  Gauge& state_bytes_used =
+      MakeGauge(r, "state_bytes", "Memory for states that clients keep.",
+                {{"state", "used"}});
+  Gauge& state_bytes_total =
+      MakeGauge(r, "state_bytes", "Memory for states that clients keep.",
+                {{"state", "total"}});
   prometheus::Family<Counter>& success =
       BuildCounter()
           .Name("recurve_request_success_total")
@@ -382,6 +390,9 @@ void Metrics::OnLoad(const EngineLoad& load) {
   RaiseTo(f.snapshot_evictions, load.snapshot_evictions_total);
   f.prefix_cache_used.Set(static_cast<double>(load.prefix_cache_bytes_used));
   f.prefix_cache_total.Set(static_cast<double>(load.prefix_cache_bytes_total));
+  f.states.Set(static_cast<double>(load.states));
+  f.state_bytes_used.Set(static_cast<double>(load.state_bytes_used));
+  f.state_bytes_total.Set(static_cast<double>(load.state_bytes_total));
 }
 
 void Metrics::OnQueued(double queue_seconds) {

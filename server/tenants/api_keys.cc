@@ -20,6 +20,7 @@ constexpr size_t kMaxKeys = 1024;
 constexpr size_t kMaxNameLength = 64;
 constexpr int64_t kMaxStreams = 1 << 20;
 constexpr int64_t kMaxPages = 1 << 30;
+constexpr int64_t kMaxStateBytes = int64_t{1} << 50;
 constexpr int64_t kMaxTokensPerSecond = 1'000'000'000;
 constexpr int64_t kMaxTokenBurst = 10'000'000'000;
 constexpr int64_t kDefaultBurstSeconds = 10;
@@ -114,6 +115,9 @@ absl::StatusOr<TenantEntry> ParseEntry(
     } else if (key == "max_pages") {
       RECURVE_ASSIGN_OR_RETURN(entry.limits.max_pages,
                                ParseCount(key, value, kMaxPages));
+    } else if (key == "max_state_bytes") {
+      RECURVE_ASSIGN_OR_RETURN(entry.limits.max_state_bytes,
+                               ParseCount(key, value, kMaxStateBytes));
     } else if (key == "tokens_per_second") {
       RECURVE_ASSIGN_OR_RETURN(rate,
                                ParseCount(key, value, kMaxTokensPerSecond));
@@ -135,8 +139,8 @@ absl::StatusOr<TenantEntry> ParseEntry(
       return Wrong(absl::StrCat(
           "a field of ", field.size(),
           " characters is not known; expected sha256=, max_streams=, "
-          "max_pages=, tokens_per_second=, token_burst=, weight=, "
-          "max_priority= or admin="));
+          "max_pages=, max_state_bytes=, tokens_per_second=, token_burst=, "
+          "weight=, max_priority= or admin="));
     }
   }
   if (entry.keys.empty()) {

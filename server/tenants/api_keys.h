@@ -25,6 +25,7 @@ struct TenantLimits {
     int64_t burst;
   };
   std::optional<Rate> rate;
+  std::optional<int64_t> max_state_bytes;
   int64_t weight = 1;        // share of steps, memory and places
   int32_t max_priority = 0;  // that its requests may use
 };

@@ -59,6 +59,11 @@ absl::Status Tenant::CheckAdmin(absl::string_view what) {
       absl::StrCat("tenant ", name_, " is no admin; ", what));
 }
 
+int64_t Tenant::max_state_bytes() const {
+  MutexLock lock(&mu_);
+  return limits_.max_state_bytes.value_or(0);
+}
+
 absl::Status Tenant::CheckPriority(int32_t priority) {
   MutexLock lock(&mu_);
   if (priority <= limits_.max_priority) return absl::OkStatus();
@@ -330,6 +335,14 @@ void Tenants::ReloadIfChanged() {
     spdlog::error("the API keys stay as they were: {}",
                   std::string(status.message()));
   }
+}
+
+std::shared_ptr<Tenant> Tenants::Find(const std::string& name) const {
+  MutexLock lock(&mu_);
+  for (const Key& key : *keys_) {
+    if (key.tenant->name() == name) return key.tenant;
+  }
+  return nullptr;
 }
 
 absl::StatusOr<std::shared_ptr<Tenant>> Tenants::Authenticate(

@@ -46,6 +46,8 @@ class Tenant {
   absl::Status CheckAdmin(absl::string_view what);
   // PermissionDenied if its requests may not use this priority.
   absl::Status CheckPriority(int32_t priority);
+  // The limit of its states (state_store.h); 0: none of its own.
+  int64_t max_state_bytes() const;
 
   // Current and total usage.
   struct Usage {
@@ -118,6 +120,9 @@ class StreamTicket {
                               : tenant_->CheckPriority(priority);
   }
 
+  // The sequence has these tokens before its first command, which then takes
+  // their pages, too.
+  void StartFrom(int64_t tokens) { before_ = tokens_ = tokens; }
   // Charges the tokens of a command (those it appends and all that it may
   // generate) to the tenant's rate, and takes the pages that the sequence then
   // needs. Errors as Tenant::TakeTokens and TakePages.
@@ -177,6 +182,8 @@ class Tenants {
   // every key.
   absl::StatusOr<std::shared_ptr<Tenant>> Authenticate(
       absl::Span<const std::string> headers, absl::string_view entry);
+  // The tenant of this name; null: none.
+  std::shared_ptr<Tenant> Find(const std::string& name) const;
   // Reads the file again if it has changed; an unusable one changes nothing and
   // is reported in the log. Streams of removed tenants continue. To be called
   // from one thread.
@@ -204,7 +211,7 @@ class Tenants {
   // back.
   std::map<std::string, std::shared_ptr<Tenant>> all_;
 
-  Mutex mu_;
+  mutable Mutex mu_;
   std::shared_ptr<const std::vector<Key>> keys_ ABSL_GUARDED_BY(mu_);
 };
 

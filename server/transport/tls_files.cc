@@ -30,7 +30,7 @@ namespace {
 constexpr std::chrono::seconds kRetry{1};
 constexpr std::chrono::hours kInspectionInterval{24};
 // A system's complete list of CAs is a fifth of this.
-constexpr size_t kMaxFileBytes = 1 << 20;
+constexpr size_t kMaxTlsFileBytes = 1 << 20;
 
 absl::Status Unusable(absl::string_view flag, const std::string& file,
                       absl::string_view reason) {
@@ -57,13 +57,13 @@ absl::StatusOr<std::string> ReadFile(absl::string_view flag,
   }
   std::ifstream file(path, std::ios::binary);
   if (!file.is_open()) return Unusable(flag, path, std::strerror(errno));
-  std::string text(kMaxFileBytes + 1, '\0');
+  std::string text(kMaxTlsFileBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (file.bad()) return Unusable(flag, path, "it cannot be read");
   text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMaxFileBytes) {
+  if (text.size() > kMaxTlsFileBytes) {
     return Unusable(flag, path,
-                    absl::StrCat("it has more than ", kMaxFileBytes, " bytes"));
+                    absl::StrCat("it has more than ", kMaxTlsFileBytes, " bytes"));
   }
   return text;
 }

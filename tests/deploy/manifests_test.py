@@ -428,6 +428,30 @@ class Compose(unittest.TestCase):
                     self.assertTrue((COMPOSE / volume.split(":")[0]).exists(), volume)
 
 
+class HandOff(unittest.TestCase):
+    """The two servers of deploy/compose/handoff.yml."""
+
+    def setUp(self):
+        self.services = load(COMPOSE / "handoff.yml")["services"]
+        self.one = load(COMPOSE / "docker-compose.yml")["services"]["recurve"]
+
+    def test_they_run_as_the_server_of_the_other_file(self):
+        self.assertEqual(2, len(self.services))
+        for name, server in self.services.items():
+            for key in ("image", "build", "entrypoint", "volumes", "healthcheck", "user",
+                        "read_only", "cap_drop", "security_opt", "stop_grace_period"):
+                self.assertEqual(self.one[key], server[key], f"{name} {key}")
+            flags = flags_of(server)
+            (port,) = server["ports"]
+            self.assertRegex(port, rf"^127\.0\.0\.1:\d+:{flags['grpc-port']}$")
+            self.assertNotEqual("0", flags["prefix-cache-bytes"])
+
+    def test_the_page_names_their_ports(self):
+        page = (ROOT / "docs/state.md").read_text()
+        ports = [s["ports"][0].rsplit(":", 1)[0] for s in self.services.values()]
+        self.assertIn(f"recurve-client handoff {' '.join(ports)}", page)
+
+
 class Image(unittest.TestCase):
     """The Dockerfile against those who run it."""
 

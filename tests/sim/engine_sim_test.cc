@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/tokenizer/bytes_tokenizer.h"
@@ -53,6 +55,7 @@ EngineOptions RandomOptions(const FakeRunnerOptions& fake, TestRandom& random) {
       random.Uniform(fake.chunk_multiple, options.max_num_batched_tokens);
   if (random.Chance(0.5)) options.max_decode_slowdown = 2;
   options.prefix_cache = random.Chance(0.6);
+  options.state_bytes = 1 << 20;
   // A block has 512 bytes.
   options.preemption_bytes = 512 * random.Uniform(0, 20);
   return options;
@@ -125,15 +128,95 @@ Script RandomScript(const FakeRunnerOptions& fake, const RequestLimits& limits,
   return script;
 }
 
+// A script whose commands may go back to the end of an earlier one.
+struct Plan {
+  Script script;
+  std::vector<int> back_to;  // of each command; -1: nowhere
+};
+
+Plan RandomPlan(const FakeRunnerOptions& fake, const RequestLimits& limits,
+                TestRandom& random) {
+  Plan plan = {RandomScript(fake, limits, random), {}};
+  std::vector<Command>& commands = plan.script.commands;
+  plan.back_to.assign(commands.size(), -1);
+  for (size_t i = 0; i < commands.size(); ++i) {
+    commands[i].keep = random.Chance(0.5);
+    if (i == 0 || random.Chance(0.6)) continue;
+    // What a rollback forgets is not there for a later one.
+    int back = static_cast<int>(random.Uniform(0, static_cast<int64_t>(i) - 1));
+    for (size_t j = back + 1; j < i; ++j) {
+      if (plan.back_to[j] >= 0) back = -1;
+    }
+    if (back >= 0 && commands[back].keep) plan.back_to[i] = back;
+  }
+  return plan;
+}
+
+// Command `index` of the plan, for a sequence that has given `record`.
+Command Resolved(const Plan& plan, size_t index, const StreamRecord& record,
+                 RecordingSink& sink) {
+  Command command = plan.script.commands[index];
+  if (plan.back_to[index] >= 0) {
+    const CommandResult& back = record.results[plan.back_to[index]];
+    command.rollback_to = back.sequence_tokens;
+    sink.ExpectRollback(back.completion_tokens);
+  }
+  return command;
+}
+
+// An engine that has room for any one sequence.
+std::unique_ptr<Engine> AmpleEngine(FakeRunnerOptions fake,
+                                    const Tokenizer* tokenizer) {
+  if (fake.num_pages > 0) fake.num_pages = 64;
+  fake.num_slots = 1;
+  EngineOptions options = OptionsFor(fake);
+  options.max_num_batched_tokens = options.max_chunk_tokens = 4096;
+  options.prefix_cache = true;
+  options.state_bytes = 1 << 20;
+  return MakeEngine(options, fake, tokenizer);
+}
+
+// Runs the plan on an otherwise idle engine.
+StreamRecord RunAlone(Engine& engine, const Plan& plan) {
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto id =
+      Submit(engine, plan.script, sink, plan.script.commands.size() == 1);
+  EXPECT_TRUE(id.ok()) << id.status();
+  for (size_t i = 1; i < plan.script.commands.size(); ++i) {
+    const StreamRecord record = sink->WaitCommands(i);
+    if (record.end) break;
+    engine.Extend(*id, Resolved(plan, i, record, *sink));
+  }
+  engine.Close(*id);
+  return sink->WaitEnd();
+}
+
+// A sequence that goes on from a state of a client's.
+struct Branch {
+  SequenceStatePtr state;  // until it has started
+  SequenceState value;     // tokens and kinds, for the check
+  Script script;
+  std::shared_ptr<RecordingSink> sink;
+};
+
+absl::Status Start(Engine& engine, Branch& branch) {
+  Engine::Submission submission{branch.script.options,
+                                branch.script.commands[0],
+                                /*close_when_done=*/true, branch.sink};
+  submission.from = std::exchange(branch.state, nullptr);
+  return engine.Submit(std::move(submission)).status();
+}
+
 // One client: submits, comes back after stalls, sends its next command when the
 // last is done, perhaps goes away half-way. Driven by polling.
 class Client {
  public:
-  Client(Script script, uint64_t seed)
-      : script_(std::move(script)), random_(seed) {
+  Client(Plan plan, uint64_t seed) : plan_(std::move(plan)), random_(seed) {
     stall_probability_ = random_.Chance(0.3) ? 0.1 : 0;
     if (random_.Chance(0.2)) cancel_after_ = random_.Uniform(0, 60);
-    pipelines_ = random_.Chance(0.3);
+    pipelines_ = random_.Chance(0.3) &&
+                 std::count(plan_.back_to.begin(), plan_.back_to.end(), -1) ==
+                     static_cast<int64_t>(plan_.back_to.size());
     sink_ = std::make_shared<RecordingSink>(
         [this, stalls = TestRandom(seed + 1)]() mutable {
           return stalls.Chance(stall_probability_);
@@ -141,13 +224,14 @@ class Client {
   }
 
   void Start(Engine& engine) {
-    const bool one = script_.commands.size() == 1;
-    const absl::StatusOr<uint64_t> id = Submit(engine, script_, sink_, one);
+    const Script& script = plan_.script;
+    const bool one = script.commands.size() == 1;
+    const absl::StatusOr<uint64_t> id = Submit(engine, script, sink_, one);
     ASSERT_TRUE(id.ok()) << id.status();
     id_ = *id;
     if (pipelines_ && !one) {
-      while (next_ < script_.commands.size())
-        engine.Extend(id_, script_.commands[next_++]);
+      while (next_ < script.commands.size())
+        engine.Extend(id_, script.commands[next_++]);
       engine.Close(id_);
       closed_ = true;
     }
@@ -156,17 +240,33 @@ class Client {
 
   // Does what is due. Returns whether the stream has ended.
   bool Poll(Engine& engine) {
+    StartBranches(engine);
     const StreamRecord record = sink_->Record();
-    if (record.end) return true;
+    if (record.end) return BranchesEnded();
     if (sink_->TakeStall()) engine.Resume(id_);
     if (cancel_after_ &&
         static_cast<int64_t>(record.tokens.size()) >= *cancel_after_) {
       cancel_after_.reset();
       engine.Cancel(id_, absl::CancelledError("the client left"));
     }
+    if (!closed_ && record.results.size() == next_ && asked_ < next_ &&
+        random_.Chance(0.3)) {
+      asked_ = next_;
+      {
+        MutexLock lock(&mu_);
+        ++pending_;
+      }
+      engine.TakeState(0, id_, std::nullopt,
+                       [this](absl::StatusOr<SequenceStatePtr> state) {
+                         MutexLock lock(&mu_);
+                         --pending_;
+                         if (state.ok()) taken_.push_back(*std::move(state));
+                       });
+    }
     if (!closed_ && record.results.size() == next_ && random_.Chance(0.3)) {
-      if (next_ < script_.commands.size()) {
-        engine.Extend(id_, script_.commands[next_++]);
+      if (next_ < plan_.script.commands.size()) {
+        engine.Extend(id_, Resolved(plan_, next_, record, *sink_));
+        ++next_;
       } else {
         engine.Close(id_);
         closed_ = true;
@@ -188,7 +288,7 @@ class Client {
       ASSERT_EQ(record.results.size(), solo.results.size());
       // With more commands it depends on their timing whether text held back by
       // one is checked before the next.
-      if (script_.commands.size() == 1) {
+      if (plan_.script.commands.size() == 1) {
         EXPECT_EQ(record.results[0].reason, solo.results[0].reason);
         EXPECT_EQ(record.results[0].stop_string, solo.results[0].stop_string);
       }
@@ -207,17 +307,86 @@ class Client {
     }
   }
 
-  const Script& script() const { return script_; }
+  // Each branch is what a sequence of the same tokens and kinds is that is
+  // computed cold.
+  void CheckBranches(const FakeRunnerOptions& fake,
+                     const Tokenizer* tokenizer) {
+    if (branches_.empty()) return;
+    const auto engine = AmpleEngine(fake, tokenizer);
+    for (Branch& branch : branches_) {
+      const StreamRecord got = branch.sink->Record();
+      ASSERT_TRUE(got.end);
+      EXPECT_EQ(got.violation, "");
+      ASSERT_TRUE(got.end->ok()) << *got.end;
+      std::promise<absl::StatusOr<SequenceStatePtr>> made;
+      engine->MakeState(branch.value, 0,
+                        [&](auto state) { made.set_value(std::move(state)); });
+      branch.state = *made.get_future().get();
+      branch.sink = std::make_shared<RecordingSink>();
+      ASSERT_TRUE(recurve::Start(*engine, branch).ok());
+      const StreamRecord want = branch.sink->WaitEnd();
+      EXPECT_EQ(got.tokens, want.tokens);
+      EXPECT_EQ(got.text, want.text);
+      EXPECT_EQ(got.logprobs, want.logprobs);
+    }
+  }
+
+  const Plan& plan() const { return plan_; }
+  int64_t branches() const { return static_cast<int64_t>(branches_.size()); }
 
  private:
-  const Script script_;
+  void StartBranches(Engine& engine) {
+    std::vector<SequenceStatePtr> taken;
+    {
+      MutexLock lock(&mu_);
+      taken.swap(taken_);
+    }
+    for (SequenceStatePtr& state : taken) {
+      Branch branch;
+      branch.value.tokens = state->tokens;
+      branch.value.kinds = state->kinds;
+      branch.script.options = plan_.script.options;
+      branch.script.options.sampling.seed = random_.Next();
+      branch.script.options.snapshot_at.clear();
+      const int64_t room = kMaxTokens - state->num_tokens();
+      if (room < 40) continue;
+      Command command;
+      if (random_.Chance(0.6)) {
+        command.append =
+            random_.Tokens(random_.Uniform(1, room / 2), /*vocab_size=*/256);
+      }
+      command.generate = random_.Uniform(1, 15);
+      branch.script.commands.push_back(std::move(command));
+      branch.state = std::move(state);
+      branch.sink = std::make_shared<RecordingSink>();
+      const absl::Status started = recurve::Start(engine, branch);
+      EXPECT_TRUE(started.ok()) << started;
+      branches_.push_back(std::move(branch));
+    }
+  }
+  bool BranchesEnded() {
+    {
+      MutexLock lock(&mu_);
+      if (pending_ > 0 || !taken_.empty()) return false;
+    }
+    return std::all_of(branches_.begin(), branches_.end(), [](const Branch& b) {
+      return b.sink->Record().end.has_value();
+    });
+  }
+
+  const Plan plan_;
   TestRandom random_;
   double stall_probability_ = 0;
   std::optional<int64_t> cancel_after_;  // tokens
   bool pipelines_ = false;               // sends all commands at once
   std::shared_ptr<RecordingSink> sink_;
   uint64_t id_ = 0;
-  size_t next_ = 1;  // command to send
+  size_t next_ = 1;   // command to send
+  size_t asked_ = 0;  // next_ when it last asked for a state
+  Mutex mu_;
+  int pending_ ABSL_GUARDED_BY(mu_) = 0;  // states it has asked for
+  std::vector<SequenceStatePtr> taken_ ABSL_GUARDED_BY(mu_);
+  std::vector<Branch> branches_;
   bool closed_ = false;
 };
 
@@ -242,7 +411,7 @@ void Drive(Engine& engine, std::vector<std::unique_ptr<Client>>& clients,
   }
 }
 
-EngineLoad RunSeed(uint64_t seed, bool runs_ahead) {
+EngineLoad RunSeed(uint64_t seed, bool runs_ahead, int64_t* branches) {
   TestRandom random(seed);
   FakeRunnerOptions fake = RandomModel(random);
   fake.runs_ahead = runs_ahead;
@@ -252,8 +421,8 @@ EngineLoad RunSeed(uint64_t seed, bool runs_ahead) {
       MakeEngine(RandomOptions(fake, random), fake, tokenizer.get());
   std::vector<std::unique_ptr<Client>> clients;
   for (int i = 0; i < kClients; ++i) {
-    const Script script = RandomScript(fake, engine->limits(), random);
-    clients.push_back(std::make_unique<Client>(script, random.Next()));
+    Plan plan = RandomPlan(fake, engine->limits(), random);
+    clients.push_back(std::make_unique<Client>(std::move(plan), random.Next()));
   }
   std::vector<std::thread> threads;
   for (int first = 0; first < kThreads; ++first) {
@@ -265,27 +434,31 @@ EngineLoad RunSeed(uint64_t seed, bool runs_ahead) {
   for (int i = 0; i < kClients; ++i) {
     SCOPED_TRACE(testing::Message() << "client " << i);
     fake.runs_ahead = false;
-    clients[i]->CheckAgainst(
-        RunSolo(fake, clients[i]->script(), tokenizer.get()));
+    const auto solo = AmpleEngine(fake, tokenizer.get());
+    clients[i]->CheckAgainst(RunAlone(*solo, clients[i]->plan()));
+    clients[i]->CheckBranches(fake, tokenizer.get());
+    *branches += clients[i]->branches();
   }
   return engine->load();
 }
 
 TEST(EngineSimTest, EveryRequestGetsWhatItGetsAlone) {
   EngineLoad sum;
+  int64_t branches = 0;  // from states
   // What clients meet depends on how threads run: it goes on until there was
   // everything, saves among them whose request was cancelled before it came
   // back.
-  const auto met_all = [&sum] {
+  const auto met_all = [&sum, &branches] {
     return sum.preemptions_total > 0 && sum.restores_total > 0 &&
            sum.saves_total > sum.restores_total && sum.recomputes_total > 0 &&
-           sum.cached_prompt_tokens_total > 0;
+           sum.cached_prompt_tokens_total > 0 && branches > 0;
   };
   const uint64_t seeds = SimSeeds(16);
   for (uint64_t seed = 0; seed < seeds || (seed < 20 * seeds && !met_all());
        ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
-    const EngineLoad load = RunSeed(seed, /*runs_ahead=*/seed % 2 == 1);
+    const EngineLoad load =
+        RunSeed(seed, /*runs_ahead=*/seed % 2 == 1, &branches);
     sum.preemptions_total += load.preemptions_total;
     sum.saves_total += load.saves_total;
     sum.restores_total += load.restores_total;
@@ -298,6 +471,7 @@ TEST(EngineSimTest, EveryRequestGetsWhatItGetsAlone) {
   EXPECT_GT(sum.saves_total, sum.restores_total);
   EXPECT_GT(sum.recomputes_total, 0u);
   EXPECT_GT(sum.cached_prompt_tokens_total, 0u);
+  EXPECT_GT(branches, 0);
 }
 
 }  // namespace

@@ -15,6 +15,9 @@ namespace recurve {
 namespace {
 
 constexpr uint64_t kPoison = ~uint64_t{0};
+// What a block holds.
+constexpr uint64_t kPageBlock = 1;
+constexpr uint64_t kSlotBlock = 2;
 
 // Neither 0 nor kPoison.
 uint64_t TokenHash(int32_t token, TokenKind kind, int64_t position) {
@@ -58,7 +61,8 @@ FakeRunner::FakeRunner(FakeRunnerOptions options)
     : options_(std::move(options)),
       cells_((int64_t{options_.num_pages} + 1) * kPageTokens, 0),
       slots_(static_cast<size_t>(options_.num_slots) + 1),
-      blocks_(static_cast<size_t>(options_.num_host_blocks) + 1),
+      blocks_(static_cast<size_t>(options_.num_host_blocks) + 1,
+              std::vector<uint64_t>(kPageTokens + 1)),
       restored_at_(static_cast<size_t>(options_.num_slots) + 1, 0) {
   info_.family = "fake";
   info_.vocab_size = options_.vocab_size;
@@ -79,28 +83,37 @@ absl::Status FakeRunner::Save(const SavedMemory& memory) {
     return Violation("a saved sequence has a block a page and one for a slot");
   for (size_t i = 0; i < memory.pages.size(); ++i) {
     const auto cells = cells_.begin() + memory.pages[i] * kPageTokens;
-    blocks_[memory.blocks[i]].assign(cells, cells + kPageTokens);
+    std::copy(cells, cells + kPageTokens, blocks_[memory.blocks[i]].begin());
+    blocks_[memory.blocks[i]].back() = kPageBlock;
   }
   const State& state = slots_[memory.slot];
-  blocks_[memory.blocks.back()] = {state.fold,
-                                   static_cast<uint64_t>(state.tokens_applied)};
+  std::vector<uint64_t>& block = blocks_[memory.blocks.back()];
+  block[0] = state.fold;
+  block[1] = static_cast<uint64_t>(state.tokens_applied);
+  block.back() = kSlotBlock;
   return absl::OkStatus();
 }
 
 absl::Status FakeRunner::Restore(const SavedMemory& memory) {
   for (size_t i = 0; i < memory.pages.size(); ++i) {
     const std::vector<uint64_t>& block = blocks_[memory.blocks[i]];
-    if (block.size() != kPageTokens)
+    if (block.back() != kPageBlock)
       return Violation("a page was restored that was not saved");
-    std::copy(block.begin(), block.end(),
+    std::copy(block.begin(), block.begin() + kPageTokens,
               cells_.begin() + memory.pages[i] * kPageTokens);
   }
   const std::vector<uint64_t>& block = blocks_[memory.blocks.back()];
-  if (block.size() != 2)
+  if (block.back() != kSlotBlock)
     return Violation("a slot was restored that was not saved");
   slots_[memory.slot] = {block[0], static_cast<int64_t>(block[1])};
   restored_at_[memory.slot] = runs_ + options_.restore_steps;
   return absl::OkStatus();
+}
+
+absl::Span<char> FakeRunner::HostBlock(int32_t block) {
+  std::vector<uint64_t>& words = blocks_[block];
+  return {reinterpret_cast<char*>(words.data()),
+          words.size() * sizeof(uint64_t)};
 }
 
 bool FakeRunner::Restored(int32_t slot) { return runs_ >= restored_at_[slot]; }

@@ -92,6 +92,7 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   absl::Status PoisonSlot(int32_t slot) override;
   absl::Status Save(const SavedMemory& memory) override;
   absl::Status Restore(const SavedMemory& memory) override;
+  absl::Span<char> HostBlock(int32_t block) override;
   bool Restored(int32_t slot) override;
 
   // `batch` with its fed tokens filled in.
@@ -109,7 +110,8 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   ModelInfo info_;
   std::vector<uint64_t> cells_;  // [pages + 1, 64]; 0: cleared
   std::vector<State> slots_;     // [slots + 1]
-  // A block's contents: the cells of a page, or a state in the first two.
+  // A block's contents: the cells of a page, or a state in the first two words;
+  // last, which of them.
   std::vector<std::vector<uint64_t>> blocks_;  // [blocks + 1]
   std::vector<int64_t> restored_at_;           // [slots + 1], as runs_
   std::vector<float> logits_;

@@ -87,6 +87,24 @@ def client(address: str) -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def states_address() -> Iterator[str]:
+    """A server that keeps states."""
+    server = Server("--prefix-cache-bytes", "256MiB")
+    yield server.address
+    server.close()
+
+
+@pytest.fixture
+def states_client(states_address: str) -> Iterator[Client]:
+    """Without states when the test begins and ends."""
+    with Client(states_address, timeout=120) as client:
+        assert client.states.list().states == ()
+        yield client
+        for state in client.states.list().states:
+            client.states.release(state)
+
+
 def wait_until_idle(client: Client) -> None:
     """Until no request holds memory. Fails after a minute."""
     end = time.monotonic() + 60

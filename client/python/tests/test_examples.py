@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from recurve import Client
+
 HERE = Path(__file__).resolve().parents[1]
 
 
@@ -52,15 +54,19 @@ def test_every_example_is_tested() -> None:
 
 @pytest.mark.parametrize(
     ("page", "blocks"),
-    [("client/python/README.md", 3), ("docs/python.md", 2), ("README.md", 1)],
+    [("client/python/README.md", 6), ("docs/python.md", 3), ("README.md", 1)],
 )
-def test_code_in_the_pages(address: str, page: str, blocks: int) -> None:
+def test_code_in_the_pages(
+    states_client: Client, states_address: str, page: str, blocks: int
+) -> None:
     found = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    # The code about TLS names files and a server that only its reader has; that
-    # for OpenAI's client is another test's (tests/e2e/openai_test.py).
+    # The code about TLS and that about two servers name files and servers that only
+    # their reader has (the latter is in test_states.py, too); that for OpenAI's client
+    # is another test's (tests/e2e/openai_test.py).
     found = [block for block in found if "example.com" not in block and "openai" not in block]
     assert len(found) == blocks
     for block in found:
-        done = run("-c", block.replace("127.0.0.1:50051", address))
+        done = run("-c", block.replace("127.0.0.1:50051", states_address))
         assert done.returncode == 0, f"{block}\n{done.stderr}"
         assert done.stdout.strip()
+        assert states_client.states.list().states == ()  # they leave nothing

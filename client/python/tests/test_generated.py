@@ -13,7 +13,7 @@ from conftest import ROOT
 from google.protobuf import descriptor_pb2
 
 HERE = Path(__file__).resolve().parents[1]
-FILES = ["inference", "control"]
+FILES = ["inference", "control", "state"]
 
 
 @pytest.mark.parametrize("name", FILES)

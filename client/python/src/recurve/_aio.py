@@ -13,9 +13,11 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from recurve import _channel, _rpc
+from recurve._aio_sequence import AsyncSequence
+from recurve._aio_states import AsyncStates
 from recurve._assembly import Assembly
 from recurve._errors import RecurveError, cancelled, closed, from_rpc_error, from_status
-from recurve._request import Params, Prompt, build_request
+from recurve._request import Params, Prompt, SequenceParams, State, build_request
 from recurve._retry import Attempts, RetryPolicy
 from recurve._types import Generation, Health, Load, ModelInfo, ServerInfo, Tokens, from_message
 from recurve.v1 import control_pb2, inference_pb2
@@ -153,9 +155,12 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
 class AsyncClient:
     """A connection to one Recurve server, for asyncio.
 
-    Arguments, methods and errors are those of `Client`; methods are awaited, and
-    `generate` returns an `AsyncGenerateStream` at once. Make it inside a running
-    event loop and use it in that loop only.
+    Arguments, methods and errors are those of `Client`; methods are awaited, but
+    `generate` returns an `AsyncGenerateStream` and `sequence` an `AsyncSequence` at
+    once. Make it inside a running event loop and use it in that loop only.
+
+    Attributes:
+      states: see `AsyncStates`.
     """
 
     def __init__(
@@ -181,14 +186,18 @@ class AsyncClient:
             else grpc.aio.secure_channel(target, tls.credentials(), options)
         )
         self._closed = False
-        self._streams: weakref.WeakSet[AsyncGenerateStream] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[AsyncGenerateStream | AsyncSequence] = weakref.WeakSet()
         self._generate: Any = self._channel.unary_stream(
             _rpc.GENERATE.path, _rpc.serialize, _rpc.GENERATE.response.FromString
         )
+        self._decode: Any = self._channel.stream_stream(
+            _rpc.DECODE.path, _rpc.serialize, _rpc.DECODE.response.FromString
+        )
+        self.states = AsyncStates(self)
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
         timeout: float | None = None,
         resume: bool = False,
@@ -204,6 +213,17 @@ class AsyncClient:
         )
         self._streams.add(stream)
         return stream
+
+    def sequence(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        from_state: State | None = None,
+        timeout: float | None = None,
+        **params: Unpack[SequenceParams],
+    ) -> AsyncSequence:
+        """A sequence to drive command by command; see `Client.sequence`."""
+        return self._add_sequence(prompt, from_state, timeout, params)
 
     async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
         request = control_pb2.GetModelInfoRequest()
@@ -248,6 +268,18 @@ class AsyncClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def _add_sequence(
+        self,
+        prompt: Prompt | None,
+        from_state: State | None,
+        timeout: float | None,
+        params: SequenceParams,
+        own_state: bool = False,
+    ) -> AsyncSequence:
+        sequence = AsyncSequence(self, prompt, from_state, timeout, params, own_state)
+        self._streams.add(sequence)
+        return sequence
 
     def _attempts(
         self, timeout: float | None, request: Message, retry: RetryPolicy | None = None

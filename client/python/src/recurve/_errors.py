@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import grpc
 
-from recurve.v1 import control_pb2, inference_pb2
+from recurve.v1 import control_pb2, inference_pb2, state_pb2
 
 StatusCode = grpc.StatusCode
 
@@ -19,7 +19,13 @@ _PUSHBACK = "grpc-retry-pushback-ms"
 _FIELD = re.compile(
     r"(?P<path>(?P<root>[a-z_]+)(?:\.[a-z_]+)*(?:\[\d+\])?)(?: key)? (?:is|has|needs)\b"
 )
-_REQUESTS = (inference_pb2.GenerateRequest.DESCRIPTOR, control_pb2.AbortRequest.DESCRIPTOR)
+_REQUESTS = (
+    inference_pb2.GenerateRequest.DESCRIPTOR,
+    inference_pb2.DecodeRequest.DESCRIPTOR,
+    control_pb2.AbortRequest.DESCRIPTOR,
+    state_pb2.SnapshotRequest.DESCRIPTOR,
+    state_pb2.ForkRequest.DESCRIPTOR,
+)
 _ROOTS = frozenset(
     name for d in _REQUESTS for name in [*d.fields_by_name, *d.oneofs_by_name]
 )
@@ -32,8 +38,9 @@ class RecurveError(Exception):
       code: a `StatusCode`. What each means for this server is listed at the top
         of proto/recurve/v1/inference.proto. This package raises INVALID_ARGUMENT
         for values that fit no request, CANCELLED after `cancel()`, DATA_LOSS
-        when the events of a stream do not add up, and FAILED_PRECONDITION for a
-        client that is closed.
+        when the events of a stream do not add up, OUT_OF_RANGE for a rollback to
+        a point that is not kept, and FAILED_PRECONDITION for a client or a
+        sequence that is closed, or a sequence whose command is not done.
       message: what is wrong; names field, value and limit.
       field: the field of the request at fault, as the proto names it (e.g.
         "sampling.temperature" or "prompt_ids[3]"), or the argument of a
@@ -74,7 +81,11 @@ def cancelled() -> RecurveError:
 
 
 def closed() -> RecurveError:
-    return RecurveError(StatusCode.FAILED_PRECONDITION, "the client is closed")
+    return precondition("the client is closed")
+
+
+def precondition(message: str) -> RecurveError:
+    return RecurveError(StatusCode.FAILED_PRECONDITION, message)
 
 
 def from_status(

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from recurve._request import set_field
 from recurve._types import Health
-from recurve.v1 import control_pb2, inference_pb2
+from recurve.v1 import control_pb2, inference_pb2, state_pb2
 
 
 class Method(NamedTuple):
@@ -22,11 +22,20 @@ class Method(NamedTuple):
 
 
 GENERATE = Method("/recurve.v1.Inference/Generate", inference_pb2.GenerateEvent)
+DECODE = Method("/recurve.v1.Inference/Decode", inference_pb2.DecodeResponse)
 MODEL_INFO = Method("/recurve.v1.Control/GetModelInfo", control_pb2.ModelInfo)
 SERVER_INFO = Method("/recurve.v1.Control/GetServerInfo", control_pb2.ServerInfo)
 LOAD = Method("/recurve.v1.Control/GetLoad", control_pb2.Load)
 ABORT = Method("/recurve.v1.Control/Abort", control_pb2.AbortResponse)
 DRAIN = Method("/recurve.v1.Control/Drain", control_pb2.DrainResponse)
+SNAPSHOT = Method("/recurve.v1.State/Snapshot", state_pb2.StateInfo)
+FORK = Method("/recurve.v1.State/Fork", state_pb2.ForkResponse)
+GET_STATE = Method("/recurve.v1.State/Get", state_pb2.StateInfo)
+LIST_STATES = Method("/recurve.v1.State/List", state_pb2.ListStatesResponse)
+PIN_STATE = Method("/recurve.v1.State/Pin", state_pb2.StateInfo)
+RELEASE_STATE = Method("/recurve.v1.State/Release", state_pb2.ReleaseStateResponse)
+EXPORT_STATE = Method("/recurve.v1.State/Export", state_pb2.ExportStateResponse)
+IMPORT_STATE = Method("/recurve.v1.State/Import", state_pb2.StateInfo)
 
 
 def _health_messages() -> tuple[type[Message], type[Message]]:

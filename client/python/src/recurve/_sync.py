@@ -15,8 +15,10 @@ from google.protobuf.message import Message
 from recurve import _channel, _rpc
 from recurve._assembly import Assembly
 from recurve._errors import RecurveError, cancelled, closed, from_rpc_error
-from recurve._request import Params, Prompt, build_request
+from recurve._request import Params, Prompt, SequenceParams, State, build_request
 from recurve._retry import Attempts, RetryPolicy
+from recurve._sequence import Sequence
+from recurve._states import States
 from recurve._types import Generation, Health, Load, ModelInfo, ServerInfo, Tokens, from_message
 from recurve.v1 import control_pb2, inference_pb2
 
@@ -163,8 +165,11 @@ class Client:
     without a connection, DEADLINE_EXCEEDED, CANCELLED). The constructor raises it
     (INVALID_ARGUMENT, naming the argument) for arguments that cannot work.
 
+    Attributes:
+      states: see `States`.
+
     Thread safety: all methods may be called from any thread. Closing ends the
-    streams that are open.
+    streams and sequences that are open.
     """
 
     def __init__(
@@ -190,14 +195,18 @@ class Client:
             else grpc.secure_channel(target, tls.credentials(), options)
         )
         self._lock = threading.Lock()
-        self._streams: weakref.WeakSet[GenerateStream] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[GenerateStream | Sequence] = weakref.WeakSet()
         self._generate = self._channel.unary_stream(
             _rpc.GENERATE.path, _rpc.serialize, _rpc.GENERATE.response.FromString
         )
+        self._decode = self._channel.stream_stream(
+            _rpc.DECODE.path, _rpc.serialize, _rpc.DECODE.response.FromString
+        )
+        self.states = States(self)
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
         timeout: float | None = None,
         resume: bool = False,
@@ -206,7 +215,8 @@ class Client:
         """Sends a prompt, text or token ids, and returns the stream of its output.
 
         Args:
-          prompt: text for the model's tokenizer, or ids, used as they are.
+          prompt: text for the model's tokenizer, or ids, used as they are. With the
+            parameter `from_state` it continues that state, and may be None or empty.
           timeout: seconds for the whole generation; None: the client's.
           resume: retries also after tokens have come. The server then makes them
             again, with the seed it used; the client compares, leaves out what it
@@ -229,6 +239,31 @@ class Client:
         with self._lock:
             self._streams.add(stream)
         return stream
+
+    def sequence(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        from_state: State | None = None,
+        timeout: float | None = None,
+        **params: Unpack[SequenceParams],
+    ) -> Sequence:
+        """A sequence to drive command by command: append, generate, roll back, fork. Sends
+        nothing: the first command does.
+
+        Args:
+          prompt: text or ids that the first command sends; if that appends something of
+            its own, the prompt goes before it, as a command by itself. None: the first
+            command begins with its own.
+          from_state: the state that the sequence continues; None: begins a new one.
+          timeout: seconds from the first command to the end of the sequence, however
+            long the caller waits between commands; None: the client's.
+          **params: see `SequenceParams`. They hold for the whole sequence.
+
+        Raises RecurveError (INVALID_ARGUMENT) for a value of a wrong type, TypeError
+        for an unknown keyword. All other errors come from commands.
+        """
+        return self._add_sequence(prompt, from_state, timeout, params)
 
     def model_info(self, *, timeout: float | None = None) -> ModelInfo:
         request = control_pb2.GetModelInfoRequest()
@@ -282,6 +317,19 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _add_sequence(
+        self,
+        prompt: Prompt | None,
+        from_state: State | None,
+        timeout: float | None,
+        params: SequenceParams,
+        own_state: bool = False,
+    ) -> Sequence:
+        sequence = Sequence(self, prompt, from_state, timeout, params, own_state)
+        with self._lock:
+            self._streams.add(sequence)
+        return sequence
 
     def _attempts(
         self, timeout: float | None, request: Message, retry: RetryPolicy | None = None

@@ -108,20 +108,23 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., stop_string: _Optional[str] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ["admitted", "finished", "tokens"]
+    __slots__ = ["admitted", "finished", "sample", "tokens"]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     admitted: Admitted
     finished: Finished
+    sample: int
     tokens: Tokens
-    def __init__(self, admitted: _Optional[_Union[Admitted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    def __init__(self, admitted: _Optional[_Union[Admitted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., sample: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ["cache_key", "from_state", "logprobs", "priority", "prompt_ids", "prompt_text", "sampling", "snapshot_at", "stopping"]
+    __slots__ = ["cache_key", "from_state", "logprobs", "n", "priority", "prompt_ids", "prompt_text", "sampling", "snapshot_at", "stopping"]
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     FROM_STATE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -131,13 +134,14 @@ class GenerateRequest(_message.Message):
     cache_key: str
     from_state: str
     logprobs: int
+    n: int
     priority: int
     prompt_ids: TokenIds
     prompt_text: str
     sampling: SamplingParams
     snapshot_at: _containers.RepeatedScalarFieldContainer[int]
     stopping: StoppingParams
-    def __init__(self, prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., prompt_text: _Optional[str] = ..., from_state: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ..., snapshot_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., prompt_text: _Optional[str] = ..., from_state: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[StoppingParams, _Mapping]] = ..., priority: _Optional[int] = ..., logprobs: _Optional[int] = ..., cache_key: _Optional[str] = ..., snapshot_at: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ...) -> None: ...
 
 class Logits(_message.Message):
     __slots__ = ["position", "values"]

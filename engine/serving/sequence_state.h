@@ -1,0 +1,44 @@
+#ifndef RECURVE_ENGINE_SERVING_SEQUENCE_STATE_H_
+#define RECURVE_ENGINE_SERVING_SEQUENCE_STATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/program/step.h"
+#include "engine/serving/request.h"
+#include "kv_cache/snapshot.h"
+
+namespace recurve {
+
+// What a sequence is between two commands, as a value: another sequence that
+// starts from it goes on with the same bits.
+//
+// Exactness: `computed` is what a sequence of these tokens, each of its kind,
+// has absorbed. So a sequence that starts from it computes the rest alike, and
+// one that has lost its memory computes all of it alike.
+struct SequenceState {
+  std::vector<int32_t> tokens;   // all, in order; at least one
+  std::vector<TokenKind> kinds;  // of each
+  // What is computed of them; may be empty.
+  SnapshotPrefix computed;
+  // If `computed` is of all tokens, the row that the next one is drawn from is
+  // gone: what was computed before, to compute that row again. May be empty.
+  SnapshotPrefix before;
+
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+// InvalidArgument unless it can be the state of a sequence of this server:
+// tokens in number and kinds. Ids are not checked.
+absl::Status ValidateState(const SequenceState& state,
+                           const RequestLimits& limits);
+
+// Made by the engine, which alone may free the memory: a pointer may be held
+// and dropped on any thread, but not after the engine is gone.
+using SequenceStatePtr = std::shared_ptr<const SequenceState>;
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_SERVING_SEQUENCE_STATE_H_
