@@ -103,6 +103,30 @@ TEST(HttpTest, GivesTheTokensOfGrpc) {
   server.ExpectIdle();
 }
 
+// Several continuations of each prompt, each what its seed gives alone.
+TEST(HttpTest, SeveralContinuationsOfAPrompt) {
+  TestServer server;
+  const std::vector<std::vector<uint32_t>> prompts = {{256, 65, 66}, {256, 67}};
+  json body = {{"prompt", prompts},       {"n", 3},    {"max_tokens", 6},
+               {"temperature", 1},        {"seed", 5}, {"ignore_eos", true},
+               {"return_token_ids", true}};
+  const json answer = ParseJson(Complete(server, body).body);
+  ASSERT_EQ(answer["choices"].size(), 6);
+  EXPECT_EQ(answer["usage"]["prompt_tokens"], 5);
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 36);
+  for (size_t i = 0; i < 6; ++i) {
+    SCOPED_TRACE(i);
+    const json& choice = answer["choices"][i];
+    EXPECT_EQ(choice["index"], i);
+    EXPECT_EQ(choice["seed"] == 5, i % 3 == 0);
+    v1::GenerateRequest alone = GreedyRequest(prompts[i / 3], 6);
+    alone.mutable_sampling()->set_temperature(1);
+    alone.mutable_sampling()->set_seed(choice["seed"].get<uint64_t>());
+    EXPECT_EQ(choice["token_ids"], json(OverGrpc(server, alone).token_ids));
+  }
+  server.ExpectIdle();
+}
+
 TEST(HttpTest, TakesTokenIdsAndListsOfPrompts) {
   TestServer server;
   const Generation want = OverGrpc(server, GreedyRequest({256, 65, 66}, 5));
@@ -198,7 +222,7 @@ TEST(HttpTest, BadRequestsNameTheField) {
   };
   const Case cases[] = {
       {{{"max_tokens", 1}}, "prompt", "prompt is missing"},
-      {{{"prompt", ""}, {"n", 2}}, "n", "n is 2; this server supports 1 only"},
+      {{{"prompt", "a"}, {"n", 17}}, "n", "n is 17; expected 1 to 16"},
       {{{"prompt", "a"}, {"echo", true}}, "echo", "supports false only"},
       {{{"prompt", "a"}, {"best_of", 3}}, "best_of", "best_of is 3"},
       {{{"prompt", "a"}, {"colour", "red"}}, "colour", "no option"},

@@ -128,6 +128,12 @@ class OpenAiTest(unittest.TestCase):
         self.assertEqual(1, len(self.client.completions.create(
             model="demo", prompt="a", max_tokens=1).choices))
 
+    def test_several_continuations(self):
+        answer = self.client.completions.create(
+            model="demo", prompt="def f(x):", n=3, max_tokens=8, temperature=1.0, seed=3)
+        self.assertEqual([0, 1, 2], [choice.index for choice in answer.choices])
+        self.assertEqual(3, len({choice.text for choice in answer.choices}))
+
     def test_errors(self):
         def error_of(kind, **options):
             with self.assertRaises(kind) as caught:
@@ -137,7 +143,7 @@ class OpenAiTest(unittest.TestCase):
         error = error_of(openai.BadRequestError, temperature=101)
         self.assertEqual("temperature", error.param)
         self.assertIn("expected 0 to 100", error.message)
-        self.assertEqual("n", error_of(openai.BadRequestError, n=2).param)
+        self.assertEqual("n", error_of(openai.BadRequestError, n=17).param)
         self.assertEqual("colour",
                          error_of(openai.BadRequestError, extra_body={"colour": 1}).param)
         self.assertEqual("context_length_exceeded",

@@ -329,8 +329,9 @@ def test_unknown_states(states_client: Client) -> None:
         assert raises(lambda bad=bad: states.get(bad)).field == "state"  # type: ignore[misc]
 
 
-def test_a_server_without_states(client: Client) -> None:
-    with client.sequence(PROMPT) as sequence:
+def test_a_server_without_states(start_server: Callable[..., Server]) -> None:
+    server = start_server("--prefix-cache-bytes", "0")
+    with Client(server.address, timeout=120) as client, client.sequence(PROMPT) as sequence:
         expected = sequence.generate(6, keep=True)
         sequence.append(MORE)
         sequence.rollback(15 + 6)
