@@ -123,6 +123,8 @@ class Engine {
   // keeps none.
   StateStore& states() { return states_; }
   absl::Status CheckStates() const;
+  // Whether sequences of one prompt may share what is computed of it.
+  bool shares_prompts() const { return prefix_cache_.enabled(); }
   using StateDone = std::function<void(absl::StatusOr<SequenceStatePtr>)>;
   // Takes the state of a sequence of `flow`, between two commands: of its end,
   // or of a kept point. Calls `done` on the step thread, or at once. NotFound,

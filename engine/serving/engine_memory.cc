@@ -94,8 +94,8 @@ void Engine::DropSaved(Sequence& sequence) {
 }
 
 void Engine::LookUp(Sequence& sequence) {
-  if (!prefix_cache_.enabled() || sequence.lease || !sequence.saved.empty() ||
-      sequence.num_computed() > 0 ||
+  if (!prefix_cache_.enabled() || sequence.imported() || sequence.lease ||
+      !sequence.saved.empty() || sequence.num_computed() > 0 ||
       // What is not computed has no logits.
       sequence.wants_all_logits() ||
       sequence.looked_up == prefix_cache_.version() + 1) {

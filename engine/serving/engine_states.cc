@@ -73,7 +73,10 @@ absl::StatusOr<std::vector<absl::Span<char>>> Engine::BlocksOf(
 }
 
 void Engine::PlanPlaces(Sequence& sequence) {
-  if (!prefix_cache_.enabled() || sequence.num_computed() == 0) return;
+  if (!prefix_cache_.enabled() || sequence.num_computed() == 0 ||
+      sequence.imported()) {
+    return;
+  }
   const int64_t tokens = sequence.num_tokens();
   const bool has_state = cache_spec_.slot_bytes > 0;
   if (sequence.from_state() && sequence.places.empty()) {
@@ -113,7 +116,8 @@ absl::StatusOr<SequenceStatePtr> Engine::StateOf(const StateRequest& request) {
   }
   auto kept = sequence.StateAt(*request.at);
   if (!kept) {
-    return ValidateKept(request.at, /*keep=*/false, sequence.KeptTokens());
+    return ValidateKept(request.at, /*keep=*/false, sequence.KeptTokens(),
+                        "at");
   }
   kept->first.computed = std::move(kept->second);
   return Own(std::move(kept->first));
@@ -164,6 +168,7 @@ absl::StatusOr<SequenceStatePtr> Engine::RoomFor(StateRoom& room) {
     if (blank == nullptr) return NoRoom();
     room.state.computed = {std::move(blank), room.computed_tokens};
   }
+  room.state.imported = true;
   return Own(std::move(room.state));
 }
 

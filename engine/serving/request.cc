@@ -137,13 +137,14 @@ absl::Status ValidateSnapshots(const SequenceOptions& options,
 }
 
 absl::Status ValidateKept(std::optional<int64_t> rollback_to, bool keep,
-                          absl::Span<const int64_t> kept) {
+                          absl::Span<const int64_t> kept,
+                          absl::string_view field) {
   auto left = static_cast<int64_t>(kept.size());
   if (rollback_to) {
     const int64_t to = *rollback_to;
     if (kept.empty()) {
       return absl::OutOfRangeError(absl::StrCat(
-          "rollback_to is ", to, "; no earlier command of this call has keep"));
+          field, " is ", to, "; no earlier command of this call has keep"));
     }
     const int64_t nearest =
         *std::min_element(kept.begin(), kept.end(), [&](int64_t a, int64_t b) {
@@ -151,7 +152,7 @@ absl::Status ValidateKept(std::optional<int64_t> rollback_to, bool keep,
         });
     if (nearest != to) {
       return absl::OutOfRangeError(absl::StrCat(
-          "rollback_to is ", to, "; the nearest point kept is ", nearest));
+          field, " is ", to, "; the nearest point kept is ", nearest));
     }
     left = std::upper_bound(kept.begin(), kept.end(), to) - kept.begin();
   }

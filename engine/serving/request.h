@@ -119,9 +119,10 @@ absl::Status ValidateSnapshots(const SequenceOptions& options,
                                int64_t num_tokens, const FieldNames& names);
 
 // OutOfRange or ResourceExhausted for what a command wants of kept points;
-// `kept` are those of the sequence, ascending.
+// `kept` are those of the sequence, ascending; `field` has the point.
 absl::Status ValidateKept(std::optional<int64_t> rollback_to, bool keep,
-                          absl::Span<const int64_t> kept);
+                          absl::Span<const int64_t> kept,
+                          absl::string_view field = "rollback_to");
 
 // InvalidArgument, as above, for a command on a sequence that holds
 // `num_tokens` tokens. `append`: the name of Command::append, one of `names`.

@@ -88,6 +88,7 @@ bool Sequence::StartNextCommand() {
 void Sequence::Continue(bool draws) {
   const SequenceStatePtr from = std::exchange(from_, nullptr);
   started_from_state_ = true;
+  imported_ = from->imported;
   tokens_ = from->tokens;
   kinds_ = from->kinds;
   prompt_ = from->tokens;
@@ -100,8 +101,7 @@ void Sequence::Continue(bool draws) {
     whole_tokens_ = prompts_[0].end;
   }
   if (decoder_) decoder_->SkipBefore(tokens_);
-  const bool gone = draws && from->computed.tokens == num_tokens();
-  const SnapshotPrefix& computed = gone ? from->before : from->computed;
+  const SnapshotPrefix& computed = from->start(draws);
   cache_use.cached_tokens = computed.tokens;
   cache_use.miss = CacheMiss::kNone;
   if (!computed.empty()) ContinueFrom(computed);
@@ -118,6 +118,7 @@ std::optional<std::pair<SequenceState, SnapshotPrefix>> Sequence::StateAt(
   for (const KeptPoint& point : kept_) {
     if (point.tokens != tokens) continue;
     SequenceState state;
+    state.imported = imported_;
     state.tokens.assign(tokens_.begin(), tokens_.begin() + tokens);
     state.kinds.assign(kinds_.begin(), kinds_.begin() + tokens);
     return std::make_pair(std::move(state), point.state);

@@ -63,8 +63,10 @@ class Sequence {
   // its prompt. To be called before its first command starts.
   void StartFrom(SequenceStatePtr state) { from_ = std::move(state); }
   bool from_state() const { return started_from_state_; }
+  // SequenceState::imported.
+  bool imported() const { return imported_; }
   // Its value. REQUIRES: no command is active, and it has tokens.
-  SequenceState State() const { return {tokens_, kinds_, {}, {}}; }
+  SequenceState State() const { return {tokens_, kinds_, {}, {}, imported_}; }
 
   // --- Commands ---
 
@@ -286,6 +288,7 @@ class Sequence {
   int32_t sample_in_flight_ = -1;  // the latest sample
   SequenceStatePtr from_;          // until the first command starts
   bool started_from_state_ = false;
+  bool imported_ = false;
   bool whole_prompt_ = false;
   int64_t whole_tokens_ = 0;
   // The last token was sampled and nothing was appended since: it is computed

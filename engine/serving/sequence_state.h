@@ -26,8 +26,16 @@ struct SequenceState {
   // If `computed` is of all tokens, the row that the next one is drawn from is
   // gone: what was computed before, to compute that row again. May be empty.
   SnapshotPrefix before;
+  // Its memory came from elsewhere, so that its numbers are what a client says:
+  // no other sequence may find them by the tokens.
+  bool imported = false;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
+  // What a sequence that goes on from it starts with. `draws`: the next token
+  // follows the last of these.
+  const SnapshotPrefix& start(bool draws) const {
+    return draws && computed.tokens == num_tokens() ? before : computed;
+  }
 };
 
 // InvalidArgument unless it can be the state of a sequence of this server:

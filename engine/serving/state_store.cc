@@ -104,6 +104,7 @@ int64_t StateStore::More(const Bytes& bytes, const SequenceState& state) const {
 
 void StateStore::Count(Bytes& bytes, const SequenceState& state,
                        bool add) const {
+  bytes.states += add ? 1 : -1;
   if (add) {
     bytes.bytes += More(bytes, state);
     if (bytes.entries[&state]++ > 0) return;
@@ -174,6 +175,13 @@ absl::StatusOr<StateInfo> StateStore::AddLocked(const StateOwner& owner,
                                                 std::optional<uint64_t> seed,
                                                 std::string id) {
   RECURVE_RETURN_IF_ERROR(CheckNameLocked(owner.flow, options.name));
+  const int64_t own = of_flow_[owner.flow].states;
+  if (own >= kMaxStatesOfOwner || all_.states >= kMaxStates) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("there are ", own, " states of ", kMaxStatesOfOwner,
+                     " that a tenant may have, and ", all_.states, " of ",
+                     kMaxStates, " that the server may have; release some"));
+  }
   RECURVE_RETURN_IF_ERROR(CheckRoomLocked(
       owner, More(of_flow_[owner.flow], *state), More(all_, *state)));
   if (id.empty()) {
@@ -295,6 +303,12 @@ void StateStore::SetStored(absl::string_view id, bool stored) {
   MutexLock lock(&mu_);
   const auto found = entries_.find(id);
   if (found != entries_.end()) found->second.stored = stored;
+}
+
+bool StateStore::IsPinned(absl::string_view id) const {
+  MutexLock lock(&mu_);
+  const auto found = entries_.find(id);
+  return found != entries_.end() && found->second.pinned;
 }
 
 absl::StatusOr<StateInfo> StateStore::Release(uint32_t flow,

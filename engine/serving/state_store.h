@@ -71,6 +71,9 @@ class StateStore {
   using Clock = std::chrono::steady_clock;
 
   static constexpr int64_t kEntryBytes = 512;
+  // More would make the calls slow, which look at all of them.
+  static constexpr int64_t kMaxStatesOfOwner = 4096;
+  static constexpr int64_t kMaxStates = 16384;
 
   // The limit of all states together, and the size of a block of host memory.
   // `on_change` is called after each change, under the store's lock; may be
@@ -113,6 +116,8 @@ class StateStore {
                                 const StateOptions& options);
   // The state is on disk, or no longer. No effect if it is gone.
   void SetStored(absl::string_view id, bool stored);
+  // Whether there is a state of any owner with this id that is pinned.
+  bool IsPinned(absl::string_view id) const;
   // Returns what it was.
   absl::StatusOr<StateInfo> Release(uint32_t flow, absl::string_view key);
 
@@ -151,6 +156,7 @@ class StateStore {
   struct Bytes {
     std::unordered_map<int32_t, int64_t> blocks;                // holders
     std::unordered_map<const SequenceState*, int64_t> entries;  // likewise
+    int64_t states = 0;
     int64_t bytes = 0;
     int64_t taken = 0;  // of these, room
   };

@@ -140,6 +140,10 @@ absl::StatusOr<std::vector<uint64_t>> RequestCall::Submit(
     MutexLock lock(&mu_);
     for (size_t i = 0; i < ids.size(); ++i) parts_[i].id = ids[i];
     left = left_;
+    // A part that has failed by now could not end those without an id.
+    for (const Part& part : parts_) {
+      if (left.ok() && part.end && !part.end->ok()) left = *part.end;
+    }
     if (!over_) {
       accepted_ = true;
       environment_.accepted_streams->fetch_add(1);
@@ -167,9 +171,12 @@ absl::Status RequestCall::Approve(
   for (size_t i = 0; i < submissions.size(); ++i) {
     const Command& command = submissions[i].command;
     auto append = static_cast<int64_t>(command.append.size());
-    if (submissions[i].from != nullptr) {
-      parts_[i].ticket.StartFrom(submissions[i].from->num_tokens());
-    } else if (submissions[i].sample) {
+    if (const SequenceStatePtr& from = submissions[i].from; from != nullptr) {
+      // What is not computed of it is, as a prompt.
+      const int64_t computed = from->start(/*draws=*/append == 0).tokens;
+      append += from->num_tokens() - computed;
+      parts_[i].ticket.StartFrom(computed);
+    } else if (submissions[i].sample && environment_.engine->shares_prompts()) {
       // The prompt is computed, and charged, once; each has pages of its own.
       parts_[i].ticket.StartFrom(std::exchange(append, 0));
     }

@@ -95,8 +95,9 @@ absl::Status StateFiles::Restore(const std::string& id) {
 void StateFiles::Write(uint32_t flow, const std::string& tenant,
                        const std::string& id,
                        std::function<void(absl::Status)> done) {
-  Add([this, flow, tenant, id, done = std::move(done)] {
-    done(WriteNow(flow, tenant, id));
+  Add([this, flow, tenant, id, done = std::move(done)](bool stopping) {
+    done(stopping ? absl::UnavailableError("the server is shutting down")
+                  : WriteNow(flow, tenant, id));
   });
 }
 
@@ -105,6 +106,8 @@ absl::Status StateFiles::WriteNow(uint32_t flow, const std::string& tenant,
   Engine& engine = *options_.engine;
   RECURVE_ASSIGN_OR_RETURN(StateStore::Found found,
                            engine.states().Use(flow, id));
+  // A later call may have changed that.
+  if (!found.info.pinned) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(const std::unique_ptr<StateExport> bytes,
                            StateExport::Make(engine, options_.fingerprint,
                                              std::move(found), tenant));
@@ -119,7 +122,8 @@ absl::Status StateFiles::WriteNow(uint32_t flow, const std::string& tenant,
 }
 
 void StateFiles::Remove(const std::string& id) {
-  Add([this, id] {
+  Add([this, id](bool) {
+    if (options_.engine->states().IsPinned(id)) return;  // again
     options_.engine->states().SetStored(id, false);
     if (absl::Status status = dir_->Remove(id); !status.ok()) {
       spdlog::error("the file of the state {} cannot be removed: {}", id,
@@ -128,7 +132,7 @@ void StateFiles::Remove(const std::string& id) {
   });
 }
 
-void StateFiles::Add(std::function<void()> work) {
+void StateFiles::Add(std::function<void(bool)> work) {
   {
     MutexLock lock(&mu_);
     work_.push_back(std::move(work));
@@ -138,15 +142,17 @@ void StateFiles::Add(std::function<void()> work) {
 
 void StateFiles::Loop() {
   while (true) {
-    std::function<void()> work;
+    std::function<void(bool)> work;
+    bool stopping;
     {
       MutexLock lock(&mu_);
       while (work_.empty() && !stop_) changed_.Wait(&mu_);
       if (work_.empty()) return;
       work = std::move(work_.front());
       work_.pop_front();
+      stopping = stop_;
     }
-    work();
+    work(stopping);
   }
 }
 

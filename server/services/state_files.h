@@ -34,7 +34,7 @@ class StateFiles {
   // no room, no such tenant) stays in the folder, and the log says why.
   // `engine` outlives the object.
   static absl::StatusOr<std::unique_ptr<StateFiles>> Open(Options options);
-  // Completes what was asked for.
+  // Removes what was asked for; fails writes that have not begun.
   ~StateFiles();
   StateFiles(const StateFiles&) = delete;
   StateFiles& operator=(const StateFiles&) = delete;
@@ -51,14 +51,15 @@ class StateFiles {
   absl::Status Restore(const std::string& id);
   absl::Status WriteNow(uint32_t flow, const std::string& tenant,
                         const std::string& id);
-  void Add(std::function<void()> work);
+  // Its argument: the server stops, so that nothing is to be written.
+  void Add(std::function<void(bool)> work);
   void Loop();
 
   const Options options_;
   std::unique_ptr<StateDir> dir_;  // Open, then the thread alone
   Mutex mu_;
   CondVar changed_;
-  std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::function<void(bool)>> work_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };

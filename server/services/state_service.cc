@@ -142,10 +142,16 @@ void StateService::Pin(const Caller& caller, const v1::PinStateRequest& request,
   }
   const absl::StatusOr<StateOptions> options = Valid(request.options());
   if (!options.ok()) return done(options.status());
-  Answer(caller,
-         options_.engine->states().Pin(OwnerOf(caller).flow, request.state(),
-                                       *options),
-         done);
+  StateStore& states = options_.engine->states();
+  const uint32_t flow = OwnerOf(caller).flow;
+  const absl::StatusOr<StateInfo> before = states.Get(flow, request.state());
+  absl::StatusOr<StateInfo> after = states.Pin(flow, request.state(), *options);
+  // Its file is as it would be.
+  if (before.ok() && after.ok() && after->pinned && after->stored &&
+      before->name == after->name) {
+    return done(ToProto(after));
+  }
+  Answer(caller, after, done);
 }
 
 absl::Status StateService::Release(
@@ -153,7 +159,7 @@ absl::Status StateService::Release(
   RECURVE_ASSIGN_OR_RETURN(
       const StateInfo info,
       options_.engine->states().Release(OwnerOf(caller).flow, request.state()));
-  if (options_.files != nullptr && info.pinned) {
+  if (options_.files != nullptr && (info.pinned || info.stored)) {
     options_.files->Remove(info.id);
   }
   return absl::OkStatus();

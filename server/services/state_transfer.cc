@@ -106,8 +106,19 @@ absl::Status StateImport::Append(absl::string_view bytes) {
   return reader_.Append(bytes);
 }
 
+int64_t StateImport::MaxHeaderBytes(const Engine& engine) {
+  // An id has up to 5 bytes, a kind one.
+  constexpr int64_t kTokenBytes = 6;
+  constexpr int64_t kOtherBytes = 8192;
+  return std::min(kMaxStateHeaderBytes,
+                  kTokenBytes * engine.limits().max_model_len + kOtherBytes);
+}
+
 void StateImport::TakeMemory(const std::function<void(absl::Status)>& done) {
   asked_ = true;
+  if (absl::Status status = engine_->CheckStates(); !status.ok()) {
+    return done(status);
+  }
   absl::StatusOr<SequenceState> state =
       CheckedState(*header_, *fingerprint_, *engine_);
   if (!state.ok()) return done(state.status());

@@ -56,11 +56,13 @@ class StateImport {
       : engine_(engine),
         fingerprint_(fingerprint),
         owner_(owner),
-        reader_([this](v1::StateHeader header)
-                    -> absl::StatusOr<StateReader::BlockSink> {
-          header_.emplace(std::move(header));
-          return StateReader::BlockSink();  // comes with the memory
-        }) {}
+        reader_(
+            [this](v1::StateHeader header)
+                -> absl::StatusOr<StateReader::BlockSink> {
+              header_.emplace(std::move(header));
+              return StateReader::BlockSink();  // comes with the memory
+            },
+            MaxHeaderBytes(*engine)) {}
   ~StateImport() { GiveRoom(); }
   StateImport(const StateImport&) = delete;
   StateImport& operator=(const StateImport&) = delete;
@@ -78,6 +80,8 @@ class StateImport {
   const v1::StateHeader& header() const { return *header_; }
 
  private:
+  // Those of the longest sequence that the engine takes.
+  static int64_t MaxHeaderBytes(const Engine& engine);
   // Has the bytes that are there written to the memory.
   absl::Status Begin();
   void GiveRoom();

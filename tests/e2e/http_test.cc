@@ -222,7 +222,9 @@ TEST(HttpTest, BadRequestsNameTheField) {
   };
   const Case cases[] = {
       {{{"max_tokens", 1}}, "prompt", "prompt is missing"},
-      {{{"prompt", "a"}, {"n", 17}}, "n", "n is 17; expected 1 to 16"},
+      {{{"prompt", "a"}, {"n", 17}},
+       "n",
+       "n is 17; expected an integer from 1 to 16"},
       {{{"prompt", "a"}, {"echo", true}}, "echo", "supports false only"},
       {{{"prompt", "a"}, {"best_of", 3}}, "best_of", "best_of is 3"},
       {{{"prompt", "a"}, {"colour", "red"}}, "colour", "no option"},

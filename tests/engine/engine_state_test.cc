@@ -276,9 +276,13 @@ TEST_P(EngineStateTest, MovesToAnotherEngine) {
   {
     Driven other(*engine, *std::exchange(moved, absl::CancelledError("")));
     ExpectSame(other.Run(Append(Prompt(50, 2), 5)), want);
+    ExpectSame(other.Run(Append(Prompt(300, 3))), {});
     other.Finish();
   }
   ExpectNoStates(*engine);
+  // Its numbers are its sender's: no other prompt may find them.
+  EXPECT_EQ(engine->load().snapshots_total, 0u);
+  EXPECT_EQ(engine->load().snapshots, 0);
 }
 
 TEST_P(EngineStateTest, TheStoreForksAndGivesBack) {
