@@ -277,7 +277,11 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
     }
     base->max_new_tokens = count;
   } else if (key == "n") {
-    request->samples = static_cast<int>(reader.Int(key, value, 1, kMaxSamples));
+    // Some clients send 1.0, the value that has no effect.
+    if (value != json(1)) {
+      request->samples =
+          static_cast<int>(reader.Int(key, value, 1, kMaxSamples));
+    }
   } else if (key == "temperature") {
     sampling.temperature = reader.Float(key, value, kTemperatureRange);
   } else if (key == "top_p") {
