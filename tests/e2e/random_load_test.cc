@@ -93,6 +93,8 @@ class RandomLoadTest : public testing::Test {
             // Few are preempted in the seconds of a slow server: the second to
             // be saved finds no room.
             Sanitized() ? "1200000" : "3000000",
+            // Whose memory they would take, too.
+            "--prefix-cache-bytes", "0",
             // The pacer goes by the clock: where a sanitizer makes a chunk cost
             // more than all it saves up, hardly two sequences run at a time,
             // and none presses another out.
