@@ -55,7 +55,7 @@ struct ServerOptions {
   bool admin = true;       // whether Control.Abort and Drain are served
   bool reflection = true;  // whether gRPC reflection is served
   std::string
-      api_keys_file;  // for tenants; empty: anyone who can connect may call
+      api_keys_file;      // for tenants; empty: anyone who can connect may call
   std::string state_dir;  // for pinned states; empty: they end with the server
   int64_t default_max_new_tokens = 256;
   // A drain ends what is still running after this time.

@@ -62,8 +62,9 @@ absl::StatusOr<std::string> ReadFile(absl::string_view flag,
   if (file.bad()) return Unusable(flag, path, "it cannot be read");
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kMaxTlsFileBytes) {
-    return Unusable(flag, path,
-                    absl::StrCat("it has more than ", kMaxTlsFileBytes, " bytes"));
+    return Unusable(
+        flag, path,
+        absl::StrCat("it has more than ", kMaxTlsFileBytes, " bytes"));
   }
   return text;
 }
