@@ -17,7 +17,7 @@ struct Fingerprint {
   std::string device;  // "cpu AVX2", or "cuda 9.0, 132 multiprocessors"
 };
 
-// Reads all weights, some 10 GB a second from memory.
+// Reads all weights.
 absl::StatusOr<Fingerprint> FingerprintOf(const Checkpoint& checkpoint,
                                           const ModelDefinition& model,
                                           const Device& device);

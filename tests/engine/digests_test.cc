@@ -1,8 +1,8 @@
 // The bits of every golden set and of the demo model: a digest of the tokens
 // and logits of prompts of several lengths, each alone and 64 at a time, is the
 // one that tests/golden/digests.txt has for this kind of device. After a
-// deliberate change of the order of sums, remove the device's lines from the
-// file and have the test append the new ones:
+// deliberate change of the order of sums, raise kArithmeticVersion, remove the
+// device's lines from the file and have the test append the new ones:
 //
 //   RECURVE_DIGESTS_OUT=tests/golden/digests.txt engine_digests_test
 //
