@@ -179,7 +179,6 @@ absl::StatusOr<SnapshotPtr> CacheManager::Save(const SequenceLease& lease,
   const absl::Status status = storage_->Save({lease.slot(), pages, blocks});
   if (!status.ok()) return StorageError("saving slot", lease.slot(), status);
   for (int64_t i : copied) {
-    if (!options_.share_pages) break;
     pages_.Bind(lease.pages_[i],
                 {snapshot->blocks_[i], snapshot->generations_[i]});
   }
@@ -304,7 +303,7 @@ absl::StatusOr<SequenceLease> CacheManager::Restore(const SnapshotPrefix& from,
   for (int32_t i = 0; i < fresh; ++i) {
     const int64_t index = copied[i];
     pages[index] = pages_.Take(targets[i], owner);
-    if (index >= full || !options_.share_pages) continue;
+    if (index >= full) continue;
     pages_.Bind(targets[i],
                 {snapshot.blocks_[index], snapshot.generations_[index]});
   }

@@ -21,8 +21,6 @@ struct CacheOptions {
   // that have the bytes of a block, when the block is given up. For tests: it
   // costs a write of every freed byte.
   bool poison_on_release = false;
-  // Leases of the same snapshot share its full pages. If not, each gets copies.
-  bool share_pages = true;
 };
 
 // A page or block with several holders is used once. Pages that are free and
