@@ -291,6 +291,10 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       ->envname(EnvironmentName("prefix-cache-bytes"))
       ->default_str("auto")
       ->transform(SizeOrAuto("0 to 1125899906842624"));
+  Add(app, "prefix-cache", o.prefix_cache,
+      "exact: what a prompt finds was computed as part of a prompt; any: or "
+      "generated, so that answers may depend on earlier ones; off: as "
+      "--prefix-cache-bytes 0");
   AddSize(
       app, "state-bytes", o.engine.state_bytes, "0 to 1125899906842624",
       "The part of --prefix-cache-bytes that states with names may take, as "
@@ -405,6 +409,16 @@ std::string CheckValues(const ServerOptions& o, const Seconds& s) {
     return absl::StrCat("--max-stranger-connection-bytes is ",
                         o.max_stranger_connection_bytes, "; expected at most ",
                         o.max_stranger_bytes, " (--max-stranger-bytes)");
+  }
+  if (o.prefix_cache != "exact" && o.prefix_cache != "any" &&
+      o.prefix_cache != "off") {
+    return absl::StrCat("--prefix-cache is ", o.prefix_cache,
+                        "; expected exact, any or off");
+  }
+  if (o.prefix_cache == "off" && !o.model.prefix_cache_auto &&
+      o.model.prefix_cache_bytes > 0) {
+    return absl::StrCat("--prefix-cache is off, but --prefix-cache-bytes is ",
+                        o.model.prefix_cache_bytes);
   }
   // The engine also checks this, but its message cannot say that 0 is allowed.
   const int64_t chunk = o.engine.max_chunk_tokens;
@@ -537,6 +551,11 @@ FlagsResult ParseFlags(int argc, const char* const* argv) {
   result.warnings = OverriddenVariables(app, args);
   for (std::string& warning : UnknownVariables(VariableNames(app), environ)) {
     result.warnings.push_back(std::move(warning));
+  }
+  options.engine.reuse_generated = options.prefix_cache == "any";
+  if (options.prefix_cache == "off") {
+    options.model.prefix_cache_auto = false;
+    options.model.prefix_cache_bytes = 0;
   }
   options.model.swap_bytes_required = app.count("--swap-bytes") > 0;
   options.shutdown_timeout = ToMilliseconds(seconds.shutdown);

@@ -57,6 +57,8 @@ struct ServerOptions {
   std::string
       api_keys_file;      // for tenants; empty: anyone who can connect may call
   std::string state_dir;  // for pinned states; empty: they end with the server
+  // --prefix-cache, which the flags turn into options of model and engine.
+  std::string prefix_cache = "exact";
   int64_t default_max_new_tokens = 256;
   // A drain ends what is still running after this time.
   std::chrono::milliseconds shutdown_timeout{45'000};

@@ -270,6 +270,11 @@ void CpuExecutor::Run(const HeadOp& op) {
       {head_rows_.data(), in.cols, &matrix, logits_.data(), vocab, rows, false},
       *threads_);
   output_.logits = logits_;
+  output_.kept.clear();
+  for (const int32_t row : batch_->kept) {
+    output_.kept.push_back(
+        absl::MakeConstSpan(logits_).subspan(row * vocab, vocab));
+  }
 
   const int64_t samples = static_cast<int64_t>(batch_->samples.size());
   output_.samples.assign(samples, absl::UnknownError("not sampled"));

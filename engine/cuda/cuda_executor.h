@@ -143,6 +143,7 @@ class CudaExecutor : public Executor, private CudaView {
     int64_t number;
     absl::Span<const float> logits;
     absl::Status logits_status;
+    int64_t kept = 0;  // rows
   };
   struct Graph {
     bool warm = false;  // ran once, so that no kernel is loaded during capture

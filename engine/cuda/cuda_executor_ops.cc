@@ -217,6 +217,7 @@ absl::Status CudaExecutor::Run(const Launch& launch, const HeadOp& op) {
   const bool to_host = ReserveHostLogits();
   const auto& samples = batch_->samples;  // in the order of their logits
   size_t drawn = 0;
+  size_t kept = 0;
   for (int64_t first = 0; first < rows; first += logits_.capacity()) {
     RECURVE_RETURN_IF_ERROR(status_);
     const int64_t count = std::min(logits_.capacity(), rows - first);
@@ -227,6 +228,12 @@ absl::Status CudaExecutor::Run(const Launch& launch, const HeadOp& op) {
       ++end;
     Draw(static_cast<int64_t>(drawn), static_cast<int64_t>(end - drawn));
     drawn = end;
+    for (; kept < batch_->kept.size() && batch_->kept[kept] < first + count;
+         ++kept) {
+      RECURVE_RETURN_IF_ERROR(logits_.Keep(
+          batch_->kept[kept] - first, num_begun_, static_cast<int64_t>(kept),
+          program_.vocab_size, stream_));
+    }
     if (to_host) {
       RECURVE_RETURN_IF_ERROR(
           logits_.CopyToHost(0, first, count, program_.vocab_size, stream_));

@@ -30,6 +30,11 @@ int64_t CombineVariants(const Kinds& kinds, VariantOf variant_of) {
 // A step
 
 absl::Status CudaExecutor::CheckBatch(const StepBatch& batch) const {
+  if (static_cast<int64_t>(batch.kept.size()) > kMaxKeptRows) {
+    return absl::InternalError(absl::StrCat("a step keeps ", batch.kept.size(),
+                                            " rows of logits; at most ",
+                                            kMaxKeptRows, " are possible"));
+  }
   if (batch.num_tokens() > options_.max_tokens ||
       batch.num_sequences() > options_.max_sequences ||
       batch.page_table_stride > options_.max_pages) {
@@ -68,6 +73,9 @@ absl::Status CudaExecutor::Begin(const StepBatch& batch) {
   step_.decode = batch.num_tokens() == batch.num_sequences() &&
                  std::all_of(batch.runs.begin(), batch.runs.end(),
                              [](const StepRun& run) { return run.step(); });
+  if (step_.decode && !batch.kept.empty()) {
+    return absl::InternalError("a decode step keeps no logits");
+  }
   graph_ = nullptr;
   replay_ = capturing_ = false;
   buffer_.Clear();
@@ -222,7 +230,10 @@ void CudaExecutor::LaunchAll() {
     if (status_.ok()) CopyLogits();
   }
   if (status_.ok()) Check(sampler_.CopyTop(stream_), "copying tokens");
-  Begun begun = {num_begun_++, {}, logits_status_};
+  Begun begun = {num_begun_++,
+                 {},
+                 logits_status_,
+                 static_cast<int64_t>(batch_->kept.size())};
   if (status_.ok()) {
     Check(cudaEventRecord(dones_[begun.number % kEvents], stream_), "a step");
   }
@@ -289,6 +300,11 @@ absl::Status CudaExecutor::End(StepOutput* output) {
   RECURVE_RETURN_IF_ERROR(status_);
   output->logits = begun.logits;
   output->logits_status = begun.logits_status;
+  output->kept.clear();
+  for (int64_t row = 0; row < begun.kept; ++row) {
+    output->kept.push_back(
+        logits_.kept(begun.number, row, program_.vocab_size));
+  }
   sampler_.Read(output);
   return absl::OkStatus();
 }

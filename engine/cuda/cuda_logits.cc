@@ -33,6 +33,10 @@ absl::Status CudaLogits::Allocate(int64_t min_rows, int64_t max_rows,
   RECURVE_ASSIGN_OR_RETURN(
       logits_, CudaMemory::Allocate(
                    kDevice, capacity_ * Stride(vocab) * kFloatBytes, kWhat));
+  RECURVE_ASSIGN_OR_RETURN(
+      kept_, CudaMemory::Allocate(CudaMemory::Kind::kHost,
+                                  2 * kMaxKeptRows * vocab * kFloatBytes,
+                                  "logits of prompts"));
   return absl::OkStatus();
 }
 
@@ -49,6 +53,15 @@ absl::Status CudaLogits::ReserveHost(int64_t rows, int64_t vocab) {
   RECURVE_RETURN_IF_ERROR(memory.status());
   host_ = *std::move(memory);
   return absl::OkStatus();
+}
+
+absl::Status CudaLogits::Keep(int64_t device_row, int64_t step, int64_t index,
+                              int64_t vocab, cudaStream_t stream) const {
+  return CudaStatus(
+      cudaMemcpyAsync(KeptRow(step, index, vocab),
+                      data() + device_row * Stride(vocab), vocab * kFloatBytes,
+                      cudaMemcpyDeviceToHost, stream),
+      "copying logits of a prompt");
 }
 
 absl::Status CudaLogits::CopyToHost(int64_t device_row, int64_t host_row,

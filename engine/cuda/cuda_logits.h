@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "engine/cuda/cuda_memory.h"
+#include "engine/program/step.h"
 
 namespace recurve {
 
@@ -42,6 +43,14 @@ class CudaLogits {
   // Puts a copy of `count` rows on `stream`, from device_row on to host_row on.
   absl::Status CopyToHost(int64_t device_row, int64_t host_row, int64_t count,
                           int64_t vocab, cudaStream_t stream) const;
+  // Puts a copy of a row on `stream`: kept row `index` < kMaxKeptRows of step
+  // `step`, which is there until step + 2 copies.
+  absl::Status Keep(int64_t device_row, int64_t step, int64_t index,
+                    int64_t vocab, cudaStream_t stream) const;
+  absl::Span<const float> kept(int64_t step, int64_t index,
+                               int64_t vocab) const {
+    return {KeptRow(step, index, vocab), static_cast<size_t>(vocab)};
+  }
   // [rows, vocab] on the host.
   absl::Span<const float> host(int64_t rows, int64_t vocab) const {
     return absl::MakeConstSpan(host_.as<const float>(),
@@ -49,10 +58,15 @@ class CudaLogits {
   }
 
  private:
+  float* KeptRow(int64_t step, int64_t index, int64_t vocab) const {
+    return kept_.as<float>() + (step % 2 * kMaxKeptRows + index) * vocab;
+  }
+
   int64_t capacity_ = 0;
   CudaMemory inputs_;
   CudaMemory logits_;
   CudaMemory host_;  // grows
+  CudaMemory kept_;  // [2, kMaxKeptRows, vocab], on the host
 };
 
 }  // namespace recurve

@@ -111,10 +111,16 @@ struct StepBatch {
   std::vector<Fed> fed;
   // Whether StepOutput::logits will be read; otherwise it may be empty.
   bool wants_logits = true;
+  // Indices into logit_rows, ascending, at most kMaxKeptRows: rows whose logits
+  // StepOutput::kept will have, without the step being waited for before the
+  // next is launched. None in a step of single tokens of kStep.
+  std::vector<int32_t> kept;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
   int64_t num_sequences() const { return static_cast<int64_t>(slots.size()); }
 };
+
+inline constexpr int64_t kMaxKeptRows = 4;
 
 struct StepOutput {
   // One for each of StepBatch::samples. An error affects only that sequence.
@@ -124,6 +130,8 @@ struct StepOutput {
   // Not OK if the step wants logits but memory for them ran out. Affects only
   // the sequences that want logits.
   absl::Status logits_status;
+  // [vocab] for each of StepBatch::kept, valid until the next Wait.
+  std::vector<absl::Span<const float>> kept;
   // Device time from the end of the previous step to this one's first kernel,
   // with its inputs transferred; and from there to its end. 0 if not measured.
   double device_idle_seconds = 0;

@@ -23,6 +23,7 @@ struct CacheUse {
   int64_t written_tokens = 0;  // in the longest snapshot that was taken of it
   CacheMiss miss = CacheMiss::kDisabled;
   int64_t diverged_at = 0;
+  bool approximate = false;  // the cached tokens were computed otherwise
 };
 
 }  // namespace recurve

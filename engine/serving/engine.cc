@@ -18,6 +18,7 @@ PrefixCache::Options PrefixCacheOptions(const EngineOptions& options,
                                         const CacheSpec& spec,
                                         const ModelInfo& model) {
   PrefixCache::Options of;
+  of.any_kind = options.reuse_generated;
   of.has_state = spec.slot_bytes > 0;
   of.chunk_multiple = model.chunk_multiple;
   if (spec.num_host_blocks == 0) return of;

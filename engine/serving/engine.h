@@ -206,6 +206,7 @@ class Engine {
     std::vector<WantedLogits> logits;
     int32_t sample = -1;  // into StepBatch::samples, or -1
     bool draws = false;   // the sample is for a later command
+    int32_t kept = -1;    // into StepBatch::kept, or -1
   };
 
   // A step that was launched and not committed.
@@ -281,6 +282,22 @@ class Engine {
   // Takes a snapshot of the sequence, whose state is at `position` once the
   // steps that were launched are done, if it is wanted there.
   absl::Status TakeSnapshot(Sequence& sequence, int64_t position);
+  // With PrefixCache::any_kind: whether the sequence may continue from this.
+  // Its tokens are then of the kinds that were computed.
+  bool Adopt(Sequence& sequence, PrefixCache::Found& found);
+  // With it, takes a snapshot of what a command has reached.
+  absl::Status TakeCommandEnd(Sequence& sequence);
+  // Applies the end of an equal prompt to a sequence that has computed nothing:
+  // its first token is drawn.
+  void FindEnd(Sequence& sequence);
+  // Whether the logits after `end` tokens are to be kept.
+  bool KeepsRow(const Sequence& sequence, int64_t end) const;
+  // As TakeSnapshot, at the end of a prompt whose last logits are kept.
+  absl::Status TakeEnd(Sequence& sequence, int64_t position);
+  // The logits after the last token are there.
+  void KeepRow(Sequence& sequence, absl::Span<const float> row);
+  // Tells of it, once.
+  void NoteAdmitted(Sequence& sequence);
   // Keeps the point that a command has reached.
   absl::Status KeepPoint(Sequence& sequence);
   static PrefixDomain DomainOf(const Sequence& sequence);
@@ -291,6 +308,8 @@ class Engine {
   SequenceStatePtr Own(SequenceState state);
   absl::StatusOr<SequenceStatePtr> StateOf(const StateRequest& request);
   absl::StatusOr<SequenceStatePtr> StateOfEnd(Sequence& sequence);
+  // Without recurrent state, a part of what is computed is state, too.
+  void FindBefore(SequenceState& state) const;
   absl::StatusOr<SequenceStatePtr> RoomFor(StateRoom& room);
   absl::StatusOr<BatchEntry> AddToBatch(const StepPlan::Entry& planned,
                                         int32_t batch_index, StepBatch* batch);

@@ -35,12 +35,16 @@ void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
   sequence.Advance(entry.num_tokens, entry.sample >= 0 && !entry.draws);
   // No step was launched since.
   if (!runner_->runs_ahead()) {
-    if (absl::Status status = TakeSnapshot(sequence, sequence.num_computed());
-        !status.ok()) {
+    absl::Status status = TakeSnapshot(sequence, sequence.num_computed());
+    if (status.ok() && entry.kept >= 0) {
+      status = TakeEnd(sequence, sequence.num_computed());
+    }
+    if (!status.ok()) {
       End(sequence.id(), status);
       return;
     }
   }
+  if (entry.kept >= 0) KeepRow(sequence, output.kept[entry.kept]);
 
   if (!entry.logits.empty() && !output.logits_status.ok()) {
     End(sequence.id(), output.logits_status);
@@ -111,6 +115,10 @@ void Engine::Emit(Sequence& sequence, StepEvent event) {
 
 void Engine::FinishCommands(Sequence& sequence) {
   if (!sequence.CommandComplete()) return;
+  if (absl::Status status = TakeCommandEnd(sequence); !status.ok()) {
+    End(sequence.id(), status);
+    return;
+  }
   const bool keep = sequence.command_keeps();
   const CommandResult result = sequence.FinishCommand(Clock::now());
   if (keep) {

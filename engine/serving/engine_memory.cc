@@ -1,10 +1,14 @@
 // How sequences of the engine release and obtain memory (step thread).
 
-#include <chrono>
+#include <algorithm>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "engine/serving/engine.h"
+#include "engine/serving/seconds_between.h"
+#include "engine/serving/snapshot_policy.h"
 
 namespace recurve {
 
@@ -19,16 +23,16 @@ absl::Status Engine::ApplyMemory(const StepPlan& plan) {
     sequence.lease = std::move(lease);
     sequence.passes = 0;
     Reindex(sequence);
-    if (!sequence.admitted) {
-      sequence.admitted = true;
-      sequence.queue_seconds =
-          std::chrono::duration<double>(Clock::now() - sequence.submitted)
-              .count();
-      if (observer_ != nullptr) observer_->OnQueued(sequence.queue_seconds);
-      sequence.sink().OnAdmitted(sequence.queue_seconds);
-    }
+    NoteAdmitted(sequence);
   }
   return absl::OkStatus();
+}
+
+void Engine::NoteAdmitted(Sequence& sequence) {
+  if (std::exchange(sequence.admitted, true)) return;
+  sequence.queue_seconds = SecondsBetween(sequence.submitted, Clock::now());
+  if (observer_ != nullptr) observer_->OnQueued(sequence.queue_seconds);
+  sequence.sink().OnAdmitted(sequence.queue_seconds);
 }
 
 void Engine::NotePasses(const StepPlan& plan) {
@@ -108,6 +112,11 @@ void Engine::LookUp(Sequence& sequence) {
   PrefixCache::Found found =
       prefix_cache_.Find(domain, tokens, sequence.options().snapshot_at);
   CacheUse& use = sequence.cache_use;
+  if (prefix_cache_.any_kind() && !found.prefix.empty() &&
+      !Adopt(sequence, found)) {
+    found.prefix = {};
+    found.use.cached_tokens = 0;
+  }
   if (!sequence.noted) {
     sequence.noted = true;
     prefix_cache_.Note(domain, tokens);
@@ -132,6 +141,39 @@ void Engine::LookUp(Sequence& sequence) {
   admission_.BeginWaiting(flow, priority, sequence.waiting_work);
 }
 
+bool Engine::Adopt(Sequence& sequence, PrefixCache::Found& found) {
+  const int64_t count = found.prefix.tokens;
+  const auto kinds = found.kinds.first(count);
+  const bool alike = count % runner_->info().chunk_multiple == 0 &&
+                     std::all_of(kinds.begin(), kinds.end(),
+                                 [&, i = int64_t{0}](TokenKind kind) mutable {
+                                   return kind == sequence.kind(i++);
+                                 });
+  if (alike) return true;
+  // What it has given depends on how its tokens were computed.
+  if (sequence.noted || sequence.generated() > 0) return false;
+  sequence.AdoptKinds(kinds);
+  found.use.approximate = true;
+  return true;
+}
+
+absl::Status Engine::TakeCommandEnd(Sequence& sequence) {
+  const int64_t computed = sequence.num_computed();
+  if (!prefix_cache_.any_kind() || !prefix_cache_.enabled() ||
+      sequence.imported() || !sequence.lease || sequence.in_flight() ||
+      computed < kMinSnapshotTokens || sequence.base.tokens == computed) {
+    return absl::OkStatus();
+  }
+  RECURVE_ASSIGN_OR_RETURN(
+      SnapshotPtr snapshot,
+      prefix_cache_.Take(DomainOf(sequence), sequence.PrefixTokens(computed),
+                         *sequence.lease, sequence.base, saved_blocks_));
+  if (snapshot == nullptr) return absl::OkStatus();
+  ++counters_.snapshots_total;
+  sequence.base = {std::move(snapshot), computed};
+  return absl::OkStatus();
+}
+
 absl::Status Engine::TakeSnapshot(Sequence& sequence, int64_t position) {
   if (position == 0 || position > sequence.num_tokens() ||
       sequence.NextPlace(position - 1) != position) {
@@ -146,6 +188,55 @@ absl::Status Engine::TakeSnapshot(Sequence& sequence, int64_t position) {
   sequence.cache_use.written_tokens = position;
   sequence.base = {std::move(snapshot), position};
   return absl::OkStatus();
+}
+
+void Engine::FindEnd(Sequence& sequence) {
+  if (!prefix_cache_.enabled() || sequence.imported() || sequence.lease ||
+      !sequence.saved.empty() || sequence.num_computed() > 0 ||
+      sequence.num_tokens() < kMinEndTokens || sequence.wants_logits() ||
+      sequence.command_work().generate == 0) {
+    return;
+  }
+  const PromptEnds::End* const end = prefix_cache_.FindEnd(
+      DomainOf(sequence), sequence.PrefixTokens(sequence.num_tokens()));
+  if (end == nullptr) return;
+  sequence.DrawFrom(end->row);
+  if (!sequence.drawn) return;  // the step says why
+  sequence.cache_use.cached_tokens = sequence.num_tokens();
+  sequence.cache_use.diverged_at = sequence.num_tokens();
+  sequence.cache_use.miss = CacheMiss::kNone;
+  sequence.noted = true;
+  sequence.last_row = end->row;
+  sequence.ContinueFrom({end->snapshot, sequence.num_tokens()});
+  NoteAdmitted(sequence);  // the first token needs no memory
+}
+
+bool Engine::KeepsRow(const Sequence& sequence, int64_t end) const {
+  return prefix_cache_.enabled() && end == sequence.num_tokens() &&
+         end >= kMinEndTokens && sequence.kind(end - 1) != TokenKind::kStep;
+}
+
+absl::Status Engine::TakeEnd(Sequence& sequence, int64_t position) {
+  if (sequence.imported() || sequence.base.tokens == position) {
+    return absl::OkStatus();
+  }
+  RECURVE_ASSIGN_OR_RETURN(
+      SnapshotPtr snapshot,
+      prefix_cache_.SaveEnd(*sequence.lease, sequence.base, saved_blocks_));
+  if (snapshot == nullptr) return absl::OkStatus();
+  ++counters_.snapshots_total;
+  sequence.before = std::exchange(
+      sequence.base, SnapshotPrefix{std::move(snapshot), position});
+  return absl::OkStatus();
+}
+
+void Engine::KeepRow(Sequence& sequence, absl::Span<const float> row) {
+  const int64_t tokens = sequence.num_tokens();
+  sequence.last_row =
+      std::make_shared<const std::vector<float>>(row.begin(), row.end());
+  if (sequence.imported() || sequence.base.tokens != tokens) return;
+  prefix_cache_.PutEnd(DomainOf(sequence), sequence.PrefixTokens(tokens),
+                       {sequence.base.snapshot, sequence.last_row});
 }
 
 absl::Status Engine::KeepPoint(Sequence& sequence) {

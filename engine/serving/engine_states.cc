@@ -120,6 +120,7 @@ absl::StatusOr<SequenceStatePtr> Engine::StateOf(const StateRequest& request) {
                         "at");
   }
   kept->first.computed = std::move(kept->second);
+  FindBefore(kept->first);
   return Own(std::move(kept->first));
 }
 
@@ -134,8 +135,10 @@ absl::StatusOr<SequenceStatePtr> Engine::StateOfEnd(Sequence& sequence) {
       tokens - std::max<int64_t>(runner_->info().chunk_multiple, 1);
   if (!base.empty() && base.tokens <= computed &&
       (base.tokens == computed ||
-       (computed == tokens && base.tokens >= near))) {
+       (computed == tokens && sequence.last_row == nullptr &&
+        base.tokens >= near))) {
     state.computed = base;
+    if (base.tokens == tokens) state.before = sequence.before;
   } else if (!sequence.lease) {
     state.computed = sequence.saved;
   } else {
@@ -148,16 +151,20 @@ absl::StatusOr<SequenceStatePtr> Engine::StateOfEnd(Sequence& sequence) {
     state.computed = {std::move(snapshot), computed};
     sequence.base = state.computed;
   }
-  // Without recurrent state, a part of what is computed is state, too.
-  if (cache_spec_.slot_bytes == 0 && state.computed.tokens == tokens) {
-    const int64_t multiple = runner_->info().chunk_multiple;
-    const int64_t most = state.kinds.back() == TokenKind::kStep
-                             ? tokens - 1
-                             : tokens - 1 - (tokens - 1) % multiple;
-    state.before = most > 0 ? SnapshotPrefix{state.computed.snapshot, most}
-                            : SnapshotPrefix{};
-  }
+  if (state.computed.tokens == tokens) state.last_row = sequence.last_row;
+  FindBefore(state);
   return Own(std::move(state));
+}
+
+void Engine::FindBefore(SequenceState& state) const {
+  const int64_t tokens = state.num_tokens();
+  if (cache_spec_.slot_bytes > 0 || state.computed.tokens < tokens) return;
+  const int64_t multiple = runner_->info().chunk_multiple;
+  const int64_t most = state.kinds.back() == TokenKind::kStep
+                           ? tokens - 1
+                           : tokens - 1 - (tokens - 1) % multiple;
+  state.before = most > 0 ? SnapshotPrefix{state.computed.snapshot, most}
+                          : SnapshotPrefix{};
 }
 
 absl::StatusOr<SequenceStatePtr> Engine::RoomFor(StateRoom& room) {
@@ -168,6 +175,7 @@ absl::StatusOr<SequenceStatePtr> Engine::RoomFor(StateRoom& room) {
     if (blank == nullptr) return NoRoom();
     room.state.computed = {std::move(blank), room.computed_tokens};
   }
+  FindBefore(room.state);
   room.state.imported = true;
   return Own(std::move(room.state));
 }

@@ -230,6 +230,7 @@ void Engine::AdvanceCommands(Sequence& sequence) {
   if (sequence.command_active()) return;
   if (sequence.StartNextCommand()) {
     counters_.prompt_tokens_total += sequence.command_appended();
+    FindEnd(sequence);
     PlanPlaces(sequence);
     if (sequence.saved.empty()) {
       DropSaved(sequence);
@@ -377,6 +378,11 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
       if (sampled) {
         entry.sample = static_cast<int32_t>(batch->samples.size());
         batch->samples.push_back(sequence.MakeSampleRequest(index));
+        if (KeepsRow(sequence, end) &&
+            batch->kept.size() < static_cast<size_t>(kMaxKeptRows)) {
+          entry.kept = static_cast<int32_t>(batch->kept.size());
+          batch->kept.push_back(index);
+        }
       }
     }
     if (position < sequence.num_tokens()) {
@@ -482,8 +488,11 @@ absl::StatusOr<std::unique_ptr<Engine::PendingStep>> Engine::LaunchNext() {
     entry.sequence->Launched(entry.num_tokens, entry.draws ? -1 : entry.sample);
     // The copy follows this step and precedes the next.
     if (runner_->runs_ahead()) {
-      RECURVE_RETURN_IF_ERROR(
-          TakeSnapshot(*entry.sequence, entry.sequence->launched_computed()));
+      const int64_t computed = entry.sequence->launched_computed();
+      RECURVE_RETURN_IF_ERROR(TakeSnapshot(*entry.sequence, computed));
+      if (entry.kept >= 0) {
+        RECURVE_RETURN_IF_ERROR(TakeEnd(*entry.sequence, computed));
+      }
     }
   }
   return step;

@@ -28,6 +28,9 @@ struct EngineOptions {
   std::chrono::milliseconds stalled_client_timeout{60'000};
   // Keeps snapshots of prompts, for later prompts that begin alike.
   bool prefix_cache = false;
+  // These may be of tokens that were computed otherwise than as part of a
+  // prompt, for example generated.
+  bool reuse_generated = false;
   // Host memory that these leave to preempted sequences.
   int64_t preemption_bytes = 0;
   // Host memory, of the snapshots', that states with names may take. 0, which

@@ -14,10 +14,42 @@ namespace {
 // Tokens of prompts that are remembered without a snapshot: some 8 bytes each.
 constexpr int64_t kMaxNotedTokens = int64_t{4} << 20;
 
+// Logits and tokens of whole prompts.
+constexpr int64_t kMaxEndBytes = int64_t{256} << 20;
+
+// What the index has at a place.
+struct Entry {
+  SnapshotPtr snapshot;
+  std::vector<TokenKind> kinds;  // with any_kind
+};
+
+const Entry& EntryOf(const PrefixMatch& match) {
+  return *static_cast<const Entry*>(match.payload.get());
+}
+
 }  // namespace
 
 PrefixCache::PrefixCache(const Options& options, CacheManager* cache)
-    : options_(options), cache_(cache), index_(kMaxNotedTokens) {}
+    : options_(options),
+      cache_(cache),
+      index_(kMaxNotedTokens),
+      ends_(kMaxEndBytes) {}
+
+std::vector<PrefixToken> PrefixCache::Comparable(
+    absl::Span<const PrefixToken> tokens) const {
+  std::vector<PrefixToken> compared(tokens.begin(), tokens.end());
+  if (options_.any_kind) {
+    for (PrefixToken& token : compared) token.kind = TokenKind::kPrompt;
+  }
+  return compared;
+}
+
+PrefixMatch PrefixCache::Match(const PrefixDomain& domain,
+                               absl::Span<const PrefixToken> tokens) {
+  const auto most = static_cast<int64_t>(tokens.size()) - 1;
+  return options_.has_state ? index_.Find(domain, tokens, most)
+                            : index_.FindCovering(domain, tokens, most);
+}
 
 PrefixCache::Found PrefixCache::Find(const PrefixDomain& domain,
                                      absl::Span<const PrefixToken> tokens,
@@ -25,12 +57,11 @@ PrefixCache::Found PrefixCache::Find(const PrefixDomain& domain,
   Found found;
   if (!options_.enabled) return found;
   const auto count = static_cast<int64_t>(tokens.size());
-  const PrefixMatch match =
-      options_.has_state ? index_.Find(domain, tokens, count - 1)
-                         : index_.FindCovering(domain, tokens, count - 1);
+  const PrefixMatch match = Match(domain, Comparable(tokens));
   if (match.length >= kMinSnapshotTokens) {
-    found.prefix = {std::static_pointer_cast<const Snapshot>(match.payload),
-                    match.length};
+    const Entry& entry = EntryOf(match);
+    found.prefix = {entry.snapshot, match.length};
+    found.kinds = entry.kinds;
   }
   SnapshotRequest request;
   request.tokens = count;
@@ -52,7 +83,7 @@ PrefixCache::Found PrefixCache::Find(const PrefixDomain& domain,
   use.diverged_at = match.common;
   if (most < kMinSnapshotTokens) {
     use.miss = CacheMiss::kShort;
-  } else if (found.prefix.tokens == most) {
+  } else if (found.prefix.tokens >= most) {
     use.miss = CacheMiss::kNone;
   } else if (match.evicted) {
     use.miss = CacheMiss::kEvicted;
@@ -64,7 +95,7 @@ PrefixCache::Found PrefixCache::Find(const PrefixDomain& domain,
 
 void PrefixCache::Note(const PrefixDomain& domain,
                        absl::Span<const PrefixToken> tokens) {
-  if (options_.enabled) index_.Note(domain, tokens);
+  if (options_.enabled) index_.Note(domain, Comparable(tokens));
 }
 
 absl::StatusOr<SnapshotPtr> PrefixCache::Save(const SequenceLease& lease,
@@ -74,6 +105,30 @@ absl::StatusOr<SnapshotPtr> PrefixCache::Save(const SequenceLease& lease,
   const CacheManager& cache = *cache_;
   const int64_t blocks = cache.BlocksToSave(lease, base);
   if (blocks == 0 || !FindRoom(blocks, preempted)) return nullptr;
+  return cache_->Save(lease, base);
+}
+
+const PromptEnds::End* PrefixCache::FindEnd(
+    const PrefixDomain& domain, absl::Span<const PrefixToken> tokens) {
+  const PromptEnds::End* const end = ends_.Find(domain, tokens);
+  if (end == nullptr) return nullptr;
+  // Its other snapshots are in use, too.
+  Match(domain, Comparable(tokens));
+  return end;
+}
+
+absl::StatusOr<SnapshotPtr> PrefixCache::SaveEnd(const SequenceLease& lease,
+                                                 const SnapshotPrefix& base,
+                                                 int64_t preempted) {
+  if (!options_.enabled) return nullptr;
+  const CacheManager& cache = *cache_;
+  const int64_t blocks = cache.BlocksToSave(lease, base);
+  const int64_t room =
+      blocks + std::max<int64_t>(options_.reserve - preempted, 0);
+  if (blocks == 0 || room > cache.stats().host_blocks.total) return nullptr;
+  while (cache.stats().host_blocks.free < room) {
+    if (!ends_.EvictOldest()) return nullptr;
+  }
   return cache_->Save(lease, base);
 }
 
@@ -96,7 +151,11 @@ absl::StatusOr<SnapshotPtr> PrefixCache::Take(
     const SequenceLease& lease, const SnapshotPrefix& base, int64_t preempted) {
   RECURVE_ASSIGN_OR_RETURN(SnapshotPtr snapshot, Save(lease, base, preempted));
   if (snapshot == nullptr) return nullptr;
-  index_.Insert(domain, tokens, snapshot);
+  auto entry = std::make_shared<Entry>(Entry{snapshot, {}});
+  if (options_.any_kind) {
+    for (const PrefixToken& token : tokens) entry->kinds.push_back(token.kind);
+  }
+  index_.Insert(domain, Comparable(tokens), std::move(entry));
   ++version_;
   return snapshot;
 }
@@ -107,6 +166,8 @@ void PrefixCache::MakeRoom(int64_t blocks) {
   constexpr int kFutile = 4;
   const CacheManager& cache = *cache_;
   if (blocks > cache.stats().host_blocks.total) return;
+  while (cache.stats().host_blocks.free < blocks && ends_.EvictOldest()) {
+  }
   int futile = 0;
   for (int64_t free = cache.stats().host_blocks.free;
        free < blocks && futile < kFutile && index_.EvictOldest();) {
@@ -117,6 +178,9 @@ void PrefixCache::MakeRoom(int64_t blocks) {
   }
 }
 
-void PrefixCache::Clear() { index_.Clear(); }
+void PrefixCache::Clear() {
+  ends_.Clear();
+  index_.Clear();
+}
 
 }  // namespace recurve

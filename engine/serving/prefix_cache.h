@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "engine/serving/cache_use.h"
 #include "engine/serving/prefix_index.h"
+#include "engine/serving/prompt_ends.h"
 #include "kv_cache/cache_manager.h"
 
 namespace recurve {
@@ -22,11 +24,16 @@ namespace recurve {
 // prompt that grows from short to long (kShortPromptTokens) finds nothing of
 // its short form, and computes at most that many tokens again.
 //
+// The end of a whole prompt (PromptEnds) costs what is not shared with another
+// snapshot, and goes before any of these.
+//
 // Thread safety: none; the engine's step thread owns it.
 class PrefixCache {
  public:
   struct Options {
     bool enabled = false;
+    // Compares ids only: Found::kinds says how the tokens were computed.
+    bool any_kind = false;
     bool has_state = false;  // the model has recurrent layers
     int64_t chunk_multiple = 1;
     // Blocks that snapshots leave free, for preempted sequences.
@@ -36,11 +43,14 @@ class PrefixCache {
   PrefixCache(const Options& options, CacheManager* cache);
 
   bool enabled() const { return options_.enabled; }
+  bool any_kind() const { return options_.any_kind; }
   // Changes whenever a later Find may find more.
   uint64_t version() const { return version_; }
 
   struct Found {
     SnapshotPrefix prefix;  // the first tokens of the prompt, or nothing
+    // With any_kind: of these, at least. Valid until the next call.
+    absl::Span<const TokenKind> kinds;
     CacheUse use;
     std::vector<int64_t> places;  // where snapshots are to be taken
   };
@@ -68,6 +78,20 @@ class PrefixCache {
                                    const SnapshotPrefix& base,
                                    int64_t preempted);
 
+  // As Find, for a prompt of which nothing is to be computed; null if there is
+  // none. Valid until the next call.
+  const PromptEnds::End* FindEnd(const PrefixDomain& domain,
+                                 absl::Span<const PrefixToken> tokens);
+  // As Save, but only other ends make room: for PutEnd.
+  absl::StatusOr<SnapshotPtr> SaveEnd(const SequenceLease& lease,
+                                      const SnapshotPrefix& base,
+                                      int64_t preempted);
+  // REQUIRES: enabled(); `end` is of `tokens`.
+  void PutEnd(const PrefixDomain& domain, std::vector<PrefixToken> tokens,
+              PromptEnds::End end) {
+    ends_.Put(domain, std::move(tokens), std::move(end));
+  }
+
   // Whether `blocks` blocks are free, or can be made so, in addition to the
   // reserve.
   bool FindRoom(int64_t blocks, int64_t preempted);
@@ -80,9 +104,17 @@ class PrefixCache {
   uint64_t evictions() const { return evictions_; }
 
  private:
+  // As the index compares them.
+  std::vector<PrefixToken> Comparable(
+      absl::Span<const PrefixToken> tokens) const;
+  // REQUIRES: the tokens are comparable, and not none.
+  PrefixMatch Match(const PrefixDomain& domain,
+                    absl::Span<const PrefixToken> tokens);
+
   const Options options_;
   CacheManager* const cache_;
   PrefixIndex index_;
+  PromptEnds ends_;
   uint64_t version_ = 0;
   uint64_t evictions_ = 0;
 };

@@ -35,8 +35,9 @@ bool Sequence::StartNextCommand() {
   if (commands_.empty()) return false;
   Command command = std::move(commands_.front());
   commands_.pop_front();
-  if (from_ != nullptr) Continue(/*draws=*/command.append.empty());
+  if (from_ != nullptr) Continue(command);
   if (command.rollback_to) RollBack(*command.rollback_to);
+  if (!command.append.empty()) last_row = nullptr;
   keep_ = command.keep;
   command_appended_ = static_cast<int64_t>(command.append.size());
   // The first row this command reports. The last sampled token is still to be
@@ -67,7 +68,11 @@ bool Sequence::StartNextCommand() {
   if (!command.append.empty() || command.generate > 0) output_pending_ = false;
   const bool at_end = num_computed_ == num_tokens();
   // Without the state it will be drawn again, with the same result.
-  if (!at_end || command.logits != LogitsMode::kNone) drawn.reset();
+  if (!at_end || command.logits != LogitsMode::kNone) {
+    drawn.reset();
+  } else if (generate_left_ > 0 && !drawn && last_row != nullptr) {
+    DrawFrom(last_row);
+  }
   if (generate_left_ > 0 && at_end && !drawn) {
     // The row to draw the next token from is gone, or wanted again. A state
     // cannot absorb its last token again, so all are recomputed.
@@ -85,23 +90,49 @@ bool Sequence::StartNextCommand() {
   return true;
 }
 
-void Sequence::Continue(bool draws) {
+void Sequence::FindPrompts() {
+  prompts_.clear();
+  for (int64_t i = 0; i < num_tokens(); ++i) {
+    if (kinds_[i] == TokenKind::kStep) continue;
+    if (StartsPrompt(kinds_[i])) prompts_.push_back({i, i});
+    prompts_.back().end = i + 1;
+  }
+}
+
+void Sequence::AdoptKinds(absl::Span<const TokenKind> kinds) {
+  RECURVE_CHECK(generated() == 0 && kinds.size() < kinds_.size());
+  std::copy(kinds.begin(), kinds.end(), kinds_.begin());
+  const auto rest = kinds_.begin() + static_cast<int64_t>(kinds.size());
+  const auto count = static_cast<size_t>(kinds_.end() - rest);
+  std::fill(rest, kinds_.end(), PromptOf(count));
+  *rest = PromptStartOf(count);
+  FindPrompts();
+}
+
+void Sequence::DrawFrom(const LogitsRow& row) {
+  thread_local SamplingScratch scratch;  // sized to the vocabulary
+  absl::StatusOr<SampleResult> sample = SampleRow(
+      {*row, prompt_, output_, output_.size(), &options_.sampling}, &scratch);
+  if (sample.ok()) drawn = *std::move(sample);
+}
+
+void Sequence::Continue(const Command& command) {
   const SequenceStatePtr from = std::exchange(from_, nullptr);
   started_from_state_ = true;
   imported_ = from->imported;
   tokens_ = from->tokens;
   kinds_ = from->kinds;
   prompt_ = from->tokens;
-  for (int64_t i = 0; i < num_tokens(); ++i) {
-    if (kinds_[i] == TokenKind::kStep) continue;
-    if (StartsPrompt(kinds_[i])) prompts_.push_back({i, i});
-    prompts_.back().end = i + 1;
-  }
+  FindPrompts();
   if (whole_prompt_ && !prompts_.empty() && prompts_[0].begin == 0) {
     whole_tokens_ = prompts_[0].end;
   }
   if (decoder_) decoder_->SkipBefore(tokens_);
-  const SnapshotPrefix& computed = from->start(draws);
+  const bool draws = command.append.empty();
+  const bool from_row =
+      from->last_row != nullptr && command.logits == LogitsMode::kNone;
+  const SnapshotPrefix& computed = from->start(draws && !from_row);
+  if (draws && from_row) last_row = from->last_row;
   cache_use.cached_tokens = computed.tokens;
   cache_use.miss = CacheMiss::kNone;
   if (!computed.empty()) ContinueFrom(computed);
@@ -119,6 +150,7 @@ std::optional<std::pair<SequenceState, SnapshotPrefix>> Sequence::StateAt(
     if (point.tokens != tokens) continue;
     SequenceState state;
     state.imported = imported_;
+    if (point.state.tokens == tokens) state.last_row = point.last_row;
     state.tokens.assign(tokens_.begin(), tokens_.begin() + tokens);
     state.kinds.assign(kinds_.begin(), kinds_.begin() + tokens);
     return std::make_pair(std::move(state), point.state);
@@ -130,7 +162,7 @@ void Sequence::Keep(SnapshotPrefix state) {
   RECURVE_CHECK(!active_ && !in_flight());
   kept_.push_back({num_tokens(), std::move(state), prompt_.size(),
                    output_.size(), output_pending_, decoder_, carried_text_,
-                   drawn});
+                   drawn, last_row});
 }
 
 void Sequence::RollBack(int64_t tokens) {
@@ -153,6 +185,7 @@ void Sequence::RollBack(int64_t tokens) {
   decoder_ = point.decoder;
   carried_text_ = point.carried_text;
   drawn = point.drawn;
+  last_row = point.last_row;
   lease.reset();
   saved = point.state;
   rolled_back = !saved.empty();
@@ -163,6 +196,7 @@ void Sequence::RollBack(int64_t tokens) {
     looked_up = 0;
     if (base.tokens > tokens) base = {};
   }
+  if (before.tokens > tokens) before = {};
 }
 
 int64_t Sequence::prompt_end(int64_t position) const {
@@ -258,6 +292,7 @@ void Sequence::AcceptToken(const SampleResult& sample, StepEvent* event) {
   event->token = sample.token;
   event->logprob = sample.logprob;
   event->top_logprobs = sample.top;
+  last_row = nullptr;
   tokens_.push_back(sample.token);
   kinds_.push_back(TokenKind::kStep);
   output_.push_back(sample.token);

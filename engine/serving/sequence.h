@@ -66,7 +66,9 @@ class Sequence {
   // SequenceState::imported.
   bool imported() const { return imported_; }
   // Its value. REQUIRES: no command is active, and it has tokens.
-  SequenceState State() const { return {tokens_, kinds_, {}, {}, imported_}; }
+  SequenceState State() const {
+    return {tokens_, kinds_, {}, nullptr, {}, imported_};
+  }
 
   // --- Commands ---
 
@@ -183,6 +185,14 @@ class Sequence {
   // REQUIRES: no memory is held, and none is computed.
   void ContinueFrom(SnapshotPrefix prefix);
 
+  // The first tokens were computed as these kinds, and the rest is a prompt of
+  // its own: that is how all are computed from now on, too. REQUIRES: nothing
+  // was generated, and not all are given.
+  void AdoptKinds(absl::Span<const TokenKind> kinds);
+  // Draws the next token from `row`, into `drawn`. Without effect if nothing
+  // can be drawn from it. REQUIRES: no sample is in flight.
+  void DrawFrom(const LogitsRow& row);
+
   // Its known tokens, the first `count`, as the prefix cache compares them.
   std::vector<PrefixToken> PrefixTokens(int64_t count) const;
   // The first of `places` that is after `position` and not taken yet; 0: none.
@@ -201,6 +211,8 @@ class Sequence {
   bool rolled_back = false;
   // A snapshot of its first tokens, whose pages its own next ones share.
   SnapshotPrefix base;
+  // If `base` is of a whole prompt: the one before it, which may be empty.
+  SnapshotPrefix before;
   // Where the prefix cache wants snapshots: ascending. And what it did so far;
   // `looked_up` is its version at the last look, plus 1; `noted`, whether it
   // knows the prompt.
@@ -230,6 +242,8 @@ class Sequence {
   // that: for a next one that appends nothing. The draw depends on the tokens
   // and the options alone.
   std::optional<SampleResult> drawn;
+  // The logits after the last token, if they were kept.
+  LogitsRow last_row;
   Clock::time_point submitted;
   Clock::time_point last_token;
   bool first_token_seen = false;
@@ -247,12 +261,15 @@ class Sequence {
     std::optional<StreamDecoder> decoder;
     std::string carried_text;
     std::optional<SampleResult> drawn;
+    LogitsRow last_row;
   };
   // REQUIRES: a kept point has this number of tokens.
   void RollBack(int64_t tokens);
-  // Takes over the tokens of `from_`, and what is computed of them.
-  // `draws`: the next token follows the last of them.
-  void Continue(bool draws);
+  // Makes prompts_ agree with kinds_.
+  void FindPrompts();
+  // Takes over the tokens of `from_`, and what is computed of them. `command`
+  // is the first.
+  void Continue(const Command& command);
 
   bool MayStop() const { return MayStop(options_.stopping, eos_token_ids_); }
   // The stop condition that `token` meets, if any.

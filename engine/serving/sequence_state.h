@@ -12,6 +12,9 @@
 
 namespace recurve {
 
+// Logits after a token, [vocab]. Null: not kept.
+using LogitsRow = std::shared_ptr<const std::vector<float>>;
+
 // What a sequence is between two commands, as a value: another sequence that
 // starts from it goes on with the same bits.
 //
@@ -23,18 +26,19 @@ struct SequenceState {
   std::vector<TokenKind> kinds;  // of each
   // What is computed of them; may be empty.
   SnapshotPrefix computed;
-  // If `computed` is of all tokens, the row that the next one is drawn from is
-  // gone: what was computed before, to compute that row again. May be empty.
-  SnapshotPrefix before;
+  // If `computed` is of all tokens: the row that the next one is drawn from;
+  // and what was computed before, to compute that row again. May be empty.
+  LogitsRow last_row = nullptr;
+  SnapshotPrefix before = {};
   // Its memory came from elsewhere, so that its numbers are what a client says:
   // no other sequence may find them by the tokens.
   bool imported = false;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
-  // What a sequence that goes on from it starts with. `draws`: the next token
-  // follows the last of these.
-  const SnapshotPrefix& start(bool draws) const {
-    return draws && computed.tokens == num_tokens() ? before : computed;
+  // What a sequence that goes on from it starts with. `last`: it computes the
+  // last token.
+  const SnapshotPrefix& start(bool last) const {
+    return last && computed.tokens == num_tokens() ? before : computed;
   }
 };
 

@@ -41,8 +41,10 @@ void ForEachBlock(const SequenceState& state, F f) {
 }
 
 int64_t TokenBytes(const SequenceState& state) {
-  return state.num_tokens() *
-         static_cast<int64_t>(sizeof(int32_t) + sizeof(TokenKind));
+  const size_t row = state.last_row == nullptr ? 0 : state.last_row->size();
+  return static_cast<int64_t>(state.tokens.size() *
+                                  (sizeof(int32_t) + sizeof(TokenKind)) +
+                              row * sizeof(float));
 }
 
 }  // namespace

@@ -61,9 +61,9 @@ struct StateInfo {
 // live: at the next call, or Expire. Nothing else makes room: a state that does
 // not fit is refused.
 //
-// Memory: a state takes its blocks, some bytes a token, and kEntryBytes.
-// States with blocks in common take them once; so do entries of one
-// SequenceState.
+// Memory: a state takes its blocks, some bytes a token, the logits of its last
+// one, and kEntryBytes. States with blocks in common take them once; so do
+// entries of one SequenceState.
 //
 // Thread safety: all methods may be called from any thread.
 class StateStore {

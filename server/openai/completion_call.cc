@@ -69,6 +69,7 @@ class CompletionCall::Choice : public EventSink {
       *piece_.finished->mutable_usage() = UsageToProto(result);
       completion_tokens_ = result.completion_tokens;
       cached_tokens_ = is_sample_ ? 0 : result.cache.cached_tokens;
+      approximate_ = result.cache.approximate;
     }
     call_->Pump();
   }
@@ -94,6 +95,7 @@ class CompletionCall::Choice : public EventSink {
   TextOffsets text_offsets_;
   int64_t completion_tokens_ = 0;
   int64_t cached_tokens_ = 0;  // known when it is done
+  bool approximate_ = false;   // CacheUse::approximate, likewise
 };
 
 CompletionCall::CompletionCall(const CallEnvironment& environment,
@@ -307,12 +309,15 @@ nlohmann::json CompletionCall::TotalUsage() const {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  bool approximate = false;
   for (const auto& choice : choices_) {
     prompt_tokens += choice->prompt_tokens_;
     completion_tokens += choice->completion_tokens_;
     cached_tokens += choice->cached_tokens_;
+    approximate |= choice->approximate_;
   }
-  return UsageJson(prompt_tokens, completion_tokens, cached_tokens);
+  return UsageJson(prompt_tokens, completion_tokens, cached_tokens,
+                   approximate);
 }
 
 bool CompletionCall::HasContent(Choice& choice) {

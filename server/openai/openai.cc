@@ -222,9 +222,11 @@ json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
 }
 
 json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,
-               int64_t cached_tokens) {
+               int64_t cached_tokens, bool approximate) {
+  json details = {{"cached_tokens", cached_tokens}};
+  if (approximate) details["approximate"] = true;
   return {{"prompt_tokens", prompt_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}},
+          {"prompt_tokens_details", std::move(details)},
           {"completion_tokens", completion_tokens},
           {"total_tokens", prompt_tokens + completion_tokens}};
 }

@@ -102,7 +102,7 @@ nlohmann::json ChoiceJson(const ChoicePiece& piece,
                           const Tokenizer* tokenizer, TextOffsets* offsets);
 
 nlohmann::json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,
-                         int64_t cached_tokens);
+                         int64_t cached_tokens, bool approximate);
 
 // {"id", "object", "created", "model"}; "choices" is added later.
 nlohmann::json CompletionJson(const std::string& id, int64_t created,

@@ -372,6 +372,7 @@ v1::Usage UsageToProto(const CommandResult& result) {
   cache.set_written_tokens(static_cast<uint32_t>(result.cache.written_tokens));
   cache.set_miss(ToProto(result.cache.miss));
   cache.set_diverged_at(static_cast<uint32_t>(result.cache.diverged_at));
+  cache.set_approximate(result.cache.approximate);
   return usage;
 }
 

@@ -1,6 +1,8 @@
 #include "server/services/state_transfer.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +11,24 @@
 #include "kv_cache/cache_spec.h"
 
 namespace recurve {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+absl::StatusOr<LogitsRow> LogitsOf(const std::string& bytes, int64_t vocab) {
+  if (bytes.empty()) return nullptr;
+  std::vector<float> logits(static_cast<size_t>(vocab));
+  const size_t expected = logits.size() * sizeof(float);
+  if (bytes.size() != expected) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("last_logits has ", bytes.size(), " bytes; ", vocab,
+                     " logits have ", expected));
+  }
+  std::memcpy(logits.data(), bytes.data(), expected);
+  return std::make_shared<const std::vector<float>>(std::move(logits));
+}
+
+}  // namespace
 
 v1::StateFingerprint FingerprintOf(const Engine& engine,
                                    const Fingerprint& loaded) {
@@ -55,6 +75,8 @@ absl::StatusOr<SequenceState> CheckedState(const v1::StateHeader& header,
         absl::StrCat("num_blocks is ", header.num_blocks(), "; ", computed,
                      " computed tokens take ", blocks));
   }
+  RECURVE_ASSIGN_OR_RETURN(state.last_row,
+                           LogitsOf(header.last_logits(), limits.vocab_size));
   return state;
 }
 
@@ -74,6 +96,10 @@ absl::StatusOr<std::unique_ptr<StateExport>> StateExport::Make(
   }
   header.set_computed_tokens(static_cast<uint64_t>(state.computed.tokens));
   header.set_num_blocks(made->blocks_.size());
+  if (state.last_row != nullptr) {
+    header.set_last_logits(state.last_row->data(),
+                           state.last_row->size() * sizeof(float));
+  }
   if (found.info.seed) header.set_seed(*found.info.seed);
   header.set_name(found.info.name);
   header.set_tenant(tenant);
@@ -109,9 +135,11 @@ absl::Status StateImport::Append(absl::string_view bytes) {
 int64_t StateImport::MaxHeaderBytes(const Engine& engine) {
   // An id has up to 5 bytes, a kind one.
   constexpr int64_t kTokenBytes = 6;
+  constexpr int64_t kLogitBytes = sizeof(float);
   constexpr int64_t kOtherBytes = 8192;
   return std::min(kMaxStateHeaderBytes,
-                  kTokenBytes * engine.limits().max_model_len + kOtherBytes);
+                  kTokenBytes * engine.limits().max_model_len +
+                      kLogitBytes * engine.limits().vocab_size + kOtherBytes);
 }
 
 void StateImport::TakeMemory(const std::function<void(absl::Status)>& done) {

@@ -99,6 +99,11 @@ absl::Status CheckStateHeader(const v1::StateHeader& header) {
   }
   RECURVE_RETURN_IF_ERROR(
       CheckAtMost("computed_tokens", header.computed_tokens(), tokens));
+  if (!header.last_logits().empty() && header.computed_tokens() < tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the state has last_logits, but computed_tokens is ",
+                     header.computed_tokens(), " of ", tokens));
+  }
   RECURVE_RETURN_IF_ERROR(
       CheckAtMost("num_blocks", header.num_blocks(), kMaxStateBlocks));
   const uint64_t block_bytes = header.fingerprint().block_bytes();

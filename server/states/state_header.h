@@ -22,8 +22,9 @@ inline constexpr int64_t kMaxStateBlockBytes = int64_t{1} << 34;
 
 // InvalidArgument, naming the field, unless the header agrees with itself:
 // there is a fingerprint within its limit, each token has a kind, no more
-// tokens are computed than there are, and blocks are within the limits. Whether
-// a model has these tokens is the owner's to check.
+// tokens are computed than there are, logits come only with all of them, and
+// blocks are within the limits. Whether a model has these tokens is the owner's
+// to check.
 absl::Status CheckStateHeader(const v1::StateHeader& header);
 
 // A serialized header, checked. FailedPrecondition if it has a field that this

@@ -3,6 +3,7 @@
 // of a prompt that is computed as a whole.
 
 #include <array>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -43,9 +44,10 @@ class EnginePrefixTest : public testing::TestWithParam<Config> {
     fake_.runs_ahead = GetParam().runs_ahead;
   }
 
-  void Start(int64_t reserve_blocks = 0) {
+  void Start(int64_t reserve_blocks = 0, bool reuse_generated = false) {
     EngineOptions options = OptionsFor(fake_);
     options.prefix_cache = true;
+    options.reuse_generated = reuse_generated;
     options.preemption_bytes = reserve_blocks * 512;
     engine_ = MakeEngine(options, fake_);
   }
@@ -93,6 +95,122 @@ TEST_P(EnginePrefixTest, ASecondSightingHits) {
   EXPECT_EQ(second.cache.cached_tokens, Down(899));
   EXPECT_EQ(second.cache.miss, CacheMiss::kNone);
   EXPECT_EQ(engine_->load().cached_prompt_tokens_total, Down(899));
+}
+
+TEST_P(EnginePrefixTest, AnEqualPromptComputesNothing) {
+  Start();
+  for (const int64_t tokens :
+       {kMinEndTokens - 1, kMinEndTokens, int64_t{900}, int64_t{960}}) {
+    SCOPED_TRACE(tokens);
+    const std::vector<int32_t> prompt = Text(tokens, 100 + tokens);
+    Script script = Script::Generate(prompt, 20);
+    SamplingParams& sampling = script.options.sampling;
+    int64_t computed = 0;
+    for (const uint64_t seed : {1, 1, 2, 3}) {
+      sampling.seed = seed;
+      sampling.temperature = seed == 3 ? 0.0f : 1.0f;
+      sampling.repetition_penalty = seed == 2 ? 1.3f : 1.0f;
+      sampling.num_logprobs = 3;
+      // The first token alone, too.
+      for (const int64_t generate : {20, 1}) {
+        script.commands[0].generate = generate;
+        const StreamRecord got = RunAlone(*engine_, script);
+        const StreamRecord want = RunSolo(fake_, script);
+        EXPECT_EQ(got.violation, "");
+        EXPECT_TRUE(got.admitted);
+        EXPECT_EQ(got.tokens, want.tokens);
+        EXPECT_EQ(got.logprobs, want.logprobs);
+        const CacheUse& use = got.results[0].cache;
+        if (computed > 0 && tokens >= kMinEndTokens) {
+          EXPECT_EQ(use.cached_tokens, tokens);
+          EXPECT_EQ(use.miss, CacheMiss::kNone);
+        } else {
+          EXPECT_LT(use.cached_tokens, tokens);
+        }
+        computed += tokens - use.cached_tokens;
+        EXPECT_TRUE(IsIdle(*engine_));
+      }
+    }
+  }
+}
+
+TEST_P(EnginePrefixTest, OnlyAnEqualPromptOfTheSameDomainHasAnEnd) {
+  Start();
+  const std::vector<int32_t> prompt = Text(555, 1);
+  const auto cached = [&](const std::vector<int32_t>& tokens,
+                          const std::string& key, uint32_t flow) {
+    Script script = Script::Generate(tokens, 5);
+    script.options.cache_key = key;
+    script.options.flow.id = flow;
+    const StreamRecord got = RunAlone(*engine_, script);
+    EXPECT_EQ(got.tokens, RunSolo(fake_, script).tokens);
+    return got.results[0].cache.cached_tokens;
+  };
+  EXPECT_EQ(cached(prompt, "", 0), 0);
+  EXPECT_EQ(cached(prompt, "", 0), 555);
+  EXPECT_EQ(cached(prompt, "own", 0), 0);
+  EXPECT_EQ(cached(prompt, "", 1), 0);
+  // Its state is in the middle of a chunk of a longer one.
+  EXPECT_EQ(cached(prompt + Text(70, 2), "", 0), Down(554));
+  EXPECT_LE(cached({prompt.begin(), prompt.end() - 1}, "", 0), Down(553));
+}
+
+TEST_P(EnginePrefixTest, EndsGoBeforeOtherSnapshots) {
+  Start();
+  Script script = Script::Generate(Text(600, 1), 2);
+  RunAlone(*engine_, script);
+  EXPECT_EQ(RunAlone(*engine_, script).results[0].cache.cached_tokens, 600);
+  // More prompts than there is memory for.
+  for (uint64_t i = 2;
+       i < 1000 && engine_->load().snapshot_evictions_total == 0; ++i) {
+    Script other = Script::Generate(Text(600, i), 2);
+    RunAlone(*engine_, other);
+    const StreamRecord got = RunAlone(*engine_, other);
+    EXPECT_EQ(got.tokens, RunSolo(fake_, other).tokens);
+  }
+  EXPECT_TRUE(IsIdle(*engine_));
+  EXPECT_GT(engine_->load().snapshot_evictions_total, 0);
+  EXPECT_LT(RunAlone(*engine_, script).results[0].cache.cached_tokens, 600);
+}
+
+// A conversation whose turns go on from what the last one computed has the bits
+// of a sequence of tokens of these kinds.
+TEST_P(EnginePrefixTest, WithAnyKindWhatWasGeneratedIsReused) {
+  Start(0, /*reuse_generated=*/true);
+  EngineOptions options = OptionsFor(fake_);
+  options.prefix_cache = true;
+  options.state_bytes = 1 << 20;
+  std::vector<int32_t> text = Text(200, 2);
+  SequenceState known;  // what the last turn has computed
+  for (uint64_t turn = 0; turn < 4; ++turn) {
+    SCOPED_TRACE(turn);
+    Script script = Script::Generate(text, 40);
+    const StreamRecord got = RunAlone(*engine_, script);
+    ASSERT_TRUE(got.end && got.end->ok());
+    const CacheUse& use = got.results[0].cache;
+    EXPECT_EQ(use.cached_tokens, known.num_tokens());
+    EXPECT_EQ(use.approximate, turn > 0);
+    const std::vector<int32_t> rest(text.begin() + known.num_tokens(),
+                                    text.end());
+    if (turn > 0) {
+      const auto solo = MakeEngine(options, fake_);
+      std::promise<absl::StatusOr<SequenceStatePtr>> made;
+      solo->MakeState(known, 0, [&](auto s) { made.set_value(std::move(s)); });
+      const auto sink = std::make_shared<RecordingSink>();
+      Engine::Submission submission{script.options, script.commands[0],
+                                    /*close_when_done=*/true, sink};
+      submission.command.append = rest;
+      submission.from = *made.get_future().get();
+      ASSERT_TRUE(solo->Submit(std::move(submission)).ok());
+      EXPECT_EQ(got.tokens, sink->WaitEnd().tokens);
+    }
+    EXPECT_TRUE(IsIdle(*engine_));
+    AppendKinds(static_cast<int64_t>(rest.size()), &known.kinds);
+    text = text + got.tokens;
+    known.tokens.assign(text.begin(), text.end() - 1);
+    known.kinds.resize(known.tokens.size(), TokenKind::kStep);
+    text = text + Text(100, 10 + turn);
+  }
 }
 
 TEST_P(EnginePrefixTest, TheSecondPromptHitsAtANamedPlace) {

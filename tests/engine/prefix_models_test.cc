@@ -92,6 +92,40 @@ TEST_P(PrefixModelsTest, HitsHaveTheBitsOfColdRuns) {
   EXPECT_TRUE(IsIdle(*engine));
 }
 
+// The first token is drawn from logits that were kept, on the host.
+TEST_P(PrefixModelsTest, EqualPromptsHaveTheBitsOfColdRuns) {
+  const auto engine = Load(GetParam(), int64_t{256} << 20);
+  const auto cold = Load(GetParam(), 0);
+  ASSERT_TRUE(engine != nullptr && cold != nullptr);
+  const int64_t longest = engine->model().max_position_embeddings - 20;
+  TestRandom random(13);
+  for (const int64_t length : {128, 200, 511, 700}) {
+    if (length > longest) continue;
+    SCOPED_TRACE(length);
+    const std::vector<int32_t> prompt =
+        random.Tokens(length, engine->model().vocab_size);
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      Script script = Script::Generate(prompt, 9);
+      script.options.stopping.ignore_eos = true;
+      SamplingParams& sampling = script.options.sampling;
+      sampling.seed = seed;
+      sampling.temperature = seed == 1 ? 0.0f : 0.9f;
+      sampling.repetition_penalty = seed == 2 ? 1.2f : 1.0f;
+      sampling.top_p = seed == 3 ? 0.7f : 1.0f;
+      sampling.num_logprobs = 0;
+      const StreamRecord got = RunAlone(*engine, script);
+      const StreamRecord want = RunAlone(*cold, script);
+      ASSERT_TRUE(got.end && got.end->ok()) << *got.end;
+      EXPECT_EQ(got.tokens, want.tokens);
+      EXPECT_EQ(got.logprobs, want.logprobs);
+      if (engine->limits().max_prompt_tokens == 0) {
+        EXPECT_EQ(got.results[0].cache.cached_tokens, seed == 0 ? 0 : length);
+      }
+    }
+  }
+  EXPECT_TRUE(IsIdle(*engine));
+}
+
 // A sequence that is driven command by command.
 class Driven {
  public:

@@ -166,6 +166,16 @@ absl::Status FakeRunner::CheckShape(const StepBatch& batch) const {
       return Violation("a sample has no logits or no parameters");
     }
   }
+  for (size_t i = 0; i < batch.kept.size(); ++i) {
+    if (batch.kept[i] < 0 ||
+        batch.kept[i] >= static_cast<int64_t>(batch.logit_rows.size()) ||
+        (i > 0 && batch.kept[i] <= batch.kept[i - 1])) {
+      return Violation("kept rows are not ascending or out of range");
+    }
+  }
+  if (batch.kept.size() > static_cast<size_t>(kMaxKeptRows)) {
+    return Violation("too many kept rows");
+  }
   return absl::OkStatus();
 }
 
@@ -293,7 +303,8 @@ absl::Status FakeRunner::Launch(const StepBatch& batch) {
     return Violation("a step is fed by one that is done");
   Launched& step = launched_.emplace_back();
   step.status = Compute(Feed(batch), &step.output);
-  step.logits.assign(step.output.logits.begin(), step.output.logits.end());
+  step.logits = logits_;
+  step.kept = batch.kept;
   return absl::OkStatus();
 }
 
@@ -303,8 +314,19 @@ absl::Status FakeRunner::Wait(StepOutput* output) {
   launched_.pop_front();
   waited_logits_ = std::move(step.logits);
   *output = std::move(step.output);
-  output->logits = waited_logits_;
+  if (!output->logits.empty()) output->logits = waited_logits_;
+  if (step.status.ok()) output->kept = Kept(waited_logits_, step.kept);
   return step.status;
+}
+
+std::vector<absl::Span<const float>> FakeRunner::Kept(
+    absl::Span<const float> logits, absl::Span<const int32_t> rows) const {
+  std::vector<absl::Span<const float>> kept;
+  for (const int32_t row : rows) {
+    kept.push_back(
+        logits.subspan(row * options_.vocab_size, options_.vocab_size));
+  }
+  return kept;
 }
 
 absl::Status FakeRunner::Compute(const StepBatch& batch, StepOutput* output) {
@@ -326,6 +348,7 @@ absl::Status FakeRunner::Compute(const StepBatch& batch, StepOutput* output) {
   if (options_.device_seconds)
     output->device_seconds = options_.device_seconds(batch);
   output->logits = logits_;
+  output->kept = Kept(logits_, batch.kept);
   output->logits_status = absl::OkStatus();
   if (runs_ == options_.no_logits_on_run && batch.wants_logits) {
     output->logits = {};

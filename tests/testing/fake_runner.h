@@ -79,6 +79,7 @@ class FakeRunner : public ModelRunner, private CacheStorage {
     absl::Status status;
     StepOutput output;
     std::vector<float> logits;
+    std::vector<int32_t> kept;
   };
 
   struct State {
@@ -98,6 +99,9 @@ class FakeRunner : public ModelRunner, private CacheStorage {
   // `batch` with its fed tokens filled in.
   StepBatch Feed(const StepBatch& batch) const;
   absl::Status Compute(const StepBatch& batch, StepOutput* output);
+  // `rows` of `logits`.
+  std::vector<absl::Span<const float>> Kept(
+      absl::Span<const float> logits, absl::Span<const int32_t> rows) const;
   absl::Status CheckShape(const StepBatch& batch) const;
   absl::Status CheckSequence(const StepBatch& batch, int64_t sequence) const;
   absl::Status CheckDistinct(const StepBatch& batch) const;

@@ -34,16 +34,18 @@ class Admitted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., queue_seconds: _Optional[float] = ...) -> None: ...
 
 class CacheUse(_message.Message):
-    __slots__ = ["cached_tokens", "diverged_at", "miss", "written_tokens"]
+    __slots__ = ["approximate", "cached_tokens", "diverged_at", "miss", "written_tokens"]
+    APPROXIMATE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DIVERGED_AT_FIELD_NUMBER: _ClassVar[int]
     MISS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    approximate: bool
     cached_tokens: int
     diverged_at: int
     miss: CacheMiss
     written_tokens: int
-    def __init__(self, cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., miss: _Optional[_Union[CacheMiss, str]] = ..., diverged_at: _Optional[int] = ...) -> None: ...
+    def __init__(self, cached_tokens: _Optional[int] = ..., written_tokens: _Optional[int] = ..., miss: _Optional[_Union[CacheMiss, str]] = ..., diverged_at: _Optional[int] = ..., approximate: bool = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
     __slots__ = ["append_ids", "append_text", "cache_key", "from_state", "generate", "keep", "logits", "logprobs", "priority", "rollback_to", "sampling", "snapshot_at", "stopping"]

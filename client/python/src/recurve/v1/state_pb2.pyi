@@ -118,9 +118,10 @@ class StateFingerprint(_message.Message):
     def __init__(self, model: _Optional[str] = ..., arithmetic: _Optional[int] = ..., device: _Optional[str] = ..., weight_dtype: _Optional[str] = ..., state_dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., layout: _Optional[int] = ..., page_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., page_tokens: _Optional[int] = ...) -> None: ...
 
 class StateHeader(_message.Message):
-    __slots__ = ["computed_tokens", "fingerprint", "name", "num_blocks", "seed", "tenant", "token_ids", "token_kinds"]
+    __slots__ = ["computed_tokens", "fingerprint", "last_logits", "name", "num_blocks", "seed", "tenant", "token_ids", "token_kinds"]
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LAST_LOGITS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -129,13 +130,14 @@ class StateHeader(_message.Message):
     TOKEN_KINDS_FIELD_NUMBER: _ClassVar[int]
     computed_tokens: int
     fingerprint: StateFingerprint
+    last_logits: bytes
     name: str
     num_blocks: int
     seed: int
     tenant: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     token_kinds: bytes
-    def __init__(self, fingerprint: _Optional[_Union[StateFingerprint, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., token_kinds: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., seed: _Optional[int] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[_Union[StateFingerprint, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., token_kinds: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., seed: _Optional[int] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., last_logits: _Optional[bytes] = ...) -> None: ...
 
 class StateInfo(_message.Message):
     __slots__ = ["age_seconds", "bytes", "computed_tokens", "id", "name", "pinned", "seed", "stored", "tokens", "ttl_seconds"]
