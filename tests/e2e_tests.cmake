@@ -1,6 +1,8 @@
 # Tests of a server over real channels, apart from those of the core.
 
 recurve_test(e2e_api_keys_test SRCS e2e/api_keys_test.cc DEPS recurve_e2e_testing LABELS e2e)
+recurve_test(e2e_bench_test SRCS e2e/bench_test.cc
+             DEPS recurve_e2e_testing recurve_client_cli nlohmann_json::nlohmann_json LABELS e2e)
 recurve_test(e2e_encoding_test SRCS e2e/encoding_test.cc
              DEPS recurve_e2e_testing recurve_http_testing nlohmann_json::nlohmann_json
              LABELS e2e)

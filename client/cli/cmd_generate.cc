@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -18,6 +19,8 @@
 
 namespace recurve {
 namespace {
+
+constexpr uint32_t kMostSamples = 16;  // the proto's limit
 
 absl::Status Named(absl::string_view flag, const absl::Status& status) {
   return absl::Status(status.code(),
@@ -133,7 +136,7 @@ nlohmann::ordered_json ToJson(const Generation& generation,
   return json;
 }
 
-void PrintSummary(const Generation& generation) {
+void PrintSummary(const Generation& generation, absl::string_view prefix) {
   const v1::Usage& usage = generation.end.usage();
   const v1::Timings& timings = generation.end.timings();
   const double rate = timings.total_seconds() > 0
@@ -141,11 +144,12 @@ void PrintSummary(const Generation& generation) {
                           : 0;
   absl::FPrintF(
       stderr,
-      "%d tokens (%s) after a prompt of %d, first token %.1f ms, "
+      "%s%d tokens (%s) after a prompt of %d, first token %.1f ms, "
       "total %.3f s, %.1f tokens/s, seed %d, request %s\n",
-      usage.completion_tokens(), FinishReasonName(generation.end.reason()),
-      usage.prompt_tokens(), timings.time_to_first_token_seconds() * 1000,
-      timings.total_seconds(), rate, generation.seed, generation.request_id);
+      prefix, usage.completion_tokens(),
+      FinishReasonName(generation.end.reason()), usage.prompt_tokens(),
+      timings.time_to_first_token_seconds() * 1000, timings.total_seconds(),
+      rate, generation.seed, generation.request_id);
 }
 
 // Writes the tokens of an event to stdout.
@@ -178,6 +182,67 @@ absl::Status Stream(RecurveClient* client, const v1::GenerateRequest& request,
   RECURVE_RETURN_IF_ERROR(failure);
   RECURVE_RETURN_IF_ERROR(status);
   return generation->CheckFinished();
+}
+
+// All continuations of a request. Those that were under way when an error ended
+// the call are kept, too.
+absl::Status Collect(RecurveClient* client, const v1::GenerateRequest& request,
+                     const CallOptions& options,
+                     std::vector<Generation>* samples) {
+  absl::Status failure;
+  const absl::Status status = client->Generate(
+      request,
+      [&](const v1::GenerateEvent& event) {
+        if (event.sample() >= samples->size()) {
+          failure = absl::DataLossError(
+              absl::StrCat("an event of continuation ", event.sample(), ", of ",
+                           samples->size(), " from 0"));
+        } else {
+          failure = (*samples)[event.sample()].Add(event);
+        }
+        return failure.ok();
+      },
+      options);
+  RECURVE_RETURN_IF_ERROR(failure);
+  RECURVE_RETURN_IF_ERROR(status);
+  for (const Generation& sample : *samples) {
+    RECURVE_RETURN_IF_ERROR(sample.CheckFinished());
+  }
+  return absl::OkStatus();
+}
+
+// Prints each continuation that has tokens under a line with its number.
+void PrintSamples(const std::vector<Generation>& samples, bool as_ids) {
+  for (size_t i = 0; i < samples.size(); ++i) {
+    if (samples[i].token_ids.empty()) continue;
+    const std::string text =
+        as_ids ? absl::StrJoin(samples[i].token_ids, ",") : samples[i].text;
+    absl::PrintF("[%d]\n", i);
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fputc('\n', stdout);
+  }
+}
+
+absl::Status GenerateSamples(RecurveClient* client, const GenerateFlags& flags,
+                             const v1::GenerateRequest& request, bool as_ids,
+                             const CallOptions& options) {
+  std::vector<Generation> samples(*flags.n);
+  const absl::Status status = Collect(client, request, options, &samples);
+  if (!flags.json) PrintSamples(samples, as_ids);
+  std::fflush(stdout);
+  RECURVE_RETURN_IF_ERROR(status);
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < samples.size(); ++i) {
+    if (flags.json) {
+      nlohmann::ordered_json json = {{"sample", i}};
+      json.update(ToJson(samples[i], flags.logprobs.has_value()));
+      list.push_back(std::move(json));
+    } else {
+      PrintSummary(samples[i], absl::StrCat("[", i, "] "));
+    }
+  }
+  if (flags.json) absl::PrintF("%s\n", list.dump());
+  return FlushStdout();
 }
 
 int Run(const GenerateFlags& flags) {
@@ -226,6 +291,13 @@ absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
   RECURVE_RETURN_IF_ERROR(SetPrompt(flags, &request));
   RECURVE_RETURN_IF_ERROR(SetSampling(flags, &request));
   RECURVE_RETURN_IF_ERROR(SetStopping(flags, &request));
+  if (flags.n.has_value()) {
+    if (*flags.n < 1 || *flags.n > kMostSamples) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--n: ", *flags.n, " is not in 1 to ", kMostSamples));
+    }
+    request.set_n(*flags.n);
+  }
   if (flags.priority) request.set_priority(*flags.priority);
   if (flags.logprobs) request.set_logprobs(*flags.logprobs);
   if (!IsProtobufString(flags.cache_key)) {
@@ -252,6 +324,9 @@ absl::Status GenerateAndPrint(RecurveClient* client, const GenerateFlags& flags,
                              client->GetModelInfo(options));
     as_ids = model.tokenizer().empty();
   }
+  if (flags.n.has_value()) {
+    return GenerateSamples(client, flags, request, as_ids, options);
+  }
   Generation generation;
   RECURVE_RETURN_IF_ERROR(
       Stream(client, request, !flags.json, as_ids, options, &generation));
@@ -260,7 +335,7 @@ absl::Status GenerateAndPrint(RecurveClient* client, const GenerateFlags& flags,
         ToJson(generation, flags.logprobs.has_value()).dump();
     absl::PrintF("%s\n", text);
   } else {
-    PrintSummary(generation);
+    PrintSummary(generation, "");
   }
   return FlushStdout();
 }
@@ -333,6 +408,11 @@ void RegisterGenerate(CLI::App* app, int* exit_code) {
   command->add_option("--from-state", flags->from_state,
                       "Go on from this state, an id or a name; the prompt "
                       "follows it, and may be left out");
+  command
+      ->add_option("--n", flags->n,
+                   "Continuations of the prompt, 1 to 16, printed at the end, "
+                   "each under its number from 0; with --json: a list")
+      ->transform(Decimal(UINT32_MAX));
   command->add_option("--priority", flags->priority, "Higher runs first")
       ->check(CLI::Range(INT32_MIN, INT32_MAX));
   command->add_option("--timeout", flags->timeout_seconds,

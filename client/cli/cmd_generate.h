@@ -36,12 +36,14 @@ struct GenerateFlags {
   std::string cache_key;
   std::vector<uint32_t> snapshot_at;
   std::string from_state;
+  std::optional<uint32_t> n;  // continuations
   std::optional<double> timeout_seconds;
   bool json = false;
 };
 
 // The request that the flags describe. Fields without a flag stay unset; the
-// server checks their limits. InvalidArgument (or the error of reading
+// server checks their limits, except for n, which is 1 to 16. InvalidArgument
+// (or the error of reading
 // --prompt-file) names the flag.
 absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
     const GenerateFlags& flags);
@@ -51,7 +53,8 @@ void AddPromptFlags(CLI::App* command, GenerateFlags* flags);
 void AddSamplingFlags(CLI::App* command, GenerateFlags* flags);
 void AddStoppingFlags(CLI::App* command, GenerateFlags* flags);
 
-// Runs the request and prints what comes, as `generate` does.
+// Runs the request and prints what comes, as `generate` does: with flags.n at
+// the end, each continuation under its number from 0.
 absl::Status GenerateAndPrint(RecurveClient* client, const GenerateFlags& flags,
                               const v1::GenerateRequest& request,
                               const CallOptions& options);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/check.h"
+#include "client/loadgen/bench_cache.h"
 #include "client/loadgen/bench_metrics.h"
 #include "client/loadgen/bench_report_template.h"
 #include "client/loadgen/bench_series.h"
@@ -61,11 +62,16 @@ ordered_json Timeline(const BenchResult& result) {
 ordered_json StepData(const BenchStep& step) {
   const BenchResult& result = step.result;
   std::vector<double> ttft;
+  std::vector<double> ttft_hit;
+  std::vector<double> ttft_miss;
   std::vector<double> itl;
   for (const RequestRecord& record : result.records) {
     if (record.outcome != Outcome::kCompleted) continue;
     const RequestLatency& latency = record.latency;
-    if (latency.ttft_ms.has_value()) ttft.push_back(*latency.ttft_ms);
+    if (latency.ttft_ms.has_value()) {
+      ttft.push_back(*latency.ttft_ms);
+      (IsCacheHit(record) ? ttft_hit : ttft_miss).push_back(*latency.ttft_ms);
+    }
     itl.insert(itl.end(), latency.itl_ms.begin(), latency.itl_ms.end());
   }
   // A round length: a second, or a multiple or a decimal fraction of it.
@@ -78,6 +84,10 @@ ordered_json StepData(const BenchStep& step) {
   data["interruption"] = FormatInterruption(step.report);
   data["report"] = step.report;
   data["ttft_curve"] = RoundedArray(Quantiles(std::move(ttft), kCurvePoints));
+  data["ttft_hit_curve"] =
+      RoundedArray(Quantiles(std::move(ttft_hit), kCurvePoints));
+  data["ttft_miss_curve"] =
+      RoundedArray(Quantiles(std::move(ttft_miss), kCurvePoints));
   data["itl_curve"] = RoundedArray(Quantiles(std::move(itl), kCurvePoints));
   data["bin_seconds"] = bin;
   data["tokens_per_second"] = RoundedArray(series.tokens_per_second);

@@ -11,7 +11,7 @@ double Milliseconds(BenchClock::duration duration) {
 
 const char kLatencyDefinitions[] =
     "TTFT: from sending the request to its first tokens event (queueing and "
-    "prefill included).\n"
+    "prefill included); also of the prefix cache's hits and misses alone.\n"
     "TPOT: (last tokens event - first tokens event) / (tokens - 1), one value "
     "a request; requests of one token have none.\n"
     "ITL: the gap between two tokens events divided by the tokens of the later "

@@ -11,6 +11,10 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"ttft", "ms",
        "time to first token: from sending the request to its first tokens "
        "event, queueing and prefill included"},
+      {"ttft_hit", "ms",
+       "ttft of requests whose prompt was in the server's prefix cache, in "
+       "part at least"},
+      {"ttft_miss", "ms", "ttft of the others"},
       {"tpot", "ms",
        "time per output token: (last tokens event - first tokens event) / "
        "(tokens - 1), one value a request; requests of one token have none"},
@@ -49,6 +53,26 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"preemptions", "",
        "how often completed requests lost their memory to others, as the "
        "server counts"},
+      {"cached_tokens", "tokens",
+       "of total_input_tokens, those whose state was in the prefix cache, as "
+       "the server counts"},
+      {"cache_written_tokens", "tokens",
+       "of total_input_tokens, those in the longest snapshot taken of their "
+       "prompt, as the server counts"},
+      {"cache_hits", "requests", "completed, with cached tokens"},
+      {"cache_hit_rate", "",
+       "cache_hits / completed; null when no request completed"},
+      {"cache_token_hit_rate", "",
+       "cached_tokens / total_input_tokens; null when no request completed"},
+      {"cache_misses", "requests",
+       "completed, without cached tokens, by the server's reason: unknown "
+       "(no prompt that begins alike was seen), diverged (the prompt parts "
+       "from those seen), evicted (a snapshot made room for others), short "
+       "(no snapshot fits the prompt), disabled (no prefix cache), "
+       "unspecified (the server says nothing)"},
+      {"cache_partial_hits", "requests",
+       "of cache_hits, those where more of the prompt could have been in the "
+       "cache, by the same reasons"},
       {"request_rate", "requests/s",
        "asked for in an open loop; \"inf\" in a closed one, null for a trace"},
       {"burstiness", "",
@@ -56,7 +80,8 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
        "less is burstier; null when gaps are constant or of a trace, and in a "
        "closed loop"},
       {"max_concurrency", "streams",
-       "the bound on streams; null when there was none"},
+       "the bound on streams, in a closed loop of trees the bound on trees; "
+       "null when there was none"},
       {"request_throughput", "requests/s", "completed / duration"},
       {"request_goodput", "requests/s",
        "completed requests that kept every limit of --goodput / duration; null "
@@ -83,8 +108,9 @@ const std::vector<MetricDefinition>& MetricDefinitions() {
       {"interrupted_requests", "requests",
        "under way when the run was interrupted; in no other figure"},
       {"verified", "requests",
-       "with --verify: sent again alone, after the run, and compared token by "
-       "token"},
+       "with --verify: sent again alone, after the run, without the prefix "
+       "cache's help, and compared token by token"},
+      {"verified_hits", "requests", "with --verify: of those, cache hits"},
       {"verify_mismatches", "requests",
        "with --verify: of those, the ones whose tokens differ"},
       {"saturated", "",

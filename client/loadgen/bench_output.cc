@@ -20,6 +20,7 @@
 #include "client/loadgen/bench_html.h"
 #include "client/loadgen/bench_latency.h"
 #include "client/loadgen/bench_report.h"
+#include "client/loadgen/bench_sharing.h"
 #include "client/loadgen/bench_sweep.h"
 
 namespace recurve {
@@ -80,8 +81,18 @@ ordered_json Configuration(const BenchFlags& flags, const BenchPlan& plan) {
   }
   config["turns_distribution"] = workload.turns.text();
   config["turn_tokens_distribution"] =
-      flags.turns.empty() ? ordered_json()
-                          : ordered_json(workload.turn_tokens.text());
+      workload.turns.max() == 1 && workload.branch_levels == 0
+          ? ordered_json()
+          : ordered_json(workload.turn_tokens.text());
+  config["workload"] = WorkloadName(flags);
+  config["prefix_groups"] = workload.prefix_groups;
+  config["prefix_tokens_distribution"] =
+      workload.prefix_groups == 0 ? ordered_json()
+                                  : ordered_json(workload.prefix_tokens.text());
+  config["branches"] = workload.branches;
+  config["branch_levels"] = workload.branch_levels;
+  config["snapshot_prefix"] = workload.snapshot_prefix;
+  config["cache_key"] = workload.cache_key;
   config["think_time_seconds"] = OrNull(flags.think_time_seconds);
   config["ignore_eos"] = workload.ignore_eos;
   config["cancel_fraction"] = workload.cancel_fraction;
@@ -216,6 +227,7 @@ std::vector<std::pair<const char*, std::string>> InputFiles(
   add("--output-tokens", flags.output_tokens.value_or(""));
   add("--turns", flags.turns);
   add("--turn-tokens", flags.turn_tokens);
+  add("--prefix-tokens", flags.prefix_tokens);
   files.emplace_back("--tls-ca", flags.server.tls.ca);
   files.emplace_back("--tls-cert", flags.server.tls.cert);
   files.emplace_back("--tls-key", flags.server.tls.key);

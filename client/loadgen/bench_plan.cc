@@ -7,8 +7,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cli/parse.h"
+#include "client/loadgen/bench_flag_errors.h"
+#include "client/loadgen/bench_sharing.h"
 #include "client/loadgen/bench_sweep.h"
 #include "client/loadgen/bench_trace.h"
+#include "client/loadgen/bench_tree.h"
 
 namespace recurve {
 namespace {
@@ -16,75 +20,45 @@ namespace {
 constexpr uint64_t kDefaultRequests = 64;
 constexpr absl::Duration kDefaultStepDuration = absl::Seconds(20);
 constexpr uint32_t kDefaultConcurrency = 16;
-constexpr uint32_t kMostTurns = 1000;
-// For an open loop without --max-concurrency.
+// For an open loop without --max-concurrency, and for the branches of a closed
+// one.
 constexpr uint32_t kMostStreams = 10000;
+constexpr size_t kMostCacheKeyBytes = 256;  // the proto's limit
 constexpr uint32_t kOpenLoopConnections = 16;
 // How many streams every server should accept on one connection: the minimum
 // that HTTP/2 recommends.
 constexpr uint32_t kStreamsPerConnection = 100;
-
-absl::Status Named(absl::string_view flag, const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(flag, ": ", status.message()));
-}
-
-absl::Status Refuse(absl::string_view flag, absl::string_view reason) {
-  return Named(flag, absl::InvalidArgumentError(reason));
-}
 
 absl::Status CheckPositive(absl::string_view flag,
                            const std::optional<double>& value) {
   if (!value.has_value() || (std::isfinite(*value) && *value > 0)) {
     return absl::OkStatus();
   }
-  return Refuse(flag, absl::StrCat(*value, " is not a number above 0"));
-}
-
-absl::StatusOr<LengthDistribution> ParseLengths(absl::string_view flag,
-                                                absl::string_view text) {
-  auto lengths = LengthDistribution::Parse(text);
-  if (!lengths.ok()) return Named(flag, lengths.status());
-  return lengths;
+  return RefuseFlag(flag, absl::StrCat(*value, " is not a number above 0"));
 }
 
 absl::Status SetWorkload(const BenchFlags& flags, WorkloadConfig* workload) {
   // Written so that NaN fails too.
   if (!(flags.cancel_fraction >= 0 && flags.cancel_fraction <= 1)) {
-    return Refuse("--cancel-fraction",
-                  absl::StrCat(flags.cancel_fraction, " is not in 0 to 1"));
+    return RefuseFlag("--cancel-fraction",
+                      absl::StrCat(flags.cancel_fraction, " is not in 0 to 1"));
   }
   RECURVE_ASSIGN_OR_RETURN(
       workload->prompt_tokens,
-      ParseLengths("--prompt-tokens", flags.prompt_tokens.value_or("64:256")));
+      ParseLengthsFlag("--prompt-tokens",
+                       flags.prompt_tokens.value_or("64:256")));
   RECURVE_ASSIGN_OR_RETURN(
       workload->output_tokens,
-      ParseLengths("--output-tokens", flags.output_tokens.value_or("16:128")));
-  workload->turn_tokens = workload->prompt_tokens;
-  if (!flags.turns.empty()) {
-    RECURVE_ASSIGN_OR_RETURN(workload->turns,
-                             ParseLengths("--turns", flags.turns));
-    if (workload->turns.max() > kMostTurns) {
-      return Refuse("--turns", absl::StrCat(workload->turns.max(), " is above ",
-                                            kMostTurns));
-    }
-  }
-  if (!flags.turn_tokens.empty()) {
-    if (flags.turns.empty()) return Refuse("--turn-tokens", "needs --turns");
-    RECURVE_ASSIGN_OR_RETURN(workload->turn_tokens,
-                             ParseLengths("--turn-tokens", flags.turn_tokens));
-  }
+      ParseLengthsFlag("--output-tokens",
+                       flags.output_tokens.value_or("16:128")));
+  RECURVE_RETURN_IF_ERROR(SetSharing(flags, workload));
   if (!flags.trace_path.empty()) {
-    const bool lengths_given =
-        flags.prompt_tokens.has_value() || flags.output_tokens.has_value();
-    if (lengths_given || !flags.turns.empty()) {
-      return Refuse(flags.turns.empty() ? "--prompt-tokens and --output-tokens"
-                                        : "--turns",
-                    "not together with --trace, which has the lengths");
+    if (flags.prompt_tokens.has_value() || flags.output_tokens.has_value()) {
+      return RefuseFlag("--prompt-tokens and --output-tokens",
+                        "not together with --trace, which has the lengths");
     }
     auto trace = ReadTrace(flags.trace_path);
-    if (!trace.ok()) return Named("--trace", trace.status());
+    if (!trace.ok()) return NameFlag("--trace", trace.status());
     workload->trace =
         std::make_shared<const std::vector<TraceEntry>>(*std::move(trace));
   }
@@ -92,6 +66,15 @@ absl::Status SetWorkload(const BenchFlags& flags, WorkloadConfig* workload) {
   workload->cancel_fraction = flags.cancel_fraction;
   workload->temperature = flags.temperature;
   workload->seed = flags.seed;
+  if (!IsProtobufString(flags.cache_key)) {
+    return RefuseFlag("--cache-key", "the text is not valid UTF-8");
+  }
+  if (flags.cache_key.size() > kMostCacheKeyBytes) {
+    return RefuseFlag("--cache-key",
+                      absl::StrCat(flags.cache_key.size(), " bytes are above ",
+                                   kMostCacheKeyBytes));
+  }
+  workload->cache_key = flags.cache_key;
   return absl::OkStatus();
 }
 
@@ -104,7 +87,7 @@ absl::Status CheckMode(const BenchFlags& flags) {
   if (!flags.sweep_rates.empty()) modes.push_back("--sweep-rates");
   if (!flags.sweep_concurrency.empty()) modes.push_back("--sweep-concurrency");
   if (modes.size() > 1) {
-    return Refuse(
+    return RefuseFlag(
         modes[0],
         absl::StrCat("not together with ", modes[1],
                      flags.concurrency.has_value()
@@ -114,30 +97,29 @@ absl::Status CheckMode(const BenchFlags& flags) {
   }
   const bool by_rate = flags.rate.has_value() || !flags.sweep_rates.empty();
   if (!by_rate && !flags.arrivals.empty()) {
-    return Refuse("--arrivals", "needs --rate or --sweep-rates");
+    return RefuseFlag("--arrivals", "needs --rate or --sweep-rates");
   }
   if (!by_rate && flags.burstiness.has_value()) {
-    return Refuse("--burstiness", "needs --rate or --sweep-rates");
+    return RefuseFlag("--burstiness", "needs --rate or --sweep-rates");
   }
   if (flags.burstiness.has_value() && !flags.arrivals.empty() &&
       flags.arrivals != "bursty") {
-    return Refuse("--burstiness", absl::StrCat("not together with --arrivals ",
-                                               flags.arrivals));
+    return RefuseFlag(
+        "--burstiness",
+        absl::StrCat("not together with --arrivals ", flags.arrivals));
   }
   if (!by_rate && flags.trace_path.empty() &&
       flags.max_concurrency.has_value()) {
-    return Refuse("--max-concurrency",
-                  "needs --rate, --trace or --sweep-rates; a closed loop has "
-                  "--concurrency");
+    return RefuseFlag(
+        "--max-concurrency",
+        "needs --rate, --trace or --sweep-rates; a closed loop has "
+        "--concurrency");
   }
   if (flags.trace_path.empty() && flags.trace_speed.has_value()) {
-    return Refuse("--trace-speed", "needs --trace");
+    return RefuseFlag("--trace-speed", "needs --trace");
   }
   if (flags.sweep_rates.empty() && flags.sweep_refine.has_value()) {
-    return Refuse("--sweep-refine", "needs --sweep-rates");
-  }
-  if (flags.turns.empty() && flags.think_time_seconds.has_value()) {
-    return Refuse("--think-time", "needs --turns");
+    return RefuseFlag("--sweep-refine", "needs --sweep-rates");
   }
   return absl::OkStatus();
 }
@@ -147,18 +129,18 @@ absl::Status SetArrivals(const BenchFlags& flags, BenchPlan* plan) {
   RECURVE_RETURN_IF_ERROR(CheckPositive("--trace-speed", flags.trace_speed));
   if (flags.burstiness.has_value() &&
       !(*flags.burstiness >= 0.01 && *flags.burstiness <= 1000)) {
-    return Refuse("--burstiness",
-                  absl::StrCat(*flags.burstiness, " is not in 0.01 to 1000"));
+    return RefuseFlag("--burstiness", absl::StrCat(*flags.burstiness,
+                                                   " is not in 0.01 to 1000"));
   }
   if (!flags.sweep_rates.empty()) {
     auto rates = ParseRates(flags.sweep_rates);
-    if (!rates.ok()) return Named("--sweep-rates", rates.status());
+    if (!rates.ok()) return NameFlag("--sweep-rates", rates.status());
     plan->sweep_rates = *std::move(rates);
     plan->sweep_refine = flags.sweep_refine.value_or(0);
   }
   if (!flags.sweep_concurrency.empty()) {
     auto streams = ParseConcurrencies(flags.sweep_concurrency);
-    if (!streams.ok()) return Named("--sweep-concurrency", streams.status());
+    if (!streams.ok()) return NameFlag("--sweep-concurrency", streams.status());
     plan->sweep_concurrency = *std::move(streams);
   }
   const bool open = flags.rate.has_value() || !plan->sweep_rates.empty() ||
@@ -182,8 +164,8 @@ absl::Status SetArrivals(const BenchFlags& flags, BenchPlan* plan) {
 absl::Status SetLimits(const BenchFlags& flags, BenchPlan* plan) {
   BenchOptions* const options = &plan->options;
   if (flags.num_requests == uint64_t{0} || flags.max_errors < 1) {
-    return Refuse(flags.max_errors < 1 ? "--max-errors" : "--num-requests",
-                  "0 is below the least, 1");
+    return RefuseFlag(flags.max_errors < 1 ? "--max-errors" : "--num-requests",
+                      "0 is below the least, 1");
   }
   options->max_failures = flags.max_errors;
   if (flags.duration_seconds.has_value()) {
@@ -216,25 +198,38 @@ absl::Status SetLimits(const BenchFlags& flags, BenchPlan* plan) {
   return absl::OkStatus();
 }
 
-void SetStreams(const BenchFlags& flags, BenchPlan* plan) {
+absl::Status SetStreams(const BenchFlags& flags, BenchPlan* plan) {
+  std::optional<uint64_t> most_open;
   if (plan->options.arrivals.has_value()) {
     plan->max_concurrency = flags.max_concurrency;
     plan->options.concurrency = flags.max_concurrency.value_or(kMostStreams);
+    most_open = flags.max_concurrency;
   } else {
     plan->options.concurrency =
         plan->sweep_concurrency.empty()
             ? flags.concurrency.value_or(kDefaultConcurrency)
             : plan->sweep_concurrency.back();
     plan->max_concurrency = plan->options.concurrency;
+    const uint64_t leaves = RequestTree::CountLeaves(
+        plan->workload.branches, plan->workload.branch_levels);
+    most_open = leaves * plan->options.concurrency;
+    if (leaves > 1 && *most_open > kMostStreams) {
+      return RefuseFlag(
+          plan->sweep_concurrency.empty() ? "--concurrency"
+                                          : "--sweep-concurrency",
+          absl::StrCat(plan->options.concurrency, " trees of ", leaves,
+                       " branches at a time are ", *most_open,
+                       " streams, above ", kMostStreams));
+    }
   }
   plan->connections = flags.connections;
   if (plan->connections == 0) {
     plan->connections =
-        plan->max_concurrency.has_value()
-            ? (*plan->max_concurrency + kStreamsPerConnection - 1) /
-                  kStreamsPerConnection
+        most_open.has_value()
+            ? (*most_open + kStreamsPerConnection - 1) / kStreamsPerConnection
             : kOpenLoopConnections;
   }
+  return absl::OkStatus();
 }
 
 absl::Status SetVerify(const BenchFlags& flags, BenchPlan* plan) {
@@ -247,9 +242,9 @@ absl::Status SetVerify(const BenchFlags& flags, BenchPlan* plan) {
       flags.verify.find_first_not_of("0123456789") == std::string::npos;
   if (!digits || !absl::SimpleAtoi(flags.verify, &plan->verify) ||
       plan->verify < 1) {
-    return Refuse("--verify", absl::StrCat("'", flags.verify,
-                                           "' is not all or a number of "
-                                           "requests of 1 or more"));
+    return RefuseFlag("--verify", absl::StrCat("'", flags.verify,
+                                               "' is not all or a number of "
+                                               "requests of 1 or more"));
   }
   return absl::OkStatus();
 }
@@ -262,18 +257,18 @@ absl::StatusOr<BenchPlan> MakeBenchPlan(const BenchFlags& flags) {
   RECURVE_RETURN_IF_ERROR(SetWorkload(flags, &plan.workload));
   RECURVE_RETURN_IF_ERROR(SetArrivals(flags, &plan));
   RECURVE_RETURN_IF_ERROR(SetLimits(flags, &plan));
-  SetStreams(flags, &plan);
+  RECURVE_RETURN_IF_ERROR(SetStreams(flags, &plan));
   RECURVE_RETURN_IF_ERROR(SetVerify(flags, &plan));
   auto level = ParseServiceLevel(flags.goodput);
-  if (!level.ok()) return Named("--goodput", level.status());
+  if (!level.ok()) return NameFlag("--goodput", level.status());
   plan.service_level = *level;
   for (const auto& [flag, path] :
        {std::make_pair("--requests-jsonl", flags.requests_path),
         std::make_pair("--html", flags.html_path)}) {
     if (path == "-") {
-      return Refuse(flag,
-                    "needs the name of a file; standard output is for the "
-                    "report");
+      return RefuseFlag(flag,
+                        "needs the name of a file; standard output is for the "
+                        "report");
     }
   }
   plan.warmup = flags.warmup;

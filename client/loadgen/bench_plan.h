@@ -38,8 +38,15 @@ struct BenchFlags {
   // Requests.
   std::optional<std::string> prompt_tokens;
   std::optional<std::string> output_tokens;
+  std::string workload;  // "", "random", "prefixes", "conversations", "agents"
   std::string turns;
   std::string turn_tokens;
+  std::optional<uint32_t> prefix_groups;
+  std::string prefix_tokens;
+  std::optional<uint32_t> branches;
+  std::optional<uint32_t> branch_levels;
+  bool snapshot_prefix = false;
+  std::string cache_key;
   std::optional<double> think_time_seconds;
   bool no_ignore_eos = false;
   uint64_t seed = 0;

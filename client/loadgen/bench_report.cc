@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/loadgen/bench_cache.h"
 #include "client/loadgen/bench_series.h"
 #include "client/loadgen/bench_stats.h"
 
@@ -14,8 +15,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kMetrics[] = {"ttft", "tpot",     "itl",
-                                    "e2el", "send_lag", "reject"};
+constexpr const char* kMetrics[] = {"ttft", "ttft_hit", "ttft_miss", "tpot",
+                                    "itl",  "e2el",     "send_lag",  "reject"};
 constexpr const char* kStatistics[] = {"mean", "median", "std",  "p90",
                                        "p95",  "p99",    "p99.9"};
 
@@ -32,6 +33,14 @@ void AddSummary(const char* metric, std::vector<double> sample,
     ordered_json& value = (*report)[Key(kStatistics[i], metric)];
     if (s.count > 0) value = values[i];
   }
+}
+
+// The name of a metric in the table; hits and misses are below TTFT.
+std::string TableName(absl::string_view metric) {
+  if (metric == "send_lag") return "LAG";
+  if (metric == "ttft_hit") return " hit";
+  if (metric == "ttft_miss") return " miss";
+  return absl::AsciiStrToUpper(metric);
 }
 
 double Rate(uint64_t count, double seconds) {
@@ -100,7 +109,8 @@ ordered_json MakeReport(const BenchResult& result,
   uint64_t cancelled_output_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t good = 0;
-  std::vector<double> ttft, tpot, itl, e2el, send_lag, reject;
+  std::vector<double> ttft, ttft_hit, ttft_miss, tpot, itl, e2el, send_lag,
+      reject;
   for (const RequestRecord& record : result.records) {
     ++counts[static_cast<int>(record.outcome)];
     send_lag.push_back(record.send_lag_ms);
@@ -115,7 +125,10 @@ ordered_json MakeReport(const BenchResult& result,
     preemptions += record.generation.end.usage().preemptions();
     const RequestLatency& latency = record.latency;
     if (KeepsServiceLevel(latency, context.service_level)) ++good;
-    if (latency.ttft_ms.has_value()) ttft.push_back(*latency.ttft_ms);
+    if (latency.ttft_ms.has_value()) {
+      ttft.push_back(*latency.ttft_ms);
+      (IsCacheHit(record) ? ttft_hit : ttft_miss).push_back(*latency.ttft_ms);
+    }
     if (latency.tpot_ms.has_value()) tpot.push_back(*latency.tpot_ms);
     itl.insert(itl.end(), latency.itl_ms.begin(), latency.itl_ms.end());
     e2el.push_back(latency.e2el_ms);
@@ -132,6 +145,7 @@ ordered_json MakeReport(const BenchResult& result,
   report["total_output_tokens"] = output_tokens;
   report["cancelled_output_tokens"] = cancelled_output_tokens;
   report["preemptions"] = preemptions;
+  AddCacheFigures(result, &report);
   report["request_rate"] = RequestRate(context.arrivals);
   report["burstiness"] = HasBurstiness(context.arrivals)
                              ? ordered_json(context.arrivals->burstiness)
@@ -157,6 +171,8 @@ ordered_json MakeReport(const BenchResult& result,
       duration > 0 ? OpenSeconds(result) / duration : 0;
   report["max_concurrent_requests"] = PeakOpen(result);
   AddSummary("ttft", std::move(ttft), &report);
+  AddSummary("ttft_hit", std::move(ttft_hit), &report);
+  AddSummary("ttft_miss", std::move(ttft_miss), &report);
   AddSummary("tpot", std::move(tpot), &report);
   AddSummary("itl", std::move(itl), &report);
   AddSummary("e2el", std::move(e2el), &report);
@@ -206,6 +222,7 @@ std::string FormatReport(const ordered_json& report) {
   count("Input tokens", "total_input_tokens");
   count("Output tokens", "total_output_tokens");
   count("Preemptions", "preemptions");
+  absl::StrAppend(&text, FormatCacheFigures(report));
   real("Requests/s", "request_throughput");
   if (!report["request_goodput"].is_null()) {
     real("Good requests/s", "request_goodput");
@@ -215,6 +232,7 @@ std::string FormatReport(const ordered_json& report) {
   real("Mean requests open", "mean_concurrent_requests");
   if (report.contains("verified")) {
     count("Verified requests", "verified");
+    count("  of them cache hits", "verified_hits");
     count("  of them with other tokens", "verify_mismatches");
   }
   absl::StrAppendFormat(&text, "\n%-6s", "ms");
@@ -222,11 +240,9 @@ std::string FormatReport(const ordered_json& report) {
     absl::StrAppendFormat(&text, "%11s", statistic);
   }
   for (const char* metric : kMetrics) {
-    const bool is_lag = absl::string_view(metric) == "send_lag";
     const bool is_reject = absl::string_view(metric) == "reject";
     if (is_reject && report[Key("mean", metric)].is_null()) continue;
-    absl::StrAppendFormat(&text, "\n%-6s",
-                          is_lag ? "LAG" : absl::AsciiStrToUpper(metric));
+    absl::StrAppendFormat(&text, "\n%-6s", TableName(metric));
     for (const char* statistic : kStatistics) {
       const ordered_json& value = report[Key(statistic, metric)];
       if (value.is_null()) {
@@ -251,6 +267,7 @@ std::string FormatRecord(const RequestRecord& record) {
   line["start_seconds"] = record.start_seconds;
   line["send_lag_ms"] = record.send_lag_ms;
   line["prompt_tokens"] = record.prompt_tokens;
+  AddCacheUse(record, &line);
   line["max_new_tokens"] = record.max_new_tokens;
   line["output_tokens"] = record.generation.token_ids.size();
   line["finish_reason"] =

@@ -30,8 +30,9 @@ struct ReportContext {
 
 // The figures of a run, with the keys of `vllm bench serve` where it has them.
 // bench_metrics.h defines each. Latencies are
-// {mean,median,std,p90,p95,p99,p99.9}_{ttft,tpot,itl,e2el,send_lag,reject}_ms,
-// null if no request has the value.
+// {mean,median,std,p90,p95,p99,p99.9}_METRIC_ms, where METRIC is ttft,
+// ttft_hit, ttft_miss, tpot, itl, e2el, send_lag or reject; null if no request
+// has the value.
 nlohmann::ordered_json MakeReport(const BenchResult& result,
                                   const ReportContext& context = {});
 

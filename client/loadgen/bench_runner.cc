@@ -35,9 +35,10 @@ absl::Duration PauseAfter(uint32_t unavailable) {
 // its number is in ended_; the thread in Run accesses it before and after.
 struct BenchRunner::Slot {
   RequestRecord record;
-  // The history of a conversation that continues after this request.
+  // The history of those.
   std::vector<uint32_t> prompt;
-  bool last_turn = true;
+  // The requests of the tree that go on from this one.
+  std::vector<uint32_t> children;
   uint32_t unavailable = 0;  // as in Due
   uint32_t cancel_after_tokens = 0;
   bool cancel_sent = false;
@@ -52,7 +53,11 @@ struct BenchRunner::Slot {
 
 BenchRunner::BenchRunner(std::vector<RecurveClient*> clients,
                          const Workload* workload, const BenchOptions& options)
-    : clients_(std::move(clients)), workload_(workload), options_(options) {
+    : clients_(std::move(clients)),
+      workload_(workload),
+      options_(options),
+      most_running_(options.concurrency *
+                    (options.arrivals.has_value() ? 1 : workload->MostOpen())) {
   RECURVE_CHECK(!clients_.empty() && options_.concurrency >= 1);
 }
 
@@ -127,7 +132,7 @@ void BenchRunner::SendDue() {
   if (!MaySend()) due_.clear();
   DropIdle();
   while (!due_.empty() && due_.begin()->first <= BenchClock::now() &&
-         running_ < options_.concurrency) {
+         running_ < most_running_) {
     auto node = due_.extract(due_.begin());
     Due due = std::move(node.mapped());
     if (due.fresh) {
@@ -135,6 +140,7 @@ void BenchRunner::SendDue() {
       if (schedule_ == nullptr && !MayStart()) continue;
       due.index = first_index_ + started_;
       ++started_;
+      open_requests_[due.index] = 1;
       if (schedule_ != nullptr) ScheduleArrival();
     }
     Start(due, node.key());
@@ -165,9 +171,10 @@ void BenchRunner::Start(const Due& due, BenchClock::time_point due_at) {
   const WorkItem item = workload_->MakeTurn(due.index, due.turn, due.history);
   slot->cancel_after_tokens = item.cancel_after_tokens;
   slot->unavailable = due.unavailable;
-  slot->last_turn = due.turn + 1 >= workload_->Turns(due.index);
+  slot->children = workload_->Tree(due.index).Children(due.turn);
   const auto& prompt = item.request.prompt_ids().ids();
-  if (!slot->last_turn) slot->prompt.assign(prompt.begin(), prompt.end());
+  if (!slot->children.empty())
+    slot->prompt.assign(prompt.begin(), prompt.end());
   slot->record.index = due.index;
   slot->record.turn = due.turn;
   slot->record.prompt_tokens = prompt.size();
@@ -235,20 +242,27 @@ void BenchRunner::Collect(Slot* slot) {
   result_.records.push_back(std::move(record));
 }
 
-// Schedules what follows a request: the next turn, else, in a closed loop,
-// another conversation.
+// Schedules what follows a request: those that go on from it, else, if it is
+// the last of its conversation in a closed loop, another conversation.
 void BenchRunner::ScheduleNext(const Slot& slot, const RequestRecord& record) {
-  if (!slot.last_turn && record.outcome == Outcome::kCompleted) {
+  const auto open = open_requests_.find(record.index);
+  if (record.outcome == Outcome::kCompleted && !slot.children.empty()) {
     Due next;
     next.fresh = false;
     next.index = record.index;
-    next.turn = record.turn + 1;
     next.history = slot.prompt;
     next.history.insert(next.history.end(), record.generation.token_ids.begin(),
                         record.generation.token_ids.end());
-    due_.emplace(slot.ended + absl::ToChronoNanoseconds(options_.think_time),
-                 std::move(next));
-  } else if (schedule_ == nullptr && MayStart()) {
+    for (const uint32_t child : slot.children) {
+      next.turn = child;
+      ++open->second;
+      due_.emplace(slot.ended + absl::ToChronoNanoseconds(options_.think_time),
+                   next);
+    }
+  }
+  if (--open->second > 0) return;
+  open_requests_.erase(open);
+  if (schedule_ == nullptr && MayStart()) {
     Due next;
     if (absl::IsUnavailable(record.status)) {
       next.unavailable = slot.unavailable + 1;
@@ -261,7 +275,7 @@ void BenchRunner::ScheduleNext(const Slot& slot, const RequestRecord& record) {
 
 std::vector<size_t> BenchRunner::WaitForEnded() {
   std::chrono::nanoseconds timeout = kTick;
-  if (!due_.empty() && running_ < options_.concurrency) {
+  if (!due_.empty() && running_ < most_running_) {
     timeout = std::clamp<std::chrono::nanoseconds>(
         due_.begin()->first - BenchClock::now(), std::chrono::nanoseconds(0),
         kTick);

@@ -23,8 +23,8 @@ namespace recurve {
 
 struct BenchOptions {
   // Closed loop: conversations open at a time, including those between two
-  // turns. Open loop: requests in flight at a time; any further ones are sent
-  // late. >= 1.
+  // turns; each has as many requests in flight as its tree has branches. Open
+  // loop: requests in flight at a time; any further ones are sent late. >= 1.
   uint32_t concurrency = 16;
   // If set, an open loop: conversations begin at its times, independent of the
   // server.
@@ -49,7 +49,7 @@ enum class Outcome {
 
 struct RequestRecord {
   uint64_t index = 0;  // conversation in the workload
-  uint32_t turn = 0;   // turn in the conversation
+  uint32_t turn = 0;   // request in its tree (bench_tree.h)
   Outcome outcome = Outcome::kFailed;
   absl::Status status;
   // When it was sent, since the start of the run.
@@ -144,6 +144,7 @@ class BenchRunner {
   const std::vector<RecurveClient*> clients_;
   const Workload* const workload_;
   const BenchOptions options_;
+  const uint64_t most_running_;  // requests in flight
 
   // Used by the thread in Run only.
   std::vector<std::unique_ptr<Slot>> slots_;
@@ -156,6 +157,8 @@ class BenchRunner {
   uint64_t started_ = 0;  // conversations
   uint64_t sent_ = 0;     // requests
   uint64_t running_ = 0;
+  // The requests in flight or due, by open conversation.
+  std::map<uint64_t, uint64_t> open_requests_;
   uint64_t failed_ = 0;
   bool cancelled_running_ = false;
   bool dropped_idle_ = false;

@@ -4,19 +4,13 @@
 #include "absl/strings/str_format.h"
 
 namespace recurve {
-namespace {
-
-// More requests than a step can have.
-constexpr uint64_t kIndicesPerStep = uint64_t{1} << 32;
-
-}  // namespace
 
 BenchStep RateStep(const BenchPlan& plan, double rate, size_t number) {
   BenchStep step;
   step.options = plan.options;
   step.options.arrivals->rate = rate;
   step.rate = rate;
-  step.first_index = number * kIndicesPerStep;
+  step.first_index = number * kIndicesPerRun;
   return step;
 }
 
@@ -29,7 +23,7 @@ std::vector<BenchStep> PlanSteps(const BenchPlan& plan) {
     BenchStep step;
     step.options = plan.options;
     step.options.concurrency = concurrency;
-    step.first_index = steps.size() * kIndicesPerStep;
+    step.first_index = steps.size() * kIndicesPerRun;
     steps.push_back(std::move(step));
   }
   if (steps.empty()) {
@@ -91,11 +85,12 @@ std::string StepLabel(const BenchOptions& options) {
 
 std::string FormatSweep(const std::vector<BenchStep>& steps) {
   std::string text = absl::StrFormat(
-      "%-18s%7s%7s%9s%9s%10s%19s%19s%10s\n%-18s%7s%7s%9s%9s%10s%10s%9s%10s%9s%"
-      "10s\n",
-      "", "", "", "requests", "good", "output", "TTFT ms", "ITL ms", "LAG ms",
-      "load", "done", "failed", "/s", "/s", "tokens/s", "p50", "p99", "p50",
-      "p99", "p99");
+      "%-18s%7s%7s%9s%9s%10s%8s%19s%19s%10s\n%-18s%7s%7s%9s%9s%10s%8s%10s%9s%"
+      "10s%"
+      "9s%10s\n",
+      "", "", "", "requests", "good", "output", "cached", "TTFT ms", "ITL ms",
+      "LAG ms", "load", "done", "failed", "/s", "/s", "tokens/s", "%", "p50",
+      "p99", "p50", "p99", "p99");
   for (const BenchStep& step : steps) {
     const auto& report = step.report;
     const auto real = [&](const char* key, int width) {
@@ -111,6 +106,11 @@ std::string FormatSweep(const std::vector<BenchStep>& steps) {
     real("request_throughput", 9);
     real("request_goodput", 9);
     real("output_throughput", 10);
+    const auto& cached = report["cache_token_hit_rate"];
+    absl::StrAppend(&text,
+                    cached.is_null()
+                        ? absl::StrFormat("%8s", "-")
+                        : absl::StrFormat("%8.1f", 100 * cached.get<double>()));
     real("median_ttft_ms", 10);
     real("p99_ttft_ms", 9);
     real("median_itl_ms", 10);

@@ -14,6 +14,7 @@
 #include "client/cli/command.h"
 #include "client/cli/interrupt.h"
 #include "client/lib/recurve_client.h"
+#include "client/loadgen/bench_cache.h"
 #include "client/loadgen/bench_metrics.h"
 #include "client/loadgen/bench_output.h"
 #include "client/loadgen/bench_plan.h"
@@ -159,7 +160,7 @@ void Announce(const BenchPlan& plan, const std::string& what) {
 bool Verify(const BenchPlan& plan, const Workload& workload, BenchStep* step,
             Session* session) {
   if (plan.verify == 0 || session->run_switch.stopped()) return true;
-  Announce(plan, "verifying: requests are sent again, one at a time");
+  Announce(plan, "verifying: requests are sent again, one at a time, cold");
   CallOptions call;
   call.timeout = plan.options.request_timeout;
   call.canceller = session->run_switch.canceller();
@@ -171,11 +172,13 @@ bool Verify(const BenchPlan& plan, const Workload& workload, BenchStep* step,
     return session->run_switch.stopped();
   }
   step->report["verified"] = verified->checked;
+  step->report["verified_hits"] = verified->hits;
   step->report["verify_mismatches"] = verified->mismatches.size();
   if (verified->mismatches.empty()) return true;
   ReportError(absl::DataLossError(absl::StrCat(
       verified->mismatches.size(), " of ", verified->checked,
-      " verified requests have other tokens under load than alone, the first: ",
+      " verified requests have other tokens under load than alone and without "
+      "the prefix cache, the first: ",
       verified->mismatches.front())));
   return false;
 }
@@ -278,10 +281,14 @@ int Run(const BenchFlags& flags) {
     absl::PrintF("%s", ExplainMetrics());
     return kExitOk;
   }
-  const auto plan = MakeBenchPlan(flags);
+  auto plan = MakeBenchPlan(flags);
   if (!plan.ok()) return ReportUsage(plan.status().message());
   const absl::Status files = CheckBenchFiles(flags);
   if (!files.ok()) return ReportUsage(files.message());
+  // Nothing of an earlier run with the same seed is a hit.
+  if (flags.cache_key.empty()) {
+    plan->workload.cache_key = UniqueCacheKey("run");
+  }
   Session session;
   const absl::Status created = CreateClients(flags, *plan, &session);
   if (!created.ok()) return ReportNoClient(created);
@@ -334,7 +341,8 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
       ->capture_default_str();
   command
       ->add_option("--num-requests", flags->num_requests,
-                   "Requests to send (with --turns: conversations) [64; no "
+                   "Requests to send (of conversations and trees: how many "
+                   "to start) [64; no "
                    "limit with --duration or in a sweep; a trace's]")
       ->transform(Decimal());
   command->add_option("--duration", flags->duration_seconds,
@@ -355,18 +363,46 @@ void AddLoadFlags(CLI::App* command, BenchFlags* flags) {
 }
 
 void AddWorkloadFlags(CLI::App* command, BenchFlags* flags) {
+  command
+      ->add_option("--workload", flags->workload,
+                   "What prompts share: random (nothing), prefixes (of "
+                   "groups), conversations (of turns), agents (trees of "
+                   "branches) [random; conversations with --turns]")
+      ->check(CLI::IsMember({"random", "prefixes", "conversations", "agents"}));
   command->add_option("--prompt-tokens", flags->prompt_tokens,
                       "Prompt lengths: N, MIN:MAX (uniform), "
                       "normal:MEAN:STD:MIN:MAX, lognormal:MEDIAN:SIGMA:MIN:MAX,"
-                      " zipf:S:MIN:MAX or file:PATH [64:256]");
+                      " zipf:S:MIN:MAX or file:PATH; without the prefix, if "
+                      "any [64:256]");
   command->add_option("--output-tokens", flags->output_tokens,
                       "Output lengths, in the same forms [16:128]");
   command->add_option("--turns", flags->turns,
-                      "Requests of a conversation, in the same forms; each "
-                      "goes on from the output of the one before [1]");
+                      "Requests of a conversation, or of each branch, in the "
+                      "same forms; each goes on from the output of the one "
+                      "before [1; 4 of conversations, 2 of agents]");
   command->add_option("--turn-tokens", flags->turn_tokens,
                       "New tokens in the prompt of a later turn, in the same "
                       "forms [as --prompt-tokens]");
+  command
+      ->add_option("--prefix-groups", flags->prefix_groups,
+                   "With prefixes: request i is of group i modulo this [8]")
+      ->check(CLI::Range(1, 1000000));
+  command->add_option("--prefix-tokens", flags->prefix_tokens,
+                      "With prefixes and agents: tokens of a shared prefix, in "
+                      "the same forms [256]");
+  command
+      ->add_option("--branches", flags->branches,
+                   "With agents: branches that go on from the end of one [2]")
+      ->check(CLI::Range(2, 64));
+  command
+      ->add_option("--branch-levels", flags->branch_levels,
+                   "With agents: how often branches part again [2]")
+      ->check(CLI::Range(1, 16));
+  command->add_flag("--snapshot-prefix", flags->snapshot_prefix,
+                    "With prefixes and agents: requests name the end of what "
+                    "they share, where the server is to keep a snapshot");
+  command->add_option("--cache-key", flags->cache_key,
+                      "The prefix cache's key [a new one for each run]");
   command->add_option("--think-time", flags->think_time_seconds,
                       "Seconds between two turns [0]");
   command->add_flag("--no-ignore-eos", flags->no_ignore_eos,
@@ -389,7 +425,8 @@ void AddOutputFlags(CLI::App* command, BenchFlags* flags) {
                       "Limits that a good request keeps, in milliseconds: "
                       "ttft:MS tpot:MS e2el:MS");
   command->add_flag("--verify{all}", flags->verify,
-                    "Send requests again alone and compare their tokens; "
+                    "Send requests again alone, without the prefix cache's "
+                    "help, and compare their tokens; "
                     "--verify=N: N of them");
   command->add_option("--json", flags->json_path,
                       "Write the report as JSON to this file; -: to standard "
@@ -418,7 +455,8 @@ void RegisterBench(CLI::App* app, int* exit_code) {
   command->footer(absl::StrCat(
       "Closed loop: as one request ends, the next is sent. Open loop: requests "
       "are sent when\nthey are due. Prompts are random ids that depend on "
-      "--seed and the request's number only.\n\n",
+      "--seed and the request's number only,\nexcept for what they share "
+      "(--workload).\n\n",
       kLatencyDefinitions,
       "\nExit status 0 when every request completed or was cancelled as "
       "planned, and every\nverified one had the same tokens. In a sweep over "
