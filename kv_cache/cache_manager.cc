@@ -257,6 +257,18 @@ std::vector<OwnedId> CacheManager::SharePages(const Snapshot& snapshot,
   return pages;
 }
 
+int64_t CacheManager::HeldPages(const SnapshotPrefix& from) const {
+  if (from.empty()) return 0;
+  const Snapshot& snapshot = *from.snapshot;
+  int64_t held = 0;
+  for (int64_t i = 0; i < FullPages(from.tokens); ++i) {
+    const int32_t page =
+        pages_.PageOf({snapshot.blocks_[i], snapshot.generations_[i]});
+    held += page != 0 && pages_.holders(page) > 0;
+  }
+  return held;
+}
+
 absl::StatusOr<SequenceLease> CacheManager::Restore(const SnapshotPrefix& from,
                                                     uint64_t owner) {
   RECURVE_RETURN_IF_ERROR(CheckRestore(from, owner));

@@ -133,6 +133,9 @@ class CacheManager {
   absl::StatusOr<SequenceLease> Restore(const SnapshotPrefix& from,
                                         uint64_t owner);
 
+  // Pages of `from` that leases hold: Restore takes none for these.
+  int64_t HeldPages(const SnapshotPrefix& from) const;
+
   // Whether a step with this lease can start without waiting for a Restore.
   bool Restored(const SequenceLease& lease) const {
     return storage_->Restored(lease.slot());

@@ -76,6 +76,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(
   info.weight_bytes = static_cast<uint64_t>(plan.weight_bytes);
   info.chunk_multiple = plan.chunk_multiple;
   info.whole_prompts = plan.whole_prompts;
+  info.kinds_differ = plan.device.gpu;
   return decoder;
 }
 

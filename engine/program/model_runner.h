@@ -40,6 +40,8 @@ struct ModelInfo {
   // The tokens that the first command of a sequence appends must be computed in
   // one step: a layer processes them as a whole.
   bool whole_prompts = false;
+  // Whether a token's bits depend on its TokenKind.
+  bool kinds_differ = true;
 };
 
 // Runs steps of a model and owns the memory its sequences live in. The engine's

@@ -19,6 +19,7 @@ PrefixCache::Options PrefixCacheOptions(const EngineOptions& options,
                                         const ModelInfo& model) {
   PrefixCache::Options of;
   of.any_kind = options.reuse_generated;
+  of.kinds_differ = model.kinds_differ;
   of.has_state = spec.slot_bytes > 0;
   of.chunk_multiple = model.chunk_multiple;
   if (spec.num_host_blocks == 0) return of;

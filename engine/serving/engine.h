@@ -282,10 +282,10 @@ class Engine {
   // Takes a snapshot of the sequence, whose state is at `position` once the
   // steps that were launched are done, if it is wanted there.
   absl::Status TakeSnapshot(Sequence& sequence, int64_t position);
-  // With PrefixCache::any_kind: whether the sequence may continue from this.
+  // With PrefixCache::approximate: whether the sequence may continue from this.
   // Its tokens are then of the kinds that were computed.
   bool Adopt(Sequence& sequence, PrefixCache::Found& found);
-  // With it, takes a snapshot of what a command has reached.
+  // Takes a snapshot of what a command has reached, if later prompts find it.
   absl::Status TakeCommandEnd(Sequence& sequence);
   // Applies the end of an equal prompt to a sequence that has computed nothing:
   // its first token is drawn.

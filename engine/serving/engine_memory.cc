@@ -112,7 +112,7 @@ void Engine::LookUp(Sequence& sequence) {
   PrefixCache::Found found =
       prefix_cache_.Find(domain, tokens, sequence.options().snapshot_at);
   CacheUse& use = sequence.cache_use;
-  if (prefix_cache_.any_kind() && !found.prefix.empty() &&
+  if (prefix_cache_.approximate() && !found.prefix.empty() &&
       !Adopt(sequence, found)) {
     found.prefix = {};
     found.use.cached_tokens = 0;
@@ -159,8 +159,8 @@ bool Engine::Adopt(Sequence& sequence, PrefixCache::Found& found) {
 
 absl::Status Engine::TakeCommandEnd(Sequence& sequence) {
   const int64_t computed = sequence.num_computed();
-  if (!prefix_cache_.any_kind() || !prefix_cache_.enabled() ||
-      sequence.imported() || !sequence.lease || sequence.in_flight() ||
+  if (!prefix_cache_.finds_generated() || sequence.imported() ||
+      !sequence.lease || sequence.in_flight() ||
       computed < kMinSnapshotTokens || sequence.base.tokens == computed) {
     return absl::OkStatus();
   }

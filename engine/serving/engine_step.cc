@@ -328,6 +328,7 @@ StepPlan Engine::Plan() {
   // At most max_num_seqs can be admitted in one step.
   const auto num_resident = static_cast<int64_t>(resident.size());
   std::vector<SequenceView> all = std::move(resident);
+  const CacheStats cache = cache_.stats();
   // Tokens of waiting prompts that the prefix cache compares in a step, beyond
   // one prompt: a millisecond or two. Those in front come first.
   int64_t compared = int64_t{1} << 18;
@@ -341,10 +342,14 @@ StepPlan Engine::Plan() {
     }
     all.push_back(View(*sequence));
     all.back().paced = paces(*sequence);
+    // Looked for only if it matters.
+    if (!sequence->saved.empty() &&
+        cache.pages.free <= PagesFor(sequence->num_tokens(), cache_spec_)) {
+      all.back().found_pages = cache_.HeldPages(sequence->saved);
+    }
   }
   AssignTurns(absl::MakeSpan(all));
   const auto views = absl::MakeConstSpan(all);
-  const CacheStats cache = cache_.stats();
   // A step has room for one token of each of max_num_seqs sequences; the runner
   // may have more slots.
   const int64_t free_slots = std::clamp<int64_t>(

@@ -20,7 +20,7 @@ constexpr int64_t kMaxEndBytes = int64_t{256} << 20;
 // What the index has at a place.
 struct Entry {
   SnapshotPtr snapshot;
-  std::vector<TokenKind> kinds;  // with any_kind
+  std::vector<TokenKind> kinds;  // with approximate()
 };
 
 const Entry& EntryOf(const PrefixMatch& match) {
@@ -38,7 +38,7 @@ PrefixCache::PrefixCache(const Options& options, CacheManager* cache)
 std::vector<PrefixToken> PrefixCache::Comparable(
     absl::Span<const PrefixToken> tokens) const {
   std::vector<PrefixToken> compared(tokens.begin(), tokens.end());
-  if (options_.any_kind) {
+  if (finds_generated()) {
     for (PrefixToken& token : compared) token.kind = TokenKind::kPrompt;
   }
   return compared;
@@ -152,7 +152,7 @@ absl::StatusOr<SnapshotPtr> PrefixCache::Take(
   RECURVE_ASSIGN_OR_RETURN(SnapshotPtr snapshot, Save(lease, base, preempted));
   if (snapshot == nullptr) return nullptr;
   auto entry = std::make_shared<Entry>(Entry{snapshot, {}});
-  if (options_.any_kind) {
+  if (approximate()) {
     for (const PrefixToken& token : tokens) entry->kinds.push_back(token.kind);
   }
   index_.Insert(domain, Comparable(tokens), std::move(entry));

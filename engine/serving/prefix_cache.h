@@ -34,6 +34,8 @@ class PrefixCache {
     bool enabled = false;
     // Compares ids only: Found::kinds says how the tokens were computed.
     bool any_kind = false;
+    // ModelInfo::kinds_differ. If not, kinds are not compared either.
+    bool kinds_differ = true;
     bool has_state = false;  // the model has recurrent layers
     int64_t chunk_multiple = 1;
     // Blocks that snapshots leave free, for preempted sequences.
@@ -43,13 +45,20 @@ class PrefixCache {
   PrefixCache(const Options& options, CacheManager* cache);
 
   bool enabled() const { return options_.enabled; }
-  bool any_kind() const { return options_.any_kind; }
+  // Whether what is found may have been computed otherwise.
+  bool approximate() const {
+    return options_.any_kind && options_.kinds_differ;
+  }
+  // Whether generated tokens are found as part of a prompt.
+  bool finds_generated() const {
+    return options_.enabled && (options_.any_kind || !options_.kinds_differ);
+  }
   // Changes whenever a later Find may find more.
   uint64_t version() const { return version_; }
 
   struct Found {
     SnapshotPrefix prefix;  // the first tokens of the prompt, or nothing
-    // With any_kind: of these, at least. Valid until the next call.
+    // With approximate(): of these, at least. Valid until the next call.
     absl::Span<const TokenKind> kinds;
     CacheUse use;
     std::vector<int64_t> places;  // where snapshots are to be taken

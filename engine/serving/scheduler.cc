@@ -251,6 +251,7 @@ class Planner {
   // Preempts victims that yield to `s`, from the back, until `pages` pages are
   // free; none if all are not enough.
   void FreePages(const SequenceView& s, int64_t pages) {
+    if (counts_on_found_) return;
     int64_t free = free_pages_;
     std::vector<size_t> taken;
     for (size_t i = victims_.size();
@@ -310,7 +311,8 @@ class Planner {
       return;
     }
     const bool fits = shares_.Fits(s);
-    const bool lacks_pages = free_pages_ < PagesFor(s.num_tokens + 1);
+    const bool lacks_pages =
+        free_pages_ + FoundPages(s) < PagesFor(s.num_tokens + 1);
     if (pass->stopped && !fits &&
         (pass->lacked_memory || phase_ != Phase::kShares ||
          std::find(pass->flows.begin(), pass->flows.end(), s.flow) !=
@@ -341,6 +343,11 @@ class Planner {
     }
   }
 
+  // Pages that `s` need not take, if no one loses memory in this plan.
+  int64_t FoundPages(const SequenceView& s) const {
+    return plan_.preempt.empty() ? s.found_pages : 0;
+  }
+
   Admission Admit(const SequenceView& s) {
     // A sequence whose copy is still to come takes no tokens yet.
     const auto chunk = [&](int64_t budget) {
@@ -350,6 +357,7 @@ class Planner {
     // page is not preempted at its first generated token.
     const int64_t needed = PagesFor(s.num_tokens + 1);
     const int64_t known = PagesFor(s.num_tokens);
+    int64_t found = FoundPages(s);
     // How many victims, from the back, make it fit? None are taken if all are
     // not enough.
     int64_t pages = free_pages_;
@@ -357,10 +365,13 @@ class Planner {
     int64_t budget = budget_;
     std::vector<size_t> taken;
     const auto fits = [&] {
-      return slots > 0 &&
-             (pages >= needed || (IsAlone(taken.size()) && pages >= known));
+      return slots > 0 && (pages + found >= needed ||
+                           (IsAlone(taken.size()) && pages + found >= known));
     };
-    if (!fits() && !AnyYields(s)) return Admission::kNoMemory;
+    if (!fits()) {
+      found = 0;  // what it finds may be a victim's
+      if (counts_on_found_ || !AnyYields(s)) return Admission::kNoMemory;
+    }
     for (size_t i = victims_.size(); i > 0 && !fits(); --i) {
       const SequenceView& victim = victims_[i - 1];
       if (!YieldsToWaiting(victim, s)) continue;
@@ -376,7 +387,8 @@ class Planner {
       Unschedule(victims_[index]);
       Preempt(index);
     }
-    free_pages_ -= known;
+    free_pages_ -= known - found;
+    counts_on_found_ |= found > 0;
     --free_slots_;
     plan_.admit.push_back(s.id);
     if (!lowest_admitted_ || RanksAbove(*lowest_admitted_, s)) {
@@ -510,6 +522,8 @@ class Planner {
 
   const SchedulerLimits limits_;
   int64_t free_pages_;
+  // A sequence is admitted that takes less because residents hold pages of it.
+  bool counts_on_found_ = false;
   int64_t free_slots_;
   int64_t budget_;         // tokens left in the step
   int64_t prompt_budget_;  // of max_prompt_tokens

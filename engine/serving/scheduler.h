@@ -120,6 +120,9 @@ struct SequenceView {
   bool passed_over = false;
   // Number of steps in which others have passed it while it lacked pages.
   int passes = 0;
+  // Waiting: pages that residents hold and that it will hold as well, of those
+  // for its known tokens. A plan that counts on them preempts no one else.
+  int64_t found_pages = 0;
   // Those of `pages` that other residents may hold as well, none twice: taking
   // its memory frees one of them only if no other has it.
   absl::Span<const int32_t> page_ids = {};
