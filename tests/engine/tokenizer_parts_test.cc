@@ -157,6 +157,16 @@ TEST(NfcTest, ComposesAndReorders) {
   EXPECT_EQ(NormalizeNfc("\u0301"), "\u0301");
 }
 
+// Marks and pairs of later versions than Unicode 9 are left as they are, and
+// end what is composed.
+TEST(NfcTest, KnowsUnicode9WhateverTheLibraryKnows) {
+  EXPECT_EQ(NormalizeNfc("q\u1dfa\u0334"), "q\u1dfa\u0334");
+  EXPECT_EQ(NormalizeNfc("e\u1dfa\u0301"), "e\u1dfa\u0301");
+  EXPECT_EQ(NormalizeNfc("\U00011935\U00011930"), "\U00011935\U00011930");
+  EXPECT_EQ(NormalizeNfc("\U000105d2\u0307"), "\U000105d2\u0307");
+  EXPECT_EQ(NormalizeNfc("\u1dfae\u0301"), "\u1dfaé");
+}
+
 TEST(ByteLevelTest, TheAlphabet) {
   EXPECT_EQ(BytesOfToken("Ġa"), " a");
   EXPECT_EQ(BytesOfToken("ĀĊ"), std::string("\0\n", 2));
@@ -266,6 +276,20 @@ TEST(PreTokenizerTest, TakesOneWordMoreThanTheMostAtLeast) {
     EXPECT_GT(count(text, 3), 3);
     EXPECT_LT(count(text, 3), 10);
   }
+}
+
+// Expected values: the tokenizers package. White space that an earlier token
+// has taken with itself may be found again.
+TEST(AddedTokensTest, WhatAnEarlierTokenHasTakenMayBeFoundAgain) {
+  AddedTokens tokens;
+  tokens.Add({1, "a", false, false, true, false, false});
+  tokens.Add({2, "  ", false, true, true, false, false});
+  tokens.Add({3, "\n", false, false, false, false, false});
+  std::vector<int32_t> ids;
+  for (const AddedTokens::Span& span : tokens.Find("a  \nb")) {
+    ids.push_back(span.id);
+  }
+  EXPECT_THAT(ids, ElementsAre(1, 3, -1));
 }
 
 TEST(AddedTokensTest, TheLongestWinsAndFlagsDecideAboutTheRest) {
