@@ -214,16 +214,19 @@ TEST(BpeTest, JoinsAsTheDefinitionSays) {
       tokens.push_back(joined);
       merges[Bpe::PairKey(left, right)] = {rank, id};
     }
-    const Bpe bpe(vocabulary, merges, {});
     std::string word;
     std::vector<int32_t> bytes;
-    for (size_t length = random() % 30; length > 0; --length) {
+    for (size_t length = random() % 60; length > 0; --length) {
       bytes.push_back(static_cast<int32_t>(random() % 3));
       word += tokens[bytes.back()];
     }
-    std::vector<int32_t> ids;
-    ASSERT_TRUE(bpe.Encode(word, &ids).ok());
-    ASSERT_EQ(ids, SlowBpe(merges, bytes)) << i;
+    for (const bool characters : {false, true}) {
+      Bpe::Options options;
+      options.characters = characters;
+      std::vector<int32_t> ids;
+      ASSERT_TRUE(Bpe(vocabulary, merges, options).Encode(word, &ids).ok());
+      ASSERT_EQ(ids, SlowBpe(merges, bytes)) << i;
+    }
   }
 }
 
