@@ -205,10 +205,25 @@ void DecodeTokens(const TokenDecoder& decoder, BpeTokenizer::Parts* parts) {
   parts->strip = decoder.strip();
 }
 
+// The token before a text; `bos` is that of the file itself.
+std::optional<int32_t> ChooseBegin(const BeginOfText& begin,
+                                   const std::vector<AddedToken>& added_tokens,
+                                   const ByteVocabulary& vocabulary,
+                                   std::optional<int32_t> bos) {
+  if (!begin.add.has_value()) return bos;
+  if (!*begin.add) return std::nullopt;
+  for (const AddedToken& token : added_tokens) {
+    if (token.content == begin.token) return token.id;
+  }
+  const std::optional<int32_t> found = vocabulary.Find(begin.token);
+  return found.has_value() ? found : bos;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizerJson(
-    const std::string& file, absl::string_view text, int32_t vocab_size) {
+    const std::string& file, absl::string_view text, int32_t vocab_size,
+    const BeginOfText& begin) {
   RECURVE_ASSIGN_OR_RETURN(json value, ParseJson(text, file, kMaxDepth));
   // The vocabulary is moved, not copied.
   json vocab;
@@ -240,8 +255,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizerJson(
                            ReadModelOptions(model, pre.byte_level, vocabulary));
   RECURVE_ASSIGN_OR_RETURN(std::vector<AddedToken> added_tokens,
                            ReadAddedTokens(root, vocab, &vocabulary));
-  RECURVE_ASSIGN_OR_RETURN(const std::optional<int32_t> bos,
+  RECURVE_ASSIGN_OR_RETURN(std::optional<int32_t> bos,
                            ReadPostProcessor(root, vocab_size));
+  bos = ChooseBegin(begin, added_tokens, vocabulary, bos);
   std::vector<std::string> tokens = vocabulary.TakeTokens();
   BpeTokenizer::Parts parts{
       kHuggingFaceKind,
