@@ -1,5 +1,5 @@
 """Our tokenizers give the ids and the texts of the tokenizers package, for each form of
-tokenizer.json, on a million characters of scripts, code, emoji, control characters and added
+tokenizer.json, on millions of characters of scripts, code, emoji, control characters and added
 tokens. Texts are decoded token by token, so streaming gives what the package decodes at once.
 
 Usage: tokenizer_compare_test.py PROGRAM, which is built from tokenizer_ids.cc. Exit status 77,
@@ -24,7 +24,7 @@ except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
 
-CHARACTERS = 1_000_000  # of each form that a known checkpoint has
+CHARACTERS = 1_000_000  # of each form of forms.CHECKPOINTS
 OTHER_CHARACTERS = 200_000
 VOCAB_SIZE = 2000  # of the model: larger than those of the tokenizers
 PROGRAM = ""
