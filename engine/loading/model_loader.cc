@@ -72,7 +72,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizer(
                          : "--tokenizer";
   choice.vocab_size = static_cast<int32_t>(model.vocab_size);
   choice.bos = model.bos_token_id;
-  choice.add_bos = named.add_bos.value_or(true);
+  choice.add_bos = named.add_bos;
+  if (named.bos) choice.bos_token = named.bos->text;
   if (!model.eos_token_ids.empty()) choice.eos = model.eos_token_ids.front();
   choice.eos_file = model.eos_file;
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
@@ -97,7 +98,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
     RECURVE_ASSIGN_OR_RETURN(tokenizer,
                              ReadTokenizer(path, kind, named, *model));
   }
-  // Only "sentencepiece" is told what to put before a text.
+  RECURVE_RETURN_IF_ERROR(CheckEndOfText(named, tokenizer.get()));
+  // "sentencepiece" takes the token before a text from the model.
   if (tokenizer != nullptr && tokenizer->name() == kSentencePieceKind &&
       named.add_bos.value_or(false) && named.bos && !model->bos_token_id) {
     model->bos_token_id = tokenizer->FindToken(named.bos->text);
@@ -108,6 +110,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadModelTokenizer(
   }
   model->tokenizer = tokenizer != nullptr ? std::string(tokenizer->name()) : "";
   CompareBeginOfSequence(named, tokenizer.get(), model);
+  CompareAddedTokens(named, tokenizer.get(), model);
   CompleteEndOfSequence(named, tokenizer.get(), model);
   return tokenizer;
 }

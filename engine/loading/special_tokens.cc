@@ -10,6 +10,8 @@
 #include "engine/checkpoint/json_reader.h"
 #include "engine/checkpoint/mapped_file.h"
 #include "engine/checkpoint/quote.h"
+#include "engine/tokenizer/bytes_tokenizer.h"
+#include "engine/tokenizer/tokenizer_json.h"
 
 namespace recurve {
 namespace {
@@ -62,6 +64,9 @@ absl::Status ReadFile(const std::string& path, bool is_config,
   if (object.Has("add_bos_token")) {
     RECURVE_ASSIGN_OR_RETURN(named->add_bos, object.Bool("add_bos_token"));
   }
+  if (object.Has("add_eos_token")) {
+    RECURVE_ASSIGN_OR_RETURN(named->add_eos, object.Bool("add_eos_token"));
+  }
   return ReadIds(object, &named->ids);
 }
 
@@ -77,6 +82,7 @@ bool Contains(const std::vector<int32_t>& ids, int32_t id) {
 
 NamedTokens ReadNamedTokens(const std::string& dir) {
   NamedTokens named;
+  named.config = absl::StrCat(dir, "/", kConfig);
   for (const char* name : {kConfig, kMap}) {
     const absl::Status status =
         ReadFile(absl::StrCat(dir, "/", name), name == kConfig, &named);
@@ -155,6 +161,34 @@ void CompareBeginOfSequence(const NamedTokens& named,
           ? "nothing before a text"
           : absl::StrCat("the token ", *tokenizer->bos_id(), " before a text"),
       "; a client that wants something else can send token ids"));
+}
+
+absl::Status CheckEndOfText(const NamedTokens& named,
+                            const Tokenizer* tokenizer) {
+  if (!named.add_eos || tokenizer == nullptr ||
+      tokenizer->name() == BytesTokenizer::kName) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(named.config,
+                   ": add_eos_token is true; expected false, as no end of "
+                   "sequence is put after a prompt that is to be continued "
+                   "(with --tokenizer=none clients send token ids)"));
+}
+
+void CompareAddedTokens(const NamedTokens& named, const Tokenizer* tokenizer,
+                        ModelDefinition* model) {
+  if (tokenizer == nullptr || tokenizer->name() != kHuggingFaceKind) return;
+  for (const auto& [text, id] : named.ids) {
+    const std::optional<int32_t> found = tokenizer->FindToken(text);
+    if (found == id) continue;
+    model->remarks.push_back(absl::StrCat(
+        kConfig, ": added_tokens_decoder has ", Quote(text), " as ", id, ", ",
+        found ? absl::StrCat("and tokenizer.json as ", *found)
+              : "which is no token of tokenizer.json",
+        "; texts are encoded as tokenizer.json says"));
+    return;
+  }
 }
 
 }  // namespace recurve

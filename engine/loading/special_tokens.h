@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "engine/models/model_definition.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -22,6 +23,8 @@ struct NamedTokens {
   std::optional<Token> bos;
   std::optional<Token> eos;
   std::optional<bool> add_bos;  // at the start of a text
+  bool add_eos = false;         // at the end of a text
+  std::string config;           // path of tokenizer_config.json
   // added_tokens_decoder of tokenizer_config.json.
   std::map<std::string, int64_t> ids;
   // Unreadable files or keys. Models load without these files, so they are no
@@ -47,6 +50,16 @@ void CompleteEndOfSequence(const NamedTokens& named, const Tokenizer* tokenizer,
 // a token goes at the start of a text.
 void CompareBeginOfSequence(const NamedTokens& named,
                             const Tokenizer* tokenizer, ModelDefinition* model);
+
+// InvalidArgument if tokenizer_config.json wants an end of sequence after a
+// text: prompts are continued, so none is put there.
+absl::Status CheckEndOfText(const NamedTokens& named,
+                            const Tokenizer* tokenizer);
+
+// Adds a remark if a tokenizer.json lacks a token of tokenizer_config.json, or
+// has it under another id: it is not found in texts.
+void CompareAddedTokens(const NamedTokens& named, const Tokenizer* tokenizer,
+                        ModelDefinition* model);
 
 }  // namespace recurve
 

@@ -39,6 +39,9 @@ std::vector<AddedTokens::Span> AddedTokens::Find(absl::string_view text,
       begin = std::max(done, begin - TrailingSpace(before));
     }
     if (token.rstrip) end += LeadingSpace(text.substr(end));
+    // An earlier token has taken it as white space: it has no text left, and
+    // the reference drops it.
+    if (begin >= end) continue;
     if (begin > done) spans.push_back({text.substr(done, begin - done)});
     spans.push_back({text.substr(begin, end - begin), token.id});
     done = end;

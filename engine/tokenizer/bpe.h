@@ -8,14 +8,15 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace recurve {
 
-// Byte-pair encoding of one word. Starts from single bytes and merges the pair
-// of the lowest rank, the leftmost of equals, until no pair has one. Time n log
-// n in the length of the word.
+// Byte-pair encoding of one word. Starts from single bytes or characters and
+// merges the pair of the lowest rank, the leftmost of equals, until no pair has
+// one. Time n log n in the length of the word, which may be a whole text.
 //
 // Thread safety: the const methods may run concurrently.
 class Bpe {
@@ -30,10 +31,15 @@ class Bpe {
   struct Options {
     // A word that is a token is encoded as that token, whatever the merges say.
     bool ignore_merges = false;
-    // Replaces a byte that the vocabulary lacks; without it such a text is an
-    // error.
+    // Start from characters; a byte that is not part of one counts as one.
+    bool characters = false;
+    // For a character that the vocabulary lacks: the ids of its bytes, -1 for a
+    // byte without one. It is unknown if it has such a byte, or without this.
+    std::optional<std::array<int32_t, 256>> fallback_ids;
+    // Replaces a byte or character that is unknown; without it such a text is
+    // an error.
     std::optional<int32_t> unk_id;
-    bool fuse_unk = false;  // one unk_id for a run of unknown bytes
+    bool fuse_unk = false;  // one unk_id for a run of unknown ones
   };
 
   static uint64_t PairKey(int32_t left, int32_t right) {
@@ -45,8 +51,8 @@ class Bpe {
   // the rank is the id of that token, as in tiktoken.
   Bpe(Vocabulary vocabulary, std::optional<Merges> merges, Options options);
 
-  // Appends the ids of `word`. InvalidArgument for a byte that the vocabulary
-  // lacks. REQUIRES: less than 2 GiB.
+  // Appends the ids of `word`. InvalidArgument for what is unknown. REQUIRES:
+  // less than 2 GiB.
   absl::Status Encode(absl::string_view word, std::vector<int32_t>* ids) const;
 
   // A word of n bytes has at least n / max_bytes_per_id() ids.
@@ -70,7 +76,20 @@ class Bpe {
     }
   };
 
+  using Joints = absl::flat_hash_set<uint64_t>;
+
+  // The parts of `word` before any merge.
   absl::Status Split(absl::string_view word, std::vector<Part>* parts) const;
+  // Merges the parts from `begin` to before `end`, of `all` parts.
+  void MergeParts(absl::string_view word, size_t begin, size_t end,
+                  std::vector<Part>* all) const;
+  // The pairs of characters that stand next to each other in a token, as
+  // PairKey(); nullopt if others may merge, too.
+  std::optional<Joints> FindJoints() const;
+  // The token that `unit`, a byte or a character, is; -1 if it is none.
+  int32_t FindUnit(absl::string_view unit) const;
+  // Whether all bytes of `unit` have ids of their own.
+  bool FallsBack(absl::string_view unit) const;
   std::optional<Merge> FindMerge(absl::string_view word, const Part& left,
                                  const Part& right) const;
 
@@ -80,6 +99,10 @@ class Bpe {
   size_t longest_ = 0;  // bytes of the longest token
   size_t max_bytes_per_id_ = 0;
   std::array<int32_t, 256> byte_ids_;  // -1: not in the vocabulary
+  // If set, no merge joins a pair of parts that is not among them, so a word,
+  // which may be a whole text, is merged in short runs: heaps of a few parts
+  // are several times as fast as one of millions.
+  std::optional<Joints> joints_;
 };
 
 }  // namespace recurve

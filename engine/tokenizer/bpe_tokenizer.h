@@ -10,17 +10,19 @@
 #include "absl/container/flat_hash_map.h"
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/bpe.h"
+#include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/pre_tokenizer.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace recurve {
 
-// Byte-level BPE: added tokens are found first, then the text between them is
-// normalised, split into words, and each word's bytes are merged to tokens.
+// BPE over bytes or characters: added tokens are found first, then the text
+// between them is normalised, split into words, and each word's bytes or
+// characters are merged to tokens.
 //
 // Any bytes are accepted. Invalid UTF-8 has no character class in patterns and
-// is otherwise treated as ordinary bytes, so that without a normaliser decoding
-// restores every input.
+// is otherwise treated as ordinary bytes, so that over bytes and without a
+// normaliser decoding restores every input.
 class BpeTokenizer : public Tokenizer {
  public:
   struct Parts {
@@ -29,8 +31,13 @@ class BpeTokenizer : public Tokenizer {
     Bpe bpe;
     PreTokenizer pre_tokenizer;
     std::vector<AddedToken> added_tokens;
-    bool nfc = false;
-    std::optional<int32_t> bos_id;
+    Normalizer normalizer = {};
+    std::optional<int32_t> bos_id = std::nullopt;
+    // Over characters: tokens that are a byte of a run, by id, which may end
+    // early; and tokens that are another text at the start, by id.
+    std::vector<bool> byte_tokens = {};
+    absl::flat_hash_map<int32_t, std::string> first_texts = {};
+    std::string strip = {};  // dropped at the start of a decoded text, once
   };
 
   // Ids of `parts.tokens` from vocab_size on are padding of the vocabulary:
@@ -43,11 +50,16 @@ class BpeTokenizer : public Tokenizer {
                                               bool add_bos,
                                               int64_t max_ids) const override;
   absl::string_view TokenBytes(int32_t id) const override;
+  absl::string_view FirstTokenBytes(int32_t id, bool* at_start) const override;
+  bool IsByteOfRun(int32_t id) const override;
+  absl::string_view FirstRun(absl::string_view text) const override;
   std::optional<int32_t> FindToken(absl::string_view token) const override;
 
  private:
-  // Encodes text without raw added tokens.
-  absl::Status EncodeNormalized(absl::string_view text, int64_t max_ids,
+  // Encodes text without raw added tokens. `is_first`: the whole text begins
+  // with it.
+  absl::Status EncodeNormalized(absl::string_view text, bool is_first,
+                                int64_t max_ids,
                                 std::vector<int32_t>* ids) const;
   // OutOfRange if `ids` plus the ids of `bytes` more bytes of normalised text
   // certainly exceed `max_ids`.
@@ -58,7 +70,10 @@ class BpeTokenizer : public Tokenizer {
   std::vector<std::string> tokens_;
   const Bpe bpe_;
   const PreTokenizer pre_tokenizer_;
-  const bool nfc_;
+  const Normalizer normalizer_;
+  const std::vector<bool> byte_tokens_;
+  const absl::flat_hash_map<int32_t, std::string> first_texts_;
+  const std::string strip_;
   // Ids of added tokens by their text in the file.
   absl::flat_hash_map<std::string, int32_t> added_ids_;
   AddedTokens raw_added_;         // found before normalisation

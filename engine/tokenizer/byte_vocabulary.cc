@@ -10,6 +10,12 @@
 
 namespace recurve {
 
+std::optional<std::string> ByteVocabulary::Bytes(
+    absl::string_view token) const {
+  return spelling_ == Spelling::kByteLevel ? BytesOfToken(token)
+                                           : std::string(token);
+}
+
 absl::Status ByteVocabulary::AddUnreachable(std::string bytes, int64_t id) {
   if (id < 0 || id >= vocab_size_) {
     return absl::InvalidArgumentError(
@@ -39,13 +45,13 @@ absl::Status ByteVocabulary::AddBytes(const std::string& bytes, int64_t id) {
 }
 
 absl::Status ByteVocabulary::AddToken(absl::string_view token, int64_t id) {
-  std::optional<std::string> bytes = BytesOfToken(token);
+  std::optional<std::string> bytes = Bytes(token);
   return bytes.has_value() ? AddBytes(*bytes, id)
                            : AddUnreachable(std::string(token), id);
 }
 
 std::optional<int32_t> ByteVocabulary::Find(absl::string_view token) const {
-  const std::optional<std::string> bytes = BytesOfToken(token);
+  const std::optional<std::string> bytes = Bytes(token);
   if (!bytes.has_value()) return std::nullopt;
   const auto found = vocabulary_.find(*bytes);
   if (found == vocabulary_.end()) return std::nullopt;
@@ -59,9 +65,9 @@ absl::Status ByteVocabulary::AddMerge(absl::string_view left,
   const std::optional<int32_t> id = Find(absl::StrCat(left, right));
   if (!left_id || !right_id || !id) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "joins ", Quote(left), " and ", Quote(right),
-        "; expected two byte-level tokens of the vocabulary that are one "
-        "together"));
+        "joins ", Quote(left), " and ", Quote(right), "; expected two ",
+        spelling_ == Spelling::kByteLevel ? "byte-level tokens" : "tokens",
+        " of the vocabulary that are one together"));
   }
   // The last of duplicate pairs counts, as in the reference.
   merges_[Bpe::PairKey(*left_id, *right_id)] = {next_rank_++, *id};

@@ -13,15 +13,22 @@
 
 namespace recurve {
 
-// Collects the tokens and merges of a byte-level vocabulary, as files spell
-// them, and converts them to bytes. Errors are InvalidArgument and describe the
-// bad argument, not its location.
+// Collects the tokens and merges of a vocabulary, as files spell them, and
+// converts them to bytes. Errors are InvalidArgument and describe the bad
+// argument, not its location.
 class ByteVocabulary {
  public:
+  // How files spell tokens.
+  enum class Spelling {
+    kByteLevel,  // each byte as a printable character
+    kPlain,      // as text
+  };
   // `vocab_size` is the model's: ids must be below it.
-  explicit ByteVocabulary(int32_t vocab_size) : vocab_size_(vocab_size) {}
+  explicit ByteVocabulary(int32_t vocab_size,
+                          Spelling spelling = Spelling::kByteLevel)
+      : vocab_size_(vocab_size), spelling_(spelling) {}
 
-  // A token outside the byte-level alphabet stands for its own UTF-8 bytes, and
+  // A byte-level token outside the alphabet stands for its own UTF-8 bytes, and
   // no word is encoded as it.
   absl::Status AddToken(absl::string_view token, int64_t id);
   // As AddToken, for a token given as bytes.
@@ -64,7 +71,11 @@ class ByteVocabulary {
   Bpe::Merges TakeMerges() { return std::move(merges_); }
 
  private:
+  // The bytes of a token that words can become; nullopt if it is not one.
+  std::optional<std::string> Bytes(absl::string_view token) const;
+
   const int32_t vocab_size_;
+  const Spelling spelling_;
   std::vector<std::string> tokens_;  // bytes by id
   std::vector<bool> taken_;          // by id
   Bpe::Vocabulary vocabulary_;       // tokens that words can become

@@ -155,8 +155,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Make(
   }
   RECURVE_ASSIGN_OR_RETURN(SplitPattern pattern,
                            SplitPattern::Make(kGpt2Pattern));
-  std::vector<SplitPattern> patterns;
-  patterns.push_back(std::move(pattern));
+  std::vector<PreTokenizer::Step> steps;
+  steps.push_back({std::move(pattern), false, std::nullopt});
   std::optional<Bpe::Merges> merge_table;
   Bpe::Options options;
   if (merges) {
@@ -171,9 +171,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Make(
       BpeTokenizer::Parts{
           kind, std::move(tokens),
           Bpe(vocabulary->TakeVocabulary(), std::move(merge_table), options),
-          PreTokenizer({}, /*add_prefix_space=*/false, std::move(patterns)),
-          std::move(added_tokens), /*nfc=*/false,
-          /*bos_id=*/std::nullopt});
+          PreTokenizer(std::move(steps)), std::move(added_tokens)});
 }
 
 }  // namespace

@@ -36,14 +36,15 @@ const std::vector<Row>& Rows() {
        {"tokenizer.json"},
        [](const auto& files, const TokenizerChoice& choice) {
          return ReadTokenizerJson(files[0].file, files[0].text,
-                                  choice.vocab_size);
+                                  choice.vocab_size,
+                                  {choice.add_bos, choice.bos_token});
        }},
       {kSentencePieceKind,
        {"tokenizer.model"},
        [](const auto& files, const TokenizerChoice& choice) {
-         return ReadSentencePiece(files[0].file, files[0].text,
-                                  choice.vocab_size,
-                                  choice.add_bos ? choice.bos : std::nullopt);
+         return ReadSentencePiece(
+             files[0].file, files[0].text, choice.vocab_size,
+             choice.add_bos.value_or(true) ? choice.bos : std::nullopt);
        }},
       {kGpt2Kind,
        {"vocab.json", "merges.txt"},

@@ -19,7 +19,10 @@ struct TokenizerChoice {
   std::string kind_name = "tokenizer";
   int32_t vocab_size = 0;
   std::optional<int32_t> bos;
-  bool add_bos = true;  // false: "sentencepiece" puts nothing before a text
+  // Whether a token is put before a text, if tokenizer_config.json says so, and
+  // the token as it names it.
+  std::optional<bool> add_bos;
+  std::string bos_token;
   std::optional<int32_t> eos;
   std::string eos_file;  // path of the file that names eos, for errors
   int64_t num_ranks = kGpt2NumRanks;  // in a rank file; tests use smaller ones
@@ -33,9 +36,10 @@ struct TokenizerChoice {
 // none. "bytes" needs no file. docs/tokenizers.md lists what each supports.
 //
 // The model's vocabulary may be larger than the tokenizer's: ids unknown to the
-// tokenizer have no text. `bos` and `eos` are the model's; only "bytes" and
-// "sentencepiece" put `bos` before a text, the other files define their own
-// prefix.
+// tokenizer have no text. `bos` and `eos` are the model's: "bytes" puts `bos`
+// before a text, and so does "sentencepiece" unless `add_bos` is false.
+// "huggingface" puts there what its file says; if `add_bos` is set, `bos_token`
+// or nothing. The others put nothing.
 //
 // InvalidArgument names the file, the value found and what is supported; also
 // for a tokenizer with an id outside the model's vocabulary, and for incomplete

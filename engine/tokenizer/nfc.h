@@ -7,9 +7,10 @@
 
 namespace recurve {
 
-// Unicode's composed normal form, of utf8proc's Unicode version. Invalid UTF-8
-// is copied unchanged; the text around it is normalised piece by piece. Time n
-// log n in the length, for any number of stacked marks.
+// Unicode's composed normal form, of Unicode 9, as the reference tokenizers
+// have it, whatever utf8proc knows. Invalid UTF-8 is copied unchanged; the text
+// around it is normalised piece by piece. Time n log n in the length, for any
+// number of stacked marks.
 std::string NormalizeNfc(absl::string_view text);
 
 }  // namespace recurve

@@ -83,7 +83,7 @@ absl::StatusOr<SplitPattern> SplitPattern::Make(absl::string_view pattern) {
 
 absl::Status SplitPattern::Split(absl::string_view text,
                                  std::vector<absl::string_view>* pieces,
-                                 size_t max_pieces) const {
+                                 size_t max_pieces, bool matches_only) const {
   const SymbolText symbols = ToSymbols(text);
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(symbols.symbols.data());
   const size_t size = symbols.symbols.size();
@@ -110,12 +110,12 @@ absl::Status SplitPattern::Split(absl::string_view text,
           absl::StrCat("the tokenizer's pattern cannot split this text: ",
                        Pcre2Message(result)));
     }
-    add(at, range[0]);
+    if (!matches_only) add(at, range[0]);
     add(range[0], range[1]);
     at = range[1];
     if (pieces->size() > max_pieces) return absl::OkStatus();
   }
-  add(at, size);
+  if (!matches_only) add(at, size);
   return absl::OkStatus();
 }
 

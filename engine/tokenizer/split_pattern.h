@@ -26,13 +26,15 @@ class SplitPattern {
   // InvalidArgument describes the error in the pattern: "has '^' at byte 3".
   static absl::StatusOr<SplitPattern> Make(absl::string_view pattern);
 
-  // Appends the matches, in order, and the text between them, none of it empty.
-  // Once `pieces` has more than `max_pieces`, the rest of the text is skipped.
-  // InvalidArgument if PCRE2 gives up, as it does on patterns that take
-  // exponential time, and on more than a million repetitions of a group.
-  absl::Status Split(
-      absl::string_view text, std::vector<absl::string_view>* pieces,
-      size_t max_pieces = std::numeric_limits<size_t>::max()) const;
+  // Appends the matches, in order, and the text between them, unless
+  // `matches_only`, none of it empty. Once `pieces` has more than `max_pieces`,
+  // the rest of the text is skipped. InvalidArgument if PCRE2 gives up, as it
+  // does on patterns that take exponential time, and on more than a million
+  // repetitions of a group.
+  absl::Status Split(absl::string_view text,
+                     std::vector<absl::string_view>* pieces,
+                     size_t max_pieces = std::numeric_limits<size_t>::max(),
+                     bool matches_only = false) const;
 
  private:
   struct FreeCode {

@@ -30,6 +30,15 @@ void StreamDecoder::SkipBefore(absl::Span<const int32_t> ids) {
 
 std::string StreamDecoder::Append(int32_t id) {
   if (stopped()) return "";
+  if (tokenizer_->IsByteOfRun(id)) {
+    const absl::string_view byte = tokenizer_->TokenBytes(id);
+    run_.append(byte.data(), byte.size());
+    return "";
+  }
+  if (!run_.empty()) {
+    if (tokenizer_->TokenBytes(id).empty()) return "";
+    EndRun();
+  }
   utf8_.Decode(at_start_ ? tokenizer_->FirstTokenBytes(id, &at_start_)
                          : tokenizer_->TokenBytes(id),
                &held_);
@@ -38,8 +47,22 @@ std::string StreamDecoder::Append(int32_t id) {
 
 std::string StreamDecoder::Flush() {
   if (stopped()) return "";
+  EndRun();
   utf8_.Finish(&held_);
   return Release(/*final=*/true);
+}
+
+void StreamDecoder::EndRun() {
+  if (run_.empty()) return;
+  std::string text;
+  if (IsValidUtf8(run_)) {
+    text = run_;
+  } else {
+    for (size_t i = 0; i < run_.size(); ++i) AppendCharacter(0xfffd, &text);
+  }
+  run_.clear();
+  utf8_.Decode(at_start_ ? tokenizer_->FirstRun(text) : text, &held_);
+  at_start_ = false;
 }
 
 const std::string& StreamDecoder::matched_stop_string() const {

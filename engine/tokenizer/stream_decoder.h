@@ -21,8 +21,9 @@ namespace recurve {
 // or not valid UTF-8 never matches: the caller refuses those.
 //
 // Holds back less text than the longest stop string has bytes, and at most
-// three undecoded bytes. Copyable, so that a sequence can be forked. One thread
-// at a time.
+// three undecoded bytes, but for a tokenizer with byte fallback the whole run
+// of byte tokens at the end: any further byte may make all of it U+FFFD.
+// Copyable, so that a sequence can be forked. One thread at a time.
 class StreamDecoder {
  public:
   // `tokenizer` must outlive this object.
@@ -48,6 +49,8 @@ class StreamDecoder {
   const std::string& matched_stop_string() const;
 
  private:
+  // Decodes run_, which no byte follows.
+  void EndRun();
   // Returns the safe part of held_ and removes it. `final`: no more text comes,
   // so all of it is safe.
   std::string Release(bool final);
@@ -60,6 +63,7 @@ class StreamDecoder {
   const Tokenizer* tokenizer_;
   std::vector<std::string> stop_strings_;
   bool at_start_ = true;  // no text yet
+  std::string run_;       // bytes of a run of byte tokens
   Utf8Decoder utf8_;
   std::string held_;  // decoded, whole characters
   int matched_ = -1;  // index in stop_strings_

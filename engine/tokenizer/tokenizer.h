@@ -54,6 +54,15 @@ class Tokenizer {
     return bytes;
   }
 
+  // Whether the token is one byte of a run: adjacent such tokens are one text
+  // if their bytes are UTF-8, and otherwise U+FFFD for each byte. Special
+  // tokens do not separate them. REQUIRES: 0 <= id < vocab_size().
+  virtual bool IsByteOfRun(int32_t) const { return false; }
+  // The text of a run with no text before it, of which it is given the text.
+  virtual absl::string_view FirstRun(absl::string_view text) const {
+    return text;
+  }
+
   // The id of the token spelled `token` in the tokenizer's files, special ones
   // included ("</s>"); nothing if there is none. Scans all tokens.
   virtual std::optional<int32_t> FindToken(absl::string_view) const {

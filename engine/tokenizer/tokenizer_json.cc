@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "engine/checkpoint/json_parse.h"
 #include "engine/checkpoint/json_reader.h"
 #include "engine/checkpoint/quote.h"
 #include "engine/tokenizer/bpe_tokenizer.h"
-#include "engine/tokenizer/byte_level.h"
 #include "engine/tokenizer/byte_vocabulary.h"
 #include "engine/tokenizer/tokenizer_json_pipeline.h"
 #include "nlohmann/json.hpp"
@@ -89,7 +89,8 @@ absl::Status ReadMerges(const JsonObject& model, const json& merges,
 
 // Options without effect are accepted; those that change tokens are not.
 absl::StatusOr<Bpe::Options> ReadModelOptions(
-    const JsonObject& model, const ByteVocabulary& vocabulary) {
+    const JsonObject& model, bool byte_level,
+    const ByteVocabulary& vocabulary) {
   RECURVE_RETURN_IF_ERROR(model.CheckNoUnknownKeys(
       {"type", "dropout", "unk_token", "continuing_subword_prefix",
        "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges",
@@ -113,10 +114,17 @@ absl::StatusOr<Bpe::Options> ReadModelOptions(
   }
   RECURVE_ASSIGN_OR_RETURN(const bool byte_fallback,
                            model.BoolOr("byte_fallback", false));
-  if (byte_fallback && vocabulary.MissingByte().has_value()) {
+  options.characters = !byte_level;
+  if (byte_fallback && !byte_level) {
+    options.fallback_ids.emplace();
+    for (int byte = 0; byte < 256; ++byte) {
+      (*options.fallback_ids)[byte] =
+          vocabulary.Find(absl::StrFormat("<0x%02X>", byte)).value_or(-1);
+    }
+  } else if (byte_fallback && vocabulary.MissingByte().has_value()) {
     return model.Invalid("byte_fallback",
-                         "is true; supported with a vocabulary that has a "
-                         "token for each of the 256 bytes");
+                         "is true; supported for a byte-level vocabulary that "
+                         "has a token for each of the 256 bytes");
   }
   return options;
 }
@@ -162,19 +170,60 @@ absl::StatusOr<std::vector<AddedToken>> ReadAddedTokens(
     next_id = std::max<int64_t>(next_id, token.id + 1);
     if (is_new) {
       const absl::Status added =
-          vocabulary->AddUnreachable(TextOfToken(token.content), token.id);
+          vocabulary->AddUnreachable(token.content, token.id);
       if (!added.ok()) return object.Invalid("id", added.message());
     }
-    if (token.special) vocabulary->ClearText(token.id);
     tokens.push_back(std::move(token));
   }
   return tokens;
 }
 
+// Replaces the spelled tokens by what they decode to: nothing for special ones.
+// As in the reference, an added token is spelled as the normaliser writes it.
+void DecodeTokens(const TokenDecoder& decoder, BpeTokenizer::Parts* parts) {
+  std::vector<std::string>& tokens = parts->tokens;
+  for (const AddedToken& token : parts->added_tokens) {
+    std::string spelled = token.normalized
+                              ? parts->normalizer.Normalize(token.content)
+                              : token.content;
+    tokens[static_cast<size_t>(token.id)] = token.special ? ""
+                                            : decoder.byte_level()
+                                                ? decoder.Decode(spelled).text
+                                                : std::move(spelled);
+  }
+  if (decoder.byte_level()) return;  // the others are bytes already
+  parts->byte_tokens.resize(tokens.size());
+  for (size_t id = 0; id < tokens.size(); ++id) {
+    TokenDecoder::Text decoded = decoder.Decode(tokens[id]);
+    tokens[id] = std::move(decoded.text);
+    parts->byte_tokens[id] = decoded.is_byte;
+    if (decoded.first.has_value()) {
+      parts->first_texts.emplace(static_cast<int32_t>(id),
+                                 *std::move(decoded.first));
+    }
+  }
+  parts->strip = decoder.strip();
+}
+
+// The token before a text; `bos` is that of the file itself.
+std::optional<int32_t> ChooseBegin(const BeginOfText& begin,
+                                   const std::vector<AddedToken>& added_tokens,
+                                   const ByteVocabulary& vocabulary,
+                                   std::optional<int32_t> bos) {
+  if (!begin.add.has_value()) return bos;
+  if (!*begin.add) return std::nullopt;
+  for (const AddedToken& token : added_tokens) {
+    if (token.content == begin.token) return token.id;
+  }
+  const std::optional<int32_t> found = vocabulary.Find(begin.token);
+  return found.has_value() ? found : bos;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizerJson(
-    const std::string& file, absl::string_view text, int32_t vocab_size) {
+    const std::string& file, absl::string_view text, int32_t vocab_size,
+    const BeginOfText& begin) {
   RECURVE_ASSIGN_OR_RETURN(json value, ParseJson(text, file, kMaxDepth));
   // The vocabulary is moved, not copied.
   json vocab;
@@ -193,24 +242,33 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizerJson(
   RECURVE_ASSIGN_OR_RETURN(const JsonObject model, root.Object("model"));
   // The oldest files have no type: they are all BPE.
   RECURVE_RETURN_IF_ERROR(model.StringOneOf("type", {"BPE"}, "BPE").status());
-  RECURVE_ASSIGN_OR_RETURN(const bool nfc, ReadNormalizer(root));
-  RECURVE_ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, ReadPreTokenizer(root));
-  RECURVE_RETURN_IF_ERROR(CheckDecoder(root));
-  ByteVocabulary vocabulary(vocab_size);
+  RECURVE_ASSIGN_OR_RETURN(Normalizer normalizer, ReadNormalizer(root));
+  RECURVE_ASSIGN_OR_RETURN(JsonPreTokenizer pre, ReadPreTokenizer(root));
+  RECURVE_ASSIGN_OR_RETURN(const TokenDecoder decoder,
+                           ReadDecoder(root, pre.byte_level));
+  ByteVocabulary vocabulary(
+      vocab_size, pre.byte_level ? ByteVocabulary::Spelling::kByteLevel
+                                 : ByteVocabulary::Spelling::kPlain);
   RECURVE_RETURN_IF_ERROR(ReadVocabulary(model, vocab, &vocabulary));
   RECURVE_RETURN_IF_ERROR(ReadMerges(model, merges, &vocabulary));
   RECURVE_ASSIGN_OR_RETURN(const Bpe::Options options,
-                           ReadModelOptions(model, vocabulary));
+                           ReadModelOptions(model, pre.byte_level, vocabulary));
   RECURVE_ASSIGN_OR_RETURN(std::vector<AddedToken> added_tokens,
                            ReadAddedTokens(root, vocab, &vocabulary));
-  RECURVE_ASSIGN_OR_RETURN(const std::optional<int32_t> bos,
+  RECURVE_ASSIGN_OR_RETURN(std::optional<int32_t> bos,
                            ReadPostProcessor(root, vocab_size));
+  bos = ChooseBegin(begin, added_tokens, vocabulary, bos);
   std::vector<std::string> tokens = vocabulary.TakeTokens();
-  Bpe bpe(vocabulary.TakeVocabulary(), vocabulary.TakeMerges(), options);
-  return std::make_unique<BpeTokenizer>(
-      vocab_size, BpeTokenizer::Parts{kHuggingFaceKind, std::move(tokens),
-                                      std::move(bpe), std::move(pre_tokenizer),
-                                      std::move(added_tokens), nfc, bos});
+  BpeTokenizer::Parts parts{
+      kHuggingFaceKind,
+      std::move(tokens),
+      Bpe(vocabulary.TakeVocabulary(), vocabulary.TakeMerges(), options),
+      std::move(pre.pre_tokenizer),
+      std::move(added_tokens),
+      std::move(normalizer),
+      bos};
+  DecodeTokens(decoder, &parts);
+  return std::make_unique<BpeTokenizer>(vocab_size, std::move(parts));
 }
 
 }  // namespace recurve

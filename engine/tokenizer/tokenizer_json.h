@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -13,13 +14,21 @@ namespace recurve {
 
 constexpr char kHuggingFaceKind[] = "huggingface";
 
-// Reads a tokenizer.json of the HuggingFace `tokenizers` library: byte-level
-// BPE. Gives the ids that library gives. `text` is the file and `file` its
-// name; `vocab_size` is the model's, which may be larger than the tokenizer's.
+// What another file says about the start of a text.
+struct BeginOfText {
+  std::optional<bool> add;  // whether a token is put there
+  std::string token;        // which one; empty or unknown: as tokenizer.json
+};
+
+// Reads a tokenizer.json of the HuggingFace `tokenizers` library: BPE over
+// bytes or characters. Gives the ids that library gives, but `begin` overrides
+// what the file puts before a text. `text` is the file and `file` its name;
+// `vocab_size` is the model's, which may be larger than the tokenizer's.
 //
 // InvalidArgument names the key, the value found and what is supported.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ReadTokenizerJson(
-    const std::string& file, absl::string_view text, int32_t vocab_size);
+    const std::string& file, absl::string_view text, int32_t vocab_size,
+    const BeginOfText& begin = {});
 
 }  // namespace recurve
 

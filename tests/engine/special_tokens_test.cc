@@ -191,20 +191,65 @@ TEST_F(SpecialTokensTest, WhatIsPutBeforeAText) {
   EXPECT_EQ(tokenizer_->bos_id(), std::nullopt);
 }
 
-TEST_F(SpecialTokensTest, ATokenizerJsonSaysItselfWhatIsPutBeforeAText) {
+// As transformers has it: tokenizer_config.json overrides tokenizer.json.
+TEST_F(SpecialTokensTest, WhatIsPutBeforeATextWithATokenizerJson) {
   model_.eos_token_ids = {1501};
   Copy("llama3/tokenizer.json");
-  folder_.Write("tokenizer_config.json", R"({"add_bos_token": false})");
-  Load();
-  EXPECT_EQ(tokenizer_->bos_id(), 1500);
-  EXPECT_THAT(loaded_.remarks, ElementsAre(HasSubstr("the token 1500 before")));
-  folder_.Write("tokenizer_config.json", R"({"add_bos_token": true})");
-  Load();
-  EXPECT_THAT(loaded_.remarks, IsEmpty());
+  const auto bos = [&](const char* text) {
+    folder_.Write("tokenizer_config.json", text);
+    Load();
+    EXPECT_THAT(loaded_.remarks, IsEmpty());
+    return tokenizer_->bos_id();
+  };
+  EXPECT_EQ(bos("{}"), 1500);
+  EXPECT_EQ(bos(R"({"bos_token": "<|eot_id|>"})"), 1500);
+  EXPECT_EQ(bos(R"({"add_bos_token": false})"), std::nullopt);
+  EXPECT_EQ(bos(R"({"add_bos_token": true})"), 1500);
+  EXPECT_EQ(bos(R"({"add_bos_token": true, "bos_token": "<|eot_id|>"})"), 1502);
+  EXPECT_EQ(bos(R"({"add_bos_token": true, "bos_token": {"content": "a"}})"),
+            64);
+  EXPECT_EQ(bos(R"({"add_bos_token": true, "bos_token": "<nowhere>"})"), 1500);
   Copy("gpt2/tokenizer.json");
+  EXPECT_EQ(bos(R"({"add_bos_token": true, "bos_token": "<|endoftext|>"})"),
+            1500);
+  folder_.Write("tokenizer_config.json", R"({"add_bos_token": true})");
   Load();
   EXPECT_THAT(loaded_.remarks,
               ElementsAre(HasSubstr("(huggingface) puts nothing before")));
+}
+
+TEST_F(SpecialTokensTest, NothingIsPutAfterAText) {
+  Copy("llama2/tokenizer.json");
+  folder_.Write("tokenizer_config.json", R"({"add_eos_token": true})");
+  EXPECT_THAT(
+      LoadModelTokenizer(folder_.path(), "auto", &model_).status(),
+      FailsWith(absl::StatusCode::kInvalidArgument,
+                "/tokenizer_config.json: add_eos_token is true; expected "));
+  Load("none");
+  Load("bytes");
+  folder_.Write("tokenizer_config.json", R"({"add_eos_token": false})");
+  Load();
+  folder_.Write("tokenizer_config.json", R"({"add_eos_token": null})");
+  Load();
+}
+
+TEST_F(SpecialTokensTest, AddedTokensThatTheTokenizerLacks) {
+  model_.eos_token_ids = {2};
+  Copy("llama2/tokenizer.json");
+  const auto remarks = [&](const char* text) {
+    folder_.Write("tokenizer_config.json", text);
+    Load();
+    return loaded_.remarks;
+  };
+  EXPECT_THAT(remarks(R"({"added_tokens_decoder": {
+                            "1": {"content": "<s>"}, "2": {"content": "</s>"}}})"),
+              IsEmpty());
+  EXPECT_THAT(
+      remarks(R"({"added_tokens_decoder": {"2": {"content": "<s>"}}})"),
+      ElementsAre(HasSubstr("has '<s>' as 2, and tokenizer.json as 1;")));
+  EXPECT_THAT(
+      remarks(R"({"added_tokens_decoder": {"1200": {"content": "<x>"}}})"),
+      ElementsAre(HasSubstr("'<x>' as 1200, which is no token of")));
 }
 
 }  // namespace

@@ -151,10 +151,10 @@ TEST_F(TokenizerJsonTest, AddedTokens) {
 
 TEST_F(TokenizerJsonTest, Normalizers) {
   json other = spec_;
-  for (const char* type : {"NFKC", "NFD", "Lowercase", "Replace", "Prepend"}) {
+  for (const char* type : {"NFKC", "NFD", "Lowercase", "Strip", "ByteLevel"}) {
     other["normalizer"] = {{"type", type}};
     ExpectRefused(other, "normalizer.type is '", type,
-                  "expected one of: NFC, Sequence");
+                  "expected one of: NFC, Prepend, Replace, Sequence");
     other["normalizer"] = {
         {"type", "Sequence"},
         {"normalizers", {{{"type", "NFC"}}, {{"type", type}}}}};
@@ -167,30 +167,101 @@ TEST_F(TokenizerJsonTest, Normalizers) {
   EXPECT_EQ(JoinTokens(**nfc, *(*nfc)->Encode("e\u0301", false)), "é");
 }
 
+TEST_F(TokenizerJsonTest, Replacements) {
+  json other = spec_;
+  other["normalizer"] = {
+      {"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", "b"}};
+  ExpectRefused(other, "normalizer.pattern has the unknown key 'Regex'");
+  other["normalizer"]["pattern"] = {{"String", ""}};
+  ExpectRefused(other, "normalizer.pattern.String is empty");
+  other["normalizer"]["pattern"] = {{"String", "ab"}};
+  other["normalizer"]["content"] = std::string(32, 'c');
+  EXPECT_TRUE(Read(other).ok());
+  other["normalizer"]["content"] = std::string(33, 'c');
+  ExpectRefused(other, "normalizer.content makes a text up to 17 times");
+  other["normalizer"]["content"] = std::string(10, 'c');
+  const json twice = json::array({other["normalizer"], other["normalizer"]});
+  other["normalizer"] = {{"type", "Sequence"}, {"normalizers", twice}};
+  ExpectRefused(other, "normalizers[1].content makes a text up to 25 times");
+}
+
 TEST_F(TokenizerJsonTest, PreTokenizers) {
   json other = spec_;
   json& parts = other["pre_tokenizer"]["pretokenizers"];
-  parts[0]["type"] = "Metaspace";
-  ExpectRefused(other, "pre_tokenizer.pretokenizers[0].type is 'Metaspace'",
-                "expected one of: ByteLevel, Split, Digits, Sequence");
+  parts[0]["type"] = "Whitespace";
+  ExpectRefused(
+      other, "pre_tokenizer.pretokenizers[0].type is 'Whitespace'",
+      "expected one of: ByteLevel, Split, Digits, Metaspace, Sequence");
   parts = spec_["pre_tokenizer"]["pretokenizers"];
+  parts[0]["behavior"] = "MergedWithNext";
+  ExpectRefused(other, "[0].behavior is 'MergedWithNext'; expected one of: ",
+                "Isolated, Removed");
   parts[0]["behavior"] = "Removed";
-  ExpectRefused(other, "[0].behavior is 'Removed'; expected one of: Isolated");
-  parts = spec_["pre_tokenizer"]["pretokenizers"];
+  ExpectRefused(other, "[0].invert is false; expected true, as behavior is");
   parts[0]["invert"] = true;
-  ExpectRefused(other, "[0].invert is true; expected false");
+  EXPECT_TRUE(Read(other).ok());
   parts = spec_["pre_tokenizer"]["pretokenizers"];
   parts[0]["pattern"] = {{"String", " "}};
   ExpectRefused(other, "[0].pattern has the unknown key 'String'");
   parts = spec_["pre_tokenizer"]["pretokenizers"];
   parts.push_back(parts[0]);
-  ExpectRefused(other, "[1].type is 'ByteLevel'; expected one ByteLevel, as");
+  ExpectRefused(other, "[2].type is 'Split'; expected nothing after ByteLevel");
+  // The words of such a file are characters, and its decoder's are bytes.
   parts = json::array({spec_["pre_tokenizer"]["pretokenizers"][0]});
-  ExpectRefused(other, "[0].type is 'Split'; expected one ByteLevel");
-  parts = json::array();
-  ExpectRefused(other, "pre_tokenizer is empty; expected ByteLevel");
+  ExpectRefused(other, "decoder.type is 'ByteLevel'; expected another");
   other["pre_tokenizer"] = nullptr;
-  ExpectRefused(other, "pre_tokenizer is empty; expected ByteLevel");
+  ExpectRefused(other, "decoder.type is 'ByteLevel'; expected another");
+}
+
+TEST_F(TokenizerJsonTest, Metaspaces) {
+  json other = json::parse(ReadGolden("metaspace/tokenizer.json"));
+  EXPECT_TRUE(Read(other).ok());
+  json& part = other["pre_tokenizer"];
+  part["replacement"] = "ab";
+  ExpectRefused(other, "pre_tokenizer.replacement is 'ab'; expected one char");
+  part["replacement"] = "_";
+  part["prepend_scheme"] = "last";
+  ExpectRefused(other, "pre_tokenizer.prepend_scheme is 'last'; expected one");
+  // As older files have it.
+  part = {{"type", "Metaspace"},
+          {"replacement", "_"},
+          {"add_prefix_space", true},
+          {"str_rep", "_"}};
+  EXPECT_TRUE(Read(other).ok());
+  part["add_prefix_space"] = false;
+  ExpectRefused(other, "add_prefix_space is false; expected true, as");
+  part["prepend_scheme"] = "never";
+  EXPECT_TRUE(Read(other).ok());
+}
+
+TEST_F(TokenizerJsonTest, DecodersOfCharacters) {
+  json other = json::parse(ReadGolden("llama2/tokenizer.json"));
+  EXPECT_TRUE(Read(other).ok());
+  const json decoders = other["decoder"]["decoders"];
+  ASSERT_EQ(decoders.size(), 4u);
+  json& parts = other["decoder"]["decoders"];
+  parts[3]["stop"] = 1;
+  ExpectRefused(other, "decoder.decoders[3].stop is 1; expected 0");
+  parts[3] = decoders[3];
+  parts[3]["start"] = 2;
+  ExpectRefused(other, "decoder.decoders[3].start is 2; expected 0 to 1");
+  parts = json::array({decoders[0], decoders[3]});
+  ExpectRefused(other,
+                "[1].type is 'Strip' here; expected it once, after Fuse");
+  parts = json::array({decoders[1], decoders[0]});
+  ExpectRefused(other, "[1].type is 'Replace' here; expected it before");
+  parts = json::array({decoders[2], decoders[1]});
+  ExpectRefused(other, "[1].type is 'ByteFallback' here; expected");
+  parts = json::array({decoders[1], decoders[1]});
+  ExpectRefused(other, "[1].type is 'ByteFallback' here; expected");
+  const json metaspace = {{"type", "Metaspace"}, {"replacement", "_"}};
+  parts = json::array({metaspace, decoders[2], decoders[3]});
+  ExpectRefused(other, "[2].type is 'Strip' here; expected it once",
+                "without a Metaspace");
+  parts = json::array({{{"type", "WordPiece"}}});
+  ExpectRefused(other, "decoder.decoders[0].type is 'WordPiece'");
+  other["decoder"] = nullptr;
+  ExpectRefused(other, "decoder is missing");
 }
 
 TEST_F(TokenizerJsonTest, Patterns) {
@@ -230,8 +301,7 @@ TEST_F(TokenizerJsonTest, PostProcessorsAndDecoders) {
   ExpectRefused(other, "ids is another list; expected one id");
   other = spec_;
   other["decoder"] = {{"type", "Metaspace"}};
-  ExpectRefused(other,
-                "decoder.type is 'Metaspace'; expected one of: ByteLevel");
+  ExpectRefused(other, "decoder.type is 'Metaspace'; expected ByteLevel alone");
   other["decoder"] = nullptr;
   ExpectRefused(other, "decoder is missing");
 }

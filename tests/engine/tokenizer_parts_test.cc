@@ -9,8 +9,10 @@
 #include "engine/tokenizer/bpe.h"
 #include "engine/tokenizer/byte_level.h"
 #include "engine/tokenizer/nfc.h"
+#include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/pre_tokenizer.h"
 #include "engine/tokenizer/split_pattern.h"
+#include "engine/tokenizer/token_decoder.h"
 #include "engine/tokenizer/unicode_class.h"
 #include "engine/tokenizer/utf8.h"
 #include "gmock/gmock.h"
@@ -157,6 +159,16 @@ TEST(NfcTest, ComposesAndReorders) {
   EXPECT_EQ(NormalizeNfc("\u0301"), "\u0301");
 }
 
+// Marks and pairs of later versions than Unicode 9 are left as they are, and
+// end what is composed.
+TEST(NfcTest, KnowsUnicode9WhateverTheLibraryKnows) {
+  EXPECT_EQ(NormalizeNfc("q\u1dfa\u0334"), "q\u1dfa\u0334");
+  EXPECT_EQ(NormalizeNfc("e\u1dfa\u0301"), "e\u1dfa\u0301");
+  EXPECT_EQ(NormalizeNfc("\U00011935\U00011930"), "\U00011935\U00011930");
+  EXPECT_EQ(NormalizeNfc("\U000105d2\u0307"), "\U000105d2\u0307");
+  EXPECT_EQ(NormalizeNfc("\u1dfae\u0301"), "\u1dfaé");
+}
+
 TEST(ByteLevelTest, TheAlphabet) {
   EXPECT_EQ(BytesOfToken("Ġa"), " a");
   EXPECT_EQ(BytesOfToken("ĀĊ"), std::string("\0\n", 2));
@@ -202,16 +214,19 @@ TEST(BpeTest, JoinsAsTheDefinitionSays) {
       tokens.push_back(joined);
       merges[Bpe::PairKey(left, right)] = {rank, id};
     }
-    const Bpe bpe(vocabulary, merges, {});
     std::string word;
     std::vector<int32_t> bytes;
-    for (size_t length = random() % 30; length > 0; --length) {
+    for (size_t length = random() % 60; length > 0; --length) {
       bytes.push_back(static_cast<int32_t>(random() % 3));
       word += tokens[bytes.back()];
     }
-    std::vector<int32_t> ids;
-    ASSERT_TRUE(bpe.Encode(word, &ids).ok());
-    ASSERT_EQ(ids, SlowBpe(merges, bytes)) << i;
+    for (const bool characters : {false, true}) {
+      Bpe::Options options;
+      options.characters = characters;
+      std::vector<int32_t> ids;
+      ASSERT_TRUE(Bpe(vocabulary, merges, options).Encode(word, &ids).ok());
+      ASSERT_EQ(ids, SlowBpe(merges, bytes)) << i;
+    }
   }
 }
 
@@ -243,16 +258,140 @@ TEST(SplitPatternTest, StopsBehindTheMostPieces) {
   EXPECT_THAT(pieces, ElementsAre("1", "ab", "2"));
 }
 
+PreTokenizer::Step SplitStep(absl::string_view pattern, bool matches_only) {
+  return {*SplitPattern::Make(pattern), matches_only, std::nullopt};
+}
+
+PreTokenizer::Step MetaspaceStep(PreTokenizer::Metaspace::Prepend prepend,
+                                 bool split) {
+  return {std::nullopt, false,
+          PreTokenizer::Metaspace{"\u2581", prepend, split}};
+}
+
+// The words of a text that is the first one or not.
+template <typename... Steps>
+std::vector<std::string> Words(const std::string& text, bool is_first,
+                               Steps... steps) {
+  std::vector<PreTokenizer::Step> list;
+  (list.push_back(std::move(steps)), ...);
+  const PreTokenizer pre_tokenizer(std::move(list));
+  std::vector<std::string> words;
+  const absl::Status status = pre_tokenizer.ForEachWord(
+      text, is_first, text.size() + 1, [&](absl::string_view word) {
+        words.emplace_back(word);
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  return words;
+}
+
+TEST(PreTokenizerTest, MetaspacesStandForSpaces) {
+  using Prepend = PreTokenizer::Metaspace::Prepend;
+  const auto words = [](const std::string& text, bool is_first, Prepend prepend,
+                        bool split) {
+    return Words(text, is_first, MetaspaceStep(prepend, split));
+  };
+  EXPECT_THAT(Words("a b", true), ElementsAre("a b"));
+  EXPECT_THAT(words("a  b—c ", true, Prepend::kAlways, true),
+              ElementsAre("▁a", "▁", "▁b—c", "▁"));
+  EXPECT_THAT(words("a  b", true, Prepend::kAlways, false),
+              ElementsAre("▁a▁▁b"));
+  EXPECT_THAT(words(" a", true, Prepend::kAlways, true), ElementsAre("▁a"));
+  EXPECT_THAT(words("▁a", true, Prepend::kAlways, true), ElementsAre("▁a"));
+  EXPECT_THAT(words("a b", true, Prepend::kFirst, true),
+              ElementsAre("▁a", "▁b"));
+  EXPECT_THAT(words("a b", false, Prepend::kFirst, true),
+              ElementsAre("a", "▁b"));
+  EXPECT_THAT(words("a b", true, Prepend::kNever, true),
+              ElementsAre("a", "▁b"));
+  EXPECT_THAT(words("", true, Prepend::kAlways, true), ElementsAre());
+  // Only the piece with which the text begins is the first one.
+  EXPECT_THAT(Words("a1b", true, SplitStep("[0-9]", false),
+                    MetaspaceStep(Prepend::kFirst, true)),
+              ElementsAre("▁a", "1", "b"));
+  EXPECT_THAT(Words("a1b", true, SplitStep("[0-9]", true),
+                    MetaspaceStep(Prepend::kFirst, true)),
+              ElementsAre("1"));
+  EXPECT_THAT(Words("a1b", true, SplitStep("[a-z]", true),
+                    MetaspaceStep(Prepend::kFirst, true)),
+              ElementsAre("▁a", "b"));
+}
+
+TEST(NormalizerTest, StepsFollowEachOther) {
+  using Kind = Normalizer::Step::Kind;
+  EXPECT_EQ(Normalizer().Normalize("e\u0301 "), "e\u0301 ");
+  const Normalizer llama(
+      {{Kind::kPrepend, "", "▁"}, {Kind::kReplace, " ", "▁"}});
+  EXPECT_EQ(llama.Normalize(""), "");
+  EXPECT_EQ(llama.Normalize(" a  b"), "▁▁a▁▁b");
+  const Normalizer other({{Kind::kReplace, "--", "+"},
+                          {Kind::kNfc, "", ""},
+                          {Kind::kPrepend, "", " "}});
+  EXPECT_EQ(other.Normalize("---e\u0301"), " +-é");
+}
+
+TEST(TokenDecoderTest, TokensBecomeTextOrBytes) {
+  TokenDecoder::Options options;
+  options.steps = {{"▁", " ", false}};
+  options.byte_fallback = true;
+  const TokenDecoder llama(options);
+  EXPECT_EQ(llama.Decode("▁a▁").text, " a ");
+  EXPECT_EQ(llama.Decode("▁a").first, std::nullopt);
+  EXPECT_EQ(llama.Decode("<0xE4>").text, "\xe4");
+  EXPECT_TRUE(llama.Decode("<0xE4>").is_byte);
+  EXPECT_FALSE(llama.Decode("<0xE>").is_byte);
+  options.steps[0].drop_at_start = true;
+  options.byte_fallback = false;
+  const TokenDecoder metaspace(options);
+  EXPECT_EQ(metaspace.Decode("▁a▁").text, " a ");
+  EXPECT_EQ(metaspace.Decode("▁a▁").first, "a");
+  EXPECT_EQ(metaspace.Decode("<0xE4>").text, "<0xE4>");
+  EXPECT_EQ(ByteOfFallbackToken("<0x0a>"), 10);
+  EXPECT_EQ(ByteOfFallbackToken("<0x+A>"), 10);
+  for (const char* token : {"<0xG0>", "<0x 1>", "<0x00", "0x000>", "<0x-1>"}) {
+    EXPECT_EQ(ByteOfFallbackToken(token), std::nullopt) << token;
+  }
+}
+
+// Expected values: the tokenizers package.
+TEST(BpeTest, CharactersFallBackToBytes) {
+  const Bpe::Vocabulary vocabulary = {{"?", 0},  {"a", 1},      {"é", 2},
+                                      {"aé", 3}, {"<0xC3>", 4}, {"<0xA8>", 5}};
+  const Bpe::Merges merges = {{Bpe::PairKey(1, 2), {0, 3}}};
+  Bpe::Options options;
+  options.characters = true;
+  const auto encode = [&](absl::string_view text) {
+    std::vector<int32_t> ids;
+    const absl::Status status =
+        Bpe(vocabulary, merges, options).Encode(text, &ids);
+    if (!status.ok()) ids = {-1};
+    return ids;
+  };
+  EXPECT_THAT(encode("aaé"), ElementsAre(1, 3));
+  EXPECT_THAT(encode("è"), ElementsAre(-1));
+  EXPECT_THAT(encode("\xc3"), ElementsAre(-1));
+  options.unk_id = 0;
+  EXPECT_THAT(encode("aèèé"), ElementsAre(1, 0, 0, 2));
+  options.fuse_unk = true;
+  EXPECT_THAT(encode("aèèé"), ElementsAre(1, 0, 2));
+  options.fallback_ids.emplace().fill(-1);
+  (*options.fallback_ids)[0xc3] = 4;
+  (*options.fallback_ids)[0xa8] = 5;
+  EXPECT_THAT(encode("aèèé"), ElementsAre(1, 4, 5, 4, 5, 2));
+  EXPECT_THAT(encode("\xc3z"), ElementsAre(4, 0));
+  // Bytes overtake what is unknown before them, as in the package.
+  EXPECT_THAT(encode("zèa"), ElementsAre(4, 5, 0, 1));
+}
+
 TEST(PreTokenizerTest, TakesOneWordMoreThanTheMostAtLeast) {
-  std::vector<SplitPattern> before;
-  before.push_back(*SplitPattern::Make("[0-9]"));
-  std::vector<SplitPattern> after;
-  after.push_back(*SplitPattern::Make("[a-z]"));
-  const PreTokenizer words(std::move(before), false, std::move(after));
+  std::vector<PreTokenizer::Step> steps;
+  steps.push_back(SplitStep("[0-9]", false));
+  steps.push_back(SplitStep("[a-z]", false));
+  const PreTokenizer words(std::move(steps));
   const auto count = [&](const std::string& text, size_t max_words) {
     size_t taken = 0;
     const absl::Status status =
-        words.ForEachWord(text, max_words, [&](absl::string_view) {
+        words.ForEachWord(text, true, max_words, [&](absl::string_view) {
           ++taken;
           return absl::OkStatus();
         });
@@ -266,6 +405,20 @@ TEST(PreTokenizerTest, TakesOneWordMoreThanTheMostAtLeast) {
     EXPECT_GT(count(text, 3), 3);
     EXPECT_LT(count(text, 3), 10);
   }
+}
+
+// Expected values: the tokenizers package. White space that an earlier token
+// has taken with itself may be found again.
+TEST(AddedTokensTest, WhatAnEarlierTokenHasTakenMayBeFoundAgain) {
+  AddedTokens tokens;
+  tokens.Add({1, "a", false, false, true, false, false});
+  tokens.Add({2, "  ", false, true, true, false, false});
+  tokens.Add({3, "\n", false, false, false, false, false});
+  std::vector<int32_t> ids;
+  for (const AddedTokens::Span& span : tokens.Find("a  \nb")) {
+    ids.push_back(span.id);
+  }
+  EXPECT_THAT(ids, ElementsAre(1, 3, -1));
 }
 
 TEST(AddedTokensTest, TheLongestWinsAndFlagsDecideAboutTheRest) {

@@ -21,7 +21,7 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden/tokenizer"
 sys.path.insert(0, str(GOLDEN))
 import make  # noqa: E402
 
-HUGGINGFACE = ("gpt2", "llama3", "qwen", "prefix_space")
+HUGGINGFACE = ("gpt2", "llama3", "qwen", "prefix_space", "llama2", "metaspace")
 SENTENCEPIECE = ("sentencepiece_bpe", "sentencepiece_unigram")
 
 
@@ -51,6 +51,8 @@ class TokenizerReferenceTest(unittest.TestCase):
             with self.subTest(folder):
                 tokenizer = tokenizers.Tokenizer.from_file(str(GOLDEN / folder / "tokenizer.json"))
                 self.check(folder, lambda text: tokenizer.encode(text).ids)  # noqa: B023
+                if (GOLDEN / folder / "decoded.json").is_file():
+                    self.assertEqual(read_json(f"{folder}/decoded.json"), make.decoded(tokenizer))
 
     def test_tokenizers_from_vocab_and_merges(self):
         bpe = tokenizers.models.BPE.from_file(str(GOLDEN / "gpt2/vocab.json"),

@@ -8,7 +8,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "engine/tokenizer/stream_decoder.h"
 #include "engine/tokenizer/tokenizer_json.h"
+#include "engine/tokenizer/utf8.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int32_t kVocabSize = 512;
@@ -29,10 +31,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       RECURVE_CHECK(absl::IsOutOfRange(
           (*tokenizer)->Encode(parts[1], add_bos, count - 1).status()));
     }
+    recurve::StreamDecoder decoder(tokenizer->get(), {});
     for (const int32_t id : *ids) {
       RECURVE_CHECK(id >= 0 && id < kVocabSize);
-      (*tokenizer)->TokenBytes(id);
+      RECURVE_CHECK(recurve::IsValidUtf8(decoder.Append(id)));
     }
+    RECURVE_CHECK(recurve::IsValidUtf8(decoder.Flush()));
   }
   return 0;
 }

@@ -6,13 +6,15 @@ Needs the packages of tests/requirements.txt; tokenizer_reference_test.py says w
 versions of them would make the same of the texts.
 
 Run from anywhere; writes next to itself. It trains on sources of this project,
-so a run after those changed writes other tokenizers.
+so a run after those changed writes other tokenizers. With names of folders of
+byte-level or character tokenizers, it writes those alone, for the same mixed.txt.
 """
 import base64
 import json
 import os
 import pathlib
 import random
+import sys
 import tempfile
 import unicodedata
 
@@ -144,6 +146,47 @@ def prefix_space():
     return tokenizer
 
 
+def train_characters(fallback):
+    """As a SentencePiece vocabulary is written to a tokenizer.json: special tokens, bytes if
+    `fallback`, then characters and what they merge to, across spaces, too."""
+    specials = ["<unk>", "<s>", "</s>"]
+    tokenizer = Tokenizer(BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=fallback))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    lines = [" " + line[:60] for text in corpus() for line in text.split("\n") if line.strip()]
+    tokenizer.train_from_iterator(lines, trainers.BpeTrainer(
+        vocab_size=1000, show_progress=False, limit_alphabet=250,
+        special_tokens=specials + [f"<0x{b:02X}>" for b in range(256 if fallback else 0)]))
+    spec = json.loads(tokenizer.to_str())
+    spec["added_tokens"] = []
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    tokenizer.add_tokens([AddedToken(t, special=True, normalized=False) for t in specials])
+    tokenizer.add_tokens([AddedToken("<left>", lstrip=True, normalized=False),
+                          AddedToken("<right>", rstrip=True, normalized=False),
+                          AddedToken("WORD", single_word=True, normalized=False)])
+    return tokenizer
+
+
+def llama2():
+    tokenizer = train_characters(fallback=True)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))])
+    return tokenizer
+
+
+def metaspace():
+    tokenizer = train_characters(fallback=False)
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", "first", split=True)
+    tokenizer.decoder = decoders.Metaspace("\u2581", "first", split=True)
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=True)])
+    return tokenizer
+
+
 def cases():
     return [
         "", " ", "  ", "\n", "a", "\u0301", "\u0301" * 20, "a\u0301\u0323", "\x00", "\x00a\x7f",
@@ -193,9 +236,11 @@ def byte_level_alphabet():
     return {b: chr(b) for b in own} | {b: chr(0x100 + i) for i, b in enumerate(rest)}
 
 
-def write_byte_level(text):
-    for make in (gpt2, llama3, qwen, prefix_space):
+def write_huggingface(text, names):
+    for make in (gpt2, llama3, qwen, prefix_space, llama2, metaspace):
         name = make.__name__
+        if names and name not in names:
+            continue
         (HERE / name).mkdir(exist_ok=True)
         tokenizer = make()
         spec = json.loads(tokenizer.to_str())
@@ -213,6 +258,18 @@ def write_byte_level(text):
         write_expected(name, lambda t, tokenizer=tokenizer: tokenizer.encode(t).ids, text)
         if name == "gpt2":
             write_tiktoken(spec, text)
+        if name in ("llama2", "metaspace"):
+            dump(HERE / name / "decoded.json", decoded(tokenizer))
+
+
+def decoded(tokenizer):
+    """Lists of ids, as a model may draw them, and their texts."""
+    rng = random.Random(1)
+    lists = [tokenizer.encode(case).ids for case in cases()]
+    for _ in range(300):
+        lists.append([rng.randrange(rng.choice([300, tokenizer.get_vocab_size()]))
+                      for _ in range(rng.randrange(24))])
+    return [[ids, tokenizer.decode(ids)] for ids in lists]
 
 
 def train_sentencepiece(name, **options):
@@ -252,7 +309,10 @@ def write_sentencepiece(text):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        write_huggingface((HERE / "mixed.txt").read_bytes().decode(), sys.argv[1:])
+        sys.exit()
     mixed_text = mixed(24000, seed=1)
     (HERE / "mixed.txt").write_bytes(mixed_text.encode())
-    write_byte_level(mixed_text)
+    write_huggingface(mixed_text, [])
     write_sentencepiece(mixed_text)
