@@ -213,7 +213,7 @@ absl::Status HandOff(RecurveClient* from, RecurveClient* to,
   const absl::Status status =
       GenerateAndPrint(to, flags.generate, request, options);
   // Not with the caller's canceller, which may have cancelled.
-  const absl::Status forgotten = to->ReleaseState(copy->id());
+  absl::Status forgotten = to->ReleaseState(copy->id());
   RECURVE_RETURN_IF_ERROR(status);
   return forgotten;
 }

@@ -161,8 +161,9 @@ void StateImport::TakeMemory(const std::function<void(absl::Status)>& done) {
   engine_->MakeState(*std::move(state),
                      static_cast<int64_t>(header.computed_tokens()),
                      [this, done](absl::StatusOr<SequenceStatePtr> made) {
+                       const absl::Status status = made.status();
                        if (made.ok()) state_ = *std::move(made);
-                       done(made.status());
+                       done(status);
                      });
 }
 
