@@ -292,8 +292,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
       ->default_str("auto")
       ->transform(SizeOrAuto("0 to 1125899906842624"));
   Add(app, "prefix-cache", o.prefix_cache,
-      "exact: what a prompt finds was computed as part of a prompt; any: or "
-      "generated, so that answers may depend on earlier ones; off: as "
+      "exact: what a prompt finds has the bits that it would compute; any: "
+      "or not, for example generated, so that answers may depend on earlier "
+      "ones; off: as "
       "--prefix-cache-bytes 0");
   AddSize(
       app, "state-bytes", o.engine.state_bytes, "0 to 1125899906842624",

@@ -159,6 +159,8 @@ void Engine::End(uint64_t id, const absl::Status& status) {
   sequence->lease.reset();
   DropSaved(*sequence);
   sequence->base = {};
+  sequence->before = {};
+  sequence->last_row = nullptr;
   sequence->ForgetKept();
   {
     MutexLock lock(&mu_);

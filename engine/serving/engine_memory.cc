@@ -83,7 +83,8 @@ absl::StatusOr<SequenceLease> Engine::LeaseFor(Sequence& sequence) {
                            cache_.Restore(sequence.saved, sequence.id()));
   if (sequence.preempted) {
     ++counters_.restores_total;
-  } else if (!sequence.rolled_back) {
+  } else if (!sequence.rolled_back &&
+             !std::exchange(sequence.cached_counted, false)) {
     counters_.cached_prompt_tokens_total += sequence.num_computed();
   }
   DropSaved(sequence);
@@ -151,17 +152,24 @@ bool Engine::Adopt(Sequence& sequence, PrefixCache::Found& found) {
                                  });
   if (alike) return true;
   // What it has given depends on how its tokens were computed.
-  if (sequence.noted || sequence.generated() > 0) return false;
+  if (sequence.noted || sequence.admitted || sequence.from_state() ||
+      sequence.generated() > 0) {
+    return false;
+  }
   sequence.AdoptKinds(kinds);
   found.use.approximate = true;
   return true;
 }
 
 absl::Status Engine::TakeCommandEnd(Sequence& sequence) {
-  const int64_t computed = sequence.num_computed();
+  // Of a sequence that has met a stop condition, a step may be in flight.
+  const int64_t computed = sequence.launched_computed();
+  const int64_t more = computed - sequence.base.tokens;
   if (!prefix_cache_.finds_generated() || sequence.imported() ||
-      !sequence.lease || sequence.in_flight() ||
-      computed < kMinSnapshotTokens || sequence.base.tokens == computed) {
+      !sequence.lease || computed > sequence.num_tokens() ||
+      computed < kMinSnapshotTokens || more == 0 ||
+      // Not each of many short commands.
+      (!sequence.ends_with_command() && more < kMinEndTokens)) {
     return absl::OkStatus();
   }
   RECURVE_ASSIGN_OR_RETURN(
@@ -170,7 +178,8 @@ absl::Status Engine::TakeCommandEnd(Sequence& sequence) {
                          *sequence.lease, sequence.base, saved_blocks_));
   if (snapshot == nullptr) return absl::OkStatus();
   ++counters_.snapshots_total;
-  sequence.base = {std::move(snapshot), computed};
+  sequence.before = std::exchange(
+      sequence.base, SnapshotPrefix{std::move(snapshot), computed});
   return absl::OkStatus();
 }
 
@@ -194,7 +203,9 @@ void Engine::FindEnd(Sequence& sequence) {
   if (!prefix_cache_.enabled() || sequence.imported() || sequence.lease ||
       !sequence.saved.empty() || sequence.num_computed() > 0 ||
       sequence.num_tokens() < kMinEndTokens || sequence.wants_logits() ||
-      sequence.command_work().generate == 0) {
+      sequence.command_work().generate == 0 ||
+      // A step takes the snapshots that it names.
+      (cache_spec_.slot_bytes > 0 && !sequence.options().snapshot_at.empty())) {
     return;
   }
   const PromptEnds::End* const end = prefix_cache_.FindEnd(
@@ -208,7 +219,8 @@ void Engine::FindEnd(Sequence& sequence) {
   sequence.noted = true;
   sequence.last_row = end->row;
   sequence.ContinueFrom({end->snapshot, sequence.num_tokens()});
-  NoteAdmitted(sequence);  // the first token needs no memory
+  sequence.cached_counted = true;
+  counters_.cached_prompt_tokens_total += sequence.num_tokens();
 }
 
 bool Engine::KeepsRow(const Sequence& sequence, int64_t end) const {
@@ -222,7 +234,7 @@ absl::Status Engine::TakeEnd(Sequence& sequence, int64_t position) {
   }
   RECURVE_ASSIGN_OR_RETURN(
       SnapshotPtr snapshot,
-      prefix_cache_.SaveEnd(*sequence.lease, sequence.base, saved_blocks_));
+      prefix_cache_.Save(*sequence.lease, sequence.base, saved_blocks_));
   if (snapshot == nullptr) return absl::OkStatus();
   ++counters_.snapshots_total;
   sequence.before = std::exchange(
@@ -252,7 +264,7 @@ absl::Status Engine::KeepPoint(Sequence& sequence) {
         prefix_cache_.Save(*sequence.lease, sequence.base, saved_blocks_));
     if (snapshot != nullptr) {
       state = {std::move(snapshot), sequence.num_computed()};
-      sequence.base = state;
+      sequence.before = std::exchange(sequence.base, state);
     }
   }
   sequence.Keep(std::move(state));

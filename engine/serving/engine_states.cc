@@ -145,11 +145,16 @@ absl::StatusOr<SequenceStatePtr> Engine::StateOfEnd(Sequence& sequence) {
     RECURVE_ASSIGN_OR_RETURN(
         SnapshotPtr snapshot,
         prefix_cache_.Save(*sequence.lease, base, saved_blocks_));
-    if (snapshot == nullptr) return NoRoom();
-    ++counters_.snapshots_total;
-    if (computed == tokens && base.tokens < tokens) state.before = base;
-    state.computed = {std::move(snapshot), computed};
-    sequence.base = state.computed;
+    if (snapshot != nullptr) {
+      ++counters_.snapshots_total;
+      if (computed == tokens && base.tokens < tokens) state.before = base;
+      state.computed = {std::move(snapshot), computed};
+      sequence.before = std::exchange(sequence.base, state.computed);
+    } else if (!base.empty() && computed == tokens && base.tokens >= near) {
+      state.computed = base;
+    } else {
+      return NoRoom();
+    }
   }
   if (state.computed.tokens == tokens) state.last_row = sequence.last_row;
   FindBefore(state);

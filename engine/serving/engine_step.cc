@@ -230,18 +230,19 @@ void Engine::AdvanceCommands(Sequence& sequence) {
   if (sequence.command_active()) return;
   if (sequence.StartNextCommand()) {
     counters_.prompt_tokens_total += sequence.command_appended();
-    FindEnd(sequence);
-    PlanPlaces(sequence);
     if (sequence.saved.empty()) {
       DropSaved(sequence);
     } else if (sequence.rolled_back) {
       sequence.preempted = false;
       saved_blocks_ -= std::exchange(sequence.saved_blocks, 0);
     }
+    FindEnd(sequence);
+    PlanPlaces(sequence);
     if (!sequence.drawn || sequence.command_work().generate == 0) {
       Reindex(sequence);
       return;
     }
+    NoteAdmitted(sequence);  // this token needs no memory
     const SampleResult sample = *std::exchange(sequence.drawn, std::nullopt);
     if (sequence.stalled) {
       sequence.held = sample;

@@ -117,21 +117,6 @@ const PromptEnds::End* PrefixCache::FindEnd(
   return end;
 }
 
-absl::StatusOr<SnapshotPtr> PrefixCache::SaveEnd(const SequenceLease& lease,
-                                                 const SnapshotPrefix& base,
-                                                 int64_t preempted) {
-  if (!options_.enabled) return nullptr;
-  const CacheManager& cache = *cache_;
-  const int64_t blocks = cache.BlocksToSave(lease, base);
-  const int64_t room =
-      blocks + std::max<int64_t>(options_.reserve - preempted, 0);
-  if (blocks == 0 || room > cache.stats().host_blocks.total) return nullptr;
-  while (cache.stats().host_blocks.free < room) {
-    if (!ends_.EvictOldest()) return nullptr;
-  }
-  return cache_->Save(lease, base);
-}
-
 absl::StatusOr<SnapshotPtr> PrefixCache::Blank(int64_t tokens,
                                                int64_t preempted) {
   const int64_t blocks = HostBlocksFor(tokens, cache_->spec());
@@ -166,12 +151,18 @@ void PrefixCache::MakeRoom(int64_t blocks) {
   constexpr int kFutile = 4;
   const CacheManager& cache = *cache_;
   if (blocks > cache.stats().host_blocks.total) return;
-  while (cache.stats().host_blocks.free < blocks && ends_.EvictOldest()) {
-  }
   int futile = 0;
   for (int64_t free = cache.stats().host_blocks.free;
-       free < blocks && futile < kFutile && index_.EvictOldest();) {
-    ++evictions_;
+       free < blocks && futile < kFutile;) {
+    // In turn, since each is as likely to be of use.
+    evicts_end_ = !evicts_end_;
+    if (!evicts_end_ || !ends_.EvictOldest()) {
+      if (index_.EvictOldest()) {
+        ++evictions_;
+      } else if (!ends_.EvictOldest()) {
+        return;
+      }
+    }
     const int64_t now = cache.stats().host_blocks.free;
     futile = now > free ? 0 : futile + 1;
     free = now;

@@ -18,14 +18,14 @@ namespace recurve {
 // The snapshots of prompts that later prompts may begin with, in host memory
 // that they share with preempted sequences (CacheManager).
 //
-// Exactness: a snapshot is used for tokens of the same ids and kinds only
-// (PrefixToken). Their arithmetic is the same, so that a prompt that continues
-// a snapshot has the bits of one that is computed as a whole. The price: a
-// prompt that grows from short to long (kShortPromptTokens) finds nothing of
-// its short form, and computes at most that many tokens again.
+// Exactness: unless Options say otherwise, a snapshot is used for tokens of the
+// same ids and kinds only (PrefixToken). Their arithmetic is the same, so that
+// a prompt that continues a snapshot has the bits of one that is computed as a
+// whole. The price: a prompt that grows from short to long (kShortPromptTokens)
+// finds nothing of its short form, and computes at most that many tokens again.
 //
 // The end of a whole prompt (PromptEnds) costs what is not shared with another
-// snapshot, and goes before any of these.
+// snapshot. Ends and other snapshots make room in turn.
 //
 // Thread safety: none; the engine's step thread owns it.
 class PrefixCache {
@@ -91,10 +91,6 @@ class PrefixCache {
   // none. Valid until the next call.
   const PromptEnds::End* FindEnd(const PrefixDomain& domain,
                                  absl::Span<const PrefixToken> tokens);
-  // As Save, but only other ends make room: for PutEnd.
-  absl::StatusOr<SnapshotPtr> SaveEnd(const SequenceLease& lease,
-                                      const SnapshotPrefix& base,
-                                      int64_t preempted);
   // REQUIRES: enabled(); `end` is of `tokens`.
   void PutEnd(const PrefixDomain& domain, std::vector<PrefixToken> tokens,
               PromptEnds::End end) {
@@ -126,6 +122,7 @@ class PrefixCache {
   PromptEnds ends_;
   uint64_t version_ = 0;
   uint64_t evictions_ = 0;
+  bool evicts_end_ = false;  // last time
 };
 
 }  // namespace recurve

@@ -150,7 +150,7 @@ std::optional<std::pair<SequenceState, SnapshotPrefix>> Sequence::StateAt(
     if (point.tokens != tokens) continue;
     SequenceState state;
     state.imported = imported_;
-    if (point.state.tokens == tokens) state.last_row = point.last_row;
+    if (point.state.tokens == tokens) state.last_row = point.last_row.lock();
     state.tokens.assign(tokens_.begin(), tokens_.begin() + tokens);
     state.kinds.assign(kinds_.begin(), kinds_.begin() + tokens);
     return std::make_pair(std::move(state), point.state);
@@ -185,7 +185,7 @@ void Sequence::RollBack(int64_t tokens) {
   decoder_ = point.decoder;
   carried_text_ = point.carried_text;
   drawn = point.drawn;
-  last_row = point.last_row;
+  last_row = point.last_row.lock();
   lease.reset();
   saved = point.state;
   rolled_back = !saved.empty();

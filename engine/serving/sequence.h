@@ -80,7 +80,11 @@ class Sequence {
   // Whether the active command keeps the point that it reaches, and a command
   // may follow.
   bool command_keeps() const {
-    return active_ && keep_ && !(close_when_done_ && commands_.empty());
+    return active_ && keep_ && !ends_with_command();
+  }
+  // Nothing follows the active command.
+  bool ends_with_command() const {
+    return close_when_done_ && commands_.empty();
   }
   // Keeps the present point for a later Command::rollback_to. `state`: what is
   // computed of it; if it is empty, that is computed again after a rollback.
@@ -211,7 +215,7 @@ class Sequence {
   bool rolled_back = false;
   // A snapshot of its first tokens, whose pages its own next ones share.
   SnapshotPrefix base;
-  // If `base` is of a whole prompt: the one before it, which may be empty.
+  // What `base` was before it was of all tokens; may be empty.
   SnapshotPrefix before;
   // Where the prefix cache wants snapshots: ascending. And what it did so far;
   // `looked_up` is its version at the last look, plus 1; `noted`, whether it
@@ -221,6 +225,8 @@ class Sequence {
   uint64_t looked_up = 0;
   bool noted = false;
   bool cache_use_counted = false;
+  // Its cached tokens are counted before it has memory.
+  bool cached_counted = false;
   bool admitted = false;
   // SequenceView::passed_over and passes.
   bool passed_over = false;
@@ -261,7 +267,7 @@ class Sequence {
     std::optional<StreamDecoder> decoder;
     std::string carried_text;
     std::optional<SampleResult> drawn;
-    LogitsRow last_row;
+    std::weak_ptr<const std::vector<float>> last_row;  // the prefix cache's
   };
   // REQUIRES: a kept point has this number of tokens.
   void RollBack(int64_t tokens);

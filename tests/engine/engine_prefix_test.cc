@@ -155,7 +155,7 @@ TEST_P(EnginePrefixTest, OnlyAnEqualPromptOfTheSameDomainHasAnEnd) {
   EXPECT_LE(cached({prompt.begin(), prompt.end() - 1}, "", 0), Down(553));
 }
 
-TEST_P(EnginePrefixTest, EndsGoBeforeOtherSnapshots) {
+TEST_P(EnginePrefixTest, EndsAndSnapshotsMakeRoom) {
   Start();
   Script script = Script::Generate(Text(600, 1), 2);
   RunAlone(*engine_, script);
@@ -211,6 +211,23 @@ TEST_P(EnginePrefixTest, WithAnyKindWhatWasGeneratedIsReused) {
     known.kinds.resize(known.tokens.size(), TokenKind::kStep);
     text = text + Text(100, 10 + turn);
   }
+}
+
+// A step may be in flight when the stop token is known.
+TEST_P(EnginePrefixTest, WithAnyKindAnAnswerThatStopsIsReused) {
+  Start(0, /*reuse_generated=*/true);
+  const std::vector<int32_t> text = Text(200, 3);
+  Script script = Script::Generate(text, 40);
+  const std::vector<int32_t> all = RunSolo(fake_, script).tokens;
+  script.options.stopping.stop_token_ids = {all[20]};
+  const StreamRecord got = RunAlone(*engine_, script);
+  const auto generated = static_cast<int64_t>(got.tokens.size());
+  ASSERT_LE(generated, 21);
+  const StreamRecord next =
+      RunAlone(*engine_, Script::Generate(text + got.tokens + Text(90, 4), 3));
+  EXPECT_GE(next.results[0].cache.cached_tokens, 200 + generated - 1);
+  EXPECT_TRUE(next.results[0].cache.approximate);
+  EXPECT_TRUE(IsIdle(*engine_));
 }
 
 TEST_P(EnginePrefixTest, TheSecondPromptHitsAtANamedPlace) {

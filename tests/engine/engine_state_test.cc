@@ -2,6 +2,7 @@
 // any mistake in memory: what goes on from a state gives the tokens and logits
 // of the sequence itself.
 
+#include <algorithm>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -183,6 +184,35 @@ TEST_P(EngineStateTest, DrawsAfterAppendedTokens) {
       EXPECT_GT(got.results[0].cache.cached_tokens, prompt - 65);
     }
     drawing.Finish();
+  }
+  ExpectNoStates(*engine_);
+}
+
+// The first token comes from the logits of the state, before there is memory.
+TEST_P(EngineStateTest, DrawsFromLogitsThatWereKept) {
+  for (const int64_t tokens : {kMinEndTokens, int64_t{300}}) {
+    SCOPED_TRACE(tokens);
+    Driven sequence(*engine_);
+    sequence.Run(Append(Prompt(tokens, 1)));
+    const auto state = Take(*engine_, sequence.id());
+    ASSERT_TRUE(state.ok()) << state.status();
+    EXPECT_NE((*state)->last_row, nullptr);
+    EXPECT_EQ((*state)->computed.tokens, tokens);
+    // With logits the row is computed again.
+    const StreamRecord want = sequence.Run(Append({}, 6));
+    sequence.Finish();
+    for (const int64_t generate : {1, 6}) {
+      Driven other(*engine_, *state);
+      Command command = Append({}, generate);
+      command.logits = LogitsMode::kNone;
+      const StreamRecord got = other.Run(std::move(command));
+      EXPECT_TRUE(got.admitted);
+      EXPECT_EQ(got.results[0].cache.cached_tokens, tokens);
+      ASSERT_EQ(got.tokens.size(), static_cast<size_t>(generate));
+      EXPECT_TRUE(std::equal(got.tokens.begin(), got.tokens.end(),
+                             want.tokens.begin()));
+      other.Finish();
+    }
   }
   ExpectNoStates(*engine_);
 }

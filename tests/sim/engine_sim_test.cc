@@ -120,7 +120,8 @@ Script RandomScript(const FakeRunnerOptions& fake, const RequestLimits& limits,
         command.append.assign(common.begin(), common.begin() + 200);
       }
     }
-    command.generate = random.Uniform(command.append.empty() ? 1 : 0, 60);
+    command.generate = random.Uniform(1, 60);
+    if (!command.append.empty() && random.Chance(0.15)) command.generate = 0;
     const int64_t mode = random.Uniform(0, 19);
     if (mode == 0 && (!whole || static_cast<int64_t>(command.append.size()) <=
                                     limits.max_prompt_logits)) {
