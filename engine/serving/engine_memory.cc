@@ -162,7 +162,7 @@ bool Engine::Adopt(Sequence& sequence, PrefixCache::Found& found) {
 }
 
 absl::Status Engine::TakeCommandEnd(Sequence& sequence) {
-  // Of a sequence that has met a stop condition, a step may be in flight.
+  // A step may be in flight, if the sequence has met a stop condition.
   const int64_t computed = sequence.launched_computed();
   const int64_t more = computed - sequence.base.tokens;
   if (!prefix_cache_.finds_generated() || sequence.imported() ||
