@@ -73,8 +73,7 @@ TEST(PrefixCacheTest, ASecondSightingGivesTheSameAndSaysSo) {
 
   const Generation second = OverGrpc(server, request);
   ExpectSame(second, want);
-  EXPECT_EQ(second.end.usage().cache().cached_tokens(),
-            usage.prompt_tokens());
+  EXPECT_EQ(second.end.usage().cache().cached_tokens(), usage.prompt_tokens());
   EXPECT_EQ(second.end.usage().cache().miss(), v1::CACHE_MISS_NONE);
   EXPECT_EQ(second.end.usage().prompt_tokens(), usage.prompt_tokens());
 
