@@ -7,8 +7,9 @@ Prints one line a figure:
 
 - the time of each `recurve-client state` command on a state of --tokens tokens,
   less that of `recurve-client health`, which is the start of the process;
-- the server's time to the first token of a cold prompt, of an equal prompt, and
-  from the state; and whether all have the same tokens;
+- the server's time to the first token of a cold prompt, of an equal prompt, of
+  one that differs in its last tokens, and from the state; and whether all that
+  are equal have the same tokens;
 - how long running streams wait while states are taken: the steps that eight
   streams lose in the 30 ms around it, next to what they lose without.
 
@@ -47,15 +48,21 @@ class Cli:
         print(f"{what}: {(seconds - self.start) * 1e3:.1f} ms")
 
 
-def first_tokens(cli: Cli, prompt: str, cold: str) -> None:
+def first_tokens(cli: Cli, ids: list[int], other: list[int]) -> None:
+    def text(tokens: list[int]) -> str:
+        return ",".join(map(str, tokens))
+
     def generate(*args: str) -> tuple[float, list[int]]:
         output = cli.run("generate", "--max-new-tokens", "24", "--ignore-eos", "--json", *args)[1]
         result = json.loads(output)
         return result["timings"]["time_to_first_token_seconds"] * 1e3, result["token_ids"]
 
-    print(f"first token, cold: {generate('--prompt-ids', cold)[0]:.2f} ms")
-    equal, tokens = generate("--prompt-ids", prompt)
+    print(f"first token, cold: {generate('--prompt-ids', text(other))[0]:.2f} ms")
+    equal, tokens = generate("--prompt-ids", text(ids))
     print(f"first token, equal prompt: {equal:.2f} ms")
+    tails = [other[i : i + 20] for i in (0, 20, 40)]
+    parted = [generate("--prompt-ids", text(ids[:-20] + tail))[0] for tail in tails]
+    print(f"first token, another end: {statistics.median(parted):.2f} ms")
     runs = [generate("--from-state", name) for name in ("made", "moved") * 2]
     print(f"first token, from the state: {statistics.median(ms for ms, _ in runs):.2f} ms")
     print("same tokens:", all(of == tokens for _, of in runs))
@@ -108,8 +115,9 @@ def delays(client: recurve.Client, ids: list[int]) -> None:
     steps = sum(count for _, count in during)
     expected = sum(of for of, _ in usual) / sum(count for _, count in usual) * steps
     milliseconds = statistics.median(end - begin for begin, end, _ in marks) * 1e3
+    more = sum(of for of, _ in during) - expected
     print(f"a state of {marks[0][2]} bytes is taken in {milliseconds:.2f} ms; in {steps} steps of")
-    print(f"{step * 1e3:.2f} ms around it {sum(of for of, _ in during) - expected:.1f} more are lost")
+    print(f"{step * 1e3:.2f} ms around six of them {more:.1f} more are lost than usual")
 
 
 def main() -> None:
@@ -122,18 +130,17 @@ def main() -> None:
     args = parser.parse_args()
     source = random.Random(5)
     ids = [source.randrange(100, args.vocab) for _ in range(2 * args.tokens)]
-    prompt, cold = (
-        ",".join(map(str, part)) for part in (ids[: args.tokens], ids[args.tokens :])
-    )
+    prompt, other = ids[: args.tokens], ids[args.tokens :]
     cli = Cli(args.client, args.server)
-    cli.report("make", "state", "make", "--prompt-ids", prompt, "--name", "made")
+    joined = ",".join(map(str, prompt))
+    cli.report("make", "state", "make", "--prompt-ids", joined, "--name", "made")
     cli.report("fork, 16", "state", "fork", "made", "--count", "16")
     cli.report("export", "state", "export", "made", "--output", args.file)
     cli.report("import", "state", "import", args.file, "--name", "moved")
     cli.report("pin", "state", "pin", "moved")
-    first_tokens(cli, prompt, cold)
+    first_tokens(cli, prompt, other)
     with recurve.Client(args.server) as client:
-        delays(client, ids[: args.tokens])
+        delays(client, prompt)
 
 
 if __name__ == "__main__":

@@ -279,9 +279,13 @@ class Engine {
   // Has a waiting sequence that has computed nothing continue from what the
   // prefix cache has of it.
   void LookUp(Sequence& sequence);
-  // Takes a snapshot of the sequence, whose state is at `position` once the
-  // steps that were launched are done, if it is wanted there.
+  // TakeBase, if a snapshot is wanted there.
   absl::Status TakeSnapshot(Sequence& sequence, int64_t position);
+  // Takes a snapshot of the sequence, whose state is at `position` once the
+  // steps that were launched are done: its new base. `found`: later prompts
+  // find it. False, without effect, if there is no room.
+  absl::StatusOr<bool> TakeBase(Sequence& sequence, int64_t position,
+                                bool found);
   // With PrefixCache::approximate: whether the sequence may continue from this.
   // Its tokens are then of the kinds that were computed.
   bool Adopt(Sequence& sequence, PrefixCache::Found& found);

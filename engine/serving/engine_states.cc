@@ -142,14 +142,11 @@ absl::StatusOr<SequenceStatePtr> Engine::StateOfEnd(Sequence& sequence) {
   } else if (!sequence.lease) {
     state.computed = sequence.saved;
   } else {
-    RECURVE_ASSIGN_OR_RETURN(
-        SnapshotPtr snapshot,
-        prefix_cache_.Save(*sequence.lease, base, saved_blocks_));
-    if (snapshot != nullptr) {
-      ++counters_.snapshots_total;
-      if (computed == tokens && base.tokens < tokens) state.before = base;
-      state.computed = {std::move(snapshot), computed};
-      sequence.before = std::exchange(sequence.base, state.computed);
+    RECURVE_ASSIGN_OR_RETURN(const bool taken,
+                             TakeBase(sequence, computed, /*found=*/false));
+    if (taken) {
+      state.computed = sequence.base;
+      if (computed == tokens) state.before = sequence.before;
     } else if (!base.empty() && computed == tokens && base.tokens >= near) {
       state.computed = base;
     } else {

@@ -35,13 +35,12 @@ PrefixCache::PrefixCache(const Options& options, CacheManager* cache)
       index_(kMaxNotedTokens),
       ends_(kMaxEndBytes) {}
 
-std::vector<PrefixToken> PrefixCache::Comparable(
-    absl::Span<const PrefixToken> tokens) const {
-  std::vector<PrefixToken> compared(tokens.begin(), tokens.end());
-  if (finds_generated()) {
-    for (PrefixToken& token : compared) token.kind = TokenKind::kPrompt;
-  }
-  return compared;
+absl::Span<const PrefixToken> PrefixCache::Comparable(
+    absl::Span<const PrefixToken> tokens) {
+  if (!finds_generated()) return tokens;
+  compared_.assign(tokens.begin(), tokens.end());
+  for (PrefixToken& token : compared_) token.kind = TokenKind::kPrompt;
+  return compared_;
 }
 
 PrefixMatch PrefixCache::Match(const PrefixDomain& domain,
@@ -156,17 +155,18 @@ void PrefixCache::MakeRoom(int64_t blocks) {
        free < blocks && futile < kFutile;) {
     // In turn, since each is as likely to be of use.
     evicts_end_ = !evicts_end_;
-    if (!evicts_end_ || !ends_.EvictOldest()) {
-      if (index_.EvictOldest()) {
-        ++evictions_;
-      } else if (!ends_.EvictOldest()) {
-        return;
-      }
-    }
+    if (!Evict(evicts_end_) && !Evict(!evicts_end_)) return;
     const int64_t now = cache.stats().host_blocks.free;
     futile = now > free ? 0 : futile + 1;
     free = now;
   }
+}
+
+bool PrefixCache::Evict(bool end) {
+  if (end) return ends_.EvictOldest();
+  if (!index_.EvictOldest()) return false;
+  ++evictions_;
+  return true;
 }
 
 void PrefixCache::Clear() {

@@ -109,17 +109,21 @@ class PrefixCache {
   uint64_t evictions() const { return evictions_; }
 
  private:
-  // As the index compares them.
-  std::vector<PrefixToken> Comparable(
-      absl::Span<const PrefixToken> tokens) const;
+  // As the index compares them. Valid until the next call.
+  absl::Span<const PrefixToken> Comparable(
+      absl::Span<const PrefixToken> tokens);
   // REQUIRES: the tokens are comparable, and not none.
   PrefixMatch Match(const PrefixDomain& domain,
                     absl::Span<const PrefixToken> tokens);
+
+  // Removes the oldest end, or other snapshot. False if there is none.
+  bool Evict(bool end);
 
   const Options options_;
   CacheManager* const cache_;
   PrefixIndex index_;
   PromptEnds ends_;
+  std::vector<PrefixToken> compared_;
   uint64_t version_ = 0;
   uint64_t evictions_ = 0;
   bool evicts_end_ = false;  // last time
