@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "kernels/rows/rows_cuda.h"
 
 namespace recurve {
 namespace {
@@ -34,9 +35,10 @@ absl::Status CudaLogits::Allocate(int64_t min_rows, int64_t max_rows,
       logits_, CudaMemory::Allocate(
                    kDevice, capacity_ * Stride(vocab) * kFloatBytes, kWhat));
   RECURVE_ASSIGN_OR_RETURN(
-      kept_, CudaMemory::Allocate(CudaMemory::Kind::kHost,
-                                  2 * kMaxKeptRows * vocab * kFloatBytes,
-                                  "logits of prompts"));
+      kept_,
+      CudaMemory::Allocate(CudaMemory::Kind::kHost,
+                           2 * kMaxKeptRows * Stride(vocab) * kFloatBytes,
+                           "logits of prompts"));
   return absl::OkStatus();
 }
 
@@ -57,10 +59,11 @@ absl::Status CudaLogits::ReserveHost(int64_t rows, int64_t vocab) {
 
 absl::Status CudaLogits::Keep(int64_t device_row, int64_t step, int64_t index,
                               int64_t vocab, cudaStream_t stream) const {
+  // Not by a copy engine, where it might wait behind a snapshot.
   return CudaStatus(
-      cudaMemcpyAsync(KeptRow(step, index, vocab),
-                      data() + device_row * Stride(vocab), vocab * kFloatBytes,
-                      cudaMemcpyDeviceToHost, stream),
+      LaunchCopy({data() + device_row * Stride(vocab),
+                  KeptRow(step, index, vocab), Stride(vocab) * kFloatBytes},
+                 stream),
       "copying logits of a prompt");
 }
 

@@ -59,14 +59,15 @@ class CudaLogits {
 
  private:
   float* KeptRow(int64_t step, int64_t index, int64_t vocab) const {
-    return kept_.as<float>() + (step % 2 * kMaxKeptRows + index) * vocab;
+    return kept_.as<float>() +
+           (step % 2 * kMaxKeptRows + index) * Stride(vocab);
   }
 
   int64_t capacity_ = 0;
   CudaMemory inputs_;
   CudaMemory logits_;
   CudaMemory host_;  // grows
-  CudaMemory kept_;  // [2, kMaxKeptRows, vocab], on the host
+  CudaMemory kept_;  // [2, kMaxKeptRows, Stride(vocab)], on the host
 };
 
 }  // namespace recurve

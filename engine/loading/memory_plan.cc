@@ -82,12 +82,13 @@ struct GpuNeeds {
   int64_t weights = 0;
   int64_t cache = 0;
   int64_t state = 0;
+  int64_t saved = 0;  // slots on their way to the host
   int64_t attention = 0;
   int64_t sampling = 0;
   int64_t activations = 0;
 
   int64_t all() const {
-    return weights + cache + state + attention + sampling + activations;
+    return weights + cache + state + saved + attention + sampling + activations;
   }
 };
 
@@ -111,6 +112,9 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Program& program, const Plan& plan,
   needs.attention = workspaces.attention;
   needs.sampling = workspaces.sampling;
   needs.activations = workspaces.activations;
+  needs.saved =
+      CudaSwap::NumStagedSlots(static_cast<int32_t>(capacity.num_slots)) *
+      capacity.state_bytes_per_sequence;
 #else
   (void)program;
   (void)engine;
@@ -206,8 +210,8 @@ absl::Status CheckGpuMemory(const Program& program, const Plan& plan,
       placement.free_bytes, " free: ", needs.weights, " for weights, ",
       needs.cache, " for ", capacity.num_pages, " pages of the factor cache, ",
       needs.state, " for the state of ", capacity.num_slots, " sequences, ",
-      needs.attention, " for attention, ", needs.sampling, " for sampling and ",
-      needs.activations,
+      needs.saved, " for copies of it, ", needs.attention, " for attention, ",
+      needs.sampling, " for sampling and ", needs.activations,
       " for activations (lower --kv-pool-bytes or --kv-pages, --max-num-seqs, "
       "--max-model-len or --max-num-batched-tokens)"));
 }

@@ -1,8 +1,8 @@
-// Row copies of float32: gather, scatter and fill rows, copy bytes. Gather and
+// Rows of float32: gather, scatter, fill and add rows, copy bytes. Gather and
 // scatter keep four loads a thread in flight.
 // Shapes: x [T, C] float32; y [T, C'] with elements of e bytes.
 // Floor in bytes: gather T · (4 C + e C'), scatter T · C · (4 + e), fill
-// 4 C · (T + 1), copy twice its bytes.
+// 4 C · (T + 1), add 12 C · T, copy twice its bytes.
 #include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/weight_math.cuh"
@@ -72,8 +72,15 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) y[c] = p.values[c];
 }
 
+__global__ void __launch_bounds__(kThreads)
+    add_kernel(const __grid_constant__ CudaAddRowsParams p) {
+  const float* const x = p.x + blockIdx.x * p.x_stride;
+  float* const y = p.y + blockIdx.x * p.y_stride;
+  for (int64_t c = threadIdx.x; c < p.cols; c += kThreads) y[c] += x[c];
+}
+
 // Grid: as many blocks as the bytes need, up to kCopyBlocks.
-constexpr int kCopyBlocks = 264;
+constexpr int kCopyBlocks = 1056;  // eight for each SM of an H100 or H200
 
 __global__ void __launch_bounds__(kThreads)
     copy_kernel(const __grid_constant__ CudaCopyParams p) {
@@ -158,6 +165,13 @@ cudaError_t LaunchCopy(const CudaCopyParams& p, cudaStream_t stream) {
   copy_kernel<<<static_cast<unsigned>(blocks < kCopyBlocks ? blocks
                                                            : kCopyBlocks),
                 kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchAddRows(const CudaAddRowsParams& p, cudaStream_t stream) {
+  if (!Valid(p.rows, p.cols)) return cudaErrorInvalidValue;
+  if (p.rows == 0) return cudaSuccess;
+  add_kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 

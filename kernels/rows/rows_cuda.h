@@ -45,8 +45,9 @@ struct CudaScatterRowsParams {
 cudaError_t LaunchScatterRows(const CudaScatterRowsParams& params,
                               cudaStream_t stream);
 
-// Copies few bytes: 3 us for a megabyte (the copy engines take longer to
-// start). The next kernel in the stream starts after it has ended.
+// Copies bytes: 3 us for a megabyte (the copy engines take longer to start),
+// and large copies at the memory's rate. `to` may be page-locked memory of the
+// host. The next kernel in the stream starts after it has ended.
 struct CudaCopyParams {
   const void* from;  // 16-byte aligned, like `to`; they do not overlap
   void* to;
@@ -54,6 +55,17 @@ struct CudaCopyParams {
 };
 inline constexpr int64_t kCopyMultiple = 16;
 cudaError_t LaunchCopy(const CudaCopyParams& params, cudaStream_t stream);
+
+// y += x.
+struct CudaAddRowsParams {
+  const float* x;  // [rows, cols]
+  int64_t x_stride;
+  float* y;  // must not overlap x
+  int64_t y_stride;
+  int64_t rows;
+  int64_t cols;
+};
+cudaError_t LaunchAddRows(const CudaAddRowsParams& params, cudaStream_t stream);
 
 // Every row of y = values.
 struct CudaFillRowsParams {

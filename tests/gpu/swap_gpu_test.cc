@@ -136,6 +136,29 @@ TEST_F(SwapGpuTest, StepsAndCopiesWaitForEachOther) {
   }
 }
 
+// More saves than the device has memory for, each behind another step.
+TEST_F(SwapGpuTest, EverySavedSlotIsWhatTheStepBeforeLeft) {
+  constexpr int32_t kSaves = 40;
+  static_assert(kSaves > 2 * CudaSwap::NumStagedSlots(kSpec.num_slots));
+  const auto blocks = [](int32_t save) {
+    return std::vector<int32_t>{3 * save + 3, 3 * save + 1, 3 * save + 2};
+  };
+  FillSlot(1, 100);
+  for (int32_t save = 0; save < kSaves; ++save) {
+    ASSERT_TRUE(swap_->Save({1, {}, blocks(save)}).ok());
+    if (save % 8 == 0) Work();
+    FillSlot(1, 101 + save);
+  }
+  for (int32_t save = 0; save < kSaves; ++save) {
+    ASSERT_TRUE(swap_->Restore({2, {}, blocks(save)}).ok());
+    // The next one is saved again from where this one is restored.
+    ASSERT_TRUE(swap_->Save({2, {}, blocks(save)}).ok());
+    ASSERT_TRUE(swap_->Restore({3, {}, blocks(save)}).ok());
+    ASSERT_TRUE(swap_->AwaitSlot(3).ok());
+    EXPECT_TRUE(SlotHolds(3, 100 + save)) << save;
+  }
+}
+
 // What is put on the steps' stream after a copy does not hold it up.
 TEST_F(SwapGpuTest, CopiesRunBesideSteps) {
   std::vector<int32_t> pages, blocks;
