@@ -81,7 +81,7 @@ absl::Status Engine::TakeCommandEnd(Sequence& sequence) {
       !sequence.lease || computed > sequence.num_tokens() ||
       computed < kMinSnapshotTokens || more == 0 ||
       // Not each of many short commands.
-      (!sequence.ends_with_command() && more < kMinEndTokens)) {
+      (!sequence.ends_with_command() && more < options_.min_end_tokens)) {
     return absl::OkStatus();
   }
   return TakeBase(sequence, computed, /*found=*/true).status();
@@ -117,8 +117,8 @@ absl::Status Engine::TakeSnapshot(Sequence& sequence, int64_t position) {
 void Engine::FindEnd(Sequence& sequence) {
   if (!prefix_cache_.enabled() || sequence.imported() || sequence.lease ||
       !sequence.saved.empty() || sequence.num_computed() > 0 ||
-      sequence.num_tokens() < kMinEndTokens || sequence.wants_logits() ||
-      sequence.command_work().generate == 0 ||
+      sequence.num_tokens() < options_.min_end_tokens ||
+      sequence.wants_logits() || sequence.command_work().generate == 0 ||
       // A step takes the snapshots that it names.
       (cache_spec_.slot_bytes > 0 && !sequence.options().snapshot_at.empty())) {
     return;
@@ -139,12 +139,16 @@ void Engine::FindEnd(Sequence& sequence) {
 }
 
 bool Engine::KeepsRow(const Sequence& sequence, int64_t end) const {
+  const int64_t least = sequence.command_work().generate == 0
+                            ? kMinAppendedEndTokens
+                            : options_.min_end_tokens;
   return prefix_cache_.enabled() && end == sequence.num_tokens() &&
-         end >= kMinEndTokens && sequence.kind(end - 1) != TokenKind::kStep;
+         end >= least && sequence.kind(end - 1) != TokenKind::kStep;
 }
 
 absl::Status Engine::TakeEnd(Sequence& sequence, int64_t position) {
-  if (sequence.imported() || sequence.base.tokens == position) {
+  if (sequence.imported() || sequence.base.tokens == position ||
+      position < options_.min_end_tokens) {
     return absl::OkStatus();
   }
   return TakeBase(sequence, position, /*found=*/false).status();
@@ -154,7 +158,10 @@ void Engine::KeepRow(Sequence& sequence, absl::Span<const float> row) {
   const int64_t tokens = sequence.num_tokens();
   sequence.last_row =
       std::make_shared<const std::vector<float>>(row.begin(), row.end());
-  if (sequence.imported() || sequence.base.tokens != tokens) return;
+  if (sequence.imported() || sequence.base.tokens != tokens ||
+      tokens < options_.min_end_tokens) {
+    return;
+  }
   prefix_cache_.PutEnd(DomainOf(sequence), sequence.PrefixTokens(tokens),
                        {sequence.base.snapshot, sequence.last_row});
 }

@@ -31,6 +31,9 @@ struct EngineOptions {
   // These may be of tokens that were computed otherwise than as part of a
   // prompt, for example generated.
   bool reuse_generated = false;
+  // A shorter prompt keeps no end (PromptEnds): to compute it again costs less
+  // than to save the ends of all prompts.
+  int64_t min_end_tokens = 512;
   // Host memory that these leave to preempted sequences.
   int64_t preemption_bytes = 0;
   // Host memory, of the snapshots', that states with names may take. 0, which

@@ -14,8 +14,9 @@
 
 namespace recurve {
 
-// A shorter prompt has no end: it is computed again as fast.
-inline constexpr int64_t kMinEndTokens = 128;
+// At least this many tokens have their logits kept after a command that only
+// appends: a draw is likely.
+inline constexpr int64_t kMinAppendedEndTokens = 128;
 
 // What is known of whole prompts: the state after the last token, and the
 // logits that the next token is drawn from. An equal prompt computes nothing.

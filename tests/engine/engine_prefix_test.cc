@@ -100,7 +100,8 @@ TEST_P(EnginePrefixTest, ASecondSightingHits) {
 TEST_P(EnginePrefixTest, AnEqualPromptComputesNothing) {
   Start();
   for (const int64_t tokens :
-       {kMinEndTokens - 1, kMinEndTokens, int64_t{900}, int64_t{960}}) {
+       {engine_->options().min_end_tokens - 1,
+        engine_->options().min_end_tokens, int64_t{900}, int64_t{960}}) {
     SCOPED_TRACE(tokens);
     const std::vector<int32_t> prompt = Text(tokens, 100 + tokens);
     Script script = Script::Generate(prompt, 20);
@@ -121,7 +122,7 @@ TEST_P(EnginePrefixTest, AnEqualPromptComputesNothing) {
         EXPECT_EQ(got.tokens, want.tokens);
         EXPECT_EQ(got.logprobs, want.logprobs);
         const CacheUse& use = got.results[0].cache;
-        if (computed > 0 && tokens >= kMinEndTokens) {
+        if (computed > 0 && tokens >= engine_->options().min_end_tokens) {
           EXPECT_EQ(use.cached_tokens, tokens);
           EXPECT_EQ(use.miss, CacheMiss::kNone);
         } else {

@@ -190,7 +190,8 @@ TEST_P(EngineStateTest, DrawsAfterAppendedTokens) {
 
 // The first token comes from the logits of the state, before there is memory.
 TEST_P(EngineStateTest, DrawsFromLogitsThatWereKept) {
-  for (const int64_t tokens : {kMinEndTokens, int64_t{300}}) {
+  for (const int64_t tokens :
+       {kMinAppendedEndTokens, int64_t{300}, int64_t{512}}) {
     SCOPED_TRACE(tokens);
     Driven sequence(*engine_);
     sequence.Run(Append(Prompt(tokens, 1)));

@@ -34,6 +34,7 @@ std::unique_ptr<Engine> Load(const GoldenCase& c, int64_t prefix_cache_bytes) {
   options.max_num_seqs = 4;
   options.max_num_batched_tokens = 1024;
   options.poison_released = true;
+  options.min_end_tokens = 128;
   auto loaded = LoadModel(model, &options);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   if (!loaded.ok()) return nullptr;

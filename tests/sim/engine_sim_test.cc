@@ -57,6 +57,7 @@ EngineOptions RandomOptions(const FakeRunnerOptions& fake, TestRandom& random) {
   if (random.Chance(0.5)) options.max_decode_slowdown = 2;
   options.prefix_cache = random.Chance(0.6);
   options.state_bytes = 1 << 20;
+  options.min_end_tokens = 128;
   // A block has 512 bytes.
   options.preemption_bytes = 512 * random.Uniform(0, 20);
   return options;
