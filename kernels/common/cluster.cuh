@@ -53,6 +53,18 @@ __device__ __forceinline__ void Meet() {
   Arrive();
   Wait();
 }
+// The two halves of ClusterBarrier, for work in between that needs no order.
+// Global stores before Publish are waited for: issue them after it.
+__device__ __forceinline__ void Publish() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void AwaitPublished() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
 // Address in block `rank` of the cluster of this block's shared `address`.
 __device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
   uint32_t mapped = 0;
@@ -62,6 +74,12 @@ __device__ __forceinline__ uint32_t InBlock(uint32_t address, int rank) {
       : "r"(address), "r"(rank));
 #endif
   return mapped;
+}
+// A float to another block, whose address InBlock gave; Publish orders it.
+__device__ __forceinline__ void StoreOne(uint32_t to, float x) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+#endif
 }
 // Two floats to another block, counted on a barrier there.
 __device__ __forceinline__ void SendTwo(uint32_t to, uint32_t barrier, float a,
